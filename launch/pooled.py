@@ -31,8 +31,9 @@ def pool(table: Table, root: Path, limit: int | None = None) -> dict[str, Any]:
 
     Returns:
         Name -> table: the rows of each group, with `_training`; their differences from each baseline, `EVERY` being the
-        mean of the groups that have both; those of the first row from the same of the group `table.beside`; and runs
-        that aren't finished with every seed, whose groups are left out.
+        mean of the groups that have both; the first row of each group, by set, with `_training`, and its differences
+        from the same of the group `table.beside`; and runs that aren't finished with every seed, whose groups are left
+        out.
     """
     groups, lacking = _finished_groups(table, root.resolve(), limit)
     values = {group: _values(table, runs) for group, runs in groups.items()}
@@ -63,18 +64,31 @@ def pool(table: Table, root: Path, limit: int | None = None) -> dict[str, Any]:
             sets = list(next(iter(each.values())))
             tables[f"groups, minus {called(b)}, {called(metric)} by set"] = made(["", *map(called, sets)], each, sets)
     if table.beside in values:
-        first = table.rows[0]
-        base = values[table.beside][first]
-        others = {called(group): (rows[first], base) for group, rows in values.items() if group != table.beside}
-        lines = {line: _difference([pair], metrics) for line, pair in others.items()}
-        tables[f"{called(first)}, minus {called(table.beside)}"] = made(columns, lines, metrics)
-        for metric in table.by_set:
-            lines = {line: _by_set(a, b, metrics, metric) for line, (a, b) in others.items()}
-            sets = list(base[0])
-            named = f"{called(first)}, minus {called(table.beside)}, {called(metric)} by set"
-            tables[named] = made(["", *map(called, sets)], lines, sets)
+        tables |= _beside(table, groups, values)
     if lacking:
         tables["left out"] = {"columns": ["", "seeds"], "rows": lacking}
+    return tables
+
+
+def _beside(table: Table, groups: dict[str, list[list[Job]]], values: dict[str, dict[str, Seeds]]) -> dict[str, Any]:
+    """The first row of each group: what it is in each set of the first metric, with `_training`, and its differences."""
+    first, metrics = table.rows[0], table.metrics
+    title, base = called(first), values[table.beside][first]
+    minus, sets = f"{title}, minus {called(table.beside)}", list(base[0])
+    others = {called(group): (rows[first], base) for group, rows in values.items() if group != table.beside}
+    lines = {line: _difference([pair], metrics) for line, pair in others.items()}
+    tables = {minus: made(["", *map(called, metrics)], lines, metrics)}
+    for metric in table.by_set:
+        lines = {line: _by_set(a, b, metrics, metric) for line, (a, b) in others.items()}
+        tables[f"{minus}, {called(metric)} by set"] = made(["", *map(called, sets)], lines, sets)
+    for metric in table.by_set[:1]:
+        lines = {
+            called(group): {name: _means(_only(rows[first], name), metrics)[metric] for name in sets}
+            | _training(groups[group], first)
+            for group, rows in values.items()
+        }
+        columns = [*sets, _SECONDS, _LEARNED]
+        tables[title] = made(["", *map(called, columns)], lines, columns)
     return tables
 
 
@@ -115,12 +129,13 @@ def _values(table: Table, runs: list[list[Job]]) -> dict[str, Seeds]:
 
 def _training(runs: list[list[Job]], row: str) -> Figures:
     """Seconds of training the row's checkpoint from what it starts from, without compilation; and the share of training
-    rows that were all right in its last steps, where that was logged."""
+    rows that were right in its last steps, where that was logged, of CoLaR's sort after the true thought."""
     curves = [[training_curves(read_metrics(Workdir(job.workdir).metrics)[0])[row] for job in run] for run in runs]
     found = {_SECONDS: _with_error(np.mean([[seed["elapsed"][1][-1] for seed in run] for run in curves], axis=0))}
-    if all("accuracy" in seed for run in curves for seed in run):
-        last = np.mean([[seed["accuracy"][1][-1] for seed in run] for run in curves], axis=0)
-        found[_LEARNED] = _with_error(100 * last)
+    for right in ("accuracy", "answered"):  # CoLaR's words have the first, its thoughts after them the second
+        if all(right in seed for run in curves for seed in run):
+            last = np.mean([[seed[right][1][-1] for seed in run] for run in curves], axis=0)
+            found[_LEARNED] = _with_error(100 * last)
     return found
 
 
