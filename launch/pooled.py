@@ -71,7 +71,7 @@ def pool(table: Table, root: Path, limit: int | None = None) -> dict[str, Any]:
 
 
 def _beside(table: Table, groups: dict[str, list[list[Job]]], values: dict[str, dict[str, Seeds]]) -> dict[str, Any]:
-    """The first row of each group: what it is in each set of the first metric, with `_training`, and its differences."""
+    """The first row of each group: its first metric in each set, with `_training`, and its differences."""
     first, metrics = table.rows[0], table.metrics
     title, base = called(first), values[table.beside][first]
     minus, sets = f"{title}, minus {called(table.beside)}", list(base[0])
