@@ -128,6 +128,8 @@ def load_solver(checkpoint: str, **asked: Any) -> Solver:
     Raises:
         UserError: no such checkpoint, or a setting that it can't be used with.
     """
+    if unknown := [name for name in asked if name not in KEYS]:
+        raise UserError(f"{unknown[0]}: is no argument; give some of {', '.join(KEYS)}")
     try:
         options = LoadOptions(**asked)
     except FieldError as error:

@@ -209,6 +209,7 @@ def test_questions_longer_than_the_run_s_are_evaluated(reasoner, caplog):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
+        ({"treshold": 0.5}, "^treshold: is no argument; give some of threshold, latents, "),
         ({"threshold": 5}, "^threshold: 5 is not valid"),
         ({"threshold": 0.5, "latents": 2}, "^threshold: has no use beside latents; give"),
         (
