@@ -190,7 +190,9 @@ def predicted_page(model: str, tiny: bool) -> str:
     few = {"tokenizer": "synthetic:199", "model.n_layer": 1, "rl.batch_size": 4 * count, "prompt_slots": (16,)}
     size = f"one layer of {TITLES[model]}" if tiny else f"{TITLES[model]} at the paper's batch"
     lines = [f"SLPO's step of {size} on {count} of {jax.devices()[0].device_kind}:", ""]
-    lines += markdown_table(("", "predicted", "measured"), predicted_and_measured(model, few if tiny else {}))
+    rows, heaviest = predicted_and_measured(model, few if tiny else {})
+    lines += markdown_table(("", "predicted", "measured"), rows)
+    lines += ["", *markdown_table(("op", "ms", "times", "source"), heaviest)]
     return "\n".join(["# Predicted and measured", "", *lines])
 
 

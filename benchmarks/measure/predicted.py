@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from benchmarks.measure.profile import profile
 from benchmarks.measure.programs import Program, programs
 from benchmarks.measure.targets import Target
 from benchmarks.memory import Point, compiled, setup_of
@@ -17,6 +18,7 @@ from slpo_jax.run.experiment import Setup
 from slpo_jax.stages import RL
 
 STEPS = 4  # the first of which is not timed
+HEAVIEST = 20  # ops that are told
 
 
 def here() -> Target:
@@ -25,9 +27,13 @@ def here() -> Target:
     return Target("here", jax.default_backend(), devices, int((devices[0].memory_stats() or {}).get("bytes_limit", 0)))
 
 
-def predicted_and_measured(model: str, changes: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """(what, predicted, measured) of the rl step of a model of `memory.MODELS`, of one program.
+def predicted_and_measured(
+    model: str, changes: Mapping[str, Any]
+) -> tuple[list[tuple[str, str, str]], list[tuple[str, str, str, str]]]:
+    """The rl step of a model of `memory.MODELS`, of one program.
 
+    Returns:
+        (what, predicted, measured), and of the `HEAVIEST` ops (op, milliseconds a step, times, source).
     Raises:
         UserError: it doesn't compile, or does not fit; the message has the prediction.
     """
@@ -40,19 +46,20 @@ def predicted_and_measured(model: str, changes: Mapping[str, Any]) -> list[tuple
     if numbers["fits"] is False:
         needed, there = numbers["total"] / 1e9, where.memory / 1e9
         raise UserError(f"{model}: the step needs {needed:.1f} GB of {there:.1f}; take rl.micro_batches")
-    seconds, peak = _run(step, setup, program)
+    seconds, peak, heaviest = _run(step, setup, program)
     flops, moved = numbers["flops"] / 1e12, numbers["bytes"] / 1e9
-    return [
+    rows = [
         ("memory of a device (GB)", f"{numbers['total'] / 1e9:.2f}", f"{peak / 1e9:.2f}" if peak else "not told"),
         ("compiling (s)", "", f"{numbers['compile_seconds']:.1f}"),
         ("a step (s)", "", f"{seconds:.3f}"),
         ("products of a device", f"{flops:.3f} TFLOP", f"{flops / seconds:.2f} TFLOP/s"),
         ("moved by a device's kernels, at most", f"{moved:.1f} GB", f"{moved / seconds:.0f} GB/s"),
     ]
+    return rows, [(op, f"{1e3 * spent:.1f}", f"{times:g}", name) for op, (spent, times, name) in heaviest]
 
 
-def _run(step: Any, setup: Setup, program: Program) -> tuple[float, int]:
-    """The median seconds of a step from random weights on prompts of one token, and a device's peak of memory."""
+def _run(step: Any, setup: Setup, program: Program) -> tuple[float, int, list[Any]]:
+    """The median seconds of a step from random weights on prompts of one token, a device's peak of memory, the ops."""
     state, batch = jax.tree.map(_filled, program.arguments)
     state = dataclasses.replace(state, params=setup.initial_params())
     taken = []
@@ -61,7 +68,8 @@ def _run(step: Any, setup: Setup, program: Program) -> tuple[float, int]:
         state, metrics = step(state, batch)
         jax.block_until_ready((state, metrics))
         taken.append(time.perf_counter() - begin)
-    return statistics.median(taken[1:]), (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use", 0)
+    peak = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use", 0)
+    return statistics.median(taken[1:]), peak, list(profile(step, [(state, batch)]).items())[:HEAVIEST]
 
 
 def _filled(x: jax.ShapeDtypeStruct) -> jax.Array:
