@@ -190,6 +190,13 @@ METRICS = {
         _of_subsets("pass", pass_at_k_unbiased),
         sampled=True,
     ),
+    r"all@(\d+)": Metric(
+        "all {0}",
+        """Share of problems that {0} rollouts with noise all get right (pass^k of tau-bench): the mean of
+        C(c, {0}) / C(n, {0}), of all n rollouts of a problem c right.""",
+        _of_subsets("all", lambda right, n, k: 1.0 - pass_at_k_unbiased(n - right, n, k), least=2),
+        sampled=True,
+    ),
     r"maj@(\d+)": Metric(
         "maj@{0}",
         """Share of problems whose commonest answer among {0} rollouts with noise is right; equal ones (1/2, 0.5)
