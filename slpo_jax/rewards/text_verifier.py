@@ -1,15 +1,20 @@
 """Answers that are texts, on the device: `slpo_jax.rewards.texts` as a pure function of arrays, for use inside jit.
 
+`ON_DEVICE` has these and `verifier`'s by style.
+
 Shape suffixes as in `slpo_jax.rewards.verifier`.
 """
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from slpo_jax.rewards.answers import AnswerStyle
 from slpo_jax.rewards.texts import MARKS, written
-from slpo_jax.rewards.verifier import ByteTable, padded_table
+from slpo_jax.rewards.verifier import ByteTable, byte_table, padded_table, verify
 
 
 def text_table(token_bytes: Sequence[bytes]) -> ByteTable:
@@ -69,3 +74,22 @@ def _end_of_last(bytes_N: jax.Array, mark: bytes) -> jax.Array:
     padded = jnp.where(padded == 0, ord(" "), padded)  # a # at the end is one too
     found_MN = jnp.stack([padded[place : place + indices.size] == byte for place, byte in enumerate(mark)])
     return jnp.where(found_MN.all(axis=0), indices + len(mark), 0).max()
+
+
+class OnDevice(NamedTuple):
+    """How the device judges a style.
+
+    Attributes:
+        table: of the bytes of each token id.
+        verify: (that table, tokens [B, A], encoded references [B, R], eos_id) -> bool [B].
+    """
+
+    table: Callable[[Sequence[bytes]], ByteTable]
+    verify: Callable[[ByteTable, Any, Any, Any], jax.Array]
+
+
+ON_DEVICE: dict[AnswerStyle, OnDevice] = {
+    "after_mark": OnDevice(byte_table, functools.partial(verify, style="after_mark")),
+    "last_number": OnDevice(byte_table, functools.partial(verify, style="last_number")),
+    "texts": OnDevice(text_table, verify_text),
+}

@@ -123,7 +123,7 @@ def test_votes_go_by_what_answers_mean_and_not_by_how_they_are_written(answers, 
     (row,) = record_rows(reward, problems, _done(tokens[:1]), {5: scored}, samples=5)
     readings = [reward.read(each) for each in tokens]
     assert [sample["answer"] for sample in row["samples"]] == [reading.answer for reading in readings]
-    records = arrays_of([("", row)])
+    records = arrays_of([row])
     assert records.sample_answers[0, 0].tolist() == votes
     found = summarise(records)
     assert (found["maj@4"], found["maj@5"], found["vote@5_likelihood"], found["distinct_answers"]) == (0, 1, 1, 2)
