@@ -15,8 +15,8 @@ from slpo_jax.rewards.latex import comparisons
 from slpo_jax.rewards.numerals import NUMBER, last_number
 from slpo_jax.rewards.texts import compared, said_text
 
-AnswerStyle = Literal["after_mark", "last_number", "boxed", "texts"]
-AskedStyle = Literal["auto", "last_number", "boxed", "texts"]
+AnswerStyle = Literal["after_mark", "last_number", "boxed", "texts", "choice"]
+AskedStyle = Literal["auto", "last_number", "boxed", "texts", "choice"]
 """`config.prompt.answers`: "auto" is the reasoner's own style, of text "after_mark"."""
 Kind = Literal["numbers", "latex", "texts"]
 """What the references of a data set are: canonical decimals, LaTeX, or any texts."""
@@ -51,6 +51,9 @@ _REFERENCE = re.compile(r"([+-]?)([0-9]{1,3}(?:,[0-9]{3})+|[0-9]*)(?:\.([0-9]*))
 _WHITESPACE = " \t\n\r\v\f"
 # An exponent is written out as zeros. float64 needs at most 324.
 _MAX_EXPONENT = 1000
+LETTERS = "ABCDEFGHIJ"
+# Of a choice. What isn't ASCII joins no words, so a letter among other scripts' signs stands alone.
+_CHOICE = re.compile(rf"(?<![\w'])[{LETTERS}](?![\w'])", re.ASCII)
 _BOXED = re.compile(r"\\boxed\s*\{")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)  # an escaped one is a character of the text
 
@@ -113,9 +116,9 @@ def parse_completion(text: str, style: AnswerStyle) -> str | None:
             - nor is one that a superscript touches, or a fraction such as ½.
             Line breaks, equals signs, quotes, all letters and signs that aren't named, and words end what is before.
             "boxed": what the last `\boxed{...}` holds. "texts": what follows the last mark (`texts.said_text`).
+            "choice": the last capital letter A to J that no ASCII letter, digit, `_` or `'` touches.
     Returns:
-        the canonical decimal, the LaTeX as it stands, or the text; None where there is no number, nothing in a box, or
-        no text.
+        the canonical decimal, the LaTeX as it stands, the text, or the letter; None where there is none.
     Raises:
         UserError: unknown style.
     """
@@ -150,6 +153,16 @@ def last_boxed(text: str) -> str:
         if depth == 0:
             return text[starts[-1] : brace.start()].strip(_WHITESPACE)
     return ""
+
+
+def _last_choice(text: str) -> str | None:
+    return (_CHOICE.findall(text.replace("\0", "")) or [None])[-1]
+
+
+def _choice(text: str) -> bytes:
+    """The letter of an answer or a reference, which has no words beside it: `(B)`, `B.`."""
+    letter = text.strip(_WHITESPACE + "().:[]")
+    return letter.encode() if len(letter) == 1 and letter in LETTERS else b""
 
 
 def are_right(answers: Sequence[str | None], references: Sequence[str], style: AnswerStyle) -> list[bool]:
@@ -257,6 +270,14 @@ STYLES: dict[AnswerStyle, Style] = {
         compared,
         "texts, read after the last mark",
         "nothing after its mark",
+        kind="texts",
+        marked=True,
+    ),
+    "choice": Style(
+        _last_choice,
+        _choice,
+        "letters of choices, the last one is read",
+        f"no letter {LETTERS[0]} to {LETTERS[-1]} that stands alone",
         kind="texts",
         marked=True,
     ),
