@@ -10,7 +10,7 @@ from slpo_jax.evaluation.rows import BEST_FIXED, Row
 from slpo_jax.io.files import as_json, flatten, read_json
 from slpo_jax.io.workdir import StageFolder
 from slpo_jax.run.experiment import Experiment
-from slpo_jax.stages import NO_THOUGHT, wanted
+from slpo_jax.stages import ABOUT, NO_THOUGHT, wanted
 from slpo_jax.training.objectives import OBJECTIVES
 from slpo_jax.training.recipes import RECIPES
 
@@ -57,13 +57,15 @@ def rows(experiment: Experiment, planned: bool = False) -> list[Row]:
         control = dict(stage="imitate_control", rules=rules, baselines=("imitate",))
         control["about"] = "Imitation for as many further steps as an objective takes: more training without rewards."
         found.append(Row("imitate_control", "imitation control", 2, **control))  # type: ignore[arg-type]
-    if "cold_start" in stages:
-        about = "Imitation's reasoner with the trained gate: where the objectives start."
-        cold = dict(stage="cold_start", baselines=(BEST_FIXED,), about=about)
-        found.append(Row("cold_start", "cold gate", 3, **cold, **by_gate))  # type: ignore[arg-type]
+    earlier: tuple[str, ...] = ()
+    for section, (label, about) in {section: each.row for section, each in ABOUT.items() if each.row}.items():
+        own_facts = dict(stage=section, baselines=(*earlier, *before, BEST_FIXED), about=about)
+        if section in stages:
+            found.append(Row(section, label, 3 + len(earlier), **own_facts, **by_gate))  # type: ignore[arg-type]
+        earlier = (section, *earlier)
     objectives = _objectives(experiment, planned)
     for place, name in enumerate(objectives):
-        baselines = (*objectives[:place], "cold_start", "imitate_control", *before, BEST_FIXED)
+        baselines = (*objectives[:place], *earlier, "imitate_control", *before, BEST_FIXED)
         label = (OBJECTIVES[name].label if name in OBJECTIVES else "") or name.replace("_", " ")
         own_facts = dict(stage=name, baselines=baselines, about=f"What the objective {name} trained.")
         found.append(Row(name, label, _FIRST_OBJECTIVE + place, **own_facts, **by_gate))  # type: ignore[arg-type]
