@@ -6,11 +6,11 @@ from typing import Any, Literal, get_args
 
 Config = Any  # of `config`, which builds on this module
 
-Section = Literal["imitate", "cold_start", "rl", "latent_rm", "evaluate"]
+Section = Literal["imitate", "cold_start", "best_of_n", "rl", "latent_rm", "evaluate"]
 SECTIONS: tuple[Section, ...] = get_args(Section)
 """What `config.stages` may hold, in this order: sections of the config. `run/SECTION.py` checks and trains each."""
 
-IMITATE, COLD_START, RL, LATENT_RM, EVALUATE = SECTIONS
+IMITATE, COLD_START, BEST_OF_N, RL, LATENT_RM, EVALUATE = SECTIONS
 USUAL: tuple[Section, ...] = (IMITATE, COLD_START, RL, EVALUATE)
 USUAL_START = COLD_START, IMITATE
 CONTROL = "imitate_control"
@@ -43,6 +43,12 @@ ABOUT: dict[Section, About] = {
         "cold start of the stopping gate",
         gate=True,
         row=("cold gate", "Imitation's reasoner with the trained gate: where the objectives start."),
+    ),
+    "best_of_n": About(
+        5,
+        "imitation of the best of its own right samples",
+        gate=True,
+        row=("best of N", "Imitation of the best right one among N samples of where it started, chosen by a scorer."),
     ),
     "rl": About(2, "reinforcement learning", gate=True),
     "latent_rm": About(4),
@@ -82,6 +88,7 @@ def stages_of(config: Config) -> tuple[Stage, ...]:
         Stage(CONTROL, "imitate", (IMITATE,), asked[IMITATE] and config.imitate.control),
         Stage(NO_THOUGHT, "imitate", (), asked[IMITATE] and config.imitate.no_thought),
         Stage(COLD_START, "cold_start", (IMITATE,), asked[COLD_START]),
+        Stage(BEST_OF_N, "best_of_n", USUAL_START, asked[BEST_OF_N]),
     ]
     names = dict.fromkeys((*config.rl.objectives, *config.objective))
     wanted = config.rl.objectives if asked[RL] else ()
