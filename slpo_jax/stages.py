@@ -6,11 +6,11 @@ from typing import Any, Literal, get_args
 
 Config = Any  # of `config`, which builds on this module
 
-Section = Literal["imitate", "cold_start", "rl", "latent_rm", "evaluate"]
+Section = Literal["imitate", "cold_start", "best_of_n", "rl", "latent_rm", "evaluate"]
 SECTIONS: tuple[Section, ...] = get_args(Section)
-"""What `config.stages` may hold, in this order: sections of the config. `noise.STREAMS` has a number for each."""
+"""What `config.stages` may hold, in this order: sections of the config. `run/SECTION.py` checks and trains each."""
 
-IMITATE, COLD_START, RL, LATENT_RM, EVALUATE = SECTIONS
+IMITATE, COLD_START, BEST_OF_N, RL, LATENT_RM, EVALUATE = SECTIONS
 USUAL: tuple[Section, ...] = (IMITATE, COLD_START, RL, EVALUATE)
 USUAL_START = COLD_START, IMITATE
 CONTROL = "imitate_control"
@@ -18,12 +18,47 @@ NO_THOUGHT = "imitate_no_thought"
 UNFINISHED = "imitate_adapter"
 """Where imitation runs whose recipe has parts of its own, until it is finished into `IMITATE`'s checkpoint."""
 
-TITLES = {
-    IMITATE: "imitation (CoT-SFT and the latent curriculum or self-distillation)",
+
+@dataclass(frozen=True)
+class About:
+    """What others have to know of a section.
+
+    Attributes:
+        stream: of its noise. A number never changes, or runs that go on would draw other noise: a new one is the next.
+        title: of what it trains, on model cards; "": no reasoner.
+        gate: whether the gate of its checkpoints is a trained one.
+        row: label and meaning of its row in the report; None: `run/rows.py` has more to say.
+    """
+
+    stream: int
+    title: str = ""
+    gate: bool = False
+    row: tuple[str, str] | None = None
+
+
+ABOUT: dict[Section, About] = {
+    "imitate": About(0, "imitation (CoT-SFT and the latent curriculum or self-distillation)"),
+    "cold_start": About(
+        1,
+        "cold start of the stopping gate",
+        gate=True,
+        row=("cold gate", "Imitation's reasoner with the trained gate: where the objectives start."),
+    ),
+    "best_of_n": About(
+        5,
+        "imitation of the best of its own right samples",
+        gate=True,
+        row=("best of N", "Imitation of the best right one among N samples of where it started, chosen by a scorer."),
+    ),
+    "rl": About(2, "reinforcement learning", gate=True),
+    "latent_rm": About(4),
+    "evaluate": About(3),
+}
+REASONERS = tuple(section for section, about in ABOUT.items() if about.title)
+"""Sections that train a reasoner, in order."""
+TITLES = {section: ABOUT[section].title for section in REASONERS} | {
     CONTROL: "further imitation, a control",
     NO_THOUGHT: "imitation without latents, a baseline",
-    COLD_START: "cold start of the stopping gate",
-    RL: "reinforcement learning",
 }
 
 
@@ -53,6 +88,7 @@ def stages_of(config: Config) -> tuple[Stage, ...]:
         Stage(CONTROL, "imitate", (IMITATE,), asked[IMITATE] and config.imitate.control),
         Stage(NO_THOUGHT, "imitate", (), asked[IMITATE] and config.imitate.no_thought),
         Stage(COLD_START, "cold_start", (IMITATE,), asked[COLD_START]),
+        Stage(BEST_OF_N, "best_of_n", USUAL_START, asked[BEST_OF_N]),
     ]
     names = dict.fromkeys((*config.rl.objectives, *config.objective))
     wanted = config.rl.objectives if asked[RL] else ()

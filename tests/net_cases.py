@@ -48,8 +48,10 @@ CASES: dict[str, dict[str, Any]] = {
     "codi_gpt2 distil lora latent slpo": {
         "reasoner": "codi_gpt2", "imitate.lora.rank": 2, "objective.slpo.advantage": "rloo",
         "imitate.micro_batches": 2, "imitate.distil.last_step": True},
-    "codi_llama simcot latent pathwise": {
+    "codi_llama simcot latent best_of_n pathwise": {
         "reasoner": "codi_llama", "imitate.recipe": "simcot", "rl.objectives": ("pathwise",),
+        "stages": ("imitate", "best_of_n", "rl", "evaluate"), "best_of_n.batch_size": 4, "best_of_n.samples": 4,
+        "best_of_n.steps": 2, "best_of_n.micro_batches": 2,
         "objective.pathwise.estimator": "reward", "imitate.lora.rank": 2, "imitate.distil.last_step": True},
     "codi_qwen2 distil additive grpo": {
         "reasoner": "codi_qwen2", "latent_policy.name": "additive", "dropout.rate": 0.0, "rl.objectives": ("grpo",),

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.comparisons import compare_rows
-from slpo_jax.evaluation.definitions import defined
 from slpo_jax.evaluation.markdown import cell, percent
 from slpo_jax.evaluation.records import EvalRecords, arrays_of
 from slpo_jax.evaluation.rows import Row
-from slpo_jax.evaluation.statistics import COUNTS, summarise
+from slpo_jax.evaluation.statistics import COUNTS, defined, summarise
 from slpo_jax.rewards.reward import CORRECT
 
 if TYPE_CHECKING:

@@ -2,20 +2,20 @@
 
 import os
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, cast, get_args
 
 from slpo_jax.config.bounds import FieldError
 from slpo_jax.config.naming import READ, naming
-from slpo_jax.data.chat import TEXT_STYLES
 from slpo_jax.data.problem import Problems
-from slpo_jax.data.problems import Answers, load_problems
+from slpo_jax.data.problems import load_problems
 from slpo_jax.data.record_fields import FieldsConfig
 from slpo_jax.errors import UserError
+from slpo_jax.rewards.answers import STYLES, AskedStyle, Kind, style_of
 from slpo_jax.run.data_summary import read_as
 from slpo_jax.run.derived import answers_of
-from slpo_jax.run.sources import KINDS, only_errors
+from slpo_jax.run.sources import only_errors
 
-_ARE: dict[Answers, str] = {"numbers": "numbers", "latex": "LaTeX", "texts": "texts"}
+_ARE: dict[Kind, str] = {"numbers": "numbers", "latex": "LaTeX", "texts": "texts"}
 
 
 @naming(READ)
@@ -25,16 +25,16 @@ def read(source: Any, answers: str = "", fields: Mapping[str, str] | None = None
     Args:
         source: a file, a directory, a hub id or a generated set, as `config.data.train` takes it, or records, as
             `evaluate` takes them.
-        answers: how answers are read, as `config.prompt.answers`: auto, last_number, boxed or texts; "" chooses
-            numbers where nine of ten answers are some, else texts.
+        answers: how answers are read, as `config.prompt.answers`; "" chooses numbers where nine of ten
+            answers are some, else texts.
         fields: names of fields that can't be told: question, answer, steps.
     Returns:
         the problems, with question, steps and answer each.
     Raises:
         UserError: the source can't be read.
     """
-    if answers and answers not in TEXT_STYLES:
-        raise UserError(f"answers: {answers!r} is not valid; give one of {', '.join(TEXT_STYLES)}")
+    if answers and answers not in (known := get_args(AskedStyle)):
+        raise UserError(f"answers: {answers!r} is not valid; give one of {', '.join(known)}")
     try:
         named = FieldsConfig(**(fields or {}))
     except (TypeError, FieldError):
@@ -46,14 +46,14 @@ def read(source: Any, answers: str = "", fields: Mapping[str, str] | None = None
         with only_errors():  # what is wrong with the data is said below
             choice = answers_of(_load(source, "texts", named))
         answers, why = choice.values["prompt.answers"], f" ({choice.why})"
-    kind = KINDS.get(answers, "numbers")
+    kind = STYLES[style_of(cast(AskedStyle, answers), "after_mark")].kind
     problems = _load(source, kind, named)
     name = source if isinstance(source, str) else "records"
     problems.said = tuple(read_as(name, problems, _ARE[kind] + why))
     return problems
 
 
-def _load(source: Any, answers: Answers, fields: FieldsConfig) -> Problems:
+def _load(source: Any, answers: Kind, fields: FieldsConfig) -> Problems:
     try:
         return load_problems(source, answers=answers, fields=fields)
     except UserError as error:

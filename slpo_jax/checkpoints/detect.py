@@ -13,10 +13,7 @@ from slpo_jax.io.files import flatten, read_json
 from slpo_jax.io.orbax import is_checkpoint, stored_params
 from slpo_jax.io.workdir import REASONER_FOLDER, StageFolder, Workdir
 from slpo_jax.models.parts import ADAPTER, GATE, OF_A_REASONER
-from slpo_jax.stages import COLD_START, IMITATE, RL
-
-_TRAIN_THE_GATE = {COLD_START, RL}
-
+from slpo_jax.stages import ABOUT, REASONERS, RL
 
 __all__ = ["Identity", "has_gate", "identify", "newest_checkpoint"]
 
@@ -32,7 +29,7 @@ def newest_checkpoint(source: str) -> str:
         return source
     # Of several objectives the one that the run's config names last, and before others that an earlier config named.
     named = read_json(workdir.config, default={}).get(RL, {}).get("objectives", ())
-    for stage in (*reversed(named), *workdir.finished_objectives(), COLD_START, IMITATE):
+    for stage in (*reversed(named), *workdir.finished_objectives(), *reversed(REASONERS)):
         if is_checkpoint(workdir.stage(stage).path):
             return str(workdir.stage(stage).path)
     raise UserError(f"config.init: {source} is a workdir without a checkpoint; run a stage, or give another")
@@ -87,7 +84,8 @@ def _with_gate(description: Description, path: Path) -> Description:
     hidden = gate["hidden"]["kernel"].shape[1] if "hidden" in gate else 0
     trained, facts = description.gate_trained, StageFolder.of(path).facts
     if facts.is_file():
-        trained = read_json(facts, "mend the file").get("stage") in _TRAIN_THE_GATE and has_gate(path)
+        by_stage = read_json(facts, "mend the file").get("stage") in {name for name, each in ABOUT.items() if each.gate}
+        trained = by_stage and has_gate(path)
     return dataclasses.replace(description, gate=hidden, gate_trained=trained)
 
 

@@ -6,11 +6,14 @@ first --limit problems as prompt, steps and answer. --config.data.fields.questio
 that can't be told.
 """
 
+from typing import get_args
+
 from absl import flags
 
 from slpo_jax.cli.command import parse_flags, run_command, take_keys
 from slpo_jax.config.naming import naming
 from slpo_jax.errors import UserError
+from slpo_jax.rewards.answers import AskedStyle
 
 _FIELDS = "config.data.fields"
 
@@ -35,9 +38,7 @@ def _parse(argv: list[str]) -> list[str]:
 
 def run() -> None:
     """The command: one line and status 2 for what the user can mend."""
-    flags.DEFINE_enum(
-        "answers", None, ["auto", "last_number", "boxed", "texts"], "How answers are read; default: as the data say."
-    )
+    flags.DEFINE_enum("answers", None, get_args(AskedStyle), "How answers are read; default: as the data say.")
     flags.DEFINE_integer("limit", 3, "How many problems are shown.", lower_bound=0)
     run_command(main, _parse, goes_on=False)
 

@@ -8,7 +8,7 @@ from ml_collections import ConfigDict
 
 from slpo_jax.data.generated import GENERATED
 from slpo_jax.io.files import flatten
-from slpo_jax.stages import LATENT_RM
+from slpo_jax.stages import LATENT_RM, REASONERS, RL
 
 STEPS, ROWS = 2, 8  # steps of a phase or an objective, and problems of a batch and of an evaluated set
 _QUICK = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
@@ -31,13 +31,15 @@ def smoke(config: ConfigDict, given: Collection[str] = ()) -> str:
     imitate, rl, evaluate = config.imitate, config.rl, config.evaluate
     _lower(imitate, cot_steps=STEPS, stage_steps=STEPS, final_steps=STEPS, max_latent_stage=1)
     imitate.icot.update(all_from=1, tokens_per_epoch=2**20)  # a step for the one token that is dropped
-    _lower(config.cold_start, steps=STEPS, evaluate_every=STEPS, trajectories=2)
-    _lower(rl, steps=STEPS, dynamic_batches=1, evaluate_every=STEPS)
+    _lower(config.cold_start, trajectories=2)
+    _lower(rl, dynamic_batches=1)
     for objective in config.objective.values():
         _lower(objective, steps=STEPS)
     parts = max([1, *(each.get("minibatches", 1) for each in config.objective.values())])
-    for stage, rows in ((imitate, ROWS), (config.cold_start, ROWS), (rl, ROWS * parts)):
-        stage.batch_size = min(rows, stage.batch_size // stage.micro_batches)
+    for section in REASONERS:
+        stage = config[section]
+        _lower(stage, **{key: STEPS for key in ("steps", "evaluate_every") if key in stage})
+        stage.batch_size = min(ROWS * parts if section == RL else ROWS, stage.batch_size // stage.micro_batches)
         stage.micro_batches, stage.optimizer.warmup_steps = 1, 0
     # A program for each of several shapes is what a whole run gains from.
     imitate.suffix_slots, rl.capacities, config.prompt_slots = (), ((1.0, 1.0),), (max(config.prompt_slots),)

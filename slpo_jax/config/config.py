@@ -14,6 +14,7 @@ A section is the dataclass that it fills, which has its keys, defaults and range
     config.imitate.NAME        training/recipes/         RECIPES[NAME]
     config.imitate.lora        models/lora.py            LoraConfig
     config.cold_start          training/cold_start.py    ColdStartConfig
+    config.best_of_n           training/best_of_n.py     BestOfNConfig
     config.rl                  training/rl.py            RlConfig
     config.latent_rm           training/latent_rm.py     LatentRmConfig
     config.objective.NAME      training/objectives/      OBJECTIVES[NAME]
@@ -44,6 +45,7 @@ from slpo_jax.policy.latent_policies import LatentPolicyConfig, latent_policy_co
 from slpo_jax.policy.noise import DropoutConfig
 from slpo_jax.rewards.reward import CORRECT, REWARDS
 from slpo_jax.stages import USUAL, Section
+from slpo_jax.training.best_of_n import BestOfNConfig
 from slpo_jax.training.cold_start import ColdStartConfig
 from slpo_jax.training.latent_rm import LatentRmConfig
 from slpo_jax.training.objectives import OBJECTIVES, OPTIMIZER_KEYS, Objective
@@ -78,6 +80,7 @@ class Config:
         gate: the stopping gate.
         imitate: the stage imitate.
         cold_start: the stage cold_start.
+        best_of_n: the stage best_of_n.
         rl: the stage rl.
         objective: NAME = settings of an objective; a further NAME says the `kind` that it is of.
         latent_rm: the stage latent_rm, which trains a reward model of latents.
@@ -112,6 +115,7 @@ class Config:
     gate: GateConfig = GateConfig()
     imitate: ImitateSettings = setting(make=imitate_config)
     cold_start: ColdStartConfig = ColdStartConfig()
+    best_of_n: BestOfNConfig = BestOfNConfig()
     rl: RlConfig = RlConfig()
     objective: dict[str, Objective] = setting(make=lambda: {name: kind() for name, kind in OBJECTIVES.items()})
     latent_rm: LatentRmConfig = LatentRmConfig()

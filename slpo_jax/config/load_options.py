@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from slpo_jax.config.bounds import Limits, check_fields
 from slpo_jax.data.speed import MOST_SPEED
+from slpo_jax.rewards.answers import AskedStyle
 
 
 def _option(default: Any, about: str, *keys: str, **limits: Any) -> Any:
@@ -30,7 +31,7 @@ class LoadOptions:
     )
     latent_policy: str = _option("", "Of a thought's steps, such as soft; default: the run's.", "latent_policy.name")
     instruction: str = _option("", "After the question, to a text reasoner; default: the run's.", "prompt.instruction")
-    answers: Literal["", "auto", "last_number", "boxed", "texts"] = _option(
+    answers: Literal["", AskedStyle] = _option(
         "", "How a text reasoner's answer is read; default: the run's.", "prompt.answers"
     )
     speed: int | None = _option(

@@ -9,19 +9,10 @@ from slpo_jax.data.speed import MOST_SPEED
 from slpo_jax.data.templates import Template, line
 from slpo_jax.data.tokenizer import TEXT_ANSWER, add_words
 from slpo_jax.errors import UserError, first_line
-from slpo_jax.rewards.answers import AnswerStyle
+from slpo_jax.rewards.answers import STYLES, AnswerStyle, AskedStyle, style_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
-
-# By `PromptConfig.answers`.
-TEXT_STYLES: dict[str, AnswerStyle] = {
-    "auto": "after_mark",
-    "last_number": "last_number",
-    "boxed": "boxed",
-    "texts": "texts",
-}
-
 
 QUESTION = "{question}"
 
@@ -40,9 +31,8 @@ class PromptConfig:
             needs, such as the text that opens a thought.
         closing: ends a thought, as </think> does: all of its tokens are fed before the answer. LatentPolicies in soft
             tokens end before the step at which the first of them is the likeliest.
-        answers: "auto": what follows the last # is one number, as imitation has it written; "last_number": the last
-            number, for a model that goes on after it; "boxed": what the last \boxed{} holds, LaTeX; "texts": any text
-            behind the mark, also of reasoners that have a way of their own to ask.
+        answers: how they are written, read and compared, see docs/data.md. "auto" is the reasoner's own way; of a text
+            reasoner, what follows the last # is one number, as imitation has it written.
         stop: texts of which the first ends the completion, as an end token does: the token with which it is written
             out is the last, and the completion's text is what comes before it.
         speed: that CoLaR is asked to think at: tokens of a written solution that one latent stands for.
@@ -53,9 +43,14 @@ class PromptConfig:
     chat: Literal["auto", "never"] = "auto"
     format: str = ""
     closing: str = ""
-    answers: Literal["auto", "last_number", "boxed", "texts"] = "auto"
+    answers: AskedStyle = "auto"
     stop: tuple[str, ...] = ()
     speed: int = setting(2, least=1, most=MOST_SPEED)
+
+    def marked_style(self, own: AnswerStyle) -> AnswerStyle:
+        """How the answers of a reasoner are read that has a way of its own to ask, and to answer in the style `own`."""
+        style = style_of(self.answers, own)
+        return style if STYLES[style].marked else own
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -82,9 +77,9 @@ def text_template(tokenizer: "PreTrainedTokenizerFast", prompt: PromptConfig) ->
         raise UserError("tokenizer: has no eos token, so that answers couldn't end; set eos_token in its config")
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
-    style = TEXT_STYLES[prompt.answers]
-    before, after = (r"\boxed{", "}") if style == "boxed" else (f"{TEXT_ANSWER} ", "")
-    add_words(tokenizer, f"{before} {after}", apart=style != "boxed")
+    style = style_of(prompt.answers, "after_mark")
+    before, after = around = STYLES[style].around or (f"{TEXT_ANSWER} ", "")
+    add_words(tokenizer, " ".join(around), apart=not after)
     add_words(tokenizer, f"{prompt.format.replace(QUESTION, '')} {prompt.closing}")
     chat = not prompt.format and prompt.chat == "auto" and tokenizer.chat_template is not None
     if chat:

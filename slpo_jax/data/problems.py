@@ -10,7 +10,7 @@ import functools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from absl import logging
 
@@ -24,11 +24,8 @@ from slpo_jax.data.problem import Problem, Problems, Reading
 from slpo_jax.data.record_fields import FOUND, FieldsConfig, RawProblem, answer_field, read_record, unknown_field
 from slpo_jax.data.solutions import measured_number, written_steps
 from slpo_jax.errors import UserError
-from slpo_jax.rewards.answers import are_readable, canonical_number
+from slpo_jax.rewards.answers import Kind, are_readable, canonical_number
 from slpo_jax.rewards.texts import normal_text
-
-Answers = Literal["numbers", "latex", "texts"]
-"""What the answers of a set are: see `load_problems`."""
 
 _PART = re.compile(r"(.+)\[(train|valid|test)\]")
 # Of every ten problems of a source, those of a part: any order that they are in is spread over all parts.
@@ -81,7 +78,7 @@ def load_problems(
     source: Any,
     settings: Any = None,
     role: Role = "train",
-    answers: Answers = "numbers",
+    answers: Kind = "numbers",
     fields: FieldsConfig = FOUND,
 ) -> Problems:
     """Read a set of problems.
@@ -165,7 +162,7 @@ def _part(source: str, problems: Problems) -> Problems:
 
 
 def _problems(
-    source: str, rows: Rows, fields: FieldsConfig, strict: bool, all_numeric: bool, answers: Answers
+    source: str, rows: Rows, fields: FieldsConfig, strict: bool, all_numeric: bool, answers: Kind
 ) -> Problems:
     reading = Reading()
     raw = list(_raw_problems(rows, fields, strict, reading))
@@ -223,7 +220,7 @@ def _name_rounded(source: str, answers: Sequence[str | None]) -> None:
         )  # fmt: skip
 
 
-def _compared(answers: Sequence[str], kind: Answers) -> list[str]:
+def _compared(answers: Sequence[str], kind: Kind) -> list[str]:
     """What each answer is compared as; "" where it can't be."""
     if kind == "numbers":
         return [canonical_number(answer) or measured_number(answer) or "" for answer in answers]
@@ -232,7 +229,7 @@ def _compared(answers: Sequence[str], kind: Answers) -> list[str]:
     return [answer if is_good else "" for answer, is_good in zip(written, good, strict=True)]
 
 
-def _written(answer: str, kind: Answers) -> str:
+def _written(answer: str, kind: Kind) -> str:
     """What is compared; "" for what is no number in arrow's and JSON's words, and for a sentence where LaTeX is."""
     text = answer.strip()
     sentence = text.endswith((".", "!", "?")) and "\\" not in text and len(_WORD.findall(text)) >= 4
@@ -250,7 +247,7 @@ def _mistaken(where: str, raw: RawProblem) -> UserError:
     )
 
 
-def _bad_answer(where: str, raw: RawProblem, kind: Answers) -> str:
+def _bad_answer(where: str, raw: RawProblem, kind: Kind) -> str:
     answer, wanted = raw.answer, {"numbers": "number", "latex": "LaTeX that can be compared", "texts": "text"}[kind]
     if answer is None:
         return f'{where}: no answer, but null or a text without "####", \\boxed{{}} or "The answer is"'

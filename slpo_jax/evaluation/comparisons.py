@@ -10,7 +10,7 @@ import numpy as np
 
 from slpo_jax.evaluation.records import Evals
 from slpo_jax.evaluation.rows import BEST_FIXED, Rows, baselines_of
-from slpo_jax.evaluation.statistics import problem_values
+from slpo_jax.evaluation.statistics import COUNTS, problem_values
 
 AVERAGE = "average"
 """Stands for the mean of the sets, where an entry names its set."""
@@ -101,7 +101,7 @@ def _differences(
     rows = list(values[0])
     metrics = [key for key in values[0][rows[0]] if all(key in run[row] for run in values for row in rows)]
     if b == BEST_FIXED:  # "best" has no meaning for a length or a variety
-        metrics = [key for key in metrics if "latent_steps" not in key and key != "distinct_answers"]
+        metrics = [key for key in metrics if key not in COUNTS]
     best = {m: max(rows[1:], key=lambda row: np.mean([run[row][m] for run in values])) for m in metrics}
     diff = np.stack([np.stack([run[rows[0]][m] - run[best[m]][m] for run in values]) for m in metrics], axis=-1)
     draws = bootstrap_draws(diff, n_boot, seed, stream)

@@ -1,50 +1,10 @@
-"""What the rows, metrics and differences of a report are, in a sentence each."""
+"""What the rows and differences of a report and the figures of training are, in a sentence each."""
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
 from slpo_jax.evaluation.rows import BEST_FIXED
 
-_METRICS = {
-    "acc": ("Acc", "Share of problems that the greedy rollout, without noise, gets right."),
-    r"pass@(\d+)": (
-        "P@{0}",
-        """Share of problems that at least one of {0} rollouts with noise (dropout's, the latent policy's, sampled
-        answers') gets right: the mean of 1 - C(n-c, {0}) / C(n, {0}), of all n rollouts of a problem c right. In
-        parentheses the standard error over the noise's seeds.""",
-    ),
-    r"maj@(\d+)": (
-        "maj@{0}",
-        """Share of problems whose commonest answer among {0} rollouts with noise is right; equal ones (1/2, 0.5)
-        are one. Of a tie the first seen counts; rollouts without an answer don't vote.""",
-    ),
-    r"best@(\d+)_(\w+)": ("best@{0} by {1}", "Share of problems whose rollout of {0} with the best {1} is right."),
-    r"vote@(\d+)_(\w+)": (
-        "vote@{0} by {1}",
-        "Share of problems whose answer with the largest sum of the score {1} among {0} rollouts is right.",
-    ),
-    "searched": (
-        "beam search",
-        "Share of problems that the rollout whose latents were searched for is right on; mean over the noise's seeds.",
-    ),
-    "latent_steps": ("#L", "Mean number of latents of the greedy rollout."),
-    "sample_latent_steps": ("#L, with noise", "Mean number of latents of the rollouts with noise."),
-    "distinct_answers": ("answers", "Different answers among a problem's rollouts of a seed; none counts as one."),
-    "answer_tokens": ("tokens", "Mean number of tokens that the greedy rollout writes."),
-    "cut": ("cut", "Share of greedy rollouts without an end within the budget of answer tokens: always wrong."),
-    "sample_cut": ("cut, with noise", "The same share of the rollouts with noise."),
-    "pearson_steps_r": (
-        "r, steps",
-        "Pearson's correlation of a problem's latents with the steps of its written solution; p is two-sided.",
-    ),
-    "pearson_difficulty_r": (
-        "r, difficulty",
-        """Pearson's correlation of a problem's latents with its difficulty, 1 - the share of its rollouts with noise
-        that are right; p is two-sided.""",
-    ),
-}
-"""Pattern of the name -> title and meaning, in which {0} and {1} are the name's own parts."""
 SHARED = {
     "loss": "The stage's or the objective's own loss.",
     "grad_norm": "Norm of the gradient before it is clipped.",
@@ -73,16 +33,6 @@ SHARED = {
     "thought_share": "The same share of all thoughts of its problems.",
 }
 """What all methods log while training, by name."""
-_SCORED = re.compile(r"(best|vote)@\d+_\w+_se")
-
-
-def defined(metric: str) -> tuple[str, str] | None:
-    """The title and the meaning of a figure of `report.json`; None of what only belongs to one, as its errors."""
-    for pattern, (title, about) in _METRICS.items():
-        match = None if _SCORED.fullmatch(metric) else re.fullmatch(pattern, metric)
-        if match:
-            return title.format(*match.groups()), " ".join(about.format(*match.groups()).split())
-    return None
 
 
 def scalars() -> dict[str, str]:

@@ -8,6 +8,9 @@ All rates are fractions. Two errors are kept apart:
 """
 
 import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,8 +20,6 @@ from slpo_jax.evaluation.selection import best_of, weighted_vote
 from slpo_jax.policy.subsets import solved_share
 
 FEWEST_VOTES = 4  # of a majority
-COUNTS = ("latent_steps", "sample_latent_steps", "distinct_answers", "answer_tokens")
-"""Metrics that are means of numbers; all others are shares."""
 
 
 def powers_of_two(most: int) -> list[int]:
@@ -107,32 +108,159 @@ def pearson(x: np.ndarray, y: np.ndarray) -> Correlation:
     return Correlation(float(r), float(p), int(x.size))
 
 
-def problem_values(records: EvalRecords) -> dict[str, np.ndarray]:
-    """Every metric as a value a problem [N], whose mean is the metric: what pairing needs.
+Values = dict[str, np.ndarray]
 
-    Keys: acc, latent_steps, and as far as there are samples pass@k (of all S*M samples, k of `pass_ks(most_k)`), maj@k
-    (k of `pass_ks(M)`, mean over seeds; from 4 votes on), best@k_SCORER and vote@k_SCORER (see `selection`),
-    sample_latent_steps and distinct_answers (of the M samples, mean over seeds); with a search for latents searched
-    (mean over seeds).
+
+@dataclass(frozen=True)
+class Metric:
+    """A figure, or one for each k and scorer.
+
+    Attributes:
+        title: on the report's page; {0} and {1} are what the pattern of the name has in parentheses.
+        about: its meaning, likewise.
+        values: records -> by name, a value a problem [N], whose mean is the figure; of samples only where there are
+            some. None: `summarise` has the figure itself.
+        sampled: whether it is of the rollouts with noise.
+        count: a mean of numbers; all others are shares.
     """
-    correct, (seeds, _, per_seed) = records.sample_correct, records.sample_correct.shape
-    out = {"acc": records.correct.astype(np.float64), "latent_steps": records.latent_steps.astype(np.float64)}
-    if records.searched_correct.size:
-        out["searched"] = records.searched_correct.mean(axis=1)
-    if not correct.size:
-        return out
-    right = correct.sum(axis=(0, 2))
-    out |= {f"pass@{k}": pass_at_k_unbiased(right, seeds * per_seed, k) for k in pass_ks(most_k(records))}
-    for k in pass_ks(per_seed):
-        if k >= FEWEST_VOTES:
-            out[f"maj@{k}"] = weighted_vote(records.sample_answers, correct, k).mean(axis=0)
-    for name, scores in records.sample_scores.items():
-        for k in pass_ks(per_seed):
-            out[f"best@{k}_{name}"] = best_of(correct, scores, k).mean(axis=0)
-            out[f"vote@{k}_{name}"] = weighted_vote(records.sample_answers, correct, k, scores).mean(axis=0)
-    out["distinct_answers"] = distinct_answers(records.sample_answers).mean(axis=0)
-    out["sample_latent_steps"] = records.sample_latent_steps.mean(axis=(0, 2))
-    return out
+
+    title: str
+    about: str
+    values: Callable[[EvalRecords], Values] | None = None
+    sampled: bool = False
+    count: bool = False
+
+
+def _of_subsets(name: str, share: Callable[[np.ndarray, int, int], np.ndarray], least: int = 1):
+    """Metrics of subsets of k of all S*M samples, k of `pass_ks(most_k)` from `least` on.
+
+    Args:
+        share: (right samples c [N], n, k) -> [N].
+    """
+
+    def values(records: EvalRecords) -> Values:
+        right, n = records.sample_correct.sum(axis=(0, 2)), records.sample_correct[:, 0].size
+        return {f"{name}@{k}": share(right, n, k) for k in pass_ks(most_k(records)) if k >= least}
+
+    return values
+
+
+def _majorities(records: EvalRecords) -> Values:
+    answers, correct = records.sample_answers, records.sample_correct
+    ks = [k for k in pass_ks(correct.shape[2]) if k >= FEWEST_VOTES]
+    return {f"maj@{k}": weighted_vote(answers, correct, k).mean(axis=0) for k in ks}
+
+
+def _by_scores(name: str, choose: Callable[[EvalRecords, np.ndarray, int], np.ndarray]):
+    """Metrics of the first k of a seed's samples, by every scorer; mean over seeds.
+
+    Args:
+        choose: (records, scores [S, N, M], k) -> [S, N].
+    """
+
+    def values(records: EvalRecords) -> Values:
+        each = [(k, *scored) for scored in records.sample_scores.items() for k in pass_ks(scored[1].shape[2])]
+        return {f"{name}@{k}_{scorer}": choose(records, scores, k).mean(axis=0) for k, scorer, scores in each}
+
+    return values
+
+
+METRICS = {
+    "acc": Metric(
+        "Acc",
+        "Share of problems that the greedy rollout, without noise, gets right.",
+        lambda records: {"acc": records.correct.astype(np.float64)},
+    ),
+    "latent_steps": Metric(
+        "#L",
+        "Mean number of latents of the greedy rollout.",
+        lambda records: {"latent_steps": records.latent_steps.astype(np.float64)},
+        count=True,
+    ),
+    "searched": Metric(
+        "beam search",
+        "Share of problems that the rollout whose latents were searched for is right on; mean over the noise's seeds.",
+        lambda records: {"searched": records.searched_correct.mean(axis=1)} if records.searched_correct.size else {},
+    ),
+    r"pass@(\d+)": Metric(
+        "P@{0}",
+        """Share of problems that at least one of {0} rollouts with noise (dropout's, the latent policy's, sampled
+        answers') gets right: the mean of 1 - C(n-c, {0}) / C(n, {0}), of all n rollouts of a problem c right. In
+        parentheses the standard error over the noise's seeds.""",
+        _of_subsets("pass", pass_at_k_unbiased),
+        sampled=True,
+    ),
+    r"all@(\d+)": Metric(
+        "all {0}",
+        """Share of problems that {0} rollouts with noise all get right (pass^k of tau-bench): the mean of
+        C(c, {0}) / C(n, {0}), of all n rollouts of a problem c right.""",
+        _of_subsets("all", lambda right, n, k: 1.0 - pass_at_k_unbiased(n - right, n, k), least=2),
+        sampled=True,
+    ),
+    r"maj@(\d+)": Metric(
+        "maj@{0}",
+        """Share of problems whose commonest answer among {0} rollouts with noise is right; equal ones (1/2, 0.5)
+        are one. Of a tie the first seen counts; rollouts without an answer don't vote.""",
+        _majorities,
+        sampled=True,
+    ),
+    r"best@(\d+)_(\w+)": Metric(
+        "best@{0} by {1}",
+        "Share of problems whose rollout of {0} with the best {1} is right.",
+        _by_scores("best", lambda records, scores, k: best_of(records.sample_correct, scores, k)),
+        sampled=True,
+    ),
+    r"vote@(\d+)_(\w+)": Metric(
+        "vote@{0} by {1}",
+        "Share of problems whose answer with the largest sum of the score {1} among {0} rollouts is right.",
+        _by_scores("vote", lambda rec, scores, k: weighted_vote(rec.sample_answers, rec.sample_correct, k, scores)),
+        sampled=True,
+    ),
+    "distinct_answers": Metric(
+        "answers",
+        "Different answers among a problem's rollouts of a seed; none counts as one.",
+        lambda records: {"distinct_answers": distinct_answers(records.sample_answers).mean(axis=0)},
+        sampled=True,
+        count=True,
+    ),
+    "sample_latent_steps": Metric(
+        "#L, with noise",
+        "Mean number of latents of the rollouts with noise.",
+        lambda records: {"sample_latent_steps": records.sample_latent_steps.mean(axis=(0, 2))},
+        sampled=True,
+        count=True,
+    ),
+    "answer_tokens": Metric("tokens", "Mean number of tokens that the greedy rollout writes.", count=True),
+    "cut": Metric("cut", "Share of greedy rollouts without an end within the budget of answer tokens: always wrong."),
+    "sample_cut": Metric("cut, with noise", "The same share of the rollouts with noise."),
+    "pearson_steps_r": Metric(
+        "r, steps",
+        "Pearson's correlation of a problem's latents with the steps of its written solution; p is two-sided.",
+    ),
+    "pearson_difficulty_r": Metric(
+        "r, difficulty",
+        """Pearson's correlation of a problem's latents with its difficulty, 1 - the share of its rollouts with noise
+        that are right; p is two-sided.""",
+    ),
+}
+"""By the pattern of the name; one here is all that a metric needs."""
+COUNTS = [name for name, metric in METRICS.items() if metric.count]
+_SCORED = re.compile(r"(best|vote)@\d+_\w+_se")
+
+
+def defined(figure: str) -> tuple[str, str] | None:
+    """The title and the meaning of a figure of `report.json`; None of what only belongs to one, as its errors."""
+    for pattern, metric in METRICS.items():
+        match = None if _SCORED.fullmatch(figure) else re.fullmatch(pattern, figure)
+        if match:
+            return metric.title.format(*match.groups()), " ".join(metric.about.format(*match.groups()).split())
+    return None
+
+
+def problem_values(records: EvalRecords) -> Values:
+    """Every metric that has one as a value a problem [N], whose mean is the metric: what pairing needs."""
+    asked = [each for each in METRICS.values() if records.sample_correct.size or not each.sampled]
+    return {name: values for each in asked if each.values for name, values in each.values(records).items()}
 
 
 def summarise(records: EvalRecords) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from slpo_jax.config.bounds import check_fields, setting
 from slpo_jax.models.dropout import Dropout
+from slpo_jax.stages import ABOUT
 
 DropoutWhere = Literal["thought", "latents", "rollout", "all"]
 
@@ -34,8 +35,7 @@ class DropoutConfig:
         check_fields(self)
 
 
-# Of `stages.SECTIONS`. A number never changes, or runs that go on would draw other noise: a new one is the next.
-STREAMS = {"imitate": 0, "cold_start": 1, "rl": 2, "evaluate": 3, "latent_rm": 4}
+STREAMS: dict[str, int] = {section: about.stream for section, about in ABOUT.items()}
 _LATENT, _PROMPT, _ANSWER, _STOP, _TOKEN, _GATE, _DRAW = (kind << 20 for kind in range(7))
 
 

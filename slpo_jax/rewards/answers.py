@@ -6,7 +6,7 @@ inside jit; the two agree on every input. Answers in LaTeX (`\boxed{...}`) are r
 
 import dataclasses
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Literal
 
 from slpo_jax.errors import UserError
@@ -15,13 +15,45 @@ from slpo_jax.rewards.latex import comparisons
 from slpo_jax.rewards.numerals import NUMBER, last_number
 from slpo_jax.rewards.texts import compared, said_text
 
-AnswerStyle = Literal["after_mark", "last_number", "boxed", "texts"]
+AnswerStyle = Literal["after_mark", "last_number", "boxed", "texts", "choice"]
+AskedStyle = Literal["auto", "last_number", "boxed", "texts", "choice"]
+"""`config.prompt.answers`: "auto" is the reasoner's own style, of text "after_mark"."""
+Kind = Literal["numbers", "latex", "texts"]
+"""What the references of a data set are: canonical decimals, LaTeX, or any texts."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Style:
+    """A way to write, read and compare answers; those that the device judges too are in `text_verifier.ON_DEVICE`.
+
+    Attributes:
+        read: the answer that a completion gives; None for none.
+        compared: the bytes of answers and of references that have to be equal, b"" of what can't be; None: they have
+            to be equivalent LaTeX.
+        about: answers in words.
+        none: what a completion without an answer has.
+        kind: what references are.
+        around: what a text reasoner writes before and after an answer; None is the mark of its solutions.
+        marked: whether reasoners that have a way of their own to ask and answer can take it.
+    """
+
+    read: Callable[[str], str | None]
+    compared: Callable[[str], bytes] | None
+    about: str
+    none: str
+    kind: Kind = "numbers"
+    around: tuple[str, str] | None = None
+    marked: bool = False
+
 
 _REFERENCE = re.compile(r"([+-]?)([0-9]{1,3}(?:,[0-9]{3})+|[0-9]*)(?:\.([0-9]*))?(?:[eE]([+-]?[0-9]+))?")
 # str.strip() would also take U+00A0, U+0085 and the separators 0x1c..0x1f, which the device counts as junk.
 _WHITESPACE = " \t\n\r\v\f"
 # An exponent is written out as zeros. float64 needs at most 324.
 _MAX_EXPONENT = 1000
+LETTERS = "ABCDEFGHIJ"
+# Of a choice. What isn't ASCII joins no words, so a letter among other scripts' signs stands alone.
+_CHOICE = re.compile(rf"(?<![\w'])[{LETTERS}](?![\w'])", re.ASCII)
 _BOXED = re.compile(r"\\boxed\s*\{")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)  # an escaped one is a character of the text
 
@@ -84,27 +116,30 @@ def parse_completion(text: str, style: AnswerStyle) -> str | None:
             - nor is one that a superscript touches, or a fraction such as ½.
             Line breaks, equals signs, quotes, all letters and signs that aren't named, and words end what is before.
             "boxed": what the last `\boxed{...}` holds. "texts": what follows the last mark (`texts.said_text`).
+            "choice": the last capital letter A to J that no ASCII letter, digit, `_` or `'` touches.
     Returns:
-        the canonical decimal, the LaTeX as it stands, or the text; None where there is no number, nothing in a box, or
-        no text.
+        the canonical decimal, the LaTeX as it stands, the text, or the letter; None where there is none.
     Raises:
         UserError: unknown style.
     """
-    if style == "boxed":
-        return last_boxed(text) or None
-    if style == "texts":
-        return said_text(text) or None
-    if style == "after_mark":
-        written = text.rpartition("#")[2].strip(_WHITESPACE)
-        number = written.removeprefix("-")
-        found = (number != written, number) if NUMBER.fullmatch(number) else None
-    elif style == "last_number":
-        found = last_number(text)
-    else:
-        raise UserError(f"answer style {style!r} is unknown; use 'after_mark', 'last_number', 'boxed' or 'texts'")
-    if found is None:
-        return None
-    negative, number = found
+    if style not in STYLES:
+        *others, last = map(repr, STYLES)
+        raise UserError(f"answer style {style!r} is unknown; use {', '.join(others)} or {last}")
+    return STYLES[style].read(text)
+
+
+def _number_after_mark(text: str) -> str | None:
+    written = text.rpartition("#")[2].strip(_WHITESPACE)
+    number = written.removeprefix("-")
+    return _canonical(number != written, number) if NUMBER.fullmatch(number) else None
+
+
+def _last_number(text: str) -> str | None:
+    found = last_number(text)
+    return found and _canonical(*found)
+
+
+def _canonical(negative: bool, number: str) -> str:
     whole, _, fraction = number.replace(",", "").partition(".")
     return _compose(negative, whole, fraction)
 
@@ -120,6 +155,16 @@ def last_boxed(text: str) -> str:
     return ""
 
 
+def _last_choice(text: str) -> str | None:
+    return (_CHOICE.findall(text.replace("\0", "")) or [None])[-1]
+
+
+def _choice(text: str) -> bytes:
+    """The letter of an answer or a reference, which has no words beside it: `(B)`, `B.`."""
+    letter = text.strip(_WHITESPACE + "().:[]")
+    return letter.encode() if len(letter) == 1 and letter in LETTERS else b""
+
+
 def are_right(answers: Sequence[str | None], references: Sequence[str], style: AnswerStyle) -> list[bool]:
     """Tell which answers are their references: the same decimal, text, or for "boxed" equivalent LaTeX.
 
@@ -130,11 +175,9 @@ def are_right(answers: Sequence[str | None], references: Sequence[str], style: A
     Returns:
         N verdicts; None is never right.
     """
-    pairs = list(zip(answers, references, strict=True))
-    if style == "texts":
+    pairs, compared = list(zip(answers, references, strict=True)), STYLES[style].compared
+    if compared:
         return [answer is not None and compared(answer) == compared(reference) != b"" for answer, reference in pairs]
-    if style != "boxed":
-        return [answer == reference for answer, reference in pairs]
     told = iter(_equivalent([(answer, reference) for answer, reference in pairs if answer is not None]))
     return [answer is not None and next(told) for answer, _ in pairs]
 
@@ -149,9 +192,10 @@ def in_one_form(answers: Sequence[str | None], style: AnswerStyle, known: Sequen
     Returns:
         N answers, equal where `are_right` says so.
     """
-    if style not in ("boxed", "texts"):  # decimals are canonical
-        return list(answers)
     form: dict[str, str] = {}
+    if compared := STYLES[style].compared:
+        first: dict[bytes, str] = {}
+        return [None if answer is None else first.setdefault(compared(answer), answer) for answer in answers]
     left, references = list(dict.fromkeys(answer for answer in answers if answer is not None)), list(known)
     while left:
         reference = references.pop(0) if references else left[0]
@@ -203,6 +247,46 @@ def _settled(answer: str | None, reference: str | None) -> bool | None:
     if answer is None or reference is None:
         return None
     return answer == reference or (None if "." in answer + reference else False)
+
+
+STYLES: dict[AnswerStyle, Style] = {
+    "after_mark": Style(_number_after_mark, str.encode, "numbers, read after the last #", "no number after its last #"),
+    "last_number": Style(
+        _last_number,
+        str.encode,
+        "numbers, the last one is read",
+        "no number, or its last is a part of something else",
+    ),
+    "boxed": Style(
+        lambda text: last_boxed(text) or None,
+        None,
+        r"LaTeX, read from the last \boxed{}",
+        r"nothing in a \boxed{}",
+        kind="latex",
+        around=(r"\boxed{", "}"),
+    ),
+    "texts": Style(
+        lambda text: said_text(text) or None,
+        compared,
+        "texts, read after the last mark",
+        "nothing after its mark",
+        kind="texts",
+        marked=True,
+    ),
+    "choice": Style(
+        _last_choice,
+        _choice,
+        "letters of choices, the last one is read",
+        f"no letter {LETTERS[0]} to {LETTERS[-1]} that stands alone",
+        kind="texts",
+        marked=True,
+    ),
+}
+
+
+def style_of(asked: AskedStyle, own: AnswerStyle) -> AnswerStyle:
+    """How a reasoner's answers are read that are of the style `own` where nothing else is asked for."""
+    return own if asked == "auto" else asked
 
 
 def is_correct(text: str | None, reference_canonical: str, style: AnswerStyle) -> bool:

@@ -12,8 +12,7 @@ from slpo_jax.errors import UserError, in_a_line
 from slpo_jax.rewards.answers import AnswerStyle, are_right, parse_completion, read_completion
 from slpo_jax.rewards.ending import StopStrings, text_tokens
 from slpo_jax.rewards.stopping import stop_strings
-from slpo_jax.rewards.text_verifier import text_table, verify_text
-from slpo_jax.rewards.verifier import byte_table, verify
+from slpo_jax.rewards.text_verifier import ON_DEVICE
 
 RewardFn = Callable[[jax.Array, jax.Array], jax.Array]
 """(tokens int [N, A], references uint8 [N, R]) -> bool [N], traceable."""
@@ -89,14 +88,12 @@ class Reward:
         pieces = [*token_bytes, *[b""] * (vocabulary - len(token_bytes)), b""]
         self.stops, cut_pieces = _stops(stop, pieces)
         self.on_device: RewardFn | None = None
-        if self._function is None and style != "boxed":
-            table = (text_table if style == "texts" else byte_table)([*pieces, *cut_pieces])
-
-            def on_device(tokens_NA, references_NR):
-                read = (table, text_tokens(tokens_NA, eos_ids, self.stops), references_NR, eos_ids[0])
-                return verify_text(*read) if style == "texts" else verify(*read, style)
-
-            self.on_device = on_device
+        if self._function is None and style in ON_DEVICE:
+            make_table, verify = ON_DEVICE[style]
+            table = make_table([*pieces, *cut_pieces])
+            self.on_device = lambda tokens_NA, references_NR: verify(
+                table, text_tokens(tokens_NA, eos_ids, self.stops), references_NR, eos_ids[0]
+            )
 
     def asking(self, reward: str | TextRewardFn) -> "Reward":
         """One that judges otherwise, on the host, and reads as this does.

@@ -1,15 +1,21 @@
-"""Answers that are texts, on the device: `slpo_jax.rewards.texts` as a pure function of arrays, for use inside jit.
+"""Answers that are texts or letters, on the device: what the host does as pure functions of arrays, for use inside jit.
+
+`ON_DEVICE` has these and `verifier`'s by style.
 
 Shape suffixes as in `slpo_jax.rewards.verifier`.
 """
 
-from collections.abc import Sequence
+import functools
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from slpo_jax.rewards.answers import LETTERS, AnswerStyle
 from slpo_jax.rewards.texts import MARKS, written
-from slpo_jax.rewards.verifier import ByteTable, padded_table
+from slpo_jax.rewards.verifier import ByteTable, byte_table, padded_table, verify
 
 
 def text_table(token_bytes: Sequence[bytes]) -> ByteTable:
@@ -34,9 +40,8 @@ def verify_text(table: ByteTable, tokens_BA: jax.Array, references_BR: jax.Array
     """
 
     def verify_row(tokens_A, reference_R):
-        is_eos_A = tokens_A == eos_id
-        bytes_AL = jnp.asarray(table.bytes_VL).at[tokens_A].get(mode="fill", fill_value=0, wrap_negative_indices=False)
-        bytes_N = _joined(jnp.where(jnp.cumsum(is_eos_A)[:, None] > 0, 0, bytes_AL).reshape(-1))
+        bytes_N, ended = _written(table, tokens_A, eos_id)
+        bytes_N = _joined(bytes_N)
         begin = jnp.max(jnp.stack([_end_of_last(bytes_N, mark) for mark in MARKS]))
         begin += bytes_N.at[begin].get(mode="fill", fill_value=0) == ord(" ")
 
@@ -46,9 +51,16 @@ def verify_text(table: ByteTable, tokens_BA: jax.Array, references_BR: jax.Array
         length = (reference_R > 0).sum()
         indices_R = begin + jnp.arange(reference_R.size)
         same_R = bytes_N.at[indices_R].get(mode="fill", fill_value=0) == reference_R
-        return is_eos_A.any() & (length > 0) & (end - begin == length) & (same_R | (reference_R == 0)).all()
+        return ended & (length > 0) & (end - begin == length) & (same_R | (reference_R == 0)).all()
 
     return jax.vmap(verify_row)(jnp.asarray(tokens_BA), jnp.asarray(references_BR))
+
+
+def _written(table: ByteTable, tokens_A: jax.Array, eos_id: int | jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The bytes [N] of the tokens before the first `eos_id`, 0 for none, and whether there is one."""
+    is_eos_A = tokens_A == eos_id
+    bytes_AL = jnp.asarray(table.bytes_VL).at[tokens_A].get(mode="fill", fill_value=0, wrap_negative_indices=False)
+    return jnp.where(jnp.cumsum(is_eos_A)[:, None] > 0, 0, bytes_AL).reshape(-1), is_eos_A.any()
 
 
 def _joined(bytes_N: jax.Array) -> jax.Array:
@@ -69,3 +81,57 @@ def _end_of_last(bytes_N: jax.Array, mark: bytes) -> jax.Array:
     padded = jnp.where(padded == 0, ord(" "), padded)  # a # at the end is one too
     found_MN = jnp.stack([padded[place : place + indices.size] == byte for place, byte in enumerate(mark)])
     return jnp.where(found_MN.all(axis=0), indices + len(mark), 0).max()
+
+
+def choice_table(token_bytes: Sequence[bytes]) -> ByteTable:
+    """Build the table that `verify_choice` reads tokens with: a letter that may be one, others as `a`, signs as blanks.
+
+    Args:
+        token_bytes: the bytes of each token id; b"" for special tokens.
+    """
+    return padded_table([
+        re.sub(rb"[^\w']+", b" ", re.sub(rb"[\w']{2,}|[^%s\W]|'" % LETTERS.encode(), b"a", piece.replace(b"\0", b"")))
+        for piece in token_bytes
+    ])  # fmt: skip
+
+
+def verify_choice(table: ByteTable, tokens_BA: jax.Array, references_BR: jax.Array, eos_id: int | jax.Array):
+    """Tell which completions give their reference, the last letter that stands alone; see `verify_text`.
+
+    Args:
+        references_BR: uint8 [B, R], the letter first.
+    """
+
+    def verify_row(tokens_A, reference_R):
+        bytes_N, ended = _written(table, tokens_A, eos_id)
+        indices_N, within_N = jnp.arange(bytes_N.size), (bytes_N > 0) & (bytes_N != ord(" "))
+        before_N = jax.lax.cummax(jnp.where(bytes_N > 0, indices_N, -1))
+        after_N = jax.lax.cummin(jnp.where(bytes_N > 0, indices_N, bytes_N.size), reverse=True)
+        # With something at both ends, which joins nothing.
+        padded = jnp.pad(within_N, 1)
+        joined_N = padded[jnp.pad(before_N, (1, 0), constant_values=-1)[:-1] + 1]
+        joined_N |= padded[jnp.pad(after_N, (0, 1), constant_values=bytes_N.size)[1:] + 1]
+        last = jnp.where(within_N & (bytes_N != ord("a")) & ~joined_N, indices_N, -1).max()
+        return ended & (last >= 0) & (bytes_N[last] == reference_R[0])
+
+    return jax.vmap(verify_row)(jnp.asarray(tokens_BA), jnp.asarray(references_BR))
+
+
+class OnDevice(NamedTuple):
+    """How the device judges a style.
+
+    Attributes:
+        table: of the bytes of each token id.
+        verify: (that table, tokens [B, A], encoded references [B, R], eos_id) -> bool [B].
+    """
+
+    table: Callable[[Sequence[bytes]], ByteTable]
+    verify: Callable[[ByteTable, Any, Any, Any], jax.Array]
+
+
+ON_DEVICE: dict[AnswerStyle, OnDevice] = {
+    "after_mark": OnDevice(byte_table, functools.partial(verify, style="after_mark")),
+    "last_number": OnDevice(byte_table, functools.partial(verify, style="last_number")),
+    "texts": OnDevice(text_table, verify_text),
+    "choice": OnDevice(choice_table, verify_choice),
+}

@@ -15,9 +15,8 @@ import numpy as np
 
 from slpo_jax.errors import UserError
 from slpo_jax.rewards import automaton
-from slpo_jax.rewards.answers import AnswerStyle, canonical_decimal
+from slpo_jax.rewards.answers import STYLES, AnswerStyle, canonical_decimal
 from slpo_jax.rewards.automaton import compress
-from slpo_jax.rewards.texts import compared
 
 
 class ByteTable(NamedTuple):
@@ -57,14 +56,14 @@ def padded_table(pieces: Sequence[bytes]) -> ByteTable:
 
 def reference_width(references: Sequence[str], style: AnswerStyle = "after_mark") -> int:
     """Give the width that `encode_references` needs for these references (at least 1)."""
-    return max((len(compared(each) if style == "texts" else each) for each in references), default=1)
+    return max((len(_compared(each, style)) for each in references), default=1)
 
 
 def encode_references(references: Sequence[str], width: int, style: AnswerStyle = "after_mark") -> np.ndarray:
     """Write references as rows of bytes.
 
     Args:
-        references: B of them: canonical decimals, as `canonical_decimal` writes them, or for "texts" any.
+        references: B of them: canonical decimals, as `canonical_decimal` writes them, or any that aren't numbers.
         width: bytes a row, the same for every batch so that shapes stay put.
         style: of the answers.
     Returns:
@@ -74,13 +73,19 @@ def encode_references(references: Sequence[str], width: int, style: AnswerStyle 
     """
     rows = np.zeros((len(references), width), np.uint8)
     for index, reference in enumerate(references):
-        written = compared(reference) if style == "texts" else reference.encode()
+        written = _compared(reference, style)
         if len(written) > width:
             raise UserError(f"reference {index} has {len(written)} characters, more than {width}; raise the width")
-        if style != "texts" and canonical_decimal(reference) != reference:
+        if STYLES[style].kind == "numbers" and canonical_decimal(reference) != reference:
             raise UserError(f"reference {index}, {reference!r}, is not canonical; pass it through canonical_decimal")
         rows[index, : len(written)] = np.frombuffer(written, np.uint8)
     return rows
+
+
+def _compared(reference: str, style: AnswerStyle) -> bytes:
+    compared = STYLES[style].compared
+    assert compared is not None  # LaTeX is the host's
+    return compared(reference)
 
 
 def verify(

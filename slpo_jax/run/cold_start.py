@@ -2,12 +2,18 @@
 
 import dataclasses
 
+from slpo_jax.config.config import Config
 from slpo_jax.run.experiment import Experiment
 from slpo_jax.run.stage import prompted_batches, starting_params
 from slpo_jax.run.validation import Validation, train_stage
 from slpo_jax.training import cold_start
 from slpo_jax.training.optimizer import make_optimizer, make_schedule
 from slpo_jax.training.state import init_state, make_train_step
+
+
+def validates(config: Config) -> bool:
+    """Whether validation problems are asked for."""
+    return True
 
 
 def check(experiment: Experiment, stage: str) -> None:

@@ -5,15 +5,9 @@ from collections.abc import Iterable, Sequence
 from slpo_jax.config.config import Config
 from slpo_jax.data.batches import EncodedProblems
 from slpo_jax.data.problem import Problem, Problems
-from slpo_jax.rewards.answers import AnswerStyle
+from slpo_jax.rewards.answers import STYLES
 from slpo_jax.rewards.reward import CORRECT
 
-_ANSWERS: dict[AnswerStyle, str] = {
-    "after_mark": "numbers, read after the last #",
-    "last_number": "numbers, the last one is read",
-    "boxed": r"LaTeX, read from the last \boxed{}",
-    "texts": "texts, read after the last mark",
-}
 _MOST = 160  # characters that are shown of a text that the model sees
 _WHOLE = 1000  # and of a line of a problem
 _SHOWN = 3  # reasons
@@ -28,7 +22,7 @@ def data_summary(config: Config, key: str, problems: EncodedProblems) -> list[st
     """
     trains = key == "config.data.train"
     said = _counted(problems.problems) if trains else [f"{len(problems):,} problems"]
-    answers = _ANSWERS[problems.template.answer_style]
+    answers = STYLES[problems.template.answer_style].about
     said.append(f"answers are {answers}" if config.reward == CORRECT else f"answers are judged by {config.reward}")
     lines = _lines(key, said, problems)
     return [*lines, f"  the first: {example(problems)}"] if trains else lines

@@ -47,7 +47,7 @@ from slpo_jax.run.validate import (
     fitting_slots,
     say_unknown,
 )
-from slpo_jax.stages import COLD_START, IMITATE, LATENT_RM, RL, wanted
+from slpo_jax.stages import COLD_START, EVALUATE, IMITATE, RL, wanted
 from slpo_jax.training.metrics import MetricsLog
 from slpo_jax.training.optimizer import OptimizerConfig
 from slpo_jax.training.recipes import Recipe, recipe_of
@@ -153,7 +153,7 @@ class Setup:
     def _asked(self, key: str, count: int) -> range:
         """Which problems of a set of so many rollouts are made for; imitation says itself which it imitates."""
         if key == "config.data.train":
-            return range(count if {COLD_START, RL, LATENT_RM}.intersection(self.config.stages) else 0)
+            return range(count if {*self.config.stages} - {IMITATE, EVALUATE} else 0)
         return range(min(self.config.evaluate.limit or count, count))
 
     @functools.cached_property

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from absl import logging
 
+from slpo_jax.config.config import Config
 from slpo_jax.data.batches import EncodedProblems
 from slpo_jax.errors import UserError
 from slpo_jax.io.mesh import shard_rows
@@ -91,6 +92,11 @@ def planned(experiment: Experiment, stage: str = IMITATE) -> tuple[Recipe, list[
     steps = [whole or (config.reset_optimizer and phase.rise) or phase.end - phase.start for phase in plan]
     own = [{} if phase.learning_rate is None else {"learning_rate": phase.learning_rate} for phase in plan]
     return recipe, plan, [experiment.optimizer_config(IMITATE, n, **rate) for n, rate in zip(steps, own, strict=True)]
+
+
+def validates(config: Config) -> bool:
+    """Whether validation problems are asked for."""
+    return False
 
 
 def check(experiment: Experiment, stage: str) -> None:

@@ -6,6 +6,7 @@ import jax
 import numpy as np
 from absl import logging
 
+from slpo_jax.config.config import Config
 from slpo_jax.data.batches import EncodedProblems, batch_indices, padded_chunks
 from slpo_jax.errors import UserError
 from slpo_jax.io import hosts
@@ -21,6 +22,11 @@ from slpo_jax.run.validation import Validation, train_stage
 from slpo_jax.training.latent_rm import LabelledBatch, make_loss
 from slpo_jax.training.optimizer import make_optimizer, make_schedule
 from slpo_jax.training.state import init_state, make_train_step
+
+
+def validates(config: Config) -> bool:
+    """Whether validation problems are asked for."""
+    return bool(config.latent_rm.evaluate_every and config.data.valid)
 
 
 def check(experiment: Experiment, stage: str) -> None:

@@ -1,6 +1,7 @@
 """The stages of a run: what is checked before the first, and one after the other."""
 
 import contextlib
+import importlib
 import json
 import shutil
 import sys
@@ -17,7 +18,6 @@ from slpo_jax.errors import UserError
 from slpo_jax.io import hosts
 from slpo_jax.io.files import write_text
 from slpo_jax.io.watchdog import watched
-from slpo_jax.run import cold_start, imitate, latent_rm, rl
 from slpo_jax.run.data_summary import data_summary
 from slpo_jax.run.evaluate import check_evaluation, run_evaluate
 from slpo_jax.run.experiment import Experiment, build
@@ -27,9 +27,7 @@ from slpo_jax.run.rows import rows
 from slpo_jax.run.sources import sets_to_evaluate
 from slpo_jax.run.stage import check_batch
 from slpo_jax.run.validate import check_sizes
-from slpo_jax.stages import COLD_START, EVALUATE, IMITATE, LATENT_RM, RL, UNFINISHED, Stage, wanted
-
-_HOW: dict[str, Any] = {IMITATE: imitate, COLD_START: cold_start, RL: rl, LATENT_RM: latent_rm}
+from slpo_jax.stages import EVALUATE, IMITATE, UNFINISHED, Section, Stage, wanted
 
 
 def run_stages(config: Config, workdir: Path, given: Collection[str] = ()) -> Experiment:
@@ -73,11 +71,16 @@ def _say_summary(experiment: Experiment) -> None:
         print(line, file=sys.stderr, flush=True)
 
 
+def _how(section: Section) -> Any:
+    """The file that has `check` and `train` of a section's stages, and `validates`."""
+    return importlib.import_module(f"slpo_jax.run.{section}")
+
+
 def run_stage(experiment: Experiment, stage: Stage) -> None:
     """Train a stage, if it isn't finished."""
     ensure_manifest(experiment, stage.name)
     if not experiment.workdir.stage(stage.name).is_finished:
-        _HOW[stage.section].train(experiment, stage.name)
+        _how(stage.section).train(experiment, stage.name)
     if stage.name == IMITATE and hosts.is_first():  # also what a run left that was killed as soon as it was finished
         shutil.rmtree(experiment.workdir.stage(UNFINISHED).path, ignore_errors=True)
 
@@ -94,7 +97,7 @@ def check_stages(experiment: Experiment) -> None:
         check_batch(experiment, stage.section)
         ensure_manifest(experiment, stage.name, write=False)
         try:
-            _HOW[stage.section].check(experiment, stage.name)
+            _how(stage.section).check(experiment, stage.name)
         except UserError as error:
             wrong[str(error)] = None
     if wrong:  # of every stage at once, so that one correction is enough
@@ -143,8 +146,7 @@ def _open_data(experiment: Experiment) -> None:
             f"config.data.valid: not set, and {choosing[0].label}'s {what} is chosen on it; give a file or a synthetic "
             f"set{way}"
         )
-    chosen = LATENT_RM in to_train and config.latent_rm.evaluate_every and config.data.valid
-    if choosing or COLD_START in to_train or (RL in to_train and config.rl.evaluate_every) or chosen:
+    if choosing or any(_how(section).validates(config) for section in to_train):
         _ = experiment.valid
     if EVALUATE in config.stages:
         say_shared(experiment)

@@ -8,7 +8,7 @@ import jax
 import optax
 from absl import logging
 
-from slpo_jax.config.config import objective_of, rl_of
+from slpo_jax.config.config import Config, objective_of, rl_of
 from slpo_jax.config.sections import changed
 from slpo_jax.errors import UserError
 from slpo_jax.models.lora import merging
@@ -27,6 +27,11 @@ from slpo_jax.training.rollout_update import make_rl_step
 from slpo_jax.training.state import copied, init_state
 
 STAGE = RL
+
+
+def validates(config: Config) -> bool:
+    """Whether validation problems are asked for."""
+    return config.rl.evaluate_every > 0
 
 
 def check(experiment: Experiment, name: str) -> None:

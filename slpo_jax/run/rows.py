@@ -3,14 +3,14 @@
 from collections.abc import Mapping
 from typing import Any
 
-from slpo_jax.config.config import Config, ends_at, own_latents
+from slpo_jax.config.config import Config, own_latents
 from slpo_jax.config.sections import values
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.rows import BEST_FIXED, Row
 from slpo_jax.io.files import as_json, flatten, read_json
 from slpo_jax.io.workdir import StageFolder
 from slpo_jax.run.experiment import Experiment
-from slpo_jax.stages import NO_THOUGHT, wanted
+from slpo_jax.stages import ABOUT, NO_THOUGHT, wanted
 from slpo_jax.training.objectives import OBJECTIVES
 from slpo_jax.training.recipes import RECIPES
 
@@ -48,21 +48,24 @@ def rows(experiment: Experiment, planned: bool = False) -> list[Row]:
     if "imitate" in stages:
         imitated: dict[str, Any] = {"stage": "imitate", "fixed": True, "baselines": (NO_THOUGHT,)}
         add("imitate", _imitation(config), 0, "Imitation, as it ended.", rules=lengths, **imitated)
-        if total and not by_steps and not (own == total and ends_at(config)):  # or the two would be one
+        if total and not by_steps and own != total:  # or the two would be one
             about = "Imitation, with as many latents as there may be at most."
             add("imitate_fixed_tmax", "imitation, fixed T_max", 1, about, rules=(total,), **imitated)
     if "imitate_control" in stages:
         about = "Imitation for as many further steps as an objective takes: more training without rewards."
         rules = tuple(sorted({*lengths, total}))
         add("imitate_control", "imitation control", 2, about, rules=rules, baselines=("imitate",))
-    if "cold_start" in stages:
-        about = "Imitation's reasoner with the trained gate: where the objectives start."
-        add("cold_start", "cold gate", 3, about, baselines=(BEST_FIXED,), **by_gate)
     # Without a gate there is no cold start, and imitation itself is what an objective starts from.
     before = () if gated else ("imitate",)
+    earlier: tuple[str, ...] = ()
+    for section, (label, about) in {section: each.row for section, each in ABOUT.items() if each.row}.items():
+        if section in stages:
+            add(section, label, 3 + len(earlier), about, baselines=(*earlier, *before, BEST_FIXED), **by_gate)
+        earlier = (section, *earlier)
     objectives = _objectives(experiment, planned)
     for place, name in enumerate(objectives, start=_FIRST_OBJECTIVE):
-        baselines = (*objectives[: place - _FIRST_OBJECTIVE], "cold_start", "imitate_control", *before, BEST_FIXED)
+        controls = (*earlier, "imitate_control", *before, BEST_FIXED)
+        baselines = (*objectives[: place - _FIRST_OBJECTIVE], *controls)
         label = (OBJECTIVES[name].label if name in OBJECTIVES else "") or name.replace("_", " ")
         add(name, label, place, f"What the objective {name} trained.", baselines=baselines, **by_gate)
     if not found:

@@ -2,6 +2,7 @@
 
 from slpo_jax.config.config import ends_at
 from slpo_jax.policy.latent_policies import LatentPolicyConfig
+from slpo_jax.rewards.answers import STYLES
 from slpo_jax.run.solver import Solution, Solver, Vote
 
 
@@ -41,9 +42,7 @@ def _missing(solver: Solver, solution: Solution) -> str:
     style = solver.setup.template.answer_style
     if solution.cut:
         return "none: the text has no end, so what it says last may be cut off"
-    whats = {"boxed": r"nothing in a \boxed{}", "texts": "nothing after its mark"}
-    what = (whats | {"after_mark": "no number after its last #"}).get(style)
-    what = what or "no number, or its last is a part of something else"
+    what = STYLES[style].none
     if style == "after_mark" and "#" not in solution.text:
         what = "no # before a number"
         if not solver.setup.checkpoint.architecture.has_latents:

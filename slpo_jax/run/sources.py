@@ -8,15 +8,13 @@ from absl import logging
 
 from slpo_jax.config.config import Config
 from slpo_jax.data.problem import Problems, without
-from slpo_jax.data.problems import Answers, Role, load_problems
+from slpo_jax.data.problems import Role, load_problems
 from slpo_jax.errors import UserError
+from slpo_jax.rewards.answers import STYLES, Kind, style_of
 from slpo_jax.rewards.reward import CORRECT
 
 # Which split of a data set the key asks for; sets to evaluate on are asked for their test split.
 _ROLES: dict[str, Role] = {"config.data.train": "train", "config.data.valid": "validation"}
-
-KINDS: dict[str, Answers] = {"boxed": "latex", "texts": "texts"}
-"""Answers that are no numbers, by config.prompt.answers."""
 
 
 @contextlib.contextmanager
@@ -46,8 +44,8 @@ def load_set(config: Config, key: str, source: Any, texts: bool = False) -> Prob
     """
     if isinstance(source, str) and not source:
         raise UserError(f"{key}: not set; give a file or a synthetic set such as synthetic:train")
-    compared = KINDS.get(config.prompt.answers, "numbers")
-    kind: Answers = compared if config.reward == CORRECT and not texts else "texts"
+    compared = STYLES[style_of(config.prompt.answers, "after_mark")].kind
+    kind: Kind = compared if config.reward == CORRECT and not texts else "texts"
 
     def load(key, source):
         try:

@@ -32,7 +32,7 @@ def check_start(config: Config, checkpoint: Checkpoint, workdir: Workdir | None)
               prompt.stop, without_latents(), IN_WORDS)  # fmt: skip
     config.latent_policy.selected.check(run)
     _check_recipe(config, architecture)
-    default = PromptConfig(answers="texts" if config.prompt.answers == "texts" else "auto")
+    default = PromptConfig(answers=prompt.answers if prompt.marked_style("after_mark") == prompt.answers else "auto")
     asked = [key for key, value in vars(default).items() if getattr(config.prompt, key) != value]
     for key in asked:
         if key not in architecture.prompt_keys:

@@ -89,6 +89,19 @@ def test_unbiased_pass_at_k_is_the_share_of_subsets(n):
         assert statistics.pass_at_k_unbiased(np.array([c]), n, k)[0] == pytest.approx(share, abs=1e-12)
 
 
+@pytest.mark.parametrize(("seeds", "per_seed"), [(1, 6), (2, 3), (4, 1)])
+def test_all_at_k_is_the_share_of_subsets_that_are_all_right(seeds, per_seed):
+    n = seeds * per_seed
+    right = np.array([[m < c for m in range(n)] for c in range(n + 1)])  # a problem with each number of right ones
+    correct = right.reshape(n + 1, seeds, per_seed).swapaxes(0, 1)
+    found = statistics.problem_values(make_records([1] * (n + 1), [1] * (n + 1), [1] * (n + 1), correct))
+    ks = [k for k in (1, 2, 3, 4, 6) if f"all@{k}" in found]
+    assert ks == [k for k in (1, 2, 3, 4, 6) if f"pass@{k}" in found and k > 1] != []
+    for k in ks:
+        shares = [np.mean([all(subset) for subset in itertools.combinations(row, k)]) for row in right]
+        assert found[f"all@{k}"] == pytest.approx(shares, abs=1e-12)
+
+
 def test_unbiased_pass_at_k_large_n_against_exact_binomials():
     n, k, c = 5000, 300, np.array([0, 1, 17, 4700, 4701, 5000])
     exact = [1 - math.comb(n - int(x), k) / math.comb(n, k) for x in c]

@@ -102,7 +102,7 @@ def test_no_two_draws_of_a_row_share_a_key():
     uniforms.append(jnp.stack([noise.stop_uniforms(rows, place) for place in places], axis=1))
     assert len(np.unique(uniforms)) >= 2 * 40 * len(uniforms) - 2  # in 2^23 numbers, a pair by chance
     streams = [noise.stream_key(jax.random.key(0), name, step) for name in noise.STREAMS for step in range(4)]
-    assert len(np.unique([jax.random.key_data(key) for key in streams], axis=0)) == 4 * len(noise.STREAMS) == 20
+    assert len(np.unique([jax.random.key_data(key) for key in streams], axis=0)) == 4 * len(noise.STREAMS) == 24
 
 
 def test_truncation_is_transformers():

@@ -1,11 +1,11 @@
-"""Answers that are texts: what is read and when two are the same, by hand and on the device as on the host."""
+"""Answers that are texts or letters: what is read and what is the same, by hand and on the device as on the host."""
 
 import jax
 import numpy as np
 import pytest
 
 from slpo_jax.rewards.answers import is_correct, parse_completion, read_completion
-from slpo_jax.rewards.text_verifier import text_table, verify_text
+from slpo_jax.rewards.text_verifier import ON_DEVICE
 from slpo_jax.rewards.verifier import encode_references, reference_width
 
 # (completion, what is read, whether it is "Tom is a lempus.")
@@ -32,22 +32,49 @@ def test_the_text_after_the_last_mark_is_compared_word_by_word(text, answer, rig
     assert not is_correct(None, "Tom is a lempus.", "texts")
 
 
-def test_the_device_says_what_the_host_says():
-    pieces = [b"", b" ", b"\n", b"#", b"# ", b"###", b"a", b"A", b"b.", b".", b" a  \tb ", b"answer", b" is", b":",
-              b"Answer:", b"\0", b"**", "é".encode(), "é".encode()[:1], "é".encode()[1:], b"C#"]  # fmt: skip
+# Completion, and the choice that is read.
+CHOICES = [
+    ("B", "B"), ("(B)", "B"), ("B.", "B"), ("Answer: B", "B"), ("**B**", "B"), ("A or B? C", "C"), ("#### J", "J"),
+    ("A. It can't be B, so DAD", "B"), ("A's", None), ("I'm K", None), ("b", None), ("AB", None), ("B2 _A", None),
+    ("\u7b54\u6848\u9009B\u3002", "B"), ("B\0", "B"), ("B\0A", None), ("", None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "letter"), CHOICES)
+def test_the_last_letter_that_stands_alone_is_the_choice(text, letter):
+    assert parse_completion(text, "choice") == letter
+    for reference in ("B", "(B)", " B. ", "B: a cat", "b", "AB", ""):
+        assert is_correct(text, reference, "choice") is (letter == "B" and reference.strip() in ("B", "(B)", "B."))
+
+
+TEXT_PIECES = [b"", b" ", b"\n", b"#", b"# ", b"###", b"a", b"A", b"b.", b".", b" a  \tb ", b"answer", b" is", b":",
+               b"Answer:", b"\0", b"**", "é".encode(), "é".encode()[:1], "é".encode()[1:], b"C#"]  # fmt: skip
+CHOICE_PIECES = [b"", b" ", b"A", b"A", b"B", b"B", b"B.", b"(", b")", b" C", b"AB", b"A B", b"J K", b"'", b"_", b"7",
+                 b"a", b"\0", "é".encode()[:1], b"cat ", b" dog"]  # fmt: skip
+ROWS = [[4, 6, 0] + [6] * 9, [6, 2, 10] + [0] * 9, [11, 12, 13, 6, 10, 0] + [0] * 6]
+
+
+@pytest.mark.parametrize(
+    ("style", "pieces", "others"),
+    [
+        ("texts", TEXT_PIECES, ["a", "a a b", "A a B.", "é", "C#", ".", "b", ""]),
+        ("choice", CHOICE_PIECES, ["A", "(B)", "B.", "C", "K", "A B", "a", ""]),
+    ],
+)
+def test_the_device_says_what_the_host_says(style, pieces, others):
     rng = np.random.default_rng(0)
     tokens = rng.integers(1, len(pieces) + 1, (4000, 12))  # the last is beyond the vocabulary
     tokens[:, -1] = rng.integers(0, 2, 4000)  # and some don't end
     tokens[np.arange(4000), rng.integers(2, 12, 4000)] = 0
-    tokens = np.concatenate([tokens, [[4, 6, 0] + [6] * 9, [6, 2, 10] + [0] * 9, [11, 12, 13, 6, 10, 0] + [0] * 6]])
+    tokens = np.concatenate([tokens, ROWS])
     completions = [read_completion(row.tolist(), pieces, (0,)).text for row in tokens]
-    said = [text and parse_completion(text, "texts") for text in completions]
-    others = ["a", "a a b", "A a B.", "é", "C#", ".", "b", ""]
+    said = [text and parse_completion(text, style) for text in completions]
     # U+FFFD is how the host shows bytes that are no text, and no reference has any.
     usable = [answer if answer and "\ufffd" not in answer else "" for answer in said]
     references = [answer if answer and n % 2 else others[n % len(others)] for n, answer in enumerate(usable)]
-    expected = [is_correct(text, reference, "texts") for text, reference in zip(completions, references, strict=True)]
-    encoded = encode_references(references, reference_width(references, "texts"), "texts")
-    found = jax.jit(verify_text)(text_table(pieces), tokens, encoded, 0)
+    expected = [is_correct(text, reference, style) for text, reference in zip(completions, references, strict=True)]
+    encoded = encode_references(references, reference_width(references, style), style)
+    table, verify = ON_DEVICE[style]
+    found = jax.jit(verify)(table(pieces), tokens, encoded, 0)
     assert found.tolist() == expected
     assert 500 < sum(expected) < 3500

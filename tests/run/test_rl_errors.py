@@ -134,6 +134,26 @@ def test_an_objective_s_own_rate_and_schedule_are_its_optimizer_s(tmp_path):
     assert {each.final_fraction for each in found} == {0.5}
 
 
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({"gate.enabled": True}, "config.stages: best_of_n stops by the gate"),
+        ({"best_of_n.scorer": "gate"}, "config.best_of_n.scorer: gate asks the gate"),
+        (
+            {"best_of_n.scorer": "latent_rm"},
+            "config.best_of_n.scorer: 'latent_rm' is not valid; give one of",
+        ),
+        ({"reward": "mine"}, "config.stages: best_of_n verifies on the device"),
+        ({"best_of_n.batch_size": 5}, "config.best_of_n.batch_size: 5 is not a multiple of"),
+    ],
+)
+def test_what_best_of_n_can_t_use(changes, key, tmp_path, monkeypatch):
+    monkeypatch.setitem(REWARDS, "mine", lambda question, reference, text: float(len(text)))
+    config = load_config()
+    config.update_from_flattened_dict({"gate.enabled": False, "stages": ("imitate", "best_of_n"), **changes})
+    assert _refused(config, tmp_path).startswith(key)
+
+
 @pytest.mark.parametrize("name", ["a/b", "", "a b"])
 def test_an_objective_s_name_is_one_of_files(name, tmp_path):
     config = load_config()

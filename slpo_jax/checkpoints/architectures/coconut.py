@@ -37,7 +37,7 @@ class Coconut(Architecture):
         marked = marked_template(
             tokenizer,
             add_reasoner_tokens(tokenizer, COCONUT_TOKENS, first_id),
-            answer_style="texts" if prompt.answers == "texts" else "after_mark",
+            answer_style=prompt.marked_style("after_mark"),
             question_text=line,
             step_text=lambda step, first: step + "\n",
             answer_text=lambda answer: f"{ANSWER_MARK} {answer}",

@@ -82,7 +82,7 @@ class Codi(Architecture):
         return marked_template(
             tokenizer,
             tokens,
-            answer_style="texts" if prompt.answers == "texts" else "last_number",
+            answer_style=prompt.marked_style("last_number"),
             question_text=_tidied if self.tidy else str,
             question_in_jinja="question.strip().replace('  ', ' ')" if self.tidy else "question",
             step_text=lambda step, first: step if first else " " + step,

@@ -126,7 +126,7 @@ class Colar(Architecture):
         if tokenizer.pad_token is None:
             tokenizer.pad_token = tokenizer.eos_token
         return Template(
-            answer_style="texts" if prompt.answers == "texts" else "last_number",
+            answer_style=prompt.marked_style("last_number"),
             start_id=mark[0],
             closing_ids=(mark[0],),
             latent_id=tokenizer.get_vocab().get(LATENT),

@@ -6,10 +6,11 @@ from html import escape
 from importlib.resources import files
 from typing import Any
 
-from slpo_jax.evaluation.definitions import SHARED, about_differences, about_rows, defined, scalars
+from slpo_jax.evaluation.definitions import SHARED, about_differences, about_rows, scalars
 from slpo_jax.evaluation.markdown import shown_columns
 from slpo_jax.evaluation.page.problems import Thoughts, browsed
 from slpo_jax.evaluation.records import Evals
+from slpo_jax.evaluation.statistics import defined
 from slpo_jax.io.files import to_json
 
 MOST_BYTES = 4_900_000
