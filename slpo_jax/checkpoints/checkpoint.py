@@ -114,7 +114,7 @@ def _random(config: Config, architecture: type[Architecture], problems: Callable
     tokenizer = _of_words(made, config.prompt, problems()) if words else load_tokenizer(config.tokenizer)
     template = made.template(tokenizer, prompt=config.prompt)
     backbone = BACKBONES[REASONERS[config.reasoner][1]]
-    fields = {field.name for field in dataclasses.fields(backbone)}
+    fields = {field.name for field in dataclasses.fields(backbone)} - {"scan_layers"}  # which is resolved below
     shapes = {name: value for name, value in vars(config.model).items() if name in fields}
     if issubclass(backbone, LlamaConfig):
         shapes["n_kv_head"] = shapes["n_kv_head"] or config.model.n_head

@@ -1,11 +1,13 @@
 """A backbone's shapes, in our dataclasses and in Hugging Face's config.json."""
 
 import dataclasses
-import math
+import functools
+from collections.abc import Mapping
 from typing import Any
 
 from absl import logging
 
+from slpo_jax.config.bounds import FieldError
 from slpo_jax.errors import UserError
 from slpo_jax.models.gpt2 import GPT2Config
 from slpo_jax.models.llama import LLAMAS, LlamaConfig, RopeScaling
@@ -36,7 +38,6 @@ _LLAMA_KEYS = {
     "head_dim": "head_dim", "n_inner": "intermediate_size", "norm_epsilon": "rms_norm_eps",
     "rope_theta": "rope_theta", "rope_scaling": "rope_scaling", "tied": "tie_word_embeddings",
 }  # fmt: skip
-_COUNTS = ("vocab_size", "n_positions", "n_embd", "n_layer", "n_head")
 
 
 def from_hugging_face(values: dict[str, Any], source: str) -> BackboneConfig:
@@ -58,99 +59,53 @@ def from_hugging_face(values: dict[str, Any], source: str) -> BackboneConfig:
                 raise UserError(f"{source}: {key} = {each!r} is not supported, only {wanted!r}; give another model")
     if values.get("auto_map"):
         logging.warning("%s: its own code (auto_map) is not run; the model is taken as a plain %s", source, kind)
-    fields = _Fields(_DEFAULTS.get(kind, {}) | values, source)
-    return _gpt2(fields) if kind == "gpt2" else _llama(fields)
-
-
-class _Fields:
-    """The values of a config.json, checked when they are asked for."""
-
-    def __init__(self, values: dict[str, Any], source: str):
-        self.values, self.source = values, source
-
-    def count(self, key: str, default: int | None = None) -> int:
-        """A positive whole number; null is as good as missing."""
-        value = self._get(key, default)
-        if type(value) is not int or value < 1:
-            raise UserError(f"{self.source}: {key} is {value!r}, not a positive whole number; mend it")
-        return value
-
-    def real(self, key: str, default: float | None = None) -> float:
-        """A positive number."""
-        value = self._get(key, default)
-        if type(value) not in (int, float) or not 0 < value < math.inf:
-            raise UserError(f"{self.source}: {key} is {value!r}, not a positive number; mend it")
-        return float(value)
-
-    def flag(self, key: str, default: bool) -> bool:
-        value = self._get(key, default)
-        if type(value) is not bool:
-            raise UserError(f"{self.source}: {key} is {value!r}, neither true nor false; mend it")
-        return value
-
-    def divisor(self, key: str, of: str, number: int, default: int | None = None) -> int:
-        """A positive whole number that divides another field's."""
-        value = self.count(key, default)
-        if number % value:
-            raise UserError(f"{self.source}: {key} is {value}, which does not divide {of}, {number}; mend it")
-        return value
-
-    def _get(self, key: str, default: Any) -> Any:
-        value = self.values.get(key)
-        value = default if value is None else value
-        if value is None:
-            raise UserError(f"{self.source}: key {key!r} is missing; give the model's whole config.json")
-        return value
-
-
-def _gpt2(fields: _Fields) -> GPT2Config:
-    counts: dict[str, Any] = {name: fields.count(_GPT2_KEYS[name]) for name in _COUNTS}
-    fields.divisor("n_head", "n_embd", counts["n_embd"])
-    return GPT2Config(
-        **counts,
-        n_inner=fields.count("n_inner") if fields.values.get("n_inner") is not None else 0,
-        norm_epsilon=fields.real("layer_norm_epsilon", 1e-5),
-        tied=fields.flag("tie_word_embeddings", True),
-    )
-
-
-def _llama(fields: _Fields) -> LlamaConfig:
-    counts: dict[str, Any] = {name: fields.count(_LLAMA_KEYS[name]) for name in (*_COUNTS, "n_inner")}
-    values, width, heads = fields.values, counts["n_embd"], counts["n_head"]
+    if kind == "gpt2":
+        gpt2: GPT2Config = _made(GPT2Config, _GPT2_KEYS, values, source, n_inner=0, norm_epsilon=1e-5, tied=True)
+        return gpt2
     rope = values.get("rope_parameters") or values.get("rope_scaling") or {}
     if not isinstance(rope, dict):
-        raise UserError(f"{fields.source}: rope_parameters is {rope!r}, no object; mend it")
-    rope_fields = _Fields({"rope_theta": values.get("rope_theta")} | rope, fields.source)
+        raise UserError(f"{source}: rope_parameters is {rope!r}, no object; mend it")
+    values = _DEFAULTS.get(kind, {}) | values | {"rope_theta": rope.get("rope_theta", values.get("rope_theta"))}
+    values["rope_scaling"] = _rope_scaling(rope, source)
+    defaults = {"n_kv_head": values.get("num_attention_heads"), "norm_epsilon": 1e-6, "rope_theta": 10_000.0}
+    made = functools.partial(
+        _made, LLAMAS[kind], _LLAMA_KEYS, values, source,
+        **defaults, rope_scaling=None, tied=False,
+    )  # fmt: skip
+    llama: LlamaConfig = made(head_dim=2)
     if values.get("head_dim") is None:
-        fields.divisor("num_attention_heads", "hidden_size", width)
-    head_dim = fields.count("head_dim", width // heads)
-    if head_dim % 2:
-        raise UserError(f"{fields.source}: head_dim is {head_dim}, which rope can't halve; give another model")
-    return LLAMAS[values["model_type"]](
-        **counts,
-        n_kv_head=fields.divisor("num_key_value_heads", "num_attention_heads", heads, heads),
-        head_dim=head_dim,
-        norm_epsilon=fields.real("rms_norm_eps", 1e-6),
-        rope_theta=rope_fields.real("rope_theta", 10_000.0),
-        rope_scaling=_rope_scaling(rope_fields),
-        tied=fields.flag("tie_word_embeddings", False),
-    )
+        if llama.n_embd % llama.n_head:
+            raise UserError(
+                f"{source}: num_attention_heads: {llama.n_head} does not divide hidden_size, {llama.n_embd}; mend it"
+            )
+        llama = made(head_dim=llama.n_embd // llama.n_head)
+    return llama
 
 
-def _rope_scaling(rope: _Fields) -> RopeScaling | None:
-    kind = rope.values.get("rope_type") or rope.values.get("type") or "default"
+def _made(cls: Any, keys: Mapping[str, str], values: Mapping[str, Any], source: str, **defaults: Any) -> Any:
+    """A dataclass of what a file has under the keys of its fields; null is as good as missing."""
+    found = defaults
+    for name, key in keys.items():
+        value = values.get(key)
+        if value is not None:
+            found[name] = float(value) if type(value) is int and type(getattr(cls, name)) is float else value
+        elif name not in found:
+            raise UserError(f"{source}: key {key!r} is missing; give the model's whole config.json")
+    try:
+        return cls(**found)
+    except FieldError as error:
+        raise UserError(f"{source}: {keys[error.field]}: {error.problem}") from None
+
+
+def _rope_scaling(rope: Mapping[str, Any], source: str) -> RopeScaling | None:
+    kind = rope.get("rope_type") or rope.get("type") or "default"
     if kind == "default":
         return None
     if kind != "llama3":
-        raise UserError(
-            f"{rope.source}: rope scaling {kind!r} is not supported; give a model with default or llama3 rope"
-        )
-    return RopeScaling(
-        factor=rope.real("factor"),
-        low_freq_factor=rope.real("low_freq_factor"),
-        high_freq_factor=rope.real("high_freq_factor"),
-        original_max_position_embeddings=rope.count("original_max_position_embeddings"),
-    )
+        raise UserError(f"{source}: rope scaling {kind!r} is not supported; give a model with default or llama3 rope")
+    names = [field.name for field in dataclasses.fields(RopeScaling)]
+    scaling: RopeScaling = _made(RopeScaling, dict(zip(names, names, strict=True)), rope, source)
+    return scaling
 
 
 def to_hugging_face(config: BackboneConfig) -> dict[str, Any]:

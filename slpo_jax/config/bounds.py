@@ -152,7 +152,8 @@ def fields_of(cls: Any) -> tuple[tuple[str, Any, Any, Limits], ...]:
         default = None if field.default is dataclasses.MISSING else field.default
         if field.default_factory is not dataclasses.MISSING:
             default = field.default_factory()
-        hint = type(default) if dataclasses.is_dataclass(default) else hints[field.name]
+        hint = hints[field.name]
+        hint = type(default) if dataclasses.is_dataclass(default) and get_origin(hint) not in _UNIONS else hint
         found.append((field.name, hint, default, field.metadata.get("limits", Limits())))
     return tuple(found)
 

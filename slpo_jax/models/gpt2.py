@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 import flax.linen as nn
 import jax.numpy as jnp
 
+from slpo_jax.config.bounds import FieldError, check_fields, setting
 from slpo_jax.models import backbone
 from slpo_jax.models.backbone import Context, make_blocks, split_heads
 from slpo_jax.models.dense import dense
@@ -27,17 +28,22 @@ class GPT2Config:
     title: ClassVar = "GPT-2"
     dropout_sites: ClassVar = ("attention", "mlp")  # GPT-2's residual dropout
 
-    vocab_size: int = 50257
-    n_positions: int = 1024
-    n_embd: int = 768
-    n_layer: int = 12
-    n_head: int = 12
-    n_inner: int = 0
-    norm_epsilon: float = 1e-5
+    vocab_size: int = setting(50257, least=1)
+    n_positions: int = setting(1024, least=1)
+    n_embd: int = setting(768, least=1)
+    n_layer: int = setting(12, least=1)
+    n_head: int = setting(12, least=1)
+    n_inner: int = setting(0, least=0)
+    norm_epsilon: float = setting(1e-5, above=0)
     tied: bool = True
     dtype: Any = jnp.float32
     remat: bool = False
     scan_layers: bool = False
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.n_embd % self.n_head:
+            raise FieldError(self, "n_head", f"it has to divide the width, {self.n_embd}")
 
     @property
     def n_kv_head(self) -> int:

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from slpo_jax.errors import UserError
+from slpo_jax.config.bounds import FieldError, check_fields, setting
 from slpo_jax.models import backbone
 from slpo_jax.models.backbone import Context, make_blocks, split_heads
 from slpo_jax.models.dense import dense
@@ -31,10 +31,13 @@ class RopeScaling:
         original_max_position_embeddings: the original context, in positions.
     """
 
-    factor: float = 32.0
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    original_max_position_embeddings: int = 8192
+    factor: float = setting(32.0, above=0)
+    low_freq_factor: float = setting(1.0, above=0)
+    high_freq_factor: float = setting(4.0, above=0)
+    original_max_position_embeddings: int = setting(8192, least=1)
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,27 +65,28 @@ class LlamaConfig:
     qk_norm: ClassVar = False
     dropout_sites: ClassVar = ("mlp",)  # the output of the down projection: Llama has no dropout of its own
 
-    vocab_size: int = 128256
-    n_positions: int = 131072
-    n_embd: int = 2048
-    n_layer: int = 16
-    n_head: int = 32
-    n_kv_head: int = 8
-    head_dim: int = 64
-    n_inner: int = 8192
-    norm_epsilon: float = 1e-5
-    rope_theta: float = 500000.0
+    vocab_size: int = setting(128256, least=1)
+    n_positions: int = setting(131072, least=1)
+    n_embd: int = setting(2048, least=1)
+    n_layer: int = setting(16, least=1)
+    n_head: int = setting(32, least=1)
+    n_kv_head: int = setting(8, least=1)
+    head_dim: int = setting(64, least=1)
+    n_inner: int = setting(8192, least=1)
+    norm_epsilon: float = setting(1e-5, above=0)
+    rope_theta: float = setting(500000.0, above=0)
     rope_scaling: RopeScaling | None = RopeScaling()
     tied: bool = True
     dtype: Any = jnp.float32
     remat: bool = False
     scan_layers: bool = False
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
+        check_fields(self)
         if self.n_head % self.n_kv_head:
-            raise UserError(f"n_kv_head: {self.n_kv_head} does not divide n_head, {self.n_head}; use one that does")
+            raise FieldError(self, "n_kv_head", f"it has to divide the number of heads, {self.n_head}")
         if self.head_dim % 2:
-            raise UserError(f"head_dim: {self.head_dim} is odd, and rotary positions turn pairs; use an even one")
+            raise FieldError(self, "head_dim", "rotary positions turn pairs: it has to be even")
 
 
 class Qwen2Config(LlamaConfig):

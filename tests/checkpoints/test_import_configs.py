@@ -42,7 +42,7 @@ def checkpoint(tmp_path):
         (base_llama, {"rope_parameters": LLAMA3_ROPE | {"factor": -1.0}}, ("factor", "-1.0")),
         (base_llama, {"rope_parameters": 8}, ("rope_parameters", "8")),
         (base_llama, {"num_attention_heads": 0}, ("num_attention_heads", "0")),
-        (base_llama, {"num_attention_heads": 3, "head_dim": None}, ("num_attention_heads", "3")),
+        (base_llama, dict.fromkeys(("head_dim", "num_key_value_heads")) | {"num_attention_heads": 3}, ("heads: 3",)),
         (base_llama, {"head_dim": 7}, ("head_dim", "7")),
         (base_llama, {"tie_word_embeddings": "no"}, ("tie_word_embeddings", "no")),
         (base_llama, {"num_key_value_heads": 3}, ("num_key_value_heads", "3")),
