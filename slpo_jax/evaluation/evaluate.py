@@ -16,7 +16,7 @@ from slpo_jax.errors import UserError, in_a_line
 from slpo_jax.evaluation.rollout_cache import Batch, RolloutCache
 from slpo_jax.evaluation.schedule import RolloutBatch, rollout_batches
 from slpo_jax.io import hosts
-from slpo_jax.io.mesh import EVERYWHERE, ROWS, shard_rows
+from slpo_jax.io.mesh import EVERYWHERE, ROWS, over_rows, shard_rows
 from slpo_jax.io.progress import Progress
 from slpo_jax.policy import noise
 from slpo_jax.policy.beam import beam_search
@@ -114,8 +114,7 @@ class Evaluator:
                 values |= {name: _scored(name, policy, params, prompts, out) for name in self.scorers}
             return values
 
-        specs = (EVERYWHERE, ROWS, ROWS, ROWS, ROWS, EVERYWHERE, ROWS)
-        return jax.jit(jax.shard_map(local, mesh=self.mesh, in_specs=specs, out_specs=ROWS, check_vma=False))
+        return over_rows(local, self.mesh, (EVERYWHERE, ROWS, ROWS, ROWS, ROWS, EVERYWHERE, ROWS))
 
     def batches(self, problems: EncodedProblems, count: int, samples: int) -> Iterator[RolloutBatch]:
         """`rollout_batches` of this evaluator's sizes."""

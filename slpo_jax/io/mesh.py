@@ -4,6 +4,7 @@ Rows of a batch are spread over all devices, over both axes. Along `fsdp` device
 each holding a part; along `data` there are copies.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -43,6 +44,15 @@ def shard_rows(tree: Any, mesh: Mesh) -> Any:
         return jax.make_array_from_callback(x.shape, sharding, lambda index: x[index])
 
     return jax.tree.map(put, tree)
+
+
+def over_rows(function: Callable[..., Any], mesh: Mesh, specs: tuple[PartitionSpec, ...]) -> Callable[..., Any]:
+    """The function as a compiled program in which each device has its own rows, of what it is given and returns.
+
+    Args:
+        specs: of its arguments, `ROWS` or `EVERYWHERE`.
+    """
+    return jax.jit(jax.shard_map(function, mesh=mesh, in_specs=specs, out_specs=ROWS, check_vma=False))
 
 
 def replicate(tree: Any, mesh: Mesh) -> Any:

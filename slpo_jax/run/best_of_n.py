@@ -8,11 +8,10 @@ from slpo_jax.policy import noise
 from slpo_jax.policy.scorers import SCORERS
 from slpo_jax.run.experiment import Experiment
 from slpo_jax.run.provenance import starting_stage
-from slpo_jax.run.stage import close_stage, open_stage, prompted_batches, starting_params
+from slpo_jax.run.stage import prompted_batches, starting_params, state_and_step
+from slpo_jax.run.validation import Validation, train_stage
 from slpo_jax.stages import IMITATE
 from slpo_jax.training.best_of_n import make_choice, make_loss
-from slpo_jax.training.optimizer import make_optimizer, make_schedule
-from slpo_jax.training.state import init_state, make_train_step
 
 
 def validates(config: Config) -> bool:
@@ -51,15 +50,14 @@ def train(experiment: Experiment, stage: str) -> None:
     config, mesh = experiment.config.best_of_n, experiment.mesh
     stopping = "threshold" if experiment.config.gate.enabled else "length"
     policy = experiment.policy.having(stopping=stopping, temperature=config.temperature)
-    optimizer_config = experiment.optimizer_config(stage, config.steps)
-    optimizer, start, trained = make_optimizer(optimizer_config), starting_params(experiment, stage), (REASONER,)
-    state = init_state(start, trained, optimizer, experiment.key, experiment.layout)
-    how = (optimizer, trained, experiment.layout, stage, config.micro_batches)
-    improve = make_train_step(make_loss(policy), *how, schedule=make_schedule(optimizer_config))
+    start = starting_params(experiment, stage)
+    state, improve = state_and_step(experiment, stage, start, (REASONER,), make_loss(policy))
     assert experiment.reward.on_device is not None
     choose = make_choice(policy, experiment.reward.on_device, config, mesh)
     key = replicate(noise.stream_key(experiment.key, stage, 0), mesh)
-    run, state, _ = open_stage(experiment, stage, state, config.steps)
     batch = prompted_batches(experiment, config, config.steps)
-    state = run.advance(state, lambda state, batch: improve(state, choose(start, batch, key)), batch, config.steps)
-    close_stage(experiment, stage, run, state)
+
+    def step_fn(state, batch):
+        return improve(state, choose(start, batch, key))
+
+    train_stage(experiment, stage, state, step_fn, batch, Validation(config.steps, 0))

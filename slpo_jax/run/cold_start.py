@@ -4,11 +4,9 @@ import dataclasses
 
 from slpo_jax.config.config import Config
 from slpo_jax.run.experiment import Experiment
-from slpo_jax.run.stage import prompted_batches, starting_params
+from slpo_jax.run.stage import prompted_batches, starting_params, state_and_step
 from slpo_jax.run.validation import Validation, train_stage
 from slpo_jax.training import cold_start
-from slpo_jax.training.optimizer import make_optimizer, make_schedule
-from slpo_jax.training.state import init_state, make_train_step
 
 
 def validates(config: Config) -> bool:
@@ -24,17 +22,12 @@ def check(experiment: Experiment, stage: str) -> None:
 def train(experiment: Experiment, stage: str) -> None:
     """Train the gate, and keep the one with the best validation accuracy."""
     config = experiment.config.cold_start
-    optimizer_config = experiment.optimizer_config(stage, config.steps)
-    optimizer = make_optimizer(optimizer_config)
-    params = starting_params(experiment, stage)
-    trained = experiment.trained_by(stage, params)
-    state = init_state(params, trained, optimizer, experiment.key, experiment.layout)
-    del params  # the state has its own
     every = experiment.config
     settings = dataclasses.replace(config, min_latents=every.min_latents, gate_dropout=every.gate.dropout)
     assert experiment.reward.on_device is not None
     loss_fn = cold_start.make_loss(experiment.policy, experiment.reward.on_device, settings)
-    how = (optimizer, trained, experiment.layout, stage, config.micro_batches)
-    step_fn = make_train_step(loss_fn, *how, schedule=make_schedule(optimizer_config))
+    params = starting_params(experiment, stage)
+    state, step_fn = state_and_step(experiment, stage, params, experiment.trained_by(stage, params), loss_fn)
+    del params  # the state has its own
     validation = Validation(config.steps, config.evaluate_every, config.patience)
     train_stage(experiment, stage, state, step_fn, prompted_batches(experiment, config, config.steps), validation)

@@ -21,7 +21,7 @@ from slpo_jax.errors import UserError
 from slpo_jax.io import artifact, hosts
 from slpo_jax.io.artifact import first_difference
 from slpo_jax.io.files import as_json, flatten
-from slpo_jax.io.mesh import EVERYWHERE, ROWS, shard_rows
+from slpo_jax.io.mesh import EVERYWHERE, ROWS, over_rows, shard_rows
 from slpo_jax.io.progress import Progress, begin
 from slpo_jax.policy import noise
 from slpo_jax.policy.policy import Policy
@@ -193,8 +193,8 @@ class _Maker:
         self.think, self.complete = self._sharded(think), self._sharded(go_on)
 
     def _sharded(self, function):
-        mesh, specs = self.experiment.mesh, (EVERYWHERE, ROWS)
-        program = jax.jit(jax.shard_map(function, mesh=mesh, in_specs=specs, out_specs=ROWS, check_vma=False))
+        mesh = self.experiment.mesh
+        program = over_rows(function, mesh, (EVERYWHERE, ROWS))
         return lambda given: jax.tree.map(hosts.whole, program(self.params, shard_rows(given, mesh)))
 
     def judged(self, indices: np.ndarray) -> tuple[dict[str, Any], np.ndarray]:

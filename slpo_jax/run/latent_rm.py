@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 
-import jax
 import numpy as np
 from absl import logging
 
@@ -10,18 +9,16 @@ from slpo_jax.config.config import Config
 from slpo_jax.data.batches import EncodedProblems, batch_indices, padded_chunks
 from slpo_jax.errors import UserError
 from slpo_jax.io import hosts
-from slpo_jax.io.mesh import EVERYWHERE, ROWS, shard_rows
+from slpo_jax.io.mesh import EVERYWHERE, ROWS, over_rows, shard_rows
 from slpo_jax.policy.policy import Policy
 from slpo_jax.policy.prompted import Prompts
 from slpo_jax.policy.scorers.latent_rm import begun, latent_scores
 from slpo_jax.run.experiment import Experiment
 from slpo_jax.run.labels import Labels, check_labels, judged_thoughts, labelling, labels_of
 from slpo_jax.run.provenance import starting_stage
-from slpo_jax.run.stage import Params, starting_params
+from slpo_jax.run.stage import Params, starting_params, state_and_step
 from slpo_jax.run.validation import Validation, train_stage
 from slpo_jax.training.latent_rm import LabelledBatch, make_loss
-from slpo_jax.training.optimizer import make_optimizer, make_schedule
-from slpo_jax.training.state import init_state, make_train_step
 
 
 def validates(config: Config) -> bool:
@@ -59,8 +56,7 @@ def _accuracy(experiment: Experiment, policy: Policy, thoughts: Labels) -> Calla
         scores_NT = latent_scores(policy, params, batch.prompts, latents_NTD, lengths_N)
         return scores_NT.reshape(batch.shares.shape).sum(axis=2)
 
-    specs = (EVERYWHERE, ROWS)
-    scores_of = jax.jit(jax.shard_map(score, mesh=experiment.mesh, in_specs=specs, out_specs=ROWS, check_vma=False))
+    scores_of = over_rows(score, experiment.mesh, (EVERYWHERE, ROWS))
 
     def accuracy(params: Params) -> float:
         right = []
@@ -87,12 +83,9 @@ def train(experiment: Experiment, stage: str) -> None:
     policy, _ = labelling(experiment)
     every = config.evaluate_every if experiment.config.data.valid else 0
     accuracy = _accuracy(experiment, policy, judged_thoughts(experiment, start)) if every else None
-    optimizer_config = experiment.optimizer_config(stage, config.steps)
-    optimizer, params = make_optimizer(optimizer_config), begun(start, experiment.reasoner.width)
-    state = init_state(params, tuple(params), optimizer, experiment.key, experiment.layout)
-    how = (optimizer, tuple(params), experiment.layout, stage, config.micro_batches)
+    params = begun(start, experiment.reasoner.width)
+    state, step_fn = state_and_step(experiment, stage, params, tuple(params), make_loss(policy, config.loss))
     del start, params  # the state has its own
-    step_fn = make_train_step(make_loss(policy, config.loss), *how, schedule=make_schedule(optimizer_config))
 
     def batch(step: int):
         rows = batch_indices(experiment.config.seed, step, len(labels.problems), config.batch_size)

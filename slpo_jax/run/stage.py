@@ -15,8 +15,9 @@ from slpo_jax.run.provenance import starting_stage
 from slpo_jax.run.time_estimate import say_hours
 from slpo_jax.training.batches import make_batch
 from slpo_jax.training.checkpoint import StageCheckpoints
-from slpo_jax.training.loop import SUMS, StageRun
-from slpo_jax.training.state import TrainState
+from slpo_jax.training.loop import SUMS, StageRun, StepFn
+from slpo_jax.training.optimizer import make_optimizer, make_schedule
+from slpo_jax.training.state import LossFn, TrainState, init_state, make_train_step
 
 Params = dict[str, Any]
 
@@ -32,6 +33,23 @@ def stage_params(experiment: Experiment, stage: str) -> Params:
 def starting_params(experiment: Experiment, stage: str) -> Params:
     """Where a stage starts: what the stage before it left, else `config.init`, else random."""
     return stage_params(experiment, starting_stage(experiment, stage))
+
+
+def state_and_step(
+    experiment: Experiment, stage: str, params: Params, trained: tuple[str, ...], loss_fn: LossFn
+) -> tuple[TrainState, StepFn]:
+    """The state before a stage's first step, and its step, by the optimizer of the config's section of its name.
+
+    Args:
+        params: where it starts; copied.
+        trained: the parameters that it changes, by their top-level names.
+    """
+    config = getattr(experiment.config, stage)
+    optimizer_config = experiment.optimizer_config(stage, config.steps)
+    optimizer = make_optimizer(optimizer_config)
+    state = init_state(params, trained, optimizer, experiment.key, experiment.layout)
+    how = (optimizer, trained, experiment.layout, stage, config.micro_batches)
+    return state, make_train_step(loss_fn, *how, schedule=make_schedule(optimizer_config))
 
 
 def open_stage(

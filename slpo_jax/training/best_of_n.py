@@ -11,7 +11,7 @@ from flax import struct
 from jax.sharding import Mesh
 
 from slpo_jax.config.bounds import FieldError, check_fields, setting
-from slpo_jax.io.mesh import EVERYWHERE, ROWS
+from slpo_jax.io.mesh import EVERYWHERE, ROWS, over_rows
 from slpo_jax.policy.answer_score import answer_after_replay
 from slpo_jax.policy.policy import Policy
 from slpo_jax.policy.prompted import PromptedBatch, Prompts
@@ -96,8 +96,7 @@ def make_choice(policy: Policy, reward: RewardFn, config: BestOfNConfig, mesh: M
         done = jax.lax.map(lambda part: one(params, part, key), parts)
         return jax.tree.map(lambda x: x.reshape(x.shape[0] * x.shape[1], *x.shape[2:]), done)
 
-    specs = (EVERYWHERE, ROWS, EVERYWHERE)
-    return jax.jit(jax.shard_map(local, mesh=mesh, in_specs=specs, out_specs=ROWS, check_vma=False))
+    return over_rows(local, mesh, (EVERYWHERE, ROWS, EVERYWHERE))
 
 
 def make_loss(policy: Policy) -> LossFn:
