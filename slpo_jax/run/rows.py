@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from slpo_jax.config.config import Config, own_latents
+from slpo_jax.config.config import Config, ends_at, own_latents
 from slpo_jax.config.sections import values
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.rows import BEST_FIXED, Row
@@ -48,7 +48,7 @@ def rows(experiment: Experiment, planned: bool = False) -> list[Row]:
     if "imitate" in stages:
         imitated: dict[str, Any] = {"stage": "imitate", "fixed": True, "baselines": (NO_THOUGHT,)}
         add("imitate", _imitation(config), 0, "Imitation, as it ended.", rules=lengths, **imitated)
-        if total and not by_steps and own != total:  # or the two would be one
+        if total and not by_steps and not (own == total and ends_at(config)):  # or the two would be one
             about = "Imitation, with as many latents as there may be at most."
             add("imitate_fixed_tmax", "imitation, fixed T_max", 1, about, rules=(total,), **imitated)
     if "imitate_control" in stages:
