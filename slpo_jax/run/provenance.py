@@ -166,6 +166,8 @@ def starting_stage(experiment: Experiment, stage: str) -> str:
 def initial_files(setup: Setup) -> list[Path]:
     """The files or folders that the parameters of `config.init` are read from: with adapters alone, the base's too."""
     orbax, config = setup.checkpoint.orbax, setup.config
+    if not config.init:
+        return []
     if orbax:
         return [params_dir(orbax)]
     path = locate(config.init, "config.init").absolute()
@@ -271,7 +273,7 @@ def _data_files(config: Config) -> dict[str, str]:
 def _start(experiment: Experiment, stage: str) -> dict[str, str]:
     """A stage and the digest of its manifest, "" if it is gone; for the stage "" of the files of `config.init`."""
     if not stage:
-        found = [files_digest(path) for path in initial_files(experiment)] if experiment.config.init else [""]
+        found = [files_digest(path) for path in initial_files(experiment)] or [""]
         return {"stage": "", "digest": found[0] if len(found) == 1 else digest(found)}
     folder = experiment.workdir.stage(stage)
     facts: dict[str, Any] = {}

@@ -355,6 +355,17 @@ def test_every_part_of_the_parameters_counts():
     assert params_digest(tree) == params_digest({"b": {"c": tree["b"]["c"] * 1}, "a": np.arange(4, dtype=np.float32)})
 
 
+def test_random_parameters_are_of_no_file(run, tmp_path, monkeypatch):
+    """Not of those in the folder where the command is given, however many there are."""
+    monkeypatch.chdir(tmp_path)
+    experiment = run.experiment()
+    assert not experiment.config.init
+    first = checkpoint_digest(experiment, "", lambda: _params(4))
+    (tmp_path / "another").write_text("file")
+    assert checkpoint_digest(experiment, "", lambda: _params(5)) == first == params_digest(_params(4))
+    experiment.log.close()
+
+
 def test_parameters_are_read_again_where_their_files_are_others_of_the_same_size(run):
     experiment = run.experiment()
     first, again = (checkpoint_digest(experiment, "slpo", lambda value=value: _params(value)) for value in (4, 5))
