@@ -7,8 +7,9 @@ most steps; these add up to about two minutes of one core. There is no gate: all
 but those that stop themselves.
 
 With `REASONER_BACKBONE,tune` it evaluates on the validation problems alone, and trains each objective at every rate of
-`TRIED`. Imitation's rate is the better of 1e-3 and 2e-3 for each reasoner (`launch/reproduce.py arena_imitation`), an
-objective's is the same for all (`launch/reproduce.py arena_rates`).
+`TRIED`; with `,longer` it imitates alone, in three times the steps. Imitation's rate is the better of 1e-3 and 2e-3 for
+each reasoner (`launch/reproduce.py arena_imitation`), an objective's is the same for all (`launch/reproduce.py
+arena_rates`).
 """
 
 from _presets import LATENT_GRPO, LATENT_SFT_MIXTURE, colar_thought
@@ -52,11 +53,14 @@ OBJECTIVES = {
 
 
 def get_config(cell: str = "coconut_gpt2"):
-    cell, _, tune = cell.partition(",")
+    cell, _, more = cell.partition(",")
+    tune = more == "tune"
     name, _, backbone = cell.rpartition("_")
-    if name not in REASONERS or backbone not in ("gpt2", "llama") or tune not in ("", "tune"):
+    if name not in REASONERS or backbone not in ("gpt2", "llama") or more not in ("", "tune", "longer"):
         known = ", ".join(REASONERS)
-        raise UserError(f"configs/arena.py:{cell}: no such cell; give one of {known}, then _gpt2 or _llama [,tune]")
+        raise UserError(
+            f"configs/arena.py:{cell}: no such cell; give one of {known}, then _gpt2 or _llama [,tune|,longer]"
+        )
     architecture, imitate, *_, answer_tokens, _ = REASONERS[name]
     config = default_config()
     config.reasoner = f"{architecture}_{backbone}"
@@ -76,24 +80,24 @@ def get_config(cell: str = "coconut_gpt2"):
     else:
         for depth in range(1, DEPTH + 2):  # the last is one deeper than any that is trained on
             config.data.eval[f"depth_{depth}"] = f"graph:{depth}"
-    config.stages = ("imitate", "rl", "evaluate")
-    _imitation(config, name)
+    config.stages = ("imitate", "evaluate") if more == "longer" else ("imitate", "rl", "evaluate")
+    _imitation(config, name, 3 if more == "longer" else 1)
     if architecture == "colar":
         colar_thought(config, config.max_latents)
         config.model.update(scale=0.2)  # near the standard deviation of its embeddings
         config.prompt.speed = 2 if name == "colar" else 1
     if architecture == "text":
         _mixtures(config, "gumbel_top_k" if name == "latent_grpo" else "soft")
-    _objectives(config, name, bool(tune))
+    _objectives(config, name, tune)
     config.evaluate.update(batch_size=1024, prompt_multiple=8, samples=16, seeds=1, limit=300, probed=0)
     config.log_every = 50
     config.checkpoint_every = 10_000
     return config
 
 
-def _imitation(config, name: str) -> None:
+def _imitation(config, name: str, times: int) -> None:
     architecture, imitate, steps, (words, stage, last), _, rate = REASONERS[name]
-    share = steps // (words + stage * (3 if architecture == "text" else imitate["max_latent_stage"]) + last)
+    share = times * steps // (words + stage * (3 if architecture == "text" else imitate["max_latent_stage"]) + last)
     # Others say themselves when a phase ends, or judge answers after the true thoughts alone.
     learnable = imitate.get("recipe", "simcot") == "simcot"
     config.imitate.update(

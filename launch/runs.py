@@ -304,6 +304,14 @@ TABLES = {
         ),
         ("imitate",), (), (100,), ("acc",),
     ),
+    # What was not learned in two minutes, in six; of two the seed that was not.
+    "arena_longer": Table(
+        tuple(
+            Run(f"{each}_gpt2", f"{_ARENA}:{each}_gpt2,longer", seeds=seeds)
+            for each, seeds in (("codi", ()), ("latent_sft", ()), ("dart", (1,)), ("colar", (1,)))
+        ),
+        ("imitate",), (), metrics=("acc",), by_set=("acc",),
+    ),
     "arena_rates": Table(
         tuple(Run(name, f"{_ARENA}:{name},tune") for name in ("coconut_gpt2", "latent_grpo_gpt2")),
         tuple(tried(name, rate) for name in _TRAINED for rate in _ARENA_RATES), ("imitate",), (100,),
