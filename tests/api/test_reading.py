@@ -61,7 +61,7 @@ def test_records_and_generators_are_read_too():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"answers": "number"}, "^answers: 'number' is not valid; give one of auto, last_number, boxed, texts$"),
+        ({"answers": "number"}, "^answers: 'number' is not valid; .* last_number, boxed, texts, choice$"),
         ({"answers": "auto"}, "line 6: answer 'because' is no number; .* compare texts with answers=texts$"),
         ({"fields": {"prompt": "Question"}}, "^fields: .* is not valid; give names as question, answer and steps$"),
         ({"fields": {"question": 5}}, "^fields: .* is not valid; give names as question, answer and steps$"),

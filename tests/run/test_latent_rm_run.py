@@ -20,7 +20,7 @@ from slpo_jax.policy.prompted import Prompts
 from slpo_jax.policy.rollout import Trajectories
 from slpo_jax.policy.scorers.latent_rm import begun, latent_scores
 from slpo_jax.rewards.reward import REWARDS
-from slpo_jax.run import labels, latent_rm
+from slpo_jax.run import labels
 from slpo_jax.run.experiment import build
 from slpo_jax.run.plan import check_stages, run_stages
 from slpo_jax.run.stage import stage_params
@@ -209,7 +209,7 @@ def test_the_best_on_validation_is_kept_also_after_a_kill(work, tmp_path, monkey
         return step
 
     with monkeypatch.context() as patch:
-        patch.setattr(latent_rm, "make_train_step", killed)
+        patch.setattr("slpo_jax.run.stage.make_train_step", killed)
         with pytest.raises(InterruptedError):
             run_stages(config_of(**asked), cut)
     run_stages(config_of(**asked), cut)

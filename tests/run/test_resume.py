@@ -15,7 +15,8 @@ from small_run import load_config, train
 
 from slpo_jax.config import read_config
 from slpo_jax.io.mesh import replicate
-from slpo_jax.run import cold_start, imitate, rl, validation
+from slpo_jax.run import imitate, rl, validation
+from slpo_jax.run import stage as stage_module
 from slpo_jax.run.experiment import Experiment, build
 from slpo_jax.training import learned, rollout_update
 from slpo_jax.training.optimizer import make_optimizer
@@ -78,10 +79,10 @@ def record():
     # A vector a part is all that these steps need.
     tiny = {"reasoner": {"w": jnp.arange(3.0)}, "gate": {"w": jnp.ones(2)}}
     with pytest.MonkeyPatch.context() as patch:
-        for stage in (imitate, cold_start, rollout_update):
-            patch.setattr(stage, "make_train_step", _step_without_a_model(record))
-        for stage in (imitate, cold_start, rl):
-            patch.setattr(stage, "make_optimizer", functools.cache(make_optimizer))  # for `_update_of`
+        for module in (imitate, stage_module, rollout_update):
+            patch.setattr(module, "make_train_step", _step_without_a_model(record))
+        for module in (imitate, stage_module, rl):
+            patch.setattr(module, "make_optimizer", functools.cache(make_optimizer))  # for `_update_of`
         patch.setattr(validation, "validation_accuracy", _accuracy)
         for name in ("initial_params", "abstract_params"):
             patch.setattr(Experiment, name, lambda self, *_: replicate(tiny, self.mesh))

@@ -501,7 +501,7 @@ def test_objectives_are_found_by_what_they_say(finished, monkeypatch):
     finished.train("pathwise", 6)
     finished.evaluate(monkeypatch)
     row = finished.row("pathwise")
-    assert row["baselines"] == ["slpo", "cold_start", "imitate_control", "best_fixed"]
+    assert row["baselines"] == ["slpo", "best_of_n", "cold_start", "imitate_control", "best_fixed"]
     assert (row["gated"], row["stage"], row["label"]) == (True, "pathwise", "pathwise")
     assert (finished.work / "eval" / "real.jsonl").read_bytes() == finished.records("pathwise").read_bytes()
 
@@ -721,14 +721,15 @@ FREE = {
     "rl.micro_batches", "rl.capacities", "rl.objectives", "evaluate.batch_size", "evaluate.prompt_multiple",
     "evaluate.datasets", "evaluate.limit", "evaluate.samples", "evaluate.seeds", "evaluate.thresholds",
     "evaluate.save_latents", "evaluate.probed", "evaluate.scorers", "evaluate.reward_model",
-    "evaluate.beams", "evaluate.candidates", "latent_rm.micro_batches", "trackers", "imitate.no_thought",
+    "evaluate.beams", "evaluate.candidates", "latent_rm.micro_batches", "best_of_n.micro_batches",
+    "trackers", "imitate.no_thought",
 }  # fmt: skip
 
 
 def test_every_other_key_is_bound_to_a_stage_or_an_evaluation():
     config = Config()
     found = set(evaluated_settings(config))
-    for stage in ("imitate", "cold_start", "latent_rm", *config.objective):
+    for stage in ("imitate", "cold_start", "best_of_n", "latent_rm", *config.objective):
         found |= flatten(settings_of(config, stage)).keys()
     others = [f"latent_policy.{name}" for name in LATENT_POLICIES if name != config.latent_policy.name]
     others += [f"imitate.{name}" for name in RECIPES if name != "curriculum"]
