@@ -50,7 +50,7 @@ def _training(stage: StageFolder) -> str:
     for made in _led_to(stage):
         if not (made.facts.is_file() and made.is_finished):
             continue
-        facts, kind, steps = read_json(made.facts, "mend the file"), _kind(made), made.finished.read_text().strip()
+        facts, kind, steps = made.said(), _kind(made), made.finished.read_text().strip()
         section = facts[next(section for section in SECTIONS if kind.startswith(section))]
         own = facts.get("objective", {}).get(made.name, {})
         rate = own.get("learning_rate") or section["optimizer"]["learning_rate"]
@@ -61,14 +61,14 @@ def _training(stage: StageFolder) -> str:
             f"- {title}: {steps} steps of {section['batch_size']} problems, {section['optimizer']['name']} at "
             f"{rate:g}, on `{short(facts['data']['train'])}` (seed {facts['seed']})"
         )
-    first = read_json(stage.facts, "mend the file")
+    first = stage.said()
     start = f"`{short(first['init'])}`" if first["init"] else "random weights"
     return "\n".join([f"Started from {start}; then, in order:", "", *lines])
 
 
 def _led_to(stage: StageFolder) -> list[StageFolder]:
     """The stages that were run one after the other; an imitation control's steps include imitation's."""
-    start = read_json(stage.facts, default={}).get("start", {}).get("stage", "")
+    start = stage.said().get("start", {}).get("stage", "")
     if not start or stage.workdir is None or _kind(stage) == CONTROL:
         return [stage]
     return [*_led_to(stage.workdir.stage(start)), stage]
@@ -89,7 +89,7 @@ def _figures(stage: StageFolder) -> str:
     """What the run's report says of the checkpoint, in the first row that is of it as it is now trained."""
     assert stage.workdir is not None
     path = stage.workdir.report_json
-    report, trained = read_json(path, default={}), read_json(stage.facts, default={})
+    report, trained = read_json(path, default={}), stage.said()
     try:
         own = {name: row for name, row in report.get("rows", {}).items() if row["stage"] == stage.name}
         found = [name for name, row in own.items() if row["settings"] == trained and not row["source"]]

@@ -85,7 +85,7 @@ def _rule(config: Config, identity: Identity) -> float | int | None:
         rule = said.get(RULE)
     if rule is not None or gated:
         return rule
-    imitated = stage is not None and read_json(stage.facts, default={}).get("stage") == "imitate"
+    imitated = stage is not None and stage.said().get("stage") == "imitate"
     return own_latents(config) if imitated else config.max_latents
 
 
@@ -195,8 +195,7 @@ def _agreed(workdir: Workdir, stages: list[str]) -> dict[str, Any]:
     """What all finished stages of a workdir that say so were made with; where they differ, a line says so."""
     found = []
     for stage in stages:
-        path = workdir.stage(stage).facts
-        facts = read_json(path, f"delete {path.parent} to run the stage anew, or use another --workdir", default={})
+        path, facts = workdir.stage(stage).facts, workdir.stage(stage).said()
         decisive, said = _decisive(_with(Config(), facts, str(path))), flatten(facts)
         found.append({key: value for key, value in decisive.items() if key in said})
     every = {key: [each[key] for each in found if key in each] for each in found for key in each}

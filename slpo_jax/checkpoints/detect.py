@@ -53,6 +53,11 @@ def identify(source: str, base: str = "", lora_alpha: float | None = None) -> Id
 
 def _ours(source: str, path: Path) -> Identity:
     """A checkpoint of a run, or of `slpo_jax.cli.convert`, with the reasoner's folder in it or beside it."""
+    stage = StageFolder.of(path)
+    if stage.workdir and stage.workdir.config.is_file() and not stage.facts.is_file():
+        raise UserError(
+            f"{stage.facts}: no such file, which says what {source} was trained with; bring it back, or {stage.anew}"
+        )
     beside = (near / REASONER_FOLDER for near in (path, *path.parents[:2]))
     folder = next((near for near in beside if near.is_dir()), None)
     if folder is None:
@@ -82,14 +87,12 @@ def _with_gate(description: Description, path: Path) -> Description:
     if gate is None:
         return dataclasses.replace(description, gate=None, gate_trained=False)
     hidden = gate["hidden"]["kernel"].shape[1] if "hidden" in gate else 0
-    trained, facts = description.gate_trained, StageFolder.of(path).facts
-    if facts.is_file():
-        by_stage = read_json(facts, "mend the file").get("stage") in {name for name, each in ABOUT.items() if each.gate}
-        trained = by_stage and has_gate(path)
+    trained, said = description.gate_trained, StageFolder.of(path).said()
+    if said:
+        trained = said.get("stage") in {name for name, each in ABOUT.items() if each.gate} and has_gate(path)
     return dataclasses.replace(description, gate=hidden, gate_trained=trained)
 
 
 def has_gate(checkpoint: Path) -> bool:
     """Whether the run around a checkpoint has a gate, which its parameters always have; True where there is no run."""
-    facts = StageFolder.of(checkpoint).facts
-    return not facts.is_file() or bool(flatten(read_json(facts, "mend the file")).get("gate.enabled", True))
+    return bool(flatten(StageFolder.of(checkpoint).said()).get("gate.enabled", True))

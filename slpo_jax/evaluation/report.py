@@ -75,6 +75,8 @@ def compare_runs(workdirs: Sequence[str | Path], out: str | Path) -> dict[str, A
         raise UserError("compare: the same folder is given twice; name each run once")
     if Path(out).resolve() in {path.resolve() for path in paths}:
         raise UserError(f"{out}: --out is one of the runs, whose own report it would replace; name another folder")
+    if Path(out).exists() and not Path(out).is_dir():
+        raise UserError(f"--out: {out} is a file; name a folder")
     every_row, runs, notes = [], [], []
     for path in paths:
         rows, evals, left_out = _read(Workdir(path))

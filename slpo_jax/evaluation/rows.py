@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from slpo_jax.errors import UserError
 from slpo_jax.io import artifact
-from slpo_jax.io.files import digest, read_json
+from slpo_jax.io.files import digest
 from slpo_jax.io.workdir import StageFolder, Workdir
 
 BEST_FIXED = "best_fixed"
@@ -125,7 +125,7 @@ def read_rule(stage: StageFolder, stopping: str) -> float | int | None:
         UserError: the file is damaged.
     """
     found = artifact.read(stage.rule, _AGAIN)
-    known = found is not None and found.facts == digest(read_json(stage.facts, default={}))
+    known = found is not None and found.facts == digest(stage.said())
     return found.value["rule"] if found and known and found.value["stopping"] == stopping else None
 
 

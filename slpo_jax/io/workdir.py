@@ -21,6 +21,7 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from slpo_jax.errors import UserError
 from slpo_jax.io import hosts
@@ -123,7 +124,20 @@ class StageFolder:
     @property
     def is_objective(self) -> bool:
         """Whether the stage rl made it."""
-        return read_json(self.facts, default={}).get("stage") == RL
+        return self.said().get("stage") == RL
+
+    @property
+    def anew(self) -> str:
+        """The remedy for what is wrong with the folder."""
+        return f"delete {self.path} to run the stage anew, or use another --workdir"
+
+    def said(self) -> dict[str, Any]:
+        """What `facts` holds; {} where there is none.
+
+        Raises:
+            UserError: it is damaged.
+        """
+        return read_json(self.facts, self.anew, default={})
 
     @property
     def steps(self) -> list[int]:
@@ -262,5 +276,6 @@ class Workdir:
         return SetFiles(self.eval / row, name)
 
     def evaluated(self) -> list[tuple[str, str]]:
-        """(row, data set) of all records, by name."""
-        return sorted((path.parent.name, path.name.removesuffix(".jsonl")) for path in self.eval.glob("*/*.jsonl"))
+        """(row, data set) of all evaluations, by name; their records may be gone."""
+        found = (path for end in ("jsonl", "manifest") for path in self.eval.glob(f"*/*.{end}"))
+        return sorted({(path.parent.name, path.stem) for path in found})

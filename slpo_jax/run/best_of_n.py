@@ -38,10 +38,11 @@ def check(experiment: Experiment, stage: str) -> None:
             f"config.best_of_n.scorer: {config.best_of_n.scorer} asks the gate, and config.gate.enabled is False; use "
             "another scorer"
         )
-    if config.gate.enabled and starting_stage(experiment, stage) == IMITATE:
+    start = starting_stage(experiment, stage)
+    if config.gate.enabled and (start == IMITATE or (not start and not experiment.checkpoint.description.gate_trained)):
         raise UserError(
-            f"config.stages: {stage} stops by the gate, which imitation does not train; put cold_start before it, or "
-            "set config.gate.enabled to False"
+            f"config.stages: {stage} stops by the gate, which is not trained where it starts; put cold_start before "
+            "it, or set config.gate.enabled to False"
         )
 
 

@@ -108,7 +108,7 @@ def ensure_manifest(experiment: Experiment, stage: str, write: bool = True) -> N
     now = starting_stage(experiment, stage)
     if written.get("start", {}).get("stage", now) != now:
         then = written["start"]["stage"] or "config.init"
-        raise UserError(f"{folder.path}: began from {then}, and would now from {now or 'config.init'}; {_anew(folder)}")
+        raise UserError(f"{folder.path}: began from {then}, and would now from {now or 'config.init'}; {folder.anew}")
     _check_start(experiment, stage, written)
 
 
@@ -133,7 +133,7 @@ def check_models(experiment: Experiment, stages: Iterable[str]) -> None:
     now = flatten(as_json(values(experiment.config, ("model",))))
     name = experiment.config.latent_policy.name
     for stage in stages:
-        then = flatten(read_json(experiment.workdir.stage(stage).facts, default={}))
+        then = flatten(experiment.workdir.stage(stage).said())
         if has_parameters(name) or has_parameters(then.get("latent_policy.name", name)):
             now["latent_policy.name"] = name
         for key, value in now.items():
@@ -206,19 +206,15 @@ def checkpoint_digest(experiment: Experiment, stage: str, load: Callable[[], Any
 
 
 def _read(folder: StageFolder) -> dict[str, Any]:
-    found = read_json(folder.facts, _anew(folder))
+    found = read_json(folder.facts, folder.anew)
     for key in ("start", "files"):
         if not isinstance(found.get(key, {}), dict):
-            raise UserError(f"{folder.facts}: '{key}' is no object; {_anew(folder)}")
+            raise UserError(f"{folder.facts}: '{key}' is no object; {folder.anew}")
     return found
 
 
 def _known_as(stage: str) -> str:
     return IMITATE if stage == UNFINISHED else stage
-
-
-def _anew(folder: StageFolder) -> str:
-    return f"delete {folder.path} to run the stage anew, or use another --workdir"
 
 
 def _check_settings(experiment: Experiment, stage: str, written: dict[str, Any]) -> None:
@@ -231,7 +227,7 @@ def _check_settings(experiment: Experiment, stage: str, written: dict[str, Any])
         key, is_now, was = differs
         raise UserError(
             f"config.{key}: is {is_now}, and {was} is what {experiment.workdir}'s stage {_known_as(stage)} was run "
-            f"with; set it back, or {_anew(folder)}"
+            f"with; set it back, or {folder.anew}"
         )
 
 
@@ -241,7 +237,7 @@ def _check_files(experiment: Experiment, stage: str, written: dict[str, Any]) ->
         if found != written.get("files", {}).get(name, found):
             raise UserError(
                 f"config.data.{name}: {getattr(experiment.config.data, name)} has changed since {experiment.workdir}'s "
-                f"stage {_known_as(stage)} began; bring the old file back, or {_anew(experiment.workdir.stage(stage))}"
+                f"stage {_known_as(stage)} began; bring the old file back, or {experiment.workdir.stage(stage).anew}"
             )
 
 

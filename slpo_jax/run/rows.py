@@ -7,7 +7,7 @@ from slpo_jax.config.config import Config, ends_at, own_latents
 from slpo_jax.config.sections import values
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.rows import BEST_FIXED, Row
-from slpo_jax.io.files import as_json, flatten, read_json
+from slpo_jax.io.files import as_json, flatten
 from slpo_jax.io.workdir import StageFolder
 from slpo_jax.run.experiment import Experiment
 from slpo_jax.stages import ABOUT, NO_THOUGHT, wanted
@@ -79,9 +79,9 @@ def rows(experiment: Experiment, planned: bool = False) -> list[Row]:
 def trained_with(experiment: Experiment, stage: str) -> dict[str, Any]:
     """What a stage's checkpoint, or `config.init` for "", was trained with, as it stands beside the checkpoint."""
     if stage:
-        return read_json(experiment.workdir.stage(stage).facts, default={})
+        return experiment.workdir.stage(stage).said()
     orbax, init = experiment.checkpoint.orbax, {"init": experiment.config.init}
-    return init if orbax is None else init | read_json(StageFolder.of(orbax).facts, default={})
+    return init if orbax is None else init | StageFolder.of(orbax).said()
 
 
 def reported_settings(facts: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,7 +3,10 @@
 import functools
 from typing import Any
 
+from absl import logging
+
 from slpo_jax.errors import UserError
+from slpo_jax.evaluation.records import read_metrics
 from slpo_jax.io import hosts
 from slpo_jax.io.files import write_text
 from slpo_jax.io.mesh import shard_rows
@@ -76,6 +79,13 @@ def close_stage(
 ) -> None:
     """Save the last state, adapters merged, and note that the stage is finished."""
     run.finish(state, extra)
+    rows, _ = read_metrics(experiment.workdir.metrics)
+    solved = [row["solved"] for row in rows if row["stage"] == stage and "solved" in row]
+    if solved and not any(solved) and hosts.is_first():
+        logging.warning(
+            "%s: no rollout was right in any step, so rewards taught nothing; start from what is right now and then",
+            stage,
+        )
     if ADAPTER in state.params:
         leave_merged(experiment, stage, state)
     note_finished(experiment, stage, int(state.step))

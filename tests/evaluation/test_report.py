@@ -453,6 +453,10 @@ def test_command_line(workdir, tmp_path, capsys):
     assert (tmp_path / "all" / "report.md").exists()
     assert report.main([str(workdir), str(tmp_path / "all")]) == 2
     assert "--out" in capsys.readouterr().err
+    file = tmp_path / "file"
+    file.write_text("")
+    assert report.main([str(workdir), "--out", str(file)]) == 2
+    assert capsys.readouterr().err == f"error: --out: {file} is a file; name a folder\n"
 
 
 def test_command_line_of_a_folder_without_evaluation(tmp_path):

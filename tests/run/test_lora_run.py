@@ -148,6 +148,11 @@ def test_it_is_opened_merged_and_exported_apart(run, tmp_path, warnings):
     assert len(reasoner.solve("1 + 1", samples=1).votes.counts) >= 1
     with pytest.raises(UserError, match=r"^\S+/grpo/3: holds adapters that are not merged yet; run its stage"):
         slpo_jax.load(workdir / "checkpoints/grpo/3")
+    facts = workdir / "checkpoints/grpo/config.json"
+    kept = facts.rename(tmp_path / "kept")
+    with pytest.raises(UserError, match=r"^\S+/grpo/config\.json: no such file, which says what \S+/grpo was trained"):
+        slpo_jax.load(workdir / "checkpoints/grpo")
+    kept.rename(facts)
     target = reasoner.export(tmp_path / "apart", adapters=True)
     assert [line for line in warnings if "adapters alone" in line] == [
         f"{target}: holds adapters alone, without the latent policy"

@@ -1,5 +1,6 @@
 """Objectives, advantages and latent policies that can't be used are refused in one line, before any work."""
 
+import json
 from types import SimpleNamespace
 
 import pytest
@@ -9,10 +10,12 @@ from slpo_jax.config import objective_of, read_config
 from slpo_jax.config.presets import objective_variant
 from slpo_jax.config.validate import check
 from slpo_jax.errors import UserError
+from slpo_jax.io.workdir import Workdir
 from slpo_jax.rewards.reward import CORRECT, REWARDS
 from slpo_jax.run.experiment import build
 from slpo_jax.run.plan import check_stages
 from slpo_jax.run.rl import make_objective, optimizer_config
+from slpo_jax.run.stage import close_stage
 from slpo_jax.run.validate import check_answers
 from slpo_jax.stages import SECTIONS
 
@@ -138,6 +141,7 @@ def test_an_objective_s_own_rate_and_schedule_are_its_optimizer_s(tmp_path):
     ("changes", "key"),
     [
         ({"gate.enabled": True}, "config.stages: best_of_n stops by the gate"),
+        ({"gate.enabled": True, "stages": ("best_of_n",)}, "config.stages: best_of_n stops by the gate"),
         ({"best_of_n.scorer": "gate"}, "config.best_of_n.scorer: gate asks the gate"),
         (
             {"best_of_n.scorer": "latent_rm"},
@@ -152,6 +156,17 @@ def test_what_best_of_n_can_t_use(changes, key, tmp_path, monkeypatch):
     config = load_config()
     config.update_from_flattened_dict({"gate.enabled": False, "stages": ("imitate", "best_of_n"), **changes})
     assert _refused(config, tmp_path).startswith(key)
+
+
+@pytest.mark.parametrize(("solved", "said"), [((0, 0), True), ((0, 0.5), False), ((), False)])
+def test_a_stage_without_a_right_rollout_says_so_at_its_end(solved, said, tmp_path, warnings):
+    rows = [{"stage": "slpo", "step": step, "solved": share} for step, share in enumerate(solved)]
+    rows += [{"stage": "other", "step": 1, "solved": 0}, {"stage": "slpo", "step": 9, "loss": 1}]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    state = SimpleNamespace(params={}, step=9)
+    close_stage(SimpleNamespace(workdir=Workdir(tmp_path)), "slpo", SimpleNamespace(finish=lambda *_: None), state)
+    assert ["slpo: no rollout was right" in line for line in warnings] == [True] * said
+    assert (tmp_path / "checkpoints/slpo/finished").read_text() == "9\n"
 
 
 @pytest.mark.parametrize("name", ["a/b", "", "a b"])
