@@ -54,7 +54,7 @@ def identify(source: str, base: str = "", lora_alpha: float | None = None) -> Id
 def _ours(source: str, path: Path) -> Identity:
     """A checkpoint of a run, or of `slpo_jax.cli.convert`, with the reasoner's folder in it or beside it."""
     stage = StageFolder.of(path)
-    if stage.workdir and stage.workdir.config.is_file() and not stage.facts.is_file():
+    if stage.is_finished and not stage.facts.is_file():
         raise UserError(
             f"{stage.facts}: no such file, which says what {source} was trained with; bring it back, or {stage.anew}"
         )
