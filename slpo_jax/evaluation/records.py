@@ -179,7 +179,7 @@ def _left_out(folder: Workdir, rows: Rows) -> dict[tuple[str, str], str]:
         elif (manifest.facts["checkpoint"], manifest.facts["settings"]) != (facts.checkpoint, facts.evaluation):
             why[row, name] = "it is of another checkpoint or setting"
         elif artifact.changed(files.folder, manifest.files):
-            why[row, name] = "its records were changed"
+            why[row, name] = "its records were changed or are gone"
         else:
             data.setdefault(name, []).append((files.manifest.stat().st_mtime, row, manifest.facts["data"]))
     for name, found in data.items():
