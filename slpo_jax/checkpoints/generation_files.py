@@ -64,7 +64,7 @@ def thinking_files(config: Config, checkpoint: Checkpoint, stopping: Stopping, r
     settings: dict[str, Any] = {"eos_token_id": eos_ids, "pad_token_id": template.pad_id, "do_sample": False}
     if not thinks(config, checkpoint):
         return {GENERATION_FILE: _json(settings | {REFUSING: _UNKNOWN})}
-    described, unknown = checkpoint.description, template.tokenizer.unk_token_id
+    described = checkpoint.description
     has_side = described.gate is not None or bool(described.architecture.heads(described.model.n_embd))
     left_out = " and ".join([CODE, *([SIDE_FILE] if has_side else []), FILE])
     ended_by, least = config.latent_policy.selected.ended_by
@@ -72,7 +72,6 @@ def thinking_files(config: Config, checkpoint: Checkpoint, stopping: Stopping, r
     settings |= {
         "max_new_tokens": config.evaluate.max_answer_tokens or config.max_answer_tokens,
         "suppress_tokens": list(template.banned_ids) or None,
-        "unknown_token_id": None if unknown == template.eos_id else unknown,  # so GPT-2 calls its eos
         "max_latents": config.max_latents,
         "stop_threshold": rule,
         "latent_layers": checkpoint.architecture.layers,

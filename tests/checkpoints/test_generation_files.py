@@ -204,12 +204,13 @@ def test_sampled_answers_have_the_law_of_the_model_after_the_same_thought(export
 
 
 def test_a_sampled_answer_goes_on_from_its_own_tokens(exported):
-    """At a temperature near 0 all rows are the greedy answer, token by token, with its end."""
+    """At a temperature near 0, or of the likeliest alone, all rows are the greedy answer, with its end."""
     model, tokenizer = _open(exported)
     asked = _asked(tokenizer)
     greedy = model.generate(**asked)
-    cold = model.generate(**asked, do_sample=True, temperature=1e-4, num_return_sequences=2)
-    np.testing.assert_array_equal(cold, greedy.repeat_interleave(2, dim=0))
+    for how in ({"temperature": 1e-4}, {"top_k": 1}):
+        cold = model.generate(**asked, do_sample=True, **how, num_return_sequences=2)
+        np.testing.assert_array_equal(cold, greedy.repeat_interleave(2, dim=0))
 
 
 def test_a_pipeline_s_own_sampling_and_budget_are_taken(exported, recwarn):
@@ -224,14 +225,6 @@ def test_a_pipeline_s_own_sampling_and_budget_are_taken(exported, recwarn):
     assert f"max_new_tokens is {room}, for which the model has positions" in "".join(str(w.message) for w in recwarn)
     cold = model.generate(**asked, generation_config=given, do_sample=False, max_new_tokens=ANSWER)
     np.testing.assert_array_equal(cold, model.generate(**asked))
-
-
-def test_a_word_that_is_unknown_is_named(exported, recwarn):
-    model, tokenizer = _open(exported)
-    model.generate(**_asked(tokenizer))
-    assert not [each for each in recwarn if "unknown" in str(each.message)]
-    with pytest.warns(UserWarning, match=r"^generate: a word is unknown .* where this has <unk>: 'Tom has 3 <unk> \. "):
-        model.generate(**_asked(tokenizer, [*QUESTIONS, "Tom has 3 zebras . How many ?"]))
 
 
 def test_a_copy_by_save_pretrained_says_what_it_lacks(exported, tmp_path, warnings):
@@ -263,18 +256,11 @@ def test_a_copy_by_save_pretrained_says_what_it_lacks(exported, tmp_path, warnin
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"num_return_sequences": 2}, "num_return_sequences has no effect on greedy answers; set do_sample=True"),
-        ({"top_p": 0.5}, "top_p has no effect on greedy answers"),
-        ({"do_sample": True, "temperature": 0.0}, "temperature is above 0"),
-        ({"do_sample": True, "top_p": 1.5}, "top_p above 0 to 1"),
-        ({"do_sample": True, "num_return_sequences": 0}, "num_return_sequences at least 1"),
-        ({"do_sample": True, "top_k": 5}, "top_k has no effect"),
-        ({"generation_config": GenerationConfig(num_beams=2)}, "num_beams has no effect"),
+        ({"num_return_sequences": 2}, "num_return_sequences"),
         ({"max_latents": -1}, "max_latents is at least 0"),
-        ({"max_new_tokens": 0}, "max_new_tokens 1"),
-        ({"token_type_ids": np.zeros((4, 9))}, "token_type_ids has no effect"),
         ({"stop_threshold": 1.5}, "stop_threshold from 0 to 1"),
-        ({"max_new_tokens": 99}, "positions, the model has 40; shorten the prompt, or lower max_new_tokens"),
+        ({"no_such_word": 1}, "no_such_word"),
+        ({"max_latents": 35}, "positions, the model has 40 with the answer's; shorten the prompt"),
     ],
 )
 def test_what_it_cannot_do_is_an_error(exported, arguments, words):
@@ -283,20 +269,14 @@ def test_what_it_cannot_do_is_an_error(exported, arguments, words):
         model.generate(**_asked(tokenizer), **arguments)
 
 
-@pytest.mark.parametrize(
-    ("file", "tensor", "words"),
-    [
-        ("model.safetensors", "wte.weight", "a (logit|stop probability) is NaN"),
-        ("reasoner.safetensors", "gate.", "a stop probability is NaN"),
-    ],
-)
-def test_weights_that_are_no_numbers_are_an_error(exported, tmp_path, file, tensor, words):
+@pytest.mark.parametrize(("file", "tensor"), [("model.safetensors", "wte.weight"), ("reasoner.safetensors", "gate.")])
+def test_weights_that_are_no_numbers_are_an_error(exported, tmp_path, file, tensor):
     folder = shutil.copytree(exported, tmp_path / "damaged")
     tensors = load_file(folder / file)
     name = next(name for name in tensors if tensor in name)
     save_file(tensors | {name: np.full_like(tensors[name], np.nan)}, folder / file, metadata={"format": "pt"})
     model, tokenizer = _open(folder)
-    with pytest.raises(ValueError, match=f"generate: {words}; the weights are damaged"):
+    with pytest.raises(ValueError, match="generate: a hidden state or stop probability is NaN; the weights"):
         model.generate(**_asked(tokenizer))
 
 
