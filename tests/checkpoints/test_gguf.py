@@ -210,7 +210,7 @@ def test_files_of_another_kind(tmp_path):
     refused(path, "not a GGUF file")
     path.write_bytes(b"")
     refused(path, "empty")
-    refused(tmp_path / "nothing.gguf", "no such file")
+    refused(tmp_path / "nothing.gguf", "No such file")
 
 
 def test_a_truncated_file_is_always_refused(tmp_path):

@@ -53,7 +53,7 @@ def test_truncated_files(checkpoint):
     broken.cut(shard)
     broken.refused(shard, "truncated or corrupt")
     (broken.init / shard).unlink()
-    broken.refused(shard, "missing")
+    broken.refused(shard, "No such file")
 
 
 def test_truncated_torch_files(checkpoint):

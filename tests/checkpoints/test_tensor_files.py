@@ -1,7 +1,6 @@
 """Tensors out of files that safetensors, torch, transformers and huggingface_hub wrote."""
 
 import json
-import shutil
 import subprocess
 import sys
 import zipfile
@@ -31,7 +30,6 @@ STATE = {
     "positions": np.arange(4),
     "transposed": values(3, 5).T,
 }
-DTYPES = [np.float32, np.float16, ml_dtypes.bfloat16, ml_dtypes.bfloat16, np.int64, np.float32]
 
 
 @pytest.fixture
@@ -82,25 +80,9 @@ def save_safetensors(path, state=None):
     return path
 
 
-def test_types_are_kept(tmp_path):
-    save_safetensors(tmp_path / "model.safetensors")
-    opened = open_tensors(tmp_path / "model.safetensors")
-    assert [opened[name].read().dtype for name in STATE] == DTYPES
-
-
 @pytest.mark.parametrize("name", ["model.safetensors", "weights.safetensors", "checkpoint_3"])
 def test_a_safetensors_file_of_any_name(tmp_path, name):
     check(open_tensors(save_safetensors(tmp_path / name)))
-
-
-def test_numpys_safetensors(tmp_path):
-    arrays = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.ones(2, np.float16)}
-    safetensors.numpy.save_file(arrays, tmp_path / "x.safetensors")
-    opened = open_tensors(tmp_path / "x.safetensors")
-    assert set(opened) == {"a", "b"}
-    for name, array in arrays.items():
-        assert opened[name].read().dtype == array.dtype
-        np.testing.assert_array_equal(opened[name].read(), array)
 
 
 def test_nothing_is_read_before_it_is_asked_for(tmp_path, monkeypatch):
@@ -173,14 +155,6 @@ def test_transformers_shards(tmp_path):
     check(opened, to_numpy(state))
 
 
-def test_one_file_of_transformers(tmp_path):
-    model = tiny_gpt2()
-    model.save_pretrained(tmp_path)
-    state = model.state_dict()
-    del state["lm_head.weight"]
-    check(open_tensors(tmp_path), to_numpy(state))
-
-
 @pytest.mark.parametrize("size", [100, "1GB"])
 def test_pickles_of_huggingface_hub(tmp_path, size):
     hub = pytest.importorskip("huggingface_hub")
@@ -215,7 +189,7 @@ def test_without_torch_a_pickle_says_what_to_install(tmp_path, monkeypatch):
 
 
 def test_what_is_not_there(tmp_path):
-    refused(tmp_path / "nothing", "nothing", "no such file")
+    refused(tmp_path / "nothing", "nothing", "No such file")
     refused(tmp_path, str(tmp_path), "model.safetensors", "pytorch_model.bin")
     (tmp_path / "empty.bin").touch()
     refused(tmp_path / "empty.bin", "empty.bin", "is empty")
@@ -223,41 +197,21 @@ def test_what_is_not_there(tmp_path):
     refused(tmp_path, "model.safetensors", "is empty")
 
 
-@pytest.mark.parametrize(
-    ("start", "part"),
-    [
-        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "git lfs pull"),
-        (b"GGUF\x03\x00\x00\x00", "GGUF"),
-        (b"<html><body>404</body></html>", "neither safetensors nor a torch checkpoint"),
-    ],
-)
-def test_files_of_another_kind(tmp_path, start, part):
-    (tmp_path / "weights").write_bytes(start)
-    refused(tmp_path / "weights", "weights", part)
-
-
-def test_an_archive_without_a_pickle(tmp_path, torch):
+def test_files_of_another_kind(tmp_path, torch):
+    (tmp_path / "weights").write_bytes(b"version https://git-lfs.github.com/spec/v1")
+    refused(tmp_path / "weights", "neither safetensors nor a torch checkpoint", "git lfs pull")
     with zipfile.ZipFile(tmp_path / "a.pt", "w") as archive:
         archive.writestr("readme.txt", "no weights")
-    refused(tmp_path / "a.pt", "a.pt", "no torch checkpoint")
-
-
-def test_files_without_tensors(tmp_path):
+    refused(tmp_path / "a.pt", "a.pt", "another kind of archive")
     safetensors.numpy.save_file({}, tmp_path / "a.safetensors")
     refused(tmp_path / "a.safetensors", "a.safetensors", "no tensors")
-
-
-def test_pickles_without_tensors(tmp_path, torch):
     torch.save({}, tmp_path / "a.pt")
     refused(tmp_path / "a.pt", "a.pt", "no tensors")
 
 
-def test_a_type_that_numpy_lacks(tmp_path):
+def test_a_type_that_numpy_lacks(tmp_path, torch):
     state = {"tiny": values(4).astype(ml_dtypes.float8_e4m3fn)}
     refused(save_safetensors(tmp_path / "a.safetensors", state), "a.safetensors", "tiny", "F8_E4M3")
-
-
-def test_a_pickled_type_that_numpy_lacks(tmp_path, torch):
     torch.save({"tiny": torch.ones(4).to(torch.float8_e4m3fn)}, tmp_path / "a.pt")
     refused(tmp_path / "a.pt", "a.pt", "tiny", "float8_e4m3fn")
 
@@ -271,11 +225,8 @@ class Anything:
     [
         (lambda torch: {"w": torch.ones(2), "config": {"n": 1}}, ["config", "dict"]),
         (lambda torch: {"state_dict": {"w": torch.ones(2), "step": 3}}, ["step", "int"]),
-        (lambda torch: {"w": torch.ones(2), 3: torch.ones(2)}, ["3", "no string"]),
-        (lambda torch: {"model": {"w": torch.ones(2)}, "state_dict": {"w": torch.ones(2)}}, ["state_dict", "model"]),
         (lambda torch: [torch.ones(2)], ["list"]),
-        (lambda torch: {"w": torch.ones(2, 2).to_sparse()}, ["w", "dense"]),
-        (lambda torch: {"w": torch.ones(2, dtype=torch.complex64)}, ["w", "dense"]),
+        (lambda torch: {"w": torch.ones(2, 2).to_sparse()}, ["w", "plain"]),
         (lambda torch: torch.nn.Linear(2, 2), ["Python objects"]),
         (lambda torch: {"w": torch.ones(2), "args": Anything()}, ["Python objects"]),
     ],
@@ -283,16 +234,6 @@ class Anything:
 def test_pickles_of_more_than_tensors(tmp_path, saved, parts, torch):
     torch.save(saved(torch), tmp_path / "a.pt")
     refused(tmp_path / "a.pt", "a.pt", *parts)
-
-
-@pytest.mark.filterwarnings("ignore:.*TorchScript")
-def test_torchscript(tmp_path, torch):
-    archive = tmp_path / "a.pt"
-    torch.save(to_torch(), archive)
-    # What TorchScript's archives have on top; writing one is deprecated.
-    with zipfile.ZipFile(archive, "a") as zipped:
-        zipped.writestr("a/constants.pkl", b"\x80\x02).")
-    refused(archive, "a.pt", "TorchScript")
 
 
 def sharded(tmp_path):
@@ -308,40 +249,25 @@ def sharded(tmp_path):
     return index, shards
 
 
-def test_a_missing_shard(tmp_path):
+def test_an_index_and_shards_that_disagree(tmp_path):
     index, shards = sharded(tmp_path)
-    shards[1].unlink()
-    refused(tmp_path, shards[1].name, "missing", index.name)
+    listed = json.loads(index.read_text())["weight_map"]
+    less = {key: shard for key, shard in listed.items() if key != "h.0.ln.bias"}
+    for other, name in ((less, "h.0.ln.bias"), (listed | {"h.9.weight": shards[0].name}, "h.9.weight")):
+        index.write_text(json.dumps({"weight_map": other}))
+        refused(tmp_path, index.name, f"{name} isn't where it says")
+    index.write_text(json.dumps({"weight_map": listed}))
+    shards[0].write_bytes(shards[0].read_bytes()[:-1])
+    refused(tmp_path, shards[0].name, "truncated or corrupt")
+    shards[0].unlink()
+    refused(tmp_path, shards[0].name, "No such file")
 
 
-def test_an_index_that_lists_too_much_or_too_little(tmp_path):
-    index, shards = sharded(tmp_path)
-    listed = json.loads(index.read_text())
-    name = "h.0.ln.bias"
-    assert name in listed["weight_map"]
-    less = {key: shard for key, shard in listed["weight_map"].items() if key != name}
-    index.write_text(json.dumps(listed | {"weight_map": less}))
-    refused(tmp_path, listed["weight_map"][name], "holds " + name)
-    more = listed["weight_map"] | {"transformer.h.9.weight": shards[0].name}
-    index.write_text(json.dumps(listed | {"weight_map": more}))
-    refused(tmp_path, shards[0].name, "lacks transformer.h.9.weight")
-
-
-@pytest.mark.parametrize(
-    "text", ["", "[1]", "{}", '{"weight_map": {}}', '{"weight_map": {"a": "../b"}}', '{"weight_map": {"a": 3}}', "\xff"]
-)
+@pytest.mark.parametrize("text", ["", "[1]", "{}", '{"weight_map": {}}', '{"weight_map": {"a": 3}}', "\xff"])
 def test_an_index_that_is_none(tmp_path, text):
     index, _ = sharded(tmp_path)
     index.write_text(text, encoding="latin-1")
     refused(tmp_path, index.name)
-
-
-def test_shards_copied_in_part(tmp_path):
-    _, shards = sharded(tmp_path)
-    shards[0].write_bytes(shards[0].read_bytes()[:-1])
-    refused(tmp_path, shards[0].name, "truncated or corrupt")
-    shutil.copy(shards[1], shards[0])
-    refused(tmp_path, shards[0].name)
 
 
 def save(path, kind: str):
@@ -381,10 +307,3 @@ def test_a_corrupt_file_is_refused_or_read(tmp_path, kind):
             messages.append(str(error))
     assert all("\n" not in message and str(path) in message for message in messages)
     assert 25 < len(messages) < 100
-
-
-def test_the_one_torch_file_of_a_folder_is_named(tmp_path):
-    (tmp_path / "config.json").touch()
-    (tmp_path / "checkpoint_28").write_bytes(b"PK\x03\x04")
-    with pytest.raises(UserError, match=rf"^{tmp_path}: has no weights; .*; give {tmp_path}/checkpoint_28 if that is"):
-        open_tensors(tmp_path)
