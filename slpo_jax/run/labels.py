@@ -6,6 +6,7 @@ Whoever goes on after an interruption makes those that are missing, the same to 
 thought, step and completion.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,16 +20,16 @@ from slpo_jax.config.sections import values
 from slpo_jax.data.batches import EncodedProblems, padded_chunks
 from slpo_jax.errors import UserError
 from slpo_jax.io import artifact, hosts
-from slpo_jax.io.artifact import first_difference
 from slpo_jax.io.files import as_json, flatten
 from slpo_jax.io.mesh import EVERYWHERE, ROWS, over_rows, shard_rows
 from slpo_jax.io.progress import Progress, begin
+from slpo_jax.models.parts import Params
 from slpo_jax.policy import noise
 from slpo_jax.policy.policy import Policy
 from slpo_jax.policy.prompted import PromptedBatch, Prompts
-from slpo_jax.run.experiment import Experiment
+from slpo_jax.run.experiment import Setup
 from slpo_jax.run.provenance import checkpoint_digest, problems_facts
-from slpo_jax.run.stage import Params, stage_params
+from slpo_jax.run.stage import Stage
 from slpo_jax.stages import LATENT_RM
 from slpo_jax.training.latent_rm import complete, draw_thoughts
 
@@ -52,43 +53,39 @@ class Labels:
     shares: np.ndarray
 
 
-def labelling(experiment: Experiment) -> tuple[Policy, float | int]:
+def labelling(setup: Setup) -> tuple[Policy, float | int]:
     """The policy of thoughts, whose T is as many as there can be, and its rule."""
-    config, settings = experiment.config, experiment.config.latent_rm
-    rate = config.dropout.rate if settings.dropout is None else settings.dropout
-    policy = experiment.policy.having(dropout_rate=rate)
+    config, settings = setup.config, setup.config.latent_rm
+    policy = setup.policy if settings.dropout is None else setup.policy.having(dropout_rate=settings.dropout)
     if config.gate.enabled:
         return policy.having(stopping="threshold"), settings.threshold
     latents = settings.latents or config.max_latents
     return policy.having(stopping="length", max_latents=latents), latents
 
 
-def check_labels(experiment: Experiment, before: str, params: Params | None = None) -> dict[str, Any]:
+def check_labels(stage: Stage, load: Callable[[], Params]) -> dict[str, Any]:
     """Make sure that labels which are there already are those that would be made now.
 
     Args:
-        before: the stage that latent_rm starts from, "" for `config.init`.
-        params: what that left, if it is at hand.
+        stage: latent_rm.
+        load: gives the parameters that it starts from.
     Returns:
         what labels depend on: settings by key of the config, and digests of checkpoint and problems.
     Raises:
         UserError: they are of another checkpoint, of other problems, or made with other settings.
     """
-    config, folder = experiment.config, experiment.workdir.labels
-
-    def load():
-        return stage_params(experiment, before) if params is None else params
-
-    facts = {f"latent_rm.{name}": getattr(config.latent_rm, name) for name in _OWN}
+    run, config, folder = stage.run, stage.run.config, stage.run.workdir.labels
+    facts = {f"latent_rm.{name}": getattr(stage.settings, name) for name in _OWN}
     facts |= flatten(as_json(values(config, ("model", "rollouts"))))
     facts |= {"seed": config.seed, "reward": config.reward, "gate.enabled": config.gate.enabled}
-    facts["checkpoint"] = checkpoint_digest(experiment, before, load)
-    facts["problems"] = list(problems_facts(experiment.train, config.latent_rm.problems).values())
+    facts["checkpoint"] = checkpoint_digest(stage.start, load)
+    facts["problems"] = list(problems_facts(run.train, stage.settings.problems).values())
     anew = f"delete {folder} to make them anew"
     then = artifact.read(manifest_of(folder), anew)
-    differs = first_difference(facts, then.facts) if then else None
+    differs = artifact.first_difference(facts, then.facts) if then else None
     if differs and differs[0] in ("checkpoint", "problems"):
-        what = "others" if differs[0] == "problems" else f"another checkpoint than {before or config.init}'s"
+        before = stage.start.name or config.init
+        what = "others" if differs[0] == "problems" else f"another checkpoint than {before}'s"
         raise UserError(f"{folder}: its labels are of {what}; bring back what they are of, or {anew}")
     if differs:
         key, now, was = differs
@@ -103,24 +100,23 @@ def manifest_of(labels: Path) -> Path:
     return labels / "manifest.json"
 
 
-def labels_of(experiment: Experiment, params: Params, before: str) -> Labels:
+def labels_of(stage: Stage, params: Params) -> Labels:
     """The workdir's labels, of which those are made that aren't there.
 
     Args:
-        params: all parts, of the checkpoint whose thoughts are judged.
-        before: the stage that left it.
+        stage: latent_rm.
+        params: all parts, of the checkpoint that it starts from, whose thoughts are judged.
     Raises:
         UserError: see `check_labels`; or no problem has right and wrong thoughts.
     """
-    folder, settings = experiment.workdir.labels, experiment.config.latent_rm
-    facts = check_labels(experiment, before, params)
+    run, folder, settings = stage.run, stage.run.workdir.labels, stage.settings
+    facts = check_labels(stage, lambda: params)
     artifact.write(manifest_of(folder), facts)
     begin("latent_rm: labels")
     hosts.barrier("labels")  # nobody still looks for the manifest
-    count = min(settings.problems or len(experiment.train), len(experiment.train))
-    make, parts = _Maker(experiment, params, experiment.train, 0), list[dict[str, np.ndarray]]()
-    progress = Progress("latent_rm: labels", count, unit="problem", keep=False)
-    for number, (indices, real) in enumerate(padded_chunks(count, make.size)):
+    count, make = min(settings.problems or len(run.train), len(run.train)), _Maker(run, params, run.train, 0)
+
+    def made(number: int, indices: np.ndarray, real: np.ndarray) -> dict[str, np.ndarray]:
         path = folder / f"{number}.npz"
         found = artifact.read_arrays(path, facts)
         if path.exists() and found is None:
@@ -128,10 +124,9 @@ def labels_of(experiment: Experiment, params: Params, before: str) -> Labels:
         if not hosts.decided(found is not None):
             found = make(indices, real)
             artifact.write_arrays(path, facts, found)
-        parts.append(found or {})
-        progress.update(int(indices[-1]) + 1)
-    progress.close()
-    labels = _together(parts)
+        return found or {}
+
+    labels = _together("labels", count, make.size, made)
     if not len(labels.problems):
         raise UserError(
             f"config.latent_rm.problems: of {count} none has right and wrong thoughts among {settings.thoughts}; "
@@ -140,7 +135,7 @@ def labels_of(experiment: Experiment, params: Params, before: str) -> Labels:
     return labels
 
 
-def judged_thoughts(experiment: Experiment, params: Params) -> Labels:
+def judged_thoughts(setup: Setup, params: Params) -> Labels:
     """Thoughts of every validation problem; each has its own answer's rightness, 0 or 1, as its share at every t.
 
     They are drawn anew, the same to the bit, where a run goes on.
@@ -148,20 +143,24 @@ def judged_thoughts(experiment: Experiment, params: Params) -> Labels:
     Args:
         params: see `labels_of`.
     """
-    valid = experiment.valid
-    count, make = min(experiment.config.evaluate.limit or len(valid), len(valid)), _Maker(experiment, params, valid, 1)
-    progress, parts = Progress("latent_rm: validation", count, unit="problem", keep=False), list[dict[str, Any]]()
-    for indices, real in padded_chunks(count, make.size):
+    valid, make = setup.valid, _Maker(setup, params, setup.valid, 1)
+
+    def judged(_: int, indices: np.ndarray, real: np.ndarray) -> dict[str, np.ndarray]:
         found, right_BN = make.judged(indices)
         shares = np.broadcast_to(right_BN[..., None], found["latents"].shape[:3]).astype(np.float32)
         every = {name: found[name] for name in ("latents", "lengths")} | {"problems": indices, "shares": shares}
-        parts.append({name: array[real] for name, array in every.items()})
+        return {name: array[real] for name, array in every.items()}
+
+    return _together("validation", min(setup.config.evaluate.limit or len(valid), len(valid)), make.size, judged)
+
+
+def _together(what: str, count: int, size: int, made: Callable[..., dict[str, np.ndarray]]) -> Labels:
+    """Those of so many problems, made `size` at a time: (number, indices, which of them are real) -> arrays."""
+    progress, parts = Progress(f"latent_rm: {what}", count, unit="problem", keep=False), []
+    for number, (indices, real) in enumerate(padded_chunks(count, size)):
+        parts.append(made(number, indices, real))
         progress.update(int(indices[-1]) + 1)
     progress.close()
-    return _together(parts)
-
-
-def _together(parts: list[dict[str, np.ndarray]]) -> Labels:
     return Labels(**{name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
 
 
@@ -172,11 +171,11 @@ class _Maker:
         stream: of noise, a number for each set of problems.
     """
 
-    def __init__(self, experiment: Experiment, params: Params, problems: EncodedProblems, stream: int):
-        self.experiment, self.params, self.problems = experiment, params, problems
-        policy, rule = labelling(experiment)
-        settings, key = experiment.config.latent_rm, noise.stream_key(experiment.key, LATENT_RM, stream)
-        most, devices = experiment.config.evaluate.batch_size, experiment.mesh.size
+    def __init__(self, setup: Setup, params: Params, problems: EncodedProblems, stream: int):
+        self.setup, self.params, self.problems = setup, params, problems
+        policy, rule = labelling(setup)
+        settings, key = setup.config.latent_rm, noise.stream_key(setup.key, LATENT_RM, stream)
+        most, devices = setup.config.evaluate.batch_size, setup.mesh.size
         each = (settings.thoughts, settings.thoughts * settings.completions)
         self.size, self.group = (-(-max(1, most // rows) // devices) * devices for rows in each)
         everywhere = policy.having(dropout_where="all")  # as published: completions' answers have noise too
@@ -193,7 +192,7 @@ class _Maker:
         self.think, self.complete = self._sharded(think), self._sharded(go_on)
 
     def _sharded(self, function):
-        mesh = self.experiment.mesh
+        mesh = self.setup.mesh
         program = over_rows(function, mesh, (EVERYWHERE, ROWS))
         return lambda given: jax.tree.map(hosts.whole, program(self.params, shard_rows(given, mesh)))
 
@@ -221,13 +220,13 @@ class _Maker:
         return made | {name: by_problem[name][kept] for name in ("latents", "lengths")}
 
     def _batch(self, indices: np.ndarray) -> PromptedBatch:
-        prompts = Prompts(*self.problems.prompt_batch(indices, self.experiment.prompt_slots))
+        prompts = Prompts(*self.problems.prompt_batch(indices, self.setup.prompt_slots))
         return PromptedBatch(prompts, np.zeros((len(indices), 0), np.uint8), indices.astype(np.int32))
 
     def _right(self, index: int, said: np.ndarray) -> np.ndarray:
         """Whether completions [.., A] of a problem are right; of equal ones the first is asked."""
         distinct, places = np.unique(said.reshape(-1, said.shape[-1]), axis=0, return_inverse=True)
-        readings = [self.experiment.reward.read(tokens) for tokens in distinct]
+        readings = [self.setup.reward.read(tokens) for tokens in distinct]
         asked = [self.problems.problems[index]] * len(distinct)
-        right = np.array(self.experiment.reward.right(readings, asked))
+        right = np.array(self.setup.reward.right(readings, asked))
         return right[places.reshape(said.shape[:-1])]

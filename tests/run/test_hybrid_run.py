@@ -24,7 +24,7 @@ from slpo_jax.run.experiment import build
 from slpo_jax.run.rl import optimizer_of, training_policy
 from slpo_jax.run.rows import rows
 from slpo_jax.run.solution_summary import describe
-from slpo_jax.run.stage import stage_params, starting_params
+from slpo_jax.run.stage import stage_params
 from slpo_jax.training import rl
 from slpo_jax.training.checkpoint import StageCheckpoints
 from slpo_jax.training.state import init_state
@@ -122,7 +122,7 @@ def test_recipes_with_parts_of_their_own_leave_what_rl_starts_from(changes, tmp_
             train(_built(tmp_path, changes), "imitate")
     experiment = _built(tmp_path, changes)
     train(experiment, "imitate")
-    first, left = experiment.initial_params(), starting_params(experiment, "grpo")
+    first, left = experiment.initial_params(), stage_params(experiment.stage("grpo").start)
     kept = {DECODER} if changes.get("imitate.simcot.keep") else set()
     assert left.keys() == first.keys() | kept
     assert jax.tree.structure({name: left[name] for name in first}) == jax.tree.structure(first)
@@ -135,7 +135,7 @@ def test_recipes_with_parts_of_their_own_leave_what_rl_starts_from(changes, tmp_
         for row, said in zip(probed, words, strict=True):
             assert [latent["words"].removesuffix(" ...") for latent in row["latents"]] == said
         train(experiment, "rl")
-        jax.tree.map(np.testing.assert_array_equal, stage_params(experiment, "grpo")[DECODER], left[DECODER])
+        jax.tree.map(np.testing.assert_array_equal, stage_params(experiment.stage("grpo"))[DECODER], left[DECODER])
     for name in left.keys() - {"reasoner", *kept}:
         jax.tree.map(np.testing.assert_array_equal, left[name], first[name])
     assert np.any(left["reasoner"]["backbone"]["h_0"]["mlp"]["c_fc"]["kernel"]

@@ -15,10 +15,9 @@ from slpo_jax.config import read_config
 from slpo_jax.errors import UserError
 from slpo_jax.models import lora
 from slpo_jax.models.parts import ADAPTER
-from slpo_jax.run import adapters, rl, stage, validation
+from slpo_jax.run import adapters, rl, stage
 from slpo_jax.run.experiment import build
 from slpo_jax.run.plan import run_stage
-from slpo_jax.stages import wanted
 
 pytestmark = pytest.mark.usefixtures("cpu_devices")
 STEPS, RANK = 4, 2
@@ -71,8 +70,8 @@ def _train(workdir, base, cut=None, **changes):
         if cut:
             patch.setattr(*cut, killed)
         try:
-            for each in wanted(experiment.config):
-                run_stage(experiment, each)
+            for each in experiment.wanted:
+                run_stage(each)
         finally:
             experiment.log.close()
     return experiment
@@ -188,9 +187,9 @@ def test_a_validation_is_of_merged_parameters(tmp_path, monkeypatch):
     experiment.log.close()
     params = experiment.initial_params()
     own = jax.tree.map(lambda x: x + 0.5, adapters.fresh(experiment, params))
-    monkeypatch.setattr(validation, "validation_accuracy", lambda experiment, params, *_: params)
-    assert validation._accuracy(experiment, params) is params
-    found = validation._accuracy(experiment, params | own)
+    monkeypatch.setattr(stage, "validation_accuracy", lambda experiment, params, *_: params)
+    assert stage.reasoner_accuracy(experiment, params) is params
+    found = stage.reasoner_accuracy(experiment, params | own)
     wanted = lora.without_adapter(params | own, 5.0 / RANK)
     assert found.keys() == params.keys()
     assert ADAPTER not in found

@@ -12,9 +12,9 @@ from small_run import load_config, train
 from slpo_jax.config import read_config, validate
 from slpo_jax.errors import UserError
 from slpo_jax.run import imitate
-from slpo_jax.run.data_summary import data_summary
 from slpo_jax.run.experiment import build
 from slpo_jax.run.plan import check_stages, say_shared
+from slpo_jax.run.sources import data_summary
 from slpo_jax.run.stage import open_stage
 
 ICOT = {"recipe": "icot", "c_thought": 0, "final_steps": 400}
@@ -149,7 +149,7 @@ def test_hours_are_said_once_the_first_steps_are_measured(stage, left, seconds, 
     config = load_config()
     config.rl.steps = config.cold_start.steps = 800
     experiment = build(read_config(config), tmp_path)
-    run, *_ = open_stage(experiment, stage, SimpleNamespace(step=0), left)
+    run, *_ = open_stage(experiment.stage(stage), SimpleNamespace(step=0), left)
     run._measured(left, seconds)
     run._let_go()
     section = "rl" if stage == "slpo" else stage
@@ -183,10 +183,10 @@ def test_what_was_understood_is_said_before_training(tmp_path):
     experiment = build(read_config(config), tmp_path / "work")
     answers_are = "answers are numbers, read after the last #, without units and currencies, as that of '4 pens'"
     fields = ["  question from question; answer from answer; steps from steps", "  not used: id"]
-    assert data_summary(experiment.config, "config.data.train", experiment.train) == [
+    assert data_summary("config.data.train", experiment.train) == [
         f"config.data.train: 3 problems, 1.0 steps each, 1 without steps, {answers_are}",
         *fields,
         r"  the first: 'Tom has 1 pens .\n' | '1 + 2 = 3\n3 + 1 = 4\n' | '### 4'",
     ]
     line = f"config.data.eval.mine: 3 problems, {answers_are}"
-    assert data_summary(experiment.config, "config.data.eval.mine", experiment.test_set("mine")) == [line, *fields]
+    assert data_summary("config.data.eval.mine", experiment.test_set("mine")) == [line, *fields]

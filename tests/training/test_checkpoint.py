@@ -18,7 +18,7 @@ from slpo_jax.errors import SaveError, UserError
 from slpo_jax.io import artifact, compiling
 from slpo_jax.io.orbax import load_params, stored_params, unwritten
 from slpo_jax.io.workdir import Workdir
-from slpo_jax.run.stage import open_stage
+from slpo_jax.run.stage import Stage, open_stage
 from slpo_jax.training import loop
 from slpo_jax.training.checkpoint import StageCheckpoints
 from slpo_jax.training.loop import StageRun
@@ -129,7 +129,7 @@ def _logged(workdir, stop_at=None):
     config = Config(log_every=4, checkpoint_every=3, max_skipped_steps=3)
     log, policy = MetricsLog(Workdir(workdir)), types.SimpleNamespace(latent_policy=types.SimpleNamespace(says=None))
     experiment = types.SimpleNamespace(config=config, workdir=Workdir(workdir), log=log, policy=policy)
-    run, state, _ = open_stage(experiment, "slpo", _state().replace(step=jnp.int32(0)), 6)
+    run, state, _ = open_stage(Stage(experiment, "slpo"), _state().replace(step=jnp.int32(0)), 6)
 
     @jax.transfer_guard("allow")
     def step_fn(state, number):
