@@ -176,7 +176,7 @@ def _fitting(setup: Setup, problems: Sequence[Problem], judge: Reward) -> tuple[
         lengths = list(map(len, setup.template.prompts([problem.question for problem in problems], Counter())))
     except UserError as error:
         raise UserError(f"problems: {error}") from None
-    most = setup.reasoner.config.n_positions - setup.config.max_latents - setup.evaluator.policy.config.suffix_slots
+    most = setup.most_prompt
     fit = [problem for problem, length in zip(problems, lengths, strict=True) if length <= most]
     if not fit:
         raise UserError(f"problems: the shortest prompt has {min(lengths)} tokens, the model has positions for {most}")

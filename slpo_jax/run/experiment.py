@@ -235,6 +235,11 @@ class Setup:
         """How the states of the stages lie on the mesh."""
         return Layout(self.mesh)
 
+    @property
+    def most_prompt(self) -> int:
+        """Tokens that a prompt may have in evaluations, by the model's positions."""
+        return self.reasoner.config.n_positions - self.config.max_latents - self.evaluator.policy.config.suffix_slots
+
     @functools.cached_property
     def evaluator(self) -> Evaluator:
         """Rollouts over whole sets, with the answer budget of evaluation."""

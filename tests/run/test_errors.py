@@ -8,7 +8,7 @@ from refused import refusal
 from same_run import differences
 from small_run import new_folder, run
 
-from slpo_jax.config import default_config
+from slpo_jax.config import Config
 from slpo_jax.errors import UserError
 from slpo_jax.io.workdir import Workdir
 from slpo_jax.run.sources import load_set
@@ -167,4 +167,4 @@ def test_a_disk_that_fills_during_a_save(tmp_path):
 
 def test_no_records():
     with pytest.raises(UserError, match=r"^problems: is empty; give at least one record$"):
-        load_set(default_config().data, "problems", [])
+        load_set(Config().data, "problems", [])

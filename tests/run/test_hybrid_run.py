@@ -11,7 +11,7 @@ from slpo_jax.checkpoints.export import export_checkpoint
 from slpo_jax.config import objective_of, read_config
 from slpo_jax.data.templates import token_texts
 from slpo_jax.errors import UserError
-from slpo_jax.evaluation.evaluate import thought_rows
+from slpo_jax.evaluation.evaluate import Completions, Evaluator, thought_rows
 from slpo_jax.evaluation.rows import baselines_of
 from slpo_jax.io.orbax import save_params
 from slpo_jax.models.parts import DECODER
@@ -178,8 +178,13 @@ def test_rewards_and_votes_read_it_too(hybrid, monkeypatch):
         return Trajectories({}, tokens=tokens, keys=keys_N, **rollout)
 
     monkeypatch.setattr(rl, "sample", sampled)
-    monkeypatch.setattr(solver, "_sample", sampled)
-    monkeypatch.setattr(solver, "_probe", lambda *_: [np.zeros((1, T, 1), int)] * 4)
+
+    def rolled_out(*_, **__):
+        seen = dict.fromkeys(("stop", "nearest_probability", "nearest_token", "latents"), np.zeros((1, T, 1), int))
+        done = sampled(None, None, None, None)
+        return Completions(seen | {"tokens": np.array(done.completions), "latent_steps": np.array(done.lengths)})
+
+    monkeypatch.setattr(Evaluator, "run", rolled_out)
     batch = PromptedBatch(Prompts(None, None), encode_references(["5"], 1), jnp.zeros(1, int))
     rewards = compiled(lambda key: rl.roll_out(experiment.policy, None, batch, experiment.reward.on_device, 1, key)[1])(
         experiment.key

@@ -87,7 +87,7 @@ def trained(workdir):
 
 def test_a_label_is_the_share_of_right_completions_of_a_beginning(tmp_path, cpu_devices, monkeypatch):
     """Of problems with right and wrong thoughts; where they go on, answers have noise too. Rollouts without a model."""
-    counts = {"latent_rm.problems": 5, "latent_rm.thoughts": 3, "latent_rm.completions": 4}
+    counts = {"stages": ("latent_rm",), "latent_rm.problems": 5, "latent_rm.thoughts": 3, "latent_rm.completions": 4}
     experiment, where = experiment_of(tmp_path / "work", **counts), {}
     slots, steps = experiment.config.max_answer_tokens, experiment.config.max_latents
     right_of = np.array([[1, 1, 1], [0, 1, 0], [0, 0, 0], [0, 0, 0], [1, 0, 1]], bool)  # the last fills batches up
@@ -131,7 +131,7 @@ def test_labels_are_bound_to_all_that_makes_them(tmp_path, cpu_devices, monkeypa
     facts = {}
 
     def start(**changes):
-        return experiment_of(tmp_path / "work", **changes).stage("latent_rm")
+        return experiment_of(tmp_path / "work", stages=("latent_rm",), **changes).stage("latent_rm")
 
     def refused(**changes):
         facts.update(labels.check_labels(start(**changes), lambda: {"w": jnp.zeros(2)}))

@@ -128,7 +128,7 @@ def _logged(workdir, stop_at=None):
     """The rows of a run with those steps, rows of 4 steps and checkpoints of 3; it may be killed before one of them."""
     config = Config(log_every=4, checkpoint_every=3, max_skipped_steps=3)
     log, policy = MetricsLog(Workdir(workdir)), types.SimpleNamespace(latent_policy=types.SimpleNamespace(says=None))
-    experiment = types.SimpleNamespace(config=config, workdir=Workdir(workdir), log=log, policy=policy)
+    experiment = types.SimpleNamespace(config=config, workdir=Workdir(workdir), log=log, policy=policy, wanted=[])
     run, state, _ = open_stage(Stage(experiment, "slpo"), _state().replace(step=jnp.int32(0)), 6)
 
     @jax.transfer_guard("allow")
