@@ -20,7 +20,6 @@ from slpo_jax.config.config import Config, make_latent_policy
 from slpo_jax.config.sections import changed
 from slpo_jax.data.batches import EncodedProblems, encode_problems
 from slpo_jax.data.problem import Problem, Problems
-from slpo_jax.data.problems import is_at_hand
 from slpo_jax.data.templates import Template
 from slpo_jax.data.tokenizer import WORDS
 from slpo_jax.errors import UserError
@@ -64,8 +63,8 @@ class Setup:
         prompt_slots: config.prompt_slots, as far as the model has positions for them.
         parts: of the parameters.
         policy: reasoner, latent policy, and slots, ids and noise of rollouts.
-        train, valid, tests: encoded problems; `tests` by name, loaded on first use through `test_set`.
         reward: what reads and judges completions.
+        sets: encoded problems that have been read, by key.
     """
 
     config: Config
@@ -76,7 +75,7 @@ class Setup:
     parts: tuple[Part, ...]
     policy: Policy
     reward: Reward
-    _sets: dict[str, EncodedProblems] = dataclasses.field(default_factory=dict)
+    sets: dict[str, EncodedProblems] = dataclasses.field(default_factory=dict)
 
     @property
     def reasoner(self) -> Reasoner:
@@ -90,10 +89,12 @@ class Setup:
 
     @property
     def train(self) -> EncodedProblems:
+        """To train on."""
         return self._set(TRAIN, self.config.data.train)
 
     @property
     def valid(self) -> EncodedProblems:
+        """To choose on."""
         return self._set(VALID, self.config.data.valid)
 
     @property
@@ -105,35 +106,15 @@ class Setup:
         """The set under config.data.eval."""
         return self._set(EVAL + name, self.config.data.eval[name])
 
-    @property
-    def sets(self) -> Mapping[str, EncodedProblems]:
-        """Those that have been read, by key."""
-        return self._sets
-
     def load(self, key: str, source: Any, texts: bool = False) -> Problems:
         """A key's problems, see `load_set`; with `texts` their answers may be any."""
         kind = "texts" if texts else kind_of(self.config.prompt.answers, self.config.reward)
         return load_set(self.config.data, key, source, kind)
 
-    def problems(self, key: str) -> Sequence[Problem]:
-        """What config.data.train or .valid holds, to compare with.
-
-        Returns:
-            () where that isn't read and would take long, or can't be read: nothing but the comparison asks for it.
-        """
-        source = getattr(self.config.data, key.rpartition(".")[2])
-        if key in self._sets:
-            return self._sets[key].problems
-        try:
-            return self.load(key, source) if source and is_at_hand(source) else ()
-        except UserError as error:
-            logging.warning("%s: what is evaluated was not compared with it (%s)", key, error)
-            return ()
-
     def _set(self, key: str, source: str) -> EncodedProblems:
-        if key not in self._sets:
-            self._sets[key] = self.encode(key, self.load(key, source), f"{key}: {source}")
-        return self._sets[key]
+        if key not in self.sets:
+            self.sets[key] = self.encode(key, self.load(key, source), f"{key}: {source}")
+        return self.sets[key]
 
     def encode(
         self, key: str, problems: Sequence[Problem], where: str = "", judge: Reward | None = None
@@ -188,30 +169,27 @@ class Setup:
         everywhere = NamedSharding(self.mesh, EVERYWHERE)
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere), shapes)
 
-    def stored_params(self, draws_latent_policy: bool = False) -> dict[str, Any]:
+    def stored_params(self) -> dict[str, Any]:
         """Shapes and types of what a checkpoint of this project as `config.init` holds; of others {}.
 
-        Args:
-            draws_latent_policy: it may lack parameters of the latent policy's own, whatever the stages are.
         Raises:
             UserError: it is damaged, or can't be gone on from with this latent policy.
         """
         orbax = self.checkpoint.orbax
         stored: dict[str, Any] = {} if orbax is None else stored_params(orbax)
         if orbax is not None or self.checkpoint.read is not None:
-            may_lack, policy = draws_latent_policy or RL in self.config.stages, self.config.latent_policy
-            check_latent_policy(policy.name, self.config.init, stored, self.abstract_params(), may_lack)
+            policy, trains = self.config.latent_policy.name, RL in self.config.stages
+            check_latent_policy(policy, self.config.init, stored, self.abstract_params(), trains)
         return stored
 
-    def initial_params(self, draws_latent_policy: bool = False, explain: bool = False) -> dict[str, Any]:
+    def initial_params(self, explain: bool = False) -> dict[str, Any]:
         """The parameters that `config.init` names, and random ones, the same for the same seed, for what it lacks.
 
         Args:
-            draws_latent_policy: parameters of the latent policy's own that it lacks need not be trained afterwards.
             explain: also SIM-CoT's decoder of a foreign checkpoint, if there is one; ours always have theirs.
         """
         found: dict[str, Any] = {}
-        stored = self.stored_params(draws_latent_policy)
+        stored = self.stored_params()
         if self.checkpoint.orbax is not None:
             shapes = self.abstract_params(stored)
             found = load_params(self.checkpoint.orbax, {name: shapes[name] for name in stored})

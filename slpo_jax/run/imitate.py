@@ -112,7 +112,7 @@ def train(stage: Stage) -> None:
     """
     run, name, imitation = stage.run, stage.name, stage.run.stage(IMITATE)
     recipe, plan, optimizer_configs = planned(run, name)
-    more = stage.steps if name == CONTROL else 0
+    more = run.config.rl.steps if name == CONTROL else 0
     problems, total = imitated(run, recipe, plan), len(run.train)
     if len(problems) < total:
         reason = "longer than config.imitate.max_tokens or, for CODI, with a negative answer"

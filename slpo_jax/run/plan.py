@@ -169,7 +169,7 @@ def _open_data(experiment: Experiment, choosing: list[Row]) -> None:
 
 def say_shared(experiment: Experiment) -> None:
     """Warn of problems of an evaluated set that are trained on, chosen by, or in another evaluated set as well."""
-    known = {key: experiment.problems(key) for key in (TRAIN, VALID)}
+    known = {key: experiment.sets[key].problems for key in (TRAIN, VALID) if key in experiment.sets}
     for name in experiment.tests:
         problems, own = experiment.test_set(name).problems, EVAL + name
         for key, others in known.items():

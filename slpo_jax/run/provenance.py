@@ -23,7 +23,6 @@ from slpo_jax.errors import UserError
 from slpo_jax.io import artifact, hosts
 from slpo_jax.io.files import as_json, digest, files_digest, flatten, read_json, write_text
 from slpo_jax.io.orbax import params_digest, params_dir
-from slpo_jax.io.workdir import StageFolder
 from slpo_jax.policy.latent_policies import has_parameters
 from slpo_jax.run.experiment import Setup
 from slpo_jax.run.stage import Stage
@@ -104,7 +103,7 @@ def ensure_manifest(stage: Stage, write: bool = True) -> None:
                 run.checkpoint.write(run.workdir.reasoner)
             write_text(folder.facts, json.dumps(facts, indent=1, sort_keys=True) + "\n")
         return
-    written = _read(folder)
+    written = read_json(folder.facts, folder.anew)
     _check_settings(stage, written)
     then, now = written.get("start", {}).get("stage"), stage.start.name
     if then is not None and then != now:
@@ -122,7 +121,7 @@ def check_starts(stages: Iterable[Stage]) -> None:
         UserError: what a stage began from was trained again, with other settings, or nothing says what it began from.
     """
     for stage in stages:
-        _check_start(stage, _read(stage.folder))
+        _check_start(stage, read_json(stage.folder.facts, stage.folder.anew))
 
 
 def check_models(stages: Iterable[Stage]) -> None:
@@ -186,14 +185,6 @@ def checkpoint_digest(stage: Stage, load: Callable[[], Any]) -> str:
     return made
 
 
-def _read(folder: StageFolder) -> dict[str, Any]:
-    found = read_json(folder.facts, folder.anew)
-    for key in ("start", "files"):
-        if not isinstance(found.get(key, {}), dict):
-            raise UserError(f"{folder.facts}: '{key}' is no object; {folder.anew}")
-    return found
-
-
 def _check_settings(stage: Stage, written: dict[str, Any]) -> None:
     """Files that are gone can't be held against anything; whoever needs them says so."""
     data, files = stage.run.config.data, written.get("files", {})
@@ -244,7 +235,7 @@ def _start(stage: Stage) -> dict[str, str]:
         return {"stage": "", "digest": found[0] if len(found) == 1 else digest(found)}
     facts: dict[str, Any] = {}
     if stage.folder.steps:
-        facts = _read(stage.folder)
+        facts = read_json(stage.folder.facts, stage.folder.anew)
     elif stage.wanted:
         facts = _manifest(stage)
     return {"stage": stage.name, "digest": digest(facts) if facts else ""}

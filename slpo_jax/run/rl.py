@@ -1,29 +1,38 @@
-"""The stage rl: every objective of `config.rl.objectives`, trained from the same start or after another."""
+"""The stage rl: every objective of `config.rl.objectives`, trained from the same start or after another.
+
+With `config.rl.lora` adapters are trained, and a checkpoint has them merged and keeps them apart.
+"""
 
 import dataclasses
 import functools
+import shutil
+from pathlib import Path
 from typing import Any
 
 import jax
 import optax
 from absl import logging
 
+from slpo_jax.checkpoints.adapters import write_adapters
 from slpo_jax.config.config import objective_of, rl_of
 from slpo_jax.config.sections import changed
 from slpo_jax.errors import UserError
-from slpo_jax.models.lora import merging
-from slpo_jax.models.parts import ADAPTER, LATENT_POLICY
+from slpo_jax.io import hosts
+from slpo_jax.io.files import whole_folder
+from slpo_jax.io.orbax import stored_params
+from slpo_jax.models import lora
+from slpo_jax.models.parts import ADAPTER, LATENT_POLICY, REASONER, Params
 from slpo_jax.policy.policy import Policy, Stopping
 from slpo_jax.rewards.reward import CORRECT
-from slpo_jax.run import adapters
 from slpo_jax.run.experiment import Setup
-from slpo_jax.run.stage import Stage, note_finished, prompted_batches, stage_params, train_stage
+from slpo_jax.run.stage import Stage, note_finished, prompted_batches, reasoner_accuracy, stage_params, train_stage
 from slpo_jax.stages import RL
+from slpo_jax.training.checkpoint import StageCheckpoints
 from slpo_jax.training.dynamic import Drawing
 from slpo_jax.training.objectives import Objective
 from slpo_jax.training.optimizer import OptimizerConfig, make_optimizer, make_schedule, scaled
 from slpo_jax.training.rollout_update import make_rl_step
-from slpo_jax.training.state import copied, init_state
+from slpo_jax.training.state import TrainState, copied, init_state
 
 
 def check(stage: Stage) -> None:
@@ -32,7 +41,7 @@ def check(stage: Stage) -> None:
     objective = make_objective(run, stage.name)
     optimizer_config(run, objective)
     if config.lora.rank:
-        jax.eval_shape(functools.partial(adapters.fresh, run), run.abstract_params())
+        jax.eval_shape(functools.partial(fresh_adapters, run), run.abstract_params())
     devices, parts = run.mesh.size, objective.rollout_parts
     if config.batch_size % (devices * config.micro_batches * parts):
         raise UserError(
@@ -48,13 +57,13 @@ def check(stage: Stage) -> None:
 
 def train(stage: Stage) -> None:
     """Train one objective from its start, with the same batches and keys as the others."""
-    if (last := adapters.left_merged(stage)) is not None:
+    if (last := left_merged(stage)) is not None:
         note_finished(stage, last)
         return
     run, config, objective = stage.run, stage.settings, make_objective(stage.run, stage.name)
     policy, params = training_policy(run, objective), stage_params(stage.start)
-    params |= adapters.fresh(run, params)
-    trained = adapters.trained(run, params)
+    params |= fresh_adapters(run, params)
+    trained = trained_parts(run, params)
     optimizer = optimizer_of(run, objective, {part: params[part] for part in trained})
     # Also of a run that goes on: its start is bound to be what it was.
     moved = {part: params[part] for part in trained if part != ADAPTER}
@@ -70,7 +79,8 @@ def train(stage: Stage) -> None:
     schedule = make_schedule(optimizer_config(run, objective))
     batch = prompted_batches(stage, objective.needs_answers)
     drawing = Drawing(config.dynamic_batches, batch) if config.dynamic_batches else None
-    train_stage(stage, state, make_rl_step(policy, objective, on_device, config.group, *how, schedule, drawing), batch)
+    step_fn = make_rl_step(policy, objective, on_device, config.group, *how, schedule, drawing)
+    train_stage(stage, state, step_fn, batch, lambda params: reasoner_accuracy(run, merged(run, params)), leave_merged)
 
 
 def make_objective(setup: Setup, name: str) -> Objective:
@@ -94,7 +104,7 @@ def training_policy(setup: Setup, objective: Objective) -> Policy:
     by_itself = gated or any(end is not None for end in (latent_policy.ends, latent_policy.halts, latent_policy.says))
     shares = config.capacities if by_itself else dict.fromkeys((1.0, answers) for _, answers in config.capacities)
     policy = setup.policy.having(stopping=stopping, temperature=temperature, top_k=config.top_k, top_p=config.top_p)
-    reasoner = merging(policy.reasoner, config.lora.scale) if config.lora.rank else policy.reasoner
+    reasoner = lora.merging(policy.reasoner, config.lora.scale) if config.lora.rank else policy.reasoner
     return dataclasses.replace(policy, reasoner=reasoner, capacities=tuple(shares))
 
 
@@ -118,3 +128,60 @@ def optimizer_config(setup: Setup, objective: Objective) -> OptimizerConfig:
     """`config.rl.optimizer`, with what the objective has of its own instead."""
     rl = rl_of(setup.config.rl, objective)
     return changed(rl.optimizer, {"total_steps": rl.steps * objective.updates_per_step}, "config.rl.optimizer")
+
+
+def fresh_adapters(setup: Setup, params: Params) -> Params:
+    """The part ADAPTER, which changes nothing yet; {} where the whole reasoner is trained.
+
+    Raises:
+        UserError: a kernel that the reasoner doesn't have.
+    """
+    config, key = setup.config.rl.lora, jax.random.fold_in(setup.key, 1 << 27)
+    if not config.rank:
+        return {}
+    return {ADAPTER: lora.adapter(key, params, config.rank, config.kernels, "config.rl.lora")}
+
+
+def trained_parts(setup: Setup, params: Params) -> tuple[str, ...]:
+    """The parts of these parameters that the stage changes: instead of a reasoner its adapters, where it has some."""
+    names = setup.trained_by(RL, params)
+    return (ADAPTER, *(name for name in names if name != REASONER)) if ADAPTER in params else names
+
+
+def merged(setup: Setup, params: Params) -> Params:
+    """All parts but ADAPTER, if there is one, with that merged, laid out as a state's."""
+    if ADAPTER not in params:
+        return params
+    merge = functools.partial(lora.without_adapter, scale=setup.config.rl.lora.scale)
+    layout = setup.layout
+    return jax.jit(merge, out_shardings=layout.shardings(layout.specs(jax.eval_shape(merge, params))))(params)
+
+
+def leave_merged(stage: Stage, state: TrainState) -> None:
+    """Put merged parameters in the place of a stage's last checkpoint, and adapters, if any, beside as PEFT does."""
+    run, start, init = stage.run, stage.start, stage.run.config.init
+    if ADAPTER not in state.params:
+        return
+    apart = jax.tree.map(hosts.whole, state.params[ADAPTER]["lora"])
+    base = start.folder.path if start.name else Path(init).expanduser()
+    named = str(base.absolute()) if start.name or (init and base.exists()) else init
+    if hosts.is_first():
+        shutil.rmtree(stage.folder.adapters, ignore_errors=True)
+        with whole_folder(stage.folder.adapters) as made:
+            write_adapters(made, apart, run.reasoner.config, run.config.rl.lora.alpha, named)
+    checkpoints = StageCheckpoints(stage.folder.path)
+    checkpoints.save(dataclasses.replace(state, params=merged(run, state.params), opt_state=()), replace=True)
+    checkpoints.close()
+
+
+def left_merged(stage: Stage) -> int | None:
+    """The step of the checkpoint that `leave_merged` left, after which the program was killed; None without one."""
+    if not stage.settings.lora.rank:
+        return None
+    checkpoints = StageCheckpoints(stage.folder.path)  # which puts what was being replaced back
+    step = checkpoints.latest_step
+    checkpoints.close()
+    try:
+        return None if step is None or ADAPTER in stored_params(stage.folder.path) else step
+    except UserError:  # it is damaged, and the one before it has not merged them yet
+        return None

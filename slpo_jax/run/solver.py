@@ -22,7 +22,6 @@ from slpo_jax.data.problem import Problem
 from slpo_jax.data.templates import token_texts
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.evaluate import Completions, Evaluator, in_words
-from slpo_jax.models.parts import LATENT_POLICY
 from slpo_jax.policy.explain import Reads, reads_of
 from slpo_jax.policy.policy import Stopping
 from slpo_jax.rewards.answers import AnswerStyle, in_one_form
@@ -44,8 +43,6 @@ class Solver:
         params: all parts.
         stopping: "threshold" or "length".
         rule: the threshold, or the number of latents.
-        drawn_latent_policy: the checkpoint lacks the latent policy's own parameters; they are what training would begin
-            with.
         reads: how its decoder says thoughts in words; None where that is not asked for.
     """
 
@@ -53,7 +50,6 @@ class Solver:
     params: Any
     stopping: Stopping
     rule: float | int
-    drawn_latent_policy: bool = False
     reads: Reads | None = None
 
     @functools.cached_property
@@ -160,16 +156,14 @@ def load_solver(checkpoint: str, **asked: Any) -> Solver:
     if (law := options.latent_policy) and not config.max_latents:
         raise UserError(f"--latents: 0 leaves --latent_policy={law} nothing to think; give e.g. --latents=4")
     setup = assemble(config, identity=identity)
-    params = setup.initial_params(draws_latent_policy=bool(law), explain=options.explain)
+    params = setup.initial_params(options.explain)
     made = made_with(identity)
     others = [f"--{name}={now} and not {before[name]!r}" for name, now in given.items() if now != before[name]]
     if others and made:
         logging.warning("%s: not used as it was made, but with %s", identity.source, ", ".join(others))
     if identity.gate_trained and made.get(RULE) is None and not {"latents", "threshold"} & given.keys():
         logging.warning("%s: no threshold was chosen for its gate, so 0.5; --threshold is another", identity.source)
-    lacking = LATENT_POLICY in params and LATENT_POLICY not in setup.stored_params(draws_latent_policy=True)
-    reads = reads_of(with_decoder(params, options.explain, checkpoint))
-    return Solver(setup, params, stopping, rule, lacking, reads)
+    return Solver(setup, params, stopping, rule, reads_of(with_decoder(params, options.explain, checkpoint)))
 
 
 def solve(solver: Solver, question: str) -> Solution:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import jax
 import numpy as np
 from absl import logging
 
@@ -21,10 +20,9 @@ from slpo_jax.io.files import write_text
 from slpo_jax.io.mesh import shard_rows
 from slpo_jax.io.orbax import load_params, stored_params
 from slpo_jax.io.workdir import StageFolder
-from slpo_jax.models.parts import ADAPTER, Params
+from slpo_jax.models.parts import Params
 from slpo_jax.policy.policy import Stopping
-from slpo_jax.run.adapters import leave_merged, merged
-from slpo_jax.stages import COLD_START, CONTROL, IMITATE, LATENT_RM, NO_THOUGHT, RL, USUAL_START, Section, section_of
+from slpo_jax.stages import COLD_START, CONTROL, IMITATE, LATENT_RM, RL, USUAL_START, Section, section_of
 from slpo_jax.training.batches import make_batch
 from slpo_jax.training.checkpoint import StageCheckpoints
 from slpo_jax.training.loop import SUMS, StageRun, StepFn
@@ -35,8 +33,6 @@ from slpo_jax.training.state import LossFn, TrainState, init_state, make_train_s
 
 if TYPE_CHECKING:
     from slpo_jax.run.experiment import Experiment, Setup
-
-_HOUR, _DAY = 3600.0, 86400.0
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -77,17 +73,9 @@ class Stage:
         own = getattr(self.run.config, self.section)
         return own if self.section != RL else rl_of(own, objective_of(self.run.config, self.name))
 
-    @functools.cached_property
+    @property
     def steps(self) -> int:
-        """Optimizer steps, at most; those of the stage imitate itself are its recipe's."""
-        if self.name == CONTROL:
-            return self.run.config.rl.steps
-        if self.name == NO_THOUGHT:
-            return (
-                self.settings.cot_steps
-                + self.settings.max_latent_stage * self.settings.stage_steps
-                + (self.settings.final_steps)
-            )
+        """Optimizer steps, at most; how many imitation has is its recipe's to say."""
         return self.settings.steps
 
     @functools.cached_property
@@ -196,39 +184,22 @@ def open_stage(
     sums = extra.pop(SUMS, None)
     # Thoughts that are written down are among the answer's tokens.
     tokens = ("latent_steps", "answer_tokens") if stage.run.policy.latent_policy.says is None else ("answer_tokens",)
-    measured = functools.partial(_say_hours, stage)
-    run = StageRun(stage.name, total, int(state.step), log, checkpoints, *every, sums, tokens, measured)
-    return run, state, extra
+    return StageRun(stage.name, total, int(state.step), log, checkpoints, *every, sums, tokens), state, extra
 
 
-def _say_hours(stage: Stage, left: int, seconds: float) -> None:
-    """A line, once the first steps were measured, if what is left takes over an hour, and what makes that shorter.
+def close_stage(
+    stage: Stage,
+    run: StageRun,
+    state: TrainState,
+    extra: dict[str, Any] | None = None,
+    leave: Callable[[Stage, TrainState], None] | None = None,
+) -> None:
+    """Save the last state, and note that the stage is finished.
 
     Args:
-        left: steps that the stage has left, at most.
-        seconds: that a step of it takes.
+        extra: what is saved beside it.
+        leave: makes of that checkpoint what others are to find.
     """
-    wanted = stage.run.wanted
-    later = wanted[wanted.index(stage) + 1 :] if stage in wanted else []
-    steps, key = sum(each.steps for each in later), f"config.{stage.section}"
-    total = (left + steps) * seconds
-    if total <= _HOUR or not hosts.is_first():
-        return
-    much = f"{total / _HOUR:.1f} hours" if total < 2 * _DAY else f"{total / _DAY:.1f} days"
-    names = ", ".join(each.name for each in later)
-    after = f" and the {steps:,} of {names}, if they take as long" if later else ""
-    fewer = f"{key}.cot_steps, .stage_steps and .final_steps" if stage.section == IMITATE else f"{key}.steps"
-    ways = [f"fewer steps ({fewer})", f"a smaller {key}.batch_size"]
-    ways += ["a tokenizer with fewer tokens than bytes (config.tokenizer)"] * (stage.run.config.tokenizer == "bytes")
-    ways += ["a GPU or TPU"] * (jax.default_backend() == "cpu")
-    logging.warning(
-        "%s: about %s are left, for %s steps of %.2g s each%s; shorter: %s",
-        stage.name, much, f"{left:,}", seconds, after, ", ".join(ways),
-    )  # fmt: skip
-
-
-def close_stage(stage: Stage, run: StageRun, state: TrainState, extra: dict[str, Any] | None = None) -> None:
-    """Save the last state, adapters merged, and note that the stage is finished."""
     run.finish(state, extra)
     rows, _ = read_metrics(stage.run.workdir.metrics)
     solved = [row["solved"] for row in rows if row["stage"] == stage.name and "solved" in row]
@@ -237,8 +208,8 @@ def close_stage(stage: Stage, run: StageRun, state: TrainState, extra: dict[str,
             "%s: no rollout was right in any step, so rewards taught nothing; start from what is right now and then",
             stage.name,
         )
-    if ADAPTER in state.params:
-        leave_merged(stage, state)
+    if leave:
+        leave(stage, state)
     note_finished(stage, int(state.step))
 
 
@@ -254,6 +225,7 @@ def train_stage(
     step_fn: StepFn,
     batch: Callable[[int], Any],
     accuracy: Callable[[Params], float] | None = None,
+    leave: Callable[[Stage, TrainState], None] | None = None,
 ) -> None:
     """Train a stage, and leave it with the parameters of its best validation, if any, the earlier ones on a tie.
 
@@ -263,11 +235,12 @@ def train_stage(
         state: before its first step.
         batch: step -> batch.
         accuracy: parameters -> the share of validation problems that they are right on; None is the reasoner's.
+        leave: see `close_stage`.
     """
     every, steps, log = stage.validated_every, stage.steps, stage.run.log
     run, state, best = open_stage(stage, state, steps)
     if not every:
-        close_stage(stage, run, run.advance(state, step_fn, batch, steps))
+        close_stage(stage, run, run.advance(state, step_fn, batch, steps), leave=leave)
         return
     folder = stage.run.workdir.best(stage.name).path
     if not best:  # a first step: what another try left there is not this one's
@@ -293,7 +266,7 @@ def train_stage(
         state = run.advance(state, step_fn, batch, min(steps, (step // every + 1) * every), known)
     state = dataclasses.replace(state, params=load_params(folder, state.params))
     run.checkpoints.save(state, best, replace=True)  # the last step's may be there already, with the last parameters
-    close_stage(stage, run, state, best)
+    close_stage(stage, run, state, best, leave)
 
 
 def keep_if_better(folder: Path, state: TrainState, found: float, best: dict) -> dict:
@@ -308,10 +281,10 @@ def keep_if_better(folder: Path, state: TrainState, found: float, best: dict) ->
 
 
 def reasoner_accuracy(setup: "Setup", params: Params) -> float:
-    """On the validation split, adapters merged; with a gate at the threshold 0.5, else with all latents."""
-    gated, params = setup.config.gate.enabled, merged(setup, params)
-    rule = 0.5 if gated else setup.config.max_latents
-    return validation_accuracy(setup, params, "threshold" if gated else "length", rule)
+    """On the validation split; with a gate at the threshold 0.5, else with all latents."""
+    if setup.config.gate.enabled:
+        return validation_accuracy(setup, params, "threshold", 0.5)
+    return validation_accuracy(setup, params, "length", setup.config.max_latents)
 
 
 def validation_accuracy(

@@ -63,13 +63,14 @@ def check_start(config: Config, checkpoint: Checkpoint, finished: Collection[str
         )
 
 
-def check_latent_policy(name: str, init: str, stored: Params, shapes: Params, may_lack: bool) -> None:
-    """The latent policy's own parameters must be of this one, and be there, be trained, or be known to be lacking.
+def check_latent_policy(name: str, init: str, stored: Params, shapes: Params, trains: bool) -> None:
+    """The latent policy's own parameters must be of this one, and be there or be trained.
 
     Args:
         name: of the latent policy.
         init: where the parameters are from.
         stored, shapes: what is there, and what is to be.
+        trains: whether what is lacking is going to be trained.
     """
     ours, theirs = (jax.tree.map(lambda x: x.shape, tree.get(LATENT_POLICY)) for tree in (shapes, stored))
     if theirs is not None and theirs != ours:
@@ -77,7 +78,7 @@ def check_latent_policy(name: str, init: str, stored: Params, shapes: Params, ma
             f"config.latent_policy.name: {init} has parameters of another latent policy than {name}, or of "
             "another width; set config.latent_policy as it was trained with"
         )
-    if ours is not None and theirs is None and not may_lack:
+    if ours is not None and theirs is None and not trains:
         raise UserError(
             f"config.latent_policy.name: {init} comes without the parameters of {name}; train them in the stage "
             "rl, or use another latent policy"

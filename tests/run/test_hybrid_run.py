@@ -206,17 +206,6 @@ def test_rewards_and_votes_read_it_too(hybrid, monkeypatch):
     assert "text      nothing" in describe(asked, solver.solve(asked, "How many now ?"))
 
 
-def test_an_untrained_latent_policy_can_be_asked(hybrid):
-    """It says so, and thinks with what training would begin with."""
-    _, params, folder = hybrid
-    asked = solver.load_solver(str(folder / "bare"), latents=2, latent_policy="hybrid", tokenizer="synthetic:20")
-    np.testing.assert_array_equal(asked.params["latent_policy"]["decay"], params["latent_policy"]["decay"])
-    shown = describe(asked, solver.solve(asked, "Tom has 5 apples . How many now ?"))
-    assert "\nuntrained hybrid's own parameters are" in shown
-    trained = solver.load_solver(str(folder / "saved"), latents=2, latent_policy="hybrid", tokenizer="synthetic:20")
-    assert (asked.drawn_latent_policy, trained.drawn_latent_policy) == (True, False)
-
-
 def test_parameters_of_another_latent_policy_are_one_line(hybrid, tmp_path):
     _, params, folder = hybrid
     stored = {"init": str(folder / "saved"), "tokenizer": "synthetic:20"}

@@ -20,7 +20,7 @@ from slpo_jax.policy.prompted import Prompts
 from slpo_jax.policy.rollout import Trajectories
 from slpo_jax.policy.scorers.latent_rm import begun, latent_scores
 from slpo_jax.rewards.reward import REWARDS
-from slpo_jax.run import labels
+from slpo_jax.run import latent_rm as labels
 from slpo_jax.run.experiment import build
 from slpo_jax.run.plan import check_stages, run_stages
 from slpo_jax.run.stage import stage_params

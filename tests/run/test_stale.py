@@ -589,8 +589,6 @@ def test_files_of_the_first_start_that_changed(run, tmp_path):
     [
         (None, "no such file"),
         ('{"seed": ', "is no JSON .*"),
-        ('{"start": null}', "'start' is no object"),
-        ('{"files": null}', "'files' is no object"),
     ],
 )
 def test_facts_that_are_lost_or_damaged_name_the_folder_to_delete(run, text, said):
