@@ -1,6 +1,5 @@
-"""The stages of a run, and the checkpoints that they leave: the one list of both, made from the config."""
+"""The stages of a run, and the checkpoints that they leave: the one list of both."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -62,56 +61,16 @@ TITLES = {section: ABOUT[section].title for section in REASONERS} | {
 }
 
 
-@dataclass(frozen=True)
-class Stage:
-    """What leaves one checkpoint.
-
-    Attributes:
-        name: of the checkpoint; the stage rl leaves one for each objective, under the objective's name.
-        section: that it is part of.
-        after: names of those that it starts from, the first that is there or is going to be.
-        wanted: whether the config asks for it.
-    """
-
-    name: str
-    section: Section
-    after: tuple[str, ...]
-    wanted: bool
+_PARTS = {CONTROL, NO_THOUGHT, UNFINISHED}  # of imitation, beside its own checkpoint
 
 
-def stages_of(config: Config) -> tuple[Stage, ...]:
-    """All stages that a config names, in the order in which they are run; objectives that are not asked for last."""
-    asked = {section: section in config.stages for section in SECTIONS}
-    own = [
-        Stage(IMITATE, "imitate", (), asked[IMITATE]),
-        Stage(UNFINISHED, "imitate", (), False),
-        Stage(CONTROL, "imitate", (IMITATE,), asked[IMITATE] and config.imitate.control),
-        Stage(NO_THOUGHT, "imitate", (), asked[IMITATE] and config.imitate.no_thought),
-        Stage(COLD_START, "cold_start", (IMITATE,), asked[COLD_START]),
-        Stage(BEST_OF_N, "best_of_n", USUAL_START, asked[BEST_OF_N]),
-    ]
-    names = dict.fromkeys((*config.rl.objectives, *config.objective))
-    wanted = config.rl.objectives if asked[RL] else ()
-    judge = Stage(LATENT_RM, "latent_rm", _after(config.latent_rm.after), asked[LATENT_RM])
-    objectives = [_objective(config, name, name in wanted) for name in names]
-    return (*own, *objectives[: len(wanted)], judge, *objectives[len(wanted) :])
+def section_of(name: str) -> Section:
+    """The section that leaves the checkpoint of a name; one that is nobody's own is an objective's."""
+    return next((section for section in SECTIONS if section == name), IMITATE if name in _PARTS else RL)
 
 
-def stage_of(config: Config, name: str) -> Stage:
-    """The stage of a checkpoint's name; one that the config doesn't know was an objective's."""
-    return next((stage for stage in stages_of(config) if stage.name == name), _objective(config, name, False))
-
-
-def wanted(config: Config, finished: Iterable[str] = ()) -> list[Stage]:
-    """The stages that the config asks for, but those of these names."""
-    done = set(finished)
-    return [stage for stage in stages_of(config) if stage.wanted and stage.name not in done]
-
-
-def _objective(config: Config, name: str, is_wanted: bool) -> Stage:
-    own = config.objective.get(name)
-    return Stage(name, "rl", _after("" if own is None else own.after), is_wanted)
-
-
-def _after(name: str) -> tuple[str, ...]:
-    return (name,) if name else USUAL_START
+def wanted(config: Config) -> list[str]:
+    """Names of the checkpoints that a config asks for, in the order in which they are trained."""
+    of = {section: [section] for section in SECTIONS} | {EVALUATE: [], RL: [*config.rl.objectives]}
+    of[IMITATE] += [CONTROL] * config.imitate.control + [NO_THOUGHT] * config.imitate.no_thought
+    return [name for section in SECTIONS if section in config.stages for name in of[section]]

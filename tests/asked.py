@@ -58,7 +58,7 @@ def workdir(reasoner: str, folder: Path) -> Path:
     """`folder` with imitation and cold start, as a run leaves it, but with random weights."""
     experiment = build(read_config(run_config(reasoner)), folder)
     for stage in ("imitate", "cold_start"):
-        ensure_manifest(experiment, stage)
+        ensure_manifest(experiment.stage(stage))
         save_params(experiment.workdir.stage(stage).path, run_params(reasoner))
     experiment.log.close()
     (folder / "config.json").write_text(json.dumps(values(experiment.config)))

@@ -185,8 +185,7 @@ def _finish(folder: Path) -> Path:
 def train(experiment, *sections: str) -> None:
     """The stages of these sections that a config asks for; none is all."""
     from slpo_jax.run.plan import run_stage
-    from slpo_jax.stages import wanted
 
-    for stage in wanted(experiment.config):
+    for stage in experiment.wanted:
         if not sections or stage.section in sections:
-            run_stage(experiment, stage)
+            run_stage(stage)

@@ -14,9 +14,16 @@ from slpo_jax.io.mesh import EVERYWHERE, ROWS
 from slpo_jax.models.parts import ADAPTER
 from slpo_jax.policy.policy import Stopping
 from slpo_jax.policy.prompted import Prompts
-from slpo_jax.run import adapters, imitate
+from slpo_jax.run import imitate
 from slpo_jax.run.experiment import Setup
-from slpo_jax.run.rl import make_objective, optimizer_config, optimizer_of, training_policy
+from slpo_jax.run.rl import (
+    fresh_adapters,
+    make_objective,
+    optimizer_config,
+    optimizer_of,
+    trained_parts,
+    training_policy,
+)
 from slpo_jax.run.stage import host_batches
 from slpo_jax.stages import COLD_START, EVALUATE, IMITATE, RL
 from slpo_jax.training import cold_start, rl
@@ -107,8 +114,8 @@ def _objective(setup: Setup, name: str, own: bool) -> list[Program]:
     config, reward = setup.config.rl, setup.reward.on_device
     objective = make_objective(setup, name)
     policy, params = training_policy(setup, objective), setup.abstract_params()
-    params |= placed(setup, jax.eval_shape(functools.partial(adapters.fresh, setup), params), EVERYWHERE)
-    trained = adapters.trained(setup, params)
+    params |= placed(setup, jax.eval_shape(functools.partial(fresh_adapters, setup), params), EVERYWHERE)
+    trained = trained_parts(setup, params)
     optimizer = optimizer_of(setup, objective, {part: params[part] for part in trained})
     how = (optimizer, trained, setup.layout, RL, config.micro_batches)
     schedule = make_schedule(optimizer_config(setup, objective))

@@ -11,9 +11,8 @@ from slpo_jax.data.problems import load_problems
 from slpo_jax.data.record_fields import FieldsConfig
 from slpo_jax.errors import UserError
 from slpo_jax.rewards.answers import STYLES, AskedStyle, Kind, style_of
-from slpo_jax.run.data_summary import read_as
 from slpo_jax.run.derived import answers_of
-from slpo_jax.run.sources import only_errors
+from slpo_jax.run.sources import only_errors, read_as
 
 _ARE: dict[Kind, str] = {"numbers": "numbers", "latex": "LaTeX", "texts": "texts"}
 

@@ -30,7 +30,6 @@ from slpo_jax.rewards.reward import CORRECT, Reward
 from slpo_jax.run.experiment import Setup
 from slpo_jax.run.solution_summary import describe, describe_vote
 from slpo_jax.run.solver import Solution, Solver, load_solver, solve_all, vote
-from slpo_jax.run.sources import load_set
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,7 +117,7 @@ class TrainedReasoner:
             name = source if source in setup.config.data.eval else ""
             source = setup.config.data.eval.get(source, source)
         judge = setup.reward if reward is None else setup.reward.asking(reward)
-        found = load_set(setup.config, "problems", source, texts=reward not in (None, CORRECT))
+        found = setup.load("problems", source, texts=reward not in (None, CORRECT))
         if found.reading.unused and not name:
             logging.warning("problems: not used: %s", found.reading.unused)
         setup, asked = _fitting(setup, found[: limit or None], judge)
@@ -177,7 +176,7 @@ def _fitting(setup: Setup, problems: Sequence[Problem], judge: Reward) -> tuple[
         lengths = list(map(len, setup.template.prompts([problem.question for problem in problems], Counter())))
     except UserError as error:
         raise UserError(f"problems: {error}") from None
-    most = setup.reasoner.config.n_positions - setup.config.max_latents - setup.evaluator.policy.config.suffix_slots
+    most = setup.most_prompt
     fit = [problem for problem, length in zip(problems, lengths, strict=True) if length <= most]
     if not fit:
         raise UserError(f"problems: the shortest prompt has {min(lengths)} tokens, the model has positions for {most}")

@@ -24,7 +24,7 @@ def main(argv: list[str]) -> None:
     if len(argv) != 2:
         raise UserError("PROBLEMS: give one source: a file, a directory, a hub id or a generated set")
     from slpo_jax.api.reading import read  # takes seconds, for which --help need not wait
-    from slpo_jax.run.data_summary import problem_lines
+    from slpo_jax.run.sources import problem_lines
 
     with naming({"config.prompt.answers": "--answers", "fields": f"--{_FIELDS}"}):
         problems = read(argv[1], flags.FLAGS.answers or "", fields)

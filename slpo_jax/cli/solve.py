@@ -38,7 +38,6 @@ def as_json(reasoner: "TrainedReasoner", solution: "Solution", seed: int) -> dic
         "cut": found.cut,
     }
     facts = {"checkpoint": config.init, "reasoner": config.reasoner, "stopping": solver.stopping, "rule": solver.rule}
-    facts["untrained_latent_policy"] = solver.drawn_latent_policy
     shown = ("stop_probability", "nearest", *(["words"] if solver.reads else []))
     latents = [{name: getattr(each, name) for name in shown} for each in solution.latents]
     said = {"question": solution.question, "answer": solution.answer, "text": solution.text, "cut": solution.cut}

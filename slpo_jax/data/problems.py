@@ -68,12 +68,6 @@ class DataConfig(_Tasks):
         return getattr(self, task_of(source), None) if task_of(source) else None
 
 
-def is_at_hand(source: str) -> bool:
-    """Whether a source is a file that is there, or generated, so that reading it takes no network and little time."""
-    path = Path(_whole(source)).expanduser()
-    return bool(task_of(source)) or (path.suffix.lower() in FILE_READERS and path.is_file())
-
-
 def load_problems(
     source: Any,
     settings: Any = None,

@@ -11,7 +11,6 @@ from slpo_jax.checkpoints.architectures import PLAIN, architecture_of
 from slpo_jax.checkpoints.checkpoint import Checkpoint, find_checkpoint
 from slpo_jax.checkpoints.decode_settings import made_with
 from slpo_jax.checkpoints.detect import identify, newest_checkpoint
-from slpo_jax.checkpoints.hf_config import BackboneConfig
 from slpo_jax.config.auto import Choice, Measured, choices
 from slpo_jax.config.config import default_config, read_config
 from slpo_jax.config.config_files import override, read_config_file, shipped
@@ -20,12 +19,13 @@ from slpo_jax.data.file_rows import FILE_READERS
 from slpo_jax.data.generated import task_of
 from slpo_jax.data.problem import Problem
 from slpo_jax.data.problems import load_problems
+from slpo_jax.data.record_fields import FieldsConfig
 from slpo_jax.data.solutions import measured_number
 from slpo_jax.data.tokenizer import WORDS, words_of
 from slpo_jax.errors import UserError
 from slpo_jax.io.files import flatten
 from slpo_jax.rewards.answers import canonical_number
-from slpo_jax.run.sources import load_set, only_errors
+from slpo_jax.run.sources import EVAL, TRAIN, VALID, kind_of, load_set, only_errors
 
 KEYS = {"train": "data.train", "valid": "data.valid", "base": "init"}
 """Of the config, by flag."""
@@ -80,6 +80,7 @@ def requested(
     return config, given
 
 
+@only_errors()  # the run warns of the data when it reads them
 def derived_settings(config: ConfigDict, given: Collection[str] = ()) -> list[str]:
     """Make a config for problems of one's own.
 
@@ -93,38 +94,37 @@ def derived_settings(config: ConfigDict, given: Collection[str] = ()) -> list[st
     Raises:
         UserError: a source or the base model can't be used.
     """
-    with only_errors():  # the run warns of the data when it reads them
-        return _chosen(config, given)
-
-
-def _chosen(config: ConfigDict, given: Collection[str]) -> list[str]:
-    every = flatten(config.to_dict())
+    every, said = flatten(config.to_dict()), []
     stays = {key: every[key] for key in given if key in every and key not in _SOURCES}
+
+    def put(choice: Choice) -> None:
+        """Set what a choice says, but for what stays as it is."""
+        choice = choice._replace(values={key: value for key, value in choice.values.items() if key not in stays})
+        values = dict(choice.values)
+        with config.unlocked():
+            config.data.eval = ConfigDict(values.pop("data.eval", config.data.eval))
+        config.update_from_flattened_dict(values)
+        said.extend([str(choice)] * bool(choice.values))
+
     if "min_latents" not in stays:  # it follows from the most
         config.min_latents = 1
-    chosen = [_put(config, _sets(config, config.data.train, config.data.valid, dict(config.data.eval)), stays)]
-    problems = load_set(read_config(config), "config.data.train", config.data.train, texts=True)
-    chosen.append(_put(config, answers_of(problems), stays))
+    data = read_config(config).data
+    put(_sets(data.train, data.valid, dict(data.eval), data.fields))
+    data = read_config(config).data
+    problems = load_set(data, TRAIN, data.train)
+    put(answers_of(problems))
     words = 0 if config.init or config.tokenizer else few_words(problems, architecture_of(config.reasoner).needs_words)
-    checkpoint, latents = _put_start(config, stays, words)
+    checkpoint, latents = _start(config, "reasoner" in stays, words)
     token = f", one for each of the {words} words of the training data" * bool(words)
     token = token or ", a token a byte" * (config.tokenizer == "bytes")
     why = "as given" if config.init else f"without a base model: random weights{token}"
-    chosen.append(_put(config, Choice({key: config[key] for key in _START if config[key]}, why), stays))
-    chosen += [_put(config, each, stays) for each in choices(_measured(config, checkpoint, latents, stays))]
-    lines = [str(each) for each in chosen if each.values]
-    return [*lines, f"as given, not chosen: {', '.join(sorted(stays))}"] if stays else lines
-
-
-def _put(config: ConfigDict, choice: Choice, stays: Collection[str]) -> Choice:
-    """What is set of a choice: all but what stays as it is."""
-    choice = choice._replace(values={key: value for key, value in choice.values.items() if key not in stays})
-    values = dict(choice.values)
-    if "data.eval" in values:
-        with config.unlocked():
-            config.data.eval = ConfigDict(values.pop("data.eval"))
-    config.update_from_flattened_dict(values)
-    return choice
+    put(Choice({key: config[key] for key in _START if config[key]}, why))
+    sources = {TRAIN: data.train, VALID: data.valid} | {EVAL + name: source for name, source in data.eval.items()}
+    kind = kind_of(config.prompt.answers, config.reward)
+    sets = {key: load_set(data, key, source, kind) for key, source in sources.items()}
+    for each in choices(_measured(sets, checkpoint, bool(config.init), latents, stays)):
+        put(each)
+    return [*said, f"as given, not chosen: {', '.join(sorted(stays))}"] if stays else said
 
 
 def few_words(problems: Sequence[Problem], needed: bool = False) -> int:
@@ -137,19 +137,25 @@ def few_words(problems: Sequence[Problem], needed: bool = False) -> int:
     return len(words_of(texts, _FEW_WORDS if needed else min(len(problems) // 10, _FEW_WORDS)))
 
 
-def _put_start(config: ConfigDict, stays: Collection[str], words: int) -> tuple[Checkpoint, int]:
-    """What the run starts from, and its number of latents if it is a latent reasoner already, else 0."""
+def _start(config: ConfigDict, is_named: bool, words: int) -> tuple[Checkpoint, int]:
+    """What the run starts from, which is put there, and the number of latents of a latent reasoner, else 0.
+
+    Args:
+        is_named: the user has said what reasoner it is.
+        words: each of which can be a token.
+    """
     quiet = {"model.dtype": "float32", "model.scan_layers": False}  # which ask no device, before jax is set up
     if not config.init:
         config.tokenizer = config.tokenizer or (WORDS if words else "bytes")
         settings = changed(read_config(config), quiet)
-        return find_checkpoint(settings, None, lambda: load_set(settings, "config.data.train", config.data.train)), 0
+        kind = kind_of(settings.prompt.answers, settings.reward)
+        return find_checkpoint(settings, None, lambda: load_set(settings.data, TRAIN, settings.data.train, kind)), 0
     config.init = newest_checkpoint(config.init)
     identity = identify(config.init, config.base, config.lora_alpha)
-    if "reasoner" not in stays:
+    if not is_named:
         config.reasoner = identity.reasoner or f"{PLAIN.name}_{identity.backbone}"
     checkpoint = find_checkpoint(changed(read_config(config), quiet), identity)
-    if not checkpoint.architecture.has_latents and "reasoner" not in stays:
+    if not checkpoint.architecture.has_latents and not is_named:
         raise UserError(
             f"{config.init}: is a reasoner in words, without latents; give its base model, or --config.reasoner="
             f"{config.reasoner} to train it as one"
@@ -159,11 +165,11 @@ def _put_start(config: ConfigDict, stays: Collection[str], words: int) -> tuple[
     return checkpoint, made_with(identity).get("max_latents") or 2 * checkpoint.architecture.latents
 
 
-def _sets(config: ConfigDict, train: str, valid: str, eval: dict[str, str]) -> Choice:
+def _sets(train: str, valid: str, eval: dict[str, str], fields: FieldsConfig) -> Choice:
     """Where problems come from; what isn't given is a split of the training data, or a tenth of it."""
     lacking = [name for name, given in (("validation", valid), ("test", eval)) if not given]
-    valid = valid or _split(config, train, "valid")
-    eval = eval or {"test": _split(config, train, "test")}
+    valid = valid or _split(train, "valid", fields)
+    eval = eval or {"test": _split(train, "test", fields)}
     why = f"no {' or '.join(lacking)} set was given" if lacking else "as given"
     if any(source.startswith(f"{train}[") for source in (valid, *eval.values())):
         why += "; a tenth of the problems each is set apart, by their place in the source"
@@ -171,13 +177,12 @@ def _sets(config: ConfigDict, train: str, valid: str, eval: dict[str, str]) -> C
     return Choice({"data.train": rest, "data.valid": valid, "data.eval": eval}, why)
 
 
-def _split(config: ConfigDict, train: str, name: str) -> str:
+def _split(train: str, name: str, fields: FieldsConfig) -> str:
     """The source of a split of the training data's source if it has one, else a part of it."""
     if task := task_of(train):
         return f"{task}:{name}"
     if train.lower().endswith(tuple(FILE_READERS)) or "@" in train:
         return f"{train}[{name}]"
-    fields = read_config(config).data.fields
     try:
         load_problems(train, role="test" if name == "test" else "validation", answers="texts", fields=fields)
     except UserError:  # it has no such split
@@ -195,28 +200,28 @@ def answers_of(problems: Sequence[Problem]) -> Choice:
     return Choice({"prompt.answers": "texts"}, why)
 
 
-def _measured(config: ConfigDict, checkpoint: Checkpoint, latents: int, given: Mapping[str, Any]) -> Measured:
-    settings, template, model = read_config(config), checkpoint.template, checkpoint.description.model
-    sources = {"config.data.train": config.data.train, "config.data.valid": config.data.valid}
-    sources |= {f"config.data.eval.{name}": source for name, source in config.data.eval.items()}
-    sets = {key: load_set(settings, key, source) for key, source in sources.items()}
-    every, train = [each for problems in sets.values() for each in problems], sets["config.data.train"]
+def _measured(
+    sets: Mapping[str, Sequence[Problem]],
+    checkpoint: Checkpoint,
+    is_pretrained: bool,
+    latents: int,
+    given: Mapping[str, Any],
+) -> Measured:
+    """What the problems and the model tell."""
+    template, model, train = checkpoint.template, checkpoint.description.model, sets[TRAIN]
+    every = [each for problems in sets.values() for each in problems]
     answers = [len(ids) + 1 for ids in template.answer_ids([each.answer for each in every], Counter())]
     steps = template.step_ids([each.steps for each in train])
+    parameters = 12 * model.n_layer * model.n_embd**2 + model.vocab_size * model.n_embd  # roughly
     return Measured(
         problems=len(train),
         steps=[len(each.steps) for each in train],
         prompts=list(map(len, template.prompts([each.question for each in every], Counter()))),
         answers=answers,
         written=[sum(map(len, ids)) + size for ids, size in zip(steps, answers, strict=False)],
-        parameters=_parameters(model) if config.init else 0,
-        positions=model.n_positions if config.init else 0,
+        parameters=parameters if is_pretrained else 0,
+        positions=model.n_positions if is_pretrained else 0,
         latents=latents,
         architecture=type(checkpoint.architecture),
         given=given,
     )
-
-
-def _parameters(model: BackboneConfig) -> int:
-    """How many a model has, roughly."""
-    return 12 * model.n_layer * model.n_embd**2 + model.vocab_size * model.n_embd

@@ -6,56 +6,100 @@ import itertools
 import json
 import shutil
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
+from absl import logging
+from jax.sharding import NamedSharding
 
 from slpo_jax.checkpoints.decode_settings import made_like
+from slpo_jax.checkpoints.reward_model import read_reward_model
 from slpo_jax.data.templates import token_texts
+from slpo_jax.errors import UserError
 from slpo_jax.evaluation.evaluate import record_rows, thought_rows
 from slpo_jax.evaluation.records import write_records
 from slpo_jax.evaluation.report import write_report
 from slpo_jax.evaluation.rollout_cache import RolloutCache
 from slpo_jax.evaluation.rows import Row, read_row, write_row, write_rule
+from slpo_jax.evaluation.settings import EvaluateConfig
 from slpo_jax.io import artifact, hosts
 from slpo_jax.io.files import digest
+from slpo_jax.io.mesh import EVERYWHERE, replicate
+from slpo_jax.io.orbax import params_digest
 from slpo_jax.io.progress import begin
-from slpo_jax.io.workdir import SetFiles
+from slpo_jax.io.workdir import SetFiles, Workdir
+from slpo_jax.models.parts import Params
 from slpo_jax.policy.explain import reads_of
-from slpo_jax.run.experiment import Experiment
+from slpo_jax.policy.scorers import SCORERS
+from slpo_jax.policy.scorers.latent_rm import PART, begun
+from slpo_jax.run.experiment import Experiment, Setup
+from slpo_jax.run.latent_rm import manifest_of
 from slpo_jax.run.provenance import check_models, check_starts, checkpoint_digest, evaluated_settings, problems_facts
 from slpo_jax.run.rows import reported_settings, rows, trained_with
-from slpo_jax.run.scoring import check_scorers, scorers_digests, scorers_params
-from slpo_jax.run.select import choose, note_cuts
-from slpo_jax.run.sources import sets_to_evaluate
-from slpo_jax.run.stage import Params, stage_params
-
-
-class _Checkpoints:
-    """The parameters of one stage at a time, read when they are asked for."""
-
-    def __init__(self, experiment: Experiment):
-        self._experiment = experiment
-        self._stage: str | None = None
-        self._params: Params = {}
-
-    def __call__(self, stage: str) -> Params:
-        if stage != self._stage:
-            self._params = {}  # the other's, whose memory is needed
-            self._params = stage_params(self._experiment, stage)
-            self._stage = stage
-        return self._params
+from slpo_jax.run.stage import Stage, note_cuts, stage_params, validation_accuracy
 
 
 def check_evaluation(experiment: Experiment) -> None:
     """Fail before the first stage on rows that could not be evaluated after the last.
 
     Raises:
-        UserError: the key or the stage, and what differs.
+        UserError: the key or the stage, and what differs; or a scorer's parameters will not be there, or are of another
+            reasoner.
     """
-    check_starts(experiment)
-    check_models(experiment, experiment.workdir.finished_stages())
-    check_scorers(experiment)
+    finished, config = experiment.finished, experiment.config
+    check_starts(finished)
+    check_models(finished)
+    for part, asking in _asking(config.evaluate).items():
+        judge = experiment.stage(part)
+        if config.evaluate.reward_model:
+            _scorers_params(experiment, {})
+            origin = [experiment.stage("")] * bool(config.init)
+            _say_of_others(config.evaluate.reward_model, [each for each in finished if each.name != PART] + origin)
+        elif not (judge.folder.is_finished or judge.wanted):
+            raise UserError(
+                f"{asking} has parameters of its own, and {experiment.workdir} has none; put "
+                f"{part} into config.stages, or give config.evaluate.reward_model"
+            )
+
+
+def _asking(config: EvaluateConfig) -> dict[str, str]:
+    """Parts of the parameters that scorers have beside the policy's -> the key and the scorer that ask for them."""
+    search = {PART: f"config.evaluate.beams: {config.beams}, and {PART}"} if config.beams else {}
+    names = [name for name in config.scorers if SCORERS[name].part]
+    return search | {SCORERS[name].part: f"config.evaluate.scorers: {name}" for name in names}
+
+
+def _say_of_others(reward_model: str, judged: list[Stage]) -> None:
+    """Say that a reward model of another run judged none of the checkpoints that are here.
+
+    It may all the same be of use, to what was trained further from what it judged.
+    """
+    labels = artifact.read(manifest_of(Workdir(Path(reward_model).parent.parent).labels))
+    known = [checkpoint_digest(stage, functools.partial(stage_params, stage)) for stage in judged if labels]
+    if labels and known and labels.facts["checkpoint"] not in known:
+        logging.warning(
+            "config.evaluate.reward_model: %s judged thoughts of another checkpoint than this run's; what it says of "
+            "these may mean nothing", reward_model,
+        )  # fmt: skip
+
+
+def _scorers_params(setup: Setup, own: Mapping[str, Path]) -> Params:
+    """The parts that the scorers ask for.
+
+    Args:
+        own: where the run has left them, by part; it is not asked where the config names another run's.
+    Raises:
+        UserError: one is not there, or of another reasoner.
+    """
+    found, everywhere, config = {}, NamedSharding(setup.mesh, EVERYWHERE), setup.config.evaluate
+    for part in _asking(config):
+        shapes = jax.eval_shape(lambda params: begun(params, setup.reasoner.width), setup.abstract_params())
+        like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere), shapes)
+        source = config.reward_model or str(own[part])
+        found[part] = replicate(read_reward_model(source, setup.checkpoint.description, like), setup.mesh)
+    return found
 
 
 def run_evaluate(experiment: Experiment) -> None:
@@ -63,77 +107,136 @@ def run_evaluate(experiment: Experiment) -> None:
 
     What is there already is kept if it is whole and of the very same parameters, problems and settings.
     """
-    names, workdir, own = sets_to_evaluate(experiment.config), experiment.workdir, rows(experiment)
-    load, done, scoring = _Checkpoints(experiment), dict[str, SetFiles](), scorers_params(experiment)
+    workdir, own, evaluation = experiment.workdir, rows(experiment), _Evaluation(experiment)
     for row in own:
-        _evaluate_row(experiment, row, names, load, done, scoring)
+        evaluation.bring_up_to_date(row)
     if hosts.is_first():
-        for name in names:
+        for name in experiment.tests:
             _copy(workdir.set_files(name, own[-1].name), workdir.set_files(name))
         write_report(workdir.root)
     hosts.barrier("report")
 
 
-def _evaluate_row(
-    experiment: Experiment,
-    row: Row,
-    names: tuple[str, ...],
-    load: _Checkpoints,
-    done: dict[str, SetFiles],
-    scoring: Params,
-) -> None:
-    """Bring a row up to date.
+class _Evaluation:
+    """Rows of a run, one after the other.
 
     Args:
         experiment: the run.
-        row: without what is only known of its checkpoint.
-        names: of the data sets.
-        load: stage -> parameters.
-        done: files by digest of what they are, of the rows before and then also of this one.
-        scoring: parameters of the scorers' own.
     """
-    config, row = experiment.config.evaluate, _choose_rule(experiment, row, load)
-    settings = _settings(experiment) | {"stopping": row.stopping, "rule": row.rule}
-    shared: dict[str, Any] = {"checkpoint": row.checkpoint, "settings": settings, "samples": config.samples}
-    shared |= {"seeds": config.used_seeds, "scorers": scorers_digests(config, scoring)}
-    trained = trained_with(experiment, row.stage)
-    row = dataclasses.replace(row, settings=trained, shown=reported_settings(trained), evaluation=settings)
-    if row.name == row.stage:
-        write_rule(experiment.workdir.stage(row.stage), row, made_like(experiment.config, row.settings))
-    write_row(experiment.workdir.root, row)  # first, so that no records are taken for this checkpoint's that aren't
-    for name in names:
-        files, test = experiment.workdir.set_files(name, row.name), experiment.test_set(name)
-        facts = shared | problems_facts(test, config.limit) | {"set": name, "left_out": test.left_out}
-        what, wanted = digest(facts), (files.records.name, *[files.latents.name] * config.save_latents)
-        if not hosts.decided(artifact.is_current(files.manifest, facts, wanted)):
-            if what not in done:
-                _evaluate_set(experiment, row, load(row.stage) | scoring, files, RolloutCache(files.partial, what))
-            elif hosts.is_first():
-                _copy(done[what], files)
-            artifact.write(files.manifest, facts, files=(files.records, files.latents))
-        RolloutCache(files.partial, what).clear()
-        done[what] = files
-        count = min(config.probed, facts["problems"]) if experiment.config.max_latents and row.rules != (0,) else 0
-        if count and not hosts.decided(len(artifact.value_of(files.thoughts, what) or ()) == count):
-            _probe_set(experiment, row, load(row.stage), files, what, count)
 
+    def __init__(self, experiment: Experiment):
+        self._run, self._config = experiment, experiment.config.evaluate
+        # What rollouts depend on beside the row's rule, and all that is evaluated of them.
+        self._settings = evaluated_settings(experiment.config, experiment.template.more_eos_ids)
+        self._scoring = _scorers_params(experiment, {PART: experiment.stage(PART).folder.path})
+        config = self._config
+        search = [f"{config.beams} x {config.candidates}"] if config.beams else []
+        digests = [f"{part} {params_digest(params)}" for part, params in self._scoring.items()]
+        asked = {"samples": config.samples, "seeds": config.used_seeds}
+        self._asked = asked | {"scorers": [*config.scorers, *search, *digests]}
+        self._done: dict[str, SetFiles] = {}  # by digest of what they are
+        self._loaded: tuple[str | None, Params] = None, {}
 
-def _choose_rule(experiment: Experiment, row: Row, load: _Checkpoints) -> Row:
-    """The row with its checkpoint's digest and its rule, chosen anew where what it was chosen for has changed."""
-    checkpoint = checkpoint_digest(experiment, row.stage, lambda: load(row.stage))
-    if len(row.rules) == 1:
-        return dataclasses.replace(row, checkpoint=checkpoint, rule=row.rules[0])
-    valid = problems_facts(experiment.valid, experiment.config.evaluate.limit)
-    selected_for = digest([checkpoint, valid, _settings(experiment), row.stopping, row.rules])
-    before = read_row(experiment.workdir.root, row.name)
-    sweep: Mapping[str, Any] = before.sweep if before and before.selected_for == selected_for else {}
-    if not hosts.decided(bool(sweep)):
-        sweep = choose(experiment, row.name, load(row.stage), row.stopping, list(row.rules), selected_for)
-    return dataclasses.replace(row, checkpoint=checkpoint, rule=sweep["chosen"], sweep=sweep, selected_for=selected_for)
+    def _params(self, stage: str) -> Params:
+        """A stage's parameters, one stage's at a time."""
+        if stage != self._loaded[0]:
+            self._loaded = None, {}  # the other's, whose memory is needed
+            self._loaded = stage, stage_params(self._run.stage(stage))
+        return self._loaded[1]
 
+    def bring_up_to_date(self, row: Row) -> None:
+        """Evaluate a row, without what is only known of its checkpoint, where that is not done yet."""
+        run, config, row = self._run, self._config, self._with_rule(row)
+        settings = self._settings | {"stopping": row.stopping, "rule": row.rule}
+        trained = trained_with(run.stage(row.stage))
+        row = dataclasses.replace(row, settings=trained, shown=reported_settings(trained), evaluation=settings)
+        if row.name == row.stage:
+            write_rule(run.workdir.stage(row.stage), row, made_like(run.config, row.settings))
+        write_row(run.workdir.root, row)  # first, so that no records are taken for this checkpoint's that aren't
+        for name in run.tests:
+            files, test = run.workdir.set_files(name, row.name), run.test_set(name)
+            facts: dict[str, Any] = {"checkpoint": row.checkpoint, "settings": settings} | self._asked
+            facts |= problems_facts(test, config.limit) | {"set": name, "left_out": test.left_out}
+            what, needed = digest(facts), (files.records.name, *[files.latents.name] * config.save_latents)
+            cache = RolloutCache(files.partial, what)
+            if not hosts.decided(artifact.is_current(files.manifest, facts, needed)):
+                if what not in self._done:
+                    self._evaluate(row, files, cache)
+                elif hosts.is_first():
+                    _copy(self._done[what], files)
+                artifact.write(files.manifest, facts, files=(files.records, files.latents))
+            cache.clear()
+            self._done[what] = files
+            count = min(config.probed, facts["problems"]) if run.config.max_latents and row.rules != (0,) else 0
+            if count and not hosts.decided(len(artifact.value_of(files.thoughts, what) or ()) == count):
+                self._probe(row, files, what, count)
 
-def _settings(experiment: Experiment) -> dict[str, Any]:
-    return evaluated_settings(experiment.config, experiment.template.more_eos_ids)
+    def _with_rule(self, row: Row) -> Row:
+        """The row with its checkpoint's digest and its rule, chosen anew where what it was chosen for has changed."""
+        checkpoint = checkpoint_digest(self._run.stage(row.stage), lambda: self._params(row.stage))
+        if len(row.rules) == 1:
+            return dataclasses.replace(row, checkpoint=checkpoint, rule=row.rules[0])
+        valid = problems_facts(self._run.valid, self._config.limit)
+        what = digest([checkpoint, valid, self._settings, row.stopping, row.rules])
+        before = read_row(self._run.workdir.root, row.name)
+        sweep: Mapping[str, Any] = before.sweep if before and before.selected_for == what else {}
+        if not hosts.decided(bool(sweep)):
+            sweep = self._choose(row, what) | {"problems": valid["problems"]}
+        return dataclasses.replace(row, checkpoint=checkpoint, rule=sweep["chosen"], sweep=sweep, selected_for=what)
+
+    def _choose(self, row: Row, what: str) -> dict[str, Any]:
+        """Its rules' validation Acc, and the one with the best, ties to the smaller; `what` it all depends on."""
+        begin(f"evaluate: the {'number of latents' if row.stopping == 'length' else 'threshold'} of {row.name}")
+        cache, params = RolloutCache(self._run.workdir.sweep(row.name), what), self._params(row.stage)
+        ascending = sorted(row.rules)
+        found = [
+            validation_accuracy(self._run, params, row.stopping, rule, cache.having(f"rule {rule}"))
+            for rule in ascending
+        ]
+        cache.clear()
+        return dict(zip(map(str, ascending), found, strict=True)) | {"chosen": ascending[int(np.argmax(found))]}
+
+    def _evaluate(self, row: Row, files: SetFiles, cache: RolloutCache) -> None:
+        run, config, label = self._run, self._config, f"{row.name} on {files.name}"
+        params, problems = self._params(row.stage) | self._scoring, run.test_set(files.name)
+        begin(f"evaluate: {label}")
+        rule: Any = row.rule
+        if config.by_steps and row.stopping == "length":
+            rule = [min(rule, len(each.steps) or rule) for each in problems.problems[: config.limit or None]]
+        evaluate = functools.partial(
+            run.evaluator.run, params, problems, row.stopping, rule, limit=config.limit, name=files.name
+        )
+
+        def drawn(seed: int, kind: str, **how: Any):
+            return evaluate(seed=seed, label=f"{label}, {kind}", cache=cache.having(kind), **how)
+
+        kind = "greedy with latents" if config.save_latents else "greedy"
+        greedy = evaluate(keep_latents=config.save_latents, label=label, cache=cache.having(kind))
+        sampled = {seed: drawn(seed, f"seed {seed}", samples=config.samples) for seed in range(config.used_seeds)}
+        seeds = range(config.seeds if config.beams else 0)
+        searched = {seed: drawn(seed, f"search, seed {seed}", searched=True) for seed in seeds}
+        if not hosts.is_first():
+            return
+        note_cuts(run, label, [greedy, *sampled.values(), *searched.values()])
+        write_records(files.records, record_rows(run.reward, problems, greedy, sampled, config.samples, searched))
+        files.latents.unlink(missing_ok=True)  # an earlier evaluation's
+        if config.save_latents:
+            np.savez_compressed(files.latents, latents=greedy.values["latents"], latent_steps=greedy.latent_steps)
+
+    def _probe(self, row: Row, files: SetFiles, what: str, count: int) -> None:
+        """Roll the first problems out once more, and write down what is seen of their thoughts.
+
+        With as many latents as they had, so that one program does for all rows, however their rollouts stop.
+        """
+        run, params, label = self._run, self._params(row.stage), f"{row.name} on {files.name}, thoughts"
+        with files.records.open(encoding="utf-8") as lines:
+            lengths = [json.loads(line)["latent_steps"] for line in itertools.islice(lines, count)]
+        how: dict[str, Any] = {"limit": count, "probed": True, "label": label, "name": files.name}
+        seen = run.evaluator.run(params, run.test_set(files.name), "length", lengths, **how)
+        if hosts.is_first():
+            texts = token_texts(run.template, run.reasoner.config.vocab_size)
+            found = thought_rows(run.reward, texts, seen, row.gated, reads_of(params))
+            artifact.write(files.thoughts, what, list(found))
 
 
 def _copy(source: SetFiles, target: SetFiles) -> None:
@@ -143,51 +246,3 @@ def _copy(source: SetFiles, target: SetFiles) -> None:
             shutil.copyfile(old, new)
         else:
             new.unlink(missing_ok=True)
-
-
-def _evaluate_set(experiment: Experiment, row: Row, params: Any, files: SetFiles, cache: RolloutCache) -> None:
-    config, problems = experiment.config.evaluate, experiment.test_set(files.name)
-    label, latents = f"{row.name} on {files.name}", config.save_latents
-    assert row.rule is not None
-    begin(f"evaluate: {label}")
-    rule: Any = row.rule
-    if config.by_steps and row.stopping == "length":
-        rule = [min(rule, len(each.steps) or rule) for each in problems.problems[: config.limit or None]]
-    evaluate = functools.partial(
-        experiment.evaluator.run, params, problems, row.stopping, rule, limit=config.limit, name=files.name
-    )
-    greedy_cache = cache.having("greedy with latents" if latents else "greedy")
-    greedy = evaluate(keep_latents=latents, label=label, cache=greedy_cache)
-    sampled = {}
-    for seed in range(config.used_seeds):
-        name = f"seed {seed}"
-        sampled[seed] = evaluate(seed=seed, samples=config.samples, label=f"{label}, {name}", cache=cache.having(name))
-    searched = {}
-    for seed in range(config.seeds if config.beams else 0):
-        name = f"search, seed {seed}"
-        searched[seed] = evaluate(seed=seed, searched=True, label=f"{label}, {name}", cache=cache.having(name))
-    if not hosts.is_first():
-        return
-    note_cuts(experiment, label, [greedy, *sampled.values(), *searched.values()])
-    found = record_rows(experiment.reward, problems, greedy, sampled, config.samples, searched)
-    write_records(files.records, found)
-    files.latents.unlink(missing_ok=True)  # an earlier evaluation's
-    if latents:
-        np.savez_compressed(files.latents, latents=greedy.values["latents"], latent_steps=greedy.latent_steps)
-
-
-def _probe_set(experiment: Experiment, row: Row, params: Any, files: SetFiles, what: str, count: int) -> None:
-    """Roll the first problems out once more, and write down what is seen of their thoughts.
-
-    With as many latents as they had, so that one program does for all rows, however their rollouts stop.
-    """
-    problems, label = experiment.test_set(files.name), f"{row.name} on {files.name}, thoughts"
-    with files.records.open(encoding="utf-8") as lines:
-        lengths = [json.loads(line)["latent_steps"] for line in itertools.islice(lines, count)]
-    seen = experiment.evaluator.run(
-        params, problems, "length", lengths, limit=count, probed=True, label=label, name=files.name
-    )
-    if hosts.is_first():
-        texts = token_texts(experiment.template, experiment.reasoner.config.vocab_size)
-        rows_seen = thought_rows(experiment.reward, texts, seen, row.gated, reads_of(params))
-        artifact.write(files.thoughts, what, list(rows_seen))

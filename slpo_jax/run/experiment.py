@@ -19,8 +19,7 @@ from slpo_jax.checkpoints.detect import Identity, identify, newest_checkpoint
 from slpo_jax.config.config import Config, make_latent_policy
 from slpo_jax.config.sections import changed
 from slpo_jax.data.batches import EncodedProblems, encode_problems
-from slpo_jax.data.problem import Problem
-from slpo_jax.data.problems import is_at_hand
+from slpo_jax.data.problem import Problem, Problems
 from slpo_jax.data.templates import Template
 from slpo_jax.data.tokenizer import WORDS
 from slpo_jax.errors import UserError
@@ -30,14 +29,14 @@ from slpo_jax.io.mesh import EVERYWHERE, device_mesh, replicate
 from slpo_jax.io.orbax import load_params, stored_params
 from slpo_jax.io.workdir import Workdir
 from slpo_jax.models import parts, xla_cpu
-from slpo_jax.models.gate import Gate, stopping_gate
+from slpo_jax.models.gate import stopping_gate
 from slpo_jax.models.parts import GATE, LATENT_POLICY, REASONER, Part
 from slpo_jax.models.reasoner import Reasoner
-from slpo_jax.policy.latent_policies import LatentPolicy
 from slpo_jax.policy.policy import Policy, RolloutConfig
 from slpo_jax.rewards.reward import Reward
 from slpo_jax.rewards.verifier import reference_width
-from slpo_jax.run.sources import load_set, only_errors
+from slpo_jax.run.sources import EVAL, TRAIN, VALID, kind_of, load_set, only_errors
+from slpo_jax.run.stage import Stage
 from slpo_jax.run.validate import (
     check_answers,
     check_latent_policy,
@@ -64,8 +63,8 @@ class Setup:
         prompt_slots: config.prompt_slots, as far as the model has positions for them.
         parts: of the parameters.
         policy: reasoner, latent policy, and slots, ids and noise of rollouts.
-        train, valid, tests: encoded problems; `tests` by name, loaded on first use through `test_set`.
         reward: what reads and judges completions.
+        sets: encoded problems that have been read, by key.
     """
 
     config: Config
@@ -76,7 +75,7 @@ class Setup:
     parts: tuple[Part, ...]
     policy: Policy
     reward: Reward
-    _sets: dict[str, EncodedProblems] = dataclasses.field(default_factory=dict)
+    sets: dict[str, EncodedProblems] = dataclasses.field(default_factory=dict)
 
     @property
     def reasoner(self) -> Reasoner:
@@ -90,40 +89,32 @@ class Setup:
 
     @property
     def train(self) -> EncodedProblems:
-        return self._set("config.data.train", self.config.data.train)
+        """To train on."""
+        return self._set(TRAIN, self.config.data.train)
 
     @property
     def valid(self) -> EncodedProblems:
-        return self._set("config.data.valid", self.config.data.valid)
+        """To choose on."""
+        return self._set(VALID, self.config.data.valid)
+
+    @property
+    def tests(self) -> tuple[str, ...]:
+        """The names under `config.data.eval` that the stage evaluate asks for."""
+        return tuple(self.config.evaluate.datasets or self.config.data.eval)
 
     def test_set(self, name: str) -> EncodedProblems:
         """The set under config.data.eval."""
-        return self._set(f"config.data.eval.{name}", self.config.data.eval[name])
+        return self._set(EVAL + name, self.config.data.eval[name])
 
-    @property
-    def sets(self) -> Mapping[str, EncodedProblems]:
-        """Those that have been read, by key."""
-        return self._sets
-
-    def problems(self, key: str) -> Sequence[Problem]:
-        """What config.data.train or .valid holds, to compare with.
-
-        Returns:
-            () where that isn't read and would take long, or can't be read: nothing but the comparison asks for it.
-        """
-        source = getattr(self.config.data, key.rpartition(".")[2])
-        if key in self._sets:
-            return self._sets[key].problems
-        try:
-            return load_set(self.config, key, source) if source and is_at_hand(source) else ()
-        except UserError as error:
-            logging.warning("%s: what is evaluated was not compared with it (%s)", key, error)
-            return ()
+    def load(self, key: str, source: Any, texts: bool = False) -> Problems:
+        """A key's problems, see `load_set`; with `texts` their answers may be any."""
+        kind = "texts" if texts else kind_of(self.config.prompt.answers, self.config.reward)
+        return load_set(self.config.data, key, source, kind)
 
     def _set(self, key: str, source: str) -> EncodedProblems:
-        if key not in self._sets:
-            self._sets[key] = self.encode(key, load_set(self.config, key, source), f"{key}: {source}")
-        return self._sets[key]
+        if key not in self.sets:
+            self.sets[key] = self.encode(key, self.load(key, source), f"{key}: {source}")
+        return self.sets[key]
 
     def encode(
         self, key: str, problems: Sequence[Problem], where: str = "", judge: Reward | None = None
@@ -137,24 +128,29 @@ class Setup:
         Raises:
             UserError: a prompt or an answer is too long, or one to train on has a word that the tokenizer doesn't know.
         """
-        trains = key == "config.data.train"
+        trains, stages, limit = key == TRAIN, {*self.config.stages}, self.config.evaluate.limit
         unknown = None if trains else Counter[str]()
         try:
-            encoded = encode_problems(self.template, problems, trains and IMITATE in self.config.stages, unknown)
+            encoded = encode_problems(self.template, problems, trains and IMITATE in stages, unknown)
         except UserError as error:
             raise UserError(f"{where or key}: {error}") from None
         if unknown and hosts.is_first():
             say_unknown(key, encoded, unknown)
         encoded = earnable(encoded, where or key, judge or self.reward)
-        check_prompts(self.config, key, encoded, max(self.prompt_slots))
-        check_answers(self.config, key, encoded, self._asked(key, len(encoded)))
+        most = max(self.prompt_slots)
+        prompts = encoded.prompts[: limit or None] if key.startswith(EVAL) else encoded.prompts
+        check_prompts(key, prompts, most, most < max(self.config.prompt_slots))
+        if not trains:
+            check_answers(key, encoded, range(min(limit or len(encoded), len(encoded))), *self.evaluated_answers)
+        elif stages - {IMITATE, EVALUATE}:  # imitation says itself which it imitates
+            check_answers(key, encoded, range(len(encoded)), "max_answer_tokens", self.config.max_answer_tokens)
         return encoded
 
-    def _asked(self, key: str, count: int) -> range:
-        """Which problems of a set of so many rollouts are made for; imitation says itself which it imitates."""
-        if key == "config.data.train":
-            return range(count if {*self.config.stages} - {IMITATE, EVALUATE} else 0)
-        return range(min(self.config.evaluate.limit or count, count))
+    @property
+    def evaluated_answers(self) -> tuple[str, int]:
+        """The key of the most tokens that an answer may have in evaluations, and that number."""
+        own = self.config.evaluate.max_answer_tokens
+        return ("evaluate.max_answer_tokens", own) if own else ("max_answer_tokens", self.config.max_answer_tokens)
 
     @functools.cached_property
     def reference_width(self) -> int:
@@ -169,44 +165,39 @@ class Setup:
         Args:
             stored: those of a checkpoint, of which parts that are carried along are among them.
         """
-        shapes = jax.eval_shape(self._random_params) | parts.carried(stored)
+        shapes = jax.eval_shape(lambda: parts.drawn(self.parts)) | parts.carried(stored)
         everywhere = NamedSharding(self.mesh, EVERYWHERE)
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere), shapes)
 
-    def stored_params(self, draws_latent_policy: bool = False) -> dict[str, Any]:
+    def stored_params(self) -> dict[str, Any]:
         """Shapes and types of what a checkpoint of this project as `config.init` holds; of others {}.
 
-        Args:
-            draws_latent_policy: it may lack parameters of the latent policy's own, whatever the stages are.
         Raises:
             UserError: it is damaged, or can't be gone on from with this latent policy.
         """
         orbax = self.checkpoint.orbax
         stored: dict[str, Any] = {} if orbax is None else stored_params(orbax)
         if orbax is not None or self.checkpoint.read is not None:
-            check_latent_policy(self.config, stored, self.abstract_params(), draws_latent_policy)
+            policy, trains = self.config.latent_policy.name, RL in self.config.stages
+            check_latent_policy(policy, self.config.init, stored, self.abstract_params(), trains)
         return stored
 
-    def initial_params(self, draws_latent_policy: bool = False, explain: bool = False) -> dict[str, Any]:
+    def initial_params(self, explain: bool = False) -> dict[str, Any]:
         """The parameters that `config.init` names, and random ones, the same for the same seed, for what it lacks.
 
         Args:
-            draws_latent_policy: parameters of the latent policy's own that it lacks need not be trained afterwards.
             explain: also SIM-CoT's decoder of a foreign checkpoint, if there is one; ours always have theirs.
         """
         found: dict[str, Any] = {}
-        stored = self.stored_params(draws_latent_policy)
+        stored = self.stored_params()
         if self.checkpoint.orbax is not None:
             shapes = self.abstract_params(stored)
             found = load_params(self.checkpoint.orbax, {name: shapes[name] for name in stored})
         elif self.checkpoint.read is not None:
             found = self.checkpoint.read(explain)
 
-        missing = jax.jit(lambda: parts.lacking(found, self._random_params()))()
+        missing = jax.jit(lambda: parts.lacking(found, parts.drawn(self.parts)))()
         return replicate(parts.merged(found, missing), self.mesh)
-
-    def _random_params(self) -> dict[str, Any]:
-        return parts.drawn(self.parts)
 
     def trained_by(self, stage: str, params: dict[str, Any]) -> tuple[str, ...]:
         """The parts of these parameters that a stage's optimizer changes."""
@@ -222,11 +213,15 @@ class Setup:
         """How the states of the stages lie on the mesh."""
         return Layout(self.mesh)
 
+    @property
+    def most_prompt(self) -> int:
+        """Tokens that a prompt may have in evaluations, by the model's positions."""
+        return self.reasoner.config.n_positions - self.config.max_latents - self.evaluator.policy.config.suffix_slots
+
     @functools.cached_property
     def evaluator(self) -> Evaluator:
         """Rollouts over whole sets, with the answer budget of evaluation."""
-        evaluate = self.config.evaluate
-        answer_slots = evaluate.max_answer_tokens or self.config.max_answer_tokens
+        evaluate, (_, answer_slots) = self.config.evaluate, self.evaluated_answers
         sampling = {"temperature": evaluate.temperature, "top_k": evaluate.top_k, "top_p": evaluate.top_p}
         rate = self.config.dropout.rate if evaluate.dropout is None else evaluate.dropout
         policy = self.policy.having(answer_slots=answer_slots, dropout_rate=rate, **sampling)
@@ -242,10 +237,33 @@ class Setup:
 
 @dataclasses.dataclass(kw_only=True)
 class Experiment(Setup):
-    """A run in the making: a setup, its workdir and its log."""
+    """A run in the making: a setup, its workdir and its log, and its stages."""
 
     workdir: Workdir
     log: MetricsLog
+
+    @functools.cached_property
+    def _stages(self) -> dict[str, Stage]:
+        return {}
+
+    def stage(self, name: str) -> Stage:
+        """What leaves the checkpoint of this name; "" stands for `config.init`."""
+        return self._stages.setdefault(name, Stage(self, name))
+
+    @property
+    def wanted(self) -> list[Stage]:
+        """The stages that the config asks for, in the order in which they are trained."""
+        return [self.stage(name) for name in wanted(self.config)]
+
+    @property
+    def left(self) -> list[Stage]:
+        """Those of them that are not finished."""
+        return [stage for stage in self.wanted if not stage.folder.is_finished]
+
+    @property
+    def finished(self) -> list[Stage]:
+        """All that the workdir holds finished, by name."""
+        return [self.stage(name) for name in self.workdir.finished_stages()]
 
 
 def build(config: Config, workdir: Path, given: Collection[str] = ()) -> Experiment:
@@ -268,8 +286,7 @@ def build(config: Config, workdir: Path, given: Collection[str] = ()) -> Experim
         workdir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"--workdir={workdir}: is no directory to write to ({error.strerror}); give another") from None
-    parts = {field.name: getattr(setup, field.name) for field in dataclasses.fields(setup)}
-    return Experiment(**parts, workdir=paths, log=MetricsLog(paths))
+    return Experiment(**vars(setup), workdir=paths, log=MetricsLog(paths))
 
 
 def assemble(
@@ -287,19 +304,32 @@ def assemble(
     Raises:
         UserError: a key's value can't be used.
     """
-    checkpoint = _opened(config, workdir, identity)
-    template, model = checkpoint.template, checkpoint.description.model
-    check_start(config, checkpoint, workdir)
-    config = _resolve(config, checkpoint)
+    finished = workdir.finished_stages() if workdir else []
+    if config.tokenizer == WORDS and workdir and finished and not {*wanted(config)}.difference(finished):
+        # Once nothing is trained, the words are the workdir's, not those of the training data.
+        config = dataclasses.replace(config, tokenizer=str(workdir.reasoner))
+
+    def problems():
+        with only_errors():  # the stages warn of the data when they read them
+            return load_set(config.data, TRAIN, config.data.train, kind_of(config.prompt.answers, config.reward))
+
+    checkpoint = find_checkpoint(config, identity, problems)
+    template, model, architecture = checkpoint.template, checkpoint.description.model, checkpoint.architecture
+    check_start(config, checkpoint, finished)
+    # The config gets the loaded shapes, so that config.json says what was run.
+    shapes = {name: getattr(model, name, getattr(architecture, name, None)) for name in vars(config.model)}
+    shapes = {key: value for key, value in shapes.items() if value is not None} | {"dtype": jnp.dtype(model.dtype).name}
+    config = dataclasses.replace(config, model=dataclasses.replace(config.model, **shapes))
     if not xla_cpu.on_cpu():
         # What is float32 is computed in float32, not in a type with fewer bits that the device is quicker in.
         jax.config.update("jax_default_matmul_precision", "highest")
-    reasoner = checkpoint.architecture.on(model)
+    reasoner = architecture.on(model)
     gate = stopping_gate(reasoner.width, config.gate.hidden, config.gate.detached)
     latent_policy = make_latent_policy(config, template.token, template.closing_ids if config.prompt.closing else ())(
         reasoner.in_tree(), gate.in_tree()
     )
-    prompt_slots = fitting_slots(config, model.n_positions - max(len(template.closing_ids) - 1, 0))
+    answers = max(config.max_answer_tokens, config.evaluate.max_answer_tokens or 0)
+    positions = model.n_positions - max(len(template.closing_ids) - 1, 0)
     reward = Reward(
         config.reward, template.answer_style, template.token_bytes, template.eos_ids, template.stop, model.vocab_size
     )
@@ -315,49 +345,21 @@ def assemble(
         stops=reward.stops,
     )
     key = jax.random.key(config.seed)
+    reasoner_key, gate_key = jax.random.split(jax.random.fold_in(key, 1 << 30))
+    with_backbone, with_gate = [COLD_START] * config.cold_start.train_backbone, [RL] * config.gate.enabled
     return Setup(
         config=config,
         mesh=device_mesh(devices, config.sharding.fsdp),
         key=key,
         checkpoint=checkpoint,
-        prompt_slots=prompt_slots,
-        parts=_parts(config, key, reasoner, gate, latent_policy),
+        prompt_slots=fitting_slots(config.prompt_slots, config.max_latents, answers, positions, config.init),
+        parts=(
+            Part(REASONER, reasoner_key, reasoner.init, frozenset({IMITATE, RL, *with_backbone})),
+            Part(GATE, gate_key, gate.init, frozenset({COLD_START, *with_gate})),
+            Part(LATENT_POLICY, jax.random.fold_in(key, 1 << 28), latent_policy.init, frozenset({RL})),
+        ),
         policy=Policy(
             reasoner.in_tree(), latent_policy, rollouts, layout="rows" if template.start_id is None else "packed"
         ),
         reward=reward,
     )
-
-
-def _opened(config: Config, workdir: Workdir | None, identity: Identity | None) -> Checkpoint:
-    """Where a run starts from; words of the training data are those of the workdir, once nothing is trained."""
-    if config.tokenizer == WORDS and workdir and (done := workdir.finished_stages()) and not wanted(config, done):
-        config = dataclasses.replace(config, tokenizer=str(workdir.reasoner))
-
-    def problems():
-        with only_errors():  # the stages warn of the data when they read them
-            return load_set(config, "config.data.train", config.data.train)
-
-    return find_checkpoint(config, identity, problems)
-
-
-def _parts(
-    config: Config, key: jax.Array, reasoner: Reasoner, gate: Gate, latent_policy: LatentPolicy
-) -> tuple[Part, ...]:
-    """The parts of the parameters, and the stages that train each."""
-    reasoner_key, gate_key = jax.random.split(jax.random.fold_in(key, 1 << 30))
-    with_backbone = {COLD_START} if config.cold_start.train_backbone else set()
-    return (
-        Part(REASONER, reasoner_key, reasoner.init, frozenset({IMITATE, RL} | with_backbone)),
-        Part(GATE, gate_key, gate.init, frozenset({COLD_START, RL} if config.gate.enabled else {COLD_START})),
-        Part(LATENT_POLICY, jax.random.fold_in(key, 1 << 28), latent_policy.init, frozenset({RL})),
-    )
-
-
-def _resolve(config: Config, checkpoint: Checkpoint) -> Config:
-    """The config with the loaded shapes, so that config.json says what was run."""
-    model = checkpoint.description.model
-    found = {name: getattr(model, name, getattr(checkpoint.architecture, name, None)) for name in vars(config.model)}
-    found["dtype"] = jnp.dtype(model.dtype).name
-    shapes = dataclasses.replace(config.model, **{key: value for key, value in found.items() if value is not None})
-    return dataclasses.replace(config, model=shapes)

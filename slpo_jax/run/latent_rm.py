@@ -1,67 +1,271 @@
-"""The stage latent_rm: a reward model of latents, trained on labels that are made first."""
+"""The stage latent_rm: a reward model of latents, trained on labels that are made first.
+
+Labels are kept in `WORKDIR/labels`: a file for some problems each, and what all depend on. What is edited, damaged or
+of others is made again. Whoever goes on after an interruption makes those that are missing, the same to the bit: noise
+is drawn by problem, thought, step and completion.
+"""
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from absl import logging
 
-from slpo_jax.config.config import Config
+from slpo_jax.config.sections import values
 from slpo_jax.data.batches import EncodedProblems, batch_indices, padded_chunks
 from slpo_jax.errors import UserError
-from slpo_jax.io import hosts
+from slpo_jax.io import artifact, hosts
+from slpo_jax.io.files import as_json, flatten
 from slpo_jax.io.mesh import EVERYWHERE, ROWS, over_rows, shard_rows
+from slpo_jax.io.progress import Progress, begin
+from slpo_jax.models.parts import Params
+from slpo_jax.policy import noise
 from slpo_jax.policy.policy import Policy
-from slpo_jax.policy.prompted import Prompts
+from slpo_jax.policy.prompted import PromptedBatch, Prompts
 from slpo_jax.policy.scorers.latent_rm import begun, latent_scores
-from slpo_jax.run.experiment import Experiment
-from slpo_jax.run.labels import Labels, check_labels, judged_thoughts, labelling, labels_of
-from slpo_jax.run.provenance import starting_stage
-from slpo_jax.run.stage import Params, starting_params, state_and_step
-from slpo_jax.run.validation import Validation, train_stage
-from slpo_jax.training.latent_rm import LabelledBatch, make_loss
+from slpo_jax.run.experiment import Setup
+from slpo_jax.run.provenance import checkpoint_digest, problems_facts
+from slpo_jax.run.stage import Stage, stage_params, state_and_step, train_stage
+from slpo_jax.training.latent_rm import LabelledBatch, complete, draw_thoughts, make_loss
+
+_OWN = ("problems", "thoughts", "completions", "dropout", "threshold", "latents")  # of config.latent_rm
 
 
-def validates(config: Config) -> bool:
-    """Whether validation problems are asked for."""
-    return bool(config.latent_rm.evaluate_every and config.data.valid)
+@dataclass(frozen=True)
+class Labels:
+    """Of M problems that have right and wrong thoughts, n of each.
+
+    Attributes:
+        problems: int [M], places in the training set.
+        latents: float32 [M, n, T, D], as they were fed.
+        lengths: int [M, n].
+        shares: float32 [M, n, T], of completions from a thought's first t latents that are right.
+    """
+
+    problems: np.ndarray
+    latents: np.ndarray
+    lengths: np.ndarray
+    shares: np.ndarray
 
 
-def check(experiment: Experiment, stage: str) -> None:
-    """Fail before the first stage on what it could not use."""
-    config, (policy, _) = experiment.config, labelling(experiment)
-    if policy.config.max_latents > config.max_latents:
+def labelling(setup: Setup) -> tuple[Policy, float | int]:
+    """The policy of thoughts, whose T is as many as there can be, and its rule."""
+    config, settings = setup.config, setup.config.latent_rm
+    policy = setup.policy if settings.dropout is None else setup.policy.having(dropout_rate=settings.dropout)
+    if config.gate.enabled:
+        return policy.having(stopping="threshold"), settings.threshold
+    latents = settings.latents or config.max_latents
+    return policy.having(stopping="length", max_latents=latents), latents
+
+
+def check_labels(stage: Stage, load: Callable[[], Params]) -> dict[str, Any]:
+    """Make sure that labels which are there already are those that would be made now.
+
+    Args:
+        stage: latent_rm.
+        load: gives the parameters that it starts from.
+    Returns:
+        what labels depend on: settings by key of the config, and digests of checkpoint and problems.
+    Raises:
+        UserError: they are of another checkpoint, of other problems, or made with other settings.
+    """
+    run, config, folder = stage.run, stage.run.config, stage.run.workdir.labels
+    facts = {f"latent_rm.{name}": getattr(stage.settings, name) for name in _OWN}
+    facts |= flatten(as_json(values(config, ("model", "rollouts"))))
+    facts |= {"seed": config.seed, "reward": config.reward, "gate.enabled": config.gate.enabled}
+    facts["checkpoint"] = checkpoint_digest(stage.start, load)
+    facts["problems"] = list(problems_facts(run.train, stage.settings.problems).values())
+    anew = f"delete {folder} to make them anew"
+    then = artifact.read(manifest_of(folder), anew)
+    differs = artifact.first_difference(facts, then.facts) if then else None
+    if differs and differs[0] in ("checkpoint", "problems"):
+        before = stage.start.name or config.init
+        what = "others" if differs[0] == "problems" else f"another checkpoint than {before}'s"
+        raise UserError(f"{folder}: its labels are of {what}; bring back what they are of, or {anew}")
+    if differs:
+        key, now, was = differs
         raise UserError(
-            f"config.latent_rm.latents: {config.latent_rm.latents} are more than config.max_latents "
-            f"({config.max_latents}); lower it or raise that"
+            f"config.{key}: is {now}, and the labels in {folder} were made with {was}; set it back, or {anew}"
+        )
+    return facts
+
+
+def manifest_of(labels: Path) -> Path:
+    """The artifact that says what the labels of a folder depend on."""
+    return labels / "manifest.json"
+
+
+def labels_of(stage: Stage, params: Params) -> Labels:
+    """The workdir's labels, of which those are made that aren't there.
+
+    Args:
+        stage: latent_rm.
+        params: all parts, of the checkpoint that it starts from, whose thoughts are judged.
+    Raises:
+        UserError: see `check_labels`; or no problem has right and wrong thoughts.
+    """
+    run, folder, settings = stage.run, stage.run.workdir.labels, stage.settings
+    facts = check_labels(stage, lambda: params)
+    artifact.write(manifest_of(folder), facts)
+    begin("latent_rm: labels")
+    hosts.barrier("labels")  # nobody still looks for the manifest
+    count, make = min(settings.problems or len(run.train), len(run.train)), _Maker(run, params, run.train, 0)
+
+    def made(number: int, indices: np.ndarray, real: np.ndarray) -> dict[str, np.ndarray]:
+        path = folder / f"{number}.npz"
+        found = artifact.read_arrays(path, facts)
+        if path.exists() and found is None:
+            logging.warning("%s: is damaged; its labels are made again", path)
+        if not hosts.decided(found is not None):
+            found = make(indices, real)
+            artifact.write_arrays(path, facts, found)
+        return found or {}
+
+    labels = _together("labels", count, make.size, made)
+    if not len(labels.problems):
+        raise UserError(
+            f"config.latent_rm.problems: of {count} none has right and wrong thoughts among {settings.thoughts}; "
+            f"delete {folder}, and give more or raise config.latent_rm.dropout"
+        )
+    return labels
+
+
+def judged_thoughts(setup: Setup, params: Params) -> Labels:
+    """Thoughts of every validation problem; each has its own answer's rightness, 0 or 1, as its share at every t.
+
+    They are drawn anew, the same to the bit, where a run goes on.
+
+    Args:
+        params: see `labels_of`.
+    """
+    valid, make = setup.valid, _Maker(setup, params, setup.valid, 1)
+
+    def judged(_: int, indices: np.ndarray, real: np.ndarray) -> dict[str, np.ndarray]:
+        found, right_BN = make.judged(indices)
+        shares = np.broadcast_to(right_BN[..., None], found["latents"].shape[:3]).astype(np.float32)
+        every = {name: found[name] for name in ("latents", "lengths")} | {"problems": indices, "shares": shares}
+        return {name: array[real] for name, array in every.items()}
+
+    return _together("validation", min(setup.config.evaluate.limit or len(valid), len(valid)), make.size, judged)
+
+
+def _together(what: str, count: int, size: int, made: Callable[..., dict[str, np.ndarray]]) -> Labels:
+    """Those of so many problems, made `size` at a time: (number, indices, which of them are real) -> arrays."""
+    progress, parts = Progress(f"latent_rm: {what}", count, unit="problem", keep=False), []
+    for number, (indices, real) in enumerate(padded_chunks(count, size)):
+        parts.append(made(number, indices, real))
+        progress.update(int(indices[-1]) + 1)
+    progress.close()
+    return Labels(**{name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
+
+
+class _Maker:
+    """Makes the labels of some problems: their thoughts, and where these are right and wrong, completions.
+
+    Args:
+        stream: of noise, a number for each set of problems.
+    """
+
+    def __init__(self, setup: Setup, params: Params, problems: EncodedProblems, stream: int):
+        self.setup, self.params, self.problems = setup, params, problems
+        policy, rule = labelling(setup)
+        settings, key = setup.config.latent_rm, noise.stream_key(setup.key, "latent_rm", stream)
+        most, devices = setup.config.evaluate.batch_size, setup.mesh.size
+        each = (settings.thoughts, settings.thoughts * settings.completions)
+        self.size, self.group = (-(-max(1, most // rows) // devices) * devices for rows in each)
+        everywhere = policy.having(dropout_where="all")  # as published: completions' answers have noise too
+
+        def think(params, batch):
+            drawn = draw_thoughts(policy, params, batch, rule, key, settings.thoughts)
+            latents = policy.latent_policy.feed(params, drawn.actions).astype(jnp.float32)
+            return {"actions": drawn.actions, "lengths": drawn.lengths, "said": drawn.completions, "latents": latents}
+
+        def go_on(params, given):
+            batch, actions, lengths = given
+            return complete(everywhere, params, batch, actions, lengths, rule, key, settings.completions)
+
+        self.think, self.complete = self._sharded(think), self._sharded(go_on)
+
+    def _sharded(self, function):
+        mesh = self.setup.mesh
+        program = over_rows(function, mesh, (EVERYWHERE, ROWS))
+        return lambda given: jax.tree.map(hosts.whole, program(self.params, shard_rows(given, mesh)))
+
+    def judged(self, indices: np.ndarray) -> tuple[dict[str, Any], np.ndarray]:
+        """What was thought of each problem, arrays [B, n, ..], and whether its answers are right, [B, n]."""
+        found = self.think(self._batch(indices))
+        by_problem = {name: jax.tree.map(lambda x: x.reshape(len(indices), -1, *x.shape[1:]), x)
+                      for name, x in found.items()}  # fmt: skip
+        return by_problem, np.array([self._right(i, said) for i, said in zip(indices, by_problem["said"], strict=True)])
+
+    def __call__(self, indices: np.ndarray, real: np.ndarray) -> dict[str, np.ndarray]:
+        by_problem, right_BN = self.judged(indices)
+        kept = np.flatnonzero(real & right_BN.any(axis=1) & ~right_BN.all(axis=1))
+        shares = [np.zeros((0, *by_problem["latents"].shape[1:3]), np.float32)]
+        for places, is_real in padded_chunks(len(kept), self.group):
+            rows = kept[places]
+            actions, lengths = jax.tree.map(
+                lambda x, rows=rows: x[rows].reshape(-1, *x.shape[2:]), (by_problem["actions"], by_problem["lengths"])
+            )
+            said = self.complete((self._batch(indices[rows]), actions, lengths))
+            said = said.reshape(len(rows), right_BN.shape[1], *said.shape[1:])
+            share = [self._right(i, each).mean(axis=-1) for i, each in zip(indices[rows], said, strict=True)]
+            shares.append(np.asarray(share, np.float32)[is_real])
+        made = {"problems": indices[kept], "shares": np.concatenate(shares)}
+        return made | {name: by_problem[name][kept] for name in ("latents", "lengths")}
+
+    def _batch(self, indices: np.ndarray) -> PromptedBatch:
+        prompts = Prompts(*self.problems.prompt_batch(indices, self.setup.prompt_slots))
+        return PromptedBatch(prompts, np.zeros((len(indices), 0), np.uint8), indices.astype(np.int32))
+
+    def _right(self, index: int, said: np.ndarray) -> np.ndarray:
+        """Whether completions [.., A] of a problem are right; of equal ones the first is asked."""
+        distinct, places = np.unique(said.reshape(-1, said.shape[-1]), axis=0, return_inverse=True)
+        readings = [self.setup.reward.read(tokens) for tokens in distinct]
+        asked = [self.problems.problems[index]] * len(distinct)
+        right = np.array(self.setup.reward.right(readings, asked))
+        return right[places.reshape(said.shape[:-1])]
+
+
+def check(stage: Stage) -> None:
+    """Fail before the first stage on what it could not use."""
+    most, (policy, _) = stage.run.config.max_latents, labelling(stage.run)
+    if policy.config.max_latents > most:
+        raise UserError(
+            f"config.latent_rm.latents: {stage.settings.latents} are more than config.max_latents ({most}); lower it "
+            "or raise that"
         )
     if policy.config.dropout_rate == 0.0 and policy.latent_policy.log_prob is None:
         raise UserError(
             "config.latent_rm.dropout: without noise all thoughts of a problem are the same; set it, or "
             "config.dropout.rate, above 0"
         )
-    experiment.optimizer_config(stage, config.latent_rm.steps)
-    before, folder = starting_stage(experiment, stage), experiment.workdir.stage(stage)
-    known = not folder.is_finished and (not before or experiment.workdir.stage(before).is_finished)
-    if known:
-        check_labels(experiment, before)
+    stage.run.optimizer_config(stage.section, stage.steps)
+    start = stage.start
+    if not stage.folder.is_finished and (not start.name or start.folder.is_finished):
+        check_labels(stage, lambda: stage_params(start))
 
 
-def _accuracy(experiment: Experiment, policy: Policy, thoughts: Labels) -> Callable[[Params], float]:
+def _accuracy(setup: Setup, thoughts: Labels) -> Callable[[Params], float]:
     """Reward model -> the share of validation problems that the thought with the largest score is right on."""
-    count, devices = len(thoughts.problems), experiment.mesh.size
-    size = -(-max(1, experiment.config.evaluate.batch_size // thoughts.lengths.shape[1]) // devices) * devices
+    count, devices, (policy, _) = len(thoughts.problems), setup.mesh.size, labelling(setup)
+    size = -(-max(1, setup.config.evaluate.batch_size // thoughts.lengths.shape[1]) // devices) * devices
 
     def score(params, batch: LabelledBatch):
         latents_NTD, lengths_N = (x.reshape(-1, *x.shape[2:]) for x in (batch.latents, batch.lengths))
         scores_NT = latent_scores(policy, params, batch.prompts, latents_NTD, lengths_N)
         return scores_NT.reshape(batch.shares.shape).sum(axis=2)
 
-    scores_of = over_rows(score, experiment.mesh, (EVERYWHERE, ROWS))
+    scores_of = over_rows(score, setup.mesh, (EVERYWHERE, ROWS))
 
     def accuracy(params: Params) -> float:
         right = []
         for rows, real in padded_chunks(count, size):
-            batch = _batch(experiment, experiment.valid, thoughts, rows)
+            batch = _batch(setup, setup.valid, thoughts, rows)
             best_B = hosts.whole(scores_of(params, batch)).argmax(axis=1)
             right.append(thoughts.shares[rows, best_B, -1][real])
         return float(np.concatenate(right).mean())
@@ -69,28 +273,26 @@ def _accuracy(experiment: Experiment, policy: Policy, thoughts: Labels) -> Calla
     return accuracy
 
 
-def _batch(experiment: Experiment, problems: EncodedProblems, labels: Labels, rows: np.ndarray) -> LabelledBatch:
+def _batch(setup: Setup, problems: EncodedProblems, labels: Labels, rows: np.ndarray) -> LabelledBatch:
     """Rows of labels, with the prompts of the problems that they are of."""
-    prompts = Prompts(*problems.prompt_batch(labels.problems[rows], experiment.prompt_slots))
+    prompts = Prompts(*problems.prompt_batch(labels.problems[rows], setup.prompt_slots))
     made = LabelledBatch(prompts, *(np.asarray(x[rows]) for x in (labels.latents, labels.lengths, labels.shares)))
-    return shard_rows(made, experiment.mesh)
+    return shard_rows(made, setup.mesh)
 
 
-def train(experiment: Experiment, stage: str) -> None:
+def train(stage: Stage) -> None:
     """Make the labels, train backbone and classifier on them, and keep the model that is best on validation."""
-    config, start = experiment.config.latent_rm, starting_params(experiment, stage)
-    labels = labels_of(experiment, start, starting_stage(experiment, stage))
-    policy, _ = labelling(experiment)
-    every = config.evaluate_every if experiment.config.data.valid else 0
-    accuracy = _accuracy(experiment, policy, judged_thoughts(experiment, start)) if every else None
-    params = begun(start, experiment.reasoner.width)
-    state, step_fn = state_and_step(experiment, stage, params, tuple(params), make_loss(policy, config.loss))
+    run, config, start = stage.run, stage.settings, stage_params(stage.start)
+    labels, (policy, _) = labels_of(stage, start), labelling(run)
+    accuracy = _accuracy(run, judged_thoughts(run, start)) if stage.validated_every else None
+    params = begun(start, run.reasoner.width)
+    state, step_fn = state_and_step(stage, params, tuple(params), make_loss(policy, config.loss))
     del start, params  # the state has its own
 
     def batch(step: int):
-        rows = batch_indices(experiment.config.seed, step, len(labels.problems), config.batch_size)
-        return _batch(experiment, experiment.train, labels, rows)
+        rows = batch_indices(run.config.seed, step, len(labels.problems), config.batch_size)
+        return _batch(run, run.train, labels, rows)
 
-    if config.evaluate_every and not every:
-        logging.warning("%s: config.data.valid is not set, so the last step's model is kept, not the best", stage)
-    train_stage(experiment, stage, state, step_fn, batch, Validation(config.steps, every, accuracy=accuracy))
+    if config.evaluate_every and not stage.validated_every:
+        logging.warning("%s: config.data.valid is not set, so the last step's model is kept, not the best", stage.name)
+    train_stage(stage, state, step_fn, batch, accuracy)

@@ -1,33 +1,34 @@
-"""The stages of a run: what is checked before the first, and one after the other."""
+"""The stages of a run: what is said and checked before the first, and one after the other."""
 
 import contextlib
 import importlib
 import json
+import math
 import shutil
 import sys
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+import jax
 from absl import logging
 
 from slpo_jax.config.config import Config
 from slpo_jax.config.sections import values
 from slpo_jax.data.problem import shared
 from slpo_jax.errors import UserError
+from slpo_jax.evaluation.rows import Row
 from slpo_jax.io import hosts
 from slpo_jax.io.files import write_text
 from slpo_jax.io.watchdog import watched
-from slpo_jax.run.data_summary import data_summary
 from slpo_jax.run.evaluate import check_evaluation, run_evaluate
 from slpo_jax.run.experiment import Experiment, build
-from slpo_jax.run.header import say_run
-from slpo_jax.run.provenance import check_models, ensure_manifest, starting_stage
+from slpo_jax.run.header import say_start
+from slpo_jax.run.provenance import check_models, ensure_manifest
 from slpo_jax.run.rows import rows
-from slpo_jax.run.sources import sets_to_evaluate
-from slpo_jax.run.stage import check_batch
-from slpo_jax.run.validate import check_sizes
-from slpo_jax.stages import EVALUATE, IMITATE, UNFINISHED, Section, Stage, wanted
+from slpo_jax.run.sources import EVAL, TRAIN, VALID, data_summary
+from slpo_jax.run.stage import Stage, check_batch
+from slpo_jax.stages import EVALUATE, IMITATE, UNFINISHED, Section
 
 
 def run_stages(config: Config, workdir: Path, given: Collection[str] = ()) -> Experiment:
@@ -43,17 +44,20 @@ def run_stages(config: Config, workdir: Path, given: Collection[str] = ()) -> Ex
         UserError: something in the config or the workdir can't be used.
     """
     experiment = build(config, workdir, given)
-    say_run(experiment)
+    if hosts.is_first():
+        _say_run(experiment)
     with experiment.workdir.in_use(), watched(config.stuck_after):
         try:
             check_stages(experiment)
             resolved = values(experiment.config)
             write_text(experiment.workdir.config, json.dumps(resolved, indent=1) + "\n")
-            if wanted(config, experiment.workdir.finished_stages()):
-                _say_summary(experiment)
+            if experiment.left:
+                if hosts.is_first():
+                    lines = [line for each in experiment.sets.items() for line in data_summary(*each, config.reward)]
+                    print("\n".join(dict.fromkeys(lines)), file=sys.stderr, flush=True)  # parts of a source share some
                 experiment.log.start(config.trackers, resolved)
-            for stage in wanted(experiment.config):
-                run_stage(experiment, stage)
+            for stage in experiment.wanted:
+                run_stage(stage)
             if EVALUATE in config.stages:
                 run_evaluate(experiment)
         except BaseException:
@@ -64,80 +68,91 @@ def run_stages(config: Config, workdir: Path, given: Collection[str] = ()) -> Ex
     return experiment
 
 
-def _say_summary(experiment: Experiment) -> None:
-    sets = experiment.sets.items() if hosts.is_first() else ()
-    lines = [line for key, problems in sets for line in data_summary(experiment.config, key, problems)]
-    for line in dict.fromkeys(lines):  # parts of one source have the same fields
-        print(line, file=sys.stderr, flush=True)
+def _say_run(experiment: Experiment) -> None:
+    """The lines on workdir, devices, model and stages, on standard error."""
+    config, devices, stages = experiment.config, experiment.mesh.devices, []
+    sizes = [math.prod(leaf.shape) for leaf in jax.tree.leaves(experiment.abstract_params())]
+    for stage in experiment.wanted:
+        at = f" (at step {max(stage.folder.steps)})" if stage.folder.steps else ""
+        stages.append(stage.name + (" (finished)" if stage.folder.is_finished else at))
+    stages += [EVALUATE] * (EVALUATE in config.stages)
+    together = "" if hosts.is_alone() else f" of {hosts.which()[1]} processes"
+    say_start(experiment.workdir.root)
+    print(f"devices: {devices.size} x {devices.flat[0].device_kind}{together}", file=sys.stderr)
+    print(f"model: {config.reasoner}, {sum(sizes):,} parameters", file=sys.stderr)
+    print(f"stages: {', '.join(stages)}", file=sys.stderr, flush=True)
 
 
 def _how(section: Section) -> Any:
-    """The file that has `check` and `train` of a section's stages, and `validates`."""
+    """The file that has `check` and `train` of a section's stages."""
     return importlib.import_module(f"slpo_jax.run.{section}")
 
 
-def run_stage(experiment: Experiment, stage: Stage) -> None:
+def run_stage(stage: Stage) -> None:
     """Train a stage, if it isn't finished."""
-    ensure_manifest(experiment, stage.name)
-    if not experiment.workdir.stage(stage.name).is_finished:
-        _how(stage.section).train(experiment, stage.name)
+    ensure_manifest(stage)
+    if not stage.folder.is_finished:
+        _how(stage.section).train(stage)
     if stage.name == IMITATE and hosts.is_first():  # also what a run left that was killed as soon as it was finished
-        shutil.rmtree(experiment.workdir.stage(UNFINISHED).path, ignore_errors=True)
+        shutil.rmtree(stage.run.stage(UNFINISHED).folder.path, ignore_errors=True)
 
 
 def check_stages(experiment: Experiment) -> None:
     """Fail before the first stage, not hours later, on what a later one could not use.
 
     Raises:
-        UserError: a setting of a stage or a data set can't be used, or the workdir holds the stage of another config.
+        UserError: a setting of a stage or a data set can't be used, or the workdir holds the stage of another config;
+            parameters that are going to be read are of another model.
     """
-    check_sizes(experiment.config, experiment.policy.latent_policy, experiment.reasoner.config.vocab_size)
+    _check_sizes(experiment)
     wrong = dict[str, None]()
-    for stage in wanted(experiment.config):
+    for stage in experiment.wanted:
         check_batch(experiment, stage.section)
-        ensure_manifest(experiment, stage.name, write=False)
+        ensure_manifest(stage, write=False)
         try:
-            _how(stage.section).check(experiment, stage.name)
+            _how(stage.section).check(stage)
         except UserError as error:
             wrong[str(error)] = None
     if wrong:  # of every stage at once, so that one correction is enough
         raise UserError("; and ".join(wrong))
-    if EVALUATE in experiment.config.stages:
+    evaluates = EVALUATE in experiment.config.stages
+    if evaluates:
         check_evaluation(experiment)
-    _check_starts(experiment)
-    _open_data(experiment)
-
-
-def _check_starts(experiment: Experiment) -> None:
-    """Make sure that the parameters that are going to be read are of the model that the config describes.
-
-    Raises:
-        UserError: they are of another model.
-    """
-    config, workdir = experiment.config, experiment.workdir
-    left = wanted(config, workdir.finished_stages())
-    starts = {starting_stage(experiment, stage.name) for stage in left}
-    check_models(experiment, [name for name in sorted(starts) if workdir.stage(name).is_finished])
-    asked = rows(experiment, planned=True) if EVALUATE in config.stages else []
+    starts = {stage.start.name: stage.start for stage in experiment.left}
+    check_models([stage for name, stage in sorted(starts.items()) if name and stage.folder.is_finished])
+    asked = rows(experiment, planned=True) if evaluates else []
     if "" in starts or any(not row.stage for row in asked):
         experiment.stored_params()
+    _open_data(experiment, [row for row in asked if len(row.rules) > 1])
 
 
-def _open_data(experiment: Experiment) -> None:
+def _check_sizes(experiment: Experiment) -> None:
+    """There must be as many tokens as a thought mixes, and as many steps as it has at least."""
+    config, least = experiment.config, experiment.policy.latent_policy.least
+    name, most = f"config.latent_policy.{config.latent_policy.name}", config.max_latents
+    if most:
+        config.latent_policy.selected.check_vocabulary(name, experiment.reasoner.config.vocab_size)
+    if 0 < most < least:
+        raise UserError(
+            f"{name}.least: {least} steps before a thought may end are more than config.max_latents ({most}); lower it "
+            "or raise that"
+        )
+
+
+def _open_data(experiment: Experiment, choosing: list[Row]) -> None:
     """Read every data set that a stage is going to ask for, in the order in which they do.
 
+    Args:
+        choosing: the rows whose rule is chosen on the validation split.
     Raises:
         UserError: one is missing, malformed, or has a prompt that is too long.
     """
-    config = experiment.config
-    to_train = {stage.section for stage in wanted(config, experiment.workdir.finished_stages())}
-    if to_train:
+    config, left = experiment.config, experiment.left
+    if left:
         _ = experiment.train
     if EVALUATE in config.stages:
-        for name in sets_to_evaluate(config):
+        for name in experiment.tests:
             experiment.test_set(name)
-    asked = rows(experiment, planned=True) if EVALUATE in config.stages else []
-    choosing = [row for row in asked if len(row.rules) > 1]
     if choosing and not config.data.valid:
         what, way = "number of latents", ""
         if choosing[0].gated:
@@ -146,7 +161,7 @@ def _open_data(experiment: Experiment) -> None:
             f"config.data.valid: not set, and {choosing[0].label}'s {what} is chosen on it; give a file or a synthetic "
             f"set{way}"
         )
-    if choosing or any(_how(section).validates(config) for section in to_train):
+    if choosing or any(stage.validated_every for stage in left):
         _ = experiment.valid
     if EVALUATE in config.stages:
         say_shared(experiment)
@@ -154,9 +169,9 @@ def _open_data(experiment: Experiment) -> None:
 
 def say_shared(experiment: Experiment) -> None:
     """Warn of problems of an evaluated set that are trained on, chosen by, or in another evaluated set as well."""
-    known = {key: experiment.problems(key) for key in ("config.data.train", "config.data.valid")}
-    for name in sets_to_evaluate(experiment.config):
-        problems, own = experiment.test_set(name).problems, f"config.data.eval.{name}"
+    known = {key: experiment.sets[key].problems for key in (TRAIN, VALID) if key in experiment.sets}
+    for name in experiment.tests:
+        problems, own = experiment.test_set(name).problems, EVAL + name
         for key, others in known.items():
             if count := shared(problems, others):
                 logging.warning("%s: %d of %d problems are also in %s", own, count, len(problems), key)

@@ -18,14 +18,15 @@ from slpo_jax.config.config import Config, rl_of
 from slpo_jax.config.sections import values
 from slpo_jax.data.batches import EncodedProblems
 from slpo_jax.data.dataset_rows import source_path
+from slpo_jax.data.problems import DataConfig
 from slpo_jax.errors import UserError
 from slpo_jax.io import artifact, hosts
 from slpo_jax.io.files import as_json, digest, files_digest, flatten, read_json, write_text
 from slpo_jax.io.orbax import params_digest, params_dir
-from slpo_jax.io.workdir import StageFolder
 from slpo_jax.policy.latent_policies import has_parameters
-from slpo_jax.run.experiment import Experiment, Setup
-from slpo_jax.stages import CONTROL, IMITATE, LATENT_RM, RL, SECTIONS, UNFINISHED, USUAL_START, stage_of
+from slpo_jax.run.experiment import Setup
+from slpo_jax.run.stage import Stage
+from slpo_jax.stages import CONTROL, IMITATE, RL, SECTIONS, UNFINISHED, section_of
 from slpo_jax.training.recipes import RECIPES
 
 _TRAINED = ("model", "parameters", "rollouts")  # what a trained parameter depends on
@@ -38,7 +39,7 @@ def settings_of(config: Config, stage: str) -> dict[str, Any]:
     Without the latent policy where it neither thinks nor has parameters in the checkpoint, and without recipes that are
     not used. An objective has the shared settings of the stage rl with its own in their place.
     """
-    every, section = values(config, _TRAINED), stage_of(config, stage).section
+    every, section = values(config, _TRAINED), section_of(stage)
     facts = {key: value for key, value in every.items() if key not in _OF_STAGES}
     architecture = architecture_of(config.reasoner)
     thinks = config.max_latents and not (section == IMITATE and not architecture.has_latents)
@@ -83,7 +84,7 @@ def problems_facts(problems: EncodedProblems, limit: int) -> dict[str, Any]:
     return {"data": digest(texts), "prompts": digest(prompts), "problems": count}
 
 
-def ensure_manifest(experiment: Experiment, stage: str, write: bool = True) -> None:
+def ensure_manifest(stage: Stage, write: bool = True) -> None:
     """Write down what the stage's result depends on, or make sure that it is as it was when the stage began.
 
     Args:
@@ -91,38 +92,39 @@ def ensure_manifest(experiment: Experiment, stage: str, write: bool = True) -> N
     Raises:
         UserError: the workdir holds the same stage of another config, of other data or from another start.
     """
-    folder = experiment.workdir.stage(stage)
-    if stage == IMITATE and not folder.is_finished:  # it may have begun with parts of its recipe's own
-        ensure_manifest(experiment, UNFINISHED, write and experiment.recipe.ends_apart)
+    run, folder = stage.run, stage.folder
+    if stage.name == IMITATE and not folder.is_finished:  # it may have begun with parts of its recipe's own
+        ensure_manifest(run.stage(UNFINISHED), write and run.recipe.ends_apart)
     if not folder.steps:  # what never got to its first checkpoint binds nobody
         if write:
-            facts = _manifest(experiment, stage)
-            hosts.barrier(f"manifest {stage}")  # nobody still looks for what is written now
+            facts = _manifest(stage)
+            hosts.barrier(f"manifest {stage.name}")  # nobody still looks for what is written now
             if hosts.is_first():
-                experiment.checkpoint.write(experiment.workdir.reasoner)
+                run.checkpoint.write(run.workdir.reasoner)
             write_text(folder.facts, json.dumps(facts, indent=1, sort_keys=True) + "\n")
         return
-    written = _read(folder)
-    _check_settings(experiment, stage, written)
-    _check_files(experiment, stage, written)
-    now = starting_stage(experiment, stage)
-    if written.get("start", {}).get("stage", now) != now:
-        then = written["start"]["stage"] or "config.init"
-        raise UserError(f"{folder.path}: began from {then}, and would now from {now or 'config.init'}; {folder.anew}")
-    _check_start(experiment, stage, written)
+    written = read_json(folder.facts, folder.anew)
+    _check_settings(stage, written)
+    then, now = written.get("start", {}).get("stage"), stage.start.name
+    if then is not None and then != now:
+        raise UserError(
+            f"{folder.path}: began from {then or 'config.init'}, and would now from {now or 'config.init'}; "
+            f"{folder.anew}"
+        )
+    _check_start(stage, written)
 
 
-def check_starts(experiment: Experiment) -> None:
+def check_starts(stages: Iterable[Stage]) -> None:
     """Make sure that each finished stage was trained from the start that is there now.
 
     Raises:
         UserError: what a stage began from was trained again, with other settings, or nothing says what it began from.
     """
-    for stage in experiment.workdir.finished_stages():
-        _check_start(experiment, stage, _read(experiment.workdir.stage(stage)))
+    for stage in stages:
+        _check_start(stage, read_json(stage.folder.facts, stage.folder.anew))
 
 
-def check_models(experiment: Experiment, stages: Iterable[str]) -> None:
+def check_models(stages: Iterable[Stage]) -> None:
     """Make sure that finished stages' checkpoints are read as the models that they are.
 
     Not all that differs can be told by their arrays.
@@ -130,37 +132,17 @@ def check_models(experiment: Experiment, stages: Iterable[str]) -> None:
     Raises:
         UserError: the key in which one is of another model than the config's.
     """
-    now = flatten(as_json(values(experiment.config, ("model",))))
-    name = experiment.config.latent_policy.name
     for stage in stages:
-        then = flatten(experiment.workdir.stage(stage).said())
+        config, then = stage.run.config, flatten(stage.folder.said())
+        now, name = flatten(as_json(values(config, ("model",)))), config.latent_policy.name
         if has_parameters(name) or has_parameters(then.get("latent_policy.name", name)):
             now["latent_policy.name"] = name
         for key, value in now.items():
             if then and then.get(key, "none") != value:
                 raise UserError(
-                    f"config.{key}: is {value}, but the checkpoint of {experiment.workdir}'s stage {stage} has "
+                    f"config.{key}: is {value}, but the checkpoint of {stage.run.workdir}'s stage {stage.name} has "
                     f"{then.get(key, 'none')}; set it back, or use another --workdir"
                 )
-
-
-def starting_stage(experiment: Experiment, stage: str) -> str:
-    """The stage that `stage` starts from: the last before it that is finished or about to be; "" for `config.init`.
-
-    What is said to come after another one starts from that.
-
-    Raises:
-        UserError: that one is neither there nor about to be.
-    """
-    before = stage_of(experiment.config, stage).after
-    for name in before:
-        if experiment.workdir.stage(name).is_finished or stage_of(experiment.config, name).wanted:
-            return name
-    if stage_of(experiment.config, stage).section in (RL, LATENT_RM) and before != USUAL_START:
-        key = "config.latent_rm" if stage == LATENT_RM else f"config.objective.{stage}"
-        remedy = "run that first" if stage == LATENT_RM else f"put it before {stage} into config.rl.objectives"
-        raise UserError(f"{key}.after: {before[0]} is not in {experiment.workdir}; {remedy}")
-    return ""
 
 
 def initial_files(setup: Setup) -> list[Path]:
@@ -176,27 +158,25 @@ def initial_files(setup: Setup) -> list[Path]:
     return [path]
 
 
-def checkpoint_digest(experiment: Experiment, stage: str, load: Callable[[], Any]) -> str:
-    """`params_digest` of a stage's checkpoint, or of `config.init`'s.
+def checkpoint_digest(stage: Stage, load: Callable[[], Any]) -> str:
+    """`params_digest` of a stage's checkpoint, or without a name of `config.init`'s.
 
     It is kept beside the checkpoints with the sizes and times of the files that it is of, so that what did not change
     is not read again: seconds for billions of parameters.
 
     Args:
-        experiment: the run.
-        stage: whose checkpoint, "" for `config.init`.
         load: reads the parameters.
     """
-    folders = [params_dir(experiment.workdir.stage(stage).path)] if stage else initial_files(experiment)
+    folders = [params_dir(stage.folder.path)] if stage.name else initial_files(stage.run)
     state: dict[str, Any] = {}
     for folder in folders:
         files = [folder] if folder.is_file() else sorted(path for path in folder.rglob("*") if path.is_file())
         found = {str(path.relative_to(folder.parent)): path.stat() for path in files}
         state |= {name: [it.st_size, it.st_mtime_ns] for name, it in found.items()}
-    if not stage:  # what lacks in it is drawn, and how it is read can be set
-        every = values(experiment.config, _TRAINED)
+    if not stage.name:  # what lacks in it is drawn, and how it is read can be set
+        every = values(stage.run.config, _TRAINED)
         state["settings"] = as_json({key: value for key, value in every.items() if key not in (*_OF_STAGES, "data")})
-    kept = experiment.workdir.digest(stage)
+    kept = stage.run.workdir.digest(stage.name)
     known = artifact.value_of(kept, state)
     if hosts.decided(known is not None):
         return known
@@ -205,76 +185,57 @@ def checkpoint_digest(experiment: Experiment, stage: str, load: Callable[[], Any
     return made
 
 
-def _read(folder: StageFolder) -> dict[str, Any]:
-    found = read_json(folder.facts, folder.anew)
-    for key in ("start", "files"):
-        if not isinstance(found.get(key, {}), dict):
-            raise UserError(f"{folder.facts}: '{key}' is no object; {folder.anew}")
-    return found
-
-
-def _known_as(stage: str) -> str:
-    return IMITATE if stage == UNFINISHED else stage
-
-
-def _check_settings(experiment: Experiment, stage: str, written: dict[str, Any]) -> None:
+def _check_settings(stage: Stage, written: dict[str, Any]) -> None:
+    """Files that are gone can't be held against anything; whoever needs them says so."""
+    data, files = stage.run.config.data, written.get("files", {})
+    whose = f"{stage.run.workdir}'s stage {IMITATE if stage.name == UNFINISHED else stage.name}"
     then = flatten({key: value for key, value in written.items() if key not in ("files", "start")})
-    now, folder = flatten(settings_of(experiment.config, stage)), experiment.workdir.stage(stage)
-    for name in _data_files(experiment.config):
-        if name in written.get("files", {}):  # whose bytes say more than its name
-            now[f"data.{name}"] = then.get(f"data.{name}")
+    now, found = flatten(settings_of(stage.run.config, stage.name)), _data_files(data)
+    for name in found.keys() & files.keys():  # whose bytes say more than its name
+        now[f"data.{name}"] = then.get(f"data.{name}")
     if differs := artifact.first_difference(now, then):
         key, is_now, was = differs
         raise UserError(
-            f"config.{key}: is {is_now}, and {was} is what {experiment.workdir}'s stage {_known_as(stage)} was run "
-            f"with; set it back, or {folder.anew}"
+            f"config.{key}: is {is_now}, and {was} is what {whose} was run with; set it back, or {stage.folder.anew}"
         )
-
-
-def _check_files(experiment: Experiment, stage: str, written: dict[str, Any]) -> None:
-    """Files that are gone can't be held against anything; whoever needs them says so."""
-    for name, found in _data_files(experiment.config).items():
-        if found != written.get("files", {}).get(name, found):
+    for name, value in found.items():
+        if value != files.get(name, value):
             raise UserError(
-                f"config.data.{name}: {getattr(experiment.config.data, name)} has changed since {experiment.workdir}'s "
-                f"stage {_known_as(stage)} began; bring the old file back, or {experiment.workdir.stage(stage).anew}"
+                f"config.data.{name}: {getattr(data, name)} has changed since {whose} began; bring the old file back, "
+                f"or {stage.folder.anew}"
             )
 
 
-def _check_start(experiment: Experiment, stage: str, written: dict[str, Any]) -> None:
-    before = written.get("start", {})
-    if not before.get("digest"):  # random weights
-        return
-    if _start(experiment, before["stage"])["digest"] not in ("", before["digest"]):
-        folder = experiment.workdir.stage(stage)
-        raise UserError(
-            f"{folder.path}: began from another {before['stage'] or 'config.init'} than is there now; bring that back, "
-            f"use another --workdir, or delete {folder.path} to run the stage anew"
+def _check_start(stage: Stage, written: dict[str, Any]) -> None:
+    before, path = written.get("start", {}), stage.folder.path
+    if before.get("digest") and _start(stage.run.stage(before["stage"]))["digest"] not in ("", before["digest"]):
+        raise UserError(  # else it began from random weights, or from what is gone
+            f"{path}: began from another {before['stage'] or 'config.init'} than is there now; bring that back, "
+            f"use another --workdir, or delete {path} to run the stage anew"
         )
 
 
-def _manifest(experiment: Experiment, stage: str) -> dict[str, Any]:
+def _manifest(stage: Stage) -> dict[str, Any]:
     """All that a stage's result depends on."""
-    start = _start(experiment, starting_stage(experiment, stage))
-    return settings_of(experiment.config, stage) | {"files": _data_files(experiment.config), "start": start}
+    config = stage.run.config
+    return settings_of(config, stage.name) | {"files": _data_files(config.data), "start": _start(stage.start)}
 
 
-def _data_files(config: Config) -> dict[str, str]:
+def _data_files(data: DataConfig) -> dict[str, str]:
     """Digests of the local files that are trained on and chosen by, by key of config.data."""
-    sources = {"train": config.data.train, "valid": config.data.valid}
+    sources = {"train": data.train, "valid": data.valid}
     found = {name: files_digest(source_path(source)) for name, source in sources.items() if source}
     return {name: value for name, value in found.items() if value}
 
 
-def _start(experiment: Experiment, stage: str) -> dict[str, str]:
-    """A stage and the digest of its manifest, "" if it is gone; for the stage "" of the files of `config.init`."""
-    if not stage:
-        found = [files_digest(path) for path in initial_files(experiment)] or [""]
+def _start(stage: Stage) -> dict[str, str]:
+    """A stage and the digest of its manifest, "" if it is gone; without a name, that of the files of `config.init`."""
+    if not stage.name:
+        found = [files_digest(path) for path in initial_files(stage.run)] or [""]
         return {"stage": "", "digest": found[0] if len(found) == 1 else digest(found)}
-    folder = experiment.workdir.stage(stage)
     facts: dict[str, Any] = {}
-    if folder.steps:
-        facts = _read(folder)
-    elif stage_of(experiment.config, stage).wanted:
-        facts = _manifest(experiment, stage)
-    return {"stage": stage, "digest": digest(facts) if facts else ""}
+    if stage.folder.steps:
+        facts = read_json(stage.folder.facts, stage.folder.anew)
+    elif stage.wanted:
+        facts = _manifest(stage)
+    return {"stage": stage.name, "digest": digest(facts) if facts else ""}

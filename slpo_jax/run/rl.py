@@ -1,130 +1,120 @@
-"""The stage rl: every objective of `config.rl.objectives`, trained from the same start or after another."""
+"""The stage rl: every objective of `config.rl.objectives`, trained from the same start or after another.
+
+With `config.rl.lora` adapters are trained, and a checkpoint has them merged and keeps them apart.
+"""
 
 import dataclasses
 import functools
+import shutil
+from pathlib import Path
 from typing import Any
 
 import jax
 import optax
 from absl import logging
 
-from slpo_jax.config.config import Config, objective_of, rl_of
+from slpo_jax.checkpoints.adapters import write_adapters
+from slpo_jax.config.config import objective_of, rl_of
 from slpo_jax.config.sections import changed
 from slpo_jax.errors import UserError
-from slpo_jax.models.lora import merging
-from slpo_jax.models.parts import ADAPTER, LATENT_POLICY
+from slpo_jax.io import hosts
+from slpo_jax.io.files import whole_folder
+from slpo_jax.io.orbax import stored_params
+from slpo_jax.models import lora
+from slpo_jax.models.parts import ADAPTER, LATENT_POLICY, REASONER, Params
 from slpo_jax.policy.policy import Policy, Stopping
 from slpo_jax.rewards.reward import CORRECT
-from slpo_jax.run import adapters
-from slpo_jax.run.experiment import Experiment, Setup
-from slpo_jax.run.stage import note_finished, prompted_batches, starting_params
-from slpo_jax.run.validation import Validation, train_stage
+from slpo_jax.run.experiment import Setup
+from slpo_jax.run.stage import Stage, note_finished, prompted_batches, reasoner_accuracy, stage_params, train_stage
 from slpo_jax.stages import RL
+from slpo_jax.training.checkpoint import StageCheckpoints
 from slpo_jax.training.dynamic import Drawing
 from slpo_jax.training.objectives import Objective
 from slpo_jax.training.optimizer import OptimizerConfig, make_optimizer, make_schedule, scaled
 from slpo_jax.training.rollout_update import make_rl_step
-from slpo_jax.training.state import copied, init_state
-
-STAGE = RL
+from slpo_jax.training.state import TrainState, copied, init_state
 
 
-def validates(config: Config) -> bool:
-    """Whether validation problems are asked for."""
-    return config.rl.evaluate_every > 0
-
-
-def check(experiment: Experiment, name: str) -> None:
+def check(stage: Stage) -> None:
     """Fail before the first stage on an objective that could not be used."""
-    objective = make_objective(experiment, name)
-    optimizer_config(experiment, objective)
-    if experiment.config.rl.lora.rank:
-        jax.eval_shape(functools.partial(adapters.fresh, experiment), experiment.abstract_params())
-    config, devices, parts = experiment.config.rl, experiment.mesh.size, objective.rollout_parts
+    run, config = stage.run, stage.settings
+    objective = make_objective(run, stage.name)
+    optimizer_config(run, objective)
+    if config.lora.rank:
+        jax.eval_shape(functools.partial(fresh_adapters, run), run.abstract_params())
+    devices, parts = run.mesh.size, objective.rollout_parts
     if config.batch_size % (devices * config.micro_batches * parts):
         raise UserError(
-            f"config.objective.{name}.minibatches: {parts} do not cut config.rl.batch_size={config.batch_size} into "
-            f"equal parts for {devices} devices x {config.micro_batches} micro-batches; change one of them"
+            f"config.objective.{stage.name}.minibatches: {parts} do not cut config.rl.batch_size={config.batch_size} "
+            f"into equal parts for {devices} devices x {config.micro_batches} micro-batches; change one of them"
         )
-    if objective.needs_answers and experiment.config.reward != CORRECT:
+    if objective.needs_answers and run.config.reward != CORRECT:
         logging.warning(
             "config.objective.%s: learns the reference answers, whatever config.reward=%s says, which only a gate's "
-            "stop goes by; to learn what is rewarded set its estimator to reward",
-            name,
-            experiment.config.reward,
-        )
+            "stop goes by; to learn what is rewarded set its estimator to reward", stage.name, run.config.reward,
+        )  # fmt: skip
 
 
-def train(experiment: Experiment, name: str) -> None:
-    """Train one objective from its start (`provenance.starting_stage`), with the same batches and keys as the others.
-
-    Args:
-        name: a name under `config.objective`.
-    """
-    if (last := adapters.left_merged(experiment, name)) is not None:
-        note_finished(experiment, name, last)
+def train(stage: Stage) -> None:
+    """Train one objective from its start, with the same batches and keys as the others."""
+    if (last := left_merged(stage)) is not None:
+        note_finished(stage, last)
         return
-    config = experiment.config.rl
-    objective = make_objective(experiment, name)
-    policy = training_policy(experiment, objective)
-    params = starting_params(experiment, name)
-    params |= adapters.fresh(experiment, params)
-    trained = adapters.trained(experiment, params)
-    optimizer = optimizer_of(experiment, objective, {part: params[part] for part in trained})
+    run, config, objective = stage.run, stage.settings, make_objective(stage.run, stage.name)
+    policy, params = training_policy(run, objective), stage_params(stage.start)
+    params |= fresh_adapters(run, params)
+    trained = trained_parts(run, params)
+    optimizer = optimizer_of(run, objective, {part: params[part] for part in trained})
     # Also of a run that goes on: its start is bound to be what it was.
     moved = {part: params[part] for part in trained if part != ADAPTER}
-    reference = copied(moved, experiment.layout) if objective.needs_reference else None
-    state = init_state(params, trained, optimizer, experiment.key, experiment.layout)
+    reference = copied(moved, run.layout) if objective.needs_reference else None
+    state = init_state(params, trained, optimizer, run.key, run.layout)
     del params, moved  # the state has its own
-    on_device, problems = experiment.reward.on_device, experiment.train.problems
+    on_device, problems = run.reward.on_device, run.train.problems
 
     def on_host(tokens_NA, index_N):
-        return experiment.reward.on_host(tokens_NA, [problems[index % len(problems)] for index in index_N.tolist()])
+        return run.reward.on_host(tokens_NA, [problems[index % len(problems)] for index in index_N.tolist()])
 
-    how = (optimizer, trained, experiment.layout, STAGE, config.micro_batches, on_host, reference)
-    schedule = make_schedule(optimizer_config(experiment, objective))
-    steps = rl_of(config, objective).steps
-    batch = prompted_batches(experiment, config, steps, objective.needs_answers)
+    how = (optimizer, trained, run.layout, RL, config.micro_batches, on_host, reference)
+    schedule = make_schedule(optimizer_config(run, objective))
+    batch = prompted_batches(stage, objective.needs_answers)
     drawing = Drawing(config.dynamic_batches, batch) if config.dynamic_batches else None
     step_fn = make_rl_step(policy, objective, on_device, config.group, *how, schedule, drawing)
-    train_stage(experiment, name, state, step_fn, batch, Validation(steps, config.evaluate_every))
+    train_stage(stage, state, step_fn, batch, lambda params: reasoner_accuracy(run, merged(run, params)), leave_merged)
 
 
-def make_objective(experiment: Setup, name: str) -> Objective:
+def make_objective(setup: Setup, name: str) -> Objective:
     """The objective that `config.objective.NAME` describes, fit for the policy it is to train.
 
     Raises:
         UserError: unknown, a setting out of range, or not usable on this policy or these problems.
     """
-    config, key = experiment.config, f"config.objective.{name}"
-    objective = objective_of(config, name)
-    objective.check(key, training_policy(experiment, objective), config.rl.group)
+    objective = objective_of(setup.config, name)
+    objective.check(f"config.objective.{name}", training_policy(setup, objective), setup.config.rl.group)
     return objective
 
 
-def training_policy(experiment: Setup, objective: Objective) -> Policy:
+def training_policy(setup: Setup, objective: Objective) -> Policy:
     """The policy as an objective's rollouts use it."""
-    config, gated = experiment.config.rl, experiment.config.gate.enabled
+    config, gated = setup.config.rl, setup.config.gate.enabled
     stopping: Stopping = config.stopping if gated else "length"
     temperature = config.temperature if objective.temperature is None else objective.temperature
     # Where thoughts don't end by themselves all latents are used; capacities that differ in those alone are one.
-    latent_policy = experiment.policy.latent_policy
+    latent_policy = setup.policy.latent_policy
     by_itself = gated or any(end is not None for end in (latent_policy.ends, latent_policy.halts, latent_policy.says))
     shares = config.capacities if by_itself else dict.fromkeys((1.0, answers) for _, answers in config.capacities)
-    policy = experiment.policy.having(
-        stopping=stopping, temperature=temperature, top_k=config.top_k, top_p=config.top_p
-    )
-    reasoner = merging(policy.reasoner, config.lora.scale) if config.lora.rank else policy.reasoner
+    policy = setup.policy.having(stopping=stopping, temperature=temperature, top_k=config.top_k, top_p=config.top_p)
+    reasoner = lora.merging(policy.reasoner, config.lora.scale) if config.lora.rank else policy.reasoner
     return dataclasses.replace(policy, reasoner=reasoner, capacities=tuple(shares))
 
 
-def optimizer_of(experiment: Setup, objective: Objective, trained: dict[str, Any]) -> optax.GradientTransformation:
+def optimizer_of(setup: Setup, objective: Objective, trained: dict[str, Any]) -> optax.GradientTransformation:
     """The objective's optimizer, in which the latent policy's own parameters have rates of their own.
 
     Args:
         trained: the parameters that it changes, by their top-level names.
     """
-    config, rates = optimizer_config(experiment, objective), dict(experiment.policy.latent_policy.rates)
+    config, rates = optimizer_config(setup, objective), dict(setup.policy.latent_policy.rates)
     optimizer, rate = make_optimizer(config), objective.latent_policy_learning_rate
     if LATENT_POLICY not in trained or (rate is None and not rates):
         return optimizer
@@ -134,7 +124,64 @@ def optimizer_of(experiment: Setup, objective: Objective, trained: dict[str, Any
     return scaled(optimizer, factors)
 
 
-def optimizer_config(experiment: Setup, objective: Objective) -> OptimizerConfig:
+def optimizer_config(setup: Setup, objective: Objective) -> OptimizerConfig:
     """`config.rl.optimizer`, with what the objective has of its own instead."""
-    rl = rl_of(experiment.config.rl, objective)
+    rl = rl_of(setup.config.rl, objective)
     return changed(rl.optimizer, {"total_steps": rl.steps * objective.updates_per_step}, "config.rl.optimizer")
+
+
+def fresh_adapters(setup: Setup, params: Params) -> Params:
+    """The part ADAPTER, which changes nothing yet; {} where the whole reasoner is trained.
+
+    Raises:
+        UserError: a kernel that the reasoner doesn't have.
+    """
+    config, key = setup.config.rl.lora, jax.random.fold_in(setup.key, 1 << 27)
+    if not config.rank:
+        return {}
+    return {ADAPTER: lora.adapter(key, params, config.rank, config.kernels, "config.rl.lora")}
+
+
+def trained_parts(setup: Setup, params: Params) -> tuple[str, ...]:
+    """The parts of these parameters that the stage changes: instead of a reasoner its adapters, where it has some."""
+    names = setup.trained_by(RL, params)
+    return (ADAPTER, *(name for name in names if name != REASONER)) if ADAPTER in params else names
+
+
+def merged(setup: Setup, params: Params) -> Params:
+    """All parts but ADAPTER, if there is one, with that merged, laid out as a state's."""
+    if ADAPTER not in params:
+        return params
+    merge = functools.partial(lora.without_adapter, scale=setup.config.rl.lora.scale)
+    layout = setup.layout
+    return jax.jit(merge, out_shardings=layout.shardings(layout.specs(jax.eval_shape(merge, params))))(params)
+
+
+def leave_merged(stage: Stage, state: TrainState) -> None:
+    """Put merged parameters in the place of a stage's last checkpoint, and adapters, if any, beside as PEFT does."""
+    run, start, init = stage.run, stage.start, stage.run.config.init
+    if ADAPTER not in state.params:
+        return
+    apart = jax.tree.map(hosts.whole, state.params[ADAPTER]["lora"])
+    base = start.folder.path if start.name else Path(init).expanduser()
+    named = str(base.absolute()) if start.name or (init and base.exists()) else init
+    if hosts.is_first():
+        shutil.rmtree(stage.folder.adapters, ignore_errors=True)
+        with whole_folder(stage.folder.adapters) as made:
+            write_adapters(made, apart, run.reasoner.config, run.config.rl.lora.alpha, named)
+    checkpoints = StageCheckpoints(stage.folder.path)
+    checkpoints.save(dataclasses.replace(state, params=merged(run, state.params), opt_state=()), replace=True)
+    checkpoints.close()
+
+
+def left_merged(stage: Stage) -> int | None:
+    """The step of the checkpoint that `leave_merged` left, after which the program was killed; None without one."""
+    if not stage.settings.lora.rank:
+        return None
+    checkpoints = StageCheckpoints(stage.folder.path)  # which puts what was being replaced back
+    step = checkpoints.latest_step
+    checkpoints.close()
+    try:
+        return None if step is None or ADAPTER in stored_params(stage.folder.path) else step
+    except UserError:  # it is damaged, and the one before it has not merged them yet
+        return None

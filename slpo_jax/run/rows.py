@@ -10,9 +10,10 @@ from slpo_jax.evaluation.rows import BEST_FIXED, Row
 from slpo_jax.io.files import as_json, flatten
 from slpo_jax.io.workdir import StageFolder
 from slpo_jax.run.experiment import Experiment
-from slpo_jax.stages import ABOUT, NO_THOUGHT, wanted
+from slpo_jax.run.stage import Stage
+from slpo_jax.stages import ABOUT, CONTROL, IMITATE, NO_THOUGHT, RL
 from slpo_jax.training.objectives import OBJECTIVES
-from slpo_jax.training.recipes import RECIPES
+from slpo_jax.training.recipes import RECIPES, ImitateSettings
 
 _FIRST_OBJECTIVE = 10  # in the report's order, after the rows of the other stages
 
@@ -28,11 +29,9 @@ def rows(experiment: Experiment, planned: bool = False) -> list[Row]:
         UserError: there is nothing to evaluate.
     """
     config, workdir = experiment.config, experiment.workdir
-    planned_stages: set[str] = set(config.stages) if planned else set()
-    if "imitate" in planned_stages:
-        planned_stages.update(stage.name for stage in wanted(config) if stage.section == "imitate")
-    stages = planned_stages.union(workdir.finished_stages())
-    own, total, gated = own_latents(config), config.max_latents, bool(config.gate.enabled)
+    to_come = [stage for stage in experiment.wanted if planned]
+    stages = {stage.name for stage in (*to_come, *experiment.finished)}
+    own, total, gated = own_latents(config), config.max_latents, config.gate.enabled
     by_steps = config.imitate.final_latents == "steps"  # no number is right for all problems
     lengths = tuple(range(1, total + 1)) if by_steps else (own,)
     by_gate: dict[str, Any] = {"stopping": "length", "rules": (total,)}
@@ -45,42 +44,58 @@ def rows(experiment: Experiment, planned: bool = False) -> list[Row]:
 
     if NO_THOUGHT in stages:
         add(NO_THOUGHT, "no thought", -1, "Imitation in as many stages and steps, without latents.", rules=(0,))
-    if "imitate" in stages:
-        imitated: dict[str, Any] = {"stage": "imitate", "fixed": True, "baselines": (NO_THOUGHT,)}
-        add("imitate", _imitation(config), 0, "Imitation, as it ended.", rules=lengths, **imitated)
+    if IMITATE in stages:
+        imitated: dict[str, Any] = {"stage": IMITATE, "fixed": True, "baselines": (NO_THOUGHT,)}
+        add(IMITATE, _imitation(config.imitate, own), 0, "Imitation, as it ended.", rules=lengths, **imitated)
         if total and not by_steps and not (own == total and ends_at(config)):  # or the two would be one
             about = "Imitation, with as many latents as there may be at most."
             add("imitate_fixed_tmax", "imitation, fixed T_max", 1, about, rules=(total,), **imitated)
-    if "imitate_control" in stages:
+    if CONTROL in stages:
         about = "Imitation for as many further steps as an objective takes: more training without rewards."
         rules = tuple(sorted({*lengths, total}))
-        add("imitate_control", "imitation control", 2, about, rules=rules, baselines=("imitate",))
+        add(CONTROL, "imitation control", 2, about, rules=rules, baselines=(IMITATE,))
     # Without a gate there is no cold start, and imitation itself is what an objective starts from.
-    before = () if gated else ("imitate",)
+    before = () if gated else (IMITATE,)
     earlier: tuple[str, ...] = ()
     for section, (label, about) in {section: each.row for section, each in ABOUT.items() if each.row}.items():
         if section in stages:
             add(section, label, 3 + len(earlier), about, baselines=(*earlier, *before, BEST_FIXED), **by_gate)
         earlier = (section, *earlier)
-    objectives = _objectives(experiment, planned)
-    for place, name in enumerate(objectives, start=_FIRST_OBJECTIVE):
-        controls = (*earlier, "imitate_control", *before, BEST_FIXED)
-        baselines = (*objectives[: place - _FIRST_OBJECTIVE], *controls)
+    # In config's order, then any others by name.
+    trained = {stage.name for stage in to_come if stage.section == RL} | {*workdir.finished_objectives()}
+    objectives = [name for name in config.rl.objectives if name in trained]
+    objectives += sorted(trained.difference(objectives))
+    for place, name in enumerate(objectives):
+        baselines = (*objectives[:place], *earlier, CONTROL, *before, BEST_FIXED)
         label = (OBJECTIVES[name].label if name in OBJECTIVES else "") or name.replace("_", " ")
-        add(name, label, place, f"What the objective {name} trained.", baselines=baselines, **by_gate)
+        about = f"What the objective {name} trained."
+        add(name, label, _FIRST_OBJECTIVE + place, about, baselines=baselines, **by_gate)
     if not found:
         if not config.init:
             raise UserError(f"config.init: {workdir} holds no finished stage to evaluate; give a checkpoint")
+        parts = config.init.rstrip("/").split("/")  # the end of a path tells checkpoints apart; a hub id is as it is
+        short = "/".join(parts[-3:] if "checkpoints" in parts[-3:] else parts[-2:])
         about, by_gate = "The checkpoint that config.init names.", by_gate | {"stage": "", "baselines": before}
-        add("checkpoint", f"checkpoint {_short(config.init)}", _FIRST_OBJECTIVE, about, **by_gate)
+        add("checkpoint", f"checkpoint {short}", _FIRST_OBJECTIVE, about, **by_gate)
     return found
 
 
-def trained_with(experiment: Experiment, stage: str) -> dict[str, Any]:
-    """What a stage's checkpoint, or `config.init` for "", was trained with, as it stands beside the checkpoint."""
-    if stage:
-        return experiment.workdir.stage(stage).said()
-    orbax, init = experiment.checkpoint.orbax, {"init": experiment.config.init}
+def _imitation(config: ImitateSettings, latents: int) -> str:
+    """What tables call imitation at its own number of latents; without any, by what is still written in the end."""
+    if latents:
+        return "imitation, best fixed length" if config.final_latents == "steps" else "imitation, own length"
+    if config.recipe and (label := RECIPES[config.recipe].label):
+        return label
+    if config.final_steps:
+        return "no thought"
+    return "imitation, last steps written" if config.stage_steps * config.max_latent_stage else "CoT-SFT"
+
+
+def trained_with(stage: Stage) -> dict[str, Any]:
+    """What a stage's checkpoint, or without a name `config.init`, was trained with, as it stands beside it."""
+    if stage.name:
+        return stage.folder.said()
+    orbax, init = stage.run.checkpoint.orbax, {"init": stage.run.config.init}
     return init if orbax is None else init | StageFolder.of(orbax).said()
 
 
@@ -91,30 +106,3 @@ def reported_settings(facts: Mapping[str, Any]) -> dict[str, Any]:
         kind = OBJECTIVES.get(own.get("kind") or name)
         default |= flatten({"objective": {name: as_json(values(kind()))}}) if kind else {}
     return {key: value for key, value in said.items() if key == "seed" or value != default.get(key, value)}
-
-
-def _objectives(experiment: Experiment, planned: bool) -> list[str]:
-    """The checkpoints that the stage rl left (or will leave), in config's order, then any others by name."""
-    named, found = list(experiment.config.rl.objectives), set(experiment.workdir.finished_objectives())
-    if planned and "rl" in experiment.config.stages:
-        found.update(named)
-    return [name for name in named if name in found] + sorted(found.difference(named))
-
-
-def _imitation(config: Config) -> str:
-    """What tables call imitation at its own number of latents; without any, by what is still written in the end."""
-    if own_latents(config):
-        by_steps = config.imitate.final_latents == "steps"
-        return "imitation, best fixed length" if by_steps else "imitation, own length"
-    if config.imitate.recipe and (label := RECIPES[config.imitate.recipe].label):
-        return label
-    if config.imitate.final_steps:
-        return "no thought"
-    dropped = config.imitate.stage_steps * config.imitate.max_latent_stage
-    return "imitation, last steps written" if dropped else "CoT-SFT"
-
-
-def _short(init: str) -> str:
-    """The end of a path that tells checkpoints apart, or a hub id as it is."""
-    parts = init.rstrip("/").split("/")
-    return "/".join(parts[-3:] if "checkpoints" in parts[-3:] else parts[-2:])

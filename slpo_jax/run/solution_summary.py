@@ -19,9 +19,6 @@ def describe(solver: Solver, solution: Solution) -> str:
     if solution.cut:
         most = solver.setup.evaluator.policy.config.answer_slots
         lines.insert(4, f"cut       at {most} tokens, before it ended; --max_answer_tokens={2 * most} lets it go on")
-    if solver.drawn_latent_policy:
-        name = solver.setup.config.latent_policy.name
-        lines.append(f"untrained {name}'s own parameters are those that training would begin with")
     if not solution.latents:
         return "\n".join(lines)
     lines.append("")

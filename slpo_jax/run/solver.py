@@ -1,5 +1,6 @@
 """Asking a trained reasoner a question: what it answers, what can be seen of its thought, how its samples vote."""
 
+import copy
 import dataclasses
 import functools
 from collections import Counter
@@ -7,8 +8,6 @@ from collections.abc import Sequence
 from operator import attrgetter
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from absl import logging
 
@@ -18,23 +17,19 @@ from slpo_jax.checkpoints.detect import identify, newest_checkpoint
 from slpo_jax.config.bounds import FieldError
 from slpo_jax.config.load_options import KEYS, LoadOptions
 from slpo_jax.config.sections import changed
-from slpo_jax.data.batches import pad_prompts, padded_chunks
+from slpo_jax.data.batches import EncodedProblems
+from slpo_jax.data.problem import Problem
 from slpo_jax.data.templates import token_texts
 from slpo_jax.errors import UserError
-from slpo_jax.evaluation.evaluate import in_words
-from slpo_jax.models.parts import LATENT_POLICY
-from slpo_jax.policy import noise
+from slpo_jax.evaluation.evaluate import Completions, Evaluator, in_words
 from slpo_jax.policy.explain import Reads, reads_of
-from slpo_jax.policy.explain import explain as explained
-from slpo_jax.policy.policy import Policy, Stopping
-from slpo_jax.policy.probe import probe
-from slpo_jax.policy.prompted import Prompts
-from slpo_jax.policy.rollout import Trajectories, sample
+from slpo_jax.policy.policy import Stopping
 from slpo_jax.rewards.answers import AnswerStyle, in_one_form
 from slpo_jax.rewards.reward import Reading
 from slpo_jax.run.experiment import Setup, assemble
 
 ROWS = 64  # rollouts at a time
+_MORE = 64  # slots of a bucket more than of the one before it, beyond the config's
 _MOST_LOGITS = 2**28  # 1 GiB
 _SET = ("latent_policy", "instruction", "answers", "speed")  # options that are a key of the config each
 
@@ -48,8 +43,6 @@ class Solver:
         params: all parts.
         stopping: "threshold" or "length".
         rule: the threshold, or the number of latents.
-        drawn_latent_policy: the checkpoint lacks the latent policy's own parameters; they are what training would begin
-            with.
         reads: how its decoder says thoughts in words; None where that is not asked for.
     """
 
@@ -57,8 +50,14 @@ class Solver:
     params: Any
     stopping: Stopping
     rule: float | int
-    drawn_latent_policy: bool = False
     reads: Reads | None = None
+
+    @functools.cached_property
+    def evaluator(self) -> Evaluator:
+        """The setup's without its scorers, and with buckets for all that the model has positions for."""
+        setup, most = self.setup, max(self.setup.prompt_slots)
+        slots = {*setup.prompt_slots, *range(most, setup.most_prompt, _MORE), max(most, setup.most_prompt)}
+        return Evaluator(setup.evaluator.policy, setup.mesh, ROWS, sorted(slots), setup.key)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,16 +156,14 @@ def load_solver(checkpoint: str, **asked: Any) -> Solver:
     if (law := options.latent_policy) and not config.max_latents:
         raise UserError(f"--latents: 0 leaves --latent_policy={law} nothing to think; give e.g. --latents=4")
     setup = assemble(config, identity=identity)
-    params = setup.initial_params(draws_latent_policy=bool(law), explain=options.explain)
+    params = setup.initial_params(options.explain)
     made = made_with(identity)
     others = [f"--{name}={now} and not {before[name]!r}" for name, now in given.items() if now != before[name]]
     if others and made:
         logging.warning("%s: not used as it was made, but with %s", identity.source, ", ".join(others))
     if identity.gate_trained and made.get(RULE) is None and not {"latents", "threshold"} & given.keys():
         logging.warning("%s: no threshold was chosen for its gate, so 0.5; --threshold is another", identity.source)
-    lacking = LATENT_POLICY in params and LATENT_POLICY not in setup.stored_params(draws_latent_policy=True)
-    reads = reads_of(with_decoder(params, options.explain, checkpoint))
-    return Solver(setup, params, stopping, rule, lacking, reads)
+    return Solver(setup, params, stopping, rule, reads_of(with_decoder(params, options.explain, checkpoint)))
 
 
 def solve(solver: Solver, question: str) -> Solution:
@@ -184,35 +181,22 @@ def solve_all(solver: Solver, questions: Sequence[str]) -> list[Solution]:
     Raises:
         UserError: as `solve`, before any is asked.
     """
-    setup, prompts = solver.setup, [_prompt(solver, question) for question in questions]
-    order = np.argsort([len(prompt) for prompt in prompts], kind="stable")
+    setup, reads = solver.setup, solver.reads
     logits = max(setup.config.max_latents, 1) * setup.reasoner.config.vocab_size  # that are looked at, of one
-    found: dict[int, Solution] = {}
-    for places, real in padded_chunks(len(prompts), min(len(prompts), ROWS, max(1, _MOST_LOGITS // logits))):
-        chosen = order[places]
-        batch = _padded(solver, [prompts[place] for place in chosen])
-        solutions = _solved(solver, batch, [questions[place] for place in chosen])
-        found |= dict(zip(chosen[real].tolist(), solutions, strict=False))  # what fills up comes last
-    return [found[place] for place in range(len(prompts))]
-
-
-def _solved(solver: Solver, prompts: Prompts, questions: list[str]) -> list[Solution]:
-    """A batch's solutions."""
-    setup, policy = solver.setup, solver.setup.policy
-    out = _roll_out(solver, prompts, np.zeros(len(questions), np.int32), 0, noisy=False)
-    seen = _probe(policy, solver.reads, solver.params, prompts, out.actions, out.lengths)
-    stop_BT, probability_BTK, token_BTK, latents_BTD, *words_BSL = map(np.asarray, seen)
-    texts = token_texts(setup.template, setup.reasoner.config.vocab_size)
+    rows = min(len(questions), ROWS, max(1, _MOST_LOGITS // logits))
+    seen = _rolled_out(solver, questions, rows, keep_latents=True, probed=True, label="solve").values
+    texts, gated = token_texts(setup.template, setup.reasoner.config.vocab_size), setup.config.gate.enabled
     solutions = []
-    for row, (tokens, length) in enumerate(zip(np.asarray(out.completions), np.asarray(out.lengths), strict=True)):
+    for row, question in enumerate(questions):
         latents = []
-        for t in range(int(length)):
-            pairs = zip(token_BTK[row, t].tolist(), probability_BTK[row, t].tolist(), strict=True)
-            stop = float(stop_BT[row, t]) if setup.config.gate.enabled else None
-            words = in_words(setup.reward, words_BSL[0][row], t, solver.reads) if solver.reads else None
-            latents.append(Latent(stop, [(texts[token], p) for token, p in pairs], latents_BTD[row, t], words))
-        reading = setup.reward.read(tokens)
-        solutions.append(Solution(questions[row], reading.answer, reading.text, latents, reading.cut))
+        for t in range(seen["latent_steps"][row]):
+            near = (texts[token] for token in seen["nearest_token"][row, t])
+            nearest = list(zip(near, seen["nearest_probability"][row, t].tolist(), strict=True))
+            words = in_words(setup.reward, seen["words"][row], t, reads) if reads else None
+            stop = float(seen["stop"][row, t]) if gated else None
+            latents.append(Latent(stop, nearest, seen["latents"][row, t], words))
+        reading = setup.reward.read(seen["tokens"][row])
+        solutions.append(Solution(question, reading.answer, reading.text, latents, reading.cut))
     return solutions
 
 
@@ -223,13 +207,8 @@ def vote(solver: Solver, question: str, samples: int, seed: int = 0) -> Vote:
         samples: N, at least 1.
         seed: dropout seed.
     """
-    prompts = _padded(solver, [_prompt(solver, question)])
-    readings: list[Reading] = []
-    for rows, real in padded_chunks(samples, min(samples, ROWS)):
-        many = Prompts(np.repeat(prompts.tokens, len(rows), axis=0), np.repeat(prompts.valid, len(rows), axis=0))
-        out = _roll_out(solver, many, rows.astype(np.int32), seed, noisy=True)
-        readings += map(solver.setup.reward.read, np.asarray(out.completions)[real])
-    return counted(readings, solver.setup.reward.style)
+    found = _rolled_out(solver, [question], min(samples, ROWS), seed=seed, samples=samples, label="vote")
+    return counted([solver.setup.reward.read(tokens) for tokens in found.tokens], solver.setup.reward.style)
 
 
 def counted(readings: Sequence[Reading], style: AnswerStyle) -> Vote:
@@ -239,46 +218,27 @@ def counted(readings: Sequence[Reading], style: AnswerStyle) -> Vote:
     return Vote(counts, majority, sum(reading.cut for reading in readings))
 
 
-def _prompt(solver: Solver, question: str) -> list[int]:
+def _rolled_out(solver: Solver, questions: Sequence[str], rows: int, **how: Any) -> Completions:
+    """What the evaluator says of questions, so many rollouts at a time; the decoder is there only to be asked."""
+    setup, asked = solver.setup, [_prompt(solver.setup, question) for question in questions]
+    problems, empty = tuple(Problem(question, (), "") for question in questions), [list[Any]() for _ in questions]
+    evaluator = copy.copy(solver.evaluator)  # with the same programs
+    evaluator.batch_size = -(-rows // setup.mesh.size) * setup.mesh.size
+    params = with_decoder(solver.params, solver.reads is not None, setup.config.init)
+    encoded = EncodedProblems(problems, asked, empty, empty, setup.template)
+    return evaluator.run(params, encoded, solver.stopping, solver.rule, **how)
+
+
+def _prompt(setup: Setup, question: str) -> list[int]:
     """The question's ids."""
-    setup = solver.setup
     if not question.strip():
         raise UserError("question: is empty; ask something")
     try:
         prompt = setup.template.prompt(question)
     except UserError as error:
         raise UserError(f"question: {error}") from None
-    most = setup.reasoner.config.n_positions - setup.config.max_latents - setup.evaluator.policy.config.suffix_slots
-    if len(prompt) > most:
-        raise UserError(f"question: has {len(prompt)} tokens, the model has positions for {most}; shorten it")
+    if len(prompt) > setup.most_prompt:
+        raise UserError(
+            f"question: has {len(prompt)} tokens, the model has positions for {setup.most_prompt}; shorten it"
+        )
     return prompt
-
-
-def _padded(solver: Solver, prompts: list[list[int]]) -> Prompts:
-    """A batch in the smallest bucket that holds it."""
-    longest = max(map(len, prompts))
-    slots = [slots for slots in solver.setup.prompt_slots if slots >= longest] or [longest]
-    return Prompts(*pad_prompts(prompts, slots, range(len(prompts)), solver.setup.template.pad_id))
-
-
-def _roll_out(solver: Solver, prompts: Prompts, sample_N: np.ndarray, seed: int, noisy: bool) -> Trajectories:
-    setup = solver.setup
-    policy = setup.evaluator.policy if noisy else setup.evaluator.policy.without_noise()
-    policy = policy.having(stopping=solver.stopping)
-    key = noise.stream_key(setup.key, "evaluate", seed)
-    rule_N = np.full(len(sample_N), solver.rule, np.float32 if solver.stopping == "threshold" else np.int32)
-    return _sample(policy, solver.params, prompts, key, sample_N, rule_N)
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def _sample(policy: Policy, params, prompts: Prompts, key, sample_N, rule_N) -> Trajectories:
-    keys_N = noise.row_keys(key, jnp.zeros_like(sample_N), sample_N)
-    return sample(policy, params, prompts, keys_N, rule_N)
-
-
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def _probe(policy: Policy, reads: Reads | None, params, prompts: Prompts, actions, lengths_B):
-    """What `probe` sees of a batch, its latents, float32 [B, T, D], and what they say, if that was asked for."""
-    fed_BTD = policy.latent_policy.feed(params, actions)
-    said = [explained(policy, params, fed_BTD, reads)] if reads else []
-    return *probe(policy, params, prompts, actions, lengths_B), fed_BTD.astype(jnp.float32), *said

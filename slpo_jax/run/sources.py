@@ -1,20 +1,23 @@
-"""The data sets that the stages of a run ask for: which, known before anything is loaded, and their problems."""
+"""The problems of a run: read from their sources, and what was understood of them, in lines."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from absl import logging
 
-from slpo_jax.config.config import Config
-from slpo_jax.data.problem import Problems, without
-from slpo_jax.data.problems import Role, load_problems
+from slpo_jax.data.batches import EncodedProblems
+from slpo_jax.data.problem import Problem, Problems, without
+from slpo_jax.data.problems import DataConfig, Role, load_problems
 from slpo_jax.errors import UserError
-from slpo_jax.rewards.answers import STYLES, Kind, style_of
+from slpo_jax.rewards.answers import STYLES, AskedStyle, Kind, style_of
 from slpo_jax.rewards.reward import CORRECT
 
-# Which split of a data set the key asks for; sets to evaluate on are asked for their test split.
-_ROLES: dict[str, Role] = {"config.data.train": "train", "config.data.valid": "validation"}
+TRAIN, VALID, EVAL = "config.data.train", "config.data.valid", "config.data.eval."
+_ROLES: dict[str, Role] = {TRAIN: "train", VALID: "validation"}  # other keys are asked for their test split
+_MOST = 160  # characters that are shown of a text that the model sees
+_WHOLE = 1000  # and of a line of a problem
+_SHOWN = 3  # reasons
 
 
 @contextlib.contextmanager
@@ -28,39 +31,102 @@ def only_errors() -> Iterator[None]:
         logging.set_verbosity(before)
 
 
-def sets_to_evaluate(config: Config) -> tuple[str, ...]:
-    """The names under `config.data.eval` that the stage evaluate asks for."""
-    return tuple(config.evaluate.datasets or config.data.eval)
+def kind_of(answers: AskedStyle, reward: str) -> Kind:
+    """What answers are to be, so that `config.reward` can judge those of `config.prompt.answers`."""
+    return STYLES[style_of(answers, "after_mark")].kind if reward == CORRECT else "texts"
 
 
-def load_set(config: Config, key: str, source: Any, texts: bool = False) -> Problems:
+def load_set(data: DataConfig, key: str, source: Any, kind: Kind = "texts") -> Problems:
     """The problems of a key's source; of training problems those that validation has too are left out, and counted.
 
     Args:
+        data: how sources are read; its `valid` is what training problems must not have.
         source: as `load_problems` takes it.
-        texts: answers may be any texts; else what `config.reward` can compare.
+        kind: what answers are to be.
     Raises:
         UserError: the key, and what is wrong with its source.
     """
     if isinstance(source, str) and not source:
         raise UserError(f"{key}: not set; give a file or a synthetic set such as synthetic:train")
-    compared = STYLES[style_of(config.prompt.answers, "after_mark")].kind
-    kind: Kind = compared if config.reward == CORRECT and not texts else "texts"
 
     def load(key, source):
         try:
-            return load_problems(source, config.data.of_task(source), _ROLES.get(key, "test"), kind, config.data.fields)
+            return load_problems(source, data.of_task(source), _ROLES.get(key, "test"), kind, data.fields)
         except UserError as error:
             raise UserError(f"{key}: {error}") from None
 
     problems = load(key, source)
-    if key == "config.data.train" and config.data.valid:
+    if key == TRAIN and data.valid:
         # GSM8K's training file holds the validation questions; nothing may be chosen on problems trained on.
         total = len(problems)
-        problems = problems.with_only(without(problems, load("config.data.valid", config.data.valid)))
-        if 0 < len(problems) < total and config.data.valid != f"{source}[valid]":  # which is set apart from it
+        problems = problems.with_only(without(problems, load(VALID, data.valid)))
+        if 0 < len(problems) < total and data.valid != f"{source}[valid]":  # which is set apart from it
             count = total - len(problems)
             logging.warning("%s: left out %d of %d problems, which are also in config.data.valid", key, count, total)
     if not problems:
         raise UserError(f"{key}: every problem of {source} is also in config.data.valid; give another set")
     return problems
+
+
+def data_summary(key: str, problems: EncodedProblems, judge: str = CORRECT) -> list[str]:
+    """One line, and others on the source's fields and, of training data, with an example.
+
+    Args:
+        key: `TRAIN`, `VALID` or `EVAL` with a name.
+        judge: `config.reward`.
+    """
+    said = _counted(problems.problems) if key == TRAIN else [f"{len(problems):,} problems"]
+    answers = STYLES[problems.template.answer_style].about
+    said.append(f"answers are {answers}" if judge == CORRECT else f"answers are judged by {judge}")
+    lines = _lines(key, said, problems)
+    return [*lines, f"  the first: {_example(problems)}"] if key == TRAIN else lines
+
+
+def read_as(source: str, problems: Problems, answers: str) -> list[str]:
+    """How a source was read, where no model is at hand.
+
+    Args:
+        source: what it is called.
+        answers: what its answers are.
+    """
+    lines = _lines(source, [*_counted(problems), f"answers are {answers}"], problems)
+    if problems.left_out:
+        lines.append(f"  left out: {problems.left_out:,} of {len(problems) + problems.left_out:,}")
+        lines += [f"    {why}" for why in problems.why[:_SHOWN]]
+    return lines
+
+
+def problem_lines(problems: Iterable[Problem]) -> list[str]:
+    """Problems as prompt, steps and answer."""
+    lines = []
+    for number, problem in enumerate(problems, start=1):
+        parts = {"prompt": problem.question.split("\n"), "steps": problem.steps or ["none"], "answer": [problem.answer]}
+        for name, texts in parts.items():
+            heads = [f"{number if name == 'prompt' else '':>3}  {name:<6}"] + [" " * 11] * (len(texts) - 1)
+            lines += [f"{head}  {_shortened(text, _WHOLE)}" for head, text in zip(heads, texts, strict=True)]
+    return lines
+
+
+def _counted(problems: Sequence[Problem]) -> list[str]:
+    counts = [len(problem.steps) for problem in problems]
+    said = [f"{len(counts):,} problems", f"{sum(counts) / len(counts):.1f} steps each"]
+    return said + [f"{counts.count(0):,} without steps"] * (0 in counts)
+
+
+def _lines(name: str, said: list[str], problems: EncodedProblems | Problems) -> list[str]:
+    """What is said of a set in a line, and others on its fields."""
+    if problems.measured:
+        said = [*said, f"without units and currencies, as that of {problems.measured[0]!r}"]
+    return [f"{name}: {', '.join(said)}", *(f"  {line}" for line in problems.reading.lines())]
+
+
+def _example(problems: EncodedProblems) -> str:
+    """The first problem as the model sees it: prompt | steps | answer, as its template writes them."""
+    template, problem = problems.template, problems.problems[0]
+    steps = "".join(template.step_text(step, place == 0) for place, step in enumerate(problem.steps))
+    texts = (template.question_text(problem.question), steps, template.answer_text(problem.answer))
+    return " | ".join(_shortened(repr(text)) for text in texts)
+
+
+def _shortened(text: str, most: int = _MOST) -> str:
+    return text if len(text) <= most else f"{text[: most // 2]} .. {text[-most // 2 :]}"

@@ -1,145 +1,307 @@
-"""What the stages share: where one starts, its batches, and going on where it was."""
+"""A stage of a run: what is known of it before it begins, where it starts, its steps, and going on where it was."""
 
+import dataclasses
 import functools
-from typing import Any
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from absl import logging
 
+from slpo_jax.config.config import objective_of, rl_of
 from slpo_jax.errors import UserError
+from slpo_jax.evaluation.evaluate import Completions, accuracy
 from slpo_jax.evaluation.records import read_metrics
+from slpo_jax.evaluation.rollout_cache import RolloutCache
 from slpo_jax.io import hosts
 from slpo_jax.io.files import write_text
 from slpo_jax.io.mesh import shard_rows
 from slpo_jax.io.orbax import load_params, stored_params
-from slpo_jax.models.parts import ADAPTER
-from slpo_jax.run.adapters import leave_merged
-from slpo_jax.run.experiment import Experiment, Setup
-from slpo_jax.run.provenance import starting_stage
-from slpo_jax.run.time_estimate import say_hours
+from slpo_jax.io.workdir import StageFolder
+from slpo_jax.models.parts import Params
+from slpo_jax.policy.policy import Stopping
+from slpo_jax.stages import COLD_START, CONTROL, IMITATE, LATENT_RM, RL, USUAL_START, Section, section_of
 from slpo_jax.training.batches import make_batch
 from slpo_jax.training.checkpoint import StageCheckpoints
 from slpo_jax.training.loop import SUMS, StageRun, StepFn
+from slpo_jax.training.metrics import warn_of_cuts
+from slpo_jax.training.objectives import Objective
 from slpo_jax.training.optimizer import make_optimizer, make_schedule
 from slpo_jax.training.state import LossFn, TrainState, init_state, make_train_step
 
-Params = dict[str, Any]
+if TYPE_CHECKING:
+    from slpo_jax.run.experiment import Experiment, Setup
 
 
-def stage_params(experiment: Experiment, stage: str) -> Params:
-    """The parameters that a finished stage left; of "" those of `config.init`, else random ones."""
-    if not stage:
-        return experiment.initial_params()
-    path = experiment.workdir.stage(stage).path
-    return load_params(path, experiment.abstract_params(stored_params(path)))
+@dataclasses.dataclass(frozen=True, eq=False)
+class Stage:
+    """What leaves one checkpoint of a run; the one without a name is `config.init`, where others start.
 
-
-def starting_params(experiment: Experiment, stage: str) -> Params:
-    """Where a stage starts: what the stage before it left, else `config.init`, else random."""
-    return stage_params(experiment, starting_stage(experiment, stage))
-
-
-def state_and_step(
-    experiment: Experiment, stage: str, params: Params, trained: tuple[str, ...], loss_fn: LossFn
-) -> tuple[TrainState, StepFn]:
-    """The state before a stage's first step, and its step, by the optimizer of the config's section of its name.
-
-    Args:
-        params: where it starts; copied.
-        trained: the parameters that it changes, by their top-level names.
+    Attributes:
+        run: whose models, data and workdir it uses.
+        name: of the checkpoint; the section rl leaves one for each objective, under the objective's name.
     """
-    config = getattr(experiment.config, stage)
-    optimizer_config = experiment.optimizer_config(stage, config.steps)
-    optimizer = make_optimizer(optimizer_config)
-    state = init_state(params, trained, optimizer, experiment.key, experiment.layout)
-    how = (optimizer, trained, experiment.layout, stage, config.micro_batches)
-    return state, make_train_step(loss_fn, *how, schedule=make_schedule(optimizer_config))
+
+    run: "Experiment"
+    name: str
+
+    @property
+    def section(self) -> Section:
+        """The config's section, and the file in `slpo_jax.run`, that it is trained by."""
+        return section_of(self.name)
+
+    @functools.cached_property
+    def wanted(self) -> bool:
+        """Whether the config asks for it."""
+        return self in self.run.wanted
+
+    @property
+    def folder(self) -> StageFolder:
+        """Where its checkpoints are."""
+        return self.run.workdir.stage(self.name)
+
+    @functools.cached_property
+    def objective(self) -> Objective | None:
+        """Of the section rl; None of others, and of a checkpoint whose objective the config doesn't name."""
+        return self.run.config.objective.get(self.name) if self.section == RL else None
+
+    @functools.cached_property
+    def settings(self) -> Any:
+        """Its section of the config, with what an objective has of its own instead."""
+        own = getattr(self.run.config, self.section)
+        return own if self.section != RL else rl_of(own, objective_of(self.run.config, self.name))
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps, at most; how many imitation has is its recipe's to say."""
+        return self.settings.steps
+
+    @functools.cached_property
+    def validated_every(self) -> int:
+        """Steps between validations, of which the best leaves its parameters; 0: there are none, and the last do."""
+        can = self.section != LATENT_RM or self.run.config.data.valid
+        return getattr(self.settings, "evaluate_every", 0) if can else 0
+
+    @functools.cached_property
+    def start(self) -> "Stage":
+        """The stage that it starts from: the last before it that is finished or about to be, else `config.init`.
+
+        What is said to come after another one starts from that.
+
+        Raises:
+            UserError: that one is neither there nor about to be.
+        """
+        after = self.objective.after if self.objective else self.run.config.latent_rm.after * (self.name == LATENT_RM)
+        usual = {IMITATE: (IMITATE,) * (self.name == CONTROL), COLD_START: (IMITATE,)}.get(self.section, USUAL_START)
+        for each in map(self.run.stage, (after,) if after else usual):
+            if each.folder.is_finished or each.wanted:
+                return each
+        if after and self.name == LATENT_RM:
+            raise UserError(f"config.latent_rm.after: {after} is not in {self.run.workdir}; run that first")
+        if after:
+            raise UserError(
+                f"config.objective.{self.name}.after: {after} is not in {self.run.workdir}; put it before {self.name} "
+                "into config.rl.objectives"
+            )
+        return self.run.stage("")
 
 
-def open_stage(
-    experiment: Experiment, stage: str, state: TrainState, total: int, folder: str = ""
-) -> tuple[StageRun, TrainState, dict]:
-    """The stage's run, at its newest checkpoint (in `folder` if not the stage's own) if there is one."""
-    config = experiment.config
-    checkpoints = StageCheckpoints(experiment.workdir.stage(folder or stage).path)
-    extra: dict[str, Any] = {}
-    if checkpoints.latest_step is not None:
-        state, extra = checkpoints.restore(state)
-    experiment.log.rewind(stage, int(state.step))
-    every = (config.log_every, config.checkpoint_every, config.max_skipped_steps)
-    sums = extra.pop(SUMS, None)
-    # Thoughts that are written down are among the answer's tokens.
-    tokens = ("latent_steps", "answer_tokens") if experiment.policy.latent_policy.says is None else ("answer_tokens",)
-    measured = functools.partial(say_hours, experiment, stage)
-    run = StageRun(stage, total, int(state.step), experiment.log, checkpoints, *every, sums, tokens, measured)
-    return run, state, extra
+def stage_params(stage: Stage) -> Params:
+    """The parameters that a finished stage left; of the one without a name those of `config.init`, else random ones."""
+    if not stage.name:
+        return stage.run.initial_params()
+    return load_params(stage.folder.path, stage.run.abstract_params(stored_params(stage.folder.path)))
 
 
-def close_stage(
-    experiment: Experiment, stage: str, run: StageRun, state: TrainState, extra: dict[str, Any] | None = None
-) -> None:
-    """Save the last state, adapters merged, and note that the stage is finished."""
-    run.finish(state, extra)
-    rows, _ = read_metrics(experiment.workdir.metrics)
-    solved = [row["solved"] for row in rows if row["stage"] == stage and "solved" in row]
-    if solved and not any(solved) and hosts.is_first():
-        logging.warning(
-            "%s: no rollout was right in any step, so rewards taught nothing; start from what is right now and then",
-            stage,
+def check_batch(setup: "Setup", section: str) -> None:
+    """A stage's batch must have equal parts for all devices and micro-batches."""
+    config, devices = getattr(setup.config, section), setup.mesh.size
+    if config.batch_size % (devices * config.micro_batches):
+        raise UserError(
+            f"config.{section}.batch_size: {config.batch_size} is not a multiple of {devices} devices x "
+            f"{config.micro_batches} micro-batches; change one of them"
         )
-    if ADAPTER in state.params:
-        leave_merged(experiment, stage, state)
-    note_finished(experiment, stage, int(state.step))
 
 
-def note_finished(experiment: Experiment, stage: str, step: int) -> None:
-    """Write down that the stage's last checkpoint is there."""
-    write_text(experiment.workdir.stage(stage).finished, f"{step}\n")
-    hosts.barrier(f"{stage} is finished")
-
-
-def prompted_batches(experiment: Experiment, config, steps: int, answers: bool = False):
+def prompted_batches(stage: Stage, answers: bool = False) -> Callable[..., Any]:
     """step -> the sharded batch of prompts and references; see `host_batches`."""
-    made = host_batches(experiment, config, steps, answers)
-    return lambda step, number=0: shard_rows(made(step, number), experiment.mesh)
+    made = host_batches(stage.run, stage.settings, stage.steps, answers)
+    return lambda step, number=0: shard_rows(made(step, number), stage.run.mesh)
 
 
-def host_batches(experiment: Setup, config, steps: int, answers: bool = False):
+def host_batches(setup: "Setup", settings: Any, steps: int, answers: bool = False) -> Callable[..., Any]:
     """step -> the batch of prompts and references, of numpy.
 
     Args:
-        config: the stage's section.
+        settings: the stage's section.
         steps: that will be taken.
         answers: also the reference answers' tokens.
     Returns:
         it takes a second number, of the batch among those of its step; the first, 0, is the one that it has by itself.
     """
-    seed, parts = experiment.config.seed, experiment.mesh.size * config.micro_batches
-    most = experiment.train.most_tokens(seed, steps, config.batch_size, parts)
+    seed, size, parts = setup.config.seed, settings.batch_size, setup.mesh.size * settings.micro_batches
+    most, answer_slots = setup.train.most_tokens(seed, steps, size, parts), setup.policy.config.answer_slots * answers
 
     def batch(step: int, number: int = 0):
         # Later ones come from beyond the batches of all steps; what is left of them is not encoded end to end.
         *before, own = range(step, step + (number + 1) * steps, steps)
-        return make_batch(
-            experiment.train,
-            own,
-            seed,
-            config.batch_size,
-            experiment.prompt_slots,
-            experiment.reference_width,
-            0 if number else most,
-            parts,
-            experiment.policy.config.answer_slots if answers else 0,
-            before,
-        )
+        slots, width, longest = setup.prompt_slots, setup.reference_width, 0 if number else most
+        return make_batch(setup.train, own, seed, size, slots, width, longest, parts, answer_slots, before)
 
     return batch
 
 
-def check_batch(experiment: Setup, stage: str) -> None:
-    """A stage's batch must have equal parts for all devices and micro-batches."""
-    config, devices = getattr(experiment.config, stage), experiment.mesh.size
-    if config.batch_size % (devices * config.micro_batches):
-        raise UserError(
-            f"config.{stage}.batch_size: {config.batch_size} is not a multiple of {devices} devices x "
-            f"{config.micro_batches} micro-batches; change one of them"
+def state_and_step(
+    stage: Stage, params: Params, trained: tuple[str, ...], loss_fn: LossFn
+) -> tuple[TrainState, StepFn]:
+    """The state before a stage's first step, and its step, by the optimizer of its section.
+
+    Args:
+        params: where it starts; copied.
+        trained: the parameters that it changes, by their top-level names.
+    """
+    run, section = stage.run, stage.section
+    optimizer_config = run.optimizer_config(section, stage.steps)
+    optimizer = make_optimizer(optimizer_config)
+    state = init_state(params, trained, optimizer, run.key, run.layout)
+    how = (optimizer, trained, run.layout, section, stage.settings.micro_batches)
+    return state, make_train_step(loss_fn, *how, schedule=make_schedule(optimizer_config))
+
+
+def open_stage(
+    stage: Stage, state: TrainState, total: int, folder: StageFolder | None = None
+) -> tuple[StageRun, TrainState, dict]:
+    """The stage's run, at its newest checkpoint (in `folder` if not the stage's own) if there is one."""
+    config, log = stage.run.config, stage.run.log
+    checkpoints = StageCheckpoints((folder or stage.folder).path)
+    extra: dict[str, Any] = {}
+    if checkpoints.latest_step is not None:
+        state, extra = checkpoints.restore(state)
+    log.rewind(stage.name, int(state.step))
+    every = (config.log_every, config.checkpoint_every, config.max_skipped_steps)
+    sums = extra.pop(SUMS, None)
+    # Thoughts that are written down are among the answer's tokens.
+    tokens = ("latent_steps", "answer_tokens") if stage.run.policy.latent_policy.says is None else ("answer_tokens",)
+    return StageRun(stage.name, total, int(state.step), log, checkpoints, *every, sums, tokens), state, extra
+
+
+def close_stage(
+    stage: Stage,
+    run: StageRun,
+    state: TrainState,
+    extra: dict[str, Any] | None = None,
+    leave: Callable[[Stage, TrainState], None] | None = None,
+) -> None:
+    """Save the last state, and note that the stage is finished.
+
+    Args:
+        extra: what is saved beside it.
+        leave: makes of that checkpoint what others are to find.
+    """
+    run.finish(state, extra)
+    rows, _ = read_metrics(stage.run.workdir.metrics)
+    solved = [row["solved"] for row in rows if row["stage"] == stage.name and "solved" in row]
+    if solved and not any(solved) and hosts.is_first():
+        logging.warning(
+            "%s: no rollout was right in any step, so rewards taught nothing; start from what is right now and then",
+            stage.name,
         )
+    if leave:
+        leave(stage, state)
+    note_finished(stage, int(state.step))
+
+
+def note_finished(stage: Stage, step: int) -> None:
+    """Write down that the stage's last checkpoint is there."""
+    write_text(stage.folder.finished, f"{step}\n")
+    hosts.barrier(f"{stage.name} is finished")
+
+
+def train_stage(
+    stage: Stage,
+    state: TrainState,
+    step_fn: StepFn,
+    batch: Callable[[int], Any],
+    accuracy: Callable[[Params], float] | None = None,
+    leave: Callable[[Stage, TrainState], None] | None = None,
+) -> None:
+    """Train a stage, and leave it with the parameters of its best validation, if any, the earlier ones on a tie.
+
+    The best so far are kept beside the newest, in `STAGE_best`.
+
+    Args:
+        state: before its first step.
+        batch: step -> batch.
+        accuracy: parameters -> the share of validation problems that they are right on; None is the reasoner's.
+        leave: see `close_stage`.
+    """
+    every, steps, log = stage.validated_every, stage.steps, stage.run.log
+    run, state, best = open_stage(stage, state, steps)
+    if not every:
+        close_stage(stage, run, run.advance(state, step_fn, batch, steps), leave=leave)
+        return
+    folder = stage.run.workdir.best(stage.name).path
+    if not best:  # a first step: what another try left there is not this one's
+        if hosts.is_first():
+            shutil.rmtree(folder, ignore_errors=True)
+        hosts.barrier(f"{stage.name} begins")
+        best = {"accuracy": -1.0, "step": 0, "evaluated": 0}
+    log.rewind(stage.name, best["evaluated"], "valid_accuracy")
+    patience = getattr(stage.settings, "patience", None)
+    longest = steps if patience is None else patience * every
+
+    def known() -> dict:
+        return best
+
+    while True:
+        step = int(state.step)
+        if best["evaluated"] < step and (step % every == 0 or step == steps):
+            found = (accuracy or functools.partial(reasoner_accuracy, stage.run))(state.params)
+            log.write(stage.name, step, {"valid_accuracy": found})
+            best = keep_if_better(folder, state, found, best)
+        if step >= steps or step - best["step"] >= longest:
+            break
+        state = run.advance(state, step_fn, batch, min(steps, (step // every + 1) * every), known)
+    state = dataclasses.replace(state, params=load_params(folder, state.params))
+    run.checkpoints.save(state, best, replace=True)  # the last step's may be there already, with the last parameters
+    close_stage(stage, run, state, best, leave)
+
+
+def keep_if_better(folder: Path, state: TrainState, found: float, best: dict) -> dict:
+    """Keep a checkpoint if no validation has found more, and return what is known of the best now."""
+    step = int(state.step)
+    if found <= best["accuracy"]:
+        return best | {"evaluated": step}
+    keeper = StageCheckpoints(folder, keep=1)
+    keeper.save(state)
+    keeper.close()
+    return {"accuracy": found, "step": step, "evaluated": step}
+
+
+def reasoner_accuracy(setup: "Setup", params: Params) -> float:
+    """On the validation split; with a gate at the threshold 0.5, else with all latents."""
+    if setup.config.gate.enabled:
+        return validation_accuracy(setup, params, "threshold", 0.5)
+    return validation_accuracy(setup, params, "length", setup.config.max_latents)
+
+
+def validation_accuracy(
+    setup: "Setup", params: Params, stopping: Stopping, rule: float | int, cache: RolloutCache | None = None
+) -> float:
+    """Acc on the validation split, where all choices are made.
+
+    Args:
+        cache: see `Evaluator.run`.
+    """
+    valid, limit = setup.valid, setup.config.evaluate.limit
+    done = setup.evaluator.run(params, valid, stopping, rule, limit=limit, label="validation", cache=cache)
+    note_cuts(setup, "validation", [done])
+    return accuracy(setup.reward, valid, done)
+
+
+def note_cuts(setup: "Setup", label: str, found: Sequence[Completions]) -> None:
+    """`warn_of_cuts` of an evaluation's completions."""
+    cuts = [setup.reward.read(tokens).cut for done in found for tokens in done.tokens]
+    warn_of_cuts(label, float(np.mean(cuts)), setup.evaluated_answers[0])

@@ -2,39 +2,46 @@
 
 import dataclasses
 from collections import Counter
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Collection, Sequence
 
 import jax
 import numpy as np
 from absl import logging
 
-from slpo_jax.checkpoints.architectures import IN_WORDS, REASONERS, Architecture
+from slpo_jax.checkpoints.architectures import IN_WORDS, REASONERS
 from slpo_jax.checkpoints.checkpoint import Checkpoint
 from slpo_jax.config.config import Config
 from slpo_jax.data.batches import EncodedProblems
 from slpo_jax.data.chat import PromptConfig
-from slpo_jax.data.templates import listed
+from slpo_jax.data.templates import Ids, listed
 from slpo_jax.errors import UserError
 from slpo_jax.io import hosts
-from slpo_jax.io.workdir import Workdir
-from slpo_jax.models.parts import LATENT_POLICY
-from slpo_jax.policy.latent_policies import LatentPolicy, Run, without_latents
+from slpo_jax.models.parts import LATENT_POLICY, Params
+from slpo_jax.policy.latent_policies import Run, without_latents
 from slpo_jax.rewards.reward import Reward
-from slpo_jax.stages import EVALUATE, IMITATE, RL
+from slpo_jax.run.sources import TRAIN
+from slpo_jax.stages import EVALUATE, IMITATE
 
 
-def check_start(config: Config, checkpoint: Checkpoint, workdir: Workdir | None) -> None:
-    """What an imported checkpoint lacks must be trained, or not be asked for; thoughts must be made of something."""
+def check_start(config: Config, checkpoint: Checkpoint, finished: Collection[str]) -> None:
+    """What an imported checkpoint lacks must be trained, or not be asked for; thoughts must be made of something.
+
+    Args:
+        finished: names of the stages that the workdir holds.
+    """
     architecture = checkpoint.architecture
     name, prompt = config.latent_policy.name, config.prompt
     run = Run(name, config.reasoner, architecture.name, architecture.has_latents, config.max_latents, prompt.closing,
               prompt.stop, without_latents(), IN_WORDS)  # fmt: skip
     config.latent_policy.selected.check(run)
-    _check_recipe(config, architecture)
+    recipe, thinks = config.imitate.recipe or architecture.default_recipe, config.max_latents > 0
+    if IMITATE in config.stages and recipe in architecture.not_taught_by and (thinks or not architecture.has_latents):
+        raise UserError(
+            f"config.imitate.recipe: {recipe} doesn't teach {config.reasoner} to think; leave it out for its own, "
+            f"{architecture.default_recipe}"
+        )
     default = PromptConfig(answers=prompt.answers if prompt.marked_style("after_mark") == prompt.answers else "auto")
-    asked = [key for key, value in vars(default).items() if getattr(config.prompt, key) != value]
-    for key in asked:
+    for key in [key for key, value in vars(default).items() if getattr(prompt, key) != value]:
         if key not in architecture.prompt_keys:
             others = ", ".join(name for name, (each, _) in REASONERS.items() if key in each.prompt_keys)
             raise UserError(
@@ -42,7 +49,6 @@ def check_start(config: Config, checkpoint: Checkpoint, workdir: Workdir | None)
             )
     if not architecture.has_gate and config.gate.enabled:
         raise UserError(f"config.gate.enabled: True, but a {architecture.name} reasoner has no gate; set it to False")
-    finished = workdir.finished_stages() if workdir else []
     if checkpoint.is_base and IMITATE not in {*config.stages, *finished}:
         raise UserError(
             f"config.init: {config.init} is a base model and no {config.reasoner} yet (it lacks the "
@@ -57,67 +63,49 @@ def check_start(config: Config, checkpoint: Checkpoint, workdir: Workdir | None)
         )
 
 
-def _check_recipe(config: Config, architecture: Architecture) -> None:
-    """What imitation teaches must be a thought of this architecture's."""
-    recipe = config.imitate.recipe or architecture.default_recipe
-    if (
-        IMITATE in config.stages
-        and recipe in architecture.not_taught_by
-        and (config.max_latents or not architecture.has_latents)
-    ):
-        raise UserError(
-            f"config.imitate.recipe: {recipe} doesn't teach {config.reasoner} to think; leave it out for its own, "
-            f"{architecture.default_recipe}"
-        )
+def check_latent_policy(name: str, init: str, stored: Params, shapes: Params, trains: bool) -> None:
+    """The latent policy's own parameters must be of this one, and be there or be trained.
 
-
-def check_sizes(config: Config, latent_policy: LatentPolicy, vocabulary: int) -> None:
-    """There must be as many tokens as a thought mixes, and as many steps as it has at least."""
-    name, most = f"config.latent_policy.{config.latent_policy.name}", config.max_latents
-    if most:
-        config.latent_policy.selected.check_vocabulary(name, vocabulary)
-    if 0 < most < latent_policy.least:
-        raise UserError(
-            f"{name}.least: {latent_policy.least} steps before a thought may end are more than config.max_latents "
-            f"({most}); lower it or raise that"
-        )
-
-
-def check_latent_policy(config: Config, stored: dict[str, Any], shapes: dict[str, Any], may_lack: bool) -> None:
-    """The latent policy's own parameters must be of this one, and be there, be trained, or be known to be lacking."""
-    name = config.latent_policy.name
+    Args:
+        name: of the latent policy.
+        init: where the parameters are from.
+        stored, shapes: what is there, and what is to be.
+        trains: whether what is lacking is going to be trained.
+    """
     ours, theirs = (jax.tree.map(lambda x: x.shape, tree.get(LATENT_POLICY)) for tree in (shapes, stored))
     if theirs is not None and theirs != ours:
         raise UserError(
-            f"config.latent_policy.name: {config.init} has parameters of another latent policy than {name}, or of "
+            f"config.latent_policy.name: {init} has parameters of another latent policy than {name}, or of "
             "another width; set config.latent_policy as it was trained with"
         )
-    if ours is not None and theirs is None and RL not in config.stages and not may_lack:
+    if ours is not None and theirs is None and not trains:
         raise UserError(
-            f"config.latent_policy.name: {config.init} comes without the parameters of {name}; train them in the stage "
+            f"config.latent_policy.name: {init} comes without the parameters of {name}; train them in the stage "
             "rl, or use another latent policy"
         )
 
 
-def fitting_slots(config: Config, positions: int) -> tuple[int, ...]:
-    """The buckets, cut to what the model's positions leave for prompts."""
-    others = config.max_latents + max(config.max_answer_tokens, config.evaluate.max_answer_tokens or 0)
-    if others >= positions and config.init:
-        what = f"{others - config.max_latents} answer tokens leave a prompt none of the {positions} positions of "
-        if not config.max_latents:
-            raise UserError(f"config.max_answer_tokens: {what}{config.init}; lower it")
+def fitting_slots(slots: Collection[int], latents: int, answers: int, positions: int, init: str) -> tuple[int, ...]:
+    """The buckets, cut to what the model's positions leave for prompts.
+
+    Args:
+        latents, answers: the most that there may be of each.
+        init: whose positions they are; "" of random weights, which all buckets must fit.
+    """
+    others, prompt = latents + answers, max(slots)
+    if others >= positions and init:
+        key = "max_latents" if latents else "max_answer_tokens"
         raise UserError(
-            f"config.max_latents: {config.max_latents} latents and {what}{config.init}; lower it or "
-            "config.max_answer_tokens"
+            f"config.{key}: {latents} latents and {answers} answer tokens leave a prompt none of the {positions} "
+            f"positions of {init}; lower config.max_latents or config.max_answer_tokens"
         )
-    if not config.init and max(config.prompt_slots) + others > positions:
-        prompt = max(config.prompt_slots)
+    if not init and prompt + others > positions:
         raise UserError(
             f"config.model.n_positions: {positions} is less than the {prompt + others} slots of prompt ({prompt}), "
-            f"latents ({config.max_latents}) and answer ({others - config.max_latents}) together; "
+            f"latents ({latents}) and answer ({answers}) together; "
             "raise it, or lower config.prompt_slots, config.max_latents or config.max_answer_tokens"
         )
-    return tuple(sorted({min(slots, positions - others) for slots in config.prompt_slots}))
+    return tuple(sorted({min(size, positions - others) for size in slots}))
 
 
 def earnable(problems: EncodedProblems, where: str, judge: Reward) -> EncodedProblems:
@@ -144,23 +132,21 @@ def earnable(problems: EncodedProblems, where: str, judge: Reward) -> EncodedPro
     return dataclasses.replace(kept, left_out=problems.left_out + len(lost), measured=problems.measured)
 
 
-def check_answers(config: Config, key: str, problems: EncodedProblems, used: Sequence[int]) -> None:
+def check_answers(key: str, problems: EncodedProblems, used: Sequence[int], name: str, most: int) -> None:
     """Fail before any work on references that no rollout has room for: whatever it says, it would be wrong.
 
     Of a set to evaluate on, or to choose on, some may be: they are counted in a warning.
 
     Args:
         used: indices of the problems that are asked for.
+        name: the key of the most tokens that are generated where the set is used.
+        most: that number.
     Raises:
-        UserError: an answer takes more tokens, its end included, than are generated where the set is used.
+        UserError: an answer takes more tokens, its end included.
     """
-    trains = key == "config.data.train"
-    own = not trains and config.evaluate.max_answer_tokens
-    name = "evaluate.max_answer_tokens" if own else "max_answer_tokens"
     needed = {index: len(problems.answers[index]) + 1 for index in used}
-    most = own or config.max_answer_tokens
     longer = [index for index in used if needed[index] > most]
-    if longer and (trains or len(longer) == len(used)):
+    if longer and (key == TRAIN or len(longer) == len(used)):
         raise UserError(
             f"{key}: the answer of problem {longer[0]} takes {needed[longer[0]]} tokens with its end, more than "
             f"config.{name} ({most}); raise it, or drop the problem"
@@ -172,14 +158,17 @@ def check_answers(config: Config, key: str, problems: EncodedProblems, used: Seq
         )  # fmt: skip
 
 
-def check_prompts(config: Config, key: str, problems: EncodedProblems, most: int) -> None:
-    """Fail before the first step, not at the one that draws the problem."""
-    used = config.evaluate.limit if key.startswith("config.data.eval") else 0
-    lengths = [len(prompt) for prompt in problems.prompts[: used or None]]
+def check_prompts(key: str, prompts: Sequence[Ids], most: int, is_cut: bool) -> None:
+    """Fail before the first step, not at the one that draws the problem.
+
+    Args:
+        most: tokens of a prompt.
+        is_cut: by the model's positions, see `fitting_slots`.
+    """
+    lengths = [len(prompt) for prompt in prompts]
     if max(lengths) > most:
-        cut = most < max(config.prompt_slots)  # by the model's positions: see `fitting_slots`
-        room = "positions that thought and answer leave" if cut else "of config.prompt_slots"
-        remedy = "lower config.max_latents or config.max_answer_tokens" if cut else "add a larger bucket there"
+        room = "positions that thought and answer leave" if is_cut else "of config.prompt_slots"
+        remedy = "lower config.max_latents or config.max_answer_tokens" if is_cut else "add a larger bucket there"
         raise UserError(
             f"{key}: problem {lengths.index(max(lengths))} has a prompt of {max(lengths)} tokens, more than the "
             f"{most} {room}; {remedy} or drop the problem"

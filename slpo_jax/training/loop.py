@@ -19,7 +19,6 @@ from slpo_jax.training.state import TrainState
 
 SUMS = "metric_sums"  # in what is saved beside a state
 _SHOWN: tuple[str, ...] = ("loss", "accuracy", "reward", "latent_steps")  # beside the progress
-_FIRST = 60.0  # seconds of steps that tell how long the others take
 _STOPS = (signal.SIGINT, signal.SIGTERM)
 
 StepFn = Callable[[TrainState, Any], tuple[TrainState, dict[str, Any]]]
@@ -41,8 +40,6 @@ class StageRun:
         max_skipped: steps in a row without a finite loss and gradient, after which the run ends.
         sums: `Means.sums` of the checkpoint that is gone on from; None at a beginning.
         tokens: names of the metrics that together count what is generated.
-        measured: told once, with the first row or after a minute, how many steps are left and how many seconds each
-            takes.
 
     Attributes:
         unsaved: steps were taken since the last checkpoint.
@@ -60,12 +57,11 @@ class StageRun:
         max_skipped: int,
         sums: dict[str, list[float]] | None = None,
         tokens: tuple[str, ...] = (),
-        measured: Callable[[int, float], None] | None = None,
     ):
         self.name, self.total, self.log, self.checkpoints = name, total, log, checkpoints
         self.log_every, self.checkpoint_every, self.max_skipped = log_every, checkpoint_every, max_skipped
         self._progress, self._means = Progress(name, total, start), Means(sums or {})
-        self._tokens, self._measured = tokens, measured
+        self._tokens = tokens
         self._seconds, self._clock_step, self._clock_tokens = 0.0, start, self._generated()
         self.unsaved = False
         self._learning: Learning | None = None
@@ -156,14 +152,10 @@ class StageRun:
         """Tokens since the last row, as far as they are known."""
         return sum(self._means.sums.get(name, [0.0])[0] for name in self._tokens)
 
-    def _since_row(self) -> float:
-        """Seconds of the steps since the last row."""
-        return max(self._seconds + _now() - self._clock, 1e-9)
-
     def _timed(self, step: int) -> dict[str, float]:
         """The clock's part of a row, without compilation, validation and what was before this command."""
         now, tokens = _now(), self._generated() - self._clock_tokens
-        seconds = self._since_row()
+        seconds = max(self._seconds + now - self._clock, 1e-9)
         found = {"seconds": seconds / (step - self._clock_step)}
         self._seconds, self._clock, self._clock_step, self._clock_tokens = 0.0, now, step, 0.0
         return found | ({"tokens_per_second": tokens / seconds} if tokens else {})
@@ -177,11 +169,7 @@ class StageRun:
             self._means.add(metrics)
             if self._learning is not None:
                 self._learning.add(metrics)
-        is_row = step % self.log_every == 0 or step >= self.total
-        if self._measured is not None and (is_row or self._since_row() > _FIRST):
-            self._measured(self.total - step, self._since_row() / (step - self._clock_step))
-            self._measured = None
-        if not is_row:
+        if step % self.log_every and step < self.total:
             self._progress.update(step)
             return
         timed = self._timed(step)

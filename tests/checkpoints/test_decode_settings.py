@@ -83,7 +83,7 @@ def test_latent_policy_and_prompt_go_with_a_checkpoint(tmp_path):
     config.prompt.update(instruction="Count .", answers="last_number", stop=("pens",))
     config.evaluate.update(max_answer_tokens=5, temperature=0.6)
     experiment = build(read_config(config), tmp_path / "work")
-    ensure_manifest(experiment, "grpo")
+    ensure_manifest(experiment.stage("grpo"))
     checkpoint = experiment.workdir.stage("grpo").path
     save_params(checkpoint, experiment.initial_params())
     (tmp_path / "work" / "config.json").write_text(json.dumps(values(experiment.config)))

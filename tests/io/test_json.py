@@ -62,7 +62,7 @@ def test_metrics_that_are_not_finite_are_null_and_known_again(tmp_path):
 def test_what_the_commands_print_is_json(monkeypatch, capsys, command):
     solution = Solution("Q?", "3", "3", [Latent(math.nan, [("3", math.nan)], np.zeros(2))], cut=False)
     config = SimpleNamespace(init="run", reasoner="coconut_gpt2")
-    solver = SimpleNamespace(stopping="threshold", rule=0.5, drawn_latent_policy=False, reads=None)
+    solver = SimpleNamespace(stopping="threshold", rule=0.5, reads=None)
     found = SimpleNamespace(summary={"n": 1, "acc": math.nan})
     reasoner = SimpleNamespace(config=config, solver=solver, solve=lambda *_: solution, evaluate=lambda *_: found)
     given = dict(checkpoint="run", samples=0, seed=0, explain=False, json=True, out="", reward="", limit=0)

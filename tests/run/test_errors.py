@@ -2,14 +2,13 @@
 
 import json
 import socket
-from types import SimpleNamespace
 
 import pytest
 from refused import refusal
 from same_run import differences
 from small_run import new_folder, run
 
-from slpo_jax.config import default_config, read_config
+from slpo_jax.config import Config
 from slpo_jax.errors import UserError
 from slpo_jax.io.workdir import Workdir
 from slpo_jax.run.sources import load_set
@@ -63,14 +62,11 @@ def test_a_coordinator_s_port_that_another_program_has(folder):
 
 def test_long_problem_of_slots_that_the_positions_cut():
     """A larger bucket would be cut as well."""
-    config = default_config()
-    config.prompt_slots = (24,)
-    problems = SimpleNamespace(prompts=[[0] * 12, [0] * 22])
+    prompts = [[0] * 12, [0] * 22]
     with pytest.raises(UserError, match=r"22 tokens, more than the 12 positions .*; lower config.max_latents or"):
-        check_prompts(config, "config.data.train", problems, 12)
-    config.prompt_slots = (20,)
+        check_prompts("config.data.train", prompts, 12, is_cut=True)
     with pytest.raises(UserError, match=r"22 tokens, more than the 20 of config\.prompt_slots; add a larger bucket"):
-        check_prompts(config, "config.data.train", problems, 20)
+        check_prompts("config.data.train", prompts, 20, is_cut=False)
 
 
 @pytest.mark.slow
@@ -171,4 +167,4 @@ def test_a_disk_that_fills_during_a_save(tmp_path):
 
 def test_no_records():
     with pytest.raises(UserError, match=r"^problems: is empty; give at least one record$"):
-        load_set(read_config(default_config()), "problems", [])
+        load_set(Config().data, "problems", [])

@@ -11,7 +11,7 @@ from slpo_jax.checkpoints.export import export_checkpoint
 from slpo_jax.config import objective_of, read_config
 from slpo_jax.data.templates import token_texts
 from slpo_jax.errors import UserError
-from slpo_jax.evaluation.evaluate import thought_rows
+from slpo_jax.evaluation.evaluate import Completions, Evaluator, thought_rows
 from slpo_jax.evaluation.rows import baselines_of
 from slpo_jax.io.orbax import save_params
 from slpo_jax.models.parts import DECODER
@@ -24,7 +24,7 @@ from slpo_jax.run.experiment import build
 from slpo_jax.run.rl import optimizer_of, training_policy
 from slpo_jax.run.rows import rows
 from slpo_jax.run.solution_summary import describe
-from slpo_jax.run.stage import stage_params, starting_params
+from slpo_jax.run.stage import stage_params
 from slpo_jax.training import rl
 from slpo_jax.training.checkpoint import StageCheckpoints
 from slpo_jax.training.state import init_state
@@ -122,7 +122,7 @@ def test_recipes_with_parts_of_their_own_leave_what_rl_starts_from(changes, tmp_
             train(_built(tmp_path, changes), "imitate")
     experiment = _built(tmp_path, changes)
     train(experiment, "imitate")
-    first, left = experiment.initial_params(), starting_params(experiment, "grpo")
+    first, left = experiment.initial_params(), stage_params(experiment.stage("grpo").start)
     kept = {DECODER} if changes.get("imitate.simcot.keep") else set()
     assert left.keys() == first.keys() | kept
     assert jax.tree.structure({name: left[name] for name in first}) == jax.tree.structure(first)
@@ -135,7 +135,7 @@ def test_recipes_with_parts_of_their_own_leave_what_rl_starts_from(changes, tmp_
         for row, said in zip(probed, words, strict=True):
             assert [latent["words"].removesuffix(" ...") for latent in row["latents"]] == said
         train(experiment, "rl")
-        jax.tree.map(np.testing.assert_array_equal, stage_params(experiment, "grpo")[DECODER], left[DECODER])
+        jax.tree.map(np.testing.assert_array_equal, stage_params(experiment.stage("grpo"))[DECODER], left[DECODER])
     for name in left.keys() - {"reasoner", *kept}:
         jax.tree.map(np.testing.assert_array_equal, left[name], first[name])
     assert np.any(left["reasoner"]["backbone"]["h_0"]["mlp"]["c_fc"]["kernel"]
@@ -178,8 +178,13 @@ def test_rewards_and_votes_read_it_too(hybrid, monkeypatch):
         return Trajectories({}, tokens=tokens, keys=keys_N, **rollout)
 
     monkeypatch.setattr(rl, "sample", sampled)
-    monkeypatch.setattr(solver, "_sample", sampled)
-    monkeypatch.setattr(solver, "_probe", lambda *_: [np.zeros((1, T, 1), int)] * 4)
+
+    def rolled_out(*_, **__):
+        seen = dict.fromkeys(("stop", "nearest_probability", "nearest_token", "latents"), np.zeros((1, T, 1), int))
+        done = sampled(None, None, None, None)
+        return Completions(seen | {"tokens": np.array(done.completions), "latent_steps": np.array(done.lengths)})
+
+    monkeypatch.setattr(Evaluator, "run", rolled_out)
     batch = PromptedBatch(Prompts(None, None), encode_references(["5"], 1), jnp.zeros(1, int))
     rewards = compiled(lambda key: rl.roll_out(experiment.policy, None, batch, experiment.reward.on_device, 1, key)[1])(
         experiment.key
@@ -199,17 +204,6 @@ def test_rewards_and_votes_read_it_too(hybrid, monkeypatch):
     ]
     rollout.update(said=jnp.array([[eos, eos, eos]]))
     assert "text      nothing" in describe(asked, solver.solve(asked, "How many now ?"))
-
-
-def test_an_untrained_latent_policy_can_be_asked(hybrid):
-    """It says so, and thinks with what training would begin with."""
-    _, params, folder = hybrid
-    asked = solver.load_solver(str(folder / "bare"), latents=2, latent_policy="hybrid", tokenizer="synthetic:20")
-    np.testing.assert_array_equal(asked.params["latent_policy"]["decay"], params["latent_policy"]["decay"])
-    shown = describe(asked, solver.solve(asked, "Tom has 5 apples . How many now ?"))
-    assert "\nuntrained hybrid's own parameters are" in shown
-    trained = solver.load_solver(str(folder / "saved"), latents=2, latent_policy="hybrid", tokenizer="synthetic:20")
-    assert (asked.drawn_latent_policy, trained.drawn_latent_policy) == (True, False)
 
 
 def test_parameters_of_another_latent_policy_are_one_line(hybrid, tmp_path):

@@ -47,8 +47,8 @@ def _train(workdir, crash_at=None):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rl, "prompted_batches", failing)
         try:
-            ensure_manifest(experiment, "grpo")
-            rl.train(experiment, "grpo")
+            ensure_manifest(experiment.stage("grpo"))
+            rl.train(experiment.stage("grpo"))
         finally:
             experiment.log.close()
 

@@ -20,7 +20,7 @@ from slpo_jax.policy.prompted import Prompts
 from slpo_jax.policy.rollout import Trajectories
 from slpo_jax.policy.scorers.latent_rm import begun, latent_scores
 from slpo_jax.rewards.reward import REWARDS
-from slpo_jax.run import labels
+from slpo_jax.run import latent_rm as labels
 from slpo_jax.run.experiment import build
 from slpo_jax.run.plan import check_stages, run_stages
 from slpo_jax.run.stage import stage_params
@@ -81,13 +81,13 @@ def labels_in(workdir) -> dict[str, np.ndarray]:
 def trained(workdir):
     """The reward model's parameters."""
     experiment = experiment_of(workdir)
-    like = begun(stage_params(experiment, "imitate"), experiment.reasoner.width)
+    like = begun(stage_params(experiment.stage("imitate")), experiment.reasoner.width)
     return load_params(experiment.workdir.stage("latent_rm").path, like)
 
 
 def test_a_label_is_the_share_of_right_completions_of_a_beginning(tmp_path, cpu_devices, monkeypatch):
     """Of problems with right and wrong thoughts; where they go on, answers have noise too. Rollouts without a model."""
-    counts = {"latent_rm.problems": 5, "latent_rm.thoughts": 3, "latent_rm.completions": 4}
+    counts = {"stages": ("latent_rm",), "latent_rm.problems": 5, "latent_rm.thoughts": 3, "latent_rm.completions": 4}
     experiment, where = experiment_of(tmp_path / "work", **counts), {}
     slots, steps = experiment.config.max_answer_tokens, experiment.config.max_latents
     right_of = np.array([[1, 1, 1], [0, 1, 0], [0, 0, 0], [0, 0, 0], [1, 0, 1]], bool)  # the last fills batches up
@@ -118,7 +118,7 @@ def test_a_label_is_the_share_of_right_completions_of_a_beginning(tmp_path, cpu_
 
     monkeypatch.setattr(labels, "draw_thoughts", draw)
     monkeypatch.setattr(labels, "complete", complete)
-    found = labels.labels_of(experiment, experiment.initial_params(), "")
+    found = labels.labels_of(experiment.stage("latent_rm"), experiment.initial_params())
     assert where == {"thoughts": "thought", "completions": "all"}
     assert found.problems.tolist() == [1, 4]
     index, thought, step, number = np.ix_([1, 4], range(3), range(1, steps + 1), range(4))
@@ -130,8 +130,11 @@ def test_labels_are_bound_to_all_that_makes_them(tmp_path, cpu_devices, monkeypa
     monkeypatch.setitem(REWARDS, "mine", lambda question, reference, text: 1.0)
     facts = {}
 
+    def start(**changes):
+        return experiment_of(tmp_path / "work", stages=("latent_rm",), **changes).stage("latent_rm")
+
     def refused(**changes):
-        facts.update(labels.check_labels(experiment_of(tmp_path / "work", **changes), "", {"w": jnp.zeros(2)}))
+        facts.update(labels.check_labels(start(**changes), lambda: {"w": jnp.zeros(2)}))
 
     refused()
     artifact.write(labels.manifest_of(tmp_path / "work" / "labels"), facts)
@@ -189,7 +192,7 @@ def test_the_best_on_validation_is_kept_also_after_a_kill(work, tmp_path, monkey
     assert all(np.array_equal(left[name], array) for name, array in kept.items() if name.startswith("['params']"))
 
     experiment = experiment_of(whole, **asked)
-    thoughts = labels.judged_thoughts(experiment, stage_params(experiment, "imitate"))
+    thoughts = labels.judged_thoughts(experiment, stage_params(experiment.stage("imitate")))
     assert len(thoughts.problems) == len(experiment.valid) == 12
     policy, model, right = labels.labelling(experiment)[0], jax.device_get(trained(whole)), []
     for problem, latents_NTD in enumerate(thoughts.latents):

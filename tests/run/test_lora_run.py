@@ -15,10 +15,9 @@ from slpo_jax.config import read_config
 from slpo_jax.errors import UserError
 from slpo_jax.models import lora
 from slpo_jax.models.parts import ADAPTER
-from slpo_jax.run import adapters, rl, stage, validation
+from slpo_jax.run import rl, stage
 from slpo_jax.run.experiment import build
 from slpo_jax.run.plan import run_stage
-from slpo_jax.stages import wanted
 
 pytestmark = pytest.mark.usefixtures("cpu_devices")
 STEPS, RANK = 4, 2
@@ -71,8 +70,8 @@ def _train(workdir, base, cut=None, **changes):
         if cut:
             patch.setattr(*cut, killed)
         try:
-            for each in wanted(experiment.config):
-                run_stage(experiment, each)
+            for each in experiment.wanted:
+                run_stage(each)
         finally:
             experiment.log.close()
     return experiment
@@ -129,7 +128,7 @@ def test_it_goes_on_from_a_kill_at_any_moment_bit_for_bit(run, tmp_path):
         patch.setattr(rl, "prompted_batches", failing)
         with pytest.raises(Crash):
             _train(tmp_path, base)
-    for cut in ((stage, "leave_merged"), (adapters, "merged"), (stage, "note_finished")):
+    for cut in ((rl, "leave_merged"), (rl, "merged"), (stage, "note_finished")):
         with pytest.raises(Crash):
             _train(tmp_path, base, cut)
     with pytest.raises(UserError, match=r"config\.rl\.lora\.rank: is 3, and 2 is what .* stage grpo was run with"):
@@ -187,10 +186,14 @@ def test_a_validation_is_of_merged_parameters(tmp_path, monkeypatch):
     experiment = _built(tmp_path / "work", tmp_path / "base")
     experiment.log.close()
     params = experiment.initial_params()
-    own = jax.tree.map(lambda x: x + 0.5, adapters.fresh(experiment, params))
-    monkeypatch.setattr(validation, "validation_accuracy", lambda experiment, params, *_: params)
-    assert validation._accuracy(experiment, params) is params
-    found = validation._accuracy(experiment, params | own)
+    own = jax.tree.map(lambda x: x + 0.5, rl.fresh_adapters(experiment, params))
+    monkeypatch.setattr(stage, "validation_accuracy", lambda experiment, params, *_: params)
+    given = []
+    monkeypatch.setattr(rl, "train_stage", lambda *arguments: given.append(arguments[4]))
+    rl.train(experiment.stage("grpo"))
+    (accuracy,) = given
+    assert accuracy(params) is params
+    found = accuracy(params | own)
     wanted = lora.without_adapter(params | own, 5.0 / RANK)
     assert found.keys() == params.keys()
     assert ADAPTER not in found

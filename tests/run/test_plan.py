@@ -3,7 +3,6 @@
 import json
 import re
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from codi_run import small_config
@@ -12,10 +11,9 @@ from small_run import load_config, train
 from slpo_jax.config import read_config, validate
 from slpo_jax.errors import UserError
 from slpo_jax.run import imitate
-from slpo_jax.run.data_summary import data_summary
 from slpo_jax.run.experiment import build
-from slpo_jax.run.plan import check_stages, say_shared
-from slpo_jax.run.stage import open_stage
+from slpo_jax.run.plan import check_stages
+from slpo_jax.run.sources import data_summary
 
 ICOT = {"recipe": "icot", "c_thought": 0, "final_steps": 400}
 ANSWERS = {"cot_steps": 0, "stage_steps": 0, "c_thought": 0}
@@ -114,16 +112,6 @@ def test_solutions_may_have_unknown_words_where_no_step_is_written(tmp_path):
         _ = build(read_config(config), tmp_path / "work").train
 
 
-def test_what_was_trained_on_is_known_where_nothing_is_trained(tmp_path, warnings):
-    config = load_config()
-    config.stages, config.data.eval.mine, config.data.valid = ("evaluate",), config.data.train, ""
-    config.evaluate.datasets = ("mine",)
-    experiment = build(read_config(config), tmp_path)
-    say_shared(experiment)
-    count = len(experiment.test_set("mine"))
-    assert warnings == [f"config.data.eval.mine: {count} of {count} problems are also in config.data.train"]
-
-
 def test_all_that_is_too_long_is_said_at_once(tmp_path):
     config = load_config()
     config.stages = ("imitate", "rl", "evaluate")
@@ -137,42 +125,6 @@ def test_all_that_is_too_long_is_said_at_once(tmp_path):
     assert said == ["config.imitate.optimizer.warmup_steps", "config.rl.optimizer.warmup_steps"]
 
 
-@pytest.mark.parametrize(
-    ("stage", "left", "seconds", "expected"),
-    [
-        ("imitate", 1_200, 1.0, ""),  # and 3 x 800 steps to come: an hour
-        ("imitate", 1_200, 1.5, "about 1.5 hours are left, for 1,200 steps of 1.5 s each and the 2,400 of {later}; "),
-        ("slpo", 28_000, 9.0, "about 2.9 days are left, for 28,000 steps of 9 s each; "),
-    ],
-)
-def test_hours_are_said_once_the_first_steps_are_measured(stage, left, seconds, expected, tmp_path, warnings):
-    config = load_config()
-    config.rl.steps = config.cold_start.steps = 800
-    experiment = build(read_config(config), tmp_path)
-    run, *_ = open_stage(experiment, stage, SimpleNamespace(step=0), left)
-    run._measured(left, seconds)
-    run._let_go()
-    section = "rl" if stage == "slpo" else stage
-    steps = "cot_steps, .stage_steps and .final_steps" if section == "imitate" else "steps"
-    shorter = f"shorter: fewer steps (config.{section}.{steps}), a smaller config.{section}.batch_size, a GPU or TPU"
-    said = expected.format(later="imitate_control, cold_start, slpo, if they take as long") + shorter
-    assert warnings == [f"{stage}: {said}"] * bool(expected)
-
-
-@pytest.mark.parametrize(("key", "reason"), [("train", "line 1: malformed JSON"), ("valid", "no such file")])
-def test_an_evaluation_needs_no_training_file(key, reason, tmp_path, warnings):
-    config = load_config()
-    if key == "train":
-        (tmp_path / "train.jsonl").write_text('{"question": \n')
-    config.data[key] = str(tmp_path / "train.jsonl" if key == "train" else tmp_path / "valid.txt")
-    config.stages, config.evaluate.datasets, config.evaluate.thresholds = ("evaluate",), ("real",), (0.5,)
-    say_shared(build(read_config(config), tmp_path / "work"))
-    (line,) = [line for line in warnings if "was not compared with it" in line]
-    assert line.startswith("config.data.train: what is evaluated was not compared with it (config.data.")
-    assert f"{config.data[key]}" in line
-    assert reason in line
-
-
 def test_what_was_understood_is_said_before_training(tmp_path):
     config = _config("CoT-SFT", tmp_path)
     path = tmp_path / "set.jsonl"
@@ -183,10 +135,10 @@ def test_what_was_understood_is_said_before_training(tmp_path):
     experiment = build(read_config(config), tmp_path / "work")
     answers_are = "answers are numbers, read after the last #, without units and currencies, as that of '4 pens'"
     fields = ["  question from question; answer from answer; steps from steps", "  not used: id"]
-    assert data_summary(experiment.config, "config.data.train", experiment.train) == [
+    assert data_summary("config.data.train", experiment.train) == [
         f"config.data.train: 3 problems, 1.0 steps each, 1 without steps, {answers_are}",
         *fields,
         r"  the first: 'Tom has 1 pens .\n' | '1 + 2 = 3\n3 + 1 = 4\n' | '### 4'",
     ]
     line = f"config.data.eval.mine: 3 problems, {answers_are}"
-    assert data_summary(experiment.config, "config.data.eval.mine", experiment.test_set("mine")) == [line, *fields]
+    assert data_summary("config.data.eval.mine", experiment.test_set("mine")) == [line, *fields]

@@ -15,7 +15,7 @@ from small_run import load_config, train
 
 from slpo_jax.config import read_config
 from slpo_jax.io.mesh import replicate
-from slpo_jax.run import imitate, rl, validation
+from slpo_jax.run import imitate, rl
 from slpo_jax.run import stage as stage_module
 from slpo_jax.run.experiment import Experiment, build
 from slpo_jax.training import learned, rollout_update
@@ -83,7 +83,7 @@ def record():
             patch.setattr(module, "make_train_step", _step_without_a_model(record))
         for module in (imitate, stage_module, rl):
             patch.setattr(module, "make_optimizer", functools.cache(make_optimizer))  # for `_update_of`
-        patch.setattr(validation, "validation_accuracy", _accuracy)
+        patch.setattr(stage_module, "validation_accuracy", _accuracy)
         for name in ("initial_params", "abstract_params"):
             patch.setattr(Experiment, name, lambda self, *_: replicate(tiny, self.mesh))
         yield record
@@ -272,7 +272,7 @@ def test_a_torn_line_is_dropped(fake, whole, tmp_path):
 def test_the_cold_start_leaves_the_best_gate(fake, monkeypatch, tmp_path, every):
     """Also where a checkpoint of its last step was there before the choice was made."""
     accuracies = iter((0.2, 0.7, 0.7, 0.3))
-    monkeypatch.setattr(validation, "validation_accuracy", lambda *_: next(accuracies))
+    monkeypatch.setattr(stage_module, "validation_accuracy", lambda *_: next(accuracies))
     _run(tmp_path, _config(checkpoint_every=every))
     found = {row["step"]: row["valid_accuracy"] for row in rows_of(tmp_path) if "valid_accuracy" in row}
     assert found == {2: 0.2, 4: 0.7, 6: 0.7, 7: 0.3}
@@ -283,10 +283,9 @@ def test_the_cold_start_leaves_the_best_gate(fake, monkeypatch, tmp_path, every)
 
 
 def test_of_equally_good_parameters_the_earlier_are_kept(monkeypatch, tmp_path):
-    monkeypatch.setattr(validation, "StageCheckpoints", lambda *_, **how: pytest.fail("the later were saved"))
-    experiment, best = SimpleNamespace(log=SimpleNamespace(write=lambda *_: None)), {"accuracy": 0.5, "step": 2}
-    found = validation._keep_if_better(experiment, "exact", SimpleNamespace(step=4), best, tmp_path, 0.5)
-    assert found == best | {"evaluated": 4}
+    monkeypatch.setattr(stage_module, "StageCheckpoints", lambda *_, **how: pytest.fail("the later were saved"))
+    best = {"accuracy": 0.5, "step": 2}
+    assert stage_module.keep_if_better(tmp_path, SimpleNamespace(step=4), 0.5, best) == best | {"evaluated": 4}
 
 
 @pytest.mark.slow
@@ -311,7 +310,7 @@ def test_an_objective_leaves_its_best_if_asked_to(fake, tmp_path):
 
 @pytest.mark.slow
 def test_the_cold_start_gives_up_in_time(fake, monkeypatch, tmp_path):
-    monkeypatch.setattr(validation, "validation_accuracy", lambda *_: 0.5)  # never better than the first
+    monkeypatch.setattr(stage_module, "validation_accuracy", lambda *_: 0.5)  # never better than the first
     config = _seldom()
     config.cold_start.update(steps=100, patience=3)
     _run(tmp_path, config)
@@ -321,7 +320,7 @@ def test_the_cold_start_gives_up_in_time(fake, monkeypatch, tmp_path):
 @pytest.mark.slow
 def test_a_signal_between_the_steps_is_obeyed(fake, whole, monkeypatch, tmp_path):
     """While the last gate is being validated, say: no step is left that could see to it."""
-    accuracy, calls = validation.validation_accuracy, []
+    accuracy, calls = stage_module.validation_accuracy, []
 
     def validating(*arguments):
         calls.append(1)
@@ -329,7 +328,7 @@ def test_a_signal_between_the_steps_is_obeyed(fake, whole, monkeypatch, tmp_path
             _terminate()
         return accuracy(*arguments)
 
-    monkeypatch.setattr(validation, "validation_accuracy", validating)
+    monkeypatch.setattr(stage_module, "validation_accuracy", validating)
     with pytest.raises(SystemExit):
         _run(tmp_path / "cut")
     assert not (tmp_path / "cut" / "checkpoints" / "slpo").exists()

@@ -15,7 +15,7 @@ from slpo_jax.rewards.reward import CORRECT, REWARDS
 from slpo_jax.run.experiment import build
 from slpo_jax.run.plan import check_stages
 from slpo_jax.run.rl import make_objective, optimizer_config
-from slpo_jax.run.stage import close_stage
+from slpo_jax.run.stage import Stage, close_stage
 from slpo_jax.run.validate import check_answers
 from slpo_jax.stages import SECTIONS
 
@@ -81,20 +81,20 @@ def test_every_stage_checks_that_references_are_not_cut(changes, key, budget, tm
 
 
 def test_some_references_of_an_evaluated_set_that_are_cut_are_counted(warnings):
-    config = load_config()
-    config.evaluate.max_answer_tokens = 5
-    problems = SimpleNamespace(answers=[[0] * length for length in (2, 4, 5, 7)])
-    check_answers(config, "config.data.eval.hard", problems, range(2))
+    problems, budget = (
+        SimpleNamespace(answers=[[0] * length for length in (2, 4, 5, 7)]),
+        ("evaluate.max_answer_tokens", 5),
+    )
+    check_answers("config.data.eval.hard", problems, range(2), *budget)
     assert not warnings
-    check_answers(config, "config.data.eval.hard", problems, range(4))
+    check_answers("config.data.eval.hard", problems, range(4), *budget)
     (line,) = warnings
     assert line == (
         "config.data.eval.hard: the answers of 2 of 4 problems take more tokens than "
         "config.evaluate.max_answer_tokens (5), up to 8; they count as wrong"
     )
-    config.max_answer_tokens = 7
     with pytest.raises(UserError, match=r"^config\.data\.train: the answer of problem 3 takes 8 tokens"):
-        check_answers(config, "config.data.train", problems, range(4))
+        check_answers("config.data.train", problems, range(4), "max_answer_tokens", 7)
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,8 @@ def test_a_stage_without_a_right_rollout_says_so_at_its_end(solved, said, tmp_pa
     rows += [{"stage": "other", "step": 1, "solved": 0}, {"stage": "slpo", "step": 9, "loss": 1}]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     state = SimpleNamespace(params={}, step=9)
-    close_stage(SimpleNamespace(workdir=Workdir(tmp_path)), "slpo", SimpleNamespace(finish=lambda *_: None), state)
+    stage = Stage(SimpleNamespace(workdir=Workdir(tmp_path)), "slpo")
+    close_stage(stage, SimpleNamespace(finish=lambda *_: None), state)
     assert ["slpo: no rollout was right" in line for line in warnings] == [True] * said
     assert (tmp_path / "checkpoints/slpo/finished").read_text() == "9\n"
 

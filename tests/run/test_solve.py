@@ -4,7 +4,6 @@ import json
 import shutil
 from collections import Counter
 from dataclasses import dataclass
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,7 +19,6 @@ from slpo_jax.data.problem import Problem
 from slpo_jax.data.templates import token_texts
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.evaluate import thought_rows
-from slpo_jax.run import solver as solving
 from slpo_jax.run.solution_summary import describe, describe_vote
 from slpo_jax.run.solver import Vote, load_solver, solve, vote
 
@@ -157,19 +155,6 @@ def test_votes_are_the_evaluation_s_samples(solver):
     named = [answer for answer in answers if answer is not None]
     assert found.majority == max(dict.fromkeys(named), key=named.count)
     assert dict(vote(solver, QUESTION, samples, seed + 1).counts) != dict(found.counts)
-
-
-def test_what_fills_a_batch_up_does_not_vote(solver, monkeypatch):
-    """Of six rollouts in batches of four, each of which says its own number."""
-    tokenizer = solver.setup.template.tokenizer
-
-    def rolled(solver, prompts, rows, *how, **more):
-        words = [tokenizer.convert_tokens_to_ids([str(row), tokenizer.eos_token]) for row in rows]
-        return SimpleNamespace(completions=np.array(words))
-
-    monkeypatch.setattr(solving, "_roll_out", rolled)
-    monkeypatch.setattr(solving, "ROWS", 4)
-    assert vote(solver, QUESTION, 6).counts == [(str(row), 1) for row in range(6)]
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from slpo_jax.data.batches import batch_indices, encode_problems
 from slpo_jax.data.problem import Problem
 from slpo_jax.data.tokenizer import arithmetic_tokenizer
 from slpo_jax.errors import UserError
-from slpo_jax.run.stage_ends import StageEnds, check_ends
+from slpo_jax.run.imitate import StageEnds, check_ends
 from slpo_jax.training.learned import WINDOW, Learning
 from slpo_jax.training.recipes import Phase, curriculum, imitate_config, recipe_of
 
