@@ -4,10 +4,11 @@ A file that registers is a config file, or imported by one, or is named with --r
 """
 
 import dataclasses
-import importlib.util
 import re
 import sys
-from collections.abc import Callable, MutableMapping
+import types
+from collections.abc import Callable, MutableMapping, Sequence
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import Any
 
@@ -130,16 +131,30 @@ def read_registrations(path: str) -> None:
     file = Path(path).expanduser()
     if not file.is_file():
         raise UserError(f"--register={path}: no such file; give a Python file that calls slpo_jax.register_..")
-    spec = importlib.util.spec_from_file_location(f"slpo_jax_registered_{file.stem}", file)
-    if spec is None or spec.loader is None:
-        raise UserError(f"--register={path}: is no Python file; give one that calls slpo_jax.register_..")
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    sys.path.insert(0, str(file.parent.resolve()))  # beside which it may have others
+    run_file(file, f"--register={path}")
+
+
+def run_file(file: Path, flag: str, beside: Sequence[Path] = (), function: str = "", *arguments: str) -> Any:
+    """Run a user's Python file, and what one of its functions returns.
+
+    Args:
+        flag: that names it, for messages.
+        beside: folders that it may import from, beside its own.
+    Raises:
+        UserError: it fails.
+    """
+    loader = SourceFileLoader(f"slpo_jax_{file.stem}", str(file))
+    module = sys.modules[loader.name] = types.ModuleType(loader.name)
+    module.__file__ = str(file)
+    folders = [str(folder) for folder in (file.parent.resolve(), *beside)]
+    sys.path[:0] = folders
     try:
-        spec.loader.exec_module(module)
-    except UserError as error:
-        raise UserError(f"--register={path}: {error}") from None
+        loader.exec_module(module)
+        return getattr(module, function)(*arguments) if function else None
+    except UserError:
+        raise
     except (Exception, SystemExit) as error:  # it is the user's code, and can raise anything
-        raise UserError(f"--register={path}: {in_a_line(error)}; mend the file") from error
+        said = in_a_line(error).partition(" since the config is locked")[0]  # and all that it holds
+        raise UserError(f"{flag}: {said}; mend the file") from error
     finally:
-        sys.path.pop(0)
+        del sys.path[: len(folders)]

@@ -1,15 +1,12 @@
 """What spans several sections of a config, before anything is loaded; `run.validate` knows the checkpoint too."""
 
 import re
-from collections.abc import Collection
 from typing import Any
 
-from absl import logging
 from ml_collections import ConfigDict
 
 from slpo_jax.checkpoints.architectures import REASONERS, architecture_of
-from slpo_jax.config.config import Config, objective_of, read_config, rl_of
-from slpo_jax.config.sections import changed
+from slpo_jax.config.config import Config, objective_of, read_config
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.comparisons import AVERAGE
 from slpo_jax.io.workdir import BEST
@@ -17,7 +14,7 @@ from slpo_jax.models.llama import LlamaConfig
 from slpo_jax.models.reasoner import BACKBONES
 from slpo_jax.policy.scorers import SCORERS
 from slpo_jax.rewards.reward import CORRECT
-from slpo_jax.stages import CONTROL, EVALUATE, IMITATE, NO_THOUGHT, RL, SECTIONS, UNFINISHED
+from slpo_jax.stages import CONTROL, NO_THOUGHT, SECTIONS, UNFINISHED
 from slpo_jax.training.recipes import RECIPES
 from slpo_jax.training.trackers import check_trackers
 
@@ -25,26 +22,18 @@ from slpo_jax.training.trackers import check_trackers
 _TAKEN = {*SECTIONS, CONTROL, NO_THOUGHT, UNFINISHED, "reasoner", "imitate_fixed_tmax",
           "checkpoint", "best_fixed"}  # fmt: skip
 
-_LENGTHS = ("steps", ".schedule")  # what keys of lengths end with
 
-
-def check(node: ConfigDict, given: Collection[str] = ()) -> Config:
+def check(node: ConfigDict) -> Config:
     """Fail early on values that no stage could use: each section's own, then what spans several.
 
     Args:
         node: the config.
-        given: keys that the user has set beside the config's file: what the file has chosen gives way to them.
     Returns:
         the config that a run goes by.
     Raises:
         UserError: one line with the key and the remedy.
     """
-    if "max_latents" in given and "min_latents" not in given and node.max_latents < node.min_latents:
-        logging.warning(
-            "config.min_latents: %d and not %d, with max_latents", max(node.max_latents, 1), node.min_latents
-        )
-        node.min_latents = max(node.max_latents, 1)
-    settings = _with_room(read_config(node), given)
+    settings = read_config(node)
 
     def need(ok, message):
         if not ok:
@@ -96,36 +85,6 @@ def check(node: ConfigDict, given: Collection[str] = ()) -> Config:
     for name in settings.evaluate.datasets or ():
         need(name in sets, f"evaluate.datasets: {name!r} is not under config.data.eval; it has {', '.join(sets)}")
     return settings
-
-
-def _with_room(settings: Config, given: Collection[str]) -> Config:
-    """The config with a tenth of the steps as warm-up where it was longer than what is given leaves room for."""
-    cut = dict[str, int]()
-    for stage in settings.stages:
-        key, most = f"{stage}.optimizer.warmup_steps", 0
-        shorter = [name for name in given if name.startswith((f"{stage}.", "objective.")) and name.endswith(_LENGTHS)]
-        if shorter and stage != EVALUATE and key not in given:
-            most, warmup = _fewest_steps(settings, stage), getattr(settings, stage).optimizer.warmup_steps
-            if warmup > most:
-                cut[key] = most // 10
-                logging.warning("config.%s: %d and not %d, with %s", key, cut[key], warmup, ", ".join(sorted(shorter)))
-    return changed(settings, cut)
-
-
-def _fewest_steps(settings: Config, stage: str) -> int:
-    """Of what an optimizer of a stage takes, as far as the config says, the most that can be warm-up."""
-    own, runs = getattr(settings, stage), []
-    if stage == IMITATE:
-        phases = [count for count in (own.cot_steps, own.stage_steps, own.final_steps) if count]
-        whole = own.optimizer.schedule == "constant" and not own.reset_optimizer
-        runs = [(sum(phases) if whole else min(phases, default=1), own.optimizer.schedule)]
-    elif stage == RL:
-        for objective in [objective_of(settings, name) for name in own.objectives]:
-            rl = rl_of(own, objective)
-            runs.append((rl.steps * objective.updates_per_step, rl.optimizer.schedule))
-    else:
-        runs = [(own.steps, own.optimizer.schedule)]
-    return min(steps - (schedule != "constant") for steps, schedule in runs)
 
 
 def _check_model(settings: Config, need: Any) -> None:

@@ -4,7 +4,6 @@ Every process does the same, in the same order; collectives wait for each other.
 Alone, a process is the first, and nothing here costs anything.
 """
 
-import socket
 from typing import Any
 
 import numpy as np
@@ -29,17 +28,6 @@ def join(coordinator: str | None, processes: int | None, process: int | None) ->
 
     jax.distributed.initialize(coordinator, processes, process)
     _index, _count = jax.process_index(), jax.process_count()
-
-
-def local_flags(processes: int) -> list[list[str]]:
-    """The flags with which so many processes of one machine find each other, for each of them; none for one alone."""
-    if processes == 1:
-        return [[]]
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
-    joined = [f"--coordinator=localhost:{port}", f"--processes={processes}"]
-    return [[*joined, f"--process={index}"] for index in range(processes)]
 
 
 def begin(what: str = "") -> None:
