@@ -22,29 +22,7 @@ def _say_line(seconds: float | None) -> None:
 _seconds = 0.0
 _listens = False
 _say: list[Say] = [_say_line]
-_pending: "_Compilation | None" = None
-
-
-class _Compilation:
-    """One that is under way."""
-
-    def __init__(self, say: Say):
-        self._say, self._told, self._lock = say, False, threading.Lock()
-        self._timer = threading.Timer(PATIENCE, self._tell)
-        self._timer.daemon = True
-        self._timer.start()
-
-    def _tell(self) -> None:
-        with self._lock:
-            self._told = True
-            self._say(None)
-
-    def end(self, seconds: float | None) -> None:
-        """It is done, or was given up."""
-        self._timer.cancel()
-        with self._lock:
-            if self._told and seconds is not None:
-                self._say(seconds)
+_patience: threading.Timer | None = None  # of the program that is being compiled
 
 
 def watch() -> None:
@@ -69,12 +47,16 @@ def tell(say: Say) -> Callable[[], None]:
 
 
 def _heard(event: str, duration_secs: float, **_facts: str | int) -> None:
-    global _seconds, _pending
+    global _seconds, _patience
     if not event.startswith(_EVENT) or threading.current_thread() is not threading.main_thread():
         return
     _seconds += duration_secs
-    if event in (_LOWERED, _COMPILED) and _pending is not None:
-        _pending.end(duration_secs if event == _COMPILED else None)
-        _pending = None
+    if event in (_LOWERED, _COMPILED) and _patience is not None:
+        told, _ = _patience.finished.is_set(), _patience.cancel()
+        if told and event == _COMPILED:
+            _say[-1](duration_secs)
+        _patience = None
     if event == _LOWERED:
-        _pending = _Compilation(_say[-1])
+        _patience = threading.Timer(PATIENCE, _say[-1], [None])
+        _patience.daemon = True
+        _patience.start()

@@ -42,7 +42,7 @@ def say_run(experiment: "Experiment") -> None:
         at = f" (at step {max(folder.steps)})" if folder.steps else ""
         stages.append(stage.name + (" (finished)" if folder.is_finished else at))
     stages += [EVALUATE] * (EVALUATE in config.stages)
-    together = "" if hosts.is_alone() else f" of {hosts.which()[1]} processes"
+    together = "" if hosts.is_alone() else f" of {hosts.count()} processes"
     say_start(workdir.root)
     print(f"devices: {devices.size} x {devices.flat[0].device_kind}{together}", file=sys.stderr)
     print(f"model: {config.reasoner}, {sum(sizes):,} parameters", file=sys.stderr)

@@ -17,7 +17,6 @@ from slpo_jax.data.problem import shared
 from slpo_jax.errors import UserError
 from slpo_jax.io import hosts
 from slpo_jax.io.files import write_text
-from slpo_jax.io.watchdog import watched
 from slpo_jax.run.data_summary import data_summary
 from slpo_jax.run.evaluate import check_evaluation, run_evaluate
 from slpo_jax.run.experiment import Experiment, build
@@ -44,7 +43,7 @@ def run_stages(config: Config, workdir: Path, given: Collection[str] = ()) -> Ex
     """
     experiment = build(config, workdir, given)
     say_run(experiment)
-    with experiment.workdir.in_use(), watched(config.stuck_after):
+    with experiment.workdir.in_use(), hosts.watched(config.stuck_after):
         try:
             check_stages(experiment)
             resolved = values(experiment.config)
