@@ -151,7 +151,7 @@ class TrainedReasoner:
         Raises:
             UserError: the folder is in use, or the reasoner has parts that no other program knows, or no adapters.
         """
-        solver, target = self.solver, Path(_path("folder", folder)).expanduser()
+        solver, target = self.solver, Path(folder).expanduser()
         if adapters:
             check_free(target)
             export_adapters(Path(self.source), target)
@@ -199,12 +199,6 @@ def _check_numbers(**given: Any) -> None:
             raise UserError(f"{name}: {value!r} is not valid; give a whole number from 0 to {most - 1}")
 
 
-def _path(name: str, given: Any) -> str:
-    if not isinstance(given, str | os.PathLike) or not os.fspath(given):
-        raise UserError(f"{name}: {given!r} is no path; give one")
-    return os.fspath(given)
-
-
 @by_argument()
 def load(checkpoint: str | os.PathLike[str], **options: Any) -> TrainedReasoner:
     """Load a reasoner with all that belongs to it.
@@ -227,4 +221,4 @@ def load(checkpoint: str | os.PathLike[str], **options: Any) -> TrainedReasoner:
         UserError: no such checkpoint, or a setting that it can't be used with.
     """
     set_up_jax()
-    return TrainedReasoner(load_solver(_path("checkpoint", checkpoint), **options))
+    return TrainedReasoner(load_solver(os.fspath(checkpoint), **options))

@@ -91,15 +91,13 @@ def override(config: ConfigDict, changes: Mapping[str, Any], texts: bool = False
 
 
 def _read(text: str, kind: type) -> Any:
-    """A flag's value; where it can't be read as that, the text itself."""
-    if text == "None":
-        return None
-    if kind is bool:
-        return {"": True, "true": True, "1": True, "false": False, "0": False}.get(text.lower(), text)
+    """A flag's value, as Python writes it; where it can't be read so, the text itself."""
+    if kind is str and text != "None":
+        return text
     try:
-        if kind is not tuple:
-            return kind(text) if kind in (int, float) else text
         value = ast.literal_eval(text)
-        return tuple(value) if isinstance(value, tuple | list) else (value,)
     except (ValueError, SyntaxError):
-        return (text,) if kind is tuple else text
+        value = text
+    if kind is tuple and value is not None:
+        return tuple(value) if isinstance(value, tuple | list) else (value,)
+    return value

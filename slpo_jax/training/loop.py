@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from slpo_jax.errors import UserError
-from slpo_jax.io import compiling, hosts
+from slpo_jax.io import backend, hosts
 from slpo_jax.io.progress import Progress
 from slpo_jax.training.checkpoint import StageCheckpoints
 from slpo_jax.training.learned import Learning
@@ -27,7 +27,7 @@ StepFn = Callable[[TrainState, Any], tuple[TrainState, dict[str, Any]]]
 
 def _now() -> float:
     """Seconds, which stand still while something is compiled."""
-    return time.perf_counter() - compiling.seconds()
+    return time.perf_counter() - backend.seconds()
 
 
 class StageRun:

@@ -142,7 +142,7 @@ def test_heads_have_pairs_to_rotate():
     config = _good_config()
     config.reasoner = "codi_llama"
     config.model.update(n_embd=30, n_head=10)
-    with pytest.raises(UserError, match=r"^config\.model\.n_embd: heads of 3 "):
+    with pytest.raises(UserError, match=r"^config\.model\.n_embd: 30 is no even multiple "):
         check(config)
     config.init = "somewhere"  # whose shapes are its own
     check(config)
@@ -174,9 +174,9 @@ def test_a_further_objective():
         ("mine", 5, r"config\.objective\.mine: 5 is not valid; give a section with keys of its own"),
         ("mine", {}, r"config\.objective\.mine\.kind: 'mine' is not valid; give one of slpo, "),
         ("mine", {"kind": "slpo", "passess": 3}, r"config\.objective\.mine\.passess: unknown config key; use one of "),
-        ("imitate", {"kind": "slpo"}, r"config\.objective\.imitate: a stage or a row of the report has this name"),
-        ("a/b", {"kind": "slpo"}, r"config\.objective\.a/b: its name is that of a key and of files"),
-        ("a-b", {"kind": "slpo"}, r"config\.objective\.a-b: its name is that of a key and of files"),
+        ("imitate", {"kind": "slpo"}, r"config\.objective\.imitate: a key, files and a row"),
+        ("a/b", {"kind": "slpo"}, r"config\.objective\.a/b: a key, files and a row"),
+        ("a-b", {"kind": "slpo"}, r"config\.objective\.a-b: a key, files and a row"),
     ],
 )
 def test_a_further_objective_that_is_none(name, node, said):

@@ -7,7 +7,7 @@ import pytest
 
 from configs._presets import GSM8K_AUG, SOFT_METHODS
 from slpo_jax.checkpoints.architectures import REASONERS
-from slpo_jax.cli.smoke import smoke
+from slpo_jax.cli.train import smoke
 from slpo_jax.config.config import default_config, objective_of, own_latents, read_config
 from slpo_jax.config.sections import changed
 from slpo_jax.config.validate import check
