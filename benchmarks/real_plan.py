@@ -16,8 +16,7 @@ from benchmarks.measure.compiled import device_memory
 from benchmarks.measure.products import products
 from benchmarks.measure.programs import Program, cold_starts, imitation, objectives, rollouts
 from benchmarks.measure.workload import ROOT
-from slpo_jax.config import default_config
-from slpo_jax.config.presets import objective_variant
+from slpo_jax.config import default_config, objective_variant
 from slpo_jax.data.problems import load_problems
 from slpo_jax.errors import UserError
 from slpo_jax.io import artifact

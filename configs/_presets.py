@@ -4,7 +4,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from slpo_jax.config.presets import objective_variant
+from slpo_jax.config import objective_variant
 from slpo_jax.errors import UserError
 
 GSM8K_AUG = 385_620  # training problems

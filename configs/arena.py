@@ -14,8 +14,7 @@ arena_rates`).
 
 from _presets import LATENT_GRPO, LATENT_SFT_MIXTURE, colar_thought
 
-from slpo_jax.config import default_config
-from slpo_jax.config.presets import objective_variant, tried
+from slpo_jax.config import default_config, objective_variant, tried
 from slpo_jax.errors import UserError
 
 DEPTH = 2  # edges to follow in training, one or two; and the latents that all think

@@ -13,8 +13,7 @@ trained at every rate of `RATES` and evaluated on the validation problems alone:
 
 from _presets import LATENT_GRPO, LATENT_SFT_MIXTURE, SOFT_GRPO, SOFT_GRPO_OBJECTIVE
 
-from slpo_jax.config import default_config
-from slpo_jax.config.presets import objective_variant, tried
+from slpo_jax.config import default_config, objective_variant, tried
 from slpo_jax.errors import UserError
 
 SOFT_TOKENS, WORDS, CHUNKS = 4, 24, 12

@@ -8,8 +8,7 @@ other at learning rates that fall to 0, in about as many seconds as SLPO's 600 s
 """
 
 from slpo_jax.checkpoints.architectures import architecture_of
-from slpo_jax.config import default_config
-from slpo_jax.config.presets import objective_variant, tried
+from slpo_jax.config import default_config, objective_variant, tried
 from slpo_jax.errors import UserError
 
 RATES = (1e-5, 3e-5, 1e-4)

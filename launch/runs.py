@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from slpo_jax.config.presets import tried
+from slpo_jax.config import tried
 
 
 @dataclasses.dataclass(frozen=True)

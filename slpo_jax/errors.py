@@ -1,7 +1,6 @@
 """Errors that mean "the user can mend this", flags that raise them, and the end of a closed pipe."""
 
 import argparse
-import codecs
 import contextlib
 import io
 import os
@@ -11,13 +10,11 @@ import sys
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
-_SPELLED = {"±": "+-", "–": "-"}  # where they can't be printed
-
 
 class UserError(Exception):
     """Bad input. The message is one line: the key or file at fault, then the remedy.
 
-    `slpo_jax.main` prints it without a traceback and exits with status 2.
+    A command prints it without a traceback and exits with status 2.
     """
 
 
@@ -56,7 +53,7 @@ def silent_when_unread() -> Iterator[None]:
     printed as Python would write it in a text.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="slpo_jax")
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         try:
             yield
@@ -71,15 +68,6 @@ def silent_when_unread() -> Iterator[None]:
         for stream in unread:  # what is left in them is written once more at the interpreter's end
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
         raise SystemExit(128 + signal.SIGPIPE) from None
-
-
-def _spelled(error: UnicodeError) -> tuple[str | bytes, int]:
-    if isinstance(error, UnicodeEncodeError) and error.object[error.start] in _SPELLED:
-        return _SPELLED[error.object[error.start]], error.start + 1
-    return codecs.backslashreplace_errors(error)
-
-
-codecs.register_error("slpo_jax", _spelled)
 
 
 def _is_unread(stream: Any) -> bool:

@@ -1,9 +1,9 @@
 """`python -m slpo_jax.main ..`, which is `slpo train ..`."""
 
-from slpo_jax.cli import main as command
+import sys
 
-__doc__ = command.__doc__
-run = command.run
+from slpo_jax.cli.command import run_command
+from slpo_jax.cli.train import train
 
 if __name__ == "__main__":
-    run()
+    run_command(train, sys.argv[1:], goes_on=True)

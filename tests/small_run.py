@@ -10,6 +10,7 @@ import json
 import multiprocessing
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -87,11 +88,11 @@ def _child(argv: list[str], folder: str, output: str) -> None:
         file = os.open(f"{output}.{name}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(file, number)
     os.chdir(folder)
-    sys.argv = argv
-    from slpo_jax.cli import main
+    from slpo_jax.cli.command import run_command
+    from slpo_jax.cli.train import train
 
     try:
-        main.run()
+        run_command(train, argv, goes_on=True)
     finally:
         atexit._run_exitfuncs()  # multiprocessing leaves without: the processes of one run would not part together
 
@@ -99,7 +100,7 @@ def _child(argv: list[str], folder: str, output: str) -> None:
 @functools.cache
 def _server():
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["slpo_jax.main", "slpo_jax.run.plan", *_LATE])
+    context.set_forkserver_preload(["slpo_jax.cli.train", "slpo_jax.run.plan", *_LATE])
     return context
 
 
@@ -119,7 +120,7 @@ def start(*arguments: str, folder: Path, output: str = "output"):
         output: what it says is in the folder's OUTPUT.stdout and OUTPUT.stderr.
     """
     output = str(folder / output)
-    process = _server().Process(target=_child, args=(["main", *arguments], str(folder), output))
+    process = _server().Process(target=_child, args=([*arguments], str(folder), output))
     process.start()
     return process
 
@@ -180,6 +181,17 @@ def _finish(folder: Path) -> Path:
     (folder / "stderr").write_text(done.stderr)
     assert done.returncode == 0, done.stderr[-3000:]
     return folder
+
+
+def local_flags(processes: int) -> list[list[str]]:
+    """The flags with which so many processes of one machine find each other, for each of them; none for one alone."""
+    if processes == 1:
+        return [[]]
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    joined = [f"--coordinator=localhost:{port}", f"--processes={processes}"]
+    return [[*joined, f"--process={index}"] for index in range(processes)]
 
 
 def train(experiment, *sections: str) -> None:

@@ -23,7 +23,6 @@ from tiny import GATE, compiled
 from configs._presets import SOFT_METHODS
 from slpo_jax.checkpoints.architectures import ARCHITECTURES
 from slpo_jax.cli.command import take_keys
-from slpo_jax.cli.commands import as_module
 from slpo_jax.config import default_config, validate
 from slpo_jax.config.load_options import KEYS as LOAD_OPTIONS
 from slpo_jax.config.registry import read_registrations
@@ -148,13 +147,11 @@ def commands_of(text: str) -> list[list[str]]:
 
 
 def _as_module(words: list[str]) -> list[str]:
-    """`slpo COMMAND ..` as `python -m MODULE ..`."""
-    if words[0] != "slpo":
-        return words
-    module, arguments = as_module(words[1:])
-    if module == "slpo_jax.main" and not arguments[0].startswith("-"):
-        arguments = [f"--config={arguments[0]}", *arguments[1:]]
-    return ["python", "-m", module, *arguments]
+    """`slpo COMMAND ..` as `python -m slpo_jax COMMAND ..`, and train as its module."""
+    if words[:2] != ["slpo", "train"]:
+        return ["python", "-m", "slpo_jax", *words[1:]] if words[0] == "slpo" else words
+    config = [] if words[2].startswith("-") else [f"--config={words[2]}"]
+    return ["python", "-m", "slpo_jax.main", *config, *words[2 + len(config) :]]
 
 
 def config_of(words: list[str]):
@@ -162,7 +159,7 @@ def config_of(words: list[str]):
     rest, keys = take_keys(words[3:])
     (start,) = [word.partition("=")[2] for word in rest if word.startswith("--config=")]
     assert all(re.match("--(config|workdir|smoke)", word) for word in rest)
-    return validate.check(*requested(start, dict.fromkeys(KEYS, ""), {}, keys, texts=True))
+    return validate.check(requested(start, dict.fromkeys(KEYS, ""), {}, keys, texts=True)[0])
 
 
 @of(PAGES)
@@ -200,14 +197,14 @@ def test_a_second_name_can_be_given():
 @of(PAGES)
 def test_other_commands_have_their_files_and_flags(page):
     for words in commands(page):
-        if words[:2] == ["python", "-m"] and words[2].startswith(("slpo_jax.", "benchmarks.")):
-            path = ROOT / (words[2].replace(".", "/") + ".py")
+        if words[:2] == ["python", "-m"] and words[2].startswith(("slpo_jax", "benchmarks.")):
+            module = "slpo_jax.main" if words[2] == "slpo_jax" else words[2]
+            path = ROOT / (module.replace(".", "/") + ".py")
         elif words[0] == "python" and words[1].endswith(".py"):
             path = ROOT / words[1]
         else:
             continue
-        shared = ("cli/main.py", "cli/command.py", "cli/reasoner_flags.py")
-        sources = [path.read_text(), *((ROOT / "slpo_jax" / each).read_text() for each in shared)]
+        sources = [path.read_text(), *(file.read_text() for file in (ROOT / "slpo_jax" / "cli").glob("*.py"))]
         sources += [file.read_text() for file in path.parent.glob("*/report.py")]  # flags that benchmarks share
         for flag in (word.partition("=")[0].lstrip("-") for word in words[2:] if word.startswith("--")):
             if flag in LOAD_OPTIONS:
@@ -262,7 +259,7 @@ def example(tmp_path):
 
     def load(name: str):
         read_registrations(str(_example_file(name, tmp_path)))
-        return sys.modules[f"slpo_jax_registered_{name}"]
+        return sys.modules[f"slpo_jax_{name}"]
 
     yield load
     for registry, was in zip(REGISTRIES, before, strict=True):

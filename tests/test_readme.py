@@ -75,7 +75,7 @@ def said(tmp_path_factory):
     said: dict[str, list[str]] = {}
     for kind, text in fenced(ROOT / "README.md") + fenced(ROOT / "docs" / "start.md"):
         for words in commands_of(text) if kind == "bash" else [["python", "-c", text]] if kind == "python" else []:
-            name = words[1] if kind == "python" else words[2]
+            name = words[1] if kind == "python" else words[3 if words[2] == "slpo_jax" else 2]
             if name in ("pip", "pytest"):  # as .ci/run does
                 continue
             if "import AutoModelForCausalLM" in text:
@@ -92,8 +92,7 @@ def said(tmp_path_factory):
 def test_commands_run(said):
     folder, said = said
     counts = {name: len(texts) for name, texts in said.items() if name != "transformers"}
-    view = "slpo_jax.cli.view"
-    assert counts == {"slpo_jax.main": 5, view: 1, "slpo_jax.cli.solve": 2, "-c": 1, "slpo_jax.cli.convert": 1}
+    assert counts == {"slpo_jax.main": 5, "view": 1, "solve": 2, "-c": 1, "export": 1}
     lines = (folder / "runs" / "quickstart" / "metrics.jsonl").read_text().splitlines()
     assert not {name for line in lines for name in json.loads(line)} - defined()
     rows = json.loads((folder / "runs" / "three" / "report.json").read_text())["eval"]
@@ -103,15 +102,13 @@ def test_commands_run(said):
     assert mine["slpo"]["my_test"]["n"] == 3
     published = json.loads((folder / "runs" / "published" / "report.json").read_text())
     assert published["eval"]["checkpoint"]["gsm8k"]["latent_steps"] == 6
-    assert "vote of 16 rollouts" in said["slpo_jax.cli.solve"][0]
+    assert "vote of 16 rollouts" in said["solve"][0]
     assert "vote of 16 rollouts" in said["-c"][0]
     assert "Difference(difference=" in said["-c"][0]
-    assert said[view] == ["runs/quickstart/report.html\n"]
+    assert said["view"] == ["runs/quickstart/report.html\n"]
     # What was exported is asked as the run was: T, threshold and budget go with it.
     chosen = json.loads((folder / "runs" / "quickstart" / "report.json").read_text())["thresholds"]["slpo"]["chosen"]
-    facts = json.loads(
-        _run(["python", "-m", "slpo_jax.cli.solve", "--checkpoint=exported_slpo", "--json", ASKED], folder)
-    )
+    facts = json.loads(_run(["python", "-m", "slpo_jax", "solve", "exported_slpo", "--json", ASKED], folder))
     assert (facts["stopping"], facts["rule"]) == ("threshold", chosen)
 
 
@@ -119,5 +116,5 @@ def test_commands_run(said):
 def test_an_export_answers_in_transformers_as_here(said):
     pytest.importorskip("torch")
     folder, said = said
-    facts = json.loads(_run(["python", "-m", "slpo_jax.cli.solve", "--checkpoint=exported", "--json", ASKED], folder))
+    facts = json.loads(_run(["python", "-m", "slpo_jax", "solve", "exported", "--json", ASKED], folder))
     assert said["transformers"][0].split() == f"{ASKED} {facts['text']}".split()

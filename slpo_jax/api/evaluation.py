@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.comparisons import compare_rows
-from slpo_jax.evaluation.markdown import cell, percent
+from slpo_jax.evaluation.markdown import percent
 from slpo_jax.evaluation.records import EvalRecords, arrays_of
 from slpo_jax.evaluation.rows import Row
 from slpo_jax.evaluation.statistics import COUNTS, defined, summarise
@@ -29,28 +29,17 @@ class Difference(NamedTuple):
 
 
 class Comparison(dict[str, Difference]):
-    """The differences of an evaluation from another one, by figure; `print` shows them in percent.
-
-    Args:
-        differences: as fractions.
-        both: labels and figures of the two.
-    """
-
-    def __init__(self, differences: Mapping[str, Difference], both: Sequence[tuple[str, Mapping[str, Any]]]):
-        super().__init__(differences)
-        self._both = both
+    """The differences of an evaluation from another one, by figure, as fractions; `print` shows shares in percent."""
 
     def __repr__(self) -> str:
-        lines = [["percent", *(label for label, _ in self._both), "difference", "95 % interval"]]
-        for key, found in self.items():
-            scale, digits = (1, 2) if key in COUNTS else (100, 1)
-            mean, low, high = (f"{scale * value:+.{digits}f}" for value in found)
-            figures = [cell(own, key) for _, own in self._both]
-            lines.append([(defined(key) or (key,))[0], *figures, mean, f"[{low}, {high}]"])
-        first, *widths = (max(map(len, column)) for column in zip(*lines, strict=True))
-        return "\n".join("  ".join([name.ljust(first), *map(str.rjust, rest, widths)]) for name, *rest in lines)
+        import pandas  # takes a second
 
-    __str__ = __repr__
+        rows = {
+            (defined(key) or (key,))[0]: [value * (1 if key in COUNTS else 100) for value in found]
+            for key, found in self.items()
+        }
+        table = pandas.DataFrame.from_dict(rows, orient="index", columns=["difference", "95 % from", "to"])
+        return table.to_string(float_format="{:+.2f}".format)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,7 +128,7 @@ class Evaluation:
             raise UserError("compare: the two are of different problems; evaluate both on the same set")
         entries, _ = compare_rows([both], rows)
         found = {each["metric"]: Difference(each["difference"], each["low"], each["high"]) for each in entries}
-        return Comparison(found, [*zip(_labels([self, other]), (self.summary, other.summary), strict=True)])
+        return Comparison(found)
 
 
 def _labels(evaluations: Sequence[Evaluation]) -> list[str]:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, cast, get_args
 
 from slpo_jax.config.bounds import FieldError
-from slpo_jax.config.naming import READ, naming
+from slpo_jax.config.load_options import by_argument
 from slpo_jax.data.problem import Problems
 from slpo_jax.data.problems import load_problems
 from slpo_jax.data.record_fields import FieldsConfig
@@ -17,7 +17,7 @@ from slpo_jax.run.sources import only_errors, read_as
 _ARE: dict[Kind, str] = {"numbers": "numbers", "latex": "LaTeX", "texts": "texts"}
 
 
-@naming(READ)
+@by_argument()
 def read(source: Any, answers: str = "", fields: Mapping[str, str] | None = None) -> Problems:
     """Read problems as `train` does; `print` says how they were understood, and which fields are not used.
 

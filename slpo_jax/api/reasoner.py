@@ -16,7 +16,7 @@ from slpo_jax.checkpoints.checkpoint import Checkpoint
 from slpo_jax.checkpoints.decode_settings import used_with
 from slpo_jax.checkpoints.decoder import with_decoder
 from slpo_jax.checkpoints.export import export_adapters, replaced_by_export, write_export
-from slpo_jax.config.naming import ARGUMENTS, naming
+from slpo_jax.config.load_options import by_argument
 from slpo_jax.config.sections import changed
 from slpo_jax.data.batches import EncodedProblems
 from slpo_jax.data.problem import Problem
@@ -59,7 +59,7 @@ class TrainedReasoner:
     def solve(self, question: str, samples: int = 0, seed: int = 0) -> Solution: ...
     @overload
     def solve(self, question: list[str], samples: int = 0, seed: int = 0) -> list[Solution]: ...
-    @naming(ARGUMENTS)
+    @by_argument()
     def solve(self, question: str | list[str], samples: int = 0, seed: int = 0) -> Solution | list[Solution]:
         """Ask, and watch it think.
 
@@ -87,7 +87,7 @@ class TrainedReasoner:
             found.append(dataclasses.replace(solution, votes=votes, shown=shown))
         return found[0] if isinstance(question, str) else found
 
-    @naming(ARGUMENTS)
+    @by_argument()
     def evaluate(
         self,
         problems: Any,
@@ -134,7 +134,7 @@ class TrainedReasoner:
         earns = (reward or CORRECT) if reward is None or isinstance(reward, str) else repr(reward)  # two lambdas differ
         return Evaluation(rows, label=Path(self.source).name, reward=earns)
 
-    @naming(ARGUMENTS)
+    @by_argument()
     def export(
         self, folder: str | os.PathLike[str], explain: bool = False, overwrite: bool = False, adapters: bool = False
     ) -> Path:
@@ -150,7 +150,7 @@ class TrainedReasoner:
         Raises:
             UserError: the folder is in use, or the reasoner has parts that no other program knows, or no adapters.
         """
-        solver, target = self.solver, Path(_path("folder", folder)).expanduser()
+        solver, target = self.solver, Path(folder).expanduser()
         if adapters:
             check_free(target)
             export_adapters(Path(self.source), target)
@@ -198,13 +198,7 @@ def _check_numbers(**given: Any) -> None:
             raise UserError(f"{name}: {value!r} is not valid; give a whole number from 0 to {most - 1}")
 
 
-def _path(name: str, given: Any) -> str:
-    if not isinstance(given, str | os.PathLike) or not os.fspath(given):
-        raise UserError(f"{name}: {given!r} is no path; give one")
-    return os.fspath(given)
-
-
-@naming(ARGUMENTS)
+@by_argument()
 def load(checkpoint: str | os.PathLike[str], **options: Any) -> TrainedReasoner:
     """Load a reasoner with all that belongs to it.
 
@@ -226,4 +220,4 @@ def load(checkpoint: str | os.PathLike[str], **options: Any) -> TrainedReasoner:
         UserError: no such checkpoint, or a setting that it can't be used with.
     """
     set_up_jax()
-    return TrainedReasoner(load_solver(_path("checkpoint", checkpoint), **options))
+    return TrainedReasoner(load_solver(os.fspath(checkpoint), **options))

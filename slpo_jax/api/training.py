@@ -10,7 +10,6 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from slpo_jax.api.reasoner import TrainedReasoner, load
-from slpo_jax.config.naming import TRAIN, naming
 from slpo_jax.config.validate import check
 from slpo_jax.errors import UserError
 from slpo_jax.io.backend import set_up_jax
@@ -47,7 +46,6 @@ class Run:
         return read_json(Workdir(self.workdir).report_json, "run the evaluate stage")
 
 
-@naming(TRAIN)
 def train(
     start: str | os.PathLike[str] | ConfigDict = "",
     /,
@@ -79,7 +77,7 @@ def train(
     tests = {each: os.fspath(source) for each, source in (eval or {}).items()}
     node, given = requested(start if isinstance(start, ConfigDict) else os.fspath(start), sources, tests, config or {})
     name = "run" if isinstance(start, ConfigDict) else Path(os.fspath(start).partition(":")[0]).stem or "own"
-    checked, folder = check(node, given), Path(workdir or f"runs/{name}").expanduser()
+    checked, folder = check(node), Path(workdir or f"runs/{name}").expanduser()
     set_up_jax(checked.cpu_devices)
     from slpo_jax.run.plan import run_stages  # once jax is set up
 

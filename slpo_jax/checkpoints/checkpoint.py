@@ -142,7 +142,7 @@ def _at_run_time(config: Config, model: BackboneConfig) -> BackboneConfig:
 
 
 def _ours(config: Config, identity: Identity) -> Checkpoint:
-    """A checkpoint of a run, or of `slpo_jax.cli.convert`."""
+    """A checkpoint of a run, or of `slpo import`."""
     description, load = identity.description, identity.tokenizer
     assert description is not None
     assert load is not None

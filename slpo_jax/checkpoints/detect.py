@@ -52,7 +52,7 @@ def identify(source: str, base: str = "", lora_alpha: float | None = None) -> Id
 
 
 def _ours(source: str, path: Path) -> Identity:
-    """A checkpoint of a run, or of `slpo_jax.cli.convert`, with the reasoner's folder in it or beside it."""
+    """A checkpoint of a run, or of `slpo import`, with the reasoner's folder in it or beside it."""
     stage = StageFolder.of(path)
     if stage.is_finished and not stage.facts.is_file():
         raise UserError(

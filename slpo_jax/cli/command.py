@@ -1,84 +1,138 @@
-"""What the project's commands share: flags, and one line with status 2 for what the user can mend."""
+"""What the commands share: flags, keys of a config, and how they end.
 
+What the user can mend is one line and status 2. Ctrl-C is a line and status 130. Python obeys it between two
+instructions of its own, and a compilation is one call, of up to minutes: so a thread hears of it too, says what is
+waited for, and ends the process at a second one.
+"""
+
+import argparse
+import contextlib
 import errno
 import logging as python_logging
 import os
 import re
+import select
+import signal
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
-from absl import app, flags, logging
+from absl import logging
 
 from slpo_jax.config.registry import read_registrations
-from slpo_jax.errors import SaveError, UserError, silent_when_unread
-from slpo_jax.io import interrupts
-from slpo_jax.io.lines import Lines
+from slpo_jax.errors import FlagParser, SaveError, UserError, silent_when_unread
+from slpo_jax.io.lines import print_plainly
 
-flags.DEFINE_bool("debug", False, "Show tracebacks.")
-flags.DEFINE_multi_string("register", [], "Python file that registers methods of its own (slpo_jax.register_..).")
+_GOES_ON = "interrupted; the same command goes on from what is finished"
+_LATER = "interrupted; what is under way is finished first, and a stage saved (Ctrl-C again ends at once)"
+_MOMENT = 0.5  # seconds before that is said
+_INTERRUPTED = 128 + signal.SIGINT
 
 
-@silent_when_unread()
-def run_command(
-    main: Callable[[list[str]], None], parse: Callable[[list[str]], list[str]] | None = None, goes_on: bool = True
-) -> None:
-    """Parse the flags and run `main`; what the user can mend is printed as one line, and ends with status 2.
-
-    That is a `UserError` of either, and what the operating system or a device refuses: a full disk, a place that can't
-    be written to, more memory than there is. Ctrl-C is a line too, with status 130.
+class CommandParser(FlagParser):
+    """The flags of `slpo COMMAND`, which may stand before, between or after the other arguments.
 
     Args:
-        main: what to do, from the program's name and the arguments that are no flags.
-        parse: the command line -> those arguments; None is `parse_flags`.
+        name: of the command.
+        about: what --help says of it.
+    """
+
+    def __init__(self, name: str, about: str | None):
+        super().__init__(prog=f"slpo {name}", description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+        self.add_argument("--debug", action="store_true", help="show tracebacks")
+        self.add_argument(
+            "--register", action="append", default=[], metavar="FILE.py", help="registers methods of its own"
+        )
+
+    def read(self, arguments: list[str]) -> argparse.Namespace:
+        """The arguments by name, once the files of --register were run."""
+        found = self.parse_intermixed_args(arguments)
+        for path in found.register:
+            read_registrations(path)
+        return found
+
+
+def take_keys(arguments: list[str], section: str = "config") -> tuple[list[str], dict[str, str]]:
+    """The arguments without keys of a config's section, and those as they are written, the last of each.
+
+    A value may be the next argument.
+    """
+    rest, found, left = list[str](), dict[str, str](), list(arguments)
+    while left:
+        arg = left.pop(0)
+        if match := re.fullmatch(rf"--?{re.escape(section)}\.([^=]+)(?:=(.*))?", arg, re.DOTALL):
+            follows = match[2] is None and left and not left[0].startswith("--")
+            found[match[1]] = left.pop(0) if follows else match[2] or ""
+        else:
+            rest.append(arg)
+    return rest, found
+
+
+def run_command(command: Callable[[list[str]], None], arguments: list[str], goes_on: bool = False) -> None:
+    """Run a command; what the user can mend is printed as one line, and ends with status 2.
+
+    That is a `UserError`, and what the operating system or a device refuses: a full disk, a place that can't be written
+    to, more memory than there is.
+
+    Args:
+        command: what to do with the arguments.
         goes_on: whether the same command goes on from what an interrupted one has finished.
     """
-    own = flags.FLAGS.get_key_flags_for_module(main.__module__)
-    for flag in (flags.FLAGS["debug"], flags.FLAGS["register"], *own):  # --help shows the main module's
-        flags.FLAGS.register_key_flag_for_module(sys.argv[0], flag)
-
-    def quiet(arguments: list[str]) -> None:
-        logging.set_verbosity(logging.WARNING)  # Orbax tells of every file
-        # What is wrong with a file, our one line says; the variable is for a transformers that is yet to be imported.
-        os.environ["TRANSFORMERS_VERBOSITY"] = "error"
-        python_logging.getLogger("transformers").setLevel(python_logging.ERROR)
-        logging.get_absl_handler().setFormatter(Lines())
-        if not flags.FLAGS.debug:
-            _say_once()
-        main(arguments)
-
-    def parsed(arguments: list[str]) -> list[str]:
-        try:
-            return (parse or parse_flags)(["--help" if each == "-h" else each for each in arguments])
-        except SystemExit:  # of --help, which absl ends with status 1
-            sys.exit(0)
-
-    interrupted = interrupts.LINE if goes_on else "interrupted"
-    interrupts.watch(interrupted)
+    logging.set_verbosity(logging.WARNING)  # Orbax tells of every file
+    # What is wrong with a file, our one line says; the variable is for a transformers that is yet to be imported.
+    os.environ["TRANSFORMERS_VERBOSITY"] = "error"
+    python_logging.getLogger("transformers").setLevel(python_logging.ERROR)
+    print_plainly()
+    debug, interrupted = "--debug" in arguments, _GOES_ON if goes_on else "interrupted"
+    if not debug:
+        _say_once()
+    _hear(interrupted)
     try:
-        with interrupts.plain():
-            app.run(quiet, flags_parser=parsed)
-    except BrokenPipeError:
-        raise  # of what is printed, as a rule
-    except (UserError, OSError) as error:
-        if "--debug" in sys.argv:
+        with silent_when_unread():
+            command(arguments)
+    except (UserError, OSError, RuntimeError, MemoryError, KeyboardInterrupt) as error:
+        line, status = _said(error, interrupted)
+        if debug or not line:
             raise
-        print(f"error: {error if isinstance(error, UserError) else _refused(error)}", file=sys.stderr)
-        if isinstance(error, SaveError):
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(2)  # a plain exit waits for all threads
-        sys.exit(2)
-    except (RuntimeError, MemoryError) as error:
-        if "--debug" in sys.argv or not (isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error)):
-            raise
-        print(f"error: {_out_of_memory(error)}", file=sys.stderr)
-        sys.exit(2)
-    except KeyboardInterrupt:
-        if "--debug" in sys.argv:
-            raise
-        print(f"\n{interrupted}", file=sys.stderr)
-        sys.exit(interrupts.STATUS)
+        print(line, file=sys.stderr)
+        if isinstance(error, SaveError):  # a plain exit waits for all threads
+            _leave(status)
+        sys.exit(status)
+
+
+def _said(error: BaseException, interrupted: str) -> tuple[str, int]:
+    """What a command ends with: a line, "" where the error is ours, and the status."""
+    if isinstance(error, KeyboardInterrupt):
+        return f"\n{interrupted}", _INTERRUPTED
+    if isinstance(error, UserError):
+        return f"error: {error}", 2
+    if isinstance(error, OSError) and not isinstance(error, BrokenPipeError):
+        return f"error: {refused(error)}", 2
+    if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error):
+        return f"error: {_out_of_memory(error)}", 2
+    return "", 1
+
+
+def refused(error: OSError) -> str:
+    """What the operating system said, and what there is to do about it."""
+    path = error.filename2 or error.filename
+    remedy = "check the path and its permissions"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        remedy = "make room; what was finished is kept, and the same command goes on"
+    elif error.errno == errno.EMFILE:
+        remedy = "raise the limit of open files (ulimit -n)"
+    return f"{f'{path}: ' if path else ''}{error.strerror or ' '.join(str(error).split())}; {remedy}"
+
+
+def _out_of_memory(error: BaseException) -> str:
+    """What could not be had, and the settings that change how much is asked for."""
+    reason = " ".join(str(error).split()).removeprefix("RESOURCE_EXHAUSTED: ")[:160]
+    return (
+        f"out of memory ({reason or 'of this machine'}); a step: raise config.STAGE.micro_batches, set "
+        "config.model.remat and config.model.scan_layers, or config.sharding.fsdp; evaluation: lower "
+        "config.evaluate.batch_size; what was finished is kept, and the same command goes on"
+    )
 
 
 def _say_once() -> None:
@@ -94,90 +148,34 @@ def _say_once() -> None:
     sys.unraisablehook = hook
 
 
-def _refused(error: OSError) -> str:
-    """What the operating system said, and what there is to do about it."""
-    path = error.filename2 or error.filename
-    where = f"{path}: " if path else ""
-    remedy = {
-        errno.ENOSPC: "make room; what was finished is kept, and the same command goes on",
-        errno.EDQUOT: "make room; what was finished is kept, and the same command goes on",
-        errno.EMFILE: "raise the limit of open files (ulimit -n)",
-    }.get(error.errno or 0, "check the path and its permissions")
-    return f"{where}{error.strerror or ' '.join(str(error).split())}; {remedy}"
+def _hear(line: str) -> None:
+    """Begin to listen to Ctrl-C, in the main thread.
 
-
-def _out_of_memory(error: RuntimeError | MemoryError) -> str:
-    """What could not be had, and the settings that change how much is asked for."""
-    reason = " ".join(str(error).split()).removeprefix("RESOURCE_EXHAUSTED: ")[:160]
-    return (
-        f"out of memory ({reason or 'of this machine'}); a step: raise config.STAGE.micro_batches, set "
-        "config.model.remat and config.model.scan_layers, or config.sharding.fsdp; evaluation: lower "
-        "config.evaluate.batch_size; what was finished is kept, and the same command goes on"
-    )
-
-
-def with_first(flag: str, argv: list[str]) -> list[str]:
-    """The arguments that are no flags, without the first where that stands for a flag which isn't given."""
-    if argv[1:] and not flags.FLAGS[flag].value:
-        flags.FLAGS[flag].value = argv[1]
-        return [argv[0], *argv[2:]]
-    return argv
-
-
-def take_keys(argv: list[str], section: str = "config") -> tuple[list[str], dict[str, str]]:
-    """The arguments without keys of a config's section, and those as they are written, the last of each.
-
-    A value may be the next argument.
+    Args:
+        line: what is said at the end.
     """
-    rest, found, left = list[str](), dict[str, str](), list(argv)
-    while left:
-        arg = left.pop(0)
-        if match := re.fullmatch(rf"--?{re.escape(section)}\.([^=]+)(?:=(.*))?", arg, re.DOTALL):
-            follows = match[2] is None and left and not left[0].startswith("--")
-            found[match[1]] = left.pop(0) if follows else match[2] or ""
-        else:
-            rest.append(arg)
-    return rest, found
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+
+    def listen() -> None:
+        asked = False
+        while True:
+            if os.read(reading, 1)[0] != signal.SIGINT:
+                continue
+            if asked:
+                print(f"\n{line}", file=sys.stderr)
+                _leave(_INTERRUPTED)
+            asked = True
+            if not select.select([reading], [], [], _MOMENT)[0]:
+                print(f"\n{_LATER}", file=sys.stderr, flush=True)
+
+    threading.Thread(target=listen, daemon=True).start()
 
 
-def parse_flags(argv: list[str]) -> list[str]:
-    """absl's flags, before, between or after the other arguments, which are returned.
-
-    Raises:
-        UserError: an unknown flag or a value of another type.
-    """
-    flags.FLAGS.set_gnu_getopt(True)
-    register(argv)
-    try:
-        return flags.FLAGS(argv)
-    except flags.Error as error:
-        reason = " ".join(str(error).split()).rstrip(".")
-        reason = refused_value(reason) or reason
-        key = getattr(error, "flagname", "")
-        if key.startswith("config.") and (name := key.rpartition(".")[2]) in flags.FLAGS:
-            takes = flags.FLAGS[name].parser.syntactic_help or "a text"
-            reason = f"--{key}: is a config's key; here give --{name}, {takes}"
-        raise UserError(f"{reason}; see --help") from error
-
-
-def refused_value(reason: str) -> str:
-    """What is wrong with a flag's value, from what absl says of it; "" where it says something else."""
-    found = re.match(r"flag --(\w+)=(.*?): ", reason)
-    if not found:
-        return ""
-    if flags.FLAGS[found[1]].boolean:
-        return f"--{found[1]}={found[2]}: takes no value; give --{found[1]}, or leave it out"
-    takes = flags.FLAGS[found[1]].parser.syntactic_help
-    return f"--{found[1]}={found[2]}: is not valid; give {takes}" if takes else ""
-
-
-def register(argv: list[str]) -> None:
-    """Run the files of --register, before flags are read whose values they may be.
-
-    Raises:
-        UserError: one can't be used.
-    """
-    for place, argument in enumerate(argv):
-        flag, given, path = argument.partition("=")
-        if flag in ("--register", "-register"):
-            read_registrations(path if given else "".join(argv[place + 1 : place + 2]))
+def _leave(status: int) -> None:
+    """End the process, whatever its threads do."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):
+            stream.flush()
+    os._exit(status)

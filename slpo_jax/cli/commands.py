@@ -17,68 +17,80 @@ RUN is a workdir, WORKDIR/checkpoints/STAGE, an export, a Hugging Face directory
 import importlib
 import signal
 import sys
+import webbrowser
 from collections.abc import Callable
+from pathlib import Path
 
 import slpo_jax
-from slpo_jax.errors import UserError, silent_when_unread
+from slpo_jax.cli.command import CommandParser, run_command
+from slpo_jax.errors import UserError
 
-_MODULES = {
-    "train": "main", "data": "cli.data", "solve": "cli.solve", "eval": "cli.measure", "view": "cli.view",
-    "report": "evaluation.report", "export": "cli.convert", "import": "cli.convert",
+# The function of each, in this package: of its arguments alone. Nothing is imported before it is used.
+_COMMANDS = {
+    "train": "cli.train:train", "data": "cli.reasoner:data", "solve": "cli.reasoner:solve",
+    "eval": "cli.reasoner:evaluate", "view": "cli.commands:view", "report": "evaluation.report:main",
+    "export": "cli.reasoner:export", "import": "cli.reasoner:import_", "configs": "cli.commands:configs",
 }  # fmt: skip
 
 
 def main() -> None:
     """The command: status 2 and one line for what the user can mend."""
     try:
-        with silent_when_unread():
-            sys.exit(_run(sys.argv[1:]))
-    except KeyboardInterrupt:  # before the command itself takes care of it
-        print("\ninterrupted", file=sys.stderr)
+        run_command(_run, sys.argv[1:], goes_on=sys.argv[1:2] == ["train"])
+    except KeyboardInterrupt:  # while it ends
         sys.exit(128 + signal.SIGINT)
 
 
-def _run(arguments: list[str]) -> int | None:
+def _run(arguments: list[str]) -> None:
     command, *rest = arguments or ["--help"]
     if command in ("--help", "-h", "help"):
         print(__doc__)
-        return 0
-    if command == "--version":
+    elif command == "--version":
         print(slpo_jax.__version__)
-        return 0
-    try:
-        if command == "configs":
-            return _configs(rest)
-        if command not in _MODULES:
-            raise UserError(f"{command}: no such command; give one of {', '.join([*_MODULES, 'configs'])}")
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    name, arguments = as_module([command, *rest])
-    module = importlib.import_module(name)
-    sys.modules["__main__"].__doc__ = module.__doc__  # what absl's --help shows
-    sys.argv = [f"slpo {command}", *arguments]
-    run: Callable[[], int | None] = module.run
-    return run()
+    else:
+        sys.exit(function_of(command)(rest))
 
 
-def as_module(arguments: list[str]) -> tuple[str, list[str]]:
-    """The module that a command is, but for `configs`, and that module's arguments."""
-    name = _MODULES[arguments[0]]
-    return f"slpo_jax.{name}", arguments if name == "cli.convert" else arguments[1:]
+def function_of(command: str) -> Callable[[list[str]], int | None]:
+    """What does a command, given its arguments.
+
+    Raises:
+        UserError: there is no such command.
+    """
+    if command not in _COMMANDS:
+        raise UserError(f"{command}: no such command; give one of {', '.join(_COMMANDS)}")
+    module, _, name = _COMMANDS[command].partition(":")
+    function: Callable[[list[str]], int | None] = getattr(importlib.import_module(f"slpo_jax.{module}"), name)
+    return function
 
 
-def _configs(names: list[str]) -> int:
+def view(arguments: list[str]) -> None:
+    """Open a run's `report.html` in the browser, and print where it is; made first where only its records are there."""
+    from slpo_jax.evaluation.report import write_report
+    from slpo_jax.io.workdir import Workdir
+
+    parser = CommandParser("view", view.__doc__)
+    parser.add_argument("run", metavar="RUN", type=Path, help="a workdir, the folder of a report, or a page itself")
+    path = parser.read(arguments).run.expanduser()
+    page = path if path.suffix == ".html" else Workdir(path).report_html
+    if not page.is_file():
+        if not Workdir(path).evaluated():
+            raise UserError(f"{path}: holds no records of an evaluation; give the workdir of a run that was evaluated")
+        write_report(path)
+    print(page, flush=True)
+    webbrowser.open(page.resolve().as_uri())
+
+
+def configs(arguments: list[str]) -> None:
+    """List the shipped configs, or print some."""
     from slpo_jax.config.config_files import find_config, shipped
 
-    if {"--help", "-h"} & set(names):
-        print("slpo configs [NAME ..]: list the shipped configs, or print some.")
-        return 0
+    parser = CommandParser("configs", configs.__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME")
+    names = parser.read(arguments).names
     for name in names:
-        with open(find_config(name), encoding="utf-8") as file:
-            print(file.read(), end="")
+        print(Path(find_config(name)).read_text(encoding="utf-8"), end="")
     if not names:
         found = shipped()
         width = max(map(len, found))
         print("\n".join(f"{name:<{width}}  {text}" for name, text in found.items()))
-    return 0

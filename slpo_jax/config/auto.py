@@ -194,9 +194,6 @@ def schedule(measured: Measured) -> list[Choice]:
     def steps(epochs: int, size: int) -> int:
         return min(max(epochs * n // size, 20), most)
 
-    def lasts(name: str, why: str) -> str:
-        return "steps as given" if f"{name}.steps" in measured.given else why
-
     def section(name: str, why: str, size: int, rate: float, **values: Any) -> Choice:
         micro = math.gcd(size, size // 8) if large else 1
         values |= {"batch_size": size, "micro_batches": micro, "optimizer.learning_rate": rate}
@@ -209,11 +206,11 @@ def schedule(measured: Measured) -> list[Choice]:
         phases = {key: measured.or_given(f"imitate.{key}", steps(count, batch)) for key, count in epochs.items()}
         phases = dict.fromkeys(("cot_steps", "stage_steps", "final_steps"), 0) | phases
         least = min((count for count in phases.values() if count), default=0)
-        many = ", ".join(str(count) for key, count in epochs.items() if f"imitate.{key}" not in measured.given)
+        many = ", ".join(map(str, epochs.values()))
         why = f"{many} epochs of {n:,} problems, 20 to {most:,} steps each, a tenth warm-up"
         rate = (2e-5 if large else 1e-4) if pretrained else 1e-3
         chosen.append(section(
-            "imitate", why if many else "steps as given", batch, rate, **phases, optimizer__warmup_steps=least // 10,
+            "imitate", why, batch, rate, **phases, optimizer__warmup_steps=least // 10,
             optimizer__schedule="linear", optimizer__final_fraction=0.1, suffix_slots=buckets(measured.written)[:-1],
         ))  # fmt: skip
     passes = 2 if pretrained else 10
@@ -221,13 +218,13 @@ def schedule(measured: Measured) -> list[Choice]:
         size = measured.or_given("cold_start.batch_size", small)
         taken = measured.or_given("cold_start.steps", steps(passes, size))
         chosen.append(section(
-            "cold_start", lasts("cold_start", f"at most {passes} epochs"), size, 3e-3, steps=taken,
+            "cold_start", f"at most {passes} epochs", size, 3e-3, steps=taken,
             evaluate_every=max(taken // 4, 1), patience=2, optimizer__name="adamw",
         ))  # fmt: skip
     size = measured.or_given("rl.batch_size", small)
     taken, rl = measured.or_given("rl.steps", steps(passes, size)), "adafactor" if pretrained else "adamw"
     chosen.append(section(
-        "rl", lasts("rl", f"{passes} epochs"), size, 1e-6 if pretrained else 3e-5, steps=taken, optimizer__name=rl,
+        "rl", f"{passes} epochs", size, 1e-6 if pretrained else 3e-5, steps=taken, optimizer__name=rl,
         optimizer__warmup_steps=taken // 20, capacities=((1.0, 1.0),),
     ))  # fmt: skip
     evaluate = {"evaluate.batch_size": 64 if pretrained else 256, "evaluate.samples": 8, "evaluate.seeds": 1}

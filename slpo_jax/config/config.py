@@ -146,6 +146,22 @@ def default_config() -> ConfigDict:
     return config
 
 
+def objective_variant(config: ConfigDict, name: str, kind: str, **settings: Any) -> None:
+    """A further entry under `config.objective`: an objective with other settings, trained under a name of its own.
+
+    Args:
+        name: of its checkpoint and its row; put it into `config.rl.objectives` too.
+        kind: a name in `training.objectives.OBJECTIVES`.
+    """
+    config.objective[name] = section(OBJECTIVES[kind]())
+    config.objective[name].update(kind=kind, **settings)
+
+
+def tried(name: str, rate: float) -> str:
+    """What an objective is called at a rate that is tried, such as NAME_3e_05: a name that flags can give."""
+    return f"{name}_{rate:.0e}".replace("-", "_")
+
+
 def read_config(node: Mapping[str, Any] | ConfigDict) -> Config:
     """What a config says, whose keys are some of `default_config`'s; nothing that spans several sections is checked.
 

@@ -1,16 +1,15 @@
 """Config files by name: those of `configs/`, which the package brings along, and the user's own."""
 
 import ast
-import importlib.util
 import re
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ml_collections import ConfigDict
 
-from slpo_jax.errors import UserError, in_a_line
+from slpo_jax.config.registry import run_file
+from slpo_jax.errors import UserError
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 
@@ -57,22 +56,7 @@ def read_config_file(given: str) -> ConfigDict:
         UserError: there is no such file, or it fails.
     """
     path, _, argument = find_config(given).partition(":")
-    beside = [str(Path(path).parent), str(shipped_folder())]  # which it may import from
-    spec = importlib.util.spec_from_file_location(f"slpo_jax_config_{Path(path).stem}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.path[:0] = beside
-    try:
-        spec.loader.exec_module(module)
-        config: Any = module.get_config(*[argument] * bool(argument))
-    except UserError:
-        raise
-    except Exception as error:  # the config file is the user's code, and can raise anything
-        said = in_a_line(error).partition(" since the config is locked")[0]  # and all that it holds
-        raise UserError(f"--config={given}: {said}; mend the file") from error
-    finally:
-        del sys.path[: len(beside)]
+    config = run_file(Path(path), f"--config={given}", [shipped_folder()], "get_config", *[argument] * bool(argument))
     if not isinstance(config, ConfigDict):
         raise UserError(f"--config={given}: get_config returns no ConfigDict; begin with slpo_jax.config")
     return config
@@ -107,15 +91,13 @@ def override(config: ConfigDict, changes: Mapping[str, Any], texts: bool = False
 
 
 def _read(text: str, kind: type) -> Any:
-    """A flag's value; where it can't be read as that, the text itself."""
-    if text == "None":
-        return None
-    if kind is bool:
-        return {"": True, "true": True, "1": True, "false": False, "0": False}.get(text.lower(), text)
+    """A flag's value, as Python writes it; where it can't be read so, the text itself."""
+    if kind is str and text != "None":
+        return text
     try:
-        if kind is not tuple:
-            return kind(text) if kind in (int, float) else text
         value = ast.literal_eval(text)
-        return tuple(value) if isinstance(value, tuple | list) else (value,)
     except (ValueError, SyntaxError):
-        return (text,) if kind is tuple else text
+        value = text
+    if kind is tuple and value is not None:
+        return tuple(value) if isinstance(value, tuple | list) else (value,)
+    return value

@@ -1,11 +1,15 @@
 """How a checkpoint is used: the arguments of `slpo_jax.load`, and the flags of the commands that ask a reasoner."""
 
+import contextlib
 import dataclasses
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from slpo_jax.config.bounds import Limits, check_fields
 from slpo_jax.data.speed import MOST_SPEED
+from slpo_jax.errors import UserError
 from slpo_jax.rewards.answers import AskedStyle
 
 
@@ -45,3 +49,16 @@ class LoadOptions:
 
 KEYS: dict[str, tuple[str, ...]] = {field.name: field.metadata["keys"] for field in dataclasses.fields(LoadOptions)}
 """Of the config, by option."""
+
+_ARGUMENTS = {f"config.{key}": name for name, keys in KEYS.items() for key in keys} | {"config.init": "checkpoint"}
+
+
+@contextlib.contextmanager
+def by_argument() -> Iterator[None]:
+    """Have a `UserError` name the argument that the user has given, `latents`, not the config's key, nor the flag."""
+    try:
+        yield
+    except UserError as error:
+        text = re.sub(r"(?<![\w-])--(?=\w)", "", str(error))
+        error.args = (re.sub(r"\bconfig\.[\w.]*\w", lambda key: _ARGUMENTS.get(key[0], key[0]), text),)
+        raise

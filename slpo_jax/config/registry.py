@@ -4,10 +4,11 @@ A file that registers is a config file, or imported by one, or is named with --r
 """
 
 import dataclasses
-import importlib.util
 import re
 import sys
-from collections.abc import Callable, MutableMapping
+import types
+from collections.abc import Callable, MutableMapping, Sequence
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import Any
 
@@ -50,11 +51,11 @@ def register_reward(name: str, function: Callable[[str, str, str], float]) -> No
         function: (question, reference, completion) -> a finite number. It is asked on the host, of completions that
             ended within their budget; others earn 0. In evaluation those that earn 1 or more are right.
     Raises:
-        UserError: the name can't be used, or it is no function.
+        UserError: the name can't be used.
     """
     from slpo_jax.rewards.reward import REWARDS
 
-    _put(REWARDS, "reward", name, function, function)
+    _put(REWARDS, "reward", name, function)
 
 
 def register_recipe(name: str, settings: type) -> None:
@@ -78,12 +79,11 @@ def register_scorer(name: str, scorer: Any) -> None:
     Args:
         scorer: a `slpo_jax.policy.scorers.scorer.ScoreFn` that gives 0 or more, or a `Scorer`.
     Raises:
-        UserError: the name can't be used, or it is no function.
+        UserError: the name can't be used.
     """
     from slpo_jax.policy.scorers import SCORERS, Scorer
 
-    made = scorer if isinstance(scorer, Scorer) else Scorer(scorer)
-    _put(SCORERS, "scorer", name, made, made.score)
+    _put(SCORERS, "scorer", name, scorer if isinstance(scorer, Scorer) else Scorer(scorer))
 
 
 def register_tracker(name: str, start: Callable[[Path, dict[str, Any]], Any]) -> None:
@@ -92,32 +92,25 @@ def register_tracker(name: str, start: Callable[[Path, dict[str, Any]], Any]) ->
     Args:
         start: (workdir, config as nested dicts) -> a `slpo_jax.training.trackers.Tracker`.
     Raises:
-        UserError: the name can't be used, or it is no function.
+        UserError: the name can't be used.
     """
     from slpo_jax.training.trackers import TRACKERS
 
-    _put(TRACKERS, "tracker", name, start, start)
+    _put(TRACKERS, "tracker", name, start)
 
 
 def _register(registry: MutableMapping[str, Any], what: str, name: str, cls: type, base: type) -> None:
     if not (isinstance(cls, type) and issubclass(cls, base) and dataclasses.is_dataclass(cls)):
         raise UserError(f"register_{what}: {name}: {cls!r} is no dataclass that extends {base.__name__}; give one")
-    try:
-        cls()
-    except TypeError as error:
-        raise UserError(f"register_{what}: {name}: {in_a_line(error)}; give each field a default") from None
-    _put(registry, what, name, cls, cls)
+    _put(registry, what, name, cls)
 
 
-def _put(registry: MutableMapping[str, Any], what: str, name: str, value: Any, function: Any) -> None:
+def _put(registry: MutableMapping[str, Any], what: str, name: str, value: Any) -> None:
     """A file may be read twice, and put what it registers in its own place."""
-    if not callable(function):
-        raise UserError(f"register_{what}: {name}: {function!r} is no function; give one")
     ours = _OURS.setdefault(id(registry), frozenset(registry))
-    if name in ours:
-        raise UserError(f"register_{what}: {name!r} is one of ours; use another name than {', '.join(sorted(ours))}")
-    if not re.fullmatch(r"[^\W\d]\w*", name) or name in ("name", "kind"):
-        raise UserError(f"register_{what}: {name!r} is to be the key of a config; use letters, digits and _")
+    if name in ours or not re.fullmatch(r"[^\W\d]\w*", name) or name in ("name", "kind"):
+        raise UserError(f"register_{what}: {name!r} is to be a config's key; use letters, digits and _, and none of "
+                        f"{', '.join(sorted({*ours, 'name', 'kind'}))}")  # fmt: skip
     registry[name] = value
 
 
@@ -130,16 +123,30 @@ def read_registrations(path: str) -> None:
     file = Path(path).expanduser()
     if not file.is_file():
         raise UserError(f"--register={path}: no such file; give a Python file that calls slpo_jax.register_..")
-    spec = importlib.util.spec_from_file_location(f"slpo_jax_registered_{file.stem}", file)
-    if spec is None or spec.loader is None:
-        raise UserError(f"--register={path}: is no Python file; give one that calls slpo_jax.register_..")
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    sys.path.insert(0, str(file.parent.resolve()))  # beside which it may have others
+    run_file(file, f"--register={path}")
+
+
+def run_file(file: Path, flag: str, beside: Sequence[Path] = (), function: str = "", *arguments: str) -> Any:
+    """Run a user's Python file, and what one of its functions returns.
+
+    Args:
+        flag: that names it, for messages.
+        beside: folders that it may import from, beside its own.
+    Raises:
+        UserError: it fails.
+    """
+    loader = SourceFileLoader(f"slpo_jax_{file.stem}", str(file))
+    module = sys.modules[loader.name] = types.ModuleType(loader.name)
+    module.__file__ = str(file)
+    folders = [str(folder) for folder in (file.parent.resolve(), *beside)]
+    sys.path[:0] = folders
     try:
-        spec.loader.exec_module(module)
-    except UserError as error:
-        raise UserError(f"--register={path}: {error}") from None
+        loader.exec_module(module)
+        return getattr(module, function)(*arguments) if function else None
+    except UserError:
+        raise
     except (Exception, SystemExit) as error:  # it is the user's code, and can raise anything
-        raise UserError(f"--register={path}: {in_a_line(error)}; mend the file") from error
+        said = in_a_line(error).partition(" since the config is locked")[0]  # and all that it holds
+        raise UserError(f"{flag}: {said}; mend the file") from error
     finally:
-        sys.path.pop(0)
+        del sys.path[: len(folders)]

@@ -162,8 +162,8 @@ def read_record(
     if layout is None:
         missing = "answer" if fields.question or any(name in record for name in _QUESTIONS) else "question"
         raise UserError(
-            f"{where}: field '{missing}' is missing, only {_names(given)} are there; name the one that holds it with "
-            f"config.data.fields.{missing}"
+            f"{where}: field '{missing}' is missing, only {_names(given)} are there; rename the one that holds it to "
+            f"{missing}, or name it with config.data.fields.{missing}"
         )
     reading = reading or Reading()
     reading.see({name: record[name] for name in given})

@@ -4,13 +4,21 @@ Every process does the same, in the same order; collectives wait for each other.
 Alone, a process is the first, and nothing here costs anything.
 """
 
+import contextlib
+import json
+import os
 import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
 _index, _count = 0, 1
-_begun, _last = 0, "its start"  # of what all do in the same order, for `watchdog`
+_begun, _last = 0, "its start"  # of what all do in the same order
+_CHECKS = 20  # in the time after which a process is stuck
+_FOLDER = "slpo_jax/place/"
 
 
 def join(coordinator: str | None, processes: int | None, process: int | None) -> None:
@@ -31,17 +39,6 @@ def join(coordinator: str | None, processes: int | None, process: int | None) ->
     _index, _count = jax.process_index(), jax.process_count()
 
 
-def local_flags(processes: int) -> list[list[str]]:
-    """The flags with which so many processes of one machine find each other, for each of them; none for one alone."""
-    if processes == 1:
-        return [[]]
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
-    joined = [f"--coordinator=localhost:{port}", f"--processes={processes}"]
-    return [[*joined, f"--process={index}"] for index in range(processes)]
-
-
 def begin(what: str = "") -> None:
     """Note that something begins which all processes do in the same order.
 
@@ -52,26 +49,9 @@ def begin(what: str = "") -> None:
     _begun, _last = _begun + 1, what or _last
 
 
-def place() -> tuple[int, str]:
-    """How many such things have begun here, and the last that had words."""
-    return _begun, _last
-
-
-def which() -> tuple[int, int]:
-    """Which process this is, and of how many."""
-    return _index, _count
-
-
-def store() -> Any:
-    """Texts by key that all processes see, also while their main threads wait; None where there are no others.
-
-    jax has no other way to it.
-    """
-    if _count == 1:
-        return None
-    from jax._src.distributed import global_state
-
-    return global_state.client
+def count() -> int:
+    """How many processes there are."""
+    return _count
 
 
 def is_first() -> bool:
@@ -121,3 +101,73 @@ def whole(array: Any) -> np.ndarray:
     if _count > 1 and not getattr(array, "is_fully_addressable", True):
         return np.asarray(_together().process_allgather(array, tiled=True))
     return np.asarray(array)
+
+
+@contextlib.contextmanager
+def watched(seconds: float) -> Iterator[None]:
+    """Say which of several processes is stuck, and end them all: jax itself notices only those that are dead.
+
+    A process that is alive but gets nowhere leaves the others in a collective that never ends. So a thread of each
+    tells the others where its process is, through the store that jax.distributed keeps for them, and watches them.
+
+    Args:
+        seconds: without any process getting on, after which they are stuck; 0 is never.
+    """
+    if not seconds or _count == 1:
+        yield
+        return
+    from jax._src.distributed import global_state  # jax has no other way to texts that all processes see
+
+    over = threading.Event()
+    watching = (seconds, global_state.client, over.wait, _leave)
+    threading.Thread(target=watch, args=watching, daemon=True, name="watchdog").start()
+    try:
+        yield
+    finally:
+        over.set()
+
+
+def watch(seconds: float, store: Any, pause: Callable[[float], bool], end: Callable[[str], None]) -> None:
+    """Watch until it is over, or somebody is stuck.
+
+    Time is counted in pauses that were waited for: of a machine that sleeps none pass.
+
+    Args:
+        store: has `key_value_set` and `key_value_dir_get`.
+        pause: waits some seconds; True where the watch is over.
+        end: what to do with the line that says who is stuck.
+    """
+    before, waited = None, 0
+    while waited < _CHECKS and not pause(seconds / _CHECKS):
+        mine = json.dumps([_begun, _last, f"{socket.gethostname()}, PID {os.getpid()}"])
+        try:
+            store.key_value_set(f"{_FOLDER}{_index}", mine, allow_overwrite=True)
+            found = dict(store.key_value_dir_get(_FOLDER))
+        except RuntimeError:  # it is gone, and jax ends the others of a process that died
+            return
+        places = [json.loads(found.get(f"{_FOLDER}{i}", '[-1, "its start", "unknown"]')) for i in range(_count)]
+        waited, before = (waited + 1 if places == before else 0), places
+    if before and waited >= _CHECKS:
+        end(_verdict(seconds, before))
+
+
+def _verdict(seconds: float, places: list[list[Any]]) -> str:
+    """Who is behind the others, and where."""
+    behind = [index for index, (done, _, _) in enumerate(places) if done == min(place[0] for place in places)]
+    where = ", ".join(f"process {index} ({places[index][2]}) after {places[index][1]}" for index in behind)
+    others = "" if len(behind) == len(places) else "; the others wait for it"
+    return (
+        f"stuck for {seconds:g} s, of {len(places)} processes: {where}{others}; look there for what it does (py-spy "
+        "dump --pid PID), or raise config.stuck_after if it only takes long; the same command goes on from the last "
+        "checkpoint"
+    )
+
+
+def _leave(line: str) -> None:
+    """End the process, whose main thread may never come back; all at once, as far as they are able to."""
+    import jax
+
+    print(f"error: {line}", file=sys.stderr, flush=True)
+    with contextlib.suppress(RuntimeError):
+        jax.distributed.shutdown()  # waits for the others
+    os._exit(2)

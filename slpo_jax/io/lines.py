@@ -7,17 +7,7 @@ from pathlib import Path
 
 from absl import logging
 
-
-def are_ours(record: python_logging.LogRecord) -> bool:
-    """Whether this package says it."""
-    return record.pathname.startswith(f"{Path(__file__).parents[1]}{os.sep}")
-
-
-class Lines(logging.PythonFormatter):
-    """Warnings of our own as what is printed, without time and place."""
-
-    def format(self, record: python_logging.LogRecord) -> str:
-        return record.getMessage() if are_ours(record) else super().format(record)
+_PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"
 
 
 def print_plainly() -> None:
@@ -32,7 +22,7 @@ def print_plainly() -> None:
 def _print(record: python_logging.LogRecord) -> bool:
     """Print it, or leave it to the handlers."""
     layouts = [getattr(handler.formatter, "_fmt", "") for handler in python_logging.root.handlers]
-    if not are_ours(record) or any(layout != python_logging.BASIC_FORMAT for layout in layouts):
+    if not record.pathname.startswith(_PACKAGE) or any(layout != python_logging.BASIC_FORMAT for layout in layouts):
         return True
     print(record.getMessage(), file=sys.stderr)
     return False

@@ -57,14 +57,8 @@ def _difference(stored: Any, like: Any) -> str:
         {jax.tree_util.keystr(at, simple=True, separator="/"): x.shape for at, x in jax.tree.leaves_with_path(tree)}
         for tree in (stored, like)
     )
-    for name in dict.fromkeys([*ours, *theirs]):
-        if name not in theirs:
-            return f"it lacks {name}"
-        if name not in ours:
-            return f"it has {name} too"
-        if ours[name] != theirs[name]:
-            return f"{name} is {theirs[name]} there, {ours[name]} here"
-    return ""
+    different = (name for name in ours | theirs if ours.get(name) != theirs.get(name))
+    return next((f"{name} is {theirs.get(name)} there, {ours.get(name)} here" for name in different), "")
 
 
 def _damaged(path: Path, problem: str) -> UserError:

@@ -8,7 +8,7 @@ from typing import TextIO
 
 from tqdm import tqdm
 
-from slpo_jax.io import compiling, hosts
+from slpo_jax.io import backend, hosts
 
 _SECONDS = 60.0  # between lines where there is no terminal
 
@@ -52,10 +52,10 @@ class Progress:
             )  # fmt: skip
         elif keep:
             print(f"{label}: begins at {unit} {done} of {total}", file=self._file, flush=True)
-        self._compiled = compiling.seconds()
+        self._compiled = backend.seconds()
         self._began, self._last = (clock() - self._compiled, done), clock()
         self._shown = False
-        self._untell = compiling.tell(self._compiles)
+        self._untell = backend.tell(self._compiles)
 
     def update(self, done: int, facts: Mapping[str, str] | None = None) -> None:
         """Say that so many steps are done in all, and what else is known now: texts by name."""
@@ -87,7 +87,7 @@ class Progress:
     def _write(self) -> None:
         """One line: how many of how many, how fast on the whole, what is left, and the facts."""
         self._last, self._shown = self._clock(), True
-        seconds, steps = self._last - compiling.seconds() - self._began[0], self.done - self._began[1]
+        seconds, steps = self._last - backend.seconds() - self._began[0], self.done - self._began[1]
         rate = f", {steps / seconds:.3g} {self._unit}s/s" if seconds > 0 and steps else ""
         if rate and self.done < self._total:
             rate += f", {tqdm.format_interval((self._total - self.done) * seconds / steps)} left"
@@ -96,12 +96,12 @@ class Progress:
 
     def _leave_out(self, bar: tqdm) -> None:
         """Have the bar's clock stand still for what was compiled."""
-        compiled, self._compiled = compiling.seconds() - self._compiled, compiling.seconds()
+        compiled, self._compiled = backend.seconds() - self._compiled, backend.seconds()
         bar.start_t += compiled
         bar.last_print_t += compiled
 
     def _compiles(self, seconds: float | None) -> None:
-        """See `compiling.Say`."""
+        """See `backend.Say`."""
         if self._bar is not None and seconds is None:
             self._bar.set_postfix_str("compiling ..")
         elif self._bar is not None:

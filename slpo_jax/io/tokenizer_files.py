@@ -40,13 +40,8 @@ def read_tokenizer(directory: Path) -> "PreTrainedTokenizerFast":
     whole = (directory / WHOLE).is_file()
     if not whole and not all((directory / name).is_file() for name in ("vocab.json", "merges.txt")):
         raise UserError(f"tokenizer {directory}: has neither {WHOLE} nor vocab.json + merges.txt; add them")
-    if own := _own_class(settings):
-        if not whole:
-            raise UserError(
-                f"tokenizer {directory}: {SETTINGS} names code of its own ({own}), which is never run, and there is no "
-                f"{WHOLE}; add that"
-            )
-        logging.warning("tokenizer %s: its own code (%s) is not run; %s is taken as it is", directory, own, WHOLE)
+    if "auto_map" in settings:
+        logging.warning("tokenizer %s: its own code is not run; its files are taken as they are", directory)
     try:
         return _whole(directory, settings) if whole else _of_class(directory, settings)
     except UserError:
@@ -68,13 +63,6 @@ def save_tokenizer(tokenizer: "PreTrainedTokenizerFast", folder: Path) -> None:
     if "add_prefix_space" in pre_tokenizer:  # 4.57 sets the file's to this one
         settings["add_prefix_space"] = pre_tokenizer["add_prefix_space"]
     path.write_text(json.dumps(settings, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-def _own_class(settings: dict[str, Any]) -> str:
-    """The code that a tokenizer names as its class; "" where it is one of transformers'."""
-    named = settings.get("auto_map")
-    named = named.get("AutoTokenizer") if isinstance(named, dict) else named
-    return next((str(name) for name in (named if isinstance(named, list) else [named]) if name), "")
 
 
 def _whole(directory: Path, settings: dict[str, Any]) -> "PreTrainedTokenizerFast":

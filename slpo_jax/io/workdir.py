@@ -19,7 +19,6 @@ WORKDIR/
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,53 +32,48 @@ BEST = "_best"
 _CHECKPOINTS = "checkpoints"
 
 
-@dataclass(frozen=True)
 class SetFiles:
     """What one row's evaluation on one data set leaves behind.
 
     Attributes:
         folder: of the row.
         name: of the data set.
+        records: a JSON line a problem.
+        latents: the clean rollouts' latents, where they were asked for.
+        thoughts: what is seen of the first problems' latents.
+        manifest: what the records were made of, and their digests.
+        partial: folder of the rollouts that are finished while others are not.
     """
 
-    folder: Path
-    name: str
-
-    @property
-    def records(self) -> Path:
-        """A JSON line a problem."""
-        return self.folder / f"{self.name}.jsonl"
-
-    @property
-    def latents(self) -> Path:
-        """The clean rollouts' latents, where they were asked for."""
-        return self.folder / f"{self.name}.latents.npz"
-
-    @property
-    def thoughts(self) -> Path:
-        """What is seen of the first problems' latents."""
-        return self.folder / f"{self.name}.thoughts.json"
-
-    @property
-    def manifest(self) -> Path:
-        """What the records were made of, and their digests."""
-        return self.folder / f"{self.name}.manifest"
-
-    @property
-    def partial(self) -> Path:
-        """Folder of the rollouts that are finished while others are not."""
-        return self.folder / f"{self.name}.partial"
+    def __init__(self, folder: Path, name: str):
+        self.folder, self.name = folder, name
+        self.records = folder / f"{name}.jsonl"
+        self.latents = folder / f"{name}.latents.npz"
+        self.thoughts = folder / f"{name}.thoughts.json"
+        self.manifest = folder / f"{name}.manifest"
+        self.partial = folder / f"{name}.partial"
 
 
-@dataclass(frozen=True)
 class StageFolder:
     """The folder of one stage's checkpoints.
 
     Attributes:
         path: WORKDIR/checkpoints/STAGE.
+        name: the stage's.
+        facts: what the stage's result depends on, and so its best checkpoint's.
+        finished: the stage's last step; there once the stage was run to its end.
+        rule: how its rollouts stop, see `evaluation.rows.write_rule`.
+        adapters: folder of the adapters that it has merged.
+        anew: the remedy for what is wrong with the folder.
     """
 
-    path: Path
+    def __init__(self, path: Path):
+        self.path, self.name = path, path.name
+        self.facts = path.with_name(path.name.removesuffix(BEST)) / "config.json"
+        self.finished = path / "finished"
+        self.rule = path / "rule.json"
+        self.adapters = path / "adapters"
+        self.anew = f"delete {path} to run the stage anew, or use another --workdir"
 
     @classmethod
     def of(cls, checkpoint: Path) -> "StageFolder":
@@ -87,34 +81,9 @@ class StageFolder:
         return cls(checkpoint.parent if checkpoint.name.isdecimal() else checkpoint)
 
     @property
-    def name(self) -> str:
-        """The stage's name."""
-        return self.path.name
-
-    @property
     def workdir(self) -> "Workdir | None":
         """The workdir around it; None for a checkpoint that lies alone."""
         return Workdir(self.path.parent.parent) if self.path.parent.name == _CHECKPOINTS else None
-
-    @property
-    def facts(self) -> Path:
-        """What the stage's result depends on, and so its best checkpoint's."""
-        return self.path.with_name(self.name.removesuffix(BEST)) / "config.json"
-
-    @property
-    def finished(self) -> Path:
-        """The stage's last step; there once the stage was run to its end."""
-        return self.path / "finished"
-
-    @property
-    def rule(self) -> Path:
-        """How its rollouts stop, see `evaluation.rows.write_rule`."""
-        return self.path / "rule.json"
-
-    @property
-    def adapters(self) -> Path:
-        """Folder of the adapters that it has merged."""
-        return self.path / "adapters"
 
     @property
     def is_finished(self) -> bool:
@@ -125,11 +94,6 @@ class StageFolder:
     def is_objective(self) -> bool:
         """Whether the stage rl made it."""
         return self.said().get("stage") == RL
-
-    @property
-    def anew(self) -> str:
-        """The remedy for what is wrong with the folder."""
-        return f"delete {self.path} to run the stage anew, or use another --workdir"
 
     def said(self) -> dict[str, Any]:
         """What `facts` holds; {} where there is none.
@@ -145,59 +109,42 @@ class StageFolder:
         return sorted(int(entry.name) for entry in self.path.glob("*") if entry.name.isdecimal())
 
 
-@dataclass(frozen=True)
 class Workdir:
     """Every path of a run's workdir. Nothing is made or read by asking for one.
 
     Attributes:
         root: the workdir.
+        config: the config of the last command, resolved.
+        metrics: a JSON line a logged step: means since the line before.
+        tensorboard: folder of TensorBoard's events.
+        trackers: what the trackers call this workdir's run, by tracker.
+        report_json, report_md, report_html: the report.
+        lock: locked by the run that is at work here, for as long as it lives.
+        checkpoints: folder of the stages' folders.
+        reasoner: folder that describes the reasoner of all checkpoints.
+        labels: folder of the labels that the stage latent_rm is trained on.
+        eval: folder of the rows' folders.
     """
 
-    root: Path
+    def __init__(self, root: Path):
+        self.root = root
+        self.config = root / "config.json"
+        self.metrics = root / "metrics.jsonl"
+        self.tensorboard = root / "tensorboard"
+        self.trackers = root / "trackers.json"
+        self.report_json, self.report_md, self.report_html = (root / f"report.{end}" for end in ("json", "md", "html"))
+        self.lock = root / ".lock"
+        self.checkpoints = root / _CHECKPOINTS
+        self.reasoner = self.checkpoints / REASONER_FOLDER
+        self.labels = root / "labels"
+        self.eval = root / "eval"
 
     def __str__(self) -> str:
         return str(self.root)
 
-    @property
-    def config(self) -> Path:
-        """The config of the last command, resolved."""
-        return self.root / "config.json"
-
-    @property
-    def metrics(self) -> Path:
-        """A JSON line a logged step: means since the line before."""
-        return self.root / "metrics.jsonl"
-
-    @property
-    def tensorboard(self) -> Path:
-        """Folder of TensorBoard's events."""
-        return self.root / "tensorboard"
-
-    @property
-    def trackers(self) -> Path:
-        """What the trackers call this workdir's run, by tracker."""
-        return self.root / "trackers.json"
-
     def failed_batch(self, stage: str, step: int) -> Path:
         """The batch of the step at which a run gave up on a stage."""
         return self.root / f"failed_{stage}_{step}.npz"
-
-    @property
-    def report_json(self) -> Path:
-        return self.root / "report.json"
-
-    @property
-    def report_md(self) -> Path:
-        return self.root / "report.md"
-
-    @property
-    def report_html(self) -> Path:
-        return self.root / "report.html"
-
-    @property
-    def lock(self) -> Path:
-        """Locked by the run that is at work here, for as long as it lives."""
-        return self.root / ".lock"
 
     @contextlib.contextmanager
     def in_use(self) -> Iterator[None]:
@@ -219,16 +166,6 @@ class Workdir:
                 f"--workdir={self}: another run is at work in it; wait for its end, or use another --workdir"
             ) from None
 
-    @property
-    def checkpoints(self) -> Path:
-        """Folder of the stages' folders."""
-        return self.root / _CHECKPOINTS
-
-    @property
-    def reasoner(self) -> Path:
-        """Folder that describes the reasoner of all checkpoints."""
-        return self.checkpoints / REASONER_FOLDER
-
     def stage(self, name: str) -> StageFolder:
         """The folder of a stage, whether it is there or not."""
         return StageFolder(self.checkpoints / name)
@@ -248,16 +185,6 @@ class Workdir:
     def finished_objectives(self) -> list[str]:
         """Those of them that the stage rl made."""
         return [name for name in self.finished_stages() if self.stage(name).is_objective]
-
-    @property
-    def labels(self) -> Path:
-        """Folder of the labels that the stage latent_rm is trained on."""
-        return self.root / "labels"
-
-    @property
-    def eval(self) -> Path:
-        """Folder of the rows' folders."""
-        return self.root / "eval"
 
     def row(self, name: str) -> Path:
         """Folder of a row's records."""

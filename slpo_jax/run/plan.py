@@ -20,7 +20,6 @@ from slpo_jax.errors import UserError
 from slpo_jax.evaluation.rows import Row
 from slpo_jax.io import hosts
 from slpo_jax.io.files import write_text
-from slpo_jax.io.watchdog import watched
 from slpo_jax.run.evaluate import check_evaluation, run_evaluate
 from slpo_jax.run.experiment import Experiment, build
 from slpo_jax.run.header import say_start
@@ -46,7 +45,7 @@ def run_stages(config: Config, workdir: Path, given: Collection[str] = ()) -> Ex
     experiment = build(config, workdir, given)
     if hosts.is_first():
         _say_run(experiment)
-    with experiment.workdir.in_use(), watched(config.stuck_after):
+    with experiment.workdir.in_use(), hosts.watched(config.stuck_after):
         try:
             check_stages(experiment)
             resolved = values(experiment.config)
@@ -76,7 +75,7 @@ def _say_run(experiment: Experiment) -> None:
         at = f" (at step {max(stage.folder.steps)})" if stage.folder.steps else ""
         stages.append(stage.name + (" (finished)" if stage.folder.is_finished else at))
     stages += [EVALUATE] * (EVALUATE in config.stages)
-    together = "" if hosts.is_alone() else f" of {hosts.which()[1]} processes"
+    together = "" if hosts.is_alone() else f" of {hosts.count()} processes"
     say_start(experiment.workdir.root)
     print(f"devices: {devices.size} x {devices.flat[0].device_kind}{together}", file=sys.stderr)
     print(f"model: {config.reasoner}, {sum(sizes):,} parameters", file=sys.stderr)

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from slpo_jax.errors import UserError
-from slpo_jax.io import compiling, hosts, interrupts
+from slpo_jax.io import backend, hosts
 from slpo_jax.io.progress import Progress
 from slpo_jax.training.checkpoint import StageCheckpoints
 from slpo_jax.training.learned import Learning
@@ -26,7 +26,7 @@ StepFn = Callable[[TrainState, Any], tuple[TrainState, dict[str, Any]]]
 
 def _now() -> float:
     """Seconds, which stand still while something is compiled."""
-    return time.perf_counter() - compiling.seconds()
+    return time.perf_counter() - backend.seconds()
 
 
 class StageRun:
@@ -40,9 +40,6 @@ class StageRun:
         max_skipped: steps in a row without a finite loss and gradient, after which the run ends.
         sums: `Means.sums` of the checkpoint that is gone on from; None at a beginning.
         tokens: names of the metrics that together count what is generated.
-
-    Attributes:
-        unsaved: steps were taken since the last checkpoint.
     """
 
     def __init__(
@@ -63,24 +60,12 @@ class StageRun:
         self._progress, self._means = Progress(name, total, start), Means(sums or {})
         self._tokens = tokens
         self._seconds, self._clock_step, self._clock_tokens = 0.0, start, self._generated()
-        self.unsaved = False
         self._learning: Learning | None = None
         self._signal: int | None = None
         self._warned = False
         self._handlers: dict[int, Any] = {}
         if threading.current_thread() is threading.main_thread():
             self._handlers = {number: signal.signal(number, self._remember) for number in _STOPS}
-            interrupts.guard(self)
-
-    @property
-    def saving(self) -> bool:
-        """Whether a checkpoint is being written."""
-        return self.checkpoints.saving
-
-    @property
-    def shared(self) -> bool:
-        """Whether other processes take the same steps."""
-        return not hosts.is_alone()
 
     def end_at(self, total: int) -> None:
         """The stage has other steps in all than was thought."""
@@ -124,7 +109,7 @@ class StageRun:
         while step < until:
             with jax.transfer_guard("disallow"):  # everything that a step reads is on the devices already
                 state, metrics = step_fn(state, batch)
-            step, self.unsaved = step + 1, True
+            step += 1
             used = batch
             if step < until:
                 batch = make_batch(step)
@@ -140,7 +125,6 @@ class StageRun:
                 self._report(*pending)
                 pending = None
                 self.checkpoints.save(state, {**extra(), SUMS: self._means.sums})
-                self.unsaved = False
             if asked_to_stop:
                 self.finish(state, extra())
         if pending is not None:
@@ -212,6 +196,5 @@ class StageRun:
     def _let_go(self) -> None:
         self.checkpoints.close()
         self._progress.close()
-        interrupts.guard(None)
         for number, handler in self._handlers.items():
             signal.signal(number, handler)

@@ -65,7 +65,7 @@ def test_records_and_generators_are_read_too():
         ({"answers": "auto"}, "line 6: answer 'because' is no number; .* compare texts with answers=texts$"),
         ({"fields": {"prompt": "Question"}}, "^fields: .* is not valid; give names as question, answer and steps$"),
         ({"fields": {"question": 5}}, "^fields: .* is not valid; give names as question, answer and steps$"),
-        ({"fields": {"answer": "gold"}}, r"has no field 'gold' \(fields\['answer'\]\), only id, question, "),
+        ({"fields": {"answer": "gold"}}, r"has no field 'gold' \(config\.data\.fields\.answer\), only id, question, "),
     ],
 )
 def test_what_can_not_be_read_is_a_line_in_the_words_of_the_call(path, given, message):

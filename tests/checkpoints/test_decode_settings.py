@@ -11,7 +11,7 @@ from slpo_jax.checkpoints import export
 from slpo_jax.checkpoints.decode_settings import config_of, stopping_of
 from slpo_jax.checkpoints.detect import identify
 from slpo_jax.config import Config, default_config, read_config
-from slpo_jax.config.naming import FLAGS, naming
+from slpo_jax.config.load_options import by_argument
 from slpo_jax.config.sections import values
 from slpo_jax.data.chat import PromptConfig
 from slpo_jax.errors import UserError
@@ -195,7 +195,7 @@ def test_an_export_s_settings_are_checked_where_they_are_read(exported, tmp_path
     facts = json.loads(file.read_text())
     file.write_text(json.dumps(facts | {"settings": facts["settings"] | {key: value}}))
     message = rf"^{tmp_path}/it: reasoner\.json: (key {key}: |null in a section)"
-    with pytest.raises(UserError, match=message) as error, naming(FLAGS):
+    with pytest.raises(UserError, match=message) as error, by_argument():
         load_solver(str(tmp_path / "it"))
     assert "--" not in str(error.value)  # it is no flag that is at fault
 

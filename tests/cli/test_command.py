@@ -2,7 +2,6 @@
 
 import errno
 import os
-import re
 import subprocess
 import sys
 from typing import Any
@@ -20,8 +19,7 @@ from slpo_jax.cli.command import run_command
 def main(argv):
     raise {error}
 
-sys.argv = ["program", *{flags}]
-run_command(main{more})
+run_command(main, {flags}{more})
 """
 
 
@@ -68,8 +66,11 @@ def test_out_of_memory_names_the_settings_that_help(error):
 
 
 def test_ctrl_c_is_a_line(tmp_path):
-    assert _end("KeyboardInterrupt") == (130, ["interrupted; the same command goes on from what is finished"])
-    assert _end("KeyboardInterrupt", more=", goes_on=False") == (130, ["interrupted"])
+    assert _end("KeyboardInterrupt") == (130, ["interrupted"])
+    assert _end("KeyboardInterrupt", more=", goes_on=True") == (
+        130,
+        ["interrupted; the same command goes on from what is finished"],
+    )
 
 
 def test_a_mistake_of_ours_is_a_traceback():
@@ -114,10 +115,15 @@ def test_another_s_closed_pipe_is_no_silence():
     ],
 )
 def test_a_run_says_where_it_is_before_jax_is_imported(flags, line):
-    program = (
-        f"import sys, atexit; atexit.register(lambda: print('jax' in sys.modules)); from slpo_jax.cli import main; "
-        f"main._define_data_flags(); main._parse(['main', *{flags}])"
-    )
+    program = f"""if True:
+        import sys
+        from slpo_jax.cli.train import train
+        sys.modules["slpo_jax.config.validate"] = None
+        try:
+            train({flags})
+        except ImportError:
+            print("jax" in sys.modules)
+    """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.stdout.endswith("False\n")
     assert done.stderr == (f"slpo_jax {slpo_jax.__version__}: {line}\n" if line else "")
@@ -129,7 +135,7 @@ def test_keys_of_a_config_are_taken_from_between_the_other_arguments():
     assert take_keys(argv) == (["slpo", "x", "--x=4"], {"a.b": "3", "c": "-2", "d": ""})
 
 
-@pytest.mark.parametrize("command", ["", *commands._MODULES, "configs"])
+@pytest.mark.parametrize("command", ["", *commands._COMMANDS])
 def test_help_is_no_error(command):
     done = _slpo(*command.split(), "-h" if command in ("", "solve", "report", "configs") else "--help")
     assert (done.returncode, done.stderr) == (0, "")
@@ -147,7 +153,7 @@ def test_warnings_look_as_all_other_lines():
     logs = "__import__('absl.logging').logging"
     status, lines = _end(f"exec({ours}, {{'logging': {logs}}}) or {logs}.warning('theirs') or SystemExit(0)")
     assert (status, lines[0]) == (0, "lost 3")
-    assert re.fullmatch(r"W\d{4} .* <string>:\d+\] theirs", lines[1])
+    assert lines[1] == "WARNING:absl:theirs"
 
 
 @pytest.mark.parametrize(
@@ -170,6 +176,6 @@ def test_an_encoding_without_a_character_is_no_error():
     environment = os.environ | {"PYTHONIOENCODING": "ascii"}
     program = PROGRAM.format(error="SystemExit(print('61.7 ± 2.3', '–', '猫'))", flags=[], more="")
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, env=environment, check=False)
-    assert (done.returncode, done.stdout) == (0, b"61.7 +- 2.3 - \\u732b\n")
+    assert (done.returncode, done.stdout) == (0, b"61.7 \\xb1 2.3 \\u2013 \\u732b\n")
     done = _slpo("solve", "./nowhere", "-", input="Zoë ?", env=environment)
-    assert (done.returncode, done.stderr[:31]) == (2, "error: --checkpoint: ./nowhere ")
+    assert (done.returncode, done.stderr[:31]) == (2, "error: checkpoint: ./nowhere is")

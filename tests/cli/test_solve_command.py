@@ -1,4 +1,4 @@
-"""`python -m slpo_jax.cli.solve` as a command, in forks of a server that has imported the package."""
+"""`slpo solve` as a command, in forks of a server that has imported the package."""
 
 import functools
 import hashlib
@@ -6,7 +6,6 @@ import io
 import json
 import multiprocessing
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -31,17 +30,18 @@ def solver(work):
 def _child(argv: list[str], stdin: str, output: str) -> None:
     for number, name in ((1, "stdout"), (2, "stderr")):
         os.dup2(os.open(f"{output}.{name}", os.O_WRONLY | os.O_CREAT), number)
-    sys.argv, sys.stdin = ["solve", *argv], io.StringIO(stdin)
-    from slpo_jax.cli import solve as command
+    sys.stdin = io.StringIO(stdin)
+    from slpo_jax.cli.command import run_command
+    from slpo_jax.cli.reasoner import solve
 
-    command.run()
+    run_command(solve, argv)
 
 
 @functools.cache
 def _server():
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(
-        ["slpo_jax.cli.solve", "slpo_jax.run.solver", "slpo_jax.data.tokenizer", "transformers"]
+        ["slpo_jax.cli.reasoner", "slpo_jax.run.solver", "slpo_jax.data.tokenizer", "transformers"]
     )
     return context
 
@@ -49,7 +49,7 @@ def _server():
 @pytest.fixture
 def ask(work, tmp_path):
     def ask(*argv: str, stdin: str = "") -> tuple[int, str, str]:
-        given = [str(work) if arg == "WORK" else arg.replace("=WORK", f"={work}") for arg in argv]
+        given = [str(work) if arg == "WORK" else arg for arg in argv]
         process = _server().Process(target=_child, args=(given, stdin, str(tmp_path / "out")))
         process.start()
         process.join(300)
@@ -66,7 +66,7 @@ def _digest(folder: Path) -> dict[str, str]:
 @pytest.mark.slow
 def test_the_command_prints_what_the_functions_return(ask, work, solver):
     before = _digest(work)
-    status, out, err = ask("--checkpoint=WORK", "--samples", "5", "-", stdin=QUESTION + "\n")
+    status, out, err = ask("WORK", "--samples", "5", "-", stdin=QUESTION + "\n")
     assert (status, err) == (0, "")
     solution, found = solve(solver, QUESTION), vote(solver, QUESTION, 5)
     assert out == f"{describe(solver, solution)}\n\n{describe_vote(solver, found, 0)}\n"
@@ -75,7 +75,7 @@ def test_the_command_prints_what_the_functions_return(ask, work, solver):
 
 @pytest.mark.slow
 def test_the_command_s_json(ask, solver):
-    status, out, err = ask(QUESTION, "--checkpoint=WORK", "--samples=5", "--seed=2", "--json")
+    status, out, err = ask("WORK", "--samples=5", QUESTION, "--seed=2", "--json")
     assert (status, err) == (0, "")
     said, solution, found = json.loads(out), solve(solver, QUESTION), vote(solver, QUESTION, 5, 2)
     assert (said["question"], said["answer"], said["text"]) == (QUESTION, solution.answer, solution.text)
@@ -88,15 +88,6 @@ def test_the_command_s_json(ask, solver):
 
 
 def test_bytes_that_are_no_text(work):
-    line = refusal("solve", "--checkpoint=work", "Tom has \udcff .", folder=work.parent)
+    line = refusal("solve", "work", "Tom has \udcff .", folder=work.parent)
     assert line.startswith("question: 'Tom has \\udcff .'")
     assert "UTF-8" in line
-
-
-def test_ctrl_c_promises_nothing():
-    """There is nothing that the same command would go on from."""
-    program = (
-        "from slpo_jax.cli import solve\ndef main(_):\n    raise KeyboardInterrupt\nsolve.main = main\nsolve.run()"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr.split("\n")) == (130, ["", "interrupted", ""])

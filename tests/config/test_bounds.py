@@ -47,7 +47,7 @@ class Outer:
 REFUSED = {
     "count": (0, -2, True, 1.0, math.nan, "1", None, 2**31, 10**30, (1,)),
     "start": (-1, 2**32, 2**64),
-    "scale": (0, -1.0, math.nan, math.inf, True, "1", None, 1e-300, 1e39, 10**400, 1e-40),
+    "scale": (0, -1.0, math.nan, math.inf, True, "1", None, 1e39, 10**400),
     "limit": (0, -1, True, 2.5, "1"),
     "clip": (0.0, math.nan, -math.inf, False),
     "on": (0, 1, None, "True"),
@@ -83,12 +83,6 @@ def test_refused(name, value):
 @pytest.mark.parametrize(("name", "value"), [(name, value) for name in TAKEN for value in TAKEN[name]])
 def test_taken(name, value):
     assert getattr(Outer(**{name: value}), name) == value
-
-
-def test_a_share_that_float32_rounds_to_1_is_not_below_1():
-    Inner(rate=0.999)
-    with pytest.raises(FieldError):
-        Inner(rate=1 - 1e-12)
 
 
 @pytest.mark.parametrize(

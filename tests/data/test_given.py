@@ -6,7 +6,7 @@ import pandas
 import pyarrow as pa
 import pytest
 
-from slpo_jax.config.naming import ARGUMENTS, naming
+from slpo_jax.config.load_options import by_argument
 from slpo_jax.data.problem import Problem
 from slpo_jax.data.problems import load_problems
 from slpo_jax.errors import UserError
@@ -77,8 +77,7 @@ def test_problems_in_every_form_that_people_hold(form):
         ([{"question": 5.0, "answer": ["5"]}], "record 1: field 'answer' is list, not a text"),
     ],
 )  # fmt: skip
-def test_what_holds_no_problems_is_a_line_in_the_caller_s_words(given, message):
-    with pytest.raises(UserError, match=f"^{message}") as caught, naming(ARGUMENTS):
+def test_what_holds_no_problems_is_a_line(given, message):
+    with pytest.raises(UserError, match=f"^{message}") as caught, by_argument():
         load_problems(given)
     assert "\n" not in str(caught.value)
-    assert "config." not in str(caught.value)

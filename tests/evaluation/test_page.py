@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from eval_files import evals_of, problem, write_eval, write_lines
 
-from slpo_jax.cli import view
+from slpo_jax.cli.commands import view
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation import report, rows
 from slpo_jax.evaluation.page import render
@@ -304,10 +304,9 @@ def test_view_opens_the_page(tmp_path, monkeypatch, capsys):
     write_eval(tmp_path / "run", "slpo", "alpha", [1, 0])
     page = tmp_path / "run" / "report.html"
     for asked in (tmp_path / "run", page):
-        view.main(["view", str(asked)])
+        view([str(asked)])
         assert capsys.readouterr().out == f"{page}\n"
     assert opened == [page.as_uri()] * 2
     (tmp_path / "empty").mkdir()
-    for folder, said in (("empty", "run the evaluate stage first"), ("gone", "no such run")):
-        with pytest.raises(UserError, match=said):
-            view.view(tmp_path / folder)
+    with pytest.raises(UserError, match="holds no records of an evaluation"):
+        view([str(tmp_path / "empty")])

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from absl import flags
 
-from slpo_jax.cli import measure, reasoner_flags, solve
+from slpo_jax.cli import reasoner
+from slpo_jax.cli.reasoner import evaluate, solve
 from slpo_jax.io.files import to_json
 from slpo_jax.io.workdir import Workdir
 from slpo_jax.run.solver import Latent, Solution
@@ -58,17 +58,14 @@ def test_metrics_that_are_not_finite_are_null_and_known_again(tmp_path):
     assert [(step, scalars.get("slpo/loss")) for step, scalars in told] == [(1, 0.5), (2, None), (3, None)]
 
 
-@pytest.mark.parametrize("command", [solve, measure])
+@pytest.mark.parametrize("command", [solve, evaluate])
 def test_what_the_commands_print_is_json(monkeypatch, capsys, command):
     solution = Solution("Q?", "3", "3", [Latent(math.nan, [("3", math.nan)], np.zeros(2))], cut=False)
     config = SimpleNamespace(init="run", reasoner="coconut_gpt2")
     solver = SimpleNamespace(stopping="threshold", rule=0.5, reads=None)
     found = SimpleNamespace(summary={"n": 1, "acc": math.nan})
-    reasoner = SimpleNamespace(config=config, solver=solver, solve=lambda *_: solution, evaluate=lambda *_: found)
-    given = dict(checkpoint="run", samples=0, seed=0, explain=False, json=True, out="", reward="", limit=0)
-    monkeypatch.setattr(flags, "FLAGS", SimpleNamespace(**given))
-    monkeypatch.setattr(reasoner_flags, "load_requested", lambda: reasoner)
-    monkeypatch.setattr(command, "with_first", lambda _, argv: argv)
-    command.main(["command", "Q?"])
+    made = SimpleNamespace(config=config, solver=solver, solve=lambda *_: solution, evaluate=lambda *_: found)
+    monkeypatch.setattr(reasoner, "_load", lambda _: made)
+    command(["run", "--json", "Q?"])
     printed = _strictly(capsys.readouterr().out)
     assert printed.get("acc", 0) is None or printed["latents"] == [{"stop_probability": None, "nearest": [["3", None]]}]

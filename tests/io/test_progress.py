@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from slpo_jax.io import compiling
+from slpo_jax.io import backend
 from slpo_jax.io.progress import Progress
 
 
@@ -70,14 +70,14 @@ def test_work_given_up_says_how_far_it_was():
 @pytest.fixture
 def compiler(monkeypatch):
     """What jax says of programs, and the seconds that they took."""
-    monkeypatch.setattr(compiling, "_seconds", 0.0)
-    monkeypatch.setattr(compiling, "PATIENCE", 0.05)
+    monkeypatch.setattr(backend, "_seconds", 0.0)
+    monkeypatch.setattr(backend, "PATIENCE", 0.05)
 
     def compiles(clock, seconds, waits=0.5):
-        compiling._heard("/jax/core/compile/jaxpr_trace_duration", seconds / 4)
-        compiling._heard("/jax/core/compile/jaxpr_to_mlir_module_duration", seconds / 4)
+        backend._heard("/jax/core/compile/jaxpr_trace_duration", seconds / 4)
+        backend._heard("/jax/core/compile/jaxpr_to_mlir_module_duration", seconds / 4)
         time.sleep(waits)
-        compiling._heard("/jax/core/compile/backend_compile_duration", seconds / 2)
+        backend._heard("/jax/core/compile/backend_compile_duration", seconds / 2)
         clock.now += seconds
 
     return compiles
@@ -116,8 +116,8 @@ def test_a_bar_s_time_left_is_without_compilation(compiler):
 
 def test_jax_tells_what_it_compiles(monkeypatch):
     """The names of its events are no promise."""
-    monkeypatch.setattr(compiling, "PATIENCE", 0.01)
-    compiling.watch()
+    monkeypatch.setattr(backend, "PATIENCE", 0.01)
+    backend.watch()
     new = time.time() % 1000  # so that no cache has it
 
     def slow(x):
@@ -125,12 +125,12 @@ def test_jax_tells_what_it_compiles(monkeypatch):
             x = jnp.sort(jnp.sin(x) + i * new)
         return x
 
-    before, said = compiling.seconds(), []
-    untell = compiling.tell(said.append)
+    before, said = backend.seconds(), []
+    untell = backend.tell(said.append)
     jax.jit(slow).lower(jax.ShapeDtypeStruct((5,), jnp.float32)).compile()
     untell()
     assert (said[0], len(said)) == (None, 2)
-    assert 0 < said[1] < compiling.seconds() - before
+    assert 0 < said[1] < backend.seconds() - before
 
 
 @pytest.mark.parametrize("keep", [True, False])

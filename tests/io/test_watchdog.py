@@ -5,7 +5,6 @@ import json
 import pytest
 
 from slpo_jax.io import hosts
-from slpo_jax.io.watchdog import Watchdog
 
 
 class Store:
@@ -33,7 +32,8 @@ def _watch(monkeypatch, store, pauses, happens=dict):
         happens().get(len(passed), lambda: None)()
         return len(passed) > pauses
 
-    Watchdog(40.0, 0, 3, store, pause, lines.append).run()
+    monkeypatch.setattr(hosts, "_count", 3)
+    hosts.watch(40.0, store, pause, lines.append)
     return lines, passed
 
 
@@ -66,12 +66,3 @@ def test_a_watchdog_lets_a_slow_run_be(monkeypatch, who):
             hosts.begin("b")
 
     assert _watch(monkeypatch, store, 39, lambda: {20: on}) == ([], [2.0] * 40)
-
-
-def test_what_all_do_in_the_same_order_is_counted(monkeypatch):
-    monkeypatch.setattr(hosts, "_begun", 0)
-    monkeypatch.setattr(hosts, "_last", "")
-    hosts.begin("slpo, step 3")
-    hosts.begin()
-    assert hosts.place() == (2, "slpo, step 3")
-    assert hosts.store() is None  # alone

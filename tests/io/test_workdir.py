@@ -36,9 +36,8 @@ def test_a_run_leaves_nothing_that_has_no_name():
 
 def test_a_checkpoint_knows_the_run_around_it():
     stage = StageFolder(Path("work/checkpoints/slpo"))
-    assert StageFolder.of(stage.path) == StageFolder.of(stage.path / "40") == stage
-    assert (stage.name, stage.workdir) == ("slpo", Workdir(Path("work")))
-    assert stage.workdir.stage("slpo") == stage
+    assert StageFolder.of(stage.path).path == StageFolder.of(stage.path / "40").path == stage.path
+    assert (stage.name, str(stage.workdir)) == ("slpo", "work")
     assert stage.workdir.best("slpo").facts == stage.facts  # so that its gate is known to be trained
 
 

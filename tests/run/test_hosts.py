@@ -15,9 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from same_run import checkpoint_of, rows_of, texts_of
-from small_run import ROOT, new_folder, start
-
-from slpo_jax.io.hosts import local_flags
+from small_run import ROOT, local_flags, new_folder, start
 
 pytestmark = pytest.mark.nightly
 SHORT = [

@@ -16,9 +16,7 @@ from pathlib import Path
 
 import pytest
 from same_run import differences
-from small_run import ROOT, finished_run, new_folder
-
-from slpo_jax.io.hosts import local_flags
+from small_run import ROOT, finished_run, local_flags, new_folder
 
 FLAGS = [
     "--config.stages=('rl','evaluate')", "--config.evaluate.datasets=('real',)", "--config.evaluate.batch_size=4",

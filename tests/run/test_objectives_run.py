@@ -17,7 +17,7 @@ import sys
 sys.path.insert(0, ".")
 from small import get_config as small
 
-from slpo_jax.config.presets import objective_variant
+from slpo_jax.config import objective_variant
 
 
 def get_config():

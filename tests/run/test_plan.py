@@ -118,7 +118,7 @@ def test_all_that_is_too_long_is_said_at_once(tmp_path):
     warmups = {"imitate": 5, "cold_start": 8, "rl": 7}  # of 4, 7 and 6 steps; the cold start isn't asked for
     for stage, steps in warmups.items():
         config[stage].optimizer.warmup_steps = steps
-    settings = validate.check(config, [f"{stage}.optimizer.warmup_steps" for stage in warmups])
+    settings = validate.check(config)
     with pytest.raises(UserError) as caught:
         check_stages(build(settings, tmp_path / "work"))
     said = [text.partition(":")[0] for text in str(caught.value).split("; and ")]

@@ -176,7 +176,7 @@ def test_they_are_reported(folder):
 @pytest.mark.slow
 def test_they_are_asked(folder):
     def solve(*flags):
-        command = [sys.executable, "-m", "slpo_jax.cli.solve", "--checkpoint=work", *flags, "Tom has 3 pens ."]
+        command = [sys.executable, "-m", "slpo_jax", "solve", "work", *flags, "Tom has 3 pens ."]
         return subprocess.run(command, cwd=folder, capture_output=True, text=True)
 
     done = solve("--register=own.py")

@@ -6,8 +6,7 @@ from types import SimpleNamespace
 import pytest
 from small_run import load_config
 
-from slpo_jax.config import objective_of, read_config
-from slpo_jax.config.presets import objective_variant
+from slpo_jax.config import objective_of, objective_variant, read_config
 from slpo_jax.config.validate import check
 from slpo_jax.errors import UserError
 from slpo_jax.io.workdir import Workdir

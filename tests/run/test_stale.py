@@ -18,8 +18,7 @@ from small_run import load_config, write_problems
 
 from slpo_jax.checkpoints.decode_settings import config_of, stopping_of
 from slpo_jax.checkpoints.detect import identify
-from slpo_jax.config import Config, read_config
-from slpo_jax.config.presets import objective_variant
+from slpo_jax.config import Config, objective_variant, read_config
 from slpo_jax.config.sections import changed, values
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.evaluate import Completions, Evaluator

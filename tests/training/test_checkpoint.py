@@ -15,7 +15,7 @@ from same_run import rows_of
 
 from slpo_jax.config import Config
 from slpo_jax.errors import SaveError, UserError
-from slpo_jax.io import artifact, compiling
+from slpo_jax.io import artifact, backend
 from slpo_jax.io.orbax import load_params, stored_params, unwritten
 from slpo_jax.io.workdir import Workdir
 from slpo_jax.run.stage import Stage, open_stage
@@ -161,12 +161,12 @@ def test_a_row_s_seconds_are_those_of_its_steps_alone(tmp_path, monkeypatch):
     """Of 2 s each, without 30 of compilation and 50 of validation; nor are tokens of an earlier command counted."""
     clock = [100.0]
     monkeypatch.setattr(loop, "time", types.SimpleNamespace(perf_counter=lambda: clock[0]))
-    monkeypatch.setattr(compiling, "_seconds", 7.0)
+    monkeypatch.setattr(backend, "_seconds", 7.0)
 
     @jax.transfer_guard("allow")
     def step_fn(state, number):
         if number == 4:
-            clock[0], compiling._seconds = clock[0] + 30, compiling._seconds + 30
+            clock[0], backend._seconds = clock[0] + 30, backend._seconds + 30
         clock[0] += 2
         metrics = {"latent_steps": jnp.float32(3), "answer_tokens": jnp.float32(2)}
         return state.replace(step=state.step + 1), metrics | {"counts": dict.fromkeys(metrics, 10)}

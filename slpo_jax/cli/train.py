@@ -1,0 +1,165 @@
+"""The command that trains; its docstring is what --help shows."""
+
+import argparse
+import os
+import re
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from slpo_jax.cli.command import CommandParser, take_keys
+from slpo_jax.data.generated import GENERATED
+from slpo_jax.errors import UserError
+from slpo_jax.io import hosts
+from slpo_jax.io.backend import set_up_jax
+from slpo_jax.io.workdir import Workdir
+from slpo_jax.run.header import say_start
+from slpo_jax.stages import LATENT_RM, REASONERS, RL
+
+STEPS, ROWS = 2, 8  # steps of a phase or an objective, and problems of a batch and of an evaluated set
+_QUICK = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+
+
+def _parser() -> CommandParser:
+    parser = CommandParser("train", train.__doc__)
+    flag = parser.add_argument
+    flag(
+        "start", nargs="?", default="", metavar="NAME|FILE", help="shipped config or config file; --config is the same"
+    )
+    flag("--config", default="", help=argparse.SUPPRESS)
+    flag("--workdir", help="where checkpoints and reports go; default runs/NAME of the config")
+    flag("--smoke", action="store_true", help="a few steps of every stage and a report, in runs/NAME_smoke by default")
+    flag("--train", default="", help="problems to train on; without a config the settings are chosen from them")
+    flag("--valid", default="", help="problems to choose on; without a config a part of --train's by default")
+    flag("--test", action="append", default=[], help="problems to evaluate on, FILE or NAME=FILE, not the config's")
+    flag("--base", default="", help="without a config: the model to begin with, a directory, hub id or file")
+    flag("--distributed", action="store_true", help="one of several processes, as SLURM, Open MPI, .. say which")
+    flag("--coordinator", help="HOST:PORT of process 0, where no such cluster says it")
+    flag("--processes", type=int, help="how many there are, with --coordinator")
+    flag("--process", type=int, help="which of them this is, from 0")
+    return parser
+
+
+def train(arguments: list[str]) -> None:
+    """Run the stages of a config: slpo train NAME|FILE [--workdir=DIR] [--config.KEY=VALUE ..].
+
+    `slpo train --train=FILE [--base=MODEL]` chooses the settings from the problems, and shows them. With --smoke every
+    stage takes two steps, to see whether all of it works.
+
+    Run again with the same workdir, it goes on where it was. Bad input ends with one line and status 2.
+    """
+    rest, keys = take_keys(arguments)
+    given = _parser().read(rest)
+    start = given.config or given.start
+    if given.workdir == "":
+        raise UserError("--workdir: is empty; give a folder, or leave it out for runs/NAME of the config")
+    name = Path(start.partition(":")[0]).stem or "own"
+    workdir = Path(given.workdir or f"runs/{name}{'_smoke' * given.smoke}").expanduser()
+    if not given.distributed and not given.process:
+        say_start(workdir, start or "own")
+    # Imports that take seconds wait until they are needed: --help comes at once.
+    from slpo_jax.config.validate import check
+    from slpo_jax.run.derived import requested
+
+    sources = {"train": given.train, "valid": given.valid, "base": given.base}
+    node, changed = requested(start, sources, _tests(given.test), keys, texts=True)
+    config = check(node)
+    if given.smoke:
+        apart = f"; the run itself needs another --workdir than {given.workdir}" * bool(given.workdir)
+        print(smoke(node) + apart, file=sys.stderr)
+        config = check(node)
+        compile_quickly()
+    set_up_jax(config.cpu_devices)
+    if given.distributed or {given.coordinator, given.processes, given.process} != {None}:
+        _join(given.coordinator, given.processes, given.process)
+    if given.smoke and not given.workdir:  # each is a run of its own, whatever the one before it was of
+        if hosts.is_first() and workdir.is_dir():
+            with Workdir(workdir).in_use():
+                shutil.rmtree(workdir)
+        hosts.barrier("smoke")
+    from slpo_jax.run.plan import run_stages
+
+    experiment = run_stages(config, workdir, changed)
+    if experiment.workdir.report_html.exists() and hosts.is_first():
+        print(f"report: {experiment.workdir.report_html}")
+
+
+def _tests(given: list[str]) -> dict[str, str]:
+    """The sets of --test, by name."""
+    found = dict[str, str]()
+    for each in given:
+        named = re.fullmatch(r"([\w-]+)=(.+)", each, re.DOTALL)
+        name, source = named.groups() if named else (re.sub(r"[^\w-]", "_", Path(each).stem), each)
+        if name in found:
+            raise UserError(f"--test={source}: another set is called {name} too; give this one a name, NAME=FILE")
+        found[name] = source
+    return found
+
+
+def _join(coordinator: str | None, processes: int | None, process: int | None) -> None:
+    """Become one of several processes.
+
+    Raises:
+        UserError: which of them can't be said, or the others can't be reached.
+    """
+    if {coordinator, processes, process} != {None}:
+        if coordinator is None or processes is None or process is None or not 0 <= process < processes:
+            raise UserError("--coordinator: goes with --processes and --process, counted from 0; give all three")
+        if not re.fullmatch(r".+:\d+", coordinator):
+            raise UserError(f"--coordinator: {coordinator} is no HOST:PORT; give e.g. node1:1234")
+    try:
+        hosts.join(coordinator, processes, process)
+    except (ValueError, RuntimeError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(f"--distributed: the processes can't be joined ({reason}); give --coordinator=HOST:PORT, "
+                        "--processes and --process") from error  # fmt: skip
+
+
+def compile_quickly() -> None:
+    """Have XLA make slow programs in half the time, which is most of a smoke test's; before jax asks for a device."""
+    os.environ["XLA_FLAGS"] = f"{_QUICK} {os.environ.get('XLA_FLAGS', '')}".rstrip()
+
+
+def smoke(config: ConfigDict) -> str:
+    """Cut all lengths of a config, in place, those that flags set as well; compiling takes the most time then.
+
+    Returns:
+        a line that says so.
+    """
+    imitate, rl, evaluate = config.imitate, config.rl, config.evaluate
+    _lower(imitate, cot_steps=STEPS, stage_steps=STEPS, final_steps=STEPS, max_latent_stage=1)
+    imitate.icot.update(all_from=1, tokens_per_epoch=2**20)  # a step for the one token that is dropped
+    _lower(config.cold_start, trajectories=2)
+    _lower(rl, dynamic_batches=1)
+    for objective in config.objective.values():
+        _lower(objective, steps=STEPS)
+    parts = max([1, *(each.get("minibatches", 1) for each in config.objective.values())])
+    for section in REASONERS:
+        stage = config[section]
+        _lower(stage, **{key: STEPS for key in ("steps", "evaluate_every") if key in stage})
+        stage.batch_size = min(ROWS * parts if section == RL else ROWS, stage.batch_size // stage.micro_batches)
+        stage.micro_batches, stage.optimizer.warmup_steps = 1, 0
+    # A program for each of several shapes is what a whole run gains from.
+    imitate.suffix_slots, rl.capacities, config.prompt_slots = (), ((1.0, 1.0),), (max(config.prompt_slots),)
+    evaluate.limit = min(evaluate.limit or ROWS, ROWS)
+    for task in GENERATED:
+        _lower(config.data[task], train_size=64 * ROWS)
+    _lower(evaluate, samples=2, seeds=1, batch_size=4 * ROWS, probed=STEPS)
+    evaluate.prompt_multiple, config.log_every = max(config.prompt_slots), 1
+    said = f"--smoke: {STEPS} steps of each phase and objective, {ROWS} problems of each set; nothing is learned by it"
+    if LATENT_RM not in config.stages:
+        return said
+    config.stages = tuple(stage for stage in config.stages if stage != LATENT_RM)
+    if not evaluate.reward_model:
+        evaluate.scorers, evaluate.beams = tuple(name for name in evaluate.scorers if name != LATENT_RM), 0
+    return f"{said}; {LATENT_RM} is left out, which needs right answers"
+
+
+def _lower(section: ConfigDict, **most: Any) -> None:
+    """Nothing is raised; what is None stays."""
+    for key, value in most.items():
+        if section[key] is not None:
+            section[key] = min(section[key], value)
