@@ -300,9 +300,7 @@ def assemble(
         reasoner.in_tree(), gate.in_tree()
     )
     prompt_slots = fitting_slots(config, model.n_positions - max(len(template.closing_ids) - 1, 0))
-    reward = Reward(
-        config.reward, template.answer_style, template.token_bytes, template.eos_ids, template.stop, model.vocab_size
-    )
+    reward = Reward(config.reward, template.answer_style, template.token_bytes, template.eos_ids)
     rollouts = RolloutConfig(
         max_latents=config.max_latents,
         answer_slots=config.max_answer_tokens,
@@ -312,7 +310,6 @@ def assemble(
         dropout_rate=config.dropout.rate,
         dropout_where=config.dropout.where,
         banned_ids=template.banned_ids,
-        stops=reward.stops,
     )
     key = jax.random.key(config.seed)
     return Setup(

@@ -29,7 +29,7 @@ def check_start(config: Config, checkpoint: Checkpoint, workdir: Workdir | None)
     architecture = checkpoint.architecture
     name, prompt = config.latent_policy.name, config.prompt
     run = Run(name, config.reasoner, architecture.name, architecture.has_latents, config.max_latents, prompt.closing,
-              prompt.stop, without_latents(), IN_WORDS)  # fmt: skip
+              without_latents(), IN_WORDS)  # fmt: skip
     config.latent_policy.selected.check(run)
     _check_recipe(config, architecture)
     default = PromptConfig(answers=prompt.answers if prompt.marked_style("after_mark") == prompt.answers else "auto")
