@@ -141,7 +141,7 @@ def earnable(problems: EncodedProblems, where: str, judge: Reward) -> EncodedPro
         logging.warning("%s: left out %d of %d problems, whose own answers would be wrong: %s", where, len(lost),
                         len(problems), said)  # fmt: skip
     kept = problems.subset(np.setdiff1d(np.arange(len(problems)), lost))
-    return dataclasses.replace(kept, left_out=problems.left_out + len(lost), measured=problems.measured)
+    return dataclasses.replace(kept, left_out=problems.left_out + len(lost))
 
 
 def check_answers(config: Config, key: str, problems: EncodedProblems, used: Sequence[int]) -> None:
