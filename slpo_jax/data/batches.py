@@ -39,7 +39,7 @@ class EncodedProblems:
         steps: ids of each problem's steps, one list a step.
         answers: ids of each answer, without end marker and eos.
         template: what made the ids.
-        left_out, measured, reading: of the source, see `slpo_jax.data.problem.Problems`.
+        left_out, reading: of the source, see `slpo_jax.data.problem.Problems`.
     """
 
     problems: tuple[Problem, ...]
@@ -48,7 +48,6 @@ class EncodedProblems:
     answers: list[Ids]
     template: Template
     left_out: int = 0
-    measured: tuple[str, ...] = ()
     reading: Reading = field(default_factory=Reading)
 
     def __len__(self) -> int:
@@ -113,7 +112,6 @@ def encode_problems(
         answers=template.answer_ids([problem.answer for problem in problems], unknown),
         template=template,
         left_out=getattr(problems, "left_out", 0),
-        measured=getattr(problems, "measured", ()),
         reading=getattr(problems, "reading", Reading()),
     )
 

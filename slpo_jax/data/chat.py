@@ -33,8 +33,6 @@ class PromptConfig:
             tokens end before the step at which the first of them is the likeliest.
         answers: how they are written, read and compared, see docs/data.md. "auto" is the reasoner's own way; of a text
             reasoner, what follows the last # is one number, as imitation has it written.
-        stop: texts of which the first ends the completion, as an end token does: the token with which it is written
-            out is the last, and the completion's text is what comes before it.
         speed: that CoLaR is asked to think at: tokens of a written solution that one latent stands for.
     """
 
@@ -44,7 +42,6 @@ class PromptConfig:
     format: str = ""
     closing: str = ""
     answers: AskedStyle = "auto"
-    stop: tuple[str, ...] = ()
     speed: int = setting(2, least=1, most=MOST_SPEED)
 
     def marked_style(self, own: AnswerStyle) -> AnswerStyle:
@@ -58,8 +55,6 @@ class PromptConfig:
             raise FieldError(self, "format", f"write {QUESTION} once, where the question stands")
         if self.format and (self.system or self.instruction):
             raise FieldError(self, "format", "it is the whole prompt; put system and instruction into it")
-        if not all(self.stop):
-            raise FieldError(self, "stop", "an empty text would end every completion before it begins; take it out")
 
 
 def text_template(tokenizer: "PreTrainedTokenizerFast", prompt: PromptConfig) -> Template:
@@ -97,7 +92,6 @@ def text_template(tokenizer: "PreTrainedTokenizerFast", prompt: PromptConfig) ->
         step_text=lambda step, first: step + "\n",
         answer_text=lambda answer: f"{before}{answer}{after}",
         bare=chat or bool(prompt.format),
-        stop=prompt.stop,
     )
 
 

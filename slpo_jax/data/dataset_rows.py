@@ -1,18 +1,15 @@
 """Rows of data sets on the Hugging Face hub, in its cache, or in directories laid out like there."""
 
 import contextlib
-import functools
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from slpo_jax.data.file_rows import Rows, arrow_records, csv_rows, json_rows, parquet_rows
+from slpo_jax.data.rows import dataset_records
 from slpo_jax.errors import UserError
 from slpo_jax.io.hub import hub_reachable, is_hub_id
 
-# The records of each split.
-_Splits = Mapping[str, Callable[[], Iterator[Any]]]
 Role = Literal["train", "validation", "test"]
 _SOURCE = re.compile(r"(?P<place>.+?)(?::(?P<config>[^:@/]+))?(?:@(?P<split>[^:@/]+))?")
 
@@ -55,20 +52,15 @@ def dataset_rows(source: str, role: Role) -> Iterator[tuple[str, Any]]:
         raise UserError(f"{source}: a file has no configs or splits; give {place} alone")
     for config in configs:
         with _quiet():
-            found = _from_directory(place, config) if place.is_dir() else _from_hub(str(place), config)
-        yield from _of_splits(source, place if len(configs) == 1 else f"{place}:{config}", found, splits)
-
-
-def _of_splits(source: str, where: object, found: _Splits, splits: list[str]) -> Iterator[tuple[str, Any]]:
-    missing = [split for split in splits if split not in found]
-    if missing:
-        there = list(found)
-        raise UserError(
-            f"{source}: has no split '{missing[0]}', only {', '.join(there)}; name one, e.g. {where}@{there[0]}"
-        )
-    for split in splits:
-        for number, record in enumerate(found[split](), start=1):
-            yield f"{where}, split {split}, row {number}", record
+            found = _splits(place, config)
+        where, there = place if len(configs) == 1 else f"{place}:{config}", list(map(str, found))
+        if missing := [split for split in splits if split not in there]:
+            raise UserError(
+                f"{source}: has no split '{missing[0]}', only {', '.join(there)}; name one, e.g. {where}@{there[0]}"
+            )
+        for split in splits:
+            for number, record in enumerate(dataset_records(found[split]), start=1):
+                yield f"{where}, split {split}, row {number}", record
 
 
 def source_path(source: str) -> Path:
@@ -89,93 +81,41 @@ def _parse(source: str, role: Role) -> tuple[Path, Sequence[str | None], list[st
     return place, config.split("+") if config else [None], split.split("+")
 
 
-def _loaded(place: str, config: str | None) -> _Splits:
-    """What `datasets` finds there. Its usual files we read, as it rounds the numbers of JSON and CSV to 64 bits."""
+def _splits(place: Path, config: str | None) -> Mapping[Any, Any]:
+    """What `datasets` finds in a directory, on the hub, or in its cache.
+
+    Raises:
+        UserError: it can't be had.
+    """
     import datasets
 
-    builder = datasets.load_dataset_builder(place, config)
-    if (reader := _reader(builder)) is None:
-        builder.download_and_prepare()
-        return _prepared(builder.as_dataset())
-    downloads = datasets.DownloadConfig(cache_dir=str(Path(datasets.config.HF_DATASETS_CACHE) / "downloads"))
-    manager = datasets.DownloadManager(builder.dataset_name, download_config=downloads)
-    files = manager.download_and_extract(builder.config.data_files)
-    lists = {str(split): list(manager.iter_files(paths)) for split, paths in files.items()}
-    return {split: functools.partial(_from_files, reader, paths) for split, paths in lists.items()}
-
-
-def _reader(builder: Any) -> Callable[[Path], Rows] | None:
-    """What reads a builder's files as they stand; None where its config asks for something else."""
-    from datasets.packaged_modules.csv.csv import Csv
-    from datasets.packaged_modules.json.json import Json
-    from datasets.packaged_modules.parquet.parquet import Parquet
-
-    config = builder.config
-    if isinstance(builder, Csv) and config.header == "infer" and not config.names:
-        return functools.partial(csv_rows, delimiter=config.sep.strip(","))  # "" is the usual one
-    if isinstance(builder, Json) and config.field is None:
-        return json_rows
-    return parquet_rows if isinstance(builder, Parquet) and config.columns is config.filters is None else None
-
-
-def _prepared(found: Mapping[Any, Any]) -> _Splits:
-    return {str(split): functools.partial(from_arrow, dataset) for split, dataset in found.items()}
-
-
-def from_arrow(dataset: Any) -> Iterator[Any]:
-    """The records of a `datasets.Dataset`."""
-    for table in dataset.with_format("arrow").iter(batch_size=1000):
-        yield from arrow_records(table)
-
-
-def _from_files(reader: Callable[[Path], Rows], paths: Sequence[str]) -> Iterator[Any]:
-    for path in paths:
-        for _, record in reader(Path(path)):
-            yield record
-
-
-def _from_directory(directory: Path, config: str | None) -> _Splits:
-    try:
-        return _loaded(str(directory), config)
-    except Exception as error:  # the library passes on what its readers, arrow and the file system raise
-        raise UserError(
-            f"{directory}: can't be loaded as a data set ({_reason(error)}); "
-            "give a directory with parquet or jsonl files, a config as DIRECTORY:CONFIG, or a file"
-        ) from error
-
-
-def _from_hub(hub_id: str, config: str | None) -> _Splits:
-    if "/" not in hub_id or not is_hub_id(hub_id):
+    hub_id = "" if place.is_dir() else str(place)
+    if hub_id and ("/" not in hub_id or not is_hub_id(hub_id)):
         raise UserError(f"{hub_id}: no such file or directory, and no hub id owner/name; check the path")
-    if not hub_reachable():
-        return _from_cache(hub_id, config)
     try:
-        return _loaded(hub_id, config)
-    except Exception as error:  # as above, and what the hub's client raises
+        cached = hub_id and not hub_reachable()
+        return _from_cache(hub_id, config) if cached else datasets.load_dataset(str(place), config)
+    except Exception as error:  # the library passes on what its readers, arrow, the file system and the hub raise
         raise UserError(
-            f"{hub_id}: no such file or directory, and can't be loaded from the Hugging Face hub ({_reason(error)}); "
-            "check the path or id, or name a config as OWNER/NAME:CONFIG"
+            f"{place}: can't be loaded as a data set{' from the Hugging Face hub' * bool(hub_id)} ({_reason(error)}); "
+            "check the path or id, or name a config as PLACE:CONFIG"
         ) from error
 
 
-def _from_cache(hub_id: str, config: str | None) -> _Splits:
+def _from_cache(hub_id: str, config: str | None) -> Mapping[Any, Any]:
     """A set that `datasets` has prepared before, or whose files the hub's client has fetched."""
+    import datasets
     from datasets.packaged_modules.cache.cache import Cache
     from huggingface_hub import snapshot_download
 
     with contextlib.suppress(ValueError, OSError):  # not prepared; its files may be there all the same
-        builder = Cache(
-            repo_id=hub_id, dataset_name=hub_id.split("/")[1], config_name=config, version="auto", hash="auto"
-        )
-        return _prepared(builder.as_dataset())
+        name = hub_id.split("/")[1]
+        return Cache(repo_id=hub_id, dataset_name=name, config_name=config, version="auto", hash="auto").as_dataset()
     try:
         directory = snapshot_download(hub_id, repo_type="dataset", local_files_only=True)
     except (ValueError, OSError):
-        raise UserError(
-            f"{hub_id}: no such file or directory, and the Hugging Face hub can't be reached nor is it in its cache; "
-            "give a local file or directory, or check the network"
-        ) from None
-    return _from_directory(Path(directory), config)
+        raise UserError("the hub can't be reached, nor is it in its cache") from None
+    return datasets.load_dataset(directory, config)
 
 
 @contextlib.contextmanager

@@ -61,14 +61,12 @@ class Problems(tuple[Problem, ...]):
     Attributes:
         left_out: how many more it has, whose answers can't be compared.
         why: where each of these is, and what is wrong with it.
-        measured: answers with a unit or a currency, as written, of which the number is taken.
         reading: of the source's fields.
         said: how `slpo_jax.read` understood the source, in lines, which `print` shows.
     """
 
     left_out: int = 0
     why: tuple[str, ...] = ()
-    measured: tuple[str, ...] = ()
     reading: Reading = Reading()
     said: tuple[str, ...] = ()
 

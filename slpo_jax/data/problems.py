@@ -1,12 +1,11 @@
 """Problems and where they are read from.
 
-A source is read in two steps, so that a new kind of source and a new field layout are one function each: a row reader
-(`file_rows` for files, `dataset_rows` for the hub and directories) gives `(where, record)` pairs, and a layout
-(`record_fields`, chosen by the fields that a record has) turns a record into question, steps and answer.
+A source is read in two steps, so that a new kind of source is one function: a row reader
+(`rows` for files and tables, `dataset_rows` for the hub and directories) gives `(where, record)` pairs, and
+`record_fields` turns a record into question, steps and answer by the names of its fields.
 """
 
 import dataclasses
-import functools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,14 +14,12 @@ from typing import Any
 from absl import logging
 
 from slpo_jax.config.bounds import FieldError, check_fields, setting
-from slpo_jax.data.choices import with_labels
 from slpo_jax.data.dataset_rows import Role, dataset_rows
-from slpo_jax.data.file_rows import FILE_READERS, Rounded, Rows
 from slpo_jax.data.generated import GENERATED, task_of
-from slpo_jax.data.given import given_rows
 from slpo_jax.data.problem import Problem, Problems, Reading
-from slpo_jax.data.record_fields import FOUND, FieldsConfig, RawProblem, answer_field, read_record, unknown_field
-from slpo_jax.data.solutions import measured_number, written_steps
+from slpo_jax.data.record_fields import FOUND, FieldsConfig, RawProblem, read_record, unknown_field
+from slpo_jax.data.rows import FILE_READERS, Rows, given_rows
+from slpo_jax.data.solutions import written_steps
 from slpo_jax.errors import UserError
 from slpo_jax.rewards.answers import Kind, are_readable, canonical_number
 from slpo_jax.rewards.texts import normal_text
@@ -78,11 +75,8 @@ def load_problems(
     """Read a set of problems.
 
     The fields of a record say what it holds, whatever the kind of source (`record_fields`; docs/data.md has the table).
-    Numbers are taken as they are written; where a column's type may not have kept that, a warning names it.
-
-    Of a number with a unit or a currency the number is taken. Problems whose answer is no number can't be verified. In
-    a file they are mistakes; in data sets, and in layouts that don't promise numbers, they are left out, with a warning
-    that counts them. So are, of LaTeX and texts, those that can't be compared.
+    Numbers are taken as they are written. Problems whose answer is no number can't be verified: they are left out, with
+    a warning that counts them. So are, of LaTeX and texts, those that can't be compared.
 
     Args:
         source: one of
@@ -113,7 +107,7 @@ def load_problems(
             row.
     """
     if not isinstance(source, str):
-        return _problems("records", given_rows(source), fields, role == "train", False, answers)
+        return _problems("records", given_rows(source), fields, role == "train", answers)
     if (whole := _whole(source)) != source:
         return _part(source, load_problems(whole, settings, "train", answers, fields))
     if name := task_of(source):
@@ -125,13 +119,13 @@ def load_problems(
     path = Path(source).expanduser()
     reader = FILE_READERS.get(path.suffix.lower())
     if reader is not None:
-        return _problems(source, reader(path), fields, role == "train", True, answers)
+        return _problems(source, reader(path), fields, role == "train", answers)
     if path.is_file():
         known = ", ".join(FILE_READERS)
         raise UserError(
             f"{source}: unknown kind of problem file; give one of {known}, a directory, a hub id or synthetic:NAME"
         )
-    return _problems(source, dataset_rows(source, role), fields, role == "train", False, answers)
+    return _problems(source, dataset_rows(source, role), fields, role == "train", answers)
 
 
 def _whole(source: str) -> str:
@@ -155,12 +149,9 @@ def _part(source: str, problems: Problems) -> Problems:
     return problems.with_only(problem for place, problem in enumerate(problems) if place % 10 in taken)
 
 
-def _problems(
-    source: str, rows: Rows, fields: FieldsConfig, strict: bool, all_numeric: bool, answers: Kind
-) -> Problems:
+def _problems(source: str, rows: Rows, fields: FieldsConfig, strict: bool, answers: Kind) -> Problems:
     reading = Reading()
     raw = list(_raw_problems(rows, fields, strict, reading))
-    _name_rounded(source, [each.answer for _, each in raw])
     if not raw:
         raise UserError(f"{source}: holds no problems; give one with at least one")
     steps = written_steps([(where, each.steps, each.solution) for where, each in raw])
@@ -169,55 +160,32 @@ def _problems(
     read = Problems(Problem(each.question, own, answer) for (_, each), own, answer in found if answer)
     lost = [place for place, answer in enumerate(compared) if not answer]
     read.why, read.left_out, read.reading = tuple(_bad_answer(*raw[at], answers) for at in lost), len(lost), reading
-    for place in lost if all_numeric and answers == "numbers" else ():
-        if raw[place][1].numeric:
-            raise _mistaken(*raw[place])
     if lost and not read:
         good = {"numbers": "numbers as answers", "latex": "answers that math_verify reads", "texts": "answers"}
         raise UserError(f"{read.why[0]}, nor is any of the {len(raw)}; give a set with {good[answers]}")
     if lost:
         logging.warning("%s: left out %d of %d problems: %s", source, len(lost), len(raw), read.why[0])
-    if answers == "numbers":
-        texts = (each.answer or "" for (_, each), answer in zip(raw, compared, strict=True) if answer)
-        read.measured = tuple(text for text in texts if canonical_number(text) is None)
     return read
 
 
 def _raw_problems(rows: Rows, fields: FieldsConfig, strict: bool, reading: Reading) -> Iterator[tuple[str, RawProblem]]:
-    first, without_steps = None, strict and bool(fields.steps)
-    for where, record in with_labels(rows, functools.partial(answer_field, fields=fields)):
+    first = None
+    for where, record in rows:
         if not isinstance(record, Mapping):
             raise UserError(f"{where}: not a record with fields; expected question, answer and optionally steps")
         first = first or (where, record)
-        without_steps = without_steps and fields.steps not in record
         raw = read_record(where, record, fields, strict, reading)
         if not raw.question.strip():
             raise UserError(f"{where}: the question is empty; give its text or remove the record")
         yield where, raw
-    if first and without_steps:
-        raise unknown_field(*first, "steps", fields.steps)
     if first and strict and fields.steps and fields.steps not in reading.used.get("steps", {}):
-        raise UserError(
-            f"{first[0]}: field {fields.steps!r} (config.data.fields.steps) has no steps, here and "
-            "in all records; give another one"
-        )
-
-
-def _name_rounded(source: str, answers: Sequence[str | None]) -> None:
-    """Say that numbers are in a column that may not have kept what was written."""
-    unsure = [answer for answer in answers if isinstance(answer, Rounded) and answer.unsure]
-    if unsure:
-        first = unsure[0]
-        logging.warning(
-            "%s: %d answers (%s, for one) are in a column of type %s, which keeps %d digits: longer ones are not as "
-            "they were written; store answers as texts", source, len(unsure), first, first.kind, first.digits,
-        )  # fmt: skip
+        raise unknown_field(*first, "steps", fields.steps)
 
 
 def _compared(answers: Sequence[str], kind: Kind) -> list[str]:
     """What each answer is compared as; "" where it can't be."""
     if kind == "numbers":
-        return [canonical_number(answer) or measured_number(answer) or "" for answer in answers]
+        return [canonical_number(answer) or "" for answer in answers]
     written = [_written(answer, kind) for answer in answers]
     good = are_readable(written) if kind == "latex" else map(normal_text, written)
     return [answer if is_good else "" for answer, is_good in zip(written, good, strict=True)]
@@ -231,18 +199,8 @@ def _written(answer: str, kind: Kind) -> str:
     return canonical_number(answer) or ("" if is_none else text)
 
 
-def _mistaken(where: str, raw: RawProblem) -> UserError:
-    """The error of an answer that is no number where all have to be."""
-    if not (raw.answer or "").strip():
-        return UserError(f"{where}: no answer; fill it in, or remove the record")
-    return UserError(
-        f"{_bad_answer(where, raw, 'numbers')}; write digits, e.g. 72 or -1,450.5, or compare texts with "
-        "config.prompt.answers=texts"
-    )
-
-
 def _bad_answer(where: str, raw: RawProblem, kind: Kind) -> str:
     answer, wanted = raw.answer, {"numbers": "number", "latex": "LaTeX that can be compared", "texts": "text"}[kind]
     if answer is None:
-        return f'{where}: no answer, but null or a text without "####", \\boxed{{}} or "The answer is"'
+        return f"{where}: no answer"
     return f"{where}: answer {str(answer if len(answer) <= 40 else answer[:40] + '...')!r} is no {wanted}"

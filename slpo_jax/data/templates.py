@@ -40,7 +40,6 @@ class Template:
         banned_ids: ids that are never generated.
         bare: the prompt's text has all special tokens that it needs: the tokenizer puts none in front.
         more_eos_ids: of further tokens that end an answer, which no suffix has.
-        stop: texts that end one, see `slpo_jax.data.chat.PromptConfig`.
         question_in_jinja: `question` as it stands in its text, for `chat_template`.
     """
 
@@ -57,7 +56,6 @@ class Template:
     banned_ids: tuple[int, ...] = ()
     bare: bool = False
     more_eos_ids: tuple[int, ...] = ()
-    stop: tuple[str, ...] = ()
     question_in_jinja: str = "question"
 
     @property

@@ -44,7 +44,7 @@ def answer_after_replay(policy: Policy, params, replayed: Replay, trajectories: 
         float32 [N], sums over the answer's tokens.
     """
     reasoner, config = policy.reasoner, policy.config
-    spoken_NA = answer_mask(tokens_NA, config.eos_ids, config.stops)
+    spoken_NA = answer_mask(tokens_NA, config.eos_ids)
     fed_NS = fed_slots(spoken_NA, config)
     slots_S = jnp.arange(fed_NS.shape[1])
     dropout = noise.answer_dropout(trajectories.keys, slots_S, config.dropout_rate, config.dropout_where)

@@ -10,7 +10,7 @@ from slpo_jax.models.attention import KVCache, grow
 from slpo_jax.policy import noise
 from slpo_jax.policy.policy import Policy
 from slpo_jax.policy.sampling import draw_tokens
-from slpo_jax.rewards.ending import NO_STOP, is_end
+from slpo_jax.rewards.ending import is_end
 
 FIRST_SLOTS = 64  # of a cache for answers, which is doubled when it is full
 
@@ -22,14 +22,12 @@ class _Answers:
     Attributes:
         slot: where it goes, counted from the first after the thought.
         token_N: what is fed.
-        stops_N: states of the stop strings' automaton; without any, all 0.
     """
 
     slot: jax.Array
     token_N: jax.Array
     ended_N: jax.Array
     tokens_NA: jax.Array
-    stops_N: jax.Array
     cache: KVCache
 
 
@@ -69,11 +67,8 @@ def decode_answers(
         token_N = draw_tokens(drawing_N, logits_NV, config.temperature, config.top_k, config.top_p)
         token_N = jnp.where(state.ended_N, config.pad_id, token_N)
         tokens_NA = jax.lax.dynamic_update_slice_in_dim(state.tokens_NA, token_N[:, None], slot, axis=1)
-        ended_N, stops_N = state.ended_N | is_end(token_N, config.eos_ids), state.stops_N
-        if config.stops is not None:
-            stops_N, begins_N = config.stops.step(stops_N, token_N)
-            ended_N |= begins_N != NO_STOP
-        return dataclasses.replace(state, token_N=token_N, ended_N=ended_N, tokens_NA=tokens_NA, stops_N=stops_N)
+        ended_N = state.ended_N | is_end(token_N, config.eos_ids)
+        return dataclasses.replace(state, token_N=token_N, ended_N=ended_N, tokens_NA=tokens_NA)
 
     def feed(state: _Answers):
         slot = state.slot
@@ -113,7 +108,6 @@ def decode_answers(
         token_N=jnp.full(rows, marker[-1] if marker else config.pad_id, jnp.int32),
         ended_N=jnp.zeros(rows, bool) if real_N is None else ~real_N,
         tokens_NA=jnp.full((rows, config.answer_slots), config.pad_id, jnp.int32),
-        stops_N=jnp.zeros(rows, jnp.int32),
         cache=cache,
     )
     if not marker:

@@ -6,7 +6,6 @@ from typing import Literal
 from slpo_jax.models.reasoner import Reasoner
 from slpo_jax.policy.latent_policies import LatentPolicy
 from slpo_jax.policy.noise import DropoutWhere
-from slpo_jax.rewards.ending import StopStrings
 
 Stopping = Literal["sample", "threshold", "length"]
 
@@ -30,7 +29,6 @@ class RolloutConfig:
         temperature: of the answer tokens; 0 is greedy.
         top_k, top_p: what is left to sample from, see `sampling.most_likely`.
         banned_ids: tokens that are never generated.
-        stops: texts that end an answer too, with the token that completes one; None is none.
     """
 
     max_latents: int
@@ -46,7 +44,6 @@ class RolloutConfig:
     top_k: int = 0
     top_p: float = 1.0
     banned_ids: tuple[int, ...] = ()
-    stops: StopStrings | None = None
 
     @property
     def suffix_slots(self) -> int:

@@ -17,7 +17,7 @@ from slpo_jax.policy.latent_policies import Action
 from slpo_jax.policy.policy import Policy
 from slpo_jax.policy.prompted import Prompts
 from slpo_jax.policy.rollout import Trajectories, encode_prompts
-from slpo_jax.rewards.ending import answer_mask, ends, said_eos
+from slpo_jax.rewards.ending import answer_mask, is_end, said_eos
 
 
 @struct.dataclass
@@ -100,7 +100,7 @@ def capacities(policy: Policy, group: int) -> list[Capacity]:
 def used_slots(policy: Policy, trajectories: Trajectories) -> tuple[jax.Array, jax.Array]:
     """bool [N, T] and bool [N, A]: the latent slots that were fed, and the generated tokens of the answer."""
     steps_T, config = jnp.arange(1, policy.config.max_latents + 1), policy.config
-    spoken_NA = answer_mask(trajectories.tokens, config.eos_ids, config.stops)
+    spoken_NA = answer_mask(trajectories.tokens, config.eos_ids)
     if trajectories.said is not None:
         spoken_NA &= ~said_eos(trajectories.said, trajectories.lengths, config.eos_ids)[:, None]
     return steps_T[None] <= trajectories.lengths[:, None], spoken_NA
@@ -109,7 +109,7 @@ def used_slots(policy: Policy, trajectories: Trajectories) -> tuple[jax.Array, j
 def are_cut(policy: Policy, trajectories: Trajectories) -> jax.Array:
     """bool [N]: which rollouts have no end within the budget of answer tokens, so that they can't be right."""
     config = policy.config
-    ended_N = ends(trajectories.tokens, config.eos_ids, config.stops).any(axis=1)
+    ended_N = is_end(trajectories.tokens, config.eos_ids).any(axis=1)
     if trajectories.said is not None:
         ended_N |= said_eos(trajectories.said, trajectories.lengths, config.eos_ids)
     return ~ended_N

@@ -11,8 +11,6 @@ from typing import Literal
 
 from slpo_jax.errors import UserError
 from slpo_jax.rewards.equivalence import are_equivalent
-from slpo_jax.rewards.latex import comparisons
-from slpo_jax.rewards.numerals import NUMBER, last_number
 from slpo_jax.rewards.texts import compared, said_text
 
 AnswerStyle = Literal["after_mark", "last_number", "boxed", "texts", "choice"]
@@ -46,6 +44,12 @@ class Style:
     marked: bool = False
 
 
+_NUMBER = r"([0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.([0-9]+))?"
+_SIGNED = re.compile(rf"(-?){_NUMBER}")
+# Hyphens, the en dash and the minus; currency signs and backslashes are as not there.
+_SIGNS = str.maketrans(dict.fromkeys("\u2010\u2011\u2012\u2013\u2212", "-") | dict.fromkeys("$\\\0"))
+_APART = re.compile(r"[^A-Za-z0-9.,:/^*+_'%()\[\]{}-]|(?<![0-9]):|(?<![)\]}%^])[(\[{]")
+_IN_MARKS = re.compile(rf"[*_'+,]*{_SIGNED.pattern}")
 _REFERENCE = re.compile(r"([+-]?)([0-9]{1,3}(?:,[0-9]{3})+|[0-9]*)(?:\.([0-9]*))?(?:[eE]([+-]?[0-9]+))?")
 # str.strip() would also take U+00A0, U+0085 and the separators 0x1c..0x1f, which the device counts as junk.
 _WHITESPACE = " \t\n\r\v\f"
@@ -103,18 +107,8 @@ def parse_completion(text: str, style: AnswerStyle) -> str | None:
     Args:
         text: the completion, without the end-of-text token.
         style: "after_mark": what follows the last `#` (all of it, if there is none), stripped of ASCII whitespace, has
-            to be `-?NUMBER` from end to end. "last_number": the last number, which is never read in part: where the
-            last digits of the text are a part of something else, there is none. Before a NUMBER, or a point and digits:
-            - a minus (`-`, U+2212, a hyphen or a dash but U+2014) is its sign, also with blanks, currency signs or
-              backslashes between; unless a number, or blanks after one, or a letter, a closing bracket, a percent sign
-              or another minus is before it: then what follows is no number ("5-3", "10 - 3", "x-3", "--3");
-            - no number follows a letter or `_` that touches it ("m2", "1e5"), a number and `:` (10:30) or a further
-              `,` or `.` (1,45 or 1.2.3), a number, a closing bracket or a touching word and one of `/ * + ^ _ × ÷ ·`
-              ("1/2", "3 + 4", "cm^2"), also with an opening bracket after that, or a number and an opening bracket;
-            - nor are three digits a number that stand one blank behind another number ("1 000 000");
-            - nor are digits that an apostrophe or a zero-width blank joins to digits before it ("1'000");
-            - nor is one that a superscript touches, or a fraction such as ½.
-            Line breaks, equals signs, quotes, all letters and signs that aren't named, and words end what is before.
+            to be `-?NUMBER` from end to end. "last_number": the last number, which is never read in part, see
+            `last_number`.
             "boxed": what the last `\boxed{...}` holds. "texts": what follows the last mark (`texts.said_text`).
             "choice": the last capital letter A to J that no ASCII letter, digit, `_` or `'` touches.
     Returns:
@@ -129,19 +123,28 @@ def parse_completion(text: str, style: AnswerStyle) -> str | None:
 
 
 def _number_after_mark(text: str) -> str | None:
-    written = text.rpartition("#")[2].strip(_WHITESPACE)
-    number = written.removeprefix("-")
-    return _canonical(number != written, number) if NUMBER.fullmatch(number) else None
+    found = _SIGNED.fullmatch(text.rpartition("#")[2].strip(_WHITESPACE))
+    return _canonical(found) if found else None
 
 
-def _last_number(text: str) -> str | None:
-    found = last_number(text)
-    return found and _canonical(*found)
+def last_number(text: str) -> str | None:
+    """The number that the last digit of a text is in: as its canonical decimal, None where that is no number.
+
+    What touches it before is a part of it: in `1/2`, `10:30`, `1e5`, `x-3`, `5-3`, `m2`, `cm^2`, `1.2.3`, `1'000` and
+    `\\frac{1}{2}` no number is last, nor in `10 - 3` and `1 / 2`. Blanks, quotes, brackets that open, `=` and what else
+    `_APART` finds end it. What comes behind it isn't read.
+    """
+    whole = re.match(r".*[0-9]", text.translate(_SIGNS), re.DOTALL)
+    if whole is None:
+        return None
+    word = _APART.split(whole[0])[-1]
+    joined = whole[0].removesuffix(word).rstrip(" \t([{").endswith(("-", "+", "/"))
+    found = _IN_MARKS.fullmatch(word)
+    return _canonical(found) if found and not joined else None
 
 
-def _canonical(negative: bool, number: str) -> str:
-    whole, _, fraction = number.replace(",", "").partition(".")
-    return _compose(negative, whole, fraction)
+def _canonical(found: re.Match[str]) -> str:
+    return _compose(bool(found[1]), found[2].replace(",", ""), found[3] or "")
 
 
 def last_boxed(text: str) -> str:
@@ -221,15 +224,7 @@ def are_readable(references: Sequence[str]) -> list[bool]:
 
 
 def _equivalent(pairs: Sequence[tuple[str, str]]) -> list[bool]:
-    """Which answers are equivalent to their references, by one of the pairs that `latex.comparisons` makes of each."""
-    ways = [comparisons(*pair) for pair in pairs]
-    asked = [way for each in ways for way in each]
-    told = dict(zip(asked, _compared(asked), strict=True))
-    return [any(told[way] for way in each) for each in ways]
-
-
-def _compared(pairs: Sequence[tuple[str, str]]) -> list[bool]:
-    """Which are equivalent; numbers by this module's grammar as far as it decides."""
+    """Which answers are equivalent to their references; numbers by this module's grammar as far as it decides."""
     numbers = [(canonical_number(answer), canonical_number(reference)) for answer, reference in pairs]
     settled = [_settled(answer, reference) for answer, reference in numbers]
     # Of an exponent or a leading +, say, only the grammar knows.
@@ -252,7 +247,7 @@ def _settled(answer: str | None, reference: str | None) -> bool | None:
 STYLES: dict[AnswerStyle, Style] = {
     "after_mark": Style(_number_after_mark, str.encode, "numbers, read after the last #", "no number after its last #"),
     "last_number": Style(
-        _last_number,
+        last_number,
         str.encode,
         "numbers, the last one is read",
         "no number, or its last is a part of something else",
@@ -308,8 +303,8 @@ class Completion:
 
     Attributes:
         tokens: how many there are, the one that ended it included.
-        written: the text as far as it came, with U+FFFD for bytes that aren't UTF-8, without end token or stop string.
-        ended: whether an end token or a stop string came within the budget.
+        written: the text as far as it came, with U+FFFD for bytes that aren't UTF-8, without an end token.
+        ended: whether an end token came within the budget.
     """
 
     tokens: int
@@ -322,26 +317,20 @@ class Completion:
         return self.written if self.ended else None
 
 
-def read_completion(
-    token_ids: Iterable[int], token_bytes: Sequence[bytes], eos_ids: Collection[int], stop: Sequence[str] = ()
-) -> Completion:
-    """Write out the tokens before the first end token, or the text before the first stop string in it.
+def read_completion(token_ids: Iterable[int], token_bytes: Sequence[bytes], eos_ids: Collection[int]) -> Completion:
+    """Write out the tokens before the first end token.
 
     Args:
         token_ids: generated ids. Ids outside the table, which a padded vocabulary can produce, write nothing.
         token_bytes: the bytes of each token; b"" for special tokens.
         eos_ids: ids of the end tokens.
-        stop: the stop strings. The token that completes one is the last; of several, the one that begins first counts.
     """
-    written, texts, count = b"", [text.encode() for text in stop], 0
+    written, count = b"", 0
     for count, token_id in enumerate(token_ids, 1):
         if token_id in eos_ids:
             return Completion(count, written.decode("utf-8", "replace"), True)
         if 0 <= token_id < len(token_bytes):
             written += token_bytes[token_id]
-        begins = [place for text in texts if (place := written.find(text)) >= 0]
-        if begins:
-            return Completion(count, written[: min(begins)].decode("utf-8", "replace"), True)
     return Completion(count, written.decode("utf-8", "replace"), False)
 
 

@@ -6,6 +6,7 @@ computation, and an interpreter that is stuck in one can only be ended from outs
 
 import atexit
 import contextlib
+import functools
 import json
 import os
 import signal
@@ -21,12 +22,10 @@ from slpo_jax.errors import UserError
 Pair = tuple[str, str]
 
 _SECONDS = 2.0  # of processor time, so that a verdict doesn't depend on how busy the machine is
-LONGEST = 500  # characters of an expression; longer ones are taken for wrong unseen
+_LONGEST = 500  # characters of an expression; longer ones are taken for wrong unseen
 _MOST_WORKERS = 8
 _PER_WORKER = 16  # requests that another one is worth starting for, which takes a second
-_MOST_KNOWN = 1 << 16
 
-_known: dict[Pair, bool] = {}
 _idle: deque["_Worker"] = deque()
 
 
@@ -40,15 +39,10 @@ def are_equivalent(pairs: Sequence[Pair]) -> list[bool]:
     Raises:
         UserError: math-verify isn't installed.
     """
-    found = {pair: _known[pair] for pair in pairs if pair in _known}
-    new = [pair for pair in dict.fromkeys(pairs) if pair not in found]
-    if new:
-        workers = min(_MOST_WORKERS, os.cpu_count() or 1, -(-len(new) // _PER_WORKER))
-        with ThreadPoolExecutor(workers) as threads:
-            found.update(zip(new, threads.map(_judge, new), strict=True))
-        if len(_known) + len(new) > _MOST_KNOWN:
-            _known.clear()
-        _known.update((pair, found[pair]) for pair in new)
+    new = list(dict.fromkeys(pairs))
+    workers = min(_MOST_WORKERS, os.cpu_count() or 1, 1 + len(new) // _PER_WORKER)
+    with ThreadPoolExecutor(workers) as threads:
+        found = dict(zip(new, threads.map(_judge, new), strict=True))
     return [found[pair] for pair in pairs]
 
 
@@ -100,9 +94,10 @@ class _Worker:
         return self._process.stdout.readline().strip()
 
 
+@functools.lru_cache(1 << 16)
 def _judge(pair: Pair) -> bool:
     """Ask a worker; one that was ended by something else than the question's own time is replaced once."""
-    if max(map(len, pair)) > LONGEST:
+    if max(map(len, pair)) > _LONGEST:
         return False
     for worker in _workers():
         verdict = worker.ask(pair)

@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from slpo_jax.errors import UserError, in_a_line
 from slpo_jax.rewards.answers import AnswerStyle, are_right, parse_completion, read_completion
-from slpo_jax.rewards.ending import StopStrings, text_tokens
-from slpo_jax.rewards.stopping import stop_strings
+from slpo_jax.rewards.ending import is_end
 from slpo_jax.rewards.text_verifier import ON_DEVICE
 
 RewardFn = Callable[[jax.Array, jax.Array], jax.Array]
@@ -44,7 +44,7 @@ class Reading(NamedTuple):
 
     Attributes:
         ids: its tokens, up to and including the one that ended it.
-        text: without end token or stop string.
+        text: without an end token.
         answer: as `parse_completion` reads it; None where there is none.
         cut: whether no end came within the budget, so that there is no answer. Its text is worth showing.
     """
@@ -63,36 +63,20 @@ class Reward:
         style: of the template's answers.
         token_bytes: of each id of its tokenizer.
         eos_ids: the tokens that end an answer.
-        stop: the texts that do.
-        vocabulary: the model's rows of embeddings.
     Attributes:
         on_device: inside jit; None where only the host can say.
-        stops: the automaton of the stop strings, None without any.
-    Raises:
-        UserError: a stop string that the tokens can't write.
     """
 
-    def __init__(
-        self,
-        name: str,
-        style: AnswerStyle,
-        token_bytes: Sequence[bytes],
-        eos_ids: tuple[int, ...],
-        stop: Sequence[str] = (),
-        vocabulary: int = 0,
-    ):
+    def __init__(self, name: str, style: AnswerStyle, token_bytes: Sequence[bytes], eos_ids: tuple[int, ...]):
         self.style, self._name, self._function = style, name, REWARDS[name]
-        self._bytes, self._eos_ids, self._stop = token_bytes, eos_ids, stop
+        self._bytes, self._eos_ids = token_bytes, eos_ids
         self._seen: dict[bytes, Reading] = {}
-        # Names may be missing at the end of a vocabulary that was padded; the last is what -1, no token, finds.
-        pieces = [*token_bytes, *[b""] * (vocabulary - len(token_bytes)), b""]
-        self.stops, cut_pieces = _stops(stop, pieces)
         self.on_device: RewardFn | None = None
         if self._function is None and style in ON_DEVICE:
             make_table, verify = ON_DEVICE[style]
-            table = make_table([*pieces, *cut_pieces])
+            table = make_table(token_bytes)
             self.on_device = lambda tokens_NA, references_NR: verify(
-                table, text_tokens(tokens_NA, eos_ids, self.stops), references_NR, eos_ids[0]
+                table, jnp.where(is_end(tokens_NA, eos_ids), eos_ids[0], tokens_NA), references_NR, eos_ids[0]
             )
 
     def asking(self, reward: str | TextRewardFn) -> "Reward":
@@ -122,7 +106,7 @@ class Reward:
             if len(self._seen) == _MOST_SEEN:
                 self._seen.clear()
             ids = [token for token in tokens_A.tolist() if token >= 0]
-            done = read_completion(ids, self._bytes, self._eos_ids, self._stop)
+            done = read_completion(ids, self._bytes, self._eos_ids)
             answer = parse_completion(done.written, self.style) if done.ended else None
             self._seen[identity] = Reading(ids[: done.tokens], done.written, answer, not done.ended)
         return self._seen[identity]
@@ -149,7 +133,7 @@ class Reward:
             answers: the ids of each reference's text, as its template writes it, without an end token.
             asked: of each.
         Returns:
-            their places. A stop string or a mark in the answer, for one, hides it.
+            their places. A mark in the answer, for one, hides it.
         """
         if self._function is not None:
             return []
@@ -173,13 +157,3 @@ class Reward:
             shown = f"{self._name} gives {value!r} for {asked.question[:60]!r}"
             raise UserError(f"config.reward: {shown}; return a finite number")
         return number
-
-
-def _stops(stop: Sequence[str], pieces: list[bytes]) -> tuple[StopStrings | None, list[bytes]]:
-    """The automaton, and the bytes of the ids beyond the vocabulary that it writes for tokens that are cut."""
-    if not stop:
-        return None, []
-    try:
-        return stop_strings(stop, pieces)
-    except UserError as error:
-        raise UserError(f"config.prompt.stop: {error}") from None

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from slpo_jax.rewards.answers import LETTERS, AnswerStyle
 from slpo_jax.rewards.texts import MARKS, written
-from slpo_jax.rewards.verifier import ByteTable, byte_table, padded_table, verify
+from slpo_jax.rewards.verifier import ByteTable, before, byte_table, completed_text, only, padded_table, verify
 
 
 def text_table(token_bytes: Sequence[bytes]) -> ByteTable:
@@ -40,8 +40,9 @@ def verify_text(table: ByteTable, tokens_BA: jax.Array, references_BR: jax.Array
     """
 
     def verify_row(tokens_A, reference_R):
-        bytes_N, ended = _written(table, tokens_A, eos_id)
-        bytes_N = _joined(bytes_N)
+        bytes_N, ended = completed_text(table, tokens_A, eos_id)
+        blank_N = bytes_N == ord(" ")
+        bytes_N = only(bytes_N, (bytes_N > 0) & ~(blank_N & (before(blank_N) | (jnp.arange(bytes_N.size) == 0))))
         begin = jnp.max(jnp.stack([_end_of_last(bytes_N, mark) for mark in MARKS]))
         begin += bytes_N.at[begin].get(mode="fill", fill_value=0) == ord(" ")
 
@@ -54,25 +55,6 @@ def verify_text(table: ByteTable, tokens_BA: jax.Array, references_BR: jax.Array
         return ended & (length > 0) & (end - begin == length) & (same_R | (reference_R == 0)).all()
 
     return jax.vmap(verify_row)(jnp.asarray(tokens_BA), jnp.asarray(references_BR))
-
-
-def _written(table: ByteTable, tokens_A: jax.Array, eos_id: int | jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The bytes [N] of the tokens before the first `eos_id`, 0 for none, and whether there is one."""
-    is_eos_A = tokens_A == eos_id
-    bytes_AL = jnp.asarray(table.bytes_VL).at[tokens_A].get(mode="fill", fill_value=0, wrap_negative_indices=False)
-    return jnp.where(jnp.cumsum(is_eos_A)[:, None] > 0, 0, bytes_AL).reshape(-1), is_eos_A.any()
-
-
-def _joined(bytes_N: jax.Array) -> jax.Array:
-    """The bytes without the padding between them, and without blanks behind blanks and at the beginning."""
-    indices = jnp.arange(bytes_N.size)
-    last_N = jax.lax.cummax(jnp.where(bytes_N > 0, indices, -1))
-    before_N = jnp.concatenate([jnp.full((1,), -1), last_N[:-1]])
-    blank_N = bytes_N == ord(" ")
-    after_blank_N = (before_N < 0) | blank_N[before_N]
-    kept_N = (bytes_N > 0) & ~(blank_N & after_blank_N)
-    places_N = jnp.where(kept_N, jnp.cumsum(kept_N) - 1, bytes_N.size)
-    return jnp.zeros_like(bytes_N).at[places_N].set(bytes_N, mode="drop")
 
 
 def _end_of_last(bytes_N: jax.Array, mark: bytes) -> jax.Array:
@@ -103,14 +85,9 @@ def verify_choice(table: ByteTable, tokens_BA: jax.Array, references_BR: jax.Arr
     """
 
     def verify_row(tokens_A, reference_R):
-        bytes_N, ended = _written(table, tokens_A, eos_id)
+        bytes_N, ended = completed_text(table, tokens_A, eos_id)
         indices_N, within_N = jnp.arange(bytes_N.size), (bytes_N > 0) & (bytes_N != ord(" "))
-        before_N = jax.lax.cummax(jnp.where(bytes_N > 0, indices_N, -1))
-        after_N = jax.lax.cummin(jnp.where(bytes_N > 0, indices_N, bytes_N.size), reverse=True)
-        # With something at both ends, which joins nothing.
-        padded = jnp.pad(within_N, 1)
-        joined_N = padded[jnp.pad(before_N, (1, 0), constant_values=-1)[:-1] + 1]
-        joined_N |= padded[jnp.pad(after_N, (0, 1), constant_values=bytes_N.size)[1:] + 1]
+        joined_N = before(within_N) | jnp.pad(within_N, (0, 1))[1:]
         last = jnp.where(within_N & (bytes_N != ord("a")) & ~joined_N, indices_N, -1).max()
         return ended & (last >= 0) & (bytes_N[last] == reference_R[0])
 

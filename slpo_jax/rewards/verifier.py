@@ -1,11 +1,11 @@
 """Answers on the device: `slpo_jax.rewards.answers.is_correct` as a pure function of arrays, for use inside jit.
 
-A table turns tokens into bytes; an automaton over the bytes (`slpo_jax.rewards.automaton`) finds where the last number
-starts; its digits are then compared with the reference's place by place, so that no number is too long and nothing is
-ever rounded.
+A table turns tokens into bytes. The number's digits are compared with the reference's place by place, so that no number
+is too long and nothing is ever rounded.
 Shape suffixes: B rows, A answer slots, V vocabulary, R reference width, N bytes of a row (A times the table's width).
 """
 
+import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -14,9 +14,24 @@ import jax.numpy as jnp
 import numpy as np
 
 from slpo_jax.errors import UserError
-from slpo_jax.rewards import automaton
 from slpo_jax.rewards.answers import STYLES, AnswerStyle, canonical_decimal
-from slpo_jax.rewards.automaton import compress
+
+# What the table has for each byte. Beside a number, the bytes of one line are alike; see `answers.last_number`.
+_ALIKE = {
+    b"a": b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz",
+    b"*": b"*_'",
+    b"(": b"([{",
+    b")": b")]}%^",
+    b" ": b" \t",
+    b"\n": b"\n\r\v\f",
+    b"$": b"$\\\0",
+    **{byte: byte for byte in (b"-", b"+", b"/", b",", b".", b":", b"#")},
+    # The bytes of hyphens, of the en dash and of the minus, which are told when all three have come.
+    **{bytes([byte]): bytes([byte]) for byte in (*b"0123456789", 0xE2, 0x80, 0x88, 0x90, 0x91, 0x92, 0x93)},
+}
+_KINDS = bytes(next((kind[0] for kind, alike in _ALIKE.items() if byte in alike), ord("!")) for byte in range(256))
+_OTHER = re.compile(rb"\xe2(?!\x80[\x90-\x93]|\x88\x92)[\x80-\xbf]{2}")
+_LONG = re.compile(rb"([a*()+/ \n$!#])\1+|(([-,.:])\3)\3+")
 
 
 class ByteTable(NamedTuple):
@@ -32,8 +47,8 @@ class ByteTable(NamedTuple):
 def byte_table(token_bytes: Sequence[bytes]) -> ByteTable:
     """Build the table that `verify` reads tokens with.
 
-    They are written as `automaton.compress` does, which changes no verdict and keeps the table narrow: GPT-2 has tokens
-    of 128 bytes.
+    Runs of bytes that are alike are shortened, which changes no verdict and keeps the table narrow: GPT-2 has tokens of
+    128 bytes.
 
     Args:
         token_bytes: the bytes of each token id; b"" for special tokens.
@@ -44,7 +59,7 @@ def byte_table(token_bytes: Sequence[bytes]) -> ByteTable:
     """
     if not token_bytes:
         raise UserError("byte_table: the vocabulary is empty; pass the bytes of every token")
-    return padded_table([compress(piece) for piece in token_bytes])
+    return padded_table([_LONG.sub(rb"\1\2", _OTHER.sub(b"!", piece).translate(_KINDS)) for piece in token_bytes])
 
 
 def padded_table(pieces: Sequence[bytes]) -> ByteTable:
@@ -108,85 +123,112 @@ def verify(
         raise UserError(f"answer style {style!r} is unknown; use 'after_mark' or 'last_number'")
 
     def verify_row(tokens_A, reference_R):
-        is_eos_A = tokens_A == eos_id
-        ended_A = jnp.cumsum(is_eos_A) > 0
-        bytes_AL = jnp.asarray(table.bytes_VL).at[tokens_A].get(mode="fill", fill_value=0, wrap_negative_indices=False)
-        bytes_N = jnp.where(ended_A[:, None], 0, bytes_AL).reshape(-1)
-        start, is_number = _last_number(bytes_N)
-        correct = is_eos_A.any() & is_number & _equals(bytes_N, start, reference_R)
-        return correct & _stands_alone(bytes_N, start) if style == "after_mark" else correct
+        text_N, ended = completed_text(table, tokens_A, eos_id)
+        if style == "last_number":
+            text_N = _with_minuses(text_N)
+            begin, last, whole = _last_number(text_N)
+        else:
+            begin, last, whole = _after_mark(text_N)
+        return ended & whole & _is_number(text_N, begin, last, reference_R)
 
     return jax.vmap(verify_row)(jnp.asarray(tokens_BA), jnp.asarray(references_BR))
 
 
-def _last_number(bytes_N: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Find the index of the last number's first byte, its sign or point included, and whether it is one.
-
-    (Any index, and False, if there are no digits.)
-    """
-
-    def read(carry, inputs):
-        row, mark, start, good = carry
-        index, symbol = inputs
-        action = jnp.asarray(automaton.TABLE)[row, symbol]
-        place, says = action // 3 % 4, action % 3
-        start = jnp.where(place == automaton.START, index, jnp.where(place == automaton.START_AT_MARK, mark, start))
-        mark = jnp.where(place == automaton.MARK, index, mark)
-        good = jnp.where(says == 0, good, says == automaton.GOOD)
-        return (action // 12, mark, start, good), None
-
-    symbols_N = jnp.asarray(automaton.SYMBOLS.astype(np.int32))[bytes_N]
-    # Made from the data, so that it varies over a mesh as the data do: shard_map insists on that in a scan.
-    zero = 0 * symbols_N[0]
-    indices = jnp.arange(symbols_N.size, dtype=jnp.int32)
-    (_, _, start, good), _ = jax.lax.scan(read, (zero, zero, zero, zero > 0), (indices, symbols_N))
-    return start, good
+def completed_text(table: ByteTable, tokens_A: jax.Array, eos_id: int | jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The bytes [N] of the tokens before the first `eos_id`, 0 behind them, and whether there is one."""
+    is_eos_A = tokens_A == eos_id
+    bytes_AL = jnp.asarray(table.bytes_VL).at[tokens_A].get(mode="fill", fill_value=0, wrap_negative_indices=False)
+    bytes_N = jnp.where(jnp.cumsum(is_eos_A)[:, None] > 0, 0, bytes_AL).reshape(-1)
+    return only(bytes_N, bytes_N > 0), is_eos_A.any()
 
 
-def _stands_alone(bytes_N: jax.Array, start: jax.Array) -> jax.Array:
-    """Tell whether there is nothing but blanks around the last number, back to the last # and up to the end.
-
-    It begins with a digit, or a minus that touches one.
-    """
-    indices = jnp.arange(bytes_N.size)
-    last_hash = jnp.where(bytes_N == ord("#"), indices, -1).max()
-    last_digit = jnp.where(_is_digit(bytes_N), indices, -1).max()
-    blank_N = (bytes_N == ord(" ")) | (bytes_N == ord("\n"))
-    inked_N = ~blank_N & (bytes_N != automaton.PAD)
-    around_N = ((indices > last_hash) & (indices < start)) | (indices > last_digit)
-    within_N = (indices > start) & (indices <= last_digit)
-    digit_N = _is_digit(bytes_N)
-    point_N = (bytes_N == ord(".")) & (jnp.cumsum(digit_N & (indices >= start)) > 0)
-    of_number_N = digit_N | (bytes_N == ord(",")) | point_N | (bytes_N == automaton.PAD)
-    begins = _is_digit(bytes_N[start]) | (bytes_N[start] == ord("-"))
-    return begins & ~((inked_N & around_N) | (~of_number_N & within_N)).any()
+def only(bytes_N: jax.Array, kept_N: jax.Array) -> jax.Array:
+    """The bytes that are kept, one after the other, and 0 behind them."""
+    places_N = jnp.where(kept_N, jnp.cumsum(kept_N) - 1, bytes_N.size)
+    return jnp.zeros_like(bytes_N).at[places_N].set(bytes_N, mode="drop")
 
 
-def _equals(bytes_N: jax.Array, start: jax.Array, reference_R: jax.Array) -> jax.Array:
-    """Tell whether the number from `start` to the text's last digit is the reference.
+def before(bytes_N: jax.Array, count: int = 1) -> jax.Array:
+    """Of each byte, the one that is `count` places before; 0 for none."""
+    return jnp.pad(bytes_N, (count, 0))[: bytes_N.size]
+
+
+def _with_minuses(text_N: jax.Array) -> jax.Array:
+    """The text with ASCII's sign for hyphens, en dash and minus, and without currency signs."""
+    one_N, two_N = before(text_N), before(text_N, 2)
+    dash_N = (one_N == 0x80) & (text_N >= 0x90) & (text_N <= 0x93)
+    minus_N = (two_N == 0xE2) & (dash_N | ((one_N == 0x88) & (text_N == 0x92)))
+    first_N = jnp.pad(minus_N, (0, 2))[2:] | jnp.pad(minus_N, (0, 1))[1:]
+    return only(jnp.where(minus_N, ord("-"), text_N), (text_N > 0) & ~first_N & (text_N != ord("$")))
+
+
+def _after_mark(text_N: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Where what follows the last # begins and ends, blanks aside, and that nothing touches it."""
+    begin = _last(text_N == ord("#")) + 1
+    inked_N = ~_in(text_N, b" \n\0")
+    return _first(inked_N & (jnp.arange(text_N.size) >= begin)), _last(inked_N), jnp.bool_(True)
+
+
+def _last_number(text_N: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Where the number that the last digit is in begins and ends, and whether no operator stands apart before it."""
+    indices, last, before_N = jnp.arange(text_N.size), _last(_is_digit(text_N)), before(text_N)
+    apart_N = _in(text_N, b" \n!#") | (text_N >= 0x80)
+    apart_N |= (text_N == ord(":")) & ~_is_digit(before_N) | (text_N == ord("(")) & (before_N != ord(")"))
+    word = _last(apart_N & (indices < last)) + 1
+    begin = _first((indices >= word) & ~_in(text_N, b"*+,"))
+    joined = _at(text_N, _last((indices < word) & ~_in(text_N, b" (")))
+    return begin, last, ~_in(joined, b"-+/")
+
+
+def _is_number(text_N: jax.Array, begin: jax.Array, last: jax.Array, reference_R: jax.Array) -> jax.Array:
+    """Tell whether what stands from `begin` to `last` is `-?NUMBER`, and the reference.
 
     A digit's place is its power of ten. The numbers are equal if each nonzero digit of the one is the other's digit
     at that place, both have as many of them, and the signs agree; zeros in front and behind need no thought.
     """
-    indices = jnp.arange(bytes_N.size)
-    digits_N = _is_digit(bytes_N) & (indices >= start)
-    after_point_N = jnp.cumsum((bytes_N == ord(".")) & (indices >= start)) > 0
-    places_N = (digits_N & ~after_point_N).sum() - jnp.cumsum(digits_N)
-    nonzero_N = digits_N & (bytes_N != ord("0"))
-    # What is neither a digit nor a point is a sign, or the last byte of one that is written in several.
-    negative = ~(_is_digit(bytes_N[start]) | (bytes_N[start] == ord("."))) & nonzero_N.any()
+    indices, minus = jnp.arange(text_N.size), _at(text_N, begin) == ord("-")
+    begin += minus
+    within_N = (indices >= begin) & (indices <= last)
+    digit_N, comma_N, point_N = (
+        within_N & found_N for found_N in (_is_digit(text_N), text_N == ord(","), text_N == ord("."))
+    )
+    whole_N = jnp.cumsum(point_N) == 0
+    size = (digit_N & whole_N).sum()
+    place_N = size - jnp.cumsum(digit_N)  # of a sign between digits: that of the digit before it
+    grouped_N = ~comma_N | (whole_N & (place_N > 0) & (place_N % 3 == 0))
+    commas = comma_N.sum()
+    well_formed = (
+        _is_digit(_at(text_N, begin)) & _is_digit(_at(text_N, last)) & (point_N.sum() <= 1)
+        & (~within_N | digit_N | ((comma_N | point_N) & _is_digit(before(text_N)))).all()
+        & grouped_N.all() & ((commas == 0) | (commas == (size - 1) // 3))
+    )  # fmt: skip
 
-    size = reference_R.size
-    reference_digits_R = _is_digit(reference_R)
-    is_end_R = (reference_R == ord(".")) | (reference_R == 0)
-    point = jnp.where(is_end_R, jnp.arange(size), size).min()
-    at_N = point - 1 - places_N + (places_N < 0)
-    reference_N = reference_R.at[at_N].get(mode="fill", fill_value=0, wrap_negative_indices=False)
+    nonzero_N = digit_N & (text_N != ord("0"))
+    point = _first((reference_R == ord(".")) | (reference_R == 0))
+    same_N = ~nonzero_N | (text_N == _at(reference_R, point - 1 - place_N + (place_N < 0)))
+    same_count = nonzero_N.sum() == (_is_digit(reference_R) & (reference_R != ord("0"))).sum()
+    same_sign = (minus & nonzero_N.any()) == (reference_R[0] == ord("-"))
+    return well_formed & _is_digit(reference_R).any() & same_N.all() & same_count & same_sign
 
-    same_digits = (~nonzero_N | (bytes_N == reference_N)).all()
-    same_count = nonzero_N.sum() == (reference_digits_R & (reference_R != ord("0"))).sum()
-    same_sign = negative == (reference_R[0] == ord("-"))
-    return _is_digit(bytes_N).any() & reference_digits_R.any() & same_digits & same_count & same_sign
+
+def _at(bytes_N: jax.Array, index: jax.Array) -> jax.Array:
+    """The byte at a place, 0 outside."""
+    return bytes_N.at[index].get(mode="fill", fill_value=0, wrap_negative_indices=False)
+
+
+def _first(found_N: jax.Array) -> jax.Array:
+    """The first place, N for none."""
+    return jnp.where(found_N, jnp.arange(found_N.size), found_N.size).min()
+
+
+def _last(found_N: jax.Array) -> jax.Array:
+    """The last place, -1 for none."""
+    return jnp.where(found_N, jnp.arange(found_N.size), -1).max()
+
+
+def _in(bytes_: jax.Array, kinds: bytes) -> jax.Array:
+    """Mark the bytes of some kinds."""
+    return jnp.isin(bytes_, jnp.array([*kinds], jnp.uint8))
 
 
 def _is_digit(bytes_: jax.Array) -> jax.Array:

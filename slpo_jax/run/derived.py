@@ -15,12 +15,11 @@ from slpo_jax.config.auto import Choice, Measured, choices
 from slpo_jax.config.config import default_config, read_config
 from slpo_jax.config.config_files import override, read_config_file, shipped
 from slpo_jax.config.sections import changed
-from slpo_jax.data.file_rows import FILE_READERS
 from slpo_jax.data.generated import task_of
 from slpo_jax.data.problem import Problem
 from slpo_jax.data.problems import load_problems
 from slpo_jax.data.record_fields import FieldsConfig
-from slpo_jax.data.solutions import measured_number
+from slpo_jax.data.rows import FILE_READERS
 from slpo_jax.data.tokenizer import WORDS, words_of
 from slpo_jax.errors import UserError
 from slpo_jax.io.files import flatten
@@ -193,7 +192,7 @@ def _split(train: str, name: str, fields: FieldsConfig) -> str:
 def answers_of(problems: Sequence[Problem]) -> Choice:
     """How answers are read: as numbers where nearly all are some, so that the others are mistakes; else as texts."""
     texts = [each.answer for each in problems]
-    others = [text for text in texts if canonical_number(text) is None and measured_number(text) is None]
+    others = [text for text in texts if canonical_number(text) is None]
     if 10 * len(others) <= len(texts):
         return Choice({"prompt.answers": "auto"}, f"{len(texts) - len(others):,} of {len(texts):,} answers are numbers")
     why = f"{len(others):,} of {len(texts):,} answers are no numbers, {others[0][:40]!r} for one; compared as texts"

@@ -330,9 +330,7 @@ def assemble(
     )
     answers = max(config.max_answer_tokens, config.evaluate.max_answer_tokens or 0)
     positions = model.n_positions - max(len(template.closing_ids) - 1, 0)
-    reward = Reward(
-        config.reward, template.answer_style, template.token_bytes, template.eos_ids, template.stop, model.vocab_size
-    )
+    reward = Reward(config.reward, template.answer_style, template.token_bytes, template.eos_ids)
     rollouts = RolloutConfig(
         max_latents=config.max_latents,
         answer_slots=config.max_answer_tokens,
@@ -342,7 +340,6 @@ def assemble(
         dropout_rate=config.dropout.rate,
         dropout_where=config.dropout.where,
         banned_ids=template.banned_ids,
-        stops=reward.stops,
     )
     key = jax.random.key(config.seed)
     reasoner_key, gate_key = jax.random.split(jax.random.fold_in(key, 1 << 30))

@@ -115,8 +115,6 @@ def _counted(problems: Sequence[Problem]) -> list[str]:
 
 def _lines(name: str, said: list[str], problems: EncodedProblems | Problems) -> list[str]:
     """What is said of a set in a line, and others on its fields."""
-    if problems.measured:
-        said = [*said, f"without units and currencies, as that of {problems.measured[0]!r}"]
     return [f"{name}: {', '.join(said)}", *(f"  {line}" for line in problems.reading.lines())]
 
 

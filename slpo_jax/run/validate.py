@@ -32,7 +32,7 @@ def check_start(config: Config, checkpoint: Checkpoint, finished: Collection[str
     architecture = checkpoint.architecture
     name, prompt = config.latent_policy.name, config.prompt
     run = Run(name, config.reasoner, architecture.name, architecture.has_latents, config.max_latents, prompt.closing,
-              prompt.stop, without_latents(), IN_WORDS)  # fmt: skip
+              without_latents(), IN_WORDS)  # fmt: skip
     config.latent_policy.selected.check(run)
     recipe, thinks = config.imitate.recipe or architecture.default_recipe, config.max_latents > 0
     if IMITATE in config.stages and recipe in architecture.not_taught_by and (thinks or not architecture.has_latents):
@@ -129,7 +129,7 @@ def earnable(problems: EncodedProblems, where: str, judge: Reward) -> EncodedPro
         logging.warning("%s: left out %d of %d problems, whose own answers would be wrong: %s", where, len(lost),
                         len(problems), said)  # fmt: skip
     kept = problems.subset(np.setdiff1d(np.arange(len(problems)), lost))
-    return dataclasses.replace(kept, left_out=problems.left_out + len(lost), measured=problems.measured)
+    return dataclasses.replace(kept, left_out=problems.left_out + len(lost))
 
 
 def check_answers(key: str, problems: EncodedProblems, used: Sequence[int], name: str, most: int) -> None:

@@ -80,7 +80,7 @@ def test_latent_policy_and_prompt_go_with_a_checkpoint(tmp_path):
     config = run_config("text_gpt2")
     config.gate.enabled = False
     config.latent_policy.name, config.latent_policy.noisy_soft.temperature = "noisy_soft", 0.7
-    config.prompt.update(instruction="Count .", answers="last_number", stop=("pens",))
+    config.prompt.update(instruction="Count .", answers="last_number")
     config.evaluate.update(max_answer_tokens=5, temperature=0.6)
     experiment = build(read_config(config), tmp_path / "work")
     ensure_manifest(experiment.stage("grpo"))
@@ -93,7 +93,7 @@ def test_latent_policy_and_prompt_go_with_a_checkpoint(tmp_path):
         found = config_of(identity)
         assert (found.latent_policy.name, found.latent_policy.noisy_soft.temperature) == ("noisy_soft", 0.7)
         assert stopping_of(found, identity) == ("length", T)
-        assert found.prompt == PromptConfig(instruction="Count .", answers="last_number", stop=("pens",))
+        assert found.prompt == PromptConfig(instruction="Count .", answers="last_number")
         assert (found.evaluate.max_answer_tokens, found.evaluate.temperature) == (5, 0.6)
 
 

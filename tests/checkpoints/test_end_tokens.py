@@ -5,7 +5,6 @@ import json
 import jax
 import numpy as np
 import pytest
-from tiny import compiled
 
 from slpo_jax.checkpoints import export
 from slpo_jax.checkpoints.checkpoint import find_checkpoint
@@ -77,33 +76,6 @@ def test_end_tokens_go_there_and_back(published, tmp_path):
     assert _ends(tmp_path / "again") == (eos, 9, 5)
 
 
-def test_a_reward_reads_what_is_before_a_stop_string(published):
-    """For any end token, and cut inside a token; a stop string alone is an end within the budget."""
-    _say(published, "generation_config.json", [2, 5])
-    config = _config(published)
-    config.prompt.stop = ("How", "y Tom", "####")
-    setup = assemble(read_config(config))
-    ids = setup.template.tokenizer.get_vocab()
-    assert ids["####"] == setup.reasoner.config.vocab_size - 1, "where -1, which is no token, must not be looked up"
-    rows = [
-        ["7", "<eos>", "8", "8", "8"],
-        ["7", "How", "8", "8", "8"],
-        ["7", "8", "8", "8", "8"],
-        ["7", "8", "8", "8", "How"],
-        ["8", "<eos>", "8", "8", "8"],
-    ]
-    tokens = np.array([[ids[word] for word in row] for row in rows])
-    tokens = np.concatenate([tokens, [[ids["7"], 5, 1, 1, 1], [ids["7"], -1, -1, -1, -1]]]).astype(np.int32)
-    reference = np.zeros((len(tokens), 2), np.uint8)
-    reference[:, 0] = ord("7")
-    right = compiled(setup.reward.on_device)(tokens, reference)
-    assert np.asarray(right).tolist() == [True, True, False, False, False, True, False]
-    read = [setup.reward.read(row) for row in tokens]
-    assert [reading.answer for reading in read] == ["7", "7", None, None, "8", "7", None]
-    assert [len(reading.ids) for reading in read] == [2, 2, 5, 5, 2, 2, 1]
-    assert read[1].text == " 7 "
-
-
 @pytest.mark.parametrize(
     ("value", "message"),
     [
@@ -116,18 +88,3 @@ def test_what_is_no_end_token_is_a_line(published, value, message):
     _say(published, "generation_config.json", value)
     with pytest.raises(UserError, match=message):
         _ends(published)
-
-
-@pytest.mark.parametrize(
-    ("stop", "message"),
-    [
-        (("",), r"config.prompt.stop: \('',\) is not valid; an empty text"),
-        (("zebra",), "config.prompt.stop: 'zebra' is never written by the tokenizer's tokens"),
-        (("<eos>",), "config.prompt.stop: '<eos>' is never written"),
-    ],
-)
-def test_stop_strings_that_can_t_be(stop, message):
-    config = _config()
-    config.prompt.stop = stop
-    with pytest.raises(UserError, match=message):
-        assemble(read_config(config))

@@ -98,14 +98,14 @@ def test_logits_are_transformers_alone_and_in_a_left_padded_batch(ours, theirs, 
     _assert_close(alone, expected[1])
 
 
-def _answers(theirs, stop=(), more_eos_ids=()):
+def _answers(theirs, more_eos_ids=()):
     """Questions in the chat template, by the product's own rollout and by `generate`: two [10, NEW], and the ends."""
     model, tokenizer = theirs
     config = default_config()
     config.update(reasoner="text_llama", init=str(bundled_gguf()), max_latents=0, min_latents=1)
     config.max_answer_tokens, config.model.dtype = NEW, "float32"
     config.gate.enabled = False
-    config.prompt.update(instruction="Answer in a few words.", stop=stop)
+    config.prompt.instruction = "Answer in a few words."
     setup = assemble(read_config(config))
     params, rows = setup.checkpoint.read(), setup.template.prompts(PROMPTS)
     asked = [[{"role": "user", "content": f"{question}\nAnswer in a few words."}] for question in PROMPTS]
@@ -121,7 +121,6 @@ def _answers(theirs, stop=(), more_eos_ids=()):
             input_ids=torch.tensor(batch.tokens, dtype=torch.long),
             attention_mask=torch.tensor(batch.valid, dtype=torch.long), max_new_tokens=NEW, do_sample=False,
             eos_token_id=list(eos_ids), pad_token_id=setup.template.pad_id,
-            **({"stop_strings": list(stop), "tokenizer": tokenizer} if stop else {}),
         )[:, batch.tokens.shape[1] :].numpy()  # fmt: skip
     return np.asarray(found)[:, : expected.shape[1]], expected, eos_ids, setup
 
@@ -133,11 +132,8 @@ def test_greedy_texts_are_transformers_generate(theirs):
     assert 0 < (expected == eos).any(axis=1).sum() < len(PROMPTS)
 
 
-def test_stop_strings_and_several_eos_are_transformers_generate(theirs):
-    """A stop string of one token, one that begins and ends inside tokens, and one of two; and what is read of them."""
+def test_several_eos_are_transformers_generate(theirs):
     comma = theirs[1].convert_tokens_to_ids(",")
-    found, expected, _, setup = _answers(theirs, (" left", "e capit", "sea is"), (comma,))
+    found, expected, *_ = _answers(theirs, (comma,))
     np.testing.assert_array_equal(found, expected)
-    texts = {setup.reward.read(row).text for row in found}
-    assert {"Paris is th", "The ", "Tom has 3 x 10 = 30 pens"} <= texts
     assert 0 < (expected == comma).any(axis=1).sum() < len(PROMPTS)

@@ -5,7 +5,6 @@ import signal
 import threading
 import time
 from collections import deque
-from decimal import Decimal
 
 import pytest
 
@@ -21,7 +20,6 @@ from slpo_jax.rewards.answers import (
     parse_completion,
 )
 from slpo_jax.rewards.equivalence import are_equivalent
-from slpo_jax.rewards.latex import comparisons
 
 # (answer, reference)
 RIGHT = [
@@ -52,61 +50,12 @@ WRONG = [
     ("0.12346", "0.12345"), ("", "5"), (r"\frac{1", "1"), (r"\undefined{1}", "1"), ("9" * 600 + ".5", r"\frac{1}{2}"),
 ]  # fmt: skip
 
-# Written otherwise than math_verify reads it.
-ALSO_RIGHT = [
-    ("29.00.", "29"), ("80,000...", "80000"), ("29,", "29"), ("€29", "29"), ("-£29.50", "-29.5"), ("29 €", "29"),
-    (r"\$ 1,000", "1000"), ("29 dollars", "29"), ("29 USD", "29"), ("5 hours", r"5\text{ hr}"), ("72 cm^2", "72"),
-    ("5 AM", r"5\text{ a.m.}"), ("= 5", "5"), (r"= \frac{1}{2}", "0.5"), ("**73**", "73"), ("*-3*", "-3"),
-    ("–3", "-3"), ("- 3", "-3"), ("1 000", "1000"), (r"-1\,000\,000.5", "-1000000.5"),
-    (r"11,\! 111,\! 100", "11111100"),
-    ("10100_2", "10100_{2}"), ("AB", r"\text{AB}"), (r"\boldsymbol{5}", "5"), ("72°", r"72^\circ"),
-    (r"\frac 1 2", "0.5"), (r"5\text{ ft}^2", r"5\text{ square feet}"), (r"33\frac{1}{3}\%", r"\frac{1}{3}"),
-    ("12.5 percent", "12.5"), ("xy", "yx"), (r"-\infty", r"-\infty"), (r"\sqrt{3+2\sqrt{2}}-1-\sqrt{2}", "0"),
-    ("2^{-57}", r"\frac{1}{2^{57}}"), (r"\sqrt{8}", r"2\sqrt{2}"), ("0.0005", r"\frac{1}{2000}"),
-]  # fmt: skip
-# What math_verify takes for equal, or did.
-ALSO_WRONG = [
-    ("1 000", "0"), ("5 0", "0"), ("5 0", "50"), (r"5\ 0", "0"), ("0x10", "0"), ("1/2^{57}", "1/2^{56}"),
-    (r"\frac{1}{2^{57}}", r"\frac{1}{2^{56}}"), ("2^{-100}", "2^{-99}"), ("x=2^{-57}", "2^{-56}"),
-    ("1+2^{-60}", "1"), ("0.0000001", "0.0000002"), (r"5\text{ AM}", r"5\text{ PM}"), ("5 AM", "5 PM"),
-    (r"5\text{ a.m.}", r"5\text{ PM}"), (r"5\text{ cm}", r"5\text{ m}"), (r"3\text{ hours}", r"3\text{ minutes}"),
-    ("AB", "BA"), ("ABC", r"\text{CAB}"), ("seat", "east"), ("10100_2", "10100"), ("10100_2", "10100_3"),
-    ("20", "10100_2"), ("12.5%", "12.6"), (r"12.5\%", "1250"), ("29 dollars", "28"), ("€29", "2.9"),
-    ("**73**", "37"), ("= 5", "-5"),
-]  # fmt: skip
-SAME_UNITS = [
-    ("5m", "5m"), ("5 m", "5 meters"), (r"5\text{ m}", r"5\text{ metres}"), ("5 hrs", "5 hours"), ("5 m", "5"),
-    (r"5\text{ lbs}", r"5\text{ pounds}"), ("5 inches", r"5\text{ in}"), (r"5\text{ glass}", r"5\text{ glasses}"),
-    ("5 boxes", r"5\text{ box}"), ("5 apples", r"5\text{ red apples}"), ("5 mph", r"5\text{ miles per hour}"),
-    (r"\frac{1}{2} m", "0.5 m"), ("5 million", r"5\text{ million}"), ("5 million dollars", "5 million"),
-    ("5xy", "5yx"), ("5xx", "5x^2"), ("4y+5x", "5x+4y"), ("ab", "ba"), (r"2\sqrt{3}x", r"\sqrt{12}x"),
-    # in bare letters
-    ("45 m^2", "45"), ("45 m²", "45"), ("45", "45 m^2"), ("45 m²", "45 m^2"), ("45 m^{2}", r"45\text{ m}^2"),
-    ("45 m^2", r"45\text{ square meters}"), (r"45\,m^2", "45"), ("10 m/s", "10"), ("10", r"10\ m/s"), ("60 km/h", "60"),
-    ("9.8 m/s²", "9.8"), ("3 L", "3"), ("3 L", r"3\text{ liters}"), ("3 mL", "3"), ("3 J", "3"), ("1.5 kWh", "1.5"),
-    (r"\frac{1}{2} L", "0.5"), ("1,000 kg/m^3", "1000"),
-]  # fmt: skip
-OTHER_UNITS = [
-    (r"5\text{ millimeters}", r"5\text{ meters}"), (r"5\text{ mm}", r"5\text{ m}"), (r"5\text{ ms}", r"5\text{ m}"),
-    (r"5\text{ minutes}", r"5\text{ m}"), (r"5\text{ months}", r"5\text{ m}"), (r"5\text{ g}", r"5\text{ gallons}"),
-    (r"5\text{ miles}", r"5\text{ millimeters}"), (r"5\text{ ml}", r"5\text{ miles}"), ("5 meters", "5 millimeters"),
-    ("5 m", "5 cm"), ("5 km", "5 kg"), ("5 g", "5 kg"), ("5m", "5cm"), ("5 m", r"5\text{ cm}"), ("5 s", "5 h"),
-    ("5 am", "5 pm"), ("5 cm^2", "5 m^2"), ("5 m/s", "5 km/h"), (r"\frac{1}{2} m", "0.5 cm"), ("5x", "5y"),
-    (r"5\text{ square meters}", r"5\text{ square feet}"), (r"5\text{ miles per hour}", r"5\text{ feet per hour}"),
-    (r"5\text{ red apples}", r"5\text{ green apples}"),
-    ("5 million", "5"), ("5 thousand", "5"), ("5", r"5\text{ dozen}"), (r"\$5\text{ million}", "5"),
-    ("5 million dollars", "5 dollars"), ("5 million", "5 billion"),
-    ("3 x", "3"), ("3 n", "3"), ("3L", "3"), ("3 L", "4"), ("3 L", "3 mL"), ("3 L", r"3\text{ ml}"), ("3 L", "3x"),
-    ("45 m^2", "45 m^3"), ("45 m^3", r"45\text{ m}^2"), ("45 cm^2", "45 cm^3"), ("45 m", "45 m^2"),
-    ("10 m/s", "10 s/m"), (r"45\text{ cubic meters}", r"45\text{ square meters}"), ("45 m^2", "45 n^2"),
-]  # fmt: skip
-
 
 @pytest.fixture
 def fresh(monkeypatch):
     """Workers of the test's own, and nothing known."""
     monkeypatch.setattr(equivalence, "_idle", deque())
-    monkeypatch.setattr(equivalence, "_known", {})
+    equivalence._judge.cache_clear()
     yield equivalence
     equivalence._close()
 
@@ -117,46 +66,6 @@ def mistaken(right, wrong):
     return [pair for pair, told in zip(right, found[: len(right)], strict=True) if not told] + [
         pair for pair, told in zip(wrong, found[len(right) :], strict=True) if told
     ]
-
-
-def test_boxed_answers_are_read_as_they_are_written_and_not_paid_for_others():
-    assert not mistaken(ALSO_RIGHT, ALSO_WRONG)
-
-
-def test_boxed_units_are_the_same_words_or_their_usual_short_forms():
-    assert not mistaken(SAME_UNITS, OTHER_UNITS)
-
-
-def test_boxed_percents_are_their_number_and_its_hundredth():
-    right, wrong = [], []
-    for percent in ("12.5", "50", "0.5", "150", "33.25", "1,250", "7", "12.50"):
-        value = Decimal(percent.replace(",", ""))
-        for sign in (r"\%", "%", r" \%", r"\text{ percent}"):
-            others = map(Decimal, ("12.5", "0.125", "50", "0.5", "1250", "7", "0.07", "1.5"))
-            for number in {value, value / 100, *others}:
-                pairs = [(percent + sign, f"{number:f}"), (f"{number:f}", percent + sign)]
-                (right if number in (value, value / 100) else wrong).extend(pairs)
-    assert len(right) == 128
-    assert not mistaken(right, wrong)
-
-
-def test_odd_expressions_cost_little_before_math_verify():
-    begun = time.process_time()
-    for text in (
-        "a" * 500,
-        "1 " * 250,
-        "aaaa " * 100,
-        r"\text{" * 80,
-        "1_{" * 160,
-        "5\\,\\ " * 70,
-        "1 aaaa" + "a" * 490 + "!",
-        r"\a" * 250,
-        "5" * 250 + "a" * 249 + "!",
-    ):
-        assert comparisons(text, "5") is not None
-        assert comparisons("5", text) is not None
-    assert comparisons("1" * 10**6 + "_2", "5")
-    assert time.process_time() - begun < 1
 
 
 def test_pairs_by_hand():
@@ -254,19 +163,6 @@ def test_a_signal_to_all_leaves_the_verdicts_as_they_are():
     worker._process.kill()
     worker._process.wait()
     assert are_equivalent([("14/2", "7")]) == [True], "one that died without being asked is replaced"
-
-
-def test_a_verdict_is_asked_for_once(monkeypatch):
-    asked = []
-    monkeypatch.setattr(equivalence, "_known", {})
-    monkeypatch.setattr(equivalence, "_judge", lambda pair: asked.append(pair) or pair[0] == "y")
-    assert are_equivalent([("x", "1"), ("y", "1"), ("x", "1")]) == [False, True, False]
-    assert are_equivalent([("y", "1"), ("y", "2")]) == [True, True]
-    assert sorted(asked) == [("x", "1"), ("y", "1"), ("y", "2")]
-    monkeypatch.setattr(equivalence, "_MOST_KNOWN", 3)
-    assert are_equivalent([("y", "1"), ("y", "3")]) == [True, True]
-    assert set(equivalence._known) == {("y", "3")}
-    assert are_equivalent([]) == []
 
 
 def test_without_the_package_it_is_one_line(fresh, monkeypatch, tmp_path):

@@ -175,23 +175,12 @@ def test_a_setup_verifies_on_the_host_what_no_jitted_step_can(tmp_path, monkeypa
     assert "answer    none: the text has no end" in cut_off
 
 
-# By the style of answers and a stop string: what is no mark, and what its own text would not earn.
-OWN = {
-    ("texts", ""): (["5 # of", "C#", "C# developer"], ["yes", "C#.", "#1", "5#3", "is it: 3"]),
-    ("texts", ","): (["a, b"], ["a b"]),
-    ("boxed", ","): (["(1,2)"], ["1/2"]),
-    ("last_number", "5"): (["15"], ["16", "-0.24"]),
-    ("auto", "."): (["0.5"], ["72"]),
-}
-
-
-@pytest.mark.parametrize(("answers", "stop"), OWN)
-def test_references_that_their_own_text_does_not_earn_are_left_out_and_counted(answers, stop, tmp_path, warnings):
-    config = _text_config(answers)
-    config.tokenizer, config.prompt.stop = "bytes", (stop,) if stop else ()
+def test_references_that_their_own_text_does_not_earn_are_left_out_and_counted(tmp_path, warnings):
+    config = _text_config("texts")
+    config.tokenizer = "bytes"
     config.max_answer_tokens, config.prompt_slots = 40, (40,)
     config.model.update(n_positions=90)
-    lost, kept = OWN[answers, stop]
+    lost, kept = ["5 # of", "C#", "C# developer"], ["yes", "C#.", "#1", "5#3", "is it: 3"]
     both = [*kept[:1], *lost, *kept[1:], *lost[:1]]
     records = [{"problem": f"What is {n}?", "answer": text} for n, text in enumerate(both)]
     config.data.update(train=write_jsonl(tmp_path / "train.jsonl", records), valid="")
@@ -200,7 +189,7 @@ def test_references_that_their_own_text_does_not_earn_are_left_out_and_counted(a
     assert setup.train.left_out == len(lost) + 1
     assert len(setup.train.prompts) == len(setup.train.answers) == len(kept)
     text = setup.template.answer_text(lost[0])
-    read = parse_completion(text.partition(stop)[0] if stop else text, setup.template.answer_style)
+    read = parse_completion(text, setup.template.answer_style)
     said = f"{text!r} is read as {read!r}" if read else f"{text!r} has no answer when it is read"
     assert warnings[-1].endswith(
         f"left out {len(lost) + 1} of {len(both)} problems, whose own answers would be wrong: {said}"

@@ -188,7 +188,7 @@ def test_numbers_of_any_length_are_compared_exactly(style):
 
 
 # What is written for a kind of character that is not a character of that kind itself.
-MEMBERS = {ord("~"): "−", ord("_"): "\u00a0", ord("^"): "²", ord("&"): "½", ord("!"): "="}
+MEMBERS = {ord("!"): "="}
 
 
 def test_compressed_bytes_read_as_the_tokens_do():
@@ -203,7 +203,7 @@ def test_compressed_bytes_read_as_the_tokens_do():
 
 
 def test_tables_stay_narrow_for_long_tokens():
-    long = [b"-" * 128, b" " * 90, b"=-" * 40, b"#" * 60, "é".encode() * 30, b"the, fox. - ", b"\xff" * 128, b""]
+    long = [b"-" * 128, b" " * 90, b"#" * 60, "é".encode() * 30, "—".encode() * 30, b"\xff" * 128, b"the", b""]
     assert byte_table(long).bytes_VL.shape == (len(long), 2)
     assert byte_table([b""]).bytes_VL.shape == (1, 1)
     with pytest.raises(UserError, match="vocabulary is empty"):
@@ -219,7 +219,7 @@ def test_a_sign_in_several_tokens_is_one_and_bytes_that_are_no_utf8_are_junk():
     rows = {
         (2, 3, 4, 7): "-3", (5, 4, 7): "-3", (2, 6, 7): "-3", (9,): "-3", (2, 9): "-3", (2, 2, 6, 7): "-3",
         (10, 9): "-3", (2, 3, 7): "3", (5, 7): "3", (6, 7): "3", (8, 2, 7): "3", (8, 5, 8, 7): "-3", (5, 10, 4, 7): "3",
-        (8, 10, 7): "3", (1, 2, 3, 4, 7): None, (1, 5, 7): "3", (2, 3, 4, 8, 7): None, (9, 11): "-30",
+        (8, 10, 7): "3", (1, 2, 3, 4, 7): "-3", (1, 5, 7): "3", (2, 3, 4, 8, 7): None, (9, 11): "-30",
         (2, 3, 4, 7, 5, 4): "-3",
     }  # fmt: skip
     tokens = pad_tokens([[*row, 0] for row in rows], 8, 0)

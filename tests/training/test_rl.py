@@ -12,7 +12,6 @@ from tiny import EOS, PAD, ROLLOUT, compiled, policy_of
 
 from slpo_jax.policy.rollout import Trajectories
 from slpo_jax.policy.score import are_cut
-from slpo_jax.rewards.stopping import stop_strings
 from slpo_jax.training.rl import make_improvement, roll_out, rollout_sums
 
 PIECES = [b"a", b"b", b"ab", b"c", b"", b""]
@@ -80,14 +79,12 @@ def test_solved_is_a_share_whatever_rewards_are():
     assert float(found["reward"][0]) == pytest.approx(0.7)
 
 
-@pytest.mark.parametrize("stop", [(), ("bc",)])
-def test_answers_cut_at_the_limit_are_those_without_an_end(stop):
-    stops = stop_strings(stop, PIECES)[0] if stop else None
-    policy = policy_of(dataclasses.replace(ROLLOUT, eos_ids=ENDS, pad_id=ENDS[0], answer_slots=3, stops=stops))
+def test_answers_cut_at_the_limit_are_those_without_an_end():
+    policy = policy_of(dataclasses.replace(ROLLOUT, eos_ids=ENDS, pad_id=ENDS[0], answer_slots=3))
     tokens = jnp.array([row for row, *_ in ANSWERS])
     lengths = jnp.full(len(ANSWERS), 2)
     silent = Trajectories(jnp.zeros((len(ANSWERS), 2, 1)), lengths, tokens, keys=None)
-    expected = np.array([row[1 + bool(stop)] for row in ANSWERS])
+    expected = np.array([row[1] for row in ANSWERS])
     assert are_cut(policy, silent).tolist() == expected.tolist()
     # A thought whose last word is an end has its end, whatever is in the answer's slots.
     said = jnp.array([[0, 5 if row % 2 else 0] for row in range(len(ANSWERS))])

@@ -101,7 +101,7 @@ class Run:
         reasoner, architecture: names.
         has_latents: whether the reasoner has latents of its own.
         max_latents: T.
-        closing, stop: of `config.prompt`.
+        closing: of `config.prompt`.
         others: names of latent policies without a reasoner's own latents, for messages.
         in_words: names of reasoners without latents, for messages.
     """
@@ -112,7 +112,6 @@ class Run:
     has_latents: bool
     max_latents: int
     closing: str
-    stop: tuple[str, ...]
     others: str
     in_words: str
 
@@ -203,11 +202,6 @@ class LatentPolicySettings(abc.ABC):
             raise UserError(
                 f"config.max_latents: 0, but config.latent_policy.name={name} writes in its thought alone; give at "
                 "least 1, or another latent policy"
-            )
-        if self.writes and run.stop:
-            raise UserError(
-                f"config.prompt.stop: {run.stop[0]!r} is looked for in the answer alone, and "
-                f"config.latent_policy.name={name} writes in its thought too; leave it out"
             )
 
     def check_vocabulary(self, key: str, size: int) -> None:
