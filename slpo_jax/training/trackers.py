@@ -5,23 +5,18 @@ not logged again by the command that goes on. Projects, servers and accounts are
 environment variables. What tells a tracker's own run again is kept in the workdir's `trackers.json`.
 """
 
-import contextlib
 import functools
-import importlib.util
 import json
 import os
 import secrets
-import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
 from slpo_jax.errors import UserError
-from slpo_jax.io.files import flatten, read_json, write_text
+from slpo_jax.io.files import read_json, write_text
 from slpo_jax.io.workdir import Workdir
-
-_PROJECT = "slpo_jax"  # where the environment names none
 
 
 class Tracker(Protocol):
@@ -80,10 +75,16 @@ class _Wandb:
     def __init__(self, workdir: Path, config: dict[str, Any]):
         import wandb
 
-        project = os.environ.get("WANDB_PROJECT", _PROJECT)
-        known = _known_run(workdir, "wandb") or _keep_run(workdir, "wandb", secrets.token_hex(4))
+        project, path = os.environ.get("WANDB_PROJECT", "slpo_jax"), Workdir(workdir).trackers
+        known = read_json(path, default={"wandb": secrets.token_hex(4)})
+        write_text(path, json.dumps(known, indent=1) + "\n")
         self._run = wandb.init(
-            project=project, id=known, name=_name(workdir), dir=str(workdir), config=config, resume="allow"
+            project=project,
+            id=known["wandb"],
+            name=workdir.resolve().name,
+            dir=str(workdir),
+            config=config,
+            resume="allow",
         )
         self._stages: set[str] = set()
 
@@ -98,105 +99,17 @@ class _Wandb:
         self._run.finish()
 
 
-class _Trackio:
-    """A run of trackio, called as the workdir is and a number."""
-
-    def __init__(self, workdir: Path, config: dict[str, Any]):
-        import trackio
-
-        project = os.environ.get("TRACKIO_PROJECT", _PROJECT)
-        known = _known_run(workdir, "trackio")
-        known = known or _keep_run(workdir, "trackio", f"{_name(workdir)}-{secrets.token_hex(4)}")
-        with _printed_to_stderr():
-            self._run = trackio.init(project, name=known, config=flatten(config), resume="allow", embed=False)
-
-    def log(self, step: int, scalars: Mapping[str, float]) -> None:
-        self._run.log(dict(scalars), step=step)
-
-    def finish(self) -> None:
-        with _printed_to_stderr():
-            self._run.finish()
-
-
-class _Mlflow:
-    """A run of MLflow with the workdir's name, its parameters the config's keys."""
-
-    def __init__(self, workdir: Path, config: dict[str, Any]):
-        import mlflow
-        from mlflow.entities import Param
-
-        self._client = mlflow.MlflowClient()
-        known = _known_run(workdir, "mlflow")
-        if known:
-            self._client.update_run(known, status="RUNNING")
-        else:
-            experiment = mlflow.set_experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME", _PROJECT))
-            run = self._client.create_run(experiment.experiment_id, run_name=_name(workdir))
-            known = _keep_run(workdir, "mlflow", run.info.run_id)
-            params = [Param(key, str(value)) for key, value in flatten(config).items()]
-            for first in range(0, len(params), 100):  # as many as it takes at once
-                self._client.log_batch(known, params=params[first : first + 100])
-        self._id = known
-
-    def log(self, step: int, scalars: Mapping[str, float]) -> None:
-        from mlflow.entities import Metric
-
-        now = int(1000 * time.time())
-        self._client.log_batch(self._id, [Metric(name, value, now, step) for name, value in scalars.items()])
-
-    def finish(self) -> None:
-        self._client.set_terminated(self._id)
-
-
-TRACKERS: dict[str, StartFn] = {
-    "tensorboard": _TensorBoard,
-    "wandb": _Wandb,
-    "trackio": _Trackio,
-    "mlflow": _Mlflow,
-}
-_NEEDED = {"tensorboard": "tensorboardX", "wandb": "wandb", "trackio": "trackio", "mlflow": "mlflow"}
+TRACKERS: dict[str, StartFn] = {"tensorboard": _TensorBoard, "wandb": _Wandb}
 
 
 def check_trackers(names: Collection[str]) -> None:
     """Fail before any work on a tracker that isn't there.
 
     Raises:
-        UserError: unknown, twice, or its package is missing.
+        UserError: unknown, or twice.
     """
     for name in names:
         if name not in TRACKERS:
             raise UserError(f"config.trackers: {name!r} is unknown; use {', '.join(TRACKERS)}, or register it")
-        package = _NEEDED.get(name)
-        if package and not _is_installed(package):
-            install = "tensorboardX" if name == "tensorboard" else f"'slpo_jax[{name}]'"
-            raise UserError(f"config.trackers: {name} needs the package {package}; pip install {install}")
     if len(set(names)) < len(names):
         raise UserError(f"config.trackers: {tuple(names)}: give each name once")
-
-
-def _is_installed(package: str) -> bool:
-    """A mere folder of the name, as wandb leaves one where it runs, is no package."""
-    found = importlib.util.find_spec(package)
-    return found is not None and found.origin is not None
-
-
-def _name(workdir: Path) -> str:
-    return workdir.resolve().name
-
-
-def _known_run(workdir: Path, tracker: str) -> str:
-    """What the tracker calls this workdir's run; "" where it had none yet."""
-    return str(read_json(Workdir(workdir).trackers, default={}).get(tracker, ""))
-
-
-def _keep_run(workdir: Path, tracker: str, run: str) -> str:
-    path = Workdir(workdir).trackers
-    write_text(path, json.dumps(read_json(path, default={}) | {tracker: run}, indent=1) + "\n")
-    return run
-
-
-@contextlib.contextmanager
-def _printed_to_stderr() -> Iterator[None]:
-    """Standard output is for the command's result."""
-    with contextlib.redirect_stdout(sys.stderr):
-        yield
