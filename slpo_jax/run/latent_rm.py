@@ -84,7 +84,7 @@ def train(experiment: Experiment, stage: str) -> None:
     every = config.evaluate_every if experiment.config.data.valid else 0
     accuracy = _accuracy(experiment, policy, judged_thoughts(experiment, start)) if every else None
     params = begun(start, experiment.reasoner.width)
-    state, step_fn = state_and_step(experiment, stage, params, tuple(params), make_loss(policy, config.loss))
+    state, step_fn = state_and_step(experiment, stage, params, tuple(params), make_loss(policy))
     del start, params  # the state has its own
 
     def batch(step: int):

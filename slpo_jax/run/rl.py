@@ -20,10 +20,9 @@ from slpo_jax.run.experiment import Experiment, Setup
 from slpo_jax.run.stage import note_finished, prompted_batches, starting_params
 from slpo_jax.run.validation import Validation, train_stage
 from slpo_jax.stages import RL
-from slpo_jax.training.dynamic import Drawing
 from slpo_jax.training.objectives import Objective
 from slpo_jax.training.optimizer import OptimizerConfig, make_optimizer, make_schedule, scaled
-from slpo_jax.training.rollout_update import make_rl_step
+from slpo_jax.training.rollout_update import Drawing, make_rl_step
 from slpo_jax.training.state import copied, init_state
 
 STAGE = RL

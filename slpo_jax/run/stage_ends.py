@@ -7,7 +7,7 @@ from absl import logging
 
 from slpo_jax.errors import UserError
 from slpo_jax.io import hosts
-from slpo_jax.training.learned import Learning
+from slpo_jax.training.loop import Learning
 from slpo_jax.training.recipes import ImitateSettings, Phase, Recipe, settings_class
 
 _ENDS, _ACCURACIES = "ends", "accuracies"  # in what is saved beside a state

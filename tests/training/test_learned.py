@@ -15,7 +15,7 @@ from slpo_jax.data.problem import Problem
 from slpo_jax.data.tokenizer import arithmetic_tokenizer
 from slpo_jax.errors import UserError
 from slpo_jax.run.stage_ends import StageEnds, check_ends
-from slpo_jax.training.learned import WINDOW, Learning
+from slpo_jax.training.loop import WINDOW, Learning
 from slpo_jax.training.recipes import Phase, curriculum, imitate_config, recipe_of
 
 STEPS = (("2 + 3 = 5",), ("4 - 1 = 3", "3 x 2 = 6"), ("1 + 1 = 2", "2 + 5 = 7", "7 - 4 = 3"))
