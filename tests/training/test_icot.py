@@ -223,7 +223,5 @@ def test_one_line_for_what_can_not_be():
         UserError, match=r"^config\.imitate\.final_steps: 54, but iCoT drops the last token after 54 steps"
     ):
         WAY(dataclasses.replace(SETTINGS, final_steps=54)).phases(_encoded().subset(np.arange(24 * BATCH) % 4), 0)
-    with pytest.raises(UserError, match=r"^config\.imitate\.c_thought: 1, but iCoT .*: set it to 0"):
-        WAY(ImitateSettings(c_thought=1))
     with pytest.raises(UserError, match=r"^config\.max_latents: 2, but iCoT .*; set it to 0"):
         WAY(SETTINGS).phases(_encoded(), 2)
