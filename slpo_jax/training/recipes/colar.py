@@ -62,11 +62,6 @@ VectorsFn = Callable[[Policy, Any, ChunkBatch], jax.Array]
 """(policy, params, batch) -> the slots' inputs [B, S, D]."""
 
 
-def in_chunks(tokens: Ids, size: int) -> list[Ids]:
-    """Of `size` tokens each, the last of what is left."""
-    return [tokens[at : at + size] for at in range(0, len(tokens), size)]
-
-
 @dataclasses.dataclass(frozen=True)
 class Compression(RecipeSettings):
     """Nothing to set: r is one draw a batch from 1 to `MOST_SPEED`."""
@@ -82,12 +77,10 @@ class Compression(RecipeSettings):
         """CoT-SFT for `cot_steps`, if any, then chunks for `final_steps`; there are no stages between."""
 
         def cut(problems: EncodedProblems, index: int, speed: int) -> list[Ids]:
-            return in_chunks([token for step in problems.steps[index] for token in step], speed)
+            tokens = [token for step in problems.steps[index] for token in step]
+            return [tokens[at : at + speed] for at in range(0, len(tokens), speed)]
 
-        def draw_speed(draw: Draw) -> int:
-            return 1 if draw.phase.name == COT else int(draw.rng(3).integers(1, MOST_SPEED, endpoint=True))
-
-        return chunked(settings, "colar", cut, draw_speed, MOST_SPEED, pooled)
+        return chunked(settings, "colar", cut, MOST_SPEED, pooled)
 
 
 def pooled(policy: Policy, params, batch: ChunkBatch) -> jax.Array:
@@ -143,7 +136,6 @@ def chunked(
     settings: ImitateSettings,
     name: str,
     cut: Callable[[EncodedProblems, int, int], list[Ids]],
-    draw_speed: Callable[[Draw], int],
     most: int,
     vectors: VectorsFn,
 ) -> Recipe:
@@ -152,8 +144,7 @@ def chunked(
     Args:
         name: of the recipe and of that phase.
         cut: (problems, index, speed) -> the tokens of each slot of a problem's solution.
-        draw_speed: that a batch is asked at.
-        most: the highest speed.
+        most: the highest speed; that of a batch is drawn from 1 to this.
         vectors: the slots' inputs.
     """
 
@@ -172,38 +163,32 @@ def chunked(
         return found
 
     def rows(draw: Draw) -> ChunkBatch:
-        problems, indices, speed = draw.problems, draw.indices, draw_speed(draw)
-        how = _in_words if draw.phase.name == COT else cut
+        problems, indices, template = draw.problems, draw.indices, draw.problems.template
+        in_words = draw.phase.name == COT
+        how = _in_words if in_words else cut
+        speed = 1 if in_words else int(draw.rng(3).integers(1, most, endpoint=True))
         said = [(how(problems, i, speed), problems.answers[i]) for i in indices]
-        asked = at_speed(problems.template, speed).prompts([problems.problems[i].question for i in indices])
-        longest = max(len(thought) + 2 + len(answer) for thought, answer in said)
-        shape = len(indices), draw.fit(longest), draw.slots[1]
-        made = _laid_out(problems, said, shape, draw.rng(4), draw.phase.name != COT)
-        return ChunkBatch(prompts=draw.prompts([ids[:-1] for ids in asked]), index=draw.index, **made)
+        asked = at_speed(template, speed).prompts([problems.problems[i].question for i in indices])
+        count, slots = len(indices), draw.fit(max(len(thought) + 2 + len(answer) for thought, answer in said))
+        ids = np.full((count, slots, draw.slots[1]), template.pad_id, np.int32)
+        sizes, targets = np.zeros((count, slots), np.int32), np.full((count, 1 + slots), template.pad_id, np.int32)
+        weights = np.zeros((count, 1 + slots), np.float32)
+        chunks, predicted = np.zeros((count, slots), bool), np.zeros((count, slots), np.float32)
+        mark: Any = template.start_id
+        labels = draw.rng(4)
+        for row, (thought, answer) in enumerate(said):
+            for slot, each in enumerate([[mark], *thought, [mark], *([token] for token in answer)]):
+                ids[row, slot, : len(each)], sizes[row, slot] = each, len(each)
+            drawn = [each[labels.integers(len(each))] for each in thought]
+            after = [mark, *drawn, mark, *answer, template.eos_id]
+            targets[row, : len(after)], weights[row, : len(after)] = after, 1.0
+            chunks[row, 1 : 1 + len(thought)], predicted[row, : 1 + len(thought)] = True, 1.0
+        weights, predicted = weights * (count / weights.sum()), predicted * (count / predicted.sum())
+        prompts = draw.prompts([row[:-1] for row in asked])
+        return ChunkBatch(prompts, ids, sizes, targets, weights, chunks, None if in_words else predicted, draw.index)
 
     return Recipe(name, phases, needs, rows, functools.partial(chunk_loss, vectors))
 
 
 def _in_words(problems: EncodedProblems, index: int, speed: int) -> list[Ids]:
     return [[token] for step in problems.steps[index] for token in step]
-
-
-def _laid_out(problems: EncodedProblems, rows, shape: tuple[int, int, int], draw, predicts: bool) -> dict[str, Any]:
-    """`ChunkBatch`'s arrays from ids to predicted, of rows (slots' tokens of the thought, the answer's)."""
-    template, (count, slots, _) = problems.template, shape
-    mark = template.start_id
-    ids, sizes = np.full(shape, template.pad_id, np.int32), np.zeros((count, slots), np.int32)
-    targets, weights = np.full((count, 1 + slots), template.pad_id, np.int32), np.zeros((count, 1 + slots), np.float32)
-    chunks, predicted = np.zeros((count, slots), bool), np.zeros((count, slots), np.float32)
-    for row, (thought, answer) in enumerate(rows):
-        fed = [[mark], *thought, [mark], *([token] for token in answer)]
-        for slot, each in enumerate(fed):
-            ids[row, slot, : len(each)], sizes[row, slot] = each, len(each)
-        said = [mark, *(each[draw.integers(len(each))] for each in thought), mark, *answer, template.eos_id]
-        targets[row, : len(said)], weights[row, : len(said)] = said, 1.0
-        chunks[row, 1 : 1 + len(thought)], predicted[row, : 1 + len(thought)] = True, 1.0
-    weights, predicted = weights * (count / weights.sum()), predicted * (count / predicted.sum())
-    return {
-        "ids": ids, "sizes": sizes, "targets": targets, "weights": weights, "chunks": chunks,
-        "predicted": predicted if predicts else None,
-    }  # fmt: skip

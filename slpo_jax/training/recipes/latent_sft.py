@@ -113,7 +113,6 @@ class LatentSft(RecipeSettings):
     def __call__(self, settings: ImitateSettings, default: Recipe) -> Recipe:
         """Steps in words for `cot_steps`, if any; encoder, reasoner and both, `stage_steps` each; labels."""
         adapters = settings.lora.rank > 0
-        scale = settings.lora.alpha / settings.lora.rank if adapters else 0.0
         own = (ADAPTER if adapters else REASONER,)
         begun = ((ENCODER, REASONER), *([(ENCODER_ADAPTER, ADAPTER)] if adapters else []))
         encoders = (ENCODER_ADAPTER if adapters else ENCODER, COMPRESS)
@@ -145,8 +144,8 @@ class LatentSft(RecipeSettings):
         def encoder(params: Params) -> Params:
             if not adapters:
                 return params[ENCODER]
-            whole = lora.without_adapter({REASONER: params[ENCODER], ADAPTER: params[ENCODER_ADAPTER]}, scale)
-            return whole[REASONER]
+            both = {REASONER: params[ENCODER], ADAPTER: params[ENCODER_ADAPTER]}
+            return lora.without_adapter(both, settings.lora.scale)[REASONER]
 
         return dataclasses.replace(
             default,

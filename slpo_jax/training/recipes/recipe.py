@@ -236,24 +236,17 @@ class RecipeSettings(abc.ABC):
         """
 
 
-def with_lora(recipe: Recipe, rank: int, alpha: float, kernels: tuple[str, ...] = ()) -> Recipe:
-    """The recipe, of the reasoner of which low-rank adapters are trained instead, and what it has beside its backbone.
-
-    Args:
-        rank: of the adapters.
-        alpha: their scale times the rank.
-        kernels: that have adapters; () is all.
-    """
-    scale = alpha / rank
+def with_lora(recipe: Recipe, config: LoraConfig) -> Recipe:
+    """The recipe, of low-rank adapters of the reasoner instead, and what it has beside its backbone."""
 
     def init(key, policy, params):
         own = recipe.init(jax.random.fold_in(key, 1), policy, params) if recipe.init else {}
-        return own | {parts.ADAPTER: lora.adapter(key, params, rank, kernels)}
+        return own | {parts.ADAPTER: lora.adapter(key, params, config.rank, config.kernels)}
 
     def loss(policy, params, batch, key):
-        return recipe.loss(policy, lora.without_adapter(params, scale), batch, key)
+        return recipe.loss(policy, lora.without_adapter(params, config.scale), batch, key)
 
     def finish(params):
-        return recipe.finish(lora.without_adapter(params, scale))
+        return recipe.finish(lora.without_adapter(params, config.scale))
 
     return dataclasses.replace(recipe, init=init, alone=True, loss=loss, finish=finish)

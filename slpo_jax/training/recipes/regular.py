@@ -41,7 +41,7 @@ class StepPerLatent(RecipeSettings):
         def cut(problems: EncodedProblems, index: int, speed: int) -> list[Ids]:
             return problems.steps[index]
 
-        recipe = chunked(settings, "regular", cut, lambda draw: 1, 1, _codes)
+        recipe = chunked(settings, "regular", cut, 1, _codes)
 
         def phases(problems: EncodedProblems, max_latents: int):
             plan = recipe.phases(problems, max_latents)
