@@ -45,29 +45,17 @@ class MetricsLog:
                 raise UserError(f"config.trackers: {name}: {reason}; mend that, or leave the tracker out") from error
 
     def rewind(self, stage: str, step: int, scalar: str = "step") -> None:
-        """Forget a stage's rows after `step`, those with a certain scalar: they are about to be written again.
-
-        Raises:
-            UserError: the file holds something else than rows.
-        """
+        """Forget a stage's rows after `step`, those with a certain scalar: they are about to be written again."""
         if not self.path.exists():
             return
         kept = []
-        for row in self._rows():
-            if row["stage"] != stage or row["step"] <= step or scalar not in row:
-                kept.append(row)
-            else:
+        for line in self.path.read_text("utf-8", "replace").splitlines(keepends=True):
+            row = _parsed(line)
+            if row is not None and row["stage"] == stage and row["step"] > step and scalar in row:
                 self._known.add(_timeless(row))
-        write_text(self.path, "".join(to_json(row) + "\n" for row in kept))
-
-    def _rows(self) -> list[dict[str, Any]]:
-        """All rows; a last line that an interruption tore is none."""
-        lines = self.path.read_bytes().splitlines()
-        found = [_parsed(line) for line in lines]
-        for number, row in enumerate(found, start=1):
-            if row is None and number < len(lines):
-                raise UserError(f"{self.path}: line {number} is no row of metrics; mend it or move the file away")
-        return [row for row in found if row is not None]
+            elif row is not None or line.endswith("\n"):  # else an interruption tore it
+                kept.append(line.rstrip("\n") + "\n")
+        write_text(self.path, "".join(kept))
 
     def write(self, stage: str, step: int, scalars: dict[str, float]) -> None:
         """One row, of several processes the first's."""
@@ -110,7 +98,7 @@ def _timeless(row: dict[str, Any]) -> str:
     return to_json({name: value for name, value in row.items() if name not in CLOCK}, sort_keys=True)
 
 
-def _parsed(line: bytes) -> dict[str, Any] | None:
+def _parsed(line: str) -> dict[str, Any] | None:
     """A row, or None for what is none."""
     try:
         row = json.loads(line)

@@ -125,12 +125,6 @@ def test_without_noise_thoughts_and_completions_are_the_greedy_run(prompts):
     np.testing.assert_array_equal(said, np.broadcast_to(repeat_to(greedy.tokens, 4)[:, None, None], said.shape))
 
 
-def test_completions_differ_under_noise(prompts):
-    drawn, said = labels_of(0.4, prompts)
-    assert not np.array_equal(drawn.actions[0], drawn.actions[1])
-    assert any(len(np.unique(each, axis=0)) > 1 for each in said.reshape(-1, *said.shape[2:]))
-
-
 def test_completions_of_every_beginning_have_noise_of_their_own(monkeypatch):
     def said(policy, params, prompts, keys_N, rule, prefix):
         return SimpleNamespace(completions=jax.random.key_data(keys_N))

@@ -15,7 +15,7 @@ from slpo_jax.models.lora import LoraConfig
 from slpo_jax.models.parts import Params
 from slpo_jax.policy.policy import Policy
 from slpo_jax.training.optimizer import OptimizerConfig
-from slpo_jax.training.recipes.batcher import Draw, Needs, Slots, slots_of, usable
+from slpo_jax.training.recipes.batcher import Draw, Needs, Slots, in_fours, usable
 from slpo_jax.training.state import LossFn
 
 
@@ -157,8 +157,14 @@ class Recipe:
     keeps: tuple[str, ...] = ()
 
     def slots(self, problems: EncodedProblems, phase: Phase, buckets: Sequence[int] = ()) -> Slots:
-        """The shapes of a phase's batches; `buckets` are of its main texts."""
-        return slots_of(self.needs(problems, phase), buckets)
+        """The shapes of a phase's batches.
+
+        Args:
+            buckets: of its main texts, below the first multiple of 4 that holds each of them.
+        """
+        _, longest, *others = map(max, zip(*self.needs(problems, phase), strict=True))
+        most = in_fours(longest)
+        return (*sorted(size for size in buckets if size < most), most), *others
 
     def batch(
         self,
