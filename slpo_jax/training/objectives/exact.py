@@ -17,12 +17,12 @@ class Exact(WeightedTerms):
     of_written_thoughts, of_one_policy = True, True
 
     def check(self, key, policy, group):
-        super().check(key, policy, group)
         if policy.latent_policy.log_prob is None:
             raise UserError(
                 f"{key}: needs a thought with a likelihood, and that of config.latent_policy.name is intractable; use "
                 f"one of {with_likelihood()}, or another objective (slpo, pathwise)"
             )
+        super().check(key, policy, group)
 
     def terms(self, policy, capacity, params, batch, trajectories, key):
         scores = score(policy, params, batch.prompts, trajectories, None, capacity)
