@@ -16,7 +16,6 @@ from slpo_jax.policy.rollout import replay
 from slpo_jax.policy.score import pass_keys
 from slpo_jax.training.objectives import OBJECTIVES
 from slpo_jax.training.objectives import pathwise as pathwise_module
-from slpo_jax.training.objectives import slpo as slpo_module
 from slpo_jax.training.objectives.pathwise import pass_at_k_log_prob
 from slpo_jax.training.rl import roll_out
 
@@ -195,16 +194,6 @@ def test_exact_on_additive_noise_is_reinforce(additive):
 
 
 # slpo
-
-
-def test_an_answer_s_likelihood_is_the_mean_over_the_passes(monkeypatch):
-    """Of thoughts without latents, two passes and two groups of three."""
-    said_KN, batch = jnp.arange(12.0).reshape(2, 6), types.SimpleNamespace(index=jnp.arange(2), prompts=None)
-    monkeypatch.setattr(slpo_module, "score", lambda *_: types.SimpleNamespace(answer_log_prob=said_KN))
-    objective, policy = OBJECTIVES["slpo"](passes=2), POLICY.having(max_latents=0, stopping="length")
-    trajectories = types.SimpleNamespace(lengths=jnp.zeros(6))
-    found = objective.terms(policy, None, None, batch, trajectories, KEY)
-    assert {name: each.tolist() for name, each in found.items()} == {"answer_log_likelihood": [3, 4, 5, 6, 7, 8]}
 
 
 @pytest.mark.parametrize("scored", [0, 2])

@@ -1,4 +1,4 @@
-"""The optimizers against the Hugging Face trainer's, torch's, and Adafactor's equations written out in numpy."""
+"""The optimizers against the Hugging Face trainer's, and their equations written out in numpy."""
 
 import math
 
@@ -101,41 +101,6 @@ def _assert_paths_equal(actual, expected, start, rtol=2e-5):
             assert worst <= rtol * scale + rounding, f"{name} after {count} steps: off by {worst:.1e}"
 
 
-def _torch_path(optimizer_of, params, gradients, clip_norm, rates):
-    torch = pytest.importorskip("torch")
-    tensors = {name: torch.nn.Parameter(torch.tensor(value)) for name, value in params.items()}
-    optimizer = optimizer_of(tensors)
-    path = []
-    for gradient, rate in zip(gradients, rates, strict=True):
-        for name, tensor in tensors.items():
-            tensor.grad = torch.tensor(gradient[name])
-        torch.nn.utils.clip_grad_norm_(tensors.values(), clip_norm)
-        for group in optimizer.param_groups:
-            group["lr"] = rate
-        optimizer.step()
-        path.append({name: tensor.detach().numpy().copy() for name, tensor in tensors.items()})
-    return path
-
-
-def _groups(tensors, weight_decay):
-    """Matrices are decayed, vectors are not: the two groups that the Hugging Face trainer makes."""
-    return [
-        {"params": [t for t in tensors.values() if t.ndim >= 2], "weight_decay": weight_decay},
-        {"params": [t for t in tensors.values() if t.ndim < 2], "weight_decay": 0.0},
-    ]
-
-
-def _hugging_face_adafactor(params, gradients, clip_norm, rates, weight_decay=0.0):
-    optimization = pytest.importorskip("transformers.optimization")
-
-    def build(tensors):
-        return optimization.Adafactor(
-            _groups(tensors, weight_decay), lr=1.0, scale_parameter=False, relative_step=False, clip_threshold=1.0
-        )
-
-    return _torch_path(build, params, gradients, clip_norm, rates)
-
-
 def _config(**changes) -> OptimizerConfig:
     return OptimizerConfig(**({"name": "adafactor", "learning_rate": 0.02, "warmup_steps": 4} | changes))
 
@@ -156,11 +121,23 @@ def test_adafactor_follows_its_equations(clip_norm, weight_decay):
 
 @pytest.mark.parametrize("weight_decay", [0.0, 0.3])
 def test_adafactor_is_the_hugging_face_trainers(weight_decay):
-    pytest.importorskip("torch")
+    """Which decays matrices alone, by two groups."""
+    torch, optimization = pytest.importorskip("torch"), pytest.importorskip("transformers.optimization")
     params, gradients = _problem(seed=1)
-    config = _config(weight_decay=weight_decay)
-    expected = _hugging_face_adafactor(params, gradients, 1.0, _rates(config), weight_decay)
-    _assert_paths_equal(_run(make_optimizer(config), params, gradients), expected, params)
+    config, path = _config(weight_decay=weight_decay), []
+    tensors = {name: torch.nn.Parameter(torch.tensor(value)) for name, value in params.items()}
+    matrices, vectors = ([t for t in tensors.values() if (t.ndim >= 2) == whole] for whole in (True, False))
+    groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+    optimizer = optimization.Adafactor(groups, lr=1.0, scale_parameter=False, relative_step=False, clip_threshold=1.0)
+    for gradient, rate in zip(gradients, _rates(config), strict=True):
+        for name, tensor in tensors.items():
+            tensor.grad = torch.tensor(gradient[name])
+        torch.nn.utils.clip_grad_norm_(tensors.values(), 1.0)
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        optimizer.step()
+        path.append({name: tensor.detach().numpy().copy() for name, tensor in tensors.items()})
+    _assert_paths_equal(_run(make_optimizer(config), params, gradients), path, params)
 
 
 @pytest.mark.parametrize("decay_vectors", [False, True])
