@@ -8,7 +8,7 @@ from absl import logging
 from slpo_jax.errors import UserError
 from slpo_jax.io import hosts
 from slpo_jax.training.loop import Learning
-from slpo_jax.training.recipes import ImitateSettings, Phase, Recipe, settings_class
+from slpo_jax.training.recipes import RECIPES, ImitateSettings, Phase, Recipe, RecipeSettings
 
 _ENDS, _ACCURACIES = "ends", "accuracies"  # in what is saved beside a state
 
@@ -19,7 +19,7 @@ def check_ends(config: ImitateSettings, recipe: Recipe, plan: list[Phase]) -> No
     Raises:
         UserError: the key, and the remedy.
     """
-    if config.mix and not settings_class(recipe).has_stages:
+    if config.mix and not RECIPES.get(recipe.name, RecipeSettings).has_stages:
         raise UserError(
             f"config.imitate.mix: {config.mix}, but {recipe.name} has no earlier stages to mix; set it to 0"
         )

@@ -46,11 +46,4 @@ def recipe_of(settings: ImitateSettings, default: str) -> Recipe:
     return with_lora(recipe, settings.lora) if settings.lora.rank else recipe
 
 
-def settings_class(recipe: Recipe) -> type[RecipeSettings]:
-    """What makes recipes of this one's name."""
-    return RECIPES.get(recipe.name, RecipeSettings)
-
-
-__all__ = [
-    "RECIPES", "ImitateSettings", "Phase", "Recipe", "RecipeSettings", "imitate_config", "recipe_of", "settings_class"
-]  # fmt: skip
+__all__ = ["RECIPES", "ImitateSettings", "Phase", "Recipe", "RecipeSettings", "imitate_config", "recipe_of"]
