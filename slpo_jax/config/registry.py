@@ -90,11 +90,11 @@ def register_tracker(name: str, start: Callable[[Path, dict[str, Any]], Any]) ->
     """Have `config.trackers` take a tracker under this name.
 
     Args:
-        start: (workdir, config as nested dicts) -> a `slpo_jax.training.trackers.Tracker`.
+        start: (workdir, config as nested dicts) -> a `slpo_jax.training.metrics.Tracker`.
     Raises:
         UserError: the name can't be used.
     """
-    from slpo_jax.training.trackers import TRACKERS
+    from slpo_jax.training.metrics import TRACKERS
 
     _put(TRACKERS, "tracker", name, start)
 

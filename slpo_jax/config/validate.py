@@ -15,8 +15,8 @@ from slpo_jax.models.reasoner import BACKBONES
 from slpo_jax.policy.scorers import SCORERS
 from slpo_jax.rewards.reward import CORRECT
 from slpo_jax.stages import CONTROL, NO_THOUGHT, SECTIONS, UNFINISHED
+from slpo_jax.training.metrics import check_trackers
 from slpo_jax.training.recipes import RECIPES
-from slpo_jax.training.trackers import check_trackers
 
 # Of stages, checkpoints/ and rows, beside those of the objectives.
 _TAKEN = {*SECTIONS, CONTROL, NO_THOUGHT, UNFINISHED, "reasoner", "imitate_fixed_tmax",

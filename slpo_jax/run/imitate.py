@@ -20,9 +20,9 @@ from slpo_jax.run.stage import Stage, close_stage, note_finished, open_stage
 from slpo_jax.run.validate import check_answers
 from slpo_jax.stages import CONTROL, IMITATE, NO_THOUGHT, UNFINISHED
 from slpo_jax.training.checkpoint import StageCheckpoints
-from slpo_jax.training.learned import Learning
+from slpo_jax.training.loop import Learning
 from slpo_jax.training.optimizer import OptimizerConfig, make_optimizer, make_schedule
-from slpo_jax.training.recipes import ImitateSettings, Phase, Recipe, recipe_of, settings_class
+from slpo_jax.training.recipes import RECIPES, ImitateSettings, Phase, Recipe, RecipeSettings, recipe_of
 from slpo_jax.training.state import TrainState, init_optimizer, init_state, make_train_step
 
 _ENDS, _ACCURACIES = "ends", "accuracies"  # in what is saved beside a state
@@ -200,7 +200,7 @@ def check_ends(config: ImitateSettings, recipe: Recipe, plan: list[Phase]) -> No
     Raises:
         UserError: the key, and the remedy.
     """
-    if config.mix and not settings_class(recipe).has_stages:
+    if config.mix and not RECIPES.get(recipe.name, RecipeSettings).has_stages:
         raise UserError(
             f"config.imitate.mix: {config.mix}, but {recipe.name} has no earlier stages to mix; set it to 0"
         )

@@ -286,7 +286,7 @@ def train(stage: Stage) -> None:
     labels, (policy, _) = labels_of(stage, start), labelling(run)
     accuracy = _accuracy(run, judged_thoughts(run, start)) if stage.validated_every else None
     params = begun(start, run.reasoner.width)
-    state, step_fn = state_and_step(stage, params, tuple(params), make_loss(policy, config.loss))
+    state, step_fn = state_and_step(stage, params, tuple(params), make_loss(policy))
     del start, params  # the state has its own
 
     def batch(step: int):

@@ -28,10 +28,9 @@ from slpo_jax.run.experiment import Setup
 from slpo_jax.run.stage import Stage, note_finished, prompted_batches, reasoner_accuracy, stage_params, train_stage
 from slpo_jax.stages import RL
 from slpo_jax.training.checkpoint import StageCheckpoints
-from slpo_jax.training.dynamic import Drawing
 from slpo_jax.training.objectives import Objective
 from slpo_jax.training.optimizer import OptimizerConfig, make_optimizer, make_schedule, scaled
-from slpo_jax.training.rollout_update import make_rl_step
+from slpo_jax.training.rollout_update import Drawing, make_rl_step
 from slpo_jax.training.state import TrainState, copied, init_state
 
 

@@ -19,7 +19,6 @@ from slpo_jax.models import xla_cpu
 from slpo_jax.training.state import TrainState
 
 KEPT = 2  # the newest, and one to go back to
-_UNFINISHED = ".orbax-checkpoint-tmp"  # Orbax's name of what it has not saved yet
 _SLACK = 2_000_000  # bytes of a checkpoint beside its arrays
 
 # Orbax tells of every save; what went wrong comes as an exception or a warning.
@@ -40,7 +39,8 @@ class StageCheckpoints:
     def __init__(self, directory: Path, keep: int = KEPT):
         import orbax.checkpoint as ocp
 
-        options = ocp.CheckpointManagerOptions(max_to_keep=keep, create=True)
+        # What was being saved as the program was killed, or the disk filled, takes room.
+        options = ocp.CheckpointManagerOptions(max_to_keep=keep, create=True, cleanup_tmp_directories=True)
         self.directory = directory.absolute()
         self._take_back()
         self._manager = ocp.CheckpointManager(self.directory, options=options)
@@ -105,13 +105,8 @@ class StageCheckpoints:
         return self.directory / f"{step}.replaced"
 
     def _take_back(self) -> None:
-        """What was to be replaced when the program was killed is the step's checkpoint again, or no longer needed.
-
-        What was being saved, then or as the disk filled, goes: it takes room.
-        """
+        """What was to be replaced when the program was killed is the step's checkpoint again, or no longer needed."""
         if hosts.is_first():
-            for path in self.directory.glob(f"*{_UNFINISHED}"):
-                shutil.rmtree(path)
             for path in self.directory.glob("*.replaced"):
                 if path.with_suffix("").exists():
                     shutil.rmtree(path)

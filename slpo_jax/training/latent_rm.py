@@ -6,7 +6,7 @@ have different lengths: one that has ended keeps its label and its score.
 """
 
 import dataclasses
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -37,7 +37,6 @@ class LatentRmConfig:
         dropout: of thoughts, and of completions, in which answers have it too; None is config.dropout.rate.
         threshold: of the gate, in both.
         latents: of thoughts without a gate; 0 is config.max_latents.
-        loss: softmax over a problem's thoughts, or each thought's cross-entropy alone ("bce").
         batch_size: problems a step, over all devices.
         micro_batches: gradient accumulation.
         steps: optimizer steps.
@@ -53,7 +52,6 @@ class LatentRmConfig:
     dropout: float | None = setting(None, above=0, below=1, note="None is config.dropout.rate")
     threshold: float = setting(0.5, least=0, most=1)
     latents: int = setting(0, least=0, note="0 is config.max_latents")
-    loss: Literal["softmax", "bce"] = "softmax"
     batch_size: int = setting(256, least=1)
     micro_batches: int = setting(1, least=1, affects="nothing")
     steps: int = setting(1000, least=1)
@@ -120,26 +118,19 @@ def rank_loss(scores_NT: jax.Array, shares_NT: jax.Array) -> jax.Array:
     return -jnp.mean(jnp.sum(shares_NT * jax.nn.log_softmax(scores_NT, axis=0), axis=0))
 
 
-def bce_loss(scores_NT: jax.Array, shares_NT: jax.Array) -> jax.Array:
-    """The cross-entropy of y_nt and the score's sigmoid; mean over thoughts and t."""
-    log_right, log_wrong = jax.nn.log_sigmoid(scores_NT), jax.nn.log_sigmoid(-scores_NT)
-    return -jnp.mean(shares_NT * log_right + (1 - shares_NT) * log_wrong)
-
-
-def make_loss(policy: Policy, kind: Literal["softmax", "bce"]) -> LossFn:
+def make_loss(policy: Policy) -> LossFn:
     """The loss summed over problems, of the reward model's parameters, without noise.
 
     Metrics: `loss`; `chosen_share`, the share of right completions of the thoughts with the largest scores;
     `thought_share`, of all thoughts.
     """
-    of_problem = {"softmax": rank_loss, "bce": bce_loss}[kind]
 
     def loss_fn(params, batch: LabelledBatch, key):
         problems, thoughts, steps, width = batch.latents.shape
         latents_NTD, lengths_N = batch.latents.reshape(-1, steps, width), batch.lengths.reshape(-1)
         scores_NT = latent_scores(policy, params, batch.prompts, latents_NTD, lengths_N)
         scores_BNT = scores_NT.reshape(problems, thoughts, steps)
-        loss = jax.vmap(of_problem)(scores_BNT, batch.shares).sum()
+        loss = jax.vmap(rank_loss)(scores_BNT, batch.shares).sum()
         whole_BN, best_B1 = batch.shares[:, :, -1], scores_BNT.sum(axis=2).argmax(axis=1)[:, None]
         count = jnp.float32(problems)
         return loss, {

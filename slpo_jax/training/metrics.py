@@ -1,20 +1,125 @@
-"""Logged metrics: where they are written, and their means between two rows."""
+"""Logged metrics: where they are written, trackers beside metrics.jsonl, and means between two rows.
 
+A tracker is started once a run, in the first process, and gets each row once: what was logged before an interruption is
+not logged again by the command that goes on. Projects, servers and accounts are set as each package has it, by its
+environment variables. What tells a tracker's own run again is kept in the workdir's `trackers.json`.
+"""
+
+import functools
 import json
 import math
-from collections.abc import Collection
-from typing import Any
+import os
+import secrets
+import time
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any, Protocol
 
 from absl import logging
 
 from slpo_jax.errors import UserError, in_a_line
 from slpo_jax.io import hosts
-from slpo_jax.io.files import to_json, write_text
+from slpo_jax.io.files import read_json, to_json, write_text
 from slpo_jax.io.workdir import Workdir
-from slpo_jax.training.trackers import TRACKERS, Tracker
 
 CLOCK = ("seconds", "tokens_per_second")
 """What differs between two runs that are the same."""
+
+
+class Tracker(Protocol):
+    """What `config.trackers` names, once it is started."""
+
+    def log(self, step: int, scalars: Mapping[str, float]) -> None:
+        """One row.
+
+        Args:
+            step: of its stage.
+            scalars: finite numbers by STAGE/NAME, all of one stage.
+        """
+
+    def finish(self) -> None:
+        """The run is over: write what is left."""
+
+
+StartFn = Callable[[Path, dict[str, Any]], Tracker]
+"""(the workdir, the run's config as nested dicts) -> a tracker, which goes on where one of this workdir was."""
+
+
+class _TensorBoard:
+    """Events in `tensorboard/`, on the disk as soon as they are logged."""
+
+    def __init__(self, workdir: Path, config: dict[str, Any]):
+        self._folder = Workdir(workdir).tensorboard
+
+    @functools.cached_property
+    def _events(self) -> Any:
+        """The file of events, made for the first row: its package takes a second to import.
+
+        Written to by the thread that logs. tensorboardX's own thread dies of a full disk without a word to the others,
+        which then wait for it.
+        """
+        from tensorboardX.event_file_writer import EventsWriter
+
+        self._folder.mkdir(parents=True, exist_ok=True)
+        return EventsWriter(str(self._folder / "events"))
+
+    def log(self, step: int, scalars: Mapping[str, float]) -> None:
+        from tensorboardX.proto.event_pb2 import Event
+        from tensorboardX.summary import Summary
+
+        values = [Summary.Value(tag=name, simple_value=value) for name, value in scalars.items()]
+        self._events.write_event(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
+        self._events.flush()
+
+    def finish(self) -> None:
+        if "_events" in self.__dict__:
+            self._events.close()
+
+
+class _Wandb:
+    """A run of Weights & Biases with the workdir's name; a stage's values are over its own steps."""
+
+    def __init__(self, workdir: Path, config: dict[str, Any]):
+        import wandb
+
+        project, path = os.environ.get("WANDB_PROJECT", "slpo_jax"), Workdir(workdir).trackers
+        known = read_json(path, default={"wandb": secrets.token_hex(4)})
+        write_text(path, json.dumps(known, indent=1) + "\n")
+        self._run = wandb.init(
+            project=project,
+            id=known["wandb"],
+            name=workdir.resolve().name,
+            dir=str(workdir),
+            config=config,
+            resume="allow",
+        )
+        self._stages: set[str] = set()
+
+    def log(self, step: int, scalars: Mapping[str, float]) -> None:
+        stage = next(iter(scalars)).partition("/")[0]
+        if stage not in self._stages:
+            self._run.define_metric(f"{stage}/*", step_metric=f"{stage}/step")
+            self._stages.add(stage)
+        self._run.log({**scalars, f"{stage}/step": step})
+
+    def finish(self) -> None:
+        self._run.finish()
+
+
+TRACKERS: dict[str, StartFn] = {"tensorboard": _TensorBoard, "wandb": _Wandb}
+
+
+def check_trackers(names: Collection[str]) -> None:
+    """Fail before any work on a tracker that isn't there.
+
+    Raises:
+        UserError: unknown, or twice.
+    """
+    for name in names:
+        if name not in TRACKERS:
+            raise UserError(f"config.trackers: {name!r} is unknown; use {', '.join(TRACKERS)}, or register it")
+    if len(set(names)) < len(names):
+        raise UserError(f"config.trackers: {tuple(names)}: give each name once")
 
 
 class MetricsLog:
@@ -45,29 +150,17 @@ class MetricsLog:
                 raise UserError(f"config.trackers: {name}: {reason}; mend that, or leave the tracker out") from error
 
     def rewind(self, stage: str, step: int, scalar: str = "step") -> None:
-        """Forget a stage's rows after `step`, those with a certain scalar: they are about to be written again.
-
-        Raises:
-            UserError: the file holds something else than rows.
-        """
+        """Forget a stage's rows after `step`, those with a certain scalar: they are about to be written again."""
         if not self.path.exists():
             return
         kept = []
-        for row in self._rows():
-            if row["stage"] != stage or row["step"] <= step or scalar not in row:
-                kept.append(row)
-            else:
+        for line in self.path.read_text("utf-8", "replace").splitlines(keepends=True):
+            row = _parsed(line)
+            if row is not None and row["stage"] == stage and row["step"] > step and scalar in row:
                 self._known.add(_timeless(row))
-        write_text(self.path, "".join(to_json(row) + "\n" for row in kept))
-
-    def _rows(self) -> list[dict[str, Any]]:
-        """All rows; a last line that an interruption tore is none."""
-        lines = self.path.read_bytes().splitlines()
-        found = [_parsed(line) for line in lines]
-        for number, row in enumerate(found, start=1):
-            if row is None and number < len(lines):
-                raise UserError(f"{self.path}: line {number} is no row of metrics; mend it or move the file away")
-        return [row for row in found if row is not None]
+            elif row is not None or line.endswith("\n"):  # else an interruption tore it
+                kept.append(line.rstrip("\n") + "\n")
+        write_text(self.path, "".join(kept))
 
     def write(self, stage: str, step: int, scalars: dict[str, float]) -> None:
         """One row, of several processes the first's."""
@@ -110,7 +203,7 @@ def _timeless(row: dict[str, Any]) -> str:
     return to_json({name: value for name, value in row.items() if name not in CLOCK}, sort_keys=True)
 
 
-def _parsed(line: bytes) -> dict[str, Any] | None:
+def _parsed(line: str) -> dict[str, Any] | None:
     """A row, or None for what is none."""
     try:
         row = json.loads(line)

@@ -26,8 +26,6 @@ class OptimizerConfig:
         decay_vectors: also decay biases and norm scales, as COCONUT's own training does.
         total_steps: optimizer steps of the whole run, warm-up included; None where they are not known yet. It is the
             stage's, no key of the section.
-        b1: AdamW's decay of the first moment. Adafactor has none. No key of the section.
-        b2: AdamW's decay of the second moment. Adafactor's is 1 - step^-0.8. No key of the section.
     Raises:
         UserError: A value is out of its range, or the warm-up is longer than the run.
     """
@@ -41,8 +39,6 @@ class OptimizerConfig:
     weight_decay: float = setting(0.0, least=0)
     decay_vectors: bool = False
     total_steps: int | None = setting(None, least=1, in_config=False)
-    b1: float = setting(0.9, least=0, below=1, in_config=False)
-    b2: float = setting(0.999, least=0, below=1, in_config=False)
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -62,16 +58,11 @@ def make_schedule(config: OptimizerConfig) -> optax.Schedule:
     Returns:
         a function from the number of optimizer steps already taken (an int or an int array, []) to the rate of the
         next one (float32 array, []): `step / warmup_steps * learning_rate` while step < warmup_steps.
-    Raises:
-        ValueError: a falling schedule without `total_steps`.
     """
-    warmup = config.warmup_steps
+    warmup, span, final = config.warmup_steps, 1, 1.0
     if config.schedule != "constant":
-        if config.total_steps is None:
-            raise ValueError(f"a {config.schedule} schedule falls until total_steps, which is None")
+        assert config.total_steps is not None
         span, final = config.total_steps - warmup, config.final_fraction
-    else:
-        span, final = 1, 1.0
 
     def schedule(step: chex.Numeric) -> jax.Array:
         step = jnp.asarray(step, jnp.float32)
@@ -97,31 +88,19 @@ def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
     Returns:
         a transformation whose `update(gradients, state, params)` gives what `optax.apply_updates` adds to the
         parameters. The number of steps taken, which the schedule follows, is part of its state.
-    Raises:
-        ValueError: on `init`, for Adafactor, when an array has more than two axes: optax factors the two longest axes
-            and the reference the last two, so that the two would differ without a word.
     """
     mask = None if config.decay_vectors else _matrices
     if config.name == "adafactor":
         # Without a rate, optax's own decay is left unscaled; the rate that comes last multiplies both.
-        scale = _only_matrices_and_vectors(
-            optax.adafactor(
-                learning_rate=None,
-                min_dim_size_to_factor=1,
-                decay_rate=0.8,
-                multiply_by_parameter_scale=False,
-                clipping_threshold=1.0,
-                momentum=None,
-                weight_decay_rate=config.weight_decay or None,
-                eps=1e-30,
-                weight_decay_mask=mask,
-            )
+        scale = optax.adafactor(
+            min_dim_size_to_factor=1,
+            multiply_by_parameter_scale=False,
+            weight_decay_rate=config.weight_decay or None,
+            weight_decay_mask=mask,
         )
         descent = optax.chain(scale, optax.scale_by_learning_rate(make_schedule(config), flip_sign=False))
     else:
-        descent = optax.adamw(
-            make_schedule(config), b1=config.b1, b2=config.b2, eps=1e-8, weight_decay=config.weight_decay, mask=mask
-        )
+        descent = optax.adamw(make_schedule(config), weight_decay=config.weight_decay, mask=mask)
     if config.clip_norm is None:
         return descent
     return optax.chain(_clip(config.clip_norm), descent)
@@ -157,19 +136,6 @@ def scaled(optimizer: optax.GradientTransformation, factors: chex.ArrayTree) -> 
         return jax.tree.map(lambda factor, part: jax.tree.map(lambda x: factor * x, part), factors, updates)
 
     return optax.chain(optimizer, optax.stateless(scale))
-
-
-def _only_matrices_and_vectors(transformation: optax.GradientTransformation) -> optax.GradientTransformation:
-    """The same transformation, refusing on `init` parameters with more than two axes."""
-
-    def init(params: chex.ArrayTree) -> chex.ArrayTree:
-        for path, param in jax.tree_util.tree_leaves_with_path(params):
-            if jnp.ndim(param) > 2:
-                name = jax.tree_util.keystr(path, simple=True, separator="/")
-                raise ValueError(f"{name}: Adafactor takes arrays of at most 2 axes, not shape {jnp.shape(param)}")
-        return transformation.init(params)
-
-    return optax.GradientTransformation(init, transformation.update)
 
 
 def _matrices(params: chex.ArrayTree) -> chex.ArrayTree:

@@ -2,12 +2,18 @@
 
 What stands between them is made once, whatever many updates follow: what the objective has to know of the policy that
 rolled out, and rewards, which may come from the host. Both halves draw as the one step of `rl.make_loss` does.
+
+Dynamic sampling (DAPO, Yu et al., 2025) improves on groups whose rewards differ, out of as many batches as these take:
+one of equal rewards says nothing about which of its rollouts is better. Which batches a step draws is a function of its
+number and of the policy, so that a run that goes on draws the same.
 """
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.sharding import NamedSharding
@@ -15,15 +21,33 @@ from jax.sharding import NamedSharding
 from slpo_jax.io.mesh import EVERYWHERE, ROWS
 from slpo_jax.policy import noise
 from slpo_jax.policy.policy import Policy
+from slpo_jax.policy.prompted import PromptedBatch
+from slpo_jax.policy.rollout import Trajectories
 from slpo_jax.rewards.reward import RewardFn
-from slpo_jax.training.dynamic import Drawing, make_filtered_step
 from slpo_jax.training.objectives import Objective
-from slpo_jax.training.rl import make_improvement, make_loss, roll_out
+from slpo_jax.training.rl import make_improvement, make_loss, roll_out, rollout_sums
 from slpo_jax.training.sharding import Layout, gathered
 from slpo_jax.training.state import Params, TrainState, in_parts, make_train_step
 
 HostRewardFn = Callable[[np.ndarray, np.ndarray], np.ndarray]
 """(`Trajectories.completions` int [N, A], `PromptedBatch.index` of their prompts [N]) -> float32 [N], in numpy."""
+
+
+Rolled = tuple[PromptedBatch, Trajectories, jax.Array]
+"""Prompts [B], rollouts [B*G], a prompt's in a row, and rewards [B, G]."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Drawing:
+    """What is rolled out for a step.
+
+    Attributes:
+        most: batches of it.
+        batch: (step, number) -> the batch, of the second and later numbers (1, 2, ..), on the devices.
+    """
+
+    most: int
+    batch: Callable[[int, int], Any]
 
 
 def make_rl_step(
@@ -132,3 +156,82 @@ def rewards_from_host(host_reward: HostRewardFn, tokens_NA: jax.Array, index_B: 
         parts.append(jax.device_put(rewards.reshape(len(index), -1).astype(np.float32), shard.device))
     shape = (len(index_B), len(tokens_NA) // len(index_B))
     return jax.make_array_from_single_device_arrays(shape, NamedSharding(layout.mesh, ROWS), parts)
+
+
+def are_mixed(rewards_BG: jax.Array) -> jax.Array:
+    """bool [B]: groups whose rewards differ."""
+    return rewards_BG.max(axis=1) > rewards_BG.min(axis=1)
+
+
+def first_mixed(*rolled: Rolled) -> Rolled:
+    """The first B groups of one or several rollouts of B prompts, mixed ones before the others, each kind in order."""
+    slots = max(batch.prompts.tokens.shape[1] for batch, *_ in rolled)
+    padded = [_padded(each, slots) for each in rolled]
+    whole = jax.tree.map(lambda *x: jnp.concatenate(x), *padded)
+    return _groups(whole, jnp.argsort(~are_mixed(whole[2]), stable=True)[: len(rolled[0][2])])
+
+
+def in_turn(rolled: Rolled) -> Rolled:
+    """B groups that are all mixed: those that are, of which there is one at least, over and over."""
+    mixed_B = are_mixed(rolled[2])
+    return _groups(rolled, jnp.argsort(~mixed_B, stable=True)[jnp.arange(mixed_B.size) % mixed_B.sum()])
+
+
+def _groups(rolled: Rolled, places: jax.Array) -> Rolled:
+    rows = rolled[2].shape[0]
+
+    def taken(x):
+        each = x.shape[0] // rows
+        return x.reshape(rows, each, *x.shape[1:])[places].reshape(len(places) * each, *x.shape[1:])
+
+    return jax.tree.map(taken, _padded(rolled, 0))
+
+
+def _padded(rolled: Rolled, slots: int) -> Rolled:
+    """The prompts with so many slots at least, and not end to end: others would not fit their place."""
+    batch, trajectories, rewards_BG = rolled
+    more = max(slots - batch.prompts.tokens.shape[1], 0)
+    wide = jax.tree.map(lambda x: jnp.pad(x, ((0, 0), (more, 0))), dataclasses.replace(batch.prompts, capacity=0))
+    return dataclasses.replace(batch, prompts=wide), trajectories, rewards_BG
+
+
+def make_filtered_step(
+    roll: Callable[..., Rolled], improve: Callable, drawing: Drawing, policy: Policy, layout: Layout
+):
+    """`(state, batch) -> (state, metrics)` that improves on B groups whose rewards differ.
+
+    Batches are rolled out until there are so many, `drawing.most` at most; where these have fewer, those that there are
+    fill the step's batch in turn, and where they have none, the step changes nothing. Metrics of rollouts are of all
+    that were drawn; `groups_drawn` and `groups_kept` are a step's.
+
+    Args:
+        roll: (state, batch) -> `Rolled`.
+        improve: (state, `Rolled`) -> (state, metrics).
+    """
+    rows, everywhere = NamedSharding(layout.mesh, ROWS), NamedSharding(layout.mesh, EVERYWHERE)
+    sums_of = jax.jit(lambda rolled: rollout_sums(policy, *rolled[1:]), out_shardings=everywhere)
+    gather, fill_up = (jax.jit(function, out_shardings=rows) for function in (first_mixed, in_turn))
+    skip = jax.jit(lambda state: dataclasses.replace(state, step=state.step + 1), donate_argnums=0)
+
+    def step(state: TrainState, batch):
+        number, wanted = int(jax.device_get(state.step)), len(batch.index)
+        rolled = roll(state, batch)
+        totals, drawn = jax.device_get(sums_of(rolled)), 1
+        while totals["mixed"][0] < wanted and drawn < drawing.most:
+            with jax.transfer_guard("allow"):  # a batch is made on the host, which steps are otherwise not to wait for
+                batch = drawing.batch(number, drawn)
+            further = roll(state, batch)
+            totals = jax.tree.map(lambda a, b: a + b, totals, jax.device_get(sums_of(further)))
+            rolled, drawn = gather(rolled, further), drawn + 1
+        kept = min(int(totals["mixed"][0]), wanted)
+        metrics: dict[str, Any] = {"counts": {}}
+        if kept:
+            state, metrics = improve(state, rolled if kept == wanted else fill_up(rolled))
+        else:
+            state = skip(state)
+        own = {name: float(total / count) for name, (total, count) in totals.items()}
+        counts = metrics["counts"] | {name: float(count) for name, (_, count) in totals.items()}
+        groups = {"groups_drawn": float(drawn * wanted), "groups_kept": float(kept)}
+        return state, metrics | own | groups | {"counts": counts}
+
+    return step

@@ -18,7 +18,7 @@ from slpo_jax.io.mesh import replicate
 from slpo_jax.run import imitate, rl
 from slpo_jax.run import stage as stage_module
 from slpo_jax.run.experiment import Experiment, build
-from slpo_jax.training import learned, rollout_update
+from slpo_jax.training import loop, rollout_update
 from slpo_jax.training.optimizer import make_optimizer
 
 pytestmark = pytest.mark.usefixtures("cpu_devices")
@@ -235,7 +235,7 @@ def test_stages_end_when_they_are_learned_wherever_the_run_is_cut(fake, monkeypa
 
     Without thoughts they end where they did with them, whatever is learned.
     """
-    monkeypatch.setattr(learned, "WINDOW", 3)
+    monkeypatch.setattr(loop, "WINDOW", 3)
     fake["learns"] = True
     _run(tmp_path / "whole", _learning(100))
     assert _learned() == [11, 17]

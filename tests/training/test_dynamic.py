@@ -13,9 +13,8 @@ from slpo_jax.io.mesh import device_mesh, shard_rows
 from slpo_jax.policy.prompted import PromptedBatch, Prompts
 from slpo_jax.policy.rollout import Trajectories
 from slpo_jax.training import rl, rollout_update
-from slpo_jax.training.dynamic import Drawing
 from slpo_jax.training.objectives import Objective
-from slpo_jax.training.rollout_update import make_rl_step
+from slpo_jax.training.rollout_update import Drawing, make_rl_step
 from slpo_jax.training.sharding import Layout
 from slpo_jax.training.state import init_state
 

@@ -16,12 +16,11 @@ from tiny import EOS, PAD, SlowReasoner, compiled, keys_of, policy_of, real_toke
 from slpo_jax.errors import UserError
 from slpo_jax.io.mesh import device_mesh, shard_rows
 from slpo_jax.policy import noise
-from slpo_jax.policy.advantage import best_positive
 from slpo_jax.policy.prompted import PromptedBatch, repeat_rows
 from slpo_jax.policy.rollout import Trajectories, sample
 from slpo_jax.training import rl, rollout_update
 from slpo_jax.training.objectives import OBJECTIVES, Objective
-from slpo_jax.training.objectives.grpo import Choices, clipped_gains
+from slpo_jax.training.objectives.grpo import clipped_gains
 from slpo_jax.training.rollout_update import make_rl_step
 from slpo_jax.training.sharding import Layout
 from slpo_jax.training.state import copied, init_state
@@ -66,18 +65,6 @@ def test_clips_are_those_of_a_loop():
     assert len(cut) == 5
     np.testing.assert_allclose(clipped_gains(ratio, advantages, 0.2, 1.5), expected, rtol=1e-5)
     np.testing.assert_allclose(clipped_gains(ratio, advantages, None, None), ratio * advantages, rtol=1e-6)
-
-
-def test_of_the_first_choices_the_likeliest_right_one_counts():
-    """A loop over groups: those with a right rollout, with several equally likely ones, and with none."""
-    rng = np.random.default_rng(0)
-    advantages = np.concatenate([rng.normal(size=(30, 4)), -rng.random((5, 4))]).astype(np.float32)
-    likelihoods = rng.integers(-3, 0, size=advantages.shape).astype(np.float32)
-    found = np.asarray(jax.vmap(best_positive)(advantages, likelihoods))
-    for group, scores, kept in zip(advantages, likelihoods, found, strict=True):
-        right = [i for i in range(4) if group[i] > 0]
-        best = max(right, key=lambda i: (scores[i], -i), default=None)
-        assert kept.tolist() == [a if best in (i, None) else 0 for i, a in enumerate(group.tolist())]
 
 
 def test_latent_grpo_s_advantages_are_a_loop_s():
@@ -233,58 +220,6 @@ def test_the_first_update_is_reinforce(frozen, found):
     assert loss == pytest.approx(-_group_relative(frozen.rewards) @ np.array(counts) / len(counts), abs=1e-5)
     assert metrics["clipped"][0] == 0
     assert "ratio" not in metrics
-
-
-def test_a_group_of_equal_rewards_says_nothing():
-    assert not np.any(GRPO().advantages(jnp.ones((2, GROUP))))
-
-
-@pytest.mark.slow
-def test_what_is_kept_of_the_policy_that_rolled_out(frozen, found):
-    for row, choices in enumerate(_choices(frozen, as_float64(frozen.params))):
-        for kind, place, log_prob in choices:
-            assert found[0][row, PLACES[kind] + place] == pytest.approx(log_prob, abs=2e-3)
-
-
-def test_published_aggregation_averages_within_each_rollout_first():
-    """By hand, of rollouts of 1, 3, 2 and 5 choices, beta 0.3: HRPO's and LEPO's programs have the sequence mean.
-
-    Advantages are a, -a, -a, a; pi_0 / pi is 2 at some choices and 1 at the others, where k3 is 0.
-    """
-    made_NC = jnp.arange(5)[None] < jnp.array([1, 3, 2, 5])[:, None]
-    # Also where nothing was chosen.
-    doubled_NC = jnp.array([[1, 1, 1, 1, 1], [1, 0, 0, 1, 1], [0, 1, 1, 1, 1], [0, 0, 0, 0, 0]])
-    choices = Choices(jnp.full((4, 5), -1.5), made_NC.astype(jnp.float32), made_NC, jnp.zeros(4))
-
-    class Given(GRPO):
-        def _choices(self, *args):
-            return choices
-
-    trajectories = Trajectories(None, None, None, None, reference=choices.log_probs + jnp.log(2.0) * doubled_NC)
-    rewards, a, k = jnp.array([[1.0, 0.0], [0.0, 1.0]]), 0.5 / (0.5**0.5 + 1e-4), 1 - np.log(2)
-    expected = {
-        "sequence_mean": 0.3 * (k + k / 3 + k / 2 + 0) / 4,
-        "token_mean": (-(1 - 3 - 2 + 5) * a + 0.3 * 3 * k) / 11,
-        "sum": (-(1 - 3 - 2 + 5) * a + 0.3 * 3 * k) / 4,
-    }
-    for reduction, mean in expected.items():
-        _, metrics = Given(reduction=reduction, kl_weight=0.3)._loss(POLICY, None, None, None, trajectories, rewards)
-        total, count = metrics["loss"]
-        assert float(total / count) == pytest.approx(mean, rel=1e-5), reduction
-
-
-def test_of_the_policy_that_rolled_out_the_ratio_is_1_and_has_a_gradient():
-    """-A_i / G of the log-likelihood of every choice, as REINFORCE; by hand, of advantages 1, -1, -1, 1."""
-
-    class Given(GRPO):
-        def _choices(self, policy, capacity, params, *rest):
-            return Choices(params, jnp.ones((4, 1)), jnp.ones((4, 1), bool), jnp.zeros(4))
-
-    def loss(params):
-        objective, rewards = Given(advantage="rloo", reduction="sum"), jnp.array([[1.0, 0.0], [0.0, 1.0]])
-        return objective._loss(POLICY, None, params, None, Trajectories(None, None, None, None), rewards)[0]
-
-    np.testing.assert_allclose(jax.grad(loss)(jnp.zeros((4, 1)))[:, 0], [-0.5, 0.5, 0.5, -0.5])
 
 
 @pytest.mark.slow

@@ -10,7 +10,6 @@ from tiny import SlowReasoner, compiled, policy_of, real_tokens
 
 from slpo_jax.checkpoints.architectures.coconut import Coconut
 from slpo_jax.data.batches import batch_indices, encode_problems
-from slpo_jax.data.chat import PromptConfig, text_template
 from slpo_jax.data.problem import Problem
 from slpo_jax.data.tokenizer import arithmetic_tokenizer
 from slpo_jax.errors import UserError
@@ -18,7 +17,6 @@ from slpo_jax.models.gpt2 import GPT2Config
 from slpo_jax.policy.policy import RolloutConfig
 from slpo_jax.training.recipes import ImitateSettings, Phase
 from slpo_jax.training.recipes.batcher import Draw
-from slpo_jax.training.recipes.curriculum import Curriculum
 from slpo_jax.training.recipes.icot import Internalization
 
 STEPS = (("2 + 3 = 5",), ("4 - 1 = 3", "3 x 2 = 6"), ("1 + 1 = 2", "2 + 5 = 7", "7 - 4 = 3"), ())
@@ -104,11 +102,6 @@ def test_a_token_a_step_at_least(problems):
     assert WAY.pace(dataclasses.replace(SETTINGS, max_tokens=21), problems)[1] == 12
 
 
-def test_the_optimizer_s_stretches():
-    assert Phase("icot", 10, 18, 0, 0, 0, 3).stretches == [(10, 13), (13, 16), (16, 18)]
-    assert Phase("cot", 10, 18, 0, 0, 0).stretches == [(10, 18)]
-
-
 @pytest.mark.parametrize("decay", [4.0, 0.5])
 def test_offsets_have_their_law(decay):
     way = dataclasses.replace(WAY, offset_decay=decay)
@@ -121,73 +114,6 @@ def test_offsets_have_their_law(decay):
     classes = [np.append(each[:last], each[last:].sum()) for each in (found, expected)]
     assert stats.chisquare(*classes).pvalue > 0.01
     assert stats.pearsonr(offsets[0], offsets[1]).pvalue > 0.01
-
-
-def test_offsets_drop_further_tokens(problems):
-    """s + o tokens of the long chains, and all of a chain that has fewer."""
-    way, further = dataclasses.replace(WAY, offset_decay=0.5), set()
-    for step in range(PHASE.start, PHASE.end):
-        s, batch = (step - PHASE.start) // 3, _batch(way, problems, PHASE, step)
-        for (index, words), removed in zip(
-            _rows(problems, batch), way.removed(_draw(step, rows=BATCH)).tolist(), strict=True
-        ):
-            chain, kept = CHAINS[index], words[: words.index("###")]
-            assert kept == chain[len(chain) - len(kept) :]
-            assert len(chain) - len(kept) == min(removed, len(chain))
-            if kept:
-                further.add(len(chain) - len(kept) - s)
-    assert {0, 1, 2, 3} <= further
-    assert min(further) == 0
-
-
-def test_a_step_s_batch_is_the_same_whenever_it_is_made(problems):
-    way = dataclasses.replace(WAY, offset_decay=0.5)
-    made = [_batch(way, _encoded(), PHASE, step) for step in (20, 21, 20)]
-    jax.tree.map(np.testing.assert_array_equal, made[0], made[2])
-    assert not np.array_equal(*(way.removed(_draw(20, seed)) for seed in (0, 1)))
-
-
-def _assert_same_batch(ours, theirs):
-    used = theirs.suffix.tokens.shape[1]
-    for name in ("tokens", "targets", "weights"):
-        mine, other = getattr(ours.suffix, name), getattr(theirs.suffix, name)
-        np.testing.assert_array_equal(mine[:, :used], other)
-    assert not ours.suffix.weights[:, used:].any()
-    jax.tree.map(np.testing.assert_array_equal, (ours.prompts, ours.latents), (theirs.prompts, theirs.latents))
-
-
-def test_the_limits_are_cot_sft_and_sft_on_answers_alone(problems):
-    """At s = o = 0 all is written; where all is gone, the text is that of problems which never had steps."""
-    plain, cot = (
-        _encoded([dataclasses.replace(each, steps=()) for each in PROBLEMS]),
-        Phase("cot", 0, 9, 0, 0, 0),
-    )
-    never = dataclasses.replace(WAY, offset_decay=NEVER)
-    sft = [
-        Curriculum()(SETTINGS).batch(each, cot, PHASE.start, SEED, BATCH, (12,), ((4, 32),))
-        for each in (problems, plain)
-    ]
-    _assert_same_batch(_batch(never, problems, PHASE, PHASE.start), sft[0])
-    at_once = dataclasses.replace(PHASE, start=PHASE.start - 3 * LONGEST)
-    _assert_same_batch(_batch(WAY, problems, at_once, PHASE.start), sft[1])
-    final = Phase("final", 10, 99, None, 0, 0)
-    _assert_same_batch(_batch(WAY, problems, final, PHASE.start, (4,)), sft[1])
-
-
-def test_a_text_reasoner_s_own_words():
-    """Its suffix begins with the prompt's last token, which is no token of the steps."""
-    problems = encode_problems(text_template(arithmetic_tokenizer(20), PromptConfig()), PROBLEMS)
-    way = dataclasses.replace(WAY, offset_decay=NEVER)
-    batch = _batch(way, problems, PHASE, PHASE.start + 3 * 4)
-    for row, index in enumerate(batch.index % 4):
-        used = batch.suffix.weights[row] > 0
-        assert _words(problems, batch.suffix.tokens[row][used])[0] == "|"
-        assert _words(problems, batch.suffix.targets[row][used]) == [
-            *CHAINS[index][4:],
-            "####",
-            str(index + 4),
-            "<eos>",
-        ]
 
 
 def test_loss_is_a_plain_gpt2_s_on_texts_by_hand(problems):
@@ -223,7 +149,5 @@ def test_one_line_for_what_can_not_be():
         UserError, match=r"^config\.imitate\.final_steps: 54, but iCoT drops the last token after 54 steps"
     ):
         WAY(dataclasses.replace(SETTINGS, final_steps=54)).phases(_encoded().subset(np.arange(24 * BATCH) % 4), 0)
-    with pytest.raises(UserError, match=r"^config\.imitate\.c_thought: 1, but iCoT .*: set it to 0"):
-        WAY(ImitateSettings(c_thought=1))
     with pytest.raises(UserError, match=r"^config\.max_latents: 2, but iCoT .*; set it to 0"):
         WAY(SETTINGS).phases(_encoded(), 2)

@@ -1,7 +1,6 @@
-"""The optimizers against the Hugging Face trainer's, torch's, and Adafactor's equations written out in numpy."""
+"""The optimizers against the Hugging Face trainer's, and their equations written out in numpy."""
 
 import math
-import re
 
 import jax
 import jax.numpy as jnp
@@ -102,41 +101,6 @@ def _assert_paths_equal(actual, expected, start, rtol=2e-5):
             assert worst <= rtol * scale + rounding, f"{name} after {count} steps: off by {worst:.1e}"
 
 
-def _torch_path(optimizer_of, params, gradients, clip_norm, rates):
-    torch = pytest.importorskip("torch")
-    tensors = {name: torch.nn.Parameter(torch.tensor(value)) for name, value in params.items()}
-    optimizer = optimizer_of(tensors)
-    path = []
-    for gradient, rate in zip(gradients, rates, strict=True):
-        for name, tensor in tensors.items():
-            tensor.grad = torch.tensor(gradient[name])
-        torch.nn.utils.clip_grad_norm_(tensors.values(), clip_norm)
-        for group in optimizer.param_groups:
-            group["lr"] = rate
-        optimizer.step()
-        path.append({name: tensor.detach().numpy().copy() for name, tensor in tensors.items()})
-    return path
-
-
-def _groups(tensors, weight_decay):
-    """Matrices are decayed, vectors are not: the two groups that the Hugging Face trainer makes."""
-    return [
-        {"params": [t for t in tensors.values() if t.ndim >= 2], "weight_decay": weight_decay},
-        {"params": [t for t in tensors.values() if t.ndim < 2], "weight_decay": 0.0},
-    ]
-
-
-def _hugging_face_adafactor(params, gradients, clip_norm, rates, weight_decay=0.0):
-    optimization = pytest.importorskip("transformers.optimization")
-
-    def build(tensors):
-        return optimization.Adafactor(
-            _groups(tensors, weight_decay), lr=1.0, scale_parameter=False, relative_step=False, clip_threshold=1.0
-        )
-
-    return _torch_path(build, params, gradients, clip_norm, rates)
-
-
 def _config(**changes) -> OptimizerConfig:
     return OptimizerConfig(**({"name": "adafactor", "learning_rate": 0.02, "warmup_steps": 4} | changes))
 
@@ -157,66 +121,42 @@ def test_adafactor_follows_its_equations(clip_norm, weight_decay):
 
 @pytest.mark.parametrize("weight_decay", [0.0, 0.3])
 def test_adafactor_is_the_hugging_face_trainers(weight_decay):
-    pytest.importorskip("torch")
+    """Which decays matrices alone, by two groups."""
+    torch, optimization = pytest.importorskip("torch"), pytest.importorskip("transformers.optimization")
     params, gradients = _problem(seed=1)
-    config = _config(weight_decay=weight_decay)
-    expected = _hugging_face_adafactor(params, gradients, 1.0, _rates(config), weight_decay)
-    _assert_paths_equal(_run(make_optimizer(config), params, gradients), expected, params)
-
-
-@pytest.mark.parametrize(
-    ("change", "wrong"),
-    [
-        # optax's default; one column, as the head's, is the same factored or not
-        ({"min_dim_size_to_factor": 128}, {"kernel", "tall"}),
-        ({"multiply_by_parameter_scale": True}, set(SHAPES)),
-        ({"clipping_threshold": None}, {"embedding", "kernel", "tall", "head", "bias"}),
-        ({"decay_rate": 0.7}, {"embedding", "kernel", "tall", "head", "bias"}),
-        ({"decay_offset": -1}, set(SHAPES)),
-    ],
-)
-def test_the_tolerance_tells_other_settings_apart(change, wrong):
-    params, gradients = _problem()
-    config = _config(clip_norm=None)
-    settings = {"min_dim_size_to_factor": 1, "multiply_by_parameter_scale": False} | change
-    other = _run(optax.adafactor(make_schedule(config), **settings), params, gradients)
-    expected = _numpy_adafactor(params, gradients, _rates(config))
-    for name in wrong:
-        with pytest.raises(AssertionError, match=rf"^{name} after"):
-            _assert_paths_equal([{**e, name: o[name]} for e, o in zip(expected, other, strict=True)], expected, params)
+    config, path = _config(weight_decay=weight_decay), []
+    tensors = {name: torch.nn.Parameter(torch.tensor(value)) for name, value in params.items()}
+    matrices, vectors = ([t for t in tensors.values() if (t.ndim >= 2) == whole] for whole in (True, False))
+    groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+    optimizer = optimization.Adafactor(groups, lr=1.0, scale_parameter=False, relative_step=False, clip_threshold=1.0)
+    for gradient, rate in zip(gradients, _rates(config), strict=True):
+        for name, tensor in tensors.items():
+            tensor.grad = torch.tensor(gradient[name])
+        torch.nn.utils.clip_grad_norm_(tensors.values(), 1.0)
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        optimizer.step()
+        path.append({name: tensor.detach().numpy().copy() for name, tensor in tensors.items()})
+    _assert_paths_equal(_run(make_optimizer(config), params, gradients), path, params)
 
 
 @pytest.mark.parametrize("decay_vectors", [False, True])
 def test_adamw_follows_its_equations(decay_vectors):
     """Loshchilov & Hutter 2019, algorithm 2, in float64."""
     params, gradients = _problem(seed=2)
-    config = _config(name="adamw", weight_decay=0.1, b1=0.8, b2=0.95, decay_vectors=decay_vectors)
+    config = _config(name="adamw", weight_decay=0.1, decay_vectors=decay_vectors)
     now = {name: value.astype(np.float64) for name, value in params.items()}
     first, second, path = dict.fromkeys(now, 0.0), dict.fromkeys(now, 0.0), []
     for count, (gradient, rate) in enumerate(zip(gradients, _rates(config), strict=True), start=1):
         norm = math.sqrt(sum(float(np.sum(g.astype(np.float64) ** 2)) for g in gradient.values()))
         for name, g in gradient.items():
             g = g.astype(np.float64) / max(1.0, norm)
-            first[name], second[name] = 0.8 * first[name] + 0.2 * g, 0.95 * second[name] + 0.05 * g**2
-            update = first[name] / (1 - 0.8**count) / (np.sqrt(second[name] / (1 - 0.95**count)) + 1e-8)
+            first[name], second[name] = 0.9 * first[name] + 0.1 * g, 0.999 * second[name] + 0.001 * g**2
+            update = first[name] / (1 - 0.9**count) / (np.sqrt(second[name] / (1 - 0.999**count)) + 1e-8)
             decay = 0.1 if g.ndim == 2 or decay_vectors else 0.0
             now[name] = now[name] - rate * (update + decay * now[name])
         path.append(dict(now))
     _assert_paths_equal(_run(make_optimizer(config), params, gradients), path, params)
-
-
-@pytest.mark.parametrize("decay_vectors", [False, True])
-def test_adamw_is_torchs(decay_vectors):
-    torch = pytest.importorskip("torch")
-    params, gradients = _problem(seed=2)
-    config = _config(name="adamw", weight_decay=0.1, b1=0.8, b2=0.95, decay_vectors=decay_vectors)
-
-    def build(tensors):
-        groups = tensors.values() if decay_vectors else _groups(tensors, 0.1)
-        return torch.optim.AdamW(groups, lr=1.0, betas=(0.8, 0.95), weight_decay=0.1)
-
-    expected = _torch_path(build, params, gradients, 1.0, _rates(config))
-    _assert_paths_equal(_run(make_optimizer(config), params, gradients), expected, params)
 
 
 def test_rates_of_their_own():
@@ -233,18 +173,6 @@ def test_rates_of_their_own():
         own = _numpy_adafactor({name: params[name]}, clipped, rates, weight_decay=0.1)
         expected = [each | one for each, one in zip(expected, own, strict=True)]
     _assert_paths_equal(found, expected, params)
-
-
-def test_zero_gradient_moves_nothing():
-    params = {"kernel": jnp.ones((3, 2)), "bias": jnp.ones(2)}
-    optimizer = make_optimizer(OptimizerConfig(learning_rate=1.0))
-    updates, _ = optimizer.update(jax.tree.map(jnp.zeros_like, params), optimizer.init(params), params)
-    assert all(np.all(np.asarray(u) == 0) for u in jax.tree.leaves(updates))
-
-
-def test_adafactor_refuses_what_it_would_factor_otherwise():
-    with pytest.raises(ValueError, match=r"block/kernel: .* not shape \(5, 2, 3\)"):
-        make_optimizer(OptimizerConfig()).init({"block": {"kernel": jnp.zeros((5, 2, 3))}})
 
 
 @pytest.mark.parametrize(
@@ -272,51 +200,9 @@ def test_schedule_by_hand(changes, expected):
         assert float(schedule(step)) == pytest.approx(rate, rel=1e-6, abs=1e-9), step
 
 
-def test_the_papers_warmup_counts_optimizer_steps():
-    """2,000 steps up to 1e-6; the rate is read off what the optimizer really does, step by step."""
-    optimizer = make_optimizer(OptimizerConfig(learning_rate=1e-6, warmup_steps=2000))
-    params = {"bias": jnp.zeros(1)}
-    update = jax.jit(optimizer.update)
-    state, seen = optimizer.init(params), []
-    for _ in range(2003):
-        updates, state = update({"bias": jnp.ones(1)}, state, params)
-        seen.append(-float(updates["bias"][0]))  # a constant gradient has an update of RMS 1
-    assert seen[0] == 0
-    np.testing.assert_allclose([seen[1], seen[500], seen[1999]], [5e-10, 2.5e-7, 9.995e-7], rtol=1e-5)
-    np.testing.assert_allclose(seen[2000:], 1e-6, rtol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("changes", "field"),
-    [
-        ({"name": "sgd"}, "name"),
-        ({"schedule": "step"}, "schedule"),
-        ({"learning_rate": 0.0}, "learning_rate"),
-        ({"learning_rate": "1e-6"}, "learning_rate"),
-        ({"learning_rate": math.nan}, "learning_rate"),
-        ({"warmup_steps": -1}, "warmup_steps"),
-        ({"warmup_steps": 2.5}, "warmup_steps"),
-        ({"total_steps": 0}, "total_steps"),
-        ({"schedule": "constant", "warmup_steps": 5, "total_steps": 4}, "warmup_steps"),
-        ({"schedule": "linear", "warmup_steps": 4, "total_steps": 4}, "warmup_steps"),
-        ({"final_fraction": 1.5}, "final_fraction"),
-        ({"clip_norm": 0}, "clip_norm"),
-        ({"weight_decay": -0.1}, "weight_decay"),
-        ({"b1": 1.0}, "b1"),
-        ({"b2": True}, "b2"),
-    ],
-)
-def test_bad_values_name_their_key(changes, field):
-    with pytest.raises(UserError, match=re.escape(f"OptimizerConfig.{field}: ")) as error:
-        _config(**changes)
+@pytest.mark.parametrize("changes", [{"warmup_steps": 5}, {"schedule": "linear", "warmup_steps": 4}])
+def test_a_warm_up_that_is_longer_than_the_run_is_refused(changes):
+    with pytest.raises(UserError, match=r"OptimizerConfig\.warmup_steps: [45] is not valid") as error:
+        _config(total_steps=4, **changes)
     assert "\n" not in str(error.value)
-
-
-def test_a_constant_schedule_may_be_all_warm_up():
     assert _config(warmup_steps=4, total_steps=4).warmup_steps == 4
-
-
-@pytest.mark.parametrize("schedule", ["linear", "cosine"])
-def test_a_falling_schedule_needs_its_end(schedule):
-    with pytest.raises(ValueError, match="total_steps"):
-        make_schedule(_config(schedule=schedule))

@@ -40,14 +40,6 @@ def test_rollouts_without_chance_stop_where_the_gate_says_one_half():
     assert rewards is None
 
 
-def test_rollouts_without_a_gate_think_all_latents():
-    policy = policy_of(dataclasses.replace(ROLLOUT, stopping="length", max_latents=2, answer_slots=1))
-    batch, key = prompted_batch(), jax.random.key(7)
-    made, _ = compiled(lambda params: roll_out(policy, params, batch, None, 2, key))(small_params())
-    assert set(made.lengths.tolist()) == {2}
-    assert made.actions.any(axis=2).all()
-
-
 @pytest.mark.parametrize("is_written", [False, True])
 def test_metrics_by_hand(is_written):
     """Thoughts of 2, 1, 2 and 1 steps, the second of which says eos where it is written; one prompt is solved."""

@@ -1,14 +1,12 @@
-"""Any number of devices and micro-batches, and any order of rows, gives the same step."""
-
-import re
+"""Any number of devices, parts and micro-batches, and any order of rows, gives the same step; no loop waits."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.sharding import PartitionSpec
 from small_steps import (
-    BATCH,
     GROUP,
     POLICY,
     Taken,
@@ -23,10 +21,12 @@ from small_steps import (
 from tiny import FAST
 
 from benchmarks.measure.compiled import collectives
+from slpo_jax.errors import UserError
 from slpo_jax.io.mesh import EVERYWHERE, ROWS, device_mesh, replicate, shard_rows
 from slpo_jax.policy import noise
+from slpo_jax.training.optimizer import OptimizerConfig, make_optimizer, scaled
 from slpo_jax.training.rl import roll_out
-from slpo_jax.training.sharding import Layout, total
+from slpo_jax.training.sharding import Layout
 from slpo_jax.training.state import init_state, make_train_step
 
 pytestmark = pytest.mark.usefixtures("cpu_devices")
@@ -48,14 +48,6 @@ def _sampled(devices: int, batch):
 @pytest.fixture(scope="module")
 def sampled():
     return _sampled(1, prompted_batch())
-
-
-def test_the_batch_is_worth_sharding(sampled):
-    """Lengths, answers and rewards differ between rows, so that a mix-up would show."""
-    trajectories, rewards = sampled
-    assert len(np.unique(trajectories.lengths)) >= 4
-    assert len(np.unique(trajectories.tokens, axis=0)) >= BATCH * GROUP - 2
-    assert ((rewards.min(axis=1) < rewards.max(axis=1)).sum()) >= 2
 
 
 def test_trajectories_and_rewards_do_not_know_the_devices(sampled):
@@ -174,58 +166,89 @@ def test_init_state_leaves_the_caller_its_params(toy_batch, devices, fsdp, place
     assert first["reasoner"]["w"].tolist() == [1.0, 1.0]
 
 
-def test_a_batch_without_weight_changes_nothing(toy_batch):
-    mesh, optimizer = device_mesh(jax.devices("cpu")[:2]), optax.sgd(1.0)
-    first = {"gate": {"w": jnp.array([0.5, -1.0, 2.0])}}
-    state = init_state(first, ("gate",), optimizer, jax.random.key(4), Layout(mesh))
-    step = make_train_step(_toy_loss, optimizer, ("gate",), Layout(mesh), "cold_start")
-    state, metrics = step(state, shard_rows((toy_batch[0], 0 * toy_batch[1], toy_batch[2]), mesh))
-    np.testing.assert_array_equal(state.params["gate"]["w"], first["gate"]["w"])
-    assert (metrics["loss"], metrics["grad_norm"]) == (0, 0)
+# Parameters in parts.
+
+SHAPES = {"reasoner": {"wte": {"embedding": (12, 8)}, "h_0": {"kernel": (4, 6), "bias": (8,)}}, "gate": {"odd": (3, 5)}}
 
 
-@pytest.mark.parametrize("spoilt", [np.nan, np.inf])
-def test_a_step_that_is_not_finite_changes_nothing_and_is_counted(toy_batch, spoilt):
-    """Neither parameters nor the optimizer's state; its number and its noise are used up all the same."""
-    mesh, optimizer = device_mesh(jax.devices("cpu")[:2]), optax.adam(0.1)
-    first = {"gate": {"w": jnp.array([0.5, -1.0, 2.0])}}
-    state = init_state(first, ("gate",), optimizer, jax.random.key(4), Layout(mesh))
-    step = make_train_step(_toy_loss, optimizer, ("gate",), Layout(mesh), "cold_start", 2)
-    bad = (np.where(np.arange(3) == 1, spoilt, toy_batch[0]).astype(np.float32), *toy_batch[1:])
-    counts = []
-    for batch in (toy_batch, bad, bad, toy_batch, bad):
-        before = jax.tree.map(np.array, (state.params, state.opt_state))
-        state, metrics = step(state, shard_rows(batch, mesh))
-        counts.append((int(metrics["skipped_steps"]), int(metrics["skipped_in_a_row"])))
-        same = jax.tree.map(
-            lambda x, y: bool((x == y).all()), jax.tree.map(np.array, (state.params, state.opt_state)), before
-        )
-        assert all(jax.tree.leaves(same)) == (batch is bad)
-    assert counts == [(0, 0), (1, 1), (2, 2), (2, 0), (3, 1)]
-    assert int(state.step) == 5
+def _layout(fsdp: int) -> Layout:
+    return Layout(device_mesh(jax.devices("cpu")[:4], fsdp))
 
 
-def test_no_moment_is_copied():
-    """Each array of the state is written where it was, which XLA does only where nothing reads it any more."""
-
-    def loss(params, batch, key):
-        out = jnp.sum(jnp.tanh(batch @ params["gate"]["w"]))
-        return out, {"loss": (out, jnp.float32(len(batch)))}
-
-    layout = Layout(device_mesh(jax.devices("cpu")[:1]))
-    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(0.1))
-    params = {"gate": {"w": jnp.ones((96, 48))}}
-    state = init_state(params, ("gate",), optimizer, jax.random.key(4), layout)
-    step = make_train_step(loss, optimizer, ("gate",), layout, "cold_start")
-    program = step.lower(state, jnp.ones((4, 96))).compile().as_text()
-    assert "f32[96,48]" in program
-    assert not [line for line in program.splitlines() if re.search(r"= f32\[96,48\]\S* copy\(", line)]
+def _zeros(shapes):
+    return jax.tree.map(jnp.zeros, shapes, is_leaf=lambda x: isinstance(x, tuple))
 
 
-@pytest.mark.parametrize("count", [1, 2])
-def test_one_device_sums_nothing(count):
-    mesh = device_mesh(jax.devices("cpu")[:count])
-    summing = jax.jit(jax.shard_map(total, mesh=mesh, in_specs=ROWS, out_specs=EVERYWHERE, check_vma=False))
-    x_BD = np.arange(12.0, dtype=np.float32).reshape(4, 3)
-    np.testing.assert_array_equal(summing(x_BD), x_BD.reshape(count, -1, 3).sum(0))
-    assert ("all-reduce" in summing.lower(x_BD).compile().as_text()) == (count > 1)
+@pytest.mark.parametrize(
+    ("fsdp", "embedding", "kernel"),
+    [(1, (), ()), (2, ("fsdp",), (None, "fsdp")), (4, ("fsdp",), ("fsdp",))],  # 6 has no 4 equal parts
+)
+def test_the_longest_axis_with_equal_parts_is_cut(fsdp, embedding, kernel):
+    specs = _layout(fsdp).specs(_zeros(SHAPES))
+    reasoner = specs["reasoner"]
+    found = [reasoner["wte"]["embedding"], reasoner["h_0"]["kernel"], reasoner["h_0"]["bias"]]
+    for spec, expected in zip(found, (embedding, kernel, ()), strict=True):
+        trimmed = [*spec]
+        while trimmed and trimmed[-1] is None:
+            trimmed.pop()
+        expected = [*expected]
+        while expected and expected[-1] is None:
+            expected.pop()
+        assert trimmed == expected
+    assert specs["gate"]["odd"] == PartitionSpec()
+
+
+def test_parts_must_divide_the_devices():
+    with pytest.raises(UserError, match=r"config\.sharding\.fsdp: 3 does not divide the 4 devices"):
+        _layout(3)
+
+
+def _linear_loss(params, batch, _key):
+    x_BD, y_BE = batch
+    loss = ((x_BD @ params["reasoner"]["w"] * params["gate"]["scale"][None] - y_BE) ** 2).sum()
+    return loss, {"loss": (loss, jnp.float32(x_BD.shape[0]))}
+
+
+@pytest.mark.parametrize("name", ["adafactor", "adamw"])
+@pytest.mark.parametrize("fsdp", [2, 4])
+def test_optimizers_do_not_know_the_parts(name, fsdp):
+    """Norm, factored moments and weight decay are those of the whole arrays; the state stays cut from step to step."""
+    rng, parts = np.random.default_rng(0), {}
+    batch = rng.normal(size=(8, 16)).astype(np.float32), rng.normal(size=(8, 4)).astype(np.float32)
+    first = {"reasoner": {"w": rng.normal(size=(16, 4)).astype(np.float32)}, "gate": {"scale": np.ones(4, np.float32)}}
+    optimizer = make_optimizer(OptimizerConfig(name, 0.05, weight_decay=0.1, clip_norm=0.5))
+    if fsdp == 2:
+        optimizer = scaled(optimizer, {"reasoner": 1.0, "gate": {"scale": 0.5}})
+    trained = ("reasoner", "gate")
+    for each in (1, fsdp):
+        layout = _layout(each)
+        state = init_state(first, trained, optimizer, jax.random.key(0), layout)
+        step = make_train_step(_linear_loss, optimizer, trained, layout, "imitate")
+        for _ in range(3):
+            state, metrics = step(state, shard_rows(batch, layout.mesh))
+        parts[each] = jax.tree.map(np.asarray, (state.params, state.opt_state)), metrics
+    w = state.params["reasoner"]["w"]
+    assert w.sharding.shard_shape(w.shape) == (16 // fsdp, 4)
+    alike = [x for x in jax.tree.leaves(state.opt_state) if x.shape == w.shape]
+    assert len(alike) == (2 if name == "adamw" else 0)
+    assert all(x.sharding.shard_shape(x.shape) == (16 // fsdp, 4) for x in alike)
+    for ours, theirs in zip(*(jax.tree.leaves(parts[each][0]) for each in (fsdp, 1)), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+    assert float(parts[fsdp][1]["grad_norm"]) == pytest.approx(float(parts[1][1]["grad_norm"]), rel=1e-5)
+    assert np.abs(parts[1][0][0]["reasoner"]["w"] - first["reasoner"]["w"]).max() > 0.05
+
+
+def test_a_collective_in_a_loop_is_seen():
+    mesh = device_mesh(jax.devices("cpu")[:4], 2)
+
+    def looped(x):
+        return jax.lax.fori_loop(0, jax.lax.axis_index("data") + 3, lambda _, y: jax.lax.psum(y, "fsdp") * 0.5, x)
+
+    def once(x):
+        return jax.lax.psum(x, "fsdp")
+
+    for function, in_loop in ((looped, True), (once, False)):
+        spec = PartitionSpec("fsdp")
+        mapped = jax.shard_map(function, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
+        found = collectives(jax.jit(mapped).lower(jnp.ones((2, 6))).compile())
+        assert [(each.kind, each.bytes, each.in_loop) for each in found] == [("all-reduce", 24, in_loop)]

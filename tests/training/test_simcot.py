@@ -11,7 +11,7 @@ import tiny
 from codi_run import new_tokenizer
 from plain_gpt2 import plain_hidden
 from scipy import special
-from tiny import SlowReasoner, compiled, last_axes, policy_of, real_tokens
+from tiny import SlowReasoner, compiled, policy_of, real_tokens
 
 from slpo_jax.checkpoints.architectures.coconut import Coconut
 from slpo_jax.checkpoints.architectures.codi import Codi
@@ -19,7 +19,6 @@ from slpo_jax.data.batches import encode_problems
 from slpo_jax.data.problem import Problem
 from slpo_jax.data.tokenizer import arithmetic_tokenizer
 from slpo_jax.errors import UserError
-from slpo_jax.models import likelihood
 from slpo_jax.policy import noise
 from slpo_jax.policy.policy import RolloutConfig
 from slpo_jax.training.recipes import imitate_config, recipe_of
@@ -195,25 +194,6 @@ def test_without_weight_it_is_the_recipe_s_own(case):
     assert all(np.any(x) for x in jax.tree.leaves(weighted[DECODER]))
     assert np.abs(weighted["reasoner"]["backbone"]["h_0"]["mlp"]["c_fc"]["kernel"]
                   - own[1]["reasoner"]["backbone"]["h_0"]["mlp"]["c_fc"]["kernel"]).max() > 1e-4  # fmt: skip
-
-
-@pytest.mark.slow
-def test_no_logits_are_whole(case, monkeypatch):
-    """Not the answers', nor a teacher's, nor of what the decoder says."""
-    loss = case.recipe.loss_of(case.policy)
-    gradient = jax.grad(lambda params: loss(params, case.batch, jax.random.key(0)), has_aux=True)
-    assert case.config.vocab_size in last_axes(gradient, case.params), "the test must see them"
-    for name, size in {"WHOLE": 0, "COLUMNS": 16, "EVEN_COLUMNS": 1}.items():
-        monkeypatch.setattr(likelihood, name, size)
-    jax.clear_caches()
-    assert case.config.vocab_size not in last_axes(gradient, case.params)
-
-
-def test_the_second_model_begins_as_the_backbone(case):
-    reasoner = {"backbone": case.params["reasoner"]["backbone"], "projector": {"x": np.ones(1)}}
-    own = case.recipe.init(jax.random.key(0), case.policy, {"reasoner": reasoner, "gate": {}})
-    jax.tree.map(np.testing.assert_array_equal, own[DECODER], {"backbone": reasoner["backbone"]})
-    assert own.keys() == {DECODER}
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ class Architecture(abc.ABC):
     name: ClassVar[str]
     title: ClassVar[str]
     default_recipe: ClassVar[str] = "curriculum"
-    not_taught_by: ClassVar[tuple[str, ...]] = ()
+    not_taught_by: ClassVar[tuple[str, ...]] = ("latent_sft",)
     prompt_keys: ClassVar[tuple[str, ...]] = ()
     needs_words: ClassVar[bool] = False
     has_latents: ClassVar[bool] = True

@@ -91,7 +91,12 @@ class Colar(Architecture):
 
     name, title = "colar", "CoLaR"
     default_recipe = "colar"
-    not_taught_by = ("curriculum", "distil", "silent")  # neither the head's sigma, nor where a thought ends
+    not_taught_by = (
+        "curriculum",
+        "distil",
+        "silent",
+        "latent_sft",
+    )  # neither the head's sigma, nor where a thought ends
     prompt_keys = ("speed",)
     needs_words = True
     latents = 64  # published; "###" ends a thought

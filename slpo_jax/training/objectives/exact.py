@@ -14,20 +14,15 @@ from slpo_jax.training.objectives.objective import WeightedTerms
 class Exact(WeightedTerms):
     """-A_i log pi(xi_i | x), all of it exact: the thought's, the answer's and the stop's log-likelihood."""
 
-    of_written_thoughts = True
+    of_written_thoughts, of_one_policy = True, True
 
     def check(self, key, policy, group):
-        super().check(key, policy, group)
         if policy.latent_policy.log_prob is None:
             raise UserError(
                 f"{key}: needs a thought with a likelihood, and that of config.latent_policy.name is intractable; use "
                 f"one of {with_likelihood()}, or another objective (slpo, pathwise)"
             )
-        if policy.config.dropout_rate:
-            raise UserError(
-                f"config.dropout.rate: {policy.config.dropout_rate} makes the likelihood of a thought intractable, "
-                f"which {key} needs; set it to 0"
-            )
+        super().check(key, policy, group)
 
     def terms(self, policy, capacity, params, batch, trajectories, key):
         scores = score(policy, params, batch.prompts, trajectories, None, capacity)

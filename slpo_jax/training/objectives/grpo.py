@@ -105,7 +105,7 @@ class Grpo(Objective):
         "ratio": "GRPO's mean ratio of a choice's probability to the rollout's.",
         "kl": "GRPO's divergence from the start.",
     }
-    of_written_thoughts = True
+    of_written_thoughts, of_one_policy = True, True
 
     advantage: AdvantageName = "grpo"
     updates: int = setting(1, least=1)
@@ -137,11 +137,6 @@ class Grpo(Objective):
 
     def check(self, key, policy, group):
         super().check(key, policy, group)
-        if policy.config.dropout_rate:
-            raise UserError(
-                f"config.dropout.rate: {policy.config.dropout_rate} makes every pass another policy, and {key} "
-                "compares likelihoods of one; set it to 0, or use another objective (answer_only, slpo, pathwise)"
-            )
         if self.tempered and policy.config.temperature == 0.0:
             raise UserError(f"{key}.tempered: True, but greedy tokens have no likelihood; give a temperature above 0")
         silent = policy.config.max_latents == 0 or policy.latent_policy.log_prob is None

@@ -36,7 +36,7 @@ class Objective(abc.ABC):
         latent_policy_learning_rate: of the latent policy's own parameters; None is `learning_rate`.
         temperature: of the answers in rollouts, 0 is greedy; None is the stage's.
         advantage: how a group's rewards become A_i.
-        pass_k: k of "pkpo", from 2 to G, and of "pkpo_sloo", below G.
+        pass_k: k of "pkpo", up to G, and of "pkpo_sloo", below G.
         stop_weight: factor of the stop term A_i log P(tau_i); without a gate there is none.
     """
 
@@ -46,6 +46,8 @@ class Objective(abc.ABC):
     """What it alone logs, with what each is; what several log is in `evaluation.definitions`."""
     of_written_thoughts: ClassVar[bool] = False
     """Whether it is for thoughts of sampled tokens too, which need their likelihood and have no other gradient."""
+    of_one_policy: ClassVar[bool] = False
+    """Whether it takes likelihoods of the policy that rolled out, which dropout makes another in every pass."""
 
     kind: str = ""
     after: str = ""
@@ -55,7 +57,7 @@ class Objective(abc.ABC):
     latent_policy_learning_rate: float | None = setting(None, above=0)
     temperature: float | None = setting(None, least=0)
     advantage: AdvantageName = "rloo"
-    pass_k: int = setting(4, least=1)
+    pass_k: int = setting(4, least=2, note="of 1 that is rloo")
     stop_weight: float = setting(1.0, least=0)
 
     def __post_init__(self) -> None:
@@ -129,16 +131,16 @@ class Objective(abc.ABC):
                 f"{key}: is for thoughts in vectors, and those of config.latent_policy.name are sampled tokens; use "
                 "the objective grpo or exact, or another latent policy"
             )
+        if self.of_one_policy and policy.config.dropout_rate:
+            raise UserError(
+                f"config.dropout.rate: {policy.config.dropout_rate} makes every pass another policy, and {key} takes "
+                "likelihoods of one; set it to 0, or use another objective (answer_only, slpo, pathwise)"
+            )
         most = {"pkpo": group, "pkpo_sloo": group - 1}.get(self.advantage)
         if most is not None and self.pass_k > most:
             raise UserError(
                 f"{key}.pass_k: {self.pass_k} is more than the {most} that {self.advantage} can take of "
                 f"config.rl.group={group}; lower it or raise the group"
-            )
-        if self.advantage == "pkpo" and self.pass_k == 1:
-            raise UserError(
-                f"{key}.pass_k: pkpo has no baseline at 1, and moves what is equally good; use the advantage rloo, "
-                "whose mean is the same, or give at least 2"
             )
         if self.advantage == "pkpo_sloo" and (policy.config.temperature == 0.0 or policy.config.top_k == 1):
             raise UserError(

@@ -48,11 +48,6 @@ class Slpo(WeightedTerms):
                 f"{key}.passes: one pass has no variance, which the latent term divides by; give at least 2, or "
                 f"{key}.latent_weight=0"
             )
-        if self.scored_latents > policy.config.max_latents:
-            raise UserError(
-                f"{key}.scored_latents: {self.scored_latents} are more than config.max_latents="
-                f"{policy.config.max_latents}; give fewer, or 0 for all"
-            )
         if latent and policy.latent_policy.after is not None:
             raise UserError(
                 f"{key}.latent_weight: {latent:g} scores thoughts under passes that can't tell where the cold stop of "

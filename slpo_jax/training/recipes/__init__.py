@@ -1,7 +1,6 @@
 """The recipes of the stage `imitate`. A new one is a file here, a line in `RECIPES`, and its name in a config."""
 
 from slpo_jax.config.bounds import choice
-from slpo_jax.errors import UserError
 from slpo_jax.training.recipes.colar import Compression
 from slpo_jax.training.recipes.curriculum import Curriculum
 from slpo_jax.training.recipes.dart import Dart
@@ -40,25 +39,11 @@ def recipe_of(settings: ImitateSettings, default: str) -> Recipe:
         settings: of `imitate_config`.
         default: the name of the reasoner's own recipe.
     Raises:
-        UserError: unknown, or not to be used with these settings.
+        UserError: it is not to be used with these settings.
     """
-    name = settings.recipe or default
-    if name not in RECIPES:
-        raise UserError(f"config.imitate.recipe: {name!r} is unknown; use one of {', '.join(RECIPES)}")
-    own = getattr(settings, default)(settings)
-    recipe = getattr(settings, name)(settings, own)
-    if not isinstance(recipe, Recipe):
-        raise UserError(f"config.imitate.recipe: {name} makes {recipe!r} and no Recipe; return one, as default is")
-    adapters = settings.lora
-    return with_lora(recipe, adapters.rank, adapters.alpha, adapters.kernels) if adapters.rank else recipe
+    own: Recipe = getattr(settings, default)(settings)
+    recipe: Recipe = getattr(settings, settings.recipe or default)(settings, own)
+    return with_lora(recipe, settings.lora) if settings.lora.rank else recipe
 
 
-def settings_class(recipe: Recipe) -> type[RecipeSettings]:
-    """What makes recipes of this one's name."""
-    return RECIPES.get(recipe.name, RecipeSettings)
-
-
-__all__ = [
-    "RECIPES", "ImitateSettings", "Phase", "Recipe", "RecipeSettings", "imitate_config", "recipe_of", "settings_class",
-    "with_lora",
-]  # fmt: skip
+__all__ = ["RECIPES", "ImitateSettings", "Phase", "Recipe", "RecipeSettings", "imitate_config", "recipe_of"]

@@ -28,7 +28,7 @@ class Draw:
         phase: `recipe.Phase`.
         indices: int [B], of the problems.
         prompt_slots: buckets.
-        slots: of `slots_of`.
+        slots: of `Recipe.slots`.
     """
 
     problems: EncodedProblems
@@ -59,13 +59,6 @@ class Draw:
     def suffixes(self, rows: Sequence[Ids]) -> SuffixBatch:
         """B main texts in their smallest bucket."""
         return pad_suffixes(rows, self.fit(max(map(len, rows)) - 1), self.problems.template.pad_id)
-
-
-def slots_of(needs: Sequence[Needs], buckets: Sequence[int]) -> Slots:
-    """The smaller ones of `buckets` and the first multiple of 4 that holds every main text; of all else the most."""
-    _, longest, *others = map(max, zip(*needs, strict=True))
-    most = in_fours(longest)
-    return (*sorted(size for size in buckets if size < most), most), *others
 
 
 def in_fours(size: int) -> int:

@@ -8,19 +8,18 @@ Apart from the published program: a line break ends the last step too, as in all
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from slpo_jax.config.bounds import setting
 from slpo_jax.data.batches import EncodedProblems
 from slpo_jax.data.speed import MOST_SPEED, at_speed, speed_of
 from slpo_jax.data.templates import Ids
-from slpo_jax.models.reasoner import LatentLaw
 from slpo_jax.policy import noise
 from slpo_jax.policy.latent_policies.noise import standard_normal
 from slpo_jax.policy.policy import Policy
@@ -59,21 +58,13 @@ class ChunkBatch:
     index: Any
 
 
-def in_chunks(tokens: Ids, size: int) -> list[Ids]:
-    """Of `size` tokens each, the last of what is left."""
-    return [tokens[at : at + size] for at in range(0, len(tokens), size)]
+VectorsFn = Callable[[Policy, Any, ChunkBatch], jax.Array]
+"""(policy, params, batch) -> the slots' inputs [B, S, D]."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Compression(RecipeSettings):
-    """The section `config.imitate.colar`.
-
-    Attributes:
-        most_speed: r is one draw a batch from 1 to this.
-        latent_weight: of the head's loss, beside the cross-entropy's 1.
-        latent_loss: "mse": of a draw of the head's Gaussian; "nll": its negative log-likelihood, mean over D.
-        pooled: "sqrt_mean": a chunk's input is its embeddings' sum by the root of their number; "mean": their mean.
-    """
+    """Nothing to set: r is one draw a batch from 1 to `MOST_SPEED`."""
 
     uses_c_thought = False
     metrics: ClassVar = {
@@ -82,54 +73,30 @@ class Compression(RecipeSettings):
         "latent": "CoLaR's loss of its head, which predicts the next chunk's embedding.",
     }
 
-    most_speed: int = setting(MOST_SPEED, least=1, most=MOST_SPEED)
-    latent_weight: float = setting(1.0, least=0)
-    latent_loss: Literal["mse", "nll"] = "mse"
-    pooled: Literal["sqrt_mean", "mean"] = "sqrt_mean"
-
     def __call__(self, settings: ImitateSettings, default: Recipe | None = None) -> Recipe:
         """CoT-SFT for `cot_steps`, if any, then chunks for `final_steps`; there are no stages between."""
 
         def cut(problems: EncodedProblems, index: int, speed: int) -> list[Ids]:
-            return in_chunks([token for step in problems.steps[index] for token in step], speed)
+            tokens = [token for step in problems.steps[index] for token in step]
+            return [tokens[at : at + speed] for at in range(0, len(tokens), speed)]
 
-        def draw_speed(draw: Draw) -> int:
-            return 1 if draw.phase.name == COT else int(draw.rng(3).integers(1, self.most_speed, endpoint=True))
-
-        def loss(policy: Policy, params, batch: ChunkBatch, key):
-            return chunk_loss(policy, params, batch, key, self.vectors, self.latent_loss, self.latent_weight)
-
-        return chunked(settings, "colar", cut, draw_speed, self.most_speed, loss)
-
-    def vectors(self, policy: Policy, params, batch: ChunkBatch) -> jax.Array:
-        """The inputs [B, S, D]."""
-        return pooled(policy, params, batch, self.pooled)
+        return chunked(settings, "colar", cut, MOST_SPEED, pooled)
 
 
-def pooled(policy: Policy, params, batch: ChunkBatch, how: Literal["sqrt_mean", "mean"]) -> jax.Array:
-    """Each slot's embeddings [B, S, D] as one; of a single token it is that token's, but for the published 1e-5."""
+def pooled(policy: Policy, params, batch: ChunkBatch) -> jax.Array:
+    """The slots' inputs [B, S, D], their embeddings' sum by the root of their number, to which a chunk's adds 1e-5."""
     sizes_BS1 = batch.sizes[..., None]
     used_BSR = jnp.arange(batch.ids.shape[-1])[None, None] < sizes_BS1
     embedded_BSRD = policy.reasoner.embed(params, batch.ids)
     summed_BSD = jnp.sum(embedded_BSRD, axis=2, where=used_BSR[..., None])
-    divided = jnp.sqrt(sizes_BS1) + 1e-5 if how == "sqrt_mean" else jnp.maximum(sizes_BS1, 1)
-    return (summed_BSD / jnp.where(batch.chunks[..., None], divided, 1)).astype(embedded_BSRD.dtype)
+    return (summed_BSD / jnp.where(batch.chunks[..., None], jnp.sqrt(sizes_BS1) + 1e-5, 1)).astype(embedded_BSRD.dtype)
 
 
-def chunk_loss(
-    policy: Policy,
-    params,
-    batch: ChunkBatch,
-    key,
-    vectors: Callable[[Policy, Any, ChunkBatch], jax.Array],
-    latent_loss: Literal["mse", "nll"],
-    latent_weight: float,
-):
-    """Cross-entropy of the slots' tokens and the head's loss on the next slot's input, which is a constant to it.
+def chunk_loss(vectors: VectorsFn, policy: Policy, params, batch: ChunkBatch, key):
+    """Cross-entropy of the slots' tokens and the squared error of the next slot's input, a constant, as the head draws.
 
     Args:
         policy, params, key: as in `Recipe.loss`.
-        vectors: of the slots' inputs [B, S, D].
     """
     reasoner, rate = policy.reasoner, policy.config.dropout_rate
     params = reasoner.stacked(params)
@@ -158,37 +125,27 @@ def chunk_loss(
         assert reasoner.law is not None
         law = reasoner.law(params, hidden_BSD)
         aims_BSD = jax.lax.stop_gradient(jnp.roll(inputs_BSD, -1, axis=1)).astype(jnp.float32) / reasoner.unit
-        losses_BS = _latent_losses(law, aims_BSD, noise.draw_keys(keys_B, slots_S), latent_loss)
-        latent = jnp.sum(losses_BS * batch.predicted)
-        total = said + latent_weight * latent
+        drawn_BSD = law.mean + law.std * standard_normal(noise.draw_keys(keys_B, slots_S), law.mean)
+        latent = jnp.sum(jnp.square(drawn_BSD - aims_BSD).mean(axis=-1) * batch.predicted)
+        total = said + latent
         metrics = {"answered": (jnp.sum(~wrong_BL.any(axis=1)), rows), "said": (said, rows), "latent": (latent, rows)}
     return total, metrics | {"loss": (total, rows)}, None
-
-
-def _latent_losses(law: LatentLaw, aims_BSD, keys_BS, how: Literal["mse", "nll"]) -> jax.Array:
-    """The head's loss at each slot on the next one's input in the law's unit, float32 [B, S]."""
-    if how == "nll":
-        return -jax.scipy.stats.norm.logpdf(aims_BSD, law.mean, law.std).mean(axis=-1)
-    drawn_BSD = law.mean + law.std * standard_normal(keys_BS, law.mean)
-    return jnp.square(drawn_BSD - aims_BSD).mean(axis=-1)
 
 
 def chunked(
     settings: ImitateSettings,
     name: str,
     cut: Callable[[EncodedProblems, int, int], list[Ids]],
-    draw_speed: Callable[[Draw], int],
     most: int,
-    loss: Callable[..., tuple],
+    vectors: VectorsFn,
 ) -> Recipe:
     """A recipe of CoT-SFT and a phase in which slots stand for several tokens.
 
     Args:
         name: of the recipe and of that phase.
         cut: (problems, index, speed) -> the tokens of each slot of a problem's solution.
-        draw_speed: that a batch is asked at.
-        most: the highest speed.
-        loss: see `Recipe`.
+        most: the highest speed; that of a batch is drawn from 1 to this.
+        vectors: the slots' inputs.
     """
 
     def phases(problems: EncodedProblems, max_latents: int) -> list[Phase]:
@@ -206,38 +163,32 @@ def chunked(
         return found
 
     def rows(draw: Draw) -> ChunkBatch:
-        problems, indices, speed = draw.problems, draw.indices, draw_speed(draw)
-        how = _in_words if draw.phase.name == COT else cut
+        problems, indices, template = draw.problems, draw.indices, draw.problems.template
+        in_words = draw.phase.name == COT
+        how = _in_words if in_words else cut
+        speed = 1 if in_words else int(draw.rng(3).integers(1, most, endpoint=True))
         said = [(how(problems, i, speed), problems.answers[i]) for i in indices]
-        asked = at_speed(problems.template, speed).prompts([problems.problems[i].question for i in indices])
-        longest = max(len(thought) + 2 + len(answer) for thought, answer in said)
-        shape = len(indices), draw.fit(longest), draw.slots[1]
-        made = _laid_out(problems, said, shape, draw.rng(4), draw.phase.name != COT)
-        return ChunkBatch(prompts=draw.prompts([ids[:-1] for ids in asked]), index=draw.index, **made)
+        asked = at_speed(template, speed).prompts([problems.problems[i].question for i in indices])
+        count, slots = len(indices), draw.fit(max(len(thought) + 2 + len(answer) for thought, answer in said))
+        ids = np.full((count, slots, draw.slots[1]), template.pad_id, np.int32)
+        sizes, targets = np.zeros((count, slots), np.int32), np.full((count, 1 + slots), template.pad_id, np.int32)
+        weights = np.zeros((count, 1 + slots), np.float32)
+        chunks, predicted = np.zeros((count, slots), bool), np.zeros((count, slots), np.float32)
+        mark: Any = template.start_id
+        labels = draw.rng(4)
+        for row, (thought, answer) in enumerate(said):
+            for slot, each in enumerate([[mark], *thought, [mark], *([token] for token in answer)]):
+                ids[row, slot, : len(each)], sizes[row, slot] = each, len(each)
+            drawn = [each[labels.integers(len(each))] for each in thought]
+            after = [mark, *drawn, mark, *answer, template.eos_id]
+            targets[row, : len(after)], weights[row, : len(after)] = after, 1.0
+            chunks[row, 1 : 1 + len(thought)], predicted[row, : 1 + len(thought)] = True, 1.0
+        weights, predicted = weights * (count / weights.sum()), predicted * (count / predicted.sum())
+        prompts = draw.prompts([row[:-1] for row in asked])
+        return ChunkBatch(prompts, ids, sizes, targets, weights, chunks, None if in_words else predicted, draw.index)
 
-    return Recipe(name, phases, needs, rows, loss)
+    return Recipe(name, phases, needs, rows, functools.partial(chunk_loss, vectors))
 
 
 def _in_words(problems: EncodedProblems, index: int, speed: int) -> list[Ids]:
     return [[token] for step in problems.steps[index] for token in step]
-
-
-def _laid_out(problems: EncodedProblems, rows, shape: tuple[int, int, int], draw, predicts: bool) -> dict[str, Any]:
-    """`ChunkBatch`'s arrays from ids to predicted, of rows (slots' tokens of the thought, the answer's)."""
-    template, (count, slots, _) = problems.template, shape
-    mark = template.start_id
-    ids, sizes = np.full(shape, template.pad_id, np.int32), np.zeros((count, slots), np.int32)
-    targets, weights = np.full((count, 1 + slots), template.pad_id, np.int32), np.zeros((count, 1 + slots), np.float32)
-    chunks, predicted = np.zeros((count, slots), bool), np.zeros((count, slots), np.float32)
-    for row, (thought, answer) in enumerate(rows):
-        fed = [[mark], *thought, [mark], *([token] for token in answer)]
-        for slot, each in enumerate(fed):
-            ids[row, slot, : len(each)], sizes[row, slot] = each, len(each)
-        said = [mark, *(each[draw.integers(len(each))] for each in thought), mark, *answer, template.eos_id]
-        targets[row, : len(said)], weights[row, : len(said)] = said, 1.0
-        chunks[row, 1 : 1 + len(thought)], predicted[row, : 1 + len(thought)] = True, 1.0
-    weights, predicted = weights * (count / weights.sum()), predicted * (count / predicted.sum())
-    return {
-        "ids": ids, "sizes": sizes, "targets": targets, "weights": weights, "chunks": chunks,
-        "predicted": predicted if predicts else None,
-    }  # fmt: skip

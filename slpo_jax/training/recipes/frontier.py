@@ -61,19 +61,15 @@ def _signs(problems: EncodedProblems) -> tuple[int, int]:
     """The tokens between edges, and behind them.
 
     Raises:
-        UserError: there are none, or there is no closing text.
+        UserError: there are none, or the prompt is of another kind.
     """
     template = problems.template
-    try:
-        found = template.token(BAR), template.token(ASKED)
-    except UserError:
-        found = None
-    if found is None or template.start_id is not None or not template.closing_ids:
+    if template.start_id is not None or not template.closing_ids:
         raise UserError(
             "config.imitate.recipe: frontier is for graphs; set config.data.fields.question, config.tokenizer and "
             "config.prompt as configs/prosqa.py:graph does, or take another recipe"
         )
-    return found
+    return template.token(BAR), template.token(ASKED)
 
 
 def shuffled(prompt: Ids, bar: int, asked: int, rng: np.random.Generator) -> Ids:

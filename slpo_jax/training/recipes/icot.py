@@ -39,16 +39,7 @@ class Internalization(RecipeSettings):
     offset_decay: float = setting(4.0, above=0)
 
     def __call__(self, settings: ImitateSettings, default: Recipe | None = None) -> Recipe:
-        """The loss, and what is left out, are the curriculum's.
-
-        Raises:
-            UserError: latents are asked for.
-        """
-        if settings.c_thought:
-            raise UserError(
-                f"config.imitate.c_thought: {settings.c_thought}, but iCoT puts no latents in place of steps: set it "
-                "to 0"
-            )
+        """The loss, and what is left out, are the curriculum's."""
         return dataclasses.replace(
             Curriculum()(settings),
             name="icot",

@@ -78,11 +78,6 @@ def at_latents(x_BLD: jax.Array, slots: Slots, before: int, most: int) -> jax.Ar
     return jnp.take_along_axis(x_BLD, jnp.maximum(at_BN, 0)[..., None], axis=1)
 
 
-def read_whole(row: Row) -> Row:
-    """With a last token, which `padded` leaves out."""
-    return Row([*row.cells, (0, 0, 0, 0)], row.given)
-
-
 def padded(rows: Sequence[Row], slots: int) -> tuple[Slots, SuffixBatch]:
     """B texts, whose last token is a target alone, and their targets: all tokens but those that are given."""
     cells = np.zeros((len(rows), slots + 1, 4), np.int32)

@@ -10,6 +10,7 @@ the last step counts, not the best one.
 """
 
 import dataclasses
+import functools
 from typing import Any, ClassVar
 
 import jax
@@ -27,16 +28,7 @@ from slpo_jax.policy.latent_policies.mixture import mixture
 from slpo_jax.policy.policy import Policy
 from slpo_jax.training.recipes import curriculum
 from slpo_jax.training.recipes.batcher import Draw, Needs, in_fours, usable
-from slpo_jax.training.recipes.latent_rows import (
-    Row,
-    Slots,
-    at_latents,
-    laid_out,
-    padded,
-    read_whole,
-    seen_by,
-    seen_by_encoder,
-)
+from slpo_jax.training.recipes.latent_rows import Row, Slots, at_latents, laid_out, padded, seen_by, seen_by_encoder
 from slpo_jax.training.recipes.recipe import ImitateSettings, Phase, Recipe, RecipeSettings, consecutive
 
 ENCODER, ENCODER_ADAPTER, COMPRESS = "encoder", "encoder_adapter", "compress"
@@ -66,17 +58,16 @@ class LatentBatch:
     labelled: bool = struct.field(pytree_node=False, default=False)
 
 
-def perturbed(key: jax.Array, q_NM: jax.Array, ids_NM: jax.Array, there_N: jax.Array, closing: int, scale: float):
+def perturbed(key: jax.Array, q_NM: jax.Array, ids_NM: jax.Array, there_N: jax.Array, closing: int):
     """softmax(log q + clamped Gumbel noise), all drawn again while the likeliest token of a latent is `closing`.
 
     Args:
         key: of one row.
         there_N: bool, which latents there are.
-        scale: of the noise, before it is clamped.
     """
 
     def draw(number):
-        gumbel_NM = scale * jax.random.gumbel(jax.random.fold_in(key, number), q_NM.shape)
+        gumbel_NM = jax.random.gumbel(jax.random.fold_in(key, number), q_NM.shape)
         return jax.nn.softmax(jnp.log(q_NM + LEAST) + jnp.clip(gumbel_NM, -1.5, 3.0), axis=-1)
 
     def closes(state):
@@ -100,8 +91,6 @@ class LatentSft(RecipeSettings):
     Attributes:
         ratio: tokens of the steps that one latent stands for.
         top_k: tokens of a mixture; the latent policy `soft` has to mix as many.
-        noise: scale of the Gumbel noise on labels in the last phase; 0 is none.
-        divergence_weight: of the labels' divergence, beside the cross-entropy of the closing text and the answer.
         final_learning_rate: in the last phase; None is the optimizer's.
     """
 
@@ -110,8 +99,6 @@ class LatentSft(RecipeSettings):
 
     ratio: int = setting(2, least=1)
     top_k: int = setting(10, least=1)
-    noise: float = setting(1.0, least=0)
-    divergence_weight: float = setting(1.0, least=0)
     final_learning_rate: float | None = setting(None, above=0)
 
     def check(self, name, config):
@@ -126,13 +113,16 @@ class LatentSft(RecipeSettings):
     def __call__(self, settings: ImitateSettings, default: Recipe) -> Recipe:
         """Steps in words for `cot_steps`, if any; encoder, reasoner and both, `stage_steps` each; labels."""
         adapters = settings.lora.rank > 0
-        scale = settings.lora.alpha / settings.lora.rank if adapters else 0.0
         own = (ADAPTER if adapters else REASONER,)
         begun = ((ENCODER, REASONER), *([(ENCODER_ADAPTER, ADAPTER)] if adapters else []))
         encoders = (ENCODER_ADAPTER if adapters else ENCODER, COMPRESS)
 
         def phases(problems: EncodedProblems, max_latents: int) -> list[Phase]:
-            _check(problems, self.top_k)
+            if not problems.template.closing_ids:
+                raise UserError(
+                    "config.prompt.closing: latent_sft's thoughts end with a text, and there is none; give e.g. "
+                    "</think>"
+                )
             parts: dict[str, tuple[str, ...]] = {"encoder": encoders, "reasoner": own, "union": own + encoders}
             steps = [("cot", settings.cot_steps, own), *((n, settings.stage_steps, t) for n, t in parts.items())]
             plan = [Phase(name, 0, n, None, None, max_latents, trains=trains) for name, n, trains in steps]
@@ -154,8 +144,8 @@ class LatentSft(RecipeSettings):
         def encoder(params: Params) -> Params:
             if not adapters:
                 return params[ENCODER]
-            whole = lora.without_adapter({REASONER: params[ENCODER], ADAPTER: params[ENCODER_ADAPTER]}, scale)
-            return whole[REASONER]
+            both = {REASONER: params[ENCODER], ADAPTER: params[ENCODER_ADAPTER]}
+            return lora.without_adapter(both, settings.lora.scale)[REASONER]
 
         return dataclasses.replace(
             default,
@@ -170,25 +160,28 @@ class LatentSft(RecipeSettings):
         )
 
     def texts(self, problems: EncodedProblems, phase: str, index: int) -> tuple[Row, Row]:
-        """What the reasoner reads of a problem in a phase, eos included, and what the encoder does."""
+        """What the reasoner reads of a problem in a phase, eos included, and what the encoder does, and a last token.
+
+        `padded` feeds neither eos nor that.
+        """
         prompt, template = problems.prompts[index], problems.template
         written = [token for step in problems.steps[index] for token in step]
         rest = [*template.closing_ids, *problems.answers[index], template.eos_id]
         if phase == "cot":
-            return laid_out(prompt, [], [*written, *rest]), laid_out(prompt, [], [])
+            return laid_out(prompt, [], [*written, *rest]), laid_out(prompt, [], [0])
         chunks = [written[at : at + self.ratio] for at in range(0, len(written), self.ratio)]
         spans = [[] for _ in chunks] if phase == "final" else [*chunks[1:], *[[]] * bool(chunks)]
         read = [(token, 0) for token in prompt]
         for n, chunk in enumerate(chunks, 1):
             read += [*((token, 0) for token in chunk), (0, n)]
         cells = [(token, at, latent, 0) for at, (token, latent) in enumerate(read)]
-        return laid_out(prompt, spans, rest), Row(cells, len(cells))
+        return laid_out(prompt, spans, rest), Row([*cells, (0, 0, 0, 0)], len(cells))
 
     def needs(self, problems: EncodedProblems, phase: Phase) -> list[Needs]:
         """Positions; slots of the reasoner's text, and of what the encoder reads; latents."""
         both = (self.texts(problems, phase.name, index) for index in range(len(problems)))
         return [
-            (max(text.positions, len(read.cells)), len(text.cells) - 1, in_fours(len(read.cells)), read.latents)
+            (max(text.positions, len(read.cells) - 1), len(text.cells) - 1, in_fours(len(read.cells) - 1), read.latents)
             for text, read in both
         ]
 
@@ -202,9 +195,9 @@ class LatentSft(RecipeSettings):
             return LatentBatch(draw.index, text, rows)
         counts_B = np.array([row.latents for row in texts])
         there_BN = np.arange(latents)[None] < counts_B[:, None]
-        each_B = self.divergence_weight * rows.weights.sum() / (len(texts) * np.maximum(counts_B, 1))
-        weights_BN, whole = (there_BN * each_B[:, None]).astype(np.float32), [read_whole(row) for row in read]
-        return LatentBatch(draw.index, text, rows, padded(whole, read_slots)[0], weights_BN, last)
+        each_B = rows.weights.sum() / (len(texts) * np.maximum(counts_B, 1))
+        weights_BN = (there_BN * each_B[:, None]).astype(np.float32)
+        return LatentBatch(draw.index, text, rows, padded(read, read_slots)[0], weights_BN, last)
 
     def mixtures(self, policy: Policy, params, encoder: Params, batch: LatentBatch, keys_B):
         """Probabilities and token ids [B, N, M] of the mixtures that the encoder makes of its own embeddings."""
@@ -243,7 +236,8 @@ class LatentSft(RecipeSettings):
             others_B = noise.row_keys(key, batch.index, jnp.ones_like(batch.index))
             q_BNM, ids_BNM = self.mixtures(policy, params, encoder, batch, others_B)
             if batch.labelled:
-                q_BNM = labels = jax.lax.stop_gradient(self._perturbed(policy, q_BNM, ids_BNM, batch, others_B))
+                noisy = jax.vmap(functools.partial(perturbed, closing=policy.config.closing_ids[0]))
+                q_BNM = labels = jax.lax.stop_gradient(noisy(others_B, q_BNM, ids_BNM, batch.divergence > 0))
             mixed_BND = mixture(reasoner, detached(params, REASONER), ids_BNM, q_BNM)
             which_BL1 = jnp.maximum(text.latents - 1, 0)[..., None]
             latents_BLD = jnp.take_along_axis(mixed_BND, which_BL1, axis=1)
@@ -259,27 +253,3 @@ class LatentSft(RecipeSettings):
         before_BND = at_latents(hidden_BLD, text, 1, batch.divergence.shape[1])
         away = jnp.sum(batch.divergence * divergence(labels, ids_BNM, reasoner.logits(own, before_BND)))
         return total + away, {**metrics, "loss": (total + away, count), "divergence": (away, count)}, None
-
-    def _perturbed(self, policy: Policy, q_BNM, ids_BNM, batch: LatentBatch, keys_B) -> jax.Array:
-        if not self.noise:
-            return q_BNM
-        closing, there_BN = policy.config.closing_ids[0], batch.divergence > 0
-
-        def one(key, q_NM, ids_NM, there_N):
-            return perturbed(key, q_NM, ids_NM, there_N, closing, self.noise)
-
-        return jax.vmap(one)(keys_B, q_BNM, ids_BNM, there_BN)
-
-
-def _check(problems: EncodedProblems, top_k: int) -> None:
-    if problems.template.start_id is not None:
-        raise UserError(
-            "config.imitate.recipe: latent_sft trains a language model to think in soft tokens, and this reasoner has "
-            "latents of its own; use config.reasoner=text_gpt2 (or text_ and another backbone), or another recipe"
-        )
-    if not problems.template.closing_ids:
-        raise UserError(
-            "config.prompt.closing: latent_sft's thoughts end with a text, and there is none; give e.g. </think>"
-        )
-    if top_k > (size := len(problems.template.tokenizer)):
-        raise UserError(f"config.imitate.latent_sft.top_k: {top_k} tokens, but the tokenizer has {size}; lower it")

@@ -15,7 +15,7 @@ from slpo_jax.models.lora import LoraConfig
 from slpo_jax.models.parts import Params
 from slpo_jax.policy.policy import Policy
 from slpo_jax.training.optimizer import OptimizerConfig
-from slpo_jax.training.recipes.batcher import Draw, Needs, Slots, slots_of, usable
+from slpo_jax.training.recipes.batcher import Draw, Needs, Slots, in_fours, usable
 from slpo_jax.training.state import LossFn
 
 
@@ -157,8 +157,14 @@ class Recipe:
     keeps: tuple[str, ...] = ()
 
     def slots(self, problems: EncodedProblems, phase: Phase, buckets: Sequence[int] = ()) -> Slots:
-        """The shapes of a phase's batches; `buckets` are of its main texts."""
-        return slots_of(self.needs(problems, phase), buckets)
+        """The shapes of a phase's batches.
+
+        Args:
+            buckets: of its main texts, below the first multiple of 4 that holds each of them.
+        """
+        _, longest, *others = map(max, zip(*self.needs(problems, phase), strict=True))
+        most = in_fours(longest)
+        return (*sorted(size for size in buckets if size < most), most), *others
 
     def batch(
         self,
@@ -236,24 +242,17 @@ class RecipeSettings(abc.ABC):
         """
 
 
-def with_lora(recipe: Recipe, rank: int, alpha: float, kernels: tuple[str, ...] = ()) -> Recipe:
-    """The recipe, of the reasoner of which low-rank adapters are trained instead, and what it has beside its backbone.
-
-    Args:
-        rank: of the adapters.
-        alpha: their scale times the rank.
-        kernels: that have adapters; () is all.
-    """
-    scale = alpha / rank
+def with_lora(recipe: Recipe, config: LoraConfig) -> Recipe:
+    """The recipe, of low-rank adapters of the reasoner instead, and what it has beside its backbone."""
 
     def init(key, policy, params):
         own = recipe.init(jax.random.fold_in(key, 1), policy, params) if recipe.init else {}
-        return own | {parts.ADAPTER: lora.adapter(key, params, rank, kernels)}
+        return own | {parts.ADAPTER: lora.adapter(key, params, config.rank, config.kernels)}
 
     def loss(policy, params, batch, key):
-        return recipe.loss(policy, lora.without_adapter(params, scale), batch, key)
+        return recipe.loss(policy, lora.without_adapter(params, config.scale), batch, key)
 
     def finish(params):
-        return recipe.finish(lora.without_adapter(params, scale))
+        return recipe.finish(lora.without_adapter(params, config.scale))
 
     return dataclasses.replace(recipe, init=init, alone=True, loss=loss, finish=finish)

@@ -15,7 +15,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from slpo_jax.config.bounds import setting
 from slpo_jax.data.batches import EncodedProblems
 from slpo_jax.data.speed import speed_of
 from slpo_jax.data.templates import Ids
@@ -23,7 +22,7 @@ from slpo_jax.errors import UserError
 from slpo_jax.models.parts import Params
 from slpo_jax.models.step_projector import StepProjector
 from slpo_jax.policy.policy import Policy
-from slpo_jax.training.recipes.colar import ChunkBatch, Compression, chunk_loss, chunked, pooled
+from slpo_jax.training.recipes.colar import ChunkBatch, Compression, chunked, pooled
 from slpo_jax.training.recipes.recipe import ImitateSettings, Recipe, RecipeSettings
 
 PROJECTOR = "step_projector"
@@ -31,16 +30,10 @@ PROJECTOR = "step_projector"
 
 @dataclasses.dataclass(frozen=True)
 class StepPerLatent(RecipeSettings):
-    """The section `config.imitate.regular`.
-
-    Attributes:
-        latent_weight: of the head's loss, beside the cross-entropy's 1.
-    """
+    """Nothing to set."""
 
     uses_c_thought = False
     metrics = Compression.metrics
-
-    latent_weight: float = setting(1.0, least=0)
 
     def __call__(self, settings: ImitateSettings, default: Recipe | None = None) -> Recipe:
         """CoT-SFT for `cot_steps`, if any, then steps as latents for `final_steps`."""
@@ -48,11 +41,7 @@ class StepPerLatent(RecipeSettings):
         def cut(problems: EncodedProblems, index: int, speed: int) -> list[Ids]:
             return problems.steps[index]
 
-        def loss(policy: Policy, params, batch: ChunkBatch, key):
-            vectors = _words if batch.predicted is None else _codes
-            return chunk_loss(policy, params, batch, key, vectors, "mse", self.latent_weight)
-
-        recipe = chunked(settings, "regular", cut, lambda draw: 1, 1, loss)
+        recipe = chunked(settings, "regular", cut, 1, _codes)
 
         def phases(problems: EncodedProblems, max_latents: int):
             plan = recipe.phases(problems, max_latents)
@@ -68,13 +57,11 @@ def _init(key: jax.Array, policy: Policy, params: Params) -> Params:
     return {PROJECTOR: StepProjector(width).init(key, jnp.zeros((1, width)))["params"]}
 
 
-def _words(policy: Policy, params: Any, batch: ChunkBatch) -> jax.Array:
-    return pooled(policy, params, batch, "sqrt_mean")
-
-
 def _codes(policy: Policy, params: Any, batch: ChunkBatch) -> jax.Array:
     """The slots' inputs [B, S, D]: embeddings, and of the thought the projector's, times the latents' unit."""
-    words_BSD, reasoner = _words(policy, params, batch), policy.reasoner
+    words_BSD, reasoner = pooled(policy, params, batch), policy.reasoner
+    if batch.predicted is None:
+        return words_BSD
     codes_ND = jax.lax.stop_gradient(words_BSD.reshape(-1, reasoner.width))
     latents_ND: Any = StepProjector(reasoner.width).apply({"params": params[PROJECTOR]}, codes_ND)
     latents_BSD = (reasoner.unit * latents_ND).astype(words_BSD.dtype).reshape(words_BSD.shape)

@@ -10,7 +10,7 @@ the steps are ours, whole, where that looks for spans between "<<" and ">>".
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -49,15 +49,14 @@ class _Thoughts:
 
     Attributes:
         latents: in one thought.
-        mean: of the loss, see `SimCot`.
         codis: steps are said as the recipe writes them, and the decoder has dropout, where imitation has; the last
-            latent's hidden state makes one more thought, that is not fed, and a thought beyond the steps says nothing.
-            Else, as COCONUT's, they are said as they are, with line breaks between those that one thought says, and a
-            thought beyond them says the answer.
+            latent's hidden state makes one more thought, that is not fed, and a thought beyond the steps says nothing;
+            the loss is the mean over each thought's tokens, then over thoughts. Else, as COCONUT's, they are said as
+            they are, with line breaks between those that one thought says, and a thought beyond them says the answer;
+            the loss is a text's sum over its tokens, and the mean of that over rows and thoughts.
     """
 
     latents: int
-    mean: str
     codis: bool
 
     @property
@@ -77,13 +76,10 @@ class SimCot(RecipeSettings):
 
     Attributes:
         weight: of the explanations, beside the loss of the reasoner's own recipe.
-        mean: "rows": of the sums over a text's tokens, over rows and thoughts (published on COCONUT); "tokens": of each
-            thought's tokens, then over thoughts (on CODI); "" is what was published.
         keep: the decoder stays in the stage's checkpoint, and in later ones as it is, to show thoughts in words.
     """
 
     weight: float = setting(1.0, least=0)
-    mean: Literal["", "rows", "tokens"] = ""
     keep: bool = False
 
     metrics: ClassVar = {"explained": "SIM-CoT's loss of the steps that its latents are to explain."}
@@ -94,7 +90,7 @@ class SimCot(RecipeSettings):
         Raises:
             UserError: it has no latents, or none of known number.
         """
-        thoughts = _thoughts(settings, default, self.mean)
+        thoughts = _thoughts(settings, default)
 
         def needs(problems: EncodedProblems, phase: Phase) -> list[Needs]:
             """The recipe's own; thoughts, and slots of the text of one."""
@@ -116,7 +112,7 @@ class SimCot(RecipeSettings):
             texts = _texts(thoughts, draw.problems, draw.phase, draw.indices)
             said = [texts(place, int(latents)) for place, latents in enumerate(student.latents)]
             total, pad_id = float(student.suffix.weights.sum()), draw.problems.template.pad_id
-            return ExplainedBatch(own, _padded(said, count, text, thoughts.mean, total, pad_id))
+            return ExplainedBatch(own, _padded(said, count, text, thoughts.codis, total, pad_id))
 
         def loss(policy: Policy, params, batch: ExplainedBatch, key):
             own, metrics, thought = default.loss(policy, params, batch.own, key)
@@ -134,7 +130,7 @@ class SimCot(RecipeSettings):
         return dataclasses.replace(recipe, finish=kept, keeps=(DECODER,)) if self.keep else recipe
 
 
-def _thoughts(settings: ImitateSettings, default: Recipe, mean: str) -> _Thoughts:
+def _thoughts(settings: ImitateSettings, default: Recipe) -> _Thoughts:
     if not settings.c_thought:
         raise UserError("config.imitate.c_thought: 0, but simcot explains latents; give e.g. 2, or another recipe")
     if default.name not in ("curriculum", "distil"):
@@ -143,13 +139,13 @@ def _thoughts(settings: ImitateSettings, default: Recipe, mean: str) -> _Thought
             "neither; use another"
         )
     if default.name == "curriculum":
-        return _Thoughts(settings.c_thought, mean or "rows", codis=False)
+        return _Thoughts(settings.c_thought, codis=False)
     if settings.final_latents != "published":
         raise UserError(
             "config.imitate.final_latents: simcot on CODI explains the last hidden state too, where all rows have it: "
             "set it to published"
         )
-    return _Thoughts(1, mean or "tokens", codis=True)
+    return _Thoughts(1, codis=True)
 
 
 def _texts(
@@ -175,7 +171,7 @@ def _texts(
     return said
 
 
-def _padded(rows: list[list[Ids]], thoughts: int, slots: int, mean: str, total: float, pad_id: int) -> SuffixBatch:
+def _padded(rows: list[list[Ids]], thoughts: int, slots: int, codis: bool, total: float, pad_id: int) -> SuffixBatch:
     """[B, S, L] of B rows of at most S texts.
 
     Args:
@@ -183,12 +179,12 @@ def _padded(rows: list[list[Ids]], thoughts: int, slots: int, mean: str, total: 
     """
     flat = [[pad_id, *text] for row in rows for text in row + [[]] * (thoughts - len(row))]
     texts = SuffixBatch(*(array.reshape(len(rows), thoughts, -1) for array in pad_suffixes(flat, slots, pad_id)))
-    if mean == "rows":
-        thoughts_B = np.maximum(1, [len(row) for row in rows])
-        weights = texts.weights * total / (len(rows) * thoughts_B[:, None, None])
-    else:
+    if codis:
         tokens_S = texts.weights.sum(axis=(0, 2))
         weights = texts.weights * total / np.maximum(1, tokens_S * (tokens_S > 0).sum())[None, :, None]
+    else:
+        thoughts_B = np.maximum(1, [len(row) for row in rows])
+        weights = texts.weights * total / (len(rows) * thoughts_B[:, None, None])
     return texts._replace(weights=weights.astype(np.float32))
 
 
