@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from slpo_jax.evaluation.evaluate import Completions, accuracy
-from slpo_jax.evaluation.rollout_cache import RolloutCache
+from slpo_jax.evaluation.completions import Completions, accuracy
+from slpo_jax.evaluation.records import RolloutCache
 from slpo_jax.io.progress import begin
 from slpo_jax.policy.policy import Stopping
 from slpo_jax.run.experiment import Experiment

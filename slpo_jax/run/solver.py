@@ -21,7 +21,7 @@ from slpo_jax.config.sections import changed
 from slpo_jax.data.batches import pad_prompts, padded_chunks
 from slpo_jax.data.templates import token_texts
 from slpo_jax.errors import UserError
-from slpo_jax.evaluation.evaluate import in_words
+from slpo_jax.evaluation.completions import in_words
 from slpo_jax.models.parts import LATENT_POLICY
 from slpo_jax.policy import noise
 from slpo_jax.policy.explain import Reads, reads_of

@@ -6,7 +6,7 @@ from typing import Any
 from absl import logging
 
 from slpo_jax.errors import UserError
-from slpo_jax.evaluation.records import read_metrics
+from slpo_jax.evaluation.curves import read_metrics
 from slpo_jax.io import hosts
 from slpo_jax.io.files import write_text
 from slpo_jax.io.mesh import shard_rows

@@ -17,7 +17,7 @@ from slpo_jax.cli import view
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation import report, rows
 from slpo_jax.evaluation.page import render
-from slpo_jax.evaluation.page.problems import browsed
+from slpo_jax.evaluation.page.render import browsed
 from slpo_jax.io import artifact
 from slpo_jax.io.files import digest
 from slpo_jax.io.workdir import Workdir

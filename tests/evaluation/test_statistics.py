@@ -12,7 +12,8 @@ from scipy import stats
 
 from slpo_jax.evaluation import comparisons, markdown, statistics
 from slpo_jax.evaluation.records import EvalRecords
-from slpo_jax.evaluation.selection import weighted_vote
+from slpo_jax.evaluation.statistics import best_of, weighted_vote
+from slpo_jax.policy.subsets import solved_share
 
 
 def make_records(correct, latent_steps, problem_steps, sample_correct, sample_answers=None, sample_latent_steps=None):
@@ -31,6 +32,9 @@ def make_records(correct, latent_steps, problem_steps, sample_correct, sample_an
         problem_steps=np.array(problem_steps, float),
         answer_tokens=np.arange(n),
         cut=np.arange(n) % 2 == 1,
+        questions=("q",) * n,
+        sample_scores={},
+        searched_correct=np.zeros((0, 0), bool),
         seeds=np.arange(sample_correct.shape[0]),
         sample_correct=sample_correct,
         sample_latent_steps=np.array(sample_latent_steps),
@@ -72,21 +76,12 @@ def test_shares_of_none_and_all_have_wilson_s_interval_and_no_error_of_0(right, 
     assert markdown.percent(mixed, "acc") == "25.0 ± 21.7"
 
 
-@pytest.mark.parametrize("k", [0, 3])
-def test_k_beyond_the_samples_is_refused(k):
-    correct = np.ones((1, 2, 2), bool)
-    with pytest.raises(ValueError, match="k="):
-        weighted_vote(correct.astype(object), correct, k)
-    with pytest.raises(ValueError, match="k="):
-        statistics.pass_at_k_unbiased(np.array([1]), 2, k)
-
-
 @pytest.mark.parametrize("n", [1, 2, 5, 7])
 def test_unbiased_pass_at_k_is_the_share_of_subsets(n):
     for c, k in itertools.product(range(n + 1), range(1, n + 1)):
         subsets = list(itertools.combinations(range(n), k))
         share = sum(any(member < c for member in subset) for subset in subsets) / len(subsets)
-        assert statistics.pass_at_k_unbiased(np.array([c]), n, k)[0] == pytest.approx(share, abs=1e-12)
+        assert solved_share(n, np.array([c]), k)[0] == pytest.approx(share, abs=1e-12)
 
 
 @pytest.mark.parametrize(("seeds", "per_seed"), [(1, 6), (2, 3), (4, 1)])
@@ -105,7 +100,7 @@ def test_all_at_k_is_the_share_of_subsets_that_are_all_right(seeds, per_seed):
 def test_unbiased_pass_at_k_large_n_against_exact_binomials():
     n, k, c = 5000, 300, np.array([0, 1, 17, 4700, 4701, 5000])
     exact = [1 - math.comb(n - int(x), k) / math.comb(n, k) for x in c]
-    np.testing.assert_allclose(statistics.pass_at_k_unbiased(c, n, k), exact, atol=1e-12)
+    np.testing.assert_allclose(solved_share(n, c, k), exact, atol=1e-12)
 
 
 def test_majority_vote_by_hand():
@@ -205,11 +200,6 @@ def test_streams_share_runs_but_not_problems():
     assert abs(corr(by_problem)) < 0.1
 
 
-def test_difficulty_is_the_share_of_failing_samples():
-    records = make_records([1, 1], [1, 2], [1, 2], [[[1, 0], [1, 1]], [[0, 0], [1, 0]]])
-    assert statistics.difficulty(records).tolist() == [0.75, 0.25]
-
-
 def test_distinct_answers_by_hand():
     answers = [[["1", "1", "2"], [None, None, "1"]], [["3", "3", "3"], ["1", "2", "3"]]]
     records = make_records([1, 1], [1, 2], [1, 2], np.zeros((2, 2, 3)), answers)
@@ -304,3 +294,45 @@ def test_compare_rows_averages_over_sets_and_runs():
     partial["slpo"]["z"] = partial["slpo"]["x"]
     entries, _ = comparisons.compare_rows([partial], rows, n_boot=100)
     assert {e["set"] for e in entries} == {"x", "y"}
+
+
+SHAPE, K = (3, 40, 5), (1, 2, 4, 5)
+RNG = np.random.default_rng(0)
+# Answer 0 is right, None is none; about a third of the problems have no right sample.
+ANSWERS = RNG.choice(np.array(["0", "1", "2", None]), SHAPE, p=[0.2, 0.4, 0.3, 0.1])
+CORRECT = ANSWERS == "0"
+SCORES = RNG.random(SHAPE)
+
+
+@pytest.mark.parametrize("k", K)
+def test_scored_by_correctness_both_are_pass_at_k(k):
+    solved = CORRECT[:, :, :k].any(axis=2)
+    assert 0.1 < solved.mean() < 0.9
+    np.testing.assert_array_equal(best_of(CORRECT, CORRECT.astype(float), k), solved)
+    np.testing.assert_array_equal(weighted_vote(ANSWERS, CORRECT, k, CORRECT.astype(float)), solved)
+
+
+@pytest.mark.parametrize("k", K)
+def test_a_constant_is_pass_at_1_in_expectation_and_the_majority(k):
+    """Over all orders of the samples."""
+    orders = list(itertools.permutations(range(SHAPE[2])))
+    best = np.mean([best_of(CORRECT[..., order], np.full(SHAPE, 0.3), k) for order in orders], axis=0)
+    np.testing.assert_allclose(best, CORRECT.mean(axis=2), atol=1e-12)
+    np.testing.assert_array_equal(
+        weighted_vote(ANSWERS, CORRECT, k, np.full(SHAPE, 0.3)), weighted_vote(ANSWERS, CORRECT, k)
+    )
+
+
+def test_one_sample_is_that_sample():
+    np.testing.assert_array_equal(best_of(CORRECT, SCORES, 1), CORRECT[..., 0])
+    np.testing.assert_array_equal(weighted_vote(ANSWERS, CORRECT, 1, SCORES), CORRECT[..., 0])
+
+
+@pytest.mark.parametrize("k", K)
+def test_both_are_a_slow_loop_s(k):
+    best, vote = best_of(CORRECT, SCORES, k), weighted_vote(ANSWERS, CORRECT, k, SCORES)
+    for s, i in np.ndindex(SHAPE[:2]):
+        answers, scores = ANSWERS[s, i, :k].tolist(), SCORES[s, i, :k].tolist()
+        assert best[s, i] == (answers[scores.index(max(scores))] == "0")
+        sums = {a: math.fsum(x for b, x in zip(answers, scores, strict=True) if b == a) for a in {*answers} - {None}}
+        assert vote[s, i] == bool(sums and max(sums, key=sums.get) == "0")
