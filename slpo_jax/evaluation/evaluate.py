@@ -20,9 +20,8 @@ from slpo_jax.io.mesh import EVERYWHERE, ROWS, over_rows, shard_rows
 from slpo_jax.io.progress import Progress
 from slpo_jax.policy import noise
 from slpo_jax.policy.beam import beam_search
-from slpo_jax.policy.explain import Reads, explain, reads_of
+from slpo_jax.policy.explain import Reads, explain, probe, reads_of
 from slpo_jax.policy.policy import Policy, Stopping
-from slpo_jax.policy.probe import probe
 from slpo_jax.policy.prompted import Prompts
 from slpo_jax.policy.rollout import Trajectories, sample
 from slpo_jax.policy.scorers import SCORERS

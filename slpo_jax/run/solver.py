@@ -24,10 +24,9 @@ from slpo_jax.errors import UserError
 from slpo_jax.evaluation.completions import in_words
 from slpo_jax.models.parts import LATENT_POLICY
 from slpo_jax.policy import noise
-from slpo_jax.policy.explain import Reads, reads_of
+from slpo_jax.policy.explain import Reads, probe, reads_of
 from slpo_jax.policy.explain import explain as explained
 from slpo_jax.policy.policy import Policy, Stopping
-from slpo_jax.policy.probe import probe
 from slpo_jax.policy.prompted import Prompts
 from slpo_jax.policy.rollout import Trajectories, sample
 from slpo_jax.rewards.answers import AnswerStyle, in_one_form

@@ -19,7 +19,7 @@ from slpo_jax.errors import UserError
 from slpo_jax.io import hosts
 from slpo_jax.io.workdir import Workdir
 from slpo_jax.models.parts import LATENT_POLICY
-from slpo_jax.policy.latent_policies import LatentPolicy, Run, without_latents
+from slpo_jax.policy.latent_policies import LatentPolicy
 from slpo_jax.rewards.reward import Reward
 from slpo_jax.stages import EVALUATE, IMITATE, RL
 
@@ -27,10 +27,8 @@ from slpo_jax.stages import EVALUATE, IMITATE, RL
 def check_start(config: Config, checkpoint: Checkpoint, workdir: Workdir | None) -> None:
     """What an imported checkpoint lacks must be trained, or not be asked for; thoughts must be made of something."""
     architecture = checkpoint.architecture
-    name, prompt = config.latent_policy.name, config.prompt
-    run = Run(name, config.reasoner, architecture.name, architecture.has_latents, config.max_latents, prompt.closing,
-              prompt.stop, without_latents(), IN_WORDS)  # fmt: skip
-    config.latent_policy.selected.check(run)
+    prompt = config.prompt
+    config.latent_policy.selected.check(config, architecture)
     _check_recipe(config, architecture)
     default = PromptConfig(answers=prompt.answers if prompt.marked_style("after_mark") == prompt.answers else "auto")
     asked = [key for key, value in vars(default).items() if getattr(config.prompt, key) != value]

@@ -331,7 +331,7 @@ def test_dropout_multiplies_masks_in_at_its_sites(name):
     keys = jax.random.split(jax.random.key(5), (1, 7))
     dropout = Dropout(keys, jnp.asarray([[True, True, False, True, True, True, True]]), 0.3)
     trace = compiled(case.reasoner.trace)
-    hidden, _, levels = trace(case.params, case.embed(tokens), positions, valid, jnp.asarray([6]), dropout=dropout)
+    hidden, _, levels = trace(case.params, case.embed(tokens), positions, valid, at_B=jnp.asarray([6]), dropout=dropout)
     hooks = _multiply_noise(case, dropout)
     noisy = case.outputs(tokens, positions)
     for hook in hooks:
@@ -347,7 +347,7 @@ def test_trace_is_every_level_of_the_row_alone(case):
     prompts, positions, valid = _padded(case)
     at = np.array([4, 9, 8])
     arguments = case.embed(prompts.tokens), positions, valid
-    hidden, cache, levels = compiled(case.reasoner.trace)(case.params, *arguments, at)
+    hidden, cache, levels = compiled(case.reasoner.trace)(case.params, *arguments, at_B=at)
     assert levels.shape == (3, case.config.n_layer + 1, D)
     for row, length in enumerate(LENGTHS):
         steps = case.first + np.arange(length)[None]
@@ -367,8 +367,8 @@ def test_trace_behind_a_prefix_and_in_a_cache(case):
     cache, at = case.reasoner.empty_cache(2, 7), np.array([3, 1])
     positions = prompts.lengths[:, None] + np.arange(4)[None]
     trace = compiled(case.reasoner.trace)
-    arguments = case.params, case.embed(tails), positions, np.ones((2, 4), bool), at, prefix, cache, 2
-    _, own, levels = trace(*arguments)
+    arguments = case.params, case.embed(tails), positions, np.ones((2, 4), bool), prefix, cache, 2
+    _, own, levels = trace(*arguments, at_B=at)
     np.testing.assert_array_equal(own.valid, np.broadcast_to((np.arange(7) >= 2) & (np.arange(7) < 6), (2, 7)))
     for row, tokens in enumerate(rows):
         states = case.outputs(tokens[None], np.arange(len(tokens))[None]).hidden_states

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from scipy import special, stats
+from scipy import special
 from small_steps import GROUP
 from tiny import (
     PAD,
@@ -30,7 +30,6 @@ from slpo_jax.training.objectives import OBJECTIVES
 
 TopK = LATENT_POLICIES["gumbel_top_k"]
 SOFT_GRPO = {"top_k": 5, "least": 1, "most": 5, "shift": 0.0, "tau": 0.1, "likelihood": "clipped"}
-NOT_CUT = {"top_p": 1.0, "down": None, "up": None, "shift": 0.0, "likelihood": "exact"}
 
 
 def _drawer(**settings):
@@ -84,26 +83,6 @@ def test_scores_are_a_loop_s(settings, soft):
     clean = jax.device_get(_drawer(**settings)(logits))
     assert (clean["ids"][:, 0] == logits.argmax(axis=1)).all()
     assert (np.diff(clean["scores"], axis=1) <= 0).all()
-
-
-def test_without_cuts_the_likelihood_is_the_scores_joint_density():
-    """Of all three tokens: scipy's, whose sum over a grid is 1; and as often as that says, scores come."""
-    log_p = np.log([0.5, 0.3, 0.2])
-    latent_policy = TopK(least=3, most=3, **NOT_CUT)
-    axis = np.linspace(-5, 12, 120)
-    grid = np.stack(np.meshgrid(axis, axis, axis, indexing="ij"), axis=-1).reshape(-1, 3)
-    where = jnp.broadcast_to(jnp.asarray(log_p, jnp.float32), grid.shape)
-    found = np.asarray(latent_policy.log_prob(jnp.asarray(grid, jnp.float32), where))
-    np.testing.assert_allclose(found, stats.gumbel_r(loc=log_p).logpdf(grid).sum(axis=-1), rtol=1e-4, atol=1e-3)
-    assert np.exp(found.astype(np.float64)).sum() * (axis[1] - axis[0]) ** 3 == pytest.approx(1, abs=2e-3)
-    logits = np.broadcast_to(log_p.astype(np.float32), (4000, 3))
-    drawn = jax.device_get(_drawer(least=3, most=3, **NOT_CUT)(logits, keys_of(4000)))
-    for token in range(3):
-        of_token = drawn["scores"][drawn["ids"] == token]
-        assert stats.kstest(of_token, stats.gumbel_r(loc=log_p[token]).cdf).pvalue > 1e-3
-    # The token of the highest score is one that is drawn from p (Gumbel's trick).
-    counts = np.bincount(drawn["ids"][:, 0], minlength=3)
-    assert stats.chisquare(counts, 4000 * np.exp(log_p)).pvalue > 1e-3
 
 
 def _finite_differences(value, x):
