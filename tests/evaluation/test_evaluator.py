@@ -1,7 +1,6 @@
 """Evaluation's batches: every rollout once, little padding, and results that depend on neither."""
 
 import dataclasses
-import functools
 from types import SimpleNamespace
 
 import jax
@@ -12,15 +11,12 @@ from scipy import special
 from tiny import (
     END,
     EOS,
-    FAST,
     PAD,
     ROLLOUT,
     SlowReasoner,
     both_params,
-    keys_of,
     pad_left,
     policy_of,
-    random_prompts,
     run_rollout,
 )
 
@@ -31,7 +27,6 @@ from slpo_jax.evaluation.evaluate import Evaluator, classes, shard
 from slpo_jax.evaluation.records import RolloutCache
 from slpo_jax.io.mesh import device_mesh
 from slpo_jax.policy import noise
-from slpo_jax.policy.rollout import sample
 from slpo_jax.policy.scorers import SCORERS, Scorer
 
 LENGTHS = (7, 2, 9, 4, 3, 8, 2)
@@ -114,23 +109,6 @@ def test_the_noise_of_a_set_is_its_own(problems):
     key = jax.random.fold_in(noise.stream_key(jax.random.key(2), "evaluate", 0), 0xCBF43926)
     keys = noise.row_keys(key, jnp.repeat(jnp.arange(len(LENGTHS)), 3), jnp.tile(jnp.arange(3), len(LENGTHS)))
     assert draws("123456789") == jax.vmap(jax.random.bits)(keys).view(jnp.int32).tolist()
-
-
-@pytest.mark.slow
-def test_no_loop_waits_for_what_fills_a_batch_up():
-    """A filler never thinks nor speaks, and changes nothing for the others."""
-    prompts, keys, params = random_prompts(LENGTHS, 9), keys_of(len(LENGTHS)), both_params(bias=-9.0)
-    rule = jnp.array([1, 2, 1, 2, 1, 5, 5])
-    config = dataclasses.replace(ROLLOUT, stopping="length")
-    real = rule < 5
-    roll_out = jax.jit(functools.partial(sample, policy_of(config)), compiler_options=FAST)
-    whole = roll_out(params, prompts, keys, rule)
-    some = roll_out(params, prompts, keys, rule, real)
-    assert some.lengths.tolist() == [1, 2, 1, 2, 1, 0, 0]
-    assert (some.tokens[~real] == PAD).all()
-    assert not some.actions[:, 2:].any()
-    for ours, other in ((some.actions, whole.actions), (some.lengths, whole.lengths), (some.tokens, whole.tokens)):
-        np.testing.assert_allclose(ours[real], other[real], atol=1e-6)
 
 
 def test_few_problems_take_a_small_batch(problems):

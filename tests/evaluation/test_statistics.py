@@ -43,17 +43,6 @@ def make_records(correct, latent_steps, problem_steps, sample_correct, sample_an
     )
 
 
-def test_proportion_se_by_hand():
-    assert statistics.proportion_se(0.2, 100) == pytest.approx(0.04)
-    assert statistics.proportion_se(0.5, 4) == pytest.approx(0.25)
-
-
-def test_mean_se_by_hand():
-    # mean 2, squared deviations 1 + 0 + 1, s = 1
-    assert statistics.mean_se(np.array([1.0, 2.0, 3.0])) == pytest.approx(1 / math.sqrt(3))
-    assert statistics.mean_se(np.array([1.0])) is None
-
-
 @pytest.mark.parametrize(("rate", "n"), [(0.0, 10), (1.0, 10), (0.0, 1), (0.3, 50), (1.0, 1000)])
 def test_wilson_s_interval_is_scipy_s(rate, n):
     expected = stats.binomtest(round(rate * n), n).proportion_ci(0.95, method="wilson")
@@ -155,27 +144,12 @@ def test_bootstrap_against_the_exact_binomial_law():
     np.testing.assert_allclose(found, stats.binom(100, 0.3).ppf([0.025, 0.975]) / 100, atol=0.0101)
 
 
-def test_bootstrap_is_a_pure_function_of_its_seed():
-    a = np.random.default_rng(0).random((1, 30))
-    assert _interval(a, seed=3) == _interval(a, seed=3) != _interval(a, seed=4)
-
-
 def test_bootstrap_in_chunks_has_the_standard_error_of_the_mean():
     diff = np.random.default_rng(2).normal(size=(1, 4000, 2))  # 2e6 // 4000 = 500 draws a chunk: several chunks
     draws = comparisons.bootstrap_draws(diff, n_boot=1999)
     assert draws.shape == (1999, 2)
     np.testing.assert_allclose(draws.mean(axis=0), diff[0].mean(axis=0), atol=0.002)
     np.testing.assert_allclose(draws.std(axis=0), diff[0].std(axis=0) / math.sqrt(4000), rtol=0.06)
-
-
-def test_two_level_bootstrap_resamples_the_runs():
-    # two runs, each with one difference on all problems: a draw is 0, .5 or 1 with chance 1/4, 1/2, 1/4
-    diff = np.repeat([[0.0], [1.0]], 20, axis=1)
-    draws = comparisons.bootstrap_draws(diff[:, :, None], n_boot=8000)[:, 0]
-    values, counts = np.unique(np.round(draws, 9), return_counts=True)
-    assert values.tolist() == [0.0, 0.5, 1.0]
-    np.testing.assert_allclose(counts / 8000, [0.25, 0.5, 0.25], atol=0.02)
-    assert _interval(diff) == (0.0, 1.0)
 
 
 def test_two_level_bootstrap_variance_is_the_crossed_sum():
@@ -242,17 +216,6 @@ def test_summarise_without_samples_is_valid_json_and_leaves_their_keys_out():
     assert out["pearson_difficulty_r"] is None
 
 
-def test_summarise_majority_of_sixteen():
-    answers = np.full((1, 2, 16), "2", object)
-    answers[0, 0, :9] = "1"  # 9 of 16 right: wins; of the first 8 all are right
-    answers[0, 1, :4] = "1"  # 4 right, 12 wrong: loses; of the first 8 a tie that the right one, seen first, wins
-    records = make_records([1, 1], [1, 1], [1, 1], answers == "1", sample_answers=answers)
-    out = statistics.summarise(records)
-    assert out["maj@16"] == pytest.approx(0.5)
-    assert out["maj@8"] == pytest.approx(1.0)
-    assert "maj@2" not in out  # too few votes
-
-
 def test_compare_rows_takes_the_better_fixed_row_by_metric():
     def run(imitate, fixed, slpo):
         def records(c):
@@ -302,30 +265,6 @@ RNG = np.random.default_rng(0)
 ANSWERS = RNG.choice(np.array(["0", "1", "2", None]), SHAPE, p=[0.2, 0.4, 0.3, 0.1])
 CORRECT = ANSWERS == "0"
 SCORES = RNG.random(SHAPE)
-
-
-@pytest.mark.parametrize("k", K)
-def test_scored_by_correctness_both_are_pass_at_k(k):
-    solved = CORRECT[:, :, :k].any(axis=2)
-    assert 0.1 < solved.mean() < 0.9
-    np.testing.assert_array_equal(best_of(CORRECT, CORRECT.astype(float), k), solved)
-    np.testing.assert_array_equal(weighted_vote(ANSWERS, CORRECT, k, CORRECT.astype(float)), solved)
-
-
-@pytest.mark.parametrize("k", K)
-def test_a_constant_is_pass_at_1_in_expectation_and_the_majority(k):
-    """Over all orders of the samples."""
-    orders = list(itertools.permutations(range(SHAPE[2])))
-    best = np.mean([best_of(CORRECT[..., order], np.full(SHAPE, 0.3), k) for order in orders], axis=0)
-    np.testing.assert_allclose(best, CORRECT.mean(axis=2), atol=1e-12)
-    np.testing.assert_array_equal(
-        weighted_vote(ANSWERS, CORRECT, k, np.full(SHAPE, 0.3)), weighted_vote(ANSWERS, CORRECT, k)
-    )
-
-
-def test_one_sample_is_that_sample():
-    np.testing.assert_array_equal(best_of(CORRECT, SCORES, 1), CORRECT[..., 0])
-    np.testing.assert_array_equal(weighted_vote(ANSWERS, CORRECT, 1, SCORES), CORRECT[..., 0])
 
 
 @pytest.mark.parametrize("k", K)

@@ -127,19 +127,6 @@ def test_fresh_adapters_change_nothing_and_are_uniform(name):
     assert len(np.unique(seen)) == len(seen) == len(ours) / 2
 
 
-def test_peft_s_begin_as_wide(case):
-    *_, model, theirs = case
-    name = next(name for name in theirs if name.endswith("lora_A"))
-    module = model.get_submodule(f"base_model.model.{_prefix(model)}{name.removesuffix('.lora_A')}")
-    module.reset_lora_parameters("default", init_lora_weights=True)
-    theirs_a = module.lora_A["default"].weight
-    assert 0.7 * theirs_a.shape[1] ** -0.5 < float(theirs_a.detach().abs().max()) <= theirs_a.shape[1] ** -0.5
-
-
-def _prefix(model) -> str:
-    return "transformer." if hasattr(model.base_model.model, "transformer") else "model."
-
-
 def test_adapter_of_a_reasoner_has_its_projector_whole():
     reasoner = Codi(9).on(LLAMA)
     params = random_tree(reasoner)

@@ -26,7 +26,7 @@ from tiny import (
 
 from slpo_jax.checkpoints.architectures.colar import Colar
 from slpo_jax.policy.prompted import PromptedBatch
-from slpo_jax.policy.rollout import replay, sample
+from slpo_jax.policy.rollout import sample
 from slpo_jax.policy.score import score
 from slpo_jax.training.objectives import OBJECTIVES
 
@@ -192,18 +192,3 @@ def test_no_deviation_gives_the_thoughts_of_the_mean(params):
     assert scores.action_log_probs is None
     np.testing.assert_allclose(drawn.actions["of"], mean.actions["of"], atol=1e-6)
     np.testing.assert_allclose(plain.actions, mean.actions["of"], atol=1e-6)
-
-
-@pytest.mark.slow
-def test_a_replay_is_the_rollout(params, rolled):
-    """Its latents are a function of keys and parameters, the standard deviation's among them."""
-    out, policy = rolled[0], _policy()
-
-    def latents(params):
-        return jnp.sum(jnp.where(jnp.arange(T)[None, :, None] < out.lengths[:, None, None],
-                                 replay(policy, params, PROMPTS, out).actions["of"], 0.0), axis=(0, 2))  # fmt: skip
-
-    total = np.asarray(out.actions["of"]).sum(axis=(0, 2))
-    np.testing.assert_allclose(compiled(latents)(params), total, rtol=1e-3, atol=1e-2)
-    grads = compiled(jax.grad(lambda params: latents(params).sum()))(params)
-    assert np.abs(grads["reasoner"]["head"]["log_std"]["kernel"]).max() > 0
