@@ -166,15 +166,12 @@ def as_functions(module: LatentReasoner) -> Reasoner:
     def init(key):
         return module.init(key, jnp.zeros((1, 1), jnp.int32), method="initialise")["params"]
 
+    names = ("trace", "embed", "transition", "logits", "log_probs")
     return Reasoner(
         config=module.backbone.config,
         init=init,
         forward=method("__call__"),
-        trace=method("trace"),
-        embed=method("embed"),
-        transition=method("transition"),
-        logits=method("logits"),
-        log_probs=method("log_probs"),
+        **{name: method(name) for name in names},
         stacked=functools.partial(_stacked, module.backbone.config),
         cast=functools.partial(_cast, module.backbone.config),
         empty_cache=module.backbone.empty_cache,

@@ -91,7 +91,7 @@ def check_stages(experiment: Experiment) -> None:
     Raises:
         UserError: a setting of a stage or a data set can't be used, or the workdir holds the stage of another config.
     """
-    check_sizes(experiment.config, experiment.policy.latent_policy, experiment.reasoner.config.vocab_size)
+    check_sizes(experiment.config, experiment.policy.latent_policy)
     wrong = dict[str, None]()
     for stage in wanted(experiment.config):
         check_batch(experiment, stage.section)

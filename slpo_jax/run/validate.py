@@ -69,11 +69,9 @@ def _check_recipe(config: Config, architecture: Architecture) -> None:
         )
 
 
-def check_sizes(config: Config, latent_policy: LatentPolicy, vocabulary: int) -> None:
-    """There must be as many tokens as a thought mixes, and as many steps as it has at least."""
+def check_sizes(config: Config, latent_policy: LatentPolicy) -> None:
+    """There must be as many steps as a thought has at least."""
     name, most = f"config.latent_policy.{config.latent_policy.name}", config.max_latents
-    if most:
-        config.latent_policy.selected.check_vocabulary(name, vocabulary)
     if 0 < most < latent_policy.least:
         raise UserError(
             f"{name}.least: {latent_policy.least} steps before a thought may end are more than config.max_latents "

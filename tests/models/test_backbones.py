@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny import CONFIG, compiled, load_hf, random_prompts, real_tokens
-from tiny_llama import LLAMA, QWEN2, QWEN3, SCALED, load_hf_llama, random_tree
+from tiny import CONFIG, compiled, load_hf, random_prompts, random_tree, real_tokens
+from tiny_llama import LLAMA, QWEN2, QWEN3, SCALED, load_hf_llama
 
 from slpo_jax.checkpoints.architectures.coconut import Coconut
 from slpo_jax.models.dropout import Dropout, drop, site_number

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny import CONFIG, compiled
-from tiny_llama import LLAMA, random_tree
+from tiny import CONFIG, compiled, random_tree
+from tiny_llama import LLAMA
 
 from slpo_jax.checkpoints.architectures.coconut import Coconut
 from slpo_jax.checkpoints.architectures.codi import Codi

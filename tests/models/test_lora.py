@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import tiny
 from safetensors.numpy import load_file as load_tensors
-from tiny import compiled, load_hf
-from tiny_llama import LLAMA, QWEN3, load_hf_llama, random_tree
+from tiny import compiled, load_hf, random_tree
+from tiny_llama import LLAMA, QWEN3, load_hf_llama
 
 from slpo_jax.checkpoints.adapters import write_adapters
 from slpo_jax.checkpoints.architectures.coconut import Coconut

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from slow_policy import leave_one_out
-from tiny import ROLLOUT, compiled, keys_of, policy_of, random_gate, random_prompts
-from tiny_llama import LLAMA, random_tree
+from tiny import ROLLOUT, compiled, keys_of, policy_of, random_gate, random_prompts, random_tree
+from tiny_llama import LLAMA
 
 from slpo_jax.checkpoints.architectures.codi import Codi
 from slpo_jax.policy import noise

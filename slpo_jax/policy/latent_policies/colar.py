@@ -38,10 +38,6 @@ class Colar(LatentPolicySettings):
     end_id: int | None = setting(None, least=0, in_config=False)
 
     @property
-    def stop_token(self) -> str:
-        return self.end_text
-
-    @property
     def ended_by(self) -> tuple[str, int]:
         return self.stop_token, self.least
 

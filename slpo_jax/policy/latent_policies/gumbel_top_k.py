@@ -40,7 +40,6 @@ class GumbelTopK(LatentPolicySettings):
 
     has_likelihood = True
     halts_at_closing = True
-    counts_tokens = ("top_k", "least", "most")
 
     top_k: int = setting(0, least=0, note="0 is all")
     top_p: float = setting(0.95, above=0, most=1)

@@ -136,16 +136,14 @@ class LatentPolicySettings(abc.ABC):
     """Whether it has `log_prob`, and so noise of its own."""
     halts_at_closing: ClassVar[bool] = False
     """Whether `config.prompt.closing`, if it is there, ends its thoughts: it has a field `halt_id`."""
-    counts_tokens: ClassVar[tuple[str, ...]] = ()
-    """Fields that are numbers of tokens to mix: a vocabulary has to have as many."""
 
     def __post_init__(self) -> None:
         check_fields(self)
 
     @property
     def stop_token(self) -> str:
-        """The text of one token that ends a thought; "" is none. With one there is a field `end_id`."""
-        return ""
+        """The text of one token that ends a thought, of a field `end_text`; "" is none. With one there is `end_id`."""
+        return getattr(self, "end_text", "")
 
     @property
     def ended_by(self) -> tuple[str, int]:
@@ -204,16 +202,6 @@ class LatentPolicySettings(abc.ABC):
                 f"config.latent_policy.name: {name} writes in its thought: give at least 1 to config.max_latents, and "
                 "leave out config.prompt.stop, which is looked for in the answer alone"
             )
-
-    def check_vocabulary(self, key: str, size: int) -> None:
-        """There must be as many tokens as a thought mixes.
-
-        Raises:
-            UserError: there are not.
-        """
-        for field in self.counts_tokens:
-            if (count := getattr(self, field)) > size:
-                raise UserError(f"{key}.{field}: {count} tokens are more than the {size} of the vocabulary; lower it")
 
     @abc.abstractmethod
     def __call__(self, reasoner: Reasoner, gate: Gate) -> LatentPolicy:

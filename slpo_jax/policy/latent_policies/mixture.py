@@ -33,7 +33,6 @@ class Kept(LatentPolicySettings):
     """
 
     halts_at_closing = True
-    counts_tokens = ("top_k", "most")
 
     temperature: float = setting(0.6, above=0)
     top_k: int = setting(30, least=0, note="0 keeps all")
@@ -50,10 +49,6 @@ class Kept(LatentPolicySettings):
         super().__post_init__()
         if self.cold_entropy and not self.end_text and self.end_id is None:
             raise FieldError(self, "cold_entropy", "a cold stop feeds end_text; give that token, or set it to 0")
-
-    @property
-    def stop_token(self) -> str:
-        return self.end_text
 
     def of(self, logits: jax.Array) -> tuple[jax.Array, jax.Array | None]:
         """Of logits [.., V] those that are kept, divided by the temperature, and their token ids, [.., M] each.
