@@ -42,7 +42,7 @@ from benchmarks.real_plan import (
 from slpo_jax.checkpoints.gguf import bundled_gguf
 from slpo_jax.config.validate import check
 from slpo_jax.errors import UserError
-from slpo_jax.evaluation.records import read_metrics
+from slpo_jax.evaluation.curves import read_metrics
 from slpo_jax.evaluation.report import write_report
 from slpo_jax.io.backend import set_up_jax
 from slpo_jax.io.files import digest, read_json, write_text

@@ -14,8 +14,8 @@ from jobs import Job
 from runs import Table
 
 from slpo_jax.evaluation.comparisons import bootstrap_draws, interval
-from slpo_jax.evaluation.curves import training_curves
-from slpo_jax.evaluation.records import EvalRecords, read_evals, read_metrics
+from slpo_jax.evaluation.curves import read_metrics, training_curves
+from slpo_jax.evaluation.records import EvalRecords, read_evals
 from slpo_jax.evaluation.rows import read_rows
 from slpo_jax.evaluation.statistics import mean_se, problem_values
 from slpo_jax.io.workdir import Workdir

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import jax
 import numpy as np
-from tiny_llama import random_tree
+from tiny import random_tree
 
 from slpo_jax.config import default_config, read_config
 from slpo_jax.config.sections import values

@@ -7,13 +7,10 @@ map from a key to a mask, which other tests establish; where noise is on is said
 import dataclasses
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from scipy import special, stats
-from tiny import CONFIG, END, EOS, SlowReasoner, compiled, real_tokens
+from tiny import END, EOS, SlowReasoner, real_tokens, slow_factors
 
-from slpo_jax.models.dropout import Dropout, drop
-from slpo_jax.policy import noise
 from slpo_jax.policy.policy import RolloutConfig
 
 
@@ -49,43 +46,14 @@ def spoken(tokens) -> list[int]:
     return tokens[: tokens.index(EOS) + 1] if EOS in tokens else tokens
 
 
-def _masks(prompt_keys, keys, slots, config, width, layers):
-    parts = (
-        noise.prompt_dropout(prompt_keys, jnp.ones((len(keys), slots), bool), config.dropout_rate, "thought"),
-        noise.latent_dropout(
-            keys, jnp.arange(1, config.max_latents + 1), jnp.ones((len(keys), config.max_latents), bool),
-            config.dropout_rate, "all",
-        ),
-        noise.answer_dropout(keys, jnp.arange(config.answer_slots), config.dropout_rate, "all"),
-    )  # fmt: skip
-    position_keys = jnp.concatenate([part.keys_BL for part in parts], axis=1)
-    everywhere = Dropout(position_keys, jnp.ones(position_keys.shape, bool), config.dropout_rate)
-    ones = jnp.ones((*position_keys.shape, width))
-    return {site: drop(ones, everywhere, site) for site in range(3 * layers)}
-
-
-_all_masks = compiled(_masks, static=("slots", "config", "width", "layers"))
-
-
 def factors_of(rollouts: list[Rollout], prompt_keys, keys, config: RolloutConfig) -> list[dict[int, np.ndarray]]:
-    """What each site multiplies a row's positions with, [L, D] by site, where noise is on in a rollout ("thought").
+    """`slow_factors` of each row.
 
     Args:
         prompt_keys, keys: one a row each, of the prompts' noise and of the rest.
     """
-    if config.dropout_rate == 0.0:
-        return [{} for _ in rollouts]
-    assert config.dropout_where == "thought"
-    slots = max(len(rollout.prompt) for rollout in rollouts)
-    masks = _all_masks(prompt_keys, keys, slots=slots, config=config, width=CONFIG.n_embd, layers=CONFIG.n_layer)
-    masks = {site: np.asarray(mask, np.float64) for site, mask in masks.items()}
-    found = []
-    for row, rollout in enumerate(rollouts):
-        prompt, length = len(rollout.prompt), len(rollout.latents)
-        kept = np.r_[slots - prompt : slots, slots : slots + length, slots + config.max_latents : masks[0].shape[1]]
-        on = np.arange(len(kept)) < prompt + max(length - 1, 0)  # neither the last latent nor the answer
-        found.append({site: np.where(on[:, None], mask[row, kept], 1.0) for site, mask in masks.items()})
-    return found
+    each = zip(rollouts, prompt_keys, keys, strict=True)
+    return [slow_factors(own, key, len(row.prompt), len(row.latents), config) for row, own, key in each]
 
 
 def teacher_forced(reasoner: SlowReasoner, rollout: Rollout, latents, answer, factors) -> tuple[np.ndarray, float]:

@@ -10,7 +10,7 @@ import pytest
 from benchmarks.measure.programs import programs
 from slpo_jax.checkpoints.architectures import ARCHITECTURES
 from slpo_jax.config import default_config, read_config
-from slpo_jax.evaluation.definitions import scalars
+from slpo_jax.evaluation.curves import scalars
 from slpo_jax.models import xla_cpu
 from slpo_jax.policy.latent_policies import LATENT_POLICIES
 from slpo_jax.run.experiment import assemble

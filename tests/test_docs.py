@@ -26,7 +26,7 @@ from slpo_jax.cli.command import take_keys
 from slpo_jax.config import default_config, validate
 from slpo_jax.config.load_options import KEYS as LOAD_OPTIONS
 from slpo_jax.config.registry import read_registrations
-from slpo_jax.evaluation.definitions import scalars
+from slpo_jax.evaluation.curves import scalars
 from slpo_jax.evaluation.records import read_records
 from slpo_jax.evaluation.statistics import summarise
 from slpo_jax.io.workdir import Workdir

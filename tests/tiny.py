@@ -64,26 +64,33 @@ def last_axes(function, *args) -> set[int]:
     return set(map(int, re.findall(r"f32\[[\d,]*?(\d+)\]", str(jax.make_jaxpr(function)(*args)))))
 
 
-@functools.cache
-def random_params(seed: int = 3):
-    """Parameters of the reasoner in which everything matters: biases and norms too, and no near-zero kernel.
-
-    The default seed's rollouts have answers that end early and answers that don't.
-    """
+def random_tree(reasoner, seed: int = 0, embeddings: float = 0.6):
+    """Parameters of any reasoner in which everything matters: norms and biases too, and no logits near zero."""
     rng = np.random.default_rng(seed)
 
     def draw(path, leaf):
         name, values = path[-1].key, rng.normal(size=leaf.shape)
         if name == "kernel":
             values *= 1.4 / np.sqrt(leaf.shape[0])
-        elif name == "wte":
-            values *= 0.4
-            values[EOS] = 1.02 * values[42]  # a likely token, so that some answers end early
+        elif name in ("wte", "embed_tokens", "lm_head"):
+            values *= embeddings
         else:
             values = (name == "scale") + 0.1 * values
         return jnp.asarray(values, jnp.float32)
 
-    return jax.tree_util.tree_map_with_path(draw, jax.eval_shape(REASONER.init, jax.random.key(0)))
+    return jax.tree_util.tree_map_with_path(draw, jax.eval_shape(reasoner.init, jax.random.key(0)))
+
+
+@functools.cache
+def random_params(seed: int = 3):
+    """Parameters of the reasoner in which everything matters: biases and norms too, and no near-zero kernel.
+
+    The default seed's rollouts have answers that end early and answers that don't.
+    """
+    params = random_tree(REASONER, seed, 0.4)
+    table = params["backbone"]["wte"]
+    params["backbone"]["wte"] = table.at[EOS].set(1.02 * table[42])  # a likely token, so that some answers end early
+    return params
 
 
 @functools.cache
@@ -219,11 +226,13 @@ def slow_factors(prompt_key, key, prompt: int, length: int, config: RolloutConfi
         return {}
     assert max(prompt, length, slots) <= MOST
     on = {
-        "thought": [1] * prompt + [1] * (length - 1) + [0] + [0] * slots,
-        "latents": [0] * prompt + [1] * (length - 1) + [0] + [0] * slots,
-        "rollout": [0] * prompt + [1] * (length - 1) + [0] + [0] * slots,
+        "thought": [1] * (prompt + length) + [0] * slots,
+        "latents": [0] * prompt + [1] * length + [0] * slots,
+        "rollout": [0] * prompt + [1] * length + [0] * slots,
         "all": [1] * (prompt + length + slots),
     }[where]
+    if length and where != "all":
+        on[prompt + length - 1] = 0  # of the last latent
     latents = MOST + (np.zeros(length, int) if where == "rollout" else np.arange(length))
     kept = np.r_[MOST - prompt : MOST, latents, 2 * MOST : 2 * MOST + slots]
     factors = jax.tree.map(np.asarray, _every_factor(prompt_key, key, rate=rate))

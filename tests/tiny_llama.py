@@ -3,7 +3,6 @@
 import dataclasses
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -19,23 +18,6 @@ QWEN2, QWEN3 = Qwen2Config(**vars(LLAMA)), Qwen3Config(**vars(LLAMA))
 SCALED = dataclasses.replace(
     LLAMA, tied=False, rope_scaling=RopeScaling(factor=8.0, original_max_position_embeddings=32)
 )
-
-
-def random_tree(reasoner, seed: int = 0):
-    """Parameters of any reasoner in which everything matters: norms and biases too, and no logits near zero."""
-    rng = np.random.default_rng(seed)
-
-    def draw(path, leaf):
-        name, values = path[-1].key, rng.normal(size=leaf.shape)
-        if name == "kernel":
-            values *= 1.4 / np.sqrt(leaf.shape[0])
-        elif name in ("wte", "embed_tokens", "lm_head"):
-            values *= 0.6
-        else:
-            values = (name == "scale") + 0.1 * values
-        return jnp.asarray(values, jnp.float32)
-
-    return jax.tree_util.tree_map_with_path(draw, jax.eval_shape(reasoner.init, jax.random.key(0)))
 
 
 def hf_llama_config(config: LlamaConfig):

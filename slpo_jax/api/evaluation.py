@@ -98,9 +98,8 @@ class Evaluation:
         except ImportError as error:
             raise UserError("plot: matplotlib is not installed; pip install 'slpo_jax[plot]'") from error
 
-        every = {f"{place}": each for place, each in enumerate((self, *others))}
-        rows = {name: Row(name, label) for name, label in zip(every, _labels([*every.values()]), strict=True)}
-        figure = pass_at_k_figure({name: {_SET: each.arrays} for name, each in every.items()}, rows)
+        every = (self, *others)
+        figure = pass_at_k_figure({label: each.arrays for label, each in zip(_labels(every), every, strict=True)})
         if figure is None:
             raise UserError("plot: there are no samples; evaluate with samples=16, for one")
         return figure

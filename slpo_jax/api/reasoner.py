@@ -21,7 +21,7 @@ from slpo_jax.config.sections import changed
 from slpo_jax.data.batches import EncodedProblems
 from slpo_jax.data.problem import Problem
 from slpo_jax.errors import UserError
-from slpo_jax.evaluation.evaluate import Completions, record_rows
+from slpo_jax.evaluation.completions import Completions, record_rows
 from slpo_jax.io.backend import set_up_jax
 from slpo_jax.io.files import check_free
 from slpo_jax.models.parts import GATE, REASONER

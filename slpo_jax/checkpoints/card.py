@@ -98,7 +98,7 @@ def _figures(stage: StageFolder) -> str:
         raise UserError(f"{path}: is no report of this program; delete it and run the evaluate stage again") from None
     if not found:
         return "This checkpoint was not evaluated in its run."
-    keys = [key for key, _ in shown_columns({found[0]: sets})]
+    keys = shown_columns({found[0]: sets})
     rows = [f"| data set | n | {' | '.join(keys)} |", f"| --- | ---: |{' ---: |' * len(keys)}"]
     for name, row in sets.items():
         rows.append(f"| {name} | {row['n']} | {' | '.join(_cell(row, key) for key in keys)} |")

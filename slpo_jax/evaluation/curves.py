@@ -1,12 +1,54 @@
-"""The curves of a report: Pass@k, stop times, and what training logged."""
+"""The curves of a report: Pass@k, stop times, and what training logged, with its meaning."""
 
+import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from slpo_jax.evaluation.records import EvalRecords, Evals
-from slpo_jax.evaluation.statistics import mean_se, most_k, pass_at_k_unbiased
+from slpo_jax.evaluation.statistics import mean_se, most_k
+from slpo_jax.policy.subsets import solved_share
+
+SHARED = {
+    "loss": "The stage's or the objective's own loss.",
+    "grad_norm": "Norm of the gradient before it is clipped.",
+    "learning_rate": "The optimizer's.",
+    "seconds": "Of a step by the clock, without compilation and validation.",
+    "skipped_steps": "Steps so far whose loss or gradient was not finite: they change nothing.",
+    "valid_accuracy": "Share of the validation split's problems that the greedy rollout gets right.",
+    "accuracy": "Share of texts all of whose tokens are the likeliest ones.",
+    "valid_share": "Share of thoughts that are right at one candidate length at least.",
+    "right_share": "Share of candidate lengths with a right answer.",
+    "expected_length": "Mean number of latents under the gate's distribution.",
+    "reward": "Mean reward of the rollouts.",
+    "solved": "Share of prompts with a rollout that counts as right: its reward is 1 or more.",
+    "mixed": "Share of prompts whose rewards differ, which alone have a gradient.",
+    "latent_steps": "Mean number of latents of the training rollouts.",
+    "answer_tokens": "Mean number of tokens that the training rollouts write.",
+    "cut": "Share of training rollouts without an end within the budget of answer tokens.",
+    "tokens_per_second": "Latents and answer tokens that are rolled out in a second of training.",
+    "groups_drawn": "Prompts that were rolled out for a step (`config.rl.dynamic_batches`).",
+    "groups_kept": "Of those, prompts with right and wrong rollouts, which the step learned from.",
+    "answer_log_likelihood": "Of the answers.",
+    "stop_log_likelihood": "Of the stops, under the gate.",
+    "answer_entropy": "Nats a token: minus the answers' log-likelihood by their tokens.",
+    "latent_log_likelihood": "Of the thoughts: SLPO's under its surrogate.",
+    "chosen_share": "LatentRM's share of right completions of the thoughts that it likes best.",
+    "thought_share": "The same share of all thoughts of its problems.",
+}
+"""What all methods log while training, by name."""
+
+
+def scalars() -> dict[str, str]:
+    """What training logs, by name: what all methods share, and what they say of their own."""
+    from slpo_jax.training.objectives import OBJECTIVES  # with jax, for which a report without them need not wait
+    from slpo_jax.training.recipes import RECIPES
+
+    methods: tuple[Any, ...] = (*OBJECTIVES.values(), *RECIPES.values())
+    return SHARED | {name: about for method in methods for name, about in method.metrics.items()}
+
 
 Curves = dict[str, dict[str, dict[str, Any]]]
 """row -> set -> lists by name."""
@@ -23,7 +65,7 @@ def pass_curve(records: EvalRecords) -> dict[str, list[Any]]:
         return {}
     right = records.sample_correct.sum(axis=(0, 2))
     ks = range(1, most_k(records) + 1)
-    curves = [pass_at_k_unbiased(right, seeds * per_seed, k) for k in ks]
+    curves = [solved_share(seeds * per_seed, right, k) for k in ks]
     return {"k": [*ks], "value": [float(c.mean()) for c in curves], "se": [mean_se(c) for c in curves]}
 
 
@@ -81,3 +123,25 @@ def training_curves(metrics: Sequence[Mapping[str, Any]]) -> dict[str, dict[str,
             taken = np.diff(steps, prepend=2 * steps[0] - steps[min(1, len(steps) - 1)]) * of_a_step
             stage["elapsed"] = [steps, np.cumsum(taken).round(3).tolist()]
     return {stage: scalars for stage, scalars in found.items() if scalars}
+
+
+def read_metrics(path: str | Path) -> tuple[list[dict[str, Any]], list[str]]:
+    """Reads `metrics.jsonl`, in order of step, and notes on what is wrong with it.
+
+    Several rows of one (stage, step) are one, in which the last value of a scalar counts. A line torn by an
+    interruption is left out and noted.
+    """
+    path = Path(path)
+    rows: dict[tuple[str, int], dict[str, Any]] = {}
+    torn = 0
+    for line in path.read_text("utf-8", "replace").split("\n") if path.exists() else ():
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+            rows.setdefault((str(row["stage"]), int(row["step"])), {}).update(row)
+        except (ValueError, TypeError, KeyError):
+            torn += 1
+    what = "left out of the figures" if rows else "and no other, so the report has nothing of the training"
+    notes = [f"{path.name}: {torn} unreadable line(s) {what}."] if torn else []
+    return sorted(rows.values(), key=lambda row: row["step"]), notes

@@ -11,46 +11,116 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from slpo_jax.data.batches import EncodedProblems
+from slpo_jax.data.batches import EncodedProblems, end_to_end, pad_prompts
 from slpo_jax.errors import UserError, in_a_line
-from slpo_jax.evaluation.rollout_cache import Batch, RolloutCache
-from slpo_jax.evaluation.schedule import RolloutBatch, rollout_batches
+from slpo_jax.evaluation.completions import Completions
+from slpo_jax.evaluation.records import PLACES, RolloutCache
 from slpo_jax.io import hosts
 from slpo_jax.io.mesh import EVERYWHERE, ROWS, over_rows, shard_rows
 from slpo_jax.io.progress import Progress
 from slpo_jax.policy import noise
 from slpo_jax.policy.beam import beam_search
-from slpo_jax.policy.explain import Reads, explain, reads_of
+from slpo_jax.policy.explain import Reads, explain, probe, reads_of
 from slpo_jax.policy.policy import Policy, Stopping
-from slpo_jax.policy.probe import probe
 from slpo_jax.policy.prompted import Prompts
 from slpo_jax.policy.rollout import Trajectories, sample
 from slpo_jax.policy.scorers import SCORERS
-from slpo_jax.rewards.answers import in_one_form
-from slpo_jax.rewards.reward import Reading, Reward
 
 
-@dataclasses.dataclass(frozen=True)
-class Completions:
-    """Rollouts of a problem set, in its order.
+@dataclasses.dataclass
+class RolloutBatch:
+    """Rollouts of one call: prompts of B rows, and for N rollouts, N/B of each prompt in a row, which they are.
 
     Attributes:
-        values: arrays [N, ..] of what is known of a rollout, by name: tokens, int32 [N, A], or [N, T + A] where
-            thoughts are written down, see `Trajectories.completions`; latent_steps, int32 [N]; and if asked for,
-            latents, float32 [N, T, D], and float32 [N] under each scorer's name; and of what is probed, `probe`'s
-            stop, [N, T], nearest_probability and nearest_token, [N, T, K], and where thoughts can be said in words,
-            those (`policy.explain`).
+        index_N, sample_N: int32, problem and number of the sample.
+        real_N: bool, False for what fills the batch up.
     """
 
-    values: dict[str, np.ndarray]
+    prompts: Prompts
+    index_N: np.ndarray
+    sample_N: np.ndarray
+    real_N: np.ndarray
 
-    @property
-    def tokens(self) -> np.ndarray:
-        return self.values["tokens"]
 
-    @property
-    def latent_steps(self) -> np.ndarray:
-        return self.values["latent_steps"]
+def rollout_batches(
+    problems: EncodedProblems, count: int, samples: int, batch_size: int, devices: int, slots: Sequence[int]
+) -> Iterator[RolloutBatch]:
+    """The rollouts of the first `count` problems, `samples` of each.
+
+    Problems whose prompts fit the same bucket make up a class; a class is sharded so that every device has about as
+    many tokens in every batch, and prompts that are padded a lot are encoded end to end.
+
+    Args:
+        batch_size: rollouts at a time, over all devices.
+        slots: buckets of prompts, ascending.
+    Raises:
+        UserError: a prompt is longer than the largest bucket.
+    """
+    lengths = np.array([len(prompt) for prompt in problems.prompts[:count]])
+    rows, each = batch_shape(count, samples, batch_size, devices)
+    # A problem's samples may be several items, of `each` rollouts.
+    index_I = np.repeat(np.argsort(lengths, kind="stable"), samples // each)
+    offset_I = np.tile(np.arange(0, samples, each), count)
+    for items in classes(lengths[index_I], slots, rows * devices):
+        longest = lengths[index_I[items[-1]]]
+        width = min((size for size in slots if size >= longest), default=max(slots))
+        shards, real_SR = shard(items, rows, devices)
+        index_SR = index_I[shards]
+        kept_SR = np.where(real_SR, lengths[index_SR], 1)  # of what fills a batch up, one token
+        capacity = end_to_end(int(kept_SR.sum(axis=1).max()), rows, width)
+        for first in range(0, len(shards), devices):
+            batch = slice(first, first + devices)
+            index_B, kept_B, real_B = (x[batch].reshape(-1) for x in (index_SR, kept_SR, real_SR))
+            prompts = [problems.prompts[i][-kept:] for i, kept in zip(index_B, kept_B, strict=True)]
+            tokens, valid = pad_prompts(prompts, (width,), index_B, problems.template.pad_id)
+            sample_BE = offset_I[shards[batch]].reshape(-1, 1) + np.arange(each)
+            yield RolloutBatch(
+                Prompts(tokens, valid, capacity),
+                np.repeat(index_B, each).astype(np.int32),
+                sample_BE.reshape(-1).astype(np.int32),
+                np.repeat(real_B, each),
+            )
+
+
+def batch_shape(count: int, samples: int, batch_size: int, devices: int) -> tuple[int, int]:
+    """(prompts on a device, rollouts of each) of a batch.
+
+    Batches are halved while a quarter would do, so that few problems cost little and few shapes compile.
+    """
+    each = max(n for n in range(1, samples + 1) if samples % n == 0 and (n == 1 or n * devices <= batch_size))
+    rows = max(batch_size // (each * devices), 1)
+    while rows > 1 and rows * devices >= 4 * count * (samples // each):
+        rows //= 2
+    return rows, each
+
+
+def classes(lengths_I: np.ndarray, slots: Sequence[int], together: int) -> list[np.ndarray]:
+    """Items whose prompts fit the same bucket, as many as make whole batches; the others go with the next bucket's.
+
+    Args:
+        lengths_I: ascending.
+        slots: ascending.
+        together: items of a batch.
+    Returns:
+        int arrays, the indices of each class's items; only the last may have a part of a batch.
+    """
+    ends = np.searchsorted(lengths_I, slots, side="right")
+    # What is left over in the longest prompts' own bucket stays with them.
+    cuts = [end // together * together for end in ends if end < len(lengths_I)]
+    return [part for part in np.split(np.arange(len(lengths_I)), cuts) if len(part)]
+
+
+def shard(items: np.ndarray, rows: int, devices: int) -> tuple[np.ndarray, np.ndarray]:
+    """Items of ascending length in shards of `rows`, as many as whole batches take, of about equal lengths.
+
+    Returns:
+        int [shards, rows], and bool, whether it is not there only to fill up.
+    """
+    count = -(-len(items) // (rows * devices)) * devices
+    shard_S, row_R = np.arange(count)[:, None], np.arange(rows)
+    # To and fro: who gets the longest of one round gets the shortest of the next.
+    items_SR = count * row_R + np.where(row_R % 2, count - 1 - shard_S, shard_S)
+    return items[np.minimum(items_SR, len(items) - 1)], items_SR < len(items)
 
 
 class Evaluator:
@@ -76,10 +146,8 @@ class Evaluator:
         scorers: Sequence[str] = (),
         search: tuple[int, int] = (0, 1),
     ):
-        self.scorers, self.search = tuple(scorers), search
-        self.policy, self.mesh = policy, mesh
-        self.batch_size = -(-batch_size // mesh.size) * mesh.size
-        self.prompt_slots, self.key = tuple(sorted(prompt_slots)), key
+        self.policy, self.mesh, self.key, self.search, self.scorers = policy, mesh, key, search, scorers
+        self.batch_size, self.prompt_slots = -(-batch_size // mesh.size) * mesh.size, tuple(sorted(prompt_slots))
         self.program = functools.cache(self._program)
 
     def _program(
@@ -159,10 +227,19 @@ class Evaluator:
         program = self.program(seed is not None, stopping, keep_latents, probed, reads, searched, thinks)
         key = noise.stream_key(self.key, "evaluate", seed or 0)
         key = jax.random.fold_in(key, zlib.crc32(name.encode())) if name else key
-        results = cache.batches() if cache else []
-        known = np.isin(np.arange(count * samples), [row for batch in results for row in batch.rows])
+        total, results = count * samples, cache.batches() if cache else []
+        known = np.isin(np.arange(total), [row for batch in results for row in batch[PLACES]])
         hosts.barrier("evaluation")  # all have read what there is before the first adds to it
-        progress, pending = Progress(label, count * samples, unit="rollout", keep=False), None
+        progress, pending = Progress(label, total, unit="rollout", keep=False), None
+
+        def finish(number: int, rows_N: np.ndarray, real_N: np.ndarray, out: Any) -> None:
+            batch = {PLACES: rows_N[real_N]} | {name: hosts.whole(values)[real_N] for name, values in out.items()}
+            if cache:
+                cache.add(number, batch)
+            results.append(batch)
+            known[batch[PLACES]] = True
+            progress.update(int(known.sum()))
+
         for number, batch in enumerate(self.batches(problems, count, samples)):
             rows_N = batch.index_N.astype(np.int64) * samples + batch.sample_N
             if hosts.decided(bool(known[rows_N[batch.real_N]].all())):
@@ -170,32 +247,18 @@ class Evaluator:
             rows = shard_rows((batch.prompts, batch.index_N, batch.sample_N, batch.real_N), self.mesh)
             out = program(params, *rows, key, shard_rows(rules[batch.index_N], self.mesh))
             if pending is not None:  # wait for the batch before, so that one is always under way
-                results.append(_finished(*pending, cache))
-                known[results[-1].rows] = True
-                progress.update(int(known.sum()))
+                finish(*pending)
             pending = number, rows_N, batch.real_N, out
         if pending is not None:
-            results.append(_finished(*pending, cache))
+            finish(*pending)
         progress.close()
-        return _in_order(results, count * samples)
-
-
-def _finished(number: int, rows_N: np.ndarray, real_N: np.ndarray, out: Any, cache: RolloutCache | None) -> Batch:
-    """A batch's rollouts on the host, without what filled it up."""
-    batch = Batch(rows_N[real_N], {name: hosts.whole(values)[real_N] for name, values in out.items()})
-    if cache:
-        cache.add(number, batch)
-    return batch
-
-
-def _in_order(results: list[Batch], rows: int) -> Completions:
-    def merged(parts: list[Any]) -> np.ndarray:
-        whole = np.zeros((rows, *parts[0].shape[1:]), parts[0].dtype)
-        for batch, part in zip(results, parts, strict=True):
-            whole[batch.rows] = part
-        return whole
-
-    return Completions({name: merged([batch.values[name] for batch in results]) for name in results[0].values})
+        whole = {}
+        for name, part in results[0].items():
+            whole[name] = np.zeros((total, *part.shape[1:]), part.dtype)
+            for done in results:
+                whole[name][done[PLACES]] = done[name]
+        del whole[PLACES]
+        return Completions(whole)
 
 
 def _scored(name: str, policy: Policy, params: Any, prompts: Prompts, out: Trajectories) -> jax.Array:
@@ -206,132 +269,8 @@ def _scored(name: str, policy: Policy, params: Any, prompts: Prompts, out: Traje
     """
     try:
         score_N = jnp.asarray(SCORERS[name].score(policy, params, prompts, out), jnp.float32)
+        return score_N.reshape(out.lengths.shape)
     except Exception as error:  # it may be the user's code, and can raise anything
-        raise UserError(f"config.evaluate.scorers: {name}: {in_a_line(error)}; mend it") from error
-    if score_N.shape != out.lengths.shape:
         raise UserError(
-            f"config.evaluate.scorers: {name} gives the shape {score_N.shape} and not {out.lengths.shape}; return a "
-            "number of each rollout"
-        )
-    return score_N
-
-
-def _scores(values: dict[str, Any]) -> dict[str, dict[str, float]]:
-    """What a sample's record says of its scores.
-
-    Raises:
-        UserError: one is no finite number of 0 or more.
-    """
-    found = {name: np.asarray(score, np.float64) for name, score in values.items() if name in SCORERS}
-    for name, score in found.items():
-        if not (np.isfinite(score) and score >= 0):
-            raise UserError(f"config.evaluate.scorers: {name} gives {score}; return a finite number of 0 or more each")
-    return {"scores": {name: float(score) for name, score in found.items()}} if found else {}
-
-
-def _weighted(completions: Completions, samples: int) -> Completions:
-    """With e to the scores that are logarithms, as shares of the largest one of a problem's."""
-    values = dict(completions.values)
-    for name in values.keys() & SCORERS.keys():
-        if SCORERS[name].log:
-            score_PM = values[name].astype(np.float64).reshape(-1, samples)
-            values[name] = np.exp(score_PM - score_PM.max(axis=1, keepdims=True)).reshape(-1)
-    return Completions(values)
-
-
-def accuracy(reward: Reward, problems: EncodedProblems, completions: Completions) -> float:
-    """Share of problems (one completion each, from the first on) whose completion is right."""
-    asked = problems.problems[: len(completions.tokens)]
-    return float(np.mean(reward.right([reward.read(tokens) for tokens in completions.tokens], asked)))
-
-
-def record_rows(
-    reward: Reward,
-    problems: EncodedProblems,
-    greedy: Completions,
-    sampled: dict[int, Completions],
-    samples: int,
-    searched: dict[int, Completions] | None = None,
-) -> Iterator[dict[str, Any]]:
-    """The JSON lines of `eval/ROW/SET.jsonl`, one a problem.
-
-    A sample whose answer is another's in other words, such as 1/2 for 0.5, has the first of these as its `vote`.
-
-    Args:
-        greedy: the deterministic rollouts.
-        sampled: by dropout seed, `samples` rollouts a problem.
-        searched: by dropout seed, one of each problem.
-    """
-    sampled = {seed: _weighted(completions, samples) for seed, completions in sampled.items()}
-    for index, (tokens, steps) in enumerate(zip(greedy.tokens, greedy.latent_steps, strict=True)):
-        problem, first = problems.problems[index], reward.read(tokens)
-        drawn: list[tuple[int, Reading, dict[str, Any]]] = [
-            (seed, reward.read(completions.tokens[row]), {name: of[row] for name, of in completions.values.items()})
-            for seed, completions in sampled.items()
-            for row in range(index * samples, (index + 1) * samples)
-        ]
-        found = [(seed, reward.read(completions.tokens[index])) for seed, completions in (searched or {}).items()]
-        readings = [first, *(reading for _, reading, _ in drawn), *(reading for _, reading in found)]
-        correct, *right = reward.right(readings, [problem] * len(readings))
-        votes = in_one_form([reading.answer for _, reading, _ in drawn], reward.style, [problem.answer])
-        chosen = [
-            {"seed": seed, "answer": reading.answer, "correct": hit}
-            for (seed, reading), hit in zip(found, right[len(drawn) :], strict=True)
-        ]
-        yield {
-            "index": index,
-            "question": problem.question,
-            "reference": problem.answer,
-            "completion": first.text,
-            "completion_tokens": first.ids,
-            "answer": first.answer,
-            "latent_steps": int(steps),
-            "cut": first.cut,
-            "correct": correct,
-            "problem_steps": len(problem.steps) or None,
-            "samples": [
-                {
-                    "seed": seed,
-                    "completion": reading.text,
-                    "answer": reading.answer,
-                    "latent_steps": int(values["latent_steps"]),
-                    "cut": reading.cut,
-                    "correct": hit,
-                    **({} if vote == reading.answer else {"vote": vote}),
-                    **_scores(values),
-                }
-                for (seed, reading, values), vote, hit in zip(drawn, votes, right[: len(drawn)], strict=True)
-            ],
-        } | ({"searched": chosen} if chosen else {})
-
-
-def in_words(reward: Reward, words_SL: np.ndarray, step: int, reads: Reads) -> str | None:
-    """What the thought says that ends with the latent of this step, counted from 0; None where none does."""
-    thought, rest = divmod(step + 1, reads[0])
-    if rest:
-        return None
-    reading = reward.read(words_SL[thought - 1])
-    return reading.text.strip() + (" ..." if reading.cut else "")
-
-
-def thought_rows(
-    reward: Reward, texts: Sequence[str], seen: Completions, gated: bool, reads: Reads | None = None
-) -> Iterator[dict[str, Any]]:
-    """What `SET.thoughts.json` says of rollouts that were probed, one a problem.
-
-    Args:
-        texts: of each token.
-        seen: the deterministic rollouts of a set's first problems, probed.
-        gated: whether a trained gate chooses the number of latents; otherwise its probabilities mean nothing.
-        reads: how thoughts were said in words, if they were.
-    """
-    values = seen.values
-    for index, steps in enumerate(seen.latent_steps):
-        latents = []
-        for t in range(steps):
-            nearest = zip(values["nearest_token"][index, t], values["nearest_probability"][index, t], strict=True)
-            stop = round(float(values["stop"][index, t]), 4) if gated else None
-            words = {"words": in_words(reward, values["words"][index], t, reads)} if reads else {}
-            near = [[texts[token], round(float(p), 4)] for token, p in nearest]
-            latents.append({"stop": stop, "nearest": near, **words})
-        yield {"text": reward.read(seen.tokens[index]).text, "latents": latents}
+            f"config.evaluate.scorers: {name}: {in_a_line(error)}; mend it: it returns a number of each rollout"
+        ) from error

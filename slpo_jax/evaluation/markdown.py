@@ -1,11 +1,11 @@
 """The text of `report.md`, a pure function of what `report.json` holds."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from slpo_jax.evaluation.comparisons import AVERAGE
-from slpo_jax.evaluation.statistics import COUNTS
+from slpo_jax.evaluation.statistics import COUNTS, defined
 
 _ENDS = """\
 **Acc**: one greedy rollout. **P@k**: any of k rollouts with noise; in parentheses its error over the noise's seeds.
@@ -24,15 +24,13 @@ def render(report: Mapping[str, Any]) -> str:
         report: what `report.json` holds, see `report.write_report` and `report.compare_runs`.
     """
     runs = report.get("runs", ())
-    labels = {name: row["label"] for name, row in report["rows"].items()}
-    columns = [*shown_columns(report["eval"]), ("cut", "cut at the limit")]
     head = "One training run: another training seed may move its figures more than the errors say."
     if len(runs) > 1:
         head = f"Means over {len(runs)} training runs ({', '.join(runs)})."
     blocks = [
         "# Evaluation report",
         *report["verdict"],
-        *_tables(report["eval"], report[AVERAGE], columns, labels),
+        *_tables(report),
         " ".join([head, *(level["text"] for level in report["chance"].values())]),
         _ENDS.format(over="runs" if len(runs) > 1 else "problems"),
         *(["## Notes", "\n".join(f"- {note}" for note in report["notes"])] if report["notes"] else []),
@@ -49,66 +47,43 @@ def percent(figures: Mapping[str, Any], key: str) -> str:
     return f"{100 * figures[key]:.1f}" + ("" if error is None else f" ± {100 * error:.1f}")
 
 
-def shown_columns(eval_: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Metric and header of a table's columns: Acc, P@1, P@8, P@16 and up, the largest maj@k, #L."""
-    ks = _ks_of(eval_.values(), "pass@")
-    columns = [(f"pass@{k}", f"P@{k}") for k in ks if k in (1, 8) or k >= 16 or k == ks[-1]]
-    maj = [(f"maj@{k}", f"maj@{k}") for k in _ks_of(eval_.values(), "maj@")[-1:]]
-    search = (
-        [("searched", "beam search")] if any("searched" in x for sets in eval_.values() for x in sets.values()) else []
-    )
-    return [("acc", "Acc"), *columns, *maj, *_chosen_columns(eval_), *search, ("latent_steps", "#L")]
+def shown_columns(eval_: Mapping[str, Any]) -> list[str]:
+    """Metrics of a table's columns: Acc, P@1, P@8, P@16 and up, the largest maj@k, #L.
 
-
-def _chosen_columns(eval_: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Of every scorer the best of the most samples, and their votes."""
-    names = dict.fromkeys(name for sets in eval_.values() for figures in sets.values() for name in figures)
-    scorers = dict.fromkeys(match[1] for name in names if (match := re.fullmatch(r"best@\d+_(\w+?)(?<!_se)", name)))
-    return [
-        (f"{way}@{k}_{scorer}", f"{way}@{k} by {scorer}")
-        for scorer in scorers
-        for way in ("best", "vote")
-        for k in _ks_of(eval_.values(), f"{way}@", f"_{scorer}")[-1:]
-    ]
-
-
-def _ks_of(rows: Iterable[Mapping[str, Mapping[str, Any]]], prefix: str, suffix: str = "") -> list[int]:
-    """The k of a metric that some set of some row has, ascending.
-
-    Args:
-        rows: {set: figures} each.
-        prefix: of the metric's name, "pass@" or "maj@".
-        suffix: of its name after k.
+    Of every scorer the best of the most samples, and their votes.
     """
-    names = {name for sets in rows for figures in sets.values() for name, value in figures.items() if value is not None}
-    found = (re.fullmatch(rf"{prefix}(\d+){suffix}", name) for name in names)
-    return sorted(int(match[1]) for match in found if match)
+    figures = [found for sets in eval_.values() for found in sets.values()]
+    names = dict.fromkeys(name for found in figures for name, value in found.items() if value is not None)
+
+    def ks(metric: str, suffix: str = "") -> list[int]:
+        return sorted(int(match[1]) for name in names if (match := re.fullmatch(rf"{metric}@(\d+){suffix}", name)))
+
+    scorers = dict.fromkeys(match[1] for name in names if (match := re.fullmatch(r"best@\d+_(\w+)(?<!_se)", name)))
+    columns = ["acc", *(f"pass@{k}" for k in ks("pass") if k in (1, 8) or k >= 16 or k == ks("pass")[-1])]
+    columns += [f"maj@{k}" for k in ks("maj")[-1:]]
+    for scorer in scorers:
+        columns += [f"{way}@{k}_{scorer}" for way in ("best", "vote") for k in ks(way, f"_{scorer}")[-1:]]
+    return [*columns, *(["searched"] if "searched" in names else []), "latent_steps"]
 
 
-def _tables(
-    eval_: Mapping[str, Any], average: Mapping[str, Any], columns: list[tuple[str, str]], labels: Mapping[str, str]
-) -> list[str]:
+def _tables(report: Mapping[str, Any]) -> list[str]:
     """The mean of the sets, or each set where there is no mean."""
-    sets = dict.fromkeys(name for sets in eval_.values() for name in sets)
-    by_set = {name: {row: found[name] for row, found in eval_.items() if name in found} for name in sets}
+    columns, by_set = shown_columns(report["eval"]), dict[str, dict[str, Any]]()
+    for row, sets in report["eval"].items():
+        for name, figures in sets.items():
+            by_set.setdefault(name, {})[row] = figures
+    header = ["row", *((defined(key) or (key,))[0] for key in columns), "cut at the limit"]
     out = []
-    for name, rows in ({AVERAGE: average} if average else by_set).items():
-        lines = [[labels[row], *(cell(figures, key) for key, _ in columns)] for row, figures in rows.items()]
-        title = _title(name, [figures["n"] for figures in rows.values()])
-        out += [f"### {title}", _table(["row", *(header for _, header in columns)], lines)]
+    for name, rows in ({"mean of the sets": report[AVERAGE]} if report[AVERAGE] else by_set).items():
+        counts = [figures["n"] for figures in rows.values()]
+        n = " to ".join(f"{n:,}" for n in dict.fromkeys((min(counts), max(counts))))
+        lines = [
+            [report["rows"][row]["label"], *(cell(figures, key) for key in (*columns, "cut"))]
+            for row, figures in rows.items()
+        ]
+        table = [header, ["---"] + ["---:"] * (len(header) - 1), *lines]
+        out += [f"### {name} ({n} problems)", "\n".join("| " + " | ".join(line) + " |" for line in table)]
     return out
-
-
-def _title(name: str, counts: Iterable[int]) -> str:
-    """A set in words, with the number of problems of its rows."""
-    found = sorted(set(counts))
-    ends = " to ".join(f"{n:,}" for n in dict.fromkeys((found[0], found[-1])))
-    return f"{'mean of the sets' if name == AVERAGE else name} ({ends} problems)"
-
-
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [header, ["---"] + ["---:"] * (len(header) - 1), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def cell(figures: Mapping[str, Any], key: str) -> str:

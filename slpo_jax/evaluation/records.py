@@ -6,7 +6,8 @@ Arrays are named by axes S (dropout seeds), N (problems), M (samples a seed).
 
 import dataclasses
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import shutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import numpy as np
 
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.rows import Rows
-from slpo_jax.io import artifact
+from slpo_jax.io import artifact, hosts
 from slpo_jax.io.files import to_json, write_text
 from slpo_jax.io.workdir import Workdir
 
@@ -57,9 +58,9 @@ class EvalRecords:
     sample_latent_steps: np.ndarray
     sample_answers: np.ndarray
     sample_cut: np.ndarray
-    sample_scores: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
-    questions: tuple[str, ...] = ()
-    searched_correct: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros((0, 0), bool))
+    sample_scores: dict[str, np.ndarray]
+    searched_correct: np.ndarray
+    questions: tuple[str, ...]
 
     def same_problems(self, other: "EvalRecords") -> bool:
         """Whether both hold the same problems in the same order, so that they can be paired."""
@@ -69,6 +70,7 @@ class EvalRecords:
 
 Evals = dict[str, dict[str, EvalRecords]]
 """row -> data set -> records, as `read_evals` returns them."""
+Pair = tuple[str, str]  # of a row and a data set
 
 
 def write_records(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> None:
@@ -90,44 +92,39 @@ def read_records(path: str | Path) -> EvalRecords:
 
 
 def arrays_of(rows: Sequence[Mapping[str, Any]]) -> EvalRecords:
-    """The arrays of records, at least one, as `evaluate.record_rows` makes them: samples of one seed stand together.
+    """The arrays of records, at least one, as `completions.record_rows` makes them: samples of one seed stand together.
 
     All have the same seeds and the same number of samples a seed; none at all is fine: S = M = 0.
     """
-    seeds = list(dict.fromkeys(sample["seed"] for sample in rows[0]["samples"]))
-    scorers = rows[0]["samples"][0].get("scores", {}) if rows[0]["samples"] else {}
-
-    def samples(values: Iterable[Iterable[Any]], dtype: Any) -> np.ndarray:
-        out = np.array([list(each) for each in values], dtype=dtype)
-        return np.swapaxes(out.reshape(len(rows), len(seeds), -1 if seeds else 0), 0, 1)
-
-    def sampled(key: str, dtype: Any) -> np.ndarray:
-        return samples(([sample[key] for sample in row["samples"]] for row in rows), dtype)
+    first = rows[0]["samples"]
+    seeds = list(dict.fromkeys(sample["seed"] for sample in first))
 
     def column(key: str, dtype: Any) -> np.ndarray:
-        return np.array([row.get(key) for row in rows], dtype=dtype)
+        return np.array([row[key] for row in rows], dtype=dtype)
+
+    def sampled(value: Callable[[Mapping[str, Any]], Any], dtype: Any) -> np.ndarray:
+        out = np.array([[value(sample) for sample in row["samples"]] for row in rows], dtype=dtype)
+        return np.swapaxes(out.reshape(len(rows), len(seeds), -1 if seeds else 0), 0, 1)
+
+    def scores(name: str) -> np.ndarray:
+        return sampled(lambda sample: sample["scores"][name], np.float64)
 
     return EvalRecords(
         index=column("index", np.int64),
-        references=tuple(str(row["reference"]) for row in rows),
-        answers=tuple(row.get("answer") for row in rows),
+        references=tuple(row["reference"] for row in rows),
+        answers=tuple(row["answer"] for row in rows),
         correct=column("correct", bool),
         latent_steps=column("latent_steps", np.int64),
         problem_steps=column("problem_steps", np.float64),  # None becomes NaN
         answer_tokens=np.array([len(row["completion_tokens"]) for row in rows], np.int64),
         cut=column("cut", bool),
         seeds=np.array(seeds, dtype=np.int64),
-        sample_correct=sampled("correct", bool),
-        sample_latent_steps=sampled("latent_steps", np.int64),
-        sample_answers=samples(
-            ([each.get("vote") or each["answer"] for each in row["samples"]] for row in rows), object
-        ),
-        sample_cut=sampled("cut", bool),
-        sample_scores={
-            name: samples(([each["scores"][name] for each in row["samples"]] for row in rows), np.float64)
-            for name in scorers
-        },
-        questions=tuple(str(row.get("question", "")) for row in rows),
+        sample_correct=sampled(lambda sample: sample["correct"], bool),
+        sample_latent_steps=sampled(lambda sample: sample["latent_steps"], np.int64),
+        sample_answers=sampled(lambda sample: sample.get("vote") or sample["answer"], object),
+        sample_cut=sampled(lambda sample: sample["cut"], bool),
+        sample_scores={name: scores(name) for name in (first[0].get("scores", ()) if first else ())},
+        questions=tuple(row["question"] for row in rows),
         searched_correct=np.array([[each["correct"] for each in row.get("searched", ())] for row in rows], bool),
     )
 
@@ -145,66 +142,76 @@ def read_evals(workdir: str | Path, rows: Rows) -> tuple[Evals, list[str]]:
         other problems than the newest of their set.
 
     Raises:
-        UserError: there are no records, or a file is malformed.
+        UserError: there are no records.
     """
     folder = Workdir(Path(workdir))
     if not rows:
         raise UserError(f"{folder.eval}: no ROW/NAME.jsonl files; run the evaluate stage first")
-    sets: dict[str, list[str]] = {row: [] for row in rows}
-    left_out = _left_out(folder, rows)
+    left_out, whole, newest = dict[Pair, str](), dict[Pair, Mapping[str, Any]](), dict[str, tuple[float, str]]()
     for row, name in folder.evaluated():
-        if (row, name) not in left_out:
-            sets[row].append(name)
-    notes = [f"{row} on {name}: left out, {why}; evaluate it again." for (row, name), why in left_out.items()]
-    lacking = {
-        name: manifest.facts["left_out"] for row, names in sets.items() for name in names
-        if (manifest := artifact.read(folder.set_files(name, row).manifest))
-    }  # fmt: skip
-    notes += [
-        f"{name}: {count:,} problem(s) of its source are left out, as their answers can't be compared."
-        for name, count in sorted(lacking.items()) if count
-    ]  # fmt: skip
-    found = {row: {name: read_records(folder.set_files(name, row).records) for name in sets[row]} for row in rows}
-    return {row: records for row, records in found.items() if records}, notes
-
-
-def _left_out(folder: Workdir, rows: Rows) -> dict[tuple[str, str], str]:
-    """(row, set) -> why its records are not the row's."""
-    why, data = dict[tuple[str, str], str](), dict[str, list[tuple[float, str, str]]]()
-    for row, name in folder.evaluated():
-        files, facts = folder.set_files(name, row), rows[row]
+        files, of = folder.set_files(name, row), rows[row]
         manifest = artifact.read(files.manifest)
         if manifest is None:
-            why[row, name] = "its evaluation was not finished"
-        elif (manifest.facts["checkpoint"], manifest.facts["settings"]) != (facts.checkpoint, facts.evaluation):
-            why[row, name] = "it is of another checkpoint or setting"
+            left_out[row, name] = "its evaluation was not finished"
+        elif (manifest.facts["checkpoint"], manifest.facts["settings"]) != (of.checkpoint, of.evaluation):
+            left_out[row, name] = "it is of another checkpoint or setting"
         elif artifact.changed(files.folder, manifest.files):
-            why[row, name] = "its records were changed or are gone"
+            left_out[row, name] = "its records were changed or are gone"
         else:
-            data.setdefault(name, []).append((files.manifest.stat().st_mtime, row, manifest.facts["data"]))
-    for name, found in data.items():
-        newest = max(found)[2]
-        why |= {(row, name): "it is of other problems" for _, row, digest in found if digest != newest}
-    return why
+            whole[row, name] = manifest.facts
+            made = files.manifest.stat().st_mtime, manifest.facts["data"]
+            newest[name] = max(made, newest.get(name, made))
+    left_out |= {(row, name): "it is of other problems" for (row, name), facts in whole.items()
+                 if facts["data"] != newest[name][1]}  # fmt: skip
+    kept = {pair: facts for pair, facts in whole.items() if pair not in left_out}
+    notes = [f"{row} on {name}: left out, {why}; evaluate it again." for (row, name), why in left_out.items()]
+    notes += [
+        f"{name}: {count:,} problem(s) of its source are left out, as their answers can't be compared."
+        for name, count in sorted({name: facts["left_out"] for (_, name), facts in kept.items()}.items()) if count
+    ]  # fmt: skip
+    evals = {row: {name: read_records(folder.set_files(name, row).records) for of, name in kept if of == row}
+             for row in rows}  # fmt: skip
+    return {row: records for row, records in evals.items() if records}, notes
 
 
-def read_metrics(path: str | Path) -> tuple[list[dict[str, Any]], list[str]]:
-    """Reads `metrics.jsonl`, in order of step, and notes on what is wrong with it.
+PLACES = "rows"
+Batch = dict[str, np.ndarray]
+"""Finished rollouts: `Completions.values` of N, and under "rows", int [N], their places in the evaluation."""
 
-    Several rows of one (stage, step) are one, in which the last value of a scalar counts. A line torn by an
-    interruption is left out and noted.
+
+@dataclasses.dataclass(frozen=True)
+class RolloutCache:
+    """The finished batches of one pass over a problem set, `FOLDER/PASS.NUMBER.npz`: none is rolled out twice.
+
+    Attributes:
+        folder: of everything that the evaluation has not finished yet.
+        evaluation: digest of all that the rollouts depend on; batches of another one are not there.
+        name: of the pass: greedy, or a seed's.
     """
-    path = Path(path)
-    rows: dict[tuple[str, int], dict[str, Any]] = {}
-    torn = 0
-    for line in path.read_text("utf-8", "replace").split("\n") if path.exists() else ():
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-            rows.setdefault((str(row["stage"]), int(row["step"])), {}).update(row)
-        except (ValueError, TypeError, KeyError):
-            torn += 1
-    what = "left out of the figures" if rows else "and no other, so the report has nothing of the training"
-    notes = [f"{path.name}: {torn} unreadable line(s) {what}."] if torn else []
-    return sorted(rows.values(), key=lambda row: row["step"]), notes
+
+    folder: Path
+    evaluation: str
+    name: str = "rollouts"
+
+    def having(self, name: str) -> "RolloutCache":
+        """The same evaluation's other pass."""
+        return dataclasses.replace(self, name=name)
+
+    def batches(self) -> list[Batch]:
+        """What is there and whole."""
+        paths = sorted(self.folder.glob(f"{self.name}.*.npz"))
+        found = [artifact.read_arrays(path, [self.evaluation, self.name]) for path in paths]
+        return [arrays for arrays in found if arrays is not None]
+
+    def add(self, number: int, batch: Batch) -> None:
+        """Write a batch whole or not at all; of several processes the first does so.
+
+        Args:
+            number: of the batch; what had it before is replaced.
+        """
+        artifact.write_arrays(self.folder / f"{self.name}.{number}.npz", [self.evaluation, self.name], batch)
+
+    def clear(self) -> None:
+        """Forget all of the folder: its evaluation is written down elsewhere."""
+        if hosts.is_first():
+            shutil.rmtree(self.folder, ignore_errors=True)

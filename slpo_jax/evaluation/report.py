@@ -14,17 +14,14 @@ from typing import Any
 import numpy as np
 
 from slpo_jax.errors import FlagParser, UserError, silent_when_unread
-from slpo_jax.evaluation.chance import chance_levels
 from slpo_jax.evaluation.comparisons import AVERAGE, compare_rows
-from slpo_jax.evaluation.curves import pass_curves, stop_times, training_curves
+from slpo_jax.evaluation.curves import pass_curves, read_metrics, stop_times, training_curves
 from slpo_jax.evaluation.markdown import render
-from slpo_jax.evaluation.page.problems import Thoughts, thoughts_of
-from slpo_jax.evaluation.page.render import render_page
-from slpo_jax.evaluation.records import Evals, read_evals, read_metrics
-from slpo_jax.evaluation.rows import Rows, read_rows, sweeps_of
+from slpo_jax.evaluation.page.render import Thoughts, render_page, thoughts_of
+from slpo_jax.evaluation.records import Evals, read_evals
+from slpo_jax.evaluation.rows import Rows, differing_settings, read_rows, reported_settings, sweeps_of
 from slpo_jax.evaluation.statistics import mean_se, summarise
-from slpo_jax.evaluation.trained_settings import differing_settings, reported_settings
-from slpo_jax.evaluation.verdict import verdict
+from slpo_jax.evaluation.verdict import chance, verdict
 from slpo_jax.io.files import flatten, read_json, to_json, write_text
 from slpo_jax.io.workdir import Workdir
 
@@ -49,12 +46,8 @@ def write_report(workdir: str | Path) -> dict[str, Any]:
     for row in rows.values():
         taken.setdefault(row.source, []).append(row.name)
     notes += left_out + [f"Taken from {source}: {', '.join(names)}." for source, names in taken.items() if source]
-    report = _build([evals], [rows], notes)
-    report["thresholds"] = sweeps_of(rows)
-    report["training"] = training_curves(metrics)
-    report = {"verdict": verdict(report), **report}
-    _write(folder, report, evals, thoughts_of(folder.root, evals))
-    return report
+    more = {"thresholds": sweeps_of(rows), "training": training_curves(metrics)}
+    return _write(folder, [evals], [rows], notes, more, evals, thoughts_of(folder.root, evals))
 
 
 def compare_runs(workdirs: Sequence[str | Path], out: str | Path) -> dict[str, Any]:
@@ -71,35 +64,29 @@ def compare_runs(workdirs: Sequence[str | Path], out: str | Path) -> dict[str, A
         UserError: a folder without eval files, or named twice.
     """
     paths = [Path(workdir) for workdir in workdirs]
-    if len({path.resolve() for path in paths}) < len(paths):
-        raise UserError("compare: the same folder is given twice; name each run once")
-    if Path(out).resolve() in {path.resolve() for path in paths}:
-        raise UserError(f"{out}: --out is one of the runs, whose own report it would replace; name another folder")
-    if Path(out).exists() and not Path(out).is_dir():
-        raise UserError(f"--out: {out} is a file; name a folder")
-    every_row, runs, notes = [], [], []
-    for path in paths:
-        rows, evals, left_out = _read(Workdir(path))
-        every_row.append(rows)
-        runs.append(evals)
-        notes += [f"{path.name}: {note}" for note in left_out]
-    pairs = [{(row, name) for row, sets in run.items() for name in sets} for run in runs]
+    folders = [path.resolve() for path in (*paths, Path(out))]
+    if len(set(folders)) < len(folders) or folders[-1].is_file():
+        raise UserError(f"compare: --out ({out}) and the runs have to be different folders; name each of them once")
+    found = [_read(Workdir(path)) for path in paths]
+    notes = [f"{path.name}: {note}" for path, (*_, left_out) in zip(paths, found, strict=True) for note in left_out]
+    pairs = [{(row, name) for row, sets in evals.items() for name in sets} for _, evals, _ in found]
     common = set.intersection(*pairs)
     if not common:
         raise UserError("compare: no row and set that all runs have; evaluate the same sets in each")
-    runs = [
-        {row: {name: rec for name, rec in sets.items() if (row, name) in common} for row, sets in run.items()}
-        for run in runs
-    ]
-    runs = [{row: sets for row, sets in run.items() if sets} for run in runs]
     notes += [f"{row} on {name}: left out, not every run has it." for row, name in sorted(set.union(*pairs) - common)]
-    every_row = [{name: rows[name] for name in runs[0]} for rows in every_row]
-    report = _build(runs, every_row, notes + _settings_notes(every_row))
-    report["runs"] = [path.name or str(path) for path in paths]
-    report["thresholds"] = {path.name: sweeps_of(own) for path, own in zip(paths, every_row, strict=True)}
-    report = {"verdict": verdict(report), **report}
-    _write(Workdir(Path(out)), report, {}, {})
-    return report
+    runs: list[Evals] = [{} for _ in found]
+    for run, (_, evals, _) in zip(runs, found, strict=True):
+        for row, name in [(row, name) for row, sets in evals.items() for name in sets if (row, name) in common]:
+            run.setdefault(row, {})[name] = evals[row][name]
+    rows = [{name: own[name] for name in runs[0]} for own, *_ in found]
+    if differ := differing_settings(rows):
+        notes.append(f"The runs' settings differ in: {', '.join(differ)}.")
+    seeds = [seed for own in rows if (seed := [*own.values()][-1].settings.get("seed")) is not None]
+    if len(set(seeds)) < len(seeds):
+        notes.append("Some runs share config.seed: they are no independent training seeds.")
+    thresholds = {path.name: sweeps_of(own) for path, own in zip(paths, rows, strict=True)}
+    more = {"runs": [path.name or str(path) for path in paths], "thresholds": thresholds}
+    return _write(Workdir(Path(out)), runs, rows, notes, more)
 
 
 def _read(workdir: Workdir) -> tuple[Rows, Evals, list[str]]:
@@ -113,32 +100,50 @@ def _read(workdir: Workdir) -> tuple[Rows, Evals, list[str]]:
     ]
     evals, notes = read_evals(workdir.root, rows)
     notes += [f"{name}: left out, its checkpoint is gone; delete {workdir.eval / name}." for name in gone]
-    evals = {name: sets for name, sets in evals.items() if name not in gone}
+    order = {name: place for place, name in enumerate(_datasets(workdir))}
+    evals = {
+        row: dict(sorted(sets.items(), key=lambda each: order.get(each[0], len(order))))
+        for row, sets in evals.items() if row not in gone
+    }  # fmt: skip
     if not evals:
         raise UserError(f"{workdir.eval}: holds no whole evaluation ({notes[0]}); run the evaluate stage again")
-    return {name: rows[name] for name in evals}, _order_sets(evals, read_json(workdir.config, default={})), notes
+    return {name: rows[name] for name in evals}, evals, notes
 
 
-def _build(runs: Sequence[Evals], rows: Sequence[Rows], notes: list[str]) -> dict[str, Any]:
-    summaries = [
-        {row: {name: summarise(rec) for name, rec in sets.items()} for row, sets in run.items()} for run in runs
-    ]
-    eval_ = {
-        row: {name: _over_runs([summary[row][name] for summary in summaries]) for name in sets}
-        for row, sets in summaries[0].items()
-    }
+def _datasets(workdir: Workdir) -> Sequence[str]:
+    return flatten(read_json(workdir.config, default={})).get("evaluate.datasets") or ()
+
+
+def _write(
+    workdir: Workdir, runs: Sequence[Evals], rows: Sequence[Rows], notes: list[str], more: Mapping[str, Any],
+    evals: Evals | None = None, thoughts: Thoughts | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """Make the report of one or several runs, and write it; `evals` and `thoughts` are for the page."""
+    found = [{row: {name: summarise(rec) for name, rec in sets.items()} for row, sets in run.items()} for run in runs]
     differences, left_out = compare_rows(runs, rows[0])
-    return {
-        "eval": eval_,
-        AVERAGE: _averages(summaries),
-        "chance": chance_levels(runs[0]),
+    report: dict[str, Any] = {
+        "eval": {
+            row: {name: _over_runs([each[row][name] for each in found]) for name in sets}
+            for row, sets in found[0].items()
+        },
+        AVERAGE: _averages(found),
+        "chance": {name: chance(records, name) for sets in runs[0].values() for name, records in sets.items()},
         "differences": differences,
         "rows": {name: row.facts for name, row in rows[0].items()},
         "settings": reported_settings(rows),
         "notes": notes + left_out,
         "curves": pass_curves(runs),
         "stop_times": stop_times(runs),
+        **more,
     }
+    report = {"verdict": verdict(report), **report}
+    # Lists of numbers in a line each; a line's end stands in no string.
+    text = re.sub(r"\[\n[^\[\]{}\"]*\]", lambda match: " ".join(match[0].split()), to_json(report, indent=1))
+    write_text(workdir.report_json, text + "\n")
+    title = f"Evaluation report: {workdir.root.resolve().name}"
+    write_text(workdir.report_html, render_page(title, report, evals or {}, thoughts or {}))
+    write_text(workdir.report_md, render(report))
+    return report
 
 
 def _over_runs(summaries: list[dict[str, Any]]) -> dict[str, Any]:
@@ -147,70 +152,33 @@ def _over_runs(summaries: list[dict[str, Any]]) -> dict[str, Any]:
     if len(summaries) == 1:
         return first
     out: dict[str, Any] = {"n": first["n"], "runs": len(summaries)}
-    keys = [key for key in first if all(isinstance(s.get(key), float) for s in summaries)]
-    keys = [key for key in keys if not key.endswith(("_se", "_p"))]
-    per_run = {key: [s[key] for s in summaries] for key in keys}
+    keys = [key for key in first if all(isinstance(each.get(key), float) for each in summaries)]
+    per_run = {key: [each[key] for each in summaries] for key in keys if not key.endswith(("_se", "_p"))}
     for key, values in per_run.items():
         out |= {key: float(np.mean(values)), f"{key}_se": mean_se(np.array(values))}
-    same = {
-        key: of for key, of in first.get("intervals", {}).items() if all(s.get(key) == first[key] for s in summaries)
-    }
+    same = {key: of for key, of in first.get("intervals", {}).items() if set(per_run.get(key, ())) == {first[key]}}
     return out | ({"intervals": same} if same else {}) | {"per_run": per_run}
 
 
 def _averages(summaries: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Mean over the sets of each row that has them all: {row: {metric, metric_se}}, errors combined over sets."""
-    out = {}
     names = {name for sets in summaries[0].values() for name in sets}
-    for row, sets in summaries[0].items():
-        if len(names) < 2 or set(sets) != names:
-            continue
-        keys = [key for key in next(iter(sets.values())) if all(f"{key}_se" in s for s in sets.values())]
-        per_run = []
-        for parts in (list(summary[row].values()) for summary in summaries):
-            means = {key: float(np.mean([s[key] for s in parts])) for key in keys}
-            errors = {f"{key}_se": _se_of_mean([s[f"{key}_se"] for s in parts]) for key in keys}
-            per_run.append({"n": sum(s["n"] for s in parts)} | means | errors)
-            bounds = [s.get("intervals", {}) for s in parts]
-            certain = [key for key in keys if all(key in each for each in bounds) and means[key] in (0, 1)]
-            if certain:
-                per_run[-1]["intervals"] = {
-                    key: np.mean([each[key] for each in bounds], axis=0).tolist() for key in certain
-                }
-        out[row] = _over_runs(per_run)
-    return out
+    whole = [row for row, sets in summaries[0].items() if sets.keys() == names] if len(names) > 1 else []
+    return {row: _over_runs([_mean([*each[row].values()]) for each in summaries]) for row in whole}
 
 
-def _se_of_mean(errors: list[float | None]) -> float | None:
-    """Of the mean of independent figures; None where one of them has none, as of a set of one problem."""
-    known = [error for error in errors if error is not None]
-    return math.hypot(*known) / len(known) if len(known) == len(errors) else None
-
-
-def _order_sets(evals: Evals, config: Mapping[str, Any]) -> Evals:
-    wanted = flatten(config).get("evaluate.datasets") or ()
-    order = {name: place for place, name in enumerate(wanted)}
-    return {row: dict(sorted(s.items(), key=lambda kv: order.get(kv[0], len(order)))) for row, s in evals.items()}
-
-
-def _settings_notes(runs: Sequence[Rows]) -> list[str]:
-    differ = differing_settings(runs)
-    notes = [f"The runs' settings differ in: {', '.join(differ)}."] if differ else []
-    seeds = [list(rows.values())[-1].settings.get("seed") for rows in runs]
-    known = [seed for seed in seeds if seed is not None]
-    if len(set(known)) < len(known):
-        notes.append("Some runs share config.seed: they are no independent training seeds.")
-    return notes
-
-
-def _write(workdir: Workdir, report: Mapping[str, Any], evals: Evals, thoughts: Thoughts) -> None:
-    text = to_json(report, indent=1)
-    # Lists of numbers in a line each; a line's end stands in no string.
-    text = re.sub(r"\[\n[^\[\]{}\"]*\]", lambda match: " ".join(match[0].split()), text)
-    write_text(workdir.report_json, text + "\n")
-    name = workdir.root.resolve().name
-    write_text(workdir.report_html, render_page(f"Evaluation report: {name}", report, evals, thoughts))
-    write_text(workdir.report_md, render(report))
+def _mean(parts: list[dict[str, Any]]) -> dict[str, Any]:
+    """Of independent figures; an error is None where one of them has none, as of a set of one problem."""
+    keys = [key for key in parts[0] if all(f"{key}_se" in each for each in parts)]
+    means = {key: float(np.mean([each[key] for each in parts])) for key in keys}
+    errors = {f"{key}_se": [each[f"{key}_se"] for each in parts] for key in keys}
+    bounds = {
+        key: np.mean([each["intervals"][key] for each in parts], axis=0).tolist() for key in keys
+        if means[key] in (0, 1) and all(key in each.get("intervals", {}) for each in parts)
+    }  # fmt: skip
+    of_mean = {key: None if None in each else math.hypot(*each) / len(each) for key, each in errors.items()}
+    n = sum(each["n"] for each in parts)
+    return {"n": n} | means | of_mean | ({"intervals": bounds} if bounds else {})
 
 
 @silent_when_unread()

@@ -2,13 +2,13 @@
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from slpo_jax.errors import UserError
 from slpo_jax.io import artifact
-from slpo_jax.io.files import digest
+from slpo_jax.io.files import digest, flatten
 from slpo_jax.io.workdir import StageFolder, Workdir
 
 BEST_FIXED = "best_fixed"
@@ -155,3 +155,40 @@ def baselines_of(row: Row, rows: Rows) -> dict[str, tuple[str, ...]]:
     fixed = tuple(other.name for other in rows.values() if other.fixed and other.name != row.name)
     found = {name: fixed if name == BEST_FIXED else (name,) for name in row.baselines}
     return {name: members for name, members in found.items() if members and set(members) <= rows.keys()}
+
+
+def reported_settings(runs: Sequence[Rows]) -> dict[str, dict[str, Any]]:
+    """What the checkpoints of some runs' rows were trained with, as far as all runs agree.
+
+    Args:
+        runs: the rows of each run.
+
+    Returns:
+        {"": settings that all checkpoints share, STAGE: its own, in the rows' order}, each by key of the config.
+    """
+    by_stage: dict[str, list[Mapping[str, Any]]] = {}
+    for rows in runs:
+        for row in rows.values():
+            if row.shown:
+                by_stage.setdefault(row.stage or row.name, []).append(row.shown)
+    agreed = {stage: _agreed(found) for stage, found in by_stage.items()}
+    shared = _agreed([*agreed.values()])
+    own = {stage: {key: found[key] for key in found if key not in shared} for stage, found in agreed.items()}
+    return {"": shared} | own
+
+
+def differing_settings(runs: Sequence[Rows]) -> list[str]:
+    """Keys in which the checkpoints of a row differ between runs, other than the seed and what follows from it."""
+    keys: set[str] = set()
+    for name in {name for rows in runs for name in rows}:
+        found = [flatten(rows[name].settings) for rows in runs if name in rows]
+        keys |= {key for one in found for key in one}.difference(_agreed(found), {"seed", "start.digest"})
+    return sorted(keys)
+
+
+def _agreed(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The entries that are the same in all."""
+    if not found:
+        return {}
+    texts = [{key: json.dumps(value, sort_keys=True) for key, value in one.items()} for one in found]
+    return {key: value for key, value in found[0].items() if all(one.get(key) == texts[0][key] for one in texts)}

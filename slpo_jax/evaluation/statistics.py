@@ -11,12 +11,11 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from slpo_jax.evaluation.records import EvalRecords
-from slpo_jax.evaluation.selection import best_of, weighted_vote
 from slpo_jax.policy.subsets import solved_share
 
 FEWEST_VOTES = 4  # of a majority
@@ -30,14 +29,6 @@ def powers_of_two(most: int) -> list[int]:
 def pass_ks(samples: int) -> list[int]:
     """The k of Pass@k that samples allow: the powers of two, and their very number."""
     return sorted({*powers_of_two(samples), samples} - {0})
-
-
-class Correlation(NamedTuple):
-    """Pearson's r, its two-sided p, and the number of pairs; r and p None where they are undefined."""
-
-    r: float | None
-    p: float | None
-    n: int
 
 
 def most_k(records: EvalRecords) -> int:
@@ -63,49 +54,62 @@ def wilson(rate: float, n: int) -> tuple[float, float]:
     return max(0.0, (middle - half) / (1 + z2 / n)), min(1.0, (middle + half) / (1 + z2 / n))
 
 
-def pass_at_k_unbiased(n_correct: np.ndarray, n: int, k: int) -> np.ndarray:
-    """Unbiased Pass@k from n samples: the share of k-subsets that hold a right one (`policy.subsets.solved_share`).
+def best_of(sample_correct: np.ndarray, sample_scores: np.ndarray, k: int) -> np.ndarray:
+    """Best-of-k: whether the sample with the largest score of the first k is right; the first of them on a tie.
 
     Args:
-        n_correct: [...] int, right samples c of each problem.
-        n: samples drawn.
-        k: subset size, 1 <= k <= n.
-
+        sample_correct: [S, N, M] bool.
+        sample_scores: [S, N, M] float.
     Returns:
-        [...] float, one estimate a problem.
+        [S, N] bool.
     """
-    if not 1 <= k <= n:
-        raise ValueError(f"k={k} needs 1 <= k <= n={n}")
-    return solved_share(n, np.asarray(n_correct), k)
+    chosen = np.argmax(sample_scores[:, :, :k], axis=2)
+    return np.take_along_axis(sample_correct, chosen[:, :, None], axis=2)[:, :, 0]
 
 
-def distinct_answers(sample_answers: np.ndarray) -> np.ndarray:
-    """How many different answers the samples of a problem and seed have; all that have none count as one: int [S, N].
+def weighted_vote(
+    sample_answers: np.ndarray, sample_correct: np.ndarray, k: int, sample_scores: np.ndarray | None = None
+) -> np.ndarray:
+    """The answer with the largest sum of scores over the first k samples, the one seen first on a tie.
+
+    Samples without an answer (None) don't vote; if none votes, the problem counts as not solved. Whether the winner
+    is right is read off the first sample that gave it, so references need no canonical form here.
 
     Args:
-        sample_answers: [S, N, M], equal ones in one form (`answers.in_one_form`).
+        sample_answers: [S, N, M], equal ones in one form (`answers.in_one_form`), or None.
+        sample_correct: [S, N, M] bool.
+        k: votes a problem and seed.
+        sample_scores: [S, N, M] float, 0 or more; None: each vote counts the same (the majority).
+    Returns:
+        [S, N] bool.
     """
-    return np.array([[len(set(answers)) for answers in of_seed] for of_seed in sample_answers])
+    weights = np.ones(sample_answers.shape) if sample_scores is None else sample_scores
+    out = np.zeros(sample_answers.shape[:2], bool)
+    for s, i in np.ndindex(*out.shape):
+        first: dict[str, int] = {}  # in the order first seen, which max() keeps on ties
+        total: dict[str, float] = {}
+        for m, answer in enumerate(sample_answers[s, i, :k]):
+            if answer is not None:
+                first.setdefault(answer, m)
+                total[answer] = total.get(answer, 0.0) + float(weights[s, i, m])
+        if total:
+            out[s, i] = sample_correct[s, i, first[max(total, key=total.__getitem__)]]
+    return out
 
 
-def difficulty(records: EvalRecords) -> np.ndarray | None:
-    """d_i = 1 - mean correctness of all samples of problem i (paper, difficulty section): [N], None without samples."""
-    return 1.0 - records.sample_correct.mean(axis=(0, 2)) if records.sample_correct.size else None
-
-
-def pearson(x: np.ndarray, y: np.ndarray) -> Correlation:
-    """Pearson's r with its two-sided p over the pairs [N] where both are finite.
+def pearson(x: np.ndarray, y: np.ndarray) -> tuple[float | None, float | None, int]:
+    """Pearson's r, its two-sided p, and n, over the pairs [N] where both are finite.
 
     Fewer than three pairs, or a side that doesn't vary, have no correlation: r = p = None.
     """
     keep = np.isfinite(x) & np.isfinite(y)
     x, y = np.asarray(x, np.float64)[keep], np.asarray(y, np.float64)[keep]
     if x.size < 3 or np.ptp(x) == 0 or np.ptp(y) == 0:
-        return Correlation(None, None, int(x.size))
+        return None, None, int(x.size)
     from scipy import stats  # a second's import, which only reports need
 
     r, p = stats.pearsonr(x, y)
-    return Correlation(float(r), float(p), int(x.size))
+    return float(r), float(p), int(x.size)
 
 
 Values = dict[str, np.ndarray]
@@ -118,17 +122,19 @@ class Metric:
     Attributes:
         title: on the report's page; {0} and {1} are what the pattern of the name has in parentheses.
         about: its meaning, likewise.
-        values: records -> by name, a value a problem [N], whose mean is the figure; of samples only where there are
-            some. None: `summarise` has the figure itself.
-        sampled: whether it is of the rollouts with noise.
+        values: records -> a value a problem [N], whose mean is the figure; or such by name. None: `summarise` has the
+            figure itself.
+        sampled: whether it is of the rollouts with noise, and not there without them.
         count: a mean of numbers; all others are shares.
+        paired: whether rows are compared by it.
     """
 
     title: str
     about: str
-    values: Callable[[EvalRecords], Values] | None = None
+    values: Callable[[EvalRecords], np.ndarray | Values] | None = None
     sampled: bool = False
     count: bool = False
+    paired: bool = True
 
 
 def _of_subsets(name: str, share: Callable[[np.ndarray, int, int], np.ndarray], least: int = 1):
@@ -165,36 +171,37 @@ def _by_scores(name: str, choose: Callable[[EvalRecords, np.ndarray, int], np.nd
     return values
 
 
+def _distinct(records: EvalRecords) -> np.ndarray:
+    return np.mean([[len(set(answers)) for answers in of_seed] for of_seed in records.sample_answers], axis=0)
+
+
 METRICS = {
     "acc": Metric(
         "Acc",
         "Share of problems that the greedy rollout, without noise, gets right.",
-        lambda records: {"acc": records.correct.astype(np.float64)},
+        lambda records: records.correct,
     ),
     "latent_steps": Metric(
-        "#L",
-        "Mean number of latents of the greedy rollout.",
-        lambda records: {"latent_steps": records.latent_steps.astype(np.float64)},
-        count=True,
+        "#L", "Mean number of latents of the greedy rollout.", lambda records: records.latent_steps, count=True
     ),
     "searched": Metric(
         "beam search",
         "Share of problems that the rollout whose latents were searched for is right on; mean over the noise's seeds.",
-        lambda records: {"searched": records.searched_correct.mean(axis=1)} if records.searched_correct.size else {},
+        lambda records: records.searched_correct.mean(axis=1) if records.searched_correct.size else {},
     ),
     r"pass@(\d+)": Metric(
         "P@{0}",
         """Share of problems that at least one of {0} rollouts with noise (dropout's, the latent policy's, sampled
         answers') gets right: the mean of 1 - C(n-c, {0}) / C(n, {0}), of all n rollouts of a problem c right. In
         parentheses the standard error over the noise's seeds.""",
-        _of_subsets("pass", pass_at_k_unbiased),
+        _of_subsets("pass", lambda right, n, k: solved_share(n, right, k)),
         sampled=True,
     ),
     r"all@(\d+)": Metric(
         "all {0}",
         """Share of problems that {0} rollouts with noise all get right (pass^k of tau-bench): the mean of
         C(c, {0}) / C(n, {0}), of all n rollouts of a problem c right.""",
-        _of_subsets("all", lambda right, n, k: 1.0 - pass_at_k_unbiased(n - right, n, k), least=2),
+        _of_subsets("all", lambda right, n, k: 1.0 - solved_share(n, n - right, k), least=2),
         sampled=True,
     ),
     r"maj@(\d+)": Metric(
@@ -204,13 +211,13 @@ METRICS = {
         _majorities,
         sampled=True,
     ),
-    r"best@(\d+)_(\w+)": Metric(
+    r"best@(\d+)_(\w+)(?<!_se)": Metric(
         "best@{0} by {1}",
         "Share of problems whose rollout of {0} with the best {1} is right.",
         _by_scores("best", lambda records, scores, k: best_of(records.sample_correct, scores, k)),
         sampled=True,
     ),
-    r"vote@(\d+)_(\w+)": Metric(
+    r"vote@(\d+)_(\w+)(?<!_se)": Metric(
         "vote@{0} by {1}",
         "Share of problems whose answer with the largest sum of the score {1} among {0} rollouts is right.",
         _by_scores("vote", lambda rec, scores, k: weighted_vote(rec.sample_answers, rec.sample_correct, k, scores)),
@@ -219,20 +226,37 @@ METRICS = {
     "distinct_answers": Metric(
         "answers",
         "Different answers among a problem's rollouts of a seed; none counts as one.",
-        lambda records: {"distinct_answers": distinct_answers(records.sample_answers).mean(axis=0)},
+        _distinct,
         sampled=True,
         count=True,
     ),
     "sample_latent_steps": Metric(
         "#L, with noise",
         "Mean number of latents of the rollouts with noise.",
-        lambda records: {"sample_latent_steps": records.sample_latent_steps.mean(axis=(0, 2))},
+        lambda records: records.sample_latent_steps.mean(axis=(0, 2)),
         sampled=True,
         count=True,
     ),
-    "answer_tokens": Metric("tokens", "Mean number of tokens that the greedy rollout writes.", count=True),
-    "cut": Metric("cut", "Share of greedy rollouts without an end within the budget of answer tokens: always wrong."),
-    "sample_cut": Metric("cut, with noise", "The same share of the rollouts with noise."),
+    "answer_tokens": Metric(
+        "tokens",
+        "Mean number of tokens that the greedy rollout writes.",
+        lambda records: records.answer_tokens,
+        count=True,
+        paired=False,
+    ),
+    "cut": Metric(
+        "cut",
+        "Share of greedy rollouts without an end within the budget of answer tokens: always wrong.",
+        lambda records: records.cut,
+        paired=False,
+    ),
+    "sample_cut": Metric(
+        "cut, with noise",
+        "The same share of the rollouts with noise.",
+        lambda records: records.sample_cut.mean(axis=(0, 2)),
+        sampled=True,
+        paired=False,
+    ),
     "pearson_steps_r": Metric(
         "r, steps",
         "Pearson's correlation of a problem's latents with the steps of its written solution; p is two-sided.",
@@ -245,22 +269,24 @@ METRICS = {
 }
 """By the pattern of the name; one here is all that a metric needs."""
 COUNTS = [name for name, metric in METRICS.items() if metric.count]
-_SCORED = re.compile(r"(best|vote)@\d+_\w+_se")
 
 
 def defined(figure: str) -> tuple[str, str] | None:
     """The title and the meaning of a figure of `report.json`; None of what only belongs to one, as its errors."""
     for pattern, metric in METRICS.items():
-        match = None if _SCORED.fullmatch(figure) else re.fullmatch(pattern, figure)
-        if match:
+        if match := re.fullmatch(pattern, figure):
             return metric.title.format(*match.groups()), " ".join(metric.about.format(*match.groups()).split())
     return None
 
 
-def problem_values(records: EvalRecords) -> Values:
-    """Every metric that has one as a value a problem [N], whose mean is the metric: what pairing needs."""
-    asked = [each for each in METRICS.values() if records.sample_correct.size or not each.sampled]
-    return {name: values for each in asked if each.values for name, values in each.values(records).items()}
+def problem_values(records: EvalRecords, paired: bool = True) -> Values:
+    """The metrics that rows are compared by, or all, each as a value a problem [N], whose mean is the metric."""
+    out: Values = {}
+    for name, metric in METRICS.items():
+        if metric.values and (metric.paired or not paired) and (records.sample_correct.size or not metric.sampled):
+            found = metric.values(records)
+            out |= found if isinstance(found, dict) else {name: found.astype(np.float64)}
+    return out
 
 
 def summarise(records: EvalRecords) -> dict[str, Any]:
@@ -268,35 +294,24 @@ def summarise(records: EvalRecords) -> dict[str, Any]:
 
     Returns:
         n, seeds, samples_per_seed; every metric of `problem_values` with its `_se` over problems; `_seed_se` for
-        pass@k up to the samples of a seed; intervals {metric: Wilson's} of shares that are 0 or 1; answer_tokens,
-        tokens of the clean rollout's completion, with its `_se`; cut, the share of clean rollouts without an end within
-        their budget, and sample_cut, of the samples, each with its `_se`;
+        pass@k up to the samples of a seed; intervals {metric: Wilson's} of shares that are 0 or 1; and
         pearson_{steps,difficulty}_{r,p,n}: the clean rollout's latent length against the problem's steps and against
-        `difficulty`.
+        d_i = 1 - mean correctness of all samples of problem i (paper, difficulty section).
     """
-    out: dict[str, Any] = {
-        "n": len(records.references),
-        "seeds": len(records.seeds),
-        "samples_per_seed": records.sample_correct.shape[2],
-    }
-    for key, values in problem_values(records).items():
+    seeds, n, per_seed = records.sample_correct.shape
+    out: dict[str, Any] = {"n": n, "seeds": seeds, "samples_per_seed": per_seed}
+    right_SN = records.sample_correct.sum(axis=2)
+    for key, values in problem_values(records, paired=False).items():
         out[key] = float(values.mean())
-        out[f"{key}_se"] = proportion_se(out[key], out["n"]) if key == "acc" else mean_se(values)
-        if key.startswith("pass@") and int(key[5:]) <= out["samples_per_seed"]:
-            right_SN = records.sample_correct.sum(axis=2)
-            of_seeds = pass_at_k_unbiased(right_SN, out["samples_per_seed"], int(key[5:]))
-            out[f"{key}_seed_se"] = mean_se(of_seeds.mean(axis=1))
-    out |= {"answer_tokens": float(records.answer_tokens.mean()), "answer_tokens_se": mean_se(records.answer_tokens)}
-    out |= {"cut": float(records.cut.mean()), "cut_se": proportion_se(records.cut.mean(), out["n"])}
-    if records.sample_cut.size:
-        sample_cut = records.sample_cut.mean(axis=(0, 2))
-        out |= {"sample_cut": float(sample_cut.mean()), "sample_cut_se": mean_se(sample_cut)}
+        out[f"{key}_se"] = proportion_se(out[key], n) if key in ("acc", "cut") else mean_se(values)
+        if key.startswith("pass@") and (k := int(key[5:])) <= per_seed:
+            out[f"{key}_seed_se"] = mean_se(solved_share(per_seed, right_SN, k).mean(axis=1))
     shares = [key for key in out if f"{key}_se" in out and key not in COUNTS]
-    if intervals := {key: [*wilson(out[key], out["n"])] for key in shares if out[key] in (0, 1)}:
+    if intervals := {key: [*wilson(out[key], n)] for key in shares if out[key] in (0, 1)}:
         out["intervals"] = intervals
-    hard = difficulty(records)
-    unknown = np.full(out["n"], np.nan)
-    for name, x in (("steps", records.problem_steps), ("difficulty", unknown if hard is None else hard)):
-        r, p, n = pearson(x, records.latent_steps)
-        out |= {f"pearson_{name}_r": r, f"pearson_{name}_p": p, f"pearson_{name}_n": n}
+    sampled = records.sample_correct.size
+    difficulty = 1.0 - records.sample_correct.mean(axis=(0, 2)) if sampled else np.full(n, np.nan)
+    for name, x in (("steps", records.problem_steps), ("difficulty", difficulty)):
+        r, p, pairs = pearson(x, records.latent_steps)
+        out |= {f"pearson_{name}_r": r, f"pearson_{name}_p": p, f"pearson_{name}_n": pairs}
     return out

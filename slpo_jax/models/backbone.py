@@ -30,7 +30,7 @@ class Context:
     Attributes:
         mask_BLS: bool, which own slots each query sees.
         before: slots that are seen and not written: a prefix, and where layers are a loop, the row's own so far.
-        cache, start, dropout, packing: see `Backbone.__call__`.
+        cache, start, dropout, packing: see `Backbone.run`.
         rotation: float32 cosines and sines [B, 1, L, Dh/2] of the positions' angles; None without rotary positions.
         first_site: added to the blocks' site numbers; not 0 where one block stands for all layers in turn.
         last: how many of the last positions go on after attention; 0 is all. Keys and values are made of all.
@@ -176,7 +176,7 @@ class Backbone(nn.Module):
         c = self.config
         return empty_cache(c.n_layer, rows, slots, c.n_kv_head, c.head_dim, c.dtype, c.scan_layers)
 
-    def __call__(
+    def run(
         self,
         inputs_BLD: jax.Array,
         positions_BL: jax.Array,
@@ -189,7 +189,8 @@ class Backbone(nn.Module):
         last: int = 0,
         packing: Packing | None = None,
         sees_BLL: jax.Array | None = None,
-    ) -> tuple[jax.Array, KVCache]:
+        at_B: jax.Array | None = None,
+    ) -> tuple[jax.Array, KVCache, list[jax.Array]]:
         """Run L positions of B rows.
 
         Args:
@@ -210,41 +211,12 @@ class Backbone(nn.Module):
                 the sequences'.
                 Only attention works on slots. Needs `last`; without a prefix and owners.
             sees_BLL: bool, without a cache: which of the slots up to its own a query sees; None: all.
+            at_B: int, a position of each row among the L of this call, of which levels are wanted.
         Returns:
-            hidden states [B, L, D] (or [B, last, D]) after the final norm, and the own slots' `KVCache`.
+            hidden states [B, L, D] (or [B, last, D]) after the final norm, the own slots' `KVCache`, and the hidden
+            states of all n_layer + 1 levels at `at_B`, [B, D] each: the input of the first block, then the outputs of
+            the blocks, the last one's after the final norm; none without `at_B`.
         """
-        hidden_BLD, own, _ = self._run(
-            inputs_BLD, positions_BL, valid_BL, None, prefix, cache, start, dropout, owner_BL, last, packing, sees_BLL
-        )
-        return hidden_BLD, own
-
-    def trace(
-        self,
-        inputs_BLD: jax.Array,
-        positions_BL: jax.Array,
-        valid_BL: jax.Array,
-        at_B: jax.Array,
-        prefix: KVCache | None = None,
-        cache: KVCache | None = None,
-        start: int | jax.Array = 0,
-        dropout: Dropout | None = None,
-    ) -> tuple[jax.Array, KVCache, jax.Array]:
-        """`__call__`, and the hidden states of all M = n_layer + 1 levels at one position of each row.
-
-        Args:
-            at_B: int, the row's position among the L of this call; the other arguments are those of `__call__`.
-        Returns:
-            hidden states [B, L, D] and the own slots' `KVCache`, as `__call__`, and the levels [B, M, D]: the input
-            of the first block, then the outputs of the blocks, the last one's after the final norm.
-        """
-        hidden_BLD, own, levels = self._run(inputs_BLD, positions_BL, valid_BL, at_B, prefix, cache, start, dropout)
-        return hidden_BLD, own, jnp.stack(levels, axis=1)
-
-    def _run(
-        self, inputs_BLD, positions_BL, valid_BL, at_B, prefix, cache, start, dropout,
-        owner_BL=None, last=0, packing=None, sees_BLL=None,
-    ):  # fmt: skip
-        """Hidden states, own slots, and the levels at `at_B` as a list of [B, D], empty if that is None."""
         assert packing is None or (last and cache is None and prefix is None and owner_BL is None)
         assert sees_BLL is None or (packing is None and cache is None)
         c, before, valid_BS = self.config, () if prefix is None else (prefix,), valid_BL
@@ -265,9 +237,18 @@ class Backbone(nn.Module):
             context = Context(mask_BLS, before, None, 0, dropout, rotation, packing)
             x_BLD, own, levels = self._stacked(x_BLD, context, at_B, last)
             if cache is not None:  # once for all layers, in place
-                own = write((cache.keys, cache.values), own, start)
+                own = write((cache.keys, cache.values), own, start)  # type: ignore[arg-type]
         hidden_BLD = self.final_norm(x_BLD)
         return hidden_BLD, KVCache(own[0], own[1], valid_BS), [*levels, *_level(hidden_BLD, at_B)]
+
+    def __call__(self, *args, **kwargs) -> tuple[jax.Array, KVCache]:
+        """`run` without levels: hidden states, and the own slots' `KVCache`."""
+        return self.run(*args, **kwargs)[:2]
+
+    def trace(self, *args, **kwargs) -> tuple[jax.Array, KVCache, jax.Array]:
+        """`run` at a position `at_B`, with the levels as one, [B, M, D], M = n_layer + 1."""
+        hidden_BLD, own, levels = self.run(*args, **kwargs)
+        return hidden_BLD, own, jnp.stack(levels, axis=1)
 
     def _one_by_one(self, x_BLD, context: Context, at_B, last: int):
         """(outputs, keys and values by layer, the blocks' inputs at `at_B`)."""

@@ -98,7 +98,7 @@ def adapter(
     Raises:
         UserError: a kernel that the blocks don't have.
     """
-    paths = [_keys(path) for path, _ in jax.tree.leaves_with_path(params[REASONER]["backbone"])]
+    paths = [[entry.key for entry in path] for path, _ in jax.tree.leaves_with_path(params[REASONER]["backbone"])]
     names = sorted({path[-2] for path in paths if path[-1] == "kernel"})
     for name in kernels:
         if name not in names:
@@ -106,10 +106,6 @@ def adapter(
     rest = {name: part for name, part in params[REASONER].items() if name != "backbone"}
     copies = jax.tree.map(lambda x: jnp.array(x, copy=True), rest)
     return {"lora": init(key, params[REASONER]["backbone"], rank, kernels), **copies}
-
-
-def _keys(path) -> list[str]:
-    return [entry.key for entry in path]
 
 
 def without_adapter(params: Tree, scale: float, apart: bool = False) -> Tree:

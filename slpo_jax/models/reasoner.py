@@ -5,6 +5,7 @@ The modules are Linen; the rest of the project sees only `Reasoner`, a bundle of
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -66,6 +67,26 @@ class LatentReasoner(nn.Module):
         return self.transition(hidden_BLD), self.logits(hidden_BLD)
 
 
+class StepProjector(nn.Module):
+    """Linear, GroupNorm, GELU, Linear, GroupNorm of one group; in float32, each step by itself.
+
+    It is from the code of a step of a written solution to the latent that stands for it (ReGuLaR, Wang et al., 2026).
+
+    Attributes:
+        width: D.
+    """
+
+    width: int
+
+    @nn.compact
+    def __call__(self, code_ND):
+        draw = nn.initializers.xavier_uniform()
+        groups = math.gcd(32, max(1, self.width // 8))  # of 1280 channels 32; one alone would be 0
+        x_ND = nn.Dense(self.width, kernel_init=draw)(code_ND.astype(jnp.float32))
+        x_ND = nn.gelu(nn.GroupNorm(groups, epsilon=1e-5)(x_ND), approximate=False)
+        return nn.GroupNorm(1, epsilon=1e-5)(nn.Dense(self.width, kernel_init=draw)(x_ND))
+
+
 @dataclasses.dataclass(frozen=True)
 class Reasoner:
     """The pure functions that policy, training and evaluation see: of its own parameters, or `in_tree`.
@@ -74,8 +95,8 @@ class Reasoner:
         config: the backbone's shapes.
         init: key -> params.
         forward: (params, inputs_BLD, positions_BL, valid_BL, prefix, cache, start, dropout) -> (hidden_BLD, KVCache);
-            see `Backbone.__call__`.
-        trace: (params, inputs_BLD, positions_BL, valid_BL, at_B, prefix, cache, start, dropout)
+            see `Backbone.run`.
+        trace: (params, inputs_BLD, positions_BL, valid_BL, prefix, cache, start, dropout, at_B)
             -> (hidden_BLD, KVCache, levels_BMD); see `Backbone.trace`.
         embed: (params, tokens_BL) -> [B, L, D].
         transition: (params, hidden_BLD) -> latents [B, L, D].
@@ -145,15 +166,12 @@ def as_functions(module: LatentReasoner) -> Reasoner:
     def init(key):
         return module.init(key, jnp.zeros((1, 1), jnp.int32), method="initialise")["params"]
 
+    names = ("trace", "embed", "transition", "logits", "log_probs")
     return Reasoner(
         config=module.backbone.config,
         init=init,
         forward=method("__call__"),
-        trace=method("trace"),
-        embed=method("embed"),
-        transition=method("transition"),
-        logits=method("logits"),
-        log_probs=method("log_probs"),
+        **{name: method(name) for name in names},
         stacked=functools.partial(_stacked, module.backbone.config),
         cast=functools.partial(_cast, module.backbone.config),
         empty_cache=module.backbone.empty_cache,

@@ -3,7 +3,7 @@
 import functools
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import chex
 import jax
@@ -110,14 +110,11 @@ def pkpo_sloo(rewards_G: jax.Array, k: int) -> jax.Array:
     return jax.lax.stop_gradient(worth_G - baseline_G)
 
 
-ADVANTAGES: dict[str, Callable[[int], Advantage]] = {
+AdvantageName = Literal["rloo", "grpo", "pkpo", "pkpo_sloo"]
+ADVANTAGES: dict[AdvantageName, Callable[[int], Advantage]] = {
     "rloo": lambda k: rloo,
     "grpo": lambda k: grpo,
     "pkpo": lambda k: functools.partial(pkpo, k=k),
     "pkpo_sloo": lambda k: functools.partial(pkpo_sloo, k=k),
 }
 """By name, how an advantage is made of k, which only PKPO's read."""
-if TYPE_CHECKING:
-    AdvantageName = str
-else:
-    AdvantageName = Literal[*ADVANTAGES]

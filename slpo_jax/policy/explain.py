@@ -1,4 +1,7 @@
-"""Thoughts in words: what the decoder of SIM-CoT (Wei et al., 2025) says of latents, where it was kept."""
+"""What can be seen of thoughts: when they would stop, what latents are near to, and what SIM-CoT's decoder says.
+
+That decoder (Wei et al., 2025) says latents in words, where it was kept.
+"""
 
 import dataclasses
 from typing import Any
@@ -19,11 +22,13 @@ from slpo_jax.models.reasoner import (
     vocabulary_rows,
 )
 from slpo_jax.policy.policy import Policy
+from slpo_jax.policy.prompted import Prompts
 from slpo_jax.rewards.ending import is_end
 
 READS = "reads"
 """In a kept model's part, int [2]: the latents of one thought, and the position of the first of them."""
 MOST = 64  # tokens of a thought's text
+NEAREST = 5  # tokens of a latent
 
 Reads = tuple[int, int]
 """`READS`, known to a program that is compiled."""
@@ -96,3 +101,31 @@ def explain(policy: Policy, params: Any, latents_NTD: jax.Array, reads: Reads) -
     state = _Words(jnp.int32(0), token_R, jnp.zeros(rows * thoughts, bool), tokens_RL, cache)
     state = jax.lax.while_loop(lambda state: (state.slot < slots) & ~state.ended_R.all(), body, state)
     return state.tokens_RL.reshape(rows, thoughts, slots)
+
+
+def probe(
+    policy: Policy, params: Any, prompts: Prompts, actions: Any, lengths_N: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Look at rollouts that were made without noise, one of each prompt.
+
+    The hidden states that made the latents come out of one pass over prompt and latents: h_t is the transition of the
+    state one position before it.
+
+    Args:
+        policy: without noise.
+        params: all parts.
+        prompts: of N rows.
+        actions, lengths_N: of `rollout.sample`.
+
+    Returns:
+        rho_t [N, T], and the probabilities and ids [N, T, K] of the most probable tokens; from tau on they mean
+        nothing.
+    """
+    reasoner, latents_NTD = policy.reasoner, policy.latent_policy.feed(params, actions)
+    steps = latents_NTD.shape[1]
+    inputs_NLD = jnp.concatenate([reasoner.embed(params, prompts.tokens), latents_NTD], axis=1)
+    valid_NL = jnp.concatenate([prompts.valid, jnp.arange(steps)[None] < lengths_N[:, None]], axis=1)
+    hidden_NLD, _ = reasoner.forward(params, inputs_NLD, jnp.cumsum(valid_NL, axis=1) - 1, valid_NL)
+    logits_NTV = reasoner.logits(params, hidden_NLD[:, -steps - 1 : -1])
+    probability_NTK, token_NTK = jax.lax.top_k(jax.nn.softmax(logits_NTV), NEAREST)
+    return jax.nn.sigmoid(policy.latent_policy.stop_logits(params, actions)), probability_NTK, token_NTK

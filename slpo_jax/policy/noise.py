@@ -60,6 +60,10 @@ def _position_keys(keys_N: jax.Array, positions_L: jax.Array) -> jax.Array:
     return jax.vmap(lambda key: jax.vmap(lambda p: jax.random.fold_in(key, p))(positions_L))(keys_N)
 
 
+def _everywhere(keys_N: jax.Array, positions_L: jax.Array, rate: float) -> Dropout:
+    return Dropout(_position_keys(keys_N, positions_L), jnp.ones((keys_N.shape[0], positions_L.shape[0]), bool), rate)
+
+
 def reaches_prompts(rate: float, where: DropoutWhere) -> bool:
     """Whether prompts have noise."""
     return rate > 0.0 and where in ("thought", "all")
@@ -95,18 +99,12 @@ def draw_keys(keys_N: jax.Array, steps_T: jax.Array) -> jax.Array:
 
 def gate_dropout(keys_N, steps_T, rate: float) -> Dropout | None:
     """The noise of the gate head on latents h_t, t in steps_T: apart from that of the forwards that they are fed to."""
-    if rate == 0.0:
-        return None
-    active_NT = jnp.ones((keys_N.shape[0], steps_T.shape[0]), bool)
-    return Dropout(_position_keys(keys_N, _GATE + steps_T), active_NT, rate)
+    return _everywhere(keys_N, _GATE + steps_T, rate) if rate else None
 
 
 def answer_dropout(keys_N, slots_A, rate: float, where: DropoutWhere) -> Dropout | None:
     """The noise of answer slots (the end marker is slot 0): none unless `where` is "all"."""
-    if rate == 0.0 or where != "all":
-        return None
-    active_NA = jnp.ones((keys_N.shape[0], slots_A.shape[0]), bool)
-    return Dropout(_position_keys(keys_N, _ANSWER + slots_A), active_NA, rate)
+    return _everywhere(keys_N, _ANSWER + slots_A, rate) if rate and where == "all" else None
 
 
 def followed_by(first: Dropout | None, second: Dropout | None) -> Dropout | None:

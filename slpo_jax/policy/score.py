@@ -215,9 +215,6 @@ def _pass(
             log_prob, given = latent_policy.signed_log_prob, (trajectories.actions, advantages_NT)
         taken = _first_and_later(jax.lax.stop_gradient(given))
         log_probs = of_step(lambda hidden, of: log_prob(params, hidden, *of), *taken)
-        if (goes_on := latent_policy.log_goes_on) is not None:
-            going_NT = of_step(lambda hidden, _: goes_on(params, hidden), None, None)
-            log_probs += jnp.where(steps_T[None] > latent_policy.least, going_NT, 0.0)
     before, last_ND = hidden_BSD[:, thoughts.capacity :], None
     if can_halt(policy) or not config.closing_ids:
         last_ND = _last(first_ND, thoughts.unpacked(hidden_BSD[:, : thoughts.capacity]), trajectories.lengths)

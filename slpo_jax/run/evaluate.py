@@ -18,10 +18,9 @@ from slpo_jax.checkpoints.decode_settings import made_like
 from slpo_jax.checkpoints.reward_model import read_reward_model
 from slpo_jax.data.templates import token_texts
 from slpo_jax.errors import UserError
-from slpo_jax.evaluation.evaluate import record_rows, thought_rows
-from slpo_jax.evaluation.records import write_records
+from slpo_jax.evaluation.completions import record_rows, thought_rows
+from slpo_jax.evaluation.records import RolloutCache, write_records
 from slpo_jax.evaluation.report import write_report
-from slpo_jax.evaluation.rollout_cache import RolloutCache
 from slpo_jax.evaluation.rows import Row, read_row, write_row, write_rule
 from slpo_jax.evaluation.settings import EvaluateConfig
 from slpo_jax.io import artifact, hosts

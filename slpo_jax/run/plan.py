@@ -126,11 +126,9 @@ def check_stages(experiment: Experiment) -> None:
 
 
 def _check_sizes(experiment: Experiment) -> None:
-    """There must be as many tokens as a thought mixes, and as many steps as it has at least."""
+    """There must be as many steps as a thought has at least."""
     config, least = experiment.config, experiment.policy.latent_policy.least
     name, most = f"config.latent_policy.{config.latent_policy.name}", config.max_latents
-    if most:
-        config.latent_policy.selected.check_vocabulary(name, experiment.reasoner.config.vocab_size)
     if 0 < most < least:
         raise UserError(
             f"{name}.least: {least} steps before a thought may end are more than config.max_latents ({most}); lower it "

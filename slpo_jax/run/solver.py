@@ -21,7 +21,8 @@ from slpo_jax.data.batches import EncodedProblems
 from slpo_jax.data.problem import Problem
 from slpo_jax.data.templates import token_texts
 from slpo_jax.errors import UserError
-from slpo_jax.evaluation.evaluate import Completions, Evaluator, in_words
+from slpo_jax.evaluation.completions import Completions, in_words
+from slpo_jax.evaluation.evaluate import Evaluator
 from slpo_jax.policy.explain import Reads, reads_of
 from slpo_jax.policy.policy import Stopping
 from slpo_jax.rewards.answers import AnswerStyle, in_one_form

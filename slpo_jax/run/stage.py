@@ -12,9 +12,9 @@ from absl import logging
 
 from slpo_jax.config.config import objective_of, rl_of
 from slpo_jax.errors import UserError
-from slpo_jax.evaluation.evaluate import Completions, accuracy
-from slpo_jax.evaluation.records import read_metrics
-from slpo_jax.evaluation.rollout_cache import RolloutCache
+from slpo_jax.evaluation.completions import Completions, accuracy
+from slpo_jax.evaluation.curves import read_metrics
+from slpo_jax.evaluation.records import RolloutCache
 from slpo_jax.io import hosts
 from slpo_jax.io.files import write_text
 from slpo_jax.io.mesh import shard_rows

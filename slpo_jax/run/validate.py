@@ -17,7 +17,6 @@ from slpo_jax.data.templates import Ids, listed
 from slpo_jax.errors import UserError
 from slpo_jax.io import hosts
 from slpo_jax.models.parts import LATENT_POLICY, Params
-from slpo_jax.policy.latent_policies import Run, without_latents
 from slpo_jax.rewards.reward import Reward
 from slpo_jax.run.sources import TRAIN
 from slpo_jax.stages import EVALUATE, IMITATE
@@ -30,10 +29,9 @@ def check_start(config: Config, checkpoint: Checkpoint, finished: Collection[str
         finished: names of the stages that the workdir holds.
     """
     architecture = checkpoint.architecture
-    name, prompt = config.latent_policy.name, config.prompt
-    run = Run(name, config.reasoner, architecture.name, architecture.has_latents, config.max_latents, prompt.closing,
-              without_latents(), IN_WORDS)  # fmt: skip
-    config.latent_policy.selected.check(run)
+    prompt = config.prompt
+    name, reasoner = config.latent_policy.name, config.reasoner
+    config.latent_policy.selected.check(name, architecture, reasoner, config.max_latents, prompt.closing)
     recipe, thinks = config.imitate.recipe or architecture.default_recipe, config.max_latents > 0
     if IMITATE in config.stages and recipe in architecture.not_taught_by and (thinks or not architecture.has_latents):
         raise UserError(

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny_llama import random_tree
+from tiny import random_tree
 
 from benchmarks import grpo as benchmark
 from benchmarks.measure.words import export, make_work

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 from small_run import finished_run, load_config
-from tiny_llama import random_tree
+from tiny import random_tree
 
 from slpo_jax.checkpoints import export
 from slpo_jax.checkpoints.architectures import REASONERS

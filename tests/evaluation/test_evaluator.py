@@ -1,7 +1,6 @@
 """Evaluation's batches: every rollout once, little padding, and results that depend on neither."""
 
 import dataclasses
-import functools
 from types import SimpleNamespace
 
 import jax
@@ -12,25 +11,22 @@ from scipy import special
 from tiny import (
     END,
     EOS,
-    FAST,
     PAD,
     ROLLOUT,
     SlowReasoner,
     both_params,
-    keys_of,
     pad_left,
     policy_of,
-    random_prompts,
     run_rollout,
 )
 
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation import evaluate
-from slpo_jax.evaluation.evaluate import Evaluator
-from slpo_jax.evaluation.schedule import classes, shard
+from slpo_jax.evaluation.completions import Completions, scored
+from slpo_jax.evaluation.evaluate import Evaluator, classes, shard
+from slpo_jax.evaluation.records import RolloutCache
 from slpo_jax.io.mesh import device_mesh
 from slpo_jax.policy import noise
-from slpo_jax.policy.rollout import sample
 from slpo_jax.policy.scorers import SCORERS, Scorer
 
 LENGTHS = (7, 2, 9, 4, 3, 8, 2)
@@ -115,23 +111,6 @@ def test_the_noise_of_a_set_is_its_own(problems):
     assert draws("123456789") == jax.vmap(jax.random.bits)(keys).view(jnp.int32).tolist()
 
 
-@pytest.mark.slow
-def test_no_loop_waits_for_what_fills_a_batch_up():
-    """A filler never thinks nor speaks, and changes nothing for the others."""
-    prompts, keys, params = random_prompts(LENGTHS, 9), keys_of(len(LENGTHS)), both_params(bias=-9.0)
-    rule = jnp.array([1, 2, 1, 2, 1, 5, 5])
-    config = dataclasses.replace(ROLLOUT, stopping="length")
-    real = rule < 5
-    roll_out = jax.jit(functools.partial(sample, policy_of(config)), compiler_options=FAST)
-    whole = roll_out(params, prompts, keys, rule)
-    some = roll_out(params, prompts, keys, rule, real)
-    assert some.lengths.tolist() == [1, 2, 1, 2, 1, 0, 0]
-    assert (some.tokens[~real] == PAD).all()
-    assert not some.actions[:, 2:].any()
-    for ours, other in ((some.actions, whole.actions), (some.lengths, whole.lengths), (some.tokens, whole.tokens)):
-        np.testing.assert_allclose(ours[real], other[real], atol=1e-6)
-
-
 def test_few_problems_take_a_small_batch(problems):
     (batch,) = evaluator(64).batches(problems, 2, 3)
     assert len(batch.index_N) <= 4 * 2 * 3
@@ -192,7 +171,7 @@ def test_scores_that_are_logarithms_are_shares_of_a_problem_s_largest(monkeypatc
     """So large ones neither overflow nor tie, and votes have the weights of a softmax."""
     monkeypatch.setitem(SCORERS, "mine", Scorer(None, log=True))
     logs = np.array([900.0, 901.0, -3.0, -1.0], np.float32)
-    found = evaluate._weighted(evaluate.Completions({"mine": logs, "tokens": logs}), samples=2).values
+    found = scored(Completions({"mine": logs, "tokens": logs}), samples=2).values
     np.testing.assert_allclose(found["mine"], np.exp([-1, 0, -2, 0]))
     np.testing.assert_array_equal(found["tokens"], logs)
 
@@ -201,8 +180,7 @@ def test_scores_that_are_logarithms_are_shares_of_a_problem_s_largest(monkeypatc
 def test_a_score_that_is_no_number_of_0_or_more_is_one_line(monkeypatch, score):
     monkeypatch.setitem(SCORERS, "mine", Scorer(None))
     with pytest.raises(UserError, match=r"^config\.evaluate\.scorers: mine gives .*; return a finite number"):
-        evaluate._scores({"mine": score})
-    assert evaluate._scores({"tokens": 1}) == {}
+        scored(Completions({"mine": np.array([1.0, score])}), samples=2)
 
 
 @pytest.mark.parametrize(
@@ -210,11 +188,109 @@ def test_a_score_that_is_no_number_of_0_or_more_is_one_line(monkeypatch, score):
     [
         (lambda *_: 1 / 0, "mine: ZeroDivisionError: division by zero; mend it"),
         (lambda: 1, "mine: TypeError: .*; mend it"),
-        (lambda policy, params, prompts, out: jnp.ones((2, 1)), r"mine gives the shape \(2, 1\) and not \(7,\)"),
-        (lambda *_: None, "mine: .*; mend it"),
+        (
+            lambda policy, params, prompts, out: jnp.ones((2, 1)),
+            r"mine: TypeError: .*\(2, 1\).*\(7,\).*a number of each",
+        ),
     ],
 )
 def test_a_scorer_that_fails_is_one_line(monkeypatch, scorer, fault):
     monkeypatch.setitem(SCORERS, "mine", Scorer(scorer))
     with pytest.raises(UserError, match=rf"^config\.evaluate\.scorers: {fault}"):
         evaluate._scored("mine", None, {}, None, SimpleNamespace(lengths=jnp.zeros(7)))
+
+
+STUBS = Problems(
+    prompts=[np.arange(length).tolist() for length in LENGTHS], template=SimpleNamespace(pad_id=PAD, closing_ids=(END,))
+)
+SAMPLES = 3
+
+
+class Crash(Exception):
+    """Stands for a kill."""
+
+
+class Rollouts:
+    """Stands for the compiled program: says which problem and sample a row is of, and dies at its nth call."""
+
+    def __init__(self, dies_at: int = 0):
+        self.calls, self.dies_at = 0, dies_at
+
+    def evaluate(self, cache, latents=False, **changes):
+        made = evaluator(6, devices=2)
+        made.program = lambda *_: self._program(latents)
+        arguments = {"samples": SAMPLES, "seed": 1, "keep_latents": latents, "cache": cache} | changes
+        return made.run({}, STUBS, "threshold", 0.5, **arguments)
+
+    def _program(self, latents):
+        def program(params, prompts, index_N, sample_N, real_N, key, rule_N):
+            self.calls += 1
+            if self.calls == self.dies_at:
+                raise Crash
+            index, sample = np.asarray(index_N), np.asarray(sample_N)
+            tokens = np.stack([index, sample], axis=1).astype(np.int32)
+            drawn = {"latents": (index[:, None, None] + 0.1 * np.ones((1, 4, 2))).astype(np.float32)} if latents else {}
+            return {"tokens": tokens, "latent_steps": (10 * index + sample).astype(np.int32), **drawn}
+
+        return program
+
+
+def _assert_right(done, latents=False):
+    rows = [(index, sample) for index in range(len(LENGTHS)) for sample in range(SAMPLES)]
+    assert done.tokens.tolist() == [list(row) for row in rows]
+    assert done.latent_steps.tolist() == [10 * index + sample for index, sample in rows]
+    assert ("latents" in done.values) == latents
+    if latents:
+        np.testing.assert_array_equal(done.values["latents"][:, 0, 0], [np.float32(index + 0.1) for index, _ in rows])
+
+
+@pytest.mark.parametrize(("latents", "dies_at"), [(False, 1), (False, 2), (True, 3), (False, 4)])
+@pytest.mark.usefixtures("cpu_devices")
+def test_no_batch_is_rolled_out_twice(tmp_path, latents, dies_at):
+    whole = Rollouts()
+    _assert_right(whole.evaluate(None, latents), latents)
+    assert whole.calls >= 4
+    cache, cut, again = RolloutCache(tmp_path / "set.partial", "a" * 64, "seed 1"), Rollouts(dies_at), Rollouts()
+    with pytest.raises(Crash):
+        cut.evaluate(cache, latents)
+    _assert_right(again.evaluate(cache, latents), latents)
+    # The batch that was under way when the next one died is lost too.
+    assert cut.calls + again.calls == whole.calls + min(dies_at, 2)
+    third = Rollouts()
+    _assert_right(third.evaluate(cache, latents), latents)
+    assert third.calls == 0
+    cache.clear()
+    assert not cache.folder.exists()
+
+
+@pytest.mark.usefixtures("cpu_devices")
+def test_other_evaluations_batches_are_not_taken(tmp_path):
+    folder = tmp_path / "set.partial"
+    Rollouts().evaluate(RolloutCache(folder, "a" * 64, "seed 1"))
+    for evaluation, name in (("b" * 64, "seed 1"), ("a" * 64, "seed 2"), ("a" * 64, "seed 11")):
+        other = Rollouts()
+        _assert_right(other.evaluate(RolloutCache(folder, evaluation, name)))
+        assert other.calls >= 4
+
+
+@pytest.mark.usefixtures("cpu_devices")
+def test_other_batches_of_the_same_evaluation_are_used_where_they_are_whole(tmp_path):
+    """As after a change of the batch size or of the number of devices."""
+    cache = RolloutCache(tmp_path, "a" * 64, "seed 1")
+    rows = np.arange(4 * SAMPLES)
+    tokens, steps = np.stack([rows // SAMPLES, rows % SAMPLES], axis=1), 10 * (rows // SAMPLES) + rows % SAMPLES
+    cache.add(0, {"rows": rows, "tokens": tokens, "latent_steps": steps})
+    again = Rollouts()
+    _assert_right(again.evaluate(cache))
+    assert again.calls > 0
+
+
+@pytest.mark.usefixtures("cpu_devices")
+def test_a_torn_file_is_rolled_out_again(tmp_path):
+    cache = RolloutCache(tmp_path, "a" * 64, "seed 1")
+    Rollouts().evaluate(cache)
+    path = next(tmp_path.glob("*.1.npz"))
+    path.write_bytes(path.read_bytes()[:200])
+    again = Rollouts()
+    _assert_right(again.evaluate(cache))
+    assert again.calls == 1

@@ -17,7 +17,7 @@ from slpo_jax.cli.commands import view
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation import report, rows
 from slpo_jax.evaluation.page import render
-from slpo_jax.evaluation.page.problems import browsed
+from slpo_jax.evaluation.page.render import browsed
 from slpo_jax.io import artifact
 from slpo_jax.io.files import digest
 from slpo_jax.io.workdir import Workdir
@@ -184,49 +184,6 @@ def test_little_is_shown_as_it_is(tmp_path, dom):
     assert "Each run's own report.html shows its problems." in _text(shown, "p")
     assert any(text.startswith("Means over 2 training runs: a, b.") for text in _text(shown, "p"))
     assert re.search(r'data-about="By run: \+0\.0, -25\.0\."', shown)
-
-
-def _figures(dom):
-    """Of each figure its title, its ticks from the left and from below, and what is drawn of each row."""
-    found = {}
-    for figure in re.findall(r"<figure>(.*?)</figure>", dom, re.DOTALL):
-        (title,) = _text(figure, "figcaption")
-        y_ticks = re.findall(r'<text x="[^"]*" y="[^"]*" text-anchor="end">([^<]*)<', figure)
-        x_ticks = re.findall(r'<text x="[^"]*" y="193" text-anchor="middle">([^<]*)<', figure)
-        drawn = dict(re.findall(r'<g data-place="\d+" data-name="([^"]*)">(.*?)</g>', figure, re.DOTALL))
-        found[title.removesuffix("SVG")] = y_ticks, x_ticks, drawn
-    return found
-
-
-@pytest.mark.slow
-def test_ticks_differ_and_stop_times_are_bars_and_curves_can_be_told_apart(tmp_path, dom):
-    for row in ("imitate", "cold_start", "slpo"):
-        write_eval(tmp_path, row, "alpha", [1, 0, 1, 0], np.ones((2, 4, 8)), [1, 1, 3, 0])
-    values = {"reward": lambda s: 0.5 + s / 10**5, "tokens_per_second": lambda s: 1_200_000 + s,
-              "lr": lambda s: s / 10**9, "loss": lambda s: -s / 1000, "latent_steps": lambda s: 3.0}  # fmt: skip
-    lines = [{"step": s, "stage": "slpo"} | {name: of(s) for name, of in values.items()} for s in (1, 2, 3)]
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    report.write_report(tmp_path)
-    shown = _figures(dom(tmp_path / "report.html"))
-    assert len(shown) == 2 + len(values)
-    for y_ticks, x_ticks, _ in shown.values():
-        for ticks in (y_ticks, x_ticks):
-            assert len(set(ticks)) == len(ticks) > 1
-            numbers = [float(tick.replace(",", "")) for tick in ticks]
-            assert np.ptp(np.diff(numbers)) < 1e-3 * max(np.diff(numbers)) or x_ticks == ["1", "2", "4", "8"]
-    assert [shown[name][1] for name in ("reward", "Stop times (% of greedy rollouts), alpha")] == [
-        ["1", "2", "3"], ["0", "1", "2", "3"]
-    ]  # fmt: skip
-    bars = shown["Stop times (% of greedy rollouts), alpha"][2]
-    for name, drawn in bars.items():
-        assert "<path" not in drawn
-        heights = [float(height) for height in re.findall(r'<rect [^>]*height="([^"]*)"', drawn)]
-        assert np.array(heights) / max(heights) == pytest.approx([0.5, 1, 0, 0.5])
-        assert f"{name}: 25 % at 3" in _text(drawn, "title")
-    assert len({re.search(r'<rect x="([^"]*)"', drawn)[1] for drawn in bars.values()}) == 3
-    curves = shown["Pass@k (%), alpha"][2]
-    assert len({re.search(r'class="mark"[^>]* d="([^"]*)"', drawn)[1] for drawn in curves.values()}) == 3
-    assert len({re.search(r'd="(M[^"]*)"', drawn)[1] for drawn in curves.values()}) == 3, "level ones lie side by side"
 
 
 @pytest.mark.slow

@@ -9,11 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny import CONFIG, compiled, load_hf, pad_left, random_prompts, real_tokens
-from tiny_llama import LLAMA, QWEN2, QWEN3, SCALED, load_hf_llama, random_tree
+from tiny import CONFIG, compiled, load_hf, random_prompts, random_tree, real_tokens
+from tiny_llama import LLAMA, QWEN2, QWEN3, SCALED, load_hf_llama
 
 from slpo_jax.checkpoints.architectures.coconut import Coconut
-from slpo_jax.models.attention import join
 from slpo_jax.models.dropout import Dropout, drop, site_number
 from slpo_jax.models.packing import pack
 from slpo_jax.models.reasoner import Reasoner
@@ -119,12 +118,6 @@ def test_prefill(case):
     np.testing.assert_allclose(case.logits(hidden), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_inputs_embeds(case):
-    inputs = np.random.default_rng(2).normal(size=(2, 6, D)).astype(np.float32)
-    hidden, _ = case.run(inputs, *case.count(inputs))
-    np.testing.assert_allclose(case.logits(hidden), case.expected(inputs, case.count(inputs)[0]), **TIGHT)
-
-
 def test_left_padding(case):
     prompts, positions, valid = _padded(case)
     hidden, _ = case.run(case.embed(prompts.tokens), positions, valid)
@@ -172,33 +165,6 @@ def test_rows_that_share_a_left_padded_prefix(case, cached):
         np.testing.assert_allclose(logits[row], expected, **TIGHT)
 
 
-def test_prefix_of_which_each_row_sees_its_own_part(case):
-    """As the cold start's candidates do: two caches joined, and a row's view ends where its thought ended."""
-    tokens, end = _tokens(1, 9, seed=4), _tokens(3, 1, seed=5)
-    _, whole = case.run(case.embed(tokens), np.arange(9)[None], np.ones((1, 9), bool))
-    head = jax.tree.map(lambda x: x[..., :4, :], whole.replace(valid=whole.valid[..., None]))
-    tail = jax.tree.map(lambda x: x[..., 4:, :], whole.replace(valid=whole.valid[..., None]))
-    head, tail = (part.replace(valid=part.valid[..., 0]) for part in (head, tail))
-    lengths = np.array([5, 9, 7])
-    prefix = join(head, tail).replace(valid=jnp.asarray(np.arange(9)[None] < lengths[:, None]))
-    hidden, _ = case.run(case.embed(end), lengths[:, None], np.ones((3, 1), bool), prefix)
-    for row, length in enumerate(lengths):
-        alone = np.concatenate([tokens[0, :length], end[row]])[None]
-        expected = case.expected(alone, np.arange(length + 1)[None])[0, -1]
-        np.testing.assert_allclose(case.logits(hidden)[row, 0], expected, **TIGHT)
-
-
-def test_invalid_positions_are_seen_by_nobody(case):
-    tokens = _tokens()
-    positions, valid = case.count(tokens)
-    valid[:, 4] = False
-    first = case.embed(tokens)
-    second = first.at[:, 4].multiply(-1.0)
-    hidden = [case.run(inputs, positions, valid)[0] for inputs in (first, second)]
-    np.testing.assert_array_equal(hidden[0][:, 5:], hidden[1][:, 5:])
-    assert np.abs(hidden[0][:, 4] - hidden[1][:, 4]).max() > 0.1
-
-
 def test_bfloat16_is_close(case):
     half = Coconut().on(dataclasses.replace(case.config, dtype=jnp.bfloat16))
     tokens = _tokens()
@@ -209,21 +175,6 @@ def test_bfloat16_is_close(case):
     error = np.abs(logits - expected)
     assert 1e-4 < error.max() < 0.1 * np.abs(expected).max()
     assert error.mean() < 0.02 * np.abs(expected).mean() + 0.02
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("noisy", [False, True])
-def test_last_positions_alone(case, noisy):
-    """The hidden states of the last positions, and the cache of all, are those of the whole pass."""
-    tokens = random_prompts(LENGTHS, SLOTS)
-    positions = case.first + jnp.cumsum(tokens.valid, axis=1) - 1
-    keys = jax.random.split(jax.random.key(1), tokens.valid.shape)
-    dropout = Dropout(keys, tokens.valid, 0.3) if noisy else None
-    inputs = (case.embed(tokens.tokens), positions, tokens.valid)
-    whole, cache = case.run(*inputs, dropout=dropout)
-    hidden, own = case.reasoner.forward(case.params, *inputs, dropout=dropout, last=2)
-    np.testing.assert_allclose(hidden, whole[:, -2:], **TIGHT)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, **TIGHT), own, cache)
 
 
 @pytest.mark.slow
@@ -243,23 +194,6 @@ def test_sequences_end_to_end(case, noisy, spare):
     real = np.asarray(tokens.valid)
     for ours, padded in zip(*((*each.keys, *each.values) for each in (own, cache)), strict=True):
         np.testing.assert_allclose(ours.swapaxes(1, 2)[real], padded.swapaxes(1, 2)[real], **TIGHT)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("config", [CONFIG, LLAMA], ids=["gpt2", "llama"])
-def test_remat_changes_nothing(config):
-    inputs = np.random.default_rng(2).normal(size=(2, 6, D)).astype(np.float32)
-    weights = np.random.default_rng(3).normal(size=inputs.shape)
-    count = np.broadcast_to(np.arange(6), (2, 6)), np.ones((2, 6), bool)
-
-    def loss(reasoner):
-        return lambda params: jnp.sum(reasoner.forward(params, inputs, *count)[0] * weights)
-
-    plain, remat = (Coconut().on(dataclasses.replace(config, n_layer=1, remat=remat)) for remat in (False, True))
-    params = random_tree(plain)
-    assert "remat" in str(jax.make_jaxpr(loss(remat))(params)), "the option must do something"
-    plain, again = (compiled(jax.value_and_grad(loss(reasoner)))(params) for reasoner in (plain, remat))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), plain, again)
 
 
 @pytest.mark.slow
@@ -331,7 +265,7 @@ def test_dropout_multiplies_masks_in_at_its_sites(name):
     keys = jax.random.split(jax.random.key(5), (1, 7))
     dropout = Dropout(keys, jnp.asarray([[True, True, False, True, True, True, True]]), 0.3)
     trace = compiled(case.reasoner.trace)
-    hidden, _, levels = trace(case.params, case.embed(tokens), positions, valid, jnp.asarray([6]), dropout=dropout)
+    hidden, _, levels = trace(case.params, case.embed(tokens), positions, valid, at_B=jnp.asarray([6]), dropout=dropout)
     hooks = _multiply_noise(case, dropout)
     noisy = case.outputs(tokens, positions)
     for hook in hooks:
@@ -347,7 +281,7 @@ def test_trace_is_every_level_of_the_row_alone(case):
     prompts, positions, valid = _padded(case)
     at = np.array([4, 9, 8])
     arguments = case.embed(prompts.tokens), positions, valid
-    hidden, cache, levels = compiled(case.reasoner.trace)(case.params, *arguments, at)
+    hidden, cache, levels = compiled(case.reasoner.trace)(case.params, *arguments, at_B=at)
     assert levels.shape == (3, case.config.n_layer + 1, D)
     for row, length in enumerate(LENGTHS):
         steps = case.first + np.arange(length)[None]
@@ -356,21 +290,3 @@ def test_trace_is_every_level_of_the_row_alone(case):
         np.testing.assert_allclose(levels[row], expected, **TIGHT)
     for traced, plain in zip(jax.tree.leaves((hidden, cache)), jax.tree.leaves(case.run(*arguments)), strict=True):
         np.testing.assert_allclose(traced, plain, rtol=0, atol=1e-5)
-
-
-def test_trace_behind_a_prefix_and_in_a_cache(case):
-    """`at` counts the positions of the call, wherever they are written."""
-    rows = [np.asarray(_tokens(1, length, seed=length)[0]) for length in (9, 6)]
-    heads, tails = [row[:-4] for row in rows], jnp.asarray([row[-4:] for row in rows])
-    prompts = pad_left(heads, 5)
-    _, prefix = case.run(case.embed(prompts.tokens), np.cumsum(prompts.valid, axis=1) - 1, prompts.valid)
-    cache, at = case.reasoner.empty_cache(2, 7), np.array([3, 1])
-    positions = prompts.lengths[:, None] + np.arange(4)[None]
-    trace = compiled(case.reasoner.trace)
-    arguments = case.params, case.embed(tails), positions, np.ones((2, 4), bool), at, prefix, cache, 2
-    _, own, levels = trace(*arguments)
-    np.testing.assert_array_equal(own.valid, np.broadcast_to((np.arange(7) >= 2) & (np.arange(7) < 6), (2, 7)))
-    for row, tokens in enumerate(rows):
-        states = case.outputs(tokens[None], np.arange(len(tokens))[None]).hidden_states
-        expected = np.stack([state[0, len(heads[row]) + at[row]].numpy() for state in states])
-        np.testing.assert_allclose(levels[row], expected, **TIGHT)

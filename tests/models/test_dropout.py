@@ -16,7 +16,6 @@ row_keys = compiled(noise.row_keys)
 prompt_dropout = compiled(noise.prompt_dropout, static=("rate", "where"))
 latent_dropout = compiled(noise.latent_dropout, static=("rate", "where"))
 answer_dropout = compiled(noise.answer_dropout, static=("rate", "where"))
-gate_dropout = compiled(noise.gate_dropout, static=("rate",))
 
 
 def _noise(rows=ROWS, length=LENGTH, seed=0, rate=RATE, active=True) -> Dropout:
@@ -102,23 +101,6 @@ def test_keys_that_were_folded_from_neighbouring_numbers_are_independent():
         assert abs(_correlation(kept[8:], kept[:-8])) < SIGMAS
 
 
-def test_a_rollout_s_mask_is_that_of_all_its_steps():
-    """Of one site; other rollouts, of the same prompt or another, and other sites have masks of their own."""
-    rows, steps = row_keys(jax.random.key(0), jnp.arange(2000) // 8, jnp.arange(2000) % 8), jnp.arange(1, 5)
-    noises = [latent_dropout(rows, steps, jnp.zeros((2000, 4), bool), rate=RATE, where="rollout")]
-    noises += [latent_dropout(rows, t[None], jnp.zeros((2000, 1), bool), rate=RATE, where="rollout") for t in steps]
-    masks = [_kept(each, site) for each in noises for site in (0, 1, 4)]
-    for site, kept in enumerate(masks[:3]):
-        assert (kept == kept[:, :1]).all()
-        assert _within(kept[:, 0].sum(), kept[:, 0].size, 1 - RATE)
-        for distance in (1, 8):
-            assert abs(_correlation(kept[distance:, 0], kept[:-distance, 0])) < SIGMAS
-        assert abs(_correlation(kept[:, 0], masks[(site + 1) % 3][:, 0])) < SIGMAS
-        assert all((masks[3 * t + site] == kept[:, :1]).all() for t in steps)  # step by step, as rollouts ask for it
-    assert noise.prompt_dropout(rows, jnp.ones((2000, 4), bool), RATE, "rollout") is None
-    assert noise.answer_dropout(rows, steps, RATE, "rollout") is None
-
-
 @pytest.mark.parametrize("change", [(1, 0), (0, 1), (1, -1), (1 << 16, -(1 << 16))])
 def test_each_bit_of_the_key_counts(change):
     """Keys that differ in little, in one word or so that the sum of both stays, have independent masks."""
@@ -127,24 +109,6 @@ def test_each_bit_of_the_key_counts(change):
     keys, others = (jax.random.wrap_key_data(jnp.asarray(x)) for x in (words, changed))
     dropout = _noise()
     assert abs(_correlation(_kept(dropout.replace(keys_BL=keys)), _kept(dropout.replace(keys_BL=others)))) < SIGMAS
-
-
-def test_no_two_positions_share_a_key():
-    rows = row_keys(jax.random.key(0), jnp.repeat(jnp.arange(6), 4), jnp.tile(jnp.arange(4), 6))
-    parts = (
-        prompt_dropout(rows, jnp.ones((24, 9), bool), rate=RATE, where="all"),
-        latent_dropout(rows, jnp.arange(1, 8), jnp.zeros((24, 7), bool), rate=RATE, where="thought"),
-        answer_dropout(rows, jnp.arange(8), rate=RATE, where="all"),
-        gate_dropout(rows, jnp.arange(1, 8), rate=RATE),
-    )
-    words = np.asarray(jax.random.key_data(jnp.concatenate([part.keys_BL for part in parts], axis=1)))
-    assert len(np.unique(words.reshape(-1, 2), axis=0)) == 24 * (9 + 7 + 8 + 7)
-
-
-def test_streams_and_steps_have_keys_of_their_own():
-    keys = [noise.stream_key(jax.random.key(0), stream, step) for stream in noise.STREAMS for step in range(5)]
-    words = {tuple(np.asarray(jax.random.key_data(key))) for key in keys}
-    assert len(words) == 5 * len(noise.STREAMS)
 
 
 def test_a_mask_depends_on_its_position_s_key_alone():
@@ -174,31 +138,6 @@ def test_inactive_and_uncovered_positions_are_untouched():
     np.testing.assert_array_equal(y[:, :LENGTH][active], drop(x[:, :LENGTH], _noise(), site=1)[active])
 
 
-def test_rate_zero_and_no_noise_are_the_identity():
-    x = jax.random.normal(jax.random.key(1), (ROWS, LENGTH, WIDTH))
-    assert drop(x, None, 0) is x
-    assert drop(x, _noise(rate=0.0), 0) is x
-    keys, ones = noise.row_keys(jax.random.key(0), jnp.arange(2)), jnp.ones((2, 3), bool)
-    assert noise.prompt_dropout(keys, ones, 0.0, "all") is None
-    assert noise.latent_dropout(keys, jnp.arange(1, 4), ones, 0.0, "all") is None
-    assert noise.answer_dropout(keys, jnp.arange(3), 0.0, "all") is None
-    assert noise.prompt_dropout(keys, ones, RATE, "latents") is None
-    assert noise.answer_dropout(keys, jnp.arange(3), RATE, "thought") is None
-
-
 def test_sites_have_distinct_numbers():
     numbers = [site_number(layer, name) for layer in range(6) for name in SITES]
     assert len(set(numbers)) == len(numbers)
-
-
-def test_stop_uniforms_are_uniform_and_apart_from_the_masks():
-    keys = noise.row_keys(jax.random.key(0), jnp.arange(8000))
-    first, second = (np.asarray(noise.stop_uniforms(keys, step)) for step in (jnp.int32(1), jnp.int32(2)))
-    for uniform in (first, second):
-        counts = np.histogram(uniform, bins=10, range=(0, 1))[0]
-        assert all(_within(count, 8000, 0.1) for count in counts)
-    assert abs(np.corrcoef(first, second)[0, 1]) < SIGMAS / np.sqrt(8000)
-    not_last = jnp.zeros((8000, 1), bool)
-    kept = _kept(latent_dropout(keys, jnp.arange(1, 2), not_last, rate=RATE, where="thought"), width=4)
-    for unit in range(4):
-        assert abs(np.corrcoef(first, kept[:, 0, unit])[0, 1]) < SIGMAS / np.sqrt(8000)

@@ -91,12 +91,6 @@ def test_law_is_the_enumeration_of_all_stop_paths(logits, forced):
     np.testing.assert_allclose(np.exp(law(logits, forced=forced)), _paths(logits, forced), rtol=1e-3, atol=1e-7)
 
 
-def test_law_by_hand():
-    logits = special.logit(np.array([0.5, 0.25, 0.1]))
-    np.testing.assert_allclose(np.exp(law(logits, forced=False)), [0.5, 0.125, 0.0375], rtol=1e-5)
-    np.testing.assert_allclose(np.exp(law(logits, forced=True)), [0.5, 0.125, 0.375], rtol=1e-5)
-
-
 def test_forced_stop_sends_no_gradient_to_the_last_decision():
     logits = jnp.linspace(-1, 1, STEPS)
     gradient = jax.grad(lambda x: first_stop_log_probs(x, True)[-1])(logits)

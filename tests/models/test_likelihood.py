@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import small_steps
 from scipy import special
 from small_steps import (
     CONFIG,
@@ -14,13 +13,10 @@ from small_steps import (
     OBJECTIVE,
     POLICY,
     STAGES,
-    batch_of,
-    difference,
     imitation_batch,
     prompted_batch,
     rigged_reward,
     small_params,
-    take_steps,
 )
 from tiny import last_axes
 
@@ -130,13 +126,6 @@ def test_of_equals_the_first_is_the_likeliest(tiles, size):
     np.testing.assert_array_equal(likeliest, expected)
 
 
-def test_nobody_asks_for_anything(tiles):
-    tiles(*SIZES["both cut"])
-    hidden, head, tokens, _, seen = _work(jnp.float32)[0]
-    (_, found), gradients = _gradients(hidden, head, tokens, jnp.zeros_like(tokens, bool), 0 * seen)
-    assert not any(np.asarray(x).any() for x in (found[0], *gradients))
-
-
 def test_no_time_is_spent_on_what_nobody_asks_for(tiles):
     """What is not finite there would be so in the head's gradient."""
     tiles(2, 24, 1, 8)
@@ -183,17 +172,3 @@ def test_no_logits_of_a_step_are_whole(tiles, stage):
     tiles(*SIZES["both cut"])
     jax.clear_caches()
     assert V not in last_axes(gradient, params, batch)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("cpu_devices")
-@pytest.mark.parametrize("stage", ["rl", "imitate"])
-def test_steps_are_the_same_in_tiles(tiles, monkeypatch, stage):
-    """On devices that share the parameters, in micro-batches."""
-    how = (stage, [batch_of(stage)], 2, 2, 2)
-    expected = take_steps(*how)
-    monkeypatch.setattr(small_steps, "sharded_step", small_steps.sharded_step.__wrapped__)
-    tiles(*SIZES["both cut"])
-    ours = take_steps(*how)
-    assert difference(ours.gradient, expected.gradient) < 1e-4
-    assert ours.metrics[0] == pytest.approx(expected.metrics[0], rel=1e-4)

@@ -12,7 +12,6 @@ from tiny import EOS, FAST, PAD, keys_of
 from slpo_jax.models.packing import most_used, pack
 from slpo_jax.policy.rollout import Trajectories
 from slpo_jax.policy.score import Capacity, capacities, smallest_capacity
-from slpo_jax.training.objectives.objective import switch_with_gradient
 from slpo_jax.training.rl import roll_out
 
 USED = np.array([[1, 1, 0], [0, 0, 0], [1, 0, 0], [1, 1, 1]], bool)  # two prompts of two rollouts
@@ -34,12 +33,6 @@ def test_packing_and_unpacking_gives_used_slots_back(shape):
     back = packing.unpacked(packing.packed(jnp.asarray(x)))
     assert back.shape == x.shape
     np.testing.assert_array_equal(np.asarray(back)[USED], x.astype(np.float32)[USED])
-
-
-def test_typed_keys_can_be_packed():
-    keys = keys_of(12).reshape(4, 3)
-    packed = pack(jnp.asarray(USED), 2, capacity=4).packed(keys)
-    assert (packed[1] == keys[jnp.array([2, 3, 3, 3]), jnp.array([0, 0, 1, 2])]).all()
 
 
 def test_a_move_has_the_gradient_of_the_gather_it_is():
@@ -86,22 +79,6 @@ def test_smallest_capacity_that_is_enough(lengths, answers, choice):
     trajectories = _trajectories(lengths, answers)
     assert int(smallest_capacity(policy, choices, trajectories, 2)) == choice
     assert int(smallest_capacity(policy, choices[-1:], trajectories, 2)) == 0
-
-
-def test_switch_gives_the_chosen_branchs_gradient():
-    branches = [lambda p, c, n=n: (n * jnp.sum(p["w"] ** n) * c, p["w"] + n) for n in (1, 2, 3)]
-    params, constant = {"w": jnp.array([2.0, 3.0])}, jnp.float32(0.5)
-
-    def doubled(params, index):
-        loss, aux = switch_with_gradient(index, branches, params, constant)
-        return 2 * loss, aux
-
-    graded = jax.jit(jax.value_and_grad(doubled, has_aux=True))
-    for index, n in enumerate((1, 2, 3)):
-        (loss, aux), grads = graded(params, jnp.int32(index))
-        np.testing.assert_allclose(loss, n * (2.0**n + 3.0**n))
-        np.testing.assert_allclose(grads["w"], n * n * np.array([2.0, 3.0]) ** (n - 1))
-        np.testing.assert_allclose(aux, np.array([2.0, 3.0]) + n)
 
 
 REWARDS = jnp.array([[1.0, 0.0, 0.0], [0.0, 1.0, 1.0], [1.0, 1.0, 0.0], [0.0, 0.0, 1.0]])

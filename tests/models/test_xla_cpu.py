@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from small_steps import GROUP, OPTIMIZER, ROLLOUT, STAGES, batch_of, prompted_batch, rigged_reward, small_params
-from tiny import policy_of
-from tiny_llama import LLAMA, random_tree
+from tiny import policy_of, random_tree
+from tiny_llama import LLAMA
 
 from slpo_jax.checkpoints.architectures.coconut import Coconut
 from slpo_jax.io.mesh import device_mesh, shard_rows

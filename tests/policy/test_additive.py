@@ -79,17 +79,6 @@ def test_draws_are_normal_around_the_transition(rolled, means):
     assert np.abs(off).max() < 5 / len(draws) ** 0.5
 
 
-def test_steps_and_rollouts_draw_apart(rolled, means):
-    full = np.asarray(LENGTHS) == T
-    by_step = np.stack([_noise(rolled, means, step)[full[np.asarray(LENGTHS) > step]] for step in range(T)])
-    for a in range(T):
-        for b in range(a):
-            assert abs(np.corrcoef(by_step[a].ravel(), by_step[b].ravel())[0, 1]) < 5 / by_step[a].size ** 0.5
-    first = _noise(rolled, means, 0)
-    assert len(np.unique(first[:, 0].round(5))) > 0.99 * ROWS
-    assert abs(np.corrcoef(first[1:].ravel(), first[:-1].ravel())[0, 1]) < 5 / first.size**0.5
-
-
 def test_log_prob_is_the_density(rolled, means):
     trajectories, scores = rolled
     assert scores.action_log_probs.shape == (ROWS, T)
@@ -103,17 +92,6 @@ def test_log_prob_is_the_density(rolled, means):
 def test_a_noiseless_pass_draws_the_means(rolled, means):
     took = np.arange(T) < np.asarray(LENGTHS)[:, None]
     np.testing.assert_allclose(np.asarray(rolled[1].actions)[took], means[took], rtol=0, atol=1e-4)
-
-
-@pytest.mark.slow
-def test_without_noise_it_is_the_reasoner_s_own_run(params):
-    """What is evaluated greedily: the additive latent policy without its noise is the latent one."""
-    prompts, keys = take_rows(PROMPTS, range(3)), keys_of(3)
-    quiet, latent = POLICY.without_noise(), policy_of(dataclasses.replace(CLEAN, latent_policy_noise=False))
-    ours, theirs = (compiled(sample, policy)(params, prompts, keys, LENGTHS[:3]) for policy in (quiet, latent))
-    np.testing.assert_array_equal(ours.tokens, theirs.tokens)
-    np.testing.assert_allclose(ours.actions, theirs.actions, rtol=0, atol=1e-6)
-    np.testing.assert_allclose(ours.actions[0, 0], ours.actions[1, 0], atol=1e-6)
 
 
 def test_surrogate_passes_draw_anew_by_their_keys(params, rolled):

@@ -48,15 +48,6 @@ def test_no_gradient_and_nothing_where_all_are_equal(advantage):
         np.testing.assert_allclose(advantage(jnp.full(8, value)), np.full(8, expected), rtol=1e-5, atol=0)
 
 
-@pytest.mark.parametrize("advantage", EACH)
-def test_one_group_at_a_time(advantage):
-    with pytest.raises(AssertionError):
-        advantage(jnp.zeros((2, 4)))
-    groups = jnp.array([[1.0, 0, 0, 1], [0, 0, 0, 1]])
-    both = jax.vmap(advantage)(groups)
-    np.testing.assert_allclose(both[1], advantage(groups[1]), rtol=1e-6)
-
-
 GROUPS = [(group, k) for group in range(2, 6) for k in range(1, group)]
 
 

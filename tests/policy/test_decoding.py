@@ -1,7 +1,6 @@
 """Greedy answers and latents of published checkpoints, against transformers one unpadded problem at a time."""
 
 import dataclasses
-import json
 
 import numpy as np
 import pytest
@@ -13,8 +12,7 @@ from published import (
     codi_hugging_face,
     codi_original,
 )
-from published_bases import FIXED, arguments, base_gguf, base_gpt2, base_llama, decode_here, write_config, written
-from small_run import run
+from published_bases import FIXED, base_gguf, base_gpt2, base_llama, decode_here, written
 
 TOLERANCE = 4e-4  # of latents of size 1: rounding grows from one to the next, in one row to 1.3e-4
 LAYOUTS = {
@@ -63,32 +61,6 @@ def decode_at_once(case, folder):
 def test_decodes_as_a_slow_loop(layout, tmp_path):
     case = written(*LAYOUTS[layout])
     tokens, latents = decode_at_once(case, tmp_path)
-    check_answers(case, tokens)
-    check_latents(case, latents)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("layout", ["COCONUT in Hugging Face's layout", "CODI's own, Llama"])
-def test_the_command_decodes_as_a_slow_loop(layout, tmp_path):
-    """In batches of different lengths, and what it writes."""
-    case = written(*LAYOUTS[layout])
-    write_config(tmp_path)
-    done = run(*arguments(case.settings), "--workdir=work", folder=tmp_path)
-    assert done.status == 0, done.stderr
-    rows = [json.loads(line) for line in (tmp_path / "work/eval/questions.jsonl").read_text().splitlines()]
-    assert [row["question"] for row in rows] == QUESTIONS
-    assert {row["latent_steps"] for row in rows} == {6}
-    check_answers(case, [row["completion_tokens"] for row in rows])
-    stored = np.load(tmp_path / "work/eval/questions.latents.npz")
-    assert stored["latent_steps"].tolist() == [6] * len(rows)
-    check_latents(case, stored["latents"])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("write", "backbone"), [(coconut_original, "llama"), (codi_original, "gpt2")])
-def test_one_row_at_a_time(write, backbone, tmp_path):
-    case = written(write, backbone, True)
-    tokens, latents = decode_here(case.settings | {"evaluate.batch_size": 1}, tmp_path)
     check_answers(case, tokens)
     check_latents(case, latents)
 

@@ -6,8 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from scipy import special, stats
-from small_steps import GROUP
+from scipy import special
 from tiny import (
     PAD,
     REASONER,
@@ -23,14 +22,12 @@ from tiny import (
 
 from slpo_jax.errors import UserError
 from slpo_jax.policy.latent_policies import LATENT_POLICIES
-from slpo_jax.policy.prompted import PromptedBatch, repeat_rows
+from slpo_jax.policy.prompted import repeat_rows
 from slpo_jax.policy.rollout import sample
 from slpo_jax.policy.score import score
-from slpo_jax.training.objectives import OBJECTIVES
 
 TopK = LATENT_POLICIES["gumbel_top_k"]
 SOFT_GRPO = {"top_k": 5, "least": 1, "most": 5, "shift": 0.0, "tau": 0.1, "likelihood": "clipped"}
-NOT_CUT = {"top_p": 1.0, "down": None, "up": None, "shift": 0.0, "likelihood": "exact"}
 
 
 def _drawer(**settings):
@@ -84,26 +81,6 @@ def test_scores_are_a_loop_s(settings, soft):
     clean = jax.device_get(_drawer(**settings)(logits))
     assert (clean["ids"][:, 0] == logits.argmax(axis=1)).all()
     assert (np.diff(clean["scores"], axis=1) <= 0).all()
-
-
-def test_without_cuts_the_likelihood_is_the_scores_joint_density():
-    """Of all three tokens: scipy's, whose sum over a grid is 1; and as often as that says, scores come."""
-    log_p = np.log([0.5, 0.3, 0.2])
-    latent_policy = TopK(least=3, most=3, **NOT_CUT)
-    axis = np.linspace(-5, 12, 120)
-    grid = np.stack(np.meshgrid(axis, axis, axis, indexing="ij"), axis=-1).reshape(-1, 3)
-    where = jnp.broadcast_to(jnp.asarray(log_p, jnp.float32), grid.shape)
-    found = np.asarray(latent_policy.log_prob(jnp.asarray(grid, jnp.float32), where))
-    np.testing.assert_allclose(found, stats.gumbel_r(loc=log_p).logpdf(grid).sum(axis=-1), rtol=1e-4, atol=1e-3)
-    assert np.exp(found.astype(np.float64)).sum() * (axis[1] - axis[0]) ** 3 == pytest.approx(1, abs=2e-3)
-    logits = np.broadcast_to(log_p.astype(np.float32), (4000, 3))
-    drawn = jax.device_get(_drawer(least=3, most=3, **NOT_CUT)(logits, keys_of(4000)))
-    for token in range(3):
-        of_token = drawn["scores"][drawn["ids"] == token]
-        assert stats.kstest(of_token, stats.gumbel_r(loc=log_p[token]).cdf).pvalue > 1e-3
-    # The token of the highest score is one that is drawn from p (Gumbel's trick).
-    counts = np.bincount(drawn["ids"][:, 0], minlength=3)
-    assert stats.chisquare(counts, 4000 * np.exp(log_p)).pvalue > 1e-3
 
 
 def _finite_differences(value, x):
@@ -216,41 +193,6 @@ def test_rollouts_and_their_likelihoods_are_a_loop_s():
             log_q = special.log_softmax(slow.logits(slow.hidden(inputs)[-1]) / 0.6)[token]
             assert float(scores.token_log_probs[row, slot]) == pytest.approx(log_q, abs=2e-4)
             inputs = np.concatenate([inputs, slow.embed([token])])
-
-
-@pytest.mark.slow
-def test_an_update_is_of_steps_their_end_and_tokens():
-    """The gradient that the objective grpo has of a group is the sum of those of its choices, weighted by hand."""
-    policy, params = policy_of(CONFIG, REASONER, "gumbel_top_k", halt_id=END), both_params()
-    batch = PromptedBatch(PROMPTS, np.zeros((4, 0), np.uint8), np.arange(4, dtype=np.int32))
-    rewards = jnp.array([[1.0, 0, 0]] * 3 + [[0.0, 1, 1]])
-    objective = OBJECTIVES["grpo"](reduction="sum", tempered=True)
-
-    @compiled
-    def run(params):
-        made = sample(policy, params, repeat_rows(PROMPTS, GROUP), keys_of(12), T)
-        advantages_N = objective.advantages(rewards).reshape(-1)
-        fed_NT = jnp.arange(T)[None] < made.lengths[:, None]
-        spoken_NA = jnp.cumsum(made.tokens == ROLLOUT.eos_ids[0], axis=1) - (made.tokens == ROLLOUT.eos_ids[0]) == 0
-
-        def by_hand(params):
-            steps = jnp.broadcast_to(advantages_N[:, None], (12, T))
-            scores = score(policy, params, PROMPTS, made, None, advantages_NT=steps, temperature=0.6)
-            total_N = jnp.sum(scores.action_log_probs, axis=1, where=fed_NT)
-            total_N += jnp.where(made.lengths < T, scores.halting_log_prob, 0.0)
-            total_N += jnp.sum(scores.token_log_probs, axis=1, where=spoken_NA)
-            return -jnp.sum(advantages_N * total_N) / GROUP
-
-        def loss(params):
-            return objective(policy, params, batch, made, rewards, jax.random.key(0))[0]
-
-        return made.lengths, jax.grad(loss)(params), jax.grad(by_hand)(params)
-
-    lengths, found, expected = run({**params, "latent_policy": {}})
-    assert {0, T} <= set(np.asarray(lengths).tolist())
-    largest = max(float(abs(leaf).max()) for leaf in jax.tree.leaves(expected))
-    assert largest > 1e-3
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4 * largest), found, expected)
 
 
 @pytest.mark.parametrize(

@@ -53,16 +53,6 @@ def test_with_its_own_noise_every_prefix_of_a_rollout_goes_on_as_it_did(params, 
     assert np.abs(other.actions[:, 2:] - made.actions[:, 2:]).max() > 0.01
 
 
-def test_without_noise_every_completion_is_the_greedy_run(params, prompts):
-    config = dataclasses.replace(ROLLOUT, stopping="threshold", dropout_rate=0.0)
-    greedy = sampled(params, prompts, keys_of(len(LENGTHS)), 0.6, config=config)
-    for steps in (0, 1, 3):
-        for seed in (1, 2):
-            again = continued(params, prompts, keys_of(len(LENGTHS), seed), greedy, steps, 0.6, config=config)
-            assert again.tokens.tolist() == greedy.tokens.tolist()
-            assert again.lengths.tolist() == greedy.lengths.tolist()
-
-
 def test_a_foreign_prefix_is_gone_on_from(params, prompts):
     """Any vectors are fed as they are, and thought about further, as in a slow loop."""
     config = dataclasses.replace(ROLLOUT, stopping="length", dropout_rate=0.0)

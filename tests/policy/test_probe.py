@@ -5,7 +5,7 @@ import numpy as np
 from scipy import special
 from tiny import CONFIG, ROLLOUT, SlowReasoner, both_params, compiled, policy_of, random_prompts, real_tokens
 
-from slpo_jax.policy.probe import NEAREST, probe
+from slpo_jax.policy.explain import NEAREST, probe
 
 
 def test_the_tokens_nearest_to_a_latent_are_of_the_state_that_made_it():

@@ -12,7 +12,6 @@ from tiny import (
     EOS,
     PAD,
     ROLLOUT,
-    USUAL,
     SlowReasoner,
     both_params,
     compiled,
@@ -21,14 +20,12 @@ from tiny import (
     policy_of,
     random_prompts,
     real_tokens,
-    rollout,
     run_rollout,
     slow_factors,
     take_rows,
 )
 
 from slpo_jax.policy import noise
-from slpo_jax.policy.rollout import Trajectories, replay
 from slpo_jax.policy.stop_answers import decode_candidates
 
 LENGTHS = (4, 7, 2, 6, 3, 7)  # of the prompts
@@ -42,14 +39,7 @@ def _candidates(params, prompts, keys, config, min_latents):
     return decode_candidates(policy_of(config), params, prompts, keys, min_latents)
 
 
-def _replayed(params, prompts, keys, lengths, config):
-    made = Trajectories(None, lengths, None, keys)
-    return replay(policy_of(config), params, prompts, made).actions
-
-
 candidates = compiled(_candidates, static=("config", "min_latents"))
-replayed_actions = compiled(_replayed, static=("config",), options=USUAL)
-usual_rollout = compiled(rollout, static=("config",), options=USUAL)
 
 
 @pytest.fixture(scope="module")
@@ -65,14 +55,6 @@ def prompts():
 @pytest.fixture(scope="module")
 def slow(params):
     return SlowReasoner(params["reasoner"])
-
-
-def test_candidates_answers_may_outgrow_their_first_cache(params, prompts):
-    """Of 200 tokens, for which a cache grows twice."""
-    config = dataclasses.replace(ROLLOUT, answer_slots=200)
-    keys = jax.random.split(jax.random.key(0), ROWS)
-    _, tokens = jax.eval_shape(lambda *given: _candidates(*given, config, 2), params, prompts, keys)
-    assert tokens.shape == (ROWS, T - 1, 200)
 
 
 def _clean(config):
@@ -194,109 +176,6 @@ def test_a_row_does_not_know_its_company(params, prompts):
     free = np.flatnonzero(np.asarray(together.lengths) < T)  # the others were stopped at T
     assert len(free) >= 3
     _assert_same_rows(*(jax.tree.map(lambda x: x[free], result) for result in (roomy, together)))
-
-
-@pytest.mark.slow
-def test_rollouts_of_a_prompt_differ_and_are_reproducible(params, prompts):
-    one = take_rows(prompts, [1] * ROWS)
-    keys = keys_of(ROWS)
-    first, again = (run_rollout(params, one, keys, config=ROLLOUT, stop_rule=THOUGHTS) for _ in range(2))
-    jax.tree.map(np.testing.assert_array_equal, first.replace(keys=None), again.replace(keys=None))
-    latents = np.asarray(first.actions)
-    for i in range(ROWS):
-        for j in range(i):
-            assert np.abs(latents[i, 0] - latents[j, 0]).max() > 1e-2, "rollouts must not share masks"
-    prompt_clean = dataclasses.replace(BY_LENGTH, dropout_where="latents")
-    latents = run_rollout(params, one, keys, config=prompt_clean, stop_rule=np.full(ROWS, T, np.int32)).actions
-    np.testing.assert_allclose(latents[:, 0], latents[:1, 0].repeat(ROWS, 0), atol=1e-6)
-    assert np.abs(latents[1:, 1] - latents[:1, 1]).max(axis=1).min() > 1e-2
-
-
-def test_no_latents_at_all(params, prompts, slow):
-    """max_latents 0: the end marker follows the question (the no-thought setting)."""
-    config = dataclasses.replace(_clean(BY_LENGTH), max_latents=0)
-    result = run_rollout(params, prompts, keys_of(ROWS), config=config, stop_rule=np.zeros(ROWS, np.int32))
-    assert result.actions.shape == (ROWS, 0, CONFIG.n_embd)
-    assert not np.any(result.lengths)
-    slow.factors = {}
-    for row in range(ROWS):
-        prompt = real_tokens(prompts, row)
-        np.testing.assert_array_equal(result.tokens[row], slow.answer(prompt, slow.think(prompt, 0), config))
-
-
-@pytest.mark.slow
-def test_sampled_answers(params, prompts, slow):
-    """At a temperature the first token follows the tempered softmax of the slow loop's logits."""
-    rows = 4000
-    config = dataclasses.replace(_clean(BY_LENGTH), temperature=2.0, answer_slots=1)
-    many, rule = take_rows(prompts, [2] * rows), np.full(rows, 2, np.int32)
-    result = run_rollout(params, many, keys_of(rows), config=config, stop_rule=rule)
-    slow.factors = {}
-    prompt = real_tokens(prompts, 2)
-    inputs = np.concatenate([slow.embed(prompt), slow.think(prompt, 2), slow.embed(config.closing_ids)])
-    law = special.softmax(slow.logits(slow.hidden(inputs)[-1:])[0].astype(np.float64) / 2)
-    counts = np.bincount(np.asarray(result.tokens)[:, 0], minlength=CONFIG.vocab_size)
-    groups = np.array_split(np.argsort(law), 12)  # rare tokens and likely ones, each with its own kind
-    expected = [rows * law[group].sum() for group in groups]
-    assert min(expected) > 5
-    assert stats.chisquare([counts[group].sum() for group in groups], expected).pvalue > 1e-4
-    assert np.corrcoef(counts, law)[0, 1] > 0.98
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("where", ["rollout", "all"])
-def test_replay_is_the_rollout_s(params, prompts, where):
-    """With the default's noise, and with the latent policy's own, in test_objectives.py."""
-    config = dataclasses.replace(BY_LENGTH, dropout_where=where)
-    keys = keys_of(ROWS, seed=3)
-    result = usual_rollout(params, prompts, keys, config=config, stop_rule=THOUGHTS)
-    config = dataclasses.replace(config, stopping="sample")
-    again = replayed_actions(params, prompts, keys, result.lengths, config=config)
-    np.testing.assert_array_equal(again, result.actions)
-
-
-@pytest.fixture(scope="module")
-def weighted(params, prompts):
-    """(reasoner's parameters, weights [N, T, D]) -> the weighted sum of the replayed latents, and its gradient."""
-    keys, lengths = keys_of(ROWS), jnp.asarray(THOUGHTS)
-
-    def value(reasoner, weights):
-        both = {**params, "reasoner": reasoner}
-        return jnp.sum(weights * _replayed(both, prompts, keys, lengths, ROLLOUT))
-
-    return compiled(value), compiled(jax.grad(value))
-
-
-@pytest.mark.slow
-def test_replay_s_gradient_is_the_finite_difference(params, weighted):
-    value, gradient_of = weighted
-    rng = np.random.default_rng(0)
-    weights = rng.normal(size=(ROWS, T, CONFIG.n_embd)).astype(np.float32)
-    gradient = gradient_of(params["reasoner"], weights)
-
-    def slope(direction, step):
-        up, down = (jax.tree.map(lambda p, d, s=s: p + s * d, params["reasoner"], direction) for s in (step, -step))
-        return (value(up, weights) - value(down, weights)) / (2 * step)
-
-    leaves, tree = jax.tree.flatten(jax.tree.map(np.asarray, gradient))
-    norm = np.sqrt(sum(np.sum(g**2) for g in leaves))
-    along_itself = jax.tree.unflatten(tree, [g / norm for g in leaves])
-    assert slope(along_itself, 1e-3) == pytest.approx(norm, rel=0.02)
-    for leaf in range(0, len(leaves), 3):  # the largest coordinate of every third array
-        direction = [np.zeros_like(g) for g in leaves]
-        at = np.unravel_index(np.abs(leaves[leaf]).argmax(), leaves[leaf].shape)
-        direction[leaf][at] = 1
-        expected = float(leaves[leaf][at])
-        assert slope(jax.tree.unflatten(tree, direction), 2e-3) == pytest.approx(expected, rel=0.03, abs=0.02)
-
-
-@pytest.mark.slow
-def test_replay_reaches_the_prompt_from_the_last_latent(params, prompts, weighted):
-    """The path goes through all the latents, back to the tokens of the row's own prompt and no others."""
-    weights = np.zeros((ROWS, T, CONFIG.n_embd), np.float32)
-    weights[1, T - 1] = np.arange(CONFIG.n_embd)
-    gradient = np.asarray(weighted[1](params["reasoner"], weights)["backbone"]["wte"])
-    np.testing.assert_array_equal(np.flatnonzero(np.abs(gradient).max(axis=1)), np.unique(real_tokens(prompts, 1)))
 
 
 @pytest.mark.parametrize(

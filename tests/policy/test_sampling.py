@@ -79,14 +79,6 @@ def test_no_temperature_is_greedy_whatever_is_cut(keys):
     np.testing.assert_array_equal(draw(keys[:3], logits, 0.0, 2, 0.5), [3, 4, 5])
 
 
-def test_each_slot_draws_anew():
-    rows = noise.row_keys(jax.random.key(0), jnp.arange(DRAWS))
-    logits = jnp.broadcast_to(LOGITS, (DRAWS, len(LOGITS)))
-    first, second = (np.asarray(draw(noise.token_keys(rows, jnp.int32(slot)), logits, 1.0)) for slot in (0, 1))
-    equal, law = (first == second).mean(), _law(1.0, 0, 1.0)
-    assert abs(equal - (law**2).sum()) < SIGMAS * np.sqrt(0.25 / DRAWS)
-
-
 def test_no_two_draws_of_a_row_share_a_key():
     """Over kinds of noise and places; nor do the stages' streams and steps share the key that they begin with."""
     rows, places, seen = noise.row_keys(jax.random.key(0), jnp.arange(2)), jnp.arange(40), jnp.ones((2, 40), bool)

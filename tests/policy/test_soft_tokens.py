@@ -29,7 +29,6 @@ from slpo_jax.errors import UserError
 from slpo_jax.policy.latent_policies import LATENT_POLICIES
 from slpo_jax.policy.latent_policies.gumbel import concrete_log_prob
 from slpo_jax.policy.rollout import replay, sample
-from slpo_jax.policy.sampling import draw_tokens
 from slpo_jax.policy.score import score
 from slpo_jax.training.objectives import OBJECTIVES
 
@@ -91,41 +90,6 @@ def test_soft_thoughts_are_the_slow_loop_s(cuts):
 def test_a_policy_says_whether_its_thought_has_a_likelihood(name):
     reasoner = REASONER if name != "colar" else colar.Colar(4, gaussian=True).on(CONFIG)
     assert (LATENT_POLICIES[name]()(reasoner, GATE).log_prob is not None) == LATENT_POLICIES[name].has_likelihood
-
-
-@pytest.mark.parametrize(
-    ("objective", "latent_policies"),
-    [
-        ("exact", "additive, colar, noisy_soft, gumbel, gumbel_top_k, hybrid"),
-        ("pathwise", "additive, colar, noisy_soft, gumbel, gumbel_top_k"),
-    ],
-)
-def test_a_thought_without_noise_is_told_those_that_have_some(objective, latent_policies):
-    with pytest.raises(UserError, match=rf"[ (]{latent_policies}[,)]"):
-        OBJECTIVES[objective]().check("key", policy_of(_config(), REASONER, "soft"), 4)
-
-
-def test_a_block_of_the_likeliest_tokens_is_plain_decoding():
-    """One token of weight 1 is that token: T of them and A - T tokens are the A tokens of T = 0."""
-    params, slots = both_params(), ROLLOUT.answer_slots
-    soft = policy_of(_config(answer_slots=slots - STEPS, eos_ids=(-1,)), REASONER, "soft", **HARD)
-    plain = policy_of(_config(0, eos_ids=(-1,)), REASONER, "soft")
-    block, tokens = compiled(
-        lambda params: [
-            sample(policy, params, PROMPTS, keys_of(3), policy.config.max_latents) for policy in (soft, plain)
-        ]
-    )(params)
-    np.testing.assert_array_equal(block.tokens, tokens.tokens[:, STEPS:])
-    fed = REASONER.embed(params["reasoner"], tokens.tokens[:, :STEPS])
-    np.testing.assert_array_equal(block.actions, fed)
-
-
-def test_kept_tokens_are_drawn_as_tokens_are():
-    """What a mixture is made of is what sampling with these cuts can draw."""
-    logits = jnp.asarray(np.random.default_rng(0).normal(size=(2000, 12)) * 2, jnp.float32)
-    kept, ids = LATENT_POLICIES["soft"](temperature=0.7, top_k=6, top_p=0.8, min_p=0.0, most=0).of(logits)
-    drawn = draw_tokens(keys_of(2000), logits, 0.7, 6, 0.8)
-    assert jnp.any((ids == drawn[:, None]) & jnp.isfinite(kept), axis=1).all()
 
 
 @pytest.fixture(scope="module")
@@ -261,22 +225,6 @@ def test_concrete_density_is_the_integral_over_the_gumbels():
     assert np.isfinite(gradient).all()
 
 
-def test_towards_zero_a_gumbel_mixture_is_a_sampled_token():
-    """And its cross-entropy that token's likelihood: REINFORCE on what was fed."""
-    policy = policy_of(_config(1, answer_slots=1), REASONER, "gumbel", top_k=0, top_p=1.0, tau=1e-3)
-    params = both_params()
-    drawn, scores = compiled(lambda params: (
-        out := sample(policy, params, PROMPTS, keys_of(3), 1), score(policy, params, PROMPTS, out, None)
-    ))(params)  # fmt: skip
-    weights = np.asarray(drawn.actions["weights"][:, 0])
-    assert (weights.max(axis=1) > 1 - 1e-6).all()
-    slow = SlowReasoner(params["reasoner"])
-    for row in range(3):
-        log_p = special.log_softmax(slow.logits(slow.hidden(slow.embed(real_tokens(PROMPTS, row)))[-1]))
-        token = int(drawn.actions["ids"][row, 0, weights[row].argmax()])
-        assert float(scores.action_log_probs[row, 0]) == pytest.approx(log_p[token], rel=1e-4)
-
-
 COLD = {"cold_entropy": 1.55, "cold_steps": 2}
 
 
@@ -334,37 +282,12 @@ def test_a_thought_ends_where_its_likeliest_token_is_the_end(cold):
     assert {name for name, law in ended.items() if law(*of).ends} == {"soft", "noisy_soft", "gumbel", "hybrid"}
 
 
-@pytest.mark.parametrize("steps", [1, 3])
-def test_cold_stop_turns_the_last_certain_step_into_the_end(steps):
-    """Every step is certain; the end is never the likeliest."""
-    params, end = both_params(), 3
-    policy = policy_of(_config(5), REASONER, "soft", end_id=end, cold_entropy=50.0, cold_steps=steps)
-    made, fed = compiled(lambda params: (
-        out := sample(policy, params, PROMPTS, keys_of(3), 5), policy.latent_policy.feed(params, out.actions)
-    ))(params)  # fmt: skip
-    assert made.lengths.tolist() == [steps] * 3
-    e_end = np.asarray(params["reasoner"]["backbone"]["wte"][end])
-    at_end = [[bool(np.allclose(x, e_end)) for x in row[:steps]] for row in np.asarray(fed)]
-    assert at_end == [[False] * (steps - 1) + [True]] * 3
-
-
 def test_passes_can_t_tell_where_a_cold_stop_was():
     policy = policy_of(_config(dropout_rate=0.1), REASONER, "soft", end_id=0, **COLD)
     with pytest.raises(UserError, match=r"^KEY\.latent_weight: 1 scores .* cold_entropy to 0"):
         OBJECTIVES["slpo"]().check("KEY", policy, 4)
     OBJECTIVES["slpo"](latent_weight=0.0).check("KEY", policy, 4)
     OBJECTIVES["slpo"]().check("KEY", policy_of(_config(dropout_rate=0.1), REASONER, "soft", end_id=0), 4)
-
-
-@pytest.mark.parametrize("name", ["soft", "noisy_soft", "gumbel"])
-def test_the_exact_objective_takes_those_with_a_likelihood(name):
-    policy = policy_of(_config(), REASONER, name)
-    objective = OBJECTIVES["exact"]()
-    if LATENT_POLICIES[name]()(REASONER.in_tree(), GATE.in_tree()).log_prob is None:
-        with pytest.raises(Exception, match=r"config\.objective\.exact: needs a thought with a likelihood"):
-            objective.check("config.objective.exact", policy, 4)
-    else:
-        objective.check("config.objective.exact", policy, 4)
 
 
 @pytest.mark.parametrize("latent_policy", ["soft", "gumbel"])

@@ -11,7 +11,7 @@ from slpo_jax.data.chat import PromptConfig, text_template
 from slpo_jax.data.problem import Problem
 from slpo_jax.data.tokenizer import arithmetic_tokenizer, byte_tokenizer
 from slpo_jax.errors import UserError
-from slpo_jax.evaluation.evaluate import Completions, accuracy, record_rows
+from slpo_jax.evaluation.completions import Completions, accuracy, record_rows
 from slpo_jax.evaluation.records import arrays_of
 from slpo_jax.evaluation.statistics import summarise
 from slpo_jax.rewards.answers import parse_completion

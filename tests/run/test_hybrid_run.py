@@ -11,7 +11,8 @@ from slpo_jax.checkpoints.export import export_checkpoint
 from slpo_jax.config import objective_of, read_config
 from slpo_jax.data.templates import token_texts
 from slpo_jax.errors import UserError
-from slpo_jax.evaluation.evaluate import Completions, Evaluator, thought_rows
+from slpo_jax.evaluation.completions import Completions, thought_rows
+from slpo_jax.evaluation.evaluate import Evaluator
 from slpo_jax.evaluation.rows import baselines_of
 from slpo_jax.io.orbax import save_params
 from slpo_jax.models.parts import DECODER

@@ -18,7 +18,7 @@ from slpo_jax.data.batches import EncodedProblems
 from slpo_jax.data.problem import Problem
 from slpo_jax.data.templates import token_texts
 from slpo_jax.errors import UserError
-from slpo_jax.evaluation.evaluate import thought_rows
+from slpo_jax.evaluation.completions import thought_rows
 from slpo_jax.run.solution_summary import describe, describe_vote
 from slpo_jax.run.solver import Vote, load_solver, solve, vote
 

@@ -21,7 +21,8 @@ from slpo_jax.checkpoints.detect import identify
 from slpo_jax.config import Config, objective_variant, read_config
 from slpo_jax.config.sections import changed, values
 from slpo_jax.errors import UserError
-from slpo_jax.evaluation.evaluate import Completions, Evaluator
+from slpo_jax.evaluation.completions import Completions
+from slpo_jax.evaluation.evaluate import Evaluator
 from slpo_jax.evaluation.report import write_report
 from slpo_jax.io.files import flatten
 from slpo_jax.io.mesh import replicate

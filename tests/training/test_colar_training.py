@@ -22,7 +22,7 @@ from slpo_jax.data.speed import at_speed
 from slpo_jax.data.tokenizer import arithmetic_tokenizer
 from slpo_jax.errors import UserError
 from slpo_jax.models.dropout import Dropout
-from slpo_jax.models.step_projector import StepProjector
+from slpo_jax.models.reasoner import StepProjector
 from slpo_jax.policy import noise
 from slpo_jax.policy.policy import RolloutConfig
 from slpo_jax.training.recipes import imitate_config, recipe_of

@@ -11,8 +11,8 @@ import tiny
 import tiny_llama
 from codi_run import PHASE, PROBLEMS, RECIPE, ROWS, new_tokenizer
 from plain_gpt2 import dropout_factors, plain_hidden
-from tiny import compiled, load_hf, policy_of
-from tiny_llama import load_hf_llama, random_tree
+from tiny import compiled, load_hf, policy_of, random_tree
+from tiny_llama import load_hf_llama
 
 from slpo_jax.checkpoints.architectures.codi import Codi
 from slpo_jax.data.batches import encode_problems

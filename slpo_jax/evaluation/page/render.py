@@ -1,20 +1,30 @@
-"""The page itself: the report and the problems as JSON, put into `report.html` with its style and its scripts."""
+"""The page itself: the report and its problems as JSON, put into `report.html` with its style and its scripts."""
 
+import json
 import re
+from collections import Counter
 from collections.abc import Mapping
 from html import escape
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
-from slpo_jax.evaluation.definitions import SHARED, about_differences, about_rows, scalars
+from slpo_jax.evaluation.curves import SHARED, scalars
 from slpo_jax.evaluation.markdown import shown_columns
-from slpo_jax.evaluation.page.problems import Thoughts, browsed
-from slpo_jax.evaluation.records import Evals
+from slpo_jax.evaluation.records import EvalRecords, Evals
+from slpo_jax.evaluation.rows import BEST_FIXED
 from slpo_jax.evaluation.statistics import defined
-from slpo_jax.io.files import to_json
+from slpo_jax.io import artifact
+from slpo_jax.io.files import digest, to_json
+from slpo_jax.io.workdir import Workdir
 
 MOST_BYTES = 4_900_000
 """Of a page: browsers open it at once, and it can be sent."""
+WRONG, RIGHT, CUT = range(3)
+"""What an answer was; one that was cut has no end and is wrong."""
+
+Thoughts = dict[tuple[str, str], list[dict[str, Any]]]
+"""(row, set) -> what was seen of the first problems' thoughts."""
 
 
 def render_page(title: str, report: Mapping[str, Any], evals: Evals, thoughts: Thoughts) -> str:
@@ -24,32 +34,25 @@ def render_page(title: str, report: Mapping[str, Any], evals: Evals, thoughts: T
         title: of the page.
         report: what `report.json` holds.
         evals: row -> set -> records, of which problems are shown as far as they fit; {} for several runs.
-        thoughts: of these, see `problems.thoughts_of`.
+        thoughts: of these, see `thoughts_of`.
     """
-    metrics = [key for key in _metrics(report["eval"]) if defined(key)]
-    columns = {
-        "main": [*(key for key, _ in shown_columns(report["eval"])), "cut"],
-        "all": metrics,
-    }
+    figures = dict.fromkeys(key for sets in report["eval"].values() for found in sets.values() for key in found)
+    metrics = {key: dict(zip(("title", "about"), said, strict=True)) for key in figures if (said := defined(key))}
     logged = {name for curves in report.get("training", {}).values() for name in curves}
     data = {
         "title": title,
         "report": report,
-        "columns": {name: found for name, found in columns.items() if found},
-        "metrics": {key: dict(zip(("title", "about"), defined(key) or (), strict=True)) for key in metrics},
+        "columns": {"main": [*shown_columns(report["eval"]), "cut"], "all": [*metrics]},
+        "metrics": metrics,
         "scalars": SHARED if logged <= {*SHARED, "elapsed"} else scalars(),
         "row_about": about_rows(report["rows"]),
         "differences_about": about_differences(len(report.get("runs", ()))),
     }
     room = MOST_BYTES - len(_as_json(data).encode()) - 100_000  # the rest is the page's own
-    data["problems"] = browsed(evals, thoughts, room) if evals else {}
+    data["problems"] = browsed(evals, thoughts, room)
     scripts = "\n".join(_asset(name) for name in ("common.js", "charts.js", "problems.js", "report.js"))
     parts = {"title": escape(title), "data": _as_json(data), "css": _asset("report.css"), "js": scripts}
     return re.sub(r"{{(\w+)}}", lambda match: parts[match[1]], _asset("report.html"))
-
-
-def _metrics(eval_: Mapping[str, Any]) -> list[str]:
-    return list(dict.fromkeys(key for sets in eval_.values() for figures in sets.values() for key in figures))
 
 
 def _as_json(value: Any) -> str:
@@ -59,3 +62,97 @@ def _as_json(value: Any) -> str:
 
 def _asset(name: str) -> str:
     return (files(__package__) / name).read_text(encoding="utf-8").strip()
+
+
+def about_rows(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """What each row is, and how its rollouts stop.
+
+    Args:
+        rows: what they say of themselves, see `rows.Row`.
+    """
+    fixed = [f'"{row["label"]}"' for row in rows.values() if row["fixed"]]
+    best = f"The best of {', '.join(fixed)}, by the very metric on the very set: a choice made on the test set itself."
+    return {name: " ".join(_about(row)) for name, row in rows.items()} | ({BEST_FIXED: best} if fixed else {})
+
+
+def _about(row: Mapping[str, Any]) -> list[str]:
+    chosen = ", chosen on the validation split" if len(row["rules"]) > 1 else ""
+    gate = f"Stops when the gate's probability reaches {row['rule']}{chosen}."
+    length = f"Stops after {row['rule']} latents{chosen}."
+    said = [row["about"]] if row["about"] else []
+    said += [gate if row["stopping"] == "threshold" else length] if row["rule"] is not None else []
+    return said + ([f"Taken from {row['source']}."] if row["source"] else [])
+
+
+def about_differences(runs: int) -> str:
+    """What the differences' intervals are.
+
+    Args:
+        runs: how many are compared; 0 or 1 is one.
+    """
+    of_runs = (
+        " and, independently, of training runs, paired in both (with a few runs such intervals are somewhat too "
+        "narrow: the bootstrap of R runs understates their variance by 1/R)"
+    )
+    return (
+        "Points of percent, or latents, with 95 % percentile intervals of 10,000 bootstrap draws of problems"
+        f"{of_runs if runs > 1 else ''}. ▲ and ▼ where they exclude 0; of twenty intervals for no difference, about "
+        "one does. The mean of the sets weighs sets equally, and takes them as given."
+    )
+
+
+def thoughts_of(workdir: Path, evals: Evals) -> Thoughts:
+    """What was seen of thoughts of these very evaluations."""
+    found: Thoughts = {}
+    for row, name in [(row, name) for row, sets in evals.items() for name in sets]:
+        files = Workdir(workdir).set_files(name, row)
+        if manifest := artifact.read(files.manifest):
+            found[row, name] = artifact.value_of(files.thoughts, digest(manifest.facts)) or []
+    return found
+
+
+def browsed(evals: Evals, thoughts: Thoughts, room: int) -> dict[str, dict[str, Any]]:
+    """As many of each set's first problems as there is room for.
+
+    Args:
+        evals: row -> set -> records.
+        thoughts: see `thoughts_of`.
+        room: bytes that the problems may take as JSON.
+
+    Returns:
+        {set: {"total": problems of the set, "problems": [[question, reference, outcomes, cells, thoughts], ..]}}, where
+        outcomes are [answer, WRONG | RIGHT | CUT], and cells {row: [outcome of the greedy rollout, its latents, and of
+        the rollouts with noise: outcome, count, outcome, count, ..]}. Rows on other problems are left out.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for name in dict.fromkeys(name for sets in evals.values() for name in sets):
+        records = {row: sets[name] for row, sets in evals.items() if name in sets}
+        last = [*records.values()][-1]
+        records = {row: own for row, own in records.items() if own.same_problems(last)}
+        seen = {row: thoughts.get((row, name), []) for row in records}
+        problems = [_problem(index, records, seen) for index in range(len(last.references))]
+        found[name] = {"total": len(problems), "problems": problems}
+    for index in range(max((each["total"] for each in found.values()), default=0)):
+        for each in found.values():
+            room -= len(json.dumps(each["problems"][index : index + 1], ensure_ascii=False).encode())
+        if room < 0:
+            return {name: {**each, "problems": each["problems"][:index]} for name, each in found.items()}
+    return found
+
+
+def _problem(index: int, records: Mapping[str, EvalRecords], seen: Mapping[str, list[dict[str, Any]]]) -> list[Any]:
+    place: dict[tuple[str | None, int], int] = {}  # of an outcome
+    cells = {}
+    for row, own in records.items():
+        greedy = own.answers[index], _state(own.correct[index], own.cut[index])
+        cells[row] = [place.setdefault(greedy, len(place)), int(own.latent_steps[index])]
+        drawn = (each[:, index].ravel().tolist() for each in (own.sample_answers, own.sample_correct, own.sample_cut))
+        for outcome, count in Counter((answer, _state(*of)) for answer, *of in zip(*drawn, strict=True)).items():
+            cells[row] += [place.setdefault(outcome, len(place)), count]
+    thoughts = {row: own[index] for row, own in seen.items() if index < len(own)}
+    first = next(iter(records.values()))
+    return [first.questions[index], first.references[index], list(map(list, place)), cells, thoughts]
+
+
+def _state(right: bool, cut: bool) -> int:
+    return RIGHT if right else CUT if cut else WRONG

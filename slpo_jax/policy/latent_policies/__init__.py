@@ -9,7 +9,7 @@ from slpo_jax.policy.latent_policies.gumbel import Gumbel
 from slpo_jax.policy.latent_policies.gumbel_top_k import GumbelTopK
 from slpo_jax.policy.latent_policies.hybrid import Hybrid
 from slpo_jax.policy.latent_policies.latent import Latent
-from slpo_jax.policy.latent_policies.latent_policy import Action, LatentPolicy, LatentPolicySettings, Run
+from slpo_jax.policy.latent_policies.latent_policy import Action, LatentPolicy, LatentPolicySettings
 from slpo_jax.policy.latent_policies.noisy_soft import NoisySoft
 from slpo_jax.policy.latent_policies.soft import Soft
 
@@ -34,11 +34,6 @@ def with_likelihood(in_vectors: bool = False) -> str:
     """
     each = LATENT_POLICIES.items()
     return ", ".join(name for name, own in each if own.has_likelihood and not (in_vectors and own.writes))
-
-
-def without_latents() -> str:
-    """The names of those that need no latents of the reasoner's own, for messages."""
-    return ", ".join(name for name, own in LATENT_POLICIES.items() if not own.of_latents)
 
 
 def own_of(architecture: str) -> str:
@@ -74,6 +69,6 @@ def latent_policy_config() -> LatentPolicyConfig:
 
 
 __all__ = [
-    "LATENT_POLICIES", "Action", "LatentPolicy", "LatentPolicyConfig", "LatentPolicySettings", "Run",
-    "has_parameters", "latent_policy_config", "own_of", "with_likelihood", "without_latents",
+    "LATENT_POLICIES", "Action", "LatentPolicy", "LatentPolicyConfig", "LatentPolicySettings",
+    "has_parameters", "latent_policy_config", "own_of", "with_likelihood",
 ]  # fmt: skip

@@ -5,8 +5,7 @@ import dataclasses
 from slpo_jax.config.bounds import setting
 from slpo_jax.models.gate import Gate
 from slpo_jax.models.reasoner import Reasoner
-from slpo_jax.policy.latent_policies.latent_policy import LatentPolicy, LatentPolicySettings
-from slpo_jax.policy.latent_policies.noise import gaussian_latent_policy
+from slpo_jax.policy.latent_policies.latent_policy import LatentPolicy, LatentPolicySettings, gaussian_latent_policy
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,7 +1,6 @@
 """CoLaR's thought (Tan et al., 2025): latents drawn from a Gaussian that its head predicts, ended by a drawn token."""
 
 import dataclasses
-from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -10,25 +9,21 @@ from jax.scipy.stats import norm
 from slpo_jax.config.bounds import setting
 from slpo_jax.models.gate import Gate
 from slpo_jax.models.reasoner import Reasoner
-from slpo_jax.policy.latent_policies.latent_policy import LatentPolicy, LatentPolicySettings
-from slpo_jax.policy.latent_policies.noise import standard_normal
+from slpo_jax.policy.latent_policies.latent_policy import LatentPolicy, LatentPolicySettings, standard_normal
 
 
 @dataclasses.dataclass(frozen=True)
 class Colar(LatentPolicySettings):
     """u = s (mu + temperature sigma n), n standard normal; of a head without sigma (LatentTTS's), u = s mu.
 
-    The likelihood is that of u / s.
+    The likelihood is that of u / s, the mean over D as in CoLaR's reinforcement learning.
 
     Where `end_text` is drawn after a latent, the thought has ended; without noise, where it is the likeliest token.
 
     Attributes:
         temperature: factor of sigma.
-        reduction: of a latent's log-likelihood over D: "mean" as in CoLaR's reinforcement learning, or "sum".
         end_text: one token; "" is none: T latents.
         least: latents before it is looked for; published: 1, with LatentTTS 0.
-        going_on: the draws that don't end a thought have their likelihood as well, as the one that does; published:
-            False.
         end_id: of `end_text`. No key of the section.
     """
 
@@ -38,15 +33,9 @@ class Colar(LatentPolicySettings):
     has_likelihood = True
 
     temperature: float = setting(1.0, above=0)
-    reduction: Literal["mean", "sum"] = "mean"
     end_text: str = "###"
     least: int = setting(1, least=0)
-    going_on: bool = False
     end_id: int | None = setting(None, least=0, in_config=False)
-
-    @property
-    def stop_token(self) -> str:
-        return self.end_text
 
     @property
     def ended_by(self) -> tuple[str, int]:
@@ -79,13 +68,7 @@ class Colar(LatentPolicySettings):
             return {"of": latents(params, hidden_BLD, keys_BL), "halts": halts(params, hidden_BLD, keys_BL)}
 
         def log_prob(params, hidden_BLD, action):
-            log_probs_BLD = norm.logpdf(action["of"] / reasoner.unit, *law(params, hidden_BLD))
-            return log_probs_BLD.mean(axis=-1) if self.reduction == "mean" else log_probs_BLD.sum(axis=-1)
-
-        def log_goes_on(params, hidden_BLD):
-            logits_BLV = reasoner.logits(params, hidden_BLD)
-            others_BLV = logits_BLV.at[..., self.end_id].set(-jnp.inf)
-            return jax.nn.logsumexp(others_BLV, axis=-1) - jax.nn.logsumexp(logits_BLV, axis=-1)
+            return norm.logpdf(action["of"] / reasoner.unit, *law(params, hidden_BLD)).mean(axis=-1)
 
         return LatentPolicy(
             init=lambda key: {},
@@ -95,6 +78,5 @@ class Colar(LatentPolicySettings):
             log_prob=log_prob if reasoner.gaussian else None,
             halts=None if self.end_id is None else lambda params, action: action["halts"],
             halting_token=self.end_id,
-            log_goes_on=log_goes_on if self.going_on and self.end_id is not None else None,
             least=self.least,
         )

@@ -9,9 +9,8 @@ import jax.numpy as jnp
 from slpo_jax.config.bounds import setting
 from slpo_jax.models.gate import Gate
 from slpo_jax.models.reasoner import Reasoner
-from slpo_jax.policy.latent_policies.ending import ending_at
 from slpo_jax.policy.latent_policies.latent_policy import LatentPolicy
-from slpo_jax.policy.latent_policies.mixture import Kept, log_softmax_of_kept, mixture
+from slpo_jax.policy.latent_policies.mixture import Kept, ending_at, log_softmax_of_kept, mixture
 
 _LEAST = 1e-30  # a weight's logarithm, and what is divided by it, stay finite
 

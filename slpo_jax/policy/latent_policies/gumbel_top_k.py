@@ -29,29 +29,27 @@ class GumbelTopK(LatentPolicySettings):
         top_p: then the likeliest of these that have this probability together; 1 is all.
         least: but so many of them at least.
         most: highest scores that are mixed.
-        down, up: how far below and above 0 noise goes, clipped; None does not clip.
+        down, up: how far below and above 0 noise goes, clipped.
         shift: added to it then, so that it is on one side of 0.
         tau: of the softmax.
         likelihood: of scores, by d = s - log p: "signed" is Latent-GRPO's, the mean of -d - e^-d, with the gradient of
             d - e^d where A <= 0 and d < 0; "clipped" is SofT-GRPO's, of d clipped as the noise and p among the mixed
-            tokens, mean over those with log p > -3; "exact" is the sum, the density of noise that is not clipped, and
-            not shifted, where all tokens are mixed.
+            tokens, mean over those with log p > -3.
         halt_id: the first of `config.prompt.closing`. No key of the section.
     """
 
     has_likelihood = True
     halts_at_closing = True
-    counts_tokens = ("top_k", "least", "most")
 
     top_k: int = setting(0, least=0, note="0 is all")
     top_p: float = setting(0.95, above=0, most=1)
     least: int = setting(10, least=1)
     most: int = setting(10, least=1)
-    down: float | None = setting(1.5, least=0, note="None does not clip")
-    up: float | None = setting(3.0, least=0, note="None does not clip")
+    down: float = setting(1.5, least=0)
+    up: float = setting(3.0, least=0)
     shift: float = setting(1.5, least=0)
     tau: float = setting(1.0, above=0)
-    likelihood: Literal["signed", "clipped", "exact"] = "signed"
+    likelihood: Literal["signed", "clipped"] = "signed"
     halt_id: int | None = setting(None, least=0, in_config=False)
 
     def __post_init__(self) -> None:
@@ -60,11 +58,6 @@ class GumbelTopK(LatentPolicySettings):
             raise FieldError(
                 self, "most", f"only {min(self.least, self.top_k or self.least)} tokens are sure to have a score, and "
                 f"likelihood={self.likelihood} needs one of each that is mixed; lower it, or raise least and top_k"
-            )  # fmt: skip
-        if self.likelihood == "exact" and (self.down, self.up, self.shift) != (None, None, 0):
-            raise FieldError(
-                self, "likelihood", "there is a density only of noise that is neither clipped nor shifted: set down "
-                "and up to None and shift to 0, or use another"
             )  # fmt: skip
 
     def __call__(self, reasoner: Reasoner, gate: Gate) -> LatentPolicy:
@@ -105,7 +98,7 @@ class GumbelTopK(LatentPolicySettings):
         return self._clipped(jax.random.gumbel(key, (number,))) + self.shift
 
     def _clipped(self, noise: jax.Array) -> jax.Array:
-        return jnp.clip(noise, None if self.down is None else -self.down, self.up)
+        return jnp.clip(noise, -self.down, self.up)
 
     def candidates(self, log_p: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Of log-probabilities [.., V] those that may be mixed, the likeliest first, -inf where cut; ids [.., C]."""
@@ -128,8 +121,6 @@ class GumbelTopK(LatentPolicySettings):
             log_p = jnp.log(jax.nn.softmax(log_p, axis=-1) + _ADDED)
             return jnp.mean(_log_density(self._clipped(scores - log_p)), -1, where=log_p > _CERTAIN)
         d = scores - log_p
-        if self.likelihood == "exact":
-            return _log_density(d).sum(axis=-1)
         value = _log_density(d)
         if advantages is not None:
             turned = _log_density(jnp.where((advantages[..., None] <= 0) & (d < 0), -d, d))

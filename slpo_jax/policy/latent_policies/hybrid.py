@@ -46,10 +46,6 @@ class Hybrid(LatentPolicySettings):
     decay_rate: float = setting(10.0, above=0)
     end_id: int | None = setting(None, least=0, in_config=False)
 
-    @property
-    def stop_token(self) -> str:
-        return self.end_text
-
     def __call__(self, reasoner: Reasoner, gate: Gate) -> LatentPolicy:
         """The action is {"token": [B, L], "ids", "weights": [B, L, M]}: the token, and q, which is a constant."""
         D = reasoner.width

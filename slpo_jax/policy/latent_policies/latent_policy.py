@@ -12,6 +12,7 @@ from slpo_jax.config.bounds import check_fields
 from slpo_jax.errors import UserError
 from slpo_jax.models.gate import Gate
 from slpo_jax.models.reasoner import Reasoner
+from slpo_jax.policy.surrogate import gaussian_log_prob
 
 Params = Any
 Action = Any
@@ -40,8 +41,6 @@ class LatentPolicy:
         halts: (params, action) -> bool [B, L], whether the thought has ended before this action, which then is not fed
             and is none of its steps: a thought may have 0. None where only `ends` and the stopping rule decide.
         halting_token: the token whose choice it is to halt, which has that token's likelihood then; None: it has none.
-        log_goes_on: (params, hidden [B, L, D]) -> float32 [B, L], the log-probability not to halt before a step, where
-            that is drawn apart from the action; it is added to `log_prob` of the steps that could have halted. None: 0.
         least: steps that a thought has before `halts` is asked.
         says: (params, action) -> int [B, L], the token that a step is written down as, as part of the completion;
             None where thought is silent. A step that says eos is its thought's last, and no answer follows.
@@ -61,7 +60,6 @@ class LatentPolicy:
     ends: Callable[[Params, Action], jax.Array] | None = None
     halts: Callable[[Params, Action], jax.Array] | None = None
     halting_token: int | None = None
-    log_goes_on: Callable[[Params, jax.Array], jax.Array] | None = None
     least: int = 0
     says: Callable[[Params, Action], jax.Array] | None = None
     after: Callable[[Params, Action, Action], Action] | None = None
@@ -92,28 +90,32 @@ class LatentPolicy:
         return replace(self, halts=self.halts and never)
 
 
-@dataclass(frozen=True)
-class Run:
-    """What settings of a latent policy are used in.
+def standard_normal(keys_BL: jax.Array, like_BLD: jax.Array) -> jax.Array:
+    """[B, L, D] of the type of `like_BLD`, a key a position."""
+    draw = jax.vmap(jax.vmap(lambda key: jax.random.normal(key, like_BLD.shape[-1:], like_BLD.dtype)))
+    return draw(keys_BL)
 
-    Attributes:
-        name: of the latent policy.
-        reasoner, architecture: names.
-        has_latents: whether the reasoner has latents of its own.
-        max_latents: T.
-        closing: of `config.prompt`.
-        others: names of latent policies without a reasoner's own latents, for messages.
-        in_words: names of reasoners without latents, for messages.
+
+def gaussian_latent_policy(
+    mean: Callable[[Params, jax.Array], jax.Array], sigma: Callable[[Params], float | jax.Array], gate: Gate
+) -> LatentPolicy:
+    """mean + sigma n, n standard normal: the action is the noisy input, which the gate sees too.
+
+    Args:
+        mean: (params, hidden [B, L, D]) -> [B, L, D].
+        sigma: params -> standard deviation of each coordinate.
     """
 
-    name: str
-    reasoner: str
-    architecture: str
-    has_latents: bool
-    max_latents: int
-    closing: str
-    others: str
-    in_words: str
+    def draw(params, hidden_BLD, keys_BL=None):
+        mean_BLD = mean(params, hidden_BLD)
+        if keys_BL is None:
+            return mean_BLD
+        return mean_BLD + (sigma(params) * standard_normal(keys_BL, mean_BLD)).astype(mean_BLD.dtype)
+
+    def log_prob(params, hidden_BLD, x_BLD):
+        return gaussian_log_prob(x_BLD, mean(params, hidden_BLD), sigma(params) ** 2)
+
+    return LatentPolicy.seen_as_fed(gate, draw, log_prob=log_prob)
 
 
 @dataclass(frozen=True)
@@ -134,16 +136,14 @@ class LatentPolicySettings(abc.ABC):
     """Whether it has `log_prob`, and so noise of its own."""
     halts_at_closing: ClassVar[bool] = False
     """Whether `config.prompt.closing`, if it is there, ends its thoughts: it has a field `halt_id`."""
-    counts_tokens: ClassVar[tuple[str, ...]] = ()
-    """Fields that are numbers of tokens to mix: a vocabulary has to have as many."""
 
     def __post_init__(self) -> None:
         check_fields(self)
 
     @property
     def stop_token(self) -> str:
-        """The text of one token that ends a thought; "" is none. With one there is a field `end_id`."""
-        return ""
+        """The text of one token that ends a thought, of a field `end_text`; "" is none. With one there is `end_id`."""
+        return getattr(self, "end_text", "")
 
     @property
     def ended_by(self) -> tuple[str, int]:
@@ -171,48 +171,39 @@ class LatentPolicySettings(abc.ABC):
             found = {"end_id": token(self.stop_token)}
         return replace(self, **found)
 
-    def check(self, run: Run) -> None:
+    def check(self, name: str, architecture: Any, reasoner: str, max_latents: int, closing: str) -> None:
         """Refuse a run that it can't be used in.
 
+        Args:
+            name: its own.
+            architecture: of the reasoner.
+            reasoner: its name.
+            max_latents: T.
+            closing: of `config.prompt`.
         Raises:
             UserError: one line with the key and the remedy.
         """
-        name, end = run.name, "" if self.of_latents else self.stop_token
-        if not run.has_latents and run.max_latents and self.of_latents:
+        in_words = self.writes or bool(not self.of_latents and self.stop_token)
+        if self.of_latents and max_latents and not architecture.has_latents:
             raise UserError(
-                f"config.max_latents: {run.max_latents}, but {run.reasoner} has no latents for "
-                f"config.latent_policy.name={name}; set it to 0, or use one of {run.others}"
+                f"config.max_latents: {max_latents}, but {reasoner} has no latents for "
+                f"config.latent_policy.name={name}; set it to 0, or use another latent policy"
             )
-        if self.of_architecture not in ("", run.architecture):
+        if self.of_architecture not in ("", architecture.name) or (in_words and architecture.has_latents):
             raise UserError(
-                f"config.latent_policy.name: {name} is for a {self.of_architecture} reasoner, not {run.reasoner}; use "
-                "another"
+                f"config.latent_policy.name: {name} with these settings is for a {self.of_architecture or 'text'} "
+                f"reasoner, not {reasoner}; use another"
             )
-        if run.has_latents and (self.writes or end):
+        if in_words and closing:
             raise UserError(
-                f"config.latent_policy.{name}: writes thoughts, or ends them at end_text, and {run.reasoner} thinks in "
-                f"latents; use {run.in_words}, or another latent policy"
+                f"config.prompt.closing: {closing!r} ends thoughts in soft tokens, and config.latent_policy.{name} "
+                "writes them, or has an end_text of its own; leave one of them out"
             )
-        if run.closing and (self.writes or end):
-            raise UserError(
-                f"config.prompt.closing: {run.closing!r} ends thoughts in soft tokens, and "
-                f"config.latent_policy.{name} writes them, or has an end_text of its own; leave one of them out"
-            )
-        if self.writes and not run.max_latents:
+        if self.writes and not max_latents:
             raise UserError(
                 f"config.max_latents: 0, but config.latent_policy.name={name} writes in its thought alone; give at "
                 "least 1, or another latent policy"
             )
-
-    def check_vocabulary(self, key: str, size: int) -> None:
-        """There must be as many tokens as a thought mixes.
-
-        Raises:
-            UserError: there are not.
-        """
-        for field in self.counts_tokens:
-            if (count := getattr(self, field)) > size:
-                raise UserError(f"{key}.{field}: {count} tokens are more than the {size} of the vocabulary; lower it")
 
     @abc.abstractmethod
     def __call__(self, reasoner: Reasoner, gate: Gate) -> LatentPolicy:

@@ -8,10 +8,8 @@ import jax.numpy as jnp
 from slpo_jax.config.bounds import setting
 from slpo_jax.models.gate import Gate
 from slpo_jax.models.reasoner import Reasoner
-from slpo_jax.policy.latent_policies.ending import ending_at
-from slpo_jax.policy.latent_policies.latent_policy import LatentPolicy
-from slpo_jax.policy.latent_policies.mixture import Kept
-from slpo_jax.policy.latent_policies.noise import gaussian_latent_policy
+from slpo_jax.policy.latent_policies.latent_policy import LatentPolicy, gaussian_latent_policy
+from slpo_jax.policy.latent_policies.mixture import Kept, ending_at
 
 
 @dataclasses.dataclass(frozen=True)

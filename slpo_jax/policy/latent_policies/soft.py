@@ -4,9 +4,8 @@ import dataclasses
 
 from slpo_jax.models.gate import Gate
 from slpo_jax.models.reasoner import Reasoner
-from slpo_jax.policy.latent_policies.ending import ending_at
 from slpo_jax.policy.latent_policies.latent_policy import LatentPolicy
-from slpo_jax.policy.latent_policies.mixture import Kept
+from slpo_jax.policy.latent_policies.mixture import Kept, ending_at
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,10 +1,7 @@
 """What chooses among a problem's samples. A new one is a file here, a line in `SCORERS`, and its name in a config."""
 
-from slpo_jax.policy.scorers.gate import stop_log_prob
 from slpo_jax.policy.scorers.latent_rm import PART, latent_rm
-from slpo_jax.policy.scorers.likelihood import likelihood
-from slpo_jax.policy.scorers.scorer import Scorer
-from slpo_jax.policy.scorers.self_certainty import self_certainty
+from slpo_jax.policy.scorers.scorer import Scorer, likelihood, self_certainty, stop_log_prob
 
 SCORERS: dict[str, Scorer] = {
     "likelihood": Scorer(likelihood),

@@ -43,7 +43,7 @@ class Objective(abc.ABC):
     label: ClassVar[str] = ""
     """What a report calls it; "" is its name."""
     metrics: ClassVar[Mapping[str, str]] = {}
-    """What it alone logs, with what each is; what several log is in `evaluation.definitions`."""
+    """What it alone logs, with what each is; what several log is in `evaluation.curves`."""
     of_written_thoughts: ClassVar[bool] = False
     """Whether it is for thoughts of sampled tokens too, which need their likelihood and have no other gradient."""
     of_one_policy: ClassVar[bool] = False

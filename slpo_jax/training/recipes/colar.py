@@ -21,7 +21,7 @@ from slpo_jax.data.batches import EncodedProblems
 from slpo_jax.data.speed import MOST_SPEED, at_speed, speed_of
 from slpo_jax.data.templates import Ids
 from slpo_jax.policy import noise
-from slpo_jax.policy.latent_policies.noise import standard_normal
+from slpo_jax.policy.latent_policies.latent_policy import standard_normal
 from slpo_jax.policy.policy import Policy
 from slpo_jax.policy.prompted import Prompts
 from slpo_jax.policy.rollout import encode_prompts

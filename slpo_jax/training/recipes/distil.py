@@ -181,7 +181,7 @@ def _teacher(reasoner: Reasoner, params, batch: DistilBatch, key, dropout_rate: 
         reasoner.embed(params, batch.text.tokens),
         jnp.broadcast_to(slots_L, batch.text.tokens.shape),
         batch.valid,
-        batch.at,
+        at_B=batch.at,
         dropout=noise.answer_dropout(keys_B, slots_L, dropout_rate, "all"),
     )
     weights_BL = batch.text.weights

@@ -20,7 +20,7 @@ from slpo_jax.data.speed import speed_of
 from slpo_jax.data.templates import Ids
 from slpo_jax.errors import UserError
 from slpo_jax.models.parts import Params
-from slpo_jax.models.step_projector import StepProjector
+from slpo_jax.models.reasoner import StepProjector
 from slpo_jax.policy.policy import Policy
 from slpo_jax.training.recipes.colar import ChunkBatch, Compression, chunked, pooled
 from slpo_jax.training.recipes.recipe import ImitateSettings, Recipe, RecipeSettings

@@ -1,0 +1,152 @@
+"""What completions of a problem set say: whether they are right, and the lines that are kept of them."""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from slpo_jax.data.batches import EncodedProblems
+from slpo_jax.errors import UserError
+from slpo_jax.policy.explain import Reads
+from slpo_jax.policy.scorers import SCORERS
+from slpo_jax.rewards.answers import in_one_form
+from slpo_jax.rewards.reward import Reward
+
+
+@dataclasses.dataclass(frozen=True)
+class Completions:
+    """Rollouts of a problem set, in its order.
+
+    Attributes:
+        values: arrays [N, ..] of what is known of a rollout, by name: tokens, int32 [N, A], or [N, T + A] where
+            thoughts are written down, see `Trajectories.completions`; latent_steps, int32 [N]; and if asked for,
+            latents, float32 [N, T, D], and float32 [N] under each scorer's name; and of what is probed, `probe`'s
+            stop, [N, T], nearest_probability and nearest_token, [N, T, K], and where thoughts can be said in words,
+            those (`policy.explain`).
+    """
+
+    values: dict[str, np.ndarray]
+
+    @property
+    def tokens(self) -> np.ndarray:
+        return self.values["tokens"]
+
+    @property
+    def latent_steps(self) -> np.ndarray:
+        return self.values["latent_steps"]
+
+
+def accuracy(reward: Reward, problems: EncodedProblems, completions: Completions) -> float:
+    """Share of problems (one completion each, from the first on) whose completion is right."""
+    asked = problems.problems[: len(completions.tokens)]
+    return float(np.mean(reward.right([reward.read(tokens) for tokens in completions.tokens], asked)))
+
+
+def scored(completions: Completions, samples: int) -> Completions:
+    """With scores as weights of votes: e to those that are logarithms, as shares of the largest of a problem's.
+
+    Raises:
+        UserError: one is no finite number of 0 or more.
+    """
+    values = dict(completions.values)
+    for name in values.keys() & SCORERS.keys():
+        values[name] = values[name].astype(np.float64)
+        if SCORERS[name].log:
+            score_PM = values[name].reshape(-1, samples)
+            values[name] = np.exp(score_PM - score_PM.max(axis=1, keepdims=True)).reshape(-1)
+        if wrong := values[name][~(np.isfinite(values[name]) & (values[name] >= 0))].tolist():
+            raise UserError(
+                f"config.evaluate.scorers: {name} gives {wrong[0]}; return a finite number of 0 or more each"
+            )
+    return Completions(values)
+
+
+def record_rows(
+    reward: Reward,
+    problems: EncodedProblems,
+    greedy: Completions,
+    sampled: dict[int, Completions],
+    samples: int,
+    searched: dict[int, Completions] | None = None,
+) -> Iterator[dict[str, Any]]:
+    """The JSON lines of `eval/ROW/SET.jsonl`, one a problem.
+
+    A sample whose answer is another's in other words, such as 1/2 for 0.5, has the first of these as its `vote`.
+
+    Args:
+        greedy: the deterministic rollouts.
+        sampled: by dropout seed, `samples` rollouts a problem.
+        searched: by dropout seed, one of each problem.
+    """
+    sampled = {seed: scored(completions, samples) for seed, completions in sampled.items()}
+    searched = searched or {}
+    scorers = [name for done in [*sampled.values()][:1] for name in done.values if name in SCORERS]
+    for index, (tokens, steps) in enumerate(zip(greedy.tokens, greedy.latent_steps, strict=True)):
+        problem, first = problems.problems[index], reward.read(tokens)
+        rows = [(seed, done.values, index * samples + m) for seed, done in sampled.items() for m in range(samples)]
+        drawn = [reward.read(values["tokens"][row]) for _, values, row in rows]
+        found = [reward.read(done.tokens[index]) for done in searched.values()]
+        correct, *right = reward.right([first, *drawn, *found], [problem] * (1 + len(drawn) + len(found)))
+        votes = in_one_form([reading.answer for reading in drawn], reward.style, [problem.answer])
+        chosen = [
+            {"seed": seed, "answer": reading.answer, "correct": hit}
+            for seed, reading, hit in zip(searched, found, right[len(drawn) :], strict=True)
+        ]
+        yield {
+            "index": index,
+            "question": problem.question,
+            "reference": problem.answer,
+            "completion": first.text,
+            "completion_tokens": first.ids,
+            "answer": first.answer,
+            "latent_steps": int(steps),
+            "cut": first.cut,
+            "correct": correct,
+            "problem_steps": len(problem.steps) or None,
+            "samples": [
+                {
+                    "seed": seed,
+                    "completion": reading.text,
+                    "answer": reading.answer,
+                    "latent_steps": int(values["latent_steps"][row]),
+                    "cut": reading.cut,
+                    "correct": hit,
+                }
+                | ({} if vote == reading.answer else {"vote": vote})
+                | ({"scores": {name: float(values[name][row]) for name in scorers}} if scorers else {})
+                for (seed, values, row), reading, vote, hit in zip(rows, drawn, votes, right[: len(rows)], strict=True)
+            ],
+        } | ({"searched": chosen} if chosen else {})
+
+
+def in_words(reward: Reward, words_SL: np.ndarray, step: int, reads: Reads) -> str | None:
+    """What the thought says that ends with the latent of this step, counted from 0; None where none does."""
+    thought, rest = divmod(step + 1, reads[0])
+    if rest:
+        return None
+    reading = reward.read(words_SL[thought - 1])
+    return reading.text.strip() + (" ..." if reading.cut else "")
+
+
+def thought_rows(
+    reward: Reward, texts: Sequence[str], seen: Completions, gated: bool, reads: Reads | None = None
+) -> Iterator[dict[str, Any]]:
+    """What `SET.thoughts.json` says of rollouts that were probed, one a problem.
+
+    Args:
+        texts: of each token.
+        seen: the deterministic rollouts of a set's first problems, probed.
+        gated: whether a trained gate chooses the number of latents; otherwise its probabilities mean nothing.
+        reads: how thoughts were said in words, if they were.
+    """
+    values = seen.values
+    for index, steps in enumerate(seen.latent_steps):
+        latents = []
+        for t in range(steps):
+            nearest = zip(values["nearest_token"][index, t], values["nearest_probability"][index, t], strict=True)
+            stop = round(float(values["stop"][index, t]), 4) if gated else None
+            words = {"words": in_words(reward, values["words"][index], t, reads)} if reads else {}
+            near = [[texts[token], round(float(p), 4)] for token, p in nearest]
+            latents.append({"stop": stop, "nearest": near, **words})
+        yield {"text": reward.read(seen.tokens[index]).text, "latents": latents}
