@@ -168,21 +168,3 @@ def test_a_workdir_belongs_to_its_adapters(fake, folder, tmp_path):
             run_imitation(other, tmp_path)
     run_imitation(_config(folder), tmp_path)
     assert checkpoint_of(tmp_path, "imitate")["step"] == 9
-
-
-def test_what_can_not_be_imitated(fake, folder, tmp_path):
-    cases = {
-        r"config\.imitate\.control: .* trains the reasoner's parameters alone": _config(folder, control=True),
-        r"config\.imitate\.max_tokens: 3 leaves no problem": _config(folder, max_tokens=3),
-        r"config\.imitate\.max_tokens: -1 is not valid; give": _config(folder, max_tokens=-1),
-        r"config\.imitate\.lora\.rank: -1 is not valid; give": _config(folder, rank=-1),
-    }
-    long = _config(folder)
-    long.data.train, long.model.n_positions = str(folder / "mixed.jsonl"), 50
-    cases[r"config\.model\.n_positions: 50 is less than the \d+ positions of problem 3 in imitation's phase cot"] = long
-    for number, (message, config) in enumerate(cases.items()):
-        with pytest.raises(UserError, match=message) as error:
-            run_imitation(config, tmp_path / str(number))
-        assert "\n" not in str(error.value)
-        shutil.rmtree(tmp_path / str(number), ignore_errors=True)
-    assert fake["steps"] == []

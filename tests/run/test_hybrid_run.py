@@ -224,29 +224,3 @@ def test_parameters_of_another_latent_policy_are_one_line(hybrid, tmp_path):
     np.testing.assert_array_equal(found["latent_policy"]["decay"], params["latent_policy"]["decay"])
     with pytest.raises(UserError, match=r"saved: has parameters of a latent policy's own"):
         export_checkpoint(folder / "saved", tmp_path / "exported")
-
-
-@pytest.mark.parametrize(
-    ("changes", "begins", "says"),
-    [
-        (TEXT | {"latent_policy.name": "soft", "latent_policy.soft.end_text": "how many"},
-         "config.latent_policy.soft.end_text: 'how many' is 2 tokens", "('<unk>', 'many'); give a text that is one"),
-        (TEXT | {"latent_policy.name": "gumbel", "latent_policy.gumbel.end_text": "zebra"},
-         "config.latent_policy.gumbel.end_text: 'zebra' is no token of this tokenizer", "give a text that is one"),
-        (TEXT | {"latent_policy.name": "soft", "latent_policy.soft.cold_entropy": 0.01,
-                 "latent_policy.soft.cold_steps": 1},
-         "config.latent_policy.soft.cold_entropy: 0.01", "feeds end_text; give that token, or set it to 0"),
-        (TEXT | {"latent_policy.name": "soft", "latent_policy.soft.cold_entropy": 0.01,
-                 "latent_policy.soft.end_text": "has", "latent_policy.soft.cold_steps": T + 1},
-         "config.latent_policy.soft.cold_steps: 4 steps in a row are more than config.max_latents (3)", "lower it"),
-        ({"latent_policy.name": "hybrid"}, "config.latent_policy.hybrid: ",
-         "coconut_gpt2 thinks in latents; use text_gpt2"),
-        (TEXT | {"latent_policy.name": "hybrid", "max_latents": 0}, "config.max_latents: 0, but", "give at least 1"),
-        ({"latent_policy.name": "soft", "latent_policy.soft.end_text": "has"}, "config.latent_policy.soft: ",
-         "end_text"),
-    ],
-)  # fmt: skip
-def test_what_can_t_be_is_one_line(changes, begins, says, tmp_path):
-    line = _refused(tmp_path / "work", changes)
-    assert line.startswith(begins)
-    assert says in line

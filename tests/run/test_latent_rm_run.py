@@ -261,25 +261,3 @@ def test_a_reward_model_of_another_reasoner_is_one_line(work, tmp_path):
     for use in (load, lambda source: export_checkpoint(source, tmp_path / "exported")):
         with pytest.raises(UserError, match=r"^\S+: has classifier, which no reasoner has; .*evaluate\.reward_model"):
             use(work / "checkpoints" / "latent_rm")
-
-
-@pytest.mark.parametrize(
-    ("changes", "fault"),
-    [
-        (
-            {"stages": ("imitate", "evaluate")},
-            r"evaluate\.scorers: latent_rm has parameters of its own, and \S+ has none",
-        ),
-        (
-            {"stages": ("imitate", "evaluate"), "evaluate.scorers": ()},
-            r"evaluate\.beams: 2, and latent_rm has parameters of its own",
-        ),
-        ({"latent_rm.latents": 100}, r"latent_rm\.latents: 100 are more than config\.max_latents \(3\); lower it"),
-        ({"latent_rm.dropout": None, "dropout.rate": 0.0}, r"latent_rm\.dropout: without noise all thoughts of a"),
-        ({"latent_rm.after": "slpo"}, r"latent_rm\.after: slpo is not in"),
-        ({"evaluate.scorers": ("gate",)}, r"evaluate\.scorers: gate asks the gate, and config\.gate\.enabled is False"),
-    ],
-)
-def test_what_can_t_be_used_is_one_line(tmp_path, cpu_devices, changes, fault):
-    with pytest.raises(UserError, match=rf"^config\.{fault}"):
-        check_stages(experiment_of(tmp_path / "work", **changes))
