@@ -284,7 +284,7 @@ def test_another_layout_is_one_line(folder, tmp_path, change):
     record = json.loads((folder / "prosqa_test_graph_4_coconut.json").read_text())[0] | change
     (tmp_path / "x.json").write_text(json.dumps([record]))
     ((field, _),) = change.items()
-    with pytest.raises(UserError, match=rf"record 1: field '{field}' holds '[^\n]*'; write [^\n]*$"):
+    with pytest.raises(UserError, match=rf"record 1: field '{field}' holds .*; write .*$"):
         load_problems(str(tmp_path / "x.json"), fields=GRAPHS)
 
 
