@@ -112,24 +112,6 @@ def test_torch_s_loss_and_gradient_are_ours(work, folder, completions):
     assert float(log_probs[sequences.made].sum().detach()) == pytest.approx(float(likelihood), rel=1e-5)
 
 
-@pytest.mark.nightly
-def test_torch_in_bfloat16_is_torch_roughly(work, folder, completions):
-    """The same loss and gradient up to bfloat16's rounding, and what speaks has the weights of now."""
-    batch, found = varied(work), {}
-    for dtype in ("float32", "bfloat16"):
-        witness = benchmark.Theirs(work, folder, ("eager", dtype), ("dynamic", dtype)).witness
-        witness.accumulate(batch.prompts, torch.tensor(completions), REWARDS)
-        found[dtype] = torch.cat([parameter.grad.flatten() for parameter in witness.parameters])
-    exact, low = found["float32"], found["bfloat16"]
-    assert 1e-4 < float((low - exact).norm() / exact.norm()) < 0.05
-    with torch.no_grad():
-        witness.parameters[0].mul_(2)
-    witness.rollout(batch.prompts, 1)
-    spoken = next(witness.speaker.parameters())
-    assert spoken.dtype == torch.bfloat16
-    assert torch.equal(spoken, witness.parameters[0].to(torch.bfloat16))
-
-
 def sequences_of(prompts, completions, eos_ids):
     from benchmarks.witness.grpo import make_sequences
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from data_sets import write_jsonl, write_set
 from refused import refusal
-from small_run import run
 from tiny_folder import tiny_folder
 
 from slpo_jax.checkpoints.architectures import REASONERS, architecture_of
@@ -284,26 +283,6 @@ def test_settings_are_those_of_the_reasoner_that_is_given(reasoner, tmp_path):
         assert (config.latent_policy.name, config.max_latents) == ("colar", 3 * 6 // 2)  # at speed 2
     else:
         assert (config.latent_policy.name, config.max_latents) == ("latent", 2 * 3)
-
-
-def test_flags_of_the_command_go_before_what_is_chosen(tmp_path):
-    """Those with their value in the next argument, and None, as well; what is wrong in them is said before any work."""
-    _in_words(tmp_path / "set.jsonl")
-    done = run(
-        "--train=set.jsonl", "--config.tokenizer", "synthetic:20", "--config.imitate.final_steps=12",
-        "--config.imitate.optimizer.clip_norm=None", "--config.imitate.optimizer.warmup_steps=50",
-        "--config.rl.steps=6", "--config.rl.optimizer.warmup_steps=7", folder=tmp_path,
-    )  # fmt: skip
-    assert done.status == 2
-    lines = done.stderr.splitlines()
-    error = lines[-1]
-    assert "chosen: prompt_slots=(16,), max_answer_tokens=5," in done.stderr
-    assert (
-        "as given, not chosen: imitate.final_steps, imitate.optimizer.clip_norm, imitate.optimizer.warmup_steps, "
-        "rl.optimizer.warmup_steps, rl.steps, tokenizer"
-    ) in lines
-    for key, steps in (("imitate.optimizer.warmup_steps", 50), ("rl.optimizer.warmup_steps", 7)):
-        assert f"config.{key}: {steps} is not valid; " in error
 
 
 @pytest.mark.parametrize(

@@ -47,13 +47,6 @@ def _built(folder, changes):
     return experiment
 
 
-def _refused(folder, changes) -> str:
-    with pytest.raises(UserError) as caught:
-        _built(folder, changes).initial_params()
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
-
-
 @pytest.fixture(scope="module")
 def hybrid(tmp_path_factory):
     """A run's setup, its parameters, and where they are saved, all of them and without the latent policy's."""
@@ -90,8 +83,7 @@ def test_the_latent_policy_s_parameters_have_rates_of_their_own_and_are_resumed(
     checkpoints.save(state)
     checkpoints.wait()
     again, _ = checkpoints.restore(init_state(params, tuple(trained), optimizer, experiment.key, experiment.layout))
-    for ours, theirs in zip(*(jax.tree.leaves((each.params, each.opt_state)) for each in (again, state)), strict=True):
-        np.testing.assert_array_equal(ours, theirs)
+    jax.tree.map(np.testing.assert_array_equal, *((each.params, each.opt_state) for each in (again, state)))
 
 
 @pytest.mark.slow
@@ -99,11 +91,10 @@ def test_the_latent_policy_s_parameters_have_rates_of_their_own_and_are_resumed(
     "changes",
     [
         HYBRID | {"imitate.lora.rank": 2},
-        {"imitate.recipe": "simcot"},
         {"imitate.recipe": "simcot", "imitate.lora.rank": 2},
         {"imitate.recipe": "simcot", "imitate.simcot.keep": True, "dropout.rate": 0.0, "rl.steps": 1},
     ],
-    ids=["lora, hybrid", "simcot", "simcot, lora", "simcot, kept"],
+    ids=["lora, hybrid", "simcot, lora", "simcot, kept"],
 )
 def test_recipes_with_parts_of_their_own_leave_what_rl_starts_from(changes, tmp_path, monkeypatch):
     """Killed before they are finished, too: all other parts are there, and the reasoner is trained.
@@ -214,12 +205,12 @@ def test_an_untrained_latent_policy_can_be_asked(hybrid):
 
 def test_parameters_of_another_latent_policy_are_one_line(hybrid, tmp_path):
     _, params, folder = hybrid
-    stored = {"init": str(folder / "saved"), "tokenizer": "synthetic:20"}
-    other = _refused(tmp_path / "a", TEXT | stored | {"latent_policy.name": "soft"})
-    assert other.startswith("config.latent_policy.name: ")
-    assert "parameters of another latent policy than soft" in other
+    stored = {"tokenizer": "synthetic:20", "init": str(folder / "saved")}
+    with pytest.raises(UserError, match=r"^config\.latent_policy\.name: .* of another latent policy than soft"):
+        _built(tmp_path / "a", TEXT | stored | {"latent_policy.name": "soft"}).initial_params()
     lacking = HYBRID | stored | {"init": str(folder / "bare")}
-    assert "comes without the parameters of hybrid" in _refused(tmp_path / "b", lacking | {"stages": ("evaluate",)})
+    with pytest.raises(UserError, match="comes without the parameters of hybrid"):
+        _built(tmp_path / "b", lacking | {"stages": ("evaluate",)}).initial_params()
     found = _built(tmp_path / "c", lacking | {"stages": ("rl", "evaluate")}).initial_params()
     np.testing.assert_array_equal(found["latent_policy"]["decay"], params["latent_policy"]["decay"])
     with pytest.raises(UserError, match=r"saved: has parameters of a latent policy's own"):

@@ -54,8 +54,7 @@ def test_each_rise_has_a_fresh_optimizer_wherever_the_run_was_cut(fake, tmp_path
             run_imitation(config, tmp_path / "cut")
     run_imitation(config, tmp_path / "cut")
     assert set(fake["fresh"]) == {0, COT, *RISES}
-    found = checkpoint_of(tmp_path / "cut", "imitate")
-    assert_same(found, whole)
+    assert_same(checkpoint_of(tmp_path / "cut", "imitate"), whole)
     assert rows_of(tmp_path / "cut") == rows_of(tmp_path / "whole")
     fake["steps"].clear()
     (tmp_path / "train.jsonl").unlink()  # what is finished needs no data to know its phases by
