@@ -9,14 +9,13 @@ from refused import refusal
 from same_run import differences
 from small_run import load_config, new_folder, run
 
-from slpo_jax.config import default_config, read_config
+from slpo_jax.config import default_config
 from slpo_jax.config.validate import check
 from slpo_jax.errors import UserError
 from slpo_jax.io.workdir import Workdir
 from slpo_jax.rewards.reward import CORRECT, REWARDS
 from slpo_jax.run.experiment import build
 from slpo_jax.run.plan import check_stages
-from slpo_jax.run.sources import load_set
 from slpo_jax.run.stage import close_stage
 from slpo_jax.run.validate import check_answers, check_prompts
 
@@ -50,14 +49,10 @@ def test_a_coordinator_s_port_that_another_program_has(folder):
 
 def test_long_problem_of_slots_that_the_positions_cut():
     """A larger bucket would be cut as well."""
-    config = default_config()
+    config, problems = default_config(), SimpleNamespace(prompts=[[0] * 12, [0] * 22])
     config.prompt_slots = (24,)
-    problems = SimpleNamespace(prompts=[[0] * 12, [0] * 22])
     with pytest.raises(UserError, match=r"22 tokens, more than the 12 positions .*; lower config.max_latents or"):
         check_prompts(config, "config.data.train", problems, 12)
-    config.prompt_slots = (20,)
-    with pytest.raises(UserError, match=r"22 tokens, more than the 20 of config\.prompt_slots; add a larger bucket"):
-        check_prompts(config, "config.data.train", problems, 20)
 
 
 @pytest.mark.slow
@@ -126,11 +121,6 @@ def test_a_disk_that_fills_during_a_save(tmp_path):
     for workdir in ("work", "whole"):
         assert run("--config=small.py", f"--workdir={workdir}", *flags, folder=folder).status == 0
     assert differences(folder / "work", folder / "whole") == []
-
-
-def test_no_records():
-    with pytest.raises(UserError, match=r"^problems: is empty; give at least one record$"):
-        load_set(read_config(default_config()), "problems", [])
 
 
 @pytest.mark.parametrize(("reward", "estimator", "said"), [

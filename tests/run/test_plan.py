@@ -115,16 +115,6 @@ def test_solutions_may_have_unknown_words_where_no_step_is_written(tmp_path):
         _ = build(read_config(config), tmp_path / "work").train
 
 
-def test_what_was_trained_on_is_known_where_nothing_is_trained(tmp_path, warnings):
-    config = load_config()
-    config.stages, config.data.eval.mine, config.data.valid = ("evaluate",), config.data.train, ""
-    config.evaluate.datasets = ("mine",)
-    experiment = build(read_config(config), tmp_path)
-    say_shared(experiment)
-    count = len(experiment.test_set("mine"))
-    assert warnings == [f"config.data.eval.mine: {count} of {count} problems are also in config.data.train"]
-
-
 def test_all_that_is_too_long_is_said_at_once(tmp_path):
     config = load_config()
     config.stages = ("imitate", "rl", "evaluate")
