@@ -119,15 +119,12 @@ def test_report_has_every_row_and_the_json_every_number(result):
     text = benchmark.markdown(result)
     assert json.loads(json.dumps(result["rows"])) == result["rows"]
     assert "dot_general" in text
-    counts = (len(result["rows"]) + len(result["paper"]), 2, min(20, len(result["profile"])))
+    counts = (len(result["rows"]), 2, min(20, len(result["profile"])))
     for table, rows in zip(text.split("\n\n")[1:], counts, strict=True):
         lines = table.splitlines()
         assert len(lines) == 2 + rows
         assert len({line.count("|") for line in lines}) == 1
     assert jax.__version__ in text
-    assert not result["paper"]  # it has none of these (K, G)
-    beside = benchmark.markdown(result | {"paper": [benchmark._row_of_the_paper((8, 8))]})
-    assert "| 8 | 8 | 2.021 | 1.79x | 0.319 | 0.585 | 1.101 | 0.016 | 29% |" in beside
     row = result["rows"][0]
     assert f"| slpo_jax | 1 | 2 | {row['step']['median']:.3f} (" in text
     assert f"| {row['relative']:.2f}x |" in text
