@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from imitation import Crash, crash
 from small_run import load_config, train
 from tiny import compiled
 
@@ -104,12 +105,9 @@ def test_recipes_with_parts_of_their_own_leave_what_rl_starts_from(changes, tmp_
     changes = changes | {"imitate.control": False, "imitate.cot_steps": 0, "imitate.final_steps": 2,
                          "stages": ("imitate", "rl"), "rl.objectives": ("grpo",)}  # fmt: skip
 
-    def killed(*_):
-        raise KeyboardInterrupt
-
     with monkeypatch.context() as patch:
-        patch.setattr(imitate, "_save_finished", killed)
-        with pytest.raises(KeyboardInterrupt):
+        patch.setattr(imitate, "_save_finished", crash)
+        with pytest.raises(Crash):
             train(_built(tmp_path, changes), "imitate")
     experiment = _built(tmp_path, changes)
     train(experiment, "imitate")

@@ -6,6 +6,7 @@ import json
 import jax
 import numpy as np
 import pytest
+from imitation import Crash, crash
 from safetensors.numpy import load_file
 from same_run import assert_same, checkpoint_of, rows_of
 from small_run import load_config
@@ -40,10 +41,6 @@ PROBLEMS = [
 ]  # fmt: skip
 
 
-class Crash(Exception):
-    pass
-
-
 def _even(tokens_NA, references_NR):
     """Rewards that are mixed, whatever so small a model says."""
     return tokens_NA.sum(axis=1) % 2 == 0
@@ -63,13 +60,10 @@ def _built(workdir, base, **changes):
 def _train(workdir, base, cut=None, **changes):
     """The stage; with `cut`, an (object, name), up to where that is called, as if it were killed there."""
 
-    def killed(*_, **__):
-        raise Crash
-
     experiment = _built(workdir, base, **changes)
     with pytest.MonkeyPatch.context() as patch:
         if cut:
-            patch.setattr(*cut, killed)
+            patch.setattr(*cut, crash)
         try:
             for each in wanted(experiment.config):
                 run_stage(experiment, each)

@@ -91,7 +91,8 @@ def fake(monkeypatch):
 
 def _crash_at(fake, config, workdir, *steps):
     """Cut at each of these steps, one after the other."""
-    for fake["at"] in steps:
+    for step in steps:
+        fake["at"] = ("imitate", step)
         with pytest.raises(Crash):
             run_imitation(config, workdir)
 
@@ -106,7 +107,7 @@ def test_adapters_go_on_wherever_they_were_cut(fake, folder, tmp_path, monkeypat
     """In a step, between two phases, before the adapters are merged, and before and after the end is written down."""
     config = _codi(folder, cot_steps=4, final_steps=5)
     run_imitation(config, tmp_path / "whole")
-    assert fake["steps"] == list(range(9))
+    assert fake["steps"] == [("imitate", step) for step in range(9)]
     assert fake["trained"] == ("adapter",)
     whole = checkpoint_of(tmp_path / "whole", "imitate")
     assert whole["step"] == 9
@@ -171,7 +172,7 @@ def test_each_rise_has_a_fresh_optimizer_wherever_the_run_was_cut(fake, tmp_path
     config = _icot()
     config.data.train = shutil.copy(config.data.train, tmp_path)
     run_imitation(config, tmp_path / "whole")
-    assert fake["steps"] == list(range(TOTAL))
+    assert fake["steps"] == [("imitate", step) for step in range(TOTAL)]
     assert fake["fresh"] == [0, COT, *RISES]
     assert list(map(len, fake["slots"].values())) == [2]
     assert checkpoint_of(tmp_path / "whole", "imitate")["step"] == TOTAL

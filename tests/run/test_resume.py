@@ -1,69 +1,23 @@
 """A run that was interrupted, anywhere and in any way, ends as one that was not."""
 
-import functools
 import os
 import signal
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from imitation import Crash, crash, fake_steps
 from same_run import assert_same, checkpoint_of, rows_of
 from small_run import load_config, train
 
 from slpo_jax.config import read_config
-from slpo_jax.io.mesh import replicate
-from slpo_jax.run import imitate, rl, validation
-from slpo_jax.run import stage as stage_module
-from slpo_jax.run.experiment import Experiment, build
-from slpo_jax.training import learned, rollout_update
-from slpo_jax.training.optimizer import make_optimizer
+from slpo_jax.run import validation
+from slpo_jax.run.experiment import build
+from slpo_jax.training import learned
 
 pytestmark = pytest.mark.usefixtures("cpu_devices")
 BUMPY = (0.1, 0.5, 0.4, 0.7, 0.6, 0.7, 0.2, 0.3)  # validation accuracies, by evaluation
-
-
-class Crash(Exception):
-    """Stands for a kill: nothing is cleaned up."""
-
-
-@functools.cache
-def _update_of(optimizer):
-    """(state, trained part of its parameters, a number) -> the state after an update by gradients of this number."""
-
-    @jax.jit
-    def update(state, part, number):
-        grads = jax.tree.map(lambda p: jnp.full_like(p, number), part)
-        updates, opt_state = optimizer.update(grads, state.opt_state, part)
-        params = {**state.params, **optax.apply_updates(part, updates)}
-        state = state.replace(step=state.step + 1, params=params, opt_state=opt_state)
-        return state, optax.tree.norm(params)
-
-    return update
-
-
-def _step_without_a_model(record):
-    """What stands for `make_train_step`: its steps read all that a real one reads, and write all that it writes."""
-
-    def make_train_step(loss_fn, optimizer, trained, layout, stream, micro_batches=1, schedule=None):
-        @jax.transfer_guard("allow")
-        def step(state, batch):
-            now = (stream, int(state.step))
-            record["steps"].append(now)
-            if record["at"] == now:
-                record["at"] = None
-                record["what"]()
-            data = float(np.sum(np.asarray(batch.index) * np.arange(1, len(batch.index) + 1)))
-            part = {name: state.params[name] for name in trained}
-            key = float(np.asarray(jax.random.key_data(state.key)).astype(np.float32).sum())
-            state, width = _update_of(optimizer)(state, part, np.float32(np.sin(data + now[1] + key)))
-            accuracy = {"accuracy": np.float32(abs(np.sin(now[1])))} if record["learns"] else {}
-            return state, {"loss": jnp.float32(data), "width": width, **accuracy}
-
-        return step
-
-    return make_train_step
 
 
 def _accuracy(experiment, params, stopping, rule):
@@ -73,19 +27,11 @@ def _accuracy(experiment, params, stopping, rule):
 
 @pytest.fixture(scope="module", autouse=True)
 def record():
-    """Stages without models. `steps`: the (stream, step) taken; at the (stream, step) `at`, `what` happens."""
-    record = {"steps": [], "at": None, "what": lambda: None, "learns": False}
-    # A vector a part is all that these steps need.
+    """Stages without models; a vector a part is all that their steps need."""
     tiny = {"reasoner": {"w": jnp.arange(3.0)}, "gate": {"w": jnp.ones(2)}}
     with pytest.MonkeyPatch.context() as patch:
-        for module in (imitate, stage_module, rollout_update):
-            patch.setattr(module, "make_train_step", _step_without_a_model(record))
-        for module in (imitate, stage_module, rl):
-            patch.setattr(module, "make_optimizer", functools.cache(make_optimizer))  # for `_update_of`
         patch.setattr(validation, "validation_accuracy", _accuracy)
-        for name in ("initial_params", "abstract_params"):
-            patch.setattr(Experiment, name, lambda self, *_: replicate(tiny, self.mesh))
-        yield record
+        yield fake_steps(patch, tiny, lambda batch: np.asarray(batch.index) * np.arange(1, len(batch.index) + 1))
 
 
 @pytest.fixture
@@ -162,30 +108,32 @@ def _terminate():
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _crash():
-    raise Crash
+def _cut(fake, at, workdir, config=None, what=crash):
+    """A run in which this happens at the (stream, step) `at`; what it ends with."""
+    fake.update(at=at, what=what)
+    with pytest.raises(Crash if what is crash else SystemExit) as ended:
+        _run(workdir, config)
+    assert fake["at"] is None
+    return ended.value
 
 
 STOPS = [("imitate", n) for n in (0, 3, 4, 8, 9, 12)] + [("cold_start", n) for n in (1, 3, 5, 6)] + [("rl", 5)]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", [_terminate, _crash])
+@pytest.mark.parametrize("what", [_terminate, crash])
 def test_interrupted_anywhere(fake, whole, tmp_path, what):
     """One after the other, in one workdir: at each of these steps the run is stopped and started again.
 
     A kill may leave a torn line.
     """
     for at in STOPS:
-        fake.update(at=at, what=what)
-        with pytest.raises(SystemExit if what is _terminate else Crash) as stopped:
-            _run(tmp_path)
+        ended = _cut(fake, at, tmp_path, what=what)
         if what is _terminate:
-            assert stopped.value.code == 128 + signal.SIGTERM
+            assert ended.code == 128 + signal.SIGTERM
         else:
             with (tmp_path / "metrics.jsonl").open("a") as file:
                 file.write('{"step": 5, "sta')
-        assert fake["at"] is None
     _run(tmp_path)
     _assert_same(_result(tmp_path), whole)
     if what is _terminate:  # it saves before it leaves, so no step is taken twice
@@ -210,7 +158,7 @@ def _learned():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", [_terminate, _crash])
+@pytest.mark.parametrize("what", [_terminate, crash])
 def test_stages_end_when_they_are_learned_wherever_the_run_is_cut(fake, monkeypatch, tmp_path, what):
     """In the middle of a window, at the end of a stage and after it, and in the control, which goes on from there.
 
@@ -226,15 +174,14 @@ def test_stages_end_when_they_are_learned_wherever_the_run_is_cut(fake, monkeypa
         ("imitate_no_thought", n) for n in (3, 6, 9, 12, 15, 17)
     ]
     for at in (0, 1, 6, 9, 10, 11, 12, 14, 16, 17, 20):
-        fake.update(at=("imitate", at), what=what)
-        with pytest.raises(SystemExit if what is _terminate else Crash):
-            _run(tmp_path / "cut", _learning(2))
+        _cut(fake, ("imitate", at), tmp_path / "cut", _learning(2), what)
+    _run(tmp_path / "cut", _learning(2))
     _run(tmp_path / "cut", _learning(2))
     assert rows_of(tmp_path / "cut") == rows_of(tmp_path / "whole")
     for stage, step in (("imitate", 17), ("imitate_control", 23)):
         ours, theirs = (checkpoint_of(tmp_path / name, stage) for name in ("cut", "whole"))
         assert ours["step"] == step
-        jax.tree.map(np.testing.assert_array_equal, ours, theirs)
+        assert_same(ours, theirs)
 
 
 @pytest.mark.slow
@@ -258,9 +205,7 @@ def test_an_objective_leaves_its_best_if_asked_to(fake, tmp_path):
     config = _config()
     config.rl.update(evaluate_every=2, steps=10)
     _run(tmp_path / "whole", config)
-    fake.update(at=("rl", 7), what=_crash)
-    with pytest.raises(Crash):
-        _run(tmp_path / "cut", config)
+    _cut(fake, ("rl", 7), tmp_path / "cut", config)
     _run(tmp_path / "cut", config)
     _assert_same(_result(tmp_path / "cut"), _result(tmp_path / "whole"))
     rows = [row for row in rows_of(tmp_path / "cut") if row["stage"] == "slpo" and "valid_accuracy" in row]
@@ -302,9 +247,7 @@ def test_a_signal_between_the_steps_is_obeyed(fake, whole, monkeypatch, tmp_path
 
 @pytest.mark.slow
 def test_a_stage_that_never_got_to_a_checkpoint_binds_nobody(fake, tmp_path):
-    fake.update(at=("imitate", 1), what=_crash)
-    with pytest.raises(Crash):
-        _run(tmp_path)
+    _cut(fake, ("imitate", 1), tmp_path)
     config = _config(checkpoint_every=100)
     config.imitate.final_steps = 6
     _run(tmp_path, config)
@@ -315,9 +258,7 @@ def test_a_stage_that_never_got_to_a_checkpoint_binds_nobody(fake, tmp_path):
 def test_gates_of_another_try_are_forgotten(fake, tmp_path):
     """A kill before the cold start's first checkpoint, but after a good gate was kept."""
     config = _config(checkpoint_every=100)
-    fake.update(at=("cold_start", 5), what=_crash)
-    with pytest.raises(Crash):
-        _run(tmp_path / "cut", config)
+    _cut(fake, ("cold_start", 5), tmp_path / "cut", config)
     assert (tmp_path / "cut" / "checkpoints" / "cold_start_best").is_dir()
     config.cold_start.optimizer.learning_rate = 0.3
     for workdir in (tmp_path / "cut", tmp_path / "whole"):

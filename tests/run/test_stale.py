@@ -441,16 +441,6 @@ def test_lost_latents_are_made_again(finished, monkeypatch):
     assert sorted(left) == sorted(ROWS[:-1] * 2)  # the old checkpoint's are gone
 
 
-def test_the_report_says_what_was_trained(finished, monkeypatch):
-    """Whatever the last command was given, and not what is not of this checkpoint any more."""
-    finished.train("slpo", 7, **{"rl.optimizer.learning_rate": 0.25})
-    finished.evaluate(monkeypatch, report=True, **{"rl.steps": 77777, "evaluate.datasets": ("real",)})
-    report = json.loads((finished.work / "report.json").read_text())
-    settings = report["settings"]["slpo"]
-    assert (settings["rl.steps"], settings["rl.optimizer.learning_rate"]) == (6, 0.25)
-    assert (list(report["eval"]["slpo"]), set(report["eval"]["cold_start"])) == (["real"], set(SETS))
-
-
 # Stages: what is refused before the first, and what may change.
 
 EVALUATED = {"stages": ("evaluate",)}
