@@ -357,8 +357,7 @@ def test_both_train_and_are_evaluated(folder, tmp_path, which, changes):
     flags += [f"--config.model.{each}" for each in TINY] + [f"--config.imitate.{each}" for each in SHORT]
     flags += ["--config.evaluate.samples=0", "--config.imitate.optimizer.learning_rate=1e-2"]
     config = f"--config={ROOT / 'configs' / 'prosqa.py'}:{which},{folder}"
-    done = run(config, "--workdir=work", *flags, folder=tmp_path)
-    assert done.status == 0, done.stderr[-3000:]
+    run(config, "--workdir=work", *flags, folder=tmp_path)
     work = tmp_path / "work"
     losses = [json.loads(line) for line in (work / "metrics.jsonl").read_text().splitlines()]
     losses = [row["loss"] for row in losses if "loss" in row]

@@ -121,13 +121,11 @@ def folder(tmp_path_factory):
     found = new_folder(tmp_path_factory.mktemp("own"))
     (found / "own.py").write_text(CONFIG.replace("get_config", "small") + OWN)
     (found / "crash").touch()
-    done = run("--config=own.py", "--workdir=work", folder=found)
-    assert done.status != 0
+    done = run("--config=own.py", "--workdir=work", folder=found, status=None)
     assert "the machine goes off" in done.stderr
     (found / "crash").unlink()
     for workdir in ("work", "whole"):
-        done = run("--config=own.py", f"--workdir={workdir}", folder=found)
-        assert done.status == 0, done.stderr
+        run("--config=own.py", f"--workdir={workdir}", folder=found)
     return found
 
 
@@ -169,7 +167,7 @@ def test_they_are_reported(folder):
             assert sample["correct"] == (has_digits and not sample["cut"])
             assert sample["scores"] == {"brevity": pytest.approx(1 / (1 + sample["latent_steps"]))}
     assert "best@2_brevity" in report["eval"]["scaled"]["made"]
-    changed = run("--config=own.py", "--workdir=work", "--config.objective.scaled.factor=4.0", folder=folder)
+    changed = run("--config=own.py", "--workdir=work", "--config.objective.scaled.factor=4.0", folder=folder, status=2)
     assert changed.stderr.splitlines()[-1].startswith("error: config.objective.scaled.factor: is 4.0, and 3.0 is what")
 
 

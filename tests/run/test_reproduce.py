@@ -108,7 +108,7 @@ def folder(tmp_path, monkeypatch):
 
     def run(command, **_):
         commands.append(command)
-        done = small_run.run(*command[3:], folder=folder)
+        done = small_run.run(*command[3:], folder=folder, status=None)
         return types.SimpleNamespace(returncode=done.status)
 
     monkeypatch.setattr(jobs, "subprocess", types.SimpleNamespace(run=run))
