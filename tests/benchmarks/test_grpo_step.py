@@ -49,14 +49,6 @@ def ours(work):
 
 
 @pytest.fixture(scope="module")
-def result(work, ours):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(benchmark, "Ours", lambda work: ours)  # compiled once
-        tried = ("--caches", "dynamic", "static", "--losses", "eager")
-        return benchmark.benchmark(flags(*tried), {"float32": work})
-
-
-@pytest.fixture(scope="module")
 def completions(work) -> np.ndarray:
     """Completions of all lengths, each but the first up to eos, then pad."""
     config, rng = work.parts.policy.config, np.random.default_rng(3)
@@ -152,8 +144,11 @@ def test_both_sides_write_as_many_tokens_and_change_the_weights(work, folder, ou
 
 
 @pytest.mark.nightly
-def test_report_has_every_number(result):
+def test_report_has_every_number(work, ours, monkeypatch):
     """Of both sides, in turns."""
+    monkeypatch.setattr(benchmark, "Ours", lambda work: ours)  # compiled once
+    tried = ("--caches", "dynamic", "static", "--losses", "eager")
+    result = benchmark.benchmark(flags(*tried), {"float32": work})
     assert json.loads(json.dumps(result)) == result
     choices = ("dynamic cache", "static cache", "eager loss")
     assert set(result["tried"]) == {f"{what} in {dtype}" for what in choices for dtype in ("float32", "bfloat16")}
@@ -163,14 +158,10 @@ def test_report_has_every_number(result):
         ratio = np.array(theirs[what]["values"]) / mine[what]["values"]
         assert len(ratio) == ROUNDS  # without warm-up
         np.testing.assert_allclose(ratios[what]["values"], ratio)
-    for side in (mine, theirs):
-        tokens = np.array(side["tokens_per_second"]["values"]) * side["step"]["values"]
-        np.testing.assert_allclose(tokens, PROMPTS * GROUP * TOKENS)
-    assert min(result["compile_seconds"].values()) > 0
-    lines = benchmark.markdown(result).splitlines()
-    (row,) = (line for line in lines if line.startswith("| ratio"))
-    assert row.startswith(f"| ratio, slpo_jax, float32 | {ratios['step']['median']:.2f} (")
-    assert len({line.count("|") for line in lines if line.startswith("|")}) == 1
+    tokens = np.array(mine["tokens_per_second"]["values"]) * mine["step"]["values"]
+    np.testing.assert_allclose(tokens, PROMPTS * GROUP * TOKENS)
+    row = f"| ratio, slpo_jax, float32 | {ratios['step']['median']:.2f} ("
+    assert row in benchmark.markdown(result)
 
 
 def test_prompts_must_fit_the_devices(cpu_devices):

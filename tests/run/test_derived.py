@@ -13,7 +13,7 @@ from tiny_folder import tiny_folder
 from slpo_jax.checkpoints.architectures import REASONERS, architecture_of
 from slpo_jax.cli.smoke import smoke
 from slpo_jax.config import Config, default_config
-from slpo_jax.config.auto import Measured, buckets, choices
+from slpo_jax.config.auto import Measured, choices
 from slpo_jax.config.config_files import override
 from slpo_jax.config.validate import check
 from slpo_jax.data.problems import load_problems
@@ -211,18 +211,9 @@ def test_choices_go_by_lengths_and_sizes(changes, expected):
     assert ("imitate.batch_size" in found) == ("latents" not in changes)
 
 
-def test_buckets_hold_all_and_most():
-    assert buckets([5, 5, 5, 100]) == (8, 104)
-    assert buckets([90, 95, 100]) == (104,)
-    assert buckets([8]) == (8,)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["a table", "a logical set"])
-def test_from_a_raw_file_to_the_report(kind, tmp_path):
-    logical = kind == "a logical set"
-    source = _proofs(tmp_path / "set.jsonl", 200) if logical else _table(tmp_path / "my.csv")
-    config, _ = _chosen(source, fields=None if logical else FIELDS)
+def test_from_a_raw_file_to_the_report(tmp_path):
+    config, _ = _chosen(_table(tmp_path / "my.csv"), fields=FIELDS)
     config.model.update(n_layer=1, n_embd=16)
     config.imitate.update(cot_steps=4, stage_steps=2, final_steps=4)
     config.imitate.optimizer.warmup_steps = 1
@@ -233,7 +224,7 @@ def test_from_a_raw_file_to_the_report(kind, tmp_path):
     experiment = run_stages(check(config), tmp_path / "work")
     report = json.loads((tmp_path / "work" / "report.json").read_text())
     assert {"imitate", "cold_start", "slpo"} <= report["eval"].keys()
-    assert report["eval"]["slpo"]["test"]["n"] == len(experiment.test_set("test")) == (20 if logical else 4)
+    assert report["eval"]["slpo"]["test"]["n"] == len(experiment.test_set("test")) == 4
     assert (tmp_path / "work" / "report.md").is_file()
     assert experiment.reward.on_device is not None
 
@@ -288,10 +279,7 @@ def test_settings_are_those_of_the_reasoner_that_is_given(reasoner, tmp_path):
 @pytest.mark.parametrize(
     ("flags", "error"),
     [
-        (
-            ["--test=te.csv", "--config.data.train=te.csv"],
-            "--train=set.jsonl: config.data.train is given too; leave one of the two out",
-        ),
+        (["--config.data.train=te.csv"], "--train=set.jsonl: config.data.train is given too; leave one of the two out"),
         (["--valid=va.csv", "--config.data.valid", "b.csv"], "--valid=va.csv: config.data.valid is given too; "),
         (["--base=gpt2", "--config.init=b"], "--base=gpt2: config.init is given too; "),
         (["--test=te=a.csv", "--config.data.eval.te=b.csv"], "--test=te=a.csv: config.data.eval.te is given too; "),

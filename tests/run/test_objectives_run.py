@@ -97,32 +97,23 @@ def test_each_objective_has_a_checkpoint_of_its_own_its_settings_beside_it_and_a
     assert {key: sampled[key] for key in expected} == expected
 
 
-def test_an_objective_added_later_is_all_that_is_trained(work):
-    """On the finished run: with one name more."""
-    folders = [path for path in (work / "checkpoints").iterdir() if path.is_dir()]
-    stages = [path for path in folders if path.name != "reasoner"]
+def test_an_objective_added_later_is_all_that_is_trained_and_may_come_after_another(work):
+    """It is what a run of its own makes that starts from the other's checkpoint, to the last bit."""
+    stages = [path.parent for path in (work / "checkpoints").glob("*/config.json")]
     before = {path: path.stat().st_mtime_ns for stage in stages for path in stage.rglob("*") if path.is_file()}
     rows = rows_of(work, timing=True)
-    run(*_command(ALL), folder=work.parent)
+    after = ("--config.objective.answer_only.after=pathwise", "--config.objective.answer_only.steps=4")
+    run(*_command(ALL), *after, folder=work.parent)
     assert {path: path.stat().st_mtime_ns for path in before} == before
-    names = {path.name for path in (work / "checkpoints").iterdir() if path.is_dir()}
-    assert names == {"reasoner", "answer_only", *(stage.name for stage in stages)}
-    after = rows_of(work, timing=True)
-    assert after[: len(rows)] == rows
-    assert {row["stage"] for row in after[len(rows) :]} == {"answer_only"}
+    now = rows_of(work, timing=True)
+    assert now[: len(rows)] == rows
+    assert {row["stage"] for row in now[len(rows) :]} == {"answer_only"}
     assert tuple(json.loads((work / "report.json").read_text())["eval"])[-4:] == ALL
-
-
-def test_one_objective_after_another(work):
-    """Beside the others: what a run of its own makes that starts from the first one's checkpoint, to the last bit."""
-    settings = ("--config.objective.answer_only.after=pathwise", "--config.objective.answer_only.steps=4")
-    shutil.rmtree(work / "checkpoints" / "answer_only", ignore_errors=True)
-    then = (
+    run(
         "--config=side.py", "--workdir=then", f"--config.init={work / 'checkpoints' / 'pathwise'}",
         "--config.stages=('rl',)", "--config.rl.objectives=('answer_only',)", "--config.rl.steps=4",
+        folder=work.parent,
     )  # fmt: skip
-    for command in ((*_command(ALL), *settings), then):
-        run(*command, folder=work.parent)
     ours = checkpoint_of(work, "answer_only")
     assert_same(ours, checkpoint_of(work.parent / "then", "answer_only"))
     wte = "['params']['reasoner']['backbone']['wte']"
