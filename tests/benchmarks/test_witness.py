@@ -153,16 +153,6 @@ def test_rollout_is_ours(stopping):
     np.testing.assert_allclose(made.latents, wanted.actions, atol=2e-5)
 
 
-def test_bernoulli_stops_follow_the_gate():
-    """The mean of the first stop under a gate that says 1/4 whatever the latent: sum of 0.75^t for t < T."""
-    made = witness()
-    made.gate.weight.data.zero_()
-    made.gate.bias.data.fill_(np.log(1 / 3))
-    lengths = made.rollout(prompts(), 500, generator=torch.Generator().manual_seed(0)).lengths.double()
-    expected = sum(0.75**t for t in range(STEPS))
-    assert abs(lengths.mean() - expected) < 4 * lengths.std() / len(lengths) ** 0.5
-
-
 def record_noise(made: Witness) -> list:
     """What each dropout layer multiplies with from now on, call by call: [N, L, D]."""
     factors = []
@@ -195,9 +185,6 @@ def test_scoring_noise_ends_before_the_last_latent(trajectories):
     for site in factors:
         assert site.shape[:2] == (PASSES * len(LENGTHS), (until_N + 1 + ANSWERS).max())
         check_factors(site, np.arange(site.shape[1]) < np.tile(until_N, PASSES)[:, None])
-    factors.clear()
-    made.loss(prompts(), to_torch(trajectories), REWARDS, noisy=False)
-    assert all((site == 1).all() for site in factors)
 
 
 def test_rollout_noise_ends_before_the_last_latent():
