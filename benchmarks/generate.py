@@ -128,16 +128,16 @@ def make_theirs(work: Work, folder: Path, dtype: str, cache: str, rows: int) -> 
         torch.manual_seed(seed)
         found = 0
         for batch in batches:
-            tokens, valid = pad_prompts(batch, (max(map(len, batch)),), range(len(batch)), template.pad_id)
+            padded, valid = pad_prompts(batch, (max(map(len, batch)),), range(len(batch)), template.pad_id)
             with torch.inference_mode():
                 out = model.generate(
-                    input_ids=torch.tensor(tokens, dtype=torch.long),
+                    input_ids=torch.tensor(padded, dtype=torch.long),
                     attention_mask=torch.tensor(valid, dtype=torch.long),
                     max_new_tokens=tokens, do_sample=True, temperature=1.0, top_k=0, top_p=1.0,
                     num_return_sequences=each, cache_implementation=cache,
                     eos_token_id=list(template.eos_ids), pad_token_id=template.pad_id,
                 )  # fmt: skip
-            found += work.generated(out[:, tokens.shape[1] :].numpy())
+            found += work.generated(out[:, padded.shape[1] :].numpy())
         return found
 
     return run

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.passk [--shapes gpt2|llama|quickstart] [--problems N] [--json FILE]`; more flags with `--help`.
+"""`python -m benchmarks.passk [--shapes gpt2|quickstart] [--problems N] [--json FILE]`; more flags with `--help`.
 
 Batched Pass@k evaluation: problems a second with k rollouts each under MC-dropout, for slpo_jax's `Evaluator` and for
 the PyTorch reference (`benchmarks.witness`) on the same work. Prints Markdown; `--json` writes every number behind it.
@@ -21,7 +21,6 @@ from benchmarks.measure.passk_work import SHAPES, PasskShapes, Work, facts_of, m
 from benchmarks.measure.report import (
     Parser,
     check_flags,
-    check_torch,
     listed,
     machine,
     on_shapes,
@@ -212,7 +211,6 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     if flags.problems is None:
         flags.problems = SHAPES[flags.shapes].prompts
     check_flags(flags, problems=1, samples=1, rounds=1, batch_size=1)
-    check_torch(flags)
     return flags
 
 

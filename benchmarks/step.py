@@ -1,4 +1,4 @@
-"""`python -m benchmarks.step [--shapes gpt2|llama|quickstart] [--prompts N] [--profile] [--json FILE]`.
+"""`python -m benchmarks.step [--shapes gpt2|quickstart] [--prompts N] [--profile] [--json FILE]`.
 
 The paper's table of computational cost (table 5): seconds of an SLPO step for several (K, G), split into rollout,
 surrogate and backward, for slpo_jax and for a program in PyTorch (`benchmarks.witness`) on the same work. `--profile`:
@@ -18,7 +18,6 @@ from benchmarks.measure.profile import profile
 from benchmarks.measure.report import (
     Parser,
     check_flags,
-    check_torch,
     listed,
     machine,
     markdown_table,
@@ -34,12 +33,6 @@ from slpo_jax.errors import UserError
 CONFIGURATIONS = ((1, 8), (4, 8), (8, 8), (4, 4))  # (K, G), the paper's
 BASE = (4, 8)  # what relative times refer to
 PARTS = ("rollout", "surrogate", "backward", "other")
-PAPER = {  # seconds of the step, rollout, surrogate and backward; 2 prompts, RTX 5880 Ada
-    (1, 8): (0.624, 0.321, 0.108, 0.177),
-    (4, 8): (1.130, 0.294, 0.274, 0.545),
-    (8, 8): (2.021, 0.319, 0.585, 1.101),
-    (4, 4): (0.676, 0.243, 0.146, 0.272),
-}
 DEFINITIONS = """
 rollout: sample and verify G trajectories a prompt
 surrogate: forward pass of the loss on those trajectories (K scoring passes, moments, log-likelihoods)
@@ -88,12 +81,6 @@ def _row(candidate: Any, measured: list[dict[str, float]], warmup: int) -> dict[
     return row
 
 
-def _row_of_the_paper(pair: tuple[int, int]) -> dict[str, Any]:
-    step, *parts = PAPER[pair]
-    seconds = dict(zip(PARTS, [*parts, step - sum(parts)], strict=True))
-    return {"passes": pair[0], "group": pair[1], "step": step, "relative": step / PAPER[BASE][0], **seconds}
-
-
 def add_relative(rows: list[dict[str, Any]]) -> None:
     """`relative`, the median step over that of `BASE`, and for torch `ratio_vs_torch`, its step over ours."""
 
@@ -123,10 +110,6 @@ def markdown(result: dict[str, Any]) -> str:
             more = [ratio, *(f"{row[f'{name}_per_second']['median']:.3g}" for name in ("trajectories", "tokens"))]
             compiles.append([*pair, *(f"{row['compile_seconds'][name]:.1f}" for name in PROGRAMS)])
         timings.append([row["implementation"], *pair, step, relative, *parts, f"{row['surrogate_share']:.0%}", *more])
-    for row in result["paper"]:
-        step, *parts = (f"{row[name]:.3f}" for name in ("step", *PARTS))
-        timings.append(["paper, RTX 5880 Ada", str(row["passes"]), str(row["group"]), step, f"{row['relative']:.2f}x",
-                        *parts, f"{row['surrogate'] / row['step']:.0%}", "", "", ""])  # fmt: skip
     found = result["rows"][0]
     means = ("mean_latents", "longest_latents", "mean_answer_tokens")
     lengths = {name: round(found[name]["median"], 2) for name in means}
@@ -170,7 +153,6 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     if flags.prompts is None:
         flags.prompts = SHAPES[flags.shapes].prompts
     check_flags(flags, prompts=1, steps=1, warmup=0)
-    check_torch(flags)
     if any(passes < 1 or group < 2 for passes, group in flags.only):
         raise UserError("--only: K must be 1 or more and G 2 or more, e.g. --only 4,8 8,8")
     return flags
@@ -182,9 +164,8 @@ def benchmark(shapes: Any, config: Any, flags: argparse.Namespace) -> dict[str, 
         work = make_workload(shapes, config, flags.prompts, Path(workdir))
         rows, heaviest = measure(work, flags)
     add_relative(rows)
-    paper = [_row_of_the_paper(pair) for pair in flags.only if flags.shapes == "gpt2" and pair in PAPER]
     return {"shapes": flags.shapes, "warmup": flags.warmup, "steps": flags.steps, "machine": machine(),
-            "work": work.facts, "rows": rows, "paper": paper, "profile": heaviest}  # fmt: skip
+            "work": work.facts, "rows": rows, "profile": heaviest}  # fmt: skip
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.versus OTHER [--what step|passk|grpo] [--shapes gpt2|llama|quickstart]`; see `--help`.
+"""`python -m benchmarks.versus OTHER [--what step|passk] [--shapes gpt2|quickstart]`; see `--help`.
 
 Is this checkout slower than another one of this repository? A process of each does the same work, step by step in
 turns, so that a noisy machine is noisy for both; and then another pair of processes does, as one program's speed
@@ -24,26 +24,22 @@ from benchmarks.measure.workload import SHAPES as STEP_SHAPES
 from slpo_jax.errors import UserError
 
 SIDES = ("other", "this")
-PROGRAMS = {"step": ("rollout", "surrogate", "step"), "passk": ("passk",), "grpo": ("rollout", "gradient", "step")}
-FAULTS = 2000  # page faults in a round, above which freed memory was not kept
+PROGRAMS = {"step": ("rollout", "surrogate", "step"), "passk": ("passk",)}
 DEFINITIONS = """
 other: the checkout that was given; this: the one that measured
 ratio: of a pair of processes: median over the rounds of this one's seconds over the other's of the same round
 all pairs: geometric mean of the pairs' ratios, and the interval of 95 % around it, from Student's t over the pairs
-a round: one of each, the order turned around every time; step: K, G = 4, 8; passk: 16 samples of every problem; \
-grpo: a step of benchmarks.grpo on --problems, in bfloat16
+a round: one of each, the order turned around every time; step: K, G = 4, 8; passk: 16 samples of every problem
 compile: making all the programs, one side after the other
-memory kept, faulted: pairs of which neither or either process faults the pages of its scratch memory in anew in \
-every round: glibc may give it back to the system, which differs from process to process; mixed pairs are in "all" alone
 """.strip().splitlines()
 
 # Runs in either checkout, of which it needs benchmarks.measure alone: says what compiling took, then a line of JSON
 # for every number on its standard input.
 WORKER = """
-import json, resource, sys, tempfile, time
+import json, sys, tempfile, time
 from pathlib import Path
 import jax
-what, shapes_name, prompts, cache, problems, rounds, out = *sys.argv[1:7], sys.stdout
+what, shapes_name, prompts, cache, out = *sys.argv[1:5], sys.stdout
 prompts = int(prompts)
 sys.stdout = sys.stderr
 from benchmarks import passk
@@ -56,23 +52,15 @@ def say(found):
 
 shapes = (passk_work if what == "passk" else workload).SHAPES[shapes_name]
 config = workload.load_config(shapes)
-set_up_jax(1 if what == "grpo" else config.cpu_devices)
+set_up_jax(config.cpu_devices)
 jax.config.update("jax_compilation_cache_dir", cache)
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-
-def faults():
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
 with tempfile.TemporaryDirectory() as folder:
     if what == "step":
         work = workload.make_workload(shapes, config, prompts, Path(folder))
         ours = Ours(work, 4, 8, {})
         measure, compiling = lambda i: ours.measure(work, i), ours.compile_seconds
-    elif what == "grpo":
-        from benchmarks import grpo
-        flags = grpo.parse([problems, "--prompts", str(prompts), "--rounds", rounds, "--warmup", "0"])
-        ours = grpo.Ours(grpo.make_work(flags, {"model.dtype": "bfloat16"}))
-        measure, compiling = ours.measure, ours.compile_seconds
     else:
         work = passk_work.make_work(shapes, config, prompts, 16, Path(folder))
         run = passk.make_runs(work, "none")["slpo_jax"]
@@ -83,8 +71,7 @@ with tempfile.TemporaryDirectory() as folder:
         compiling = measure(0)
     say({"compile": sum(compiling.values())})
     for line in sys.stdin:
-        before = faults()
-        say(measure(int(line)) | {"faults": faults() - before})
+        say(measure(int(line)))
 """
 
 
@@ -95,9 +82,7 @@ class Worker:
         """Starts it; returns when it has compiled, or taken its programs from the cache."""
         self.checkout = checkout
         self.log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed by `close`
-        rounds = flags.warmup + flags.rounds
         command = [sys.executable, "-c", WORKER, *map(str, (flags.what, flags.shapes, flags.prompts, cache))]
-        command += [flags.problems, str(rounds)]
         environment = os.environ | {"PYTHONPATH": str(checkout)}
         self.process = subprocess.Popen(command, cwd=checkout, env=environment, stdin=subprocess.PIPE,
                                         stdout=subprocess.PIPE, stderr=self.log, text=True)  # fmt: skip
@@ -126,7 +111,7 @@ class Worker:
 
 
 def measure_pair(flags: argparse.Namespace, order: tuple[str, str], caches: Path, compiles: bool) -> dict[str, Any]:
-    """{program: {side: a summary, "ratio": of the rounds, "faults": {side: ..}}} of two processes.
+    """{program: {side: a summary, "ratio": of the rounds}} of two processes.
 
     Args:
         order: which side begins.
@@ -150,11 +135,9 @@ def measure_pair(flags: argparse.Namespace, order: tuple[str, str], caches: Path
         compiling = {side: workers[side].compile_seconds for side in SIDES}
         found["compile"] = {side: summary([spent]) for side, spent in compiling.items()}
         found["compile"]["ratio"] = compiling["this"] / compiling["other"]
-    faults = {side: statistics.median(row["faults"] for row in rounds[side][flags.warmup :]) for side in SIDES}
     for name in PROGRAMS[flags.what]:
         values = {side: [row[name] for row in rounds[side][flags.warmup :]] for side in SIDES}
         found[name] = {side: summary(values[side]) for side in SIDES}
-        found[name]["faults"] = faults
         found[name]["ratio"] = statistics.median(b / a for a, b in zip(values["other"], values["this"], strict=True))
     return found
 
@@ -190,25 +173,13 @@ def markdown(result: dict[str, Any]) -> str:
     head = ("", "Other (s)", "This (s)", "Ratio of each pair", "All pairs", "95 %")
     lines = []
     for name in result["pairs"][0]:
-        for label, cells in _alike(name, [pair[name] for pair in result["pairs"] if name in pair]):
-            total = over_pairs([cell["ratio"] for cell in cells])
-            seconds = [spread(summary([cell[side]["median"] for cell in cells])) for side in SIDES]
-            ratios = ", ".join(f"{cell['ratio']:.2f}" for cell in cells)
-            lines.append([label, *seconds, ratios, f"{total['mean']:.3f}", f"{total['low']:.3f}-{total['high']:.3f}"])
+        cells = [pair[name] for pair in result["pairs"] if name in pair]
+        total = over_pairs([cell["ratio"] for cell in cells])
+        seconds = [spread(summary([cell[side]["median"] for cell in cells])) for side in SIDES]
+        ratios = ", ".join(f"{cell['ratio']:.2f}" for cell in cells)
+        lines.append([name, *seconds, ratios, f"{total['mean']:.3f}", f"{total['low']:.3f}-{total['high']:.3f}"])
     facts = (f"machine: {listed(result['machine'])}", f"work: {listed(result['work'])}")
     return page("This checkout against another", facts, DEFINITIONS, head, lines)
-
-
-def _alike(name: str, cells: list[dict[str, Any]]) -> list[tuple[str, list[dict[str, Any]]]]:
-    """(label, cells) of all pairs, and of those whose processes both kept their freed memory or both did not."""
-    groups = [(name, cells)]
-    if "faults" in cells[0]:
-        kinds = [tuple(found > FAULTS for found in cell["faults"].values()) for cell in cells]
-        for label, kind in (("kept", (False, False)), ("faulted", (True, True))):
-            alike = [cell for cell, its in zip(cells, kinds, strict=True) if its == kind]
-            if 0 < len(alike) < len(cells):
-                groups.append((f"{name}, memory {label}", alike))
-    return groups
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
@@ -220,7 +191,6 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser = Parser("versus", "Speed of this checkout against another's.", STEP_SHAPES)
     parser.add_argument("other", type=Path, help="the other checkout's folder")
     parser.add_argument("--what", choices=tuple(PROGRAMS), default="step", help="default: step")
-    parser.add_argument("--problems", default="", help="of grpo: a file or set, as config.data.train takes it")
     parser.add_argument("--prompts", type=int, help="prompts a step, problems of an evaluation; default: the shapes'")
     parser.add_argument("--pairs", type=int, default=6, help="pairs of processes; default: 6")
     parser.add_argument("--compiled", type=int, default=2, help="pairs whose compilation is timed; the others take "
@@ -231,8 +201,6 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     if flags.prompts is None:
         flags.prompts = (PASSK_SHAPES if flags.what == "passk" else STEP_SHAPES)[flags.shapes].prompts
     check_flags(flags, prompts=1, pairs=1, compiled=1, rounds=1, warmup=0)
-    if (flags.what == "grpo") != bool(flags.problems):
-        raise UserError("--problems: goes with --what grpo; give both, e.g. --problems=data/gsm8k_train.jsonl")
     flags.other = flags.other.resolve()
     if not (flags.other / "benchmarks").is_dir():
         raise UserError(f"{flags.other}: no checkout with a folder benchmarks/; give one of this repository")

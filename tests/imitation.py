@@ -1,5 +1,7 @@
-"""The imitate stage alone, with real steps or with ones in no time that crash where they are told to."""
+"""Stages with steps in no time that crash where they are told to, and the imitate stage alone."""
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -11,13 +13,19 @@ from small_run import train
 
 from slpo_jax.config import read_config, validate
 from slpo_jax.io.mesh import replicate
-from slpo_jax.run import imitate
+from slpo_jax.run import imitate, rl, stage
 from slpo_jax.run.experiment import Experiment, build
 from slpo_jax.run.plan import check_stages
+from slpo_jax.training import rollout_update
+from slpo_jax.training.optimizer import make_optimizer
 
 
 class Crash(Exception):
     """Stands for a kill: nothing is cleaned up."""
+
+
+def crash(*_: Any, **__: Any) -> None:
+    raise Crash
 
 
 def run_imitation(config, workdir) -> Experiment:
@@ -31,16 +39,32 @@ def run_imitation(config, workdir) -> Experiment:
     return experiment
 
 
-def fake_steps(monkeypatch: pytest.MonkeyPatch, params: Any, numbers_of) -> dict[str, Any]:
-    """Have the stage take steps that read and write what real ones do, in no time, and crash at the step `at`.
+@functools.cache
+def _update_of(optimizer):
+    """(state, trained part of its parameters, a number) -> the state after an update by gradients of this number."""
+
+    @jax.jit
+    def update(state, part, number):
+        grads = jax.tree.map(lambda p: jnp.full_like(p, number), part)
+        updates, opt_state = optimizer.update(grads, state.opt_state, part)
+        params = {**state.params, **optax.apply_updates(part, updates)}
+        state = state.replace(step=state.step + 1, params=params, opt_state=opt_state)
+        return state, optax.tree.norm(params)
+
+    return update
+
+
+def fake_steps(patch: pytest.MonkeyPatch, params: Any, numbers_of: Callable[[Any], np.ndarray]) -> dict[str, Any]:
+    """Have the stages take steps that read and write what real ones do, in no time.
 
     Args:
         params: what stands for the experiment's.
         numbers_of: what a step depends on, an array of a batch.
     Returns:
-        what they got: steps, those with a fresh optimizer, programs, batches' shapes, and what came last.
+        what they got: (stream, number) of the steps, numbers of those with a fresh optimizer, programs, batches'
+        shapes, and what came last. At the step `at`, `what` happens; with `learns` they have an accuracy.
     """
-    record = {"steps": [], "fresh": [], "slots": {}, "at": None}
+    record = {"steps": [], "fresh": [], "slots": {}, "at": None, "what": crash, "learns": False}
 
     def make_train_step(loss_fn, optimizer, trained, layout, stream, micro_batches=1, schedule=None):
         shapes = record["slots"].setdefault(len(record["slots"]), set())
@@ -49,24 +73,26 @@ def fake_steps(monkeypatch: pytest.MonkeyPatch, params: Any, numbers_of) -> dict
         @jax.transfer_guard("allow")
         def step(state, batch):
             now, numbers = int(state.step), np.asarray(numbers_of(batch))
-            record["steps"].append(now)
+            record["steps"].append((stream, now))
             if not any(np.asarray(leaf).any() for leaf in jax.tree.leaves(state.opt_state)):
                 record["fresh"].append(now)
             shapes.add(numbers.shape)
-            if record["at"] == now:
+            if record["at"] == (stream, now):
                 record["at"] = None
-                raise Crash
-            data = float(numbers.sum())
+                record["what"]()
+            data, key = float(numbers.sum()), np.asarray(jax.random.key_data(state.key)).astype(np.float32)
             part = {name: state.params[name] for name in trained}
-            grads = jax.tree.map(lambda p: jnp.full_like(p, 2 + np.sin(data + now)), part)
-            updates, opt_state = optimizer.update(grads, state.opt_state, part)
-            params = {**state.params, **optax.apply_updates(part, updates)}
-            record["params"] = jax.tree.map(np.asarray, params)
-            return state.replace(step=state.step + 1, params=params, opt_state=opt_state), {"loss": jnp.float32(data)}
+            state, width = _update_of(optimizer)(state, part, np.float32(np.sin(data + now + float(key.sum()))))
+            record["params"] = jax.tree.map(np.asarray, state.params)
+            accuracy = {"accuracy": np.float32(abs(np.sin(now)))} if record["learns"] else {}
+            return state, {"loss": jnp.float32(data), "width": width, **accuracy}
 
         return step
 
-    monkeypatch.setattr(imitate, "make_train_step", make_train_step)
+    for module in (imitate, stage, rollout_update):
+        patch.setattr(module, "make_train_step", make_train_step)
+    for module in (imitate, stage, rl):
+        patch.setattr(module, "make_optimizer", functools.cache(make_optimizer))  # for `_update_of`
     for name in ("initial_params", "abstract_params"):
-        monkeypatch.setattr(Experiment, name, lambda self, *_: replicate(params, self.mesh))
+        patch.setattr(Experiment, name, lambda self, *_: replicate(params, self.mesh))
     return record

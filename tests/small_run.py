@@ -125,14 +125,19 @@ def start(*arguments: str, folder: Path, output: str = "output"):
     return process
 
 
-def run(*arguments: str, folder: Path) -> Finished:
-    """`python -m slpo_jax.main ARGUMENTS` in a folder; see `start`."""
+def run(*arguments: str, folder: Path, status: int | None = 0) -> Finished:
+    """`python -m slpo_jax.main ARGUMENTS` in a folder; see `start`.
+
+    Args:
+        status: that it has to end with; None is any.
+    """
     process = start(*arguments, folder=folder)
     process.join(_PATIENCE)
     if process.exitcode is None:
         process.kill()
-    texts = [(folder / f"output.{name}").read_text() for name in ("stdout", "stderr")]
-    return Finished(process.exitcode, *texts)
+    done = Finished(process.exitcode, *((folder / f"output.{name}").read_text() for name in ("stdout", "stderr")))
+    assert status in (None, done.status), done.stderr[-3000:]
+    return done
 
 
 def new_folder(parent: Path | None = None) -> Path:

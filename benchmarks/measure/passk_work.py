@@ -33,9 +33,6 @@ SHAPES = {
     "quickstart": PasskShapes(
         "quickstart.py", {}, prompts=1000, answer_tokens=STEP_SHAPES["quickstart"].answer_tokens, test_set="depth_2"
     ),
-    "llama": PasskShapes(
-        "twelve.py:coconut_llama", {}, prompts=1000, answer_tokens=STEP_SHAPES["llama"].answer_tokens, test_set="same"
-    ),
     "gpt2": PasskShapes(
         "coconut_gpt2.py",
         GPT2 | {"max_latents": 6, "evaluate.batch_size": 128},  # COCONUT's published budget of latents

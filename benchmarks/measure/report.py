@@ -128,12 +128,6 @@ def run_command(
         sys.exit(2)
 
 
-def check_torch(flags: argparse.Namespace) -> None:
-    """Raises a UserError if PyTorch is to do what there is no program for."""
-    if flags.shapes == "llama" and flags.torch != "none":
-        raise UserError("--torch: the program in PyTorch is GPT-2's, which --shapes llama is not; give --torch none")
-
-
 def on_shapes(
     shapes: Mapping[str, Shapes], benchmark: Callable[[Any, Any, argparse.Namespace], dict[str, Any]]
 ) -> Callable[[argparse.Namespace], dict[str, Any]]:

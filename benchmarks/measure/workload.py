@@ -63,7 +63,6 @@ GPT2 = {
 }
 SHAPES = {
     "quickstart": Shapes("quickstart.py", {}, prompts=32, answer_tokens=3),  # "### 12" and eos
-    "llama": Shapes("twelve.py:coconut_llama", {}, prompts=32, answer_tokens=3),
     "gpt2": Shapes(
         "coconut_gpt2.py", GPT2 | {"prompt_slots": (72,)}, prompts=2, answer_tokens=5, prompt_tokens=(68, 72)
     ),

@@ -72,7 +72,7 @@ class Sampler:
         )
         return out.last_hidden_state
 
-    def _prefill(self, prompts: Prompts, group: int, is_noisy: bool):
+    def _prefill(self, prompts: Prompts, group: int):
         """h_1 [N, D], cache, valid [N, P] and positions before the next [N], each prompt `group` times."""
         valid_BP = np.asarray(prompts.valid)
         start = int(valid_BP.any(axis=0).argmax())  # slots before it are padding in all rows
@@ -85,14 +85,14 @@ class Sampler:
             # Padding sees itself, as the softmax of a row that sees nothing is NaN.
             mask_NPP = (causal & valid_NP[:, None]) | torch.eye(slots, dtype=torch.bool, device=self.device)
         positions_NP = (valid_NP.cumsum(1) - 1).clamp(min=0)
-        with noise_at(self.noise, is_noisy):
+        with noise_at(self.noise, True):
             hidden_NPD = self._forward(self.model.transformer.wte(tokens_NP), positions_NP, mask_NPP, cache)
         return hidden_NPD[:, -1], cache, valid_NP, valid_NP.sum(1)
 
-    def _think(self, prompts: Prompts, group: int, lengths_N, rule: float | None, is_noisy: bool, generator):
+    def _think(self, prompts: Prompts, group: int, lengths_N, rule: float | None):
         """Latents [N, T, D], tau [N], cache, valid slots [N, S] and positions before the end marker [N]."""
         config = self.config
-        h_ND, cache, valid_NS, before_N = self._prefill(prompts, group, is_noisy)
+        h_ND, cache, valid_NS, before_N = self._prefill(prompts, group)
         rows = len(h_ND)
         latents_NTD = h_ND.new_zeros(rows, config.max_latents, h_ND.shape[1], dtype=torch.float32)
         tau_N = torch.zeros(rows, dtype=torch.long, device=self.device)
@@ -100,19 +100,14 @@ class Sampler:
         for t in range(1, config.max_latents + 1):
             latents_NTD[:, t - 1] = torch.where(active_N[:, None], h_ND, 0.0)
             rho_N = torch.sigmoid(self.stop_logits(h_ND))
-            if lengths_N is not None:
-                fires_N = t >= lengths_N
-            elif rule is not None:
-                fires_N = rho_N >= rule
-            else:
-                fires_N = torch.rand(rows, device=self.device, generator=generator) < rho_N
+            fires_N = rho_N >= rule if lengths_N is None else t >= lengths_N
             stops_N = active_N & (fires_N | (t == config.max_latents))
             goes_on_N = active_N & ~stops_N
             tau_N = torch.where(stops_N, t, tau_N)
             valid_NS = torch.cat([valid_NS, active_N[:, None]], dim=1)
             going_on = int(goes_on_N.sum())
             some_noisy = goes_on_N[:, None] if 0 < going_on < rows else going_on > 0
-            with noise_at(self.noise, is_noisy and some_noisy):
+            with noise_at(self.noise, some_noisy):
                 hidden_N1D = self._forward(h_ND[:, None], (before_N + t - 1)[:, None], valid_NS[:, None], cache)
             h_ND, active_N = hidden_N1D[:, 0], goes_on_N
             if not going_on:
@@ -143,19 +138,15 @@ class Sampler:
         return tokens_NA
 
     @torch.no_grad()
-    def rollout(
-        self, prompts: Prompts, group: int, lengths_N=None, rule: float | None = None, noisy=True, generator=None
-    ) -> Trajectories:
+    def rollout(self, prompts: Prompts, group: int, lengths_N=None, rule: float | None = None) -> Trajectories:
         """`group` rollouts of each prompt as one batch, a prompt's in a row.
 
         Args:
             prompts: left-padded, numpy or jax.
             lengths_N: int, tau of each row (at most T), instead of the gate, which is still evaluated.
-            rule: stop at the first rho_t >= rule; None stops by Bernoulli(rho_t).
-            noisy: False leaves out all dropout.
-            generator: of the Bernoulli stops.
+            rule: else stop at the first rho_t >= rule.
         """
         if lengths_N is not None:
             lengths_N = torch.as_tensor(np.array(lengths_N), device=self.device)
-        latents, lengths, cache, valid_NS, before_N = self._think(prompts, group, lengths_N, rule, noisy, generator)
+        latents, lengths, cache, valid_NS, before_N = self._think(prompts, group, lengths_N, rule)
         return Trajectories(latents, lengths, self._answer(cache, valid_NS, before_N))

@@ -118,22 +118,20 @@ class Witness:
     def _autocast(self):
         return torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32)
 
-    def rollout(
-        self, prompts: Prompts, group: int, lengths_N=None, rule: float | None = None, noisy=True, generator=None
-    ) -> Trajectories:
+    def rollout(self, prompts: Prompts, group: int, lengths_N=None, rule: float | None = None) -> Trajectories:
         """`group` rollouts of each prompt as one batch, a prompt's in a row; see `Sampler.rollout`."""
         with self._autocast():
-            return self.sampler.rollout(prompts, group, lengths_N, rule, noisy, generator)
+            return self.sampler.rollout(prompts, group, lengths_N, rule)
 
     def _encode_eagerly(self, inputs_NLD: torch.Tensor) -> torch.Tensor:
         """Hidden states [N, L, D] of whole sequences."""
         return self.model.transformer(inputs_embeds=inputs_NLD).last_hidden_state
 
-    def _score(self, prompts: Prompts, trajectories: Trajectories, is_noisy: bool):
+    def _score(self, prompts: Prompts, trajectories: Trajectories):
         """z of the K passes, float32 [K, N, T', D], and the answers' log-likelihoods, float32 [N], mean over K."""
         passes, rows = self.objective.passes, len(trajectories.lengths)
         sequences = make_sequences(prompts, self.group, trajectories, self.rollout_config, self._multiple)
-        with self._autocast(), noise_at(self.noise, is_noisy and sequences.noisy.repeat(passes, 1)):
+        with self._autocast(), noise_at(self.noise, sequences.noisy.repeat(passes, 1)):
             words_NLD = self.model.transformer.wte(sequences.tokens)
             inputs_NLD = torch.where(sequences.thought[..., None], sequences.latents, words_NLD)
             hidden = self._encode(inputs_NLD.repeat(passes, 1, 1)).unflatten(0, (passes, rows))
@@ -145,16 +143,15 @@ class Witness:
         rows_N1 = torch.arange(rows, device=self.device)[:, None]
         return hidden[:, rows_N1, sequences.before_h].float(), answer_N
 
-    def loss(self, prompts: Prompts, trajectories: Trajectories, rewards_BG, noisy=True) -> torch.Tensor:
+    def loss(self, prompts: Prompts, trajectories: Trajectories, rewards_BG) -> torch.Tensor:
         """The surrogate loss, mean over prompts; its backward pass reaches `parameters`.
 
         Args:
             trajectories: of B*G rows, as from `rollout`.
             rewards_BG: float.
-            noisy: False leaves out all dropout.
         """
         objective, steps = self.objective, self.rollout_config.max_latents
-        z_KNTD, answer_N = self._score(prompts, trajectories, noisy)
+        z_KNTD, answer_N = self._score(prompts, trajectories)
         h_NTD, lengths_N = trajectories.latents[:, : z_KNTD.shape[2]], trajectories.lengths
         terms = []
         # A term of weight 0 costs nothing.

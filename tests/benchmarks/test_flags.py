@@ -18,14 +18,12 @@ OWN = {
         (["--only", "4"], "give K,G, e.g. 4,8"),
         (["--only", "4,1"], "--only: K must be"),
         (["--step", "3"], "--step"),
-        (["--shapes", "llama"], "--torch: the program in PyTorch is GPT-2's"),
     ],
     passk: [
         (["--samples", "0"], "--samples: 0"),
         (["--batch_size", "0"], "--batch_size: 0"),
         (["--rounds", "none"], "--rounds"),
         (["--torch", "fast"], "--torch"),
-        (["--shapes", "llama"], "give --torch none"),
     ],
     memory: [
         (["--models", "gpt3"], "--models"),
@@ -36,7 +34,6 @@ OWN = {
     versus: [
         (["--pairs", "0"], "--pairs: 0"),
         (["--what", "all"], "--what"),
-        (["--what", "grpo"], "--problems: goes with --what grpo"),
     ],
     generate: [
         (["--rows", "8", "0"], "--rows: 0"),

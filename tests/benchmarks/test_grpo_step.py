@@ -49,14 +49,6 @@ def ours(work):
 
 
 @pytest.fixture(scope="module")
-def result(work, ours):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(benchmark, "Ours", lambda work: ours)  # compiled once
-        tried = ("--caches", "dynamic", "static", "--losses", "eager")
-        return benchmark.benchmark(flags(*tried), {"float32": work})
-
-
-@pytest.fixture(scope="module")
 def completions(work) -> np.ndarray:
     """Completions of all lengths, each but the first up to eos, then pad."""
     config, rng = work.parts.policy.config, np.random.default_rng(3)
@@ -112,24 +104,6 @@ def test_torch_s_loss_and_gradient_are_ours(work, folder, completions):
     assert float(log_probs[sequences.made].sum().detach()) == pytest.approx(float(likelihood), rel=1e-5)
 
 
-@pytest.mark.nightly
-def test_torch_in_bfloat16_is_torch_roughly(work, folder, completions):
-    """The same loss and gradient up to bfloat16's rounding, and what speaks has the weights of now."""
-    batch, found = varied(work), {}
-    for dtype in ("float32", "bfloat16"):
-        witness = benchmark.Theirs(work, folder, ("eager", dtype), ("dynamic", dtype)).witness
-        witness.accumulate(batch.prompts, torch.tensor(completions), REWARDS)
-        found[dtype] = torch.cat([parameter.grad.flatten() for parameter in witness.parameters])
-    exact, low = found["float32"], found["bfloat16"]
-    assert 1e-4 < float((low - exact).norm() / exact.norm()) < 0.05
-    with torch.no_grad():
-        witness.parameters[0].mul_(2)
-    witness.rollout(batch.prompts, 1)
-    spoken = next(witness.speaker.parameters())
-    assert spoken.dtype == torch.bfloat16
-    assert torch.equal(spoken, witness.parameters[0].to(torch.bfloat16))
-
-
 def sequences_of(prompts, completions, eos_ids):
     from benchmarks.witness.grpo import make_sequences
 
@@ -170,8 +144,11 @@ def test_both_sides_write_as_many_tokens_and_change_the_weights(work, folder, ou
 
 
 @pytest.mark.nightly
-def test_report_has_every_number(result):
+def test_report_has_every_number(work, ours, monkeypatch):
     """Of both sides, in turns."""
+    monkeypatch.setattr(benchmark, "Ours", lambda work: ours)  # compiled once
+    tried = ("--caches", "dynamic", "static", "--losses", "eager")
+    result = benchmark.benchmark(flags(*tried), {"float32": work})
     assert json.loads(json.dumps(result)) == result
     choices = ("dynamic cache", "static cache", "eager loss")
     assert set(result["tried"]) == {f"{what} in {dtype}" for what in choices for dtype in ("float32", "bfloat16")}
@@ -181,14 +158,10 @@ def test_report_has_every_number(result):
         ratio = np.array(theirs[what]["values"]) / mine[what]["values"]
         assert len(ratio) == ROUNDS  # without warm-up
         np.testing.assert_allclose(ratios[what]["values"], ratio)
-    for side in (mine, theirs):
-        tokens = np.array(side["tokens_per_second"]["values"]) * side["step"]["values"]
-        np.testing.assert_allclose(tokens, PROMPTS * GROUP * TOKENS)
-    assert min(result["compile_seconds"].values()) > 0
-    lines = benchmark.markdown(result).splitlines()
-    (row,) = (line for line in lines if line.startswith("| ratio"))
-    assert row.startswith(f"| ratio, slpo_jax, float32 | {ratios['step']['median']:.2f} (")
-    assert len({line.count("|") for line in lines if line.startswith("|")}) == 1
+    tokens = np.array(mine["tokens_per_second"]["values"]) * mine["step"]["values"]
+    np.testing.assert_allclose(tokens, PROMPTS * GROUP * TOKENS)
+    row = f"| ratio, slpo_jax, float32 | {ratios['step']['median']:.2f} ("
+    assert row in benchmark.markdown(result)
 
 
 def test_prompts_must_fit_the_devices(cpu_devices):

@@ -17,7 +17,6 @@ from benchmarks import memory
 from benchmarks.measure import compiled
 from benchmarks.measure.programs import STAGES, programs
 from benchmarks.measure.targets import target
-from benchmarks.measure.workload import GPT2
 from slpo_jax.errors import UserError
 from slpo_jax.stages import EVALUATE
 
@@ -27,6 +26,7 @@ TINY = {
     "model.n_layer": 1, "model.n_embd": 32, "model.n_head": 2, "tokenizer": "synthetic:20", "prompt_slots": (16,),
     "max_latents": 3, "max_answer_tokens": 3, "rl.batch_size": 8, "rl.group": 2, "objective.slpo.passes": 2,
 }  # fmt: skip
+SMALL_LLAMA = {"model.n_kv_head": 1, "model.n_inner": 64, "max_answer_tokens": 8}
 LARGEST = {"rl.capacities": ((1.0, 1.0),)}  # of a scoring pass: of the smaller ones, each compiled, only one runs
 
 
@@ -60,7 +60,7 @@ def test_a_step_with_the_host_between_is_two_programs(monkeypatch):
     """The first holds the parameters, the second AdamW's moments of them too."""
     name = "soft_llama1b:lepo"
     file, changes = memory.MODELS[name]
-    tiny = TINY | {"model.n_kv_head": 1, "model.n_inner": 64, "rl.micro_batches": 2, "max_answer_tokens": 8}
+    tiny = TINY | SMALL_LLAMA | {"rl.micro_batches": 2}
     monkeypatch.setitem(memory.MODELS, name, (file, changes | tiny | LARGEST))
     monkeypatch.setattr(memory, "set_up", lambda devices: None)
     result = memory.benchmark(memory.parse(["--models", name, "--with", "model.dtype=bfloat16"]))
@@ -77,12 +77,7 @@ def test_a_step_with_the_host_between_is_two_programs(monkeypatch):
 
 def test_adapters_alone_are_counted_with_moments_and_what_is_trained_whole_with_a_reference():
     """HRPO's, of rank 32: beside the parameters two moments of adapters and the latent policy's, nothing compiled."""
-    tiny = TINY | {
-        "model.n_kv_head": 1,
-        "model.n_inner": 64,
-        "max_answer_tokens": 8,
-        "latent_policy.hybrid.end_text": "",
-    }
+    tiny = TINY | SMALL_LLAMA | {"latent_policy.hybrid.end_text": ""}
     _, shapes = memory.MODELS["soft_llama1b:hrpo"]
     point = memory.Point("soft_llama1b:hrpo", changes=tuple((shapes | tiny | LARGEST).items()))
     setup = memory.setup_of(point, jax.devices("cpu")[:1])
@@ -137,35 +132,23 @@ def test_traffic_and_the_largest_array_are_those_of_the_program():
     ("device", "count", "fault"),
     [
         ("vulkan", 4, "--device: 'vulkan' is unknown; give cpu or one of cuda:a100, cuda:a6000"),
-        (
-            "cuda:b900",
-            4,
-            "--device: cuda:b900 has no description in benchmarks/targets; add a b900.txtpb, or use cuda:a",
-        ),
+        ("cuda:b900", 4, "--device: cuda:b900 has no description in benchmarks/targets; add a b900.txtpb, or use"),
         ("tpu:v9", 4, "--device: tpu:v9 is unknown; use tpu:v5e"),
         ("tpu:v5e", 3, "--count: there is no slice of 3 tpu:v5e; give one of 1, 4"),
-        (
-            "cuda:h100",
-            4,
-            "--device: can't compile for cuda:h100 (ImportError: no plugin); install its plugin: python -m",
-        ),
+        ("cuda:h100", 4, "--device: can't compile for cuda:h100 (ImportError: no plugin); install its plugin: python"),
+        ("cuda:mine", 4, "mine.txtpb: has no device_memory_size"),
     ],
-)
-def test_devices_that_can_t_be_compiled_for(device, count, fault, monkeypatch):
+)  # fmt: skip
+def test_devices_that_can_t_be_compiled_for(device, count, fault, monkeypatch, tmp_path):
     def refuses(**_):
         raise ImportError("no plugin")
 
     monkeypatch.setattr("jax.experimental.topologies.get_topology_desc", refuses)
+    if device == "cuda:mine":
+        monkeypatch.setattr("benchmarks.measure.targets.FOLDER", tmp_path)
+        (tmp_path / "mine.txtpb").touch()
     with pytest.raises(UserError, match=re.escape(fault)):
         target(device, count)
-
-
-@pytest.mark.parametrize(("text", "fault"), [(b"", "has no device_memory_size"), (b"\xff\xfe", "can't be read")])
-def test_damaged_descriptions_are_named(text, fault, monkeypatch, tmp_path):
-    monkeypatch.setattr("benchmarks.measure.targets.FOLDER", tmp_path)
-    (tmp_path / "mine.txtpb").write_bytes(text)
-    with pytest.raises(UserError, match=rf"mine\.txtpb: {fault}"):
-        target("cuda:mine", 4)
 
 
 @pytest.mark.parametrize(
@@ -205,12 +188,3 @@ def test_shipped_programs_compile_and_fit(device, model, fsdp, tmp_path):
         assert row["sent"] <= 4 * row["parameters"] * (1.1 if fsdp == 1 else 2.5)
         if row["stage"] != EVALUATE:
             assert row["donated"] > 0.95 * row["arguments"] - 1e6  # all but the batch
-
-
-@pytest.mark.nightly
-def test_shapes_are_the_models():
-    """Of parameters: GPT-2's 124 million, and Llama-3.2's 1.24 and 3.21 billion; what COCONUT adds is below 1 %."""
-    for model, expected in {"gpt2": 124.4e6, "llama1b": 1.236e9, "llama3b": 3.213e9}.items():
-        shapes = memory.setup_of(memory.Point(model)).abstract_params()["reasoner"]
-        assert sum(x.size for x in jax.tree.leaves(shapes)) == pytest.approx(expected, rel=0.01)
-    assert re.fullmatch(r"synthetic:\d+", GPT2["tokenizer"])

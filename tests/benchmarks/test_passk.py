@@ -21,17 +21,10 @@ from slpo_jax.run.experiment import build
 
 PROBLEMS, SAMPLES, BATCH, LATENTS, ANSWER, SLOTS = 5, 2, 4, 3, 3, 4
 CHANGES = {
-    "model.n_layer": 1,
-    "model.n_embd": 16,
-    "max_latents": LATENTS,
-    "max_answer_tokens": SLOTS,
-    "prompt_slots": (12, 32),
-    "cpu_devices": 1,
-    "evaluate.batch_size": BATCH,
-    "data.graph.train_size": 20,
-    "data.graph.valid_size": 10,
+    "model.n_layer": 1, "model.n_embd": 16, "max_latents": LATENTS, "max_answer_tokens": SLOTS, "cpu_devices": 1,
+    "prompt_slots": (12, 32), "evaluate.batch_size": BATCH, "data.graph.train_size": 20, "data.graph.valid_size": 10,
     "data.graph.test_size": 10,
-}
+}  # fmt: skip
 QUANTILES = ((0, 5), (0.5, 9), (1, 20))
 TINY = PasskShapes("quickstart.py", CHANGES, PROBLEMS, ANSWER, prompt_quantiles=QUANTILES)
 NAMES = [OURS, "torch, file's order", "torch, sorted by length", "torch, sorted and compiled"]
@@ -74,37 +67,6 @@ def test_implementations_answer_the_same_prompts(tmp_path, monkeypatch):
         np.testing.assert_array_equal(latents, latents_N)
 
 
-@pytest.mark.nightly
-def test_every_rollout_has_as_many_latents_and_answer_tokens(tmp_path):
-    work = make_work(tmp_path)
-    template = work.experiment.template
-    for tokens, latents in (
-        run(1) for run in passk.make_runs(work, "eager" if find_spec("torch") else "none").values()
-    ):
-        assert tokens.shape == (PROBLEMS * SAMPLES, SLOTS)
-        assert latents.tolist() == [LATENTS] * PROBLEMS * SAMPLES
-        assert (np.argmax(tokens == template.eos_id, axis=1) == ANSWER - 1).all()  # where it is forced, not before
-        assert (tokens[:, ANSWER:] == template.pad_id).all()
-
-
-@pytest.mark.nightly
-def test_figures_add_up(result):
-    for row in result["rows"]:
-        seconds = np.array(row["seconds"]["values"])
-        assert seconds.shape == (2,)  # without warm-up
-        np.testing.assert_allclose(row["problems_per_second"]["values"], PROBLEMS / seconds)
-        np.testing.assert_allclose(row["rollouts_per_second"]["values"], PROBLEMS * SAMPLES / seconds)
-        assert row["problems_per_second"]["min"] <= row["problems_per_second"]["median"]
-        assert row["latents"] == [LATENTS, LATENTS]
-        assert row["answer_tokens"] == [ANSWER, ANSWER]
-    ours = result["rows"][0]
-    assert ours["compile_seconds"] == ours["first_seconds"] - ours["seconds"]["median"]
-    for row in result["rows"][1:]:
-        ratio = np.array(row["seconds"]["values"]) / ours["seconds"]["values"]
-        np.testing.assert_allclose(row["ratio_vs_torch"]["values"], ratio)
-        assert row["ratio_vs_torch"]["median"] == np.median(ratio)
-
-
 def test_implementations_take_turns_and_the_first_round_is_warm_up():
     asked = []
 
@@ -117,6 +79,11 @@ def test_implementations_take_turns_and_the_first_round_is_warm_up():
     assert ours["first_seconds"] == measured[OURS][0].seconds
     assert ours["seconds"]["values"] == [each.seconds for each in measured[OURS][1:]]
     assert (theirs["latents"], theirs["answer_tokens"]) == ([2, 4], [2, 3])  # a row without eos has all slots
+    seconds = np.array(theirs["seconds"]["values"])
+    np.testing.assert_allclose(theirs["problems_per_second"]["values"], 1 / seconds)
+    np.testing.assert_allclose(theirs["rollouts_per_second"]["values"], 2 / seconds)
+    np.testing.assert_allclose(theirs["ratio_vs_torch"]["values"], seconds / ours["seconds"]["values"])
+    assert ours["compile_seconds"] == ours["first_seconds"] - ours["seconds"]["median"]
     assert "compile_seconds" not in theirs
     assert "ratio_vs_torch" not in ours
 
@@ -126,16 +93,12 @@ def test_report_has_every_row_and_the_json_every_number(result):
     text = passk.markdown(result)
     assert json.loads(json.dumps(result)) == result
     assert [row["implementation"] for row in result["rows"]] == NAMES[: 3 if find_spec("torch") else 1]
-    head, table = text.split("\n\n")
-    lines = table.splitlines()
+    assert all((row["latents"], row["answer_tokens"]) == ([LATENTS] * 2, [ANSWER] * 2) for row in result["rows"])
+    lines = text.split("\n\n")[1].splitlines()
     assert len(lines) == 2 + len(result["rows"])
     assert len({line.count("|") for line in lines}) == 1
     assert f"| {OURS} | {result['rows'][0]['problems_per_second']['median']:.2f} (" in text
-    work = result["work"]
-    expected = f"problems {PROBLEMS}; k {SAMPLES}; batch size {BATCH}; mean prompt tokens {work['mean_prompt_tokens']}"
-    assert expected in head
-    assert f"latents T {LATENTS}; answer tokens {ANSWER}; answer slots {SLOTS}" in head
-    assert 5 <= work["mean_prompt_tokens"] < work["largest_prompt_tokens"] <= 20
+    assert f"problems {PROBLEMS}; k {SAMPLES}; batch size {BATCH}; mean prompt tokens " in text
 
 
 def test_works_without_torch(tmp_path, monkeypatch):
@@ -145,17 +108,6 @@ def test_works_without_torch(tmp_path, monkeypatch):
     assert list(passk.make_runs(work, "none")) == [OURS]
     with pytest.raises(UserError, match=r"^--torch: .*; pip install torch==2.13.0, or give --torch none$"):
         passk.make_runs(work, "eager")
-
-
-def test_no_compiler_is_one_clear_error(tmp_path, monkeypatch):
-    torch = pytest.importorskip("torch")
-
-    def broken(*args, **kwargs):
-        raise RuntimeError("no C++ compiler")
-
-    monkeypatch.setattr(torch, "compile", broken)
-    with pytest.raises(UserError, match=r"--torch compiled: .*no C\+\+ compiler.*; give --torch eager"):
-        passk.make_runs(make_work(tmp_path), "compiled")
 
 
 def test_quickstart_has_its_test_sets_own_prompts(tmp_path):
@@ -178,14 +130,3 @@ def test_random_prompts_have_the_quantiles_lengths(tmp_path):
     assert abs(np.mean(few) - lengths.mean()) < 3
     assert few == list(map(len, random_problems(32, GSM8K_LENGTHS, template, 0).prompts))
     assert few != list(map(len, random_problems(32, GSM8K_LENGTHS, template, 1).prompts))
-
-
-@pytest.mark.parametrize(("name", "batch_size"), [("gpt2", 128), ("quickstart", 1024)])
-def test_default_shapes(name, batch_size, tmp_path):
-    shapes, flags = passk_work.SHAPES[name], passk.parse(["--shapes", name])
-    config = load_config(shapes)
-    assert (config.max_latents, config.evaluate.batch_size) == ({"gpt2": 6, "quickstart": 3}[name], batch_size)
-    assert (flags.problems, flags.samples, flags.rounds) == ({"gpt2": 16, "quickstart": 1000}[name], 16, 3)
-    assert max(build(read_config(config), tmp_path).prompt_slots) >= max(
-        (tokens for _, tokens in shapes.prompt_quantiles), default=0
-    )

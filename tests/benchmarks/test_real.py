@@ -1,6 +1,5 @@
 """The run of a real model on a real card: what it is given, what it tells, and its whole path in small."""
 
-import hashlib
 import json
 import os
 import signal
@@ -53,15 +52,16 @@ def test_weights_in_parts_are_put_together(tmp_path):
     said = carry.prepare(tmp_path / "model.gguf", [], tmp_path / "parts", part=500)
     assert "1,280 bytes of weights in 3 parts" in said
     sizes = [(tmp_path / "parts" / f"weights.{number}").stat().st_size for number in (1, 2, 3)]
-    assert max(sizes) <= 500
-    assert sum(sizes) == 1280
+    assert (max(sizes) <= 500, sum(sizes)) == (True, 1280)
     joined = carry.join_weights(tmp_path / "parts", tmp_path / "made" / "whole")
     assert joined.read_bytes() == whole
-    manifest = json.loads((tmp_path / "parts" / carry.MANIFEST).read_text())
-    assert manifest["sha256"] == hashlib.sha256(whole).hexdigest()
     for number in (1, 2, 3):  # what is whole is not made again
         (tmp_path / "parts" / f"weights.{number}").unlink()
     assert carry.join_weights(tmp_path / "parts", joined).read_bytes() == whole
+
+
+def _edit(path, old, new):
+    path.write_text(path.read_text().replace(old, new))
 
 
 @pytest.mark.parametrize(
@@ -70,44 +70,28 @@ def test_weights_in_parts_are_put_together(tmp_path):
         (lambda folder: (folder / "weights.2").unlink(), r"weights\.2: no such file; bring all 3 parts"),
         (lambda folder: (folder / "weights.2").write_bytes(b"x" * 427), r"weights\.2: its digest is not that in"),
         (lambda folder: (folder / carry.MANIFEST).unlink(), r"weights\.json: no such file; make it with launch/carry"),
-        (
-            lambda folder: (folder / carry.MANIFEST).write_text(
-                (folder / carry.MANIFEST).read_text().replace('"sha256": "', '"sha256": "0')
-            ),
-            "its parts together have not the digest",
-        ),
+        (lambda folder: _edit(folder / carry.MANIFEST, '"sha256": "', '"sha256": "0'), "its parts together have not"),
     ],
-)
-def test_weights_that_are_not_what_they_were(damage, fault, tmp_path, data, capsys):
-    """One line and status 2, through the command too."""
+)  # fmt: skip
+def test_weights_that_are_not_what_they_were(damage, fault, tmp_path):
     (tmp_path / "model.gguf").write_bytes(bytes(range(256)) * 5)
     carry.prepare(tmp_path / "model.gguf", [], tmp_path / "parts", part=500)
     damage(tmp_path / "parts")
     with pytest.raises(UserError, match=fault):
         carry.join_weights(tmp_path / "parts", tmp_path / "whole")
-    with pytest.raises(SystemExit) as stop:
-        real.main([f"--weights={tmp_path / 'parts'}", f"--train={data}", f"--workdir={tmp_path / 'work'}"])
-    said = capsys.readouterr().err
-    assert stop.value.code == 2
-    assert said.startswith("error: ")
-    assert said.count("\n") == 1
 
 
-@pytest.mark.parametrize("missing", [real_plan.TRAIN, real_plan.VALID, *real_plan.SETS.values()])
-@pytest.mark.parametrize("command", [real.main, carry.main])
-def test_a_missing_data_file_is_named(missing, command, data, tmp_path, capsys):
-    (data.parent / missing).unlink()
-    place = f"--workdir={tmp_path}" if command is real.main else f"--folder={tmp_path}"
+@pytest.mark.parametrize(("command", "place"), [(real.main, "--workdir"), (carry.main, "--folder")])
+def test_a_missing_data_file_is_named(command, place, data, tmp_path, capsys):
+    missing = data.parent / real_plan.SETS["svamp"]
+    missing.unlink()
     try:
-        status = command([f"--train={data}", f"--weights={data.parent}", place])
+        status = command([f"--train={data}", f"--weights={data.parent}", f"{place}={tmp_path}"])
     except SystemExit as stop:
         status = stop.code
-    assert status == 2
     said = capsys.readouterr().err
-    assert said.startswith(
-        f"error: --train: {data.parent / missing}: no such file; give GSM8K's gsm8k_train.jsonl, and"
-    )
-    assert said.count("\n") == 1
+    assert (status, said.count("\n")) == (2, 1)
+    assert said.startswith(f"error: --train: {missing}: no such file; give GSM8K's gsm8k_train.jsonl, and")
 
 
 @pytest.mark.parametrize(
@@ -116,7 +100,6 @@ def test_a_missing_data_file_is_named(missing, command, data, tmp_path, capsys):
         (0, 1, ""),  # a CPU's is not known
         (33e9, 1, ""),
         (31e9, 1, r"--micro_batches: 1 needs 32\.0 GB of a card, of which programs can use 31\.0 here; give .*=2"),
-        (17e9, 2, ""),  # 2 + 30/2
         (9e9, 2, r"--micro_batches: 2 needs 17\.0 GB.* give --micro_batches=8"),  # 2 + 30/8
         (2e9, 1, "take a card of 3 GB or more"),  # (2 + 30/32) / 0.9
     ],
@@ -140,22 +123,7 @@ def test_the_counted_programs_are_those_of_the_run_and_fit():
     assert len(rows) == 2 + 2 + len(real_plan.OBJECTIVES) + 4
     assert [row[1] for row in rows if row[0] in real_plan.OBJECTIVES] == [150] * 4
     real.check_memory(int(0.92 * 80e9), 1)
-    compiling, running = max(total[7] / 8, *(row[7] for row in rows)), total[4]  # eight at once
-    assert running == pytest.approx(total[3] / (790 * 0.3), rel=1e-6)
-    assert compiling < 150
-    assert compiling + running + 60 < 480  # what is beside them: the start, the saves, the report
-
-
-def test_a_budget_by_hand():
-    """2 steps of 474 TFLOP take 4 s at 30 % of 790; what was not compiled has no memory."""
-    rows = [{"name": "a", "times": 2, "tokens": 3_000_000, "flops": 474e12}]
-    rows += [
-        {"name": "b", "times": 1, "tokens": 0, "flops": 237e12, "memory": 4e9, "state": 1e9, "compile_seconds": 7.0}
-    ]
-    a, b, total = real_plan.budget(rows)["rows"]
-    assert a == ["a", 2, pytest.approx(6), pytest.approx(948), pytest.approx(4), None, None, None]
-    assert b[4:] == [pytest.approx(1), 1.0, 4.0, 7.0]
-    assert total == ["in all", None, pytest.approx(6), pytest.approx(1185), pytest.approx(5), None, None, 7.0]
+    assert total[4] == pytest.approx(total[3] / (790 * 0.3), rel=1e-6)
 
 
 @pytest.mark.parametrize(("tiny", "parts"), [(False, 1), (False, 32), (True, 1)])
@@ -210,23 +178,15 @@ def test_speeds_are_of_each_program_s_own_steps():
 
 def test_what_is_told_of_rows_is_the_report_s():
     """Shares in percent with their errors, latents as they are; differences with their intervals."""
-    entry = {
-        "set": "gsm8k",
-        "a": "slpo",
-        "b": "control",
-        "metric": "acc",
-        "difference": 0.02,
-        "low": 0.01,
-        "high": 0.03,
-    }
+    entry = {"set": "gsm8k", "a": "slpo", "b": "control", "metric": "acc", "difference": 0.02, "low": 0.01,
+             "high": 0.03}  # fmt: skip
     report = {"eval": {"slpo": {"gsm8k": {"acc": 0.25, "acc_se": 0.01, "pass@8": 0.5, "latent_steps": 3.0}}},
               "differences": [entry, entry | {"b": "best_fixed"}]}  # fmt: skip
     tables = real.quality_tables(report)
     assert tables["right answers"]["columns"] == ["", "Acc", "Pass@1", "Pass@8", "Pass@16", "latents"]
     assert tables["right answers"]["rows"] == [["SLPO, GSM8K", {"value": 25.0, "se": 1.0}, None, 50.0, None, 3.0]]
     assert list(tables) == ["right answers", "minus control"]
-    (row,) = tables["minus control"]["rows"]
-    assert row[:3] == ["SLPO, GSM8K", pytest.approx({"value": 2.0, "low": 1.0, "high": 3.0}), None]
+    assert tables["minus control"]["rows"][0][1] == pytest.approx({"value": 2.0, "low": 1.0, "high": 3.0})
 
 
 @pytest.mark.nightly
@@ -246,9 +206,7 @@ def test_a_killed_run_goes_on(tmp_path, data):
     environment = os.environ | {"PYTHONPATH": str(ROOT), "JAX_COMPILATION_CACHE_DIR": str(cache)}
 
     def programs() -> set[str]:
-        return {
-            path.name for path in cache.glob("jit_*-cache") if path.name.startswith(("jit_train_step", "jit_local"))
-        }
+        return {path.name for what in ("train_step", "local") for path in cache.glob(f"jit_{what}*-cache")}
 
     with (tmp_path / "log").open("w") as log:
         process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log, start_new_session=True)
@@ -274,12 +232,9 @@ def test_a_killed_run_goes_on(tmp_path, data):
     }  # fmt: skip
     report = json.loads((tmp_path / "out/report.json").read_text())
     assert set(report["eval"]) == {"imitate", "imitate_fixed_tmax", "cold_start", *real_plan.OBJECTIVES}
-    assert {name: figures["n"] for name, figures in report["eval"]["slpo"].items()} == {
-        "gsm8k": 2, "multiarith": 1, "svamp": 2
-    }  # fmt: skip
+    counts = {name: figures["n"] for name, figures in report["eval"]["slpo"].items()}
+    assert counts == {"gsm8k": 2, "multiarith": 1, "svamp": 2}
     found = json.loads((tmp_path / "out/real_gpu.json").read_text())
     assert {"command", "commit", "machine", "date", "seeds"} < found.keys()
     assert {*found["tables"]} == {"programs", "right answers", "minus control", "minus cold gate"}
-    assert all(row[4] > 0 for row in found["tables"]["programs"]["rows"] if "evaluation" not in row[0] and row[0] !=
-               "validation, greedy")  # fmt: skip
     assert "all is there" in done.stdout

@@ -25,7 +25,6 @@ from benchmarks.measure.workload import ending_answers
 from slpo_jax.policy.prompted import PromptedBatch, Prompts
 from slpo_jax.policy.rollout import Trajectories, sample
 from slpo_jax.policy.surrogate import latent_log_likelihood
-from slpo_jax.training.objectives.objective import stop_log_likelihood
 from slpo_jax.training.objectives.slpo import Slpo
 from slpo_jax.training.optimizer import OptimizerConfig
 
@@ -95,13 +94,15 @@ def expected(trajectories):
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("advantage", ["rloo", "grpo"])
-def test_loss_is_ours(expected, trajectories, advantage):
-    """Without noise, for thoughts and answers of several lengths and padded prompts."""
-    loss = witness(objective=dataclasses.replace(OBJECTIVE, advantage=advantage)).loss(
-        prompts(), to_torch(trajectories), REWARDS
-    )
-    np.testing.assert_allclose(loss.item(), expected[0][advantage], rtol=1e-5)
+def test_loss_is_ours(expected, trajectories):
+    """Without noise, for thoughts and answers of several lengths and padded prompts; nearly so in bfloat16."""
+    for changes, wanted, rtol in (
+        ({"objective": OBJECTIVE}, "rloo", 1e-5),
+        ({"objective": dataclasses.replace(OBJECTIVE, advantage="grpo")}, "grpo", 1e-5),
+        ({"dtype": torch.bfloat16}, "rloo", 0.03),
+    ):
+        loss = witness(**changes).loss(prompts(), to_torch(trajectories), REWARDS)
+        np.testing.assert_allclose(loss.item(), expected[0][wanted], rtol=rtol)
 
 
 @pytest.mark.nightly
@@ -139,14 +140,6 @@ def test_latent_term_is_ours(trajectories, changes):
     np.testing.assert_allclose(given.grad, jax.grad(lambda z: term(z).sum())(z), rtol=1e-4, atol=1e-5)
 
 
-def test_stop_term_is_ours():
-    logits = np.random.default_rng(0).normal(size=(STEPS, STEPS)).astype(np.float32)
-    lengths = np.arange(1, STEPS + 1)
-    wanted = [stop_log_likelihood(row, length) for row, length in zip(logits, lengths, strict=True)]
-    made = torch_objective.stop_log_likelihood(torch.tensor(logits), torch.tensor(lengths), STEPS)
-    np.testing.assert_allclose(made, wanted, rtol=1e-5, atol=1e-6)
-
-
 @pytest.mark.parametrize("stopping", ["threshold", "length"])
 def test_rollout_is_ours(stopping):
     config = dataclasses.replace(CLEAN, stopping=stopping)
@@ -158,16 +151,6 @@ def test_rollout_is_ours(stopping):
     np.testing.assert_array_equal(made.lengths, wanted.lengths)
     np.testing.assert_array_equal(made.tokens, wanted.tokens)
     np.testing.assert_allclose(made.latents, wanted.actions, atol=2e-5)
-
-
-def test_bernoulli_stops_follow_the_gate():
-    """The mean of the first stop under a gate that says 1/4 whatever the latent: sum of 0.75^t for t < T."""
-    made = witness()
-    made.gate.weight.data.zero_()
-    made.gate.bias.data.fill_(np.log(1 / 3))
-    lengths = made.rollout(prompts(), 500, generator=torch.Generator().manual_seed(0)).lengths.double()
-    expected = sum(0.75**t for t in range(STEPS))
-    assert abs(lengths.mean() - expected) < 4 * lengths.std() / len(lengths) ** 0.5
 
 
 def record_noise(made: Witness) -> list:
@@ -202,9 +185,6 @@ def test_scoring_noise_ends_before_the_last_latent(trajectories):
     for site in factors:
         assert site.shape[:2] == (PASSES * len(LENGTHS), (until_N + 1 + ANSWERS).max())
         check_factors(site, np.arange(site.shape[1]) < np.tile(until_N, PASSES)[:, None])
-    factors.clear()
-    made.loss(prompts(), to_torch(trajectories), REWARDS, noisy=False)
-    assert all((site == 1).all() for site in factors)
 
 
 def test_rollout_noise_ends_before_the_last_latent():
@@ -272,32 +252,15 @@ def test_step_learns(optimizer):
     assert 0 < change.square().mean() ** 0.5 <= 1.01e-3
 
 
-@pytest.mark.nightly
-def test_bfloat16_is_close(expected, trajectories):
-    loss = witness(dtype=torch.bfloat16).loss(prompts(), to_torch(trajectories), REWARDS)
-    assert loss.dtype == torch.float32
-    np.testing.assert_allclose(loss.item(), expected[0]["rloo"], rtol=0.03)
+LACKING = {
+    "temperature": {"config": dataclasses.replace(CLEAN, temperature=1.0)},
+    "dropout_where": {"config": dataclasses.replace(CLEAN, dropout_where="all")},
+    "advantage": {"objective": dataclasses.replace(OBJECTIVE, advantage="pkpo")},
+    "policy": {"policy": policy_of(CLEAN, latent_policy="additive", sigma=0.1)},
+}
 
 
-def test_no_compiler_is_one_clear_error(monkeypatch):
-    def broken(*args, **kwargs):
-        raise RuntimeError("no C++ compiler\npages of logs")
-
-    monkeypatch.setattr(torch, "compile", broken)
-    with pytest.raises(torch_model.CompileError, match=r"^torch.compile: not available here \(no C\+\+ compiler\)$"):
-        witness(compiled=True)
-
-
-@pytest.mark.parametrize(
-    "lacking",
-    [
-        {"config": dataclasses.replace(CLEAN, temperature=1.0)},
-        {"config": dataclasses.replace(CLEAN, dropout_where="all")},
-        {"objective": dataclasses.replace(OBJECTIVE, advantage="pkpo")},
-        {"policy": policy_of(CLEAN, latent_policy="additive", sigma=0.1)},
-    ],
-    ids=lambda lacking: next(iter(lacking)),
-)
-def test_what_is_missing_is_refused(lacking):
+@pytest.mark.parametrize("what", LACKING)
+def test_what_is_missing_is_refused(what):
     with pytest.raises(ValueError, match="torch reference"):
-        witness(**lacking)
+        witness(**LACKING[what])

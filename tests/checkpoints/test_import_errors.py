@@ -311,8 +311,7 @@ def test_the_command_says_so_in_one_line(checkpoint):
         (gguf, "config.reasoner: is codi_gpt2"),
         (base, "config.init: "),
     ):
-        done = run(*arguments(settings), "--workdir=work", folder=broken.folder)
-        assert done.status == 2, done.stderr
+        done = run(*arguments(settings), "--workdir=work", folder=broken.folder, status=2)
         *header, line = done.stderr.splitlines()
         assert len(header) <= 1
         assert line.startswith("error: ")

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 from data_sets import write_jsonl, write_set
-from small_run import run
+from refused import refusal
 from tiny_folder import tiny_folder
 
 from slpo_jax.checkpoints.architectures import REASONERS, architecture_of
 from slpo_jax.cli.train import smoke
 from slpo_jax.config import Config, default_config
-from slpo_jax.config.auto import Measured, buckets, choices
+from slpo_jax.config.auto import Measured, choices
 from slpo_jax.config.config_files import override
 from slpo_jax.config.validate import check
 from slpo_jax.data.problems import load_problems
@@ -61,15 +61,6 @@ def _chosen(train: str, valid: str = "", eval=None, fields=None, **given):
     return config, derived_settings(config, given)
 
 
-def _logical(path: Path, count: int = 20) -> str:
-    rows = [
-        {"question": f"Every {a} is a {b}. Tom {n} is a {a}. Is he a {b} or {c}?", "steps": [f"Tom {n} is a {a}."],
-         "answer": f"Tom {n} is a {b}."}
-        for n in range(count) for a, b, c in [random.Random(n).sample(["lempus", "rompus", "wumpus"], 3)]
-    ]  # fmt: skip
-    return write_jsonl(path, rows)
-
-
 WORDS = ["lempus", "rompus", "wumpus", "vumpus", "yumpus", "zumpus", "dumpus", "jompus"]
 
 
@@ -85,7 +76,6 @@ def test_few_words_are_a_token_each(tmp_path, caplog):
     """Those of the training data; others of a set to evaluate on are counted."""
     few = [*WORDS, *["Every", "is", "a", "Tom", "Is", "he", "or", "here", ".", "?"]]  # by hand
     test = _proofs(tmp_path / "test.jsonl", 60, "pimpus", "gimpus")
-    rows = [json.loads(line) for line in Path(test).read_text().splitlines()]
     source = _proofs(tmp_path / "set.jsonl", 260)
     config, lines = _chosen(source, f"{source}[valid]", {"test": test})
     assert config.tokenizer == "words"
@@ -98,12 +88,19 @@ def test_few_words_are_a_token_each(tmp_path, caplog):
     assert tokens == {*few, *markers, "###", "\u010a"}
     with caplog.at_level("WARNING"):
         encoded = setup.test_set("test")
-    unread = [any(word in f"{row['question']} {row['answer']}" for word in ("pimpus", "gimpus")) for row in rows]
+    unread = [any(word in line for word in ("pimpus", "gimpus")) for line in Path(test).read_text().splitlines()]
     assert f"test: {sum(unread)} of 60 problems have words that the tokenizer doesn't know, 2 in all: '" in caplog.text
     assert [0 in ids for ids in encoded.prompts] == unread
     with pytest.raises(UserError, match=r"question: .*pimpus\?': the tokenizer doesn't know 'Tim', 'pimpus'; use"):
         solve(Solver(setup, {}, "length", 1), "Is Tim a pimpus?")
-    assert _chosen(_proofs(tmp_path / "smaller.jsonl", 150))[0].tokenizer == "bytes"  # 7 to a word
+    smaller = _proofs(tmp_path / "smaller.jsonl", 150)
+    assert _chosen(smaller)[0].tokenizer == "bytes"  # 7 to a word
+    # However few problems there are to a word, where a kind's marks are words.
+    setup = assemble(check(_chosen(smaller, reasoner="colar_gpt2")[0]))
+    assert setup.config.tokenizer == "words"
+    assert setup.template.tokenizer.unk_token_id not in setup.template.tokenizer("Answer:").input_ids
+    with pytest.raises(UserError, match=r"'###' is 3 tokens, .* config.tokenizer=words"):
+        _chosen(smaller, reasoner="colar_gpt2", tokenizer="bytes")
 
 
 def test_settings_are_the_data_s_and_all_of_them_are_said(tmp_path, monkeypatch):
@@ -148,34 +145,42 @@ def test_a_tenth_each_is_set_apart(tmp_path):
     assert (config.data.train, config.data.valid, dict(config.data.eval)) == (other, source, {"mine": source})
     rows = [{"question": f"Q{n}?", "answer": str(n)} for n in range(10)]
     folder = write_set(tmp_path / "set", {"train": rows, "test": rows[:2]})
-    config, _ = _chosen(folder)
-    assert (config.data.train, config.data.valid, config.data.eval.test) == (folder, f"{folder}[valid]", folder)
+    data = _chosen(folder)[0].data
+    assert (data.train, data.valid, data.eval.test) == (folder, f"{folder}[valid]", folder)
     with pytest.raises(UserError, match=r"few.csv\[train\]: 9 problems are too few to set some apart; give 10"):
         _chosen(_table(tmp_path / "few.csv", 9), fields=FIELDS)
 
 
 def test_answers_that_are_no_numbers_are_compared_as_texts(tmp_path):
-    config, lines = _chosen(_logical(tmp_path / "set.jsonl"))
-    check(config)
-    assert config.prompt.answers == "texts"
-    assert "answers are no numbers, 'Tom 0 is a" in lines[1]
+    config, lines = _chosen(_proofs(tmp_path / "set.jsonl", 20))
+    assert check(config).prompt.answers == "texts"
+    assert "answers are no numbers, 'Tom is a" in lines[1]
     rows = [{"question": f"Q{n}?", "answer": "many" if n == 3 else str(n)} for n in range(20)]
     with pytest.raises(UserError, match="line 4: answer 'many' is no number; write digits"):
         _chosen(write_jsonl(tmp_path / "typo.jsonl", rows))
 
 
-def test_a_base_model_brings_its_own_tokens_and_positions(tmp_path):
-    tiny_folder(tmp_path / "base")
-    draw = random.Random(0)
+def _in_words(path: Path, steps: int = 3) -> str:
+    """Problems in the words of the tokenizer synthetic:20, of up to so many steps."""
     rows = [
-        {"question": f"Tom has {draw.randint(0, 3)} pens . " * (1 + n % 2), "steps": ["1 + 1 = 2"], "answer": "2"}
-        for n in range(20)
+        {"question": f"Tom has {n % 9} pens . He buys 2 .", "steps": ["1 + 2 = 3"] * (1 + n % steps), "answer": "3"}
+        for n in range(18)
     ]
-    config, _ = _chosen(write_jsonl(tmp_path / "set.jsonl", rows), init=str(tmp_path / "base"))
-    check(config)
-    assert (config.reasoner, config.tokenizer, config.init) == ("coconut_gpt2", "", str(tmp_path / "base"))
-    assert config.max_answer_tokens == 3 + 2  # ### 2 <eos>
-    assert config.prompt_slots == (16,)  # 10 words, a line break and the marker
+    return write_jsonl(path, rows)
+
+
+def test_lengths_are_measured_by_the_tokenizer_that_there_is(tmp_path):
+    """The one that is given, or a base model's own, which brings its positions too."""
+    tiny_folder(tmp_path / "base")
+    source = _in_words(tmp_path / "set.jsonl", 1)
+    found = {}
+    for given in ({}, {"tokenizer": "synthetic:20"}, {"init": str(tmp_path / "base")}):
+        config, _ = _chosen(source, **given)
+        check(config)
+        found[config.tokenizer] = (config.prompt_slots, config.max_answer_tokens)
+    # 29 or 30 bytes, or 9 words, a line break and the marker; ### 3 <eos> and two more.
+    assert found == {"bytes": ((32,), 8), "synthetic:20": ((16,), 5), "": ((16,), 5)}
+    assert config.reasoner == "coconut_gpt2"
     assert config.rl.optimizer.learning_rate == Config().rl.optimizer.learning_rate
 
 
@@ -206,18 +211,9 @@ def test_choices_go_by_lengths_and_sizes(changes, expected):
     assert ("imitate.batch_size" in found) == ("latents" not in changes)
 
 
-def test_buckets_hold_all_and_most():
-    assert buckets([5, 5, 5, 100]) == (8, 104)
-    assert buckets([90, 95, 100]) == (104,)
-    assert buckets([8]) == (8,)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["a table", "a logical set"])
-def test_from_a_raw_file_to_the_report(kind, tmp_path):
-    logical = kind == "a logical set"
-    source = _proofs(tmp_path / "set.jsonl", 200) if logical else _table(tmp_path / "my.csv")
-    config, _ = _chosen(source, fields=None if logical else FIELDS)
+def test_from_a_raw_file_to_the_report(tmp_path):
+    config, _ = _chosen(_table(tmp_path / "my.csv"), fields=FIELDS)
     config.model.update(n_layer=1, n_embd=16)
     config.imitate.update(cot_steps=4, stage_steps=2, final_steps=4)
     config.imitate.optimizer.warmup_steps = 1
@@ -228,7 +224,7 @@ def test_from_a_raw_file_to_the_report(kind, tmp_path):
     experiment = run_stages(check(config), tmp_path / "work")
     report = json.loads((tmp_path / "work" / "report.json").read_text())
     assert {"imitate", "cold_start", "slpo"} <= report["eval"].keys()
-    assert report["eval"]["slpo"]["test"]["n"] == len(experiment.test_set("test")) == (20 if logical else 4)
+    assert report["eval"]["slpo"]["test"]["n"] == len(experiment.test_set("test")) == 4
     assert (tmp_path / "work" / "report.md").is_file()
     assert experiment.reward.on_device is not None
 
@@ -259,26 +255,7 @@ def test_flags_go_first_and_what_is_chosen_follows(case, tmp_path):
     assert lines[-1] == f"as given, not chosen: {next(iter(given))}"
 
 
-def _in_words(path: Path) -> str:
-    """Problems in the words of the tokenizer synthetic:20."""
-    rows = [
-        {"question": f"Tom has {n} pens . He buys 2 .", "steps": [f"{n} + 2 = {n + 2}"] * (1 + n % 3),
-         "answer": str(n + 2)}
-        for n in range(18)
-    ]  # fmt: skip
-    return write_jsonl(path, rows)
-
-
-def test_lengths_are_measured_by_the_tokenizer_that_is_given(tmp_path):
-    source = _in_words(tmp_path / "set.jsonl")
-    by_bytes, by_words = (_chosen(source, **given)[0] for given in ({}, {"tokenizer": "synthetic:20"}))
-    assert (by_bytes.tokenizer, by_words.tokenizer) == ("bytes", "synthetic:20")
-    assert by_bytes.prompt_slots == (32,)  # 29 or 30 bytes, a line break and the marker
-    assert by_words.prompt_slots == (16,)  # 9 words, a line break and the marker
-    assert by_words.max_answer_tokens == 3 + 2  # ### 2 <eos>
-
-
-@pytest.mark.parametrize("reasoner", REASONERS)
+@pytest.mark.parametrize("reasoner", [name for name in REASONERS if name.endswith("gpt2")])
 def test_settings_are_those_of_the_reasoner_that_is_given(reasoner, tmp_path):
     architecture, given = architecture_of(reasoner), {"reasoner": reasoner, "tokenizer": "synthetic:20"}
     config, _ = _chosen(_in_words(tmp_path / "set.jsonl"), **given)
@@ -296,33 +273,10 @@ def test_settings_are_those_of_the_reasoner_that_is_given(reasoner, tmp_path):
         assert (config.latent_policy.name, config.max_latents) == ("latent", 2 * 3)
 
 
-def test_flags_of_the_command_go_before_what_is_chosen(tmp_path):
-    """Those with their value in the next argument, and None, as well; what is wrong in them is said before any work."""
-    _in_words(tmp_path / "set.jsonl")
-    done = run(
-        "--train=set.jsonl", "--config.tokenizer", "synthetic:20", "--config.imitate.final_steps=12",
-        "--config.imitate.optimizer.clip_norm=None", "--config.imitate.optimizer.warmup_steps=50",
-        "--config.rl.steps=6", "--config.rl.optimizer.warmup_steps=7", folder=tmp_path,
-    )  # fmt: skip
-    assert done.status == 2
-    lines = done.stderr.splitlines()
-    error = lines[-1]
-    assert "chosen: prompt_slots=(16,), max_answer_tokens=5," in done.stderr
-    assert (
-        "as given, not chosen: imitate.final_steps, imitate.optimizer.clip_norm, imitate.optimizer.warmup_steps, "
-        "rl.optimizer.warmup_steps, rl.steps, tokenizer"
-    ) in lines
-    for key, steps in (("imitate.optimizer.warmup_steps", 50), ("rl.optimizer.warmup_steps", 7)):
-        assert f"config.{key}: {steps} is not valid; " in error
-
-
 @pytest.mark.parametrize(
     ("flags", "error"),
     [
-        (
-            ["--test=te.csv", "--config.data.train=te.csv"],
-            "--train=set.jsonl: config.data.train is given too; leave one of the two out",
-        ),
+        (["--config.data.train=te.csv"], "--train=set.jsonl: config.data.train is given too; leave one of the two out"),
         (["--valid=va.csv", "--config.data.valid", "b.csv"], "--valid=va.csv: config.data.valid is given too; "),
         (["--base=gpt2", "--config.init=b"], "--base=gpt2: config.init is given too; "),
         (["--test=te=a.csv", "--config.data.eval.te=b.csv"], "--test=te=a.csv: config.data.eval.te is given too; "),
@@ -334,11 +288,8 @@ def test_flags_of_the_command_go_before_what_is_chosen(tmp_path):
     ],
 )
 def test_a_flag_that_would_be_dropped_or_misread_is_a_line(flags, error, tmp_path):
-    done = run("--train=set.jsonl", *flags, folder=tmp_path)
-    assert done.status == 2
-    line = done.stderr.splitlines()[-1]
-    assert line.startswith(f"error: {error}")
-    assert "site-packages" not in line
+    line = refusal("train", "--train=set.jsonl", *flags, folder=tmp_path)
+    assert line.startswith(error)
     assert "own.py" not in line
 
 
@@ -349,15 +300,3 @@ def test_smoke_says_what_it_goes_before():
     assert config.evaluate.samples == 2
     assert line.endswith("; it goes before what was given: config.evaluate.samples=2 and not 4")
     assert "goes before" not in smoke(default_config(), {"seed"})
-
-
-def test_a_kind_whose_marks_are_words_gets_words(tmp_path):
-    """However few problems there are to a word."""
-    config, _ = _chosen(_in_words(tmp_path / "set.jsonl"), reasoner="colar_gpt2")
-    assert config.tokenizer == "words"
-    template = assemble(check(config)).template
-    assert template.tokenizer.decode([template.start_id]).strip() == "###"
-    ids = template.prompts(["Tom has 3 pens . He buys 2 ."])[0] + template.tokenizer("Answer:5").input_ids
-    assert template.tokenizer.unk_token_id not in ids
-    with pytest.raises(UserError, match=r"'###' is 3 tokens, .* config.tokenizer=words"):
-        _chosen(_in_words(tmp_path / "set.jsonl"), reasoner="colar_gpt2", tokenizer="bytes")

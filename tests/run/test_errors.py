@@ -1,41 +1,27 @@
-"""Bad input ends in status 2 and one line with the key or file and the remedy, and breaks nothing for the next run."""
+"""What of a run goes wrong, or is said, apart from refusals; and nothing is broken for the next run."""
 
 import json
 import socket
+from types import SimpleNamespace
 
 import pytest
 from refused import refusal
 from same_run import differences
-from small_run import new_folder, run
+from small_run import load_config, new_folder, run
 
-from slpo_jax.config import Config
+from slpo_jax.config.validate import check
 from slpo_jax.errors import UserError
 from slpo_jax.io.workdir import Workdir
-from slpo_jax.run.sources import load_set
-from slpo_jax.run.validate import check_prompts
-
-ONE_STAGE = "--config.stages=('imitate',)"
-FEW_STEPS = [
-    "--config.imitate.cot_steps=2", "--config.imitate.final_steps=2", "--config.imitate.control=False",
-    "--config.evaluate.samples=0",
-]  # fmt: skip
-GOOD = '{"question": "Tom has 1 pens . How many now ?", "steps": ["1 + 2 = 3"], "answer": "3"}\n'
+from slpo_jax.rewards.reward import CORRECT, REWARDS
+from slpo_jax.run.experiment import build
+from slpo_jax.run.plan import check_stages
+from slpo_jax.run.stage import Stage, close_stage
+from slpo_jax.run.validate import check_answers, check_prompts
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return new_folder(tmp_path_factory.mktemp("errors"))
-
-
-def _error_of(done) -> str:
-    """The one line, after checks that hold for every error."""
-    assert done.status == 2, done.stderr
-    *before, line = done.stderr.splitlines()  # the header, and what was done before
-    assert "error" not in "".join(before)
-    assert line.startswith("error: ")
-    assert len(line) < 400
-    assert "Traceback" not in done.stderr + done.stdout
-    return line.removeprefix("error: ")
 
 
 def test_a_workdir_that_another_run_works_in(folder):
@@ -70,61 +56,25 @@ def test_long_problem_of_slots_that_the_positions_cut():
 
 
 @pytest.mark.slow
-def test_debug_shows_where(folder):
-    done = run("--config=small.py", "--workdir=work/debug", "--config.rl.group=1", "--debug", folder=folder)
-    assert done.status != 0
-    assert "Traceback" in done.stderr
-    assert "config.rl.group" in done.stderr
-
-
-@pytest.mark.slow
-def test_a_failed_run_binds_nobody(folder):
-    """The right command, in the workdir in which the wrong one failed, begins as in a new one."""
-    for wrong in ("--config.imitate.micro_batches=3", "--config.data.train=nowhere.jsonl"):
-        _error_of(run("--config=small.py", "--workdir=work/again", wrong, folder=folder))
-    done = run("--config=small.py", "--workdir=work/again", ONE_STAGE, *FEW_STEPS, folder=folder)
-    assert done.status == 0, done.stderr
-    before = (folder / "work" / "again" / "config.json").read_text()
-    # Nor does a wrong one afterwards do harm.
-    wrong = run("--config=small.py", "--workdir=work/again", ONE_STAGE, *FEW_STEPS, "--config.seed=3", folder=folder)
-    assert "config.seed: " in _error_of(wrong)
-    assert (folder / "work" / "again" / "config.json").read_text() == before
-
-
-@pytest.mark.slow
-def test_a_set_of_one_s_own_is_evaluated(folder):
-    """Its name is not in the config file; both ways to write a flag."""
-    (folder / "mine.jsonl").write_text(GOOD * 2)
-    both = "--config.stages=('imitate','evaluate')"
-    sets = ["--config.data.eval.mine=mine.jsonl", "--config.data.eval.other", "mine.jsonl"]
-    chosen = "--config.evaluate.datasets=('mine','other')"
-    done = run("--config=small.py", "--workdir=work/mine", both, *FEW_STEPS, *sets, chosen, folder=folder)
-    assert done.status == 0, done.stderr
+def test_a_set_of_one_s_own_is_evaluated_and_a_run_says_what_it_does(folder):
+    """The set's name is not in the config file; both ways to write a flag."""
+    record = '{"question": "Tom has 1 pens . How many now ?", "steps": ["1 + 2 = 3"], "answer": "3"}\n'
+    (folder / "mine.jsonl").write_text(record * 2)
+    done = run(
+        "--config=small.py", "--workdir=work/mine", "--config.stages=('imitate','evaluate')",
+        "--config.imitate.cot_steps=2", "--config.imitate.final_steps=2", "--config.imitate.control=False",
+        "--config.evaluate.samples=0", "--config.data.eval.mine=mine.jsonl", "--config.data.eval.other", "mine.jsonl",
+        "--config.evaluate.datasets=('mine','other')", folder=folder,
+    )  # fmt: skip
     report = json.loads((folder / "work" / "mine" / "report.json").read_text())
     assert {name: figures["n"] for name, figures in report["eval"]["imitate"].items()} == {"mine": 2, "other": 2}
-    config = json.loads((folder / "work" / "mine" / "config.json").read_text())
-    assert config["data"]["eval"]["mine"] == "mine.jsonl"
     assert "\r" not in done.stderr  # a log file gets lines
     lines = done.stderr.splitlines()
-    assert [number for number, line in enumerate(lines) if "workdir work/mine" in line] == [0]
-    assert "model: coconut_gpt2, 5,265 parameters" in lines
-    assert "imitate: begins at step 0 of 4" in lines
-    assert any(line.startswith("imitate: 4/4 steps") for line in lines)
-    assert [line for line in lines if line.startswith("evaluate: ")]
-    said = done.stderr.index("config.data.train: 136 problems, 1.0 steps each, answers are numbers")
-    assert said < done.stderr.index("imitate: ")
-
-
-@pytest.mark.slow
-def test_a_finished_stage_needs_no_training_data(folder):
-    """A workdir can be evaluated where the data that it was trained on is not."""
-    copied = folder / "copied.jsonl"
-    copied.write_text((folder / "train.jsonl").read_text())
-    flags = ["--config=small.py", "--workdir=work/moved", *FEW_STEPS, "--config.data.train=copied.jsonl"]
-    assert run(*flags, ONE_STAGE, folder=folder).status == 0
-    copied.unlink()
-    done = run(*flags, "--config.stages=('imitate','evaluate')", folder=folder)
-    assert done.status == 0, done.stderr
+    assert "workdir work/mine" in lines[0]
+    starts = ("model: coconut_gpt2, 5,265 parameters", "config.data.train: 136 problems, 1.0 steps each, answers are",
+              "imitate: begins at step 0 of 4", "imitate: 4/4 steps", "evaluate: ")  # fmt: skip
+    places = [next(n for n, line in enumerate(lines) if line.startswith(start)) for start in starts]
+    assert places == sorted(places)
 
 
 FILLING = """
@@ -148,23 +98,83 @@ if pathlib.Path("fills").exists():
 @pytest.mark.slow
 def test_a_disk_that_fills_during_a_save(tmp_path):
     """No file can grow beyond some bytes any more after the first checkpoint; it stays, and is gone on from."""
-    folder, flags = new_folder(tmp_path), ["--config.imitate.control=False", "--config.model.n_embd=64", ONE_STAGE]
-    flags += ["--config.log_every=3", "--config.checkpoint_every=2", "--config.imitate.cot_steps=0"]
+    folder, flags = new_folder(tmp_path), ["--config.imitate.control=False", "--config.model.n_embd=64"]
+    flags += [
+        "--config.stages=('imitate',)",
+        "--config.log_every=3",
+        "--config.checkpoint_every=2",
+        "--config.imitate.cot_steps=0",
+    ]
     with (folder / "small.py").open("a") as file:
         file.write(FILLING)
     (folder / "fills").touch()
-    error = _error_of(run("--config=small.py", "--workdir=work", *flags, folder=folder))
-    assert error.endswith(
+    done = run("--config=small.py", "--workdir=work", *flags, folder=folder, status=2)
+    assert "Traceback" not in done.stderr
+    assert done.stderr.splitlines()[-1].endswith(
         "work/checkpoints/imitate: the checkpoint can't be written (File too large); make room, and the same command "
         "goes on from the one before"
     )
     assert Workdir(folder / "work").stage("imitate").steps
     (folder / "fills").unlink()
     for workdir in ("work", "whole"):
-        assert run("--config=small.py", f"--workdir={workdir}", *flags, folder=folder).status == 0
+        run("--config=small.py", f"--workdir={workdir}", *flags, folder=folder)
     assert differences(folder / "work", folder / "whole") == []
 
 
-def test_no_records():
-    with pytest.raises(UserError, match=r"^problems: is empty; give at least one record$"):
-        load_set(Config().data, "problems", [])
+@pytest.mark.parametrize(("reward", "estimator", "said"), [
+    ("mine", "pass_at_k", 1), ("mine", "mixture", 1), ("mine", "reward", 0), (CORRECT, "pass_at_k", 0),
+])  # fmt: skip
+def test_that_pathwise_learns_references_whatever_the_reward_is_said_before(
+    estimator, said, reward, tmp_path, warnings, monkeypatch
+):
+    monkeypatch.setitem(REWARDS, "mine", lambda question, reference, text: float(len(text)))
+    changes = {"reward": reward, "objective.pathwise.estimator": estimator, "rl.temperature": 1.0}
+    _check(tmp_path, {"stages": ("imitate", "rl"), "rl.objectives": ("pathwise",)} | changes)
+    lines = [line for line in warnings if "config.reward=mine" in line]
+    assert [line[:58] for line in lines] == ["config.objective.pathwise: learns the reference answers, wh"[:58]] * said
+
+
+@pytest.mark.parametrize("changes", [
+    {"objective.pathwise.estimator": "reward"},
+    {"objective.pathwise.estimator": "mixture", "objective.pathwise.mixture_weight": 0.0},
+    {"latent_policy.name": "additive"},
+    {"gate.enabled": True},
+])  # fmt: skip
+def test_pathwise_where_something_is_drawn(changes, tmp_path):
+    """An answer, nothing that is compared, a thought, or its length: else it is refused, see golden/refusals.txt."""
+    refused = {"rl.objectives": ("pathwise",), "dropout.rate": 0.0, "gate.enabled": False, "stages": ("imitate", "rl")}
+    _check(tmp_path, refused | changes)
+
+
+def _check(folder, changes):
+    config = load_config()
+    config.update_from_flattened_dict(changes)
+    check_stages(build(check(config), folder / "work"))
+
+
+def test_some_references_of_an_evaluated_set_that_are_cut_are_counted(warnings):
+    problems, budget = (
+        SimpleNamespace(answers=[[0] * length for length in (2, 4, 5, 7)]),
+        ("evaluate.max_answer_tokens", 5),
+    )
+    check_answers("config.data.eval.hard", problems, range(2), *budget)
+    assert not warnings
+    check_answers("config.data.eval.hard", problems, range(4), *budget)
+    said = (
+        "config.data.eval.hard: the answers of 2 of 4 problems take more tokens than config.evaluate.max_answer_tokens"
+    )
+    assert warnings == [f"{said} (5), up to 8; they count as wrong"]
+    with pytest.raises(UserError, match=r"^config\.data\.train: the answer of problem 3 takes 8 tokens"):
+        check_answers("config.data.train", problems, range(4), "max_answer_tokens", 7)
+
+
+@pytest.mark.parametrize(("solved", "said"), [((0, 0), True), ((0, 0.5), False), ((), False)])
+def test_a_stage_without_a_right_rollout_says_so_at_its_end(solved, said, tmp_path, warnings):
+    rows = [{"stage": "slpo", "step": step, "solved": share} for step, share in enumerate(solved)]
+    rows += [{"stage": "other", "step": 1, "solved": 0}, {"stage": "slpo", "step": 9, "loss": 1}]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    state = SimpleNamespace(params={}, step=9)
+    stage = Stage(SimpleNamespace(workdir=Workdir(tmp_path)), "slpo")
+    close_stage(stage, SimpleNamespace(finish=lambda *_: None), state)
+    assert ["slpo: no rollout was right" in line for line in warnings] == [True] * said
+    assert (tmp_path / "checkpoints/slpo/finished").read_text() == "9\n"

@@ -1,17 +1,13 @@
 """The whole job through the command, from random weights to a report, repeated and evaluated alone."""
 
+import itertools
 import json
 import re
 
-import jax
 import numpy as np
 import pytest
 from same_run import checkpoint_of, rows_of, texts_of
-from small_run import TOTALS, finished_run, load_config, new_folder, run
-
-from slpo_jax.config import read_config
-from slpo_jax.rewards.verifier import encode_references
-from slpo_jax.run.experiment import build
+from small_run import TOTALS, finished_run, new_folder, run
 
 pytestmark = pytest.mark.slow
 ROWS = ("imitate", "imitate_fixed_tmax", "imitate_control", "cold_start", "slpo")
@@ -34,25 +30,12 @@ def test_a_smoke_test_is_a_whole_run_beside_the_real_one(tmp_path):
     stale.parent.mkdir(parents=True)
     stale.write_text("44\n")
     done = run("--config=small.py", "--smoke", "--config.imitate.optimizer.warmup_steps=20", folder=folder)
-    assert done.status == 0, done.stderr[-3000:]
     assert done.stdout == "report: runs/small_smoke/report.html\n"
     assert [path.name for path in (folder / "runs").iterdir()] == ["small_smoke"]
     report = json.loads((folder / "runs" / "small_smoke" / "report.json").read_text())
     assert set(ROWS) <= report["eval"].keys()
     steps = {row["stage"]: row["step"] for row in rows_of(folder / "runs" / "small_smoke")}
     assert steps == {"imitate": 4, "imitate_control": 6, "cold_start": 2, "slpo": 2}
-
-
-def test_it_says_where_the_report_is(work):
-    assert (work.parent / "stdout").read_text() == "report: work/report.html\n"
-
-
-def test_config_is_as_resolved(work):
-    config = json.loads((work / "config.json").read_text())
-    assert config["rl"]["group"] == 4
-    assert config["objective"]["slpo"]["advantage"] == "rloo"  # a default
-    assert config["data"]["eval"]["made"] == "synthetic:test"
-    assert config["stages"] == ["imitate", "cold_start", "rl", "evaluate"]
 
 
 def test_metrics_have_a_row_a_step_with_every_scalar(work):
@@ -82,44 +65,35 @@ def test_every_stage_learned_something(work):
     assert max(row["mixed"] for row in by_stage["slpo"]) > 0
     leaves = {stage: checkpoint_of(work, stage) for stage in TOTALS}
     assert {stage: found["step"] for stage, found in leaves.items()} == TOTALS
-    reasoner = "['params']['reasoner']['backbone']['wte']"
-    gate = "['params']['gate']['out']['kernel']"
-    assert (leaves["imitate"][reasoner] == leaves["cold_start"][reasoner]).all()
-    assert (leaves["imitate"][reasoner] != leaves["imitate_control"][reasoner]).any()
-    assert (leaves["cold_start"][reasoner] != leaves["slpo"][reasoner]).any()
-    assert (leaves["imitate"][gate] == leaves["imitate_control"][gate]).all()
-    assert (leaves["cold_start"][gate] != leaves["imitate"][gate]).any()
+    moved = {
+        "reasoner']['backbone']['wte": {"imitate_control", "slpo"},
+        "gate']['out']['kernel": {"cold_start", "slpo"},
+    }
+    for name, stages in moved.items():
+        first, *others = (found[f"['params']['{name}']"] for found in leaves.values())
+        assert {
+            stage for stage, other in zip(list(TOTALS)[1:], others, strict=True) if (other != first).any()
+        } == stages
 
 
-@pytest.mark.parametrize("row", ROWS)
-def test_records_of_a_set(work, row):
-    config = json.loads((work / "config.json").read_text())
-    for name, count in SETS.items():
+def test_records_of_every_row_and_set(work):
+    most = json.loads((work / "config.json").read_text())["max_answer_tokens"]
+    real = json.loads((work.parent / "real.json").read_text())
+    for row, (name, count) in itertools.product(ROWS, SETS.items()):
         records = _records(work / "eval" / row / f"{name}.jsonl")
         assert [record["index"] for record in records] == list(range(count))
         for record in records:
-            assert {"index", "question", "reference", "completion", "completion_tokens", "latent_steps", "correct",
-                    "samples"} <= set(record)  # fmt: skip
-            assert 1 <= record["latent_steps"] <= 3
-            assert 1 <= len(record["completion_tokens"]) <= config["max_answer_tokens"]
+            assert {"question", "reference", "completion"} <= set(record)
+            assert 1 <= len(record["completion_tokens"]) <= most
             assert record["correct"] == (record["answer"] == record["reference"])
             assert [sample["seed"] for sample in record["samples"]] == [0, 0, 1, 1]
-            for sample in record["samples"]:
-                assert {"seed", "completion", "latent_steps", "correct"} <= set(sample)
-                assert 1 <= sample["latent_steps"] <= 3
-        if row == "imitate_fixed_tmax":
-            assert {record["latent_steps"] for record in records} == {3}
-        if row == "imitate":
-            assert {record["latent_steps"] for record in records} == {1}
-    real = json.loads((work.parent / "real.json").read_text())
-    records = _records(work / "eval" / row / "real.jsonl")
-    assert [record["question"] for record in records] == [problem["question"] for problem in real[:6]]
-    assert [record["reference"] for record in records] == [problem["answer"][:1] for problem in real[:6]]  # 3.0 is 3
-
-
-def test_the_last_row_s_records_are_the_run_s(work):
-    for name in SETS:
-        assert (work / "eval" / f"{name}.jsonl").read_bytes() == (work / "eval" / "slpo" / f"{name}.jsonl").read_bytes()
+            for each in (record, *record["samples"]):
+                assert each["latent_steps"] in {"imitate_fixed_tmax": [3], "imitate": [1]}.get(row, [1, 2, 3])
+        if name == "real":
+            assert [record["question"] for record in records] == [problem["question"] for problem in real[:6]]
+            assert [record["reference"] for record in records] == [problem["answer"][:1] for problem in real[:6]]  # 3.0
+        elif row == "slpo":  # the last row's are the run's
+            assert (work / "eval" / "made.jsonl").read_bytes() == (work / "eval/slpo/made.jsonl").read_bytes()
 
 
 def test_report_counts_the_records(work):
@@ -159,12 +133,6 @@ def test_report_can_be_read_and_seen(work):
     assert len(re.findall('"stop":[n01]', page)) == sum(record["latent_steps"] for record in every)
 
 
-def test_tensorboard_events(work):
-    (events,) = (work / "tensorboard").iterdir()
-    assert events.stat().st_size > 1000
-    assert b"slpo/reward" in events.read_bytes()
-
-
 def test_thresholds_are_the_validation_s_best(work):
     sweeps = json.loads((work / "report.json").read_text())["thresholds"]
     for name, rules in {"cold_start": ("0.5", "0.9"), "slpo": ("0.5", "0.9"), "imitate_control": ("1", "3")}.items():
@@ -184,7 +152,6 @@ def test_nothing_is_compiled_twice(work):
 def test_again_changes_nothing(work, tmp_path):
     before, rows = texts_of(work), rows_of(work, timing=True)
     done = run(*COMMAND, folder=work.parent)
-    assert done.status == 0, done.stderr
     assert done.stdout == "report: work/report.html\n"
     stages = ", ".join(f"{stage} (finished)" for stage in TOTALS)
     assert done.stderr.splitlines()[1:] == [
@@ -194,74 +161,33 @@ def test_again_changes_nothing(work, tmp_path):
     assert rows_of(work, timing=True) == rows
 
 
-@pytest.mark.parametrize("gate", [True, False])
-def test_evaluation_alone(work, tmp_path, gate):
-    """From a checkpoint of another workdir, without its training set, latents kept."""
+def test_evaluation_alone(work, tmp_path):
+    """From a checkpoint of another workdir, without its training set, latents kept; then of another length."""
     folder = new_folder(tmp_path)
     (folder / "train.jsonl").unlink()
-    alone = ["--config=small.py", "--workdir=alone", "--config.stages=('evaluate',)"]
-    alone.append(f"--config.init={work}/checkpoints/slpo")
-    done = run(
-        *alone, f"--config.gate.enabled={gate}", "--config.evaluate.save_latents=True", "--config.evaluate.samples=0",
-        "--config.evaluate.datasets=('real',)", "--config.evaluate.limit=5", folder=folder,
-    )  # fmt: skip
-    assert done.status == 0, done.stderr
+
+    def records_of(*flags):
+        run(
+            "--config=small.py", "--workdir=alone", "--config.stages=('evaluate',)",
+            f"--config.init={work}/checkpoints/slpo", "--config.evaluate.save_latents=True",
+            "--config.evaluate.samples=0", "--config.evaluate.datasets=('real',)", "--config.evaluate.limit=5", *flags,
+            folder=folder,
+        )  # fmt: skip
+        return _records(folder / "alone" / "eval" / "checkpoint" / "real.jsonl")
+
+    records = records_of()
     out = json.loads((folder / "alone" / "report.json").read_text())
     assert list(out["eval"]) == ["checkpoint"]
-    assert out["rows"]["checkpoint"]["label"] == "checkpoint work/checkpoints/slpo"
-    assert out["rows"]["checkpoint"]["gated"] == gate
-    records = _records(folder / "alone" / "eval" / "real.jsonl")
+    row = out["rows"]["checkpoint"]
+    assert (row["label"], row["gated"]) == ("checkpoint work/checkpoints/slpo", True)
     kept = np.load(folder / "alone" / "eval" / "real.latents.npz")
-    assert kept["latents"].shape == (5, 3, 16)
-    assert kept["latents"].dtype == np.float32
-    assert kept["latent_steps"].tolist() == [record["latent_steps"] for record in records]
-    for latents, steps in zip(kept["latents"], kept["latent_steps"], strict=True):
+    assert (kept["latents"].shape, kept["latents"].dtype) == ((5, 3, 16), np.float32)
+    for latents, steps, record in zip(kept["latents"], kept["latent_steps"], records, strict=True):
+        assert steps == record["latent_steps"]
         assert (np.abs(latents).max(axis=1) > 0).tolist() == [True] * steps + [False] * (3 - steps)
-    if gate:  # the same weights, rule and noise-free pass as in the run
-        theirs = _records(work / "eval" / "slpo" / "real.jsonl")[:5]
-        assert [r["completion_tokens"] for r in records] == [r["completion_tokens"] for r in theirs]
-        assert [r["latent_steps"] for r in records] == [r["latent_steps"] for r in theirs]
-    else:
-        assert set(kept["latent_steps"].tolist()) == {3}
-    # Another number of latents on the same workdir is not answered with the old results.
-    if not gate:
-        again = run(
-            *alone, "--config.max_latents=2", "--config.gate.enabled=False", "--config.evaluate.samples=0",
-            "--config.evaluate.datasets=('real',)", "--config.evaluate.limit=5", folder=folder,
-        )  # fmt: skip
-        assert again.status == 0, again.stderr
-        records = _records(folder / "alone" / "eval" / "checkpoint" / "real.jsonl")
-        assert {record["latent_steps"] for record in records} == {2}
-
-
-def test_a_checkpoint_of_another_model(work, tmp_path):
-    folder = new_folder(tmp_path)
-    alone = ["--config=small.py", "--workdir=alone", "--config.stages=('evaluate',)"]
-    for flag, key in (("--config.reasoner=codi_gpt2", "config.reasoner"), ("--config.gate.hidden=8", "config.gate")):
-        done = run(*alone, f"--config.init={work}/checkpoints/slpo", flag, folder=folder)
-        assert done.status == 2
-        last = done.stderr.splitlines()[-1]
-        assert last.startswith("error: ")
-        assert "checkpoints/slpo" in last
-        assert key in last
-
-
-def test_reward_of_the_experiment(tmp_path, cpu_devices):
-    """The marker, the number and eos: all three, in the tokens of this very run."""
-    experiment = build(read_config(load_config()), tmp_path)
-    ids = experiment.template.tokenizer.get_vocab()
-    eos, pad, verify = experiment.template.eos_id, experiment.template.pad_id, experiment.reward.on_device
-
-    def reward(*words, reference="3"):
-        tokens = [ids.get(word, word) for word in words]
-        tokens += [pad] * (4 - len(tokens))
-        return bool(verify(np.array([tokens], np.int32), encode_references([reference], 2))[0])
-
-    assert reward("###", "3", eos)
-    assert not reward("###", "3", eos, reference="4")
-    assert not reward("###", "3", "3", "3")  # never ended
-    assert not reward("###", "3")
-    assert not reward("###", "3", "pens", eos)
-    assert not reward("###", eos, "3", eos)
-    assert jax.jit(verify)(np.array([[ids["###"], ids["12"], eos, pad]]), encode_references(["12"], 2))[0]
-    experiment.log.close()
+    # The same weights, rule and noise-free pass as in the run.
+    theirs = _records(work / "eval" / "slpo" / "real.jsonl")[:5]
+    for key in ("completion_tokens", "latent_steps"):
+        assert [record[key] for record in records] == [record[key] for record in theirs]
+    again = records_of("--config.max_latents=2", "--config.gate.enabled=False")
+    assert {record["latent_steps"] for record in again} == {2}

@@ -8,11 +8,12 @@ import pytest
 from codi_run import small_config
 from small_run import load_config, train
 
-from slpo_jax.config import read_config, validate
+from slpo_jax.config import objective_of, read_config, validate
 from slpo_jax.errors import UserError
 from slpo_jax.run import imitate
 from slpo_jax.run.experiment import build
 from slpo_jax.run.plan import check_stages
+from slpo_jax.run.rl import optimizer_config
 from slpo_jax.run.sources import data_summary
 
 ICOT = {"recipe": "icot", "c_thought": 0, "final_steps": 400}
@@ -142,3 +143,18 @@ def test_what_was_understood_is_said_before_training(tmp_path):
     ]
     line = f"config.data.eval.mine: 3 problems, {answers_are}"
     assert data_summary("config.data.eval.mine", experiment.test_set("mine")) == [line, *fields]
+
+
+def test_an_objective_s_own_rate_and_schedule_are_its_optimizer_s(tmp_path):
+    config = load_config()
+    config.rl.optimizer.update(learning_rate=0.25, schedule="linear", final_fraction=0.5)
+    config.objective.answer_only.update(learning_rate=0.125, schedule="constant", steps=50)
+    config.objective.grpo.update(updates=3, steps=40)
+    experiment = build(read_config(config), tmp_path / "work")
+    found = [optimizer_config(experiment, objective_of(experiment.config, name))
+             for name in ("slpo", "answer_only", "grpo")]  # fmt: skip
+    assert [(each.learning_rate, each.schedule, each.total_steps, each.final_fraction) for each in found] == [
+        (0.25, "linear", config.rl.steps, 0.5),
+        (0.125, "constant", 50, 0.5),
+        (0.25, "linear", 3 * 40, 0.5),  # a schedule counts updates
+    ]

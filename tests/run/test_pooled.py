@@ -92,34 +92,26 @@ def test_levels_have_training_and_what_is_not_finished_is_named(finished):
     assert found["left out"]["rows"] == [["late", "1"]]
 
 
-def test_a_table_without_groups_has_none(tmp_path):
-    assert pooled.pool(Table((Run("a", "configs/quickstart.py"),)), tmp_path) == {}
-
-
 def test_figures_of_each_set(finished):
     table, root, right = finished
-    table = dataclasses.replace(table, by_set=("acc",))
-    found, own = pooled.pool(table, root), comparison.compare(table, root)[0]
-    two = (right["b", "slpo"] + right["c", "slpo"]) / 2
+    found = pooled.pool(dataclasses.replace(table, by_set=("acc",)), root)
+    own = comparison.compare(dataclasses.replace(table, by_set=("acc",)), root)[0]
+    slpo, base = ((right["b", row] + right["c", row]) / 2 for row in ("slpo", "imitate"))
     assert found["imitation"]["columns"] == ["", *sorted(SETS), "seconds", "learned"]
-    all_two = lines(found, "groups")["two: imitation"]
-    first = lines(found, "imitation")["two"]
-    assert first[2:] == all_two[-2:]
-    assert np.mean([figure["value"] for figure in first[:2]]) == pytest.approx(all_two[0]["value"])
+    assert lines(found, "imitation")["two"][2:] == lines(found, "groups")["two: imitation"][-2:]
     assert found["groups, Acc by set"]["columns"] == ["", *sorted(SETS)]
+    expected = {
+        ("imitation", "two"): base,
+        ("groups, Acc by set", "two: SLPO"): slpo,
+        ("groups, minus imitation, Acc by set", "two: SLPO"): slpo - base,
+        ("imitation, minus one, Acc by set", "two"): base - right["a", "imitate"],
+    }
     for place, name in enumerate(sorted(SETS)):
         of = SETS.index(name)
-        assert lines(own, "Acc by set")["a: SLPO"][place]["value"] == pytest.approx(
-            100 * right["a", "slpo"][:, of].mean()
-        )
-        assert lines(found, "groups, Acc by set")["two: SLPO"][place]["value"] == pytest.approx(100 * two[:, of].mean())
-        base = (right["b", "imitate"] + right["c", "imitate"]) / 2 - right["a", "imitate"]
-        gain = lines(found, "groups, minus imitation, Acc by set")["two: SLPO"][place]
-        assert gain["value"] == pytest.approx(
-            100 * (two - (right["b", "imitate"] + right["c", "imitate"]) / 2)[:, of].mean()
-        )
-        beside = lines(found, "imitation, minus one, Acc by set")["two"][place]
-        assert beside["value"] == pytest.approx(100 * base[:, of].mean())
+        alone = lines(own, "Acc by set")["a: SLPO"][place]["value"]
+        assert alone == pytest.approx(100 * right["a", "slpo"][:, of].mean())
+        for (part, row), of_sets in expected.items():
+            assert lines(found, part)[row][place]["value"] == pytest.approx(100 * of_sets[:, of].mean())
 
 
 def test_latents_against_depth(monkeypatch, tmp_path):

@@ -3,7 +3,6 @@
 import dataclasses
 import importlib.util
 import json
-import re
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
@@ -102,10 +101,6 @@ def _row(batch, row: int, latent: int) -> tuple[list[int], list[int]]:
     return [*before, fed[0], *targets], [IGNORED] * first + targets
 
 
-def _right_padded(rows, pad: int) -> np.ndarray:
-    return np.array([[*row, *[pad] * (max(map(len, rows)) - len(row))] for row in rows])
-
-
 # Sentences, on bytes: byte b is token b, then eos, start, end and latent.
 EOS, START, END, LATENT = 256, 257, 258, 259
 
@@ -121,16 +116,11 @@ def _published_sentences(record: dict, stage: int, last: int) -> tuple[list[int]
 
 @pytest.mark.parametrize("stage", range(8))
 def test_rows_of_sentences_are_the_published_ones(folder, stage):
-    """Tokens, labels, positions and the padding that has all thoughts of a batch begin in one column."""
     problems = load_problems(str(folder / "prosqa_train.json"), answers="texts")
     records = json.loads((folder / "prosqa_train.json").read_text())
     template = Coconut().template(load_tokenizer("bytes"), prompt=PromptConfig(answers="texts"))
-    assert (template.eos_id, template.start_id, template.closing_ids, template.latent_id) == (
-        EOS,
-        START,
-        (END,),
-        LATENT,
-    )
+    ids = (template.eos_id, template.start_id, template.closing_ids, template.latent_id)
+    assert ids == (EOS, START, (END,), LATENT)
     encoded = encode_problems(template, problems)
     recipe = _recipe(c_thought=1, max_latent_stage=6, cot_steps=5, stage_steps=5, final_steps=15)
     plan = recipe.phases(encoded, 6)
@@ -139,26 +129,6 @@ def test_rows_of_sentences_are_the_published_ones(folder, stage):
     batch = recipe.batch(encoded, plan[stage], 3, 1, 7, (longest,), recipe.slots(encoded, plan[stage]))
     examples = [_published_sentences(records[i], stage, 6) for i in batch_indices(1, 3, len(encoded), 7)]
     assert [_row(batch, row, LATENT) for row in range(7)] == examples
-    # The published collator: left to where the thoughts begin, then right, with eos.
-    begin = max(ids.index(START) for ids, _ in examples)
-    left = [begin - ids.index(START) for ids, _ in examples]
-    ids = _right_padded([[EOS] * n + ids for n, (ids, _) in zip(left, examples, strict=True)], EOS)
-    labels = _right_padded([[IGNORED] * n + labels for n, (_, labels) in zip(left, examples, strict=True)], IGNORED)
-    positions = _right_padded([[0] * n + [*range(len(row))] for n, (row, _) in zip(left, examples, strict=True)], 0)
-    valid, latents = np.asarray(batch.prompts.valid), int(batch.latents[0])
-    prompts = np.asarray(batch.prompts.tokens)[:, longest - begin - 1 :]
-    suffix = batch.suffix
-    ours = np.concatenate([prompts, np.full((7, latents), LATENT), suffix.tokens, np.full((7, 1), EOS)], axis=1)
-    for row, (example, _) in enumerate(examples):  # the last token is a target alone
-        ours[row, left[row] + len(example) - 1] = EOS
-    np.testing.assert_array_equal(ours[:, : ids.shape[1]], ids)
-    assert (ours[:, ids.shape[1] :] == EOS).all()
-    targets = np.where(suffix.weights > 0, suffix.targets, IGNORED)
-    width = labels.shape[1] - begin - 1 - latents - 1
-    np.testing.assert_array_equal(labels[:, : begin + 1 + latents + 1], IGNORED)
-    np.testing.assert_array_equal(targets[:, :width], labels[:, begin + 1 + latents + 1 :])
-    ours = np.cumsum(valid, axis=1) - 1  # as `policy.rollout.encode_prompts` counts
-    np.testing.assert_array_equal(np.where(valid, ours, 0)[:, longest - begin - 1 :], positions[:, : begin + 1])
 
 
 def test_answers_are_sentences_judged_as_published():
@@ -166,14 +136,12 @@ def test_answers_are_sentences_judged_as_published():
 
     Beside that, capitals and the period at the end make no difference here.
     """
-    answer, said = (
-        "Tom is a zumpus.",
-        ["Tom is a zumpus.", "Tom is a zumpu.", "Tom is a zumpus. Tom", "Tom a zumpus.", ""],
-    )
-    texts = [f"### {text}" for text in said] + [f"Every a is a b.\n### {said[0]}", "### x ### Tom is a zumpus. "]
+    answer = "Tom is a zumpus."
+    texts = [f"### {text}" for text in (answer, "Tom is a zumpu.", "Tom is a zumpus. Tom", "")]
+    texts += [f"Every a is a b.\n### {answer}", "### x ### Tom is a zumpus. "]
     published = [text.split("#")[-1].replace(",", "").strip() == answer for text in texts]
     judged = are_right([parse_completion(text, "texts") for text in texts], [answer] * len(texts), "texts")
-    assert judged == published == [True, False, False, False, False, True, True]
+    assert judged == published == [True, False, False, False, True, True]
 
 
 # Graphs: stokenizer.py of Ber666/reasoning-by-superposition, but for its unused last token.
@@ -235,12 +203,21 @@ def test_rows_of_graphs_are_the_published_ones(graphs, stage):
     assert kinds == ({False} if stage < 3 else {False, True} if stage == 3 else {True})
 
 
-def test_whatever_is_drawn_is_drawn_anew_each_time(graphs):
-    """Orders of the edges and ends, and nodes of a step that has two, each as likely; stages by `mix`."""
+def test_whatever_is_drawn_is_drawn_anew_each_time(folder, graphs):
+    """Orders of the edges and ends, and nodes of a step that has two, each as likely; stages by `mix`.
+
+    What is read, where the target comes first, is shuffled alike each time.
+    """
     encoded, records = graphs
+    assert encoded.problems == tuple(load_problems(str(folder / "prosqa_train_graph_4_coconut.json"), fields=GRAPHS))
+    assert [each.answer for each in encoded.problems] == [str(record["target"]) for record in records]
+    pairs = list(zip(map(_told, encoded.prompts), records, strict=True))
+    assert 4 < sum(ends[0] == record["target"] for (_, ends), record in pairs) < 20
+    assert all(list(map(list, edges)) != record["edges"] for (edges, _), record in pairs)
+
     recipe = _graph_recipe(mix=0.5)
     phase, place = recipe.phases(encoded, 4)[3], next(i for i, r in enumerate(records) if len(r["neighbor_k"]["1"]) > 1)
-    one, hops = encoded.subset([place]), len(records[place]["steps"])
+    one, record = encoded.subset([place]), records[place]
     first, orders, nodes, stages = Counter(), set(), Counter(), Counter()
     for step in range(300):
         batch = recipe.batch(one, phase, step, 0, 2, (64,), recipe.slots(one, phase))
@@ -249,38 +226,20 @@ def test_whatever_is_drawn_is_drawn_anew_each_time(graphs):
             orders.add(tuple(edges))
             first[ends[0]] += 1
             stages[int(batch.latents[row])] += 1
-            if batch.latents[row] == 0:
-                nodes[int(batch.nodes[row])] += 1
+            nodes[int(batch.nodes[row])] += int(batch.latents[row] == 0)
     assert len(orders) > 550
-    assert set(first) == {records[place]["target"], records[place]["neg_target"]}
+    assert set(first) == {record["target"], record["neg_target"]}
     assert min(first.values()) > 230  # of 600, by chance 300: five standard errors
-    assert set(nodes) == set(records[place]["neighbor_k"]["1"])
-    assert min(nodes.values()) / nodes.total() > 0.2
-    own = min(3, hops)
-    assert set(stages) == set(range(own + 1))
+    assert min(nodes[node] for node in record["neighbor_k"]["1"]) / stages[0] > 0.2
+    own = min(3, len(record["steps"]))
     shares = np.array([stages[s] for s in range(own + 1)]) / 600
     np.testing.assert_allclose(shares, [0.5 / (own + 1)] * own + [0.5 + 0.5 / (own + 1)], atol=0.08)
     again = [recipe.batch(one, phase, 7, 0, 2, (64,), recipe.slots(one, phase)) for _ in range(2)]
     jax.tree.map(np.testing.assert_array_equal, *again)
 
 
-def test_what_is_read_is_shuffled_alike_each_time(folder, graphs):
-    """In the file the target's edges and the target come first."""
-    encoded, records = graphs
-    again = load_problems(str(folder / "prosqa_train_graph_4_coconut.json"), fields=GRAPHS)
-    assert encoded.problems == tuple(again)
-    first = [_told(prompt)[1][0] == record["target"] for prompt, record in zip(encoded.prompts, records, strict=True)]
-    assert 4 < sum(first) < 20
-    assert all(
-        [*map(list, _told(prompt)[0])] != record["edges"]
-        for prompt, record in zip(encoded.prompts, records, strict=True)
-    )
-    assert [each.answer for each in again] == [str(record["target"]) for record in records]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("rate", [0.0, 0.2])
-def test_loss_is_the_slow_loop_s(rate):
+def test_loss_is_the_slow_loop_s():
     """Rows that say a node after 0 and 3 latents, and rows that answer."""
     rows = imitation_batch()
     answers = np.array([True, False, True, False])
@@ -289,7 +248,7 @@ def test_loss_is_the_slow_loop_s(rate):
         rows.prompts, np.array([2, 0, 1, 3], np.int32), rows.suffix._replace(weights=weights), rows.index,
         nodes=np.array([0, 4, 0, 6], np.int32),
     )  # fmt: skip
-    params, policy = small_params(), IMITATION.having(dropout_rate=rate)
+    params, policy = small_params(), IMITATION.having(dropout_rate=0.2)
     loss_fn = _graph_recipe().loss_of(policy)
     (loss, sums), grads = compiled(jax.value_and_grad(loss_fn, has_aux=True))(params, batch, jax.random.key(5))
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(grads["reasoner"]))
@@ -315,42 +274,43 @@ def _slow(params, batch, policy, key) -> float:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    "change",
     [
-        ({"neighbor_k": None}, "record 1: field 'neighbor_k' holds 'None'; write {\"1\": [9, 5], .., \"4\": [TARGET]}"),
-        ({"neighbor_k": {"1": [1], "2": []}}, "record 1: field 'neighbor_k' holds "),
-        ({"neighbor_k": {"1": [1], "2": [30]}}, "record 1: field 'neighbor_k' holds "),
-        ({"neighbor_k": {"0": [0]}}, "record 1: field 'neighbor_k' holds "),
-        (
-            {"edges": []},
-            "record 1: field 'edges' holds '[]'; write [[0, 2], [1, 3], ..], or leave out config.data",
-        ),
-        ({"edges": [[0, 1, 2]]}, "record 1: field 'edges' holds "),
-        ({"edges": [[0, -1]]}, "record 1: field 'edges' holds "),
-        ({"root": "Tom"}, "record 1: field 'root' holds 'Tom'; write the number of a node"),
+        {"neighbor_k": None}, {"neighbor_k": {"1": [1], "2": []}}, {"neighbor_k": {"1": [1], "2": [30]}},
+        {"neighbor_k": {"0": [0]}}, {"edges": []}, {"edges": [[0, 1, 2]]}, {"edges": [[0, -1]]}, {"root": "Tom"},
     ],
-)
-def test_another_layout_is_one_line(folder, tmp_path, change, said):
+)  # fmt: skip
+def test_another_layout_is_one_line(folder, tmp_path, change):
     record = json.loads((folder / "prosqa_test_graph_4_coconut.json").read_text())[0] | change
     (tmp_path / "x.json").write_text(json.dumps([record]))
-    with pytest.raises(UserError, match=re.escape(said)) as caught:
+    ((field, _),) = change.items()
+    with pytest.raises(UserError, match=rf"record 1: field '{field}' holds .*; write .*$"):
         load_problems(str(tmp_path / "x.json"), fields=GRAPHS)
-    assert "\n" not in str(caught.value)
 
 
-def test_sentences_are_no_graph(folder):
-    with pytest.raises(UserError, match=r"prosqa_test.json, record 1: field 'neighbor_k' is missing; write"):
-        load_problems(str(folder / "prosqa_test.json"), fields=GRAPHS)
+def test_what_is_no_graph_is_one_line(folder, graphs):
+    encoded, sentences = graphs[0], load_problems(str(folder / "prosqa_train.json"), answers="texts")
+    plain = encode_problems(Coconut().template(load_tokenizer("bytes")), sentences)
+    bare = encode_problems(encoded.template, [type(sentences[0])("0 2 | 1 3 4 [Q] 2 3 [R] 0", ("2",), "2")])
+    config = _config("graph")
+    config.gate.enabled = True
 
+    def small():
+        encode_problems(Coconut().template(load_tokenizer("nodes:3"), prompt=GRAPH_PROMPT), encoded.problems)
 
-def test_a_node_beyond_the_vocabulary_is_one_line(graphs):
-    template = Coconut().template(load_tokenizer("nodes:3"), prompt=GRAPH_PROMPT)
-    with pytest.raises(UserError, match=r"\| .*: the tokenizer doesn't know '\d+'.*, or another config.tokenizer$"):
-        encode_problems(template, graphs[0].problems)
-    with pytest.raises(
-        UserError, match=r"config.tokenizer: nodes:all: the largest node is missing; write e.g. nodes:30"
-    ):
-        load_tokenizer("nodes:all")
+    for refused, said in (
+        (lambda: load_problems(str(folder / "prosqa_test.json"), fields=GRAPHS), "'neighbor_k' is missing; write"),
+        (small, r": the tokenizer doesn't know '\d+'.*, or another config.tokenizer$"),
+        (lambda: load_tokenizer("nodes:all"), "nodes:all: the largest node is missing; write e.g. nodes:30"),
+        (lambda: _graph_recipe().phases(plain, 4), "frontier is for graphs; set config.data.fields.question"),
+        (lambda: _graph_recipe().phases(bare, 4), "config.data.train: a question is no `0 2"),
+        (lambda: Coconut().template(load_tokenizer("nodes:30"), prompt=PromptConfig(closing="[A]")),
+         "config.prompt.format: takes the place of COCONUT's markers together with"),
+        (lambda: check(config), "config.evaluate.by_steps: True, but the gate says when a thought ends"),
+        (lambda: _config("words"), "no such model; give sentences or graph"),
+    ):  # fmt: skip
+        with pytest.raises(UserError, match=said):
+            refused()
 
 
 def test_the_tokenizer_is_the_published_one():
@@ -359,36 +319,10 @@ def test_the_tokenizer_is_the_published_one():
     assert tokenizer.pad_token_id == tokenizer.eos_token_id == 38
 
 
-def test_frontier_is_for_graphs_alone(folder, graphs):
-    sentences = load_problems(str(folder / "prosqa_train.json"), answers="texts")
-    plain = encode_problems(Coconut().template(load_tokenizer("bytes")), sentences)
-    with pytest.raises(
-        UserError, match=r"config.imitate.recipe: frontier is for graphs; set config.data.fields.question"
-    ):
-        _graph_recipe().phases(plain, 4)
-    template = graphs[0].template
-    bare = encode_problems(template, [type(sentences[0])("0 2 | 1 3 4 [Q] 2 3 [R] 0", ("2",), "2")])
-    with pytest.raises(UserError, match=r"config.data.train: a question is no `0 2"):
-        _graph_recipe().phases(bare, 4)
-
-
-def test_coconut_takes_format_and_closing_together():
-    with pytest.raises(UserError, match=r"config.prompt.format: takes the place of COCONUT's markers together with"):
-        Coconut().template(load_tokenizer("nodes:30"), prompt=PromptConfig(closing="[A]"))
-
-
-def test_by_steps_needs_thoughts_without_a_gate():
-    config = _config("graph")
-    config.gate.enabled = True
-    with pytest.raises(UserError, match=r"config.evaluate.by_steps: True, but the gate says when a thought ends"):
-        check(config)
-
-
 def test_published_settings():
     """args/prosqa_coconut.yaml on 4 devices; args/prosqa_coconut_2l_8h_768d.yaml on 2, and its model's file."""
     words, graph = (check(_config(which)) for which in ("sentences", "graph,there"))
-    epoch = 140  # 17,886 problems by 4 x 32
-    own = words.imitate
+    epoch, own = 140, words.imitate  # 17,886 problems by 4 x 32
     assert (own.c_thought, own.max_latent_stage, own.final_latents, words.max_latents) == (1, 6, "published", 6)
     assert (own.cot_steps, own.stage_steps) == (5 * epoch, 5 * epoch)
     assert own.cot_steps + 6 * own.stage_steps + own.final_steps == 50 * epoch
@@ -397,16 +331,13 @@ def test_published_settings():
         assert (each.name, each.learning_rate, each.weight_decay, each.decay_vectors) == ("adamw", 1e-4, 0.01, True)
         assert (each.clip_norm, each.schedule, each.warmup_steps) == (None, "constant", 0)
     assert (words.init, words.data.train) == ("openai-community/gpt2", "data/prosqa_train.json")
-    epoch, own = 58, graph.imitate  # 14,785 problems by 2 x 128
+    epoch, own, model = 58, graph.imitate, graph.model  # 14,785 problems by 2 x 128
     assert (own.recipe, own.c_thought, own.max_latent_stage, graph.max_latents) == ("frontier", 1, 4, 4)
     assert own.cot_steps == own.stage_steps == 25 * epoch
     assert own.cot_steps + 4 * own.stage_steps + own.final_steps == 300 * epoch
     assert (own.batch_size, own.reset_optimizer, own.mix, own.dropout) == (256, False, 0.1, 0.1)
-    model = graph.model
     assert (model.n_layer, model.n_head, model.n_embd, model.n_positions) == (2, 8, 768, 1024)
     assert graph.data.eval["prosqa"] == "there/prosqa_test_graph_4_coconut.json"
-    with pytest.raises(UserError, match="no such model; give sentences or graph"):
-        _config("words")
 
 
 TINY = ("n_layer=1", "n_head=2", "n_embd=16")
@@ -426,8 +357,7 @@ def test_both_train_and_are_evaluated(folder, tmp_path, which, changes):
     flags += [f"--config.model.{each}" for each in TINY] + [f"--config.imitate.{each}" for each in SHORT]
     flags += ["--config.evaluate.samples=0", "--config.imitate.optimizer.learning_rate=1e-2"]
     config = f"--config={ROOT / 'configs' / 'prosqa.py'}:{which},{folder}"
-    done = run(config, "--workdir=work", *flags, folder=tmp_path)
-    assert done.status == 0, done.stderr[-3000:]
+    run(config, "--workdir=work", *flags, folder=tmp_path)
     work = tmp_path / "work"
     losses = [json.loads(line) for line in (work / "metrics.jsonl").read_text().splitlines()]
     losses = [row["loss"] for row in losses if "loss" in row]

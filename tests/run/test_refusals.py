@@ -1,6 +1,7 @@
 """Bad input ends in one line with the key or file and the remedy, before any work.
 
 `golden/refusals.txt` has commands, each above what it says; `python tests/run/test_refusals.py` writes the latter anew.
+`CHECKED` has settings that the checkpoint, the problems or a method refuse.
 """
 
 import hashlib
@@ -17,7 +18,13 @@ if __name__ == "__main__":
     import conftest  # noqa: F401 - the variables that jax reads
 from asked import workdir
 from refused import refusal
-from small_run import new_folder
+from small_run import load_config, new_folder
+
+from slpo_jax.config.validate import check
+from slpo_jax.errors import UserError
+from slpo_jax.rewards.reward import REWARDS
+from slpo_jax.run.experiment import build
+from slpo_jax.run.plan import check_stages
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "refusals.txt"
 LINES = GOLDEN.read_text(encoding="utf-8").splitlines()
@@ -80,6 +87,69 @@ def test_one_line_and_nothing_else(command, folder):
     before = _digest(folder)
     assert _said(command, folder) == TABLE[command].strip()
     assert _digest(folder) == before
+
+
+BEST_OF_N = {"gate.enabled": False, "stages": ("imitate", "best_of_n")}
+LATENT_RM = {
+    "gate.enabled": False,
+    "stages": ("imitate", "latent_rm", "evaluate"),
+    "imitate.control": False,
+    "evaluate.scorers": ("latent_rm",),
+    "evaluate.samples": 4,
+    "evaluate.beams": 2,
+    "evaluate.candidates": 2,
+}
+IN_WORDS = {"reasoner": "text_gpt2", "gate.enabled": False, "imitate.c_thought": 0, "stages": ("imitate",)}
+SOFT = {"latent_policy.name": "soft"}
+COLD = IN_WORDS | SOFT | {"latent_policy.soft.cold_entropy": 0.01}
+CUT = "problem 0 takes 3 tokens with its end, more than config."
+# What further settings and data of the small config are refused with: the line's beginning, and what else it says.
+CHECKED = [
+    ({"stages": ("imitate",), "max_answer_tokens": 2}, "data.train: the answer of ", f"{CUT}max_answer_tokens (2); "),
+    ({"stages": ("cold_start",), "max_answer_tokens": 2}, "data.train: the answer of ", CUT),
+    ({"evaluate.max_answer_tokens": 2}, "data.eval.made: the answer of ", f"{CUT}evaluate.max_answer_tokens (2); "),
+    ({"stages": ("imitate", "cold_start"), "evaluate.max_answer_tokens": 2}, "data.valid: the answer of ", CUT),
+    (BEST_OF_N | {"gate.enabled": True}, "stages: best_of_n stops by the gate", "put cold_start before it"),
+    (BEST_OF_N | {"gate.enabled": True, "stages": ("best_of_n",)}, "stages: best_of_n stops by the gate", ""),
+    (BEST_OF_N | {"best_of_n.scorer": "gate"}, "best_of_n.scorer: gate asks the gate", ""),
+    (BEST_OF_N | {"best_of_n.scorer": "latent_rm"}, "best_of_n.scorer: 'latent_rm' is not valid; give one of", ""),
+    (BEST_OF_N | {"reward": "mine"}, "stages: best_of_n verifies on the device", ""),
+    (BEST_OF_N | {"best_of_n.batch_size": 5}, "best_of_n.batch_size: 5 is not a multiple of", ""),
+    (LATENT_RM | {"stages": ("imitate", "evaluate")}, "evaluate.scorers: latent_rm has parameters of its own", ""),
+    (LATENT_RM | {"stages": ("imitate", "evaluate"), "evaluate.scorers": ()}, "evaluate.beams: 2, and latent_rm", ""),
+    (LATENT_RM | {"latent_rm.latents": 100}, "latent_rm.latents: 100 are more than config.max_latents (3); lower", ""),
+    (LATENT_RM | {"dropout.rate": 0.0}, "latent_rm.dropout: without noise all thoughts of a", ""),
+    (LATENT_RM | {"latent_rm.after": "slpo"}, "latent_rm.after: slpo is not in", ""),
+    (LATENT_RM | {"evaluate.scorers": ("gate",)}, "evaluate.scorers: gate asks the gate, and config.gate", ""),
+    (IN_WORDS | SOFT | {"latent_policy.soft.end_text": "how many"}, "latent_policy.soft.end_text: 'how many' is 2 t",
+     "('<unk>', 'many'); give a text that is one"),
+    (IN_WORDS | {"latent_policy.name": "gumbel", "latent_policy.gumbel.end_text": "zebra"},
+     "latent_policy.gumbel.end_text: 'zebra' is no token of this tokenizer", "give a text that is one"),
+    (COLD | {"latent_policy.soft.cold_steps": 1}, "latent_policy.soft.cold_entropy: 0.01", "feeds end_text; give that"),
+    (COLD | {"latent_policy.soft.end_text": "has", "latent_policy.soft.cold_steps": 4},
+     "latent_policy.soft.cold_steps: 4 steps in a row are more than config.max_latents (3)", "lower it"),
+    ({"latent_policy.name": "hybrid"}, "latent_policy.hybrid: ", "coconut_gpt2 thinks in latents; use text_gpt2"),
+    (IN_WORDS | {"latent_policy.name": "hybrid", "max_latents": 0}, "max_latents: 0, but", "give at least 1"),
+    ({"imitate.lora.rank": 2}, "imitate.control: True, which trains the reasoner's parameters alone", "set it to Fa"),
+    ({"imitate.max_tokens": 3, "stages": ("imitate",)}, "imitate.max_tokens: 3 leaves no problem", ""),
+    ({"imitate.recipe": "icot", "imitate.c_thought": 0, "max_latents": 0, "gate.enabled": False, "imitate.cot_steps": 4,
+      "imitate.final_steps": 18, "imitate.control": False, "stages": ("imitate",), "imitate.icot.tokens_per_epoch": 6},
+     "imitate.final_steps: 18, but iCoT drops the last token after 18 steps", ""),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("changes", "begins", "says"), CHECKED)
+def test_one_line_before_the_first_stage(changes, begins, says, tmp_path, cpu_devices, monkeypatch):
+    monkeypatch.setitem(REWARDS, "mine", lambda question, reference, text: float(len(text)))
+    config = load_config()
+    config.update_from_flattened_dict(changes)
+    with pytest.raises(UserError) as caught:
+        check_stages(build(check(config), tmp_path / "work"))
+    line = str(caught.value)
+    assert line.startswith(f"config.{begins}")
+    assert says in line
+    assert ("\n" in line, len(line) < 300) == (False, True)
+    assert not (tmp_path / "work" / "checkpoints").exists()
 
 
 if __name__ == "__main__":

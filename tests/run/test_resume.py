@@ -1,70 +1,23 @@
 """A run that was interrupted, anywhere and in any way, ends as one that was not."""
 
-import functools
 import os
 import signal
-from types import SimpleNamespace
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from same_run import checkpoint_of, rows_of
+from imitation import Crash, crash, fake_steps
+from same_run import assert_same, checkpoint_of, rows_of
 from small_run import load_config, train
 
 from slpo_jax.config import read_config
-from slpo_jax.io.mesh import replicate
-from slpo_jax.run import imitate, rl
 from slpo_jax.run import stage as stage_module
-from slpo_jax.run.experiment import Experiment, build
-from slpo_jax.training import loop, rollout_update
-from slpo_jax.training.optimizer import make_optimizer
+from slpo_jax.run.experiment import build
+from slpo_jax.training import loop
 
 pytestmark = pytest.mark.usefixtures("cpu_devices")
 BUMPY = (0.1, 0.5, 0.4, 0.7, 0.6, 0.7, 0.2, 0.3)  # validation accuracies, by evaluation
-
-
-class Crash(Exception):
-    """Stands for a kill: nothing is cleaned up."""
-
-
-@functools.cache
-def _update_of(optimizer):
-    """(state, trained part of its parameters, a number) -> the state after an update by gradients of this number."""
-
-    @jax.jit
-    def update(state, part, number):
-        grads = jax.tree.map(lambda p: jnp.full_like(p, number), part)
-        updates, opt_state = optimizer.update(grads, state.opt_state, part)
-        params = {**state.params, **optax.apply_updates(part, updates)}
-        state = state.replace(step=state.step + 1, params=params, opt_state=opt_state)
-        return state, optax.tree.norm(params)
-
-    return update
-
-
-def _step_without_a_model(record):
-    """What stands for `make_train_step`: its steps read all that a real one reads, and write all that it writes."""
-
-    def make_train_step(loss_fn, optimizer, trained, layout, stream, micro_batches=1, schedule=None):
-        @jax.transfer_guard("allow")
-        def step(state, batch):
-            now = (stream, int(state.step))
-            record["steps"].append(now)
-            if record["at"] == now:
-                record["at"] = None
-                record["what"]()
-            data = float(np.sum(np.asarray(batch.index) * np.arange(1, len(batch.index) + 1)))
-            part = {name: state.params[name] for name in trained}
-            key = float(np.asarray(jax.random.key_data(state.key)).astype(np.float32).sum())
-            state, width = _update_of(optimizer)(state, part, np.float32(np.sin(data + now[1] + key)))
-            accuracy = {"accuracy": np.float32(abs(np.sin(now[1])))} if record["learns"] else {}
-            return state, {"loss": jnp.float32(data), "width": width, **accuracy}
-
-        return step
-
-    return make_train_step
 
 
 def _accuracy(experiment, params, stopping, rule):
@@ -74,19 +27,11 @@ def _accuracy(experiment, params, stopping, rule):
 
 @pytest.fixture(scope="module", autouse=True)
 def record():
-    """Stages without models. `steps`: the (stream, step) taken; at the (stream, step) `at`, `what` happens."""
-    record = {"steps": [], "at": None, "what": lambda: None, "learns": False}
-    # A vector a part is all that these steps need.
+    """Stages without models; a vector a part is all that their steps need."""
     tiny = {"reasoner": {"w": jnp.arange(3.0)}, "gate": {"w": jnp.ones(2)}}
     with pytest.MonkeyPatch.context() as patch:
-        for module in (imitate, stage_module, rollout_update):
-            patch.setattr(module, "make_train_step", _step_without_a_model(record))
-        for module in (imitate, stage_module, rl):
-            patch.setattr(module, "make_optimizer", functools.cache(make_optimizer))  # for `_update_of`
         patch.setattr(stage_module, "validation_accuracy", _accuracy)
-        for name in ("initial_params", "abstract_params"):
-            patch.setattr(Experiment, name, lambda self, *_: replicate(tiny, self.mesh))
-        yield record
+        yield fake_steps(patch, tiny, lambda batch: np.asarray(batch.index) * np.arange(1, len(batch.index) + 1))
 
 
 @pytest.fixture
@@ -110,11 +55,6 @@ def _config(**changes):
     return config
 
 
-def _seldom():
-    """As `_config`, with a checkpoint at the end of a stage alone, and a row a step."""
-    return _config(checkpoint_every=100, log_every=1)
-
-
 def _run(workdir, config=None):
     experiment = build(read_config(config or _config()), workdir)
     try:
@@ -131,82 +71,71 @@ def _result(workdir):
 def _assert_same(ours, theirs):
     assert ours[0] == theirs[0]
     for stage, leaves in theirs[1].items():
-        assert ours[1][stage].keys() == leaves.keys()
-        for path, leaf in leaves.items():
-            np.testing.assert_array_equal(ours[1][stage][path], leaf, err_msg=f"{stage}{path}")
+        assert_same(ours[1][stage], leaves)
 
 
 @pytest.fixture(scope="module")
-def whole_workdir(record, tmp_path_factory):
-    """The workdir of a run that nobody interrupted."""
+def whole(record, tmp_path_factory):
+    """What a run leaves that nobody interrupted."""
     workdir = tmp_path_factory.mktemp("whole")
     _run(workdir)
-    return workdir
-
-
-@pytest.fixture(scope="module")
-def whole(whole_workdir):
-    return _result(whole_workdir)
+    return _result(workdir)
 
 
 @pytest.mark.slow
-def test_a_whole_run_takes_each_step_once(fake, tmp_path):
-    _run(tmp_path, _seldom())
+def test_a_whole_run_takes_each_step_once_and_its_last_has_a_row(fake, tmp_path):
+    _run(tmp_path, _config(checkpoint_every=100, log_every=4))
     expected = [("imitate", n) for n in range(9 + 6)] + [("cold_start", n) for n in range(7)]
     assert fake["steps"] == expected + [("rl", n) for n in range(6)]
-    logged = [(row["stage"], row["step"]) for row in rows_of(tmp_path) if "loss" in row]
-    totals = {"imitate": range(1, 10), "imitate_control": range(10, 16), "cold_start": range(1, 8), "slpo": range(1, 7)}
-    assert logged == [(stage, step) for stage, steps in totals.items() for step in steps]
-
-
-@pytest.mark.slow
-def test_the_last_step_of_a_stage_has_a_row(fake, tmp_path):
-    config = _seldom()
-    config.log_every = 4
-    _run(tmp_path, config)
     logged = [(row["stage"], row["step"]) for row in rows_of(tmp_path) if "loss" in row]
     totals = {"imitate": (4, 8, 9), "imitate_control": (12, 15), "cold_start": (4, 7), "slpo": (4, 6)}
     assert logged == [(stage, step) for stage, steps in totals.items() for step in steps]
 
 
 @pytest.mark.slow
-def test_optimizer_is_reset_at_every_phase(fake, tmp_path):
-    def count(workdir, stage):
-        (leaf,) = {int(v) for path, v in checkpoint_of(workdir, stage).items() if "rest" in path and "count" in path}
-        return leaf
-
-    _run(tmp_path / "reset", _seldom())
-    assert (count(tmp_path / "reset", "imitate"), count(tmp_path / "reset", "imitate_control")) == (5, 11)
-    config = _seldom()
-    config.imitate.reset_optimizer = False
-    _run(tmp_path / "kept", config)
-    assert (count(tmp_path / "kept", "imitate"), count(tmp_path / "kept", "imitate_control")) == (9, 15)
+@pytest.mark.parametrize(("reset", "counts"), [(True, (5, 11)), (False, (9, 15))])
+def test_optimizer_is_reset_at_every_phase(fake, tmp_path, reset, counts):
+    config = _config(stages=("imitate",))
+    config.imitate.reset_optimizer = reset
+    _run(tmp_path, config)
+    found = [checkpoint_of(tmp_path, stage) for stage in ("imitate", "imitate_control")]
+    assert [{int(v) for path, v in each.items() if "rest" in path and "count" in path} for each in found] == [
+        {count} for count in counts
+    ]
 
 
 def _terminate():
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _crash():
-    raise Crash
+def _cut(fake, at, workdir, config=None, what=crash):
+    """A run in which this happens at the (stream, step) `at`; what it ends with."""
+    fake.update(at=at, what=what)
+    with pytest.raises(Crash if what is crash else SystemExit) as ended:
+        _run(workdir, config)
+    assert fake["at"] is None
+    return ended.value
 
 
 STOPS = [("imitate", n) for n in (0, 3, 4, 8, 9, 12)] + [("cold_start", n) for n in (1, 3, 5, 6)] + [("rl", 5)]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", [_terminate, _crash])
+@pytest.mark.parametrize("what", [_terminate, crash])
 def test_interrupted_anywhere(fake, whole, tmp_path, what):
-    """One after the other, in one workdir: at each of these steps the run is stopped and started again."""
+    """One after the other, in one workdir: at each of these steps the run is stopped and started again.
+
+    A kill may leave a torn line.
+    """
     for at in STOPS:
-        fake.update(at=at, what=what)
-        with pytest.raises(SystemExit if what is _terminate else Crash) as stopped:
-            _run(tmp_path / "cut")
+        ended = _cut(fake, at, tmp_path, what=what)
         if what is _terminate:
-            assert stopped.value.code == 128 + signal.SIGTERM
-        assert fake["at"] is None
-    _run(tmp_path / "cut")
-    _assert_same(_result(tmp_path / "cut"), whole)
+            assert ended.code == 128 + signal.SIGTERM
+        else:
+            with (tmp_path / "metrics.jsonl").open("a") as file:
+                file.write('{"step": 5, "sta')
+    _run(tmp_path)
+    _assert_same(_result(tmp_path), whole)
     if what is _terminate:  # it saves before it leaves, so no step is taken twice
         assert len(fake["steps"]) == len(set(fake["steps"])) == 9 + 6 + 7 + 6
 
@@ -229,7 +158,7 @@ def _learned():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", [_terminate, _crash])
+@pytest.mark.parametrize("what", [_terminate, crash])
 def test_stages_end_when_they_are_learned_wherever_the_run_is_cut(fake, monkeypatch, tmp_path, what):
     """In the middle of a window, at the end of a stage and after it, and in the control, which goes on from there.
 
@@ -245,30 +174,18 @@ def test_stages_end_when_they_are_learned_wherever_the_run_is_cut(fake, monkeypa
         ("imitate_no_thought", n) for n in (3, 6, 9, 12, 15, 17)
     ]
     for at in (0, 1, 6, 9, 10, 11, 12, 14, 16, 17, 20):
-        fake.update(at=("imitate", at), what=what)
-        with pytest.raises(SystemExit if what is _terminate else Crash):
-            _run(tmp_path / "cut", _learning(2))
+        _cut(fake, ("imitate", at), tmp_path / "cut", _learning(2), what)
+    _run(tmp_path / "cut", _learning(2))
     _run(tmp_path / "cut", _learning(2))
     assert rows_of(tmp_path / "cut") == rows_of(tmp_path / "whole")
     for stage, step in (("imitate", 17), ("imitate_control", 23)):
         ours, theirs = (checkpoint_of(tmp_path / name, stage) for name in ("cut", "whole"))
         assert ours["step"] == step
-        jax.tree.map(np.testing.assert_array_equal, ours, theirs)
+        assert_same(ours, theirs)
 
 
 @pytest.mark.slow
-def test_a_torn_line_is_dropped(fake, whole, tmp_path):
-    fake.update(at=("imitate", 5), what=_crash)
-    with pytest.raises(Crash):
-        _run(tmp_path / "cut")
-    with (tmp_path / "cut" / "metrics.jsonl").open("a") as file:
-        file.write('{"step": 5, "sta')
-    _run(tmp_path / "cut")
-    _assert_same(_result(tmp_path / "cut"), whole)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("every", [1, 2, 7])
+@pytest.mark.parametrize("every", [1, 7])
 def test_the_cold_start_leaves_the_best_gate(fake, monkeypatch, tmp_path, every):
     """Also where a checkpoint of its last step was there before the choice was made."""
     accuracies = iter((0.2, 0.7, 0.7, 0.3))
@@ -282,21 +199,13 @@ def test_the_cold_start_leaves_the_best_gate(fake, monkeypatch, tmp_path, every)
     assert checkpoint_of(tmp_path, "cold_start")["step"] == 7
 
 
-def test_of_equally_good_parameters_the_earlier_are_kept(monkeypatch, tmp_path):
-    monkeypatch.setattr(stage_module, "StageCheckpoints", lambda *_, **how: pytest.fail("the later were saved"))
-    best = {"accuracy": 0.5, "step": 2}
-    assert stage_module.keep_if_better(tmp_path, SimpleNamespace(step=4), 0.5, best) == best | {"evaluated": 4}
-
-
 @pytest.mark.slow
 def test_an_objective_leaves_its_best_if_asked_to(fake, tmp_path):
     """And the same if it was killed after the best validation."""
     config = _config()
     config.rl.update(evaluate_every=2, steps=10)
     _run(tmp_path / "whole", config)
-    fake.update(at=("rl", 7), what=_crash)
-    with pytest.raises(Crash):
-        _run(tmp_path / "cut", config)
+    _cut(fake, ("rl", 7), tmp_path / "cut", config)
     _run(tmp_path / "cut", config)
     _assert_same(_result(tmp_path / "cut"), _result(tmp_path / "whole"))
     rows = [row for row in rows_of(tmp_path / "cut") if row["stage"] == "slpo" and "valid_accuracy" in row]
@@ -311,7 +220,7 @@ def test_an_objective_leaves_its_best_if_asked_to(fake, tmp_path):
 @pytest.mark.slow
 def test_the_cold_start_gives_up_in_time(fake, monkeypatch, tmp_path):
     monkeypatch.setattr(stage_module, "validation_accuracy", lambda *_: 0.5)  # never better than the first
-    config = _seldom()
+    config = _config(checkpoint_every=100)
     config.cold_start.update(steps=100, patience=3)
     _run(tmp_path, config)
     assert checkpoint_of(tmp_path, "cold_start")["step"] == 2 + 3 * 2
@@ -337,21 +246,9 @@ def test_a_signal_between_the_steps_is_obeyed(fake, whole, monkeypatch, tmp_path
 
 
 @pytest.mark.slow
-def test_finished_stages_are_not_touched(fake, whole, whole_workdir):
-    workdir = whole_workdir
-    before = {path: path.stat().st_mtime_ns for path in (workdir / "checkpoints").rglob("*")}
-    _run(workdir)
-    assert fake["steps"] == []
-    assert {path: path.stat().st_mtime_ns for path in (workdir / "checkpoints").rglob("*")} == before
-    _assert_same(_result(workdir), whole)
-
-
-@pytest.mark.slow
 def test_a_stage_that_never_got_to_a_checkpoint_binds_nobody(fake, tmp_path):
-    fake.update(at=("imitate", 1), what=_crash)
-    with pytest.raises(Crash):
-        _run(tmp_path)
-    config = _seldom()
+    _cut(fake, ("imitate", 1), tmp_path)
+    config = _config(checkpoint_every=100)
     config.imitate.final_steps = 6
     _run(tmp_path, config)
     assert checkpoint_of(tmp_path, "imitate")["step"] == 10
@@ -361,9 +258,7 @@ def test_a_stage_that_never_got_to_a_checkpoint_binds_nobody(fake, tmp_path):
 def test_gates_of_another_try_are_forgotten(fake, tmp_path):
     """A kill before the cold start's first checkpoint, but after a good gate was kept."""
     config = _config(checkpoint_every=100)
-    fake.update(at=("cold_start", 5), what=_crash)
-    with pytest.raises(Crash):
-        _run(tmp_path / "cut", config)
+    _cut(fake, ("cold_start", 5), tmp_path / "cut", config)
     assert (tmp_path / "cut" / "checkpoints" / "cold_start_best").is_dir()
     config.cold_start.optimizer.learning_rate = 0.3
     for workdir in (tmp_path / "cut", tmp_path / "whole"):

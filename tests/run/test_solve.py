@@ -42,7 +42,7 @@ class _Slow:
     tokens: list
 
 
-def _slow(reasoner: str, threshold: float, latents: int | None = None) -> _Slow:
+def _slow(reasoner: str, threshold: float = 0.0, latents: int | None = None) -> _Slow:
     """One unpadded row, every step a fresh full forward of a plain GPT-2, projector and gate in numpy."""
     parts, params = assembled(reasoner), run_params(reasoner)
     template = parts.template
@@ -73,71 +73,45 @@ def _project(params, x):
     return (x * params["norm"]["scale"] + params["norm"]["bias"]).astype(np.float32)
 
 
-def _assert_seen(solution, slow: _Slow, tokenizer, gated: bool = True):
+# The checkpoint and flags of who is asked, what the oracle is told, and what is said of the thought.
+ASKED = {
+    "the gate": ("", {}, {}, "latents, until the gate's stop probability reached"),
+    "a threshold never reached": ("", {"threshold": 1.0}, {"threshold": 1.0},
+                                  "4 latents, the most; the gate's stop probability stayed below 1.0"),
+    "more than the run had": ("checkpoints/cold_start", {"latents": T + 2}, {"latents": T + 2},
+                              "6 latents, a fixed number"),
+    "no thought at all": ("checkpoints/cold_start", {"latents": 0}, {"latents": 0}, "thought   none"),
+    "imitation": ("checkpoints/imitate", {}, {"latents": 2}, "2 latents, a fixed number"),
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ASKED)
+def test_a_thought_is_what_the_slow_oracle_thinks(work, case):
+    """Imitation thinks its own number, and has no gate."""
+    place, flags, told, said = ASKED[case]
+    solver = load_solver(str(work / place), **flags)
+    tokenizer = solver.setup.template.tokenizer
+    slow = _slow(**{"reasoner": solver.setup.config.reasoner, "threshold": solver.rule, **told})
+    assert case != "the gate" or 1 < len(slow.stops) < T, "the gate's threshold must matter in this test"
+    solution, gated = solve(solver, QUESTION), case != "imitation"
     assert len(solution.latents) == len(slow.stops)
     for latent, stop, probability in zip(solution.latents, slow.stops, slow.probabilities, strict=True):
-        if gated:
-            assert latent.stop_probability == pytest.approx(stop, abs=1e-5)
+        assert latent.stop_probability == (pytest.approx(stop, abs=1e-5) if gated else None)
         best = np.argsort(-probability)[:5]
         np.testing.assert_allclose([p for _, p in latent.nearest], probability[best], rtol=1e-3)
-        assert [text.strip(" ") for text, _ in latent.nearest] == [
-            tokenizer.convert_ids_to_tokens(int(i)) for i in best
-        ]
-    if tokenizer.eos_token_id in slow.tokens:
+        names = [tokenizer.convert_ids_to_tokens(int(i)) for i in best]
+        assert [text.strip(" ") for text, _ in latent.nearest] == names
+    assert solution.cut == (tokenizer.eos_token_id not in slow.tokens)
+    if not solution.cut:
         assert solution.text.split() == tokenizer.decode(slow.tokens, skip_special_tokens=True).split()
-
-
-@pytest.mark.slow
-def test_a_thought_is_what_the_slow_oracle_thinks(solver):
-    name = solver.setup.config.reasoner
-    slow = _slow(name, RUN[name])
-    assert 1 < len(slow.stops) < T, "the gate's threshold must matter in this test"
-    solution = solve(solver, QUESTION)
-    _assert_seen(solution, slow, solver.setup.template.tokenizer)
     shown = describe(solver, solution)
-    assert f"{len(slow.stops)} latents, until the gate's stop probability reached {RUN[name]}" in shown
-    rows = shown.splitlines()[-len(slow.stops) :]
-    assert [row.split()[:2] for row in rows] == [[str(t), f"{rho:.2f}"] for t, rho in enumerate(slow.stops, 1)]
+    assert said in shown
+    assert ("\ncut " in shown, "stop" in shown.partition("thought")[2]) == (solution.cut, gated and len(slow.stops) > 0)
+    if gated and slow.stops:
+        rows = [row.split()[:2] for row in shown.splitlines()[-len(slow.stops) :]]
+        assert rows == [[str(t), f"{rho:.2f}"] for t, rho in enumerate(slow.stops, 1)]
     assert max(map(len, shown.splitlines())) <= 100
-
-
-@pytest.mark.slow
-def test_a_threshold_that_is_never_reached(work):
-    high = load_solver(str(work), threshold=1.0)
-    solution = solve(high, QUESTION)
-    assert len(solution.latents) == T
-    assert "4 latents, the most; the gate's stop probability stayed below 1.0" in describe(high, solution)
-
-
-@pytest.mark.slow
-def test_a_fixed_number_may_be_more_than_the_run_had(work):
-    longer = load_solver(str(work / "checkpoints" / "cold_start"), latents=T + 2)
-    name = longer.setup.config.reasoner
-    solution = solve(longer, QUESTION)
-    _assert_seen(solution, _slow(name, 0.0, T + 2), longer.setup.template.tokenizer)
-    assert "6 latents, a fixed number" in describe(longer, solution)
-
-
-@pytest.mark.slow
-def test_no_thought_at_all(work):
-    silent = load_solver(str(work / "checkpoints" / "cold_start"), latents=0)
-    name = silent.setup.config.reasoner
-    solution = solve(silent, QUESTION)
-    assert solution.latents == []
-    _assert_seen(solution, _slow(name, 0.0, 0), silent.setup.template.tokenizer)
-    assert "thought   none" in describe(silent, solution)
-
-
-@pytest.mark.slow
-def test_imitation_thinks_its_own_number_and_has_no_gate(work):
-    imitated = load_solver(str(work / "checkpoints" / "imitate"))
-    assert (imitated.stopping, imitated.rule) == ("length", 2)
-    solution = solve(imitated, QUESTION)
-    assert [latent.stop_probability for latent in solution.latents] == [None, None]
-    _assert_seen(
-        solution, _slow(imitated.setup.config.reasoner, 0.0, 2), imitated.setup.template.tokenizer, gated=False
-    )
-    assert "stop" not in describe(imitated, solution)
 
 
 @pytest.mark.slow
@@ -171,30 +145,19 @@ def test_thoughts_that_an_evaluation_keeps_are_those_of_whom_one_asks(solver):
     for found, question in zip(thought_rows(setup.reward, texts, seen, gated=True), questions, strict=True):
         alone = solve(solver, question)
         assert found["text"] == alone.text
-        assert [latent["stop"] for latent in found["latents"]] == pytest.approx(
-            [latent.stop_probability for latent in alone.latents], abs=1e-4
-        )
         for latent, own in zip(found["latents"], alone.latents, strict=True):
+            assert latent["stop"] == pytest.approx(own.stop_probability, abs=1e-4)
             assert [text for text, _ in latent["nearest"]] == [text for text, _ in own.nearest]
             assert [p for _, p in latent["nearest"]] == pytest.approx([p for _, p in own.nearest], abs=1e-4)
 
 
 @pytest.mark.slow
 def test_a_cut_answer_says_so(work):
-    """The oracle goes on where one token is too few; with the whole budget it depends on whether it wrote an end."""
-    name = RUN.keys() & {load_solver(str(work)).setup.config.reasoner}
-    slow = _slow(*name, RUN[min(name)])
-    eos = assembled(*name).template.eos_id
-    assert slow.tokens[0] != eos
     short = load_solver(str(work), max_answer_tokens=1)
     solution, found = solve(short, QUESTION), vote(short, QUESTION, 3)
     assert (solution.cut, solution.answer) == (True, None)
     assert "cut       at 1 tokens" in describe(short, solution)
     assert f"no answer ({found.cut} cut off)" in describe_vote(short, found, 0)
-    whole = load_solver(str(work))
-    solution = solve(whole, QUESTION)
-    assert solution.cut == (eos not in slow.tokens)
-    assert ("\ncut " in describe(whole, solution)) == solution.cut
 
 
 def test_a_vote_without_answers_is_shown(solver):
@@ -218,7 +181,7 @@ def test_an_export_is_asked_like_the_checkpoint(work, solver, tmp_path):
     )
 
 
-def test_settings_of_the_stage_go_before_those_of_the_workdir(work, tmp_path):
+def test_settings_of_the_stage_go_before_those_of_the_workdir(work):
     config = config_of(identify(newest_checkpoint(str(work))))
     assert config.init == str(work / "checkpoints" / "cold_start")
     assert (config.max_latents, config.seed, config.prompt_slots) == (T, 7, (16, 20))
@@ -226,25 +189,22 @@ def test_settings_of_the_stage_go_before_those_of_the_workdir(work, tmp_path):
     assert config.gate.enabled
     in_words = config_of(identify(newest_checkpoint(str(work))), "text_gpt2")
     assert (in_words.max_latents, in_words.gate.enabled) == (T, False)  # as its run thought, if in words
-    folder, facts = work / "config.json", json.loads((work / "config.json").read_text())
-    before = folder.read_text()
+    path, before = work / "config.json", (work / "config.json").read_text()
     try:
-        folder.write_text(json.dumps(facts | {"max_latents": 9, "log_every": 77, "of_another_version": 1}))
+        path.write_text(json.dumps(json.loads(before) | {"max_latents": 9, "log_every": 77, "of_another_version": 1}))
         config = config_of(identify(newest_checkpoint(str(work))))
         assert (config.max_latents, config.log_every) == (T, 77)
-        folder.write_text(json.dumps(facts | {"log_every": "often"}))
+        path.write_text(json.dumps(json.loads(before) | {"log_every": "often"}))
         with pytest.raises(UserError, match=r"config.json: key log_every.*mend"):
             config_of(identify(newest_checkpoint(str(work))))
     finally:
-        folder.write_text(before)
-
-
-def test_a_step_s_directory_is_its_stage(work):
-    solver = load_solver(str(work / "checkpoints" / "cold_start" / "0"))
-    assert (solver.stopping, solver.rule) == ("threshold", RUN[solver.setup.config.reasoner])
+        path.write_text(before)
 
 
 def test_the_newest_stage_of_a_workdir(work):
+    """And a step's directory is its stage."""
+    solver = load_solver(str(work / "checkpoints" / "cold_start" / "0"))
+    assert (solver.stopping, solver.rule) == ("threshold", RUN[solver.setup.config.reasoner])
     newer = work / "checkpoints" / "slpo"
     newer.mkdir()  # begun, without a checkpoint
     try:
@@ -252,17 +212,4 @@ def test_the_newest_stage_of_a_workdir(work):
         (newer / "5" / "params").mkdir(parents=True)
         assert newest_checkpoint(str(work)) == str(newer)
     finally:
-        for folder in (newer / "5" / "params", newer / "5", newer):
-            folder.rmdir()
-
-
-def test_a_latent_policy_that_is_not_known_here_is_one_line(work, tmp_path):
-    shutil.copytree(work, tmp_path / "other")
-    for path in (tmp_path / "other").rglob("config.json"):
-        facts = json.loads(path.read_text())
-        facts["latent_policy"] = {"name": "tokens", "tokens": {}}
-        path.write_text(json.dumps(facts))
-    with pytest.raises(
-        UserError, match=r"key latent_policy\.name: 'tokens' is not valid; give one of latent, additive"
-    ):
-        load_solver(str(tmp_path / "other"))
+        shutil.rmtree(newer)

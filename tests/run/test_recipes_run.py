@@ -1,0 +1,242 @@
+"""The imitate stage with CODI and adapters, iCoT and Latent-SFT: what it leaves, and how it goes on from a cut."""
+
+import json
+import shutil
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from codi_run import QUESTION, SUMS, small_config
+from imitation import Crash, fake_steps, run_imitation
+from same_run import assert_same, checkpoint_of, rows_of
+from small_run import load_config
+
+from slpo_jax.config import validate
+from slpo_jax.run import imitate
+from slpo_jax.run.evaluate import run_evaluate
+from slpo_jax.run.experiment import build
+from slpo_jax.run.rows import rows
+from slpo_jax.run.stage import stage_params
+from slpo_jax.training.recipes.distil import Distillation
+
+pytestmark = pytest.mark.usefixtures("cpu_devices")
+RANK = 2
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("codi")
+    small_config(folder)
+    rows = [json.loads(line) for line in (folder / "train.jsonl").read_text().splitlines()]
+    long = QUESTION.format(1, 2) + " " + QUESTION.format(1, 2)
+    rows[3] |= {"question": long[:70], "steps": ["<<1+2=3>>"] * 6}
+    rows[5]["answer"] = "-4"
+    (folder / "mixed.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def _codi(folder, **changes):
+    config = small_config(folder)
+    config.imitate.lora.rank = RANK
+    config.imitate.update(changes)
+    return config
+
+
+@pytest.mark.slow
+def test_codi_with_adapters_end_to_end(folder, tmp_path, caplog):
+    """Real steps: the loss falls, and what is left is plain parameters that differ by a low rank."""
+    config = _codi(folder, cot_steps=0, final_steps=14, max_tokens=40)
+    config.data.train = str(folder / "mixed.jsonl")
+    config.model.n_embd = 8  # four times the rank
+    experiment = run_imitation(config, tmp_path)
+    assert "imitate: left out 2 of 36 problems" in caplog.text
+    losses = [row["loss"] for row in rows_of(tmp_path)]
+    assert len(losses) == 14
+    assert np.median(losses[-7:]) < losses[0] - 1.0  # at this rate it has spikes
+    assert [path.name for path in (tmp_path / "checkpoints").glob("imitate*")] == ["imitate"]
+    before = jax.tree.map(np.asarray, experiment.initial_params())
+    after = jax.tree.map(np.asarray, stage_params(experiment, "imitate"))
+    assert jax.tree.structure(before) == jax.tree.structure(after)
+    kernels = 0
+    for (path, old), new in zip(jax.tree_util.tree_leaves_with_path(before), jax.tree.leaves(after), strict=True):
+        name, change = jax.tree_util.keystr(path), new - old
+        if "projector" in name:
+            assert np.abs(change).max() > 1e-3, name
+        elif "kernel" in name and "backbone" in name:
+            kernels += 1
+            spread = np.linalg.svd(change, compute_uv=False)
+            assert spread[RANK - 1] > 1e-4 > 100 * spread[RANK], name
+        else:
+            assert (change == 0).all(), name
+    assert kernels == 4
+    run_evaluate(experiment)
+    assert set(json.loads((tmp_path / "report.json").read_text())["eval"]) == {"imitate", "imitate_fixed_tmax"}
+    records = [json.loads(line) for line in (tmp_path / "eval" / "imitate" / "sums.jsonl").read_text().splitlines()]
+    assert [record["question"] for record in records] == [QUESTION.format(a, b) for a, b in SUMS[40:43]]
+    assert {record["latent_steps"] for record in records} == {2}
+
+
+@pytest.fixture
+def fake(monkeypatch):
+    kernel = {"h_0": {"kernel": jnp.ones((4, 3)), "bias": jnp.zeros(3)}, "wte": jnp.ones(5)}
+    tiny = {"reasoner": {"backbone": kernel, "projector": {"w": jnp.arange(3.0)}}, "gate": {"w": jnp.ones(2)}}
+
+    def numbers_of(batch):
+        return batch.suffix.tokens * batch.suffix.weights if hasattr(batch, "suffix") else batch.index
+
+    return fake_steps(monkeypatch, tiny, numbers_of)
+
+
+def _crash_at(fake, config, workdir, *steps):
+    """Cut at each of these steps, one after the other."""
+    for step in steps:
+        fake["at"] = ("imitate", step)
+        with pytest.raises(Crash):
+            run_imitation(config, workdir)
+
+
+def _assert_same_run(folder):
+    assert_same(checkpoint_of(folder / "cut", "imitate"), checkpoint_of(folder / "whole", "imitate"))
+    assert rows_of(folder / "cut") == rows_of(folder / "whole")
+
+
+@pytest.mark.slow
+def test_adapters_go_on_wherever_they_were_cut(fake, folder, tmp_path, monkeypatch):
+    """In a step, between two phases, before the adapters are merged, and before and after the end is written down."""
+    config = _codi(folder, cot_steps=4, final_steps=5)
+    run_imitation(config, tmp_path / "whole")
+    assert fake["steps"] == [("imitate", step) for step in range(9)]
+    assert fake["trained"] == ("adapter",)
+    whole = checkpoint_of(tmp_path / "whole", "imitate")
+    assert whole["step"] == 9
+    assert (whole["['params']['reasoner']['backbone']['h_0']['kernel']"] != 1).any()
+    assert (whole["['params']['reasoner']['backbone']['wte']"] == 1).all()
+    assert not any("adapter" in path for path in whole)
+    _crash_at(fake, config, tmp_path / "cut", 0, 3, 4, 8)
+    left, remove = tmp_path / "cut" / "checkpoints" / "imitate_adapter", shutil.rmtree
+
+    def cut(path, *_, **settings):
+        if not isinstance(path, Path) or path == left:
+            raise Crash
+        remove(path, **settings)
+
+    for place, name in ((imitate, "_save_finished"), (imitate, "note_finished"), (shutil, "rmtree")):
+        assert not (left.parent / "imitate" / "finished").exists()
+        with monkeypatch.context() as patch:
+            patch.setattr(place, name, cut)
+            with pytest.raises(Crash):
+                run_imitation(config, tmp_path / "cut")
+    assert left.is_dir()
+    run_imitation(config, tmp_path / "cut")
+    assert not left.exists()
+    _assert_same_run(tmp_path)
+
+
+def test_updates_are_scaled_by_alpha_over_the_rank(fake, folder, tmp_path, monkeypatch):
+    """In the loss, which stands for what it is given here, and in what the stage leaves."""
+    monkeypatch.setattr(Distillation, "loss", lambda self, policy, params, batch, key: (params["reasoner"], None))
+    config = _codi(folder, cot_steps=0, final_steps=2)
+    config.imitate.lora.alpha = 5.0
+    run_imitation(config, tmp_path)
+    params = fake["params"]
+    pair = params["adapter"]["lora"]["h_0"]
+    expected = params["reasoner"]["backbone"]["h_0"]["kernel"] + 5.0 / RANK * pair["A"] @ pair["B"]
+    assert np.abs(expected - 1).max() > 1e-3
+    seen = fake["loss_fn"](params, None, None)[0]["backbone"]["h_0"]["kernel"]
+    left = checkpoint_of(tmp_path, "imitate")["['params']['reasoner']['backbone']['h_0']['kernel']"]
+    for kernel in (seen, left):
+        np.testing.assert_allclose(kernel, expected, rtol=1e-6)
+
+
+# iCoT: 136 problems are 17 steps of 8, and a chain is six tokens: "1 + 2 = 3" and a line break.
+COT, RISE, TOTAL = 4, 3, 30
+RISES = [COT + RISE * s for s in range(1, 7)]
+
+
+def _icot(**changes):
+    config = load_config()
+    config.max_latents, config.gate.enabled, config.stages = 0, False, ("imitate",)
+    config.checkpoint_every = 4
+    config.imitate.update(recipe="icot", c_thought=0, cot_steps=COT, final_steps=TOTAL - COT, control=False)
+    config.imitate.icot.update(tokens_per_epoch=6, offset_decay=0.5)
+    config.imitate.optimizer.warmup_steps = 0
+    config.imitate.update(changes)
+    return config
+
+
+@pytest.mark.slow
+def test_each_rise_has_a_fresh_optimizer_wherever_the_run_was_cut(fake, tmp_path):
+    """One program, for batches with texts and without; killed at a rise, within one, and in the answer alone."""
+    config = _icot()
+    config.data.train = shutil.copy(config.data.train, tmp_path)
+    run_imitation(config, tmp_path / "whole")
+    assert fake["steps"] == [("imitate", step) for step in range(TOTAL)]
+    assert fake["fresh"] == [0, COT, *RISES]
+    assert list(map(len, fake["slots"].values())) == [2]
+    assert checkpoint_of(tmp_path / "whole", "imitate")["step"] == TOTAL
+    fake["fresh"].clear()
+    # At 4 checkpoints apart, they go on from steps 4, 8, 16 and 28: where the rises begin, within one, and at one.
+    _crash_at(fake, config, tmp_path / "cut", RISES[0], RISES[2] - 2, RISES[4], TOTAL - 1)
+    run_imitation(config, tmp_path / "cut")
+    assert set(fake["fresh"]) == {0, COT, *RISES}
+    _assert_same_run(tmp_path)
+    fake["steps"].clear()
+    (tmp_path / "train.jsonl").unlink()  # what is finished needs no data to know its phases by
+    run_imitation(config, tmp_path / "whole")
+    assert fake["steps"] == []
+
+
+LABELS = {
+    "CoT-SFT": {"recipe": "", "final_steps": 0, "stage_steps": 9, "max_latent_stage": 0},
+    "no thought": {"recipe": ""},
+    "iCoT": {},
+    "imitation, last steps written": {"recipe": "", "final_steps": 0, "stage_steps": 9, "max_latent_stage": 1},
+}
+
+
+@pytest.mark.parametrize("label", LABELS)
+def test_rows_say_what_is_imitated(tmp_path, label):
+    config = _icot(**LABELS[label])
+    config.reasoner = "text_gpt2"
+    found = rows(build(validate.check(config), tmp_path), planned=True)
+    assert [(row.name, row.label) for row in found] == [("imitate", label)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 2])
+def test_latent_sft_goes_on_bit_for_bit(tmp_path, monkeypatch, rank):
+    """Cut in a phase, and between two of them; each trains other parts, and the frozen ones stay what they are."""
+    config = load_config()
+    config.reasoner, config.gate.enabled, config.stages = "text_gpt2", False, ("imitate",)
+    config.latent_policy.name, config.max_answer_tokens, config.checkpoint_every = "soft", 6, 3
+    config.prompt.update(format="{question}\n<think>", closing="</ think>")
+    config.imitate.update(recipe="latent_sft", c_thought=0, cot_steps=2, stage_steps=2, final_steps=3, control=False)
+    config.imitate.optimizer.update(warmup_steps=0, weight_decay=0.1)
+    config.imitate.lora.rank = rank
+    run_imitation(config, tmp_path / "whole")
+    make, at, seen = imitate.make_train_step, [4, 7], []
+
+    def crashing(*arguments, **settings):
+        step_fn = make(*arguments, **settings)
+
+        def step(state, batch):
+            if at and int(state.step) == at[0]:
+                at.pop(0)
+                raise Crash
+            before = np.asarray(state.params["compress"]["embedding"])
+            state, metrics = step_fn(state, batch)
+            seen.append((int(state.step) - 1, np.array_equal(before, state.params["compress"]["embedding"])))
+            return state, metrics
+
+        return step
+
+    monkeypatch.setattr(imitate, "make_train_step", crashing)
+    for _ in range(2):
+        with pytest.raises(Crash):
+            run_imitation(config, tmp_path / "cut")
+    run_imitation(config, tmp_path / "cut")
+    _assert_same_run(tmp_path)
+    assert {step for step, same in seen if not same} == {2, 3, 6, 7}  # the encoder's phases: alone, with the reasoner
+    assert {step for step, same in seen if same} == {0, 1, 4, 5, 8, 9, 10}
