@@ -1,19 +1,18 @@
 """LoRA adapters, merged: beside the base weights in a checkpoint's own file, or alone in a folder of PEFT's."""
 
-import dataclasses
 import json
 import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from safetensors.numpy import save_file
 
 from slpo_jax.checkpoints.hf_config import BackboneConfig
-from slpo_jax.checkpoints.tensors import Stored, weights_file
-from slpo_jax.checkpoints.weights import backbone_weights
+from slpo_jax.checkpoints.tensors import Stored
+from slpo_jax.checkpoints.weights import EMBEDDING, backbone_weights
 from slpo_jax.errors import UserError
 from slpo_jax.io.files import read_json
 
@@ -32,39 +31,18 @@ _HARMLESS = {
 _INITS = (None, True, False, "gaussian", "eva", "orthogonal")  # of B and A; the others also change the base
 
 
-@dataclasses.dataclass(frozen=True)
-class Lora:
+class Lora(NamedTuple):
     """How a checkpoint's adapters are scaled.
 
     Attributes:
         alpha: the scale is alpha / rank.
         by_root: it is alpha / sqrt(rank).
-        rank: of every adapter; None if it is not said, or differs.
-        fan_in_fan_out: the base weights are said to be Conv1D's [in, out].
-        source: what says so, for messages.
+        ties: a head that the base ties to an embedding is tied to the one that is saved with the adapters.
     """
 
     alpha: float
     by_root: bool = False
-    rank: int | None = None
-    fan_in_fan_out: bool = False
-    source: str = "config.lora_alpha"
-
-    def scale(self, name: str, rank: int, is_conv1d: bool) -> float:
-        """What B A is multiplied by.
-
-        Args:
-            name: of the adapter's tensor, for messages.
-            rank: the adapter's own.
-            is_conv1d: whether its base weight is [in, out].
-        Raises:
-            UserError: the settings are of other adapters.
-        """
-        if self.rank not in (None, rank):
-            raise UserError(f"{self.source}: r is {self.rank}, but {name} has rank {rank}; give the adapters' own file")
-        if self.fan_in_fan_out and not is_conv1d:
-            raise UserError(f"{self.source}: fan_in_fan_out is true, but {name} is of a Linear; set it to false")
-        return self.alpha / (math.sqrt(rank) if self.by_root else rank)
+    ties: bool = False
 
 
 def lora_of(folder: Path | None, alpha: float | None) -> Lora | None:
@@ -77,19 +55,14 @@ def lora_of(folder: Path | None, alpha: float | None) -> Lora | None:
     if path is None or not path.is_file():
         return Lora(alpha) if alpha else None
     values = read_json(path, "give the adapters' whole folder")
-    if values.get("peft_type", "LORA") != "LORA":
-        raise UserError(f"{path}: peft_type is {values['peft_type']!r}, only LORA is known; merge it with peft first")
-    odd = next((key for key, value in values.items() if value and key not in _HARMLESS), "")
-    if not odd and values.get("init_lora_weights") not in _INITS:
-        odd = f"init_lora_weights={values['init_lora_weights']}"
-    if odd:
-        raise UserError(f"{path}: {odd} is not supported; merge the adapters with peft's merge_and_unload()")
+    known = {"peft_type": ("LORA",), "init_lora_weights": _INITS}
+    for key, value in values.items():
+        if value and (key not in _HARMLESS or value not in known.get(key, (value,))):
+            raise UserError(
+                f"{path}: {key}={value} is not supported; merge the adapters with peft's merge_and_unload()"
+            )
     found = values.get("lora_alpha", alpha)
-    if found is not None and (type(found) not in (int, float) or found <= 0):
-        raise UserError(f"{path}: lora_alpha is {found!r}, not a positive number; mend it")
-    rank = None if values.get("rank_pattern") else values.get("r")
-    by_root, transposed = bool(values.get("use_rslora")), bool(values.get("fan_in_fan_out"))
-    return Lora(float(found), by_root, rank, transposed, str(path)) if found else None
+    return Lora(found, bool(values.get("use_rslora")), bool(values.get("ensure_weight_tying"))) if found else None
 
 
 def adapter_file(folder: Path) -> Path | None:
@@ -97,22 +70,10 @@ def adapter_file(folder: Path) -> Path | None:
     return next((folder / name for name in WEIGHTS if (folder / name).is_file()), None)
 
 
-def holds_adapters_alone(folder: Path) -> bool:
-    """Whether a directory is one of PEFT's, for which a base model is needed.
-
-    Raises:
-        UserError: there are whole weights too, so that it can't be told what is meant.
-    """
-    adapters, whole = adapter_file(folder), weights_file(folder)
-    if adapters and whole:
-        raise UserError(f"{folder}: holds both {whole.name} and {adapters.name}; keep the one that is meant")
-    return adapters is not None
-
-
 def adapted(
     model: Mapping[str, Stored], adapter: Mapping[str, Stored], lora: Lora | None, source: str
 ) -> dict[str, Stored]:
-    """A base model's tensors with PEFT's adapters merged, and with the tensors that PEFT saved whole.
+    """A base model's tensors with PEFT's adapters beside them, for `merge_lora`, and the tensors that PEFT saved whole.
 
     Args:
         model: under Hugging Face's names.
@@ -136,27 +97,12 @@ def adapted(
         elif base and tensor.shape[1:] != base.shape[1:]:  # a vocabulary may have grown
             shapes = f"{list(tensor.shape)}, the base's {list(base.shape)}"
             raise UserError(f"{source}: tensor {tensor.name} has shape {shapes}; {_THE_BASE}")
-    return merge_lora(tensors | added, lora, source)
-
-
-def refuse_half_tied(base: Stored, embedding: Stored, has_head: bool, folder: Path) -> None:
-    """PEFT trains a copy of an embedding that it saves whole: a tied head stays the base's, unless PEFT ties it again.
-
-    Args:
-        base: the base's embedding.
-        embedding: that with the adapters.
-        has_head: whether its head is stored apart.
-        folder: the adapters'.
-    Raises:
-        UserError: the head would be another one than PEFT's.
-    """
-    if embedding is base or has_head:
-        return
-    if not read_json(folder / CONFIG, default={}).get("ensure_weight_tying"):
-        raise UserError(
-            f"{folder / CONFIG}: the embedding is trained apart from the head, which the base ties to it; merge the "
-            "adapters with peft's merge_and_unload() and give that model, or train them with ensure_weight_tying=True"
-        )
+        elif name in EMBEDDING.values() and "lm_head.weight" not in {**model, **added} and not (lora and lora.ties):
+            raise UserError(
+                f"{source}: {tensor.name} is trained apart from the head, which the base ties to it; merge the "
+                "adapters with peft's merge_and_unload(), or train them with ensure_weight_tying=True"
+            )
+    return tensors | added
 
 
 def _hugging_face_name(name: str) -> str:
@@ -184,17 +130,16 @@ def merge_lora(tensors: dict[str, Stored], lora: Lora | None, source: str) -> di
             "(config.lora_alpha, published: 32)"
         )
     out = {name.replace(_BASE, "."): tensor for name, tensor in tensors.items() if ".lora_" not in name}
-    used = {f"{module}{suffix}" for module in modules for suffix in (_A, _B)}
-    for name in tensors:
-        if ".lora_" in name and name not in used:
-            raise UserError(f"{source}: tensor {name} is unexpected; only adapters named 'default' of rank r are known")
     for module in modules:
         names = (f"{module}{_BASE}weight", module + _A, module + _B)
-        for name in names:
-            if name not in tensors:
-                raise UserError(f"{source}: tensor {name} is missing beside {module}'s adapter; give the whole file")
-        base, lora_a, lora_b = (tensors[name] for name in names)
+        there = {name for name in tensors if name == names[0] or name.startswith(f"{module}.lora_")}
+        for name in sorted(there.symmetric_difference(names), key=lambda name: name not in tensors):
+            said = "unexpected" if name in tensors else "missing"
+            raise UserError(
+                f"{source}: tensor {name} is {said}; only whole adapters named 'default' of rank r are known"
+            )
         assert lora is not None
+        base, lora_a, lora_b = (tensors[name] for name in names)
         out[f"{module}.weight"] = _merged(base, lora_a, lora_b, lora, source)
     return out
 
@@ -211,7 +156,7 @@ def _merged(base: Stored, lora_a: Stored, lora_b: Stored, lora: Lora, source: st
             f"{source}: tensor {lora_b.name} {list(lora_b.shape)} and {lora_a.name} {list(lora_a.shape)} don't fit "
             f"{base.name} {list(base.shape)}; give adapters of this model"
         )
-    scale = lora.scale(lora_a.name, rank, is_conv1d)
+    scale = lora.alpha / (math.sqrt(rank) if lora.by_root else rank)
 
     def read() -> np.ndarray:
         delta = np.asarray(lora_b.read(), np.float32) @ np.asarray(lora_a.read(), np.float32)

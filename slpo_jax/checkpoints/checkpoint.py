@@ -14,7 +14,6 @@ from slpo_jax.checkpoints.detect import Identity, identify
 from slpo_jax.checkpoints.hf_config import BackboneConfig
 from slpo_jax.checkpoints.source import fitting
 from slpo_jax.checkpoints.weights import (
-    Weight,
     backbone_weights,
     check_tree,
     gate_weights,
@@ -30,7 +29,7 @@ from slpo_jax.errors import UserError
 from slpo_jax.models.llama import LlamaConfig
 from slpo_jax.models.parts import DECODER, GATE, REASONER
 from slpo_jax.models.reasoner import BACKBONES
-from slpo_jax.models.shapes import ModelConfig, activation_type, is_loop
+from slpo_jax.models.shapes import activation_type, is_loop
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -149,10 +148,8 @@ def _ours(config: Config, identity: Identity) -> Checkpoint:
     tokenizer = load_tokenizer(config.tokenizer) if config.tokenizer else load()
     template = description.architecture.template(tokenizer, prompt=config.prompt)
     if len(tokenizer) > description.model.vocab_size:
-        answers = config.prompt.answers
-        asked = "" if answers == "auto" else f" and those of config.prompt.answers={answers}"
         raise UserError(
-            f"config.tokenizer: has {len(tokenizer)} tokens with the reasoner's{asked}, {identity.orbax} "
+            f"config.tokenizer: has {len(tokenizer)} tokens with the reasoner's and config.prompt's, {identity.orbax} "
             f"{description.model.vocab_size}; leave out what the checkpoint was not trained with"
         )
     if not config.tokenizer:
@@ -162,32 +159,46 @@ def _ours(config: Config, identity: Identity) -> Checkpoint:
 
 
 def _imported(config: Config, architecture: type[Architecture], opened: Identity) -> Checkpoint:
-    tensors, source = opened.tensors, opened.path
-    with fitting(opened.model_base):
-        stored = opened.shapes()
     if not config.tokenizer and opened.tokenizer is None:
-        raise UserError(f"config.base: {source} comes without a tokenizer; give the base model's directory or hub id")
+        raise UserError(
+            f"config.base: {opened.path} comes without a tokenizer; give the base model's directory or hub id"
+        )
     tokenizer = load_tokenizer(config.tokenizer) if config.tokenizer else opened.tokenizer()  # type: ignore[misc]
-    spare = 0
+    with fitting(opened.from_base):
+        return _fitted(config, architecture, opened, tokenizer)
+
+
+def _fitted(
+    config: Config, architecture: type[Architecture], opened: Identity, tokenizer: "PreTrainedTokenizerFast"
+) -> Checkpoint:
+    """A foreign checkpoint with its shapes and tokenizer, which may be those of `config.base`."""
+    tensors, source, stored, spare = opened.tensors, opened.path, opened.shapes(), 0
     if not opened.has_own_model:
         spare = _check_vocabulary(architecture, opened, stored.vocab_size, tokenizer)
         stored = dataclasses.replace(stored, vocab_size=opened.embedding.shape[0])
-    with fitting("" if config.tokenizer else opened.tokenizer_base):
-        lacks = _lacks(architecture, opened, stored.n_embd, tokenizer)
-    made = _made(architecture, opened, dataclasses.replace(config.model, n_embd=stored.n_embd), bool(lacks))
-    with fitting("" if config.tokenizer else opened.tokenizer_base):
-        first_id = opened.embedding.shape[0] - spare - (0 if lacks else len(architecture.tokens))
-        template = made.template(tokenizer, first_id if architecture.after_vocabulary else None, config.prompt)
+    width, lacks = stored.n_embd, _lacks(architecture, opened, stored.n_embd, tokenizer)
+    if opened.description:
+        made = opened.description.architecture
+    elif lacks:
+        made = architecture.drawn(width, config.model)
+    else:
+        made = architecture.found(tensors, opened.model, source)
+    first_id = opened.embedding.shape[0] - spare - (0 if lacks else len(architecture.tokens))
+    template = made.template(tokenizer, first_id if architecture.after_vocabulary else None, config.prompt)
     if not architecture.has_latents and not config.tokenizer:
         ends = end_tokens(source, opened.generation, opened.model)
         template = _ended(template, ends, stored.vocab_size, source)
-    weights = backbone_weights(stored)
-    with fitting(opened.model_base):
-        check_tree(weights, tensors.model, source)
-        refuse_leftovers(weights, tensors.model, stored, source)
-    heads = made.heads(stored.n_embd) if tensors.head else []
-    gates = _gate(config, made, opened, stored.n_embd)
-    _check_extras(made, heads + gates, opened)
+    weights, heads = backbone_weights(stored), made.heads(width) if tensors.head else []
+    # Exports have a gate, whatever they are of.
+    gated = tensors.gate and (architecture.has_gate or opened.description)
+    if gated and config.gate.hidden != opened.gate_hidden:
+        raise UserError(
+            f"config.gate.hidden: is {config.gate.hidden}, the gate of {source} has {opened.gate_hidden}; set it so"
+        )
+    gates = gate_weights(width, config.gate.hidden) if gated else []
+    every = tensors.model | tensors.head | tensors.gate
+    check_tree([*weights, *heads, *gates], every, source)
+    refuse_leftovers([*weights, *heads, *gates], every, stored, source)
     rows = max(stored.vocab_size, len(tokenizer))
     model = _at_run_time(config, dataclasses.replace(stored, vocab_size=rows))
     plain = Description(made, model, gate=opened.gate_hidden, gate_trained=opened.gate_hidden is not None)
@@ -197,21 +208,12 @@ def _imported(config: Config, architecture: type[Architecture], opened: Identity
 
     def read(explain: bool = False) -> dict[str, Any]:
         tree = grow(read_tree(weights, tensors.model, source), rows, template.tokenizer)
-        reasoner = {"backbone": tree} | read_tree(heads, tensors.head, source)
-        found = {REASONER: reasoner} | ({GATE: read_tree(gates, opened.tensors.gate, source)} if gates else {})
+        found = {REASONER: {"backbone": tree} | read_tree(heads, tensors.head, source)}
+        found |= {GATE: read_tree(gates, tensors.gate, source)} if gates else {}
         decoder = tensors.decoder if explain else None
         return found | ({DECODER: read_decoder(decoder, stored, weights[0].name, source)} if decoder else {})
 
     return Checkpoint(description, template, read, lacks=lacks)
-
-
-def _made(architecture: type[Architecture], opened: Identity, asked: ModelConfig, is_base: bool) -> Architecture:
-    """The architecture with what is to be known of the checkpoint."""
-    if opened.description:
-        return opened.description.architecture
-    if is_base:
-        return architecture.drawn(asked.n_embd, asked)
-    return architecture.found(opened.tensors, opened.model, opened.path)
 
 
 def _ended(template: Template, eos_ids: tuple[int, ...], rows: int, source: str) -> Template:
@@ -253,41 +255,12 @@ def _lacks(architecture: type[Architecture], opened: Identity, width: int, token
             "the tokenizer that the checkpoint was trained with"
         )
     has_tokens = not architecture.tokens or has_latent_tokens(tokenizer) or rows == size + len(architecture.tokens)
-    if tensors.original and not architecture.after_vocabulary and not has_tokens:
-        raise UserError(
-            f"{opened.path}: tensor {opened.embedding.name} has {rows} rows, too few for the tokenizer's {size} and "
-            f"the reasoner's {len(architecture.tokens)} special tokens; give the base model that it was trained from"
-        )
-    if opened.architecture is not None and opened.description is None:
+    if opened.architecture and not opened.description and (has_tokens or architecture.after_vocabulary):
         return ""
     heads = architecture.drawn(width).heads(width)
-    if heads and not tensors.head:  # an export's is in its side file
+    if heads and not tensors.head:
         return heads[0].path[0]
     return "" if has_tokens else "special tokens"
-
-
-def _gate(config: Config, architecture: Architecture, opened: Identity, width: int) -> list[Weight]:
-    """The stopping gate's weights, if the checkpoint has one."""
-    hidden = opened.gate_hidden
-    if not opened.tensors.gate:
-        return []
-    if not architecture.has_gate and opened.description is None:  # exports of ours have one all the same
-        raise UserError(f"config.reasoner: {config.reasoner} has no gate, but {opened.path} has; set a latent one")
-    if config.gate.hidden != hidden:
-        raise UserError(
-            f"config.gate.hidden: is {config.gate.hidden}, the gate of {opened.path} has {hidden}; set it to that"
-        )
-    return gate_weights(width, hidden or 0)
-
-
-def _check_extras(architecture: Architecture, weights: list[Weight], opened: Identity) -> None:
-    """The head's and the gate's tensors must be these."""
-    stored = opened.tensors.head | opened.tensors.gate
-    check_tree(weights, stored, opened.path)
-    for name in stored.keys() - {weight.name for weight in weights}:
-        raise UserError(
-            f"{opened.path}: tensor {stored[name].name} is unexpected; give a {architecture.name} checkpoint"
-        )
 
 
 def grow(tree: dict[str, Any], rows: int, tokenizer: "PreTrainedTokenizerFast") -> dict[str, Any]:

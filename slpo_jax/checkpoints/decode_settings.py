@@ -44,22 +44,23 @@ def config_of(identity: Identity, reasoner: str = "", tokenizer: str = "") -> Co
     own: dict[str, Any] = {"reasoner": reasoner or identity.reasoner or f"{PLAIN.name}_{identity.backbone}"}
     own |= {"stages": ("evaluate",), "init": identity.source, "base": identity.base, "tokenizer": tokenizer}
     own |= {"lora_alpha": identity.lora_alpha, "sharding": Config.sharding, "gate.hidden": identity.gate_hidden or 0}
-    architecture, latents = architecture_of(own["reasoner"]), made.max_latents
+    architecture = architecture_of(own["reasoner"])
     if not of_a_run:
-        own |= _published(identity, architecture)
-        latents = (
-            _GATED_LATENTS
-            if identity.gate_published and architecture.has_gate
-            else own.get("max_latents", architecture.latents)
-        )
+        own |= {"max_latents": architecture.latents, **_published(identity, architecture)}
     if not of_a_run or (identity.description and identity.description.source and not _run_files(identity)):
         own["model.dtype"] = "float32"  # in which it gives the tokens of the program that wrote it
-    own |= {"max_latents": latents, "min_latents": min(made.min_latents, max(latents, 1))}
     # A reward model is the run's, and isn't loaded with the reasoner.
     own |= {"evaluate.scorers": tuple(x for x in made.evaluate.scorers if x not in SCORERS or not SCORERS[x].part)}
     own["evaluate.beams"] = 0
     own["gate.enabled"] = bool(made.gate.enabled and architecture.has_gate and identity.gate_trained)
-    return changed(made, own)
+    return thinking_with(made, own)
+
+
+def thinking_with(config: Config, changes: Mapping[str, Any]) -> Config:
+    """The config with other values of some keys, and no more latents at least than there are at most."""
+    most = changes.get("max_latents", config.max_latents)
+    least = min(config.min_latents, max(most, 1)) if isinstance(most, int) else config.min_latents
+    return changed(config, {"min_latents": least, **changes})
 
 
 def stopping_of(config: Config, identity: Identity) -> tuple[Stopping, float | int]:
@@ -100,8 +101,8 @@ def made_with(identity: Identity) -> dict[str, Any]:
     if _run_files(identity) or _said(identity):
         config = config_of(identity)
         return used_with(config, _rule(config, identity))
-    published = _published(identity, identity.architecture) if identity.architecture else {}
-    if not (published or identity.gate_published):
+    published = _published(identity, identity.architecture or PLAIN)
+    if not published:
         return {}
     config = config_of(identity)
     own = {"gate.enabled": config.gate.enabled, "max_latents": config.max_latents, RULE: _rule(config, identity)}
@@ -112,9 +113,10 @@ def _published(identity: Identity, architecture: type[Architecture]) -> dict[str
     """How the program of a foreign checkpoint thinks, by key of the config, where that is not the default."""
     if identity.orbax is not None:
         return {}
-    decoder = identity.tensors.decoder
-    latents = {"max_latents": decoder.latents} if decoder and decoder.latents else {}
-    return latents | architecture.published_settings(identity.tensors)
+    latents = identity.tensors.decoder.latents if identity.tensors.decoder else 0
+    if identity.gate_published and architecture.has_gate:
+        latents = _GATED_LATENTS
+    return ({"max_latents": latents} if latents else {}) | architecture.published_settings(identity.tensors)
 
 
 def used_with(config: Config, rule: float | int | None) -> dict[str, Any]:
@@ -165,30 +167,11 @@ def go_with(
             others.append(f"config.{key}={_shown(now[key])} and not {_shown(value)}")
         else:
             taken[key] = value
-    files = f"{source}: its stages' config.json"
     if taken:
-        with _read_from(files):
-            most = taken.get("max_latents", config.max_latents)
-            config = changed(config, taken | {"min_latents": min(config.min_latents, max(most, 1))})
-    otherwise = {source: others}
-    if "evaluate" in config.stages:
-        otherwise.setdefault(str(workdir), []).extend(_other_thresholds(config, workdir, stages))
+        config = thinking_with(config, taken)
     texts = [f"config.{key}={_shown(value)} and not {_shown(now[key])}" for key, value in taken.items()]
-    said = [(source, "evaluated as it was made", texts)]
-    said += [(where, "not used as it was made, but", texts) for where, texts in otherwise.items()]
-    return config, [f"{where}: {how} with {', '.join(texts)}" for where, how, texts in said if texts]
-
-
-def _other_thresholds(config: Config, workdir: Workdir, stages: list[str]) -> list[str]:
-    """Where the only threshold, which is not to be chosen, is not the one of a stage's checkpoint."""
-    now, found = list(config.evaluate.thresholds), {}
-    if config.gate.enabled and len(now) == 1:
-        found = {stage: read_rule(workdir.stage(stage), "threshold") for stage in stages}
-    return [
-        f"config.evaluate.thresholds={_shown(now)} and not {_shown([rule])} of {stage}"
-        for stage, rule in found.items()
-        if rule not in (None, *now)
-    ]
+    said = (("evaluated as it was made", texts), ("not used as it was made, but", others))
+    return config, [f"{source}: {how} with {', '.join(texts)}" for how, texts in said if texts]
 
 
 def _agreed(workdir: Workdir, stages: list[str]) -> dict[str, Any]:
@@ -245,9 +228,7 @@ def _as_its_run(identity: Identity) -> tuple[Config, bool]:
         raise UserError(f"{where}: key {RULE}: {rule!r} is not valid; give {RULES[stopping]}")
     if said:
         with _read_from(where):
-            most = said.get("max_latents", config.max_latents)
-            fewest = min(config.min_latents, max(most, 1)) if isinstance(most, int) else config.min_latents
-            config = changed(config, {"min_latents": fewest} | said)
+            config = thinking_with(config, said)
     return config, bool(files or said)
 
 
@@ -274,6 +255,4 @@ def _read_from(where: str) -> Iterator[None]:
         yield
     except UserError as error:
         said = str(error).removeprefix("config.")
-        registers = said.startswith(("latent_policy.name:", "imitate.recipe:"))
-        remedy = "register it (a command's --register), or mend the file" if registers else "mend the file"
-        raise UserError(f"{where}: key {said}; {remedy}") from None
+        raise UserError(f"{where}: key {said}; register it (a command's --register), or mend the file") from None

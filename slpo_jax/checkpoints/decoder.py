@@ -67,17 +67,10 @@ def take_decoder(tensors: dict[str, Stored], source: str) -> tuple[dict[str, Sto
     return tensors, None
 
 
-def of_export(tensors: dict[str, Stored], source: str) -> Decoder:
-    """The decoder in an export's `FILE`.
-
-    Raises:
-        UserError: it doesn't say how it reads.
-    """
-    said = tensors.get(READS)
-    if said is None or tuple(said.shape) != (2,):
-        raise UserError(f"{source}: has no tensor {READS} of two numbers; export the reasoner again")
-    latents, first = said.read().tolist()
-    return Decoder({name: tensor for name, tensor in tensors.items() if name != READS}, (latents, first))
+def of_export(tensors: dict[str, Stored]) -> Decoder:
+    """The decoder in an export's `FILE`."""
+    latents, first = tensors.pop(READS).read().tolist()
+    return Decoder(tensors, (latents, first))
 
 
 def read_decoder(decoder: Decoder, config: BackboneConfig, embedding: str, source: str) -> dict[str, Any]:

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 FILE = "reasoner.json"
 MODEL_FILE = "config.json"
-FORMAT = 1
 REMEDY = "give the model's whole directory, or fetch it again"  # for one of its files
 _FACTS = ("gate", "gate_trained", "source", "settings")
 
@@ -68,10 +67,10 @@ def write_description(
     eos_ids = list(dict.fromkeys([tokens["eos"], *description.eos_ids]))
     config |= {"eos_token_id": eos_ids if len(eos_ids) > 1 else tokens["eos"], "pad_token_id": tokens["pad"]}
     config["bos_token_id"] = tokenizer.bos_token_id
-    _write_json(folder / MODEL_FILE, config)
-    facts = {"architecture": description.architecture.name} | dataclasses.asdict(description.architecture)
+    facts = {"format": 1, "architecture": description.architecture.name} | dataclasses.asdict(description.architecture)
     facts |= {name: getattr(description, name) for name in _FACTS}
-    _write_json(folder / FILE, {"format": FORMAT} | facts)
+    for name, values in ((MODEL_FILE, config), (FILE, facts)):
+        (folder / name).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
     save_tokenizer(tokenizer, folder)
 
 
@@ -84,25 +83,18 @@ def read_description(folder: Path) -> Description | None:
     path = folder / FILE
     if not path.is_file():
         return None
-    values = read_json(path, REMEDY)
+    values, config = read_json(path, REMEDY), read_json(folder / MODEL_FILE, REMEDY)
     try:
-        if values["format"] != FORMAT:
-            raise UserError(f"{path}: format {values['format']} is not known here; upgrade slpo_jax")
-        architecture = ARCHITECTURES.get(str(values["architecture"]))
-        if architecture is None:
-            raise UserError(f"{path}: architecture {values['architecture']!r} is not known here; upgrade slpo_jax")
-        of_architecture = {field.name: values[field.name] for field in dataclasses.fields(architecture)}
+        architecture = ARCHITECTURES[values["architecture"]]
+        made = architecture(**{field.name: values[field.name] for field in dataclasses.fields(architecture)})
         facts = {name: values[name] for name in _FACTS}
     except KeyError as error:
-        raise UserError(f"{path}: key {error} is missing; export the reasoner again") from None
-    if not isinstance(facts["settings"], dict):
-        raise UserError(f"{path}: 'settings' is no object; mend the file")
-    config = read_json(folder / MODEL_FILE, REMEDY)
-    model = from_hugging_face(config, str(folder / MODEL_FILE))
-    try:
-        made = architecture(**of_architecture)
+        raise UserError(
+            f"{path}: key or value {error} is not known here; export it again, or upgrade slpo_jax"
+        ) from None
     except FieldError as error:
         raise UserError(f"{path}: key {error.field}: {error.problem}") from None
+    model = from_hugging_face(config, str(folder / MODEL_FILE))
     return Description(made, model, eos_ids=end_tokens(str(folder), config), **facts)
 
 
@@ -120,7 +112,3 @@ def end_tokens(source: str, *settings: dict[str, Any]) -> tuple[int, ...]:
     if not all(type(number) is int and number >= 0 for number in ids):
         raise UserError(f"{source}: its eos_token_id is {found!r}, neither a token's id nor a list of ids; mend it")
     return tuple(ids)
-
-
-def _write_json(path: Path, values: dict[str, Any]) -> None:
-    path.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")

@@ -12,7 +12,7 @@ from slpo_jax.errors import UserError
 from slpo_jax.io.files import flatten, read_json
 from slpo_jax.io.orbax import is_checkpoint, stored_params
 from slpo_jax.io.workdir import REASONER_FOLDER, StageFolder, Workdir
-from slpo_jax.models.parts import ADAPTER, GATE, OF_A_REASONER
+from slpo_jax.models.parts import GATE, OF_A_REASONER
 from slpo_jax.stages import ABOUT, REASONERS, RL
 
 __all__ = ["Identity", "has_gate", "identify", "newest_checkpoint"]
@@ -59,24 +59,18 @@ def _ours(source: str, path: Path) -> Identity:
             f"{stage.facts}: no such file, which says what {source} was trained with; bring it back, or {stage.anew}"
         )
     beside = (near / REASONER_FOLDER for near in (path, *path.parents[:2]))
-    folder = next((near for near in beside if near.is_dir()), None)
-    if folder is None:
-        raise UserError(f"{source}: has no {REASONER_FOLDER}/ in or beside it, which says what it is; keep that folder")
+    folder = next((near for near in beside if near.is_dir()), path / REASONER_FOLDER)
     described = read_description(folder)
     if described is None:
-        raise UserError(f"{folder}: has no reasoner.json, which says what {source} is; keep that folder whole")
-    found = stored_params(path).keys()
-    if ADAPTER in found:
         raise UserError(
-            f"{source}: holds adapters that are not merged yet; run its stage to the end, or give a checkpoint that is"
+            f"{source}: has no {REASONER_FOLDER}/reasoner.json in or beside it, which says what it is; keep it"
         )
-    if others := ", ".join(sorted(found - set(OF_A_REASONER))):
+    if others := ", ".join(sorted(stored_params(path).keys() - set(OF_A_REASONER))):
         raise UserError(
-            f"{source}: has {others}, which no reasoner has; give a reasoner's checkpoint, and a reward model's as "
-            "config.evaluate.reward_model"
+            f"{source}: has {others}, which no reasoner has; give a reasoner's checkpoint, of a stage that was run to "
+            "its end (a reward model's is for config.evaluate.reward_model)"
         )
-    load = partial(load_tokenizer, str(folder))
-    described = _with_gate(described, path)
+    described, load = _with_gate(described, path), partial(load_tokenizer, str(folder))
     backbone = described.model.model_type
     return Identity(source, str(path), type(described.architecture), backbone, described, load, orbax=path)
 

@@ -7,12 +7,13 @@ from typing import Any
 import slpo_jax.checkpoints
 from slpo_jax.checkpoints.checkpoint import Checkpoint
 from slpo_jax.checkpoints.description import FILE
-from slpo_jax.checkpoints.source import GENERATION_FILE, REFUSING, SIDE_FILE
+from slpo_jax.checkpoints.source import GENERATION_FILE, SIDE_FILE
 from slpo_jax.config.config import Config
 from slpo_jax.data.templates import Template
 from slpo_jax.data.tokenizer import drop_breaks
 from slpo_jax.policy.policy import Stopping
 
+REFUSING = "bad_words_ids"  # with which transformers' own `generate` fails, where our code is not trusted
 CODE = "custom_generate/generate.py"  # where transformers looks for it
 _UNTRUSTED = (
     "set to have this fail: the model thinks before it answers, with code beside its weights; open it with "

@@ -2,7 +2,7 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,21 +11,12 @@ from absl import logging
 
 from slpo_jax.checkpoints import decoder
 from slpo_jax.checkpoints import description as descriptions
-from slpo_jax.checkpoints.adapters import (
-    CONFIG,
-    WEIGHTS,
-    adapted,
-    adapter_file,
-    holds_adapters_alone,
-    lora_of,
-    refuse_half_tied,
-)
+from slpo_jax.checkpoints.adapters import adapter_file, lora_of
 from slpo_jax.checkpoints.architectures import Architecture, Unwrapped
 from slpo_jax.checkpoints.description import Description, read_description
-from slpo_jax.checkpoints.gates import said_threshold
 from slpo_jax.checkpoints.hf_config import BACKBONE_OF, BackboneConfig, from_hugging_face
-from slpo_jax.checkpoints.layouts import are_adapters, recognise
-from slpo_jax.checkpoints.tensors import Stored, open_tensors, read_start
+from slpo_jax.checkpoints.layouts import are_adapters, recognise, said_threshold
+from slpo_jax.checkpoints.tensors import Stored, open_tensors, read_start, weights_file
 from slpo_jax.checkpoints.weights import EMBEDDING, check_tree, gate_weights
 from slpo_jax.data.tokenizer import load_tokenizer
 from slpo_jax.errors import UserError
@@ -39,9 +30,6 @@ if TYPE_CHECKING:
 
 SIDE_FILE = "reasoner.safetensors"  # of an export: its gate, and what its architecture has beside the language model
 GENERATION_FILE = "generation_config.json"
-REFUSING = "bad_words_ids"
-"""An export's key with which transformers' own `generate` fails, where our code is not trusted, or not there."""
-_TOKENIZER_FILES = ("tokenizer.json", "vocab.json")
 _WEIGHTS = ("*.safetensors", "*.bin")
 
 
@@ -65,8 +53,7 @@ class Identity:
         model_source: where that is from.
         has_own_model: whether it's the checkpoint's own; the base's vocabulary lacks the reasoner's tokens.
         generation: its generation_config.json, empty without one.
-        model_base: `config.base` where the shapes are from there, "" for the checkpoint's own.
-        tokenizer_base: the same of the tokenizer.
+        from_base: `config.base` where shapes or tokenizer are from there, "" where all is the checkpoint's own.
         threshold: of a published gate, where its files say one.
     """
 
@@ -84,8 +71,7 @@ class Identity:
     model_source: str = ""
     has_own_model: bool = True
     generation: dict[str, Any] = dataclasses.field(default_factory=dict)
-    model_base: str = ""
-    tokenizer_base: str = ""
+    from_base: str = ""
     threshold: float | None = None
 
     @property
@@ -174,37 +160,31 @@ def open_checkpoint(init: str, base: str, lora_alpha: float | None, key: str = "
         UserError: one line that names the key, file or tensor at fault, and the remedy.
     """
     path = locate(init, key)
-    if path.is_file() and _starts_with_gguf(path):
-        return _open_gguf(init, path, base, lora_alpha)
     folder = path if path.is_dir() else None
-    if folder and holds_adapters_alone(folder):
-        return _open_adapters(init, folder, base, lora_alpha)
-    if path.name in WEIGHTS and not folder:
-        raise UserError(
-            f"{key}: {path} holds PEFT's adapters alone; give its folder, {path.parent}, which has {CONFIG}"
-        )
-    stored = open_tensors(path)
-    below = _below(path, "the model that they were trained on", base, lora_alpha) if are_adapters(stored) else None
-    with fitting(base if below else ""):
-        lora = lora_of(folder, lora_alpha)
-        architecture, tensors = recognise(stored, str(path), lora, below.tensors.model if below else None)
+    if folder is None and read_start(path, 4) == b"GGUF":
+        return _open_gguf(init, path, base, lora_alpha)
+    adapters = adapter_file(folder) if folder else None
+    if folder and adapters and (whole := weights_file(folder)):
+        raise UserError(f"{folder}: holds both {whole.name} and {adapters.name}; keep the one that is meant")
+    stored = open_tensors(adapters or path)
+    if adapters or are_adapters(stored):
+        return _open_adapters(init, path, stored, base, lora_alpha)
+    architecture, tensors = recognise(stored, str(path), lora_of(folder, lora_alpha))
     # An original state dict goes with its base model, even where a config of the training lies beside it.
-    original = tensors.original
-    own = folder is not None and _has_config(folder, original) and not (original and base)
-    model_folder = folder if own and folder else _base(base, path)
-    with_tokenizer = _tokenizer_folder(folder, model_folder, base)
+    own = folder if folder and _has(folder, descriptions.MODEL_FILE) and not (tensors.original and base) else None
+    if not (own or base):
+        raise UserError(
+            f"config.base: not set, and {path} comes without config.json; give the directory or hub id of the model "
+            "that it was trained from"
+        )
+    below = locate(base, "config.base", weights=False) if base else None
+    model_folder = own or below
+    assert model_folder is not None
+    texts = next((x for x in (folder, model_folder, below) if x and _has(x, "tokenizer.json", "vocab.json")), None)
     described = read_description(folder) if folder else None
-    written = read_checksums(folder) if folder and described else {}
-    texts = {name: value for name, value in written.items() if name.endswith(".json")}
-    if folder and (others := changed(folder, texts)):
-        logging.warning("%s: %s changed since it was written, as its %s has it", folder, ", ".join(others), CHECKSUMS)
     tensors = _with_side_file(folder or path.parent, tensors, described)
-    source = model_folder / descriptions.MODEL_FILE
-    model = read_json(source, descriptions.REMEDY)
-    generation = read_json(model_folder / GENERATION_FILE, descriptions.REMEDY, default={})
-    if described is None and isinstance(generation.get(REFUSING), str):
-        text = "%s: is a copy of an export without %s, and is opened without what that says; copy it and %s too"
-        logging.warning(text, path, descriptions.FILE, SIDE_FILE)
+    model_source = model_folder / descriptions.MODEL_FILE
+    model = read_json(model_source, descriptions.REMEDY)
     published = described is None and bool(tensors.gate)
     return Identity(
         source=init,
@@ -212,21 +192,20 @@ def open_checkpoint(init: str, base: str, lora_alpha: float | None, key: str = "
         architecture=type(described.architecture) if described else architecture,
         backbone=_backbone(tensors, model),
         description=described,
-        tokenizer=partial(load_tokenizer, str(with_tokenizer)) if with_tokenizer else None,
+        tokenizer=partial(load_tokenizer, str(texts)) if texts else None,
         base=base,
         lora_alpha=lora_alpha,
         tensors=tensors,
         model=model,
-        model_source=str(source),
-        has_own_model=own and not original,
-        generation=generation,
-        model_base="" if own else base,
-        tokenizer_base="" if with_tokenizer == folder else base,
+        model_source=str(model_source),
+        has_own_model=own is not None and not tensors.original,
+        generation=read_json(model_folder / GENERATION_FILE, descriptions.REMEDY, default={}),
+        from_base="" if own and texts in (folder, None) else base,
         threshold=said_threshold(model, folder or path.parent) if published else None,
     )
 
 
-def _backbone(tensors: Unwrapped, model: Mapping[str, Any]) -> str:
+def _backbone(tensors: Unwrapped, model: dict[str, Any]) -> str:
     """The name of a backbone: its config's, where that goes with the names of its tensors."""
     kind, stored = model.get("model_type", ""), next(x for x, table in EMBEDDING.items() if table in tensors.model)
     return kind if BACKBONE_OF.get(kind) == stored else stored
@@ -236,78 +215,52 @@ def _with_side_file(folder: Path, tensors: Unwrapped, described: Description | N
     """The tensors of an export with the gate and head that its description names; others are as they were.
 
     Raises:
-        UserError: a part of an export is missing, or lies where an export has none.
+        UserError: a part of an export is missing, or lies without its description.
     """
-    path = folder / SIDE_FILE
+    path, beside = folder / SIDE_FILE, folder / decoder.FILE
     if described is None:
         if path.is_file():
             raise UserError(
                 f"{path}: is read only with the {descriptions.FILE} beside it; give the export's whole directory"
             )
         return tensors
-    for tensor in (tensors.gate | tensors.head).values():
-        raise UserError(
-            f"{folder}: tensor {tensor.name} lies among the language model's, but {descriptions.FILE} is of an export, "
-            f"which has it in {SIDE_FILE}; give the export as it was written, or remove {descriptions.FILE}"
-        )
-    side = open_tensors(path) if path.is_file() else {}
-    width = described.model.n_embd
+    texts = {name: value for name, value in read_checksums(folder).items() if name.endswith(".json")}
+    if others := changed(folder, texts):
+        logging.warning("%s: %s changed since it was written, as its %s has it", folder, ", ".join(others), CHECKSUMS)
+    side, width = open_tensors(path) if path.is_file() else {}, described.model.n_embd
     of_gate = gate_weights(width, described.gate) if described.gate is not None else []
     check_tree(described.architecture.heads(width) + of_gate, side, str(path))
     gate = {name: tensor for name, tensor in side.items() if name.startswith("gate.")}
     head = {name: tensor for name, tensor in side.items() if name not in gate}
-    beside = folder / decoder.FILE
-    exported_decoder = decoder.of_export(open_tensors(beside), str(beside)) if beside.is_file() else None
+    exported_decoder = decoder.of_export(open_tensors(beside)) if beside.is_file() else None
     return tensors._replace(gate=gate, head=head, decoder=exported_decoder)
 
 
-def _tokenizer_folder(folder: Path | None, model_folder: Path, base: str) -> Path | None:
-    """The checkpoint's own, its config's or the base's folder, the first of them that has a tokenizer."""
-    found = next((near for near in (folder, model_folder) if near and _has_tokenizer(near)), None)
-    if found is None and base:
-        return next(filter(_has_tokenizer, [locate(base, "config.base", weights=False)]), None)
-    return found
-
-
-def _open_adapters(init: str, folder: Path, base: str, lora_alpha: float | None) -> Identity:
-    """A folder of PEFT's: the base model with its adapters merged."""
-    named = "" if base else read_json(folder / CONFIG, descriptions.REMEDY).get("base_model_name_or_path")
-    below = _below(folder, str(named), base, lora_alpha)
-    lora = lora_of(folder, lora_alpha)
-    file = adapter_file(folder)
-    assert file is not None
-    tensors = below.tensors
+def _open_adapters(init: str, path: Path, stored: dict[str, Stored], base: str, lora_alpha: float | None) -> Identity:
+    """Adapters alone, of PEFT or in a file of CoLaR's program: the base model with them merged."""
+    folder = path if path.is_dir() else None
+    if not base:
+        raise UserError(
+            f"config.base: not set, and {path} holds LoRA adapters alone; give the directory or hub id of the model "
+            "that they were trained on"
+        )
+    lora, below = lora_of(folder, lora_alpha), open_checkpoint(base, "", lora_alpha, "config.base")
     with fitting(base):
-        model = adapted(tensors.model, open_tensors(file), lora, str(file))
-    own, found = _has_tokenizer(folder), dataclasses.replace(below, tensors=tensors._replace(model=model))
-    refuse_half_tied(below.embedding, found.embedding, "lm_head.weight" in model, folder)
+        architecture, tensors = recognise(stored, str(path), lora, below.tensors.model)
+    if architecture is None:
+        tensors = below.tensors._replace(model=tensors.model)
+    own = folder is not None and _has(folder, "tokenizer.json", "vocab.json")
+    found = dataclasses.replace(below, tensors=tensors)
     return dataclasses.replace(
         found,
         source=init,
-        path=str(folder),
+        path=str(path),
+        architecture=architecture or below.architecture,
+        base=base,
         model=below.model | {"vocab_size": found.embedding.shape[0]},
         tokenizer=partial(load_tokenizer, str(folder)) if own else below.tokenizer,
-        model_base=base,
-        tokenizer_base="" if own else base,
+        from_base=base,
     )
-
-
-def _below(path: Path, model: str, base: str, lora_alpha: float | None) -> Identity:
-    """The base model of adapters that lie without it.
-
-    Args:
-        path: the adapters'.
-        model: that they are of, for messages.
-    """
-    if not base:
-        raise UserError(
-            f"config.base: not set, and {path} holds LoRA adapters alone, of {model}; give that model's directory or "
-            "hub id"
-        )
-    below = locate(base, "config.base")
-    if below.is_dir() and holds_adapters_alone(below):
-        raise UserError(f"config.base: {base} holds adapters alone too; give the model that they were trained on")
-    return open_checkpoint(base, base, lora_alpha, "config.base")
 
 
 @contextlib.contextmanager
@@ -316,23 +269,14 @@ def fitting(base: str) -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        if not base:
+        if not base or str(error).startswith("config."):
             raise
         raise UserError(f"config.base: {base} doesn't fit: {error}") from error
 
 
-def _has_config(folder: Path, original: bool) -> bool:
-    """Whether it has a config.json; SIM-CoT's folders, in the layout of original programs, have an empty one."""
-    path = folder / descriptions.MODEL_FILE
-    return path.is_file() and not (original and not path.stat().st_size)
-
-
-def _has_tokenizer(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in _TOKENIZER_FILES)
-
-
-def _starts_with_gguf(path: Path) -> bool:
-    return read_start(path, 4) == b"GGUF"
+def _has(folder: Path, *names: str) -> bool:
+    """Whether it has one of these files that isn't empty, as config.json is in SIM-CoT's folders."""
+    return any((folder / name).is_file() and (folder / name).stat().st_size for name in names)
 
 
 def _open_gguf(init: str, path: Path, base: str, lora_alpha: float | None) -> Identity:
@@ -344,12 +288,3 @@ def _open_gguf(init: str, path: Path, base: str, lora_alpha: float | None) -> Id
         init, str(path), architecture, _backbone(tensors, found.config), None, found.tokenizer, None, base, lora_alpha,
         tensors, found.config, str(path),
     )  # fmt: skip
-
-
-def _base(base: str, path: Path) -> Path:
-    if not base:
-        raise UserError(
-            f"config.base: not set, and {path} comes without config.json; give the directory or hub id of the model "
-            "that it was trained from"
-        )
-    return locate(base, "config.base", weights=False)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from absl import logging
 
-from slpo_jax.checkpoints.decode_settings import RULE, config_of, made_with, stopping_of
+from slpo_jax.checkpoints.decode_settings import RULE, config_of, made_with, stopping_of, thinking_with
 from slpo_jax.checkpoints.decoder import with_decoder
 from slpo_jax.checkpoints.detect import identify, newest_checkpoint
 from slpo_jax.config.bounds import FieldError
@@ -147,8 +147,7 @@ def load_solver(checkpoint: str, **asked: Any) -> Solver:
     if options.latents is not None:
         if options.threshold is not None:
             raise UserError("--threshold: has no use beside --latents; give one of them")
-        least = min(config.min_latents, max(options.latents, 1))
-        config = changed(config, {"max_latents": options.latents, "min_latents": least})
+        config = thinking_with(config, {"max_latents": options.latents})
         stopping, rule = "length", options.latents
     elif options.threshold is not None:
         if stopping != "threshold":

@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import save_file
 from tiny_folder import WIDTH, config_for, draw, tiny_folder
 
-from slpo_jax.checkpoints.adapters import Lora, adapted
+from slpo_jax.checkpoints.adapters import Lora, adapted, merge_lora
 from slpo_jax.checkpoints.checkpoint import find_checkpoint
 from slpo_jax.checkpoints.tensors import Stored
 from slpo_jax.errors import UserError
@@ -69,30 +69,19 @@ def test_a_peft_folder_opens_with_its_base(tmp_path, rslora):
 @pytest.mark.parametrize(
     ("changes", "part"),
     [
-        ({"use_dora": True}, "use_dora is not supported"),
-        ({"alpha_pattern": {"c_proj": 2}}, "alpha_pattern is not supported"),
-        ({"trainable_token_indices": [5, 6]}, "trainable_token_indices is not supported"),
-        ({"peft_type": "IA3"}, "peft_type is 'IA3'"),
-        ({"init_lora_weights": "pissa"}, "init_lora_weights=pissa is not supported"),
-        ({"layer_replication": [[0, 1]]}, "layer_replication is not supported"),
-        ({"something_of_next_year": 1}, "something_of_next_year is not supported"),
-        ({"lora_alpha": -1}, "lora_alpha is -1"),
+        ({"use_dora": True}, "use_dora=True"),
+        ({"alpha_pattern": {"c_proj": 2}}, "alpha_pattern="),
+        ({"peft_type": "IA3"}, "peft_type=IA3"),
+        ({"init_lora_weights": "pissa"}, "init_lora_weights=pissa"),
+        ({"something_of_next_year": 1}, "something_of_next_year=1"),
     ],
 )
 def test_what_a_peft_folder_says_and_is_not_understood(tmp_path, changes, part):
     """It is not the base's fault."""
     tiny_folder(tmp_path / "base")
     _adapters(tmp_path / "peft", _pair(PLACE, WIDTH, WIDTH), **changes)
-    with pytest.raises(UserError, match=rf"^{tmp_path}/peft/adapter_config\.json: {part}.*;"):
+    with pytest.raises(UserError, match=rf"^{tmp_path}/peft/adapter_config\.json: {part}.* is not supported; merge"):
         _read(tmp_path / "peft", tmp_path / "base")
-
-
-def test_a_peft_file_without_its_folder(tmp_path):
-    tiny_folder(tmp_path / "base")
-    _adapters(tmp_path / "peft", _pair(PLACE, WIDTH, WIDTH))
-    file = tmp_path / "peft" / "adapter_model.safetensors"
-    with pytest.raises(UserError, match=rf"^config\.init: {file} holds .*; give its folder, {tmp_path}/peft, which"):
-        _read(file, tmp_path / "base")
 
 
 @pytest.mark.parametrize("tied_again", [False, True])
@@ -104,9 +93,7 @@ def test_an_embedding_that_peft_trained_apart_from_its_head(tmp_path, tied_again
     if tied_again:
         np.testing.assert_array_equal(_read(tmp_path / "peft", tmp_path / "base")["wte"][: len(table)], table)
         return
-    with pytest.raises(
-        UserError, match=rf"^{tmp_path}/peft/adapter_config\.json: the embedding .*; merge .*_tying=True"
-    ):
+    with pytest.raises(UserError, match=r"peft: .*wte\.weight is trained apart from the head.*; merge .*_tying=True"):
         _read(tmp_path / "peft", tmp_path / "base")
 
 
@@ -124,14 +111,13 @@ def test_a_peft_folder_of_another_base(tmp_path):
     for tensors, part in (
         (_pair("transformer.h.7.attn.c_proj", WIDTH, WIDTH), r"h\.7\.attn\.c_proj\.lora_A\.weight is of no weight"),
         (_pair(PLACE, 8, 8), "don't fit"),
-        (_pair(PLACE, WIDTH, WIDTH, 3), "r is 2, but .* has rank 3"),
         ({"base_model.model.transformer.ln_f.weight": np.ones((2, 3), np.float32)}, "is of no|has shape"),
         ({"base_model.model.transformer.wte.lora_embedding_A": np.ones((2, 3), np.float32)}, "lora_embedding_A"),
     ):
         _adapters(tmp_path / "peft", tensors)
         with pytest.raises(UserError, match=rf"^config\.base: {tmp_path}/base doesn't fit: .*{part}"):
             _read(tmp_path / "peft", tmp_path / "base")
-    with pytest.raises(UserError, match=r"^config\.base: not set, and .* holds LoRA adapters alone, of some/base; "):
+    with pytest.raises(UserError, match=r"^config\.base: not set, and .* holds LoRA adapters alone; "):
         _read(tmp_path / "peft", "")
     tiny_folder(tmp_path / "peft")
     with pytest.raises(UserError, match=r"holds both model\.safetensors and adapter_model\.safetensors; "):
@@ -148,7 +134,8 @@ def test_an_adapter_goes_on_the_weight_that_is_saved_with_it():
     old, new, a, b = draw(rng, 5, WIDTH), draw(rng, 6, WIDTH), draw(rng, 1, WIDTH), draw(rng, 6, 1)
     saved = {"base_layer.weight": new, "lora_A.weight": a, "lora_B.weight": b}
     adapter = {(name := f"base_model.model.lm_head.{part}"): stored(name, value) for part, value in saved.items()}
-    head = adapted({"lm_head.weight": stored("lm_head.weight", old)}, adapter, Lora(3.0), "x")["lm_head.weight"]
+    beside = adapted({"lm_head.weight": stored("lm_head.weight", old)}, adapter, Lora(3.0), "x")
+    head = merge_lora(beside, Lora(3.0), "x")["lm_head.weight"]
     assert head.shape == (6, WIDTH)
     np.testing.assert_allclose(head.read(), new + 3 * b @ a, rtol=1e-6)
 

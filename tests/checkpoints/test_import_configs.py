@@ -58,7 +58,7 @@ def test_config_of_another_model(checkpoint, write, changes, parts):
     broken.refused(str(broken.init), *parts)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[1, 2]", "\x00\xff", '"gpt2"'])
+@pytest.mark.parametrize("text", ["{", "[1, 2]", "\x00\xff"])
 def test_a_config_that_is_no_json(checkpoint, text):
     broken = checkpoint(base_gpt2)
     (broken.folder / "config.json").write_text(text, encoding="latin-1")

@@ -199,21 +199,7 @@ def test_an_unknown_prefix_says_what_the_file_holds(tmp_path):
     save_file(stored, tmp_path / "x.safetensors")
     broken = to_be_broken(tmp_path, coconut_original, "gpt2")
     broken.settings["init"] = str(tmp_path / "x.safetensors")
-    broken.refused(
-        f"{tmp_path / 'x.safetensors'}: neither", "5 llm.*, 2 latent_head.*, step", "llm.model.layers.", "up_proj"
-    )
-
-
-def test_a_reasoner_without_its_tokens(checkpoint):
-    broken = checkpoint(coconut_original, "gpt2")
-
-    def shorten(state):
-        for name in state:
-            if len(state[name]) == 324:
-                state[name] = state[name][:321].clone()
-
-    broken.tensors(shorten)
-    broken.refused(str(broken.init), "321 rows", "special tokens")
+    broken.refused(f"{tmp_path / 'x.safetensors'}: neither", "8 tensors, e.g. ")
 
 
 def test_lora(checkpoint):

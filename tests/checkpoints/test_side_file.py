@@ -69,13 +69,6 @@ def test_a_value_that_its_kind_can_t_have(tmp_path):
         find_checkpoint(config)
 
 
-def test_a_gate_among_the_tensors_of_an_exports_model(tmp_path):
-    """Ours would be used beside it, or in its place."""
-    for side in ({}, _gate()):
-        with pytest.raises(UserError, match=r"tensor gate\.weight lies among .*reasoner\.safetensors; give"):
-            find_checkpoint(_export(tmp_path / f"ex{len(side)}", side, more=_gate("gate")))
-
-
 def test_a_side_file_without_its_description(tmp_path):
     config = _export(tmp_path / "ex", _gate(), described=False)
     for init, base in (("ex", ""), ("ex/model.safetensors", str(tmp_path / "ex"))):

@@ -204,7 +204,7 @@ def test_there_and_back(tmp_path, gaussian):
         ({"without": "lt_head.mean.bias"}, "tensor lt_head.mean.bias is missing; give"),
         (
             {"lt_head.log_std.bias": np.zeros(WIDTH, np.float32)},
-            "tensor lt_head.log_std.bias is unexpected; give a colar",
+            "tensor lt_head.log_std.bias is unexpected; give a checkpoint",
         ),
         ({"lt_head.fc.3.bias": np.zeros(7, np.float32)}, "tensor lt_head.fc.3.bias has shape [7]"),
         (
