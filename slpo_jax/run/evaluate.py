@@ -37,7 +37,7 @@ from slpo_jax.run.experiment import Experiment, Setup
 from slpo_jax.run.latent_rm import manifest_of
 from slpo_jax.run.provenance import check_models, check_starts, checkpoint_digest, evaluated_settings, problems_facts
 from slpo_jax.run.rows import reported_settings, rows, trained_with
-from slpo_jax.run.stage import Stage, note_cuts, stage_params, validation_accuracy
+from slpo_jax.run.stage import note_cuts, stage_params, validation_accuracy
 
 
 def check_evaluation(experiment: Experiment) -> None:
@@ -47,58 +47,48 @@ def check_evaluation(experiment: Experiment) -> None:
         UserError: the key or the stage, and what differs; or a scorer's parameters will not be there, or are of another
             reasoner.
     """
-    finished, config = experiment.finished, experiment.config
+    finished, config = experiment.finished, experiment.config.evaluate
     check_starts(finished)
     check_models(finished)
-    for part, asking in _asking(config.evaluate).items():
-        judge = experiment.stage(part)
-        if config.evaluate.reward_model:
-            _scorers_params(experiment, {})
-            origin = [experiment.stage("")] * bool(config.init)
-            _say_of_others(config.evaluate.reward_model, [each for each in finished if each.name != PART] + origin)
-        elif not (judge.folder.is_finished or judge.wanted):
+    if not (asking := _asking(config)):
+        return
+    judge = experiment.stage(PART)
+    if not config.reward_model:
+        if not (judge.folder.is_finished or judge.wanted):
             raise UserError(
-                f"{asking} has parameters of its own, and {experiment.workdir} has none; put "
-                f"{part} into config.stages, or give config.evaluate.reward_model"
+                f"{asking} has parameters of its own, and {experiment.workdir} has none; put {PART} into "
+                "config.stages, or give config.evaluate.reward_model"
             )
-
-
-def _asking(config: EvaluateConfig) -> dict[str, str]:
-    """Parts of the parameters that scorers have beside the policy's -> the key and the scorer that ask for them."""
-    search = {PART: f"config.evaluate.beams: {config.beams}, and {PART}"} if config.beams else {}
-    names = [name for name in config.scorers if SCORERS[name].part]
-    return search | {SCORERS[name].part: f"config.evaluate.scorers: {name}" for name in names}
-
-
-def _say_of_others(reward_model: str, judged: list[Stage]) -> None:
-    """Say that a reward model of another run judged none of the checkpoints that are here.
-
-    It may all the same be of use, to what was trained further from what it judged.
-    """
-    labels = artifact.read(manifest_of(Workdir(Path(reward_model).parent.parent).labels))
-    known = [checkpoint_digest(stage, functools.partial(stage_params, stage)) for stage in judged if labels]
-    if labels and known and labels.facts["checkpoint"] not in known:
+        return
+    _reward_model(experiment, config.reward_model)
+    origin = [experiment.stage("")] * bool(experiment.config.init)
+    labels = artifact.read(manifest_of(Workdir(Path(config.reward_model).parent.parent).labels))
+    judged = [stage for stage in (*finished, *origin) if stage is not judge and labels]
+    known = [checkpoint_digest(stage, functools.partial(stage_params, stage)) for stage in judged]
+    if labels and known and labels.facts["checkpoint"] not in known:  # what it says may be of use all the same
         logging.warning(
             "config.evaluate.reward_model: %s judged thoughts of another checkpoint than this run's; what it says of "
-            "these may mean nothing", reward_model,
+            "these may mean nothing", config.reward_model,
         )  # fmt: skip
 
 
-def _scorers_params(setup: Setup, own: Mapping[str, Path]) -> Params:
-    """The parts that the scorers ask for.
+def _asking(config: EvaluateConfig) -> str:
+    """The key and the name that ask for a reward model's parameters; "" where none does."""
+    found = [f"config.evaluate.scorers: {name}" for name in config.scorers if SCORERS[name].part]
+    found += [f"config.evaluate.beams: {config.beams}, and {PART}"] * bool(config.beams)
+    return found[0] if found else ""
 
-    Args:
-        own: where the run has left them, by part; it is not asked where the config names another run's.
+
+def _reward_model(setup: Setup, source: str) -> Params:
+    """The parameters that judge this reasoner.
+
     Raises:
-        UserError: one is not there, or of another reasoner.
+        UserError: there are none, or they are of another reasoner.
     """
-    found, everywhere, config = {}, NamedSharding(setup.mesh, EVERYWHERE), setup.config.evaluate
-    for part in _asking(config):
-        shapes = jax.eval_shape(lambda params: begun(params, setup.reasoner.width), setup.abstract_params())
-        like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere), shapes)
-        source = config.reward_model or str(own[part])
-        found[part] = replicate(read_reward_model(source, setup.checkpoint.description, like), setup.mesh)
-    return found
+    everywhere = NamedSharding(setup.mesh, EVERYWHERE)
+    shapes = jax.eval_shape(lambda params: begun(params, setup.reasoner.width), setup.abstract_params())
+    like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere), shapes)
+    return replicate(read_reward_model(source, setup.checkpoint.description, like), setup.mesh)
 
 
 def run_evaluate(experiment: Experiment) -> None:
@@ -127,8 +117,10 @@ class _Evaluation:
         self._run, self._config = experiment, experiment.config.evaluate
         # What rollouts depend on beside the row's rule, and all that is evaluated of them.
         self._settings = evaluated_settings(experiment.config, experiment.template.more_eos_ids)
-        self._scoring = _scorers_params(experiment, {PART: experiment.stage(PART).folder.path})
-        config = self._config
+        config, self._scoring = self._config, dict[str, Any]()
+        if _asking(config):
+            own = str(experiment.stage(PART).folder.path)
+            self._scoring = {PART: _reward_model(experiment, config.reward_model or own)}
         search = [f"{config.beams} x {config.candidates}"] if config.beams else []
         digests = [f"{part} {params_digest(params)}" for part, params in self._scoring.items()]
         asked = {"samples": config.samples, "seeds": config.used_seeds}

@@ -35,17 +35,9 @@ from slpo_jax.models.reasoner import Reasoner
 from slpo_jax.policy.policy import Policy, RolloutConfig
 from slpo_jax.rewards.reward import Reward
 from slpo_jax.rewards.verifier import reference_width
+from slpo_jax.run import validate
 from slpo_jax.run.sources import EVAL, TRAIN, VALID, kind_of, load_set, only_errors
 from slpo_jax.run.stage import Stage
-from slpo_jax.run.validate import (
-    check_answers,
-    check_latent_policy,
-    check_prompts,
-    check_start,
-    earnable,
-    fitting_slots,
-    say_unknown,
-)
 from slpo_jax.stages import COLD_START, EVALUATE, IMITATE, RL, wanted
 from slpo_jax.training.metrics import MetricsLog
 from slpo_jax.training.optimizer import OptimizerConfig
@@ -135,15 +127,15 @@ class Setup:
         except UserError as error:
             raise UserError(f"{where or key}: {error}") from None
         if unknown and hosts.is_first():
-            say_unknown(key, encoded, unknown)
-        encoded = earnable(encoded, where or key, judge or self.reward)
+            validate.say_unknown(key, encoded, unknown)
+        encoded = validate.earnable(encoded, where or key, judge or self.reward)
         most = max(self.prompt_slots)
         prompts = encoded.prompts[: limit or None] if key.startswith(EVAL) else encoded.prompts
-        check_prompts(key, prompts, most, most < max(self.config.prompt_slots))
-        if not trains:
-            check_answers(key, encoded, range(min(limit or len(encoded), len(encoded))), *self.evaluated_answers)
-        elif stages - {IMITATE, EVALUATE}:  # imitation says itself which it imitates
-            check_answers(key, encoded, range(len(encoded)), "max_answer_tokens", self.config.max_answer_tokens)
+        validate.check_prompts(key, prompts, most, most < max(self.config.prompt_slots))
+        used = range(len(encoded) if trains else min(limit or len(encoded), len(encoded)))
+        budget = ("max_answer_tokens", self.config.max_answer_tokens) if trains else self.evaluated_answers
+        if not trains or stages - {IMITATE, EVALUATE}:  # imitation says itself which it imitates
+            validate.check_answers(key, encoded, used, *budget)
         return encoded
 
     @property
@@ -179,7 +171,7 @@ class Setup:
         stored: dict[str, Any] = {} if orbax is None else stored_params(orbax)
         if orbax is not None or self.checkpoint.read is not None:
             policy, trains = self.config.latent_policy.name, RL in self.config.stages
-            check_latent_policy(policy, self.config.init, stored, self.abstract_params(), trains)
+            validate.check_latent_policy(policy, self.config.init, stored, self.abstract_params(), trains)
         return stored
 
     def initial_params(self, explain: bool = False) -> dict[str, Any]:
@@ -315,7 +307,7 @@ def assemble(
 
     checkpoint = find_checkpoint(config, identity, problems)
     template, model, architecture = checkpoint.template, checkpoint.description.model, checkpoint.architecture
-    check_start(config, checkpoint, finished)
+    validate.check_start(config, checkpoint, finished)
     # The config gets the loaded shapes, so that config.json says what was run.
     shapes = {name: getattr(model, name, getattr(architecture, name, None)) for name in vars(config.model)}
     shapes = {key: value for key, value in shapes.items() if value is not None} | {"dtype": jnp.dtype(model.dtype).name}
@@ -349,7 +341,7 @@ def assemble(
         mesh=device_mesh(devices, config.sharding.fsdp),
         key=key,
         checkpoint=checkpoint,
-        prompt_slots=fitting_slots(config.prompt_slots, config.max_latents, answers, positions, config.init),
+        prompt_slots=validate.fitting_slots(config.prompt_slots, config.max_latents, answers, positions, config.init),
         parts=(
             Part(REASONER, reasoner_key, reasoner.init, frozenset({IMITATE, RL, *with_backbone})),
             Part(GATE, gate_key, gate.init, frozenset({COLD_START, *with_gate})),

@@ -98,13 +98,9 @@ class Stage:
         for each in map(self.run.stage, (after,) if after else usual):
             if each.folder.is_finished or each.wanted:
                 return each
-        if after and self.name == LATENT_RM:
-            raise UserError(f"config.latent_rm.after: {after} is not in {self.run.workdir}; run that first")
         if after:
-            raise UserError(
-                f"config.objective.{self.name}.after: {after} is not in {self.run.workdir}; put it before {self.name} "
-                "into config.rl.objectives"
-            )
+            key = self.name if self.name == LATENT_RM else f"objective.{self.name}"
+            raise UserError(f"config.{key}.after: {after} is not in {self.run.workdir}; run that before {self.name}")
         return self.run.stage("")
 
 
