@@ -160,8 +160,6 @@ def test_a_reward_of_one_s_own_says_what_is_right(reasoner):
             lambda r: r.evaluate({"task": ["Q?"]}),
             "^problems: record 1: field 'question' is missing, .*; rename the one",
         ),
-        (lambda r: r.export(None), "folder: None is no path"),
-        (lambda r: slpo.load(""), "checkpoint: '' is no path"),
         (lambda r: slpo.Evaluation([]).compare(None), "compare: None is no evaluation"),
     ],
 )

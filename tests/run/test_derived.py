@@ -11,7 +11,6 @@ from small_run import run
 from tiny_folder import tiny_folder
 
 from slpo_jax.checkpoints.architectures import REASONERS, architecture_of
-from slpo_jax.cli.train import smoke
 from slpo_jax.config import Config, default_config
 from slpo_jax.config.auto import Measured, buckets, choices
 from slpo_jax.config.config_files import override
@@ -329,8 +328,8 @@ def test_flags_of_the_command_go_before_what_is_chosen(tmp_path):
         (["--test=a/te.csv", "--test=b/te.csv"], "--test=b/te.csv: another set is called te too; "),
         (["--config.data.train.limit=3"], "config.data.train.limit: unknown config key; "),
         (["--config.rl.steps.most=3"], "config.rl.steps.most: unknown config key; "),
-        (["--smoke=3"], "--smoke=3: takes no value; give --smoke, or leave it out; see --help"),
-        (["--processes=x"], "--processes=x: is not valid; give a positive integer; see --help"),
+        (["--smoke=3"], "argument --smoke: ignored explicit argument '3'; see --help"),
+        (["--processes=x"], "argument --processes: invalid int value: 'x'; see --help"),
     ],
 )
 def test_a_flag_that_would_be_dropped_or_misread_is_a_line(flags, error, tmp_path):
@@ -340,15 +339,6 @@ def test_a_flag_that_would_be_dropped_or_misread_is_a_line(flags, error, tmp_pat
     assert line.startswith(f"error: {error}")
     assert "site-packages" not in line
     assert "own.py" not in line
-
-
-def test_smoke_says_what_it_goes_before():
-    config = default_config()
-    config.evaluate.samples, config.rl.steps = 4, 1
-    line = smoke(config, {"evaluate.samples", "rl.steps", "seed"})
-    assert config.evaluate.samples == 2
-    assert line.endswith("; it goes before what was given: config.evaluate.samples=2 and not 4")
-    assert "goes before" not in smoke(default_config(), {"seed"})
 
 
 def test_a_kind_whose_marks_are_words_gets_words(tmp_path):
