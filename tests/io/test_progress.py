@@ -56,17 +56,6 @@ def test_quick_work_has_no_lines_between():
     assert _ten_minutes(keep=False, seconds_a_step=0.01) == []
 
 
-def test_slow_work_that_is_one_of_many_ends_with_a_line():
-    assert len(_ten_minutes(keep=False)) == 11
-
-
-def test_work_given_up_says_how_far_it_was():
-    file = io.StringIO()
-    progress = Progress("rl", 10, file=file, clock=Clock())
-    progress.close()
-    assert file.getvalue() == "rl: begins at step 0 of 10\nrl: 0/10 steps\n"
-
-
 @pytest.fixture
 def compiler(monkeypatch):
     """What jax says of programs, and the seconds that they took."""
