@@ -88,21 +88,6 @@ def test_a_log_file_says_what_compiles_and_is_as_fast_as_without(compiler):
     assert lines[3:] == ["slpo: 20/100 steps, 1 steps/s, 01:20 left", "slpo: 60/100 steps, 1 steps/s, 00:40 left"]
 
 
-def test_a_bar_s_time_left_is_without_compilation(compiler):
-    file, clock = Terminal(), Clock()
-    progress = Progress("slpo", 100, file=file, clock=clock)
-    progress._bar._time = clock
-    progress._bar.start_t = progress._bar.last_print_t = clock.now
-    compiler(clock, 400.0)
-    assert "compiling .." in file.getvalue()
-    for step in (10, 20):
-        clock.now += 10.0
-        progress.update(step, {"loss": "0.5"})
-    last = file.getvalue().rpartition("\r")[2]
-    assert "20/100 [00:20<01:20,  1.00step/s, loss=0.5]" in last
-    progress.close()
-
-
 def test_jax_tells_what_it_compiles(monkeypatch):
     """The names of its events are no promise."""
     monkeypatch.setattr(backend, "PATIENCE", 0.01)
