@@ -12,7 +12,8 @@ each reasoner (`launch/reproduce.py arena_imitation`), an objective's is the sam
 arena_rates`).
 """
 
-from _presets import LATENT_GRPO, LATENT_SFT_MIXTURE, colar_thought
+from _presets import LATENT_GRPO, colar_thought
+from _soft import LATENT_SFT_MIXTURE
 
 from slpo_jax.config import default_config, objective_variant, tried
 from slpo_jax.errors import UserError

@@ -7,7 +7,7 @@ Model and data are hub ids, from its cache where there is no network; local dire
 (`--config.init=DIR`, `--config.data.train=DIR`).
 """
 
-from _presets import soft_llama
+from _soft import soft_llama
 
 from slpo_jax.config import default_config
 

@@ -11,7 +11,7 @@ Model and data are hub ids, from its cache where there is no network; local dire
 (`--config.init=DIR`, `--config.data.train=DIR`).
 """
 
-from _presets import on_cards, soft_llama
+from _soft import on_cards, soft_llama
 
 from slpo_jax.config import default_config
 

@@ -11,7 +11,8 @@ trained at every rate of `RATES` and evaluated on the validation problems alone:
 (`launch/reproduce.py table4_rates`).
 """
 
-from _presets import LATENT_GRPO, LATENT_SFT_MIXTURE, SOFT_GRPO, SOFT_GRPO_OBJECTIVE
+from _presets import LATENT_GRPO, SOFT_GRPO, SOFT_GRPO_OBJECTIVE
+from _soft import LATENT_SFT_MIXTURE
 
 from slpo_jax.config import default_config, objective_variant, tried
 from slpo_jax.errors import UserError

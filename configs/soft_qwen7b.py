@@ -6,7 +6,8 @@ are hub ids, from its cache where there is no network; a local directory of the 
 (`--config.init=DIR`, `--config.data.eval.gsm8k=DIR`).
 """
 
-from _presets import SOFT_METHODS, hub_tests, latent_sft, on_cards, soft_llama
+from _presets import SOFT_METHODS
+from _soft import hub_tests, latent_sft, on_cards, soft_llama
 
 from slpo_jax.config import default_config
 from slpo_jax.errors import UserError

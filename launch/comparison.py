@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jobs import DONE, Job, make_job
-from runs import NAMES, Run, Table
+from jobs import DONE, Job, Run, Table, make_job
+from runs import CONTENDERS
 
 from slpo_jax.evaluation.comparisons import AVERAGE
 from slpo_jax.evaluation.records import read_evals
@@ -18,6 +18,27 @@ from slpo_jax.io.files import read_json
 
 Figures = dict[str, dict[str, float]]  # metric -> {"value", "low", "high"} of a difference, {"value", "se"} of a mean
 _VARIANT = re.compile(r"(.*)_(\de_\d\d)")
+
+NAMES = {
+    "imitate": "imitation", "imitate_no_thought": "no thought",
+    "imitate_fixed_tmax": "imitation, T_max latents", "imitate_control": "further imitation",
+    "cold_start": "cold gate", "slpo_sum": "SLPO (sum)", "slpo_mean": "SLPO (mean)", "slpo_pkpo": "SLPO (PKPO)",
+    "pass_at_k": "Pass@k", "slpo": "SLPO", "cot_sft": "CoT-SFT", "no_thought": "no thought", "icot": "iCoT",
+    "simcot_coconut": "SIM-CoT on COCONUT", "simcot_codi": "SIM-CoT on CODI", "coconut": "COCONUT", "codi": "CODI",
+    "dart": "DART-like", "colar": "CoLaR", "regular": "ReGuLaR with text", "exact": "exact likelihood",
+    "latent_sft": "Latent-SFT", "latent_grpo": "Latent-GRPO",
+    "cot": "chain of thought", "grpo": "GRPO", "grpo_latent": "GRPO with latent inference",
+    "lepo": "LEPO", "hrpo": "HRPO", "soft_tokens": "Soft Tokens", "acc": "Acc", "latent_steps": "latents",
+    "answer_tokens": "words", "distinct_answers": "answers", "pearson_difficulty_r": "r with difficulty",
+    **{f"pass@{k}": f"Pass@{k}" for k in (1, 2, 8, 16, 32)},
+    **{f"depth_{depth}": f"depth {depth}" for depth in (1, 2, 3, 4)},
+}  # fmt: skip
+_BACKBONES = {"gpt2": "GPT-2", "llama": "Llama"}
+NAMES |= {
+    f"{name}_{on}": f"{NAMES[name].replace(' on ', ', ')} on {title}"
+    for name in CONTENDERS for on, title in _BACKBONES.items()
+}  # fmt: skip
+"""What rows, runs and metrics are called in tables: as in the paper, where it has them."""
 
 
 def compare(table: Table, root: Path, limit: int | None = None) -> tuple[dict[str, Any], list[int]]:

@@ -8,12 +8,11 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ml_collections import ConfigDict
-from runs import Run, Table
 
 from slpo_jax.config.config_files import read_config_file
 from slpo_jax.data.dataset_rows import source_path
@@ -25,6 +24,60 @@ from slpo_jax.io.workdir import Workdir
 
 ROOT = Path(__file__).resolve().parents[1]
 DONE, LOG = "reproduced.json", "run.log"
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One run, trained once for each seed.
+
+    Attributes:
+        name: of its folder and its lines.
+        config: FILE or FILE:ARGUMENT, as --config of slpo_jax.main takes it; relative to the checkout.
+        overrides: value by config key; "{after}" in one stands for the workdir of `after` with the same seed.
+        after: the name of a run that comes first, whose report's rows this one takes where it has none of its own
+            (`jobs.take_rows`); "": none.
+        rows: that are compared of it, instead of the table's.
+        alone: it takes no rows of `after`, being evaluated in another way.
+        seeds: instead of the table's.
+        kind: what its settings are counted as; "": as its rows.
+        group: those of one group are a line together (`pooled.pool`); "": none.
+    """
+
+    name: str
+    config: str
+    overrides: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    after: str = ""
+    rows: tuple[str, ...] = ()
+    alone: bool = False
+    seeds: tuple[int, ...] = ()
+    kind: str = ""
+    group: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """Runs and how they are compared.
+
+    Attributes:
+        runs: no two with one name; those named in `after` before those that name them.
+        rows: of the reports.
+        minus: baselines of theirs, which they are set beside within each run; without any they stand alone.
+        metrics: of the reports.
+        by_set: of the metrics, those that are also shown for each test set by itself.
+        samples: numbers of them, by which the selectors of each row are compared.
+        folder: under runs/, shared with tables that have some of the same runs; "": the table's name.
+        beside: the group whose first row the other groups' first rows are set beside; "": none.
+    """
+
+    runs: tuple[Run, ...]
+    rows: tuple[str, ...] = ("slpo",)
+    minus: tuple[str, ...] = ("cold_start", "imitate_control")
+    seeds: tuple[int, ...] = (0, 1, 2)
+    metrics: tuple[str, ...] = ("acc", "pass@1", "pass@8", "pass@16")
+    by_set: tuple[str, ...] = ()
+    samples: tuple[int, ...] = ()
+    folder: str = ""
+    beside: str = ""
 
 
 @dataclasses.dataclass(frozen=True)

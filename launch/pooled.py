@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 from comparison import Figures, called, finished, made, scale
-from jobs import Job
-from runs import Table
+from jobs import Job, Table
 
 from slpo_jax.evaluation.comparisons import bootstrap_draws, interval
 from slpo_jax.evaluation.curves import read_metrics, training_curves

@@ -4,90 +4,15 @@ A run is a name, a config, keys of it that differ, and the run that it starts fr
 reports that are compared, and what each is set beside, over training seeds.
 """
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from jobs import Run, Table
+
 from slpo_jax.config import tried
 
-
-@dataclasses.dataclass(frozen=True)
-class Run:
-    """One run, trained once for each seed.
-
-    Attributes:
-        name: of its folder and its lines.
-        config: FILE or FILE:ARGUMENT, as --config of slpo_jax.main takes it; relative to the checkout.
-        overrides: value by config key; "{after}" in one stands for the workdir of `after` with the same seed.
-        after: the name of a run that comes first, whose report's rows this one takes where it has none of its own
-            (`jobs.take_rows`); "": none.
-        rows: that are compared of it, instead of the table's.
-        alone: it takes no rows of `after`, being evaluated in another way.
-        seeds: instead of the table's.
-        kind: what its settings are counted as; "": as its rows.
-        group: those of one group are a line together (`pooled.pool`); "": none.
-    """
-
-    name: str
-    config: str
-    overrides: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    after: str = ""
-    rows: tuple[str, ...] = ()
-    alone: bool = False
-    seeds: tuple[int, ...] = ()
-    kind: str = ""
-    group: str = ""
-
-
-@dataclasses.dataclass(frozen=True)
-class Table:
-    """Runs and how they are compared.
-
-    Attributes:
-        runs: no two with one name; those named in `after` before those that name them.
-        rows: of the reports.
-        minus: baselines of theirs, which they are set beside within each run; without any they stand alone.
-        metrics: of the reports.
-        by_set: of the metrics, those that are also shown for each test set by itself.
-        samples: numbers of them, by which the selectors of each row are compared.
-        folder: under runs/, shared with tables that have some of the same runs; "": the table's name.
-        beside: the group whose first row the other groups' first rows are set beside; "": none.
-    """
-
-    runs: tuple[Run, ...]
-    rows: tuple[str, ...] = ("slpo",)
-    minus: tuple[str, ...] = ("cold_start", "imitate_control")
-    seeds: tuple[int, ...] = (0, 1, 2)
-    metrics: tuple[str, ...] = ("acc", "pass@1", "pass@8", "pass@16")
-    by_set: tuple[str, ...] = ()
-    samples: tuple[int, ...] = ()
-    folder: str = ""
-    beside: str = ""
-
-
-NAMES = {
-    "imitate": "imitation", "imitate_no_thought": "no thought",
-    "imitate_fixed_tmax": "imitation, T_max latents", "imitate_control": "further imitation",
-    "cold_start": "cold gate", "slpo_sum": "SLPO (sum)", "slpo_mean": "SLPO (mean)", "slpo_pkpo": "SLPO (PKPO)",
-    "pass_at_k": "Pass@k", "slpo": "SLPO", "cot_sft": "CoT-SFT", "no_thought": "no thought", "icot": "iCoT",
-    "simcot_coconut": "SIM-CoT on COCONUT", "simcot_codi": "SIM-CoT on CODI", "coconut": "COCONUT", "codi": "CODI",
-    "dart": "DART-like", "colar": "CoLaR", "regular": "ReGuLaR with text", "exact": "exact likelihood",
-    "latent_sft": "Latent-SFT", "latent_grpo": "Latent-GRPO",
-    "cot": "chain of thought", "grpo": "GRPO", "grpo_latent": "GRPO with latent inference",
-    "lepo": "LEPO", "hrpo": "HRPO", "soft_tokens": "Soft Tokens", "acc": "Acc", "latent_steps": "latents",
-    "answer_tokens": "words", "distinct_answers": "answers", "pearson_difficulty_r": "r with difficulty",
-    **{f"pass@{k}": f"Pass@{k}" for k in (1, 2, 8, 16, 32)},
-    **{f"depth_{depth}": f"depth {depth}" for depth in (1, 2, 3, 4)},
-}  # fmt: skip
-_BACKBONES = {"gpt2": "GPT-2", "llama": "Llama"}
-_CONTENDERS = ("no_thought", "icot", "cot_sft", "coconut", "simcot_coconut", "codi", "simcot_codi", "dart", "colar",
+CONTENDERS = ("no_thought", "icot", "cot_sft", "coconut", "simcot_coconut", "codi", "simcot_codi", "dart", "colar",
                "regular", "latent_sft", "latent_grpo")  # fmt: skip
-NAMES |= {
-    f"{name}_{on}": f"{NAMES[name].replace(' on ', ', ')} on {title}"
-    for name in _CONTENDERS for on, title in _BACKBONES.items()
-}  # fmt: skip
-"""What rows, runs and metrics are called in tables: as in the paper, where it has them."""
-
 _RATES = (1e-5, 3e-5, 1e-4)
 _AVERAGES = ("acc", "pass@1", "pass@8", "pass@16")
 _RL = {"stages": ("rl", "evaluate"), "init": "{after}/checkpoints/cold_start"}
@@ -291,7 +216,7 @@ TABLES = {
     # backbone; the objectives' for all, on two of them.
     **{
         name: Table(
-            tuple(Run(f"{each}_{on}", f"{_ARENA}:{each}_{on}", group=each) for each in _CONTENDERS),
+            tuple(Run(f"{each}_{on}", f"{_ARENA}:{each}_{on}", group=each) for each in CONTENDERS),
             (*_CONTROLS, *_TRAINED[1:]), _CONTROLS, metrics=(*_AVERAGES, "latent_steps"), by_set=("acc", "pass@16"),
             beside="no_thought",
         )
@@ -300,7 +225,7 @@ TABLES = {
     "arena_imitation": Table(
         tuple(
             Run(tried(each, rate), f"{_ARENA}:{each}_gpt2,tune", _IMITATED | {"imitate.optimizer.learning_rate": rate})
-            for each in _CONTENDERS for rate in (1e-3, 2e-3) if each != "latent_grpo"  # begins as Latent-SFT
+            for each in CONTENDERS for rate in (1e-3, 2e-3) if each != "latent_grpo"  # begins as Latent-SFT
         ),
         ("imitate",), (), (100,), ("acc",),
     ),

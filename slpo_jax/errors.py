@@ -4,7 +4,6 @@ import argparse
 import contextlib
 import io
 import os
-import select
 import signal
 import sys
 from collections.abc import Iterator
@@ -49,8 +48,7 @@ class FlagParser(argparse.ArgumentParser):
 def silent_when_unread() -> Iterator[None]:
     """End without a word, with SIGPIPE's status, where nobody reads any more what is printed (`| head`).
 
-    Python ignores that signal, and a worker's closed pipe is to stay an error. What the output's encoding lacks is
-    printed as Python would write it in a text.
+    Python ignores that signal. What the output's encoding lacks is printed as Python would write it in a text.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
@@ -62,15 +60,6 @@ def silent_when_unread() -> Iterator[None]:
             raise
         sys.stdout.flush()
     except BrokenPipeError:
-        unread = [stream for stream in (sys.stdout, sys.stderr) if _is_unread(stream)]
-        if not unread:
-            raise
-        for stream in unread:  # what is left in them is written once more at the interpreter's end
+        for stream in (sys.stdout, sys.stderr):  # what is left in them is written once more at the interpreter's end
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
         raise SystemExit(128 + signal.SIGPIPE) from None
-
-
-def _is_unread(stream: Any) -> bool:
-    polled = select.poll()
-    polled.register(stream, 0)
-    return bool(polled.poll(0))

@@ -2,11 +2,9 @@
 
 import json
 import re
-from xml.etree import ElementTree
 
 import pytest
 import tables
-from figure import intervals, lines
 
 from slpo_jax.errors import UserError
 
@@ -73,36 +71,6 @@ def test_figures_are_drawn_from_results(name):
     """After a change of results/: python launch/tables.py."""
     assert (tables.ROOT / name).read_text() == tables.drawn(name)
     assert any(f"({name.removeprefix('docs/')})" in page.read_text() for page in tables.pages())
-
-
-def test_lines_go_through_their_values():
-    """One panel from 0 to 100: each value is as far up as its share, and the diagonal's panel reaches its places."""
-    rows = [["a", {"value": 100.0, "se": 0.0}, {"value": 25.0, "se": 5.0}]]
-    drawn = ElementTree.fromstring(lines({"Acc": {"columns": ["", "one", "two"], "rows": rows}}, "latents"))
-    ys = [float(dot.get("cy")) for dot in drawn.iter("{http://www.w3.org/2000/svg}circle")]
-    ticks = {text.text: float(text.get("y")) - 4 for text in drawn.iter("{http://www.w3.org/2000/svg}text")}
-    assert ys[0] == ticks["100"]
-    assert ys[1] == pytest.approx(0.75 * ticks["0"] + 0.25 * ticks["100"], abs=0.2)
-
-
-def test_a_figure_has_a_line_and_a_dot_where_the_values_are():
-    """Two panels on one axis from -5 to 10, a tick each 2 points; groups stand apart."""
-    cell = {"value": 2.0, "low": -4.5, "high": 10.0}
-    rows = [["a: x", cell, cell | {"value": 4.0}], ["a: y", cell, cell], ["b: x", cell, cell]]
-    drawn = ElementTree.fromstring(intervals({"columns": ["", "Acc", "Pass@16"], "rows": rows}, ("Pass@16", "Acc")))
-    space = "{http://www.w3.org/2000/svg}"
-    dots = [each for each in drawn.iter(f"{space}circle") if each.get("cy") != "10"]
-    assert len(dots) == 6
-    texts = list(drawn.iter(f"{space}text"))
-    ticks = {each.text: float(each.get("x")) for each in texts if each.get("text-anchor") == "middle"}
-    step = ticks["+2"] - ticks["0"]  # of the last panel
-    assert float(dots[3].get("cx")) == pytest.approx(ticks["+2"], abs=0.1)
-    lines = [each.get("d") for each in drawn.iter(f"{space}path") if each.get("stroke-width")]
-    low, high = map(float, re.findall(r"[\d.]+", lines[3].replace(" ", "H").replace("M", ""))[::2])
-    assert (low, high) == pytest.approx((ticks["0"] - 2.25 * step, ticks["0"] + 5 * step), abs=0.2)
-    heights = [int(each.get("cy")) for each in dots[:3]]
-    assert heights[2] - heights[1] == 2 * (heights[1] - heights[0])
-    assert {each.text for each in texts} >= {"a", "b", "x", "y", "Acc, points", "Pass@16, points"}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)

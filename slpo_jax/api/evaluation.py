@@ -110,22 +110,14 @@ class Evaluation:
         Raises:
             UserError: they are of different problems, rewards, samples or seeds.
         """
-        if not isinstance(other, Evaluation):
-            raise UserError(f"compare: {other!r} is no evaluation; give what `evaluate` returned")
-        for what, mine, its in (
-            ("rewards", self.reward, other.reward),
-            (
-                "samples or seeds",
-                *((each.arrays.seeds.tolist(), each.arrays.sample_correct.shape[2]) for each in (self, other)),
-            ),
-        ):
-            if mine != its:
-                raise UserError(f"compare: the two have different {what}, {mine} and {its}; evaluate both in one way")
-        both = {"other": {_SET: other.arrays}, "this": {_SET: self.arrays}}
+        how, its = (
+            (each.reward, each.arrays.seeds.tolist(), each.arrays.sample_correct.shape) for each in (self, other)
+        )
+        if how != its or not self.arrays.same_problems(other.arrays):
+            raise UserError("compare: the two are of other problems, rewards, samples or seeds; evaluate both alike")
+        arrays = {"other": {_SET: other.arrays}, "this": {_SET: self.arrays}}
         rows = {"other": Row("other", other.label), "this": Row("this", self.label, order=1, baselines=("other",))}
-        if not self.arrays.same_problems(other.arrays):
-            raise UserError("compare: the two are of different problems; evaluate both on the same set")
-        entries, _ = compare_rows([both], rows)
+        entries, _ = compare_rows([arrays], rows)
         found = {each["metric"]: Difference(each["difference"], each["low"], each["high"]) for each in entries}
         return Comparison(found)
 

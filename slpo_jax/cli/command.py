@@ -107,7 +107,7 @@ def _said(error: BaseException, interrupted: str) -> tuple[str, int]:
         return f"\n{interrupted}", _INTERRUPTED
     if isinstance(error, UserError):
         return f"error: {error}", 2
-    if isinstance(error, OSError) and not isinstance(error, BrokenPipeError):
+    if isinstance(error, OSError):
         return f"error: {refused(error)}", 2
     if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error):
         return f"error: {_out_of_memory(error)}", 2

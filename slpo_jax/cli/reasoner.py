@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 from slpo_jax.cli.command import CommandParser, take_keys
 from slpo_jax.config.load_options import LoadOptions, by_argument
 from slpo_jax.errors import UserError
-from slpo_jax.io.files import check_free, to_json
+from slpo_jax.io.files import to_json
 
 if TYPE_CHECKING:
     from slpo_jax.api.reasoner import TrainedReasoner
@@ -114,7 +114,6 @@ def import_(arguments: list[str]) -> None:
     options = ("reasoner", "base", "tokenizer", "lora_alpha", "explain")
     given = _converting("import", import_.__doc__, options).read(arguments)
     target = Path(given.target).expanduser()
-    check_free(target)
     with by_argument():
         identity = identify(given.source, given.base, given.lora_alpha)
         reasoner = given.reasoner or guess_reasoner(identity, given.tokenizer)

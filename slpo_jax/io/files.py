@@ -41,7 +41,9 @@ def check_free(folder: Path, remedy: str = "give another directory") -> None:
     Raises:
         UserError: it exists and is no directory, or not an empty one.
     """
-    if folder.exists() and (folder.is_file() or any(folder.iterdir())):
+    if folder.is_file():
+        raise UserError(f"{folder}: is a file; give a directory")
+    if folder.exists() and any(folder.iterdir()):
         raise UserError(f"{folder}: exists and is not empty; {remedy}")
 
 

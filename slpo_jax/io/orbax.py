@@ -141,17 +141,15 @@ def params_dir(directory: Path) -> Path:
     Raises:
         UserError: there are none, or the last ones of a finished stage are gone.
     """
-    path = _newest(directory.absolute())
-    stage = StageFolder(directory)
-    if path is None and stage.is_finished:
-        raise UserError(f"{directory}: its checkpoints are gone; delete it and run the stage again")
+    path, stage = _newest(directory.absolute()), StageFolder(directory)
+    last = stage.finished.read_text().strip() if stage.is_finished else ""
+    if last and (path is None or path.parent.name != last):
+        raise UserError(
+            f"{directory}: its last checkpoint, of step {last}, is gone; delete {stage.finished} and run the stage "
+            "again: it goes on from the checkpoint before"
+        )
     if path is None:
         raise UserError(f"config.init: {directory} holds no checkpoint of this project; give WORKDIR/checkpoints/STAGE")
-    if stage.is_finished and stage.finished.read_text().strip() != path.parent.name:
-        raise UserError(
-            f"{directory}: its last checkpoint, of step {stage.finished.read_text().strip()}, is gone; delete "
-            f"{stage.finished} and run the stage again: it goes on from step {path.parent.name}"
-        )
     return path
 
 

@@ -17,7 +17,7 @@ class Progress:
     """Steps done out of a total, on standard error.
 
     On a terminal it is a bar. Elsewhere it is a plain line at the beginning, at most once a minute, and at the end, so
-    that a log file can be read. How fast it is, and the time that is left, are without compilation, which is said.
+    that a log file can be read. How fast it is there, and the time left, are without compilation, which is said.
 
     Args:
         label: what is being done.
@@ -52,22 +52,18 @@ class Progress:
             )  # fmt: skip
         elif keep:
             print(f"{label}: begins at {unit} {done} of {total}", file=self._file, flush=True)
-        self._compiled = backend.seconds()
-        self._began, self._last = (clock() - self._compiled, done), clock()
-        self._shown = False
+        self._began, self._last, self._shown = (clock() - backend.seconds(), done), clock(), False
         self._untell = backend.tell(self._compiles)
 
     def update(self, done: int, facts: Mapping[str, str] | None = None) -> None:
         """Say that so many steps are done in all, and what else is known now: texts by name."""
         hosts.begin(f"{self._label}, {self._unit} {done}")
         self._facts = self._facts if facts is None else facts
+        steps, self.done = done - self.done, done
         if self._bar is not None:
-            if facts is not None:
-                self._bar.set_postfix(facts, refresh=False)
-            self._leave_out(self._bar)
-            self._bar.update(done - self.done)
-        self.done = done
-        if self._bar is None and self._clock() - self._last >= _SECONDS:
+            self._bar.set_postfix(self._facts, refresh=False)
+            self._bar.update(steps)
+        elif self._clock() - self._last >= _SECONDS:
             self._write()
 
     def end_at(self, total: int) -> None:
@@ -94,21 +90,12 @@ class Progress:
         facts = "".join(f", {name} {value}" for name, value in self._facts.items())
         print(f"{self._label}: {self.done}/{self._total} {self._unit}s{rate}{facts}", file=self._file, flush=True)
 
-    def _leave_out(self, bar: tqdm) -> None:
-        """Have the bar's clock stand still for what was compiled."""
-        compiled, self._compiled = backend.seconds() - self._compiled, backend.seconds()
-        bar.start_t += compiled
-        bar.last_print_t += compiled
-
     def _compiles(self, seconds: float | None) -> None:
         """See `backend.Say`."""
-        if self._bar is not None and seconds is None:
-            self._bar.set_postfix_str("compiling ..")
-        elif self._bar is not None:
-            self._leave_out(self._bar)
-            self._bar.set_postfix(self._facts)
+        what = "compiling .." if seconds is None else f"compiled in {seconds:.0f} s"
+        if self._bar is not None:
+            self._bar.set_postfix_str(what)
         else:
-            what = "compiling .." if seconds is None else f"compiled in {seconds:.0f} s"
             print(f"{self._label}: {what}", file=self._file, flush=True)
 
 

@@ -17,13 +17,11 @@ from eval_files import problem
 from small_run import load_config
 
 import slpo_jax as slpo
-from slpo_jax.api.reasoner import _fitting
 from slpo_jax.checkpoints.export import export_checkpoint
 from slpo_jax.cli import commands
 from slpo_jax.config import registry
 from slpo_jax.config.config_files import shipped
 from slpo_jax.config.validate import check
-from slpo_jax.data.problem import Problem
 from slpo_jax.io.artifact import write_checksums
 from slpo_jax.run.plan import run_stages
 
@@ -87,7 +85,7 @@ def test_problems_in_every_form_are_the_same(reasoner, tmp_path):
     assert len(first.plot(found[1]).axes[0].lines) == 2
     assert reasoner.evaluate(path, samples=0, limit=2).records == [{**row, "samples": []} for row in first.records[:2]]
     assert first.compare(found[1])["acc"] == (0.0, 0.0, 0.0)
-    with pytest.raises(slpo.UserError, match="different problems"):
+    with pytest.raises(slpo.UserError, match="of other problems"):
         first.compare(reasoner.evaluate(path, samples=3, seed=2, limit=2))
     with pytest.raises(slpo.UserError, match="no samples"):
         reasoner.evaluate(path, samples=0).plot()
@@ -112,10 +110,10 @@ def test_evaluations_of_other_questions_are_not_compared():
     """Whatever their answers."""
     first, other = (slpo.Evaluation([problem(0, True, [[1, 0]]) | {"question": text}]) for text in ("2 + 6", "9 - 1"))
     assert first.compare(first)["acc"] == (0.0, 0.0, 0.0)
-    with pytest.raises(slpo.UserError, match="compare: the two are of different problems"):
+    with pytest.raises(slpo.UserError, match="compare: the two are of other problems"):
         first.compare(other)
     first, other = (slpo.Evaluation([problem(0, True, hits)]) for hits in ([[1, 0], [0, 1]], [[1, 0]]))
-    with pytest.raises(slpo.UserError, match=r"different samples or seeds, \(\[10, 11\], 2\) and \(\[10\], 2\)"):
+    with pytest.raises(slpo.UserError, match="samples or seeds"):
         first.compare(other)
 
 
@@ -160,33 +158,11 @@ def test_a_reward_of_one_s_own_says_what_is_right(reasoner):
             lambda r: r.evaluate({"task": ["Q?"]}),
             "^problems: record 1: field 'question' is missing, .*; rename the one",
         ),
-        (lambda r: r.export(None), "folder: None is no path"),
-        (lambda r: slpo.load(""), "checkpoint: '' is no path"),
-        (lambda r: slpo.Evaluation([]).compare(None), "compare: None is no evaluation"),
     ],
 )
 def test_a_wrong_value_is_a_line(reasoner, call, message):
     with pytest.raises(slpo.UserError, match=message):
         call(reasoner)
-
-
-@pytest.mark.slow
-def test_unlike_evaluations_are_not_compared(reasoner):
-    asked = [{"question": QUESTION, "answer": 5}]
-    found = reasoner.evaluate(pandas.DataFrame(asked), samples=2)
-    for other in ({"samples": 1}, {"samples": 2, "seed": 1}, {"samples": 2, "reward": lambda *_: 1.0}):
-        with pytest.raises(slpo.UserError, match="compare: the two have different"):
-            found.compare(reasoner.evaluate(asked, **other))
-
-
-def test_a_question_may_take_all_the_positions_that_are_left(reasoner, caplog):
-    setup, words = reasoner.solver.setup, QUESTION.split()
-    most = setup.config.model.n_positions - setup.config.max_latents - setup.evaluator.policy.config.suffix_slots
-    around = len(setup.template.prompt(words[0])) - 1
-    fits, longer = (Problem(" ".join([words[0]] * (most - around + more)), (), "5") for more in (0, 1))
-    _, asked = _fitting(setup, [fits, longer], setup.reward)
-    assert (list(map(len, asked.prompts)), asked.problems) == ([most], (fits,))
-    assert f"left out 1 of 2, of more than {most} tokens" in caplog.text
 
 
 @pytest.mark.slow
@@ -208,14 +184,11 @@ def test_questions_longer_than_the_run_s_are_evaluated(reasoner, caplog):
     [
         ({"treshold": 0.5}, "^treshold: is no argument; give some of threshold, latents, "),
         ({"threshold": 5}, "^threshold: 5 is not valid"),
-        ({"threshold": 0.5, "latents": 2}, "^threshold: has no use beside latents; give"),
         (
             {"latents": 0, "latent_policy": "soft"},
             "^latents: 0 leaves latent_policy=soft nothing to think; give e.g. latents=4$",
         ),
-        ({"max_answer_tokens": -5}, "^max_answer_tokens: -5 is not valid"),
         ({"explain": True}, "^explain: .* with config.imitate.recipe=simcot"),
-        ({"answers": "boxed"}, "^answers: coconut_gpt2 asks and answers in its own way"),
     ],
 )
 def test_errors_name_the_arguments_of_the_call(reasoner, given, message):
@@ -314,45 +287,12 @@ def test_a_run_from_python_is_the_command_s(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("given", "config", "message"),
-    [
-        ("nowhere", {}, "^--config=nowhere: no such file; give a file, or one of arena, "),
-        ("quickstart", {"rl.stepz": 3}, r"config\.rl\.stepz: unknown config key; use one of batch_size"),
-        ("arena:colar_gpt2", {"prompt.speed": 2.5}, r"^config\.prompt\.speed: 2\.5 is not .* number from 1 to 5$"),
-        ("arena:colar_gpt2", {"prompt.speed": "fast"}, r"^config\.prompt\.speed: 'fast' is not .* from 1 to 5$"),
-    ],
-)
-def test_what_can_t_be_trained_is_said_before_any_work(tmp_path, given, config, message):
-    with pytest.raises(slpo.UserError, match=message):
-        slpo.train(given, workdir=tmp_path / "work", config=config)
-    assert not (tmp_path / "work").exists()
-
-
-@pytest.mark.parametrize(
-    ("given", "key"),
-    [
-        ({"train": "tr.csv"}, "data.train"),
-        ({"valid": "va.csv"}, "config.data.valid"),
-        ({"base": "gpt2"}, "init"),
-        ({"eval": {"te": "te.csv"}}, "data.eval.te"),
-        ({"eval": {"te": "te.csv"}}, "data.eval"),
-    ],
-)
-def test_a_key_that_is_given_twice_is_a_line(given, key):
-    (argument, value), whole = next(iter(given.items())), f"config.{key.removeprefix('config.')}"
-    if argument == "eval":
-        argument, value = "test", value["te"]
-    with pytest.raises(slpo.UserError, match=rf"^--{argument}\b.*{value}.*: {whole} is given too; leave one"):
-        slpo.train(**given, config={key: "other.csv"})
-
-
-@pytest.mark.parametrize(
     ("arguments", "said"),
     [
         ([], "slpo data FILE"),
         (["--version"], slpo.__version__),
         (["configs"], "quickstart"),
-        (["configs", "own"], "def get_config"),
+        (["configs", "quickstart"], "def get_config"),
     ],
 )
 def test_the_command(arguments, said, capsys):

@@ -8,7 +8,6 @@ import pytest
 
 import slpo_jax as slpo
 from slpo_jax.data.problem import Problem
-from slpo_jax.errors import UserError
 
 TABLE = """id,question,context,answer,rationale,subject
 1,How many?,He has 2 pens.,5,"He has 2.
@@ -90,19 +89,3 @@ def test_the_command_shows_the_first_problems(path):
         "     steps   none",
         "     answer  $6",
     ]
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ([], "source: is empty; give at least one record"),
-        ({"question": "Q?", "answer": "5"}, "source: is one record; give a list"),
-        (
-            pandas.DataFrame([["Q?", 1, 2]], columns=["question", "answer", "answer"]),
-            "source: has two columns 'answer'",
-        ),
-    ],
-)
-def test_what_holds_no_records_is_named(given, message):
-    with pytest.raises(UserError, match=f"^{message}"):
-        slpo.read(given)

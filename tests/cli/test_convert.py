@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
-from small_run import finished_run, load_config
+from small_run import finished_run
 from tiny import random_tree
 
 from slpo_jax.checkpoints import export
@@ -202,18 +202,6 @@ def test_a_card_has_no_figures_of_the_checkpoint_that_was_there_before(tmp_path)
         (work / "report.json").write_text(text)
         with pytest.raises(UserError, match=r"report\.json: is no report of this program; delete it"):
             export.export_checkpoint(work / "checkpoints" / "slpo", tmp_path / f"card{number}")
-
-
-@pytest.mark.slow
-def test_an_untrained_gate_is_not_evaluated_by(tmp_path):
-    work = finished_run() / "work"
-    for init in (work / "checkpoints" / "imitate",):
-        config = load_config()
-        config.update(init=str(init), stages=("evaluate",))
-        with pytest.raises(UserError, match=r"config\.gate\.enabled") as caught:
-            build(read_config(config), tmp_path / "new", given=("gate.enabled",))
-        assert "\n" not in str(caught.value)
-        assert not (tmp_path / "new").exists()
 
 
 def test_a_full_disk_is_one_line_and_leaves_nothing(there, tmp_path):

@@ -56,17 +56,6 @@ def test_quick_work_has_no_lines_between():
     assert _ten_minutes(keep=False, seconds_a_step=0.01) == []
 
 
-def test_slow_work_that_is_one_of_many_ends_with_a_line():
-    assert len(_ten_minutes(keep=False)) == 11
-
-
-def test_work_given_up_says_how_far_it_was():
-    file = io.StringIO()
-    progress = Progress("rl", 10, file=file, clock=Clock())
-    progress.close()
-    assert file.getvalue() == "rl: begins at step 0 of 10\nrl: 0/10 steps\n"
-
-
 @pytest.fixture
 def compiler(monkeypatch):
     """What jax says of programs, and the seconds that they took."""
@@ -97,21 +86,6 @@ def test_a_log_file_says_what_compiles_and_is_as_fast_as_without(compiler):
     lines = file.getvalue().splitlines()
     assert lines[1:3] == ["slpo: compiling ..", "slpo: compiled in 20 s"]
     assert lines[3:] == ["slpo: 20/100 steps, 1 steps/s, 01:20 left", "slpo: 60/100 steps, 1 steps/s, 00:40 left"]
-
-
-def test_a_bar_s_time_left_is_without_compilation(compiler):
-    file, clock = Terminal(), Clock()
-    progress = Progress("slpo", 100, file=file, clock=clock)
-    progress._bar._time = clock
-    progress._bar.start_t = progress._bar.last_print_t = clock.now
-    compiler(clock, 400.0)
-    assert "compiling .." in file.getvalue()
-    for step in (10, 20):
-        clock.now += 10.0
-        progress.update(step, {"loss": "0.5"})
-    last = file.getvalue().rpartition("\r")[2]
-    assert "20/100 [00:20<01:20,  1.00step/s, loss=0.5]" in last
-    progress.close()
 
 
 def test_jax_tells_what_it_compiles(monkeypatch):

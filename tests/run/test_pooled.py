@@ -11,7 +11,7 @@ import pooled
 import pytest
 import small_run
 from eval_files import write_eval
-from runs import Run, Table
+from jobs import Run, Table
 
 GROUPS = {"one": ("a",), "two": ("b", "c")}
 SEEDS, SETS, N = (0, 1), ("real", "made"), 40

@@ -10,7 +10,8 @@ import jobs
 import pytest
 import reproduce
 import small_run
-from runs import TABLES, Run, Table
+from jobs import Run, Table
+from runs import TABLES
 
 from slpo_jax.config import read_config
 from slpo_jax.run.provenance import evaluated_settings
