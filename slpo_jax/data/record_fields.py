@@ -61,7 +61,7 @@ _QUESTIONS = ("question_concat", "question", "problem", "query", "instruction", 
               *CHATS)  # fmt: skip
 _WORKED = ("solution", "response", "output", "completion", *CHATS)
 _ANSWERS = ("answer", "final_answer", "final_ans", "expected_answer", "answerkey", "correct_answer", "correct_option",
-            "correct", "answer_idx", "cop", "target", "ground_truth", "label", "reward_model", *_WORKED)  # fmt: skip
+            "correct", "answer_idx", "cop", "target", "ground_truth", "reward_model", *_WORKED, "label")  # fmt: skip
 # Parts of the question, before or after the field that is named so.
 _BEFORE = {"question": ("context", "passage", "body")}
 _AFTER = {"instruction": ("input",)}
