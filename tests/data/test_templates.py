@@ -125,12 +125,7 @@ def test_text_is_the_question_and_what_is_written_after_it():
     """Without any marker: a suffix begins with what it comes out of."""
     tokenizer = arithmetic_tokenizer(30)
     template = text_template(tokenizer, PromptConfig(instruction="How many now ?"))
-    assert _tokens(template, template.prompt("He buys 3 .")) == [
-        *"He buys 3 .".split(),
-        "\n",
-        *"How many now ?".split(),
-        "\n",
-    ]
+    assert _tokens(template, template.prompt("He buys 3 .")) == ["He", "buys", *"3.\n", "How", "many", "now", *"?\n"]
     assert _tokens(template, template.suffix(["5 + 3 = 8"], "8")) == [*"5+3=8", "\n", "####", "8", "<eos>"]
     assert (template.start_id, template.closing_ids, template.latent_id) == (None, (), None)
     assert (template.eos_id, template.answer_style) == (tokenizer.eos_token_id, "after_mark")
