@@ -114,7 +114,8 @@ def read_record(
             if record.get(field) is not None and field != answered:
                 texts[field] = _without_mark(said(where, record, field, "assistant", needed=False))
         field, text = next(((field, text) for field, text in texts.items() if text.strip()), ("", ""))
-        reading.note("steps", [field] * bool(field))
+        if text:
+            reading.note("steps", [field])
     return RawProblem(question, steps, answer, text)
 
 
