@@ -46,7 +46,7 @@ def _table(path: Path, count: int = 40) -> str:
         for number in range(count):
             a, b, c = (draw.randint(1, 9) for _ in range(3))
             steps = f"{a} + {b} = {a + b}\n{a + b} + {c} = {a + b + c}" if number else ""
-            writer.writerow([f"Tom {number} has {a} pens, buys {b} and finds {c}.", steps, f"{a + b + c} pens"])
+            writer.writerow([f"Tom {number} has {a} pens, buys {b} and finds {c}.", steps, a + b + c])
     return str(path)
 
 
