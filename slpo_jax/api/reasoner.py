@@ -101,7 +101,7 @@ class TrainedReasoner:
         Args:
             problems: the name of a set of the run, anything that `config.data.eval` takes (a file, a directory, a hub
                 id, a generated set), or records such as {"question": .., "answer": ..}: a list of them or of what
-                `read` gives, a dict of columns, a table of pandas, polars, pyarrow or numpy, a `datasets.Dataset`.
+                `read` gives, a table of pandas, polars or pyarrow, a `datasets.Dataset`.
             samples: rollouts of each problem, k of Pass@k; 0 is none.
             seed: of their noise. For a set of the run, the rollouts are those of the run's own evaluation.
             reward: a registered name, or a function (question, reference, completion) -> number that says what a

@@ -10,7 +10,6 @@ from slpo_jax.checkpoints.description import FILE
 from slpo_jax.checkpoints.source import GENERATION_FILE, SIDE_FILE
 from slpo_jax.config.config import Config
 from slpo_jax.data.templates import Template
-from slpo_jax.data.tokenizer import drop_breaks
 from slpo_jax.policy.policy import Stopping
 
 REFUSING = "bad_words_ids"  # with which transformers' own `generate` fails, where our code is not trusted
@@ -45,7 +44,6 @@ def have_asked(template: Template) -> None:
     """Have the tokenizer itself write prompts: `apply_chat_template` of a question, padded on the left in a batch."""
     tokenizer = template.tokenizer
     tokenizer.chat_template, tokenizer.padding_side = template.chat_template, "left"
-    drop_breaks(tokenizer)  # which its chat template puts into a question
     tokenizer.init_kwargs |= {"padding_side": "left", "model_input_names": ["input_ids", "attention_mask"]}  # are saved
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from slpo_jax.errors import UserError
+from slpo_jax.errors import UserError, in_a_line
 
 EDGES = "edges"
 """The field, by which `config.data.fields.question` asks for this layout."""
@@ -34,32 +34,21 @@ def read_graph(where: str, record: Mapping[str, Any]) -> tuple[str, tuple[str, .
         UserError: a field is missing or holds something else.
     """
 
-    def need(field: str, ok: bool, example: str) -> None:
-        if not ok:
-            problem = "is missing" if field not in record else f"holds {str(record[field])[:40]!r}"
-            raise UserError(f"{where}: field {field!r} {problem}; write {example}, or leave out config.data.fields")
-
-    edges: Any = record.get(EDGES, [])
-    layers: Any = record.get(_LAYERS)
-    need(EDGES, isinstance(edges, list) and bool(edges) and all(map(_is_edge, edges)), "[[0, 2], [1, 3], ..]")
-    for field in _NODES:
-        need(field, _is_node(record.get(field)), "the number of a node")
-    target, other, root = (str(record[field]) for field in _NODES)
-    far: list[Any] = [layers.get(str(k)) for k in range(1, len(layers) + 1)] if isinstance(layers, Mapping) else []
-    far = far[:-1] if far and far[-1] is None else far  # where there is a layer 0, root itself
-    good = bool(far) and all(isinstance(layer, list) and layer and all(map(_is_node, layer)) for layer in far)
-    need(_LAYERS, good and target in map(str, far[-1]), '{"1": [9, 5], .., "4": [TARGET]}')
-    told = [f"{begin} {end}" for begin, end in edges]
+    try:
+        told = [f"{int(begin)} {int(end)}" for begin, end in record[EDGES]]
+        target, other, root = (str(int(record[field])) for field in _NODES)
+        layers: Any = record[_LAYERS]
+        far = [layers[str(k)] for k in range(1, len(layers) + 1) if layers.get(str(k))]  # 0 may be there, root itself
+        steps = tuple(" ".join(str(int(node)) for node in layer) for layer in far)
+        if not told or target not in steps[-1].split():
+            raise ValueError("target is in no layer")
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        raise UserError(
+            f"{where}: is no graph ({in_a_line(error)}); write edges [[0, 2], ..], target, neg_target and root, and "
+            'neighbor_k {"1": [9, 5], .., "4": [TARGET]}, or leave out config.data.fields'
+        ) from None
     rng = np.random.default_rng(zlib.crc32(" ".join([*told, target, other, root]).encode()))
     told = [told[place] for place in rng.permutation(len(told))]
     first, second = (target, other) if rng.random() < 0.5 else (other, target)
     question = f"{f' {BAR} '.join(told)} {ASKED} {first} {second} {ROOT} {root}"
-    return question, tuple(" ".join(map(str, layer)) for layer in far), target
-
-
-def _is_node(value: Any) -> bool:
-    return isinstance(value, int | str) and str(value).isdecimal()
-
-
-def _is_edge(value: Any) -> bool:
-    return isinstance(value, list) and len(value) == 2 and all(map(_is_node, value))
+    return question, steps, target

@@ -161,7 +161,11 @@ def _problems(source: str, rows: Rows, fields: FieldsConfig, strict: bool, answe
     lost = [place for place, answer in enumerate(compared) if not answer]
     read.why, read.left_out, read.reading = tuple(_bad_answer(*raw[at], answers) for at in lost), len(lost), reading
     if lost and not read:
-        good = {"numbers": "numbers as answers", "latex": "answers that math_verify reads", "texts": "answers"}
+        good = {
+            "numbers": "numbers as answers, or compare texts with config.prompt.answers=texts",
+            "latex": "answers that math_verify reads",
+            "texts": "answers",
+        }
         raise UserError(f"{read.why[0]}, nor is any of the {len(raw)}; give a set with {good[answers]}")
     if lost:
         logging.warning("%s: left out %d of %d problems: %s", source, len(lost), len(raw), read.why[0])

@@ -61,7 +61,7 @@ _QUESTIONS = ("question_concat", "question", "problem", "query", "instruction", 
               *CHATS)  # fmt: skip
 _WORKED = ("solution", "response", "output", "completion", *CHATS)
 _ANSWERS = ("answer", "final_answer", "final_ans", "expected_answer", "answerkey", "correct_answer", "correct_option",
-            "correct", "answer_idx", "cop", "target", "ground_truth", "label", "reward_model", *_WORKED)  # fmt: skip
+            "correct", "answer_idx", "cop", "target", "ground_truth", "reward_model", *_WORKED, "label")  # fmt: skip
 # Parts of the question, before or after the field that is named so.
 _BEFORE = {"question": ("context", "passage", "body")}
 _AFTER = {"instruction": ("input",)}
@@ -114,7 +114,8 @@ def read_record(
             if record.get(field) is not None and field != answered:
                 texts[field] = _without_mark(said(where, record, field, "assistant", needed=False))
         field, text = next(((field, text) for field, text in texts.items() if text.strip()), ("", ""))
-        reading.note("steps", [field] * bool(field))
+        if text:
+            reading.note("steps", [field])
     return RawProblem(question, steps, answer, text)
 
 

@@ -2,17 +2,14 @@
 
 import functools
 import json
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-from tokenizers import models
-
 from slpo_jax.data.problem import Problem
-from slpo_jax.data.tokenizer import BREAK, ReasonerTokens, special_names, token_bytes
+from slpo_jax.data.tokenizer import ReasonerTokens, token_bytes
 from slpo_jax.errors import UserError
 from slpo_jax.rewards.answers import AnswerStyle
 
@@ -70,31 +67,28 @@ class Template:
     def prompts(self, questions: Sequence[str], unknown: Counter[str] | None = None) -> list[Ids]:
         """`prompt` for many questions, much faster than one by one.
 
-        Special tokens are those of the template: a question that spells one out is text.
-
         Args:
             unknown: is given the words that a word-level tokenizer doesn't know, which are read as its unknown token.
         Raises:
             UserError: without `unknown`, a question has such a word.
         """
-        broken = [self._special.sub(lambda name: name[0][0] + BREAK + name[0][1:], each) for each in questions]
         start = [] if self.start_id is None else [self.start_id]
-        return [[*ids, *start] for ids in self._encode(list(map(self.question_text, broken)), unknown, self._asked)]
+        rows = self._encode([self.question_text(each) for each in questions], unknown, asked=True)
+        return [[*ids, *start] for ids in rows]
 
     @property
     def chat_template(self) -> str:
         """`prompt` of a chat's only message in Jinja, for transformers' `apply_chat_template`."""
         before, after = self.question_text("?").split("?")
-        first, last = map(self.tokenizer.convert_ids_to_tokens, self._around)
+        text, whole = (self.tokenizer("?", add_special_tokens=more)["input_ids"] for more in (False, not self.bare))
+        place = whole.index(text[0])  # around it is what the tokenizer puts around any text (Llama's begin-of-text)
+        first, last = map(self.tokenizer.convert_ids_to_tokens, (whole[:place], whole[place + len(text) :]))
         before, after = "".join(first) + before, after + "".join(last)
         after += "" if self.start_id is None else self.tokenizer.convert_ids_to_tokens(self.start_id)
         return (
             "{% if messages | length != 1 or messages[0]['role'] != 'user' %}"
             "{{ raise_exception('it is asked one question, as the only message, from the user') }}{% endif %}"
-            "{% set found = namespace(text=messages[0]['content']) %}"
-            f"{{% for name in {json.dumps(special_names(self.tokenizer), ensure_ascii=False)} %}}"
-            f"{{% set found.text = found.text.replace(name, name[0] ~ {json.dumps(BREAK)} ~ name[1:]) %}}{{% endfor %}}"
-            "{% set question = found.text %}"
+            "{% set question = messages[0]['content'] %}"
             f"{{{{ {' + '.join(filter(None, (_literal(before), self.question_in_jinja, _literal(after))))} }}}}"
         )
 
@@ -148,87 +142,36 @@ class Template:
         return token_bytes(self.tokenizer)
 
     @functools.cached_property
-    def _special(self) -> re.Pattern[str]:
-        """Any special token's name."""
-        return re.compile("|".join(map(re.escape, special_names(self.tokenizer))) or "(?!)")
-
-    @functools.cached_property
-    def _around(self) -> tuple[Ids, Ids]:
-        """What the tokenizer puts around any text (Llama's begin-of-text), which belongs to the prompt."""
-        if self.bare:
-            return [], []
-        text, whole = (self.tokenizer("?", add_special_tokens=more)["input_ids"] for more in (False, True))
-        first = whole.index(text[0])
-        return whole[:first], whole[first + len(text) :]
-
-    def _asked(self, texts: list[str]) -> list[Ids]:
-        """Ids of prompts' texts, in which the names of special tokens are these, but for broken ones."""
-        rows = self.tokenizer(texts, add_special_tokens=not self.bare, verbose=False)["input_ids"]
-        for number, text in enumerate(texts):
-            if BREAK in text:
-                before, after = self._around
-                rows[number] = [*before, *self._in_pieces(text), *after]
-        return list(rows)
-
-    def _in_pieces(self, text: str) -> Ids:
-        """A text's ids where broken names are literal: what lies between the whole ones is tokenised on its own."""
-        first, *others = self._written([piece.replace(BREAK, "") for piece in self._special.split(text)])
-        names = self.tokenizer.convert_tokens_to_ids(self._special.findall(text))
-        return first + [token for name, ids in zip(names, others, strict=True) for token in (name, *ids)]
-
-    def _written(self, texts: list[str]) -> list[Ids]:
-        """Ids of texts that hold no special token, whatever they spell out."""
-        rows = self.tokenizer(texts, add_special_tokens=False, split_special_tokens=True, verbose=False)["input_ids"]
-        if self._no_words:
-            for number, text in enumerate(texts):
-                if self._special.search(text):
-                    rows[number] = [self._unknown if token in self._no_words else token for token in rows[number]]
-        return list(rows)
-
-    @functools.cached_property
     def _unknown(self) -> int | None:
         """What stands for what the tokenizer doesn't know; None where it can spell everything."""
         token = self.tokenizer.unk_token_id
         return None if token == self.eos_id else token  # GPT-2 calls its eos so, but every byte has a token
 
-    @functools.cached_property
-    def _no_words(self) -> set[int]:
-        """Special tokens that a word-level vocabulary has among its words."""
-        words = isinstance(self.tokenizer.backend_tokenizer.model, models.WordLevel) and self._unknown is not None
-        return set(self.tokenizer.convert_tokens_to_ids(special_names(self.tokenizer))) if words else set()
-
-    def _unknown_words(self, text: str) -> list[str]:
-        plain = text.replace(BREAK, "")
-        found = self.tokenizer(plain, add_special_tokens=False, split_special_tokens=True, return_offsets_mapping=True)
-        lost = self._no_words | {self._unknown}
-        pairs = zip(found["input_ids"], found["offset_mapping"], strict=True)
-        return list(dict.fromkeys(plain[begin:end].strip(" ") or " " for token, (begin, end) in pairs if token in lost))
-
-    def _encode(
-        self,
-        texts: list[str],
-        unknown: Counter[str] | None = None,
-        encode: Callable[[list[str]], list[Ids]] | None = None,
-    ) -> list[Ids]:
-        if not texts:
-            return []
+    def _encode(self, texts: list[str], unknown: Counter[str] | None = None, asked: bool = False) -> list[Ids]:
+        """Ids of each text; special tokens are read in those that are asked, prompts, as transformers does."""
         distinct = list(dict.fromkeys(texts))  # most steps and answers of a set come many times
         for text in distinct:
             if not _is_unicode(text):
                 raise UserError(f"{text.strip()!r}: has bytes that are no character; write it as UTF-8")
-        rows = (encode or self._written)(distinct)
-        for text, ids in zip(distinct, rows, strict=True) if self._unknown is not None else ():
-            if self._unknown not in ids:
-                continue
-            words = self._unknown_words(self._special.sub(" ", text) if encode else text)
+        found = self.tokenizer(
+            distinct,
+            add_special_tokens=asked and not self.bare,
+            split_special_tokens=not asked,
+            return_offsets_mapping=self._unknown is not None,
+            verbose=False,
+        ) if distinct else {"input_ids": []}  # fmt: skip
+        for row, text in enumerate(distinct) if self._unknown is not None else ():
+            pairs = zip(found["input_ids"][row], found["offset_mapping"][row], strict=True)
+            lost = [text[begin:end].strip(" ") or " " for token, (begin, end) in pairs if token == self._unknown]
+            words = list(dict.fromkeys(lost))
             if words and unknown is None:
                 raise UserError(
-                    f"{text.replace(BREAK, '').strip()!r}: the tokenizer doesn't know {listed(words)}; use words that "
-                    "it knows, or another config.tokenizer"
+                    f"{text.strip()!r}: the tokenizer doesn't know {listed(words)}; use words that it knows, or "
+                    "another config.tokenizer"
                 )
             if unknown is not None:
                 unknown.update(words)
-        by_text = dict(zip(distinct, rows, strict=True))
+        by_text = dict(zip(distinct, found["input_ids"], strict=True))
         return [list(by_text[text]) for text in texts]
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
 from slpo_jax.config.bounds import FieldError
 from slpo_jax.data.generated import GENERATED, task_of
@@ -31,7 +31,6 @@ COCONUT_TOKENS = (START_LATENT, END_LATENT, LATENT)
 ANSWER_MARK = "###"
 TEXT_ANSWER = "####"  # as GSM8K's solutions have it
 PAD, UNK, EOS = "<pad>", "<unk>", "<eos>"
-BREAK = "\ufdd0"  # is no character; within a special token's name it has that be text
 
 
 class ReasonerTokens(NamedTuple):
@@ -173,28 +172,6 @@ def load_tokenizer(source: str) -> "PreTrainedTokenizerFast":
     if not is_hub_id(source):
         raise UserError(f"config.tokenizer: {source}: no such directory; give a directory, a hub id or synthetic:N")
     return read_tokenizer(snapshot(source, "config.tokenizer"))
-
-
-def special_names(tokenizer: "PreTrainedTokenizerFast") -> list[str]:
-    """What the tokenizer reads as special tokens where a text spells it out, the longest first."""
-    added = tokenizer.backend_tokenizer.get_added_tokens_decoder().values()
-    return sorted({token.content for token in added if token.special}, key=lambda name: (-len(name), name))
-
-
-def drop_breaks(tokenizer: "PreTrainedTokenizerFast") -> None:
-    """Have it take no notice of `BREAK` once it has found special tokens, in place.
-
-    A word-level one takes a broken name for an unknown word as it is.
-    """
-    backend = tokenizer.backend_tokenizer
-    if isinstance(backend.model, models.WordLevel):
-        return
-    for token in backend.get_added_tokens_decoder().values():
-        if token.special and token.normalized:  # would be found in what is left
-            sides = {side: getattr(token, side) for side in ("lstrip", "rstrip", "single_word")}
-            backend.add_special_tokens([AddedToken(token.content, special=True, normalized=False, **sides)])
-    own, drop = backend.normalizer, normalizers.Replace(BREAK, "")
-    backend.normalizer = drop if own is None else normalizers.Sequence([drop, own])
 
 
 def has_latent_tokens(tokenizer: "PreTrainedTokenizerFast") -> bool:

@@ -190,7 +190,7 @@ def _split(train: str, name: str, fields: FieldsConfig) -> str:
 
 
 def answers_of(problems: Sequence[Problem]) -> Choice:
-    """How answers are read: as numbers where nearly all are some, so that the others are mistakes; else as texts."""
+    """How answers are read: as numbers where nearly all are some, and the others are left out; else as texts."""
     texts = [each.answer for each in problems]
     others = [text for text in texts if canonical_number(text) is None]
     if 10 * len(others) <= len(texts):

@@ -1,11 +1,9 @@
 """COCONUT's prompt and suffix, token by token."""
 
-import re
 from collections import Counter
 
 import pytest
 from tokenizers import AddedToken, processors
-from transformers import AutoTokenizer
 
 from slpo_jax.checkpoints.architectures.coconut import Coconut
 from slpo_jax.checkpoints.architectures.codi import Codi
@@ -17,7 +15,6 @@ from slpo_jax.data.chat import PromptConfig, text_template
 from slpo_jax.data.problem import Problem
 from slpo_jax.data.tokenizer import arithmetic_tokenizer, byte_tokenizer, token_bytes
 from slpo_jax.errors import UserError
-from slpo_jax.io.tokenizer_files import save_tokenizer
 from slpo_jax.rewards.answers import parse_completion, read_completion
 
 QUESTION = "Tom has 5 apples . He buys 3 . How many now ?"
@@ -81,72 +78,17 @@ def test_unknown_words_of_a_set_to_evaluate_on_are_counted():
     assert _tokens(template, encoded.answers[0]) == ["###", "<unk>"]
 
 
-SPECIAL = "<|endoftext|>", "<|start-latent|>", "<|end-latent|>", "[PAD]", "<|im_end|>", "<|begin|>"
-SPELLED_OUT = f"What is {' '.join(SPECIAL)}<|end-latent|>, <|endof ? >"
-
-
-def _with_special(chat_template=None, normalized=False):
-    """A token a byte, whose ids are known by hand, and control tokens; the first is put in front of every text."""
+def test_special_tokens_are_read_in_a_question_and_are_text_in_an_answer():
+    """As transformers does, here and in an export."""
     tokenizer = byte_tokenizer()
-    names = ("<|begin|>", "<|im_start|>", "<|im_end|>")
-    tokenizer.add_tokens([AddedToken(name, special=True, normalized=normalized) for name in names], special_tokens=True)
-    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
-        single="<|begin|> $A", special_tokens=[("<|begin|>", 257)]
-    )
-    tokenizer.chat_template = chat_template
-    return tokenizer
-
-
-CONTROL = "<|im_start|>{{ messages[0].content | trim }}<|im_end|>"
-WAYS = {
-    "coconut": (Coconut(), None, [257], b"\n", ["<|start-latent|>"]),
-    "codi": (Codi(1), None, [257], b"", ["<|start-latent|>"]),
-    "text": (Text(), None, [257], b"\n", []),
-    "chat": (Text(), CONTROL, [258], b"", ["<|im_end|>"]),
-}
-
-
-def _by_hand(way, template, question):
-    _, _, before, more, after = WAYS[way]
-    return [*before, *(question.encode() + more), *template.tokenizer.convert_tokens_to_ids(after)]
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_special_tokens_in_a_question_are_text(way):
-    template = WAYS[way][0].template(_with_special(WAYS[way][1]))
-    assert template.prompt(SPELLED_OUT) == _by_hand(way, template, SPELLED_OUT)
-    steps, answer = template.step_ids([[SPELLED_OUT]])[0][0], template.answer_ids([SPELLED_OUT])[0]
-    assert bytes(steps) == template.step_text(SPELLED_OUT, True).encode()
-    assert bytes(answer) == template.answer_text(SPELLED_OUT).encode()
-
-
-def test_special_tokens_in_a_prompt_of_the_config_s_own_are_no_text():
-    prompt = PromptConfig(format="<|im_start|>{question}<|im_end|><|im_end|>", closing="<|im_end|>")
-    template = text_template(_with_special(), prompt)
-    assert template.prompt("<|im_end|>") == [258, *b"<|im_end|>", 259, 259]
-    assert template.closing_ids == (259,)
-
-
-def test_special_tokens_are_no_words():
-    template = Coconut().template(arithmetic_tokenizer(30))
-    for name in ("<eos>", "<pad>", "<|end-latent|>"):
-        with pytest.raises(UserError, match=f"doesn't know {re.escape(repr(name))};"):
-            template.prompt(f"Tom has {name} pens")
-        with pytest.raises(UserError, match=f"doesn't know {re.escape(repr(name))};"):
-            template.answer_ids([name])
-
-
-@pytest.mark.parametrize("normalized", [False, True])
-@pytest.mark.parametrize("way", ["coconut", "codi"])
-def test_special_tokens_in_an_export_s_question_are_text(way, normalized, tmp_path):
-    template = WAYS[way][0].template(_with_special(normalized=normalized))
+    tokenizer.add_tokens([AddedToken("<|im_end|>", special=True)], special_tokens=True)
+    template = Codi(1).template(tokenizer)
+    expected = [*b"a", tokenizer.convert_tokens_to_ids("<|im_end|>"), template.start_id]
+    assert template.prompt("a<|im_end|>") == expected
+    assert bytes(template.answer_ids(["<|im_end|>"])[0]) == template.answer_text("<|im_end|>").encode()
     have_asked(template)
-    save_tokenizer(template.tokenizer, tmp_path)
-    exported = AutoTokenizer.from_pretrained(tmp_path)
-    for question in (SPELLED_OUT, QUESTION):
-        asked = exported.apply_chat_template([{"role": "user", "content": question}], return_dict=True)
-        assert asked["input_ids"] == _by_hand(way, template, question)
-    assert exported("a<|im_end|>", add_special_tokens=False)["input_ids"] == [97, 259]  # as ever, of a text as it is
+    chat = [{"role": "user", "content": "a<|im_end|>"}]
+    assert tokenizer.apply_chat_template(chat, return_dict=True)["input_ids"] == expected
 
 
 def test_codi_on_a_word_level_tokenizer():
@@ -183,29 +125,8 @@ def test_text_is_the_question_and_what_is_written_after_it():
     """Without any marker: a suffix begins with what it comes out of."""
     tokenizer = arithmetic_tokenizer(30)
     template = text_template(tokenizer, PromptConfig(instruction="How many now ?"))
-    assert _tokens(template, template.prompt("He buys 3 .")) == [
-        "He",
-        "buys",
-        "3",
-        ".",
-        "\n",
-        "How",
-        "many",
-        "now",
-        "?",
-        "\n",
-    ]
-    assert _tokens(template, template.suffix(["5 + 3 = 8"], "8")) == [
-        "5",
-        "+",
-        "3",
-        "=",
-        "8",
-        "\n",
-        "####",
-        "8",
-        "<eos>",
-    ]
+    assert _tokens(template, template.prompt("He buys 3 .")) == ["He", "buys", *"3.\n", "How", "many", "now", *"?\n"]
+    assert _tokens(template, template.suffix(["5 + 3 = 8"], "8")) == [*"5+3=8", "\n", "####", "8", "<eos>"]
     assert (template.start_id, template.closing_ids, template.latent_id) == (None, (), None)
     assert (template.eos_id, template.answer_style) == (tokenizer.eos_token_id, "after_mark")
     problems = encode_problems(template, [Problem("He buys 3 .", ("3 + 1 = 4",), "4")])

@@ -45,7 +45,7 @@ def _table(path: Path, count: int = 40) -> str:
         for number in range(count):
             a, b, c = (draw.randint(1, 9) for _ in range(3))
             steps = f"{a} + {b} = {a + b}\n{a + b} + {c} = {a + b + c}" if number else ""
-            writer.writerow([f"Tom {number} has {a} pens, buys {b} and finds {c}.", steps, f"{a + b + c} pens"])
+            writer.writerow([f"Tom {number} has {a} pens, buys {b} and finds {c}.", steps, a + b + c])
     return str(path)
 
 
@@ -155,8 +155,7 @@ def test_answers_that_are_no_numbers_are_compared_as_texts(tmp_path):
     assert check(config).prompt.answers == "texts"
     assert "answers are no numbers, 'Tom is a" in lines[1]
     rows = [{"question": f"Q{n}?", "answer": "many" if n == 3 else str(n)} for n in range(20)]
-    with pytest.raises(UserError, match="line 4: answer 'many' is no number; write digits"):
-        _chosen(write_jsonl(tmp_path / "typo.jsonl", rows))
+    assert _chosen(write_jsonl(tmp_path / "typo.jsonl", rows))[0].prompt.answers == "auto"
 
 
 def _in_words(path: Path, steps: int = 3) -> str:
