@@ -89,7 +89,7 @@ class Witness:
             config: of rollouts without latents, sampled from all tokens but `banned_ids`.
             clip: of the ratio, None for none.
             group: G.
-            optimizer: name, learning rate, betas and clip norm; the schedule and the weight decay are left out.
+            optimizer: name, learning rate and clip norm; the schedule and the weight decay are left out.
             cache: `generate`'s cache_implementation.
             compiled: torch.compile the scoring pass.
             speaks_low: generate in bfloat16.

@@ -45,8 +45,7 @@ def make_optimizer(parameters, config: OptimizerConfig) -> torch.optim.Optimizer
             relative_step=False,
             warmup_init=False,
         )
-    betas = (config.b1, config.b2)
-    return torch.optim.AdamW(parameters, lr=config.learning_rate, betas=betas, weight_decay=0.0, fused=True)
+    return torch.optim.AdamW(parameters, lr=config.learning_rate, weight_decay=0.0, fused=True)
 
 
 class Witness:
@@ -78,7 +77,7 @@ class Witness:
             params: all parts, numpy or jax arrays.
             policy: of COCONUT on a GPT-2, whose thought has no noise but dropout's.
             group: G.
-            optimizer: name, learning rate, betas and clip norm; the schedule and the weight decay are left out.
+            optimizer: name, learning rate and clip norm; the schedule and the weight decay are left out.
             compiled: torch.compile the forward pass of the scoring passes.
             dtype: of activations (torch.autocast); parameters, logits and the objective are float32.
             end_answers_at: the generated token, counted from 0, from which on all are eos, whatever the logits say.

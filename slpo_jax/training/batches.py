@@ -31,6 +31,8 @@ def make_batch(
         parts: how many devices and micro-batches the prompts are sharded over.
         answer_slots: A, of the reference answers' tokens; 0 leaves them out.
         before: steps whose batches are used together with this one: a problem's randomness is another in each.
+    Raises:
+        ValueError: a part has more than `most` tokens, some of which would be lost.
     """
     indices = batch_indices(seed, step, len(problems), batch_size)
     tokens, valid = problems.prompt_batch(indices, prompt_slots)
@@ -39,6 +41,9 @@ def make_batch(
         answers_B = [problems.problems[i].answer for i in indices]
         references = encode_references(answers_B, width, problems.template.answer_style)
     capacity = end_to_end(most, batch_size // parts, valid.shape[1]) if most else 0
+    found = int(valid.reshape(parts, -1).sum(axis=1).max())
+    if capacity and found > capacity:
+        raise ValueError(f"most: {most} is too low for a part of step {step}, whose prompts have {found} tokens")
     answers = None
     if answer_slots:
         suffixes = [problems.suffix(i, None) for i in indices]

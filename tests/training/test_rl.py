@@ -6,12 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from scipy import special
-from small_steps import prompted_batch, small_params
-from tiny import EOS, PAD, ROLLOUT, compiled, policy_of
+from small_steps import prompted_batch
+from tiny import EOS, PAD, ROLLOUT, policy_of
 
 from slpo_jax.policy.rollout import Trajectories
 from slpo_jax.policy.score import are_cut
+from slpo_jax.training import rl
 from slpo_jax.training.rl import make_improvement, roll_out, rollout_sums
 
 PIECES = [b"a", b"b", b"ab", b"c", b"", b""]
@@ -24,20 +24,13 @@ ANSWERS = [
 ]  # fmt: skip
 
 
-def test_rollouts_without_chance_stop_where_the_gate_says_one_half():
-    """The first latent at or above it is the last, also where the gate is far from certain."""
-    policy = policy_of(dataclasses.replace(ROLLOUT, stopping="threshold", answer_slots=1))
-    params, batch, key = small_params(), prompted_batch(), jax.random.key(7)
-    made, rewards = compiled(lambda params: roll_out(policy, params, batch, None, 4, key))(params)
-    out = jax.tree.map(np.asarray, params["gate"]["out"])
-    stop_NT = special.expit(np.asarray(made.actions) @ out["kernel"][:, 0] + out["bias"])
-    at = []
-    for stops, length in zip(stop_NT, made.lengths, strict=True):
-        assert (stops[: length - 1] < 0.5).all()
-        assert stops[length - 1] >= 0.5 or length == ROLLOUT.max_latents
-        at.append(stops[length - 1])
-    assert any(0.5 < stop < 0.8 for stop in at)
-    assert rewards is None
+@pytest.mark.parametrize(("stopping", "rule"), [("sample", None), ("threshold", 0.5), ("length", ROLLOUT.max_latents)])
+def test_rollouts_stop_by_the_rule(stopping, rule, monkeypatch):
+    asked = []
+    monkeypatch.setattr(rl, "sample", lambda policy, params, prompts, keys_N, rule: asked.append(rule))
+    policy = policy_of(dataclasses.replace(ROLLOUT, stopping=stopping))
+    assert roll_out(policy, None, prompted_batch(), None, 4, jax.random.key(7)) == (None, None)
+    assert asked == [rule]
 
 
 @pytest.mark.parametrize("is_written", [False, True])

@@ -167,19 +167,17 @@ class Curriculum(RecipeSettings):
             loss=loss,
             fewest_steps=lambda plan: int(any(phase.dropped is not None for phase in plan)),
         )
-        return _mixed(published, settings) if settings.mix else published
+        if not settings.mix:
+            return published
 
+        def rows(draw: Draw) -> ImitationBatch:
+            stages_B = earlier_stages(draw, settings.mix, settings.max_latent_stage)
+            return imitation_batch(draw, stages_B=stages_B, c_thought=settings.c_thought)
 
-def _mixed(recipe: Recipe, settings: ImitateSettings) -> Recipe:
-    """With rows of earlier stages: there are slots for all written steps, and rows without latents."""
-
-    def rows(draw: Draw) -> ImitationBatch:
-        stages_B = earlier_stages(draw, settings.mix, settings.max_latent_stage)
-        return imitation_batch(draw, stages_B=stages_B, c_thought=settings.c_thought)
-
-    return dataclasses.replace(
-        recipe,
-        needs=lambda problems, phase: needs(problems, dataclasses.replace(phase, dropped=0)),
-        rows=rows,
-        loss=functools.partial(loss, may_lack=True),
-    )
+        # There are slots for all written steps, and rows without latents.
+        return dataclasses.replace(
+            published,
+            needs=lambda problems, phase: needs(problems, dataclasses.replace(phase, dropped=0)),
+            rows=rows,
+            loss=functools.partial(loss, may_lack=True),
+        )
