@@ -85,8 +85,6 @@ def test_all_at_k_is_the_share_of_subsets_that_are_all_right(seeds, per_seed):
         assert found[f"all@{k}"] == pytest.approx(shares, abs=1e-12)
 
 
-
-
 def test_majority_vote_by_hand():
     answers = np.array(
         [
@@ -198,8 +196,6 @@ def test_summarise_by_hand():
     assert out["sample_cut_se"] == pytest.approx(math.sqrt(3 / 16) / math.sqrt(3))  # 3/4, 3/4, 0: variance 3/16
     assert out["pearson_steps_r"] == pytest.approx(stats.pearsonr([1, 2, 4], [2, 3, 7]).statistic)
     assert out["pearson_difficulty_r"] == pytest.approx(stats.pearsonr([0.75, 0.75, 0], [2, 3, 7]).statistic)
-
-
 
 
 def test_compare_rows_takes_the_better_fixed_row_by_metric():

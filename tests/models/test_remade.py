@@ -47,10 +47,6 @@ def test_arguments_alone_are_kept():
     assert (_scratch(_waves, 24) - _scratch(_waves, 12)) / 12 > 2 * x_bytes, "the test must see what is kept"
 
 
-
-
-
-
 def test_second_derivatives_are_not_lost():
     def slope(function):
         return jax.grad(lambda x: jax.grad(lambda x: jnp.sum(function(x, 1 + x[0]) ** 2))(x).sum())
