@@ -33,7 +33,7 @@ AMBIGUOUS = {"text", "latent", "soft", "colar", "regular", "silent", "hybrid"}
 ROOMS = tuple(PACKAGE / room for room in ("checkpoints/architectures", "policy/latent_policies", "training/recipes"))
 OWN_MODULES = re.compile(
     r"slpo_jax\.(checkpoints\.architectures|policy\.latent_policies|training\.recipes)\."
-    r"(?!architecture$|latent_policy$|mixture$|noise$|recipe$)"
+    r"(?!architecture$|latent_policy$|mixture$|recipe$)"
 )
 
 

@@ -102,7 +102,7 @@ def training_curves(metrics: Sequence[Mapping[str, Any]]) -> dict[str, dict[str,
     """What was logged, as curves.
 
     Args:
-        metrics: rows {stage, step, scalars..} in order of step, see `records.read_metrics`.
+        metrics: rows {stage, step, scalars..} in order of step, see `read_metrics`.
 
     Returns:
         {stage: {scalar: [steps, values]}} of finite values; with `elapsed`, the seconds of its steps so far, where

@@ -1,10 +1,9 @@
 """Batched evaluation of one checkpoint on one problem set: greedy accuracy, samples under noise."""
 
-import dataclasses
 import functools
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,8 +26,7 @@ from slpo_jax.policy.rollout import Trajectories, sample
 from slpo_jax.policy.scorers import SCORERS
 
 
-@dataclasses.dataclass
-class RolloutBatch:
+class RolloutBatch(NamedTuple):
     """Rollouts of one call: prompts of B rows, and for N rollouts, N/B of each prompt in a row, which they are.
 
     Attributes:
@@ -40,58 +38,6 @@ class RolloutBatch:
     index_N: np.ndarray
     sample_N: np.ndarray
     real_N: np.ndarray
-
-
-def rollout_batches(
-    problems: EncodedProblems, count: int, samples: int, batch_size: int, devices: int, slots: Sequence[int]
-) -> Iterator[RolloutBatch]:
-    """The rollouts of the first `count` problems, `samples` of each.
-
-    Problems whose prompts fit the same bucket make up a class; a class is sharded so that every device has about as
-    many tokens in every batch, and prompts that are padded a lot are encoded end to end.
-
-    Args:
-        batch_size: rollouts at a time, over all devices.
-        slots: buckets of prompts, ascending.
-    Raises:
-        UserError: a prompt is longer than the largest bucket.
-    """
-    lengths = np.array([len(prompt) for prompt in problems.prompts[:count]])
-    rows, each = batch_shape(count, samples, batch_size, devices)
-    # A problem's samples may be several items, of `each` rollouts.
-    index_I = np.repeat(np.argsort(lengths, kind="stable"), samples // each)
-    offset_I = np.tile(np.arange(0, samples, each), count)
-    for items in classes(lengths[index_I], slots, rows * devices):
-        longest = lengths[index_I[items[-1]]]
-        width = min((size for size in slots if size >= longest), default=max(slots))
-        shards, real_SR = shard(items, rows, devices)
-        index_SR = index_I[shards]
-        kept_SR = np.where(real_SR, lengths[index_SR], 1)  # of what fills a batch up, one token
-        capacity = end_to_end(int(kept_SR.sum(axis=1).max()), rows, width)
-        for first in range(0, len(shards), devices):
-            batch = slice(first, first + devices)
-            index_B, kept_B, real_B = (x[batch].reshape(-1) for x in (index_SR, kept_SR, real_SR))
-            prompts = [problems.prompts[i][-kept:] for i, kept in zip(index_B, kept_B, strict=True)]
-            tokens, valid = pad_prompts(prompts, (width,), index_B, problems.template.pad_id)
-            sample_BE = offset_I[shards[batch]].reshape(-1, 1) + np.arange(each)
-            yield RolloutBatch(
-                Prompts(tokens, valid, capacity),
-                np.repeat(index_B, each).astype(np.int32),
-                sample_BE.reshape(-1).astype(np.int32),
-                np.repeat(real_B, each),
-            )
-
-
-def batch_shape(count: int, samples: int, batch_size: int, devices: int) -> tuple[int, int]:
-    """(prompts on a device, rollouts of each) of a batch.
-
-    Batches are halved while a quarter would do, so that few problems cost little and few shapes compile.
-    """
-    each = max(n for n in range(1, samples + 1) if samples % n == 0 and (n == 1 or n * devices <= batch_size))
-    rows = max(batch_size // (each * devices), 1)
-    while rows > 1 and rows * devices >= 4 * count * (samples // each):
-        rows //= 2
-    return rows, each
 
 
 def classes(lengths_I: np.ndarray, slots: Sequence[int], together: int) -> list[np.ndarray]:
@@ -124,7 +70,7 @@ def shard(items: np.ndarray, rows: int, devices: int) -> tuple[np.ndarray, np.nd
 
 
 class Evaluator:
-    """Jitted rollouts over whole problem sets; one compiled program a shape of `rollout_batches` and mode.
+    """Jitted rollouts over whole problem sets; one compiled program a shape of `batches` and mode.
 
     Args:
         policy: of the sampled rollouts, with their noise; its stopping rule is not used.
@@ -185,8 +131,44 @@ class Evaluator:
         return over_rows(local, self.mesh, (EVERYWHERE, ROWS, ROWS, ROWS, ROWS, EVERYWHERE, ROWS))
 
     def batches(self, problems: EncodedProblems, count: int, samples: int) -> Iterator[RolloutBatch]:
-        """`rollout_batches` of this evaluator's sizes."""
-        return rollout_batches(problems, count, samples, self.batch_size, self.mesh.size, self.prompt_slots)
+        """The rollouts of the first `count` problems, `samples` of each.
+
+        Problems whose prompts fit the same bucket make up a class; a class is sharded so that every device has about as
+        many tokens in every batch, and prompts that are padded a lot are encoded end to end. Batches are halved while a
+        quarter would do, so that few problems cost little and few shapes compile.
+
+        Raises:
+            UserError: a prompt is longer than the largest bucket.
+        """
+        devices, slots = self.mesh.size, self.prompt_slots
+        lengths = np.array([len(prompt) for prompt in problems.prompts[:count]])
+        fits = [n for n in range(1, samples + 1) if samples % n == 0 and (n == 1 or n * devices <= self.batch_size)]
+        each = max(fits)  # rollouts of a prompt, of `rows` on a device
+        rows = max(self.batch_size // (each * devices), 1)
+        while rows > 1 and rows * devices >= 4 * count * (samples // each):
+            rows //= 2
+        # A problem's samples may be several items, of `each` rollouts.
+        index_I = np.repeat(np.argsort(lengths, kind="stable"), samples // each)
+        offset_I = np.tile(np.arange(0, samples, each), count)
+        for items in classes(lengths[index_I], slots, rows * devices):
+            longest = lengths[index_I[items[-1]]]
+            width = min((size for size in slots if size >= longest), default=max(slots))
+            shards, real_SR = shard(items, rows, devices)
+            index_SR = index_I[shards]
+            kept_SR = np.where(real_SR, lengths[index_SR], 1)  # of what fills a batch up, one token
+            capacity = end_to_end(int(kept_SR.sum(axis=1).max()), rows, width)
+            for first in range(0, len(shards), devices):
+                batch = slice(first, first + devices)
+                index_B, kept_B, real_B = (x[batch].reshape(-1) for x in (index_SR, kept_SR, real_SR))
+                prompts = [problems.prompts[i][-kept:] for i, kept in zip(index_B, kept_B, strict=True)]
+                tokens, valid = pad_prompts(prompts, (width,), index_B, problems.template.pad_id)
+                sample_BE = offset_I[shards[batch]].reshape(-1, 1) + np.arange(each)
+                yield RolloutBatch(
+                    Prompts(tokens, valid, capacity),
+                    np.repeat(index_B, each).astype(np.int32),
+                    sample_BE.reshape(-1).astype(np.int32),
+                    np.repeat(real_B, each),
+                )
 
     def run(
         self,

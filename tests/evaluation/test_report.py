@@ -83,43 +83,32 @@ def _entry(metric, difference, low, high, **others):
 GOOD, BAD, NONE = (0.012, 0.003, 0.021), (-0.02, -0.03, -0.01), (0.004, -0.005, 0.013)
 
 
+G, B, N = "+1.2 [+0.3, +2.1]", "-2.0 [-3.0, -1.0]", "+0.4 [-0.5, +1.3]"
+NOTHING = "0, so no difference is shown"
+
+
 @pytest.mark.parametrize(
     ("entries", "said"),
     [
-        (
-            [_entry("acc", *NONE), _entry("pass@8", *GOOD), _entry("pass@16", *BAD)],
-            ("SLPO over cold gate, alpha (1,000 problems): Pass@8 +1.2 [+0.3, +2.1] and Acc +0.4 [-0.5, +1.3] points; "
-            "only that of Pass@8 excludes 0."),
-        ),
-        (
-            [_entry("acc", *BAD), _entry("pass@4", *BAD), _entry("acc", *GOOD, b="imitate")],
-            ("SLPO over cold gate, alpha (1,000 problems): Pass@4 -2.0 [-3.0, -1.0] and Acc -2.0 [-3.0, -1.0] points; "
-            "both intervals exclude 0."),
-        ),
-        (
-            [_entry("acc", *GOOD, b="imitate"), _entry("acc", *NONE), _entry("pass@8", *NONE)],
-            ("SLPO over cold gate, alpha (1,000 problems): Pass@8 +0.4 [-0.5, +1.3] and Acc +0.4 [-0.5, +1.3] points; "
-            "both intervals hold 0, so no difference is shown."),
-        ),
-        (
-            [_entry("acc", *BAD), _entry("acc", *BAD, set="beta"), _entry("acc", *NONE, set="average", n=2000)],
-            ("SLPO over cold gate, mean of 2 sets (2,000 problems): Acc +0.4 [-0.5, +1.3] points; "
-            "the interval holds 0, so no difference is shown."),
-        ),
-        (
-            [_entry("acc", *GOOD, a="cold_start", b="best_fixed"), _entry("acc", *GOOD, b="best_fixed")],
-            ("SLPO over best fixed length, alpha (1,000 problems): Acc +1.2 [+0.3, +2.1] points; "
-            "the interval excludes 0."),
-        ),
+        ([_entry("acc", *NONE), _entry("pass@8", *GOOD), _entry("pass@16", *BAD)],
+         f"cold gate, alpha (1,000 problems): Pass@8 {G} and Acc {N} points; only that of Pass@8 excludes 0."),
+        ([_entry("acc", *BAD), _entry("pass@4", *BAD), _entry("acc", *GOOD, b="imitate")],
+         f"cold gate, alpha (1,000 problems): Pass@4 {B} and Acc {B} points; both intervals exclude 0."),
+        ([_entry("acc", *GOOD, b="imitate"), _entry("acc", *NONE), _entry("pass@8", *NONE)],
+         f"cold gate, alpha (1,000 problems): Pass@8 {N} and Acc {N} points; both intervals hold {NOTHING}."),
+        ([_entry("acc", *BAD), _entry("acc", *BAD, set="beta"), _entry("acc", *NONE, set="average", n=2000)],
+         f"cold gate, mean of 2 sets (2,000 problems): Acc {N} points; the interval holds {NOTHING}."),
+        ([_entry("acc", *GOOD, a="cold_start", b="best_fixed"), _entry("acc", *GOOD, b="best_fixed")],
+         f"best fixed length, alpha (1,000 problems): Acc {G} points; the interval excludes 0."),
     ],
 )  # fmt: skip
 def test_the_verdict_is_honest(entries, said):
     """Of what rewards trained against where it started; Acc, and Pass@8 or the largest k."""
     trained = {"stage": "rl", "start": {"stage": "cold_start"}}
     found = {"cold_start": {"label": "cold gate", "settings": {}}, "slpo": {"label": "SLPO", "settings": trained}}
-    assert verdict.verdict({"rows": found, "differences": entries}) == [said]
+    assert verdict.verdict({"rows": found, "differences": entries}) == [f"SLPO over {said}"]
     (over_runs,) = verdict.verdict({"rows": found, "differences": entries, "runs": ["a", "b"]})
-    assert over_runs == said.replace(" problems)", " problems, 2 training runs)")
+    assert over_runs == f"SLPO over {said}".replace(" problems)", " problems, 2 training runs)")
 
 
 # What the rows' figures and SLPO's training are, and what the verdict adds to "no difference is shown".

@@ -1,15 +1,11 @@
 """CODI's transition against torch's modules, and the reasoners' parameter trees."""
 
-import dataclasses
-
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny import CONFIG, compiled, random_tree
+from tiny import compiled, random_tree
 from tiny_llama import LLAMA
 
-from slpo_jax.checkpoints.architectures.coconut import Coconut
 from slpo_jax.checkpoints.architectures.codi import Codi
 
 HIDDEN = 24
@@ -47,20 +43,3 @@ def test_transition_is_torch_s_projector(codi_params, scale):
     hidden = scale * np.random.default_rng(0).normal(size=(3, 5, LLAMA.n_embd)).astype(np.float32)
     latents = compiled(Codi(HIDDEN).on(LLAMA).transition)(params, hidden)
     np.testing.assert_allclose(latents, _torch_projector(params)(hidden), rtol=0, atol=2e-6)
-
-
-@pytest.mark.parametrize("config", [CONFIG, LLAMA], ids=["gpt2", "llama"])
-def test_codi_is_coconut_and_a_projector(config):
-    """The same backbone under the same names; the projector's parameters are float32 and in a tree of their own."""
-    dtyped = dataclasses.replace(config, dtype=jnp.bfloat16)
-    theirs, ours = (
-        jax.eval_shape(reasoner.init, jax.random.key(0)) for reasoner in (Coconut().on(config), Codi(7).on(dtyped))
-    )
-    assert ours["backbone"] == theirs["backbone"]
-    assert set(theirs) == {"backbone"}
-    assert set(ours) == {"backbone", "projector"}
-    assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype.name), ours["projector"]) == {
-        "fc_in": {"kernel": ((16, 7), "float32"), "bias": ((7,), "float32")},
-        "fc_out": {"kernel": ((7, 16), "float32"), "bias": ((16,), "float32")},
-        "norm": {"scale": ((16,), "float32"), "bias": ((16,), "float32")},
-    }

@@ -113,17 +113,6 @@ def test_stop_set_loss_by_enumeration(logits, bits):
         assert -np.log(_paths(logits, forced=False)[in_set].sum()) == pytest.approx(float(loss), rel=1e-4, abs=1e-5)
 
 
-def test_stop_set_loss_gradient_is_the_posterior_s():
-    """d/d logit of -log P(V) = E[d/d logit of -log P(tau)] under P(tau | tau in V)."""
-    logits, in_set = jnp.array([0.3, -1.0, 0.5, 2.0, -0.5, 0.1]), np.array([0, 1, 0, 1, 1, 0], bool)
-    _, gradient = loss_and_gradient(logits, in_set)
-    probs = np.where(in_set, _paths(logits, False), 0)
-    posterior = probs / probs.sum()
-    rho = special.expit(np.asarray(logits))
-    scores = np.stack([np.where(np.arange(STEPS) < t, -rho, 0) + (np.arange(STEPS) == t) * (1 - rho) for t in range(6)])
-    np.testing.assert_allclose(gradient, -posterior @ scores, rtol=1e-4, atol=1e-6)
-
-
 def test_empty_set_gives_nothing():
     for logits in (np.zeros(STEPS, np.float32), np.full(STEPS, 80, np.float32), np.full(STEPS, -80, np.float32)):
         loss, gradient = loss_and_gradient(logits, np.zeros(STEPS, bool))

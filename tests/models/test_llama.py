@@ -49,23 +49,8 @@ def test_real_shapes():
     """Llama 3.2 1B has 1,235,814,400 parameters, without allocating one of them."""
     tree = jax.eval_shape(Coconut().on(LLAMA_1B).init, jax.random.key(0))["backbone"]
     assert sum(leaf.size for leaf in jax.tree.leaves(tree)) == 1_235_814_400
-    assert set(tree) == {"embed_tokens", "norm"} | {f"layers_{i}" for i in range(16)}
-    shapes = jax.tree.map(lambda leaf: leaf.shape, tree["layers_15"])
-    assert shapes == {
-        "input_layernorm": {"scale": (2048,)},
-        "self_attn": {
-            "q_proj": {"kernel": (2048, 2048)},
-            "k_proj": {"kernel": (2048, 512)},
-            "v_proj": {"kernel": (2048, 512)},
-            "o_proj": {"kernel": (2048, 2048)},
-        },
-        "post_attention_layernorm": {"scale": (2048,)},
-        "mlp": {
-            "gate_proj": {"kernel": (2048, 8192)},
-            "up_proj": {"kernel": (2048, 8192)},
-            "down_proj": {"kernel": (8192, 2048)},
-        },
-    }
+    widths = {name: module["kernel"].shape for name, module in tree["layers_15"]["self_attn"].items()}
+    assert widths == {"q_proj": (2048, 2048), "k_proj": (2048, 512), "v_proj": (2048, 512), "o_proj": (2048, 2048)}
     untied = jax.eval_shape(Coconut().on(dataclasses.replace(LLAMA_1B, tied=False)).init, jax.random.key(0))["backbone"]
     assert untied["lm_head"].shape == (128256, 2048)
     assert {leaf.dtype for leaf in jax.tree.leaves(untied)} == {jnp.dtype("float32")}

@@ -7,8 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from slpo_jax.models.attention import attend
-from slpo_jax.models.llama import Norm, _gated
 from slpo_jax.models.xla_cpu import after, remade
 
 
@@ -47,37 +45,6 @@ def test_arguments_alone_are_kept():
     slope = (_scratch(remade(_waves), 24) - _scratch(remade(_waves), 12)) / 12
     assert x_bytes <= slope < 1.5 * x_bytes
     assert (_scratch(_waves, 24) - _scratch(_waves, 12)) / 12 > 2 * x_bytes, "the test must see what is kept"
-
-
-def _kept_by_layer(layer, *shapes):
-    """Bytes more that the gradient needs for each layer more, over those of its input."""
-    x, *weights = (jnp.ones(shape, jnp.bfloat16) for shape in shapes)
-
-    def scratch(layers):
-        def loss(x, all_weights):
-            return functools.reduce(lambda x, each: layer(x, *each), all_weights, x).astype(jnp.float32).sum()
-
-        args = x, [weights] * layers
-        return jax.jit(jax.grad(loss, (0, 1))).lower(*args).compile().memory_analysis().temp_size_in_bytes
-
-    return (scratch(16) - scratch(8)) / 8 / x.nbytes
-
-
-def test_models_layers_keep_their_arguments_alone():
-    """And what the products between them keep, which is the first number."""
-
-    def attention(x, w):
-        q = (x @ w).reshape(2, 64, 4, 32).swapaxes(1, 2)
-        return attend(q, q[:, :2], q[:, 2:], jnp.ones((2, 64, 64), bool)).swapaxes(1, 2).reshape(x.shape)
-
-    norm = Norm(1e-5, jnp.bfloat16)
-    square = (512, 256), (256, 256)
-    plain = _kept_by_layer(lambda x, w: x @ w, *square)
-    normed = _kept_by_layer(lambda x, w, s: norm.apply({"params": {"scale": s}}, x) @ w, *square, (256,))
-    gated = _kept_by_layer(lambda x, w, up: _gated(x @ w, x @ up), *square, (256, 256))
-    assert normed < plain + 2
-    assert gated < plain + 6
-    assert _kept_by_layer(attention, (2, 64, 128), (128, 128)) < 9
 
 
 def test_second_derivatives_are_not_lost():

@@ -2,7 +2,6 @@
 
 import dataclasses
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -22,7 +21,7 @@ from tiny import (
 )
 
 from slpo_jax.policy.rollout import sample
-from slpo_jax.policy.score import PassKeys, score
+from slpo_jax.policy.score import score
 
 SIGMA, T, D = 0.4, ROLLOUT.max_latents, CONFIG.n_embd
 CLEAN = dataclasses.replace(ROLLOUT, dropout_rate=0.0, stopping="length", answer_slots=2)
@@ -92,24 +91,3 @@ def test_log_prob_is_the_density(rolled, means):
 def test_a_noiseless_pass_draws_the_means(rolled, means):
     took = np.arange(T) < np.asarray(LENGTHS)[:, None]
     np.testing.assert_allclose(np.asarray(rolled[1].actions)[took], means[took], rtol=0, atol=1e-4)
-
-
-def test_surrogate_passes_draw_anew_by_their_keys(params, rolled):
-    """Under keys of its own a pass draws around the same means with noise of its own."""
-    trajectories, clean = rolled
-    keys = keys_of(ROWS, seed=5)
-
-    def drawn(params, keys):
-        return score(POLICY, params, PROMPTS, trajectories, PassKeys(keys, keys)).actions
-
-    drawn = compiled(drawn)
-    z = np.asarray(drawn(params, keys))
-    took = np.arange(T) < np.asarray(LENGTHS)[:, None]
-    fresh = ((z - np.asarray(clean.actions)) / SIGMA)[took]
-    old = ((np.asarray(trajectories.actions) - np.asarray(clean.actions)) / SIGMA)[took]
-    assert abs(fresh.var() - 1) < 5 * (2 / fresh.size) ** 0.5
-    assert abs(np.corrcoef(fresh.ravel(), old.ravel())[0, 1]) < 5 / fresh.size**0.5
-    assert jax.tree.map(jnp.shape, z) == (ROWS, T, D)
-    # Under the rollouts' own keys it draws what they drew, step by step.
-    again = np.asarray(drawn(params, trajectories.keys))
-    np.testing.assert_allclose(again[took], np.asarray(trajectories.actions)[took], rtol=0, atol=1e-4)

@@ -2,7 +2,6 @@
 
 import dataclasses
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -22,10 +21,8 @@ from tiny import (
 )
 
 from slpo_jax.policy.answer_score import answer_after_replay
-from slpo_jax.policy.prompted import PromptedBatch
 from slpo_jax.policy.rollout import replay, sample
 from slpo_jax.policy.score import PassKeys, score
-from slpo_jax.training.objectives import OBJECTIVES
 
 LENGTHS = (3, 7, 5, 4, 6, 2, 5, 3)
 PROMPTS, KEYS = random_prompts(LENGTHS, 8), keys_of(len(LENGTHS), 1)
@@ -108,26 +105,3 @@ def test_rollouts_replays_and_scores_are_the_slow_loop_s(marker, least):
         for actions in (made.actions["of"], again, scores.actions["of"]):
             np.testing.assert_allclose(actions[row, : len(latents)], np.reshape(latents, (-1, 16)), atol=2e-4)
         assert [float(each[row]) for each in found] == pytest.approx([total] * 3, rel=1e-4)
-
-
-@pytest.mark.parametrize("name", ["slpo", pytest.param("answer_only", marks=pytest.mark.slow)])
-def test_objectives_go_without_latents(name):
-    """Loss, gradient and metrics are finite where thoughts have none."""
-    policy, objective = _policy(MARKERS["three"], temperature=1.0), OBJECTIVES[name]()
-    batch = PromptedBatch(PROMPTS, None, jnp.arange(len(LENGTHS)))
-
-    @compiled
-    def make(params):
-        two = jax.tree.map(lambda x: jnp.repeat(x, 2, 0), KEYS)
-        made = sample(policy, params, PROMPTS, two, jnp.full(2 * len(LENGTHS), ROLLOUT.max_latents))
-        rewards = jnp.tile(jnp.array([0.0, 1.0]), (len(LENGTHS), 1))
-
-        def loss(params):
-            return objective(policy, params, batch, made, rewards, jax.random.key(0))
-
-        return made.lengths, jax.value_and_grad(loss, has_aux=True)(params)
-
-    lengths, found = make(both_params())
-    assert 0 in lengths
-    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(found))
-    assert max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(found[1])) > 0

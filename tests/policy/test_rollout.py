@@ -26,6 +26,8 @@ from tiny import (
 )
 
 from slpo_jax.policy import noise
+from slpo_jax.policy.explain import NEAREST, probe
+from slpo_jax.policy.rollout import sample
 from slpo_jax.policy.stop_answers import decode_candidates
 
 LENGTHS = (4, 7, 2, 6, 3, 7)  # of the prompts
@@ -223,3 +225,66 @@ def test_sampled_stops_follow_the_first_stop_law(params, prompts):
     # Given the latents, a stop tells nothing of the masks: the stops of the boldest rows are as likely as they say.
     bold = np.argsort(law[:, 0])[-rows // 4 :]
     assert abs((stops[bold] == 1).sum() - law[bold, 0].sum()) < 4.5 * np.sqrt((law * (1 - law))[bold, 0].sum())
+
+
+FEW = (4, 7, 2, 6)  # lengths of the prompts of what goes on from the first steps of others
+
+
+def _continued(params, prompts, keys, made, steps, rule, config=ROLLOUT):
+    prefix = dataclasses.replace(made, lengths=jnp.minimum(made.lengths, steps))
+    return sample(policy_of(config), params, prompts, keys, rule, prefix=prefix)
+
+
+continued = compiled(_continued, static=("config",))
+
+
+def test_with_its_own_noise_every_prefix_of_a_rollout_goes_on_as_it_did(params):
+    prompts = random_prompts(FEW, max(FEW))
+    keys = keys_of(len(FEW))
+    made = run_rollout(params, prompts, keys)
+    assert len({*made.lengths.tolist()}) > 1
+    for steps in range(T + 1):
+        again = continued(params, prompts, keys, made, steps, None)
+        assert again.lengths.tolist() == made.lengths.tolist()
+        assert again.tokens.tolist() == made.tokens.tolist()
+        np.testing.assert_allclose(again.actions, made.actions, atol=1e-5)
+    other = continued(params, prompts, keys_of(len(FEW), 1), made, 2, None)
+    np.testing.assert_array_equal(other.actions[:, :1], made.actions[:, :1])
+    eager = dataclasses.replace(ROLLOUT, stopping="threshold")  # at once, but not before the last given step
+    assert continued(params, prompts, keys, made, 3, 0.0, config=eager).lengths.tolist() == [
+        min(length, 3) for length in made.lengths.tolist()
+    ]
+    assert np.abs(other.actions[:, 2:] - made.actions[:, 2:]).max() > 0.01
+
+
+def test_a_foreign_prefix_is_gone_on_from(params):
+    """Any vectors are fed as they are, and thought about further, as in a slow loop."""
+    prompts = random_prompts(FEW, max(FEW))
+    config = dataclasses.replace(ROLLOUT, stopping="length", dropout_rate=0.0)
+    slow, rng = SlowReasoner(params["reasoner"]), np.random.default_rng(0)
+    steps = np.array([2, 0, 1, 3])
+    made = run_rollout(params, prompts, keys_of(len(FEW)), config=config, stop_rule=jnp.full(len(FEW), 3))
+    given = dataclasses.replace(made, actions=jnp.asarray(rng.normal(size=made.actions.shape), jnp.float32))
+    ours = continued(params, prompts, keys_of(len(FEW)), given, steps, jnp.full(len(FEW), 3), config=config)
+    for row, kept in enumerate(steps):
+        prompt = real_tokens(prompts, row)
+        inputs = np.concatenate([slow.embed(prompt), given.actions[row, :kept]])
+        while len(inputs) < len(prompt) + 3:
+            inputs = np.concatenate([inputs, slow.hidden(inputs)[-1:]])
+        latents = inputs[len(prompt) :]
+        np.testing.assert_allclose(ours.actions[row, :3], latents, atol=1e-5)
+        assert ours.tokens[row].tolist() == slow.answer(prompt, latents, config)
+    assert EOS in np.asarray(ours.tokens)
+
+
+def test_the_tokens_nearest_to_a_latent_are_of_the_state_that_made_it(params):
+    prompts, lengths = random_prompts((4, 6), 6), (3, ROLLOUT.max_latents)
+    latents = np.random.default_rng(0).normal(size=(2, ROLLOUT.max_latents, CONFIG.n_embd)).astype(np.float32)
+    _, probability, token = compiled(probe, policy_of())(params, prompts, latents, jnp.array(lengths))
+    slow = SlowReasoner(params["reasoner"])
+    for row, length in enumerate(lengths):
+        prompt = real_tokens(prompts, row)
+        hidden = slow.hidden(np.concatenate([slow.embed(prompt), latents[row, :length]]))
+        law = special.softmax(slow.logits(hidden[len(prompt) - 1 : -1]), axis=-1)
+        np.testing.assert_array_equal(token[row, :length], np.argsort(-law, axis=1)[:, :NEAREST])
+        np.testing.assert_allclose(probability[row, :length], -np.sort(-law, axis=1)[:, :NEAREST], rtol=1e-3)

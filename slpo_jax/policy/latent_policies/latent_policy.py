@@ -191,8 +191,8 @@ class LatentPolicySettings(abc.ABC):
             )
         if self.of_architecture not in ("", architecture.name) or (in_words and architecture.has_latents):
             raise UserError(
-                f"config.latent_policy.name: {name} with these settings is for a {self.of_architecture or 'text'} "
-                f"reasoner, not {reasoner}; use another"
+                f"config.latent_policy.name: {name}{' with an end_text' * (in_words and not self.writes)} is for a "
+                f"{self.of_architecture or 'text'} reasoner, not {reasoner}; use another"
             )
         if in_words and closing:
             raise UserError(
