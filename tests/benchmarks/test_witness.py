@@ -187,23 +187,6 @@ def test_scoring_noise_ends_before_the_last_latent(trajectories):
         check_factors(site, np.arange(site.shape[1]) < np.tile(until_N, PASSES)[:, None])
 
 
-def test_rollout_noise_ends_before_the_last_latent():
-    made = witness(NOISY)
-    factors = record_noise(made)
-    lengths = np.minimum(LENGTHS, 4)
-    made.rollout(prompts(), GROUP, lengths_N=lengths)
-    sites = 2 * CONFIG.n_layer
-    forwards = [factors[start : start + sites] for start in range(0, len(factors), sites)]
-    steps = max(lengths)
-    assert len(forwards) > 1 + steps
-    for t, forward in enumerate(forwards):
-        for site in forward:
-            # The 2 slots before the longest prompt are not there.
-            noisy = np.ones(site.shape[:2], bool) if t == 0 else (t < lengths)[:, None] & (t <= steps)
-            assert site.shape[1] == (max(PROMPTS) if t == 0 else 1)
-            check_factors(site, noisy)
-
-
 @pytest.mark.parametrize("sort_by_length", [False, True])
 def test_passk_is_its_rollouts(sort_by_length):
     made, batch, rule = witness(), prompts(), 0.5

@@ -99,7 +99,7 @@ def test_each_objective_has_a_checkpoint_of_its_own_its_settings_beside_it_and_a
 
 def test_an_objective_added_later_is_all_that_is_trained_and_may_come_after_another(work):
     """It is what a run of its own makes that starts from the other's checkpoint, to the last bit."""
-    stages = [path.parent for path in (work / "checkpoints").glob("*/config.json")]
+    stages = [path.parent for path in (work / "checkpoints").glob("*/finished")]
     before = {path: path.stat().st_mtime_ns for stage in stages for path in stage.rglob("*") if path.is_file()}
     rows = rows_of(work, timing=True)
     after = ("--config.objective.answer_only.after=pathwise", "--config.objective.answer_only.steps=4")

@@ -23,7 +23,6 @@ from slpo_jax.data.problems import load_problems
 from slpo_jax.data.record_fields import FieldsConfig
 from slpo_jax.data.tokenizer import load_tokenizer
 from slpo_jax.errors import UserError
-from slpo_jax.rewards.answers import are_right, parse_completion
 from slpo_jax.training.recipes import frontier, imitate_config, recipe_of
 
 IGNORED = -100  # what the published programs write for a position without a target
@@ -129,19 +128,6 @@ def test_rows_of_sentences_are_the_published_ones(folder, stage):
     batch = recipe.batch(encoded, plan[stage], 3, 1, 7, (longest,), recipe.slots(encoded, plan[stage]))
     examples = [_published_sentences(records[i], stage, 6) for i in batch_indices(1, 3, len(encoded), 7)]
     assert [_row(batch, row, LATENT) for row in range(7)] == examples
-
-
-def test_answers_are_sentences_judged_as_published():
-    """run.py: what follows the last #, without commas and outer blanks, has to be the answer.
-
-    Beside that, capitals and the period at the end make no difference here.
-    """
-    answer = "Tom is a zumpus."
-    texts = [f"### {text}" for text in (answer, "Tom is a zumpu.", "Tom is a zumpus. Tom", "")]
-    texts += [f"Every a is a b.\n### {answer}", "### x ### Tom is a zumpus. "]
-    published = [text.split("#")[-1].replace(",", "").strip() == answer for text in texts]
-    judged = are_right([parse_completion(text, "texts") for text in texts], [answer] * len(texts), "texts")
-    assert judged == published == [True, False, False, False, True, True]
 
 
 # Graphs: stokenizer.py of Ber666/reasoning-by-superposition, but for its unused last token.

@@ -13,11 +13,9 @@ from tiny import SlowReasoner
 
 from slpo_jax.checkpoints.decode_settings import config_of
 from slpo_jax.checkpoints.detect import identify, newest_checkpoint
-from slpo_jax.checkpoints.export import export_checkpoint
 from slpo_jax.data.batches import EncodedProblems
 from slpo_jax.data.problem import Problem
 from slpo_jax.data.templates import token_texts
-from slpo_jax.errors import UserError
 from slpo_jax.evaluation.completions import thought_rows
 from slpo_jax.run.solution_summary import describe, describe_vote
 from slpo_jax.run.solver import Vote, load_solver, solve, vote
@@ -166,50 +164,15 @@ def test_a_vote_without_answers_is_shown(solver):
     assert [line.split() for line in shown[1:]] == [["3", "no", "answer"], ["2", "7", "<-", "majority"], ["1", "-1.5"]]
 
 
-@pytest.mark.slow
-def test_an_export_is_asked_like_the_checkpoint(work, solver, tmp_path):
-    export_checkpoint(work / "checkpoints" / "cold_start", tmp_path / "exported")
-    same = load_solver(str(tmp_path / "exported"))
-    assert same.setup.config.reasoner == solver.setup.config.reasoner
-    assert (same.setup.config.max_latents, same.rule, same.setup.config.max_answer_tokens) == (T, solver.rule, ANSWER)
-    ours, theirs = solve(solver, QUESTION), solve(same, QUESTION)
-    assert (theirs.answer, theirs.text) == (ours.answer, ours.text)
-    np.testing.assert_allclose(
-        [latent.stop_probability for latent in theirs.latents],
-        [latent.stop_probability for latent in ours.latents],
-        atol=1e-6,
-    )
-
-
-def test_settings_of_the_stage_go_before_those_of_the_workdir(work):
-    config = config_of(identify(newest_checkpoint(str(work))))
-    assert config.init == str(work / "checkpoints" / "cold_start")
-    assert (config.max_latents, config.seed, config.prompt_slots) == (T, 7, (16, 20))
-    assert (config.dropout.rate, config.dropout.where) == (0.3, "all")
-    assert config.gate.enabled
-    in_words = config_of(identify(newest_checkpoint(str(work))), "text_gpt2")
-    assert (in_words.max_latents, in_words.gate.enabled) == (T, False)  # as its run thought, if in words
-    path, before = work / "config.json", (work / "config.json").read_text()
-    try:
-        path.write_text(json.dumps(json.loads(before) | {"max_latents": 9, "log_every": 77, "of_another_version": 1}))
-        config = config_of(identify(newest_checkpoint(str(work))))
-        assert (config.max_latents, config.log_every) == (T, 77)
-        path.write_text(json.dumps(json.loads(before) | {"log_every": "often"}))
-        with pytest.raises(UserError, match=r"config.json: key log_every.*mend"):
-            config_of(identify(newest_checkpoint(str(work))))
-    finally:
-        path.write_text(before)
-
-
-def test_the_newest_stage_of_a_workdir(work):
-    """And a step's directory is its stage."""
-    solver = load_solver(str(work / "checkpoints" / "cold_start" / "0"))
-    assert (solver.stopping, solver.rule) == ("threshold", RUN[solver.setup.config.reasoner])
-    newer = work / "checkpoints" / "slpo"
-    newer.mkdir()  # begun, without a checkpoint
-    try:
-        assert newest_checkpoint(str(work)).endswith("cold_start")
-        (newer / "5" / "params").mkdir(parents=True)
-        assert newest_checkpoint(str(work)) == str(newer)
-    finally:
-        shutil.rmtree(newer)
+def test_settings_of_the_stage_go_before_those_of_the_workdir(work, tmp_path):
+    """Of a stage's directory and of a step's in it."""
+    shutil.copytree(work, tmp_path / "work")
+    path = tmp_path / "work" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"max_latents": 9, "log_every": 77, "of_another": 1}))
+    for place in ("cold_start", "cold_start/0"):
+        config = config_of(identify(str(tmp_path / "work" / "checkpoints" / place)))
+        assert (config.max_latents, config.log_every, config.gate.enabled) == (T, 77, True)
+        assert (config.dropout.rate, config.dropout.where) == (0.3, "all")
+    assert load_solver(str(work / "checkpoints" / "cold_start" / "0")).rule == RUN[config.reasoner]
+    (tmp_path / "work" / "checkpoints" / "slpo").mkdir()  # begun, without a checkpoint
+    assert newest_checkpoint(str(tmp_path / "work")).endswith("cold_start")
