@@ -262,13 +262,9 @@ class StageEnds:
         self.learning = None
         if learning is None or not learning.accuracies or not hosts.is_first():
             return
-        name, steps = self._phase.name.replace("_", " "), step - self._phase.start
-        if learning.end is not None or learning.is_learned:
-            logging.warning(
-                "%s: %s learned after %d steps (accuracy %.3f)", self._stage, name, steps, learning.accuracy
-            )
-        else:
-            logging.warning(
-                "%s: %s not learned in its %d steps (accuracy %.3f, config.imitate.stage_until is %g); going on",
-                self._stage, name, steps, learning.accuracy, learning.until,
-            )  # fmt: skip
+        learned, steps = learning.end is not None or learning.is_learned, step - self._phase.start
+        how = f"learned after {steps} steps" if learned else f"not learned in its {steps} steps"
+        logging.warning(
+            "%s: %s %s (accuracy %.3f, config.imitate.stage_until is %g)",
+            self._stage, self._phase.name.replace("_", " "), how, learning.accuracy, learning.until,
+        )  # fmt: skip

@@ -8,11 +8,12 @@ from slpo_jax.run.solver import Solution, Solver, Vote
 
 def describe(solver: Solver, solution: Solution) -> str:
     """A solution for a terminal of 100 columns."""
-    indent = "\n" + " " * 10
+    indent, style = "\n" + " " * 10, STYLES[solver.setup.template.answer_style]
+    none = f"none: the text has {'no end, so what it says last may be cut off' if solution.cut else style.none}"
     lines = [
         f"from      {solver.setup.config.init}",
         f"question  {indent.join(solution.question.strip().splitlines())}",
-        f"answer    {_missing(solver, solution) if solution.answer is None else solution.answer}",
+        f"answer    {none if solution.answer is None else solution.answer}",
         f"text      {indent.join(solution.text.strip().splitlines()) or 'nothing'}",
         f"thought   {_ending(solver, solution)}",
     ]
@@ -32,19 +33,6 @@ def describe(solver: Solver, solution: Solution) -> str:
         if latent.words is not None:
             lines.append(f"        says  {' / '.join(latent.words.splitlines()) or 'nothing'}")
     return "\n".join(lines)
-
-
-def _missing(solver: Solver, solution: Solution) -> str:
-    """Why there is no answer."""
-    style = solver.setup.template.answer_style
-    if solution.cut:
-        return "none: the text has no end, so what it says last may be cut off"
-    what = STYLES[style].none
-    if style == "after_mark" and "#" not in solution.text:
-        what = "no # before a number"
-        if not solver.setup.checkpoint.architecture.has_latents:
-            what += "; --answers=last_number reads one without"
-    return f"none: the text has {what}"
 
 
 def _ending(solver: Solver, solution: Solution) -> str:

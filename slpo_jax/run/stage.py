@@ -27,7 +27,6 @@ from slpo_jax.training.batches import make_batch
 from slpo_jax.training.checkpoint import StageCheckpoints
 from slpo_jax.training.loop import SUMS, StageRun, StepFn
 from slpo_jax.training.metrics import warn_of_cuts
-from slpo_jax.training.objectives import Objective
 from slpo_jax.training.optimizer import make_optimizer, make_schedule
 from slpo_jax.training.state import LossFn, TrainState, init_state, make_train_step
 
@@ -63,11 +62,6 @@ class Stage:
         return self.run.workdir.stage(self.name)
 
     @functools.cached_property
-    def objective(self) -> Objective | None:
-        """Of the section rl; None of others, and of a checkpoint whose objective the config doesn't name."""
-        return self.run.config.objective.get(self.name) if self.section == RL else None
-
-    @functools.cached_property
     def settings(self) -> Any:
         """Its section of the config, with what an objective has of its own instead."""
         own = getattr(self.run.config, self.section)
@@ -93,7 +87,11 @@ class Stage:
         Raises:
             UserError: that one is neither there nor about to be.
         """
-        after = self.objective.after if self.objective else self.run.config.latent_rm.after * (self.name == LATENT_RM)
+        config, after = self.run.config, ""
+        if self.name == LATENT_RM:
+            after = config.latent_rm.after
+        elif self.section == RL and self.name in config.objective:  # else the config doesn't know what left it
+            after = config.objective[self.name].after
         usual = {IMITATE: (IMITATE,) * (self.name == CONTROL), COLD_START: (IMITATE,)}.get(self.section, USUAL_START)
         for each in map(self.run.stage, (after,) if after else usual):
             if each.folder.is_finished or each.wanted:
