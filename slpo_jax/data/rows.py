@@ -7,7 +7,6 @@ import csv
 import dataclasses
 import io
 import json
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,9 +20,6 @@ if TYPE_CHECKING:
     import pyarrow
 
 Rows = Iterator[tuple[str, Any]]
-
-# A question may hold bars itself; behind those that end it is the first step, or none at all.
-_BARS = re.compile(r"\|\|(?=\s*(?:<<|$))")
 
 
 def _read_json(path: Path) -> Rows:
@@ -40,13 +36,9 @@ def _read_icot(path: Path) -> Rows:
     for number, line in _lines(_read_text(path)):
         where = f"{path}, line {number}"
         before, hashes, answer = line.rpartition("####")
-        bars = _BARS.search(before)
-        end = bars.start() if bars else before.find("||")
-        if end < 0 or not hashes:
+        question, bars, steps = before.partition("||")
+        if not bars or not hashes:
             raise UserError(f"{where}: malformed; expected 'question||steps #### answer'")
-        question, steps = before[:end], before[end + 2 :]
-        if not bars and "||" in steps:
-            raise UserError(f"{where}: which '||' ends the question? Write <<..>> after it, or a .jsonl file")
         yield where, {"question": question, "cot": steps, "answer": answer.strip()}
 
 

@@ -8,7 +8,6 @@ Shape suffixes as in `slpo_jax.rewards.verifier`.
 import functools
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -94,21 +93,11 @@ def verify_choice(table: ByteTable, tokens_BA: jax.Array, references_BR: jax.Arr
     return jax.vmap(verify_row)(jnp.asarray(tokens_BA), jnp.asarray(references_BR))
 
 
-class OnDevice(NamedTuple):
-    """How the device judges a style.
-
-    Attributes:
-        table: of the bytes of each token id.
-        verify: (that table, tokens [B, A], encoded references [B, R], eos_id) -> bool [B].
-    """
-
-    table: Callable[[Sequence[bytes]], ByteTable]
-    verify: Callable[[ByteTable, Any, Any, Any], jax.Array]
-
-
-ON_DEVICE: dict[AnswerStyle, OnDevice] = {
-    "after_mark": OnDevice(byte_table, functools.partial(verify, style="after_mark")),
-    "last_number": OnDevice(byte_table, functools.partial(verify, style="last_number")),
-    "texts": OnDevice(text_table, verify_text),
-    "choice": OnDevice(choice_table, verify_choice),
+ON_DEVICE: dict[AnswerStyle, tuple[Callable[[Sequence[bytes]], ByteTable], Callable[..., jax.Array]]] = {
+    "after_mark": (byte_table, functools.partial(verify, style="after_mark")),
+    "last_number": (byte_table, functools.partial(verify, style="last_number")),
+    "texts": (text_table, verify_text),
+    "choice": (choice_table, verify_choice),
 }
+"""Of a style: the table of the bytes of each token id, and (that table, tokens [B, A], encoded references [B, R],
+eos_id) -> bool [B]."""

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from slpo_jax.data.problems import load_problems
 from slpo_jax.data.synthetic import NAMES, SyntheticConfig, synthetic_problems, vocabulary
 from slpo_jax.errors import UserError
 
@@ -115,13 +114,6 @@ def test_training_teaches_every_word_of_every_set():
     assert len(vocabulary()) == len(set(vocabulary()))
 
 
-def test_questions_are_short():
-    # Two slots more are needed for the line break and the start marker.
-    assert max(len(problem.question.split()) for problem in synthetic_problems("train", SMALL)) == 5 + 4 * 3 + 4
-    assert max(len(problem.question.split()) for problem in synthetic_problems("train", LARGE)) == 5 + 4 * 4 + 4
-    assert max(len(problem.question.split()) for problem in synthetic_problems("template", LARGE)) == 10 + 3 * 4
-
-
 def test_a_smaller_training_set_is_the_beginning_of_a_larger_one():
     assert synthetic_problems("train", replace(SMALL, train_size=500)) == synthetic_problems("train", SMALL)[:500]
 
@@ -135,10 +127,6 @@ def test_pure_function_of_name_and_config():
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert printed.strip() == repr(synthetic_problems("valid", SMALL))
     assert synthetic_problems("valid", replace(SMALL, seed=1)) != synthetic_problems("valid", SMALL)
-
-
-def test_load_problems_passes_the_config_on():
-    assert load_problems("synthetic:valid", SMALL) == synthetic_problems("valid", SMALL)
 
 
 @pytest.mark.parametrize(

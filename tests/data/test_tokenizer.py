@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from slpo_jax.data.synthetic import SyntheticConfig, synthetic_problems, vocabulary
@@ -78,13 +78,6 @@ def test_byte_level_bytes_are_the_decoded_text(ids):
     assert joined.decode(errors="replace") == _decode(BYTE_LEVEL, ids)
 
 
-@given(st.text(max_size=30))
-def test_byte_level_bytes_give_any_text_back(text):
-    ids = BYTE_LEVEL(text, add_special_tokens=False)["input_ids"]
-    if "<|eos|>" not in text:
-        assert b"".join(token_bytes(BYTE_LEVEL)[index] for index in ids) == text.encode()
-
-
 def test_byte_level_bytes_by_hand():
     table = token_bytes(BYTE_LEVEL)
     of = {token: table[index] for token, index in BYTE_LEVEL.get_vocab().items()}
@@ -133,13 +126,6 @@ def test_reasoner_tokens_are_found_by_name_and_made_special():
     assert _decode(tokenizer, [size, size + 1, size + 2]) == ""
 
 
-def test_arithmetic_tokenizer_needs_no_new_tokens():
-    tokenizer = arithmetic_tokenizer(9)
-    size = len(tokenizer)
-    assert add_reasoner_tokens(tokenizer) == (size - 3, size - 2, size - 1, 2, 0)
-    assert len(tokenizer) == size
-
-
 def test_no_eos_is_an_error():
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"a": 0}, unk_token="a")))
     with pytest.raises(UserError, match="no eos token"):
@@ -170,10 +156,6 @@ def test_words_are_those_of_the_texts(tmp_path):
         assert set(tokenizer("<eos> <pad>", split_special_tokens=True)["input_ids"]) == {0}
 
 
-def test_load_synthetic():
-    assert load_tokenizer("synthetic:12").get_vocab() == arithmetic_tokenizer(12).get_vocab()
-
-
 @pytest.mark.parametrize("make", [lambda: arithmetic_tokenizer(9), lambda: _byte_level(("more",))])
 def test_saved_tokenizers_load_again(tmp_path, make):
     saved = make()
@@ -184,11 +166,6 @@ def test_saved_tokenizers_load_again(tmp_path, make):
     assert loaded(text)["input_ids"] == saved(text)["input_ids"]
     assert add_reasoner_tokens(loaded) == ids
     assert token_bytes(loaded) == token_bytes(saved)
-
-
-def test_tokenizer_json_alone_loads(tmp_path):
-    arithmetic_tokenizer(9).backend_tokenizer.save(str(tmp_path / "tokenizer.json"))
-    assert load_tokenizer(str(tmp_path))("5 + 3")["input_ids"] == arithmetic_tokenizer(9)("5 + 3")["input_ids"]
 
 
 @pytest.fixture
@@ -261,14 +238,6 @@ def test_directories_without_a_tokenizer_are_one_line(tmp_path):
     with pytest.raises(UserError, match="can't be loaded") as caught:
         load_tokenizer(str(tmp_path))
     assert "\n" not in str(caught.value)
-
-
-def test_one_known_reasoner_token_keeps_its_id():
-    tokenizer = _byte_level()
-    tokenizer.add_tokens([AddedToken("<|end-latent|>", special=True)])
-    size = len(tokenizer)
-    tokens = add_reasoner_tokens(tokenizer)
-    assert (tokens.end, tokens.start, tokens.latent) == (size - 1, size, size + 1)
 
 
 def test_bytes_are_a_tokenizer_of_any_text():

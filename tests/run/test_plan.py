@@ -129,12 +129,12 @@ def test_all_that_is_too_long_is_said_at_once(tmp_path):
 def test_what_was_understood_is_said_before_training(tmp_path):
     config = _config("CoT-SFT", tmp_path)
     path = tmp_path / "set.jsonl"
-    answers = [([], "4 pens"), (["1 + 2 = 3", "3 + 1 = 4"], "4"), (["1 + 2 = 3"], "3")]
+    answers = [([], "4.0"), (["1 + 2 = 3", "3 + 1 = 4"], "4"), (["1 + 2 = 3"], "3")]
     rows = [{"id": "1", "question": "Tom has 1 pens .", "steps": each, "answer": said} for each, said in answers]
     path.write_text("".join(json.dumps(row) + "\n" for row in [rows[1], rows[0], rows[2]]))
     config.data.train = config.data.eval.mine = str(path)
     experiment = build(read_config(config), tmp_path / "work")
-    answers_are = "answers are numbers, read after the last #, without units and currencies, as that of '4 pens'"
+    answers_are = "answers are numbers, read after the last #"
     assert data_summary("config.data.train", experiment.train) == [
         f"config.data.train: 3 problems, 1.0 steps each, 1 without steps, {answers_are}",
         "  question from question; answer from answer; steps from steps",

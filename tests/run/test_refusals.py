@@ -32,7 +32,7 @@ TABLE = dict(zip(LINES[::2], LINES[1::2], strict=True))
 GOOD = '{"question": "Tom has 1 pens . How many now ?", "steps": ["1 + 2 = 3"], "answer": "3"}\n'
 FILES = {
     "broken.jsonl": GOOD + '{"question": "Tom has\n',
-    "nonumber.jsonl": GOOD + GOOD.replace('"3"', '"three"'),
+    "nonumber.jsonl": GOOD.replace('"3"', '"three"'),
     "noanswer.json": '[{"question": "Tom has 1 pens ."}]',
     "barless.txt": "Tom has 1 pens . || #### 3\nTom has 2 pens .\n",
     "empty.jsonl": "",
