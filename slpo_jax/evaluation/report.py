@@ -47,7 +47,7 @@ def write_report(workdir: str | Path) -> dict[str, Any]:
         taken.setdefault(row.source, []).append(row.name)
     notes += left_out + [f"Taken from {source}: {', '.join(names)}." for source, names in taken.items() if source]
     more = {"thresholds": sweeps_of(rows), "training": training_curves(metrics)}
-    return _write(folder, [evals], [rows], notes, more, evals, thoughts_of(folder.root, evals))
+    return _write(folder, [evals], [rows], notes, more, thoughts_of(folder.root, evals))
 
 
 def compare_runs(workdirs: Sequence[str | Path], out: str | Path) -> dict[str, Any]:
@@ -100,7 +100,8 @@ def _read(workdir: Workdir) -> tuple[Rows, Evals, list[str]]:
     ]
     evals, notes = read_evals(workdir.root, rows)
     notes += [f"{name}: left out, its checkpoint is gone; delete {workdir.eval / name}." for name in gone]
-    order = {name: place for place, name in enumerate(_datasets(workdir))}
+    wanted = flatten(read_json(workdir.config, default={})).get("evaluate.datasets") or ()
+    order = {name: place for place, name in enumerate(wanted)}
     evals = {
         row: dict(sorted(sets.items(), key=lambda each: order.get(each[0], len(order))))
         for row, sets in evals.items() if row not in gone
@@ -110,15 +111,11 @@ def _read(workdir: Workdir) -> tuple[Rows, Evals, list[str]]:
     return {name: rows[name] for name in evals}, evals, notes
 
 
-def _datasets(workdir: Workdir) -> Sequence[str]:
-    return flatten(read_json(workdir.config, default={})).get("evaluate.datasets") or ()
-
-
 def _write(
     workdir: Workdir, runs: Sequence[Evals], rows: Sequence[Rows], notes: list[str], more: Mapping[str, Any],
-    evals: Evals | None = None, thoughts: Thoughts | None = None,
+    thoughts: Thoughts | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Make the report of one or several runs, and write it; `evals` and `thoughts` are for the page."""
+    """Make the report of several runs, or of one, whose page has its problems and `thoughts`, and write it."""
     found = [{row: {name: summarise(rec) for name, rec in sets.items()} for row, sets in run.items()} for run in runs]
     differences, left_out = compare_rows(runs, rows[0])
     report: dict[str, Any] = {
@@ -141,7 +138,7 @@ def _write(
     text = re.sub(r"\[\n[^\[\]{}\"]*\]", lambda match: " ".join(match[0].split()), to_json(report, indent=1))
     write_text(workdir.report_json, text + "\n")
     title = f"Evaluation report: {workdir.root.resolve().name}"
-    write_text(workdir.report_html, render_page(title, report, evals or {}, thoughts or {}))
+    write_text(workdir.report_html, render_page(title, report, {} if thoughts is None else runs[0], thoughts or {}))
     write_text(workdir.report_md, render(report))
     return report
 

@@ -341,6 +341,7 @@ def test_what_one_run_does_not_have_has_no_mean(tmp_path):
     found = report.compare_runs([tmp_path / "a", tmp_path / "b"], tmp_path / "all")["eval"]["slpo"]["alpha"]
     assert found.get("pearson_steps_r") is None
     assert found["latent_steps"] == 3
+    assert not [key for key in found if key.endswith("_p") or "_se_" in key]
 
 
 def test_mean_of_the_sets_by_hand(tmp_path):
