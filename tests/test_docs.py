@@ -79,10 +79,6 @@ def found(path: str) -> bool:
     return any(any(base.glob(path.rstrip("/"))) for base in (ROOT, ROOT / "slpo_jax"))
 
 
-def test_readme_is_short():
-    assert len((ROOT / "README.md").read_text().splitlines()) <= 130
-
-
 @of(PAGES)
 def test_links_lead_to_files(page):
     targets = [to for to in re.findall(r"\]\(([^)\s]+)\)", prose(page)) if not to.startswith("https://")]

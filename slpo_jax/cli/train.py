@@ -4,6 +4,7 @@ import argparse
 import os
 import re
 import shutil
+import socket
 import sys
 from pathlib import Path
 from typing import Any
@@ -110,12 +111,24 @@ def _join(coordinator: str | None, processes: int | None, process: int | None) -
             raise UserError("--coordinator: goes with --processes and --process, counted from 0; give all three")
         if not re.fullmatch(r".+:\d+", coordinator):
             raise UserError(f"--coordinator: {coordinator} is no HOST:PORT; give e.g. node1:1234")
+        if process == 0:
+            _check_port(int(coordinator.rpartition(":")[2]))
     try:
         hosts.join(coordinator, processes, process)
     except (ValueError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"--distributed: the processes can't be joined ({reason}); give --coordinator=HOST:PORT, "
                         "--processes and --process") from error  # fmt: skip
+
+
+def _check_port(port: int) -> None:
+    """jax ends the program without a traceback on a port that the process which the others come to can't have."""
+    with socket.socket() as tried:
+        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port that a run had a minute ago is free
+        try:
+            tried.bind(("", port))
+        except (OSError, OverflowError) as error:
+            raise UserError(f"--coordinator: port {port} can't be had ({error}); give another") from error
 
 
 def compile_quickly() -> None:

@@ -34,6 +34,7 @@ from ml_collections import ConfigDict
 
 from slpo_jax.checkpoints.architectures import architecture_of
 from slpo_jax.config.bounds import FieldError, check_fields, setting
+from slpo_jax.config.config_files import override
 from slpo_jax.config.sections import changed, section
 from slpo_jax.data.chat import PromptConfig
 from slpo_jax.data.problems import DataConfig
@@ -152,9 +153,13 @@ def objective_variant(config: ConfigDict, name: str, kind: str, **settings: Any)
     Args:
         name: of its checkpoint and its row; put it into `config.rl.objectives` too.
         kind: a name in `training.objectives.OBJECTIVES`.
+    Raises:
+        UserError: unknown kind or setting.
     """
+    if kind not in OBJECTIVES:
+        raise UserError(f"config.objective.{name}.kind: {kind!r} is unknown; use one of {', '.join(OBJECTIVES)}")
     config.objective[name] = section(OBJECTIVES[kind]())
-    config.objective[name].update(kind=kind, **settings)
+    override(config, {f"objective.{name}.{key}": value for key, value in {"kind": kind, **settings}.items()})
 
 
 def tried(name: str, rate: float) -> str:
@@ -186,14 +191,7 @@ def _objective(name: str, node: Mapping[str, Any]) -> Objective:
 
 
 def objective_of(config: Config, name: str) -> Objective:
-    """The objective `config.objective.NAME`.
-
-    Raises:
-        UserError: there is none.
-    """
-    if name not in config.objective:
-        known, key = ", ".join(config.objective), f"config.objective.{name}"
-        raise UserError(f"config.rl.objectives: {name!r} is unknown; use one of {known}, or add {key} with its kind")
+    """The objective `config.objective.NAME`."""
     return config.objective[name]
 
 

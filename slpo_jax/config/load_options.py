@@ -59,6 +59,6 @@ def by_argument() -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        text = re.sub(r"(?<![\w-])--(?=\w)", "", str(error))
+        text = re.sub(r"(?<![\w-])--(?=\w)(?!register)", "", str(error))
         error.args = (re.sub(r"\bconfig\.[\w.]*\w", lambda key: _ARGUMENTS.get(key[0], key[0]), text),)
         raise

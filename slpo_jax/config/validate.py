@@ -1,21 +1,24 @@
 """What spans several sections of a config, before anything is loaded; `run.validate` knows the checkpoint too."""
 
 import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ml_collections import ConfigDict
 
 from slpo_jax.checkpoints.architectures import REASONERS, architecture_of
-from slpo_jax.config.config import Config, objective_of, read_config
+from slpo_jax.config.config import Config, read_config
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.comparisons import AVERAGE
 from slpo_jax.io.workdir import BEST
 from slpo_jax.models.llama import LlamaConfig
 from slpo_jax.models.reasoner import BACKBONES
+from slpo_jax.models.shapes import ModelConfig
 from slpo_jax.policy.scorers import SCORERS
 from slpo_jax.rewards.reward import CORRECT
 from slpo_jax.stages import CONTROL, NO_THOUGHT, SECTIONS, UNFINISHED
 from slpo_jax.training.metrics import check_trackers
+from slpo_jax.training.objectives import Objective
 from slpo_jax.training.recipes import RECIPES
 
 # Of stages, checkpoints/ and rows, beside those of the objectives.
@@ -40,15 +43,14 @@ def check(node: ConfigDict) -> Config:
         f"stages: {stages} is not valid; give each at most once, in the order {', '.join(SECTIONS)}",
     )
     check_trackers(settings.trackers)
-    _check_model(settings)
-    _check_objectives(settings)
-    if "imitate" in stages:
-        _check_imitation(settings)
+    if not settings.init:  # whose shapes are its own
+        _check_model(settings.reasoner, settings.model)
+    _check_objectives(settings.objective, settings.rl.objectives if "rl" in stages else ())
     trains_gate = "cold_start" in stages
     need(gate.enabled or not trains_gate, "gate.enabled: False leaves cold_start nothing to train; take that out")
-    need(
-        settings.max_latents or not gate.enabled, "gate.enabled: max_latents=0 leaves nothing to stop; set it to False"
-    )
+    need(settings.max_latents or not gate.enabled, "gate.enabled: nothing to stop with max_latents=0; set it to False")
+    if "imitate" in stages:
+        _check_imitation(settings)
     need(settings.max_latents or "latent_rm" not in stages, "max_latents: 0, and the stage latent_rm judges latents")
     need(
         settings.reward == CORRECT or not trains_gate,
@@ -84,13 +86,10 @@ def need(ok: Any, message: str) -> None:
         raise UserError(f"config.{message}")
 
 
-def _check_model(settings: Config) -> None:
-    """What only random weights need: a checkpoint brings shapes of its own."""
-    if settings.init:
-        return
-    architecture_of(settings.reasoner)
-    model, heads = settings.model, settings.model.n_head
-    llama = issubclass(BACKBONES[REASONERS[settings.reasoner][1]], LlamaConfig)
+def _check_model(reasoner: str, model: ModelConfig) -> None:
+    """What random weights need."""
+    architecture_of(reasoner)
+    heads, llama = model.n_head, issubclass(BACKBONES[REASONERS[reasoner][1]], LlamaConfig)
     key_heads, size = model.n_kv_head or heads, f"model.n_embd: {model.n_embd} is no"
     need(model.n_embd % heads == 0, f"{size} multiple of model.n_head ({heads}); change one of them")
     need(not llama or heads % key_heads == 0, f"model.n_kv_head: {key_heads} does not divide model.n_head ({heads})")
@@ -109,18 +108,22 @@ def _check_imitation(settings: Config) -> None:
         getattr(imitate, name).check(name, settings)
 
 
-def _check_objectives(settings: Config) -> None:
-    known = ", ".join(settings.objective)
-    for name in settings.objective:
+def _check_objectives(objectives: Mapping[str, Objective], trained: Sequence[str]) -> None:
+    known = ", ".join(objectives)
+    for name in objectives:
         need(
             re.fullmatch(r"[^\W\d]\w*", name) and name not in _TAKEN and not name.endswith(BEST),
-            f"objective.{name}: a key, files and a row of the report get this name; use letters, digits and _, and no "
-            "name of a stage",
+            f"objective.{name}: a stage or a row of the report has this name, or it isn't of letters, digits and _; "
+            "use another",
         )
-    for place, name in enumerate(settings.rl.objectives if "rl" in settings.stages else ()):
-        after = objective_of(settings, name).after
+    for place, name in enumerate(trained):
         need(
-            after in ("", *settings.objective) and after not in settings.rl.objectives[place:],
+            name in objectives,
+            f"rl.objectives: {name!r} is unknown; use one of {known}, or add config.objective.{name} with its kind",
+        )
+        after = objectives[name].after
+        need(
+            after in ("", *objectives) and after not in trained[place:],
             f"objective.{name}.after: {after!r} is not trained before it; use one of {known}, and put it before {name} "
             "into config.rl.objectives",
         )

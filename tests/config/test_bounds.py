@@ -137,17 +137,6 @@ def test_a_section_is_filled():
     assert dataclasses.is_dataclass(filled.inner)
 
 
-def test_errors_name_the_key():
-    node = section(Outer())
-    node.inner.rate = 1.5
-    with pytest.raises(UserError, match=r"^config\.part\.inner\.rate: 1\.5 is not valid; give a number from 0 to "):
-        changed(Outer(), node, "config.part")
-    node = section(Outer())
-    node.start = 5
-    with pytest.raises(UserError, match=r"^config\.start: 5 is not valid; lower it to count$"):
-        changed(Outer(), node)
-
-
 @dataclass(frozen=True)
 class Choosing:
     name: str = setting("one", chooses=("one", "two"))

@@ -157,9 +157,9 @@ def test_unknown_keys_are_errors(key):
         ("mine", 5, r"config\.objective\.mine: 5 is not valid; give a section with keys of its own"),
         ("mine", {}, r"config\.objective\.mine\.kind: 'mine' is not valid; give one of slpo, "),
         ("mine", {"kind": "slpo", "passess": 3}, r"config\.objective\.mine\.passess: unknown config key; use one of "),
-        ("imitate", {"kind": "slpo"}, r"config\.objective\.imitate: a key, files and a row"),
-        ("a/b", {"kind": "slpo"}, r"config\.objective\.a/b: a key, files and a row"),
-        ("a-b", {"kind": "slpo"}, r"config\.objective\.a-b: a key, files and a row"),
+        ("imitate", {"kind": "slpo"}, r"config\.objective\.imitate: a stage or a row of the report has this name"),
+        ("a/b", {"kind": "slpo"}, r"config\.objective\.a/b: a stage or a row of the report has this name"),
+        ("a-b", {"kind": "slpo"}, r"config\.objective\.a-b: a stage or a row of the report has this name"),
     ],
 )
 def test_a_further_objective_that_is_none(name, node, said):

@@ -1,6 +1,5 @@
 """Methods of five sorts from a file outside the package: trained, resumed, reported, asked."""
 
-import dataclasses
 import importlib.util
 import json
 
@@ -17,7 +16,7 @@ from slpo_jax.policy.scorers import SCORERS
 from slpo_jax.rewards.reward import REWARDS
 from slpo_jax.run.solver import load_solver, solve
 from slpo_jax.training.objectives import OBJECTIVES
-from slpo_jax.training.recipes import RECIPES, RecipeSettings
+from slpo_jax.training.recipes import RECIPES
 
 OWN = '''
 import dataclasses
@@ -203,13 +202,11 @@ def test_another_config_takes_them_by_name(folder, registries):
 @pytest.mark.parametrize(
     ("what", "name", "value", "fault"),
     [
-        ("objective", "slpo", OBJECTIVES["exact"], "'slpo' is one of ours; use another name than answer_only, "),
-        ("objective", "my own", OBJECTIVES["exact"], "'my own' is to be the key of a config"),
+        ("objective", "slpo", OBJECTIVES["exact"], "'slpo' is to be a config's key; use letters, .* none of answer_only, "),
+        ("objective", "my own", OBJECTIVES["exact"], "'my own' is to be a config's key"),
         ("latent_policy", "mine", OBJECTIVES["exact"], "mine: .*Exact'> is no dataclass that extends LatentPolicySe"),
-        ("reward", "mine", 1.0, "mine: 1.0 is no function"),
+        ("recipe", "icot", RECIPES["icot"], "'icot' is to be a config's key"),
         ("recipe", "lora", OBJECTIVES["exact"], "'lora' is a key of config.imitate"),
-        ("recipe", "mine", dataclasses.make_dataclass("R", ["x"], bases=(RecipeSettings,), frozen=True),
-         "mine: TypeError"),
     ],
 )  # fmt: skip
 def test_what_can_not_be_registered_is_one_line(registries, what, name, value, fault):
