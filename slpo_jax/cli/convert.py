@@ -28,7 +28,7 @@ def main(argv: list[str]) -> None:
     (_, action, source, target), values = argv, flags.FLAGS
     # Imports that take seconds wait until they are needed: --help comes at once.
     from slpo_jax.checkpoints.detect import identify, newest_checkpoint
-    from slpo_jax.checkpoints.export import export_checkpoint, guess_reasoner, import_checkpoint
+    from slpo_jax.checkpoints.export import export_checkpoint, import_checkpoint
     from slpo_jax.config.config import Config
     from slpo_jax.io.files import check_free
 
@@ -39,8 +39,7 @@ def main(argv: list[str]) -> None:
         else:
             check_free(Path(target).expanduser())
             identity = identify(source, values.base, values.lora_alpha)
-            reasoner = values.reasoner or guess_reasoner(identity, values.tokenizer)
-            config = Config(tokenizer=values.tokenizer, reasoner=reasoner)
+            config = Config(tokenizer=values.tokenizer, reasoner=values.reasoner or identity.likely_reasoner)
             made = import_checkpoint(identity, Path(target).expanduser(), config, values.explain)
     said, model = made.description, made.description.model
     gate = "no gate" if said.gate is None else f"a {'trained' if said.gate_trained else 'random'} gate"

@@ -84,7 +84,7 @@ def test_an_export_and_what_is_left_without_our_files(case, tmp_path):
     found = identify(str(plain))
     assert (found.architecture, found.reasoner, found.description) == (None, None, None)
     assert found.backbone == reasoner.partition("_")[2]
-    assert export.guess_reasoner(found) == f"coconut_{found.backbone}"  # its tokenizer has the latent tokens
+    assert found.likely_reasoner == f"coconut_{found.backbone}"  # its tokenizer has the latent tokens
 
 
 def test_a_foreign_checkpoint_is_opened_once(case, tmp_path, opened):
@@ -92,7 +92,7 @@ def test_a_foreign_checkpoint_is_opened_once(case, tmp_path, opened):
     load_solver(str(exported))
     assert opened == [str(exported)]
     identity, config = identify(str(exported)), default_config()
-    config.reasoner = export.guess_reasoner(identity)
+    config.reasoner = identity.likely_reasoner
     export.import_checkpoint(identity, tmp_path / "imported", read_config(config))
     assert opened == [str(exported)] * 2
     assert identify(str(tmp_path / "imported")).reasoner == reasoner

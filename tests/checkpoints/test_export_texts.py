@@ -25,7 +25,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, 
 from slpo_jax.checkpoints.architectures.coconut import Coconut
 from slpo_jax.checkpoints.architectures.codi import Codi
 from slpo_jax.checkpoints.export import export_checkpoint
-from slpo_jax.checkpoints.generation_files import have_asked
+from slpo_jax.checkpoints.export_texts import have_asked
 from slpo_jax.config import read_config
 from slpo_jax.config.sections import values
 from slpo_jax.data.batches import pad_prompts
