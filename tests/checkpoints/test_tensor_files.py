@@ -123,21 +123,6 @@ def test_a_torch_checkpoint_of_any_name(tmp_path, name, zipped, torch):
     np.testing.assert_array_equal(opened["wte.weight"].read(), STATE["wte.weight"])
 
 
-@pytest.mark.parametrize("wrapper", ["state_dict", "model", "model_state_dict"])
-def test_a_state_dict_one_level_down(tmp_path, wrapper, torch):
-    torch.save({wrapper: to_torch(), "epoch": 3, "optimizer": {"lr": 0.1}}, tmp_path / "a.pt")
-    check(open_tensors(tmp_path / "a.pt"))
-
-
-def test_a_modules_own_state_with_tied_weights(tmp_path, torch):
-    module = torch.nn.Sequential(torch.nn.Embedding(5, 4), torch.nn.Linear(4, 5, bias=False))
-    module[1].weight = module[0].weight
-    torch.save(module.state_dict(), tmp_path / "a.pt")
-    opened = open_tensors(tmp_path / "a.pt")
-    check(opened, to_numpy(module.state_dict()))
-    np.testing.assert_array_equal(opened["0.weight"].read(), opened["1.weight"].read())
-
-
 def tiny_gpt2():
     torch = pytest.importorskip("torch")
     config = transformers.GPT2Config(vocab_size=61, n_positions=16, n_embd=16, n_layer=2, n_head=2)
