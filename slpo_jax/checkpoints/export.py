@@ -142,7 +142,8 @@ def write_export(
         )
     if not has_gate(source):
         checkpoint = dataclasses.replace(checkpoint, description=dataclasses.replace(checkpoint.description, gate=None))
-    files, can_think = thinking_files(config, checkpoint, stopping, rule), thinks(config, checkpoint)
+    can_think = thinks(config, checkpoint)
+    files = thinking_files(config, checkpoint, stopping, rule, can_think)
     if can_think:
         have_asked(checkpoint.template)
     files["README.md"] = model_card(source, checkpoint.description, target.name, can_think, DECODER in params)

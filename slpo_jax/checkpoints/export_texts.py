@@ -53,12 +53,15 @@ def have_asked(template: Template) -> None:
     tokenizer.init_kwargs |= {"padding_side": "left", "model_input_names": ["input_ids", "attention_mask"]}  # are saved
 
 
-def thinking_files(config: Config, checkpoint: Checkpoint, stopping: Stopping, rule: float | int) -> dict[str, str]:
+def thinking_files(
+    config: Config, checkpoint: Checkpoint, stopping: Stopping, rule: float | int, thinks: bool
+) -> dict[str, str]:
     """The code and its settings; of latents that PyTorch can't think in, settings that have transformers say so.
 
     Args:
         config: to evaluate it with.
         stopping, rule: how its rollouts end.
+        thinks: of `thinks`.
     Returns:
         texts by their files in the export; {} for what transformers generates as it is.
     """
@@ -67,7 +70,7 @@ def thinking_files(config: Config, checkpoint: Checkpoint, stopping: Stopping, r
     template = checkpoint.template
     eos_ids = list(dict.fromkeys([template.eos_id, *checkpoint.description.eos_ids]))
     settings: dict[str, Any] = {"eos_token_id": eos_ids, "pad_token_id": template.pad_id, "do_sample": False}
-    if not thinks(config, checkpoint):
+    if not thinks:
         return {GENERATION_FILE: _json(settings | {REFUSING: _UNKNOWN})}
     described = checkpoint.description
     has_side = described.gate is not None or bool(described.architecture.heads(described.model.n_embd))

@@ -7,10 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from published import (
-    END,
-    LATENT,
     QUESTIONS,
-    START,
     coconut_hugging_face,
     coconut_original,
     codi_hugging_face,
@@ -96,18 +93,6 @@ def test_everything_arrives(name, tmp_path):
         for key, part in wanted.items():
             for leaf, value in part.items():
                 np.testing.assert_array_equal(found["projector"][key][leaf], value)
-
-
-def test_ids_by_name_and_published_ones(tmp_path):
-    plain = len(tokenizer("gpt2"))
-    named = open_case(written(coconut_hugging_face).settings, tmp_path).tokens
-    assert (named["latent"], named["start"], named["end"]) == (plain, plain + 1, plain + 2)
-    coconut = open_case(written(coconut_original, "gpt2").settings, tmp_path).tokens
-    assert (coconut["start"], coconut["end"], coconut["latent"]) == (plain, plain + 1, plain + 2)
-    codi = open_case(written(codi_original, "gpt2").settings, tmp_path)
-    assert (codi.tokens["pad"], codi.tokens["start"], codi.tokens["end"]) == (plain, plain + 1, plain + 2)
-    assert codi.template.tokenizer.convert_tokens_to_ids([START, END]) == [plain + 1, plain + 2]
-    assert LATENT not in codi.template.tokenizer.get_vocab()
 
 
 def _resave(path: Path, change) -> None:

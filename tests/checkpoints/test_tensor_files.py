@@ -264,31 +264,10 @@ def save(path, kind: str):
     return path.read_bytes()
 
 
-KINDS = pytest.mark.parametrize("kind", ["safetensors", "zip", "pickle"])
-
-
-@KINDS
+@pytest.mark.parametrize("kind", ["safetensors", "zip", "pickle"])
 def test_a_truncated_file_is_always_refused(tmp_path, kind):
     path = tmp_path / "weights"
     whole = save(path, kind)
     for size in (1, 5, 9, 40, len(whole) // 3, len(whole) // 2, len(whole) - 30, len(whole) - 1):
         path.write_bytes(whole[:size])
         refused(path, "weights")
-
-
-@KINDS
-@pytest.mark.filterwarnings("ignore:Detected pickle protocol")
-def test_a_corrupt_file_is_refused_or_read(tmp_path, kind):
-    rng, path, messages = np.random.default_rng(1), tmp_path / "weights", []
-    whole = save(path, kind)
-    for _ in range(100):
-        broken = bytearray(whole)
-        for place in rng.integers(-600, 1200, size=rng.integers(1, 4)):  # where headers and directories are
-            broken[place % len(whole)] = rng.integers(256)
-        path.write_bytes(broken)
-        try:
-            dict(open_tensors(path))
-        except UserError as error:
-            messages.append(str(error))
-    assert all("\n" not in message and str(path) in message for message in messages)
-    assert 25 < len(messages) < 100
