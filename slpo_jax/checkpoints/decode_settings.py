@@ -41,7 +41,7 @@ def config_of(identity: Identity, reasoner: str = "", tokenizer: str = "") -> Co
         UserError: a setting of the run can't be used.
     """
     made, of_a_run = _as_its_run(identity)
-    own: dict[str, Any] = {"reasoner": reasoner or identity.reasoner or f"{PLAIN.name}_{identity.backbone}"}
+    own: dict[str, Any] = {"reasoner": reasoner or identity.likely_reasoner}
     own |= {"stages": ("evaluate",), "init": identity.source, "base": identity.base, "tokenizer": tokenizer}
     own |= {"lora_alpha": identity.lora_alpha, "sharding": Config.sharding, "gate.hidden": identity.gate_hidden or 0}
     architecture = architecture_of(own["reasoner"])

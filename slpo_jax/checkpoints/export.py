@@ -13,19 +13,16 @@ from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from slpo_jax.checkpoints import decoder
-from slpo_jax.checkpoints.architectures import ARCHITECTURES, PLAIN
-from slpo_jax.checkpoints.card import model_card, short
 from slpo_jax.checkpoints.checkpoint import Checkpoint, find_checkpoint
 from slpo_jax.checkpoints.decode_settings import config_of, made_with, stopping_of
 from slpo_jax.checkpoints.decoder import with_decoder, write_decoder
 from slpo_jax.checkpoints.description import FILE
 from slpo_jax.checkpoints.detect import Identity, has_gate, identify, newest_checkpoint
-from slpo_jax.checkpoints.generation_files import have_asked, thinking_files, thinks
+from slpo_jax.checkpoints.export_texts import have_asked, model_card, short, thinking_files, thinks
 from slpo_jax.checkpoints.source import SIDE_FILE
 from slpo_jax.checkpoints.weights import backbone_weights, gate_weights, write_tree
 from slpo_jax.config.config import Config
 from slpo_jax.data.chat import PromptConfig
-from slpo_jax.data.tokenizer import has_latent_tokens, load_tokenizer
 from slpo_jax.errors import UserError
 from slpo_jax.io.artifact import CHECKSUMS, matches_checksums, read_checksums, write_checksums
 from slpo_jax.io.files import check_free, whole_folder, write_text
@@ -145,11 +142,11 @@ def write_export(
         )
     if not has_gate(source):
         checkpoint = dataclasses.replace(checkpoint, description=dataclasses.replace(checkpoint.description, gate=None))
-    files = thinking_files(config, checkpoint, stopping, rule)
-    if thinks(config, checkpoint):
+    can_think = thinks(config, checkpoint)
+    files = thinking_files(config, checkpoint, stopping, rule, can_think)
+    if can_think:
         have_asked(checkpoint.template)
-    how = thinks(config, checkpoint), DECODER in params
-    files["README.md"] = model_card(source, checkpoint.description, target.name, *how)
+    files["README.md"] = model_card(source, checkpoint.description, target.name, can_think, DECODER in params)
     export_reasoner(target, params, checkpoint, files, str(source), replaces)
     _check_tokenizer(target, checkpoint.template.tokenizer)
     return checkpoint
@@ -221,22 +218,3 @@ def export_reasoner(
         for file in filter(Path.is_file, made.iterdir()):
             file.chmod(0o644)  # safetensors makes its files private
         write_checksums(made)
-
-
-def guess_reasoner(identity: Identity, tokenizer: str = "") -> str:
-    """The name in `REASONERS` that a checkpoint's own tensors and files tell.
-
-    Args:
-        tokenizer: directory or hub id to look into instead of the checkpoint's own; "" for that.
-    Raises:
-        UserError: they fit both architectures.
-    """
-    if identity.reasoner:
-        return identity.reasoner
-    texts = load_tokenizer(tokenizer) if tokenizer else identity.tokenizer and identity.tokenizer()
-    if texts and has_latent_tokens(texts):
-        return f"{PLAIN.name}_{identity.backbone}"
-    known = " or ".join(
-        f"{name}_{identity.backbone}" for name, architecture in ARCHITECTURES.items() if architecture.has_latents
-    )
-    raise UserError(f"--reasoner: {identity.source} has a plain language model's tensors; say what it is, {known}")

@@ -46,11 +46,9 @@ def read_reward_model(source: str, description: Description, like: Any) -> dict[
     model = dataclasses.replace(description.model, tied=True)
     backbone, heads = backbone_weights(model), description.architecture.heads(model.n_embd)
     own = [*heads, *linear(("classifier",), "classifier", (1, model.n_embd))]
-    names = {weight.name for weight in own}
     try:
-        tree = read_tree(backbone, stored, source)
-        rest = read_tree(own, stored, source)
-        refuse_leftovers(backbone, {name: x for name, x in stored.items() if name not in names}, model, source)
+        tree, rest = read_tree(backbone, stored, source), read_tree(own, stored, source)
+        refuse_leftovers([*backbone, *own], stored, model, source)
     except UserError as error:
         raise UserError(f"{_KEY}: is no reward model of this reasoner: {error}") from None
     classifier = rest.pop("classifier")

@@ -12,7 +12,7 @@ from absl import logging
 from slpo_jax.checkpoints import decoder
 from slpo_jax.checkpoints import description as descriptions
 from slpo_jax.checkpoints.adapters import adapter_file, lora_of
-from slpo_jax.checkpoints.architectures import Architecture, Unwrapped
+from slpo_jax.checkpoints.architectures import PLAIN, Architecture, Unwrapped
 from slpo_jax.checkpoints.description import Description, read_description
 from slpo_jax.checkpoints.hf_config import BACKBONE_OF, BackboneConfig, from_hugging_face
 from slpo_jax.checkpoints.layouts import are_adapters, recognise, said_threshold
@@ -78,6 +78,11 @@ class Identity:
     def reasoner(self) -> str | None:
         """Its name in `REASONERS`, None for a language model's tensors alone."""
         return f"{self.architecture.name}_{self.backbone}" if self.architecture else None
+
+    @property
+    def likely_reasoner(self) -> str:
+        """That, and `architectures.PLAIN` for them."""
+        return self.reasoner or f"{PLAIN.name}_{self.backbone}"
 
     @property
     def gate_hidden(self) -> int | None:

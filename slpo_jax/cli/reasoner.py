@@ -108,7 +108,7 @@ def import_(arguments: list[str]) -> None:
     that `--config.init=DST` takes. A base model gets the reasoner's tokens; a gate is imported if there is one.
     """
     from slpo_jax.checkpoints.detect import identify
-    from slpo_jax.checkpoints.export import guess_reasoner, import_checkpoint
+    from slpo_jax.checkpoints.export import import_checkpoint
     from slpo_jax.config.config import Config
 
     options = ("reasoner", "base", "tokenizer", "lora_alpha", "explain")
@@ -116,7 +116,7 @@ def import_(arguments: list[str]) -> None:
     target = Path(given.target).expanduser()
     with by_argument():
         identity = identify(given.source, given.base, given.lora_alpha)
-        reasoner = given.reasoner or guess_reasoner(identity, given.tokenizer)
+        reasoner = given.reasoner or identity.likely_reasoner
         config = Config(tokenizer=given.tokenizer, reasoner=reasoner)
         made = import_checkpoint(identity, target, config, given.explain)
     _say_converted("imported", given.source, given.target, made)

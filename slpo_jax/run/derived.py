@@ -7,7 +7,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from slpo_jax.checkpoints.architectures import PLAIN, architecture_of
+from slpo_jax.checkpoints.architectures import architecture_of
 from slpo_jax.checkpoints.checkpoint import Checkpoint, find_checkpoint
 from slpo_jax.checkpoints.decode_settings import made_with
 from slpo_jax.checkpoints.detect import identify, newest_checkpoint
@@ -152,7 +152,7 @@ def _start(config: ConfigDict, is_named: bool, words: int) -> tuple[Checkpoint, 
     config.init = newest_checkpoint(config.init)
     identity = identify(config.init, config.base, config.lora_alpha)
     if not is_named:
-        config.reasoner = identity.reasoner or f"{PLAIN.name}_{identity.backbone}"
+        config.reasoner = identity.likely_reasoner
     checkpoint = find_checkpoint(changed(read_config(config), quiet), identity)
     if not checkpoint.architecture.has_latents and not is_named:
         raise UserError(

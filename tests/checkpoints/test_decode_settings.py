@@ -223,12 +223,6 @@ def test_a_run_s_settings_are_checked_where_they_are_read(work, tmp_path, where)
         load_solver(str(tmp_path / "work"))
 
 
-@pytest.mark.parametrize("threshold", [float("nan"), 1.5])
-def test_solve_s_threshold_is_from_0_to_1(work, threshold):
-    with pytest.raises(UserError, match=rf"^--threshold: {threshold} is not valid; give a number from 0 to 1"):
-        load_solver(str(work), threshold=threshold)
-
-
 def test_a_gate_without_a_validation_set_names_the_way_out(work, tmp_path):
     shutil.copytree(work, tmp_path / "work", ignore=shutil.ignore_patterns("rule.json", "eval"))
 

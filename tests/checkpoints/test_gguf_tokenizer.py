@@ -42,12 +42,6 @@ def test_what_a_word_is(tmp_path, pre, words):
     assert [word for word, _ in split] == words
 
 
-def test_llama3_keeps_a_mark_with_its_word(tmp_path):
-    tokenizer = open_gguf(tiny_file(tmp_path, {"tokenizer.ggml.pre": "llama-bpe"})).tokenizer()
-    split = tokenizer.backend_tokenizer.pre_tokenizer.pre_tokenize_str("(hi)\n\n x")
-    assert [word for word, _ in split] == ["(hi", ")ĊĊ", "Ġx"]
-
-
 def test_llama3_takes_a_word_that_is_a_token_whole(tmp_path):
     tokens, merges = bpe()
     tokens = [*tokens[:-1], "xyzzy"]  # which no merges lead to

@@ -1,6 +1,5 @@
 """Parameters, ids and texts of published checkpoints arrive as the programs that wrote them have them."""
 
-import copy
 import json
 import shutil
 from pathlib import Path
@@ -8,10 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from published import (
-    END,
-    LATENT,
     QUESTIONS,
-    START,
     coconut_hugging_face,
     coconut_original,
     codi_hugging_face,
@@ -20,14 +16,13 @@ from published import (
     tokenizer,
     torch,
 )
-from published_bases import base_gguf, base_gpt2, base_llama, config_of, copied, write_config, written
+from published_bases import base_gguf, base_gpt2, base_llama, config_of, copied, written
 from tiny import load_hf
 from tiny_llama import load_hf_llama
 
 from slpo_jax.checkpoints.checkpoint import Checkpoint, find_checkpoint
 from slpo_jax.config import read_config
 from slpo_jax.models.gpt2 import GPT2Config
-from slpo_jax.run.experiment import build
 
 CASES = {
     "COCONUT in Hugging Face's layout": (coconut_hugging_face,),
@@ -100,32 +95,6 @@ def test_everything_arrives(name, tmp_path):
                 np.testing.assert_array_equal(found["projector"][key][leaf], value)
 
 
-def test_ids_by_name_and_published_ones(tmp_path):
-    plain = len(tokenizer("gpt2"))
-    named = open_case(written(coconut_hugging_face).settings, tmp_path).tokens
-    assert (named["latent"], named["start"], named["end"]) == (plain, plain + 1, plain + 2)
-    coconut = open_case(written(coconut_original, "gpt2").settings, tmp_path).tokens
-    assert (coconut["start"], coconut["end"], coconut["latent"]) == (plain, plain + 1, plain + 2)
-    codi = open_case(written(codi_original, "gpt2").settings, tmp_path)
-    assert (codi.tokens["pad"], codi.tokens["start"], codi.tokens["end"]) == (plain, plain + 1, plain + 2)
-    assert codi.template.tokenizer.convert_tokens_to_ids([START, END]) == [plain + 1, plain + 2]
-    assert LATENT not in codi.template.tokenizer.get_vocab()
-
-
-def test_all_programs_see_the_same_parameters(tmp_path):
-    """`initial_params` has what was read, and draws what is missing."""
-    case = written(base_gpt2)
-    write_config(tmp_path)
-    experiment = build(read_config(config_of(case.settings | {"reasoner": "codi_gpt2"}, tmp_path)), tmp_path / "work")
-    experiment.log.close()
-    params = experiment.initial_params()
-    np.testing.assert_array_equal(params["reasoner"]["backbone"]["wte"], case.model.transformer.wte.weight.detach())
-    assert params["reasoner"]["projector"]["fc_in"]["kernel"].shape == (16, 16)
-    assert params["gate"]["out"]["kernel"].shape == (16, 1)
-    assert experiment.config.model.n_inner == 40
-    assert experiment.config.model.n_positions == 96
-
-
 def _resave(path: Path, change) -> None:
     """Write a torch file again with some of its tensors changed."""
     state = torch.load(path)
@@ -149,19 +118,6 @@ def test_what_older_programs_left_in_their_files(tmp_path):
     add_one = {"base_causallm.model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}
     _resave(Path(case.settings["init"]), lambda state: state.update(add_one))
     assert_arrived(open_case(case.settings, tmp_path), case.model.state_dict())
-
-
-def test_half_precision_becomes_single_unchanged(tmp_path):
-    case = copied(tmp_path, coconut_original, "llama")
-
-    def halve(state):
-        for name in state:
-            state[name] = state[name].to(torch.bfloat16)
-
-    _resave(Path(case.settings["init"]), halve)
-    checkpoint = open_case(case.settings, tmp_path)
-    assert_arrived(checkpoint, copy.deepcopy(case.model).bfloat16().float().state_dict())
-    assert checkpoint.read()["reasoner"]["backbone"]["embed_tokens"].dtype == np.float32
 
 
 def test_pefts_own_word_on_the_scale_goes_first(tmp_path):

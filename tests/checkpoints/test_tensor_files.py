@@ -123,21 +123,6 @@ def test_a_torch_checkpoint_of_any_name(tmp_path, name, zipped, torch):
     np.testing.assert_array_equal(opened["wte.weight"].read(), STATE["wte.weight"])
 
 
-@pytest.mark.parametrize("wrapper", ["state_dict", "model", "model_state_dict"])
-def test_a_state_dict_one_level_down(tmp_path, wrapper, torch):
-    torch.save({wrapper: to_torch(), "epoch": 3, "optimizer": {"lr": 0.1}}, tmp_path / "a.pt")
-    check(open_tensors(tmp_path / "a.pt"))
-
-
-def test_a_modules_own_state_with_tied_weights(tmp_path, torch):
-    module = torch.nn.Sequential(torch.nn.Embedding(5, 4), torch.nn.Linear(4, 5, bias=False))
-    module[1].weight = module[0].weight
-    torch.save(module.state_dict(), tmp_path / "a.pt")
-    opened = open_tensors(tmp_path / "a.pt")
-    check(opened, to_numpy(module.state_dict()))
-    np.testing.assert_array_equal(opened["0.weight"].read(), opened["1.weight"].read())
-
-
 def tiny_gpt2():
     torch = pytest.importorskip("torch")
     config = transformers.GPT2Config(vocab_size=61, n_positions=16, n_embd=16, n_layer=2, n_head=2)
@@ -279,31 +264,10 @@ def save(path, kind: str):
     return path.read_bytes()
 
 
-KINDS = pytest.mark.parametrize("kind", ["safetensors", "zip", "pickle"])
-
-
-@KINDS
+@pytest.mark.parametrize("kind", ["safetensors", "zip", "pickle"])
 def test_a_truncated_file_is_always_refused(tmp_path, kind):
     path = tmp_path / "weights"
     whole = save(path, kind)
     for size in (1, 5, 9, 40, len(whole) // 3, len(whole) // 2, len(whole) - 30, len(whole) - 1):
         path.write_bytes(whole[:size])
         refused(path, "weights")
-
-
-@KINDS
-@pytest.mark.filterwarnings("ignore:Detected pickle protocol")
-def test_a_corrupt_file_is_refused_or_read(tmp_path, kind):
-    rng, path, messages = np.random.default_rng(1), tmp_path / "weights", []
-    whole = save(path, kind)
-    for _ in range(100):
-        broken = bytearray(whole)
-        for place in rng.integers(-600, 1200, size=rng.integers(1, 4)):  # where headers and directories are
-            broken[place % len(whole)] = rng.integers(256)
-        path.write_bytes(broken)
-        try:
-            dict(open_tensors(path))
-        except UserError as error:
-            messages.append(str(error))
-    assert all("\n" not in message and str(path) in message for message in messages)
-    assert 25 < len(messages) < 100

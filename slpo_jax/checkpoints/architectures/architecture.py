@@ -60,6 +60,7 @@ class Architecture(abc.ABC):
         after_vocabulary: their ids come after all rows of the base model's vocabulary, not after its tokenizer's.
         about_head: what its own tensors do, for the card of an export.
         head_prefix: how their names begin in Hugging Face's layout; "" without any.
+        first_of_head: the weight of their first linear layer, of which the field `projector` is the width.
     """
 
     name: ClassVar[str]
@@ -75,6 +76,7 @@ class Architecture(abc.ABC):
     after_vocabulary: ClassVar[bool] = False
     about_head: ClassVar[str] = ""
     head_prefix: ClassVar[str] = ""
+    first_of_head: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -141,7 +143,7 @@ class Architecture(abc.ABC):
             width: D.
             asked: `config.model`, of which what is the architecture's counts.
         """
-        return cls()
+        return cls(**{"projector": asked.projector or width} if cls.first_of_head else {})
 
     @classmethod
     def published_settings(cls, unwrapped: Unwrapped) -> dict[str, Any]:
@@ -159,7 +161,21 @@ class Architecture(abc.ABC):
         Raises:
             UserError: a tensor or key is missing that tells.
         """
-        return cls()
+        return cls(**{"projector": cls.hidden(unwrapped, source)} if cls.first_of_head else {})
+
+    @classmethod
+    def hidden(cls, unwrapped: Unwrapped, source: str) -> int:
+        """The rows of its head's first tensor: the width of a hidden layer, its field `projector`.
+
+        Raises:
+            UserError: it is missing.
+        """
+        first = unwrapped.head.get(cls.first_of_head)
+        if first is None:
+            raise UserError(
+                f"{source}: tensor {cls.first_of_head} is missing; give a {cls.title} checkpoint with its head"
+            )
+        return first.shape[0]
 
 
 def refuse_others(tensors: Mapping[str, Stored], prefixes: tuple[str, ...], title: str, source: str) -> None:

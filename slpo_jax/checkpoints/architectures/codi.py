@@ -5,7 +5,7 @@ from typing import Any
 
 import flax.linen as nn
 
-from slpo_jax.checkpoints.architectures.architecture import NO_PROMPT, NO_SHAPES, Architecture, Unwrapped, refuse_others
+from slpo_jax.checkpoints.architectures.architecture import NO_PROMPT, Architecture, Unwrapped, refuse_others
 from slpo_jax.checkpoints.weights import linear, norm, strip_all, with_prefix
 from slpo_jax.config.bounds import setting
 from slpo_jax.data.templates import marked_template
@@ -68,7 +68,7 @@ class Codi(Architecture):
     name, title = "codi", "CODI"
     default_recipe = "distil"
     tokens, after_vocabulary = _TOKENS, True
-    head_prefix = "projector."
+    head_prefix, first_of_head = "projector.", "projector.1.weight"
     about_head = "`projector.{1,3,4}.*`: Linear, GELU, Linear, LayerNorm, from the last hidden state to the next latent"
     layers = ("linear", "projector.1"), ("gelu", "none"), ("linear", "projector.3"), ("norm", "projector.4")
 
@@ -107,18 +107,8 @@ class Codi(Architecture):
         return super().unwrap(tensors, source)
 
     @classmethod
-    def drawn(cls, width, asked=NO_SHAPES):
-        return cls(asked.projector or width)
-
-    @classmethod
     def found(cls, unwrapped, config, source):
-        first = unwrapped.head.get("projector.1.weight")
-        if first is None:
-            raise UserError(
-                f"{source}: tensor projector.1.weight (prj.1.weight in the original layout) is missing; give a CODI "
-                "checkpoint with its projector"
-            )
-        return cls(first.shape[0], tidy=unwrapped.original)
+        return cls(cls.hidden(unwrapped, source), tidy=unwrapped.original)
 
 
 def _hugging_face_name(name: str, source: str) -> str:

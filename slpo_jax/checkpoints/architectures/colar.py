@@ -100,7 +100,7 @@ class Colar(Architecture):
     prompt_keys = ("speed",)
     needs_words = True
     latents = 64  # published; "###" ends a thought
-    head_prefix = "lt_head."
+    head_prefix, first_of_head = "lt_head.", "lt_head.fc.0.weight"
     about_head = (
         "`lt_head.*`: Linear, GELU, Linear, LayerNorm, and from there one Linear each to the mean of the next latent "
         "and to the logarithm of its standard deviation, if there is one"
@@ -171,15 +171,13 @@ class Colar(Architecture):
 
     @classmethod
     def found(cls, unwrapped, config, source):
-        first, scale = unwrapped.head.get("lt_head.fc.0.weight"), config.get(_SCALE)
-        if first is None:
-            raise UserError(f"{source}: tensor lt_head.fc.0.weight is missing; give a CoLaR checkpoint with its head")
+        hidden, scale = cls.hidden(unwrapped, source), config.get(_SCALE)
         if unwrapped.original and scale is None:
-            scale = _SCALES.get(first.shape[1])
+            scale = _SCALES.get(unwrapped.head[cls.first_of_head].shape[1])
         if type(scale) not in (int, float) or scale <= 0:
             whose = "config.base's" if unwrapped.original else "its"
             raise UserError(
                 f"{source}: {_SCALE} in {whose} config.json is {scale!r}, but a latent is that many times the head's; "
                 "set it there to the checkpoint's own, published: 0.018 for Llama-3.2-1B"
             )
-        return cls(first.shape[0], scale, gaussian="lt_head.log_std.weight" in unwrapped.head)
+        return cls(hidden, scale, gaussian="lt_head.log_std.weight" in unwrapped.head)

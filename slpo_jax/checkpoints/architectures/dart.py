@@ -6,11 +6,10 @@ from typing import Any
 import flax.linen as nn
 import jax.numpy as jnp
 
-from slpo_jax.checkpoints.architectures.architecture import NO_PROMPT, NO_SHAPES, Architecture
+from slpo_jax.checkpoints.architectures.architecture import NO_PROMPT, Architecture
 from slpo_jax.checkpoints.architectures.codi import Codi
 from slpo_jax.checkpoints.weights import Weight, linear
 from slpo_jax.config.bounds import setting
-from slpo_jax.errors import UserError
 from slpo_jax.models.reasoner import LatentReasoner
 
 
@@ -61,7 +60,7 @@ class Dart(Architecture):
     default_recipe = "silent"
     latents = 20
     tokens, after_vocabulary = Codi.tokens, True
-    head_prefix = "silent."
+    head_prefix, first_of_head = "silent.", "silent.fc_in.weight"
     about_head = "`silent.*`: a learned embedding, and Linear, GELU, Linear of the last hidden state, added to it"
 
     def module(self, backbone):
@@ -77,14 +76,3 @@ class Dart(Architecture):
             *linear(("evolution", "fc_in"), "silent.fc_in", (self.projector, width)),
             *linear(("evolution", "fc_out"), "silent.fc_out", (width, self.projector)),
         ]
-
-    @classmethod
-    def drawn(cls, width, asked=NO_SHAPES):
-        return cls(asked.projector or width)
-
-    @classmethod
-    def found(cls, unwrapped, config, source):
-        first = unwrapped.head.get("silent.fc_in.weight")
-        if first is None:
-            raise UserError(f"{source}: tensor silent.fc_in.weight is missing; give a checkpoint with its network")
-        return cls(first.shape[0])

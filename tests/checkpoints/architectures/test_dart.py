@@ -72,20 +72,7 @@ def test_one_pathway_writes_every_step_and_the_other_none(tmp_path_factory):
     assert not [each for each in silent if "<<" in each]
 
 
-def test_its_tensors_are_all_there_and_tell_what_it_is():
-    own = KIND.on(tiny.CONFIG).init(jax.random.key(0))["evolution"]
-    heads = KIND.heads(tiny.CONFIG.n_embd)
-    assert len(heads) == len(jax.tree.leaves(own))
-    for weight in heads:
-        leaf = {"evolution": own}
-        for key in weight.path:
-            leaf = leaf[key]
-        assert leaf.shape == (weight.shape[::-1] if weight.transposed else weight.shape)
-    tensors = {weight.name: np.zeros(weight.shape) for weight in heads} | {"transformer.wpe.weight": np.zeros(3)}
-    unwrapped = Dart.unwrap(tensors, "here")
-    assert list(unwrapped.model) == ["transformer.wpe.weight"]
-    assert Dart.found(unwrapped, {}, "here") == KIND
-    assert Dart.unwrap(unwrapped.model, "here") is None
-    del unwrapped.head["silent.fc_in.weight"]
+def test_a_file_without_its_network_is_refused():
+    unwrapped = Dart.unwrap({"silent.embedding": np.zeros(4)}, "here")
     with pytest.raises(UserError, match=r"here: tensor silent\.fc_in\.weight is missing"):
         Dart.found(unwrapped, {}, "here")

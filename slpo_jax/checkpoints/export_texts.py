@@ -1,15 +1,19 @@
-"""What an export has beside its weights to think in plain PyTorch: `custom_generate`, and what that goes by."""
+"""What an export has beside its weights: its card, and to think in plain PyTorch `custom_generate` with settings."""
 
+import dataclasses
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import slpo_jax.checkpoints
+import jinja2
+
 from slpo_jax.checkpoints.checkpoint import Checkpoint
-from slpo_jax.checkpoints.description import FILE
+from slpo_jax.checkpoints.description import FILE, Description
 from slpo_jax.checkpoints.source import GENERATION_FILE, SIDE_FILE
 from slpo_jax.config.config import Config
 from slpo_jax.data.templates import Template
+from slpo_jax.io.workdir import StageFolder
 from slpo_jax.policy.policy import Stopping
 
 REFUSING = "bad_words_ids"  # with which transformers' own `generate` fails, where our code is not trusted
@@ -47,12 +51,15 @@ def have_asked(template: Template) -> None:
     tokenizer.init_kwargs |= {"padding_side": "left", "model_input_names": ["input_ids", "attention_mask"]}  # are saved
 
 
-def thinking_files(config: Config, checkpoint: Checkpoint, stopping: Stopping, rule: float | int) -> dict[str, str]:
+def thinking_files(
+    config: Config, checkpoint: Checkpoint, stopping: Stopping, rule: float | int, thinks: bool
+) -> dict[str, str]:
     """The code and its settings; of latents that PyTorch can't think in, settings that have transformers say so.
 
     Args:
         config: to evaluate it with.
         stopping, rule: how its rollouts end.
+        thinks: of `thinks`.
     Returns:
         texts by their files in the export; {} for what transformers generates as it is.
     """
@@ -61,7 +68,7 @@ def thinking_files(config: Config, checkpoint: Checkpoint, stopping: Stopping, r
     template = checkpoint.template
     eos_ids = list(dict.fromkeys([template.eos_id, *checkpoint.description.eos_ids]))
     settings: dict[str, Any] = {"eos_token_id": eos_ids, "pad_token_id": template.pad_id, "do_sample": False}
-    if not thinks(config, checkpoint):
+    if not thinks:
         return {GENERATION_FILE: _json(settings | {REFUSING: _UNKNOWN})}
     described = checkpoint.description
     has_side = described.gate is not None or bool(described.architecture.heads(described.model.n_embd))
@@ -82,7 +89,7 @@ def thinking_files(config: Config, checkpoint: Checkpoint, stopping: Stopping, r
     if stopping == "length":
         most = min(config.max_latents, max(1 if halting is None else 0, int(rule)))
         settings |= {"max_latents": most, "stop_threshold": None, "gate_layers": []}
-    code = (Path(slpo_jax.checkpoints.__file__).parent / "custom_generate.py").read_text(encoding="utf-8")
+    code = (Path(__file__).parent / "custom_generate.py").read_text(encoding="utf-8")
     return {CODE: code, GENERATION_FILE: _json(settings)}
 
 
@@ -93,3 +100,45 @@ def _gate_layers(hidden: int | None) -> list[tuple[str, str]]:
 
 def _json(settings: dict[str, Any]) -> str:
     return json.dumps(settings, indent=2) + "\n"
+
+
+def model_card(checkpoint: Path, description: Description, name: str, thinks: bool, explains: bool = False) -> str:
+    """README.md of an exported checkpoint, `card.md` filled in.
+
+    Args:
+        checkpoint: WORKDIR/checkpoints/STAGE or a step's directory in it, or what was imported.
+        name: the title.
+        thinks: whether it thinks in plain PyTorch.
+        explains: whether SIM-CoT's decoder goes along.
+    """
+    stage, source = StageFolder.of(checkpoint), description.source
+    origin = "These weights are not from a finished stage of slpo_jax: they were converted, or saved on the way."
+    if source and stage.workdir is None:
+        origin = f"These weights were converted by slpo_jax from `{source}`."
+    elif stage.is_finished and (said := stage.said()):
+        start = f"`{short(said['init'])}`" if said.get("init") else "random weights"
+        origin = f"Trained by slpo_jax from {start}, to the end of the stage `{stage.name}`."
+    template = jinja2.Template(
+        Path(__file__).with_name("card.md").read_text(encoding="utf-8"),
+        trim_blocks=True, keep_trailing_newline=True, undefined=jinja2.StrictUndefined,
+    )  # fmt: skip
+    facts = {field.name: getattr(description, field.name) for field in dataclasses.fields(description)}
+    how = _use(description.settings)
+    return template.render(facts, name=name, origin=origin, how=how, thinks=thinks, explains=explains)
+
+
+def short(source: str) -> str:
+    """A local path's last part, or a hub id as it is: what a card may say of where something is from."""
+    return Path(source).name if Path(source).suffix or Path(source).is_absolute() else source
+
+
+def _use(settings: Mapping[str, Any]) -> str:
+    """How it was made to think and answer; "" where nothing is known."""
+    if not settings:
+        return ""
+    rule, tokens = settings.get("rule"), settings.get("evaluate.max_answer_tokens") or settings.get("max_answer_tokens")
+    thought = f"{rule} latents"
+    if settings.get("gate.enabled"):
+        reached = "0.5, as none was chosen," if rule is None else rule
+        thought = f"at most {settings.get('max_latents')} latents, until the gate's stop probability reaches {reached}"
+    return f"{thought} and answers of at most {tokens} tokens"

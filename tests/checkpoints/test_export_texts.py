@@ -2,7 +2,6 @@
 
 import ast
 import contextlib
-import dataclasses
 import io
 import json
 import os
@@ -25,7 +24,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, 
 from slpo_jax.checkpoints.architectures.coconut import Coconut
 from slpo_jax.checkpoints.architectures.codi import Codi
 from slpo_jax.checkpoints.export import export_checkpoint
-from slpo_jax.checkpoints.generation_files import have_asked
+from slpo_jax.checkpoints.export_texts import have_asked
 from slpo_jax.config import read_config
 from slpo_jax.config.sections import values
 from slpo_jax.data.batches import pad_prompts
@@ -33,7 +32,6 @@ from slpo_jax.data.tokenizer import arithmetic_tokenizer, byte_tokenizer
 from slpo_jax.io.files import write_text
 from slpo_jax.io.orbax import save_params
 from slpo_jax.policy import noise
-from slpo_jax.policy.latent_policies import LATENT_POLICIES
 from slpo_jax.policy.policy import Policy
 from slpo_jax.policy.prompted import Prompts
 from slpo_jax.policy.rollout import sample
@@ -355,24 +353,6 @@ def test_an_export_that_cannot_think_says_so(tmp_path, reasoner, latent_policy, 
     assert generation.exists() == reasoner.startswith("coconut")
     if generation.exists():
         assert "slpo_jax alone" in json.loads(generation.read_text())["bad_words_ids"]
-
-
-def test_a_registered_policy_that_ends_itself_is_exported(tmp_path, monkeypatch):
-    @dataclasses.dataclass(frozen=True)
-    class Closing(LATENT_POLICIES["colar"]):
-        """Another name, and another end."""
-
-        end_text: str = "?"
-        least: int = 2
-
-    monkeypatch.setitem(LATENT_POLICIES, "closing", Closing)
-    config = run_config("colar_gpt2")
-    config.latent_policy.name, config.gate.enabled = "closing", False
-    exported = _export(config, tmp_path)
-    settings = json.loads((exported / "generation_config.json").read_text())
-    assert (exported / "custom_generate" / "generate.py").exists()
-    assert settings["halting_token_id"] == AutoTokenizer.from_pretrained(exported).convert_tokens_to_ids("?")
-    assert settings["halting_least"] == 2
 
 
 def test_the_file_needs_neither_jax_nor_this_package(exported):
