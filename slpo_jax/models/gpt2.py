@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import flax.linen as nn
 import jax.numpy as jnp
 
-from slpo_jax.config.bounds import check_fields, setting
+from slpo_jax.config.bounds import FieldError, check_fields, setting
 from slpo_jax.models import backbone
 from slpo_jax.models.backbone import Context, make_blocks, split_heads
 from slpo_jax.models.dense import dense
@@ -42,6 +42,8 @@ class GPT2Config:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if self.n_embd % self.n_head:
+            raise FieldError(self, "n_head", f"it has to divide the width, {self.n_embd}")
 
     @property
     def n_kv_head(self) -> int:

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from slpo_jax.config.bounds import check_fields, setting
+from slpo_jax.config.bounds import FieldError, check_fields, setting
 from slpo_jax.models import backbone
 from slpo_jax.models.backbone import Context, make_blocks, split_heads
 from slpo_jax.models.dense import dense
@@ -83,6 +83,10 @@ class LlamaConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if self.n_head % self.n_kv_head:
+            raise FieldError(self, "n_kv_head", f"it has to divide the number of heads, {self.n_head}")
+        if self.head_dim % 2:
+            raise FieldError(self, "head_dim", "rotary positions turn pairs: it has to be even")
 
 
 class Qwen2Config(LlamaConfig):
