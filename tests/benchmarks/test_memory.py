@@ -156,7 +156,7 @@ def test_devices_that_can_t_be_compiled_for(device, count, fault, monkeypatch, t
     [
         ("soft_llama1b:slpo", "cold_start", {}, "gate"),
         ("quickstart", "rl", {"rl.micro_batches": 7}, "config.rl.batch_size: .* is not a multiple of"),
-        ("quickstart", "rl", {"model.n_head": 5}, "config.model.n_embd: .* is not a multiple of model.n_head"),
+        ("quickstart", "rl", {"model.n_head": 5}, "config.model.n_embd: .* is no multiple of model.n_head"),
         ("README.md", "rl", {}, "--models: README.md is no config"),
     ],
 )
