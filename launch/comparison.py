@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 from jobs import DONE, Job, Run, Table, make_job
-from runs import CONTENDERS
 
+from runs import CONTENDERS
 from slpo_jax.evaluation.comparisons import AVERAGE
 from slpo_jax.evaluation.records import read_evals
 from slpo_jax.evaluation.report import compare_runs

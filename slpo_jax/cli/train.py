@@ -108,7 +108,7 @@ def _join(coordinator: str | None, processes: int | None, process: int | None) -
     """
     if {coordinator, processes, process} != {None}:
         if coordinator is None or processes is None or process is None or not 0 <= process < processes:
-            raise UserError("--coordinator: goes with --processes and --process, counted from 0; give all three")
+            raise UserError("--coordinator: goes with --processes and --process, from 0 to one less; give all three")
         if not re.fullmatch(r".+:\d+", coordinator):
             raise UserError(f"--coordinator: {coordinator} is no HOST:PORT; give e.g. node1:1234")
         if process == 0:

@@ -50,7 +50,7 @@ _SIGNED = re.compile(rf"(-?){_NUMBER}")
 _SIGNS = str.maketrans(dict.fromkeys("\u2010\u2011\u2012\u2013\u2212", "-") | dict.fromkeys("$\\\0"))
 _APART = re.compile(r"[^A-Za-z0-9.,:/^*+_'%()\[\]{}-]|(?<![0-9]):|(?<![)\]}%^])[(\[{]")
 _IN_MARKS = re.compile(rf"[*_'+,]*{_SIGNED.pattern}")
-_REFERENCE = re.compile(r"([+-]?)([0-9]{1,3}(?:,[0-9]{3})+|[0-9]*)(?:\.([0-9]*))?(?:[eE]([+-]?[0-9]+))?")
+_REFERENCE = re.compile(r"([+-]?)[$€£]?([0-9]{1,3}(?:,[0-9]{3})+|[0-9]*)(?:\.([0-9]*))?(?:[eE]([+-]?[0-9]+))?")
 # str.strip() would also take U+00A0, U+0085 and the separators 0x1c..0x1f, which the device counts as junk.
 _WHITESPACE = " \t\n\r\v\f"
 # An exponent is written out as zeros. float64 needs at most 324.
@@ -69,7 +69,7 @@ def canonical_decimal(text: str) -> str:
     zeros after it, and no sign on zero: two numbers are equal if and only if these strings are.
 
     Args:
-        text: a number: optional sign, digits with optional thousands commas, optional fraction, optional exponent; one
+        text: a number: optional sign, perhaps a currency's sign, digits with optional thousands commas, optional fraction, optional exponent; one
             of the parts before and after the point may be empty. Surrounding ASCII whitespace is ignored.
     Returns:
         the canonical decimal, such as "72" for "072.0" and "0.00000201" for "2.01e-06".

@@ -151,11 +151,11 @@ def test_a_reward_of_one_s_own_says_what_is_right(reasoner):
         (lambda r: r.evaluate([], limit=1.5), "limit: 1.5 is not valid"),
         (
             lambda r: r.evaluate(datasets.DatasetDict(a=datasets.Dataset.from_list([{"x": 1}]))),
-            "^problems: has the splits a; give",
+            "^problems: DatasetDict holds no records; give",
         ),
         (lambda r: r.evaluate(None), "^problems: NoneType holds no records; give a file, "),
         (
-            lambda r: r.evaluate({"task": ["Q?"]}),
+            lambda r: r.evaluate([{"task": "Q?"}]),
             "^problems: record 1: field 'question' is missing, .*; rename the one",
         ),
     ],

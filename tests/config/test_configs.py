@@ -77,7 +77,7 @@ def _load(path: Path, *arguments: str):
     try:
         return _module(path).get_config(*arguments)
     except UserError as error:
-        if "not installed" in str(error):
+        if "pip install" in str(error):
             pytest.skip(str(error))
         raise
 

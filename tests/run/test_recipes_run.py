@@ -57,7 +57,7 @@ def test_codi_with_adapters_end_to_end(folder, tmp_path, caplog):
     assert np.median(losses[-7:]) < losses[0] - 1.0  # at this rate it has spikes
     assert [path.name for path in (tmp_path / "checkpoints").glob("imitate*")] == ["imitate"]
     before = jax.tree.map(np.asarray, experiment.initial_params())
-    after = jax.tree.map(np.asarray, stage_params(experiment, "imitate"))
+    after = jax.tree.map(np.asarray, stage_params(experiment.stage("imitate")))
     assert jax.tree.structure(before) == jax.tree.structure(after)
     kernels = 0
     for (path, old), new in zip(jax.tree_util.tree_leaves_with_path(before), jax.tree.leaves(after), strict=True):

@@ -510,9 +510,7 @@ def test_files_of_the_first_start_that_changed(run, tmp_path):
         check_starts(run.experiment(**changes).finished)
 
 
-@pytest.mark.parametrize(
-    ("text", "said"), [(None, "no such file"), ('{"seed": ', "is no JSON .*")]
-)
+@pytest.mark.parametrize(("text", "said"), [(None, "no such file"), ('{"seed": ', "is no JSON .*")])
 def test_facts_that_are_lost_or_damaged_name_the_folder_to_delete(run, text, said):
     """Nothing else says what the checkpoint was trained with, and the next run would write down its own."""
     path = run.work / "checkpoints" / "cold_start" / "config.json"
