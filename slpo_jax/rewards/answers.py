@@ -69,8 +69,9 @@ def canonical_decimal(text: str) -> str:
     zeros after it, and no sign on zero: two numbers are equal if and only if these strings are.
 
     Args:
-        text: a number: optional sign, perhaps a currency's sign, digits with optional thousands commas, optional fraction, optional exponent; one
-            of the parts before and after the point may be empty. Surrounding ASCII whitespace is ignored.
+        text: a number: optional sign, perhaps a currency's, digits with optional thousands commas, optional fraction,
+            optional exponent; one of the parts before and after the point may be empty. Surrounding ASCII whitespace is
+            ignored.
     Returns:
         the canonical decimal, such as "72" for "072.0" and "0.00000201" for "2.01e-06".
     Raises:
