@@ -13,12 +13,12 @@ TABLE = """id,question,context,answer,rationale,subject
 1,How many?,He has 2 pens.,5,"He has 2.
 He gets 3.
 #### 5",math
-2,How much?,nan,$6,,math
+2,How much?,nan,6 pens,,math
 3,Why?,,because,,math
 """
 FOUND = (
     Problem("He has 2 pens. How many?", ("He has 2.", "He gets 3."), "5"),
-    Problem("How much?", (), "$6"),
+    Problem("How much?", (), "6 pens"),
     Problem("Why?", (), "because"),
 )
 FIELDS = ["  question from question, context; answer from answer; steps from rationale", "  not used: id, subject"]
@@ -33,7 +33,7 @@ def path(tmp_path):
 def test_what_is_read_says_how_it_was_understood(path, warnings):
     problems = slpo.read(path)
     assert problems == FOUND
-    why = "2 of 3 answers are no numbers, '$6' for one; compared as texts"
+    why = "2 of 3 answers are no numbers, '6 pens' for one; compared as texts"
     said = f"{path}: 3 problems, 0.7 steps each, 2 without steps, answers are texts ({why})"
     assert str(problems).splitlines() == [said, *FIELDS]
     assert slpo.read(problems) == problems  # what it gives, it takes
@@ -43,7 +43,7 @@ def test_what_is_read_says_how_it_was_understood(path, warnings):
         f"{path}: 2 problems, 1.0 steps each, 1 without steps, answers are numbers",
         *(line.replace("from answer", "from final_answer") for line in FIELDS),
         "  left out: 1 of 3",
-        f"    {path}, line 5: answer '$6' is no number",
+        f"    {path}, line 5: answer '6 pens' is no number",
     ]
 
 
@@ -85,5 +85,5 @@ def test_the_command_shows_the_first_problems(path):
         "     answer  5",
         "  2  prompt  How much?",
         "     steps   none",
-        "     answer  $6",
+        "     answer  6 pens",
     ]
