@@ -91,12 +91,8 @@ class Colar(Architecture):
 
     name, title = "colar", "CoLaR"
     default_recipe = "colar"
-    not_taught_by = (
-        "curriculum",
-        "distil",
-        "silent",
-        "latent_sft",
-    )  # neither the head's sigma, nor where a thought ends
+    # Neither the head's sigma, nor where a thought ends.
+    not_taught_by = ("curriculum", "distil", "silent", "latent_sft")
     prompt_keys = ("speed",)
     needs_words = True
     latents = 64  # published; "###" ends a thought
