@@ -1,8 +1,8 @@
 """Instruct models, Latent-SFT and Latent-GRPO: what several files in configs/ have in common."""
 
-from _presets import GSM8K_AUG, LATENT_GRPO, gsm8k_files, soft_method
 from ml_collections import ConfigDict
 
+from _presets import GSM8K_AUG, LATENT_GRPO, gsm8k_files, soft_method
 from slpo_jax.config import objective_variant
 from slpo_jax.errors import UserError
 

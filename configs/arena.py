@@ -14,7 +14,6 @@ arena_rates`).
 
 from _presets import LATENT_GRPO, colar_thought
 from _soft import LATENT_SFT_MIXTURE
-
 from slpo_jax.config import default_config, objective_variant, tried
 from slpo_jax.errors import UserError
 

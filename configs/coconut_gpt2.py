@@ -9,7 +9,6 @@ The published checkpoint brings its tokenizer; to start from another file withou
 """
 
 from _presets import coconut_imitation, paper
-
 from slpo_jax.config import default_config
 
 

@@ -11,7 +11,6 @@ so SLPO's step fits the paper's four 48 GB cards (docs/speed.md).
 """
 
 from _presets import coconut_imitation, paper
-
 from slpo_jax.config import default_config
 
 

@@ -9,7 +9,6 @@ It is the published one, but without dropout of the adapters' inputs (`presets.c
 """
 
 from _presets import codi_imitation, paper
-
 from slpo_jax.config import default_config
 
 

@@ -7,7 +7,6 @@ CPU cores; raise them on an accelerator.
 """
 
 from _presets import smollm2
-
 from slpo_jax.config import default_config
 
 

@@ -6,7 +6,6 @@ published file: `--config.init=epoch.ckpt --config.lora_alpha=32 --config.stages
 """
 
 from _presets import GSM8K_AUG, colar_imitation, colar_thought, paper
-
 from slpo_jax.config import default_config
 
 

@@ -5,7 +5,6 @@
 """
 
 from _presets import gsm8k_files, small_gpt2
-
 from slpo_jax.config import default_config
 
 

@@ -11,7 +11,6 @@ programs take the best of validation.
 """
 
 from _presets import coconut_imitation
-
 from slpo_jax.config import default_config
 from slpo_jax.errors import UserError
 

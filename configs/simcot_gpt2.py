@@ -7,7 +7,6 @@ from GPT-2 itself with it, as published but for dropout of the adapters' inputs.
 """
 
 from _presets import GSM8K_AUG, coconut_imitation, codi_imitation, paper
-
 from slpo_jax.config import default_config
 
 

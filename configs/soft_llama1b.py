@@ -8,7 +8,6 @@ Model and data are hub ids, from its cache where there is no network; local dire
 """
 
 from _soft import soft_llama
-
 from slpo_jax.config import default_config
 
 

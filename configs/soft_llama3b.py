@@ -12,7 +12,6 @@ Model and data are hub ids, from its cache where there is no network; local dire
 """
 
 from _soft import on_cards, soft_llama
-
 from slpo_jax.config import default_config
 
 

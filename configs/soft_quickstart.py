@@ -13,7 +13,6 @@ trained at every rate of `RATES` and evaluated on the validation problems alone:
 
 from _presets import LATENT_GRPO, SOFT_GRPO, SOFT_GRPO_OBJECTIVE
 from _soft import LATENT_SFT_MIXTURE
-
 from slpo_jax.config import default_config, objective_variant, tried
 from slpo_jax.errors import UserError
 

@@ -8,7 +8,6 @@ are hub ids, from its cache where there is no network; a local directory of the 
 
 from _presets import SOFT_METHODS
 from _soft import hub_tests, latent_sft, on_cards, soft_llama
-
 from slpo_jax.config import default_config
 from slpo_jax.errors import UserError
 

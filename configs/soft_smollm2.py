@@ -7,7 +7,6 @@ CPU cores; raise them, and the budget of 192 tokens, on an accelerator.
 """
 
 from _presets import gsm8k_files, soft_method
-
 from slpo_jax.config import default_config
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jobs import DONE, Job, Run, Table, make_job
 
+from jobs import DONE, Job, Run, Table, make_job
 from runs import CONTENDERS
 from slpo_jax.evaluation.comparisons import AVERAGE
 from slpo_jax.evaluation.records import read_evals

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from comparison import Figures, called, finished, made, scale
 from jobs import Job, Table
-
 from slpo_jax.evaluation.comparisons import bootstrap_draws, interval
 from slpo_jax.evaluation.curves import read_metrics, training_curves
 from slpo_jax.evaluation.records import EvalRecords, read_evals

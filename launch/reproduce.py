@@ -20,10 +20,9 @@ from comparison import compare
 from jobs import ROOT, plan, run_all
 from pooled import pool
 from runs import TABLES
-from tables import dump, markdown
-
 from slpo_jax.errors import FlagParser, UserError, silent_when_unread
 from slpo_jax.io.files import write_text
+from tables import dump, markdown
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jobs import Run, Table
-
 from slpo_jax.config import tried
 
 CONTENDERS = ("no_thought", "icot", "cot_sft", "coconut", "simcot_coconut", "codi", "simcot_codi", "dart", "colar",

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 from figure import intervals, lines
-
 from slpo_jax.errors import FlagParser, UserError, silent_when_unread
 from slpo_jax.io.files import read_json, write_text
 

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from published import torch
-from published_bases import config_of, copied, write_config
 from safetensors.torch import load_file, save_file
 
+from published import torch
+from published_bases import config_of, copied, write_config
 from slpo_jax.config import read_config
 from slpo_jax.errors import UserError
 from slpo_jax.run.experiment import build

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from small_run import train
 
 from slpo_jax.config import read_config, validate
 from slpo_jax.io.mesh import replicate
@@ -18,6 +17,7 @@ from slpo_jax.run.experiment import Experiment, build
 from slpo_jax.run.plan import check_stages
 from slpo_jax.training import rollout_update
 from slpo_jax.training.optimizer import make_optimizer
+from small_run import train
 
 
 class Crash(Exception):

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+from safetensors.torch import save_file
+
 import tiny_gguf
 from published import (
     BUDGET,
@@ -23,8 +25,6 @@ from published import (
     tokenizer,
     torch,
 )
-from safetensors.torch import save_file
-
 from slpo_jax.config import default_config, read_config
 from slpo_jax.run.experiment import build
 

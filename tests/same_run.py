@@ -24,9 +24,9 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
-from net_cases import CASES, TINY
 from safetensors.numpy import load_file
 
+from net_cases import CASES, TINY
 from slpo_jax.training.metrics import CLOCK
 
 Parts = dict[str, dict[str, str]]
@@ -162,9 +162,8 @@ def _watched() -> Iterator[tuple[dict[str, str], list[str]]]:
 
 def digest(changes: dict[str, Any], workdir: Path) -> Parts:
     """Run a case in a folder, export what it leaves, ask it, and digest all of it."""
-    from small_run import load_config
-
     import slpo_jax
+    from small_run import load_config
 
     config = load_config()
     hidden = {str(workdir): "WORKDIR", str(workdir.parent): "WORK", str(Path(config.data.train).parent): "DATA"}
@@ -245,8 +244,9 @@ def main() -> int:
     parser.add_argument("words", nargs="*")
     given = parser.parse_args()
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")  # compiling takes most of the time
-    import conftest  # noqa: F401 - the tests' flags of XLA, and their cache of programs
     import jax
+
+    import conftest  # noqa: F401 - the tests' flags of XLA, and their cache of programs
 
     jax.config.update("jax_num_cpu_devices", 1)
     begun, old = time.monotonic(), json.loads(given.against.read_text()) if given.against else {}

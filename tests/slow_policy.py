@@ -9,9 +9,9 @@ import dataclasses
 import jax
 import numpy as np
 from scipy import special, stats
-from tiny import END, EOS, SlowReasoner, real_tokens, slow_factors
 
 from slpo_jax.policy.policy import RolloutConfig
+from tiny import END, EOS, SlowReasoner, real_tokens, slow_factors
 
 
 @dataclasses.dataclass

@@ -8,9 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import tiny
-from tiny import END, FAST, random_prompts
 
+import tiny
 from slpo_jax.data.batches import pad_suffixes
 from slpo_jax.io.mesh import device_mesh, shard_rows
 from slpo_jax.policy.prompted import PromptedBatch
@@ -19,6 +18,7 @@ from slpo_jax.training.objectives import OBJECTIVES
 from slpo_jax.training.recipes import ImitateSettings, curriculum
 from slpo_jax.training.sharding import Layout
 from slpo_jax.training.state import init_state, make_train_step
+from tiny import END, FAST, random_prompts
 
 PROMPTS = (4, 7, 2, 6)  # lengths
 BATCH, GROUP, PASSES, MIN_LATENTS = len(PROMPTS), 3, 2, 2

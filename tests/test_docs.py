@@ -15,12 +15,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from eval_files import write_eval
 from ml_collections import ConfigDict
-from small_steps import ALWAYS, GROUP, NEVER, POLICY, REASONER, prompted_batch, rigged_reward, small_params
-from tiny import GATE, compiled
 
 from configs._presets import SOFT_METHODS
+from eval_files import write_eval
 from slpo_jax.checkpoints.architectures import ARCHITECTURES
 from slpo_jax.cli.command import take_keys
 from slpo_jax.config import default_config, validate
@@ -41,6 +39,8 @@ from slpo_jax.training import rl
 from slpo_jax.training.metrics import TRACKERS, MetricsLog
 from slpo_jax.training.objectives import OBJECTIVES
 from slpo_jax.training.recipes import RECIPES, ImitateSettings
+from small_steps import ALWAYS, GROUP, NEVER, POLICY, REASONER, prompted_batch, rigged_reward, small_params
+from tiny import GATE, compiled
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]

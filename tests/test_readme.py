@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pandas
 import pytest
+
 from data_sets import write_jsonl, write_set
 from test_docs import ROOT, commands_of, defined, fenced
 

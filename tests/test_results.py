@@ -4,8 +4,8 @@ import json
 import re
 
 import pytest
-import tables
 
+import tables
 from slpo_jax.errors import UserError
 
 FILES = sorted((tables.ROOT / "results").glob("*.json"))

@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from plain_gpt2 import dropout_factors, plain_hidden
 
+from plain_gpt2 import dropout_factors, plain_hidden
 from slpo_jax.checkpoints.architectures.coconut import Coconut
 from slpo_jax.models.dropout import Dropout
 from slpo_jax.models.gate import stopping_gate

@@ -12,11 +12,10 @@ import datasets
 import numpy as np
 import pandas
 import pytest
-from asked import QUESTION, workdir
-from eval_files import problem
-from small_run import load_config
 
 import slpo_jax as slpo
+from asked import QUESTION, workdir
+from eval_files import problem
 from slpo_jax.checkpoints.export import export_checkpoint
 from slpo_jax.cli import commands
 from slpo_jax.config import registry
@@ -24,6 +23,7 @@ from slpo_jax.config.config_files import shipped
 from slpo_jax.config.validate import check
 from slpo_jax.io.artifact import write_checksums
 from slpo_jax.run.plan import run_stages
+from small_run import load_config
 
 
 @pytest.fixture(scope="module")

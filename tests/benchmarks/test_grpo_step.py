@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny import random_tree
 
 from benchmarks import grpo as benchmark
 from benchmarks.measure.words import export, make_work
@@ -17,6 +16,7 @@ from slpo_jax.errors import UserError
 from slpo_jax.policy.prompted import Prompts
 from slpo_jax.policy.rollout import NO_TOKEN
 from slpo_jax.training.rl import make_improvement, roll_out
+from tiny import random_tree
 
 torch = pytest.importorskip("torch")
 

@@ -8,9 +8,9 @@ import sys
 import time
 from pathlib import Path
 
-import carry
 import pytest
 
+import carry
 from benchmarks import real, real_plan
 from slpo_jax.config.validate import check
 from slpo_jax.errors import UserError

@@ -6,6 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+
+from benchmarks.measure.workload import ending_answers
+from slpo_jax.policy.prompted import PromptedBatch, Prompts
+from slpo_jax.policy.rollout import Trajectories, sample
+from slpo_jax.policy.surrogate import latent_log_likelihood
+from slpo_jax.training.objectives.slpo import Slpo
+from slpo_jax.training.optimizer import OptimizerConfig
 from tiny import (
     CONFIG,
     EOS,
@@ -20,13 +27,6 @@ from tiny import (
     real_tokens,
     run_rollout,
 )
-
-from benchmarks.measure.workload import ending_answers
-from slpo_jax.policy.prompted import PromptedBatch, Prompts
-from slpo_jax.policy.rollout import Trajectories, sample
-from slpo_jax.policy.surrogate import latent_log_likelihood
-from slpo_jax.training.objectives.slpo import Slpo
-from slpo_jax.training.optimizer import OptimizerConfig
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")

@@ -8,13 +8,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
-from tiny_folder import WIDTH, config_for, draw, tiny_folder
 
 from slpo_jax.checkpoints.adapters import Lora, adapted, merge_lora
 from slpo_jax.checkpoints.checkpoint import find_checkpoint
 from slpo_jax.checkpoints.tensors import Stored
 from slpo_jax.errors import UserError
 from slpo_jax.run.provenance import initial_files
+from tiny_folder import WIDTH, config_for, draw, tiny_folder
 
 RANK, ALPHA = 2, 3.0
 PLACE = "transformer.h.1.attn.c_proj"  # square: its shape doesn't tell that Conv1D's are [in, out]

@@ -5,8 +5,8 @@ import json
 import shutil
 
 import pytest
-from asked import ANSWER, RUN, T, run_config, workdir
 
+from asked import ANSWER, RUN, T, run_config, workdir
 from slpo_jax.checkpoints import export
 from slpo_jax.checkpoints.decode_settings import config_of, stopping_of
 from slpo_jax.checkpoints.detect import identify

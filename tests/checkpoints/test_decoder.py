@@ -8,12 +8,10 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 import pytest
-from published import QUESTIONS, coconut_hugging_face, coconut_original, codi_original, random_model, tokenizer, torch
-from published_bases import copied, written
-from tiny import load_hf
-from tiny_llama import load_hf_llama
 
 import slpo_jax
+from published import QUESTIONS, coconut_hugging_face, coconut_original, codi_original, random_model, tokenizer, torch
+from published_bases import copied, written
 from slpo_jax.checkpoints.decode_settings import config_of
 from slpo_jax.checkpoints.detect import identify
 from slpo_jax.checkpoints.export import export_checkpoint, import_checkpoint
@@ -23,6 +21,8 @@ from slpo_jax.io.orbax import load_params, stored_params
 from slpo_jax.models.parts import DECODER
 from slpo_jax.models.reasoner import vocabulary_rows
 from slpo_jax.policy.explain import MOST, READS, explain
+from tiny import load_hf
+from tiny_llama import load_hf_llama
 
 
 def _coconut(folder: Path) -> SimpleNamespace:

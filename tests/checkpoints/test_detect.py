@@ -4,10 +4,10 @@ import json
 import shutil
 
 import pytest
-from asked import RUN, T, workdir
 from safetensors.numpy import load_file
 
 import slpo_jax as slpo
+from asked import RUN, T, workdir
 from slpo_jax.checkpoints import export
 from slpo_jax.checkpoints.architectures import REASONERS
 from slpo_jax.checkpoints.decode_settings import config_of, stopping_of

@@ -15,12 +15,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from asked import ANSWER, QUESTION, T, run_config, workdir
 from safetensors.numpy import load_file, save_file
-from tiny import compiled
 from tokenizers import models, processors
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, dynamic_module_utils, pipeline
 
+from asked import ANSWER, QUESTION, T, run_config, workdir
 from slpo_jax.checkpoints.architectures.coconut import Coconut
 from slpo_jax.checkpoints.architectures.codi import Codi
 from slpo_jax.checkpoints.export import export_checkpoint
@@ -37,6 +36,7 @@ from slpo_jax.policy.prompted import Prompts
 from slpo_jax.policy.rollout import sample
 from slpo_jax.run.experiment import assemble
 from slpo_jax.run.solver import load_solver, solve
+from tiny import compiled
 
 QUESTIONS = [QUESTION, "How many ?", "Tom has 5 apples . He buys 3 . How many now ?", "Tom has 20 pens ."]
 REASONERS = ("coconut_gpt2", "coconut_llama", "codi_gpt2", "codi_llama")

@@ -5,7 +5,6 @@ import math
 
 import numpy as np
 import pytest
-from tiny_folder import WIDTH, config_for, draw, tiny_folder
 
 import slpo_jax
 from slpo_jax.checkpoints.checkpoint import find_checkpoint
@@ -14,6 +13,7 @@ from slpo_jax.checkpoints.detect import identify
 from slpo_jax.checkpoints.export import import_checkpoint
 from slpo_jax.config import Config
 from slpo_jax.errors import UserError
+from tiny_folder import WIDTH, config_for, draw, tiny_folder
 
 RNG = np.random.default_rng(3)
 LINEAR = {"weight": draw(RNG, 1, WIDTH), "bias": draw(RNG, 1)}

@@ -4,6 +4,10 @@ import gguf
 import numpy as np
 import pytest
 import transformers
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from slpo_jax.checkpoints.gguf import bundled_gguf, open_gguf
+from slpo_jax.errors import UserError
 from tiny_gguf import (
     bpe,
     fields_of,
@@ -17,10 +21,6 @@ from tiny_gguf import (
     tiny_tensors,
     write_gguf,
 )
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-
-from slpo_jax.checkpoints.gguf import bundled_gguf, open_gguf
-from slpo_jax.errors import UserError
 
 
 def transformers_model(path):

@@ -5,10 +5,10 @@ import json
 import gguf
 import pytest
 import transformers
-from tiny_gguf import SPECIALS, TEXTS, SlowBPE, bpe, real_file, refused, tiny_file
 
 from slpo_jax.checkpoints.gguf import open_gguf
 from slpo_jax.data.tokenizer import token_bytes
+from tiny_gguf import SPECIALS, TEXTS, SlowBPE, bpe, real_file, refused, tiny_file
 
 
 def slow_tokenizer(pre):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from published import (
     QUESTIONS,
     coconut_hugging_face,
@@ -17,12 +18,11 @@ from published import (
     torch,
 )
 from published_bases import base_gguf, base_gpt2, base_llama, config_of, copied, written
-from tiny import load_hf
-from tiny_llama import load_hf_llama
-
 from slpo_jax.checkpoints.checkpoint import Checkpoint, find_checkpoint
 from slpo_jax.config import read_config
 from slpo_jax.models.gpt2 import GPT2Config
+from tiny import load_hf
+from tiny_llama import load_hf_llama
 
 CASES = {
     "COCONUT in Hugging Face's layout": (coconut_hugging_face,),

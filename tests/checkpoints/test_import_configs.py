@@ -4,9 +4,9 @@ import functools
 
 import pytest
 import transformers
+
 from broken import to_be_broken
 from published_bases import LLAMA3_ROPE, base_gpt2, base_llama
-
 from slpo_jax.checkpoints.hf_config import from_hugging_face
 
 

@@ -4,10 +4,11 @@ import functools
 from pathlib import Path
 
 import pytest
+from safetensors.torch import save_file
+
 from broken import to_be_broken
 from published import coconut_hugging_face, coconut_original, codi_hugging_face, codi_original, tokenizer, torch
 from published_bases import base_gguf, base_gpt2, base_llama
-from safetensors.torch import save_file
 
 
 @pytest.fixture

@@ -7,16 +7,16 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
-import published
 import pytest
-from tiny import compiled
 
+import published
 from slpo_jax.config import read_config
 from slpo_jax.data.batches import pad_prompts
 from slpo_jax.policy import noise
 from slpo_jax.policy.prompted import Prompts
 from slpo_jax.policy.rollout import sample
 from slpo_jax.run.experiment import assemble
+from tiny import compiled
 
 torch = pytest.importorskip("torch")
 STEPS, ANSWER = 6, 5

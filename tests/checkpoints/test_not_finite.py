@@ -5,16 +5,16 @@ import shutil
 import jax
 import numpy as np
 import pytest
-from asked import run_params, workdir
 from safetensors.numpy import load_file, save_file
-from tiny_folder import WIDTH, config_for, draw, tiny_folder
-from tiny_gguf import tiny_file, tiny_tensors
 
 import slpo_jax as slpo
+from asked import run_params, workdir
 from slpo_jax.checkpoints.checkpoint import find_checkpoint
 from slpo_jax.checkpoints.export import export_checkpoint
 from slpo_jax.errors import UserError
 from slpo_jax.io.orbax import save_params
+from tiny_folder import WIDTH, config_for, draw, tiny_folder
+from tiny_gguf import tiny_file, tiny_tensors
 
 
 def _spoilt(array, value=np.nan):

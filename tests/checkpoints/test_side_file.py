@@ -6,10 +6,10 @@ import json
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
-from tiny_folder import WIDTH, config_for, draw, tiny_folder
 
 from slpo_jax.checkpoints.checkpoint import find_checkpoint
 from slpo_jax.errors import UserError
+from tiny_folder import WIDTH, config_for, draw, tiny_folder
 
 HIDDEN = 3
 

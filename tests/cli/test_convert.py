@@ -9,8 +9,6 @@ import jax
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
-from small_run import finished_run
-from tiny import random_tree
 
 from slpo_jax.checkpoints import export
 from slpo_jax.checkpoints.architectures import REASONERS
@@ -21,6 +19,8 @@ from slpo_jax.errors import UserError
 from slpo_jax.io.orbax import load_params, save_params, stored_params
 from slpo_jax.models.gate import stopping_gate
 from slpo_jax.run.experiment import build
+from small_run import finished_run
+from tiny import random_tree
 
 
 def _config(reasoner: str, **changes):
@@ -191,6 +191,7 @@ def test_a_qwen_comes_back_as_one(tmp_path, kind):
     """transformers opens the export as the same class, with the same logits to the bit."""
     torch = pytest.importorskip("torch")
     import transformers
+
     from published import random_model, tokenizer
 
     texts = tokenizer(kind)

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
+
 from asked import QUESTION, workdir
 from refused import refusal
-
 from slpo_jax.cli import reasoner
 from slpo_jax.run.solution_summary import describe, describe_vote
 from slpo_jax.run.solver import load_solver, solve, vote

@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from small_steps import POLICY
 
 from slpo_jax.checkpoints.architectures.coconut import Coconut
 from slpo_jax.data.batches import (
@@ -23,6 +22,7 @@ from slpo_jax.errors import UserError
 from slpo_jax.policy.rollout import Trajectories
 from slpo_jax.training import rl
 from slpo_jax.training.batches import make_batch
+from small_steps import POLICY
 
 PROBLEMS = (
     Problem("Tom has 5 apples .", ("5 + 3 = 8", "8 x 2 = 16"), "16"),

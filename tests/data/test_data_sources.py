@@ -10,11 +10,10 @@ import datasets
 import huggingface_hub
 import pyarrow as pa
 import pytest
-from data_sets import rows, write_jsonl, write_parquet, write_set
 from datasets.packaged_modules.parquet.parquet import Parquet
 from pyarrow import parquet
-from small_run import load_config
 
+from data_sets import rows, write_jsonl, write_parquet, write_set
 from slpo_jax.config import read_config
 from slpo_jax.config.sections import changed
 from slpo_jax.data import dataset_rows
@@ -23,6 +22,7 @@ from slpo_jax.data.problems import load_problems
 from slpo_jax.data.synthetic import SyntheticConfig, synthetic_problems
 from slpo_jax.errors import UserError
 from slpo_jax.run.experiment import build
+from small_run import load_config
 
 
 @pytest.fixture(autouse=True)

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from codi_run import PHASE, PROBLEMS, RECIPE, ROWS, WAY, new_tokenizer
 
+from codi_run import PHASE, PROBLEMS, RECIPE, ROWS, WAY, new_tokenizer
 from slpo_jax.checkpoints.architectures.codi import Codi
 from slpo_jax.checkpoints.gguf import bundled_gguf, open_gguf
 from slpo_jax.data.batches import batch_indices, encode_problems

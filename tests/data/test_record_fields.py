@@ -7,9 +7,9 @@ import numpy as np
 import pandas
 import pyarrow as pa
 import pytest
-from data_sets import write_jsonl, write_parquet, write_set
 from pyarrow import parquet
 
+from data_sets import write_jsonl, write_parquet, write_set
 from slpo_jax.data.problem import Problem
 from slpo_jax.data.problems import load_problems
 from slpo_jax.data.record_fields import FieldsConfig

@@ -8,6 +8,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import special
+
+from slpo_jax.errors import UserError
+from slpo_jax.evaluation import evaluate
+from slpo_jax.evaluation.completions import Completions, scored
+from slpo_jax.evaluation.evaluate import Evaluator, classes, shard
+from slpo_jax.evaluation.records import RolloutCache
+from slpo_jax.io.mesh import device_mesh
+from slpo_jax.policy import noise
+from slpo_jax.policy.scorers import SCORERS, Scorer
 from tiny import (
     END,
     EOS,
@@ -19,15 +28,6 @@ from tiny import (
     policy_of,
     run_rollout,
 )
-
-from slpo_jax.errors import UserError
-from slpo_jax.evaluation import evaluate
-from slpo_jax.evaluation.completions import Completions, scored
-from slpo_jax.evaluation.evaluate import Evaluator, classes, shard
-from slpo_jax.evaluation.records import RolloutCache
-from slpo_jax.io.mesh import device_mesh
-from slpo_jax.policy import noise
-from slpo_jax.policy.scorers import SCORERS, Scorer
 
 LENGTHS = (7, 2, 9, 4, 3, 8, 2)
 BY_THRESHOLD = dataclasses.replace(ROLLOUT, stopping="threshold")

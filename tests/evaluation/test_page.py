@@ -11,8 +11,8 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from eval_files import evals_of, problem, write_eval, write_lines
 
+from eval_files import evals_of, problem, write_eval, write_lines
 from slpo_jax.cli.commands import view
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation import report, rows

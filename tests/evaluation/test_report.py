@@ -7,9 +7,9 @@ import sys
 
 import numpy as np
 import pytest
-from eval_files import ROWS, evals_of, problem, write_eval, write_lines
 from scipy import stats
 
+from eval_files import ROWS, evals_of, problem, write_eval, write_lines
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation import curves, figures, records, report, rows, verdict
 from slpo_jax.evaluation.page.render import about_rows

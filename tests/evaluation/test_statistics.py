@@ -6,9 +6,9 @@ import warnings
 
 import numpy as np
 import pytest
-from eval_files import ROWS
 from scipy import stats
 
+from eval_files import ROWS
 from slpo_jax.evaluation import comparisons, markdown, statistics
 from slpo_jax.evaluation.records import EvalRecords
 from slpo_jax.evaluation.statistics import best_of, weighted_vote

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
-from small_run import finished_run
 
 from slpo_jax.io.workdir import StageFolder, Workdir
+from small_run import finished_run
 
 
 def _known(workdir: Workdir) -> set[Path]:

@@ -9,13 +9,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny import CONFIG, compiled, load_hf, random_prompts, random_tree, real_tokens
-from tiny_llama import LLAMA, QWEN2, QWEN3, SCALED, load_hf_llama
 
 from slpo_jax.checkpoints.architectures.coconut import Coconut
 from slpo_jax.models.dropout import Dropout, drop, site_number
 from slpo_jax.models.packing import pack
 from slpo_jax.models.reasoner import Reasoner
+from tiny import CONFIG, compiled, load_hf, random_prompts, random_tree, real_tokens
+from tiny_llama import LLAMA, QWEN2, QWEN3, SCALED, load_hf_llama
 
 LENGTHS, SLOTS, D = (7, 10, 3), 10, CONFIG.n_embd
 TIGHT = {"rtol": 0, "atol": 1e-4}

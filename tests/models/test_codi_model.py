@@ -3,10 +3,10 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny import compiled, random_tree
-from tiny_llama import LLAMA
 
 from slpo_jax.checkpoints.architectures.codi import Codi
+from tiny import compiled, random_tree
+from tiny_llama import LLAMA
 
 HIDDEN = 24
 BIASES = {"fc_in": HIDDEN, "fc_out": LLAMA.n_embd}

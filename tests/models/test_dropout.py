@@ -4,10 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny import compiled
 
 from slpo_jax.models.dropout import SITES, Dropout, drop, site_number
 from slpo_jax.policy import noise
+from tiny import compiled
 
 RATE, WIDTH, ROWS, LENGTH = 0.1, 64, 40, 50
 SIGMAS = 4.5  # two-sided p of 7e-6 a comparison

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import special
-from tiny import compiled
 
 from slpo_jax.models.dropout import Dropout, drop
 from slpo_jax.models.gate import first_stop_log_probs, stop_set_loss, stopping_gate
+from tiny import compiled
 
 STEPS, WIDTH = 6, 8
 logits_lists = hypothesis.extra.numpy.arrays(np.float32, STEPS, elements=st.floats(-20, 20, width=32))

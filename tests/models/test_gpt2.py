@@ -5,10 +5,10 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
-from tiny import CONFIG, SlowReasoner, compiled, load_hf, random_params
 
 from slpo_jax.checkpoints.architectures.coconut import Coconut
 from slpo_jax.models.gpt2 import GPT2Config
+from tiny import CONFIG, SlowReasoner, compiled, load_hf, random_params
 
 
 @pytest.mark.parametrize(

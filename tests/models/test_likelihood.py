@@ -7,6 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import special
+
+from slpo_jax.models import likelihood
+from slpo_jax.models.likelihood import token_log_probs
+from slpo_jax.training import rl
 from small_steps import (
     CONFIG,
     GROUP,
@@ -19,10 +23,6 @@ from small_steps import (
     small_params,
 )
 from tiny import last_axes
-
-from slpo_jax.models import likelihood
-from slpo_jax.models.likelihood import token_log_probs
-from slpo_jax.training import rl
 
 V, D = CONFIG.vocab_size, 16
 SIZES = {  # of a tile: rows, columns, what they are multiples of; and up to how many logits there are no tiles

@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny_llama import SCALED, hf_llama_config
 
 from slpo_jax.checkpoints.architectures.coconut import Coconut
 from slpo_jax.models.attention import attend
 from slpo_jax.models.llama import LlamaConfig, Norm, RopeScaling, rope_frequencies
+from tiny_llama import SCALED, hf_llama_config
 
 LLAMA_1B = LlamaConfig()
 FREQUENCIES = {

@@ -6,17 +6,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import tiny
 from safetensors.numpy import load_file as load_tensors
-from tiny import compiled, load_hf, random_tree
-from tiny_llama import LLAMA, QWEN3, load_hf_llama
 
+import tiny
 from slpo_jax.checkpoints.adapters import write_adapters
 from slpo_jax.checkpoints.architectures.coconut import Coconut
 from slpo_jax.checkpoints.architectures.codi import Codi
 from slpo_jax.errors import UserError
 from slpo_jax.models import lora
 from slpo_jax.models.parts import ADAPTER, REASONER
+from tiny import compiled, load_hf, random_tree
+from tiny_llama import LLAMA, QWEN3, load_hf_llama
 
 RANK, ALPHA = 3, 5.0
 TARGETS = {

@@ -6,13 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from small_steps import GROUP, OBJECTIVE, POLICY, prompted_batch, rigged_reward, small_params
-from tiny import EOS, FAST, PAD, keys_of
 
 from slpo_jax.models.packing import most_used, pack
 from slpo_jax.policy.rollout import Trajectories
 from slpo_jax.policy.score import Capacity, capacities, smallest_capacity
 from slpo_jax.training.rl import roll_out
+from small_steps import GROUP, OBJECTIVE, POLICY, prompted_batch, rigged_reward, small_params
+from tiny import EOS, FAST, PAD, keys_of
 
 USED = np.array([[1, 1, 0], [0, 0, 0], [1, 0, 0], [1, 1, 1]], bool)  # two prompts of two rollouts
 

@@ -7,9 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from small_steps import GROUP, OPTIMIZER, ROLLOUT, STAGES, batch_of, prompted_batch, rigged_reward, small_params
-from tiny import policy_of, random_tree
-from tiny_llama import LLAMA
 
 from slpo_jax.checkpoints.architectures.coconut import Coconut
 from slpo_jax.io.mesh import device_mesh, shard_rows
@@ -18,6 +15,9 @@ from slpo_jax.training import rl
 from slpo_jax.training.objectives import OBJECTIVES
 from slpo_jax.training.sharding import Layout
 from slpo_jax.training.state import init_state, make_train_step
+from small_steps import GROUP, OPTIMIZER, ROLLOUT, STAGES, batch_of, prompted_batch, rigged_reward, small_params
+from tiny import policy_of, random_tree
+from tiny_llama import LLAMA
 
 WORDS = Coconut().on(dataclasses.replace(LLAMA, dtype=jnp.bfloat16))
 WRITTEN = policy_of(dataclasses.replace(ROLLOUT, max_latents=0, stopping="length", dropout_rate=0.0), WORDS)

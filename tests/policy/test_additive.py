@@ -6,6 +6,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import stats
+
+from slpo_jax.policy.rollout import sample
+from slpo_jax.policy.score import score
 from tiny import (
     CONFIG,
     REASONER,
@@ -19,9 +22,6 @@ from tiny import (
     real_tokens,
     take_rows,
 )
-
-from slpo_jax.policy.rollout import sample
-from slpo_jax.policy.score import score
 
 SIGMA, T, D = 0.4, ROLLOUT.max_latents, CONFIG.n_embd
 CLEAN = dataclasses.replace(ROLLOUT, dropout_rate=0.0, stopping="length", answer_slots=2)

@@ -7,12 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import special
-from tiny import CONFIG, ROLLOUT, both_params, compiled, policy_of, random_params, random_prompts, take_rows
 
 from slpo_jax.policy import noise
 from slpo_jax.policy.beam import beam_search
 from slpo_jax.policy.rollout import Trajectories, sample
 from slpo_jax.policy.scorers.latent_rm import begun, latent_scores
+from tiny import CONFIG, ROLLOUT, both_params, compiled, policy_of, random_params, random_prompts, take_rows
 
 T, KEY = ROLLOUT.max_latents, jax.random.key(3)
 LENGTHS = (4, 7, 3, 5, 6, 2)

@@ -6,6 +6,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import special
+
+from slpo_jax.policy.answer_score import answer_after_replay
+from slpo_jax.policy.rollout import replay, sample
+from slpo_jax.policy.score import PassKeys, score
 from tiny import (
     EOS,
     PAD,
@@ -19,10 +23,6 @@ from tiny import (
     real_tokens,
     slow_factors,
 )
-
-from slpo_jax.policy.answer_score import answer_after_replay
-from slpo_jax.policy.rollout import replay, sample
-from slpo_jax.policy.score import PassKeys, score
 
 LENGTHS = (3, 7, 5, 4, 6, 2, 5, 3)
 PROMPTS, KEYS = random_prompts(LENGTHS, 8), keys_of(len(LENGTHS), 1)

@@ -8,7 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import special, stats
+
 from slow_policy import assert_is_gradient
+from slpo_jax.checkpoints.architectures.colar import Colar
+from slpo_jax.policy.prompted import PromptedBatch
+from slpo_jax.policy.rollout import sample
+from slpo_jax.policy.score import score
+from slpo_jax.training.objectives import OBJECTIVES
 from tiny import (
     CONFIG,
     END,
@@ -23,12 +29,6 @@ from tiny import (
     real_tokens,
     take_rows,
 )
-
-from slpo_jax.checkpoints.architectures.colar import Colar
-from slpo_jax.policy.prompted import PromptedBatch
-from slpo_jax.policy.rollout import sample
-from slpo_jax.policy.score import score
-from slpo_jax.training.objectives import OBJECTIVES
 
 SCALE, HEAT, T, D, ROWS = 0.4, 0.7, ROLLOUT.max_latents, CONFIG.n_embd, 400
 REASONER, MEAN_ONLY = (Colar(12, SCALE, gaussian=gaussian).on(CONFIG) for gaussian in (True, False))

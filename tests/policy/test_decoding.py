@@ -4,6 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+
 from published import (
     QUESTIONS,
     answers,

@@ -7,6 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import special
+
+from slpo_jax.errors import UserError
+from slpo_jax.policy.latent_policies import LATENT_POLICIES
+from slpo_jax.policy.prompted import repeat_rows
+from slpo_jax.policy.rollout import sample
+from slpo_jax.policy.score import score
 from tiny import (
     PAD,
     REASONER,
@@ -19,12 +25,6 @@ from tiny import (
     random_prompts,
     real_tokens,
 )
-
-from slpo_jax.errors import UserError
-from slpo_jax.policy.latent_policies import LATENT_POLICIES
-from slpo_jax.policy.prompted import repeat_rows
-from slpo_jax.policy.rollout import sample
-from slpo_jax.policy.score import score
 
 TopK = LATENT_POLICIES["gumbel_top_k"]
 SOFT_GRPO = {"top_k": 5, "least": 1, "most": 5, "shift": 0.0, "tau": 0.1, "likelihood": "clipped"}

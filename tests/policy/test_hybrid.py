@@ -7,6 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import special, stats
+
+from slpo_jax.policy.latent_policies.hybrid import Hybrid, mixed
+from slpo_jax.policy.policy import Policy
+from slpo_jax.policy.prompted import PromptedBatch
+from slpo_jax.policy.rollout import NO_TOKEN, Trajectories, sample
+from slpo_jax.policy.score import score, used_slots
+from slpo_jax.training.objectives import OBJECTIVES
+from slpo_jax.training.objectives.grpo import with_detached_inputs
 from tiny import (
     CONFIG,
     EOS,
@@ -22,14 +30,6 @@ from tiny import (
     real_tokens,
     take_rows,
 )
-
-from slpo_jax.policy.latent_policies.hybrid import Hybrid, mixed
-from slpo_jax.policy.policy import Policy
-from slpo_jax.policy.prompted import PromptedBatch
-from slpo_jax.policy.rollout import NO_TOKEN, Trajectories, sample
-from slpo_jax.policy.score import score, used_slots
-from slpo_jax.training.objectives import OBJECTIVES
-from slpo_jax.training.objectives.grpo import with_detached_inputs
 
 T, A, V, D = 4, 3, CONFIG.vocab_size, CONFIG.n_embd
 ROWS, SHOWN, MARK, TOP_K, TEMPERATURE = 600, 15, 7, 6, 1.5

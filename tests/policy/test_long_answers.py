@@ -6,6 +6,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import special
+
+from slpo_jax.models import likelihood
+from slpo_jax.policy import decoding
+from slpo_jax.policy.decoding import cache_sizes
+from slpo_jax.policy.rollout import sample
+from slpo_jax.policy.score import score
 from tiny import (
     EOS,
     PAD,
@@ -18,12 +24,6 @@ from tiny import (
     random_prompts,
     real_tokens,
 )
-
-from slpo_jax.models import likelihood
-from slpo_jax.policy import decoding
-from slpo_jax.policy.decoding import cache_sizes
-from slpo_jax.policy.rollout import sample
-from slpo_jax.policy.score import score
 
 PROMPTS = random_prompts((3, 7, 5, 2, 6, 4, 1, 8), 8)
 SLOTS, EOS_IDS = 20, (PAD, EOS)

@@ -7,6 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import special
+
+from slpo_jax.policy.answer_score import answer_after_replay
+from slpo_jax.policy.rollout import replay, sample
+from slpo_jax.policy.score import pass_keys, score
 from tiny import (
     EOS,
     PAD,
@@ -20,10 +24,6 @@ from tiny import (
     random_prompts,
     real_tokens,
 )
-
-from slpo_jax.policy.answer_score import answer_after_replay
-from slpo_jax.policy.rollout import replay, sample
-from slpo_jax.policy.score import pass_keys, score
 
 LENGTHS, GROUP = (3, 7), 2
 PROMPTS = random_prompts(LENGTHS, 8)

@@ -5,10 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import optimize, special, stats
-from tiny import CONFIG, ROLLOUT, compiled
 
 from slpo_jax.policy.surrogate import gaussian_log_prob, latent_log_likelihood, moments
 from slpo_jax.training.objectives.objective import policy_gradient_loss, stop_log_likelihood
+from tiny import CONFIG, ROLLOUT, compiled
 
 K, T, D = 3, ROLLOUT.max_latents, CONFIG.n_embd
 

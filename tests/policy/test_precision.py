@@ -6,13 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import tiny
 from jax.extend.core import jaxprs_in_params
-from tiny import FAST, ROLLOUT, both_params, keys_of, policy_of, random_prompts
 
+import tiny
 from slpo_jax.checkpoints.architectures.coconut import Coconut
 from slpo_jax.models.shapes import activation_type
 from slpo_jax.policy.rollout import sample
+from tiny import FAST, ROLLOUT, both_params, keys_of, policy_of, random_prompts
 
 REASONER = Coconut().on(dataclasses.replace(tiny.CONFIG, dtype=jnp.bfloat16))
 UNCAST = dataclasses.replace(REASONER, cast=lambda params: params)

@@ -7,6 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import special, stats
+
+from slpo_jax.policy import noise
+from slpo_jax.policy.explain import NEAREST, probe
+from slpo_jax.policy.rollout import sample
+from slpo_jax.policy.stop_answers import decode_candidates
 from tiny import (
     CONFIG,
     EOS,
@@ -24,11 +29,6 @@ from tiny import (
     slow_factors,
     take_rows,
 )
-
-from slpo_jax.policy import noise
-from slpo_jax.policy.explain import NEAREST, probe
-from slpo_jax.policy.rollout import sample
-from slpo_jax.policy.stop_answers import decode_candidates
 
 LENGTHS = (4, 7, 2, 6, 3, 7)  # of the prompts
 THOUGHTS = np.array([1, 5, 3, 2, 4, 5], np.int32)

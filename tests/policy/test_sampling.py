@@ -4,10 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny import compiled
 
 from slpo_jax.policy import noise, sampling
 from slpo_jax.policy.sampling import draw_tokens, most_likely
+from tiny import compiled
 
 DRAWS, SIGMAS = 20_000, 4.5
 LOGITS = np.array([0.0, 1.0, -1.0, 2.0, 1.5, -3.0], np.float32)

@@ -7,6 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import integrate, special, stats
+
+from slpo_jax.checkpoints.architectures import colar
+from slpo_jax.errors import UserError
+from slpo_jax.policy.latent_policies import LATENT_POLICIES
+from slpo_jax.policy.latent_policies.gumbel import concrete_log_prob
+from slpo_jax.policy.rollout import replay, sample
+from slpo_jax.policy.score import score
+from slpo_jax.training.objectives import OBJECTIVES
 from tiny import (
     CONFIG,
     EOS,
@@ -23,14 +31,6 @@ from tiny import (
     real_tokens,
     take_rows,
 )
-
-from slpo_jax.checkpoints.architectures import colar
-from slpo_jax.errors import UserError
-from slpo_jax.policy.latent_policies import LATENT_POLICIES
-from slpo_jax.policy.latent_policies.gumbel import concrete_log_prob
-from slpo_jax.policy.rollout import replay, sample
-from slpo_jax.policy.score import score
-from slpo_jax.training.objectives import OBJECTIVES
 
 PROMPTS = random_prompts((3, 7, 5), 8)
 STEPS, V = 3, CONFIG.vocab_size

@@ -7,6 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import special, stats
+
+from slpo_jax.policy import noise
+from slpo_jax.policy.score import PassKeys, pass_keys, score
+from slpo_jax.policy.surrogate import gaussian_log_prob, moments
+from slpo_jax.rewards.ending import answer_mask
 from tiny import (
     CONFIG,
     END,
@@ -26,11 +31,6 @@ from tiny import (
     slow_factors,
     take_rows,
 )
-
-from slpo_jax.policy import noise
-from slpo_jax.policy.score import PassKeys, pass_keys, score
-from slpo_jax.policy.surrogate import gaussian_log_prob, moments
-from slpo_jax.rewards.ending import answer_mask
 
 GROUP, PASSES, T, D = 2, 3, ROLLOUT.max_latents, CONFIG.n_embd
 BY_LENGTH = dataclasses.replace(ROLLOUT, stopping="length")

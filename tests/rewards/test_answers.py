@@ -8,8 +8,8 @@ from typing import get_args
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from read_answers import COMPLETIONS, LAST_NUMBERS
 
+from read_answers import COMPLETIONS, LAST_NUMBERS
 from slpo_jax.errors import UserError
 from slpo_jax.rewards.answers import AnswerStyle, canonical_decimal, is_correct, parse_completion, read_completion
 

@@ -2,9 +2,8 @@
 
 import numpy as np
 import pytest
-from data_sets import write_jsonl
-from small_run import load_config
 
+from data_sets import write_jsonl
 from slpo_jax.config import read_config
 from slpo_jax.data.batches import encode_problems
 from slpo_jax.data.chat import PromptConfig, text_template
@@ -21,6 +20,7 @@ from slpo_jax.run.provenance import evaluated_settings
 from slpo_jax.run.solution_summary import describe
 from slpo_jax.run.solver import Solution, Solver, counted
 from slpo_jax.training.batches import make_batch
+from small_run import load_config
 
 SLOTS = 8
 WORDS = ("+", "-", "Tom", "####", r"\boxed{", "}")

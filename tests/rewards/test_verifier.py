@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from read_answers import COMPLETIONS, LAST_NUMBERS
 
+from read_answers import COMPLETIONS, LAST_NUMBERS
 from slpo_jax.errors import UserError
 from slpo_jax.rewards.answers import canonical_decimal, canonical_number, is_correct, parse_completion, read_completion
 from slpo_jax.rewards.verifier import ByteTable, byte_table, encode_references, reference_width, verify

@@ -6,10 +6,9 @@ import random
 from pathlib import Path
 
 import pytest
+
 from data_sets import write_jsonl, write_set
 from refused import refusal
-from tiny_folder import tiny_folder
-
 from slpo_jax.checkpoints.architectures import REASONERS, architecture_of
 from slpo_jax.config import Config, default_config
 from slpo_jax.config.auto import Measured, choices
@@ -25,6 +24,7 @@ from slpo_jax.run.experiment import assemble, build
 from slpo_jax.run.plan import check_stages, run_stages
 from slpo_jax.run.solver import Solver, solve
 from slpo_jax.run.sources import load_set
+from tiny_folder import tiny_folder
 
 # Of the paper's scale: none of them is taken over without a word.
 OF_THE_PAPER = {

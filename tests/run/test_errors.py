@@ -5,10 +5,9 @@ import socket
 from types import SimpleNamespace
 
 import pytest
+
 from refused import refusal
 from same_run import differences
-from small_run import load_config, new_folder, run
-
 from slpo_jax.config.validate import check
 from slpo_jax.errors import UserError
 from slpo_jax.io.workdir import Workdir
@@ -17,6 +16,7 @@ from slpo_jax.run.experiment import build
 from slpo_jax.run.plan import check_stages
 from slpo_jax.run.stage import Stage, close_stage
 from slpo_jax.run.validate import check_answers, check_prompts
+from small_run import load_config, new_folder, run
 
 
 @pytest.fixture(scope="module")

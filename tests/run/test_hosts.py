@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from same_run import checkpoint_of, rows_of, texts_of
 from small_run import ROOT, local_flags, new_folder, start
 

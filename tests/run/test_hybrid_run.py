@@ -4,10 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from imitation import Crash, crash
-from small_run import load_config, train
-from tiny import compiled
 
+from imitation import Crash, crash
 from slpo_jax.checkpoints.export import export_checkpoint
 from slpo_jax.config import objective_of, read_config
 from slpo_jax.data.templates import token_texts
@@ -30,6 +28,8 @@ from slpo_jax.run.stage import stage_params
 from slpo_jax.training import rl
 from slpo_jax.training.checkpoint import StageCheckpoints
 from slpo_jax.training.state import init_state
+from small_run import load_config, train
+from tiny import compiled
 
 T, A = 3, 4
 TEXT = {

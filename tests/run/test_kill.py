@@ -13,6 +13,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
+
 from same_run import differences
 from small_run import finished_run, local_flags, new_folder, start
 

@@ -7,9 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from same_run import assert_same, checkpoint_of, rows_of
-from small_run import load_config
 
+from same_run import assert_same, checkpoint_of, rows_of
 from slpo_jax import load
 from slpo_jax.checkpoints.export import export_checkpoint
 from slpo_jax.config import validate
@@ -25,6 +24,7 @@ from slpo_jax.run.experiment import build
 from slpo_jax.run.plan import check_stages, run_stages
 from slpo_jax.run.stage import stage_params
 from slpo_jax.training.state import make_train_step
+from small_run import load_config
 
 STAGES = ("imitate", "latent_rm", "evaluate")
 

@@ -7,9 +7,9 @@ import subprocess
 import time
 from pathlib import Path
 
-import carry
 import pytest
 
+import carry
 from benchmarks import accelerator, real
 
 ROOT = Path(__file__).resolve().parents[2]

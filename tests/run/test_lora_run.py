@@ -6,19 +6,19 @@ import json
 import jax
 import numpy as np
 import pytest
-from imitation import Crash, crash
 from safetensors.numpy import load_file
-from same_run import assert_same, checkpoint_of, rows_of
-from small_run import load_config
-from tiny_folder import tiny_folder
 
 import slpo_jax
+from imitation import Crash, crash
+from same_run import assert_same, checkpoint_of, rows_of
 from slpo_jax.config import read_config
 from slpo_jax.errors import UserError
 from slpo_jax.models import lora
 from slpo_jax.run import rl, stage
 from slpo_jax.run.experiment import build
 from slpo_jax.run.plan import run_stage
+from small_run import load_config
+from tiny_folder import tiny_folder
 
 pytestmark = pytest.mark.usefixtures("cpu_devices")
 STEPS, RANK = 4, 2

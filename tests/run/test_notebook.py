@@ -5,9 +5,9 @@ import runpy
 from pathlib import Path
 
 import pytest
-from asked import QUESTION, RUN, workdir
 
 import slpo_jax as slpo
+from asked import QUESTION, RUN, workdir
 
 nbformat = pytest.importorskip("nbformat")
 nbclient = pytest.importorskip("nbclient")

@@ -5,6 +5,7 @@ import shutil
 
 import numpy as np
 import pytest
+
 from same_run import assert_same, checkpoint_of, rows_of
 from small_run import TOTALS, finished_run, new_folder, run
 

@@ -6,6 +6,7 @@ import re
 
 import numpy as np
 import pytest
+
 from same_run import checkpoint_of, rows_of, texts_of
 from small_run import TOTALS, finished_run, new_folder, run
 

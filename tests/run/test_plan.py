@@ -5,9 +5,8 @@ import re
 from pathlib import Path
 
 import pytest
-from codi_run import small_config
-from small_run import load_config, train
 
+from codi_run import small_config
 from slpo_jax.config import objective_of, read_config, validate
 from slpo_jax.errors import UserError
 from slpo_jax.run import imitate
@@ -15,6 +14,7 @@ from slpo_jax.run.experiment import build
 from slpo_jax.run.plan import check_stages
 from slpo_jax.run.rl import optimizer_config
 from slpo_jax.run.sources import data_summary
+from small_run import load_config, train
 
 ICOT = {"recipe": "icot", "c_thought": 0, "final_steps": 400}
 ANSWERS = {"cot_steps": 0, "stage_steps": 0, "c_thought": 0}

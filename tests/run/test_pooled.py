@@ -4,11 +4,12 @@ import dataclasses
 import json
 import types
 
+import numpy as np
+import pytest
+
 import comparison
 import jobs
-import numpy as np
 import pooled
-import pytest
 import small_run
 from eval_files import write_eval
 from jobs import Run, Table

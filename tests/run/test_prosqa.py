@@ -11,9 +11,6 @@ import jax
 import numpy as np
 import pytest
 from scipy import special
-from small_run import ROOT, run
-from small_steps import IMITATION, PROMPTS, imitation_batch, small_params
-from tiny import SlowReasoner, compiled, real_tokens, slow_factors
 
 from slpo_jax.checkpoints.architectures.coconut import Coconut
 from slpo_jax.config.validate import check
@@ -24,6 +21,9 @@ from slpo_jax.data.record_fields import FieldsConfig
 from slpo_jax.data.tokenizer import load_tokenizer
 from slpo_jax.errors import UserError
 from slpo_jax.training.recipes import frontier, imitate_config, recipe_of
+from small_run import ROOT, run
+from small_steps import IMITATION, PROMPTS, imitation_batch, small_params
+from tiny import SlowReasoner, compiled, real_tokens, slow_factors
 
 IGNORED = -100  # what the published programs write for a position without a target
 GRAPH_PROMPT, GRAPHS = PromptConfig(format="<eos> {question}", closing="[A]"), FieldsConfig(question="edges")

@@ -8,11 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+
 from codi_run import QUESTION, SUMS, small_config
 from imitation import Crash, fake_steps, run_imitation
 from same_run import assert_same, checkpoint_of, rows_of
-from small_run import load_config
-
 from slpo_jax.config import validate
 from slpo_jax.run import imitate
 from slpo_jax.run.evaluate import run_evaluate
@@ -20,6 +19,7 @@ from slpo_jax.run.experiment import build
 from slpo_jax.run.rows import rows
 from slpo_jax.run.stage import stage_params
 from slpo_jax.training.recipes.distil import Distillation
+from small_run import load_config
 
 pytestmark = pytest.mark.usefixtures("cpu_devices")
 RANK = 2

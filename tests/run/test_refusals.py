@@ -18,13 +18,12 @@ if __name__ == "__main__":
     import conftest  # noqa: F401 - the variables that jax reads
 from asked import workdir
 from refused import refusal
-from small_run import load_config, new_folder
-
 from slpo_jax.config.validate import check
 from slpo_jax.errors import UserError
 from slpo_jax.rewards.reward import REWARDS
 from slpo_jax.run.experiment import build
 from slpo_jax.run.plan import check_stages
+from small_run import load_config, new_folder
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "refusals.txt"
 LINES = GOLDEN.read_text(encoding="utf-8").splitlines()

@@ -4,11 +4,10 @@ import importlib.util
 import json
 
 import pytest
-from refused import refusal
-from same_run import assert_same, checkpoint_of, rows_of
-from small_run import CONFIG, new_folder, run
 
 import slpo_jax
+from refused import refusal
+from same_run import assert_same, checkpoint_of, rows_of
 from slpo_jax.config.registry import read_registrations
 from slpo_jax.errors import UserError
 from slpo_jax.policy.latent_policies import LATENT_POLICIES
@@ -17,6 +16,7 @@ from slpo_jax.rewards.reward import REWARDS
 from slpo_jax.run.solver import load_solver, solve
 from slpo_jax.training.objectives import OBJECTIVES
 from slpo_jax.training.recipes import RECIPES
+from small_run import CONFIG, new_folder, run
 
 OWN = '''
 import dataclasses

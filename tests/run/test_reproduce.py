@@ -5,13 +5,13 @@ import json
 import shutil
 import types
 
+import pytest
+
 import comparison
 import jobs
-import pytest
 import reproduce
 import small_run
 from jobs import Run, Table
-
 from runs import TABLES
 from slpo_jax.config import read_config
 from slpo_jax.run.provenance import evaluated_settings

@@ -7,14 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+
 from imitation import Crash, crash, fake_steps
 from same_run import assert_same, checkpoint_of, rows_of
-from small_run import load_config, train
-
 from slpo_jax.config import read_config
 from slpo_jax.run import stage as stage_module
 from slpo_jax.run.experiment import build
 from slpo_jax.training import loop
+from small_run import load_config, train
 
 pytestmark = pytest.mark.usefixtures("cpu_devices")
 BUMPY = (0.1, 0.5, 0.4, 0.7, 0.6, 0.7, 0.2, 0.3)  # validation accuracies, by evaluation

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from asked import ANSWER, QUESTION, RUN, T, assembled, run_params, workdir
 from scipy.special import erf, expit, softmax
-from tiny import SlowReasoner
 
+from asked import ANSWER, QUESTION, RUN, T, assembled, run_params, workdir
 from slpo_jax.checkpoints.decode_settings import config_of
 from slpo_jax.checkpoints.detect import identify, newest_checkpoint
 from slpo_jax.data.batches import EncodedProblems
@@ -19,6 +18,7 @@ from slpo_jax.data.templates import token_texts
 from slpo_jax.evaluation.completions import thought_rows
 from slpo_jax.run.solution_summary import describe, describe_vote
 from slpo_jax.run.solver import Vote, load_solver, solve, vote
+from tiny import SlowReasoner
 
 
 @pytest.fixture(scope="module", params=["coconut_gpt2", pytest.param("codi_gpt2", marks=pytest.mark.slow)])

@@ -13,7 +13,6 @@ import shutil
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from small_run import load_config, write_problems
 
 from slpo_jax.checkpoints.decode_settings import config_of, stopping_of
 from slpo_jax.checkpoints.detect import identify
@@ -38,6 +37,7 @@ from slpo_jax.run.provenance import (
     settings_of,
 )
 from slpo_jax.training.recipes import RECIPES
+from small_run import load_config, write_problems
 
 pytestmark = pytest.mark.usefixtures("cpu_devices")
 STAGES = {"imitate": 1, "imitate_control": 2, "cold_start": 3, "slpo": 4}

@@ -6,13 +6,13 @@ import jax
 import numpy as np
 import pytest
 from scipy import special
-from slow_policy import rollouts_of
-from small_steps import NEVER, prompted_batch, rigged_reward, small_params
-from tiny import END, ROLLOUT, SlowReasoner, policy_of
 
+from slow_policy import rollouts_of
 from slpo_jax.io.mesh import device_mesh
 from slpo_jax.training.best_of_n import BestOfNConfig, best_right, make_choice, make_loss
 from slpo_jax.training.rl import roll_out
+from small_steps import NEVER, prompted_batch, rigged_reward, small_params
+from tiny import END, ROLLOUT, SlowReasoner, policy_of
 
 CONFIG = BestOfNConfig(samples=6)
 POLICY = policy_of(dataclasses.replace(ROLLOUT, temperature=1.0, dropout_rate=0.0, stopping="length"))

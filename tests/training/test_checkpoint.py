@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from same_run import rows_of
 
+from same_run import rows_of
 from slpo_jax.config import Config
 from slpo_jax.errors import SaveError, UserError
 from slpo_jax.io import artifact, backend

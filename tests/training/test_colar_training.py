@@ -8,11 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy import special
+
 import tiny
 from plain_gpt2 import dropout_factors
-from scipy import special
-from tiny import SlowReasoner, compiled, policy_of, real_tokens
-
 from slpo_jax.checkpoints.architectures.coconut import Coconut
 from slpo_jax.checkpoints.architectures.colar import Colar
 from slpo_jax.data.batches import encode_problems
@@ -28,6 +27,7 @@ from slpo_jax.policy.policy import RolloutConfig
 from slpo_jax.training.recipes import imitate_config, recipe_of
 from slpo_jax.training.recipes.colar import pooled
 from slpo_jax.training.recipes.regular import PROJECTOR
+from tiny import SlowReasoner, compiled, policy_of, real_tokens
 
 STEPS = (("2 + 3 = 5",), ("4 - 1 = 3", "3 + 2 = 5"), ("1 + 1 = 2", "2 + 5 = 7", "7 - 4 = 3"))
 PROBLEMS = tuple(Problem(f"Tom has {n} pens .", steps, steps[-1].split()[-1]) for n, steps in enumerate(STEPS))

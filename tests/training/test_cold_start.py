@@ -7,7 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import special
+
 from slow_policy import as_float64, assert_is_gradient
+from slpo_jax.models.dropout import Dropout, drop
+from slpo_jax.policy.prompted import repeat_rows
+from slpo_jax.policy.rollout import sample
+from slpo_jax.training import cold_start
 from small_steps import (
     BATCH,
     COLD,
@@ -22,11 +27,6 @@ from small_steps import (
     take_steps,
 )
 from tiny import compiled, policy_of
-
-from slpo_jax.models.dropout import Dropout, drop
-from slpo_jax.policy.prompted import repeat_rows
-from slpo_jax.policy.rollout import sample
-from slpo_jax.training import cold_start
 
 T, N = ROLLOUT.max_latents, COLD.trajectories
 CANDIDATES = range(MIN_LATENTS, T + 1)

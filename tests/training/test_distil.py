@@ -7,19 +7,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+
 import tiny
 import tiny_llama
 from codi_run import PHASE, PROBLEMS, RECIPE, ROWS, new_tokenizer
 from plain_gpt2 import dropout_factors, plain_hidden
-from tiny import compiled, load_hf, policy_of, random_tree
-from tiny_llama import load_hf_llama
-
 from slpo_jax.checkpoints.architectures.codi import Codi
 from slpo_jax.data.batches import encode_problems
 from slpo_jax.policy import noise
 from slpo_jax.policy.policy import RolloutConfig
 from slpo_jax.training.recipes import Phase
 from slpo_jax.training.recipes.distil import distillation
+from tiny import compiled, load_hf, policy_of, random_tree
+from tiny_llama import load_hf_llama
 
 HIDDEN = 9
 

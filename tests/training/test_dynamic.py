@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from frozen import POLICY
 
+from frozen import POLICY
 from slpo_jax.io.mesh import device_mesh, shard_rows
 from slpo_jax.policy.prompted import PromptedBatch, Prompts
 from slpo_jax.policy.rollout import Trajectories

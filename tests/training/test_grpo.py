@@ -7,12 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from frozen import ADDITIVE, BATCH, KEY, POLICY, SIGMA, Frozen
 from scipy import special
-from slow_policy import as_float64, assert_is_gradient, normal_log_prob, token_by_token
-from small_steps import GROUP, ROLLOUT, difference, small_params
-from tiny import EOS, PAD, SlowReasoner, compiled, keys_of, policy_of, real_tokens
 
+from frozen import ADDITIVE, BATCH, KEY, POLICY, SIGMA, Frozen
+from slow_policy import as_float64, assert_is_gradient, normal_log_prob, token_by_token
 from slpo_jax.errors import UserError
 from slpo_jax.io.mesh import device_mesh, shard_rows
 from slpo_jax.policy import noise
@@ -24,6 +22,8 @@ from slpo_jax.training.objectives.grpo import clipped_gains
 from slpo_jax.training.rollout_update import make_rl_step
 from slpo_jax.training.sharding import Layout
 from slpo_jax.training.state import copied, init_state
+from small_steps import GROUP, ROLLOUT, difference, small_params
+from tiny import EOS, PAD, SlowReasoner, compiled, keys_of, policy_of, real_tokens
 
 T, A = ROLLOUT.max_latents, ROLLOUT.answer_slots
 GRPO = OBJECTIVES["grpo"]

@@ -6,7 +6,6 @@ import jax
 import numpy as np
 import pytest
 from scipy import special, stats
-from tiny import SlowReasoner, compiled, policy_of, real_tokens
 
 from slpo_jax.checkpoints.architectures.coconut import Coconut
 from slpo_jax.data.batches import batch_indices, encode_problems
@@ -18,6 +17,7 @@ from slpo_jax.policy.policy import RolloutConfig
 from slpo_jax.training.recipes import ImitateSettings, Phase
 from slpo_jax.training.recipes.batcher import Draw
 from slpo_jax.training.recipes.icot import Internalization
+from tiny import SlowReasoner, compiled, policy_of, real_tokens
 
 STEPS = (("2 + 3 = 5",), ("4 - 1 = 3", "3 x 2 = 6"), ("1 + 1 = 2", "2 + 5 = 7", "7 - 4 = 3"), ())
 PROBLEMS = tuple(Problem(f"Tom has {n} pens .", steps, str(n + 4)) for n, steps in enumerate(STEPS))

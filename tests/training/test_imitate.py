@@ -7,7 +7,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import special
+
 from slow_policy import as_float64, assert_is_gradient
+from slpo_jax.checkpoints.architectures.coconut import Coconut
+from slpo_jax.data.batches import batch_indices, encode_problems
+from slpo_jax.data.problem import Problem
+from slpo_jax.data.tokenizer import arithmetic_tokenizer
+from slpo_jax.errors import UserError
+from slpo_jax.run.imitate import StageEnds, check_ends
+from slpo_jax.training.loop import WINDOW, Learning
+from slpo_jax.training.recipes import ImitateSettings, Phase, curriculum, imitate_config, recipe_of
 from small_steps import (
     CONFIG,
     IMITATION,
@@ -18,15 +27,6 @@ from small_steps import (
     take_steps,
 )
 from tiny import SlowReasoner, compiled, real_tokens, slow_factors
-
-from slpo_jax.checkpoints.architectures.coconut import Coconut
-from slpo_jax.data.batches import batch_indices, encode_problems
-from slpo_jax.data.problem import Problem
-from slpo_jax.data.tokenizer import arithmetic_tokenizer
-from slpo_jax.errors import UserError
-from slpo_jax.run.imitate import StageEnds, check_ends
-from slpo_jax.training.loop import WINDOW, Learning
-from slpo_jax.training.recipes import ImitateSettings, Phase, curriculum, imitate_config, recipe_of
 
 STEPS = (("2 + 3 = 5",), ("4 - 1 = 3", "3 x 2 = 6"), ("1 + 1 = 2", "2 + 5 = 7", "7 - 4 = 3"))
 RECIPE = curriculum.Curriculum()(ImitateSettings())

@@ -10,6 +10,17 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 from scipy import special
+
+from slpo_jax.checkpoints.architectures.coconut import Coconut
+from slpo_jax.checkpoints.architectures.codi import Codi
+from slpo_jax.checkpoints.description import Description
+from slpo_jax.checkpoints.reward_model import read_reward_model
+from slpo_jax.errors import UserError
+from slpo_jax.policy.prompted import PromptedBatch
+from slpo_jax.policy.rollout import Trajectories, repeat_to, sample
+from slpo_jax.policy.scorers.latent_rm import begun, latent_rm, latent_scores, thought_scores
+from slpo_jax.training import latent_rm as training
+from slpo_jax.training.latent_rm import LabelledBatch, complete, draw_thoughts, make_loss, rank_loss
 from tiny import (
     CONFIG,
     ROLLOUT,
@@ -23,17 +34,6 @@ from tiny import (
     random_prompts,
     real_tokens,
 )
-
-from slpo_jax.checkpoints.architectures.coconut import Coconut
-from slpo_jax.checkpoints.architectures.codi import Codi
-from slpo_jax.checkpoints.description import Description
-from slpo_jax.checkpoints.reward_model import read_reward_model
-from slpo_jax.errors import UserError
-from slpo_jax.policy.prompted import PromptedBatch
-from slpo_jax.policy.rollout import Trajectories, repeat_to, sample
-from slpo_jax.policy.scorers.latent_rm import begun, latent_rm, latent_scores, thought_scores
-from slpo_jax.training import latent_rm as training
-from slpo_jax.training.latent_rm import LabelledBatch, complete, draw_thoughts, make_loss, rank_loss
 
 LENGTHS, THOUGHTS, T, D = (4, 6), np.array([3, 5, 1, 2], np.int32), ROLLOUT.max_latents, CONFIG.n_embd
 RNG = np.random.default_rng(0)

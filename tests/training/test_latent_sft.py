@@ -7,11 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy import special
+
 import tiny
 from plain_gpt2 import plain_hidden
-from scipy import special
-from tiny import compiled, policy_of
-
 from slpo_jax.checkpoints.architectures.text import Text
 from slpo_jax.data.batches import encode_problems
 from slpo_jax.data.chat import PromptConfig
@@ -23,6 +22,7 @@ from slpo_jax.policy.policy import RolloutConfig
 from slpo_jax.training.recipes import imitate_config, latent_sft, recipe_of
 from slpo_jax.training.recipes.latent_rows import laid_out
 from slpo_jax.training.recipes.latent_sft import COMPRESS, ENCODER, LatentSft
+from tiny import compiled, policy_of
 
 STEPS = (("2 + 3 = 5",), ("4 - 1 = 3", "3 + 2 = 5"), (), ("1 + 1 = 2", "2 + 5 = 7", "7 - 4 = 3"))
 PROBLEMS = tuple(Problem(f"Tom has {n} pens .", steps, "5") for n, steps in enumerate(STEPS))

@@ -7,10 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from frozen import ADDITIVE, BATCH
-from small_steps import GROUP, POLICY, rigged_reward, small_params
-from tiny import FAST, compiled
 
+from frozen import ADDITIVE, BATCH
 from slpo_jax.io.mesh import device_mesh, shard_rows
 from slpo_jax.models import lora
 from slpo_jax.models.parts import ADAPTER, GATE, REASONER
@@ -21,6 +19,8 @@ from slpo_jax.training.optimizer import OptimizerConfig, make_optimizer
 from slpo_jax.training.rollout_update import make_rollout
 from slpo_jax.training.sharding import Layout
 from slpo_jax.training.state import init_state, make_train_step
+from small_steps import GROUP, POLICY, rigged_reward, small_params
+from tiny import FAST, compiled
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("cpu_devices")]
 RANK, SCALE, RATE, DECAY, CLIP = 3, 2.5, 1e-2, 0.1, 0.01

@@ -6,18 +6,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from frozen import ADDITIVE, BATCH, KEY, POLICY, SIGMA, Frozen
 from scipy import special
-from slow_policy import as_float64, assert_is_gradient, factors_of, normal_log_prob, spoken, teacher_forced, think
-from small_steps import GROUP, REASONER, ROLLOUT, prompted_batch, rigged_reward, small_params
-from tiny import USUAL, SlowReasoner, compiled
 
+from frozen import ADDITIVE, BATCH, KEY, POLICY, SIGMA, Frozen
+from slow_policy import as_float64, assert_is_gradient, factors_of, normal_log_prob, spoken, teacher_forced, think
 from slpo_jax.policy.rollout import replay
 from slpo_jax.policy.score import pass_keys
 from slpo_jax.training.objectives import OBJECTIVES
 from slpo_jax.training.objectives import pathwise as pathwise_module
 from slpo_jax.training.objectives.pathwise import pass_at_k_log_prob
 from slpo_jax.training.rl import roll_out
+from small_steps import GROUP, REASONER, ROLLOUT, prompted_batch, rigged_reward, small_params
+from tiny import USUAL, SlowReasoner, compiled
 
 
 @pytest.fixture(scope="module")

@@ -6,13 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from small_steps import prompted_batch
-from tiny import EOS, PAD, ROLLOUT, policy_of
 
 from slpo_jax.policy.rollout import Trajectories
 from slpo_jax.policy.score import are_cut
 from slpo_jax.training import rl
 from slpo_jax.training.rl import make_improvement, roll_out, rollout_sums
+from small_steps import prompted_batch
+from tiny import EOS, PAD, ROLLOUT, policy_of
 
 PIECES = [b"a", b"b", b"ab", b"c", b"", b""]
 ENDS = (4, 5)

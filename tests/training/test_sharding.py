@@ -6,6 +6,15 @@ import numpy as np
 import optax
 import pytest
 from jax.sharding import PartitionSpec
+
+from benchmarks.measure.compiled import collectives
+from slpo_jax.errors import UserError
+from slpo_jax.io.mesh import EVERYWHERE, ROWS, device_mesh, replicate, shard_rows
+from slpo_jax.policy import noise
+from slpo_jax.training.optimizer import OptimizerConfig, make_optimizer, scaled
+from slpo_jax.training.rl import roll_out
+from slpo_jax.training.sharding import Layout
+from slpo_jax.training.state import init_state, make_train_step
 from small_steps import (
     GROUP,
     POLICY,
@@ -19,15 +28,6 @@ from small_steps import (
     take_steps,
 )
 from tiny import FAST
-
-from benchmarks.measure.compiled import collectives
-from slpo_jax.errors import UserError
-from slpo_jax.io.mesh import EVERYWHERE, ROWS, device_mesh, replicate, shard_rows
-from slpo_jax.policy import noise
-from slpo_jax.training.optimizer import OptimizerConfig, make_optimizer, scaled
-from slpo_jax.training.rl import roll_out
-from slpo_jax.training.sharding import Layout
-from slpo_jax.training.state import init_state, make_train_step
 
 pytestmark = pytest.mark.usefixtures("cpu_devices")
 STEP_KEY = noise.stream_key(jax.random.key(0), "rl", 0)

@@ -7,12 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy import special
+
 import tiny
 from codi_run import new_tokenizer
 from plain_gpt2 import plain_hidden
-from scipy import special
-from tiny import SlowReasoner, compiled, policy_of, real_tokens
-
 from slpo_jax.checkpoints.architectures.coconut import Coconut
 from slpo_jax.checkpoints.architectures.codi import Codi
 from slpo_jax.data.batches import encode_problems
@@ -23,6 +22,7 @@ from slpo_jax.policy import noise
 from slpo_jax.policy.policy import RolloutConfig
 from slpo_jax.training.recipes import imitate_config, recipe_of
 from slpo_jax.training.recipes.simcot import DECODER
+from tiny import SlowReasoner, compiled, policy_of, real_tokens
 
 LONG = ("1 + 1 = 2", "2 + 5 = 7", "7 - 4 = 3", "3 + 1 = 4", "4 + 4 = 8", "8 - 2 = 6")
 STEPS = (("2 + 3 = 5",), ("4 - 1 = 3", "3 + 2 = 5"), LONG[:3], LONG)

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+
 from slow_policy import (
     as_float64,
     assert_is_gradient,
@@ -15,6 +16,8 @@ from slow_policy import (
     stop_log_prob,
     teacher_forced,
 )
+from slpo_jax.training.optimizer import OptimizerConfig, make_optimizer
+from slpo_jax.training.rl import roll_out
 from small_steps import (
     ALWAYS,
     BATCH,
@@ -32,9 +35,6 @@ from small_steps import (
     take_steps,
 )
 from tiny import SlowReasoner, compiled
-
-from slpo_jax.training.optimizer import OptimizerConfig, make_optimizer
-from slpo_jax.training.rl import roll_out
 
 pytestmark = pytest.mark.slow
 

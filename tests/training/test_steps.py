@@ -6,8 +6,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+
 import small_steps
 import tiny
+from slpo_jax.checkpoints.architectures.coconut import Coconut
+from slpo_jax.checkpoints.architectures.colar import Colar
+from slpo_jax.io.mesh import device_mesh, shard_rows
+from slpo_jax.policy.rollout import sample
+from slpo_jax.training.objectives import OBJECTIVES
+from slpo_jax.training.rl import make_loss
+from slpo_jax.training.sharding import Layout
+from slpo_jax.training.state import init_state, make_train_step
 from small_steps import (
     GROUP,
     OPTIMIZER,
@@ -21,15 +30,6 @@ from small_steps import (
     small_params,
 )  # fmt: skip
 from tiny import CONFIG, END, REASONER, policy_of
-
-from slpo_jax.checkpoints.architectures.coconut import Coconut
-from slpo_jax.checkpoints.architectures.colar import Colar
-from slpo_jax.io.mesh import device_mesh, shard_rows
-from slpo_jax.policy.rollout import sample
-from slpo_jax.training.objectives import OBJECTIVES
-from slpo_jax.training.rl import make_loss
-from slpo_jax.training.sharding import Layout
-from slpo_jax.training.state import init_state, make_train_step
 
 POLICY = dataclasses.replace(POLICY, capacities=((1.0, 1.0),))  # each is traced, and uses the same keys
 ADDITIVE = policy_of(dataclasses.replace(ROLLOUT, latent_policy_noise=True), REASONER, "additive")

@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
-from tiny_folder import config_for, draw
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, dynamic_module_utils
 
@@ -32,6 +31,7 @@ from slpo_jax.policy.prompted import Prompts
 from slpo_jax.policy.rollout import sample
 from slpo_jax.run.experiment import assemble
 from slpo_jax.run.solver import load_solver
+from tiny_folder import config_for, draw
 
 WIDTH, HIDDEN, INNER, LATENTS, SCALE = 8, 12, 10, 3, 0.4
 QUESTION = "Tom has 3 pens. How many?"

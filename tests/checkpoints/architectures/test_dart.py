@@ -5,17 +5,17 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
+from scipy.special import erf
+
 import tiny
 from codi_run import PHASE, PROBLEMS, ROWS, new_tokenizer
 from plain_gpt2 import plain_hidden
-from scipy.special import erf
-from tiny import compiled, keys_of, policy_of, random_prompts, real_tokens
-
 from slpo_jax.checkpoints.architectures.dart import Dart
 from slpo_jax.data.batches import encode_problems
 from slpo_jax.errors import UserError
 from slpo_jax.policy.rollout import sample
 from slpo_jax.training.recipes import ImitateSettings, imitate_config, recipe_of
+from tiny import compiled, keys_of, policy_of, random_prompts, real_tokens
 
 KIND, LATENTS = Dart(9), 3
 CONFIG_OF_RUN = dataclasses.replace(tiny.ROLLOUT, max_latents=LATENTS, stopping="length", dropout_rate=0.0)
