@@ -4,10 +4,17 @@ import functools
 from pathlib import Path
 
 import pytest
-from safetensors.torch import save_file
 
 from broken import to_be_broken
-from published import coconut_hugging_face, coconut_original, codi_hugging_face, codi_original, tokenizer, torch
+from published import (
+    coconut_hugging_face,
+    coconut_original,
+    codi_hugging_face,
+    codi_original,
+    safetensors,
+    tokenizer,
+    torch,
+)
 from published_bases import base_gguf, base_gpt2, base_llama
 
 
@@ -162,7 +169,7 @@ def test_an_unknown_prefix_says_what_the_file_holds(tmp_path):
     stored = {f"llm.model.layers.{i}.mlp.up_proj.weight": torch.ones(2, 3) for i in range(5)}
     stored |= {"latent_head.mean.weight": torch.ones(3), "latent_head.mean.bias": torch.ones(3)}
     stored["step"] = torch.ones(1)
-    save_file(stored, tmp_path / "x.safetensors")
+    safetensors.torch.save_file(stored, tmp_path / "x.safetensors")
     broken = to_be_broken(tmp_path, coconut_original, "gpt2")
     broken.settings["init"] = str(tmp_path / "x.safetensors")
     broken.refused(f"{tmp_path / 'x.safetensors'}: neither", "8 tensors, e.g. ")
