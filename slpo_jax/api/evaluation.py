@@ -31,6 +31,9 @@ class Difference(NamedTuple):
 class Comparison(dict[str, Difference]):
     """The differences of an evaluation from another one, by figure, as fractions; `print` shows shares in percent."""
 
+    def __missing__(self, key: str) -> Difference:
+        raise UserError(f"compare: has no figure {key!r}; use one of {', '.join(self)}")
+
     def __repr__(self) -> str:
         import pandas  # takes a second
 
@@ -110,6 +113,8 @@ class Evaluation:
         Raises:
             UserError: they are of different problems, rewards, samples or seeds.
         """
+        if not isinstance(other, Evaluation):
+            raise UserError(f"compare: {other!r} is no evaluation; give what `evaluate` returns")
         how, its = (
             (each.reward, each.arrays.seeds.tolist(), each.arrays.sample_correct.shape) for each in (self, other)
         )

@@ -73,16 +73,23 @@ def train(
         UserError: a key, a file or a value can't be used; nothing has been done then.
         KeyboardInterrupt: after Ctrl-C, once the stage is saved.
     """
-    sources = {key: os.fspath(source) for key, source in {"train": train, "valid": valid, "base": base}.items()}
-    tests = {each: os.fspath(source) for each, source in (eval or {}).items()}
-    node, given = requested(start if isinstance(start, ConfigDict) else os.fspath(start), sources, tests, config or {})
-    name = "run" if isinstance(start, ConfigDict) else Path(os.fspath(start).partition(":")[0]).stem or "own"
+    for key, given in {"eval": eval, "config": config}.items():
+        if not isinstance(given, Mapping | None):
+            raise UserError(f"{key}: {given!r} is not valid; give a dict")
+    sources, tests = {"train": train, "valid": valid, "base": base}, dict(eval or {})
+    for key, given in {"start": start, "workdir": workdir, **sources, **tests}.items():
+        if not isinstance(given, str | os.PathLike | ConfigDict):
+            raise UserError(f"{key}: {given!r} is not valid; give a text or a path")
+    start = start if isinstance(start, ConfigDict) else os.fspath(start)
+    own, others = ({key: os.fspath(each) for key, each in found.items()} for found in (sources, tests))
+    node, changes = requested(start, own, others, config or {})
+    name = "run" if isinstance(start, ConfigDict) else Path(start.partition(":")[0]).stem or "own"
     checked, folder = check(node), Path(workdir or f"runs/{name}").expanduser()
     set_up_jax(checked.cpu_devices)
     from slpo_jax.run.plan import run_stages  # once jax is set up
 
     try:
-        run_stages(checked, folder, given)
+        run_stages(checked, folder, changes)
     except SystemExit as end:  # which is a command's
         raise KeyboardInterrupt from end
     return Run(folder)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from absl import logging
 
+from slpo_jax.checkpoints.architectures import architecture_of
 from slpo_jax.checkpoints.decode_settings import RULE, config_of, made_with, stopping_of, thinking_with
 from slpo_jax.checkpoints.decoder import with_decoder
 from slpo_jax.checkpoints.detect import identify, newest_checkpoint
@@ -155,6 +156,13 @@ def load_solver(checkpoint: str, **asked: Any) -> Solver:
         rule = options.threshold
     if (law := options.latent_policy) and not config.max_latents:
         raise UserError(f"--latents: 0 leaves --latent_policy={law} nothing to think; give e.g. --latents=4")
+    idle = {
+        "base": not identity.from_base,
+        "lora_alpha": identity.lora_alpha is None,
+        "speed": "speed" not in architecture_of(config.reasoner).prompt_keys,
+    }
+    for name in [name for name, has_no_use in idle.items() if has_no_use and getattr(options, name)]:
+        raise UserError(f"--{name}: changes nothing of {checkpoint}; leave it out")
     setup = assemble(config, identity=identity)
     params = setup.initial_params(options.explain)
     made = made_with(identity)
