@@ -73,16 +73,19 @@ def train(
         UserError: a key, a file or a value can't be used; nothing has been done then.
         KeyboardInterrupt: after Ctrl-C, once the stage is saved.
     """
-    for key, given in {"eval": eval, "config": config}.items():
-        if not isinstance(given, Mapping | None):
-            raise UserError(f"{key}: {given!r} is not valid; give a dict")
-    sources, tests = {"train": train, "valid": valid, "base": base}, dict(eval or {})
-    for key, given in {"start": start, "workdir": workdir, **sources, **tests}.items():
-        if not isinstance(given, str | os.PathLike | ConfigDict):
-            raise UserError(f"{key}: {given!r} is not valid; give a text or a path")
-    start = start if isinstance(start, ConfigDict) else os.fspath(start)
-    own, others = ({key: os.fspath(each) for key, each in found.items()} for found in (sources, tests))
-    node, changes = requested(start, own, others, config or {})
+    for key, value in {"eval": eval, "config": config}.items():
+        if not isinstance(value, Mapping | None):
+            raise UserError(f"{key}: {value!r} is not valid; give a dict")
+
+    def path(key: str, value: Any) -> str:
+        if not isinstance(value, str | os.PathLike):
+            raise UserError(f"{key}: {value!r} is not valid; give a text or a path")
+        return os.fspath(value)
+
+    start, workdir = start if isinstance(start, ConfigDict) else path("start", start), path("workdir", workdir)
+    sources = {key: path(key, value) for key, value in {"train": train, "valid": valid, "base": base}.items()}
+    tests = {name: path(f"eval: {name}", value) for name, value in (eval or {}).items()}
+    node, changes = requested(start, sources, tests, config or {})
     name = "run" if isinstance(start, ConfigDict) else Path(start.partition(":")[0]).stem or "own"
     checked, folder = check(node), Path(workdir or f"runs/{name}").expanduser()
     set_up_jax(checked.cpu_devices)

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -19,7 +19,7 @@ from slpo_jax.checkpoints.detect import Identity, identify, newest_checkpoint
 from slpo_jax.config.config import Config, make_latent_policy
 from slpo_jax.config.sections import changed
 from slpo_jax.data.batches import EncodedProblems, encode_problems
-from slpo_jax.data.problem import Problem, Problems
+from slpo_jax.data.problem import Problem
 from slpo_jax.data.templates import Template
 from slpo_jax.data.tokenizer import WORDS
 from slpo_jax.errors import UserError
@@ -36,7 +36,7 @@ from slpo_jax.policy.policy import Policy, RolloutConfig
 from slpo_jax.rewards.reward import Reward
 from slpo_jax.rewards.verifier import reference_width
 from slpo_jax.run import validate
-from slpo_jax.run.sources import EVAL, TRAIN, VALID, kind_of, load_set, only_errors
+from slpo_jax.run.sources import EVAL, TRAIN, VALID, load_set, only_errors
 from slpo_jax.run.stage import Stage
 from slpo_jax.stages import COLD_START, EVALUATE, IMITATE, RL, wanted
 from slpo_jax.training.metrics import MetricsLog
@@ -98,14 +98,9 @@ class Setup:
         """The set under config.data.eval."""
         return self._set(EVAL + name, self.config.data.eval[name])
 
-    def load(self, key: str, source: Any, texts: bool = False) -> Problems:
-        """A key's problems, see `load_set`; with `texts` their answers may be any."""
-        kind = "texts" if texts else kind_of(self.config.prompt.answers, self.config.reward)
-        return load_set(self.config.data, key, source, kind)
-
     def _set(self, key: str, source: str) -> EncodedProblems:
         if key not in self.sets:
-            self.sets[key] = self.encode(key, self.load(key, source), f"{key}: {source}")
+            self.sets[key] = self.encode(key, load_set(self.config, key, source), f"{key}: {source}")
         return self.sets[key]
 
     def encode(
@@ -235,12 +230,9 @@ class Experiment(Setup):
     log: MetricsLog
 
     @functools.cached_property
-    def _stages(self) -> dict[str, Stage]:
-        return {}
-
-    def stage(self, name: str) -> Stage:
-        """What leaves the checkpoint of this name; "" stands for `config.init`."""
-        return self._stages.setdefault(name, Stage(self, name))
+    def stage(self) -> Callable[[str], Stage]:
+        """Name -> what leaves its checkpoint; "" stands for `config.init`."""
+        return functools.cache(functools.partial(Stage, self))
 
     @property
     def wanted(self) -> list[Stage]:
@@ -303,7 +295,7 @@ def assemble(
 
     def problems():
         with only_errors():  # the stages warn of the data when they read them
-            return load_set(config.data, TRAIN, config.data.train, kind_of(config.prompt.answers, config.reward))
+            return load_set(config, TRAIN, config.data.train)
 
     checkpoint = find_checkpoint(config, identity, problems)
     template, model, architecture = checkpoint.template, checkpoint.description.model, checkpoint.architecture

@@ -81,16 +81,10 @@ def check_labels(stage: Stage, load: Callable[[], Params]) -> dict[str, Any]:
     facts["problems"] = list(problems_facts(run.train, stage.settings.problems).values())
     anew = f"delete {folder} to make them anew"
     then = artifact.read(manifest_of(folder), anew)
-    differs = artifact.first_difference(facts, then.facts) if then else None
-    if differs and differs[0] in ("checkpoint", "problems"):
-        before = stage.start.name or config.init
-        what = "others" if differs[0] == "problems" else f"another checkpoint than {before}'s"
-        raise UserError(f"{folder}: its labels are of {what}; bring back what they are of, or {anew}")
-    if differs:
+    if then and (differs := artifact.first_difference(facts, then.facts)):
         key, now, was = differs
-        raise UserError(
-            f"config.{key}: is {now}, and the labels in {folder} were made with {was}; set it back, or {anew}"
-        )
+        name = key if key in ("checkpoint", "problems") else f"config.{key}"
+        raise UserError(f"{name}: is {now}, and the labels in {folder} were made with {was}; set it back, or {anew}")
     return facts
 
 

@@ -393,7 +393,7 @@ def test_command_line(workdir, tmp_path, capsys):
     for arguments in ([str(workdir), str(tmp_path / "all")], [str(workdir), "--out", str(file)]):
         with pytest.raises(UserError, match="--out"):
             commands.report(arguments)
-    with pytest.raises(UserError, match="/eval.*evaluate"):
+    with pytest.raises(UserError, match=r"/eval.*evaluate"):
         commands.report([str(tmp_path / "all")])
 
 

@@ -130,7 +130,7 @@ def test_a_tenth_each_is_set_apart(tmp_path):
     source = _table(tmp_path / "my.csv")
     config, lines = _chosen(source, fields=FIELDS)
     settings = check(config)
-    parts = [load_set(settings.data, key, value, "numbers") for key, value in (
+    parts = [load_set(settings, key, value) for key, value in (
         ("config.data.train", config.data.train), ("config.data.valid", config.data.valid),
         ("config.data.eval.test", config.data.eval.test),
     )]  # fmt: skip
