@@ -117,7 +117,7 @@ def test_evaluations_of_other_questions_are_not_compared():
         first.compare(other)
     with pytest.raises(slpo.UserError, match="compare: 3 is no evaluation"):
         first.compare(3)
-    with pytest.raises(slpo.UserError, match="compare: has no figure 'foo'; use one of .*acc"):
+    with pytest.raises(slpo.UserError, match=r"compare: has no figure 'foo'; use one of .*acc"):
         first.compare(first)["foo"]
 
 
