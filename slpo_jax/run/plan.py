@@ -103,7 +103,6 @@ def check_stages(experiment: Experiment) -> None:
         UserError: a setting of a stage or a data set can't be used, or the workdir holds the stage of another config;
             parameters that are going to be read are of another model.
     """
-    _check_sizes(experiment)
     wrong = dict[str, None]()
     for stage in experiment.wanted:
         check_batch(experiment, stage.section)
@@ -123,17 +122,6 @@ def check_stages(experiment: Experiment) -> None:
     if "" in starts or any(not row.stage for row in asked):
         experiment.stored_params()
     _open_data(experiment, [row for row in asked if len(row.rules) > 1])
-
-
-def _check_sizes(experiment: Experiment) -> None:
-    """There must be as many steps as a thought has at least."""
-    config, least = experiment.config, experiment.policy.latent_policy.least
-    name, most = f"config.latent_policy.{config.latent_policy.name}", config.max_latents
-    if 0 < most < least:
-        raise UserError(
-            f"{name}.least: {least} steps before a thought may end are more than config.max_latents ({most}); lower it "
-            "or raise that"
-        )
 
 
 def _open_data(experiment: Experiment, choosing: list[Row]) -> None:
