@@ -31,7 +31,7 @@ from slpo_jax.config.validate import check
 from slpo_jax.errors import UserError, in_a_line
 from slpo_jax.io.files import write_text
 from slpo_jax.models import xla_cpu
-from slpo_jax.run.experiment import Setup, assemble
+from slpo_jax.run.setup import Setup, assemble
 from slpo_jax.run.stage import check_batch
 from slpo_jax.stages import EVALUATE, RL
 

@@ -27,7 +27,7 @@ from slpo_jax.io.files import check_free
 from slpo_jax.models.parts import GATE, REASONER
 from slpo_jax.models.reasoner import BACKBONE
 from slpo_jax.rewards.reward import CORRECT, Reward
-from slpo_jax.run.experiment import Setup
+from slpo_jax.run.setup import Setup
 from slpo_jax.run.solution_summary import describe, describe_vote
 from slpo_jax.run.solver import Solution, Solver, load_solver, solve_all, vote
 from slpo_jax.run.sources import load_set

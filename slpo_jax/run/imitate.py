@@ -15,7 +15,7 @@ from slpo_jax.errors import UserError
 from slpo_jax.io import hosts
 from slpo_jax.io.mesh import shard_rows
 from slpo_jax.models import parts
-from slpo_jax.run.experiment import Setup
+from slpo_jax.run.setup import Setup
 from slpo_jax.run.sources import TRAIN
 from slpo_jax.run.stage import Stage, close_stage, note_finished, open_stage
 from slpo_jax.run.validate import check_answers

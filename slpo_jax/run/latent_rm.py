@@ -27,8 +27,8 @@ from slpo_jax.policy import noise
 from slpo_jax.policy.policy import Policy
 from slpo_jax.policy.prompted import PromptedBatch, Prompts
 from slpo_jax.policy.scorers.latent_rm import begun, latent_scores
-from slpo_jax.run.experiment import Setup
 from slpo_jax.run.provenance import checkpoint_digest, problems_facts
+from slpo_jax.run.setup import Setup
 from slpo_jax.run.stage import Stage, stage_params, state_and_step, train_stage
 from slpo_jax.training.latent_rm import LabelledBatch, complete, draw_thoughts, make_loss
 

@@ -24,7 +24,7 @@ from slpo_jax.io import artifact, hosts
 from slpo_jax.io.files import as_json, digest, files_digest, flatten, read_json, write_text
 from slpo_jax.io.orbax import params_digest, params_dir
 from slpo_jax.policy.latent_policies import has_parameters
-from slpo_jax.run.experiment import Setup
+from slpo_jax.run.setup import Setup
 from slpo_jax.run.stage import Stage
 from slpo_jax.stages import CONTROL, IMITATE, RL, SECTIONS, UNFINISHED, section_of
 from slpo_jax.training.recipes import RECIPES

@@ -28,7 +28,7 @@ from slpo_jax.policy.explain import Reads, reads_of
 from slpo_jax.policy.policy import Stopping
 from slpo_jax.rewards.answers import AnswerStyle, in_one_form
 from slpo_jax.rewards.reward import Reading
-from slpo_jax.run.experiment import Setup, assemble
+from slpo_jax.run.setup import Setup, assemble
 
 ROWS = 64  # rollouts at a time
 _MORE = 64  # slots of a bucket more than of the one before it, beyond the config's

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from absl import logging
 
-from slpo_jax.config.config import objective_of, rl_of
+from slpo_jax.config.config import rl_of
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.completions import Completions, accuracy
 from slpo_jax.evaluation.curves import read_metrics
@@ -31,7 +31,8 @@ from slpo_jax.training.optimizer import make_optimizer, make_schedule
 from slpo_jax.training.state import LossFn, TrainState, init_state, make_train_step
 
 if TYPE_CHECKING:
-    from slpo_jax.run.experiment import Experiment, Setup
+    from slpo_jax.run.experiment import Experiment
+    from slpo_jax.run.setup import Setup
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -65,7 +66,7 @@ class Stage:
     def settings(self) -> Any:
         """Its section of the config, with what an objective has of its own instead."""
         own = getattr(self.run.config, self.section)
-        return own if self.section != RL else rl_of(own, objective_of(self.run.config, self.name))
+        return own if self.section != RL else rl_of(own, self.run.config.objective[self.name])
 
     @property
     def steps(self) -> int:

@@ -20,8 +20,9 @@ from slpo_jax.errors import UserError
 from slpo_jax.io.files import flatten
 from slpo_jax.models import xla_cpu
 from slpo_jax.run.derived import derived_settings
-from slpo_jax.run.experiment import assemble, build
+from slpo_jax.run.experiment import build
 from slpo_jax.run.plan import check_stages, run_stages
+from slpo_jax.run.setup import assemble
 from slpo_jax.run.solver import Solver, solve
 from slpo_jax.run.sources import load_set
 from tiny_folder import tiny_folder
