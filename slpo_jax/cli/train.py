@@ -67,7 +67,7 @@ def train(arguments: list[str]) -> None:
 
     sources = {"train": given.train, "valid": given.valid, "base": given.base}
     node, changed = requested(start, sources, _tests(given.test), keys, texts=True)
-    config = check(node)
+    config = uncut = check(node)
     if given.smoke:
         apart = f"; the run itself needs another --workdir than {given.workdir}" * bool(given.workdir)
         print(smoke(node) + apart, file=sys.stderr)
@@ -81,8 +81,10 @@ def train(arguments: list[str]) -> None:
             with Workdir(workdir).in_use():
                 shutil.rmtree(workdir)
         hosts.barrier("smoke")
-    from slpo_jax.run.plan import run_stages
+    from slpo_jax.run.plan import check_uncut, run_stages
 
+    if given.smoke:
+        check_uncut(uncut, config, workdir)
     experiment = run_stages(config, workdir, changed)
     if experiment.workdir.report_html.exists() and hosts.is_first():
         print(f"report: {experiment.workdir.report_html}")

@@ -1,6 +1,7 @@
 """The stages of a run: what is said and checked before the first, and one after the other."""
 
 import contextlib
+import dataclasses
 import importlib
 import json
 import math
@@ -25,7 +26,7 @@ from slpo_jax.run.experiment import Experiment, build
 from slpo_jax.run.header import say_start
 from slpo_jax.run.provenance import check_models, ensure_manifest
 from slpo_jax.run.rows import rows
-from slpo_jax.run.sources import EVAL, TRAIN, VALID, data_summary
+from slpo_jax.run.sources import EVAL, TRAIN, VALID, data_summary, only_errors
 from slpo_jax.run.stage import Stage, check_batch
 from slpo_jax.stages import EVALUATE, IMITATE, UNFINISHED, Section
 
@@ -103,16 +104,9 @@ def check_stages(experiment: Experiment) -> None:
         UserError: a setting of a stage or a data set can't be used, or the workdir holds the stage of another config;
             parameters that are going to be read are of another model.
     """
-    wrong = dict[str, None]()
     for stage in experiment.wanted:
-        check_batch(experiment, stage.section)
         ensure_manifest(stage, write=False)
-        try:
-            _how(stage.section).check(stage)
-        except UserError as error:
-            wrong[str(error)] = None
-    if wrong:  # of every stage at once, so that one correction is enough
-        raise UserError("; and ".join(wrong))
+    _check_settings(experiment)
     evaluates = EVALUATE in experiment.config.stages
     if evaluates:
         check_evaluation(experiment)
@@ -122,6 +116,30 @@ def check_stages(experiment: Experiment) -> None:
     if "" in starts or any(not row.stage for row in asked):
         experiment.stored_params()
     _open_data(experiment, [row for row in asked if len(row.rules) > 1])
+
+
+def check_uncut(config: Config, cut: Config, workdir: Path) -> None:
+    """Fail on settings of a config, such as batch sizes and warm-ups, of which --smoke runs a cut one.
+
+    Args:
+        cut: that one, whose few problems do.
+    """
+    with only_errors():  # the run says the rest
+        experiment = build(cut, workdir)
+        _ = experiment.train
+        _check_settings(dataclasses.replace(experiment, config=config))
+
+
+def _check_settings(experiment: Experiment) -> None:
+    wrong = dict[str, None]()
+    for stage in experiment.wanted:
+        try:
+            check_batch(experiment, stage.section)
+            _how(stage.section).check(stage)
+        except UserError as error:
+            wrong[str(error)] = None
+    if wrong:  # of every stage at once, so that one correction is enough
+        raise UserError("; and ".join(wrong))
 
 
 def _open_data(experiment: Experiment, choosing: list[Row]) -> None:
