@@ -27,7 +27,8 @@ from slpo_jax.run.header import say_start
 from slpo_jax.run.provenance import check_models, ensure_manifest
 from slpo_jax.run.rows import rows
 from slpo_jax.run.sources import EVAL, TRAIN, VALID, data_summary, only_errors
-from slpo_jax.run.stage import Stage, check_batch
+from slpo_jax.run.stage import Stage
+from slpo_jax.run.validate import check_batch
 from slpo_jax.stages import EVALUATE, IMITATE, UNFINISHED, Section
 
 
@@ -134,7 +135,7 @@ def _check_settings(experiment: Experiment) -> None:
     wrong = dict[str, None]()
     for stage in experiment.wanted:
         try:
-            check_batch(experiment, stage.section)
+            check_batch(experiment.config, stage.section, experiment.mesh.size)
             _how(stage.section).check(stage)
         except UserError as error:
             wrong[str(error)] = None

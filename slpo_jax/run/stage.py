@@ -22,6 +22,7 @@ from slpo_jax.io.orbax import load_params, stored_params
 from slpo_jax.io.workdir import StageFolder
 from slpo_jax.models.parts import Params
 from slpo_jax.policy.policy import Stopping
+from slpo_jax.run.setup import Setup
 from slpo_jax.stages import COLD_START, CONTROL, IMITATE, LATENT_RM, RL, USUAL_START, Section, section_of
 from slpo_jax.training.batches import make_batch
 from slpo_jax.training.checkpoint import StageCheckpoints
@@ -32,7 +33,6 @@ from slpo_jax.training.state import LossFn, TrainState, init_state, make_train_s
 
 if TYPE_CHECKING:
     from slpo_jax.run.experiment import Experiment
-    from slpo_jax.run.setup import Setup
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -110,23 +110,13 @@ def stage_params(stage: Stage) -> Params:
     return load_params(stage.folder.path, stage.run.abstract_params(stored_params(stage.folder.path)))
 
 
-def check_batch(setup: "Setup", section: str) -> None:
-    """A stage's batch must have equal parts for all devices and micro-batches."""
-    config, devices = getattr(setup.config, section), setup.mesh.size
-    if config.batch_size % (devices * config.micro_batches):
-        raise UserError(
-            f"config.{section}.batch_size: {config.batch_size} is not a multiple of {devices} devices x "
-            f"{config.micro_batches} micro-batches; change one of them"
-        )
-
-
 def prompted_batches(stage: Stage, answers: bool = False) -> Callable[..., Any]:
     """step -> the sharded batch of prompts and references; see `host_batches`."""
     made = host_batches(stage.run, stage.settings, stage.steps, answers)
     return lambda step, number=0: shard_rows(made(step, number), stage.run.mesh)
 
 
-def host_batches(setup: "Setup", settings: Any, steps: int, answers: bool = False) -> Callable[..., Any]:
+def host_batches(setup: Setup, settings: Any, steps: int, answers: bool = False) -> Callable[..., Any]:
     """step -> the batch of prompts and references, of numpy.
 
     Args:
@@ -275,7 +265,7 @@ def keep_if_better(folder: Path, state: TrainState, found: float, best: dict) ->
     return {"accuracy": found, "step": step, "evaluated": step}
 
 
-def reasoner_accuracy(setup: "Setup", params: Params) -> float:
+def reasoner_accuracy(setup: Setup, params: Params) -> float:
     """On the validation split; with a gate at the threshold 0.5, else with all latents."""
     if setup.config.gate.enabled:
         return validation_accuracy(setup, params, "threshold", 0.5)
@@ -283,7 +273,7 @@ def reasoner_accuracy(setup: "Setup", params: Params) -> float:
 
 
 def validation_accuracy(
-    setup: "Setup", params: Params, stopping: Stopping, rule: float | int, cache: RolloutCache | None = None
+    setup: Setup, params: Params, stopping: Stopping, rule: float | int, cache: RolloutCache | None = None
 ) -> float:
     """Acc on the validation split, where all choices are made.
 
@@ -296,7 +286,7 @@ def validation_accuracy(
     return accuracy(setup.reward, valid, done)
 
 
-def note_cuts(setup: "Setup", label: str, found: Sequence[Completions]) -> None:
+def note_cuts(setup: Setup, label: str, found: Sequence[Completions]) -> None:
     """`warn_of_cuts` of an evaluation's completions."""
     cuts = [setup.reward.read(tokens).cut for done in found for tokens in done.tokens]
     warn_of_cuts(label, float(np.mean(cuts)), setup.evaluated_answers[0])
