@@ -118,20 +118,16 @@ def train(stage: Stage) -> None:
         _say(recipe, plan, problems, len(run.train))
     stage_run, state, trained, saved = _begun(stage, recipe, plan, optimizer_configs[0], more)
     ends: dict[str, int] = saved.get(_ENDS, {})
-
-    @functools.cache
-    def step_of(slots: int, now: tuple[str, ...], settings: OptimizerConfig) -> StepFn:
-        loss = recipe.loss_of(run.policy.having(max_latents=slots, dropout_rate=config.dropout))
-        how = (make_optimizer(settings), now, run.layout, IMITATE, config.micro_batches)
-        return make_train_step(loss, *how, schedule=make_schedule(settings))
-
+    step_of = functools.cache(functools.partial(_make_step, run, recipe, config))
     for number, settings in enumerate(optimizer_configs):
         phases = as_ended(plan, ends, more)
         phase, step = phases[number], int(state.step)
         stage_run.end_at(phases[-1].end)
         if step >= phase.end:
             continue
-        now, slots = phase.trains or trained, recipe.slots(problems, phase, config.suffix_slots)
+        now = phase.trains or trained
+        slots = recipe.slots(problems, phase, config.suffix_slots)
+        batch = functools.partial(_batch, run, recipe, config, problems, phase, slots)
         if settings.schedule == "constant":  # then all phases of a layout are one program
             settings = dataclasses.replace(settings, total_steps=None)
         learning = None
@@ -139,11 +135,6 @@ def train(stage: Stage) -> None:
             known = saved.get(_ACCURACIES, []) if phase.start < step else []
             learning = Learning(config.stage_until, phase.start + config.stage_least, known)
         extra = functools.partial(to_save, ends, phase, learning)
-
-        def batch(step, phase=phase, slots=slots):
-            made = recipe.batch(problems, phase, step, run.config.seed, config.batch_size, run.prompt_slots, slots)
-            return shard_rows(made, run.mesh)
-
         if step == phase.start and phase.copies:
             copies = {part: jax.tree.map(jnp.copy, state.params[other]) for part, other in phase.copies}
             state = dataclasses.replace(state, params=state.params | copies)
@@ -163,6 +154,23 @@ def train(stage: Stage) -> None:
     stage_run.finish(state, to_save(ends))
     own = {*trained} - {part.name for part in run.parts}
     _save_finished(run.stage(IMITATE), recipe, state, own - {*recipe.keeps})
+
+
+def _make_step(
+    run: Setup, recipe: Recipe, config: ImitateSettings, latents: int, now: tuple[str, ...], settings: OptimizerConfig
+) -> StepFn:
+    """The step of phases that have so many latent slots and change these parts."""
+    loss = recipe.loss_of(run.policy.having(max_latents=latents, dropout_rate=config.dropout))
+    how = (make_optimizer(settings), now, run.layout, IMITATE, config.micro_batches)
+    return make_train_step(loss, *how, schedule=make_schedule(settings))
+
+
+def _batch(
+    run: Setup, recipe: Recipe, config: ImitateSettings, problems: EncodedProblems, phase: Phase, slots: Any, step: int
+) -> Any:
+    """The sharded batch of a phase's step."""
+    made = recipe.batch(problems, phase, step, run.config.seed, config.batch_size, run.prompt_slots, slots)
+    return shard_rows(made, run.mesh)
 
 
 def _begun(

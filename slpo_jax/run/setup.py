@@ -256,21 +256,25 @@ def assemble(
     positions = model.n_positions - max(len(template.closing_ids) - 1, 0)
     reward = Reward(config.reward, template.answer_style, template.token_bytes, template.eos_ids)
     key = jax.random.key(config.seed)
-    reasoner_key, gate_key = jax.random.split(jax.random.fold_in(key, 1 << 30))
-    with_backbone, with_gate = [COLD_START] * config.cold_start.train_backbone, [RL] * config.gate.enabled
     return Setup(
         config=config,
         mesh=device_mesh(devices, config.sharding.fsdp),
         key=key,
         checkpoint=checkpoint,
         prompt_slots=validate.fitting_slots(config.prompt_slots, config.max_latents, answers, positions, config.init),
-        parts=(
-            Part(REASONER, reasoner_key, reasoner.init, frozenset({IMITATE, RL, *with_backbone})),
-            Part(GATE, gate_key, gate.init, frozenset({COLD_START, *with_gate})),
-            Part(LATENT_POLICY, jax.random.fold_in(key, 1 << 28), policy.latent_policy.init, frozenset({RL})),
-        ),
+        parts=_parts(config, key, reasoner, gate, policy),
         policy=policy,
         reward=reward,
+    )
+
+
+def _parts(config: Config, key: jax.Array, reasoner: Reasoner, gate: Gate, policy: Policy) -> tuple[Part, ...]:
+    reasoner_key, gate_key = jax.random.split(jax.random.fold_in(key, 1 << 30))
+    with_backbone, with_gate = [COLD_START] * config.cold_start.train_backbone, [RL] * config.gate.enabled
+    return (
+        Part(REASONER, reasoner_key, reasoner.init, frozenset({IMITATE, RL, *with_backbone})),
+        Part(GATE, gate_key, gate.init, frozenset({COLD_START, *with_gate})),
+        Part(LATENT_POLICY, jax.random.fold_in(key, 1 << 28), policy.latent_policy.init, frozenset({RL})),
     )
 
 
