@@ -72,7 +72,8 @@ def train(arguments: list[str]) -> None:
         apart = f"; the run itself needs another --workdir than {given.workdir}" * bool(given.workdir)
         print(smoke(node) + apart, file=sys.stderr)
         config = check(node)
-        compile_quickly()
+        # Slow programs in half the time, which is most of a smoke test's.
+        os.environ["XLA_FLAGS"] = f"{_QUICK} {os.environ.get('XLA_FLAGS', '')}".rstrip()
     set_up_jax(config.cpu_devices)
     if given.distributed or {given.coordinator, given.processes, given.process} != {None}:
         _join(given.coordinator, given.processes, given.process)
@@ -131,11 +132,6 @@ def _check_port(port: int) -> None:
             tried.bind(("", port))
         except (OSError, OverflowError) as error:
             raise UserError(f"--coordinator: port {port} can't be had ({error}); give another") from error
-
-
-def compile_quickly() -> None:
-    """Have XLA make slow programs in half the time, which is most of a smoke test's; before jax asks for a device."""
-    os.environ["XLA_FLAGS"] = f"{_QUICK} {os.environ.get('XLA_FLAGS', '')}".rstrip()
 
 
 def smoke(config: ConfigDict) -> str:

@@ -238,7 +238,7 @@ def check(stage: Stage) -> None:
             "config.latent_rm.dropout: without noise all thoughts of a problem are the same; set it, or "
             "config.dropout.rate, above 0"
         )
-    stage.run.optimizer_config(stage.section, stage.steps)
+    stage.run.optimizer_config(stage.section, stage.settings.steps)
     start = stage.start
     if not stage.folder.is_finished and (not start.name or start.folder.is_finished):
         check_labels(stage, lambda: stage_params(start))

@@ -68,11 +68,6 @@ class Stage:
         own = getattr(self.run.config, self.section)
         return own if self.section != RL else rl_of(own, self.run.config.objective[self.name])
 
-    @property
-    def steps(self) -> int:
-        """Optimizer steps, at most; how many imitation has is its recipe's to say."""
-        return self.settings.steps
-
     @functools.cached_property
     def validated_every(self) -> int:
         """Steps between validations, of which the best leaves its parameters; 0: there are none, and the last do."""
@@ -112,7 +107,7 @@ def stage_params(stage: Stage) -> Params:
 
 def prompted_batches(stage: Stage, answers: bool = False) -> Callable[..., Any]:
     """step -> the sharded batch of prompts and references; see `host_batches`."""
-    made = host_batches(stage.run, stage.settings, stage.steps, answers)
+    made = host_batches(stage.run, stage.settings, stage.settings.steps, answers)
     return lambda step, number=0: shard_rows(made(step, number), stage.run.mesh)
 
 
@@ -148,7 +143,7 @@ def state_and_step(
         trained: the parameters that it changes, by their top-level names.
     """
     run, section = stage.run, stage.section
-    optimizer_config = run.optimizer_config(section, stage.steps)
+    optimizer_config = run.optimizer_config(section, stage.settings.steps)
     optimizer = make_optimizer(optimizer_config)
     state = init_state(params, trained, optimizer, run.key, run.layout)
     how = (optimizer, trained, run.layout, section, stage.settings.micro_batches)
@@ -222,7 +217,7 @@ def train_stage(
         accuracy: parameters -> the share of validation problems that they are right on; None is the reasoner's.
         leave: see `close_stage`.
     """
-    every, steps, log = stage.validated_every, stage.steps, stage.run.log
+    every, steps, log = stage.validated_every, stage.settings.steps, stage.run.log
     run, state, best = open_stage(stage, state, steps)
     if not every:
         close_stage(stage, run, run.advance(state, step_fn, batch, steps), leave=leave)
