@@ -102,7 +102,11 @@ class Evaluation:
             raise UserError("plot: matplotlib is not installed; pip install 'slpo_jax[plot]'") from error
 
         every = (self, *others)
-        figure = pass_at_k_figure({label: each.arrays for label, each in zip(_labels(every), every, strict=True)})
+        labels = [each.label for each in every]  # with a number where two have the same
+        figure = pass_at_k_figure({
+            f"{each.label} ({place})" if labels.count(each.label) > 1 else each.label: each.arrays
+            for place, each in enumerate(every, start=1)
+        })  # fmt: skip
         if figure is None:
             raise UserError("plot: there are no samples; evaluate with samples=16, for one")
         return figure
@@ -125,12 +129,3 @@ class Evaluation:
         entries, _ = compare_rows([arrays], rows)
         found = {each["metric"]: Difference(each["difference"], each["low"], each["high"]) for each in entries}
         return Comparison(found)
-
-
-def _labels(evaluations: Sequence[Evaluation]) -> list[str]:
-    """What figures and tables call them: their labels, with a number where two have the same."""
-    labels = [each.label for each in evaluations]
-    return [
-        f"{label} ({labels[: place + 1].count(label)})" if labels.count(label) > 1 else label
-        for place, label in enumerate(labels)
-    ]

@@ -76,16 +76,13 @@ def train(
     for key, value in {"eval": eval, "config": config}.items():
         if not isinstance(value, Mapping | None):
             raise UserError(f"{key}: {value!r} is not valid; give a dict")
-
-    def path(key: str, value: Any) -> str:
-        if not isinstance(value, str | os.PathLike):
-            raise UserError(f"{key}: {value!r} is not valid; give a text or a path")
-        return os.fspath(value)
-
-    start, workdir = start if isinstance(start, ConfigDict) else path("start", start), path("workdir", workdir)
-    sources = {key: path(key, value) for key, value in {"train": train, "valid": valid, "base": base}.items()}
-    tests = {name: path(f"eval: {name}", value) for name, value in (eval or {}).items()}
-    node, changes = requested(start, sources, tests, config or {})
+    sources, tests = {"train": train, "valid": valid, "base": base}, {**(eval or {})}
+    for key, source in {"start": start, "workdir": workdir, **sources, **tests}.items():
+        if not isinstance(source, str | os.PathLike | ConfigDict):
+            raise UserError(f"{key}: {source!r} is not valid; give a text or a path")
+    start = start if isinstance(start, ConfigDict) else os.fspath(start)
+    given, named = ({key: os.fspath(source) for key, source in each.items()} for each in (sources, tests))
+    node, changes = requested(start, given, named, config or {})
     name = "run" if isinstance(start, ConfigDict) else Path(start.partition(":")[0]).stem or "own"
     checked, folder = check(node), Path(workdir or f"runs/{name}").expanduser()
     set_up_jax(checked.cpu_devices)
