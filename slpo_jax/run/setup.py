@@ -90,7 +90,7 @@ class Setup:
         return tuple(self.config.evaluate.datasets or self.config.data.eval)
 
     def test_set(self, name: str) -> EncodedProblems:
-        """The set under config.data.eval."""
+        """That of this name."""
         return self._set(EVAL + name, self.config.data.eval[name])
 
     def _set(self, key: str, source: str) -> EncodedProblems:
@@ -234,11 +234,8 @@ def assemble(
     if config.tokenizer == WORDS and workdir and finished and not {*wanted(config)}.difference(finished):
         # Once nothing is trained, the words are the workdir's, not those of the training data.
         config = dataclasses.replace(config, tokenizer=str(workdir.reasoner))
-
-    def problems():
-        with only_errors():  # the stages warn of the data when they read them
-            return load_set(config, TRAIN, config.data.train)
-
+    # The stages warn of the data when they read them.
+    problems = only_errors()(lambda: load_set(config, TRAIN, config.data.train))
     checkpoint = find_checkpoint(config, identity, problems)
     template, model, architecture = checkpoint.template, checkpoint.description.model, checkpoint.architecture
     validate.check_start(config, checkpoint, finished)
