@@ -36,7 +36,7 @@ from slpo_jax.data.batches import EncodedProblems, encode_problems, pad_prompts
 from slpo_jax.data.problems import load_problems
 from slpo_jax.errors import UserError
 from slpo_jax.rewards.answers import read_completion
-from slpo_jax.run.experiment import Setup, assemble
+from slpo_jax.run.setup import Setup, assemble
 
 OURS, THEIRS = "slpo_jax", "transformers"
 DEFINITIONS = """

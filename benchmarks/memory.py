@@ -31,8 +31,8 @@ from slpo_jax.config.validate import check
 from slpo_jax.errors import UserError, in_a_line
 from slpo_jax.io.files import write_text
 from slpo_jax.models import xla_cpu
-from slpo_jax.run.experiment import Setup, assemble
-from slpo_jax.run.stage import check_batch
+from slpo_jax.run.setup import Setup, assemble
+from slpo_jax.run.validate import check_batch
 from slpo_jax.stages import EVALUATE, RL
 
 DEVICES = 4  # the paper's
@@ -112,7 +112,7 @@ def setup_of(point: Point, devices: Any = None) -> Setup:
     config.stages = (point.stage,)
     setup = assemble(check(config), devices=devices)
     if point.stage != EVALUATE:
-        check_batch(setup, point.stage)
+        check_batch(setup.config, point.stage, setup.mesh.size)
     return setup
 
 

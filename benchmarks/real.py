@@ -48,7 +48,7 @@ from slpo_jax.io.backend import set_up_jax
 from slpo_jax.io.files import digest, read_json, write_text
 from slpo_jax.io.workdir import Workdir
 from slpo_jax.models import xla_cpu
-from slpo_jax.run.experiment import assemble
+from slpo_jax.run.setup import assemble
 
 sys.path.append(str(ROOT / "launch"))  # whose scripts see each other so
 from carry import CARRY, MANIFEST, commit, join_weights

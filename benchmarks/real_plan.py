@@ -24,7 +24,7 @@ from slpo_jax.io.files import read_json, write_text
 from slpo_jax.io.workdir import Workdir
 from slpo_jax.policy.policy import Stopping
 from slpo_jax.run import imitate
-from slpo_jax.run.experiment import Setup
+from slpo_jax.run.setup import Setup
 
 TRAIN, VALID = "gsm8k_train.jsonl", "gsm_valid.json"
 SETS = {"gsm8k": "gsm_test.json", "multiarith": "multiarith.json", "svamp": "svamp.json"}

@@ -23,7 +23,7 @@ def shares(checkpoint: str, count: int = 500, latents: int = 6) -> dict[str, flo
         latents: of each thought; those beyond a problem's steps are spare, and stand for its answer.
     """
     reasoner = slpo_jax.load(checkpoint, explain=True, latents=latents)
-    problems = load_set(reasoner.config.data, "problems", "synthetic:test")[:count]
+    problems = load_set(reasoner.config, "problems", "synthetic:test")[:count]
     rows = []
     for problem, solution in zip(problems, reasoner.solve([each.question for each in problems]), strict=True):
         wanted = [*problem.steps, *[f"### {problem.answer}"] * latents]

@@ -11,8 +11,9 @@ from slpo_jax.config import default_config, read_config
 from slpo_jax.config.sections import values
 from slpo_jax.evaluation.rows import Row, write_row, write_rule
 from slpo_jax.io.orbax import save_params
-from slpo_jax.run.experiment import assemble, build
+from slpo_jax.run.experiment import build
 from slpo_jax.run.provenance import ensure_manifest
+from slpo_jax.run.setup import assemble
 from tiny import random_tree
 
 QUESTION = "Tom has 3 pens . He buys 2 . How many now ?"

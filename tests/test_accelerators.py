@@ -13,7 +13,7 @@ from slpo_jax.config import default_config, read_config
 from slpo_jax.evaluation.curves import scalars
 from slpo_jax.models import xla_cpu
 from slpo_jax.policy.latent_policies import LATENT_POLICIES
-from slpo_jax.run.experiment import assemble
+from slpo_jax.run.setup import assemble
 from slpo_jax.training.objectives import OBJECTIVES
 from slpo_jax.training.recipes import RECIPES
 

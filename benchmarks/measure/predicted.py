@@ -14,7 +14,7 @@ from benchmarks.measure.programs import Program, programs
 from benchmarks.measure.targets import Target
 from benchmarks.memory import Point, compiled, setup_of
 from slpo_jax.errors import UserError
-from slpo_jax.run.experiment import Setup
+from slpo_jax.run.setup import Setup
 from slpo_jax.stages import RL
 
 STEPS = 4  # the first of which is not timed

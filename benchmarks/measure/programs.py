@@ -15,7 +15,6 @@ from slpo_jax.models.parts import ADAPTER
 from slpo_jax.policy.policy import Stopping
 from slpo_jax.policy.prompted import Prompts
 from slpo_jax.run import imitate
-from slpo_jax.run.experiment import Setup
 from slpo_jax.run.rl import (
     fresh_adapters,
     make_objective,
@@ -24,6 +23,7 @@ from slpo_jax.run.rl import (
     trained_parts,
     training_policy,
 )
+from slpo_jax.run.setup import Setup
 from slpo_jax.run.stage import host_batches
 from slpo_jax.stages import COLD_START, EVALUATE, IMITATE, RL
 from slpo_jax.training import cold_start, rl

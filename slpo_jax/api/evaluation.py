@@ -31,6 +31,9 @@ class Difference(NamedTuple):
 class Comparison(dict[str, Difference]):
     """The differences of an evaluation from another one, by figure, as fractions; `print` shows shares in percent."""
 
+    def __missing__(self, key: str) -> Difference:
+        raise UserError(f"compare: has no figure {key!r}; use one of {', '.join(self)}")
+
     def __repr__(self) -> str:
         import pandas  # takes a second
 
@@ -99,7 +102,11 @@ class Evaluation:
             raise UserError("plot: matplotlib is not installed; pip install 'slpo_jax[plot]'") from error
 
         every = (self, *others)
-        figure = pass_at_k_figure({label: each.arrays for label, each in zip(_labels(every), every, strict=True)})
+        labels = [each.label for each in every]  # with a number where two have the same
+        figure = pass_at_k_figure({
+            f"{each.label} ({place})" if labels.count(each.label) > 1 else each.label: each.arrays
+            for place, each in enumerate(every, start=1)
+        })  # fmt: skip
         if figure is None:
             raise UserError("plot: there are no samples; evaluate with samples=16, for one")
         return figure
@@ -110,6 +117,8 @@ class Evaluation:
         Raises:
             UserError: they are of different problems, rewards, samples or seeds.
         """
+        if not isinstance(other, Evaluation):
+            raise UserError(f"compare: {other!r} is no evaluation; give what `evaluate` returns")
         how, its = (
             (each.reward, each.arrays.seeds.tolist(), each.arrays.sample_correct.shape) for each in (self, other)
         )
@@ -120,12 +129,3 @@ class Evaluation:
         entries, _ = compare_rows([arrays], rows)
         found = {each["metric"]: Difference(each["difference"], each["low"], each["high"]) for each in entries}
         return Comparison(found)
-
-
-def _labels(evaluations: Sequence[Evaluation]) -> list[str]:
-    """What figures and tables call them: their labels, with a number where two have the same."""
-    labels = [each.label for each in evaluations]
-    return [
-        f"{label} ({labels[: place + 1].count(label)})" if labels.count(label) > 1 else label
-        for place, label in enumerate(labels)
-    ]

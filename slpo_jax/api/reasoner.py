@@ -27,9 +27,10 @@ from slpo_jax.io.files import check_free
 from slpo_jax.models.parts import GATE, REASONER
 from slpo_jax.models.reasoner import BACKBONE
 from slpo_jax.rewards.reward import CORRECT, Reward
-from slpo_jax.run.experiment import Setup
+from slpo_jax.run.setup import Setup
 from slpo_jax.run.solution_summary import describe, describe_vote
 from slpo_jax.run.solver import Solution, Solver, load_solver, solve_all, vote
+from slpo_jax.run.sources import load_set
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,7 +118,7 @@ class TrainedReasoner:
             name = source if source in setup.config.data.eval else ""
             source = setup.config.data.eval.get(source, source)
         judge = setup.reward if reward is None else setup.reward.asking(reward)
-        found = setup.load("problems", source, texts=reward not in (None, CORRECT))
+        found = load_set(setup.config, "problems", source, texts=reward not in (None, CORRECT))
         if found.reading.unused and not name:
             logging.warning("problems: not used: %s", found.reading.unused)
         setup, asked = _fitting(setup, found[: limit or None], judge)

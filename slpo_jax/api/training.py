@@ -73,16 +73,23 @@ def train(
         UserError: a key, a file or a value can't be used; nothing has been done then.
         KeyboardInterrupt: after Ctrl-C, once the stage is saved.
     """
-    sources = {key: os.fspath(source) for key, source in {"train": train, "valid": valid, "base": base}.items()}
-    tests = {each: os.fspath(source) for each, source in (eval or {}).items()}
-    node, given = requested(start if isinstance(start, ConfigDict) else os.fspath(start), sources, tests, config or {})
-    name = "run" if isinstance(start, ConfigDict) else Path(os.fspath(start).partition(":")[0]).stem or "own"
+    for key, value in {"eval": eval, "config": config}.items():
+        if not isinstance(value, Mapping | None):
+            raise UserError(f"{key}: {value!r} is not valid; give a dict")
+    sources, tests = {"train": train, "valid": valid, "base": base}, {**(eval or {})}
+    for key, source in {"start": start, "workdir": workdir, **sources, **tests}.items():
+        if not isinstance(source, str | os.PathLike | ConfigDict):
+            raise UserError(f"{key}: {source!r} is not valid; give a text or a path")
+    start = start if isinstance(start, ConfigDict) else os.fspath(start)
+    given, named = ({key: os.fspath(source) for key, source in each.items()} for each in (sources, tests))
+    node, changes = requested(start, given, named, config or {})
+    name = "run" if isinstance(start, ConfigDict) else Path(start.partition(":")[0]).stem or "own"
     checked, folder = check(node), Path(workdir or f"runs/{name}").expanduser()
     set_up_jax(checked.cpu_devices)
     from slpo_jax.run.plan import run_stages  # once jax is set up
 
     try:
-        run_stages(checked, folder, given)
+        run_stages(checked, folder, changes)
     except SystemExit as end:  # which is a command's
         raise KeyboardInterrupt from end
     return Run(folder)

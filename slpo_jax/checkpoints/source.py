@@ -199,7 +199,7 @@ def open_checkpoint(init: str, base: str, lora_alpha: float | None, key: str = "
         description=described,
         tokenizer=partial(load_tokenizer, str(texts)) if texts else None,
         base=base,
-        lora_alpha=lora_alpha,
+        lora_alpha=lora_alpha if any(".lora_" in name for name in stored) else None,
         tensors=tensors,
         model=model,
         model_source=str(model_source),
@@ -262,6 +262,7 @@ def _open_adapters(init: str, path: Path, stored: dict[str, Stored], base: str, 
         path=str(path),
         architecture=architecture or below.architecture,
         base=base,
+        lora_alpha=lora_alpha,
         model=below.model | {"vocab_size": found.embedding.shape[0]},
         tokenizer=partial(load_tokenizer, str(folder)) if own else below.tokenizer,
         from_base=base,
@@ -290,6 +291,6 @@ def _open_gguf(init: str, path: Path, base: str, lora_alpha: float | None) -> Id
     found = open_gguf(path)
     architecture, tensors = recognise(found.tensors, str(path), None)
     return Identity(
-        init, str(path), architecture, _backbone(tensors, found.config), None, found.tokenizer, None, base, lora_alpha,
+        init, str(path), architecture, _backbone(tensors, found.config), None, found.tokenizer, None, base, None,
         tensors, found.config, str(path),
     )  # fmt: skip

@@ -28,7 +28,7 @@ from slpo_jax.errors import UserError
 # The function of each, in this package: of its arguments alone. Nothing is imported before it is used.
 _COMMANDS = {
     "train": "cli.train:train", "data": "cli.reasoner:data", "solve": "cli.reasoner:solve",
-    "eval": "cli.reasoner:evaluate", "view": "cli.commands:view", "report": "evaluation.report:main",
+    "eval": "cli.reasoner:evaluate", "view": "cli.commands:view", "report": "cli.commands:report",
     "export": "cli.reasoner:export", "import": "cli.reasoner:import_", "configs": "cli.commands:configs",
 }  # fmt: skip
 
@@ -48,10 +48,10 @@ def _run(arguments: list[str]) -> None:
     elif command == "--version":
         print(slpo_jax.__version__)
     else:
-        sys.exit(function_of(command)(rest))
+        function_of(command)(rest)
 
 
-def function_of(command: str) -> Callable[[list[str]], int | None]:
+def function_of(command: str) -> Callable[[list[str]], None]:
     """What does a command, given its arguments.
 
     Raises:
@@ -60,7 +60,7 @@ def function_of(command: str) -> Callable[[list[str]], int | None]:
     if command not in _COMMANDS:
         raise UserError(f"{command}: no such command; give one of {', '.join(_COMMANDS)}")
     module, _, name = _COMMANDS[command].partition(":")
-    function: Callable[[list[str]], int | None] = getattr(importlib.import_module(f"slpo_jax.{module}"), name)
+    function: Callable[[list[str]], None] = getattr(importlib.import_module(f"slpo_jax.{module}"), name)
     return function
 
 
@@ -79,6 +79,21 @@ def view(arguments: list[str]) -> None:
         write_report(path)
     print(page, flush=True)
     webbrowser.open(page.resolve().as_uri())
+
+
+def report(arguments: list[str]) -> None:
+    """Make the report of a run anew, or with --out one over several: slpo report RUN [RUN ..] [--out=DIR]."""
+    from slpo_jax.evaluation.report import compare_runs, write_report
+
+    parser = CommandParser("report", report.__doc__)
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="workdir of a run that was evaluated")
+    parser.add_argument("--out", help="folder for the report over several runs")
+    given = parser.read(arguments)
+    if given.out is None and len(given.runs) > 1:
+        raise UserError("--out: missing; name the folder for the report over several runs")
+    found = write_report(given.runs[0]) if given.out is None else compare_runs(given.runs, given.out)
+    print("".join(f"{note}\n" for note in found["notes"]), end="", file=sys.stderr)
+    print(Path(given.out or given.runs[0]) / "report.html")
 
 
 def configs(arguments: list[str]) -> None:

@@ -46,20 +46,19 @@ def solve(arguments: list[str]) -> None:
 
 def as_json(reasoner: "TrainedReasoner", solution: "Solution", seed: int) -> dict[str, Any]:
     """All of it as one JSON object."""
-    config, solver, found = reasoner.config, reasoner.solver, solution.votes
-    voted = found and {
-        "samples": sum(count for _, count in found.counts),
-        "seed": seed,
-        "dropout_rate": config.dropout.rate,
-        "answers": [{"answer": answer, "count": count} for answer, count in found.counts],
-        "majority": found.majority,
-        "cut": found.cut,
-    }
-    facts = {"checkpoint": config.init, "reasoner": config.reasoner, "stopping": solver.stopping, "rule": solver.rule}
+    config, solver, votes = reasoner.config, reasoner.solver, solution.votes
     shown = ("stop_probability", "nearest", *(["words"] if solver.reads else []))
-    latents = [{name: getattr(each, name) for name in shown} for each in solution.latents]
-    said = {"question": solution.question, "answer": solution.answer, "text": solution.text, "cut": solution.cut}
-    return facts | said | {"latents": latents, "latent_steps": len(latents), "vote": voted}
+    voted = votes and {
+        "samples": sum(count for _, count in votes.counts), "seed": seed, "dropout_rate": config.dropout.rate,
+        "answers": [{"answer": answer, "count": count} for answer, count in votes.counts],
+        "majority": votes.majority, "cut": votes.cut,
+    }  # fmt: skip
+    return {
+        "checkpoint": config.init, "reasoner": config.reasoner, "stopping": solver.stopping, "rule": solver.rule,
+        "question": solution.question, "answer": solution.answer, "text": solution.text, "cut": solution.cut,
+        "latents": [{name: getattr(each, name) for name in shown} for each in solution.latents],
+        "latent_steps": len(solution.latents), "vote": voted,
+    }  # fmt: skip
 
 
 def evaluate(arguments: list[str]) -> None:

@@ -67,12 +67,13 @@ def train(arguments: list[str]) -> None:
 
     sources = {"train": given.train, "valid": given.valid, "base": given.base}
     node, changed = requested(start, sources, _tests(given.test), keys, texts=True)
-    config = check(node)
+    config = uncut = check(node)
     if given.smoke:
         apart = f"; the run itself needs another --workdir than {given.workdir}" * bool(given.workdir)
         print(smoke(node) + apart, file=sys.stderr)
         config = check(node)
-        compile_quickly()
+        # Slow programs in half the time, which is most of a smoke test's.
+        os.environ["XLA_FLAGS"] = f"{_QUICK} {os.environ.get('XLA_FLAGS', '')}".rstrip()
     set_up_jax(config.cpu_devices)
     if given.distributed or {given.coordinator, given.processes, given.process} != {None}:
         _join(given.coordinator, given.processes, given.process)
@@ -81,8 +82,10 @@ def train(arguments: list[str]) -> None:
             with Workdir(workdir).in_use():
                 shutil.rmtree(workdir)
         hosts.barrier("smoke")
-    from slpo_jax.run.plan import run_stages
+    from slpo_jax.run.plan import check_uncut, run_stages
 
+    if given.smoke:
+        check_uncut(uncut, config, workdir)
     experiment = run_stages(config, workdir, changed)
     if experiment.workdir.report_html.exists() and hosts.is_first():
         print(f"report: {experiment.workdir.report_html}")
@@ -129,11 +132,6 @@ def _check_port(port: int) -> None:
             tried.bind(("", port))
         except (OSError, OverflowError) as error:
             raise UserError(f"--coordinator: port {port} can't be had ({error}); give another") from error
-
-
-def compile_quickly() -> None:
-    """Have XLA make slow programs in half the time, which is most of a smoke test's; before jax asks for a device."""
-    os.environ["XLA_FLAGS"] = f"{_QUICK} {os.environ.get('XLA_FLAGS', '')}".rstrip()
 
 
 def smoke(config: ConfigDict) -> str:

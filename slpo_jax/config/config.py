@@ -26,7 +26,7 @@ The defaults are the paper's (appendix A), or ours where it leaves a choice open
 command is given is a ConfigDict, which is checked once; from there on a run has the frozen `Config`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -190,11 +190,6 @@ def _objective(name: str, node: Mapping[str, Any]) -> Objective:
     return changed(OBJECTIVES[kind](), node, key)
 
 
-def objective_of(config: Config, name: str) -> Objective:
-    """The objective `config.objective.NAME`."""
-    return config.objective[name]
-
-
 def rl_of(rl: RlConfig, objective: Objective) -> RlConfig:
     """`config.rl` with what an objective has of its own instead."""
     own = {"steps": "steps"} | {name: f"optimizer.{name}" for name in OPTIMIZER_KEYS}
@@ -217,19 +212,3 @@ def own_latents(config: Config) -> int:
     if not has_latents:
         return 0
     return min(config.max_latents, max(1, config.imitate.c_thought * config.imitate.max_latent_stage))
-
-
-def make_latent_policy(config: Config, token: Callable[[str], int], closing_ids: tuple[int, ...] = ()) -> Any:
-    """What `config.latent_policy` describes: (reasoner, gate) -> `LatentPolicy`.
-
-    Args:
-        token: the id of a text that is one token.
-        closing_ids: of `config.prompt.closing`, () without.
-    Raises:
-        UserError: a text that should be one token is not.
-    """
-    try:
-        return config.latent_policy.selected.with_ids(token, closing_ids)
-    except UserError as error:
-        key = f"config.latent_policy.{config.latent_policy.name}.end_text"
-        raise UserError(f"{key}: {error}, or use config.prompt.closing") from None

@@ -1,19 +1,17 @@
 """The report: `report.json`, `report.html` and `report.md`, a pure function of the files in a workdir.
 
-`write_report` reports one training run, `compare_runs` several training seeds of the same configuration;
-`python -m slpo_jax.evaluation.report DIR [DIR...] [--out DIR]` does either.
+`write_report` reports one training run, `compare_runs` several training seeds of the same configuration.
 """
 
 import math
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from slpo_jax.errors import FlagParser, UserError, silent_when_unread
+from slpo_jax.errors import UserError
 from slpo_jax.evaluation.comparisons import AVERAGE, compare_rows
 from slpo_jax.evaluation.curves import pass_curves, read_metrics, stop_times, training_curves
 from slpo_jax.evaluation.markdown import render
@@ -176,28 +174,3 @@ def _mean(parts: list[dict[str, Any]]) -> dict[str, Any]:
     of_mean = {key: None if None in each else math.hypot(*each) / len(each) for key, each in errors.items()}
     n = sum(each["n"] for each in parts)
     return {"n": n} | means | of_mean | ({"intervals": bounds} if bounds else {})
-
-
-@silent_when_unread()
-def main(argv: Sequence[str] | None = None) -> int:
-    """Command line: one folder is reported in place, or with --out several are compared. Returns the exit status."""
-    parser = FlagParser(prog="slpo report", description="Report evaluated runs.")
-    parser.add_argument("workdirs", nargs="+", metavar="DIR", help="workdir of a run that was evaluated")
-    parser.add_argument("--out", help="folder for the report over several runs (one DIR alone is reported in place)")
-    try:
-        args = parser.parse_args(argv)
-        if args.out is None and len(args.workdirs) > 1:
-            raise UserError("--out: missing; name the folder for the report over several runs")
-        found = write_report(args.workdirs[0]) if args.out is None else compare_runs(args.workdirs, args.out)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    print("".join(f"{note}\n" for note in found["notes"]), end="", file=sys.stderr)
-    print(Path(args.out or args.workdirs[0]) / "report.html")
-    return 0
-
-
-run = main  # of `slpo report`
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -13,7 +13,7 @@ from slpo_jax.training.best_of_n import make_choice, make_loss
 def check(stage: Stage) -> None:
     """Fail before the first stage on what it could not use."""
     run, config, scorer, start = stage.run, stage.run.config, stage.settings.scorer, stage.start.name
-    run.optimizer_config(stage.section, stage.steps)
+    run.optimizer_config(stage.section, stage.settings.steps)
     if run.reward.on_device is None:
         raise UserError(
             f"config.stages: {stage.name} verifies on the device, which config.reward={config.reward} with "

@@ -8,7 +8,7 @@ from slpo_jax.training import cold_start
 
 def check(stage: Stage) -> None:
     """Fail before the first stage on what it could not use."""
-    stage.run.optimizer_config(stage.section, stage.steps)
+    stage.run.optimizer_config(stage.section, stage.settings.steps)
 
 
 def train(stage: Stage) -> None:

@@ -24,7 +24,7 @@ from slpo_jax.data.tokenizer import WORDS, words_of
 from slpo_jax.errors import UserError
 from slpo_jax.io.files import flatten
 from slpo_jax.rewards.answers import canonical_number
-from slpo_jax.run.sources import EVAL, TRAIN, VALID, kind_of, load_set, only_errors
+from slpo_jax.run.sources import EVAL, TRAIN, VALID, load_set, only_errors
 
 KEYS = {"train": "data.train", "valid": "data.valid", "base": "init"}
 """Of the config, by flag."""
@@ -109,8 +109,8 @@ def derived_settings(config: ConfigDict, given: Collection[str] = ()) -> list[st
         config.min_latents = 1
     data = read_config(config).data
     put(_sets(data.train, data.valid, dict(data.eval), data.fields))
-    data = read_config(config).data
-    problems = load_set(data, TRAIN, data.train)
+    settings = read_config(config)
+    problems, data = load_set(settings, TRAIN, settings.data.train, texts=True), settings.data
     put(answers_of(problems))
     words = 0 if config.init or config.tokenizer else few_words(problems, architecture_of(config.reasoner).needs_words)
     checkpoint, latents = _start(config, "reasoner" in stays, words)
@@ -119,8 +119,8 @@ def derived_settings(config: ConfigDict, given: Collection[str] = ()) -> list[st
     why = "as given" if config.init else f"without a base model: random weights{token}"
     put(Choice({key: config[key] for key in _START if config[key]}, why))
     sources = {TRAIN: data.train, VALID: data.valid} | {EVAL + name: source for name, source in data.eval.items()}
-    kind = kind_of(config.prompt.answers, config.reward)
-    sets = {key: load_set(data, key, source, kind) for key, source in sources.items()}
+    settings = read_config(config)
+    sets = {key: load_set(settings, key, source) for key, source in sources.items()}
     for each in choices(_measured(sets, checkpoint, bool(config.init), latents, stays)):
         put(each)
     return [*said, f"as given, not chosen: {', '.join(sorted(stays))}"] if stays else said
@@ -147,8 +147,7 @@ def _start(config: ConfigDict, is_named: bool, words: int) -> tuple[Checkpoint, 
     if not config.init:
         config.tokenizer = config.tokenizer or (WORDS if words else "bytes")
         settings = changed(read_config(config), quiet)
-        kind = kind_of(settings.prompt.answers, settings.reward)
-        return find_checkpoint(settings, None, lambda: load_set(settings.data, TRAIN, settings.data.train, kind)), 0
+        return find_checkpoint(settings, None, lambda: load_set(settings, TRAIN, settings.data.train)), 0
     config.init = newest_checkpoint(config.init)
     identity = identify(config.init, config.base, config.lora_alpha)
     if not is_named:

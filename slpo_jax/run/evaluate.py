@@ -33,10 +33,11 @@ from slpo_jax.models.parts import Params
 from slpo_jax.policy.explain import reads_of
 from slpo_jax.policy.scorers import SCORERS
 from slpo_jax.policy.scorers.latent_rm import PART, begun
-from slpo_jax.run.experiment import Experiment, Setup
+from slpo_jax.run.experiment import Experiment
 from slpo_jax.run.latent_rm import manifest_of
-from slpo_jax.run.provenance import check_models, check_starts, checkpoint_digest, evaluated_settings, problems_facts
+from slpo_jax.run.provenance import check_models, check_start, checkpoint_digest, evaluated_settings, problems_facts
 from slpo_jax.run.rows import reported_settings, rows, trained_with
+from slpo_jax.run.setup import Setup
 from slpo_jax.run.stage import note_cuts, stage_params, validation_accuracy
 
 
@@ -48,7 +49,8 @@ def check_evaluation(experiment: Experiment) -> None:
             reasoner.
     """
     finished, config = experiment.finished, experiment.config.evaluate
-    check_starts(finished)
+    for stage in finished:
+        check_start(stage)
     check_models(finished)
     if not (asking := _asking(config)):
         return

@@ -1,7 +1,8 @@
 """Imitation of written solutions, in phases; those that end when they are learned end alike in a run that goes on."""
 
 import dataclasses
-from collections.abc import Set
+import functools
+from collections.abc import Mapping, Set
 from typing import Any
 
 import jax
@@ -14,13 +15,13 @@ from slpo_jax.errors import UserError
 from slpo_jax.io import hosts
 from slpo_jax.io.mesh import shard_rows
 from slpo_jax.models import parts
-from slpo_jax.run.experiment import Setup
+from slpo_jax.run.setup import Setup
 from slpo_jax.run.sources import TRAIN
 from slpo_jax.run.stage import Stage, close_stage, note_finished, open_stage
 from slpo_jax.run.validate import check_answers
 from slpo_jax.stages import CONTROL, IMITATE, NO_THOUGHT, UNFINISHED
 from slpo_jax.training.checkpoint import StageCheckpoints
-from slpo_jax.training.loop import Learning
+from slpo_jax.training.loop import Learning, StageRun, StepFn
 from slpo_jax.training.optimizer import OptimizerConfig, make_optimizer, make_schedule
 from slpo_jax.training.recipes import RECIPES, ImitateSettings, Phase, Recipe, RecipeSettings, recipe_of
 from slpo_jax.training.state import TrainState, init_optimizer, init_state, make_train_step
@@ -110,76 +111,91 @@ def train(stage: Stage) -> None:
     For the control the last goes on for as many steps as the stage rl has; without thoughts they end where they did
     with them.
     """
-    run, name, imitation = stage.run, stage.name, stage.run.stage(IMITATE)
-    recipe, plan, optimizer_configs = planned(run, name)
-    more = run.config.rl.steps if name == CONTROL else 0
-    problems, total = imitated(run, recipe, plan), len(run.train)
-    if len(problems) < total:
-        reason = "longer than config.imitate.max_tokens or, for CODI, with a negative answer"
-        logging.warning("imitate: left out %d of %d problems: %s", total - len(problems), total, reason)
-    bare = sum(not steps for steps in problems.steps)
-    if bare and recipe.fewest_steps(plan):
-        logging.warning("imitate: %d of %d problems have no steps: just answers are written", bare, len(problems))
-    config, seed = _settings(stage.settings, name), run.config.seed
-    optimizers = [make_optimizer(each) for each in optimizer_configs]
-    params = run.initial_params()
-    trained, own = () if recipe.alone else run.trained_by(IMITATE, params), {}
+    run, config = stage.run, _settings(stage.settings, stage.name)
+    recipe, plan, optimizer_configs = planned(run, stage.name)
+    problems, more = imitated(run, recipe, plan), run.config.rl.steps if stage.name == CONTROL else 0
+    if stage.name == IMITATE:  # the others imitate the same
+        _say(recipe, plan, problems, len(run.train))
+    stage_run, state, trained, saved = _begun(stage, recipe, plan, optimizer_configs[0], more)
+    ends: dict[str, int] = saved.get(_ENDS, {})
+    step_of = functools.cache(functools.partial(_make_step, run, recipe, config))
+    for number, settings in enumerate(optimizer_configs):
+        phases = as_ended(plan, ends, more)
+        phase, step = phases[number], int(state.step)
+        stage_run.end_at(phases[-1].end)
+        if step >= phase.end:
+            continue
+        now = phase.trains or trained
+        slots = recipe.slots(problems, phase, config.suffix_slots)
+        batch = functools.partial(_batch, run, recipe, config, problems, phase, slots)
+        if settings.schedule == "constant":  # then all phases of a layout are one program
+            settings = dataclasses.replace(settings, total_steps=None)
+        learning = None
+        if config.stage_until and not more:
+            known = saved.get(_ACCURACIES, []) if phase.start < step else []
+            learning = Learning(config.stage_until, phase.start + config.stage_least, known)
+        extra = functools.partial(to_save, ends, phase, learning)
+        if step == phase.start and phase.copies:
+            copies = {part: jax.tree.map(jnp.copy, state.params[other]) for part, other in phase.copies}
+            state = dataclasses.replace(state, params=state.params | copies)
+        for start, end in phase.stretches:
+            if int(state.step) == start and (config.reset_optimizer or phase.trains):
+                changing = {part: state.params[part] for part in now}
+                fresh = init_optimizer(make_optimizer(settings), changing, run.layout)
+                state = dataclasses.replace(state, opt_state=fresh)
+            step_fn = step_of(phase.latent_slots, now, settings)
+            state = stage_run.advance(state, step_fn, batch, end, extra, learning)
+        ends = extra().get(_ENDS, {})
+        if learning and learning.accuracies:
+            _say_learned(stage.name, phase, learning, int(state.step) - phase.start)
+    if not recipe.ends_apart:
+        close_stage(stage, stage_run, state, to_save(ends))
+        return
+    stage_run.finish(state, to_save(ends))
+    own = {*trained} - {part.name for part in run.parts}
+    _save_finished(run.stage(IMITATE), recipe, state, own - {*recipe.keeps})
+
+
+def _make_step(
+    run: Setup, recipe: Recipe, config: ImitateSettings, latents: int, now: tuple[str, ...], settings: OptimizerConfig
+) -> StepFn:
+    """The step of phases that have so many latent slots and change these parts."""
+    loss = recipe.loss_of(run.policy.having(max_latents=latents, dropout_rate=config.dropout))
+    how = (make_optimizer(settings), now, run.layout, IMITATE, config.micro_batches)
+    return make_train_step(loss, *how, schedule=make_schedule(settings))
+
+
+def _batch(
+    run: Setup, recipe: Recipe, config: ImitateSettings, problems: EncodedProblems, phase: Phase, slots: Any, step: int
+) -> Any:
+    """The sharded batch of a phase's step."""
+    made = recipe.batch(problems, phase, step, run.config.seed, config.batch_size, run.prompt_slots, slots)
+    return shard_rows(made, run.mesh)
+
+
+def _begun(
+    stage: Stage, recipe: Recipe, plan: list[Phase], settings: OptimizerConfig, more: int
+) -> tuple[StageRun, TrainState, tuple[str, ...], dict[str, Any]]:
+    """The stage's run and state, the parts that it trains, and what is saved beside the state that it goes on from."""
+    run, params, own = stage.run, stage.run.initial_params(), {}
     if recipe.init:
         own = recipe.init(jax.random.fold_in(run.key, 1 << 29), run.policy, params)
         if taken := (own.keys() & params.keys()) - {*parts.CARRIED}:
             raise UserError(f"config.imitate.recipe: {recipe.name} makes the part {min(taken)} anew; rename its own")
-        params, trained = params | own, (*trained, *own)
+    trained = (*(() if recipe.alone else run.trained_by(IMITATE, params)), *own)
     folder = run.stage(UNFINISHED).folder if recipe.ends_apart else stage.folder
-    now = trained
-    if any(phase.trains for phase in plan):
-        step = max(folder.steps, default=0)  # of the newest checkpoint: of the phase that it is in, or at the end of
-        now = next((phase for phase in plan if step <= phase.end), plan[-1]).trains or trained
-    state = init_state(params, now, optimizers[0], run.key, run.layout)
-    del params  # the state has its own
+    step = max(folder.steps, default=0)  # of the newest checkpoint: of the phase that it is in, or at the end of
+    now = next((phase for phase in plan if step <= phase.end), plan[-1]).trains or trained
+    state = init_state(params | own, now, make_optimizer(settings), run.key, run.layout)
+    del params, own  # the state has its own
     known: dict[str, Any] = {}
-    if name in (CONTROL, NO_THOUGHT):
-        before = StageCheckpoints(imitation.folder.path)
+    if stage.name in (CONTROL, NO_THOUGHT):
+        before = StageCheckpoints(run.stage(IMITATE).folder.path)
         imitated_state, known = before.restore(state, newest=True)
         before.close()
-        state = imitated_state if name == CONTROL else state
+        state = imitated_state if stage.name == CONTROL else state
     stage_run, state, extra = open_stage(stage, state, plan[-1].end + more, folder)
-    ends, programs = StageEnds(name, config, plan, more, known or extra), dict[Any, Any]()
-    for number, (optimizer, optimizer_config) in enumerate(zip(optimizers, optimizer_configs, strict=True)):
-        phase = ends.phases()[number]
-        stage_run.end_at(ends.phases()[-1].end)
-        if int(state.step) >= phase.end:
-            continue
-        policy = run.policy.having(max_latents=phase.latent_slots, dropout_rate=config.dropout)
-        now = phase.trains or trained
-        # Where the rate is constant, all phases of a layout are one program.
-        lasts = None if config.optimizer.schedule == "constant" else optimizer_config.total_steps
-        program = phase.latent_slots, now, dataclasses.replace(optimizer_config, total_steps=lasts)
-        if program not in programs:
-            how = (optimizer, now, run.layout, IMITATE, config.micro_batches)
-            schedule = make_schedule(optimizer_config)
-            programs[program] = make_train_step(recipe.loss_of(policy), *how, schedule=schedule)
-        step_fn = programs[program]
-        slots = recipe.slots(problems, phase, config.suffix_slots)
-
-        def batch(step, phase=phase, slots=slots):
-            made = recipe.batch(problems, phase, step, seed, config.batch_size, run.prompt_slots, slots)
-            return shard_rows(made, run.mesh)
-
-        if int(state.step) == phase.start and phase.copies:
-            begun = {part: jax.tree.map(jnp.copy, state.params[other]) for part, other in phase.copies}
-            state = dataclasses.replace(state, params=state.params | begun)
-        ends.begin(phase, int(state.step))
-        for start, end in phase.stretches:
-            if int(state.step) == start and (config.reset_optimizer or phase.trains):
-                fresh = init_optimizer(optimizer, {name: state.params[name] for name in now}, run.layout)
-                state = dataclasses.replace(state, opt_state=fresh)
-            state = stage_run.advance(state, step_fn, batch, end, ends.saved, ends.learning)
-        ends.finish(int(state.step))
-    if not recipe.ends_apart:
-        close_stage(stage, stage_run, state, ends.saved())
-        return
-    stage_run.finish(state, ends.saved())
-    _save_finished(imitation, recipe, state, own.keys() - {*recipe.keeps})
+    return stage_run, state, trained, known or extra
 
 
 def _save_finished(stage: Stage, recipe: Recipe, state: TrainState, dropped: Set[str]) -> None:
@@ -192,6 +208,16 @@ def _save_finished(stage: Stage, recipe: Recipe, state: TrainState, dropped: Set
     checkpoints.save(dataclasses.replace(state, params=jax.jit(finish)(state.params), opt_state=()))
     checkpoints.close()
     note_finished(stage, int(state.step))
+
+
+def _say(recipe: Recipe, plan: list[Phase], problems: EncodedProblems, total: int) -> None:
+    """Lines on problems that are not imitated, or have no steps."""
+    if len(problems) < total:
+        reason = "longer than config.imitate.max_tokens or, for CODI, with a negative answer"
+        logging.warning("imitate: left out %d of %d problems: %s", total - len(problems), total, reason)
+    bare = sum(not steps for steps in problems.steps)
+    if bare and recipe.fewest_steps(plan):
+        logging.warning("imitate: %d of %d problems have no steps: just answers are written", bare, len(problems))
 
 
 def check_ends(config: ImitateSettings, recipe: Recipe, plan: list[Phase]) -> None:
@@ -216,55 +242,35 @@ def check_ends(config: ImitateSettings, recipe: Recipe, plan: list[Phase]) -> No
         )
 
 
-class StageEnds:
-    """The phases, one after the other, some of which end before their time.
+def as_ended(plan: list[Phase], ends: Mapping[str, int], more: int = 0) -> list[Phase]:
+    """The phases as far as is known by now: what one does not need, the next may take.
 
     Args:
-        stage: name of what is trained.
-        config: of the stage.
-        plan: the phases as planned, which are the longest that they can be.
-        more: steps that the last phase goes on for, as a control; then none ends before its time.
-        saved: beside the checkpoint that is gone on from.
+        plan: the longest that they can be.
+        ends: after which step those ended that ended before their time, by name.
+        more: steps that the last one goes on for, as a control.
     """
+    found = list[Phase]()
+    for phase in plan:
+        start = found[-1].end if found else 0
+        found.append(dataclasses.replace(phase, start=start, end=ends.get(phase.name, phase.end)))
+    return [*found[:-1], dataclasses.replace(found[-1], end=found[-1].end + more)]
 
-    def __init__(self, stage: str, config: ImitateSettings, plan: list[Phase], more: int, saved: dict[str, Any]):
-        self._stage, self._config, self._plan, self._more = stage, config, plan, more
-        self._ends: dict[str, int] = dict(saved.get(_ENDS, {}))
-        self._accuracies: list[float] = saved.get(_ACCURACIES, [])
-        self._phase = plan[0]
-        self.learning: Learning | None = None
 
-    def phases(self) -> list[Phase]:
-        """All of them, as far as is known by now: what one does not need, the next may take."""
-        found = list[Phase]()
-        for phase in self._plan:
-            start, end = found[-1].end if found else 0, self._ends.get(phase.name, phase.end)
-            found.append(dataclasses.replace(phase, start=start, end=end))
-        return [*found[:-1], dataclasses.replace(found[-1], end=found[-1].end + self._more)]
+def to_save(ends: dict[str, int], phase: Phase | None = None, learning: Learning | None = None) -> dict[str, Any]:
+    """What is saved beside a state, for a run that goes on from there."""
+    if phase is None or learning is None:
+        return {_ENDS: ends} if ends else {}
+    early = {} if learning.end is None else {phase.name: learning.end}
+    return {_ENDS: ends | early, _ACCURACIES: learning.accuracies}
 
-    def begin(self, phase: Phase, step: int) -> None:
-        """A phase is begun, or gone on with at a step."""
-        self._phase, self.learning = phase, None
-        if self._config.stage_until and not self._more:
-            accuracies = self._accuracies if phase.start < step else []
-            self.learning = Learning(self._config.stage_until, phase.start + self._config.stage_least, accuracies)
 
-    def saved(self) -> dict[str, Any]:
-        """What is saved beside a state, for a run that goes on from there."""
-        if self.learning is None:
-            return {_ENDS: self._ends} if self._ends else {}
-        early = {} if self.learning.end is None else {self._phase.name: self.learning.end}
-        return {_ENDS: self._ends | early, _ACCURACIES: self.learning.accuracies}
-
-    def finish(self, step: int) -> None:
-        """The phase has ended after a step; say whether it was learned."""
-        learning, self._ends = self.learning, self.saved().get(_ENDS, {})
-        self.learning = None
-        if learning is None or not learning.accuracies or not hosts.is_first():
-            return
-        learned, steps = learning.end is not None or learning.is_learned, step - self._phase.start
-        how = f"learned after {steps} steps" if learned else f"not learned in its {steps} steps"
+def _say_learned(stage: str, phase: Phase, learning: Learning, steps: int) -> None:
+    """Whether a phase was learned in its steps."""
+    learned = learning.end is not None or learning.is_learned
+    how = f"learned after {steps} steps" if learned else f"not learned in its {steps} steps"
+    if hosts.is_first():
         logging.warning(
             "%s: %s %s (accuracy %.3f, config.imitate.stage_until is %g)",
-            self._stage, self._phase.name.replace("_", " "), how, learning.accuracy, learning.until,
+            stage, phase.name.replace("_", " "), how, learning.accuracy, learning.until,
         )  # fmt: skip

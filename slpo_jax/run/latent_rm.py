@@ -27,8 +27,8 @@ from slpo_jax.policy import noise
 from slpo_jax.policy.policy import Policy
 from slpo_jax.policy.prompted import PromptedBatch, Prompts
 from slpo_jax.policy.scorers.latent_rm import begun, latent_scores
-from slpo_jax.run.experiment import Setup
 from slpo_jax.run.provenance import checkpoint_digest, problems_facts
+from slpo_jax.run.setup import Setup
 from slpo_jax.run.stage import Stage, stage_params, state_and_step, train_stage
 from slpo_jax.training.latent_rm import LabelledBatch, complete, draw_thoughts, make_loss
 
@@ -81,16 +81,10 @@ def check_labels(stage: Stage, load: Callable[[], Params]) -> dict[str, Any]:
     facts["problems"] = list(problems_facts(run.train, stage.settings.problems).values())
     anew = f"delete {folder} to make them anew"
     then = artifact.read(manifest_of(folder), anew)
-    differs = artifact.first_difference(facts, then.facts) if then else None
-    if differs and differs[0] in ("checkpoint", "problems"):
-        before = stage.start.name or config.init
-        what = "others" if differs[0] == "problems" else f"another checkpoint than {before}'s"
-        raise UserError(f"{folder}: its labels are of {what}; bring back what they are of, or {anew}")
-    if differs:
+    if then and (differs := artifact.first_difference(facts, then.facts)):
         key, now, was = differs
-        raise UserError(
-            f"config.{key}: is {now}, and the labels in {folder} were made with {was}; set it back, or {anew}"
-        )
+        name = key if key in ("checkpoint", "problems") else f"config.{key}"
+        raise UserError(f"{name}: is {now}, and the labels in {folder} were made with {was}; set it back, or {anew}")
     return facts
 
 
@@ -244,7 +238,7 @@ def check(stage: Stage) -> None:
             "config.latent_rm.dropout: without noise all thoughts of a problem are the same; set it, or "
             "config.dropout.rate, above 0"
         )
-    stage.run.optimizer_config(stage.section, stage.steps)
+    stage.run.optimizer_config(stage.section, stage.settings.steps)
     start = stage.start
     if not stage.folder.is_finished and (not start.name or start.folder.is_finished):
         check_labels(stage, lambda: stage_params(start))

@@ -1,6 +1,7 @@
 """The stages of a run: what is said and checked before the first, and one after the other."""
 
 import contextlib
+import dataclasses
 import importlib
 import json
 import math
@@ -25,8 +26,9 @@ from slpo_jax.run.experiment import Experiment, build
 from slpo_jax.run.header import say_start
 from slpo_jax.run.provenance import check_models, ensure_manifest
 from slpo_jax.run.rows import rows
-from slpo_jax.run.sources import EVAL, TRAIN, VALID, data_summary
-from slpo_jax.run.stage import Stage, check_batch
+from slpo_jax.run.sources import EVAL, TRAIN, VALID, data_summary, only_errors
+from slpo_jax.run.stage import Stage
+from slpo_jax.run.validate import check_batch
 from slpo_jax.stages import EVALUATE, IMITATE, UNFINISHED, Section
 
 
@@ -103,17 +105,9 @@ def check_stages(experiment: Experiment) -> None:
         UserError: a setting of a stage or a data set can't be used, or the workdir holds the stage of another config;
             parameters that are going to be read are of another model.
     """
-    _check_sizes(experiment)
-    wrong = dict[str, None]()
     for stage in experiment.wanted:
-        check_batch(experiment, stage.section)
         ensure_manifest(stage, write=False)
-        try:
-            _how(stage.section).check(stage)
-        except UserError as error:
-            wrong[str(error)] = None
-    if wrong:  # of every stage at once, so that one correction is enough
-        raise UserError("; and ".join(wrong))
+    _check_settings(experiment)
     evaluates = EVALUATE in experiment.config.stages
     if evaluates:
         check_evaluation(experiment)
@@ -125,15 +119,28 @@ def check_stages(experiment: Experiment) -> None:
     _open_data(experiment, [row for row in asked if len(row.rules) > 1])
 
 
-def _check_sizes(experiment: Experiment) -> None:
-    """There must be as many steps as a thought has at least."""
-    config, least = experiment.config, experiment.policy.latent_policy.least
-    name, most = f"config.latent_policy.{config.latent_policy.name}", config.max_latents
-    if 0 < most < least:
-        raise UserError(
-            f"{name}.least: {least} steps before a thought may end are more than config.max_latents ({most}); lower it "
-            "or raise that"
-        )
+def check_uncut(config: Config, cut: Config, workdir: Path) -> None:
+    """Fail on settings of a config, such as batch sizes and warm-ups, of which --smoke runs a cut one.
+
+    Args:
+        cut: that one, whose few problems do.
+    """
+    with only_errors():  # the run says the rest
+        experiment = build(cut, workdir)
+        _ = experiment.train
+        _check_settings(dataclasses.replace(experiment, config=config))
+
+
+def _check_settings(experiment: Experiment) -> None:
+    wrong = dict[str, None]()
+    for stage in experiment.wanted:
+        try:
+            check_batch(experiment.config, stage.section, experiment.mesh.size)
+            _how(stage.section).check(stage)
+        except UserError as error:
+            wrong[str(error)] = None
+    if wrong:  # of every stage at once, so that one correction is enough
+        raise UserError("; and ".join(wrong))
 
 
 def _open_data(experiment: Experiment, choosing: list[Row]) -> None:

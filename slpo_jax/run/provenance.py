@@ -24,7 +24,7 @@ from slpo_jax.io import artifact, hosts
 from slpo_jax.io.files import as_json, digest, files_digest, flatten, read_json, write_text
 from slpo_jax.io.orbax import params_digest, params_dir
 from slpo_jax.policy.latent_policies import has_parameters
-from slpo_jax.run.experiment import Setup
+from slpo_jax.run.setup import Setup
 from slpo_jax.run.stage import Stage
 from slpo_jax.stages import CONTROL, IMITATE, RL, SECTIONS, UNFINISHED, section_of
 from slpo_jax.training.recipes import RECIPES
@@ -111,17 +111,7 @@ def ensure_manifest(stage: Stage, write: bool = True) -> None:
             f"{folder.path}: began from {then or 'config.init'}, and would now from {now or 'config.init'}; "
             f"{folder.anew}"
         )
-    _check_start(stage, written)
-
-
-def check_starts(stages: Iterable[Stage]) -> None:
-    """Make sure that each finished stage was trained from the start that is there now.
-
-    Raises:
-        UserError: what a stage began from was trained again, with other settings, or nothing says what it began from.
-    """
-    for stage in stages:
-        _check_start(stage, read_json(stage.folder.facts, stage.folder.anew))
+    check_start(stage)
 
 
 def check_models(stages: Iterable[Stage]) -> None:
@@ -206,8 +196,14 @@ def _check_settings(stage: Stage, written: dict[str, Any]) -> None:
             )
 
 
-def _check_start(stage: Stage, written: dict[str, Any]) -> None:
-    before, path = written.get("start", {}), stage.folder.path
+def check_start(stage: Stage) -> None:
+    """Make sure that a stage was trained from the start that is there now.
+
+    Raises:
+        UserError: what it began from was trained again, with other settings, or nothing says what it began from.
+    """
+    path = stage.folder.path
+    before = read_json(stage.folder.facts, stage.folder.anew).get("start", {})
     if before.get("digest") and _start(stage.run.stage(before["stage"]))["digest"] not in ("", before["digest"]):
         raise UserError(  # else it began from random weights, or from what is gone
             f"{path}: began from another {before['stage'] or 'config.init'} than is there now; bring that back, "

@@ -14,7 +14,7 @@ import optax
 from absl import logging
 
 from slpo_jax.checkpoints.adapters import write_adapters
-from slpo_jax.config.config import objective_of, rl_of
+from slpo_jax.config.config import rl_of
 from slpo_jax.config.sections import changed
 from slpo_jax.errors import UserError
 from slpo_jax.io import hosts
@@ -24,7 +24,7 @@ from slpo_jax.models import lora
 from slpo_jax.models.parts import ADAPTER, LATENT_POLICY, REASONER, Params
 from slpo_jax.policy.policy import Policy, Stopping
 from slpo_jax.rewards.reward import CORRECT
-from slpo_jax.run.experiment import Setup
+from slpo_jax.run.setup import Setup
 from slpo_jax.run.stage import Stage, note_finished, prompted_batches, reasoner_accuracy, stage_params, train_stage
 from slpo_jax.stages import RL
 from slpo_jax.training.checkpoint import StageCheckpoints
@@ -88,7 +88,7 @@ def make_objective(setup: Setup, name: str) -> Objective:
     Raises:
         UserError: unknown, a setting out of range, or not usable on this policy or these problems.
     """
-    objective = objective_of(setup.config, name)
+    objective = setup.config.objective[name]
     objective.check(f"config.objective.{name}", training_policy(setup, objective), setup.config.rl.group)
     return objective
 

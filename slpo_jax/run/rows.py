@@ -1,6 +1,6 @@
 """Which rows a run's report has: one a finished stage, at each way of stopping that it is asked about."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from slpo_jax.config.config import Config, ends_at, own_latents
@@ -28,55 +28,62 @@ def rows(experiment: Experiment, planned: bool = False) -> list[Row]:
     Raises:
         UserError: there is nothing to evaluate.
     """
-    config, workdir = experiment.config, experiment.workdir
+    config, gated = experiment.config, experiment.config.gate.enabled
     to_come = [stage for stage in experiment.wanted if planned]
     stages = {stage.name for stage in (*to_come, *experiment.finished)}
-    own, total, gated = own_latents(config), config.max_latents, config.gate.enabled
-    by_steps = config.imitate.final_latents == "steps"  # no number is right for all problems
-    lengths = tuple(range(1, total + 1)) if by_steps else (own,)
-    by_gate: dict[str, Any] = {"stopping": "length", "rules": (total,)}
+    by_gate: dict[str, Any] = {"stopping": "length", "rules": (config.max_latents,)}
     if gated:
         by_gate = {"stopping": "threshold", "rules": tuple(config.evaluate.thresholds), "gated": True}
-    found = list[Row]()
-
-    def add(name: str, label: str, place: int, about: str, **more: Any) -> None:
-        found.append(Row(name, label, place, about=about, **{"stage": name} | more))
-
-    if NO_THOUGHT in stages:
-        add(NO_THOUGHT, "no thought", -1, "Imitation in as many stages and steps, without latents.", rules=(0,))
-    if IMITATE in stages:
-        imitated: dict[str, Any] = {"stage": IMITATE, "fixed": True, "baselines": (NO_THOUGHT,)}
-        add(IMITATE, _imitation(config.imitate, own), 0, "Imitation, as it ended.", rules=lengths, **imitated)
-        if total and not by_steps and not (own == total and ends_at(config)):  # or the two would be one
-            about = "Imitation, with as many latents as there may be at most."
-            add("imitate_fixed_tmax", "imitation, fixed T_max", 1, about, rules=(total,), **imitated)
-    if CONTROL in stages:
-        about = "Imitation for as many further steps as an objective takes: more training without rewards."
-        rules = tuple(sorted({*lengths, total}))
-        add(CONTROL, "imitation control", 2, about, rules=rules, baselines=(IMITATE,))
+    found = _of_imitation(config, stages)
     # Without a gate there is no cold start, and imitation itself is what an objective starts from.
     before = () if gated else (IMITATE,)
     earlier: tuple[str, ...] = ()
     for section, (label, about) in {section: each.row for section, each in ABOUT.items() if each.row}.items():
         if section in stages:
-            add(section, label, 3 + len(earlier), about, baselines=(*earlier, *before, BEST_FIXED), **by_gate)
+            found.append(_row(section, label, 3 + len(earlier), about, (*earlier, *before, BEST_FIXED), **by_gate))
         earlier = (section, *earlier)
     # In config's order, then any others by name.
-    trained = {stage.name for stage in to_come if stage.section == RL} | {*workdir.finished_objectives()}
+    trained = {stage.name for stage in to_come if stage.section == RL} | {*experiment.workdir.finished_objectives()}
     objectives = [name for name in config.rl.objectives if name in trained]
     objectives += sorted(trained.difference(objectives))
     for place, name in enumerate(objectives):
         baselines = (*objectives[:place], *earlier, CONTROL, *before, BEST_FIXED)
         label = (OBJECTIVES[name].label if name in OBJECTIVES else "") or name.replace("_", " ")
         about = f"What the objective {name} trained."
-        add(name, label, _FIRST_OBJECTIVE + place, about, baselines=baselines, **by_gate)
-    if not found:
-        if not config.init:
-            raise UserError(f"config.init: {workdir} holds no finished stage to evaluate; give a checkpoint")
-        parts = config.init.rstrip("/").split("/")  # the end of a path tells checkpoints apart; a hub id is as it is
-        short = "/".join(parts[-3:] if "checkpoints" in parts[-3:] else parts[-2:])
-        about, by_gate = "The checkpoint that config.init names.", by_gate | {"stage": "", "baselines": before}
-        add("checkpoint", f"checkpoint {short}", _FIRST_OBJECTIVE, about, **by_gate)
+        found.append(_row(name, label, _FIRST_OBJECTIVE + place, about, baselines, **by_gate))
+    if found:
+        return found
+    if not config.init:
+        raise UserError(f"config.init: {experiment.workdir} holds no finished stage to evaluate; give a checkpoint")
+    parts = config.init.rstrip("/").split("/")  # the end of a path tells checkpoints apart; a hub id is as it is
+    label = "checkpoint " + "/".join(parts[-3:] if "checkpoints" in parts[-3:] else parts[-2:])
+    about = "The checkpoint that config.init names."
+    return [_row("checkpoint", label, _FIRST_OBJECTIVE, about, before, stage="", **by_gate)]
+
+
+def _row(name: str, label: str, order: int, about: str, baselines: tuple[str, ...] = (), **more: Any) -> Row:
+    return Row(name, label, order, about=about, baselines=baselines, **{"stage": name} | more)
+
+
+def _of_imitation(config: Config, stages: Collection[str]) -> list[Row]:
+    """Those of the stage imitate, which stop by numbers of latents."""
+    own, total = own_latents(config), config.max_latents
+    by_steps = config.imitate.final_latents == "steps"  # no number is right for all problems
+    lengths, found = tuple(range(1, total + 1)) if by_steps else (own,), list[Row]()
+    if NO_THOUGHT in stages:
+        about = "Imitation in as many stages and steps, without latents."
+        found.append(_row(NO_THOUGHT, "no thought", -1, about, rules=(0,)))
+    if IMITATE in stages:
+        how: dict[str, Any] = {"stage": IMITATE, "fixed": True, "baselines": (NO_THOUGHT,)}
+        label = _imitation(config.imitate, own)
+        found.append(_row(IMITATE, label, 0, "Imitation, as it ended.", rules=lengths, **how))
+        if total and not by_steps and not (own == total and ends_at(config)):  # or the two would be one
+            about = "Imitation, with as many latents as there may be at most."
+            found.append(_row("imitate_fixed_tmax", "imitation, fixed T_max", 1, about, rules=(total,), **how))
+    if CONTROL in stages:
+        about = "Imitation for as many further steps as an objective takes: more training without rewards."
+        rules = tuple(sorted({*lengths, total}))
+        found.append(_row(CONTROL, "imitation control", 2, about, (IMITATE,), rules=rules))
     return found
 
 

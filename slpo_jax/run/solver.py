@@ -11,10 +11,12 @@ from typing import Any
 import numpy as np
 from absl import logging
 
+from slpo_jax.checkpoints.architectures import architecture_of
 from slpo_jax.checkpoints.decode_settings import RULE, config_of, made_with, stopping_of, thinking_with
 from slpo_jax.checkpoints.decoder import with_decoder
-from slpo_jax.checkpoints.detect import identify, newest_checkpoint
+from slpo_jax.checkpoints.detect import Identity, identify, newest_checkpoint
 from slpo_jax.config.bounds import FieldError
+from slpo_jax.config.config import Config
 from slpo_jax.config.load_options import KEYS, LoadOptions
 from slpo_jax.config.sections import changed
 from slpo_jax.data.batches import EncodedProblems
@@ -27,7 +29,7 @@ from slpo_jax.policy.explain import Reads, reads_of
 from slpo_jax.policy.policy import Stopping
 from slpo_jax.rewards.answers import AnswerStyle, in_one_form
 from slpo_jax.rewards.reward import Reading
-from slpo_jax.run.experiment import Setup, assemble
+from slpo_jax.run.setup import Setup, assemble
 
 ROWS = 64  # rollouts at a time
 _MORE = 64  # slots of a bucket more than of the one before it, beyond the config's
@@ -155,6 +157,7 @@ def load_solver(checkpoint: str, **asked: Any) -> Solver:
         rule = options.threshold
     if (law := options.latent_policy) and not config.max_latents:
         raise UserError(f"--latents: 0 leaves --latent_policy={law} nothing to think; give e.g. --latents=4")
+    _refuse_idle(options, identity, config)
     setup = assemble(config, identity=identity)
     params = setup.initial_params(options.explain)
     made = made_with(identity)
@@ -164,6 +167,18 @@ def load_solver(checkpoint: str, **asked: Any) -> Solver:
     if identity.gate_trained and made.get(RULE) is None and not {"latents", "threshold"} & given.keys():
         logging.warning("%s: no threshold was chosen for its gate, so 0.5; --threshold is another", identity.source)
     return Solver(setup, params, stopping, rule, reads_of(with_decoder(params, options.explain, checkpoint)))
+
+
+def _refuse_idle(options: LoadOptions, identity: Identity, config: Config) -> None:
+    """Refuse what would change nothing."""
+    has_use = {
+        "base": identity.from_base,
+        "lora_alpha": identity.lora_alpha,
+        "speed": "speed" in architecture_of(config.reasoner).prompt_keys,
+    }
+    for name in has_use:
+        if getattr(options, name) and not has_use[name]:
+            raise UserError(f"--{name}: changes nothing of {identity.source}; leave it out")
 
 
 def solve(solver: Solver, question: str) -> Solution:

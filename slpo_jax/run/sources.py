@@ -6,11 +6,12 @@ from typing import Any
 
 from absl import logging
 
+from slpo_jax.config.config import Config
 from slpo_jax.data.batches import EncodedProblems
 from slpo_jax.data.problem import Problem, Problems, without
-from slpo_jax.data.problems import DataConfig, Role, load_problems
+from slpo_jax.data.problems import Role, load_problems
 from slpo_jax.errors import UserError
-from slpo_jax.rewards.answers import STYLES, AskedStyle, Kind, style_of
+from slpo_jax.rewards.answers import STYLES, style_of
 from slpo_jax.rewards.reward import CORRECT
 
 TRAIN, VALID, EVAL = "config.data.train", "config.data.valid", "config.data.eval."
@@ -31,29 +32,29 @@ def only_errors() -> Iterator[None]:
         logging.set_verbosity(before)
 
 
-def kind_of(answers: AskedStyle, reward: str) -> Kind:
-    """What answers are to be, so that `config.reward` can judge those of `config.prompt.answers`."""
-    return STYLES[style_of(answers, "after_mark")].kind if reward == CORRECT else "texts"
-
-
-def load_set(data: DataConfig, key: str, source: Any, kind: Kind = "texts") -> Problems:
+def load_set(config: Config, key: str, source: Any, texts: bool = False) -> Problems:
     """The problems of a key's source; of training problems those that validation has too are left out, and counted.
 
     Args:
-        data: how sources are read; its `valid` is what training problems must not have.
+        config: how sources are read; its `data.valid` is what training problems must not have.
         source: as `load_problems` takes it.
-        kind: what answers are to be.
+        texts: answers may be any; else those that `config.reward` can judge, by `config.prompt.answers`.
     Raises:
         UserError: the key, and what is wrong with its source.
     """
     if isinstance(source, str) and not source:
         raise UserError(f"{key}: not set; give a file or a synthetic set such as synthetic:train")
+    data, of_numbers = config.data, not texts and config.reward == CORRECT
+    kind = STYLES[style_of(config.prompt.answers, "after_mark")].kind if of_numbers else "texts"
 
-    def load(key, source):
+    def load(name, source):
+        # What a source leaves out is said once: where it is read itself, and of its parts with the first.
+        again = name != key or str(source).endswith(("[valid]", "[test]"))
         try:
-            return load_problems(source, data.of_task(source), _ROLES.get(key, "test"), kind, data.fields)
+            with only_errors() if again else contextlib.nullcontext():
+                return load_problems(source, data.of_task(source), _ROLES.get(name, "test"), kind, data.fields)
         except UserError as error:
-            raise UserError(f"{key}: {error}") from None
+            raise UserError(f"{name}: {error}") from None
 
     problems = load(key, source)
     if key == TRAIN and data.valid:

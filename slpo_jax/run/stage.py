@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from absl import logging
 
-from slpo_jax.config.config import objective_of, rl_of
+from slpo_jax.config.config import rl_of
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.completions import Completions, accuracy
 from slpo_jax.evaluation.curves import read_metrics
@@ -22,6 +22,7 @@ from slpo_jax.io.orbax import load_params, stored_params
 from slpo_jax.io.workdir import StageFolder
 from slpo_jax.models.parts import Params
 from slpo_jax.policy.policy import Stopping
+from slpo_jax.run.setup import Setup
 from slpo_jax.stages import COLD_START, CONTROL, IMITATE, LATENT_RM, RL, USUAL_START, Section, section_of
 from slpo_jax.training.batches import make_batch
 from slpo_jax.training.checkpoint import StageCheckpoints
@@ -31,7 +32,7 @@ from slpo_jax.training.optimizer import make_optimizer, make_schedule
 from slpo_jax.training.state import LossFn, TrainState, init_state, make_train_step
 
 if TYPE_CHECKING:
-    from slpo_jax.run.experiment import Experiment, Setup
+    from slpo_jax.run.experiment import Experiment
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -65,12 +66,7 @@ class Stage:
     def settings(self) -> Any:
         """Its section of the config, with what an objective has of its own instead."""
         own = getattr(self.run.config, self.section)
-        return own if self.section != RL else rl_of(own, objective_of(self.run.config, self.name))
-
-    @property
-    def steps(self) -> int:
-        """Optimizer steps, at most; how many imitation has is its recipe's to say."""
-        return self.settings.steps
+        return own if self.section != RL else rl_of(own, self.run.config.objective[self.name])
 
     @functools.cached_property
     def validated_every(self) -> int:
@@ -109,23 +105,13 @@ def stage_params(stage: Stage) -> Params:
     return load_params(stage.folder.path, stage.run.abstract_params(stored_params(stage.folder.path)))
 
 
-def check_batch(setup: "Setup", section: str) -> None:
-    """A stage's batch must have equal parts for all devices and micro-batches."""
-    config, devices = getattr(setup.config, section), setup.mesh.size
-    if config.batch_size % (devices * config.micro_batches):
-        raise UserError(
-            f"config.{section}.batch_size: {config.batch_size} is not a multiple of {devices} devices x "
-            f"{config.micro_batches} micro-batches; change one of them"
-        )
-
-
 def prompted_batches(stage: Stage, answers: bool = False) -> Callable[..., Any]:
     """step -> the sharded batch of prompts and references; see `host_batches`."""
-    made = host_batches(stage.run, stage.settings, stage.steps, answers)
+    made = host_batches(stage.run, stage.settings, stage.settings.steps, answers)
     return lambda step, number=0: shard_rows(made(step, number), stage.run.mesh)
 
 
-def host_batches(setup: "Setup", settings: Any, steps: int, answers: bool = False) -> Callable[..., Any]:
+def host_batches(setup: Setup, settings: Any, steps: int, answers: bool = False) -> Callable[..., Any]:
     """step -> the batch of prompts and references, of numpy.
 
     Args:
@@ -157,7 +143,7 @@ def state_and_step(
         trained: the parameters that it changes, by their top-level names.
     """
     run, section = stage.run, stage.section
-    optimizer_config = run.optimizer_config(section, stage.steps)
+    optimizer_config = run.optimizer_config(section, stage.settings.steps)
     optimizer = make_optimizer(optimizer_config)
     state = init_state(params, trained, optimizer, run.key, run.layout)
     how = (optimizer, trained, run.layout, section, stage.settings.micro_batches)
@@ -231,7 +217,7 @@ def train_stage(
         accuracy: parameters -> the share of validation problems that they are right on; None is the reasoner's.
         leave: see `close_stage`.
     """
-    every, steps, log = stage.validated_every, stage.steps, stage.run.log
+    every, steps, log = stage.validated_every, stage.settings.steps, stage.run.log
     run, state, best = open_stage(stage, state, steps)
     if not every:
         close_stage(stage, run, run.advance(state, step_fn, batch, steps), leave=leave)
@@ -274,7 +260,7 @@ def keep_if_better(folder: Path, state: TrainState, found: float, best: dict) ->
     return {"accuracy": found, "step": step, "evaluated": step}
 
 
-def reasoner_accuracy(setup: "Setup", params: Params) -> float:
+def reasoner_accuracy(setup: Setup, params: Params) -> float:
     """On the validation split; with a gate at the threshold 0.5, else with all latents."""
     if setup.config.gate.enabled:
         return validation_accuracy(setup, params, "threshold", 0.5)
@@ -282,7 +268,7 @@ def reasoner_accuracy(setup: "Setup", params: Params) -> float:
 
 
 def validation_accuracy(
-    setup: "Setup", params: Params, stopping: Stopping, rule: float | int, cache: RolloutCache | None = None
+    setup: Setup, params: Params, stopping: Stopping, rule: float | int, cache: RolloutCache | None = None
 ) -> float:
     """Acc on the validation split, where all choices are made.
 
@@ -295,7 +281,7 @@ def validation_accuracy(
     return accuracy(setup.reward, valid, done)
 
 
-def note_cuts(setup: "Setup", label: str, found: Sequence[Completions]) -> None:
+def note_cuts(setup: Setup, label: str, found: Sequence[Completions]) -> None:
     """`warn_of_cuts` of an evaluation's completions."""
     cuts = [setup.reward.read(tokens).cut for done in found for tokens in done.tokens]
     warn_of_cuts(label, float(np.mean(cuts)), setup.evaluated_answers[0])

@@ -106,6 +106,16 @@ def fitting_slots(slots: Collection[int], latents: int, answers: int, positions:
     return tuple(sorted({min(size, positions - others) for size in slots}))
 
 
+def check_batch(config: Config, section: str, devices: int) -> None:
+    """A stage's batch must have equal parts for all devices and micro-batches."""
+    own = getattr(config, section)
+    if own.batch_size % (devices * own.micro_batches):
+        raise UserError(
+            f"config.{section}.batch_size: {own.batch_size} is not a multiple of {devices} devices x "
+            f"{own.micro_batches} micro-batches; change one of them"
+        )
+
+
 def earnable(problems: EncodedProblems, where: str, judge: Reward) -> EncodedProblems:
     """The problems whose reference earns what it should, in the text in which it is taught; others are counted.
 

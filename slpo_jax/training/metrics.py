@@ -6,6 +6,7 @@ environment variables. What tells a tracker's own run again is kept in the workd
 """
 
 import functools
+import importlib.util
 import json
 import math
 import os
@@ -118,6 +119,8 @@ def check_trackers(names: Collection[str]) -> None:
     for name in names:
         if name not in TRACKERS:
             raise UserError(f"config.trackers: {name!r} is unknown; use {', '.join(TRACKERS)}, or register it")
+        if name == "wandb" and importlib.util.find_spec(name) is None:
+            raise UserError("config.trackers: wandb is not installed; pip install 'slpo_jax[wandb]'")
     if len(set(names)) < len(names):
         raise UserError(f"config.trackers: {tuple(names)}: give each name once")
 

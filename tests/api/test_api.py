@@ -115,6 +115,10 @@ def test_evaluations_of_other_questions_are_not_compared():
     first, other = (slpo.Evaluation([problem(0, True, hits)]) for hits in ([[1, 0], [0, 1]], [[1, 0]]))
     with pytest.raises(slpo.UserError, match="samples or seeds"):
         first.compare(other)
+    with pytest.raises(slpo.UserError, match="compare: 3 is no evaluation"):
+        first.compare(3)
+    with pytest.raises(slpo.UserError, match=r"compare: has no figure 'foo'; use one of .*acc"):
+        first.compare(first)["foo"]
 
 
 def test_a_curve_without_matplotlib_is_a_line(monkeypatch):
@@ -189,6 +193,9 @@ def test_questions_longer_than_the_run_s_are_evaluated(reasoner, caplog):
             "^latents: 0 leaves latent_policy=soft nothing to think; give e.g. latents=4$",
         ),
         ({"explain": True}, "^explain: .* with config.imitate.recipe=simcot"),
+        ({"speed": 3}, "^speed: changes nothing of .*; leave it out"),
+        ({"base": "gpt2"}, "^base: changes nothing of "),
+        ({"lora_alpha": 32.0}, "^lora_alpha: changes nothing of "),
     ],
 )
 def test_errors_name_the_arguments_of_the_call(reasoner, given, message):
@@ -268,6 +275,13 @@ def test_an_export_is_the_reasoner_as_it_was_loaded(reasoner, tmp_path):
         assert (again.solver.stopping, again.solver.rule) == (changed.solver.stopping, changed.solver.rule)
         before, after = changed.solve(QUESTION), again.solve(QUESTION)
         assert (after.answer, after.text, len(after.latents)) == (before.answer, before.text, len(before.latents))
+
+
+@pytest.mark.parametrize("given", [{"config": 3}, {"eval": 3}, {"workdir": 3}, {"train": 3}])
+def test_a_wrong_argument_of_a_run_is_a_line(given):
+    (key,) = given
+    with pytest.raises(slpo.UserError, match=f"^{key}: 3 is not valid; give a "):
+        slpo.train("quickstart", **given)
 
 
 @pytest.mark.slow

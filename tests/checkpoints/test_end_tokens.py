@@ -13,7 +13,7 @@ from slpo_jax.config import default_config, read_config
 from slpo_jax.data.tokenizer import load_tokenizer
 from slpo_jax.errors import UserError
 from slpo_jax.io.orbax import save_params
-from slpo_jax.run.experiment import assemble
+from slpo_jax.run.setup import assemble
 
 ROWS = len(load_tokenizer("synthetic:20")) + 1  # and ####
 

@@ -34,7 +34,7 @@ from slpo_jax.policy import noise
 from slpo_jax.policy.policy import Policy
 from slpo_jax.policy.prompted import Prompts
 from slpo_jax.policy.rollout import sample
-from slpo_jax.run.experiment import assemble
+from slpo_jax.run.setup import assemble
 from slpo_jax.run.solver import load_solver, solve
 from tiny import compiled
 

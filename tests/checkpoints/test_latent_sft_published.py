@@ -15,7 +15,7 @@ from slpo_jax.data.batches import pad_prompts
 from slpo_jax.policy import noise
 from slpo_jax.policy.prompted import Prompts
 from slpo_jax.policy.rollout import sample
-from slpo_jax.run.experiment import assemble
+from slpo_jax.run.setup import assemble
 from tiny import compiled
 
 torch = pytest.importorskip("torch")

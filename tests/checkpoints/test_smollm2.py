@@ -21,7 +21,7 @@ from slpo_jax.models import parts  # noqa: E402
 from slpo_jax.policy import noise  # noqa: E402
 from slpo_jax.policy.prompted import Prompts  # noqa: E402
 from slpo_jax.policy.rollout import sample  # noqa: E402
-from slpo_jax.run.experiment import assemble  # noqa: E402
+from slpo_jax.run.setup import assemble  # noqa: E402
 
 NEW = 20  # tokens
 PROMPTS = [

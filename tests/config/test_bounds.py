@@ -44,21 +44,6 @@ class Outer:
             raise FieldError(self, "start", "lower it to count")
 
 
-REFUSED = {
-    "count": (0, -2, True, 1.0, math.nan, "1", None, 2**31, 10**30, (1,)),
-    "start": (-1, 2**32, 2**64),
-    "scale": (0, -1.0, math.nan, math.inf, True, "1", None, 1e39, 10**400),
-    "limit": (0, -1, True, 2.5, "1"),
-    "clip": (0.0, math.nan, -math.inf, False),
-    "on": (0, 1, None, "True"),
-    "name": (1, None, b"x"),
-    "sizes": ((), (0,), ("a",), (4, 2.0), (True,), 4, None, [4]),
-    "sites": (("c",), "a", (1,)),
-    "pairs": (((0.5,),), ((0.0, 1.0),), ((1.5, 1.0),), (0.5, 0.5), ((math.nan, 1.0),)),
-    "sources": ({"x": 1}, "x", None),
-    "inner": (None, {"rate": 0.5}),
-    "total": (0,),
-}
 TAKEN = {
     "count": (1, 2**31 - 1),
     "scale": (1, 1e-30, 3.5),
@@ -69,15 +54,6 @@ TAKEN = {
     "pairs": ((), ((1, 1),)),
     "sources": ({}, {"x": "file"}),
 }
-
-
-@pytest.mark.parametrize(("name", "value"), [(name, value) for name in REFUSED for value in REFUSED[name]])
-def test_refused(name, value):
-    with pytest.raises(UserError) as caught:
-        Outer(**{name: value})
-    assert str(caught.value).startswith(f"Outer.{name}: ")
-    assert "is not valid; give " in str(caught.value)
-    assert len(str(caught.value).splitlines()) == 1
 
 
 @pytest.mark.parametrize(("name", "value"), [(name, value) for name in TAKEN for value in TAKEN[name]])

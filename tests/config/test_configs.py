@@ -8,7 +8,7 @@ import pytest
 from configs._presets import GSM8K_AUG, SOFT_METHODS
 from slpo_jax.checkpoints.architectures import REASONERS
 from slpo_jax.cli.train import smoke
-from slpo_jax.config.config import default_config, objective_of, own_latents, read_config
+from slpo_jax.config.config import default_config, own_latents, read_config
 from slpo_jax.config.sections import changed
 from slpo_jax.config.validate import check
 from slpo_jax.errors import UserError
@@ -104,7 +104,7 @@ def test_every_config_can_be_smoked(path):
     config.rl.steps = 3_000_000  # of a flag, which is cut as well
     before, line = config.stages, smoke(config)
     settings = check(config)
-    own, judged = settings.imitate, [objective_of(settings, name) for name in settings.rl.objectives]
+    own, judged = settings.imitate, [settings.objective[name] for name in settings.rl.objectives]
     steps = [own.cot_steps, own.stage_steps, own.final_steps, settings.cold_start.steps, settings.rl.steps]
     assert max([*steps, *(each.steps or 0 for each in judged)]) <= 2
     assert max(own.batch_size, settings.cold_start.batch_size) <= 8

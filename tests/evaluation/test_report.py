@@ -10,6 +10,7 @@ import pytest
 from scipy import stats
 
 from eval_files import ROWS, evals_of, problem, write_eval, write_lines
+from slpo_jax.cli import commands
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation import curves, figures, records, report, rows, verdict
 from slpo_jax.evaluation.page.render import about_rows
@@ -376,33 +377,24 @@ def test_compare_refuses_the_same_run_twice(workdir, tmp_path):
 def test_the_command_says_what_it_could_not_read(tmp_path, capsys):
     write_eval(tmp_path, "slpo", "alpha", [1, 0, 1])
     (tmp_path / "metrics.jsonl").write_text("xx\n")
-    assert report.main([str(tmp_path)]) == 0
+    commands.report([str(tmp_path)])
     said = "metrics.jsonl: 1 unreadable line(s) and no other, so the report has nothing of the training.\n"
     assert capsys.readouterr().err == said
 
 
 @pytest.mark.slow
 def test_command_line(workdir, tmp_path, capsys):
-    assert report.main([str(workdir)]) == 0
+    commands.report([str(workdir)])
     assert capsys.readouterr().out.strip() == str(workdir / "report.html")
-    assert report.main([str(workdir), "--out", str(tmp_path / "all")]) == 0
+    commands.report([str(workdir), "--out", str(tmp_path / "all")])
     assert (tmp_path / "all" / "report.md").exists()
-    assert report.main([str(workdir), str(tmp_path / "all")]) == 2
-    assert "--out" in capsys.readouterr().err
     file = tmp_path / "file"
     file.write_text("")
-    assert report.main([str(workdir), "--out", str(file)]) == 2
-    assert capsys.readouterr().err.startswith(f"error: compare: --out ({file}) ")
-
-
-def test_command_line_of_a_folder_without_evaluation(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-m", "slpo_jax.evaluation.report", str(tmp_path)], capture_output=True, text=True
-    )
-    assert done.returncode == 2
-    assert len(done.stderr.strip().split("\n")) == 1
-    assert f"{tmp_path}/eval" in done.stderr
-    assert "evaluate" in done.stderr
+    for arguments in ([str(workdir), str(tmp_path / "all")], [str(workdir), "--out", str(file)]):
+        with pytest.raises(UserError, match="--out"):
+            commands.report(arguments)
+    with pytest.raises(UserError, match=r"/eval.*evaluate"):
+        commands.report([str(tmp_path / "all")])
 
 
 @pytest.mark.slow

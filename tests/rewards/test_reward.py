@@ -15,8 +15,8 @@ from slpo_jax.evaluation.records import arrays_of
 from slpo_jax.evaluation.statistics import summarise
 from slpo_jax.rewards.answers import parse_completion
 from slpo_jax.rewards.reward import CORRECT, REWARDS, Reward
-from slpo_jax.run.experiment import assemble
 from slpo_jax.run.provenance import evaluated_settings
+from slpo_jax.run.setup import assemble
 from slpo_jax.run.solution_summary import describe
 from slpo_jax.run.solver import Solution, Solver, counted
 from slpo_jax.training.batches import make_batch

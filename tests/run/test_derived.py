@@ -20,8 +20,9 @@ from slpo_jax.errors import UserError
 from slpo_jax.io.files import flatten
 from slpo_jax.models import xla_cpu
 from slpo_jax.run.derived import derived_settings
-from slpo_jax.run.experiment import assemble, build
+from slpo_jax.run.experiment import build
 from slpo_jax.run.plan import check_stages, run_stages
+from slpo_jax.run.setup import assemble
 from slpo_jax.run.solver import Solver, solve
 from slpo_jax.run.sources import load_set
 from tiny_folder import tiny_folder
@@ -130,7 +131,7 @@ def test_a_tenth_each_is_set_apart(tmp_path):
     source = _table(tmp_path / "my.csv")
     config, lines = _chosen(source, fields=FIELDS)
     settings = check(config)
-    parts = [load_set(settings.data, key, value, "numbers") for key, value in (
+    parts = [load_set(settings, key, value) for key, value in (
         ("config.data.train", config.data.train), ("config.data.valid", config.data.valid),
         ("config.data.eval.test", config.data.eval.test),
     )]  # fmt: skip

@@ -1,6 +1,7 @@
 """What of a run goes wrong, or is said, apart from refusals; and nothing is broken for the next run."""
 
 import json
+import os
 import socket
 from types import SimpleNamespace
 
@@ -44,6 +45,14 @@ def test_a_coordinator_s_port_that_another_program_has(folder):
         cluster = [f"--coordinator=localhost:{port}", "--processes=2", "--process=0"]
         line = refusal("train", "small.py", *cluster, folder=folder)
     assert line.startswith(f"--coordinator: port {port} can't be had (")
+
+
+def test_a_smoke_test_refuses_batches_and_warm_ups_that_the_run_would(folder, monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", os.environ.get("XLA_FLAGS", ""))  # which it changes
+    flags = "--config.imitate.optimizer.warmup_steps=20", "--config.rl.micro_batches=3"
+    line = refusal("train", "small.py", "--smoke", *flags, folder=folder)
+    assert line.startswith("config.imitate.optimizer.warmup_steps: 20 is not valid; ")
+    assert "; and config.rl.batch_size: 4 is not a multiple of " in line
 
 
 def test_long_problem_of_slots_that_the_positions_cut():

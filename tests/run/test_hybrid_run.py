@@ -7,7 +7,7 @@ import pytest
 
 from imitation import Crash, crash
 from slpo_jax.checkpoints.export import export_checkpoint
-from slpo_jax.config import objective_of, read_config
+from slpo_jax.config import read_config
 from slpo_jax.data.templates import token_texts
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.completions import Completions, thought_rows
@@ -64,7 +64,7 @@ def hybrid(tmp_path_factory):
 def test_the_latent_policy_s_parameters_have_rates_of_their_own_and_are_resumed(hybrid, tmp_path):
     """Adam's first step is the rate, whatever the gradient; the state comes back as it was."""
     experiment, params, _ = hybrid
-    objective = objective_of(experiment.config, "exact")
+    objective = experiment.config.objective["exact"]
     policy = training_policy(experiment, objective)
     objective.check("config.objective.exact", policy, 4)
     assert len(policy.capacities) == 3  # thoughts differ in length

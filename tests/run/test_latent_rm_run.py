@@ -228,7 +228,7 @@ def test_labels_of_another_checkpoint_or_damaged_are_one_line(copy):
         check_stages(experiment_of(copy, **{"latent_rm.completions": 4}))
     manifest.write_text(text)
     shutil.rmtree(copy / "checkpoints" / "imitate")
-    with pytest.raises(UserError, match=r"labels: its labels are of another checkpoint than imitate's; .* delete "):
+    with pytest.raises(UserError, match=r"^checkpoint: is .*, and the labels in \S+ were made with .* delete "):
         run_stages(config_of(stages=("imitate", "latent_rm"), **{"imitate.final_steps": 20}), copy)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from codi_run import small_config
-from slpo_jax.config import objective_of, read_config, validate
+from slpo_jax.config import read_config, validate
 from slpo_jax.errors import UserError
 from slpo_jax.run import imitate
 from slpo_jax.run.experiment import build
@@ -151,7 +151,7 @@ def test_an_objective_s_own_rate_and_schedule_are_its_optimizer_s(tmp_path):
     config.objective.answer_only.update(learning_rate=0.125, schedule="constant", steps=50)
     config.objective.grpo.update(updates=3, steps=40)
     experiment = build(read_config(config), tmp_path / "work")
-    found = [optimizer_config(experiment, objective_of(experiment.config, name))
+    found = [optimizer_config(experiment, experiment.config.objective[name])
              for name in ("slpo", "answer_only", "grpo")]  # fmt: skip
     assert [(each.learning_rate, each.schedule, each.total_steps, each.final_fraction) for each in found] == [
         (0.25, "linear", config.rl.steps, 0.5),

@@ -30,7 +30,7 @@ from slpo_jax.run import evaluate
 from slpo_jax.run.experiment import Experiment, build
 from slpo_jax.run.plan import check_stages, run_stages
 from slpo_jax.run.provenance import (
-    check_starts,
+    check_start,
     checkpoint_digest,
     ensure_manifest,
     evaluated_settings,
@@ -507,7 +507,7 @@ def test_files_of_the_first_start_that_changed(run, tmp_path):
     save_params(init, _params(0))
     run.error("cold_start", "began from another config.init", **changes)
     with pytest.raises(UserError, match=r"config\.init"):
-        check_starts(run.experiment(**changes).finished)
+        check_start(run.experiment(**changes).stage("cold_start"))
 
 
 @pytest.mark.parametrize(("text", "said"), [(None, "no such file"), ('{"seed": ', "is no JSON .*")])

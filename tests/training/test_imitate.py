@@ -14,7 +14,7 @@ from slpo_jax.data.batches import batch_indices, encode_problems
 from slpo_jax.data.problem import Problem
 from slpo_jax.data.tokenizer import arithmetic_tokenizer
 from slpo_jax.errors import UserError
-from slpo_jax.run.imitate import StageEnds, check_ends
+from slpo_jax.run.imitate import as_ended, check_ends, to_save
 from slpo_jax.training.loop import WINDOW, Learning
 from slpo_jax.training.recipes import ImitateSettings, Phase, curriculum, imitate_config, recipe_of
 from small_steps import (
@@ -262,33 +262,23 @@ def test_a_stage_ends_after_the_first_window_that_is_right(first, until):
     assert (ended is None) == (until == 1.0)
 
 
-def test_later_stages_begin_where_earlier_ones_ended(caplog):
+def test_later_stages_begin_where_earlier_ones_ended():
     plan = [Phase("cot", 0, 50, 0, 0, 0), Phase("stage_1", 50, 90, 1, 1, 1), Phase("final", 90, 150, None, 1, 1)]
-    settings, spans = _settings(stage_until=0.5, stage_least=1), []
-    ends, saved = StageEnds("imitate", settings, plan, 0, {}), []
+    ends, spans = {}, []
     for number, length in enumerate((30, 60, 25)):  # the second takes all of its steps, and those that the first left
-        phase = ends.phases()[number]
-        ends.begin(phase, phase.start)
-        ends.learning.accuracies = [0.25] * WINDOW
+        phase = as_ended(plan, ends)[number]
+        learning = Learning(0.5, phase.start + 1, [0.25] * WINDOW)
         if length < phase.end - phase.start:
-            ends.learning.accuracies = [0.75] * WINDOW
-            ends.learning.ends_after(phase.start + length)
-            ends.learning.accuracies = [0.25] * WINDOW  # the step that was under way may be worse
-        saved.append(ends.saved())
-        with caplog.at_level("WARNING", logger="absl"):
-            ends.finish(phase.start + length)
+            learning.accuracies = [0.75] * WINDOW
+            assert learning.ends_after(phase.start + length)
+            learning.accuracies = [0.25] * WINDOW  # the step that was under way may be worse
+        saved = to_save(ends, phase, learning)
+        assert saved["accuracies"] == [0.25] * WINDOW
+        ends = saved["ends"]
         spans.append((phase.start, phase.end))
     assert spans == [(0, 50), (30, 90), (90, 150)]
-    assert saved[-1]["ends"] == ends.saved()["ends"] == {"cot": 30, "final": 115}
-    assert [message.partition(" (")[0] for message in caplog.messages] == [
-        "imitate: cot learned after 30 steps",
-        "imitate: stage 1 not learned in its 60 steps",
-        "imitate: final learned after 25 steps",
-    ]
-    control = StageEnds("imitate", settings, plan, 7, ends.saved())
-    assert [(phase.start, phase.end) for phase in control.phases()] == [(0, 30), (30, 90), (90, 122)]
-    control.begin(control.phases()[-1], 115)
-    assert control.learning is None
+    assert to_save(ends) == {"ends": {"cot": 30, "final": 115}}
+    assert [(phase.start, phase.end) for phase in as_ended(plan, ends, 7)] == [(0, 30), (30, 90), (90, 122)]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import json
 import struct
+import sys
 import time
 
 import pytest
@@ -91,9 +92,11 @@ def test_the_first_of_several_processes_tracks(tmp_path, memory, monkeypatch):
     [
         (("aim",), "config.trackers: 'aim' is unknown; use tensorboard, wandb"),
         (("tensorboard", "tensorboard"), "give each name once"),
+        (("wandb",), r"wandb is not installed; pip install 'slpo_jax\[wandb\]'"),
     ],
 )
-def test_a_tracker_that_is_not_there_is_said_before_any_work(names, message):
+def test_a_tracker_that_is_not_there_is_said_before_any_work(names, message, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(UserError, match=message):
         check_trackers(names)
 

@@ -204,6 +204,11 @@ class LatentPolicySettings(abc.ABC):
                 f"config.max_latents: 0, but config.latent_policy.name={name} writes in its thought alone; give at "
                 "least 1, or another latent policy"
             )
+        if 0 < max_latents < (least := self.ended_by[1]):
+            raise UserError(
+                f"config.latent_policy.{name}.least: {least} steps before a thought may end are more than "
+                f"config.max_latents ({max_latents}); lower it or raise that"
+            )
 
     @abc.abstractmethod
     def __call__(self, reasoner: Reasoner, gate: Gate) -> LatentPolicy:

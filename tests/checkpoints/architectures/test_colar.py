@@ -29,7 +29,7 @@ from slpo_jax.io.tokenizer_files import save_tokenizer
 from slpo_jax.policy import noise
 from slpo_jax.policy.prompted import Prompts
 from slpo_jax.policy.rollout import sample
-from slpo_jax.run.experiment import assemble
+from slpo_jax.run.setup import assemble
 from slpo_jax.run.solver import load_solver
 from tiny_folder import config_for, draw
 

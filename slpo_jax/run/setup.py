@@ -1,0 +1,301 @@
+"""What a config describes, without a place on the disk: mesh, models, data, reward."""
+
+import dataclasses
+import functools
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding
+
+from slpo_jax.checkpoints.checkpoint import Checkpoint, find_checkpoint
+from slpo_jax.checkpoints.detect import Identity
+from slpo_jax.config.config import Config
+from slpo_jax.config.sections import changed
+from slpo_jax.data.batches import EncodedProblems, encode_problems
+from slpo_jax.data.problem import Problem
+from slpo_jax.data.templates import Template
+from slpo_jax.data.tokenizer import WORDS
+from slpo_jax.errors import UserError
+from slpo_jax.evaluation.evaluate import Evaluator
+from slpo_jax.io import hosts
+from slpo_jax.io.mesh import EVERYWHERE, device_mesh, replicate
+from slpo_jax.io.orbax import load_params, stored_params
+from slpo_jax.io.workdir import Workdir
+from slpo_jax.models import parts, xla_cpu
+from slpo_jax.models.gate import Gate, stopping_gate
+from slpo_jax.models.parts import GATE, LATENT_POLICY, REASONER, Part
+from slpo_jax.models.reasoner import Reasoner
+from slpo_jax.policy.policy import Policy, RolloutConfig
+from slpo_jax.rewards.reward import Reward
+from slpo_jax.rewards.verifier import reference_width
+from slpo_jax.run import validate
+from slpo_jax.run.sources import EVAL, TRAIN, VALID, load_set, only_errors
+from slpo_jax.stages import COLD_START, EVALUATE, IMITATE, RL, wanted
+from slpo_jax.training.optimizer import OptimizerConfig
+from slpo_jax.training.recipes import Recipe, recipe_of
+from slpo_jax.training.sharding import Layout
+
+
+@dataclasses.dataclass(kw_only=True)
+class Setup:
+    """What a config describes, without a place on the disk: models, texts and data to train on or to look at.
+
+    Attributes:
+        config: as resolved; config.model holds the shapes of what was loaded.
+        checkpoint: what the run starts from.
+        prompt_slots: config.prompt_slots, as far as the model has positions for them.
+        parts: of the parameters.
+        policy: reasoner, latent policy, and slots, ids and noise of rollouts.
+        reward: what reads and judges completions.
+        sets: encoded problems that have been read, by key.
+    """
+
+    config: Config
+    mesh: Mesh
+    key: jax.Array
+    checkpoint: Checkpoint
+    prompt_slots: tuple[int, ...]
+    parts: tuple[Part, ...]
+    policy: Policy
+    reward: Reward
+    sets: dict[str, EncodedProblems] = dataclasses.field(default_factory=dict)
+
+    @property
+    def reasoner(self) -> Reasoner:
+        """The policy's."""
+        return self.policy.reasoner
+
+    @property
+    def template(self) -> Template:
+        """The reasoner's texts and tokenizer."""
+        return self.checkpoint.template
+
+    @property
+    def train(self) -> EncodedProblems:
+        """To train on."""
+        return self._set(TRAIN, self.config.data.train)
+
+    @property
+    def valid(self) -> EncodedProblems:
+        """To choose on."""
+        return self._set(VALID, self.config.data.valid)
+
+    @property
+    def tests(self) -> tuple[str, ...]:
+        """The names under `config.data.eval` that the stage evaluate asks for."""
+        return tuple(self.config.evaluate.datasets or self.config.data.eval)
+
+    def test_set(self, name: str) -> EncodedProblems:
+        """That of this name."""
+        return self._set(EVAL + name, self.config.data.eval[name])
+
+    def _set(self, key: str, source: str) -> EncodedProblems:
+        if key not in self.sets:
+            self.sets[key] = self.encode(key, load_set(self.config, key, source), f"{key}: {source}")
+        return self.sets[key]
+
+    def encode(
+        self, key: str, problems: Sequence[Problem], where: str = "", judge: Reward | None = None
+    ) -> EncodedProblems:
+        """Problems with their token ids, without those whose own answer would be wrong, which are counted.
+
+        Args:
+            key: what they are called in messages.
+            where: the same of messages on a problem's words.
+            judge: of their answers; None is `reward`.
+        Raises:
+            UserError: a prompt or an answer is too long, or one to train on has a word that the tokenizer doesn't know.
+        """
+        trains, stages, limit = key == TRAIN, {*self.config.stages}, self.config.evaluate.limit
+        unknown = None if trains else Counter[str]()
+        try:
+            encoded = encode_problems(self.template, problems, trains and IMITATE in stages, unknown)
+        except UserError as error:
+            raise UserError(f"{where or key}: {error}") from None
+        if unknown and hosts.is_first():
+            validate.say_unknown(key, encoded, unknown)
+        encoded = validate.earnable(encoded, where or key, judge or self.reward)
+        most, used = max(self.prompt_slots), range(len(encoded))[: None if trains else limit or None]
+        validate.check_prompts(key, encoded.prompts[: len(used)], most, most < max(self.config.prompt_slots))
+        budget = ("max_answer_tokens", self.config.max_answer_tokens) if trains else self.evaluated_answers
+        if not trains or stages - {IMITATE, EVALUATE}:  # imitation says itself which it imitates
+            validate.check_answers(key, encoded, used, *budget)
+        return encoded
+
+    @property
+    def evaluated_answers(self) -> tuple[str, int]:
+        """The key of the most tokens that an answer may have in evaluations, and that number."""
+        own = self.config.evaluate.max_answer_tokens
+        return ("evaluate.max_answer_tokens", own) if own else ("max_answer_tokens", self.config.max_answer_tokens)
+
+    @functools.cached_property
+    def reference_width(self) -> int:
+        """Bytes of an encoded reference; 0 where the host alone can judge."""
+        if self.reward.on_device is None:
+            return 0
+        return reference_width([problem.answer for problem in self.train.problems], self.reward.style)
+
+    def abstract_params(self, stored: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
+        """Shapes, types and sharding of the parameters.
+
+        Args:
+            stored: those of a checkpoint, of which parts that are carried along are among them.
+        """
+        shapes = jax.eval_shape(lambda: parts.drawn(self.parts)) | parts.carried(stored)
+        everywhere = NamedSharding(self.mesh, EVERYWHERE)
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere), shapes)
+
+    def stored_params(self) -> dict[str, Any]:
+        """Shapes and types of what a checkpoint of this project as `config.init` holds; of others {}.
+
+        Raises:
+            UserError: it is damaged, or can't be gone on from with this latent policy.
+        """
+        orbax = self.checkpoint.orbax
+        stored: dict[str, Any] = {} if orbax is None else stored_params(orbax)
+        if orbax is not None or self.checkpoint.read is not None:
+            policy, trains = self.config.latent_policy.name, RL in self.config.stages
+            validate.check_latent_policy(policy, self.config.init, stored, self.abstract_params(), trains)
+        return stored
+
+    def initial_params(self, explain: bool = False) -> dict[str, Any]:
+        """The parameters that `config.init` names, and random ones, the same for the same seed, for what it lacks.
+
+        Args:
+            explain: also SIM-CoT's decoder of a foreign checkpoint, if there is one; ours always have theirs.
+        """
+        found: dict[str, Any] = {}
+        stored = self.stored_params()
+        if self.checkpoint.orbax is not None:
+            shapes = self.abstract_params(stored)
+            found = load_params(self.checkpoint.orbax, {name: shapes[name] for name in stored})
+        elif self.checkpoint.read is not None:
+            found = self.checkpoint.read(explain)
+
+        missing = jax.jit(lambda: parts.lacking(found, parts.drawn(self.parts)))()
+        return replicate(parts.merged(found, missing), self.mesh)
+
+    def trained_by(self, stage: str, params: dict[str, Any]) -> tuple[str, ...]:
+        """The parts of these parameters that a stage's optimizer changes."""
+        return parts.trained_by(stage, self.parts, params)
+
+    @functools.cached_property
+    def recipe(self) -> Recipe:
+        """How the stage imitate trains the reasoner."""
+        return recipe_of(self.config.imitate, self.checkpoint.architecture.default_recipe)
+
+    @functools.cached_property
+    def layout(self) -> Layout:
+        """How the states of the stages lie on the mesh."""
+        return Layout(self.mesh)
+
+    @property
+    def most_prompt(self) -> int:
+        """Tokens that a prompt may have in evaluations, by the model's positions."""
+        return self.reasoner.config.n_positions - self.config.max_latents - self.evaluator.policy.config.suffix_slots
+
+    @functools.cached_property
+    def evaluator(self) -> Evaluator:
+        """Rollouts over whole sets, with the answer budget of evaluation."""
+        evaluate, (_, answer_slots) = self.config.evaluate, self.evaluated_answers
+        sampling = {"temperature": evaluate.temperature, "top_k": evaluate.top_k, "top_p": evaluate.top_p}
+        rate = self.config.dropout.rate if evaluate.dropout is None else evaluate.dropout
+        policy = self.policy.having(answer_slots=answer_slots, dropout_rate=rate, **sampling)
+        slots = {*self.prompt_slots, *range(evaluate.prompt_multiple, max(self.prompt_slots), evaluate.prompt_multiple)}
+        search = evaluate.beams, evaluate.candidates
+        return Evaluator(policy, self.mesh, evaluate.batch_size, sorted(slots), self.key, evaluate.scorers, search)
+
+    def optimizer_config(self, stage: str, total_steps: int, **own: Any) -> OptimizerConfig:
+        """The stage's `config.STAGE.optimizer`, checked; with `own` values instead of some of it."""
+        shared = getattr(self.config, stage).optimizer
+        return changed(shared, own | {"total_steps": total_steps}, f"config.{stage}.optimizer")
+
+
+def assemble(
+    config: Config,
+    workdir: Workdir | None = None,
+    identity: Identity | None = None,
+    devices: Sequence[jax.Device] | None = None,
+) -> Setup:
+    """Everything that a config describes, except data sets, which are read when somebody asks for them.
+
+    Args:
+        workdir: whose finished stages may make up for what `config.init` lacks.
+        identity: of `config.init`, if it was asked for already.
+        devices: None is all there are.
+    Raises:
+        UserError: a key's value can't be used.
+    """
+    finished = workdir.finished_stages() if workdir else []
+    if config.tokenizer == WORDS and workdir and finished and not {*wanted(config)}.difference(finished):
+        # Once nothing is trained, the words are the workdir's, not those of the training data.
+        config = dataclasses.replace(config, tokenizer=str(workdir.reasoner))
+    # The stages warn of the data when they read them.
+    problems = only_errors()(lambda: load_set(config, TRAIN, config.data.train))
+    checkpoint = find_checkpoint(config, identity, problems)
+    template, model, architecture = checkpoint.template, checkpoint.description.model, checkpoint.architecture
+    validate.check_start(config, checkpoint, finished)
+    # The config gets the loaded shapes, so that config.json says what was run.
+    shapes = {name: getattr(model, name, getattr(architecture, name, None)) for name in vars(config.model)}
+    shapes = {key: value for key, value in shapes.items() if value is not None} | {"dtype": jnp.dtype(model.dtype).name}
+    config = dataclasses.replace(config, model=dataclasses.replace(config.model, **shapes))
+    if not xla_cpu.on_cpu():
+        # What is float32 is computed in float32, not in a type with fewer bits that the device is quicker in.
+        jax.config.update("jax_default_matmul_precision", "highest")
+    reasoner = architecture.on(model)
+    gate = stopping_gate(reasoner.width, config.gate.hidden, config.gate.detached)
+    policy = _policy(config, template, reasoner, gate)
+    answers = max(config.max_answer_tokens, config.evaluate.max_answer_tokens or 0)
+    positions = model.n_positions - max(len(template.closing_ids) - 1, 0)
+    reward = Reward(config.reward, template.answer_style, template.token_bytes, template.eos_ids)
+    key = jax.random.key(config.seed)
+    return Setup(
+        config=config,
+        mesh=device_mesh(devices, config.sharding.fsdp),
+        key=key,
+        checkpoint=checkpoint,
+        prompt_slots=validate.fitting_slots(config.prompt_slots, config.max_latents, answers, positions, config.init),
+        parts=_parts(config, key, reasoner, gate, policy),
+        policy=policy,
+        reward=reward,
+    )
+
+
+def _parts(config: Config, key: jax.Array, reasoner: Reasoner, gate: Gate, policy: Policy) -> tuple[Part, ...]:
+    reasoner_key, gate_key = jax.random.split(jax.random.fold_in(key, 1 << 30))
+    with_backbone, with_gate = [COLD_START] * config.cold_start.train_backbone, [RL] * config.gate.enabled
+    return (
+        Part(REASONER, reasoner_key, reasoner.init, frozenset({IMITATE, RL, *with_backbone})),
+        Part(GATE, gate_key, gate.init, frozenset({COLD_START, *with_gate})),
+        Part(LATENT_POLICY, jax.random.fold_in(key, 1 << 28), policy.latent_policy.init, frozenset({RL})),
+    )
+
+
+def _policy(config: Config, template: Template, reasoner: Reasoner, gate: Gate) -> Policy:
+    """The policy of rollouts.
+
+    Raises:
+        UserError: a text that should be one token is not.
+    """
+    try:
+        closing_ids = template.closing_ids if config.prompt.closing else ()
+        latent_policy = config.latent_policy.selected.with_ids(template.token, closing_ids)
+    except UserError as error:
+        key = f"config.latent_policy.{config.latent_policy.name}.end_text"
+        raise UserError(f"{key}: {error}, or use config.prompt.closing") from None
+    rollouts = RolloutConfig(
+        max_latents=config.max_latents,
+        answer_slots=config.max_answer_tokens,
+        closing_ids=template.closing_ids,
+        eos_ids=template.eos_ids,
+        pad_id=template.pad_id,
+        dropout_rate=config.dropout.rate,
+        dropout_where=config.dropout.where,
+        banned_ids=template.banned_ids,
+    )
+    made = latent_policy(reasoner.in_tree(), gate.in_tree())
+    return Policy(reasoner.in_tree(), made, rollouts, layout="rows" if template.start_id is None else "packed")
