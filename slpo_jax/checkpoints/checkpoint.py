@@ -62,23 +62,10 @@ class Checkpoint:
         """The description's."""
         return self.description.architecture
 
-    @property
-    def is_base(self) -> bool:
-        """Whether the checkpoint is of a language model that has not been a reasoner yet."""
-        return bool(self.lacks)
-
-    @property
-    def tokens(self) -> dict[str, int]:
-        """Ids of the marker tokens by name."""
-        t = self.template
-        end = t.closing_ids[0] if len(t.closing_ids) == 1 else None
-        found = {"start": t.start_id, "end": end, "pad": t.pad_id, "eos": t.eos_id, "latent": t.latent_id}
-        return {name: number for name, number in found.items() if number is not None}
-
     def write(self, folder: Path) -> None:
         """Describe the reasoner in a folder: what our checkpoints are read with."""
         folder.mkdir(parents=True, exist_ok=True)
-        write_description(folder, self.description, self.template.tokenizer, self.tokens)
+        write_description(folder, self.description, self.template)
 
 
 def find_checkpoint(

@@ -113,6 +113,13 @@ def strip_all(tensors: dict[str, Stored], prefix: str) -> dict[str, Stored]:
     return with_prefix(tensors, prefix) if tensors and all(name.startswith(prefix) for name in tensors) else tensors
 
 
+def with_head(name: str) -> str:
+    """The name of a tensor with the prefix that it lacks in a GPT-2 or Llama that was saved without its head."""
+    if re.match(r"(h|wte|wpe|ln_f)\.", name):
+        return f"transformer.{name}"
+    return f"model.{name}" if re.match(r"(layers|embed_tokens|norm|rotary_emb)\.", name) else name
+
+
 def check_tree(weights: list[Weight], stored: Mapping[str, Stored], source: str) -> None:
     """Compare names and shapes, before anything is read.
 

@@ -38,7 +38,7 @@ def load_params(directory: Path, like: Any) -> Any:
         except (OSError, json.JSONDecodeError) as error:
             raise _damaged(path, _reason(error)) from None
         except (ValueError, KeyError) as error:
-            what = _difference(stored_params(directory), like) or _reason(error)
+            what = difference(stored_params(directory), like) or _reason(error)
             raise UserError(
                 f"{path}: does not fit this config's model ({what}); set config.gate, config.model and "
                 "config.latent_policy as they were"
@@ -46,17 +46,17 @@ def load_params(directory: Path, like: Any) -> Any:
     for at, leaf in jax.tree.leaves_with_path(found):
         # What is spread over processes is a running stage's own.
         if leaf.is_fully_replicated and not np.isfinite(leaf).all():
-            name = jax.tree_util.keystr(at, simple=True, separator="/")
-            raise _damaged(path, f"{name} holds values that are not finite")
+            raise _damaged(path, f"{_name(at)} holds values that are not finite")
     return found
 
 
-def _difference(stored: Any, like: Any) -> str:
-    """The first parameter in which two trees differ, in words; "" where they don't."""
-    theirs, ours = (
-        {jax.tree_util.keystr(at, simple=True, separator="/"): x.shape for at, x in jax.tree.leaves_with_path(tree)}
-        for tree in (stored, like)
-    )
+def _name(at: Any) -> str:
+    return jax.tree_util.keystr(at, simple=True, separator="/")
+
+
+def difference(stored: Any, like: Any) -> str:
+    """The first parameter in whose shape two trees differ, in words; "" where they don't."""
+    theirs, ours = ({_name(at): x.shape for at, x in jax.tree.leaves_with_path(tree)} for tree in (stored, like))
     different = (name for name in ours | theirs if ours.get(name) != theirs.get(name))
     return next((f"{name} is {theirs.get(name)} there, {ours.get(name)} here" for name in different), "")
 
