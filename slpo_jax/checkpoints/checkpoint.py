@@ -13,13 +13,7 @@ from slpo_jax.checkpoints.description import Description, end_tokens, write_desc
 from slpo_jax.checkpoints.detect import Identity, identify
 from slpo_jax.checkpoints.hf_config import BackboneConfig
 from slpo_jax.checkpoints.source import fitting
-from slpo_jax.checkpoints.weights import (
-    backbone_weights,
-    check_tree,
-    gate_weights,
-    read_tree,
-    refuse_leftovers,
-)
+from slpo_jax.checkpoints.weights import backbone_weights, check_tree, gate_weights, read_tree, refuse_leftovers
 from slpo_jax.config.config import Config
 from slpo_jax.data.chat import PromptConfig
 from slpo_jax.data.problem import Problem
@@ -189,9 +183,8 @@ def _fitted(
     rows = max(stored.vocab_size, len(tokenizer))
     model = _at_run_time(config, dataclasses.replace(stored, vocab_size=rows))
     plain = Description(made, model, gate=opened.gate_hidden, gate_trained=opened.gate_hidden is not None)
-    description = dataclasses.replace(opened.description or plain, model=model, settings={})
-    if not architecture.has_latents:
-        description = dataclasses.replace(description, eos_ids=template.eos_ids)
+    described = opened.description or plain
+    description = dataclasses.replace(described, model=model, settings={}, eos_ids=template.eos_ids)
 
     def read(explain: bool = False) -> dict[str, Any]:
         tree = grow(read_tree(weights, tensors.model, source), rows, template.tokenizer)

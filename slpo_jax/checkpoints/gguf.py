@@ -239,9 +239,7 @@ def _packed(path: Path, name: str, shape: tuple[int, ...], kind: int, data: mmap
         in_bytes = gguf.quant_shape_to_byte_shape(shape, named)
         rows = np.frombuffer(data, np.uint8, math.prod(in_bytes), start).reshape(in_bytes)
     except (ValueError, IndexError, OverflowError) as error:
-        raise UserError(
-            f"{path}: {name} isn't all there; the file is truncated or corrupt, fetch it again"
-        ) from error
+        raise UserError(f"{path}: {name} isn't all there; the file is truncated or corrupt, fetch it again") from error
     return Packed(shape, named, rows)
 
 

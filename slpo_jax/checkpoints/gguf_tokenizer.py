@@ -48,9 +48,7 @@ def token_id(path: Path, fields: dict[str, Any], key: str, vocab_size: int) -> i
     return index
 
 
-def build_tokenizer(
-    path: Path, fields: dict[str, Any], vocab_size: int, max_length: int
-) -> "PreTrainedTokenizerFast":
+def build_tokenizer(path: Path, fields: dict[str, Any], vocab_size: int, max_length: int) -> "PreTrainedTokenizerFast":
     """Build the tokenizer of a GGUF file.
 
     Args:

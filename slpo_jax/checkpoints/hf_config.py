@@ -13,16 +13,15 @@ from slpo_jax.models.llama import LLAMAS, LlamaConfig, RopeScaling
 from slpo_jax.models.reasoner import BACKBONES, BackboneConfig
 
 # What our backbones compute; another value in config.json would load and then decode wrongly.
-_GPT2_FIXED = {
-    "activation_function": "gelu_new",
-    "scale_attn_weights": True,
-    "scale_attn_by_inverse_layer_idx": False,
-    "add_cross_attention": False,
-}
-_LLAMA_FIXED = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False}
-_QWEN2_FIXED = {"hidden_act": "silu", "use_sliding_window": False}
-_QWEN3_FIXED = {**_QWEN2_FIXED, "attention_bias": False}
-_FIXED = {"gpt2": _GPT2_FIXED, "llama": _LLAMA_FIXED, "qwen2": _QWEN2_FIXED, "qwen3": _QWEN3_FIXED}
+_FIXED = {
+    "gpt2": {
+        "activation_function": "gelu_new", "scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False,
+        "add_cross_attention": False,
+    },
+    "llama": {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False},
+    "qwen2": {"hidden_act": "silu", "use_sliding_window": False},
+    "qwen3": {"hidden_act": "silu", "use_sliding_window": False, "attention_bias": False},
+}  # fmt: skip
 _EACH_LAYER = {"layer_types": "full_attention"}
 _DEFAULTS = {"qwen3": {"head_dim": 128}}  # transformers', where they aren't those of the others
 BACKBONE_OF = {kind: "llama" if kind in LLAMAS else kind for kind in BACKBONES}

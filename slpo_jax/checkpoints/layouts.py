@@ -97,12 +97,11 @@ def take_gate(tensors: dict[str, Stored], source: str) -> tuple[dict[str, Stored
     what = "linear" if len(shapes) == 1 else "two layers with a GELU between them"
     said = "%s: %s are taken as the stopping gate, a stop logit of each latent: %s"
     logging.warning(said, source, ", ".join(sorted(found)), what)
-    names = [
-        (f"{ours}.{part}", f"{theirs}.{part}")
+    gate = {
+        f"{ours}.{part}": tensors[f"{theirs}.{part}"]
         for ours, theirs in zip(("gate.out", "gate.hidden"), ordered, strict=False)
         for part in ("weight", "bias")
-    ]
-    gate = {ours: tensors[theirs] for ours, theirs in names}
+    }
     return {name: tensor for name, tensor in tensors.items() if name not in found}, gate
 
 

@@ -149,11 +149,10 @@ def _open_torch(path: Path) -> dict[str, Stored]:
         raise UserError(f"{path}: is a torch checkpoint, which torch alone can read; `pip install torch`")
     import torch  # nothing else needs it
 
-    state = _unpickle(path)
-    if isinstance(state, Mapping):
-        state = next((state[key] for key in _WRAPPERS if isinstance(state.get(key), Mapping)), state)
-    entries = {}
-    for name, tensor in state.items() if isinstance(state, Mapping) else [("it", state)]:
+    whole = _unpickle(path)
+    state: Mapping[str, Any] = whole if isinstance(whole, Mapping) else {"it": whole}
+    state, entries = next((state[key] for key in _WRAPPERS if isinstance(state.get(key), Mapping)), state), {}
+    for name, tensor in state.items():
         if not isinstance(name, str) or not isinstance(tensor, torch.Tensor) or tensor.layout != torch.strided:
             kind = type(tensor).__name__
             raise UserError(f"{path}: {name} is a {kind}, no plain tensor with a name; save model.state_dict() alone")

@@ -30,7 +30,8 @@ class Weight(NamedTuple):
 
 def backbone_weights(config: BackboneConfig) -> list[Weight]:
     """Every parameter of a backbone."""
-    return _gpt2(config) if isinstance(config, GPT2Config) else _llama(config)
+    found = _gpt2(config) if isinstance(config, GPT2Config) else _llama(config)
+    return found if config.tied else [*found, Weight(("lm_head",), "lm_head.weight", found[0].shape)]
 
 
 def _gpt2(c: GPT2Config) -> list[Weight]:
@@ -53,8 +54,7 @@ def _gpt2(c: GPT2Config) -> list[Weight]:
             path: Path = (f"h_{layer}", part, name)
             found.append(Weight((*path, "kernel"), f"{prefix}.{part}.{name}.weight", shape))
             found.append(Weight((*path, "bias"), f"{prefix}.{part}.{name}.bias", shape[1:]))
-    found += norms
-    return found if c.tied else [*found, Weight(("lm_head",), "lm_head.weight", (c.vocab_size, width))]
+    return found + norms
 
 
 def _llama(c: LlamaConfig) -> list[Weight]:
@@ -81,7 +81,7 @@ def _llama(c: LlamaConfig) -> list[Weight]:
                 found.append(Weight((ours, part, name, "bias"), f"{theirs}.{part}.{name}.bias", shape[:1]))
         for path, size in norms.items():
             found.append(Weight((ours, *path, "scale"), f"{theirs}.{'.'.join(path)}.weight", (size,)))
-    return found if c.tied else [*found, Weight(("lm_head",), "lm_head.weight", (c.vocab_size, width))]
+    return found
 
 
 def linear(path: Path, name: str, shape: tuple[int, int]) -> list[Weight]:
