@@ -150,8 +150,9 @@ def test_padded_base_models(tmp_path):
     texts.save_pretrained(tmp_path)
     settings = {"init": str(tmp_path), "reasoner": "coconut_gpt2", "stages": ("imitate",)}
     coconut = open_case(settings, tmp_path)
-    assert (coconut.tokens["start"], coconut.description.model.vocab_size) == (len(texts), len(texts) + 9)
+    assert (coconut.template.start_id, coconut.description.model.vocab_size) == (len(texts), len(texts) + 9)
     assert_arrived(coconut, model.state_dict())
     codi = open_case(settings | {"reasoner": "codi_gpt2"}, tmp_path)
-    assert [codi.tokens[name] for name in ("pad", "start", "end")] == [len(texts) + 9 + i for i in range(3)]
+    own = codi.template
+    assert (own.pad_id, own.start_id, *own.closing_ids) == tuple(range(len(texts) + 9, len(texts) + 12))
     assert codi.description.model.vocab_size == len(codi.template.tokenizer) == len(texts) + 12
