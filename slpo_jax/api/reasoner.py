@@ -162,12 +162,13 @@ class TrainedReasoner:
                 logging.warning("%s: holds adapters alone, without the %s", target, said)
             return target
         replaces = replaced_by_export(target, overwrite, "give another directory, or overwrite=True")
-        checkpoint, how = solver.setup.checkpoint, (solver.stopping, solver.rule)
+        checkpoint = solver.setup.checkpoint
         config = changed(solver.setup.config, {"gate.enabled": solver.stopping == "threshold"})
         template = dataclasses.replace(checkpoint.template, tokenizer=copy.deepcopy(checkpoint.template.tokenizer))
         description = dataclasses.replace(checkpoint.description, settings=used_with(config, solver.rule))
         params = jax.device_get(with_decoder(solver.params, explain, self.source))
-        write_export(target, Path(self.source), params, Checkpoint(description, template), config, *how, replaces)
+        made = Checkpoint(description, template)
+        write_export(target, Path(self.source), params, made, config, solver.rule, replaces)
         return target
 
 

@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 
 from slpo_jax.checkpoints.hf_config import BackboneConfig
 from slpo_jax.checkpoints.tensors import Stored
-from slpo_jax.checkpoints.weights import EMBEDDING, backbone_weights
+from slpo_jax.checkpoints.weights import EMBEDDING, backbone_weights, with_head
 from slpo_jax.errors import UserError
 from slpo_jax.io.files import read_json
 
@@ -107,10 +107,7 @@ def adapted(
 
 def _hugging_face_name(name: str) -> str:
     short = name.removeprefix("base_model.model.").replace(".modules_to_save.default.", ".").replace(_BASE, ".")
-    short = re.sub(r"\.lora_([AB])\.weight$", r".lora_\1.default.weight", short)
-    if re.match(r"(h|wte|wpe|ln_f)\.", short):  # adapters of a model without its head have no prefix
-        return f"transformer.{short}"
-    return f"model.{short}" if re.match(r"(layers|embed_tokens|norm)\.", short) else short
+    return with_head(re.sub(r"\.lora_([AB])\.weight$", r".lora_\1.default.weight", short))
 
 
 def merge_lora(tensors: dict[str, Stored], lora: Lora | None, source: str) -> dict[str, Stored]:

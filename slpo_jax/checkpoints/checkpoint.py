@@ -13,13 +13,7 @@ from slpo_jax.checkpoints.description import Description, end_tokens, write_desc
 from slpo_jax.checkpoints.detect import Identity, identify
 from slpo_jax.checkpoints.hf_config import BackboneConfig
 from slpo_jax.checkpoints.source import fitting
-from slpo_jax.checkpoints.weights import (
-    backbone_weights,
-    check_tree,
-    gate_weights,
-    read_tree,
-    refuse_leftovers,
-)
+from slpo_jax.checkpoints.weights import backbone_weights, check_tree, gate_weights, read_tree, refuse_leftovers
 from slpo_jax.config.config import Config
 from slpo_jax.data.chat import PromptConfig
 from slpo_jax.data.problem import Problem
@@ -62,23 +56,10 @@ class Checkpoint:
         """The description's."""
         return self.description.architecture
 
-    @property
-    def is_base(self) -> bool:
-        """Whether the checkpoint is of a language model that has not been a reasoner yet."""
-        return bool(self.lacks)
-
-    @property
-    def tokens(self) -> dict[str, int]:
-        """Ids of the marker tokens by name."""
-        t = self.template
-        end = t.closing_ids[0] if len(t.closing_ids) == 1 else None
-        found = {"start": t.start_id, "end": end, "pad": t.pad_id, "eos": t.eos_id, "latent": t.latent_id}
-        return {name: number for name, number in found.items() if number is not None}
-
     def write(self, folder: Path) -> None:
         """Describe the reasoner in a folder: what our checkpoints are read with."""
         folder.mkdir(parents=True, exist_ok=True)
-        write_description(folder, self.description, self.template.tokenizer, self.tokens)
+        write_description(folder, self.description, self.template)
 
 
 def find_checkpoint(
@@ -202,9 +183,8 @@ def _fitted(
     rows = max(stored.vocab_size, len(tokenizer))
     model = _at_run_time(config, dataclasses.replace(stored, vocab_size=rows))
     plain = Description(made, model, gate=opened.gate_hidden, gate_trained=opened.gate_hidden is not None)
-    description = dataclasses.replace(opened.description or plain, model=model, settings={})
-    if not architecture.has_latents:
-        description = dataclasses.replace(description, eos_ids=template.eos_ids)
+    described = opened.description or plain
+    description = dataclasses.replace(described, model=model, settings={}, eos_ids=template.eos_ids)
 
     def read(explain: bool = False) -> dict[str, Any]:
         tree = grow(read_tree(weights, tensors.model, source), rows, template.tokenizer)

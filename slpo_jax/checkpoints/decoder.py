@@ -8,13 +8,7 @@ from absl import logging
 
 from slpo_jax.checkpoints.hf_config import BackboneConfig
 from slpo_jax.checkpoints.tensors import Stored
-from slpo_jax.checkpoints.weights import (
-    backbone_weights,
-    read_tree,
-    refuse_leftovers,
-    with_prefix,
-    write_tree,
-)
+from slpo_jax.checkpoints.weights import backbone_weights, read_tree, refuse_leftovers, with_prefix, write_tree
 from slpo_jax.errors import UserError
 from slpo_jax.models.parts import DECODER
 from slpo_jax.models.reasoner import vocabulary_rows

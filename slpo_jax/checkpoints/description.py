@@ -8,17 +8,15 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from slpo_jax.checkpoints.architectures import ARCHITECTURES, Architecture
 from slpo_jax.checkpoints.hf_config import BackboneConfig, from_hugging_face, to_hugging_face
 from slpo_jax.config.bounds import FieldError
+from slpo_jax.data.templates import Template
 from slpo_jax.errors import UserError
 from slpo_jax.io.files import read_json
 from slpo_jax.io.tokenizer_files import save_tokenizer
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
 
 FILE = "reasoner.json"
 MODEL_FILE = "config.json"
@@ -50,22 +48,19 @@ class Description:
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
-def write_description(
-    folder: Path, description: Description, tokenizer: "PreTrainedTokenizerFast", tokens: dict[str, int]
-) -> None:
+def write_description(folder: Path, description: Description, template: Template) -> None:
     """Write the folder's files, without weights.
 
     Args:
         folder: exists.
-        tokens: ids of pad, eos and, as far as there are some, start, end and latent; config.json gets those that
-            transformers and other latent-reasoning programs look for.
+        template: with the tokenizer, and the ids that transformers and other latent-reasoning programs look for.
     """
-    latent = {f"latent_{name}_id": tokens[name] for name in ("start", "end") if name in tokens}
-    if "latent" in tokens:
-        latent["latent_id"] = tokens["latent"]
-    config = to_hugging_face(description.model) | latent
-    eos_ids = list(dict.fromkeys([tokens["eos"], *description.eos_ids]))
-    config |= {"eos_token_id": eos_ids if len(eos_ids) > 1 else tokens["eos"], "pad_token_id": tokens["pad"]}
+    tokenizer, closing = template.tokenizer, template.closing_ids
+    end = closing[0] if len(closing) == 1 else None
+    latent = {"latent_start_id": template.start_id, "latent_end_id": end, "latent_id": template.latent_id}
+    config = to_hugging_face(description.model) | {key: index for key, index in latent.items() if index is not None}
+    eos_ids = list(dict.fromkeys([template.eos_id, *description.eos_ids]))
+    config |= {"eos_token_id": eos_ids if len(eos_ids) > 1 else eos_ids[0], "pad_token_id": template.pad_id}
     config["bos_token_id"] = tokenizer.bos_token_id
     facts = {"format": 1, "architecture": description.architecture.name} | dataclasses.asdict(description.architecture)
     facts |= {name: getattr(description, name) for name in _FACTS}

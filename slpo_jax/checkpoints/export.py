@@ -30,7 +30,6 @@ from slpo_jax.io.orbax import is_checkpoint, load_params, save_params, stored_pa
 from slpo_jax.io.workdir import REASONER_FOLDER, StageFolder, Workdir
 from slpo_jax.models.parts import DECODER, GATE, LATENT_POLICY, REASONER
 from slpo_jax.models.reasoner import BACKBONE
-from slpo_jax.policy.policy import Stopping
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -92,8 +91,8 @@ def export_checkpoint(source: Path, target: Path, explain: bool = False) -> Chec
     template = description.architecture.template(identity.tokenizer(), prompt=asked)
     loaded = with_decoder(load_params(source, stored_params(source)), explain, str(source))
     params: dict[str, Any] = jax.tree.map(np.asarray, loaded)
-    how = stopping_of(config, identity)
-    return write_export(target, source, params, Checkpoint(description, template), config, *how, replaces)
+    _, rule = stopping_of(config, identity)
+    return write_export(target, source, params, Checkpoint(description, template), config, rule, replaces)
 
 
 def replaced_by_export(
@@ -118,8 +117,8 @@ def replaced_by_export(
 
 
 def write_export(
-    target: Path, source: Path, params: dict[str, Any], checkpoint: Checkpoint, config: Config, stopping: Stopping,
-    rule: float | int, replaces: Collection[str] | None = None,
+    target: Path, source: Path, params: dict[str, Any], checkpoint: Checkpoint, config: Config, rule: float | int,
+    replaces: Collection[str] | None,
 ) -> Checkpoint:  # fmt: skip
     """Write a Hugging Face directory of a reasoner, with what is needed to think in PyTorch.
 
@@ -128,8 +127,8 @@ def write_export(
         source: where it is from, for the model card.
         params: all parts, on the host.
         checkpoint: what they are of; its tokenizer is changed.
-        config: what it is used with.
-        stopping, rule: how its rollouts end.
+        config: what it is used with, whose gate is enabled where it stops the rollouts.
+        rule: the gate's threshold, or without a gate the number of latents.
         replaces: see `replaced_by_export`.
     Returns:
         what was written: without the random gate of a run that has none.
@@ -143,7 +142,7 @@ def write_export(
     if not has_gate(source):
         checkpoint = dataclasses.replace(checkpoint, description=dataclasses.replace(checkpoint.description, gate=None))
     can_think = thinks(config, checkpoint)
-    files = thinking_files(config, checkpoint, stopping, rule, can_think)
+    files = thinking_files(config, checkpoint, rule, can_think)
     if can_think:
         have_asked(checkpoint.template)
     files["README.md"] = model_card(source, checkpoint.description, target.name, can_think, DECODER in params)

@@ -14,7 +14,6 @@ from slpo_jax.checkpoints.source import GENERATION_FILE, SIDE_FILE
 from slpo_jax.config.config import Config
 from slpo_jax.data.templates import Template
 from slpo_jax.io.workdir import StageFolder
-from slpo_jax.policy.policy import Stopping
 
 REFUSING = "bad_words_ids"  # with which transformers' own `generate` fails, where our code is not trusted
 CODE = "custom_generate/generate.py"  # where transformers looks for it
@@ -32,12 +31,10 @@ def thinks(config: Config, checkpoint: Checkpoint) -> bool:
     Args:
         config: to evaluate it with.
     """
-    own = config.latent_policy.selected.is_the_reasoners
-    return checkpoint.architecture.layers is not None and own and _asks_alike(checkpoint.template)
-
-
-def _asks_alike(template: Template) -> bool:
-    """Whether a tokenizer tells the marker at the end of a prompt from the text before it."""
+    template = checkpoint.template
+    if checkpoint.architecture.layers is None or not config.latent_policy.selected.is_the_reasoners:
+        return False
+    # Not every tokenizer tells the marker at the end of a prompt from the text before it.
     tokenizer, chat = template.tokenizer, [{"role": "user", "content": "?"}]
     text = tokenizer(template.question_text("?"), add_special_tokens=not template.bare)["input_ids"]
     asked = tokenizer.apply_chat_template(chat, chat_template=template.chat_template, return_dict=True)["input_ids"]
@@ -51,14 +48,12 @@ def have_asked(template: Template) -> None:
     tokenizer.init_kwargs |= {"padding_side": "left", "model_input_names": ["input_ids", "attention_mask"]}  # are saved
 
 
-def thinking_files(
-    config: Config, checkpoint: Checkpoint, stopping: Stopping, rule: float | int, thinks: bool
-) -> dict[str, str]:
+def thinking_files(config: Config, checkpoint: Checkpoint, rule: float | int, thinks: bool) -> dict[str, str]:
     """The code and its settings; of latents that PyTorch can't think in, settings that have transformers say so.
 
     Args:
         config: to evaluate it with.
-        stopping, rule: how its rollouts end.
+        rule: how its rollouts end, see `export.write_export`.
         thinks: of `thinks`.
     Returns:
         texts by their files in the export; {} for what transformers generates as it is.
@@ -86,7 +81,7 @@ def thinking_files(
         "halting_least": least,
         REFUSING: _UNTRUSTED.format(left_out),
     }
-    if stopping == "length":
+    if not config.gate.enabled:
         most = min(config.max_latents, max(1 if halting is None else 0, int(rule)))
         settings |= {"max_latents": most, "stop_threshold": None, "gate_layers": []}
     code = (Path(__file__).parent / "custom_generate.py").read_text(encoding="utf-8")

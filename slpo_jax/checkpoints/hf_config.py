@@ -1,7 +1,6 @@
 """A backbone's shapes, in our dataclasses and in Hugging Face's config.json."""
 
 import dataclasses
-import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,16 +13,15 @@ from slpo_jax.models.llama import LLAMAS, LlamaConfig, RopeScaling
 from slpo_jax.models.reasoner import BACKBONES, BackboneConfig
 
 # What our backbones compute; another value in config.json would load and then decode wrongly.
-_GPT2_FIXED = {
-    "activation_function": "gelu_new",
-    "scale_attn_weights": True,
-    "scale_attn_by_inverse_layer_idx": False,
-    "add_cross_attention": False,
-}
-_LLAMA_FIXED = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False}
-_QWEN2_FIXED = {"hidden_act": "silu", "use_sliding_window": False}
-_QWEN3_FIXED = {**_QWEN2_FIXED, "attention_bias": False}
-_FIXED = {"gpt2": _GPT2_FIXED, "llama": _LLAMA_FIXED, "qwen2": _QWEN2_FIXED, "qwen3": _QWEN3_FIXED}
+_FIXED = {
+    "gpt2": {
+        "activation_function": "gelu_new", "scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False,
+        "add_cross_attention": False,
+    },
+    "llama": {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False},
+    "qwen2": {"hidden_act": "silu", "use_sliding_window": False},
+    "qwen3": {"hidden_act": "silu", "use_sliding_window": False, "attention_bias": False},
+}  # fmt: skip
 _EACH_LAYER = {"layer_types": "full_attention"}
 _DEFAULTS = {"qwen3": {"head_dim": 128}}  # transformers', where they aren't those of the others
 BACKBONE_OF = {kind: "llama" if kind in LLAMAS else kind for kind in BACKBONES}
@@ -68,18 +66,16 @@ def from_hugging_face(values: dict[str, Any], source: str) -> BackboneConfig:
     values = _DEFAULTS.get(kind, {}) | values | {"rope_theta": rope.get("rope_theta", values.get("rope_theta"))}
     values["rope_scaling"] = _rope_scaling(rope, source)
     defaults = {"n_kv_head": values.get("num_attention_heads"), "norm_epsilon": 1e-6, "rope_theta": 10_000.0}
-    made = functools.partial(
-        _made, LLAMAS[kind], _LLAMA_KEYS, values, source,
-        **defaults, rope_scaling=None, tied=False,
-    )  # fmt: skip
-    llama: LlamaConfig = made(head_dim=2)
-    if values.get("head_dim") is None:
-        if llama.n_embd % llama.n_head:
-            raise UserError(
-                f"{source}: num_attention_heads: {llama.n_head} does not divide hidden_size, {llama.n_embd}; mend it"
-            )
-        llama = made(head_dim=llama.n_embd // llama.n_head)
-    return llama
+    defaults |= {"head_dim": 2, "rope_scaling": None, "tied": False}
+    llama: LlamaConfig = _made(LLAMAS[kind], _LLAMA_KEYS, values, source, **defaults)
+    if values.get("head_dim") is not None:
+        return llama
+    if llama.n_embd % (2 * llama.n_head):
+        raise UserError(
+            f"{source}: num_attention_heads: {llama.n_head} does not cut hidden_size, {llama.n_embd}, into even parts; "
+            "mend it"
+        )
+    return dataclasses.replace(llama, head_dim=llama.n_embd // llama.n_head)
 
 
 def _made(cls: Any, keys: Mapping[str, str], values: Mapping[str, Any], source: str, **defaults: Any) -> Any:

@@ -14,7 +14,7 @@ from slpo_jax.checkpoints.adapters import Lora, adapted, merge_lora
 from slpo_jax.checkpoints.architectures import ARCHITECTURES, Architecture, Unwrapped
 from slpo_jax.checkpoints.decoder import take_decoder
 from slpo_jax.checkpoints.tensors import Stored
-from slpo_jax.checkpoints.weights import EMBEDDING, strip_all
+from slpo_jax.checkpoints.weights import EMBEDDING, strip_all, with_head
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.rows import is_rule
 
@@ -57,10 +57,7 @@ def recognise(
     if base is not None:  # a language model alone is CoLaR's first, still without a head
         tensors = adapted(base, strip_all(tensors, "llm."), lora, source)
     tensors = merge_lora(tensors, lora, source)
-    # GPT-2 and Llama saved without their head have no prefix.
-    for marker, prefix in (("wte.weight", "transformer."), ("embed_tokens.weight", "model.")):
-        if marker in tensors:
-            tensors = {name if name == "lm_head.weight" else prefix + name: t for name, t in tensors.items()}
+    tensors = {with_head(name): tensor for name, tensor in tensors.items()}
     for backbone, name in EMBEDDING.items():
         # Of tensors that share their memory, safetensors' save_model keeps the first in the alphabet.
         if name not in tensors and _FINAL_NORM[backbone] in tensors and "lm_head.weight" in tensors:
@@ -100,12 +97,11 @@ def take_gate(tensors: dict[str, Stored], source: str) -> tuple[dict[str, Stored
     what = "linear" if len(shapes) == 1 else "two layers with a GELU between them"
     said = "%s: %s are taken as the stopping gate, a stop logit of each latent: %s"
     logging.warning(said, source, ", ".join(sorted(found)), what)
-    names = [
-        (f"{ours}.{part}", f"{theirs}.{part}")
+    gate = {
+        f"{ours}.{part}": tensors[f"{theirs}.{part}"]
         for ours, theirs in zip(("gate.out", "gate.hidden"), ordered, strict=False)
         for part in ("weight", "bias")
-    ]
-    gate = {ours: tensors[theirs] for ours, theirs in names}
+    }
     return {name: tensor for name, tensor in tensors.items() if name not in found}, gate
 
 

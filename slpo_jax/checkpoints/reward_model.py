@@ -8,14 +8,12 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-import jax
-
 from slpo_jax.checkpoints.description import Description
 from slpo_jax.checkpoints.source import locate
 from slpo_jax.checkpoints.tensors import open_tensors
 from slpo_jax.checkpoints.weights import backbone_weights, linear, read_tree, refuse_leftovers
 from slpo_jax.errors import UserError
-from slpo_jax.io.orbax import is_checkpoint, load_params, stored_params
+from slpo_jax.io.orbax import difference, is_checkpoint, load_params, stored_params
 from slpo_jax.models.parts import REASONER
 from slpo_jax.models.reasoner import BACKBONE
 
@@ -34,13 +32,10 @@ def read_reward_model(source: str, description: Description, like: Any) -> dict[
     """
     path = Path(source).expanduser()
     if path.is_dir() and is_checkpoint(path):
-        found, wanted = (_shapes(tree) for tree in (stored_params(path), like))
-        for name in [*wanted, *found]:
-            if found.get(name) != wanted.get(name):
-                raise UserError(
-                    f"{_KEY}: {source} is no reward model of this reasoner: {name} is {found.get(name, 'missing')} "
-                    f"there, {wanted.get(name, 'nothing')} is due; give one that was trained on it"
-                )
+        if what := difference(stored_params(path), like):
+            raise UserError(
+                f"{_KEY}: {source} is no reward model of this reasoner ({what}); give one that was trained on it"
+            )
         return load_params(path, like)
     stored = open_tensors(locate(source, _KEY))
     model = dataclasses.replace(description.model, tied=True)
@@ -53,9 +48,3 @@ def read_reward_model(source: str, description: Description, like: Any) -> dict[
         raise UserError(f"{_KEY}: is no reward model of this reasoner: {error}") from None
     classifier = rest.pop("classifier")
     return {REASONER: {BACKBONE: tree, **rest}, "classifier": classifier}
-
-
-def _shapes(tree: Any) -> dict[str, list[int]]:
-    return {
-        jax.tree_util.keystr(at, simple=True, separator="/"): list(x.shape) for at, x in jax.tree.leaves_with_path(tree)
-    }

@@ -177,14 +177,13 @@ def open_checkpoint(init: str, base: str, lora_alpha: float | None, key: str = "
     architecture, tensors = recognise(stored, str(path), lora_of(folder, lora_alpha))
     # An original state dict goes with its base model, even where a config of the training lies beside it.
     own = folder if folder and _has(folder, descriptions.MODEL_FILE) and not (tensors.original and base) else None
-    if not (own or base):
+    below = locate(base, "config.base", weights=False) if base else None
+    model_folder = own or below
+    if model_folder is None:
         raise UserError(
             f"config.base: not set, and {path} comes without config.json; give the directory or hub id of the model "
             "that it was trained from"
         )
-    below = locate(base, "config.base", weights=False) if base else None
-    model_folder = own or below
-    assert model_folder is not None
     texts = next((x for x in (folder, model_folder, below) if x and _has(x, "tokenizer.json", "vocab.json")), None)
     described = read_description(folder) if folder else None
     tensors = _with_side_file(folder or path.parent, tensors, described)
@@ -254,19 +253,13 @@ def _open_adapters(init: str, path: Path, stored: dict[str, Stored], base: str, 
         architecture, tensors = recognise(stored, str(path), lora, below.tensors.model)
     if architecture is None:
         tensors = below.tensors._replace(model=tensors.model)
-    own = folder is not None and _has(folder, "tokenizer.json", "vocab.json")
-    found = dataclasses.replace(below, tensors=tensors)
-    return dataclasses.replace(
-        found,
-        source=init,
-        path=str(path),
-        architecture=architecture or below.architecture,
-        base=base,
-        lora_alpha=lora_alpha,
-        model=below.model | {"vocab_size": found.embedding.shape[0]},
-        tokenizer=partial(load_tokenizer, str(folder)) if own else below.tokenizer,
-        from_base=base,
+    found = dataclasses.replace(
+        below, tensors=tensors, source=init, path=str(path), base=base, lora_alpha=lora_alpha, from_base=base
     )
+    if folder and _has(folder, "tokenizer.json", "vocab.json"):
+        found = dataclasses.replace(found, tokenizer=partial(load_tokenizer, str(folder)))
+    model = below.model | {"vocab_size": found.embedding.shape[0]}
+    return dataclasses.replace(found, architecture=architecture or below.architecture, model=model)
 
 
 @contextlib.contextmanager

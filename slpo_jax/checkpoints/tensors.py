@@ -9,7 +9,7 @@ import functools
 import importlib.util
 import json
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -63,8 +63,8 @@ def open_tensors(path: Path) -> dict[str, Stored]:
     return entries
 
 
-def finite(path: Path, name: str, read: Callable[[], np.ndarray]) -> Callable[[], np.ndarray]:
-    """`read`, of a tensor of this name in this file, which refuses NaN and infinities: a model would say nonsense."""
+def stored(path: Path, name: str, shape: Iterable[int], read: Callable[[], np.ndarray]) -> Stored:
+    """A tensor of a file, which refuses NaN and infinities when it is read: a model would say nonsense."""
 
     def checked() -> np.ndarray:
         array = read()
@@ -72,7 +72,7 @@ def finite(path: Path, name: str, read: Callable[[], np.ndarray]) -> Callable[[]
             raise UserError(f"{path}: {name} holds values that are not finite; give a checkpoint that is whole")
         return array
 
-    return checked
+    return Stored(name, tuple(shape), checked)
 
 
 def weights_file(folder: Path) -> Path | None:
@@ -136,8 +136,7 @@ def _open_safetensors(path: Path) -> dict[str, Stored]:
         view = file.get_slice(name)
         if view.get_dtype().startswith(("F8", "F4", "F6")):
             raise _too_few_bits(path, name, view.get_dtype())
-        read = functools.partial(file.get_tensor, name)
-        entries[name] = Stored(name, tuple(view.get_shape()), finite(path, name, read))
+        entries[name] = stored(path, name, view.get_shape(), functools.partial(file.get_tensor, name))
     return entries
 
 
@@ -150,17 +149,16 @@ def _open_torch(path: Path) -> dict[str, Stored]:
         raise UserError(f"{path}: is a torch checkpoint, which torch alone can read; `pip install torch`")
     import torch  # nothing else needs it
 
-    state = _unpickle(path)
-    if isinstance(state, Mapping):
-        state = next((state[key] for key in _WRAPPERS if isinstance(state.get(key), Mapping)), state)
-    entries = {}
-    for name, tensor in state.items() if isinstance(state, Mapping) else [("it", state)]:
+    whole = _unpickle(path)
+    state: Mapping[str, Any] = whole if isinstance(whole, Mapping) else {"it": whole}
+    state, entries = next((state[key] for key in _WRAPPERS if isinstance(state.get(key), Mapping)), state), {}
+    for name, tensor in state.items():
         if not isinstance(name, str) or not isinstance(tensor, torch.Tensor) or tensor.layout != torch.strided:
             kind = type(tensor).__name__
             raise UserError(f"{path}: {name} is a {kind}, no plain tensor with a name; save model.state_dict() alone")
         if tensor.dtype.is_floating_point and tensor.dtype.itemsize < 2:
             raise _too_few_bits(path, name, tensor.dtype)
-        entries[name] = Stored(name, tuple(tensor.shape), finite(path, name, functools.partial(_to_numpy, tensor)))
+        entries[name] = stored(path, name, tensor.shape, functools.partial(_to_numpy, tensor))
     return entries
 
 

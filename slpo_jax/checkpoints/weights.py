@@ -1,17 +1,20 @@
 """Hugging Face's tensor names against our parameter trees: strict in both directions."""
 
+import dataclasses
+import functools
 import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from slpo_jax.checkpoints.hf_config import BackboneConfig
 from slpo_jax.checkpoints.tensors import Stored
 from slpo_jax.errors import UserError
 from slpo_jax.io.files import flatten
-from slpo_jax.models.gpt2 import GPT2Config
 from slpo_jax.models.llama import LlamaConfig
+from slpo_jax.models.reasoner import BACKBONE, LatentReasoner, as_functions, backbone
 
 EMBEDDING = {"gpt2": "transformer.wte.weight", "llama": "model.embed_tokens.weight"}
 
@@ -28,60 +31,23 @@ class Weight(NamedTuple):
     transposed: bool = False
 
 
+@functools.cache
 def backbone_weights(config: BackboneConfig) -> list[Weight]:
-    """Every parameter of a backbone."""
-    return _gpt2(config) if isinstance(config, GPT2Config) else _llama(config)
+    """Every parameter of a backbone, the token embedding first.
 
-
-def _gpt2(c: GPT2Config) -> list[Weight]:
-    width, inner = c.n_embd, c.n_inner or 4 * c.n_embd
-    found = [Weight(("wte",), "transformer.wte.weight", (c.vocab_size, width))]
-    found.append(Weight(("wpe",), "transformer.wpe.weight", (c.n_positions, width)))
-    # transformers' Conv1D keeps [in, out], as our Dense does.
-    shapes = {
-        ("attn", "c_attn"): (width, 3 * width),
-        ("attn", "c_proj"): (width, width),
-        ("mlp", "c_fc"): (width, inner),
-        ("mlp", "c_proj"): (inner, width),
-    }
-    norms = norm(("ln_f",), "transformer.ln_f", width)
-    for layer in range(c.n_layer):
-        prefix = f"transformer.h.{layer}"
-        for name in ("ln_1", "ln_2"):
-            norms += norm((f"h_{layer}", name), f"{prefix}.{name}", width)
-        for (part, name), shape in shapes.items():
-            path: Path = (f"h_{layer}", part, name)
-            found.append(Weight((*path, "kernel"), f"{prefix}.{part}.{name}.weight", shape))
-            found.append(Weight((*path, "bias"), f"{prefix}.{part}.{name}.bias", shape[1:]))
-    found += norms
-    return found if c.tied else [*found, Weight(("lm_head",), "lm_head.weight", (c.vocab_size, width))]
-
-
-def _llama(c: LlamaConfig) -> list[Weight]:
-    width, queries, keys = c.n_embd, c.n_head * c.head_dim, c.n_kv_head * c.head_dim
-    found = [Weight(("embed_tokens",), "model.embed_tokens.weight", (c.vocab_size, width))]
-    found.append(Weight(("norm", "scale"), "model.norm.weight", (width,)))
-    shapes = {
-        ("self_attn", "q_proj"): (queries, width),
-        ("self_attn", "k_proj"): (keys, width),
-        ("self_attn", "v_proj"): (keys, width),
-        ("self_attn", "o_proj"): (width, queries),
-        ("mlp", "gate_proj"): (c.n_inner, width),
-        ("mlp", "up_proj"): (c.n_inner, width),
-        ("mlp", "down_proj"): (width, c.n_inner),
-    }
-    norms: dict[Path, int] = {("input_layernorm",): width, ("post_attention_layernorm",): width}
-    if c.qk_norm:
-        norms |= {("self_attn", name): c.head_dim for name in ("q_norm", "k_norm")}
-    for layer in range(c.n_layer):
-        ours, theirs = f"layers_{layer}", f"model.layers.{layer}"
-        for (part, name), shape in shapes.items():
-            found.append(Weight((ours, part, name, "kernel"), f"{theirs}.{part}.{name}.weight", shape, True))
-            if c.qkv_bias and name in ("q_proj", "k_proj", "v_proj"):
-                found.append(Weight((ours, part, name, "bias"), f"{theirs}.{part}.{name}.bias", shape[:1]))
-        for path, size in norms.items():
-            found.append(Weight((ours, *path, "scale"), f"{theirs}.{'.'.join(path)}.weight", (size,)))
-    return found if c.tied else [*found, Weight(("lm_head",), "lm_head.weight", (c.vocab_size, width))]
+    The modules' parameters are named as Hugging Face's but for the dot before a layer's number, and for Linen's words.
+    torch's Linear keeps [out, in], transformers' Conv1D in GPT-2 [in, out], as our Dense does.
+    """
+    plain = dataclasses.replace(config, remat=False, scan_layers=False)
+    init = as_functions(LatentReasoner(backbone(plain))).init
+    shapes, found = jax.eval_shape(lambda: init(jax.random.key(0)))[BACKBONE], []
+    for key, leaf in flatten(shapes).items():
+        dotted = re.sub(r"^(h|layers)_", r"\1.", re.sub(r"\.(kernel|scale)$", ".weight", key))
+        name = with_head(dotted if "." in key else f"{dotted}.weight")
+        transposed = key.endswith(".kernel") and isinstance(config, LlamaConfig)
+        shape = leaf.shape[::-1] if transposed else leaf.shape
+        found.append(Weight(tuple(key.split(".")), name, shape, transposed))
+    return sorted(found, key=lambda weight: weight.name not in EMBEDDING.values())
 
 
 def linear(path: Path, name: str, shape: tuple[int, int]) -> list[Weight]:
@@ -111,6 +77,13 @@ def with_prefix(tensors: Mapping[str, Stored], prefix: str) -> dict[str, Stored]
 def strip_all(tensors: dict[str, Stored], prefix: str) -> dict[str, Stored]:
     """Without the prefix, if all have it."""
     return with_prefix(tensors, prefix) if tensors and all(name.startswith(prefix) for name in tensors) else tensors
+
+
+def with_head(name: str) -> str:
+    """The name of a tensor with the prefix that it lacks in a GPT-2 or Llama that was saved without its head."""
+    if re.match(r"(h|wte|wpe|ln_f)\.", name):
+        return f"transformer.{name}"
+    return f"model.{name}" if re.match(r"(layers|embed_tokens|norm|rotary_emb)\.", name) else name
 
 
 def check_tree(weights: list[Weight], stored: Mapping[str, Stored], source: str) -> None:

@@ -106,10 +106,7 @@ def read_json(
 
 def to_json(value: Any, **layout: Any) -> str:
     """JSON as `json.dumps` lays it out, with null for NaN and the infinities, for which JSON has no word."""
-    try:
-        return json.dumps(value, allow_nan=False, **layout)
-    except ValueError:
-        return json.dumps(_known(value), allow_nan=False, **layout)
+    return json.dumps(_known(value), allow_nan=False, **layout)
 
 
 def _known(value: Any) -> Any:

@@ -59,11 +59,6 @@ def is_first() -> bool:
     return _index == 0
 
 
-def is_alone() -> bool:
-    """Whether there are no others."""
-    return _count == 1
-
-
 def _together() -> Any:
     """jax's collectives, of which one begins."""
     begin()

@@ -58,7 +58,7 @@ def over_rows(function: Callable[..., Any], mesh: Mesh, specs: tuple[PartitionSp
 def replicate(tree: Any, mesh: Mesh) -> Any:
     """The tree on every device of the mesh; of several processes each gives the same."""
     sharding = NamedSharding(mesh, EVERYWHERE)
-    if hosts.is_alone():
+    if hosts.count() == 1:
         return jax.device_put(tree, sharding)
 
     def put(x):

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from jax.sharding import SingleDeviceSharding
 
-from slpo_jax.errors import SaveError, UserError
+from slpo_jax.errors import SaveError, UserError, first_line
 from slpo_jax.io.artifact import damage, write_checksums
 from slpo_jax.io.workdir import StageFolder
 
@@ -36,9 +36,9 @@ def load_params(directory: Path, like: Any) -> Any:
         try:
             found = checkpointer.restore(path, abstract_tree(like))
         except (OSError, json.JSONDecodeError) as error:
-            raise _damaged(path, _reason(error)) from None
+            raise _damaged(path, first_line(error)) from None
         except (ValueError, KeyError) as error:
-            what = _difference(stored_params(directory), like) or _reason(error)
+            what = difference(stored_params(directory), like) or first_line(error)
             raise UserError(
                 f"{path}: does not fit this config's model ({what}); set config.gate, config.model and "
                 "config.latent_policy as they were"
@@ -46,17 +46,17 @@ def load_params(directory: Path, like: Any) -> Any:
     for at, leaf in jax.tree.leaves_with_path(found):
         # What is spread over processes is a running stage's own.
         if leaf.is_fully_replicated and not np.isfinite(leaf).all():
-            name = jax.tree_util.keystr(at, simple=True, separator="/")
-            raise _damaged(path, f"{name} holds values that are not finite")
+            raise _damaged(path, f"{_name(at)} holds values that are not finite")
     return found
 
 
-def _difference(stored: Any, like: Any) -> str:
-    """The first parameter in which two trees differ, in words; "" where they don't."""
-    theirs, ours = (
-        {jax.tree_util.keystr(at, simple=True, separator="/"): x.shape for at, x in jax.tree.leaves_with_path(tree)}
-        for tree in (stored, like)
-    )
+def _name(at: Any) -> str:
+    return jax.tree_util.keystr(at, simple=True, separator="/")
+
+
+def difference(stored: Any, like: Any) -> str:
+    """The first parameter in whose shape two trees differ, in words; "" where they don't."""
+    theirs, ours = ({_name(at): x.shape for at, x in jax.tree.leaves_with_path(tree)} for tree in (stored, like))
     different = (name for name in ours | theirs if ours.get(name) != theirs.get(name))
     return next((f"{name} is {theirs.get(name)} there, {ours.get(name)} here" for name in different), "")
 
@@ -70,10 +70,6 @@ def _damaged(path: Path, problem: str) -> UserError:
     else:
         remedy += ", and get or make it again"
     return UserError(f"{path}: is damaged ({problem}); {remedy}")
-
-
-def _reason(error: Exception) -> str:
-    return " ".join(str(error).split())[:200]
 
 
 def save_params(directory: Path, params: Any) -> None:
@@ -119,7 +115,7 @@ def stored_params(directory: Path) -> Any:
         # Not by a checkpointer: it would warn that the parameters, one item of a checkpoint, lack the whole's metadata.
         found = ocp.StandardCheckpointHandler().metadata(path).tree
     except (OSError, ValueError, KeyError) as error:
-        raise _damaged(path, _reason(error)) from None
+        raise _damaged(path, first_line(error)) from None
     device = SingleDeviceSharding(jax.local_devices()[0])
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device), found)
 

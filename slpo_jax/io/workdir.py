@@ -90,11 +90,6 @@ class StageFolder:
         """Whether the stage was run to its end."""
         return self.finished.is_file()
 
-    @property
-    def is_objective(self) -> bool:
-        """Whether the stage rl made it."""
-        return self.said().get("stage") == RL
-
     def said(self) -> dict[str, Any]:
         """What `facts` holds; {} where there is none.
 
@@ -184,7 +179,7 @@ class Workdir:
 
     def finished_objectives(self) -> list[str]:
         """Those of them that the stage rl made."""
-        return [name for name in self.finished_stages() if self.stage(name).is_objective]
+        return [name for name in self.finished_stages() if self.stage(name).said().get("stage") == RL]
 
     def row(self, name: str) -> Path:
         """Folder of a row's records."""

@@ -158,7 +158,7 @@ def _start(config: ConfigDict, is_named: bool, words: int) -> tuple[Checkpoint, 
             f"{config.init}: is a reasoner in words, without latents; give its base model, or --config.reasoner="
             f"{config.reasoner} to train it as one"
         )
-    if checkpoint.is_base or not checkpoint.architecture.has_latents:
+    if checkpoint.lacks or not checkpoint.architecture.has_latents:
         return checkpoint, 0
     return checkpoint, made_with(identity).get("max_latents") or 2 * checkpoint.architecture.latents
 

@@ -77,7 +77,7 @@ def _say_run(experiment: Experiment) -> None:
         at = f" (at step {max(stage.folder.steps)})" if stage.folder.steps else ""
         stages.append(stage.name + (" (finished)" if stage.folder.is_finished else at))
     stages += [EVALUATE] * (EVALUATE in config.stages)
-    together = "" if hosts.is_alone() else f" of {hosts.count()} processes"
+    together = "" if hosts.count() == 1 else f" of {hosts.count()} processes"
     say_start(experiment.workdir.root)
     print(f"devices: {devices.size} x {devices.flat[0].device_kind}{together}", file=sys.stderr)
     print(f"model: {config.reasoner}, {sum(sizes):,} parameters", file=sys.stderr)

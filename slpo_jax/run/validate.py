@@ -47,7 +47,7 @@ def check_start(config: Config, checkpoint: Checkpoint, finished: Collection[str
             )
     if not architecture.has_gate and config.gate.enabled:
         raise UserError(f"config.gate.enabled: True, but a {architecture.name} reasoner has no gate; set it to False")
-    if checkpoint.is_base and IMITATE not in {*config.stages, *finished}:
+    if checkpoint.lacks and IMITATE not in {*config.stages, *finished}:
         raise UserError(
             f"config.init: {config.init} is a base model and no {config.reasoner} yet (it lacks the "
             f"{checkpoint.lacks}); put imitate into config.stages, give a reasoner's checkpoint, or ask it in "

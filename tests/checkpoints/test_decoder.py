@@ -78,8 +78,8 @@ def test_everything_arrives(simcot):
     case, plain = simcot.case, len(tokenizer(simcot.identity.backbone))
     found, alone = simcot.checkpoint.read(True), simcot.checkpoint.read()
     assert set(found) - set(alone) == {DECODER}
-    tokens = simcot.checkpoint.tokens
-    assert (tokens["start"], tokens["end"]) == (case.start, case.end)
+    template = simcot.checkpoint.template
+    assert (template.start_id, template.closing_ids) == (case.start, (case.end,))
     config, rows = simcot.checkpoint.description.model, plain + simcot.more
     assert vocabulary_rows(found["reasoner"]["backbone"]) == config.vocab_size == rows
     load = load_hf if simcot.identity.backbone == "gpt2" else load_hf_llama

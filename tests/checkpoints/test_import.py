@@ -80,11 +80,11 @@ def test_everything_arrives(name, tmp_path):
     state = {key: value for key, value in case.model.state_dict().items() if not key.startswith("projector.")}
     # Adapters are added, and rows averaged, in another order of summation.
     assert_arrived(checkpoint, state, 1e-6 if write in (codi_original, base_gguf) else 0.0)
-    tokens = checkpoint.tokens
-    assert (tokens["start"], tokens["end"], tokens["eos"]) == (case.start, case.end, case.eos)
-    assert checkpoint.template.banned_ids == case.banned
-    assert [checkpoint.template.prompt(question) for question in QUESTIONS] == [case.prompt(q) for q in QUESTIONS]
-    assert checkpoint.is_base == name.startswith(("GPT-2", "Llama", "Qwen", "GGUF"))
+    template = checkpoint.template
+    assert (template.start_id, template.closing_ids, template.eos_id) == (case.start, (case.end,), case.eos)
+    assert template.banned_ids == case.banned
+    assert [template.prompt(question) for question in QUESTIONS] == [case.prompt(q) for q in QUESTIONS]
+    assert bool(checkpoint.lacks) == name.startswith(("GPT-2", "Llama", "Qwen", "GGUF"))
     found = checkpoint.read()["reasoner"]
     assert found.keys() == ({"backbone", "projector"} if "CODI" in name else {"backbone"})
     if "CODI" in name:
@@ -139,7 +139,7 @@ def test_an_original_state_dict_with_its_base_s_files_beside_it(tmp_path):
     (base / "tokenizer.json").write_text("{}")
     opened = open_case(settings | {"base": str(base)}, tmp_path)
     assert_arrived(opened, case.model.state_dict())
-    assert (opened.tokens["start"], opened.tokens["end"]) == (case.start, case.end)
+    assert (opened.template.start_id, opened.template.closing_ids) == (case.start, (case.end,))
 
 
 def test_padded_base_models(tmp_path):
@@ -150,8 +150,9 @@ def test_padded_base_models(tmp_path):
     texts.save_pretrained(tmp_path)
     settings = {"init": str(tmp_path), "reasoner": "coconut_gpt2", "stages": ("imitate",)}
     coconut = open_case(settings, tmp_path)
-    assert (coconut.tokens["start"], coconut.description.model.vocab_size) == (len(texts), len(texts) + 9)
+    assert (coconut.template.start_id, coconut.description.model.vocab_size) == (len(texts), len(texts) + 9)
     assert_arrived(coconut, model.state_dict())
     codi = open_case(settings | {"reasoner": "codi_gpt2"}, tmp_path)
-    assert [codi.tokens[name] for name in ("pad", "start", "end")] == [len(texts) + 9 + i for i in range(3)]
+    own = codi.template
+    assert (own.pad_id, own.start_id, *own.closing_ids) == tuple(range(len(texts) + 9, len(texts) + 12))
     assert codi.description.model.vocab_size == len(codi.template.tokenizer) == len(texts) + 12

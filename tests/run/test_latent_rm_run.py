@@ -242,7 +242,7 @@ def test_a_reward_model_of_another_checkpoint_is_said_and_of_another_reasoner_re
     artifact.write(manifest, artifact.read(manifest).facts | {"checkpoint": "another"})
     check_stages(experiment_of(copy, **given))
     assert [line for line in warnings if "judged thoughts of another checkpoint" in line] == warnings != []
-    with pytest.raises(UserError, match=r"^config\.evaluate\.reward_model: \S+ is no reward model of this reasoner: "):
+    with pytest.raises(UserError, match=r"^config\.evaluate\.reward_model: \S+ is no reward model of this reasoner \("):
         check_stages(experiment_of(tmp_path / "other", **given, **{"model.n_embd": 8}))
     for use in (load, lambda source: export_checkpoint(source, tmp_path / "exported")):
         with pytest.raises(UserError, match=r"^\S+: has classifier, which no reasoner has; .*evaluate\.reward_model"):

@@ -38,12 +38,4 @@ def architecture_of(reasoner: str) -> type[Architecture]:
     return REASONERS[reasoner][0]
 
 
-__all__ = [
-    "ARCHITECTURES",
-    "IN_WORDS",
-    "PLAIN",
-    "REASONERS",
-    "Architecture",
-    "Unwrapped",
-    "architecture_of",
-]
+__all__ = ["ARCHITECTURES", "IN_WORDS", "PLAIN", "REASONERS", "Architecture", "Unwrapped", "architecture_of"]

@@ -13,8 +13,8 @@ from slpo_jax.checkpoints.architectures.architecture import NO_PROMPT, NO_SHAPES
 from slpo_jax.checkpoints.weights import linear, norm, with_prefix
 from slpo_jax.config.bounds import setting
 from slpo_jax.data.speed import MOST_SPEED, Asked
-from slpo_jax.data.templates import Template
-from slpo_jax.data.tokenizer import LATENT, add_words
+from slpo_jax.data.templates import marked_template
+from slpo_jax.data.tokenizer import LATENT, ReasonerTokens, add_words
 from slpo_jax.errors import UserError
 from slpo_jax.models.reasoner import LatentLaw, LatentReasoner
 
@@ -105,9 +105,8 @@ class Colar(Architecture):
     @property
     def layers(self):
         """To the mean."""
-        head = ("linear", "fc.0"), ("gelu", "none"), ("linear", "fc.2"), ("norm", "fc.3"), ("linear", "mean")
-        named = ((kind, detail if kind == "gelu" else f"lt_head.{detail}") for kind, detail in head)
-        return *named, ("scale", self.scale)
+        hidden = ("linear", "lt_head.fc.0"), ("gelu", "none"), ("linear", "lt_head.fc.2"), ("norm", "lt_head.fc.3")
+        return *hidden, ("linear", "lt_head.mean"), ("scale", self.scale)
 
     def module(self, backbone):
         return Predicting(backbone, self.projector, self.scale, self.gaussian)
@@ -126,14 +125,11 @@ class Colar(Architecture):
             )
         if tokenizer.pad_token is None:
             tokenizer.pad_token = tokenizer.eos_token
-        return Template(
+        eos, pad, latent = tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer.get_vocab().get(LATENT)
+        return marked_template(
+            tokenizer,
+            ReasonerTokens(mark[0], mark[0], latent, eos, pad),
             answer_style=prompt.marked_style("last_number"),
-            start_id=mark[0],
-            closing_ids=(mark[0],),
-            latent_id=tokenizer.get_vocab().get(LATENT),
-            eos_id=tokenizer.eos_token_id,
-            pad_id=tokenizer.pad_token_id,
-            tokenizer=tokenizer,
             question_text=Asked(prompt.speed),
             step_text=lambda step, first: step + "\n",
             answer_text=lambda answer: f"{_ANSWER}{answer}",
