@@ -8,13 +8,13 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from slpo_jax.config.bounds import check_fields, setting
+from slpo_jax.config.bounds import Checked, setting
 from slpo_jax.models.dropout import Dropout, drop
 from slpo_jax.models.parts import GATE, reads
 
 
 @dataclasses.dataclass(frozen=True)
-class GateConfig:
+class GateConfig(Checked):
     """The section `config.gate`.
 
     Attributes:
@@ -28,9 +28,6 @@ class GateConfig:
     hidden: int = setting(0, least=0, note="0 is a linear head", affects="model")
     dropout: float = setting(0.1, least=0, below=1)
     detached: bool = True
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 class GateHead(nn.Module):

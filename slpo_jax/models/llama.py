@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from slpo_jax.config.bounds import FieldError, check_fields, setting
+from slpo_jax.config.bounds import Checked, FieldError, setting
 from slpo_jax.models import backbone
 from slpo_jax.models.backbone import Context, make_blocks, split_heads
 from slpo_jax.models.dense import dense
@@ -21,7 +21,7 @@ from slpo_jax.models.xla_cpu import remade
 
 
 @dataclasses.dataclass(frozen=True)
-class RopeScaling:
+class RopeScaling(Checked):
     """The "llama3" change of rotary frequencies for contexts longer than those of pretraining.
 
     Attributes:
@@ -36,12 +36,9 @@ class RopeScaling:
     high_freq_factor: float = setting(4.0, above=0)
     original_max_position_embeddings: int = setting(8192, least=1)
 
-    def __post_init__(self) -> None:
-        check_fields(self)
-
 
 @dataclasses.dataclass(frozen=True)
-class LlamaConfig:
+class LlamaConfig(Checked):
     """Shapes of a Llama, in units of parameters' axes; the defaults are Llama 3.2 1B.
 
     Attributes:
@@ -82,7 +79,7 @@ class LlamaConfig:
     scan_layers: bool = False
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        super().__post_init__()
         if self.n_head % self.n_kv_head:
             raise FieldError(self, "n_kv_head", f"it has to divide the number of heads, {self.n_head}")
         if self.head_dim % 2:

@@ -10,7 +10,7 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from slpo_jax.config.bounds import check_fields, setting
+from slpo_jax.config.bounds import Checked, setting
 from slpo_jax.models.dropout import Dropout
 from slpo_jax.stages import ABOUT
 
@@ -18,7 +18,7 @@ DropoutWhere = Literal["thought", "latents", "rollout", "all"]
 
 
 @dataclasses.dataclass(frozen=True)
-class DropoutConfig:
+class DropoutConfig(Checked):
     """The section `config.dropout`: the noise of rollouts and of scoring.
 
     Attributes:
@@ -30,9 +30,6 @@ class DropoutConfig:
 
     rate: float = setting(0.1, least=0, below=1)
     where: DropoutWhere = "thought"
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 STREAMS: dict[str, int] = {section: about.stream for section, about in ABOUT.items()}

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import struct
 from jax.sharding import Mesh
 
-from slpo_jax.config.bounds import FieldError, check_fields, setting
+from slpo_jax.config.bounds import Checked, FieldError, setting
 from slpo_jax.io.mesh import EVERYWHERE, ROWS, over_rows
 from slpo_jax.policy.answer_score import answer_after_replay
 from slpo_jax.policy.policy import Policy
@@ -24,7 +24,7 @@ from slpo_jax.training.state import LossFn, in_parts
 
 
 @dataclass(frozen=True)
-class BestOfNConfig:
+class BestOfNConfig(Checked):
     """The section `config.best_of_n`.
 
     Attributes:
@@ -47,7 +47,7 @@ class BestOfNConfig:
     optimizer: OptimizerConfig = OptimizerConfig("adamw", 1e-5)
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        super().__post_init__()
         usable = [name for name, scorer in SCORERS.items() if not scorer.part]
         if self.scorer not in usable:
             raise FieldError(self, "scorer", f"give one of {', '.join(usable)}")

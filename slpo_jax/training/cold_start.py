@@ -5,7 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from slpo_jax.config.bounds import check_fields, setting
+from slpo_jax.config.bounds import Checked, setting
 from slpo_jax.models.gate import stop_set_loss
 from slpo_jax.policy import noise
 from slpo_jax.policy.policy import Policy
@@ -18,7 +18,7 @@ from slpo_jax.training.state import LossFn
 
 
 @dataclasses.dataclass(frozen=True)
-class ColdStartConfig:
+class ColdStartConfig(Checked):
     """The section `config.cold_start`, and the two settings from elsewhere that the loss needs.
 
     Attributes:
@@ -44,9 +44,6 @@ class ColdStartConfig:
     optimizer: OptimizerConfig = OptimizerConfig("adafactor", 1e-4)
     min_latents: int = setting(3, least=1, in_config=False)
     gate_dropout: float = setting(0.1, least=0, below=1, in_config=False)
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 def make_loss(policy: Policy, reward: RewardFn, config: ColdStartConfig) -> LossFn:

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from slpo_jax.config.bounds import check_fields, setting
+from slpo_jax.config.bounds import Checked, setting
 from slpo_jax.policy import noise
 from slpo_jax.policy.policy import Policy
 from slpo_jax.policy.prompted import PromptedBatch, Prompts
@@ -25,7 +25,7 @@ _THOUGHTS, _COMPLETIONS = 0, 1  # of the stage's stream of noise, whose training
 
 
 @dataclasses.dataclass(frozen=True)
-class LatentRmConfig:
+class LatentRmConfig(Checked):
     """The section `config.latent_rm`.
 
     Attributes:
@@ -57,9 +57,6 @@ class LatentRmConfig:
     steps: int = setting(1000, least=1)
     evaluate_every: int = setting(100, least=0, note="0 is never")
     optimizer: OptimizerConfig = OptimizerConfig("adamw", 1e-4, warmup_steps=100, schedule="cosine")
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 @struct.dataclass

@@ -6,7 +6,7 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from slpo_jax.config.bounds import FieldError, check_fields, setting
+from slpo_jax.config.bounds import Checked, FieldError, setting
 from slpo_jax.models.lora import LoraConfig
 from slpo_jax.policy import noise
 from slpo_jax.policy.policy import Policy
@@ -20,7 +20,7 @@ from slpo_jax.training.state import LossFn, Sums
 
 
 @dataclass(frozen=True)
-class RlConfig:
+class RlConfig(Checked):
     """The section `config.rl`: what all objectives have in common.
 
     Attributes:
@@ -65,7 +65,7 @@ class RlConfig:
     optimizer: OptimizerConfig = OptimizerConfig("adafactor", 1e-6, warmup_steps=2_000)
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        super().__post_init__()
         if len(set(self.objectives)) < len(self.objectives):
             raise FieldError(self, "objectives", "give each name once")
         columns = [list(column) for column in zip(*self.capacities, strict=True)]

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Self
 import jax
 import jax.numpy as jnp
 
-from slpo_jax.config.bounds import check_fields
+from slpo_jax.config.bounds import Checked
 from slpo_jax.errors import UserError
 from slpo_jax.models.gate import Gate
 from slpo_jax.models.reasoner import Reasoner
@@ -119,7 +119,7 @@ def gaussian_latent_policy(
 
 
 @dataclass(frozen=True)
-class LatentPolicySettings(abc.ABC):
+class LatentPolicySettings(Checked, abc.ABC):
     """A latent policy's settings, a frozen dataclass that is its own config section; calling it makes the policy."""
 
     of_latents: ClassVar[bool] = False
@@ -136,9 +136,6 @@ class LatentPolicySettings(abc.ABC):
     """Whether it has `log_prob`, and so noise of its own."""
     halts_at_closing: ClassVar[bool] = False
     """Whether `config.prompt.closing`, if it is there, ends its thoughts: it has a field `halt_id`."""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     @property
     def stop_token(self) -> str:

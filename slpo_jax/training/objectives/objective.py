@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 import jax
 import jax.numpy as jnp
 
-from slpo_jax.config.bounds import check_fields, setting
+from slpo_jax.config.bounds import Checked, setting
 from slpo_jax.errors import UserError
 from slpo_jax.models.gate import first_stop_log_probs
 from slpo_jax.policy.advantage import ADVANTAGES, AdvantageName
@@ -24,7 +24,7 @@ OPTIMIZER_KEYS = ("learning_rate", "schedule")
 
 
 @dataclass(frozen=True)
-class Objective(abc.ABC):
+class Objective(Checked, abc.ABC):
     """An estimator of what to improve on groups of G rollouts; a frozen dataclass that is its own config section.
 
     Attributes:
@@ -59,9 +59,6 @@ class Objective(abc.ABC):
     advantage: AdvantageName = "rloo"
     pass_k: int = setting(4, least=2, note="of 1 that is rloo")
     stop_weight: float = setting(1.0, least=0)
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     @abc.abstractmethod
     def __call__(

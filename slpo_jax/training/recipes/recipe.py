@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 
 import jax
 
-from slpo_jax.config.bounds import check_fields, setting
+from slpo_jax.config.bounds import Checked, setting
 from slpo_jax.data.batches import EncodedProblems, batch_indices
 from slpo_jax.errors import UserError
 from slpo_jax.models import lora, parts
@@ -20,7 +20,7 @@ from slpo_jax.training.state import LossFn
 
 
 @dataclasses.dataclass(frozen=True)
-class ImitateSettings:
+class ImitateSettings(Checked):
     """What every recipe has of the section `config.imitate`; further keys are the recipes' own sections, by name.
 
     Attributes:
@@ -74,9 +74,6 @@ class ImitateSettings:
     no_thought: bool = setting(False, affects="report")
     lora: LoraConfig = LoraConfig()
     optimizer: OptimizerConfig = OptimizerConfig("adamw", 1e-4)
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -191,7 +188,7 @@ class Recipe:
 
 
 @dataclasses.dataclass(frozen=True)
-class RecipeSettings(abc.ABC):
+class RecipeSettings(Checked, abc.ABC):
     """A recipe's settings, a frozen dataclass that is its own config section; calling it makes the recipe.
 
     Attributes:
@@ -208,9 +205,6 @@ class RecipeSettings(abc.ABC):
     has_stages: ClassVar[bool] = False
     label: ClassVar[str] = ""
     metrics: ClassVar[Mapping[str, str]] = {}
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     def check(self, name: str, config: Any) -> None:
         """Refuse a run that it can't be used in.
