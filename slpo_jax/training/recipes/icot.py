@@ -18,7 +18,6 @@ from slpo_jax.data.batches import EncodedProblems
 from slpo_jax.errors import UserError
 from slpo_jax.training.recipes import curriculum
 from slpo_jax.training.recipes.batcher import Draw, usable
-from slpo_jax.training.recipes.curriculum import Curriculum
 from slpo_jax.training.recipes.recipe import ImitateSettings, Phase, Recipe, RecipeSettings, consecutive
 
 
@@ -39,13 +38,13 @@ class Internalization(RecipeSettings):
     offset_decay: float = setting(4.0, above=0)
 
     def __call__(self, settings: ImitateSettings, default: Recipe | None = None) -> Recipe:
-        """The loss, and what is left out, are the curriculum's."""
-        return dataclasses.replace(
-            Curriculum()(settings),
+        """Texts and loss are the curriculum's."""
+        return Recipe(
             name="icot",
             phases=lambda problems, max_latents: self.phases(settings, problems, max_latents),
-            fewest_steps=lambda plan: 1,
+            needs=curriculum.needs,
             rows=lambda draw: curriculum.imitation_batch(draw, self.removed(draw)),
+            loss=curriculum.loss,
         )
 
     def pace(self, settings: ImitateSettings, problems: EncodedProblems) -> tuple[int, int]:

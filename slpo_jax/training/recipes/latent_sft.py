@@ -27,7 +27,7 @@ from slpo_jax.policy import noise
 from slpo_jax.policy.latent_policies.mixture import mixture
 from slpo_jax.policy.policy import Policy
 from slpo_jax.training.recipes import curriculum
-from slpo_jax.training.recipes.batcher import Draw, Needs, in_fours, usable
+from slpo_jax.training.recipes.batcher import Draw, Needs, in_fours
 from slpo_jax.training.recipes.latent_rows import Row, Slots, at_latents, laid_out, padded, seen_by, seen_by_encoder
 from slpo_jax.training.recipes.recipe import ImitateSettings, Phase, Recipe, RecipeSettings, consecutive
 
@@ -110,7 +110,7 @@ class LatentSft(RecipeSettings):
                 f"{mixed or 'all'} tokens (the fewer of its top_k and most); give both the same"
             )
 
-    def __call__(self, settings: ImitateSettings, default: Recipe) -> Recipe:
+    def __call__(self, settings: ImitateSettings, default: Recipe | None = None) -> Recipe:
         """Steps in words for `cot_steps`, if any; encoder, reasoner and both, `stage_steps` each; labels."""
         adapters = settings.lora.rank > 0
         own = (ADAPTER if adapters else REASONER,)
@@ -147,12 +147,9 @@ class LatentSft(RecipeSettings):
             both = {REASONER: params[ENCODER], ADAPTER: params[ENCODER_ADAPTER]}
             return lora.without_adapter(both, settings.lora.scale)[REASONER]
 
-        return dataclasses.replace(
-            default,
+        return Recipe(
             name="latent_sft",
             phases=phases,
-            fewest_steps=lambda plan: 1,
-            usable=usable,
             needs=self.needs,
             rows=self.rows,
             loss=lambda policy, params, batch, key: self.loss(policy, params, encoder(params), batch, key),
