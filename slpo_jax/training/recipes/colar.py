@@ -144,7 +144,7 @@ def chunked(
     """A recipe of CoT-SFT and a phase in which slots stand for several tokens.
 
     Args:
-        name: of the recipe and of that phase.
+        name: of the recipe, and of that phase.
         cut: (a problem's steps, speed) -> the tokens of each slot of its solution.
         most: the highest speed; that of a batch is drawn from 1 to this.
         vectors: the slots' inputs.
@@ -190,4 +190,4 @@ def chunked(
         prompts = draw.prompts([row[:-1] for row in asked])
         return ChunkBatch(prompts, ids, sizes, targets, weights, chunks, None if in_words else predicted, draw.index)
 
-    return Recipe(name, phases, needs, rows, functools.partial(chunk_loss, vectors))
+    return Recipe(phases, needs, rows, functools.partial(chunk_loss, vectors))

@@ -47,7 +47,6 @@ class Frontier(RecipeSettings):
             return curriculum.phases(dataclasses.replace(settings, final_latents="published"), max_latents)
 
         return Recipe(
-            name="frontier",
             phases=phases,
             needs=lambda problems, phase: curriculum.needs(problems, dataclasses.replace(phase, dropped=None)),
             rows=lambda draw: frontier_batch(settings, draw),

@@ -40,7 +40,6 @@ class Internalization(RecipeSettings):
     def __call__(self, settings: ImitateSettings, default: Recipe | None = None) -> Recipe:
         """Texts and loss are the curriculum's."""
         return Recipe(
-            name="icot",
             phases=lambda problems, max_latents: self.phases(settings, problems, max_latents),
             needs=curriculum.needs,
             rows=lambda draw: curriculum.imitation_batch(draw, self.removed(draw)),
@@ -79,9 +78,9 @@ class Internalization(RecipeSettings):
             [Phase("cot", 0, cot_steps, 0, 0, 0), dropping, Phase("final", 0, total - begin, None, 0, 0)]
         )
 
-    def removed(self, draw: Draw) -> np.ndarray | None:
-        """s + o of a batch's rows, int [B]; None where nothing is left out."""
+    def removed(self, draw: Draw) -> np.ndarray | int:
+        """s + o of a batch's rows, int [B]; 0 where nothing is left out."""
         if not draw.phase.rise:
-            return None
+            return 0
         offsets = draw.rng(2).geometric(-np.expm1(-self.offset_decay), len(draw.indices)) - 1
         return (draw.step - draw.phase.start) // draw.phase.rise + offsets

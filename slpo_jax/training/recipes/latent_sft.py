@@ -148,7 +148,6 @@ class LatentSft(RecipeSettings):
             return lora.without_adapter(both, settings.lora.scale)[REASONER]
 
         return Recipe(
-            name="latent_sft",
             phases=phases,
             needs=self.needs,
             rows=self.rows,

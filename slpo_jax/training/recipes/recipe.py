@@ -127,7 +127,6 @@ class Recipe:
     """One way of imitating: pure functions, made of the section `config.imitate.NAME`.
 
     Attributes:
-        name: in `RECIPES`.
         phases: (problems, T) -> list[Phase], one after the other.
         needs: (problems, phase) -> `Needs` of each problem.
         rows: `Draw` -> one step's rows, in numpy, in the smallest buckets that hold them; a pure function.
@@ -139,9 +138,9 @@ class Recipe:
         alone: whether these are all that it trains.
         finish: all parts, trained -> those that later stages get; what `init` made is dropped from them.
         keeps: what of that is not dropped, of `parts.CARRIED`.
+        name: in `RECIPES`.
     """
 
-    name: str
     phases: Callable[[EncodedProblems, int], list[Phase]]
     needs: Callable[[EncodedProblems, Phase], list[Needs]]
     rows: Callable[[Draw], Any]
@@ -152,6 +151,7 @@ class Recipe:
     alone: bool = False
     finish: Callable[[Params], Params] = dict
     keeps: tuple[str, ...] = ()
+    name: str = ""
 
     def slots(self, problems: EncodedProblems, phase: Phase, buckets: Sequence[int] = ()) -> Slots:
         """The shapes of a phase's batches.

@@ -126,7 +126,7 @@ class SimCot(RecipeSettings):
             reading = jnp.array([thoughts.latents, thoughts.first], jnp.int32)
             return params | {DECODER: params[DECODER] | {READS: reading}}
 
-        recipe = dataclasses.replace(default, name="simcot", needs=needs, rows=rows, loss=loss, init=_init)
+        recipe = dataclasses.replace(default, needs=needs, rows=rows, loss=loss, init=_init)
         return dataclasses.replace(recipe, finish=kept, keeps=(DECODER,)) if self.keep else recipe
 
 
