@@ -53,6 +53,11 @@ def row_keys(key: jax.Array, *indices: jax.Array) -> jax.Array:
     return keys_N
 
 
+def rollout_keys(key: jax.Array, index_B: jax.Array, group: int) -> jax.Array:
+    """Keys [B*G] of G rollouts of each example, an example's in a row."""
+    return row_keys(key, jnp.repeat(index_B, group), jnp.tile(jnp.arange(group), index_B.shape[0]))
+
+
 def _position_keys(keys_N: jax.Array, positions_L: jax.Array) -> jax.Array:
     return jax.vmap(lambda key: jax.vmap(lambda p: jax.random.fold_in(key, p))(positions_L))(keys_N)
 

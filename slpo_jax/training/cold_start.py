@@ -57,8 +57,7 @@ def make_loss(policy: Policy, reward: RewardFn, config: ColdStartConfig) -> Loss
         steps_T = jnp.arange(1, policy.config.max_latents + 1)
         copies, params = config.trajectories, policy.reasoner.stacked(params)
         prompts = batch.prompts
-        index_N, references = repeat_rows((batch.index, batch.references), copies)
-        keys_N = noise.row_keys(key, index_N, jnp.tile(jnp.arange(copies), batch.index.shape[0]))
+        references, keys_N = repeat_rows(batch.references, copies), noise.rollout_keys(key, batch.index, copies)
         frozen = jax.lax.stop_gradient(params)
         actions, tokens_NCA = decode_candidates(policy, frozen, prompts, keys_N, config.min_latents)
         rows, candidates, slots = tokens_NCA.shape

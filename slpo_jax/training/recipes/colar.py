@@ -24,8 +24,7 @@ from slpo_jax.errors import UserError
 from slpo_jax.policy import noise
 from slpo_jax.policy.latent_policies.latent_policy import standard_normal
 from slpo_jax.policy.policy import Policy
-from slpo_jax.policy.prompted import Prompts
-from slpo_jax.policy.rollout import encode_prompts
+from slpo_jax.policy.prompted import Prompts, encode_prompts
 from slpo_jax.training.recipes.batcher import Draw, Needs
 from slpo_jax.training.recipes.recipe import ImitateSettings, Phase, Recipe, RecipeSettings, consecutive
 
