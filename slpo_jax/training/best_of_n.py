@@ -20,7 +20,7 @@ from slpo_jax.policy.scorers import SCORERS
 from slpo_jax.rewards.reward import RewardFn
 from slpo_jax.training.optimizer import OptimizerConfig
 from slpo_jax.training.rl import roll_out
-from slpo_jax.training.state import LossFn, in_parts
+from slpo_jax.training.state import LossFn, by_parts
 
 
 @dataclass(frozen=True)
@@ -92,9 +92,8 @@ def make_choice(policy: Policy, reward: RewardFn, config: BestOfNConfig, mesh: M
         return Chosen(batch.prompts, kept, (rewards_BN >= 1).any(axis=1))
 
     def local(params, batch, key):
-        params, parts = policy.reasoner.stacked(params), in_parts(batch, config.micro_batches)
-        done = jax.lax.map(lambda part: one(params, part, key), parts)
-        return jax.tree.map(lambda x: x.reshape(x.shape[0] * x.shape[1], *x.shape[2:]), done)
+        params = policy.reasoner.stacked(params)
+        return by_parts(lambda part: one(params, part, key), batch, config.micro_batches)
 
     return over_rows(local, mesh, (EVERYWHERE, ROWS, EVERYWHERE))
 

@@ -48,6 +48,14 @@ def in_parts(batch: Any, parts: int) -> Any:
     return jax.tree.map(lambda x: x.reshape(parts, x.shape[0] // parts, *x.shape[1:]), batch)
 
 
+def by_parts(function: Callable[[Any], Any], batch: Any, parts: int) -> Any:
+    """function(batch), rows to rows, of one of so many parts of the batch after the other."""
+    if parts == 1:
+        return function(batch)
+    done = jax.lax.map(function, in_parts(batch, parts))
+    return jax.tree.map(lambda x: x.reshape(x.shape[0] * x.shape[1], *x.shape[2:]), done)
+
+
 def part_of(batch: Any, number: jax.Array, parts: int) -> Any:
     """Of arrays [B, ..] and [B*G, ..], a prompt's G rows in a row, those of every `parts`-th prompt, from `number` on.
 

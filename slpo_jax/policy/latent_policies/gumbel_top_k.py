@@ -39,7 +39,6 @@ class GumbelTopK(LatentPolicySettings):
     """
 
     has_likelihood = True
-    halts_at_closing = True
 
     top_k: int = setting(0, least=0, note="0 is all")
     top_p: float = setting(0.95, above=0, most=1)
@@ -88,7 +87,7 @@ class GumbelTopK(LatentPolicySettings):
             draw,
             feed,
             log_prob=log_prob,
-            signed_log_prob=log_prob if self.likelihood == "signed" else None,
+            signed=self.likelihood == "signed",
             halts=None if self.halt_id is None else lambda params, action: action["halts"],
             halting_token=self.halt_id,
         )
