@@ -96,6 +96,11 @@ def first_stop_log_probs(logits_T: jax.Array, forced: bool) -> jax.Array:
     return before_T + stop_T
 
 
+def stop_log_likelihood(logits_T: jax.Array, length) -> jax.Array:
+    """log P(tau = length) of one trajectory under the gate's logits, by the law that made it (paper section 4.1)."""
+    return first_stop_log_probs(logits_T, forced=True)[length - 1]
+
+
 def stop_set_loss(logits_T: jax.Array, in_set_T: jax.Array) -> jax.Array:
     """-log sum over t in V of P(tau = t): the cold start's loss for one trajectory (paper section 4.1, L_stop).
 

@@ -165,8 +165,7 @@ class Grpo(Objective):
         return self.behaviour(policy, params, batch, trajectories)
 
     def __call__(self, policy, params, batch, trajectories, rewards_BG, key):
-        loss, metrics = at_capacity(self._loss, policy, params, batch, trajectories, rewards_BG)
-        return loss, metrics | {"loss": (loss, metrics["loss"][1])}
+        return at_capacity(self._loss, policy, params, batch, trajectories, rewards_BG)
 
     def _loss(self, policy: Policy, capacity: Capacity, params, batch, trajectories, rewards_BG):
         before_NC, advantages_NC = trajectories.behaviour, self.advantages(rewards_BG).reshape(-1, 1)

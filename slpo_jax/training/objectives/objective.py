@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from slpo_jax.config.bounds import Checked, setting
 from slpo_jax.errors import UserError
-from slpo_jax.models.gate import first_stop_log_probs
+from slpo_jax.models.gate import stop_log_likelihood
 from slpo_jax.policy.advantage import ADVANTAGES, AdvantageName
 from slpo_jax.policy.policy import Policy
 from slpo_jax.policy.prompted import PromptedBatch
@@ -190,11 +190,6 @@ class WeightedTerms(Objective):
         terms = (latent, (self.answer_weight, found["answer_log_likelihood"]), stop)
         loss = policy_gradient_loss(terms, self.advantages(rewards_BG))
         return loss, found | ({} if stop is None else {"stop_log_likelihood": stop[1]})
-
-
-def stop_log_likelihood(gate_logits_T: jax.Array, length) -> jax.Array:
-    """log P(tau = length) of one trajectory under the gate's logits, by the law that made it (paper section 4.1)."""
-    return first_stop_log_probs(gate_logits_T, forced=True)[length - 1]
 
 
 def policy_gradient_loss(terms: Sequence[tuple[float, jax.Array] | None], advantages_BG: jax.Array) -> jax.Array:

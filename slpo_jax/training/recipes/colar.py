@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from slpo_jax.data.batches import EncodedProblems
+from slpo_jax.data.batches import EncodedProblems, pad_suffixes
 from slpo_jax.data.speed import MOST_SPEED, at_speed, speed_of
 from slpo_jax.data.templates import Ids
 from slpo_jax.errors import UserError
@@ -173,18 +173,17 @@ def chunked(
         asked = at_speed(template, speed).prompts([problems.problems[i].question for i in indices])
         count, slots = len(indices), draw.fit(max(len(thought) + 2 + len(answer) for thought, answer in said))
         ids = np.full((count, slots, draw.slots[1]), template.pad_id, np.int32)
-        sizes, targets = np.zeros((count, slots), np.int32), np.full((count, 1 + slots), template.pad_id, np.int32)
-        weights = np.zeros((count, 1 + slots), np.float32)
-        chunks, predicted = np.zeros((count, slots), bool), np.zeros((count, slots), np.float32)
+        sizes, chunks = np.zeros((count, slots), np.int32), np.zeros((count, slots), bool)
+        predicted = np.zeros((count, slots), np.float32)
         mark: Any = template.start_id
-        labels = draw.rng(4)
+        labels, texts = draw.rng(4), []
         for row, (thought, answer) in enumerate(said):
             for slot, each in enumerate([[mark], *thought, [mark], *([token] for token in answer)]):
                 ids[row, slot, : len(each)], sizes[row, slot] = each, len(each)
             drawn = [each[labels.integers(len(each))] for each in thought]
-            after = [mark, *drawn, mark, *answer, template.eos_id]
-            targets[row, : len(after)], weights[row, : len(after)] = after, 1.0
+            texts.append([template.pad_id, mark, *drawn, mark, *answer, template.eos_id])
             chunks[row, 1 : 1 + len(thought)], predicted[row, : 1 + len(thought)] = True, 1.0
+        _, targets, weights = pad_suffixes(texts, 1 + slots, template.pad_id)
         weights, predicted = weights * (count / weights.sum()), predicted * (count / predicted.sum())
         prompts = draw.prompts([row[:-1] for row in asked])
         return ChunkBatch(prompts, ids, sizes, targets, weights, chunks, None if in_words else predicted, draw.index)

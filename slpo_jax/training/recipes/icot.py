@@ -65,18 +65,15 @@ class Internalization(RecipeSettings):
         """
         if max_latents:
             raise UserError(f"config.max_latents: {max_latents}, but iCoT trains without latents; set it to 0")
-        (rise, gone), cot_steps = self.pace(settings, problems), settings.cot_steps
-        begin, total = cot_steps + gone * rise, cot_steps + settings.final_steps
-        if begin >= total:
+        rise, gone = self.pace(settings, problems)
+        if gone * rise >= settings.final_steps:
             raise UserError(
                 f"config.imitate.final_steps: {settings.final_steps}, but iCoT drops the last token after "
                 f"{gone * rise} steps ({gone} tokens, {rise} steps each); give more, or raise "
                 "config.imitate.icot.tokens_per_epoch"
             )
-        dropping = Phase("icot", 0, gone * rise, 0, 0, 0, rise)
-        return consecutive(
-            [Phase("cot", 0, cot_steps, 0, 0, 0), dropping, Phase("final", 0, total - begin, None, 0, 0)]
-        )
+        cot, dropping = Phase("cot", 0, settings.cot_steps, 0, 0, 0), Phase("icot", 0, gone * rise, 0, 0, 0, rise)
+        return consecutive([cot, dropping, Phase("final", 0, settings.final_steps - gone * rise, None, 0, 0)])
 
     def removed(self, draw: Draw) -> np.ndarray | int:
         """s + o of a batch's rows, int [B]; 0 where nothing is left out."""

@@ -162,10 +162,9 @@ class LatentSft(RecipeSettings):
         """
         prompt, template = problems.prompts[index], problems.template
         written = [token for step in problems.steps[index] for token in step]
-        rest = [*template.closing_ids, *problems.answers[index], template.eos_id]
-        if phase == "cot":
-            return laid_out(prompt, [], [*written, *rest]), laid_out(prompt, [], [0])
-        chunks = [written[at : at + self.ratio] for at in range(0, len(written), self.ratio)]
+        in_words, thought = (written, []) if phase == "cot" else ([], written)
+        rest = [*in_words, *template.closing_ids, *problems.answers[index], template.eos_id]
+        chunks = [thought[at : at + self.ratio] for at in range(0, len(thought), self.ratio)]
         spans = [[] for _ in chunks] if phase == "final" else [*chunks[1:], *[[]] * bool(chunks)]
         read = [(token, 0) for token in prompt]
         for n, chunk in enumerate(chunks, 1):
