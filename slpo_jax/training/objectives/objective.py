@@ -214,27 +214,16 @@ def means(rollouts: int, **per_rollout: jax.Array) -> Sums:
 def at_capacity(branch: Callable[..., tuple[jax.Array, Any]], policy: Policy, params, batch, trajectories, *constants):
     """`branch(policy, capacity, params, batch, trajectories, *constants)` at the smallest capacity that is enough.
 
-    Scoring passes are compiled for each of `Policy.capacities`; the smallest that these trajectories fit in runs.
+    Scoring passes are compiled for each of `Policy.capacities`; the smallest that these trajectories fit in runs, and
+    makes loss and gradient together. Differentiating the switch itself would keep what every branch has to remember for
+    its backward pass, not only the chosen one.
 
     Returns:
-        (loss, aux) as the branch; gradients are for params alone.
+        (loss, aux) as the branch; gradients are for params alone, and none goes through aux.
     """
     group = trajectories.lengths.shape[0] // batch.index.shape[0]
-    choices: list[Capacity] = capacities(policy, group)
+    choices = capacities(policy, group)
     branches = [functools.partial(branch, policy, choice) for choice in choices]
-    index = smallest_capacity(policy, choices, trajectories, group)
-    return switch_with_gradient(index, branches, params, batch, trajectories, *constants)
-
-
-def switch_with_gradient(index, branches, params, *constants):
-    """`jax.lax.switch` over `branch(params, *constants) -> (loss, aux)`, with gradients for params alone.
-
-    The chosen branch makes loss and gradient together. Differentiating the switch itself would keep what every branch
-    has to remember for its backward pass, not only the chosen one.
-
-    Returns:
-        (loss, aux); no gradient goes through aux.
-    """
 
     @jax.custom_vjp
     def choose(params, index, constants):
@@ -248,4 +237,5 @@ def switch_with_gradient(index, branches, params, *constants):
         return jax.tree.map(lambda g: cotangents[0] * g, grads), None, None
 
     choose.defvjp(forward, backward)
-    return choose(params, index, constants)
+    index = smallest_capacity(policy, choices, trajectories, group)
+    return choose(params, index, (batch, trajectories, *constants))
