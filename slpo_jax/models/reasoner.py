@@ -132,12 +132,12 @@ class Reasoner:
         """D, the width of a latent."""
         return self.config.n_embd
 
-    def in_tree(self) -> "Reasoner":
-        """The same reasoner, its functions but `init` of the whole parameter tree."""
+    def in_tree(self, part: str = REASONER) -> "Reasoner":
+        """The same reasoner, its functions but `init` of the whole parameter tree, of which its own are a part."""
         names = ("forward", "trace", "embed", "transition", "logits", "log_probs")
-        bound: dict[str, Any] = {name: reads(REASONER, getattr(self, name)) for name in names}
-        bound["law"] = self.law and reads(REASONER, self.law)
-        bound |= {name: writes(REASONER, getattr(self, name)) for name in ("stacked", "cast")}
+        bound: dict[str, Any] = {name: reads(part, getattr(self, name)) for name in names}
+        bound["law"] = self.law and reads(part, self.law)
+        bound |= {name: writes(part, getattr(self, name)) for name in ("stacked", "cast")}
         return dataclasses.replace(self, **bound)
 
 

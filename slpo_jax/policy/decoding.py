@@ -40,13 +40,13 @@ def cache_sizes(answer_slots: int) -> list[int]:
 
 
 def decode_answers(
-    policy: Policy, params, prefix: KVCache, cache: KVCache, first_slot, before_N, keys_N, real_N=None, hidden_ND=None
+    policy: Policy, params, prefix, cache: KVCache, first_slot, before_N, keys_N, real_N=None, hidden_ND=None
 ) -> jax.Array:
     """Generate answers after the end marker, or after the thought where there is none.
 
     Args:
-        prefix, cache: what the answers attend to; they are written into `cache` from slot `first_slot` on, of which
-            it has the first of `cache_sizes`.
+        prefix, cache: `KVCache`s that the answers attend to, the first may be None; they are written into `cache` from
+            slot `first_slot` on, of which it has the first of `cache_sizes`.
         before_N: int, real positions before the end marker.
         keys_N: the rows' keys (used when answers are sampled or dropout is on everywhere).
         real_N: bool, rows that speak at all; None is all.
