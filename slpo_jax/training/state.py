@@ -131,10 +131,9 @@ def init_state(params: Params, trained: tuple[str, ...], optimizer, key: jax.Arr
         trained: see `make_train_step`.
         key: the run's; copied as well.
     """
-    key = jax.random.wrap_key_data(jnp.array(jax.random.key_data(key), copy=True), impl=jax.random.key_impl(key))
     opt_state = init_optimizer(optimizer, {name: params[name] for name in trained}, layout)
     own = copied(params if layout.is_sharded else replicate(params, layout.mesh), layout)
-    step, key, skipped = replicate((jnp.int32(0), key, jnp.zeros(2, jnp.int32)), layout.mesh)
+    step, key, skipped = replicate((jnp.int32(0), jnp.copy(key), jnp.zeros(2, jnp.int32)), layout.mesh)
     return TrainState(step, own, opt_state, key, skipped)
 
 
