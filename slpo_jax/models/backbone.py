@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from slpo_jax.models.attention import KVCache, attend, empty_cache, own_mask, write
+from slpo_jax.models.attention import KVCache, attend, own_mask, write
 from slpo_jax.models.dense import KEPT, head_logits, updated
 from slpo_jax.models.dropout import SITE_NUMBERS, Dropout, drop, site_number
 from slpo_jax.models.likelihood import token_log_probs
@@ -167,9 +167,13 @@ class Backbone(nn.Module):
         return token_log_probs(hidden, self.head, tokens, asked, likeliest)
 
     def empty_cache(self, rows: int, slots: int) -> KVCache:
-        """A `KVCache` of this model's shapes with no valid slot."""
+        """A `KVCache` of zeros of this model's shapes, with no valid slot."""
         c = self.config
-        return empty_cache(c.n_layer, rows, slots, c.n_kv_head, c.head_dim, c.dtype, c.scan_layers)
+        shape, valid = (rows, c.n_kv_head, slots, c.head_dim), jnp.zeros((rows, slots), bool)
+        if c.scan_layers:
+            return KVCache(jnp.zeros((c.n_layer, *shape), c.dtype), jnp.zeros((c.n_layer, *shape), c.dtype), valid)
+        zeros = tuple(jnp.zeros(shape, c.dtype) for _ in range(c.n_layer))
+        return KVCache(zeros, zeros, valid)
 
     def run(
         self,

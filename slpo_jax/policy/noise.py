@@ -113,11 +113,7 @@ def followed_by(first: Dropout | None, second: Dropout | None) -> Dropout | None
     """The noise of a pass over two stretches of positions; only the last stretch may be without noise."""
     if first is None or second is None:
         return first
-    return dataclasses.replace(
-        first,
-        keys_BL=jnp.concatenate([first.keys_BL, second.keys_BL], axis=1),
-        active_BL=jnp.concatenate([first.active_BL, second.active_BL], axis=1),
-    )
+    return jax.tree.map(lambda a_BL, b_BL: jnp.concatenate([a_BL, b_BL], axis=1), first, second)
 
 
 def stop_uniforms(keys_N: jax.Array, step: jax.Array) -> jax.Array:
