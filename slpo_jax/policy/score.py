@@ -203,13 +203,15 @@ def _pass(
     of_step = functools.partial(_of_step, thoughts, first_ND[:, None], hidden_BSD)
     drawn, log_probs = trajectories.actions, None
     if config.max_latents:
-        keys_NT = noise.draw_keys(keys.trajectories, steps_T) if config.latent_policy_noise else None
-        drawn = of_step(functools.partial(latent_policy.draw, params), keys_NT)
+        draws = functools.partial(noise.draw_keys, keys.trajectories) if config.latent_policy_noise else lambda _: None
+        drawn = of_step(functools.partial(latent_policy.draw, params), draws(steps_T[:1]), draws(steps_T + 1))
     if latent_policy.log_prob is not None and config.max_latents:
         log_prob: Callable[..., jax.Array] = latent_policy.log_prob
         signs = (advantages_NT,) if latent_policy.signed and advantages_NT is not None else ()
         taken = jax.lax.stop_gradient((trajectories.actions, *signs))
-        log_probs = of_step(lambda hidden, of: log_prob(params, hidden, *of), taken)
+        first = jax.tree.map(lambda x: x[:, :1], taken)
+        later = jax.tree.map(lambda x: jnp.concatenate([x[:, 1:], x[:, -1:]], axis=1), taken)
+        log_probs = of_step(lambda hidden, of: log_prob(params, hidden, *of), first, later)
     before, last_ND = hidden_BSD[:, thoughts.capacity :], None
     if can_halt(policy) or not config.closing_ids:
         last_ND = _last(first_ND, thoughts.unpacked(hidden_BSD[:, : thoughts.capacity]), trajectories.lengths)
@@ -228,19 +230,18 @@ def _last(first_ND: jax.Array, hidden_NTD: jax.Array, lengths_N: jax.Array) -> j
     return jnp.take_along_axis(found_NTD, lengths_N[:, None, None], axis=1)[:, 0]
 
 
-def _of_step(thoughts: Packing, first_N1D, hidden_BSD, function, arguments):
+def _of_step(thoughts: Packing, first_N1D, hidden_BSD, function, first_argument, later_arguments):
     """function(hidden state before step t, argument of step t) for all steps, leaves [N, T, ..].
 
     Args:
         thoughts: how the latent slots are packed.
         first_N1D: hidden states before step 1.
         hidden_BSD: hidden states at the packed slots, the latents' first.
-        arguments: leaves [N, T, ..], or None.
+        first_argument: of step 1, leaves [N, 1, ..], or None.
+        later_arguments: of steps 2 .. T + 1, leaves [N, T, ..], or None; there is no step T + 1, and anything will do.
     """
-    first = function(first_N1D, jax.tree.map(lambda x: x[:, :1], arguments))
-    # There is no step T + 1, for which anything will do.
-    after = jax.tree.map(lambda x: thoughts.packed(jnp.concatenate([x[:, 1:], x[:, -1:]], axis=1)), arguments)
-    later = function(hidden_BSD[:, : thoughts.capacity], after)
+    first = function(first_N1D, first_argument)
+    later = function(hidden_BSD[:, : thoughts.capacity], jax.tree.map(thoughts.packed, later_arguments))
     return jax.tree.map(lambda a, b: jnp.concatenate([a, thoughts.unpacked(b)[:, :-1]], axis=1), first, later)
 
 
