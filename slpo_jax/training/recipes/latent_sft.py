@@ -136,10 +136,8 @@ class LatentSft(RecipeSettings):
         def init(key: jax.Array, policy: Policy, params: Params) -> Params:
             copy = jax.tree.map(lambda x: jnp.array(x, copy=True), params[REASONER])
             table_VD = policy.reasoner.embed(params, jnp.arange(policy.reasoner.config.vocab_size))
-            made = {ENCODER: copy, COMPRESS: {"embedding": table_VD.astype(jnp.float32).mean(axis=0)}}
-            if adapters:
-                made[ENCODER_ADAPTER] = lora.adapter(key, params, settings.lora.rank)
-            return made
+            adapter = {ENCODER_ADAPTER: lora.adapter(key, params, settings.lora.rank)} if adapters else {}
+            return {ENCODER: copy, COMPRESS: {"embedding": table_VD.astype(jnp.float32).mean(axis=0)}} | adapter
 
         def encoder(params: Params) -> Params:
             if not adapters:
