@@ -61,7 +61,7 @@ def explain(policy: Policy, params: Any, latents_NTD: jax.Array, reads: Reads) -
     z_RCD = latents_NTD[:, : thoughts * count].reshape(rows * thoughts, count, width)
     places_RC = jnp.broadcast_to(first + jnp.arange(count), z_RCD.shape[:2])
     cache = decoder.empty_cache(rows * thoughts, count + cache_sizes(slots)[0])
-    hidden_RCD, cache = decoder.forward(params, z_RCD, places_RC, places_RC >= 0, cache=cache, start=0)
+    hidden_RCD, cache = decoder.forward(params, z_RCD, places_RC, jnp.ones(places_RC.shape, bool), cache=cache)
     speaker = dataclasses.replace(
         policy.without_noise().having(closing_ids=(), banned_ids=(), answer_slots=slots),
         reasoner=dataclasses.replace(decoder, embed=policy.reasoner.embed),

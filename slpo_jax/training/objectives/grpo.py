@@ -231,7 +231,7 @@ class Grpo(Objective):
         )  # fmt: skip
         latents = scores.action_log_probs if self.latent_weight else None
         stop = self.stop_term(policy, params, trajectories) if self.stop_weight else None
-        kinds = (latents, scores.halting_log_prob, scores.token_log_probs, stop and stop[1])  # as `_made` has them
+        kinds = (latents, scores.halting_log_prob, scores.token_log_probs, stop[1] if stop else None)  # as in `_made`
         log_probs = [kind.reshape(len(kind), -1) for kind in kinds if kind is not None]
         weights_NC = jnp.concatenate([weight * was for weight, was in zip(weights, made, strict=True)], axis=1)
         return Choices(jnp.concatenate(log_probs, axis=1), weights_NC, made_NC, scores.answer_log_prob)

@@ -157,7 +157,8 @@ def chunked(
 
     def needs(problems: EncodedProblems, phase: Phase) -> list[Needs]:
         """Positions; slots, at speed 1; tokens of one, at the highest."""
-        (how, highest), found = (chunks_of, 1) if phase.name == COT else (cut, most), list[Needs]()
+        how, highest = (chunks_of, 1) if phase.name == COT else (cut, most)
+        found = list[Needs]()
         for prompt, steps, answer in zip(problems.prompts, problems.steps, problems.answers, strict=True):
             size = len(how(steps, 1)) + 1 + len(answer) + 1
             longest = max(map(len, how(steps, highest)), default=1)

@@ -125,10 +125,9 @@ class LatentSft(RecipeSettings):
                 )
             parts: dict[str, tuple[str, ...]] = {"encoder": encoders, "reasoner": own, "union": own + encoders}
             steps = [("cot", settings.cot_steps, own), *((n, settings.stage_steps, t) for n, t in parts.items())]
-            plan = [Phase(name, 0, n, None, None, max_latents, trains=trains) for name, n, trains in steps]
-            rate = self.final_learning_rate
-            plan.append(Phase("final", 0, settings.final_steps, None, None, max_latents, 0, own, rate))
-            plan = consecutive(plan)
+            before = [Phase(name, 0, n, None, None, max_latents, trains=trains) for name, n, trains in steps]
+            final = Phase("final", 0, settings.final_steps, None, None, max_latents, 0, own, self.final_learning_rate)
+            plan = consecutive([*before, final])
             if plan and plan[0].name == "cot":
                 plan[1:2] = [dataclasses.replace(phase, copies=begun) for phase in plan[1:2]]
             return plan
