@@ -112,11 +112,6 @@ class Block(nn.Module):
         return x_BLD + maybe_drop(y_BLD, "mlp"), kv
 
 
-def make_blocks(block: type[Block], config, name: str) -> list[Block]:
-    """The layers, called name_0, name_1, .."""
-    return [block(config, layer, name=f"{name}_{layer}") for layer in range(config.n_layer)]
-
-
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def run_block(block: type[Block], config, params, x_BLD: jax.Array, context: Context):
     """A block whose layer is the context's, recomputed in the backward pass if `config.remat`.

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from slpo_jax.config.bounds import Checked, FieldError, setting
 from slpo_jax.models import backbone
-from slpo_jax.models.backbone import Context, make_blocks, split_heads
+from slpo_jax.models.backbone import Context, split_heads
 from slpo_jax.models.dense import dense
 
 
@@ -111,7 +111,7 @@ class GPT2(backbone.Backbone):
         init = nn.initializers.normal(0.02)
         self.table = self.param("wte", init, (c.vocab_size, c.n_embd), jnp.float32)
         self.wpe = self.param("wpe", nn.initializers.normal(0.01), (c.n_positions, c.n_embd), jnp.float32)
-        self.blocks = make_blocks(self.block_type, c, "h")
+        self.blocks = [Block(c, layer, name=f"h_{layer}") for layer in range(c.n_layer)]
         self.final_norm = nn.LayerNorm(epsilon=c.norm_epsilon, dtype=c.dtype, name="ln_f")
         self.head = self.table if c.tied else self.param("lm_head", init, (c.vocab_size, c.n_embd), jnp.float32)
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from slpo_jax.config.bounds import Checked, FieldError, setting
 from slpo_jax.models import backbone
-from slpo_jax.models.backbone import Context, make_blocks, split_heads
+from slpo_jax.models.backbone import Context, split_heads
 from slpo_jax.models.dense import dense
 from slpo_jax.models.xla_cpu import remade
 
@@ -210,7 +210,7 @@ class Llama(backbone.Backbone):
         c = self.config
         init = nn.initializers.normal(0.02)
         self.table = self.param("embed_tokens", init, (c.vocab_size, c.n_embd), jnp.float32)
-        self.blocks = make_blocks(self.block_type, c, "layers")
+        self.blocks = [Block(c, layer, name=f"layers_{layer}") for layer in range(c.n_layer)]
         self.final_norm = _norm(c, "norm")
         self.head = self.table if c.tied else self.param("lm_head", init, (c.vocab_size, c.n_embd), jnp.float32)
 
