@@ -353,7 +353,6 @@ def test_example_of_a_recipe(example):
     expected = np.mean([jax.random.normal(jax.random.fold_in(key, i)) for i in range(3)])
     loss, metrics, _ = recipe.loss(None, None, None, key)
     np.testing.assert_allclose([loss, *metrics["loss"]], [expected, expected, 2.0], rtol=1e-6)
-    assert recipe.name == "averaged"
 
 
 def test_examples_of_a_scorer_and_a_reward(example):

@@ -1,13 +1,10 @@
 """Frozen dataclasses that say each field's default and range once, check themselves, and are sections of a config.
 
     @dataclass(frozen=True)
-    class Sampling:
+    class Sampling(Checked):
         group: int = setting(8, least=2)
         temperature: float = setting(0.0, least=0)
         stopping: Literal["sample", "threshold"] = "sample"
-
-        def __post_init__(self) -> None:
-            check_fields(self)
 
 Annotations are checked too: numbers have to be finite, a bool is no number, a `Literal` lists the choices, a range
 holds for each element of a tuple, and a field may be another such dataclass, `X | None`, or a `dict[str, X]`.
@@ -141,6 +138,13 @@ def check_fields(settings: Any) -> None:
         example = f", e.g. {default!r}" if get_origin(hint) is tuple and default else ""
         note = f"; {limits.note}" if limits.note else ""
         raise FieldError(settings, name, f"give {in_words(hint, limits)}{example}{note}")
+
+
+class Checked:
+    """What dataclasses inherit that check their fields when they are made, see `check_fields`."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
 
 def fields_of(cls: Any) -> tuple[tuple[str, Any, Any, Limits], ...]:

@@ -43,19 +43,6 @@ class KVCache:
         return KVCache(axis, axis, 0)  # type: ignore[arg-type]
 
 
-def empty_cache(layers: int, rows: int, slots: int, heads: int, head_width: int, dtype, stacked: bool) -> KVCache:
-    """A cache of zeros in which no slot is valid yet.
-
-    Args:
-        stacked: whether layers are a loop.
-    """
-    shape, valid = (rows, heads, slots, head_width), jnp.zeros((rows, slots), bool)
-    if stacked:
-        return KVCache(jnp.zeros((layers, *shape), dtype), jnp.zeros((layers, *shape), dtype), valid)
-    zeros = tuple(jnp.zeros(shape, dtype) for _ in range(layers))
-    return KVCache(zeros, zeros, valid)
-
-
 def join(first: KVCache, second: KVCache) -> KVCache:
     """One cache whose slots are those of `first`, then those of `second`."""
 

@@ -6,13 +6,12 @@ import re
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-import chex
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from flax import struct
 
-from slpo_jax.models.attention import KVCache, attend, empty_cache, own_mask, write
+from slpo_jax.models.attention import KVCache, attend, own_mask, write
 from slpo_jax.models.dense import KEPT, head_logits, updated
 from slpo_jax.models.dropout import SITE_NUMBERS, Dropout, drop, site_number
 from slpo_jax.models.likelihood import token_log_probs
@@ -48,12 +47,8 @@ class Context:
 
     def only_last(self, last: int) -> "Context":
         """The context of a block of which only so many of the last positions are wanted."""
-        noise, context = self.dropout, dataclasses.replace(self, mask_BLS=self.mask_BLS[:, -last:], last=last)
-        if noise is None:
-            return context
-        positions = self.mask_BLS.shape[1] if self.packing is None else self.packing.source_BS.shape[1]
-        chex.assert_axis_dimension(noise.active_BL, 1, positions)
-        return dataclasses.replace(context, dropout=jax.tree.map(context.going_on, noise))
+        context = dataclasses.replace(self, mask_BLS=self.mask_BLS[:, -last:], last=last)
+        return dataclasses.replace(context, dropout=jax.tree.map(context.going_on, self.dropout))
 
     def of_layer(self, layer: int) -> "Context":
         """The context of a block that stands for this layer, with the layer's keys and values alone."""
@@ -117,11 +112,6 @@ class Block(nn.Module):
         return x_BLD + maybe_drop(y_BLD, "mlp"), kv
 
 
-def make_blocks(block: type[Block], config, name: str) -> list[Block]:
-    """The layers, called name_0, name_1, .."""
-    return [block(config, layer, name=f"{name}_{layer}") for layer in range(config.n_layer)]
-
-
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def run_block(block: type[Block], config, params, x_BLD: jax.Array, context: Context):
     """A block whose layer is the context's, recomputed in the backward pass if `config.remat`.
@@ -172,9 +162,13 @@ class Backbone(nn.Module):
         return token_log_probs(hidden, self.head, tokens, asked, likeliest)
 
     def empty_cache(self, rows: int, slots: int) -> KVCache:
-        """A `KVCache` of this model's shapes with no valid slot."""
+        """A `KVCache` of zeros of this model's shapes, with no valid slot."""
         c = self.config
-        return empty_cache(c.n_layer, rows, slots, c.n_kv_head, c.head_dim, c.dtype, c.scan_layers)
+        shape, valid = (rows, c.n_kv_head, slots, c.head_dim), jnp.zeros((rows, slots), bool)
+        if c.scan_layers:
+            return KVCache(jnp.zeros((c.n_layer, *shape), c.dtype), jnp.zeros((c.n_layer, *shape), c.dtype), valid)
+        zeros = tuple(jnp.zeros(shape, c.dtype) for _ in range(c.n_layer))
+        return KVCache(zeros, zeros, valid)
 
     def run(
         self,
@@ -219,25 +213,22 @@ class Backbone(nn.Module):
         """
         assert packing is None or (last and cache is None and prefix is None and owner_BL is None)
         assert sees_BLL is None or (packing is None and cache is None)
-        c, before, valid_BS = self.config, () if prefix is None else (prefix,), valid_BL
-        x_BLD, rotation = self.enter(inputs_BLD.astype(c.dtype), jnp.maximum(positions_BL, 0))
+        looped, before = self.config.scan_layers and not self.is_initializing(), () if prefix is None else (prefix,)
+        x_BLD, rotation = self.enter(inputs_BLD.astype(self.config.dtype), jnp.maximum(positions_BL, 0))
+        valid_BS, seen_BS, written = valid_BL, valid_BL, None
         if cache is not None:
             valid_BS = jax.lax.dynamic_update_slice_in_dim(cache.valid, valid_BL, start, axis=1)
-        if self.is_initializing() or not c.scan_layers:
-            mask_BLS = own_mask(valid_BS, valid_BL.shape[1], 0 if cache is None else start, owner_BL)
-            mask_BLS = mask_BLS if sees_BLL is None else mask_BLS & sees_BLL
-            context = Context(mask_BLS, before, cache, start, dropout, rotation, packing)
-            x_BLD, own, levels = self._one_by_one(x_BLD, context, at_B, last)
-        else:
-            if cache is not None:
-                written_BS = cache.valid & (jnp.arange(cache.slots) < start)[None]
-                before = (*before, dataclasses.replace(cache, valid=written_BS))
-            mask_BLS = own_mask(valid_BL, valid_BL.shape[1], 0, owner_BL)
-            mask_BLS = mask_BLS if sees_BLL is None else mask_BLS & sees_BLL
-            context = Context(mask_BLS, before, None, 0, dropout, rotation, packing)
-            x_BLD, own, levels = self._stacked(x_BLD, context, at_B, last)
-            if cache is not None:  # once for all layers, in place
-                own = write((cache.keys, cache.values), own, start)  # type: ignore[arg-type]
+            if looped:
+                known_BS = cache.valid & (jnp.arange(cache.slots) < start)[None]
+                before = (*before, dataclasses.replace(cache, valid=known_BS))
+            else:
+                seen_BS, written = valid_BS, cache
+        mask_BLS = own_mask(seen_BS, valid_BL.shape[1], 0 if written is None else start, owner_BL)
+        mask_BLS = mask_BLS if sees_BLL is None else mask_BLS & sees_BLL
+        context = Context(mask_BLS, before, written, start, dropout, rotation, packing)
+        x_BLD, own, levels = (self._stacked if looped else self._one_by_one)(x_BLD, context, at_B, last)
+        if looped and cache is not None:  # once for all layers, in place
+            own = write((cache.keys, cache.values), own, start)  # type: ignore[arg-type]
         hidden_BLD = self.final_norm(x_BLD)
         return hidden_BLD, KVCache(own[0], own[1], valid_BS), [*levels, *_level(hidden_BLD, at_B)]
 

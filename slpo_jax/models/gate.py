@@ -8,13 +8,13 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from slpo_jax.config.bounds import check_fields, setting
+from slpo_jax.config.bounds import Checked, setting
 from slpo_jax.models.dropout import Dropout, drop
 from slpo_jax.models.parts import GATE, reads
 
 
 @dataclasses.dataclass(frozen=True)
-class GateConfig:
+class GateConfig(Checked):
     """The section `config.gate`.
 
     Attributes:
@@ -28,9 +28,6 @@ class GateConfig:
     hidden: int = setting(0, least=0, note="0 is a linear head", affects="model")
     dropout: float = setting(0.1, least=0, below=1)
     detached: bool = True
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 class GateHead(nn.Module):
@@ -97,6 +94,11 @@ def first_stop_log_probs(logits_T: jax.Array, forced: bool) -> jax.Array:
     if forced:
         stop_T = stop_T.at[-1].set(0.0)
     return before_T + stop_T
+
+
+def stop_log_likelihood(logits_T: jax.Array, length) -> jax.Array:
+    """log P(tau = length) of one trajectory under the gate's logits, by the law that made it (paper section 4.1)."""
+    return first_stop_log_probs(logits_T, forced=True)[length - 1]
 
 
 def stop_set_loss(logits_T: jax.Array, in_set_T: jax.Array) -> jax.Array:

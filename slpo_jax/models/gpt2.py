@@ -6,14 +6,14 @@ from typing import Any, ClassVar
 import flax.linen as nn
 import jax.numpy as jnp
 
-from slpo_jax.config.bounds import FieldError, check_fields, setting
+from slpo_jax.config.bounds import Checked, FieldError, setting
 from slpo_jax.models import backbone
-from slpo_jax.models.backbone import Context, make_blocks, split_heads
+from slpo_jax.models.backbone import Context, split_heads
 from slpo_jax.models.dense import dense
 
 
 @dataclasses.dataclass(frozen=True)
-class GPT2Config:
+class GPT2Config(Checked):
     """Shapes of a GPT-2, in units of parameters' axes; the defaults are the 124M model.
 
     Attributes:
@@ -41,7 +41,7 @@ class GPT2Config:
     scan_layers: bool = False
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        super().__post_init__()
         if self.n_embd % self.n_head:
             raise FieldError(self, "n_head", f"it has to divide the width, {self.n_embd}")
 
@@ -111,7 +111,7 @@ class GPT2(backbone.Backbone):
         init = nn.initializers.normal(0.02)
         self.table = self.param("wte", init, (c.vocab_size, c.n_embd), jnp.float32)
         self.wpe = self.param("wpe", nn.initializers.normal(0.01), (c.n_positions, c.n_embd), jnp.float32)
-        self.blocks = make_blocks(self.block_type, c, "h")
+        self.blocks = [Block(c, layer, name=f"h_{layer}") for layer in range(c.n_layer)]
         self.final_norm = nn.LayerNorm(epsilon=c.norm_epsilon, dtype=c.dtype, name="ln_f")
         self.head = self.table if c.tied else self.param("lm_head", init, (c.vocab_size, c.n_embd), jnp.float32)
 

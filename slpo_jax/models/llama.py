@@ -13,15 +13,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from slpo_jax.config.bounds import FieldError, check_fields, setting
+from slpo_jax.config.bounds import Checked, FieldError, setting
 from slpo_jax.models import backbone
-from slpo_jax.models.backbone import Context, make_blocks, split_heads
+from slpo_jax.models.backbone import Context, split_heads
 from slpo_jax.models.dense import dense
 from slpo_jax.models.xla_cpu import remade
 
 
 @dataclasses.dataclass(frozen=True)
-class RopeScaling:
+class RopeScaling(Checked):
     """The "llama3" change of rotary frequencies for contexts longer than those of pretraining.
 
     Attributes:
@@ -36,12 +36,9 @@ class RopeScaling:
     high_freq_factor: float = setting(4.0, above=0)
     original_max_position_embeddings: int = setting(8192, least=1)
 
-    def __post_init__(self) -> None:
-        check_fields(self)
-
 
 @dataclasses.dataclass(frozen=True)
-class LlamaConfig:
+class LlamaConfig(Checked):
     """Shapes of a Llama, in units of parameters' axes; the defaults are Llama 3.2 1B.
 
     Attributes:
@@ -82,7 +79,7 @@ class LlamaConfig:
     scan_layers: bool = False
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        super().__post_init__()
         if self.n_head % self.n_kv_head:
             raise FieldError(self, "n_kv_head", f"it has to divide the number of heads, {self.n_head}")
         if self.head_dim % 2:
@@ -213,7 +210,7 @@ class Llama(backbone.Backbone):
         c = self.config
         init = nn.initializers.normal(0.02)
         self.table = self.param("embed_tokens", init, (c.vocab_size, c.n_embd), jnp.float32)
-        self.blocks = make_blocks(self.block_type, c, "layers")
+        self.blocks = [Block(c, layer, name=f"layers_{layer}") for layer in range(c.n_layer)]
         self.final_norm = _norm(c, "norm")
         self.head = self.table if c.tied else self.param("lm_head", init, (c.vocab_size, c.n_embd), jnp.float32)
 

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from slpo_jax.config.bounds import check_fields, setting
+from slpo_jax.config.bounds import Checked, setting
 from slpo_jax.errors import UserError
 from slpo_jax.models.backbone import Backbone
 from slpo_jax.models.parts import ADAPTER, REASONER
@@ -16,7 +16,7 @@ Tree = dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
-class LoraConfig:
+class LoraConfig(Checked):
     """The sections `config.imitate.lora` and `config.rl.lora`.
 
     Attributes:
@@ -29,9 +29,6 @@ class LoraConfig:
     rank: int = setting(0, least=0, note="0 trains all parameters")
     alpha: float = setting(32.0, above=0)
     kernels: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     @property
     def scale(self) -> float:

@@ -10,7 +10,6 @@ from typing import Any
 import jax
 
 Params = dict[str, Any]
-Init = Callable[[jax.Array], Any]
 
 REASONER, GATE, LATENT_POLICY, ADAPTER, DECODER = "reasoner", "gate", "latent_policy", "adapter", "decoder"
 OF_A_REASONER = (REASONER, GATE, LATENT_POLICY, DECODER)
@@ -32,7 +31,7 @@ class Part:
 
     name: str
     key: jax.Array
-    init: Init
+    init: Callable[[jax.Array], Any]
     trained_by: frozenset[str]
 
 

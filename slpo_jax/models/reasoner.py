@@ -46,25 +46,14 @@ class LatentReasoner(nn.Module):
         """The latent fed at the next slot, from the hidden state (after the final norm) at this one."""
         return hidden_BLD
 
-    def __call__(self, *args, **kwargs):
-        return self.backbone(*args, **kwargs)
-
-    def trace(self, *args, **kwargs):
-        return self.backbone.trace(*args, **kwargs)
-
-    def embed(self, tokens_BL):
-        return self.backbone.embed(tokens_BL)
-
-    def logits(self, hidden_BLD):
-        return self.backbone.logits(hidden_BLD)
-
-    def log_probs(self, *args, **kwargs):
-        return self.backbone.log_probs(*args, **kwargs)
+    def of_backbone(self, name: str, *args, **kwargs):
+        """What a method of the backbone gives."""
+        return getattr(self.backbone, name)(*args, **kwargs)
 
     def initialise(self, tokens_BL):
         """Touch every parameter once."""
-        hidden_BLD, _ = self(self.embed(tokens_BL), tokens_BL, tokens_BL >= 0)
-        return self.transition(hidden_BLD), self.logits(hidden_BLD)
+        hidden_BLD, _ = self.backbone(self.backbone.embed(tokens_BL), tokens_BL, tokens_BL >= 0)
+        return self.transition(hidden_BLD), self.backbone.logits(hidden_BLD)
 
 
 class StepProjector(nn.Module):
@@ -132,12 +121,12 @@ class Reasoner:
         """D, the width of a latent."""
         return self.config.n_embd
 
-    def in_tree(self) -> "Reasoner":
-        """The same reasoner, its functions but `init` of the whole parameter tree."""
+    def in_tree(self, part: str = REASONER) -> "Reasoner":
+        """The same reasoner, its functions but `init` of the whole parameter tree, of which its own are a part."""
         names = ("forward", "trace", "embed", "transition", "logits", "log_probs")
-        bound: dict[str, Any] = {name: reads(REASONER, getattr(self, name)) for name in names}
-        bound["law"] = self.law and reads(REASONER, self.law)
-        bound |= {name: writes(REASONER, getattr(self, name)) for name in ("stacked", "cast")}
+        bound: dict[str, Any] = {name: reads(part, getattr(self, name)) for name in names}
+        bound["law"] = self.law and reads(part, self.law)
+        bound |= {name: writes(part, getattr(self, name)) for name in ("stacked", "cast")}
         return dataclasses.replace(self, **bound)
 
 
@@ -160,18 +149,19 @@ def _cast(config: BackboneConfig, params: Params) -> Params:
 def as_functions(module: LatentReasoner) -> Reasoner:
     """The pure functions of a reasoner module."""
 
-    def method(name):
-        return lambda params, *args, **kwargs: module.apply({"params": params}, *args, **kwargs, method=name)
+    def method(name, *first):
+        return lambda params, *args, **kwargs: module.apply({"params": params}, *first, *args, **kwargs, method=name)
 
     def init(key):
         return module.init(key, jnp.zeros((1, 1), jnp.int32), method="initialise")["params"]
 
-    names = ("trace", "embed", "transition", "logits", "log_probs")
+    names = ("trace", "embed", "logits", "log_probs")
     return Reasoner(
         config=module.backbone.config,
         init=init,
-        forward=method("__call__"),
-        **{name: method(name) for name in names},
+        forward=method("of_backbone", "__call__"),
+        **{name: method("of_backbone", name) for name in names},
+        transition=method("transition"),
         stacked=functools.partial(_stacked, module.backbone.config),
         cast=functools.partial(_cast, module.backbone.config),
         empty_cache=module.backbone.empty_cache,

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any, Literal
 
-from slpo_jax.config.bounds import check_fields, setting
+from slpo_jax.config.bounds import Checked, setting
 
 
 def activation_type(name: str) -> Any:
@@ -27,7 +27,7 @@ def is_loop(scan_layers: bool | None, layers: int) -> bool:
 
 
 @dataclasses.dataclass(frozen=True)
-class ModelConfig:
+class ModelConfig(Checked):
     """Shapes, for both backbones; where `config.init` names a checkpoint, they are the checkpoint's.
 
     Attributes:
@@ -60,6 +60,3 @@ class ModelConfig:
     dtype: Literal["auto", "float32", "bfloat16"] = setting("auto", affects="parameters")
     remat: bool = setting(False, affects="nothing")
     scan_layers: bool | None = setting(None, note="None: on accelerators", affects="nothing")
-
-    def __post_init__(self) -> None:
-        check_fields(self)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from slpo_jax.policy import noise
 from slpo_jax.policy.policy import Policy
 from slpo_jax.policy.prompted import Prompts
-from slpo_jax.policy.rollout import Trajectories, sample, think
+from slpo_jax.policy.rollout import Trajectories, ends_with, sample, think
 from slpo_jax.policy.scorers.latent_rm import thought_scores
 
 
@@ -31,8 +31,7 @@ def beam_search(
         rule_B: see `sample`.
     """
     problems, width = prompts.tokens.shape[0], beams * candidates
-    numbers_N = jnp.tile(jnp.arange(width), problems)
-    keys_N = noise.row_keys(key, jnp.repeat(index_B, width), numbers_N)
+    keys_N = noise.rollout_keys(key, index_B, width)
     rule_N, fixed = jnp.repeat(rule_B, width), policy.having(stopping="length")
 
     def drawn(thoughts, ended_N, step):
@@ -41,20 +40,16 @@ def beam_search(
         given, until_N = dataclasses.replace(thoughts, lengths=begun_N), jnp.where(ended_N, begun_N, step)
         thought, _ = think(fixed, params, prompts, keys_N, until_N, given=given)
         last = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, step - 1, 1, axis=1), thought.actions)
-        if policy.config.stopping == "length":
-            fires_N = step >= rule_N
-        else:
-            fires_N = jax.nn.sigmoid(policy.latent_policy.stop_logits(params, last)[:, 0]) >= rule_N
-        if policy.latent_policy.ends is not None:
-            fires_N |= policy.latent_policy.ends(params, last)[:, 0]
+        ends_N = ends_with(policy, params, last, step, keys_N, rule_N)
         made = dataclasses.replace(thoughts, actions=thought.actions, lengths=thought.lengths_N)
-        return made, ended_N | fires_N | (thought.lengths_N < step)
+        return made, ended_N | ends_N | (thought.lengths_N < step)
 
     def body(step, state):
         thoughts, ended_N = state
         made, now_ended_N = drawn(thoughts, ended_N, step)
         score_N = thought_scores(policy, params, prompts, made, step)
-        score_N = jnp.where(ended_N & (numbers_N % candidates > 0), -jnp.inf, score_N)  # the same thought once more
+        again_N = ended_N & (jnp.arange(keys_N.size) % candidates > 0)  # the same thought once more
+        score_N = jnp.where(again_N, -jnp.inf, score_N)
         _, best = jax.lax.top_k(score_N.reshape(problems, width), beams)
         rows = (best + width * jnp.arange(problems)[:, None]).reshape(-1)
         rows_N = jnp.repeat(rows, candidates)

@@ -1,6 +1,7 @@
 """Generating the tokens of an answer, one by one, until every row has ended."""
 
 import dataclasses
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -40,13 +41,13 @@ def cache_sizes(answer_slots: int) -> list[int]:
 
 
 def decode_answers(
-    policy: Policy, params, prefix: KVCache, cache: KVCache, first_slot, before_N, keys_N, real_N=None, hidden_ND=None
+    policy: Policy, params, prefix, cache: KVCache, first_slot, before_N, keys_N, real_N=None, hidden_ND=None
 ) -> jax.Array:
     """Generate answers after the end marker, or after the thought where there is none.
 
     Args:
-        prefix, cache: what the answers attend to; they are written into `cache` from slot `first_slot` on, of which
-            it has the first of `cache_sizes`.
+        prefix, cache: `KVCache`s that the answers attend to, the first may be None; they are written into `cache` from
+            slot `first_slot` on, of which it has the first of `cache_sizes`.
         before_N: int, real positions before the end marker.
         keys_N: the rows' keys (used when answers are sampled or dropout is on everywhere).
         real_N: bool, rows that speak at all; None is all.
@@ -57,7 +58,6 @@ def decode_answers(
     reasoner, config = policy.reasoner, policy.config
     rows, marker = before_N.shape[0], config.closing_ids
     behind = 1 - len(marker)  # of a slot, the answer's token that comes out of it
-    most, sizes = config.answer_slots - behind, cache_sizes(config.suffix_slots)
 
     def say(state: _Answers, hidden_ND, slot) -> _Answers:
         logits_NV = reasoner.logits(params, hidden_ND[:, None])[:, 0]
@@ -85,23 +85,8 @@ def decode_answers(
 
     def body(state: _Answers) -> _Answers:
         (hidden_N1D, cache), slot = feed(state), state.slot
-        state = say(state, hidden_N1D[:, 0], slot + behind if behind else slot)
+        state = say(state, hidden_N1D[:, 0], slot + behind)
         return dataclasses.replace(state, slot=slot + 1, cache=cache)
-
-    def within(slots):
-        return lambda state: (state.slot < min(slots, most)) & ~state.ended_N.all()
-
-    def fill(state: _Answers, sizes: list[int]) -> jax.Array:
-        """Go on in a cache of the first size, then in those of the others as long as there is something to say."""
-        size, *larger = sizes
-        state = jax.lax.while_loop(within(size), body, state)
-        if not larger:
-            return state.tokens_NA
-
-        def go_on(state):
-            return fill(dataclasses.replace(state, cache=grow(state.cache, first_slot + larger[0])), larger)
-
-        return jax.lax.cond(within(most)(state), go_on, lambda state: state.tokens_NA, state)
 
     state = _Answers(
         slot=jnp.int32(config.closing_slots),
@@ -115,4 +100,26 @@ def decode_answers(
     for slot, token in enumerate(marker[:-1]):
         fed = dataclasses.replace(state, slot=jnp.int32(slot), token_N=jnp.full(rows, token, jnp.int32))
         state = dataclasses.replace(state, cache=feed(fed)[1])
-    return fill(state, sizes)
+    return _fill(body, state, first_slot, config.answer_slots - behind, cache_sizes(config.suffix_slots))
+
+
+def _fill(body: Callable[[_Answers], _Answers], state: _Answers, first_slot, most: int, sizes: list[int]) -> jax.Array:
+    """The tokens: body(state) in a cache of the first size, then in those of the others while there is more to say.
+
+    Args:
+        most: slots that may be fed.
+    """
+    size, *larger = sizes
+
+    def within(slots):
+        return lambda state: (state.slot < min(slots, most)) & ~state.ended_N.all()
+
+    state = jax.lax.while_loop(within(size), body, state)
+    if not larger:
+        return state.tokens_NA
+
+    def go_on(state):
+        grown = grow(state.cache, first_slot + larger[0])
+        return _fill(body, dataclasses.replace(state, cache=grown), first_slot, most, larger)
+
+    return jax.lax.cond(within(most)(state), go_on, lambda state: state.tokens_NA, state)

@@ -9,21 +9,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import struct
 
-from slpo_jax.models.attention import KVCache
 from slpo_jax.models.parts import DECODER
-from slpo_jax.models.reasoner import (
-    BackboneConfig,
-    LatentReasoner,
-    Reasoner,
-    as_functions,
-    backbone,
-    vocabulary_rows,
-)
+from slpo_jax.models.reasoner import BackboneConfig, LatentReasoner, Reasoner, as_functions, backbone, vocabulary_rows
+from slpo_jax.policy.decoding import cache_sizes, decode_answers
 from slpo_jax.policy.policy import Policy
 from slpo_jax.policy.prompted import Prompts
-from slpo_jax.rewards.ending import is_end
 
 READS = "reads"
 """In a kept model's part, int [2]: the latents of one thought, and the position of the first of them."""
@@ -34,26 +25,15 @@ Reads = tuple[int, int]
 """`READS`, known to a program that is compiled."""
 
 
-@struct.dataclass
-class _Words:
-    """The loop's state before a token is fed."""
-
-    slot: jax.Array
-    token_R: jax.Array
-    ended_R: jax.Array
-    tokens_RL: jax.Array
-    cache: KVCache
-
-
 def decoder_of(config: BackboneConfig, params: Any) -> Reasoner:
-    """The functions of the decoder; its vocabulary need not be the reasoner's.
+    """The decoder `in_tree`; its vocabulary need not be the reasoner's.
 
     Args:
         config: the reasoner's shapes.
         params: all parts.
     """
     rows = vocabulary_rows(params[DECODER]["backbone"])
-    return as_functions(LatentReasoner(backbone(dataclasses.replace(config, vocab_size=rows))))
+    return as_functions(LatentReasoner(backbone(dataclasses.replace(config, vocab_size=rows)))).in_tree(DECODER)
 
 
 def reads_of(params: Any) -> Reads | None:
@@ -65,7 +45,7 @@ def reads_of(params: Any) -> Reads | None:
 
 
 def explain(policy: Policy, params: Any, latents_NTD: jax.Array, reads: Reads) -> jax.Array:
-    """What the decoder writes of each thought, its likeliest token at every place.
+    """What the decoder writes of each thought, its likeliest token at every place, in the reasoner's embeddings.
 
     Args:
         params: all parts.
@@ -76,31 +56,19 @@ def explain(policy: Policy, params: Any, latents_NTD: jax.Array, reads: Reads) -
         after the last latent mean nothing.
     """
     (count, first), (rows, steps, width) = reads, latents_NTD.shape
-    thoughts, config = steps // count, policy.config
-    model, own = decoder_of(policy.reasoner.config, params), params[DECODER]
-    slots = min(MOST, model.config.n_positions - first - count)
+    thoughts, decoder = steps // count, decoder_of(policy.reasoner.config, params)
+    slots = min(MOST, decoder.config.n_positions - first - count)
     z_RCD = latents_NTD[:, : thoughts * count].reshape(rows * thoughts, count, width)
-
-    def read(inputs_RLD, start, cache):
-        places_L = start + jnp.arange(inputs_RLD.shape[1])
-        valid_RL = jnp.ones(inputs_RLD.shape[:2], bool)
-        positions_RL = jnp.broadcast_to(first + places_L, valid_RL.shape)
-        hidden_RLD, cache = model.forward(own, inputs_RLD, positions_RL, valid_RL, cache=cache, start=start)
-        return jnp.argmax(model.logits(own, hidden_RLD[:, -1:])[:, 0], axis=-1).astype(jnp.int32), cache
-
-    def body(state: _Words) -> _Words:
-        token_R = jnp.where(state.ended_R, config.pad_id, state.token_R)
-        tokens_RL = jax.lax.dynamic_update_slice_in_dim(state.tokens_RL, token_R[:, None], state.slot, axis=1)
-        ended_R = state.ended_R | is_end(token_R, config.eos_ids)
-        word_R1D = policy.reasoner.embed(params, token_R[:, None]).astype(z_RCD.dtype)
-        token_R, cache = read(word_R1D, count + state.slot, state.cache)
-        return _Words(state.slot + 1, token_R, ended_R, tokens_RL, cache)
-
-    token_R, cache = read(z_RCD, 0, model.empty_cache(rows * thoughts, count + slots))
-    tokens_RL = jnp.full((rows * thoughts, slots), config.pad_id, jnp.int32)
-    state = _Words(jnp.int32(0), token_R, jnp.zeros(rows * thoughts, bool), tokens_RL, cache)
-    state = jax.lax.while_loop(lambda state: (state.slot < slots) & ~state.ended_R.all(), body, state)
-    return state.tokens_RL.reshape(rows, thoughts, slots)
+    places_RC = jnp.broadcast_to(first + jnp.arange(count), z_RCD.shape[:2])
+    cache = decoder.empty_cache(rows * thoughts, count + cache_sizes(slots)[0])
+    hidden_RCD, cache = decoder.forward(params, z_RCD, places_RC, jnp.ones(places_RC.shape, bool), cache=cache)
+    speaker = dataclasses.replace(
+        policy.without_noise().having(closing_ids=(), banned_ids=(), answer_slots=slots),
+        reasoner=dataclasses.replace(decoder, embed=policy.reasoner.embed),
+    )
+    before_R, unused_R = places_RC[:, -1] + 1, jnp.broadcast_to(jax.random.key(0), rows * thoughts)
+    tokens_RL = decode_answers(speaker, params, None, cache, count, before_R, unused_R, hidden_ND=hidden_RCD[:, -1])
+    return tokens_RL.reshape(rows, thoughts, slots)
 
 
 def probe(

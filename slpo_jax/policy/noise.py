@@ -10,7 +10,7 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from slpo_jax.config.bounds import check_fields, setting
+from slpo_jax.config.bounds import Checked, setting
 from slpo_jax.models.dropout import Dropout
 from slpo_jax.stages import ABOUT
 
@@ -18,7 +18,7 @@ DropoutWhere = Literal["thought", "latents", "rollout", "all"]
 
 
 @dataclasses.dataclass(frozen=True)
-class DropoutConfig:
+class DropoutConfig(Checked):
     """The section `config.dropout`: the noise of rollouts and of scoring.
 
     Attributes:
@@ -30,9 +30,6 @@ class DropoutConfig:
 
     rate: float = setting(0.1, least=0, below=1)
     where: DropoutWhere = "thought"
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 STREAMS: dict[str, int] = {section: about.stream for section, about in ABOUT.items()}
@@ -54,6 +51,11 @@ def row_keys(key: jax.Array, *indices: jax.Array) -> jax.Array:
     for index_N in indices:
         keys_N = jax.vmap(jax.random.fold_in)(keys_N, index_N)
     return keys_N
+
+
+def rollout_keys(key: jax.Array, index_B: jax.Array, group: int) -> jax.Array:
+    """Keys [B*G] of G rollouts of each example, an example's in a row."""
+    return row_keys(key, jnp.repeat(index_B, group), jnp.tile(jnp.arange(group), index_B.shape[0]))
 
 
 def _position_keys(keys_N: jax.Array, positions_L: jax.Array) -> jax.Array:
@@ -111,11 +113,7 @@ def followed_by(first: Dropout | None, second: Dropout | None) -> Dropout | None
     """The noise of a pass over two stretches of positions; only the last stretch may be without noise."""
     if first is None or second is None:
         return first
-    return dataclasses.replace(
-        first,
-        keys_BL=jnp.concatenate([first.keys_BL, second.keys_BL], axis=1),
-        active_BL=jnp.concatenate([first.active_BL, second.active_BL], axis=1),
-    )
+    return jax.tree.map(lambda a_BL, b_BL: jnp.concatenate([a_BL, b_BL], axis=1), first, second)
 
 
 def stop_uniforms(keys_N: jax.Array, step: jax.Array) -> jax.Array:

@@ -5,12 +5,10 @@ slot t, the end marker's M tokens at the first slots after that, the last of whi
 are A + M - 1. Without an end marker (`RolloutConfig.closing_ids` ()) that comes out of the last latent, or of the
 prompt, and is fed at the first answer slot.
 All loops end when every row has ended. Where a thought is written down (`LatentPolicy.says`), so that it is a part of
-the
-completion, one that says eos ends its row: there is no answer.
+the completion, one that says eos ends its row: there is no answer.
 """
 
 import dataclasses
-import functools
 from typing import Any
 
 import jax
@@ -18,13 +16,11 @@ import jax.numpy as jnp
 from flax import struct
 
 from slpo_jax.models.attention import KVCache
-from slpo_jax.models.packing import pack
-from slpo_jax.models.reasoner import Reasoner
 from slpo_jax.policy import noise
 from slpo_jax.policy.decoding import cache_sizes, decode_answers
 from slpo_jax.policy.latent_policies import Action
-from slpo_jax.policy.policy import Policy, RolloutConfig
-from slpo_jax.policy.prompted import Prompts
+from slpo_jax.policy.policy import Policy
+from slpo_jax.policy.prompted import Prompts, encode_for_rollouts, repeat_to
 from slpo_jax.rewards.ending import is_end, said_eos
 
 NO_TOKEN = -1
@@ -104,54 +100,6 @@ class _Thought:
     hidden_ND: jax.Array | None = None
 
 
-def encode_prompts(reasoner: Reasoner, params, prompts: Prompts, dropout) -> tuple[jax.Array, KVCache]:
-    """Prefill: the hidden states [N, D] of the last prompt positions and the prompts' cache.
-
-    Args:
-        params: all parts.
-    """
-    tokens, positions, packing = prompts.tokens, jnp.cumsum(prompts.valid, axis=1) - 1, None
-    if prompts.capacity:
-        packing = pack(prompts.valid, prompts.valid.shape[0], prompts.capacity)
-        tokens, positions, dropout = jax.tree.map(packing.packed, (tokens, positions, dropout))
-    hidden_N1D, prefix = reasoner.forward(
-        params,
-        reasoner.embed(params, tokens),
-        positions,
-        prompts.valid,
-        dropout=dropout,
-        last=1,
-        packing=packing,
-    )
-    return hidden_N1D[:, 0], prefix
-
-
-def encode_for_rollouts(reasoner, params, prompts: Prompts, keys_N, config: RolloutConfig) -> tuple[jax.Array, KVCache]:
-    """`encode_prompts` for N/B rollouts a prompt, a prompt's in a row: hidden states of N rows, a prefix of B or N.
-
-    Prompts without noise are encoded once for all their rollouts; else each rollout has masks of its own, and vmap lets
-    them share what no noise has reached yet: embeddings and the first attention.
-    """
-    rows, rollouts = prompts.tokens.shape[0], keys_N.shape[0]
-
-    def encode(keys_B):
-        dropout = noise.prompt_dropout(keys_B, prompts.valid, config.dropout_rate, config.dropout_where)
-        return encode_prompts(reasoner, params, prompts, dropout)
-
-    if not noise.reaches_prompts(config.dropout_rate, config.dropout_where):
-        hidden_BD, prefix = encode(keys_N[:rows])
-        return repeat_to(hidden_BD, rollouts), prefix
-    axes = 0, reasoner.empty_cache(1, 1).rows_axes
-    encoded = jax.vmap(encode, in_axes=1, out_axes=jax.tree.map(lambda axis: axis + 1, axes))(keys_N.reshape(rows, -1))
-    axes = jax.tree.broadcast(axes, encoded)
-    return jax.tree.map(lambda x, axis: x.reshape(*x.shape[:axis], rollouts, *x.shape[axis + 2 :]), encoded, axes)
-
-
-def repeat_to(x_B: jax.Array, rollouts: int) -> jax.Array:
-    """[B, ..] -> [N, ..], each row N/B times in a row."""
-    return jnp.repeat(x_B, rollouts // x_B.shape[0], axis=0)
-
-
 def _draw(policy: Policy, params, hidden_ND, keys_N, step, before_N1: Action | None = None) -> Action:
     """The action of one step, leaves [N, ..], that comes after another, leaves [N, 1, ..]."""
     keys_N1 = noise.draw_keys(keys_N, step[None]) if policy.config.latent_policy_noise else None
@@ -174,14 +122,19 @@ def _given(given: Trajectories | None, step, drawn_N: Action) -> Action:
     return jax.tree.map(choose, given.actions, drawn_N)
 
 
-def _is_last(policy: Policy, params, action_N1) -> jax.Array:
-    """bool [N]: whether a thought ends with this action, leaves [N, 1, ..], whatever the stopping rule says."""
-    latent_policy, found = policy.latent_policy, [jnp.bool_(False)]
+def ends_with(policy: Policy, params, action_N1: Action, t, keys_N, rule) -> jax.Array:
+    """bool [N]: whether thoughts end with this action, leaves [N, 1, ..], of step t; arguments as in `sample`."""
+    latent_policy, config = policy.latent_policy, policy.config
+    rho_N = jax.nn.sigmoid(latent_policy.stop_logits(params, action_N1)[:, 0])
+    if config.stopping == "sample":
+        ends_N = noise.stop_uniforms(keys_N, t) < rho_N
+    else:
+        ends_N = (rho_N if config.stopping == "threshold" else t) >= rule
     if latent_policy.ends is not None:
-        found.append(latent_policy.ends(params, action_N1)[:, 0])
+        ends_N |= latent_policy.ends(params, action_N1)[:, 0]
     if latent_policy.says is not None:
-        found.append(is_end(latent_policy.says(params, action_N1)[:, 0], policy.config.eos_ids))
-    return functools.reduce(jnp.logical_or, found)
+        ends_N |= is_end(latent_policy.says(params, action_N1)[:, 0], config.eos_ids)
+    return ends_N
 
 
 def _halts(policy: Policy, params, action: Action) -> jax.Array:
@@ -196,17 +149,10 @@ def _latent_step(
     """Decide whether step t is the last, feed its action (without noise if it is), and draw or look up the next."""
     config, t = policy.config, thought.t
     action_N1 = jax.tree.map(lambda x: x[:, None], thought.action)
-    rho_N = jax.nn.sigmoid(policy.latent_policy.stop_logits(params, action_N1)[:, 0])
-    if config.stopping == "sample":
-        fires_N = noise.stop_uniforms(keys_N, t) < rho_N
-    elif config.stopping == "threshold":
-        fires_N = rho_N >= rule
-    else:
-        fires_N = t >= rule
-    fires_N |= _is_last(policy, params, action_N1)
+    ends_N = ends_with(policy, params, action_N1, t, keys_N, rule)
     if given is not None:
-        fires_N &= t >= given.lengths
-    stops_N = thought.active_N & (fires_N | (t == config.max_latents))
+        ends_N &= t >= given.lengths
+    stops_N = thought.active_N & (ends_N | (t == config.max_latents))
     goes_on_N = thought.active_N & ~stops_N
     last_N1 = policy.latent_policy.known_last(~goes_on_N[:, None])
     dropout = noise.latent_dropout(keys_N, t[None], last_N1, config.dropout_rate, config.dropout_where)

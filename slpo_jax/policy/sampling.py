@@ -7,13 +7,14 @@ BLOCK = 256  # tokens that are drawn from together: about the root of real vocab
 LARGE = 4 * BLOCK  # tokens of a vocabulary that is drawn from in blocks
 
 
-def most_likely(logits_NV: jax.Array, top_k: int, top_p: float) -> tuple[jax.Array, jax.Array | None]:
+def most_likely(logits_NV: jax.Array, top_k: int, top_p: float, least: int = 1) -> tuple[jax.Array, jax.Array | None]:
     """What is left of a law after truncation (top-p: Holtzman et al., 2020).
 
     Args:
         logits_NV: float32, divided by the temperature; finite or -inf.
         top_k: keep so many of the likeliest; 0 keeps all.
         top_p: then keep the fewest of the likeliest that have this probability together; 1 keeps all.
+        least: but so many of them at least.
     Returns:
         logits [N, M], -inf where cut, and the token ids [N, M] that they belong to, the likeliest first; with nothing
         to cut the logits themselves, and None.
@@ -24,7 +25,8 @@ def most_likely(logits_NV: jax.Array, top_k: int, top_p: float) -> tuple[jax.Arr
         if top_p < 1.0:
             probabilities_NM = jax.nn.softmax(logits_NM, axis=-1)
             before_NM = jnp.cumsum(probabilities_NM, axis=-1) - probabilities_NM
-            logits_NM = jnp.where(before_NM < top_p, logits_NM, -jnp.inf)
+            first_NM = jnp.broadcast_to(jnp.arange(logits_NM.shape[-1]) < least, logits_NM.shape)
+            logits_NM = jnp.where((before_NM < top_p) | first_NM, logits_NM, -jnp.inf)
         return logits_NM, ids_NM
     return logits_NV, None
 

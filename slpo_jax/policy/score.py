@@ -15,8 +15,8 @@ from slpo_jax.policy import noise
 from slpo_jax.policy.answer_score import fed_slots, fed_tokens, one_later
 from slpo_jax.policy.latent_policies import Action
 from slpo_jax.policy.policy import Policy
-from slpo_jax.policy.prompted import Prompts
-from slpo_jax.policy.rollout import Trajectories, encode_prompts
+from slpo_jax.policy.prompted import Prompts, encode_prompts
+from slpo_jax.policy.rollout import Trajectories
 from slpo_jax.rewards.ending import answer_mask, is_end, said_eos
 
 
@@ -131,7 +131,6 @@ def score(
     trajectories: Trajectories,
     keys: PassKeys | None,
     capacity: Capacity | None = None,
-    actions: Action | None = None,
     advantages_NT: jax.Array | None = None,
     temperature: float = 1.0,
 ) -> Scores:
@@ -147,8 +146,7 @@ def score(
         keys: this pass's, or with a leading axis K passes', which everything returned has then too; None is a pass
             without any noise.
         capacity: None has a slot for everything; what doesn't fit is lost.
-        actions: what is fed; None is the trajectories' own, as constants. Replayed actions keep their gradient.
-        advantages_NT: of the steps, constants, for `LatentPolicy.signed_log_prob`; None: `log_prob` it is.
+        advantages_NT: of the steps, constants, for a `LatentPolicy.signed` log_prob.
         temperature: that the answers' tokens have their likelihood at.
     Returns:
         `Scores` of N rows.
@@ -159,12 +157,11 @@ def score(
         keys = PassKeys(unused_N[: prompts.tokens.shape[0]], unused_N)
     group = keys.trajectories.shape[-1] // keys.prompts.shape[-1]
     capacity = capacity or full_capacity(policy, group)
-    actions = jax.lax.stop_gradient(trajectories.actions) if actions is None else actions
     fed_NT, spoken_NA = used_slots(policy, trajectories)
     together = policy.row_of(group)
     fed_NS = fed_slots(spoken_NA, policy.config)
     thoughts, answers = pack(fed_NT, together, capacity.latents), pack(fed_NS, together, capacity.answers)
-    one = functools.partial(_pass, policy, params, prompts, trajectories, thoughts, answers, actions, advantages_NT)
+    one = functools.partial(_pass, policy, params, prompts, trajectories, thoughts, answers, advantages_NT)
     # Of all passes at once: the head's products, and its gradient, are one.
     over_passes = jax.vmap if keys.prompts.ndim == 2 else lambda function: function
     drawn, log_probs, *hidden = over_passes(one)(keys)
@@ -187,7 +184,7 @@ def score(
 
 
 def _pass(
-    policy: Policy, params, prompts, trajectories, thoughts: Packing, answers: Packing, actions, advantages_NT, keys
+    policy: Policy, params, prompts, trajectories, thoughts: Packing, answers: Packing, advantages_NT, keys
 ) -> tuple[Action, jax.Array | None, jax.Array, jax.Array | None]:
     """`Scores.actions` and `action_log_probs` of one pass, and the hidden states that tokens come out of.
 
@@ -200,7 +197,7 @@ def _pass(
     noisy = noise.prompt_dropout(keys.prompts, prompts.valid, config.dropout_rate, config.dropout_where)
     first_BD, prefix = encode_prompts(reasoner, params, prompts, noisy)
     first_ND = jnp.repeat(first_BD, keys.trajectories.shape[0] // keys.prompts.shape[0], axis=0)
-    inputs = _side_by_side(policy, params, prompts, trajectories, keys, thoughts, answers, actions)
+    inputs = _side_by_side(policy, params, prompts, trajectories, keys, thoughts, answers)
     hidden_BSD, _ = reasoner.forward(params, prefix=prefix, **inputs)
     # What comes after slot t is step t + 1's.
     of_step = functools.partial(_of_step, thoughts, first_ND[:, None], hidden_BSD)
@@ -210,11 +207,11 @@ def _pass(
         drawn = of_step(functools.partial(latent_policy.draw, params), draws(steps_T[:1]), draws(steps_T + 1))
     if latent_policy.log_prob is not None and config.max_latents:
         log_prob: Callable[..., jax.Array] = latent_policy.log_prob
-        given: tuple[Any, ...] = (trajectories.actions,)
-        if latent_policy.signed_log_prob is not None and advantages_NT is not None:
-            log_prob, given = latent_policy.signed_log_prob, (trajectories.actions, advantages_NT)
-        taken = _first_and_later(jax.lax.stop_gradient(given))
-        log_probs = of_step(lambda hidden, of: log_prob(params, hidden, *of), *taken)
+        signs = (advantages_NT,) if latent_policy.signed and advantages_NT is not None else ()
+        taken = jax.lax.stop_gradient((trajectories.actions, *signs))
+        first = jax.tree.map(lambda x: x[:, :1], taken)
+        later = jax.tree.map(lambda x: jnp.concatenate([x[:, 1:], x[:, -1:]], axis=1), taken)
+        log_probs = of_step(lambda hidden, of: log_prob(params, hidden, *of), first, later)
     before, last_ND = hidden_BSD[:, thoughts.capacity :], None
     if can_halt(policy) or not config.closing_ids:
         last_ND = _last(first_ND, thoughts.unpacked(hidden_BSD[:, : thoughts.capacity]), trajectories.lengths)
@@ -233,12 +230,6 @@ def _last(first_ND: jax.Array, hidden_NTD: jax.Array, lengths_N: jax.Array) -> j
     return jnp.take_along_axis(found_NTD, lengths_N[:, None, None], axis=1)[:, 0]
 
 
-def _first_and_later(tree):
-    """Of leaves [N, T, ..] what `_of_step` asks for: step 1's, and those of steps 2 .. T with the last once more."""
-    first = jax.tree.map(lambda x: x[:, :1], tree)
-    return first, jax.tree.map(lambda x: jnp.concatenate([x[:, 1:], x[:, -1:]], axis=1), tree)
-
-
 def _of_step(thoughts: Packing, first_N1D, hidden_BSD, function, first_argument, later_arguments):
     """function(hidden state before step t, argument of step t) for all steps, leaves [N, T, ..].
 
@@ -255,20 +246,19 @@ def _of_step(thoughts: Packing, first_N1D, hidden_BSD, function, first_argument,
 
 
 def _side_by_side(
-    policy: Policy, params, prompts, trajectories, keys: PassKeys, thoughts: Packing, answers: Packing, actions
+    policy: Policy, params, prompts, trajectories, keys: PassKeys, thoughts: Packing, answers: Packing
 ) -> dict[str, Any]:
     """The arguments of the forward pass over the prompts' rows: the packed latents, then the packed answers."""
     config, group = policy.config, keys.trajectories.shape[0] // keys.prompts.shape[0]
     rate, where = config.dropout_rate, config.dropout_where
     before_N1, lengths_N1 = jnp.repeat(prompts.lengths, group)[:, None], trajectories.lengths[:, None]
     steps_T, slots_S = jnp.arange(1, config.max_latents + 1), jnp.arange(config.suffix_slots)
-
     last_NT = policy.latent_policy.known_last(steps_T[None] >= lengths_N1)
 
     def laid_out(x_NT, x_NS):
         return jnp.concatenate([thoughts.packed(x_NT), answers.packed(x_NS)], axis=1)
 
-    latents_NTD = policy.latent_policy.feed(params, actions)
+    latents_NTD = policy.latent_policy.feed(params, jax.lax.stop_gradient(trajectories.actions))
     inputs_NSD = policy.reasoner.embed(params, fed_tokens(trajectories.tokens, config.closing_ids))
     return {
         "inputs_BLD": laid_out(latents_NTD, inputs_NSD),
@@ -276,10 +266,7 @@ def _side_by_side(
         "valid_BL": jnp.concatenate([thoughts.used_BS, answers.used_BS], axis=1),
         "owner_BL": jnp.concatenate([thoughts.owner_BS, answers.owner_BS], axis=1),
         "dropout": noise.followed_by(
-            jax.tree.map(
-                thoughts.packed,
-                noise.latent_dropout(keys.trajectories, steps_T, last_NT, rate, where),
-            ),
+            jax.tree.map(thoughts.packed, noise.latent_dropout(keys.trajectories, steps_T, last_NT, rate, where)),
             jax.tree.map(answers.packed, noise.answer_dropout(keys.trajectories, slots_S, rate, where)),
         ),
     }

@@ -10,8 +10,8 @@ from slpo_jax.policy import noise
 from slpo_jax.policy.decoding import cache_sizes, decode_answers
 from slpo_jax.policy.latent_policies import Action
 from slpo_jax.policy.policy import Policy
-from slpo_jax.policy.prompted import Prompts
-from slpo_jax.policy.rollout import repeat_to, think
+from slpo_jax.policy.prompted import Prompts, repeat_to
+from slpo_jax.policy.rollout import think
 
 
 def _seen_before(prompt_cache: KVCache, latent_cache: KVCache, lengths_C: jax.Array) -> KVCache:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import struct
 from jax.sharding import Mesh
 
-from slpo_jax.config.bounds import FieldError, check_fields, setting
+from slpo_jax.config.bounds import Checked, FieldError, setting
 from slpo_jax.io.mesh import EVERYWHERE, ROWS, over_rows
 from slpo_jax.policy.answer_score import answer_after_replay
 from slpo_jax.policy.policy import Policy
@@ -20,11 +20,11 @@ from slpo_jax.policy.scorers import SCORERS
 from slpo_jax.rewards.reward import RewardFn
 from slpo_jax.training.optimizer import OptimizerConfig
 from slpo_jax.training.rl import roll_out
-from slpo_jax.training.state import LossFn, in_parts
+from slpo_jax.training.state import LossFn, by_parts
 
 
 @dataclass(frozen=True)
-class BestOfNConfig:
+class BestOfNConfig(Checked):
     """The section `config.best_of_n`.
 
     Attributes:
@@ -47,7 +47,7 @@ class BestOfNConfig:
     optimizer: OptimizerConfig = OptimizerConfig("adamw", 1e-5)
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        super().__post_init__()
         usable = [name for name, scorer in SCORERS.items() if not scorer.part]
         if self.scorer not in usable:
             raise FieldError(self, "scorer", f"give one of {', '.join(usable)}")
@@ -92,9 +92,8 @@ def make_choice(policy: Policy, reward: RewardFn, config: BestOfNConfig, mesh: M
         return Chosen(batch.prompts, kept, (rewards_BN >= 1).any(axis=1))
 
     def local(params, batch, key):
-        params, parts = policy.reasoner.stacked(params), in_parts(batch, config.micro_batches)
-        done = jax.lax.map(lambda part: one(params, part, key), parts)
-        return jax.tree.map(lambda x: x.reshape(x.shape[0] * x.shape[1], *x.shape[2:]), done)
+        params = policy.reasoner.stacked(params)
+        return by_parts(lambda part: one(params, part, key), batch, config.micro_batches)
 
     return over_rows(local, mesh, (EVERYWHERE, ROWS, EVERYWHERE))
 

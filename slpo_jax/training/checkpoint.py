@@ -52,12 +52,6 @@ class StageCheckpoints:
         """The newest checkpoint's step, None without one."""
         return self._manager.latest_step()
 
-    @property
-    def saving(self) -> bool:
-        """Whether a checkpoint is on its way to the disk."""
-        checksumming = self._checksumming
-        return checksumming is not None and not checksumming.done()
-
     def save(self, state: TrainState, extra: dict[str, Any] | None = None, replace: bool = False) -> None:
         """Save in the background; a checkpoint appears whole or not at all.
 
@@ -79,7 +73,8 @@ class StageCheckpoints:
         self._check_room(state)
         if xla_cpu.on_cpu():
             # There the copy being written may be the buffer itself, which the next step gives away.
-            state = dataclasses.replace(state, params=_copied(state.params), opt_state=_copied(state.opt_state))
+            own = jax.tree.map(jnp.copy, {"params": state.params, "opt_state": state.opt_state})
+            state = dataclasses.replace(state, **own)
         self._manager.save(
             step,
             args=ocp.args.Composite(
@@ -144,17 +139,18 @@ class StageCheckpoints:
         """
         problems: dict[int, str] = {}
         for step in sorted(self._manager.all_steps(), reverse=True)[: 1 if newest else None]:
-            problems[step] = damage(self.directory / str(step))
-            if not problems[step]:
+            problem = damage(self.directory / str(step))
+            if not problem:
                 try:
                     found = self._restore(step, like)
                 except Exception as error:  # Orbax has none of its own for a file that it can't read
                     if "RESOURCE_EXHAUSTED" in str(error):
                         raise
-                    problems[step] = " ".join(str(error).split())[:200]
+                    problem = " ".join(str(error).split())[:200]
                 else:
-                    self._give_up({late: problem for late, problem in problems.items() if problem}, step)
+                    self._give_up(problems, step)
                     return found
+            problems[step] = problem
         reason = next(iter(problems.values()), "there is none")
         raise UserError(f"{self.directory}: holds no whole checkpoint ({reason}); delete it to run the stage anew")
 
@@ -191,7 +187,3 @@ class StageCheckpoints:
 def _rest(state: TrainState) -> dict[str, Any]:
     key = jax.random.key_data(state.key)
     return {"step": state.step, "opt_state": state.opt_state, "key": key, "skipped": state.skipped}
-
-
-def _copied(tree: Any) -> Any:
-    return jax.tree.map(jnp.copy, tree)

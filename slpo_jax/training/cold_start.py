@@ -5,7 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from slpo_jax.config.bounds import check_fields, setting
+from slpo_jax.config.bounds import Checked, setting
 from slpo_jax.models.gate import stop_set_loss
 from slpo_jax.policy import noise
 from slpo_jax.policy.policy import Policy
@@ -18,7 +18,7 @@ from slpo_jax.training.state import LossFn
 
 
 @dataclasses.dataclass(frozen=True)
-class ColdStartConfig:
+class ColdStartConfig(Checked):
     """The section `config.cold_start`, and the two settings from elsewhere that the loss needs.
 
     Attributes:
@@ -45,9 +45,6 @@ class ColdStartConfig:
     min_latents: int = setting(3, least=1, in_config=False)
     gate_dropout: float = setting(0.1, least=0, below=1, in_config=False)
 
-    def __post_init__(self) -> None:
-        check_fields(self)
-
 
 def make_loss(policy: Policy, reward: RewardFn, config: ColdStartConfig) -> LossFn:
     """L_stop (paper section 4.1), summed over the trajectories that have a valid length; the others are left out.
@@ -60,8 +57,7 @@ def make_loss(policy: Policy, reward: RewardFn, config: ColdStartConfig) -> Loss
         steps_T = jnp.arange(1, policy.config.max_latents + 1)
         copies, params = config.trajectories, policy.reasoner.stacked(params)
         prompts = batch.prompts
-        index_N, references = repeat_rows((batch.index, batch.references), copies)
-        keys_N = noise.row_keys(key, index_N, jnp.tile(jnp.arange(copies), batch.index.shape[0]))
+        references, keys_N = repeat_rows(batch.references, copies), noise.rollout_keys(key, batch.index, copies)
         frozen = jax.lax.stop_gradient(params)
         actions, tokens_NCA = decode_candidates(policy, frozen, prompts, keys_N, config.min_latents)
         rows, candidates, slots = tokens_NCA.shape

@@ -12,11 +12,11 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from slpo_jax.config.bounds import check_fields, setting
+from slpo_jax.config.bounds import Checked, setting
 from slpo_jax.policy import noise
 from slpo_jax.policy.policy import Policy
 from slpo_jax.policy.prompted import PromptedBatch, Prompts
-from slpo_jax.policy.rollout import Trajectories, repeat_to, sample
+from slpo_jax.policy.rollout import Trajectories, sample
 from slpo_jax.policy.scorers.latent_rm import latent_scores
 from slpo_jax.training.optimizer import OptimizerConfig
 from slpo_jax.training.state import LossFn
@@ -25,7 +25,7 @@ _THOUGHTS, _COMPLETIONS = 0, 1  # of the stage's stream of noise, whose training
 
 
 @dataclasses.dataclass(frozen=True)
-class LatentRmConfig:
+class LatentRmConfig(Checked):
     """The section `config.latent_rm`.
 
     Attributes:
@@ -58,9 +58,6 @@ class LatentRmConfig:
     evaluate_every: int = setting(100, least=0, note="0 is never")
     optimizer: OptimizerConfig = OptimizerConfig("adamw", 1e-4, warmup_steps=100, schedule="cosine")
 
-    def __post_init__(self) -> None:
-        check_fields(self)
-
 
 @struct.dataclass
 class LabelledBatch:
@@ -85,10 +82,8 @@ def draw_thoughts(policy: Policy, params, batch: PromptedBatch, rule, key, thoug
         rule: see `sample`, for all the same.
         key: of the stage's noise.
     """
-    index_N = repeat_to(batch.index, batch.index.shape[0] * thoughts)
-    number_N = jnp.tile(jnp.arange(thoughts), batch.index.shape[0])
-    keys_N = noise.row_keys(jax.random.fold_in(key, _THOUGHTS), index_N, number_N)
-    return sample(policy, params, batch.prompts, keys_N, jnp.full(len(index_N), rule))
+    keys_N = noise.rollout_keys(jax.random.fold_in(key, _THOUGHTS), batch.index, thoughts)
+    return sample(policy, params, batch.prompts, keys_N, jnp.full(keys_N.shape, rule))
 
 
 def complete(policy: Policy, params, batch: PromptedBatch, actions, lengths_N, rule, key, count: int) -> jax.Array:

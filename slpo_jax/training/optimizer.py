@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from slpo_jax.config.bounds import FieldError, check_fields, setting
+from slpo_jax.config.bounds import Checked, FieldError, setting
 
 
 @dataclass(frozen=True)
-class OptimizerConfig:
+class OptimizerConfig(Checked):
     """What `make_optimizer` builds: the section `config.STAGE.optimizer`. Values are checked on construction.
 
     Attributes:
@@ -41,7 +41,7 @@ class OptimizerConfig:
     total_steps: int | None = setting(None, least=1, in_config=False)
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        super().__post_init__()
         if self.total_steps is None:
             return
         most = self.total_steps if self.schedule == "constant" else self.total_steps - 1

@@ -6,7 +6,7 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from slpo_jax.config.bounds import FieldError, check_fields, setting
+from slpo_jax.config.bounds import Checked, FieldError, setting
 from slpo_jax.models.lora import LoraConfig
 from slpo_jax.policy import noise
 from slpo_jax.policy.policy import Policy
@@ -20,7 +20,7 @@ from slpo_jax.training.state import LossFn, Sums
 
 
 @dataclass(frozen=True)
-class RlConfig:
+class RlConfig(Checked):
     """The section `config.rl`: what all objectives have in common.
 
     Attributes:
@@ -65,7 +65,7 @@ class RlConfig:
     optimizer: OptimizerConfig = OptimizerConfig("adafactor", 1e-6, warmup_steps=2_000)
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        super().__post_init__()
         if len(set(self.objectives)) < len(self.objectives):
             raise FieldError(self, "objectives", "give each name once")
         columns = [list(column) for column in zip(*self.capacities, strict=True)]
@@ -87,14 +87,12 @@ def roll_out(
     Returns:
         `Trajectories` of B*G rows, a prompt's G in a row, and float32 rewards [B, G].
     """
-    index_N, references = repeat_rows((batch.index, batch.references), group)
-    rollout_N = jnp.tile(jnp.arange(group), batch.index.shape[0])
-    keys_N = noise.row_keys(jax.random.fold_in(key, 0), index_N, rollout_N)
+    keys_N = noise.rollout_keys(jax.random.fold_in(key, 0), batch.index, group)
     rule = {"sample": None, "threshold": 0.5, "length": policy.config.max_latents}[policy.config.stopping]
     trajectories = sample(policy, params, batch.prompts, keys_N, rule)
     if reward is None:
         return trajectories, None
-    rewards_N = reward(trajectories.completions, references).astype(jnp.float32)
+    rewards_N = reward(trajectories.completions, repeat_rows(batch.references, group)).astype(jnp.float32)
     return trajectories, rewards_N.reshape(-1, group)
 
 
@@ -138,17 +136,13 @@ def rollout_sums(policy: Policy, trajectories: Trajectories, rewards_BG: jax.Arr
     """The metrics of `make_loss` that rollouts alone decide on."""
     prompts, rollouts = jnp.float32(rewards_BG.shape[0]), jnp.float32(rewards_BG.size)
     low_B, high_B = rewards_BG.min(axis=1), rewards_BG.max(axis=1)
+    (fed_NT, spoken_NA), said = used_slots(policy, trajectories), trajectories.said is not None
     return {
         "reward": (rewards_BG.sum(), rollouts),
         "solved": ((high_B >= 1).sum(), prompts),
         "mixed": ((high_B > low_B).sum(), prompts),
         "latent_steps": (trajectories.lengths.sum(), rollouts),
-        "answer_tokens": (written_tokens(policy, trajectories), rollouts),
+        # Tokens of the whole completion, and so of a thought that is written down.
+        "answer_tokens": (fed_NT.sum() + spoken_NA.sum() if said else spoken_NA.sum(), rollouts),
         "cut": (are_cut(policy, trajectories).sum(), rollouts),
     }
-
-
-def written_tokens(policy: Policy, trajectories: Trajectories) -> jax.Array:
-    """Tokens of all completions together: the answers', and where it is written down, the thoughts'."""
-    fed_NT, spoken_NA = used_slots(policy, trajectories)
-    return spoken_NA.sum() if trajectories.said is None else fed_NT.sum() + spoken_NA.sum()

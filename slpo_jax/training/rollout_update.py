@@ -27,7 +27,7 @@ from slpo_jax.rewards.reward import RewardFn
 from slpo_jax.training.objectives import Objective
 from slpo_jax.training.rl import make_improvement, make_loss, roll_out, rollout_sums
 from slpo_jax.training.sharding import Layout, gathered
-from slpo_jax.training.state import Params, TrainState, in_parts, make_train_step
+from slpo_jax.training.state import Params, TrainState, by_parts, make_train_step
 
 HostRewardFn = Callable[[np.ndarray, np.ndarray], np.ndarray]
 """(`Trajectories.completions` int [N, A], `PromptedBatch.index` of their prompts [N]) -> float32 [N], in numpy."""
@@ -131,11 +131,7 @@ def make_rollout(
 
         def local(params, reference, batch, key):
             params, reference = gathered((params, reference), specs)
-            if micro_batches == 1:
-                return one(params, reference, batch, key)
-            parts = in_parts(batch, micro_batches)
-            done = jax.lax.map(lambda part: one(params, reference, part, key), parts)
-            return jax.tree.map(lambda x: x.reshape(x.shape[0] * x.shape[1], *x.shape[2:]), done)
+            return by_parts(lambda part: one(params, reference, part, key), batch, micro_batches)
 
         key = noise.stream_key(state.key, stream, state.step)
         everywhere = jax.shard_map(

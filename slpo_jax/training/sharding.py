@@ -11,12 +11,12 @@ import jax
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from slpo_jax.config.bounds import check_fields, setting
+from slpo_jax.config.bounds import Checked, setting
 from slpo_jax.io.mesh import AXES, DATA, EVERYWHERE, FSDP
 
 
 @dataclass(frozen=True)
-class ShardingConfig:
+class ShardingConfig(Checked):
     """The section `config.sharding`: how a run's arrays lie on its devices. Results depend on it in rounding alone.
 
     Attributes:
@@ -24,9 +24,6 @@ class ShardingConfig:
     """
 
     fsdp: int = setting(1, least=1)
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 @dataclass(frozen=True)

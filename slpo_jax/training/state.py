@@ -48,6 +48,14 @@ def in_parts(batch: Any, parts: int) -> Any:
     return jax.tree.map(lambda x: x.reshape(parts, x.shape[0] // parts, *x.shape[1:]), batch)
 
 
+def by_parts(function: Callable[[Any], Any], batch: Any, parts: int) -> Any:
+    """function(batch), rows to rows, of one of so many parts of the batch after the other."""
+    if parts == 1:
+        return function(batch)
+    done = jax.lax.map(function, in_parts(batch, parts))
+    return jax.tree.map(lambda x: x.reshape(x.shape[0] * x.shape[1], *x.shape[2:]), done)
+
+
 def part_of(batch: Any, number: jax.Array, parts: int) -> Any:
     """Of arrays [B, ..] and [B*G, ..], a prompt's G rows in a row, those of every `parts`-th prompt, from `number` on.
 
@@ -123,10 +131,9 @@ def init_state(params: Params, trained: tuple[str, ...], optimizer, key: jax.Arr
         trained: see `make_train_step`.
         key: the run's; copied as well.
     """
-    key = jax.random.wrap_key_data(jnp.array(jax.random.key_data(key), copy=True), impl=jax.random.key_impl(key))
     opt_state = init_optimizer(optimizer, {name: params[name] for name in trained}, layout)
     own = copied(params if layout.is_sharded else replicate(params, layout.mesh), layout)
-    step, key, skipped = replicate((jnp.int32(0), key, jnp.zeros(2, jnp.int32)), layout.mesh)
+    step, key, skipped = replicate((jnp.int32(0), jnp.copy(key), jnp.zeros(2, jnp.int32)), layout.mesh)
     return TrainState(step, own, opt_state, key, skipped)
 
 

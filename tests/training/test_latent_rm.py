@@ -16,8 +16,8 @@ from slpo_jax.checkpoints.architectures.codi import Codi
 from slpo_jax.checkpoints.description import Description
 from slpo_jax.checkpoints.reward_model import read_reward_model
 from slpo_jax.errors import UserError
-from slpo_jax.policy.prompted import PromptedBatch
-from slpo_jax.policy.rollout import Trajectories, repeat_to, sample
+from slpo_jax.policy.prompted import PromptedBatch, repeat_to
+from slpo_jax.policy.rollout import Trajectories, sample
 from slpo_jax.policy.scorers.latent_rm import begun, latent_rm, latent_scores, thought_scores
 from slpo_jax.training import latent_rm as training
 from slpo_jax.training.latent_rm import LabelledBatch, complete, draw_thoughts, make_loss, rank_loss

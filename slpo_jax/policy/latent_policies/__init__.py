@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from slpo_jax.config.bounds import check_fields, choice
+from slpo_jax.config.bounds import Checked, choice
 from slpo_jax.policy.latent_policies.additive import Additive
 from slpo_jax.policy.latent_policies.colar import Colar
 from slpo_jax.policy.latent_policies.gumbel import Gumbel
@@ -47,13 +47,10 @@ def has_parameters(name: str) -> bool:
 
 
 @dataclasses.dataclass(frozen=True)
-class LatentPolicyConfig:
+class LatentPolicyConfig(Checked):
     """The section `config.latent_policy`: the name of the one that is used, and beside it the settings of each."""
 
     name: str = "latent"
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     @property
     def selected(self) -> LatentPolicySettings:

@@ -24,6 +24,4 @@ class Additive(LatentPolicySettings):
 
     def __call__(self, reasoner: Reasoner, gate: Gate) -> LatentPolicy:
         """The action is the noisy latent, which the gate sees too."""
-        return gaussian_latent_policy(
-            lambda params, hidden_BLD: reasoner.transition(params, hidden_BLD), lambda _: self.sigma, gate
-        )
+        return gaussian_latent_policy(reasoner.transition, lambda _: self.sigma, gate)

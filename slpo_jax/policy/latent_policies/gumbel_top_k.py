@@ -11,6 +11,7 @@ from slpo_jax.models.gate import Gate
 from slpo_jax.models.reasoner import Reasoner
 from slpo_jax.policy.latent_policies.latent_policy import LatentPolicy, LatentPolicySettings
 from slpo_jax.policy.latent_policies.mixture import mixture
+from slpo_jax.policy.sampling import most_likely
 
 _ADDED = 1e-6  # to probabilities, by SofT-GRPO's program
 _CERTAIN = -3.0  # of its log-probabilities, those whose scores count
@@ -39,7 +40,6 @@ class GumbelTopK(LatentPolicySettings):
     """
 
     has_likelihood = True
-    halts_at_closing = True
 
     top_k: int = setting(0, least=0, note="0 is all")
     top_p: float = setting(0.95, above=0, most=1)
@@ -88,7 +88,7 @@ class GumbelTopK(LatentPolicySettings):
             draw,
             feed,
             log_prob=log_prob,
-            signed_log_prob=log_prob if self.likelihood == "signed" else None,
+            signed=self.likelihood == "signed",
             halts=None if self.halt_id is None else lambda params, action: action["halts"],
             halting_token=self.halt_id,
         )
@@ -102,13 +102,9 @@ class GumbelTopK(LatentPolicySettings):
 
     def candidates(self, log_p: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Of log-probabilities [.., V] those that may be mixed, the likeliest first, -inf where cut; ids [.., C]."""
-        vocabulary = log_p.shape[-1]
-        kept, ids = jax.lax.top_k(log_p, min(self.top_k or vocabulary, vocabulary))
-        if self.top_p < 1.0:
-            p = jax.nn.softmax(kept, axis=-1)
-            before = jnp.cumsum(p, axis=-1) - p
-            inside = (before < self.top_p) | jnp.broadcast_to(jnp.arange(p.shape[-1]) < self.least, p.shape)
-            kept = jnp.where(inside, kept, -jnp.inf)
+        kept, ids = most_likely(log_p, self.top_k, self.top_p, self.least)
+        if ids is None:
+            kept, ids = jax.lax.top_k(log_p, log_p.shape[-1])
         return (jnp.log(jax.nn.softmax(kept, axis=-1) + _ADDED), ids) if self.likelihood == "clipped" else (kept, ids)
 
     def log_prob(self, scores: Any, log_p: jax.Array, advantages: jax.Array | None = None) -> jax.Array:

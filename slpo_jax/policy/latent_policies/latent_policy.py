@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Self
 import jax
 import jax.numpy as jnp
 
-from slpo_jax.config.bounds import check_fields
+from slpo_jax.config.bounds import Checked
 from slpo_jax.errors import UserError
 from slpo_jax.models.gate import Gate
 from slpo_jax.models.reasoner import Reasoner
@@ -34,8 +34,7 @@ class LatentPolicy:
         stop_logits: (params, action, dropout=None) -> float32 [B, L], the logits of rho, the probability to stop here.
         log_prob: (params, hidden [B, L, D], action) -> float32 [B, L], differentiable in the hidden state; None where
             the law is intractable, so that a surrogate or a replay has to stand in.
-        signed_log_prob: (params, hidden [B, L, D], action, advantages [B, L]) -> float32 [B, L], `log_prob`'s values
-            with a gradient that depends on the advantage's sign, for the objective grpo; None: `log_prob`'s own.
+        signed: whether it may be given advantages [B, L] too, on whose sign its gradient depends (objective grpo).
         ends: (params, action) -> bool [B, L], whether the action is its thought's last, whatever the stopping rule
             says; None where that alone decides.
         halts: (params, action) -> bool [B, L], whether the thought has ended before this action, which then is not fed
@@ -55,8 +54,8 @@ class LatentPolicy:
     draw: Callable[[Params, jax.Array, jax.Array | None], Action]
     feed: Callable[[Params, Action], jax.Array]
     stop_logits: Callable[..., jax.Array]
-    log_prob: Callable[[Params, jax.Array, Action], jax.Array] | None = None
-    signed_log_prob: Callable[[Params, jax.Array, Action, jax.Array], jax.Array] | None = None
+    log_prob: Callable[..., jax.Array] | None = None
+    signed: bool = False
     ends: Callable[[Params, Action], jax.Array] | None = None
     halts: Callable[[Params, Action], jax.Array] | None = None
     halting_token: int | None = None
@@ -119,7 +118,7 @@ def gaussian_latent_policy(
 
 
 @dataclass(frozen=True)
-class LatentPolicySettings(abc.ABC):
+class LatentPolicySettings(Checked, abc.ABC):
     """A latent policy's settings, a frozen dataclass that is its own config section; calling it makes the policy."""
 
     of_latents: ClassVar[bool] = False
@@ -134,11 +133,6 @@ class LatentPolicySettings(abc.ABC):
     """Whether without noise it feeds just the reasoner's own latents, so that exports think in PyTorch too."""
     has_likelihood: ClassVar[bool] = False
     """Whether it has `log_prob`, and so noise of its own."""
-    halts_at_closing: ClassVar[bool] = False
-    """Whether `config.prompt.closing`, if it is there, ends its thoughts: it has a field `halt_id`."""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     @property
     def stop_token(self) -> str:
@@ -156,7 +150,7 @@ class LatentPolicySettings(abc.ABC):
         return None
 
     def with_ids(self, token: Callable[[str], int], closing_ids: tuple[int, ...]) -> Self:
-        """As it is in a vocabulary.
+        """As it is in a vocabulary: `config.prompt.closing`, if it is there, ends thoughts of a field `halt_id`.
 
         Args:
             token: the id of a text that is one token.
@@ -165,7 +159,7 @@ class LatentPolicySettings(abc.ABC):
             UserError: `stop_token` is not one token.
         """
         found: dict[str, Any] = {}
-        if closing_ids and self.halts_at_closing:
+        if closing_ids and hasattr(self, "halt_id"):
             found = {"halt_id": closing_ids[0]}
         elif self.stop_token:
             found = {"end_id": token(self.stop_token)}

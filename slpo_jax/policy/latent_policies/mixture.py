@@ -32,8 +32,6 @@ class Kept(LatentPolicySettings):
             the thought has ended. No key of the section.
     """
 
-    halts_at_closing = True
-
     temperature: float = setting(0.6, above=0)
     top_k: int = setting(30, least=0, note="0 keeps all")
     top_p: float = setting(0.95, above=0, most=1)

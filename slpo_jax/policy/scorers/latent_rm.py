@@ -12,8 +12,8 @@ import jax.numpy as jnp
 from slpo_jax.models.parts import REASONER
 from slpo_jax.models.reasoner import BACKBONE
 from slpo_jax.policy.policy import Policy
-from slpo_jax.policy.prompted import Prompts
-from slpo_jax.policy.rollout import Trajectories, encode_prompts, repeat_to
+from slpo_jax.policy.prompted import Prompts, encode_prompts, repeat_to
+from slpo_jax.policy.rollout import Trajectories
 
 PART, CLASSIFIER = "latent_rm", "classifier"
 _HEAD, _TABLES = "lm_head", ("wte", "embed_tokens")

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from slpo_jax.models.gate import first_stop_log_probs
+from slpo_jax.models.gate import stop_log_likelihood
 from slpo_jax.policy.policy import Policy
 from slpo_jax.policy.prompted import Prompts
 from slpo_jax.policy.rollout import Trajectories
@@ -39,8 +39,7 @@ class Scorer:
 def stop_log_prob(policy, params, prompts, trajectories):
     """log P(tau), of the gate's distribution of the first stop, in which a thought of T latents has to stop; [N]."""
     logits_NT = policy.latent_policy.stop_logits(params, trajectories.actions)
-    log_probs_NT = jax.vmap(lambda logits_T: first_stop_log_probs(logits_T, forced=True))(logits_NT)
-    return jnp.take_along_axis(log_probs_NT, jnp.maximum(trajectories.lengths[:, None] - 1, 0), axis=1)[:, 0]
+    return jax.vmap(stop_log_likelihood)(logits_NT, jnp.maximum(trajectories.lengths, 1))
 
 
 def likelihood(policy: Policy, params: Any, prompts: Prompts, trajectories: Trajectories) -> jax.Array:

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 
 from slpo_jax.errors import UserError
 from slpo_jax.policy.latent_policies import with_likelihood
-from slpo_jax.policy.score import score
+from slpo_jax.policy.score import score, used_slots
 from slpo_jax.training.objectives.objective import WeightedTerms
 
 
@@ -28,7 +28,7 @@ class Exact(WeightedTerms):
         scores = score(policy, params, batch.prompts, trajectories, None, capacity)
         found = {"answer_log_likelihood": scores.answer_log_prob}
         if scores.action_log_probs is not None:
-            fed_NT = jnp.arange(1, policy.config.max_latents + 1)[None] <= trajectories.lengths[:, None]
+            fed_NT, _ = used_slots(policy, trajectories)
             latent_N = jnp.sum(scores.action_log_probs, axis=1, where=fed_NT)
             if scores.halting_log_prob is not None:
                 latent_N += jnp.where(trajectories.lengths < policy.config.max_latents, scores.halting_log_prob, 0.0)

@@ -13,7 +13,7 @@ from slpo_jax.errors import UserError
 from slpo_jax.models.parts import REASONER, detached
 from slpo_jax.policy.advantage import AdvantageName, best_positive
 from slpo_jax.policy.policy import Policy
-from slpo_jax.policy.score import Capacity, are_cut, can_halt, capacities, score, smallest_capacity, used_slots
+from slpo_jax.policy.score import Capacity, are_cut, can_halt, score, used_slots
 from slpo_jax.training.objectives.objective import Objective, at_capacity
 from slpo_jax.training.state import Sums
 
@@ -147,13 +147,11 @@ class Grpo(Objective):
 
     def behaviour(self, policy, params, batch, trajectories):
         """Log-probabilities of what was chosen, [N, C]."""
-        group = trajectories.lengths.shape[0] // batch.index.shape[0]
-        choices = capacities(policy, group)
 
-        def at(capacity):
-            return lambda: self._choices(policy, capacity, params, batch, trajectories).log_probs
+        def log_probs(*args):
+            return jnp.float32(0), self._choices(*args).log_probs
 
-        return jax.lax.switch(smallest_capacity(policy, choices, trajectories, group), [at(c) for c in choices])
+        return at_capacity(log_probs, policy, params, batch, trajectories)[1]
 
     def reference(self, policy, params, batch, trajectories):
         """`behaviour` of the model without mixtures, where the thought has tokens."""
@@ -167,8 +165,7 @@ class Grpo(Objective):
         return self.behaviour(policy, params, batch, trajectories)
 
     def __call__(self, policy, params, batch, trajectories, rewards_BG, key):
-        loss, metrics = at_capacity(self._loss, policy, params, batch, trajectories, rewards_BG)
-        return loss, metrics | {"loss": (loss, metrics["loss"][1])}
+        return at_capacity(self._loss, policy, params, batch, trajectories, rewards_BG)
 
     def _loss(self, policy: Policy, capacity: Capacity, params, batch, trajectories, rewards_BG):
         before_NC, advantages_NC = trajectories.behaviour, self.advantages(rewards_BG).reshape(-1, 1)
@@ -232,12 +229,9 @@ class Grpo(Objective):
             scored, params, batch.prompts, trajectories, None, capacity,
             advantages_NT=advantages_NC, temperature=temperature,
         )  # fmt: skip
-        log_probs = [scores.token_log_probs]
-        if scores.halting_log_prob is not None:
-            log_probs.insert(0, scores.halting_log_prob[:, None])
-        if scores.action_log_probs is not None and self.latent_weight:
-            log_probs.insert(0, scores.action_log_probs)
-        if (stop := self.stop_term(policy, params, trajectories)) is not None and stop[0]:
-            log_probs.append(stop[1][:, None])
+        latents = scores.action_log_probs if self.latent_weight else None
+        stop = self.stop_term(policy, params, trajectories) if self.stop_weight else None
+        kinds = (latents, scores.halting_log_prob, scores.token_log_probs, stop[1] if stop else None)  # as in `_made`
+        log_probs = [kind.reshape(len(kind), -1) for kind in kinds if kind is not None]
         weights_NC = jnp.concatenate([weight * was for weight, was in zip(weights, made, strict=True)], axis=1)
         return Choices(jnp.concatenate(log_probs, axis=1), weights_NC, made_NC, scores.answer_log_prob)

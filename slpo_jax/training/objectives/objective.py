@@ -9,9 +9,9 @@ from typing import Any, ClassVar, Literal
 import jax
 import jax.numpy as jnp
 
-from slpo_jax.config.bounds import check_fields, setting
+from slpo_jax.config.bounds import Checked, setting
 from slpo_jax.errors import UserError
-from slpo_jax.models.gate import first_stop_log_probs
+from slpo_jax.models.gate import stop_log_likelihood
 from slpo_jax.policy.advantage import ADVANTAGES, AdvantageName
 from slpo_jax.policy.policy import Policy
 from slpo_jax.policy.prompted import PromptedBatch
@@ -24,7 +24,7 @@ OPTIMIZER_KEYS = ("learning_rate", "schedule")
 
 
 @dataclass(frozen=True)
-class Objective(abc.ABC):
+class Objective(Checked, abc.ABC):
     """An estimator of what to improve on groups of G rollouts; a frozen dataclass that is its own config section.
 
     Attributes:
@@ -59,9 +59,6 @@ class Objective(abc.ABC):
     advantage: AdvantageName = "rloo"
     pass_k: int = setting(4, least=2, note="of 1 that is rloo")
     stop_weight: float = setting(1.0, least=0)
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     @abc.abstractmethod
     def __call__(
@@ -195,11 +192,6 @@ class WeightedTerms(Objective):
         return loss, found | ({} if stop is None else {"stop_log_likelihood": stop[1]})
 
 
-def stop_log_likelihood(gate_logits_T: jax.Array, length) -> jax.Array:
-    """log P(tau = length) of one trajectory under the gate's logits, by the law that made it (paper section 4.1)."""
-    return first_stop_log_probs(gate_logits_T, forced=True)[length - 1]
-
-
 def policy_gradient_loss(terms: Sequence[tuple[float, jax.Array] | None], advantages_BG: jax.Array) -> jax.Array:
     """Sum over prompts of -1/G sum_i A_i l(xi_i | x), l a weighted sum of log-likelihoods (paper Prop. 2).
 
@@ -222,27 +214,16 @@ def means(rollouts: int, **per_rollout: jax.Array) -> Sums:
 def at_capacity(branch: Callable[..., tuple[jax.Array, Any]], policy: Policy, params, batch, trajectories, *constants):
     """`branch(policy, capacity, params, batch, trajectories, *constants)` at the smallest capacity that is enough.
 
-    Scoring passes are compiled for each of `Policy.capacities`; the smallest that these trajectories fit in runs.
+    Scoring passes are compiled for each of `Policy.capacities`; the smallest that these trajectories fit in runs, and
+    makes loss and gradient together. Differentiating the switch itself would keep what every branch has to remember for
+    its backward pass, not only the chosen one.
 
     Returns:
-        (loss, aux) as the branch; gradients are for params alone.
+        (loss, aux) as the branch; gradients are for params alone, and none goes through aux.
     """
     group = trajectories.lengths.shape[0] // batch.index.shape[0]
-    choices: list[Capacity] = capacities(policy, group)
+    choices = capacities(policy, group)
     branches = [functools.partial(branch, policy, choice) for choice in choices]
-    index = smallest_capacity(policy, choices, trajectories, group)
-    return switch_with_gradient(index, branches, params, batch, trajectories, *constants)
-
-
-def switch_with_gradient(index, branches, params, *constants):
-    """`jax.lax.switch` over `branch(params, *constants) -> (loss, aux)`, with gradients for params alone.
-
-    The chosen branch makes loss and gradient together. Differentiating the switch itself would keep what every branch
-    has to remember for its backward pass, not only the chosen one.
-
-    Returns:
-        (loss, aux); no gradient goes through aux.
-    """
 
     @jax.custom_vjp
     def choose(params, index, constants):
@@ -256,4 +237,5 @@ def switch_with_gradient(index, branches, params, *constants):
         return jax.tree.map(lambda g: cotangents[0] * g, grads), None, None
 
     choose.defvjp(forward, backward)
-    return choose(params, index, constants)
+    index = smallest_capacity(policy, choices, trajectories, group)
+    return choose(params, index, (batch, trajectories, *constants))

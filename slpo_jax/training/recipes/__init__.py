@@ -1,5 +1,7 @@
 """The recipes of the stage `imitate`. A new one is a file here, a line in `RECIPES`, and its name in a config."""
 
+import dataclasses
+
 from slpo_jax.config.bounds import choice
 from slpo_jax.training.recipes.colar import Compression
 from slpo_jax.training.recipes.curriculum import Curriculum
@@ -41,8 +43,11 @@ def recipe_of(settings: ImitateSettings, default: str) -> Recipe:
     Raises:
         UserError: it is not to be used with these settings.
     """
-    own: Recipe = getattr(settings, default)(settings)
-    recipe: Recipe = getattr(settings, settings.recipe or default)(settings, own)
+
+    def made(name: str, *own: Recipe) -> Recipe:
+        return dataclasses.replace(getattr(settings, name)(settings, *own), name=name)
+
+    recipe = made(settings.recipe or default, made(default))
     return with_lora(recipe, settings.lora) if settings.lora.rank else recipe
 
 

@@ -17,14 +17,14 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from slpo_jax.data.batches import EncodedProblems
+from slpo_jax.data.batches import EncodedProblems, pad_suffixes
 from slpo_jax.data.speed import MOST_SPEED, at_speed, speed_of
 from slpo_jax.data.templates import Ids
+from slpo_jax.errors import UserError
 from slpo_jax.policy import noise
 from slpo_jax.policy.latent_policies.latent_policy import standard_normal
 from slpo_jax.policy.policy import Policy
-from slpo_jax.policy.prompted import Prompts
-from slpo_jax.policy.rollout import encode_prompts
+from slpo_jax.policy.prompted import Prompts, encode_prompts
 from slpo_jax.training.recipes.batcher import Draw, Needs
 from slpo_jax.training.recipes.recipe import ImitateSettings, Phase, Recipe, RecipeSettings, consecutive
 
@@ -75,12 +75,13 @@ class Compression(RecipeSettings):
 
     def __call__(self, settings: ImitateSettings, default: Recipe | None = None) -> Recipe:
         """CoT-SFT for `cot_steps`, if any, then chunks for `final_steps`; there are no stages between."""
+        return chunked(settings, "colar", chunks_of, MOST_SPEED, pooled)
 
-        def cut(problems: EncodedProblems, index: int, speed: int) -> list[Ids]:
-            tokens = [token for step in problems.steps[index] for token in step]
-            return [tokens[at : at + speed] for at in range(0, len(tokens), speed)]
 
-        return chunked(settings, "colar", cut, MOST_SPEED, pooled)
+def chunks_of(steps: list[Ids], speed: int) -> list[Ids]:
+    """The tokens of all steps, so many at a time."""
+    tokens = [token for step in steps for token in step]
+    return [tokens[at : at + speed] for at in range(0, len(tokens), speed)]
 
 
 def pooled(policy: Policy, params, batch: ChunkBatch) -> jax.Array:
@@ -135,60 +136,57 @@ def chunk_loss(vectors: VectorsFn, policy: Policy, params, batch: ChunkBatch, ke
 def chunked(
     settings: ImitateSettings,
     name: str,
-    cut: Callable[[EncodedProblems, int, int], list[Ids]],
+    cut: Callable[[list[Ids], int], list[Ids]],
     most: int,
     vectors: VectorsFn,
 ) -> Recipe:
     """A recipe of CoT-SFT and a phase in which slots stand for several tokens.
 
     Args:
-        name: of the recipe and of that phase.
-        cut: (problems, index, speed) -> the tokens of each slot of a problem's solution.
+        name: of the recipe, and of that phase.
+        cut: (a problem's steps, speed) -> the tokens of each slot of its solution.
         most: the highest speed; that of a batch is drawn from 1 to this.
         vectors: the slots' inputs.
     """
 
     def phases(problems: EncodedProblems, max_latents: int) -> list[Phase]:
-        speed_of(problems.template)  # which only CoLaR's has
+        if speed_of(problems.template) > most:  # which only CoLaR's has
+            raise UserError(f"config.prompt.speed: the recipe {name} asks at speed {most} always; set it to {most}")
         cot = Phase(COT, 0, settings.cot_steps, 0, 0, 0)
         return consecutive([cot, Phase(name, 0, settings.final_steps, None, None, max_latents)])
 
     def needs(problems: EncodedProblems, phase: Phase) -> list[Needs]:
         """Positions; slots, at speed 1; tokens of one, at the highest."""
-        how, found = _in_words if phase.name == COT else cut, list[Needs]()
-        for index, (prompt, answer) in enumerate(zip(problems.prompts, problems.answers, strict=True)):
-            size = len(how(problems, index, 1)) + 1 + len(answer) + 1
-            longest = max(map(len, how(problems, index, most)), default=1)
+        how, highest = (chunks_of, 1) if phase.name == COT else (cut, most)
+        found = list[Needs]()
+        for prompt, steps, answer in zip(problems.prompts, problems.steps, problems.answers, strict=True):
+            size = len(how(steps, 1)) + 1 + len(answer) + 1
+            longest = max(map(len, how(steps, highest)), default=1)
             found.append((len(prompt) - 1 + size, size, longest))
         return found
 
     def rows(draw: Draw) -> ChunkBatch:
         problems, indices, template = draw.problems, draw.indices, draw.problems.template
         in_words = draw.phase.name == COT
-        how = _in_words if in_words else cut
         speed = 1 if in_words else int(draw.rng(3).integers(1, most, endpoint=True))
-        said = [(how(problems, i, speed), problems.answers[i]) for i in indices]
+        how = chunks_of if in_words else cut
+        said = [(how(problems.steps[i], speed), problems.answers[i]) for i in indices]
         asked = at_speed(template, speed).prompts([problems.problems[i].question for i in indices])
         count, slots = len(indices), draw.fit(max(len(thought) + 2 + len(answer) for thought, answer in said))
         ids = np.full((count, slots, draw.slots[1]), template.pad_id, np.int32)
-        sizes, targets = np.zeros((count, slots), np.int32), np.full((count, 1 + slots), template.pad_id, np.int32)
-        weights = np.zeros((count, 1 + slots), np.float32)
-        chunks, predicted = np.zeros((count, slots), bool), np.zeros((count, slots), np.float32)
+        sizes, chunks = np.zeros((count, slots), np.int32), np.zeros((count, slots), bool)
+        predicted = np.zeros((count, slots), np.float32)
         mark: Any = template.start_id
-        labels = draw.rng(4)
+        labels, texts = draw.rng(4), []
         for row, (thought, answer) in enumerate(said):
             for slot, each in enumerate([[mark], *thought, [mark], *([token] for token in answer)]):
                 ids[row, slot, : len(each)], sizes[row, slot] = each, len(each)
             drawn = [each[labels.integers(len(each))] for each in thought]
-            after = [mark, *drawn, mark, *answer, template.eos_id]
-            targets[row, : len(after)], weights[row, : len(after)] = after, 1.0
+            texts.append([template.pad_id, mark, *drawn, mark, *answer, template.eos_id])
             chunks[row, 1 : 1 + len(thought)], predicted[row, : 1 + len(thought)] = True, 1.0
+        _, targets, weights = pad_suffixes(texts, 1 + slots, template.pad_id)
         weights, predicted = weights * (count / weights.sum()), predicted * (count / predicted.sum())
         prompts = draw.prompts([row[:-1] for row in asked])
         return ChunkBatch(prompts, ids, sizes, targets, weights, chunks, None if in_words else predicted, draw.index)
 
-    return Recipe(name, phases, needs, rows, functools.partial(chunk_loss, vectors))
-
-
-def _in_words(problems: EncodedProblems, index: int, speed: int) -> list[Ids]:
-    return [[token] for step in problems.steps[index] for token in step]
+    return Recipe(phases, needs, rows, functools.partial(chunk_loss, vectors))

@@ -6,7 +6,6 @@ steps are gone. With c_thought = 0 nothing replaces the steps, their ablation wi
 
 import dataclasses
 import functools
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -35,17 +34,18 @@ class ImitationBatch:
     index: Any
 
 
-def phases(settings: ImitateSettings, max_latents: int) -> list[Phase]:
+def phases(settings: ImitateSettings, max_latents: int, last: str = "final") -> list[Phase]:
     """The curriculum as consecutive phases.
 
     Args:
         max_latents: T.
+        last: name of the last of them.
     """
-    c_thought, last = settings.c_thought, settings.max_latent_stage
+    c_thought, stages = settings.c_thought, settings.max_latent_stage
     random = settings.final_latents == "random" and c_thought > 0
     plans: list[tuple[str, int, int | None, int | None]] = [("cot", settings.cot_steps, 0, 0)]
-    plans += [(f"stage_{s}", settings.stage_steps, s, s * c_thought) for s in range(1, last + 1)]
-    plans.append(("final", settings.final_steps, None, None if random else c_thought * last))
+    plans += [(f"stage_{s}", settings.stage_steps, s, s * c_thought) for s in range(1, stages + 1)]
+    plans.append((last, settings.final_steps, None, None if random else c_thought * stages))
     a_step = c_thought if settings.final_latents == "steps" else 0
     return consecutive([
         Phase(name, 0, steps, dropped, latents, max_latents if latents is None else latents, latents_a_step=a_step)
@@ -61,21 +61,17 @@ def needs(problems: EncodedProblems, phase: Phase) -> list[Needs]:
 
 
 def imitation_batch(
-    draw: Draw,
-    removed_B: Sequence[int] | np.ndarray | None = None,
-    stages_B: np.ndarray | None = None,
-    c_thought: int = 0,
+    draw: Draw, removed: int | np.ndarray = 0, stages: int | np.ndarray = -1, c_thought: int = 0
 ) -> ImitationBatch:
     """The rows of one step.
 
     Args:
-        removed_B: tokens that are left out at the beginning of each row's steps; None leaves out none.
-        stages_B: int [B], the stage that a row is at instead of the phase's own, -1 for that; None: all are at that.
+        removed: tokens that are left out at the beginning of the steps, of all rows or int [B].
+        stages: the stage that a row is at instead of the phase's own, -1 for that; of all rows or int [B].
         c_thought: latents of each step that an earlier stage has dropped.
     """
     problems, phase, indices, rows = draw.problems, draw.phase, draw.indices, len(draw.indices)
-    stages_B = np.full(rows, -1) if stages_B is None else stages_B
-    removed_B = np.zeros(rows, np.int64) if removed_B is None else removed_B
+    removed_B, stages_B = np.broadcast_to(removed, rows), np.broadcast_to(stages, rows)
     steps_B = np.array([max(1, len(problems.steps[i])) for i in indices])
     latents: Any = phase.latents
     if latents is None:
@@ -160,7 +156,6 @@ class Curriculum(RecipeSettings):
 
     def __call__(self, settings: ImitateSettings, default: Recipe | None = None) -> Recipe:
         published = Recipe(
-            name="curriculum",
             phases=lambda problems, max_latents: phases(settings, max_latents),
             needs=needs,
             rows=imitation_batch,
@@ -172,7 +167,7 @@ class Curriculum(RecipeSettings):
 
         def rows(draw: Draw) -> ImitationBatch:
             stages_B = earlier_stages(draw, settings.mix, settings.max_latent_stage)
-            return imitation_batch(draw, stages_B=stages_B, c_thought=settings.c_thought)
+            return imitation_batch(draw, stages=stages_B, c_thought=settings.c_thought)
 
         # There are slots for all written steps, and rows without latents.
         return dataclasses.replace(

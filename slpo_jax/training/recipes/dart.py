@@ -8,7 +8,6 @@ import dataclasses
 
 from slpo_jax.config.bounds import setting
 from slpo_jax.training.recipes.distil import Distillation
-from slpo_jax.training.recipes.recipe import ImitateSettings, Recipe
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,6 +16,3 @@ class Dart(Distillation):
 
     distil_factor: float = setting(1.0, least=0)
     last_step: bool = True
-
-    def __call__(self, settings: ImitateSettings, default: Recipe | None = None) -> Recipe:
-        return dataclasses.replace(super().__call__(settings, default), name="silent")

@@ -87,9 +87,9 @@ class Distillation(RecipeSettings):
 
     def __call__(self, settings: ImitateSettings, default: Recipe | None = None) -> Recipe:
         """The teacher alone for `cot_steps`, if any, then both for `final_steps`; there are no stages between."""
+        unstaged = dataclasses.replace(settings, stage_steps=0)
         return Recipe(
-            name="distil",
-            phases=lambda problems, max_latents: _phases(settings, max_latents),
+            phases=lambda problems, max_latents: curriculum.phases(unstaged, max_latents, last="codi"),
             needs=self.needs,
             rows=self.rows,
             loss=self.loss,
@@ -100,7 +100,7 @@ class Distillation(RecipeSettings):
     def needs(self, problems: EncodedProblems, phase: Phase) -> list[Needs]:
         """Positions of the teacher or the student, whoever takes more; slots of the text, and of the answer."""
         texts = [len(self._text(problems, i)[0]) - 1 for i in range(len(problems))]
-        if _teacher_alone(phase):
+        if phase.dropped == 0:  # the teacher alone
             return [(size, size) for size in texts]
         student = zip(texts, curriculum.needs(problems, phase), strict=True)
         return [(max(size, positions), size, in_fours(answer)) for size, (positions, answer) in student]
@@ -118,7 +118,7 @@ class Distillation(RecipeSettings):
         # Before eos, a text ends with its answer.
         starts = [len(row) - 1 - len(ids[i]) for row, i in zip(texts, indices, strict=True)]
         batch = DistilBatch(draw.index, text, valid, np.add(starts, offsets).astype(np.int32))
-        if _teacher_alone(draw.phase):
+        if draw.phase.dropped == 0:
             return batch
         student = curriculum.imitation_batch(dataclasses.replace(draw, slots=((draw.slots[1],),)))
         student = dataclasses.replace(student, suffix=_scaled(student.suffix))
@@ -137,7 +137,9 @@ class Distillation(RecipeSettings):
         teacher, teacher_BMD = _teacher(policy.reasoner, params, batch, key, policy.config.dropout_rate)
         if batch.student is None:
             return teacher, {"loss": (teacher, rows)}, None
-        student, known, student_BMD, thought = _student(policy, params, batch, key)
+        inputs, thought = curriculum.after_latents(policy, params, batch.student, noise.row_keys(key, batch.index))
+        hidden_BAD, _, student_BMD = policy.reasoner.trace(params, at_B=batch.student_at, **inputs)
+        student, known = curriculum.cross_entropy(policy.reasoner, params, hidden_BAD, batch.student.suffix)
         distance = distillation(student_BMD, teacher_BMD).sum()
         loss = student + self.teacher_factor * teacher + self.distil_factor * distance
         parts = {"loss": loss, "student": student, "teacher": teacher, "distil": distance}
@@ -151,19 +153,9 @@ class Distillation(RecipeSettings):
         return [*question, *written, *problems.answers[index], problems.template.eos_id], len(question)
 
 
-def _phases(settings: ImitateSettings, max_latents: int) -> list[Phase]:
-    """c_thought * max_latent_stage is the published number of latents."""
-    plan = curriculum.phases(dataclasses.replace(settings, stage_steps=0), max_latents)
-    return [dataclasses.replace(phase, name="codi") if phase.name == "final" else phase for phase in plan]
-
-
 def usable(problems: EncodedProblems, max_tokens: int) -> list[int]:
     """`batcher.usable`, without negative answers: published CODI is not trained on them."""
     return [i for i in batcher.usable(problems, max_tokens) if not problems.problems[i].answer.startswith("-")]
-
-
-def _teacher_alone(phase: Phase) -> bool:
-    return phase.dropped == 0
 
 
 def _scaled(rows: SuffixBatch) -> SuffixBatch:
@@ -187,12 +179,3 @@ def _teacher(reasoner: Reasoner, params, batch: DistilBatch, key, dropout_rate: 
     weights_BL = batch.text.weights
     log_probs_BL, _ = reasoner.log_probs(params, hidden_BLD, batch.text.targets, weights_BL != 0)
     return -jnp.sum(log_probs_BL * weights_BL), levels_BMD
-
-
-def _student(policy: Policy, params, batch: DistilBatch, key):
-    """The cross-entropy of the answers after the latents, its metrics, levels [B, M, D], and the thought."""
-    student, keys_B = batch.student, noise.row_keys(key, batch.index)
-    assert student is not None
-    inputs, thought = curriculum.after_latents(policy, params, student, keys_B)
-    hidden_BAD, _, levels_BMD = policy.reasoner.trace(params, at_B=batch.student_at, **inputs)
-    return *curriculum.cross_entropy(policy.reasoner, params, hidden_BAD, student.suffix), levels_BMD, thought

@@ -23,8 +23,8 @@ from slpo_jax.policy import noise
 from slpo_jax.policy.policy import Policy
 from slpo_jax.training.recipes import curriculum
 from slpo_jax.training.recipes.batcher import Draw
-from slpo_jax.training.recipes.curriculum import Curriculum, ImitationBatch
-from slpo_jax.training.recipes.recipe import ImitateSettings, Phase, Recipe
+from slpo_jax.training.recipes.curriculum import ImitationBatch
+from slpo_jax.training.recipes.recipe import ImitateSettings, Phase, Recipe, RecipeSettings
 
 
 @struct.dataclass
@@ -35,25 +35,22 @@ class FrontierBatch(ImitationBatch):
 
 
 @dataclasses.dataclass(frozen=True)
-class Frontier(Curriculum):
+class Frontier(RecipeSettings):
     """Nothing to set: the schedule is `config.imitate`'s own, `cot_steps` those of stage 0."""
 
-    def __call__(self, settings: ImitateSettings, default: Recipe | None = None) -> Recipe:
-        published = super().__call__(dataclasses.replace(settings, mix=0.0), default)
+    has_stages = True
 
+    def __call__(self, settings: ImitateSettings, default: Recipe | None = None) -> Recipe:
         def phases(problems: EncodedProblems, max_latents: int) -> list[Phase]:
             for prompt in problems.prompts:
                 shuffled(prompt, *_signs(problems), np.random.default_rng(0))
             return curriculum.phases(dataclasses.replace(settings, final_latents="published"), max_latents)
 
-        return dataclasses.replace(
-            published,
-            name="frontier",
+        return Recipe(
             phases=phases,
             needs=lambda problems, phase: curriculum.needs(problems, dataclasses.replace(phase, dropped=None)),
             rows=lambda draw: frontier_batch(settings, draw),
             loss=loss,
-            fewest_steps=lambda plan: 1,
         )
 
 

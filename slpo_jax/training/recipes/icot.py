@@ -18,7 +18,6 @@ from slpo_jax.data.batches import EncodedProblems
 from slpo_jax.errors import UserError
 from slpo_jax.training.recipes import curriculum
 from slpo_jax.training.recipes.batcher import Draw, usable
-from slpo_jax.training.recipes.curriculum import Curriculum
 from slpo_jax.training.recipes.recipe import ImitateSettings, Phase, Recipe, RecipeSettings, consecutive
 
 
@@ -39,13 +38,12 @@ class Internalization(RecipeSettings):
     offset_decay: float = setting(4.0, above=0)
 
     def __call__(self, settings: ImitateSettings, default: Recipe | None = None) -> Recipe:
-        """The loss, and what is left out, are the curriculum's."""
-        return dataclasses.replace(
-            Curriculum()(settings),
-            name="icot",
+        """Texts and loss are the curriculum's."""
+        return Recipe(
             phases=lambda problems, max_latents: self.phases(settings, problems, max_latents),
-            fewest_steps=lambda plan: 1,
+            needs=curriculum.needs,
             rows=lambda draw: curriculum.imitation_batch(draw, self.removed(draw)),
+            loss=curriculum.loss,
         )
 
     def pace(self, settings: ImitateSettings, problems: EncodedProblems) -> tuple[int, int]:
@@ -67,22 +65,19 @@ class Internalization(RecipeSettings):
         """
         if max_latents:
             raise UserError(f"config.max_latents: {max_latents}, but iCoT trains without latents; set it to 0")
-        (rise, gone), cot_steps = self.pace(settings, problems), settings.cot_steps
-        begin, total = cot_steps + gone * rise, cot_steps + settings.final_steps
-        if begin >= total:
+        rise, gone = self.pace(settings, problems)
+        if gone * rise >= settings.final_steps:
             raise UserError(
                 f"config.imitate.final_steps: {settings.final_steps}, but iCoT drops the last token after "
                 f"{gone * rise} steps ({gone} tokens, {rise} steps each); give more, or raise "
                 "config.imitate.icot.tokens_per_epoch"
             )
-        dropping = Phase("icot", 0, gone * rise, 0, 0, 0, rise)
-        return consecutive(
-            [Phase("cot", 0, cot_steps, 0, 0, 0), dropping, Phase("final", 0, total - begin, None, 0, 0)]
-        )
+        cot, dropping = Phase("cot", 0, settings.cot_steps, 0, 0, 0), Phase("icot", 0, gone * rise, 0, 0, 0, rise)
+        return consecutive([cot, dropping, Phase("final", 0, settings.final_steps - gone * rise, None, 0, 0)])
 
-    def removed(self, draw: Draw) -> np.ndarray | None:
-        """s + o of a batch's rows, int [B]; None where nothing is left out."""
+    def removed(self, draw: Draw) -> np.ndarray | int:
+        """s + o of a batch's rows, int [B]; 0 where nothing is left out."""
         if not draw.phase.rise:
-            return None
+            return 0
         offsets = draw.rng(2).geometric(-np.expm1(-self.offset_decay), len(draw.indices)) - 1
         return (draw.step - draw.phase.start) // draw.phase.rise + offsets

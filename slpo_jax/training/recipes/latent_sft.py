@@ -27,7 +27,7 @@ from slpo_jax.policy import noise
 from slpo_jax.policy.latent_policies.mixture import mixture
 from slpo_jax.policy.policy import Policy
 from slpo_jax.training.recipes import curriculum
-from slpo_jax.training.recipes.batcher import Draw, Needs, in_fours, usable
+from slpo_jax.training.recipes.batcher import Draw, Needs, in_fours
 from slpo_jax.training.recipes.latent_rows import Row, Slots, at_latents, laid_out, padded, seen_by, seen_by_encoder
 from slpo_jax.training.recipes.recipe import ImitateSettings, Phase, Recipe, RecipeSettings, consecutive
 
@@ -110,7 +110,7 @@ class LatentSft(RecipeSettings):
                 f"{mixed or 'all'} tokens (the fewer of its top_k and most); give both the same"
             )
 
-    def __call__(self, settings: ImitateSettings, default: Recipe) -> Recipe:
+    def __call__(self, settings: ImitateSettings, default: Recipe | None = None) -> Recipe:
         """Steps in words for `cot_steps`, if any; encoder, reasoner and both, `stage_steps` each; labels."""
         adapters = settings.lora.rank > 0
         own = (ADAPTER if adapters else REASONER,)
@@ -125,10 +125,9 @@ class LatentSft(RecipeSettings):
                 )
             parts: dict[str, tuple[str, ...]] = {"encoder": encoders, "reasoner": own, "union": own + encoders}
             steps = [("cot", settings.cot_steps, own), *((n, settings.stage_steps, t) for n, t in parts.items())]
-            plan = [Phase(name, 0, n, None, None, max_latents, trains=trains) for name, n, trains in steps]
-            rate = self.final_learning_rate
-            plan.append(Phase("final", 0, settings.final_steps, None, None, max_latents, 0, own, rate))
-            plan = consecutive(plan)
+            before = [Phase(name, 0, n, None, None, max_latents, trains=trains) for name, n, trains in steps]
+            final = Phase("final", 0, settings.final_steps, None, None, max_latents, 0, own, self.final_learning_rate)
+            plan = consecutive([*before, final])
             if plan and plan[0].name == "cot":
                 plan[1:2] = [dataclasses.replace(phase, copies=begun) for phase in plan[1:2]]
             return plan
@@ -136,10 +135,8 @@ class LatentSft(RecipeSettings):
         def init(key: jax.Array, policy: Policy, params: Params) -> Params:
             copy = jax.tree.map(lambda x: jnp.array(x, copy=True), params[REASONER])
             table_VD = policy.reasoner.embed(params, jnp.arange(policy.reasoner.config.vocab_size))
-            made = {ENCODER: copy, COMPRESS: {"embedding": table_VD.astype(jnp.float32).mean(axis=0)}}
-            if adapters:
-                made[ENCODER_ADAPTER] = lora.adapter(key, params, settings.lora.rank)
-            return made
+            adapter = {ENCODER_ADAPTER: lora.adapter(key, params, settings.lora.rank)} if adapters else {}
+            return {ENCODER: copy, COMPRESS: {"embedding": table_VD.astype(jnp.float32).mean(axis=0)}} | adapter
 
         def encoder(params: Params) -> Params:
             if not adapters:
@@ -147,12 +144,8 @@ class LatentSft(RecipeSettings):
             both = {REASONER: params[ENCODER], ADAPTER: params[ENCODER_ADAPTER]}
             return lora.without_adapter(both, settings.lora.scale)[REASONER]
 
-        return dataclasses.replace(
-            default,
-            name="latent_sft",
+        return Recipe(
             phases=phases,
-            fewest_steps=lambda plan: 1,
-            usable=usable,
             needs=self.needs,
             rows=self.rows,
             loss=lambda policy, params, batch, key: self.loss(policy, params, encoder(params), batch, key),
@@ -166,10 +159,9 @@ class LatentSft(RecipeSettings):
         """
         prompt, template = problems.prompts[index], problems.template
         written = [token for step in problems.steps[index] for token in step]
-        rest = [*template.closing_ids, *problems.answers[index], template.eos_id]
-        if phase == "cot":
-            return laid_out(prompt, [], [*written, *rest]), laid_out(prompt, [], [0])
-        chunks = [written[at : at + self.ratio] for at in range(0, len(written), self.ratio)]
+        in_words, thought = (written, []) if phase == "cot" else ([], written)
+        rest = [*in_words, *template.closing_ids, *problems.answers[index], template.eos_id]
+        chunks = [thought[at : at + self.ratio] for at in range(0, len(thought), self.ratio)]
         spans = [[] for _ in chunks] if phase == "final" else [*chunks[1:], *[[]] * bool(chunks)]
         read = [(token, 0) for token in prompt]
         for n, chunk in enumerate(chunks, 1):

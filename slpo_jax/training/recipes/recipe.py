@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 
 import jax
 
-from slpo_jax.config.bounds import check_fields, setting
+from slpo_jax.config.bounds import Checked, setting
 from slpo_jax.data.batches import EncodedProblems, batch_indices
 from slpo_jax.errors import UserError
 from slpo_jax.models import lora, parts
@@ -20,7 +20,7 @@ from slpo_jax.training.state import LossFn
 
 
 @dataclasses.dataclass(frozen=True)
-class ImitateSettings:
+class ImitateSettings(Checked):
     """What every recipe has of the section `config.imitate`; further keys are the recipes' own sections, by name.
 
     Attributes:
@@ -75,9 +75,6 @@ class ImitateSettings:
     lora: LoraConfig = LoraConfig()
     optimizer: OptimizerConfig = OptimizerConfig("adamw", 1e-4)
 
-    def __post_init__(self) -> None:
-        check_fields(self)
-
 
 @dataclasses.dataclass(frozen=True)
 class Phase:
@@ -130,7 +127,6 @@ class Recipe:
     """One way of imitating: pure functions, made of the section `config.imitate.NAME`.
 
     Attributes:
-        name: in `RECIPES`.
         phases: (problems, T) -> list[Phase], one after the other.
         needs: (problems, phase) -> `Needs` of each problem.
         rows: `Draw` -> one step's rows, in numpy, in the smallest buckets that hold them; a pure function.
@@ -142,9 +138,9 @@ class Recipe:
         alone: whether these are all that it trains.
         finish: all parts, trained -> those that later stages get; what `init` made is dropped from them.
         keeps: what of that is not dropped, of `parts.CARRIED`.
+        name: in `RECIPES`.
     """
 
-    name: str
     phases: Callable[[EncodedProblems, int], list[Phase]]
     needs: Callable[[EncodedProblems, Phase], list[Needs]]
     rows: Callable[[Draw], Any]
@@ -155,6 +151,7 @@ class Recipe:
     alone: bool = False
     finish: Callable[[Params], Params] = dict
     keeps: tuple[str, ...] = ()
+    name: str = ""
 
     def slots(self, problems: EncodedProblems, phase: Phase, buckets: Sequence[int] = ()) -> Slots:
         """The shapes of a phase's batches.
@@ -191,7 +188,7 @@ class Recipe:
 
 
 @dataclasses.dataclass(frozen=True)
-class RecipeSettings(abc.ABC):
+class RecipeSettings(Checked, abc.ABC):
     """A recipe's settings, a frozen dataclass that is its own config section; calling it makes the recipe.
 
     Attributes:
@@ -208,9 +205,6 @@ class RecipeSettings(abc.ABC):
     has_stages: ClassVar[bool] = False
     label: ClassVar[str] = ""
     metrics: ClassVar[Mapping[str, str]] = {}
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     def check(self, name: str, config: Any) -> None:
         """Refuse a run that it can't be used in.

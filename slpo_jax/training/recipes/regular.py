@@ -15,10 +15,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from slpo_jax.data.batches import EncodedProblems
-from slpo_jax.data.speed import speed_of
-from slpo_jax.data.templates import Ids
-from slpo_jax.errors import UserError
 from slpo_jax.models.parts import Params
 from slpo_jax.models.reasoner import StepProjector
 from slpo_jax.policy.policy import Policy
@@ -37,19 +33,8 @@ class StepPerLatent(RecipeSettings):
 
     def __call__(self, settings: ImitateSettings, default: Recipe | None = None) -> Recipe:
         """CoT-SFT for `cot_steps`, if any, then steps as latents for `final_steps`."""
-
-        def cut(problems: EncodedProblems, index: int, speed: int) -> list[Ids]:
-            return problems.steps[index]
-
-        recipe = chunked(settings, "regular", cut, 1, _codes)
-
-        def phases(problems: EncodedProblems, max_latents: int):
-            plan = recipe.phases(problems, max_latents)
-            if speed_of(problems.template) != 1:
-                raise UserError("config.prompt.speed: the recipe regular asks at speed 1 always; set it to 1")
-            return plan
-
-        return dataclasses.replace(recipe, phases=phases, init=_init)
+        recipe = chunked(settings, "regular", lambda steps, speed: steps, 1, _codes)
+        return dataclasses.replace(recipe, init=_init)
 
 
 def _init(key: jax.Array, policy: Policy, params: Params) -> Params:

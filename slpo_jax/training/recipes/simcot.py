@@ -21,7 +21,7 @@ from slpo_jax.config.bounds import setting
 from slpo_jax.data.batches import EncodedProblems, SuffixBatch, pad_suffixes
 from slpo_jax.data.templates import Ids
 from slpo_jax.errors import UserError
-from slpo_jax.models.parts import DECODER, REASONER, Params, reads
+from slpo_jax.models.parts import DECODER, REASONER, Params
 from slpo_jax.policy import noise
 from slpo_jax.policy.explain import READS, decoder_of
 from slpo_jax.policy.policy import Policy
@@ -126,7 +126,7 @@ class SimCot(RecipeSettings):
             reading = jnp.array([thoughts.latents, thoughts.first], jnp.int32)
             return params | {DECODER: params[DECODER] | {READS: reading}}
 
-        recipe = dataclasses.replace(default, name="simcot", needs=needs, rows=rows, loss=loss, init=_init)
+        recipe = dataclasses.replace(default, needs=needs, rows=rows, loss=loss, init=_init)
         return dataclasses.replace(recipe, finish=kept, keeps=(DECODER,)) if self.keep else recipe
 
 
@@ -201,16 +201,16 @@ def _explained(policy: Policy, params, batch: ExplainedBatch, thoughts: _Thought
     places_L = jnp.arange(inputs_NLD.shape[1])
     # Other noise than the reasoner's (0) and CODI's teacher's (1).
     keys_N = noise.row_keys(key, jnp.repeat(batch.own.index, count), jnp.tile(2 + jnp.arange(count), rows))
-    model, rate = decoder_of(policy.reasoner.config, params), policy.config.dropout_rate if thoughts.codis else 0.0
-    hidden_NLD, _ = reads(DECODER, model.forward)(
+    decoder, rate = decoder_of(policy.reasoner.config, params), policy.config.dropout_rate if thoughts.codis else 0.0
+    hidden_NLD, _ = decoder.forward(
         params,
         inputs_NLD,
         jnp.broadcast_to(thoughts.first + places_L, inputs_NLD.shape[:2]),
         jnp.ones(inputs_NLD.shape[:2], bool),  # padding is on the right, where no word looks
         dropout=noise.answer_dropout(keys_N, places_L, rate, "all"),
     )
-    before_NLD, log_probs = hidden_NLD[:, thoughts.latents - 1 :], reads(DECODER, model.log_probs)
-    return -jnp.sum(log_probs(params, before_NLD, targets_NL, weights_NL != 0)[0] * weights_NL)
+    log_probs_NL, _ = decoder.log_probs(params, hidden_NLD[:, thoughts.latents - 1 :], targets_NL, weights_NL != 0)
+    return -jnp.sum(log_probs_NL * weights_NL)
 
 
 def _init(key: jax.Array, policy: Policy, params: Params) -> Params:
