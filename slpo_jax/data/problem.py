@@ -14,7 +14,7 @@ class Problem:
     Attributes:
         question: the text as it stands in the source, stray spaces included.
         steps: one text a reasoning step, e.g. "<<48/2=24>>" or a line; empty where the source has none.
-        answer: canonical decimal (`answers.canonical_decimal`), or LaTeX or a text where answers are compared as such.
+        answer: canonical decimal (`answers.canonical_number`), or LaTeX or a text where answers are compared as such.
     """
 
     question: str

@@ -141,7 +141,7 @@ def test_a_reader_remembers_a_bounded_number(monkeypatch):
     for number in range(5):
         (tokens,) = _tokens(template, [f"#### {number} <eos>"])
         assert reward.read(tokens).answer == str(number)
-        assert len(reward._seen) <= 2
+        assert reward._read.cache_info().currsize <= 2
 
 
 def _text_config(answers: str):
