@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from slpo_jax.checkpoints.architectures.architecture import NO_PROMPT, NO_SHAPES, Architecture, Unwrapped, refuse_others
 from slpo_jax.checkpoints.weights import linear, norm, with_prefix
 from slpo_jax.config.bounds import setting
-from slpo_jax.data.speed import MOST_SPEED, Asked
+from slpo_jax.data.chat import MOST_SPEED, Asked
 from slpo_jax.data.templates import Template
 from slpo_jax.data.tokenizer import LATENT, add_words
 from slpo_jax.errors import UserError

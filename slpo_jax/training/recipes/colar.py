@@ -18,7 +18,7 @@ import numpy as np
 from flax import struct
 
 from slpo_jax.data.batches import EncodedProblems
-from slpo_jax.data.speed import MOST_SPEED, at_speed, speed_of
+from slpo_jax.data.chat import MOST_SPEED, at_speed, speed_of
 from slpo_jax.data.templates import Ids
 from slpo_jax.policy import noise
 from slpo_jax.policy.latent_policies.latent_policy import standard_normal

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from slpo_jax.data.batches import EncodedProblems
-from slpo_jax.data.speed import speed_of
+from slpo_jax.data.chat import speed_of
 from slpo_jax.data.templates import Ids
 from slpo_jax.errors import UserError
 from slpo_jax.models.parts import Params
