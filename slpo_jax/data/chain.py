@@ -27,16 +27,13 @@ class ChainConfig(DepthConfig):
         operations: any of +, - and *.
     """
 
-    modulus: int = setting(10, least=2, most=1_000)
+    modulus: int = setting(10, least=3, most=1_000)
     operations: tuple[str, ...] = setting(("+", "*"), fewest=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if unknown := {*self.operations} - {*OPERATORS}:
             raise FieldError(self, "operations", f"{min(unknown)!r} is none of {', '.join(OPERATORS)}")
-        if "*" in self.operations and self.modulus == 2:
-            raise FieldError(self, "modulus", "there is nothing to multiply by; give 3 or more, or leave * out of "
-                             "config.data.chain.operations")  # fmt: skip
 
 
 @lru_cache

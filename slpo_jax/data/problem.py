@@ -80,12 +80,6 @@ class Problems(tuple[Problem, ...]):
         return some
 
 
-def shared(problems: Iterable[Problem], others: Iterable[Problem]) -> int:
-    """How many of `problems` are also in `others`, by their questions as in `without`."""
-    questions = {normalised(problem.question) for problem in others}
-    return sum(normalised(problem.question) in questions for problem in problems)
-
-
 def without(problems: Iterable[Problem], held_out: Iterable[Problem]) -> tuple[Problem, ...]:
     """Drop the problems whose question is also in `held_out`, where runs of white space count as one space.
 

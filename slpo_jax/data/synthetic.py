@@ -10,7 +10,7 @@ mirror the paper's: "test" (same distribution), "large" (GSM-Hard) and "template
 """
 
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
@@ -63,7 +63,7 @@ class SyntheticConfig:
     """
 
     max_value: int = setting(30, least=6)
-    max_steps: int = setting(3, least=1)
+    max_steps: int = setting(3, least=2)
     train_size: int = setting(30_000, least=1)
     valid_size: int = setting(500, least=1)
     test_size: int = setting(1_000, least=1)
@@ -99,13 +99,12 @@ def synthetic_problems(name: str, config: SyntheticConfig) -> tuple[Problem, ...
     Returns:
         the problems; steps read "5 + 3 = 8".
     Raises:
-        UserError: unknown name, "template" with max_steps = 1, or fewer distinct problems than asked for.
+        UserError: unknown name, or fewer distinct problems than asked for.
     """
     if name not in NAMES:
         raise UserError(f"synthetic:{name}: no such set; give one of {', '.join(NAMES)}")
-    if name == "template" and config.max_steps < 2:
-        raise UserError("synthetic:template: its problems have 2 steps and more; set synthetic max_steps to 2 or more")
-    taken = {problem.question for other in _drawn_before(name, config) for problem in synthetic_problems(other, config)}
+    earlier = HELD_OUT_NAMES if name == "train" else HELD_OUT_NAMES[: HELD_OUT_NAMES.index(name)]
+    taken = {problem.question for other in earlier for problem in synthetic_problems(other, config)}
     size = {"train": config.train_size, "valid": config.valid_size}.get(name, config.test_size)
     problems: list[Problem] = []
     most_draws = 20 * size + 10_000
@@ -133,11 +132,6 @@ def vocabulary() -> tuple[str, ...]:
 def words(max_value: int) -> tuple[str, ...]:
     """`vocabulary`, and the numbers up to the largest."""
     return (*vocabulary(), *map(str, range(max_value + 1)))
-
-
-def _drawn_before(name: str, config: SyntheticConfig) -> tuple[str, ...]:
-    earlier = HELD_OUT_NAMES if name == "train" else HELD_OUT_NAMES[: HELD_OUT_NAMES.index(name)]
-    return tuple(other for other in earlier if other != "template" or config.max_steps > 1)
 
 
 def _candidates(name: str, config: SyntheticConfig) -> Iterator[Problem]:
@@ -200,7 +194,7 @@ def _story(person: str, thing: str, start: int, steps: list[_Step]) -> str:
             return f"{pronoun} {_STORY_FACTORS[step.operand]} them ."
         return f"{pronoun} {_pick(step.verb, _STORY_VERBS[step.operator])} {step.operand} ."
 
-    return _join(f"{person} has {start} {thing} .", tell, steps) + " How many now ?"
+    return " ".join([f"{person} has {start} {thing} .", *map(tell, steps), "How many now ?"])
 
 
 def _puzzle(person: str, thing: str, start: int, steps: list[_Step]) -> str:
@@ -209,11 +203,7 @@ def _puzzle(person: str, thing: str, start: int, steps: list[_Step]) -> str:
             return f"All {_PUZZLE_FACTORS[step.operand]} ."
         return f"{step.operand} {_pick(step.verb, _PUZZLE_VERBS[step.operator])} ."
 
-    return _join(f"How many {thing} has {person} ? There were {start} .", tell, steps)
-
-
-def _join(opening: str, tell: Callable[[_Step], str], steps: list[_Step]) -> str:
-    return " ".join([opening, *map(tell, steps)])
+    return " ".join([f"How many {thing} has {person} ? There were {start} .", *map(tell, steps)])
 
 
 def _pick(draw: float, items: Sequence[T]) -> T:

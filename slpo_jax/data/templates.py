@@ -151,8 +151,10 @@ class Template:
         """Ids of each text; special tokens are read in those that are asked, prompts, as transformers does."""
         distinct = list(dict.fromkeys(texts))  # most steps and answers of a set come many times
         for text in distinct:
-            if not _is_unicode(text):
-                raise UserError(f"{text.strip()!r}: has bytes that are no character; write it as UTF-8")
+            try:
+                text.encode()
+            except UnicodeEncodeError:  # half of a surrogate pair, as which Python keeps bytes that are no UTF-8
+                raise UserError(f"{text.strip()!r}: has bytes that are no character; write it as UTF-8") from None
         found = self.tokenizer(
             distinct,
             add_special_tokens=asked and not self.bare,
@@ -219,15 +221,6 @@ def token_texts(template: Template, rows: int) -> list[str]:
 def _literal(text: str) -> str:
     """A text in Jinja; "" for none."""
     return json.dumps(text, ensure_ascii=False) if text else ""
-
-
-def _is_unicode(text: str) -> bool:
-    """Whether it has no half of a surrogate pair, as which Python keeps bytes that are no UTF-8."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def line(text: str) -> str:

@@ -116,11 +116,6 @@ def test_few_problems_take_a_small_batch(problems):
     assert len(batch.index_N) <= 4 * 2 * 3
 
 
-def test_a_prompt_too_long_for_all_buckets_is_named(problems):
-    with pytest.raises(UserError, match="problem 2 has a prompt of 9 tokens"):
-        list(evaluator(64, slots=(3, 8)).batches(problems, len(LENGTHS), 1))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("where", ["thought", "latents"])
 def test_results_are_those_of_each_rollout_alone(problems, where):
