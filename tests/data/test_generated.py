@@ -130,7 +130,7 @@ def test_few_problems_are_said(caplog):
         (lambda: load_problems("chain:0"), "chain:0: no such set; give one of train, valid, test or a number of steps"),
         (lambda: load_problems("graph:5"), "graph:5: no such set; .* from 1 to 4"),
         (lambda: load_problems("graph:large"), "graph:large: no such set"),
-        (lambda: load_problems("chain:1", ChainConfig(modulus=3, operations=("+",))), "such problems, .*raise config"),
+        (lambda: load_problems("chain:1", ChainConfig(modulus=3, operations=("+",))), "such problems; .*raise config"),
         (lambda: ChainConfig(depth=0), "ChainConfig.depth: 0 is not valid"),
         (lambda: ChainConfig(modulus=2), "ChainConfig.modulus: 2 is not valid"),
         (lambda: ChainConfig(operations=("/",)), "ChainConfig.operations: .*'/' is none of"),
