@@ -96,7 +96,7 @@ def make_ours(work: Work) -> Run:
 
     def run(seed: int, _tokens: int) -> int:
         done = evaluator.run(params, work.problems, "length", 0, seed=seed, samples=work.samples, label=OURS)
-        return work.generated(done.tokens)
+        return work.generated(done["tokens"])
 
     return run
 

@@ -106,7 +106,7 @@ class Evaluator:
         searched: bool = False,
         thinks: bool = True,
     ) -> Callable:
-        """(params, prompts, index_N, sample_N, real_N, key, rule_N) -> `Completions.values`."""
+        """(params, prompts, index_N, sample_N, real_N, key, rule_N) -> `Completions`."""
         policy = (self.policy if noisy else self.policy.without_noise()).having(stopping=stopping)
         policy = policy if thinks else policy.having(max_latents=0)
 
@@ -231,13 +231,9 @@ class Evaluator:
         if pending is not None:
             finish(*pending)
         progress.close()
-        whole = {}
-        for name, part in results[0].items():
-            whole[name] = np.zeros((total, *part.shape[1:]), part.dtype)
-            for done in results:
-                whole[name][done[PLACES]] = done[name]
-        del whole[PLACES]
-        return Completions(whole)
+        whole = {name: np.concatenate([batch[name] for batch in results]) for name in results[0]}
+        _, order = np.unique(whole.pop(PLACES), return_index=True)
+        return {name: values[order] for name, values in whole.items()}
 
 
 def _scored(name: str, policy: Policy, params: Any, prompts: Prompts, out: Trajectories) -> jax.Array:

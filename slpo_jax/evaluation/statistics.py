@@ -37,11 +37,6 @@ def most_k(records: EvalRecords) -> int:
     return per_seed if per_seed > 1 else seeds * per_seed
 
 
-def proportion_se(rate: float, n: int) -> float:
-    """Standard error of a proportion, sqrt(p (1 - p) / n). It is 0 at p = 0 and 1, where it means nothing."""
-    return math.sqrt(rate * (1.0 - rate) / n)
-
-
 def mean_se(values: np.ndarray) -> float | None:
     """Standard error of a mean, s / sqrt(n) with Bessel's correction, of values [n]; None for n < 2."""
     return float(np.std(values, ddof=1) / math.sqrt(values.size)) if values.size > 1 else None
@@ -124,7 +119,7 @@ class Metric:
         about: its meaning, likewise.
         values: records -> a value a problem [N], whose mean is the figure; or such by name. None: `summarise` has the
             figure itself.
-        sampled: whether it is of the rollouts with noise, and not there without them.
+        sampled: whether its values, one a problem, are there only where there are rollouts with noise.
         count: a mean of numbers; all others are shares.
         paired: whether rows are compared by it.
     """
@@ -195,33 +190,28 @@ METRICS = {
         answers') gets right: the mean of 1 - C(n-c, {0}) / C(n, {0}), of all n rollouts of a problem c right. In
         parentheses the standard error over the noise's seeds.""",
         _of_subsets("pass", lambda right, n, k: solved_share(n, right, k)),
-        sampled=True,
     ),
     r"all@(\d+)": Metric(
         "all {0}",
         """Share of problems that {0} rollouts with noise all get right (pass^k of tau-bench): the mean of
         C(c, {0}) / C(n, {0}), of all n rollouts of a problem c right.""",
         _of_subsets("all", lambda right, n, k: 1.0 - solved_share(n, n - right, k), least=2),
-        sampled=True,
     ),
     r"maj@(\d+)": Metric(
         "maj@{0}",
         """Share of problems whose commonest answer among {0} rollouts with noise is right; equal ones (1/2, 0.5)
         are one. Of a tie the first seen counts; rollouts without an answer don't vote.""",
         _majorities,
-        sampled=True,
     ),
     r"best@(\d+)_(\w+)(?<!_se)": Metric(
         "best@{0} by {1}",
         "Share of problems whose rollout of {0} with the best {1} is right.",
         _by_scores("best", lambda records, scores, k: best_of(records.sample_correct, scores, k)),
-        sampled=True,
     ),
     r"vote@(\d+)_(\w+)(?<!_se)": Metric(
         "vote@{0} by {1}",
         "Share of problems whose answer with the largest sum of the score {1} among {0} rollouts is right.",
         _by_scores("vote", lambda rec, scores, k: weighted_vote(rec.sample_answers, rec.sample_correct, k, scores)),
-        sampled=True,
     ),
     "distinct_answers": Metric(
         "answers",
@@ -303,7 +293,9 @@ def summarise(records: EvalRecords) -> dict[str, Any]:
     right_SN = records.sample_correct.sum(axis=2)
     for key, values in problem_values(records, paired=False).items():
         out[key] = float(values.mean())
-        out[f"{key}_se"] = proportion_se(out[key], n) if key in ("acc", "cut") else mean_se(values)
+        out[f"{key}_se"] = mean_se(values)
+        if key in ("acc", "cut"):  # of a proportion, which is 0 at 0 and 1, where it means nothing
+            out[f"{key}_se"] = math.sqrt(out[key] * (1.0 - out[key]) / n)
         if key.startswith("pass@") and (k := int(key[5:])) <= per_seed:
             out[f"{key}_seed_se"] = mean_se(solved_share(per_seed, right_SN, k).mean(axis=1))
     shares = [key for key in out if f"{key}_se" in out and key not in COUNTS]

@@ -23,7 +23,6 @@ def make_records(correct, latent_steps, problem_steps, sample_correct, sample_an
     if sample_latent_steps is None:
         sample_latent_steps = np.full(sample_correct.shape, 2)
     return EvalRecords(
-        index=np.arange(n),
         references=("1",) * n,
         answers=("1",) * n,
         correct=np.array(correct, bool),
