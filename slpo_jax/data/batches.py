@@ -129,13 +129,10 @@ def batch_indices(seed: int, step: int, n: int, batch_size: int) -> np.ndarray:
     Returns:
         int64 [B].
     """
-    positions = np.arange(step * batch_size, (step + 1) * batch_size, dtype=np.int64)
-    epochs, offsets = np.divmod(positions, n)
-    indices = np.empty(batch_size, dtype=np.int64)
-    for epoch in np.unique(epochs):
-        here = epochs == epoch
-        indices[here] = _permutation(seed, int(epoch), n)[offsets[here]]
-    return indices
+    epoch, start = divmod(step * batch_size, n)
+    end = start + batch_size
+    order = np.concatenate([_permutation(seed, epoch + later, n) for later in range(end // n + 1)])
+    return order[start:end]
 
 
 def draw_numbers(indices: np.ndarray, n: int) -> np.ndarray:
@@ -159,9 +156,7 @@ def draw_numbers(indices: np.ndarray, n: int) -> np.ndarray:
 
 @lru_cache(maxsize=8)
 def _permutation(seed: int, epoch: int, n: int) -> np.ndarray:
-    permutation = np.random.default_rng([seed, epoch]).permutation(n)
-    permutation.flags.writeable = False  # every caller shares it
-    return permutation
+    return np.random.default_rng([seed, epoch]).permutation(n)
 
 
 def pad_prompts(prompts: Sequence[Ids], slots: Sequence[int], pad_id: int = 0) -> Padded:

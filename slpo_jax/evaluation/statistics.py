@@ -1,7 +1,6 @@
 """Figures of an evaluation and how sure they are (paper, "Inference and Evaluation" and the difficulty section).
 
-Pure functions of numpy arrays. Axes: S dropout seeds, N problems, M samples a seed.
-All rates are fractions. Two errors are kept apart:
+Axes: S dropout seeds, N problems, M samples a seed. All rates are fractions. Two errors are kept apart:
 
 * `_se`, over problems: how far another draw of N problems would move the figure. It is the one to compare rows by.
 * `_seed_se`, over the S dropout seeds on these very problems: the spread of the paper's protocol (R = 3 there).
@@ -17,8 +16,6 @@ import numpy as np
 
 from slpo_jax.evaluation.records import EvalRecords
 from slpo_jax.policy.subsets import solved_share
-
-FEWEST_VOTES = 4  # of a majority
 
 
 def powers_of_two(most: int) -> list[int]:
@@ -50,13 +47,11 @@ def wilson(rate: float, n: int) -> tuple[float, float]:
 
 
 def best_of(sample_correct: np.ndarray, sample_scores: np.ndarray, k: int) -> np.ndarray:
-    """Best-of-k: whether the sample with the largest score of the first k is right; the first of them on a tie.
+    """Best-of-k, [S, N] bool: whether the sample with the largest score of the first k is right; the first on a tie.
 
     Args:
         sample_correct: [S, N, M] bool.
         sample_scores: [S, N, M] float.
-    Returns:
-        [S, N] bool.
     """
     chosen = np.argmax(sample_scores[:, :, :k], axis=2)
     return np.take_along_axis(sample_correct, chosen[:, :, None], axis=2)[:, :, 0]
@@ -67,8 +62,8 @@ def weighted_vote(
 ) -> np.ndarray:
     """The answer with the largest sum of scores over the first k samples, the one seen first on a tie.
 
-    Samples without an answer (None) don't vote; if none votes, the problem counts as not solved. Whether the winner
-    is right is read off the first sample that gave it, so references need no canonical form here.
+    Samples without an answer (None) don't vote; if none votes, the problem counts as not solved. The first sample that
+    gave the winner says whether it is right.
 
     Args:
         sample_answers: [S, N, M], equal ones in one form (`answers.in_one_form`), or None.
@@ -148,7 +143,7 @@ def _of_subsets(name: str, share: Callable[[np.ndarray, int, int], np.ndarray], 
 
 def _majorities(records: EvalRecords) -> Values:
     answers, correct = records.sample_answers, records.sample_correct
-    ks = [k for k in pass_ks(correct.shape[2]) if k >= FEWEST_VOTES]
+    ks = [k for k in pass_ks(correct.shape[2]) if k >= 4]  # fewer are no majority
     return {f"maj@{k}": weighted_vote(answers, correct, k).mean(axis=0) for k in ks}
 
 
@@ -164,10 +159,6 @@ def _by_scores(name: str, choose: Callable[[EvalRecords, np.ndarray, int], np.nd
         return {f"{name}@{k}_{scorer}": choose(records, scores, k).mean(axis=0) for k, scorer, scores in each}
 
     return values
-
-
-def _distinct(records: EvalRecords) -> np.ndarray:
-    return np.mean([[len(set(answers)) for answers in of_seed] for of_seed in records.sample_answers], axis=0)
 
 
 METRICS = {
@@ -216,7 +207,7 @@ METRICS = {
     "distinct_answers": Metric(
         "answers",
         "Different answers among a problem's rollouts of a seed; none counts as one.",
-        _distinct,
+        lambda records: np.mean([[len({*each}) for each in seed] for seed in records.sample_answers], axis=0),
         sampled=True,
         count=True,
     ),
@@ -283,10 +274,9 @@ def summarise(records: EvalRecords) -> dict[str, Any]:
     """All figures of one row on one set, ready for JSON (no NaN: what is undefined is None).
 
     Returns:
-        n, seeds, samples_per_seed; every metric of `problem_values` with its `_se` over problems; `_seed_se` for
-        pass@k up to the samples of a seed; intervals {metric: Wilson's} of shares that are 0 or 1; and
-        pearson_{steps,difficulty}_{r,p,n}: the clean rollout's latent length against the problem's steps and against
-        d_i = 1 - mean correctness of all samples of problem i (paper, difficulty section).
+        n, seeds, samples_per_seed; every metric of `problem_values` with its `_se` over problems; `_seed_se` for pass@k
+        up to the samples of a seed; intervals {metric: Wilson's} of shares that are 0 or 1; pearson_*, with difficulty
+        1 - the mean correctness of a problem's samples (paper, difficulty section).
     """
     seeds, n, per_seed = records.sample_correct.shape
     out: dict[str, Any] = {"n": n, "seeds": seeds, "samples_per_seed": per_seed}
