@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from slpo_jax.data.problem import Problem
-from slpo_jax.data.tokenizer import ReasonerTokens, token_bytes
+from slpo_jax.data.tokenizer import token_bytes
 from slpo_jax.errors import UserError
 from slpo_jax.rewards.answers import AnswerStyle
 
@@ -191,19 +191,6 @@ def listed(words: Iterable[str], most: int = 5) -> str:
     """Some of these words, for a message."""
     each = list(words)
     return ", ".join(map(repr, each[:most])) + (f" and {len(each) - most} more" if len(each) > most else "")
-
-
-def marked_template(tokenizer: "PreTrainedTokenizerFast", tokens: ReasonerTokens, **texts: Any) -> Template:
-    """One with markers around the latents; `texts` are `Template`'s other fields."""
-    return Template(
-        start_id=tokens.start,
-        closing_ids=(tokens.end,),
-        latent_id=tokens.latent,
-        eos_id=tokens.eos,
-        pad_id=tokens.pad,
-        tokenizer=tokenizer,
-        **texts,
-    )
 
 
 def token_texts(template: Template, rows: int) -> list[str]:

@@ -8,7 +8,7 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
@@ -31,16 +31,6 @@ COCONUT_TOKENS = (START_LATENT, END_LATENT, LATENT)
 ANSWER_MARK = "###"
 TEXT_ANSWER = "####"  # as GSM8K's solutions have it
 PAD, UNK, EOS = "<pad>", "<unk>", "<eos>"
-
-
-class ReasonerTokens(NamedTuple):
-    """Ids of the tokens that a latent reasoner needs beside its text; CODI has none that stands for a latent."""
-
-    start: int
-    end: int
-    latent: int | None
-    eos: int
-    pad: int
 
 
 def arithmetic_tokenizer(max_value: int) -> "PreTrainedTokenizerFast":
@@ -174,7 +164,7 @@ def has_latent_tokens(tokenizer: "PreTrainedTokenizerFast") -> bool:
 
 def add_reasoner_tokens(
     tokenizer: "PreTrainedTokenizerFast", names: tuple[str, ...] = COCONUT_TOKENS, first_id: int | None = None
-) -> ReasonerTokens:
+) -> dict[str, Any]:
     """Find the latent tokens by name; where start or end is missing, adds all that are, at the published ids.
 
     So COCONUT gets start, end and latent at 50257..50259 on GPT-2 and 128256..128258 on Llama-3, CODI pad, start (bot)
@@ -187,7 +177,7 @@ def add_reasoner_tokens(
         first_id: id of the first token to be added, the size of the base model's vocabulary (ids up to it that no token
             has are filled); None for the first id that is free.
     Returns:
-        the ids.
+        the ids that a `templates.Template` has as fields; CODI has none that stands for a latent.
     Raises:
         UserError: the tokenizer has no eos token, or more tokens than the model.
     """
@@ -207,9 +197,13 @@ def add_reasoner_tokens(
     ids = tokenizer.get_vocab()
     if tokenizer.pad_token is None:
         tokenizer.pad_token = PAD_LATENT if PAD_LATENT in ids else tokenizer.eos_token
-    return ReasonerTokens(
-        ids[START_LATENT], ids[END_LATENT], ids.get(LATENT), tokenizer.eos_token_id, tokenizer.pad_token_id
-    )
+    return {
+        "start_id": ids[START_LATENT],
+        "closing_ids": (ids[END_LATENT],),
+        "latent_id": ids.get(LATENT),
+        "eos_id": tokenizer.eos_token_id,
+        "pad_id": tokenizer.pad_token_id,
+    }
 
 
 def add_words(tokenizer: "PreTrainedTokenizerFast", text: str, apart: bool = True) -> None:

@@ -8,8 +8,9 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 
 from slpo_jax.checkpoints.architectures.coconut import Coconut
 from slpo_jax.checkpoints.architectures.text import Text
+from slpo_jax.checkpoints.checkpoint import Checkpoint
 from slpo_jax.checkpoints.description import Description, write_description
-from slpo_jax.data.tokenizer import add_reasoner_tokens, load_tokenizer
+from slpo_jax.data.tokenizer import load_tokenizer
 from slpo_jax.errors import UserError
 from slpo_jax.models.gpt2 import GPT2Config
 
@@ -78,9 +79,9 @@ def test_tokenizer_json_decides_in_what_is_saved(tmp_path, name):
     backend = _write(tmp_path / "read", **SETTINGS, tokenizer_class=name)
     ids = [backend.encode(text).ids for text in TEXTS]
     read = load_tokenizer(str(tmp_path / "read"))
-    tokens = add_reasoner_tokens(read)
+    template = Coconut().template(read)
     model = GPT2Config(vocab_size=len(read), n_positions=8, n_embd=4, n_layer=1, n_head=1)
-    write_description(tmp_path / "saved", Description(Coconut(), model), read, tokens._asdict())
+    Checkpoint(Description(Coconut(), model), template).write(tmp_path / "saved")
     saved = Tokenizer.from_file(str(tmp_path / "saved" / "tokenizer.json"))
     assert [saved.encode(text).ids for text in TEXTS] == ids
     settings = json.loads((tmp_path / "saved" / "tokenizer_config.json").read_text())
@@ -93,7 +94,7 @@ def test_tokenizer_json_decides_in_what_is_saved(tmp_path, name):
         assert (again.bos_token, again.eos_token, again.pad_token) == ("<|bos|>", "<|eos|>", "<|eos|>")
         assert (again.padding_side, again.model_max_length, again.extra_special_tokens) == ("left", 77, ["<|im_end|>"])
         assert again.apply_chat_template([{"role": "user", "content": "Hi"}], tokenize=False) == "Hi"
-        assert again.decode([tokens.start, *ids[0]], skip_special_tokens=True) == TEXTS[0]
+        assert again.decode([template.start_id, *ids[0]], skip_special_tokens=True) == TEXTS[0]
 
 
 def test_tokenizer_json_with_a_prefix_space_is_saved_with_it(tmp_path):
