@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from slpo_jax.config.bounds import FieldError, check_fields, setting
 from slpo_jax.data.templates import Template, line
-from slpo_jax.data.tokenizer import TEXT_ANSWER, add_words
+from slpo_jax.data.tokenizer import TEXT_ANSWER, add_words, end_ids
 from slpo_jax.errors import UserError, first_line
 from slpo_jax.rewards.answers import STYLES, AnswerStyle, AskedStyle, style_of
 
@@ -69,10 +69,7 @@ def text_template(tokenizer: "PreTrainedTokenizerFast", prompt: PromptConfig) ->
     Raises:
         UserError: the tokenizer's chat template can't be used, or it has no eos token.
     """
-    if tokenizer.eos_token is None:
-        raise UserError("tokenizer: has no eos token, so that answers couldn't end; set eos_token in its config")
-    if tokenizer.pad_token is None:
-        tokenizer.pad_token = tokenizer.eos_token
+    ends = end_ids(tokenizer)
     style = style_of(prompt.answers, "after_mark")
     before, after = around = STYLES[style].around or (f"{TEXT_ANSWER} ", "")
     add_words(tokenizer, " ".join(around), apart=not after)
@@ -91,12 +88,11 @@ def text_template(tokenizer: "PreTrainedTokenizerFast", prompt: PromptConfig) ->
                 'config.prompt.system, or set config.prompt.chat to "never"'
             ) from None
     return Template(
+        **ends,
         answer_style=style,
         start_id=None,
         closing_ids=tuple(tokenizer(prompt.closing, add_special_tokens=False)["input_ids"]) if prompt.closing else (),
         latent_id=None,
-        eos_id=tokenizer.eos_token_id,
-        pad_id=tokenizer.pad_token_id,
         tokenizer=tokenizer,
         question_text=ask,
         step_text=lambda step, first: step + "\n",

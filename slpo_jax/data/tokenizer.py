@@ -181,8 +181,6 @@ def add_reasoner_tokens(
     Raises:
         UserError: the tokenizer has no eos token, or more tokens than the model.
     """
-    if tokenizer.eos_token is None:
-        raise UserError("tokenizer: has no eos token, so that answers couldn't end; set eos_token in its config")
     named = has_latent_tokens(tokenizer)
     if not named and first_id is not None:
         if len(tokenizer) > first_id:
@@ -195,15 +193,23 @@ def add_reasoner_tokens(
     present = [name for name in names if not named or name in tokenizer.get_vocab()]
     tokenizer.add_tokens([AddedToken(name, special=True, normalized=False) for name in present], special_tokens=True)
     ids = tokenizer.get_vocab()
+    if tokenizer.pad_token is None and PAD_LATENT in ids:
+        tokenizer.pad_token = PAD_LATENT
+    start, end = ids[START_LATENT], ids[END_LATENT]
+    return {"start_id": start, "closing_ids": (end,), "latent_id": ids.get(LATENT), **end_ids(tokenizer)}
+
+
+def end_ids(tokenizer: "PreTrainedTokenizerFast") -> dict[str, Any]:
+    """The ids of a `templates.Template` that any has: of the end, and of padding, which is the end if need be.
+
+    Raises:
+        UserError: the tokenizer has no eos token.
+    """
+    if tokenizer.eos_token is None:
+        raise UserError("tokenizer: has no eos token, so that answers couldn't end; set eos_token in its config")
     if tokenizer.pad_token is None:
-        tokenizer.pad_token = PAD_LATENT if PAD_LATENT in ids else tokenizer.eos_token
-    return {
-        "start_id": ids[START_LATENT],
-        "closing_ids": (ids[END_LATENT],),
-        "latent_id": ids.get(LATENT),
-        "eos_id": tokenizer.eos_token_id,
-        "pad_id": tokenizer.pad_token_id,
-    }
+        tokenizer.pad_token = tokenizer.eos_token
+    return {"eos_id": tokenizer.eos_token_id, "pad_id": tokenizer.pad_token_id}
 
 
 def add_words(tokenizer: "PreTrainedTokenizerFast", text: str, apart: bool = True) -> None:
