@@ -176,13 +176,9 @@ def _step(value: int, low: int, high: int, max_value: int, draws: list[float]) -
     operator = _pick(choice, operators)
     if operator == "x":
         operand = _pick(operand_draw, factors)
-        result = value * operand
-    elif operator == "+":
-        operand = _ranged(operand_draw, low, min(high, max_value - value))
-        result = value + operand
     else:
-        operand = _ranged(operand_draw, low, min(high, value))
-        result = value - operand
+        operand = _ranged(operand_draw, low, min(high, max_value - value if operator == "+" else value))
+    result = {"+": value + operand, "-": value - operand, "x": value * operand}[operator]
     return _Step(operator, operand, verb, f"{value} {operator} {operand} = {result}", result)
 
 

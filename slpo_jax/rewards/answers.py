@@ -163,10 +163,9 @@ def are_right(answers: Sequence[str | None], references: Sequence[str], style: A
         N verdicts; None is never right.
     """
     pairs, compared = list(zip(answers, references, strict=True)), STYLES[style].compared
-    if compared:
-        return [answer is not None and compared(answer) == compared(reference) != b"" for answer, reference in pairs]
-    told = iter(_equivalent([(answer, reference) for answer, reference in pairs if answer is not None]))
-    return [answer is not None and next(told) for answer, _ in pairs]
+    if compared is None:
+        return _equivalent(pairs)
+    return [answer is not None and compared(answer) == compared(reference) != b"" for answer, reference in pairs]
 
 
 def in_one_form(answers: Sequence[str | None], style: AnswerStyle, known: Sequence[str] = ()) -> list[str | None]:
@@ -202,30 +201,22 @@ def are_readable(references: Sequence[str]) -> list[bool]:
     Returns:
         N verdicts.
     """
-    boxed = [last_boxed(rf"\boxed{{{reference}}}") == reference != "" for reference in references]
-    told = iter(_equivalent([(reference, reference) for reference, ok in zip(references, boxed, strict=True) if ok]))
-    return [ok and next(told) for ok in boxed]
+    whole = [each if last_boxed(rf"\boxed{{{each}}}") == each != "" else None for each in references]
+    return _equivalent(list(zip(whole, references, strict=True)))
 
 
-def _equivalent(pairs: Sequence[tuple[str, str]]) -> list[bool]:
+def _equivalent(pairs: Sequence[tuple[str | None, str]]) -> list[bool]:
     """Which answers are equivalent to their references; numbers by this module's grammar as far as it decides."""
-    numbers = [(canonical_number(answer), canonical_number(reference)) for answer, reference in pairs]
-    settled = [_settled(answer, reference) for answer, reference in numbers]
-    # Of an exponent or a leading +, say, only the grammar knows.
-    asked = [
-        (answer or pair[0], reference or pair[1])
-        for pair, (answer, reference), known in zip(pairs, numbers, settled, strict=True)
-        if known is None
-    ]
+    asked, settled = list[tuple[str, str]](), list[bool | None]()
+    for answer, reference in pairs:
+        left, right = canonical_number(answer or ""), canonical_number(reference)
+        if answer is None or (left and right and (left == right or "." not in left + right)):
+            settled.append(answer is not None and left == right)
+        else:  # decimals may be rounded differently; of an exponent or a leading +, say, only the grammar knows
+            settled.append(None)
+            asked.append((left or answer, right or reference))
     told = iter(are_equivalent(asked))
     return [next(told) if known is None else known for known in settled]
-
-
-def _settled(answer: str | None, reference: str | None) -> bool | None:
-    """Whether two canonical decimals are one, None where that isn't known: decimals may be rounded differently."""
-    if answer is None or reference is None:
-        return None
-    return answer == reference or (None if "." in answer + reference else False)
 
 
 STYLES: dict[AnswerStyle, Style] = {

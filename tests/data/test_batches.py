@@ -30,6 +30,10 @@ PROBLEMS = (
 )
 
 
+def _encoded(problems):
+    return encode_problems(Coconut().template(arithmetic_tokenizer(30)), problems)
+
+
 @given(st.integers(0, 5), st.integers(1, 13), st.integers(1, 30))
 def test_every_epoch_is_a_shuffle_without_replacement(seed, n, batch_size):
     steps = -(-3 * n // batch_size)
@@ -75,13 +79,6 @@ def test_suffixes_are_shifted_and_padded_on_the_right():
     assert (batch.tokens.dtype, batch.targets.dtype, batch.weights.dtype) == (np.int32, np.int32, np.float32)
 
 
-def test_chunks_by_hand():
-    chunks = [(indices.tolist(), real.tolist()) for indices, real in padded_chunks(5, 2)]
-    assert chunks == [([0, 1], [True, True]), ([2, 3], [True, True]), ([4, 4], [True, False])]
-    assert [indices.tolist() for indices, _ in padded_chunks(4, 2)] == [[0, 1], [2, 3]]
-    assert list(padded_chunks(0, 2)) == []
-
-
 @given(st.integers(1, 40), st.integers(1, 50))
 def test_chunks_hold_every_example_once(n, batch_size):
     chunks = list(padded_chunks(n, batch_size))
@@ -90,8 +87,8 @@ def test_chunks_hold_every_example_once(n, batch_size):
 
 
 def test_encoded_problems_equal_the_template_one_by_one():
-    template = Coconut().template(arithmetic_tokenizer(30))
-    encoded = encode_problems(template, PROBLEMS)
+    encoded = _encoded(PROBLEMS)
+    template = encoded.template
     assert len(encoded) == 3
     assert encoded.problems == PROBLEMS
     for index, problem in enumerate(PROBLEMS):
@@ -102,8 +99,9 @@ def test_encoded_problems_equal_the_template_one_by_one():
 
 
 def test_prompt_batch_of_encoded_problems():
-    template = Coconut().template(arithmetic_tokenizer(30))
-    tokens, valid = encode_problems(template, PROBLEMS).prompt_batch(np.array([1, 0]), slots=(7, 16))
+    encoded = _encoded(PROBLEMS)
+    template = encoded.template
+    tokens, valid = encoded.prompt_batch(np.array([1, 0]), slots=(7, 16))
     # "Mia has 7 ." and "Tom has 5 apples ." with line break and start marker: 6 and 7 tokens.
     np.testing.assert_array_equal(tokens[0], [template.pad_id, *template.prompt(PROBLEMS[1].question)])
     np.testing.assert_array_equal(tokens[1], template.prompt(PROBLEMS[0].question))
@@ -128,9 +126,7 @@ def test_capacity_of_three_prompts_end_to_end(most, slots, capacity):
 def test_prompts_of_a_run_are_end_to_end_in_as_many_slots_as_its_steps_need(parts):
     """Long and short ones: in 24 slots, that is much padding."""
     long, short = "Tom has 5 apples .", "5 ."
-    problems = encode_problems(
-        Coconut().template(arithmetic_tokenizer(30)), [Problem(long, (), "5"), Problem(short, (), "5")] * 20
-    )
+    problems = _encoded([Problem(long, (), "5"), Problem(short, (), "5")] * 20)
     most = problems.most_tokens(3, 60, 8, parts)
     batches = [make_batch(problems, step, 3, 8, (24,), 4, most, parts).prompts for step in range(60)]
     assert max(batch.lengths.reshape(parts, -1).sum(axis=1).max() for batch in batches) == most
@@ -139,22 +135,6 @@ def test_prompts_of_a_run_are_end_to_end_in_as_many_slots_as_its_steps_need(part
     longest = max(len(prompt) for prompt in problems.prompts)
     assert make_batch(problems, 0, 3, 8, (longest,), 4, most, parts).prompts.capacity == 0  # nothing to gain
     assert make_batch(problems, 0, 3, 8, (24,), 4).prompts.capacity == 0
-
-
-def _set_of(count):
-    """Problems of different lengths."""
-    questions = [f"Tom has {n} apples ." + " He buys 3 ." * (n % 2) for n in range(count)]
-    return encode_problems(
-        Coconut().template(arithmetic_tokenizer(30)), [Problem(question, (), "5") for question in questions]
-    )
-
-
-def test_a_most_that_is_too_low_is_no_loss_of_tokens():
-    problems = _set_of(8)
-    most = problems.most_tokens(0, 5, 4, 1)
-    with pytest.raises(ValueError, match=r"^most: 9 is too low for a part of step 0, whose prompts have \d+ tokens"):
-        make_batch(problems, 0, 0, 4, (40,), 4, 9)
-    assert make_batch(problems, 0, 0, 4, (40,), 4, most).prompts.capacity >= most
 
 
 @pytest.mark.parametrize(
@@ -169,9 +149,7 @@ def test_a_most_that_is_too_low_is_no_loss_of_tokens():
 def test_the_part_that_has_the_most_tokens_has_to_fit(long, most, parts, capacity, monkeypatch):
     """Six prompts of 4 tokens, or of 7 at the places `long`, in 3 parts or as one."""
     questions = ["Tom has 5 apples ." if place in long else "5 ." for place in range(6)]
-    problems = encode_problems(
-        Coconut().template(arithmetic_tokenizer(30)), [Problem(question, (), "5") for question in questions]
-    )
+    problems = _encoded([Problem(question, (), "5") for question in questions])
     assert {len(prompt) for prompt in problems.prompts} == ({4, 7} if long else {4})
     monkeypatch.setattr("slpo_jax.training.batches.batch_indices", lambda *_: np.arange(6))
     if isinstance(capacity, str):
@@ -189,7 +167,8 @@ def test_draw_numbers_by_hand():
 
 def test_an_example_that_comes_twice_in_a_batch_has_rollouts_of_its_own(monkeypatch):
     """Five of three problems, over the borders of epochs: no two rollouts have one key."""
-    problems, group = _set_of(3), 4
+    questions = ("Tom has 0 apples .", "Tom has 1 apples . He buys 3 .", "Tom has 2 apples .")
+    problems, group = _encoded([Problem(question, (), "5") for question in questions]), 4
     batch = make_batch(problems, 1, 0, 5, (20,), 4)
     indices = batch_indices(0, 1, 3, 5)
     assert len(set(indices.tolist())) < 5

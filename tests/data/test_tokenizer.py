@@ -84,19 +84,6 @@ def test_byte_level_bytes_are_the_decoded_text(ids):
     assert joined.decode(errors="replace") == _decode(BYTE_LEVEL, ids)
 
 
-def test_byte_level_bytes_by_hand():
-    table = token_bytes(BYTE_LEVEL)
-    of = {token: table[index] for token, index in BYTE_LEVEL.get_vocab().items()}
-    assert of["ab"] == b"ab"
-    assert of["\u0120a"] == b" a"
-    assert of["\u010a"] == b"\n"  # GPT-2 writes U+010A for the line break
-    assert of["\u00e9"] == b"\xe9"  # the byte, not the letter
-    assert of["two words"] == b"two words"
-    assert of["\u00e9\u4e2d"] == "\u00e9\u4e2d".encode()
-    assert of["<|eos|>"] == b""
-    assert sorted(value for value in table if len(value) == 1) == [bytes([byte]) for byte in range(256)]
-
-
 def test_ids_without_a_token_are_empty():
     backend = Tokenizer(models.WordLevel({"a": 0, "b": 3}, unk_token="a"))
     assert token_bytes(PreTrainedTokenizerFast(tokenizer_object=backend)) == [b" a", b"", b"", b" b"]

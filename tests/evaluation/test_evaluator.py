@@ -30,6 +30,8 @@ from tiny import (
 )
 
 LENGTHS = (7, 2, 9, 4, 3, 8, 2)
+pytestmark = pytest.mark.usefixtures("cpu_devices")
+
 BY_THRESHOLD = dataclasses.replace(ROLLOUT, stopping="threshold")
 
 
@@ -52,7 +54,7 @@ def evaluator(batch_size: int, slots=(3, 6, 9), devices: int = 1, config=BY_THRE
 
 @pytest.mark.parametrize("devices", [1, 2])
 @pytest.mark.parametrize(("batch_size", "samples"), [(1, 1), (4, 1), (64, 1), (4, 6), (12, 6), (5, 6), (64, 6), (2, 7)])
-def test_every_rollout_is_in_one_batch(problems, batch_size, samples, devices, cpu_devices):
+def test_every_rollout_is_in_one_batch(problems, batch_size, samples, devices):
     seen = []
     for batch in evaluator(batch_size, devices=devices).batches(problems, len(LENGTHS), samples):
         rows, rollouts = len(batch.prompts.tokens), len(batch.index_N)
@@ -240,7 +242,6 @@ def _assert_right(done, latents=False):
 
 
 @pytest.mark.parametrize(("latents", "dies_at"), [(False, 1), (False, 2), (True, 3), (False, 4)])
-@pytest.mark.usefixtures("cpu_devices")
 def test_no_batch_is_rolled_out_twice(tmp_path, latents, dies_at):
     whole = Rollouts()
     _assert_right(whole.evaluate(None, latents), latents)
@@ -258,7 +259,6 @@ def test_no_batch_is_rolled_out_twice(tmp_path, latents, dies_at):
     assert not cache.folder.exists()
 
 
-@pytest.mark.usefixtures("cpu_devices")
 def test_other_evaluations_batches_are_not_taken(tmp_path):
     folder = tmp_path / "set.partial"
     Rollouts().evaluate(RolloutCache(folder, "a" * 64, "seed 1"))
@@ -268,7 +268,6 @@ def test_other_evaluations_batches_are_not_taken(tmp_path):
         assert other.calls >= 4
 
 
-@pytest.mark.usefixtures("cpu_devices")
 def test_other_batches_of_the_same_evaluation_are_used_where_they_are_whole(tmp_path):
     """As after a change of the batch size or of the number of devices."""
     cache = RolloutCache(tmp_path, "a" * 64, "seed 1")
@@ -280,7 +279,6 @@ def test_other_batches_of_the_same_evaluation_are_used_where_they_are_whole(tmp_
     assert again.calls > 0
 
 
-@pytest.mark.usefixtures("cpu_devices")
 def test_a_torn_file_is_rolled_out_again(tmp_path):
     cache = RolloutCache(tmp_path, "a" * 64, "seed 1")
     Rollouts().evaluate(cache)
