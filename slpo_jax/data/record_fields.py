@@ -120,7 +120,7 @@ def _named(where: str, given: Record, record: Record, key: str, named: str) -> s
     there = [named] if named else [name for name in usual if name in record]
     if not there:
         remedy = f"rename the one that holds it to {key}, or name it with config.data.fields.{key}"
-        if any(isinstance(value, list) for value in given.values()):
+        if any(isinstance(value, list) and value and isinstance(value[0], Mapping) for value in given.values()):
             remedy += ", or give the list of records alone where one of them holds that"
         raise UserError(f"{where}: field '{key}' is missing, only {_names(given)} are there; {remedy}")
     return next((name for name in there if record[name] is not None), there[0])

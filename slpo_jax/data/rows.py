@@ -181,5 +181,6 @@ def _parse_json(text: str, path: Path, line: int = 0) -> Any:
         line = line or getattr(error, "lineno", 1)
         reason = getattr(error, "msg", "nested too deeply")
         raise UserError(
-            f"{path}, line {line}: malformed JSON ({reason}); write one list of records, or a record a line"
+            f"{path}, line {line}: malformed JSON ({reason}); mend or remove it: a file is one list of records, or a "
+            "record a line"
         ) from None

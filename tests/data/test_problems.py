@@ -110,7 +110,8 @@ def test_one_line_names_file_and_place(tmp_path, name, text, expected):
 def test_records_within_an_object_are_told_how_they_have_to_lie(tmp_path):
     message = _error(_write(tmp_path / "a.json", '{"data": [{"question": "Q", "answer": "1"}]}'))
     assert message.endswith("or give the list of records alone where one of them holds that")
-    assert _error(_write(tmp_path / "a.json", '{\n"data": [')).endswith("write one list of records, or a record a line")
+    message = _error(_write(tmp_path / "a.json", '{\n"data": ['))
+    assert message.endswith("a file is one list of records, or a record a line")
 
 
 def test_files_that_cant_be_read(tmp_path):
