@@ -96,7 +96,7 @@ def make_ours(work: Work) -> Run:
 
     def run(seed: int, _tokens: int) -> int:
         done = evaluator.run(params, work.problems, "length", 0, seed=seed, samples=work.samples, label=OURS)
-        return work.generated(done.tokens)
+        return work.generated(done["tokens"])
 
     return run
 
@@ -128,7 +128,7 @@ def make_theirs(work: Work, folder: Path, dtype: str, cache: str, rows: int) -> 
         torch.manual_seed(seed)
         found = 0
         for batch in batches:
-            padded, valid = pad_prompts(batch, (max(map(len, batch)),), range(len(batch)), template.pad_id)
+            padded, valid = pad_prompts(batch, (max(map(len, batch)),), template.pad_id)
             with torch.inference_mode():
                 out = model.generate(
                     input_ids=torch.tensor(padded, dtype=torch.long),

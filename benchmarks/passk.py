@@ -86,7 +86,7 @@ def make_runs(work: Work, torch: str) -> dict[str, Run]:
 
     def ours(seed):
         done = evaluator.run(work.params, work.problems, "threshold", THRESHOLD, seed=seed, samples=samples, label=OURS)
-        return done.tokens, done.latent_steps
+        return done["tokens"], done["latent_steps"]
 
     runs = {OURS: ours}
     if torch == "none":

@@ -155,5 +155,5 @@ def decode_here(settings: dict, folder: Path) -> tuple[list[list[int]], np.ndarr
         experiment.initial_params(), experiment.test_set("questions"), "length", LATENTS, keep_latents=True
     )
     experiment.log.close()
-    assert (done.latent_steps == LATENTS).all()
-    return [experiment.reward.read(row).ids for row in done.tokens], done.values["latents"]
+    assert (done["latent_steps"] == LATENTS).all()
+    return [experiment.reward.read(row).ids for row in done["tokens"]], done["latents"]

@@ -1,5 +1,19 @@
 """Completions and the answers that are read in them, by hand; the device has to read the same."""
 
+from slpo_jax.rewards.answers import are_right, parse_completion, read_completion
+
+
+def is_correct(text, reference, style):
+    """What the host says of a completion; None is one that was cut."""
+    return text is not None and are_right([parse_completion(text, style)], [reference], style)[0]
+
+
+def ended_text(tokens, token_bytes, eos_id):
+    """What tokens write; None where they don't end."""
+    done = read_completion(tokens, token_bytes, (eos_id,))
+    return done.text if done.ended else None
+
+
 # Completion: what the coconut style reads, what the codi style reads.
 COMPLETIONS = {
     "### 72": ("72", "72"),

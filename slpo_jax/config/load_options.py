@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from slpo_jax.config.bounds import Limits, check_fields
-from slpo_jax.data.speed import MOST_SPEED
+from slpo_jax.data.chat import MOST_SPEED
 from slpo_jax.errors import UserError
 from slpo_jax.rewards.answers import AskedStyle
 

@@ -1,13 +1,13 @@
-"""How a language model is asked in its own words, without markers: `config.prompt` and the template that it makes."""
+"""How questions are asked: `config.prompt`, a language model's template without markers, and CoLaR's question."""
 
 import functools
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from slpo_jax.config.bounds import FieldError, check_fields, setting
-from slpo_jax.data.speed import MOST_SPEED
 from slpo_jax.data.templates import Template, line
-from slpo_jax.data.tokenizer import TEXT_ANSWER, add_words
+from slpo_jax.data.tokenizer import TEXT_ANSWER, add_words, end_ids
 from slpo_jax.errors import UserError, first_line
 from slpo_jax.rewards.answers import STYLES, AnswerStyle, AskedStyle, style_of
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 QUESTION = "{question}"
+MOST_SPEED = 5  # published
 
 
 @dataclass(frozen=True)
@@ -68,39 +69,40 @@ def text_template(tokenizer: "PreTrainedTokenizerFast", prompt: PromptConfig) ->
     Raises:
         UserError: the tokenizer's chat template can't be used, or it has no eos token.
     """
-    if tokenizer.eos_token is None:
-        raise UserError("tokenizer: has no eos token, so that answers couldn't end; set eos_token in its config")
-    if tokenizer.pad_token is None:
-        tokenizer.pad_token = tokenizer.eos_token
+    ends = end_ids(tokenizer)
     style = style_of(prompt.answers, "after_mark")
     before, after = around = STYLES[style].around or (f"{TEXT_ANSWER} ", "")
     add_words(tokenizer, " ".join(around), apart=not after)
     add_words(tokenizer, f"{prompt.format.replace(QUESTION, '')} {prompt.closing}")
     chat = not prompt.format and prompt.chat == "auto" and tokenizer.chat_template is not None
+    ask: Callable[[str], str] = functools.partial(_asked, prompt)
+    if prompt.format:
+        ask = functools.partial(prompt.format.replace, QUESTION)
     if chat:
-        _check_chat(tokenizer, prompt)
-    ask = _formatted if prompt.format else _chat if chat else _asked
+        ask = functools.partial(_chat, tokenizer, prompt)
+        try:
+            ask("?")
+        except Exception as error:  # templates are programs, which raise what they like
+            raise UserError(
+                f"config.prompt: the tokenizer's chat template can't take it ({first_line(error)}); change "
+                'config.prompt.system, or set config.prompt.chat to "never"'
+            ) from None
     return Template(
+        **ends,
         answer_style=style,
         start_id=None,
         closing_ids=tuple(tokenizer(prompt.closing, add_special_tokens=False)["input_ids"]) if prompt.closing else (),
         latent_id=None,
-        eos_id=tokenizer.eos_token_id,
-        pad_id=tokenizer.pad_token_id,
         tokenizer=tokenizer,
-        question_text=functools.partial(ask, tokenizer, prompt),
+        question_text=ask,
         step_text=lambda step, first: step + "\n",
         answer_text=lambda answer: f"{before}{answer}{after}",
         bare=chat or bool(prompt.format),
     )
 
 
-def _asked(tokenizer: "PreTrainedTokenizerFast", prompt: PromptConfig, question: str) -> str:
+def _asked(prompt: PromptConfig, question: str) -> str:
     return "".join(line(part) for part in (prompt.system, question, prompt.instruction) if part)
-
-
-def _formatted(tokenizer: "PreTrainedTokenizerFast", prompt: PromptConfig, question: str) -> str:
-    return prompt.format.replace(QUESTION, question)
 
 
 def _chat(tokenizer: "PreTrainedTokenizerFast", prompt: PromptConfig, question: str) -> str:
@@ -110,11 +112,27 @@ def _chat(tokenizer: "PreTrainedTokenizerFast", prompt: PromptConfig, question: 
     return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
 
 
-def _check_chat(tokenizer: "PreTrainedTokenizerFast", prompt: PromptConfig) -> None:
-    try:
-        _chat(tokenizer, prompt, "?")
-    except Exception as error:  # templates are programs, which raise what they like
-        raise UserError(
-            f"config.prompt: the tokenizer's chat template can't take it ({first_line(error)}); change "
-            'config.prompt.system, or set config.prompt.chat to "never"'
-        ) from None
+@dataclass(frozen=True)
+class Asked:
+    """A question's text at a thinking speed: tokens of a written solution that one latent stands for."""
+
+    speed: int
+
+    def __call__(self, question: str) -> str:
+        return f"Question: {question} Let's think step by step:(Thinking speed: {self.speed})"
+
+
+def speed_of(template: Template) -> int:
+    """That it asks at.
+
+    Raises:
+        UserError: at none.
+    """
+    if not isinstance(template.question_text, Asked):
+        raise UserError("config.reasoner: only CoLaR's is asked at a speed; set it to colar_gpt2 or another colar's")
+    return template.question_text.speed
+
+
+def at_speed(template: Template, speed: int) -> Template:
+    """The template, asking at another."""
+    return replace(template, question_text=Asked(speed))

@@ -74,26 +74,22 @@ def _generated(source: str, name: str, settings: DepthConfig, make: Make, remedy
     depths, part = _depths(source, name, settings), name if name in _MIXED else ""
     size = {"train": settings.train_size, "valid": settings.valid_size}.get(name, settings.test_size)
     rng = np.random.default_rng([settings.seed, zlib.crc32(name.encode())])
-    problems, known, others, idle = list[Problem](), set[str](), 0, 0
+    problems, known, idle = list[Problem](), set[str](), 0
     while len(problems) < size and idle < 200 * len(known) + 10_000:  # draws without a problem that is taken
         problem, content = make(settings, depths[int(rng.random() * len(depths))], rng)
-        is_own = _part(content) == part
-        others, idle = others + (not is_own), idle + 1
-        if is_own and (name == "train" or content not in known):
+        idle += 1
+        if _part(content) == part and (name == "train" or content not in known):
             problems.append(problem)
             known.add(content)
             idle = 0
     if not problems:
-        raise UserError(f"{source}: there are no such problems, in {others:,} draws; {remedy}")
+        raise UserError(f"{source}: there are no such problems; {remedy}")
     counts = Counter(len(problem.steps) for problem in problems)
-    few = [depth for depth in depths if len(problems) < size or 2 * counts[depth] * len(depths) < size]
-    said = ""
-    if name == "train" and 10 * len(known) < 9 * size:
-        said = f"{len(known):,} of {size:,} problems differ; {others:,} that were drawn are left out: they are held out"
-    elif few:
-        found = ", ".join(f"{counts[depth]:,} of {depth}" for depth in few)
-        said = f"{len(problems):,} of {size:,} problems, with all that there are by steps: {found}"
-    return tuple(problems), f"{source}: {said}; {remedy}" if said else ""
+    fewest = len(depths) * min(counts[depth] for depth in depths)
+    if len(problems) == size and 10 * len(known) >= 9 * size and 2 * fewest >= size:
+        return tuple(problems), ""
+    found = ", ".join(f"{counts[depth]:,} of {depth}" for depth in depths)
+    return tuple(problems), f"{source}: {len(known):,} of {size:,} problems differ (all by steps: {found}); {remedy}"
 
 
 def _depths(source: str, name: str, settings: DepthConfig) -> range:

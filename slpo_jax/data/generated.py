@@ -20,24 +20,19 @@ class Task(NamedTuple):
     Attributes:
         settings: dataclass of the section `config.data.NAME`.
         problems: (name of a set, settings) -> `Generated`.
-        words: (the number in `config.tokenizer`) -> the words of its questions, steps and answers.
-        number: what that number is.
+        words: (the number in `config.tokenizer`: the largest one, the modulus, or that of nodes) -> the words of its
+            questions, steps and answers.
     """
 
     settings: Any
     problems: Callable[[str, Any], Generated]
     words: Callable[[int], Iterable[str]]
-    number: str
-
-
-def _arithmetic(name: str, settings: SyntheticConfig) -> Generated:
-    return synthetic_problems(name, settings), ""
 
 
 GENERATED: dict[str, Task] = {
-    "synthetic": Task(SyntheticConfig, _arithmetic, synthetic.words, "largest number"),
-    "chain": Task(ChainConfig, chain_problems, chain_words, "modulus"),
-    "graph": Task(GraphConfig, graph_problems, graph_words, "number of nodes"),
+    "synthetic": Task(SyntheticConfig, lambda *asked: (synthetic_problems(*asked), ""), synthetic.words),
+    "chain": Task(ChainConfig, chain_problems, chain_words),
+    "graph": Task(GraphConfig, graph_problems, graph_words),
 }
 
 

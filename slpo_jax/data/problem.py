@@ -14,7 +14,7 @@ class Problem:
     Attributes:
         question: the text as it stands in the source, stray spaces included.
         steps: one text a reasoning step, e.g. "<<48/2=24>>" or a line; empty where the source has none.
-        answer: canonical decimal (`answers.canonical_decimal`), or LaTeX or a text where answers are compared as such.
+        answer: canonical decimal (`answers.canonical_number`), or LaTeX or a text where answers are compared as such.
     """
 
     question: str
@@ -78,12 +78,6 @@ class Problems(tuple[Problem, ...]):
         some = Problems(problems)
         some.__dict__.update(self.__dict__)
         return some
-
-
-def shared(problems: Iterable[Problem], others: Iterable[Problem]) -> int:
-    """How many of `problems` are also in `others`, by their questions as in `without`."""
-    questions = {normalised(problem.question) for problem in others}
-    return sum(normalised(problem.question) in questions for problem in problems)
 
 
 def without(problems: Iterable[Problem], held_out: Iterable[Problem]) -> tuple[Problem, ...]:

@@ -28,7 +28,6 @@ _PART = re.compile(r"(.+)\[(train|valid|test)\]")
 # Of every ten problems of a source, those of a part: any order that they are in is spread over all parts.
 _PARTS = {"train": (0, 1, 2, 3, 5, 6, 7, 8), "valid": (9,), "test": (4,)}
 _FEWEST = 10
-_NOT_FINITE = re.compile(r"[+-]?(nan|inf(inity)?)", re.IGNORECASE)
 _WORD = re.compile(r"[A-Za-z]{2,}")
 
 
@@ -75,27 +74,16 @@ def load_problems(
     """Read a set of problems.
 
     The fields of a record say what it holds, whatever the kind of source (`record_fields`; docs/data.md has the table).
-    Numbers are taken as they are written. Problems whose answer is no number can't be verified: they are left out, with
-    a warning that counts them. So are, of LaTeX and texts, those that can't be compared.
+    Numbers are taken as they are written. Problems whose answer can't be compared are left out, with a warning that
+    counts them.
 
     Args:
-        source: one of
-            - a file: .json (a list of records, or a record a line), .jsonl (a record a line), .csv, .tsv, .parquet, or
-              .txt ("question||steps #### answer" a line);
-            - a directory with files as on the hub, such as data/train-00000-of-00001.parquet;
-            - a hub id "owner/name", loaded with `datasets`, without a network from the local cache;
-            - "TASK:NAME" for a set of one of `GENERATED`;
-            - records with fields, as `given_rows` takes them: a list of dicts, a table, a `datasets.Dataset`.
-            An existing path comes before a hub id. ":CONFIG" after a directory or id names a config, "@SPLIT" a split,
-            "@SPLIT+SPLIT" several: "openai/gsm8k:socratic@test", "ChilleD/SVAMP@test"; so do configs,
-            "opencompass/AIME2025:AIME2025-I+AIME2025-II". "[train]", "[valid]" or "[test]" at the end are eight, one
-            and one of every ten of its training problems.
+        source: a file of one of the kinds of `FILE_READERS`; "TASK:NAME" for a set of one of `GENERATED`; a directory
+            as on the hub or a hub id, perhaps with configs and splits, as `dataset_rows` takes them; or records with
+            fields, as `given_rows` takes them. An existing path comes before a hub id. "[train]", "[valid]" or "[test]"
+            at the end are eight, one and one of every ten of its training problems.
         settings: how a generated set is made, of its task's dataclass; None for the defaults.
-        role: the split to take of a directory or hub id whose source names none. Of ids (and of directories whose path
-            ends in one) that are known to need it, another split: the "test" of ChilleD/SVAMP is its train and test
-            together, 1,000 problems, as results are reported; that of juyoung-trl/gsm-hard is its only split, named
-            train. openai/gsm8k's config is main, open-r1/DAPO-Math-17k-Processed's en, and opencompass/AIME2025 is
-            both of its.
+        role: the split to take of a directory or hub id whose source names none.
         answers: "numbers"; or answers that are none stay as they are written, in "latex", to be compared as such
             (`answers.are_right`, style "boxed"), or as any "texts".
         fields: names of fields that a record of the role "train" has to have; others may.
@@ -103,38 +91,30 @@ def load_problems(
         the problems in the order of the source, with what else is known of it.
     Raises:
         UserError: the source is missing, unreadable, out of reach, empty or of unknown kind, has no such split, or one
-            record is malformed; the message has the file and the line (or record), or the data set, the split and the
-            row.
+            record is malformed; the message has the file and the line (or record), or the data set, the split and row.
     """
     if not isinstance(source, str):
         return _problems("records", given_rows(source), fields, role == "train", answers)
-    if (whole := _whole(source)) != source:
-        return _part(source, load_problems(whole, settings, "train", answers, fields))
+    path = Path(source).expanduser()
+    if part := None if path.exists() else _PART.fullmatch(source):
+        return _part(source, part[2], load_problems(part[1], settings, "train", answers, fields))
     if name := task_of(source):
         task = GENERATED[name]
         problems, said = task.problems(source.removeprefix(f"{name}:"), settings or task.settings())
         if said:
             logging.warning("%s", said)
         return Problems(problems)
-    path = Path(source).expanduser()
     reader = FILE_READERS.get(path.suffix.lower())
-    if reader is not None:
-        return _problems(source, reader(path), fields, role == "train", answers)
-    if path.is_file():
+    if reader is None and path.is_file():
         known = ", ".join(FILE_READERS)
         raise UserError(
             f"{source}: unknown kind of problem file; give one of {known}, a directory, a hub id or synthetic:NAME"
         )
-    return _problems(source, dataset_rows(source, role), fields, role == "train", answers)
+    rows = reader(path) if reader else dataset_rows(source, role)
+    return _problems(source, rows, fields, role == "train", answers)
 
 
-def _whole(source: str) -> str:
-    """The source of which a source is a part, or itself."""
-    part = None if Path(source).expanduser().exists() else _PART.fullmatch(source)
-    return part[1] if part else source
-
-
-def _part(source: str, problems: Problems) -> Problems:
+def _part(source: str, name: str, problems: Problems) -> Problems:
     """See `load_problems`.
 
     Raises:
@@ -145,8 +125,7 @@ def _part(source: str, problems: Problems) -> Problems:
             f"{source}: {len(problems)} problems are too few to set some apart; give {_FEWEST}, or other sets as "
             "config.data.valid and config.data.eval.NAME"
         )
-    taken = _PARTS[source[source.rindex("[") + 1 : -1]]
-    return problems.with_only(problem for place, problem in enumerate(problems) if place % 10 in taken)
+    return problems.with_only(problem for place, problem in enumerate(problems) if place % 10 in _PARTS[name])
 
 
 def _problems(source: str, rows: Rows, fields: FieldsConfig, strict: bool, answers: Kind) -> Problems:
@@ -161,12 +140,8 @@ def _problems(source: str, rows: Rows, fields: FieldsConfig, strict: bool, answe
     lost = [place for place, answer in enumerate(compared) if not answer]
     read.why, read.left_out, read.reading = tuple(_bad_answer(*raw[at], answers) for at in lost), len(lost), reading
     if lost and not read:
-        good = {
-            "numbers": "numbers as answers, or compare texts with config.prompt.answers=texts",
-            "latex": "answers that math_verify reads",
-            "texts": "answers",
-        }
-        raise UserError(f"{read.why[0]}, nor is any of the {len(raw)}; give a set with {good[answers]}")
+        remedy = "give a set with answers, or have them compared otherwise with config.prompt.answers, such as texts"
+        raise UserError(f"{read.why[0]}, nor is any of the {len(raw)}; {remedy}")
     if lost:
         logging.warning("%s: left out %d of %d problems: %s", source, len(lost), len(raw), read.why[0])
     return read
@@ -196,11 +171,10 @@ def _compared(answers: Sequence[str], kind: Kind) -> list[str]:
 
 
 def _written(answer: str, kind: Kind) -> str:
-    """What is compared; "" for what is no number in arrow's and JSON's words, and for a sentence where LaTeX is."""
+    """What is compared; "" for a sentence where LaTeX is."""
     text = answer.strip()
-    sentence = text.endswith((".", "!", "?")) and "\\" not in text and len(_WORD.findall(text)) >= 4
-    is_none = _NOT_FINITE.fullmatch(text) or (sentence and kind == "latex")
-    return canonical_number(answer) or ("" if is_none else text)
+    is_sentence = text.endswith((".", "!", "?")) and "\\" not in text and len(_WORD.findall(text)) >= 4
+    return canonical_number(answer) or ("" if is_sentence and kind == "latex" else text)
 
 
 def _bad_answer(where: str, raw: RawProblem, kind: Kind) -> str:

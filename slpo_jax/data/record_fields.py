@@ -69,13 +69,7 @@ _AFTER = {"instruction": ("input",)}
 _STEPS = ("steps", "cot", "rationale", "reasoning", "chain_of_thought", "explanation", "thought")
 
 
-def read_record(
-    where: str,
-    record: Record,
-    fields: FieldsConfig = FOUND,
-    strict: bool = True,
-    reading: Reading | None = None,
-) -> RawProblem:
+def read_record(where: str, record: Record, fields: FieldsConfig, strict: bool, reading: Reading) -> RawProblem:
     """Read a record by the names of its fields.
 
     Args:
@@ -89,7 +83,6 @@ def read_record(
     Raises:
         UserError: a field is missing or has the wrong type.
     """
-    reading = reading or Reading()
     if fields.question == EDGES and (strict or EDGES in record):
         reading.see(record)
         for role, names in ROLES.items():
@@ -126,10 +119,10 @@ def _named(where: str, given: Record, record: Record, key: str, named: str) -> s
     usual = _QUESTIONS if key == "question" else _ANSWERS
     there = [named] if named else [name for name in usual if name in record]
     if not there:
-        raise UserError(
-            f"{where}: field '{key}' is missing, only {_names(given)} are there; rename the one that holds it to "
-            f"{key}, or name it with config.data.fields.{key}"
-        )
+        remedy = f"rename the one that holds it to {key}, or name it with config.data.fields.{key}"
+        if any(isinstance(value, list) and value and isinstance(value[0], Mapping) for value in given.values()):
+            remedy += ", or give the list of records alone where one of them holds that"
+        raise UserError(f"{where}: field '{key}' is missing, only {_names(given)} are there; {remedy}")
     return next((name for name in there if record[name] is not None), there[0])
 
 

@@ -24,12 +24,12 @@ Rows = Iterator[tuple[str, Any]]
 
 def _read_json(path: Path) -> Rows:
     text = _read_text(path)
-    if not text.lstrip().startswith("["):  # a record a line
+    if text.lstrip().startswith("["):
+        for number, record in enumerate(_parse_json(text, path), start=1):
+            yield f"{path}, record {number}", record
+    else:
         for number, line in _lines(text):
-            yield f"{path}, line {number}", _parse_json(line, str(path), number)
-        return
-    for number, record in enumerate(_parse_json(text, str(path), None), start=1):
-        yield f"{path}, record {number}", record
+            yield f"{path}, line {number}", _parse_json(line, path, number)
 
 
 def _read_icot(path: Path) -> Rows:
@@ -115,13 +115,10 @@ def given_rows(given: Any) -> Rows:
     Yields:
         (where, record) as the readers of files do.
     Raises:
-        UserError: it is something else, or holds none.
+        UserError: it is something else.
     """
-    number = 0
     for number, record in enumerate(_held(given), start=1):
         yield f"record {number}", record
-    if not number:
-        raise UserError("is empty; give at least one record")
 
 
 def _held(given: Any) -> Iterable[Any]:
@@ -176,11 +173,14 @@ def _read_bytes(path: Path) -> bytes:
         raise UserError(f"{path}: can't be read ({error.strerror}); check the path and its permissions") from None
 
 
-def _parse_json(text: str, path: str, line: int | None) -> Any:
+def _parse_json(text: str, path: Path, line: int = 0) -> Any:
     try:
         # Numbers stay as written: a float would round 3244047.0999999996 and 2.01e-06 for good.
         return json.loads(text, parse_int=str, parse_float=str, parse_constant=str)
     except (json.JSONDecodeError, RecursionError) as error:
-        inner = getattr(error, "lineno", 1)
+        line = line or getattr(error, "lineno", 1)
         reason = getattr(error, "msg", "nested too deeply")
-        raise UserError(f"{path}, line {line or inner}: malformed JSON ({reason}); mend or remove it") from None
+        raise UserError(
+            f"{path}, line {line}: malformed JSON ({reason}); mend or remove it: a file is one list of records, or a "
+            "record a line"
+        ) from None

@@ -10,7 +10,7 @@ mirror the paper's: "test" (same distribution), "large" (GSM-Hard) and "template
 """
 
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
@@ -42,6 +42,8 @@ T = TypeVar("T")
 _BLOCK = 4096  # problems drawn at a time; fixed, so that a smaller set is the beginning of a larger one
 _DRAWS_A_STEP = 3  # operation, operand, verb
 _DRAWS_A_PROBLEM = 6  # person, object, regime, template, number of steps, first value
+_SMALL = 0.8  # share of problems whose operands are all at most max_value // 3; "large" draws from above that alone
+_PUZZLES, _LONG = 0.2, 0.1  # share of the second template, and of these those that may have more than one step
 
 
 @dataclass(frozen=True)
@@ -54,22 +56,15 @@ class SyntheticConfig:
         train_size: number of training problems; a smaller set is the beginning of a larger one.
         valid_size: number of validation problems.
         test_size: number of problems in each of "test", "large" and "template".
-        small_share: share of problems whose operands are all at most max_value // 3; "large" draws from above that
-            alone.
-        puzzle_share: share of problems in the second template.
-        long_puzzle_share: share of these with a number of steps from the whole range; the others have one step.
         written_share: share of training problems whose steps are written; of the others there is the answer alone.
         seed: seed of all sets.
     """
 
     max_value: int = setting(30, least=6)
-    max_steps: int = setting(3, least=1)
+    max_steps: int = setting(3, least=2)
     train_size: int = setting(30_000, least=1)
     valid_size: int = setting(500, least=1)
     test_size: int = setting(1_000, least=1)
-    small_share: float = setting(0.8, least=0, most=1)
-    puzzle_share: float = setting(0.2, least=0, most=1)
-    long_puzzle_share: float = setting(0.1, least=0, most=1)
     written_share: float = setting(1.0, least=0, most=1)
     seed: int = setting(0, least=0)
 
@@ -99,13 +94,12 @@ def synthetic_problems(name: str, config: SyntheticConfig) -> tuple[Problem, ...
     Returns:
         the problems; steps read "5 + 3 = 8".
     Raises:
-        UserError: unknown name, "template" with max_steps = 1, or fewer distinct problems than asked for.
+        UserError: unknown name, or fewer distinct problems than asked for.
     """
     if name not in NAMES:
         raise UserError(f"synthetic:{name}: no such set; give one of {', '.join(NAMES)}")
-    if name == "template" and config.max_steps < 2:
-        raise UserError("synthetic:template: its problems have 2 steps and more; set synthetic max_steps to 2 or more")
-    taken = {problem.question for other in _drawn_before(name, config) for problem in synthetic_problems(other, config)}
+    earlier = HELD_OUT_NAMES if name == "train" else HELD_OUT_NAMES[: HELD_OUT_NAMES.index(name)]
+    taken = {problem.question for other in earlier for problem in synthetic_problems(other, config)}
     size = {"train": config.train_size, "valid": config.valid_size}.get(name, config.test_size)
     problems: list[Problem] = []
     most_draws = 20 * size + 10_000
@@ -135,11 +129,6 @@ def words(max_value: int) -> tuple[str, ...]:
     return (*vocabulary(), *map(str, range(max_value + 1)))
 
 
-def _drawn_before(name: str, config: SyntheticConfig) -> tuple[str, ...]:
-    earlier = HELD_OUT_NAMES if name == "train" else HELD_OUT_NAMES[: HELD_OUT_NAMES.index(name)]
-    return tuple(other for other in earlier if other != "template" or config.max_steps > 1)
-
-
 def _candidates(name: str, config: SyntheticConfig) -> Iterator[Problem]:
     rng = np.random.default_rng([config.seed, zlib.crc32(name.encode())])
     width = _DRAWS_A_PROBLEM + _DRAWS_A_STEP * config.max_steps
@@ -156,10 +145,10 @@ def _make(name: str, config: SyntheticConfig, row: list[float]) -> Problem:
     if name == "large":
         low, high = small + 1, config.max_value
     else:
-        low, high = 1, small if regime < config.small_share else config.max_value
-    puzzle = name == "template" or (name != "large" and template < config.puzzle_share)
-    # Among puzzles that draw is uniform below puzzle_share, so it can decide their length too.
-    short = name != "template" and config.puzzle_share * config.long_puzzle_share <= template
+        low, high = 1, small if regime < _SMALL else config.max_value
+    puzzle = name == "template" or (name != "large" and template < _PUZZLES)
+    # Among puzzles that draw is uniform below their share, so it can decide their length too.
+    short = name != "template" and template >= _PUZZLES * _LONG
     count = 1 if puzzle and short else _ranged(length, 2 if name == "template" else 1, config.max_steps)
     value = start = _ranged(first, low, high)
     steps: list[_Step] = []
@@ -182,13 +171,9 @@ def _step(value: int, low: int, high: int, max_value: int, draws: list[float]) -
     operator = _pick(choice, operators)
     if operator == "x":
         operand = _pick(operand_draw, factors)
-        result = value * operand
-    elif operator == "+":
-        operand = _ranged(operand_draw, low, min(high, max_value - value))
-        result = value + operand
     else:
-        operand = _ranged(operand_draw, low, min(high, value))
-        result = value - operand
+        operand = _ranged(operand_draw, low, min(high, max_value - value if operator == "+" else value))
+    result = {"+": value + operand, "-": value - operand, "x": value * operand}[operator]
     return _Step(operator, operand, verb, f"{value} {operator} {operand} = {result}", result)
 
 
@@ -200,7 +185,7 @@ def _story(person: str, thing: str, start: int, steps: list[_Step]) -> str:
             return f"{pronoun} {_STORY_FACTORS[step.operand]} them ."
         return f"{pronoun} {_pick(step.verb, _STORY_VERBS[step.operator])} {step.operand} ."
 
-    return _join(f"{person} has {start} {thing} .", tell, steps) + " How many now ?"
+    return " ".join([f"{person} has {start} {thing} .", *map(tell, steps), "How many now ?"])
 
 
 def _puzzle(person: str, thing: str, start: int, steps: list[_Step]) -> str:
@@ -209,11 +194,7 @@ def _puzzle(person: str, thing: str, start: int, steps: list[_Step]) -> str:
             return f"All {_PUZZLE_FACTORS[step.operand]} ."
         return f"{step.operand} {_pick(step.verb, _PUZZLE_VERBS[step.operator])} ."
 
-    return _join(f"How many {thing} has {person} ? There were {start} .", tell, steps)
-
-
-def _join(opening: str, tell: Callable[[_Step], str], steps: list[_Step]) -> str:
-    return " ".join([opening, *map(tell, steps)])
+    return " ".join([f"How many {thing} has {person} ? There were {start} .", *map(tell, steps)])
 
 
 def _pick(draw: float, items: Sequence[T]) -> T:

@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from slpo_jax.data.problem import Problem
-from slpo_jax.data.tokenizer import ReasonerTokens, token_bytes
+from slpo_jax.data.tokenizer import token_bytes
 from slpo_jax.errors import UserError
 from slpo_jax.rewards.answers import AnswerStyle
 
@@ -151,8 +151,10 @@ class Template:
         """Ids of each text; special tokens are read in those that are asked, prompts, as transformers does."""
         distinct = list(dict.fromkeys(texts))  # most steps and answers of a set come many times
         for text in distinct:
-            if not _is_unicode(text):
-                raise UserError(f"{text.strip()!r}: has bytes that are no character; write it as UTF-8")
+            try:
+                text.encode()
+            except UnicodeEncodeError:  # half of a surrogate pair, as which Python keeps bytes that are no UTF-8
+                raise UserError(f"{text.strip()!r}: has bytes that are no character; write it as UTF-8") from None
         found = self.tokenizer(
             distinct,
             add_special_tokens=asked and not self.bare,
@@ -191,19 +193,6 @@ def listed(words: Iterable[str], most: int = 5) -> str:
     return ", ".join(map(repr, each[:most])) + (f" and {len(each) - most} more" if len(each) > most else "")
 
 
-def marked_template(tokenizer: "PreTrainedTokenizerFast", tokens: ReasonerTokens, **texts: Any) -> Template:
-    """One with markers around the latents; `texts` are `Template`'s other fields."""
-    return Template(
-        start_id=tokens.start,
-        closing_ids=(tokens.end,),
-        latent_id=tokens.latent,
-        eos_id=tokens.eos,
-        pad_id=tokens.pad,
-        tokenizer=tokenizer,
-        **texts,
-    )
-
-
 def token_texts(template: Template, rows: int) -> list[str]:
     """The text of each of the model's token ids; a special token's is its name, a padded row's is empty.
 
@@ -219,15 +208,6 @@ def token_texts(template: Template, rows: int) -> list[str]:
 def _literal(text: str) -> str:
     """A text in Jinja; "" for none."""
     return json.dumps(text, ensure_ascii=False) if text else ""
-
-
-def _is_unicode(text: str) -> bool:
-    """Whether it has no half of a surrogate pair, as which Python keeps bytes that are no UTF-8."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def line(text: str) -> str:

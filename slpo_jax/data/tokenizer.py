@@ -8,12 +8,12 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
 from slpo_jax.config.bounds import FieldError
-from slpo_jax.data.generated import GENERATED, task_of
+from slpo_jax.data.generated import GENERATED
 from slpo_jax.errors import UserError
 from slpo_jax.io.hub import is_hub_id, snapshot
 from slpo_jax.io.tokenizer_files import GPT2_EOS, read_tokenizer
@@ -25,7 +25,7 @@ START_LATENT = "<|start-latent|>"
 END_LATENT = "<|end-latent|>"
 LATENT = "<|latent|>"
 WORDS = "words"  # a tokenizer that is made of the training data
-NODES = "nodes:"  # of graphs whose nodes are numbers
+NODES = "nodes"  # of graphs whose nodes are numbers
 PAD_LATENT = "[PAD]"  # CODI's own pad token, the first that it adds
 COCONUT_TOKENS = (START_LATENT, END_LATENT, LATENT)
 ANSWER_MARK = "###"
@@ -33,58 +33,40 @@ TEXT_ANSWER = "####"  # as GSM8K's solutions have it
 PAD, UNK, EOS = "<pad>", "<unk>", "<eos>"
 
 
-class ReasonerTokens(NamedTuple):
-    """Ids of the tokens that a latent reasoner needs beside its text; CODI has none that stands for a latent."""
-
-    start: int
-    end: int
-    latent: int | None
-    eos: int
-    pad: int
-
-
 def arithmetic_tokenizer(max_value: int) -> "PreTrainedTokenizerFast":
     """`task_tokenizer` of the synthetic problems, with a token for each number in 0..max_value."""
-    return task_tokenizer(f"synthetic:{max_value}")
+    return task_tokenizer("synthetic", max_value)
 
 
-def task_tokenizer(source: str) -> "PreTrainedTokenizerFast":
+def task_tokenizer(task: str, number: int) -> "PreTrainedTokenizerFast":
     """A word-level tokenizer for a generated task: one token a word.
 
     Words are separated by white space; a line break is a token of its own. Decoding joins the tokens with single
     spaces, so that it gives the text back up to white space.
 
     Args:
-        source: "NAME:NUMBER", see `generated.Task.words`.
+        task: one of `GENERATED`.
+        number: see `generated.Task.words`.
     Returns:
         a fast tokenizer with `<pad>`, `<unk>`, `<eos>` (ids 0, 1, 2) and, last, COCONUT's three latent tokens.
     Raises:
-        UserError: that is no number.
+        UserError: the number is out of range.
     """
-    name = task_of(source)
-    task, number = GENERATED[name], source.removeprefix(f"{name}:")
-    if not number.isdecimal():
-        raise UserError(f"config.tokenizer: {source}: the {task.number} is missing; write e.g. {name}:30")
     try:
-        words = task.words(int(number))
+        words = GENERATED[task].words(number)
     except FieldError as error:
-        raise UserError(f"config.tokenizer: {source}: {error.problem}") from None
+        raise UserError(f"config.tokenizer: {task}:{number}: {error.problem}") from None
     return _word_level([PAD, UNK, EOS, "\n", ANSWER_MARK, *words, *COCONUT_TOKENS], PAD)
 
 
-def nodes_tokenizer(source: str) -> "PreTrainedTokenizerFast":
+def nodes_tokenizer(largest: int) -> "PreTrainedTokenizerFast":
     """The word-level tokenizer of Zhu et al. (2025) for graphs: node n is token n, and eos pads.
 
     Args:
-        source: "nodes:LARGEST", published with 30, which are 40 tokens. The last, which no text of theirs has, stands
-            here for what is unknown.
-    Raises:
-        UserError: that is no number.
+        largest: published with 30, which are 40 tokens. The last, which no text of theirs has, stands here for what is
+            unknown.
     """
-    number = source.removeprefix(NODES)
-    if not number.isdecimal():
-        raise UserError(f"config.tokenizer: {source}: the largest node is missing; write e.g. {NODES}30")
-    nodes = map(str, range(int(number) + 1))
+    nodes = map(str, range(largest + 1))
     return _word_level([*nodes, *COCONUT_TOKENS, "|", "[Q]", "[R]", "[A]", EOS, UNK], EOS)
 
 
@@ -157,10 +139,11 @@ def load_tokenizer(source: str) -> "PreTrainedTokenizerFast":
     Raises:
         UserError: there's no such tokenizer, it can't be reached, or it can't be used as it is.
     """
-    if task_of(source):
-        return task_tokenizer(source)
-    if source.startswith(NODES):
-        return nodes_tokenizer(source)
+    kind, colon, number = source.partition(":")
+    if colon and kind in (NODES, *GENERATED):
+        if not number.isdecimal():
+            raise UserError(f"config.tokenizer: {source}: its number is missing; write e.g. {kind}:30")
+        return nodes_tokenizer(int(number)) if kind == NODES else task_tokenizer(kind, int(number))
     if source == "bytes":
         return byte_tokenizer()
     if source == WORDS:
@@ -181,7 +164,7 @@ def has_latent_tokens(tokenizer: "PreTrainedTokenizerFast") -> bool:
 
 def add_reasoner_tokens(
     tokenizer: "PreTrainedTokenizerFast", names: tuple[str, ...] = COCONUT_TOKENS, first_id: int | None = None
-) -> ReasonerTokens:
+) -> dict[str, Any]:
     """Find the latent tokens by name; where start or end is missing, adds all that are, at the published ids.
 
     So COCONUT gets start, end and latent at 50257..50259 on GPT-2 and 128256..128258 on Llama-3, CODI pad, start (bot)
@@ -194,12 +177,10 @@ def add_reasoner_tokens(
         first_id: id of the first token to be added, the size of the base model's vocabulary (ids up to it that no token
             has are filled); None for the first id that is free.
     Returns:
-        the ids.
+        the ids that a `templates.Template` has as fields; CODI has none that stands for a latent.
     Raises:
         UserError: the tokenizer has no eos token, or more tokens than the model.
     """
-    if tokenizer.eos_token is None:
-        raise UserError("tokenizer: has no eos token, so that answers couldn't end; set eos_token in its config")
     named = has_latent_tokens(tokenizer)
     if not named and first_id is not None:
         if len(tokenizer) > first_id:
@@ -212,11 +193,23 @@ def add_reasoner_tokens(
     present = [name for name in names if not named or name in tokenizer.get_vocab()]
     tokenizer.add_tokens([AddedToken(name, special=True, normalized=False) for name in present], special_tokens=True)
     ids = tokenizer.get_vocab()
+    if tokenizer.pad_token is None and PAD_LATENT in ids:
+        tokenizer.pad_token = PAD_LATENT
+    start, end = ids[START_LATENT], ids[END_LATENT]
+    return {"start_id": start, "closing_ids": (end,), "latent_id": ids.get(LATENT), **end_ids(tokenizer)}
+
+
+def end_ids(tokenizer: "PreTrainedTokenizerFast") -> dict[str, Any]:
+    """The ids of a `templates.Template` that any has: of the end, and of padding, which is the end if need be.
+
+    Raises:
+        UserError: the tokenizer has no eos token.
+    """
+    if tokenizer.eos_token is None:
+        raise UserError("tokenizer: has no eos token, so that answers couldn't end; set eos_token in its config")
     if tokenizer.pad_token is None:
-        tokenizer.pad_token = PAD_LATENT if PAD_LATENT in ids else tokenizer.eos_token
-    return ReasonerTokens(
-        ids[START_LATENT], ids[END_LATENT], ids.get(LATENT), tokenizer.eos_token_id, tokenizer.pad_token_id
-    )
+        tokenizer.pad_token = tokenizer.eos_token
+    return {"eos_id": tokenizer.eos_token_id, "pad_id": tokenizer.pad_token_id}
 
 
 def add_words(tokenizer: "PreTrainedTokenizerFast", text: str, apart: bool = True) -> None:

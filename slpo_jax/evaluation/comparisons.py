@@ -14,10 +14,9 @@ from slpo_jax.evaluation.statistics import COUNTS, problem_values
 
 AVERAGE = "average"
 """Stands for the mean of the sets, where an entry names its set."""
-N_BOOT = 10_000
 
 
-def bootstrap_draws(differences: np.ndarray, n_boot: int = N_BOOT, seed: int = 0, stream: int = 0) -> np.ndarray:
+def bootstrap_draws(differences: np.ndarray, n_boot: int = 10_000, seed: int = 0, stream: int = 0) -> np.ndarray:
     """Bootstrap means of paired differences that share their problems.
 
     Problems are drawn with replacement, the same draw for every run and metric (so pairs stay pairs). With R > 1,
@@ -55,16 +54,12 @@ def interval(draws: np.ndarray, level: float = 0.95) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def compare_rows(
-    runs: Sequence[Evals], rows: Rows, n_boot: int = N_BOOT, seed: int = 0
-) -> tuple[list[dict[str, Any]], list[str]]:
+def compare_rows(runs: Sequence[Evals], rows: Rows) -> tuple[list[dict[str, Any]], list[str]]:
     """Paired differences of each row, the last first, from its baselines, on every set and on the mean of several.
 
     Args:
         runs: one entry a training run, all with the same rows and sets.
         rows: what the rows say of themselves.
-        n_boot: bootstrap draws.
-        seed: of the bootstrap.
 
     Returns:
         Entries {set, a, b, b_row, metric, n, runs, difference, low, high, excludes_zero, per_run} with 95%
@@ -84,9 +79,7 @@ def compare_rows(
             if not all(run[row][name].same_problems(first) for run in runs for row in there):
                 notes.append(f"{a} minus {b} on {name}: left out, the problems differ; evaluate both again.")
                 continue
-            for entry, draws in _differences(
-                [{r: run[r][name] for r in there} for run in values], b, n_boot, seed, stream
-            ):
+            for entry, draws in _differences([{r: run[r][name] for r in there} for run in values], b, stream):
                 entry = {"set": name, "a": a, "b": b, **entry, "n": len(first.references), "runs": len(runs)}
                 entries.append(entry)
                 over_sets.setdefault(entry["metric"], []).append((entry, draws))
@@ -95,7 +88,7 @@ def compare_rows(
 
 
 def _differences(
-    values: list[dict[str, dict[str, np.ndarray]]], b: str, n_boot: int, seed: int, stream: int
+    values: list[dict[str, dict[str, np.ndarray]]], b: str, stream: int
 ) -> list[tuple[dict[str, Any], np.ndarray]]:
     """One set: row -> metric -> [N] for each run, the first row minus the others' best (by mean); entries and draws."""
     rows = list(values[0])
@@ -104,7 +97,7 @@ def _differences(
         metrics = [key for key in metrics if key not in COUNTS]
     best = {m: max(rows[1:], key=lambda row: np.mean([run[row][m] for run in values])) for m in metrics}
     diff = np.stack([np.stack([run[rows[0]][m] - run[best[m]][m] for run in values]) for m in metrics], axis=-1)
-    draws = bootstrap_draws(diff, n_boot, seed, stream)
+    draws = bootstrap_draws(diff, stream=stream)
     return [
         (_entry(draws[:, q], diff[:, :, q].mean(axis=1), m) | {"b_row": best[m]}, draws[:, q])
         for q, m in enumerate(metrics)

@@ -1,6 +1,5 @@
 """What completions of a problem set say: whether they are right, and the lines that are kept of them."""
 
-import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -13,34 +12,20 @@ from slpo_jax.policy.scorers import SCORERS
 from slpo_jax.rewards.answers import in_one_form
 from slpo_jax.rewards.reward import Reward
 
+Completions = dict[str, np.ndarray]
+"""Rollouts of a problem set, in its order: arrays [N, ..] of what is known of a rollout, by name.
 
-@dataclasses.dataclass(frozen=True)
-class Completions:
-    """Rollouts of a problem set, in its order.
-
-    Attributes:
-        values: arrays [N, ..] of what is known of a rollout, by name: tokens, int32 [N, A], or [N, T + A] where
-            thoughts are written down, see `Trajectories.completions`; latent_steps, int32 [N]; and if asked for,
-            latents, float32 [N, T, D], and float32 [N] under each scorer's name; and of what is probed, `probe`'s
-            stop, [N, T], nearest_probability and nearest_token, [N, T, K], and where thoughts can be said in words,
-            those (`policy.explain`).
-    """
-
-    values: dict[str, np.ndarray]
-
-    @property
-    def tokens(self) -> np.ndarray:
-        return self.values["tokens"]
-
-    @property
-    def latent_steps(self) -> np.ndarray:
-        return self.values["latent_steps"]
+tokens, int32 [N, A], or [N, T + A] where thoughts are written down, see `Trajectories.completions`; latent_steps, int32
+[N]; and if asked for, latents, float32 [N, T, D], and float32 [N] under each scorer's name; and of what is probed,
+`probe`'s stop, [N, T], nearest_probability and nearest_token, [N, T, K], and where thoughts can be said in words, those
+(`policy.explain`).
+"""
 
 
 def accuracy(reward: Reward, problems: EncodedProblems, completions: Completions) -> float:
     """Share of problems (one completion each, from the first on) whose completion is right."""
-    asked = problems.problems[: len(completions.tokens)]
-    return float(np.mean(reward.right([reward.read(tokens) for tokens in completions.tokens], asked)))
+    readings = [reward.read(tokens) for tokens in completions["tokens"]]
+    return float(np.mean(reward.right(readings, problems.problems[: len(readings)])))
 
 
 def scored(completions: Completions, samples: int) -> Completions:
@@ -49,7 +34,7 @@ def scored(completions: Completions, samples: int) -> Completions:
     Raises:
         UserError: one is no finite number of 0 or more.
     """
-    values = dict(completions.values)
+    values = dict(completions)
     for name in values.keys() & SCORERS.keys():
         values[name] = values[name].astype(np.float64)
         if SCORERS[name].log:
@@ -59,7 +44,7 @@ def scored(completions: Completions, samples: int) -> Completions:
             raise UserError(
                 f"config.evaluate.scorers: {name} gives {wrong[0]}; return a finite number of 0 or more each"
             )
-    return Completions(values)
+    return values
 
 
 def record_rows(
@@ -81,12 +66,12 @@ def record_rows(
     """
     sampled = {seed: scored(completions, samples) for seed, completions in sampled.items()}
     searched = searched or {}
-    scorers = [name for done in [*sampled.values()][:1] for name in done.values if name in SCORERS]
-    for index, (tokens, steps) in enumerate(zip(greedy.tokens, greedy.latent_steps, strict=True)):
+    scorers = [name for done in [*sampled.values()][:1] for name in done if name in SCORERS]
+    for index, (tokens, steps) in enumerate(zip(greedy["tokens"], greedy["latent_steps"], strict=True)):
         problem, first = problems.problems[index], reward.read(tokens)
-        rows = [(seed, done.values, index * samples + m) for seed, done in sampled.items() for m in range(samples)]
+        rows = [(seed, done, index * samples + m) for seed, done in sampled.items() for m in range(samples)]
         drawn = [reward.read(values["tokens"][row]) for _, values, row in rows]
-        found = [reward.read(done.tokens[index]) for done in searched.values()]
+        found = [reward.read(done["tokens"][index]) for done in searched.values()]
         correct, *right = reward.right([first, *drawn, *found], [problem] * (1 + len(drawn) + len(found)))
         votes = in_one_form([reading.answer for reading in drawn], reward.style, [problem.answer])
         chosen = [
@@ -140,13 +125,12 @@ def thought_rows(
         gated: whether a trained gate chooses the number of latents; otherwise its probabilities mean nothing.
         reads: how thoughts were said in words, if they were.
     """
-    values = seen.values
-    for index, steps in enumerate(seen.latent_steps):
+    for index, steps in enumerate(seen["latent_steps"]):
         latents = []
         for t in range(steps):
-            nearest = zip(values["nearest_token"][index, t], values["nearest_probability"][index, t], strict=True)
-            stop = round(float(values["stop"][index, t]), 4) if gated else None
-            words = {"words": in_words(reward, values["words"][index], t, reads)} if reads else {}
+            nearest = zip(seen["nearest_token"][index, t], seen["nearest_probability"][index, t], strict=True)
+            stop = round(float(seen["stop"][index, t]), 4) if gated else None
+            words = {"words": in_words(reward, seen["words"][index], t, reads)} if reads else {}
             near = [[texts[token], round(float(p), 4)] for token, p in nearest]
             latents.append({"stop": stop, "nearest": near, **words})
-        yield {"text": reward.read(seen.tokens[index]).text, "latents": latents}
+        yield {"text": reward.read(seen["tokens"][index]).text, "latents": latents}

@@ -106,7 +106,7 @@ class Evaluator:
         searched: bool = False,
         thinks: bool = True,
     ) -> Callable:
-        """(params, prompts, index_N, sample_N, real_N, key, rule_N) -> `Completions.values`."""
+        """(params, prompts, index_N, sample_N, real_N, key, rule_N) -> `Completions`."""
         policy = (self.policy if noisy else self.policy.without_noise()).having(stopping=stopping)
         policy = policy if thinks else policy.having(max_latents=0)
 
@@ -136,9 +136,6 @@ class Evaluator:
         Problems whose prompts fit the same bucket make up a class; a class is sharded so that every device has about as
         many tokens in every batch, and prompts that are padded a lot are encoded end to end. Batches are halved while a
         quarter would do, so that few problems cost little and few shapes compile.
-
-        Raises:
-            UserError: a prompt is longer than the largest bucket.
         """
         devices, slots = self.mesh.size, self.prompt_slots
         lengths = np.array([len(prompt) for prompt in problems.prompts[:count]])
@@ -152,7 +149,7 @@ class Evaluator:
         offset_I = np.tile(np.arange(0, samples, each), count)
         for items in classes(lengths[index_I], slots, rows * devices):
             longest = lengths[index_I[items[-1]]]
-            width = min((size for size in slots if size >= longest), default=max(slots))
+            width = min(size for size in slots if size >= longest)
             shards, real_SR = shard(items, rows, devices)
             index_SR = index_I[shards]
             kept_SR = np.where(real_SR, lengths[index_SR], 1)  # of what fills a batch up, one token
@@ -161,7 +158,7 @@ class Evaluator:
                 batch = slice(first, first + devices)
                 index_B, kept_B, real_B = (x[batch].reshape(-1) for x in (index_SR, kept_SR, real_SR))
                 prompts = [problems.prompts[i][-kept:] for i, kept in zip(index_B, kept_B, strict=True)]
-                tokens, valid = pad_prompts(prompts, (width,), index_B, problems.template.pad_id)
+                tokens, valid = pad_prompts(prompts, (width,), problems.template.pad_id)
                 sample_BE = offset_I[shards[batch]].reshape(-1, 1) + np.arange(each)
                 yield RolloutBatch(
                     Prompts(tokens, valid, capacity),
@@ -234,13 +231,9 @@ class Evaluator:
         if pending is not None:
             finish(*pending)
         progress.close()
-        whole = {}
-        for name, part in results[0].items():
-            whole[name] = np.zeros((total, *part.shape[1:]), part.dtype)
-            for done in results:
-                whole[name][done[PLACES]] = done[name]
-        del whole[PLACES]
-        return Completions(whole)
+        whole = {name: np.concatenate([batch[name] for batch in results]) for name in results[0]}
+        _, order = np.unique(whole.pop(PLACES), return_index=True)
+        return {name: values[order] for name, values in whole.items()}
 
 
 def _scored(name: str, policy: Policy, params: Any, prompts: Prompts, out: Trajectories) -> jax.Array:

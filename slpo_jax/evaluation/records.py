@@ -26,7 +26,6 @@ class EvalRecords:
     """One data set evaluated with one checkpoint row.
 
     Attributes:
-        index: [N] int, the problem's place in its data set.
         references: N reference answers.
         answers: N of the clean greedy rollout, as the run reads answers: canonical decimals or LaTeX; None for none.
         correct: [N] bool, the clean greedy rollout was right.
@@ -45,7 +44,6 @@ class EvalRecords:
         questions: N.
     """
 
-    index: np.ndarray
     references: tuple[str, ...]
     answers: tuple[str | None, ...]
     correct: np.ndarray
@@ -64,8 +62,7 @@ class EvalRecords:
 
     def same_problems(self, other: "EvalRecords") -> bool:
         """Whether both hold the same problems in the same order, so that they can be paired."""
-        texts, others = ((each.questions, each.references) for each in (self, other))
-        return np.array_equal(self.index, other.index) and texts == others
+        return (self.questions, self.references) == (other.questions, other.references)
 
 
 Evals = dict[str, dict[str, EvalRecords]]
@@ -110,7 +107,6 @@ def arrays_of(rows: Sequence[Mapping[str, Any]]) -> EvalRecords:
         return sampled(lambda sample: sample["scores"][name], np.float64)
 
     return EvalRecords(
-        index=column("index", np.int64),
         references=tuple(row["reference"] for row in rows),
         answers=tuple(row["answer"] for row in rows),
         correct=column("correct", bool),
@@ -176,7 +172,7 @@ def read_evals(workdir: str | Path, rows: Rows) -> tuple[Evals, list[str]]:
 
 PLACES = "rows"
 Batch = dict[str, np.ndarray]
-"""Finished rollouts: `Completions.values` of N, and under "rows", int [N], their places in the evaluation."""
+"""Finished rollouts: `Completions` of N, and under "rows", int [N], their places in the evaluation."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,14 +1,13 @@
 """What a row of the report says of itself: `eval/ROW/row.json`. No other file of this folder knows a row by name."""
 
 import dataclasses
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from slpo_jax.errors import UserError
 from slpo_jax.io import artifact
-from slpo_jax.io.files import digest, flatten
+from slpo_jax.io.files import as_json, digest, flatten
 from slpo_jax.io.workdir import StageFolder, Workdir
 
 BEST_FIXED = "best_fixed"
@@ -63,7 +62,7 @@ class Row:
     @property
     def facts(self) -> dict[str, Any]:
         """All but the name, as it comes back from JSON."""
-        return json.loads(json.dumps({key: value for key, value in vars(self).items() if key != "name"}))
+        return as_json({key: value for key, value in vars(self).items() if key != "name"})
 
 
 Rows = dict[str, Row]
@@ -188,7 +187,5 @@ def differing_settings(runs: Sequence[Rows]) -> list[str]:
 
 def _agreed(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The entries that are the same in all."""
-    if not found:
-        return {}
-    texts = [{key: json.dumps(value, sort_keys=True) for key, value in one.items()} for one in found]
-    return {key: value for key, value in found[0].items() if all(one.get(key) == texts[0][key] for one in texts)}
+    first = found[0] if found else {}
+    return {key: value for key, value in first.items() if all(key in one and one[key] == value for one in found)}

@@ -1,7 +1,6 @@
 """Figures of an evaluation and how sure they are (paper, "Inference and Evaluation" and the difficulty section).
 
-Pure functions of numpy arrays. Axes: S dropout seeds, N problems, M samples a seed.
-All rates are fractions. Two errors are kept apart:
+Axes: S dropout seeds, N problems, M samples a seed. All rates are fractions. Two errors are kept apart:
 
 * `_se`, over problems: how far another draw of N problems would move the figure. It is the one to compare rows by.
 * `_seed_se`, over the S dropout seeds on these very problems: the spread of the paper's protocol (R = 3 there).
@@ -17,8 +16,6 @@ import numpy as np
 
 from slpo_jax.evaluation.records import EvalRecords
 from slpo_jax.policy.subsets import solved_share
-
-FEWEST_VOTES = 4  # of a majority
 
 
 def powers_of_two(most: int) -> list[int]:
@@ -37,11 +34,6 @@ def most_k(records: EvalRecords) -> int:
     return per_seed if per_seed > 1 else seeds * per_seed
 
 
-def proportion_se(rate: float, n: int) -> float:
-    """Standard error of a proportion, sqrt(p (1 - p) / n). It is 0 at p = 0 and 1, where it means nothing."""
-    return math.sqrt(rate * (1.0 - rate) / n)
-
-
 def mean_se(values: np.ndarray) -> float | None:
     """Standard error of a mean, s / sqrt(n) with Bessel's correction, of values [n]; None for n < 2."""
     return float(np.std(values, ddof=1) / math.sqrt(values.size)) if values.size > 1 else None
@@ -55,13 +47,11 @@ def wilson(rate: float, n: int) -> tuple[float, float]:
 
 
 def best_of(sample_correct: np.ndarray, sample_scores: np.ndarray, k: int) -> np.ndarray:
-    """Best-of-k: whether the sample with the largest score of the first k is right; the first of them on a tie.
+    """Best-of-k, [S, N] bool: whether the sample with the largest score of the first k is right; the first on a tie.
 
     Args:
         sample_correct: [S, N, M] bool.
         sample_scores: [S, N, M] float.
-    Returns:
-        [S, N] bool.
     """
     chosen = np.argmax(sample_scores[:, :, :k], axis=2)
     return np.take_along_axis(sample_correct, chosen[:, :, None], axis=2)[:, :, 0]
@@ -72,8 +62,8 @@ def weighted_vote(
 ) -> np.ndarray:
     """The answer with the largest sum of scores over the first k samples, the one seen first on a tie.
 
-    Samples without an answer (None) don't vote; if none votes, the problem counts as not solved. Whether the winner
-    is right is read off the first sample that gave it, so references need no canonical form here.
+    Samples without an answer (None) don't vote; if none votes, the problem counts as not solved. The first sample that
+    gave the winner says whether it is right.
 
     Args:
         sample_answers: [S, N, M], equal ones in one form (`answers.in_one_form`), or None.
@@ -124,7 +114,7 @@ class Metric:
         about: its meaning, likewise.
         values: records -> a value a problem [N], whose mean is the figure; or such by name. None: `summarise` has the
             figure itself.
-        sampled: whether it is of the rollouts with noise, and not there without them.
+        sampled: whether its values, one a problem, are there only where there are rollouts with noise.
         count: a mean of numbers; all others are shares.
         paired: whether rows are compared by it.
     """
@@ -153,7 +143,7 @@ def _of_subsets(name: str, share: Callable[[np.ndarray, int, int], np.ndarray], 
 
 def _majorities(records: EvalRecords) -> Values:
     answers, correct = records.sample_answers, records.sample_correct
-    ks = [k for k in pass_ks(correct.shape[2]) if k >= FEWEST_VOTES]
+    ks = [k for k in pass_ks(correct.shape[2]) if k >= 4]  # fewer are no majority
     return {f"maj@{k}": weighted_vote(answers, correct, k).mean(axis=0) for k in ks}
 
 
@@ -169,10 +159,6 @@ def _by_scores(name: str, choose: Callable[[EvalRecords, np.ndarray, int], np.nd
         return {f"{name}@{k}_{scorer}": choose(records, scores, k).mean(axis=0) for k, scorer, scores in each}
 
     return values
-
-
-def _distinct(records: EvalRecords) -> np.ndarray:
-    return np.mean([[len(set(answers)) for answers in of_seed] for of_seed in records.sample_answers], axis=0)
 
 
 METRICS = {
@@ -195,38 +181,33 @@ METRICS = {
         answers') gets right: the mean of 1 - C(n-c, {0}) / C(n, {0}), of all n rollouts of a problem c right. In
         parentheses the standard error over the noise's seeds.""",
         _of_subsets("pass", lambda right, n, k: solved_share(n, right, k)),
-        sampled=True,
     ),
     r"all@(\d+)": Metric(
         "all {0}",
         """Share of problems that {0} rollouts with noise all get right (pass^k of tau-bench): the mean of
         C(c, {0}) / C(n, {0}), of all n rollouts of a problem c right.""",
         _of_subsets("all", lambda right, n, k: 1.0 - solved_share(n, n - right, k), least=2),
-        sampled=True,
     ),
     r"maj@(\d+)": Metric(
         "maj@{0}",
         """Share of problems whose commonest answer among {0} rollouts with noise is right; equal ones (1/2, 0.5)
         are one. Of a tie the first seen counts; rollouts without an answer don't vote.""",
         _majorities,
-        sampled=True,
     ),
     r"best@(\d+)_(\w+)(?<!_se)": Metric(
         "best@{0} by {1}",
         "Share of problems whose rollout of {0} with the best {1} is right.",
         _by_scores("best", lambda records, scores, k: best_of(records.sample_correct, scores, k)),
-        sampled=True,
     ),
     r"vote@(\d+)_(\w+)(?<!_se)": Metric(
         "vote@{0} by {1}",
         "Share of problems whose answer with the largest sum of the score {1} among {0} rollouts is right.",
         _by_scores("vote", lambda rec, scores, k: weighted_vote(rec.sample_answers, rec.sample_correct, k, scores)),
-        sampled=True,
     ),
     "distinct_answers": Metric(
         "answers",
         "Different answers among a problem's rollouts of a seed; none counts as one.",
-        _distinct,
+        lambda records: np.mean([[len({*each}) for each in seed] for seed in records.sample_answers], axis=0),
         sampled=True,
         count=True,
     ),
@@ -293,17 +274,18 @@ def summarise(records: EvalRecords) -> dict[str, Any]:
     """All figures of one row on one set, ready for JSON (no NaN: what is undefined is None).
 
     Returns:
-        n, seeds, samples_per_seed; every metric of `problem_values` with its `_se` over problems; `_seed_se` for
-        pass@k up to the samples of a seed; intervals {metric: Wilson's} of shares that are 0 or 1; and
-        pearson_{steps,difficulty}_{r,p,n}: the clean rollout's latent length against the problem's steps and against
-        d_i = 1 - mean correctness of all samples of problem i (paper, difficulty section).
+        n, seeds, samples_per_seed; every metric of `problem_values` with its `_se` over problems; `_seed_se` for pass@k
+        up to the samples of a seed; intervals {metric: Wilson's} of shares that are 0 or 1; pearson_*, with difficulty
+        1 - the mean correctness of a problem's samples (paper, difficulty section).
     """
     seeds, n, per_seed = records.sample_correct.shape
     out: dict[str, Any] = {"n": n, "seeds": seeds, "samples_per_seed": per_seed}
     right_SN = records.sample_correct.sum(axis=2)
     for key, values in problem_values(records, paired=False).items():
         out[key] = float(values.mean())
-        out[f"{key}_se"] = proportion_se(out[key], n) if key in ("acc", "cut") else mean_se(values)
+        out[f"{key}_se"] = mean_se(values)
+        if key in ("acc", "cut"):  # of a proportion, which is 0 at 0 and 1, where it means nothing
+            out[f"{key}_se"] = math.sqrt(out[key] * (1.0 - out[key]) / n)
         if key.startswith("pass@") and (k := int(key[5:])) <= per_seed:
             out[f"{key}_seed_se"] = mean_se(solved_share(per_seed, right_SN, k).mean(axis=1))
     shares = [key for key in out if f"{key}_se" in out and key not in COUNTS]

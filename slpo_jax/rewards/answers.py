@@ -7,9 +7,9 @@ inside jit; the two agree on every input. Answers in LaTeX (`\boxed{...}`) are r
 import dataclasses
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Literal
+from decimal import Decimal, InvalidOperation
+from typing import Literal, NamedTuple
 
-from slpo_jax.errors import UserError
 from slpo_jax.rewards.equivalence import are_equivalent
 from slpo_jax.rewards.texts import compared, said_text
 
@@ -44,17 +44,17 @@ class Style:
     marked: bool = False
 
 
-_NUMBER = r"([0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.([0-9]+))?"
-_SIGNED = re.compile(rf"(-?){_NUMBER}")
+_NUMBER = re.compile(r"-?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?")
 # Hyphens, the en dash and the minus; currency signs and backslashes are as not there.
 _SIGNS = str.maketrans(dict.fromkeys("\u2010\u2011\u2012\u2013\u2212", "-") | dict.fromkeys("$\\\0"))
 _APART = re.compile(r"[^A-Za-z0-9.,:/^*+_'%()\[\]{}-]|(?<![0-9]):|(?<![)\]}%^])[(\[{]")
-_IN_MARKS = re.compile(rf"[*_'+,]*{_SIGNED.pattern}")
-_REFERENCE = re.compile(r"([+-]?)[$€£]?([0-9]{1,3}(?:,[0-9]{3})+|[0-9]*)(?:\.([0-9]*))?(?:[eE]([+-]?[0-9]+))?")
+_IN_MARKS = re.compile(rf"[*_'+,]*({_NUMBER.pattern})")
+# An exponent is written out as zeros; float64 needs at most 324.
+_REFERENCE = re.compile(
+    r"([+-]?)[$€£]?((?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]*)(?:\.[0-9]*)?(?:[eE][+-]?0*[0-9]{1,3})?)"
+)
 # str.strip() would also take U+00A0, U+0085 and the separators 0x1c..0x1f, which the device counts as junk.
 _WHITESPACE = " \t\n\r\v\f"
-# An exponent is written out as zeros. float64 needs at most 324.
-_MAX_EXPONENT = 1000
 LETTERS = "ABCDEFGHIJ"
 # Of a choice. What isn't ASCII joins no words, so a letter among other scripts' signs stands alone.
 _CHOICE = re.compile(rf"(?<![\w'])[{LETTERS}](?![\w'])", re.ASCII)
@@ -62,7 +62,7 @@ _BOXED = re.compile(r"\\boxed\s*\{")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)  # an escaped one is a character of the text
 
 
-def canonical_decimal(text: str) -> str:
+def canonical_number(text: str) -> str | None:
     """Write a reference answer as its canonical decimal, exactly, whatever its length.
 
     The canonical decimal has no commas, no exponent, no `+`, no leading zeros but one before the point, no trailing
@@ -70,34 +70,26 @@ def canonical_decimal(text: str) -> str:
 
     Args:
         text: a number: optional sign, perhaps a currency's, digits with optional thousands commas, optional fraction,
-            optional exponent; one of the parts before and after the point may be empty. Surrounding ASCII whitespace is
-            ignored.
+            optional exponent of up to three digits; one of the parts before and after the point may be empty.
+            Surrounding ASCII whitespace is ignored.
     Returns:
-        the canonical decimal, such as "72" for "072.0" and "0.00000201" for "2.01e-06".
-    Raises:
-        UserError: `text` is no number, or its exponent is beyond +-1000.
+        the canonical decimal, such as "72" for "072.0" and "0.00000201" for "2.01e-06"; None for what is no number.
     """
-    match = _REFERENCE.fullmatch(text.strip(_WHITESPACE))
-    if match is None or not (match[2] or match[3]):
-        raise UserError(f"answer {_excerpt(text)} is no number; write it as 72, -1,450.5 or 2.01e-06")
-    sign, whole, fraction, exponent = match[1], match[2].replace(",", ""), match[3] or "", match[4] or ""
-    # The length first: int() refuses thousands of digits with an error of its own.
-    magnitude = exponent.lstrip("+-0") or "0"
-    if len(magnitude) > len(str(_MAX_EXPONENT)) or int(magnitude) > _MAX_EXPONENT:
-        raise UserError(f"answer {_excerpt(text)} has an exponent beyond +-{_MAX_EXPONENT}; write it in range")
-    shift = -int(magnitude) if exponent.startswith("-") else int(magnitude)
-    digits, point = whole + fraction, len(whole) + shift
-    digits, point = "0" * max(0, -point) + digits, max(0, point)
-    digits = digits.ljust(point, "0")
-    return _compose(sign == "-", digits[:point], digits[point:])
-
-
-def canonical_number(text: str) -> str | None:
-    """`canonical_decimal`, None for what is no number."""
-    try:
-        return canonical_decimal(text)
-    except UserError:
+    found = _REFERENCE.fullmatch(text.strip(_WHITESPACE))
+    if found is None:
         return None
+    try:
+        return _canonical(f"{Decimal((found[1] + found[2]).replace(',', '')):f}")
+    except InvalidOperation:  # without a digit
+        return None
+
+
+def _canonical(number: str) -> str:
+    """Of a number whose digits are written out."""
+    whole, _, fraction = number.replace(",", "").lstrip("+-").partition(".")
+    whole, fraction = whole.lstrip("0") or "0", fraction.rstrip("0")
+    unsigned = f"{whole}.{fraction}" if fraction else whole
+    return f"-{unsigned}" if number.startswith("-") and unsigned != "0" else unsigned
 
 
 def parse_completion(text: str, style: AnswerStyle) -> str | None:
@@ -114,18 +106,13 @@ def parse_completion(text: str, style: AnswerStyle) -> str | None:
             "choice": the last capital letter A to J that no ASCII letter, digit, `_` or `'` touches.
     Returns:
         the canonical decimal, the LaTeX as it stands, the text, or the letter; None where there is none.
-    Raises:
-        UserError: unknown style.
     """
-    if style not in STYLES:
-        *others, last = map(repr, STYLES)
-        raise UserError(f"answer style {style!r} is unknown; use {', '.join(others)} or {last}")
     return STYLES[style].read(text)
 
 
 def _number_after_mark(text: str) -> str | None:
-    found = _SIGNED.fullmatch(text.rpartition("#")[2].strip(_WHITESPACE))
-    return _canonical(found) if found else None
+    found = _NUMBER.fullmatch(text.rpartition("#")[2].strip(_WHITESPACE))
+    return _canonical(found[0]) if found else None
 
 
 def last_number(text: str) -> str | None:
@@ -141,11 +128,7 @@ def last_number(text: str) -> str | None:
     word = _APART.split(whole[0])[-1]
     joined = whole[0].removesuffix(word).rstrip(" \t([{").endswith(("-", "+", "/"))
     found = _IN_MARKS.fullmatch(word)
-    return _canonical(found) if found and not joined else None
-
-
-def _canonical(found: re.Match[str]) -> str:
-    return _compose(bool(found[1]), found[2].replace(",", ""), found[3] or "")
+    return _canonical(found[1]) if found and not joined else None
 
 
 def last_boxed(text: str) -> str:
@@ -174,16 +157,15 @@ def are_right(answers: Sequence[str | None], references: Sequence[str], style: A
 
     Args:
         answers: N answers as `parse_completion` reads them.
-        references: N references: for numbers as `canonical_decimal` writes them.
+        references: N references: for numbers as `canonical_number` writes them.
         style: of the answers.
     Returns:
         N verdicts; None is never right.
     """
     pairs, compared = list(zip(answers, references, strict=True)), STYLES[style].compared
-    if compared:
-        return [answer is not None and compared(answer) == compared(reference) != b"" for answer, reference in pairs]
-    told = iter(_equivalent([(answer, reference) for answer, reference in pairs if answer is not None]))
-    return [answer is not None and next(told) for answer, _ in pairs]
+    if compared is None:
+        return _equivalent(pairs)
+    return [answer is not None and compared(answer) == compared(reference) != b"" for answer, reference in pairs]
 
 
 def in_one_form(answers: Sequence[str | None], style: AnswerStyle, known: Sequence[str] = ()) -> list[str | None]:
@@ -219,30 +201,22 @@ def are_readable(references: Sequence[str]) -> list[bool]:
     Returns:
         N verdicts.
     """
-    boxed = [last_boxed(rf"\boxed{{{reference}}}") == reference != "" for reference in references]
-    told = iter(_equivalent([(reference, reference) for reference, ok in zip(references, boxed, strict=True) if ok]))
-    return [ok and next(told) for ok in boxed]
+    whole = [each if last_boxed(rf"\boxed{{{each}}}") == each != "" else None for each in references]
+    return _equivalent(list(zip(whole, references, strict=True)))
 
 
-def _equivalent(pairs: Sequence[tuple[str, str]]) -> list[bool]:
+def _equivalent(pairs: Sequence[tuple[str | None, str]]) -> list[bool]:
     """Which answers are equivalent to their references; numbers by this module's grammar as far as it decides."""
-    numbers = [(canonical_number(answer), canonical_number(reference)) for answer, reference in pairs]
-    settled = [_settled(answer, reference) for answer, reference in numbers]
-    # Of an exponent or a leading +, say, only the grammar knows.
-    asked = [
-        (answer or pair[0], reference or pair[1])
-        for pair, (answer, reference), known in zip(pairs, numbers, settled, strict=True)
-        if known is None
-    ]
+    asked, settled = list[tuple[str, str]](), list[bool | None]()
+    for answer, reference in pairs:
+        left, right = canonical_number(answer or ""), canonical_number(reference)
+        if answer is None or (left and right and (left == right or "." not in left + right)):
+            settled.append(answer is not None and left == right)
+        else:  # decimals may be rounded differently; of an exponent or a leading +, say, only the grammar knows
+            settled.append(None)
+            asked.append((left or answer, right or reference))
     told = iter(are_equivalent(asked))
     return [next(told) if known is None else known for known in settled]
-
-
-def _settled(answer: str | None, reference: str | None) -> bool | None:
-    """Whether two canonical decimals are one, None where that isn't known: decimals may be rounded differently."""
-    if answer is None or reference is None:
-        return None
-    return answer == reference or (None if "." in answer + reference else False)
 
 
 STYLES: dict[AnswerStyle, Style] = {
@@ -285,37 +259,18 @@ def style_of(asked: AskedStyle, own: AnswerStyle) -> AnswerStyle:
     return own if asked == "auto" else asked
 
 
-def is_correct(text: str | None, reference_canonical: str, style: AnswerStyle) -> bool:
-    """Tell whether a completion's answer is the reference.
-
-    Args:
-        text: the completion, or None for one that didn't end within its budget (`Completion.text`), which is wrong.
-        reference_canonical: the reference as `canonical_decimal` writes it; for "boxed", LaTeX; for "texts", any.
-        style: how to read the completion, see `parse_completion`.
-    Returns:
-        True if both are the same decimal, or equivalent.
-    """
-    return text is not None and are_right([parse_completion(text, style)], [reference_canonical], style)[0]
-
-
-@dataclasses.dataclass(frozen=True)
-class Completion:
+class Completion(NamedTuple):
     """What generated tokens say.
 
     Attributes:
         tokens: how many there are, the one that ended it included.
-        written: the text as far as it came, with U+FFFD for bytes that aren't UTF-8, without an end token.
+        text: as far as it came, with U+FFFD for bytes that aren't UTF-8, without an end token.
         ended: whether an end token came within the budget.
     """
 
     tokens: int
-    written: str
+    text: str
     ended: bool
-
-    @property
-    def text(self) -> str | None:
-        """What `is_correct` reads."""
-        return self.written if self.ended else None
 
 
 def read_completion(token_ids: Iterable[int], token_bytes: Sequence[bytes], eos_ids: Collection[int]) -> Completion:
@@ -333,15 +288,3 @@ def read_completion(token_ids: Iterable[int], token_bytes: Sequence[bytes], eos_
         if 0 <= token_id < len(token_bytes):
             written += token_bytes[token_id]
     return Completion(count, written.decode("utf-8", "replace"), False)
-
-
-def _compose(negative: bool, whole: str, fraction: str) -> str:
-    """Join the digits before and after the point into the canonical decimal."""
-    whole, fraction = whole.lstrip("0") or "0", fraction.rstrip("0")
-    canonical = f"{whole}.{fraction}" if fraction else whole
-    return f"-{canonical}" if negative and canonical != "0" else canonical
-
-
-def _excerpt(text: str) -> str:
-    """Quote user input on one line, shortened."""
-    return repr(text if len(text) <= 60 else text[:57] + "...")

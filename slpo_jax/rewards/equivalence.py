@@ -4,7 +4,6 @@ It works in processes of its own (`equivalence_worker.py`): its timeouts need th
 computation, and an interpreter that is stuck in one can only be ended from outside. A verdict is asked for once.
 """
 
-import atexit
 import contextlib
 import functools
 import json
@@ -16,6 +15,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from slpo_jax.errors import UserError
 
@@ -52,7 +52,7 @@ class _Worker:
     def __init__(self) -> None:
         # -P: the modules beside the file are not to be taken for others' of the same name.
         command = [sys.executable, "-P", str(Path(__file__).with_name("equivalence_worker.py")), str(_SECONDS)]
-        self._process = subprocess.Popen(
+        self._process: Any = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -70,17 +70,12 @@ class _Worker:
 
     def ask(self, pair: Pair) -> bool | None:
         """The verdict; None if the process ended over it."""
-        assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps(pair) + "\n")
             self._process.stdin.flush()
         except BrokenPipeError:
             return None
         return {"1": True, "0": False}.get(self._reply())
-
-    def out_of_time(self) -> bool:
-        """Whether it was its own timer that ended the process."""
-        return self.close() == -signal.SIGPROF
 
     def close(self) -> int:
         """End the process, if it hasn't, and say how it did."""
@@ -90,7 +85,6 @@ class _Worker:
         return self._process.wait()
 
     def _reply(self) -> str:
-        assert self._process.stdout is not None
         return self._process.stdout.readline().strip()
 
 
@@ -104,7 +98,7 @@ def _judge(pair: Pair) -> bool:
         if verdict is not None:
             _idle.append(worker)
             return verdict
-        if worker.out_of_time():
+        if worker.close() == -signal.SIGPROF:  # its own timer's
             break
     return False
 
@@ -114,9 +108,3 @@ def _workers() -> Iterator[_Worker]:
     with contextlib.suppress(IndexError):
         yield _idle.pop()
     yield _Worker()
-
-
-@atexit.register
-def _close() -> None:
-    while _idle:
-        _idle.pop().close()

@@ -1,6 +1,7 @@
 """How a completion is read and what it earns: inside jit where answers are numbers or texts, else on the host."""
 
 import copy
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -12,7 +13,7 @@ import numpy as np
 from slpo_jax.errors import UserError, in_a_line
 from slpo_jax.rewards.answers import AnswerStyle, are_right, parse_completion, read_completion
 from slpo_jax.rewards.ending import is_end
-from slpo_jax.rewards.text_verifier import ON_DEVICE
+from slpo_jax.rewards.text_verifier import ON_DEVICE, verify
 
 RewardFn = Callable[[jax.Array, jax.Array], jax.Array]
 """(tokens int [N, A], references uint8 [N, R]) -> bool [N], traceable."""
@@ -70,13 +71,12 @@ class Reward:
     def __init__(self, name: str, style: AnswerStyle, token_bytes: Sequence[bytes], eos_ids: tuple[int, ...]):
         self.style, self._name, self._function = style, name, REWARDS[name]
         self._bytes, self._eos_ids = token_bytes, eos_ids
-        self._seen: dict[bytes, Reading] = {}
+        self._read = functools.lru_cache(_MOST_SEEN)(self._read_once)
         self.on_device: RewardFn | None = None
         if self._function is None and style in ON_DEVICE:
-            make_table, verify = ON_DEVICE[style]
-            table = make_table(token_bytes)
+            table_VL = ON_DEVICE[style][0](token_bytes)
             self.on_device = lambda tokens_NA, references_NR: verify(
-                table, jnp.where(is_end(tokens_NA, eos_ids), eos_ids[0], tokens_NA), references_NR, eos_ids[0]
+                table_VL, jnp.where(is_end(tokens_NA, eos_ids), eos_ids[0], tokens_NA), references_NR, eos_ids[0], style
             )
 
     def asking(self, reward: str | TextRewardFn) -> "Reward":
@@ -101,15 +101,13 @@ class Reward:
 
     def read(self, tokens_A: np.ndarray) -> Reading:
         """What one completion says; each distinct one is read once. Ids below 0 are no tokens."""
-        identity = tokens_A.tobytes()
-        if identity not in self._seen:
-            if len(self._seen) == _MOST_SEEN:
-                self._seen.clear()
-            ids = [token for token in tokens_A.tolist() if token >= 0]
-            done = read_completion(ids, self._bytes, self._eos_ids)
-            answer = parse_completion(done.written, self.style) if done.ended else None
-            self._seen[identity] = Reading(ids[: done.tokens], done.written, answer, not done.ended)
-        return self._seen[identity]
+        return self._read(tuple(tokens_A.tolist()))
+
+    def _read_once(self, tokens: tuple[int, ...]) -> Reading:
+        ids = [token for token in tokens if token >= 0]
+        done = read_completion(ids, self._bytes, self._eos_ids)
+        answer = parse_completion(done.text, self.style) if done.ended else None
+        return Reading(ids[: done.tokens], done.text, answer, not done.ended)
 
     def earned(self, readings: Sequence[Reading], asked: Sequence[Asked]) -> list[float]:
         """What each completion earns; one that is cut, nothing.

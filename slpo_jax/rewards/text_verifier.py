@@ -1,59 +1,72 @@
-"""Answers that are texts or letters, on the device: what the host does as pure functions of arrays, for use inside jit.
+"""Answers on the device, by style: what the host does as pure functions of arrays, for use inside jit.
 
-`ON_DEVICE` has these and `verifier`'s by style.
+Texts and letters are read here, numbers in `slpo_jax.rewards.verifier`.
 
 Shape suffixes as in `slpo_jax.rewards.verifier`.
 """
 
-import functools
 import re
 from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from slpo_jax.rewards.answers import LETTERS, AnswerStyle
 from slpo_jax.rewards.texts import MARKS, written
-from slpo_jax.rewards.verifier import ByteTable, before, byte_table, completed_text, only, padded_table, verify
+from slpo_jax.rewards.verifier import (
+    before,
+    byte_table,
+    completed_text,
+    is_after_mark,
+    is_last_number,
+    only,
+    padded_table,
+)
 
 
-def text_table(token_bytes: Sequence[bytes]) -> ByteTable:
-    """Build the table that `verify_text` reads tokens with.
+def verify(
+    table_VL, tokens_BA: jax.Array, references_BR: jax.Array, eos_id: int | jax.Array, style: AnswerStyle
+) -> jax.Array:
+    """Tell which completions give their reference, as `answers.parse_completion` and `answers.are_right` say it.
 
     Args:
-        token_bytes: the bytes of each token id; b"" for special tokens.
-    """
-    return padded_table(list(map(written, token_bytes)))
-
-
-def verify_text(table: ByteTable, tokens_BA: jax.Array, references_BR: jax.Array, eos_id: int | jax.Array) -> jax.Array:
-    """Tell which completions give their reference: `compared(said_text(completion)) == compared(reference)`.
-
-    Args:
-        table: the vocabulary's `text_table`. Ids outside it write nothing.
+        table_VL: the vocabulary's table, see `ON_DEVICE`. Ids outside it write nothing.
         tokens_BA: integer [B, A], generated answers. What follows the first `eos_id` is ignored.
-        references_BR: uint8 [B, R], `compared` references, 0 after their end; one without any byte is never given.
+        references_BR: uint8 [B, R] from `encode_references`; one without any byte is never given.
         eos_id: id of the end-of-text token; a row without it is wrong.
+        style: how to read the completion. Static.
     Returns:
         bool [B].
     """
+    _, judge = ON_DEVICE[style]
 
     def verify_row(tokens_A, reference_R):
-        bytes_N, ended = completed_text(table, tokens_A, eos_id)
-        blank_N = bytes_N == ord(" ")
-        bytes_N = only(bytes_N, (bytes_N > 0) & ~(blank_N & (before(blank_N) | (jnp.arange(bytes_N.size) == 0))))
-        begin = jnp.max(jnp.stack([_end_of_last(bytes_N, mark) for mark in MARKS]))
-        begin += bytes_N.at[begin].get(mode="fill", fill_value=0) == ord(" ")
-
-        indices_N = jnp.arange(bytes_N.size)
-        written_N = (bytes_N > 0) & (bytes_N != ord(" ")) & (bytes_N != ord(".")) & (indices_N >= begin)
-        end = jnp.where(written_N, indices_N + 1, begin).max()
-        length = (reference_R > 0).sum()
-        indices_R = begin + jnp.arange(reference_R.size)
-        same_R = bytes_N.at[indices_R].get(mode="fill", fill_value=0) == reference_R
-        return ended & (length > 0) & (end - begin == length) & (same_R | (reference_R == 0)).all()
+        bytes_N, ended = completed_text(table_VL, tokens_A, eos_id)
+        return ended & judge(bytes_N, reference_R)
 
     return jax.vmap(verify_row)(jnp.asarray(tokens_BA), jnp.asarray(references_BR))
+
+
+def text_table(token_bytes: Sequence[bytes]) -> np.ndarray:
+    """Build the table that `is_text` reads tokens with; as `byte_table`."""
+    return padded_table(list(map(written, token_bytes)))
+
+
+def is_text(bytes_N: jax.Array, reference_R: jax.Array) -> jax.Array:
+    """Whether a completion gives its reference: `compared(said_text(completion)) == compared(reference)`."""
+    blank_N = bytes_N == ord(" ")
+    bytes_N = only(bytes_N, (bytes_N > 0) & ~(blank_N & (before(blank_N) | (jnp.arange(bytes_N.size) == 0))))
+    begin = jnp.max(jnp.stack([_end_of_last(bytes_N, mark) for mark in MARKS]))
+    begin += bytes_N.at[begin].get(mode="fill", fill_value=0) == ord(" ")
+
+    indices_N = jnp.arange(bytes_N.size)
+    written_N = (bytes_N > 0) & (bytes_N != ord(" ")) & (bytes_N != ord(".")) & (indices_N >= begin)
+    end = jnp.where(written_N, indices_N + 1, begin).max()
+    length = (reference_R > 0).sum()
+    indices_R = begin + jnp.arange(reference_R.size)
+    same_R = bytes_N.at[indices_R].get(mode="fill", fill_value=0) == reference_R
+    return (length > 0) & (end - begin == length) & (same_R | (reference_R == 0)).all()
 
 
 def _end_of_last(bytes_N: jax.Array, mark: bytes) -> jax.Array:
@@ -64,40 +77,27 @@ def _end_of_last(bytes_N: jax.Array, mark: bytes) -> jax.Array:
     return jnp.where(found_MN.all(axis=0), indices + len(mark), 0).max()
 
 
-def choice_table(token_bytes: Sequence[bytes]) -> ByteTable:
-    """Build the table that `verify_choice` reads tokens with: a letter that may be one, others as `a`, signs as blanks.
-
-    Args:
-        token_bytes: the bytes of each token id; b"" for special tokens.
-    """
+def choice_table(token_bytes: Sequence[bytes]) -> np.ndarray:
+    """The table that `is_choice` reads tokens with: a letter that may be one, others as `a`, signs as blanks."""
     return padded_table([
         re.sub(rb"[^\w']+", b" ", re.sub(rb"[\w']{2,}|[^%s\W]|'" % LETTERS.encode(), b"a", piece.replace(b"\0", b"")))
         for piece in token_bytes
     ])  # fmt: skip
 
 
-def verify_choice(table: ByteTable, tokens_BA: jax.Array, references_BR: jax.Array, eos_id: int | jax.Array):
-    """Tell which completions give their reference, the last letter that stands alone; see `verify_text`.
-
-    Args:
-        references_BR: uint8 [B, R], the letter first.
-    """
-
-    def verify_row(tokens_A, reference_R):
-        bytes_N, ended = completed_text(table, tokens_A, eos_id)
-        indices_N, within_N = jnp.arange(bytes_N.size), (bytes_N > 0) & (bytes_N != ord(" "))
-        joined_N = before(within_N) | jnp.pad(within_N, (0, 1))[1:]
-        last = jnp.where(within_N & (bytes_N != ord("a")) & ~joined_N, indices_N, -1).max()
-        return ended & (last >= 0) & (bytes_N[last] == reference_R[0])
-
-    return jax.vmap(verify_row)(jnp.asarray(tokens_BA), jnp.asarray(references_BR))
+def is_choice(bytes_N: jax.Array, reference_R: jax.Array) -> jax.Array:
+    """Whether the last letter that stands alone is the reference's first byte."""
+    indices_N, within_N = jnp.arange(bytes_N.size), (bytes_N > 0) & (bytes_N != ord(" "))
+    joined_N = before(within_N) | jnp.pad(within_N, (0, 1))[1:]
+    last = jnp.where(within_N & (bytes_N != ord("a")) & ~joined_N, indices_N, -1).max()
+    return (last >= 0) & (bytes_N[last] == reference_R[0])
 
 
-ON_DEVICE: dict[AnswerStyle, tuple[Callable[[Sequence[bytes]], ByteTable], Callable[..., jax.Array]]] = {
-    "after_mark": (byte_table, functools.partial(verify, style="after_mark")),
-    "last_number": (byte_table, functools.partial(verify, style="last_number")),
-    "texts": (text_table, verify_text),
-    "choice": (choice_table, verify_choice),
+ON_DEVICE: dict[AnswerStyle, tuple[Callable[[Sequence[bytes]], np.ndarray], Callable[..., jax.Array]]] = {
+    "after_mark": (byte_table, is_after_mark),
+    "last_number": (byte_table, is_last_number),
+    "texts": (text_table, is_text),
+    "choice": (choice_table, is_choice),
 }
-"""Of a style: the table of the bytes of each token id, and (that table, tokens [B, A], encoded references [B, R],
-eos_id) -> bool [B]."""
+"""Of a style: the table [V, ..] of the bytes of each token id, and whether a completion gives its reference:
+(those bytes of it, uint8 [N], 0 behind them; encoded reference, uint8 [R]) -> bool."""

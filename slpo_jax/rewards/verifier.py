@@ -1,4 +1,4 @@
-"""Answers on the device: `slpo_jax.rewards.answers.is_correct` as a pure function of arrays, for use inside jit.
+"""Numbers on the device: what `slpo_jax.rewards.answers` reads and compares as pure functions of arrays, inside jit.
 
 A table turns tokens into bytes. The number's digits are compared with the reference's place by place, so that no number
 is too long and nothing is ever rounded.
@@ -7,14 +7,12 @@ Shape suffixes: B rows, A answer slots, V vocabulary, R reference width, N bytes
 
 import re
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from slpo_jax.errors import UserError
-from slpo_jax.rewards.answers import STYLES, AnswerStyle, canonical_decimal
+from slpo_jax.rewards.answers import STYLES, AnswerStyle
 
 # What the table has for each byte. Beside a number, the bytes of one line are alike; see `answers.last_number`.
 _ALIKE = {
@@ -34,39 +32,23 @@ _OTHER = re.compile(rb"\xe2(?!\x80[\x90-\x93]|\x88\x92)[\x80-\xbf]{2}")
 _LONG = re.compile(rb"([a*()+/ \n$!#])\1+|(([-,.:])\3)\3+")
 
 
-class ByteTable(NamedTuple):
-    """Bytes of each token, compressed (see `byte_table`); an argument of the jitted function that verifies.
-
-    Attributes:
-        bytes_VL: uint8 [V, longest token], 0 after a token's end.
-    """
-
-    bytes_VL: np.ndarray | jax.Array
-
-
-def byte_table(token_bytes: Sequence[bytes]) -> ByteTable:
-    """Build the table that `verify` reads tokens with.
+def byte_table(token_bytes: Sequence[bytes]) -> np.ndarray:
+    """Build the table that numbers are read with, uint8 [V, longest token], 0 after a token's end.
 
     Runs of bytes that are alike are shortened, which changes no verdict and keeps the table narrow: GPT-2 has tokens of
     128 bytes.
 
     Args:
         token_bytes: the bytes of each token id; b"" for special tokens.
-    Returns:
-        the table, of numpy arrays.
-    Raises:
-        UserError: no tokens.
     """
-    if not token_bytes:
-        raise UserError("byte_table: the vocabulary is empty; pass the bytes of every token")
     return padded_table([_LONG.sub(rb"\1\2", _OTHER.sub(b"!", piece).translate(_KINDS)) for piece in token_bytes])
 
 
-def padded_table(pieces: Sequence[bytes]) -> ByteTable:
-    """A row a piece, as wide as the longest."""
-    width = max(1, max(map(len, pieces)))
+def padded_table(pieces: Sequence[bytes], width: int = 0) -> np.ndarray:
+    """uint8, a row a piece; as wide as the longest where no width is given."""
+    width = width or max(1, max(map(len, pieces)))
     joined = b"".join(piece.ljust(width, b"\0") for piece in pieces)
-    return ByteTable(np.frombuffer(joined, np.uint8).reshape(len(pieces), width))
+    return np.frombuffer(joined, np.uint8).reshape(len(pieces), width)
 
 
 def reference_width(references: Sequence[str], style: AnswerStyle = "after_mark") -> int:
@@ -78,23 +60,13 @@ def encode_references(references: Sequence[str], width: int, style: AnswerStyle 
     """Write references as rows of bytes.
 
     Args:
-        references: B of them: canonical decimals, as `canonical_decimal` writes them, or any that aren't numbers.
-        width: bytes a row, the same for every batch so that shapes stay put.
+        references: B of them: canonical decimals, as `canonical_number` writes them, or any that aren't numbers.
+        width: bytes a row, enough for each, and the same for every batch so that shapes stay put.
         style: of the answers.
     Returns:
         uint8 [B, width], 0 after a reference's end. (A row of zeros, say for padding, is matched by no completion.)
-    Raises:
-        UserError: a reference is longer than `width` or not canonical.
     """
-    rows = np.zeros((len(references), width), np.uint8)
-    for index, reference in enumerate(references):
-        written = _compared(reference, style)
-        if len(written) > width:
-            raise UserError(f"reference {index} has {len(written)} characters, more than {width}; raise the width")
-        if STYLES[style].kind == "numbers" and canonical_decimal(reference) != reference:
-            raise UserError(f"reference {index}, {reference!r}, is not canonical; pass it through canonical_decimal")
-        rows[index, : len(written)] = np.frombuffer(written, np.uint8)
-    return rows
+    return padded_table([_compared(each, style) for each in references], width)
 
 
 def _compared(reference: str, style: AnswerStyle) -> bytes:
@@ -103,41 +75,10 @@ def _compared(reference: str, style: AnswerStyle) -> bytes:
     return compared(reference)
 
 
-def verify(
-    table: ByteTable, tokens_BA: jax.Array, references_BR: jax.Array, eos_id: int | jax.Array, style: AnswerStyle
-) -> jax.Array:
-    """Tell which completions give their reference's number: `is_correct(read_completion(...).text, ...)`, row by row.
-
-    Args:
-        table: the vocabulary's `byte_table`. Ids outside it write nothing.
-        tokens_BA: integer [B, A], generated answers. What follows the first `eos_id` is ignored.
-        references_BR: uint8 [B, R] from `encode_references`.
-        eos_id: id of the end-of-text token; a row without it is wrong.
-        style: how to read the completion, see `answers.parse_completion`. Static.
-    Returns:
-        bool [B].
-    Raises:
-        UserError: unknown style (when traced).
-    """
-    if style not in ("after_mark", "last_number"):
-        raise UserError(f"answer style {style!r} is unknown; use 'after_mark' or 'last_number'")
-
-    def verify_row(tokens_A, reference_R):
-        text_N, ended = completed_text(table, tokens_A, eos_id)
-        if style == "last_number":
-            text_N = _with_minuses(text_N)
-            begin, last, whole = _last_number(text_N)
-        else:
-            begin, last, whole = _after_mark(text_N)
-        return ended & whole & _is_number(text_N, begin, last, reference_R)
-
-    return jax.vmap(verify_row)(jnp.asarray(tokens_BA), jnp.asarray(references_BR))
-
-
-def completed_text(table: ByteTable, tokens_A: jax.Array, eos_id: int | jax.Array) -> tuple[jax.Array, jax.Array]:
+def completed_text(table_VL, tokens_A: jax.Array, eos_id: int | jax.Array) -> tuple[jax.Array, jax.Array]:
     """The bytes [N] of the tokens before the first `eos_id`, 0 behind them, and whether there is one."""
     is_eos_A = tokens_A == eos_id
-    bytes_AL = jnp.asarray(table.bytes_VL).at[tokens_A].get(mode="fill", fill_value=0, wrap_negative_indices=False)
+    bytes_AL = jnp.asarray(table_VL).at[tokens_A].get(mode="fill", fill_value=0, wrap_negative_indices=False)
     bytes_N = jnp.where(jnp.cumsum(is_eos_A)[:, None] > 0, 0, bytes_AL).reshape(-1)
     return only(bytes_N, bytes_N > 0), is_eos_A.any()
 
@@ -162,22 +103,24 @@ def _with_minuses(text_N: jax.Array) -> jax.Array:
     return only(jnp.where(minus_N, ord("-"), text_N), (text_N > 0) & ~first_N & (text_N != ord("$")))
 
 
-def _after_mark(text_N: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Where what follows the last # begins and ends, blanks aside, and that nothing touches it."""
+def is_after_mark(text_N: jax.Array, reference_R: jax.Array) -> jax.Array:
+    """Whether what follows the last #, blanks aside, is the reference."""
     begin = _last(text_N == ord("#")) + 1
     inked_N = ~_in(text_N, b" \n\0")
-    return _first(inked_N & (jnp.arange(text_N.size) >= begin)), _last(inked_N), jnp.bool_(True)
+    first = _first(inked_N & (jnp.arange(text_N.size) >= begin))
+    return _is_number(text_N, first, _last(inked_N), reference_R)
 
 
-def _last_number(text_N: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Where the number that the last digit is in begins and ends, and whether no operator stands apart before it."""
+def is_last_number(text_N: jax.Array, reference_R: jax.Array) -> jax.Array:
+    """Whether the number that the last digit is in is the reference, and no operator stands apart before it."""
+    text_N = _with_minuses(text_N)
     indices, last, before_N = jnp.arange(text_N.size), _last(_is_digit(text_N)), before(text_N)
     apart_N = _in(text_N, b" \n!#") | (text_N >= 0x80)
     apart_N |= (text_N == ord(":")) & ~_is_digit(before_N) | (text_N == ord("(")) & (before_N != ord(")"))
     word = _last(apart_N & (indices < last)) + 1
     begin = _first((indices >= word) & ~_in(text_N, b"*+,"))
     joined = _at(text_N, _last((indices < word) & ~_in(text_N, b" (")))
-    return begin, last, ~_in(joined, b"-+/")
+    return ~_in(joined, b"-+/") & _is_number(text_N, begin, last, reference_R)
 
 
 def _is_number(text_N: jax.Array, begin: jax.Array, last: jax.Array, reference_R: jax.Array) -> jax.Array:

@@ -214,7 +214,7 @@ class _Evaluation:
         write_records(files.records, record_rows(run.reward, problems, greedy, sampled, config.samples, searched))
         files.latents.unlink(missing_ok=True)  # an earlier evaluation's
         if config.save_latents:
-            np.savez_compressed(files.latents, latents=greedy.values["latents"], latent_steps=greedy.latent_steps)
+            np.savez_compressed(files.latents, latents=greedy["latents"], latent_steps=greedy["latent_steps"])
 
     def _probe(self, row: Row, files: SetFiles, what: str, count: int) -> None:
         """Roll the first problems out once more, and write down what is seen of their thoughts.

@@ -16,7 +16,7 @@ from absl import logging
 
 from slpo_jax.config.config import Config
 from slpo_jax.config.sections import values
-from slpo_jax.data.problem import shared
+from slpo_jax.data.problem import without
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.rows import Row
 from slpo_jax.io import hosts
@@ -177,6 +177,6 @@ def say_shared(experiment: Experiment) -> None:
     for name in experiment.tests:
         problems, own = experiment.test_set(name).problems, EVAL + name
         for key, others in known.items():
-            if count := shared(problems, others):
+            if count := len(problems) - len(without(problems, others)):
                 logging.warning("%s: %d of %d problems are also in %s", own, count, len(problems), key)
         known[own] = problems

@@ -199,7 +199,7 @@ def solve_all(solver: Solver, questions: Sequence[str]) -> list[Solution]:
     setup, reads = solver.setup, solver.reads
     logits = max(setup.config.max_latents, 1) * setup.reasoner.config.vocab_size  # that are looked at, of one
     rows = min(len(questions), ROWS, max(1, _MOST_LOGITS // logits))
-    seen = _rolled_out(solver, questions, rows, keep_latents=True, probed=True, label="solve").values
+    seen = _rolled_out(solver, questions, rows, keep_latents=True, probed=True, label="solve")
     texts, gated = token_texts(setup.template, setup.reasoner.config.vocab_size), setup.config.gate.enabled
     solutions = []
     for row, question in enumerate(questions):
@@ -223,7 +223,7 @@ def vote(solver: Solver, question: str, samples: int, seed: int = 0) -> Vote:
         seed: dropout seed.
     """
     found = _rolled_out(solver, [question], min(samples, ROWS), seed=seed, samples=samples, label="vote")
-    return counted([solver.setup.reward.read(tokens) for tokens in found.tokens], solver.setup.reward.style)
+    return counted([solver.setup.reward.read(tokens) for tokens in found["tokens"]], solver.setup.reward.style)
 
 
 def counted(readings: Sequence[Reading], style: AnswerStyle) -> Vote:

@@ -283,5 +283,5 @@ def validation_accuracy(
 
 def note_cuts(setup: Setup, label: str, found: Sequence[Completions]) -> None:
     """`warn_of_cuts` of an evaluation's completions."""
-    cuts = [setup.reward.read(tokens).cut for done in found for tokens in done.tokens]
+    cuts = [setup.reward.read(tokens).cut for done in found for tokens in done["tokens"]]
     warn_of_cuts(label, float(np.mean(cuts)), setup.evaluated_answers[0])

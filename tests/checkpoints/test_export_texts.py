@@ -81,7 +81,7 @@ def test_latents_stops_and_answers_are_ours(work, stage):
     solver = load_solver(str(work / "checkpoints" / stage))
     policy = solver.setup.evaluator.policy.without_noise().having(stopping=solver.stopping)
     ids = solver.setup.template.prompts(QUESTIONS)
-    prompts = Prompts(*pad_prompts(ids, [max(map(len, ids))], range(len(ids)), solver.setup.template.pad_id))
+    prompts = Prompts(*pad_prompts(ids, [max(map(len, ids))], solver.setup.template.pad_id))
     rule_B = np.full(len(ids), solver.rule, np.float32 if solver.stopping == "threshold" else np.int32)
     ours, rho_BT = compiled(_ours, policy)(solver.params, prompts, rule_B)
 

@@ -83,7 +83,7 @@ def test_a_published_checkpoint_thinks_and_answers_as_its_program_does(tmp_path,
     config.model.dtype = "float32"
     setup = assemble(read_config(config))
     assert setup.template.prompts(published.QUESTIONS) == prompts
-    padded = Prompts(*map(jnp.asarray, pad_prompts(prompts, (256,), range(len(prompts)))))
+    padded = Prompts(*map(jnp.asarray, pad_prompts(prompts, (256,))))
     keys = noise.row_keys(jax.random.key(0), jnp.arange(len(prompts)))
     policy = setup.policy.without_noise().having(stopping="length")
     made = compiled(sample, policy)(setup.initial_params(), padded, keys, jnp.full(len(prompts), STEPS))

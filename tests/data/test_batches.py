@@ -18,7 +18,6 @@ from slpo_jax.data.batches import (
 )
 from slpo_jax.data.problem import Problem
 from slpo_jax.data.tokenizer import arithmetic_tokenizer
-from slpo_jax.errors import UserError
 from slpo_jax.policy.rollout import Trajectories
 from slpo_jax.training import rl
 from slpo_jax.training.batches import make_batch
@@ -29,6 +28,10 @@ PROBLEMS = (
     Problem("Mia has 7 .", (), "7"),
     Problem("Tom has 5 apples . He buys 3 .", ("5 + 3 = 8",), "8"),
 )
+
+
+def _encoded(problems):
+    return encode_problems(Coconut().template(arithmetic_tokenizer(30)), problems)
 
 
 @given(st.integers(0, 5), st.integers(1, 13), st.integers(1, 30))
@@ -57,7 +60,7 @@ def test_epochs_and_seeds_differ():
 
 
 def test_prompts_are_padded_on_the_left_to_the_smallest_bucket():
-    tokens, valid = pad_prompts([[5, 6, 7], [8], [1, 2, 3, 4]], slots=(8, 5, 2), index=[10, 3, 7], pad_id=9)
+    tokens, valid = pad_prompts([[5, 6, 7], [8], [1, 2, 3, 4]], slots=(8, 5, 2), pad_id=9)
     np.testing.assert_array_equal(tokens, [[9, 9, 5, 6, 7], [9, 9, 9, 9, 8], [9, 1, 2, 3, 4]])
     np.testing.assert_array_equal(valid, [[0, 0, 1, 1, 1], [0, 0, 0, 0, 1], [0, 1, 1, 1, 1]])
     assert (tokens.dtype, valid.dtype) == (np.int32, np.bool_)
@@ -65,12 +68,7 @@ def test_prompts_are_padded_on_the_left_to_the_smallest_bucket():
 
 @pytest.mark.parametrize(("length", "bucket"), [(1, 4), (4, 4), (5, 6), (6, 6)])
 def test_bucket_borders(length, bucket):
-    assert pad_prompts([[1] * length], slots=(4, 6), index=[0])[0].shape == (1, bucket)
-
-
-def test_a_prompt_that_fits_no_bucket_is_named():
-    with pytest.raises(UserError, match=r"^config.prompt_slots: problem 41 has a prompt of 7 tokens, the most is 6"):
-        pad_prompts([[1], [1] * 7], slots=(4, 6), index=[40, 41])
+    assert pad_prompts([[1] * length], slots=(4, 6))[0].shape == (1, bucket)
 
 
 def test_suffixes_are_shifted_and_padded_on_the_right():
@@ -81,20 +79,6 @@ def test_suffixes_are_shifted_and_padded_on_the_right():
     assert (batch.tokens.dtype, batch.targets.dtype, batch.weights.dtype) == (np.int32, np.int32, np.float32)
 
 
-def test_a_suffix_that_doesnt_fit_is_named():
-    with pytest.raises(
-        UserError, match=r"^config.max_answer_tokens: row 1 of the batch needs 4 answer slots, there are 3"
-    ):
-        pad_suffixes([[50, 1, 2, 60], [50, 1, 2, 3, 60]], slots=3)
-
-
-def test_chunks_by_hand():
-    chunks = [(indices.tolist(), real.tolist()) for indices, real in padded_chunks(5, 2)]
-    assert chunks == [([0, 1], [True, True]), ([2, 3], [True, True]), ([4, 4], [True, False])]
-    assert [indices.tolist() for indices, _ in padded_chunks(4, 2)] == [[0, 1], [2, 3]]
-    assert list(padded_chunks(0, 2)) == []
-
-
 @given(st.integers(1, 40), st.integers(1, 50))
 def test_chunks_hold_every_example_once(n, batch_size):
     chunks = list(padded_chunks(n, batch_size))
@@ -103,8 +87,8 @@ def test_chunks_hold_every_example_once(n, batch_size):
 
 
 def test_encoded_problems_equal_the_template_one_by_one():
-    template = Coconut().template(arithmetic_tokenizer(30))
-    encoded = encode_problems(template, PROBLEMS)
+    encoded = _encoded(PROBLEMS)
+    template = encoded.template
     assert len(encoded) == 3
     assert encoded.problems == PROBLEMS
     for index, problem in enumerate(PROBLEMS):
@@ -115,8 +99,9 @@ def test_encoded_problems_equal_the_template_one_by_one():
 
 
 def test_prompt_batch_of_encoded_problems():
-    template = Coconut().template(arithmetic_tokenizer(30))
-    tokens, valid = encode_problems(template, PROBLEMS).prompt_batch(np.array([1, 0]), slots=(7, 16))
+    encoded = _encoded(PROBLEMS)
+    template = encoded.template
+    tokens, valid = encoded.prompt_batch(np.array([1, 0]), slots=(7, 16))
     # "Mia has 7 ." and "Tom has 5 apples ." with line break and start marker: 6 and 7 tokens.
     np.testing.assert_array_equal(tokens[0], [template.pad_id, *template.prompt(PROBLEMS[1].question)])
     np.testing.assert_array_equal(tokens[1], template.prompt(PROBLEMS[0].question))
@@ -141,9 +126,7 @@ def test_capacity_of_three_prompts_end_to_end(most, slots, capacity):
 def test_prompts_of_a_run_are_end_to_end_in_as_many_slots_as_its_steps_need(parts):
     """Long and short ones: in 24 slots, that is much padding."""
     long, short = "Tom has 5 apples .", "5 ."
-    problems = encode_problems(
-        Coconut().template(arithmetic_tokenizer(30)), [Problem(long, (), "5"), Problem(short, (), "5")] * 20
-    )
+    problems = _encoded([Problem(long, (), "5"), Problem(short, (), "5")] * 20)
     most = problems.most_tokens(3, 60, 8, parts)
     batches = [make_batch(problems, step, 3, 8, (24,), 4, most, parts).prompts for step in range(60)]
     assert max(batch.lengths.reshape(parts, -1).sum(axis=1).max() for batch in batches) == most
@@ -152,22 +135,6 @@ def test_prompts_of_a_run_are_end_to_end_in_as_many_slots_as_its_steps_need(part
     longest = max(len(prompt) for prompt in problems.prompts)
     assert make_batch(problems, 0, 3, 8, (longest,), 4, most, parts).prompts.capacity == 0  # nothing to gain
     assert make_batch(problems, 0, 3, 8, (24,), 4).prompts.capacity == 0
-
-
-def _set_of(count):
-    """Problems of different lengths."""
-    questions = [f"Tom has {n} apples ." + " He buys 3 ." * (n % 2) for n in range(count)]
-    return encode_problems(
-        Coconut().template(arithmetic_tokenizer(30)), [Problem(question, (), "5") for question in questions]
-    )
-
-
-def test_a_most_that_is_too_low_is_no_loss_of_tokens():
-    problems = _set_of(8)
-    most = problems.most_tokens(0, 5, 4, 1)
-    with pytest.raises(ValueError, match=r"^most: 9 is too low for a part of step 0, whose prompts have \d+ tokens"):
-        make_batch(problems, 0, 0, 4, (40,), 4, 9)
-    assert make_batch(problems, 0, 0, 4, (40,), 4, most).prompts.capacity >= most
 
 
 @pytest.mark.parametrize(
@@ -182,9 +149,7 @@ def test_a_most_that_is_too_low_is_no_loss_of_tokens():
 def test_the_part_that_has_the_most_tokens_has_to_fit(long, most, parts, capacity, monkeypatch):
     """Six prompts of 4 tokens, or of 7 at the places `long`, in 3 parts or as one."""
     questions = ["Tom has 5 apples ." if place in long else "5 ." for place in range(6)]
-    problems = encode_problems(
-        Coconut().template(arithmetic_tokenizer(30)), [Problem(question, (), "5") for question in questions]
-    )
+    problems = _encoded([Problem(question, (), "5") for question in questions])
     assert {len(prompt) for prompt in problems.prompts} == ({4, 7} if long else {4})
     monkeypatch.setattr("slpo_jax.training.batches.batch_indices", lambda *_: np.arange(6))
     if isinstance(capacity, str):
@@ -202,7 +167,8 @@ def test_draw_numbers_by_hand():
 
 def test_an_example_that_comes_twice_in_a_batch_has_rollouts_of_its_own(monkeypatch):
     """Five of three problems, over the borders of epochs: no two rollouts have one key."""
-    problems, group = _set_of(3), 4
+    questions = ("Tom has 0 apples .", "Tom has 1 apples . He buys 3 .", "Tom has 2 apples .")
+    problems, group = _encoded([Problem(question, (), "5") for question in questions]), 4
     batch = make_batch(problems, 1, 0, 5, (20,), 4)
     indices = batch_indices(0, 1, 3, 5)
     assert len(set(indices.tolist())) < 5

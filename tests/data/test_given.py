@@ -48,8 +48,8 @@ def test_problems_in_every_form_that_people_hold(form):
     [
         (None, "NoneType holds no records; give a file, a list of dicts, a DataFrame or a datasets.Dataset"),
         (b"Q?", "bytes holds no records"),
-        ([], "is empty; give at least one record"),
-        (pandas.DataFrame(), "is empty"),
+        ([], "records: holds no problems; give one with at least one"),
+        (pandas.DataFrame(), "records: holds no problems"),
         (RECORDS[0], "dict holds no records"),
         (datasets.DatasetDict(train=datasets.Dataset.from_list(RECORDS)), "DatasetDict holds no records"),
         (["Q?"], "record 1: not a record with fields"),

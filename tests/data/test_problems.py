@@ -89,6 +89,7 @@ def test_byte_order_mark_is_no_text(tmp_path):
             "a.json, record 1: field 'steps' is neither",
         ),
         ("a.json", '["Q"]', "a.json, record 1: not a record"),
+        ("a.json", '{\n"data": [{', "a.json, line 1: malformed JSON"),
         ("a.json", "[" * 100_000, "a.json, line 1: malformed JSON"),
         ("a.jsonl", '{"question": "Q", "answer": "#### 1"}\n\n{"question"', "a.jsonl, line 3: malformed JSON"),
         (
@@ -104,6 +105,13 @@ def test_byte_order_mark_is_no_text(tmp_path):
 )
 def test_one_line_names_file_and_place(tmp_path, name, text, expected):
     assert _error(_write(tmp_path / name, text)).startswith(str(tmp_path / expected))
+
+
+def test_records_within_an_object_are_told_how_they_have_to_lie(tmp_path):
+    message = _error(_write(tmp_path / "a.json", '{"data": [{"question": "Q", "answer": "1"}]}'))
+    assert message.endswith("or give the list of records alone where one of them holds that")
+    message = _error(_write(tmp_path / "a.json", '{\n"data": ['))
+    assert message.endswith("a file is one list of records, or a record a line")
 
 
 def test_files_that_cant_be_read(tmp_path):

@@ -243,7 +243,7 @@ def test_fields_that_are_not_used_are_named_once_a_source():
         ({"Body": "B", "Question": "Q?"}, "field 'answer' is missing, only Body, Question"),
         ({"question": 5, "answer": "1"}, "field 'question' is int, not a text"),
         ({"question": "Q?", "answer": [1]}, "field 'answer' is list, not a text"),
-        ({"question": "Q?", "answer": "5 pens"}, "answer '5 pens' is no number, nor is any of the 1; give a set with"),
+        ({"question": "Q?", "answer": "5 pens"}, "answer '5 pens' is no number, nor is any of the 1; give a set"),
         ({"question": "Q?", "answer": float("inf")}, "answer 'inf' is no number"),
         ({"question": "Q?", "cot": [[2]], "answer": "2"}, "field 'cot' is neither texts nor a text"),
         ({"question": "Q?", "steps": "['a' 'b']", "answer": "2"}, "field 'steps' begins as a list and is none"),

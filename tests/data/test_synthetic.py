@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from slpo_jax.data import synthetic
 from slpo_jax.data.synthetic import NAMES, SyntheticConfig, synthetic_problems, vocabulary
 from slpo_jax.errors import UserError
 
@@ -91,7 +92,7 @@ def test_template_set_is_puzzles_with_two_steps_and_more():
 
 
 def test_shares_of_the_training_distribution():
-    train = synthetic_problems("train", replace(SMALL, train_size=6000, small_share=0.8))
+    train = synthetic_problems("train", replace(SMALL, train_size=6000))
     small = [max(_solve(problem.question)[0]) <= 10 for problem in train]
     # A problem from the whole range has small operands alone now and then, so the share is a little above 0.8;
     # rejected duplicates are mostly small ones, which takes some back.
@@ -133,13 +134,10 @@ def test_pure_function_of_name_and_config():
     ("change", "name", "expected"),
     [
         ({"max_value": 5}, "train", "SyntheticConfig.max_value: 5"),
-        ({"max_steps": 0}, "train", "SyntheticConfig.max_steps: 0"),
+        ({"max_steps": 1}, "train", "SyntheticConfig.max_steps: 1"),
         ({"test_size": 0}, "train", "SyntheticConfig.test_size: 0"),
         ({"seed": -1}, "train", "SyntheticConfig.seed: -1"),
-        ({"small_share": 1.5}, "train", "SyntheticConfig.small_share: 1.5"),
-        ({"max_steps": 1}, "template", "max_steps to 2"),
-        # 8 people x 8 objects x 2 first values x at most 12 one-step sentences, in two templates, and no more.
-        ({"max_value": 6, "max_steps": 1, "train_size": 10_000, "small_share": 1.0}, "train", "distinct problems"),
+        ({"written_share": 1.5}, "train", "SyntheticConfig.written_share: 1.5"),
     ],
 )
 def test_bad_settings_are_one_line(change, name, expected):
@@ -149,6 +147,8 @@ def test_bad_settings_are_one_line(change, name, expected):
     assert "\n" not in str(caught.value)
 
 
-def test_one_step_problems_can_still_be_made_without_the_template_set():
-    train = synthetic_problems("train", SyntheticConfig(max_steps=1, train_size=100, valid_size=10, test_size=10))
-    assert {len(problem.steps) for problem in train} == {1}
+def test_too_few_different_problems_are_an_error(monkeypatch):
+    monkeypatch.setattr(synthetic, "_OBJECTS", ("apples",))
+    monkeypatch.setattr(synthetic, "_PEOPLE", {"Tom": "He"})
+    with pytest.raises(UserError, match=r"^synthetic:large: only \d+ distinct problems of 1000 found"):
+        synthetic_problems("large", SyntheticConfig(max_value=6, max_steps=2, test_size=1000))

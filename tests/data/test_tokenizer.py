@@ -41,6 +41,12 @@ def _byte_level(tokens: tuple[str, ...] = ()) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
+def _added(tokenizer: PreTrainedTokenizerFast) -> tuple[int, ...]:
+    """Start, end, latent, eos and pad."""
+    start, closing, *others = add_reasoner_tokens(tokenizer).values()
+    return start, *closing, *others
+
+
 BYTE_LEVEL = _byte_level(tokens=("two words", "\u00e9\u4e2d"))
 
 
@@ -78,19 +84,6 @@ def test_byte_level_bytes_are_the_decoded_text(ids):
     assert joined.decode(errors="replace") == _decode(BYTE_LEVEL, ids)
 
 
-def test_byte_level_bytes_by_hand():
-    table = token_bytes(BYTE_LEVEL)
-    of = {token: table[index] for token, index in BYTE_LEVEL.get_vocab().items()}
-    assert of["ab"] == b"ab"
-    assert of["\u0120a"] == b" a"
-    assert of["\u010a"] == b"\n"  # GPT-2 writes U+010A for the line break
-    assert of["\u00e9"] == b"\xe9"  # the byte, not the letter
-    assert of["two words"] == b"two words"
-    assert of["\u00e9\u4e2d"] == "\u00e9\u4e2d".encode()
-    assert of["<|eos|>"] == b""
-    assert sorted(value for value in table if len(value) == 1) == [bytes([byte]) for byte in range(256)]
-
-
 def test_ids_without_a_token_are_empty():
     backend = Tokenizer(models.WordLevel({"a": 0, "b": 3}, unk_token="a"))
     assert token_bytes(PreTrainedTokenizerFast(tokenizer_object=backend)) == [b" a", b"", b"", b" b"]
@@ -106,9 +99,9 @@ def test_bytes_of_unknown_kinds_are_refused():
 def test_reasoner_tokens_are_added_behind_the_vocabulary():
     tokenizer = _byte_level()
     size = len(tokenizer)
-    assert add_reasoner_tokens(tokenizer) == (size, size + 1, size + 2, size - 1, size - 1)
+    assert _added(tokenizer) == (size, size + 1, size + 2, size - 1, size - 1)
     assert tokenizer.pad_token == "<|eos|>"
-    assert add_reasoner_tokens(tokenizer) == (size, size + 1, size + 2, size - 1, size - 1)
+    assert _added(tokenizer) == (size, size + 1, size + 2, size - 1, size - 1)
     assert len(tokenizer) == size + 3
     assert token_bytes(tokenizer)[size:] == [b"", b"", b""]
     assert tokenizer("ab<|latent|>a")["input_ids"].count(size + 2) == 1
@@ -121,7 +114,7 @@ def test_reasoner_tokens_are_found_by_name_and_made_special():
     tokenizer.add_tokens(["<|latent|>", "<|start-latent|>"])
     tokenizer.pad_token = "a"
     pad = tokenizer.convert_tokens_to_ids("a")
-    assert add_reasoner_tokens(tokenizer) == (size + 1, size + 2, size, size - 1, pad)
+    assert _added(tokenizer) == (size + 1, size + 2, size, size - 1, pad)
     assert token_bytes(tokenizer)[size : size + 3] == [b"", b"", b""]
     assert _decode(tokenizer, [size, size + 1, size + 2]) == ""
 
@@ -181,7 +174,7 @@ def bare(tmp_path):
 def test_bare_vocabulary_and_merges_load(tmp_path, bare):
     tokenizer = load_tokenizer(str(tmp_path))
     assert tokenizer("ab a")["input_ids"] == [256, bare["\u0120"], bare["a"]]
-    assert add_reasoner_tokens(tokenizer) == (258, 259, 260, 257, 257)
+    assert _added(tokenizer) == (258, 259, 260, 257, 257)
     (tmp_path / "vocab.json").write_text(json.dumps({"a": 0, "b": 1, "ab": 2}))
     with pytest.raises(UserError, match="isn't GPT-2's"):
         load_tokenizer(str(tmp_path))
@@ -195,7 +188,7 @@ def test_added_tokens_beside_vocabulary_and_merges(tmp_path, bare):
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
     tokenizer = load_tokenizer(str(tmp_path))
     assert tokenizer("ab<|latent|> a")["input_ids"] == [256, 258, bare["\u0120"], bare["a"]]
-    assert add_reasoner_tokens(tokenizer) == (259, 260, 258, 257, 257)
+    assert _added(tokenizer) == (259, 260, 258, 257, 257)
     assert len(token_bytes(tokenizer)) == 261
 
 
@@ -203,7 +196,7 @@ def test_gpt2(shared_data):
     tokenizer = load_tokenizer(str(shared_data / "gpt2_tokenizer"))
     # Known ids of GPT-2.
     assert tokenizer("Hello  world\n")["input_ids"] == [15496, 220, 995, 198]
-    assert add_reasoner_tokens(tokenizer) == (50257, 50258, 50259, 50256, 50256)
+    assert _added(tokenizer) == (50257, 50258, 50259, 50256, 50256)
     table = token_bytes(tokenizer)
     assert len(table) == 50260
     rng = np.random.default_rng(0)

@@ -219,12 +219,6 @@ def test_one_row_without_samples_or_steps(tmp_path):
     assert "| imitation, own length | 75.0 ± 21.7 | 3.00 ± 0.00 | 25.0 ± 21.7 |" in (tmp_path / "report.md").read_text()
 
 
-def test_few_samples_show_the_largest_k(tmp_path):
-    write_eval(tmp_path, "slpo", "alpha", [1, 0], np.ones((1, 2, 4)))
-    report.write_report(tmp_path)
-    assert "| row | Acc | P@1 | P@4 | maj@4 | #L | cut at the limit |" in (tmp_path / "report.md").read_text()
-
-
 def test_rows_on_different_problems_are_not_compared(tmp_path):
     write_eval(tmp_path, "slpo", "alpha", [1, 0, 1])
     write_eval(tmp_path, "cold_start", "alpha", [1, 0])
@@ -367,13 +361,6 @@ def test_mean_of_sets_of_one_problem_has_every_figure(tmp_path):
     assert "| SLPO | 75.0 ± 17.7 | 37.5 | 62.5 |" in table
 
 
-def test_compare_refuses_the_same_run_twice(workdir, tmp_path):
-    with pytest.raises(UserError, match="name each of them once"):
-        report.compare_runs([workdir, workdir / "."], tmp_path / "all")
-    with pytest.raises(UserError, match="--out"):
-        report.compare_runs([workdir], workdir)
-
-
 def test_the_command_says_what_it_could_not_read(tmp_path, capsys):
     write_eval(tmp_path, "slpo", "alpha", [1, 0, 1])
     (tmp_path / "metrics.jsonl").write_text("xx\n")
@@ -390,9 +377,13 @@ def test_command_line(workdir, tmp_path, capsys):
     assert (tmp_path / "all" / "report.md").exists()
     file = tmp_path / "file"
     file.write_text("")
-    for arguments in ([str(workdir), str(tmp_path / "all")], [str(workdir), "--out", str(file)]):
-        with pytest.raises(UserError, match="--out"):
-            commands.report(arguments)
+    with pytest.raises(UserError, match="--out"):
+        commands.report([str(workdir), str(tmp_path / "all")])
+    for runs, out in (([workdir], file), ([workdir], workdir), ([workdir, workdir / "."], tmp_path / "all")):
+        with pytest.raises(UserError) as error:
+            commands.report([*map(str, runs), "--out", str(out)])
+        said = f"compare: --out ({out}) and the runs have to be different folders; name each of them once"
+        assert str(error.value) == said
     with pytest.raises(UserError, match=r"/eval.*evaluate"):
         commands.report([str(tmp_path / "all")])
 

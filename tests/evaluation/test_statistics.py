@@ -23,7 +23,6 @@ def make_records(correct, latent_steps, problem_steps, sample_correct, sample_an
     if sample_latent_steps is None:
         sample_latent_steps = np.full(sample_correct.shape, 2)
     return EvalRecords(
-        index=np.arange(n),
         references=("1",) * n,
         answers=("1",) * n,
         correct=np.array(correct, bool),
@@ -206,7 +205,7 @@ def test_compare_rows_takes_the_better_fixed_row_by_metric():
         return {"imitate": records(imitate), "imitate_fixed_tmax": records(fixed), "slpo": records(slpo)}
 
     runs = [run([1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0])]
-    entries, notes = comparisons.compare_rows(runs, {name: ROWS[name] for name in runs[0]}, n_boot=100)
+    entries, notes = comparisons.compare_rows(runs, {name: ROWS[name] for name in runs[0]})
     assert notes == []
     (acc,) = [e for e in entries if e["metric"] == "acc"]
     assert (acc["a"], acc["b"], acc["b_row"]) == ("slpo", "best_fixed", "imitate_fixed_tmax")
@@ -225,7 +224,7 @@ def test_compare_rows_averages_over_sets_and_runs():
         }
 
     rows = {name: ROWS[name] for name in ("cold_start", "slpo")}
-    entries, _ = comparisons.compare_rows([run(20, 10), run(40, 10)], rows, n_boot=4000)
+    entries, _ = comparisons.compare_rows([run(20, 10), run(40, 10)], rows)
     found = {e["set"]: e for e in entries if e["metric"] == "acc"}
     assert found["x"]["per_run"] == pytest.approx([0.2, 0.4])
     assert found["average"]["difference"] == pytest.approx((0.3 + 0.1) / 2)
@@ -237,7 +236,7 @@ def test_compare_rows_averages_over_sets_and_runs():
     # Of three sets, one of which only one of the rows has, there is no mean.
     partial = run(20, 10)
     partial["slpo"]["z"] = partial["slpo"]["x"]
-    entries, _ = comparisons.compare_rows([partial], rows, n_boot=100)
+    entries, _ = comparisons.compare_rows([partial], rows)
     assert {e["set"] for e in entries} == {"x", "y"}
 
 

@@ -9,6 +9,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 
 from slpo_jax.checkpoints.architectures.coconut import Coconut
 from slpo_jax.checkpoints.architectures.text import Text
+from slpo_jax.checkpoints.checkpoint import Checkpoint
 from slpo_jax.checkpoints.description import Description, write_description
 from slpo_jax.data.tokenizer import load_tokenizer
 from slpo_jax.errors import UserError
@@ -81,7 +82,7 @@ def test_tokenizer_json_decides_in_what_is_saved(tmp_path, name):
     read = load_tokenizer(str(tmp_path / "read"))
     template = Coconut().template(read)
     model = GPT2Config(vocab_size=len(read), n_positions=8, n_embd=4, n_layer=1, n_head=1)
-    write_description(tmp_path / "saved", Description(Coconut(), model), template)
+    Checkpoint(Description(Coconut(), model), template).write(tmp_path / "saved")
     saved = Tokenizer.from_file(str(tmp_path / "saved" / "tokenizer.json"))
     assert [saved.encode(text).ids for text in TEXTS] == ids
     settings = json.loads((tmp_path / "saved" / "tokenizer_config.json").read_text())

@@ -3,15 +3,13 @@
 import re
 import time
 from fractions import Fraction
-from typing import get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from read_answers import COMPLETIONS, LAST_NUMBERS
-from slpo_jax.errors import UserError
-from slpo_jax.rewards.answers import AnswerStyle, canonical_decimal, is_correct, parse_completion, read_completion
+from read_answers import COMPLETIONS, LAST_NUMBERS, ended_text, is_correct
+from slpo_jax.rewards.answers import canonical_number, parse_completion
 
 CANONICAL = {
     "72": "72",
@@ -45,26 +43,18 @@ CANONICAL = {
 
 
 @pytest.mark.parametrize("text", CANONICAL)
-def test_canonical_decimal_by_hand(text):
-    assert canonical_decimal(text) == CANONICAL[text]
+def test_canonical_number_by_hand(text):
+    assert canonical_number(text) == CANONICAL[text]
 
 
 NO_NUMBERS = ["", " ", ".", "-", "+", "e5", "1e", "1e1.5", "--1", "1,45", "1234,567", "1,2345", ",123", "72$", "72%",
-              "7 2", "1.2.3", "nan", "inf", "0x10", "1_000", "٧٢", "−72", "72\u00a0", "72\x1f"]  # fmt: skip
+              "7 2", "1.2.3", "nan", "inf", "0x10", "1_000", "٧٢", "−72", "72\u00a0", "72\x1f",
+              "1e999999999", "1e-1001", "0e1001", "1e" + "9" * 5000, "1e-0001001"]  # fmt: skip
 
 
 @pytest.mark.parametrize("text", NO_NUMBERS)
-def test_canonical_decimal_rejects_what_is_no_number(text):
-    with pytest.raises(UserError, match="is no number") as error:
-        canonical_decimal(text)
-    assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize("text", ["1e999999999", "1e-1001", "0e1001", "1e" + "9" * 5000, "1e-0001001"])
-def test_canonical_decimal_refuses_to_write_out_absurd_exponents(text):
-    with pytest.raises(UserError, match=r"exponent beyond \+-1000") as error:
-        canonical_decimal(text)
-    assert len(str(error.value)) < 150
+def test_what_is_no_number_and_what_has_an_absurd_exponent_is_none(text):
+    assert canonical_number(text) is None
 
 
 _digits = st.text("0123456789", max_size=40)
@@ -78,13 +68,13 @@ _references = st.builds(
 
 
 @given(_references, _references)
-def test_canonical_decimal_is_exact_and_unique(left, right):
-    canonical = canonical_decimal(left)
+def test_canonical_number_is_exact_and_unique(left, right):
+    canonical = canonical_number(left)
     assert Fraction(canonical) == Fraction(left)
     assert re.fullmatch(r"0|-?(0|[1-9][0-9]*)(\.[0-9]*[1-9])?", canonical)
     assert canonical != "-0"
-    assert canonical_decimal(canonical) == canonical
-    assert (canonical == canonical_decimal(right)) == (Fraction(left) == Fraction(right))
+    assert canonical_number(canonical) == canonical
+    assert (canonical == canonical_number(right)) == (Fraction(left) == Fraction(right))
 
 
 @pytest.mark.parametrize("text", COMPLETIONS)
@@ -107,13 +97,6 @@ def test_long_texts_are_read_in_linear_time():
     assert time.process_time() - begun < 3
 
 
-def test_a_style_that_is_offered_exists():
-    with pytest.raises(UserError) as told:
-        parse_completion("# 1", "text")
-    offered = re.findall(r"'(\w+)'", str(told.value).partition(";")[2])
-    assert offered == [*get_args(AnswerStyle)]
-
-
 @pytest.mark.parametrize("style", ["after_mark", "last_number"])
 def test_is_correct_compares_decimals_not_texts_or_floats(style):
     assert is_correct("# 0072.00", "72", style)
@@ -134,13 +117,13 @@ def test_parse_completion_keeps_the_value(whole, fraction, negative, zeros):
         for style in ("after_mark", "last_number"):
             answer = parse_completion(f"so # {written}", style)
             assert Fraction(answer) == Fraction(text)
-            assert answer == canonical_decimal(written)
+            assert answer == canonical_number(written)
 
 
 def test_a_completion_stops_at_the_first_eos():
     token_bytes = [b"7", b"2", b"ignored", "é".encode()[:1], b""]
-    assert read_completion([0, 4, 1, 2, 0, 2], token_bytes, eos_ids=(2,)).text == "72"
-    assert read_completion([2], token_bytes, eos_ids=(2,)).text == ""
-    assert read_completion([0, 3, 1, 2], token_bytes, eos_ids=(2,)).text == "7\ufffd2"
-    assert read_completion([-1, 0, 99, 2], token_bytes, eos_ids=(2,)).text == "7"
-    assert read_completion([0, 1], token_bytes, eos_ids=(2,)).text is None
+    assert ended_text([0, 4, 1, 2, 0, 2], token_bytes, 2) == "72"
+    assert ended_text([2], token_bytes, 2) == ""
+    assert ended_text([0, 3, 1, 2], token_bytes, 2) == "7\ufffd2"
+    assert ended_text([-1, 0, 99, 2], token_bytes, 2) == "7"
+    assert ended_text([0, 1], token_bytes, 2) is None

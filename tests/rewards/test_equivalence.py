@@ -8,14 +8,14 @@ from collections import deque
 
 import pytest
 
+from read_answers import is_correct
 from slpo_jax.errors import UserError
 from slpo_jax.rewards import answers, equivalence
 from slpo_jax.rewards.answers import (
     are_readable,
     are_right,
-    canonical_decimal,
+    canonical_number,
     in_one_form,
-    is_correct,
     last_boxed,
     parse_completion,
 )
@@ -57,7 +57,8 @@ def fresh(monkeypatch):
     monkeypatch.setattr(equivalence, "_idle", deque())
     equivalence._judge.cache_clear()
     yield equivalence
-    equivalence._close()
+    for worker in equivalence._idle:
+        worker.close()
 
 
 def mistaken(right, wrong):
@@ -84,7 +85,7 @@ def test_numbers_are_never_a_matter_of_latex(style, monkeypatch):
     wholes = ["1,000", "-7", "1e2", "+3", "007", "12345678901234567890123"]
     decimals = ["1.50", "0.10"]
     for text in [*wholes, *decimals]:
-        assert are_right([text], [canonical_decimal(text)], "boxed") == [True]
+        assert are_right([text], [canonical_number(text)], "boxed") == [True]
     assert are_right(wholes, ["1001", "7", "200", "4", "8", "12345678901234567890124"], "boxed") == [False] * 6
 
 

@@ -10,7 +10,7 @@ from slpo_jax.data.chat import PromptConfig, text_template
 from slpo_jax.data.problem import Problem
 from slpo_jax.data.tokenizer import arithmetic_tokenizer, byte_tokenizer
 from slpo_jax.errors import UserError
-from slpo_jax.evaluation.completions import Completions, accuracy, record_rows
+from slpo_jax.evaluation.completions import accuracy, record_rows
 from slpo_jax.evaluation.records import arrays_of
 from slpo_jax.evaluation.statistics import summarise
 from slpo_jax.rewards.answers import parse_completion
@@ -47,7 +47,7 @@ def _tokens(template, texts):
 
 
 def _done(tokens):
-    return Completions({"tokens": tokens, "latent_steps": np.arange(len(tokens))})
+    return {"tokens": tokens, "latent_steps": np.arange(len(tokens))}
 
 
 # Texts, what is read in them, and whether it is 7, the reference; None: no answer.
@@ -120,7 +120,7 @@ def test_votes_go_by_what_answers_mean_and_not_by_how_they_are_written(answers, 
         ids = [*template.tokenizer(text)["input_ids"], template.eos_id]
         row[: len(ids)] = ids
     problems, done = encode_problems(template, [Problem("?", (), reference)]), _done(tokens)
-    scored = Completions({**done.values, "likelihood": np.full(5, 0.5, np.float32)})
+    scored = done | {"likelihood": np.full(5, 0.5, np.float32)}
     (row,) = record_rows(reward, problems, _done(tokens[:1]), {5: scored}, samples=5)
     readings = [reward.read(each) for each in tokens]
     assert [sample["answer"] for sample in row["samples"]] == [reading.answer for reading in readings]
@@ -141,7 +141,7 @@ def test_a_reader_remembers_a_bounded_number(monkeypatch):
     for number in range(5):
         (tokens,) = _tokens(template, [f"#### {number} <eos>"])
         assert reward.read(tokens).answer == str(number)
-        assert len(reward._seen) <= 2
+        assert reward._read.cache_info().currsize <= 2
 
 
 def _text_config(answers: str):

@@ -4,8 +4,9 @@ import jax
 import numpy as np
 import pytest
 
-from slpo_jax.rewards.answers import is_correct, parse_completion, read_completion
-from slpo_jax.rewards.text_verifier import ON_DEVICE
+from read_answers import ended_text, is_correct
+from slpo_jax.rewards.answers import parse_completion
+from slpo_jax.rewards.text_verifier import ON_DEVICE, verify
 from slpo_jax.rewards.verifier import encode_references, reference_width
 
 # (completion, what is read, whether it is "Tom is a lempus.")
@@ -67,14 +68,13 @@ def test_the_device_says_what_the_host_says(style, pieces, others):
     tokens[:, -1] = rng.integers(0, 2, 4000)  # and some don't end
     tokens[np.arange(4000), rng.integers(2, 12, 4000)] = 0
     tokens = np.concatenate([tokens, ROWS])
-    completions = [read_completion(row.tolist(), pieces, (0,)).text for row in tokens]
+    completions = [ended_text(row.tolist(), pieces, 0) for row in tokens]
     said = [text and parse_completion(text, style) for text in completions]
     # U+FFFD is how the host shows bytes that are no text, and no reference has any.
     usable = [answer if answer and "\ufffd" not in answer else "" for answer in said]
     references = [answer if answer and n % 2 else others[n % len(others)] for n, answer in enumerate(usable)]
     expected = [is_correct(text, reference, style) for text, reference in zip(completions, references, strict=True)]
     encoded = encode_references(references, reference_width(references, style), style)
-    table, verify = ON_DEVICE[style]
-    found = jax.jit(verify)(table(pieces), tokens, encoded, 0)
+    found = jax.jit(verify, static_argnames="style")(ON_DEVICE[style][0](pieces), tokens, encoded, 0, style)
     assert found.tolist() == expected
     assert 500 < sum(expected) < 3500

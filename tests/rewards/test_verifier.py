@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from read_answers import COMPLETIONS, LAST_NUMBERS
-from slpo_jax.errors import UserError
-from slpo_jax.rewards.answers import canonical_decimal, canonical_number, is_correct, parse_completion, read_completion
-from slpo_jax.rewards.verifier import ByteTable, byte_table, encode_references, reference_width, verify
+from read_answers import COMPLETIONS, LAST_NUMBERS, ended_text, is_correct
+from slpo_jax.rewards.answers import canonical_number, parse_completion
+from slpo_jax.rewards.text_verifier import verify
+from slpo_jax.rewards.verifier import byte_table, encode_references, reference_width
 
 STYLES = ("after_mark", "last_number")
 EOS = 256
@@ -58,7 +58,7 @@ def test_texts_read_by_hand_are_right_under_their_own_reference_alone(style):
     others = [
         flipped,
         [canonical_number(end) or "2" for end in ends],
-        *([canonical_decimal(each)] * len(TEXTS) for each in NEAR),
+        *([canonical_number(each)] * len(TEXTS) for each in NEAR),
     ]
     for references in (own, *others):
         expected = [answer == reference for answer, reference in zip(answers, references, strict=True)]
@@ -80,7 +80,7 @@ def test_ids_outside_the_table_write_nothing(style):
     token_bytes = [b"7", b"2", b"5", b""]
     rows = [[-2, 0, 9, 1, 3], [0, -2, 1, 3, 0], [0, -3, 3, 3, 3], [9, 3, 3, 3, 3]]
     found = jitted_verify(byte_table(token_bytes), np.array(rows, np.int32), encode_references(["72"] * 4, 2), 3, style)
-    expected = [is_correct(read_completion(row, token_bytes, (3,)).text, "72", style) for row in rows]
+    expected = [is_correct(ended_text(row, token_bytes, 3), "72", style) for row in rows]
     assert found.tolist() == expected == [True, True, False, False]
 
 
@@ -121,7 +121,7 @@ _texts = st.lists(st.sampled_from(_PIECES), max_size=16).map("".join)
 # One drawn seed, not a draw a cut: those make examples too large for hypothesis now and then.
 SEEDED = st.randoms(use_true_random=True)
 _canonicals = st.builds(
-    lambda sign, whole, fraction: canonical_decimal(f"{sign}{whole}.{fraction}"),
+    lambda sign, whole, fraction: canonical_number(f"{sign}{whole}.{fraction}"),
     st.sampled_from(["", "-"]),
     st.text("0123456789", min_size=1, max_size=24),
     st.text("05", max_size=3),
@@ -163,14 +163,14 @@ def test_agrees_with_the_host_on_adversarial_tokens(texts, canonicals, rng):
         pieces = segment(text.encode(), rng)
         rows.append([*range(len(vocabulary), len(vocabulary) + len(pieces)), *[0] * (rng.random() < 0.95)])
         vocabulary.extend(pieces)
-    narrow = byte_table(vocabulary).bytes_VL
+    narrow = byte_table(vocabulary)
     # One shape for all examples, so that verify is compiled once.
-    table = ByteTable(np.pad(narrow, ((0, BATCH * SLOTS - len(narrow)), (0, WIDTH - narrow.shape[1]))))
+    table = np.pad(narrow, ((0, BATCH * SLOTS - len(narrow)), (0, WIDTH - narrow.shape[1])))
     tokens = pad_tokens(rows + [[0]] * (BATCH - len(rows)), SLOTS, -1)
     encoded = encode_references(references + ["0"] * (BATCH - len(rows)), 512)
     for style in STYLES:
         expected = [
-            is_correct(read_completion(row, vocabulary, (0,)).text, reference, style)
+            is_correct(ended_text(row, vocabulary, 0), reference, style)
             for row, reference in zip(rows, references, strict=True)
         ]
         assert jitted_verify(table, tokens, encoded, 0, style).tolist()[: len(rows)] == expected
@@ -193,7 +193,7 @@ MEMBERS = {ord("!"): "="}
 
 def test_compressed_bytes_read_as_the_tokens_do():
     pieces = ["".join(letters) for size in range(5) for letters in itertools.product("1,.-# x\t", repeat=size)]
-    compressed = [bytes(row).rstrip(b"\0").decode() for row in byte_table([p.encode() for p in pieces]).bytes_VL]
+    compressed = [bytes(row).rstrip(b"\0").decode() for row in byte_table([p.encode() for p in pieces])]
     contexts = ["|", "1|1", "-|1", "1|11", "1,|111", "1,1|1", "1.|.1", " |1 ", "# 1| ", "1,11|,111", "1,111|111", "x|1",
                 "1|#1", "#|-1", "1-|,111"]  # fmt: skip
     for (before, after), style in itertools.product([each.split("|") for each in contexts], STYLES):
@@ -204,10 +204,8 @@ def test_compressed_bytes_read_as_the_tokens_do():
 
 def test_tables_stay_narrow_for_long_tokens():
     long = [b"-" * 128, b" " * 90, b"#" * 60, "é".encode() * 30, "—".encode() * 30, b"\xff" * 128, b"the", b""]
-    assert byte_table(long).bytes_VL.shape == (len(long), 2)
-    assert byte_table([b""]).bytes_VL.shape == (1, 1)
-    with pytest.raises(UserError, match="vocabulary is empty"):
-        byte_table([])
+    assert byte_table(long).shape == (len(long), 2)
+    assert byte_table([b""]).shape == (1, 1)
 
 
 def test_a_sign_in_several_tokens_is_one_and_bytes_that_are_no_utf8_are_junk():
@@ -229,16 +227,12 @@ def test_a_sign_in_several_tokens_is_one_and_bytes_that_are_no_utf8_are_junk():
         assert dict(zip(rows, found, strict=True)) == {row: number == reference for row, number in rows.items()}
 
 
-def test_references_and_styles_are_checked():
+def test_references_are_rows_of_bytes():
     assert reference_width(["72", "-0.25"]) == 5
     assert reference_width([]) == 1
     assert encode_references(["72", "-0.5"], 4).tolist() == [[0x37, 0x32, 0, 0], [0x2D, 0x30, 0x2E, 0x35]]
-    with pytest.raises(UserError, match="reference 1 has 4 characters, more than 3"):
+    with pytest.raises(ValueError, match="reshape"):
         encode_references(["72", "1450"], 3)
-    with pytest.raises(UserError, match="reference 0, '072', is not canonical"):
-        encode_references(["072"], 3)
-    with pytest.raises(UserError, match="'boxed'"):
-        verify(BYTE_LEVEL, np.full((1, 2), EOS, np.int32), encode_references(["1"], 1), EOS, "boxed")
 
 
 @pytest.mark.slow
@@ -287,10 +281,10 @@ def gpt2_vocabulary(data):
 def test_every_real_answer_is_right_under_its_own_reference_alone(shared_data):
     tokenizer, token_bytes, eos = gpt2_vocabulary(shared_data)
     table = byte_table(token_bytes)
-    assert table.bytes_VL.shape[1] <= 17
+    assert table.shape[1] <= 17
     answers = real_answers(shared_data)
     assert len(answers) == 1319 + 500 + 1318 + 580 + 7473
-    references = [canonical_decimal(answer) for answer in answers]
+    references = [canonical_number(answer) for answer in answers]
     neighbours = references[1:] + references[:1]
     same, width = [a == b for a, b in zip(references, neighbours, strict=True)], reference_width(references)
     assert sum(same) < 200

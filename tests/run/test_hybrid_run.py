@@ -10,7 +10,7 @@ from slpo_jax.checkpoints.export import export_checkpoint
 from slpo_jax.config import read_config
 from slpo_jax.data.templates import token_texts
 from slpo_jax.errors import UserError
-from slpo_jax.evaluation.completions import Completions, thought_rows
+from slpo_jax.evaluation.completions import thought_rows
 from slpo_jax.evaluation.evaluate import Evaluator
 from slpo_jax.evaluation.rows import baselines_of
 from slpo_jax.io.orbax import save_params
@@ -120,7 +120,7 @@ def test_recipes_with_parts_of_their_own_leave_what_rl_starts_from(changes, tmp_
         assert reads_of(left) == (1, 1)
         problems, texts = experiment.test_set("made"), token_texts(experiment.template, 99)
         seen = experiment.evaluator.run(left, problems, "length", 2, limit=3, probed=True)
-        words = [[experiment.reward.read(said).text.strip() for said in row[:2]] for row in seen.values["words"]]
+        words = [[experiment.reward.read(said).text.strip() for said in row[:2]] for row in seen["words"]]
         probed = thought_rows(experiment.reward, texts, seen, gated=False, reads=reads_of(left))
         for row, said in zip(probed, words, strict=True):
             assert [latent["words"].removesuffix(" ...") for latent in row["latents"]] == said
@@ -144,9 +144,9 @@ def test_what_a_thought_wrote_is_read(hybrid):
     experiment, params, _ = hybrid
     problems, reward = experiment.test_set("made"), experiment.reward
     done = experiment.evaluator.run(params, problems, "length", T, seed=0, limit=8)
-    assert done.tokens.shape == (8, T + A)
+    assert done["tokens"].shape == (8, T + A)
     vocabulary = experiment.template.tokenizer.convert_ids_to_tokens
-    for tokens, steps in zip(done.tokens, done.latent_steps, strict=True):
+    for tokens, steps in zip(done["tokens"], done["latent_steps"], strict=True):
         ids, text, *_ = reward.read(tokens)
         eos = experiment.template.eos_id
         assert ids == [token for token in tokens.tolist() if token >= 0] or (ids[-1] == eos and eos not in ids[:-1])
@@ -172,7 +172,7 @@ def test_rewards_and_votes_read_it_too(hybrid, monkeypatch):
     def rolled_out(*_, **__):
         seen = dict.fromkeys(("stop", "nearest_probability", "nearest_token", "latents"), np.zeros((1, T, 1), int))
         done = sampled(None, None, None, None)
-        return Completions(seen | {"tokens": np.array(done.completions), "latent_steps": np.array(done.lengths)})
+        return seen | {"tokens": np.array(done.completions), "latent_steps": np.array(done.lengths)}
 
     monkeypatch.setattr(Evaluator, "run", rolled_out)
     batch = PromptedBatch(Prompts(None, None), encode_references(["5"], 1), jnp.zeros(1, int))

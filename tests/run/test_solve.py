@@ -120,7 +120,7 @@ def test_votes_are_the_evaluation_s_samples(solver):
     problem = Problem(QUESTION, (), "5")
     problems = EncodedProblems((problem,), [setup.template.prompt(QUESTION)], [[]], [[]], setup.template)
     out = setup.evaluator.run(solver.params, problems, solver.stopping, solver.rule, seed, samples)
-    answers = [setup.reward.read(tokens).answer for tokens in out.tokens]
+    answers = [setup.reward.read(tokens).answer for tokens in out["tokens"]]
     assert dict(found.counts) == Counter(answers)
     assert len(found.counts) > 2, "the samples must differ in this test"
     assert [count for _, count in found.counts] == sorted(Counter(answers).values(), reverse=True)
@@ -138,7 +138,7 @@ def test_thoughts_that_an_evaluation_keeps_are_those_of_whom_one_asks(solver):
     empty = [[] for _ in questions]
     encoded = EncodedProblems(tuple(problems), prompts, empty, empty, setup.template)
     seen = setup.evaluator.run(solver.params, encoded, solver.stopping, solver.rule, probed=True)
-    assert len(set(seen.latent_steps)) > 1, "the numbers must differ in this test"
+    assert len(set(seen["latent_steps"])) > 1, "the numbers must differ in this test"
     texts = token_texts(setup.template, setup.reasoner.config.vocab_size)
     for found, question in zip(thought_rows(setup.reward, texts, seen, gated=True), questions, strict=True):
         alone = solve(solver, question)

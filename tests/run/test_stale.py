@@ -19,7 +19,6 @@ from slpo_jax.checkpoints.detect import identify
 from slpo_jax.config import Config, read_config
 from slpo_jax.config.sections import changed, values
 from slpo_jax.errors import UserError
-from slpo_jax.evaluation.completions import Completions
 from slpo_jax.evaluation.evaluate import Evaluator
 from slpo_jax.evaluation.report import write_report
 from slpo_jax.io.files import flatten
@@ -123,7 +122,7 @@ class Run:
             if probed:
                 found |= {"stop": np.full((n, 9), 0.25), "nearest_probability": np.ones((n, 9, 1))}
                 found["nearest_token"] = np.full((n, 9, 1), 3)
-            return Completions(found | ({"latents": np.ones((n, 3, 1), np.float32)} if keep_latents else {}))
+            return found | ({"latents": np.ones((n, 3, 1), np.float32)} if keep_latents else {})
 
         experiment = self.experiment(**{"stages": ("evaluate",)} | changes)
         with monkeypatch.context() as patch:

@@ -15,9 +15,8 @@ from plain_gpt2 import dropout_factors
 from slpo_jax.checkpoints.architectures.coconut import Coconut
 from slpo_jax.checkpoints.architectures.colar import Colar
 from slpo_jax.data.batches import encode_problems
-from slpo_jax.data.chat import PromptConfig
+from slpo_jax.data.chat import PromptConfig, at_speed
 from slpo_jax.data.problem import Problem
-from slpo_jax.data.speed import at_speed
 from slpo_jax.data.tokenizer import arithmetic_tokenizer
 from slpo_jax.errors import UserError
 from slpo_jax.models.dropout import Dropout

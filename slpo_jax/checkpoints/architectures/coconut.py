@@ -7,7 +7,7 @@ import numpy as np
 from slpo_jax.checkpoints.architectures.architecture import NO_PROMPT, Architecture, Unwrapped, refuse_others
 from slpo_jax.checkpoints.weights import EMBEDDING, with_prefix
 from slpo_jax.data.chat import QUESTION
-from slpo_jax.data.templates import line, marked_template
+from slpo_jax.data.templates import Template, line
 from slpo_jax.data.tokenizer import ANSWER_MARK, COCONUT_TOKENS, add_reasoner_tokens
 from slpo_jax.errors import UserError
 
@@ -34,9 +34,9 @@ class Coconut(Architecture):
                 "config.prompt.format: takes the place of COCONUT's markers together with config.prompt.closing; give "
                 "both or neither"
             )
-        marked = marked_template(
-            tokenizer,
-            add_reasoner_tokens(tokenizer, COCONUT_TOKENS, first_id),
+        marked = Template(
+            **add_reasoner_tokens(tokenizer, COCONUT_TOKENS, first_id),
+            tokenizer=tokenizer,
             answer_style=prompt.marked_style("after_mark"),
             question_text=line,
             step_text=lambda step, first: step + "\n",

@@ -8,7 +8,7 @@ import flax.linen as nn
 from slpo_jax.checkpoints.architectures.architecture import NO_PROMPT, Architecture, Unwrapped, refuse_others
 from slpo_jax.checkpoints.weights import linear, norm, strip_all, with_prefix
 from slpo_jax.config.bounds import setting
-from slpo_jax.data.templates import marked_template
+from slpo_jax.data.templates import Template
 from slpo_jax.data.tokenizer import END_LATENT, PAD_LATENT, START_LATENT, add_reasoner_tokens, add_words
 from slpo_jax.errors import UserError
 from slpo_jax.models.reasoner import LatentReasoner
@@ -79,15 +79,15 @@ class Codi(Architecture):
         """Question + start (bot) | latents | end (eot) + steps, a space between them + "The answer is: 72" + eos."""
         add_words(tokenizer, _ANSWER)
         tokens = add_reasoner_tokens(tokenizer, _TOKENS, first_id)
-        return marked_template(
-            tokenizer,
-            tokens,
+        return Template(
+            **tokens,
+            tokenizer=tokenizer,
             answer_style=prompt.marked_style("last_number"),
             question_text=_tidied if self.tidy else str,
             question_in_jinja="question.strip().replace('  ', ' ')" if self.tidy else "question",
             step_text=lambda step, first: step if first else " " + step,
             answer_text=lambda answer: f"{_ANSWER} {answer}",
-            banned_ids=(tokens.end,) if self.tidy else (),
+            banned_ids=tokens["closing_ids"] if self.tidy else (),
         )
 
     def heads(self, width):

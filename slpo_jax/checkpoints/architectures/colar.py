@@ -12,9 +12,9 @@ import jax.numpy as jnp
 from slpo_jax.checkpoints.architectures.architecture import NO_PROMPT, NO_SHAPES, Architecture, Unwrapped, refuse_others
 from slpo_jax.checkpoints.weights import linear, norm, with_prefix
 from slpo_jax.config.bounds import setting
-from slpo_jax.data.speed import MOST_SPEED, Asked
-from slpo_jax.data.templates import marked_template
-from slpo_jax.data.tokenizer import LATENT, ReasonerTokens, add_words
+from slpo_jax.data.chat import MOST_SPEED, Asked
+from slpo_jax.data.templates import Template
+from slpo_jax.data.tokenizer import LATENT, add_words, end_ids
 from slpo_jax.errors import UserError
 from slpo_jax.models.reasoner import LatentLaw, LatentReasoner
 
@@ -113,8 +113,7 @@ class Colar(Architecture):
 
     def template(self, tokenizer, first_id=None, prompt=NO_PROMPT):
         """Question, as it asks it + "###" | latents | "###" + steps, a line each + "Answer:72" + eos; no bos."""
-        if tokenizer.eos_token is None:
-            raise UserError("tokenizer: has no eos token, so that answers couldn't end; set eos_token in its config")
+        ends = end_ids(tokenizer)
         add_words(tokenizer, " ".join(Asked(speed)("") for speed in range(1, MOST_SPEED + 1)))
         add_words(tokenizer, _ANSWER, apart=False)
         mark = tokenizer(_MARK, add_special_tokens=False)["input_ids"]
@@ -123,13 +122,13 @@ class Colar(Architecture):
                 f"tokenizer: {_MARK!r} is {len(mark)} tokens, but CoLaR's thought has one at each end; give Llama 3's, "
                 "or another that knows it, or without a base model config.tokenizer=words"
             )
-        if tokenizer.pad_token is None:
-            tokenizer.pad_token = tokenizer.eos_token
-        eos, pad, latent = tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer.get_vocab().get(LATENT)
-        return marked_template(
-            tokenizer,
-            ReasonerTokens(mark[0], mark[0], latent, eos, pad),
+        return Template(
+            **ends,
             answer_style=prompt.marked_style("last_number"),
+            start_id=mark[0],
+            closing_ids=(mark[0],),
+            latent_id=tokenizer.get_vocab().get(LATENT),
+            tokenizer=tokenizer,
             question_text=Asked(prompt.speed),
             step_text=lambda step, first: step + "\n",
             answer_text=lambda answer: f"{_ANSWER}{answer}",

@@ -54,7 +54,7 @@ class Draw:
 
     def prompts(self, rows: Sequence[Ids]) -> Prompts:
         """B prompts in their smallest bucket."""
-        return Prompts(*pad_prompts(rows, self.prompt_slots, self.indices, self.problems.template.pad_id))
+        return Prompts(*pad_prompts(rows, self.prompt_slots, self.problems.template.pad_id))
 
     def suffixes(self, rows: Sequence[Ids]) -> SuffixBatch:
         """B main texts in their smallest bucket."""

@@ -18,7 +18,7 @@ import numpy as np
 from flax import struct
 
 from slpo_jax.data.batches import EncodedProblems, pad_suffixes
-from slpo_jax.data.speed import MOST_SPEED, at_speed, speed_of
+from slpo_jax.data.chat import MOST_SPEED, at_speed, speed_of
 from slpo_jax.data.templates import Ids
 from slpo_jax.errors import UserError
 from slpo_jax.policy import noise

@@ -118,7 +118,7 @@ def test_latents_are_the_head_s_of_each_hidden_state(tmp_path):
     assert (prompt[-1], template.closing_ids, template.banned_ids) == (MARK, (MARK,), ())
     assert template.suffix((), "7") == [MARK, *texts("Answer:7", add_special_tokens=False)["input_ids"], MARK + 2]
 
-    padded = Prompts(*pad_prompts([prompt], [len(prompt) + 3], [0], template.pad_id))
+    padded = Prompts(*pad_prompts([prompt], [len(prompt) + 3], template.pad_id))
     keys = noise.row_keys(jax.random.key(0), jnp.zeros(1, jnp.int32))
     out = sample(policy, solver.params, padded, keys, jnp.array([LATENTS]))
 
@@ -156,7 +156,7 @@ def test_its_export_thinks_the_same_in_pytorch(tmp_path, monkeypatch, least):
     questions = [QUESTION, "Why?", "A", "How many pens has Ben now?", "2 + 3", "Sum", "x"]
     policy, template = reasoner.solver.setup.evaluator.policy.without_noise(), reasoner.solver.setup.template
     prompts = template.prompts(questions)
-    padded = Prompts(*pad_prompts(prompts, [max(map(len, prompts))], range(len(prompts)), template.pad_id))
+    padded = Prompts(*pad_prompts(prompts, [max(map(len, prompts))], template.pad_id))
     keys, rule_B = noise.row_keys(jax.random.key(0), jnp.zeros(len(prompts), jnp.int32)), jnp.full(len(prompts), 5)
     ours = sample(policy.having(stopping="length"), reasoner.solver.params, padded, keys, rule_B)
     assert [length in ours.lengths.tolist() for length in (0, 1, 4, 5)] == [not least, True, True, True]
