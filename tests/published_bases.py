@@ -14,17 +14,7 @@ import numpy as np
 from safetensors.torch import save_file
 
 import tiny_gguf
-from published import (
-    BUDGET,
-    LATENTS,
-    QUESTIONS,
-    Published,
-    enliven,
-    line,
-    random_model,
-    tokenizer,
-    torch,
-)
+from published import BUDGET, LATENTS, QUESTIONS, Published, enliven, line, random_model, tokenizer, torch
 from slpo_jax.config import default_config, read_config
 from slpo_jax.run.experiment import build
 

@@ -9,13 +9,10 @@ import numpy as np
 import pytest
 
 from slpo_jax.checkpoints.architectures.coconut import Coconut
-from slpo_jax.io.mesh import device_mesh, shard_rows
 from slpo_jax.models import xla_cpu
 from slpo_jax.training import rl
 from slpo_jax.training.objectives import OBJECTIVES
-from slpo_jax.training.sharding import Layout
-from slpo_jax.training.state import init_state, make_train_step
-from small_steps import GROUP, OPTIMIZER, ROLLOUT, STAGES, batch_of, prompted_batch, rigged_reward, small_params
+from small_steps import GROUP, ROLLOUT, STAGES, batch_of, prompted_batch, rigged_reward, small_params, step_of
 from tiny import policy_of, random_tree
 from tiny_llama import LLAMA
 
@@ -33,9 +30,7 @@ def _step(stage):
     else:
         make, trained = STAGES[stage]
         loss = make()
-    layout = Layout(device_mesh(jax.devices("cpu")[:1]))
-    step = make_train_step(loss, OPTIMIZER, trained, layout, "rl" if stage == "grpo" else stage)
-    return step, (init_state(params, trained, OPTIMIZER, jax.random.key(0), layout), shard_rows(batch, layout.mesh))
+    return step_of(loss, params, trained, batch, "rl" if stage == "grpo" else stage)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from scipy import special
 from frozen import ADDITIVE, BATCH, KEY, POLICY, SIGMA, Frozen
 from slow_policy import as_float64, assert_is_gradient, normal_log_prob, token_by_token
 from slpo_jax.errors import UserError
-from slpo_jax.io.mesh import device_mesh, shard_rows
+from slpo_jax.io.mesh import shard_rows
 from slpo_jax.policy import noise
 from slpo_jax.policy.prompted import PromptedBatch, repeat_rows
 from slpo_jax.policy.rollout import Trajectories, sample
@@ -20,9 +20,8 @@ from slpo_jax.training import rl, rollout_update
 from slpo_jax.training.objectives import OBJECTIVES, Objective
 from slpo_jax.training.objectives.grpo import clipped_gains
 from slpo_jax.training.rollout_update import make_rl_step
-from slpo_jax.training.sharding import Layout
 from slpo_jax.training.state import copied, init_state
-from small_steps import GROUP, ROLLOUT, difference, small_params
+from small_steps import GROUP, ROLLOUT, difference, layout_of, small_params
 from tiny import EOS, PAD, SlowReasoner, compiled, keys_of, policy_of, real_tokens
 
 T, A = ROLLOUT.max_latents, ROLLOUT.answer_slots
@@ -275,23 +274,14 @@ class Toy(Objective):
     parts: int = 1
     compares: bool = False
 
-    @property
-    def rollout_parts(self):
-        return self.parts
-
-    @property
-    def needs_reference(self):
-        return self.compares
-
-    def reference(self, policy, params, batch, trajectories):
-        return jnp.broadcast_to(params["w"], trajectories.lengths.shape)
-
-    @property
-    def updates_per_step(self):
-        return self.updates
+    rollout_parts = property(lambda self: self.parts)
+    needs_reference = property(lambda self: self.compares)
+    updates_per_step = property(lambda self: self.updates)
 
     def behaviour(self, policy, params, batch, trajectories):
         return jnp.broadcast_to(params["w"], trajectories.lengths.shape)
+
+    reference = behaviour
 
     def __call__(self, policy, params, batch, trajectories, rewards_BG, key):
         before_N = 0.0 if trajectories.behaviour is None else trajectories.behaviour
@@ -322,7 +312,7 @@ def _toy_reward(tokens_N1, index_N):
 def test_updates_on_one_rollout(monkeypatch, devices, micro_batches):
     for module in (rollout_update, rl):
         monkeypatch.setattr(module, "roll_out", _toy_rollout)
-    layout, optimizer = Layout(device_mesh(jax.devices("cpu")[:devices])), optax.sgd(0.01)
+    layout, optimizer = layout_of(devices), optax.sgd(0.01)
     references = np.zeros((8, 0), np.uint8)  # as where answers are read on the host
     batch = shard_rows(PromptedBatch({}, references, np.arange(8, dtype=np.int32)), layout.mesh)
 

@@ -3,6 +3,7 @@
 import json
 import struct
 import time
+from unittest import mock
 
 import pytest
 
@@ -29,12 +30,11 @@ class Memory:
 
 
 @pytest.fixture
-def memory(monkeypatch):
-    before, kept = dict(TRACKERS), Memory()
-    register_tracker("memory", lambda workdir, config: kept)
-    yield kept
-    TRACKERS.clear()
-    TRACKERS.update(before)
+def memory():
+    kept = Memory()
+    with mock.patch.dict(TRACKERS):
+        register_tracker("memory", lambda workdir, config: kept)
+        yield kept
 
 
 def _log(tmp_path, *names):
@@ -99,10 +99,7 @@ def test_a_tracker_that_is_not_there_is_said_before_any_work(names, message):
 
 
 def test_a_tracker_that_does_not_start_is_one_line(tmp_path, monkeypatch):
-    def start(workdir, config):
-        raise PermissionError("not logged in")
-
-    monkeypatch.setitem(TRACKERS, "closed", start)
+    monkeypatch.setitem(TRACKERS, "closed", mock.Mock(side_effect=PermissionError("not logged in")))
     with pytest.raises(UserError, match=r"config\.trackers: closed: PermissionError: not logged in; mend that"):
         _log(tmp_path, "closed")
 
