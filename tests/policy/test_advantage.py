@@ -92,23 +92,3 @@ def test_solved_share_by_counting(n):
         for right in range(n + 1):
             counted = np.mean([any(i < right for i in subset) for subset in subsets])
             assert solved_share(n, jnp.float32(right), k) == pytest.approx(counted, abs=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("k", "advantage"), [(1, pkpo_sloo), *((k, advantage) for k in (2, 3) for advantage in (pkpo, pkpo_sloo))]
-)
-def test_pkpo_s_policy_gradient_is_that_of_pass_at_k(k, advantage):
-    """In the mean over all groups of draws from a categorical policy, 1/G sum_i A_i grad log p is 1/G of Pass@k's."""
-    group, right = 4, np.array([1.0, 0.0, 0.0, 1.0], np.float32)
-    logits = np.array([-0.9, 0.7, 0.4, -2.0])
-    law = np.exp(logits) / np.exp(logits).sum()
-    draws = np.array(list(itertools.product(range(4), repeat=group)))
-    advantages = np.asarray(jax.vmap(lambda rewards: advantage(rewards, k))(right[draws]), np.float64)
-    scores = np.eye(4)[draws] - law  # grad log p of each draw, [.., G, 4]
-    estimate = (advantages[..., None] * scores).mean(axis=1)
-    mean = law[draws].prod(axis=1) @ estimate
-    # Pass@k is 1 - (1 - p)^k with p = sum of the right ones, whose gradient is p (1 - p) over the right logits' shares.
-    p = law @ right
-    to_p = law * (right - p)
-    np.testing.assert_allclose(group * mean, k * (1 - p) ** (k - 1) * to_p, atol=1e-7)
-    assert np.abs(to_p).max() > 0.05

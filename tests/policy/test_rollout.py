@@ -197,9 +197,6 @@ def test_sampled_stops_are_drawn_each_by_its_step_s_key(params, prompts):
     assert {*stops.tolist()} == {*range(1, T + 1)}
 
 
-FEW = (4, 7, 2, 6)  # lengths of the prompts of what goes on from the first steps of others
-
-
 def _continued(params, prompts, keys, made, steps, rule, config=ROLLOUT):
     prefix = dataclasses.replace(made, lengths=jnp.minimum(made.lengths, steps))
     return sample(tiny.policy_of(config), params, prompts, keys, rule, prefix=prefix)
@@ -208,9 +205,8 @@ def _continued(params, prompts, keys, made, steps, rule, config=ROLLOUT):
 continued = tiny.compiled(_continued, static=("config",))
 
 
-def test_with_its_own_noise_every_prefix_of_a_rollout_goes_on_as_it_did(params):
-    prompts = random_prompts(FEW, max(FEW))
-    keys = keys_of(len(FEW))
+def test_with_its_own_noise_every_prefix_of_a_rollout_goes_on_as_it_did(params, prompts):
+    keys = keys_of(ROWS)
     made = run_rollout(params, prompts, keys)
     assert len({*made.lengths.tolist()}) > 1
     for steps in range(T + 1):
@@ -218,23 +214,19 @@ def test_with_its_own_noise_every_prefix_of_a_rollout_goes_on_as_it_did(params):
         assert again.lengths.tolist() == made.lengths.tolist()
         assert again.tokens.tolist() == made.tokens.tolist()
         np.testing.assert_allclose(again.actions, made.actions, atol=1e-5)
-    other = continued(params, prompts, keys_of(len(FEW), 1), made, 2, None)
+    other = continued(params, prompts, keys_of(ROWS, 1), made, 2, None)
     np.testing.assert_array_equal(other.actions[:, :1], made.actions[:, :1])
-    eager = dataclasses.replace(ROLLOUT, stopping="threshold")  # at once, but not before the last given step
-    assert continued(params, prompts, keys, made, 3, 0.0, config=eager).lengths.tolist() == [
-        min(length, 3) for length in made.lengths.tolist()
-    ]
+    eager = continued(params, prompts, keys, made, 3, 0.0, config=BY_THRESHOLD)  # but for the steps that are given
+    np.testing.assert_array_equal(eager.lengths, np.minimum(made.lengths, 3))
     assert np.abs(other.actions[:, 2:] - made.actions[:, 2:]).max() > 0.01
 
 
-def test_a_foreign_prefix_is_gone_on_from(params):
+def test_a_foreign_prefix_is_gone_on_from(params, prompts, slow):
     """Any vectors are fed as they are, and thought about further, as in a slow loop."""
-    prompts = random_prompts(FEW, max(FEW))
-    config = dataclasses.replace(ROLLOUT, stopping="length", dropout_rate=0.0)
-    slow, rng, steps = SlowReasoner(), np.random.default_rng(0), np.array([2, 0, 1, 3])
-    made = run_rollout(params, prompts, keys_of(len(FEW)), config=config, stop_rule=jnp.full(len(FEW), 3))
+    rng, steps, config = np.random.default_rng(0), np.array([2, 0, 1, 3, 2, 1]), _clean(BY_LENGTH)
+    made = run_rollout(params, prompts, keys_of(ROWS), config=config, stop_rule=np.full(ROWS, 3, np.int32))
     given = dataclasses.replace(made, actions=jnp.asarray(rng.normal(size=made.actions.shape), jnp.float32))
-    ours = continued(params, prompts, keys_of(len(FEW)), given, steps, jnp.full(len(FEW), 3), config=config)
+    ours = continued(params, prompts, keys_of(ROWS), given, steps, jnp.full(ROWS, 3), config=config)
     for row, kept in enumerate(steps):
         prompt = real_tokens(prompts, row)
         inputs = np.concatenate([slow.embed(prompt), given.actions[row, :kept]])
@@ -246,12 +238,10 @@ def test_a_foreign_prefix_is_gone_on_from(params):
     assert EOS in np.asarray(ours.tokens)
 
 
-def test_the_tokens_nearest_to_a_latent_are_of_the_state_that_made_it(params):
-    prompts, lengths = random_prompts((4, 6), 6), (3, ROLLOUT.max_latents)
-    latents = np.random.default_rng(0).normal(size=(2, ROLLOUT.max_latents, tiny.CONFIG.n_embd)).astype(np.float32)
-    _, probability, token = tiny.compiled(probe, tiny.policy_of())(params, prompts, latents, jnp.array(lengths))
-    slow = SlowReasoner()
-    for row, length in enumerate(lengths):
+def test_the_tokens_nearest_to_a_latent_are_of_the_state_that_made_it(params, prompts, slow):
+    latents = np.random.default_rng(0).normal(size=(ROWS, T, tiny.CONFIG.n_embd)).astype(np.float32)
+    _, probability, token = tiny.compiled(probe, tiny.policy_of())(params, prompts, latents, THOUGHTS)
+    for row, length in enumerate(THOUGHTS):
         hidden = slow.hidden(np.concatenate([slow.prompt(prompts, row), latents[row, :length]]))
         law = special.softmax(slow.logits(hidden[-length - 1 : -1]), axis=-1)
         np.testing.assert_array_equal(token[row, :length], np.argsort(-law, axis=1)[:, :NEAREST])

@@ -112,9 +112,8 @@ def test_losses_and_gradients_are_torch_s(case):
     assert float(parts["loss"]) == pytest.approx(float(loss.detach()), rel=1e-4)
     loss.backward()
     backbone, projector = (gradient["reasoner"][name] for name in ("backbone", "projector"))
-    model, pairs = oracle.hf.base_model, [
-        (projector["fc_in"]["kernel"].T, oracle.projector[0]), (projector["norm"]["scale"], oracle.projector[3])
-    ]  # fmt: skip
+    model, theirs = oracle.hf.base_model, oracle.projector
+    pairs = [(projector["fc_in"]["kernel"].T, theirs[0]), (projector["norm"]["scale"], theirs[3])]
     if case.digits:
         value = backbone["layers_0"]["self_attn"]["v_proj"]["kernel"].T
         pairs += [(backbone["embed_tokens"], model.embed_tokens), (value, model.layers[0].self_attn.v_proj)]

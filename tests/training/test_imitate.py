@@ -21,6 +21,7 @@ from small_steps import CONFIG, IMITATION, PROMPTS, difference, imitation_batch,
 from tiny import SlowReasoner, assert_close, compiled, real_tokens, slow_factors
 
 STEPS = (("2 + 3 = 5",), ("4 - 1 = 3", "3 x 2 = 6"), ("1 + 1 = 2", "2 + 5 = 7", "7 - 4 = 3"))
+STEP_KEY = jax.random.fold_in(jax.random.fold_in(jax.random.key(0), 0), 0)  # of the run's key 0, stream 0, step 0
 RECIPE = curriculum.Curriculum()(ImitateSettings())
 PROBLEMS = encode_problems(
     Coconut().template(arithmetic_tokenizer(20)),
@@ -130,18 +131,18 @@ def test_a_batch_takes_the_smallest_bucket_that_holds_it():
     assert sizes == {small, longest}
 
 
-def _factors(batch, key, latents_B):
+def _factors(batch):
     """Each row's noise, which is on everywhere: factors by site."""
     found = []
     for row, prompt in enumerate(PROMPTS):
         used = int(batch.suffix.weights[row].sum())
         layout = IMITATION.having(dropout_where="all", answer_slots=used).config
-        row_key = jax.random.fold_in(key, batch.index[row])
-        found.append(slow_factors(row_key, row_key, prompt, int(latents_B[row]), layout))
+        row_key = jax.random.fold_in(STEP_KEY, batch.index[row])
+        found.append(slow_factors(row_key, row_key, prompt, int(batch.latents[row]), layout))
     return found
 
 
-def _slow_loss(params, batch, factors_B, latents_B, thoughts_B=None):
+def _slow_loss(params, batch, factors_B, thoughts_B=None):
     """Mean cross-entropy of the suffixes' tokens, row by row, without padding, and what was thought.
 
     Args:
@@ -152,7 +153,7 @@ def _slow_loss(params, batch, factors_B, latents_B, thoughts_B=None):
         reasoner.factors = factors
         prompt, used = real_tokens(batch.prompts, row), int(batch.suffix.weights[row].sum())
         fed, targets = batch.suffix.tokens[row, :used], batch.suffix.targets[row, :used]
-        thoughts.append(reasoner.think(prompt, latents_B[row]) if thoughts_B is None else thoughts_B[row])
+        thoughts.append(reasoner.think(prompt, batch.latents[row]) if thoughts_B is None else thoughts_B[row])
         before = np.concatenate([reasoner.embed(prompt), thoughts[row], reasoner.embed(fed[:1])])
         assert fed[1:].tolist() == targets[:-1].tolist()
         total -= reasoner.log_probs(before, targets).sum()
@@ -160,24 +161,17 @@ def _slow_loss(params, batch, factors_B, latents_B, thoughts_B=None):
     return total / count, thoughts
 
 
-@pytest.fixture(scope="module")
-def step_key():
-    """Key 0 of the run, stream 0, step 0."""
-    return jax.random.fold_in(jax.random.fold_in(jax.random.key(0), 0), 0)
-
-
 @pytest.mark.slow
-def test_loss_and_gradient_are_the_slow_loop_s(step_key):
+def test_loss_and_gradient_are_the_slow_loop_s():
     batch = imitation_batch()
     taken = take_steps("imitate", [batch])
-    factors = _factors(batch, step_key, batch.latents)
-    params = as_float64(small_params())
-    loss, thoughts = _slow_loss(params, batch, factors, batch.latents)
+    factors, params = _factors(batch), as_float64(small_params())
+    loss, thoughts = _slow_loss(params, batch, factors)
     assert taken.metrics[0]["loss"] == pytest.approx(loss, rel=1e-4)
     assert set(taken.gradient) == {"reasoner"}
 
     def value(reasoner, thoughts=None):
-        return _slow_loss({"reasoner": reasoner}, batch, factors, batch.latents, thoughts)[0]
+        return _slow_loss({"reasoner": reasoner}, batch, factors, thoughts)[0]
 
     assert_is_gradient(taken.gradient["reasoner"], value, params["reasoner"])
     # The gradient through the latents is no small part of it.
@@ -186,7 +180,7 @@ def test_loss_and_gradient_are_the_slow_loop_s(step_key):
     assert difference(taken.params["gate"], small_params()["gate"]) == 0
 
 
-def test_accuracy_counts_rows_of_which_every_token_is_right(step_key):
+def test_accuracy_counts_rows_of_which_every_token_is_right():
     """A model that puts all weight on one token, by a final norm without scale."""
     params, batch = small_params(), imitation_batch()
     backbone = params["reasoner"]["backbone"]
@@ -197,7 +191,7 @@ def test_accuracy_counts_rows_of_which_every_token_is_right(step_key):
     targets[2], targets[0, 0] = token, token  # row 2 is right; row 0 in its first token only
     batch = batch.replace(suffix=batch.suffix._replace(targets=targets), latents=np.zeros(4, np.int32))
     loss_fn = curriculum.Curriculum()(ImitateSettings()).loss_of(IMITATION.having(max_latents=0))
-    _, sums = compiled(loss_fn)(params, batch, step_key)
+    _, sums = compiled(loss_fn)(params, batch, STEP_KEY)
     assert [float(x) for x in sums["accuracy"]] == [1, 4]
 
 

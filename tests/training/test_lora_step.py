@@ -7,8 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax.traverse_util import flatten_dict, unflatten_dict
 
 from frozen import ADDITIVE, BATCH
+from slow_policy import as_float64
 from slpo_jax.io.mesh import shard_rows
 from slpo_jax.models import lora
 from slpo_jax.models.parts import ADAPTER, GATE, REASONER
@@ -63,34 +65,21 @@ def _whole_gradient(name, params):
     return compiled(jax.grad(loss))(params, noise.stream_key(KEY, "rl", 0))
 
 
-def _modules(adapters, *trees):
-    """(pair, the same module of each tree), of all pairs."""
-    for name, part in adapters.items():
-        below = [tree[name] for tree in trees]
-        if "A" in part:
-            yield part, *below
-        else:
-            yield from _modules(part, *below)
-
-
-def _numbers(tree):
-    return jax.tree.map(lambda x: np.array(x, np.float64), tree)
-
-
 @functools.cache
 def _by_hand(name):
     """(adapters, gate) after the step: the chain rule, one clip over all, and AdamW's first step."""
-    start = _numbers(_params())
-    merged, adapters = jax.tree.map(np.copy, start[REASONER]), start[ADAPTER]["lora"]
-    for pair, module in _modules(adapters, merged["backbone"]):
-        module["kernel"] += SCALE * pair["A"] @ pair["B"]
-    whole = jax.tree.map(jnp.float32, {REASONER: merged, GATE: start[GATE]})
-    gradient = _numbers(_whole_gradient(name, whole))
-    own = jax.tree.map(np.zeros_like, adapters)
-    for pair, found, module in _modules(adapters, own, gradient[REASONER]["backbone"]):
-        found["A"] = SCALE * module["kernel"] @ pair["B"].T
-        found["B"] = SCALE * pair["A"].T @ module["kernel"]
-    trained, gradients = (adapters, start[GATE]), (own, gradient[GATE])
+    start = as_float64(_params())
+    adapters, kernels, own = flatten_dict(start[ADAPTER]["lora"]), flatten_dict(start[REASONER]["backbone"]), {}
+    modules = {path[:-1] for path in adapters}
+    for at in modules:
+        kernels[*at, "kernel"] = kernels[*at, "kernel"] + SCALE * adapters[*at, "A"] @ adapters[*at, "B"]
+    merged = start[REASONER] | {"backbone": unflatten_dict(kernels)}
+    gradient = _whole_gradient(name, jax.tree.map(jnp.float32, {REASONER: merged, GATE: start[GATE]}))
+    slopes = flatten_dict(as_float64(gradient[REASONER]["backbone"]))
+    for at in modules:
+        own[*at, "A"] = SCALE * slopes[*at, "kernel"] @ adapters[*at, "B"].T
+        own[*at, "B"] = SCALE * adapters[*at, "A"].T @ slopes[*at, "kernel"]
+    trained, gradients = (start[ADAPTER]["lora"], start[GATE]), (unflatten_dict(own), as_float64(gradient[GATE]))
     norm = np.sqrt(sum((leaf**2).sum() for leaf in jax.tree.leaves(gradients)))
     assert norm > CLIP  # or the clip would not be seen
 
