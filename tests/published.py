@@ -254,12 +254,6 @@ def coconut_original(folder: Path, backbone: str, safe: bool = False, padding: i
     return case
 
 
-_LORA_TARGETS = {
-    "gpt2": ["c_attn", "c_proj", "c_fc"],
-    "llama": ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
-}
-
-
 def codi_original(folder: Path, backbone: str, safe: bool = False, padding: int = 0) -> Published:
     """The state dict of a module that holds the model with LoRA adapters of scale 16 / 8, and the projector.
 
@@ -271,9 +265,7 @@ def codi_original(folder: Path, backbone: str, safe: bool = False, padding: int 
     model = random_model(backbone, plain, seed=33)
     base = _save_base(folder, model, plain, texts)
     model.resize_token_embeddings(plain + 3, mean_resizing=False)
-    lora = peft.LoraConfig(
-        r=8, lora_alpha=16, target_modules=_LORA_TARGETS[backbone], fan_in_fan_out=backbone == "gpt2"
-    )
+    lora = peft.LoraConfig(r=8, lora_alpha=16, target_modules="all-linear", fan_in_fan_out=backbone == "gpt2")
     module = torch.nn.Module()
     module.codi, module.prj = peft.get_peft_model(model, lora).eval(), projector()
     randomise(module.codi, seed=34)

@@ -13,18 +13,7 @@ from pathlib import Path
 import numpy as np
 
 import tiny_gguf
-from published import (
-    BUDGET,
-    LATENTS,
-    QUESTIONS,
-    Published,
-    enliven,
-    line,
-    random_model,
-    safetensors,
-    tokenizer,
-    torch,
-)
+from published import BUDGET, LATENTS, QUESTIONS, Published, enliven, line, random_model, safetensors, tokenizer, torch
 from slpo_jax.config import default_config, read_config
 from slpo_jax.run.experiment import build
 

@@ -72,11 +72,10 @@ def token_by_token(
 ) -> tuple[np.ndarray, list[float]]:
     """`teacher_forced` with each answer token's own log-probability, at a temperature."""
     reasoner.factors = factors
-    embedded = reasoner.embed(rollout.prompt), latents, reasoner.embed([END, *answer[:-1]])
-    hidden = reasoner.hidden(np.concatenate(embedded))
+    before = np.concatenate([reasoner.embed(rollout.prompt), latents, reasoner.embed([END])])
     first = len(rollout.prompt) - 1  # the position that produces h_1
-    log_probs = special.log_softmax(reasoner.logits(hidden[first + len(latents) + 1 :]) / temperature, axis=-1)
-    return hidden[first : first + len(latents)], [log_probs[slot, token] for slot, token in enumerate(answer)]
+    drawn = reasoner.hidden(before)[first : first + len(latents)]
+    return drawn, reasoner.log_probs(before, answer, temperature).tolist()
 
 
 def think(reasoner: SlowReasoner, rollout: Rollout, factors, added=0.0) -> np.ndarray:
@@ -97,6 +96,16 @@ def stop_log_prob(gate, latents, most: int) -> float:
 def normal_log_prob(x_D, mean_D, variance: float) -> float:
     """log N(x; mean, variance I)."""
     return float(stats.norm(mean_D, np.sqrt(variance)).logpdf(x_D).sum())
+
+
+def colar_law(params, hidden_D) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and standard deviation of CoLaR's head after a hidden state."""
+    head = as_float64(params["reasoner"]["head"])
+    dense = lambda name, x: x @ head[name]["kernel"] + head[name]["bias"]  # noqa: E731
+    x = dense("fc_in", hidden_D)
+    x = dense("fc_out", x * 0.5 * (1 + special.erf(x / np.sqrt(2))))
+    x = (x - x.mean()) / np.sqrt(x.var() + 1e-5) * head["norm"]["scale"] + head["norm"]["bias"]
+    return dense("mean", x), np.exp(dense("log_std", x))
 
 
 def leave_one_out(rewards_BG) -> np.ndarray:

@@ -78,14 +78,23 @@ def batch_of(stage: str):
     return imitation_batch() if stage == "imitate" else prompted_batch()
 
 
+def layout_of(devices: int = 1, fsdp: int = 1) -> Layout:
+    return Layout(device_mesh(jax.devices("cpu")[:devices], fsdp))
+
+
+def step_of(loss, params, trained, batch, stream="rl", optimizer=OPTIMIZER, layout=None, micro_batches=1):
+    """(the step, its arguments): a state of these parameters, and the batch by rows."""
+    layout = layout or layout_of()
+    step = make_train_step(loss, optimizer, trained, layout, stream, micro_batches)
+    return step, (init_state(params, trained, optimizer, jax.random.key(0), layout), shard_rows(batch, layout.mesh))
+
+
 @functools.cache
 def sharded_step(stage: str, devices: int, micro_batches: int, fsdp: int):
     """(layout, the compiled step)."""
-    loss, trained = STAGES[stage]
-    layout = Layout(device_mesh(jax.devices("cpu")[:devices], fsdp))
-    step = make_train_step(loss(), OPTIMIZER, trained, layout, stage, micro_batches)
-    state = init_state(small_params(), trained, OPTIMIZER, jax.random.key(0), layout)
-    return layout, step.lower(state, shard_rows(batch_of(stage), layout.mesh)).compile(compiler_options=FAST)
+    (loss, trained), layout = STAGES[stage], layout_of(devices, fsdp)
+    step, arguments = step_of(loss(), small_params(), trained, batch_of(stage), stage, OPTIMIZER, layout, micro_batches)
+    return layout, step.lower(*arguments).compile(compiler_options=FAST)
 
 
 @dataclasses.dataclass

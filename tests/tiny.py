@@ -6,13 +6,13 @@ where noise is on is said here again.
 """
 
 import functools
-import re
 from importlib.metadata import version
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy import special
 
 from plain_gpt2 import dropout_factors, plain_hidden
 from slpo_jax.checkpoints.architectures.coconut import Coconut
@@ -31,7 +31,7 @@ REASONER = Coconut().on(CONFIG)
 GATE = stopping_gate(CONFIG.n_embd)
 ROLLOUT = RolloutConfig(max_latents=5, answer_slots=6, closing_ids=(END,), eos_ids=(EOS,), pad_id=PAD)
 
-MOST = 16  # positions of a prompt, latents or answer slots of a row
+MOST = 32  # positions of a prompt, latents or answer slots of a row
 
 # Programs of the tests run for milliseconds; half of the time that XLA takes to optimise them is saved.
 FAST = {"xla_backend_optimization_level": 0}
@@ -57,11 +57,6 @@ def rollout(params, prompts, keys, config: RolloutConfig = ROLLOUT, stop_rule=No
 
 
 run_rollout = compiled(rollout, static=("config",))
-
-
-def last_axes(function, *args) -> set[int]:
-    """Sizes of the last axes of all float32 arrays in a program."""
-    return set(map(int, re.findall(r"f32\[[\d,]*?(\d+)\]", str(jax.make_jaxpr(function)(*args)))))
 
 
 def random_tree(reasoner, seed: int = 0, embeddings: float = 0.6):
@@ -129,6 +124,16 @@ def take_rows(prompts: Prompts, rows) -> Prompts:
     return jax.tree.map(lambda x: x[jnp.asarray(rows)], prompts)
 
 
+def padded(tokens: list[int], slots: int = ROLLOUT.answer_slots) -> list[int]:
+    return tokens + [PAD] * (slots - len(tokens))
+
+
+def assert_close(ours, theirs, **tolerances) -> None:
+    """Two trees, leaf by leaf."""
+    for one, other in zip(*map(jax.tree.leaves, (ours, theirs)), strict=True):
+        np.testing.assert_allclose(one, other, **tolerances)
+
+
 def keys_of(rows: int, seed: int = 0) -> jax.Array:
     return noise.row_keys(jax.random.key(seed), jnp.arange(rows))
 
@@ -168,17 +173,34 @@ def load_hf(params, config: GPT2Config = CONFIG):
     return model
 
 
+def load_projector(params):
+    """CODI's projector in torch with our parameters."""
+    torch = pytest.importorskip("torch")
+    nn, ours = torch.nn, jax.tree.map(np.asarray, params["projector"])
+    width, hidden = ours["fc_in"]["kernel"].shape
+    projector = nn.Sequential(nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, width), nn.LayerNorm(width))
+    state = {"3.weight": ours["norm"]["scale"], "3.bias": ours["norm"]["bias"]}
+    for place, name in ((0, "fc_in"), (2, "fc_out")):
+        state |= {f"{place}.weight": ours[name]["kernel"].T.copy(), f"{place}.bias": ours[name]["bias"]}
+    projector.load_state_dict({name: torch.tensor(value) for name, value in state.items()})
+    return projector
+
+
 class SlowReasoner:
     """COCONUT on a plain GPT-2 in numpy's float64, one unpadded row at a time."""
 
-    def __init__(self, params, config: GPT2Config = CONFIG):
+    def __init__(self, params=None, config: GPT2Config = CONFIG):
         assert config.tied
         self.config = config
-        self.params = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
+        self.params = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params or random_params())
         self.factors = {}  # of the positions of one row (0, 1, 2, .. from the first real token), by site
 
     def embed(self, tokens) -> np.ndarray:
         return self.params["backbone"]["wte"][np.asarray(tokens, int)]
+
+    def prompt(self, prompts: Prompts, row: int) -> np.ndarray:
+        """Inputs [L, D] of one prompt."""
+        return self.embed(real_tokens(prompts, row))
 
     def hidden(self, inputs_LD) -> np.ndarray:
         """Hidden states [L, D] after the final norm of a fresh full forward."""
@@ -194,13 +216,17 @@ class SlowReasoner:
             inputs = np.concatenate([inputs, self.hidden(inputs)[-1:]])
         return inputs[len(prompt) :]
 
-    def answer(self, prompt, latents, config: RolloutConfig) -> list[int]:
-        """Greedy tokens up to and including eos, then pad."""
-        tokens = []
-        while len(tokens) < config.answer_slots and EOS not in tokens:
-            inputs = np.concatenate([self.embed(prompt), latents, self.embed([END, *tokens])])
-            tokens.append(int(self.logits(self.hidden(inputs)[-1:]).argmax()))
-        return tokens + [PAD] * (config.answer_slots - len(tokens))
+    def says(self, before_LD, most: int = ROLLOUT.answer_slots, ends=(EOS,), choose=np.argmax) -> list[int]:
+        """The tokens that come after these inputs, up to and including an end; `choose` takes one by its logits [V]."""
+        tokens: list[int] = []
+        while len(tokens) < most and not {*tokens} & {*ends}:
+            tokens.append(int(choose(self.logits(self.hidden(np.concatenate([before_LD, self.embed(tokens)]))[-1]))))
+        return tokens
+
+    def log_probs(self, before_LD, tokens, temperature=1.0) -> np.ndarray:
+        """Of each of these tokens after the inputs and the tokens before it."""
+        hidden = self.hidden(np.concatenate([before_LD, self.embed(tokens[:-1])]))[len(before_LD) - 1 :]
+        return special.log_softmax(self.logits(hidden) / temperature, axis=-1)[np.arange(len(tokens)), tokens]
 
 
 def _all_factors(prompt_key, key, rate):

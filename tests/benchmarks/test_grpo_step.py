@@ -20,6 +20,8 @@ from tiny import random_tree
 
 torch = pytest.importorskip("torch")
 
+from benchmarks.witness.grpo import make_sequences  # noqa: E402 - after the check that torch is there
+
 PROMPTS, GROUP, TOKENS, ROUNDS = 4, 3, 6, 2
 FLAGS = ["synthetic:train", *f"--prompts {PROMPTS} --samples {GROUP} --tokens {TOKENS} --rounds {ROUNDS}".split()]
 TINY = {"model.n_embd": 16, "rl.optimizer.warmup_steps": 0, "data.synthetic.train_size": 20}
@@ -48,31 +50,19 @@ def ours(work):
     return benchmark.Ours(work)
 
 
-@pytest.fixture(scope="module")
-def completions(work) -> np.ndarray:
-    """Completions of all lengths, each but the first up to eos, then pad."""
-    config, rng = work.parts.policy.config, np.random.default_rng(3)
-    tokens_NA = rng.integers(5, 30, (PROMPTS * GROUP, TOKENS))
-    for row, tokens in enumerate(tokens_NA[1:]):
-        tokens[row % TOKENS] = config.eos_ids[0]
-        tokens[row % TOKENS + 1 :] = config.pad_id
-    return tokens_NA
-
-
-def varied(work):
-    """A batch of prompts of all lengths, on one device."""
-    batch = work.batch(0)
-    valid = batch.prompts.valid & (np.cumsum(batch.prompts.valid, axis=1) > np.arange(PROMPTS)[:, None])
-    return batch.replace(prompts=Prompts(batch.prompts.tokens, valid))
-
-
 REWARDS = np.array([[1, 0, 1], [0, 0, 1], [0, 0, 0], [1, 0, 0]], np.float32)
 
 
 @pytest.mark.nightly
-def test_torch_s_loss_and_gradient_are_ours(work, folder, completions):
-    """On the same completions, of all lengths, and the same rewards; under transformers' names."""
-    policy, batch = work.parts.policy, varied(work)
+def test_torch_s_loss_and_gradient_are_ours(work, folder):
+    """On the same prompts and completions, of all lengths, and the same rewards; under transformers' names."""
+    policy, batch = work.parts.policy, work.batch(0)
+    valid = batch.prompts.valid & (np.cumsum(batch.prompts.valid, axis=1) > np.arange(PROMPTS)[:, None])
+    batch = batch.replace(prompts=Prompts(batch.prompts.tokens, valid))
+    completions = np.random.default_rng(3).integers(5, 30, (PROMPTS * GROUP, TOKENS))
+    for row, tokens in enumerate(completions[1:]):
+        tokens[row % TOKENS] = policy.config.eos_ids[0]
+        tokens[row % TOKENS + 1 :] = policy.config.pad_id
 
     def rolled_out(params):
         return roll_out(policy, params, batch, None, GROUP, jax.random.key(0))[0].replace(keys=None)
@@ -99,28 +89,9 @@ def test_torch_s_loss_and_gradient_are_ours(work, folder, completions):
     for name, value in expected.items():
         assert abs(value).max() > 1e-3 * largest, name
         np.testing.assert_allclose(grads[name], value, atol=2e-5 * largest, err_msg=name)
-    sequences = sequences_of(batch.prompts, completions, policy.config.eos_ids)
+    sequences = make_sequences(batch.prompts, torch.tensor(completions), policy.config.eos_ids, multiple=8)
     log_probs = theirs.witness.log_probs(sequences)
     assert float(log_probs[sequences.made].sum().detach()) == pytest.approx(float(likelihood), rel=1e-5)
-
-
-def sequences_of(prompts, completions, eos_ids):
-    from benchmarks.witness.grpo import make_sequences
-
-    return make_sequences(prompts, torch.tensor(completions), eos_ids, multiple=8)
-
-
-def test_sequences_have_no_gaps(work, completions):
-    batch = varied(work)
-    sequences = sequences_of(batch.prompts, completions, work.parts.policy.config.eos_ids)
-    assert sequences.tokens.shape[1] % 8 == 0
-    for row, tokens in enumerate(sequences.tokens.tolist()):
-        own = row // GROUP
-        prompt = batch.prompts.tokens[own][batch.prompts.valid[own]].tolist()
-        written = [*prompt, *completions[row].tolist()]
-        assert tokens[: len(written)] == written
-        assert sequences.columns[row].tolist() == [len(prompt) - 1 + place for place in range(TOKENS)]
-        assert int(sequences.made[row].sum()) == (TOKENS if row == 0 else (row - 1) % TOKENS + 1)
 
 
 @pytest.mark.nightly

@@ -30,17 +30,9 @@ TINY = PasskShapes("quickstart.py", CHANGES, PROBLEMS, ANSWER, prompt_quantiles=
 NAMES = [OURS, "torch, file's order", "torch, sorted by length", "torch, sorted and compiled"]
 
 
-def make_work(tmp_path, problems=PROBLEMS, **changes):
-    shapes = PasskShapes("quickstart.py", CHANGES | changes, PROBLEMS, ANSWER, prompt_quantiles=QUANTILES)
-    return passk_work.make_work(shapes, load_config(shapes), problems, SAMPLES, tmp_path)
-
-
-def make_speaking_work(tmp_path, rate: float):
-    """Of weights whose answers depend on the prompt."""
-    changes = {"dropout.rate": rate, "objective.slpo.latent_weight": float(rate > 0)}  # of no thought without noise
-    work, rng = make_work(tmp_path, **changes), np.random.default_rng(0)
-    params = jax.tree.map(lambda x: x + 0.3 * rng.normal(size=x.shape).astype(np.float32), work.params)
-    return dataclasses.replace(work, params=params)
+def make_work(tmp_path, **changes):
+    shapes = dataclasses.replace(TINY, changes=CHANGES | changes)
+    return passk_work.make_work(shapes, load_config(shapes), PROBLEMS, SAMPLES, tmp_path)
 
 
 @pytest.fixture(scope="module")
@@ -52,11 +44,14 @@ def result():
 
 @pytest.mark.nightly
 def test_implementations_answer_the_same_prompts(tmp_path, monkeypatch):
-    """Without dropout all say the same."""
+    """Without dropout all say the same; of weights whose answers depend on the prompt."""
     torch, traced = pytest.importorskip("torch"), []
     compile_fast = functools.partial(torch.compile, backend=lambda module, _: traced.append(module) or module)
     monkeypatch.setattr(torch, "compile", compile_fast)
-    work = make_speaking_work(tmp_path, 0.0)
+    work = make_work(tmp_path, **{"dropout.rate": 0.0, "objective.slpo.latent_weight": 0.0})
+    rng = np.random.default_rng(0)
+    params = jax.tree.map(lambda x: x + 0.3 * rng.normal(size=x.shape).astype(np.float32), work.params)
+    work = dataclasses.replace(work, params=params)
     found = {name: run(0) for name, run in passk.make_runs(work, "compiled").items()}
     assert list(found) == NAMES
     assert len(traced) > 1  # more than the trial of the compiler

@@ -1,5 +1,6 @@
 """The run of a real model on a real card: what it is given, what it tells, and its whole path in small."""
 
+import contextlib
 import json
 import os
 import signal
@@ -26,20 +27,17 @@ def data(tmp_path) -> Path:
     """Small files in the layouts of the real ones; the training file."""
     folder = tmp_path / "data"
     folder.mkdir()
-    made = [(a, b, a + b, a + b + 1) for a in range(1, 6) for b in range(1, 7)]
-    asked = [f"Tom has {a} apples and buys {b} and 1. How many now?" for a, b, *_ in made]
-    rows = [{"question": question, "answer": SOLUTION.format(a=a, b=b, c=c, d=d)}
-            for question, (a, b, c, d) in zip(asked, made, strict=True)]  # fmt: skip
+    made = [dict(a=a, b=b, c=a + b, d=a + b + 1) for a in range(1, 6) for b in range(1, 7)]
+    asked = ["Tom has {a} apples and buys {b} and 1. How many now?".format_map(each) for each in made]
+    rows = [{"question": asked[i], "answer": SOLUTION.format_map(each)} for i, each in enumerate(made)]
     (folder / real_plan.TRAIN).write_text("".join(json.dumps(row) + "\n" for row in rows[:24]))
     (folder / real_plan.VALID).write_text(json.dumps(rows[24:26]))
-    stepped = [{"question": asked[i], "steps": [f"<<{made[i][2]}+1={made[i][3]}>>"], "answer": str(made[i][3])}
+    stepped = [{"question": asked[i], "steps": ["<<{c}+1={d}>>".format_map(made[i])], "answer": str(made[i]["d"])}
                for i in (26, 27)]  # fmt: skip
     (folder / "gsm_test.json").write_text(json.dumps(stepped))
     (folder / "multiarith.json").write_text(json.dumps([{"question": f" {asked[28]} ", "answer": "11"}]))
-    svamp = [
-        {"ID": str(i), "Body": f"Tom has {i} apples.", "Question": "How many?", "Answer": float(i)} for i in (7, 8)
-    ]
-    (folder / "svamp.json").write_text(json.dumps(svamp))
+    svamp = {"Body": "Tom has apples.", "Question": "How many?"}
+    (folder / "svamp.json").write_text(json.dumps([svamp | {"ID": str(i), "Answer": float(i)} for i in (7, 8)]))
     return folder / real_plan.TRAIN
 
 
@@ -109,10 +107,7 @@ def test_a_card_with_too_little_memory(here, parts, fault, tmp_path, monkeypatch
     rows = [["one", 1, 1, 1, 1, 1.0, 20.0, 5], ["two", 1, 1, 1, 1, 2.0, 32.0, 5], ["in all", *[None] * 7]]
     (tmp_path / "counted.json").write_text(json.dumps({"tables": {"one H100": {"rows": rows}}}))
     monkeypatch.setattr(real_plan, "COUNTED", tmp_path / "counted.json")
-    if not fault:
-        real.check_memory(int(here), parts)
-        return
-    with pytest.raises(UserError, match=fault):
+    with pytest.raises(UserError, match=fault) if fault else contextlib.nullcontext():
         real.check_memory(int(here), parts)
 
 

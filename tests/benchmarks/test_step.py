@@ -1,6 +1,5 @@
 """The benchmark of the SLPO step at tiny shapes: its parts are the train step's work, and its figures add up."""
 
-import dataclasses
 import json
 from importlib.util import find_spec
 
@@ -19,15 +18,14 @@ from slpo_jax.io.mesh import replicate
 from slpo_jax.models.gate import first_stop_log_probs
 
 PROMPTS, STEPS, WARMUP, ANSWER = 4, 3, 1, 3
+# One program for the scoring passes: what compiles is what the tests wait for.
 TINY = Shapes(
     "quickstart.py",
     {"model.n_layer": 1, "model.n_embd": 16, "max_latents": 4, "max_answer_tokens": 5, "imitate.max_latent_stage": 3,
      "prompt_slots": (24,), "data.synthetic.train_size": 50, "data.synthetic.valid_size": 10,
-     "data.synthetic.test_size": 10, "rl.optimizer.warmup_steps": 0},
+     "data.synthetic.test_size": 10, "rl.optimizer.warmup_steps": 0, "rl.capacities": ((1.0, 1.0),)},
     prompts=PROMPTS, answer_tokens=ANSWER, prompt_tokens=(5, 9),
 )  # fmt: skip
-# One program for the scoring passes: what compiles is what the tests wait for.
-ONE_CAPACITY = dataclasses.replace(TINY, changes=TINY.changes | {"rl.capacities": ((1.0, 1.0),)})
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +40,7 @@ def result(cpu_devices):
         torch = "eager" if find_spec("torch") else "none"
         flags = ["--only", "1,2", "2,2", "--torch", torch, "--profile", "--steps", str(STEPS), "--warmup", str(WARMUP)]
         parsed = benchmark.parse([*flags, "--prompts", str(PROMPTS)])
-        return benchmark.benchmark(ONE_CAPACITY, load_config(ONE_CAPACITY), parsed)
+        return benchmark.benchmark(TINY, load_config(TINY), parsed)
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +50,7 @@ def ours(result):
 
 @pytest.mark.nightly
 def test_parts_are_the_train_steps_own_work(tmp_path, cpu_devices):
-    workload = make_workload(ONE_CAPACITY, load_config(ONE_CAPACITY), PROMPTS, tmp_path)
+    workload = make_workload(TINY, load_config(TINY), PROMPTS, tmp_path)
     candidate, step = own.Ours(workload, 2, 2, {}), 5
     batch, key, params = workload.batch(step), own.step_key(workload, step), workload.state.params
     trajectories, rewards = candidate.rollout(params, batch, key)

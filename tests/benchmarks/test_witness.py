@@ -7,26 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import tiny
 from benchmarks.measure.workload import ending_answers
 from slpo_jax.policy.prompted import PromptedBatch, Prompts
 from slpo_jax.policy.rollout import Trajectories, sample
 from slpo_jax.policy.surrogate import latent_log_likelihood
 from slpo_jax.training.objectives.slpo import Slpo
 from slpo_jax.training.optimizer import OptimizerConfig
-from tiny import (
-    CONFIG,
-    EOS,
-    PAD,
-    REASONER,
-    ROLLOUT,
-    both_params,
-    compiled,
-    keys_of,
-    policy_of,
-    random_prompts,
-    real_tokens,
-    run_rollout,
-)
+from tiny import CONFIG, EOS, PAD, ROLLOUT, both_params, compiled, keys_of, policy_of
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -51,7 +39,7 @@ def witness(config=CLEAN, objective=OBJECTIVE, optimizer="adafactor", policy=Non
 
 
 def prompts():
-    return jax.tree.map(np.asarray, random_prompts(PROMPTS, slots=9))
+    return jax.tree.map(np.asarray, tiny.random_prompts(PROMPTS, slots=9))
 
 
 def to_torch(trajectories: Trajectories):
@@ -145,7 +133,7 @@ def test_rollout_is_ours(stopping):
     config = dataclasses.replace(CLEAN, stopping=stopping)
     rows = jax.tree.map(lambda x: np.repeat(x, GROUP, axis=0), prompts())
     rule = 0.5 if stopping == "threshold" else LENGTHS
-    wanted = run_rollout(both_params(bias=BIAS), rows, keys_of(len(LENGTHS)), config=config, stop_rule=rule)
+    wanted = tiny.run_rollout(both_params(bias=BIAS), rows, keys_of(len(LENGTHS)), config=config, stop_rule=rule)
     made = witness().rollout(prompts(), GROUP, **({"rule": 0.5} if stopping == "threshold" else {"lengths_N": LENGTHS}))
     assert len(set(np.asarray(wanted.lengths))) > 1
     np.testing.assert_array_equal(made.lengths, wanted.lengths)
@@ -156,13 +144,9 @@ def test_rollout_is_ours(stopping):
 def record_noise(made: Witness) -> list:
     """What each dropout layer multiplies with from now on, call by call: [N, L, D]."""
     factors = []
-
-    def hook(module, inputs, output):
-        factors.append((output / inputs[0]).detach().numpy())
-
     for module in made.model.modules():
         if isinstance(module, torch_model.PositionDropout):
-            module.register_forward_hook(hook)
+            module.register_forward_hook(lambda _, inputs, out: factors.append((out / inputs[0]).detach().numpy()))
     return factors
 
 
@@ -190,7 +174,7 @@ def test_scoring_noise_ends_before_the_last_latent(trajectories):
 @pytest.mark.parametrize("sort_by_length", [False, True])
 def test_passk_is_its_rollouts(sort_by_length):
     made, batch, rule = witness(), prompts(), 0.5
-    rows = [real_tokens(batch, i) for i in range(len(PROMPTS))]
+    rows = [tiny.real_tokens(batch, i) for i in range(len(PROMPTS))]
     tokens, lengths = made.passk(rows, 2, 4, rule, sort_by_length)
     assert tokens.shape == (len(PROMPTS), 2, ROLLOUT.answer_slots)
     for i, row in enumerate(rows):
@@ -203,7 +187,7 @@ def test_passk_is_its_rollouts(sort_by_length):
 def test_answers_end_where_the_workload_ends_them():
     at, params = 2, both_params(bias=BIAS)
     config = dataclasses.replace(CLEAN, stopping="threshold")
-    reasoner = ending_answers(REASONER, EOS, STEPS + at)
+    reasoner = ending_answers(tiny.REASONER, EOS, STEPS + at)
     wanted = compiled(sample, policy_of(config, reasoner))(params, prompts(), keys_of(len(PROMPTS)), 0.5).tokens
     made = witness(end_answers_at=at).rollout(prompts(), 1, rule=0.5).tokens
     assert (made[:, at] == EOS).any()

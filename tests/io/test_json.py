@@ -10,9 +10,7 @@ import pytest
 from slpo_jax.cli import reasoner
 from slpo_jax.cli.reasoner import evaluate, solve
 from slpo_jax.io.files import to_json
-from slpo_jax.io.workdir import Workdir
 from slpo_jax.run.solver import Latent, Solution
-from slpo_jax.training.metrics import MetricsLog
 
 
 def _strictly(text: str):
@@ -34,28 +32,6 @@ def _strictly(text: str):
 def test_json_has_no_word_for_nan(value, read):
     assert _strictly(to_json(value)) == read
     assert to_json(read, indent=1) == json.dumps(read, indent=1)
-
-
-def test_metrics_that_are_not_finite_are_null_and_known_again(tmp_path):
-    told = []
-
-    class Tracker:
-        def log(self, step, scalars):
-            told.append((step, scalars))
-
-    def log():
-        made = MetricsLog(Workdir(tmp_path))
-        made._trackers["told"] = Tracker()
-        return made
-
-    for number in range(2):  # the second goes on where there was no checkpoint yet
-        again = log()
-        again.rewind("slpo", 0)
-        for step, loss in ((1, 0.5), (2, math.nan), (3, math.inf)):
-            again.write("slpo", step, {"loss": loss, "reward": 1.0, "seconds": float(number)})
-    rows = [_strictly(line) for line in again.path.read_text().splitlines()]
-    assert [row["loss"] for row in rows] == [0.5, None, None]
-    assert [(step, scalars.get("slpo/loss")) for step, scalars in told] == [(1, 0.5), (2, None), (3, None)]
 
 
 @pytest.mark.parametrize("command", [solve, evaluate])

@@ -1,5 +1,7 @@
 """Rows by a matrix, beside numpy in float64."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -77,39 +79,30 @@ def assert_rounded_once(got, expected):
 
 
 @pytest.mark.parametrize(
-    ("spec", "a", "b"),
+    ("function", "spec", "a", "b"),
     [
-        ("nd,dv->nv", (6, 512), (512, 5)),
-        ("nd,vd->nv", (6, 512), (5, 512)),
-        ("bgqs,bgsd->bgqd", (2, 3, 4, 512), (2, 3, 512, 5)),
+        (product, "nd,dv->nv", (6, 512), (512, 5)),
+        (product, "nd,vd->nv", (6, 512), (5, 512)),
+        (product, "bgqs,bgsd->bgqd", (2, 3, 4, 512), (2, 3, 512, 5)),
+        (float_product, "nd,vd->nv", (6, 16), (40, 16)),  # a cotangent in blocks of columns, the last of them not full
+        (float_product, "nd,vd->nv", (5, 64), (64, 64)),
+        (float_product, "nd,vd->nv", (0, 16), (40, 16)),
+        (float_product, "bgqd,bgsd->bgqs", (2, 3, 5, 64), (2, 3, 7, 64)),
     ],
 )
-def test_low_products_and_their_gradients_are_rounded_once(spec, a, b):
+def test_low_products_and_their_gradients_are_rounded_once(function, spec, a, b):
+    """Or not at all, where results are float32."""
     rng = np.random.default_rng(2)
     (a, a_exact), (b, b_exact) = (low(rng.normal(size=size)) for size in (a, b))
-    got, pull = jax.vjp(lambda a, b: product(spec, a, b), a, b)
+    got, pull = jax.vjp(functools.partial(function, spec), a, b)
+    expected = np.einsum(spec, a_exact, b_exact)
+    if function is product:
+        assert_rounded_once((got,), (expected,))
+    else:
+        assert got.dtype == jnp.float32
+        np.testing.assert_allclose(got, expected, atol=1e-4)
     g, g_exact = low(rng.normal(size=got.shape))
-    assert_rounded_once((got,), (np.einsum(spec, a_exact, b_exact),))
-    assert_rounded_once(pull(g), exact_gradients(spec, a_exact, b_exact, g_exact))
-
-
-@pytest.mark.parametrize(
-    ("spec", "a", "b"),
-    [
-        ("nd,vd->nv", (6, 16), (40, 16)),  # a transposed cotangent in blocks of columns, the last of them not full
-        ("nd,vd->nv", (5, 64), (64, 64)),
-        ("nd,vd->nv", (0, 16), (40, 16)),
-        ("bgqd,bgsd->bgqs", (2, 3, 5, 64), (2, 3, 7, 64)),
-    ],
-)
-def test_low_products_with_float32_results(spec, a, b):
-    rng = np.random.default_rng(5)
-    (a, a_exact), (b, b_exact) = (low(rng.normal(size=size)) for size in (a, b))
-    got, pull = jax.vjp(lambda a, b: float_product(spec, a, b), a, b)
-    g, g_exact = low(rng.normal(size=got.shape))
-    assert got.dtype == jnp.float32
-    np.testing.assert_allclose(got, np.einsum(spec, a_exact, b_exact), atol=1e-4)
-    assert_rounded_once(pull(g.astype(jnp.float32)), exact_gradients(spec, a_exact, b_exact, g_exact))
+    assert_rounded_once(pull(g.astype(got.dtype)), exact_gradients(spec, a_exact, b_exact, g_exact))
 
 
 def test_low_layers_ask_for_sums_in_float32():

@@ -61,8 +61,6 @@ def test_values_are_zero_or_scaled(dtype):
 
 def test_units_are_independent():
     kept = _kept(_noise())
-    for distance in (1, 2, 3, 7, 16, 32):
-        assert abs(_correlation(kept[..., distance:], kept[..., :-distance])) < SIGMAS
     pairs = np.where(kept, RATE, RATE - 1.0).reshape(-1, WIDTH)
     correlations = pairs.T @ pairs / np.sqrt(len(pairs)) / (RATE * (1 - RATE))
     off_diagonal = correlations[np.triu_indices(WIDTH, 1)]

@@ -7,24 +7,13 @@ import numpy as np
 import pytest
 from scipy import stats
 
+import tiny
 from slpo_jax.policy.rollout import sample
 from slpo_jax.policy.score import score
-from tiny import (
-    CONFIG,
-    REASONER,
-    ROLLOUT,
-    SlowReasoner,
-    both_params,
-    compiled,
-    keys_of,
-    policy_of,
-    random_prompts,
-    real_tokens,
-    take_rows,
-)
+from tiny import CONFIG, REASONER, SlowReasoner, both_params, compiled, keys_of, policy_of, random_prompts, take_rows
 
-SIGMA, T, D = 0.4, ROLLOUT.max_latents, CONFIG.n_embd
-CLEAN = dataclasses.replace(ROLLOUT, dropout_rate=0.0, stopping="length", answer_slots=2)
+SIGMA, T, D = 0.4, tiny.ROLLOUT.max_latents, CONFIG.n_embd
+CLEAN = dataclasses.replace(tiny.ROLLOUT, dropout_rate=0.0, stopping="length", answer_slots=2)
 POLICY = policy_of(CLEAN, REASONER, "additive", sigma=SIGMA)
 ROWS = 500
 PROMPTS = take_rows(random_prompts((5,), 5), [0] * ROWS)
@@ -32,12 +21,7 @@ LENGTHS = jnp.asarray(np.resize([T, 2, 3], ROWS))
 
 
 @pytest.fixture(scope="module")
-def params():
-    return both_params()
-
-
-@pytest.fixture(scope="module")
-def rolled(params):
+def rolled():
     """Rollouts of one prompt, and what a noiseless pass over them says."""
 
     @compiled
@@ -45,30 +29,25 @@ def rolled(params):
         trajectories = sample(POLICY, params, PROMPTS, keys, LENGTHS)
         return trajectories, score(POLICY, params, PROMPTS, trajectories, None)
 
-    return run(params, keys_of(ROWS))
+    return run(both_params(), keys_of(ROWS))
 
 
 @pytest.fixture(scope="module")
-def means(params, rolled):
+def means(rolled):
     """The latents [N, T, D] that the plain model makes of each prefix, up to tau."""
-    slow, found = SlowReasoner(params["reasoner"]), np.zeros((ROWS, T, D))
-    prompt = real_tokens(PROMPTS, 0)
-    for row in range(ROWS):
-        tau = int(LENGTHS[row])
+    slow, found = SlowReasoner(), np.zeros((ROWS, T, D))
+    prompt = slow.prompt(PROMPTS, 0)
+    for row, tau in enumerate(LENGTHS.tolist()):
         fed = np.asarray(rolled[0].actions[row, : tau - 1], np.float64)
-        hidden = slow.hidden(np.concatenate([slow.embed(prompt), fed]))
-        found[row, :tau] = hidden[len(prompt) - 1 :]
+        found[row, :tau] = slow.hidden(np.concatenate([prompt, fed]))[len(prompt) - 1 :]
     return found
 
 
-def _noise(rolled, means, step):
-    """Standardised noise [n, D] of the rows that took the step (from 0)."""
-    took = np.asarray(LENGTHS) > step
-    return ((np.asarray(rolled[0].actions, np.float64) - means) / SIGMA)[took, step]
+TOOK = np.arange(T) < np.asarray(LENGTHS)[:, None]
 
 
 def test_draws_are_normal_around_the_transition(rolled, means):
-    draws = np.concatenate([_noise(rolled, means, step) for step in range(T)])
+    draws = ((np.asarray(rolled[0].actions, np.float64) - means) / SIGMA)[TOOK]
     count = draws.size
     assert abs(draws.mean()) < 5 / count**0.5
     assert abs(draws.var() - 1) < 5 * (2 / count) ** 0.5
@@ -89,5 +68,4 @@ def test_log_prob_is_the_density(rolled, means):
 
 
 def test_a_noiseless_pass_draws_the_means(rolled, means):
-    took = np.arange(T) < np.asarray(LENGTHS)[:, None]
-    np.testing.assert_allclose(np.asarray(rolled[1].actions)[took], means[took], rtol=0, atol=1e-4)
+    np.testing.assert_allclose(np.asarray(rolled[1].actions)[TOOK], means[TOOK], rtol=0, atol=1e-4)

@@ -12,33 +12,27 @@ from slpo_jax.policy.advantage import ADVANTAGES, grpo, pkpo, pkpo_sloo, rloo
 from slpo_jax.policy.subsets import solved_share
 
 
-def test_rloo_by_hand():
-    # Of 1, 0, 0, 1 the others' means are 1/3, 2/3, 2/3, 1/3.
-    np.testing.assert_allclose(rloo(jnp.array([1.0, 0, 0, 1])), [2 / 3, -2 / 3, -2 / 3, 2 / 3], rtol=1e-6)
-    np.testing.assert_allclose(rloo(jnp.array([1.0, 0])), [1, -1])
-    np.testing.assert_allclose(rloo(jnp.array([0.0, 0, 3, 5, 2])), [-2.5, -2.5, 1.25, 3.75, 0], rtol=1e-6)
+@pytest.mark.parametrize(
+    ("advantage", "rewards", "centred", "deviation"),
+    [
+        # Of 1, 0, 0, 1 the others' means are 1/3, 2/3, 2/3, 1/3.
+        (rloo, [1, 0, 0, 1], [2 / 3, -2 / 3, -2 / 3, 2 / 3], 1),
+        (rloo, [0, 0, 3, 5, 2], [-2.5, -2.5, 1.25, 3.75, 0], 1),
+        # Mean 1/2, squared deviations sum to 1, over G - 1 = 3; mean 5, variance (9 + 1 + 16) / 2 = 13.
+        (grpo, [1, 0, 0, 1], [0.5, -0.5, -0.5, 0.5], (1 / 3) ** 0.5 + 1e-4),
+        (grpo, [2, 4, 9], [-3, -1, 4], 13**0.5 + 1e-4),
+        # A tiny spread shows the floor, which is added to the deviation and not to the variance.
+        (grpo, [1e-3, 0], [0.5e-3, -0.5e-3], 1e-3 * 0.5**0.5 + 1e-4),
+    ],
+)
+def test_advantages_by_hand(advantage, rewards, centred, deviation):
+    np.testing.assert_allclose(advantage(jnp.array(rewards, jnp.float32)), np.array(centred) / deviation, rtol=1e-4)
 
 
-def test_grpo_by_hand():
-    # 1, 0, 0, 1: mean 1/2, squared deviations sum to 1, over G - 1 = 3.
-    expected = np.array([0.5, -0.5, -0.5, 0.5]) / (np.sqrt(1 / 3) + 1e-4)
-    np.testing.assert_allclose(grpo(jnp.array([1.0, 0, 0, 1])), expected, rtol=1e-6)
-    # 1, 0: mean 1/2, variance (1/4 + 1/4) / 1.
-    np.testing.assert_allclose(grpo(jnp.array([1.0, 0])), np.array([0.5, -0.5]) / (np.sqrt(0.5) + 1e-4), rtol=1e-6)
-    # 2, 4, 9: mean 5, variance (9 + 1 + 16) / 2 = 13.
-    expected = np.array([-3, -1, 4]) / (np.sqrt(13) + 1e-4)
-    np.testing.assert_allclose(grpo(jnp.array([2.0, 4, 9])), expected, rtol=1e-6)
-    # A tiny spread shows the floor, which is added to the deviation and not to the variance.
-    expected = np.array([0.5e-3, -0.5e-3]) / (1e-3 * np.sqrt(0.5) + 1e-4)
-    np.testing.assert_allclose(grpo(jnp.array([1e-3, 0])), expected, rtol=1e-4)
-
-
-PKPO = functools.partial(pkpo, k=2)
 PKPO_SLOO = functools.partial(pkpo_sloo, k=2)
-EACH = [rloo, grpo, PKPO, PKPO_SLOO]
 
 
-@pytest.mark.parametrize("advantage", EACH)
+@pytest.mark.parametrize("advantage", [rloo, grpo, functools.partial(pkpo, k=2), PKPO_SLOO])
 def test_no_gradient_and_nothing_where_all_are_equal(advantage):
     rewards = jnp.array([1.0, 0, 0, 1])
     np.testing.assert_array_equal(jax.jacobian(advantage)(rewards), np.zeros((4, 4)))
@@ -81,24 +75,14 @@ def test_pkpo_is_what_a_rollout_adds_to_the_best_of_its_subsets(group, k):
     """Of all subsets of k: their best reward, less the best without it; nothing where none is better than another."""
     patterns, everyone = _rewards(group), range(group)
     subsets = list(itertools.combinations(everyone, k))
-    added = [
-        [
-            sum(max(rewards[j] for j in s) - max(rewards[j] for j in s if j != i) for s in subsets if i in s)
-            / len(subsets)
-            for i in everyone
-        ]
-        for rewards in patterns
-    ]
+
+    def added(rewards, i):
+        return sum(max(rewards[j] for j in s) - max(rewards[j] for j in s if j != i) for s in subsets if i in s)
+
     found = jax.vmap(ADVANTAGES["pkpo"](k))(patterns)
-    np.testing.assert_allclose(found, added, atol=1e-5)
+    expected = [[added(rewards, i) / len(subsets) for i in everyone] for rewards in patterns]
+    np.testing.assert_allclose(found, expected, atol=1e-5)
     assert np.abs(found).max() > 0.1
-
-
-def test_pkpo_by_hand():
-    # 2 of 4 right, k = 2: of 6 pairs each right one alone solves 2. All right: no pair has but one.
-    np.testing.assert_allclose(pkpo(jnp.array([1.0, 1, 0, 0]), 2), [1 / 3, 1 / 3, 0, 0], rtol=1e-6)
-    np.testing.assert_allclose(pkpo_sloo(jnp.array([1.0, 1, 0, 0]), 2), [1 / 18, 1 / 18, -1 / 3, -1 / 3], rtol=1e-5)
-    np.testing.assert_array_equal(pkpo(jnp.ones(8), 4), np.zeros(8))
 
 
 @pytest.mark.parametrize("n", range(6))
@@ -108,23 +92,3 @@ def test_solved_share_by_counting(n):
         for right in range(n + 1):
             counted = np.mean([any(i < right for i in subset) for subset in subsets])
             assert solved_share(n, jnp.float32(right), k) == pytest.approx(counted, abs=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("k", "advantage"), [(1, pkpo_sloo), *((k, advantage) for k in (2, 3) for advantage in (pkpo, pkpo_sloo))]
-)
-def test_pkpo_s_policy_gradient_is_that_of_pass_at_k(k, advantage):
-    """In the mean over all groups of draws from a categorical policy, 1/G sum_i A_i grad log p is 1/G of Pass@k's."""
-    group, right = 4, np.array([1.0, 0.0, 0.0, 1.0], np.float32)
-    logits = np.array([-0.9, 0.7, 0.4, -2.0])
-    law = np.exp(logits) / np.exp(logits).sum()
-    draws = np.array(list(itertools.product(range(4), repeat=group)))
-    advantages = np.asarray(jax.vmap(lambda rewards: advantage(rewards, k))(right[draws]), np.float64)
-    scores = np.eye(4)[draws] - law  # grad log p of each draw, [.., G, 4]
-    estimate = (advantages[..., None] * scores).mean(axis=1)
-    mean = law[draws].prod(axis=1) @ estimate
-    # Pass@k is 1 - (1 - p)^k with p = sum of the right ones, whose gradient is p (1 - p) over the right logits' shares.
-    p = law @ right
-    to_p = law * (right - p)
-    np.testing.assert_allclose(group * mean, k * (1 - p) ** (k - 1) * to_p, atol=1e-7)
-    assert np.abs(to_p).max() > 0.05

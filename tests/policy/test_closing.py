@@ -1,32 +1,27 @@
-"""Markers of several tokens between thought and answer, and thoughts that end before a step that is not fed."""
+"""Markers of several tokens or none between thought and answer, and thoughts that end before a step that is not fed."""
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from scipy import special
 
+import tiny
 from slpo_jax.policy.answer_score import answer_after_replay
 from slpo_jax.policy.rollout import replay, sample
 from slpo_jax.policy.score import PassKeys, score
-from tiny import (
-    EOS,
-    PAD,
-    ROLLOUT,
-    SlowReasoner,
-    both_params,
-    compiled,
-    keys_of,
-    policy_of,
-    random_prompts,
-    real_tokens,
-    slow_factors,
-)
+from tiny import ROLLOUT, SlowReasoner, assert_close, both_params, compiled, keys_of, padded
 
 LENGTHS = (3, 7, 5, 4, 6, 2, 5, 3)
-PROMPTS, KEYS = random_prompts(LENGTHS, 8), keys_of(len(LENGTHS), 1)
+PROMPTS, KEYS = tiny.random_prompts(LENGTHS, 8), keys_of(len(LENGTHS), 1)
 MARKERS = {"none": (), "one": (58,), "three": (11, 12, 58)}
+
+
+def _plain(marker, **changes):
+    """COCONUT's latents."""
+    changes = {"stopping": "length", "dropout_rate": 0.2} | changes
+    return tiny.policy_of(dataclasses.replace(ROLLOUT, closing_ids=marker, **changes))
 
 
 def _halts(logits):
@@ -34,10 +29,9 @@ def _halts(logits):
     return logits.argmax(-1) % 3 == 0
 
 
-def _policy(marker, least=0, **changes):
+def _halting(marker, least=0):
     """COCONUT's latents, of which one whose hidden state `_halts` says to is dropped."""
-    changes = {"stopping": "length", "dropout_rate": 0.2} | changes
-    policy = policy_of(dataclasses.replace(ROLLOUT, closing_ids=marker, **changes))
+    policy = _plain(marker)
     latent_policy, reasoner = policy.latent_policy, policy.reasoner
 
     def draw(params, hidden_BLD, keys_BL=None):
@@ -54,27 +48,23 @@ def _policy(marker, least=0, **changes):
 
 def _slow(row: int, marker, least: int, config):
     """A row's latents, answer and its log-probability, by full forwards; noise is on prompt and all latents."""
-    slow, prompt = SlowReasoner(both_params()["reasoner"]), real_tokens(PROMPTS, row)
+    slow, prompt, latents = SlowReasoner(), tiny.real_tokens(PROMPTS, row), []
 
-    def hidden(latents, tokens):
+    def thought():
         everywhere = dataclasses.replace(config, dropout_where="all", answer_slots=8)
-        factors = slow_factors(KEYS[row], KEYS[row], len(prompt), len(latents), everywhere)
+        factors = tiny.slow_factors(KEYS[row], KEYS[row], len(prompt), len(latents), everywhere)
         quiet = np.arange(len(prompt) + len(latents) + 8)[:, None] >= len(prompt) + len(latents)
         slow.factors = {site: np.where(quiet, 1, each) for site, each in factors.items()}
-        fed = slow.embed(tokens) if len(tokens) else np.zeros((0, 16))
-        return slow.hidden(np.concatenate([slow.embed(prompt), *(latent[None] for latent in latents), fed]))
+        return np.concatenate([slow.embed(prompt), *(latent[None] for latent in latents)])
 
-    latents, tokens, total = [], [], 0.0
     while len(latents) < config.max_latents:
-        last = hidden(latents, [])[-1]
+        last = slow.hidden(thought())[-1]
         if len(latents) >= least and _halts(slow.logits(last[None]))[0]:
             break
         latents.append(last)
-    while len(tokens) < config.answer_slots and EOS not in tokens:
-        logits = slow.logits(hidden(latents, [*marker, *tokens])[-1:])[0]
-        tokens.append(int(logits.argmax()))
-        total += special.log_softmax(logits)[tokens[-1]]
-    return latents, tokens, total
+    before = np.concatenate([thought(), slow.embed(marker)])
+    tokens = slow.says(before)
+    return latents, tokens, slow.log_probs(before, tokens).sum()
 
 
 @pytest.mark.parametrize("least", [pytest.param(0, marks=pytest.mark.slow), 2])
@@ -82,7 +72,7 @@ def _slow(row: int, marker, least: int, config):
 def test_rollouts_replays_and_scores_are_the_slow_loop_s(marker, least):
     """Packed or in a row each, under the rollout's own noise, which the last latent has too."""
     marker = MARKERS[marker]
-    policy = _policy(marker, least)
+    policy = _halting(marker, least)
 
     @compiled
     def make(params):
@@ -101,7 +91,31 @@ def test_rollouts_replays_and_scores_are_the_slow_loop_s(marker, least):
     for row in range(len(LENGTHS)):
         latents, tokens, total = _slow(row, marker, least, policy.config)
         assert lengths[row] == len(latents)
-        assert np.asarray(made.tokens[row]).tolist() == tokens + [PAD] * (ROLLOUT.answer_slots - len(tokens))
+        assert np.asarray(made.tokens[row]).tolist() == padded(tokens)
         for actions in (made.actions["of"], again, scores.actions["of"]):
             np.testing.assert_allclose(actions[row, : len(latents)], np.reshape(latents, (-1, 16)), atol=2e-4)
         assert [float(each[row]) for each in found] == pytest.approx([total] * 3, rel=1e-4)
+
+
+def test_a_row_each_is_all_in_one_row():
+    """Without a marker and under noise: what is drawn, what is said and every gradient."""
+    policy, thoughts = _plain((), max_latents=3, temperature=1.0), np.array([3, 1, 2, 3])
+    prompts, noise = tiny.take_rows(PROMPTS, [0, 1]), PassKeys(keys_of(2, 2), keys_of(4, 3))
+
+    @compiled
+    def make(params):
+        drawn = sample(policy, params, prompts, keys_of(4, 1), thoughts)
+
+        def total(params, layout):
+            scores = score(dataclasses.replace(policy, layout=layout), params, prompts, drawn, noise)
+            actions = jnp.where((np.arange(3) < thoughts[:, None])[..., None], scores.actions, 0)
+            return scores.answer_log_prob.sum() + (actions**2).sum(), (scores.answer_log_prob, actions)
+
+        return drawn.tokens, [jax.grad(total, has_aux=True)(params, layout) for layout in ("packed", "rows")]
+
+    tokens, ((expected, theirs), (gradient, scores)) = make(both_params())
+    assert len(np.unique(tokens, axis=0)) == 4
+    assert_close(scores, theirs, rtol=1e-5, atol=1e-5)
+    largest = max(float(jnp.abs(x).max()) for x in jax.tree.leaves(expected["reasoner"]))
+    assert_close(gradient["reasoner"], expected["reasoner"], atol=1e-5 * largest)
+    assert largest > 0.1

@@ -1,7 +1,6 @@
 """CoLaR's thought against scipy, and a loop over positions in float64: its draws, its density and its stop."""
 
 import dataclasses
-import math
 
 import jax
 import jax.numpy as jnp
@@ -9,30 +8,18 @@ import numpy as np
 import pytest
 from scipy import special, stats
 
-from slow_policy import assert_is_gradient
+import tiny
+from slow_policy import assert_is_gradient, colar_law, spoken
 from slpo_jax.checkpoints.architectures.colar import Colar
 from slpo_jax.policy.prompted import PromptedBatch
 from slpo_jax.policy.rollout import sample
 from slpo_jax.policy.score import score
 from slpo_jax.training.objectives import OBJECTIVES
-from tiny import (
-    CONFIG,
-    END,
-    EOS,
-    ROLLOUT,
-    SlowReasoner,
-    both_params,
-    compiled,
-    keys_of,
-    policy_of,
-    random_prompts,
-    real_tokens,
-    take_rows,
-)
+from tiny import CONFIG, END, SlowReasoner, both_params, compiled, keys_of, policy_of, random_prompts, take_rows
 
-SCALE, HEAT, T, D, ROWS = 0.4, 0.7, ROLLOUT.max_latents, CONFIG.n_embd, 400
+SCALE, HEAT, T, D, ROWS = 0.4, 0.7, tiny.ROLLOUT.max_latents, CONFIG.n_embd, 400
 REASONER, MEAN_ONLY = (Colar(12, SCALE, gaussian=gaussian).on(CONFIG) for gaussian in (True, False))
-CLEAN = dataclasses.replace(ROLLOUT, dropout_rate=0.0, stopping="length", answer_slots=2)
+CLEAN = dataclasses.replace(tiny.ROLLOUT, dropout_rate=0.0, stopping="length", answer_slots=2)
 MARK_LIKE = 19  # a likely token, which the mark is made likelier than
 PROMPTS, KEY = take_rows(random_prompts((5,), 5), [0] * ROWS), jax.random.key(0)
 
@@ -67,26 +54,15 @@ def rolled(params):
     return _rolled(_policy(), params)
 
 
-def _law(params, hidden_D) -> tuple[np.ndarray, np.ndarray]:
-    """The head's mean and standard deviation, in float64."""
-    head = jax.tree.map(lambda x: np.asarray(x, np.float64), params["reasoner"]["head"])
-    dense = lambda name, x: x @ head[name]["kernel"] + head[name]["bias"]  # noqa: E731
-    x = dense("fc_in", hidden_D)
-    x = dense("fc_out", x * 0.5 * (1 + np.vectorize(math.erf)(x / math.sqrt(2))))
-    x = (x - x.mean()) / np.sqrt(x.var() + 1e-5) * head["norm"]["scale"] + head["norm"]["bias"]
-    return dense("mean", x), np.exp(dense("log_std", x))
-
-
 @pytest.fixture(scope="module")
 def laws(params, rolled):
     """By row, of each step: the law of the latent, and the probability that the thought ends before it."""
-    slow, prompt = SlowReasoner(params["reasoner"]), real_tokens(PROMPTS, 0)
-    found = []
+    slow, found = SlowReasoner(params["reasoner"]), []
+    prompt = slow.prompt(PROMPTS, 0)
     for latents, tau in zip(rolled[0].actions["of"], rolled[0].lengths, strict=True):
-        fed = np.asarray(latents[: int(tau)], np.float64)
-        hidden = slow.hidden(np.concatenate([slow.embed(prompt), fed]))[len(prompt) - 1 :]
+        hidden = slow.hidden(np.concatenate([prompt, latents[: int(tau)]]))[len(prompt) - 1 :]
         ends = special.softmax(slow.logits(hidden), axis=-1)[:, END]
-        found.append([(*_law(params, h), p) for h, p in zip(hidden, ends, strict=True)])
+        found.append([(*colar_law(params, h), p) for h, p in zip(hidden, ends, strict=True)])
     return found
 
 
@@ -133,22 +109,18 @@ def test_objectives_are_of_latents_mark_and_answer(params, rolled, name, setting
     policy, objective = _policy().having(temperature=1.0), OBJECTIVES[name](**settings)
     batch = PromptedBatch(take_rows(PROMPTS, [0]), np.zeros((1, 0), np.uint8), np.zeros(1, np.int32))
     rewards, advantages = jnp.array([[1.0, 0.0]]), (1, -1)
-    prompt, tokens = real_tokens(PROMPTS, 0), np.asarray(made.tokens).tolist()
 
     def value(params):
         slow, total = SlowReasoner(params["reasoner"]), 0.0
+        prompt = slow.prompt(PROMPTS, 0)
         for row, advantage in enumerate(advantages):
-            tau, said = int(lengths[rows[row]]), tokens[row]
-            said = said[: said.index(EOS) + 1] if EOS in said else said
+            tau, said = int(lengths[rows[row]]), [END, *spoken(made.tokens[row])]
             latents = np.asarray(made.actions["of"][row, :tau], np.float64)
-            inputs = [slow.embed(prompt), latents, slow.embed([END, *said[:-1]])]
-            hidden = slow.hidden(np.concatenate(inputs))[len(prompt) - 1 :]
-            log_p = special.log_softmax(slow.logits(hidden), axis=-1)
-            for at, u in enumerate(latents):
-                mean, std = _law(params, hidden[at])
+            thought = np.concatenate([prompt, latents])
+            for u, hidden in zip(latents, slow.hidden(thought)[len(prompt) - 1 :], strict=False):
+                mean, std = colar_law(params, hidden)
                 total += advantage * stats.norm.logpdf(u / SCALE, mean, HEAT * std).mean()
-            total += advantage * log_p[tau, END] * (tau < T)
-            total += advantage * sum(log_p[tau + 1 + at, token] for at, token in enumerate(said))
+            total += advantage * slow.log_probs(thought, said)[tau == T :].sum()  # at T no mark is drawn
         return -total / 2
 
     gradient = compiled(jax.grad(lambda params: objective(policy, params, batch, made, rewards, KEY)[0]))(params)
@@ -162,20 +134,17 @@ def test_without_noise_it_is_the_mean_until_the_mark_is_the_likeliest(params):
     rows, lengths = len(prompts.tokens), {}
     for least in (0, 1):
         policy = _policy(least=least).without_noise()
-        out = compiled(lambda params, keys, policy=policy: sample(policy, params, prompts, keys, T))(
-            params, keys_of(rows)
-        )
+        out = compiled(sample, policy)(params, prompts, keys_of(rows), jnp.full(rows, T))
         lengths[least] = np.asarray(out.lengths).tolist()
         for row in range(rows):
-            prompt = real_tokens(prompts, row)
-            inputs, tau = slow.embed(prompt), 0
+            inputs, tau = slow.prompt(prompts, row), 0
             while True:
                 hidden = slow.hidden(inputs)[-1]
                 if tau == T or (tau >= least and slow.logits(hidden).argmax() == END):
                     break
-                inputs, tau = np.concatenate([inputs, SCALE * _law(params, hidden)[0][None]]), tau + 1
+                inputs, tau = np.concatenate([inputs, SCALE * colar_law(params, hidden)[0][None]]), tau + 1
             assert lengths[least][row] == tau
-            np.testing.assert_allclose(out.actions["of"][row, :tau], inputs[len(prompt) :], rtol=1e-3, atol=1e-4)
+            np.testing.assert_allclose(out.actions["of"][row, :tau], inputs[len(inputs) - tau :], rtol=1e-3, atol=1e-4)
     assert 0 in lengths[0]
     assert len({*lengths[1]}) > 1, lengths
 

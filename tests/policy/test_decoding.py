@@ -5,14 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from published import (
-    QUESTIONS,
-    answers,
-    coconut_hugging_face,
-    coconut_original,
-    codi_hugging_face,
-    codi_original,
-)
+from published import QUESTIONS, answers, coconut_hugging_face, coconut_original, codi_hugging_face, codi_original
 from published_bases import FIXED, base_gguf, base_gpt2, base_llama, decode_here, written
 
 TOLERANCE = 4e-4  # of latents of size 1: rounding grows from one to the next, in one row to 1.3e-4

@@ -8,23 +8,13 @@ import numpy as np
 import pytest
 from scipy import special
 
+from slow_policy import spoken
 from slpo_jax.errors import UserError
 from slpo_jax.policy.latent_policies import LATENT_POLICIES
 from slpo_jax.policy.prompted import repeat_rows
 from slpo_jax.policy.rollout import sample
 from slpo_jax.policy.score import score
-from tiny import (
-    PAD,
-    REASONER,
-    ROLLOUT,
-    SlowReasoner,
-    both_params,
-    compiled,
-    keys_of,
-    policy_of,
-    random_prompts,
-    real_tokens,
-)
+from tiny import REASONER, ROLLOUT, SlowReasoner, both_params, compiled, keys_of, policy_of, random_prompts
 
 TopK = LATENT_POLICIES["gumbel_top_k"]
 SOFT_GRPO = {"top_k": 5, "least": 1, "most": 5, "shift": 0.0, "tau": 0.1, "likelihood": "clipped"}
@@ -46,12 +36,8 @@ def _slow_draw(logits, noise, *, top_k=0, top_p=0.95, least=10, most=10, low=-1.
     """(ids, scores) of one position; `noise` [V] is that of the likeliest, the second, .."""
     log_p = special.log_softmax(np.asarray(logits, np.float64))
     order = np.argsort(-log_p, kind="stable")[: top_k or None]
-    together, found = 0.0, []
-    share = special.softmax(log_p[order])
-    inside = []
-    for place in range(len(order)):
-        inside.append(together < top_p or place < least)
-        together += share[place]
+    share, found = special.softmax(log_p[order]), []
+    inside = (np.cumsum(share) - share < top_p) | (np.arange(len(order)) < least)
     whole = share[inside].sum()
     for place, token in enumerate(order):
         base = log_p[token] if not soft else np.log(share[place] / whole * inside[place] + 1e-6)
@@ -170,11 +156,11 @@ def test_rollouts_and_their_likelihoods_are_a_loop_s():
         return made, score(policy, params, PROMPTS, made, None, **how), score(policy, params, PROMPTS, made, None)
 
     made, scores, plain = run(params)
-    slow, table = SlowReasoner(params["reasoner"]), np.asarray(params["reasoner"]["backbone"]["wte"], np.float64)
+    slow = SlowReasoner()
     assert set(np.asarray(made.lengths).tolist()) >= {0, 1, T}
     np.testing.assert_allclose(plain.action_log_probs, scores.action_log_probs, atol=1e-5)
     for row in range(48):
-        length, inputs = int(made.lengths[row]), slow.embed(real_tokens(prompts, row))
+        length, inputs = int(made.lengths[row]), slow.prompt(prompts, row)
         for step in range(length):
             log_p = special.log_softmax(slow.logits(slow.hidden(inputs)[-1]))
             ids, values = made.actions["ids"][row, step], np.asarray(made.actions["scores"][row, step], np.float64)
@@ -183,16 +169,12 @@ def test_rollouts_and_their_likelihoods_are_a_loop_s():
             assert END not in (log_p.argmax(), ids[0])
             expected = np.mean(-g - np.exp(-g))
             assert float(scores.action_log_probs[row, step]) == pytest.approx(expected, abs=2e-4)
-            inputs = np.concatenate([inputs, (special.softmax(values) @ table[np.asarray(ids)])[None]])
-        ended = special.log_softmax(slow.logits(slow.hidden(inputs)[-1]) / 0.6)[END]
+            inputs = np.concatenate([inputs, (special.softmax(values) @ slow.embed(ids))[None]])
+        said = spoken(made.tokens[row])
+        ended, *between = slow.log_probs(inputs, [*CLOSING, *said], 0.6)
         assert float(scores.halting_log_prob[row]) == pytest.approx(ended, abs=2e-4)
-        inputs = np.concatenate([inputs, slow.embed(CLOSING)])
-        for slot, token in enumerate(made.tokens[row].tolist()):
-            if token == PAD:
-                break
-            log_q = special.log_softmax(slow.logits(slow.hidden(inputs)[-1]) / 0.6)[token]
-            assert float(scores.token_log_probs[row, slot]) == pytest.approx(log_q, abs=2e-4)
-            inputs = np.concatenate([inputs, slow.embed([token])])
+        expected = between[len(CLOSING) - 1 :]
+        np.testing.assert_allclose(scores.token_log_probs[row, : len(said)], expected, atol=2e-4)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from scipy import special, stats
 
+import tiny
 from slpo_jax.policy.latent_policies.hybrid import Hybrid, mixed
 from slpo_jax.policy.policy import Policy
 from slpo_jax.policy.prompted import PromptedBatch
@@ -15,36 +16,17 @@ from slpo_jax.policy.rollout import NO_TOKEN, Trajectories, sample
 from slpo_jax.policy.score import score, used_slots
 from slpo_jax.training.objectives import OBJECTIVES
 from slpo_jax.training.objectives.grpo import with_detached_inputs
-from tiny import (
-    CONFIG,
-    EOS,
-    PAD,
-    REASONER,
-    ROLLOUT,
-    SlowReasoner,
-    both_params,
-    compiled,
-    keys_of,
-    policy_of,
-    random_prompts,
-    real_tokens,
-    take_rows,
-)
+from tiny import CONFIG, EOS, REASONER, SlowReasoner, both_params, compiled, keys_of, padded, policy_of, take_rows
 
 T, A, V, D = 4, 3, CONFIG.vocab_size, CONFIG.n_embd
 ROWS, SHOWN, MARK, TOP_K, TEMPERATURE = 600, 15, 7, 6, 1.5
-PROMPTS = take_rows(random_prompts((5, 3, 7), 8), np.arange(ROWS) % 3)
+PROMPTS = take_rows(tiny.random_prompts((5, 3, 7), 8), np.arange(ROWS) % 3)
 
 
-def _config(steps=T, slots=A, **changes):
+def _policy(steps=T, **changes) -> Policy:
     changes = {"closing_ids": (), "stopping": "length", "dropout_rate": 0.0} | changes
-    return dataclasses.replace(ROLLOUT, max_latents=steps, answer_slots=slots, **changes)
-
-
-def _policy(steps=T, slots=A, **changes) -> Policy:
-    policy = policy_of(
-        _config(steps, slots, **changes), REASONER, "hybrid", temperature=TEMPERATURE, top_k=TOP_K, end_id=MARK
-    )
+    config = dataclasses.replace(tiny.ROLLOUT, max_latents=steps, answer_slots=A, **changes)
+    policy = policy_of(config, REASONER, "hybrid", temperature=TEMPERATURE, top_k=TOP_K, end_id=MARK)
     return dataclasses.replace(policy, layout="rows")
 
 
@@ -72,22 +54,15 @@ def made():
             return jnp.sum((thought_N + scores.answer_log_prob)[:SHOWN]), scores
 
         batch = PromptedBatch(take_rows(PROMPTS, range(SHOWN)), None, jnp.arange(SHOWN))
-        start = OBJECTIVES["grpo"](kl_weight=1.0).reference(policy, params, batch, jax.tree.map(_shown, drawn))
+        shown = jax.tree.map(lambda x: x[:SHOWN], drawn)
+        start = OBJECTIVES["grpo"](kl_weight=1.0).reference(policy, params, batch, shown)
         return drawn.replace(keys=None), jax.grad(total, has_aux=True)(params), drawn.completions, start
 
     return jax.tree.map(np.asarray, make(_params()))
 
 
-def _shown(x):
-    return x[:SHOWN]
-
-
-def _sigmoid_gates(own, e):
-    return [special.expit(e @ own[name]["kernel"] + own[name]["bias"]) for name in ("recurrence", "input")]
-
-
 def _fed(own, e, s):
-    r, i = _sigmoid_gates(own, e)
+    r, i = (special.expit(e @ gate["kernel"] + gate["bias"]) for gate in (own["recurrence"], own["input"]))
     a = np.exp(-8 * np.log1p(np.exp(-np.asarray(own["decay"], np.float64))) * r)
     return a * e + np.sqrt(1 - a**2 + 1e-8) * i * s
 
@@ -103,7 +78,7 @@ def _law(logits):
 def _walk(slow, own, drawn, row, mixtures=None):
     """Of a row, step by step: laws, mixtures s, and log-likelihoods of what it says, thought and answer."""
     said, answer = drawn.said[row][: int(drawn.lengths[row])].tolist(), drawn.tokens[row]
-    inputs, laws, made, likelihoods = slow.embed(real_tokens(PROMPTS, row)), [], [], []
+    inputs, laws, made, likelihoods = slow.prompt(PROMPTS, row), [], [], []
     for step, token in enumerate(said):
         logits = slow.logits(slow.hidden(inputs)[-1])
         laws.append(_law(logits))
@@ -125,13 +100,13 @@ def _walk(slow, own, drawn, row, mixtures=None):
 def test_rollouts_are_the_slow_loop_s(made):
     """Ends, completions, likelihoods; some end at the mark, some at eos in the thought, some at T."""
     drawn, (_, scores), completions, _ = made
-    slow, own, ends = SlowReasoner(both_params()["reasoner"]), _params()["latent_policy"], set()
+    slow, own, ends = SlowReasoner(), _params()["latent_policy"], set()
     for row in range(SHOWN):
         said, spoken, laws, _, thought, answer = _walk(slow, own, drawn, row)
         assert not {MARK, EOS} & set(said[:-1])
         assert len(said) == T or said[-1] in (MARK, EOS)
         ends.add((said[-1], len(said) == T) if said[-1] in (MARK, EOS) else "T")
-        assert drawn.tokens[row].tolist() == spoken + [PAD] * (A - len(spoken))
+        assert drawn.tokens[row].tolist() == padded(spoken, A)
         written = completions[row].tolist()
         assert written[: len(said) + len(spoken)] == said + spoken
         assert EOS in said + spoken or set(written[len(said) + len(spoken) :]) <= {NO_TOKEN}
@@ -148,12 +123,10 @@ def test_rollouts_are_the_slow_loop_s(made):
 def test_it_is_compared_with_plain_words(made):
     """The reference of `grpo`: what was said, in thought and answer, by the model that is fed the tokens alone."""
     drawn, *_, start_NC = made
-    slow, own, mixed_in = SlowReasoner(both_params()["reasoner"]), _params()["latent_policy"], []
+    slow, own, mixed_in = SlowReasoner(), _params()["latent_policy"], []
     for row in range(SHOWN):
         said, spoken, *_, thought, answer = _walk(slow, own, drawn, row)
-        inputs = np.concatenate([slow.embed(real_tokens(PROMPTS, row)), slow.embed(said + spoken)])
-        log_p = special.log_softmax(slow.logits(slow.hidden(inputs)), axis=-1)[-len(said + spoken) - 1 : -1]
-        expected = log_p[np.arange(len(log_p)), said + spoken]
+        expected = slow.log_probs(slow.prompt(PROMPTS, row), said + spoken)
         found = np.concatenate([start_NC[row, : len(said)], start_NC[row, T : T + len(spoken)]])
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
         mixed_in.append(abs(expected.sum() - thought - answer))
@@ -161,8 +134,8 @@ def test_it_is_compared_with_plain_words(made):
 
 
 def test_tokens_are_drawn_by_their_law(made):
-    drawn, slow = made[0], SlowReasoner(both_params()["reasoner"])
-    law = _law(slow.logits(slow.hidden(slow.embed(real_tokens(PROMPTS, 0)))[-1]))
+    drawn, slow = made[0], SlowReasoner()
+    law = _law(slow.logits(slow.hidden(slow.prompt(PROMPTS, 0))[-1]))
     counts = np.bincount(drawn.said[::3, 0], minlength=V)
     kept = law > 0
     assert counts[~kept].sum() == 0
@@ -213,7 +186,7 @@ def test_at_the_start_it_is_nearly_the_token():
 
 def test_slots_after_a_thought_that_said_eos_are_free():
     """Its answer is no token at all, not even where pad is eos."""
-    policy = _policy(2, 3, pad_id=EOS)
+    policy = _policy(2, pad_id=EOS)
     said, lengths = np.array([[9, EOS], [EOS, 0], [9, 8]]), np.array([2, 1, 2])
     tokens = np.array([[EOS] * 3, [EOS] * 3, [5, 6, 7]])
 

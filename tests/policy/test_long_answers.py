@@ -5,25 +5,13 @@ import dataclasses
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from scipy import special
 
 from slpo_jax.models import likelihood
 from slpo_jax.policy import decoding
 from slpo_jax.policy.decoding import cache_sizes
 from slpo_jax.policy.rollout import sample
 from slpo_jax.policy.score import score
-from tiny import (
-    EOS,
-    PAD,
-    ROLLOUT,
-    SlowReasoner,
-    both_params,
-    compiled,
-    keys_of,
-    policy_of,
-    random_prompts,
-    real_tokens,
-)
+from tiny import EOS, PAD, ROLLOUT, SlowReasoner, both_params, compiled, keys_of, padded, policy_of, random_prompts
 
 PROMPTS = random_prompts((3, 7, 5, 2, 6, 4, 1, 8), 8)
 SLOTS, EOS_IDS = 20, (PAD, EOS)
@@ -53,23 +41,13 @@ def made():
         return make(both_params())
 
 
-def _slow(row: int):
-    """The answer of one row and its log-probability, by whole passes over ever longer rows."""
-    slow, prompt, tokens = SlowReasoner(both_params()["reasoner"]), real_tokens(PROMPTS, row), []
-    total = 0.0
-    while len(tokens) < SLOTS and not (tokens and tokens[-1] in EOS_IDS):
-        logits = slow.logits(slow.hidden(slow.embed([*prompt, *tokens]))[-1:])[0]
-        tokens.append(int(logits.argmax()))
-        total += special.log_softmax(logits)[tokens[-1]]
-    return tokens, total
-
-
 def test_answers_and_scores_are_the_slow_loop_s(made):
-    lengths, last = set(), set()
+    slow, lengths, last = SlowReasoner(), set(), set()
     for row, (answer, log_prob) in enumerate(zip(*map(np.asarray, made), strict=True)):
-        tokens, expected = _slow(row)
-        assert answer.tolist() == tokens + [PAD] * (SLOTS - len(tokens))
-        assert log_prob == pytest.approx(expected, rel=1e-4)
+        before = slow.prompt(PROMPTS, row)
+        tokens = slow.says(before, SLOTS, EOS_IDS)
+        assert answer.tolist() == padded(tokens, SLOTS)
+        assert log_prob == pytest.approx(slow.log_probs(before, tokens).sum(), rel=1e-4)
         lengths.add(len(tokens))
         last.add(tokens[-1])
     # Within each size of the cache, and over the budget.
@@ -79,14 +57,5 @@ def test_answers_and_scores_are_the_slow_loop_s(made):
 
 
 def test_cache_sizes():
-    found = {budget: cache_sizes(budget) for budget in (1, 64, 95, 96, 191, 192, 700, 2048)}
-    assert found == {
-        1: [1],
-        64: [64],
-        95: [95],
-        96: [64, 96],
-        191: [64, 191],
-        192: [64, 128, 192],
-        700: [64, 128, 256, 700],
-        2048: [64, 128, 256, 512, 1024, 2048],
-    }
+    sizes = [1], [64], [95], [64, 96], [64, 191], [64, 128, 192], [64, 128, 256, 700], [64, 128, 256, 512, 1024, 2048]
+    assert [cache_sizes(each[-1]) for each in sizes] == [*sizes]

@@ -1,34 +1,20 @@
 """Rollouts against a slow loop on a plain GPT-2, their independence of padding, replays, candidates and stops."""
 
 import dataclasses
+import itertools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from scipy import special, stats
+from scipy import special
 
+import tiny
 from slpo_jax.policy import noise
 from slpo_jax.policy.explain import NEAREST, probe
 from slpo_jax.policy.rollout import sample
 from slpo_jax.policy.stop_answers import decode_candidates
-from tiny import (
-    CONFIG,
-    EOS,
-    PAD,
-    ROLLOUT,
-    SlowReasoner,
-    both_params,
-    compiled,
-    keys_of,
-    pad_left,
-    policy_of,
-    random_prompts,
-    real_tokens,
-    run_rollout,
-    slow_factors,
-    take_rows,
-)
+from tiny import EOS, ROLLOUT, SlowReasoner, keys_of, padded, random_prompts, real_tokens, run_rollout, take_rows
 
 LENGTHS = (4, 7, 2, 6, 3, 7)  # of the prompts
 THOUGHTS = np.array([1, 5, 3, 2, 4, 5], np.int32)
@@ -37,16 +23,9 @@ BY_LENGTH = dataclasses.replace(ROLLOUT, stopping="length")
 BY_THRESHOLD = dataclasses.replace(ROLLOUT, stopping="threshold")
 
 
-def _candidates(params, prompts, keys, config, min_latents):
-    return decode_candidates(policy_of(config), params, prompts, keys, min_latents)
-
-
-candidates = compiled(_candidates, static=("config", "min_latents"))
-
-
 @pytest.fixture(scope="module")
 def params():
-    return both_params()
+    return tiny.both_params()
 
 
 @pytest.fixture(scope="module")
@@ -54,13 +33,18 @@ def prompts():
     return random_prompts(LENGTHS, SLOTS)
 
 
-@pytest.fixture(scope="module")
-def slow(params):
-    return SlowReasoner(params["reasoner"])
+@pytest.fixture
+def slow():
+    return SlowReasoner()
 
 
 def _clean(config):
     return dataclasses.replace(config, dropout_rate=0.0)
+
+
+def _asked(slow, prompt, latents):
+    """What is fed before the answer."""
+    return np.concatenate([slow.embed(prompt), latents, slow.embed([tiny.END])])
 
 
 def _assert_same_rows(ours, theirs, atol=1e-5):
@@ -90,11 +74,11 @@ def test_rollout_is_the_slow_loop_s(params, prompts, slow, where):
     np.testing.assert_array_equal(result.lengths, THOUGHTS)
     for row, length in enumerate(THOUGHTS):
         prompt = real_tokens(prompts, row)
-        slow.factors = slow_factors(keys[row], keys[row], len(prompt), int(length), config)
+        slow.factors = tiny.slow_factors(keys[row], keys[row], len(prompt), int(length), config)
         latents = slow.think(prompt, length)
         np.testing.assert_allclose(result.actions[row, :length], latents, rtol=0, atol=1e-4)
         assert not np.any(result.actions[row, length:])
-        np.testing.assert_array_equal(result.tokens[row], slow.answer(prompt, latents, config))
+        assert result.tokens[row].tolist() == padded(slow.says(_asked(slow, prompt, latents)))
     ended = (np.asarray(result.tokens) == EOS).any(axis=1)
     assert 0 < ended.sum() < ROWS, "the answers must end both ways"
     assert len(np.unique(result.tokens)) > 6
@@ -104,18 +88,15 @@ def test_banned_tokens_are_never_said(params, prompts, slow):
     """The likeliest other is, each time: three bans of tokens that would be said, eos among them."""
     config = _clean(BY_LENGTH)
     free = np.asarray(run_rollout(params, prompts, keys_of(ROWS), config=config, stop_rule=THOUGHTS).tokens)
-    said, counts = np.unique(free[free < PAD], return_counts=True)
+    said, counts = np.unique(free[free < tiny.PAD], return_counts=True)
     banned = (EOS, *[int(token) for token in said[np.argsort(-counts)] if token != EOS][:2])
     config = dataclasses.replace(config, banned_ids=banned)
     found = run_rollout(params, prompts, keys_of(ROWS), config=config, stop_rule=THOUGHTS)
-    slow.factors = {}
+    allowed = np.delete(np.arange(tiny.CONFIG.vocab_size), banned)
     for row, length in enumerate(THOUGHTS):
-        prompt, tokens = real_tokens(prompts, row), list(config.closing_ids)
-        thought = np.concatenate([slow.embed(prompt), slow.think(prompt, length)])
-        while len(tokens) <= config.answer_slots:
-            logits = slow.logits(slow.hidden(np.concatenate([thought, slow.embed(tokens)]))[-1])
-            tokens.append(int(np.delete(np.arange(len(logits)), banned)[np.delete(logits, banned).argmax()]))
-        assert found.tokens[row].tolist() == tokens[1:]
+        prompt = real_tokens(prompts, row)
+        asked = _asked(slow, prompt, slow.think(prompt, length))
+        assert found.tokens[row].tolist() == slow.says(asked, choose=lambda logits: allowed[logits[allowed].argmax()])
     assert set(banned) <= set(free.ravel().tolist())
 
 
@@ -123,23 +104,23 @@ def test_sampled_tokens_are_drawn_each_by_its_slot_s_key(params, prompts, slow):
     """From the tempered softmax of the slow loop's logits; no slot's key draws another slot's token."""
     config, keys = dataclasses.replace(_clean(BY_LENGTH), temperature=1.5), keys_of(ROWS)
     found = run_rollout(params, prompts, keys, config=config, stop_rule=THOUGHTS)
-    slow.factors, said = {}, 0
+    said = 0
     for row, length in enumerate(THOUGHTS):
-        prompt, tokens = real_tokens(prompts, row), list(config.closing_ids)
-        thought = np.concatenate([slow.embed(prompt), slow.think(prompt, length)])
-        while len(tokens) <= config.answer_slots and EOS not in tokens:
-            logits = slow.logits(slow.hidden(np.concatenate([thought, slow.embed(tokens)]))[-1])
-            (key,) = noise.token_keys(keys[row : row + 1], len(tokens) - 1)
-            tokens.append(int(jax.random.categorical(key, jnp.asarray(logits / 1.5, jnp.float32))))
-        assert found.tokens[row].tolist() == tokens[1:] + [PAD] * (config.answer_slots + 1 - len(tokens))
-        said += len(tokens) - 1
+        prompt, slots = real_tokens(prompts, row), itertools.count()
+
+        def draw(logits, row=row, slots=slots):
+            (key,) = noise.token_keys(keys[row : row + 1], next(slots))
+            return jax.random.categorical(key, jnp.asarray(logits / 1.5, jnp.float32))
+
+        tokens = slow.says(_asked(slow, prompt, slow.think(prompt, length)), choose=draw)
+        assert found.tokens[row].tolist() == padded(tokens)
+        said += len(tokens)
     assert said > 2 * ROWS
 
 
 def test_threshold_stops_at_the_first_probability_at_or_above(params, prompts, slow):
     config, threshold = _clean(BY_THRESHOLD), 0.5
     result = run_rollout(params, prompts, keys_of(ROWS), config=config, stop_rule=threshold)
-    slow.factors = {}
     for row in range(ROWS):
         latents = slow.think(real_tokens(prompts, row), T)
         above = _stop_probabilities(params, latents) >= threshold
@@ -150,7 +131,7 @@ def test_threshold_stops_at_the_first_probability_at_or_above(params, prompts, s
 
 
 def test_a_probability_equal_to_the_threshold_stops(params, prompts):
-    even = {"out": {"kernel": jnp.zeros((CONFIG.n_embd, 1)), "bias": jnp.zeros(1)}}  # rho = 1/2 everywhere
+    even = {"out": {"kernel": jnp.zeros((tiny.CONFIG.n_embd, 1)), "bias": jnp.zeros(1)}}  # rho = 1/2 everywhere
     result = run_rollout({**params, "gate": even}, prompts, keys_of(ROWS), config=_clean(BY_THRESHOLD), stop_rule=0.5)
     assert (result.lengths == 1).all()
 
@@ -170,7 +151,7 @@ def test_a_row_does_not_know_its_company(params, prompts):
         alone = run_rollout(params, take_rows(prompts, [row]), keys[one], config=config, stop_rule=rule[one])
         _assert_same_rows(alone, jax.tree.map(lambda x, one=one: x[one], together))
 
-    bucket = pad_left([real_tokens(prompts, row) for row in range(ROWS)], SLOTS + 5)
+    bucket = tiny.pad_left([real_tokens(prompts, row) for row in range(ROWS)], SLOTS + 5)
     _assert_same_rows(run_rollout(params, bucket, keys, config=config, stop_rule=rule), together)
 
     larger = dataclasses.replace(config, max_latents=T + 3, answer_slots=ROLLOUT.answer_slots + 2)
@@ -191,7 +172,8 @@ def test_a_row_does_not_know_its_company(params, prompts):
 def test_candidates_are_the_rollouts_that_stop_there(params, prompts, where, rate, temperature):
     config = dataclasses.replace(ROLLOUT, dropout_rate=rate, dropout_where=where, temperature=temperature)
     keys, shortest = keys_of(ROWS, seed=2), 2
-    latents, tokens = candidates(params, prompts, keys, config=config, min_latents=shortest)
+    decode = tiny.compiled(decode_candidates, tiny.policy_of(config), static=("min_latents",))
+    latents, tokens = decode(params, prompts, keys, min_latents=shortest)
     assert tokens.shape == (ROWS, T - shortest + 1, config.answer_slots)
     stop = dataclasses.replace(config, stopping="length")
     for i, length in enumerate(range(shortest, T + 1)):
@@ -200,47 +182,31 @@ def test_candidates_are_the_rollouts_that_stop_there(params, prompts, where, rat
         np.testing.assert_allclose(latents[:, :length], alone.actions[:, :length], rtol=0, atol=1e-5)
         np.testing.assert_array_equal(tokens[:, i], alone.tokens)
     assert (np.asarray(tokens[:, 0]) != np.asarray(tokens[:, -1])).any(axis=1).sum() >= 3, "lengths must matter"
-    assert (np.asarray(tokens) == PAD).any()
+    assert (np.asarray(tokens) == tiny.PAD).any()
 
 
-@pytest.mark.slow
-def test_sampled_stops_follow_the_first_stop_law(params, prompts):
-    """Each of many rollouts stops by the law of its own latents, whose stop probabilities are computed in numpy."""
-    rows = 6000
-    many = take_rows(prompts, [5] * rows)
-    config = dataclasses.replace(ROLLOUT, answer_slots=1)
-    stops = np.asarray(run_rollout(params, many, keys_of(rows), config=config).lengths)
-    by_length = dataclasses.replace(config, stopping="length")
-    full = run_rollout(params, many, keys_of(rows), config=by_length, stop_rule=np.full(rows, T, np.int32))
-    rho = _stop_probabilities(params, np.asarray(full.actions, np.float64))
-    before = np.concatenate([np.ones((rows, 1)), np.cumprod(1 - rho, axis=1)[:, :-1]], axis=1)
-    law = before * rho
-    law[:, -1] = before[:, -1]  # no decision at T
-    expected, spread = law.sum(axis=0), np.sqrt((law * (1 - law)).sum(axis=0))
-    counts = np.bincount(stops, minlength=T + 1)[1:]
-    assert counts.sum() == rows
-    assert (expected > 50).all(), "every stop must be tried"
-    assert (np.abs(counts - expected) < 4.5 * spread).all()
-    assert stats.chisquare(counts, expected * rows / expected.sum()).pvalue > 1e-4
-    # Given the latents, a stop tells nothing of the masks: the stops of the boldest rows are as likely as they say.
-    bold = np.argsort(law[:, 0])[-rows // 4 :]
-    assert abs((stops[bold] == 1).sum() - law[bold, 0].sum()) < 4.5 * np.sqrt((law * (1 - law))[bold, 0].sum())
-
-
-FEW = (4, 7, 2, 6)  # lengths of the prompts of what goes on from the first steps of others
+def test_sampled_stops_are_drawn_each_by_its_step_s_key(params, prompts):
+    """Against the stop probabilities of the rollout's own latents, whatever the masks were; at T there is no choice."""
+    many, keys = take_rows(prompts, [5] * 300), keys_of(300)
+    stops = run_rollout(params, many, keys).lengths
+    full = run_rollout(params, many, keys, config=BY_LENGTH, stop_rule=np.full(300, T, np.int32))
+    rho_NT = _stop_probabilities(params, np.asarray(full.actions, np.float64))
+    fires_NT = np.stack([noise.stop_uniforms(keys, step) for step in range(1, T + 1)], axis=1) < rho_NT
+    fires_NT[:, -1] = True
+    np.testing.assert_array_equal(stops, fires_NT.argmax(axis=1) + 1)
+    assert {*stops.tolist()} == {*range(1, T + 1)}
 
 
 def _continued(params, prompts, keys, made, steps, rule, config=ROLLOUT):
     prefix = dataclasses.replace(made, lengths=jnp.minimum(made.lengths, steps))
-    return sample(policy_of(config), params, prompts, keys, rule, prefix=prefix)
+    return sample(tiny.policy_of(config), params, prompts, keys, rule, prefix=prefix)
 
 
-continued = compiled(_continued, static=("config",))
+continued = tiny.compiled(_continued, static=("config",))
 
 
-def test_with_its_own_noise_every_prefix_of_a_rollout_goes_on_as_it_did(params):
-    prompts = random_prompts(FEW, max(FEW))
-    keys = keys_of(len(FEW))
+def test_with_its_own_noise_every_prefix_of_a_rollout_goes_on_as_it_did(params, prompts):
+    keys = keys_of(ROWS)
     made = run_rollout(params, prompts, keys)
     assert len({*made.lengths.tolist()}) > 1
     for steps in range(T + 1):
@@ -248,24 +214,19 @@ def test_with_its_own_noise_every_prefix_of_a_rollout_goes_on_as_it_did(params):
         assert again.lengths.tolist() == made.lengths.tolist()
         assert again.tokens.tolist() == made.tokens.tolist()
         np.testing.assert_allclose(again.actions, made.actions, atol=1e-5)
-    other = continued(params, prompts, keys_of(len(FEW), 1), made, 2, None)
+    other = continued(params, prompts, keys_of(ROWS, 1), made, 2, None)
     np.testing.assert_array_equal(other.actions[:, :1], made.actions[:, :1])
-    eager = dataclasses.replace(ROLLOUT, stopping="threshold")  # at once, but not before the last given step
-    assert continued(params, prompts, keys, made, 3, 0.0, config=eager).lengths.tolist() == [
-        min(length, 3) for length in made.lengths.tolist()
-    ]
+    eager = continued(params, prompts, keys, made, 3, 0.0, config=BY_THRESHOLD)  # but for the steps that are given
+    np.testing.assert_array_equal(eager.lengths, np.minimum(made.lengths, 3))
     assert np.abs(other.actions[:, 2:] - made.actions[:, 2:]).max() > 0.01
 
 
-def test_a_foreign_prefix_is_gone_on_from(params):
+def test_a_foreign_prefix_is_gone_on_from(params, prompts, slow):
     """Any vectors are fed as they are, and thought about further, as in a slow loop."""
-    prompts = random_prompts(FEW, max(FEW))
-    config = dataclasses.replace(ROLLOUT, stopping="length", dropout_rate=0.0)
-    slow, rng = SlowReasoner(params["reasoner"]), np.random.default_rng(0)
-    steps = np.array([2, 0, 1, 3])
-    made = run_rollout(params, prompts, keys_of(len(FEW)), config=config, stop_rule=jnp.full(len(FEW), 3))
+    rng, steps, config = np.random.default_rng(0), np.array([2, 0, 1, 3, 2, 1]), _clean(BY_LENGTH)
+    made = run_rollout(params, prompts, keys_of(ROWS), config=config, stop_rule=np.full(ROWS, 3, np.int32))
     given = dataclasses.replace(made, actions=jnp.asarray(rng.normal(size=made.actions.shape), jnp.float32))
-    ours = continued(params, prompts, keys_of(len(FEW)), given, steps, jnp.full(len(FEW), 3), config=config)
+    ours = continued(params, prompts, keys_of(ROWS), given, steps, jnp.full(ROWS, 3), config=config)
     for row, kept in enumerate(steps):
         prompt = real_tokens(prompts, row)
         inputs = np.concatenate([slow.embed(prompt), given.actions[row, :kept]])
@@ -273,18 +234,15 @@ def test_a_foreign_prefix_is_gone_on_from(params):
             inputs = np.concatenate([inputs, slow.hidden(inputs)[-1:]])
         latents = inputs[len(prompt) :]
         np.testing.assert_allclose(ours.actions[row, :3], latents, atol=1e-5)
-        assert ours.tokens[row].tolist() == slow.answer(prompt, latents, config)
+        assert ours.tokens[row].tolist() == padded(slow.says(_asked(slow, prompt, latents)))
     assert EOS in np.asarray(ours.tokens)
 
 
-def test_the_tokens_nearest_to_a_latent_are_of_the_state_that_made_it(params):
-    prompts, lengths = random_prompts((4, 6), 6), (3, ROLLOUT.max_latents)
-    latents = np.random.default_rng(0).normal(size=(2, ROLLOUT.max_latents, CONFIG.n_embd)).astype(np.float32)
-    _, probability, token = compiled(probe, policy_of())(params, prompts, latents, jnp.array(lengths))
-    slow = SlowReasoner(params["reasoner"])
-    for row, length in enumerate(lengths):
-        prompt = real_tokens(prompts, row)
-        hidden = slow.hidden(np.concatenate([slow.embed(prompt), latents[row, :length]]))
-        law = special.softmax(slow.logits(hidden[len(prompt) - 1 : -1]), axis=-1)
+def test_the_tokens_nearest_to_a_latent_are_of_the_state_that_made_it(params, prompts, slow):
+    latents = np.random.default_rng(0).normal(size=(ROWS, T, tiny.CONFIG.n_embd)).astype(np.float32)
+    _, probability, token = tiny.compiled(probe, tiny.policy_of())(params, prompts, latents, THOUGHTS)
+    for row, length in enumerate(THOUGHTS):
+        hidden = slow.hidden(np.concatenate([slow.prompt(prompts, row), latents[row, :length]]))
+        law = special.softmax(slow.logits(hidden[-length - 1 : -1]), axis=-1)
         np.testing.assert_array_equal(token[row, :length], np.argsort(-law, axis=1)[:, :NEAREST])
         np.testing.assert_allclose(probability[row, :length], -np.sort(-law, axis=1)[:, :NEAREST], rtol=1e-3)

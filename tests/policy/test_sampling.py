@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy import special
 
 from slpo_jax.policy import noise, sampling
 from slpo_jax.policy.sampling import draw_tokens, most_likely
@@ -19,15 +20,16 @@ def _law(temperature, top_k, top_p):
     """Token by token: the likeliest first, until there are enough of them or they are likely enough together."""
     weights = np.exp(LOGITS.astype(np.float64) / temperature)
     order = np.argsort(-weights)[: top_k or None]
-    among, kept, together = weights[order] / weights[order].sum(), [], 0.0
-    for token, share in zip(order, among, strict=True):
-        if together >= top_p:
-            break
-        kept.append(token)
-        together += share
+    together = np.cumsum(weights[order]) - weights[order]
     law = np.zeros(len(LOGITS))
+    kept = order[together < top_p * weights[order].sum()]
     law[kept] = weights[kept] / weights[kept].sum()
     return law
+
+
+def _assert_drawn(tokens, law):
+    counts = np.bincount(tokens, minlength=len(law))
+    assert (np.abs(counts - DRAWS * law) <= SIGMAS * np.sqrt(DRAWS * law * (1 - law))).all()
 
 
 @pytest.fixture(scope="module")
@@ -37,10 +39,8 @@ def keys():
 
 @pytest.mark.parametrize(("top_k", "top_p"), CUTS)
 def test_tokens_follow_the_truncated_tempered_softmax(keys, top_k, top_p):
-    law = _law(0.5, top_k, top_p)
     tokens = draw(keys, jnp.broadcast_to(LOGITS, (DRAWS, len(LOGITS))), 0.5, top_k, top_p)
-    counts = np.bincount(tokens, minlength=len(LOGITS))
-    assert (np.abs(counts - DRAWS * law) <= SIGMAS * np.sqrt(DRAWS * law * (1 - law))).all()
+    _assert_drawn(tokens, _law(0.5, top_k, top_p))
 
 
 @pytest.mark.parametrize(("top_p", "kept"), [(0.25, 1), (0.26, 2), (0.5, 2), (0.75, 3)])
@@ -64,13 +64,10 @@ def test_draws_from_blocks_have_the_same_law(keys, monkeypatch):
     monkeypatch.setattr(sampling, "LARGE", len(LOGITS) + 6)
     logits = np.concatenate([LOGITS, np.full(6, -np.inf, np.float32)])
     logits[1] = -np.inf
-    tokens = compiled(draw_tokens, static=("temperature",))(
-        keys, jnp.broadcast_to(logits, (DRAWS, len(logits))), temperature=0.5
-    )
-    weights = np.exp(logits.astype(np.float64) / 0.5)
-    law, counts = weights / weights.sum(), np.bincount(tokens, minlength=len(logits))
-    assert (np.abs(counts - DRAWS * law) <= SIGMAS * np.sqrt(DRAWS * law * (1 - law))).all()
-    plain = jax.vmap(jax.random.categorical)(keys, jnp.broadcast_to(logits / 0.5, (DRAWS, len(logits))))
+    logits = np.broadcast_to(logits, (DRAWS, len(logits)))
+    tokens = compiled(draw_tokens, static=("temperature",))(keys, logits, temperature=0.5)
+    _assert_drawn(tokens, special.softmax(logits[0].astype(np.float64) / 0.5))
+    plain = jax.vmap(jax.random.categorical)(keys, logits / 0.5)
     assert (plain != tokens).any()
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from scipy import integrate, special, stats
 
+import tiny
 from slpo_jax.checkpoints.architectures import colar
 from slpo_jax.errors import UserError
 from slpo_jax.policy.latent_policies import LATENT_POLICIES
@@ -15,24 +16,9 @@ from slpo_jax.policy.latent_policies.gumbel import concrete_log_prob
 from slpo_jax.policy.rollout import replay, sample
 from slpo_jax.policy.score import score
 from slpo_jax.training.objectives import OBJECTIVES
-from tiny import (
-    CONFIG,
-    EOS,
-    GATE,
-    PAD,
-    REASONER,
-    ROLLOUT,
-    SlowReasoner,
-    both_params,
-    compiled,
-    keys_of,
-    policy_of,
-    random_prompts,
-    real_tokens,
-    take_rows,
-)
+from tiny import CONFIG, GATE, REASONER, SlowReasoner, both_params, compiled, keys_of, padded, policy_of, take_rows
 
-PROMPTS = random_prompts((3, 7, 5), 8)
+PROMPTS = tiny.random_prompts((3, 7, 5), 8)
 STEPS, V = 3, CONFIG.vocab_size
 HARD = {"top_k": 1, "top_p": 1.0, "min_p": 0.0, "most": 0}
 CUTS = [
@@ -45,9 +31,8 @@ CUTS = [
 
 
 def _config(steps=STEPS, **changes):
-    return dataclasses.replace(
-        ROLLOUT, **{"closing_ids": (), "max_latents": steps, "stopping": "length", "dropout_rate": 0.0} | changes
-    )
+    own = {"closing_ids": (), "max_latents": steps, "stopping": "length", "dropout_rate": 0.0}
+    return dataclasses.replace(tiny.ROLLOUT, **own | changes)
 
 
 def _law(logits, temperature, top_k, top_p, min_p, most):
@@ -71,18 +56,14 @@ def test_soft_thoughts_are_the_slow_loop_s(cuts):
     params, policy = both_params(), policy_of(_config(), REASONER, "soft", **cuts)
     run = compiled(lambda params: sample(policy, params, PROMPTS, keys_of(3), STEPS))
     found = run(params)
-    slow = SlowReasoner(params["reasoner"])
+    slow = SlowReasoner()
     for row in range(3):
-        inputs = slow.embed(real_tokens(PROMPTS, row))
+        inputs = slow.prompt(PROMPTS, row)
         for step in range(STEPS):
             x = _law(slow.logits(slow.hidden(inputs)[-1]), **cuts) @ slow.params["backbone"]["wte"]
             np.testing.assert_allclose(found.actions[row, step], x, atol=2e-4)
             inputs = np.concatenate([inputs, x[None]])
-        answer = []
-        while len(answer) < ROLLOUT.answer_slots and EOS not in answer:
-            answer.append(int(slow.logits(slow.hidden(inputs)[-1]).argmax()))
-            inputs = np.concatenate([inputs, slow.embed(answer[-1:])])
-        assert found.tokens[row].tolist() == answer + [PAD] * (ROLLOUT.answer_slots - len(answer))
+        assert found.tokens[row].tolist() == padded(slow.says(inputs))
     jax.tree.map(np.testing.assert_array_equal, run(params).actions, found.actions)
 
 
@@ -111,10 +92,9 @@ def noisy():
 
 def test_noisy_mixtures_have_their_density(noisy):
     drawn, scores = noisy["noisy_soft"]
-    slow = SlowReasoner(both_params()["reasoner"])
-    table = slow.params["backbone"]["wte"]
+    slow = SlowReasoner()
+    table, inputs = slow.params["backbone"]["wte"], slow.prompt(PROMPTS, 0)
     sigma = 0.5 * np.sqrt((table**2).mean())
-    inputs = slow.embed(real_tokens(PROMPTS, 0))
     first = special.softmax(slow.logits(slow.hidden(inputs)[-1]) / 0.5) @ table
     away = (np.asarray(drawn.actions[:, 0]) - first) / sigma
     assert stats.kstest(away.ravel(), "norm").pvalue > 1e-3
@@ -189,9 +169,8 @@ def test_gumbel_likelihoods_and_temperatures(likelihood):
 def test_gumbel_weights_follow_the_law(noisy):
     """The largest weight is a token of the kept ones' law; the recorded likelihood is the cross-entropy."""
     drawn, scores = noisy["gumbel"]
-    slow = SlowReasoner(both_params()["reasoner"])
-    inputs = slow.embed(real_tokens(PROMPTS, 0))
-    logits = slow.logits(slow.hidden(inputs)[-1])
+    slow = SlowReasoner()
+    logits = slow.logits(slow.hidden(slow.prompt(PROMPTS, 0))[-1])
     ids, weights = np.asarray(drawn.actions["ids"][:, 0]), np.asarray(drawn.actions["weights"][:, 0])
     law = _law(logits, 1.0, 4, 1.0, 0.0, 0)
     assert set(ids.ravel()) == set(np.flatnonzero(law))
@@ -246,12 +225,12 @@ def test_a_thought_ends_where_its_likeliest_token_is_the_end(cold):
         return made.replace(keys=None), score(policy, params, prompts, made, None), fed, again.actions, again.before
 
     made, scores, fed, again, before = jax.tree.map(np.asarray, run(params))
-    slow = SlowReasoner(params["reasoner"])
+    slow = SlowReasoner()
     (e_end,) = slow.embed([end])
     sigma = np.sqrt((slow.params["backbone"]["wte"] ** 2).mean())
     forced, resets = 0, 0
     for row, length in enumerate(made.lengths):
-        inputs, certain = slow.embed(real_tokens(prompts, row)), []
+        inputs, certain = slow.prompt(prompts, row), []
         for step in range(length):
             logits = slow.logits(slow.hidden(inputs)[-1])
             certain.append(stats.entropy(special.softmax(logits / 0.5)) < cold.get("cold_entropy", 0))
@@ -266,15 +245,11 @@ def test_a_thought_ends_where_its_likeliest_token_is_the_end(cold):
             expected = 0.0 if ends else stats.norm(mean, sigma).logpdf(x).sum()
             assert float(scores.action_log_probs[row, step]) == pytest.approx(expected, rel=1e-4)
             inputs = np.concatenate([inputs, x[None]])
-        answer = []
-        while len(answer) < 2 and EOS not in answer:
-            answer.append(int(slow.logits(slow.hidden(inputs)[-1]).argmax()))
-            inputs = np.concatenate([inputs, slow.embed(answer[-1:])])
-        assert made.tokens[row].tolist() == answer + [PAD] * (2 - len(answer))
+        assert made.tokens[row].tolist() == padded(slow.says(inputs, 2), 2)
         assert made.said is None
         np.testing.assert_array_equal(again["ends"][row, :length], made.actions["ends"][row, :length])
         np.testing.assert_allclose(again["of"][row, :length], made.actions["of"][row, :length], atol=1e-5)
-        assert before[row] == len(real_tokens(prompts, row)) + length
+        assert before[row] == len(inputs)
     assert len(set(made.lengths)) > 2
     assert (forced > 0, resets > 0) == (bool(cold), bool(cold))
     ended = {name: kind(end_id=3) for name, kind in LATENT_POLICIES.items() if "end_id" in kind.__dataclass_fields__}
@@ -293,30 +268,18 @@ def test_passes_can_t_tell_where_a_cold_stop_was():
 @pytest.mark.parametrize("latent_policy", ["soft", "gumbel"])
 def test_a_thought_that_halts_is_greedy_decoding(latent_policy):
     """Of one token a mixture, up to the first of the closing text, which is then fed whole, as it is at the limit."""
-    slow, steps = SlowReasoner(both_params()["reasoner"]), 6
-
-    def greedy(tokens, most, end=()):
-        """The likeliest tokens after these, until one of `end`, and that."""
-        said = []
-        while len(said) < most:
-            token = int(slow.logits(slow.hidden(slow.embed([*tokens, *said]))[-1:])[0].argmax())
-            if token in end:
-                return said, token
-            said.append(token)
-        return said, None
-
-    prompts = [real_tokens(PROMPTS, row).tolist() for row in range(3)]
-    closing = (greedy(prompts[0], 3)[0][-1], 4, 9)
+    slow, steps = SlowReasoner(), 6
+    closing = (slow.says(slow.prompt(PROMPTS, 0), 3, ())[-1], 4, 9)
     config = _config(steps, closing_ids=closing, temperature=0.0)
     policy = policy_of(config, REASONER, latent_policy, halt_id=closing[0], **HARD)
     made = compiled(sample, policy)(both_params(), PROMPTS, keys_of(3), jnp.full(3, steps))
     lengths = []
-    for row, prompt in enumerate(prompts):
-        thought, _ = greedy(prompt, steps, closing[:1])
-        lengths.append(len(thought))
-        answer, end = greedy([*prompt, *thought, *closing], config.answer_slots, (EOS,))
-        answer = [*answer, EOS] if end else answer
-        assert np.asarray(made.tokens[row]).tolist() == answer + [PAD] * (config.answer_slots - len(answer))
+    for row in range(3):
+        thought = slow.says(slow.prompt(PROMPTS, row), steps, closing[:1])
+        lengths.append(len(thought) - (thought[-1] == closing[0]))
+        fed = slow.embed([*thought[: lengths[-1]], *closing])
+        answer = slow.says(np.concatenate([slow.prompt(PROMPTS, row), fed]))
+        assert np.asarray(made.tokens[row]).tolist() == padded(answer)
     assert np.asarray(made.lengths).tolist() == lengths
     assert lengths[0] < 3
     assert max(lengths) == steps

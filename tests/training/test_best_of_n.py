@@ -5,7 +5,6 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
-from scipy import special
 
 from slow_policy import rollouts_of
 from slpo_jax.io.mesh import device_mesh
@@ -17,14 +16,6 @@ from tiny import END, ROLLOUT, SlowReasoner, policy_of
 CONFIG = BestOfNConfig(samples=6)
 POLICY = policy_of(dataclasses.replace(ROLLOUT, temperature=1.0, dropout_rate=0.0, stopping="length"))
 KEY = jax.random.key(7)
-
-
-def _log_probs(slow, rollout) -> np.ndarray:
-    """Of the answer's tokens after the thought."""
-    thought = slow.think(rollout.prompt, len(rollout.latents))
-    inputs = np.concatenate([slow.embed(rollout.prompt), thought, slow.embed([END, *rollout.spoken[:-1]])])
-    logits = slow.logits(slow.hidden(inputs)[-len(rollout.spoken) :])
-    return special.log_softmax(logits, axis=-1)[np.arange(len(rollout.spoken)), rollout.spoken]
 
 
 @pytest.mark.parametrize(
@@ -41,8 +32,12 @@ def test_the_best_right_sample_is_imitated():
     samples, rewards_BN = jax.jit(
         lambda params, batch: roll_out(POLICY, params, batch, rigged_reward, CONFIG.samples, KEY)
     )(params, batch)
-    slow, rollouts = SlowReasoner(params["reasoner"]), rollouts_of(batch.prompts, samples)
-    log_probs = [_log_probs(slow, rollout) for rollout in rollouts]
+    slow, rollouts = SlowReasoner(), rollouts_of(batch.prompts, samples)
+    log_probs = []
+    for row in rollouts:
+        thought = slow.think(row.prompt, len(row.latents))
+        before = np.concatenate([slow.embed(row.prompt), thought, slow.embed([END])])
+        log_probs.append(slow.log_probs(before, row.spoken))
     wanted, firsts = [], []
     for problem, rewards in enumerate(np.asarray(rewards_BN)):
         right = [problem * CONFIG.samples + n for n in np.flatnonzero(rewards)]

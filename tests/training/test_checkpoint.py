@@ -1,11 +1,12 @@
 """Checkpoints hold the whole state, are told apart from others, and never outrun the log."""
 
-import contextlib
 import json
+import re
 import resource
 import shutil
 import types
 from pathlib import Path
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -43,12 +44,10 @@ def test_the_whole_state_comes_back(tmp_path):
     keeper.close()
     restored, extra = StageCheckpoints(tmp_path).restore(_state())
     assert extra == {"accuracy": 0.1, "step": 3}
-    assert jax.random.key_data(restored.key).tolist() == jax.random.key_data(jax.random.key(7)).tolist()
     assert jax.tree.structure(restored) == jax.tree.structure(state)
     for ours, theirs in zip(jax.tree.leaves(restored), jax.tree.leaves(state), strict=True):
         assert ours.dtype == theirs.dtype
-        if not jnp.issubdtype(ours.dtype, jax.dtypes.prng_key):
-            np.testing.assert_array_equal(ours, theirs)
+        assert (ours == theirs).all()
 
 
 @pytest.mark.parametrize(
@@ -63,12 +62,9 @@ def test_a_checkpoint_of_another_model(tmp_path, other, what):
     keeper = StageCheckpoints(tmp_path)
     keeper.save(_state())
     keeper.close()
-    with pytest.raises(UserError) as raised:
+    said = rf"^{tmp_path}\S* does .*\({re.escape(what)}\); set config\.gate, config\.model.*$"
+    with pytest.raises(UserError, match=said):
         load_params(tmp_path, other.params)
-    message = str(raised.value)
-    assert str(tmp_path) in message
-    assert f"({what}); set config.gate, config.model" in message
-    assert "\n" not in message
 
 
 @pytest.mark.parametrize("content", ["nothing", "empty", "text"])
@@ -82,30 +78,16 @@ def test_no_checkpoint_where_one_should_be(tmp_path, content):
         load_params(path, _state().params)
 
 
-class _NoKeeper:
-    """Stands for checkpoints; `saved` has the steps, and those of the rows that were in the log by then."""
-
-    directory = Path("work/checkpoints/slpo")
-
-    def __init__(self, workdir=None):
-        self.workdir, self.saved, self.rows = workdir, [], []
-
-    def save(self, state, extra=None):
-        self.saved.append(int(state.step))
-        self.rows.append([row["step"] for row in rows_of(self.workdir)])
-
-    def wait(self):
-        pass
-
-    def close(self):
-        pass
-
-
 def _begun(workdir, total, *every, start=0, **more):
-    """A stage's run without checkpoints, and its state."""
-    keeper = _NoKeeper(workdir)
+    """A stage's run, its state, and of what would be its checkpoints the steps, with those of the rows by then."""
+    saved, keeper = {}, mock.Mock(directory=Path("work/checkpoints/slpo"))
+
+    def save(state, extra=None):
+        saved[int(state.step)] = [row["step"] for row in rows_of(workdir)]
+
+    keeper.save = save
     run = StageRun("slpo", total, start, MetricsLog(Workdir(workdir)), keeper, *every, 3, **more)
-    return run, _state().replace(step=jnp.int32(start))
+    return run, _state().replace(step=jnp.int32(start)), saved
 
 
 def _step(metrics_of):
@@ -120,9 +102,9 @@ def _step(metrics_of):
 
 def test_rows_come_one_step_late_and_none_is_lost(tmp_path):
     """A checkpoint's own step is in the log before the checkpoint is on disk."""
-    run, state = _begun(tmp_path, 6, 2, 4)
+    run, state, saved = _begun(tmp_path, 6, 2, 4)
     run.finish(run.advance(state, _step(lambda batch: {"loss": jnp.float32(batch)}), lambda step: step, 6))
-    assert (run.checkpoints.saved, run.checkpoints.rows) == ([4, 6], [[2, 4], [2, 4, 6]])
+    assert saved == {4: [2, 4], 6: [2, 4, 6]}
     assert [row["loss"] for row in rows_of(tmp_path)] == [0.5, 2.5, 4.5]
 
 
@@ -185,7 +167,7 @@ def test_a_row_s_seconds_are_those_of_its_steps_alone(tmp_path, clock):
         return found | {"counts": dict.fromkeys(found, 10)}
 
     sums = {"latent_steps": [900.0, 30.0], "answer_tokens": [60.0, 30.0]}
-    run, state = _begun(tmp_path, 8, 5, 9, start=3, sums=dict(sums), tokens=tuple(sums))
+    run, state, _ = _begun(tmp_path, 8, 5, 9, start=3, sums=dict(sums), tokens=tuple(sums))
     for until in (4, 5, 8):
         state = run.advance(state, _step(metrics), lambda step: step, until)
         clock[0] += 50
@@ -202,7 +184,7 @@ def test_logged_metrics_of_a_run_killed_within_an_interval_are_the_same(tmp_path
 
 
 def test_a_step_that_reads_the_host_s_memory_is_refused(tmp_path):
-    run, state = _begun(tmp_path, 2, 4, 5)
+    run, state, _ = _begun(tmp_path, 2, 4, 5)
     step = jax.jit(lambda state, batch: (state.replace(step=state.step + 1), {"loss": batch.sum()}))
     with pytest.raises(jax.errors.JaxRuntimeError, match="Disallowed host-to-device transfer"):
         run.advance(state, step, lambda step: np.ones(3), 2)
@@ -210,15 +192,12 @@ def test_a_step_that_reads_the_host_s_memory_is_refused(tmp_path):
 
 def test_answers_cut_at_the_limit_are_said_once_a_stage(tmp_path, warnings):
     shares = [0.5, 0.75, 1.0, 0.2]
-    run, state = _begun(tmp_path, 4, 1, 9)
+    run, state, _ = _begun(tmp_path, 4, 1, 9)
     step = _step(lambda number: {"loss": jnp.float32(0), "cut": jnp.float32(shares[number])})
     run.advance(state, step, lambda step: step, 4)
     assert [row["cut"] for row in rows_of(tmp_path)] == pytest.approx(shares)
-    (line,) = warnings
-    assert line == (
-        "slpo at step 2: 75% of the answers are cut at the limit, and wrong whatever they say; "
-        "raise config.max_answer_tokens"
-    )
+    said = "75% of the answers are cut at the limit, and wrong whatever they say; raise config.max_answer_tokens"
+    assert warnings == [f"slpo at step 2: {said}"]
 
 
 def _skip(tmp_path, bad):
@@ -230,16 +209,14 @@ def _skip(tmp_path, bad):
         metrics = {"loss": jnp.float32(0), "skipped_steps": skipped[0], "skipped_in_a_row": skipped[1]}
         return state.replace(step=state.step + 1, skipped=skipped), metrics
 
-    run, state = _begun(tmp_path, 12, 4, 5)
-    return run.advance(state, step, lambda step: {"number": np.int32(step)}, 12), run.checkpoints.saved
+    run, state, saved = _begun(tmp_path, 12, 4, 5)
+    return run.advance(state, step, lambda step: {"number": np.int32(step)}, 12), [*saved]
 
 
 def test_a_run_ends_after_so_many_steps_in_a_row_that_are_not_finite(tmp_path):
-    with pytest.raises(UserError, match="loss or gradient was not finite in the last 3 steps, up to step 9, ") as e:
+    said = "loss or gradient was not finite in the last 3 steps, up to step 9, "
+    with pytest.raises(UserError, match=rf"{said}.*failed_slpo_9\.npz.*delete work/checkpoints/slpo and run again"):
         _skip(tmp_path, {1, 2, 6, 7, 8, 9})
-    assert "\n" not in str(e.value)
-    assert f"{tmp_path}/failed_slpo_9.npz" in str(e.value)
-    assert "delete work/checkpoints/slpo and run again" in str(e.value)  # which binds to its learning rate
     assert np.load(tmp_path / "failed_slpo_9.npz")["['number']"] == 8  # the ninth step's
     assert {row["step"]: row.get("skipped_steps") for row in rows_of(tmp_path)} == {4: 2, 8: 4}
 
@@ -271,18 +248,24 @@ def _flip(path):
     path.write_bytes(data)
 
 
-def _truncate(path):
-    path.write_bytes(path.read_bytes()[:-7])
-
-
-DAMAGE = {"a flipped bit": _flip, "the end cut off": _truncate, "a file gone": lambda path: path.unlink()}
+DAMAGE = {
+    "a flipped bit": _flip,
+    "the end cut off": lambda path: path.write_bytes(path.read_bytes()[:-7]),
+    "a file gone": lambda path: path.unlink(),
+}
 
 
 @pytest.mark.parametrize("how", DAMAGE)
-def test_a_damaged_checkpoint_is_not_gone_on_from(tmp_path, how, caplog):
+def test_a_damaged_checkpoint_is_neither_read_nor_gone_on_from(tmp_path, how, caplog):
+    """Nor are other parameters read in its stead: the stage's last are what is asked for."""
     _two(tmp_path)
-    DAMAGE[how](_largest(tmp_path / "8"))
+    DAMAGE[how](_largest(tmp_path / "8" / "params"))
+    for read in (lambda: load_params(tmp_path, _state().params), lambda: stored_params(tmp_path)):
+        with pytest.raises(UserError, match=r"8/params: is damaged \(.*(changed|gone).*delete .*8"):
+            read()
     keeper = StageCheckpoints(tmp_path)
+    with pytest.raises(UserError, match="holds no whole checkpoint"):
+        keeper.restore(_state(), newest=True)
     state, extra = keeper.restore(_state())
     assert (int(state.step), extra) == (4, {"step": 4})
     np.testing.assert_array_equal(state.params["reasoner"]["h_0"], np.full((2, 3), 5.5))
@@ -292,19 +275,6 @@ def test_a_damaged_checkpoint_is_not_gone_on_from(tmp_path, how, caplog):
     keeper.save(state.replace(step=jnp.int32(8)), {"step": 88})
     keeper.close()
     assert StageCheckpoints(tmp_path).restore(_state())[1] == {"step": 88}
-
-
-@pytest.mark.parametrize("how", DAMAGE)
-def test_parameters_of_a_damaged_checkpoint_are_not_read(tmp_path, how):
-    """Nor any others in their stead: the stage's last are what is asked for."""
-    _two(tmp_path)
-    DAMAGE[how](_largest(tmp_path / "8" / "params"))
-    for read in (lambda: load_params(tmp_path, _state().params), lambda: stored_params(tmp_path)):
-        with pytest.raises(UserError, match=r"8/params: is damaged \(.*(changed|gone).*delete .*8") as raised:
-            read()
-        assert "\n" not in str(raised.value)
-    with pytest.raises(UserError, match="holds no whole checkpoint"):
-        StageCheckpoints(tmp_path).restore(_state(), newest=True)
 
 
 def test_what_no_digest_covers_is_used_with_a_warning_or_not_at_all(tmp_path, caplog):
@@ -333,9 +303,8 @@ def test_damage_that_nobody_sealed_is_one_line_too(tmp_path):
         for path in (tmp_path / step).rglob("*"):
             if path.is_file():
                 path.write_bytes(b"\0" * 9)
-    with pytest.raises(UserError, match="holds no whole checkpoint") as raised:
+    with pytest.raises(UserError, match=r"holds no whole checkpoint.*run the stage anew$"):
         StageCheckpoints(tmp_path).restore(_state())
-    assert "\n" not in str(raised.value)
     assert {path.name for path in tmp_path.iterdir()} >= {"4", "8"}  # nothing is lost that might be mended
     with pytest.raises(UserError, match=r"params: is damaged"):
         load_params(tmp_path, _state().params)
@@ -354,22 +323,10 @@ def test_a_full_disk_leaves_the_checkpoint_before(tmp_path, monkeypatch):
     _two(tmp_path)
     keeper = StageCheckpoints(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: types.SimpleNamespace(free=1_000_000))
-    with pytest.raises(UserError, match=r"can't be written \(it takes 2 MB, the disk has 1\.0\); make room") as raised:
+    with pytest.raises(UserError, match=r"can't be written \(it takes 2 MB, the disk has 1\.0\); make room"):
         keeper.save(_state().replace(step=jnp.int32(12)))
-    assert "\n" not in str(raised.value)
     keeper.close()
     assert StageCheckpoints(tmp_path).restore(_state())[1] == {"step": 8}
-
-
-@contextlib.contextmanager
-def _no_file_larger_than(size):
-    """The system refuses to write on in the midst of a file, as it does where a disk has filled."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 FULL = (
@@ -390,10 +347,7 @@ def test_a_disk_that_fills_during_a_save_is_one_line_that_says_so(tmp_path, monk
     keeper.save(_state().replace(step=jnp.int32(12)))
     keeper.wait()
 
-    def fail(step):
-        raise error
-
-    monkeypatch.setattr(keeper, "_checksum", fail)
+    monkeypatch.setattr(keeper, "_checksum", mock.Mock(side_effect=error))
     keeper.save(_state().replace(step=jnp.int32(16)))
     with pytest.raises(SaveError, match=r"written \(No space left on device\); make room, and .* the one before$"):
         keeper.wait()
@@ -411,8 +365,11 @@ def test_a_full_disk_names_the_rows_file_and_the_first_error_is_said(tmp_path):
     log = MetricsLog(Workdir(tmp_path))
     log.path.write_text("[1]\n")  # another program's is kept
     log.write("slpo", 1, {"loss": 0.5})
-    with _no_file_larger_than(log.path.stat().st_size + 10), pytest.raises(OSError, match="File too large") as raised:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (log.path.stat().st_size + 10, before[1]))  # in the midst of a row
+    with pytest.raises(OSError, match="File too large") as raised:
         log.write("slpo", 2, {"loss": 0.5})
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert raised.value.filename == str(log.path)
     log.rewind("slpo", 2)  # a torn row is none
     log.write("slpo", 2, {"loss": 0.5})
@@ -421,16 +378,12 @@ def test_a_full_disk_names_the_rows_file_and_the_first_error_is_said(tmp_path):
     assert (first, [json.loads(row)["step"] for row in rows]) == ("[1]", [1, 2])
 
 
-def _killed(*_, **__):
-    raise RuntimeError("killed")
-
-
 def test_a_checkpoint_that_was_being_replaced_is_there_again(tmp_path, monkeypatch):
     """A kill before the new one is whole, and one before the old one is gone."""
     kept, new = StageCheckpoints(tmp_path), _state().replace(params={"reasoner": {"h_0": jnp.zeros((2, 3))}})
     kept.save(_state())
     kept.wait()
-    monkeypatch.setattr(kept._manager, "save", _killed)
+    monkeypatch.setattr(kept._manager, "save", mock.Mock(side_effect=RuntimeError("killed")))
     with pytest.raises(RuntimeError, match="killed"):
         kept.save(new, replace=True)
     again = StageCheckpoints(tmp_path)
@@ -446,17 +399,13 @@ def test_a_checkpoint_that_was_being_replaced_is_there_again(tmp_path, monkeypat
     last.close()
 
 
-@pytest.mark.parametrize("gone", [["_CHECKPOINT_METADATA"], ["rest"], ["params/manifest.ocdbt"], ["params/d"]])
+@pytest.mark.parametrize("gone", ["_CHECKPOINT_METADATA", "rest", "params/manifest.ocdbt", "params/d"])
 def test_a_checkpoint_that_was_being_deleted_is_not_gone_on_from(tmp_path, gone):
     """Files go one by one, the digests among the first."""
-    kept, last = StageCheckpoints(tmp_path), _state().replace(step=jnp.int32(5))
-    kept.save(_state())
-    kept.save(last)
-    kept.close()
-    for name in ["checksums.json", *gone]:
-        path = tmp_path / "5" / name
+    _two(tmp_path)
+    for path in (tmp_path / "8" / "checksums.json", tmp_path / "8" / gone):
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     again = StageCheckpoints(tmp_path)
-    assert int(again.restore(last)[0].step) == 4
+    assert int(again.restore(_state())[0].step) == 4
     assert again.latest_step == 4
     again.close()

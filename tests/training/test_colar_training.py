@@ -11,7 +11,7 @@ import pytest
 from scipy import special
 
 import tiny
-from plain_gpt2 import dropout_factors
+from slow_policy import as_float64, colar_law
 from slpo_jax.checkpoints.architectures.coconut import Coconut
 from slpo_jax.checkpoints.architectures.colar import Colar
 from slpo_jax.data.batches import encode_problems
@@ -19,7 +19,6 @@ from slpo_jax.data.chat import PromptConfig, at_speed
 from slpo_jax.data.problem import Problem
 from slpo_jax.data.tokenizer import arithmetic_tokenizer
 from slpo_jax.errors import UserError
-from slpo_jax.models.dropout import Dropout
 from slpo_jax.models.reasoner import StepProjector
 from slpo_jax.policy import noise
 from slpo_jax.policy.policy import RolloutConfig
@@ -40,8 +39,8 @@ POLICY, ENCODED = policy_of(ROLLOUT, REASONER, "colar"), encode_problems(TEMPLAT
 
 
 def _recipe(name: str):
-    settings = dataclasses.replace(imitate_config(), recipe=name, cot_steps=2, final_steps=40, batch_size=ROWS)
-    return recipe_of(settings, "colar")
+    few = dict(cot_steps=2, final_steps=40, batch_size=ROWS)
+    return recipe_of(dataclasses.replace(imitate_config(), recipe=name, **few), "colar")
 
 
 def _case(name: str, phase: int = 1, step: int = 3):
@@ -59,7 +58,7 @@ def _case(name: str, phase: int = 1, step: int = 3):
 
 def _projected(params, code_D):
     """Linear, GroupNorm, GELU, Linear, GroupNorm of one group."""
-    p = jax.tree.map(lambda x: np.asarray(x, np.float64), params[PROJECTOR])
+    p = as_float64(params[PROJECTOR])
 
     def norm(x_D, groups, name):
         parts = x_D.reshape(groups, -1)
@@ -69,29 +68,6 @@ def _projected(params, code_D):
     x = norm(code_D @ p["Dense_0"]["kernel"] + p["Dense_0"]["bias"], 2, "GroupNorm_0")
     x = x * 0.5 * (1 + special.erf(x / math.sqrt(2)))
     return SCALE * norm(x @ p["Dense_1"]["kernel"] + p["Dense_1"]["bias"], 1, "GroupNorm_1")
-
-
-def _law(params, hidden_D):
-    head = jax.tree.map(lambda x: np.asarray(x, np.float64), params["reasoner"]["head"])
-    dense = lambda name, x: x @ head[name]["kernel"] + head[name]["bias"]  # noqa: E731
-    x = dense("fc_in", hidden_D)
-    x = dense("fc_out", x * 0.5 * (1 + special.erf(x / math.sqrt(2))))
-    x = (x - x.mean()) / np.sqrt(x.var() + 1e-5) * head["norm"]["scale"] + head["norm"]["bias"]
-    return dense("mean", x), np.exp(dense("log_std", x))
-
-
-def _factors(key, prompt: int, slots: int, rate: float):
-    """What each site multiplies a row's positions with: noise is on in the prompt and in all slots."""
-    if not rate:
-        return {}
-    on = jnp.ones((1, prompt), bool)
-    parts = (
-        noise.prompt_dropout(key[None], on, rate, "all"),
-        noise.answer_dropout(key[None], jnp.arange(slots), rate, "all"),
-    )
-    keys = jnp.concatenate([part.keys_BL for part in parts], axis=1)
-    factors = dropout_factors(Dropout(keys, jnp.ones(keys.shape, bool), rate), CONFIG.n_embd, CONFIG.n_layer)
-    return jax.tree.map(np.asarray, factors)
 
 
 def _slow_loss(case, name: str, speed: int, key, rate=0.0):
@@ -114,7 +90,9 @@ def _slow_loss(case, name: str, speed: int, key, rate=0.0):
             vectors = [_projected(case.params, vector) for vector in vectors]
         mark, answer = IDS["###"], [IDS["Answer:"], IDS[problem.answer], TEMPLATE.eos_id]
         fed = np.concatenate([slow.embed([mark]), vectors, slow.embed([mark, *answer[:-1]])])
-        slow.factors = _factors(noise.row_keys(key, batch.index)[row], len(prompt), len(fed), rate)
+        row_key, config = noise.row_keys(key, batch.index)[row], POLICY.config
+        noisy = dataclasses.replace(config, dropout_rate=rate, dropout_where="all", answer_slots=len(fed))
+        slow.factors = tiny.slow_factors(row_key, row_key, len(prompt), 0, noisy)
         hidden = slow.hidden(np.concatenate([slow.embed(prompt), fed]))[len(prompt) - 1 :]
         targets = np.asarray(batch.targets)[row, : len(hidden)].tolist()
         assert targets[0] == targets[1 + len(chunks)] == mark
@@ -123,9 +101,9 @@ def _slow_loss(case, name: str, speed: int, key, rate=0.0):
         log_probs = special.log_softmax(slow.logits(hidden), axis=-1)
         likeliest.append((log_probs.argmax(axis=-1), 2 + len(chunks)))
         said += [-log_probs[at, target] for at, target in enumerate(targets)]
-        keys = noise.draw_keys(noise.row_keys(key, batch.index)[row : row + 1], jnp.arange(len(chunks) + 1))[0]
+        keys = noise.draw_keys(row_key[None], jnp.arange(len(chunks) + 1))[0]
         for at in range(len(chunks) + 1):  # the mark that begins, and each chunk but that the last predicts the mark
-            mean, std = _law(case.params, hidden[1 + at])
+            mean, std = colar_law(case.params, hidden[1 + at])
             aim = fed[1 + at] / SCALE
             n = np.asarray(jax.random.normal(keys[at], mean.shape), np.float64)
             latent.append(np.square(mean + std * n - aim).mean())
@@ -192,10 +170,10 @@ def test_speeds_and_labels_are_drawn():
         asked = {TEMPLATE.tokenizer.decode(real_tokens(batch.prompts, row))[-2] for row in range(ROWS)}
         assert len(asked) == 1
         seen |= asked
-        places = [np.flatnonzero(ids == label)[0] for ids, label, chunk in zip(
-            batch.ids.reshape(-1, 5), batch.targets[:, :-1].reshape(-1), batch.chunks.reshape(-1), strict=True)
-            if chunk and label in ids] if asked == {"5"} else []  # fmt: skip
-        labels |= set(places)
+        if asked == {"5"}:
+            chunk = batch.chunks.ravel()
+            is_label = batch.ids.reshape(-1, 5)[chunk] == batch.targets[:, :-1].reshape(-1, 1)[chunk]
+            labels |= {*is_label[is_label.any(axis=1)].argmax(axis=1).tolist()}
     assert seen == set("12345")
     assert len(labels) > 1
 

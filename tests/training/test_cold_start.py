@@ -8,49 +8,34 @@ import numpy as np
 import pytest
 from scipy import special
 
+import small_steps
 from slow_policy import as_float64, assert_is_gradient
 from slpo_jax.models.dropout import Dropout, drop
 from slpo_jax.policy.prompted import repeat_rows
 from slpo_jax.policy.rollout import sample
 from slpo_jax.training import cold_start
-from small_steps import (
-    BATCH,
-    COLD,
-    MIN_LATENTS,
-    NEVER,
-    POLICY,
-    REASONER,
-    ROLLOUT,
-    prompted_batch,
-    rigged_reward,
-    small_params,
-    take_steps,
-)
-from tiny import compiled, policy_of
+from small_steps import BATCH, COLD, MIN_LATENTS, NEVER, POLICY, ROLLOUT, prompted_batch, rigged_reward, small_params
+from tiny import CONFIG, compiled, policy_of
 
 T, N = ROLLOUT.max_latents, COLD.trajectories
 CANDIDATES = range(MIN_LATENTS, T + 1)
-
-
-def _batch():
-    """One prompt has no right answer of any length, so that its trajectories are left out."""
-    return prompted_batch(references=(0, 0, NEVER, 1))
+# One prompt has no right answer of any length, so that its trajectories are left out.
+PROBLEMS = prompted_batch(references=(0, 0, NEVER, 1))
 
 
 @pytest.fixture(scope="module")
 def keys():
     """Key 0 of the run, stream 1, step 0; then the example and the trajectory."""
-    step_key = jax.random.fold_in(jax.random.fold_in(jax.random.key(0), 1), 0)
-    rows = [(index, n) for index in prompted_batch().index for n in range(N)]
-    return jnp.stack([jax.random.fold_in(jax.random.fold_in(step_key, index), n) for index, n in rows])
+    fold = jax.random.fold_in
+    step_key = fold(fold(jax.random.key(0), 1), 0)
+    return jnp.stack([fold(fold(step_key, index), n) for index in PROBLEMS.index for n in range(N)])
 
 
 @pytest.fixture(scope="module")
 def decoded(keys):
     """Latents [B*N, T, D] of the full trajectories, and rewards [B*N, C] of each length decoded on its own."""
-    batch = _batch()
-    prompts, references = repeat_rows((batch.prompts, batch.references), N)
-    run = compiled(sample, policy_of(dataclasses.replace(ROLLOUT, stopping="length"), REASONER))
+    prompts, references = repeat_rows((PROBLEMS.prompts, PROBLEMS.references), N)
+    run = compiled(sample, policy_of(dataclasses.replace(ROLLOUT, stopping="length")))
     rewards = []
     for length in CANDIDATES:
         result = run(small_params(), prompts, keys, jnp.full(BATCH * N, length))
@@ -92,7 +77,7 @@ def test_loss_is_the_enumeration_over_separately_decoded_lengths(gate_inputs, de
     assert 0 < len(losses) < BATCH * N
     assert not right.any(axis=1).all()
     assert (right.any(axis=1) & ~right.all(axis=1)).any(), "some lengths of a trajectory must be wrong, others right"
-    taken = take_steps("cold_start", [_batch()])
+    taken = small_steps.take_steps("cold_start", [PROBLEMS])
     assert set(taken.gradient) == {"gate"}
     metrics = taken.metrics[0]
     assert metrics["loss"] == pytest.approx(np.mean(losses), rel=1e-4)
@@ -111,7 +96,7 @@ def test_each_candidate_is_judged_by_its_own_problem(monkeypatch):
 
     def decode(policy, params, prompts, keys_N, min_latents):
         said_N11 = jnp.repeat(jnp.arange(BATCH), N)[:, None, None]
-        return jnp.zeros((BATCH * N, T, REASONER.width)), jnp.broadcast_to(said_N11, (BATCH * N, len(CANDIDATES), 1))
+        return jnp.zeros((BATCH * N, T, CONFIG.n_embd)), jnp.broadcast_to(said_N11, (BATCH * N, len(CANDIDATES), 1))
 
     monkeypatch.setattr(cold_start, "decode_candidates", decode)
     loss = cold_start.make_loss(POLICY, lambda tokens, references: tokens[:, 0] == references[:, 0], COLD)

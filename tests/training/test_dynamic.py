@@ -9,14 +9,14 @@ import optax
 import pytest
 
 from frozen import POLICY
-from slpo_jax.io.mesh import device_mesh, shard_rows
+from slpo_jax.io.mesh import shard_rows
 from slpo_jax.policy.prompted import PromptedBatch, Prompts
 from slpo_jax.policy.rollout import Trajectories
 from slpo_jax.training import rl, rollout_update
 from slpo_jax.training.objectives import Objective
 from slpo_jax.training.rollout_update import Drawing, make_rl_step
-from slpo_jax.training.sharding import Layout
 from slpo_jax.training.state import init_state
+from small_steps import layout_of
 
 B, G = 4, 3
 
@@ -57,9 +57,9 @@ def _reward(tokens_NA, references_N):
     return jnp.where(references_N[:, 0] > 0, (tokens_NA[:, 0] % 10) != 1, 0).astype(jnp.float32)
 
 
-def _run(draws, most, devices=1, on_host=False, steps=1, start=None):
+def _run(draws, most, devices=1, on_host=False, steps=1):
     """(state, the metrics of each step, the (step, number) asked for) of draws (indices, mixed, slots)."""
-    layout, asked = Layout(device_mesh(jax.devices("cpu")[:devices])), []
+    layout, asked = layout_of(devices), []
     mixed = {i: m for index, are, _ in draws for i, m in zip(index, are, strict=True)}
 
     def batch(step, number):
@@ -72,11 +72,10 @@ def _run(draws, most, devices=1, on_host=False, steps=1, start=None):
 
     optimizer = optax.sgd(1.0)
     drawing = Drawing(most, batch) if most else None
-    given = (None, host_reward) if on_host else (_reward, None)
-    step = make_rl_step(
-        POLICY, Reader(), given[0], G, optimizer, ("w",), layout, "rl", host_reward=given[1], drawing=drawing
-    )
-    params = {"w": jnp.zeros(20), "reasoner": {}} if start is None else start
+    reward, host_reward = (None, host_reward) if on_host else (_reward, None)
+    how = optimizer, ("w",), layout, "rl"
+    step = make_rl_step(POLICY, Reader(), reward, G, *how, host_reward=host_reward, drawing=drawing)
+    params = {"w": jnp.zeros(20), "reasoner": {}}
     state, rows = init_state(params, ("w",), optimizer, jax.random.key(5), layout), []
     for _ in range(steps):
         first = _batch(*draws[0], layout)

@@ -11,12 +11,12 @@ from scipy import special
 
 import tiny
 from plain_gpt2 import plain_hidden
+from slow_policy import as_float64
 from slpo_jax.checkpoints.architectures.text import Text
 from slpo_jax.data.batches import encode_problems
 from slpo_jax.data.chat import PromptConfig
 from slpo_jax.data.problem import Problem
 from slpo_jax.data.tokenizer import arithmetic_tokenizer
-from slpo_jax.errors import UserError
 from slpo_jax.models.parts import REASONER
 from slpo_jax.policy.policy import RolloutConfig
 from slpo_jax.training.recipes import imitate_config, latent_sft, recipe_of
@@ -76,12 +76,18 @@ def case():
     draw = lambda: jax.tree.map(lambda x: np.float32(0.3 * rng.normal(size=x.shape)), shapes)  # noqa: E731
     params = {REASONER: draw(), ENCODER: draw(), COMPRESS: {"embedding": np.float32(rng.normal(size=16))}}
     rollout = RolloutConfig(8, 4, template.closing_ids, template.eos_ids, template.pad_id, dropout_rate=0.0)
-    policy, problems = policy_of(rollout, reasoner), encode_problems(template, PROBLEMS)
+    policy, problems, key = policy_of(rollout, reasoner), encode_problems(template, PROBLEMS), jax.random.key(0)
     settings = dataclasses.replace(
         imitate_config(), recipe="latent_sft", cot_steps=2, stage_steps=2, final_steps=2, batch_size=4,
         latent_sft=LatentSft(ratio=RATIO, top_k=TOP_K),
     )  # fmt: skip
+    recipe = recipe_of(settings, "curriculum")
+    phases = {phase.name: phase for phase in recipe.phases(problems, 8)}
     return SimpleNamespace(**locals())
+
+
+def _batch(case, recipe, phase):
+    return recipe.batch(case.problems, phase, 0, 1, 4, (24,), recipe.slots(case.problems, phase))
 
 
 def _slow(case, phase: str, index: int, moved=0.0):
@@ -91,9 +97,7 @@ def _slow(case, phase: str, index: int, moved=0.0):
         moved: what the reasoner's embeddings are other than they are, where they are not mixed.
     """
     template = case.template
-    decoder, encoder = (
-        jax.tree.map(lambda x: np.asarray(x, np.float64), case.params[name]) for name in (REASONER, ENCODER)
-    )
+    decoder, encoder = (as_float64(case.params[name]) for name in (REASONER, ENCODER))
     mixed, own = decoder["backbone"]["wte"], encoder["backbone"]["wte"]
     table = mixed + moved
     prompt = case.problems.prompts[index]
@@ -140,10 +144,8 @@ def _slow(case, phase: str, index: int, moved=0.0):
 def test_loss_is_the_slow_loop_s(case, phase, monkeypatch):
     """A problem without steps has no latents; labels are as the encoder makes them."""
     monkeypatch.setattr(latent_sft, "perturbed", lambda key, q_NM, *rest, closing: q_NM)
-    recipe = recipe_of(case.settings, "curriculum")
-    (now,) = [each for each in recipe.phases(case.problems, 8) if each.name == phase]
-    batch = recipe.batch(case.problems, now, 0, 1, 4, (24,), recipe.slots(case.problems, now))
-    total, sums = compiled(recipe.loss_of(case.policy))(case.params, batch, jax.random.key(0))
+    batch = _batch(case, case.recipe, case.phases[phase])
+    total, sums = compiled(case.recipe.loss_of(case.policy))(case.params, batch, case.key)
     found = [_slow(case, phase, int(index) % 4) for index in batch.index]
     count = sum(number for _, number, _ in found)
     expected = sum(entropy for entropy, *_ in found)
@@ -155,28 +157,24 @@ def test_loss_is_the_slow_loop_s(case, phase, monkeypatch):
 
 def test_mixed_embeddings_are_constants(case):
     """Along one direction of all embeddings, by differences of the slow loop with those held that are mixed."""
-    recipe = recipe_of(case.settings, "curriculum")
-    (now,) = [each for each in recipe.phases(case.problems, 8) if each.name == "union"]
-    batch = recipe.batch(case.problems, now, 0, 1, 4, (24,), recipe.slots(case.problems, now))
+    batch = _batch(case, case.recipe, case.phases["union"])
     along = np.random.default_rng(3).normal(size=case.params[REASONER]["backbone"]["wte"].shape)
 
     def total(step):
         return sum(_slow(case, "union", int(index) % 4, step * along)[0] for index in batch.index)
 
-    grads, _ = compiled(jax.grad(recipe.loss_of(case.policy), has_aux=True))(case.params, batch, jax.random.key(0))
+    grads, _ = compiled(jax.grad(case.recipe.loss_of(case.policy), has_aux=True))(case.params, batch, case.key)
     expected = (total(1e-5) - total(-1e-5)) / 2e-5
     assert float(np.sum(grads[REASONER]["backbone"]["wte"] * along)) == pytest.approx(expected, rel=1e-3)
 
 
 def test_phases_train_their_parts(case):
     """With adapters, which are the encoder's own and the reasoner's."""
-    plan = recipe_of(case.settings, "curriculum").phases(case.problems, 8)
-    assert [phase.name for phase in plan] == ["cot", "encoder", "reasoner", "union", "final"]
-    reading = (ENCODER, COMPRESS)
-    assert [phase.trains for phase in plan] == [
-        (REASONER,), reading, (REASONER,), (REASONER, *reading), (REASONER,)
-    ]  # fmt: skip
-    assert [phase.copies for phase in plan] == [(), ((ENCODER, REASONER),), (), (), ()]
+    only, reading = (REASONER,), (ENCODER, COMPRESS)
+    trains = {"cot": only, "encoder": reading, "reasoner": only, "union": (*only, *reading), "final": only}
+    assert {name: phase.trains for name, phase in case.phases.items()} == trains
+    copies = {name: phase.copies for name, phase in case.phases.items() if phase.copies}
+    assert copies == {"encoder": ((ENCODER, REASONER),)}
     adapted = dataclasses.replace(case.settings, lora=dataclasses.replace(case.settings.lora, rank=2))
     recipe = recipe_of(adapted, "curriculum")
     trained = {part for phase in recipe.phases(case.problems, 8) for part in phase.trains}
@@ -184,17 +182,10 @@ def test_phases_train_their_parts(case):
     params = {REASONER: case.params[REASONER]}
     own = recipe.init(jax.random.key(0), case.policy, params)
     assert set(own) == trained | {ENCODER}
-    union = recipe.phases(case.problems, 8)[3]
-    batch = recipe.batch(case.problems, union, 0, 1, 4, (24,), recipe.slots(case.problems, union))
+    batch = _batch(case, recipe, recipe.phases(case.problems, 8)[3])
 
     def loss(own):
-        return recipe.loss_of(case.policy)({**jax.tree.map(jnp.asarray, params), **own}, batch, jax.random.key(0))[0]
+        return recipe.loss_of(case.policy)({**jax.tree.map(jnp.asarray, params), **own}, batch, case.key)[0]
 
     grads = compiled(jax.grad(loss))(own)
     assert {name for name, tree in grads.items() if any(jnp.any(leaf) for leaf in jax.tree.leaves(tree))} >= trained
-
-
-def test_a_thought_without_an_end_is_refused(case):
-    problems = encode_problems(Text().template(arithmetic_tokenizer(20)), PROBLEMS)
-    with pytest.raises(UserError, match=r"config\.prompt\.closing: latent_sft's thoughts"):
-        recipe_of(case.settings, "curriculum").phases(problems, 8)

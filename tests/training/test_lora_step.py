@@ -7,9 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax.traverse_util import flatten_dict, unflatten_dict
 
 from frozen import ADDITIVE, BATCH
-from slpo_jax.io.mesh import device_mesh, shard_rows
+from slow_policy import as_float64
+from slpo_jax.io.mesh import shard_rows
 from slpo_jax.models import lora
 from slpo_jax.models.parts import ADAPTER, GATE, REASONER
 from slpo_jax.policy import noise
@@ -17,9 +19,8 @@ from slpo_jax.training import rl
 from slpo_jax.training.objectives import OBJECTIVES
 from slpo_jax.training.optimizer import OptimizerConfig, make_optimizer
 from slpo_jax.training.rollout_update import make_rollout
-from slpo_jax.training.sharding import Layout
-from slpo_jax.training.state import init_state, make_train_step
-from small_steps import GROUP, POLICY, rigged_reward, small_params
+from slpo_jax.training.state import init_state
+from small_steps import GROUP, POLICY, layout_of, rigged_reward, small_params, step_of
 from tiny import FAST, compiled
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("cpu_devices")]
@@ -41,19 +42,15 @@ def _params():
     return params | {ADAPTER: jax.tree.map(lambda x: jnp.asarray(0.2 * rng.normal(size=x.shape), jnp.float32), fresh)}
 
 
-def _step(name, devices=1, micro_batches=1, fsdp=1):
+def _step(name):
     """The state before and after it."""
     policy, settings = OBJECTIVE[name]
     policy = dataclasses.replace(policy, reasoner=lora.merging(policy.reasoner, SCALE))
     loss = rl.make_loss(policy, OBJECTIVES[name](**settings), rigged_reward, GROUP)
     optimizer = make_optimizer(OptimizerConfig("adamw", RATE, weight_decay=DECAY, clip_norm=CLIP))
-    layout = Layout(device_mesh(jax.devices("cpu")[:devices], fsdp))
-    start, trained = _params(), (ADAPTER, GATE)
-    state = init_state(start, trained, optimizer, KEY, layout)
-    step = make_train_step(loss, optimizer, trained, layout, "rl", micro_batches)
-    batch = shard_rows(BATCH, layout.mesh)
-    left, _ = step.lower(state, batch).compile(compiler_options=FAST)(state, batch)
-    return start, left
+    step, arguments = step_of(loss, _params(), (ADAPTER, GATE), BATCH, optimizer=optimizer)
+    left, _ = step.lower(*arguments).compile(compiler_options=FAST)(*arguments)
+    return _params(), left
 
 
 def _whole_gradient(name, params):
@@ -68,34 +65,21 @@ def _whole_gradient(name, params):
     return compiled(jax.grad(loss))(params, noise.stream_key(KEY, "rl", 0))
 
 
-def _modules(adapters, *trees):
-    """(pair, the same module of each tree), of all pairs."""
-    for name, part in adapters.items():
-        below = [tree[name] for tree in trees]
-        if "A" in part:
-            yield part, *below
-        else:
-            yield from _modules(part, *below)
-
-
-def _numbers(tree):
-    return jax.tree.map(lambda x: np.array(x, np.float64), tree)
-
-
 @functools.cache
 def _by_hand(name):
     """(adapters, gate) after the step: the chain rule, one clip over all, and AdamW's first step."""
-    start = _numbers(_params())
-    merged, adapters = jax.tree.map(np.copy, start[REASONER]), start[ADAPTER]["lora"]
-    for pair, module in _modules(adapters, merged["backbone"]):
-        module["kernel"] += SCALE * pair["A"] @ pair["B"]
-    whole = jax.tree.map(jnp.float32, {REASONER: merged, GATE: start[GATE]})
-    gradient = _numbers(_whole_gradient(name, whole))
-    own = jax.tree.map(np.zeros_like, adapters)
-    for pair, found, module in _modules(adapters, own, gradient[REASONER]["backbone"]):
-        found["A"] = SCALE * module["kernel"] @ pair["B"].T
-        found["B"] = SCALE * pair["A"].T @ module["kernel"]
-    trained, gradients = (adapters, start[GATE]), (own, gradient[GATE])
+    start = as_float64(_params())
+    adapters, kernels, own = flatten_dict(start[ADAPTER]["lora"]), flatten_dict(start[REASONER]["backbone"]), {}
+    modules = {path[:-1] for path in adapters}
+    for at in modules:
+        kernels[*at, "kernel"] = kernels[*at, "kernel"] + SCALE * adapters[*at, "A"] @ adapters[*at, "B"]
+    merged = start[REASONER] | {"backbone": unflatten_dict(kernels)}
+    gradient = _whole_gradient(name, jax.tree.map(jnp.float32, {REASONER: merged, GATE: start[GATE]}))
+    slopes = flatten_dict(as_float64(gradient[REASONER]["backbone"]))
+    for at in modules:
+        own[*at, "A"] = SCALE * slopes[*at, "kernel"] @ adapters[*at, "B"].T
+        own[*at, "B"] = SCALE * adapters[*at, "A"].T @ slopes[*at, "kernel"]
+    trained, gradients = (start[ADAPTER]["lora"], start[GATE]), (unflatten_dict(own), as_float64(gradient[GATE]))
     norm = np.sqrt(sum((leaf**2).sum() for leaf in jax.tree.leaves(gradients)))
     assert norm > CLIP  # or the clip would not be seen
 
@@ -125,7 +109,7 @@ def test_a_step_of_adapters_is_that_by_hand_and_leaves_the_rest_to_the_bit(name)
 
 def test_the_reference_is_the_reasoner_without_adapters_and_the_start_of_what_is_trained_whole():
     """Of the rollouts' own choices, where the state's adapters and gate are others."""
-    objective, layout = OBJECTIVES["grpo"](kl_weight=0.1, updates=2), Layout(device_mesh(jax.devices("cpu")[:1]))
+    objective, layout = OBJECTIVES["grpo"](kl_weight=0.1, updates=2), layout_of()
     policy = dataclasses.replace(ADDITIVE, reasoner=lora.merging(ADDITIVE.reasoner, SCALE))
     now, start = _params(), small_params()
     now[GATE] = jax.tree.map(lambda x: x + 0.1, now[GATE])

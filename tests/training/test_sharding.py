@@ -5,59 +5,18 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
+import small_steps
 from benchmarks.measure.compiled import collectives
 from slpo_jax.errors import UserError
-from slpo_jax.io.mesh import EVERYWHERE, ROWS, device_mesh, replicate, shard_rows
+from slpo_jax.io.mesh import device_mesh, replicate
 from slpo_jax.policy import noise
 from slpo_jax.training.optimizer import OptimizerConfig, make_optimizer, scaled
-from slpo_jax.training.rl import roll_out
-from slpo_jax.training.sharding import Layout
-from slpo_jax.training.state import init_state, make_train_step
-from small_steps import (
-    GROUP,
-    POLICY,
-    Taken,
-    batch_of,
-    difference,
-    prompted_batch,
-    rigged_reward,
-    sharded_step,
-    small_params,
-    take_steps,
-)
-from tiny import FAST
+from small_steps import batch_of, difference, layout_of, small_params, step_of, take_steps
+from tiny import assert_close
 
 pytestmark = pytest.mark.usefixtures("cpu_devices")
-STEP_KEY = noise.stream_key(jax.random.key(0), "rl", 0)
-
-
-def _sampled(devices: int, batch):
-    """Trajectories and rewards of the SLPO step under shard_map, as numpy."""
-    mesh = device_mesh(jax.devices("cpu")[:devices])
-    mapped = jax.shard_map(
-        lambda params, batch: roll_out(POLICY, params, batch, rigged_reward, GROUP, STEP_KEY),
-        mesh=mesh, in_specs=(EVERYWHERE, ROWS), out_specs=ROWS, check_vma=False,
-    )  # fmt: skip
-    trajectories, rewards = jax.jit(mapped, compiler_options=FAST)(small_params(), shard_rows(batch, mesh))
-    trajectories = trajectories.replace(keys=jax.random.key_data(trajectories.keys))
-    return jax.tree.map(np.array, (trajectories, rewards))
-
-
-@pytest.fixture(scope="module")
-def sampled():
-    return _sampled(1, prompted_batch())
-
-
-def test_trajectories_and_rewards_do_not_know_the_devices(sampled):
-    again = _sampled(4, prompted_batch())
-    for ours, theirs in zip(jax.tree.leaves(again), jax.tree.leaves(sampled), strict=True):
-        if np.issubdtype(ours.dtype, np.floating) and ours.ndim == 3:
-            # Latents: products of fewer rows may round another way, and each latent is made from those before.
-            np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-4)
-        else:
-            np.testing.assert_array_equal(ours, theirs)
 
 
 @pytest.mark.slow
@@ -69,10 +28,6 @@ def test_steps_do_not_know_devices_and_micro_batches(stage, devices, micro_batch
     batches = [batch_of(stage)] * 3
     whole, cut = take_steps(stage, batches), take_steps(stage, batches, devices, micro_batches, fsdp)
     assert difference(whole.params, small_params()) > 0.05
-    _same_steps(cut, whole)
-
-
-def _same_steps(cut: Taken, whole: Taken) -> None:
     for ours, theirs in zip(cut.metrics, whole.metrics, strict=True):
         assert ours == pytest.approx(theirs, rel=5e-4, abs=1e-5)
     assert difference(cut.params, whole.params) < 1e-4
@@ -83,7 +38,7 @@ def _same_steps(cut: Taken, whole: Taken) -> None:
 @pytest.mark.slow
 def test_loops_wait_for_nobody():
     """Parameters are gathered before micro-batches' rollouts, and gradients scattered after their backward passes."""
-    layout, program = sharded_step("rl", 2, 2, 2)
+    layout, program = small_steps.sharded_step("rl", 2, 2, 2)
     found = collectives(program)
     assert {each.kind for each in found} >= {"all-gather", "all-reduce"}
     assert not [each for each in found if each.in_loop]
@@ -102,7 +57,7 @@ def test_steps_do_not_know_the_order_of_rows(stage):
     assert shuffled.metrics[0] == pytest.approx(whole.metrics[0], rel=1e-4, abs=1e-6)
     assert difference(shuffled.params, whole.params) < 1e-5
     # Noise follows the example: were these other examples, the same rows would fare otherwise.
-    others = take_steps(stage, [batch if stage == "imitate" else prompted_batch(index=(6, 12, 3, 31))])
+    others = take_steps(stage, [batch if stage == "imitate" else small_steps.prompted_batch(index=(6, 12, 3, 31))])
     if stage != "imitate":
         assert others.metrics[0] != pytest.approx(whole.metrics[0], rel=1e-3)
 
@@ -116,6 +71,10 @@ def _toy_loss(params, batch, key):
     return per_row_B.sum(), {"loss": (per_row_B.sum(), weight_B.sum()), "noise": (noise_B.sum(), rows)}
 
 
+def _toy_params():
+    return {"reasoner": {"w": jnp.ones(2)}, "gate": {"w": jnp.array([0.5, -1.0, 2.0])}}
+
+
 @pytest.fixture(scope="module")
 def toy_batch():
     rng = np.random.default_rng(0)
@@ -126,16 +85,15 @@ def toy_batch():
 @pytest.mark.parametrize(("devices", "micro_batches"), [(1, 1), (1, 8), (2, 4), (4, 1), (4, 2)])
 def test_step_by_hand(toy_batch, devices, micro_batches, caplog):
     """Gradient of the weighted mean over all rows, one optimizer step, and one program for all steps."""
-    mesh, optimizer = device_mesh(jax.devices("cpu")[:devices]), optax.adam(0.1)
-    first = {"reasoner": {"w": jnp.ones(2)}, "gate": {"w": jnp.array([0.5, -1.0, 2.0])}}
-    state = init_state(first, ("gate",), optimizer, jax.random.key(4), Layout(mesh))
-    step = make_train_step(_toy_loss, optimizer, ("gate",), Layout(mesh), "cold_start", micro_batches)
+    optimizer, first = optax.adam(0.1), _toy_params()
+    how = ("gate",), toy_batch, "cold_start", optimizer, layout_of(devices), micro_batches
+    step, (state, rows) = step_of(_toy_loss, first, *how)
     x, weights, index = toy_batch
     w, opt_state = first["gate"]["w"], optimizer.init(first["gate"]["w"])
     for number in range(3):
         with jax.log_compiles():
-            state, metrics = step(state, shard_rows(toy_batch, mesh))
-        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(4), 1), number)
+            state, metrics = step(state, rows)
+        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(0), 1), number)
         draws = np.array([jax.random.normal(jax.random.fold_in(key, i)) for i in index])
         residual = x @ np.asarray(w) + draws
         gradient = 2 * (weights * residual) @ x / weights.sum()
@@ -154,13 +112,11 @@ def test_step_by_hand(toy_batch, devices, micro_batches, caplog):
 @pytest.mark.parametrize("placed", [False, True])
 def test_init_state_leaves_the_caller_its_params(toy_batch, devices, fsdp, placed):
     """Steps give away their state's buffers, of which none is the caller's, who may have placed them already."""
-    layout = Layout(device_mesh(jax.devices("cpu")[:devices], fsdp))
-    first = {"reasoner": {"w": jnp.ones(2)}, "gate": {"w": jnp.array([0.5, -1.0, 2.0])}}
-    first = replicate(first, layout.mesh) if placed else first
-    state = init_state(first, ("gate",), optax.adam(0.1), jax.random.key(4), layout)
-    step = make_train_step(_toy_loss, optax.adam(0.1), ("gate",), layout, "cold_start")
+    layout = layout_of(devices, fsdp)
+    first = replicate(_toy_params(), layout.mesh) if placed else _toy_params()
+    step, (state, rows) = step_of(_toy_loss, first, ("gate",), toy_batch, "cold_start", optax.adam(0.1), layout)
     for _ in range(2):
-        state, _ = step(state, shard_rows(toy_batch, layout.mesh))
+        state, _ = step(state, rows)
     assert np.all(state.params["gate"]["w"] != first["gate"]["w"])
     assert first["gate"]["w"].tolist() == [0.5, -1.0, 2.0]
     assert first["reasoner"]["w"].tolist() == [1.0, 1.0]
@@ -168,39 +124,23 @@ def test_init_state_leaves_the_caller_its_params(toy_batch, devices, fsdp, place
 
 # Parameters in parts.
 
-SHAPES = {"reasoner": {"wte": {"embedding": (12, 8)}, "h_0": {"kernel": (4, 6), "bias": (8,)}}, "gate": {"odd": (3, 5)}}
-
-
-def _layout(fsdp: int) -> Layout:
-    return Layout(device_mesh(jax.devices("cpu")[:4], fsdp))
-
-
-def _zeros(shapes):
-    return jax.tree.map(jnp.zeros, shapes, is_leaf=lambda x: isinstance(x, tuple))
+SHAPES = {"embedding": (12, 8), "kernel": (4, 6), "bias": (8,), "odd": (3, 5)}
 
 
 @pytest.mark.parametrize(
     ("fsdp", "embedding", "kernel"),
-    [(1, (), ()), (2, ("fsdp",), (None, "fsdp")), (4, ("fsdp",), ("fsdp",))],  # 6 has no 4 equal parts
+    [(1, (12, 8), (4, 6)), (2, (6, 8), (4, 3)), (4, (3, 8), (1, 6))],  # 6 has no 4 equal parts
 )
 def test_the_longest_axis_with_equal_parts_is_cut(fsdp, embedding, kernel):
-    specs = _layout(fsdp).specs(_zeros(SHAPES))
-    reasoner = specs["reasoner"]
-    found = [reasoner["wte"]["embedding"], reasoner["h_0"]["kernel"], reasoner["h_0"]["bias"]]
-    for spec, expected in zip(found, (embedding, kernel, ()), strict=True):
-        trimmed = [*spec]
-        while trimmed and trimmed[-1] is None:
-            trimmed.pop()
-        expected = [*expected]
-        while expected and expected[-1] is None:
-            expected.pop()
-        assert trimmed == expected
-    assert specs["gate"]["odd"] == PartitionSpec()
+    layout = layout_of(4, fsdp)
+    specs = layout.specs({name: jnp.zeros(shape) for name, shape in SHAPES.items()})
+    cut = {name: NamedSharding(layout.mesh, specs[name]).shard_shape(shape) for name, shape in SHAPES.items()}
+    assert cut == SHAPES | {"embedding": embedding, "kernel": kernel}
 
 
 def test_parts_must_divide_the_devices():
     with pytest.raises(UserError, match=r"config\.sharding\.fsdp: 3 does not divide the 4 devices"):
-        _layout(3)
+        layout_of(4, 3)
 
 
 def _linear_loss(params, batch, _key):
@@ -221,19 +161,16 @@ def test_optimizers_do_not_know_the_parts(name, fsdp):
         optimizer = scaled(optimizer, {"reasoner": 1.0, "gate": {"scale": 0.5}})
     trained = ("reasoner", "gate")
     for each in (1, fsdp):
-        layout = _layout(each)
-        state = init_state(first, trained, optimizer, jax.random.key(0), layout)
-        step = make_train_step(_linear_loss, optimizer, trained, layout, "imitate")
+        step, (state, rows) = step_of(_linear_loss, first, trained, batch, "imitate", optimizer, layout_of(4, each))
         for _ in range(3):
-            state, metrics = step(state, shard_rows(batch, layout.mesh))
+            state, metrics = step(state, rows)
         parts[each] = jax.tree.map(np.asarray, (state.params, state.opt_state)), metrics
     w = state.params["reasoner"]["w"]
     assert w.sharding.shard_shape(w.shape) == (16 // fsdp, 4)
     alike = [x for x in jax.tree.leaves(state.opt_state) if x.shape == w.shape]
     assert len(alike) == (2 if name == "adamw" else 0)
     assert all(x.sharding.shard_shape(x.shape) == (16 // fsdp, 4) for x in alike)
-    for ours, theirs in zip(*(jax.tree.leaves(parts[each][0]) for each in (fsdp, 1)), strict=True):
-        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+    assert_close(*(parts[each][0] for each in (fsdp, 1)), rtol=1e-5, atol=1e-6)
     assert float(parts[fsdp][1]["grad_norm"]) == pytest.approx(float(parts[1][1]["grad_norm"]), rel=1e-5)
     assert np.abs(parts[1][0][0]["reasoner"]["w"] - first["reasoner"]["w"]).max() > 0.05
 

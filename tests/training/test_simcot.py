@@ -12,6 +12,7 @@ from scipy import special
 import tiny
 from codi_run import new_tokenizer
 from plain_gpt2 import plain_hidden
+from slow_policy import as_float64
 from slpo_jax.checkpoints.architectures.coconut import Coconut
 from slpo_jax.checkpoints.architectures.codi import Codi
 from slpo_jax.data.batches import encode_problems
@@ -27,7 +28,7 @@ from tiny import SlowReasoner, compiled, policy_of, real_tokens
 LONG = ("1 + 1 = 2", "2 + 5 = 7", "7 - 4 = 3", "3 + 1 = 4", "4 + 4 = 8", "8 - 2 = 6")
 STEPS = (("2 + 3 = 5",), ("4 - 1 = 3", "3 + 2 = 5"), LONG[:3], LONG)
 PROBLEMS = tuple(Problem(f"Tom has {n} pens .", steps, steps[-1].split()[-1]) for n, steps in enumerate(STEPS))
-LATENTS, WEIGHT = 4, 0.7
+LATENTS, WEIGHT, KEY = 4, 0.7, jax.random.key(0)
 # Of each problem: what its thoughts say, by hand. COCONUT's have two latents each, CODI's one, and there is one more.
 SAID = {
     "curriculum": [
@@ -55,10 +56,9 @@ def _settings(name: str, **changes):
 def case(request, tmp_path_factory):
     """A reasoner that feeds its hidden states back, the recipe's own and SIM-CoT's loss, and a batch of four rows."""
     name = request.param
-    if name == "curriculum":
-        template = Coconut().template(arithmetic_tokenizer(20))
-    else:
-        template = Codi(1).template(new_tokenizer(tmp_path_factory, digits=False))
+    coconuts = name == "curriculum"
+    texts = arithmetic_tokenizer(20) if coconuts else new_tokenizer(tmp_path_factory, digits=False)
+    template = (Coconut() if coconuts else Codi(1)).template(texts)
     config = dataclasses.replace(tiny.CONFIG, vocab_size=len(template.tokenizer), n_positions=64)
     rng, reasoner = np.random.default_rng(0), Coconut().on(config)
     shapes = jax.eval_shape(reasoner.init, jax.random.key(0))
@@ -76,8 +76,8 @@ def case(request, tmp_path_factory):
 def _explained(case) -> float:
     """What SIM-CoT adds to the loss, thought by thought."""
     slow, found = SlowReasoner(case.params["reasoner"], case.config), {}
-    coconuts, tokenizer = case.name == "curriculum", case.template.tokenizer
-    backbone = jax.tree.map(lambda x: np.asarray(x, np.float64), case.params[DECODER]["backbone"])
+    coconuts, tokenizer = case.coconuts, case.template.tokenizer
+    backbone = as_float64(case.params[DECODER]["backbone"])
     own = case.batch.own if coconuts else case.batch.own.student
     for row, index in enumerate(own.index % len(PROBLEMS)):
         prompt = real_tokens(own.prompts, row)
@@ -96,13 +96,16 @@ def _explained(case) -> float:
     return np.mean([np.mean(np.concatenate(texts)) for texts in found.values()])  # over tokens, then over thoughts
 
 
+def _weighted(case, weight: float):
+    """SIM-CoT's recipe."""
+    simcot = type(case.settings.simcot)(weight=weight)
+    return recipe_of(dataclasses.replace(case.settings, recipe="simcot", simcot=simcot), case.name)
+
+
 def test_explanations_are_the_slow_loop_s(case):
-    settings = dataclasses.replace(case.settings, recipe="simcot", simcot=type(case.settings.simcot)(weight=WEIGHT))
-    recipe = recipe_of(settings, case.name)
-    total, sums = compiled(recipe.loss_of(case.policy))(case.params, case.batch, jax.random.key(0))
-    base, own = compiled(recipe_of(case.settings, case.name).loss_of(case.policy))(
-        case.params, case.batch.own, jax.random.key(0)
-    )
+    total, sums = compiled(_weighted(case, WEIGHT).loss_of(case.policy))(case.params, case.batch, KEY)
+    plain = recipe_of(case.settings, case.name)
+    base, own = compiled(plain.loss_of(case.policy))(case.params, case.batch.own, KEY)
     explained, count = map(float, sums["explained"])
     assert count == float(own["loss"][1])
     assert explained / count == pytest.approx(_explained(case), rel=2e-4)
@@ -150,7 +153,7 @@ def test_the_second_model_has_dropout_where_the_published_one_has(case):
     params, found = case.params | {"reasoner": flat}, []
     for rate in (0.0, 0.5):
         policy = case.policy.having(dropout_rate=rate)
-        sums = compiled(case.recipe.loss_of(policy))(params, case.batch, jax.random.key(0))[1]
+        sums = compiled(case.recipe.loss_of(policy))(params, case.batch, KEY)[1]
         found.append(float(sums["explained"][0]))
     assert (found[0] == found[1]) == (case.name == "curriculum")
 
@@ -169,7 +172,7 @@ def test_no_two_forwards_share_a_row_s_key(case, monkeypatch):
         return [jax.random.key_data(each) for each in rows]
 
     monkeypatch.setattr(noise, "row_keys", kept)
-    found = compiled(keys)(case.params, jax.random.key(0))
+    found = compiled(keys)(case.params, KEY)
     thoughts = case.batch.texts.targets.shape[1]
     assert [len(each) for each in found] == [4, 4, 4 * thoughts]
     assert len(np.unique(jnp.concatenate(found), axis=0)) == 4 * (2 + thoughts)
@@ -180,20 +183,16 @@ def test_without_weight_it_is_the_recipe_s_own(case):
     """Loss and gradient; with weight, the gradient of the explanations reaches the reasoner through the latents."""
 
     def gradient(recipe, batch):
-        loss = recipe.loss_of(case.policy)
-        (_, sums), grads = compiled(jax.value_and_grad(lambda p, b, k: loss(p, b, k), has_aux=True))(
-            case.params, batch, jax.random.key(0)
-        )
+        graded = compiled(jax.value_and_grad(recipe.loss_of(case.policy), has_aux=True))
+        (_, sums), grads = graded(case.params, batch, KEY)
         return sums["loss"], grads
 
-    weightless = dataclasses.replace(case.settings, recipe="simcot", simcot=type(case.settings.simcot)(weight=0.0))
     own = gradient(recipe_of(case.settings, case.name), case.batch.own)
-    ours = gradient(recipe_of(weightless, case.name), case.batch)
-    jax.tree.map(np.testing.assert_array_equal, ours, own)
+    jax.tree.map(np.testing.assert_array_equal, gradient(_weighted(case, 0.0), case.batch), own)
     _, weighted = gradient(case.recipe, case.batch)
     assert all(np.any(x) for x in jax.tree.leaves(weighted[DECODER]))
-    assert np.abs(weighted["reasoner"]["backbone"]["h_0"]["mlp"]["c_fc"]["kernel"]
-                  - own[1]["reasoner"]["backbone"]["h_0"]["mlp"]["c_fc"]["kernel"]).max() > 1e-4  # fmt: skip
+    kernel, plain = (tree["reasoner"]["backbone"]["h_0"]["mlp"]["c_fc"]["kernel"] for tree in (weighted, own[1]))
+    assert np.abs(kernel - plain).max() > 1e-4
 
 
 @pytest.mark.parametrize(

@@ -6,34 +6,12 @@ import numpy as np
 import optax
 import pytest
 
-from slow_policy import (
-    as_float64,
-    assert_is_gradient,
-    factors_of,
-    leave_one_out,
-    normal_log_prob,
-    rollouts_of,
-    stop_log_prob,
-    teacher_forced,
-)
+import slow_policy
+import small_steps
+from slow_policy import as_float64, assert_is_gradient, factors_of, normal_log_prob, rollouts_of, teacher_forced
 from slpo_jax.training.optimizer import OptimizerConfig, make_optimizer
 from slpo_jax.training.rl import roll_out
-from small_steps import (
-    ALWAYS,
-    BATCH,
-    CONFIG,
-    GROUP,
-    NEVER,
-    OBJECTIVE,
-    PASSES,
-    POLICY,
-    ROLLOUT,
-    difference,
-    prompted_batch,
-    rigged_reward,
-    small_params,
-    take_steps,
-)
+from small_steps import BATCH, GROUP, PASSES, ROLLOUT, difference, prompted_batch, small_params, take_steps
 from tiny import SlowReasoner, compiled
 
 pytestmark = pytest.mark.slow
@@ -50,34 +28,30 @@ def step_key():
     return jax.random.fold_in(jax.random.fold_in(jax.random.key(0), 2), 0)
 
 
-def _roll_out(params, batch, key):
-    return roll_out(POLICY, params, batch, rigged_reward, GROUP, key)
-
-
 @pytest.fixture(scope="module")
 def frozen(step_key):
     """The trajectories and rewards that the step sees, as constants."""
-    trajectories, rewards = compiled(_roll_out)(small_params(), prompted_batch(), step_key)
-    return trajectories, np.array(rewards)
+    policy, reward = small_steps.POLICY, small_steps.rigged_reward
+    roll = compiled(lambda params, batch, key: roll_out(policy, params, batch, reward, GROUP, key))
+    return roll(small_params(), prompted_batch(), step_key)
 
 
 def _terms(params, rollout, factors_K):
     """Of one rollout: Gaussian latents, the mean of the passes' answers, a forced stop at T; and the mean variance."""
-    reasoner, h, width = SlowReasoner(params["reasoner"]), rollout.latents, CONFIG.n_embd
+    reasoner, h = SlowReasoner(params["reasoner"]), rollout.latents
     passes = [teacher_forced(reasoner, rollout, h, rollout.spoken, factors) for factors in factors_K]
     z, answers = (np.stack(parts) for parts in zip(*passes, strict=True))
     mean = z.mean(axis=0)
-    variances = ((z - mean) ** 2).sum(axis=(0, 2)) / (PASSES * width) + OBJECTIVE.epsilon
+    variances = ((z - mean) ** 2).sum(axis=(0, 2)) / (PASSES * h.shape[1]) + small_steps.OBJECTIVE.epsilon
     latent = sum(normal_log_prob(*step) for step in zip(h, mean, variances, strict=True))
-    return latent, answers.mean(), stop_log_prob(params["gate"], h, ROLLOUT.max_latents), variances.mean()
+    stop = slow_policy.stop_log_prob(params["gate"], h, ROLLOUT.max_latents)
+    return latent, answers.mean(), stop, variances.mean()
 
 
 def _slow_loss(params, rollouts, rewards, factors_N):
     """-1/B sum_x 1/G sum_i A_i l~(xi_i | x)."""
-    rows = zip(rollouts, leave_one_out(rewards), factors_N, strict=True)
-    scored = [
-        advantage * sum(_terms(params, rollout, factors)[:3]) for rollout, advantage, factors in rows if advantage
-    ]
+    rows = zip(rollouts, slow_policy.leave_one_out(rewards), factors_N, strict=True)
+    scored = [a * sum(_terms(params, rollout, factors)[:3]) for rollout, a, factors in rows if a]
     return -sum(scored) / GROUP / BATCH
 
 
@@ -111,10 +85,10 @@ def test_proposition_2_gradient(first_step, frozen, step_key):
         assert max(float(jnp.abs(g).max()) for g in jax.tree.leaves(first_step.gradient[part])) > 1e-2
 
 
-@pytest.mark.parametrize("reference", [ALWAYS, NEVER])
+@pytest.mark.parametrize("reference", [small_steps.ALWAYS, small_steps.NEVER])
 def test_equal_rewards_change_nothing(reference):
     taken = take_steps("rl", [prompted_batch(references=(reference,) * BATCH)])
-    assert taken.metrics[0]["reward"] == (reference == ALWAYS)
+    assert taken.metrics[0]["reward"] == (reference == small_steps.ALWAYS)
     assert (taken.metrics[0]["mixed"], taken.metrics[0]["grad_norm"]) == (0, 0)
     assert difference(taken.params, small_params()) == 0
     for name in ("adafactor", "adamw"):  # and the optimizers make nothing of nothing
@@ -130,19 +104,10 @@ def test_metrics_are_what_they_were(first_step):
     is drawn makes other trajectories, and so breaks reproduction of published runs, even where every law still holds.
     """
     recorded = {
-        "loss": 5.07574,
-        "reward": 0.5,
-        "solved": 0.75,
-        "mixed": 0.5,
-        "latent_steps": 3.66667,
-        "answer_tokens": 6.0,
-        "cut": 1.0,
-        "latent_log_likelihood": -60.0908,
-        "answer_log_likelihood": -19.1902,
-        "answer_entropy": 19.1902 / 6.0,
-        "stop_log_likelihood": -0.841495,
-        "surrogate_variance": 0.0971729,
+        "loss": 5.07574, "reward": 0.5, "solved": 0.75, "mixed": 0.5, "latent_steps": 3.66667, "answer_tokens": 6.0,
+        "cut": 1.0, "latent_log_likelihood": -60.0908, "answer_log_likelihood": -19.1902,
+        "answer_entropy": 19.1902 / 6.0, "stop_log_likelihood": -0.841495, "surrogate_variance": 0.0971729,
         "grad_norm": 175.472,
-    }
+    }  # fmt: skip
     # Loose enough for another version of XLA to round in its own way, far tighter than another draw would be.
     assert first_step.metrics[0] == pytest.approx(recorded, rel=5e-3)

@@ -4,31 +4,16 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 import small_steps
 import tiny
 from slpo_jax.checkpoints.architectures.coconut import Coconut
 from slpo_jax.checkpoints.architectures.colar import Colar
-from slpo_jax.io.mesh import device_mesh, shard_rows
 from slpo_jax.policy.rollout import sample
 from slpo_jax.training.objectives import OBJECTIVES
 from slpo_jax.training.rl import make_loss
-from slpo_jax.training.sharding import Layout
-from slpo_jax.training.state import init_state, make_train_step
-from small_steps import (
-    GROUP,
-    OPTIMIZER,
-    POLICY,
-    ROLLOUT,
-    STAGES,
-    batch_of,
-    difference,
-    prompted_batch,
-    rigged_reward,
-    small_params,
-)  # fmt: skip
+from small_steps import POLICY, ROLLOUT, STAGES, batch_of, prompted_batch, small_params
 from tiny import CONFIG, END, REASONER, policy_of
 
 POLICY = dataclasses.replace(POLICY, capacities=((1.0, 1.0),))  # each is traced, and uses the same keys
@@ -63,7 +48,7 @@ def test_the_checker_sees_a_key_that_is_used_twice():
 @pytest.mark.parametrize("name", EVERY)
 def test_a_step_of_reinforcement_learning(name):
     policy, objective = EVERY[name]
-    loss = make_loss(policy, objective, rigged_reward, GROUP)
+    loss = make_loss(policy, objective, small_steps.rigged_reward, small_steps.GROUP)
     _traced(jax.grad(loss, has_aux=True), small_params(), prompted_batch(), jax.random.key(0))
 
 
@@ -98,17 +83,13 @@ def test_a_step_is_the_same(monkeypatch, stage, noise):
         monkeypatch.setattr(small_steps, "POLICY", policy)
         monkeypatch.setattr(small_steps, "IMITATION", policy.having(max_latents=3, dropout_rate=0.2))
         make, trained = small_steps.STAGES[stage]
-        layout = Layout(device_mesh(jax.devices("cpu")[:1]))
-        step = make_train_step(make(), OPTIMIZER, trained, layout, stage)
-        state = init_state(small_params(), trained, OPTIMIZER, jax.random.key(0), layout)
-        batch = shard_rows(batch_of(stage), layout.mesh)
+        step, arguments = small_steps.step_of(make(), small_params(), trained, batch_of(stage), stage)
         of_all = f"f32[{tiny.CONFIG.n_layer},{tiny.CONFIG.n_embd},{4 * tiny.CONFIG.n_embd}]"
-        assert (of_all in str(jax.make_jaxpr(step)(state, batch))) == (reasoner is IN_LOOP)
-        state, metrics = step.lower(state, batch).compile(compiler_options=tiny.FAST)(state, batch)
+        assert (of_all in str(jax.make_jaxpr(step)(*arguments))) == (reasoner is IN_LOOP)
+        state, metrics = step.lower(*arguments).compile(compiler_options=tiny.FAST)(*arguments)
         found.append((state.opt_state[0].trace, metrics))
-    assert difference(found[0][0], jax.tree.map(lambda x: 0 * x, found[0][0])) > 0.01
-    for one, other in zip(*map(jax.tree.leaves, found), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)
+    assert small_steps.difference(found[0][0], jax.tree.map(lambda x: 0 * x, found[0][0])) > 0.01
+    tiny.assert_close(*found, rtol=1e-4, atol=1e-4)
 
 
 def test_of_a_layer_a_backward_pass_keeps_what_is_named():

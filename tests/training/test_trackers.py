@@ -4,6 +4,7 @@ import json
 import struct
 import sys
 import time
+from unittest import mock
 
 import pytest
 
@@ -30,12 +31,11 @@ class Memory:
 
 
 @pytest.fixture
-def memory(monkeypatch):
-    before, kept = dict(TRACKERS), Memory()
-    register_tracker("memory", lambda workdir, config: kept)
-    yield kept
-    TRACKERS.clear()
-    TRACKERS.update(before)
+def memory():
+    kept = Memory()
+    with mock.patch.dict(TRACKERS):
+        register_tracker("memory", lambda workdir, config: kept)
+        yield kept
 
 
 def _log(tmp_path, *names):
@@ -46,22 +46,23 @@ def _log(tmp_path, *names):
 
 def test_a_run_that_goes_on_logs_nothing_twice(tmp_path, memory):
     log = _log(tmp_path, "memory")
-    for step in (1, 2, 3):
-        log.write("slpo", step, {"loss": step / 2, "seconds": 5.0})
+    for step, loss in ((1, 0.5), (2, float("nan")), (3, 1.5)):
+        log.write("slpo", step, {"loss": loss, "seconds": 5.0})
     log.write("slpo", 3, {"valid_accuracy": 0.5})
     log.close()
     log = _log(tmp_path, "memory")
     log.rewind("slpo", 1)
-    log.write("slpo", 2, {"loss": 1.0, "seconds": 7.0})  # the same again, by another clock
+    log.write("slpo", 2, {"loss": float("nan"), "seconds": 7.0})  # the same again, by another clock
     log.write("slpo", 3, {"loss": 9.0, "seconds": 5.0})  # another: begun anew with other settings
     log.write("slpo", 3, {"valid_accuracy": 0.5})
-    log.write("slpo", 4, {"loss": float("nan"), "reward": 1.0})
+    log.write("slpo", 4, {"loss": float("inf"), "reward": 1.0})
     log.close()
     told = [(step, scalars.get("slpo/loss")) for step, scalars in memory.rows]
-    assert told == [(1, 0.5), (2, 1.0), (3, 1.5), (3, None), (3, 9.0), (4, None)]
+    assert told == [(1, 0.5), (2, None), (3, 1.5), (3, None), (3, 9.0), (4, None)]
     assert memory.rows[-1] == (4, {"slpo/reward": 1.0})
     assert memory.finished == 2
-    assert [json.loads(line)["step"] for line in log.path.read_text().splitlines()] == [1, 2, 3, 3, 4]
+    rows = [json.loads(line, parse_constant=pytest.fail) for line in log.path.read_text().splitlines()]
+    assert [(row["step"], row.get("loss")) for row in rows] == [(1, 0.5), (2, None), (3, 9.0), (3, None), (4, None)]
 
 
 def test_a_tracker_that_fails_is_off_with_one_line(tmp_path, memory, warnings, monkeypatch):
@@ -102,10 +103,7 @@ def test_a_tracker_that_is_not_there_is_said_before_any_work(names, message, mon
 
 
 def test_a_tracker_that_does_not_start_is_one_line(tmp_path, monkeypatch):
-    def start(workdir, config):
-        raise PermissionError("not logged in")
-
-    monkeypatch.setitem(TRACKERS, "closed", start)
+    monkeypatch.setitem(TRACKERS, "closed", mock.Mock(side_effect=PermissionError("not logged in")))
     with pytest.raises(UserError, match=r"config\.trackers: closed: PermissionError: not logged in; mend that"):
         _log(tmp_path, "closed")
 

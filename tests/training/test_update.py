@@ -6,11 +6,11 @@ import numpy as np
 import optax
 import pytest
 
-from slpo_jax.io.mesh import device_mesh
 from slpo_jax.policy import noise
 from slpo_jax.training.optimizer import OptimizerConfig, make_optimizer, make_schedule
-from slpo_jax.training.sharding import Layout
 from slpo_jax.training.state import init_state, make_train_step
+from small_steps import layout_of
+from tiny import assert_close
 
 pytestmark = pytest.mark.usefixtures("cpu_devices")
 ROWS_OF_BATCH = 4
@@ -25,8 +25,7 @@ def _loss(params, batch, key):
 
 
 def _step(config, params, loss=_loss, batch=None, **how):
-    optimizer = make_optimizer(config)
-    layout = Layout(device_mesh(jax.devices("cpu")[:1]))
+    optimizer, layout = make_optimizer(config), layout_of()
     state = init_state({"reasoner": params}, ("reasoner",), optimizer, jax.random.key(0), layout)
     step = make_train_step(loss, optimizer, ("reasoner",), layout, "rl", **how)
     return state, step.lower(state, params if batch is None else batch).compile()
@@ -34,9 +33,7 @@ def _step(config, params, loss=_loss, batch=None, **how):
 
 def _arrays(seed, size):
     rng = np.random.default_rng(seed)
-    return {
-        name: rng.normal(size=shape).astype(np.float32) for name, shape in {"a": (size, size), "b": (size,)}.items()
-    }
+    return {"a": rng.normal(size=(size, size)).astype(np.float32), "b": rng.normal(size=size).astype(np.float32)}
 
 
 @pytest.mark.parametrize("name", ["adamw", "adafactor"])
@@ -54,11 +51,8 @@ def test_steps_are_optax_s_and_a_broken_one_changes_nothing(name):
         if np.isfinite(scale):
             changes, expected_state = oracle.update(gradient, expected_state, expected)
             expected = optax.apply_updates(expected, changes)
-        for got, other in zip(*map(jax.tree.leaves, (state.params["reasoner"], expected)), strict=True):
-            np.testing.assert_allclose(got, other, rtol=2e-5, atol=1e-6)
-        moments = jax.tree.leaves(state.opt_state[1]), jax.tree.leaves(expected_state[1])
-        for got, other in zip(*moments, strict=True):
-            np.testing.assert_allclose(got, other, rtol=2e-5, atol=1e-9)
+        assert_close(state.params["reasoner"], expected, rtol=2e-5, atol=1e-6)
+        assert_close(state.opt_state[1], expected_state[1], rtol=2e-5, atol=1e-9)
 
 
 @pytest.mark.parametrize("name", ["adamw", "adafactor"])
@@ -83,8 +77,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing_whatever_the_loss():
     broken["a"][3, 4] = np.nan
     state, metrics = step(state, broken)
     assert (float(metrics["loss"]), int(metrics["skipped_steps"])) == (0, 1)
-    for got, other in zip(*map(jax.tree.leaves, (state.params["reasoner"], params)), strict=True):
-        np.testing.assert_array_equal(got, other)
+    jax.tree.map(np.testing.assert_array_equal, state.params["reasoner"], params)
     assert not any(np.any(x) for x in jax.tree.leaves(state.opt_state))
 
 
@@ -122,8 +115,7 @@ def test_a_step_of_two_updates_of_which_one_is_broken_is_counted_and_takes_the_o
     assert (int(metrics["skipped_steps"]), int(metrics["skipped_in_a_row"])) == (1, 1)
     once, step = _step(config, params)
     once, _ = step(once, gradient)
-    for got, other in zip(*map(jax.tree.leaves, (state.params, once.params)), strict=True):
-        np.testing.assert_allclose(got, other, rtol=1e-6)
+    assert_close(state.params, once.params, rtol=1e-6)
 
 
 def test_moments_are_made_in_place():
