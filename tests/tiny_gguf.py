@@ -11,7 +11,7 @@ import regex
 import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-from slpo_jax.checkpoints.gguf import bundled_gguf, open_gguf
+from slpo_jax.checkpoints.gguf import open_gguf
 from slpo_jax.errors import UserError
 
 SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
@@ -57,24 +57,24 @@ def spelled(text: str) -> str:
     return "".join(table[byte] for byte in text.encode())
 
 
-PATTERNS = {"gpt-2": [GPT2_PATTERN], "smollm": [r"\p{N}|[^\p{N}]+", GPT2_PATTERN], "llama-bpe": [LLAMA3_PATTERN]}
+PATTERNS = {"smollm": [r"\p{N}|[^\p{N}]+", GPT2_PATTERN], "llama-bpe": [LLAMA3_PATTERN]}
 
 
 class SlowBPE:
     """Byte-level BPE as llama.cpp does it: one regex after the other, then the best merge again and again."""
 
-    def __init__(self, pre, tokens, merges, specials):
+    def __init__(self, pre):
+        tokens, merges = bpe()
         self.patterns = PATTERNS[pre]
         self.ids = {token: index for index, token in enumerate(tokens)}
         self.ranks = {tuple(merge.split(" ")): rank for rank, merge in enumerate(merges)}
         self.whole = pre == "llama-bpe"
-        self.specials = specials
 
     def __call__(self, text: str) -> list[int]:
-        between = "(" + "|".join(regex.escape(token) for token in self.specials) + ")"
+        between = "(" + "|".join(regex.escape(token) for token in SPECIALS) + ")"
         ids = []
         for piece in regex.split(between, text):
-            ids += [self.ids[piece]] if piece in self.specials else self._plain(piece)
+            ids += [self.ids[piece]] if piece in SPECIALS else self._plain(piece)
         return ids
 
     def _plain(self, text: str) -> list[int]:
@@ -241,11 +241,3 @@ def refused(path, *parts, tokenizer=False):
     assert "\n" not in message
     for part in (str(path), ";", *parts):
         assert part in message
-
-
-def real_file():
-    """The real file."""
-    try:
-        return bundled_gguf()
-    except UserError as error:
-        pytest.skip(str(error))

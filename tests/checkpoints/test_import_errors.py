@@ -4,17 +4,35 @@ import functools
 from pathlib import Path
 
 import pytest
+import transformers
 from safetensors.torch import save_file
 
 from broken import to_be_broken
 from published import coconut_hugging_face, coconut_original, codi_hugging_face, codi_original, tokenizer, torch
-from published_bases import base_gguf, base_gpt2, base_llama
+from published_bases import LLAMA3_ROPE, base_gguf, base_gpt2, base_llama
+from slpo_jax.checkpoints.hf_config import from_hugging_face
 
 
 @pytest.fixture
 def checkpoint(tmp_path):
     """(writer, options) -> a checkpoint to be spoilt."""
     return functools.partial(to_be_broken, tmp_path)
+
+
+def _without(name):
+    return lambda state: state.pop(name)
+
+
+def _with(name, *shape):
+    return lambda state: state.update({name: torch.ones(shape)})
+
+
+def _changed(name):
+    def change(state):
+        state[name] = state[name].clone()
+        state[name][3, 4] += 1e-3
+
+    return change
 
 
 WTE, C_FC = "transformer.wte.weight", "transformer.h.1.mlp.c_fc.weight"
@@ -50,67 +68,35 @@ def test_truncated_files(checkpoint):
     broken.refused(shard, "No such file")
 
 
-@pytest.mark.parametrize(
-    ("write", "options", "name", "named"),
-    [
-        (coconut_hugging_face, (), C_FC, C_FC),
-        (coconut_original, ("llama",), "base_causallm.model.layers.1.self_attn.k_proj.weight", "k_proj.weight"),
-        (codi_original, ("llama",), "prj.ln.bias", "projector.4.bias"),
-        (base_llama, ("qwen2",), "model.norm.weight", "model.norm.weight"),
-    ],
-)
-def test_a_missing_tensor(checkpoint, write, options, name, named):
-    broken = checkpoint(write, *options)
-    if write is base_llama:
+COCONUT, OUR_GPT2, OUR_LLAMA = (coconut_hugging_face,), (coconut_original, "gpt2"), (coconut_original, "llama")
+CODI, QWEN2 = (codi_original, "llama"), (base_llama, "qwen2")
+NORM, K_PROJ = "codi.base_model.model.model.norm.weight", "base_causallm.model.layers.1.self_attn.k_proj.weight"
+# Of masks only the causal constant that older transformers stored may be left out; a head is no embedding.
+SPOILT = [
+    (COCONUT, _without(C_FC), (C_FC, "missing")),
+    (OUR_LLAMA, _without(K_PROJ), ("k_proj.weight", "missing")),
+    (CODI, _without("prj.ln.bias"), ("projector.4.bias", "missing")),
+    (QWEN2, _without("model.norm.weight"), ("model.norm.weight", "missing")),
+    ((base_llama,), _without("model.embed_tokens.weight"), ("model.embed_tokens.weight", "missing")),
+    *((write, _with(name, 16), (f"tensor {name} is unexpected",)) for write, name in (
+        (COCONUT, "transformer.h.2.ln_1.weight"), (OUR_GPT2, "base_causallm.transformer.h.0.attn.extra"),
+        (OUR_GPT2, "gate.weight"), (CODI, "teacher.weight"), (CODI, "prj.5.weight"),
+    )),
+    (COCONUT, _with("transformer.h.0.attn.bias", 1, 1, 96, 96), ("tensor transformer.h.0.attn.bias is unexpected",)),
+    *((write, _with(name, *shape), (f"tensor {name} has shape {list(shape)}", "says [")) for write, name, shape in (
+        (COCONUT, C_FC, (40, 16)), (CODI, "prj.ln.weight", (20,)), (CODI, NORM, (1, 16)),
+    )),
+    *((OUR_GPT2, _changed(name), (name, "differs")) for name in ("embedding.weight", "base_causallm.lm_head.weight")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("write", "change", "parts"), SPOILT)
+def test_a_tensor_that_is_missing_unexpected_or_another(checkpoint, write, change, parts):
+    broken = checkpoint(*write)
+    if write[0] is base_llama:
         broken.gather_shards()
-    broken.tensors(lambda state: state.pop(name))
-    broken.refused(str(broken.init), named, "missing")
-
-
-def test_a_missing_embedding_of_an_untied_model(checkpoint):
-    """The head that is there must not be taken for it."""
-    broken = checkpoint(base_llama)
-    broken.gather_shards()
-    broken.tensors(lambda state: state.pop("model.embed_tokens.weight"))
-    broken.refused(str(broken.init), "model.embed_tokens.weight", "missing")
-
-
-@pytest.mark.parametrize(
-    ("write", "options", "name"),
-    [
-        (coconut_hugging_face, (), "transformer.h.2.ln_1.weight"),
-        (coconut_original, ("gpt2",), "base_causallm.transformer.h.0.attn.extra"),
-        (coconut_original, ("gpt2",), "gate.weight"),
-        (codi_original, ("llama",), "teacher.weight"),
-        (codi_original, ("llama",), "prj.5.weight"),
-    ],
-)
-def test_an_extra_tensor(checkpoint, write, options, name):
-    broken = checkpoint(write, *options)
-    broken.tensors(lambda state: state.update({name: torch.ones(16)}))
-    broken.refused(str(broken.init), f"tensor {name} is unexpected")
-
-
-def test_a_mask_that_is_not_causal(checkpoint):
-    """Only the constant that older transformers stored may be left out."""
-    broken = checkpoint(coconut_hugging_face)
-    name = "transformer.h.0.attn.bias"
-    broken.tensors(lambda state: state.update({name: torch.ones(1, 1, 96, 96)}))
-    broken.refused(str(broken.init), f"tensor {name} is unexpected")
-
-
-@pytest.mark.parametrize(
-    ("write", "options", "name", "shape"),
-    [
-        (coconut_hugging_face, (), C_FC, (40, 16)),
-        (codi_original, ("llama",), "prj.ln.weight", (20,)),
-        (codi_original, ("llama",), "codi.base_model.model.model.norm.weight", (1, 16)),
-    ],
-)
-def test_a_wrong_shape(checkpoint, write, options, name, shape):
-    broken = checkpoint(write, *options)
-    broken.tensors(lambda state: state.update({name: torch.ones(shape)}))
-    broken.refused(str(broken.init), f"tensor {name} has shape {list(shape)}", "says [")
+    broken.tensors(change)
+    broken.refused(str(broken.init), *parts)
 
 
 def test_rows_that_do_not_fit_the_vocabulary(checkpoint):
@@ -187,18 +173,6 @@ def test_lora(checkpoint):
     broken.refused(str(broken.init), "up_proj.lora_A.other.weight", "unexpected")
 
 
-@pytest.mark.parametrize("name", ["embedding.weight", "base_causallm.lm_head.weight"])
-def test_copies_that_differ(checkpoint, name):
-    broken = checkpoint(coconut_original, "gpt2")
-
-    def change(state):
-        state[name] = state[name].clone()
-        state[name][3, 4] += 1e-3
-
-    broken.tensors(change)
-    broken.refused(str(broken.init), name, "differs")
-
-
 def test_a_base_model_evaluated_as_a_reasoner(checkpoint):
     for write in (base_gpt2, base_gguf):
         broken = checkpoint(write)
@@ -240,3 +214,72 @@ def test_hub_ids_without_a_network(checkpoint, monkeypatch):
     broken.refused("config.base: nobody-at-all/no-such-model", "network")
     broken.settings["init"] = "nobody-at-all/no-such-model"
     broken.refused("config.init: nobody-at-all/no-such-model", "network")
+
+
+# A config.json that leaves something out, isn't whole, or is of a model that ours can't be.
+
+
+@pytest.mark.parametrize(
+    ("write", "changes", "parts"),
+    [
+        (base_gpt2, {"activation_function": "relu"}, ("activation_function", "relu")),
+        (base_gpt2, {"model_type": "gpt_neox"}, ("model_type", "gpt_neox")),
+        (base_gpt2, {"n_head": None}, ("n_head", "missing")),
+        (base_gpt2, {"n_head": "two"}, ("n_head", "two")),
+        (base_gpt2, {"tie_word_embeddings": False}, ("lm_head.weight", "missing")),
+        (base_llama, {"attention_bias": True}, ("attention_bias",)),
+        (base_llama, {"model_type": "qwen2"}, ("self_attn.q_proj.bias", "missing")),
+        (base_llama, {"model_type": "qwen2", "layer_types": ["full_attention", "sliding_attention"]}, ("layer_types",)),
+        (base_llama, {"model_type": "qwen3"}, ("self_attn.q_norm.weight", "missing")),
+        (base_llama, {"model_type": "qwen3", "use_sliding_window": True}, ("use_sliding_window",)),
+        (base_llama, {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, ("yarn",)),
+        (base_llama, {"rope_parameters": LLAMA3_ROPE | {"factor": None}}, ("factor", "missing")),
+        (base_llama, {"rope_parameters": 8}, ("rope_parameters", "8")),
+        (base_llama, dict.fromkeys(("head_dim", "num_key_value_heads")) | {"num_attention_heads": 3}, ("heads: 3",)),
+        (base_llama, {"num_key_value_heads": 3}, ("num_key_value_heads", "3")),
+        (base_llama, {"tie_word_embeddings": True}, ("lm_head.weight", "differs")),
+    ],
+)
+def test_config_of_another_model(checkpoint, write, changes, parts):
+    broken = checkpoint(write)
+    broken.edit("config.json", **changes)
+    if str(changes.get("model_type")).startswith("qwen"):
+        broken.settings["reasoner"] = f"coconut_{changes['model_type']}"
+    broken.refused(str(broken.init), *parts)
+
+
+@pytest.mark.parametrize("text", ["{", "[1, 2]", "\x00\xff"])
+def test_a_config_that_is_no_json(checkpoint, text):
+    broken = checkpoint(base_gpt2)
+    (broken.folder / "config.json").write_text(text, encoding="latin-1")
+    broken.refused(str(broken.folder / "config.json"), "JSON")
+
+
+_LLAMA = dict(hidden_size=4, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2, max_position_embeddings=8)
+
+
+@pytest.mark.parametrize(
+    ("kind", "shapes"),
+    [
+        ("gpt2", dict(n_positions=8, n_embd=4, n_layer=1, n_head=2)),
+        ("llama", _LLAMA),
+        ("qwen2", _LLAMA),
+        ("qwen3", _LLAMA),
+    ],
+)
+def test_what_is_left_out_is_transformers_default(kind, shapes):
+    found = from_hugging_face({"model_type": kind, "vocab_size": 5, **shapes}, "config.json")
+    default = transformers.AutoConfig.for_model(kind, vocab_size=5, **shapes)
+    assert found.norm_epsilon == (default.layer_norm_epsilon if kind == "gpt2" else default.rms_norm_eps)
+    assert found.tied == default.tie_word_embeddings
+    if kind != "gpt2":
+        rope = getattr(default, "rope_parameters", None) or {"rope_theta": default.rope_theta}  # 5 has the first
+        assert (found.rope_theta, found.n_kv_head) == (rope["rope_theta"], 2)
+        assert found.head_dim == (default.head_dim if hasattr(default, "head_dim") else 2)
+
+
+@pytest.mark.parametrize("rope", [{"rope_theta": 5e5}, {"rope_parameters": {"rope_theta": 5e5}, "rope_theta": None}])
+def test_the_base_of_rope_s_frequencies_is_in_either_place(rope):
+    """In the second since transformers 5."""
+    found = from_hugging_face({"model_type": "llama", "vocab_size": 5, **_LLAMA, **rope}, "config.json")
+    assert found.rope_theta == 5e5
