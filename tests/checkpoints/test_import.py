@@ -64,14 +64,6 @@ def assert_arrived(checkpoint: Checkpoint, state, tolerance: float = 0.0) -> Non
         np.testing.assert_allclose(found[name], tensor, rtol=tolerance, atol=tolerance, err_msg=name)
 
 
-def projector_of(layers) -> dict[str, dict[str, np.ndarray]]:
-    names = {"fc_in": layers[1], "fc_out": layers[3], "norm": layers[4]}
-    found = {name: {"bias": layer.bias.detach().numpy()} for name, layer in names.items()}
-    for name, layer in names.items():
-        found[name]["scale" if name == "norm" else "kernel"] = layer.weight.detach().numpy().T
-    return found
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_everything_arrives(name, tmp_path):
     write, *options = CASES[name]
@@ -85,14 +77,7 @@ def test_everything_arrives(name, tmp_path):
     assert checkpoint.template.banned_ids == case.banned
     assert [checkpoint.template.prompt(question) for question in QUESTIONS] == [case.prompt(q) for q in QUESTIONS]
     assert checkpoint.is_base == name.startswith(("GPT-2", "Llama", "Qwen", "GGUF"))
-    found = checkpoint.read()["reasoner"]
-    assert found.keys() == ({"backbone", "projector"} if "CODI" in name else {"backbone"})
-    if "CODI" in name:
-        wanted = projector_of(case.transition)
-        assert {key: set(part) for key, part in found["projector"].items()} == {k: set(p) for k, p in wanted.items()}
-        for key, part in wanted.items():
-            for leaf, value in part.items():
-                np.testing.assert_array_equal(found["projector"][key][leaf], value)
+    assert checkpoint.read()["reasoner"].keys() == ({"backbone", "projector"} if "CODI" in name else {"backbone"})
 
 
 def _resave(path: Path, change) -> None:
