@@ -1,13 +1,13 @@
 """Published checkpoints that a test spoils, and how they must be refused."""
 
 import dataclasses
-import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file, save_file
 
+from asked import edit
 from published import torch
 from published_bases import config_of, copied, write_config
 from slpo_jax.config import read_config
@@ -57,9 +57,7 @@ class Broken:
 
     def edit(self, file: str, **changes) -> None:
         """Change keys of a JSON file; None takes one out."""
-        path = self.folder / file
-        values = json.loads(path.read_text()) | changes
-        path.write_text(json.dumps({key: value for key, value in values.items() if value is not None}))
+        edit(self.folder / file, **changes)
 
     def refused(self, *parts: str) -> None:
         """Building the run fails in one line with these parts and a remedy, and writes nothing."""
