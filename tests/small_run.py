@@ -125,6 +125,14 @@ def start(*arguments: str, folder: Path, output: str = "output"):
     return process
 
 
+def start_all(processes: int, *arguments: str, folder: Path, output: str) -> list:
+    """The processes of one run, as on several machines; the output of each is in OUTPUT_0, .."""
+    return [
+        start(*arguments, *joined, folder=folder, output=f"{output}_{index}")
+        for index, joined in enumerate(local_flags(processes))
+    ]
+
+
 def run(*arguments: str, folder: Path, status: int | None = 0) -> Finished:
     """`python -m slpo_jax.main ARGUMENTS` in a folder; see `start`.
 

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 import pytest
 
 from refused import refusal
-from same_run import differences
 from slpo_jax.config.validate import check
 from slpo_jax.errors import UserError
 from slpo_jax.io.workdir import Workdir
@@ -75,50 +74,6 @@ def test_a_set_of_one_s_own_is_evaluated_and_a_run_says_what_it_does(folder):
               "imitate: begins at step 0 of 4", "imitate: 4/4 steps", "evaluate: ")  # fmt: skip
     places = [next(n for n, line in enumerate(lines) if line.startswith(start)) for start in starts]
     assert places == sorted(places)
-
-
-FILLING = """
-import pathlib
-import resource
-import threading
-import time
-
-
-def _fill():
-    while not pathlib.Path("work/checkpoints/imitate/2/checksums.json").exists():
-        time.sleep(0.01)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
-
-
-if pathlib.Path("fills").exists():
-    threading.Thread(target=_fill, daemon=True).start()
-"""
-
-
-@pytest.mark.slow
-def test_a_disk_that_fills_during_a_save(tmp_path):
-    """No file can grow beyond some bytes any more after the first checkpoint; it stays, and is gone on from."""
-    folder, flags = new_folder(tmp_path), ["--config.imitate.control=False", "--config.model.n_embd=64"]
-    flags += [
-        "--config.stages=('imitate',)",
-        "--config.log_every=3",
-        "--config.checkpoint_every=2",
-        "--config.imitate.cot_steps=0",
-    ]
-    with (folder / "small.py").open("a") as file:
-        file.write(FILLING)
-    (folder / "fills").touch()
-    done = run("--config=small.py", "--workdir=work", *flags, folder=folder, status=2)
-    assert "Traceback" not in done.stderr
-    assert done.stderr.splitlines()[-1].endswith(
-        "work/checkpoints/imitate: the checkpoint can't be written (File too large); make room, and the same command "
-        "goes on from the one before"
-    )
-    assert Workdir(folder / "work").stage("imitate").steps
-    (folder / "fills").unlink()
-    for workdir in ("work", "whole"):
-        run("--config=small.py", f"--workdir={workdir}", *flags, folder=folder)
-    assert differences(folder / "work", folder / "whole") == []
 
 
 @pytest.mark.parametrize(("reward", "estimator", "said"), [

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from imitation import Crash, crash_at
 from same_run import assert_same, checkpoint_of, rows_of
 from slpo_jax import load
 from slpo_jax.checkpoints.export import export_checkpoint
@@ -20,10 +21,10 @@ from slpo_jax.policy.rollout import Trajectories
 from slpo_jax.policy.scorers.latent_rm import begun, latent_scores
 from slpo_jax.rewards.reward import REWARDS
 from slpo_jax.run import latent_rm as labels
+from slpo_jax.run import stage
 from slpo_jax.run.experiment import build
 from slpo_jax.run.plan import check_stages, run_stages
 from slpo_jax.run.stage import stage_params
-from slpo_jax.training.state import make_train_step
 from small_run import load_config
 
 STAGES = ("imitate", "latent_rm", "evaluate")
@@ -179,13 +180,13 @@ def test_the_best_on_validation_is_kept_also_after_a_kill(work, tmp_path, monkey
     asked = {"stages": ("latent_rm",), "latent_rm.evaluate_every": 2, "evaluate.limit": 0}
     whole, cut = (shutil.copytree(work, tmp_path / name) for name in ("whole", "cut"))
     for folder in (whole, cut):
-        for stage in ("latent_rm", "latent_rm_best"):
-            shutil.rmtree(folder / "checkpoints" / stage)
+        for name in ("latent_rm", "latent_rm_best"):
+            shutil.rmtree(folder / "checkpoints" / name)
         (folder / "metrics.jsonl").unlink()
     run_stages(config_of(**asked), whole)
     found = {row["step"]: row["valid_accuracy"] for row in rows_of(whole) if "valid_accuracy" in row}
     assert (list(found), found[6] < max(found.values())) == ([2, 4, 6], True)
-    kept, left = (checkpoint_of(whole, stage) for stage in ("latent_rm_best", "latent_rm"))
+    kept, left = (checkpoint_of(whole, name) for name in ("latent_rm_best", "latent_rm"))
     assert kept["step"] == max(found, key=found.get)
     assert_same(*({k: v for k, v in each.items() if k.startswith("['params']")} for each in (kept, left)))
 
@@ -199,19 +200,9 @@ def test_the_best_on_validation_is_kept_also_after_a_kill(work, tmp_path, monkey
         right.append(thoughts.shares[problem, np.argmax([each.sum() for each in scores]), 0])
     assert found[kept["step"]] == pytest.approx(np.mean(right))
 
-    def killed(*args, **more):
-        step_fn = make_train_step(*args, **more)
-
-        def step(state, batch):
-            if int(state.step) == 5:
-                raise InterruptedError
-            return step_fn(state, batch)
-
-        return step
-
     with monkeypatch.context() as patch:
-        patch.setattr("slpo_jax.run.stage.make_train_step", killed)
-        with pytest.raises(InterruptedError):
+        crash_at(patch, stage, 5)
+        with pytest.raises(Crash):
             run_stages(config_of(**asked), cut)
     run_stages(config_of(**asked), cut)
     assert rows_of(cut) == rows_of(whole)

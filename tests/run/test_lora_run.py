@@ -9,7 +9,7 @@ import pytest
 from safetensors.numpy import load_file
 
 import slpo_jax
-from imitation import Crash, crash
+from imitation import Crash, crash, crash_at
 from same_run import assert_same, checkpoint_of, rows_of
 from slpo_jax.config import read_config
 from slpo_jax.errors import UserError
@@ -17,6 +17,7 @@ from slpo_jax.models import lora
 from slpo_jax.run import rl, stage
 from slpo_jax.run.experiment import build
 from slpo_jax.run.plan import run_stage
+from slpo_jax.training import rollout_update
 from small_run import load_config
 from tiny_folder import tiny_folder
 
@@ -106,20 +107,8 @@ def test_what_is_left_is_the_base_but_for_a_low_rank_and_what_is_trained_whole(r
 def test_it_goes_on_from_a_kill_at_any_moment_bit_for_bit(run, tmp_path):
     """In its steps, before they are merged, with one checkpoint or more, and before that is noted."""
     _, whole, base = run
-    batches = rl.prompted_batches
-
-    def failing(*arguments):
-        batch = batches(*arguments)
-
-        def make(step):
-            if step == 2:
-                raise Crash
-            return batch(step)
-
-        return make
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rl, "prompted_batches", failing)
+        crash_at(patch, rollout_update, 2)
         with pytest.raises(Crash):
             _train(tmp_path, base)
     for cut in ((rl, "leave_merged"), (rl, "merged"), (stage, "note_finished")):
