@@ -101,63 +101,40 @@ def test_frequencies_that_are_not_scaled(tmp_path):
     assert open_gguf(tiny_file(tmp_path, tensors=tensors)).config["rope_scaling"] is None
 
 
-@pytest.mark.parametrize(
-    "freqs",
-    [
-        lambda: rope_freqs(16.0),
-        lambda: rope_freqs(8.0) * np.float32(1.0001),
-        lambda: rope_freqs(8.0)[:4],
-    ],
-)
-def test_other_frequencies_are_refused(tmp_path, freqs):
-    tensors = plus({"rope_freqs.weight": freqs()})
-    refused(tiny_file(tmp_path, {"llama.rope.freq_base": 500000.0}, tensors), "rope_freqs.weight")
-
-
 def plus(tensors):
     return tiny_tensors() | tensors
 
 
+BASE = {"llama.rope.freq_base": 500000.0}
+
+
 @pytest.mark.parametrize(
-    ("tensors", "parts"),
+    ("fields", "tensors", "parts"),
     [
-        (
-            {name: tensor for name, tensor in tiny_tensors().items() if "embd" not in name},
-            ["token_embd.weight", "lacks"],
-        ),
-        (plus({"output_norm.weight": np.ones(32, np.int8)}), ["output_norm.weight", "type 24"]),
-        (plus({"token_embd.weight": np.float32(1).reshape(())}), ["token_embd.weight"]),
+        *((BASE, lambda change=change: plus({"rope_freqs.weight": change()}), ["rope_freqs.weight"]) for change in (
+            lambda: rope_freqs(16.0), lambda: rope_freqs(8.0) * np.float32(1.0001), lambda: rope_freqs(8.0)[:4],
+        )),
+        ({}, lambda: {k: v for k, v in tiny_tensors().items() if "embd" not in k}, ["token_embd.weight", "lacks"]),
+        ({}, lambda: plus({"output_norm.weight": np.ones(32, np.int8)}), ["output_norm.weight", "type 24"]),
+        ({}, lambda: plus({"token_embd.weight": np.float32(1).reshape(())}), ["token_embd.weight"]),
+        *(({key: value}, tiny_tensors, [key]) for key, value in {
+            "llama.rope.scaling.type": "yarn", "llama.expert_count": 8, "llama.attention.sliding_window": 16,
+            "llama.embedding_length": None, "llama.attention.head_count": [4, 4], "llama.rope.dimension_count": 8,
+            "llama.attention.layer_norm_rms_epsilon": -1.0, "llama.rope.freq_base": float("nan"),
+            "tokenizer.ggml.eos_token_id": 100000,
+        }.items()),
+        ({"llama.attention.head_count_kv": 3}, tiny_tensors, ["num_key_value_heads"]),
     ],
-)
-def test_tensors_that_make_no_llama(tmp_path, tensors, parts):
+)  # fmt: skip
+def test_what_makes_no_plain_llama(tmp_path, fields, tensors, parts):
     """What else is missing, is too much or has another shape is told as of other files."""
-    refused(tiny_file(tmp_path, tensors=tensors), *parts)
+    refused(tiny_file(tmp_path, fields, tensors()), *parts)
 
 
 def test_a_tensor_that_is_no_part_of_a_llama_keeps_its_name(tmp_path):
     found = open_gguf(tiny_file(tmp_path, tensors=plus({"blk.0.attn_q.bias": np.ones(64, np.float32)}))).tensors
     assert found["blk.0.attn_q.bias"].name == "blk.0.attn_q.bias"
     assert found["model.layers.0.self_attn.q_proj.weight"].name == "blk.0.attn_q.weight"
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("llama.rope.scaling.type", "yarn"),
-        ("llama.expert_count", 8),
-        ("llama.attention.sliding_window", 16),
-        ("llama.embedding_length", None),
-        ("llama.attention.head_count", [4, 4]),
-        ("llama.attention.head_count_kv", 3),
-        ("llama.attention.layer_norm_rms_epsilon", -1.0),
-        ("llama.rope.freq_base", float("nan")),
-        ("llama.rope.dimension_count", 8),
-        ("tokenizer.ggml.eos_token_id", 100000),
-    ],
-)
-def test_fields_that_make_no_plain_llama(tmp_path, key, value):
-    named = {"llama.attention.head_count_kv": "num_key_value_heads"}.get(key, key)
-    refused(tiny_file(tmp_path, {key: value}), named)
 
 
 def test_files_of_another_kind(tmp_path):

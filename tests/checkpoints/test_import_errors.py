@@ -36,27 +36,31 @@ def _changed(name):
 
 
 WTE, C_FC = "transformer.wte.weight", "transformer.h.1.mlp.c_fc.weight"
+COCONUT, OUR_GPT2, OUR_LLAMA = (coconut_hugging_face,), (coconut_original, "gpt2"), (coconut_original, "llama")
+CODI, LLAMA, QWEN2 = (codi_original, "llama"), (base_llama,), (base_llama, "qwen2")
+EVALUATE = {"stages": ("evaluate",)}
+# Settings of another checkpoint than that which is there.
+ASKED = [
+    *((write, {"reasoner": reasoner}, (f"config.reasoner: is {reasoner}", f"is a {kind} checkpoint"))
+      for write, reasoner, kind in (
+        (LLAMA, "coconut_gpt2", "coconut_llama"), (OUR_LLAMA, "coconut_gpt2", "coconut_llama"),
+        (CODI, "coconut_llama", "codi_llama"), ((codi_hugging_face,), "coconut_gpt2", "codi_gpt2"),
+    )),
+    (COCONUT, {"reasoner": "codi_gpt2"}, ("base model", "projector")),
+    (COCONUT, {"gate.enabled": True}, ("config.gate.enabled", "cold_start")),
+    (CODI, {"lora_alpha": None}, ("config.lora_alpha",)),
+    ((base_gpt2,), EVALUATE, ("base model", "special tokens", "imitate")),
+    ((base_gpt2,), EVALUATE | {"reasoner": "codi_gpt2"}, ("base model", "imitate")),
+    ((base_gguf,), EVALUATE, ("base model", "special tokens", "imitate")),
+    ((base_gguf,), EVALUATE | {"reasoner": "codi_llama"}, ("base model", "imitate")),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("write", "options", "reasoner", "part"),
-    [
-        (base_llama, (), "coconut_gpt2", "coconut_llama"),
-        (coconut_original, ("llama",), "coconut_gpt2", "coconut_llama"),
-        (codi_original, ("llama",), "coconut_llama", "codi_llama"),
-        (codi_hugging_face, (), "coconut_gpt2", "codi_gpt2"),
-    ],
-)
-def test_another_reasoner_than_the_files(checkpoint, write, options, reasoner, part):
-    broken = checkpoint(write, *options)
-    broken.settings["reasoner"] = reasoner
-    broken.refused(f"config.reasoner: is {reasoner}", str(broken.init), f"is a {part} checkpoint")
-
-
-def test_a_coconut_directory_is_no_codi(checkpoint):
-    broken = checkpoint(coconut_hugging_face)
-    broken.settings["reasoner"] = "codi_gpt2"
-    broken.refused(str(broken.init), "base model", "projector")
+@pytest.mark.parametrize(("write", "settings", "parts"), ASKED)
+def test_another_checkpoint_than_the_settings_ask_for(checkpoint, write, settings, parts):
+    broken = checkpoint(*write)
+    broken.settings |= settings
+    broken.refused(str(broken.init), *parts)
 
 
 def test_truncated_files(checkpoint):
@@ -68,16 +72,19 @@ def test_truncated_files(checkpoint):
     broken.refused(shard, "No such file")
 
 
-COCONUT, OUR_GPT2, OUR_LLAMA = (coconut_hugging_face,), (coconut_original, "gpt2"), (coconut_original, "llama")
-CODI, QWEN2 = (codi_original, "llama"), (base_llama, "qwen2")
 NORM, K_PROJ = "codi.base_model.model.model.norm.weight", "base_causallm.model.layers.1.self_attn.k_proj.weight"
+UP = "codi.base_model.model.model.layers.1.mlp.up_proj"
 # Of masks only the causal constant that older transformers stored may be left out; a head is no embedding.
 SPOILT = [
     (COCONUT, _without(C_FC), (C_FC, "missing")),
     (OUR_LLAMA, _without(K_PROJ), ("k_proj.weight", "missing")),
     (CODI, _without("prj.ln.bias"), ("projector.4.bias", "missing")),
     (QWEN2, _without("model.norm.weight"), ("model.norm.weight", "missing")),
-    ((base_llama,), _without("model.embed_tokens.weight"), ("model.embed_tokens.weight", "missing")),
+    (LLAMA, _without("model.embed_tokens.weight"), ("model.embed_tokens.weight", "missing")),
+    *((CODI, _without(f"{UP}.{part}.weight"), ("layers.1.mlp.up_proj", f"{part}.weight", "missing"))
+      for part in ("lora_A.default", "lora_B.default", "base_layer")),
+    (CODI, _with(f"{UP}.lora_B.default.weight", 24, 7), ("up_proj.lora_B.default.weight", "[24, 7]", "don't fit")),
+    (CODI, _with(f"{UP}.lora_A.other.weight", 8, 16), ("up_proj.lora_A.other.weight", "unexpected")),
     *((write, _with(name, 16), (f"tensor {name} is unexpected",)) for write, name in (
         (COCONUT, "transformer.h.2.ln_1.weight"), (OUR_GPT2, "base_causallm.transformer.h.0.attn.extra"),
         (OUR_GPT2, "gate.weight"), (CODI, "teacher.weight"), (CODI, "prj.5.weight"),
@@ -107,41 +114,27 @@ def test_rows_that_do_not_fit_the_vocabulary(checkpoint):
 
 
 @pytest.mark.parametrize("write", [coconut_original, codi_original])
-def test_the_base_of_another_checkpoint(checkpoint, write):
-    broken = checkpoint(write, "gpt2")
-    base = broken.folder / "base"
-    smaller = tokenizer("gpt2").backend_tokenizer
-    smaller.add_tokens(["another", "vocabulary"])
-    smaller.save(str(base / "tokenizer.json"))
-    broken.edit("base/config.json", vocab_size=323)
-    broken.refused("has 324 rows, config.base 323 (+ 3 for the reasoner's tokens)")
-    broken.edit("base/config.json", vocab_size=321, n_embd=8)
-    tokenizer("gpt2").backend_tokenizer.save(str(base / "tokenizer.json"))
-    broken.refused(f"config.base: {base} doesn't fit", str(broken.init), "wte.weight has shape [324, 16]", "[324, 8]")
-
-
-@pytest.mark.parametrize("write", [coconut_original, codi_original])
 def test_a_wrong_base_is_named_by_its_key(checkpoint, write):
-    """Of another depth, of another family, of a family that is not known, or with a tokenizer of too many tokens."""
+    """With tokens that are too many, of another size, of another family, or of one that is not known."""
     broken = checkpoint(write, "gpt2")
-    base = broken.folder / "base"
-    config, texts = (base / "config.json").read_text(), (base / "tokenizer.json").read_text()
+    base, init = broken.folder / "base", str(broken.init)
+    config, fits = (base / "config.json").read_text(), f"config.base: {base} doesn't fit"
     llama = dict(model_type="llama", hidden_size=16, num_attention_heads=4, num_hidden_layers=2, intermediate_size=24)
-    for changes, part in (
-        ({"n_layer": 3}, "transformer.h.2."),
-        ({"n_layer": 1}, "transformer.h.1."),
-        (llama | {"max_position_embeddings": 96}, "is of a llama model"),
-        ({"model_type": "qwen3_moe"}, "qwen3_moe"),
+    for more, changes, parts in (
+        (2, {"vocab_size": 323}, ("has 324 rows, config.base 323 (+ 3 for the reasoner's tokens)",)),
+        (0, {"vocab_size": 321, "n_embd": 8}, (fits, init, "wte.weight has shape [324, 16]", "[324, 8]")),
+        (0, {"n_layer": 3}, (fits, "transformer.h.2.")),
+        (0, {"n_layer": 1}, (fits, "transformer.h.1.")),
+        (0, llama | {"max_position_embeddings": 96}, (fits, "is of a llama model")),
+        (0, {"model_type": "qwen3_moe"}, (fits, "qwen3_moe")),
+        (5, {}, (f"config.base: {base}", "tokens" if write is codi_original else "rows")),
     ):
+        texts = tokenizer("gpt2").backend_tokenizer
+        texts.add_tokens(["another", "vocabulary", "of", "more", "tokens"][:more])
+        texts.save(str(base / "tokenizer.json"))
         (base / "config.json").write_text(config)
         broken.edit("base/config.json", **changes)
-        broken.refused(f"config.base: {base} doesn't fit: ", part)
-    (base / "config.json").write_text(config)
-    more = tokenizer("gpt2")
-    more.add_tokens(["another", "vocabulary", "of", "more", "tokens"])
-    more.backend_tokenizer.save(str(base / "tokenizer.json"))
-    broken.refused(f"config.base: {base}", "tokens" if write is codi_original else "rows")
-    (base / "tokenizer.json").write_text(texts)
+        broken.refused(*parts)
 
 
 def test_an_unknown_prefix_says_what_the_file_holds(tmp_path):
@@ -152,40 +145,6 @@ def test_an_unknown_prefix_says_what_the_file_holds(tmp_path):
     broken = to_be_broken(tmp_path, coconut_original, "gpt2")
     broken.settings["init"] = str(tmp_path / "x.safetensors")
     broken.refused(f"{tmp_path / 'x.safetensors'}: neither", "8 tensors, e.g. ")
-
-
-def test_lora(checkpoint):
-    broken = checkpoint(codi_original, "llama")
-    place = "codi.base_model.model.model.layers.1.mlp.up_proj"
-    alpha, broken.settings["lora_alpha"] = broken.settings["lora_alpha"], None
-    broken.refused(str(broken.init), "config.lora_alpha")
-    broken.settings["lora_alpha"] = alpha
-    taken = {}
-    for part in ("lora_B.default.weight", "lora_A.default.weight", "base_layer.weight"):
-        name = f"{place}.{part}"
-        broken.tensors(lambda state, name=name: taken.update({name: state.pop(name)}))
-        broken.refused(str(broken.init), place.removeprefix("codi.base_model.model."), part, "missing")
-        broken.tensors(lambda state: state.update(taken))
-    rank = {f"{place}.lora_B.default.weight": torch.ones(24, 7)}
-    broken.tensors(lambda state: state.update(rank))
-    broken.refused(str(broken.init), "up_proj.lora_B.default.weight", "[24, 7]", "don't fit")
-    broken.tensors(lambda state: state.update(taken | {f"{place}.lora_A.other.weight": torch.ones(8, 16)}))
-    broken.refused(str(broken.init), "up_proj.lora_A.other.weight", "unexpected")
-
-
-def test_a_base_model_evaluated_as_a_reasoner(checkpoint):
-    for write in (base_gpt2, base_gguf):
-        broken = checkpoint(write)
-        broken.settings["stages"] = ("evaluate",)
-        broken.refused(str(broken.init), "base model", "special tokens", "imitate")
-        broken.settings["reasoner"] = broken.settings["reasoner"].replace("coconut", "codi")
-        broken.refused(str(broken.init), "base model", "imitate")
-
-
-def test_no_gate(checkpoint):
-    broken = checkpoint(coconut_hugging_face)
-    broken.settings["gate.enabled"] = True
-    broken.refused("config.gate.enabled", str(broken.init), "cold_start")
 
 
 def test_no_base(checkpoint):

@@ -186,29 +186,6 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(there, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("kind", ["qwen2", "qwen3"])
-def test_a_qwen_comes_back_as_one(tmp_path, kind):
-    """transformers opens the export as the same class, with the same logits to the bit."""
-    torch = pytest.importorskip("torch")
-    import transformers
-
-    from published import random_model, tokenizer
-
-    texts = tokenizer(kind)
-    model = random_model(kind, len(texts))
-    model.save_pretrained(tmp_path / "theirs")
-    texts.save_pretrained(tmp_path / "theirs")
-    identity = identify(str(tmp_path / "theirs"))
-    export.import_checkpoint(identity, tmp_path / "ours", read_config(_config(f"text_{kind}", tokenizer="")))
-    export.export_checkpoint(tmp_path / "ours", tmp_path / "back")
-    assert f"on {kind.title()} (2 layers" in (tmp_path / "back" / "README.md").read_text()
-    back, notes = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "back", output_loading_info=True)
-    assert type(back) is type(model)
-    assert not any(notes.values())
-    with torch.no_grad():
-        assert torch.equal(back(torch.arange(12)[None]).logits, model(torch.arange(12)[None]).logits)
-
-
 def test_a_tokenizer_that_transformers_opens_as_another_is_named(there, tmp_path, warnings):
     if int(version("transformers").partition(".")[0]) < 5:
         pytest.skip("earlier ones take a tokenizer.json as it is")

@@ -126,6 +126,7 @@ CHECKED = [
      "latent_policy.gumbel.end_text: 'zebra' is no token of this tokenizer", "give a text that is one"),
     (COLD | {"latent_policy.soft.cold_steps": 1}, "latent_policy.soft.cold_entropy: 0.01", "feeds end_text; give that"),
     ({"latent_policy.name": "hybrid"}, "latent_policy.name: hybrid is for a text ", "not coconut_gpt2; use another"),
+    ({"latent_policy.name": "colar"}, "latent_policy.name: colar is for a colar reasoner, not coconut", ""),
     (IN_WORDS | {"latent_policy.name": "hybrid", "max_latents": 0}, "max_latents: 0, but", "give at least 1"),
     ({"imitate.lora.rank": 2}, "imitate.control: True, which trains the reasoner's parameters alone", "set it to Fa"),
     ({"imitate.max_tokens": 3, "stages": ("imitate",)}, "imitate.max_tokens: 3 leaves no problem", ""),

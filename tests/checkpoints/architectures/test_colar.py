@@ -21,7 +21,6 @@ from slpo_jax.checkpoints.checkpoint import find_checkpoint
 from slpo_jax.checkpoints.decode_settings import config_of, made_with
 from slpo_jax.checkpoints.detect import identify
 from slpo_jax.checkpoints.export import export_checkpoint, import_checkpoint
-from slpo_jax.config import default_config, read_config
 from slpo_jax.data.batches import pad_prompts
 from slpo_jax.data.tokenizer import byte_tokenizer
 from slpo_jax.errors import UserError
@@ -29,7 +28,6 @@ from slpo_jax.io.tokenizer_files import save_tokenizer
 from slpo_jax.policy import noise
 from slpo_jax.policy.prompted import Prompts
 from slpo_jax.policy.rollout import sample
-from slpo_jax.run.experiment import assemble
 from slpo_jax.run.solver import load_solver
 from tiny_folder import config_for, draw
 
@@ -303,11 +301,3 @@ def test_its_own_program_s_file_that_doesn_t_fit(tmp_path, changes, more, words)
     known = dict(base=str(tmp_path / "base"), lora_alpha=ALPHA) | changes
     with pytest.raises(UserError, match=words):
         find_checkpoint(config_for(tmp_path / "epoch7.ckpt", "colar_llama", **known))
-
-
-def test_its_latent_policy_is_for_no_other():
-    config = default_config()
-    config.update(reasoner="coconut_gpt2", tokenizer="synthetic:30")
-    config.latent_policy.name = "colar"
-    with pytest.raises(UserError, match=r"config\.latent_policy\.name: colar is for a colar reasoner, not coconut"):
-        assemble(read_config(config))
