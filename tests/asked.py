@@ -83,4 +83,4 @@ def checkpoint(config, folder: Path) -> Path:
 def edit(path: Path, **changes) -> None:
     """Change keys of a JSON file, which may lack; None takes one out."""
     found = (json.loads(path.read_text()) if path.exists() else {}) | changes
-    path.write_text(json.dumps({key: value for key, value in found.items() if value is not None}))
+    path.write_text(json.dumps({key: value for key, value in found.items() if changes.get(key, 0) is not None}))

@@ -192,4 +192,4 @@ def test_a_tokenizer_that_transformers_opens_as_another_is_named(there, tmp_path
     opened, _, _, checkpoint, _ = there
     export.export_checkpoint(checkpoint, tmp_path / "exported")
     said = [line for line in warnings if "AutoTokenizer cuts texts in another way" in line]
-    assert len(said) == ("qwen" in _name(opened))
+    assert len(said) == ("qwen2" in _name(opened))

@@ -12,6 +12,7 @@ from slpo_jax.config.config_files import shipped
 from slpo_jax.config.sections import changed
 from slpo_jax.config.validate import check
 from slpo_jax.errors import UserError
+from slpo_jax.io.files import flatten
 from slpo_jax.training.optimizer import OptimizerConfig
 
 NAMES = sorted(shipped())
@@ -124,51 +125,59 @@ def test_the_paper_s_settings(name):
     assert config.objective == objective
 
 
-@pytest.mark.parametrize("name", STARTS)
-def test_published_imitation(name):
-    config = _load(name).imitate
-    assert (config.batch_size, config.optimizer.name) == (128, "adamw")
-    assert {key: _at(config, key) for key in IMITATE[name]} == IMITATE[name]
+ANSWERS = {"temperature": 1.0, "top_p": 0.9, "top_k": 50}  # of rollouts in both: there it is one generate()
+COLAR = {
+    "imitate": {"lora.rank": 128, "lora.alpha": 32.0, "lora.kernels": ("q_proj", "v_proj"), "optimizer.name": "adamw",
+                "optimizer.learning_rate": 1e-4, "optimizer.weight_decay": 0.01, "optimizer.clip_norm": None},
+    # Of clip_norm 1, of a loss divided by 32.
+    "rl": ANSWERS | {"batch_size": 512, "group": 8, "optimizer.learning_rate": 1e-6, "optimizer.clip_norm": 32.0},
+    "objective.grpo": {"minibatches": 512, "reduction": "sum", "advantage": "grpo", "clip": 0.2},
+    "latent_policy.colar.least": 1, "max_latents": 64, "max_answer_tokens": 16, "evaluate": ANSWERS | {"samples": 5},
+}  # fmt: skip
+SIMCOT = {"recipe": "simcot", "dropout": 0.1, "optimizer.name": "adamw", "simcot.weight": 1.0}
+SHORTER, SFT_EPOCH = -(-385_620 // 64), -(-GSM8K_AUG // 512)  # the first of 8 problems on each of 8 devices
+# By config and argument, its keys.
+PUBLISHED = {(name, ""): {"imitate": {"batch_size": 128, "optimizer.name": "adamw"} | own}
+             for name, own in IMITATE.items()} | {
+    ("colar_llama1b", "colar"): COLAR | {
+        "prompt.speed": 2, "imitate.recipe": "colar", "imitate.batch_size": 256,
+        "imitate.final_steps": 50 * -(-385_620 // 256)},
+    ("colar_llama1b", "regular"): COLAR | {
+        "prompt.speed": 1, "imitate.recipe": "regular", "imitate.batch_size": 128, "imitate.final_steps": 100 * EPOCH},
+    ("simcot_gpt2", "coconut"): {"imitate": SIMCOT | {  # epochs 3 to 34, counted from 0
+        "c_thought": 2, "max_latent_stage": 5, "cot_steps": 0, "batch_size": 64, "stage_steps": 3 * SHORTER,
+        "final_steps": (32 - 5 * 3) * SHORTER, "optimizer.learning_rate": 1e-4, "lora.rank": 0}},
+    ("simcot_gpt2", "codi"): {"imitate": SIMCOT | {
+        "batch_size": 128, "lora.rank": 128, "lora.alpha": 32.0, "final_steps": 40 * EPOCH,
+        "distil.distil_factor": 1.0, "optimizer.learning_rate": 3e-3, "optimizer.schedule": "cosine",
+        "optimizer.warmup_steps": _warm_up(40), "optimizer.weight_decay": 0.1, "optimizer.clip_norm": 2.0,
+        "c_thought": 2, "max_latent_stage": 3}},
+    ("soft_llama1b", "latent_sft"): {
+        "imitate": {
+            "recipe": "latent_sft", "latent_sft.ratio": 2, "latent_sft.top_k": 10, "lora.rank": 64, "lora.alpha": 128.0,
+            "stage_steps": 10 * SFT_EPOCH, "final_steps": 70 * SFT_EPOCH, "optimizer.learning_rate": 1e-4,
+            "latent_sft.final_learning_rate": 3e-4},
+        "evaluate.temperature": 0.6, "evaluate.top_p": 0.95, "max_latents": 128,
+        "latent_policy.soft": {"temperature": 1.0, "top_k": 10, "top_p": 1.0}},
+    ("soft_llama1b", "latent_grpo"): {
+        "latent_policy.name": "gumbel_top_k",
+        "rl": {"objectives": ("latent_grpo",), "batch_size": 64, "group": 8, "temperature": 0.6, "top_p": 0.95,
+               "top_k": 30, "dynamic_batches": 50, "steps": 10 * GSM8K_AUG // 64},
+        "objective.latent_grpo": {
+            "updates": 1, "minibatches": 4, "clip": 0.2, "dual_clip": 3.0, "kl_weight": 0.0, "learning_rate": 1e-6,
+            "reduction": "token_mean", "first_choice": "best", "tempered": True},
+        "latent_policy.gumbel_top_k": {
+            "top_k": 0, "top_p": 0.95, "least": 10, "most": 10, "tau": 1.0, "down": 1.5, "up": 3.0, "shift": 1.5,
+            "likelihood": "signed"}},
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(("recipe", "batch", "epochs", "speed"), [("colar", 256, 50, 2), ("regular", 128, 100, 1)])
-def test_colar_s_published_training(recipe, batch, epochs, speed):
-    config = _load("colar_llama1b", recipe)
+@pytest.mark.parametrize(("name", "argument"), PUBLISHED)
+def test_published_training(name, argument):
+    config = _load(name, *[argument] * bool(argument))
     check(config)
-    imitate = config.imitate
-    assert (imitate.recipe, imitate.batch_size, config.prompt.speed) == (recipe, batch, speed)
-    assert imitate.final_steps == epochs * -(-385_620 // batch)
-    lora, adamw = imitate.lora, imitate.optimizer
-    assert (lora.rank, lora.alpha, lora.kernels) == (128, 32.0, ("q_proj", "v_proj"))
-    assert (adamw.name, adamw.learning_rate, adamw.weight_decay, adamw.clip_norm) == ("adamw", 1e-4, 0.01, None)
-    assert (config.rl.batch_size, config.rl.group, config.objective.grpo.minibatches) == (512, 8, 512)
-    assert (config.rl.optimizer.learning_rate, config.objective.grpo.reduction) == (1e-6, "sum")
-    assert config.rl.optimizer.clip_norm == 32.0  # 1, of a loss divided by 32
-    grpo, colar = config.objective.grpo, config.latent_policy.colar
-    assert (grpo.advantage, grpo.clip) == ("grpo", 0.2)
-    assert (config.max_latents, colar.least, config.max_answer_tokens) == (64, 1, 16)
-    assert config.evaluate.samples == 5
-    for answers in (config.rl, config.evaluate):  # one generate() for both
-        assert (answers.temperature, answers.top_p, answers.top_k) == (1.0, 0.9, 50)
-
-
-@pytest.mark.parametrize("reasoner", ["coconut", "codi"])
-def test_sim_cot_s_published_training(reasoner):
-    config = _load("simcot_gpt2", reasoner)
-    check(config)
-    imitate, adamw, lora = config.imitate, config.imitate.optimizer, config.imitate.lora
-    assert (imitate.recipe, imitate.dropout, adamw.name) == ("simcot", 0.1, "adamw")
-    assert imitate.simcot.weight == 1.0
-    if reasoner == "coconut":
-        assert (imitate.c_thought, imitate.max_latent_stage, imitate.cot_steps) == (2, 5, 0)
-        epoch = -(-385_620 // 64)  # 3 to 34, counted from 0, of 8 problems on each of 8 devices
-        assert (imitate.batch_size, 5 * imitate.stage_steps + imitate.final_steps) == (64, 32 * epoch)
-        assert (imitate.stage_steps, adamw.learning_rate, lora.rank) == (3 * epoch, 1e-4, 0)
-        return
-    assert imitate.batch_size == 128
-    assert (lora.rank, lora.alpha, imitate.final_steps, imitate.distil.distil_factor) == (128, 32.0, 40 * EPOCH, 1.0)
-    assert (adamw.learning_rate, adamw.schedule, adamw.warmup_steps) == (3e-3, "cosine", _warm_up(40))
-    assert (adamw.weight_decay, adamw.clip_norm, imitate.c_thought * imitate.max_latent_stage) == (0.1, 2.0, 6)
+    published = flatten(PUBLISHED[name, argument])
+    assert {key: _at(config, key) for key in published} == published
 
 
 @pytest.mark.parametrize("reasoner", ["coconut_gpt2", "coconut_llama", "codi_gpt2", "codi_llama"])
@@ -280,38 +289,3 @@ def test_methods_of_soft_tokens_start_alike():
             assert [tuned.objective[n].learning_rate for n in tuned.rl.objectives] == list(module.RATES)
     with pytest.raises(UserError, match="no such method; give one of cot, grpo, "):
         module.get_config("luck")
-
-
-def test_latent_sft_s_published_settings():
-    config = _load("soft_llama1b", "latent_sft")
-    check(config)
-    imitate, epoch = config.imitate, -(-GSM8K_AUG // 512)
-    assert (imitate.recipe, imitate.latent_sft.ratio, imitate.latent_sft.top_k) == ("latent_sft", 2, 10)
-    assert (imitate.lora.rank, imitate.lora.alpha) == (64, 128.0)
-    assert (imitate.stage_steps, imitate.final_steps) == (10 * epoch, 70 * epoch)
-    assert (imitate.optimizer.learning_rate, imitate.latent_sft.final_learning_rate) == (1e-4, 3e-4)
-    assert (config.evaluate.temperature, config.evaluate.top_p, config.max_latents) == (0.6, 0.95, 128)
-    assert (
-        config.latent_policy.soft.temperature,
-        config.latent_policy.soft.top_k,
-        config.latent_policy.soft.top_p,
-    ) == (1.0, 10, 1.0)
-
-
-def test_latent_grpo_s_published_settings():
-    config = _load("soft_llama1b", "latent_grpo")
-    check(config)
-    rl, grpo = config.rl, config.objective.latent_grpo
-    assert (config.latent_policy.name, rl.objectives, rl.batch_size, rl.group) == (
-        "gumbel_top_k",
-        ("latent_grpo",),
-        64,
-        8,
-    )
-    assert (rl.temperature, rl.top_p, rl.top_k, rl.dynamic_batches) == (0.6, 0.95, 30, 50)
-    assert (grpo.updates, grpo.minibatches, grpo.clip, grpo.dual_clip, grpo.kl_weight) == (1, 4, 0.2, 3.0, 0.0)
-    assert (grpo.learning_rate, grpo.reduction, grpo.first_choice, grpo.tempered) == (1e-6, "token_mean", "best", True)
-    noise = config.latent_policy.gumbel_top_k
-    assert (noise.top_k, noise.top_p, noise.least, noise.most, noise.tau) == (0, 0.95, 10, 10, 1.0)
-    assert (noise.down, noise.up, noise.shift, noise.likelihood) == (1.5, 3.0, 1.5, "signed")
-    assert rl.steps == 10 * GSM8K_AUG // 64
