@@ -80,6 +80,11 @@ def checkpoint(config, folder: Path) -> Path:
     return folder / "checkpoints" / "grpo"
 
 
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file of a folder."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
 def edit(path: Path, **changes) -> None:
     """Change keys of a JSON file, which may lack; None takes one out."""
     found = (json.loads(path.read_text()) if path.exists() else {}) | changes

@@ -1,13 +1,11 @@
 """`slpo solve` as a command."""
 
-import hashlib
 import io
 import json
-from pathlib import Path
 
 import pytest
 
-from asked import QUESTION, workdir
+from asked import QUESTION, contents, workdir
 from refused import refusal
 from slpo_jax.cli import reasoner
 from slpo_jax.run.solution_summary import describe, describe_vote
@@ -24,19 +22,14 @@ def solver(work):
     return load_solver(str(work))
 
 
-def _digest(folder: Path) -> dict[str, str]:
-    files = [path for path in folder.rglob("*") if path.is_file()]
-    return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
-
-
 @pytest.mark.slow
 def test_the_command_prints_what_the_functions_return(work, solver, monkeypatch, capsys):
-    before = _digest(work)
+    before = contents(work)
     monkeypatch.setattr("sys.stdin", io.StringIO(QUESTION + "\n"))
     reasoner.solve([str(work), "--samples", "5", "-"])
     solution, found = solve(solver, QUESTION), vote(solver, QUESTION, 5)
     assert capsys.readouterr() == (f"{describe(solver, solution)}\n\n{describe_vote(solver, found, 0)}\n", "")
-    assert _digest(work) == before
+    assert contents(work) == before
 
 
 @pytest.mark.slow

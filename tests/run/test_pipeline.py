@@ -111,10 +111,6 @@ def test_report_can_be_read_and_seen(work):
     assert report["verdict"][0] in text
     assert report["verdict"][0].startswith("SLPO over cold gate, mean of 2 sets (")
     assert set(report["training"]) == set(TOTALS)
-    thoughts = json.loads((work / "eval" / "slpo" / "made.thoughts.json").read_text())["value"]
-    known = _records(work / "eval" / "slpo" / "made.jsonl")
-    assert [len(seen["latents"]) for seen in thoughts] == [record["latent_steps"] for record in known]
-    assert [seen["text"] for seen in thoughts] == [record["completion"] for record in known]
     every = [record for path in (work / "eval").glob("*/*.jsonl") for record in _records(path)]
     assert len(re.findall('"stop":[n01]', page)) == sum(record["latent_steps"] for record in every)
 

@@ -1,6 +1,5 @@
 """The imitate stage with CODI and adapters, iCoT and Latent-SFT: what it leaves, and how it goes on from a cut."""
 
-import json
 import shutil
 from pathlib import Path
 
@@ -9,12 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from codi_run import QUESTION, SUMS, small_config
+from codi_run import small_config
 from imitation import Crash, fake_steps, run_imitation
 from same_run import assert_same, checkpoint_of, rows_of
 from slpo_jax.config import validate
 from slpo_jax.run import imitate
-from slpo_jax.run.evaluate import run_evaluate
 from slpo_jax.run.experiment import build
 from slpo_jax.run.rows import rows
 from slpo_jax.run.stage import stage_params
@@ -29,11 +27,6 @@ RANK = 2
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("codi")
     small_config(folder)
-    rows = [json.loads(line) for line in (folder / "train.jsonl").read_text().splitlines()]
-    long = QUESTION.format(1, 2) + " " + QUESTION.format(1, 2)
-    rows[3] |= {"question": long[:70], "steps": ["<<1+2=3>>"] * 6}
-    rows[5]["answer"] = "-4"
-    (folder / "mixed.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return folder
 
 
@@ -45,13 +38,11 @@ def _codi(folder, **changes):
 
 
 @pytest.mark.slow
-def test_codi_with_adapters_end_to_end(folder, tmp_path, caplog):
+def test_codi_with_adapters(folder, tmp_path):
     """Real steps: the loss falls, and what is left is plain parameters that differ by a low rank."""
-    config = _codi(folder, cot_steps=0, final_steps=14, max_tokens=40)
-    config.data.train = str(folder / "mixed.jsonl")
+    config = _codi(folder, cot_steps=0, final_steps=14)
     config.model.n_embd = 8  # four times the rank
     experiment = run_imitation(config, tmp_path)
-    assert "imitate: left out 2 of 36 problems" in caplog.text
     losses = [row["loss"] for row in rows_of(tmp_path)]
     assert len(losses) == 14
     assert np.median(losses[-7:]) < losses[0] - 1.0  # at this rate it has spikes
@@ -71,11 +62,6 @@ def test_codi_with_adapters_end_to_end(folder, tmp_path, caplog):
         else:
             assert (change == 0).all(), name
     assert kernels == 4
-    run_evaluate(experiment)
-    assert set(json.loads((tmp_path / "report.json").read_text())["eval"]) == {"imitate", "imitate_fixed_tmax"}
-    records = [json.loads(line) for line in (tmp_path / "eval" / "imitate" / "sums.jsonl").read_text().splitlines()]
-    assert [record["question"] for record in records] == [QUESTION.format(a, b) for a, b in SUMS[40:43]]
-    assert {record["latent_steps"] for record in records} == {2}
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@
 `CHECKED` has settings that the checkpoint, the problems or a method refuse.
 """
 
-import hashlib
 import json
 import shlex
 import sys
@@ -16,7 +15,7 @@ import pytest
 if __name__ == "__main__":
     sys.path[:0] = [str(Path(__file__).parents[1])]
     import conftest  # noqa: F401 - the variables that jax reads
-from asked import workdir
+from asked import contents, workdir
 from refused import refusal
 from slpo_jax.config.validate import check
 from slpo_jax.errors import UserError
@@ -76,16 +75,15 @@ def _said(command: str, folder: Path) -> str:
     return refusal(*words, folder=folder).replace(f"{folder}/", "")
 
 
-def _digest(folder: Path) -> dict[Path, str]:
-    files = [path for path in folder.rglob("*") if path.is_file() and path.suffix != ".pyc" and path.name != ".lock"]
-    return {path: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+def _files(folder: Path) -> dict[str, bytes]:
+    return {name: text for name, text in contents(folder).items() if not name.endswith((".pyc", ".lock"))}
 
 
 @pytest.mark.parametrize("command", TABLE)
 def test_one_line_and_nothing_else(command, folder):
-    before = _digest(folder)
+    before = _files(folder)
     assert _said(command, folder) == TABLE[command].strip()
-    assert _digest(folder) == before
+    assert _files(folder) == before
 
 
 BEST_OF_N = {"gate.enabled": False, "stages": ("imitate", "best_of_n")}

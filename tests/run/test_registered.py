@@ -20,7 +20,6 @@ from small_run import CONFIG, new_folder, run
 
 OWN = '''
 import dataclasses
-import json
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -31,6 +30,8 @@ from slpo_jax.models.parts import LATENT_POLICY
 from slpo_jax.policy.latent_policies import LATENT_POLICIES, LatentPolicy, LatentPolicySettings
 from slpo_jax.training.objectives import OBJECTIVES
 from slpo_jax.training.recipes import RecipeSettings
+
+asked = []
 
 @dataclasses.dataclass(frozen=True)
 class Scaled(OBJECTIVES["answer_only"]):
@@ -63,9 +64,8 @@ class Shifted(LatentPolicySettings):
 
 def digits(question, reference, completion):
     """One for each token that has digits, of an answer that ended."""
-    with Path("asked.jsonl").open("a") as file:
-        file.write(json.dumps([question, reference, completion]) + "\\n")
-    if Path("crash").exists() and sum(1 for _ in Path("asked.jsonl").open()) > 60:
+    asked.append(reference)
+    if Path("crash").exists() and len(asked) > 60:
         raise RuntimeError("the machine goes off")
     return sum(any(map(str.isdigit, word)) for word in completion.split())
 
@@ -149,10 +149,6 @@ def test_they_train_and_go_on(folder):
     assert own == sorted(own, reverse=True)
     assert own[0] > own[-1]
     assert not any("louder" in path for path in checkpoint_of(folder / "work", "imitate"))
-    problems = [json.loads(line) for line in (folder / "train.jsonl").read_text().splitlines()]
-    known = {(problem["question"], problem["answer"]) for problem in problems}
-    asked = [json.loads(line) for line in (folder / "asked.jsonl").read_text().splitlines()]
-    assert sum((question, reference) in known for question, reference, _ in asked) > 60
 
 
 @pytest.mark.slow
