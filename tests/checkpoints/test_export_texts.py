@@ -1,6 +1,5 @@
 """Exports that think in plain PyTorch: against our own rollouts, and what they refuse."""
 
-import ast
 import contextlib
 import io
 import json
@@ -342,11 +341,8 @@ def test_an_export_that_cannot_think_says_so(tmp_path, reasoner, latent_policy, 
 
 
 def test_the_file_needs_neither_jax_nor_this_package(exported):
-    found = set()
-    for node in ast.walk(ast.parse((exported / "custom_generate" / "generate.py").read_text())):
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            assert not getattr(node, "level", 0)
-            found |= {(getattr(node, "module", None) or node.names[0].name).partition(".")[0]}
+    text = (exported / "custom_generate" / "generate.py").read_text()
+    found = {name.partition(".")[0] for name in re.findall(r"^ *(?:import|from) ([\w.]+)", text, re.MULTILINE)}
     assert found - sys.stdlib_module_names == {"torch", "transformers", "safetensors"}
 
 

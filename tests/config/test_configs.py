@@ -187,7 +187,6 @@ def test_cells_of_the_twelve_settings(reasoner, kind):
     module = importlib.import_module("twelve")
     config = module.get_config(reasoner + kind)
     check(config)
-    assert config.reasoner == reasoner
     names = set(config.rl.objectives)
     assert set(config.data.eval) == ({"valid"} if kind == ",tune" else {"same", "large", "template"})
     if kind == ",tune":

@@ -15,7 +15,7 @@ from slpo_jax.run.experiment import build
 from slpo_jax.run.plan import check_stages
 from slpo_jax.run.stage import Stage, close_stage
 from slpo_jax.run.validate import check_answers, check_prompts
-from small_run import load_config, new_folder, run
+from small_run import load_config, new_folder
 
 
 @pytest.fixture(scope="module")
@@ -47,33 +47,8 @@ def test_a_coordinator_s_port_that_another_program_has(folder):
 
 def test_long_problem_of_slots_that_the_positions_cut():
     """A larger bucket would be cut as well."""
-    prompts = [[0] * 12, [0] * 22]
     with pytest.raises(UserError, match=r"22 tokens, more than the 12 positions .*; lower config.max_latents or"):
-        check_prompts("config.data.train", prompts, 12, is_cut=True)
-    with pytest.raises(UserError, match=r"22 tokens, more than the 20 of config\.prompt_slots; add a larger bucket"):
-        check_prompts("config.data.train", prompts, 20, is_cut=False)
-
-
-@pytest.mark.slow
-def test_a_set_of_one_s_own_is_evaluated_and_a_run_says_what_it_does(folder):
-    """The set's name is not in the config file; both ways to write a flag."""
-    record = '{"question": "Tom has 1 pens . How many now ?", "steps": ["1 + 2 = 3"], "answer": "3"}\n'
-    (folder / "mine.jsonl").write_text(record * 2)
-    done = run(
-        "--config=small.py", "--workdir=work/mine", "--config.stages=('imitate','evaluate')",
-        "--config.imitate.cot_steps=2", "--config.imitate.final_steps=2", "--config.imitate.control=False",
-        "--config.evaluate.samples=0", "--config.data.eval.mine=mine.jsonl", "--config.data.eval.other", "mine.jsonl",
-        "--config.evaluate.datasets=('mine','other')", folder=folder,
-    )  # fmt: skip
-    report = json.loads((folder / "work" / "mine" / "report.json").read_text())
-    assert {name: figures["n"] for name, figures in report["eval"]["imitate"].items()} == {"mine": 2, "other": 2}
-    assert "\r" not in done.stderr  # a log file gets lines
-    lines = done.stderr.splitlines()
-    assert "workdir work/mine" in lines[0]
-    starts = ("model: coconut_gpt2, 5,265 parameters", "config.data.train: 136 problems, 1.0 steps each, answers are",
-              "imitate: begins at step 0 of 4", "imitate: 4/4 steps", "evaluate: ")  # fmt: skip
-    places = [next(n for n, line in enumerate(lines) if line.startswith(start)) for start in starts]
-    assert places == sorted(places)
+        check_prompts("config.data.train", [[0] * 12, [0] * 22], 12, is_cut=True)
 
 
 @pytest.mark.parametrize(("reward", "estimator", "said"), [

@@ -131,7 +131,17 @@ def test_nothing_is_compiled_twice(work):
     assert names.count("local") == 5
 
 
-def test_again_changes_nothing(work, tmp_path):
+def test_a_run_says_what_it_does(work):
+    lines = (work.parent / "stderr").read_text().splitlines()
+    starts = ("slpo_jax ", "model: coconut_gpt2, 5,265 parameters", "imitate: begins at step 0 of 44",
+              "imitate: 44/44 steps", "evaluate: ")  # fmt: skip
+    places = [next(n for n, line in enumerate(lines) if line.startswith(start)) for start in starts]
+    assert places == sorted(places)
+    assert "workdir work, config small.py" in lines[places[0]]
+    assert any(line.startswith("config.data.train: 136 problems, 1.0 steps each, answers are") for line in lines)
+
+
+def test_again_changes_nothing(work):
     before, rows = texts_of(work), rows_of(work, timing=True)
     done = run(*COMMAND, folder=work.parent)
     assert done.stdout == "report: work/report.html\n"

@@ -336,9 +336,6 @@ def test_both_train_and_are_evaluated(folder, tmp_path, which, changes):
     flags += ["--config.evaluate.samples=0", "--config.imitate.optimizer.learning_rate=1e-2"]
     run(f"--config=prosqa:{which},{folder}", "--workdir=work", *flags, folder=tmp_path)
     work = tmp_path / "work"
-    losses = [json.loads(line) for line in (work / "metrics.jsonl").read_text().splitlines()]
-    losses = [row["loss"] for row in losses if "loss" in row]
-    assert np.isfinite(losses).all()
     records = [json.loads(line) for line in (work / "eval" / "imitate" / "prosqa.jsonl").read_text().splitlines()]
     assert [record["problem_steps"] for record in records] == [3, 4] * 4
     assert [record["latent_steps"] for record in records] == ([3, 4] * 4 if which == "graph" else [6] * 8)

@@ -83,16 +83,6 @@ def whole(record, tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_a_whole_run_takes_each_step_once_and_its_last_has_a_row(fake, tmp_path):
-    _run(tmp_path, _config(checkpoint_every=100, log_every=4))
-    expected = [("imitate", n) for n in range(9 + 6)] + [("cold_start", n) for n in range(7)]
-    assert fake["steps"] == expected + [("rl", n) for n in range(6)]
-    logged = [(row["stage"], row["step"]) for row in rows_of(tmp_path) if "loss" in row]
-    totals = {"imitate": (4, 8, 9), "imitate_control": (12, 15), "cold_start": (4, 7), "slpo": (4, 6)}
-    assert logged == [(stage, step) for stage, steps in totals.items() for step in steps]
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(("reset", "counts"), [(True, (5, 11)), (False, (9, 15))])
 def test_optimizer_is_reset_at_every_phase(fake, tmp_path, reset, counts):
     config = _config(stages=("imitate",))

@@ -456,7 +456,7 @@ def test_a_data_file_that_changed_under_its_name(run, key, file):
     path = run.folder / file
     before = path.read_bytes()
     path.write_bytes(before + before.splitlines(keepends=True)[0])
-    run.error(f"data.{key}", str(path))
+    run.error(f"data.{key}", f"{path} has changed since")
     run.fine(**EVALUATED)  # which trains nothing
     path.write_bytes(before)
     run.fine()
@@ -551,8 +551,6 @@ def test_data_may_lie_elsewhere(run, tmp_path):
     shutil.copy(run.folder / "train.jsonl", moved)
     run.fine(**start, **{"data.train": str(moved)})
     run.error("data.train", **start, **{"data.train": "synthetic:train"})
-    moved.write_text(moved.read_text() + "\n")
-    run.error("data.train", "has changed since", **start, **{"data.train": str(moved)})
 
 
 @pytest.mark.parametrize(
