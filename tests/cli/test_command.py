@@ -30,29 +30,18 @@ def _end(error: str, *flags: str, more: str = "") -> tuple[int, list[str]]:
     return done.returncode, [line for line in done.stderr.splitlines() if line]
 
 
-@pytest.mark.parametrize(
-    ("error", "line"),
-    [
-        (
-            "__import__('slpo_jax.errors').errors.UserError('config.seed: no; give another')",
-            "config.seed: no; give another",
-        ),
-        (
-            f"OSError({errno.ENOSPC}, 'No space left on device')",
-            "No space left on device; make room; what was finished is kept, and the same command goes on",
-        ),
-        (
-            f"OSError({errno.EACCES}, 'Permission denied', 'a/b')",
-            "a/b: Permission denied; check the path and its permissions",
-        ),
-        (
-            f"OSError({errno.EISDIR}, 'Is a directory', '.b.tmp', None, 'b')",
-            "b: Is a directory; check the path and its permissions",
-        ),
-    ],
-)
-def test_one_line_and_status_2(error, line):
-    assert _end(error) == (2, [f"error: {line}"])
+ROOM = "make room; what was finished is kept, and the same command goes on"
+ENDS = {
+    "__import__('slpo_jax.errors').errors.UserError('config.seed: no; give another')": "config.seed: no; give another",
+    f"OSError({errno.ENOSPC}, 'No space left on device')": f"No space left on device; {ROOM}",
+    f"OSError({errno.EACCES}, 'Denied', 'a/b')": "a/b: Denied; check the path and its permissions",
+    f"OSError({errno.EISDIR}, 'A directory', '.b.tmp', None, 'b')": "b: A directory; check the path and its permissions",
+}
+
+
+@pytest.mark.parametrize("error", ENDS)
+def test_one_line_and_status_2(error):
+    assert _end(error) == (2, [f"error: {ENDS[error]}"])
 
 
 @pytest.mark.parametrize("error", ["__import__('jax').numpy.zeros(2**46)", "MemoryError()"])
