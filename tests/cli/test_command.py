@@ -35,7 +35,7 @@ ENDS = {
     "__import__('slpo_jax.errors').errors.UserError('config.seed: no; give another')": "config.seed: no; give another",
     f"OSError({errno.ENOSPC}, 'No space left on device')": f"No space left on device; {ROOM}",
     f"OSError({errno.EACCES}, 'Denied', 'a/b')": "a/b: Denied; check the path and its permissions",
-    f"OSError({errno.EISDIR}, 'A directory', '.b.tmp', None, 'b')": "b: A directory; check the path and its permissions",
+    f"OSError({errno.EISDIR}, 'No file', '.b.tmp', None, 'b')": "b: No file; check the path and its permissions",
 }
 
 

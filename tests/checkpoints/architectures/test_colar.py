@@ -282,7 +282,7 @@ def test_its_own_program_s_file_opens_with_its_base(tmp_path):
         ({"base": ""}, {}, "config.base: not set, and .*epoch7.ckpt holds LoRA adapters alone"),
         ({"lora_alpha": None}, {}, r"adapters whose scale is not in the file; give their alpha \(config.lora_alpha"),
         ({}, {"width": 7}, "config.base: .*base doesn't fit: .*don't fit model.layers"),
-        ({}, {"latent_policy.fc.0.weight": np.zeros((HIDDEN, 9), np.float32)}, r"policy.fc.0.weight has shape \[12, 9\]"),
+        ({}, {"latent_policy.fc.0.weight": np.zeros((HIDDEN, 9), np.float32)}, r"fc.0.weight has shape \[12, 9\]"),
         ({}, {"critic.weight": np.zeros(3, np.float32)}, "critic.weight is unexpected; give a checkpoint in CoLaR's"),
     ],
 )  # fmt: skip
