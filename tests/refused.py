@@ -26,11 +26,12 @@ def refusal(command: str, *arguments: str, folder: Path) -> str:
     return said
 
 
-def one_line(action: Callable[[], object], *parts: str) -> None:
-    """The action fails in one line, which has these parts and a remedy."""
+def one_line(action: Callable[[], object], *parts: str) -> str:
+    """The line that an action fails with, which has these parts and a remedy."""
     with pytest.raises(UserError) as caught:
         action()
     message = str(caught.value)
     assert "\n" not in message
     for part in (*parts, ";"):  # what follows the semicolon is the remedy
         assert part in message
+    return message

@@ -10,6 +10,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 import pytest
 from ml_collections import ConfigDict
 
+from refused import one_line
 from slpo_jax.config import Config, default_config
 from slpo_jax.config.validate import check
 from slpo_jax.errors import UserError
@@ -65,13 +66,9 @@ def _check(changes: dict[str, Any]) -> None:
 @pytest.mark.parametrize("key", KEYS)
 def test_every_key_has_a_range(key):
     for value in _bad_values(_hint(key)):
-        with pytest.raises(UserError) as caught:
-            _check({key: value})
-        line = str(caught.value)
+        line = one_line(functools.partial(_check, {key: value}), "is not valid; ")
         assert line.startswith(f"{key}: ")
-        assert "is not valid; " in line
         assert len(line) < 300
-        assert "\n" not in line
 
 
 @pytest.mark.parametrize(
@@ -85,10 +82,7 @@ def test_every_key_has_a_range(key):
 )
 def test_the_remedy_says_more_than_the_range(key, value, said):
     """Which docs/configuration.md has of every key."""
-    with pytest.raises(UserError) as caught:
-        _check({key: value})
-    assert str(caught.value).startswith(f"{key}: ")
-    assert said in str(caught.value)
+    assert one_line(lambda: _check({key: value}), said).startswith(f"{key}: ")
 
 
 MADE = {"data.eval.made": "synthetic:test"}
@@ -104,9 +98,8 @@ MADE = {"data.eval.made": "synthetic:test"}
     ],
 )
 def test_what_spans_several_keys(key, changes):
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError, match=rf"^config\.{key}: .*$") as caught:
         _check(changes)
-    assert str(caught.value).startswith(f"config.{key}: ")
     assert "\n" not in str(caught.value)
     if key == "model.n_embd":  # a checkpoint's shapes are its own
         _check(changes | {"init": "somewhere"})

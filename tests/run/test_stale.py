@@ -29,13 +29,7 @@ from slpo_jax.policy.latent_policies import LATENT_POLICIES
 from slpo_jax.run import evaluate
 from slpo_jax.run.experiment import Experiment, build
 from slpo_jax.run.plan import check_stages, run_stages
-from slpo_jax.run.provenance import (
-    check_starts,
-    checkpoint_digest,
-    ensure_manifest,
-    evaluated_settings,
-    settings_of,
-)
+from slpo_jax.run.provenance import check_starts, checkpoint_digest, ensure_manifest, evaluated_settings, settings_of
 from slpo_jax.training.recipes import RECIPES
 from small_run import load_config, write_problems
 
