@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from imitation import Crash, crash_at
-from same_run import assert_same, checkpoint_of, rows_of
+from same_run import assert_same, assert_same_run, checkpoint_of, rows_of
 from slpo_jax import load
 from slpo_jax.checkpoints.export import export_checkpoint
 from slpo_jax.config import validate
@@ -205,8 +205,7 @@ def test_the_best_on_validation_is_kept_also_after_a_kill(work, tmp_path, monkey
         with pytest.raises(Crash):
             run_stages(config_of(**asked), cut)
     run_stages(config_of(**asked), cut)
-    assert rows_of(cut) == rows_of(whole)
-    assert_same(checkpoint_of(cut, "latent_rm"), left)
+    assert_same_run(cut, whole, "latent_rm")
 
 
 @pytest.mark.slow

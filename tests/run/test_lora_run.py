@@ -10,7 +10,7 @@ from safetensors.numpy import load_file
 
 import slpo_jax
 from imitation import Crash, crash, crash_at
-from same_run import assert_same, checkpoint_of, rows_of
+from same_run import assert_same_run, checkpoint_of, rows_of
 from slpo_jax.config import read_config
 from slpo_jax.errors import UserError
 from slpo_jax.models import lora
@@ -118,8 +118,7 @@ def test_it_goes_on_from_a_kill_at_any_moment_bit_for_bit(run, tmp_path):
         _train(tmp_path, base, **{"rl.lora.rank": 3})
     _train(tmp_path, base, (rl, "prompted_batches"))  # there is nothing left to train
     assert (tmp_path / "checkpoints/grpo/finished").read_text().strip() == str(STEPS)
-    assert rows_of(tmp_path) == rows_of(whole)
-    assert_same(checkpoint_of(tmp_path, "grpo"), checkpoint_of(whole, "grpo"))
+    assert_same_run(tmp_path, whole, "grpo")
 
 
 @pytest.mark.slow

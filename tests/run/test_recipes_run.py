@@ -10,7 +10,7 @@ import pytest
 
 from codi_run import small_config
 from imitation import Crash, fake_steps, run_imitation
-from same_run import assert_same, checkpoint_of, rows_of
+from same_run import assert_same_run, checkpoint_of, rows_of
 from slpo_jax.config import validate
 from slpo_jax.run import imitate
 from slpo_jax.run.experiment import build
@@ -83,11 +83,6 @@ def _crash_at(fake, config, workdir, *steps):
             run_imitation(config, workdir)
 
 
-def _assert_same_run(folder):
-    assert_same(checkpoint_of(folder / "cut", "imitate"), checkpoint_of(folder / "whole", "imitate"))
-    assert rows_of(folder / "cut") == rows_of(folder / "whole")
-
-
 @pytest.mark.slow
 def test_adapters_go_on_wherever_they_were_cut(fake, folder, tmp_path, monkeypatch):
     """In a step, between two phases, before the adapters are merged, and before and after the end is written down."""
@@ -117,7 +112,7 @@ def test_adapters_go_on_wherever_they_were_cut(fake, folder, tmp_path, monkeypat
     assert left.is_dir()
     run_imitation(config, tmp_path / "cut")
     assert not left.exists()
-    _assert_same_run(tmp_path)
+    assert_same_run(tmp_path / "cut", tmp_path / "whole", "imitate")
 
 
 def test_updates_are_scaled_by_alpha_over_the_rank(fake, folder, tmp_path, monkeypatch):
@@ -167,7 +162,7 @@ def test_each_rise_has_a_fresh_optimizer_wherever_the_run_was_cut(fake, tmp_path
     _crash_at(fake, config, tmp_path / "cut", RISES[0], RISES[2] - 2, RISES[4], TOTAL - 1)
     run_imitation(config, tmp_path / "cut")
     assert set(fake["fresh"]) == {0, COT, *RISES}
-    _assert_same_run(tmp_path)
+    assert_same_run(tmp_path / "cut", tmp_path / "whole", "imitate")
     fake["steps"].clear()
     (tmp_path / "train.jsonl").unlink()  # what is finished needs no data to know its phases by
     run_imitation(config, tmp_path / "whole")
@@ -223,6 +218,6 @@ def test_latent_sft_goes_on_bit_for_bit(tmp_path, monkeypatch, rank):
         with pytest.raises(Crash):
             run_imitation(config, tmp_path / "cut")
     run_imitation(config, tmp_path / "cut")
-    _assert_same_run(tmp_path)
+    assert_same_run(tmp_path / "cut", tmp_path / "whole", "imitate")
     assert {step for step, same in seen if not same} == {2, 3, 6, 7}  # the encoder's phases: alone, with the reasoner
     assert {step for step, same in seen if same} == {0, 1, 4, 5, 8, 9, 10}

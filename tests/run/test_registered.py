@@ -10,7 +10,7 @@ import pytest
 
 import slpo_jax
 from refused import refusal
-from same_run import assert_same, checkpoint_of, rows_of
+from same_run import assert_same_run, checkpoint_of, rows_of
 from slpo_jax.config.registry import read_registrations
 from slpo_jax.errors import UserError
 from slpo_jax.policy.latent_policies import LATENT_POLICIES
@@ -120,10 +120,8 @@ def test_they_train_and_go_on(folder):
     rows = [row for row in rows_of(folder / "work") if row["stage"] == "answer_only"]
     assert [row["step"] for row in rows] == [1, 2, 3, 4]
     assert any(row["reward"] > 0 for row in rows)
-    assert rows_of(folder / "work") == rows_of(folder / "whole")
-    ours, theirs = (checkpoint_of(folder / name, "answer_only") for name in ("work", "whole"))
-    assert any("shift" in path for path in ours)
-    assert_same(ours, theirs)
+    assert_same_run(folder / "work", folder / "whole", "answer_only")
+    assert any("shift" in path for path in checkpoint_of(folder / "work", "answer_only"))
     facts, imitated = _facts(folder, "answer_only"), _facts(folder, "imitate")["imitate"]
     assert facts["reward"] == "digits"
     assert facts["latent_policy"] == {"name": "shifted", "shifted": {"start": 0.25}}
