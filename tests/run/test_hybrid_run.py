@@ -26,8 +26,6 @@ from slpo_jax.run.rows import rows
 from slpo_jax.run.solution_summary import describe
 from slpo_jax.run.stage import stage_params
 from slpo_jax.training import rl
-from slpo_jax.training.checkpoint import StageCheckpoints
-from slpo_jax.training.state import init_state
 from small_run import load_config, train
 from tiny import compiled
 
@@ -61,8 +59,8 @@ def hybrid(tmp_path_factory):
     return experiment, params, folder
 
 
-def test_the_latent_policy_s_parameters_have_rates_of_their_own_and_are_resumed(hybrid, tmp_path):
-    """Adam's first step is the rate, whatever the gradient; the state comes back as it was."""
+def test_the_latent_policy_s_parameters_have_rates_of_their_own(hybrid):
+    """Adam's first step is the rate, whatever the gradient."""
     experiment, params, _ = hybrid
     objective = objective_of(experiment.config, "exact")
     policy = training_policy(experiment, objective)
@@ -70,9 +68,8 @@ def test_the_latent_policy_s_parameters_have_rates_of_their_own_and_are_resumed(
     assert len(policy.capacities) == 3  # thoughts differ in length
     trained = {name: params[name] for name in ("reasoner", "latent_policy")}
     optimizer = optimizer_of(experiment, objective, trained)
-    state = init_state(params, tuple(trained), optimizer, experiment.key, experiment.layout)
     gradient = jax.tree.map(jnp.ones_like, trained)
-    updates, opt_state = jax.jit(optimizer.update)(gradient, state.opt_state, trained)
+    updates, _ = jax.jit(optimizer.update)(gradient, optimizer.init(trained), trained)
     sizes = {
         jax.tree_util.keystr(path): -float(x.ravel()[0]) for path, x in jax.tree_util.tree_leaves_with_path(updates)
     }
@@ -80,12 +77,6 @@ def test_the_latent_policy_s_parameters_have_rates_of_their_own_and_are_resumed(
         rate = 1e-3 if "reasoner" in path else 4e-2 if "decay" in path else 4e-3
         assert size == pytest.approx(rate, rel=1e-4), path
     assert len({round(size, 6) for size in sizes.values()}) == 3
-    state = state.replace(opt_state=opt_state, step=jnp.int32(1))
-    checkpoints = StageCheckpoints(tmp_path / "exact")
-    checkpoints.save(state)
-    checkpoints.wait()
-    again, _ = checkpoints.restore(init_state(params, tuple(trained), optimizer, experiment.key, experiment.layout))
-    jax.tree.map(np.testing.assert_array_equal, *((each.params, each.opt_state) for each in (again, state)))
 
 
 @pytest.mark.slow

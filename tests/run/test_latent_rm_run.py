@@ -38,7 +38,6 @@ def config_of(**changes):
     config.latent_rm.update(problems=24, thoughts=4, completions=3, dropout=0.7, batch_size=4, steps=6)
     config.latent_rm.optimizer.update(learning_rate=1e-2, warmup_steps=1)
     config.evaluate.update(scorers=("likelihood", "latent_rm"), samples=4, beams=2, candidates=2, datasets=("made",))
-    config.evaluate.update(batch_size=32)
     config.update_from_flattened_dict(changes)
     return validate.check(config)
 

@@ -16,13 +16,11 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, dynamic_module_utils
 
 from slpo_jax import load
-from slpo_jax.checkpoints.architectures.colar import Colar
 from slpo_jax.checkpoints.checkpoint import find_checkpoint
 from slpo_jax.checkpoints.decode_settings import config_of, made_with
 from slpo_jax.checkpoints.detect import identify
 from slpo_jax.checkpoints.export import export_checkpoint, import_checkpoint
 from slpo_jax.data.batches import pad_prompts
-from slpo_jax.data.tokenizer import byte_tokenizer
 from slpo_jax.errors import UserError
 from slpo_jax.io.tokenizer_files import save_tokenizer
 from slpo_jax.policy import noise
@@ -210,11 +208,6 @@ def test_what_is_no_colar(tmp_path, changes, words):
     with pytest.raises(UserError, match=re.escape(words)) as caught:
         find_checkpoint(config_for(tmp_path / "colar", "colar_llama"))
     assert str(caught.value).startswith(f"{tmp_path}/colar: ")
-
-
-def test_a_tokenizer_that_splits_its_mark():
-    with pytest.raises(UserError, match="'###' is 3 tokens, but CoLaR's thought has one at each end; give"):
-        Colar(4).template(byte_tokenizer())
 
 
 RANK, ALPHA = 2, 3.0
