@@ -98,7 +98,7 @@ def test_a_comparison_prints_a_table_in_percent():
     assert (by_name["Acc"][0], by_name["P@1"][0]) == ("+50.00", "+75.00")
     assert by_name["#L"] == ["+0.50", *(f"{value:+.2f}" for value in found["latent_steps"][1:])]
     legend = after.plot(before).legends[0]
-    assert [text.get_text() for text in legend.getcontents()] == ["slpo (1)", "slpo (2)"]
+    assert [text.get_text() for text in legend.get_texts()] == ["slpo (1)", "slpo (2)"]
 
 
 def test_evaluations_of_other_questions_are_not_compared():

@@ -183,3 +183,39 @@ def test_evaluation_alone(work, tmp_path):
         assert [record[key] for record in records] == [record[key] for record in theirs]
     again = records_of("--config.max_latents=2", "--config.gate.enabled=False")
     assert {record["latent_steps"] for record in again} == {2}
+
+
+FILLING = """
+import pathlib
+import resource
+import threading
+import time
+
+
+def _fill():
+    while not pathlib.Path("work/checkpoints/imitate/2/checksums.json").exists():
+        time.sleep(0.01)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+
+
+if pathlib.Path("fills").exists():
+    threading.Thread(target=_fill, daemon=True).start()
+"""
+
+
+def test_a_disk_that_fills_during_a_save(tmp_path):
+    """No file can grow beyond some bytes any more after the first checkpoint; it stays, and is gone on from."""
+    folder, flags = new_folder(tmp_path), ["--config.stages=('imitate',)", "--config.imitate.control=False"]
+    flags += ["--config.model.n_embd=64", "--config.checkpoint_every=2", "--config.imitate.cot_steps=0"]
+    with (folder / "small.py").open("a") as file:
+        file.write(FILLING)
+    (folder / "fills").touch()
+    done = run(*COMMAND, *flags, folder=folder, status=2)
+    assert "Traceback" not in done.stderr
+    assert done.stderr.splitlines()[-1].endswith(
+        "work/checkpoints/imitate: the checkpoint can't be written (File too large); make room, and the same command "
+        "goes on from the one before"
+    )
+    (folder / "fills").unlink()
+    done = run(*COMMAND, *flags, folder=folder)
+    assert re.search(r"imitate: begins at step [1-9]\d* of 40", done.stderr)
