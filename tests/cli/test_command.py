@@ -132,6 +132,14 @@ def _slpo(*arguments: str, **settings: Any) -> "subprocess.CompletedProcess[str]
     return subprocess.run(command, capture_output=True, text=True, encoding="utf-8", check=False, **settings)
 
 
+def test_warnings_look_as_all_other_lines():
+    """Those of others say where they are from."""
+    ours = f"compile(\"logging.warning('lost %d', 3)\", {slpo_jax.__path__[0] + '/text/x.py'!r}, 'exec')"
+    logs = "__import__('absl.logging').logging"
+    status, lines = _end(f"exec({ours}, {{'logging': {logs}}}) or {logs}.warning('theirs') or SystemExit(0)")
+    assert (status, lines[:2]) == (0, ["lost 3", "WARNING:absl:theirs"])
+
+
 @pytest.mark.parametrize(
     ("configured", "said"),
     [

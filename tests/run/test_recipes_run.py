@@ -38,11 +38,14 @@ def _codi(folder, **changes):
 
 
 @pytest.mark.slow
-def test_codi_with_adapters(folder, tmp_path):
+def test_codi_with_adapters(folder, tmp_path, caplog):
     """Real steps: the loss falls, and what is left is plain parameters that differ by a low rank."""
     config = _codi(folder, cot_steps=0, final_steps=14)
     config.model.n_embd = 8  # four times the rank
+    text, config.data.train = Path(config.data.train).read_text(), str(tmp_path / "train.jsonl")
+    (tmp_path / "train.jsonl").write_text(text.replace('"answer": "4"', '"answer": "-4"', 1))
     experiment = run_imitation(config, tmp_path)
+    assert "imitate: left out 1 of 36 problems" in caplog.text
     losses = [row["loss"] for row in rows_of(tmp_path)]
     assert len(losses) == 14
     assert np.median(losses[-7:]) < losses[0] - 1.0  # at this rate it has spikes
