@@ -1,5 +1,6 @@
 """Stages with steps in no time that crash where they are told to, and the imitate stage alone."""
 
+import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -49,11 +50,9 @@ def crash_at(patch: pytest.MonkeyPatch, module: Any, *steps: int) -> None:
 def run_imitation(config, workdir) -> Experiment:
     validate.check(config)
     experiment = build(read_config(config), workdir)
-    try:
+    with contextlib.closing(experiment.log):
         check_stages(experiment)
         train(experiment, "imitate")
-    finally:
-        experiment.log.close()
     return experiment
 
 

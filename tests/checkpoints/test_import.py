@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from broken import Broken
 from published import (
     QUESTIONS,
     coconut_hugging_face,
@@ -80,13 +81,6 @@ def test_everything_arrives(name, tmp_path):
     assert checkpoint.read()["reasoner"].keys() == ({"backbone", "projector"} if "CODI" in name else {"backbone"})
 
 
-def _resave(path: Path, change) -> None:
-    """Write a torch file again with some of its tensors changed."""
-    state = torch.load(path)
-    change(state)
-    torch.save(state, path)
-
-
 def test_what_older_programs_left_in_their_files(tmp_path):
     case = copied(tmp_path / "gpt2", coconut_original, "gpt2")
     mask = torch.ones(1, 1, 96, 96, dtype=torch.uint8).tril()
@@ -97,11 +91,11 @@ def test_what_older_programs_left_in_their_files(tmp_path):
         for name in list(state):
             state[f"module.{name}"] = state.pop(name)
 
-    _resave(Path(case.settings["init"]), add)
+    Broken(tmp_path, case.settings).tensors(add)
     assert_arrived(open_case(case.settings, tmp_path), case.model.state_dict())
     case = copied(tmp_path / "llama", coconut_original, "llama")
     add_one = {"base_causallm.model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}
-    _resave(Path(case.settings["init"]), lambda state: state.update(add_one))
+    Broken(tmp_path, case.settings).tensors(lambda state: state.update(add_one))
     assert_arrived(open_case(case.settings, tmp_path), case.model.state_dict())
 
 

@@ -79,24 +79,22 @@ def test_the_latent_policy_s_parameters_have_rates_of_their_own(hybrid):
     assert len({round(size, 6) for size in sizes.values()}) == 3
 
 
+RECIPES = {
+    "lora, hybrid": HYBRID | {"imitate.lora.rank": 2},
+    "simcot, lora": {"imitate.recipe": "simcot", "imitate.lora.rank": 2},
+    "simcot, kept": {"imitate.recipe": "simcot", "imitate.simcot.keep": True, "dropout.rate": 0.0, "rl.steps": 1},
+}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "changes",
-    [
-        HYBRID | {"imitate.lora.rank": 2},
-        {"imitate.recipe": "simcot", "imitate.lora.rank": 2},
-        {"imitate.recipe": "simcot", "imitate.simcot.keep": True, "dropout.rate": 0.0, "rl.steps": 1},
-    ],
-    ids=["lora, hybrid", "simcot, lora", "simcot, kept"],
-)
-def test_recipes_with_parts_of_their_own_leave_what_rl_starts_from(changes, tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", RECIPES)
+def test_recipes_with_parts_of_their_own_leave_what_rl_starts_from(name, tmp_path, monkeypatch):
     """Killed before they are finished, too: all other parts are there, and the reasoner is trained.
 
     What is kept is carried along as it is.
     """
-    changes = changes | {"imitate.control": False, "imitate.cot_steps": 0, "imitate.final_steps": 2,
-                         "stages": ("imitate", "rl"), "rl.objectives": ("grpo",)}  # fmt: skip
-
+    changes = RECIPES[name] | {"imitate.control": False, "imitate.cot_steps": 0, "imitate.final_steps": 2,
+                               "stages": ("imitate", "rl"), "rl.objectives": ("grpo",)}  # fmt: skip
     with monkeypatch.context() as patch:
         patch.setattr(imitate, "_save_finished", crash)
         with pytest.raises(Crash):
@@ -106,7 +104,7 @@ def test_recipes_with_parts_of_their_own_leave_what_rl_starts_from(changes, tmp_
     first, left = experiment.initial_params(), stage_params(experiment.stage("grpo").start)
     kept = {DECODER} if changes.get("imitate.simcot.keep") else set()
     assert left.keys() == first.keys() | kept
-    assert jax.tree.structure({name: left[name] for name in first}) == jax.tree.structure(first)
+    assert jax.tree.structure({part: left[part] for part in first}) == jax.tree.structure(first)
     if kept:
         assert reads_of(left) == (1, 1)
         problems, texts = experiment.test_set("made"), token_texts(experiment.template, 99)
@@ -117,8 +115,8 @@ def test_recipes_with_parts_of_their_own_leave_what_rl_starts_from(changes, tmp_
             assert [latent["words"].removesuffix(" ...") for latent in row["latents"]] == said
         train(experiment, "rl")
         jax.tree.map(np.testing.assert_array_equal, stage_params(experiment.stage("grpo"))[DECODER], left[DECODER])
-    for name in left.keys() - {"reasoner", *kept}:
-        jax.tree.map(np.testing.assert_array_equal, left[name], first[name])
+    for part in left.keys() - {"reasoner", *kept}:
+        jax.tree.map(np.testing.assert_array_equal, left[part], first[part])
     assert np.any(left["reasoner"]["backbone"]["h_0"]["mlp"]["c_fc"]["kernel"]
                   != first["reasoner"]["backbone"]["h_0"]["mlp"]["c_fc"]["kernel"])  # fmt: skip
 

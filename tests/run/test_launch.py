@@ -31,12 +31,6 @@ def _program(path: Path, text: str) -> None:
     path.chmod(0o755)
 
 
-@pytest.mark.parametrize("script", [MACHINE, SLURM, TPU, REAL, ROOT / ".ci" / "run"], ids=lambda script: script.name)
-def test_script_parses(script):
-    result = subprocess.run(["bash", "-n", str(script)], capture_output=True, text=True)
-    assert (result.returncode, result.stderr) == (0, "")
-
-
 PROGRAM = r"python -m slpo_jax.main --config=configs/coconut_gpt2.py --workdir=runs/a\ b --config.rl.steps=3"
 OTHERS = {"COORDINATOR": "first:8476", "PROCESSES": "2", "PROCESS": "1"}
 

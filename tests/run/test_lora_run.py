@@ -1,5 +1,6 @@
 """`config.rl.lora` in a run: what is left, resumed, opened and exported."""
 
+import contextlib
 import functools
 import json
 
@@ -16,9 +17,8 @@ from slpo_jax.errors import UserError
 from slpo_jax.models import lora
 from slpo_jax.run import rl, stage
 from slpo_jax.run.experiment import build
-from slpo_jax.run.plan import run_stage
 from slpo_jax.training import rollout_update
-from small_run import load_config
+from small_run import load_config, train
 from tiny_folder import tiny_folder
 
 pytestmark = pytest.mark.usefixtures("cpu_devices")
@@ -59,16 +59,11 @@ def _built(workdir, base, **changes):
 
 def _train(workdir, base, cut=None, **changes):
     """The stage; with `cut`, an (object, name), up to where that is called, as if it were killed there."""
-
     experiment = _built(workdir, base, **changes)
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, contextlib.closing(experiment.log):
         if cut:
             patch.setattr(*cut, crash)
-        try:
-            for each in experiment.wanted:
-                run_stage(each)
-        finally:
-            experiment.log.close()
+        train(experiment)
     return experiment
 
 

@@ -1,5 +1,6 @@
 """A run that was interrupted, anywhere and in any way, ends as one that was not."""
 
+import contextlib
 import os
 import signal
 
@@ -58,10 +59,8 @@ def _config(**changes):
 
 def _run(workdir, config=None):
     experiment = build(read_config(config or _config()), workdir)
-    try:
+    with contextlib.closing(experiment.log):
         train(experiment)
-    finally:
-        experiment.log.close()
 
 
 @pytest.fixture(scope="module")

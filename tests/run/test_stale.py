@@ -4,6 +4,7 @@ A stage is bound to its settings, the bytes of its data and the start that it wa
 An evaluation, a choice and what is seen of thoughts are made again, each where something of its own has changed.
 """
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -120,14 +121,11 @@ class Run:
             return Completions(found | ({"latents": np.ones((n, 3, 1), np.float32)} if keep_latents else {}))
 
         experiment = self.experiment(**{"stages": ("evaluate",)} | changes)
-        with monkeypatch.context() as patch:
+        with monkeypatch.context() as patch, contextlib.closing(experiment.log):
             patch.setattr(Evaluator, "run", roll_out)
             if not report:
                 patch.setattr(evaluate, "write_report", lambda _: None)
-            try:
-                evaluate.run_evaluate(experiment)
-            finally:
-                experiment.log.close()
+            evaluate.run_evaluate(experiment)
         return set(seen)
 
     def stopping(self, stage):
