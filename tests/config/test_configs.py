@@ -4,6 +4,9 @@ import importlib
 
 import pytest
 
+import arena
+import soft_quickstart
+import twelve
 from configs._presets import GSM8K_AUG, SOFT_METHODS
 from slpo_jax.checkpoints.architectures import REASONERS
 from slpo_jax.cli.train import smoke
@@ -180,47 +183,34 @@ def test_published_training(name, argument):
     assert {key: _at(config, key) for key in published} == published
 
 
-@pytest.mark.parametrize("reasoner", ["coconut_gpt2", "coconut_llama", "codi_gpt2", "codi_llama"])
-@pytest.mark.parametrize("kind", ["", ",tune", ",falling"])
-def test_cells_of_the_twelve_settings(reasoner, kind):
+TUNED = ("", ",tune")
+CELLS = {
+    twelve: [reasoner + kind for reasoner in twelve.CHOSEN for kind in (*TUNED, ",falling")],
+    arena: [f"{method}_{on}{kind}" for method in arena.REASONERS for on in ("gpt2", "llama") for kind in TUNED],
+    soft_quickstart: [method + kind for method in soft_quickstart.METHODS for kind in TUNED],
+}
+
+
+@pytest.mark.parametrize(
+    ("module", "another"), [(twelve, "codi_gpt2,luck"), (arena, "luck_gpt2"), (soft_quickstart, "lepo,tun")]
+)
+def test_cells_of_a_table_of_results(module, another):
     """Each is a config of its own, and those that tune see no test set."""
-    module = importlib.import_module("twelve")
-    config = module.get_config(reasoner + kind)
-    check(config)
-    names = set(config.rl.objectives)
-    assert set(config.data.eval) == ({"valid"} if kind == ",tune" else {"same", "large", "template"})
-    if kind == ",tune":
-        assert names == {module.tried(name, rate) for name in module.COMPARED for rate in module.RATES}
-        return
-    assert names == set(module.FALLING if kind else module.COMPARED)
-    rates = {name: config.objective[name].learning_rate for name in names}
-    if kind == ",falling":
-        falling = {name for name in names if config.objective[name].schedule == "linear"}
-        assert falling == {name for name in names if name.endswith("falling")}
-        chosen = {name: module.CHOSEN[reasoner][module.FALLING[name][2]] for name in names}
-        assert rates == chosen | module.CHOSEN_FALLING.get(reasoner, {})
-        return
-    assert rates == module.CHOSEN[reasoner]
-    with pytest.raises(UserError, match=r"twelve\.py:.*,luck: luck is no variant; give REASONER"):
-        module.get_config(f"{reasoner},luck")
+    for cell in CELLS[module]:
+        config = module.get_config(cell)
+        check(config)
+        assert (set(config.data.eval) == {"valid"}) == cell.endswith(",tune"), cell
+    with pytest.raises(UserError, match=rf"{module.__name__}\.py:{another}: .*; give "):
+        module.get_config(another)
 
 
-def test_the_arena_s_cells_take_their_steps():
-    module = importlib.import_module("arena")
-    for name in module.REASONERS:
-        for backbone in ("gpt2", "llama"):
-            config = module.get_config(f"{name}_{backbone}")
-            check(config)
-            imitate = config.imitate
-            count = 3 if imitate.recipe == "latent_sft" else imitate.max_latent_stage
-            stages = imitate.stage_steps * count if name != "icot" and imitate.cot_steps else 0
-            steps, rate = module.REASONERS[name][2], imitate.optimizer.learning_rate
-            assert 0 <= steps - (imitate.cot_steps + stages + imitate.final_steps) < 10  # in whole shares
-            assert rate == module.REASONERS[name][-1] in (1e-3, 2e-3)
-            assert {config.objective[each].learning_rate for each in config.rl.objectives} <= set(module.RATES.values())
-            assert set(module.get_config(f"{name}_{backbone},tune").data.eval) == {"valid"}
-    with pytest.raises(UserError, match=r"arena\.py:luck_gpt2: no such cell; give one of coconut, "):
-        module.get_config("luck_gpt2")
+@pytest.mark.parametrize("cell", CELLS[arena])
+def test_the_arena_s_cells_take_their_steps(cell):
+    """In whole shares."""
+    name, imitate = cell.rpartition("_")[0], arena.get_config(cell).imitate
+    count = 3 if imitate.recipe == "latent_sft" else imitate.max_latent_stage
+    stages = imitate.stage_steps * count if name != "icot" and imitate.cot_steps else 0
+    assert 0 <= arena.REASONERS[name][2] - (imitate.cot_steps + stages + imitate.final_steps) < 10
 
 
 @pytest.mark.parametrize(("name", "kind"), [("soft_llama3b", "text_llama"), ("soft_qwen7b", "text_qwen2")])
@@ -264,27 +254,18 @@ def test_methods_of_the_paper_s_second_half(name):
 
 
 def test_methods_of_soft_tokens_start_alike():
-    """Each is a config of its own, whose imitation knows nothing of what comes after."""
-    module = importlib.import_module("soft_quickstart")
-    configs = {name: module.get_config(name) for name in module.METHODS}
-    with pytest.raises(UserError, match=r"soft_quickstart\.py:lepo,tun: no such method; give one of cot, grpo, "):
-        module.get_config("lepo,tun")
-    for name, config in configs.items():
-        check(config)
+    """Imitation knows nothing of what comes after."""
+    module, lepo = soft_quickstart, soft_quickstart.get_config("lepo")
+    for name in module.METHODS:
+        config = module.get_config(name)
         if name in module.AFTER_LATENT_SFT:
             assert own_latents(read_config(config)) == config.max_latents == module.CHUNKS
             continue
-        assert config.imitate == configs["lepo"].imitate
-        assert config.rl.optimizer == configs["lepo"].rl.optimizer
+        assert config.imitate == lepo.imitate
+        assert config.rl.optimizer == lepo.rl.optimizer
         assert config.max_latents == {"grpo": 0, "hrpo": module.WORDS}.get(name, module.SOFT_TOKENS)
         assert config.rl.objectives == (name,) or (name == "cot" and "rl" not in config.stages)
-        tuned = module.get_config(f"{name},tune")
-        check(tuned)
-        assert set(tuned.data.eval) == {"valid"}
         if name in ("grpo", "lepo", "hrpo"):  # as published: stored inputs, a mean within each rollout first
+            tuned = module.get_config(f"{name},tune")
             for node in [config.objective[name], *(tuned.objective[n] for n in tuned.rl.objectives)]:
                 assert (node.reduction, node.detach_inputs) == ("sequence_mean", name == "lepo")
-        if name != "cot":
-            assert [tuned.objective[n].learning_rate for n in tuned.rl.objectives] == list(module.RATES)
-    with pytest.raises(UserError, match="no such method; give one of cot, grpo, "):
-        module.get_config("luck")
