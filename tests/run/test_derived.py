@@ -21,7 +21,6 @@ from slpo_jax.models import xla_cpu
 from slpo_jax.run.derived import derived_settings
 from slpo_jax.run.experiment import assemble, build
 from slpo_jax.run.plan import check_stages
-from slpo_jax.run.solver import Solver, solve
 from slpo_jax.run.sources import load_set
 from tiny_folder import tiny_folder
 
@@ -89,8 +88,6 @@ def test_few_words_are_a_token_each(tmp_path, caplog):
     unread = [any(word in line for word in ("pimpus", "gimpus")) for line in Path(test).read_text().splitlines()]
     assert f"test: {sum(unread)} of 60 problems have words that the tokenizer doesn't know, 2 in all: '" in caplog.text
     assert [0 in ids for ids in encoded.prompts] == unread
-    with pytest.raises(UserError, match=r"question: .*pimpus\?': the tokenizer doesn't know 'Tim', 'pimpus'; use"):
-        solve(Solver(setup, {}, "length", 1), "Is Tim a pimpus?")
     smaller = _proofs(tmp_path / "smaller.jsonl", 150)
     assert _chosen(smaller)[0].tokenizer == "bytes"  # 7 to a word
     # However few problems there are to a word, where a kind's marks are words.

@@ -92,15 +92,9 @@ def test_one_line_and_nothing_else(command, folder):
 
 
 BEST_OF_N = {"gate.enabled": False, "stages": ("imitate", "best_of_n")}
-LATENT_RM = {
-    "gate.enabled": False,
-    "stages": ("imitate", "latent_rm", "evaluate"),
-    "imitate.control": False,
-    "evaluate.scorers": ("latent_rm",),
-    "evaluate.samples": 4,
-    "evaluate.beams": 2,
-    "evaluate.candidates": 2,
-}
+LATENT_RM = {"gate.enabled": False, "imitate.control": False, "stages": ("imitate", "latent_rm", "evaluate"),
+             "evaluate.scorers": ("latent_rm",), "evaluate.samples": 4, "evaluate.beams": 2,
+             "evaluate.candidates": 2}  # fmt: skip
 IN_WORDS = {"reasoner": "text_gpt2", "gate.enabled": False, "imitate.c_thought": 0, "stages": ("imitate",)}
 SOFT = {"latent_policy.name": "soft"}
 COLD = IN_WORDS | SOFT | {"latent_policy.soft.cold_entropy": 0.01}

@@ -4,7 +4,7 @@ import io
 import json
 import shutil
 from collections import Counter
-from dataclasses import dataclass
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -34,21 +34,15 @@ def solver(work):
     return load_solver(str(work))
 
 
-@dataclass
-class _Slow:
-    """What the oracle saw: rho_t, and the head's probabilities at the state that made h_t."""
+def _slow(reasoner: str, threshold: float = 0.0, latents: int | None = None) -> SimpleNamespace:
+    """rho_t, the head's probabilities at the state that made h_t, and tokens, by projector and gate in numpy.
 
-    stops: list
-    probabilities: list
-    tokens: list
-
-
-def _slow(reasoner: str, threshold: float = 0.0, latents: int | None = None) -> _Slow:
-    """One unpadded row, every step a fresh full forward of a plain GPT-2, projector and gate in numpy."""
+    One unpadded row, every step a fresh full forward of a plain GPT-2.
+    """
     parts, params = assembled(reasoner), run_params(reasoner)
     template = parts.template
     slow = SlowReasoner(params["reasoner"], parts.reasoner.config)
-    inputs, out = slow.embed(template.prompt(QUESTION)), _Slow([], [], [])
+    inputs, out = slow.embed(template.prompt(QUESTION)), SimpleNamespace(stops=[], probabilities=[], tokens=[])
     while len(out.stops) < (T if latents is None else latents):
         hidden = slow.hidden(inputs)[-1:]
         out.probabilities.append(softmax(slow.logits(hidden)[0]))
