@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from asked import checkpoint, edit
+from asked import checkpoint, edit, run_config
 from slpo_jax.checkpoints import export
 from slpo_jax.checkpoints.checkpoint import find_checkpoint
 from slpo_jax.checkpoints.detect import identify
-from slpo_jax.config import default_config, read_config
+from slpo_jax.config import read_config
 from slpo_jax.data.tokenizer import load_tokenizer
 from slpo_jax.errors import UserError
 from slpo_jax.run.experiment import assemble
@@ -17,11 +17,8 @@ ROWS = len(load_tokenizer("synthetic:20")) + 1  # and ####
 
 
 def _config(init="", **changes):
-    config = default_config()
-    config.update(reasoner="text_llama", init=str(init), max_latents=0, min_latents=1)
-    config.update(prompt_slots=(24,), max_answer_tokens=8)
-    config.tokenizer = "" if init else "synthetic:20"
-    config.model.update(n_layer=1, n_head=2, n_kv_head=1, n_embd=8, n_inner=8, n_positions=64)
+    config = run_config("text_llama")
+    config.update(init=str(init), tokenizer="" if init else "synthetic:20", max_latents=0)
     config.gate.enabled = False
     config.update(changes)
     return config

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from codi_run import small_config
-from imitation import Crash, fake_steps, run_imitation
+from imitation import Crash, crash_at, fake_steps, run_imitation
 from same_run import assert_same_run, checkpoint_of, rows_of
 from slpo_jax.config import validate
 from slpo_jax.run import imitate
@@ -200,15 +200,12 @@ def test_latent_sft_goes_on_bit_for_bit(tmp_path, monkeypatch, rank):
     config.imitate.optimizer.update(warmup_steps=0, weight_decay=0.1)
     config.imitate.lora.rank = rank
     run_imitation(config, tmp_path / "whole")
-    make, at, seen = imitate.make_train_step, [4, 7], []
+    make, seen = imitate.make_train_step, []
 
-    def crashing(*arguments, **settings):
+    def watched(*arguments, **settings):
         step_fn = make(*arguments, **settings)
 
         def step(state, batch):
-            if at and int(state.step) == at[0]:
-                at.pop(0)
-                raise Crash
             before = np.asarray(state.params["compress"]["embedding"])
             state, metrics = step_fn(state, batch)
             seen.append((int(state.step) - 1, np.array_equal(before, state.params["compress"]["embedding"])))
@@ -216,7 +213,8 @@ def test_latent_sft_goes_on_bit_for_bit(tmp_path, monkeypatch, rank):
 
         return step
 
-    monkeypatch.setattr(imitate, "make_train_step", crashing)
+    monkeypatch.setattr(imitate, "make_train_step", watched)
+    crash_at(monkeypatch, imitate, 4, 7)
     for _ in range(2):
         with pytest.raises(Crash):
             run_imitation(config, tmp_path / "cut")

@@ -28,13 +28,14 @@ from slpo_jax.policy.prompted import Prompts
 from slpo_jax.policy.rollout import sample
 from slpo_jax.run.solver import load_solver
 from tiny_folder import config_for, draw
+from tiny_gguf import llama_config, llama_state
 
 WIDTH, HIDDEN, INNER, LATENTS, SCALE = 8, 12, 10, 3, 0.4
 QUESTION = "Tom has 3 pens. How many?"
 CONFIG = dict(
     architectures=["ColarLlama"], model_type="llama", hidden_size=WIDTH, intermediate_size=INNER, num_hidden_layers=2,
     num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=160, rms_norm_eps=1e-5,
-    tie_word_embeddings=True, latent_intermediate_size=HIDDEN, latent_embedding_std=SCALE,
+    head_dim=4, tie_word_embeddings=True, latent_intermediate_size=HIDDEN, latent_embedding_std=SCALE,
 )  # fmt: skip
 MARK = 256  # "###", after the bytes
 
@@ -69,15 +70,9 @@ def published(folder, config=CONFIG, without="", **more) -> dict[str, np.ndarray
     texts, rng = _tokenizer(), np.random.default_rng(2)
     save_tokenizer(texts, folder)
     ids = dict(latent_id=texts.convert_tokens_to_ids("<|latent|>"), latent_start_id=-1, latent_end_id=MARK)
-    (folder / "config.json").write_text(json.dumps(config | ids | {"vocab_size": len(texts)}))
-    linear = {f"self_attn.{name}_proj": (WIDTH, WIDTH) for name in "qo"}
-    linear |= {f"self_attn.{name}_proj": (WIDTH // 2, WIDTH) for name in "kv"}
-    linear |= {"mlp.gate_proj": (INNER, WIDTH), "mlp.up_proj": (INNER, WIDTH), "mlp.down_proj": (WIDTH, INNER)}
-    tensors = {"model.embed_tokens.weight": draw(rng, len(texts), WIDTH), "model.norm.weight": draw(rng, WIDTH)}
-    for layer in ("model.layers.0", "model.layers.1"):
-        tensors |= {f"{layer}.{name}.weight": draw(rng, *shape) for name, shape in linear.items()}
-        for name in ("input_layernorm", "post_attention_layernorm"):
-            tensors[f"{layer}.{name}.weight"] = draw(rng, WIDTH)
+    sizes = llama_config(**config | ids | {"vocab_size": len(texts)})
+    sizes.save_pretrained(folder)
+    tensors = {name: 5 * array if array.ndim == 2 else array for name, array in llama_state(sizes).items()}
     tensors |= {"lm_head.weight": tensors["model.embed_tokens.weight"]} | _head(rng) | more
     tensors.pop(without, None)
     save_file(tensors, folder / "model.safetensors")
@@ -139,7 +134,7 @@ def test_its_export_thinks_the_same_in_pytorch(tmp_path, monkeypatch, least):
     pytest.importorskip("torch")
     monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
     monkeypatch.setattr(sys, "path", sys.path[:])
-    head = draw(np.random.default_rng(6), len(_tokenizer()), WIDTH)
+    head = draw(np.random.default_rng(100), len(_tokenizer()), WIDTH)
     head[MARK] *= 4  # some thoughts end by themselves
     published(tmp_path / "colar", CONFIG | {"tie_word_embeddings": False}, **{"lm_head.weight": head})
     load(tmp_path / "colar", latents=5, max_answer_tokens=4, speed=3).export(tmp_path / "first")
