@@ -91,14 +91,11 @@ def test_a_label_is_the_share_of_right_completions_of_a_beginning(tmp_path, cpu_
     experiment, where = experiment_of(tmp_path / "work", **counts), {}
     slots, steps = experiment.config.max_answer_tokens, experiment.config.max_latents
     right_of = np.array([[1, 1, 1], [0, 1, 0], [0, 0, 0], [0, 0, 0], [1, 0, 1]], bool)  # the last fills batches up
-    answers = np.full((5, 1 + slots), experiment.train.template.eos_id)
-    for index in range(5):
-        own = experiment.train.answers[index]
-        answers[index, : len(own)] = own
-    answers = answers[:, :slots]
+    eos = experiment.train.template.eos_id
+    answers = jnp.array([[*own, *[eos] * slots][:slots] for own in experiment.train.answers[:5]])
 
     def say(index, right):
-        return jnp.where(right[..., None], jnp.asarray(answers)[index], experiment.train.template.eos_id)
+        return jnp.where(right[..., None], answers[index], eos)
 
     def goes_on(index, thought, step, number):
         return (index + thought + step * number) % 3 == 0

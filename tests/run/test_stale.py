@@ -103,10 +103,7 @@ class Run:
         """
         seen = []
 
-        def roll_out(
-            _, params, problems, stopping, rule, seed=None, samples=1, limit=0, keep_latents=False, probed=False,
-            label="", cache=None, name="",
-        ):  # fmt: skip
+        def roll_out(_, params, problems, *_rule, label, samples=1, limit=0, probed=False, name="", **asked):
             seen.append(label.partition(",")[0])
             assert name == seen[-1].partition(" on ")[2], "each set has noise of its own"
             if not probed:
@@ -118,7 +115,9 @@ class Run:
             if probed:
                 found |= {"stop": np.full((n, 9), 0.25), "nearest_probability": np.ones((n, 9, 1))}
                 found["nearest_token"] = np.full((n, 9, 1), 3)
-            return Completions(found | ({"latents": np.ones((n, 3, 1), np.float32)} if keep_latents else {}))
+            if asked.get("keep_latents"):
+                found["latents"] = np.ones((n, 3, 1), np.float32)
+            return Completions(found)
 
         experiment = self.experiment(**{"stages": ("evaluate",)} | changes)
         with monkeypatch.context() as patch, contextlib.closing(experiment.log):
