@@ -329,21 +329,6 @@ def test_parameters_are_read_again_where_their_files_are_others_of_the_same_size
     experiment.log.close()
 
 
-def test_what_an_interrupted_evaluation_leaves_is_not_taken_for_the_new_checkpoint_s(finished, monkeypatch):
-    finished.train("slpo", 7)
-    with pytest.raises(KeyboardInterrupt):
-        finished.evaluate(monkeypatch, interrupt="slpo on real")
-    for _ in range(2):  # nor is what lost its manifest in another way
-        found = write_report(finished.work)
-        assert set(found["eval"]["slpo"]) == {"made"}
-        assert found["eval"]["slpo"]["made"]["latent_steps"] == 7
-        shutil.copy(finished.records("imitate"), finished.records("slpo"))
-    assert any("slpo on real: left out, it is of another checkpoint or setting" in note for note in found["notes"])
-    assert finished.evaluate(monkeypatch) == {"slpo on real"}
-    lines = finished.records("slpo").read_text().splitlines()
-    assert {json.loads(line)["latent_steps"] for line in lines} == {7}
-
-
 def _other_problems(run, monkeypatch):
     """Whose references are the same: a row that the command had no part of kept its old questions."""
     _edited("real.json", "has 1 ", "has 9 ", -1)(run)
@@ -352,11 +337,19 @@ def _other_problems(run, monkeypatch):
     shutil.move(run.folder / "slpo", run.work / "checkpoints" / "slpo")
 
 
+def _interrupted(run, monkeypatch):
+    """What it leaves is not taken for the new checkpoint's."""
+    run.train("slpo", 7)
+    with pytest.raises(KeyboardInterrupt):
+        run.evaluate(monkeypatch, interrupt="slpo on real")
+
+
 LEFT_OUT = {
     "its records were changed": lambda run, _: _edited("work/eval/slpo/real.jsonl", *WRONG)(run),
     "its records were changed or are gone": lambda run, _: os.unlink(run.records("slpo")),
     "its evaluation was not finished": lambda run, _: os.unlink(run.records("slpo").with_suffix(".manifest")),
     "it is of other problems": _other_problems,
+    "it is of another checkpoint or setting": _interrupted,
 }
 
 
@@ -367,6 +360,7 @@ def test_what_is_not_as_its_row_says_is_left_out_of_the_report(finished, monkeyp
     found = write_report(finished.work)
     assert (set(found["eval"]["imitate"]), set(found["eval"]["slpo"])) == ({"real", "made"}, {"made"})
     assert any(f"slpo on real: left out, {why}" in note for note in found["notes"])
+    assert finished.evaluate(monkeypatch) == {"slpo on real"}
 
 
 def test_rows_of_a_checkpoint_that_is_gone_are_left_out(finished, monkeypatch):
