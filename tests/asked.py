@@ -69,3 +69,24 @@ def workdir(reasoner: str, folder: Path) -> Path:
     write_row(folder, row)
     write_rule(experiment.workdir.stage("cold_start"), row, alike=True)
     return folder
+
+
+def checkpoint(config, folder: Path) -> Path:
+    """`folder` as the run of a reasoner with weights of 0, as this config describes it, and its last checkpoint."""
+    setup = assemble(read_config(config))
+    params = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), setup.abstract_params())
+    save_params(folder / "checkpoints" / "grpo", params)
+    setup.checkpoint.write(folder / "checkpoints" / "reasoner")
+    (folder / "config.json").write_text(json.dumps(values(setup.config)))
+    return folder / "checkpoints" / "grpo"
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file of a folder."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def edit(path: Path, **changes) -> None:
+    """Change keys of a JSON file, which may lack; None takes one out."""
+    found = (json.loads(path.read_text()) if path.exists() else {}) | changes
+    path.write_text(json.dumps({key: value for key, value in found.items() if changes.get(key, 0) is not None}))

@@ -1,5 +1,6 @@
 """Stages with steps in no time that crash where they are told to, and the imitate stage alone."""
 
+import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -28,14 +29,30 @@ def crash(*_: Any, **__: Any) -> None:
     raise Crash
 
 
+def crash_at(patch: pytest.MonkeyPatch, module: Any, *steps: int) -> None:
+    """Have the real train steps that a module makes crash before each of these, once."""
+    make, left = module.make_train_step, list(steps)
+
+    def crashing(*arguments, **settings):
+        step_fn = make(*arguments, **settings)
+
+        def step(state, batch):
+            if int(state.step) in left[:1]:
+                left.pop(0)
+                raise Crash
+            return step_fn(state, batch)
+
+        return step
+
+    patch.setattr(module, "make_train_step", crashing)
+
+
 def run_imitation(config, workdir) -> Experiment:
     validate.check(config)
     experiment = build(read_config(config), workdir)
-    try:
+    with contextlib.closing(experiment.log):
         check_stages(experiment)
         train(experiment, "imitate")
-    finally:
-        experiment.log.close()
     return experiment
 
 

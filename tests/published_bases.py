@@ -123,11 +123,6 @@ def write_config(folder: Path) -> None:
     (folder / "questions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def arguments(settings: dict) -> list[str]:
-    """The command's, for `config.py`."""
-    return ["--config=config.py", *(f"--config.{key}={value}" for key, value in (FIXED | settings).items())]
-
-
 def config_of(settings: dict, folder: Path):
     """The same config in this process."""
     config = default_config()

@@ -1,7 +1,8 @@
-"""What a command refuses its work with, in this process."""
+"""What a command or a function refuses its work with, in this process."""
 
 import contextlib
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -23,3 +24,14 @@ def refusal(command: str, *arguments: str, folder: Path) -> str:
     assert os.linesep not in said
     assert len(said) < 400
     return said
+
+
+def one_line(action: Callable[[], object], *parts: str) -> str:
+    """The line that an action fails with, which has these parts and a remedy."""
+    with pytest.raises(UserError) as caught:
+        action()
+    message = str(caught.value)
+    assert "\n" not in message
+    for part in (*parts, ";"):  # what follows the semicolon is the remedy
+        assert part in message
+    return message

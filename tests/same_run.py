@@ -67,6 +67,13 @@ def checkpoint_of(workdir: Path, stage: str) -> dict[str, Any]:
     return {"step": int(step.name)} | {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}
 
 
+def assert_same_run(one: Path, other: Path, *stages: str) -> None:
+    """The rows of two runs but for the clock's, and these stages' checkpoints, to the bit."""
+    assert rows_of(one) == rows_of(other)
+    for stage in stages:
+        assert_same(checkpoint_of(one, stage), checkpoint_of(other, stage))
+
+
 def texts_of(workdir: Path) -> dict[str, bytes]:
     """Every file of a run but events, checkpoints, the rows that tell the time, and the page, which draws them."""
     aside = {"tensorboard", "checkpoints", "metrics.jsonl", ".lock", "report.html"}

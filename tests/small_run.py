@@ -125,6 +125,16 @@ def start(*arguments: str, folder: Path, output: str = "output"):
     return process
 
 
+def start_all(processes: int, *arguments: str, folder: Path, output: str) -> list:
+    """The processes of one run, as on several machines; the output of each is in OUTPUT_0, .."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    flags = [*arguments, f"--coordinator=localhost:{port}", f"--processes={processes}"]
+    names = [(f"--process={index}", f"{output}_{index}") for index in range(processes)]
+    return [start(*flags, process, folder=folder, output=name) for process, name in names]
+
+
 def run(*arguments: str, folder: Path, status: int | None = 0) -> Finished:
     """`python -m slpo_jax.main ARGUMENTS` in a folder; see `start`.
 
@@ -186,17 +196,6 @@ def _finish(folder: Path) -> Path:
     (folder / "stderr").write_text(done.stderr)
     assert done.returncode == 0, done.stderr[-3000:]
     return folder
-
-
-def local_flags(processes: int) -> list[list[str]]:
-    """The flags with which so many processes of one machine find each other, for each of them; none for one alone."""
-    if processes == 1:
-        return [[]]
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
-    joined = [f"--coordinator=localhost:{port}", f"--processes={processes}"]
-    return [[*joined, f"--process={index}"] for index in range(processes)]
 
 
 def train(experiment, *sections: str) -> None:

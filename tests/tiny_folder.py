@@ -44,3 +44,22 @@ def config_for(folder: Path, reasoner: str, **changes) -> Config:
     config.update(init=str(folder), reasoner=reasoner, stages=("evaluate",))
     config.update_from_flattened_dict(changes)
     return read_config(config)
+
+
+def peft_folder(folder: Path, tensors: Tensors, **settings) -> Path:
+    """PEFT's adapters of rank 2 and alpha 3, unless these settings say otherwise; the file of their tensors."""
+    folder.mkdir(exist_ok=True)
+    known = {
+        "peft_type": "LORA", "r": 2, "lora_alpha": 3.0, "fan_in_fan_out": True, "lora_dropout": 0.1,
+        "base_model_name_or_path": "some/base", "target_modules": ["c_proj"], "use_dora": False, "alpha_pattern": {},
+        "bias": "none",
+    }  # fmt: skip
+    (folder / "adapter_config.json").write_text(json.dumps(known | settings))
+    save_file(tensors, folder / "adapter_model.safetensors")
+    return folder / "adapter_model.safetensors"
+
+
+def lora_pair(place: str, inputs: int, outputs: int) -> Tensors:
+    """A and B of one weight, as PEFT names them."""
+    rng, sides = np.random.default_rng(8), {"A": (2, inputs), "B": (outputs, 2)}
+    return {f"base_model.model.{place}.lora_{side}.weight": draw(rng, *shape) for side, shape in sides.items()}

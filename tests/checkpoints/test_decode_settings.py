@@ -6,22 +6,19 @@ import shutil
 
 import pytest
 
-from asked import ANSWER, RUN, T, run_config, workdir
+from asked import ANSWER, RUN, T, checkpoint, edit, run_config, workdir
 from slpo_jax.checkpoints import export
 from slpo_jax.checkpoints.decode_settings import config_of, stopping_of
 from slpo_jax.checkpoints.detect import identify
 from slpo_jax.config import Config, default_config, read_config
 from slpo_jax.config.load_options import by_argument
-from slpo_jax.config.sections import values
 from slpo_jax.data.chat import PromptConfig
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.rows import Row, read_row, write_rule
-from slpo_jax.io.orbax import save_params
 from slpo_jax.io.workdir import Workdir
 from slpo_jax.policy.noise import DropoutConfig
 from slpo_jax.run.experiment import build
 from slpo_jax.run.plan import check_stages
-from slpo_jax.run.provenance import ensure_manifest
 from slpo_jax.run.solver import load_solver
 
 REASONER = "coconut_gpt2"
@@ -39,13 +36,13 @@ def exported(work, tmp_path_factory):
     return folder
 
 
-def _passed_on(checkpoint, folder):
+def _passed_on(its, folder):
     """A checkpoint, moved away from its run; its export, that one's import, and the export of that."""
     moved = folder / "moved"
-    shutil.copytree(checkpoint, moved / "its")
-    shutil.copytree(checkpoint.parent / "reasoner", moved / "reasoner")
+    shutil.copytree(its, moved / "its")
+    shutil.copytree(its.parent / "reasoner", moved / "reasoner")
     yield moved / "its"
-    export.export_checkpoint(checkpoint, folder / "exported")
+    export.export_checkpoint(its, folder / "exported")
     yield folder / "exported"
     identity = identify(str(folder / "exported"))
     config = Config(reasoner=identity.reasoner)
@@ -82,13 +79,8 @@ def test_latent_policy_and_prompt_go_with_a_checkpoint(tmp_path):
     config.latent_policy.name, config.latent_policy.noisy_soft.temperature = "noisy_soft", 0.7
     config.prompt.update(instruction="Count .", answers="last_number")
     config.evaluate.update(max_answer_tokens=5, temperature=0.6)
-    experiment = build(read_config(config), tmp_path / "work")
-    ensure_manifest(experiment.stage("grpo"))
-    checkpoint = experiment.workdir.stage("grpo").path
-    save_params(checkpoint, experiment.initial_params())
-    (tmp_path / "work" / "config.json").write_text(json.dumps(values(experiment.config)))
-    experiment.log.close()
-    for place in list(_passed_on(checkpoint, tmp_path))[1:]:
+    its = checkpoint(config, tmp_path / "work")
+    for place in list(_passed_on(its, tmp_path))[1:]:
         identity = identify(str(place))
         found = config_of(identity)
         assert (found.latent_policy.name, found.latent_policy.noisy_soft.temperature) == ("noisy_soft", 0.7)
@@ -97,20 +89,25 @@ def test_latent_policy_and_prompt_go_with_a_checkpoint(tmp_path):
         assert (found.evaluate.max_answer_tokens, found.evaluate.temperature) == (5, 0.6)
 
 
-def _evaluated(tmp_path, source, given=(), **changes):
-    """The config of an evaluation alone, in which nothing but `changes` is set."""
+def _evaluation(tmp_path, source, given=(), **changes):
+    """An evaluation alone, in which nothing but `changes` is set."""
     config = default_config()
     config.update(stages=("evaluate",), init=str(source), prompt_slots=(16, 20))
+    config.data.eval.made = "synthetic:test"
+    config.data.synthetic.update(max_value=20, max_steps=2, test_size=8)
     config.update_from_flattened_dict(changes)
     experiment = build(read_config(config), tmp_path / "evaluated", given)
     experiment.log.close()
-    return experiment.config
+    return experiment
 
 
-def test_an_evaluation_alone_takes_t_and_threshold_of_its_checkpoint(work, tmp_path, caplog):
+def _evaluated(*arguments, **changes):
+    return _evaluation(*arguments, **changes).config
+
+
+def test_an_evaluation_alone_takes_t_and_threshold_of_its_checkpoint(work, exported, tmp_path, caplog):
     """A checkpoint of T = 4 and 0.92, where the config is at its T of 12 and five thresholds to choose from."""
-    export.export_checkpoint(work / "checkpoints" / "cold_start", tmp_path / "exported")
-    for source in (work, work / "checkpoints" / "cold_start", tmp_path / "exported"):
+    for source in (work, work / "checkpoints" / "cold_start", exported):
         config = _evaluated(tmp_path, source)
         assert (config.max_latents, config.evaluate.thresholds) == (T, (RUN[REASONER],))
         assert (config.max_answer_tokens, config.dropout.rate) == (ANSWER, 0.3)
@@ -172,7 +169,7 @@ def test_a_threshold_of_what_was_there_before_is_not_the_checkpoint_s(work, tmp_
     shutil.copytree(work, tmp_path / "work")
     stage = Workdir(tmp_path / "work").stage("cold_start")
     facts = json.loads(stage.facts.read_text())
-    stage.facts.write_text(json.dumps(facts | {"seed": 8}))
+    edit(stage.facts, seed=8)
     identity = identify(str(stage.path))
     assert stopping_of(config_of(identity), identity) == ("threshold", 0.5)
     write_rule(stage, Row("", "", stopping="threshold", rule=0.7, settings=facts | {"seed": 8}), alike=True)
@@ -192,8 +189,7 @@ def test_a_threshold_of_what_was_there_before_is_not_the_checkpoint_s(work, tmp_
 def test_an_export_s_settings_are_checked_where_they_are_read(exported, tmp_path, key, value):
     shutil.copytree(exported, tmp_path / "it")
     file = tmp_path / "it" / "reasoner.json"
-    facts = json.loads(file.read_text())
-    file.write_text(json.dumps(facts | {"settings": facts["settings"] | {key: value}}))
+    edit(file, settings=json.loads(file.read_text())["settings"] | {key: value})
     message = rf"^{tmp_path}/it: reasoner\.json: (key {key}: |null in a section)"
     with pytest.raises(UserError, match=message) as error, by_argument():
         load_solver(str(tmp_path / "it"))
@@ -208,8 +204,7 @@ def test_an_export_that_was_edited_says_so(exported, tmp_path, caplog, file, key
     with caplog.at_level("WARNING"):
         identify(str(tmp_path / "it"))
         assert "changed since" not in caplog.text
-        path = tmp_path / "it" / file
-        path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
+        edit(tmp_path / "it" / file, **{key: value})
         identify(str(tmp_path / "it"))
     assert f"{tmp_path}/it: {file} changed since it was written, as its checksums.json has it" in caplog.text
 
@@ -217,8 +212,7 @@ def test_an_export_that_was_edited_says_so(exported, tmp_path, caplog, file, key
 @pytest.mark.parametrize("where", ["config.json", "checkpoints/cold_start/config.json"])
 def test_a_run_s_settings_are_checked_where_they_are_read(work, tmp_path, where):
     shutil.copytree(work, tmp_path / "work")
-    file = tmp_path / "work" / where
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"max_latents": -2}))
+    edit(tmp_path / "work" / where, max_latents=-2)
     with pytest.raises(UserError, match=rf"{where}: key max_latents: -2 is not valid"):
         load_solver(str(tmp_path / "work"))
 
@@ -226,22 +220,10 @@ def test_a_run_s_settings_are_checked_where_they_are_read(work, tmp_path, where)
 def test_a_gate_without_a_validation_set_names_the_way_out(work, tmp_path):
     shutil.copytree(work, tmp_path / "work", ignore=shutil.ignore_patterns("rule.json", "eval"))
 
-    def check(source, **changes):
-        config = default_config()
-        config.update(stages=("evaluate",), init=str(source), prompt_slots=(16, 20))
-        config.data.eval.made = "synthetic:test"
-        config.data.synthetic.update(max_value=20, max_steps=2, test_size=8)
-        config.update_from_flattened_dict(changes)
-        experiment = build(read_config(config), tmp_path / "evaluated")
-        try:
-            check_stages(experiment)
-        finally:
-            experiment.log.close()
-
     with pytest.raises(UserError, match=r"config\.data\.valid: not set.*--config\.evaluate\.thresholds='\(0\.5,\)'"):
-        check(tmp_path / "work")
-    check(tmp_path / "work", **{"evaluate.thresholds": (0.5,)})
-    check(work)  # which has a threshold
+        check_stages(_evaluation(tmp_path, tmp_path / "work"))
+    check_stages(_evaluation(tmp_path, tmp_path / "work", **{"evaluate.thresholds": (0.5,)}))
+    check_stages(_evaluation(tmp_path, work))  # which has a threshold
 
 
 def test_solve_says_what_is_not_the_checkpoint_s(work, tmp_path, caplog):

@@ -68,11 +68,6 @@ def simcot(request, tmp_path_factory):
     return made
 
 
-def _equal(ours, theirs) -> None:
-    assert jax.tree.structure(ours) == jax.tree.structure(theirs)
-    jax.tree.map(np.testing.assert_array_equal, ours, theirs)
-
-
 def test_everything_arrives(simcot):
     """The reasoner as without a decoder, its markers after the base's rows, and the decoder on request."""
     case, plain = simcot.case, len(tokenizer(simcot.identity.backbone))
@@ -94,7 +89,7 @@ def test_everything_arrives(simcot):
 
 def test_it_comes_back_to_the_bit_and_is_left_out_unasked(simcot, tmp_path):
     kept = load_params(simcot.imported, stored_params(simcot.imported))
-    _equal(kept, simcot.checkpoint.read(True))
+    jax.tree.map(np.testing.assert_array_equal, kept, simcot.checkpoint.read(True))
     for asked in (True, False):
         export, back = tmp_path / f"export_{asked}", tmp_path / f"back_{asked}"
         export_checkpoint(simcot.imported, export, asked)
@@ -102,7 +97,7 @@ def test_it_comes_back_to_the_bit_and_is_left_out_unasked(simcot, tmp_path):
         made = import_checkpoint(identify(str(export)), back, Config(reasoner=simcot.identity.reasoner), asked)
         assert made.description.architecture == simcot.checkpoint.description.architecture
         left = {name: part for name, part in kept.items() if asked or name != DECODER}
-        _equal(load_params(back, stored_params(back)), left)
+        jax.tree.map(np.testing.assert_array_equal, load_params(back, stored_params(back)), left)
 
 
 def _slow_words(simcot, latents_TD: np.ndarray) -> list[list[int]]:

@@ -7,12 +7,12 @@ import pytest
 from safetensors.numpy import load_file
 
 import slpo_jax as slpo
-from asked import RUN, T, workdir
+from asked import RUN, T, edit, workdir
 from slpo_jax.checkpoints import export
 from slpo_jax.checkpoints.architectures import REASONERS
 from slpo_jax.checkpoints.decode_settings import config_of, stopping_of
 from slpo_jax.checkpoints.detect import identify, newest_checkpoint
-from slpo_jax.config import default_config, read_config
+from slpo_jax.config import Config
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.rows import Row, write_row
 from slpo_jax.io.workdir import Workdir
@@ -35,18 +35,17 @@ def test_ours_and_the_run_around_it(case):
     assert found.orbax is not None
     assert (found.gate_hidden, found.gate_trained) == (0, True)
     assert len(found.tokenizer()) == found.description.model.vocab_size
-    said = found.stage.facts.read_text()
-    found.stage.facts.write_text(json.dumps(json.loads(said) | {"gate": {"enabled": False}}))  # so it was not used
-    assert not identify(str(work / "checkpoints" / "cold_start")).gate_trained
-    found.stage.facts.write_text(json.dumps(json.loads(said) | {"gate": 5}))  # edited by hand
-    assert identify(str(work / "checkpoints" / "cold_start")).gate_trained
-    found.stage.facts.write_text(said)
     before = identify(str(work / "checkpoints" / "imitate"))
     assert (before.gate_hidden, before.gate_trained) == (0, False)
-    said = before.stage.facts.read_text()
-    before.stage.facts.write_text(json.dumps(json.loads(said) | {"rl": {}}))  # as the control's, which has its steps
-    assert not identify(str(work / "checkpoints" / "imitate")).gate_trained
-    before.stage.facts.write_text(said)
+    for stage, changes, trained in (
+        (found.stage, {"gate": {"enabled": False}}, False),  # so it was not used
+        (found.stage, {"gate": 5}, True),  # edited by hand
+        (before.stage, {"rl": {}}, False),  # as the control's, which has its steps
+    ):
+        said = stage.facts.read_text()
+        edit(stage.facts, **changes)
+        assert identify(str(stage.path)).gate_trained == trained
+        stage.facts.write_text(said)
     assert identify(str(work / "checkpoints" / "imitate" / "0")).stage.path == before.stage.path
 
 
@@ -74,26 +73,17 @@ def test_an_export_and_what_is_left_without_our_files(case, tmp_path):
 
 def test_what_lies_near_an_import_is_not_its_run(case, tmp_path):
     reasoner, _, exported = case
-    identity, config = identify(str(exported)), default_config()
-    config.reasoner = identity.reasoner
-    imported = tmp_path / "near" / "imported"
-    export.import_checkpoint(identity, imported, read_config(config))
-    (tmp_path / "config.json").write_text(json.dumps({"max_latents": T + 5}))
+    identity, imported = identify(str(exported)), tmp_path / "near" / "imported"
+    export.import_checkpoint(identity, imported, Config(reasoner=identity.reasoner))
+    edit(tmp_path / "config.json", max_latents=T + 5)
     write_row(tmp_path, Row("imported", "", stage="imported", stopping="threshold", rule=0.75))
     found = identify(str(imported))
     assert (found.workdir, found.gate_trained) == (None, True)
     config = config_of(found)
     assert (config.max_latents, stopping_of(config, found)) == (T, ("threshold", RUN[reasoner]))  # the export's own
-
-
-def test_a_checkpoint_that_lost_its_description(case, tmp_path):
-    _, _, exported = case
-    identity, config = identify(str(exported)), default_config()
-    config.reasoner = identity.reasoner
-    export.import_checkpoint(identity, tmp_path / "imported", read_config(config))
-    (tmp_path / "imported" / "reasoner" / "reasoner.json").unlink()
+    (imported / "reasoner" / "reasoner.json").unlink()
     with pytest.raises(UserError, match=r"has no reasoner/reasoner\.json in or beside it"):
-        identify(str(tmp_path / "imported"))
+        identify(str(imported))
 
 
 @pytest.mark.parametrize(
@@ -107,8 +97,7 @@ def test_a_checkpoint_that_lost_its_description(case, tmp_path):
 def test_an_edited_config_is_not_exported(case, tmp_path, changes, part):
     _, work, _ = case
     shutil.copytree(work, tmp_path / "work")
-    path = tmp_path / "work" / "checkpoints" / "reasoner" / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    edit(tmp_path / "work" / "checkpoints" / "reasoner" / "config.json", **changes)
     with pytest.raises(UserError, match=f"cold_start: {part}"):
         export.export_checkpoint(tmp_path / "work" / "checkpoints" / "cold_start", tmp_path / "out")
     assert not (tmp_path / "out").exists()
@@ -120,9 +109,9 @@ def test_a_run_without_a_gate_is_exported_without_one(case, tmp_path):
     shutil.copytree(work, tmp_path / "work")
     stages = tmp_path / "work" / "checkpoints"
     for file in (tmp_path / "work" / "config.json", *stages.glob("*/config.json")):
-        values = json.loads(file.read_text())
-        if "gate" in values and file.parent != stages / "reasoner":
-            file.write_text(json.dumps(values | {"gate": values["gate"] | {"enabled": False}}))
+        gate = json.loads(file.read_text()).get("gate")
+        if gate and file.parent != stages / "reasoner":
+            edit(file, gate=gate | {"enabled": False})
     stage = stages / "cold_start"
     written = export.export_checkpoint(stage, tmp_path / "command").description
     slpo.load(stage).export(tmp_path / "call")

@@ -2,28 +2,23 @@
 
 import json
 
-import jax
-import numpy as np
 import pytest
 
+from asked import checkpoint, edit, run_config
 from slpo_jax.checkpoints import export
 from slpo_jax.checkpoints.checkpoint import find_checkpoint
 from slpo_jax.checkpoints.detect import identify
-from slpo_jax.config import default_config, read_config
+from slpo_jax.config import read_config
 from slpo_jax.data.tokenizer import load_tokenizer
 from slpo_jax.errors import UserError
-from slpo_jax.io.orbax import save_params
 from slpo_jax.run.setup import assemble
 
 ROWS = len(load_tokenizer("synthetic:20")) + 1  # and ####
 
 
 def _config(init="", **changes):
-    config = default_config()
-    config.update(reasoner="text_llama", init=str(init), max_latents=0, min_latents=1)
-    config.update(prompt_slots=(24,), max_answer_tokens=8)
-    config.tokenizer = "" if init else "synthetic:20"
-    config.model.update(n_layer=1, n_head=2, n_kv_head=1, n_embd=8, n_inner=8, n_positions=64)
+    config = run_config("text_llama")
+    config.update(init=str(init), tokenizer="" if init else "synthetic:20", max_latents=0)
     config.gate.enabled = False
     config.update(changes)
     return config
@@ -33,16 +28,9 @@ def _config(init="", **changes):
 def published(tmp_path_factory):
     """A model as others publish it: of our export only Hugging Face's files."""
     folder = tmp_path_factory.mktemp("end_tokens")
-    opened = find_checkpoint(read_config(_config()))
-    shapes = jax.eval_shape(
-        opened.architecture.on(opened.description.model).init,
-        jax.random.key(0),
-    )
-    checkpoint = folder / "ours"
-    save_params(checkpoint, {"reasoner": jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)})
-    opened.write(checkpoint / "reasoner")
-    export.export_checkpoint(checkpoint, folder / "published")
-    (folder / "published" / "reasoner.json").unlink()
+    export.export_checkpoint(checkpoint(_config(), folder / "ours"), folder / "published")
+    for file in (folder / "published").glob("reasoner.*"):
+        file.unlink()
     return folder / "published"
 
 
@@ -50,19 +38,13 @@ def _ends(folder):
     return find_checkpoint(read_config(_config(folder))).template.eos_ids
 
 
-def _say(folder, file, value):
-    path = folder / file
-    facts = json.loads(path.read_text()) if path.exists() else {}
-    path.write_text(json.dumps(facts | {"eos_token_id": value}))
-
-
 def test_end_tokens_go_there_and_back(published, tmp_path):
     eos = find_checkpoint(read_config(_config())).template.eos_id
     assert json.loads((published / "config.json").read_text())["eos_token_id"] == eos
     assert _ends(published) == (eos,)
-    _say(published, "config.json", [7, eos])
+    edit(published / "config.json", eos_token_id=[7, eos])
     assert _ends(published) == (eos, 7)
-    _say(published, "generation_config.json", [9, eos, 5, 9])
+    edit(published / "generation_config.json", eos_token_id=[9, eos, 5, 9])
     assert _ends(published) == (eos, 9, 5), "generation's own words go first, and each counts once"
     # A latent reasoner's answers end with its eos alone, as before.
     latent = find_checkpoint(read_config(_config(published, reasoner="coconut_llama", max_latents=1))).template
@@ -85,6 +67,6 @@ def test_end_tokens_go_there_and_back(published, tmp_path):
     ],
 )
 def test_what_is_no_end_token_is_a_line(published, value, message):
-    _say(published, "generation_config.json", value)
+    edit(published / "generation_config.json", eos_token_id=value)
     with pytest.raises(UserError, match=message):
         _ends(published)

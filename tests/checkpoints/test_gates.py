@@ -1,12 +1,15 @@
-"""A stopping gate beside a language model's tensors, under somebody else's names; files by numpy alone."""
+"""What lies beside a language model: a gate under somebody else's names, an export's own; files by numpy alone."""
 
+import dataclasses
 import json
 import math
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 import slpo_jax
+from asked import edit
 from slpo_jax.checkpoints.checkpoint import find_checkpoint
 from slpo_jax.checkpoints.decode_settings import config_of, made_with, stopping_of
 from slpo_jax.checkpoints.detect import identify
@@ -19,6 +22,11 @@ RNG = np.random.default_rng(3)
 LINEAR = {"weight": draw(RNG, 1, WIDTH), "bias": draw(RNG, 1)}
 HIDDEN = {"weight": draw(RNG, 6, WIDTH), "bias": draw(RNG, 6)}
 OUT = {"weight": draw(RNG, 1, 6), "bias": draw(RNG, 1)}
+PROJECTOR = {
+    f"projector.{name}.{part}": draw(RNG, *shape)
+    for name, weight in {"1": (5, WIDTH), "3": (WIDTH, 5), "4": (WIDTH,)}.items()
+    for part, shape in (("weight", weight), ("bias", weight[:1]))
+}
 CONFIG = {"architectures": ["LatentCOCONUTGPT2"], "auto_map": {"AutoModel": "own.Own"}, "gate_threshold": 0.6}
 
 
@@ -31,8 +39,7 @@ def _named(**modules) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("name", ["gate", "transformer__halting__linear"])
 def test_a_published_gate_is_taken_by_word_and_shape(tmp_path, caplog, name):
     tiny_folder(tmp_path / "x", **_named(**{name: LINEAR}))
-    config = json.loads((tmp_path / "x" / "config.json").read_text()) | CONFIG
-    (tmp_path / "x" / "config.json").write_text(json.dumps(config))
+    edit(tmp_path / "x" / "config.json", **CONFIG)
     identity = identify(str(tmp_path / "x"))
     assert (identity.gate_hidden, identity.gate_trained) == (0, True)
     checkpoint = find_checkpoint(config_for(tmp_path / "x", "coconut_gpt2"), identity)
@@ -62,8 +69,7 @@ CARD = "---\nlicense: mit\n---\n# COCONUT+SLPO (GPT-2); "
 )
 def test_its_threshold_is_what_its_files_say(tmp_path, caplog, config, card, threshold, line):
     tiny_folder(tmp_path, **_named(gate=LINEAR))
-    config = json.loads((tmp_path / "config.json").read_text()) | config
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    edit(tmp_path / "config.json", **config)
     (tmp_path / "README.md").write_text(CARD + card)
     identity = identify(str(tmp_path))
     said = [record.getMessage() for record in caplog.records][1:]
@@ -81,9 +87,7 @@ def test_its_threshold_is_what_its_files_say(tmp_path, caplog, config, card, thr
     ("architecture", "gate"), [("coconut", {"gate": LINEAR}), ("codi", {"stop_head__0": HIDDEN, "stop_head__2": OUT})]
 )
 def test_it_thinks_as_our_own_export_of_it(tmp_path, architecture, gate):
-    projector = {"1": (5, WIDTH), "3": (WIDTH, 5), "4": (WIDTH,)} if architecture == "codi" else {}
-    more = {f"projector.{name}.weight": draw(RNG, *shape) for name, shape in projector.items()}
-    more |= {f"projector.{name}.bias": draw(RNG, shape[0]) for name, shape in projector.items()}
+    more = PROJECTOR if architecture == "codi" else {}
     tiny_folder(tmp_path / "published", **_named(**gate), **more)
     records = [{"question": f"Tom has {n} pens .", "answer": "3"} for n in range(4)]
     questions = [record["question"] for record in records]
@@ -130,3 +134,52 @@ def test_a_gate_that_is_not_known_is_refused_by_name(tmp_path, modules, named):
     tiny_folder(tmp_path, **_named(**modules))
     with pytest.raises(UserError, match=rf"tensor {named}\S* is unexpected; "):
         find_checkpoint(config_for(tmp_path, "coconut_gpt2"))
+
+
+# What an export has beside its language model, by what its reasoner.json says of it.
+GATE = _named(gate__out=LINEAR)
+
+
+def _export(folder, side, architecture="coconut", **facts):
+    tiny_folder(folder)
+    known = {"format": 1, "architecture": architecture, "projector": 5 if architecture == "codi" else 0, "tidy": True,
+             "gate": 0, "gate_trained": True, "source": "", "settings": {}}  # fmt: skip
+    (folder / "reasoner.json").write_text(json.dumps(known | facts))
+    if side:
+        save_file(side, folder / "reasoner.safetensors")
+    return config_for(folder, f"{architecture}_gpt2")
+
+
+def test_an_export_has_the_gate_and_projector_of_its_side_file(tmp_path):
+    params = find_checkpoint(_export(tmp_path / "codi", GATE | PROJECTOR, "codi")).read()
+    np.testing.assert_array_equal(params["gate"]["out"]["kernel"], LINEAR["weight"].T)
+    np.testing.assert_array_equal(params["reasoner"]["projector"]["norm"]["bias"], PROJECTOR["projector.4.bias"])
+
+
+@pytest.mark.parametrize(
+    ("side", "architecture", "missing"),
+    [
+        ({}, "coconut", "gate.out.weight"),
+        ({"gate.out.weight": LINEAR["weight"]}, "coconut", "gate.out.bias"),
+        (PROJECTOR, "codi", "gate.out.weight"),
+        (GATE, "codi", "projector.1.weight"),
+    ],
+)
+def test_an_export_without_a_part_that_it_says_it_has(tmp_path, side, architecture, missing):
+    with pytest.raises(UserError, match=rf"^{tmp_path}/ex/reasoner\.safetensors: tensor {missing} is missing; "):
+        find_checkpoint(_export(tmp_path / "ex", side, architecture))
+
+
+def test_a_value_that_its_kind_can_t_have(tmp_path):
+    config = _export(tmp_path, GATE | PROJECTOR, "codi", projector=0)
+    message = rf"^{tmp_path}/reasoner\.json: key projector: 0 is not valid; give a whole number, 1 or more"
+    with pytest.raises(UserError, match=message):
+        find_checkpoint(config)
+
+
+def test_a_side_file_without_its_description(tmp_path):
+    config = _export(tmp_path / "ex", GATE)
+    (tmp_path / "ex" / "reasoner.json").unlink()
+    for init, base in (("ex", ""), ("ex/model.safetensors", str(tmp_path / "ex"))):
+        with pytest.raises(UserError, match=r"ex/reasoner\.safetensors: is read only with the reasoner\.json "):
+            find_checkpoint(dataclasses.replace(config, init=str(tmp_path / init), base=base))

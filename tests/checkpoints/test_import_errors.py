@@ -4,6 +4,7 @@ import functools
 from pathlib import Path
 
 import pytest
+import transformers
 
 from broken import to_be_broken
 from published import (
@@ -15,7 +16,8 @@ from published import (
     tokenizer,
     torch,
 )
-from published_bases import base_gguf, base_gpt2, base_llama
+from published_bases import LLAMA3_ROPE, base_gguf, base_gpt2, base_llama
+from slpo_jax.checkpoints.hf_config import from_hugging_face
 
 
 @pytest.fixture
@@ -24,28 +26,48 @@ def checkpoint(tmp_path):
     return functools.partial(to_be_broken, tmp_path)
 
 
+def _without(name):
+    return lambda state: state.pop(name)
+
+
+def _with(name, *shape):
+    return lambda state: state.update({name: torch.ones(shape)})
+
+
+def _changed(name):
+    def change(state):
+        state[name] = state[name].clone()
+        state[name][3, 4] += 1e-3
+
+    return change
+
+
 WTE, C_FC = "transformer.wte.weight", "transformer.h.1.mlp.c_fc.weight"
+COCONUT, OUR_GPT2, OUR_LLAMA = (coconut_hugging_face,), (coconut_original, "gpt2"), (coconut_original, "llama")
+CODI, LLAMA, QWEN2 = (codi_original, "llama"), (base_llama,), (base_llama, "qwen2")
+EVALUATE = {"stages": ("evaluate",)}
+# Settings of another checkpoint than that which is there.
+ASKED = [
+    *((write, {"reasoner": reasoner}, (f"config.reasoner: is {reasoner}", f"is a {kind} checkpoint"))
+      for write, reasoner, kind in (
+        (LLAMA, "coconut_gpt2", "coconut_llama"), (OUR_LLAMA, "coconut_gpt2", "coconut_llama"),
+        (CODI, "coconut_llama", "codi_llama"), ((codi_hugging_face,), "coconut_gpt2", "codi_gpt2"),
+    )),
+    (COCONUT, {"reasoner": "codi_gpt2"}, ("base model", "projector")),
+    (COCONUT, {"gate.enabled": True}, ("config.gate.enabled", "cold_start")),
+    (CODI, {"lora_alpha": None}, ("config.lora_alpha",)),
+    ((base_gpt2,), EVALUATE, ("base model", "special tokens", "imitate")),
+    ((base_gpt2,), EVALUATE | {"reasoner": "codi_gpt2"}, ("base model", "imitate")),
+    ((base_gguf,), EVALUATE, ("base model", "special tokens", "imitate")),
+    ((base_gguf,), EVALUATE | {"reasoner": "codi_llama"}, ("base model", "imitate")),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("write", "options", "reasoner", "part"),
-    [
-        (base_llama, (), "coconut_gpt2", "coconut_llama"),
-        (coconut_original, ("llama",), "coconut_gpt2", "coconut_llama"),
-        (codi_original, ("llama",), "coconut_llama", "codi_llama"),
-        (codi_hugging_face, (), "coconut_gpt2", "codi_gpt2"),
-    ],
-)
-def test_another_reasoner_than_the_files(checkpoint, write, options, reasoner, part):
-    broken = checkpoint(write, *options)
-    broken.settings["reasoner"] = reasoner
-    broken.refused(f"config.reasoner: is {reasoner}", str(broken.init), f"is a {part} checkpoint")
-
-
-def test_a_coconut_directory_is_no_codi(checkpoint):
-    broken = checkpoint(coconut_hugging_face)
-    broken.settings["reasoner"] = "codi_gpt2"
-    broken.refused(str(broken.init), "base model", "projector")
+@pytest.mark.parametrize(("write", "settings", "parts"), ASKED)
+def test_another_checkpoint_than_the_settings_ask_for(checkpoint, write, settings, parts):
+    broken = checkpoint(*write)
+    broken.settings |= settings
+    broken.refused(str(broken.init), *parts)
 
 
 def test_truncated_files(checkpoint):
@@ -57,67 +79,38 @@ def test_truncated_files(checkpoint):
     broken.refused(shard, "No such file")
 
 
-@pytest.mark.parametrize(
-    ("write", "options", "name", "named"),
-    [
-        (coconut_hugging_face, (), C_FC, C_FC),
-        (coconut_original, ("llama",), "base_causallm.model.layers.1.self_attn.k_proj.weight", "k_proj.weight"),
-        (codi_original, ("llama",), "prj.ln.bias", "projector.4.bias"),
-        (base_llama, ("qwen2",), "model.norm.weight", "model.norm.weight"),
-    ],
-)
-def test_a_missing_tensor(checkpoint, write, options, name, named):
-    broken = checkpoint(write, *options)
-    if write is base_llama:
+NORM, K_PROJ = "codi.base_model.model.model.norm.weight", "base_causallm.model.layers.1.self_attn.k_proj.weight"
+UP = "codi.base_model.model.model.layers.1.mlp.up_proj"
+# Of masks only the causal constant that older transformers stored may be left out; a head is no embedding.
+SPOILT = [
+    (COCONUT, _without(C_FC), (C_FC, "missing")),
+    (OUR_LLAMA, _without(K_PROJ), ("k_proj.weight", "missing")),
+    (CODI, _without("prj.ln.bias"), ("projector.4.bias", "missing")),
+    (QWEN2, _without("model.norm.weight"), ("model.norm.weight", "missing")),
+    (LLAMA, _without("model.embed_tokens.weight"), ("model.embed_tokens.weight", "missing")),
+    *((CODI, _without(f"{UP}.{part}.weight"), ("layers.1.mlp.up_proj", f"{part}.weight", "missing"))
+      for part in ("lora_A.default", "lora_B.default", "base_layer")),
+    (CODI, _with(f"{UP}.lora_B.default.weight", 24, 7), ("up_proj.lora_B.default.weight", "[24, 7]", "don't fit")),
+    (CODI, _with(f"{UP}.lora_A.other.weight", 8, 16), ("up_proj.lora_A.other.weight", "unexpected")),
+    *((write, _with(name, 16), (f"tensor {name} is unexpected",)) for write, name in (
+        (COCONUT, "transformer.h.2.ln_1.weight"), (OUR_GPT2, "base_causallm.transformer.h.0.attn.extra"),
+        (OUR_GPT2, "gate.weight"), (CODI, "teacher.weight"), (CODI, "prj.5.weight"),
+    )),
+    (COCONUT, _with("transformer.h.0.attn.bias", 1, 1, 96, 96), ("tensor transformer.h.0.attn.bias is unexpected",)),
+    *((write, _with(name, *shape), (f"tensor {name} has shape {list(shape)}", "says [")) for write, name, shape in (
+        (COCONUT, C_FC, (40, 16)), (CODI, "prj.ln.weight", (20,)), (CODI, NORM, (1, 16)),
+    )),
+    *((OUR_GPT2, _changed(name), (name, "differs")) for name in ("embedding.weight", "base_causallm.lm_head.weight")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("write", "change", "parts"), SPOILT)
+def test_a_tensor_that_is_missing_unexpected_or_another(checkpoint, write, change, parts):
+    broken = checkpoint(*write)
+    if write[0] is base_llama:
         broken.gather_shards()
-    broken.tensors(lambda state: state.pop(name))
-    broken.refused(str(broken.init), named, "missing")
-
-
-def test_a_missing_embedding_of_an_untied_model(checkpoint):
-    """The head that is there must not be taken for it."""
-    broken = checkpoint(base_llama)
-    broken.gather_shards()
-    broken.tensors(lambda state: state.pop("model.embed_tokens.weight"))
-    broken.refused(str(broken.init), "model.embed_tokens.weight", "missing")
-
-
-@pytest.mark.parametrize(
-    ("write", "options", "name"),
-    [
-        (coconut_hugging_face, (), "transformer.h.2.ln_1.weight"),
-        (coconut_original, ("gpt2",), "base_causallm.transformer.h.0.attn.extra"),
-        (coconut_original, ("gpt2",), "gate.weight"),
-        (codi_original, ("llama",), "teacher.weight"),
-        (codi_original, ("llama",), "prj.5.weight"),
-    ],
-)
-def test_an_extra_tensor(checkpoint, write, options, name):
-    broken = checkpoint(write, *options)
-    broken.tensors(lambda state: state.update({name: torch.ones(16)}))
-    broken.refused(str(broken.init), f"tensor {name} is unexpected")
-
-
-def test_a_mask_that_is_not_causal(checkpoint):
-    """Only the constant that older transformers stored may be left out."""
-    broken = checkpoint(coconut_hugging_face)
-    name = "transformer.h.0.attn.bias"
-    broken.tensors(lambda state: state.update({name: torch.ones(1, 1, 96, 96)}))
-    broken.refused(str(broken.init), f"tensor {name} is unexpected")
-
-
-@pytest.mark.parametrize(
-    ("write", "options", "name", "shape"),
-    [
-        (coconut_hugging_face, (), C_FC, (40, 16)),
-        (codi_original, ("llama",), "prj.ln.weight", (20,)),
-        (codi_original, ("llama",), "codi.base_model.model.model.norm.weight", (1, 16)),
-    ],
-)
-def test_a_wrong_shape(checkpoint, write, options, name, shape):
-    broken = checkpoint(write, *options)
-    broken.tensors(lambda state: state.update({name: torch.ones(shape)}))
-    broken.refused(str(broken.init), f"tensor {name} has shape {list(shape)}", "says [")
+    broken.tensors(change)
+    broken.refused(str(broken.init), *parts)
 
 
 def test_rows_that_do_not_fit_the_vocabulary(checkpoint):
@@ -128,41 +121,27 @@ def test_rows_that_do_not_fit_the_vocabulary(checkpoint):
 
 
 @pytest.mark.parametrize("write", [coconut_original, codi_original])
-def test_the_base_of_another_checkpoint(checkpoint, write):
-    broken = checkpoint(write, "gpt2")
-    base = broken.folder / "base"
-    smaller = tokenizer("gpt2").backend_tokenizer
-    smaller.add_tokens(["another", "vocabulary"])
-    smaller.save(str(base / "tokenizer.json"))
-    broken.edit("base/config.json", vocab_size=323)
-    broken.refused("has 324 rows, config.base 323 (+ 3 for the reasoner's tokens)")
-    broken.edit("base/config.json", vocab_size=321, n_embd=8)
-    tokenizer("gpt2").backend_tokenizer.save(str(base / "tokenizer.json"))
-    broken.refused(f"config.base: {base} doesn't fit", str(broken.init), "wte.weight has shape [324, 16]", "[324, 8]")
-
-
-@pytest.mark.parametrize("write", [coconut_original, codi_original])
 def test_a_wrong_base_is_named_by_its_key(checkpoint, write):
-    """Of another depth, of another family, of a family that is not known, or with a tokenizer of too many tokens."""
+    """With tokens that are too many, of another size, of another family, or of one that is not known."""
     broken = checkpoint(write, "gpt2")
-    base = broken.folder / "base"
-    config, texts = (base / "config.json").read_text(), (base / "tokenizer.json").read_text()
+    base, init = broken.folder / "base", str(broken.init)
+    config, fits = (base / "config.json").read_text(), f"config.base: {base} doesn't fit"
     llama = dict(model_type="llama", hidden_size=16, num_attention_heads=4, num_hidden_layers=2, intermediate_size=24)
-    for changes, part in (
-        ({"n_layer": 3}, "transformer.h.2."),
-        ({"n_layer": 1}, "transformer.h.1."),
-        (llama | {"max_position_embeddings": 96}, "is of a llama model"),
-        ({"model_type": "qwen3_moe"}, "qwen3_moe"),
+    for more, changes, parts in (
+        (2, {"vocab_size": 323}, ("has 324 rows, config.base 323 (+ 3 for the reasoner's tokens)",)),
+        (0, {"vocab_size": 321, "n_embd": 8}, (fits, init, "wte.weight has shape [324, 16]", "[324, 8]")),
+        (0, {"n_layer": 3}, (fits, "transformer.h.2.")),
+        (0, {"n_layer": 1}, (fits, "transformer.h.1.")),
+        (0, llama | {"max_position_embeddings": 96}, (fits, "is of a llama model")),
+        (0, {"model_type": "qwen3_moe"}, (fits, "qwen3_moe")),
+        (5, {}, (f"config.base: {base}", "tokens" if write is codi_original else "rows")),
     ):
+        texts = tokenizer("gpt2").backend_tokenizer
+        texts.add_tokens(["another", "vocabulary", "of", "more", "tokens"][:more])
+        texts.save(str(base / "tokenizer.json"))
         (base / "config.json").write_text(config)
         broken.edit("base/config.json", **changes)
-        broken.refused(f"config.base: {base} doesn't fit: ", part)
-    (base / "config.json").write_text(config)
-    more = tokenizer("gpt2")
-    more.add_tokens(["another", "vocabulary", "of", "more", "tokens"])
-    more.backend_tokenizer.save(str(base / "tokenizer.json"))
-    broken.refused(f"config.base: {base}", "tokens" if write is codi_original else "rows")
-    (base / "tokenizer.json").write_text(texts)
+        broken.refused(*parts)
 
 
 def test_an_unknown_prefix_says_what_the_file_holds(tmp_path):
@@ -173,52 +152,6 @@ def test_an_unknown_prefix_says_what_the_file_holds(tmp_path):
     broken = to_be_broken(tmp_path, coconut_original, "gpt2")
     broken.settings["init"] = str(tmp_path / "x.safetensors")
     broken.refused(f"{tmp_path / 'x.safetensors'}: neither", "8 tensors, e.g. ")
-
-
-def test_lora(checkpoint):
-    broken = checkpoint(codi_original, "llama")
-    place = "codi.base_model.model.model.layers.1.mlp.up_proj"
-    alpha, broken.settings["lora_alpha"] = broken.settings["lora_alpha"], None
-    broken.refused(str(broken.init), "config.lora_alpha")
-    broken.settings["lora_alpha"] = alpha
-    taken = {}
-    for part in ("lora_B.default.weight", "lora_A.default.weight", "base_layer.weight"):
-        name = f"{place}.{part}"
-        broken.tensors(lambda state, name=name: taken.update({name: state.pop(name)}))
-        broken.refused(str(broken.init), place.removeprefix("codi.base_model.model."), part, "missing")
-        broken.tensors(lambda state: state.update(taken))
-    rank = {f"{place}.lora_B.default.weight": torch.ones(24, 7)}
-    broken.tensors(lambda state: state.update(rank))
-    broken.refused(str(broken.init), "up_proj.lora_B.default.weight", "[24, 7]", "don't fit")
-    broken.tensors(lambda state: state.update(taken | {f"{place}.lora_A.other.weight": torch.ones(8, 16)}))
-    broken.refused(str(broken.init), "up_proj.lora_A.other.weight", "unexpected")
-
-
-@pytest.mark.parametrize("name", ["embedding.weight", "base_causallm.lm_head.weight"])
-def test_copies_that_differ(checkpoint, name):
-    broken = checkpoint(coconut_original, "gpt2")
-
-    def change(state):
-        state[name] = state[name].clone()
-        state[name][3, 4] += 1e-3
-
-    broken.tensors(change)
-    broken.refused(str(broken.init), name, "differs")
-
-
-def test_a_base_model_evaluated_as_a_reasoner(checkpoint):
-    for write in (base_gpt2, base_gguf):
-        broken = checkpoint(write)
-        broken.settings["stages"] = ("evaluate",)
-        broken.refused(str(broken.init), "base model", "special tokens", "imitate")
-        broken.settings["reasoner"] = broken.settings["reasoner"].replace("coconut", "codi")
-        broken.refused(str(broken.init), "base model", "imitate")
-
-
-def test_no_gate(checkpoint):
-    broken = checkpoint(coconut_hugging_face)
-    broken.settings["gate.enabled"] = True
-    broken.refused("config.gate.enabled", str(broken.init), "cold_start")
 
 
 def test_no_base(checkpoint):
@@ -247,3 +180,72 @@ def test_hub_ids_without_a_network(checkpoint, monkeypatch):
     broken.refused("config.base: nobody-at-all/no-such-model", "network")
     broken.settings["init"] = "nobody-at-all/no-such-model"
     broken.refused("config.init: nobody-at-all/no-such-model", "network")
+
+
+# A config.json that leaves something out, isn't whole, or is of a model that ours can't be.
+
+
+@pytest.mark.parametrize(
+    ("write", "changes", "parts"),
+    [
+        (base_gpt2, {"activation_function": "relu"}, ("activation_function", "relu")),
+        (base_gpt2, {"model_type": "gpt_neox"}, ("model_type", "gpt_neox")),
+        (base_gpt2, {"n_head": None}, ("n_head", "missing")),
+        (base_gpt2, {"n_head": "two"}, ("n_head", "two")),
+        (base_gpt2, {"tie_word_embeddings": False}, ("lm_head.weight", "missing")),
+        (base_llama, {"attention_bias": True}, ("attention_bias",)),
+        (base_llama, {"model_type": "qwen2"}, ("self_attn.k_proj.bias", "missing")),
+        (base_llama, {"model_type": "qwen2", "layer_types": ["full_attention", "sliding_attention"]}, ("layer_types",)),
+        (base_llama, {"model_type": "qwen3"}, ("self_attn.k_norm.weight", "missing")),
+        (base_llama, {"model_type": "qwen3", "use_sliding_window": True}, ("use_sliding_window",)),
+        (base_llama, {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, ("yarn",)),
+        (base_llama, {"rope_parameters": LLAMA3_ROPE | {"factor": None}}, ("factor", "missing")),
+        (base_llama, {"rope_parameters": 8}, ("rope_parameters", "8")),
+        (base_llama, dict.fromkeys(("head_dim", "num_key_value_heads")) | {"num_attention_heads": 3}, ("heads: 3",)),
+        (base_llama, {"num_key_value_heads": 3}, ("num_key_value_heads", "3")),
+        (base_llama, {"tie_word_embeddings": True}, ("lm_head.weight", "differs")),
+    ],
+)
+def test_config_of_another_model(checkpoint, write, changes, parts):
+    broken = checkpoint(write)
+    broken.edit("config.json", **changes)
+    if str(changes.get("model_type")).startswith("qwen"):
+        broken.settings["reasoner"] = f"coconut_{changes['model_type']}"
+    broken.refused(str(broken.init), *parts)
+
+
+@pytest.mark.parametrize("text", ["{", "[1, 2]", "\x00\xff"])
+def test_a_config_that_is_no_json(checkpoint, text):
+    broken = checkpoint(base_gpt2)
+    (broken.folder / "config.json").write_text(text, encoding="latin-1")
+    broken.refused(str(broken.folder / "config.json"), "JSON")
+
+
+_LLAMA = dict(hidden_size=4, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2, max_position_embeddings=8)
+
+
+@pytest.mark.parametrize(
+    ("kind", "shapes"),
+    [
+        ("gpt2", dict(n_positions=8, n_embd=4, n_layer=1, n_head=2)),
+        ("llama", _LLAMA),
+        ("qwen2", _LLAMA),
+        ("qwen3", _LLAMA),
+    ],
+)
+def test_what_is_left_out_is_transformers_default(kind, shapes):
+    found = from_hugging_face({"model_type": kind, "vocab_size": 5, **shapes}, "config.json")
+    default = transformers.AutoConfig.for_model(kind, vocab_size=5, **shapes)
+    assert found.norm_epsilon == (default.layer_norm_epsilon if kind == "gpt2" else default.rms_norm_eps)
+    assert found.tied == default.tie_word_embeddings
+    if kind != "gpt2":
+        rope = getattr(default, "rope_parameters", None) or {"rope_theta": default.rope_theta}  # 5 has the first
+        assert (found.rope_theta, found.n_kv_head) == (rope["rope_theta"], 2)
+        assert found.head_dim == (default.head_dim if hasattr(default, "head_dim") else 2)
+
+
+@pytest.mark.parametrize("rope", [{"rope_theta": 5e5}, {"rope_parameters": {"rope_theta": 5e5}, "rope_theta": None}])
+def test_the_base_of_rope_s_frequencies_is_in_either_place(rope):
+    """In the second since transformers 5."""
+    found = from_hugging_face({"model_type": "llama", "vocab_size": 5, **_LLAMA, **rope}, "config.json")
+    assert found.rope_theta == 5e5

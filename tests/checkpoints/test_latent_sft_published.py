@@ -1,22 +1,19 @@
 """A plain Llama or Qwen2 as Latent-SFT publishes its own, with the shipped config, against a loop in transformers."""
 
-import importlib.util
 import re
-from pathlib import Path
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import published
 from slpo_jax.config import read_config
+from slpo_jax.config.config_files import read_config_file
 from slpo_jax.data.batches import pad_prompts
-from slpo_jax.policy import noise
 from slpo_jax.policy.prompted import Prompts
 from slpo_jax.policy.rollout import sample
 from slpo_jax.run.setup import assemble
-from tiny import compiled
+from tiny import compiled, keys_of
 
 torch = pytest.importorskip("torch")
 STEPS, ANSWER = 6, 5
@@ -74,19 +71,16 @@ def test_a_published_checkpoint_thinks_and_answers_as_its_program_does(tmp_path,
     model.save_pretrained(tmp_path)
     texts.save_pretrained(tmp_path)
 
-    spec = importlib.util.spec_from_file_location("c", Path(__file__).parents[2] / f"configs/{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    config = module.get_config(method)
+    config = read_config_file(f"{name}:{method}")
     assert config.init == start
     config.update(init=str(tmp_path), max_latents=STEPS, max_answer_tokens=ANSWER, stages=("evaluate",))
     config.model.dtype = "float32"
     setup = assemble(read_config(config))
     assert setup.template.prompts(published.QUESTIONS) == prompts
     padded = Prompts(*map(jnp.asarray, pad_prompts(prompts, (256,))))
-    keys = noise.row_keys(jax.random.key(0), jnp.arange(len(prompts)))
     policy = setup.policy.without_noise().having(stopping="length")
-    made = compiled(sample, policy)(setup.initial_params(), padded, keys, jnp.full(len(prompts), STEPS))
+    rows = len(prompts)
+    made = compiled(sample, policy)(setup.initial_params(), padded, keys_of(rows), jnp.full(rows, STEPS))
     lengths = []
     for row, prompt in enumerate(prompts):
         inputs, said = _think(model, prompt, closing[0])

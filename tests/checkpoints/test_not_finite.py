@@ -13,7 +13,7 @@ from slpo_jax.checkpoints.checkpoint import find_checkpoint
 from slpo_jax.checkpoints.export import export_checkpoint
 from slpo_jax.errors import UserError
 from slpo_jax.io.orbax import save_params
-from tiny_folder import WIDTH, config_for, draw, tiny_folder
+from tiny_folder import WIDTH, config_for, lora_pair, peft_folder, tiny_folder
 from tiny_gguf import tiny_file, tiny_tensors
 
 
@@ -44,13 +44,10 @@ def _torch(folder, value):
 def _adapters(folder, value):
     """The base is whole, its adapter is not."""
     tiny_folder(folder / "base")
-    place = "base_model.model.transformer.h.1.attn.c_proj"
-    pair = {f"{place}.lora_A.weight": draw(np.random.default_rng(0), 2, WIDTH)}
-    pair[f"{place}.lora_B.weight"] = _spoilt(draw(np.random.default_rng(0), WIDTH, 2), value)
-    save_file(pair, folder / "adapter_model.safetensors")
-    (folder / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 2, "lora_alpha": 3}')
-    config = config_for(folder, "text_gpt2", base=str(folder / "base"))
-    return config, folder / "adapter_model.safetensors", f"{place}.lora_B.weight"
+    pair = lora_pair("transformer.h.1.attn.c_proj", WIDTH, WIDTH)
+    (name,) = (name for name in pair if "lora_B" in name)
+    file = peft_folder(folder, pair | {name: _spoilt(pair[name], value)})
+    return config_for(folder, "text_gpt2", base=str(folder / "base")), file, name
 
 
 def _gguf(folder, value):

@@ -2,8 +2,10 @@
 
 import errno
 import os
+import signal
 import subprocess
 import sys
+import time
 from typing import Any
 
 import pytest
@@ -30,29 +32,18 @@ def _end(error: str, *flags: str, more: str = "") -> tuple[int, list[str]]:
     return done.returncode, [line for line in done.stderr.splitlines() if line]
 
 
-@pytest.mark.parametrize(
-    ("error", "line"),
-    [
-        (
-            "__import__('slpo_jax.errors').errors.UserError('config.seed: no; give another')",
-            "config.seed: no; give another",
-        ),
-        (
-            f"OSError({errno.ENOSPC}, 'No space left on device')",
-            "No space left on device; make room; what was finished is kept, and the same command goes on",
-        ),
-        (
-            f"OSError({errno.EACCES}, 'Permission denied', 'a/b')",
-            "a/b: Permission denied; check the path and its permissions",
-        ),
-        (
-            f"OSError({errno.EISDIR}, 'Is a directory', '.b.tmp', None, 'b')",
-            "b: Is a directory; check the path and its permissions",
-        ),
-    ],
-)
-def test_one_line_and_status_2(error, line):
-    assert _end(error) == (2, [f"error: {line}"])
+ROOM = "make room; what was finished is kept, and the same command goes on"
+ENDS = {
+    "__import__('slpo_jax.errors').errors.UserError('config.seed: no; give another')": "config.seed: no; give another",
+    f"OSError({errno.ENOSPC}, 'No space left on device')": f"No space left on device; {ROOM}",
+    f"OSError({errno.EACCES}, 'Denied', 'a/b')": "a/b: Denied; check the path and its permissions",
+    f"OSError({errno.EISDIR}, 'No file', '.b.tmp', None, 'b')": "b: No file; check the path and its permissions",
+}
+
+
+@pytest.mark.parametrize("error", ENDS)
+def test_one_line_and_status_2(error):
+    assert _end(error) == (2, [f"error: {ENDS[error]}"])
 
 
 @pytest.mark.parametrize("error", ["__import__('jax').numpy.zeros(2**46)", "MemoryError()"])
@@ -146,8 +137,7 @@ def test_warnings_look_as_all_other_lines():
     ours = f"compile(\"logging.warning('lost %d', 3)\", {slpo_jax.__path__[0] + '/text/x.py'!r}, 'exec')"
     logs = "__import__('absl.logging').logging"
     status, lines = _end(f"exec({ours}, {{'logging': {logs}}}) or {logs}.warning('theirs') or SystemExit(0)")
-    assert (status, lines[0]) == (0, "lost 3")
-    assert lines[1] == "WARNING:absl:theirs"
+    assert (status, lines[:2]) == (0, ["lost 3", "WARNING:absl:theirs"])
 
 
 @pytest.mark.parametrize(
@@ -173,3 +163,84 @@ def test_an_encoding_without_a_character_is_no_error():
     assert (done.returncode, done.stdout) == (0, b"61.7 \\xb1 2.3 \\u2013 \\u732b\n")
     done = _slpo("solve", "./nowhere", "-", input="Zoë ?", env=environment)
     assert (done.returncode, done.stderr[:31]) == (2, "error: checkpoint: ./nowhere is")
+
+
+# Ctrl-C while jax compiles or computes.
+COMPUTING = """
+import dataclasses, sys
+from pathlib import Path
+import jax, jax.numpy as jnp
+from slpo_jax.io.workdir import Workdir
+from slpo_jax.cli.command import run_command
+from slpo_jax.training.loop import StageRun
+from slpo_jax.training.metrics import MetricsLog
+
+def computed(rounds):
+    long = jax.jit(lambda x: jax.lax.fori_loop(0, rounds, lambda i, x: jnp.sin(x), x))
+    run = long.lower(jax.ShapeDtypeStruct((64,), float)).compile()
+    print("computing", flush=True)
+    with jax.transfer_guard("allow"):
+        jax.device_get(run(jnp.ones(64)))
+
+@dataclasses.dataclass
+class State:
+    step: int
+
+class Keeper:
+    def save(self, state, extra=None):
+        print("saved", state.step, flush=True)
+    def wait(self): ...
+    close = wait
+
+def alone(arguments):
+    computed(int(arguments[0]))
+
+def stage(arguments):
+    run = StageRun("slpo", 9, 0, MetricsLog(Workdir(Path(arguments[1]))), Keeper(), 99, 99, 1)
+    def step(state, is_long):
+        if is_long:
+            computed(int(arguments[0]))
+        return State(state.step + 1), {}
+    run.advance(State(0), step, lambda step: step == 2, 9)
+
+run_command(globals()[sys.argv[1]], sys.argv[2:], goes_on=True)
+"""
+FOR_EVER, SECONDS = 10**9, 4 * 10**7  # rounds
+
+
+def _interrupted(*arguments: object, times: int) -> tuple[int, list[str], list[str]]:
+    """Status and lines on both outputs, after so many Ctrl-C, of which the first is in a long computation."""
+    command = [sys.executable, "-c", COMPUTING, *map(str, arguments)]
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background ignores it
+        env=os.environ | {"JAX_ENABLE_COMPILATION_CACHE": "0"},
+    )
+    try:
+        assert process.stdout.readline() == "computing\n"
+        for _ in range(times):
+            time.sleep(1)
+            process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    return process.returncode, out.splitlines(), [line for line in err.splitlines() if line]
+
+
+@pytest.mark.slow
+def test_a_second_ctrl_c_ends_what_python_waits_for(tmp_path):
+    """Of a stage, its step would be finished and saved first, as the line says."""
+    for arguments in (("alone", FOR_EVER), ("stage", FOR_EVER, tmp_path)):
+        status, out, (*_, said, line) = _interrupted(*arguments, times=2)
+        assert (status, out, line) == (130, [], "interrupted; the same command goes on from what is finished")
+        assert "Ctrl-C again ends at once" in said
+
+
+@pytest.mark.slow
+def test_after_one_the_steps_are_saved_first(tmp_path):
+    status, out, _ = _interrupted("stage", SECONDS, tmp_path, times=1)
+    assert status == 130
+    assert out == ["saved 3", "saved 3", "slpo: interrupted at step 3; the same command goes on from there"]

@@ -8,6 +8,7 @@ from typing import Literal
 import pytest
 from ml_collections import ConfigDict
 
+from refused import one_line
 from slpo_jax.config.bounds import FieldError, check_fields, setting
 from slpo_jax.config.sections import changed, section, values
 from slpo_jax.errors import UserError
@@ -64,9 +65,7 @@ def test_taken(name, value):
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
-        ("count", 0, "0 is not valid; give a whole number, 1 or more"),
         ("count", 2**40, f"{2**40} is not valid; give a whole number from 1 to {2**31 - 1}"),
-        ("start", -1, f"give a whole number from 0 to {2**32 - 1}"),
         ("scale", math.nan, "nan is not valid; give a number above 0"),
         ("limit", 0, "give a whole number, 1 or more or None; None is no limit"),
         ("sizes", ("a",), "give a tuple of at least one element, each a whole number, 1 or more, e.g. (4, 8)"),
@@ -74,14 +73,11 @@ def test_taken(name, value):
         ("start", 5, "5 is not valid; lower it to count"),
         ("pairs", ((0.0, 1.0),), "give a tuple, each (a number above 0, up to 1, a number above 0, up to 1), e.g. (("),
         ("name", 1, "give a text"),
-        ("on", 1, "give True or False"),
         ("sizes", "x" * 1000, "... is not valid"),
     ],
 )
 def test_the_remedy(name, value, said):
-    with pytest.raises(FieldError) as caught:
-        Outer(**{name: value})
-    assert said in str(caught.value)
+    one_line(lambda: Outer(**{name: value}), said)
 
 
 def test_section_has_the_defaults():

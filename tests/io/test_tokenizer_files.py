@@ -81,7 +81,8 @@ def test_tokenizer_json_decides_in_what_is_saved(tmp_path, name):
     backend = _write(tmp_path / "read", **SETTINGS, tokenizer_class=name)
     ids = [backend.encode(text).ids for text in TEXTS]
     read = load_tokenizer(str(tmp_path / "read"))
-    Checkpoint(Description(Coconut(), _model(read)), Coconut().template(read)).write(tmp_path / "saved")
+    template = Coconut().template(read)
+    Checkpoint(Description(Coconut(), _model(read)), template).write(tmp_path / "saved")
     saved = Tokenizer.from_file(str(tmp_path / "saved" / "tokenizer.json"))
     assert [saved.encode(text).ids for text in TEXTS] == ids
     settings = json.loads((tmp_path / "saved" / "tokenizer_config.json").read_text())

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from scipy import optimize, stats
 
-from slpo_jax.models.gate import stop_log_likelihood
 from slpo_jax.policy.surrogate import gaussian_log_prob, latent_log_likelihood, moments
 from slpo_jax.training.objectives.objective import policy_gradient_loss
 from tiny import CONFIG, ROLLOUT, compiled

@@ -1,7 +1,6 @@
-"""Settings chosen from one's own problems: what each is, that each is said, and a run from a table to a report."""
+"""Settings chosen from one's own problems: what each is, that each is said."""
 
 import csv
-import json
 import random
 from pathlib import Path
 
@@ -21,9 +20,8 @@ from slpo_jax.io.files import flatten
 from slpo_jax.models import xla_cpu
 from slpo_jax.run.derived import derived_settings
 from slpo_jax.run.experiment import build
-from slpo_jax.run.plan import check_stages, run_stages
+from slpo_jax.run.plan import check_stages
 from slpo_jax.run.setup import assemble
-from slpo_jax.run.solver import Solver, solve
 from slpo_jax.run.sources import load_set
 from tiny_folder import tiny_folder
 
@@ -91,8 +89,6 @@ def test_few_words_are_a_token_each(tmp_path, caplog):
     unread = [any(word in line for word in ("pimpus", "gimpus")) for line in Path(test).read_text().splitlines()]
     assert f"test: {sum(unread)} of 60 problems have words that the tokenizer doesn't know, 2 in all: '" in caplog.text
     assert [0 in ids for ids in encoded.prompts] == unread
-    with pytest.raises(UserError, match=r"question: .*pimpus\?': the tokenizer doesn't know 'Tim', 'pimpus'; use"):
-        solve(Solver(setup, {}, "length", 1), "Is Tim a pimpus?")
     smaller = _proofs(tmp_path / "smaller.jsonl", 150)
     assert _chosen(smaller)[0].tokenizer == "bytes"  # 7 to a word
     # However few problems there are to a word, where a kind's marks are words.
@@ -208,24 +204,6 @@ def test_choices_go_by_lengths_and_sizes(changes, expected):
     found = {key: value for each in choices(Measured(**vars(MEASURED) | changes)) for key, value in each.values.items()}
     assert {key: found[key] for key in expected} == expected
     assert ("imitate.batch_size" in found) == ("latents" not in changes)
-
-
-@pytest.mark.slow
-def test_from_a_raw_file_to_the_report(tmp_path):
-    config, _ = _chosen(_table(tmp_path / "my.csv"), fields=FIELDS)
-    config.model.update(n_layer=1, n_embd=16)
-    config.imitate.update(cot_steps=4, stage_steps=2, final_steps=4)
-    config.imitate.optimizer.warmup_steps = 1
-    config.cold_start.update(steps=2, evaluate_every=2)
-    config.rl.update(steps=2, group=2)
-    config.rl.optimizer.warmup_steps = 0
-    config.evaluate.samples = 2
-    experiment = run_stages(check(config), tmp_path / "work")
-    report = json.loads((tmp_path / "work" / "report.json").read_text())
-    assert {"imitate", "cold_start", "slpo"} <= report["eval"].keys()
-    assert report["eval"]["slpo"]["test"]["n"] == len(experiment.test_set("test")) == 4
-    assert (tmp_path / "work" / "report.md").is_file()
-    assert experiment.reward.on_device is not None
 
 
 # What flags set, and what follows from it by hand, of 32 problems to train on in batches of 8.

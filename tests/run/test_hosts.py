@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from same_run import checkpoint_of, rows_of, texts_of
-from small_run import ROOT, local_flags, new_folder, start
+from small_run import ROOT, new_folder, start_all
 
 pytestmark = pytest.mark.nightly
 SHORT = [
@@ -33,14 +33,6 @@ def _flags(folder: Path, workdir: str, devices: int) -> list[str]:
     data = [f"--config.data.{key}={folder / file}" for key, file in sources.items()]
     where = [f"--config={folder / 'small.py'}", f"--workdir={folder / workdir}"]
     return [*where, *SHORT, *data, f"--config.cpu_devices={devices}"]
-
-
-def _start_two(folder: Path, name: str) -> list:
-    """Their output is in NAME_0 and NAME_1."""
-    flags = [*_flags(folder, "two", 2), f"--config.sharding.fsdp={FSDP}"]
-    return [
-        start(*flags, *joined, folder=folder, output=f"{name}_{index}") for index, joined in enumerate(local_flags(2))
-    ]
 
 
 def _wait_for(path: Path, stage: str, step: int, processes: list) -> None:
@@ -91,16 +83,18 @@ def alone(folder):
 def together(folder):
     """Stopped by a signal to one of them, killed, and started again each time."""
     work = folder / "two"
-    first = _start_two(folder, "first")
+    flags = [*_flags(folder, "two", 2), f"--config.sharding.fsdp={FSDP}"]
+    first = start_all(2, *flags, folder=folder, output="first")
     _wait_for(work / "metrics.jsonl", "imitate", 2, first)
     os.kill(first[1].pid, signal.SIGTERM)
     stopped = _wait(first)
-    second = _start_two(folder, "second")
+    second = start_all(2, *flags, folder=folder, output="second")
     _wait_for(work / "metrics.jsonl", "slpo", 9, second)
     for process in second:
         process.kill()
     _wait(second)
-    assert _wait(_start_two(folder, "third")) == [0, 0], (folder / "third_0.stderr").read_text()
+    third = start_all(2, *flags, folder=folder, output="third")
+    assert _wait(third) == [0, 0], (folder / "third_0.stderr").read_text()
     return work, stopped
 
 
@@ -157,9 +151,7 @@ def test_a_process_alive_but_stuck_is_named_and_all_end(folder):
     flags = [f"--config={folder / 'stuck.py'}", f"--workdir={folder / 'stuck'}", "--config.stages=('imitate',)"]
     flags += [f"--config.data.train={folder / 'train.jsonl'}", f"--config.data.valid={folder / 'valid.txt'}"]
     flags += ["--config.imitate.cot_steps=0", "--config.imitate.final_steps=100000", "--config.stuck_after=60"]
-    processes = [
-        start(*flags, *joined, folder=folder, output=f"stuck_{index}") for index, joined in enumerate(local_flags(2))
-    ]
+    processes = start_all(2, *flags, folder=folder, output="stuck")
     _wait_for(folder / "stuck" / "metrics.jsonl", "imitate", 5, processes)
     os.kill(processes[1].pid, signal.SIGUSR1)
     assert _wait(processes) == [2, 2]

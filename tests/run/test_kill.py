@@ -1,7 +1,6 @@
-"""Runs that are killed (-9) at random moments end as the run that nobody killed.
+"""A run that is killed (-9) at random moments ends as the run that nobody killed.
 
-`KILLS` and `KILL_PROCESSES` in the environment ask for more kills than one, and for runs of several processes, of which
-one or all are killed.
+`KILLS` in the environment asks for more kills than one.
 """
 
 import os
@@ -15,43 +14,13 @@ from pathlib import Path
 import pytest
 
 from same_run import differences
-from small_run import finished_run, local_flags, new_folder, start
+from small_run import finished_run, new_folder, run, start
 
 pytestmark = pytest.mark.nightly
 FLAGS = [
     "--config=small.py", "--config.stages=('rl','evaluate')", "--config.evaluate.datasets=('real',)",
     "--config.evaluate.batch_size=4", "--config.checkpoint_every=2",
 ]  # fmt: skip
-GRACE = 2.0  # seconds in which the processes that are left may notice that one is gone
-
-
-def _start(workdir: Path, processes: int) -> list[BaseProcess]:
-    """The processes of one run."""
-    return [
-        start(*FLAGS, f"--workdir={workdir.name}", *more, folder=workdir.parent, output=f"{workdir.name}_{number}")
-        for number, more in enumerate(local_flags(processes))
-    ]
-
-
-def _ended(run: list[BaseProcess], workdir: Path) -> bool:
-    """Whether all have ended, none by a fault of its own."""
-    for number, process in enumerate(run):
-        if process.exitcode:
-            _kill(run, run)
-            pytest.fail(workdir.with_name(f"{workdir.name}_{number}.stderr").read_text()[-2000:])
-    return all(process.exitcode == 0 for process in run)
-
-
-def _kill(run: list[BaseProcess], which: list[BaseProcess]) -> None:
-    """-9 to some, and after a grace to those that are left."""
-    for process in which:
-        process.kill()
-    until = time.monotonic() + (GRACE if len(which) < len(run) else 0)
-    while time.monotonic() < until and any(process.exitcode is None for process in run):
-        time.sleep(0.05)
-    for process in run:
-        process.kill()
-        process.join()
 
 
 def _signs(workdir: Path, moment: str) -> object:
@@ -64,53 +33,42 @@ def _signs(workdir: Path, moment: str) -> object:
     return len(list(workdir.glob("eval/*/*.partial/*")))
 
 
-def _wait_for_a_moment(run: list[BaseProcess], workdir: Path, chance: random.Random) -> bool:
-    """Until a random one; False if the run has ended before."""
+def _is_killed(process: BaseProcess, workdir: Path, chance: random.Random) -> bool:
+    """At a random moment; False if the run has ended before."""
     evaluates = (workdir / "eval").exists()  # or else all that is before it would be run at once
     moment = "in evaluation" if evaluates else chance.choice(("at a step", "at a save"))
     for _ in range(chance.choice((1, 2, 6))):  # or the first steps would have nearly all the kills
         before = _signs(workdir, moment)
-        while _signs(workdir, moment) in (before, set()):
-            if _ended(run, workdir):
-                return False
+        while process.exitcode is None and _signs(workdir, moment) in (before, set()):
             time.sleep(0.002)
-    time.sleep(chance.uniform(0, chance.choice((0.02, 0.1, 0.5))))
-    return not _ended(run, workdir)
+    process.join(chance.uniform(0, chance.choice((0.02, 0.1, 0.5))))
+    process.kill()
+    process.join()
+    assert process.exitcode in (0, -9)
+    return process.exitcode == -9
 
 
 def test_a_run_that_is_killed_again_and_again_is_the_run(tmp_path):
-    wanted, processes = (int(os.environ.get(name, "1")) for name in ("KILLS", "KILL_PROCESSES"))
-    folder, chance, kills = new_folder(tmp_path), random.Random(0), 0
-    reference, victim = folder / "reference", folder / "victim"
-    run = _start(reference, processes)
-    while not _ended(run, reference):
-        time.sleep(0.05)
-    while kills < wanted:
-        shutil.rmtree(victim, ignore_errors=True)
-        run = _start(victim, processes)
-        while _wait_for_a_moment(run, victim, chance) if kills < wanted else not _ended(run, victim):
-            if kills < wanted:
-                _kill(run, run if chance.random() < 0.5 else [chance.choice(run)])
-                kills += 1
-                run = _start(victim, processes)
-            time.sleep(0.05)
-        assert differences(reference, victim) == []
-    assert kills == wanted
+    folder, chance, left = new_folder(tmp_path), random.Random(0), int(os.environ.get("KILLS", "1"))
+    run(*FLAGS, "--workdir=reference", folder=folder)
+    while left:
+        shutil.rmtree(folder / "victim", ignore_errors=True)
+        while left and _is_killed(start(*FLAGS, "--workdir=victim", folder=folder), folder / "victim", chance):
+            left -= 1
+        run(*FLAGS, "--workdir=victim", folder=folder)
+        assert differences(folder / "reference", folder / "victim") == []
 
 
 def test_two_runs_are_told_apart(tmp_path):
-    """By a row, an array or a file; the clock, events and locks don't count."""
+    """By a row, an array or a file; the clock and locks don't count."""
     one, other = finished_run() / "work", tmp_path / "work"
     shutil.copytree(one, other)
     (other / ".lock").touch()
-    rows = re.sub(r'"seconds": [\d.e+-]+', '"seconds": 1.0', (other / "metrics.jsonl").read_text())
-    (other / "metrics.jsonl").write_text(rows)
+    metrics = other / "metrics.jsonl"
+    metrics.write_text(re.sub(r'"seconds": [\d.e+-]+', '"seconds": 1.0', metrics.read_text()))
     assert differences(one, other) == []
-    (other / "metrics.jsonl").write_text(rows.replace('"step": 2, "stage": "slpo"', '"step": 3, "stage": "slpo"'))
-    (other / "eval" / "slpo" / "new.jsonl").write_text("")
+    metrics.write_text(metrics.read_text().replace('"step": 2, "stage": "slpo"', '"step": 3, "stage": "slpo"'))
+    (other / "eval" / "slpo" / "new.jsonl").touch()
     shutil.rmtree(other / "checkpoints" / "slpo")
     shutil.copytree(other / "checkpoints" / "cold_start", other / "checkpoints" / "slpo")
-    found = differences(one, other)
-    assert [line.partition(":")[0] for line in found] == ["metrics.jsonl", "checkpoints", "files"]
-    assert "first slpo" in found[1]
-    assert "1 new, first eval/slpo/new.jsonl" in found[2]
+    assert [line.partition(":")[0] for line in differences(one, other)] == ["metrics.jsonl", "checkpoints", "files"]

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from same_run import assert_same, checkpoint_of, rows_of
+from imitation import Crash, crash_at
+from same_run import assert_same, assert_same_run, checkpoint_of, rows_of
 from slpo_jax import load
 from slpo_jax.checkpoints.export import export_checkpoint
 from slpo_jax.config import validate
@@ -20,10 +21,10 @@ from slpo_jax.policy.rollout import Trajectories
 from slpo_jax.policy.scorers.latent_rm import begun, latent_scores
 from slpo_jax.rewards.reward import REWARDS
 from slpo_jax.run import latent_rm as labels
+from slpo_jax.run import stage
 from slpo_jax.run.experiment import build
 from slpo_jax.run.plan import check_stages, run_stages
 from slpo_jax.run.stage import stage_params
-from slpo_jax.training.state import make_train_step
 from small_run import load_config
 
 STAGES = ("imitate", "latent_rm", "evaluate")
@@ -37,7 +38,6 @@ def config_of(**changes):
     config.latent_rm.update(problems=24, thoughts=4, completions=3, dropout=0.7, batch_size=4, steps=6)
     config.latent_rm.optimizer.update(learning_rate=1e-2, warmup_steps=1)
     config.evaluate.update(scorers=("likelihood", "latent_rm"), samples=4, beams=2, candidates=2, datasets=("made",))
-    config.evaluate.update(batch_size=32)
     config.update_from_flattened_dict(changes)
     return validate.check(config)
 
@@ -91,14 +91,11 @@ def test_a_label_is_the_share_of_right_completions_of_a_beginning(tmp_path, cpu_
     experiment, where = experiment_of(tmp_path / "work", **counts), {}
     slots, steps = experiment.config.max_answer_tokens, experiment.config.max_latents
     right_of = np.array([[1, 1, 1], [0, 1, 0], [0, 0, 0], [0, 0, 0], [1, 0, 1]], bool)  # the last fills batches up
-    answers = np.full((5, 1 + slots), experiment.train.template.eos_id)
-    for index in range(5):
-        own = experiment.train.answers[index]
-        answers[index, : len(own)] = own
-    answers = answers[:, :slots]
+    eos = experiment.train.template.eos_id
+    answers = jnp.array([[*own, *[eos] * slots][:slots] for own in experiment.train.answers[:5]])
 
     def say(index, right):
-        return jnp.where(right[..., None], jnp.asarray(answers)[index], experiment.train.template.eos_id)
+        return jnp.where(right[..., None], answers[index], eos)
 
     def goes_on(index, thought, step, number):
         return (index + thought + step * number) % 3 == 0
@@ -179,13 +176,13 @@ def test_the_best_on_validation_is_kept_also_after_a_kill(work, tmp_path, monkey
     asked = {"stages": ("latent_rm",), "latent_rm.evaluate_every": 2, "evaluate.limit": 0}
     whole, cut = (shutil.copytree(work, tmp_path / name) for name in ("whole", "cut"))
     for folder in (whole, cut):
-        for stage in ("latent_rm", "latent_rm_best"):
-            shutil.rmtree(folder / "checkpoints" / stage)
+        for name in ("latent_rm", "latent_rm_best"):
+            shutil.rmtree(folder / "checkpoints" / name)
         (folder / "metrics.jsonl").unlink()
     run_stages(config_of(**asked), whole)
     found = {row["step"]: row["valid_accuracy"] for row in rows_of(whole) if "valid_accuracy" in row}
     assert (list(found), found[6] < max(found.values())) == ([2, 4, 6], True)
-    kept, left = (checkpoint_of(whole, stage) for stage in ("latent_rm_best", "latent_rm"))
+    kept, left = (checkpoint_of(whole, name) for name in ("latent_rm_best", "latent_rm"))
     assert kept["step"] == max(found, key=found.get)
     assert_same(*({k: v for k, v in each.items() if k.startswith("['params']")} for each in (kept, left)))
 
@@ -199,23 +196,12 @@ def test_the_best_on_validation_is_kept_also_after_a_kill(work, tmp_path, monkey
         right.append(thoughts.shares[problem, np.argmax([each.sum() for each in scores]), 0])
     assert found[kept["step"]] == pytest.approx(np.mean(right))
 
-    def killed(*args, **more):
-        step_fn = make_train_step(*args, **more)
-
-        def step(state, batch):
-            if int(state.step) == 5:
-                raise InterruptedError
-            return step_fn(state, batch)
-
-        return step
-
     with monkeypatch.context() as patch:
-        patch.setattr("slpo_jax.run.stage.make_train_step", killed)
-        with pytest.raises(InterruptedError):
+        crash_at(patch, stage, 5)
+        with pytest.raises(Crash):
             run_stages(config_of(**asked), cut)
     run_stages(config_of(**asked), cut)
-    assert rows_of(cut) == rows_of(whole)
-    assert_same(checkpoint_of(cut, "latent_rm"), left)
+    assert_same_run(cut, whole, "latent_rm")
 
 
 @pytest.mark.slow

@@ -26,18 +26,31 @@ def _run(script: Path, *arguments: str, **environment: str) -> subprocess.Comple
     )
 
 
-@pytest.mark.parametrize("script", [MACHINE, SLURM, TPU, REAL, ROOT / ".ci" / "run"], ids=lambda script: script.name)
-def test_script_parses(script):
-    result = subprocess.run(["bash", "-n", str(script)], capture_output=True, text=True)
-    assert (result.returncode, result.stderr) == (0, "")
+def _program(path: Path, text: str) -> None:
+    path.write_text(f"#!/usr/bin/env bash\n{text}\n")
+    path.chmod(0o755)
 
 
-@pytest.mark.parametrize("script", [MACHINE, SLURM], ids=lambda script: script.name)
-def test_dry_run_prints_the_command(script, tmp_path):
-    result = _run(script, *ARGUMENTS, DRY_RUN="1", JAX_COMPILATION_CACHE_DIR=str(tmp_path / "xla"), PYTHON="python")
+PROGRAM = r"python -m slpo_jax.main --config=configs/coconut_gpt2.py --workdir=runs/a\ b --config.rl.steps=3"
+OTHERS = {"COORDINATOR": "first:8476", "PROCESSES": "2", "PROCESS": "1"}
+
+
+@pytest.mark.parametrize(
+    ("script", "environment", "begins", "flags"),
+    [
+        (MACHINE, {}, "", ""),
+        (MACHINE, OTHERS, "", " --coordinator=first:8476 --processes=2 --process=1 "),
+        (SLURM, {"SLURM_NNODES": "1"}, "srun --ntasks-per-node=1 --kill-on-bad-exit=1 ", ""),
+        (SLURM, {"SLURM_NNODES": "2"}, "srun --ntasks-per-node=1 --kill-on-bad-exit=1 ", " --distributed "),
+    ],
+)
+def test_dry_run_prints_the_command(script, environment, begins, flags, tmp_path):
+    """A process a node, which are told of each other."""
+    known = {"DRY_RUN": "1", "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "xla"), "PYTHON": "python"}
+    result = _run(script, *ARGUMENTS, **known | environment)
     assert result.returncode == 0, result.stderr
-    expected = r"python -m slpo_jax.main --config=configs/coconut_gpt2.py --workdir=runs/a\ b --config.rl.steps=3"
-    assert result.stdout.strip().endswith(expected)
+    assert result.stdout.startswith(begins)
+    assert result.stdout.rstrip().endswith((PROGRAM + flags).rstrip())
     assert f"JAX_COMPILATION_CACHE_DIR={tmp_path / 'xla'} " in result.stdout
     assert not (tmp_path / "xla").exists()
 
@@ -62,27 +75,12 @@ def test_a_real_model_s_commands_take_their_flags(step, monkeypatch, capsys):
 
 
 def test_one_machine_runs_the_program_in_the_checkout(tmp_path):
-    fake = tmp_path / "fake"
-    fake.write_text('#!/usr/bin/env bash\npwd; printf "%s|" "$@"; exit 7\n')
-    fake.chmod(0o755)
-    result = _run(MACHINE, *ARGUMENTS, PYTHON=str(fake), JAX_COMPILATION_CACHE_DIR=str(tmp_path / "xla"))
+    _program(tmp_path / "fake", 'pwd; printf "%s|" "$@"; exit 7')
+    places = {"PYTHON": str(tmp_path / "fake"), "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "xla")}
+    result = _run(MACHINE, *ARGUMENTS, **places)
     assert result.stdout == f"{ROOT}\n" + "|".join(["-m", "slpo_jax.main", *ARGUMENTS, ""])
     assert result.returncode == 7
     assert (tmp_path / "xla").is_dir()
-
-
-@pytest.mark.parametrize(("nodes", "flags"), [("1", ""), ("2", " --distributed")])
-def test_slurm_starts_a_process_a_node_and_tells_them_of_each_other(tmp_path, nodes, flags):
-    result = _run(SLURM, *ARGUMENTS, DRY_RUN="1", SLURM_NNODES=nodes, JAX_COMPILATION_CACHE_DIR=str(tmp_path / "xla"))
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.startswith("srun --ntasks-per-node=1 --kill-on-bad-exit=1 ")
-    assert result.stdout.endswith(f"--config.rl.steps=3{flags} \n")
-
-
-def test_one_of_several_machines_is_told_of_the_others(tmp_path):
-    others = {"COORDINATOR": "first:8476", "PROCESSES": "2", "PROCESS": "1", "DRY_RUN": "1"}
-    result = _run(MACHINE, *ARGUMENTS, JAX_COMPILATION_CACHE_DIR=str(tmp_path / "xla"), **others)
-    assert result.stdout.endswith("--config.rl.steps=3 --coordinator=first:8476 --processes=2 --process=1 \n")
 
 
 def test_jobset_s_pods_are_the_run_s_processes():
@@ -125,8 +123,7 @@ def test_what_a_script_lacks_is_one_line(script, arguments, environment, said):
 
 def test_tpu_s_hosts_run_the_program(tmp_path):
     result = _run(TPU, *ARGUMENTS, TPU="slice", ZONE="here", DRY_RUN="1")
-    (tmp_path / "gcloud").write_text('#!/usr/bin/env bash\nprintf "%s\\n" "$@"\n')
-    (tmp_path / "gcloud").chmod(0o755)
+    _program(tmp_path / "gcloud", 'printf "%s\\n" "$@"')
     done = subprocess.run(["bash", "-c", f"PATH={tmp_path}:$PATH; {result.stdout}"], capture_output=True, text=True)
     *front, command = done.stdout.splitlines()
     assert front == ["compute", "tpus", "tpu-vm", "ssh", "slice", "--zone=here", "--worker=all"]
@@ -143,8 +140,7 @@ def test_tpu_s_hosts_run_the_program(tmp_path):
 def test_tpu_s_run_goes_on_until_it_ends_well(tmp_path, ends, status, runs):
     """Against a stand-in for gcloud, whose slice is ready every second time that it is asked."""
     (tmp_path / "ends").write_text("\n".join(ends.split()) + "\n")
-    (tmp_path / "gcloud").write_text(f"""#!/usr/bin/env bash
-cd {tmp_path}
+    _program(tmp_path / "gcloud", f"""cd {tmp_path}
 if [[ $* == *describe* ]]; then
     echo >>asked
     (( $(wc -l <asked) % 2 )) && echo CREATING || echo READY
@@ -153,7 +149,6 @@ fi
 echo >>runs
 exit "$(sed -n "$(wc -l <runs)p" ends)"
 """)
-    (tmp_path / "gcloud").chmod(0o755)
     where = {"TPU": "slice", "ZONE": "here", "RESTARTS": "2", "PATIENCE": "0"}
     result = _run(TPU, *ARGUMENTS, PATH=f"{tmp_path}:{os.environ['PATH']}", **where)
     assert result.returncode == status, result.stderr
@@ -164,8 +159,7 @@ def _slurm_job(tmp_path: Path, program: str, *, out_of_time: bool) -> tuple[int,
     """Runs the job under stand-ins for Slurm's programs; gives its exit status and whether it was queued again."""
     programs = {"srun": 'shift 2; exec "$@"', "scontrol": f'echo "$@" > {tmp_path}/queued', "fake": program}
     for name, text in programs.items():
-        (tmp_path / name).write_text(f"#!/usr/bin/env bash\n{text}\n")
-        (tmp_path / name).chmod(0o755)
+        _program(tmp_path / name, text)
     places = {"PYTHON": "fake", "JAX_COMPILATION_CACHE_DIR": "xla", "STARTED": "started"}
     environment = os.environ | {name: str(tmp_path / place) for name, place in places.items()}
     environment |= {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_SUBMIT_DIR": str(ROOT), "SLURM_JOB_ID": "42"}

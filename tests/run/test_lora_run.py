@@ -1,5 +1,6 @@
 """`config.rl.lora` in a run: what is left, resumed, opened and exported."""
 
+import contextlib
 import functools
 import json
 
@@ -9,15 +10,15 @@ import pytest
 from safetensors.numpy import load_file
 
 import slpo_jax
-from imitation import Crash, crash
-from same_run import assert_same, checkpoint_of, rows_of
+from imitation import Crash, crash, crash_at
+from same_run import assert_same_run, checkpoint_of, rows_of
 from slpo_jax.config import read_config
 from slpo_jax.errors import UserError
 from slpo_jax.models import lora
 from slpo_jax.run import rl, stage
 from slpo_jax.run.experiment import build
-from slpo_jax.run.plan import run_stage
-from small_run import load_config
+from slpo_jax.training import rollout_update
+from small_run import load_config, train
 from tiny_folder import tiny_folder
 
 pytestmark = pytest.mark.usefixtures("cpu_devices")
@@ -58,16 +59,11 @@ def _built(workdir, base, **changes):
 
 def _train(workdir, base, cut=None, **changes):
     """The stage; with `cut`, an (object, name), up to where that is called, as if it were killed there."""
-
     experiment = _built(workdir, base, **changes)
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, contextlib.closing(experiment.log):
         if cut:
             patch.setattr(*cut, crash)
-        try:
-            for each in experiment.wanted:
-                run_stage(each)
-        finally:
-            experiment.log.close()
+        train(experiment)
     return experiment
 
 
@@ -106,20 +102,8 @@ def test_what_is_left_is_the_base_but_for_a_low_rank_and_what_is_trained_whole(r
 def test_it_goes_on_from_a_kill_at_any_moment_bit_for_bit(run, tmp_path):
     """In its steps, before they are merged, with one checkpoint or more, and before that is noted."""
     _, whole, base = run
-    batches = rl.prompted_batches
-
-    def failing(*arguments):
-        batch = batches(*arguments)
-
-        def make(step):
-            if step == 2:
-                raise Crash
-            return batch(step)
-
-        return make
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rl, "prompted_batches", failing)
+        crash_at(patch, rollout_update, 2)
         with pytest.raises(Crash):
             _train(tmp_path, base)
     for cut in ((rl, "leave_merged"), (rl, "merged"), (stage, "note_finished")):
@@ -129,8 +113,7 @@ def test_it_goes_on_from_a_kill_at_any_moment_bit_for_bit(run, tmp_path):
         _train(tmp_path, base, **{"rl.lora.rank": 3})
     _train(tmp_path, base, (rl, "prompted_batches"))  # there is nothing left to train
     assert (tmp_path / "checkpoints/grpo/finished").read_text().strip() == str(STEPS)
-    assert rows_of(tmp_path) == rows_of(whole)
-    assert_same(checkpoint_of(tmp_path, "grpo"), checkpoint_of(whole, "grpo"))
+    assert_same_run(tmp_path, whole, "grpo")
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from codi_run import small_config
+from imitation import Crash, crash
 from slpo_jax.config import read_config, validate
 from slpo_jax.errors import UserError
 from slpo_jax.run import imitate
@@ -28,10 +29,6 @@ RECIPES = {
     "CODI with last steps": ({"distil": {"last_step": True}}, 1),
     "answers alone": (ANSWERS, 0),
 }
-
-
-class Began(Exception):
-    """Instead of work."""
 
 
 def _config(name: str, folder: Path):
@@ -68,12 +65,8 @@ def test_a_recipe_that_writes_steps_needs_some(name, tmp_path, monkeypatch, warn
     _with_steps(config, tmp_path / "some.jsonl", [0, 0, 0, fewest, 2])
     experiment = build(read_config(config), tmp_path / "some")
     check_stages(experiment)
-
-    def began(*_):
-        raise Began
-
-    monkeypatch.setattr(imitate, "make_optimizer", began)
-    with pytest.raises(Began):
+    monkeypatch.setattr(imitate, "make_optimizer", crash)
+    with pytest.raises(Crash):
         train(experiment, "imitate")
     line = "imitate: 3 of 5 problems have no steps: just answers are written"
     assert [each for each in warnings if "steps" in each] == ([line] if fewest else [])

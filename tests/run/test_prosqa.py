@@ -1,7 +1,6 @@
 """ProsQA in its published layouts: rows against what the published programs build, and short runs of both configs."""
 
 import dataclasses
-import importlib.util
 import json
 from collections import Counter
 from itertools import pairwise
@@ -13,6 +12,7 @@ import pytest
 from scipy import special
 
 from slpo_jax.checkpoints.architectures.coconut import Coconut
+from slpo_jax.config.config_files import read_config_file
 from slpo_jax.config.validate import check
 from slpo_jax.data.batches import batch_indices, encode_problems
 from slpo_jax.data.chat import PromptConfig
@@ -21,7 +21,7 @@ from slpo_jax.data.record_fields import FieldsConfig
 from slpo_jax.data.tokenizer import load_tokenizer
 from slpo_jax.errors import UserError
 from slpo_jax.training.recipes import frontier, imitate_config, recipe_of
-from small_run import ROOT, run
+from small_run import run
 from small_steps import IMITATION, PROMPTS, imitation_batch, small_params
 from tiny import SlowReasoner, compiled, real_tokens, slow_factors
 
@@ -73,13 +73,6 @@ def folder(tmp_path_factory):
     made = tmp_path_factory.mktemp("prosqa")
     _write(made)
     return made
-
-
-def _config(which: str):
-    spec = importlib.util.spec_from_file_location("prosqa", ROOT / "configs" / "prosqa.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.get_config(which)
 
 
 def _recipe(name="curriculum", **changes):
@@ -277,7 +270,7 @@ def test_what_is_no_graph_is_one_line(folder, graphs):
     encoded, sentences = graphs[0], load_problems(str(folder / "prosqa_train.json"), answers="texts")
     plain = encode_problems(Coconut().template(load_tokenizer("bytes")), sentences)
     bare = encode_problems(encoded.template, [type(sentences[0])("0 2 | 1 3 4 [Q] 2 3 [R] 0", ("2",), "2")])
-    config = _config("graph")
+    config = read_config_file("prosqa:graph")
     config.gate.enabled = True
 
     def small():
@@ -292,7 +285,7 @@ def test_what_is_no_graph_is_one_line(folder, graphs):
         (lambda: Coconut().template(load_tokenizer("nodes:30"), prompt=PromptConfig(closing="[A]")),
          "config.prompt.format: takes the place of COCONUT's markers together with"),
         (lambda: check(config), "config.evaluate.by_steps: True, but the gate says when a thought ends"),
-        (lambda: _config("words"), "no such model; give sentences or graph"),
+        (lambda: read_config_file("prosqa:words"), "no such model; give sentences or graph"),
     ):  # fmt: skip
         with pytest.raises(UserError, match=said):
             refused()
@@ -306,7 +299,7 @@ def test_the_tokenizer_is_the_published_one():
 
 def test_published_settings():
     """args/prosqa_coconut.yaml on 4 devices; args/prosqa_coconut_2l_8h_768d.yaml on 2, and its model's file."""
-    words, graph = (check(_config(which)) for which in ("sentences", "graph,there"))
+    words, graph = (check(read_config_file(f"prosqa:{which}")) for which in ("sentences", "graph,there"))
     epoch, own = 140, words.imitate  # 17,886 problems by 4 x 32
     assert (own.c_thought, own.max_latent_stage, own.final_latents, words.max_latents) == (1, 6, "published", 6)
     assert (own.cot_steps, own.stage_steps) == (5 * epoch, 5 * epoch)
@@ -341,12 +334,8 @@ def test_both_train_and_are_evaluated(folder, tmp_path, which, changes):
     flags = [f"--config.{each}" for each in changes]
     flags += [f"--config.model.{each}" for each in TINY] + [f"--config.imitate.{each}" for each in SHORT]
     flags += ["--config.evaluate.samples=0", "--config.imitate.optimizer.learning_rate=1e-2"]
-    config = f"--config={ROOT / 'configs' / 'prosqa.py'}:{which},{folder}"
-    run(config, "--workdir=work", *flags, folder=tmp_path)
+    run(f"--config=prosqa:{which},{folder}", "--workdir=work", *flags, folder=tmp_path)
     work = tmp_path / "work"
-    losses = [json.loads(line) for line in (work / "metrics.jsonl").read_text().splitlines()]
-    losses = [row["loss"] for row in losses if "loss" in row]
-    assert np.isfinite(losses).all()
     records = [json.loads(line) for line in (work / "eval" / "imitate" / "prosqa.jsonl").read_text().splitlines()]
     assert [record["problem_steps"] for record in records] == [3, 4] * 4
     assert [record["latent_steps"] for record in records] == ([3, 4] * 4 if which == "graph" else [6] * 8)

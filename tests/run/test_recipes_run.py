@@ -1,6 +1,5 @@
 """The imitate stage with CODI and adapters, iCoT and Latent-SFT: what it leaves, and how it goes on from a cut."""
 
-import json
 import shutil
 from pathlib import Path
 
@@ -9,12 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from codi_run import QUESTION, SUMS, small_config
-from imitation import Crash, fake_steps, run_imitation
-from same_run import assert_same, checkpoint_of, rows_of
+from codi_run import small_config
+from imitation import Crash, crash_at, fake_steps, run_imitation
+from same_run import assert_same_run, checkpoint_of, rows_of
 from slpo_jax.config import validate
 from slpo_jax.run import imitate
-from slpo_jax.run.evaluate import run_evaluate
 from slpo_jax.run.experiment import build
 from slpo_jax.run.rows import rows
 from slpo_jax.run.stage import stage_params
@@ -29,11 +27,6 @@ RANK = 2
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("codi")
     small_config(folder)
-    rows = [json.loads(line) for line in (folder / "train.jsonl").read_text().splitlines()]
-    long = QUESTION.format(1, 2) + " " + QUESTION.format(1, 2)
-    rows[3] |= {"question": long[:70], "steps": ["<<1+2=3>>"] * 6}
-    rows[5]["answer"] = "-4"
-    (folder / "mixed.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return folder
 
 
@@ -45,13 +38,14 @@ def _codi(folder, **changes):
 
 
 @pytest.mark.slow
-def test_codi_with_adapters_end_to_end(folder, tmp_path, caplog):
+def test_codi_with_adapters(folder, tmp_path, caplog):
     """Real steps: the loss falls, and what is left is plain parameters that differ by a low rank."""
-    config = _codi(folder, cot_steps=0, final_steps=14, max_tokens=40)
-    config.data.train = str(folder / "mixed.jsonl")
+    config = _codi(folder, cot_steps=0, final_steps=14)
     config.model.n_embd = 8  # four times the rank
+    text, config.data.train = Path(config.data.train).read_text(), str(tmp_path / "train.jsonl")
+    (tmp_path / "train.jsonl").write_text(text.replace('"answer": "4"', '"answer": "-4"', 1))
     experiment = run_imitation(config, tmp_path)
-    assert "imitate: left out 2 of 36 problems" in caplog.text
+    assert "imitate: left out 1 of 36 problems" in caplog.text
     losses = [row["loss"] for row in rows_of(tmp_path)]
     assert len(losses) == 14
     assert np.median(losses[-7:]) < losses[0] - 1.0  # at this rate it has spikes
@@ -71,11 +65,6 @@ def test_codi_with_adapters_end_to_end(folder, tmp_path, caplog):
         else:
             assert (change == 0).all(), name
     assert kernels == 4
-    run_evaluate(experiment)
-    assert set(json.loads((tmp_path / "report.json").read_text())["eval"]) == {"imitate", "imitate_fixed_tmax"}
-    records = [json.loads(line) for line in (tmp_path / "eval" / "imitate" / "sums.jsonl").read_text().splitlines()]
-    assert [record["question"] for record in records] == [QUESTION.format(a, b) for a, b in SUMS[40:43]]
-    assert {record["latent_steps"] for record in records} == {2}
 
 
 @pytest.fixture
@@ -95,11 +84,6 @@ def _crash_at(fake, config, workdir, *steps):
         fake["at"] = ("imitate", step)
         with pytest.raises(Crash):
             run_imitation(config, workdir)
-
-
-def _assert_same_run(folder):
-    assert_same(checkpoint_of(folder / "cut", "imitate"), checkpoint_of(folder / "whole", "imitate"))
-    assert rows_of(folder / "cut") == rows_of(folder / "whole")
 
 
 @pytest.mark.slow
@@ -131,7 +115,7 @@ def test_adapters_go_on_wherever_they_were_cut(fake, folder, tmp_path, monkeypat
     assert left.is_dir()
     run_imitation(config, tmp_path / "cut")
     assert not left.exists()
-    _assert_same_run(tmp_path)
+    assert_same_run(tmp_path / "cut", tmp_path / "whole", "imitate")
 
 
 def test_updates_are_scaled_by_alpha_over_the_rank(fake, folder, tmp_path, monkeypatch):
@@ -181,7 +165,7 @@ def test_each_rise_has_a_fresh_optimizer_wherever_the_run_was_cut(fake, tmp_path
     _crash_at(fake, config, tmp_path / "cut", RISES[0], RISES[2] - 2, RISES[4], TOTAL - 1)
     run_imitation(config, tmp_path / "cut")
     assert set(fake["fresh"]) == {0, COT, *RISES}
-    _assert_same_run(tmp_path)
+    assert_same_run(tmp_path / "cut", tmp_path / "whole", "imitate")
     fake["steps"].clear()
     (tmp_path / "train.jsonl").unlink()  # what is finished needs no data to know its phases by
     run_imitation(config, tmp_path / "whole")
@@ -216,15 +200,12 @@ def test_latent_sft_goes_on_bit_for_bit(tmp_path, monkeypatch, rank):
     config.imitate.optimizer.update(warmup_steps=0, weight_decay=0.1)
     config.imitate.lora.rank = rank
     run_imitation(config, tmp_path / "whole")
-    make, at, seen = imitate.make_train_step, [4, 7], []
+    make, seen = imitate.make_train_step, []
 
-    def crashing(*arguments, **settings):
+    def watched(*arguments, **settings):
         step_fn = make(*arguments, **settings)
 
         def step(state, batch):
-            if at and int(state.step) == at[0]:
-                at.pop(0)
-                raise Crash
             before = np.asarray(state.params["compress"]["embedding"])
             state, metrics = step_fn(state, batch)
             seen.append((int(state.step) - 1, np.array_equal(before, state.params["compress"]["embedding"])))
@@ -232,11 +213,12 @@ def test_latent_sft_goes_on_bit_for_bit(tmp_path, monkeypatch, rank):
 
         return step
 
-    monkeypatch.setattr(imitate, "make_train_step", crashing)
+    monkeypatch.setattr(imitate, "make_train_step", watched)
+    crash_at(monkeypatch, imitate, 4, 7)
     for _ in range(2):
         with pytest.raises(Crash):
             run_imitation(config, tmp_path / "cut")
     run_imitation(config, tmp_path / "cut")
-    _assert_same_run(tmp_path)
+    assert_same_run(tmp_path / "cut", tmp_path / "whole", "imitate")
     assert {step for step, same in seen if not same} == {2, 3, 6, 7}  # the encoder's phases: alone, with the reasoner
     assert {step for step, same in seen if same} == {0, 1, 4, 5, 8, 9, 10}

@@ -4,25 +4,30 @@
 `CHECKED` has settings that the checkpoint, the problems or a method refuse.
 """
 
-import hashlib
 import json
+import os
 import shlex
+import socket
 import sys
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 if __name__ == "__main__":
     sys.path[:0] = [str(Path(__file__).parents[1])]
     import conftest  # noqa: F401 - the variables that jax reads
-from asked import workdir
+from asked import contents, workdir
 from refused import refusal
 from slpo_jax.config.validate import check
 from slpo_jax.errors import UserError
-from slpo_jax.rewards.reward import REWARDS
+from slpo_jax.io.workdir import Workdir
+from slpo_jax.rewards.reward import CORRECT, REWARDS
 from slpo_jax.run.experiment import build
 from slpo_jax.run.plan import check_stages
+from slpo_jax.run.stage import Stage, close_stage
+from slpo_jax.run.validate import check_answers, check_prompts
 from small_run import load_config, new_folder
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "refusals.txt"
@@ -76,28 +81,21 @@ def _said(command: str, folder: Path) -> str:
     return refusal(*words, folder=folder).replace(f"{folder}/", "")
 
 
-def _digest(folder: Path) -> dict[Path, str]:
-    files = [path for path in folder.rglob("*") if path.is_file() and path.suffix != ".pyc" and path.name != ".lock"]
-    return {path: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+def _files(folder: Path) -> dict[str, bytes]:
+    return {name: text for name, text in contents(folder).items() if not name.endswith((".pyc", ".lock"))}
 
 
 @pytest.mark.parametrize("command", TABLE)
 def test_one_line_and_nothing_else(command, folder):
-    before = _digest(folder)
+    before = _files(folder)
     assert _said(command, folder) == TABLE[command].strip()
-    assert _digest(folder) == before
+    assert _files(folder) == before
 
 
 BEST_OF_N = {"gate.enabled": False, "stages": ("imitate", "best_of_n")}
-LATENT_RM = {
-    "gate.enabled": False,
-    "stages": ("imitate", "latent_rm", "evaluate"),
-    "imitate.control": False,
-    "evaluate.scorers": ("latent_rm",),
-    "evaluate.samples": 4,
-    "evaluate.beams": 2,
-    "evaluate.candidates": 2,
-}
+LATENT_RM = {"gate.enabled": False, "imitate.control": False, "stages": ("imitate", "latent_rm", "evaluate"),
+             "evaluate.scorers": ("latent_rm",), "evaluate.samples": 4, "evaluate.beams": 2,
+             "evaluate.candidates": 2}  # fmt: skip
 IN_WORDS = {"reasoner": "text_gpt2", "gate.enabled": False, "imitate.c_thought": 0, "stages": ("imitate",)}
 SOFT = {"latent_policy.name": "soft"}
 COLD = IN_WORDS | SOFT | {"latent_policy.soft.cold_entropy": 0.01}
@@ -126,6 +124,7 @@ CHECKED = [
      "latent_policy.gumbel.end_text: 'zebra' is no token of this tokenizer", "give a text that is one"),
     (COLD | {"latent_policy.soft.cold_steps": 1}, "latent_policy.soft.cold_entropy: 0.01", "feeds end_text; give that"),
     ({"latent_policy.name": "hybrid"}, "latent_policy.name: hybrid is for a text ", "not coconut_gpt2; use another"),
+    ({"latent_policy.name": "colar"}, "latent_policy.name: colar is for a colar reasoner, not coconut", ""),
     (IN_WORDS | {"latent_policy.name": "hybrid", "max_latents": 0}, "max_latents: 0, but", "give at least 1"),
     ({"imitate.lora.rank": 2}, "imitate.control: True, which trains the reasoner's parameters alone", "set it to Fa"),
     ({"imitate.max_tokens": 3, "stages": ("imitate",)}, "imitate.max_tokens: 3 leaves no problem", ""),
@@ -135,18 +134,109 @@ CHECKED = [
 ]  # fmt: skip
 
 
+def _check(folder, changes):
+    config = load_config()
+    config.update_from_flattened_dict(changes)
+    check_stages(build(check(config), folder / "work"))
+
+
 @pytest.mark.parametrize(("changes", "begins", "says"), CHECKED)
 def test_one_line_before_the_first_stage(changes, begins, says, tmp_path, cpu_devices, monkeypatch):
     monkeypatch.setitem(REWARDS, "mine", lambda question, reference, text: float(len(text)))
-    config = load_config()
-    config.update_from_flattened_dict(changes)
     with pytest.raises(UserError) as caught:
-        check_stages(build(check(config), tmp_path / "work"))
+        _check(tmp_path, changes)
     line = str(caught.value)
     assert line.startswith(f"config.{begins}")
     assert says in line
     assert ("\n" in line, len(line) < 300) == (False, True)
     assert not (tmp_path / "work" / "checkpoints").exists()
+
+
+# What is refused by what is there, or said and not refused.
+
+
+def test_a_workdir_that_another_run_works_in(folder):
+    """Refused while the other lives, whose files stay as they are; whoever comes after it is let in."""
+    workdir = Workdir(folder / "work" / "shared")
+    workdir.root.mkdir(parents=True)
+    with workdir.in_use():
+        line = refusal("train", "small.py", "--workdir=work/shared", folder=folder)
+        assert line.startswith("--workdir=work/shared: another run is at work in it")
+        assert [path.name for path in workdir.root.iterdir()] == [workdir.lock.name]
+    with workdir.in_use():
+        pass
+
+
+def test_a_coordinator_s_port_that_another_program_has(folder):
+    with socket.socket() as other:
+        other.bind(("", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        cluster = [f"--coordinator=localhost:{port}", "--processes=2", "--process=0"]
+        line = refusal("train", "small.py", *cluster, folder=folder)
+    assert line.startswith(f"--coordinator: port {port} can't be had (")
+
+
+def test_a_smoke_test_refuses_batches_and_warm_ups_that_the_run_would(folder, monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", os.environ.get("XLA_FLAGS", ""))  # which it changes
+    flags = "--config.imitate.optimizer.warmup_steps=20", "--config.rl.micro_batches=3"
+    line = refusal("train", "small.py", "--smoke", *flags, folder=folder)
+    assert line.startswith("config.imitate.optimizer.warmup_steps: 20 is not valid; ")
+    assert "; and config.rl.batch_size: 4 is not a multiple of " in line
+
+
+def test_long_problem_of_slots_that_the_positions_cut():
+    """A larger bucket would be cut as well."""
+    with pytest.raises(UserError, match=r"22 tokens, more than the 12 positions .*; lower config.max_latents or"):
+        check_prompts("config.data.train", [[0] * 12, [0] * 22], 12, is_cut=True)
+
+
+@pytest.mark.parametrize(("reward", "estimator", "said"), [
+    ("mine", "pass_at_k", 1), ("mine", "mixture", 1), ("mine", "reward", 0), (CORRECT, "pass_at_k", 0),
+])  # fmt: skip
+def test_that_pathwise_learns_references_whatever_the_reward_is_said_before(
+    estimator, said, reward, tmp_path, warnings, monkeypatch
+):
+    monkeypatch.setitem(REWARDS, "mine", lambda question, reference, text: float(len(text)))
+    changes = {"reward": reward, "objective.pathwise.estimator": estimator, "rl.temperature": 1.0}
+    _check(tmp_path, {"stages": ("imitate", "rl"), "rl.objectives": ("pathwise",)} | changes)
+    lines = [line for line in warnings if "config.reward=mine" in line]
+    assert [line[:58] for line in lines] == ["config.objective.pathwise: learns the reference answers, wh"[:58]] * said
+
+
+@pytest.mark.parametrize("changes", [
+    {"objective.pathwise.estimator": "reward"},
+    {"objective.pathwise.estimator": "mixture", "objective.pathwise.mixture_weight": 0.0},
+    {"latent_policy.name": "additive"},
+    {"gate.enabled": True},
+])  # fmt: skip
+def test_pathwise_where_something_is_drawn(changes, tmp_path):
+    """An answer, nothing that is compared, a thought, or its length: else it is refused, see golden/refusals.txt."""
+    undrawn = {"rl.objectives": ("pathwise",), "dropout.rate": 0.0, "gate.enabled": False, "stages": ("imitate", "rl")}
+    _check(tmp_path, undrawn | changes)
+
+
+def test_some_references_of_an_evaluated_set_that_are_cut_are_counted(warnings):
+    problems, budget = SimpleNamespace(answers=[[0] * n for n in (2, 4, 5, 7)]), "evaluate.max_answer_tokens"
+    check_answers("config.data.eval.hard", problems, range(2), budget, 5)
+    assert not warnings
+    check_answers("config.data.eval.hard", problems, range(4), budget, 5)
+    said = f"config.data.eval.hard: the answers of 2 of 4 problems take more tokens than config.{budget} (5), up to 8"
+    assert warnings == [f"{said}; they count as wrong"]
+    with pytest.raises(UserError, match=r"^config\.data\.train: the answer of problem 3 takes 8 tokens"):
+        check_answers("config.data.train", problems, range(4), "max_answer_tokens", 7)
+
+
+@pytest.mark.parametrize(("solved", "said"), [((0, 0), True), ((0, 0.5), False), ((), False)])
+def test_a_stage_without_a_right_rollout_says_so_at_its_end(solved, said, tmp_path, warnings):
+    rows = [{"stage": "slpo", "step": step, "solved": share} for step, share in enumerate(solved)]
+    rows += [{"stage": "other", "step": 1, "solved": 0}, {"stage": "slpo", "step": 9, "loss": 1}]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    state = SimpleNamespace(params={}, step=9)
+    stage = Stage(SimpleNamespace(workdir=Workdir(tmp_path)), "slpo")
+    close_stage(stage, SimpleNamespace(finish=lambda *_: None), state)
+    assert ["slpo: no rollout was right" in line for line in warnings] == [True] * said
+    assert (tmp_path / "checkpoints/slpo/finished").read_text() == "9\n"
 
 
 if __name__ == "__main__":

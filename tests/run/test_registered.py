@@ -1,4 +1,7 @@
-"""Methods of five sorts from a file outside the package: trained, resumed, reported, asked."""
+"""Methods of one's own that have parameters, or are asked on the host: trained, resumed, reported, asked.
+
+tests/test_docs.py has the other sorts.
+"""
 
 import importlib.util
 import json
@@ -7,11 +10,10 @@ import pytest
 
 import slpo_jax
 from refused import refusal
-from same_run import assert_same, checkpoint_of, rows_of
+from same_run import assert_same_run, checkpoint_of, rows_of
 from slpo_jax.config.registry import read_registrations
 from slpo_jax.errors import UserError
 from slpo_jax.policy.latent_policies import LATENT_POLICIES
-from slpo_jax.policy.scorers import SCORERS
 from slpo_jax.rewards.reward import REWARDS
 from slpo_jax.run.solver import load_solver, solve
 from slpo_jax.training.objectives import OBJECTIVES
@@ -20,7 +22,6 @@ from small_run import CONFIG, new_folder, run
 
 OWN = '''
 import dataclasses
-import json
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -29,18 +30,9 @@ import slpo_jax
 from slpo_jax.config.bounds import setting
 from slpo_jax.models.parts import LATENT_POLICY
 from slpo_jax.policy.latent_policies import LATENT_POLICIES, LatentPolicy, LatentPolicySettings
-from slpo_jax.training.objectives import OBJECTIVES
 from slpo_jax.training.recipes import RecipeSettings
 
-@dataclasses.dataclass(frozen=True)
-class Scaled(OBJECTIVES["answer_only"]):
-    """Its loss times a factor."""
-
-    factor: float = setting(2.0, above=0)
-
-    def __call__(self, policy, params, batch, trajectories, rewards_BG, key):
-        loss, metrics = super().__call__(policy, params, batch, trajectories, rewards_BG, key)
-        return self.factor * loss, metrics | {"factor": (jnp.float32(self.factor), jnp.float32(1))}
+asked = []
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,9 +55,8 @@ class Shifted(LatentPolicySettings):
 
 def digits(question, reference, completion):
     """One for each token that has digits, of an answer that ended."""
-    with Path("asked.jsonl").open("a") as file:
-        file.write(json.dumps([question, reference, completion]) + "\\n")
-    if Path("crash").exists() and sum(1 for _ in Path("asked.jsonl").open()) > 60:
+    asked.append(reference)
+    if Path("crash").exists() and len(asked) > 60:
         raise RuntimeError("the machine goes off")
     return sum(any(map(str.isdigit, word)) for word in completion.split())
 
@@ -86,13 +77,7 @@ class Louder(RecipeSettings):
         return dataclasses.replace(default, name="louder", loss=loss, init=init)
 
 
-def brevity(policy, params, prompts, trajectories):
-    return 1 / (1 + trajectories.lengths.astype(jnp.float32))
-
-
 slpo_jax.register_recipe("louder", Louder)
-slpo_jax.register_scorer("brevity", brevity)
-slpo_jax.register_objective("scaled", Scaled)
 slpo_jax.register_latent_policy("shifted", Shifted)
 slpo_jax.register_reward("digits", digits)
 
@@ -106,9 +91,7 @@ def get_config():
     config.reward = "digits"
     config.imitate.update(recipe="louder", control=False, cot_steps=0, final_steps=24)
     config.imitate.louder.by = 1.5
-    config.rl.update(objectives=("scaled",), batch_size=8, group=8, steps=4)
-    config.objective.scaled.factor = 3.0
-    config.evaluate.scorers = ("brevity",)
+    config.rl.update(objectives=("answer_only",), batch_size=8, group=8, steps=4)
     config.checkpoint_every = 1
     return config
 '''
@@ -134,46 +117,36 @@ def _facts(folder, stage):
 
 @pytest.mark.slow
 def test_they_train_and_go_on(folder):
-    rows = [row for row in rows_of(folder / "work") if row["stage"] == "scaled"]
-    assert [(row["step"], row["factor"]) for row in rows] == [(step, 3.0) for step in (1, 2, 3, 4)]
+    rows = [row for row in rows_of(folder / "work") if row["stage"] == "answer_only"]
+    assert [row["step"] for row in rows] == [1, 2, 3, 4]
     assert any(row["reward"] > 0 for row in rows)
-    assert rows_of(folder / "work") == rows_of(folder / "whole")
-    ours, theirs = (checkpoint_of(folder / name, "scaled") for name in ("work", "whole"))
-    assert any("shift" in path for path in ours)
-    assert_same(ours, theirs)
-    facts, imitated = _facts(folder, "scaled"), _facts(folder, "imitate")["imitate"]
-    assert (facts["reward"], facts["objective"]["scaled"]["factor"]) == ("digits", 3.0)
+    assert_same_run(folder / "work", folder / "whole", "answer_only")
+    assert any("shift" in path for path in checkpoint_of(folder / "work", "answer_only"))
+    facts, imitated = _facts(folder, "answer_only"), _facts(folder, "imitate")["imitate"]
+    assert facts["reward"] == "digits"
     assert facts["latent_policy"] == {"name": "shifted", "shifted": {"start": 0.25}}
     assert (imitated["recipe"], imitated["louder"]) == ("louder", {"by": 1.5})
     own = [row["own"] for row in rows_of(folder / "work") if row["stage"] == "imitate"]
     assert own == sorted(own, reverse=True)
     assert own[0] > own[-1]
     assert not any("louder" in path for path in checkpoint_of(folder / "work", "imitate"))
-    problems = [json.loads(line) for line in (folder / "train.jsonl").read_text().splitlines()]
-    known = {(problem["question"], problem["answer"]) for problem in problems}
-    asked = [json.loads(line) for line in (folder / "asked.jsonl").read_text().splitlines()]
-    assert sum((question, reference) in known for question, reference, _ in asked) > 60
 
 
 @pytest.mark.slow
 def test_they_are_reported(folder):
     report = json.loads((folder / "work" / "report.json").read_text())
-    assert list(report["eval"]) == ["imitate", "imitate_fixed_tmax", "scaled"]
-    lines = (folder / "work" / "eval" / "scaled" / "made.jsonl").read_text().splitlines()
-    for row in map(json.loads, lines):
-        for sample in row["samples"]:
-            has_digits = any(map(str.isdigit, sample["completion"]))
-            assert sample["correct"] == (has_digits and not sample["cut"])
-            assert sample["scores"] == {"brevity": pytest.approx(1 / (1 + sample["latent_steps"]))}
-    assert "best@2_brevity" in report["eval"]["scaled"]["made"]
-    changed = run("--config=own.py", "--workdir=work", "--config.objective.scaled.factor=4.0", folder=folder, status=2)
-    assert changed.stderr.splitlines()[-1].startswith("error: config.objective.scaled.factor: is 4.0, and 3.0 is what")
+    assert list(report["eval"]) == ["imitate", "imitate_fixed_tmax", "answer_only"]
+    for line in (folder / "work" / "eval" / "answer_only" / "made.jsonl").read_text().splitlines():
+        for sample in json.loads(line)["samples"]:
+            assert sample["correct"] == (any(map(str.isdigit, sample["completion"])) and not sample["cut"])
+    changed = run("--config=own.py", "--workdir=work", "--config.imitate.louder.by=4.0", folder=folder, status=2)
+    assert changed.stderr.splitlines()[-1].startswith("error: config.imitate.louder.by: is 4.0, and 1.5 is what")
 
 
 @pytest.fixture
 def registries():
     """Those of this process, put back afterwards."""
-    kept = [(registry, dict(registry)) for registry in (OBJECTIVES, LATENT_POLICIES, REWARDS, RECIPES, SCORERS)]
+    kept = [(registry, dict(registry)) for registry in (LATENT_POLICIES, REWARDS, RECIPES)]
     yield
     for registry, members in kept:
         registry.clear()

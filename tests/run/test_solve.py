@@ -1,17 +1,20 @@
-"""Asking a checkpoint: against a slow oracle, and against the evaluation's samples."""
+"""Asking a checkpoint: against a slow oracle, the evaluation's samples, and what the command says."""
 
+import io
 import json
 import shutil
 from collections import Counter
-from dataclasses import dataclass
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from scipy.special import erf, expit, softmax
 
-from asked import ANSWER, QUESTION, RUN, T, assembled, run_params, workdir
+from asked import ANSWER, QUESTION, RUN, T, assembled, contents, edit, run_params, workdir
+from refused import refusal
 from slpo_jax.checkpoints.decode_settings import config_of
 from slpo_jax.checkpoints.detect import identify, newest_checkpoint
+from slpo_jax.cli import reasoner as command
 from slpo_jax.data.batches import EncodedProblems
 from slpo_jax.data.problem import Problem
 from slpo_jax.data.templates import token_texts
@@ -31,21 +34,15 @@ def solver(work):
     return load_solver(str(work))
 
 
-@dataclass
-class _Slow:
-    """What the oracle saw: rho_t, and the head's probabilities at the state that made h_t."""
+def _slow(reasoner: str, threshold: float = 0.0, latents: int | None = None) -> SimpleNamespace:
+    """rho_t, the head's probabilities at the state that made h_t, and tokens, by projector and gate in numpy.
 
-    stops: list
-    probabilities: list
-    tokens: list
-
-
-def _slow(reasoner: str, threshold: float = 0.0, latents: int | None = None) -> _Slow:
-    """One unpadded row, every step a fresh full forward of a plain GPT-2, projector and gate in numpy."""
+    One unpadded row, every step a fresh full forward of a plain GPT-2.
+    """
     parts, params = assembled(reasoner), run_params(reasoner)
     template = parts.template
     slow = SlowReasoner(params["reasoner"], parts.reasoner.config)
-    inputs, out = slow.embed(template.prompt(QUESTION)), _Slow([], [], [])
+    inputs, out = slow.embed(template.prompt(QUESTION)), SimpleNamespace(stops=[], probabilities=[], tokens=[])
     while len(out.stops) < (T if latents is None else latents):
         hidden = slow.hidden(inputs)[-1:]
         out.probabilities.append(softmax(slow.logits(hidden)[0]))
@@ -167,8 +164,7 @@ def test_a_vote_without_answers_is_shown(solver):
 def test_settings_of_the_stage_go_before_those_of_the_workdir(work, tmp_path):
     """Of a stage's directory and of a step's in it."""
     shutil.copytree(work, tmp_path / "work")
-    path = tmp_path / "work" / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"max_latents": 9, "log_every": 77, "of_another": 1}))
+    edit(tmp_path / "work" / "config.json", max_latents=9, log_every=77, of_another=1)
     for place in ("cold_start", "cold_start/0"):
         config = config_of(identify(str(tmp_path / "work" / "checkpoints" / place)))
         assert (config.max_latents, config.log_every, config.gate.enabled) == (T, 77, True)
@@ -176,3 +172,36 @@ def test_settings_of_the_stage_go_before_those_of_the_workdir(work, tmp_path):
     assert load_solver(str(work / "checkpoints" / "cold_start" / "0")).rule == RUN[config.reasoner]
     (tmp_path / "work" / "checkpoints" / "slpo").mkdir()  # begun, without a checkpoint
     assert newest_checkpoint(str(tmp_path / "work")).endswith("cold_start")
+
+
+# `slpo solve` as a command.
+
+
+@pytest.mark.slow
+def test_the_command_prints_what_the_functions_return(work, solver, monkeypatch, capsys):
+    before = contents(work)
+    monkeypatch.setattr("sys.stdin", io.StringIO(QUESTION + "\n"))
+    command.solve([str(work), "--samples", "5", "-"])
+    solution, found = solve(solver, QUESTION), vote(solver, QUESTION, 5)
+    assert capsys.readouterr() == (f"{describe(solver, solution)}\n\n{describe_vote(solver, found, 0)}\n", "")
+    assert contents(work) == before
+
+
+@pytest.mark.slow
+def test_the_command_s_json(work, solver, capsys):
+    command.solve([str(work), "--samples=5", QUESTION, "--seed=2", "--json"])
+    said = json.loads(capsys.readouterr().out)
+    solution, found = solve(solver, QUESTION), vote(solver, QUESTION, 5, 2)
+    assert (said["question"], said["answer"], said["text"]) == (QUESTION, solution.answer, solution.text)
+    assert (said["latent_steps"], said["stopping"], said["rule"]) == (len(solution.latents), "threshold", solver.rule)
+    assert said["latents"][0]["nearest"][0][0] == solution.latents[0].nearest[0][0]
+    assert said["latents"][-1]["stop_probability"] == pytest.approx(solution.latents[-1].stop_probability, abs=1e-6)
+    assert said["vote"]["majority"] == found.majority
+    assert [(row["answer"], row["count"]) for row in said["vote"]["answers"]] == found.counts
+    assert (said["vote"]["samples"], said["vote"]["seed"]) == (5, 2)
+
+
+def test_bytes_that_are_no_text(work):
+    line = refusal("solve", "work", "Tom has \udcff .", folder=work.parent)
+    assert line.startswith("question: 'Tom has \\udcff .'")
+    assert "UTF-8" in line

@@ -340,7 +340,7 @@ FULL = (
 def test_a_disk_that_fills_during_a_save_is_one_line_that_says_so(tmp_path, monkeypatch, error):
     """tensorstore's error names the reason after hundreds of letters. What was begun takes no room after a new start.
 
-    A save that fails in earnest leaves threads that may never end: tests/run/test_errors.py has one in a program.
+    A save that fails in earnest leaves threads that may never end: tests/run/test_pipeline.py has one in a program.
     """
     _two(tmp_path)
     keeper = StageCheckpoints(tmp_path)
