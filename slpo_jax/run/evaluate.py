@@ -6,10 +6,12 @@ import itertools
 import json
 import shutil
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
+from absl import logging
 from jax.sharding import NamedSharding
 
 from slpo_jax.checkpoints.decode_settings import made_like
@@ -26,12 +28,13 @@ from slpo_jax.io.files import digest
 from slpo_jax.io.mesh import EVERYWHERE, replicate
 from slpo_jax.io.orbax import params_digest
 from slpo_jax.io.progress import begin
-from slpo_jax.io.workdir import SetFiles
+from slpo_jax.io.workdir import SetFiles, Workdir
 from slpo_jax.models.parts import Params
 from slpo_jax.policy.explain import reads_of
 from slpo_jax.policy.scorers import SCORERS
 from slpo_jax.policy.scorers.latent_rm import PART, begun
 from slpo_jax.run.experiment import Experiment
+from slpo_jax.run.latent_rm import manifest_of
 from slpo_jax.run.provenance import check_models, check_start, checkpoint_digest, evaluated_settings, problems_facts
 from slpo_jax.run.rows import reported_settings, rows, trained_with
 from slpo_jax.run.setup import Setup
@@ -52,13 +55,23 @@ def check_evaluation(experiment: Experiment) -> None:
     if not (asking := _asking(config)):
         return
     judge = experiment.stage(PART)
-    if config.reward_model:
-        _reward_model(experiment, config.reward_model)
-    elif not (judge.folder.is_finished or judge.wanted):
-        raise UserError(
-            f"{asking} has parameters of its own, and {experiment.workdir} has none; put {PART} into "
-            "config.stages, or give config.evaluate.reward_model"
-        )
+    if not config.reward_model:
+        if not (judge.folder.is_finished or judge.wanted):
+            raise UserError(
+                f"{asking} has parameters of its own, and {experiment.workdir} has none; put {PART} into "
+                "config.stages, or give config.evaluate.reward_model"
+            )
+        return
+    _reward_model(experiment, config.reward_model)
+    origin = [experiment.stage("")] * bool(experiment.config.init)
+    labels = artifact.read(manifest_of(Workdir(Path(config.reward_model).parent.parent).labels))
+    judged = [stage for stage in (*finished, *origin) if stage is not judge and labels]
+    known = [checkpoint_digest(stage, functools.partial(stage_params, stage)) for stage in judged]
+    if labels and known and labels.facts["checkpoint"] not in known:  # what it says may be of use all the same
+        logging.warning(
+            "config.evaluate.reward_model: %s judged thoughts of another checkpoint than this run's; what it says of "
+            "these may mean nothing", config.reward_model,
+        )  # fmt: skip
 
 
 def _asking(config: EvaluateConfig) -> str:

@@ -233,10 +233,15 @@ def test_labels_of_another_checkpoint_or_damaged_are_one_line(copy):
 
 
 @pytest.mark.slow
-def test_a_reward_model_of_another_reasoner_is_refused(copy, tmp_path):
+def test_a_reward_model_of_another_checkpoint_is_said_and_of_another_reasoner_refused(copy, tmp_path, warnings):
     model = copy / "checkpoints" / "latent_rm"
     given = {"stages": ("imitate", "evaluate"), "evaluate.reward_model": str(model)}
     check_stages(experiment_of(copy, **given))
+    assert not warnings
+    manifest = copy / "labels" / "manifest.json"
+    artifact.write(manifest, artifact.read(manifest).facts | {"checkpoint": "another"})
+    check_stages(experiment_of(copy, **given))
+    assert [line for line in warnings if "judged thoughts of another checkpoint" in line] == warnings != []
     with pytest.raises(UserError, match=r"^config\.evaluate\.reward_model: \S+ is no reward model of this reasoner: "):
         check_stages(experiment_of(tmp_path / "other", **given, **{"model.n_embd": 8}))
     for use in (load, lambda source: export_checkpoint(source, tmp_path / "exported")):
