@@ -76,7 +76,7 @@ def train(
     for key, value in {"eval": eval, "config": config}.items():
         if not isinstance(value, Mapping | None):
             raise UserError(f"{key}: {value!r} is not valid; give a dict")
-    sources, tests = {"train": train, "valid": valid, "base": base}, {**(eval or {})}
+    sources, tests = {"train": train, "valid": valid, "base": base}, dict(eval or {})
     for key, source in {"start": start, "workdir": workdir, **sources, **tests}.items():
         if not isinstance(source, str | os.PathLike | ConfigDict):
             raise UserError(f"{key}: {source!r} is not valid; give a text or a path")

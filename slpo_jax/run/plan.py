@@ -127,7 +127,8 @@ def check_uncut(config: Config, cut: Config, workdir: Path) -> None:
     """
     with only_errors():  # the run says the rest
         experiment = build(cut, workdir)
-        _ = experiment.train
+        if experiment.left:
+            _ = experiment.train
         _check_settings(dataclasses.replace(experiment, config=config))
 
 
