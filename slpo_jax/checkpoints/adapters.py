@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from flax.traverse_util import flatten_dict
 from safetensors.numpy import save_file
 
 from slpo_jax.checkpoints.hf_config import BackboneConfig
@@ -174,17 +175,15 @@ def write_adapters(folder: Path, adapters: dict[str, Any], config: BackboneConfi
         base: where the model lies, with which they go together.
     """
     tensors, settings = dict[str, np.ndarray](), dict[str, Any]()
-    targets: set[str] = set()
+    targets, own = set[str](), flatten_dict(adapters)
     for weight in backbone_weights(config):
-        node: Any = adapters
-        for key in weight.path[:-1]:
-            node = node.get(key, {})
-        if weight.path[-1] == "kernel" and "A" in node:
+        *place, last = weight.path
+        if last == "kernel" and (*place, "A") in own:
             for part in "AB":
                 name = f"base_model.model.{weight.name.removesuffix('weight')}lora_{part}.weight"
-                tensors[name] = np.ascontiguousarray(np.asarray(node[part]).T)
-            targets.add(weight.path[-2])
-            settings = {"r": node["A"].shape[1], "fan_in_fan_out": not weight.transposed}
+                tensors[name] = np.ascontiguousarray(np.asarray(own[*place, part]).T)
+            targets.add(place[-1])
+            settings = {"r": own[*place, "A"].shape[1], "fan_in_fan_out": not weight.transposed}
     settings |= {
         "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": base, "bias": "none",
         "lora_alpha": alpha, "lora_dropout": 0.0, "target_modules": sorted(targets), "inference_mode": True,

@@ -189,7 +189,6 @@ def open_checkpoint(init: str, base: str, lora_alpha: float | None, key: str = "
     tensors = _with_side_file(folder or path.parent, tensors, described)
     model_source = model_folder / descriptions.MODEL_FILE
     model = read_json(model_source, descriptions.REMEDY)
-    published = described is None and bool(tensors.gate)
     return Identity(
         source=init,
         path=str(path),
@@ -205,7 +204,7 @@ def open_checkpoint(init: str, base: str, lora_alpha: float | None, key: str = "
         has_own_model=own is not None and not tensors.original,
         generation=read_json(model_folder / GENERATION_FILE, descriptions.REMEDY, default={}),
         from_base="" if own and texts in (folder, None) else base,
-        threshold=said_threshold(model, folder or path.parent) if published else None,
+        threshold=said_threshold(model, folder or path.parent) if tensors.gate and not described else None,
     )
 
 
