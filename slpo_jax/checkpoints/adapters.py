@@ -46,14 +46,16 @@ class Lora(NamedTuple):
     ties: bool = False
 
 
-def lora_of(folder: Path | None, alpha: float | None) -> Lora | None:
+def lora_of(folder: Path, alpha: float | None) -> Lora | None:
     """PEFT's own word for LoRA's scale, where a folder has it, before what was given; None where nothing says it.
 
+    Args:
+        folder: or a checkpoint's file, which is given its scale.
     Raises:
         UserError: the settings hold one that is not understood.
     """
-    path = folder and folder / CONFIG
-    if path is None or not path.is_file():
+    path = folder / CONFIG
+    if not path.is_file():
         return Lora(alpha) if alpha else None
     values = read_json(path, "give the adapters' whole folder")
     known = {"peft_type": ("LORA",), "init_lora_weights": _INITS}
