@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from flax.traverse_util import flatten_dict
 from safetensors.numpy import save_file
 
 from slpo_jax.checkpoints.hf_config import BackboneConfig
@@ -45,14 +46,16 @@ class Lora(NamedTuple):
     ties: bool = False
 
 
-def lora_of(folder: Path | None, alpha: float | None) -> Lora | None:
+def lora_of(folder: Path, alpha: float | None) -> Lora | None:
     """PEFT's own word for LoRA's scale, where a folder has it, before what was given; None where nothing says it.
 
+    Args:
+        folder: or a checkpoint's file, which is given its scale.
     Raises:
         UserError: the settings hold one that is not understood.
     """
-    path = folder and folder / CONFIG
-    if path is None or not path.is_file():
+    path = folder / CONFIG
+    if not path.is_file():
         return Lora(alpha) if alpha else None
     values = read_json(path, "give the adapters' whole folder")
     known = {"peft_type": ("LORA",), "init_lora_weights": _INITS}
@@ -174,17 +177,15 @@ def write_adapters(folder: Path, adapters: dict[str, Any], config: BackboneConfi
         base: where the model lies, with which they go together.
     """
     tensors, settings = dict[str, np.ndarray](), dict[str, Any]()
-    targets: set[str] = set()
+    targets, own = set[str](), flatten_dict(adapters)
     for weight in backbone_weights(config):
-        node: Any = adapters
-        for key in weight.path[:-1]:
-            node = node.get(key, {})
-        if weight.path[-1] == "kernel" and "A" in node:
+        *place, last = weight.path
+        if last == "kernel" and (*place, "A") in own:
             for part in "AB":
                 name = f"base_model.model.{weight.name.removesuffix('weight')}lora_{part}.weight"
-                tensors[name] = np.ascontiguousarray(np.asarray(node[part]).T)
-            targets.add(weight.path[-2])
-            settings = {"r": node["A"].shape[1], "fan_in_fan_out": not weight.transposed}
+                tensors[name] = np.ascontiguousarray(np.asarray(own[*place, part]).T)
+            targets.add(place[-1])
+            settings = {"r": own[*place, "A"].shape[1], "fan_in_fan_out": not weight.transposed}
     settings |= {
         "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": base, "bias": "none",
         "lora_alpha": alpha, "lora_dropout": 0.0, "target_modules": sorted(targets), "inference_mode": True,

@@ -57,7 +57,7 @@ def recognise(
     if base is not None:  # a language model alone is CoLaR's first, still without a head
         tensors = adapted(base, strip_all(tensors, "llm."), lora, source)
     tensors = merge_lora(tensors, lora, source)
-    tensors = {with_head(name): tensor for name, tensor in tensors.items()}
+    tensors = {name if with_head(name) in tensors else with_head(name): tensor for name, tensor in tensors.items()}
     for backbone, name in EMBEDDING.items():
         # Of tensors that share their memory, safetensors' save_model keeps the first in the alphabet.
         if name not in tensors and _FINAL_NORM[backbone] in tensors and "lm_head.weight" in tensors:

@@ -165,18 +165,21 @@ def open_checkpoint(init: str, base: str, lora_alpha: float | None, key: str = "
         UserError: one line that names the key, file or tensor at fault, and the remedy.
     """
     path = locate(init, key)
-    folder = path if path.is_dir() else None
-    if folder is None and read_start(path, 4) == b"GGUF":
+    if path.is_file() and read_start(path, 4) == b"GGUF":
         return _open_gguf(init, path, base, lora_alpha)
-    adapters = adapter_file(folder) if folder else None
-    if folder and adapters and (whole := weights_file(folder)):
-        raise UserError(f"{folder}: holds both {whole.name} and {adapters.name}; keep the one that is meant")
+    adapters, whole = adapter_file(path), weights_file(path)
+    if adapters and whole:
+        raise UserError(f"{path}: holds both {whole.name} and {adapters.name}; keep the one that is meant")
     stored = open_tensors(adapters or path)
-    if adapters or are_adapters(stored):
-        return _open_adapters(init, path, stored, base, lora_alpha)
-    architecture, tensors = recognise(stored, str(path), lora_of(folder, lora_alpha))
+    opened = _open_adapters if adapters or are_adapters(stored) else _open_whole
+    return opened(init, path, stored, base, lora_alpha)
+
+
+def _open_whole(init: str, path: Path, stored: dict[str, Stored], base: str, lora_alpha: float | None) -> Identity:
+    """A whole model in a directory or a file."""
+    architecture, tensors = recognise(stored, str(path), lora_of(path, lora_alpha))
     # An original state dict goes with its base model, even where a config of the training lies beside it.
-    own = folder if folder and _has(folder, descriptions.MODEL_FILE) and not (tensors.original and base) else None
+    own = path if _has(path, descriptions.MODEL_FILE) and not (tensors.original and base) else None
     below = locate(base, "config.base", weights=False) if base else None
     model_folder = own or below
     if model_folder is None:
@@ -184,12 +187,11 @@ def open_checkpoint(init: str, base: str, lora_alpha: float | None, key: str = "
             f"config.base: not set, and {path} comes without config.json; give the directory or hub id of the model "
             "that it was trained from"
         )
-    texts = next((x for x in (folder, model_folder, below) if x and _has(x, "tokenizer.json", "vocab.json")), None)
-    described = read_description(folder) if folder else None
-    tensors = _with_side_file(folder or path.parent, tensors, described)
+    texts = next((x for x in (path, model_folder, below) if x and _has(x, "tokenizer.json", "vocab.json")), None)
+    described, folder = read_description(path), path if path.is_dir() else path.parent
+    tensors = _with_side_file(folder, tensors, described)
     model_source = model_folder / descriptions.MODEL_FILE
     model = read_json(model_source, descriptions.REMEDY)
-    published = described is None and bool(tensors.gate)
     return Identity(
         source=init,
         path=str(path),
@@ -204,8 +206,8 @@ def open_checkpoint(init: str, base: str, lora_alpha: float | None, key: str = "
         model_source=str(model_source),
         has_own_model=own is not None and not tensors.original,
         generation=read_json(model_folder / GENERATION_FILE, descriptions.REMEDY, default={}),
-        from_base="" if own and texts in (folder, None) else base,
-        threshold=said_threshold(model, folder or path.parent) if published else None,
+        from_base="" if own and texts in (path, None) else base,
+        threshold=said_threshold(model, folder) if tensors.gate and not described else None,
     )
 
 
@@ -242,13 +244,12 @@ def _with_side_file(folder: Path, tensors: Unwrapped, described: Description | N
 
 def _open_adapters(init: str, path: Path, stored: dict[str, Stored], base: str, lora_alpha: float | None) -> Identity:
     """Adapters alone, of PEFT or in a file of CoLaR's program: the base model with them merged."""
-    folder = path if path.is_dir() else None
     if not base:
         raise UserError(
             f"config.base: not set, and {path} holds LoRA adapters alone; give the directory or hub id of the model "
             "that they were trained on"
         )
-    lora, below = lora_of(folder, lora_alpha), open_checkpoint(base, "", lora_alpha, "config.base")
+    lora, below = lora_of(path, lora_alpha), open_checkpoint(base, "", lora_alpha, "config.base")
     with fitting(base):
         architecture, tensors = recognise(stored, str(path), lora, below.tensors.model)
     if architecture is None:
@@ -256,8 +257,8 @@ def _open_adapters(init: str, path: Path, stored: dict[str, Stored], base: str, 
     found = dataclasses.replace(
         below, tensors=tensors, source=init, path=str(path), base=base, lora_alpha=lora_alpha, from_base=base
     )
-    if folder and _has(folder, "tokenizer.json", "vocab.json"):
-        found = dataclasses.replace(found, tokenizer=partial(load_tokenizer, str(folder)))
+    if _has(path, "tokenizer.json", "vocab.json"):
+        found = dataclasses.replace(found, tokenizer=partial(load_tokenizer, str(path)))
     model = below.model | {"vocab_size": found.embedding.shape[0]}
     return dataclasses.replace(found, architecture=architecture or below.architecture, model=model)
 
@@ -274,7 +275,7 @@ def fitting(base: str) -> Iterator[None]:
 
 
 def _has(folder: Path, *names: str) -> bool:
-    """Whether it has one of these files that isn't empty, as config.json is in SIM-CoT's folders."""
+    """Whether it has one of these files that isn't empty, as config.json is in SIM-CoT's folders; a file has none."""
     return any((folder / name).is_file() and (folder / name).stat().st_size for name in names)
 
 

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
 
 from slpo_jax.checkpoints.hf_config import BackboneConfig
 from slpo_jax.checkpoints.tensors import Stored
 from slpo_jax.errors import UserError
-from slpo_jax.io.files import flatten
 from slpo_jax.models.llama import LlamaConfig
 from slpo_jax.models.reasoner import BACKBONE, LatentReasoner, as_functions, backbone
 
@@ -41,12 +41,12 @@ def backbone_weights(config: BackboneConfig) -> list[Weight]:
     plain = dataclasses.replace(config, remat=False, scan_layers=False)
     init = as_functions(LatentReasoner(backbone(plain))).init
     shapes, found = jax.eval_shape(lambda: init(jax.random.key(0)))[BACKBONE], []
-    for key, leaf in flatten(shapes).items():
-        dotted = re.sub(r"^(h|layers)_", r"\1.", re.sub(r"\.(kernel|scale)$", ".weight", key))
-        name = with_head(dotted if "." in key else f"{dotted}.weight")
-        transposed = key.endswith(".kernel") and isinstance(config, LlamaConfig)
+    for path, leaf in flatten_dict(shapes).items():
+        dotted = re.sub(r"^(h|layers)_", r"\1.", re.sub(r"\.(kernel|scale)$", ".weight", ".".join(path)))
+        name = with_head(dotted if len(path) > 1 else f"{dotted}.weight")
+        transposed = path[-1] == "kernel" and isinstance(config, LlamaConfig)
         shape = leaf.shape[::-1] if transposed else leaf.shape
-        found.append(Weight(tuple(key.split(".")), name, shape, transposed))
+        found.append(Weight(path, name, shape, transposed))
     return sorted(found, key=lambda weight: weight.name not in EMBEDDING.values())
 
 
@@ -110,31 +110,26 @@ def check_tree(weights: list[Weight], stored: Mapping[str, Stored], source: str)
 def read_tree(weights: list[Weight], stored: Mapping[str, Stored], source: str) -> Tree:
     """Our float32 parameter tree of the stored tensors; arguments and errors as in `check_tree`."""
     check_tree(weights, stored, source)
-    tree: Tree = {}
+    flat = {}
     for weight in weights:
         array = np.asarray(stored[weight.name].read(), np.float32)
-        node = tree
-        for key in weight.path[:-1]:
-            node = node.setdefault(key, {})
-        node[weight.path[-1]] = np.ascontiguousarray(array.T) if weight.transposed else array
+        flat[weight.path] = np.ascontiguousarray(array.T) if weight.transposed else array
+    tree: Tree = unflatten_dict(flat)
     return tree
 
 
 def write_tree(weights: list[Weight], tree: Tree, source: str = "checkpoint") -> dict[str, np.ndarray]:
     """The tensors of a parameter tree under Hugging Face's names: the inverse of `read_tree`, with errors as there."""
-    out, shapes = {}, dict[str, Stored]()
+    flat, out, shapes = flatten_dict(tree), {}, dict[str, Stored]()
     for weight in weights:
-        node: Any = tree
-        for key in weight.path:
-            node = None if node is None else node.get(key)
-        if node is not None:
-            array = np.asarray(node)
+        if weight.path in flat:
+            array = np.asarray(flat[weight.path])
             out[weight.name] = np.ascontiguousarray(array.T) if weight.transposed else array
             shapes[weight.name] = Stored(weight.name, out[weight.name].shape, lambda: np.empty(0))
     check_tree(weights, shapes, source)
-    if more := sorted(flatten(tree).keys() - {".".join(weight.path) for weight in weights}):
+    if more := sorted(flat.keys() - {weight.path for weight in weights}):
         raise UserError(
-            f"{source}: has {more[0].replace('.', '/')} too, which is no part of the model that its config.json and "
+            f"{source}: has {'/'.join(more[0])} too, which is no part of the model that its config.json and "
             "reasoner.json describe; give those that the checkpoint was trained with"
         )
     return out
