@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from slpo_jax.data import synthetic
 from slpo_jax.data.synthetic import NAMES, SyntheticConfig, synthetic_problems, vocabulary
 from slpo_jax.errors import UserError
 
@@ -137,8 +138,6 @@ def test_pure_function_of_name_and_config():
         ({"test_size": 0}, "train", "SyntheticConfig.test_size: 0"),
         ({"seed": -1}, "train", "SyntheticConfig.seed: -1"),
         ({"small_share": 1.5}, "train", "SyntheticConfig.small_share: 1.5"),
-        # All that a half of the held-out sets' draws can be.
-        ({"max_value": 6, "max_steps": 2, "train_size": 500_000, "small_share": 1.0}, "train", "distinct problems"),
     ],
 )
 def test_bad_settings_are_one_line(change, name, expected):
@@ -146,3 +145,10 @@ def test_bad_settings_are_one_line(change, name, expected):
         synthetic_problems(name, replace(SMALL, **change))
     assert expected in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_too_few_different_problems_are_an_error(monkeypatch):
+    monkeypatch.setattr(synthetic, "_OBJECTS", ("apples",))
+    monkeypatch.setattr(synthetic, "_PEOPLE", {"Tom": "He"})
+    with pytest.raises(UserError, match=r"^synthetic:large: only \d+ distinct problems of 1000 found"):
+        synthetic_problems("large", SyntheticConfig(max_value=6, max_steps=2, test_size=1000))
