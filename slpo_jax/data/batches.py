@@ -10,6 +10,7 @@ import numpy as np
 
 from slpo_jax.data.problem import Problem, Reading
 from slpo_jax.data.templates import Ids, Template
+from slpo_jax.errors import UserError
 
 Padded = tuple[np.ndarray, np.ndarray]
 
@@ -199,16 +200,23 @@ def pad_suffixes(suffixes: Sequence[Ids], slots: int, pad_id: int = 0) -> Suffix
 
     Args:
         suffixes: B lists of ids, end marker to eos; one of m ids takes m - 1 slots.
-        slots: A (`config.max_answer_tokens`), enough for each.
+        slots: A (`config.max_answer_tokens`).
         pad_id: what padded slots hold.
     Returns:
         the batch.
+    Raises:
+        UserError: a suffix needs more slots, say for a long `config.prompt.closing`.
     """
     tokens = np.full((len(suffixes), slots), pad_id, dtype=np.int32)
     targets = np.full((len(suffixes), slots), pad_id, dtype=np.int32)
     weights = np.zeros((len(suffixes), slots), dtype=np.float32)
     for number, suffix in enumerate(suffixes):
         used = len(suffix) - 1
+        if used > slots:
+            raise UserError(
+                f"config.max_answer_tokens: row {number} of the batch needs {used} answer slots, there are {slots}; "
+                "set it higher or shorten the steps"
+            )
         tokens[number, :used] = suffix[:-1]
         targets[number, :used] = suffix[1:]
         weights[number, :used] = 1.0

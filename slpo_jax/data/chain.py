@@ -11,11 +11,11 @@ from functools import lru_cache
 
 import numpy as np
 
-from slpo_jax.config.bounds import setting
+from slpo_jax.config.bounds import FieldError, setting
 from slpo_jax.data.depths import DepthConfig, sets_by_depth
 from slpo_jax.data.problem import Problem
 
-OPERATORS = ("+", "*")
+OPERATORS = ("+", "-", "*")
 
 
 @dataclass(frozen=True)
@@ -24,9 +24,16 @@ class ChainConfig(DepthConfig):
 
     Attributes:
         modulus: results are in 0 .. modulus - 1.
+        operations: any of +, - and *.
     """
 
     modulus: int = setting(10, least=3, most=1_000)
+    operations: tuple[str, ...] = setting(("+", "*"), fewest=1)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if unknown := {*self.operations} - {*OPERATORS}:
+            raise FieldError(self, "operations", f"{min(unknown)!r} is none of {', '.join(OPERATORS)}")
 
 
 @lru_cache
@@ -39,10 +46,10 @@ def _make(config: ChainConfig, depth: int, rng: np.random.Generator) -> tuple[Pr
     value = int(draws[0] * modulus)
     question, steps = str(value), list[str]()
     for which, size in zip(draws[1::2], draws[2::2], strict=True):
-        operator = OPERATORS[int(which * len(OPERATORS))]
+        operator = config.operations[int(which * len(config.operations))]
         operands: Sequence[int] = _factors(modulus) if operator == "*" else range(1, modulus)
         operand = operands[int(size * len(operands))]
-        result = (value * operand if operator == "*" else value + operand) % modulus
+        result = {"+": value + operand, "-": value - operand, "*": value * operand}[operator] % modulus
         question += f" {operator} {operand}"
         steps.append(f"{value} {operator} {operand} = {result}")
         value = result
@@ -54,4 +61,4 @@ def chain_words(modulus: int) -> tuple[str, ...]:
     return (*map(str, range(ChainConfig(modulus=modulus).modulus)), *OPERATORS, "=")
 
 
-chain_problems = sets_by_depth("chain", _make, "modulus")
+chain_problems = sets_by_depth("chain", _make, "modulus, or add operations")

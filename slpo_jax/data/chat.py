@@ -69,7 +69,6 @@ def text_template(tokenizer: "PreTrainedTokenizerFast", prompt: PromptConfig) ->
     Raises:
         UserError: the tokenizer's chat template can't be used, or it has no eos token.
     """
-    ends = end_ids(tokenizer)
     style = style_of(prompt.answers, "after_mark")
     before, after = around = STYLES[style].around or (f"{TEXT_ANSWER} ", "")
     add_words(tokenizer, " ".join(around), apart=not after)
@@ -88,7 +87,7 @@ def text_template(tokenizer: "PreTrainedTokenizerFast", prompt: PromptConfig) ->
                 'config.prompt.system, or set config.prompt.chat to "never"'
             ) from None
     return Template(
-        **ends,
+        **end_ids(tokenizer),
         answer_style=style,
         start_id=None,
         closing_ids=tuple(tokenizer(prompt.closing, add_special_tokens=False)["input_ids"]) if prompt.closing else (),

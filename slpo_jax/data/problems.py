@@ -96,7 +96,8 @@ def load_problems(
     if not isinstance(source, str):
         return _problems("records", given_rows(source), fields, role == "train", answers)
     path = Path(source).expanduser()
-    if part := None if path.exists() else _PART.fullmatch(source):
+    part = None if path.exists() else _PART.fullmatch(source)
+    if part:
         return _part(source, part[2], load_problems(part[1], settings, "train", answers, fields))
     if name := task_of(source):
         task = GENERATED[name]

@@ -86,7 +86,7 @@ def canonical_number(text: str) -> str | None:
 
 def _canonical(number: str) -> str:
     """Of a number whose digits are written out."""
-    whole, _, fraction = number.replace(",", "").lstrip("+-").partition(".")
+    whole, _, fraction = number.replace(",", "").removeprefix("-").partition(".")
     whole, fraction = whole.lstrip("0") or "0", fraction.rstrip("0")
     unsigned = f"{whole}.{fraction}" if fraction else whole
     return f"-{unsigned}" if number.startswith("-") and unsigned != "0" else unsigned

@@ -18,6 +18,7 @@ from slpo_jax.data.batches import (
 )
 from slpo_jax.data.problem import Problem
 from slpo_jax.data.tokenizer import arithmetic_tokenizer
+from slpo_jax.errors import UserError
 from slpo_jax.policy.rollout import Trajectories
 from slpo_jax.training import rl
 from slpo_jax.training.batches import make_batch
@@ -77,6 +78,13 @@ def test_suffixes_are_shifted_and_padded_on_the_right():
     np.testing.assert_array_equal(batch.targets, [[1, 2, 3, 60], [4, 60, 9, 9]])
     np.testing.assert_array_equal(batch.weights, [[1, 1, 1, 1], [1, 1, 0, 0]])
     assert (batch.tokens.dtype, batch.targets.dtype, batch.weights.dtype) == (np.int32, np.int32, np.float32)
+
+
+def test_a_suffix_that_doesnt_fit_is_named():
+    with pytest.raises(
+        UserError, match=r"^config.max_answer_tokens: row 1 of the batch needs 4 answer slots, there are 3"
+    ):
+        pad_suffixes([[50, 1, 2, 60], [50, 1, 2, 3, 60]], slots=3)
 
 
 @given(st.integers(1, 40), st.integers(1, 50))

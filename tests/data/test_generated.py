@@ -16,8 +16,8 @@ from slpo_jax.data.tokenizer import load_tokenizer
 from slpo_jax.errors import UserError
 
 SIZES = {"train_size": 3000, "valid_size": 100, "test_size": 200}
-CHAIN = ChainConfig(modulus=23, **SIZES)
-GRAPH = GraphConfig(nodes=14, **SIZES)
+CHAIN = ChainConfig(modulus=23, operations=("+", "-", "*"), **SIZES)
+GRAPH = GraphConfig(dead_ends=2, nodes=14, **SIZES)
 BOTH = [("chain", CHAIN), ("graph", GRAPH)]
 SETS = ("train", "valid", "test", "1", "2", "3", "4")
 
@@ -25,7 +25,7 @@ SETS = ("train", "valid", "test", "1", "2", "3", "4")
 @pytest.mark.parametrize("name", SETS)
 def test_chains_are_what_python_makes_of_them_from_left_to_right(name):
     for problem in load_problems(f"chain:{name}", CHAIN):
-        first, *rest = re.findall(r"(?:[+*] )?\d+", problem.question)
+        first, *rest = re.findall(r"(?:[-+*] )?\d+", problem.question)
         assert " ".join([first, *rest]) == problem.question
         value, steps = int(first), []
         for operation in rest:
@@ -71,7 +71,7 @@ def test_graphs_reach_one_end_and_both_are_as_deep(name):
         (other,) = ends - {problem.answer}
         roots = {one for one, _ in edges} - {two for _, two in edges} - {begin}
         assert [_distances(edges, root)[other] for root in roots] == [len(problem.steps)]
-        assert len(edges) == 2 * len(problem.steps)
+        assert len(edges) == 2 * (len(problem.steps) + 2)
         firsts.append(first == problem.answer)
     assert abs(sum(firsts) / len(firsts) - 0.5) < 2.5 / len(firsts) ** 0.5  # five standard errors
 
@@ -117,7 +117,7 @@ def test_few_problems_are_said(caplog):
             found = said[name] = {problem.question for problem in load_problems(f"chain:{name}", settings)}
             (line,) = caplog.messages
             assert line.startswith(f"chain:{name}: {len(found)} of ")
-            assert line.endswith("raise config.data.chain.modulus")
+            assert line.endswith("raise config.data.chain.modulus, or add operations")
     assert sum(map(len, said.values())) == len(set.union(*said.values())) == 77
     caplog.clear()
     load_problems("chain:valid", CHAIN)
@@ -130,11 +130,12 @@ def test_few_problems_are_said(caplog):
         (lambda: load_problems("chain:0"), "chain:0: no such set; give one of train, valid, test or a number of steps"),
         (lambda: load_problems("graph:5"), "graph:5: no such set; .* from 1 to 4"),
         (lambda: load_problems("graph:large"), "graph:large: no such set"),
-        (lambda: load_problems("chain:1", ChainConfig(depth=1, modulus=3)), "such problems; .*raise config"),
+        (lambda: load_problems("chain:1", ChainConfig(modulus=3, operations=("+",))), "such problems; .*raise config"),
         (lambda: ChainConfig(depth=0), "ChainConfig.depth: 0 is not valid"),
         (lambda: ChainConfig(modulus=2), "ChainConfig.modulus: 2 is not valid"),
+        (lambda: ChainConfig(operations=("/",)), "ChainConfig.operations: .*'/' is none of"),
         (lambda: GraphConfig(depth=0), "GraphConfig.depth: 0 is not valid"),
-        (lambda: GraphConfig(depth=9), "GraphConfig.nodes: 10 is not valid; 9 hops need 20"),
+        (lambda: GraphConfig(dead_ends=9), "GraphConfig.nodes: 10 is not valid; 3 hops and 9 dead ends need 26"),
         (lambda: load_tokenizer("graph:1000"), "config.tokenizer: graph:1000: 1000 is not valid; .* to 200"),
         (lambda: load_tokenizer("graph:"), "config.tokenizer: graph:: its number is missing; write e.g. graph:30"),
         (lambda: load_tokenizer("chain:1"), "config.tokenizer: chain:1: 1 is not valid; .* to 1000"),

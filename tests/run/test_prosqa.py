@@ -279,7 +279,7 @@ def test_what_is_no_graph_is_one_line(folder, graphs):
     for refused, said in (
         (lambda: load_problems(str(folder / "prosqa_test.json"), fields=GRAPHS), "'neighbor_k'.; write"),
         (small, r": the tokenizer doesn't know '\d+'.*, or another config.tokenizer$"),
-        (lambda: load_tokenizer("nodes:all"), "nodes:all: the largest node is missing; write e.g. nodes:30"),
+        (lambda: load_tokenizer("nodes:all"), "nodes:all: its number is missing; write e.g. nodes:30"),
         (lambda: _graph_recipe().phases(plain, 4), "frontier is for graphs; set config.data.fields.question"),
         (lambda: _graph_recipe().phases(bare, 4), "config.data.train: a question is no `0 2"),
         (lambda: Coconut().template(load_tokenizer("nodes:30"), prompt=PromptConfig(closing="[A]")),

@@ -113,7 +113,6 @@ class Colar(Architecture):
 
     def template(self, tokenizer, first_id=None, prompt=NO_PROMPT):
         """Question, as it asks it + "###" | latents | "###" + steps, a line each + "Answer:72" + eos; no bos."""
-        ends = end_ids(tokenizer)
         add_words(tokenizer, " ".join(Asked(speed)("") for speed in range(1, MOST_SPEED + 1)))
         add_words(tokenizer, _ANSWER, apart=False)
         mark = tokenizer(_MARK, add_special_tokens=False)["input_ids"]
@@ -123,7 +122,7 @@ class Colar(Architecture):
                 "or another that knows it, or without a base model config.tokenizer=words"
             )
         return Template(
-            **ends,
+            **end_ids(tokenizer),
             answer_style=prompt.marked_style("last_number"),
             start_id=mark[0],
             closing_ids=(mark[0],),
