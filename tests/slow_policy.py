@@ -75,7 +75,7 @@ def token_by_token(
     before = np.concatenate([reasoner.embed(rollout.prompt), latents, reasoner.embed([END])])
     first = len(rollout.prompt) - 1  # the position that produces h_1
     drawn = reasoner.hidden(before)[first : first + len(latents)]
-    return drawn, reasoner.log_probs(before, answer, temperature).tolist()
+    return drawn, list(reasoner.log_probs(before, answer, temperature))
 
 
 def think(reasoner: SlowReasoner, rollout: Rollout, factors, added=0.0) -> np.ndarray:

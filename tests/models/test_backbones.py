@@ -62,20 +62,16 @@ class Case:
         positions = self.first + (3 * steps if self.first else steps)
         return np.broadcast_to(positions, inputs.shape[:2]), np.ones(inputs.shape[:2], bool)
 
-    def outputs(self, inputs, positions, valid=None):
-        """transformers' outputs for tokens [B, L] or embeddings [B, L, D]."""
+    def outputs(self, tokens, positions):
+        """transformers' outputs for tokens [B, L]."""
         torch = pytest.importorskip("torch")
-        inputs = torch.tensor(np.asarray(inputs))
-        kwargs = {"inputs_embeds": inputs} if inputs.ndim == 3 else {"input_ids": inputs.long()}
-        # Without a mask, transformers takes gaps in the positions for the borders of packed texts.
-        valid = np.ones(inputs.shape[:2]) if valid is None else valid
-        kwargs["attention_mask"] = torch.tensor(np.asarray(valid)).long()
-        kwargs["position_ids"] = torch.tensor(np.asarray(positions)).long()
+        ids, places = (torch.tensor(np.asarray(x)).long() for x in (tokens, positions))
+        mask = torch.ones_like(ids)  # without one, transformers takes gaps in the positions for borders of packed texts
         with torch.no_grad():
-            return self.model(**kwargs, output_hidden_states=True)
+            return self.model(input_ids=ids, attention_mask=mask, position_ids=places, output_hidden_states=True)
 
-    def expected(self, inputs, positions, valid=None):
-        return self.outputs(inputs, positions, valid).logits.numpy()
+    def expected(self, tokens, positions):
+        return self.outputs(tokens, positions).logits.numpy()
 
 
 @pytest.fixture(
@@ -89,27 +85,12 @@ def _tokens(rows=3, length=SLOTS, seed=1):
     return jnp.asarray(np.random.default_rng(seed).integers(0, CONFIG.vocab_size, (rows, length)), jnp.int32)
 
 
-def _padded(case):
-    """Left-padded prompts, their positions (-1 at pads) and validity."""
-    prompts = random_prompts(LENGTHS, SLOTS)
-    valid = np.asarray(prompts.valid)
-    return prompts, case.first * valid + np.cumsum(valid, axis=1) - 1, valid
-
-
 def test_prefill(case):
     tokens = _tokens()
     hidden, _ = case.run(case.embed(tokens), *case.count(tokens))
     expected = case.expected(tokens, case.count(tokens)[0])
     assert np.abs(expected).max() > 2, "a test on logits near zero shows nothing"
     np.testing.assert_allclose(case.logits(hidden), expected, rtol=1e-5, atol=1e-5)
-
-
-def test_left_padding(case):
-    prompts, positions, valid = _padded(case)
-    hidden, _ = case.run(case.embed(prompts.tokens), positions, valid)
-    expected = case.expected(prompts.tokens, np.maximum(positions, 0), valid)
-    np.testing.assert_allclose(case.logits(hidden)[valid], expected[valid], **TIGHT)
-    assert np.isfinite(hidden).all(), "pads must not spread NaNs"
 
 
 def test_cached_decoding_token_by_token(case):
@@ -226,12 +207,15 @@ def test_dropout_multiplies_masks_in_at_its_sites(name):
 
 
 def test_trace_is_every_level_of_the_row_alone(case):
-    """transformers' output_hidden_states for rows without padding, at positions that differ from row to row."""
-    prompts, positions, valid = _padded(case)
+    """transformers' output_hidden_states for rows without padding, here left-padded, at positions of their own."""
+    prompts = random_prompts(LENGTHS, SLOTS)
+    valid = np.asarray(prompts.valid)
+    positions = case.first * valid + np.cumsum(valid, axis=1) - 1  # -1 at pads
     at = np.array([4, 9, 8])
     arguments = case.embed(prompts.tokens), positions, valid
     hidden, cache, levels = compiled(case.reasoner.trace)(case.params, *arguments, at_B=at)
     assert levels.shape == (3, case.config.n_layer + 1, D)
+    assert np.isfinite(hidden).all(), "pads must not spread NaNs"
     for row, length in enumerate(LENGTHS):
         steps = case.first + np.arange(length)[None]
         states = case.outputs(real_tokens(prompts, row)[None], steps).hidden_states
