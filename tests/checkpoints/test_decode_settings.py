@@ -47,8 +47,7 @@ def _passed_on(its, folder):
     export.export_checkpoint(its, folder / "exported")
     yield folder / "exported"
     identity = identify(str(folder / "exported"))
-    config = Config(reasoner=identity.reasoner)
-    export.import_checkpoint(identity, folder / "imported", config)
+    export.import_checkpoint(identity, folder / "imported", Config(reasoner=identity.reasoner))
     yield folder / "imported"
     export.export_checkpoint(folder / "imported", folder / "again")
     yield folder / "again"
