@@ -84,12 +84,6 @@ def _load(name: str, *arguments: str):
         raise
 
 
-def _at(config, key: str):
-    for name in key.split("."):
-        config = config[name]
-    return config
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_every_config_can_be_run(name):
     config = _load(name)
@@ -171,8 +165,8 @@ PUBLISHED = {
 def test_published_training(name, argument):
     config = _load(name, *[argument] * bool(argument))
     check(config)
-    published = flatten(PUBLISHED[name, argument])
-    assert {key: _at(config, key) for key in published} == published
+    published, found = flatten(PUBLISHED[name, argument]), flatten(config.to_dict())
+    assert {key: found[key] for key in published} == published
 
 
 TUNED = ("", ",tune")
