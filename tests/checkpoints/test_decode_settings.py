@@ -8,16 +8,18 @@ import pytest
 
 from asked import ANSWER, RUN, T, checkpoint, edit, run_config, workdir
 from slpo_jax.checkpoints import export
+from slpo_jax.checkpoints.checkpoint import find_checkpoint
 from slpo_jax.checkpoints.decode_settings import config_of, stopping_of
 from slpo_jax.checkpoints.detect import identify
 from slpo_jax.config import Config, default_config, read_config
 from slpo_jax.config.load_options import by_argument
 from slpo_jax.data.chat import PromptConfig
+from slpo_jax.data.tokenizer import load_tokenizer
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.rows import Row, read_row, write_rule
 from slpo_jax.io.workdir import Workdir
 from slpo_jax.policy.noise import DropoutConfig
-from slpo_jax.run.experiment import build
+from slpo_jax.run.experiment import assemble, build
 from slpo_jax.run.plan import check_stages
 from slpo_jax.run.solver import load_solver
 
@@ -45,8 +47,7 @@ def _passed_on(its, folder):
     export.export_checkpoint(its, folder / "exported")
     yield folder / "exported"
     identity = identify(str(folder / "exported"))
-    config = Config(reasoner=identity.reasoner)
-    export.import_checkpoint(identity, folder / "imported", config)
+    export.import_checkpoint(identity, folder / "imported", Config(reasoner=identity.reasoner))
     yield folder / "imported"
     export.export_checkpoint(folder / "imported", folder / "again")
     yield folder / "again"
@@ -238,3 +239,64 @@ def test_solve_says_what_is_not_the_checkpoint_s(work, tmp_path, caplog):
     caplog.clear()
     assert load_solver(str(work), latents=3, max_answer_tokens=9).setup.config.evaluate.max_answer_tokens == 9
     assert f"--latents=3 and not 'the threshold {RUN[REASONER]}', --max_answer_tokens=9 and not {ANSWER}" in caplog.text
+
+
+# The tokens that end what a text reasoner writes: from the checkpoint's files, through Orbax and back.
+
+ROWS = len(load_tokenizer("synthetic:20")) + 1  # and ####
+
+
+def _config(init="", **changes):
+    config = run_config("text_llama")
+    config.update(init=str(init), tokenizer="" if init else "synthetic:20", max_latents=0)
+    config.gate.enabled = False
+    config.update(changes)
+    return config
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory):
+    """A model as others publish it: of our export only Hugging Face's files."""
+    folder = tmp_path_factory.mktemp("end_tokens")
+    export.export_checkpoint(checkpoint(_config(), folder / "ours"), folder / "published")
+    for file in (folder / "published").glob("reasoner.*"):
+        file.unlink()
+    return folder / "published"
+
+
+def _ends(folder):
+    return find_checkpoint(read_config(_config(folder))).template.eos_ids
+
+
+def test_end_tokens_go_there_and_back(published, tmp_path):
+    eos = find_checkpoint(read_config(_config())).template.eos_id
+    assert json.loads((published / "config.json").read_text())["eos_token_id"] == eos
+    assert _ends(published) == (eos,)
+    edit(published / "config.json", eos_token_id=[7, eos])
+    assert _ends(published) == (eos, 7)
+    edit(published / "generation_config.json", eos_token_id=[9, eos, 5, 9])
+    assert _ends(published) == (eos, 9, 5), "generation's own words go first, and each counts once"
+    # A latent reasoner's answers end with its eos alone, as before.
+    latent = find_checkpoint(read_config(_config(published, reasoner="coconut_llama", max_latents=1))).template
+    assert latent.eos_ids == (latent.eos_id,) == (eos,)
+
+    export.import_checkpoint(identify(str(published)), tmp_path / "orbax", read_config(_config(published)))
+    setup = assemble(read_config(_config(tmp_path / "orbax")))
+    assert setup.policy.config.eos_ids == setup.template.eos_ids == (eos, 9, 5)
+    export.export_checkpoint(tmp_path / "orbax", tmp_path / "again")
+    assert json.loads((tmp_path / "again" / "config.json").read_text())["eos_token_id"] == [eos, 9, 5]
+    assert _ends(tmp_path / "again") == (eos, 9, 5)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("</s>", "its eos_token_id is '</s>', neither a token's id nor a list of ids"),
+        ([2, -1], "neither a token's id"),
+        ([2, ROWS], f"eos_token_id {ROWS} is beyond its {ROWS} tokens"),
+    ],
+)
+def test_what_is_no_end_token_is_a_line(published, value, message):
+    edit(published / "generation_config.json", eos_token_id=value)
+    with pytest.raises(UserError, match=message):
+        _ends(published)

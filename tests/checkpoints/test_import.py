@@ -51,15 +51,11 @@ def open_case(settings, folder: Path, **changes) -> Checkpoint:
     return find_checkpoint(read_config(config_of(settings | changes, folder)))
 
 
-def theirs(checkpoint: Checkpoint) -> dict[str, np.ndarray]:
-    """The language model that arrived, as transformers' state dict."""
+def assert_arrived(checkpoint: Checkpoint, state, tolerance: float = 0.0) -> None:
+    """The language model, as transformers' state dict."""
     model = checkpoint.description.model
     load = load_hf if isinstance(model, GPT2Config) else load_hf_llama
-    return load(checkpoint.read()["reasoner"], model).state_dict()
-
-
-def assert_arrived(checkpoint: Checkpoint, state, tolerance: float = 0.0) -> None:
-    found = theirs(checkpoint)
+    found = load(checkpoint.read()["reasoner"], model).state_dict()
     assert found.keys() == state.keys()
     for name, tensor in state.items():
         np.testing.assert_allclose(found[name], tensor, rtol=tolerance, atol=tolerance, err_msg=name)

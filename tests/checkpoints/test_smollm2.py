@@ -90,8 +90,9 @@ def test_logits_are_transformers_alone_and_in_a_left_padded_batch(ours, theirs, 
     _assert_close(alone, expected[1])
 
 
-def _answers(theirs, more_eos_ids=()):
-    """Questions in the chat template, by the product's own rollout and by `generate`: two [10, NEW]."""
+@pytest.mark.parametrize("end", [None, ","])
+def test_greedy_texts_are_transformers_generate(theirs, end):
+    """Questions in the chat template; texts that end and texts that don't, also with a second token that ends them."""
     model, tokenizer = theirs
     config = default_config()
     config.update(reasoner="text_llama", init=str(bundled_gguf()), max_latents=0, min_latents=1)
@@ -102,8 +103,8 @@ def _answers(theirs, more_eos_ids=()):
     params, rows = setup.checkpoint.read(), setup.template.prompts(PROMPTS)
     asked = [[{"role": "user", "content": f"{question}\nAnswer in a few words."}] for question in PROMPTS]
     assert rows == tokenizer.apply_chat_template(asked, add_generation_prompt=True)["input_ids"]
-    eos_ids = (setup.template.eos_id, *more_eos_ids)
-    policy = setup.policy.without_noise().having(stopping="length", eos_ids=eos_ids)
+    eos_ids = [setup.template.eos_id, *tokenizer.convert_tokens_to_ids([end] * bool(end))]
+    policy = setup.policy.without_noise().having(stopping="length", eos_ids=tuple(eos_ids))
     batch = pad_left(rows, max(map(len, rows)))
     found = jax.jit(functools.partial(sample, policy, rule=0))(params, batch, keys_of(len(rows))).tokens
     assert eos_ids[0] == tokenizer.eos_token_id
@@ -111,15 +112,7 @@ def _answers(theirs, more_eos_ids=()):
         expected = model.generate(
             input_ids=torch.tensor(np.array(batch.tokens, int)),
             attention_mask=torch.tensor(np.array(batch.valid, int)), max_new_tokens=NEW, do_sample=False,
-            eos_token_id=list(eos_ids), pad_token_id=setup.template.pad_id,
+            eos_token_id=eos_ids, pad_token_id=setup.template.pad_id,
         )[:, batch.tokens.shape[1] :].numpy()  # fmt: skip
-    return np.asarray(found)[:, : expected.shape[1]], expected
-
-
-@pytest.mark.parametrize("end", [None, ","])
-def test_greedy_texts_are_transformers_generate(theirs, end):
-    """Texts that end and texts that don't, also with a second token that ends them."""
-    ends = theirs[1].convert_tokens_to_ids(end or theirs[1].eos_token)
-    found, expected = _answers(theirs, (ends,) if end else ())
-    np.testing.assert_array_equal(found, expected)
-    assert 0 < (expected == ends).any(axis=1).sum() < len(PROMPTS)
+    np.testing.assert_array_equal(np.asarray(found)[:, : expected.shape[1]], expected)
+    assert 0 < (expected == eos_ids[-1]).any(axis=1).sum() < len(PROMPTS)

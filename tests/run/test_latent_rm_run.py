@@ -27,13 +27,11 @@ from slpo_jax.run.plan import check_stages, run_stages
 from slpo_jax.run.stage import stage_params
 from small_run import load_config
 
-STAGES = ("imitate", "latent_rm", "evaluate")
-
 
 def config_of(**changes):
     config = load_config()
-    config.stages, config.gate.enabled, config.checkpoint_every = STAGES, False, 5
-    config.dropout.rate = 0.4
+    config.stages, config.gate.enabled = ("imitate", "latent_rm", "evaluate"), False
+    config.checkpoint_every, config.dropout.rate = 5, 0.4
     config.imitate.control = False
     config.latent_rm.update(problems=24, thoughts=4, completions=3, dropout=0.7, batch_size=4, steps=6)
     config.latent_rm.optimizer.update(learning_rate=1e-2, warmup_steps=1)

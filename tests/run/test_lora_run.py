@@ -10,6 +10,7 @@ import pytest
 from safetensors.numpy import load_file
 
 import slpo_jax
+from data_sets import write_jsonl
 from imitation import Crash, crash, crash_at
 from same_run import assert_same_run, checkpoint_of, rows_of
 from slpo_jax.config import read_config
@@ -41,19 +42,13 @@ PROBLEMS = [
 ]  # fmt: skip
 
 
-def _even(tokens_NA, references_NR):
-    """Rewards that are mixed, whatever so small a model says."""
-    return tokens_NA.sum(axis=1) % 2 == 0
-
-
 def _built(workdir, base, **changes):
-    (base.parent / "train.jsonl").write_text("".join(json.dumps(each) + "\n" for each in PROBLEMS))
+    problems = write_jsonl(base.parent / "train.jsonl", PROBLEMS)
     config = load_config()
-    config.update_from_flattened_dict(
-        CHANGES | {"init": str(base), "data.train": f"{base.parent}/train.jsonl"} | changes
-    )
+    config.update_from_flattened_dict(CHANGES | {"init": str(base), "data.train": problems} | changes)
     experiment = build(read_config(config), workdir)
-    experiment.reward.on_device = _even
+    # Mixed, whatever so small a model says.
+    experiment.reward.on_device = lambda tokens_NA, references_NR: tokens_NA.sum(axis=1) % 2 == 0
     return experiment
 
 

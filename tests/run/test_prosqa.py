@@ -4,7 +4,6 @@ import dataclasses
 import json
 from collections import Counter
 from itertools import pairwise
-from pathlib import Path
 
 import jax
 import numpy as np
@@ -58,20 +57,15 @@ def _record(rng: np.random.Generator, hops: int, number: int) -> dict:
     }
 
 
-def _write(folder: Path) -> None:
-    """Six files in the two published layouts; that of sentences has no neighbor_k."""
-    rng = np.random.default_rng(0)
-    for part, size in (("train", 24), ("valid", 6), ("test", 8)):
-        records = [_record(rng, 3 + number % 2, number) for number in range(size)]
-        (folder / f"prosqa_{part}_graph_4_coconut.json").write_text(json.dumps(records))
-        plain = [{key: value for key, value in record.items() if key != "neighbor_k"} for record in records]
-        (folder / f"prosqa_{part}.json").write_text(json.dumps(plain))
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    made = tmp_path_factory.mktemp("prosqa")
-    _write(made)
+    """Six files in the two published layouts; that of sentences has no neighbor_k."""
+    made, rng = tmp_path_factory.mktemp("prosqa"), np.random.default_rng(0)
+    for part, size in (("train", 24), ("valid", 6), ("test", 8)):
+        records = [_record(rng, 3 + number % 2, number) for number in range(size)]
+        (made / f"prosqa_{part}_graph_4_coconut.json").write_text(json.dumps(records))
+        plain = [{key: value for key, value in record.items() if key != "neighbor_k"} for record in records]
+        (made / f"prosqa_{part}.json").write_text(json.dumps(plain))
     return made
 
 

@@ -1,4 +1,4 @@
-"""Methods of one's own that have parameters, or are asked on the host: trained, resumed, reported, asked.
+"""A latent policy of one's own, with parameters, and a reward: trained, resumed, reported, asked.
 
 tests/test_docs.py has the other sorts.
 """
@@ -30,7 +30,6 @@ import slpo_jax
 from slpo_jax.config.bounds import setting
 from slpo_jax.models.parts import LATENT_POLICY
 from slpo_jax.policy.latent_policies import LATENT_POLICIES, LatentPolicy, LatentPolicySettings
-from slpo_jax.training.recipes import RecipeSettings
 
 asked = []
 
@@ -61,23 +60,6 @@ def digits(question, reference, completion):
     return sum(any(map(str.isdigit, word)) for word in completion.split())
 
 
-@dataclasses.dataclass(frozen=True)
-class Louder(RecipeSettings):
-    """The reasoner's own loss times a factor, and parameters of its own that are added to it and trained."""
-
-    by: float = setting(1.0, above=0)
-
-    def __call__(self, settings, default):
-        def loss(policy, params, batch, key):
-            loss, metrics, thought = default.loss(policy, params, batch, key)
-            own = jnp.sum(params["louder"]["own"] ** 2)
-            return self.by * loss + own, metrics | {"own": (own, jnp.float32(1))}, thought
-
-        init = lambda key, policy, params: {"louder": {"own": jnp.ones(3)}}
-        return dataclasses.replace(default, name="louder", loss=loss, init=init)
-
-
-slpo_jax.register_recipe("louder", Louder)
 slpo_jax.register_latent_policy("shifted", Shifted)
 slpo_jax.register_reward("digits", digits)
 
@@ -89,8 +71,7 @@ def get_config():
     config.latent_policy.name = "shifted"
     config.latent_policy.shifted.start = 0.25
     config.reward = "digits"
-    config.imitate.update(recipe="louder", control=False, cot_steps=0, final_steps=24)
-    config.imitate.louder.by = 1.5
+    config.imitate.update(control=False, cot_steps=0, final_steps=24)
     config.rl.update(objectives=("answer_only",), batch_size=8, group=8, steps=4)
     config.checkpoint_every = 1
     return config
@@ -111,10 +92,6 @@ def folder(tmp_path_factory):
     return found
 
 
-def _facts(folder, stage):
-    return json.loads((folder / "work" / "checkpoints" / stage / "config.json").read_text())
-
-
 @pytest.mark.slow
 def test_they_train_and_go_on(folder):
     rows = [row for row in rows_of(folder / "work") if row["stage"] == "answer_only"]
@@ -122,14 +99,9 @@ def test_they_train_and_go_on(folder):
     assert any(row["reward"] > 0 for row in rows)
     assert_same_run(folder / "work", folder / "whole", "answer_only")
     assert any("shift" in path for path in checkpoint_of(folder / "work", "answer_only"))
-    facts, imitated = _facts(folder, "answer_only"), _facts(folder, "imitate")["imitate"]
+    facts = json.loads((folder / "work" / "checkpoints" / "answer_only" / "config.json").read_text())
     assert facts["reward"] == "digits"
     assert facts["latent_policy"] == {"name": "shifted", "shifted": {"start": 0.25}}
-    assert (imitated["recipe"], imitated["louder"]) == ("louder", {"by": 1.5})
-    own = [row["own"] for row in rows_of(folder / "work") if row["stage"] == "imitate"]
-    assert own == sorted(own, reverse=True)
-    assert own[0] > own[-1]
-    assert not any("louder" in path for path in checkpoint_of(folder / "work", "imitate"))
 
 
 @pytest.mark.slow
@@ -139,8 +111,9 @@ def test_they_are_reported(folder):
     for line in (folder / "work" / "eval" / "answer_only" / "made.jsonl").read_text().splitlines():
         for sample in json.loads(line)["samples"]:
             assert sample["correct"] == (any(map(str.isdigit, sample["completion"])) and not sample["cut"])
-    changed = run("--config=own.py", "--workdir=work", "--config.imitate.louder.by=4.0", folder=folder, status=2)
-    assert changed.stderr.splitlines()[-1].startswith("error: config.imitate.louder.by: is 4.0, and 1.5 is what")
+    key = "config.latent_policy.shifted.start"
+    changed = run("--config=own.py", "--workdir=work", f"--{key}=4.0", folder=folder, status=2)
+    assert changed.stderr.splitlines()[-1].startswith(f"error: {key}: is 4.0, and 0.25 is what")
 
 
 @pytest.fixture

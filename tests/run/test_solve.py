@@ -15,7 +15,7 @@ from refused import refusal
 from slpo_jax.checkpoints.decode_settings import config_of
 from slpo_jax.checkpoints.detect import identify, newest_checkpoint
 from slpo_jax.cli import reasoner as command
-from slpo_jax.data.batches import EncodedProblems
+from slpo_jax.data.batches import encode_problems
 from slpo_jax.data.problem import Problem
 from slpo_jax.data.templates import token_texts
 from slpo_jax.evaluation.completions import thought_rows
@@ -114,8 +114,7 @@ def test_votes_are_the_evaluation_s_samples(solver):
     """70 rollouts, in two batches here, in one there."""
     setup, samples, seed = solver.setup, 70, 3
     found = vote(solver, QUESTION, samples, seed)
-    problem = Problem(QUESTION, (), "5")
-    problems = EncodedProblems((problem,), [setup.template.prompt(QUESTION)], [[]], [[]], setup.template)
+    problems = encode_problems(setup.template, [Problem(QUESTION, (), "5")])
     out = setup.evaluator.run(solver.params, problems, solver.stopping, solver.rule, seed, samples)
     answers = [setup.reward.read(tokens).answer for tokens in out["tokens"]]
     assert dict(found.counts) == Counter(answers)
@@ -130,11 +129,8 @@ def test_votes_are_the_evaluation_s_samples(solver):
 def test_thoughts_that_an_evaluation_keeps_are_those_of_whom_one_asks(solver):
     """Prompts of different lengths in one batch, each with its own number of latents."""
     setup, questions = solver.setup, (QUESTION, "He buys 2 . How many now ?", "How many now ?")
-    prompts = setup.template.prompts(questions)
-    problems = [Problem(question, (), "5") for question in questions]
-    empty = [[] for _ in questions]
-    encoded = EncodedProblems(tuple(problems), prompts, empty, empty, setup.template)
-    seen = setup.evaluator.run(solver.params, encoded, solver.stopping, solver.rule, probed=True)
+    problems = encode_problems(setup.template, [Problem(question, (), "5") for question in questions])
+    seen = setup.evaluator.run(solver.params, problems, solver.stopping, solver.rule, probed=True)
     assert len(set(seen["latent_steps"])) > 1, "the numbers must differ in this test"
     texts = token_texts(setup.template, setup.reasoner.config.vocab_size)
     for found, question in zip(thought_rows(setup.reward, texts, seen, gated=True), questions, strict=True):
@@ -183,7 +179,7 @@ def test_the_command_prints_what_the_functions_return(work, solver, monkeypatch,
     monkeypatch.setattr("sys.stdin", io.StringIO(QUESTION + "\n"))
     command.solve([str(work), "--samples", "5", "-"])
     solution, found = solve(solver, QUESTION), vote(solver, QUESTION, 5)
-    assert capsys.readouterr() == (f"{describe(solver, solution)}\n\n{describe_vote(solver, found, 0)}\n", "")
+    assert capsys.readouterr().out == f"{describe(solver, solution)}\n\n{describe_vote(solver, found, 0)}\n"
     assert contents(work) == before
 
 

@@ -78,6 +78,15 @@ class Run:
         folder.finished.write_text("0\n")
         experiment.log.close()
 
+    def edit(self, where, old, new, count=1):
+        path = self.folder / where
+        path.write_text(path.read_text().replace(old, new, count))
+
+    def change_answer(self, place):
+        problems = json.loads((self.folder / "real.json").read_text())
+        problems[place]["answer"] = "17"
+        (self.folder / "real.json").write_text(json.dumps(problems))
+
     def delete(self, *stages):
         for stage in stages:
             shutil.rmtree(self.work / "checkpoints" / stage)
@@ -172,26 +181,8 @@ def finished(tmp_path, evaluated):
 # What happens to a file, or to whatever lies in a workdir; tests/io/test_artifact.py has every kind of damage.
 
 
-def _edited(where, old, new, count=1):
-    def change(run):
-        path = run.folder / where
-        path.write_text(path.read_text().replace(old, new, count))
-
-    return change
-
-
 def _gone(where):
     return lambda run: os.unlink(run.folder / where)
-
-
-def _answer_changed(place):
-    def change(run):
-        path = run.folder / "real.json"
-        problems = json.loads(path.read_text())
-        problems[place]["answer"] = "17"
-        path.write_text(json.dumps(problems))
-
-    return change
 
 
 RECORDS, MANIFEST = (f"work/eval/cold_start/real.{ending}" for ending in ("jsonl", "manifest"))
@@ -218,15 +209,16 @@ MADE_AGAIN = {
     "another objective": (lambda run: run.train("pathwise", 6), {},
                           {"validation", "pathwise on real", "pathwise on made"}),
     "a test file touched": (lambda run: os.utime(run.folder / "real.json", (1, 1)), {}, set()),
-    "a test file changed": (_answer_changed(2), {}, {f"{row} on real" for row in ROWS}),
-    "beyond the limit": (_answer_changed(7), {}, set()),
-    "the validation file changed": (_edited("valid.txt", "2", "1"), {}, {"validation"}),
-    "records edited =": (_edited(RECORDS, *WRONG), {}, {"cold_start on real"}),
+    "a test file changed": (lambda run: run.change_answer(2), {}, {f"{row} on real" for row in ROWS}),
+    "beyond the limit": (lambda run: run.change_answer(7), {}, set()),
+    "the validation file changed": (lambda run: run.edit("valid.txt", "2", "1"), {}, {"validation"}),
+    "records edited =": (lambda run: run.edit(RECORDS, *WRONG), {}, {"cold_start on real"}),
     "records gone =": (_gone(RECORDS), {}, {"cold_start on real"}),
-    "manifest edited =": (_edited(MANIFEST, '"seeds": 2', '"seeds": 1'), {}, {"cold_start on real"}),
+    "manifest edited =": (lambda run: run.edit(MANIFEST, '"seeds": 2', '"seeds": 1'), {}, {"cold_start on real"}),
     "manifest gone =": (_gone(MANIFEST), {}, {"cold_start on real"}),
     "thoughts gone =": (_gone("work/eval/slpo/made.thoughts.json"), {}, {"slpo on made"}),
-    "digest edited =": (_edited("work/checkpoints/slpo.digest.json", '"value": "', '"value": "x'), {}, set()),
+    "digest edited =": (lambda run: run.edit("work/checkpoints/slpo.digest.json", '"value": "', '"value": "x'), {},
+                        set()),
     "row gone =": (_gone("work/eval/slpo/row.json"), {}, {"validation"}),
 }  # fmt: skip
 
@@ -255,7 +247,7 @@ def test_what_nobody_can_make_again_unasked_is_one_line(finished, monkeypatch):
     asked = {"work/eval/slpo/row.json": finished.evaluate,
              "work/checkpoints/cold_start/rule.json": lambda _: finished.stopping("cold_start")}  # fmt: skip
     for where, ask in asked.items():
-        _edited(where, '"rule": 0', '"rule": 7')(finished)
+        finished.edit(where, '"rule": 0', '"rule": 7')
         with pytest.raises(UserError, match=rf"^{finished.folder}/{where}: is damaged; delete the file and run the ev"):
             ask(monkeypatch)
 
@@ -328,7 +320,7 @@ def test_parameters_are_read_again_where_their_files_are_others_of_the_same_size
 
 def _other_problems(run, monkeypatch):
     """Whose references are the same: a row that the command had no part of kept its old questions."""
-    _edited("real.json", "has 1 ", "has 9 ", -1)(run)
+    run.edit("real.json", "has 1 ", "has 9 ", -1)
     shutil.move(run.work / "checkpoints" / "slpo", run.folder / "slpo")
     run.evaluate(monkeypatch)
     shutil.move(run.folder / "slpo", run.work / "checkpoints" / "slpo")
@@ -342,7 +334,7 @@ def _interrupted(run, monkeypatch):
 
 
 LEFT_OUT = {
-    "its records were changed": lambda run, _: _edited("work/eval/slpo/real.jsonl", *WRONG)(run),
+    "its records were changed": lambda run, _: run.edit("work/eval/slpo/real.jsonl", *WRONG),
     "its records were changed or are gone": lambda run, _: os.unlink(run.records("slpo")),
     "its evaluation was not finished": lambda run, _: os.unlink(run.records("slpo").with_suffix(".manifest")),
     "it is of other problems": _other_problems,
