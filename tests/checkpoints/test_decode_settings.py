@@ -19,7 +19,8 @@ from slpo_jax.errors import UserError
 from slpo_jax.evaluation.rows import Row, read_row, write_rule
 from slpo_jax.io.workdir import Workdir
 from slpo_jax.policy.noise import DropoutConfig
-from slpo_jax.run.experiment import assemble, build
+from slpo_jax.run.experiment import build
+from slpo_jax.run.setup import assemble
 from slpo_jax.run.plan import check_stages
 from slpo_jax.run.solver import load_solver
 
