@@ -20,8 +20,8 @@ from slpo_jax.evaluation.rows import Row, read_row, write_rule
 from slpo_jax.io.workdir import Workdir
 from slpo_jax.policy.noise import DropoutConfig
 from slpo_jax.run.experiment import build
-from slpo_jax.run.setup import assemble
 from slpo_jax.run.plan import check_stages
+from slpo_jax.run.setup import assemble
 from slpo_jax.run.solver import load_solver
 
 REASONER = "coconut_gpt2"
