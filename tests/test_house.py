@@ -119,6 +119,24 @@ def test_what_is_looked_for_is_found(source):
     assert told_apart(source) == [source.replace("[x]", "")]
 
 
+def fields_asked_for(source: str) -> list[str]:
+    """Where a module asks an object by a field's name whether it has the field."""
+    calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
+    asking = [node for node in calls if isinstance(node.func, ast.Name) and node.func.id in ("getattr", "hasattr")]
+    return [ast.unparse(node) for node in asking if isinstance(node.args[1], ast.Constant)]
+
+
+def test_what_an_object_has_is_not_asked_by_name():
+    """Within a base class's own room it may be, and of other libraries' objects."""
+    rooms = {"api", "checkpoints", "cli", "config", "evaluation", "run"}
+    found = {name.as_posix(): fields_asked_for(path.read_text(encoding="utf-8")) for path, name in FILES.items()
+             if name.parts[0] in rooms}  # fmt: skip
+    assert {name: lines for name, lines in found.items() if lines} == {}
+    assert fields_asked_for("x = getattr(stage.settings, 'patience', None) or getattr(stage, name)") == [
+        "getattr(stage.settings, 'patience', None)"
+    ]
+
+
 def test_linen_lies_in_models_and_architectures_alone():
     folders = {path.parent for path in FILES if "flax.linen" in path.read_text(encoding="utf-8")}
     assert folders == {PACKAGE / "models", ROOMS[0]}

@@ -19,4 +19,4 @@ def train(stage: Stage) -> None:
     loss_fn = cold_start.make_loss(run.policy, run.reward.on_device, dataclasses.replace(stage.settings, **own))
     state, step_fn = state_and_step(stage, params, run.trained_by(stage.section, params), loss_fn)
     del params  # the state has its own
-    train_stage(stage, state, step_fn, prompted_batches(stage))
+    train_stage(stage, state, step_fn, prompted_batches(stage), patience=stage.settings.patience)

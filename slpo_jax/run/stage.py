@@ -71,8 +71,8 @@ class Stage:
     @functools.cached_property
     def validated_every(self) -> int:
         """Steps between validations, of which the best leaves its parameters; 0: there are none, and the last do."""
-        can = self.section != LATENT_RM or self.run.config.data.valid
-        return getattr(self.settings, "evaluate_every", 0) if can else 0
+        can = self.section in (COLD_START, RL) or (self.section == LATENT_RM and self.run.config.data.valid)
+        return self.settings.evaluate_every if can else 0
 
     @functools.cached_property
     def start(self) -> "Stage":
@@ -206,6 +206,7 @@ def train_stage(
     batch: Callable[[int], Any],
     accuracy: Callable[[Params], float] | None = None,
     leave: Callable[[Stage, TrainState], None] | None = None,
+    patience: int | None = None,
 ) -> None:
     """Train a stage, and leave it with the parameters of its best validation, if any, the earlier ones on a tie.
 
@@ -216,6 +217,7 @@ def train_stage(
         batch: step -> batch.
         accuracy: parameters -> the share of validation problems that they are right on; None is the reasoner's.
         leave: see `close_stage`.
+        patience: validations without a better one before it stops; None goes on to the last step.
     """
     every, steps, log = stage.validated_every, stage.settings.steps, stage.run.log
     run, state, best = open_stage(stage, state, steps)
@@ -229,7 +231,6 @@ def train_stage(
         hosts.barrier(f"{stage.name} begins")
         best = {"accuracy": -1.0, "step": 0, "evaluated": 0}
     log.rewind(stage.name, best["evaluated"], "valid_accuracy")
-    patience = getattr(stage.settings, "patience", None)
     longest = steps if patience is None else patience * every
 
     def known() -> dict:
