@@ -4,10 +4,8 @@ import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
-from safetensors.torch import load_file, save_file
-
 from asked import edit
-from published import torch
+from published import safetensors, torch
 from published_bases import config_of, copied, write_config
 from refused import one_line
 from slpo_jax.config import read_config
@@ -34,9 +32,9 @@ class Broken:
         """Change the tensors that are stored in the file, or the directory's only one."""
         path = self.init / "model.safetensors" if self.init.is_dir() else self.init
         if path.suffix == ".safetensors":
-            state = load_file(path)
+            state = safetensors.torch.load_file(path)
             change(state)
-            save_file(state, path, metadata={"format": "pt"})
+            safetensors.torch.save_file(state, path, metadata={"format": "pt"})
         else:
             state = torch.load(path)
             change(state)
@@ -50,9 +48,10 @@ class Broken:
 
     def gather_shards(self) -> None:
         """Make one file of the directory's shards."""
-        state = {name: tensor for path in self.init.glob("model-*") for name, tensor in load_file(path).items()}
+        shards = [safetensors.torch.load_file(path) for path in self.init.glob("model-*")]
+        state = {name: tensor for shard in shards for name, tensor in shard.items()}
         (self.init / "model.safetensors.index.json").unlink()
-        save_file(state, self.init / "model.safetensors")
+        safetensors.torch.save_file(state, self.init / "model.safetensors")
 
     def edit(self, file: str, **changes) -> None:
         """Change keys of a JSON file; None takes one out."""

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from safetensors.torch import save_file
 
 import tiny_gguf
 from published import (
@@ -22,6 +21,7 @@ from published import (
     enliven,
     line,
     random_model,
+    safetensors,
     tokenizer,
     torch,
 )
@@ -62,7 +62,7 @@ def base_gpt2(folder: Path, hub: bool = False) -> Published:
     for layer in range(model.config.n_layer):
         state[f"h.{layer}.attn.bias"] = torch.ones(96, 96, dtype=(torch.float32, torch.bool)[layer]).tril()[None, None]
         state[f"h.{layer}.attn.masked_bias"] = torch.tensor(-1e4)
-    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
+    safetensors.torch.save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
     backend = texts.backend_tokenizer
     backend.model.save(str(folder))
     vocabulary = json.loads((folder / "vocab.json").read_text()) | {"<|endoftext|>": len(texts) - 1}
