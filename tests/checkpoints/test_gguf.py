@@ -95,27 +95,31 @@ def plus(tensors):
     return tiny_tensors() | tensors
 
 
-BASE = {"llama.rope.freq_base": 500000.0}
+def _frequencies(values):
+    return {"llama.rope.freq_base": 500000.0}, lambda: plus({"rope_freqs.weight": values()}), ["rope_freqs.weight"]
+
+
+FIELDS = {
+    "llama.rope.scaling.type": "yarn", "llama.expert_count": 8, "llama.attention.sliding_window": 16,
+    "llama.embedding_length": None, "llama.attention.head_count": [4, 4], "llama.rope.dimension_count": 8,
+    "llama.attention.layer_norm_rms_epsilon": -1.0, "llama.rope.freq_base": float("nan"),
+    "tokenizer.ggml.eos_token_id": 100000,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("fields", "tensors", "parts"),
     [
-        *((BASE, lambda change=change: plus({"rope_freqs.weight": change()}), ["rope_freqs.weight"]) for change in (
-            lambda: rope_freqs(16.0), lambda: rope_freqs(8.0) * np.float32(1.0001), lambda: rope_freqs(8.0)[:4],
-        )),
+        _frequencies(lambda: rope_freqs(16.0)),
+        _frequencies(lambda: rope_freqs(8.0) * np.float32(1.0001)),
+        _frequencies(lambda: rope_freqs(8.0)[:4]),
         ({}, lambda: {k: v for k, v in tiny_tensors().items() if "embd" not in k}, ["token_embd.weight", "lacks"]),
         ({}, lambda: plus({"output_norm.weight": np.ones(32, np.int8)}), ["output_norm.weight", "type 24"]),
         ({}, lambda: plus({"token_embd.weight": np.float32(1).reshape(())}), ["token_embd.weight"]),
-        *(({key: value}, tiny_tensors, [key]) for key, value in {
-            "llama.rope.scaling.type": "yarn", "llama.expert_count": 8, "llama.attention.sliding_window": 16,
-            "llama.embedding_length": None, "llama.attention.head_count": [4, 4], "llama.rope.dimension_count": 8,
-            "llama.attention.layer_norm_rms_epsilon": -1.0, "llama.rope.freq_base": float("nan"),
-            "tokenizer.ggml.eos_token_id": 100000,
-        }.items()),
+        *(({key: value}, tiny_tensors, [key]) for key, value in FIELDS.items()),
         ({"llama.attention.head_count_kv": 3}, tiny_tensors, ["num_key_value_heads"]),
     ],
-)  # fmt: skip
+)
 def test_what_makes_no_plain_llama(tmp_path, fields, tensors, parts):
     """What else is missing, is too much or has another shape is told as of other files."""
     refused(tiny_file(tmp_path, fields, tensors()), *parts)

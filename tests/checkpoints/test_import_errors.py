@@ -12,7 +12,6 @@ from published import (
     coconut_original,
     codi_hugging_face,
     codi_original,
-    safetensors,
     tokenizer,
     torch,
 )
@@ -26,12 +25,20 @@ def checkpoint(tmp_path):
     return functools.partial(to_be_broken, tmp_path)
 
 
-def _without(name):
-    return lambda state: state.pop(name)
+# How tensors are spoilt, and what is said of them.
 
 
-def _with(name, *shape):
-    return lambda state: state.update({name: torch.ones(shape)})
+def _missing(name, said=""):
+    return lambda state: state.pop(name), (said or name, "missing")
+
+
+def _unexpected(name, *shape):
+    return lambda state: state.update({name: torch.ones(shape or 16)}), (f"tensor {name} is unexpected",)
+
+
+def _reshaped(name, *shape):
+    said = f"tensor {name} has shape {list(shape)}", "says ["
+    return lambda state: state.update({name: torch.ones(shape)}), said
 
 
 def _changed(name):
@@ -39,7 +46,7 @@ def _changed(name):
         state[name] = state[name].clone()
         state[name][3, 4] += 1e-3
 
-    return change
+    return change, (name, "differs")
 
 
 WTE, C_FC = "transformer.wte.weight", "transformer.h.1.mlp.c_fc.weight"
@@ -48,11 +55,10 @@ CODI, LLAMA, QWEN2 = (codi_original, "llama"), (base_llama,), (base_llama, "qwen
 EVALUATE = {"stages": ("evaluate",)}
 # Settings of another checkpoint than that which is there.
 ASKED = [
-    *((write, {"reasoner": reasoner}, (f"config.reasoner: is {reasoner}", f"is a {kind} checkpoint"))
-      for write, reasoner, kind in (
-        (LLAMA, "coconut_gpt2", "coconut_llama"), (OUR_LLAMA, "coconut_gpt2", "coconut_llama"),
-        (CODI, "coconut_llama", "codi_llama"), ((codi_hugging_face,), "coconut_gpt2", "codi_gpt2"),
-    )),
+    (LLAMA, {"reasoner": "coconut_gpt2"}, ("reasoner: is coconut_gpt2", "is a coconut_llama checkpoint")),
+    (OUR_LLAMA, {"reasoner": "coconut_gpt2"}, ("reasoner: is coconut_gpt2", "is a coconut_llama checkpoint")),
+    (CODI, {"reasoner": "coconut_llama"}, ("reasoner: is coconut_llama", "is a codi_llama checkpoint")),
+    ((codi_hugging_face,), {"reasoner": "coconut_gpt2"}, ("reasoner: is coconut_gpt2", "is a codi_gpt2 checkpoint")),
     (COCONUT, {"reasoner": "codi_gpt2"}, ("base model", "projector")),
     (COCONUT, {"gate.enabled": True}, ("config.gate.enabled", "cold_start")),
     (CODI, {"lora_alpha": None}, ("config.lora_alpha",)),
@@ -79,29 +85,32 @@ def test_truncated_files(checkpoint):
     broken.refused(shard, "No such file")
 
 
-NORM, K_PROJ = "codi.base_model.model.model.norm.weight", "base_causallm.model.layers.1.self_attn.k_proj.weight"
-UP = "codi.base_model.model.model.layers.1.mlp.up_proj"
+K_PROJ, OUR = "base_causallm.model.layers.1.self_attn.k_proj.weight", "base_causallm"
+LORA, UP = "codi.base_model.model", "model.layers.1.mlp.up_proj"
 # Of masks only the causal constant that older transformers stored may be left out; a head is no embedding.
 SPOILT = [
-    (COCONUT, _without(C_FC), (C_FC, "missing")),
-    (OUR_LLAMA, _without(K_PROJ), ("k_proj.weight", "missing")),
-    (CODI, _without("prj.ln.bias"), ("projector.4.bias", "missing")),
-    (QWEN2, _without("model.norm.weight"), ("model.norm.weight", "missing")),
-    (LLAMA, _without("model.embed_tokens.weight"), ("model.embed_tokens.weight", "missing")),
-    *((CODI, _without(f"{UP}.{part}.weight"), ("layers.1.mlp.up_proj", f"{part}.weight", "missing"))
-      for part in ("lora_A.default", "lora_B.default", "base_layer")),
-    (CODI, _with(f"{UP}.lora_B.default.weight", 24, 7), ("up_proj.lora_B.default.weight", "[24, 7]", "don't fit")),
-    (CODI, _with(f"{UP}.lora_A.other.weight", 8, 16), ("up_proj.lora_A.other.weight", "unexpected")),
-    *((write, _with(name, 16), (f"tensor {name} is unexpected",)) for write, name in (
-        (COCONUT, "transformer.h.2.ln_1.weight"), (OUR_GPT2, "base_causallm.transformer.h.0.attn.extra"),
-        (OUR_GPT2, "gate.weight"), (CODI, "teacher.weight"), (CODI, "prj.5.weight"),
-    )),
-    (COCONUT, _with("transformer.h.0.attn.bias", 1, 1, 96, 96), ("tensor transformer.h.0.attn.bias is unexpected",)),
-    *((write, _with(name, *shape), (f"tensor {name} has shape {list(shape)}", "says [")) for write, name, shape in (
-        (COCONUT, C_FC, (40, 16)), (CODI, "prj.ln.weight", (20,)), (CODI, NORM, (1, 16)),
-    )),
-    *((OUR_GPT2, _changed(name), (name, "differs")) for name in ("embedding.weight", "base_causallm.lm_head.weight")),
-]  # fmt: skip
+    (COCONUT, *_missing(C_FC)),
+    (OUR_LLAMA, *_missing(K_PROJ, "k_proj.weight")),
+    (CODI, *_missing("prj.ln.bias", "projector.4.bias")),
+    (CODI, *_missing(f"{LORA}.{UP}.lora_A.default.weight", f"{UP}.lora_A.default.weight")),
+    (CODI, *_missing(f"{LORA}.{UP}.lora_B.default.weight", f"{UP}.lora_B.default.weight")),
+    (CODI, *_missing(f"{LORA}.{UP}.base_layer.weight", f"{UP}.base_layer.weight")),
+    (QWEN2, *_missing("model.norm.weight")),
+    (LLAMA, *_missing("model.embed_tokens.weight")),
+    (COCONUT, *_unexpected("transformer.h.2.ln_1.weight")),
+    (COCONUT, *_unexpected("transformer.h.0.attn.bias", 1, 1, 96, 96)),
+    (OUR_GPT2, *_unexpected(f"{OUR}.transformer.h.0.attn.extra")),
+    (OUR_GPT2, *_unexpected("gate.weight")),
+    (CODI, *_unexpected("teacher.weight")),
+    (CODI, *_unexpected("prj.5.weight")),
+    (CODI, _unexpected(f"{LORA}.{UP}.lora_A.other.weight", 8, 16)[0], ("up_proj.lora_A.other.weight", "unexpected")),
+    (COCONUT, *_reshaped(C_FC, 40, 16)),
+    (CODI, *_reshaped("prj.ln.weight", 20)),
+    (CODI, *_reshaped("codi.base_model.model.model.norm.weight", 1, 16)),
+    (CODI, _reshaped(f"{LORA}.{UP}.lora_B.default.weight", 24, 7)[0], ("lora_B.default.weight", "don't fit")),
+    (OUR_GPT2, *_changed("embedding.weight")),
+    (OUR_GPT2, *_changed(f"{OUR}.lm_head.weight")),
+]
 
 
 @pytest.mark.parametrize(("write", "change", "parts"), SPOILT)
@@ -148,10 +157,10 @@ def test_an_unknown_prefix_says_what_the_file_holds(tmp_path):
     stored = {f"llm.model.layers.{i}.mlp.up_proj.weight": torch.ones(2, 3) for i in range(5)}
     stored |= {"latent_head.mean.weight": torch.ones(3), "latent_head.mean.bias": torch.ones(3)}
     stored["step"] = torch.ones(1)
-    safetensors.torch.save_file(stored, tmp_path / "x.safetensors")
+    torch.save(stored, tmp_path / "x.bin")
     broken = to_be_broken(tmp_path, coconut_original, "gpt2")
-    broken.settings["init"] = str(tmp_path / "x.safetensors")
-    broken.refused(f"{tmp_path / 'x.safetensors'}: neither", "8 tensors, e.g. ")
+    broken.settings["init"] = str(tmp_path / "x.bin")
+    broken.refused(f"{tmp_path / 'x.bin'}: neither", "8 tensors, e.g. ")
 
 
 def test_no_base(checkpoint):
