@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from slpo_jax.config.bounds import Limits, check_fields
+from slpo_jax.config.bounds import Checked, Limits
 from slpo_jax.data.chat import MOST_SPEED
 from slpo_jax.errors import UserError
 from slpo_jax.rewards.answers import AskedStyle
@@ -19,7 +19,7 @@ def _option(default: Any, about: str, *keys: str, **limits: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class LoadOptions:
+class LoadOptions(Checked):
     """None or "" is what the checkpoint itself says, or its run."""
 
     threshold: float | None = _option(None, "Of the gate; default: the one chosen in the run, or 0.5.", least=0, most=1)
@@ -42,9 +42,6 @@ class LoadOptions:
         None, "That CoLaR is asked to think at; default: the run's.", "prompt.speed", least=1, most=MOST_SPEED
     )
     explain: bool = _option(False, "Keep SIM-CoT's decoder; say each latent in words, where it was kept.")
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 KEYS: dict[str, tuple[str, ...]] = {field.name: field.metadata["keys"] for field in dataclasses.fields(LoadOptions)}

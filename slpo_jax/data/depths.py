@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from slpo_jax.config.bounds import check_fields, setting
+from slpo_jax.config.bounds import Checked, setting
 from slpo_jax.data.problem import Problem
 from slpo_jax.errors import UserError
 
@@ -23,7 +23,7 @@ _OF_TEN = ("train",) * 7 + ("valid", "test", "")  # whose problem it is, by the 
 
 
 @dataclass(frozen=True)
-class DepthConfig:
+class DepthConfig(Checked):
     """What the settings of such tasks have in common.
 
     Attributes:
@@ -40,9 +40,6 @@ class DepthConfig:
     valid_size: int = setting(500, least=1)
     test_size: int = setting(1_000, least=1)
     seed: int = setting(0, least=0)
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     @property
     def most_depth(self) -> int:

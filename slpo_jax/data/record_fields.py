@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, NamedTuple
 
-from slpo_jax.config.bounds import check_fields
+from slpo_jax.config.bounds import Checked
 from slpo_jax.data.cells import CHATS, is_missing, listed, said, text_of, written
 from slpo_jax.data.choices import choices_of
 from slpo_jax.data.edges import EDGES, ROLES, read_graph
@@ -18,7 +18,7 @@ Record = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class FieldsConfig:
+class FieldsConfig(Checked):
     """The section `config.data.fields`: the names of a record's fields, where docs/data.md's table hasn't them.
 
     Sets other than the training data that lack such a field are read by the table.
@@ -32,9 +32,6 @@ class FieldsConfig:
     question: str = ""
     answer: str = ""
     steps: str = ""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 FOUND = FieldsConfig()

@@ -18,7 +18,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from slpo_jax.config.bounds import check_fields, setting
+from slpo_jax.config.bounds import Checked, setting
 from slpo_jax.data.problem import Problem
 from slpo_jax.errors import UserError
 
@@ -45,7 +45,7 @@ _DRAWS_A_PROBLEM = 6  # person, object, regime, template, number of steps, first
 
 
 @dataclass(frozen=True)
-class SyntheticConfig:
+class SyntheticConfig(Checked):
     """What the generated sets look like: the section `config.data.synthetic`.
 
     Attributes:
@@ -72,9 +72,6 @@ class SyntheticConfig:
     long_puzzle_share: float = setting(0.1, least=0, most=1)
     written_share: float = setting(1.0, least=0, most=1)
     seed: int = setting(0, least=0)
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 @dataclass(frozen=True)
