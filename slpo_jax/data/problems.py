@@ -141,7 +141,7 @@ def _problems(source: str, rows: Rows, fields: FieldsConfig, strict: bool, answe
     lost = [place for place, answer in enumerate(compared) if not answer]
     read.why, read.left_out, read.reading = tuple(_bad_answer(*raw[at], answers) for at in lost), len(lost), reading
     if lost and not read:
-        remedy = "give a set with answers, or have them compared otherwise with config.prompt.answers, such as texts"
+        remedy = "give a set with such answers, or compare others, e.g. with config.prompt.answers=texts"
         raise UserError(f"{read.why[0]}, nor is any of the {len(raw)}; {remedy}")
     if lost:
         logging.warning("%s: left out %d of %d problems: %s", source, len(lost), len(raw), read.why[0])

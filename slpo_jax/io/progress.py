@@ -3,8 +3,7 @@
 import io
 import sys
 import time
-from collections.abc import Callable, Mapping
-from typing import TextIO
+from collections.abc import Mapping
 
 from tqdm import tqdm
 
@@ -14,7 +13,7 @@ _SECONDS = 60.0  # between lines where there is no terminal
 
 
 class Progress:
-    """Steps done out of a total, on standard error.
+    """Steps done out of a total, on standard error, of several processes the first's.
 
     On a terminal it is a bar. Elsewhere it is a plain line at the beginning, at most once a minute, and at the end, so
     that a log file can be read. How fast it is there, and the time left, are without compilation, which is said.
@@ -26,23 +25,12 @@ class Progress:
         unit: what a step is.
         keep: False for what is one of many: its bar goes when it is done, it has no first line, and its last is left
             out if it had no other.
-        file: where to write; None is standard error, of several processes the first's.
-        clock: seconds, for the time between lines.
     """
 
-    def __init__(
-        self,
-        label: str,
-        total: int,
-        done: int = 0,
-        unit: str = "step",
-        keep: bool = True,
-        file: TextIO | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ):
+    def __init__(self, label: str, total: int, done: int = 0, unit: str = "step", keep: bool = True):
         self.done = done
         self._label, self._total, self._unit, self._keep = label, total, unit, keep
-        self._file, self._clock = file or (sys.stderr if hosts.is_first() else io.StringIO()), clock
+        self._file = sys.stderr if hosts.is_first() else io.StringIO()
         self._facts: Mapping[str, str] = {}
         self._bar: tqdm | None = None
         if self._file.isatty():
@@ -52,7 +40,8 @@ class Progress:
             )  # fmt: skip
         elif keep:
             print(f"{label}: begins at {unit} {done} of {total}", file=self._file, flush=True)
-        self._began, self._last, self._shown = (clock() - backend.seconds(), done), clock(), False
+        self._last, self._shown = time.monotonic(), False
+        self._began = self._last - backend.seconds(), done
         self._untell = backend.tell(self._compiles)
 
     def update(self, done: int, facts: Mapping[str, str] | None = None) -> None:
@@ -63,7 +52,7 @@ class Progress:
         if self._bar is not None:
             self._bar.set_postfix(self._facts, refresh=False)
             self._bar.update(steps)
-        elif self._clock() - self._last >= _SECONDS:
+        elif time.monotonic() - self._last >= _SECONDS:
             self._write()
 
     def end_at(self, total: int) -> None:
@@ -82,7 +71,7 @@ class Progress:
 
     def _write(self) -> None:
         """One line: how many of how many, how fast on the whole, what is left, and the facts."""
-        self._last, self._shown = self._clock(), True
+        self._last, self._shown = time.monotonic(), True
         seconds, steps = self._last - backend.seconds() - self._began[0], self.done - self._began[1]
         rate = f", {steps / seconds:.3g} {self._unit}s/s" if seconds > 0 and steps else ""
         if rate and self.done < self._total:

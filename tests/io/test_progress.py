@@ -1,13 +1,15 @@
 """Progress is a bar on a terminal, and in a log file a line a minute."""
 
 import io
+import sys
 import time
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import pytest
 
-from slpo_jax.io import backend
+from slpo_jax.io import backend, progress
 from slpo_jax.io.progress import Progress
 
 
@@ -16,34 +18,44 @@ class Terminal(io.StringIO):
         return True
 
 
-def _ten_minutes(keep: bool = True, seconds_a_step: float = 10.0, done: int = 0) -> list[str]:
+@pytest.fixture
+def log(monkeypatch):
+    """What is written, and `now`: seconds that pass when the test says so."""
+    log = SimpleNamespace(file=io.StringIO(), now=100.0)
+    monkeypatch.setattr(progress, "sys", SimpleNamespace(stderr=log.file))
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: log.now))
+    return log
+
+
+def _ten_minutes(log, keep: bool = True, seconds_a_step: float = 10.0, done: int = 0) -> list[str]:
     """The lines of 60 steps."""
-    file, now = io.StringIO(), [100.0]
-    progress = Progress("imitate", done + 60, done, "step", keep, file, lambda: now[0])
+    log.file.truncate(log.file.seek(0))
+    progress = Progress("imitate", done + 60, done, "step", keep)
     for step in range(done + 1, done + 61):
-        now[0] += seconds_a_step
+        log.now += seconds_a_step
         progress.update(step, {"loss": f"{step / 100}"} if step % 5 == 0 else None)
     progress.close()
-    assert "\r" not in file.getvalue()
-    return file.getvalue().splitlines()
+    assert "\r" not in log.file.getvalue()
+    return log.file.getvalue().splitlines()
 
 
-def test_a_log_file_gets_a_line_a_minute_and_one_at_the_end():
-    lines = _ten_minutes()
+def test_a_log_file_gets_a_line_a_minute_and_one_at_the_end(log):
+    lines = _ten_minutes(log)
     assert lines.pop(0) == "imitate: begins at step 0 of 60"
     assert [line.partition(" ")[2].partition("/")[0] for line in lines] == [*(str(6 * n) for n in range(1, 11)), "60"]
     assert lines[0] == "imitate: 6/60 steps, 0.1 steps/s, 09:00 left, loss 0.05"  # the newest that it was told
     assert lines[-1] == "imitate: 60/60 steps, 0.1 steps/s, loss 0.6"
 
 
-def test_steps_done_before_are_no_speed():
-    assert _ten_minutes(done=40)[0] == "imitate: begins at step 40 of 100"
-    assert _ten_minutes(done=40)[-1] == "imitate: 100/100 steps, 0.1 steps/s, loss 1.0"
+def test_steps_done_before_are_no_speed(log):
+    lines = _ten_minutes(log, done=40)
+    assert lines[0] == "imitate: begins at step 40 of 100"
+    assert lines[-1] == "imitate: 100/100 steps, 0.1 steps/s, loss 1.0"
 
 
-def test_quick_work_has_no_lines_between():
-    assert _ten_minutes(seconds_a_step=0.01)[1:] == ["imitate: 60/60 steps, 100 steps/s, loss 0.6"]
-    assert _ten_minutes(keep=False, seconds_a_step=0.01) == []
+def test_quick_work_has_no_lines_between(log):
+    assert _ten_minutes(log, seconds_a_step=0.01)[1:] == ["imitate: 60/60 steps, 100 steps/s, loss 0.6"]
+    assert _ten_minutes(log, keep=False, seconds_a_step=0.01) == []
 
 
 @pytest.fixture
@@ -52,28 +64,27 @@ def compiler(monkeypatch):
     monkeypatch.setattr(backend, "_seconds", 0.0)
     monkeypatch.setattr(backend, "PATIENCE", 0.05)
 
-    def compiles(now, seconds, waits=0.5):
+    def compiles(log, seconds, waits=0.5):
         backend._heard("/jax/core/compile/jaxpr_trace_duration", seconds / 4)
         backend._heard("/jax/core/compile/jaxpr_to_mlir_module_duration", seconds / 4)
         time.sleep(waits)
         backend._heard("/jax/core/compile/backend_compile_duration", seconds / 2)
-        now[0] += seconds
+        log.now += seconds
 
     return compiles
 
 
-def test_a_log_file_says_what_compiles_and_is_as_fast_as_without(compiler):
-    file, now = io.StringIO(), [100.0]
-    progress = Progress("slpo", 100, file=file, clock=lambda: now[0])
-    compiler(now, 40.0)
+def test_a_log_file_says_what_compiles_and_is_as_fast_as_without(compiler, log):
+    progress = Progress("slpo", 100)
+    compiler(log, 40.0)
     for step in range(1, 51):
-        now[0] += 1.0
+        log.now += 1.0
         progress.update(step)
-    compiler(now, 8.0, waits=0.0)  # too quick to be said, and counted all the same
-    now[0] += 10.0
+    compiler(log, 8.0, waits=0.0)  # too quick to be said, and counted all the same
+    log.now += 10.0
     progress.update(60)
     progress.close()
-    lines = file.getvalue().splitlines()
+    lines = log.file.getvalue().splitlines()
     assert lines[1:3] == ["slpo: compiling ..", "slpo: compiled in 20 s"]
     assert lines[3:] == ["slpo: 20/100 steps, 1 steps/s, 01:20 left", "slpo: 60/100 steps, 1 steps/s, 00:40 left"]
 
@@ -98,9 +109,10 @@ def test_jax_tells_what_it_compiles(monkeypatch):
 
 
 @pytest.mark.parametrize("keep", [True, False])
-def test_a_terminal_has_a_bar(keep):
+def test_a_terminal_has_a_bar(monkeypatch, keep):
     file = Terminal()
-    progress = Progress("imitate", 20, 5, unit="rollout", keep=keep, file=file)
+    monkeypatch.setattr(sys, "stderr", file)
+    progress = Progress("imitate", 20, 5, unit="rollout", keep=keep)
     progress.update(9, {"loss": "0.5"})
     progress.update(20)
     progress.close()
