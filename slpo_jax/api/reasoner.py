@@ -146,11 +146,13 @@ class TrainedReasoner:
                 all.
             explain: with the decoder of SIM-CoT, which must have been kept and, of a foreign checkpoint, loaded.
             overwrite: another folder too, but a run's. Files of other names stay in it.
-            adapters: instead of all, what `config.rl.lora` has trained, as PEFT saves it; for the model that the stage
-                began from, which adapter_config.json names.
+            adapters: instead of all, what `config.rl.lora` has trained, as PEFT saves it, into a new folder; for the
+                model that the stage began from, which adapter_config.json names.
         Raises:
             UserError: the folder is in use, or the reasoner has parts that no other program knows, or no adapters.
         """
+        if not isinstance(folder, str | os.PathLike):
+            raise UserError(f"folder: {folder!r} is not valid; give a path")
         solver, target = self.solver, Path(folder).expanduser()
         if adapters:
             check_free(target)
@@ -221,5 +223,7 @@ def load(checkpoint: str | os.PathLike[str], **options: Any) -> TrainedReasoner:
     Raises:
         UserError: no such checkpoint, or a setting that it can't be used with.
     """
+    if not isinstance(checkpoint, str | os.PathLike):
+        raise UserError(f"checkpoint: {checkpoint!r} is not valid; give a path or a hub id")
     set_up_jax()
     return TrainedReasoner(load_solver(os.fspath(checkpoint), **options))

@@ -66,7 +66,7 @@ def train(
         eval: sets to evaluate on, NAME = source, instead of the config's.
         base: where `start` is "": the model to begin with, a directory, hub id or file; "" is a small one.
         workdir: where checkpoints and reports go; "" is runs/NAME of the config.
-        config: further keys by dotted name, such as {"rl.steps": 100}.
+        config: further keys by dotted name, such as {"rl.steps": 100}, or nested.
     Returns:
         the run: its reasoners by stage, its report.
     Raises:

@@ -82,6 +82,9 @@ def override(config: ConfigDict, changes: Mapping[str, Any], texts: bool = False
             raise UserError(f"config.{'.'.join((*path, name))}: unknown config key; {there}")
         if texts:
             value = _read(value, node.get_type(name) if name in node else str)
+        if isinstance(value, dict) and isinstance(node.get(name), ConfigDict) and [*path, name] != ["data", "eval"]:
+            override(config, {f"{key}.{own}": each for own, each in value.items()})  # the section's others stay
+            continue
         value = ConfigDict(value) if isinstance(value, dict) else value
         try:
             node[name] = value

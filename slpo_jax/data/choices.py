@@ -73,7 +73,7 @@ def choices_of(where: str, record: Mapping[str, Any]) -> Choices | None:
         table = {label: text for label, text in value.items() if text is not None}  # of other records, for arrow
         labels, texts = table.get("label", table), table.get("text", table.values())
     else:
-        texts = value or [None]
+        texts = [None] if isinstance(value, int | float | Decimal) else value or [None]
         labels = string.ascii_uppercase[: len(texts)]
     labels, texts = list(labels), [str(each) if isinstance(each, int | float | Decimal) else each for each in texts]
     if not all(isinstance(text, str) for text in [*labels, *texts]) or len(labels) != len(texts):

@@ -69,7 +69,7 @@ class StageFolder:
 
     def __init__(self, path: Path):
         self.path, self.name = path, path.name
-        self.facts = path.with_name(path.name.removesuffix(BEST)) / "config.json"
+        self.facts = path.parent / path.name.removesuffix(BEST) / "config.json"
         self.finished = path / "finished"
         self.rule = path / "rule.json"
         self.adapters = path / "adapters"

@@ -48,12 +48,14 @@ def requested(
             train on, and shown.
         sources: of train, valid and base; "" is the config's.
         tests: sets to evaluate on, NAME = source, instead of the config's.
-        changes: further keys by dotted name.
+        changes: further keys by dotted name, or nested.
         texts: see `override`.
     Raises:
         UserError: a key or a file can't be used, or one is given twice.
     """
     changes = {key.removeprefix("config."): value for key, value in changes.items()}
+    whole = {key: changes.pop(key) for key in ("data.eval",) if key in changes}  # which is replaced
+    changes = flatten(changes) | whole
     written = {KEYS[name]: f"--{name}={source}" for name, source in sources.items() if source}
     for name, source in tests.items():
         written |= dict.fromkeys((f"data.eval.{name}", "data.eval"), f"--test={name}={source}")

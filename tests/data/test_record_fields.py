@@ -236,6 +236,7 @@ def test_fields_that_are_not_used_are_named_once_a_source():
         ({"question": "Q?", "choices": ["1", "5"], "answer": 1}, "answer '1' is none of the choices, or one's text"),
         ({"question": "Q?", "options": ["1", "5"], "answer": "C"}, "answer 'C' is none of the choices"),
         ({"question": "Q?", "options": [["1"]], "answer": "A"}, "field 'options' is no list of up to 26 texts"),
+        ({"question": "Q?", "options": 5, "answer": "A"}, "field 'options' is no list of up to 26 texts"),
         ({"context": {"title": ["T"]}, "question": "Q?", "answer": "5"}, "field 'context' is dict, not a text"),
         ({"question": "Q?", "answer": None}, "no answer"),
         ({"question": "Q?", "answer": "<<1+1=2. #### 2"}, "a step opens with << and is not closed"),

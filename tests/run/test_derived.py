@@ -18,7 +18,7 @@ from slpo_jax.data.record_fields import FieldsConfig
 from slpo_jax.errors import UserError
 from slpo_jax.io.files import flatten
 from slpo_jax.models import xla_cpu
-from slpo_jax.run.derived import derived_settings
+from slpo_jax.run.derived import derived_settings, requested
 from slpo_jax.run.experiment import build
 from slpo_jax.run.plan import check_stages
 from slpo_jax.run.setup import assemble
@@ -57,6 +57,19 @@ def _chosen(train: str, valid: str = "", eval=None, fields=None, **given):
     config.data.update(train=train, valid=valid, eval=eval or {}, fields=fields or {})
     override(config, given)
     return config, derived_settings(config, given)
+
+
+def test_nested_keys_leave_a_section_s_others_as_they_are():
+    def asked(changes):
+        return flatten(requested("quickstart", dict.fromkeys(("train", "valid", "base"), ""), {}, changes)[0].to_dict())
+
+    plain, nested = asked({}), asked({"rl": {"optimizer": {"warmup_steps": 1}}})
+    assert {key for key in plain if plain[key] != nested[key]} == {"rl.optimizer.warmup_steps"}
+    config = default_config()
+    override(config, {"rl": "{'steps': 7}"}, texts=True)
+    assert config.rl.to_dict() == default_config().rl.to_dict() | {"steps": 7}
+    sets = {"data.eval": {"mine": "graph:1"}}
+    assert {key for key in asked(sets) if key.startswith("data.eval")} == {"data.eval.mine"}
 
 
 WORDS = ["lempus", "rompus", "wumpus", "vumpus", "yumpus", "zumpus", "dumpus", "jompus"]
