@@ -116,7 +116,7 @@ def test_torch_takes_turns_on_trajectories_of_the_same_lengths(result, ours, wor
 def test_report_has_every_row_and_the_json_every_number(result):
     text = benchmark.markdown(result)
     assert json.loads(json.dumps(result["rows"])) == result["rows"]
-    assert "dot_general" in text
+    assert next(iter(result["profile"])) in text  # the heaviest; which that is, depends on the machine
     counts = (len(result["rows"]), 2, min(20, len(result["profile"])))
     for table, rows in zip(text.split("\n\n")[1:], counts, strict=True):
         lines = table.splitlines()
