@@ -61,7 +61,9 @@ def _chosen(train: str, valid: str = "", eval=None, fields=None, **given):
 
 def test_nested_keys_leave_a_section_s_others_as_they_are():
     def asked(changes):
-        return flatten(requested("quickstart", dict.fromkeys(("train", "valid", "base"), ""), {}, changes)[0].to_dict())
+        config, given = requested("quickstart", dict.fromkeys(("train", "valid", "base"), ""), {}, changes)
+        assert set(given) <= {*flatten(config.to_dict()), "data.eval"}
+        return flatten(config.to_dict())
 
     plain, nested = asked({}), asked({"rl": {"optimizer": {"warmup_steps": 1}}})
     assert {key for key in plain if plain[key] != nested[key]} == {"rl.optimizer.warmup_steps"}
