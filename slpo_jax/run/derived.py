@@ -54,8 +54,9 @@ def requested(
         UserError: a key or a file can't be used, or one is given twice.
     """
     changes = {key.removeprefix("config."): value for key, value in changes.items()}
-    whole = {key: changes.pop(key) for key in ("data.eval",) if key in changes}  # which is replaced
-    changes = flatten(changes) | whole
+    # Sets are replaced, and an objective may be a further one: these stay whole, others are by key.
+    whole = {key: value for key, value in changes.items() if key == "data.eval" or key.startswith("objective")}
+    changes = flatten({key: value for key, value in changes.items() if key not in whole}) | whole
     written = {KEYS[name]: f"--{name}={source}" for name, source in sources.items() if source}
     for name, source in tests.items():
         written |= dict.fromkeys((f"data.eval.{name}", "data.eval"), f"--test={name}={source}")
@@ -73,7 +74,7 @@ def requested(
     own = {KEYS[name]: source for name, source in sources.items() if source}
     override(config, own)
     override(config, changes, texts)
-    given = [*own, *changes]
+    given = [*own, *flatten(changes)]
     if not start:
         if not config.data.train:
             raise UserError(f"--config: not given; give one of {', '.join(shipped())}, a file, or --train=FILE")

@@ -62,7 +62,7 @@ def _chosen(train: str, valid: str = "", eval=None, fields=None, **given):
 def test_nested_keys_leave_a_section_s_others_as_they_are():
     def asked(changes):
         config, given = requested("quickstart", dict.fromkeys(("train", "valid", "base"), ""), {}, changes)
-        assert set(given) <= {*flatten(config.to_dict()), "data.eval"}
+        assert set(given) <= {*flatten(config.to_dict())}
         return flatten(config.to_dict())
 
     plain, nested = asked({}), asked({"rl": {"optimizer": {"warmup_steps": 1}}})
@@ -72,6 +72,8 @@ def test_nested_keys_leave_a_section_s_others_as_they_are():
     assert config.rl.to_dict() == default_config().rl.to_dict() | {"steps": 7}
     sets = {"data.eval": {"mine": "graph:1"}}
     assert {key for key in asked(sets) if key.startswith("data.eval")} == {"data.eval.mine"}
+    for further in ({"objective.mine": {"kind": "grpo"}}, {"objective": {"mine": {"kind": "grpo"}}}):
+        assert asked(further) == plain | {"objective.mine.kind": "grpo"}
 
 
 WORDS = ["lempus", "rompus", "wumpus", "vumpus", "yumpus", "zumpus", "dumpus", "jompus"]
