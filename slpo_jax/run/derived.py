@@ -54,13 +54,10 @@ def requested(
         UserError: a key or a file can't be used, or one is given twice.
     """
     changes = {key.removeprefix("config."): value for key, value in changes.items()}
-    # Sets are replaced, and an objective may be a further one: these stay whole, others are by key.
-    whole = {key: value for key, value in changes.items() if key == "data.eval" or key.startswith("objective")}
-    changes = flatten({key: value for key, value in changes.items() if key not in whole}) | whole
     written = {KEYS[name]: f"--{name}={source}" for name, source in sources.items() if source}
     for name, source in tests.items():
         written |= dict.fromkeys((f"data.eval.{name}", "data.eval"), f"--test={name}={source}")
-    for key in changes:
+    for key in (*changes, *flatten(changes)):
         if key in written:
             raise UserError(f"{written[key]}: config.{key} is given too; leave one of the two out")
     if start and sources["base"]:
