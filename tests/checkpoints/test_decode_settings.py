@@ -83,7 +83,7 @@ def test_format_and_closing_go_with_a_checkpoint(tmp_path, reasoner, format):
     config.gate.enabled, config.latent_policy.name = False, "latent" if reasoner == "coconut_gpt2" else "soft"
     config.prompt.update(format=format, closing="He buys" * bool(format))
     its = checkpoint(config, tmp_path / "work")
-    template = load_solver(str(tmp_path / "work")).setup.template
+    template = load_solver(str(its)).setup.template
     for place in list(_passed_on(its, tmp_path))[1:]:
         found = load_solver(str(place)).setup.template
         assert (found.prompt("5 pens"), found.closing_ids) == (template.prompt("5 pens"), template.closing_ids), place

@@ -122,7 +122,7 @@ def test_the_card_s_lines_run_as_they_are_printed(work, monkeypatch):
         exec(lines, {})
     solution = solve(load_solver("cold_start"), "Tom has 5 apples . He buys 3 . How many now ?")
     said, stops = printed.getvalue().rsplit("tensor", 1)
-    assert said.split("?")[-1].split() == solution.text.split()
+    assert said.split("?")[-1].removeprefix(" How many").split() == solution.text.split()
     stop_B = [float(number) for number in re.findall(r"[\d.e+-]+", stops)]
     assert stop_B == pytest.approx([latent.stop_probability for latent in solution.latents], abs=1e-3)
 
