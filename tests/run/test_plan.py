@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from asked import QUESTION, run_config
+from asked import QUESTION, T, run_config
 from codi_run import small_config
 from imitation import Crash, crash
 from slpo_jax.config import read_config, validate
@@ -14,6 +14,7 @@ from slpo_jax.data.problem import Problem
 from slpo_jax.errors import UserError
 from slpo_jax.run import imitate
 from slpo_jax.run.experiment import build
+from slpo_jax.run.latent_rm import labelling
 from slpo_jax.run.plan import check_stages
 from slpo_jax.run.rl import optimizer_config
 from slpo_jax.run.setup import assemble
@@ -169,5 +170,14 @@ def test_evaluations_have_budget_noise_and_sampling_of_their_own():
     config = run_config("coconut_gpt2")
     own = {"max_answer_tokens": 2, "dropout": 0.25, "temperature": 0.7, "top_k": 3, "top_p": 0.5}
     config.evaluate.update(own)
-    found = assemble(read_config(config)).evaluator.policy.config
+    setup = assemble(read_config(config))
+    found = setup.evaluator.policy.config
+    assert setup.most_prompt == config.model.n_positions - T - own["max_answer_tokens"], "the last token is not fed"
     assert (found.answer_slots, found.dropout_rate, found.temperature, found.top_k, found.top_p) == (*own.values(),)
+
+
+def test_judged_thoughts_have_a_number_of_latents_of_their_own():
+    config = run_config("coconut_gpt2")
+    config.gate.enabled, config.latent_rm.latents = False, 2
+    policy, rule = labelling(assemble(read_config(config)))
+    assert (policy.config.stopping, policy.config.max_latents, rule) == ("length", 2, 2)
