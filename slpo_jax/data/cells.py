@@ -4,6 +4,7 @@ import ast
 import json
 import re
 from collections.abc import Mapping
+from decimal import Decimal
 from typing import Any
 
 from slpo_jax.errors import UserError
@@ -11,9 +12,25 @@ from slpo_jax.errors import UserError
 CHATS = ("messages", "conversations")
 """Fields that are chats; others may be."""
 _ROLES = {"human": "user", "gpt": "assistant"}  # of `conversations`
-_NOTHING = ("", "nan", "-nan", "<na>", "nat")
+_NOTHING = ("", "nan", "-nan", "<na>", "nat", "n/a", "#n/a", "null", "-", "\u2013", "\u2014", "--")
 _LIST = re.compile(r"\s*\[\s*['\"]")  # of texts: [2, 5] may be an interval
 _SIDE_BY_SIDE = re.compile(r"['\"]\s+['\"]")  # numpy writes no commas, and Python joins such texts
+
+
+class Number(str):
+    """A number that a file or a caller has as one, as it is written: a text for all who don't ask."""
+
+    __slots__ = ()
+
+
+def constant(name: str) -> Number | None:
+    """JSON's NaN, which is a missing value, and its infinities."""
+    return None if name == "NaN" else Number(name)
+
+
+def is_number(value: Any) -> bool:
+    """Whether a cell has a number as one; True and False are none."""
+    return isinstance(value, int | Decimal | Number) and not isinstance(value, bool)
 
 
 def is_missing(value: Any) -> bool:
@@ -27,7 +44,7 @@ def written(text: str) -> list[Any] | dict[str, Any] | None:
     if not text.startswith(("[", "{")):
         return None
     try:
-        return json.loads(text, parse_int=str, parse_float=str)
+        return json.loads(text, parse_int=Number, parse_float=Number, parse_constant=constant)
     except (json.JSONDecodeError, RecursionError):
         try:
             return None if _SIDE_BY_SIDE.search(text) else ast.literal_eval(text)

@@ -14,6 +14,7 @@ from typing import Any
 from absl import logging
 
 from slpo_jax.config.bounds import FieldError, check_fields, setting
+from slpo_jax.data.choices import way_of
 from slpo_jax.data.dataset_rows import Role, dataset_rows
 from slpo_jax.data.generated import GENERATED, task_of
 from slpo_jax.data.problem import Problem, Problems, Reading
@@ -135,6 +136,7 @@ def _problems(source: str, rows: Rows, fields: FieldsConfig, strict: bool, answe
     if not raw:
         raise UserError(f"{source}: holds no problems; give one with at least one")
     steps = written_steps([(where, each.steps, each.solution) for where, each in raw])
+    raw = _chosen(raw, fields, strict, reading)
     compared = _compared([each.answer or "" for _, each in raw], answers)
     found = zip(raw, steps, compared, strict=True)
     read = Problems(Problem(each.question, own, answer) for (_, each), own, answer in found if answer)
@@ -160,6 +162,21 @@ def _raw_problems(rows: Rows, fields: FieldsConfig, strict: bool, reading: Readi
         yield where, raw
     if first and strict and fields.steps and fields.steps not in reading.used.get("steps", {}):
         raise unknown_field(*first, "steps", fields.steps)
+
+
+def _chosen(
+    raw: list[tuple[str, RawProblem]], fields: FieldsConfig, strict: bool, reading: Reading
+) -> list[tuple[str, RawProblem]]:
+    """With labels or texts of choices as answers, where there are choices."""
+    found = [(at, where, each.choices, (each.answer or "").strip()) for at, (where, each) in enumerate(raw)]
+    asked = [(at, where, choices, said) for at, where, choices, said in found if choices and said]
+    way = way_of([(where, *rest, raw[at][1].is_number) for at, where, *rest in asked], fields.first_choice, strict)
+    answers = {at: choices.answer(where, said, way) for at, where, choices, said in asked}
+    if way.isdecimal() and any(each.is_number ... 
+    return [
+        (where, each._replace(answer=answers.get(at)) if each.choices else each)
+        for at, (where, each) in enumerate(raw)
+    ]
 
 
 def _compared(answers: Sequence[str], kind: Kind) -> list[str]:

@@ -6,8 +6,8 @@ from decimal import Decimal
 from typing import Any, NamedTuple
 
 from slpo_jax.config.bounds import Checked
-from slpo_jax.data.cells import CHATS, is_missing, listed, said, text_of, written
-from slpo_jax.data.choices import choices_of
+from slpo_jax.data.cells import CHATS, Number, is_missing, is_number, listed, said, text_of, written
+from slpo_jax.data.choices import Choices, Counted, choices_of, is_column
 from slpo_jax.data.edges import EDGES, ROLES, read_graph
 from slpo_jax.data.problem import MOST_NAMES, Reading
 from slpo_jax.data.solutions import marked, steps_of
@@ -27,11 +27,15 @@ class FieldsConfig(Checked):
         question: the field with the question; "" is: find it. "edges": a graph's, see `data/edges.py`.
         answer: with the answer, or a worked solution.
         steps: with the steps: a list, or one text.
+        choices: with the choices: a list, or texts by label.
+        first_choice: the index of the first choice where answers are indices, 0 or 1; "" is: find it.
     """
 
     question: str = ""
     answer: str = ""
     steps: str = ""
+    choices: str = ""
+    first_choice: Counted = ""
 
 
 FOUND = FieldsConfig()
@@ -45,12 +49,16 @@ class RawProblem(NamedTuple):
         steps: one text a reasoning step, where the record lists them.
         answer: what should be a number, LaTeX or a text; None where there is none.
         solution: a text with the steps, where they aren't listed; "" for none. See `written_steps`.
+        choices: of the question.
+        is_number: whether the record has the answer as a number, and not as a text that writes one.
     """
 
     question: str
     steps: tuple[str, ...]
     answer: str | None
     solution: str = ""
+    choices: Choices | None = None
+    is_number: bool = False
 
 
 # Names in lower case; the first that has something in it is taken. Worked solutions come after answers alone.
@@ -85,16 +93,20 @@ def read_record(where: str, record: Record, fields: FieldsConfig, strict: bool, 
         for role, names in ROLES.items():
             reading.note(role, names)
         return RawProblem(*read_graph(where, record))
-    record = {name: None if is_missing(value) else value for name, value in record.items()}
+    record = {
+        name: None if is_missing(value) and not (value == "-" and is_column(name)) else value
+        for name, value in record.items()
+    }
     reading.see(record)
     given, record = record, {str(name).strip().lower(): value for name, value in record.items()} | record
     asked = _named(where, given, record, "question", fields.question if strict or fields.question in given else "")
     answered = _named(where, given, record, "answer", fields.answer if strict or fields.answer in given else "")
     solution, answer = _answer(where, record, answered)
-    question, choices = _question(where, record, asked, reading), choices_of(where, record)
-    if choices:
+    if strict and fields.choices and fields.choices not in given:
+        raise unknown_field(where, given, "choices", fields.choices)
+    question = _question(where, record, asked, reading)
+    if choices := choices_of(where, record, fields.choices if fields.choices in given else ""):
         question = choices.below(question)
-        answer = choices.answer(where, answer) if answer and answer.strip() else None
         reading.note("choices", choices.fields)
     reading.note("answer", [answered])
     steps, text = _steps(where, record, fields.steps, reading)
@@ -106,7 +118,7 @@ def read_record(where: str, record: Record, fields: FieldsConfig, strict: bool, 
         field, text = next(((field, text) for field, text in texts.items() if text.strip()), ("", ""))
         if text:
             reading.note("steps", [field])
-    return RawProblem(question, steps, answer, text)
+    return RawProblem(question, steps, answer, text, choices, is_number(record[answered]))
 
 
 def _named(where: str, given: Record, record: Record, key: str, named: str) -> str:
