@@ -106,3 +106,9 @@ def listed(where: str, record: Mapping[str, Any], field: str) -> list[Any] | str
     if found is None and _LIST.match(text):
         raise UserError(f"{where}: field '{field}' begins as a list and is none; mend it, or write a text")
     return found if isinstance(found, list) else text
+
+
+def only_one(value: Any) -> Any:
+    """What stands alone in a list, also in one that a text writes; else the value."""
+    found = written(value) if isinstance(value, str) and _LIST.match(value) else value
+    return found[0] if isinstance(found, list) and len(found) == 1 and not isinstance(found[0], Mapping) else value

@@ -29,6 +29,7 @@ _PART = re.compile(r"(.+)\[(train|valid|test)\]")
 # Of every ten problems of a source, those of a part: any order that they are in is spread over all parts.
 _PARTS = {"train": (0, 1, 2, 3, 5, 6, 7, 8), "valid": (9,), "test": (4,)}
 _FEWEST = 10
+_CODE = re.compile(r"[+-]?0[0-9]|.*[eE]")
 _WORD = re.compile(r"[A-Za-z]{2,}")
 
 
@@ -172,10 +173,11 @@ def _chosen(
     asked = [(at, where, choices, said) for at, where, choices, said in found if choices and said]
     way = way_of([(where, *rest, raw[at][1].is_number) for at, where, *rest in asked], fields.first_choice, strict)
     answers = {at: choices.answer(where, said, way) for at, where, choices, said in asked}
-    if way.isdecimal() and any(each.is_number ... 
+    if way.isdecimal() and asked:
+        said = f"answer (an index from {way})"
+        reading.used = {said if role == "answer" else role: names for role, names in reading.used.items()}
     return [
-        (where, each._replace(answer=answers.get(at)) if each.choices else each)
-        for at, (where, each) in enumerate(raw)
+        (where, each._replace(answer=answers.get(at)) if each.choices else each) for at, (where, each) in enumerate(raw)
     ]
 
 
@@ -189,8 +191,10 @@ def _compared(answers: Sequence[str], kind: Kind) -> list[str]:
 
 
 def _written(answer: str, kind: Kind) -> str:
-    """What is compared; "" for a sentence where LaTeX is."""
+    """What is compared; "" for a sentence where LaTeX is. A text that is a code, such as 00012 or 1e5, stays."""
     text = answer.strip()
+    if kind == "texts" and _CODE.match(text):
+        return text
     is_sentence = text.endswith((".", "!", "?")) and "\\" not in text and len(_WORD.findall(text)) >= 4
     return canonical_number(answer) or ("" if is_sentence and kind == "latex" else text)
 
@@ -198,5 +202,5 @@ def _written(answer: str, kind: Kind) -> str:
 def _bad_answer(where: str, raw: RawProblem, kind: Kind) -> str:
     answer, wanted = raw.answer, {"numbers": "number", "latex": "LaTeX that can be compared", "texts": "text"}[kind]
     if answer is None:
-        return f"{where}: no answer"
+        return f"{where}: no answer" + ", nor one behind a mark such as #### in its lines" * bool(raw.solution)
     return f"{where}: answer {str(answer if len(answer) <= 40 else answer[:40] + '...')!r} is no {wanted}"

@@ -6,13 +6,14 @@ from decimal import Decimal
 from typing import Any, NamedTuple
 
 from slpo_jax.config.bounds import Checked
-from slpo_jax.data.cells import CHATS, Number, is_missing, is_number, listed, said, text_of, written
+from slpo_jax.data.cells import CHATS, Number, is_missing, is_number, listed, only_one, said, text_of, written
 from slpo_jax.data.choices import Choices, Counted, choices_of, is_column
 from slpo_jax.data.edges import EDGES, ROLES, read_graph
 from slpo_jax.data.problem import MOST_NAMES, Reading
 from slpo_jax.data.solutions import marked, steps_of
 from slpo_jax.errors import UserError
 from slpo_jax.rewards.answers import canonical_number
+from slpo_jax.rewards.latex import bare
 
 Record = Mapping[str, Any]
 
@@ -67,6 +68,8 @@ _QUESTIONS = ("question_concat", "question", "problem", "query", "instruction", 
 _WORKED = ("solution", "response", "output", "completion", *CHATS)
 _ANSWERS = ("answer", "final_answer", "final_ans", "expected_answer", "answerkey", "correct_answer", "correct_option",
             "correct", "answer_idx", "cop", "target", "ground_truth", "reward_model", *_WORKED, "label")  # fmt: skip
+# In the others a worked solution may stand too.
+_ALONE = set(_ANSWERS) - {"answer", *_WORKED}
 # Parts of the question, before or after the field that is named so.
 _BEFORE = {"question": ("context", "passage", "body")}
 _AFTER = {"instruction": ("input",)}
@@ -162,13 +165,16 @@ def _answer(where: str, record: Record, field: str) -> tuple[str, str | None]:
         if not isinstance(value, Mapping) or "ground_truth" not in value:
             raise UserError(f"{where}: field 'reward_model' has no ground_truth; write {{\"ground_truth\": ANSWER}}")
         value = value["ground_truth"]
+    value = only_one(value)
     if is_missing(value):
         return "", None
-    if isinstance(value, int | Decimal):  # True and False are answers of ProntoQA
-        return "", str(value)
+    if isinstance(value, int | Decimal | Number):  # True and False are answers of ProntoQA
+        return "", canonical_number(str(value)) or str(value)
     text = said(where, {field: value}, field, "assistant")
     solution, answer = marked(text)
-    return ("", text) if answer is None else (solution, answer)
+    if answer == "" and field in _ALONE:  # a text over several lines
+        return "", text
+    return ("", bare(text)) if answer is None else (solution, answer or None)
 
 
 def _steps(where: str, record: Record, named: str, reading: Reading) -> tuple[tuple[str, ...], str]:

@@ -28,6 +28,7 @@ _WITH_UNIT = re.compile(
 )
 _ROMAN = re.compile(r"\\(?:text|mathrm|textrm|operatorname|rm|mbox)\s*\{([^{}]*)\}")
 _SPACE = re.compile(r"\\[,;:! ]|~|\\quad")
+_LONGEST = 100  # characters of words
 _WORD = re.compile(r"(?:[A-Za-z]{3,}|[Nn][Oo])(?: [A-Za-z]+)*")
 
 
@@ -66,4 +67,4 @@ def number_and_unit(latex: str) -> tuple[str, str]:
 def word(latex: str) -> str:
     r"""The words that LaTeX writes, to be compared, such as "yes" for `\text{Yes.}`; "" for what are none."""
     said = normal_text(_ROMAN.sub(r"\1", latex))
-    return said.lower() if _WORD.fullmatch(said) else ""
+    return said.lower() if len(said) <= _LONGEST and _WORD.fullmatch(said) else ""
