@@ -169,11 +169,14 @@ def _chosen(
     raw: list[tuple[str, RawProblem]], fields: FieldsConfig, strict: bool, reading: Reading
 ) -> list[tuple[str, RawProblem]]:
     """With labels or texts of choices as answers, where there are choices."""
-    found = [(at, where, each.choices, (each.answer or "").strip()) for at, (where, each) in enumerate(raw)]
-    asked = [(at, where, choices, said) for at, where, choices, said in found if choices and said]
-    way = way_of([(where, *rest, raw[at][1].is_number) for at, where, *rest in asked], fields.first_choice, strict)
-    answers = {at: choices.answer(where, said, way) for at, where, choices, said in asked}
-    if way.isdecimal() and asked:
+    asked = {
+        at: (where, each.choices, each.answer, each.is_number)
+        for at, (where, each) in enumerate(raw)
+        if each.choices and each.answer and each.answer.strip()
+    }
+    way = way_of(asked.values(), fields.first_choice, strict)
+    answers = {at: choices.answer(where, said, way) for at, (where, choices, said, _) in asked.items()}
+    if way.isdecimal():
         said = f"answer (an index from {way})"
         reading.used = {said if role == "answer" else role: names for role, names in reading.used.items()}
     return [

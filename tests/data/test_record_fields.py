@@ -113,7 +113,8 @@ def test_marks_are_no_steps_and_the_answer_behind_them_is_read(text):
         ("Is **a** < b?", ("Is **a** < b?", None)), ("3+2=5, the answer is 5", ("3+2=5,", "5")),
         ("It is late.\nThus, the answer is $\\boxed{5}$.", ("It is late.", "5")), ("#### 5", ("", "5")),
         ("#### 1 is a title.\nHe gets 3.\n#### 5", ("#### 1 is a title.\nHe gets 3.\n", "5")),
-        ("The answer is 5.", ("", "5")), (LINES, (LINES, "")), (f"<think>{LINES}</think>One.\nTwo.", (f"\n{LINES}", "")),
+        ("The answer is 5.", ("", "5")), (LINES, (LINES, "")),
+        (f"<think>{LINES}</think>One.\nTwo.", (f"\n{LINES}", "")),
         ("\\begin{pmatrix}\n1\n\\end{pmatrix}", ("\\begin{pmatrix}\n1\n\\end{pmatrix}", None)),
     ],
 )  # fmt: skip
@@ -125,8 +126,8 @@ def test_lines_without_a_mark_have_no_answer(warnings):
     records = [{"question": "Q?", "answer": text} for text in (LINES, f"{LINES}\n#### 5", "5")]
     problems = load_problems(records, answers="texts")
     assert ([each.answer for each in problems], problems.left_out) == (["5", "5"], 1)
-    assert warnings == ["records: left out 1 of 3 problems: record 1: no answer, nor one behind a mark such as #### in its "
-                        "lines"]  # fmt: skip
+    why = "record 1: no answer, nor one behind a mark such as #### in its lines"
+    assert warnings == [f"records: left out 1 of 3 problems: {why}"]
     whole = "First.\nSecond."  # of a field that holds the answer alone
     assert load_problems([{"question": "Q?", "final_answer": whole}], answers="texts")[0].answer == whole
 
@@ -154,9 +155,10 @@ def test_choices_are_written_below_the_question(record, answer):
 
 NAN = float("nan")
 LACKING = [
-    {"A": "54", "B": None, "C": "7", "D": NAN}, {"opa": "54", "opb": NAN, "opc": "7"}, {"choices": ["54", None, "7", ""]},
-    {"choices": ["54", NAN, "7"]}, {"options": {"A": "54", "B": NAN, "C": "7"}}, {"A": "54", "B": "-", "C": "7"},
-    {"choices": {"text": ["54", NAN, "7"], "label": ["A", "B", "C"]}}, {"option1": "54", "option2": "N/A", "option3": 7},
+    {"A": "54", "B": None, "C": "7", "D": NAN}, {"opa": "54", "opb": NAN, "opc": "7"}, {"choices": ["54", NAN, "7"]},
+    {"choices": ["54", None, "7", ""]}, {"options": {"A": "54", "B": NAN, "C": "7"}}, {"A": "54", "B": "-", "C": "7"},
+    {"choices": {"text": ["54", NAN, "7"], "label": ["A", "B", "C"]}},
+    {"option1": "54", "option2": "N/A", "option3": 7},
 ]  # fmt: skip
 
 
@@ -184,7 +186,8 @@ COUNTED = [
     (KMMLU, [0, 3], "AD"), (KMMLU, ["1", "2"], "BC"), ({"option1": "p", "option2": "q"}, ["1", "2", "option1"], "ABA"),
     ({"choice1": "p", "choice2": "q"}, [0, 1], "AB"), ({"option_1": "p", "option_2": "q"}, [1], "A"),
     ({"ending0": "p", "ending1": "q"}, ["1"], "B"), ({"endings": ["p", "q"]}, ["1", 0], "BA"),
-    ({"answerA": "p", "answerB": "q", "answerC": "r"}, ["answerC", "A"], "CA"), ({"sol1": "p", "sol2": "q"}, [0, 1], "AB"),
+    ({"answerA": "p", "answerB": "q", "answerC": "r"}, ["answerC", "A"], "CA"),
+    ({"sol1": "p", "sol2": "q"}, [0, 1], "AB"),
 ]  # fmt: skip
 
 
@@ -198,7 +201,7 @@ def test_what_counts_the_choices_is_told_by_all_of_a_set(choices, answers, expec
 
 def test_choices_that_count_from_1_are_said_to():
     records = [{"question": "Which?", **KMMLU, "answer": answer} for answer in (1, 4, 3)]
-    with pytest.raises(UserError, match=r"record 2: answer '4' of 4 choices can only be an index from 1; say so with con"):
+    with pytest.raises(UserError, match=r"record 2: answer '4' of 4 choices can only be an index from 1; say so "):
         load_problems(records, answers="texts")
     read = load_problems(records, answers="texts", fields=FieldsConfig(first_choice="1"))
     assert [each.answer for each in read] == ["A", "D", "C"]
@@ -206,7 +209,7 @@ def test_choices_that_count_from_1_are_said_to():
     others = [{"question": "Which?", **KMMLU, "answer": answer} for answer in (0, 3)]  # another set, from 0
     read = load_problems(others, role="test", answers="texts", fields=FieldsConfig(first_choice="1"))
     assert [each.answer for each in read] == ["A", "D"]
-    with pytest.raises(UserError, match="answer '2' is none of the choices, or one's text and another's label or index"):
+    with pytest.raises(UserError, match="answer '2' is none of the choices, or one's text and another's label"):
         load_problems([{"question": "Which?", **MMLU, "answer": "2"}], answers="texts")
 
 
@@ -261,7 +264,8 @@ def test_named_fields_have_to_be_there(tmp_path):
 
 
 # What stands for nothing, by the kind of source.
-NOTHING = {"csv": ["", NAN, "N/A", "-"], "jsonl": [None, NAN], "parquet": [None, NAN], "records": [np.float32("nan"), pandas.NaT]}
+NOTHING = {"csv": ["", NAN, "N/A", "-"], "jsonl": [None, NAN], "parquet": [None, NAN],
+           "records": [np.float32("nan"), pandas.NaT]}  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", NOTHING)
