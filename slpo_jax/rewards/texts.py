@@ -43,7 +43,8 @@ def said_text(text: str) -> str:
 def said_choice(text: str) -> str | None:
     """The choice that a completion gives: the first letter behind the last mark that has one, or the last letter.
 
-    A letter is a capital A to J that no ASCII letter, digit, `_` or apostrophe touches; in "A cat" and "I think" is none.
+    A letter is a capital A to J that no ASCII letter, digit, `_` or apostrophe touches, and that is no word, as in
+    "A cat" and "I think".
     """
     last, behind, is_behind = None, None, False
     for match in _CHOICE.finditer(_spaced(text.replace("\u2019", "'"))):
