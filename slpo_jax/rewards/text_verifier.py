@@ -55,18 +55,22 @@ def text_table(token_bytes: Sequence[bytes]) -> np.ndarray:
 
 def is_text(bytes_N: jax.Array, reference_R: jax.Array) -> jax.Array:
     """Whether a completion gives its reference: `compared(said_text(completion)) == compared(reference)`."""
-    blank_N = bytes_N == ord(" ")
-    bytes_N = only(bytes_N, (bytes_N > 0) & ~(blank_N & (before(blank_N) | (jnp.arange(bytes_N.size) == 0))))
-    begin = jnp.max(jnp.stack([_end_of_last(bytes_N, mark) for mark in MARKS]))
-    begin += bytes_N.at[begin].get(mode="fill", fill_value=0) == ord(" ")
-
-    indices_N = jnp.arange(bytes_N.size)
-    written_N = (bytes_N > 0) & (bytes_N != ord(" ")) & (bytes_N != ord(".")) & (indices_N >= begin)
-    end = jnp.where(written_N, indices_N + 1, begin).max()
+    bytes_N, begin, end = said(bytes_N)
     length = (reference_R > 0).sum()
     indices_R = begin + jnp.arange(reference_R.size)
     same_R = bytes_N.at[indices_R].get(mode="fill", fill_value=0) == reference_R
     return (length > 0) & (end - begin == length) & (same_R | (reference_R == 0)).all()
+
+
+def said(bytes_N: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The bytes [N] of a completion with single spaces, and where `said_text` of it begins and ends there."""
+    blank_N = bytes_N == ord(" ")
+    bytes_N = only(bytes_N, (bytes_N > 0) & ~(blank_N & (before(blank_N) | (jnp.arange(bytes_N.size) == 0))))
+    begin = jnp.max(jnp.stack([_end_of_last(bytes_N, mark) for mark in MARKS]))
+    begin += bytes_N.at[begin].get(mode="fill", fill_value=0) == ord(" ")
+    indices_N = jnp.arange(bytes_N.size)
+    written_N = (bytes_N > 0) & (bytes_N != ord(" ")) & (bytes_N != ord(".")) & (indices_N >= begin)
+    return bytes_N, begin, jnp.where(written_N, indices_N + 1, begin).max()
 
 
 def _end_of_last(bytes_N: jax.Array, mark: bytes) -> jax.Array:
