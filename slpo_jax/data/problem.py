@@ -15,11 +15,13 @@ class Problem:
         question: the text as it stands in the source, stray spaces included.
         steps: one text a reasoning step, e.g. "<<48/2=24>>" or a line; empty where the source has none.
         answer: canonical decimal (`answers.canonical_number`), or LaTeX or a text where answers are compared as such.
+        columns: of the record by name what a reward asks for.
     """
 
     question: str
     steps: tuple[str, ...]
     answer: str
+    columns: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
 
 @dataclass

@@ -16,6 +16,7 @@ from absl import logging
 from slpo_jax.config.bounds import FieldError, check_fields, setting
 from slpo_jax.data.dataset_rows import Role, dataset_rows
 from slpo_jax.data.generated import GENERATED, task_of
+from slpo_jax.data.gym import GymConfig, gym_problems, is_gym
 from slpo_jax.data.problem import Problem, Problems, Reading
 from slpo_jax.data.record_fields import FOUND, FieldsConfig, RawProblem, read_record, unknown_field
 from slpo_jax.data.rows import FILE_READERS, Rows, given_rows
@@ -45,12 +46,14 @@ class DataConfig(_Tasks):
         valid: the validation split, on which all choices are made.
         eval: sets to evaluate on, NAME = source; a NAME can also be given on the command line.
         fields: the names of fields that can't be told.
+        gym: how the problems of reasoning-gym are made.
     """
 
     train: str = ""
     valid: str = ""
     eval: dict[str, str] = setting({}, affects="report")
     fields: FieldsConfig = FieldsConfig()
+    gym: GymConfig = GymConfig()
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -61,6 +64,8 @@ class DataConfig(_Tasks):
 
     def of_task(self, source: Any) -> Any:
         """How a generated source is made; None of others."""
+        if is_gym(source):
+            return self.gym
         return getattr(self, task_of(source), None) if task_of(source) else None
 
 
@@ -78,8 +83,8 @@ def load_problems(
     counts them.
 
     Args:
-        source: a file of one of the kinds of `FILE_READERS`; "TASK:NAME" for a set of one of `GENERATED`; a directory
-            as on the hub or a hub id, perhaps with configs and splits, as `dataset_rows` takes them; or records with
+        source: a file of one of the kinds of `FILE_READERS`; "TASK:NAME" for a set of one of `GENERATED`; "gym:TASK"
+            for one of reasoning-gym (`data.gym`); a directory as on the hub or a hub id, perhaps with configs and splits, as `dataset_rows` takes them; or records with
             fields, as `given_rows` takes them. An existing path comes before a hub id. "[train]", "[valid]" or "[test]"
             at the end are eight, one and one of every ten of its training problems.
         settings: how a generated set is made, of its task's dataclass; None for the defaults.
@@ -99,6 +104,11 @@ def load_problems(
     part = None if path.exists() else _PART.fullmatch(source)
     if part:
         return _part(source, part[2], load_problems(part[1], settings, "train", answers, fields))
+    if is_gym(source):
+        found, said = gym_problems(source, settings or GymConfig(), role)
+        if said:
+            logging.warning("%s", said)
+        return _with_keys(source, found, answers)
     if name := task_of(source):
         task = GENERATED[name]
         problems, said = task.problems(source.removeprefix(f"{name}:"), settings or task.settings())
@@ -127,6 +137,21 @@ def _part(source: str, name: str, problems: Problems) -> Problems:
             "config.data.valid and config.data.eval.NAME"
         )
     return problems.with_only(problem for place, problem in enumerate(problems) if place % 10 in _PARTS[name])
+
+
+def _with_keys(source: str, problems: Sequence[Problem], answers: Kind) -> Problems:
+    """Problems of which answers that can't be compared are left out, and counted; texts stay as they are."""
+    keys = [each.answer for each in problems]
+    compared = keys if answers == "texts" else _compared(keys, answers)
+    found = zip(problems, compared, strict=True)
+    read = Problems(dataclasses.replace(each, answer=answer) for each, answer in found if answer)
+    read.left_out = len(problems) - len(read)
+    if not read:
+        raise UserError(f"{source}: its problems have no answer that can be compared; leave config.reward to the task's")
+    if read.left_out:
+        logging.warning("%s: left out %d of %d problems, whose answer can't be compared", source, read.left_out,
+                        len(problems))  # fmt: skip
+    return read
 
 
 def _problems(source: str, rows: Rows, fields: FieldsConfig, strict: bool, answers: Kind) -> Problems:

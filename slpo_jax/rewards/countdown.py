@@ -20,6 +20,7 @@ from slpo_jax.rewards.text_verifier import said
 from slpo_jax.rewards.texts import said_text
 from slpo_jax.rewards.verifier import before, only
 
+COUNTDOWN = "countdown"
 OPERATORS = "+-*/"
 MOST = 10**9  # of a value; numbers have a digit less, so that int32 holds whatever two of them make
 _DIGITS = 9
