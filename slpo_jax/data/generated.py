@@ -12,9 +12,10 @@ from slpo_jax.data.chain import ChainConfig, chain_problems, chain_words
 from slpo_jax.data.countdown import CountdownConfig, countdown_problems, countdown_words
 from slpo_jax.data.depths import Generated
 from slpo_jax.data.graph import GraphConfig, graph_problems, graph_words
-from slpo_jax.data.gym import GYM, is_gym
+from slpo_jax.data.gym import is_gym
 from slpo_jax.data.synthetic import SyntheticConfig, synthetic_problems
 from slpo_jax.rewards.countdown import COUNTDOWN
+from slpo_jax.rewards.gym import GYM
 from slpo_jax.rewards.reward import CORRECT
 
 
@@ -52,5 +53,5 @@ def task_of(source: Any) -> str:
 def task_reward(source: Any) -> str:
     """The reward of a source's problems where no other is named (`config.reward`)."""
     if is_gym(source):
-        return GYM.removesuffix(":")
+        return GYM
     return GENERATED[task].reward if (task := task_of(source)) else CORRECT

@@ -15,9 +15,8 @@ from slpo_jax.config.bounds import Checked, setting
 from slpo_jax.data.depths import part_of
 from slpo_jax.data.problem import Problem
 from slpo_jax.errors import UserError
-from slpo_jax.rewards.gym import gym_dataset
+from slpo_jax.rewards.gym import GYM, gym_dataset
 
-GYM = "gym:"
 _OF_TEN = ("train",) * 8 + ("valid", "test")
 _COMPARED = 64  # questions that are looked at for what all have in common
 
@@ -45,7 +44,7 @@ class GymConfig(Checked):
 
 def is_gym(source: Any) -> bool:
     """Whether a source is a task of reasoning-gym."""
-    return isinstance(source, str) and source.startswith(GYM)
+    return isinstance(source, str) and source.startswith(f"{GYM}:")
 
 
 def gym_problems(source: str, config: GymConfig, role: str) -> tuple[list[Problem], str]:
@@ -59,7 +58,7 @@ def gym_problems(source: str, config: GymConfig, role: str) -> tuple[list[Proble
     Raises:
         UserError: see `gym_dataset`; or there is no such set, or nothing in it.
     """
-    task, at, name = source.removeprefix(GYM).partition("@")
+    task, at, name = source.removeprefix(f"{GYM}:").partition("@")
     part = name if at else {"validation": "valid"}.get(role, role)
     if part not in _OF_TEN:
         raise UserError(f"{source}: no such set; give one of {', '.join(dict.fromkeys(_OF_TEN))}")

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from slpo_jax.rewards.functions import Asked, names_of
 from slpo_jax.rewards.text_verifier import said
 from slpo_jax.rewards.texts import said_text
 from slpo_jax.rewards.verifier import before, only
@@ -68,6 +69,12 @@ def encode_countdown(numbers: Sequence[int], goal: int, operations: str = OPERAT
         return b""
     allowed = sum(1 << place for place, sign in enumerate(OPERATORS) if sign in operations)
     return np.array([1 + allowed, goal + 2 * MOST, *(number + 1 for number in numbers)], "<u4").tobytes()
+
+
+def countdown_reference(problem: Asked) -> bytes:
+    """`encode_countdown` of a problem's columns."""
+    return encode_countdown(**{name: problem.columns[name] for name in names_of(encode_countdown).columns or ()
+                               if name in problem.columns})  # fmt: skip
 
 
 def reaches_goal(bytes_N: jax.Array, reference_R: jax.Array) -> jax.Array:

@@ -12,6 +12,7 @@ from typing import Any
 from slpo_jax.errors import UserError, in_a_line
 from slpo_jax.rewards.texts import after_mark
 
+GYM = "gym"
 _REFUSED = {"composite": "it is made of other tasks; name one of them"}
 
 

@@ -24,7 +24,7 @@ def _package():
 
 
 def _set(task, name, **changes):
-    return load_problems(f"gym:{task}@{name}", GymConfig(**SMALL | changes), answers="texts")
+    return load_problems(f"gym:{task}@{name}", GymConfig(**SMALL | changes), answers="texts", unanswered=True)
 
 
 def _judged(completion, problem):
@@ -41,7 +41,7 @@ def test_settings_come_from_the_config_and_sets_are_apart_by_question():
     questions = [{problem.question for problem in problems} for problems in read.values()]
     assert list(map(len, questions)) == list(map(len, read.values())) == [100, 197, 200]  # some questions came twice
     assert len(set.union(*questions)) == 497
-    other = load_problems("gym:chain_sum@test", GymConfig(seed=1, settings=data.gym.settings), answers="texts")
+    other = load_problems("gym:chain_sum@test", GymConfig(seed=1, settings=data.gym.settings), answers="texts", unanswered=True)
     assert not {problem.question for problem in other} & questions[0]
     for problem in read["test"]:
         expression = problem.columns["entry"]["metadata"]["expression"]
