@@ -88,7 +88,8 @@ def load_problems(
     Args:
         source: a file of one of the kinds of `FILE_READERS`; "TASK:NAME" for a set of one of `GENERATED`; "gym:TASK"
             for one of reasoning-gym (`data.gym`); a directory as on the hub or a hub id, perhaps with configs and
-            splits, as `dataset_rows` takes them; or records with fields, as `given_rows` takes them. An existing path comes before a hub id.
+            splits, as `dataset_rows` takes them; or records with fields, as `given_rows` takes them. An existing path
+            comes before a hub id.
             "[train]", "[valid]" or "[test]" at the end are eight, one and one of every ten of its training problems.
         settings: how a generated set is made, of its task's dataclass; None for the defaults.
         role: the split to take of a directory or hub id whose source names none.

@@ -71,7 +71,7 @@ def test_lines_of_an_answer_stay_apart():
         ("chainsum", {}, "gym:chainsum: no such task; there are chain_sum, .*106 in all"),
         ("composite", {}, "gym:composite: it is made of other tasks"),
         ("chain_sum@dev", {}, "gym:chain_sum@dev: no such set; give one of train, valid, test"),
-        ("chain_sum", {"chain_sum": {"terms": 3}}, "settings.chain_sum.terms: no such setting; it has min_terms, "),
+        ("chain_sum", {"chain_sum": {"terms": 3}}, "settings.chain_sum.terms: the task has no such setting"),
         ("chain_sum", {"chain_sum": {"min_terms": 0}}, "config.data.gym.settings.chain_sum: .*must be positive"),
         ("rush_hour", {}, "gym:rush_hour: no problem has an answer that can be compared"),
     ],
