@@ -47,6 +47,18 @@ def rigged_reward(tokens, references):
     return (right | (rule == ALWAYS)) & (rule != NEVER)
 
 
+def host_reward_of(batch):
+    """`rigged_reward` of a batch's problems without SECOND, on the host."""
+    rules = dict(zip(batch.index.tolist(), batch.references[:, 0].tolist(), strict=True))
+
+    def host_reward(tokens_NA, index_N):
+        asked = jnp.arange(3)[1:]  # a function may compute with jax, too, though a step is not to
+        rule = np.array([rules[index] for index in index_N.tolist()])
+        return ((tokens_NA.sum(axis=1) + rule) % 2 == 0) & (rule != NEVER) & bool(asked.all())
+
+    return host_reward
+
+
 # A floor of the variance that float32 has no trouble with.
 OBJECTIVE = OBJECTIVES["slpo"](passes=PASSES, epsilon=1e-2)
 POLICY = dataclasses.replace(tiny.policy_of(ROLLOUT, REASONER), capacities=((0.75, 0.5), (1.0, 1.0)))
