@@ -12,6 +12,7 @@ from slpo_jax.data.chain import ChainConfig, chain_problems, chain_words
 from slpo_jax.data.depths import Generated
 from slpo_jax.data.graph import GraphConfig, graph_problems, graph_words
 from slpo_jax.data.synthetic import SyntheticConfig, synthetic_problems
+from slpo_jax.rewards.reward import CORRECT
 
 
 class Task(NamedTuple):
@@ -34,6 +35,11 @@ GENERATED: dict[str, Task] = {
     "chain": Task(ChainConfig, chain_problems, chain_words),
     "graph": Task(GraphConfig, graph_problems, graph_words),
 }
+
+
+def task_reward(source: Any) -> str:
+    """The name in `REWARDS` of what judges a source's answers where nothing else is asked for."""
+    return CORRECT
 
 
 def task_of(source: Any) -> str:

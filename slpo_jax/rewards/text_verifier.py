@@ -25,6 +25,20 @@ from slpo_jax.rewards.verifier import (
 )
 
 
+Judge = Callable[[jax.Array, jax.Array], jax.Array]
+"""(the bytes of a completion, uint8 [N], 0 behind them; its encoded reference, uint8 [R]) -> bool, traceable."""
+
+
+def judged(table_VL, tokens_BA: jax.Array, references_BR: jax.Array, eos_id: int | jax.Array, judge: Judge):
+    """bool [B]: what `judge` says of completions, as `verify` does of those that give their reference."""
+
+    def judge_row(tokens_A, reference_R):
+        bytes_N, ended = completed_text(table_VL, tokens_A, eos_id)
+        return ended & judge(bytes_N, reference_R)
+
+    return jax.vmap(judge_row)(jnp.asarray(tokens_BA), jnp.asarray(references_BR))
+
+
 def verify(
     table_VL, tokens_BA: jax.Array, references_BR: jax.Array, eos_id: int | jax.Array, style: AnswerStyle
 ) -> jax.Array:
@@ -39,13 +53,7 @@ def verify(
     Returns:
         bool [B].
     """
-    _, judge = ON_DEVICE[style]
-
-    def verify_row(tokens_A, reference_R):
-        bytes_N, ended = completed_text(table_VL, tokens_A, eos_id)
-        return ended & judge(bytes_N, reference_R)
-
-    return jax.vmap(verify_row)(jnp.asarray(tokens_BA), jnp.asarray(references_BR))
+    return judged(table_VL, tokens_BA, references_BR, eos_id, ON_DEVICE[style][1])
 
 
 def text_table(token_bytes: Sequence[bytes]) -> np.ndarray:
@@ -93,11 +101,10 @@ def is_choice(bytes_N: jax.Array, reference_R: jax.Array) -> jax.Array:
     return (last >= 0) & (bytes_N[last] == reference_R[0])
 
 
-ON_DEVICE: dict[AnswerStyle, tuple[Callable[[Sequence[bytes]], np.ndarray], Callable[..., jax.Array]]] = {
+ON_DEVICE: dict[AnswerStyle, tuple[Callable[[Sequence[bytes]], np.ndarray], Judge]] = {
     "after_mark": (byte_table, is_after_mark),
     "last_number": (byte_table, is_last_number),
     "texts": (text_table, is_text),
     "choice": (choice_table, is_choice),
 }
-"""Of a style: the table [V, ..] of the bytes of each token id, and whether a completion gives its reference:
-(those bytes of it, uint8 [N], 0 behind them; encoded reference, uint8 [R]) -> bool."""
+"""Of a style: the table [V, ..] of the bytes of each token id, and whether a completion gives its reference."""
