@@ -58,7 +58,7 @@ class Measured:
     def gated(self) -> bool:
         """Whether a gate is trained: not where thoughts end otherwise, or the host alone can judge answers."""
         asked = self.or_given("gate.enabled", True) and self.or_given("max_latents", 1)
-        judged = self.or_given("reward", CORRECT) == CORRECT
+        judged = self.or_given("reward", "") in ("", CORRECT) and not self.or_given("rewards", ())
         return bool(asked and judged and self.architecture.has_gate and not self.latent_policy)
 
 

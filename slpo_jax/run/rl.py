@@ -47,10 +47,16 @@ def check(stage: Stage) -> None:
             f"config.objective.{stage.name}.minibatches: {parts} do not cut config.rl.batch_size={config.batch_size} "
             f"into equal parts for {devices} devices x {config.micro_batches} micro-batches; change one of them"
         )
-    if objective.needs_answers and run.config.reward != CORRECT:
+    others = [name for name in run.reward.entries if name != CORRECT]
+    if objective.needs_answers and (bare := sum(not problem.answer for problem in run.train.problems)):
+        raise UserError(
+            f"config.objective.{stage.name}: learns the reference answers, and {bare} of {len(run.train)} problems of "
+            "config.data.train have none; set its estimator to reward, or give answers"
+        )
+    if objective.needs_answers and others:
         logging.warning(
             "config.objective.%s: learns the reference answers, whatever config.reward=%s says, which only a gate's "
-            "stop goes by; to learn what is rewarded set its estimator to reward", stage.name, run.config.reward,
+            "stop goes by; to learn what is rewarded set its estimator to reward", stage.name, ", ".join(others),
         )  # fmt: skip
 
 
@@ -72,7 +78,7 @@ def train(stage: Stage) -> None:
     on_device, problems = run.reward.on_device, run.train.problems
 
     def on_host(tokens_NA, index_N):
-        return run.reward.on_host(tokens_NA, [problems[index % len(problems)] for index in index_N.tolist()])
+        return run.reward.verdicts(tokens_NA, [problems[index % len(problems)] for index in index_N.tolist()])
 
     how = (optimizer, trained, run.layout, RL, config.micro_batches, on_host, reference)
     schedule = make_schedule(optimizer_config(run, objective))
