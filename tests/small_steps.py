@@ -13,6 +13,7 @@ import tiny
 from slpo_jax.data.batches import pad_suffixes
 from slpo_jax.io.mesh import device_mesh, shard_rows
 from slpo_jax.policy.prompted import PromptedBatch
+from slpo_jax.rewards.reward import Verdicts
 from slpo_jax.training import cold_start, rl
 from slpo_jax.training.objectives import OBJECTIVES
 from slpo_jax.training.recipes import ImitateSettings, curriculum
@@ -54,7 +55,8 @@ def host_reward_of(batch):
     def host_reward(tokens_NA, index_N):
         asked = jnp.arange(3)[1:]  # a function may compute with jax, too, though a step is not to
         rule = np.array([rules[index] for index in index_N.tolist()])
-        return ((tokens_NA.sum(axis=1) + rule) % 2 == 0) & (rule != NEVER) & bool(asked.all())
+        right_N = ((tokens_NA.sum(axis=1) + rule) % 2 == 0) & (rule != NEVER) & bool(asked.all())
+        return Verdicts(right_N * 1.0, {"rigged": right_N * 1.0}, np.zeros_like(right_N), 0.0)
 
     return host_reward
 

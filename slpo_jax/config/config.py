@@ -157,6 +157,12 @@ class Config:
         """The rewards with their weights; the first says what is right."""
         return self.rewards or ((self.reward or task_reward(self.data.train), 1.0),)
 
+    @property
+    def reward_facts(self) -> dict[str, Any]:
+        """What a result depends on of them, by key of the config."""
+        (name, weight), *others = self.weighted
+        return {"reward": name} if weight == 1 and not others else {"rewards": [list(each) for each in self.weighted]}
+
 
 def default_config() -> ConfigDict:
     """The paper's settings, without data: `configs/` say what to train on."""

@@ -19,7 +19,8 @@ Function = Callable[..., Any]
 
 _LARGEST = float(np.finfo(np.float32).max)
 _said = set[tuple[str, str]]()
-_OF_COMPLETION = frozenset({"completion", "completions", "prompts"})
+GIVEN = frozenset({"question", "answer", "steps", "completion", "completions", "prompts"})
+"""What is known of any problem and its completion; other names are columns."""
 
 
 class Asked(Protocol):
@@ -56,7 +57,7 @@ class Names(NamedTuple):
     @property
     def columns(self) -> frozenset[str] | None:
         """The columns that it can use; None for all."""
-        return None if self.everything else (self.needed | self.optional) - _OF_COMPLETION - {"question", "answer"}
+        return None if self.everything else (self.needed | self.optional) - (GIVEN - {"steps"})
 
     @property
     def needs_answer(self) -> bool:

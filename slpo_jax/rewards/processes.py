@@ -67,8 +67,9 @@ class Processes:
     """
 
     def __init__(
-        self, function: Any, most: int, limits: Limits = Limits(), per_process: int = 1, quiet: bool = False
-    ):  # fmt: skip
+        self, function: Any, most: int, limits: Limits | None = None, per_process: int = 1, quiet: bool = False
+    ):
+        limits = limits or Limits()
         self._start = (sent(function), limits, quiet)
         self._most, self._per_process, self._limits = most, per_process, limits
         self._idle, self._all = deque[_Worker](), set[_Worker]()

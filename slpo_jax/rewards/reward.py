@@ -168,6 +168,14 @@ class Reward:
         other._given, other._missing = Counter[str](), Counter[str]()
         return other
 
+    @property
+    def first(self) -> "Reward":
+        """The one that says what is right, alone and on the host."""
+        (name, entry), *_ = self.entries.items()
+        other = copy.copy(self)
+        other.entries, other._weights, other.on_device = {name: entry}, {name: 1.0}, None
+        return other
+
     def _made(self) -> dict[str, Processes]:
         """The processes of each function, if they are asked in some.
 

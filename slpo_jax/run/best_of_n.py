@@ -8,6 +8,7 @@ from slpo_jax.policy.scorers import SCORERS
 from slpo_jax.run.stage import Stage, host_reward, prompted_batches, stage_params, state_and_step, train_stage
 from slpo_jax.stages import IMITATE
 from slpo_jax.training.best_of_n import make_choice, make_loss
+from slpo_jax.training.host_rewards import HostVerdicts
 
 
 def check(stage: Stage) -> None:
@@ -37,10 +38,12 @@ def train(stage: Stage) -> None:
     policy = run.policy.having(stopping=stopping, temperature=config.temperature)
     start = stage_params(stage.start)
     state, improve = state_and_step(stage, start, (REASONER,), make_loss(policy))
-    choose = make_choice(policy, run.reward.on_device, config, run.mesh, host_reward(run))
+    asked = None if run.reward.on_device else HostVerdicts(host_reward(run, first=True), run.mesh)
+    choose = make_choice(policy, run.reward.on_device, config, run.mesh, asked)
     key = replicate(noise.stream_key(run.key, stage.name, 0), run.mesh)
 
     def step_fn(state, batch):
         return improve(state, choose(start, batch, key))
 
+    step_fn = asked.with_metrics(step_fn) if asked else step_fn
     train_stage(stage, state, step_fn, prompted_batches(stage))

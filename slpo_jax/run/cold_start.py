@@ -24,7 +24,7 @@ def train(stage: Stage) -> None:
     else:
         loss_fn = make_improvement(policy, config)
         sample = functools.partial(candidates_of, policy, config)
-        make = functools.partial(make_host_step, sample=sample, host_reward=host_reward(run))
+        make = functools.partial(make_host_step, sample=sample, host_reward=host_reward(run, first=True))
     state, step_fn = state_and_step(stage, params, run.trained_by(stage.section, params), loss_fn, make)
     del params  # the state has its own
     train_stage(stage, state, step_fn, prompted_batches(stage), patience=stage.settings.patience)

@@ -76,7 +76,7 @@ def check_labels(stage: Stage, load: Callable[[], Params]) -> dict[str, Any]:
     run, config, folder = stage.run, stage.run.config, stage.run.workdir.labels
     facts = {f"latent_rm.{name}": getattr(stage.settings, name) for name in _OWN}
     facts |= flatten(as_json(values(config, ("model", "rollouts"))))
-    facts |= {"seed": config.seed, "reward": config.reward, "gate.enabled": config.gate.enabled}
+    facts |= {"seed": config.seed, "gate.enabled": config.gate.enabled} | config.reward_facts
     facts["checkpoint"] = checkpoint_digest(stage.start, load)
     facts["problems"] = list(problems_facts(run.train, stage.settings.problems).values())
     anew = f"delete {folder} to make them anew"

@@ -55,10 +55,16 @@ def check(stage: Stage) -> None:
             f"config.objective.{stage.name}.minibatches: {parts} do not cut config.rl.batch_size={config.batch_size} "
             f"into equal parts for {devices} devices x {config.micro_batches} micro-batches; change one of them"
         )
-    if objective.needs_answers and run.config.reward != CORRECT:
+    others = [name for name in run.reward.entries if name != CORRECT]
+    if objective.needs_answers and (bare := sum(not problem.answer for problem in run.train.problems)):
+        raise UserError(
+            f"config.objective.{stage.name}: learns the reference answers, and {bare} of {len(run.train)} problems of "
+            "config.data.train have none; set its estimator to reward, or give answers"
+        )
+    if objective.needs_answers and others:
         logging.warning(
             "config.objective.%s: learns the reference answers, whatever config.reward=%s says, which only a gate's "
-            "stop goes by; to learn what is rewarded set its estimator to reward", stage.name, run.config.reward,
+            "stop goes by; to learn what is rewarded set its estimator to reward", stage.name, ", ".join(others),
         )  # fmt: skip
 
 

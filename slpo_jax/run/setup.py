@@ -118,7 +118,10 @@ class Setup:
             raise UserError(f"{where or key}: {error}") from None
         if unknown and hosts.is_first():
             validate.say_unknown(key, encoded, unknown)
-        encoded = validate.earnable(encoded, where or key, judge or self.reward)
+        judge = judge or self.reward
+        if not trains or stages - {IMITATE, EVALUATE}:
+            validate.check_columns(key, encoded.problems, judge)
+        encoded = validate.earnable(encoded, where or key, judge)
         most, used = max(self.prompt_slots), range(len(encoded))[: None if trains else limit or None]
         validate.check_prompts(key, encoded.prompts[: len(used)], most, most < max(self.config.prompt_slots))
         budget = ("max_answer_tokens", self.config.max_answer_tokens) if trains else self.evaluated_answers

@@ -22,6 +22,7 @@ from slpo_jax.io.orbax import load_params, stored_params
 from slpo_jax.io.workdir import StageFolder
 from slpo_jax.models.parts import Params
 from slpo_jax.policy.policy import Stopping
+from slpo_jax.rewards.reward import Verdicts
 from slpo_jax.run.setup import Setup
 from slpo_jax.stages import COLD_START, CONTROL, IMITATE, LATENT_RM, RL, USUAL_START, Section, section_of
 from slpo_jax.training.batches import make_batch
@@ -134,12 +135,16 @@ def host_batches(setup: Setup, settings: Any, steps: int, answers: bool = False)
     return batch
 
 
-def host_reward(setup: Setup) -> HostRewardFn:
-    """What completions of the training set's problems earn, as `config.reward` has it."""
-    problems, reward = setup.train.problems, setup.reward
+def host_reward(setup: Setup, first: bool = False) -> HostRewardFn:
+    """What completions of the training set's problems earn on the host.
 
-    def earned(tokens_NA: np.ndarray, index_N: np.ndarray) -> np.ndarray:
-        return reward.on_host(tokens_NA, [problems[index % len(problems)] for index in index_N.tolist()])
+    Args:
+        first: by the reward alone that says what is right.
+    """
+    problems, reward = setup.train.problems, setup.reward.first if first else setup.reward
+
+    def earned(tokens_NA: np.ndarray, index_N: np.ndarray) -> Verdicts:
+        return reward.verdicts(tokens_NA, [problems[index % len(problems)] for index in index_N.tolist()])
 
     return earned
 

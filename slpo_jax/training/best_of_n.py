@@ -18,7 +18,7 @@ from slpo_jax.policy.prompted import PromptedBatch, Prompts
 from slpo_jax.policy.rollout import Trajectories, replay
 from slpo_jax.policy.scorers import SCORERS
 from slpo_jax.rewards.reward import RewardFn
-from slpo_jax.training.host_rewards import HostRewardFn, rewards_from_host
+from slpo_jax.training.host_rewards import HostVerdicts
 from slpo_jax.training.optimizer import OptimizerConfig
 from slpo_jax.training.rl import roll_out
 from slpo_jax.training.state import LossFn, by_parts
@@ -74,11 +74,11 @@ def best_right(scores_BN: jax.Array, rewards_BN: jax.Array) -> jax.Array:
 
 
 def make_choice(policy: Policy, reward: RewardFn | None, config: BestOfNConfig, mesh: Mesh,
-                host_reward: HostRewardFn | None = None):  # fmt: skip
+                asked: HostVerdicts | None = None):  # fmt: skip
     """Roll out, verify, and keep the best: (params, batch, key) -> `Chosen`, one program where it can be one.
 
     Args:
-        reward: None where only `host_reward` can say.
+        reward: None where only the host can say, which is `asked`.
         mesh: the batch's rows are spread over it.
     Returns:
         it takes all parts of the checkpoint that the stage starts from, and the same key at every step.
@@ -107,9 +107,8 @@ def make_choice(policy: Policy, reward: RewardFn | None, config: BestOfNConfig, 
 
     def choice(params, batch: PromptedBatch, key):
         trajectories, scores_BN, tokens_NA = draw(params, batch, key)
-        assert host_reward is not None
-        rewards_BN = rewards_from_host(host_reward, tokens_NA, batch.index, mesh)
-        return choose(batch, trajectories, scores_BN, rewards_BN)
+        assert asked is not None
+        return choose(batch, trajectories, scores_BN, asked.rewards(tokens_NA, batch.index))
 
     return choice
 

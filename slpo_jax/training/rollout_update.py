@@ -22,7 +22,7 @@ from slpo_jax.policy.policy import Policy
 from slpo_jax.policy.prompted import PromptedBatch
 from slpo_jax.policy.rollout import Trajectories
 from slpo_jax.rewards.reward import RewardFn
-from slpo_jax.training.host_rewards import HostRewardFn, make_sampling, rewards_from_host
+from slpo_jax.training.host_rewards import HostRewardFn, HostVerdicts, make_sampling
 from slpo_jax.training.objectives import Objective
 from slpo_jax.training.rl import make_improvement, make_loss, roll_out, rollout_sums
 from slpo_jax.training.sharding import Layout
@@ -82,16 +82,20 @@ def make_rl_step(
     improve = make_train_step(loss, *how, updates=updates, parts=parts, schedule=schedule)
     written = jax.jit(lambda trajectories: trajectories.completions, out_shardings=NamedSharding(layout.mesh, ROWS))
 
+    asked = None if host_reward is None else HostVerdicts(host_reward, layout.mesh)
+
     def rolled(state: TrainState, batch):
         batch, trajectories, rewards_BG = roll(state, batch, reference if objective.needs_reference else {})
         if reward is None:
-            assert host_reward is not None
-            rewards_BG = rewards_from_host(host_reward, written(trajectories), batch.index, layout.mesh)
+            assert asked is not None
+            rewards_BG = asked.rewards(written(trajectories), batch.index)
         return batch, trajectories, rewards_BG
 
-    if drawing is not None:
-        return make_filtered_step(rolled, improve, drawing, policy, layout)
-    return lambda state, batch: improve(state, rolled(state, batch))
+    def step(state: TrainState, batch):
+        return improve(state, rolled(state, batch))
+
+    taken = step if drawing is None else make_filtered_step(rolled, improve, drawing, policy, layout)
+    return taken if reward is not None or asked is None else asked.with_metrics(taken)
 
 
 def make_rollout(

@@ -75,8 +75,8 @@ def own(tmp_path_factory):
     del sys.modules["slpo_jax_verdicts"]
 
 
-def asked(function, *requests, most=1, limits=Limits()):
-    processes = Processes(function, most, limits)
+def asked(function, *requests, most=1, **limits):
+    processes = Processes(function, most, Limits(**limits))
     return processes.ask([dict(request) for request in requests])
 
 
@@ -95,7 +95,7 @@ def test_what_can_not_be_sent_or_loaded_is_said(own, monkeypatch):
         Processes(own.used_up, 1)
     processes = Processes(own.plain, 1)
     monkeypatch.setattr("slpo_jax.rewards.processes._path", lambda: [each for each in sys.path if "own" not in each])
-    with pytest.raises(CantRun, match="^ModuleNotFoundError: No module named 'beside'$"):
+    with pytest.raises(CantRun, match=r"^ModuleNotFoundError: No module named 'beside'$"):
         processes.ask([{"completion": ""}])
 
 
@@ -117,7 +117,7 @@ def test_whatever_a_function_does_costs_its_own_verdict_alone(own):
     }  # fmt: skip
     requests = [{"case": case} for name in cases for case in (name, f"after {name}")]
     begun = time.monotonic()
-    found = asked(own.odd, *requests, most=2, limits=Limits(0.6))
+    found = asked(own.odd, *requests, most=2, seconds=0.6)
     assert found == [each for name, reason in cases.items() for each in (Failed(reason), f"after {name}")]
     assert time.monotonic() - begun < 20
     running = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
@@ -125,10 +125,9 @@ def test_whatever_a_function_does_costs_its_own_verdict_alone(own):
 
 
 def test_processor_time_is_a_limit_of_what_computes_alone():
-    limits = Limits(processor=0.3)
-    found = asked(lambda n: n or sum(iter(int, 1)), {"n": 0}, {"n": 1}, limits=limits)
+    found = asked(lambda n: n or sum(iter(int, 1)), {"n": 0}, {"n": 1}, processor=0.3)
     assert found == [Failed("it took more than 0.3 s of processor time"), 1]
-    assert asked(lambda: __import__("time").sleep(0.6), {}, limits=limits) == [None]
+    assert asked(lambda: __import__("time").sleep(0.6), {}, processor=0.3) == [None]
 
 
 @pytest.mark.parametrize("most", [1, 4])
