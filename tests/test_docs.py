@@ -363,7 +363,7 @@ def test_examples_of_a_scorer_and_a_reward(example):
     trajectories = SimpleNamespace(actions=jnp.asarray(logits_NT), lengths=jnp.asarray(lengths_N))
     expected = [1 / (1 + np.exp(-row[length - 1])) for row, length in zip(logits_NT, lengths_N, strict=True)]
     np.testing.assert_allclose(SCORERS["sure_stop"].score(policy, None, None, trajectories), expected, rtol=1e-5)
-    assert [REWARDS["mentioned"]("q", "8", text) for text in ("so 8 it is", "18", "")] == [1.0, 0.0, 0.0]
+    assert [REWARDS["mentioned"].function(answer="8", completion=text) for text in ("so 8 it is", "18", "")] == [1.0, 0.0, 0.0]
 
 
 def test_example_of_a_tracker(example, tmp_path):

@@ -185,7 +185,8 @@ def _split(train: str, name: str, fields: FieldsConfig) -> str:
     if train.lower().endswith(tuple(FILE_READERS)) or "@" in train:
         return f"{train}[{name}]"
     try:
-        load_problems(train, role="test" if name == "test" else "validation", answers="texts", fields=fields)
+        role = "test" if name == "test" else "validation"
+        load_problems(train, None, role, "texts", fields, unanswered=True)
     except UserError:  # it has no such split
         return f"{train}[{name}]"
     return train
@@ -193,7 +194,9 @@ def _split(train: str, name: str, fields: FieldsConfig) -> str:
 
 def answers_of(problems: Sequence[Problem]) -> Choice:
     """How answers are read: as numbers where nearly all are some, and the others are left out; else as texts."""
-    texts = [each.answer for each in problems]
+    texts = [each.answer for each in problems if each.answer]
+    if not texts:
+        return Choice({"prompt.answers": "texts"}, "no problem has an answer, so any text may be one")
     others = [text for text in texts if canonical_number(text) is None]
     if 10 * len(others) <= len(texts):
         return Choice({"prompt.answers": "auto"}, f"{len(texts) - len(others):,} of {len(texts):,} answers are numbers")

@@ -37,7 +37,13 @@ def imitated(setup: Setup, recipe: Recipe, plan: list[Phase]) -> EncodedProblems
             written, or one needs more positions than the model has, which that key does not bound.
     """
     problems, longest = setup.train, setup.config.imitate.max_tokens
-    kept = recipe.usable(problems, longest)
+    answered = {place for place, problem in enumerate(problems.problems) if problem.answer}
+    if not answered:
+        raise UserError(
+            f"config.stages: imitate, but none of the {len(problems)} problems of config.data.train has an answer to "
+            "imitate; take it out, or give answers"
+        )
+    kept = [place for place in recipe.usable(problems, longest) if place in answered]
     if not kept:
         raise UserError(
             f"config.imitate.max_tokens: {longest} leaves no problem of config.data.train; raise it or give other data"
@@ -213,7 +219,7 @@ def _save_finished(stage: Stage, recipe: Recipe, state: TrainState, dropped: Set
 def _say(recipe: Recipe, plan: list[Phase], problems: EncodedProblems, total: int) -> None:
     """Lines on problems that are not imitated, or have no steps."""
     if len(problems) < total:
-        reason = "longer than config.imitate.max_tokens or, for CODI, with a negative answer"
+        reason = "without an answer, longer than config.imitate.max_tokens or, for CODI, with a negative answer"
         logging.warning("imitate: left out %d of %d problems: %s", total - len(problems), total, reason)
     bare = sum(not steps for steps in problems.steps)
     if bare and recipe.fewest_steps(plan):

@@ -54,7 +54,8 @@ def settings_of(config: Config, stage: str) -> dict[str, Any]:
         facts[section] = {key: value for key, value in every[section].items() if key not in unused}
     if stage == CONTROL:  # which goes on for as many steps
         facts["rl"] = {"steps": config.rl.steps}
-    return as_json(facts)
+    del facts["reward"], facts["rewards"]
+    return as_json(facts | config.reward_facts)
 
 
 def evaluated_settings(config: Config, more_ends: Iterable[int] = ()) -> dict[str, Any]:
@@ -67,7 +68,7 @@ def evaluated_settings(config: Config, more_ends: Iterable[int] = ()) -> dict[st
     tokens, rate = found.pop("max_answer_tokens"), found.pop("dropout.rate")
     found["evaluate.max_answer_tokens"] = evaluate.max_answer_tokens or tokens
     found["evaluate.dropout"] = rate if evaluate.dropout is None else evaluate.dropout
-    found |= {"seed": config.seed, "reward": config.reward, "model.dtype": config.model.dtype}
+    found |= {"seed": config.seed, "model.dtype": config.model.dtype} | config.reward_facts
     return found | {"more_ends": list(more_ends)}
 
 
@@ -79,7 +80,10 @@ def problems_facts(problems: EncodedProblems, limit: int) -> dict[str, Any]:
         limit: how many are used; 0 is all.
     """
     count = min(limit or len(problems), len(problems))
-    texts = [[problem.question, problem.steps, problem.answer] for problem in problems.problems[:count]]
+    texts = [
+        [problem.question, problem.steps, problem.answer] + [repr(sorted(problem.columns.items()))] * bool(problem.columns)
+        for problem in problems.problems[:count]
+    ]
     prompts = [list(map(int, prompt)) for prompt in problems.prompts[:count]]
     return {"data": digest(texts), "prompts": digest(prompts), "problems": count}
 

@@ -118,7 +118,10 @@ class Setup:
             raise UserError(f"{where or key}: {error}") from None
         if unknown and hosts.is_first():
             validate.say_unknown(key, encoded, unknown)
-        encoded = validate.earnable(encoded, where or key, judge or self.reward)
+        judge = judge or self.reward
+        if not trains or stages - {IMITATE, EVALUATE}:
+            validate.check_columns(key, encoded.problems, judge)
+        encoded = validate.earnable(encoded, where or key, judge)
         most, used = max(self.prompt_slots), range(len(encoded))[: None if trains else limit or None]
         validate.check_prompts(key, encoded.prompts[: len(used)], most, most < max(self.config.prompt_slots))
         budget = ("max_answer_tokens", self.config.max_answer_tokens) if trains else self.evaluated_answers
@@ -252,7 +255,8 @@ def assemble(
     policy = _policy(config, template, reasoner, gate)
     answers = max(config.max_answer_tokens, config.evaluate.max_answer_tokens or 0)
     positions = model.n_positions - max(len(template.closing_ids) - 1, 0)
-    reward = Reward(config.weighted, template.answer_style, template.token_bytes, template.eos_ids)
+    reads = (template.answer_style, template.token_bytes, template.eos_ids)
+    reward = Reward(config.weighted, *reads, config.reward_processes, config.reward_seconds)
     key = jax.random.key(config.seed)
     return Setup(
         config=config,

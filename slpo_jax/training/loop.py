@@ -199,6 +199,8 @@ class StageRun:
             return
         timed = self._timed(step)
         scalars = self._means.take() | timed
+        if "verifier_seconds" in scalars:
+            scalars["verifier_share"] = min(scalars["verifier_seconds"] / scalars["seconds"], 1.0)
         if metrics.get("skipped_steps", 0):  # else a column of zeros in almost every run
             scalars["skipped_steps"] = float(metrics["skipped_steps"])
         self.log.write(self.name, step, scalars)
