@@ -175,7 +175,8 @@ def _raw_problems(rows: Rows, how: _How, reading: Reading) -> Iterator[tuple[str
         if not raw.question.strip():
             raise UserError(f"{where}: the question is empty; give its text or remove the record")
         if columns is None or columns:
-            kept = {name: plain(record[name]) for name in (record if columns is None else columns) if name in record}
+            every = {**getattr(record, "columns", {}), **record}
+            kept = {name: plain(every[name]) for name in (every if columns is None else columns) if name in every}
             if columns and kept:  # of all, nobody knows which are used
                 reading.note("reward", kept)
             raw = raw._replace(columns=kept)

@@ -110,29 +110,32 @@ def _arguments(names: Names, problem: Asked, text: str) -> dict[str, Any]:
     return known if names.everything else {name: known[name] for name in known if name in names.needed | names.optional}
 
 
-def asked_of(function: Function, problems: Sequence[Asked], texts: Sequence[str]) -> list[float | None]:
+def asked_of(
+    function: Function, problems: Sequence[Asked], texts: Sequence[str], name: str = ""
+) -> list[float | None]:
     """What a function says of completions; the one way in which any is asked.
 
     Args:
         function: of what it names, see above.
         problems: N.
         texts: their completions.
+        name: what it is registered under, for messages; "" is its own.
     Returns:
         N finite numbers; None for a failed verdict, of which a line says why.
     Raises:
         UserError: it gives something else than a finite number, or another number of them.
     """
-    found: list[Any] = []
+    found, name = list[Any](), name or name_of(function)
     for arguments in calls_of(function, problems, texts):
         try:
             found.append(function(**arguments))
         except Exception as error:  # it is the user's code, and can raise anything
-            say_failure(name_of(function), in_a_line(error))
+            say_failure(name, in_a_line(error))
             found.append(None)
-    return verdicts_of(function, found, problems)
+    return verdicts_of(function, found, problems, name)
 
 
-def verdicts_of(function: Function, found: Sequence[Any], problems: Sequence[Asked]) -> list[float | None]:
+def verdicts_of(function: Function, found: Sequence[Any], problems: Sequence[Asked], name: str) -> list[float | None]:
     """N verdicts of what the calls of `calls_of` gave, None where one failed; see `asked_of`."""
     values: Sequence[Any] = found
     if names_of(function).is_batched:
@@ -143,18 +146,18 @@ def verdicts_of(function: Function, found: Sequence[Any], problems: Sequence[Ask
             count = None
         if count != len(problems):
             shown = repr(values)[:60] if count is None else f"{count} values"
-            raise UserError(f"config.reward: {name_of(function)} gives {shown} for {len(problems)} completions; return a "
-                            "list with a number for each")  # fmt: skip
-    return [_number(function, value, each) for value, each in zip(values, problems, strict=True)]
+            remedy = "return a list with a number for each"
+            raise UserError(f"config.reward: {name} gives {shown} for {len(problems)} completions; {remedy}")
+    return [_number(name, value, each) for value, each in zip(values, problems, strict=True)]
 
 
-def _number(function: Function, value: Any, problem: Asked) -> float | None:
+def _number(name: str, value: Any, problem: Asked) -> float | None:
     if value is None:
         return None
     number = float(value) if isinstance(value, int | float | np.number | np.bool_) else math.nan
     if not abs(number) <= _LARGEST:
-        shown = f"{name_of(function)} gives {str(value)[:40]!r} for {problem.question[:60]!r}"
-        raise UserError(f"config.reward: {shown}; return a finite number")
+        shown = repr(value)[:40]
+        raise UserError(f"config.reward: {name} gives {shown} for {problem.question[:60]!r}; return a finite number")
     return number
 
 

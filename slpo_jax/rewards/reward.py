@@ -216,7 +216,7 @@ class Reward:
             references = [each.answer for each in asked]
             return list(map(float, are_right([reading.answer for reading in readings], references, self.style)))
         ended = [(each, reading.text) for reading, each in zip(readings, asked, strict=True) if not reading.cut]
-        given = asked_of(function, *map(list, zip(*ended, strict=True))) if ended else []
+        given = asked_of(function, [each for each, _ in ended], [text for _, text in ended], name) if ended else []
         self._given[name] += len(given)
         self._missing[name] += given.count(None)
         if self._missing[name] == self._given[name] >= _FIRST:
