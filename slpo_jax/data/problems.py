@@ -152,7 +152,8 @@ def _problems(source: str, rows: Rows, how: _How) -> Problems:
         raise UserError(f"{source}: holds no problems; give one with at least one")
     steps = written_steps([(where, each.steps, each.solution) for where, each in raw])
     compared = _compared([each.answer or "" for _, each in raw], answers)
-    kept = [bool(answer) or (how.unanswered and not each.answer) for (_, each), answer in zip(raw, compared, strict=True)]
+    is_bare = [how.unanswered and not each.answer for _, each in raw]
+    kept = [bool(answer) or bare for answer, bare in zip(compared, is_bare, strict=True)]
     found = zip(raw, steps, compared, kept, strict=True)
     read = Problems(Problem(each.question, own, answer, each.columns) for (_, each), own, answer, ok in found if ok)
     lost = [place for place, ok in enumerate(kept) if not ok]
