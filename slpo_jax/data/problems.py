@@ -179,7 +179,8 @@ def _problems(source: str, rows: Rows, how: _How) -> Problems:
         raise UserError(f"{source}: holds no problems; give one with at least one")
     steps = written_steps([(where, each.steps, each.solution) for where, each in raw])
     compared = _compared([each.answer or "" for _, each in raw], answers)
-    kept = [bool(answer) or (how.unanswered and not each.answer) for (_, each), answer in zip(raw, compared, strict=True)]
+    is_bare = [how.unanswered and not each.answer for _, each in raw]
+    kept = [bool(answer) or bare for answer, bare in zip(compared, is_bare, strict=True)]
     found = zip(raw, steps, compared, kept, strict=True)
     read = Problems(Problem(each.question, own, answer, each.columns) for (_, each), own, answer, ok in found if ok)
     lost = [place for place, ok in enumerate(kept) if not ok]
@@ -202,7 +203,8 @@ def _raw_problems(rows: Rows, how: _How, reading: Reading) -> Iterator[tuple[str
         if not raw.question.strip():
             raise UserError(f"{where}: the question is empty; give its text or remove the record")
         if columns is None or columns:
-            kept = {name: plain(record[name]) for name in (record if columns is None else columns) if name in record}
+            every = {**getattr(record, "columns", {}), **record}
+            kept = {name: plain(every[name]) for name in (every if columns is None else columns) if name in every}
             if columns and kept:  # of all, nobody knows which are used
                 reading.note("reward", kept)
             raw = raw._replace(columns=kept)

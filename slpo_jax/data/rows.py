@@ -4,7 +4,6 @@ Numbers keep the text that was written, which 64 bits may round: in JSON, CSV, a
 """
 
 import csv
-import dataclasses
 import io
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -110,6 +109,12 @@ def dataset_records(dataset: Any) -> Iterator[Any]:
         yield from arrow_records(table)
 
 
+class ProblemRecord(dict[str, Any]):
+    """The record of a `Problem`, whose columns are beside its fields: these have been understood already."""
+
+    columns: Mapping[str, Any]
+
+
 def given_rows(given: Any) -> Rows:
     """The records of what a caller holds.
 
@@ -144,7 +149,9 @@ def _held(given: Any) -> Iterable[Any]:
 def _plain(value: Any) -> Any:
     """As a file's record has it: floating-point numbers as the texts that Python shows."""
     if isinstance(value, Problem):
-        return {**value.columns, "question": value.question, "steps": list(value.steps), "answer": value.answer}
+        record = ProblemRecord(question=value.question, steps=list(value.steps), answer=value.answer)
+        record.columns = value.columns
+        return record
     if isinstance(value, Mapping):
         return {key: _plain(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple | np.ndarray):

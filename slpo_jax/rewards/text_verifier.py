@@ -24,7 +24,6 @@ from slpo_jax.rewards.verifier import (
     padded_table,
 )
 
-
 Judge = Callable[[jax.Array, jax.Array], jax.Array]
 """(the bytes of a completion, uint8 [N], 0 behind them; its encoded reference, uint8 [R]) -> bool, traceable."""
 

@@ -80,10 +80,9 @@ def problems_facts(problems: EncodedProblems, limit: int) -> dict[str, Any]:
         limit: how many are used; 0 is all.
     """
     count = min(limit or len(problems), len(problems))
-    texts = [
-        [problem.question, problem.steps, problem.answer] + [repr(sorted(problem.columns.items()))] * bool(problem.columns)
-        for problem in problems.problems[:count]
-    ]
+    asked = problems.problems[:count]
+    texts = [[each.question, each.steps, each.answer] for each in asked]
+    texts += [[repr(sorted(each.columns.items()))] for each in asked if each.columns]
     prompts = [list(map(int, prompt)) for prompt in problems.prompts[:count]]
     return {"data": digest(texts), "prompts": digest(prompts), "problems": count}
 
