@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 Ids = list[int]
+_PLACE = "\ue000"  # of a question: no text around it has this character
 
 
 @dataclass(frozen=True)
@@ -77,9 +78,17 @@ class Template:
         return [[*ids, *start] for ids in rows]
 
     @property
+    def prompt_end(self) -> int | None:
+        """The token that every prompt ends with; None where it is the question's last."""
+        if self.start_id is not None or self.question_text(_PLACE).endswith(_PLACE):
+            return self.start_id
+        ends = {ids[-1] for ids in self.prompts(["?", "5", "a"], Counter())}
+        return ends.pop() if len(ends) == 1 else None
+
+    @property
     def chat_template(self) -> str:
         """`prompt` of a chat's only message in Jinja, for transformers' `apply_chat_template`."""
-        before, after = self.question_text("?").split("?")
+        before, after = self.question_text(_PLACE).split(_PLACE)
         text, whole = (self.tokenizer("?", add_special_tokens=more)["input_ids"] for more in (False, not self.bare))
         place = whole.index(text[0])  # around it is what the tokenizer puts around any text (Llama's begin-of-text)
         first, last = map(self.tokenizer.convert_ids_to_tokens, (whole[:place], whole[place + len(text) :]))
@@ -142,7 +151,7 @@ class Template:
         return token_bytes(self.tokenizer)
 
     @functools.cached_property
-    def _unknown(self) -> int | None:
+    def unknown_id(self) -> int | None:
         """What stands for what the tokenizer doesn't know; None where it can spell everything."""
         token = self.tokenizer.unk_token_id
         return None if token == self.eos_id else token  # GPT-2 calls its eos so, but every byte has a token
@@ -159,12 +168,12 @@ class Template:
             distinct,
             add_special_tokens=asked and not self.bare,
             split_special_tokens=not asked,
-            return_offsets_mapping=self._unknown is not None,
+            return_offsets_mapping=self.unknown_id is not None,
             verbose=False,
         ) if distinct else {"input_ids": []}  # fmt: skip
-        for row, text in enumerate(distinct) if self._unknown is not None else ():
+        for row, text in enumerate(distinct) if self.unknown_id is not None else ():
             pairs = zip(found["input_ids"][row], found["offset_mapping"][row], strict=True)
-            lost = [text[begin:end].strip(" ") or " " for token, (begin, end) in pairs if token == self._unknown]
+            lost = [text[begin:end].strip(" ") or " " for token, (begin, end) in pairs if token == self.unknown_id]
             words = list(dict.fromkeys(lost))
             if words and unknown is None:
                 raise UserError(

@@ -183,17 +183,17 @@ def _check_settings(stage: Stage, written: dict[str, Any]) -> None:
     now, found = flatten(settings_of(stage.run.config, stage.name)), _data_files(data)
     for name in found.keys() & files.keys():  # whose bytes say more than its name
         now[f"data.{name}"] = then.get(f"data.{name}")
-    if differs := artifact.first_difference(now, then):
-        key, is_now, was = differs
-        raise UserError(
-            f"config.{key}: is {is_now}, and {was} is what {whose} was run with; set it back, or {stage.folder.anew}"
-        )
-    for name, value in found.items():
+    for name, value in found.items():  # first: settings may have been chosen from them
         if value != files.get(name, value):
             raise UserError(
                 f"config.data.{name}: {getattr(data, name)} has changed since {whose} began; bring the old file back, "
                 f"or {stage.folder.anew}"
             )
+    if differs := artifact.first_difference(now, then):
+        key, is_now, was = differs
+        raise UserError(
+            f"config.{key}: is {is_now}, and {was} is what {whose} was run with; set it back, or {stage.folder.anew}"
+        )
 
 
 def check_start(stage: Stage) -> None:

@@ -52,6 +52,7 @@ class Setup:
         policy: reasoner, latent policy, and slots, ids and noise of rollouts.
         reward: what reads and judges completions.
         sets: encoded problems that have been read, by key.
+        noted: labels of rollouts whose answers a line has said to be cut, once for all.
     """
 
     config: Config
@@ -63,6 +64,7 @@ class Setup:
     policy: Policy
     reward: Reward
     sets: dict[str, EncodedProblems] = dataclasses.field(default_factory=dict)
+    noted: set[str] = dataclasses.field(default_factory=set)
 
     @property
     def reasoner(self) -> Reasoner:

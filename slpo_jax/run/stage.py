@@ -280,11 +280,12 @@ def validation_accuracy(
     """
     valid, limit = setup.valid, setup.config.evaluate.limit
     done = setup.evaluator.run(params, valid, stopping, rule, limit=limit, label="validation", cache=cache)
-    note_cuts(setup, "validation", [done])
+    if "validation" not in setup.noted and note_cuts(setup, "validation", [done]):  # not once a step and threshold
+        setup.noted.add("validation")
     return accuracy(setup.reward, valid, done)
 
 
-def note_cuts(setup: Setup, label: str, found: Sequence[Completions]) -> None:
+def note_cuts(setup: Setup, label: str, found: Sequence[Completions]) -> bool:
     """`warn_of_cuts` of an evaluation's completions."""
     cuts = [setup.reward.read(tokens).cut for done in found for tokens in done["tokens"]]
-    warn_of_cuts(label, float(np.mean(cuts)), setup.evaluated_answers[0])
+    return warn_of_cuts(label, float(np.mean(cuts)), setup.evaluated_answers[0])
