@@ -14,6 +14,7 @@ from typing import Any
 from absl import logging
 
 from slpo_jax.config.bounds import FieldError, check_fields, setting
+from slpo_jax.data.choices import way_of
 from slpo_jax.data.dataset_rows import Role, dataset_rows
 from slpo_jax.data.generated import GENERATED, task_of
 from slpo_jax.data.problem import Problem, Problems, Reading
@@ -28,6 +29,7 @@ _PART = re.compile(r"(.+)\[(train|valid|test)\]")
 # Of every ten problems of a source, those of a part: any order that they are in is spread over all parts.
 _PARTS = {"train": (0, 1, 2, 3, 5, 6, 7, 8), "valid": (9,), "test": (4,)}
 _FEWEST = 10
+_CODE = re.compile(r"[+-]?0[0-9]|.*[eE]")
 _WORD = re.compile(r"[A-Za-z]{2,}")
 
 
@@ -135,6 +137,7 @@ def _problems(source: str, rows: Rows, fields: FieldsConfig, strict: bool, answe
     if not raw:
         raise UserError(f"{source}: holds no problems; give one with at least one")
     steps = written_steps([(where, each.steps, each.solution) for where, each in raw])
+    raw = _chosen(raw, fields, strict, reading)
     compared = _compared([each.answer or "" for _, each in raw], answers)
     found = zip(raw, steps, compared, strict=True)
     read = Problems(Problem(each.question, own, answer) for (_, each), own, answer in found if answer)
@@ -162,6 +165,22 @@ def _raw_problems(rows: Rows, fields: FieldsConfig, strict: bool, reading: Readi
         raise unknown_field(*first, "steps", fields.steps)
 
 
+def _chosen(
+    raw: list[tuple[str, RawProblem]], fields: FieldsConfig, strict: bool, reading: Reading
+) -> list[tuple[str, RawProblem]]:
+    """With labels or texts of choices as answers, where there are choices."""
+    found = [(at, where, each.choices, (each.answer or "").strip()) for at, (where, each) in enumerate(raw)]
+    asked = [(at, where, choices, said) for at, where, choices, said in found if choices and said]
+    way = way_of([(where, *rest, raw[at][1].is_number) for at, where, *rest in asked], fields.first_choice, strict)
+    answers = {at: choices.answer(where, said, way) for at, where, choices, said in asked}
+    if way.isdecimal() and asked:
+        said = f"answer (an index from {way})"
+        reading.used = {said if role == "answer" else role: names for role, names in reading.used.items()}
+    return [
+        (where, each._replace(answer=answers.get(at)) if each.choices else each) for at, (where, each) in enumerate(raw)
+    ]
+
+
 def _compared(answers: Sequence[str], kind: Kind) -> list[str]:
     """What each answer is compared as; "" where it can't be."""
     if kind == "numbers":
@@ -172,8 +191,10 @@ def _compared(answers: Sequence[str], kind: Kind) -> list[str]:
 
 
 def _written(answer: str, kind: Kind) -> str:
-    """What is compared; "" for a sentence where LaTeX is."""
+    """What is compared; "" for a sentence where LaTeX is. A text that is a code, such as 00012 or 1e5, stays."""
     text = answer.strip()
+    if kind == "texts" and _CODE.match(text):
+        return text
     is_sentence = text.endswith((".", "!", "?")) and "\\" not in text and len(_WORD.findall(text)) >= 4
     return canonical_number(answer) or ("" if is_sentence and kind == "latex" else text)
 
@@ -181,5 +202,5 @@ def _written(answer: str, kind: Kind) -> str:
 def _bad_answer(where: str, raw: RawProblem, kind: Kind) -> str:
     answer, wanted = raw.answer, {"numbers": "number", "latex": "LaTeX that can be compared", "texts": "text"}[kind]
     if answer is None:
-        return f"{where}: no answer"
+        return f"{where}: no answer" + ", nor one behind a mark such as #### in its lines" * bool(raw.solution)
     return f"{where}: answer {str(answer if len(answer) <= 40 else answer[:40] + '...')!r} is no {wanted}"
