@@ -2,34 +2,39 @@
 
 A source is read in two steps, so that a new kind of source is one function: a row reader
 (`rows` for files and tables, `dataset_rows` for the hub and directories) gives `(where, record)` pairs, and
-`record_fields` turns a record into question, steps and answer by the names of its fields.
+`record_fields` turns a record into question, steps and answer by the names of its fields. What was read of the same
+bytes before is not read again.
 """
 
+import contextlib
 import dataclasses
+import functools
+import gc
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from absl import logging
 
 from slpo_jax.config.bounds import FieldError, check_fields, setting
 from slpo_jax.data.choices import way_of
-from slpo_jax.data.dataset_rows import Role, dataset_rows
-from slpo_jax.data.generated import GENERATED, task_of
+from slpo_jax.data.dataset_rows import Role, open_splits, part_of, split_rows
+from slpo_jax.data.generated import GENERATED, Generated, task_of
 from slpo_jax.data.problem import Problem, Problems, Reading
 from slpo_jax.data.record_fields import FOUND, FieldsConfig, RawProblem, read_record, unknown_field
 from slpo_jax.data.rows import FILE_READERS, Rows, given_rows
 from slpo_jax.data.solutions import written_steps
 from slpo_jax.errors import UserError
+from slpo_jax.io.files import file_digest
 from slpo_jax.rewards.answers import Kind, are_readable, canonical_number
 from slpo_jax.rewards.texts import normal_text
 
-_PART = re.compile(r"(.+)\[(train|valid|test)\]")
 # Of every ten problems of a source, those of a part: any order that they are in is spread over all parts.
 _PARTS = {"train": (0, 1, 2, 3, 5, 6, 7, 8), "valid": (9,), "test": (4,)}
 _FEWEST = 10
 _CODE = re.compile(r"[+-]?0[0-9]|.*[eE]")
+_KEPT = 8  # sources that are kept as they were read
 _WORD = re.compile(r"[A-Za-z]{2,}")
 
 
@@ -66,6 +71,29 @@ class DataConfig(_Tasks):
         return getattr(self, task_of(source), None) if task_of(source) else None
 
 
+@dataclasses.dataclass(frozen=True)
+class _Source:
+    """Rows of a name, which are others where their bytes are."""
+
+    name: str
+    content: Any
+    rows: Callable[[], Rows] = dataclasses.field(compare=False)
+
+
+class _Read(NamedTuple):
+    """A source as it was read, whatever its answers are compared as.
+
+    Attributes:
+        problems: with numbers as answers.
+        others: by place, those whose answer is none: where it is, and what it has.
+        reading: of its fields.
+    """
+
+    problems: list[Problem]
+    others: dict[int, tuple[str, RawProblem]]
+    reading: Reading
+
+
 def load_problems(
     source: Any,
     settings: Any = None,
@@ -81,7 +109,7 @@ def load_problems(
 
     Args:
         source: a file of one of the kinds of `FILE_READERS`; "TASK:NAME" for a set of one of `GENERATED`; a directory
-            as on the hub or a hub id, perhaps with configs and splits, as `dataset_rows` takes them; or records with
+            as on the hub or a hub id, perhaps with configs and splits, as `open_splits` takes them; or records with
             fields, as `given_rows` takes them. An existing path comes before a hub id. "[train]", "[valid]" or "[test]"
             at the end are eight, one and one of every ten of its training problems.
         settings: how a generated set is made, of its task's dataclass; None for the defaults.
@@ -96,14 +124,14 @@ def load_problems(
             record is malformed; the message has the file and the line (or record), or the data set, the split and row.
     """
     if not isinstance(source, str):
-        return _problems("records", given_rows(source), fields, role == "train", answers)
-    path = Path(source).expanduser()
-    part = None if path.exists() else _PART.fullmatch(source)
+        given = _Source("records", None, lambda: given_rows(source))
+        return _problems("records", _read.__wrapped__(given, fields, role == "train"), answers)
+    whole, part = part_of(source)
     if part:
-        return _part(source, part[2], load_problems(part[1], settings, "train", answers, fields))
+        return _part(source, part, load_problems(whole, settings, "train", answers, fields))
+    path = Path(source).expanduser()
     if name := task_of(source):
-        task = GENERATED[name]
-        problems, said = task.problems(source.removeprefix(f"{name}:"), settings or task.settings())
+        problems, said = _generated(name, source, settings or GENERATED[name].settings())
         if said:
             logging.warning("%s", said)
         return Problems(problems)
@@ -113,8 +141,17 @@ def load_problems(
         raise UserError(
             f"{source}: unknown kind of problem file; give one of {known}, a directory, a hub id or synthetic:NAME"
         )
-    rows = reader(path) if reader else dataset_rows(source, role)
-    return _problems(source, rows, fields, role == "train", answers)
+    if reader:
+        found = _Source(source, file_digest(path), lambda: reader(path))
+    else:
+        splits = open_splits(source, role)
+        found = _Source(source, tuple(each.content for each in splits), lambda: split_rows(splits))
+    return _problems(source, _read(found, fields, role == "train"), answers)
+
+
+@functools.lru_cache(maxsize=_KEPT)
+def _generated(task: str, source: str, settings: Any) -> Generated:
+    return GENERATED[task].problems(source.removeprefix(f"{task}:"), settings)
 
 
 def _part(source: str, name: str, problems: Problems) -> Problems:
@@ -131,23 +168,48 @@ def _part(source: str, name: str, problems: Problems) -> Problems:
     return problems.with_only(problem for place, problem in enumerate(problems) if place % 10 in _PARTS[name])
 
 
-def _problems(source: str, rows: Rows, fields: FieldsConfig, strict: bool, answers: Kind) -> Problems:
+@functools.lru_cache(maxsize=_KEPT)
+def _read(source: _Source, fields: FieldsConfig, strict: bool) -> _Read:
     reading = Reading()
-    raw = list(_raw_problems(rows, fields, strict, reading))
-    if not raw:
-        raise UserError(f"{source}: holds no problems; give one with at least one")
-    steps = written_steps([(where, each.steps, each.solution) for where, each in raw])
-    raw = _chosen(raw, fields, strict, reading)
-    compared = _compared([each.answer or "" for _, each in raw], answers)
-    found = zip(raw, steps, compared, strict=True)
-    read = Problems(Problem(each.question, own, answer) for (_, each), own, answer in found if answer)
-    lost = [place for place, answer in enumerate(compared) if not answer]
-    read.why, read.left_out, read.reading = tuple(_bad_answer(*raw[at], answers) for at in lost), len(lost), reading
+    with _without_collection():
+        raw = list(_raw_problems(source.rows(), fields, strict, reading))
+        if not raw:
+            raise UserError(f"{source.name}: holds no problems; give one with at least one")
+        steps = written_steps([(where, each.steps, each.solution) for where, each in raw])
+        raw = _chosen(raw, fields, strict, reading)
+        numbers = [_number(each.answer or "") for _, each in raw]
+        found = zip(raw, steps, numbers, strict=True)
+        problems = [Problem(each.question, own, number) for (_, each), own, number in found]
+    return _Read(problems, {at: raw[at] for at, number in enumerate(numbers) if not number}, reading)
+
+
+@contextlib.contextmanager
+def _without_collection() -> Iterator[None]:
+    """Without looking for cycles among millions of new objects, again and again: there are none."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def _problems(source: str, found: _Read, answers: Kind) -> Problems:
+    """What was read, with answers of a kind."""
+    every, others = list(found.problems), found.others
+    compared = _compared([each.answer or "" for _, each in others.values()], answers)
+    for at, answer in zip(others, compared, strict=True):
+        every[at] = dataclasses.replace(every[at], answer=answer)
+    read = Problems(each for each in every if each.answer)
+    lost = [each for each, answer in zip(others.values(), compared, strict=True) if not answer]
+    read.why, read.left_out = tuple(_bad_answer(*each, answers) for each in lost), len(lost)
+    read.reading = found.reading
     if lost and not read:
         remedy = "give a set with such answers, or compare others, e.g. with config.prompt.answers=texts"
-        raise UserError(f"{read.why[0]}, nor is any of the {len(raw)}; {remedy}")
+        raise UserError(f"{read.why[0]}, nor is any of the {len(every)}; {remedy}")
     if lost:
-        logging.warning("%s: left out %d of %d problems: %s", source, len(lost), len(raw), read.why[0])
+        logging.warning("%s: left out %d of %d problems: %s", source, len(lost), len(every), read.why[0])
     return read
 
 
@@ -179,6 +241,11 @@ def _chosen(
     return [
         (where, each._replace(answer=answers.get(at)) if each.choices else each) for at, (where, each) in enumerate(raw)
     ]
+
+
+def _number(answer: str) -> str:
+    """What an answer is compared as whatever is asked for; "" where that depends on it, as of a code such as 00012."""
+    return "" if _CODE.match(answer.strip()) else canonical_number(answer) or ""
 
 
 def _compared(answers: Sequence[str], kind: Kind) -> list[str]:

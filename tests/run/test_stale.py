@@ -431,7 +431,7 @@ def test_a_data_file_that_changed_under_its_name(run, key, file):
     path = run.folder / file
     before = path.read_bytes()
     path.write_bytes(before + before.splitlines(keepends=True)[0])
-    run.error(f"data.{key}", f"{path} has changed since", **{"max_answer_tokens": 9})  # chosen from it, say
+    run.error(f"data.{key}", f"{path} has changed since", max_answer_tokens=9)  # chosen from it, say
     run.fine(**EVALUATED)  # which trains nothing
     path.write_bytes(before)
     run.fine()
