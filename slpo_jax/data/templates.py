@@ -170,7 +170,7 @@ class Template:
         """
         distinct = tuple(dict.fromkeys(texts))  # most steps and answers of a set come many times
         end = () if self.start_id is None or not asked else (self.start_id,)
-        found, lost = _encoded(self._encoder, distinct, asked, asked and not self.bare, self._unknown, end)
+        found, lost = _encoded(self._encoder, distinct, asked, asked and not self.bare, self.unknown_id, end)
         for row, words in lost.items():
             if unknown is None:
                 raise UserError(
