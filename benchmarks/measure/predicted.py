@@ -55,7 +55,7 @@ def predicted_and_measured(
         ("products of a device", f"{flops:.3f} TFLOP", f"{flops / seconds:.2f} TFLOP/s"),
         ("moved by a device's kernels, at most", f"{moved:.1f} GB", f"{moved / seconds:.0f} GB/s"),
     ]
-    return rows, [(op, f"{1e3 * spent:.1f}", f"{times:g}", name) for op, (spent, times, name) in heaviest]
+    return rows, [(name, f"{1e3 * op.seconds:.1f}", f"{op.times:g}", op.name) for name, op in heaviest]
 
 
 def _run(step: Any, setup: Setup, program: Program) -> tuple[float, int, list[Any]]:
