@@ -53,9 +53,9 @@ def check(node: ConfigDict) -> Config:
         _check_imitation(settings)
     need(settings.max_latents or "latent_rm" not in stages, "max_latents: 0, and the stage latent_rm judges latents")
     need(
-        settings.reward == CORRECT or not trains_gate,
-        f"reward: {settings.reward} is asked on the host, and cold_start asks inside its step; use {CORRECT}, or take "
-        "the stage out of config.stages",
+        settings.weighted == ((CORRECT, 1.0),) or not trains_gate,
+        f"reward: {settings.weighted[0][0]} is asked on the host, and cold_start asks inside its step; use {CORRECT}, "
+        "or take the stage out of config.stages",
     )
     need(
         not (settings.cold_start.train_backbone and gate.detached),

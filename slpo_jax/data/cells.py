@@ -16,6 +16,21 @@ _LIST = re.compile(r"\s*\[\s*['\"]")  # of texts: [2, 5] may be an interval
 _SIDE_BY_SIDE = re.compile(r"['\"]\s+['\"]")  # numpy writes no commas, and Python joins such texts
 
 
+class Number(str):
+    """A number as it was written in JSON, or as a float reads back: digits that 64 bits may round."""
+
+    __slots__ = ()
+
+
+def plain(value: Any) -> Any:
+    """What a reward is given of a cell: numbers as int or float, in lists and dicts too."""
+    if isinstance(value, Number):
+        return int(value) if value.lstrip("-").isdigit() else float(value)
+    if isinstance(value, Mapping):
+        return {key: plain(inner) for key, inner in value.items()}
+    return [plain(inner) for inner in value] if isinstance(value, list) else value
+
+
 def is_missing(value: Any) -> bool:
     """Whether a cell holds nothing; "None" may be an answer or a choice."""
     return value is None or (isinstance(value, str) and value.strip().lower() in _NOTHING)

@@ -7,15 +7,17 @@ A source is read in two steps, so that a new kind of source is one function: a r
 
 import dataclasses
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from absl import logging
 
 from slpo_jax.config.bounds import FieldError, check_fields, setting
+from slpo_jax.data.cells import plain
 from slpo_jax.data.dataset_rows import Role, dataset_rows
 from slpo_jax.data.generated import GENERATED, task_of
+from slpo_jax.data.gym import GymConfig, gym_problems, is_gym
 from slpo_jax.data.problem import Problem, Problems, Reading
 from slpo_jax.data.record_fields import FOUND, FieldsConfig, RawProblem, read_record, unknown_field
 from slpo_jax.data.rows import FILE_READERS, Rows, given_rows
@@ -45,12 +47,14 @@ class DataConfig(_Tasks):
         valid: the validation split, on which all choices are made.
         eval: sets to evaluate on, NAME = source; a NAME can also be given on the command line.
         fields: the names of fields that can't be told.
+        gym: how the problems of reasoning-gym are made.
     """
 
     train: str = ""
     valid: str = ""
     eval: dict[str, str] = setting({}, affects="report")
     fields: FieldsConfig = FieldsConfig()
+    gym: GymConfig = GymConfig()
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -61,6 +65,8 @@ class DataConfig(_Tasks):
 
     def of_task(self, source: Any) -> Any:
         """How a generated source is made; None of others."""
+        if is_gym(source):
+            return self.gym
         return getattr(self, task_of(source), None) if task_of(source) else None
 
 
@@ -70,6 +76,8 @@ def load_problems(
     role: Role = "train",
     answers: Kind = "numbers",
     fields: FieldsConfig = FOUND,
+    columns: Collection[str] | None = (),
+    unanswered: bool = False,
 ) -> Problems:
     """Read a set of problems.
 
@@ -78,27 +86,35 @@ def load_problems(
     counts them.
 
     Args:
-        source: a file of one of the kinds of `FILE_READERS`; "TASK:NAME" for a set of one of `GENERATED`; a directory
-            as on the hub or a hub id, perhaps with configs and splits, as `dataset_rows` takes them; or records with
-            fields, as `given_rows` takes them. An existing path comes before a hub id. "[train]", "[valid]" or "[test]"
+        source: a file of one of the kinds of `FILE_READERS`; "TASK:NAME" for a set of one of `GENERATED`; "gym:TASK"
+            for one of reasoning-gym (`data.gym`); a directory as on the hub or a hub id, perhaps with configs and
+            splits, as `dataset_rows` takes them; or records with fields, as `given_rows` takes them. An existing path comes before a hub id. "[train]", "[valid]" or "[test]"
             at the end are eight, one and one of every ten of its training problems.
         settings: how a generated set is made, of its task's dataclass; None for the defaults.
         role: the split to take of a directory or hub id whose source names none.
         answers: "numbers"; or answers that are none stay as they are written, in "latex", to be compared as such
             (`answers.are_right`, style "boxed"), or as any "texts".
         fields: names of fields that a record of the role "train" has to have; others may.
+        columns: of the records that are kept beside (`Problem.columns`), by name; None is all.
+        unanswered: problems without an answer are kept, instead of left out.
     Returns:
         the problems in the order of the source, with what else is known of it.
     Raises:
         UserError: the source is missing, unreadable, out of reach, empty or of unknown kind, has no such split, or one
             record is malformed; the message has the file and the line (or record), or the data set, the split and row.
     """
+    how = _How(fields, role == "train", answers, columns, unanswered)
     if not isinstance(source, str):
-        return _problems("records", given_rows(source), fields, role == "train", answers)
+        return _problems("records", given_rows(source), how)
     path = Path(source).expanduser()
     part = None if path.exists() else _PART.fullmatch(source)
     if part:
-        return _part(source, part[2], load_problems(part[1], settings, "train", answers, fields))
+        return _part(source, part[2], load_problems(part[1], settings, "train", answers, fields, columns, unanswered))
+    if is_gym(source):
+        found, said = gym_problems(source, settings or GymConfig(), role)
+        if said:
+            logging.warning("%s", said)
+        return _with_keys(source, found, how)
     if name := task_of(source):
         task = GENERATED[name]
         problems, said = task.problems(source.removeprefix(f"{name}:"), settings or task.settings())
@@ -112,7 +128,7 @@ def load_problems(
             f"{source}: unknown kind of problem file; give one of {known}, a directory, a hub id or synthetic:NAME"
         )
     rows = reader(path) if reader else dataset_rows(source, role)
-    return _problems(source, rows, fields, role == "train", answers)
+    return _problems(source, rows, how)
 
 
 def _part(source: str, name: str, problems: Problems) -> Problems:
@@ -129,16 +145,43 @@ def _part(source: str, name: str, problems: Problems) -> Problems:
     return problems.with_only(problem for place, problem in enumerate(problems) if place % 10 in _PARTS[name])
 
 
-def _problems(source: str, rows: Rows, fields: FieldsConfig, strict: bool, answers: Kind) -> Problems:
-    reading = Reading()
-    raw = list(_raw_problems(rows, fields, strict, reading))
+class _How(NamedTuple):
+    """How records are read; see `load_problems`."""
+
+    fields: FieldsConfig
+    strict: bool
+    answers: Kind
+    columns: Collection[str] | None
+    unanswered: bool
+
+
+def _with_keys(source: str, problems: Sequence[Problem], how: _How) -> Problems:
+    """Problems of which answers that can't be compared are left out, and counted; texts stay as they are."""
+    keys = [each.answer for each in problems]
+    compared = keys if how.answers == "texts" else _compared(keys, how.answers)
+    found = zip(problems, compared, strict=True)
+    kept = [(each, key) for each, key in found if key or (how.unanswered and not each.answer)]
+    read = Problems(dataclasses.replace(each, answer=key) for each, key in kept)
+    read.left_out = len(problems) - len(read)
+    if not read:
+        raise UserError(f"{source}: no problem has an answer that can be compared; leave config.reward to the task")
+    if read.left_out:
+        logging.warning("%s: left out %d of %d problems, whose answer can't be compared", source, read.left_out,
+                        len(problems))  # fmt: skip
+    return read
+
+
+def _problems(source: str, rows: Rows, how: _How) -> Problems:
+    reading, answers = Reading(), how.answers
+    raw = list(_raw_problems(rows, how, reading))
     if not raw:
         raise UserError(f"{source}: holds no problems; give one with at least one")
     steps = written_steps([(where, each.steps, each.solution) for where, each in raw])
     compared = _compared([each.answer or "" for _, each in raw], answers)
-    found = zip(raw, steps, compared, strict=True)
-    read = Problems(Problem(each.question, own, answer) for (_, each), own, answer in found if answer)
-    lost = [place for place, answer in enumerate(compared) if not answer]
+    kept = [bool(answer) or (how.unanswered and not each.answer) for (_, each), answer in zip(raw, compared, strict=True)]
+    found = zip(raw, steps, compared, kept, strict=True)
+    read = Problems(Problem(each.question, own, answer, each.columns) for (_, each), own, answer, ok in found if ok)
+    lost = [place for place, ok in enumerate(kept) if not ok]
     read.why, read.left_out, read.reading = tuple(_bad_answer(*raw[at], answers) for at in lost), len(lost), reading
     if lost and not read:
         remedy = "give a set with such answers, or compare others, e.g. with config.prompt.answers=texts"
@@ -148,15 +191,20 @@ def _problems(source: str, rows: Rows, fields: FieldsConfig, strict: bool, answe
     return read
 
 
-def _raw_problems(rows: Rows, fields: FieldsConfig, strict: bool, reading: Reading) -> Iterator[tuple[str, RawProblem]]:
-    first = None
+def _raw_problems(rows: Rows, how: _How, reading: Reading) -> Iterator[tuple[str, RawProblem]]:
+    first, (fields, strict, _, columns, unanswered) = None, how
     for where, record in rows:
         if not isinstance(record, Mapping):
             raise UserError(f"{where}: not a record with fields; expected question, answer and optionally steps")
         first = first or (where, record)
-        raw = read_record(where, record, fields, strict, reading)
+        raw = read_record(where, record, fields, strict, reading, (columns or ()) if unanswered else None)
         if not raw.question.strip():
             raise UserError(f"{where}: the question is empty; give its text or remove the record")
+        if columns is None or columns:
+            kept = {name: plain(record[name]) for name in (record if columns is None else columns) if name in record}
+            if columns and kept:  # of all, nobody knows which are used
+                reading.note("reward", kept)
+            raw = raw._replace(columns=kept)
         yield where, raw
     if first and strict and fields.steps and fields.steps not in reading.used.get("steps", {}):
         raise unknown_field(*first, "steps", fields.steps)

@@ -1,6 +1,6 @@
 """What the fields of a record mean, by the names that they have in published data sets."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, NamedTuple
@@ -9,7 +9,7 @@ from slpo_jax.config.bounds import Checked
 from slpo_jax.data.cells import CHATS, is_missing, listed, said, text_of, written
 from slpo_jax.data.choices import choices_of
 from slpo_jax.data.edges import EDGES, ROLES, read_graph
-from slpo_jax.data.problem import MOST_NAMES, Reading
+from slpo_jax.data.problem import MOST_NAMES, NO_COLUMNS, Reading
 from slpo_jax.data.solutions import marked, steps_of
 from slpo_jax.errors import UserError
 from slpo_jax.rewards.answers import canonical_number
@@ -45,12 +45,14 @@ class RawProblem(NamedTuple):
         steps: one text a reasoning step, where the record lists them.
         answer: what should be a number, LaTeX or a text; None where there is none.
         solution: a text with the steps, where they aren't listed; "" for none. See `written_steps`.
+        columns: of the record, that are kept as they are.
     """
 
     question: str
     steps: tuple[str, ...]
     answer: str | None
     solution: str = ""
+    columns: Mapping[str, Any] = NO_COLUMNS
 
 
 # Names in lower case; the first that has something in it is taken. Worked solutions come after answers alone.
@@ -59,6 +61,7 @@ _QUESTIONS = ("question_concat", "question", "problem", "query", "instruction", 
 _WORKED = ("solution", "response", "output", "completion", *CHATS)
 _ANSWERS = ("answer", "final_answer", "final_ans", "expected_answer", "answerkey", "correct_answer", "correct_option",
             "correct", "answer_idx", "cop", "target", "ground_truth", "reward_model", *_WORKED, "label")  # fmt: skip
+_TARGETS = ("target", "label")  # which may be what a verifier goes by, as that of a number puzzle
 # Parts of the question, before or after the field that is named so.
 _BEFORE = {"question": ("context", "passage", "body")}
 _AFTER = {"instruction": ("input",)}
@@ -66,7 +69,14 @@ _AFTER = {"instruction": ("input",)}
 _STEPS = ("steps", "cot", "rationale", "reasoning", "chain_of_thought", "explanation", "thought")
 
 
-def read_record(where: str, record: Record, fields: FieldsConfig, strict: bool, reading: Reading) -> RawProblem:
+def read_record(
+    where: str,
+    record: Record,
+    fields: FieldsConfig,
+    strict: bool,
+    reading: Reading,
+    others: Collection[str] | None = None,
+) -> RawProblem:
     """Read a record by the names of its fields.
 
     Args:
@@ -75,6 +85,7 @@ def read_record(where: str, record: Record, fields: FieldsConfig, strict: bool, 
         fields: names that are given.
         strict: whether a record has to have them; otherwise one that doesn't is read without.
         reading: is told which fields are used.
+        others: fields that a reward asks for, in a record that need not have an answer; None: it has to.
     Returns:
         the problem.
     Raises:
@@ -89,14 +100,19 @@ def read_record(where: str, record: Record, fields: FieldsConfig, strict: bool, 
     reading.see(record)
     given, record = record, {str(name).strip().lower(): value for name, value in record.items()} | record
     asked = _named(where, given, record, "question", fields.question if strict or fields.question in given else "")
-    answered = _named(where, given, record, "answer", fields.answer if strict or fields.answer in given else "")
+    named = fields.answer if strict or fields.answer in given else ""
+    if others is not None and not named:
+        record = {name: value for name, value in record.items() if not (name in _TARGETS and name in others)}
+        record |= {} if record.keys() & {*_ANSWERS} else {"answer": None}
+    answered = _named(where, given, record, "answer", named)
     solution, answer = _answer(where, record, answered)
     question, choices = _question(where, record, asked, reading), choices_of(where, record)
     if choices:
         question = choices.below(question)
         answer = choices.answer(where, answer) if answer and answer.strip() else None
         reading.note("choices", choices.fields)
-    reading.note("answer", [answered])
+    if answer is not None or answered in given:
+        reading.note("answer", [answered])
     steps, text = _steps(where, record, fields.steps, reading)
     if not text and not steps:
         texts = {answered: solution}

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from slpo_jax.data.cells import Number
 from slpo_jax.data.problem import Problem
 from slpo_jax.errors import UserError
 
@@ -94,10 +95,13 @@ def arrow_records(table: "pyarrow.Table") -> list[dict[str, Any]]:
     """The rows; floating-point numbers as the shortest decimals that their type reads back."""
     import pyarrow
 
-    for place, field in enumerate(table.schema):
-        if pyarrow.types.is_floating(field.type):
-            table = table.set_column(place, field.name, table[place].cast(pyarrow.string()))
-    return table.to_pylist()
+    numbers = [field.name for field in table.schema if pyarrow.types.is_floating(field.type)]
+    for name in numbers:
+        table = table.set_column(table.schema.get_field_index(name), name, table[name].cast(pyarrow.string()))
+    records = table.to_pylist()
+    for record in records if numbers else ():
+        record.update((name, Number(record[name])) for name in numbers if record[name] is not None)
+    return records
 
 
 def dataset_records(dataset: Any) -> Iterator[Any]:
@@ -140,12 +144,14 @@ def _held(given: Any) -> Iterable[Any]:
 def _plain(value: Any) -> Any:
     """As a file's record has it: floating-point numbers as the texts that Python shows."""
     if isinstance(value, Problem):
-        return dataclasses.asdict(value) | {"steps": list(value.steps)}
+        return {**value.columns, "question": value.question, "steps": list(value.steps), "answer": value.answer}
     if isinstance(value, Mapping):
         return {key: _plain(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple | np.ndarray):
         return [_plain(inner) for inner in value]
-    if isinstance(value, float | np.floating | np.integer) or str(value) in ("<NA>", "NaT"):  # of pandas
+    if isinstance(value, float | np.floating | np.integer):
+        return Number(value)
+    if str(value) in ("<NA>", "NaT"):  # of pandas
         return str(value)
     return value
 
@@ -176,7 +182,7 @@ def _read_bytes(path: Path) -> bytes:
 def _parse_json(text: str, path: Path, line: int = 0) -> Any:
     try:
         # Numbers stay as written: a float would round 3244047.0999999996 and 2.01e-06 for good.
-        return json.loads(text, parse_int=str, parse_float=str, parse_constant=str)
+        return json.loads(text, parse_int=Number, parse_float=Number, parse_constant=Number)
     except (json.JSONDecodeError, RecursionError) as error:
         line = line or getattr(error, "lineno", 1)
         reason = getattr(error, "msg", "nested too deeply")

@@ -25,6 +25,20 @@ from slpo_jax.rewards.verifier import (
 )
 
 
+Judge = Callable[[jax.Array, jax.Array], jax.Array]
+"""(the bytes of a completion, uint8 [N], 0 behind them; its encoded reference, uint8 [R]) -> bool, traceable."""
+
+
+def judged(table_VL, tokens_BA: jax.Array, references_BR: jax.Array, eos_id: int | jax.Array, judge: Judge):
+    """bool [B]: what `judge` says of completions, as `verify` does of those that give their reference."""
+
+    def judge_row(tokens_A, reference_R):
+        bytes_N, ended = completed_text(table_VL, tokens_A, eos_id)
+        return ended & judge(bytes_N, reference_R)
+
+    return jax.vmap(judge_row)(jnp.asarray(tokens_BA), jnp.asarray(references_BR))
+
+
 def verify(
     table_VL, tokens_BA: jax.Array, references_BR: jax.Array, eos_id: int | jax.Array, style: AnswerStyle
 ) -> jax.Array:
@@ -39,13 +53,7 @@ def verify(
     Returns:
         bool [B].
     """
-    _, judge = ON_DEVICE[style]
-
-    def verify_row(tokens_A, reference_R):
-        bytes_N, ended = completed_text(table_VL, tokens_A, eos_id)
-        return ended & judge(bytes_N, reference_R)
-
-    return jax.vmap(verify_row)(jnp.asarray(tokens_BA), jnp.asarray(references_BR))
+    return judged(table_VL, tokens_BA, references_BR, eos_id, ON_DEVICE[style][1])
 
 
 def text_table(token_bytes: Sequence[bytes]) -> np.ndarray:
@@ -55,18 +63,22 @@ def text_table(token_bytes: Sequence[bytes]) -> np.ndarray:
 
 def is_text(bytes_N: jax.Array, reference_R: jax.Array) -> jax.Array:
     """Whether a completion gives its reference: `compared(said_text(completion)) == compared(reference)`."""
-    blank_N = bytes_N == ord(" ")
-    bytes_N = only(bytes_N, (bytes_N > 0) & ~(blank_N & (before(blank_N) | (jnp.arange(bytes_N.size) == 0))))
-    begin = jnp.max(jnp.stack([_end_of_last(bytes_N, mark) for mark in MARKS]))
-    begin += bytes_N.at[begin].get(mode="fill", fill_value=0) == ord(" ")
-
-    indices_N = jnp.arange(bytes_N.size)
-    written_N = (bytes_N > 0) & (bytes_N != ord(" ")) & (bytes_N != ord(".")) & (indices_N >= begin)
-    end = jnp.where(written_N, indices_N + 1, begin).max()
+    bytes_N, begin, end = said(bytes_N)
     length = (reference_R > 0).sum()
     indices_R = begin + jnp.arange(reference_R.size)
     same_R = bytes_N.at[indices_R].get(mode="fill", fill_value=0) == reference_R
     return (length > 0) & (end - begin == length) & (same_R | (reference_R == 0)).all()
+
+
+def said(bytes_N: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The bytes [N] of a completion with single spaces, and where `said_text` of it begins and ends there."""
+    blank_N = bytes_N == ord(" ")
+    bytes_N = only(bytes_N, (bytes_N > 0) & ~(blank_N & (before(blank_N) | (jnp.arange(bytes_N.size) == 0))))
+    begin = jnp.max(jnp.stack([_end_of_last(bytes_N, mark) for mark in MARKS]))
+    begin += bytes_N.at[begin].get(mode="fill", fill_value=0) == ord(" ")
+    indices_N = jnp.arange(bytes_N.size)
+    written_N = (bytes_N > 0) & (bytes_N != ord(" ")) & (bytes_N != ord(".")) & (indices_N >= begin)
+    return bytes_N, begin, jnp.where(written_N, indices_N + 1, begin).max()
 
 
 def _end_of_last(bytes_N: jax.Array, mark: bytes) -> jax.Array:
@@ -93,11 +105,10 @@ def is_choice(bytes_N: jax.Array, reference_R: jax.Array) -> jax.Array:
     return (last >= 0) & (bytes_N[last] == reference_R[0])
 
 
-ON_DEVICE: dict[AnswerStyle, tuple[Callable[[Sequence[bytes]], np.ndarray], Callable[..., jax.Array]]] = {
+ON_DEVICE: dict[AnswerStyle, tuple[Callable[[Sequence[bytes]], np.ndarray], Judge]] = {
     "after_mark": (byte_table, is_after_mark),
     "last_number": (byte_table, is_last_number),
     "texts": (text_table, is_text),
     "choice": (choice_table, is_choice),
 }
-"""Of a style: the table [V, ..] of the bytes of each token id, and whether a completion gives its reference:
-(those bytes of it, uint8 [N], 0 behind them; encoded reference, uint8 [R]) -> bool."""
+"""Of a style: the table [V, ..] of the bytes of each token id, and whether a completion gives its reference."""

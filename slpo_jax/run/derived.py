@@ -16,6 +16,7 @@ from slpo_jax.config.config import default_config, read_config
 from slpo_jax.config.config_files import override, read_config_file, shipped
 from slpo_jax.config.sections import changed
 from slpo_jax.data.generated import task_of
+from slpo_jax.data.gym import is_gym
 from slpo_jax.data.problem import Problem
 from slpo_jax.data.problems import load_problems
 from slpo_jax.data.record_fields import FieldsConfig
@@ -179,6 +180,8 @@ def _split(train: str, name: str, fields: FieldsConfig) -> str:
     """The source of a split of the training data's source if it has one, else a part of it."""
     if task := task_of(train):
         return f"{task}:{name}"
+    if is_gym(train):
+        return f"{train.partition('@')[0]}@{name}"
     if train.lower().endswith(tuple(FILE_READERS)) or "@" in train:
         return f"{train}[{name}]"
     try:

@@ -54,7 +54,7 @@ def run_stages(config: Config, workdir: Path, given: Collection[str] = ()) -> Ex
             write_text(experiment.workdir.config, json.dumps(resolved, indent=1) + "\n")
             if experiment.left:
                 if hosts.is_first():
-                    lines = [line for each in experiment.sets.items() for line in data_summary(*each, config.reward)]
+                    lines = [line for each in experiment.sets.items() for line in data_summary(*each, config.weighted)]
                     print("\n".join(dict.fromkeys(lines)), file=sys.stderr, flush=True)  # parts of a source share some
                 experiment.log.start(config.trackers, resolved)
             for stage in experiment.wanted:

@@ -3,12 +3,13 @@
 import dataclasses
 import functools
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from slpo_jax.checkpoints.checkpoint import Checkpoint, find_checkpoint
@@ -31,7 +32,6 @@ from slpo_jax.models.parts import GATE, LATENT_POLICY, REASONER, Part
 from slpo_jax.models.reasoner import Reasoner
 from slpo_jax.policy.policy import Policy, RolloutConfig
 from slpo_jax.rewards.reward import Reward
-from slpo_jax.rewards.verifier import reference_width
 from slpo_jax.run import validate
 from slpo_jax.run.sources import EVAL, TRAIN, VALID, load_set, only_errors
 from slpo_jax.stages import COLD_START, EVALUATE, IMITATE, RL, wanted
@@ -133,11 +133,12 @@ class Setup:
         return ("evaluate.max_answer_tokens", own) if own else ("max_answer_tokens", self.config.max_answer_tokens)
 
     @functools.cached_property
-    def reference_width(self) -> int:
-        """Bytes of an encoded reference; 0 where the host alone can judge."""
+    def references(self) -> Callable[[Sequence[Problem]], np.ndarray] | None:
+        """Training problems -> their references, uint8 [B, R], as wide as all need; None where the host judges."""
         if self.reward.on_device is None:
-            return 0
-        return reference_width([problem.answer for problem in self.train.problems], self.reward.style)
+            return None
+        width = self.reward.width(self.train.problems)
+        return lambda problems: self.reward.encoded(problems, width)
 
     def abstract_params(self, stored: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
         """Shapes, types and sharding of the parameters.
@@ -251,7 +252,7 @@ def assemble(
     policy = _policy(config, template, reasoner, gate)
     answers = max(config.max_answer_tokens, config.evaluate.max_answer_tokens or 0)
     positions = model.n_positions - max(len(template.closing_ids) - 1, 0)
-    reward = Reward(config.reward, template.answer_style, template.token_bytes, template.eos_ids)
+    reward = Reward(config.weighted, template.answer_style, template.token_bytes, template.eos_ids)
     key = jax.random.key(config.seed)
     return Setup(
         config=config,

@@ -127,8 +127,8 @@ def host_batches(setup: Setup, settings: Any, steps: int, answers: bool = False)
     def batch(step: int, number: int = 0):
         # Later ones come from beyond the batches of all steps; what is left of them is not encoded end to end.
         *before, own = range(step, step + (number + 1) * steps, steps)
-        slots, width, longest = setup.prompt_slots, setup.reference_width, 0 if number else most
-        return make_batch(setup.train, own, seed, size, slots, width, longest, parts, answer_slots, before)
+        slots, longest = setup.prompt_slots, 0 if number else most
+        return make_batch(setup.train, own, seed, size, slots, setup.references, longest, parts, answer_slots, before)
 
     return batch
 
