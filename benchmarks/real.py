@@ -1,7 +1,8 @@
 """`python -m benchmarks.real [--task=gsm8k] [--seconds=480] [--tiny] [--train=FILE] [--out=DIR]`; see `--help`.
 
 A real model on a real card: SmolLM2-135M on GSM8K's own training set, imitation, the cold gate, then four objectives
-from the same start, and all of them evaluated on three test sets. All programs are compiled first, side by side. What
+from the same start, and all of them evaluated on three test sets; or on Countdown, imitation and further imitation,
+then SLPO and answer_only by a verifier alone. All programs are compiled first, side by side. What
 is there is in --out as it comes. Cut off at any moment, the same command goes on with what is left. `--budget` counts
 on paper what it takes; `--profile` says where the time of a step goes; `launch/real_gpu.sh` takes it all to a machine
 that has no network.
@@ -28,6 +29,7 @@ from benchmarks.measure.targets import target
 from benchmarks.measure.workload import ROOT
 from benchmarks.real_plan import (
     BASELINES,
+    PARTS,
     SETS,
     TASKS,
     TRAIN,
@@ -118,13 +120,14 @@ def prepared(flags: argparse.Namespace) -> Spans:
     return join_sets(flags.train.parent, flags.workdir / "tests.jsonl", 4 if flags.tiny else 0)
 
 
-def asked(flags: argparse.Namespace) -> str:
-    """What the config is given."""
-    return json.dumps({
+def asked(flags: argparse.Namespace) -> list[str]:
+    """What the configs are given, of each part of the run."""
+    given = {
         "task": flags.task, "init": find_weights(flags), "train": str(flags.train),
         "valid": str(flags.train.parent / VALID), "tests": str(flags.workdir / "tests.jsonl"), "tiny": flags.tiny,
         "micro_batches": flags.micro_batches,
-    })  # fmt: skip
+    }  # fmt: skip
+    return [json.dumps(given | {"part": part}) for part in PARTS[flags.task]]
 
 
 def counted(flags: argparse.Namespace) -> dict[str, Any]:
@@ -133,9 +136,10 @@ def counted(flags: argparse.Namespace) -> dict[str, Any]:
     set_up(1)
     where = target(flags.device or "cpu", 1)
     with xla_cpu.made_for("gpu"):
-        setup = assemble(check(get_config(asked(flags))), devices=where.devices)
-        rows = compile_all(setup, 1 if flags.device else 0)
-    return result_file(f"--budget --task={flags.task} --device={flags.device}", machine(), {"one H100": budget(rows)})
+        setups = [assemble(check(get_config(given)), devices=where.devices) for given in asked(flags)]
+        rows = compile_all(setups, 1 if flags.device else 0)
+    told = f"--budget --task={flags.task} --device={flags.device}"
+    return result_file(told, machine(), {"one H100": budget(rows)})
 
 
 def only(flags: argparse.Namespace) -> None:
@@ -143,16 +147,16 @@ def only(flags: argparse.Namespace) -> None:
     set_up_jax()
     begin, file = time.monotonic(), flags.workdir / "programs.json"
     given = asked(flags)
-    setup = assemble(check(get_config(given)))
+    setups = [assemble(check(get_config(each))) for each in given]
     if flags.only == "profile":
-        profiled(flags, setup, digest(given))
+        profiled(flags, setups[-1], digest(given))
         return
 
     def tell(rows: list[dict[str, Any]], what: str = "") -> None:
         found = {"what": what, "seconds": time.monotonic() - begin, "rows": rows}
         write_text(file, json.dumps(found, indent=1) + "\n")
 
-    tell(compile_all(setup, min(8, os.cpu_count() or 1), tell), digest(given))
+    tell(compile_all(setups, min(8, os.cpu_count() or 1), tell), digest(given))
 
 
 def run(flags: argparse.Namespace) -> tuple[str, bool]:
@@ -173,12 +177,13 @@ def run(flags: argparse.Namespace) -> tuple[str, bool]:
     given, here = asked(flags), look()
     if not flags.tiny:
         check_memory(here["memory"], flags.micro_batches, flags.task)
-    main = (sys.executable, "-m", "slpo_jax.main", f"--config={ROOT / 'benchmarks/real_plan.py'}:{given}",
-            f"--workdir={flags.workdir}")  # fmt: skip
     places = [f"--{name}={getattr(flags, name)}" for name in ("train", "workdir", "weights") if getattr(flags, name)]
     own = (sys.executable, "-m", "benchmarks.real", *flags.given, *places, "--only")
     compiled = read_json(flags.workdir / "programs.json", default={}).get("what") == digest(given)
-    commands = [("run", main)] if compiled else [("compile", (*own, "compile")), ("run", main)]
+    commands = [] if compiled else [("compile", (*own, "compile"))]
+    for part in given:
+        config = f"--config={ROOT / 'benchmarks/real_plan.py'}:{part}"
+        commands.append(("run", (sys.executable, "-m", "slpo_jax.main", config, f"--workdir={flags.workdir}")))
     if flags.profile:
         commands = [("profile", (*own, "profile"))]
     signal.signal(signal.SIGTERM, signal.default_int_handler)

@@ -1,7 +1,8 @@
 """What `benchmarks/real.py` runs on SmolLM2-135M with CODI's six latents, in few programs, all counted.
 
-Task gsm8k: GSM8K's own training set, and three published sets end to end to evaluate on. There is one bucket of
-prompts and one capacity.
+Task gsm8k: GSM8K's own training set, and three published sets end to end to evaluate on. Task countdown: 20,000
+demonstrations, then rewards by a verifier alone, on the device, on other problems; tests are apart from both. There is
+one bucket of prompts and one capacity.
 """
 
 import json
@@ -30,9 +31,16 @@ OBJECTIVES: dict[str, Objectives] = {  # by task
         "answer_only": ("answer_only", {}),
         "pathwise": ("pathwise", {}),
     },
+    "countdown": {  # each in two halves, which are evaluated
+        "answer_only_half": ("answer_only", {}),
+        "answer_only": ("answer_only", {"after": "answer_only_half"}),
+        "slpo_half": ("slpo", {"latent_reduction": "mean"}),
+        "slpo": ("slpo", {"latent_reduction": "mean", "after": "slpo_half"}),
+    },
 }
 TASKS = tuple(OBJECTIVES)
-BASELINES = {"gsm8k": ("control", "cold_start")}
+PARTS = {"gsm8k": ("whole",), "countdown": ("imitation", "rewards")}  # that a workdir is given, one after the other
+BASELINES = {"gsm8k": ("control", "cold_start"), "countdown": (CONTROL, IMITATE, "answer_only")}
 TINY: dict[str, Any] = {
     "max_latents": 2, "max_answer_tokens": 32, "model.dtype": "float32", "model.scan_layers": True,
     "imitate.batch_size": 4, "imitate.c_thought": 1, "imitate.max_latent_stage": 2, "imitate.max_tokens": 400,
@@ -41,9 +49,10 @@ TINY: dict[str, Any] = {
     "rl.group": 2, "rl.steps": 3, "rl.optimizer.warmup_steps": 1, "objective.slpo.passes": 2,
     "evaluate.batch_size": 32, "evaluate.limit": 12, "log_every": 1, "checkpoint_every": 2,
 }  # fmt: skip
-RANDOM: dict[str, Any] = {  # where there are no weights to be tiny with
-    "tokenizer": "bytes", "model.n_layer": 1, "model.n_head": 2, "model.n_embd": 16, "model.n_positions": 1536,
-    "prompt_slots": (1024,), "evaluate.prompt_multiple": 1024,
+RANDOM: dict[str, dict[str, Any]] = {  # by task, where there are no weights to be tiny with
+    task: {"tokenizer": "bytes", "model.n_layer": 1, "model.n_head": 2, "model.n_embd": 16, "model.n_positions": 1536,
+           "prompt_slots": (slots,), "evaluate.prompt_multiple": slots, "max_answer_tokens": 40}
+    for task, slots in (("gsm8k", 1024), ("countdown", 32))
 }  # fmt: skip
 
 
@@ -51,8 +60,8 @@ def get_config(given: str):
     """The run's config.
 
     Args:
-        given: JSON of task (one of `TASKS`), init (SmolLM2's file, or "" for random weights), train, valid and tests
-            (files, of gsm8k), tiny, and micro_batches, which cut every program's batch.
+        given: JSON of task (of `TASKS`), part (of its `PARTS`), init (SmolLM2's file, or "" for random weights), train,
+            valid and tests (files, of gsm8k), tiny, and micro_batches, which cut every program's batch.
     """
     asked = json.loads(given)
     config, task = default_config(), asked["task"]
@@ -68,9 +77,12 @@ def get_config(given: str):
         objective_variant(config, name, kind, **settings)
     config.evaluate.update(batch_size=1024, samples=16, seeds=1, thresholds=(0.5,), probed=0)
     config.update(trackers=(), log_every=10, checkpoint_every=50)
-    {"gsm8k": _gsm8k}[task](config, asked)
+    {"gsm8k": _gsm8k, "countdown": _countdown}[task](config, asked)
     if asked["tiny"]:
-        config.update_from_flattened_dict(TINY | ({} if asked["init"] else RANDOM))
+        config.update_from_flattened_dict(TINY | ({} if asked["init"] else RANDOM[task]))
+    for name in OBJECTIVES[task]:
+        if task == "countdown":
+            config.objective[name].steps = -(-config.rl.steps // 2)
     for stage in ("imitate", "cold_start", "rl"):
         config[stage].micro_batches = asked["micro_batches"]
     config.evaluate.batch_size //= asked["micro_batches"]
@@ -79,7 +91,8 @@ def get_config(given: str):
 
 def starts(task: str) -> dict[str, str]:
     """Row -> the row that its training began from; imitation's began from SmolLM2."""
-    own = {name: settings.get("after", COLD_START) for name, (_, settings) in OBJECTIVES[task].items()}
+    first = COLD_START if task == "gsm8k" else IMITATE
+    own = {name: settings.get("after", first) for name, (_, settings) in OBJECTIVES[task].items()}
     return {COLD_START: IMITATE, CONTROL: IMITATE} | own
 
 
@@ -88,6 +101,24 @@ def _gsm8k(config: ConfigDict, asked: Mapping[str, Any]) -> None:
     config.data.train, config.data.valid, config.data.eval[TESTS] = asked["train"], asked["valid"], asked["tests"]
     config.imitate.update(max_tokens=256, cot_steps=110, final_steps=220)
     config.rl.steps, config.evaluate.prompt_multiple = 150, 224
+
+
+def _countdown(config: ConfigDict, asked: Mapping[str, Any]) -> None:
+    """Without a gate, whose cold start would make another start of imitation."""
+    demonstrated = asked["part"] == "imitation"
+    config.stages = ("imitate",) if demonstrated else ("rl", "evaluate")
+    config.gate.enabled = False
+    config.update(prompt_slots=(24,), max_answer_tokens=24)
+    config.data.train, config.data.valid = f"countdown:{'demos' if demonstrated else 'train'}", "countdown:valid"
+    for numbers in (3, 4):
+        config.data.eval[f"numbers_{numbers}"] = f"countdown:{numbers}"
+    few = asked["tiny"]
+    config.data.countdown.update(demos_size=64 if few else 20_000, train_size=64 if few else 20_000,
+                                 valid_size=8 if few else 500, test_size=8 if few else 1_000)  # fmt: skip
+    config.imitate.update(cot_steps=300, final_steps=700, control=True)
+    config.imitate.optimizer.update(learning_rate=2e-4, schedule="constant")
+    config.rl.update(steps=400, temperature=1.0)
+    config.evaluate.prompt_multiple = 24
 
 
 # --- The three sets as one, and apart again.

@@ -15,7 +15,8 @@ from carry import commit
 from comparison import called, scale
 
 METRICS = ("acc", "pass@1", "pass@8", "pass@16", "latent_steps")
-TITLES = {"gsm8k": "GSM8K", "multiarith": "MultiArith", "svamp": "SVAMP", "average": "mean"}
+TITLES = {"gsm8k": "GSM8K", "multiarith": "MultiArith", "svamp": "SVAMP", "average": "mean",
+          "numbers_3": "three numbers", "numbers_4": "four numbers"}  # fmt: skip
 
 
 def result_file(given: str, facts: dict[str, Any], tables: dict[str, Any]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -17,7 +17,7 @@ from slpo_jax.io.files import digest, read_json
 from slpo_jax.policy.policy import Stopping
 from slpo_jax.run import imitate
 from slpo_jax.run.setup import Setup
-from slpo_jax.stages import COLD_START, CONTROL, IMITATE
+from slpo_jax.stages import COLD_START, CONTROL, EVALUATE, IMITATE, RL
 from slpo_jax.training.objectives.pathwise import Pathwise
 
 COUNTED = {"gsm8k": ROOT / "results/real_budget.json", "countdown": ROOT / "results/real_budget_countdown.json"}
@@ -70,13 +70,18 @@ class Work:
 
 
 def works(setup: Setup) -> Iterator[Work]:
-    """All programs of the run that take more than a moment, with the shapes of its own batches, as they come.
+    """All programs of the config's stages that take more than a moment, with the shapes of its own batches.
 
     Args:
         setup: assembled on the devices, and inside `xla_cpu.made_for` their platform.
     """
-    config = setup.config
-    _, plan, _ = imitate.planned(setup)
+    config, made = setup.config, {IMITATE: _imitation, COLD_START: _cold_start, RL: _objectives, EVALUATE: _tests}
+    for stage in config.stages:
+        yield from made[stage](setup)
+
+
+def _imitation(setup: Setup) -> Iterator[Work]:
+    config, (_, plan, _) = setup.config, imitate.planned(setup)
     for number, phase in enumerate(plan):
         (program,) = imitation(setup, number)
         batch = program.arguments[1]
@@ -84,30 +89,40 @@ def works(setup: Setup) -> Iterator[Work]:
         if batch.student is not None:
             student = batch.student
             tokens += student.prompts.tokens.size + student.suffix.tokens.size + len(batch.index) * phase.latent_slots
-        name, latents = {"cot": "CoT-SFT", "codi": "CODI"}[phase.name], phase.latent_slots
-        yield Work(name, IMITATE, phase.end, program, phase.end - phase.start, tokens, 3 * latents)
+        name, turns = {"cot": "CoT-SFT", "codi": "CODI"}[phase.name], 3 * phase.latent_slots
+        yield Work(name, IMITATE, phase.end, program, phase.end - phase.start, tokens, turns)
     if config.imitate.control:  # the last phase goes on
-        end, steps = plan[-1].end + config.rl.steps, config.rl.steps
-        yield Work(CONTROL, CONTROL, end, program, steps, tokens, 3 * latents)
-    T, A = config.max_latents, config.max_answer_tokens
+        yield Work(CONTROL, CONTROL, plan[-1].end + config.rl.steps, program, config.rl.steps, tokens, turns)
+
+
+def _cold_start(setup: Setup) -> Iterator[Work]:
+    config, T, A = setup.config.cold_start, setup.config.max_latents, setup.config.max_answer_tokens
     (program,) = cold_starts(setup, own=True)
-    rows = config.cold_start.batch_size * config.cold_start.trajectories
+    rows = config.batch_size * config.trajectories
     tokens = _prompt_tokens(program.arguments[1].prompts) + rows * (T + T * A)  # an answer after each length
-    yield Work("cold gate", COLD_START, config.cold_start.steps, program, config.cold_start.steps, tokens, T + A)
-    validations = -(-config.cold_start.steps // config.cold_start.evaluate_every)
+    yield Work("cold gate", COLD_START, config.steps, program, config.steps, tokens, T + A)
+    validations = -(-config.steps // config.evaluate_every)
     yield from _evaluations(setup, "validation", setup.valid, (1,), "threshold", validations)
+
+
+def _objectives(setup: Setup) -> Iterator[Work]:
+    config, T, A = setup.config, setup.config.max_latents, setup.config.max_answer_tokens
     for name, program in zip(config.rl.objectives, objectives(setup, own=True), strict=True):
-        prompts = program.arguments[1].prompts
+        prompts, objective = program.arguments[1].prompts, config.objective[name]
         tokens = _prompt_tokens(prompts) + len(prompts.tokens) * config.rl.group * (T + A)
-        objective = config.objective[name]
-        steps = rl_of(config.rl, objective).steps
-        yield Work(name, name, steps, program, steps, tokens, T + A + 3 * T * isinstance(objective, Pathwise))
-    counts, by_gate = (1, config.evaluate.samples), 1 + len(config.rl.objectives)
+        steps, turns = rl_of(config.rl, objective).steps, T + A + 3 * T * isinstance(objective, Pathwise)
+        yield Work(name, name, steps, program, steps, tokens, turns)
+
+
+def _tests(setup: Setup) -> Iterator[Work]:
+    config, counts = setup.config, (1, setup.config.evaluate.samples)
+    imitated, trained = 1 + config.imitate.control, len(config.rl.objectives)
     for name in config.data.eval:
-        which = f" of {name}" * (len(config.data.eval) > 1)
-        tests, by_length = setup.test_set(name), 1 + config.imitate.control
+        which, tests = f" of {name}" * (len(config.data.eval) > 1), setup.test_set(name)
+        by_length = imitated + (0 if config.gate.enabled else trained)
         yield from _evaluations(setup, f"evaluation{which} by length", tests, counts, "length", by_length)
-        yield from _evaluations(setup, f"evaluation{which} by the gate", tests, counts, "threshold", by_gate)
+        if config.gate.enabled:
+            yield from _evaluations(setup, f"evaluation{which} by the gate", tests, counts, "threshold", 1 + trained)
 
 
 def _evaluations(
@@ -134,11 +149,12 @@ def _prompt_tokens(prompts: Any) -> int:
 
 
 def compile_all(
-    setup: Setup, threads: int, tell: Callable[[list[dict[str, Any]]], None] = lambda rows: None
+    setups: Iterable[Setup], threads: int, tell: Callable[[list[dict[str, Any]]], None] = lambda rows: None
 ) -> list[dict[str, Any]]:
     """Compile every program, after which all are in jax's cache. Returns the numbers of each.
 
     Args:
+        setups: of the parts of a run.
         threads: that compile at once; 0: programs are counted, and not compiled.
         tell: is given the numbers that there are after each.
     """
@@ -153,7 +169,7 @@ def compile_all(
     with ThreadPoolExecutor(max(threads, 1)) as pool:
         made: dict[str, Future] = {}  # several works may have the same program
         jobs = []
-        for work in works(setup):
+        for setup, work in ((each, work) for each in setups for work in works(each)):
             facts = {name: getattr(work, name) for name in ("name", "stage", "until", "times", "tokens", "turns")}
             traced = work.program.function.trace(*work.program.arguments)
             facts["flops"] = products(traced, setup.config.max_latents)
