@@ -17,6 +17,7 @@ from slpo_jax.config.validate import check
 from slpo_jax.errors import UserError
 from slpo_jax.io import artifact
 from slpo_jax.io.workdir import Workdir
+from slpo_jax.stages import COLD_START, USUAL
 
 ROOT = Path(__file__).resolve().parents[2]
 SOLUTION = "He has {a}+{b}=<<{a}+{b}={c}>>{c} apples.\nThen {c}+1=<<{c}+1={d}>>{d}.\n#### {d}"
@@ -122,6 +123,18 @@ def test_the_counted_programs_are_those_of_the_run_and_fit():
     real_work.check_memory(int(0.92 * 80e9), 1, "gsm8k")
 
 
+def test_countdown_is_counted_to_fit_ten_minutes_of_a_card():
+    """Compiling, eight programs at once, included; imitation's problems and those of rewards are apart."""
+    table = json.loads(real_work.COUNTED["countdown"].read_text())["tables"]["one H100"]
+    *rows, total = (dict(zip(table["columns"], row, strict=True)) for row in table["rows"])
+    times = {row[""]: row["times"] for row in rows}
+    assert {name: times[name] for name in real_plan.OBJECTIVES["countdown"]} == dict.fromkeys(
+        real_plan.OBJECTIVES["countdown"], 200
+    )
+    assert total["seconds"] + max(total["compile (s)"] / 8, *(row["compile (s)"] for row in rows)) < 600
+    real_work.check_memory(int(0.92 * 80e9), 1, "countdown")
+
+
 def test_a_budget_s_seconds_are_of_products_and_of_passes_in_turn():
     rows = [{"name": "one", "times": 10, "flops": 237e12, "tokens": 5e5, "turns": 0}]
     rows += [{"name": "two", "times": 2, "flops": 0.0, "tokens": 5e5, "turns": 30, "compile_seconds": 4.0}]
@@ -131,13 +144,16 @@ def test_a_budget_s_seconds_are_of_products_and_of_passes_in_turn():
     assert table["rows"][-1] == ["in all", None, 6.0, 2370.0, None, pytest.approx(10.3), None, None, 4.0]
 
 
+@pytest.mark.parametrize("task", real_plan.TASKS)
 @pytest.mark.parametrize(("tiny", "parts"), [(False, 1), (False, 32), (True, 1)])
-def test_its_config_can_be_run(tiny, parts):
-    given = {"init": "" if tiny else "m.gguf", "train": "a", "valid": "b", "tests": "c", "tiny": tiny,
-             "task": "gsm8k"}  # fmt: skip
-    config = check(real_plan.get_config(json.dumps(given | {"micro_batches": parts})))
+def test_its_configs_can_be_run(task, tiny, parts):
+    given = {"init": "" if tiny else "m.gguf", "train": "a", "valid": "b", "tests": "c", "tiny": tiny, "task": task}
+    asked = [json.dumps(given | {"micro_batches": parts, "part": part}) for part in real_plan.PARTS[task]]
+    *first, config = [check(real_plan.get_config(each)) for each in asked]
+    stages = [stage for each in (*first, config) for stage in each.stages]
+    assert stages == [stage for stage in USUAL if stage != COLD_START or task == "gsm8k"]
     assert len(config.prompt_slots) == len(config.rl.capacities) == len(config.evaluate.thresholds) == 1
-    assert config.rl.objectives == ("control", "slpo", "answer_only", "pathwise")
+    assert config.rl.objectives == tuple(real_plan.OBJECTIVES[task])
     assert config.evaluate.batch_size * parts in (32, 1024)
     assert config.evaluate.samples == 16
 
@@ -245,7 +261,13 @@ def test_a_profile_goes_on_with_the_objectives_that_are_left(tmp_path, data, cap
 
 
 @pytest.mark.nightly
-def test_a_killed_run_goes_on(tmp_path, data):
+@pytest.mark.parametrize(("task", "compiled", "rows", "counts", "tables"), [
+    ("gsm8k", 12, {"imitate", "imitate_fixed_tmax", "cold_start"}, {"gsm8k": 2, "multiarith": 1, "svamp": 2},
+     {"minus control", "minus cold gate"}),
+    ("countdown", 8, {"imitate", "imitate_control"}, {"numbers_3": 8, "numbers_4": 8},
+     {"minus further imitation", "minus imitation", "minus answer_only"}),
+])  # fmt: skip
+def test_a_killed_run_goes_on(task, compiled, rows, counts, tables, tmp_path, data):
     """The whole path with weights in parts: killed within an objective, all is there after a second call.
 
     What was compiled first is what the run asks for: nothing of size is compiled after it.
@@ -256,7 +278,8 @@ def test_a_killed_run_goes_on(tmp_path, data):
     write_gguf(tmp_path / "small.gguf", fields_of(small), tensors_of(small))
     carry.prepare(tmp_path / "small.gguf", [], tmp_path / "parts", part=50_000)
     work, cache = tmp_path / "work", tmp_path / "xla"
-    command = [sys.executable, "-m", "benchmarks.real", "--tiny", "--seconds=900", f"--workdir={work}",
+    command = [sys.executable, "-m", "benchmarks.real", "--tiny", f"--task={task}", "--seconds=900",
+               f"--workdir={work}",
                f"--train={data}", f"--weights={tmp_path / 'parts'}", f"--out={tmp_path / 'out'}"]  # fmt: skip
     environment = os.environ | {"PYTHONPATH": str(ROOT), "JAX_COMPILATION_CACHE_DIR": str(cache)}
 
@@ -276,7 +299,7 @@ def test_a_killed_run_goes_on(tmp_path, data):
                 break
     assert process.wait() == -signal.SIGKILL, (tmp_path / "log").read_text()
     assert "under way" in (tmp_path / "out/page.md").read_text()
-    assert len(first) == 12
+    assert len(first) == compiled
     before = (work / "checkpoints/imitate/finished").stat().st_mtime_ns
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr + (work / "run.log").read_text()[-2000:]
@@ -286,10 +309,9 @@ def test_a_killed_run_goes_on(tmp_path, data):
         "metrics.jsonl", "page.md", "real_gpu.json", "report.json", "report.md"
     }  # fmt: skip
     report = json.loads((tmp_path / "out/report.json").read_text())
-    assert set(report["eval"]) == {"imitate", "imitate_fixed_tmax", "cold_start", *real_plan.OBJECTIVES["gsm8k"]}
-    counts = {name: figures["n"] for name, figures in report["eval"]["slpo"].items()}
-    assert counts == {"gsm8k": 2, "multiarith": 1, "svamp": 2}
+    assert set(report["eval"]) == rows | {*real_plan.OBJECTIVES[task]}
+    assert {name: figures["n"] for name, figures in report["eval"]["slpo"].items()} == counts
     found = json.loads((tmp_path / "out/real_gpu.json").read_text())
     assert {"command", "commit", "machine", "date", "seeds"} < found.keys()
-    assert {*found["tables"]} == {"programs", "right answers", "minus control", "minus cold gate", "by minutes"}
+    assert {*found["tables"]} == {"programs", "right answers", "by minutes"} | tables
     assert "all is there" in done.stdout
