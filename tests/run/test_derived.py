@@ -176,7 +176,8 @@ def test_only_the_absence_of_a_split_is_one(tmp_path, monkeypatch):
         _chosen(folder)
     part = f"{_table(tmp_path / 'my.csv', 120)}[train]"
     data = _chosen(part, fields=FIELDS)[0].data
-    assert (data.train, data.valid, data.eval.test) == (part, *(part.replace("train]", f"{x}]") for x in ("valid", "test")))
+    others = [part.replace("[train]", f"[{name}]") for name in ("valid", "test")]
+    assert [data.train, data.valid, data.eval.test] == [part, *others]
     asked = []
 
     def splits(place, _):
@@ -185,7 +186,7 @@ def test_only_the_absence_of_a_split_is_one(tmp_path, monkeypatch):
 
     monkeypatch.setattr(dataset_rows, "_splits", splits)
     for given in ({"valid": part}, {"eval": {"test": part}}):
-        with pytest.raises(UserError, match="^owner/name: the hub can't be reached"):
+        with pytest.raises(UserError, match=r"^owner/name: the hub can't be reached"):
             _chosen("owner/name", **given)
     assert len(asked) == 2
 
