@@ -244,6 +244,21 @@ def test_what_is_made_again_and_what_is_kept(finished, monkeypatch, name):
         assert all(name.endswith((".digest.json", ".manifest")) for name in others)
 
 
+UNREAD = (
+    RECORDS, MANIFEST, "work/eval/slpo/made.thoughts.json", "work/eval/slpo/row.json", "work/checkpoints",
+    "work/checkpoints/slpo", "work/checkpoints/slpo/config.json", "work/checkpoints/slpo.digest.json",
+    "work/checkpoints/slpo/rule.json", "work/checkpoints/slpo/0/params",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("where", UNREAD)
+def test_what_can_not_be_read_is_said_and_nothing_is_made_again(finished, monkeypatch, unreadable, where):
+    before, path = finished.files(), finished.folder / where
+    with unreadable(path), pytest.raises(PermissionError, match=re.escape(str(path))):
+        finished.evaluate(monkeypatch)
+    assert finished.files() == before
+
+
 def test_what_nobody_can_make_again_unasked_is_one_line(finished, monkeypatch):
     """A row says which rule was chosen, and so does the checkpoint's file, which may be all that is there."""
     asked = {"work/eval/slpo/row.json": finished.evaluate,
