@@ -1,18 +1,22 @@
 """Whole files and folders: written at once or not at all, JSON that says what is wrong with it, and digests."""
 
 import contextlib
+import functools
 import hashlib
 import json
 import math
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from slpo_jax.errors import UserError
 from slpo_jax.io import hosts
+
+_TICK = 100_000_000  # nanoseconds within which a file that changes may keep its times
 
 
 def write_text(path: str | Path, text: str) -> None:
@@ -136,9 +140,17 @@ def digest(value: Any) -> str:
 
 
 def file_digest(path: Path) -> str:
-    """SHA-256 of a file, in hexadecimal; "" where there is none."""
+    """SHA-256 of a file, in hexadecimal; "" where there is none. A file that stays as it was is read once a process."""
     if not path.is_file():
         return ""
+    it = path.stat()
+    hashed = _hashed if time.time_ns() - max(it.st_mtime_ns, it.st_ctime_ns) > _TICK else _hashed.__wrapped__
+    return hashed(path.absolute(), (it.st_dev, it.st_ino, it.st_size, it.st_mtime_ns, it.st_ctime_ns))
+
+
+@functools.lru_cache(maxsize=4096)
+def _hashed(path: Path, _: tuple[int, ...]) -> str:
+    """The SHA-256 of a file of this identity, size and times."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

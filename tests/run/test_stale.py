@@ -267,7 +267,8 @@ def test_most_answers_cut_at_the_limit_is_said(finished, monkeypatch, warnings):
     finished.train("slpo", 7)
     says = "100% of the answers are cut at the limit, and wrong whatever they say; raise config."
     done = finished.evaluate(monkeypatch)
-    assert {line for line in warnings if "cut" in line} == {f"{label}: {says}max_answer_tokens" for label in done}
+    cut = [line for line in warnings if "cut" in line]  # each once, also of validation, which each threshold asks
+    assert sorted(cut) == sorted(f"{label}: {says}max_answer_tokens" for label in set(done))
     warnings.clear()
     done = finished.evaluate(monkeypatch, **{"evaluate.max_answer_tokens": 4, "evaluate.seeds": 1})
     assert {line for line in warnings if "cut" in line} >= {
@@ -430,7 +431,7 @@ def test_a_data_file_that_changed_under_its_name(run, key, file):
     path = run.folder / file
     before = path.read_bytes()
     path.write_bytes(before + before.splitlines(keepends=True)[0])
-    run.error(f"data.{key}", f"{path} has changed since")
+    run.error(f"data.{key}", f"{path} has changed since", max_answer_tokens=9)  # chosen from it, say
     run.fine(**EVALUATED)  # which trains nothing
     path.write_bytes(before)
     run.fine()
