@@ -244,8 +244,8 @@ def train_stage(
             return
         folder = stage.run.workdir.best(stage.name).path
         if not best:  # a first step: what another try left there is not this one's
-            if hosts.is_first():
-                shutil.rmtree(folder, ignore_errors=True)
+            if hosts.is_first() and folder.exists():
+                shutil.rmtree(folder)
             hosts.barrier(f"{stage.name} begins")
             best = {"accuracy": -1.0, "step": 0, "evaluated": 0}
         log.rewind(stage.name, best["evaluated"], "valid_accuracy")
