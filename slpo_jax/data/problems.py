@@ -142,10 +142,10 @@ def load_problems(
     if part:
         return _part(source, part, load_problems(whole, settings, "train", answers, fields, columns, unanswered))
     if is_gym(source):
-        problems, said = gym_problems(source, settings or GymConfig(), role)
+        made, said = gym_problems(source, settings or GymConfig(), role)
         if said:
             logging.warning("%s", said)
-        return _with_keys(source, problems, answers, unanswered)
+        return _with_keys(source, made, answers, unanswered)
     path = Path(source).expanduser()
     if name := task_of(source):
         problems, said = _generated(name, source, settings or GENERATED[name].settings())
