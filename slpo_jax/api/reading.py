@@ -54,6 +54,6 @@ def read(source: Any, answers: str = "", fields: Mapping[str, str] | None = None
 
 def _load(source: Any, answers: Kind, fields: FieldsConfig) -> Problems:
     try:
-        return load_problems(source, answers=answers, fields=fields)
+        return load_problems(source, answers=answers, fields=fields, columns=None, unanswered=True)
     except UserError as error:
         raise error if isinstance(source, str) else UserError(f"source: {error}") from None

@@ -23,6 +23,15 @@ class Number(str):
     __slots__ = ()
 
 
+def plain(value: Any) -> Any:
+    """What a reward is given of a cell: numbers as int or float, in lists and dicts too."""
+    if isinstance(value, Number):
+        return int(Decimal(value)) if value.lstrip("-").isdigit() else float(value)
+    if isinstance(value, Mapping):
+        return {key: plain(inner) for key, inner in value.items()}
+    return [plain(inner) for inner in value] if isinstance(value, list) else value
+
+
 def constant(name: str) -> Number | None:
     """JSON's NaN, which is a missing value, and its infinities."""
     return None if name == "NaN" else Number(name)

@@ -17,7 +17,7 @@ _OWN_LABEL = re.compile(r"\(?([A-Z])\s*[).:]\s*")
 _COLUMN = re.compile(r"([A-J])|(?:(?i:op|opt|option|choice|ending|sol)[ _-]?|answer(?=[A-J]))(?:([A-Ja-j])|(\d{1,2}))")
 
 
-WAYS = ("0", "1", "text")
+WAYS = ("0", "1", "written")
 """What a number may be that is an answer: an index from 0 or from 1, or a choice's text."""
 
 
@@ -55,10 +55,10 @@ class Choices(NamedTuple):
         Raises:
             UserError: it is none of them, or both a choice's text and another one's label or index.
         """
-        labelled, text = self._labelled(said), self.read(said, "text")
+        labelled, text = self._labelled(said), self.read(said, "written")
         if canonical_number(said) is not None and not (labelled and self.own):
-            labelled = self.read(said, way or self.first or "0") if way != "text" else None
-            text = text if self.own or way in ("", "text") else None
+            labelled = self.read(said, way or self.first or "0") if way != "written" else None
+            text = text if self.own or way in ("", "written") else None
         elif self.own:
             text = None if labelled else text
         if not (labelled or text) or (labelled and text and labelled != text):
@@ -69,9 +69,9 @@ class Choices(NamedTuple):
         return labelled or self.texts[self.labels.index(text or "")]
 
     def read(self, number: str, way: str) -> str | None:
-        """The label of the choice that a number is the index of, from 0 or 1, or that any answer is the "text" of."""
+        """The label of the choice that a number is the index of, from 0 or 1, or that any answer is written as."""
         canonical = canonical_number(number) or number.strip()
-        if way == "text":
+        if way == "written":
             forms = [canonical_number(text) or text for text in self.texts]
             return self.labels[forms.index(canonical)] if canonical in forms else None
         place = int(canonical) - int(way) if re.fullmatch("[0-9]{1,2}", canonical) and not self.own else -1
@@ -168,10 +168,10 @@ def way_of(found: Iterable[tuple[str, Choices, str, bool]], first: Counted, stri
     ways = [way for way in WAYS if all(choices.read(said, way) for _, choices, said, _ in asked)]
     if not asked or (first and (strict or first in ways)):
         return first if asked else ""
-    if "text" in ways and len(ways) > 1:
+    if "written" in ways and len(ways) > 1:
         if "0" not in ways or not all(is_index and not choices.are_numbers for _, choices, _, is_index in asked):
-            return "" if "0" in ways else "text"
-        ways.remove("text")
+            return "" if "0" in ways else "written"
+        ways.remove("written")
     named = {choices.first for _, choices, _, _ in asked}
     if len(named) == 1 and named <= {*ways}:
         return named.pop()

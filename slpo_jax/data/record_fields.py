@@ -1,6 +1,6 @@
 """What the fields of a record mean, by the names that they have in published data sets."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, NamedTuple
@@ -9,7 +9,7 @@ from slpo_jax.config.bounds import Checked, setting
 from slpo_jax.data.cells import CHATS, Number, is_missing, is_number, listed, only_one, said, text_of, written
 from slpo_jax.data.choices import Choices, Counted, choices_of, is_column
 from slpo_jax.data.edges import EDGES, ROLES, read_graph
-from slpo_jax.data.problem import MOST_NAMES, Reading
+from slpo_jax.data.problem import MOST_NAMES, NO_COLUMNS, Reading
 from slpo_jax.data.solutions import marked, steps_of
 from slpo_jax.errors import UserError
 from slpo_jax.rewards.answers import canonical_number
@@ -52,6 +52,7 @@ class RawProblem(NamedTuple):
         solution: a text with the steps, where they aren't listed; "" for none. See `written_steps`.
         choices: of the question.
         is_number: whether the record has the answer as a number, and not as a text that writes one.
+        columns: of the record, that are kept as they are.
     """
 
     question: str
@@ -60,6 +61,7 @@ class RawProblem(NamedTuple):
     solution: str = ""
     choices: Choices | None = None
     is_number: bool = False
+    columns: Mapping[str, Any] = NO_COLUMNS
 
 
 # Names in lower case; the first that has something in it is taken. Worked solutions come after answers alone.
@@ -70,6 +72,7 @@ _ANSWERS = ("answer", "final_answer", "final_ans", "expected_answer", "answerkey
             "correct", "answer_idx", "cop", "target", "ground_truth", "reward_model", *_WORKED, "label")  # fmt: skip
 # In the others a worked solution may stand too.
 _ALONE = set(_ANSWERS) - {"answer", *_WORKED}
+_TARGETS = ("target", "label")  # which may be what a verifier goes by, as that of a number puzzle
 # Parts of the question, before or after the field that is named so.
 _BEFORE = {"question": ("context", "passage", "body")}
 _AFTER = {"instruction": ("input",)}
@@ -77,7 +80,14 @@ _AFTER = {"instruction": ("input",)}
 _STEPS = ("steps", "cot", "rationale", "reasoning", "chain_of_thought", "explanation", "thought")
 
 
-def read_record(where: str, record: Record, fields: FieldsConfig, strict: bool, reading: Reading) -> RawProblem:
+def read_record(
+    where: str,
+    record: Record,
+    fields: FieldsConfig,
+    strict: bool,
+    reading: Reading,
+    others: Collection[str] | None = None,
+) -> RawProblem:
     """Read a record by the names of its fields.
 
     Args:
@@ -86,6 +96,7 @@ def read_record(where: str, record: Record, fields: FieldsConfig, strict: bool, 
         fields: names that are given.
         strict: whether a record has to have them; otherwise one that doesn't is read without.
         reading: is told which fields are used.
+        others: fields that a reward asks for, in a record that need not have an answer; None: it has to.
     Returns:
         the problem.
     Raises:
@@ -103,7 +114,11 @@ def read_record(where: str, record: Record, fields: FieldsConfig, strict: bool, 
     reading.see(record)
     given, record = record, {str(name).strip().lower(): value for name, value in record.items()} | record
     asked = _named(where, given, record, "question", fields.question if strict or fields.question in given else "")
-    answered = _named(where, given, record, "answer", fields.answer if strict or fields.answer in given else "")
+    named = fields.answer if strict or fields.answer in given else ""
+    if others is not None and not named:
+        record = {name: value for name, value in record.items() if not (name in _TARGETS and name in others)}
+        record |= {} if record.keys() & {*_ANSWERS} else {"answer": None}
+    answered = _named(where, given, record, "answer", named)
     solution, answer = _answer(where, record, answered)
     if strict and fields.choices and fields.choices not in given:
         raise unknown_field(where, given, "choices", fields.choices)
@@ -111,7 +126,8 @@ def read_record(where: str, record: Record, fields: FieldsConfig, strict: bool, 
     if choices := choices_of(where, record, fields.choices if fields.choices in given else ""):
         question = choices.below(question)
         reading.note("choices", choices.fields)
-    reading.note("answer", [answered])
+    if answer is not None or answered in given:
+        reading.note("answer", [answered])
     steps, text = _steps(where, record, fields.steps, reading)
     if not text and not steps:
         texts = {answered: solution}

@@ -4,7 +4,6 @@ Numbers keep the text that was written, which 64 bits may round: in JSON, CSV, a
 """
 
 import csv
-import dataclasses
 import io
 import json
 import re
@@ -143,6 +142,12 @@ def dataset_records(dataset: Any) -> Iterator[Any]:
         yield from arrow_records(table)
 
 
+class ProblemRecord(dict[str, Any]):
+    """The record of a `Problem`, whose columns are beside its fields: these have been understood already."""
+
+    columns: Mapping[str, Any]
+
+
 def given_rows(given: Any) -> Rows:
     """The records of what a caller holds.
 
@@ -187,7 +192,9 @@ def _plain(value: Any) -> Any:
     if isinstance(value, str | bool | None):
         return value
     if isinstance(value, Problem):
-        return dataclasses.asdict(value) | {"steps": list(value.steps)}
+        record = ProblemRecord(question=value.question, steps=list(value.steps), answer=value.answer)
+        record.columns = value.columns
+        return record
     if isinstance(value, Mapping):
         return {key: _plain(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):

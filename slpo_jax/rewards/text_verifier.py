@@ -24,6 +24,19 @@ from slpo_jax.rewards.verifier import (
     padded_table,
 )
 
+Judge = Callable[[jax.Array, jax.Array], jax.Array]
+"""(the bytes of a completion, uint8 [N], 0 behind them; its encoded reference, uint8 [R]) -> bool, traceable."""
+
+
+def judged(table_VL, tokens_BA: jax.Array, references_BR: jax.Array, eos_id: int | jax.Array, judge: Judge):
+    """bool [B]: what `judge` says of completions, as `verify` does of those that give their reference."""
+
+    def judge_row(tokens_A, reference_R):
+        bytes_N, ended = completed_text(table_VL, tokens_A, eos_id)
+        return ended & judge(bytes_N, reference_R)
+
+    return jax.vmap(judge_row)(jnp.asarray(tokens_BA), jnp.asarray(references_BR))
+
 
 def verify(
     table_VL, tokens_BA: jax.Array, references_BR: jax.Array, eos_id: int | jax.Array, style: AnswerStyle
@@ -39,13 +52,7 @@ def verify(
     Returns:
         bool [B].
     """
-    _, judge = ON_DEVICE[style]
-
-    def verify_row(tokens_A, reference_R):
-        bytes_N, ended = completed_text(table_VL, tokens_A, eos_id)
-        return ended & judge(bytes_N, reference_R)
-
-    return jax.vmap(verify_row)(jnp.asarray(tokens_BA), jnp.asarray(references_BR))
+    return judged(table_VL, tokens_BA, references_BR, eos_id, ON_DEVICE[style][1])
 
 
 def text_table(token_bytes: Sequence[bytes]) -> np.ndarray:
@@ -55,15 +62,21 @@ def text_table(token_bytes: Sequence[bytes]) -> np.ndarray:
 
 def is_text(bytes_N: jax.Array, reference_R: jax.Array) -> jax.Array:
     """Whether a completion gives its reference: `compared(said_text(completion)) == compared(reference)`."""
-    bytes_N = _with_single_spaces(bytes_N)
-    indices_N, beside_N = jnp.arange(bytes_N.size), _in(bytes_N, BESIDE.encode() + b"\0")
-    found_MN = jnp.stack([jnp.where(_matches(bytes_N, mark), indices_N + len(mark), 0) for mark in MARKS])
-    begin = jnp.where(~beside_N & (indices_N >= found_MN.max()), indices_N, bytes_N.size).min()
-    end = jnp.where(~beside_N & (bytes_N != ord(".")) & (indices_N >= begin), indices_N + 1, 0).max()
+    bytes_N, begin, end = said(bytes_N)
     length = (reference_R > 0).sum()
     indices_R = begin + jnp.arange(reference_R.size)
     same_R = bytes_N.at[indices_R].get(mode="fill", fill_value=0) == reference_R
     return (length > 0) & (end - begin == length) & (same_R | (reference_R == 0)).all()
+
+
+def said(bytes_N: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The bytes [N] of a completion with single spaces, and where `said_text` of it begins and ends there."""
+    bytes_N = _with_single_spaces(bytes_N)
+    indices_N, beside_N = jnp.arange(bytes_N.size), _in(bytes_N, BESIDE.encode() + b"\0")
+    ends_MN = jnp.stack([jnp.where(_matches(bytes_N, mark), indices_N + len(mark), 0) for mark in MARKS])
+    begin = jnp.where(~beside_N & (indices_N >= ends_MN.max()), indices_N, bytes_N.size).min()
+    end = jnp.where(~beside_N & (bytes_N != ord(".")) & (indices_N >= begin), indices_N + 1, 0).max()
+    return bytes_N, begin, end
 
 
 def _with_single_spaces(bytes_N: jax.Array) -> jax.Array:
@@ -81,9 +94,11 @@ def _matches(bytes_N: jax.Array, text: bytes) -> jax.Array:
 
 # The bytes of an apostrophe that isn't ASCII are told when all three have come; null bytes part them.
 _QUOTE = b"\xe2\x80\x99"
-_KEPT = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz ':=*" + _QUOTE
-_OTHERS = {0: 1} | dict.fromkeys(b"0123456789_", ord("0"))
-_KINDS = bytes(byte if byte in _KEPT else _OTHERS.get(byte, ord(".")) for byte in range(256))
+_KINDS = bytes(
+    byte if (chr(byte).isalpha() and byte < 128) or byte in b" ':=*" + _QUOTE else
+    ord("0") if byte in b"0123456789_" else 1 if byte == 0 else ord(".")
+    for byte in range(256)
+)  # fmt: skip
 
 
 def choice_table(token_bytes: Sequence[bytes]) -> np.ndarray:
@@ -115,7 +130,7 @@ def is_choice(bytes_N: jax.Array, reference_R: jax.Array) -> jax.Array:
     word_N = _in(bytes_N, b"AI") & _after(follows_N)
     letter_N = _in(bytes_N, LETTERS.encode()) & ~before(within_N) & ~_after(within_N) & ~word_N
     marks = [whole(mark) if mark.endswith(b"s") else _matches(lower_N, mark) for mark in CHOICE_MARKS]
-    mark_N = jnp.stack(marks).any(axis=0)
+    mark_N = jnp.stack(marks).any(0)
 
     indices_N = jnp.arange(bytes_N.size)
     last_letter_N, last_mark_N = (jax.lax.cummax(jnp.where(at_N, indices_N, -1)) for at_N in (letter_N, mark_N))
@@ -133,11 +148,10 @@ def _in(bytes_N: jax.Array, kinds: bytes) -> jax.Array:
     return jnp.isin(bytes_N, jnp.array([*kinds], jnp.uint8))
 
 
-ON_DEVICE: dict[AnswerStyle, tuple[Callable[[Sequence[bytes]], np.ndarray], Callable[..., jax.Array]]] = {
+ON_DEVICE: dict[AnswerStyle, tuple[Callable[[Sequence[bytes]], np.ndarray], Judge]] = {
     "after_mark": (byte_table, is_after_mark),
     "last_number": (byte_table, is_last_number),
     "texts": (text_table, is_text),
     "choice": (choice_table, is_choice),
 }
-"""Of a style: the table [V, ..] of the bytes of each token id, and whether a completion gives its reference:
-(those bytes of it, uint8 [N], 0 behind them; encoded reference, uint8 [R]) -> bool."""
+"""Of a style: the table [V, ..] of the bytes of each token id, and whether a completion gives its reference."""

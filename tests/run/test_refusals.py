@@ -23,7 +23,7 @@ from refused import refusal
 from slpo_jax.config.validate import check
 from slpo_jax.errors import UserError
 from slpo_jax.io.workdir import Workdir
-from slpo_jax.rewards.reward import CORRECT, REWARDS
+from slpo_jax.rewards.reward import CORRECT, REWARDS, RewardEntry
 from slpo_jax.run.experiment import build
 from slpo_jax.run.plan import check_stages
 from slpo_jax.run.stage import Stage, close_stage
@@ -142,7 +142,7 @@ def _check(folder, changes):
 
 @pytest.mark.parametrize(("changes", "begins", "says"), CHECKED)
 def test_one_line_before_the_first_stage(changes, begins, says, tmp_path, cpu_devices, monkeypatch):
-    monkeypatch.setitem(REWARDS, "mine", lambda question, reference, text: float(len(text)))
+    monkeypatch.setitem(REWARDS, "mine", RewardEntry(lambda completion: float(len(completion))))
     with pytest.raises(UserError) as caught:
         _check(tmp_path, changes)
     line = str(caught.value)
@@ -197,7 +197,7 @@ def test_long_problem_of_slots_that_the_positions_cut():
 def test_that_pathwise_learns_references_whatever_the_reward_is_said_before(
     estimator, said, reward, tmp_path, warnings, monkeypatch
 ):
-    monkeypatch.setitem(REWARDS, "mine", lambda question, reference, text: float(len(text)))
+    monkeypatch.setitem(REWARDS, "mine", RewardEntry(lambda completion: float(len(completion))))
     changes = {"reward": reward, "objective.pathwise.estimator": estimator, "rl.temperature": 1.0}
     _check(tmp_path, {"stages": ("imitate", "rl"), "rl.objectives": ("pathwise",)} | changes)
     lines = [line for line in warnings if "config.reward=mine" in line]

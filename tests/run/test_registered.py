@@ -162,7 +162,7 @@ def test_what_can_not_be_registered_is_one_line(registries, what, name, value, f
 
 def test_a_file_may_be_read_again(registries, tmp_path):
     (tmp_path / "registers_mine.py").write_text(
-        "import slpo_jax\nslpo_jax.register_reward('mine', lambda *texts: 1.0)\n"
+        "import slpo_jax\nslpo_jax.register_reward('mine', lambda completion: 1.0)\n"
     )
     for _ in range(2):
         read_registrations(str(tmp_path / "registers_mine.py"))
