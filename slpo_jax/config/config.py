@@ -10,6 +10,7 @@ A section is the dataclass that it fills, which has its keys, defaults and range
     config.data                data/problems.py          DataConfig
     config.data.fields         data/record_fields.py     FieldsConfig
     config.data.TASK           data/generated.py         GENERATED
+    config.data.gym            data/gym.py               GymConfig
     config.imitate             training/recipes/         ImitateSettings
     config.imitate.NAME        training/recipes/         RECIPES[NAME]
     config.imitate.lora        models/lora.py            LoraConfig
@@ -89,6 +90,10 @@ class Config:
         reward: "correct" is 1 where the answer is the reference, else 0; others are registered. "" is the task's own
             verifier of a generated set, else "correct".
         rewards: several with weights, (NAME, WEIGHT) each, instead; the first says what is right.
+        reward_processes: that each reward which is a function is asked in, one completion at a time; 0: in the run's
+            own. What can't be sent there is refused.
+        reward_seconds: that it may take for a completion, which then earns 0 and counts as `reward_failed`; more than 0
+            asks it in one process at least.
         evaluate: the stage evaluate, and validation in the others.
         trackers: where these rows go as well, see docs/train.md.
         log_every: steps between rows of metrics.jsonl, which are means over them.
@@ -125,6 +130,8 @@ class Config:
     latent_rm: LatentRmConfig = LatentRmConfig()
     reward: str = ""
     rewards: tuple[tuple[str, float], ...] = ()
+    reward_processes: int = setting(0, least=0, note="0 is the run's own", affects="nothing")
+    reward_seconds: float = setting(0.0, least=0, note="0 is no limit", affects="nothing")
     evaluate: EvaluateConfig = setting(EvaluateConfig(), affects="report")
     trackers: tuple[str, ...] = setting(("tensorboard",), affects="nothing")
     log_every: int = setting(10, least=1, affects="nothing")
@@ -163,6 +170,7 @@ def default_config() -> ConfigDict:
     config = section(Config())
     config.lock()  # a misspelt key in a config file is an error too
     config.data.eval.unlock()
+    config.data.gym.settings.unlock()
     config.objective.unlock()
     return config
 

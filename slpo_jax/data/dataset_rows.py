@@ -66,7 +66,8 @@ def open_splits(source: str, role: Role) -> list[Split]:
             configs or splits to read one after the other as CONFIG+CONFIG, SPLIT+SPLIT.
         role: what it is for, which gives the split if `source` doesn't.
     Raises:
-        UserError: the set isn't there, can't be reached or read, or has no such config; `NoSplit`: it has no such split.
+        UserError: the set isn't there, can't be reached or read, or has no such config.
+        NoSplit: it has no such split.
     """
     place, configs, splits = _parse(source, role)
     if place.is_file():

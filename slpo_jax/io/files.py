@@ -94,6 +94,7 @@ def read_json(
         default: what is returned where there is no such file; None is an error.
     Raises:
         UserError: no such file, or it is no JSON object.
+        OSError: it is there, and can't be read.
     """
     if default is not None and not path.exists():
         return default
@@ -101,7 +102,7 @@ def read_json(
         values = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(f"{path}: no such file; {remedy}") from None
-    except (OSError, ValueError) as error:
+    except ValueError as error:
         raise UserError(f"{path}: is no JSON ({' '.join(str(error).split())}); {remedy}") from None
     if not isinstance(values, dict):
         raise UserError(f"{path}: is no JSON object; {remedy}")
@@ -159,4 +160,30 @@ def files_digest(path: Path) -> str:
     """SHA-256 of a file, or of names and contents of all files in a directory; "" where there is neither."""
     if not path.is_dir():
         return file_digest(path)
-    return digest({str(file.relative_to(path)): file_digest(file) for file in path.rglob("*") if file.is_file()})
+    return digest({str(file.relative_to(path)): file_digest(file) for file in files_below(path)})
+
+
+def entries(folder: Path) -> list[Path]:
+    """What lies in a folder, sorted; nothing where there is none.
+
+    Raises:
+        OSError: it can't be read, in which `Path.glob` finds nothing.
+    """
+    try:
+        return sorted(folder.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def files_below(folder: Path) -> list[Path]:
+    """The files in a folder and all below, sorted.
+
+    Raises:
+        OSError: one of the folders can't be read, which `Path.rglob` leaves out.
+    """
+
+    def refuse(error: OSError) -> None:
+        raise error
+
+    found = (Path(at) / name for at, _, names in os.walk(folder, onerror=refuse) for name in names)
+    return sorted(path for path in found if path.is_file())

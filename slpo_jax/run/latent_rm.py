@@ -195,7 +195,7 @@ class _Maker:
         found = self.think(self._batch(indices))
         by_problem = {name: jax.tree.map(lambda x: x.reshape(len(indices), -1, *x.shape[1:]), x)
                       for name, x in found.items()}  # fmt: skip
-        return by_problem, np.array([self._right(i, said) for i, said in zip(indices, by_problem["said"], strict=True)])
+        return by_problem, self._right(indices, by_problem["said"])
 
     def __call__(self, indices: np.ndarray, real: np.ndarray) -> dict[str, np.ndarray]:
         by_problem, right_BN = self.judged(indices)
@@ -208,8 +208,7 @@ class _Maker:
             )
             said = self.complete((self._batch(indices[rows]), actions, lengths))
             said = said.reshape(len(rows), right_BN.shape[1], *said.shape[1:])
-            share = [self._right(i, each).mean(axis=-1) for i, each in zip(indices[rows], said, strict=True)]
-            shares.append(np.asarray(share, np.float32)[is_real])
+            shares.append(self._right(indices[rows], said).mean(axis=-1).astype(np.float32)[is_real])
         made = {"problems": indices[kept], "shares": np.concatenate(shares)}
         return made | {name: by_problem[name][kept] for name in ("latents", "lengths")}
 
@@ -217,12 +216,13 @@ class _Maker:
         prompts = Prompts(*self.problems.prompt_batch(indices, self.setup.prompt_slots))
         return PromptedBatch(prompts, np.zeros((len(indices), 0), np.uint8), indices.astype(np.int32))
 
-    def _right(self, index: int, said: np.ndarray) -> np.ndarray:
-        """Whether completions [.., A] of a problem are right; of equal ones the first is asked."""
-        distinct, places = np.unique(said.reshape(-1, said.shape[-1]), axis=0, return_inverse=True)
-        readings = [self.setup.reward.read(tokens) for tokens in distinct]
-        asked = [self.problems.problems[index]] * len(distinct)
-        right = np.array(self.setup.reward.right(readings, asked))
+    def _right(self, indices: np.ndarray, said: np.ndarray) -> np.ndarray:
+        """Whether completions [B, .., A] of B problems are right; of a problem's equal ones the first is asked."""
+        own = np.broadcast_to(indices.reshape(-1, *[1] * (said.ndim - 1)), (*said.shape[:-1], 1))
+        rows = np.concatenate([own, said], axis=-1).reshape(-1, 1 + said.shape[-1])
+        distinct, places = np.unique(rows, axis=0, return_inverse=True)
+        readings = [self.setup.reward.read(tokens) for tokens in distinct[:, 1:]]
+        right = np.array(self.setup.reward.right(readings, [self.problems.problems[i] for i in distinct[:, 0]]))
         return right[places.reshape(said.shape[:-1])]
 
 

@@ -113,8 +113,9 @@ def check_stages(experiment: Experiment, uncut: Config | None = None) -> None:
     """
     for stage in experiment.wanted:
         ensure_manifest(stage, write=False)
-    for config in (uncut, experiment.config) if uncut else (experiment.config,):
-        _check_settings(dataclasses.replace(experiment, config=config))
+    if uncut:
+        _check_settings(dataclasses.replace(experiment, config=uncut))
+    _check_settings(experiment)
     evaluates = EVALUATE in experiment.config.stages
     if evaluates:
         check_evaluation(experiment)

@@ -21,7 +21,7 @@ from slpo_jax.data.dataset_rows import Role, place_of
 from slpo_jax.data.tokenizer import BYTES, WORDS
 from slpo_jax.errors import UserError
 from slpo_jax.io import artifact, hosts
-from slpo_jax.io.files import as_json, digest, files_digest, flatten, read_json, write_text
+from slpo_jax.io.files import as_json, digest, files_below, files_digest, flatten, read_json, write_text
 from slpo_jax.io.orbax import params_digest, params_dir
 from slpo_jax.policy.latent_policies import has_parameters
 from slpo_jax.run.setup import Setup
@@ -163,7 +163,7 @@ def checkpoint_digest(stage: Stage, load: Callable[[], Any]) -> str:
     folders = [params_dir(stage.folder.path)] if stage.name else initial_files(stage.run)
     state: dict[str, Any] = {}
     for folder in folders:
-        files = [folder] if folder.is_file() else sorted(path for path in folder.rglob("*") if path.is_file())
+        files = [folder] if folder.is_file() else files_below(folder)
         found = {str(path.relative_to(folder.parent)): path.stat() for path in files}
         state |= {name: [it.st_size, it.st_mtime_ns] for name, it in found.items()}
     if not stage.name:  # what lacks in it is drawn, and how it is read can be set

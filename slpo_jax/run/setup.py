@@ -258,7 +258,8 @@ def assemble(
     policy = _policy(config, template, reasoner, gate)
     answers = max(config.max_answer_tokens, config.evaluate.max_answer_tokens or 0)
     positions = model.n_positions - max(len(template.closing_ids) - 1, 0)
-    reward = Reward(config.weighted, template.answer_style, template.token_bytes, template.eos_ids)
+    reads = (template.answer_style, template.token_bytes, template.eos_ids)
+    reward = Reward(config.weighted, *reads, config.reward_processes, config.reward_seconds)
     key = jax.random.key(config.seed)
     return Setup(
         config=config,

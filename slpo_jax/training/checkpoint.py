@@ -14,7 +14,7 @@ from absl import logging as absl_logging
 from slpo_jax.errors import SaveError, UserError
 from slpo_jax.io import hosts
 from slpo_jax.io.artifact import damage, write_checksums
-from slpo_jax.io.files import as_json
+from slpo_jax.io.files import as_json, entries
 from slpo_jax.io.orbax import abstract_tree, unwritten
 from slpo_jax.models import xla_cpu
 from slpo_jax.training.state import TrainState
@@ -104,7 +104,7 @@ class StageCheckpoints:
     def _take_back(self) -> None:
         """What was to be replaced when the program was killed is the step's checkpoint again, or no longer needed."""
         if hosts.is_first():
-            for path in self.directory.glob("*.replaced"):
+            for path in (path for path in entries(self.directory) if path.suffix == ".replaced"):
                 if path.with_suffix("").exists():
                     shutil.rmtree(path)
                 else:
@@ -138,6 +138,7 @@ class StageCheckpoints:
             newest: none but the newest will do.
         Raises:
             UserError: there is no such checkpoint.
+            OSError: one is there, and can't be read; none is deleted.
         """
         problems: dict[int, str] = {}
         for step in sorted(self._manager.all_steps(), reverse=True)[: 1 if newest else None]:
@@ -145,8 +146,9 @@ class StageCheckpoints:
             if not problem:
                 try:
                     found = self._restore(step, like)
-                except Exception as error:  # Orbax has none of its own for a file that it can't read
-                    if "RESOURCE_EXHAUSTED" in str(error):
+                except Exception as error:  # Orbax has none of its own for a file that is damaged
+                    unreadable = isinstance(error, OSError) and not isinstance(error, FileNotFoundError)
+                    if unreadable or "RESOURCE_EXHAUSTED" in str(error):
                         raise
                     problem = " ".join(str(error).split())[:200]
                 else:

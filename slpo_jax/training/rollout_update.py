@@ -18,16 +18,15 @@ import optax
 from jax.sharding import NamedSharding
 
 from slpo_jax.io.mesh import EVERYWHERE, ROWS
-from slpo_jax.policy import noise
 from slpo_jax.policy.policy import Policy
 from slpo_jax.policy.prompted import PromptedBatch
 from slpo_jax.policy.rollout import Trajectories
 from slpo_jax.rewards.reward import RewardFn
-from slpo_jax.training.host_rewards import HostRewardFn, HostVerdicts
+from slpo_jax.training.host_rewards import HostRewardFn, HostVerdicts, make_sampling
 from slpo_jax.training.objectives import Objective
 from slpo_jax.training.rl import make_improvement, make_loss, roll_out, rollout_sums
-from slpo_jax.training.sharding import Layout, gathered
-from slpo_jax.training.state import Params, TrainState, by_parts, make_train_step
+from slpo_jax.training.sharding import Layout
+from slpo_jax.training.state import Params, TrainState, make_train_step
 
 Rolled = tuple[PromptedBatch, Trajectories, jax.Array]
 """Prompts [B], rollouts [B*G], a prompt's in a row, and rewards [B, G]."""
@@ -83,7 +82,7 @@ def make_rl_step(
     improve = make_train_step(loss, *how, updates=updates, parts=parts, schedule=schedule)
     written = jax.jit(lambda trajectories: trajectories.completions, out_shardings=NamedSharding(layout.mesh, ROWS))
 
-    asked = None if host_reward is None else HostVerdicts(host_reward, layout)
+    asked = None if host_reward is None else HostVerdicts(host_reward, layout.mesh)
 
     def rolled(state: TrainState, batch):
         batch, trajectories, rewards_BG = roll(state, batch, reference if objective.needs_reference else {})
@@ -126,20 +125,7 @@ def make_rollout(
         start = objective.reference(policy, before, batch, trajectories) if objective.needs_reference else None
         return dataclasses.replace(trajectories, behaviour=kept, reference=start), rewards_BG
 
-    def rolled(state: TrainState, batch, reference):
-        specs = layout.specs(state.params), layout.specs(reference)
-
-        def local(params, reference, batch, key):
-            params, reference = gathered((params, reference), specs)
-            return by_parts(lambda part: one(params, reference, part, key), batch, micro_batches)
-
-        key = noise.stream_key(state.key, stream, state.step)
-        everywhere = jax.shard_map(
-            local, mesh=layout.mesh, in_specs=(*specs, ROWS, EVERYWHERE), out_specs=ROWS, check_vma=False
-        )
-        return batch, *everywhere(state.params, reference, batch, key)
-
-    return jax.jit(rolled)
+    return make_sampling(one, layout, stream, micro_batches)
 
 
 def are_mixed(rewards_BG: jax.Array) -> jax.Array:

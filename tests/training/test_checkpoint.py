@@ -354,6 +354,27 @@ def test_damage_that_nobody_sealed_is_one_line_too(tmp_path):
         load_params(tmp_path, _state().params)
 
 
+def test_what_can_not_be_read_is_no_damage_and_is_not_deleted(tmp_path):
+    _two(tmp_path)
+    for name in ("extra", "params"):  # a folder in the place of a file
+        path = tmp_path / "8" / name / {"extra": "metadata", "params": "_METADATA"}[name]
+        kept = path.read_bytes()
+        (tmp_path / "8" / "checksums.json").unlink(missing_ok=True)
+        path.unlink()
+        path.mkdir()
+        keeper = StageCheckpoints(tmp_path)
+        with pytest.raises(IsADirectoryError, match=path.name):
+            keeper.restore(_state())
+        if name == "params":
+            for read in (lambda: load_params(tmp_path, _state().params), lambda: stored_params(tmp_path)):
+                with pytest.raises(IsADirectoryError, match=path.name):
+                    read()
+        keeper.close()
+        path.rmdir()
+        path.write_bytes(kept)
+    assert StageCheckpoints(tmp_path).restore(_state())[1] == {"step": 8}
+
+
 def test_a_finished_stage_s_last_checkpoint_is_not_replaced_by_an_earlier_one(tmp_path):
     _two(tmp_path)
     (tmp_path / "finished").write_text("8\n")
