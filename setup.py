@@ -37,10 +37,14 @@ REQUIREMENTS = [
 PLOT = ["matplotlib>=3.10.0"]  # for `Evaluation.plot`
 LATEX = ["math-verify>=0.9", "sympy>=1.13"]  # the grader of answers in boxes, and whose numbers it compares
 
+GYM = ["reasoning-gym>=0.1.25"]  # verified tasks, see docs/data.md
+
 EXTRAS = {
+    "gym": GYM,
     "latex": LATEX,
     "plot": PLOT,
     "test": [
+        *GYM,
         *LATEX,
         *PLOT,
         "hypothesis>=6.130",

@@ -22,6 +22,7 @@ from slpo_jax.data.cells import plain
 from slpo_jax.data.choices import way_of
 from slpo_jax.data.dataset_rows import Role, open_splits, part_of, split_rows
 from slpo_jax.data.generated import GENERATED, Generated, task_of
+from slpo_jax.data.gym import GymConfig, gym_problems, is_gym
 from slpo_jax.data.problem import Problem, Problems, Reading
 from slpo_jax.data.record_fields import FOUND, FieldsConfig, RawProblem, read_record, unknown_field
 from slpo_jax.data.rows import FILE_READERS, Rows, given_rows
@@ -53,12 +54,14 @@ class DataConfig(_Tasks):
         valid: the validation split, on which all choices are made.
         eval: sets to evaluate on, NAME = source; a NAME can also be given on the command line.
         fields: the names of fields that can't be told.
+        gym: how the problems of reasoning-gym are made.
     """
 
     train: str = ""
     valid: str = ""
     eval: dict[str, str] = setting({}, affects="report")
     fields: FieldsConfig = FieldsConfig()
+    gym: GymConfig = GymConfig()
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -69,6 +72,8 @@ class DataConfig(_Tasks):
 
     def of_task(self, source: Any) -> Any:
         """How a generated source is made; None of others."""
+        if is_gym(source):
+            return self.gym
         return getattr(self, task_of(source), None) if task_of(source) else None
 
 
@@ -111,10 +116,11 @@ def load_problems(
     counts them.
 
     Args:
-        source: a file of one of the kinds of `FILE_READERS`; "TASK:NAME" for a set of one of `GENERATED`; a directory
-            as on the hub or a hub id, perhaps with configs and splits, as `open_splits` takes them; or records with
-            fields, as `given_rows` takes them. An existing path comes before a hub id. "[train]", "[valid]" or "[test]"
-            at the end are eight, one and one of every ten of its training problems.
+        source: a file of one of the kinds of `FILE_READERS`; "TASK:NAME" for a set of one of `GENERATED`; "gym:TASK"
+            for one of reasoning-gym (`data.gym`); a directory as on the hub or a hub id, perhaps with configs and
+            splits, as `open_splits` takes them; or records with fields, as `given_rows` takes them. An existing path
+            comes before a hub id.
+            "[train]", "[valid]" or "[test]" at the end are eight, one and one of every ten of its training problems.
         settings: how a generated set is made, of its task's dataclass; None for the defaults.
         role: the split to take of a directory or hub id whose source names none.
         answers: "numbers"; or answers that are none stay as they are written, in "latex", to be compared as such
@@ -135,6 +141,11 @@ def load_problems(
     whole, part = part_of(source)
     if part:
         return _part(source, part, load_problems(whole, settings, "train", answers, fields, columns, unanswered))
+    if is_gym(source):
+        problems, said = gym_problems(source, settings or GymConfig(), role)
+        if said:
+            logging.warning("%s", said)
+        return _with_keys(source, problems, answers, unanswered)
     path = Path(source).expanduser()
     if name := task_of(source):
         problems, said = _generated(name, source, settings or GENERATED[name].settings())
@@ -181,6 +192,22 @@ class _How(NamedTuple):
     strict: bool
     columns: frozenset[str] | None
     unanswered: bool
+
+
+def _with_keys(source: str, problems: Sequence[Problem], answers: Kind, unanswered: bool) -> Problems:
+    """Problems of which answers that can't be compared are left out, and counted; texts stay as they are."""
+    keys = [each.answer for each in problems]
+    compared = keys if answers == "texts" else _compared(keys, answers)
+    pairs = zip(problems, compared, strict=True)
+    kept = [(each, key) for each, key in pairs if key or (unanswered and not each.answer)]
+    read = Problems(dataclasses.replace(each, answer=key) for each, key in kept)
+    read.left_out = len(problems) - len(read)
+    if not read:
+        raise UserError(f"{source}: no problem has an answer that can be compared; leave config.reward to the task")
+    if read.left_out:
+        logging.warning("%s: left out %d of %d problems, whose answer can't be compared", source, read.left_out,
+                        len(problems))  # fmt: skip
+    return read
 
 
 @functools.lru_cache(maxsize=_KEPT)

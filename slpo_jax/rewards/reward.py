@@ -13,10 +13,12 @@ import numpy as np
 
 from slpo_jax.errors import UserError
 from slpo_jax.rewards.answers import STYLES, AnswerStyle, are_right, parse_completion, read_completion
+from slpo_jax.rewards.countdown import COUNTDOWN, countdown, countdown_reference, reaches_goal
 from slpo_jax.rewards.ending import is_end
 from slpo_jax.rewards.functions import Asked, Function, asked_of, cant_run, name_of, names_of
+from slpo_jax.rewards.gym import GYM, gym
 from slpo_jax.rewards.processes import CantRun, Limits, Processes
-from slpo_jax.rewards.text_verifier import ON_DEVICE, Judge, judged
+from slpo_jax.rewards.text_verifier import ON_DEVICE, Judge, judged, text_table
 from slpo_jax.rewards.verifier import padded_table
 
 RewardFn = Callable[[jax.Array, jax.Array], jax.Array]
@@ -28,7 +30,7 @@ class DeviceReward(NamedTuple):
 
     Attributes:
         table: the bytes of each token id -> the bytes that it is read with, uint8 [V, L], 0 behind them.
-        encode: problem -> what `judge` has to know of it, in bytes other than 0.
+        encode: problem -> what `judge` has to know of it, in bytes that zeros may follow.
         judge: see `text_verifier.Judge`.
     """
 
@@ -60,7 +62,11 @@ class RewardEntry(NamedTuple):
 
 
 CORRECT = "correct"
-REWARDS: dict[str, RewardEntry] = {CORRECT: RewardEntry(None)}
+REWARDS: dict[str, RewardEntry] = {
+    CORRECT: RewardEntry(None),
+    COUNTDOWN: RewardEntry(countdown, DeviceReward(text_table, countdown_reference, reaches_goal)),
+    GYM: RewardEntry(gym),
+}
 """By name what a completion earns (`config.reward`, `config.rewards`)."""
 
 Weighted = Sequence[tuple[str, float]]

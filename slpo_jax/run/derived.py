@@ -18,6 +18,7 @@ from slpo_jax.config.sections import changed
 from slpo_jax.data.batches import encode_problems
 from slpo_jax.data.dataset_rows import NoSplit, open_splits, part_of
 from slpo_jax.data.generated import task_of
+from slpo_jax.data.gym import is_gym
 from slpo_jax.data.problem import Problem
 from slpo_jax.data.rows import FILE_READERS
 from slpo_jax.data.tokenizer import BYTES, WORDS, words_of
@@ -183,6 +184,8 @@ def _split(train: str, name: str) -> str:
     """
     if task := task_of(train):
         return f"{task}:{name}"
+    if is_gym(train):
+        return f"{train.partition('@')[0]}@{name}"
     whole, part = part_of(train)
     if part or whole.lower().endswith(tuple(FILE_READERS)) or "@" in whole:
         return f"{whole}[{name}]"

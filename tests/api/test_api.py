@@ -267,10 +267,10 @@ def test_an_export_is_the_reasoner_as_it_was_loaded(reasoner, tmp_path):
         assert (after.answer, after.text, len(after.latents)) == (before.answer, before.text, len(before.latents))
 
 
-@pytest.mark.parametrize("given", [{"config": 3}, {"eval": 3}, {"workdir": 3}, {"train": 3}])
+@pytest.mark.parametrize("given", [{"config": 3}, {"eval": 3}, {"workdir": 3}, {"train": 3}, {"config": {3: 4}}, {"eval": {3: "a"}}])
 def test_a_wrong_argument_of_a_run_is_a_line(given):
     (key,) = given
-    with pytest.raises(slpo.UserError, match=f"^{key}: 3 is not valid; give a "):
+    with pytest.raises(slpo.UserError, match=rf"^{key}: {{?3.* is not valid; give a "):
         slpo.train("quickstart", **given)
 
 

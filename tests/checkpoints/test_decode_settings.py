@@ -290,8 +290,8 @@ def published(tmp_path_factory):
     return folder / "published"
 
 
-def _ends(folder):
-    return find_checkpoint(read_config(_config(folder))).template.eos_ids
+def _ends(source, base=""):
+    return find_checkpoint(read_config(_config(source, base=str(base)))).template.eos_ids
 
 
 def test_end_tokens_go_there_and_back(published, tmp_path):
@@ -302,6 +302,7 @@ def test_end_tokens_go_there_and_back(published, tmp_path):
     assert _ends(published) == (eos, 7)
     edit(published / "generation_config.json", eos_token_id=[9, eos, 5, 9])
     assert _ends(published) == (eos, 9, 5), "generation's own words go first, and each counts once"
+    assert _ends(published / "model.safetensors", published) == (eos, 9, 5), "a file's are its base's"
     # A latent reasoner's answers end with its eos alone, as before.
     latent = find_checkpoint(read_config(_config(published, reasoner="coconut_llama", max_latents=1))).template
     assert latent.eos_ids == (latent.eos_id,) == (eos,)

@@ -87,13 +87,23 @@ ANSWERED = [
     f"<think>{LINES}</think>\n<answer>The answer is 5.</answer>", f"{LINES} <answer>5</answer>",
     f"<think>{LINES}</think><answer> \\boxed{{5}}", f"{LINES}\n**Answer:** 5", f"{LINES}\nThe answer is **5**.",
     f"{LINES} The final answer is: 5", f"{LINES}\nSo the answer is 5.",
+    f"<thinking>\n{LINES}\n</thinking>\n5", f"<reasoning>{LINES}</reasoning>\n<answer>$5$</answer>",
+    f"<|begin_of_thought|>\n{LINES}\n<|end_of_thought|>\n\n<|begin_of_solution|>\nSo\n\\boxed{{5}}\n<|end_of_solution|>",
+    f"[THINK]{LINES}[/THINK]5", f"\u25c1think\u25b7{LINES}\u25c1/think\u25b7**5**", f"{LINES}\n#### $5$",
+    f"<start_working_out>{LINES}<end_working_out><SOLUTION>5</SOLUTION>", f"{LINES}\n#### Final Answer\n5",
+    f"<thinking>{LINES}<reflection></reflection></thinking>\n<output>\n5\n</output>",
+    f"{LINES}\n**Final Answer:** $5$", f"{LINES}\nThe answer is \\( 5 \\).", f"{LINES}\nThe answer is:\n\\[ 5 \\]",
+    f"{LINES}\n**Final Answer**\n\\[\n5\n\\]", f"{LINES}\n**Answer**: 5", f"{LINES}\nThe correct answer is 5.",
+    f"{LINES}\nAnswer = 5", f"{LINES}\nFinal Answer: The final answer is $5$. I hope it is correct.",
+    f"{LINES}\n\\boxed 5", f"{LINES}\n\\fbox{{5}}", f"{LINES}\n## Final Answer\n5", f"{LINES}\n**The answer is: 5**",
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("text", ANSWERED)
 def test_marks_are_no_steps_and_the_answer_behind_them_is_read(text):
     found = [{"problem": "Q?", "solution": text}, {"question": "Q?", "cot": text, "answer": "5"}]
-    for record in found[: 1 + ("</think>" not in text)]:
+    ends = ("</think", "</reasoning", "end_of_thought", "/THINK", "/think", "end_working")
+    for record in found[: 1 + all(end not in text for end in ends)]:
         assert load_problems([record], answers="texts") == (Problem("Q?", STEPS, "5"),)
 
 
@@ -103,11 +113,22 @@ def test_marks_are_no_steps_and_the_answer_behind_them_is_read(text):
         ("Is **a** < b?", ("Is **a** < b?", None)), ("3+2=5, the answer is 5", ("3+2=5,", "5")),
         ("It is late.\nThus, the answer is $\\boxed{5}$.", ("It is late.", "5")), ("#### 5", ("", "5")),
         ("#### 1 is a title.\nHe gets 3.\n#### 5", ("#### 1 is a title.\nHe gets 3.\n", "5")),
-        ("The answer is 5.", ("", "5")),
+        ("The answer is 5.", ("", "5")), (LINES, (LINES, "")), (f"<think>{LINES}</think>One.\nTwo.", (f"\n{LINES}", "")),
+        ("\\begin{pmatrix}\n1\n\\end{pmatrix}", ("\\begin{pmatrix}\n1\n\\end{pmatrix}", None)),
     ],
 )  # fmt: skip
 def test_marked(text, expected):
     assert marked(text) == expected
+
+
+def test_lines_without_a_mark_have_no_answer(warnings):
+    records = [{"question": "Q?", "answer": text} for text in (LINES, f"{LINES}\n#### 5", "5")]
+    problems = load_problems(records, answers="texts")
+    assert ([each.answer for each in problems], problems.left_out) == (["5", "5"], 1)
+    assert warnings == ["records: left out 1 of 3 problems: record 1: no answer, nor one behind a mark such as #### in its "
+                        "lines"]  # fmt: skip
+    whole = "First.\nSecond."  # of a field that holds the answer alone
+    assert load_problems([{"question": "Q?", "final_answer": whole}], answers="texts")[0].answer == whole
 
 
 BELOW = "Which?\nA. 54\nB. 80 pens\nC. None"
@@ -129,6 +150,72 @@ CHOICES = [
 def test_choices_are_written_below_the_question(record, answer):
     read = load_problems([{"question": "Which?", **record}], answers="texts")
     assert read == (Problem(BELOW, (), answer),)
+
+
+NAN = float("nan")
+LACKING = [
+    {"A": "54", "B": None, "C": "7", "D": NAN}, {"opa": "54", "opb": NAN, "opc": "7"}, {"choices": ["54", None, "7", ""]},
+    {"choices": ["54", NAN, "7"]}, {"options": {"A": "54", "B": NAN, "C": "7"}}, {"A": "54", "B": "-", "C": "7"},
+    {"choices": {"text": ["54", NAN, "7"], "label": ["A", "B", "C"]}}, {"option1": "54", "option2": "N/A", "option3": 7},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("record", LACKING)
+def test_a_choice_that_is_missing_is_none(record):
+    asked = {"question": "Which?", **record}
+    assert load_problems([asked | {"answer": "C"}], answers="texts") == (Problem("Which?\nA. 54\nC. 7", (), "C"),)
+    with pytest.raises(UserError, match=r"record 1: answer 'B' is none of the choices, .* give a label \(A, C\)"):
+        load_problems([asked | {"answer": "B"}], answers="texts")
+
+
+def test_a_dash_among_signs_is_a_choice():
+    signs = dict(zip("ABCD", "+-*/", strict=True))
+    asked = load_problems([{"question": "Which?", **signs, "answer": "B"}], answers="texts")
+    assert asked == (Problem("Which?\nA. +\nB. -\nC. *\nD. /", (), "B"),)
+
+
+MMLU, LABELS = {"choices": ["8", "2", "24", "120"]}, ["1", "2", "3", "4"]
+KMMLU = dict(zip("ABCD", ("w", "x", "y", "z"), strict=True))
+# (the choices, the answers of a set, as what they are read)
+COUNTED = [
+    (MMLU, [2], "C"), (MMLU, ["2", "0"], "CA"), (MMLU, ["24", 8, "2"], ["24", "8", "2"]), (MMLU, ["B", 2], "BC"),
+    ({"choices": {"text": ["a", "b", "3", "d"], "label": LABELS}}, ["3", "2", 4], "324"),
+    ({"choices": {"text": ["4", "3", "2", "1"], "label": [1, 2, 3, 4]}}, ["4", "1"], "41"),
+    (KMMLU, [0, 3], "AD"), (KMMLU, ["1", "2"], "BC"), ({"option1": "p", "option2": "q"}, ["1", "2", "option1"], "ABA"),
+    ({"choice1": "p", "choice2": "q"}, [0, 1], "AB"), ({"option_1": "p", "option_2": "q"}, [1], "A"),
+    ({"ending0": "p", "ending1": "q"}, ["1"], "B"), ({"endings": ["p", "q"]}, ["1", 0], "BA"),
+    ({"answerA": "p", "answerB": "q", "answerC": "r"}, ["answerC", "A"], "CA"), ({"sol1": "p", "sol2": "q"}, [0, 1], "AB"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("choices", "answers", "expected"), COUNTED)
+def test_what_counts_the_choices_is_told_by_all_of_a_set(choices, answers, expected, tmp_path):
+    records = [{"question": "Which?", **choices, "answer": answer} for answer in answers]
+    path = write_jsonl(tmp_path / "set.jsonl", records)
+    for source in (records, path):
+        assert [each.answer for each in load_problems(source, answers="texts")] == [*expected]
+
+
+def test_choices_that_count_from_1_are_said_to():
+    records = [{"question": "Which?", **KMMLU, "answer": answer} for answer in (1, 4, 3)]
+    with pytest.raises(UserError, match=r"record 2: answer '4' of 4 choices can only be an index from 1; say so with con"):
+        load_problems(records, answers="texts")
+    read = load_problems(records, answers="texts", fields=FieldsConfig(first_choice="1"))
+    assert [each.answer for each in read] == ["A", "D", "C"]
+    assert "answer (an index from 1) from answer" in read.reading.lines()[0]
+    others = [{"question": "Which?", **KMMLU, "answer": answer} for answer in (0, 3)]  # another set, from 0
+    read = load_problems(others, role="test", answers="texts", fields=FieldsConfig(first_choice="1"))
+    assert [each.answer for each in read] == ["A", "D"]
+    with pytest.raises(UserError, match="answer '2' is none of the choices, or one's text and another's label or index"):
+        load_problems([{"question": "Which?", **MMLU, "answer": "2"}], answers="texts")
+
+
+def test_the_field_of_the_choices_may_be_named():
+    records = [{"question": "Which?", "candidates": ["p", "q"], "answer": "B"}]
+    read = load_problems(records, answers="texts", fields=FieldsConfig(choices="candidates"))
+    assert read == (Problem("Which?\nA. p\nB. q", (), "B"),)
+    with pytest.raises(UserError, match=r"has no field 'chices' \(config.data.fields.choices\)"):
+        load_problems(records, answers="texts", fields=FieldsConfig(choices="chices"))
 
 
 def test_numbers_of_a_problem_are_no_choices():
@@ -173,9 +260,8 @@ def test_named_fields_have_to_be_there(tmp_path):
         assert load_problems(path, role="test", fields=fields)[0].answer == "6"
 
 
-NAN = float("nan")
 # What stands for nothing, by the kind of source.
-NOTHING = {"csv": ["", NAN], "jsonl": [None, NAN], "parquet": [None, NAN], "records": [np.float32("nan"), pandas.NaT]}
+NOTHING = {"csv": ["", NAN, "N/A", "-"], "jsonl": [None, NAN], "parquet": [None, NAN], "records": [np.float32("nan"), pandas.NaT]}
 
 
 @pytest.mark.parametrize("kind", NOTHING)
@@ -203,6 +289,10 @@ def test_a_missing_value_is_missing(kind, tmp_path, warnings):
 
 
 def test_an_answer_may_be_a_list_or_a_word():
+    for one in ("['42']", ["42"], [42], '["42"]'):
+        assert load_problems([{"question": "Q?", "answer": one}], answers="texts")[0].answer == "42"
+    for code in ("00012", "1e5", "12E3"):
+        assert load_problems([{"question": "Q?", "answer": code}], answers="texts")[0].answer == code
     assert load_problems([{"question": "['a'] is?", "answer": "[2, 5]"}], answers="latex")[0].answer == "[2, 5]"
     assert load_problems([{"question": "Which?", "answer": "None"}], answers="texts")[0].answer == "None"
     assert load_problems([{"question": "Q?", "steps": "[3+2]*1=5", "answer": "5"}])[0].steps == ("[3+2]*1=5",)
@@ -233,7 +323,7 @@ def test_fields_that_are_not_used_are_named_once_a_source():
         ({"messages": [ASKED]}, "field 'messages' is no chat with one message of the role assistant"),
         ({"messages": "User: Q?"}, "field 'messages' is no chat"),
         ({"prompt": [{"role": "user", "content": [{"text": "Q?"}]}], "answer": "5"}, "field 'prompt' is no chat"),
-        ({"question": "Q?", "choices": ["1", "5"], "answer": 1}, "answer '1' is none of the choices, or one's text"),
+        ({"question": "Q?", "choices": ["1", "5"], "answer": "1"}, "answer '1' is none of the choices, or one's text"),
         ({"question": "Q?", "options": ["1", "5"], "answer": "C"}, "answer 'C' is none of the choices"),
         ({"question": "Q?", "options": [["1"]], "answer": "A"}, "field 'options' is no list of up to 26 texts"),
         ({"question": "Q?", "options": 5, "answer": "A"}, "field 'options' is no list of up to 26 texts"),
@@ -243,7 +333,7 @@ def test_fields_that_are_not_used_are_named_once_a_source():
         ({"task": "Q?", "answer": "1"}, "field 'question' is missing, only task, answer are there; rename the one"),
         ({"Body": "B", "Question": "Q?"}, "field 'answer' is missing, only Body, Question"),
         ({"question": 5, "answer": "1"}, "field 'question' is int, not a text"),
-        ({"question": "Q?", "answer": [1]}, "field 'answer' is list, not a text"),
+        ({"question": "Q?", "answer": [1, 2]}, "field 'answer' is list, not a text"),
         ({"question": "Q?", "answer": "5 pens"}, "answer '5 pens' is no number, nor is any of the 1; give a set"),
         ({"question": "Q?", "answer": float("inf")}, "answer 'inf' is no number"),
         ({"question": "Q?", "cot": [[2]], "answer": "2"}, "field 'cot' is neither texts nor a text"),
