@@ -21,6 +21,7 @@ from slpo_jax.errors import UserError
 from slpo_jax.io import files
 from slpo_jax.io.files import flatten
 from slpo_jax.models import xla_cpu
+from slpo_jax.rewards.reward import REWARDS, RewardEntry
 from slpo_jax.run.derived import derived_settings, requested
 from slpo_jax.run.experiment import build
 from slpo_jax.run.plan import check_stages
@@ -289,13 +290,15 @@ FOLLOWS = {
     "latents": ({"max_latents": 1}, {"imitate.max_latent_stage": 1, "min_latents": 1}),
     "a stage of the curriculum": ({"imitate.max_latent_stage": 3}, {"max_latents": 6}),
     "a budget": ({"max_answer_tokens": 200}, {"model.n_positions": 256}),
+    "a verifier of the host": ({"reward": "mine"}, {"stages": ("imitate", "cold_start", "rl", "evaluate")}),
     "no gate": ({"gate.enabled": False}, {"stages": ("imitate", "rl", "evaluate"), "max_latents": 2}),
     "no thought": ({"max_latents": 0}, {"gate.enabled": False, "imitate.max_latent_stage": 0}),
 }
 
 
 @pytest.mark.parametrize("case", FOLLOWS)
-def test_flags_go_first_and_what_is_chosen_follows(case, tmp_path):
+def test_flags_go_first_and_what_is_chosen_follows(case, tmp_path, monkeypatch):
+    monkeypatch.setitem(REWARDS, "mine", RewardEntry(lambda completion: 1.0))
     given, follows = FOLLOWS[case]
     config, lines = _chosen(_table(tmp_path / "my.csv"), fields=FIELDS, **given)
     check(config)
