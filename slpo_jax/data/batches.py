@@ -75,6 +75,11 @@ class EncodedProblems:
         suffix = self.template.join_suffix([written], self.answers[index])
         return suffix if self.template.closing_ids else [self.prompts[index][-1], *suffix]
 
+    def suffix_size(self, index: int, first_step: int | None = 0) -> int:
+        """How many ids such a suffix has."""
+        steps = () if first_step is None else self.steps[index][first_step:]
+        return (len(self.template.closing_ids) or 1) + sum(map(len, steps)) + len(self.answers[index]) + 1
+
     def subset(self, indices: Sequence[int] | np.ndarray) -> "EncodedProblems":
         """The problems at `indices`, in that order."""
         return replace(

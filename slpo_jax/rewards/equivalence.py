@@ -24,10 +24,10 @@ _known: dict[Pair, bool] = {}
 
 
 class _Judge:
-    """`latex.judge` where it is sent to; here it isn't imported."""
+    """`equivalence_judge.judge` where it is sent to; here it isn't imported."""
 
     def __reduce__(self):
-        return pkgutil.resolve_name, ("slpo_jax.rewards.latex:judge",)
+        return pkgutil.resolve_name, ("slpo_jax.rewards.equivalence_judge:judge",)
 
 
 @functools.cache

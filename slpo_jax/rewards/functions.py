@@ -120,7 +120,11 @@ def _arguments(names: Names, problem: Asked, text: str) -> dict[str, Any]:
 
 
 def asked_of(
-    function: Function, problems: Sequence[Asked], texts: Sequence[str], processes: Processes | None = None
+    function: Function,
+    problems: Sequence[Asked],
+    texts: Sequence[str],
+    name: str = "",
+    processes: Processes | None = None,
 ) -> list[float | None]:
     """What a function says of completions; the one way in which any is asked.
 
@@ -128,23 +132,24 @@ def asked_of(
         function: of what it names, see above.
         problems: N.
         texts: their completions.
+        name: what it is registered under, for messages; "" is its own.
         processes: of the function, which then is asked for each completion by itself; None: it is asked here.
     Returns:
         N finite numbers; None for a failed verdict, of which a line says why.
     Raises:
         UserError: it gives something else than a finite number, or another number of them.
     """
-    calls = calls_of(function, problems, texts, apart=processes is not None)
+    calls, name = calls_of(function, problems, texts, apart=processes is not None), name or name_of(function)
     if processes is None:
         found = [_called(function, arguments) for arguments in calls]
     else:
         try:
             found = processes.ask(calls)
         except CantRun as error:
-            raise cant_run(function, error) from error
+            raise cant_run(name, error) from error
     for reason in dict.fromkeys(value.reason for value in found if isinstance(value, Failed)):
-        say_failure(name_of(function), reason)
-    return verdicts_of(function, found, problems)
+        say_failure(name, reason)
+    return verdicts_of(function, found, problems, name)
 
 
 def _called(function: Function, arguments: dict[str, Any]) -> Any:
@@ -154,26 +159,26 @@ def _called(function: Function, arguments: dict[str, Any]) -> Any:
         return Failed(in_a_line(error))
 
 
-def cant_run(function: Function, error: CantRun) -> UserError:
+def cant_run(name: str, error: CantRun) -> UserError:
     """What to say of a function that processes can't be asked for."""
     return UserError(
-        f"config.reward_processes: {name_of(function)} can't be asked in a process of its own ({error}); set "
-        "config.reward_processes and config.reward_seconds to 0, or have it make what it needs itself"
+        f"config.reward_processes: {name} can't be asked in a process of its own ({error}); set it and "
+        "config.reward_seconds to 0, or have the function make what it needs itself"
     )
 
 
-def verdicts_of(function: Function, found: Sequence[Any], problems: Sequence[Asked]) -> list[float | None]:
+def verdicts_of(function: Function, found: Sequence[Any], problems: Sequence[Asked], name: str) -> list[float | None]:
     """N verdicts of what the calls of `calls_of` gave, None where one failed; see `asked_of`."""
-    values, each = [], len(problems) // max(len(found), 1)
+    values, each = list[Any](), len(problems) // max(len(found), 1)
     for value in found:
         if isinstance(value, Failed):
             values += [None] * each
         else:
-            values += _listed(function, value, each) if names_of(function).is_batched else [value]
-    return [_number(function, value, each) for value, each in zip(values, problems, strict=True)]
+            values += _listed(name, value, each) if names_of(function).is_batched else [value]
+    return [_number(name, value, problem) for value, problem in zip(values, problems, strict=True)]
 
 
-def _listed(function: Function, values: Any, expected: int) -> list[Any]:
+def _listed(name: str, values: Any, expected: int) -> list[Any]:
     """What a function of many gives, a value for each."""
     try:
         count = None if isinstance(values, str) else len(values)
@@ -181,18 +186,18 @@ def _listed(function: Function, values: Any, expected: int) -> list[Any]:
         count = None
     if count != expected:
         shown = repr(values)[:60] if count is None else f"{count} values"
-        raise UserError(f"config.reward: {name_of(function)} gives {shown} for {expected} completions; return a list "
-                        "with a number for each")  # fmt: skip
+        remedy = "return a list with a number for each"
+        raise UserError(f"config.reward: {name} gives {shown} for {expected} completions; {remedy}")
     return list(values)
 
 
-def _number(function: Function, value: Any, problem: Asked) -> float | None:
+def _number(name: str, value: Any, problem: Asked) -> float | None:
     if value is None:
         return None
     number = float(value) if isinstance(value, int | float | np.number | np.bool_) else math.nan
     if not abs(number) <= _LARGEST:
-        shown = f"{name_of(function)} gives {str(value)[:40]!r} for {problem.question[:60]!r}"
-        raise UserError(f"config.reward: {shown}; return a finite number")
+        shown = repr(value)[:40]
+        raise UserError(f"config.reward: {name} gives {shown} for {problem.question[:60]!r}; return a finite number")
     return number
 
 

@@ -194,7 +194,7 @@ class Reward:
             try:
                 made[name] = Processes(function, self._most, self._limits)
             except CantRun as error:
-                raise cant_run(function, error) from error
+                raise cant_run(name, error) from error
         return made
 
     @property
@@ -261,13 +261,13 @@ class Reward:
         # One that always takes too long is to be known before it has been asked of a whole batch.
         first = _FIRST if processes and not self._given[name] else 0
         for part in filter(None, (ended[:first], ended[first:])):
-            found = asked_of(function, [problem for problem, _ in part], [text for _, text in part], processes)
+            found = asked_of(function, [each for each, _ in part], [text for _, text in part], name, processes)
             given += found
             self._given[name] += len(found)
             self._missing[name] += found.count(None)
             if self._missing[name] == (count := self._given[name]) >= _FIRST:
-                raise UserError(f"config.reward: {name} failed on each of its first {count} completions, as said; mend "
-                                "it")  # fmt: skip
+                said = f"{name} failed on each of its first {count} completions, as said"
+                raise UserError(f"config.reward: {said}; mend it")
         values = iter(given)
         return [0.0 if reading.cut else next(values) for reading in readings]
 

@@ -125,39 +125,40 @@ def train(stage: Stage) -> None:
     stage_run, state, trained, saved = _begun(stage, recipe, plan, optimizer_configs[0], more)
     ends: dict[str, int] = saved.get(_ENDS, {})
     step_of = functools.cache(functools.partial(_make_step, run, recipe, config))
-    for number, settings in enumerate(optimizer_configs):
-        phases = as_ended(plan, ends, more)
-        phase, step = phases[number], int(state.step)
-        stage_run.end_at(phases[-1].end)
-        if step >= phase.end:
-            continue
-        now = phase.trains or trained
-        slots = recipe.slots(problems, phase, config.suffix_slots)
-        batch = functools.partial(_batch, run, recipe, config, problems, phase, slots)
-        if settings.schedule == "constant":  # then all phases of a layout are one program
-            settings = dataclasses.replace(settings, total_steps=None)
-        learning = None
-        if config.stage_until and not more:
-            known = saved.get(_ACCURACIES, []) if phase.start < step else []
-            learning = Learning(config.stage_until, phase.start + config.stage_least, known)
-        extra = functools.partial(to_save, ends, phase, learning)
-        if step == phase.start and phase.copies:
-            copies = {part: jax.tree.map(jnp.copy, state.params[other]) for part, other in phase.copies}
-            state = dataclasses.replace(state, params=state.params | copies)
-        for start, end in phase.stretches:
-            if int(state.step) == start and (config.reset_optimizer or phase.trains):
-                changing = {part: state.params[part] for part in now}
-                fresh = init_optimizer(make_optimizer(settings), changing, run.layout)
-                state = dataclasses.replace(state, opt_state=fresh)
-            step_fn = step_of(phase.latent_slots, now, settings)
-            state = stage_run.advance(state, step_fn, batch, end, extra, learning)
-        ends = extra().get(_ENDS, {})
-        if learning and learning.accuracies:
-            _say_learned(stage.name, phase, learning, int(state.step) - phase.start)
-    if not recipe.ends_apart:
-        close_stage(stage, stage_run, state, to_save(ends))
-        return
-    stage_run.finish(state, to_save(ends))
+    with stage_run:
+        for number, settings in enumerate(optimizer_configs):
+            phases = as_ended(plan, ends, more)
+            phase, step = phases[number], int(state.step)
+            stage_run.end_at(phases[-1].end)
+            if step >= phase.end:
+                continue
+            now = phase.trains or trained
+            slots = recipe.slots(problems, phase, config.suffix_slots)
+            batch = functools.partial(_batch, run, recipe, config, problems, phase, slots)
+            if settings.schedule == "constant":  # then all phases of a layout are one program
+                settings = dataclasses.replace(settings, total_steps=None)
+            learning = None
+            if config.stage_until and not more:
+                known = saved.get(_ACCURACIES, []) if phase.start < step else []
+                learning = Learning(config.stage_until, phase.start + config.stage_least, known)
+            extra = functools.partial(to_save, ends, phase, learning)
+            if step == phase.start and phase.copies:
+                copies = {part: jax.tree.map(jnp.copy, state.params[other]) for part, other in phase.copies}
+                state = dataclasses.replace(state, params=state.params | copies)
+            for start, end in phase.stretches:
+                if int(state.step) == start and (config.reset_optimizer or phase.trains):
+                    changing = {part: state.params[part] for part in now}
+                    fresh = init_optimizer(make_optimizer(settings), changing, run.layout)
+                    state = dataclasses.replace(state, opt_state=fresh)
+                step_fn = step_of(phase.latent_slots, now, settings)
+                state = stage_run.advance(state, step_fn, batch, end, extra, learning)
+            ends = extra().get(_ENDS, {})
+            if learning and learning.accuracies:
+                _say_learned(stage.name, phase, learning, int(state.step) - phase.start)
+        if not recipe.ends_apart:
+            close_stage(stage, stage_run, state, to_save(ends))
+            return
+        stage_run.finish(state, to_save(ends))
     own = {*trained} - {part.name for part in run.parts}
     _save_finished(run.stage(IMITATE), recipe, state, own - {*recipe.keeps})
 

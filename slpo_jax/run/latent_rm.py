@@ -5,6 +5,7 @@ of others is made again. Whoever goes on after an interruption makes those that 
 is drawn by problem, thought, step and completion.
 """
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -150,10 +151,10 @@ def judged_thoughts(setup: Setup, params: Params) -> Labels:
 def _together(what: str, count: int, size: int, made: Callable[..., dict[str, np.ndarray]]) -> Labels:
     """Those of so many problems, made `size` at a time: (number, indices, which of them are real) -> arrays."""
     progress, parts = Progress(f"latent_rm: {what}", count, unit="problem", keep=False), []
-    for number, (indices, real) in enumerate(padded_chunks(count, size)):
-        parts.append(made(number, indices, real))
-        progress.update(int(indices[-1]) + 1)
-    progress.close()
+    with contextlib.closing(progress):
+        for number, (indices, real) in enumerate(padded_chunks(count, size)):
+            parts.append(made(number, indices, real))
+            progress.update(int(indices[-1]) + 1)
     return Labels(**{name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
 
 

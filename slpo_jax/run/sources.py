@@ -123,7 +123,8 @@ def _counted(problems: Sequence[Problem], with_steps: bool) -> list[str]:
     said = [f"{len(counts):,} problems"] + [f"{bare:,} without an answer"] * bool(bare)
     if not with_steps:
         return said
-    return [*said, f"{sum(counts) / len(counts):.1f} steps each"] + [f"{counts.count(0):,} without steps"] * (0 in counts)
+    said.append(f"{sum(counts) / len(counts):.1f} steps each")
+    return said + [f"{counts.count(0):,} without steps"] * (0 in counts)
 
 
 def _lines(name: str, said: list[str], problems: EncodedProblems | Problems) -> list[str]:

@@ -238,33 +238,35 @@ def train_stage(
     """
     every, steps, log = stage.validated_every, stage.settings.steps, stage.run.log
     run, state, best = open_stage(stage, state, steps)
-    if not every:
-        close_stage(stage, run, run.advance(state, step_fn, batch, steps), leave=leave)
-        return
-    folder = stage.run.workdir.best(stage.name).path
-    if not best:  # a first step: what another try left there is not this one's
-        if hosts.is_first():
-            shutil.rmtree(folder, ignore_errors=True)
-        hosts.barrier(f"{stage.name} begins")
-        best = {"accuracy": -1.0, "step": 0, "evaluated": 0}
-    log.rewind(stage.name, best["evaluated"], "valid_accuracy")
-    longest = steps if patience is None else patience * every
+    with run:
+        if not every:
+            close_stage(stage, run, run.advance(state, step_fn, batch, steps), leave=leave)
+            return
+        folder = stage.run.workdir.best(stage.name).path
+        if not best:  # a first step: what another try left there is not this one's
+            if hosts.is_first() and folder.exists():
+                shutil.rmtree(folder)
+            hosts.barrier(f"{stage.name} begins")
+            best = {"accuracy": -1.0, "step": 0, "evaluated": 0}
+        log.rewind(stage.name, best["evaluated"], "valid_accuracy")
+        longest = steps if patience is None else patience * every
 
-    def known() -> dict:
-        return best
+        def known() -> dict:
+            return best
 
-    while True:
-        step = int(state.step)
-        if best["evaluated"] < step and (step % every == 0 or step == steps):
-            found = (accuracy or functools.partial(reasoner_accuracy, stage.run))(state.params)
-            log.write(stage.name, step, {"valid_accuracy": found})
-            best = keep_if_better(folder, state, found, best)
-        if step >= steps or step - best["step"] >= longest:
-            break
-        state = run.advance(state, step_fn, batch, min(steps, (step // every + 1) * every), known)
-    state = dataclasses.replace(state, params=load_params(folder, state.params))
-    run.checkpoints.save(state, best, replace=True)  # the last step's may be there already, with the last parameters
-    close_stage(stage, run, state, best, leave)
+        while True:
+            step = int(state.step)
+            if best["evaluated"] < step and (step % every == 0 or step == steps):
+                found = (accuracy or functools.partial(reasoner_accuracy, stage.run))(state.params)
+                log.write(stage.name, step, {"valid_accuracy": found})
+                best = keep_if_better(folder, state, found, best)
+            if step >= steps or step - best["step"] >= longest:
+                break
+            state = run.advance(state, step_fn, batch, min(steps, (step // every + 1) * every), known)
+        state = dataclasses.replace(state, params=load_params(folder, state.params))
+        # The last step's may be there already, with the last parameters.
+        run.checkpoints.save(state, best, replace=True)
+        close_stage(stage, run, state, best, leave)
 
 
 def keep_if_better(folder: Path, state: TrainState, found: float, best: dict) -> dict:
@@ -295,11 +297,12 @@ def validation_accuracy(
     """
     valid, limit = setup.valid, setup.config.evaluate.limit
     done = setup.evaluator.run(params, valid, stopping, rule, limit=limit, label="validation", cache=cache)
-    note_cuts(setup, "validation", [done])
+    if "validation" not in setup.noted and note_cuts(setup, "validation", [done]):  # not once a step and threshold
+        setup.noted.add("validation")
     return accuracy(setup.reward, valid, done)
 
 
-def note_cuts(setup: Setup, label: str, found: Sequence[Completions]) -> None:
+def note_cuts(setup: Setup, label: str, found: Sequence[Completions]) -> bool:
     """`warn_of_cuts` of an evaluation's completions."""
     cuts = [setup.reward.read(tokens).cut for done in found for tokens in done["tokens"]]
-    warn_of_cuts(label, float(np.mean(cuts)), setup.evaluated_answers[0])
+    return warn_of_cuts(label, float(np.mean(cuts)), setup.evaluated_answers[0])

@@ -103,7 +103,9 @@ def test_encoded_problems_equal_the_template_one_by_one():
         assert encoded.prompts[index] == template.prompt(problem.question)
         for first_step in range(4):
             assert encoded.suffix(index, first_step) == template.suffix(problem.steps[first_step:], problem.answer)
+            assert encoded.suffix_size(index, first_step) == len(encoded.suffix(index, first_step))
         assert encoded.suffix(index, None) == template.suffix([], problem.answer)
+        assert encoded.suffix_size(index, None) == len(encoded.suffix(index, None))
 
 
 def test_prompt_batch_of_encoded_problems():

@@ -111,7 +111,8 @@ VOTES = {
 @pytest.mark.parametrize("judge", ["the reference", "a function"])
 def test_votes_go_by_what_answers_mean_and_not_by_how_they_are_written(answers, judge, monkeypatch):
     """Three halves win over two threes, whoever says what is right; the records keep what was written."""
-    monkeypatch.setitem(REWARDS, "mine", RewardEntry(lambda completion: float("3" not in completion and "no" not in completion)))
+    mine = RewardEntry(lambda completion: float("3" not in completion and "no" not in completion))
+    monkeypatch.setitem(REWARDS, "mine", mine)
     reference, texts, votes = VOTES[answers]
     template = text_template(byte_tokenizer(), PromptConfig(answers=answers))
     reward = _reward(template, CORRECT if judge == "the reference" else "mine")

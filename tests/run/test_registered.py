@@ -137,12 +137,8 @@ def test_they_are_asked(folder, registries):
 
 @pytest.mark.slow
 def test_another_config_takes_them_by_name(folder, registries):
-    for reward, said in (
-        ("none", "config.reward: 'none' is not valid; give one of correct, digits"),
-        ("digits", "config.reward: digits is asked on the host, and cold_start asks inside its step"),
-    ):
-        line = refusal("train", "small.py", "--register=own.py", f"--config.reward={reward}", folder=folder)
-        assert line.startswith(said)
+    line = refusal("train", "small.py", "--register=own.py", "--config.reward=none", folder=folder)
+    assert line.startswith("config.reward: 'none' is not valid; give one of correct, digits")
 
 
 @pytest.mark.parametrize(
