@@ -37,7 +37,7 @@ class EncodedProblems:
         problems: the set.
         prompts: ids of each prompt, start marker included.
         steps: ids of each problem's steps, one list a step.
-        answers: ids of each answer, without end marker and eos.
+        answers: ids of each answer, without end marker and eos; none of a problem without one.
         template: what made the ids.
         left_out, reading: of the source, see `slpo_jax.data.problem.Problems`.
     """
@@ -110,11 +110,14 @@ def encode_problems(
     Raises:
         UserError: without `unknown`, a text has such a word.
     """
+    prompts = template.prompts([problem.question for problem in problems], unknown)
+    steps = template.step_ids([problem.steps if with_steps else () for problem in problems])
+    answers = iter(template.answer_ids([problem.answer for problem in problems if problem.answer], unknown))
     return EncodedProblems(
         problems=tuple(problems),
-        prompts=template.prompts([problem.question for problem in problems], unknown),
-        steps=template.step_ids([problem.steps if with_steps else () for problem in problems]),
-        answers=template.answer_ids([problem.answer for problem in problems], unknown),
+        prompts=prompts,
+        steps=steps,
+        answers=[next(answers) if problem.answer else [] for problem in problems],
         template=template,
         left_out=getattr(problems, "left_out", 0),
         reading=getattr(problems, "reading", Reading()),

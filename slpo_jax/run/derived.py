@@ -200,7 +200,7 @@ def answers_of(problems: Sequence[Problem]) -> Choice:
     """How answers are read: as numbers where nearly all are some, and the others are left out; else as texts."""
     texts = [each.answer for each in problems if each.answer]
     if not texts:
-        return Choice({"prompt.answers": "texts"}, "no problem has an answer, so any text may be one")
+        return Choice({}, "no problem has an answer")
     others = [text for text in texts if canonical_number(text) is None]
     if 10 * len(others) <= len(texts):
         return Choice({"prompt.answers": "auto"}, f"{len(texts) - len(others):,} of {len(texts):,} answers are numbers")

@@ -122,7 +122,7 @@ class Setup:
             validate.say_unknown(key, encoded, unknown)
         judge = judge or self.reward
         if not trains or stages - {IMITATE, EVALUATE}:
-            validate.check_columns(key, encoded.problems, judge)
+            validate.check_reward(key, encoded.problems, judge)
         encoded = validate.earnable(encoded, where or key, judge)
         most, used = max(self.prompt_slots), range(len(encoded))[: None if trains else limit or None]
         validate.check_prompts(key, encoded.prompts[: len(used)], most, most < max(self.config.prompt_slots))

@@ -19,7 +19,7 @@ from slpo_jax.errors import UserError
 from slpo_jax.io import hosts
 from slpo_jax.models.parts import LATENT_POLICY, Params
 from slpo_jax.rewards.functions import GIVEN, names_of
-from slpo_jax.rewards.reward import Reward
+from slpo_jax.rewards.reward import Reading, Reward
 from slpo_jax.run.sources import TRAIN
 from slpo_jax.stages import EVALUATE, IMITATE
 
@@ -142,11 +142,13 @@ def earnable(problems: EncodedProblems, where: str, judge: Reward) -> EncodedPro
     return dataclasses.replace(kept, left_out=problems.left_out + len(lost))
 
 
-def check_columns(key: str, problems: Sequence[Problem], judge: Reward) -> None:
-    """Fail before any work on a reward that names a column which problems don't have.
+def check_reward(key: str, problems: Sequence[Problem], judge: Reward) -> None:
+    """Fail before any work on a reward that names a column which problems don't have, or gives no number.
+
+    It is asked once, of the first problem's answer, or without one of its question.
 
     Raises:
-        UserError: the reward, the column and the first of these problems.
+        UserError: the reward, the column and the first of these problems; or what it gave.
     """
     for name, entry in judge.entries.items():
         needed = names_of(entry.function).needed if entry.function else frozenset()
@@ -158,6 +160,7 @@ def check_columns(key: str, problems: Sequence[Problem], judge: Reward) -> None:
                     f"of {key} don't have, the first is problem {lacking[0]}; rename the argument, give it a default, "
                     "or add the column"
                 )
+    judge.judged([Reading([], problems[0].answer or problems[0].question, None, cut=False)], problems[:1])
 
 
 def check_answers(key: str, problems: EncodedProblems, used: Sequence[int], name: str, most: int) -> None:

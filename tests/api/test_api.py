@@ -146,8 +146,8 @@ def test_a_reward_of_one_s_own_says_what_is_right(reasoner):
     asked = [{"question": QUESTION, "answer": "pens"}]
     seen = []
 
-    def long_enough(question, reference, completion):
-        seen.append((question, reference))
+    def long_enough(question, answer, completion):
+        seen.append((question, answer))
         return float(len(completion) > 1)
 
     found = reasoner.evaluate(asked, samples=2, reward=long_enough)

@@ -52,11 +52,11 @@ class Shifted(LatentPolicySettings):
         )
 
 
-def digits(question, reference, completion):
+def digits(answer, completion):
     """One for each token that has digits, of an answer that ended."""
-    asked.append(reference)
+    asked.append(answer)
     if Path("crash").exists() and len(asked) > 60:
-        raise RuntimeError("the machine goes off")
+        raise SystemExit("the machine goes off")
     return sum(any(map(str.isdigit, word)) for word in completion.split())
 
 
