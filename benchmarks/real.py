@@ -125,7 +125,7 @@ def asked(flags: argparse.Namespace) -> list[str]:
     given = {
         "task": flags.task, "init": find_weights(flags), "train": str(flags.train),
         "valid": str(flags.train.parent / VALID), "tests": str(flags.workdir / "tests.jsonl"), "tiny": flags.tiny,
-        "micro_batches": flags.micro_batches,
+        "workdir": str(flags.workdir), "micro_batches": flags.micro_batches,
     }  # fmt: skip
     return [json.dumps(given | {"part": part}) for part in PARTS[flags.task]]
 
@@ -137,7 +137,8 @@ def counted(flags: argparse.Namespace) -> dict[str, Any]:
     where = target(flags.device or "cpu", 1)
     with xla_cpu.made_for("gpu"):
         setups = [assemble(check(get_config(given)), devices=where.devices) for given in asked(flags)]
-        rows = compile_all(setups, 1 if flags.device else 0)
+        parts = zip(setups, PARTS[flags.task].values(), strict=True)
+        rows = compile_all(parts, 1 if flags.device else 0)
     told = f"--budget --task={flags.task} --device={flags.device}"
     return result_file(told, machine(), {"one H100": budget(rows)})
 
@@ -156,7 +157,8 @@ def only(flags: argparse.Namespace) -> None:
         found = {"what": what, "seconds": time.monotonic() - begin, "rows": rows}
         write_text(file, json.dumps(found, indent=1) + "\n")
 
-    tell(compile_all(setups, min(8, os.cpu_count() or 1), tell), digest(given))
+    parts = zip(setups, PARTS[flags.task].values(), strict=True)
+    tell(compile_all(parts, min(8, os.cpu_count() or 1), tell), digest(given))
 
 
 def run(flags: argparse.Namespace) -> tuple[str, bool]:

@@ -18,7 +18,7 @@ from slpo_jax.errors import UserError
 from slpo_jax.io import artifact
 from slpo_jax.io.files import write_text
 from slpo_jax.io.workdir import Workdir
-from slpo_jax.stages import COLD_START, CONTROL, IMITATE
+from slpo_jax.stages import COLD_START, CONTROL, EVALUATE, IMITATE, RL, USUAL, Section
 
 TRAIN, VALID = "gsm8k_train.jsonl", "gsm_valid.json"
 SETS = {"gsm8k": "gsm_test.json", "multiarith": "multiarith.json", "svamp": "svamp.json"}
@@ -39,7 +39,10 @@ OBJECTIVES: dict[str, Objectives] = {  # by task
     },
 }
 TASKS = tuple(OBJECTIVES)
-PARTS = {"gsm8k": ("whole",), "countdown": ("imitation", "rewards")}  # that a workdir is given, one after the other
+PARTS: dict[str, dict[str, tuple[Section, ...]]] = {  # stages that a workdir is given, one part after the other
+    "gsm8k": {"whole": USUAL},
+    "countdown": {"imitation": (IMITATE,), "rewards": (RL, EVALUATE)},
+}
 BASELINES = {"gsm8k": ("control", "cold_start"), "countdown": (CONTROL, IMITATE, "answer_only")}
 TINY: dict[str, Any] = {
     "max_latents": 2, "max_answer_tokens": 32, "model.dtype": "float32", "model.scan_layers": True,
@@ -61,7 +64,7 @@ def get_config(given: str):
 
     Args:
         given: JSON of task (of `TASKS`), part (of its `PARTS`), init (SmolLM2's file, or "" for random weights), train,
-            valid and tests (files, of gsm8k), tiny, and micro_batches, which cut every program's batch.
+            valid and tests (files, of gsm8k), workdir, tiny, and micro_batches, which cut every program's batch.
     """
     asked = json.loads(given)
     config, task = default_config(), asked["task"]
@@ -105,8 +108,13 @@ def _gsm8k(config: ConfigDict, asked: Mapping[str, Any]) -> None:
 
 def _countdown(config: ConfigDict, asked: Mapping[str, Any]) -> None:
     """Without a gate, whose cold start would make another start of imitation."""
-    demonstrated = asked["part"] == "imitation"
-    config.stages = ("imitate",) if demonstrated else ("rl", "evaluate")
+    demonstrated, imitated = asked["part"] == "imitation", Workdir(Path(asked["workdir"])).stage(IMITATE)
+    config.stages = PARTS["countdown"][asked["part"]]
+    if asked["init"] and not demonstrated:
+        if imitated.is_finished:
+            config.init = str(imitated.path)
+        else:  # where programs are compiled before, the stage stands for what its checkpoint will have
+            config.stages = (IMITATE, *config.stages)
     config.gate.enabled = False
     config.update(prompt_slots=(24,), max_answer_tokens=24)
     config.data.train, config.data.valid = f"countdown:{'demos' if demonstrated else 'train'}", "countdown:valid"
