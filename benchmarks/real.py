@@ -36,6 +36,7 @@ from benchmarks.real_plan import (
     VALID,
     Spans,
     check_data,
+    folder_of,
     get_config,
     join_sets,
     part_sets,
@@ -183,9 +184,10 @@ def run(flags: argparse.Namespace) -> tuple[str, bool]:
     own = (sys.executable, "-m", "benchmarks.real", *flags.given, *places, "--only")
     compiled = read_json(flags.workdir / "programs.json", default={}).get("what") == digest(given)
     commands = [] if compiled else [("compile", (*own, "compile"))]
-    for part in given:
-        config = f"--config={ROOT / 'benchmarks/real_plan.py'}:{part}"
-        commands.append(("run", (sys.executable, "-m", "slpo_jax.main", config, f"--workdir={flags.workdir}")))
+    for part, each in zip(PARTS[flags.task], given, strict=True):
+        folder = folder_of(flags.workdir, flags.task, part).root
+        config = f"--config={ROOT / 'benchmarks/real_plan.py'}:{each}"
+        commands.append(("run", (sys.executable, "-m", "slpo_jax.main", config, f"--workdir={folder}")))
     if flags.profile:
         commands = [("profile", (*own, "profile"))]
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -241,13 +243,14 @@ def collected(flags: argparse.Namespace, here: dict[str, Any], spans: Spans, not
 
 def _run_tables(flags: argparse.Namespace, spans: Spans) -> tuple[dict[str, Any], list[str]]:
     """The run's tables, and how far it is; its report and its metrics are in --out too."""
-    workdir, apart = Workdir(flags.workdir), Workdir(flags.workdir / "apart")
-    evaluated = part_sets(workdir, apart, spans)
-    metrics, _ = read_metrics(workdir.metrics)
-    found = read_json(workdir.root / "programs.json", default={"rows": []})
+    apart = Workdir(flags.workdir / "apart")
+    workdirs = [folder_of(flags.workdir, flags.task, part) for part in PARTS[flags.task]]
+    evaluated = part_sets(workdirs, apart, spans)
+    metrics, _ = read_metrics(apart.metrics)
+    found = read_json(flags.workdir / "programs.json", default={"rows": []})
     tables = {"programs": programs_table(found["rows"], metrics)}
-    if workdir.metrics.exists():
-        shutil.copyfile(workdir.metrics, flags.out / workdir.metrics.name)
+    if apart.metrics.exists():
+        shutil.copyfile(apart.metrics, flags.out / apart.metrics.name)
     if evaluated:
         report = write_report(apart.root)
         for path in (apart.report_json, apart.report_md):
