@@ -12,6 +12,7 @@ REQUIREMENTS = [
     "absl-py>=2.3.1",
     "chex>=0.1.92",
     "datasets>=4.4.0",
+    "dill>=0.3.8",  # sends verifiers to processes; datasets brings it, too
     "filelock>=3.20",
     "flax>=0.12.7",
     "gguf>=0.17",
@@ -36,10 +37,14 @@ REQUIREMENTS = [
 PLOT = ["matplotlib>=3.10.0"]  # for `Evaluation.plot`
 LATEX = ["math-verify>=0.9", "sympy>=1.13"]  # the grader of answers in boxes, and whose numbers it compares
 
+GYM = ["reasoning-gym>=0.1.25"]  # verified tasks, see docs/data.md
+
 EXTRAS = {
+    "gym": GYM,
     "latex": LATEX,
     "plot": PLOT,
     "test": [
+        *GYM,
         *LATEX,
         *PLOT,
         "hypothesis>=6.130",

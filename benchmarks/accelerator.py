@@ -55,7 +55,7 @@ METHODS = {
                   "--config.latent_rm.completions=4", "--config.latent_rm.steps=20", "--config.latent_rm.batch_size=8",
                   "--config.latent_rm.evaluate_every=0", "--config.latent_rm.optimizer.warmup_steps=2"),
 }  # fmt: skip
-TITLES = {"gpt2": "GPT-2 124M", "smollm2": "SmolLM2-135M"}
+TITLES = {"gpt2": "GPT-2 124M", "smollm2": "SmolLM2-135M", "qwen05b": "Qwen2.5-0.5B"}
 PLUGINS = {"gpu": "cuda"}  # what JAX_PLATFORMS calls a platform
 
 

@@ -44,6 +44,9 @@ _SHAPES = {
                         "model.n_inner": 1536},
     "llama1b": _LLAMA | {"model.n_layer": 16, "model.n_embd": 2048, "model.n_head": 32},
     "llama3b": _LLAMA | {"model.n_layer": 28, "model.n_embd": 3072, "model.n_head": 24},
+    "qwen05b": _TEXT | {"reasoner": "coconut_qwen2", "tokenizer": "synthetic:151800", "model.n_positions": 32768,
+                        "model.rope_theta": 1e6, "model.n_layer": 24, "model.n_embd": 896, "model.n_head": 14,
+                        "model.n_kv_head": 2, "model.n_inner": 4864},
 }  # fmt: skip
 _QWEN = _LLAMA | {"tokenizer": "synthetic:152000", "model.n_positions": 32768, "model.rope_theta": 1e6,
                   "model.tied": False, "model.n_layer": 28, "model.n_embd": 3584, "model.n_head": 28,
@@ -53,8 +56,8 @@ MODELS = (  # file in configs/, what a checkpoint would say
     {"quickstart": ("quickstart.py", {}), "gpt2": ("coconut_gpt2.py", GPT2)}
     | {name: ("coconut_llama1b.py", shapes) for name, shapes in _SHAPES.items()}
     | {
-        f"soft_{name}:{method}": (f"{_SOFT[name]}:{method}", shapes)
-        for name, shapes in _SHAPES.items() for method, (*_, kind, _, _) in SOFT_METHODS.items() if kind
+        f"soft_{name}:{method}": (f"{file}:{method}", _SHAPES[name])
+        for name, file in _SOFT.items() for method, (*_, kind, _, _) in SOFT_METHODS.items() if kind
     }
     | {
         f"soft_{name}:{method},{cards}": (f"soft_{name}.py:{method},{cards}", shapes)

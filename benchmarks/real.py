@@ -1,9 +1,11 @@
-"""`python -m benchmarks.real [--seconds=480] [--tiny] [--train=FILE] [--out=DIR]`; see `--help`.
+"""`python -m benchmarks.real [--task=gsm8k] [--seconds=480] [--tiny] [--train=FILE] [--out=DIR]`; see `--help`.
 
 A real model on a real card: SmolLM2-135M on GSM8K's own training set, imitation, the cold gate, then four objectives
-from the same start, and all of them evaluated on three test sets. All programs are compiled first, side by side. What
+from the same start, and all of them evaluated on three test sets; or on Countdown, imitation and further imitation,
+then SLPO and answer_only by a verifier alone. All programs are compiled first, side by side. What
 is there is in --out as it comes. Cut off at any moment, the same command goes on with what is left. `--budget` counts
-on paper what it takes; `launch/real_gpu.sh` takes it all to a machine that has no network.
+on paper what it takes; `--profile` says where the time of a step goes; `launch/real_gpu.sh` takes it all to a machine
+that has no network.
 """
 
 import argparse
@@ -13,7 +15,6 @@ import json
 import os
 import shutil
 import signal
-import statistics
 import subprocess
 import sys
 import time
@@ -27,18 +28,23 @@ from benchmarks.measure.report import Parser, check_flags, listed, machine, set_
 from benchmarks.measure.targets import target
 from benchmarks.measure.workload import ROOT
 from benchmarks.real_plan import (
-    PEAK,
+    BASELINES,
+    PARTS,
     SETS,
+    TASKS,
     TRAIN,
     VALID,
-    budget,
+    Spans,
     check_data,
-    check_memory,
-    compile_all,
+    folder_of,
     get_config,
     join_sets,
     part_sets,
+    starts,
 )  # fmt: skip
+from benchmarks.real_profile import PROFILE, profile_tables, profiled
+from benchmarks.real_tables import minutes_table, programs_table, quality_tables, result_file
+from benchmarks.real_work import budget, check_memory, compile_all
 from slpo_jax.checkpoints.gguf import bundled_gguf
 from slpo_jax.config.validate import check
 from slpo_jax.errors import UserError
@@ -52,13 +58,10 @@ from slpo_jax.run.setup import assemble
 
 sys.path.append(str(ROOT / "launch"))  # whose scripts see each other so
 from carry import CARRY, MANIFEST, commit, join_weights
-from comparison import called, scale
+from comparison import called
 from tables import dump, markdown
 
 COLLECT, GRACE = 20, 30  # seconds between two looks at what there is, and to save in before a run is killed
-METRICS = ("acc", "pass@1", "pass@8", "pass@16", "latent_steps")
-BASELINES = ("control", "cold_start")
-TITLES = {"gsm8k": "GSM8K", "multiarith": "MultiArith", "svamp": "SVAMP", "average": "mean"}
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
@@ -68,9 +71,10 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         UserError: one of them is unknown or can't be used.
     """
     parser = Parser("real", "A real model on a real card, in one command that goes on where it was.")
+    parser.add_argument("--task", choices=TASKS, default=TASKS[0], help=f"default: {TASKS[0]}")
     parser.add_argument("--seconds", type=int, default=480, help="after which it stops; default: 480")
     parser.add_argument("--tiny", action="store_true", help="the same path in two minutes of a CPU")
-    parser.add_argument("--workdir", type=Path, default=Path("runs/real"), help="default: runs/real")
+    parser.add_argument("--workdir", type=Path, help="default: runs/TASK")
     parser.add_argument("--out", type=Path, help="for what there is, in small files; default: WORKDIR/out")
     parser.add_argument("--train", type=Path, default=Path("data") / TRAIN,
                         help=f"beside it {VALID}, {', '.join(SETS.values())}; default: data/{TRAIN}")  # fmt: skip
@@ -80,9 +84,12 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
                         help="parts of every batch, on a card with less memory; default: 1")  # fmt: skip
     parser.add_argument("--budget", action="store_true", help="only count what it takes, without a card")
     parser.add_argument("--device", default="", help="with --budget: also compile for it, e.g. cuda:h100")
-    parser.add_argument("--only_compile", action="store_true", help="a part of the command, in this process")
+    parser.add_argument("--profile", action="store_true", help="only steps of SLPO, pathwise and answer_only, and the "
+                        "operations that their time goes to")  # fmt: skip
+    parser.add_argument("--only", choices=("compile", "profile"), help="a part of the command, in this process")
     flags = parser.parse_args(argv)
     check_flags(flags, seconds=1)
+    flags.workdir = flags.workdir or Path("runs") / flags.task
     for name in ("workdir", "train", "weights"):
         setattr(flags, name, (path := getattr(flags, name)) and path.resolve())
     flags.out = flags.out or flags.workdir / "out"
@@ -102,12 +109,26 @@ def find_weights(flags: argparse.Namespace) -> str:
     return str(join_weights(given, flags.workdir / "weights.gguf") if given.is_dir() else given)
 
 
-def asked(flags: argparse.Namespace) -> str:
-    """What the config is given."""
-    return json.dumps({
-        "init": find_weights(flags), "train": str(flags.train), "valid": str(flags.train.parent / VALID),
-        "tests": str(flags.workdir / "tests.jsonl"), "tiny": flags.tiny, "micro_batches": flags.micro_batches,
-    })  # fmt: skip
+def prepared(flags: argparse.Namespace) -> Spans:
+    """Where in the evaluated sets their parts are, after what a task needs of files is there.
+
+    Raises:
+        UserError: one is missing, or can't be read.
+    """
+    if flags.task != "gsm8k":
+        return {}
+    check_data(flags.train)
+    return join_sets(flags.train.parent, flags.workdir / "tests.jsonl", 4 if flags.tiny else 0)
+
+
+def asked(flags: argparse.Namespace) -> list[str]:
+    """What the configs are given, of each part of the run."""
+    given = {
+        "task": flags.task, "init": find_weights(flags), "train": str(flags.train),
+        "valid": str(flags.train.parent / VALID), "tests": str(flags.workdir / "tests.jsonl"), "tiny": flags.tiny,
+        "workdir": str(flags.workdir), "micro_batches": flags.micro_batches,
+    }  # fmt: skip
+    return [json.dumps(given | {"part": part}) for part in PARTS[flags.task]]
 
 
 def counted(flags: argparse.Namespace) -> dict[str, Any]:
@@ -116,24 +137,29 @@ def counted(flags: argparse.Namespace) -> dict[str, Any]:
     set_up(1)
     where = target(flags.device or "cpu", 1)
     with xla_cpu.made_for("gpu"):
-        setup = assemble(check(get_config(asked(flags))), devices=where.devices)
-        rows = compile_all(setup, 1 if flags.device else 0)
-    return _result(f"--budget --device={flags.device}", machine(), {"one H100": budget(rows)})
+        setups = [assemble(check(get_config(given)), devices=where.devices) for given in asked(flags)]
+        parts = zip(setups, PARTS[flags.task].values(), strict=True)
+        rows = compile_all(parts, 1 if flags.device else 0)
+    told = f"--budget --task={flags.task} --device={flags.device}"
+    return result_file(told, machine(), {"one H100": budget(rows)})
 
 
-def only_compile(flags: argparse.Namespace) -> None:
-    """Fill jax's cache, and WORKDIR/programs.json."""
+def only(flags: argparse.Namespace) -> None:
+    """Fill jax's cache, and WORKDIR/programs.json; or, of the steps' profile, WORKDIR/profile.json."""
     set_up_jax()
     begin, file = time.monotonic(), flags.workdir / "programs.json"
     given = asked(flags)
-
-    setup = assemble(check(get_config(given)))
+    setups = [assemble(check(get_config(each))) for each in given]
+    if flags.only == "profile":
+        profiled(flags, setups[-1], digest(given))
+        return
 
     def tell(rows: list[dict[str, Any]], what: str = "") -> None:
         found = {"what": what, "seconds": time.monotonic() - begin, "rows": rows}
         write_text(file, json.dumps(found, indent=1) + "\n")
 
-    tell(compile_all(setup, min(8, os.cpu_count() or 1), tell), digest(given))
+    parts = zip(setups, PARTS[flags.task].values(), strict=True)
+    tell(compile_all(parts, min(8, os.cpu_count() or 1), tell), digest(given))
 
 
 def run(flags: argparse.Namespace) -> tuple[str, bool]:
@@ -143,7 +169,9 @@ def run(flags: argparse.Namespace) -> tuple[str, bool]:
         UserError: something can't be used, or a part failed.
     """
     begin = time.monotonic()
-    check_data(flags.train)
+    for folder in (flags.workdir, flags.out):
+        folder.mkdir(parents=True, exist_ok=True)
+    spans = prepared(flags)
     os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.92")
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(flags.workdir / "xla"))
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
@@ -151,18 +179,20 @@ def run(flags: argparse.Namespace) -> tuple[str, bool]:
         os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")  # compiling takes most of its time
     given, here = asked(flags), look()
     if not flags.tiny:
-        check_memory(here["memory"], flags.micro_batches)
-    for folder in (flags.workdir, flags.out):
-        folder.mkdir(parents=True, exist_ok=True)
-    spans = join_sets(flags.train.parent, flags.workdir / "tests.jsonl", 4 if flags.tiny else 0)
-    main = (sys.executable, "-m", "slpo_jax.main", f"--config={ROOT / 'benchmarks/real_plan.py'}:{given}",
-            f"--workdir={flags.workdir}")  # fmt: skip
+        check_memory(here["memory"], flags.micro_batches, flags.task)
     places = [f"--{name}={getattr(flags, name)}" for name in ("train", "workdir", "weights") if getattr(flags, name)]
-    compiling = (sys.executable, "-m", "benchmarks.real", *flags.given, *places, "--only_compile")
-    known = read_json(flags.workdir / "programs.json", default={}).get("what") == digest(given)
+    own = (sys.executable, "-m", "benchmarks.real", *flags.given, *places, "--only")
+    compiled = read_json(flags.workdir / "programs.json", default={}).get("what") == digest(given)
+    commands = [] if compiled else [("compile", (*own, "compile"))]
+    for part, each in zip(PARTS[flags.task], given, strict=True):
+        folder = folder_of(flags.workdir, flags.task, part).root
+        config = f"--config={ROOT / 'benchmarks/real_plan.py'}:{each}"
+        commands.append(("run", (sys.executable, "-m", "slpo_jax.main", config, f"--workdir={folder}")))
+    if flags.profile:
+        commands = [("profile", (*own, "profile"))]
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     collect = functools.partial(collected, flags, here, spans)
-    for name, command in (("run", main),) if known else (("compile", compiling), ("run", main)):
+    for name, command in commands:
         left = flags.seconds - (time.monotonic() - begin)
         log = flags.workdir / f"{name}.log"
         status = _until(command, log, left, collect)
@@ -194,93 +224,58 @@ def _until(command: tuple[str, ...], log: Path, seconds: float, collect: Any) ->
     return None
 
 
-def collected(flags: argparse.Namespace, here: dict[str, Any], spans: dict[str, tuple[int, int]], note: str) -> str:
+def collected(flags: argparse.Namespace, here: dict[str, Any], spans: Spans, note: str) -> str:
     """Write to --out what there is, and return the page."""
-    workdir, apart = Workdir(flags.workdir), Workdir(flags.workdir / "apart")
-    evaluated, report = part_sets(workdir, apart, spans), dict[str, Any]()
+    facts = [f"machine: {listed(here['machine'])}; commit {commit()}", note]
+    if flags.profile:
+        tables, name = profile_tables(read_json(flags.workdir / PROFILE, default={})), PROFILE
+    else:
+        tables, more = _run_tables(flags, spans)
+        facts, name = [*facts, *more], "real_gpu.json"
+    found = dump(result_file(" ".join(flags.given), here["machine"], tables))
+    for path in filter(None, (flags.out / name, flags.json)):
+        write_text(path, found)
+    parts = (f"\n## {name}\n\n{markdown(table)}" for name, table in tables.items())
+    text = "\n".join([f"# SmolLM2-135M on one card, {flags.task}\n", *(f"- {fact}" for fact in facts), *parts])
+    write_text(flags.out / ("profile.md" if flags.profile else "page.md"), text + "\n")
+    return text
+
+
+def _run_tables(flags: argparse.Namespace, spans: Spans) -> tuple[dict[str, Any], list[str]]:
+    """The run's tables, and how far it is; its report and its metrics are in --out too."""
+    apart = Workdir(flags.workdir / "apart")
+    workdirs = [folder_of(flags.workdir, flags.task, part) for part in PARTS[flags.task]]
+    evaluated = part_sets(workdirs, apart, spans)
+    metrics, _ = read_metrics(apart.metrics)
+    found = read_json(flags.workdir / "programs.json", default={"rows": []})
+    tables = {"programs": programs_table(found["rows"], metrics)}
+    if apart.metrics.exists():
+        shutil.copyfile(apart.metrics, flags.out / apart.metrics.name)
     if evaluated:
         report = write_report(apart.root)
         for path in (apart.report_json, apart.report_md):
             shutil.copyfile(path, flags.out / path.name)
-    if workdir.metrics.exists():
-        shutil.copyfile(workdir.metrics, flags.out / workdir.metrics.name)
-    metrics, _ = read_metrics(workdir.metrics)
-    found = read_json(workdir.root / "programs.json", default={"rows": []})
-    tables = {"programs": programs_table(found["rows"], metrics)} | (quality_tables(report) if report else {})
-    write_text(flags.out / "real_gpu.json", dump(_result(" ".join(flags.given), here["machine"], tables)))
+        tables |= quality_tables(report, BASELINES[flags.task])
+        tables["by minutes"] = minutes_table(report, metrics, starts(flags.task))
     reached: dict[str, int] = {}
     for row in metrics:
         reached[row["stage"]] = row["step"]
-    facts = [f"machine: {listed(here['machine'])}; commit {commit()}", note,
-             f"compiled: {len(found['rows'])} programs in {found.get('seconds', 0):.0f} s",
-             "steps: " + (", ".join(f"{called(name)} {step}" for name, step in reached.items()) or "none yet"),
-             f"evaluated: {evaluated} rows"]  # fmt: skip
-    parts = (f"\n## {name}\n\n{markdown(table)}" for name, table in tables.items())
-    text = "\n".join(["# SmolLM2-135M on one card\n", *(f"- {fact}" for fact in facts), *parts])
-    write_text(flags.out / "page.md", text + "\n")
-    return text
-
-
-def _result(given: str, facts: dict[str, Any], tables: dict[str, Any]) -> dict[str, Any]:
-    """A file as results/ has them."""
-    told = "; ".join(f"{name.replace('_', ' ')} {value}" for name, value in facts.items() if name != "date")
-    return {"command": f"python -m benchmarks.real {given}".strip(), "commit": commit(), "machine": told,
-            "date": time.strftime("%Y-%m-%d"), "seeds": [0], "tables": tables}  # fmt: skip
-
-
-def programs_table(rows: list[dict[str, Any]], metrics: list[dict[str, Any]]) -> dict[str, Any]:
-    """What each program took to compile, takes of the memory, and how fast its steps were."""
-    columns = ["", "compile (s)", "memory (GB)", "TFLOP", "steps/s", "TFLOP/s", "of the peak (%)"]
-    lines: list[list[Any]] = []
-    for row in rows:
-        first = row["until"] - row["times"]
-        taken = [each["seconds"] for each in metrics if each["stage"] == row["stage"] and "seconds" in each
-                 and first < each["step"] <= row["until"]]  # fmt: skip
-        tflop, seconds = row["flops"] / 1e12, statistics.median(taken) if taken else None
-        speed = [1 / seconds, tflop / seconds, 100 * tflop / seconds / PEAK] if seconds else [None] * 3
-        lines.append([called(row["name"]), row["compile_seconds"], row["memory"] / 1e9, tflop, *speed])
-    return {"columns": columns, "digits": 2, "rows": lines}
-
-
-def quality_tables(report: dict[str, Any]) -> dict[str, Any]:
-    """Every row on every set with its error, and the objectives' differences with their intervals, in percent."""
-    columns = ["", *(called(metric) for metric in METRICS)]
-
-    def cell(figures: dict[str, Any], metric: str) -> Any:
-        value, error = figures.get(metric), figures.get(f"{metric}_se")
-        by = scale(metric)
-        return value if value is None else by * value if error is None else {"value": by * value, "se": by * error}
-
-    rows = [[_named(row, name), *(cell(figures, metric) for metric in METRICS)]
-            for row, sets in report["eval"].items() for name, figures in sets.items()]  # fmt: skip
-    tables = {"right answers": {"columns": columns, "digits": 1, "rows": rows}}
-    for b in BASELINES:
-        found: dict[str, dict[str, Any]] = {}
-        for each in report["differences"]:
-            if each["b"] == b:
-                by = scale(each["metric"])
-                interval = {"value": by * each["difference"], "low": by * each["low"], "high": by * each["high"]}
-                found.setdefault(_named(each["a"], each["set"]), {})[each["metric"]] = interval
-        lines = [[line, *(figures.get(metric) for metric in METRICS)] for line, figures in found.items()]
-        if lines:
-            tables[f"minus {called(b)}"] = {"columns": columns, "digits": 1, "rows": lines}
-    return tables
-
-
-def _named(row: str, name: str) -> str:
-    return f"{called(row)}, {TITLES.get(name, name)}"
+    return tables, [
+        f"compiled: {len(found['rows'])} programs in {found.get('seconds', 0):.0f} s",
+        "steps: " + (", ".join(f"{called(name)} {step}" for name, step in reached.items()) or "none yet"),
+        f"evaluated: {evaluated} rows",
+    ]
 
 
 def main(argv: list[str] | None = None) -> None:
     """The command; status 1 where something is left, 2 where something can't be used."""
     try:
         flags = parse(argv)
-        if flags.only_compile:
-            only_compile(flags)
+        if flags.only:
+            only(flags)
             return
         if flags.budget:
-            check_data(flags.train)
-            join_sets(flags.train.parent, flags.workdir / "tests.jsonl", 4 if flags.tiny else 0)
+            prepared(flags)
             found, well = counted(flags), True
             text = markdown(found["tables"]["one H100"])
             if flags.json:

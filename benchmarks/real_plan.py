@@ -1,42 +1,49 @@
-"""What `benchmarks/real.py` runs: CODI on SmolLM2-135M and GSM8K's own training set, in few programs, all counted.
+"""What `benchmarks/real.py` runs on SmolLM2-135M with CODI's six latents, in few programs, all counted.
 
-There is one bucket of prompts, one capacity and one set to evaluate, which is three published ones end to end.
+Task gsm8k: GSM8K's own training set, and three published sets end to end to evaluate on. Task countdown: 20,000
+demonstrations, then rewards by a verifier alone, on the device, on other problems; tests are apart from both. There is
+one bucket of prompts and one capacity.
 """
 
-import dataclasses
 import json
-import math
-import time
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measure.compiled import device_memory
-from benchmarks.measure.products import products
-from benchmarks.measure.programs import Program, cold_starts, imitation, objectives, rollouts
-from benchmarks.measure.workload import ROOT
+from ml_collections import ConfigDict
+
 from slpo_jax.config import default_config, objective_variant
 from slpo_jax.data.problems import load_problems
 from slpo_jax.errors import UserError
 from slpo_jax.io import artifact
-from slpo_jax.io.files import read_json, write_text
+from slpo_jax.io.files import write_text
 from slpo_jax.io.workdir import Workdir
-from slpo_jax.policy.policy import Stopping
-from slpo_jax.run import imitate
-from slpo_jax.run.setup import Setup
+from slpo_jax.stages import COLD_START, CONTROL, EVALUATE, IMITATE, RL, USUAL, Section
 
 TRAIN, VALID = "gsm8k_train.jsonl", "gsm_valid.json"
 SETS = {"gsm8k": "gsm_test.json", "multiarith": "multiarith.json", "svamp": "svamp.json"}
 TESTS = "tests"  # the three, end to end
-OBJECTIVES: dict[str, tuple[str, dict[str, Any]]] = {
-    "control": ("pathwise", {"estimator": "mixture", "mixture_weight": 0.0}),  # the answers' likelihood, no reward
-    "slpo": ("slpo", {"latent_reduction": "mean"}),
-    "answer_only": ("answer_only", {}),
-    "pathwise": ("pathwise", {}),
+Objectives = dict[str, tuple[str, dict[str, Any]]]
+OBJECTIVES: dict[str, Objectives] = {  # by task
+    "gsm8k": {
+        "control": ("pathwise", {"estimator": "mixture", "mixture_weight": 0.0}),  # the answers' likelihood, no reward
+        "slpo": ("slpo", {"latent_reduction": "mean"}),
+        "answer_only": ("answer_only", {}),
+        "pathwise": ("pathwise", {}),
+    },
+    "countdown": {  # each in two halves, which are evaluated
+        "answer_only_half": ("answer_only", {}),
+        "answer_only": ("answer_only", {"after": "answer_only_half"}),
+        "slpo_half": ("slpo", {"latent_reduction": "mean"}),
+        "slpo": ("slpo", {"latent_reduction": "mean", "after": "slpo_half"}),
+    },
 }
-COUNTED = ROOT / "results/real_budget.json"
-PEAK, SHARE = 790.0, 0.3  # TFLOP/s of an H100 in bfloat16, and how much of that is counted on
+TASKS = tuple(OBJECTIVES)
+PARTS: dict[str, dict[str, tuple[Section, ...]]] = {  # runs, one after the other, and stages whose programs are new
+    "gsm8k": {"whole": USUAL},
+    "countdown": {"imitation": (IMITATE,), "rewards": (RL, EVALUATE)},
+}
+BASELINES = {"gsm8k": ("control", "cold_start"), "countdown": (CONTROL, IMITATE, "answer_only")}
 TINY: dict[str, Any] = {
     "max_latents": 2, "max_answer_tokens": 32, "model.dtype": "float32", "model.scan_layers": True,
     "imitate.batch_size": 4, "imitate.c_thought": 1, "imitate.max_latent_stage": 2, "imitate.max_tokens": 400,
@@ -45,9 +52,10 @@ TINY: dict[str, Any] = {
     "rl.group": 2, "rl.steps": 3, "rl.optimizer.warmup_steps": 1, "objective.slpo.passes": 2,
     "evaluate.batch_size": 32, "evaluate.limit": 12, "log_every": 1, "checkpoint_every": 2,
 }  # fmt: skip
-RANDOM: dict[str, Any] = {  # where there are no weights to be tiny with
-    "tokenizer": "bytes", "model.n_layer": 1, "model.n_head": 2, "model.n_embd": 16, "model.n_positions": 1536,
-    "prompt_slots": (1024,), "evaluate.prompt_multiple": 1024,
+RANDOM: dict[str, dict[str, Any]] = {  # by task, where there are no weights to be tiny with
+    task: {"tokenizer": "bytes", "model.n_layer": 1, "model.n_head": 2, "model.n_embd": 16, "model.n_positions": 1536,
+           "prompt_slots": (slots,), "evaluate.prompt_multiple": slots, "max_answer_tokens": 40}
+    for task, slots in (("gsm8k", 1024), ("countdown", 32))
 }  # fmt: skip
 
 
@@ -55,33 +63,76 @@ def get_config(given: str):
     """The run's config.
 
     Args:
-        given: JSON of init (SmolLM2's file, or "" for random weights), train, valid and tests (files), tiny, and
-            micro_batches, which cut every program's batch.
+        given: JSON of task (of `TASKS`), part (of its `PARTS`), init (SmolLM2's file, or "" for random weights), train,
+            valid and tests (files, of gsm8k), workdir, tiny, and micro_batches, which cut every program's batch.
     """
     asked = json.loads(given)
-    config = default_config()
+    config, task = default_config(), asked["task"]
     config.reasoner, config.init = "codi_llama", asked["init"]
-    config.update(max_latents=6, min_latents=1, prompt_slots=(224,), max_answer_tokens=24)
-    config.data.train, config.data.valid, config.data.eval[TESTS] = asked["train"], asked["valid"], asked["tests"]
-    config.imitate.update(
-        batch_size=128, c_thought=2, max_latent_stage=3, final_latents="published", max_tokens=256, cot_steps=110,
-        final_steps=220,
-    )  # fmt: skip
+    config.update(max_latents=6, min_latents=1)
+    config.imitate.update(batch_size=128, c_thought=2, max_latent_stage=3, final_latents="published")
     config.imitate.optimizer.update(learning_rate=3e-4, warmup_steps=20, schedule="cosine", final_fraction=0.1)
     config.cold_start.update(batch_size=64, steps=60, evaluate_every=30, patience=2)
     config.cold_start.optimizer.update(name="adamw", learning_rate=3e-3)
-    config.rl.update(batch_size=32, steps=150, capacities=((1.0, 1.0),), objectives=tuple(OBJECTIVES))
+    config.rl.update(batch_size=32, capacities=((1.0, 1.0),), objectives=tuple(OBJECTIVES[task]))
     config.rl.optimizer.update(name="adafactor", learning_rate=1e-5, warmup_steps=10)
-    for name, (kind, settings) in OBJECTIVES.items():
+    for name, (kind, settings) in OBJECTIVES[task].items():
         objective_variant(config, name, kind, **settings)
-    config.evaluate.update(batch_size=1024, prompt_multiple=224, samples=16, seeds=1, thresholds=(0.5,), probed=0)
+    config.evaluate.update(batch_size=1024, samples=16, seeds=1, thresholds=(0.5,), probed=0)
     config.update(trackers=(), log_every=10, checkpoint_every=50)
+    {"gsm8k": _gsm8k, "countdown": _countdown}[task](config, asked)
     if asked["tiny"]:
-        config.update_from_flattened_dict(TINY | ({} if asked["init"] else RANDOM))
+        config.update_from_flattened_dict(TINY | ({} if asked["init"] else RANDOM[task]))
+    for name in OBJECTIVES[task]:
+        if task == "countdown":
+            config.objective[name].steps = -(-config.rl.steps // 2)
     for stage in ("imitate", "cold_start", "rl"):
         config[stage].micro_batches = asked["micro_batches"]
     config.evaluate.batch_size //= asked["micro_batches"]
     return config
+
+
+def starts(task: str) -> dict[str, str]:
+    """Row -> the row that its training began from; imitation's began from SmolLM2."""
+    first = COLD_START if task == "gsm8k" else IMITATE
+    own = {name: settings.get("after", first) for name, (_, settings) in OBJECTIVES[task].items()}
+    return {COLD_START: IMITATE, CONTROL: IMITATE} | own
+
+
+def folder_of(workdir: Path, task: str, part: str) -> Workdir:
+    """Where a part of the run lies: the last one in the workdir itself, the others in folders of it."""
+    return Workdir(workdir if part == [*PARTS[task]][-1] else workdir / part)
+
+
+def _gsm8k(config: ConfigDict, asked: Mapping[str, Any]) -> None:
+    config.update(prompt_slots=(224,), max_answer_tokens=24)
+    config.data.train, config.data.valid, config.data.eval[TESTS] = asked["train"], asked["valid"], asked["tests"]
+    config.imitate.update(max_tokens=256, cot_steps=110, final_steps=220)
+    config.rl.steps, config.evaluate.prompt_multiple = 150, 224
+
+
+def _countdown(config: ConfigDict, asked: Mapping[str, Any]) -> None:
+    """Without a gate, whose cold start would make another start of imitation."""
+    demonstrated = asked["part"] == "imitation"
+    imitated = folder_of(Path(asked["workdir"]), "countdown", "imitation").stage(IMITATE)
+    config.stages = (IMITATE, EVALUATE) if demonstrated else (RL, EVALUATE)
+    if not demonstrated:
+        if imitated.is_finished:
+            config.init = str(imitated.path)
+        else:  # where programs are compiled before, the stage stands for what its checkpoint will have
+            config.stages = (IMITATE, *config.stages)
+    config.gate.enabled = False
+    config.update(prompt_slots=(24,), max_answer_tokens=24)
+    config.data.train, config.data.valid = f"countdown:{'demos' if demonstrated else 'train'}", "countdown:valid"
+    for numbers in (3, 4):
+        config.data.eval[f"numbers_{numbers}"] = f"countdown:{numbers}"
+    few = asked["tiny"]
+    config.data.countdown.update(demos_size=64 if few else 20_000, train_size=64 if few else 20_000,
+                                 valid_size=8 if few else 500, test_size=8 if few else 1_000)  # fmt: skip
+    config.imitate.update(cot_steps=300, final_steps=700, control=True)
+    config.imitate.optimizer.update(learning_rate=2e-4, schedule="constant")
+    config.rl.update(steps=400, temperature=1.0)
+    config.evaluate.prompt_multiple = 24
 
 
 # --- The three sets as one, and apart again.
@@ -100,34 +151,17 @@ def check_data(train: Path) -> list[Path]:
     return files
 
 
-def check_memory(here: int, micro_batches: int) -> None:
-    """Refuse a card that the counted programs don't fit in, before anything is compiled.
-
-    Args:
-        here: bytes of it that programs can use; 0: not known.
-    Raises:
-        UserError: with what would fit.
-    """
-    rows = read_json(COUNTED)["tables"]["one H100"]["rows"]
-    sizes = [row[5:7] for row in rows if row[6]]
-
-    def needed(parts: int) -> float:
-        return max(state + (memory - state) / parts for state, memory in sizes)
-
-    if here and needed(micro_batches) * 1e9 > here:
-        fits = [parts for parts in (2, 4, 8, 16, 32) if parts > micro_batches and needed(parts) * 1e9 <= here]
-        remedy = f"give --micro_batches={fits[0]}" if fits else f"take a card of {needed(32) / 0.9:.0f} GB or more"
-        raise UserError(f"--micro_batches: {micro_batches} needs {needed(micro_batches):.1f} GB of a card, of which "
-                        f"programs can use {here / 1e9:.1f} here; {remedy}")  # fmt: skip
+Spans = dict[str, dict[str, tuple[int, int]]]
+"""An evaluated set's parts: first problem, and the one after the last, by the part's name."""
 
 
-def join_sets(folder: Path, target: Path, most: int = 0) -> dict[str, tuple[int, int]]:
+def join_sets(folder: Path, target: Path, most: int = 0) -> Spans:
     """Write the test sets one after the other.
 
     Args:
         most: problems of each; 0 is all.
     Returns:
-        first problem, and the one after the last, by set.
+        where each is in `TESTS`.
     Raises:
         UserError: one is missing, or can't be read.
     """
@@ -143,153 +177,27 @@ def join_sets(folder: Path, target: Path, most: int = 0) -> dict[str, tuple[int,
     text = "".join(f"{line}\n" for line in lines)
     if not target.exists() or target.read_text(encoding="utf-8") != text:
         write_text(target, text)
-    return spans
+    return {TESTS: spans}
 
 
-def part_sets(workdir: Workdir, apart: Workdir, spans: Mapping[str, tuple[int, int]]) -> int:
-    """Write the whole evaluations that a workdir has, set by set, where a report can be made of them; their number."""
+def part_sets(workdirs: Sequence[Workdir], apart: Workdir, spans: Spans) -> int:
+    """Write the whole evaluations that workdirs have, set by set, where a report can be made of them; their number."""
     found = 0
-    for row, name in workdir.evaluated():
+    for workdir, (row, name) in ((each, one) for each in workdirs for one in each.evaluated()):
         files, manifest = workdir.set_files(name, row), artifact.read(workdir.set_files(name, row).manifest)
         if manifest is None or artifact.changed(files.folder, manifest.files):
             continue
         found += 1
         lines = files.records.read_text(encoding="utf-8").splitlines(keepends=True)
         write_text(apart.row_facts(row), workdir.row_facts(row).read_text(encoding="utf-8"))
-        for each, (first, end) in spans.items():
+        for each, (first, end) in spans.get(name, {name: (0, len(lines))}).items():
             part = lines[first:end]
             if part:  # tiny ones may be cut
                 write_text(apart.set_files(each, row).records, "".join(part))
                 of_part = manifest.facts | {"set": each, "problems": len(part)}
                 parted = apart.set_files(each, row)
                 artifact.write(parted.manifest, of_part, files=[parted.records])
-    if workdir.metrics.exists():
-        write_text(apart.metrics, workdir.metrics.read_text(encoding="utf-8"))
+    logged = [each.metrics.read_text(encoding="utf-8") for each in workdirs if each.metrics.exists()]
+    if logged:
+        write_text(apart.metrics, "".join(logged))
     return found
-
-
-# --- Every program, and how often it is run.
-
-
-@dataclasses.dataclass(frozen=True)
-class Work:
-    """A program of the run.
-
-    Attributes:
-        name: what it does.
-        stage, until: whose rows of metrics.jsonl are of it, up to that step; "" for an evaluation's, which has none.
-        times: steps, or batches.
-        tokens: that a run of it reads and writes, at most.
-    """
-
-    name: str
-    stage: str
-    until: int
-    program: Program
-    times: int
-    tokens: int
-
-
-def works(setup: Setup) -> Iterator[Work]:
-    """All programs of the run that take more than a moment, with the shapes of its own batches, as they come.
-
-    Args:
-        setup: assembled on the devices, and inside `xla_cpu.made_for` their platform.
-    """
-    config = setup.config
-    _, plan, _ = imitate.planned(setup)
-    for number, phase in enumerate(plan):
-        (program,) = imitation(setup, number)
-        batch = program.arguments[1]
-        tokens = batch.text.tokens.size
-        if batch.student is not None:
-            student = batch.student
-            tokens += student.prompts.tokens.size + student.suffix.tokens.size + len(batch.index) * phase.latent_slots
-        name = {"cot": "CoT-SFT", "codi": "CODI"}[phase.name]
-        yield Work(name, "imitate", phase.end, program, phase.end - phase.start, tokens)
-    T, A = config.max_latents, config.max_answer_tokens
-    (program,) = cold_starts(setup, own=True)
-    rows = config.cold_start.batch_size * config.cold_start.trajectories
-    tokens = _prompt_tokens(program.arguments[1].prompts) + rows * (T + T * A)  # an answer after each length
-    yield Work("cold gate", "cold_start", config.cold_start.steps, program, config.cold_start.steps, tokens)
-    validations = -(-config.cold_start.steps // config.cold_start.evaluate_every)
-    yield from _evaluations(setup, "validation", setup.valid, (1,), "threshold", validations)
-    for name, program in zip(config.rl.objectives, objectives(setup, own=True), strict=True):
-        prompts = program.arguments[1].prompts
-        tokens = _prompt_tokens(prompts) + len(prompts.tokens) * config.rl.group * (T + A)
-        yield Work(name, name, config.rl.steps, program, config.rl.steps, tokens)
-    tests, counts = setup.test_set(TESTS), (1, config.evaluate.samples)
-    yield from _evaluations(setup, "evaluation by length", tests, counts, "length", 1)
-    yield from _evaluations(setup, "evaluation by the gate", tests, counts, "threshold", 1 + len(config.rl.objectives))
-
-
-def _evaluations(
-    setup: Setup, name: str, problems: Any, samples: tuple[int, ...], stopping: Stopping, rows: int
-) -> Iterator[Work]:
-    """Of one set: greedy for one sample, under noise for more; one program of each, whose shapes its batches share."""
-    config = setup.config
-    count = min(config.evaluate.limit or len(problems), len(problems))
-    for each in samples:
-        batches = list(setup.evaluator.batches(problems, count, each))
-        shapes = {(batch.prompts.tokens.shape, batch.prompts.capacity) for batch in batches}
-        if len(shapes) > 1:
-            raise UserError(f"config.prompt_slots: {name} has {len(shapes)} shapes to compile; give one bucket")
-        size = len(batches[0].index_N)
-        tokens = _prompt_tokens(batches[0].prompts) + size * (config.max_latents + config.max_answer_tokens)
-        program = Program("", *rollouts(setup, batches[0].prompts, size, each > 1, stopping))
-        called = f"{name}, {'samples' if each > 1 else 'greedy'}"
-        yield Work(called, "", 0, program, rows * len(batches), tokens)
-
-
-def _prompt_tokens(prompts: Any) -> int:
-    return prompts.capacity or prompts.tokens.size
-
-
-def compile_all(
-    setup: Setup, threads: int, tell: Callable[[list[dict[str, Any]]], None] = lambda rows: None
-) -> list[dict[str, Any]]:
-    """Compile every program, after which all are in jax's cache. Returns the numbers of each.
-
-    Args:
-        threads: that compile at once; 0: programs are counted, and not compiled.
-        tell: is given the numbers that there are after each.
-    """
-    rows: list[dict[str, Any]] = []
-
-    def compiled(facts: dict[str, Any], lowered: Any) -> None:
-        begin = time.perf_counter()
-        memory = device_memory(lowered.compile())
-        sizes = {"memory": memory["total"], "state": memory["arguments"]}
-        rows.append(facts | sizes | {"compile_seconds": time.perf_counter() - begin})
-        tell(list(rows))
-
-    with ThreadPoolExecutor(max(threads, 1)) as pool:
-        jobs = []
-        for work in works(setup):
-            facts = {name: getattr(work, name) for name in ("name", "stage", "until", "times", "tokens")}
-            traced = work.program.function.trace(*work.program.arguments)
-            facts["flops"] = products(traced, setup.config.max_latents)
-            if threads:
-                jobs.append(pool.submit(compiled, facts, traced.lower()))
-            else:
-                rows.append(facts)
-        for job in jobs:
-            job.result()
-    return rows
-
-
-def budget(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """The table of what the parts take, as results/ has it.
-
-    Args:
-        rows: of `count` or `compile_all`.
-    """
-    columns = ["", "times", "million tokens", "TFLOP", "seconds", "state (GB)", "memory (GB)", "compile (s)"]
-    lines = []
-    for row in rows:
-        tflop, sizes = row["times"] * row["flops"] / 1e12, (row.get("state"), row.get("memory"))
-        lines.append([row["name"], row["times"], row["times"] * row["tokens"] / 1e6, tflop, tflop / (PEAK * SHARE),
-                      *(size and size / 1e9 for size in sizes), row.get("compile_seconds")])  # fmt: skip
-    sums = [math.fsum(line[place] or 0.0 for line in lines) for place in (2, 3, 4, 7)]
-    lines.append(["in all", None, *sums[:3], None, None, sums[3] or None])
-    return {"columns": columns, "digits": 1, "rows": lines}

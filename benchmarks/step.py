@@ -113,7 +113,7 @@ def markdown(result: dict[str, Any]) -> str:
     found = result["rows"][0]
     means = ("mean_latents", "longest_latents", "mean_answer_tokens")
     lengths = {name: round(found[name]["median"], 2) for name in means}
-    ops = [[op, f"{spent:.4f}", f"{times:g}", name or "-"] for op, (spent, times, name) in result["profile"].items()]
+    ops = [[name, f"{op.seconds:.4f}", f"{op.times:g}", op.name or "-"] for name, op in result["profile"].items()]
     return "\n".join([
         f"# One SLPO step, {result['shapes']} shapes",
         f"- machine: {listed(result['machine'])}",

@@ -3,14 +3,17 @@
 import atexit
 import contextlib
 import ctypes
+import errno
 import gc
 import hashlib
+import io
 import os
 import shutil
 import sys
 import tempfile
 from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 
 import hypothesis
 import pytest
@@ -88,6 +91,8 @@ hypothesis.settings.register_profile("slpo_jax", deadline=None, derandomize=True
 hypothesis.settings.load_profile("slpo_jax")
 
 import jax  # noqa: E402 - after the variables that it reads on import
+
+from slpo_jax.io import hosts  # noqa: E402
 
 jax.config.update("jax_numpy_rank_promotion", "raise")  # axes are added where it can be seen
 
@@ -206,6 +211,44 @@ def warnings(monkeypatch) -> list[str]:
     lines: list[str] = []
     monkeypatch.setattr(logging, "warning", lambda message, *args: lines.append(message % args))
     return lines
+
+
+@pytest.fixture
+def second_process(monkeypatch):
+    """A context in which this is the second of two processes, of which the first has found all that is asked about."""
+
+    @contextlib.contextmanager
+    def begun():
+        together = SimpleNamespace(broadcast_one_to_all=lambda found: max(found, 1), sync_global_devices=str)
+        with monkeypatch.context() as patch:
+            patch.setattr(hosts, "_count", 2)
+            patch.setattr(hosts, "_index", 1)
+            patch.setattr(hosts, "_together", lambda: together)
+            yield
+
+    return begun
+
+
+@pytest.fixture
+def unreadable(monkeypatch):
+    """A context in which a file can't be opened, or a folder not listed: whoever runs the tests may read all."""
+
+    @contextlib.contextmanager
+    def denied(path):
+        def refuses(own):
+            def call(where=".", *rest, **more):
+                if isinstance(where, str | os.PathLike) and Path(where) == path:
+                    raise PermissionError(errno.EACCES, "Permission denied", str(where))
+                return own(where, *rest, **more)
+
+            return call
+
+        with monkeypatch.context() as patch:
+            for module, name in ((os, "listdir"), (os, "scandir"), (io, "open")):
+                patch.setattr(module, name, refuses(getattr(module, name)))
+            yield
+
+    return denied
 
 
 @pytest.fixture

@@ -7,10 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from benchmarks.measure.profile import profile
-from benchmarks.measure.programs import Program, programs
+from benchmarks.measure.programs import Program, filled, programs
 from benchmarks.measure.targets import Target
 from benchmarks.memory import Point, compiled, setup_of
 from slpo_jax.errors import UserError
@@ -55,12 +54,12 @@ def predicted_and_measured(
         ("products of a device", f"{flops:.3f} TFLOP", f"{flops / seconds:.2f} TFLOP/s"),
         ("moved by a device's kernels, at most", f"{moved:.1f} GB", f"{moved / seconds:.0f} GB/s"),
     ]
-    return rows, [(op, f"{1e3 * spent:.1f}", f"{times:g}", name) for op, (spent, times, name) in heaviest]
+    return rows, [(name, f"{1e3 * op.seconds:.1f}", f"{op.times:g}", op.name) for name, op in heaviest]
 
 
 def _run(step: Any, setup: Setup, program: Program) -> tuple[float, int, list[Any]]:
     """The median seconds of a step from random weights on prompts of one token, a device's peak of memory, the ops."""
-    state, batch = jax.tree.map(_filled, program.arguments)
+    state, batch = jax.tree.map(filled, program.arguments)
     state = dataclasses.replace(state, params=setup.initial_params())
     taken = []
     for _ in range(STEPS):
@@ -70,10 +69,3 @@ def _run(step: Any, setup: Setup, program: Program) -> tuple[float, int, list[An
         taken.append(time.perf_counter() - begin)
     peak = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use", 0)
     return statistics.median(taken[1:]), peak, list(profile(step, [(state, batch)]).items())[:HEAVIEST]
-
-
-def _filled(x: jax.ShapeDtypeStruct) -> jax.Array:
-    """An array of this shape, type and place: a key, True, or 0."""
-    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
-        return jax.device_put(jnp.broadcast_to(jax.random.key(0), x.shape), x.sharding)
-    return jax.device_put(jnp.full(x.shape, x.dtype == jnp.bool_, x.dtype), x.sharding)

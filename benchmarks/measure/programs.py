@@ -176,3 +176,10 @@ def placed(setup: Setup, tree: Any, spec: PartitionSpec) -> Any:
     """Shapes and types of arrays, laid out so on the mesh."""
     where = NamedSharding(setup.mesh, spec)
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where), tree)
+
+
+def filled(x: jax.ShapeDtypeStruct) -> jax.Array:
+    """An array of this shape, type and place: a key, True, or 0."""
+    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        return jax.device_put(jnp.broadcast_to(jax.random.key(0), x.shape), x.sharding)
+    return jax.device_put(jnp.full(x.shape, x.dtype == jnp.bool_, x.dtype), x.sharding)

@@ -26,7 +26,7 @@ def read(source: Any, answers: str = "", fields: Mapping[str, str] | None = None
             `evaluate` takes them.
         answers: how answers are read, as `config.prompt.answers`; "" chooses numbers where nine of ten
             answers are some, else texts.
-        fields: names of fields that can't be told: question, answer, steps.
+        fields: names of fields that can't be told: question, answer, steps, choices; first_choice is "0" or "1".
     Returns:
         the problems, with question, steps and answer each.
     Raises:
@@ -35,16 +35,16 @@ def read(source: Any, answers: str = "", fields: Mapping[str, str] | None = None
     if answers and answers not in (known := get_args(AskedStyle)):
         raise UserError(f"answers: {answers!r} is not valid; give one of {', '.join(known)}")
     try:
-        named = FieldsConfig(**(fields or {}))
+        named = FieldsConfig(**cast(Any, fields or {}))
     except (TypeError, FieldError):
-        raise UserError(f"fields: {fields!r} is not valid; give names as question, answer and steps") from None
+        raise UserError(f"fields: {fields!r} is not valid; give texts as question, answer, steps and so on") from None
     source = list(source) if isinstance(source, Iterator) else source
     source = os.fspath(source) if isinstance(source, os.PathLike) else source
     why = ""
     if not answers:
         with only_errors():  # what is wrong with the data is said below
             choice = answers_of(_load(source, "texts", named))
-        answers, why = choice.values["prompt.answers"], f" ({choice.why})"
+        answers, why = choice.values.get("prompt.answers", "texts"), f" ({choice.why})"
     kind = STYLES[style_of(cast(AskedStyle, answers), "after_mark")].kind
     problems = _load(source, kind, named)
     name = source if isinstance(source, str) else "records"
@@ -54,6 +54,6 @@ def read(source: Any, answers: str = "", fields: Mapping[str, str] | None = None
 
 def _load(source: Any, answers: Kind, fields: FieldsConfig) -> Problems:
     try:
-        return load_problems(source, answers=answers, fields=fields)
+        return load_problems(source, answers=answers, fields=fields, columns=None, unanswered=True)
     except UserError as error:
         raise error if isinstance(source, str) else UserError(f"source: {error}") from None

@@ -82,11 +82,9 @@ def train(arguments: list[str]) -> None:
             with Workdir(workdir).in_use():
                 shutil.rmtree(workdir)
         hosts.barrier("smoke")
-    from slpo_jax.run.plan import check_uncut, run_stages
+    from slpo_jax.run.plan import run_stages
 
-    if given.smoke:
-        check_uncut(uncut, config, workdir)
-    experiment = run_stages(config, workdir, changed)
+    experiment = run_stages(config, workdir, changed, uncut if given.smoke else None)
     if experiment.workdir.report_html.exists() and hosts.is_first():
         print(f"report: {experiment.workdir.report_html}")
 
@@ -157,7 +155,9 @@ def smoke(config: ConfigDict) -> str:
     imitate.suffix_slots, rl.capacities, config.prompt_slots = (), ((1.0, 1.0),), (max(config.prompt_slots),)
     evaluate.limit = min(evaluate.limit or ROWS, ROWS)
     for task in GENERATED:
-        _lower(config.data[task], train_size=64 * ROWS)
+        sizes = [key for key in ("train_size", "demos_size") if key in config.data[task]]
+        _lower(config.data[task], **dict.fromkeys(sizes, 64 * ROWS))
+    _lower(config.data.gym, train_size=8 * ROWS, valid_size=ROWS, test_size=ROWS)
     _lower(evaluate, samples=2, seeds=1, batch_size=4 * ROWS, probed=STEPS)
     evaluate.prompt_multiple, config.log_every = max(config.prompt_slots), 1
     said = f"--smoke: {STEPS} steps of each phase and objective, {ROWS} problems of each set; nothing is learned by it"

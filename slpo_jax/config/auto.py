@@ -9,11 +9,11 @@ import numpy as np
 
 from slpo_jax.checkpoints.architectures import PLAIN, Architecture
 from slpo_jax.policy.latent_policies import own_of
-from slpo_jax.rewards.reward import CORRECT
 from slpo_jax.training.recipes import RECIPES
 
 _MOST_STAGES = 6  # of COCONUT's curriculum, as for ProsQA
 _LARGE = 500_000_000  # parameters from which on memory is saved, and rates are lower
+_NO_ANSWER = 14  # tokens, where nobody knows how long they are
 _BATCHES = ((8, 500), (16, 5_000), (32, 50_000), (128, math.inf))  # size, below so many problems
 
 
@@ -56,10 +56,9 @@ class Measured:
 
     @property
     def gated(self) -> bool:
-        """Whether a gate is trained: not where thoughts end otherwise, or the host alone can judge answers."""
+        """Whether a gate is trained: not where thoughts end otherwise."""
         asked = self.or_given("gate.enabled", True) and self.or_given("max_latents", 1)
-        judged = self.or_given("reward", CORRECT) == CORRECT
-        return bool(asked and judged and self.architecture.has_gate and not self.latent_policy)
+        return bool(asked and self.architecture.has_gate and not self.latent_policy)
 
 
 class Choice(NamedTuple):
@@ -76,6 +75,8 @@ def choices(measured: Measured) -> list[Choice]:
     """Everything that depends on lengths and sizes."""
     prompts, answer = measured.prompts, max(measured.answers)
     said = f"the longest answer {answer} with its end"
+    if answer == 1:
+        answer, said = _NO_ANSWER, f"none has an answer, for which there are {_NO_ANSWER}"
     if not measured.architecture.has_latents:
         answer = max(*measured.written, answer)
         said = f"the longest solution {answer} with its answer"

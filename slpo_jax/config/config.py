@@ -10,6 +10,7 @@ A section is the dataclass that it fills, which has its keys, defaults and range
     config.data                data/problems.py          DataConfig
     config.data.fields         data/record_fields.py     FieldsConfig
     config.data.TASK           data/generated.py         GENERATED
+    config.data.gym            data/gym.py               GymConfig
     config.imitate             training/recipes/         ImitateSettings
     config.imitate.NAME        training/recipes/         RECIPES[NAME]
     config.imitate.lora        models/lora.py            LoraConfig
@@ -37,6 +38,7 @@ from slpo_jax.config.bounds import FieldError, check_fields, setting
 from slpo_jax.config.config_files import override
 from slpo_jax.config.sections import changed, section
 from slpo_jax.data.chat import PromptConfig
+from slpo_jax.data.generated import task_reward
 from slpo_jax.data.problems import DataConfig
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.settings import EvaluateConfig
@@ -44,7 +46,7 @@ from slpo_jax.models.gate import GateConfig
 from slpo_jax.models.shapes import ModelConfig
 from slpo_jax.policy.latent_policies import LatentPolicyConfig, latent_policy_config
 from slpo_jax.policy.noise import DropoutConfig
-from slpo_jax.rewards.reward import CORRECT, REWARDS
+from slpo_jax.rewards.reward import REWARDS
 from slpo_jax.stages import USUAL, Section
 from slpo_jax.training.best_of_n import BestOfNConfig
 from slpo_jax.training.cold_start import ColdStartConfig
@@ -85,7 +87,13 @@ class Config:
         rl: the stage rl.
         objective: NAME = settings of an objective; a further NAME says the `kind` that it is of.
         latent_rm: the stage latent_rm, which trains a reward model of latents.
-        reward: "correct" is 1 where the answer is the reference, else 0; others are registered.
+        reward: "correct" is 1 where the answer is the reference, else 0; others are registered. "" is the task's own
+            verifier of a generated set, else "correct".
+        rewards: several with weights, (NAME, WEIGHT) each, instead; the first says what is right.
+        reward_processes: that each reward which is a function is asked in, one completion at a time; 0: in the run's
+            own. What can't be sent there is refused.
+        reward_seconds: that it may take for a completion, which then earns 0 and counts as `reward_failed`; more than 0
+            asks it in one process at least.
         evaluate: the stage evaluate, and validation in the others.
         trackers: where these rows go as well, see docs/train.md.
         log_every: steps between rows of metrics.jsonl, which are means over them.
@@ -120,7 +128,10 @@ class Config:
     rl: RlConfig = RlConfig()
     objective: dict[str, Objective] = setting(make=lambda: {name: kind() for name, kind in OBJECTIVES.items()})
     latent_rm: LatentRmConfig = LatentRmConfig()
-    reward: str = CORRECT
+    reward: str = ""
+    rewards: tuple[tuple[str, float], ...] = ()
+    reward_processes: int = setting(0, least=0, note="0 is the run's own", affects="nothing")
+    reward_seconds: float = setting(0.0, least=0, note="0 is no limit", affects="nothing")
     evaluate: EvaluateConfig = setting(EvaluateConfig(), affects="report")
     trackers: tuple[str, ...] = setting(("tensorboard",), affects="nothing")
     log_every: int = setting(10, least=1, affects="nothing")
@@ -132,10 +143,26 @@ class Config:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if self.reward not in REWARDS:
-            raise FieldError(self, "reward", f"give one of {', '.join(REWARDS)}")
+        names, known = [name for name, _ in self.rewards], ", ".join(REWARDS)
+        if self.reward not in ("", *REWARDS):
+            raise FieldError(self, "reward", f"give one of {known}")
+        if not {*names} <= {*REWARDS} or len({*names}) < len(names):
+            raise FieldError(self, "rewards", f"give (NAME, WEIGHT) once for each of some of {known}")
+        if self.reward and names:
+            raise FieldError(self, "reward", "config.rewards is given too; leave one of the two out")
         if self.min_latents > max(self.max_latents, 1):
             raise FieldError(self, "min_latents", f"it is more than max_latents ({self.max_latents}); lower it")
+
+    @property
+    def weighted(self) -> tuple[tuple[str, float], ...]:
+        """The rewards with their weights; the first says what is right."""
+        return self.rewards or ((self.reward or task_reward(self.data.train), 1.0),)
+
+    @property
+    def reward_facts(self) -> dict[str, Any]:
+        """What a result depends on of them, by key of the config."""
+        (name, weight), *others = self.weighted
+        return {"reward": name} if weight == 1 and not others else {"rewards": [list(each) for each in self.weighted]}
 
 
 def default_config() -> ConfigDict:
@@ -143,6 +170,7 @@ def default_config() -> ConfigDict:
     config = section(Config())
     config.lock()  # a misspelt key in a config file is an error too
     config.data.eval.unlock()
+    config.data.gym.settings.unlock()
     config.objective.unlock()
     return config
 

@@ -11,6 +11,8 @@ from ml_collections import ConfigDict
 from slpo_jax.config.registry import run_file
 from slpo_jax.errors import UserError
 
+_NAMED = (["data", "eval"], ["objective"])  # sections whose keys are names of the user's
+_GYM = ["data", "gym", "settings"]
 _PACKAGE = Path(__file__).resolve().parents[1]
 
 
@@ -73,15 +75,18 @@ def override(config: ConfigDict, changes: Mapping[str, Any], texts: bool = False
     for key, value in changes.items():
         *path, name = key.removeprefix("config.").split(".")
         node: Any = config
+        if is_free := path[:3] == _GYM:  # a task's own settings, which only the task knows
+            tasks = config.data.gym.settings
+            tasks.update({task: ConfigDict() for task in path[3:4] if task not in tasks})
         for each in path:
             node = node.get(each) if isinstance(node, ConfigDict) else None
-        if not isinstance(node, ConfigDict) or (name not in node and path not in (["data", "eval"], ["objective"])):
+        if not isinstance(node, ConfigDict) or (name not in node and not is_free and path not in _NAMED):
             there = (
                 f"use one of {', '.join(sorted(node))}" if isinstance(node, ConfigDict) else "there is no such section"
             )
             raise UserError(f"config.{'.'.join((*path, name))}: unknown config key; {there}")
         if texts:
-            value = _read(value, node.get_type(name) if name in node else str)
+            value = _read(value, Any if is_free else node.get_type(name) if name in node else str)
         if isinstance(value, dict) and isinstance(node.get(name), ConfigDict) and [*path, name] != ["data", "eval"]:
             override(config, {f"{key}.{own}": each for own, each in value.items()})  # the section's others stay
             continue
@@ -93,7 +98,7 @@ def override(config: ConfigDict, changes: Mapping[str, Any], texts: bool = False
                 node[name] = value
 
 
-def _read(text: str, kind: type) -> Any:
+def _read(text: str, kind: Any) -> Any:
     """A flag's value, as Python writes it; where it can't be read so, the text itself."""
     if kind is str and text != "None":
         return text

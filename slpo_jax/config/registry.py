@@ -10,9 +10,12 @@ import types
 from collections.abc import Callable, MutableMapping, Sequence
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from slpo_jax.errors import UserError, in_a_line
+
+if TYPE_CHECKING:
+    from slpo_jax.rewards.reward import DeviceReward
 
 _OURS: dict[int, frozenset[str]] = {}  # by a registry's identity, the names that it came with
 
@@ -44,18 +47,25 @@ def register_latent_policy(name: str, settings: type) -> None:
     _register(LATENT_POLICIES, "latent_policy", name, settings, LatentPolicySettings)
 
 
-def register_reward(name: str, function: Callable[[str, str, str], float]) -> None:
-    """Have `config.reward` take a function under this name.
+def register_reward(name: str, function: Callable[..., Any], on_device: "DeviceReward | None" = None) -> None:
+    """Have `config.reward` and `config.rewards` take a function under this name.
 
     Args:
-        function: (question, reference, completion) -> a finite number. It is asked on the host, of completions that
-            ended within their budget; others earn 0. In evaluation those that earn 1 or more are right.
+        function: of what it names among question, answer, steps, completion and the record's other columns, by name,
+            -> a finite number; or, as TRL's, of `completions` (and `prompts`) with lists of all else -> a list of them.
+            It is asked on the host, of completions that ended within their budget; others earn 0. In evaluation those
+            that earn 1 or more are right.
+        on_device: the same inside jit, where it says 0 or 1 alone.
     Raises:
-        UserError: the name can't be used.
+        UserError: the name or the function can't be used.
     """
-    from slpo_jax.rewards.reward import REWARDS
+    from slpo_jax.rewards.functions import names_of
+    from slpo_jax.rewards.reward import REWARDS, RewardEntry
 
-    _put(REWARDS, "reward", name, function)
+    if not callable(function):
+        raise UserError(f"register_reward: {name}: {function!r} is no function; give one")
+    names_of(function)
+    _put(REWARDS, "reward", name, RewardEntry(function, on_device))
 
 
 def register_recipe(name: str, settings: type) -> None:
@@ -148,5 +158,5 @@ def run_file(file: Path, flag: str, beside: Sequence[Path] = (), function: str =
     except (Exception, SystemExit) as error:  # it is the user's code, and can raise anything
         said = in_a_line(error).partition(" since the config is locked")[0]  # and all that it holds
         raise UserError(f"{flag}: {said}; mend the file") from error
-    finally:
-        del sys.path[: len(folders)]
+    finally:  # the file may have put folders of its own anywhere
+        sys.path[:] = [entry for entry in sys.path if not any(entry is folder for folder in folders)]

@@ -12,7 +12,7 @@ from functools import lru_cache
 import numpy as np
 
 from slpo_jax.config.bounds import FieldError, setting
-from slpo_jax.data.depths import DepthConfig, sets_by_depth
+from slpo_jax.data.depths import DepthConfig, sets_apart
 from slpo_jax.data.problem import Problem
 
 OPERATORS = ("+", "-", "*")
@@ -61,4 +61,4 @@ def chain_words(modulus: int) -> tuple[str, ...]:
     return (*map(str, range(ChainConfig(modulus=modulus).modulus)), *OPERATORS, "=")
 
 
-chain_problems = sets_by_depth("chain", _make, "modulus, or add operations")
+chain_problems = sets_apart("chain", _make, "modulus, or add operations")

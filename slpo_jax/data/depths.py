@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -18,90 +18,128 @@ from slpo_jax.config.bounds import Checked, setting
 from slpo_jax.data.problem import Problem
 from slpo_jax.errors import UserError
 
-_MIXED = ("train", "valid", "test")
-_OF_TEN = ("train",) * 7 + ("valid", "test", "")  # whose problem it is, by the last digit of its hash; "" is DEPTH's
-
 
 @dataclass(frozen=True)
-class DepthConfig(Checked):
-    """What the settings of such tasks have in common.
+class SetsConfig(Checked):
+    """What the settings of such tasks have in common: the sizes of sets, and which problems are in which.
 
     Attributes:
-        depth: problems have 1 .. depth steps; `NAME:DEPTH` may have more.
         train_size: number of training problems, in which one may come again; a smaller set is the beginning of a
             larger one.
         valid_size: number of validation problems.
-        test_size: number of problems of `NAME:test` and of `NAME:DEPTH`.
+        test_size: number of problems of `NAME:test` and of `NAME:NUMBER`.
         seed: of all sets.
     """
 
-    depth: int = setting(3, least=1, most=100)
     train_size: int = setting(60_000, least=1)
     valid_size: int = setting(500, least=1)
     test_size: int = setting(1_000, least=1)
     seed: int = setting(0, least=0)
+
+    unit: ClassVar[str] = "steps"  # that problems have a number of
+    of_ten: ClassVar[tuple[str, ...]] = ("train",) * 7 + ("valid", "test", "")
+    """Whose problem it is, by the last digit of its hash; "" is `NAME:NUMBER`'s."""
+
+    def mixed(self, name: str) -> range:
+        """The numbers in a set that has several."""
+        raise NotImplementedError
+
+    @property
+    def alone(self) -> range:
+        """The numbers of `NAME:NUMBER`."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class DepthConfig(SetsConfig):
+    """Of tasks whose problems differ by the number of their steps.
+
+    Attributes:
+        depth: problems have 1 .. depth steps; `NAME:DEPTH` may have more.
+    """
+
+    depth: int = setting(3, least=1, most=100)
+
+    def mixed(self, name: str) -> range:
+        return range(1, self.depth + 1)
 
     @property
     def most_depth(self) -> int:
         """Of `NAME:DEPTH`."""
         return 100
 
+    @property
+    def alone(self) -> range:
+        return range(1, self.most_depth + 1)
+
 
 Generated = tuple[tuple[Problem, ...], str]
 """Problems, and a line on those that were left out, "" where there is nothing to say."""
-Make = Callable[[Any, int, np.random.Generator], tuple[Problem, str]]
-"""(settings, number of steps, randomness) -> a problem, and its content, the same in whatever order it is told."""
+Make = Callable[[Any, int, np.random.Generator], tuple[Problem, str] | None]
+"""(settings, number, randomness) -> a problem, and its content, the same in whatever order it is told; or none."""
+Complete = Callable[[Any, Problem], Problem | None]
+"""(settings, problem) -> the problem with what takes time to find out, or none."""
 
 
-def sets_by_depth(task: str, make: Make, more: str) -> Callable[[str, Any], Generated]:
+def sets_apart(
+    task: str, make: Make, more: str, complete: Complete = lambda settings, problem: problem
+) -> Callable[[str, Any], Generated]:
     """The generator of a task: (name of a set, settings) -> `Generated`, a pure function.
 
-    "train", "valid" and "test" mix 1 .. `depth` steps, a number is a test set of just so many. In a held-out set no
-    problem comes twice; where there are too few it is smaller. In training they come again, so that few short problems
-    are no small share.
+    "train", "valid" and "test", and what else is in `SetsConfig.of_ten`, mix problems by their number of steps (or
+    what `SetsConfig.unit` says); a number is a test set of just so many. In a held-out set no problem comes twice;
+    where there are too few it is smaller. In others they come again, so that few short problems are no small share.
 
     Args:
         more: the setting that makes more problems when it is raised.
+        complete: of a problem that is in the set.
     """
     remedy = f"for more raise config.data.{task}.{more}"
-    return lru_cache(maxsize=16)(lambda name, settings: _generated(f"{task}:{name}", name, settings, make, remedy))
+    return lru_cache(maxsize=16)(lambda name, asked: _generated(f"{task}:{name}", name, asked, make, complete, remedy))
 
 
-def _generated(source: str, name: str, settings: DepthConfig, make: Make, remedy: str) -> Generated:
-    depths, part = _depths(source, name, settings), name if name in _MIXED else ""
-    size = {"train": settings.train_size, "valid": settings.valid_size}.get(name, settings.test_size)
+def _generated(
+    source: str, name: str, settings: SetsConfig, make: Make, complete: Complete, remedy: str
+) -> Generated:
+    numbers, part = _numbers(source, name, settings), name if name in settings.of_ten else ""
+    size = getattr(settings, f"{part or 'test'}_size")
     rng = np.random.default_rng([settings.seed, zlib.crc32(name.encode())])
-    problems, known, idle = list[Problem](), set[str](), 0
+    problems, known, idle, counts = list[Problem](), set[str](), 0, Counter[int]()
     while len(problems) < size and idle < 200 * len(known) + 10_000:  # draws without a problem that is taken
-        problem, content = make(settings, depths[int(rng.random() * len(depths))], rng)
-        idle += 1
-        if _part(content) == part and (name == "train" or content not in known):
+        number = numbers[int(rng.random() * len(numbers))]
+        drawn = make(settings, number, rng)
+        idle += 1 if drawn else 1_000  # it has tried often
+        is_held_out = part not in ("train", "demos")
+        if drawn is None or part_of(drawn[1], settings.of_ten) != part or (is_held_out and drawn[1] in known):
+            continue
+        if (problem := complete(settings, drawn[0])) is not None:
             problems.append(problem)
-            known.add(content)
+            known.add(drawn[1])
+            counts[number] += 1
             idle = 0
     if not problems:
         raise UserError(f"{source}: there are no such problems; {remedy}")
-    counts = Counter(len(problem.steps) for problem in problems)
-    fewest = len(depths) * min(counts[depth] for depth in depths)
+    fewest = len(numbers) * min(counts[number] for number in numbers)
     if len(problems) == size and 10 * len(known) >= 9 * size and 2 * fewest >= size:
         return tuple(problems), ""
-    found = ", ".join(f"{counts[depth]:,} of {depth}" for depth in depths)
-    return tuple(problems), f"{source}: {len(known):,} of {size:,} problems differ (all by steps: {found}); {remedy}"
+    found = ", ".join(f"{counts[number]:,} of {number}" for number in numbers)
+    said = f"{source}: {len(known):,} of {size:,} problems differ (all by {settings.unit}: {found}); {remedy}"
+    return tuple(problems), said
 
 
-def _depths(source: str, name: str, settings: DepthConfig) -> range:
-    """The numbers of steps in a set."""
-    if name in _MIXED:
-        return range(1, settings.depth + 1)
-    depth = int(name) if name.isdecimal() else 0
-    if not 1 <= depth <= settings.most_depth:
+def _numbers(source: str, name: str, settings: SetsConfig) -> range:
+    """The numbers of steps, or what the unit is, in a set."""
+    if name and name in settings.of_ten:
+        return settings.mixed(name)
+    number, alone = int(name) if name.isdecimal() else 0, settings.alone
+    if number not in alone:
         raise UserError(
-            f"{source}: no such set; give one of {', '.join(_MIXED)} or a number of steps from 1 to "
-            f"{settings.most_depth}"
+            f"{source}: no such set; give one of {', '.join(filter(None, dict.fromkeys(settings.of_ten)))} or a number "
+            f"of {settings.unit} from {alone[0]} to {alone[-1]}"
         )
-    return range(depth, depth + 1)
+    return range(number, number + 1)
 
 
-def _part(content: str) -> str:
+def part_of(content: str, of_ten: tuple[str, ...]) -> str:
     """The set that a problem may be in."""
-    return _OF_TEN[int.from_bytes(hashlib.blake2b(content.encode(), digest_size=4).digest()) % 10]
+    return of_ten[int.from_bytes(hashlib.blake2b(content.encode(), digest_size=4).digest()) % 10]

@@ -10,7 +10,7 @@ from itertools import pairwise
 import numpy as np
 
 from slpo_jax.config.bounds import FieldError, setting
-from slpo_jax.data.depths import DepthConfig, sets_by_depth
+from slpo_jax.data.depths import DepthConfig, sets_apart
 from slpo_jax.data.problem import Problem
 
 
@@ -62,4 +62,4 @@ def graph_words(nodes: int) -> tuple[str, ...]:
     return ("ends", "from", *names, *(f"{one}>{other}" for one in names for other in names if one != other))
 
 
-graph_problems = sets_by_depth("graph", _make, "nodes")
+graph_problems = sets_apart("graph", _make, "nodes")

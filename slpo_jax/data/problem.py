@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 MOST_NAMES = 120  # characters that are shown of the names of fields
+NO_COLUMNS: Mapping[str, Any] = {}  # one for all problems, of which there may be many
 
 
 @dataclass(frozen=True)
@@ -14,12 +15,15 @@ class Problem:
     Attributes:
         question: the text as it stands in the source, stray spaces included.
         steps: one text a reasoning step, e.g. "<<48/2=24>>" or a line; empty where the source has none.
-        answer: canonical decimal (`answers.canonical_number`), or LaTeX or a text where answers are compared as such.
+        answer: canonical decimal (`answers.canonical_number`), or LaTeX or a text where answers are compared as such;
+            "" of a problem without one.
+        columns: of the record by name what a reward asks for.
     """
 
     question: str
     steps: tuple[str, ...]
     answer: str
+    columns: Mapping[str, Any] = field(default_factory=lambda: NO_COLUMNS, hash=False)
 
 
 @dataclass
@@ -40,7 +44,9 @@ class Reading:
 
     def see(self, record: Mapping[Any, Any]) -> None:
         """A record as it was given, what is missing being None."""
-        self.filled.update((str(name), None) for name, value in record.items() if value not in (None, "", []))
+        for name, value in record.items():
+            if not (value is None or (isinstance(value, str | list) and not value)):
+                self.filled[str(name)] = None
 
     @property
     def unused(self) -> str:

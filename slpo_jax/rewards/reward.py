@@ -1,43 +1,79 @@
-"""How a completion is read and what it earns: inside jit where answers are numbers or texts, else on the host."""
+"""How a completion is read and what it earns: inside jit where every verifier can be, else on the host."""
 
 import copy
 import functools
-import math
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from slpo_jax.errors import UserError, in_a_line
-from slpo_jax.rewards.answers import AnswerStyle, are_right, parse_completion, read_completion
+from slpo_jax.errors import UserError
+from slpo_jax.rewards.answers import STYLES, AnswerStyle, are_right, parse_completion, read_completion
+from slpo_jax.rewards.countdown import COUNTDOWN, countdown, countdown_reference, reaches_goal
 from slpo_jax.rewards.ending import is_end
-from slpo_jax.rewards.text_verifier import ON_DEVICE, verify
+from slpo_jax.rewards.functions import Asked, Function, asked_of, cant_run, name_of, names_of
+from slpo_jax.rewards.gym import GYM, gym
+from slpo_jax.rewards.processes import CantRun, Limits, Processes
+from slpo_jax.rewards.text_verifier import ON_DEVICE, Judge, judged, text_table
+from slpo_jax.rewards.verifier import padded_table
 
 RewardFn = Callable[[jax.Array, jax.Array], jax.Array]
 """(tokens int [N, A], references uint8 [N, R]) -> bool [N], traceable."""
 
-TextRewardFn = Callable[[str, str, str], float]
-"""(question, reference, completion) -> a finite number."""
+
+class DeviceReward(NamedTuple):
+    """A verifier inside jit, which says 0 or 1.
+
+    Attributes:
+        table: the bytes of each token id -> the bytes that it is read with, uint8 [V, L], 0 behind them.
+        encode: problem -> what `judge` has to know of it, in bytes that zeros may follow.
+        judge: see `text_verifier.Judge`.
+    """
+
+    table: Callable[[Sequence[bytes]], np.ndarray]
+    encode: Callable[[Asked], bytes]
+    judge: Judge
 
 
-class Asked(Protocol):
-    """A question, and the reference that its answers are compared with."""
+class RewardEntry(NamedTuple):
+    """A reward.
+
+    Attributes:
+        function: on the host, of what it names (`rewards.functions`); None is whether the answer is the reference.
+        on_device: the same inside jit; None where only the host can say.
+    """
+
+    function: Function | None
+    on_device: DeviceReward | None = None
 
     @property
-    def question(self) -> str: ...
+    def needs_answer(self) -> bool:
+        """Whether it can't judge a problem without an answer."""
+        return self.function is None or names_of(self.function).needs_answer
 
     @property
-    def answer(self) -> str: ...
+    def columns(self) -> frozenset[str] | None:
+        """The columns of a record that it can use; None for all."""
+        return frozenset() if self.function is None else names_of(self.function).columns
 
 
 CORRECT = "correct"
-REWARDS: dict[str, TextRewardFn | None] = {CORRECT: None}
-"""By name (`config.reward`) what a completion earns. None: 1 where its answer is the reference, else 0."""
+REWARDS: dict[str, RewardEntry] = {
+    CORRECT: RewardEntry(None),
+    COUNTDOWN: RewardEntry(countdown, DeviceReward(text_table, countdown_reference, reaches_goal)),
+    GYM: RewardEntry(gym),
+}
+"""By name what a completion earns (`config.reward`, `config.rewards`)."""
 
-_LARGEST = float(np.finfo(np.float32).max)
+Weighted = Sequence[tuple[str, float]]
+"""Names in `REWARDS`, each with its weight; the first says what is right."""
+
 _MOST_SEEN = 1 << 16  # completions that are remembered
+_FIRST = 16  # verdicts, of which one at least has to be given
 
 
 class Reading(NamedTuple):
@@ -56,48 +92,138 @@ class Reading(NamedTuple):
     cut: bool
 
 
+class Verdicts(NamedTuple):
+    """What N completions earn.
+
+    Attributes:
+        total: float32 [N], the weighted sum.
+        by_name: float32 [N] of each reward, without its weight.
+        failed: bool [N], where one gave no verdict, so that it earns nothing of it.
+        seconds: that judging took.
+    """
+
+    total: np.ndarray
+    by_name: dict[str, np.ndarray]
+    failed: np.ndarray
+    seconds: float
+
+
 class Reward:
     """What reads and judges the completions of one template.
 
     Args:
-        name: in `REWARDS`.
+        rewards: a name in `REWARDS`, or several with weights.
         style: of the template's answers.
         token_bytes: of each id of its tokenizer.
         eos_ids: the tokens that end an answer.
+        processes: that each function is asked in; 0: in this one.
+        seconds: that a function may take for a completion, in a process of its own; 0 is any.
     Attributes:
         on_device: inside jit; None where only the host can say.
+        entries: the rewards by name.
     """
 
-    def __init__(self, name: str, style: AnswerStyle, token_bytes: Sequence[bytes], eos_ids: tuple[int, ...]):
-        self.style, self._name, self._function = style, name, REWARDS[name]
-        self._bytes, self._eos_ids = token_bytes, eos_ids
+    def __init__(
+        self,
+        rewards: str | Weighted,
+        style: AnswerStyle,
+        token_bytes: Sequence[bytes],
+        eos_ids: tuple[int, ...],
+        processes: int = 0,
+        seconds: float = 0.0,
+    ):
+        weighted = [(rewards, 1.0)] if isinstance(rewards, str) else rewards
+        self.style, self._bytes, self._eos_ids = style, token_bytes, eos_ids
+        self.entries, self._weights = {name: REWARDS[name] for name, _ in weighted}, dict(weighted)
+        self._most, self._limits = max(processes, int(seconds > 0)), Limits(seconds)
+        self._processes = self._made()
         self._read = functools.lru_cache(_MOST_SEEN)(self._read_once)
+        self._given, self._missing = Counter[str](), Counter[str]()
         self.on_device: RewardFn | None = None
-        if self._function is None and style in ON_DEVICE:
-            table_VL = ON_DEVICE[style][0](token_bytes)
-            self.on_device = lambda tokens_NA, references_NR: verify(
-                table_VL, jnp.where(is_end(tokens_NA, eos_ids), eos_ids[0], tokens_NA), references_NR, eos_ids[0], style
+        if self._device is not None:
+            table_VL, judge = self._device.table(token_bytes), self._device.judge
+            self.on_device = lambda tokens_NA, references_NR: judged(
+                table_VL, jnp.where(is_end(tokens_NA, eos_ids), eos_ids[0], tokens_NA), references_NR, eos_ids[0], judge
             )
 
-    def asking(self, reward: str | TextRewardFn) -> "Reward":
+    @property
+    def _device(self) -> DeviceReward | None:
+        """The verifier inside jit: of one reward of weight 1."""
+        ((name, entry), *others), compared = self.entries.items(), STYLES[self.style].compared
+        if others or self._weights[name] != 1:
+            return None
+        if entry.function is None and compared is not None and self.style in ON_DEVICE:
+            table, judge = ON_DEVICE[self.style]
+            return DeviceReward(table, lambda problem: compared(problem.answer), judge)
+        return entry.on_device
+
+    def asking(self, reward: str | Function) -> "Reward":
         """One that judges otherwise, on the host, and reads as this does.
 
         Args:
-            reward: a name in `REWARDS`, or a function.
+            reward: a name in `REWARDS`, or a function of what it names.
         Raises:
-            UserError: there is no such name.
+            UserError: there is no such name, or it can't be asked.
         """
-        if isinstance(reward, str) and reward not in REWARDS:
+        if not callable(reward) and reward not in REWARDS:
             raise UserError(f"reward: {reward!r} is unknown; give one of {', '.join(REWARDS)}, or a function")
+        name, entry = (name_of(reward), RewardEntry(reward)) if callable(reward) else (reward, REWARDS[reward])
         other = copy.copy(self)
-        other._name = reward if isinstance(reward, str) else getattr(reward, "__name__", "reward")
-        other._function = REWARDS[reward] if isinstance(reward, str) else reward
-        other.on_device = None
+        other.entries, other._weights, other.on_device = {name: entry}, {name: 1.0}, None
+        other._processes = other._made()
+        other._given, other._missing = Counter[str](), Counter[str]()
         return other
+
+    @property
+    def first(self) -> "Reward":
+        """The one that says what is right, alone and on the host."""
+        (name, entry), *_ = self.entries.items()
+        other = copy.copy(self)
+        other.entries, other._weights, other.on_device = {name: entry}, {name: 1.0}, None
+        return other
+
+    def _made(self) -> dict[str, Processes]:
+        """The processes of each function, if they are asked in some.
+
+        Raises:
+            UserError: one can't be sent there.
+        """
+        functions = {name: each.function for name, each in self.entries.items() if each.function and self._most}
+        made = {}
+        for name, function in functions.items():
+            try:
+                made[name] = Processes(function, self._most, self._limits)
+            except CantRun as error:
+                raise cant_run(name, error) from error
+        return made
+
+    @property
+    def needs_answer(self) -> bool:
+        """Whether it can't judge a problem without an answer."""
+        return any(entry.needs_answer for entry in self.entries.values())
+
+    def width(self, problems: Iterable[Asked]) -> int:
+        """R, that `encoded` needs for these problems, at least 1."""
+        assert self._device is not None
+        return max(1, max(len(self._device.encode(problem)) for problem in problems))
+
+    def encoded(self, problems: Sequence[Asked], width: int) -> np.ndarray:
+        """uint8 [B, R]: what `on_device` has to know of B problems, 0 behind it.
+
+        Args:
+            problems: B of them. (A row of zeros, say for padding, is matched by no completion.)
+            width: R, enough for each, and the same for every batch so that shapes stay put.
+        """
+        assert self._device is not None
+        return padded_table([self._device.encode(problem) for problem in problems], width)
 
     def on_host(self, tokens_NA: np.ndarray, asked: Sequence[Asked]) -> np.ndarray:
         """float32 [N]: what N completions earn."""
-        return np.asarray(self.earned([self.read(tokens) for tokens in tokens_NA], asked), np.float32)
+        return self.verdicts(tokens_NA, asked).total
+
+    def verdicts(self, tokens_NA: np.ndarray, asked: Sequence[Asked]) -> Verdicts:
+        """What N completions earn, by reward."""
+        return self.judged([self.read(tokens) for tokens in tokens_NA], asked)
 
     def read(self, tokens_A: np.ndarray) -> Reading:
         """What one completion says; each distinct one is read once. Ids below 0 are no tokens."""
@@ -109,23 +235,44 @@ class Reward:
         answer = parse_completion(done.text, self.style) if done.ended else None
         return Reading(ids[: done.tokens], done.text, answer, not done.ended)
 
-    def earned(self, readings: Sequence[Reading], asked: Sequence[Asked]) -> list[float]:
+    def judged(self, readings: Sequence[Reading], asked: Sequence[Asked]) -> Verdicts:
         """What each completion earns; one that is cut, nothing.
 
         Raises:
-            UserError: a registered function gives something else than a finite number.
+            UserError: a function gives something else than a finite number, or no verdict on any of the first.
         """
-        function = self._function
+        start, failed = time.perf_counter(), np.zeros(len(readings), bool)
+        by_name, total = dict[str, np.ndarray](), np.zeros(len(readings))
+        for name in self.entries:
+            given = self._values(name, readings, asked)
+            failed |= np.array([value is None for value in given], bool)
+            by_name[name] = np.array([value or 0.0 for value in given], np.float32)
+            total += self._weights[name] * by_name[name]
+        return Verdicts(total.astype(np.float32), by_name, failed, time.perf_counter() - start)
+
+    def _values(self, name: str, readings: Sequence[Reading], asked: Sequence[Asked]) -> list[float | None]:
+        """Of one reward; None where it gave no verdict."""
+        function = self.entries[name].function
         if function is None:
             references = [each.answer for each in asked]
             return list(map(float, are_right([reading.answer for reading in readings], references, self.style)))
-        return [
-            0.0 if reading.cut else self._asked(function, each, reading.text)
-            for reading, each in zip(readings, asked, strict=True)
-        ]
+        ended = [(each, reading.text) for reading, each in zip(readings, asked, strict=True) if not reading.cut]
+        processes, given = self._processes.get(name), list[float | None]()
+        # One that always takes too long is to be known before it has been asked of a whole batch.
+        first = _FIRST if processes and not self._given[name] else 0
+        for part in filter(None, (ended[:first], ended[first:])):
+            found = asked_of(function, [each for each, _ in part], [text for _, text in part], name, processes)
+            given += found
+            self._given[name] += len(found)
+            self._missing[name] += found.count(None)
+            if self._missing[name] == (count := self._given[name]) >= _FIRST:
+                said = f"{name} failed on each of its first {count} completions, as said"
+                raise UserError(f"config.reward: {said}; mend it")
+        values = iter(given)
+        return [0.0 if reading.cut else next(values) for reading in readings]
 
     def unearned(self, answers: Sequence[Sequence[int]], asked: Sequence[Asked]) -> list[int]:
-        """Which references their very text does not earn; none where a function says what is right.
+        """Which references their very text does not earn; none where functions alone say what is right.
 
         Args:
             answers: the ids of each reference's text, as its template writes it, without an end token.
@@ -133,25 +280,14 @@ class Reward:
         Returns:
             their places. A mark in the answer, for one, hides it.
         """
-        if self._function is not None:
+        if all(entry.function is not None for entry in self.entries.values()):
             return []
         first = {each.answer: place for place, each in reversed([*enumerate(asked)])}  # most answers come many times
         readings = [self.read(np.array([*answers[place], self._eos_ids[0]], np.int32)) for place in first.values()]
-        right = self.right(readings, [asked[place] for place in first.values()])
+        right = are_right([reading.answer for reading in readings], [*first], self.style)
         lost = {answer for answer, is_right in zip(first, right, strict=True) if not is_right}
         return [place for place, each in enumerate(asked) if each.answer in lost]
 
     def right(self, readings: Sequence[Reading], asked: Sequence[Asked]) -> list[bool]:
-        """Which completions an evaluation counts as right: those that earn 1 or more."""
-        return [earned >= 1 for earned in self.earned(readings, asked)]
-
-    def _asked(self, function: TextRewardFn, asked: Asked, text: str) -> float:
-        try:
-            value: Any = function(asked.question, asked.answer, text)
-        except Exception as error:  # it is the user's code, and can raise anything
-            raise UserError(f"config.reward: {self._name}: {in_a_line(error)}; mend the function") from error
-        number = float(value) if isinstance(value, int | float | np.generic) else math.nan
-        if not abs(number) <= _LARGEST:
-            shown = f"{self._name} gives {value!r} for {asked.question[:60]!r}"
-            raise UserError(f"config.reward: {shown}; return a finite number")
-        return number
+        """Which completions an evaluation counts as right: those that earn 1 or more of the first reward."""
+        return [value is not None and value >= 1 for value in self._values(next(iter(self.entries)), readings, asked)]

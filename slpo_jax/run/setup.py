@@ -3,12 +3,13 @@
 import dataclasses
 import functools
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from slpo_jax.checkpoints.checkpoint import Checkpoint, find_checkpoint
@@ -31,7 +32,6 @@ from slpo_jax.models.parts import GATE, LATENT_POLICY, REASONER, Part
 from slpo_jax.models.reasoner import Reasoner
 from slpo_jax.policy.policy import Policy, RolloutConfig
 from slpo_jax.rewards.reward import Reward
-from slpo_jax.rewards.verifier import reference_width
 from slpo_jax.run import validate
 from slpo_jax.run.sources import EVAL, TRAIN, VALID, load_set, only_errors
 from slpo_jax.stages import COLD_START, EVALUATE, IMITATE, RL, wanted
@@ -120,7 +120,10 @@ class Setup:
             raise UserError(f"{where or key}: {error}") from None
         if unknown and hosts.is_first():
             validate.say_unknown(key, encoded, unknown)
-        encoded = validate.earnable(encoded, where or key, judge or self.reward)
+        judge = judge or self.reward
+        if not trains or stages - {IMITATE, EVALUATE}:
+            validate.check_reward(key, encoded.problems, judge)
+        encoded = validate.earnable(encoded, where or key, judge)
         most, used = max(self.prompt_slots), range(len(encoded))[: None if trains else limit or None]
         validate.check_prompts(key, encoded.prompts[: len(used)], most, most < max(self.config.prompt_slots))
         budget = ("max_answer_tokens", self.config.max_answer_tokens) if trains else self.evaluated_answers
@@ -135,11 +138,12 @@ class Setup:
         return ("evaluate.max_answer_tokens", own) if own else ("max_answer_tokens", self.config.max_answer_tokens)
 
     @functools.cached_property
-    def reference_width(self) -> int:
-        """Bytes of an encoded reference; 0 where the host alone can judge."""
+    def references(self) -> Callable[[Sequence[Problem]], np.ndarray] | None:
+        """Training problems -> their references, uint8 [B, R], as wide as all need; None where the host judges."""
         if self.reward.on_device is None:
-            return 0
-        return reference_width([problem.answer for problem in self.train.problems], self.reward.style)
+            return None
+        width = self.reward.width(self.train.problems)
+        return lambda problems: self.reward.encoded(problems, width)
 
     def abstract_params(self, stored: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
         """Shapes, types and sharding of the parameters.
@@ -233,12 +237,13 @@ def assemble(
         UserError: a key's value can't be used.
     """
     finished = workdir.finished_stages() if workdir else []
+    read_with = config
     if config.tokenizer == WORDS and workdir and finished and not {*wanted(config)}.difference(finished):
-        # Once nothing is trained, the words are the workdir's, not those of the training data.
-        config = dataclasses.replace(config, tokenizer=str(workdir.reasoner))
+        # Once nothing is trained, the words are the workdir's, not those of the training data, which may be gone.
+        read_with = dataclasses.replace(config, tokenizer=str(workdir.reasoner))
     # The stages warn of the data when they read them.
     problems = only_errors()(lambda: load_set(config, TRAIN, config.data.train))
-    checkpoint = find_checkpoint(config, identity, problems)
+    checkpoint = find_checkpoint(read_with, identity, problems)
     template, model, architecture = checkpoint.template, checkpoint.description.model, checkpoint.architecture
     validate.check_start(config, checkpoint, finished)
     # The config gets the loaded shapes, so that config.json says what was run.
@@ -253,7 +258,8 @@ def assemble(
     policy = _policy(config, template, reasoner, gate)
     answers = max(config.max_answer_tokens, config.evaluate.max_answer_tokens or 0)
     positions = model.n_positions - max(len(template.closing_ids) - 1, 0)
-    reward = Reward(config.reward, template.answer_style, template.token_bytes, template.eos_ids)
+    reads = (template.answer_style, template.token_bytes, template.eos_ids)
+    reward = Reward(config.weighted, *reads, config.reward_processes, config.reward_seconds)
     key = jax.random.key(config.seed)
     return Setup(
         config=config,

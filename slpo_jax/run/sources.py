@@ -12,7 +12,7 @@ from slpo_jax.data.problem import Problem, Problems, without
 from slpo_jax.data.problems import Role, load_problems
 from slpo_jax.errors import UserError
 from slpo_jax.rewards.answers import STYLES, style_of
-from slpo_jax.rewards.reward import CORRECT
+from slpo_jax.rewards.reward import CORRECT, REWARDS, RewardEntry
 
 TRAIN, VALID, EVAL = "config.data.train", "config.data.valid", "config.data.eval."
 _ROLES: dict[str, Role] = {TRAIN: "train", VALID: "validation"}  # other keys are asked for their test split
@@ -32,19 +32,26 @@ def only_errors() -> Iterator[None]:
         logging.set_verbosity(before)
 
 
-def load_set(config: Config, key: str, source: Any, texts: bool = False) -> Problems:
+def load_set(
+    config: Config, key: str, source: Any, texts: bool = False, entries: Sequence[RewardEntry] | None = None
+) -> Problems:
     """The problems of a key's source; of training problems those that validation has too are left out, and counted.
 
     Args:
         config: how sources are read; its `data.valid` is what training problems must not have.
         source: as `load_problems` takes it.
-        texts: answers may be any; else those that `config.reward` can judge, by `config.prompt.answers`.
+        texts: answers may be any; else those that the rewards can judge, by `config.prompt.answers`.
+        entries: rewards that judge them; None: the config's. What these ask for is kept of each record, and problems
+            without an answer are, where they need none.
     Raises:
         UserError: the key, and what is wrong with its source.
     """
     if isinstance(source, str) and not source:
         raise UserError(f"{key}: not set; give a file or a synthetic set such as synthetic:train")
-    data, of_numbers = config.data, not texts and config.reward == CORRECT
+    entries = [REWARDS[name] for name, _ in config.weighted] if entries is None else entries
+    data, of_numbers = config.data, not texts and any(entry.function is None for entry in entries)
+    asked, unanswered = [entry.columns for entry in entries], not any(entry.needs_answer for entry in entries)
+    columns = None if None in asked else frozenset[str]().union(*filter(None, asked))
     kind = STYLES[style_of(config.prompt.answers, "after_mark")].kind if of_numbers else "texts"
 
     def load(name, source):
@@ -52,7 +59,8 @@ def load_set(config: Config, key: str, source: Any, texts: bool = False) -> Prob
         again = name != key or str(source).endswith(("[valid]", "[test]"))
         try:
             with only_errors() if again else contextlib.nullcontext():
-                return load_problems(source, data.of_task(source), _ROLES.get(name, "test"), kind, data.fields)
+                how = data.of_task(source), _ROLES.get(name, "test"), kind, data.fields, columns, unanswered
+                return load_problems(source, *how)
         except UserError as error:
             raise UserError(f"{name}: {error}") from None
 
@@ -69,16 +77,18 @@ def load_set(config: Config, key: str, source: Any, texts: bool = False) -> Prob
     return problems
 
 
-def data_summary(key: str, problems: EncodedProblems, judge: str = CORRECT) -> list[str]:
+def data_summary(
+    key: str, problems: EncodedProblems, rewards: Sequence[tuple[str, float]] = ((CORRECT, 1.0),)
+) -> list[str]:
     """One line, and others on the source's fields and, of training data, with an example.
 
     Args:
         key: `TRAIN`, `VALID` or `EVAL` with a name.
-        judge: `config.reward`.
+        rewards: `Config.weighted`.
     """
-    said = _counted(problems.problems) if key == TRAIN else [f"{len(problems):,} problems"]
-    answers = STYLES[problems.template.answer_style].about
-    said.append(f"answers are {answers}" if judge == CORRECT else f"answers are judged by {judge}")
+    said = _counted(problems.problems, key == TRAIN)
+    answers, judges = STYLES[problems.template.answer_style].about, [name for name, _ in rewards]
+    said.append(f"answers are {answers}" if judges == [CORRECT] else f"answers are judged by {', '.join(judges)}")
     lines = _lines(key, said, problems)
     return [*lines, f"  the first: {_example(problems)}"] if key == TRAIN else lines
 
@@ -90,7 +100,7 @@ def read_as(source: str, problems: Problems, answers: str) -> list[str]:
         source: what it is called.
         answers: what its answers are.
     """
-    lines = _lines(source, [*_counted(problems), f"answers are {answers}"], problems)
+    lines = _lines(source, [*_counted(problems, True), f"answers are {answers}"], problems)
     if problems.left_out:
         lines.append(f"  left out: {problems.left_out:,} of {len(problems) + problems.left_out:,}")
         lines += [f"    {why}" for why in problems.why[:_SHOWN]]
@@ -101,16 +111,20 @@ def problem_lines(problems: Iterable[Problem]) -> list[str]:
     """Problems as prompt, steps and answer."""
     lines = []
     for number, problem in enumerate(problems, start=1):
-        parts = {"prompt": problem.question.split("\n"), "steps": problem.steps or ["none"], "answer": [problem.answer]}
+        steps, answer = problem.steps or ["none"], [problem.answer or "none"]
+        parts = {"prompt": problem.question.split("\n"), "steps": steps, "answer": answer}
         for name, texts in parts.items():
             heads = [f"{number if name == 'prompt' else '':>3}  {name:<6}"] + [" " * 11] * (len(texts) - 1)
             lines += [f"{head}  {_shortened(text, _WHOLE)}" for head, text in zip(heads, texts, strict=True)]
     return lines
 
 
-def _counted(problems: Sequence[Problem]) -> list[str]:
-    counts = [len(problem.steps) for problem in problems]
-    said = [f"{len(counts):,} problems", f"{sum(counts) / len(counts):.1f} steps each"]
+def _counted(problems: Sequence[Problem], with_steps: bool) -> list[str]:
+    counts, bare = [len(problem.steps) for problem in problems], sum(not problem.answer for problem in problems)
+    said = [f"{len(counts):,} problems"] + [f"{bare:,} without an answer"] * bool(bare)
+    if not with_steps:
+        return said
+    said.append(f"{sum(counts) / len(counts):.1f} steps each")
     return said + [f"{counts.count(0):,} without steps"] * (0 in counts)
 
 
@@ -123,7 +137,7 @@ def _example(problems: EncodedProblems) -> str:
     """The first problem as the model sees it: prompt | steps | answer, as its template writes them."""
     template, problem = problems.template, problems.problems[0]
     steps = "".join(template.step_text(step, place == 0) for place, step in enumerate(problem.steps))
-    texts = (template.question_text(problem.question), steps, template.answer_text(problem.answer))
+    texts = (template.question_text(problem.question), steps, template.answer_text(problem.answer) if problem.answer else "")
     return " | ".join(_shortened(repr(text)) for text in texts)
 
 

@@ -1,12 +1,12 @@
 """The batches of the stages that roll out."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from slpo_jax.data.batches import EncodedProblems, batch_indices, draw_numbers, end_to_end, pad_suffixes
+from slpo_jax.data.problem import Problem
 from slpo_jax.policy.prompted import PromptedBatch, Prompts
-from slpo_jax.rewards.verifier import encode_references
 
 
 def make_batch(
@@ -15,7 +15,7 @@ def make_batch(
     seed: int,
     batch_size: int,
     prompt_slots,
-    width: int,
+    encode: Callable[[Sequence[Problem]], np.ndarray] | None,
     most: int = 0,
     parts: int = 1,
     answer_slots: int = 0,
@@ -25,7 +25,7 @@ def make_batch(
 
     Args:
         prompt_slots: buckets.
-        width: R, of the references; 0 leaves them out.
+        encode: problems -> their references, uint8 [B, R]; None leaves them out.
         most: tokens of the prompts of any part (`EncodedProblems.most_tokens`), which are encoded end to end where that
             is much less than their slots; 0 leaves them padded.
         parts: how many devices and micro-batches the prompts are sharded over.
@@ -36,10 +36,7 @@ def make_batch(
     """
     indices = batch_indices(seed, step, len(problems), batch_size)
     tokens, valid = problems.prompt_batch(indices, prompt_slots)
-    references = np.zeros((batch_size, 0), np.uint8)
-    if width:
-        answers_B = [problems.problems[i].answer for i in indices]
-        references = encode_references(answers_B, width, problems.template.answer_style)
+    references = encode([problems.problems[i] for i in indices]) if encode else np.zeros((batch_size, 0), np.uint8)
     capacity = end_to_end(most, batch_size // parts, valid.shape[1]) if most else 0
     found = int(valid.reshape(parts, -1).sum(axis=1).max())
     if capacity and found > capacity:

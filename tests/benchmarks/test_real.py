@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 
 import carry
-from benchmarks import real, real_plan
+from benchmarks import real, real_plan, real_profile, real_work
 from slpo_jax.config.validate import check
 from slpo_jax.errors import UserError
 from slpo_jax.io import artifact
 from slpo_jax.io.workdir import Workdir
+from slpo_jax.stages import COLD_START, USUAL
 
 ROOT = Path(__file__).resolve().parents[2]
 SOLUTION = "He has {a}+{b}=<<{a}+{b}={c}>>{c} apples.\nThen {c}+1=<<{c}+1={d}>>{d}.\n#### {d}"
@@ -104,29 +105,62 @@ def test_a_missing_data_file_is_named(command, place, data, tmp_path, capsys):
 )
 def test_a_card_with_too_little_memory(here, parts, fault, tmp_path, monkeypatch):
     """Of the counted programs the largest decides; the state is in no part of a batch."""
-    rows = [["one", 1, 1, 1, 1, 1.0, 20.0, 5], ["two", 1, 1, 1, 1, 2.0, 32.0, 5], ["in all", *[None] * 7]]
-    (tmp_path / "counted.json").write_text(json.dumps({"tables": {"one H100": {"rows": rows}}}))
-    monkeypatch.setattr(real_plan, "COUNTED", tmp_path / "counted.json")
+    rows = [["one", 1.0, 20.0], ["two", 2.0, 32.0], ["in all", None, None]]
+    table = {"columns": ["", "state (GB)", "memory (GB)"], "rows": rows}
+    (tmp_path / "counted.json").write_text(json.dumps({"tables": {"one H100": table}}))
+    monkeypatch.setitem(real_work.COUNTED, "gsm8k", tmp_path / "counted.json")
     with pytest.raises(UserError, match=fault) if fault else contextlib.nullcontext():
-        real.check_memory(int(here), parts)
+        real_work.check_memory(int(here), parts, "gsm8k")
 
 
 def test_the_counted_programs_are_those_of_the_run_and_fit():
-    """On an H100, in eight minutes: imitation in two phases, the gate, four objectives, and five evaluations."""
+    """Of GSM8K on an H100: imitation in two phases, the gate, four objectives, and five evaluations."""
     table = json.loads((ROOT / "results/real_budget.json").read_text())["tables"]["one H100"]
-    *rows, total = table["rows"]
-    assert len(rows) == 2 + 2 + len(real_plan.OBJECTIVES) + 4
-    assert [row[1] for row in rows if row[0] in real_plan.OBJECTIVES] == [150] * 4
-    real.check_memory(int(0.92 * 80e9), 1)
-    assert total[4] == pytest.approx(total[3] / (790 * 0.3), rel=1e-6)
+    *rows, _ = table["rows"]
+    objectives = real_plan.OBJECTIVES["gsm8k"]
+    assert len(rows) == 2 + 2 + len(objectives) + 4
+    assert [row[1] for row in rows if row[0] in objectives] == [150] * 4
+    real_work.check_memory(int(0.92 * 80e9), 1, "gsm8k")
 
 
+def test_countdown_is_counted_to_fit_ten_minutes_of_a_card():
+    """Compiling, eight programs at once, included; imitation's problems and those of rewards are apart."""
+    table = json.loads(real_work.COUNTED["countdown"].read_text())["tables"]["one H100"]
+    *rows, total = (dict(zip(table["columns"], row, strict=True)) for row in table["rows"])
+    times = {row[""]: row["times"] for row in rows}
+    assert {name: times[name] for name in real_plan.OBJECTIVES["countdown"]} == dict.fromkeys(
+        real_plan.OBJECTIVES["countdown"], 200
+    )
+    assert total["seconds"] + max(total["compile (s)"] / 8, *(row["compile (s)"] for row in rows)) < 600
+    real_work.check_memory(int(0.92 * 80e9), 1, "countdown")
+
+
+def test_a_budget_s_seconds_are_of_products_and_of_passes_in_turn():
+    rows = [{"name": "one", "times": 10, "flops": 237e12, "tokens": 5e5, "turns": 0}]
+    rows += [{"name": "two", "times": 2, "flops": 0.0, "tokens": 5e5, "turns": 30, "compile_seconds": 4.0}]
+    table = real_work.budget(rows)
+    place = table["columns"].index("seconds")
+    assert [row[place] for row in table["rows"]] == pytest.approx([10, 0.3, 10.3])
+    assert table["rows"][-1] == ["in all", None, 6.0, 2370.0, None, pytest.approx(10.3), None, None, 4.0]
+
+
+@pytest.mark.parametrize("task", real_plan.TASKS)
 @pytest.mark.parametrize(("tiny", "parts"), [(False, 1), (False, 32), (True, 1)])
-def test_its_config_can_be_run(tiny, parts):
-    given = {"init": "" if tiny else "m.gguf", "train": "a", "valid": "b", "tests": "c", "tiny": tiny}
-    config = check(real_plan.get_config(json.dumps(given | {"micro_batches": parts})))
+def test_its_configs_can_be_run(task, tiny, parts, tmp_path):
+    given = {"init": "" if tiny else "m.gguf", "train": "a", "valid": "b", "tests": "c", "tiny": tiny, "task": task,
+             "workdir": str(tmp_path)}  # fmt: skip
+    imitated = tmp_path / "imitation/checkpoints/imitate"
+    imitated.mkdir(parents=True)
+    (imitated / "finished").write_text("3\n")
+    asked = [json.dumps(given | {"micro_batches": parts, "part": part}) for part in real_plan.PARTS[task]]
+    *first, config = [check(real_plan.get_config(each)) for each in asked]
+    assert [each.stages for each in (*first, config)] == {
+        "gsm8k": [USUAL], "countdown": [("imitate", "evaluate"), ("rl", "evaluate")]
+    }[task]  # fmt: skip
+    counted = [stage for part in real_plan.PARTS[task].values() for stage in part]
+    assert counted == [stage for stage in USUAL if stage != COLD_START or task == "gsm8k"]
     assert len(config.prompt_slots) == len(config.rl.capacities) == len(config.evaluate.thresholds) == 1
-    assert config.rl.objectives == ("control", "slpo", "answer_only", "pathwise")
+    assert config.rl.objectives == tuple(real_plan.OBJECTIVES[task])
     assert config.evaluate.batch_size * parts in (32, 1024)
     assert config.evaluate.samples == 16
 
@@ -134,12 +168,12 @@ def test_its_config_can_be_run(tiny, parts):
 def test_sets_are_joined_and_parted(data, tmp_path):
     """Every line goes where its problem came from; an evaluation that is not finished goes nowhere."""
     spans = real_plan.join_sets(data.parent, tmp_path / "tests.jsonl")
-    assert spans == {"gsm8k": (0, 2), "multiarith": (2, 3), "svamp": (3, 5)}
+    assert spans == {"tests": {"gsm8k": (0, 2), "multiarith": (2, 3), "svamp": (3, 5)}}
     joined = [json.loads(line) for line in (tmp_path / "tests.jsonl").read_text().splitlines()]
     assert [row["answer"] for row in joined] == ["9", "10", "11", "7", "8"]
     assert "steps" in joined[0]
     assert "steps" not in joined[3]
-    assert real_plan.join_sets(data.parent, tmp_path / "few.jsonl", most=1)["svamp"] == (2, 3)
+    assert real_plan.join_sets(data.parent, tmp_path / "few.jsonl", most=1)["tests"]["svamp"] == (2, 3)
     workdir, apart = Workdir(tmp_path / "work"), Workdir(tmp_path / "apart")
     for row in ("whole", "begun"):
         files = workdir.set_files(real_plan.TESTS, row)
@@ -148,44 +182,43 @@ def test_sets_are_joined_and_parted(data, tmp_path):
         workdir.row_facts(row).write_text('{"a": 1}')
     whole = workdir.set_files(real_plan.TESTS, "whole")
     artifact.write(whole.manifest, {"set": "tests", "problems": 5}, files=[whole.records])
-    assert real_plan.part_sets(workdir, apart, spans) == 1
+    assert real_plan.part_sets([workdir], apart, spans) == 1
     assert not apart.row("begun").exists()
-    found = {name: apart.set_files(name, "whole").records.read_text() for name in spans}
+    found = {name: apart.set_files(name, "whole").records.read_text() for name in spans["tests"]}
     assert found == {"gsm8k": '{"index": 0}\n{"index": 1}\n', "multiarith": '{"index": 2}\n',
                      "svamp": '{"index": 3}\n{"index": 4}\n'}  # fmt: skip
 
 
-def test_speeds_are_of_each_program_s_own_steps():
-    """CODI's begin where CoT-SFT's end, in the same stage's rows; an evaluation has none."""
-    rows = [{"name": name, "stage": stage, "until": until, "times": times, "flops": 2e12, "memory": 3e9,
-             "compile_seconds": 5.0}
-            for name, stage, until, times in (("CoT-SFT", "imitate", 10, 10), ("CODI", "imitate", 30, 20),
-                                              ("evaluation", "", 0, 7))]  # fmt: skip
-    metrics = [{"stage": "imitate", "step": step, "seconds": seconds}
-               for step, seconds in ((5, 1.0), (10, 1.0), (20, 0.25), (25, 0.5), (30, 0.5))]  # fmt: skip
-    metrics += [{"stage": "imitate", "step": 30, "valid_accuracy": 0.5}, {"stage": "slpo", "step": 5, "seconds": 9.0}]
-    table = real.programs_table(rows, metrics)
-    speeds = {row[0]: row[4:] for row in table["rows"]}
-    assert speeds["CoT-SFT"] == [1.0, 2.0, pytest.approx(100 * 2 / 790)]
-    assert speeds["CODI"] == [2.0, 4.0, pytest.approx(100 * 4 / 790)]
-    assert speeds["evaluation"] == [None] * 3
-
-
-def test_what_is_told_of_rows_is_the_report_s():
-    """Shares in percent with their errors, latents as they are; differences with their intervals."""
-    entry = {"set": "gsm8k", "a": "slpo", "b": "control", "metric": "acc", "difference": 0.02, "low": 0.01,
-             "high": 0.03}  # fmt: skip
-    report = {"eval": {"slpo": {"gsm8k": {"acc": 0.25, "acc_se": 0.01, "pass@8": 0.5, "latent_steps": 3.0}}},
-              "differences": [entry, entry | {"b": "best_fixed"}]}  # fmt: skip
-    tables = real.quality_tables(report)
-    assert tables["right answers"]["columns"] == ["", "Acc", "Pass@1", "Pass@8", "Pass@16", "latents"]
-    assert tables["right answers"]["rows"] == [["SLPO, GSM8K", {"value": 25.0, "se": 1.0}, None, 50.0, None, 3.0]]
-    assert list(tables) == ["right answers", "minus control"]
-    assert tables["minus control"]["rows"][0][1] == pytest.approx({"value": 2.0, "low": 1.0, "high": 3.0})
+@pytest.mark.nightly
+def test_a_profile_goes_on_with_the_objectives_that_are_left(tmp_path, data, capsys, monkeypatch):
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "xla"))
+    flags = ["--profile", "--tiny", f"--train={data}", f"--workdir={tmp_path}", f"--json={tmp_path / 'table.json'}"]
+    with pytest.raises(SystemExit, match="False"):
+        real.main(flags)
+    known = json.loads((tmp_path / real_profile.PROFILE).read_text())
+    assert set(known["steps"]) == {*real_profile.PROFILED}
+    for step in known["steps"].values():
+        assert len(step["ops"]) == real_profile.DEAREST
+        assert 0.7 * step["flops"] < step["found"] <= step["flops"]  # the smallest products are sums of their own
+    kept = known["steps"].pop("slpo"), known["steps"]["pathwise"]
+    (tmp_path / real_profile.PROFILE).write_text(json.dumps(known))
+    with pytest.raises(SystemExit, match="False"):
+        real.main(flags)
+    steps = json.loads((tmp_path / real_profile.PROFILE).read_text())["steps"]
+    assert (steps["slpo"] != kept[0], steps["pathwise"] == kept[1]) == (True, True)
+    tables = json.loads((tmp_path / "table.json").read_text())["tables"]
+    assert {*tables} == {"the device's peaks", "steps", "SLPO's step", "pathwise's step", "answer_only's step"}
+    assert "## SLPO's step" in capsys.readouterr().out
 
 
 @pytest.mark.nightly
-def test_a_killed_run_goes_on(tmp_path, data):
+@pytest.mark.parametrize(("task", "compiled", "rows", "counts", "tables"), [
+    ("gsm8k", 12, {"imitate", "imitate_fixed_tmax", "cold_start"}, {"gsm8k": 2, "multiarith": 1, "svamp": 2},
+     {"minus control", "minus cold gate"}),
+    ("countdown", 8, {"imitate", "imitate_fixed_tmax", "imitate_control"}, {"numbers_3": 8, "numbers_4": 8},
+     {"minus further imitation", "minus imitation", "minus answer_only"}),
+])  # fmt: skip
+def test_a_killed_run_goes_on(task, compiled, rows, counts, tables, tmp_path, data):
     """The whole path with weights in parts: killed within an objective, all is there after a second call.
 
     What was compiled first is what the run asks for: nothing of size is compiled after it.
@@ -196,8 +229,9 @@ def test_a_killed_run_goes_on(tmp_path, data):
     write_gguf(tmp_path / "small.gguf", fields_of(small), tensors_of(small))
     carry.prepare(tmp_path / "small.gguf", [], tmp_path / "parts", part=50_000)
     work, cache = tmp_path / "work", tmp_path / "xla"
-    command = [sys.executable, "-m", "benchmarks.real", "--tiny", "--seconds=900", f"--workdir={work}",
-               f"--train={data}", f"--weights={tmp_path / 'parts'}", f"--out={tmp_path / 'out'}"]  # fmt: skip
+    command = [sys.executable, "-m", "benchmarks.real", "--tiny", f"--task={task}", "--seconds=900",
+               f"--workdir={work}", f"--train={data}", f"--weights={tmp_path / 'parts'}",
+               f"--out={tmp_path / 'out'}"]  # fmt: skip
     environment = os.environ | {"PYTHONPATH": str(ROOT), "JAX_COMPILATION_CACHE_DIR": str(cache)}
 
     def programs() -> set[str]:
@@ -216,20 +250,20 @@ def test_a_killed_run_goes_on(tmp_path, data):
                 break
     assert process.wait() == -signal.SIGKILL, (tmp_path / "log").read_text()
     assert "under way" in (tmp_path / "out/page.md").read_text()
-    assert len(first) == 12
-    before = (work / "checkpoints/imitate/finished").stat().st_mtime_ns
+    assert len(first) == compiled
+    imitated = real_plan.folder_of(work, task, next(iter(real_plan.PARTS[task]))).stage("imitate").finished
+    before = imitated.stat().st_mtime_ns
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr + (work / "run.log").read_text()[-2000:]
-    assert (work / "checkpoints/imitate/finished").stat().st_mtime_ns == before
+    assert imitated.stat().st_mtime_ns == before
     assert programs() == first
     assert {path.name for path in (tmp_path / "out").iterdir()} == {
         "metrics.jsonl", "page.md", "real_gpu.json", "report.json", "report.md"
     }  # fmt: skip
     report = json.loads((tmp_path / "out/report.json").read_text())
-    assert set(report["eval"]) == {"imitate", "imitate_fixed_tmax", "cold_start", *real_plan.OBJECTIVES}
-    counts = {name: figures["n"] for name, figures in report["eval"]["slpo"].items()}
-    assert counts == {"gsm8k": 2, "multiarith": 1, "svamp": 2}
+    assert set(report["eval"]) == rows | {*real_plan.OBJECTIVES[task]}
+    assert {name: figures["n"] for name, figures in report["eval"]["slpo"].items()} == counts
     found = json.loads((tmp_path / "out/real_gpu.json").read_text())
     assert {"command", "commit", "machine", "date", "seeds"} < found.keys()
-    assert {*found["tables"]} == {"programs", "right answers", "minus control", "minus cold gate"}
+    assert {*found["tables"]} == {"programs", "right answers", "by minutes"} | tables
     assert "all is there" in done.stdout

@@ -58,7 +58,8 @@ def test_dry_run_prints_the_command(script, environment, begins, flags, tmp_path
 @pytest.mark.parametrize("step", ["prepare", "first", "go", "rest"])
 def test_a_real_model_s_commands_take_their_flags(step, monkeypatch, capsys):
     """Each that is printed is a command of the checkout, whose own parser takes what it is given."""
-    result = _run(REAL, step, *(["--train=x.jsonl"] if step == "prepare" else []), DRY_RUN="1", OUT=str(ROOT))
+    more = {"prepare": ["--train=x.jsonl"], "go": ["480", "--profile"]}.get(step, [])
+    result = _run(REAL, step, *more, DRY_RUN="1", OUT=str(ROOT))
     assert result.returncode == 0, result.stderr
     commands = [shlex.split(line)[1:] for line in result.stdout.splitlines()]
     if step == "prepare":
@@ -69,6 +70,7 @@ def test_a_real_model_s_commands_take_their_flags(step, monkeypatch, capsys):
     if step == "go":
         flags = real.parse(commands[0][2:])
         assert (flags.seconds, flags.weights, flags.train.parent.name) == (480, ROOT / "runs/carry", "data")
+        assert flags.profile
     if step == "rest":
         flags = accelerator.parse(commands[-1][2:])
         assert (flags.seconds, flags.json) == (300, ROOT / "accelerator.json")

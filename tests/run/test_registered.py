@@ -3,8 +3,10 @@
 tests/test_docs.py has the other sorts.
 """
 
+import contextlib
 import importlib.util
 import json
+import sys
 
 import pytest
 
@@ -52,11 +54,11 @@ class Shifted(LatentPolicySettings):
         )
 
 
-def digits(question, reference, completion):
+def digits(answer, completion):
     """One for each token that has digits, of an answer that ended."""
-    asked.append(reference)
+    asked.append(answer)
     if Path("crash").exists() and len(asked) > 60:
-        raise RuntimeError("the machine goes off")
+        raise SystemExit("the machine goes off")
     return sum(any(map(str.isdigit, word)) for word in completion.split())
 
 
@@ -137,12 +139,8 @@ def test_they_are_asked(folder, registries):
 
 @pytest.mark.slow
 def test_another_config_takes_them_by_name(folder, registries):
-    for reward, said in (
-        ("none", "config.reward: 'none' is not valid; give one of correct, digits"),
-        ("digits", "config.reward: digits is asked on the host, and cold_start asks inside its step"),
-    ):
-        line = refusal("train", "small.py", "--register=own.py", f"--config.reward={reward}", folder=folder)
-        assert line.startswith(said)
+    line = refusal("train", "small.py", "--register=own.py", "--config.reward=none", folder=folder)
+    assert line.startswith("config.reward: 'none' is not valid; give one of correct, digits")
 
 
 @pytest.mark.parametrize(
@@ -160,9 +158,30 @@ def test_what_can_not_be_registered_is_one_line(registries, what, name, value, f
         getattr(slpo_jax, f"register_{what}")(name, value)
 
 
+def test_folders_of_a_file_s_own_stay_and_ours_go(registries, tmp_path, monkeypatch):
+    """Where it put them: before ours, behind them, or in a list of its own; one that was there before stays too."""
+    there = str(tmp_path.resolve())
+    monkeypatch.setattr(sys, "path", [there, *sys.path])
+    for number, (own, expected) in enumerate({
+        "sys.path.insert(0, '/mine')": ["/mine", *sys.path],
+        "sys.path[1:1] = ['/mine']": ["/mine", *sys.path],
+        "sys.path.append('/mine')": [*sys.path, "/mine"],
+        "sys.path = ['/mine', *sys.path]": ["/mine", *sys.path],
+        "sys.path.pop(0)": sys.path,
+        "sys.path.insert(0, '/mine'); 1 / 0": ["/mine", *sys.path],
+    }.items()):  # fmt: skip
+        file = tmp_path / f"inserts_{number}.py"
+        file.write_text(f"import sys\n{own}\n")
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "path", [*sys.path])
+            with pytest.raises(UserError) if "1 / 0" in own else contextlib.nullcontext():
+                read_registrations(str(file))
+            assert sys.path == expected
+
+
 def test_a_file_may_be_read_again(registries, tmp_path):
     (tmp_path / "registers_mine.py").write_text(
-        "import slpo_jax\nslpo_jax.register_reward('mine', lambda *texts: 1.0)\n"
+        "import slpo_jax\nslpo_jax.register_reward('mine', lambda completion: 1.0)\n"
     )
     for _ in range(2):
         read_registrations(str(tmp_path / "registers_mine.py"))

@@ -1,0 +1,209 @@
+"""Rewards that are functions of what they name: `question`, `answer`, `completion`, and any column of the record.
+
+One that names `completions` (or `prompts`) is asked of many at once, with lists, and gives a list, as TRL's are.
+"""
+
+import functools
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from absl import logging
+
+from slpo_jax.errors import UserError, in_a_line
+from slpo_jax.rewards.processes import CantRun, Failed, Processes
+
+Function = Callable[..., Any]
+
+_LARGEST = float(np.finfo(np.float32).max)
+_said = set[tuple[str, str]]()
+GIVEN = frozenset({"question", "answer", "steps", "completion", "completions", "prompts"})
+"""What is known of any problem and its completion; other names are columns."""
+
+
+class Asked(Protocol):
+    """A problem, as far as a reward sees it: `slpo_jax.data.problem.Problem`."""
+
+    @property
+    def question(self) -> str: ...
+
+    @property
+    def steps(self) -> tuple[str, ...]: ...
+
+    @property
+    def answer(self) -> str: ...
+
+    @property
+    def columns(self) -> Mapping[str, Any]: ...
+
+
+class Names(NamedTuple):
+    """What a function asks for.
+
+    Attributes:
+        needed: names without a default.
+        optional: those with one.
+        everything: whether it takes all columns (`**columns`).
+        is_batched: whether it is asked of many completions at once.
+    """
+
+    needed: frozenset[str]
+    optional: frozenset[str]
+    everything: bool
+    is_batched: bool
+
+    @property
+    def columns(self) -> frozenset[str] | None:
+        """The columns that it can use; None for all."""
+        return None if self.everything else (self.needed | self.optional) - (GIVEN - {"steps"})
+
+    @property
+    def needs_answer(self) -> bool:
+        """Whether it can't be asked of a problem without an answer."""
+        return "answer" in self.needed
+
+
+def name_of(function: Function) -> str:
+    """What a function is called."""
+    return getattr(function, "__name__", type(function).__name__)
+
+
+@functools.lru_cache(maxsize=64)
+def names_of(function: Function) -> Names:
+    """What a function names.
+
+    Raises:
+        UserError: that can't be told, or it takes arguments by their place.
+    """
+    name = name_of(function)
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        parameters = ()  # type: ignore[assignment]
+    named = [each for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
+    everything = any(each.kind == each.VAR_KEYWORD for each in parameters)
+    by_place = [each.name for each in parameters if each.kind == each.POSITIONAL_ONLY]
+    if by_place or not (named or everything):
+        raise UserError(
+            f"reward: {name} names nothing that it is a function of; give it arguments such as question, answer and "
+            "completion, which are given by name"
+        )
+    needed = frozenset(each.name for each in named if each.default is each.empty)
+    optional = frozenset(each.name for each in named) - needed
+    return Names(needed, optional, everything, bool((needed | optional) & {"completions", "prompts"}))
+
+
+def calls_of(
+    function: Function, problems: Sequence[Asked], texts: Sequence[str], apart: bool = False
+) -> list[dict[str, Any]]:
+    """The arguments by name of each call that asks for N verdicts: N, or one of lists for a function of many.
+
+    Args:
+        apart: of such a function too N, of lists with one.
+    """
+    names = names_of(function)
+    rows = [_arguments(names, each, text) for each, text in zip(problems, texts, strict=True)]
+    if not names.is_batched:
+        return rows
+    if apart:
+        return [{name: [value] for name, value in row.items()} for row in rows]
+    return [{name: [row.get(name) for row in rows] for name in dict.fromkeys(name for row in rows for name in row)}]
+
+
+def _arguments(names: Names, problem: Asked, text: str) -> dict[str, Any]:
+    said = {"completions": text, "prompts": problem.question} if names.is_batched else {"completion": text}
+    own = {"question": problem.question, "answer": problem.answer} | said
+    known = {"steps": list(problem.steps), **problem.columns, **own}
+    return known if names.everything else {name: known[name] for name in known if name in names.needed | names.optional}
+
+
+def asked_of(
+    function: Function,
+    problems: Sequence[Asked],
+    texts: Sequence[str],
+    name: str = "",
+    processes: Processes | None = None,
+) -> list[float | None]:
+    """What a function says of completions; the one way in which any is asked.
+
+    Args:
+        function: of what it names, see above.
+        problems: N.
+        texts: their completions.
+        name: what it is registered under, for messages; "" is its own.
+        processes: of the function, which then is asked for each completion by itself; None: it is asked here.
+    Returns:
+        N finite numbers; None for a failed verdict, of which a line says why.
+    Raises:
+        UserError: it gives something else than a finite number, or another number of them.
+    """
+    calls, name = calls_of(function, problems, texts, apart=processes is not None), name or name_of(function)
+    if processes is None:
+        found = [_called(function, arguments) for arguments in calls]
+    else:
+        try:
+            found = processes.ask(calls)
+        except CantRun as error:
+            raise cant_run(name, error) from error
+    for reason in dict.fromkeys(value.reason for value in found if isinstance(value, Failed)):
+        say_failure(name, reason)
+    return verdicts_of(function, found, problems, name)
+
+
+def _called(function: Function, arguments: dict[str, Any]) -> Any:
+    try:
+        return function(**arguments)
+    except Exception as error:  # it is the user's code, and can raise anything
+        return Failed(in_a_line(error))
+
+
+def cant_run(name: str, error: CantRun) -> UserError:
+    """What to say of a function that processes can't be asked for."""
+    return UserError(
+        f"config.reward_processes: {name} can't be asked in a process of its own ({error}); set it and "
+        "config.reward_seconds to 0, or have the function make what it needs itself"
+    )
+
+
+def verdicts_of(function: Function, found: Sequence[Any], problems: Sequence[Asked], name: str) -> list[float | None]:
+    """N verdicts of what the calls of `calls_of` gave, None where one failed; see `asked_of`."""
+    values, each = list[Any](), len(problems) // max(len(found), 1)
+    for value in found:
+        if isinstance(value, Failed):
+            values += [None] * each
+        else:
+            values += _listed(name, value, each) if names_of(function).is_batched else [value]
+    return [_number(name, value, problem) for value, problem in zip(values, problems, strict=True)]
+
+
+def _listed(name: str, values: Any, expected: int) -> list[Any]:
+    """What a function of many gives, a value for each."""
+    try:
+        count = None if isinstance(values, str) else len(values)
+    except TypeError:
+        count = None
+    if count != expected:
+        shown = repr(values)[:60] if count is None else f"{count} values"
+        remedy = "return a list with a number for each"
+        raise UserError(f"config.reward: {name} gives {shown} for {expected} completions; {remedy}")
+    return list(values)
+
+
+def _number(name: str, value: Any, problem: Asked) -> float | None:
+    if value is None:
+        return None
+    number = float(value) if isinstance(value, int | float | np.number | np.bool_) else math.nan
+    if not abs(number) <= _LARGEST:
+        shown = repr(value)[:40]
+        raise UserError(f"config.reward: {name} gives {shown} for {problem.question[:60]!r}; return a finite number")
+    return number
+
+
+def say_failure(name: str, reason: str) -> None:
+    """A line on a verdict that failed, the first of its kind; it earns 0, and `reward_failed` counts it."""
+    kind = name, reason.partition(":")[0]
+    if kind not in _said:
+        _said.add(kind)
+        logging.warning("reward: %s failed on a completion, which earns 0: %s", name, reason)
