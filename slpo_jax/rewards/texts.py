@@ -35,14 +35,9 @@ def normal_text(text: str) -> str:
 
 def said_text(text: str) -> str:
     """The answer that a completion gives, as `normal_text`: what follows its last mark, all of it without one."""
-    return normal_text(after_mark(text))
-
-
-def after_mark(text: str) -> str:
-    """What follows the last mark of a completion as it stands, but for white space at both ends."""
     text = text.replace("\0", "")
     ends = [match.end() for match in _MARK.finditer(text)]
-    return text[ends[-1] if ends else 0 :].strip()
+    return normal_text(text[ends[-1] if ends else 0 :])
 
 
 def said_choice(text: str) -> str | None:
