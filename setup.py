@@ -12,6 +12,7 @@ REQUIREMENTS = [
     "absl-py>=2.3.1",
     "chex>=0.1.92",
     "datasets>=4.4.0",
+    "dill>=0.3.8",  # sends verifiers to processes; datasets brings it, too
     "filelock>=3.20",
     "flax>=0.12.7",
     "gguf>=0.17",

@@ -55,9 +55,11 @@ def assembled(reasoner: str):
     return assemble(read_config(run_config(reasoner)))
 
 
-def workdir(reasoner: str, folder: Path) -> Path:
+def workdir(reasoner: str, folder: Path, **changes) -> Path:
     """`folder` with imitation and cold start, as a run leaves it, but with random weights."""
-    experiment = build(read_config(run_config(reasoner)), folder)
+    config = run_config(reasoner)
+    config.update(changes)
+    experiment = build(read_config(config), folder)
     for stage in ("imitate", "cold_start"):
         ensure_manifest(experiment.stage(stage))
         save_params(experiment.workdir.stage(stage).path, run_params(reasoner))

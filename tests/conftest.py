@@ -3,8 +3,10 @@
 import atexit
 import contextlib
 import ctypes
+import errno
 import gc
 import hashlib
+import io
 import os
 import shutil
 import sys
@@ -206,6 +208,28 @@ def warnings(monkeypatch) -> list[str]:
     lines: list[str] = []
     monkeypatch.setattr(logging, "warning", lambda message, *args: lines.append(message % args))
     return lines
+
+
+@pytest.fixture
+def unreadable(monkeypatch):
+    """A context in which a file can't be opened, or a folder not listed: whoever runs the tests may read all."""
+
+    @contextlib.contextmanager
+    def denied(path):
+        def refuses(own):
+            def call(where=".", *rest, **more):
+                if isinstance(where, str | os.PathLike) and Path(where) == path:
+                    raise PermissionError(errno.EACCES, "Permission denied", str(where))
+                return own(where, *rest, **more)
+
+            return call
+
+        with monkeypatch.context() as patch:
+            for module, name in ((os, "listdir"), (os, "scandir"), (io, "open")):
+                patch.setattr(module, name, refuses(getattr(module, name)))
+            yield
+
+    return denied
 
 
 @pytest.fixture

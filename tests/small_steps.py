@@ -13,6 +13,7 @@ import tiny
 from slpo_jax.data.batches import pad_suffixes
 from slpo_jax.io.mesh import device_mesh, shard_rows
 from slpo_jax.policy.prompted import PromptedBatch
+from slpo_jax.rewards.reward import Verdicts
 from slpo_jax.training import cold_start, rl
 from slpo_jax.training.objectives import OBJECTIVES
 from slpo_jax.training.recipes import ImitateSettings, curriculum
@@ -45,6 +46,19 @@ def rigged_reward(tokens, references):
     right = (tokens.sum(axis=1) + rule) % 2 == 0
     right = jnp.where(rule == SECOND, jnp.arange(len(rule)) % lengths == 1, right)
     return (right | (rule == ALWAYS)) & (rule != NEVER)
+
+
+def host_reward_of(batch):
+    """`rigged_reward` of a batch's problems without SECOND, on the host."""
+    rules = dict(zip(batch.index.tolist(), batch.references[:, 0].tolist(), strict=True))
+
+    def host_reward(tokens_NA, index_N):
+        asked = jnp.arange(3)[1:]  # a function may compute with jax, too, though a step is not to
+        rule = np.array([rules[index] for index in index_N.tolist()])
+        right_N = ((tokens_NA.sum(axis=1) + rule) % 2 == 0) & (rule != NEVER) & bool(asked.all())
+        return Verdicts(right_N * 1.0, {"rigged": right_N * 1.0}, np.zeros_like(right_N), 0.0)
+
+    return host_reward
 
 
 # A floor of the variance that float32 has no trouble with.

@@ -70,7 +70,12 @@ def blocks(page: Path, language: str) -> list[str]:
 
 
 def example_paths() -> set[str]:
-    return {path for path, _ in _EXAMPLE.findall(EXTEND.read_text())}
+    return {path for path, _ in examples()}
+
+
+def examples() -> list[tuple[str, str]]:
+    """(file, code) of those that register something."""
+    return _EXAMPLE.findall(EXTEND.read_text() + (ROOT / "docs" / "rewards.md").read_text())
 
 
 def found(path: str) -> bool:
@@ -240,7 +245,7 @@ def test_figures_are_defined(tmp_path):
 def test_what_training_logs_is_defined_on_the_page():
     table = (ROOT / "docs" / "evaluate.md").read_text().split("## metrics.jsonl")[1]
     cells = [line.split("|")[2] for line in table.splitlines() if line.startswith("|")]
-    told = [name for cell in cells for name in re.findall(r"`(\w+)`", cell)]
+    told = [name for cell in cells for name in re.findall(r"`([\w/]+)`", cell)]
     assert set(told) - {"step", "stage"} == set(scalars())
 
 
@@ -249,7 +254,7 @@ REGISTRIES = (OBJECTIVES, LATENT_POLICIES, RECIPES, SCORERS, REWARDS, TRACKERS)
 
 @pytest.fixture
 def example(tmp_path):
-    """name -> the module of docs/extend.md's example of that name, which registers what it has."""
+    """name -> the module of the docs' example of that name, which registers what it has."""
     before = [dict(registry) for registry in REGISTRIES]
 
     def load(name: str):
@@ -264,7 +269,7 @@ def example(tmp_path):
 
 def _example_file(name: str, folder: Path) -> Path:
     file = folder / f"{name}.py"
-    file.write_text({Path(path).stem: code for path, code in _EXAMPLE.findall(EXTEND.read_text())}[name])
+    file.write_text({Path(path).stem: code for path, code in examples()}[name])
     return file
 
 
@@ -363,7 +368,8 @@ def test_examples_of_a_scorer_and_a_reward(example):
     trajectories = SimpleNamespace(actions=jnp.asarray(logits_NT), lengths=jnp.asarray(lengths_N))
     expected = [1 / (1 + np.exp(-row[length - 1])) for row, length in zip(logits_NT, lengths_N, strict=True)]
     np.testing.assert_allclose(SCORERS["sure_stop"].score(policy, None, None, trajectories), expected, rtol=1e-5)
-    assert [REWARDS["mentioned"]("q", "8", text) for text in ("so 8 it is", "18", "")] == [1.0, 0.0, 0.0]
+    mentioned = REWARDS["mentioned"].function
+    assert [mentioned(answer="8", completion=text) for text in ("so 8 it is", "18", "")] == [1.0, 0.0, 0.0]
 
 
 def test_example_of_a_tracker(example, tmp_path):

@@ -78,7 +78,7 @@ def make_work(flags: argparse.Namespace, changes: Mapping[str, Any] | None = Non
         return setup.reward.on_device(tokens, references) | (jnp.arange(len(tokens)) % 2 == 0)
 
     def batch(number: int) -> PromptedBatch:
-        return make_batch(train, number, config.seed, flags.prompts, slots, setup.reference_width, most, devices)
+        return make_batch(train, number, config.seed, flags.prompts, slots, setup.references, most, devices)
 
     def verify(tokens_NA, index_N):
         asked = [train.problems[index % len(train)] for index in index_N]

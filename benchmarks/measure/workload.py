@@ -156,9 +156,9 @@ def make_workload(shapes: Shapes, config, prompts: int, workdir: Path) -> Worklo
     most = experiment.train.most_tokens(config.seed, config.rl.steps, prompts, mesh.size)
 
     def batch(step: int):
-        width = experiment.reference_width
+        references = experiment.references
         train, slots = experiment.train, config.prompt_slots
-        made = make_batch(train, step, config.seed, prompts, slots, width, most, mesh.size)
+        made = make_batch(train, step, config.seed, prompts, slots, references, most, mesh.size)
         if shapes.prompt_tokens:
             below, seed = template.closing_ids[0], (config.seed, step)
             made = made.replace(prompts=random_prompts(prompts, slots[0], shapes.prompt_tokens, below, seed))

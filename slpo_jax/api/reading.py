@@ -44,7 +44,7 @@ def read(source: Any, answers: str = "", fields: Mapping[str, str] | None = None
     if not answers:
         with only_errors():  # what is wrong with the data is said below
             choice = answers_of(_load(source, "texts", named))
-        answers, why = choice.values["prompt.answers"], f" ({choice.why})"
+        answers, why = choice.values.get("prompt.answers", "texts"), f" ({choice.why})"
     kind = STYLES[style_of(cast(AskedStyle, answers), "after_mark")].kind
     problems = _load(source, kind, named)
     name = source if isinstance(source, str) else "records"
@@ -54,6 +54,6 @@ def read(source: Any, answers: str = "", fields: Mapping[str, str] | None = None
 
 def _load(source: Any, answers: Kind, fields: FieldsConfig) -> Problems:
     try:
-        return load_problems(source, answers=answers, fields=fields)
+        return load_problems(source, answers=answers, fields=fields, columns=None, unanswered=True)
     except UserError as error:
         raise error if isinstance(source, str) else UserError(f"source: {error}") from None

@@ -26,7 +26,7 @@ from slpo_jax.io.backend import set_up_jax
 from slpo_jax.io.files import check_free
 from slpo_jax.models.parts import GATE, REASONER
 from slpo_jax.models.reasoner import BACKBONE
-from slpo_jax.rewards.reward import CORRECT, Reward
+from slpo_jax.rewards.reward import Reward
 from slpo_jax.run.setup import Setup
 from slpo_jax.run.solution_summary import describe, describe_vote
 from slpo_jax.run.solver import Solution, Solver, load_solver, solve_all, vote
@@ -94,7 +94,7 @@ class TrainedReasoner:
         problems: Any,
         samples: int = 16,
         seed: int = 0,
-        reward: str | Callable[[str, str, str], float] | None = None,
+        reward: str | Callable[..., Any] | None = None,
         limit: int = 0,
     ) -> Evaluation:
         """Roll out a whole set: once without noise, and `samples` times with the noise of the run's evaluation.
@@ -105,8 +105,8 @@ class TrainedReasoner:
                 `read` gives, a table of pandas, polars or pyarrow, a `datasets.Dataset`.
             samples: rollouts of each problem, k of Pass@k; 0 is none.
             seed: of their noise. For a set of the run, the rollouts are those of the run's own evaluation.
-            reward: a registered name, or a function (question, reference, completion) -> number that says what a
-                completion earns; 1 or more counts as right. None compares answers.
+            reward: a registered name, or a function of what it names (`register_reward`) that says what a completion
+                earns; 1 or more counts as right. None is the run's, the first of several.
             limit: only the first problems; 0 is all.
         Raises:
             UserError: the problems or the reward can't be used.
@@ -118,7 +118,7 @@ class TrainedReasoner:
             name = source if source in setup.config.data.eval else ""
             source = setup.config.data.eval.get(source, source)
         judge = setup.reward if reward is None else setup.reward.asking(reward)
-        found = load_set(setup.config, "problems", source, texts=reward not in (None, CORRECT))
+        found = load_set(setup.config, "problems", source, entries=[*judge.entries.values()])
         if found.reading.unused and not name:
             logging.warning("problems: not used: %s", found.reading.unused)
         setup, asked = _fitting(setup, found[: limit or None], judge)
@@ -132,7 +132,7 @@ class TrainedReasoner:
         greedy = run(None, 1, "without noise")
         sampled = {seed: run(seed, samples, "with noise")} if samples else {}
         rows = list(record_rows(judge, asked, greedy, sampled, samples))
-        earns = (reward or CORRECT) if reward is None or isinstance(reward, str) else repr(reward)  # two lambdas differ
+        earns = repr(reward) if callable(reward) else next(iter(judge.entries))  # two lambdas differ
         return Evaluation(rows, label=Path(self.source).name, reward=earns)
 
     @by_argument()

@@ -3,18 +3,20 @@
 import dataclasses
 import functools
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from ml_collections import ConfigDict
 
 from slpo_jax.api.reasoner import TrainedReasoner, load
+from slpo_jax.config.registry import register_reward
 from slpo_jax.config.validate import check
 from slpo_jax.errors import UserError
 from slpo_jax.io.backend import set_up_jax
 from slpo_jax.io.files import read_json
 from slpo_jax.io.workdir import Workdir
+from slpo_jax.rewards.functions import name_of
 from slpo_jax.run.derived import requested
 
 
@@ -56,6 +58,7 @@ def train(
     base: str | os.PathLike[str] = "",
     workdir: str | os.PathLike[str] = "",
     config: Mapping[str, Any] | None = None,
+    reward: str | Callable[..., Any] = "",
 ) -> Run:
     """Run the stages of a config, as `slpo train` does; called again, it goes on where it was.
 
@@ -67,6 +70,7 @@ def train(
         base: where `start` is "": the model to begin with, a directory, hub id or file; "" is a small one.
         workdir: where checkpoints and reports go; "" is runs/NAME of the config.
         config: further keys by dotted name, such as {"rl.steps": 100}, or nested.
+        reward: a registered name, or a function, see `register_reward`, which goes by its name; "" is the config's.
     Returns:
         the run: its reasoners by stage, its report.
     Raises:
@@ -80,6 +84,13 @@ def train(
     for key, source in {"start": start, "workdir": workdir, **sources, **tests}.items():
         if not isinstance(source, str | os.PathLike | ConfigDict):
             raise UserError(f"{key}: {source!r} is not valid; give a text or a path")
+    if reward:
+        if {"reward", "rewards"} & {key.removeprefix("config.") for key in config or {}}:
+            raise UserError("reward: config has a reward too; leave one of the two out")
+        if callable(reward):
+            reward, function = name_of(reward), reward
+            register_reward(reward, function)
+        config = {**(config or {}), "reward": reward}
     start = start if isinstance(start, ConfigDict) else os.fspath(start)
     given, named = ({key: os.fspath(source) for key, source in each.items()} for each in (sources, tests))
     node, changes = requested(start, given, named, config or {})

@@ -57,7 +57,8 @@ def generate(inputs=None, generation_config=None, *, model, input_ids=None, atte
     Returns:
         int [B, P + A], prompts and answers, or with return_dict_in_generate=True a `Thought`.
     Raises:
-        ValueError: the prompt is none of the chat template's, or too long, or the weights give NaN.
+        ValueError: the prompt is none of the chat template's, too long, or has a word that the tokenizer doesn't know; or
+            the weights give what is no finite number.
     """
     settings, own = copy.deepcopy(model.generation_config), model.generation_config
     asked = ({} if generation_config is None else generation_config.to_diff_dict()) | others
@@ -73,14 +74,14 @@ def generate(inputs=None, generation_config=None, *, model, input_ids=None, atte
     _check(model, settings, ids_BP, valid_BP)
     embed = model.get_input_embeddings()
     latents_BTD, stops_BT, lengths_B = _think(model, settings, embed(ids_BP), valid_BP)
-    end_B1 = torch.full_like(ids_BP[:, :1], model.config.latent_end_id)
+    closing_BE = ids_BP.new_tensor(settings.closing_ids, dtype=torch.long).expand(len(ids_BP), -1)
     thinking_BT = torch.arange(latents_BTD.shape[1], device=model.device) < lengths_B[:, None]
     model.generation_config = settings
     try:
         answers = type(model).generate(
             model,
-            inputs_embeds=torch.cat([embed(ids_BP), latents_BTD, embed(end_B1)], dim=1),
-            attention_mask=torch.cat([valid_BP, thinking_BT, torch.ones_like(end_B1)], dim=1).long(),
+            inputs_embeds=torch.cat([embed(ids_BP), latents_BTD, embed(closing_BE)], dim=1),
+            attention_mask=torch.cat([valid_BP, thinking_BT, torch.ones_like(closing_BE)], dim=1).long(),
             **{name: value for name, value in more.items() if value is not None and name in others},
         )
     finally:
@@ -95,20 +96,23 @@ def generate(inputs=None, generation_config=None, *, model, input_ids=None, atte
 
 def _check(model, settings, ids_BP, valid_BP) -> None:
     """Fail on what would be answered wrongly without a word; lower max_new_tokens where there are too few positions."""
-    start, most = model.config.latent_start_id, model.config.max_position_embeddings
+    start, most = settings.prompt_end_id, model.config.max_position_embeddings
     if settings.max_latents < 0 or not 0 <= (settings.stop_threshold or 0) <= 1:
         raise ValueError("generate: max_latents is at least 0, and stop_threshold from 0 to 1")
     if settings.stop_threshold is not None and not settings.gate_layers:
         raise ValueError("generate: stop_threshold has no effect without a gate; leave it out, or set max_latents")
-    if not (valid_BP[:, -1] & (ids_BP[:, -1] == start)).all():
+    if not (valid_BP[:, -1] & ((ids_BP[:, -1] == start) | (start is None))).all():
         raise ValueError(
-            f"generate: a prompt ends with token {start}, after which latents come; make it with "
+            f"generate: a prompt ends with {'no padding' if start is None else f'token {start}'}, after which latents "
+            "come; make it with "
             "tokenizer.apply_chat_template, of several ones with padding=True"
         )
-    slots = int(valid_BP.sum(dim=1).max()) + settings.max_latents
+    if settings.unknown_token_id is not None and (valid_BP & (ids_BP == settings.unknown_token_id)).any():
+        raise ValueError("generate: a prompt has a word that the tokenizer doesn't know; use words that it knows")
+    slots = int(valid_BP.sum(dim=1).max()) + settings.max_latents + max(len(settings.closing_ids) - 1, 0)
     if slots >= most:
         raise ValueError(
-            f"generate: prompt and {settings.max_latents} latents are {slots} positions, the model has {most} with the "
+            f"generate: prompt and {settings.max_latents} latents take {slots} positions, the model has {most} with the "
             "answer's; shorten the prompt"
         )
     if settings.max_new_tokens > most - slots:
@@ -138,10 +142,10 @@ def _reader(model, rows: int) -> Callable[[torch.Tensor, torch.Tensor], torch.Te
 
 
 def _numbers(found: torch.Tensor) -> torch.Tensor:
-    """As they are. NaN reaches no threshold and is the likeliest token: the answer would mean nothing."""
-    if found.isnan().any():
-        raise ValueError("generate: a hidden state or stop probability is NaN; the weights are damaged, or too large "
-                         "for their dtype")  # fmt: skip
+    """As they are. NaN reaches no threshold and is the likeliest token, infinity always does: both mean nothing."""
+    if not found.isfinite().all():
+        raise ValueError("generate: a hidden state or stop logit is no finite number; the weights are damaged, or too "
+                         "large for their dtype")  # fmt: skip
     return found
 
 
@@ -158,7 +162,7 @@ def _think(model, settings, inputs_BPD, valid_BP):
         lengths_B = lengths_B + active_B
         stopping_B = lengths_B == settings.max_latents
         if settings.gate_layers:
-            stop_B1 = _numbers(_through(settings.gate_layers, weights, latent_BD.float()).sigmoid())
+            stop_B1 = _numbers(_through(settings.gate_layers, weights, latent_BD.float())).sigmoid()
             stops.append(stop_B1.masked_fill(~active_B[:, None], torch.nan))
             if settings.stop_threshold is not None:
                 stopping_B = stopping_B | (stop_B1[:, 0] >= settings.stop_threshold)

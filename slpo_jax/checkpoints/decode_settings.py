@@ -243,7 +243,8 @@ def _with(config: Config, facts: Mapping[str, Any], where: str) -> Config:
                 node[key] = value
 
     tree = values(config)
-    put(tree, {key: value for key, value in facts.items() if key != "reward"})  # which is no part of a checkpoint
+    # Rewards are no part of a checkpoint.
+    put(tree, {key: value for key, value in facts.items() if key not in ("reward", "rewards")})
     with _read_from(where):
         return read_config(tree)
 

@@ -56,7 +56,7 @@ def write_description(folder: Path, description: Description, template: Template
         template: with the tokenizer, and the ids that transformers and other latent-reasoning programs look for.
     """
     tokenizer, closing = template.tokenizer, template.closing_ids
-    end = closing[0] if len(closing) == 1 else None
+    end = closing[0] if len(closing) == 1 and template.start_id is not None else None
     latent = {"latent_start_id": template.start_id, "latent_end_id": end, "latent_id": template.latent_id}
     config = to_hugging_face(description.model) | {key: index for key, index in latent.items() if index is not None}
     eos_ids = list(dict.fromkeys([template.eos_id, *description.eos_ids]))

@@ -5,6 +5,8 @@ import math
 from functools import partial
 from pathlib import Path
 
+from absl import logging
+
 from slpo_jax.checkpoints.description import Description, read_description
 from slpo_jax.checkpoints.source import Identity, open_checkpoint
 from slpo_jax.data.tokenizer import load_tokenizer
@@ -19,7 +21,7 @@ __all__ = ["Identity", "has_gate", "identify", "newest_checkpoint"]
 
 
 def newest_checkpoint(source: str) -> str:
-    """`source`, or the newest stage's checkpoint where that is a workdir.
+    """`source`, or the newest stage's checkpoint where that is a workdir, of those that are finished if any is.
 
     Raises:
         UserError: a workdir without a checkpoint.
@@ -29,10 +31,15 @@ def newest_checkpoint(source: str) -> str:
         return source
     # Of several objectives the one that the run's config names last, and before others that an earlier config named.
     named = read_json(workdir.config, default={}).get(RL, {}).get("objectives", ())
-    for stage in (*reversed(named), *workdir.finished_objectives(), *reversed(REASONERS)):
-        if is_checkpoint(workdir.stage(stage).path):
-            return str(workdir.stage(stage).path)
-    raise UserError(f"config.init: {source} is a workdir without a checkpoint; run a stage, or give another")
+    stages = [*reversed(named), *workdir.finished_objectives(), *reversed(REASONERS)]
+    there = [stage for stage in map(workdir.stage, stages) if is_checkpoint(stage.path)]
+    if not there:
+        raise UserError(f"config.init: {source} is a workdir without a checkpoint; run a stage, or give another")
+    newest = next((stage for stage in there if stage.is_finished), there[0])
+    why = "" if newest.name in (*named, *REASONERS) else f"what {workdir.config} names is not there"
+    if why := why if newest is there[0] else f"{there[0].path} is not finished":
+        logging.warning("%s: %s, so this is taken; another is given as WORKDIR/checkpoints/STAGE", newest.path, why)
+    return str(newest.path)
 
 
 def identify(source: str, base: str = "", lora_alpha: float | None = None) -> Identity:

@@ -22,7 +22,6 @@ from slpo_jax.checkpoints.export_texts import have_asked, model_card, short, thi
 from slpo_jax.checkpoints.source import SIDE_FILE
 from slpo_jax.checkpoints.weights import backbone_weights, gate_weights, write_tree
 from slpo_jax.config.config import Config
-from slpo_jax.data.chat import PromptConfig
 from slpo_jax.errors import UserError
 from slpo_jax.io.artifact import CHECKSUMS, matches_checksums, read_checksums, write_checksums
 from slpo_jax.io.files import check_free, whole_folder, write_text
@@ -87,8 +86,7 @@ def export_checkpoint(source: Path, target: Path, explain: bool = False) -> Chec
     assert identity.tokenizer is not None
     description = dataclasses.replace(description, settings=made_with(identity))
     config = config_of(identity)
-    asked = PromptConfig(chat="never", speed=config.prompt.speed)
-    template = description.architecture.template(identity.tokenizer(), prompt=asked)
+    template = description.architecture.template(identity.tokenizer(), prompt=config.prompt)
     loaded = with_decoder(load_params(source, stored_params(source)), explain, str(source))
     params: dict[str, Any] = jax.tree.map(np.asarray, loaded)
     _, rule = stopping_of(config, identity)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,9 @@ from slpo_jax.checkpoints.checkpoint import Checkpoint
 from slpo_jax.checkpoints.description import FILE, Description
 from slpo_jax.checkpoints.source import GENERATION_FILE, SIDE_FILE
 from slpo_jax.config.config import Config
+from slpo_jax.data.chat import PromptConfig
 from slpo_jax.data.templates import Template
+from slpo_jax.io.files import flatten
 from slpo_jax.io.workdir import StageFolder
 
 REFUSING = "bad_words_ids"  # with which transformers' own `generate` fails, where our code is not trusted
@@ -35,10 +38,9 @@ def thinks(config: Config, checkpoint: Checkpoint) -> bool:
     if checkpoint.architecture.layers is None or not config.latent_policy.selected.is_the_reasoners:
         return False
     # Not every tokenizer tells the marker at the end of a prompt from the text before it.
-    tokenizer, chat = template.tokenizer, [{"role": "user", "content": "?"}]
-    text = tokenizer(template.question_text("?"), add_special_tokens=not template.bare)["input_ids"]
-    asked = tokenizer.apply_chat_template(chat, chat_template=template.chat_template, return_dict=True)["input_ids"]
-    return bool(asked == [*text, template.start_id])
+    chat, how = [{"role": "user", "content": "?"}], {"chat_template": template.chat_template, "return_dict": True}
+    asked = template.tokenizer.apply_chat_template(chat, **how)["input_ids"]
+    return bool([asked] == template.prompts(["?"], Counter()))
 
 
 def have_asked(template: Template) -> None:
@@ -73,6 +75,9 @@ def thinking_files(config: Config, checkpoint: Checkpoint, rule: float | int, th
     settings |= {
         "max_new_tokens": config.evaluate.max_answer_tokens or config.max_answer_tokens,
         "suppress_tokens": list(template.banned_ids) or None,
+        "prompt_end_id": template.prompt_end,
+        "unknown_token_id": template.unknown_id,
+        "closing_ids": list(template.closing_ids),
         "max_latents": config.max_latents,
         "stop_threshold": rule,
         "latent_layers": checkpoint.architecture.layers,
@@ -132,8 +137,10 @@ def _use(settings: Mapping[str, Any]) -> str:
     if not settings:
         return ""
     rule, tokens = settings.get("rule"), settings.get("evaluate.max_answer_tokens") or settings.get("max_answer_tokens")
+    own = flatten({"prompt": vars(PromptConfig())})
+    asked = ", ".join(f"{key}={settings[key]!r}" for key in own if settings.get(key, own[key]) != own[key])
     thought = f"{rule} latents"
     if settings.get("gate.enabled"):
         reached = "0.5, as none was chosen," if rule is None else rule
         thought = f"at most {settings.get('max_latents')} latents, until the gate's stop probability reaches {reached}"
-    return f"{thought} and answers of at most {tokens} tokens"
+    return f"{thought} and answers of at most {tokens} tokens" + f", asked with `{asked}`" * bool(asked)

@@ -47,9 +47,7 @@ def from_hugging_face(values: dict[str, Any], source: str) -> BackboneConfig:
     Raises:
         UserError: another architecture, a missing key, or a value that our backbones don't compute.
     """
-    kind = values.get("model_type")
-    if kind not in _FIXED:
-        raise UserError(f"{source}: model_type {kind!r} is not supported; give one of {', '.join(BACKBONES)}")
+    kind = supported_kind(values, source)
     for key, wanted in (_FIXED[kind] | _EACH_LAYER).items():
         found = values.get(key, wanted)
         for each in found if isinstance(found, list) else [found]:
@@ -76,6 +74,18 @@ def from_hugging_face(values: dict[str, Any], source: str) -> BackboneConfig:
             "mend it"
         )
     return dataclasses.replace(llama, head_dim=llama.n_embd // llama.n_head)
+
+
+def supported_kind(values: Mapping[str, Any], source: str) -> str:
+    """The model_type of a config.json.
+
+    Raises:
+        UserError: it is none of `BACKBONES`.
+    """
+    kind = values.get("model_type")
+    if kind not in _FIXED:
+        raise UserError(f"{source}: model_type {kind!r} is not supported; give one of {', '.join(BACKBONES)}")
+    return str(kind)
 
 
 def _made(cls: Any, keys: Mapping[str, str], values: Mapping[str, Any], source: str, **defaults: Any) -> Any:

@@ -11,10 +11,10 @@ from absl import logging
 
 from slpo_jax.checkpoints import decoder
 from slpo_jax.checkpoints import description as descriptions
-from slpo_jax.checkpoints.adapters import adapter_file, lora_of
+from slpo_jax.checkpoints.adapters import CONFIG, adapter_file, lora_of
 from slpo_jax.checkpoints.architectures import PLAIN, Architecture, Unwrapped
 from slpo_jax.checkpoints.description import Description, read_description
-from slpo_jax.checkpoints.hf_config import BACKBONE_OF, BackboneConfig, from_hugging_face
+from slpo_jax.checkpoints.hf_config import BACKBONE_OF, BackboneConfig, from_hugging_face, supported_kind
 from slpo_jax.checkpoints.layouts import are_adapters, recognise, said_threshold
 from slpo_jax.checkpoints.tensors import Stored, open_tensors, read_start, weights_file
 from slpo_jax.checkpoints.weights import EMBEDDING, check_tree, gate_weights
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 SIDE_FILE = "reasoner.safetensors"  # of an export: its gate, and what its architecture has beside the language model
 GENERATION_FILE = "generation_config.json"
 _WEIGHTS = ("*.safetensors", "*.bin")
+_TEXTS = ("tokenizer.json", "vocab.json")  # one of them is a tokenizer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -180,18 +181,21 @@ def _open_whole(init: str, path: Path, stored: dict[str, Stored], base: str, lor
     architecture, tensors = recognise(stored, str(path), lora_of(path, lora_alpha))
     # An original state dict goes with its base model, even where a config of the training lies beside it.
     own = path if _has(path, descriptions.MODEL_FILE) and not (tensors.original and base) else None
-    below = locate(base, "config.base", weights=False) if base else None
+    needed = own is None or not _has(path, *_TEXTS)  # what isn't need not be to be had
+    below = locate(base, "config.base", weights=False) if base and needed else None
     model_folder = own or below
     if model_folder is None:
         raise UserError(
             f"config.base: not set, and {path} comes without config.json; give the directory or hub id of the model "
             "that it was trained from"
         )
-    texts = next((x for x in (path, model_folder, below) if x and _has(x, "tokenizer.json", "vocab.json")), None)
+    texts = next((x for x in (path, model_folder, below) if x and _has(x, *_TEXTS)), None)
     described, folder = read_description(path), path if path.is_dir() else path.parent
     tensors = _with_side_file(folder, tensors, described)
     model_source = model_folder / descriptions.MODEL_FILE
     model = read_json(model_source, descriptions.REMEDY)
+    if own:  # others of the same tensors' names are none of ours
+        supported_kind(model, str(model_source))
     return Identity(
         source=init,
         path=str(path),
@@ -249,6 +253,10 @@ def _open_adapters(init: str, path: Path, stored: dict[str, Stored], base: str, 
             f"config.base: not set, and {path} holds LoRA adapters alone; give the directory or hub id of the model "
             "that they were trained on"
         )
+    named = read_json(path / CONFIG, default={}).get("base_model_name_or_path") if path.is_dir() else None
+    if named and not any(part.endswith(Path(named).name) for part in Path(base).expanduser().absolute().parts):
+        said = "config.base: is %s, and the adapters of %s were trained on %s, as their %s has it; give that where it is another"
+        logging.warning(said, base, path, named, CONFIG)
     lora, below = lora_of(path, lora_alpha), open_checkpoint(base, "", lora_alpha, "config.base")
     with fitting(base):
         architecture, tensors = recognise(stored, str(path), lora, below.tensors.model)
@@ -257,7 +265,7 @@ def _open_adapters(init: str, path: Path, stored: dict[str, Stored], base: str, 
     found = dataclasses.replace(
         below, tensors=tensors, source=init, path=str(path), base=base, lora_alpha=lora_alpha, from_base=base
     )
-    if _has(path, "tokenizer.json", "vocab.json"):
+    if _has(path, *_TEXTS):
         found = dataclasses.replace(found, tokenizer=partial(load_tokenizer, str(path)))
     model = below.model | {"vocab_size": found.embedding.shape[0]}
     return dataclasses.replace(found, architecture=architecture or below.architecture, model=model)

@@ -82,11 +82,9 @@ def train(arguments: list[str]) -> None:
             with Workdir(workdir).in_use():
                 shutil.rmtree(workdir)
         hosts.barrier("smoke")
-    from slpo_jax.run.plan import check_uncut, run_stages
+    from slpo_jax.run.plan import run_stages
 
-    if given.smoke:
-        check_uncut(uncut, config, workdir)
-    experiment = run_stages(config, workdir, changed)
+    experiment = run_stages(config, workdir, changed, uncut if given.smoke else None)
     if experiment.workdir.report_html.exists() and hosts.is_first():
         print(f"report: {experiment.workdir.report_html}")
 

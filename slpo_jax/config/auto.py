@@ -9,7 +9,6 @@ import numpy as np
 
 from slpo_jax.checkpoints.architectures import PLAIN, Architecture
 from slpo_jax.policy.latent_policies import own_of
-from slpo_jax.rewards.reward import CORRECT
 from slpo_jax.training.recipes import RECIPES
 
 _MOST_STAGES = 6  # of COCONUT's curriculum, as for ProsQA
@@ -56,10 +55,9 @@ class Measured:
 
     @property
     def gated(self) -> bool:
-        """Whether a gate is trained: not where thoughts end otherwise, or the host alone can judge answers."""
+        """Whether a gate is trained: not where thoughts end otherwise."""
         asked = self.or_given("gate.enabled", True) and self.or_given("max_latents", 1)
-        judged = self.or_given("reward", CORRECT) == CORRECT
-        return bool(asked and judged and self.architecture.has_gate and not self.latent_policy)
+        return bool(asked and self.architecture.has_gate and not self.latent_policy)
 
 
 class Choice(NamedTuple):

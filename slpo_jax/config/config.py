@@ -90,6 +90,10 @@ class Config:
         reward: "correct" is 1 where the answer is the reference, else 0; others are registered. "" is the task's own
             verifier of a generated set, else "correct".
         rewards: several with weights, (NAME, WEIGHT) each, instead; the first says what is right.
+        reward_processes: that each reward which is a function is asked in, one completion at a time; 0: in the run's
+            own. What can't be sent there is refused.
+        reward_seconds: that it may take for a completion, which then earns 0 and counts as `reward_failed`; more than 0
+            asks it in one process at least.
         evaluate: the stage evaluate, and validation in the others.
         trackers: where these rows go as well, see docs/train.md.
         log_every: steps between rows of metrics.jsonl, which are means over them.
@@ -126,6 +130,8 @@ class Config:
     latent_rm: LatentRmConfig = LatentRmConfig()
     reward: str = ""
     rewards: tuple[tuple[str, float], ...] = ()
+    reward_processes: int = setting(0, least=0, note="0 is the run's own", affects="nothing")
+    reward_seconds: float = setting(0.0, least=0, note="0 is no limit", affects="nothing")
     evaluate: EvaluateConfig = setting(EvaluateConfig(), affects="report")
     trackers: tuple[str, ...] = setting(("tensorboard",), affects="nothing")
     log_every: int = setting(10, least=1, affects="nothing")
@@ -151,6 +157,12 @@ class Config:
     def weighted(self) -> tuple[tuple[str, float], ...]:
         """The rewards with their weights; the first says what is right."""
         return self.rewards or ((self.reward or task_reward(self.data.train), 1.0),)
+
+    @property
+    def reward_facts(self) -> dict[str, Any]:
+        """What a result depends on of them, by key of the config."""
+        (name, weight), *others = self.weighted
+        return {"reward": name} if weight == 1 and not others else {"rewards": [list(each) for each in self.weighted]}
 
 
 def default_config() -> ConfigDict:

@@ -76,7 +76,8 @@ def override(config: ConfigDict, changes: Mapping[str, Any], texts: bool = False
         *path, name = key.removeprefix("config.").split(".")
         node: Any = config
         if is_free := path[:3] == _GYM:  # a task's own settings, which only the task knows
-            config.data.gym.settings.update({task: ConfigDict() for task in path[3:4] if task not in config.data.gym.settings})
+            tasks = config.data.gym.settings
+            tasks.update({task: ConfigDict() for task in path[3:4] if task not in tasks})
         for each in path:
             node = node.get(each) if isinstance(node, ConfigDict) else None
         if not isinstance(node, ConfigDict) or (name not in node and not is_free and path not in _NAMED):

@@ -15,7 +15,6 @@ from slpo_jax.models.llama import LlamaConfig
 from slpo_jax.models.reasoner import BACKBONES
 from slpo_jax.models.shapes import ModelConfig
 from slpo_jax.policy.scorers import SCORERS
-from slpo_jax.rewards.reward import CORRECT
 from slpo_jax.stages import CONTROL, NO_THOUGHT, SECTIONS, UNFINISHED
 from slpo_jax.training.metrics import check_trackers
 from slpo_jax.training.objectives import Objective
@@ -52,11 +51,6 @@ def check(node: ConfigDict) -> Config:
     if "imitate" in stages:
         _check_imitation(settings)
     need(settings.max_latents or "latent_rm" not in stages, "max_latents: 0, and the stage latent_rm judges latents")
-    need(
-        settings.weighted == ((CORRECT, 1.0),) or not trains_gate,
-        f"reward: {settings.weighted[0][0]} is asked on the host, and cold_start asks inside its step; use {CORRECT}, "
-        "or take the stage out of config.stages",
-    )
     need(
         not (settings.cold_start.train_backbone and gate.detached),
         "cold_start.train_backbone: the gate's gradient reaches the backbone only with config.gate.detached=False",

@@ -37,7 +37,7 @@ class EncodedProblems:
         problems: the set.
         prompts: ids of each prompt, start marker included.
         steps: ids of each problem's steps, one list a step.
-        answers: ids of each answer, without end marker and eos.
+        answers: ids of each answer, without end marker and eos; none of a problem without one.
         template: what made the ids.
         left_out, reading: of the source, see `slpo_jax.data.problem.Problems`.
     """
@@ -75,6 +75,11 @@ class EncodedProblems:
         suffix = self.template.join_suffix([written], self.answers[index])
         return suffix if self.template.closing_ids else [self.prompts[index][-1], *suffix]
 
+    def suffix_size(self, index: int, first_step: int | None = 0) -> int:
+        """How many ids such a suffix has."""
+        steps = () if first_step is None else self.steps[index][first_step:]
+        return (len(self.template.closing_ids) or 1) + sum(map(len, steps)) + len(self.answers[index]) + 1
+
     def subset(self, indices: Sequence[int] | np.ndarray) -> "EncodedProblems":
         """The problems at `indices`, in that order."""
         return replace(
@@ -105,11 +110,14 @@ def encode_problems(
     Raises:
         UserError: without `unknown`, a text has such a word.
     """
+    prompts = template.prompts([problem.question for problem in problems], unknown)
+    steps = template.step_ids([problem.steps if with_steps else () for problem in problems])
+    answers = iter(template.answer_ids([problem.answer for problem in problems if problem.answer], unknown))
     return EncodedProblems(
         problems=tuple(problems),
-        prompts=template.prompts([problem.question for problem in problems], unknown),
-        steps=template.step_ids([problem.steps if with_steps else () for problem in problems]),
-        answers=template.answer_ids([problem.answer for problem in problems], unknown),
+        prompts=prompts,
+        steps=steps,
+        answers=[next(answers) if problem.answer else [] for problem in problems],
         template=template,
         left_out=getattr(problems, "left_out", 0),
         reading=getattr(problems, "reading", Reading()),

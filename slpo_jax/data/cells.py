@@ -4,6 +4,7 @@ import ast
 import json
 import re
 from collections.abc import Mapping
+from decimal import Decimal
 from typing import Any
 
 from slpo_jax.errors import UserError
@@ -11,13 +12,13 @@ from slpo_jax.errors import UserError
 CHATS = ("messages", "conversations")
 """Fields that are chats; others may be."""
 _ROLES = {"human": "user", "gpt": "assistant"}  # of `conversations`
-_NOTHING = ("", "nan", "-nan", "<na>", "nat")
+_NOTHING = ("", "nan", "-nan", "<na>", "nat", "n/a", "#n/a", "null", "-", "\u2013", "\u2014", "--")
 _LIST = re.compile(r"\s*\[\s*['\"]")  # of texts: [2, 5] may be an interval
 _SIDE_BY_SIDE = re.compile(r"['\"]\s+['\"]")  # numpy writes no commas, and Python joins such texts
 
 
 class Number(str):
-    """A number as it was written in JSON, or as a float reads back: digits that 64 bits may round."""
+    """A number that a file or a caller has as one, as it is written: a text for all who don't ask."""
 
     __slots__ = ()
 
@@ -25,10 +26,20 @@ class Number(str):
 def plain(value: Any) -> Any:
     """What a reward is given of a cell: numbers as int or float, in lists and dicts too."""
     if isinstance(value, Number):
-        return int(value) if value.lstrip("-").isdigit() else float(value)
+        return int(Decimal(value)) if value.lstrip("-").isdigit() else float(value)
     if isinstance(value, Mapping):
         return {key: plain(inner) for key, inner in value.items()}
     return [plain(inner) for inner in value] if isinstance(value, list) else value
+
+
+def constant(name: str) -> Number | None:
+    """JSON's NaN, which is a missing value, and its infinities."""
+    return None if name == "NaN" else Number(name)
+
+
+def is_number(value: Any) -> bool:
+    """Whether a cell has a number as one; True and False are none."""
+    return isinstance(value, int | Decimal | Number) and not isinstance(value, bool)
 
 
 def is_missing(value: Any) -> bool:
@@ -42,7 +53,7 @@ def written(text: str) -> list[Any] | dict[str, Any] | None:
     if not text.startswith(("[", "{")):
         return None
     try:
-        return json.loads(text, parse_int=str, parse_float=str)
+        return json.loads(text, parse_int=Number, parse_float=Number, parse_constant=constant)
     except (json.JSONDecodeError, RecursionError):
         try:
             return None if _SIDE_BY_SIDE.search(text) else ast.literal_eval(text)
@@ -104,3 +115,9 @@ def listed(where: str, record: Mapping[str, Any], field: str) -> list[Any] | str
     if found is None and _LIST.match(text):
         raise UserError(f"{where}: field '{field}' begins as a list and is none; mend it, or write a text")
     return found if isinstance(found, list) else text
+
+
+def only_one(value: Any) -> Any:
+    """What stands alone in a list, also in one that a text writes; else the value."""
+    found = written(value) if isinstance(value, str) and _LIST.match(value) else value
+    return found[0] if isinstance(found, list) and len(found) == 1 and not isinstance(found[0], Mapping) else value

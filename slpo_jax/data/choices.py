@@ -2,95 +2,180 @@
 
 import re
 import string
-from collections.abc import Mapping, Sequence
-from decimal import Decimal
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
-from slpo_jax.data.cells import is_missing, written
+from slpo_jax.data.cells import is_missing, is_number, written
 from slpo_jax.errors import UserError
 from slpo_jax.rewards.answers import canonical_number
 
-FIELDS = ("choices", "options")
+FIELDS = ("choices", "options", "endings")
+Counted = Literal["", "0", "1"]
+"""`config.data.fields.first_choice`."""
 _LETTER = re.compile(r"\(?([A-Za-z])\)?[.):]?")
 _OWN_LABEL = re.compile(r"\(?([A-Z])\s*[).:]\s*")
-_COLUMN = re.compile(r"([A-J])|(?:op|opt|option|choice)[ _-]?([A-Ja-j])")
+_COLUMN = re.compile(r"([A-J])|(?:(?i:op|opt|option|choice|ending|sol)[ _-]?|answer(?=[A-J]))(?:([A-Ja-j])|(\d{1,2}))")
+
+
+WAYS = ("0", "1", "text")
+"""What a number may be that is an answer: an index from 0 or from 1, or a choice's text."""
 
 
 class Choices(NamedTuple):
     """The choices of a question.
 
     Attributes:
-        labels, texts: of each.
+        labels, texts: of each that there is.
+        places: of each among all of the record's, from 0.
         own: whether the labels are the record's own.
         fields: of the record, that they are in.
+        are_numbers: as the record has them, and not texts that may write some.
+        first: the number in the first field's name, such as 1 of option1; "" for none.
     """
 
     labels: list[str]
     texts: list[str]
+    places: list[int]
     own: bool
     fields: Sequence[str]
+    are_numbers: bool
+    first: str = ""
 
     def below(self, question: str) -> str:
         """The question, and a line for each choice."""
         return "\n".join([question, *map("{}. {}".format, self.labels, self.texts)])
 
-    def answer(self, where: str, said: str) -> str:
-        """The label where the record gives a label or an index from 0, else the choice's text.
+    def answer(self, where: str, said: str, way: str) -> str:
+        """The label where the record gives a label or an index, else the choice's text.
 
+        Args:
+            where: the record, for messages.
+            said: the record's answer.
+            way: what it is where it is a number: `WAYS`, or "" for a choice's text or an index, whichever it can be.
         Raises:
             UserError: it is none of them, or both a choice's text and another one's label or index.
         """
-        said = said.strip()
-        letter, number = _LETTER.fullmatch(said), canonical_number(said) or ""  # a table has 1.0 for 1
-        label = letter[1].upper() if letter else said
-        index = int(number) if number.isdecimal() and not self.own else len(self.labels)
-        by_label = label if label in self.labels else self.labels[index] if index < len(self.labels) else None
-        forms = [canonical_number(text) or text for text in self.texts]
-        place = forms.index(number or said) if (number or said) in forms else None
-        by_text = None if place is None else self.labels[place]
-        if (by_label is None and by_text is None) or (None not in (by_label, by_text) and by_label != by_text):
+        labelled, text = self._labelled(said), self.read(said, "text")
+        if canonical_number(said) is not None and not (labelled and self.own):
+            labelled = self.read(said, way or self.first or "0") if way != "text" else None
+            text = text if self.own or way in ("", "text") else None
+        elif self.own:
+            text = None if labelled else text
+        if not (labelled or text) or (labelled and text and labelled != text):
             raise UserError(
-                f"{where}: answer {said!r} is none of the choices, or one's text and another's label or index from 0; "
-                f"give a label ({', '.join(self.labels)})"
+                f"{where}: answer {said[:40]!r} is none of the choices, or one's text and another's label or index; "
+                f"give a label ({', '.join(self.labels)}), or the first one's index as config.data.fields.first_choice"
             )
-        return by_label or self.texts[place or 0]
+        return labelled or self.texts[self.labels.index(text or "")]
+
+    def read(self, number: str, way: str) -> str | None:
+        """The label of the choice that a number is the index of, from 0 or 1, or that any answer is the "text" of."""
+        canonical = canonical_number(number) or number.strip()
+        if way == "text":
+            forms = [canonical_number(text) or text for text in self.texts]
+            return self.labels[forms.index(canonical)] if canonical in forms else None
+        place = int(canonical) - int(way) if re.fullmatch("[0-9]{1,2}", canonical) and not self.own else -1
+        return self.labels[self.places.index(place)] if place in self.places else None
+
+    def _labelled(self, said: str) -> str | None:
+        """The label that an answer is, or the name of whose column."""
+        letter, number = _LETTER.fullmatch(said.strip()), canonical_number(said)
+        form = letter[1].upper() if letter else number if number in self.labels else said.strip()
+        columns = [name.strip().lower() for name in self.fields] if len(self.fields) == len(self.labels) else []
+        if form in self.labels or form.lower() not in columns:
+            return form if form in self.labels else None
+        return self.labels[columns.index(form.lower())]
 
 
-def choices_of(where: str, record: Mapping[str, Any]) -> Choices | None:
-    """The choices of a record, None where it has none.
+def choices_of(where: str, record: Mapping[str, Any], named: str = "") -> Choices | None:
+    """The choices of a record, None where it has none. Missing ones are left out, and the others keep their letters.
 
     Args:
-        record: with a list of texts, with {"label": [..], "text": [..]}, or with texts by label, as `choices` or
-            `options`, also written as texts; or with a column for each: A, B, C, ..; option_a, ..; opa, ...
+        where: the record, for messages.
+        record: with a list of texts, with {"label": [..], "text": [..]}, or with texts by label, as one of `FIELDS`,
+            also written as texts; or with a column for each: A, B, C, ..; option_a, ..; opa, ..; option1, ...
+        named: the field that has them.
     Raises:
         UserError: they are something else.
     """
-    field = next((field for field in FIELDS if record.get(field)), None)
+    field = next((field for field in ([named] if named else FIELDS) if record.get(field)), None)
     if field is None:
-        return _of_columns(record)
+        return None if named else _of_columns(record)
     value = written(record[field]) if isinstance(record[field], str) else record[field]
     if own := isinstance(value, Mapping):
-        table = {label: text for label, text in value.items() if text is not None}  # of other records, for arrow
+        table = {label: text for label, text in value.items() if not _is_nothing(text)}  # of other records, for arrow
         labels, texts = table.get("label", table), table.get("text", table.values())
     else:
-        texts = [None] if isinstance(value, int | float | Decimal) else value or [None]
+        texts = value if isinstance(value, list | tuple) else []
         labels = string.ascii_uppercase[: len(texts)]
-    labels, texts = list(labels), [str(each) if isinstance(each, int | float | Decimal) else each for each in texts]
-    if not all(isinstance(text, str) for text in [*labels, *texts]) or len(labels) != len(texts):
+    labels, texts = [str(each) if is_number(each) else each for each in labels], list(texts)
+    there = [place for place, text in enumerate(texts) if not _is_nothing(text)]
+    good = len(labels) == len(texts) and all(isinstance(label, str) for label in labels)
+    if not there or not good or not all(isinstance(texts[place], str) or is_number(texts[place]) for place in there):
         raise UserError(f'{where}: field \'{field}\' is no list of up to 26 texts; write ["first", "second", ...]')
-    labelled = [_OWN_LABEL.match(text) for text in texts]
+    shown, labels = [str(texts[place]) for place in there], [labels[place] for place in there]
+    labelled = [_OWN_LABEL.match(text) for text in shown]
     if [match and match[1] for match in labelled] == labels:
-        texts = [text[match.end() :] for text, match in zip(texts, labelled, strict=True) if match]
-    return Choices(labels, texts, own, (field,))
+        shown = [text[match.end() :] for text, match in zip(shown, labelled, strict=True) if match]
+    return Choices(labels, shown, there, own, (field,), all(is_number(texts[place]) for place in there))
+
+
+def is_column(name: Any) -> bool:
+    """Whether a field may be one choice."""
+    return _COLUMN.fullmatch(str(name).strip()) is not None
 
 
 def _of_columns(record: Mapping[str, Any]) -> Choices | None:
-    """The choices of columns, of which the last ones may be empty; a problem's numbers may be A and B too."""
-    found = {match[1] or match[2].upper(): name for name in record if (match := _COLUMN.fullmatch(str(name).strip()))}
-    fields = [found[label] for label in sorted(found)]
-    while fields and is_missing(record[fields[-1]]):
-        fields.pop()
-    labels = list(string.ascii_uppercase[: len(fields)])
-    if len(fields) < 2 + ("A" in map(str.strip, fields)) or not found.keys() >= {*labels}:
+    """The choices of columns, some of which may be empty; a problem's numbers may be A and B too."""
+    letters, numbers = dict[str, str](), dict[int, str]()
+    for name in record:
+        if match := _COLUMN.fullmatch(str(name).strip()):
+            kind, key = (numbers, int(match[3])) if match[3] else (letters, (match[1] or match[2]).upper())
+            kind[key] = name  # type: ignore[index]
+    first = min(numbers, default=0)
+    found = letters or {string.ascii_uppercase[number - first]: numbers[number] for number in numbers if first < 2}
+    names = [found[label] for label in sorted(found)]
+    # A dash stands for nothing, but among other signs.
+    signs = any(isinstance(record[name], str) and re.fullmatch(r"[^\w-]+", record[name]) for name in names)
+    there = [n for n, name in enumerate(names) if not is_missing(record[name]) or (signs and record[name] == "-")]
+    labels, names = list(string.ascii_uppercase[: len(names)]), [names[place] for place in there]
+    if sorted(found) != labels or len(names) < 2 + ("A" in map(str.strip, names)):
         return None
-    return Choices(labels, [str(record[field]) for field in fields], False, fields)
+    texts, are_numbers = [str(record[name]) for name in names], all(is_number(record[name]) for name in names)
+    own = "" if letters else str(first)
+    return Choices([labels[place] for place in there], texts, there, False, names, are_numbers, own)
+
+
+def _is_nothing(text: Any) -> bool:
+    """Whether a list has nothing at a place; what is written there may be any text, such as "N/A"."""
+    return text is None or (isinstance(text, str) and text.strip() in ("", "nan", "<NA>"))
+
+
+def way_of(found: Iterable[tuple[str, Choices, str, bool]], first: Counted, strict: bool) -> str:
+    """What the numbers among the answers of a set are, by all of them: one of `WAYS`, "" where that isn't clear.
+
+    Args:
+        found: where each is, its choices, its answer, and whether the record has a number as such.
+        first: the index of the first choice where it is given, else "".
+        strict: whether what is given holds where it doesn't fit.
+    Raises:
+        UserError: they are indices from 1, and nothing says so.
+    """
+    asked = [each for each in found if canonical_number(each[2]) is not None and not each[1].own]
+    ways = [way for way in WAYS if asked and all(choices.read(said, way) for _, choices, said, _ in asked)]
+    if first and (strict or first in ways):
+        return first
+    if "text" in ways and len(ways) > 1:
+        if "0" not in ways or not all(is_index and not choices.are_numbers for _, choices, _, is_index in asked):
+            return "" if "0" in ways else "text"
+        ways.remove("text")
+    named = {choices.first for _, choices, _, _ in asked}
+    if len(named) == 1 and named <= {*ways}:
+        return named.pop()
+    if ways == ["1"]:
+        where, choices, said, _ = next(each for each in asked if not each[1].read(each[2], "0"))
+        raise UserError(
+            f"{where}: answer {said!r} of {len(choices.labels)} choices: an index from 1, as all of the set may be; "
+            "say so with config.data.fields.first_choice=1, or give labels"
+        )
+    return ways[0] if ways else ""

@@ -8,10 +8,29 @@ from typing import Any, Literal, NamedTuple
 
 from slpo_jax.data.rows import dataset_records
 from slpo_jax.errors import UserError
+from slpo_jax.io.files import file_digest
 from slpo_jax.io.hub import hub_reachable, is_hub_id
 
 Role = Literal["train", "validation", "test"]
 _SOURCE = re.compile(r"(?P<place>.+?)(?::(?P<config>[^:@/]+))?(?:@(?P<split>[^:@/]+))?")
+_PART = re.compile(r"(.+)\[(train|valid|test)\]")
+
+
+class Split(NamedTuple):
+    """An opened split.
+
+    Attributes:
+        where: its rows are, for messages.
+        rows: a `datasets.Dataset`.
+    """
+
+    where: str
+    rows: Any
+
+    @property
+    def content(self) -> Any:
+        """Digests of the files that its rows are in; equal to nothing else where they are in memory."""
+        return tuple(file_digest(Path(file["filename"])) for file in self.rows.cache_files) or object()
 
 
 class _Published(NamedTuple):
@@ -35,37 +54,61 @@ _PUBLISHED = {
 }
 
 
-def dataset_rows(source: str, role: Role) -> Iterator[tuple[str, Any]]:
-    """Read a data set's rows.
+class NoSplit(UserError):
+    """A data set is there, and hasn't the split."""
+
+
+def open_splits(source: str, role: Role) -> list[Split]:
+    """Open a data set.
 
     Args:
         source: PLACE, PLACE:CONFIG, PLACE@SPLIT or PLACE:CONFIG@SPLIT, with a directory or a hub id as PLACE, and
             configs or splits to read one after the other as CONFIG+CONFIG, SPLIT+SPLIT.
         role: what it is for, which gives the split if `source` doesn't.
-    Yields:
-        (where, record), `where` being source, config if there are several, split and row, for messages.
     Raises:
-        UserError: the set isn't there, can't be reached or read, or has no such config or split.
+        UserError: the set isn't there, can't be reached or read, or has no such config.
+        NoSplit: it has no such split.
     """
     place, configs, splits = _parse(source, role)
     if place.is_file():
         raise UserError(f"{source}: a file has no configs or splits; give {place} alone")
+    opened = []
     for config in configs:
         with _quiet():
             found = _splits(place, config)
         where, there = place if len(configs) == 1 else f"{place}:{config}", list(map(str, found))
         if missing := [split for split in splits if split not in there]:
-            raise UserError(
+            raise NoSplit(
                 f"{source}: has no split '{missing[0]}', only {', '.join(there)}; name one, e.g. {where}@{there[0]}"
             )
-        for split in splits:
-            for number, record in enumerate(dataset_records(found[split]), start=1):
-                yield f"{where}, split {split}, row {number}", record
+        opened += [Split(f"{where}, split {split}", found[split]) for split in splits]
+    return opened
 
 
-def source_path(source: str) -> Path:
-    """Where a source's files are, if it is one of files: what is before its config and split."""
-    return _parse(source, "train")[0]
+def split_rows(splits: Sequence[Split]) -> Iterator[tuple[str, Any]]:
+    """The rows of opened splits: (where, record), `where` being source, config if there are several, split and row."""
+    for split in splits:
+        for number, record in enumerate(dataset_records(split.rows), start=1):
+            yield f"{split.where}, row {number}", record
+
+
+def part_of(source: str) -> tuple[str, str]:
+    """A source without "[train]", "[valid]" or "[test]" at its end, and which of these it has; "" for none."""
+    match = None if Path(source).expanduser().exists() else _PART.fullmatch(source)
+    return (match[1], match[2]) if match else (source, "")
+
+
+def place_of(source: str, role: Role) -> tuple[Path, str]:
+    """Where a source's files are, if it is one of files, and what of them it takes, in one form; "" is all of a file.
+
+    Args:
+        source: as `problems.load_problems` takes it.
+        role: what it is for.
+    """
+    whole, part = part_of(source)
+    place, configs, splits = _parse(whole, "train" if part else role)
+    taken = f"{configs}{splits}" if place.is_dir() else ""
+    return place, taken + part
 
 
 def _parse(source: str, role: Role) -> tuple[Path, Sequence[str | None], list[str]]:

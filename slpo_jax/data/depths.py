@@ -19,7 +19,6 @@ from slpo_jax.data.problem import Problem
 from slpo_jax.errors import UserError
 
 
-
 @dataclass(frozen=True)
 class SetsConfig(Checked):
     """What the settings of such tasks have in common: the sizes of sets, and which problems are in which.

@@ -6,7 +6,6 @@ A hash of a question decides which set it may be in, so that no seed, no size an
 import functools
 import json
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -94,10 +93,16 @@ def _entries(task: str, settings: str, seed: int, count: int) -> list[dict[str, 
 
 def common_ends(texts: Sequence[str]) -> tuple[str, str]:
     """The whole words that all of some texts begin with, and those that they end with."""
-    before, after = os.path.commonprefix([*texts]), os.path.commonprefix([text[::-1] for text in texts])[::-1]
+    before, after = _common(texts), _common([text[::-1] for text in texts])[::-1]
     before = before[: max(map(before.rfind, " \n")) + 1]
     starts = [place for place in map(after.find, " \n") if place >= 0]
     return before, after[min(starts) :] if starts else ""
+
+
+def _common(texts: Sequence[str]) -> str:
+    """The characters that all begin with."""
+    first, last = min(texts), max(texts)
+    return first[: next((place for place, one in enumerate(first) if last[place : place + 1] != one), len(first))]
 
 
 def _without_ends(text: str, before: str, after: str) -> str:

@@ -15,8 +15,8 @@ class Problem:
     Attributes:
         question: the text as it stands in the source, stray spaces included.
         steps: one text a reasoning step, e.g. "<<48/2=24>>" or a line; empty where the source has none.
-        answer: canonical decimal (`answers.canonical_number`), or LaTeX or a text where answers are compared as such; ""
-            of a problem without one.
+        answer: canonical decimal (`answers.canonical_number`), or LaTeX or a text where answers are compared as such;
+            "" of a problem without one.
         columns: of the record by name what a reward asks for.
     """
 
@@ -44,7 +44,8 @@ class Reading:
 
     def see(self, record: Mapping[Any, Any]) -> None:
         """A record as it was given, what is missing being None."""
-        self.filled.update((str(name), None) for name, value in record.items() if value not in (None, "", []))
+        nothing = {name for name, value in record.items() if value is None or (isinstance(value, str | list) and not value)}
+        self.filled.update((str(name), None) for name in record if name not in nothing)
 
     @property
     def unused(self) -> str:

@@ -2,12 +2,16 @@
 
 A source is read in two steps, so that a new kind of source is one function: a row reader
 (`rows` for files and tables, `dataset_rows` for the hub and directories) gives `(where, record)` pairs, and
-`record_fields` turns a record into question, steps and answer by the names of its fields.
+`record_fields` turns a record into question, steps and answer by the names of its fields. What was read of the same
+bytes before is not read again.
 """
 
+import contextlib
 import dataclasses
+import functools
+import gc
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,21 +19,24 @@ from absl import logging
 
 from slpo_jax.config.bounds import FieldError, check_fields, setting
 from slpo_jax.data.cells import plain
-from slpo_jax.data.dataset_rows import Role, dataset_rows
-from slpo_jax.data.generated import GENERATED, task_of
+from slpo_jax.data.choices import way_of
+from slpo_jax.data.dataset_rows import Role, open_splits, part_of, split_rows
+from slpo_jax.data.generated import GENERATED, Generated, task_of
 from slpo_jax.data.gym import GymConfig, gym_problems, is_gym
 from slpo_jax.data.problem import Problem, Problems, Reading
 from slpo_jax.data.record_fields import FOUND, FieldsConfig, RawProblem, read_record, unknown_field
 from slpo_jax.data.rows import FILE_READERS, Rows, given_rows
 from slpo_jax.data.solutions import written_steps
 from slpo_jax.errors import UserError
+from slpo_jax.io.files import file_digest
 from slpo_jax.rewards.answers import Kind, are_readable, canonical_number
 from slpo_jax.rewards.texts import normal_text
 
-_PART = re.compile(r"(.+)\[(train|valid|test)\]")
 # Of every ten problems of a source, those of a part: any order that they are in is spread over all parts.
 _PARTS = {"train": (0, 1, 2, 3, 5, 6, 7, 8), "valid": (9,), "test": (4,)}
 _FEWEST = 10
+_CODE = re.compile(r"[+-]?0[0-9]|.*[eE]")
+_KEPT = 8  # sources that are kept as they were read
 _WORD = re.compile(r"[A-Za-z]{2,}")
 
 
@@ -70,13 +77,36 @@ class DataConfig(_Tasks):
         return getattr(self, task_of(source), None) if task_of(source) else None
 
 
+@dataclasses.dataclass(frozen=True)
+class _Source:
+    """Rows of a name, which are others where their bytes are."""
+
+    name: str
+    content: Any
+    rows: Callable[[], Rows] = dataclasses.field(compare=False)
+
+
+class _Read(NamedTuple):
+    """A source as it was read, whatever its answers are compared as.
+
+    Attributes:
+        problems: with numbers as answers.
+        others: by place, those whose answer is none: where it is, and what it has.
+        reading: of its fields.
+    """
+
+    problems: list[Problem]
+    others: dict[int, tuple[str, RawProblem]]
+    reading: Reading
+
+
 def load_problems(
     source: Any,
     settings: Any = None,
     role: Role = "train",
     answers: Kind = "numbers",
     fields: FieldsConfig = FOUND,
-    columns: Collection[str] | None = (),
+    columns: frozenset[str] | None = frozenset(),
     unanswered: bool = False,
 ) -> Problems:
     """Read a set of problems.
@@ -88,8 +118,9 @@ def load_problems(
     Args:
         source: a file of one of the kinds of `FILE_READERS`; "TASK:NAME" for a set of one of `GENERATED`; "gym:TASK"
             for one of reasoning-gym (`data.gym`); a directory as on the hub or a hub id, perhaps with configs and
-            splits, as `dataset_rows` takes them; or records with fields, as `given_rows` takes them. An existing path comes before a hub id. "[train]", "[valid]" or "[test]"
-            at the end are eight, one and one of every ten of its training problems.
+            splits, as `open_splits` takes them; or records with fields, as `given_rows` takes them. An existing path
+            comes before a hub id. "[train]", "[valid]" or "[test]" at the end are eight, one and one of every ten of its
+            training problems.
         settings: how a generated set is made, of its task's dataclass; None for the defaults.
         role: the split to take of a directory or hub id whose source names none.
         answers: "numbers"; or answers that are none stay as they are written, in "latex", to be compared as such
@@ -103,21 +134,21 @@ def load_problems(
         UserError: the source is missing, unreadable, out of reach, empty or of unknown kind, has no such split, or one
             record is malformed; the message has the file and the line (or record), or the data set, the split and row.
     """
-    how = _How(fields, role == "train", answers, columns, unanswered)
+    how = _How(fields, role == "train", columns, unanswered)
     if not isinstance(source, str):
-        return _problems("records", given_rows(source), how)
-    path = Path(source).expanduser()
-    part = None if path.exists() else _PART.fullmatch(source)
+        given = _Source("records", None, lambda: given_rows(source))
+        return _problems("records", _read.__wrapped__(given, how), answers, unanswered)
+    whole, part = part_of(source)
     if part:
-        return _part(source, part[2], load_problems(part[1], settings, "train", answers, fields, columns, unanswered))
+        return _part(source, part, load_problems(whole, settings, "train", answers, fields, columns, unanswered))
     if is_gym(source):
         found, said = gym_problems(source, settings or GymConfig(), role)
         if said:
             logging.warning("%s", said)
-        return _with_keys(source, found, how)
+        return _with_keys(source, found, answers, unanswered)
+    path = Path(source).expanduser()
     if name := task_of(source):
-        task = GENERATED[name]
-        problems, said = task.problems(source.removeprefix(f"{name}:"), settings or task.settings())
+        problems, said = _generated(name, source, settings or GENERATED[name].settings())
         if said:
             logging.warning("%s", said)
         return Problems(problems)
@@ -127,8 +158,17 @@ def load_problems(
         raise UserError(
             f"{source}: unknown kind of problem file; give one of {known}, a directory, a hub id or synthetic:NAME"
         )
-    rows = reader(path) if reader else dataset_rows(source, role)
-    return _problems(source, rows, how)
+    if reader:
+        found = _Source(source, file_digest(path), lambda: reader(path))
+    else:
+        splits = open_splits(source, role)
+        found = _Source(source, tuple(each.content for each in splits), lambda: split_rows(splits))
+    return _problems(source, _read(found, how), answers, unanswered)
+
+
+@functools.lru_cache(maxsize=_KEPT)
+def _generated(task: str, source: str, settings: Any) -> Generated:
+    return GENERATED[task].problems(source.removeprefix(f"{task}:"), settings)
 
 
 def _part(source: str, name: str, problems: Problems) -> Problems:
@@ -150,17 +190,16 @@ class _How(NamedTuple):
 
     fields: FieldsConfig
     strict: bool
-    answers: Kind
-    columns: Collection[str] | None
+    columns: frozenset[str] | None
     unanswered: bool
 
 
-def _with_keys(source: str, problems: Sequence[Problem], how: _How) -> Problems:
+def _with_keys(source: str, problems: Sequence[Problem], answers: Kind, unanswered: bool) -> Problems:
     """Problems of which answers that can't be compared are left out, and counted; texts stay as they are."""
     keys = [each.answer for each in problems]
-    compared = keys if how.answers == "texts" else _compared(keys, how.answers)
+    compared = keys if answers == "texts" else _compared(keys, answers)
     found = zip(problems, compared, strict=True)
-    kept = [(each, key) for each, key in found if key or (how.unanswered and not each.answer)]
+    kept = [(each, key) for each, key in found if key or (unanswered and not each.answer)]
     read = Problems(dataclasses.replace(each, answer=key) for each, key in kept)
     read.left_out = len(problems) - len(read)
     if not read:
@@ -171,28 +210,53 @@ def _with_keys(source: str, problems: Sequence[Problem], how: _How) -> Problems:
     return read
 
 
-def _problems(source: str, rows: Rows, how: _How) -> Problems:
-    reading, answers = Reading(), how.answers
-    raw = list(_raw_problems(rows, how, reading))
-    if not raw:
-        raise UserError(f"{source}: holds no problems; give one with at least one")
-    steps = written_steps([(where, each.steps, each.solution) for where, each in raw])
-    compared = _compared([each.answer or "" for _, each in raw], answers)
-    kept = [bool(answer) or (how.unanswered and not each.answer) for (_, each), answer in zip(raw, compared, strict=True)]
-    found = zip(raw, steps, compared, kept, strict=True)
-    read = Problems(Problem(each.question, own, answer, each.columns) for (_, each), own, answer, ok in found if ok)
-    lost = [place for place, ok in enumerate(kept) if not ok]
-    read.why, read.left_out, read.reading = tuple(_bad_answer(*raw[at], answers) for at in lost), len(lost), reading
+@functools.lru_cache(maxsize=_KEPT)
+def _read(source: _Source, how: _How) -> _Read:
+    reading = Reading()
+    with _without_collection():
+        raw = list(_raw_problems(source.rows(), how, reading))
+        if not raw:
+            raise UserError(f"{source.name}: holds no problems; give one with at least one")
+        steps = written_steps([(where, each.steps, each.solution) for where, each in raw])
+        raw = _chosen(raw, how, reading)
+        numbers = [_number(each.answer or "") for _, each in raw]
+        found = zip(raw, steps, numbers, strict=True)
+        problems = [Problem(each.question, own, number, each.columns) for (_, each), own, number in found]
+    return _Read(problems, {at: raw[at] for at, number in enumerate(numbers) if not number}, reading)
+
+
+@contextlib.contextmanager
+def _without_collection() -> Iterator[None]:
+    """Without looking for cycles among millions of new objects, again and again: there are none."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def _problems(source: str, found: _Read, answers: Kind, unanswered: bool) -> Problems:
+    """What was read, with answers of a kind; or without any, where none is needed."""
+    every, others = list(found.problems), found.others
+    compared = _compared([each.answer or "" for _, each in others.values()], answers)
+    for at, answer in zip(others, compared, strict=True):
+        every[at] = dataclasses.replace(every[at], answer=answer)
+    lost = {at: raw for at, raw in others.items() if not (every[at].answer or (unanswered and not raw[1].answer))}
+    read = Problems(each for at, each in enumerate(every) if at not in lost)
+    read.why, read.left_out = tuple(_bad_answer(*each, answers) for each in lost.values()), len(lost)
+    read.reading = found.reading
     if lost and not read:
         remedy = "give a set with such answers, or compare others, e.g. with config.prompt.answers=texts"
-        raise UserError(f"{read.why[0]}, nor is any of the {len(raw)}; {remedy}")
+        raise UserError(f"{read.why[0]}, nor is any of the {len(every)}; {remedy}")
     if lost:
-        logging.warning("%s: left out %d of %d problems: %s", source, len(lost), len(raw), read.why[0])
+        logging.warning("%s: left out %d of %d problems: %s", source, len(lost), len(every), read.why[0])
     return read
 
 
 def _raw_problems(rows: Rows, how: _How, reading: Reading) -> Iterator[tuple[str, RawProblem]]:
-    first, (fields, strict, _, columns, unanswered) = None, how
+    first, (fields, strict, columns, unanswered) = None, how
     for where, record in rows:
         if not isinstance(record, Mapping):
             raise UserError(f"{where}: not a record with fields; expected question, answer and optionally steps")
@@ -201,13 +265,34 @@ def _raw_problems(rows: Rows, how: _How, reading: Reading) -> Iterator[tuple[str
         if not raw.question.strip():
             raise UserError(f"{where}: the question is empty; give its text or remove the record")
         if columns is None or columns:
-            kept = {name: plain(record[name]) for name in (record if columns is None else columns) if name in record}
+            every = {**getattr(record, "columns", {}), **record}
+            kept = {name: plain(every[name]) for name in (every if columns is None else columns) if name in every}
             if columns and kept:  # of all, nobody knows which are used
                 reading.note("reward", kept)
             raw = raw._replace(columns=kept)
         yield where, raw
     if first and strict and fields.steps and fields.steps not in reading.used.get("steps", {}):
         raise unknown_field(*first, "steps", fields.steps)
+
+
+def _chosen(raw: list[tuple[str, RawProblem]], how: _How, reading: Reading) -> list[tuple[str, RawProblem]]:
+    """With labels or texts of choices as answers, where there are choices."""
+    found = [(at, where, each.choices, (each.answer or "").strip()) for at, (where, each) in enumerate(raw)]
+    asked = [(at, where, choices, said) for at, where, choices, said in found if choices and said]
+    named = [(where, *rest, raw[at][1].is_number) for at, where, *rest in asked]
+    way = way_of(named, how.fields.first_choice, how.strict)
+    answers = {at: choices.answer(where, said, way) for at, where, choices, said in asked}
+    if way.isdecimal() and asked:
+        said = f"answer (an index from {way})"
+        reading.used = {said if role == "answer" else role: names for role, names in reading.used.items()}
+    return [
+        (where, each._replace(answer=answers.get(at)) if each.choices else each) for at, (where, each) in enumerate(raw)
+    ]
+
+
+def _number(answer: str) -> str:
+    """What an answer is compared as whatever is asked for; "" where that depends on it, as of a code such as 00012."""
+    return "" if _CODE.match(answer.strip()) else canonical_number(answer) or ""
 
 
 def _compared(answers: Sequence[str], kind: Kind) -> list[str]:
@@ -220,8 +305,10 @@ def _compared(answers: Sequence[str], kind: Kind) -> list[str]:
 
 
 def _written(answer: str, kind: Kind) -> str:
-    """What is compared; "" for a sentence where LaTeX is."""
+    """What is compared; "" for a sentence where LaTeX is. A text that is a code, such as 00012 or 1e5, stays."""
     text = answer.strip()
+    if kind == "texts" and _CODE.match(text):
+        return text
     is_sentence = text.endswith((".", "!", "?")) and "\\" not in text and len(_WORD.findall(text)) >= 4
     return canonical_number(answer) or ("" if is_sentence and kind == "latex" else text)
 
@@ -229,5 +316,5 @@ def _written(answer: str, kind: Kind) -> str:
 def _bad_answer(where: str, raw: RawProblem, kind: Kind) -> str:
     answer, wanted = raw.answer, {"numbers": "number", "latex": "LaTeX that can be compared", "texts": "text"}[kind]
     if answer is None:
-        return f"{where}: no answer"
+        return f"{where}: no answer" + ", nor one behind a mark such as #### in its lines" * bool(raw.solution)
     return f"{where}: answer {str(answer if len(answer) <= 40 else answer[:40] + '...')!r} is no {wanted}"

@@ -6,13 +6,14 @@ from decimal import Decimal
 from typing import Any, NamedTuple
 
 from slpo_jax.config.bounds import Checked
-from slpo_jax.data.cells import CHATS, is_missing, listed, said, text_of, written
-from slpo_jax.data.choices import choices_of
+from slpo_jax.data.cells import CHATS, Number, is_missing, is_number, listed, only_one, said, text_of, written
+from slpo_jax.data.choices import Choices, Counted, choices_of, is_column
 from slpo_jax.data.edges import EDGES, ROLES, read_graph
 from slpo_jax.data.problem import MOST_NAMES, NO_COLUMNS, Reading
 from slpo_jax.data.solutions import marked, steps_of
 from slpo_jax.errors import UserError
 from slpo_jax.rewards.answers import canonical_number
+from slpo_jax.rewards.latex import bare
 
 Record = Mapping[str, Any]
 
@@ -27,11 +28,15 @@ class FieldsConfig(Checked):
         question: the field with the question; "" is: find it. "edges": a graph's, see `data/edges.py`.
         answer: with the answer, or a worked solution.
         steps: with the steps: a list, or one text.
+        choices: with the choices: a list, or texts by label.
+        first_choice: the index of the first choice where answers are indices, 0 or 1; "" is: find it.
     """
 
     question: str = ""
     answer: str = ""
     steps: str = ""
+    choices: str = ""
+    first_choice: Counted = ""
 
 
 FOUND = FieldsConfig()
@@ -45,6 +50,8 @@ class RawProblem(NamedTuple):
         steps: one text a reasoning step, where the record lists them.
         answer: what should be a number, LaTeX or a text; None where there is none.
         solution: a text with the steps, where they aren't listed; "" for none. See `written_steps`.
+        choices: of the question.
+        is_number: whether the record has the answer as a number, and not as a text that writes one.
         columns: of the record, that are kept as they are.
     """
 
@@ -52,6 +59,8 @@ class RawProblem(NamedTuple):
     steps: tuple[str, ...]
     answer: str | None
     solution: str = ""
+    choices: Choices | None = None
+    is_number: bool = False
     columns: Mapping[str, Any] = NO_COLUMNS
 
 
@@ -61,6 +70,8 @@ _QUESTIONS = ("question_concat", "question", "problem", "query", "instruction", 
 _WORKED = ("solution", "response", "output", "completion", *CHATS)
 _ANSWERS = ("answer", "final_answer", "final_ans", "expected_answer", "answerkey", "correct_answer", "correct_option",
             "correct", "answer_idx", "cop", "target", "ground_truth", "reward_model", *_WORKED, "label")  # fmt: skip
+# In the others a worked solution may stand too.
+_ALONE = set(_ANSWERS) - {"answer", *_WORKED}
 _TARGETS = ("target", "label")  # which may be what a verifier goes by, as that of a number puzzle
 # Parts of the question, before or after the field that is named so.
 _BEFORE = {"question": ("context", "passage", "body")}
@@ -96,7 +107,10 @@ def read_record(
         for role, names in ROLES.items():
             reading.note(role, names)
         return RawProblem(*read_graph(where, record))
-    record = {name: None if is_missing(value) else value for name, value in record.items()}
+    record = {
+        name: None if is_missing(value) and not (value == "-" and is_column(name)) else value
+        for name, value in record.items()
+    }
     reading.see(record)
     given, record = record, {str(name).strip().lower(): value for name, value in record.items()} | record
     asked = _named(where, given, record, "question", fields.question if strict or fields.question in given else "")
@@ -106,10 +120,11 @@ def read_record(
         record |= {} if record.keys() & {*_ANSWERS} else {"answer": None}
     answered = _named(where, given, record, "answer", named)
     solution, answer = _answer(where, record, answered)
-    question, choices = _question(where, record, asked, reading), choices_of(where, record)
-    if choices:
+    if strict and fields.choices and fields.choices not in given:
+        raise unknown_field(where, given, "choices", fields.choices)
+    question = _question(where, record, asked, reading)
+    if choices := choices_of(where, record, fields.choices if fields.choices in given else ""):
         question = choices.below(question)
-        answer = choices.answer(where, answer) if answer and answer.strip() else None
         reading.note("choices", choices.fields)
     if answer is not None or answered in given:
         reading.note("answer", [answered])
@@ -122,7 +137,7 @@ def read_record(
         field, text = next(((field, text) for field, text in texts.items() if text.strip()), ("", ""))
         if text:
             reading.note("steps", [field])
-    return RawProblem(question, steps, answer, text)
+    return RawProblem(question, steps, answer, text, choices, is_number(record[answered]))
 
 
 def _named(where: str, given: Record, record: Record, key: str, named: str) -> str:
@@ -166,13 +181,16 @@ def _answer(where: str, record: Record, field: str) -> tuple[str, str | None]:
         if not isinstance(value, Mapping) or "ground_truth" not in value:
             raise UserError(f"{where}: field 'reward_model' has no ground_truth; write {{\"ground_truth\": ANSWER}}")
         value = value["ground_truth"]
+    value = only_one(value)
     if is_missing(value):
         return "", None
-    if isinstance(value, int | Decimal):  # True and False are answers of ProntoQA
-        return "", str(value)
+    if isinstance(value, int | Decimal | Number):  # True and False are answers of ProntoQA
+        return "", canonical_number(str(value)) or str(value)
     text = said(where, {field: value}, field, "assistant")
     solution, answer = marked(text)
-    return ("", text) if answer is None else (solution, answer)
+    if answer == "" and field in _ALONE:  # a text over several lines
+        return "", text
+    return ("", bare(text)) if answer is None else (solution, answer or None)
 
 
 def _steps(where: str, record: Record, named: str, reading: Reading) -> tuple[tuple[str, ...], str]:

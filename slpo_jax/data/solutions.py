@@ -6,32 +6,49 @@ from typing import Any
 
 from slpo_jax.data.cells import is_missing
 from slpo_jax.errors import UserError
-from slpo_jax.rewards.answers import last_boxed
+from slpo_jax.rewards.latex import bare, last_boxed
 
 _ANNOTATION = re.compile(r"<<.*?>>", re.DOTALL)
 _SENTENCE_END = re.compile(r"(?<=[.!?])(?<!Mr\.)(?<!Mrs\.)(?<!Ms\.)(?<!Dr\.)\s+")
-# The last line of MetaMathQA, and of many chats.
-_ANSWER_IS = re.compile(
-    r"(.*)\b(?:the (?:final )?answer is:?|(?:final )?answer:)[\s*]*(.+?)[\s*]*\.?\s*", re.IGNORECASE
+# What an answer stands behind in the last line, or in the line before, as in MetaMathQA, many chats and Minerva's.
+_NAME = r"\b(?:the\s+)?(?:(?:final|correct|right)\s+)*(?:answer|option|choice|ans)\b"
+_MARK = re.compile(rf"{_NAME}(?:\s+is\b|\W{{0,3}}?[:=])[\s*:]*", re.IGNORECASE)
+_NEXT_LINE = re.compile(
+    rf"(^[^\w\n]*{_NAME}[^\w\n]*|{_NAME}(?:\s+is\b|[^\w\n]{{0,3}}:)[^\w\n]*)\n\s*([^\n]+)\Z", re.IGNORECASE | re.MULTILINE
 )
-_BOX_ALONE = re.compile(r"\W*\\boxed\{.*\}\W*")  # a last line that is no step
-_TAG = re.compile(r"</?(?:think|answer)>", re.IGNORECASE)
-_BEHIND = re.compile(r"(.*)<answer>(.*?)(?:</answer>.*)?", re.DOTALL | re.IGNORECASE)
-_BEHIND_THOUGHT = re.compile(r"(.*)</think>(.*)", re.DOTALL | re.IGNORECASE)
+_DISPLAY = re.compile(r"(\\\[|\$\$)\s*([^$\n]+?)\s*(\\\]|\$\$)\.?\Z")
+_HOPE = re.compile(r"\s*I hope (?:it|this) is correct\.?\s*\Z", re.IGNORECASE)
+_BOX_ALONE = re.compile(r"\W*\\(?:f?box|boxed|framebox)\b\s*(?:\{.*\}|\S+)\W*")  # a last line that is no step
+_MATRIX = re.compile(r"\W*\\begin\{.*\\end\{\w+\*?\}\W*", re.DOTALL)
+_THOUGHT = "think|thinking|thoughts?|reason|reasoning|reflection|scratchpad|working_out"
+_ANSWER = "answer|final_answer|solution|output"
+# As models write them: <think>, <|begin_of_thought|>, <start_working_out>, [THINK], and Kimi's between triangles.
+_TAG = re.compile(
+    rf"(?:<(/?)|<\|?(?:(end)|begin|start)_(?:of_)?)(?:({_THOUGHT})|{_ANSWER})\|?>|\[(/?)(THINK)\]|\u25c1(/?)(think)\u25b7",
+    re.IGNORECASE,
+)
+_BEHIND = re.compile(r"(.*)<answer>(.*?)(?:</answer>.*)?", re.DOTALL)
+_BEHIND_THOUGHT = re.compile(r"(.*)</think>(.*)", re.DOTALL)
 
 
 def marked(text: str) -> tuple[str, str | None]:
-    r"""A solution without the mark behind which its answer stands, and the answer, None without one.
+    r"""A solution without the mark behind which its answer stands, and the answer.
 
-    The mark is the tag <answer>, or else the end of a thought, </think>, or else the last "####", or else the last
-    \boxed{}, or else "the answer is" or "answer:" of the last line.
+    The mark is the tag <answer>, or else the end of a thought, </think> or its like, or else the last "####", or else
+    the last \boxed{}, or else "the answer is", "answer:" and so on in the last line or the one before it.
+
+    Returns:
+        the solution, and the answer: without what is around it (`bare`); None of one line without a mark, "" of several
+        lines in which none is found.
     """
-    found = _BEHIND.fullmatch(text) or _BEHIND_THOUGHT.fullmatch(text)
+    tagged = _TAG.sub(_plain_tag, text)
+    found = _BEHIND.fullmatch(tagged) or _BEHIND_THOUGHT.fullmatch(tagged)
     solution, behind = found.groups() if found else (text, "")
     solution = without_tags(solution)
     if not behind.strip() or not solution.strip():
-        return _marked(solution if solution.strip() else behind)
-    return _marked(solution)[0], _marked(behind)[1] or behind.strip()
+        return _marked(solution if solution.strip() else without_tags(behind))
+    answer = _marked(without_tags(behind).strip())[1]
+    return _marked(solution)[0], bare(without_tags(behind)) if answer is None else answer
 
 
 def without_tags(text: str) -> str:
@@ -39,20 +56,28 @@ def without_tags(text: str) -> str:
     return _TAG.sub("\n", text)
 
 
+def _plain_tag(match: re.Match[str]) -> str:
+    closes, thought = match[1] or match[2] or match[4] or match[6], match[3] or match[5] or match[7]
+    return f"<{'/' if closes else ''}{'think' if thought else 'answer'}>"
+
+
 def _marked(text: str) -> tuple[str, str | None]:
     """`marked` of a text without tags."""
     before, hashes, after = text.rpartition("####")
-    if hashes:
-        return before, after.strip().partition("\n")[0].strip()
-    lines, _, last = text.rstrip().rpartition("\n")
-    said, boxed = _ANSWER_IS.fullmatch(last), last_boxed(text)
+    first, _, rest = after.strip().partition("\n")
+    if hashes and not (rest and _NEXT_LINE.match(f"{first}\n1")):  # which may also be a heading
+        return before, bare(first)
+    tail = _DISPLAY.sub(r"\1 \2 \3", _HOPE.sub("", text).rstrip())
+    lines, _, last = _NEXT_LINE.sub(r"\1: \2", tail).rpartition("\n")
+    marks, boxed = list(_MARK.finditer(last)), last_boxed(text)
+    said = re.sub(r"[\s*]*\.?[\s*]*\Z", "", last[marks[-1].end() :]) if marks else ""
     if said:
-        sentences = _SENTENCE_END.split(said[1].rstrip("*"))
-        kept = sentences[:-1] or sentences * (not lines and "=" in said[1])
-        return "\n".join([lines, " ".join(kept).strip()]).strip("\n"), boxed or said[2]
+        sentences = _SENTENCE_END.split(last[: marks[-1].start()].rstrip("*"))
+        kept = sentences[:-1] or sentences * (not lines and "=" in sentences[0])
+        return "\n".join([lines, " ".join(kept).strip()]).strip("\n"), boxed or bare(said)
     if boxed:
         return lines if _BOX_ALONE.fullmatch(last) else text, boxed
-    return text, None
+    return text, "" if "\n" in text.strip() and not _MATRIX.fullmatch(text) else None
 
 
 def steps_of(steps: list[Any]) -> list[Any]:
@@ -64,7 +89,7 @@ def steps_of(steps: list[Any]) -> list[Any]:
 def _is_answer(step: Any) -> bool:
     """Whether a step is a marked answer and nothing else."""
     solution, answer = marked(step) if isinstance(step, str) else (step, None)
-    return answer is not None and not solution.strip()
+    return bool(answer) and not solution.strip()
 
 
 def written_steps(found: Sequence[tuple[str, tuple[str, ...], str]]) -> list[tuple[str, ...]]:

@@ -1,10 +1,12 @@
 """How a reasoner writes its prompt and its answer; each architecture makes its own (`checkpoints.architectures`)."""
 
 import functools
+import hashlib
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
@@ -17,6 +19,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 Ids = list[int]
+_PLACE = "\ue000"  # of a question: no text around it has this character
+_KEPT = 12  # lists of texts whose ids are kept: of prompts, steps and answers of the sets of a run
+_AT_ONCE = 4096  # texts
+_HALF = re.compile("[\ud800-\udfff]")  # of a surrogate pair, as which Python keeps bytes that are no UTF-8
 
 
 @dataclass(frozen=True)
@@ -72,14 +78,20 @@ class Template:
         Raises:
             UserError: without `unknown`, a question has such a word.
         """
-        start = [] if self.start_id is None else [self.start_id]
-        rows = self._encode([self.question_text(each) for each in questions], unknown, asked=True)
-        return [[*ids, *start] for ids in rows]
+        return self._encode([self.question_text(each) for each in questions], unknown, asked=True)
+
+    @property
+    def prompt_end(self) -> int | None:
+        """The token that every prompt ends with; None where it is the question's last."""
+        if self.start_id is not None or self.question_text(_PLACE).endswith(_PLACE):
+            return self.start_id
+        ends = {ids[-1] for ids in self.prompts(["?", "5", "a"], Counter())}
+        return ends.pop() if len(ends) == 1 else None
 
     @property
     def chat_template(self) -> str:
         """`prompt` of a chat's only message in Jinja, for transformers' `apply_chat_template`."""
-        before, after = self.question_text("?").split("?")
+        before, after = self.question_text(_PLACE).split(_PLACE)
         text, whole = (self.tokenizer("?", add_special_tokens=more)["input_ids"] for more in (False, not self.bare))
         place = whole.index(text[0])  # around it is what the tokenizer puts around any text (Llama's begin-of-text)
         first, last = map(self.tokenizer.convert_ids_to_tokens, (whole[:place], whole[place + len(text) :]))
@@ -142,39 +154,74 @@ class Template:
         return token_bytes(self.tokenizer)
 
     @functools.cached_property
-    def _unknown(self) -> int | None:
+    def unknown_id(self) -> int | None:
         """What stands for what the tokenizer doesn't know; None where it can spell everything."""
         token = self.tokenizer.unk_token_id
         return None if token == self.eos_id else token  # GPT-2 calls its eos so, but every byte has a token
 
+    @functools.cached_property
+    def _encoder(self) -> "_Encoder":
+        return _Encoder(hashlib.sha256(self.tokenizer.backend_tokenizer.to_str().encode()).digest(), self.tokenizer)
+
     def _encode(self, texts: list[str], unknown: Counter[str] | None = None, asked: bool = False) -> list[Ids]:
-        """Ids of each text; special tokens are read in those that are asked, prompts, as transformers does."""
-        distinct = list(dict.fromkeys(texts))  # most steps and answers of a set come many times
-        for text in distinct:
-            try:
-                text.encode()
-            except UnicodeEncodeError:  # half of a surrogate pair, as which Python keeps bytes that are no UTF-8
-                raise UserError(f"{text.strip()!r}: has bytes that are no character; write it as UTF-8") from None
-        found = self.tokenizer(
-            distinct,
-            add_special_tokens=asked and not self.bare,
-            split_special_tokens=not asked,
-            return_offsets_mapping=self._unknown is not None,
-            verbose=False,
-        ) if distinct else {"input_ids": []}  # fmt: skip
-        for row, text in enumerate(distinct) if self._unknown is not None else ():
-            pairs = zip(found["input_ids"][row], found["offset_mapping"][row], strict=True)
-            lost = [text[begin:end].strip(" ") or " " for token, (begin, end) in pairs if token == self._unknown]
-            words = list(dict.fromkeys(lost))
-            if words and unknown is None:
+        """Ids of each text, which nobody may change; of those that are asked, prompts, with the start marker.
+
+        Special tokens are read in prompts alone, as transformers does.
+        """
+        distinct = tuple(dict.fromkeys(texts))  # most steps and answers of a set come many times
+        end = () if self.start_id is None or not asked else (self.start_id,)
+        found, lost = _encoded(self._encoder, distinct, asked, asked and not self.bare, self.unknown_id, end)
+        for row, words in lost.items():
+            if unknown is None:
                 raise UserError(
-                    f"{text.strip()!r}: the tokenizer doesn't know {listed(words)}; use words that it knows, or "
-                    "another config.tokenizer"
+                    f"{distinct[row].strip()!r}: the tokenizer doesn't know {listed(words)}; use words that it knows, "
+                    "or another config.tokenizer"
                 )
-            if unknown is not None:
-                unknown.update(words)
-        by_text = dict(zip(distinct, found["input_ids"], strict=True))
-        return [list(by_text[text]) for text in texts]
+            unknown.update(words)
+        by_text = dict(zip(distinct, found, strict=True))
+        return [by_text[text] for text in texts]
+
+
+@dataclass(frozen=True)
+class _Encoder:
+    """A tokenizer, which is another where its file would be."""
+
+    digest: bytes
+    tokenizer: "PreTrainedTokenizerFast" = field(compare=False)
+
+
+@functools.lru_cache(maxsize=_KEPT)
+def _encoded(
+    encoder: _Encoder, texts: tuple[str, ...], special: bool, around: bool, unknown: int | None, end: tuple[int, ...]
+) -> tuple[list[Ids], dict[int, list[str]]]:
+    """Ids of each text, and by place the words of those that have some which the tokenizer doesn't know.
+
+    A set's are needed where settings are chosen, and where it is trained on.
+
+    Args:
+        special: special tokens are read in them.
+        around: the tokenizer puts its own around them.
+        unknown: the id of words that it doesn't know, if there is one.
+        end: ids that come after each.
+    Raises:
+        UserError: a text is none.
+    """
+    backend, found, lost, more = encoder.tokenizer.backend_tokenizer, list[Ids](), dict[int, list[str]](), [*end]
+    backend.no_padding()
+    backend.no_truncation()
+    backend.encode_special_tokens = not special
+    for first in range(0, len(texts), _AT_ONCE):  # what the library has of each text is large
+        some = texts[first : first + _AT_ONCE]
+        if wrong := next(filter(_HALF.search, some), ""):
+            raise UserError(f"{wrong.strip()!r}: has bytes that are no character; write it as UTF-8")
+        found += [row.ids + more for row in backend.encode_batch_fast(some, add_special_tokens=around)]
+    for place, ids in enumerate(found) if unknown is not None else ():
+        if unknown in ids:
+            row, text = backend.encode(texts[place], add_special_tokens=around), texts[place]
+            pairs = zip(row.ids, row.offsets, strict=True)
+            words = [text[begin:after].strip(" ") or " " for token, (begin, after) in pairs if token == unknown]
+            lost[place] = list(dict.fromkeys(words))
+    return found, lost
 
 
 def written_texts(template: Template, problems: Iterable[Problem]) -> Iterator[str]:

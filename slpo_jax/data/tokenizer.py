@@ -25,6 +25,7 @@ START_LATENT = "<|start-latent|>"
 END_LATENT = "<|end-latent|>"
 LATENT = "<|latent|>"
 WORDS = "words"  # a tokenizer that is made of the training data
+BYTES = "bytes"
 NODES = "nodes"  # of graphs whose nodes are numbers
 PAD_LATENT = "[PAD]"  # CODI's own pad token, the first that it adds
 COCONUT_TOKENS = (START_LATENT, END_LATENT, LATENT)
@@ -144,7 +145,7 @@ def load_tokenizer(source: str) -> "PreTrainedTokenizerFast":
         if not number.isdecimal():
             raise UserError(f"config.tokenizer: {source}: its number is missing; write e.g. {kind}:30")
         return nodes_tokenizer(int(number)) if kind == NODES else task_tokenizer(kind, int(number))
-    if source == "bytes":
+    if source == BYTES:
         return byte_tokenizer()
     if source == WORDS:
         raise UserError("config.tokenizer: words are the training data's, of a model that begins with random weights; "

@@ -1,16 +1,20 @@
 """What completions of a problem set say: whether they are right, and the lines that are kept of them."""
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from slpo_jax.data.batches import EncodedProblems
+from slpo_jax.data.problem import Problem
 from slpo_jax.errors import UserError
 from slpo_jax.policy.explain import Reads
 from slpo_jax.policy.scorers import SCORERS
 from slpo_jax.rewards.answers import in_one_form
-from slpo_jax.rewards.reward import Reward
+from slpo_jax.rewards.reward import Reading, Reward
+
+_AT_ONCE = 64  # problems whose completions are judged together
 
 Completions = dict[str, np.ndarray]
 """Rollouts of a problem set, in its order: arrays [N, ..] of what is known of a rollout, by name.
@@ -67,12 +71,18 @@ def record_rows(
     sampled = {seed: scored(completions, samples) for seed, completions in sampled.items()}
     searched = searched or {}
     scorers = [name for done in [*sampled.values()][:1] for name in done if name in SCORERS]
-    for index, (tokens, steps) in enumerate(zip(greedy["tokens"], greedy["latent_steps"], strict=True)):
-        problem, first = problems.problems[index], reward.read(tokens)
-        rows = [(seed, done, index * samples + m) for seed, done in sampled.items() for m in range(samples)]
-        drawn = [reward.read(values["tokens"][row]) for _, values, row in rows]
-        found = [reward.read(done["tokens"][index]) for done in searched.values()]
-        correct, *right = reward.right([first, *drawn, *found], [problem] * (1 + len(drawn) + len(found)))
+
+    def rows_of(index: int) -> list[tuple[int, Completions, int]]:
+        return [(seed, done, index * samples + m) for seed, done in sampled.items() for m in range(samples)]
+
+    def tokens_of(index: int) -> list[np.ndarray]:
+        drawn = [values["tokens"][row] for _, values, row in rows_of(index)]
+        return [greedy["tokens"][index], *drawn, *(done["tokens"][index] for done in searched.values())]
+
+    judged = _judged(reward, problems.problems, tokens_of, len(greedy["tokens"]))
+    for index, ((first, *readings), (correct, *right)) in enumerate(judged):
+        problem, steps, rows = problems.problems[index], greedy["latent_steps"][index], rows_of(index)
+        drawn, found = readings[: len(rows)], readings[len(rows) :]
         votes = in_one_form([reading.answer for reading in drawn], reward.style, [problem.answer])
         chosen = [
             {"seed": seed, "answer": reading.answer, "correct": hit}
@@ -103,6 +113,19 @@ def record_rows(
                 for (seed, values, row), reading, vote, hit in zip(rows, drawn, votes, right[: len(rows)], strict=True)
             ],
         } | ({"searched": chosen} if chosen else {})
+
+
+def _judged(
+    reward: Reward, problems: Sequence[Problem], tokens_of: Callable[[int], list[np.ndarray]], count: int
+) -> Iterator[tuple[list[Reading], list[bool]]]:
+    """What each problem's completions say, and which are right; of many at once, as several processes may be asked."""
+    for start in range(0, count, _AT_ONCE):
+        places = range(start, min(start + _AT_ONCE, count))
+        several = [[reward.read(tokens) for tokens in tokens_of(index)] for index in places]
+        asked = [problems[index] for index, each in zip(places, several, strict=True) for _ in each]
+        right = iter(reward.right([reading for each in several for reading in each], asked))
+        for each in several:
+            yield each, list(itertools.islice(right, len(each)))
 
 
 def in_words(reward: Reward, words_SL: np.ndarray, step: int, reads: Reads) -> str | None:

@@ -1,5 +1,6 @@
 """Batched evaluation of one checkpoint on one problem set: greedy accuracy, samples under noise."""
 
+import contextlib
 import functools
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -219,18 +220,18 @@ class Evaluator:
             known[batch[PLACES]] = True
             progress.update(int(known.sum()))
 
-        for number, batch in enumerate(self.batches(problems, count, samples)):
-            rows_N = batch.index_N.astype(np.int64) * samples + batch.sample_N
-            if hosts.decided(bool(known[rows_N[batch.real_N]].all())):
-                continue
-            rows = shard_rows((batch.prompts, batch.index_N, batch.sample_N, batch.real_N), self.mesh)
-            out = program(params, *rows, key, shard_rows(rules[batch.index_N], self.mesh))
-            if pending is not None:  # wait for the batch before, so that one is always under way
+        with contextlib.closing(progress):
+            for number, batch in enumerate(self.batches(problems, count, samples)):
+                rows_N = batch.index_N.astype(np.int64) * samples + batch.sample_N
+                if hosts.decided(bool(known[rows_N[batch.real_N]].all())):
+                    continue
+                rows = shard_rows((batch.prompts, batch.index_N, batch.sample_N, batch.real_N), self.mesh)
+                out = program(params, *rows, key, shard_rows(rules[batch.index_N], self.mesh))
+                if pending is not None:  # wait for the batch before, so that one is always under way
+                    finish(*pending)
+                pending = number, rows_N, batch.real_N, out
+            if pending is not None:
                 finish(*pending)
-            pending = number, rows_N, batch.real_N, out
-        if pending is not None:
-            finish(*pending)
-        progress.close()
         whole = {name: np.concatenate([batch[name] for batch in results]) for name in results[0]}
         _, order = np.unique(whole.pop(PLACES), return_index=True)
         return {name: values[order] for name, values in whole.items()}

@@ -17,7 +17,7 @@ import numpy as np
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.rows import Rows
 from slpo_jax.io import artifact, hosts
-from slpo_jax.io.files import to_json, write_text
+from slpo_jax.io.files import entries, to_json, write_text
 from slpo_jax.io.workdir import Workdir
 
 
@@ -195,7 +195,7 @@ class RolloutCache:
 
     def batches(self) -> list[Batch]:
         """What is there and whole."""
-        paths = sorted(self.folder.glob(f"{self.name}.*.npz"))
+        paths = [path for path in entries(self.folder) if path.match(f"{self.name}.*.npz")]
         found = [artifact.read_arrays(path, [self.evaluation, self.name]) for path in paths]
         return [arrays for arrays in found if arrays is not None]
 

@@ -2,7 +2,8 @@
 
 An artifact is a JSON file of the facts that it was made of, a value, the digests of the files that belong to it, and
 one of all this. Arrays are an archive with one digest of their facts and bytes. What is not to the byte what was
-written is as good as not there, and made again, or where that is for the user to say, one line.
+written is as good as not there, and made again, or where that is for the user to say, one line. What is there and
+can't be read is neither: the system's error says so.
 """
 
 import hashlib
@@ -18,7 +19,7 @@ from absl import logging
 
 from slpo_jax.errors import UserError
 from slpo_jax.io import hosts
-from slpo_jax.io.files import as_json, digest, file_digest, flatten, to_json, write_text
+from slpo_jax.io.files import as_json, digest, file_digest, files_below, flatten, to_json, write_text
 
 CHECKSUMS = "checksums.json"
 _WHOLE = "_CHECKPOINT_METADATA"
@@ -61,13 +62,14 @@ def read(path: Path, remedy: str = "") -> Artifact | None:
         remedy: what there is to do about a damaged one, which then is an error.
     Raises:
         UserError: see `remedy`.
+        OSError: it is there, and can't be read.
     """
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         is_whole = found.pop(_DIGEST) == digest(found)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, TypeError, AttributeError, KeyError):
+    except (ValueError, TypeError, AttributeError, KeyError):
         is_whole = False
     if is_whole:
         return Artifact(**found)
@@ -108,9 +110,17 @@ def write_arrays(path: Path, facts: Any, arrays: Mapping[str, np.ndarray]) -> No
 
 
 def read_arrays(path: Path, facts: Any) -> dict[str, np.ndarray] | None:
-    """What `write_arrays` wrote there of these very facts; None where there is no such thing."""
+    """What `write_arrays` wrote there of these very facts; None where there is no such thing.
+
+    Raises:
+        OSError: it is there, and can't be opened.
+    """
     try:
-        with np.load(path) as stored:
+        file = path.open("rb")
+    except FileNotFoundError:
+        return None
+    try:
+        with file, np.load(file) as stored:
             arrays = dict(stored)
         return arrays if str(arrays.pop(_DIGEST)) == _digest(facts, arrays) else None
     except Exception:  # a machine that lost power tears files, and a torn archive fails in many ways
@@ -183,4 +193,4 @@ def damage(folder: Path, part: str = "") -> str:
 
 
 def _files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / CHECKSUMS)
+    return [path for path in files_below(folder) if path != folder / CHECKSUMS]

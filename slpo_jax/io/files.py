@@ -1,18 +1,22 @@
 """Whole files and folders: written at once or not at all, JSON that says what is wrong with it, and digests."""
 
 import contextlib
+import functools
 import hashlib
 import json
 import math
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from slpo_jax.errors import UserError
 from slpo_jax.io import hosts
+
+_TICK = 100_000_000  # nanoseconds within which a file that changes may keep its times
 
 
 def write_text(path: str | Path, text: str) -> None:
@@ -90,6 +94,7 @@ def read_json(
         default: what is returned where there is no such file; None is an error.
     Raises:
         UserError: no such file, or it is no JSON object.
+        OSError: it is there, and can't be read.
     """
     if default is not None and not path.exists():
         return default
@@ -97,7 +102,7 @@ def read_json(
         values = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(f"{path}: no such file; {remedy}") from None
-    except (OSError, ValueError) as error:
+    except ValueError as error:
         raise UserError(f"{path}: is no JSON ({' '.join(str(error).split())}); {remedy}") from None
     if not isinstance(values, dict):
         raise UserError(f"{path}: is no JSON object; {remedy}")
@@ -136,9 +141,17 @@ def digest(value: Any) -> str:
 
 
 def file_digest(path: Path) -> str:
-    """SHA-256 of a file, in hexadecimal; "" where there is none."""
+    """SHA-256 of a file, in hexadecimal; "" where there is none. A file that stays as it was is read once a process."""
     if not path.is_file():
         return ""
+    it = path.stat()
+    hashed = _hashed if time.time_ns() - max(it.st_mtime_ns, it.st_ctime_ns) > _TICK else _hashed.__wrapped__
+    return hashed(path.absolute(), (it.st_dev, it.st_ino, it.st_size, it.st_mtime_ns, it.st_ctime_ns))
+
+
+@functools.lru_cache(maxsize=4096)
+def _hashed(path: Path, _: tuple[int, ...]) -> str:
+    """The SHA-256 of a file of this identity, size and times."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -147,4 +160,30 @@ def files_digest(path: Path) -> str:
     """SHA-256 of a file, or of names and contents of all files in a directory; "" where there is neither."""
     if not path.is_dir():
         return file_digest(path)
-    return digest({str(file.relative_to(path)): file_digest(file) for file in path.rglob("*") if file.is_file()})
+    return digest({str(file.relative_to(path)): file_digest(file) for file in files_below(path)})
+
+
+def entries(folder: Path) -> list[Path]:
+    """What lies in a folder, sorted; nothing where there is none.
+
+    Raises:
+        OSError: it can't be read, in which `Path.glob` finds nothing.
+    """
+    try:
+        return sorted(folder.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def files_below(folder: Path) -> list[Path]:
+    """The files in a folder and all below, sorted.
+
+    Raises:
+        OSError: one of the folders can't be read, which `Path.rglob` leaves out.
+    """
+
+    def refuse(error: OSError) -> None:
+        raise error
+
+    found = (Path(at) / name for at, _, names in os.walk(folder, onerror=refuse) for name in names)
+    return sorted(path for path in found if path.is_file())

@@ -24,7 +24,7 @@ from typing import Any
 
 from slpo_jax.errors import UserError
 from slpo_jax.io import hosts
-from slpo_jax.io.files import read_json
+from slpo_jax.io.files import entries, read_json
 from slpo_jax.stages import RL
 
 REASONER_FOLDER = "reasoner"
@@ -101,7 +101,7 @@ class StageFolder:
     @property
     def steps(self) -> list[int]:
         """The steps that there are checkpoints of, ascending."""
-        return sorted(int(entry.name) for entry in self.path.glob("*") if entry.name.isdecimal())
+        return sorted(int(entry.name) for entry in entries(self.path) if entry.name.isdecimal())
 
 
 class Workdir:
@@ -175,7 +175,7 @@ class Workdir:
 
     def finished_stages(self) -> list[str]:
         """The stages that were run to their end, by name."""
-        return sorted(path.name for path in self.checkpoints.glob("*") if StageFolder(path).is_finished)
+        return sorted(path.name for path in entries(self.checkpoints) if StageFolder(path).is_finished)
 
     def finished_objectives(self) -> list[str]:
         """Those of them that the stage rl made."""
@@ -199,5 +199,5 @@ class Workdir:
 
     def evaluated(self) -> list[tuple[str, str]]:
         """(row, data set) of all evaluations, by name; their records may be gone."""
-        found = (path for end in ("jsonl", "manifest") for path in self.eval.glob(f"*/*.{end}"))
-        return sorted({(path.parent.name, path.stem) for path in found})
+        found = (path for row in entries(self.eval) for path in entries(row))
+        return sorted({(path.parent.name, path.stem) for path in found if path.suffix in (".jsonl", ".manifest")})

@@ -93,13 +93,15 @@ def adapter(
         rank, kernels: see `LoraConfig`.
         section: that these are from, for messages.
     Raises:
-        UserError: a kernel that the blocks don't have.
+        UserError: a kernel that the blocks don't have, or a rank that no kernel has itself.
     """
-    paths = [[entry.key for entry in path] for path, _ in jax.tree.leaves_with_path(params[REASONER]["backbone"])]
-    names = sorted({path[-2] for path in paths if path[-1] == "kernel"})
+    every = [([entry.key for entry in path], x) for path, x in jax.tree.leaves_with_path(params[REASONER]["backbone"])]
+    most = {path[-2]: min(x.shape) for path, x in every if path[-1] == "kernel"}
     for name in kernels:
-        if name not in names:
-            raise UserError(f"{section}.kernels: {name!r} is no kernel of this model; it has {', '.join(names)}")
+        if name not in most:
+            raise UserError(f"{section}.kernels: {name!r} is no kernel of this model; it has {', '.join(sorted(most))}")
+    if rank > (width := max(most[name] for name in kernels or most)):
+        raise UserError(f"{section}.rank: {rank} is above {width}, the most that a kernel of this model has; lower it")
     rest = {name: part for name, part in params[REASONER].items() if name != "backbone"}
     copies = jax.tree.map(lambda x: jnp.array(x, copy=True), rest)
     return {"lora": init(key, params[REASONER]["backbone"], rank, kernels), **copies}

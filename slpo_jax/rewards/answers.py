@@ -11,7 +11,8 @@ from decimal import Decimal, InvalidOperation
 from typing import Literal, NamedTuple
 
 from slpo_jax.rewards.equivalence import are_equivalent
-from slpo_jax.rewards.texts import compared, said_text
+from slpo_jax.rewards.latex import last_boxed, number_and_unit, word
+from slpo_jax.rewards.texts import LETTERS, compared, said_choice, said_text
 
 AnswerStyle = Literal["after_mark", "last_number", "boxed", "texts", "choice"]
 AskedStyle = Literal["auto", "last_number", "boxed", "texts", "choice"]
@@ -55,11 +56,6 @@ _REFERENCE = re.compile(
 )
 # str.strip() would also take U+00A0, U+0085 and the separators 0x1c..0x1f, which the device counts as junk.
 _WHITESPACE = " \t\n\r\v\f"
-LETTERS = "ABCDEFGHIJ"
-# Of a choice. What isn't ASCII joins no words, so a letter among other scripts' signs stands alone.
-_CHOICE = re.compile(rf"(?<![\w'])[{LETTERS}](?![\w'])", re.ASCII)
-_BOXED = re.compile(r"\\boxed\s*\{")
-_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)  # an escaped one is a character of the text
 
 
 def canonical_number(text: str) -> str | None:
@@ -103,7 +99,7 @@ def parse_completion(text: str, style: AnswerStyle) -> str | None:
             to be `-?NUMBER` from end to end. "last_number": the last number, which is never read in part, see
             `last_number`.
             "boxed": what the last `\boxed{...}` holds. "texts": what follows the last mark (`texts.said_text`).
-            "choice": the last capital letter A to J that no ASCII letter, digit, `_` or `'` touches.
+            "choice": the letter A to J behind the last mark, or the last one (`texts.said_choice`).
     Returns:
         the canonical decimal, the LaTeX as it stands, the text, or the letter; None where there is none.
     """
@@ -129,21 +125,6 @@ def last_number(text: str) -> str | None:
     joined = whole[0].removesuffix(word).rstrip(" \t([{").endswith(("-", "+", "/"))
     found = _IN_MARKS.fullmatch(word)
     return _canonical(found[1]) if found and not joined else None
-
-
-def last_boxed(text: str) -> str:
-    r"""What the last `\boxed{...}` of a LaTeX text holds, stripped; "" where there is none or it isn't closed."""
-    starts = [match.end() for match in _BOXED.finditer(text)]
-    depth = 1
-    for brace in _BRACE.finditer(text, starts[-1]) if starts else ():
-        depth += {"{": 1, "}": -1}.get(brace[0], 0)
-        if depth == 0:
-            return text[starts[-1] : brace.start()].strip(_WHITESPACE)
-    return ""
-
-
-def _last_choice(text: str) -> str | None:
-    return (_CHOICE.findall(text.replace("\0", "")) or [None])[-1]
 
 
 def _choice(text: str) -> bytes:
@@ -209,12 +190,17 @@ def _equivalent(pairs: Sequence[tuple[str | None, str]]) -> list[bool]:
     """Which answers are equivalent to their references; numbers by this module's grammar as far as it decides."""
     asked, settled = list[tuple[str, str]](), list[bool | None]()
     for answer, reference in pairs:
-        left, right = canonical_number(answer or ""), canonical_number(reference)
+        (said, unit), (wanted, expected) = number_and_unit(answer or ""), number_and_unit(reference)
+        if unit and expected and unit != expected:  # of letters side by side only math_verify knows
+            said, wanted = answer or "", reference
+        left, right = canonical_number(said), canonical_number(wanted)
         if answer is None or (left and right and (left == right or "." not in left + right)):
             settled.append(answer is not None and left == right)
+        elif word(answer) and word(answer) == word(reference):
+            settled.append(True)
         else:  # decimals may be rounded differently; of an exponent or a leading +, say, only the grammar knows
             settled.append(None)
-            asked.append((left or answer, right or reference))
+            asked.append((left or said, right or wanted))
     told = iter(are_equivalent(asked))
     return [next(told) if known is None else known for known in settled]
 
@@ -244,7 +230,7 @@ STYLES: dict[AnswerStyle, Style] = {
         marked=True,
     ),
     "choice": Style(
-        _last_choice,
+        said_choice,
         _choice,
         "letters of choices, the last one is read",
         f"no letter {LETTERS[0]} to {LETTERS[-1]} that stands alone",

@@ -124,7 +124,8 @@ def _parts(bytes_N: jax.Array, most: int) -> dict[str, Any]:
     def number(index):
         own_N = digit_N & (place_N == index)
         size, first_N = own_N.sum(), own_N & starts_N
-        tens_N = jnp.asarray([10**power for power in range(_DIGITS)])[jnp.clip(size - jnp.cumsum(own_N), 0, _DIGITS - 1)]
+        power_N = jnp.clip(size - jnp.cumsum(own_N), 0, _DIGITS - 1)
+        tens_N = jnp.asarray([10**power for power in range(_DIGITS)])[power_N]
         value = jnp.where(own_N, (bytes_N.astype(jnp.int32) - ord("0")) * tens_N, 0).sum()
         is_written = (size <= _DIGITS) & ((size <= 1) | ~(first_N & (bytes_N == ord("0"))).any())
         return jnp.where(size > 0, value, -1), jnp.where(first_N, before_N, 0).sum(), is_written

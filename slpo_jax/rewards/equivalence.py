@@ -1,32 +1,38 @@
 """When two expressions in LaTeX are equivalent, as math_verify has it, in bounded time and memory.
 
-It works in processes of its own (`equivalence_worker.py`): its timeouts need the main thread and don't end every
-computation, and an interpreter that is stuck in one can only be ended from outside. A verdict is asked for once.
+It works in processes of its own: its timeouts need the main thread and don't end every computation, and an interpreter
+that is stuck in one can only be ended from outside. A verdict is asked for once.
 """
 
-import contextlib
 import functools
-import json
 import os
-import signal
-import subprocess
-import sys
-from collections import deque
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import Any
+import pkgutil
+from collections.abc import Sequence
 
 from slpo_jax.errors import UserError
+from slpo_jax.rewards.processes import CantRun, Limits, Processes
 
 Pair = tuple[str, str]
 
-_SECONDS = 2.0  # of processor time, so that a verdict doesn't depend on how busy the machine is
+_LIMITS = Limits(processor=2.0, memory=2 << 30)
 _LONGEST = 500  # characters of an expression; longer ones are taken for wrong unseen
 _MOST_WORKERS = 8
 _PER_WORKER = 16  # requests that another one is worth starting for, which takes a second
+_MOST_KNOWN = 1 << 16
 
-_idle: deque["_Worker"] = deque()
+_known: dict[Pair, bool] = {}
+
+
+class _Judge:
+    """`equivalence_judge.judge` where it is sent to; here it isn't imported."""
+
+    def __reduce__(self):
+        return pkgutil.resolve_name, ("slpo_jax.rewards.equivalence_judge:judge",)
+
+
+@functools.cache
+def _processes() -> Processes:
+    return Processes(_Judge(), min(_MOST_WORKERS, os.cpu_count() or 1), _LIMITS, _PER_WORKER, quiet=True)
 
 
 def are_equivalent(pairs: Sequence[Pair]) -> list[bool]:
@@ -39,72 +45,18 @@ def are_equivalent(pairs: Sequence[Pair]) -> list[bool]:
     Raises:
         UserError: math-verify isn't installed.
     """
-    new = list(dict.fromkeys(pairs))
-    workers = min(_MOST_WORKERS, os.cpu_count() or 1, 1 + len(new) // _PER_WORKER)
-    with ThreadPoolExecutor(workers) as threads:
-        found = dict(zip(new, threads.map(_judge, new), strict=True))
-    return [found[pair] for pair in pairs]
-
-
-class _Worker:
-    """One process; it ends with this one, whose end of the pipe closes."""
-
-    def __init__(self) -> None:
-        # -P: the modules beside the file are not to be taken for others' of the same name.
-        command = [sys.executable, "-P", str(Path(__file__).with_name("equivalence_worker.py")), str(_SECONDS)]
-        self._process: Any = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            start_new_session=True,  # Ctrl-C in a terminal is not for it
-            env=os.environ | {"PYTHONHASHSEED": "0"},  # which sympy's order of terms depends on
-        )
-        if self._reply() != "ready":
-            self.close()
-            raise UserError(
-                "math-verify: can't be used, which answers in \\boxed{} are compared with; "
-                "install it (pip install 'slpo_jax[latex]')"
-            )
-
-    def ask(self, pair: Pair) -> bool | None:
-        """The verdict; None if the process ended over it."""
-        try:
-            self._process.stdin.write(json.dumps(pair) + "\n")
-            self._process.stdin.flush()
-        except BrokenPipeError:
-            return None
-        return {"1": True, "0": False}.get(self._reply())
-
-    def close(self) -> int:
-        """End the process, if it hasn't, and say how it did."""
-        self._process.kill()
-        with contextlib.suppress(BrokenPipeError), self._process:  # what it didn't read can't be flushed
-            pass
-        return self._process.wait()
-
-    def _reply(self) -> str:
-        return self._process.stdout.readline().strip()
-
-
-@functools.lru_cache(1 << 16)
-def _judge(pair: Pair) -> bool:
-    """Ask a worker; one that was ended by something else than the question's own time is replaced once."""
-    if max(map(len, pair)) > _LONGEST:
-        return False
-    for worker in _workers():
-        verdict = worker.ask(pair)
-        if verdict is not None:
-            _idle.append(worker)
-            return verdict
-        if worker.close() == -signal.SIGPROF:  # its own timer's
-            break
-    return False
-
-
-def _workers() -> Iterator[_Worker]:
-    """An idle one, if there is one, then a new one."""
-    with contextlib.suppress(IndexError):
-        yield _idle.pop()
-    yield _Worker()
+    short = [pair for pair in dict.fromkeys(pairs) if max(map(len, pair)) <= _LONGEST]
+    found = {pair: _known[pair] for pair in short if pair in _known}
+    new = [pair for pair in short if pair not in found]
+    try:
+        told = _processes().ask([{"answer": answer, "reference": reference} for answer, reference in new])
+    except CantRun as error:
+        raise UserError(
+            f"math-verify: can't be used ({error}), which answers in \\boxed{{}} are compared with; "
+            "install it (pip install 'slpo_jax[latex]')"
+        ) from error
+    found |= {pair: verdict is True for pair, verdict in zip(new, told, strict=True)}
+    if len(_known) > _MOST_KNOWN:
+        _known.clear()
+    _known.update(found)
+    return [found.get(pair, False) for pair in pairs]

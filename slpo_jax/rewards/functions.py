@@ -13,12 +13,14 @@ import numpy as np
 from absl import logging
 
 from slpo_jax.errors import UserError, in_a_line
+from slpo_jax.rewards.processes import CantRun, Failed, Processes
 
 Function = Callable[..., Any]
 
 _LARGEST = float(np.finfo(np.float32).max)
 _said = set[tuple[str, str]]()
-_OF_COMPLETION = frozenset({"completion", "completions", "prompts"})
+GIVEN = frozenset({"question", "answer", "steps", "completion", "completions", "prompts"})
+"""What is known of any problem and its completion; other names are columns."""
 
 
 class Asked(Protocol):
@@ -55,7 +57,7 @@ class Names(NamedTuple):
     @property
     def columns(self) -> frozenset[str] | None:
         """The columns that it can use; None for all."""
-        return None if self.everything else (self.needed | self.optional) - _OF_COMPLETION - {"question", "answer"}
+        return None if self.everything else (self.needed | self.optional) - (GIVEN - {"steps"})
 
     @property
     def needs_answer(self) -> bool:
@@ -93,12 +95,20 @@ def names_of(function: Function) -> Names:
     return Names(needed, optional, everything, bool((needed | optional) & {"completions", "prompts"}))
 
 
-def calls_of(function: Function, problems: Sequence[Asked], texts: Sequence[str]) -> list[dict[str, Any]]:
-    """The arguments by name of each call that asks for N verdicts: N, or one of lists for a function of many."""
+def calls_of(
+    function: Function, problems: Sequence[Asked], texts: Sequence[str], apart: bool = False
+) -> list[dict[str, Any]]:
+    """The arguments by name of each call that asks for N verdicts: N, or one of lists for a function of many.
+
+    Args:
+        apart: of such a function too N, of lists with one.
+    """
     names = names_of(function)
     rows = [_arguments(names, each, text) for each, text in zip(problems, texts, strict=True)]
     if not names.is_batched:
         return rows
+    if apart:
+        return [{name: [value] for name, value in row.items()} for row in rows]
     return [{name: [row.get(name) for row in rows] for name in dict.fromkeys(name for row in rows for name in row)}]
 
 
@@ -109,51 +119,85 @@ def _arguments(names: Names, problem: Asked, text: str) -> dict[str, Any]:
     return known if names.everything else {name: known[name] for name in known if name in names.needed | names.optional}
 
 
-def asked_of(function: Function, problems: Sequence[Asked], texts: Sequence[str]) -> list[float | None]:
+def asked_of(
+    function: Function,
+    problems: Sequence[Asked],
+    texts: Sequence[str],
+    name: str = "",
+    processes: Processes | None = None,
+) -> list[float | None]:
     """What a function says of completions; the one way in which any is asked.
 
     Args:
         function: of what it names, see above.
         problems: N.
         texts: their completions.
+        name: what it is registered under, for messages; "" is its own.
+        processes: of the function, which then is asked for each completion by itself; None: it is asked here.
     Returns:
         N finite numbers; None for a failed verdict, of which a line says why.
     Raises:
         UserError: it gives something else than a finite number, or another number of them.
     """
-    found: list[Any] = []
-    for arguments in calls_of(function, problems, texts):
+    calls, name = calls_of(function, problems, texts, apart=processes is not None), name or name_of(function)
+    if processes is None:
+        found = [_called(function, arguments) for arguments in calls]
+    else:
         try:
-            found.append(function(**arguments))
-        except Exception as error:  # it is the user's code, and can raise anything
-            say_failure(name_of(function), in_a_line(error))
-            found.append(None)
-    return verdicts_of(function, found, problems)
+            found = processes.ask(calls)
+        except CantRun as error:
+            raise cant_run(name, error) from error
+    for reason in dict.fromkeys(value.reason for value in found if isinstance(value, Failed)):
+        say_failure(name, reason)
+    return verdicts_of(function, found, problems, name)
 
 
-def verdicts_of(function: Function, found: Sequence[Any], problems: Sequence[Asked]) -> list[float | None]:
+def _called(function: Function, arguments: dict[str, Any]) -> Any:
+    try:
+        return function(**arguments)
+    except Exception as error:  # it is the user's code, and can raise anything
+        return Failed(in_a_line(error))
+
+
+def cant_run(name: str, error: CantRun) -> UserError:
+    """What to say of a function that processes can't be asked for."""
+    return UserError(
+        f"config.reward_processes: {name} can't be asked in a process of its own ({error}); set it and "
+        "config.reward_seconds to 0, or have the function make what it needs itself"
+    )
+
+
+def verdicts_of(function: Function, found: Sequence[Any], problems: Sequence[Asked], name: str) -> list[float | None]:
     """N verdicts of what the calls of `calls_of` gave, None where one failed; see `asked_of`."""
-    values: Sequence[Any] = found
-    if names_of(function).is_batched:
-        values = [None] * len(problems) if found[0] is None else found[0]
-        try:
-            count = None if isinstance(values, str) else len(values)
-        except TypeError:
-            count = None
-        if count != len(problems):
-            shown = repr(values)[:60] if count is None else f"{count} values"
-            raise UserError(f"config.reward: {name_of(function)} gives {shown} for {len(problems)} completions; return a "
-                            "list with a number for each")  # fmt: skip
-    return [_number(function, value, each) for value, each in zip(values, problems, strict=True)]
+    values, each = list[Any](), len(problems) // max(len(found), 1)
+    for value in found:
+        if isinstance(value, Failed):
+            values += [None] * each
+        else:
+            values += _listed(name, value, each) if names_of(function).is_batched else [value]
+    return [_number(name, value, problem) for value, problem in zip(values, problems, strict=True)]
 
 
-def _number(function: Function, value: Any, problem: Asked) -> float | None:
+def _listed(name: str, values: Any, expected: int) -> list[Any]:
+    """What a function of many gives, a value for each."""
+    try:
+        count = None if isinstance(values, str) else len(values)
+    except TypeError:
+        count = None
+    if count != expected:
+        shown = repr(values)[:60] if count is None else f"{count} values"
+        remedy = "return a list with a number for each"
+        raise UserError(f"config.reward: {name} gives {shown} for {expected} completions; {remedy}")
+    return list(values)
+
+
+def _number(name: str, value: Any, problem: Asked) -> float | None:
     if value is None:
         return None
     number = float(value) if isinstance(value, int | float | np.number | np.bool_) else math.nan
     if not abs(number) <= _LARGEST:
-        shown = f"{name_of(function)} gives {str(value)[:40]!r} for {problem.question[:60]!r}"
-        raise UserError(f"config.reward: {shown}; return a finite number")
+        shown = repr(value)[:40]
+        raise UserError(f"config.reward: {name} gives {shown} for {problem.question[:60]!r}; return a finite number")
     return number
 
 

@@ -1,6 +1,7 @@
 """Tasks of reasoning-gym: data sets by name, and their own `score_answer` as a reward, on the host.
 
-The package is an extra, `pip install 'slpo_jax[gym]'`. What a task needs beyond its name and its own settings is refused.
+The package is an extra, `pip install 'slpo_jax[gym]'`. What a task needs beyond its name and its settings is
+refused.
 """
 
 import dataclasses

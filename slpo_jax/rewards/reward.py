@@ -15,8 +15,9 @@ from slpo_jax.errors import UserError
 from slpo_jax.rewards.answers import STYLES, AnswerStyle, are_right, parse_completion, read_completion
 from slpo_jax.rewards.countdown import COUNTDOWN, countdown, countdown_reference, reaches_goal
 from slpo_jax.rewards.ending import is_end
-from slpo_jax.rewards.functions import Asked, Function, asked_of, name_of, names_of
+from slpo_jax.rewards.functions import Asked, Function, asked_of, cant_run, name_of, names_of
 from slpo_jax.rewards.gym import GYM, gym
+from slpo_jax.rewards.processes import CantRun, Limits, Processes
 from slpo_jax.rewards.text_verifier import ON_DEVICE, Judge, judged, text_table
 from slpo_jax.rewards.verifier import padded_table
 
@@ -115,17 +116,27 @@ class Reward:
         style: of the template's answers.
         token_bytes: of each id of its tokenizer.
         eos_ids: the tokens that end an answer.
+        processes: that each function is asked in; 0: in this one.
+        seconds: that a function may take for a completion, in a process of its own; 0 is any.
     Attributes:
         on_device: inside jit; None where only the host can say.
         entries: the rewards by name.
     """
 
     def __init__(
-        self, rewards: str | Weighted, style: AnswerStyle, token_bytes: Sequence[bytes], eos_ids: tuple[int, ...]
+        self,
+        rewards: str | Weighted,
+        style: AnswerStyle,
+        token_bytes: Sequence[bytes],
+        eos_ids: tuple[int, ...],
+        processes: int = 0,
+        seconds: float = 0.0,
     ):
         weighted = [(rewards, 1.0)] if isinstance(rewards, str) else rewards
         self.style, self._bytes, self._eos_ids = style, token_bytes, eos_ids
         self.entries, self._weights = {name: REWARDS[name] for name, _ in weighted}, dict(weighted)
+        self._most, self._limits = max(processes, int(seconds > 0)), Limits(seconds)
+        self._processes = self._made()
         self._read = functools.lru_cache(_MOST_SEEN)(self._read_once)
         self._given, self._missing = Counter[str](), Counter[str]()
         self.on_device: RewardFn | None = None
@@ -159,8 +170,32 @@ class Reward:
         name, entry = (name_of(reward), RewardEntry(reward)) if callable(reward) else (reward, REWARDS[reward])
         other = copy.copy(self)
         other.entries, other._weights, other.on_device = {name: entry}, {name: 1.0}, None
+        other._processes = other._made()
         other._given, other._missing = Counter[str](), Counter[str]()
         return other
+
+    @property
+    def first(self) -> "Reward":
+        """The one that says what is right, alone and on the host."""
+        (name, entry), *_ = self.entries.items()
+        other = copy.copy(self)
+        other.entries, other._weights, other.on_device = {name: entry}, {name: 1.0}, None
+        return other
+
+    def _made(self) -> dict[str, Processes]:
+        """The processes of each function, if they are asked in some.
+
+        Raises:
+            UserError: one can't be sent there.
+        """
+        functions = {name: each.function for name, each in self.entries.items() if each.function and self._most}
+        made = {}
+        for name, function in functions.items():
+            try:
+                made[name] = Processes(function, self._most, self._limits)
+            except CantRun as error:
+                raise cant_run(name, error) from error
+        return made
 
     @property
     def needs_answer(self) -> bool:
@@ -222,12 +257,17 @@ class Reward:
             references = [each.answer for each in asked]
             return list(map(float, are_right([reading.answer for reading in readings], references, self.style)))
         ended = [(each, reading.text) for reading, each in zip(readings, asked, strict=True) if not reading.cut]
-        given = asked_of(function, *map(list, zip(*ended, strict=True))) if ended else []
-        self._given[name] += len(given)
-        self._missing[name] += given.count(None)
-        if self._missing[name] == self._given[name] >= _FIRST:
-            count = self._given[name]
-            raise UserError(f"config.reward: {name} failed on each of its first {count} completions, as said; mend it")
+        processes, given = self._processes.get(name), list[float | None]()
+        # One that always takes too long is to be known before it has been asked of a whole batch.
+        first = _FIRST if processes and not self._given[name] else 0
+        for part in filter(None, (ended[:first], ended[first:])):
+            found = asked_of(function, [each for each, _ in part], [text for _, text in part], name, processes)
+            given += found
+            self._given[name] += len(found)
+            self._missing[name] += found.count(None)
+            if self._missing[name] == (count := self._given[name]) >= _FIRST:
+                said = f"{name} failed on each of its first {count} completions, as said"
+                raise UserError(f"config.reward: {said}; mend it")
         values = iter(given)
         return [0.0 if reading.cut else next(values) for reading in readings]
 

@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from slpo_jax.rewards.answers import LETTERS, AnswerStyle
-from slpo_jax.rewards.texts import MARKS, written
+from slpo_jax.rewards.answers import AnswerStyle
+from slpo_jax.rewards.texts import BESIDE, CHOICE_MARKS, FOLLOWING, LETTERS, MARKS, written
 from slpo_jax.rewards.verifier import (
     before,
     byte_table,
@@ -23,7 +23,6 @@ from slpo_jax.rewards.verifier import (
     only,
     padded_table,
 )
-
 
 Judge = Callable[[jax.Array, jax.Array], jax.Array]
 """(the bytes of a completion, uint8 [N], 0 behind them; its encoded reference, uint8 [R]) -> bool, traceable."""
@@ -72,37 +71,80 @@ def is_text(bytes_N: jax.Array, reference_R: jax.Array) -> jax.Array:
 
 def said(bytes_N: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     """The bytes [N] of a completion with single spaces, and where `said_text` of it begins and ends there."""
-    blank_N = bytes_N == ord(" ")
-    bytes_N = only(bytes_N, (bytes_N > 0) & ~(blank_N & (before(blank_N) | (jnp.arange(bytes_N.size) == 0))))
-    begin = jnp.max(jnp.stack([_end_of_last(bytes_N, mark) for mark in MARKS]))
-    begin += bytes_N.at[begin].get(mode="fill", fill_value=0) == ord(" ")
-    indices_N = jnp.arange(bytes_N.size)
-    written_N = (bytes_N > 0) & (bytes_N != ord(" ")) & (bytes_N != ord(".")) & (indices_N >= begin)
-    return bytes_N, begin, jnp.where(written_N, indices_N + 1, begin).max()
+    bytes_N = _with_single_spaces(bytes_N)
+    found_MN = jnp.stack([jnp.where(_matches(bytes_N, mark), jnp.arange(bytes_N.size) + len(mark), 0) for mark in MARKS])
+    indices_N, beside_N = jnp.arange(bytes_N.size), _in(bytes_N, BESIDE.encode() + b"\0")
+    begin = jnp.where(~beside_N & (indices_N >= found_MN.max()), indices_N, bytes_N.size).min()
+    end = jnp.where(~beside_N & (bytes_N != ord(".")) & (indices_N >= begin), indices_N + 1, 0).max()
+    return bytes_N, begin, end
 
 
-def _end_of_last(bytes_N: jax.Array, mark: bytes) -> jax.Array:
-    """Where the last of these texts ends; 0 where there is none."""
-    padded, indices = jnp.pad(bytes_N, (0, len(mark))), jnp.arange(bytes_N.size)
-    padded = jnp.where(padded == 0, ord(" "), padded)  # a # at the end is one too
-    found_MN = jnp.stack([padded[place : place + indices.size] == byte for place, byte in enumerate(mark)])
-    return jnp.where(found_MN.all(axis=0), indices + len(mark), 0).max()
+def _with_single_spaces(bytes_N: jax.Array) -> jax.Array:
+    """The bytes without those blanks that follow another one, none of them 0."""
+    return only(bytes_N, (bytes_N > 0) & ~((bytes_N == ord(" ")) & (before(bytes_N) == ord(" "))))
+
+
+def _matches(bytes_N: jax.Array, text: bytes) -> jax.Array:
+    """Where a text begins. Behind the last byte is a blank: a # at the end is a mark too."""
+    padded = jnp.pad(bytes_N, (0, len(text)))
+    padded = jnp.where(padded == 0, ord(" "), padded)
+    found_MN = jnp.stack([padded[place : place + bytes_N.size] == byte for place, byte in enumerate(text)])
+    return found_MN.all(axis=0)
+
+
+# The bytes of an apostrophe that isn't ASCII are told when all three have come; null bytes part them.
+_QUOTE = b"\xe2\x80\x99"
+_KINDS = bytes(
+    byte if chr(byte).isalpha() and byte < 128 or byte in b" ':=*" + _QUOTE else ord("0") if byte in b"0123456789_" else
+    1 if byte == 0 else ord(".")
+    for byte in range(256)
+)  # fmt: skip
 
 
 def choice_table(token_bytes: Sequence[bytes]) -> np.ndarray:
-    """The table that `is_choice` reads tokens with: a letter that may be one, others as `a`, signs as blanks."""
-    return padded_table([
-        re.sub(rb"[^\w']+", b" ", re.sub(rb"[\w']{2,}|[^%s\W]|'" % LETTERS.encode(), b"a", piece.replace(b"\0", b"")))
-        for piece in token_bytes
-    ])  # fmt: skip
+    """The table that `is_choice` reads tokens with; signs that are alike are shortened, and so are long words."""
+    pieces = [re.sub(rb"[ \t\n\r\v\f]+", b" ", piece).translate(_KINDS) for piece in token_bytes]
+    return padded_table([re.sub(rb"\.+|([\w']{8})[\w']+([\w']{8})", _shortened, piece) for piece in pieces])
+
+
+def _shortened(match: re.Match[bytes]) -> bytes:
+    """A run with its ends, in which no mark and no word that follows a letter is lost."""
+    return match[1] + match[2] if match[1] else b"."
 
 
 def is_choice(bytes_N: jax.Array, reference_R: jax.Array) -> jax.Array:
-    """Whether the last letter that stands alone is the reference's first byte."""
-    indices_N, within_N = jnp.arange(bytes_N.size), (bytes_N > 0) & (bytes_N != ord(" "))
-    joined_N = before(within_N) | jnp.pad(within_N, (0, 1))[1:]
-    last = jnp.where(within_N & (bytes_N != ord("a")) & ~joined_N, indices_N, -1).max()
+    """Whether the letter that a completion gives is the reference's first byte, see `texts.said_choice`."""
+    quote_N = (bytes_N == _QUOTE[2]) & (before(bytes_N) == _QUOTE[1]) & (before(bytes_N, 2) == _QUOTE[0])
+    bytes_N = jnp.where(quote_N, ord("'"), bytes_N)
+    bytes_N = _with_single_spaces(only(bytes_N, (bytes_N > 1) & ~_after(quote_N) & ~_after(quote_N, 2)))
+    lower_N = jnp.where((bytes_N >= ord("A")) & (bytes_N <= ord("Z")), bytes_N + 32, bytes_N)
+    alpha_N = (lower_N >= ord("a")) & (lower_N <= ord("z"))
+    within_N = alpha_N | (bytes_N == ord("0")) | (bytes_N == ord("'"))
+
+    def whole(text: bytes) -> jax.Array:
+        """Where a text begins that no word goes on from."""
+        return _matches(lower_N, text) & ~_after(within_N, len(text))
+
+    follows_N = (bytes_N == ord(" ")) & _after(alpha_N) & _after(within_N, 2)
+    follows_N &= ~jnp.stack([whole(b" " + text) for text in FOLLOWING]).any(axis=0)
+    word_N = _in(bytes_N, b"AI") & _after(follows_N)
+    letter_N = _in(bytes_N, LETTERS.encode()) & ~before(within_N) & ~_after(within_N) & ~word_N
+    mark_N = jnp.stack([whole(mark) if mark.endswith(b"s") else _matches(lower_N, mark) for mark in CHOICE_MARKS]).any(0)
+
+    indices_N = jnp.arange(bytes_N.size)
+    last_letter_N, last_mark_N = (jax.lax.cummax(jnp.where(at_N, indices_N, -1)) for at_N in (letter_N, mark_N))
+    behind = jnp.where(letter_N & (last_mark_N > before(last_letter_N + 1) - 1), indices_N, -1).max()
+    last = jnp.where(behind >= 0, behind, last_letter_N[-1])
     return (last >= 0) & (bytes_N[last] == reference_R[0])
+
+
+def _after(found_N: jax.Array, count: int = 1) -> jax.Array:
+    """Of each byte, what is `count` places behind it."""
+    return jnp.pad(found_N, (0, count))[count:]
+
+
+def _in(bytes_N: jax.Array, kinds: bytes) -> jax.Array:
+    return jnp.isin(bytes_N, jnp.array([*kinds], jnp.uint8))
 
 
 ON_DEVICE: dict[AnswerStyle, tuple[Callable[[Sequence[bytes]], np.ndarray], Judge]] = {

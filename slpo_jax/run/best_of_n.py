@@ -5,20 +5,16 @@ from slpo_jax.io.mesh import replicate
 from slpo_jax.models.parts import REASONER
 from slpo_jax.policy import noise
 from slpo_jax.policy.scorers import SCORERS
-from slpo_jax.run.stage import Stage, prompted_batches, stage_params, state_and_step, train_stage
+from slpo_jax.run.stage import Stage, host_reward, prompted_batches, stage_params, state_and_step, train_stage
 from slpo_jax.stages import IMITATE
 from slpo_jax.training.best_of_n import make_choice, make_loss
+from slpo_jax.training.host_rewards import HostVerdicts
 
 
 def check(stage: Stage) -> None:
     """Fail before the first stage on what it could not use."""
     run, config, scorer, start = stage.run, stage.run.config, stage.settings.scorer, stage.start.name
     run.optimizer_config(stage.section, stage.settings.steps)
-    if run.reward.on_device is None:
-        raise UserError(
-            f"config.stages: {stage.name} verifies on the device, which config.reward={config.reward} with "
-            f"config.prompt.answers={config.prompt.answers} doesn't allow; take it out, or change these"
-        )
     if config.max_latents and run.policy.latent_policy.says is not None:
         raise UserError(
             f"config.stages: {stage.name} is for thoughts in vectors, and those of config.latent_policy.name are "
@@ -42,11 +38,12 @@ def train(stage: Stage) -> None:
     policy = run.policy.having(stopping=stopping, temperature=config.temperature)
     start = stage_params(stage.start)
     state, improve = state_and_step(stage, start, (REASONER,), make_loss(policy))
-    assert run.reward.on_device is not None
-    choose = make_choice(policy, run.reward.on_device, config, run.mesh)
+    asked = None if run.reward.on_device else HostVerdicts(host_reward(run, first=True), run.mesh)
+    choose = make_choice(policy, run.reward.on_device, config, run.mesh, asked)
     key = replicate(noise.stream_key(run.key, stage.name, 0), run.mesh)
 
     def step_fn(state, batch):
         return improve(state, choose(start, batch, key))
 
+    step_fn = asked.with_metrics(step_fn) if asked else step_fn
     train_stage(stage, state, step_fn, prompted_batches(stage))

@@ -1,9 +1,12 @@
 """The stage cold_start: the stopping gate."""
 
 import dataclasses
+import functools
 
-from slpo_jax.run.stage import Stage, prompted_batches, stage_params, state_and_step, train_stage
-from slpo_jax.training import cold_start
+from slpo_jax.run.stage import Stage, host_reward, prompted_batches, stage_params, state_and_step, train_stage
+from slpo_jax.training.cold_start import candidates_of, make_improvement, make_loss
+from slpo_jax.training.host_rewards import make_host_step
+from slpo_jax.training.state import make_train_step
 
 
 def check(stage: Stage) -> None:
@@ -15,8 +18,13 @@ def train(stage: Stage) -> None:
     """Train the gate, and keep the one with the best validation accuracy."""
     run, params = stage.run, stage_params(stage.start)
     own = {"min_latents": run.config.min_latents, "gate_dropout": run.config.gate.dropout}
-    assert run.reward.on_device is not None
-    loss_fn = cold_start.make_loss(run.policy, run.reward.on_device, dataclasses.replace(stage.settings, **own))
-    state, step_fn = state_and_step(stage, params, run.trained_by(stage.section, params), loss_fn)
+    config, policy = dataclasses.replace(stage.settings, **own), run.policy
+    if run.reward.on_device is not None:
+        loss_fn, make = make_loss(policy, run.reward.on_device, config), make_train_step
+    else:
+        loss_fn = make_improvement(policy, config)
+        sample = functools.partial(candidates_of, policy, config)
+        make = functools.partial(make_host_step, sample=sample, host_reward=host_reward(run, first=True))
+    state, step_fn = state_and_step(stage, params, run.trained_by(stage.section, params), loss_fn, make)
     del params  # the state has its own
     train_stage(stage, state, step_fn, prompted_batches(stage), patience=stage.settings.patience)

@@ -15,13 +15,13 @@ from slpo_jax.config.auto import Choice, Measured, choices
 from slpo_jax.config.config import default_config, read_config
 from slpo_jax.config.config_files import override, read_config_file, shipped
 from slpo_jax.config.sections import changed
+from slpo_jax.data.batches import encode_problems
+from slpo_jax.data.dataset_rows import NoSplit, open_splits, part_of
 from slpo_jax.data.generated import task_of
 from slpo_jax.data.gym import is_gym
 from slpo_jax.data.problem import Problem
-from slpo_jax.data.problems import load_problems
-from slpo_jax.data.record_fields import FieldsConfig
 from slpo_jax.data.rows import FILE_READERS
-from slpo_jax.data.tokenizer import WORDS, words_of
+from slpo_jax.data.tokenizer import BYTES, WORDS, words_of
 from slpo_jax.errors import UserError
 from slpo_jax.io.files import flatten
 from slpo_jax.rewards.answers import canonical_number
@@ -109,14 +109,14 @@ def derived_settings(config: ConfigDict, given: Collection[str] = ()) -> list[st
     if "min_latents" not in stays:  # it follows from the most
         config.min_latents = 1
     data = read_config(config).data
-    put(_sets(data.train, data.valid, dict(data.eval), data.fields))
+    put(_sets(data.train, data.valid, dict(data.eval)))
     settings = read_config(config)
     problems, data = load_set(settings, TRAIN, settings.data.train, texts=True), settings.data
     put(answers_of(problems))
     words = 0 if config.init or config.tokenizer else few_words(problems, architecture_of(config.reasoner).needs_words)
     checkpoint, latents = _start(config, "reasoner" in stays, words)
     token = f", one for each of the {words} words of the training data" * bool(words)
-    token = token or ", a token a byte" * (config.tokenizer == "bytes")
+    token = token or ", a token a byte" * (config.tokenizer == BYTES)
     why = "as given" if config.init else f"without a base model: random weights{token}"
     put(Choice({key: config[key] for key in _START if config[key]}, why))
     sources = {TRAIN: data.train, VALID: data.valid} | {EVAL + name: source for name, source in data.eval.items()}
@@ -146,7 +146,7 @@ def _start(config: ConfigDict, is_named: bool, words: int) -> tuple[Checkpoint, 
     """
     quiet = {"model.dtype": "float32", "model.scan_layers": False}  # which ask no device, before jax is set up
     if not config.init:
-        config.tokenizer = config.tokenizer or (WORDS if words else "bytes")
+        config.tokenizer = config.tokenizer or (WORDS if words else BYTES)
         settings = changed(read_config(config), quiet)
         return find_checkpoint(settings, None, lambda: load_set(settings, TRAIN, settings.data.train)), 0
     config.init = newest_checkpoint(config.init)
@@ -164,11 +164,11 @@ def _start(config: ConfigDict, is_named: bool, words: int) -> tuple[Checkpoint, 
     return checkpoint, made_with(identity).get("max_latents") or 2 * checkpoint.architecture.latents
 
 
-def _sets(train: str, valid: str, eval: dict[str, str], fields: FieldsConfig) -> Choice:
+def _sets(train: str, valid: str, eval: dict[str, str]) -> Choice:
     """Where problems come from; what isn't given is a split of the training data, or a tenth of it."""
     lacking = [name for name, given in (("validation", valid), ("test", eval)) if not given]
-    valid = valid or _split(train, "valid", fields)
-    eval = eval or {"test": _split(train, "test", fields)}
+    valid = valid or _split(train, "valid")
+    eval = eval or {"test": _split(train, "test")}
     why = f"no {' or '.join(lacking)} set was given" if lacking else "as given"
     if any(source.startswith(f"{train}[") for source in (valid, *eval.values())):
         why += "; a tenth of the problems each is set apart, by their place in the source"
@@ -176,24 +176,31 @@ def _sets(train: str, valid: str, eval: dict[str, str], fields: FieldsConfig) ->
     return Choice({"data.train": rest, "data.valid": valid, "data.eval": eval}, why)
 
 
-def _split(train: str, name: str, fields: FieldsConfig) -> str:
-    """The source of a split of the training data's source if it has one, else a part of it."""
+def _split(train: str, name: str) -> str:
+    """The source of a split of the training data's source if it has one, else a part of it.
+
+    Raises:
+        UserError: it can't be had, so that nobody knows.
+    """
     if task := task_of(train):
         return f"{task}:{name}"
     if is_gym(train):
         return f"{train.partition('@')[0]}@{name}"
-    if train.lower().endswith(tuple(FILE_READERS)) or "@" in train:
-        return f"{train}[{name}]"
+    whole, part = part_of(train)
+    if part or whole.lower().endswith(tuple(FILE_READERS)) or "@" in whole:
+        return f"{whole}[{name}]"
     try:
-        load_problems(train, role="test" if name == "test" else "validation", answers="texts", fields=fields)
-    except UserError:  # it has no such split
+        open_splits(train, "test" if name == "test" else "validation")
+    except NoSplit:
         return f"{train}[{name}]"
     return train
 
 
 def answers_of(problems: Sequence[Problem]) -> Choice:
     """How answers are read: as numbers where nearly all are some, and the others are left out; else as texts."""
-    texts = [each.answer for each in problems]
+    texts = [each.answer for each in problems if each.answer]
+    if not texts:
+        return Choice({}, "no problem has an answer")
     others = [text for text in texts if canonical_number(text) is None]
     if 10 * len(others) <= len(texts):
         return Choice({"prompt.answers": "auto"}, f"{len(texts) - len(others):,} of {len(texts):,} answers are numbers")
@@ -210,14 +217,14 @@ def _measured(
 ) -> Measured:
     """What the problems and the model tell."""
     template, model, train = checkpoint.template, checkpoint.description.model, sets[TRAIN]
-    every = [each for problems in sets.values() for each in problems]
-    answers = [len(ids) + 1 for ids in template.answer_ids([each.answer for each in every], Counter())]
-    steps = template.step_ids([each.steps for each in train])
+    encoded = [encode_problems(template, problems, problems is train, Counter()) for problems in sets.values()]
+    answers = [len(ids) + 1 for each in encoded for ids in each.answers]
+    steps = encoded[0].steps
     parameters = 12 * model.n_layer * model.n_embd**2 + model.vocab_size * model.n_embd  # roughly
     return Measured(
         problems=len(train),
         steps=[len(each.steps) for each in train],
-        prompts=list(map(len, template.prompts([each.question for each in every], Counter()))),
+        prompts=[len(ids) for each in encoded for ids in each.prompts],
         answers=answers,
         written=[sum(map(len, ids)) + size for ids, size in zip(steps, answers, strict=False)],
         parameters=parameters if is_pretrained else 0,

@@ -60,6 +60,9 @@ def build(config: Config, workdir: Path, given: Collection[str] = ()) -> Experim
         config = dataclasses.replace(config, init=newest_checkpoint(config.init))
         identity = identify(config.init, config.base, config.lora_alpha)
     config, lines = go_with(config, identity, paths, given)
+    if config.base and not (identity and identity.from_base):
+        why = f"{config.init} has a config and a tokenizer of its own" if config.init else "config.init is not set"
+        lines.append(f"config.base: {config.base} is not used, {why}")
     setup = assemble(config, paths, identity)
     for line in lines if hosts.is_first() else ():
         logging.warning("%s", line)

@@ -37,7 +37,13 @@ def imitated(setup: Setup, recipe: Recipe, plan: list[Phase]) -> EncodedProblems
             written, or one needs more positions than the model has, which that key does not bound.
     """
     problems, longest = setup.train, setup.config.imitate.max_tokens
-    kept = recipe.usable(problems, longest)
+    answered = {place for place, problem in enumerate(problems.problems) if problem.answer}
+    if not answered:
+        raise UserError(
+            f"config.stages: imitate, but none of the {len(problems)} problems of config.data.train has an answer to "
+            "imitate; take it out, or give answers"
+        )
+    kept = [place for place in recipe.usable(problems, longest) if place in answered]
     if not kept:
         raise UserError(
             f"config.imitate.max_tokens: {longest} leaves no problem of config.data.train; raise it or give other data"
@@ -119,39 +125,40 @@ def train(stage: Stage) -> None:
     stage_run, state, trained, saved = _begun(stage, recipe, plan, optimizer_configs[0], more)
     ends: dict[str, int] = saved.get(_ENDS, {})
     step_of = functools.cache(functools.partial(_make_step, run, recipe, config))
-    for number, settings in enumerate(optimizer_configs):
-        phases = as_ended(plan, ends, more)
-        phase, step = phases[number], int(state.step)
-        stage_run.end_at(phases[-1].end)
-        if step >= phase.end:
-            continue
-        now = phase.trains or trained
-        slots = recipe.slots(problems, phase, config.suffix_slots)
-        batch = functools.partial(_batch, run, recipe, config, problems, phase, slots)
-        if settings.schedule == "constant":  # then all phases of a layout are one program
-            settings = dataclasses.replace(settings, total_steps=None)
-        learning = None
-        if config.stage_until and not more:
-            known = saved.get(_ACCURACIES, []) if phase.start < step else []
-            learning = Learning(config.stage_until, phase.start + config.stage_least, known)
-        extra = functools.partial(to_save, ends, phase, learning)
-        if step == phase.start and phase.copies:
-            copies = {part: jax.tree.map(jnp.copy, state.params[other]) for part, other in phase.copies}
-            state = dataclasses.replace(state, params=state.params | copies)
-        for start, end in phase.stretches:
-            if int(state.step) == start and (config.reset_optimizer or phase.trains):
-                changing = {part: state.params[part] for part in now}
-                fresh = init_optimizer(make_optimizer(settings), changing, run.layout)
-                state = dataclasses.replace(state, opt_state=fresh)
-            step_fn = step_of(phase.latent_slots, now, settings)
-            state = stage_run.advance(state, step_fn, batch, end, extra, learning)
-        ends = extra().get(_ENDS, {})
-        if learning and learning.accuracies:
-            _say_learned(stage.name, phase, learning, int(state.step) - phase.start)
-    if not recipe.ends_apart:
-        close_stage(stage, stage_run, state, to_save(ends))
-        return
-    stage_run.finish(state, to_save(ends))
+    with stage_run:
+        for number, settings in enumerate(optimizer_configs):
+            phases = as_ended(plan, ends, more)
+            phase, step = phases[number], int(state.step)
+            stage_run.end_at(phases[-1].end)
+            if step >= phase.end:
+                continue
+            now = phase.trains or trained
+            slots = recipe.slots(problems, phase, config.suffix_slots)
+            batch = functools.partial(_batch, run, recipe, config, problems, phase, slots)
+            if settings.schedule == "constant":  # then all phases of a layout are one program
+                settings = dataclasses.replace(settings, total_steps=None)
+            learning = None
+            if config.stage_until and not more:
+                known = saved.get(_ACCURACIES, []) if phase.start < step else []
+                learning = Learning(config.stage_until, phase.start + config.stage_least, known)
+            extra = functools.partial(to_save, ends, phase, learning)
+            if step == phase.start and phase.copies:
+                copies = {part: jax.tree.map(jnp.copy, state.params[other]) for part, other in phase.copies}
+                state = dataclasses.replace(state, params=state.params | copies)
+            for start, end in phase.stretches:
+                if int(state.step) == start and (config.reset_optimizer or phase.trains):
+                    changing = {part: state.params[part] for part in now}
+                    fresh = init_optimizer(make_optimizer(settings), changing, run.layout)
+                    state = dataclasses.replace(state, opt_state=fresh)
+                step_fn = step_of(phase.latent_slots, now, settings)
+                state = stage_run.advance(state, step_fn, batch, end, extra, learning)
+            ends = extra().get(_ENDS, {})
+            if learning and learning.accuracies:
+                _say_learned(stage.name, phase, learning, int(state.step) - phase.start)
+        if not recipe.ends_apart:
+            close_stage(stage, stage_run, state, to_save(ends))
+            return
+        stage_run.finish(state, to_save(ends))
     own = {*trained} - {part.name for part in run.parts}
     _save_finished(run.stage(IMITATE), recipe, state, own - {*recipe.keeps})
 
@@ -213,7 +220,7 @@ def _save_finished(stage: Stage, recipe: Recipe, state: TrainState, dropped: Set
 def _say(recipe: Recipe, plan: list[Phase], problems: EncodedProblems, total: int) -> None:
     """Lines on problems that are not imitated, or have no steps."""
     if len(problems) < total:
-        reason = "longer than config.imitate.max_tokens or, for CODI, with a negative answer"
+        reason = "without an answer, longer than config.imitate.max_tokens or, for CODI, with a negative answer"
         logging.warning("imitate: left out %d of %d problems: %s", total - len(problems), total, reason)
     bare = sum(not steps for steps in problems.steps)
     if bare and recipe.fewest_steps(plan):

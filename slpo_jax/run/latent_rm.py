@@ -5,6 +5,7 @@ of others is made again. Whoever goes on after an interruption makes those that 
 is drawn by problem, thought, step and completion.
 """
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,7 +77,7 @@ def check_labels(stage: Stage, load: Callable[[], Params]) -> dict[str, Any]:
     run, config, folder = stage.run, stage.run.config, stage.run.workdir.labels
     facts = {f"latent_rm.{name}": getattr(stage.settings, name) for name in _OWN}
     facts |= flatten(as_json(values(config, ("model", "rollouts"))))
-    facts |= {"seed": config.seed, "reward": config.reward, "gate.enabled": config.gate.enabled}
+    facts |= {"seed": config.seed, "gate.enabled": config.gate.enabled} | config.reward_facts
     facts["checkpoint"] = checkpoint_digest(stage.start, load)
     facts["problems"] = list(problems_facts(run.train, stage.settings.problems).values())
     anew = f"delete {folder} to make them anew"
@@ -150,10 +151,10 @@ def judged_thoughts(setup: Setup, params: Params) -> Labels:
 def _together(what: str, count: int, size: int, made: Callable[..., dict[str, np.ndarray]]) -> Labels:
     """Those of so many problems, made `size` at a time: (number, indices, which of them are real) -> arrays."""
     progress, parts = Progress(f"latent_rm: {what}", count, unit="problem", keep=False), []
-    for number, (indices, real) in enumerate(padded_chunks(count, size)):
-        parts.append(made(number, indices, real))
-        progress.update(int(indices[-1]) + 1)
-    progress.close()
+    with contextlib.closing(progress):
+        for number, (indices, real) in enumerate(padded_chunks(count, size)):
+            parts.append(made(number, indices, real))
+            progress.update(int(indices[-1]) + 1)
     return Labels(**{name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
 
 
@@ -194,7 +195,7 @@ class _Maker:
         found = self.think(self._batch(indices))
         by_problem = {name: jax.tree.map(lambda x: x.reshape(len(indices), -1, *x.shape[1:]), x)
                       for name, x in found.items()}  # fmt: skip
-        return by_problem, np.array([self._right(i, said) for i, said in zip(indices, by_problem["said"], strict=True)])
+        return by_problem, self._right(indices, by_problem["said"])
 
     def __call__(self, indices: np.ndarray, real: np.ndarray) -> dict[str, np.ndarray]:
         by_problem, right_BN = self.judged(indices)
@@ -207,8 +208,7 @@ class _Maker:
             )
             said = self.complete((self._batch(indices[rows]), actions, lengths))
             said = said.reshape(len(rows), right_BN.shape[1], *said.shape[1:])
-            share = [self._right(i, each).mean(axis=-1) for i, each in zip(indices[rows], said, strict=True)]
-            shares.append(np.asarray(share, np.float32)[is_real])
+            shares.append(self._right(indices[rows], said).mean(axis=-1).astype(np.float32)[is_real])
         made = {"problems": indices[kept], "shares": np.concatenate(shares)}
         return made | {name: by_problem[name][kept] for name in ("latents", "lengths")}
 
@@ -216,12 +216,13 @@ class _Maker:
         prompts = Prompts(*self.problems.prompt_batch(indices, self.setup.prompt_slots))
         return PromptedBatch(prompts, np.zeros((len(indices), 0), np.uint8), indices.astype(np.int32))
 
-    def _right(self, index: int, said: np.ndarray) -> np.ndarray:
-        """Whether completions [.., A] of a problem are right; of equal ones the first is asked."""
-        distinct, places = np.unique(said.reshape(-1, said.shape[-1]), axis=0, return_inverse=True)
-        readings = [self.setup.reward.read(tokens) for tokens in distinct]
-        asked = [self.problems.problems[index]] * len(distinct)
-        right = np.array(self.setup.reward.right(readings, asked))
+    def _right(self, indices: np.ndarray, said: np.ndarray) -> np.ndarray:
+        """Whether completions [B, .., A] of B problems are right; of a problem's equal ones the first is asked."""
+        own = np.broadcast_to(indices.reshape(-1, *[1] * (said.ndim - 1)), (*said.shape[:-1], 1))
+        rows = np.concatenate([own, said], axis=-1).reshape(-1, 1 + said.shape[-1])
+        distinct, places = np.unique(rows, axis=0, return_inverse=True)
+        readings = [self.setup.reward.read(tokens) for tokens in distinct[:, 1:]]
+        right = np.array(self.setup.reward.right(readings, [self.problems.problems[i] for i in distinct[:, 0]]))
         return right[places.reshape(said.shape[:-1])]
 
 

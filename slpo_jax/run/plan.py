@@ -26,19 +26,22 @@ from slpo_jax.run.experiment import Experiment, build
 from slpo_jax.run.header import say_start
 from slpo_jax.run.provenance import check_models, ensure_manifest
 from slpo_jax.run.rows import rows
-from slpo_jax.run.sources import EVAL, TRAIN, VALID, data_summary, only_errors
+from slpo_jax.run.sources import EVAL, TRAIN, VALID, data_summary
 from slpo_jax.run.stage import Stage
 from slpo_jax.run.validate import check_batch
 from slpo_jax.stages import EVALUATE, IMITATE, UNFINISHED, Section
 
 
-def run_stages(config: Config, workdir: Path, given: Collection[str] = ()) -> Experiment:
+def run_stages(
+    config: Config, workdir: Path, given: Collection[str] = (), uncut: Config | None = None
+) -> Experiment:
     """Run `config.stages`.
 
     Args:
         config: checked.
         workdir: where checkpoints and reports go.
         given: keys of it that were set, where that can't be told from their values.
+        uncut: the config that `config` is cut from by --smoke; what its settings would fail on, this does.
     Returns:
         what was run.
     Raises:
@@ -49,12 +52,13 @@ def run_stages(config: Config, workdir: Path, given: Collection[str] = ()) -> Ex
         _say_run(experiment)
     with experiment.workdir.in_use(), hosts.watched(config.stuck_after):
         try:
-            check_stages(experiment)
+            check_stages(experiment, uncut)
             resolved = values(experiment.config)
             write_text(experiment.workdir.config, json.dumps(resolved, indent=1) + "\n")
             if experiment.left:
                 if hosts.is_first():
-                    lines = [line for each in experiment.sets.items() for line in data_summary(*each, config.weighted)]
+                    sets = experiment.sets.items()
+                    lines = [line for each in sets for line in data_summary(*each, config.weighted)]
                     print("\n".join(dict.fromkeys(lines)), file=sys.stderr, flush=True)  # parts of a source share some
                 experiment.log.start(config.trackers, resolved)
             for stage in experiment.wanted:
@@ -98,15 +102,19 @@ def run_stage(stage: Stage) -> None:
         shutil.rmtree(stage.run.stage(UNFINISHED).folder.path, ignore_errors=True)
 
 
-def check_stages(experiment: Experiment) -> None:
+def check_stages(experiment: Experiment, uncut: Config | None = None) -> None:
     """Fail before the first stage, not hours later, on what a later one could not use.
 
+    Args:
+        uncut: see `run_stages`; such settings as batch sizes and warm-ups.
     Raises:
         UserError: a setting of a stage or a data set can't be used, or the workdir holds the stage of another config;
             parameters that are going to be read are of another model.
     """
     for stage in experiment.wanted:
         ensure_manifest(stage, write=False)
+    if uncut:
+        _check_settings(dataclasses.replace(experiment, config=uncut))
     _check_settings(experiment)
     evaluates = EVALUATE in experiment.config.stages
     if evaluates:
@@ -117,19 +125,6 @@ def check_stages(experiment: Experiment) -> None:
     if "" in starts or any(not row.stage for row in asked):
         experiment.stored_params()
     _open_data(experiment, [row for row in asked if len(row.rules) > 1])
-
-
-def check_uncut(config: Config, cut: Config, workdir: Path) -> None:
-    """Fail on settings of a config, such as batch sizes and warm-ups, of which --smoke runs a cut one.
-
-    Args:
-        cut: that one, whose few problems do.
-    """
-    with only_errors():  # the run says the rest
-        experiment = build(cut, workdir)
-        if experiment.left:
-            _ = experiment.train
-        _check_settings(dataclasses.replace(experiment, config=config))
 
 
 def _check_settings(experiment: Experiment) -> None:

@@ -17,11 +17,11 @@ from slpo_jax.checkpoints.source import locate
 from slpo_jax.config.config import Config, rl_of
 from slpo_jax.config.sections import values
 from slpo_jax.data.batches import EncodedProblems
-from slpo_jax.data.dataset_rows import source_path
-from slpo_jax.data.problems import DataConfig
+from slpo_jax.data.dataset_rows import Role, place_of
+from slpo_jax.data.tokenizer import BYTES, WORDS
 from slpo_jax.errors import UserError
 from slpo_jax.io import artifact, hosts
-from slpo_jax.io.files import as_json, digest, files_digest, flatten, read_json, write_text
+from slpo_jax.io.files import as_json, digest, files_below, files_digest, flatten, read_json, write_text
 from slpo_jax.io.orbax import params_digest, params_dir
 from slpo_jax.policy.latent_policies import has_parameters
 from slpo_jax.run.setup import Setup
@@ -54,7 +54,8 @@ def settings_of(config: Config, stage: str) -> dict[str, Any]:
         facts[section] = {key: value for key, value in every[section].items() if key not in unused}
     if stage == CONTROL:  # which goes on for as many steps
         facts["rl"] = {"steps": config.rl.steps}
-    return as_json(facts)
+    del facts["reward"], facts["rewards"]
+    return as_json(facts | config.reward_facts)
 
 
 def evaluated_settings(config: Config, more_ends: Iterable[int] = ()) -> dict[str, Any]:
@@ -67,7 +68,7 @@ def evaluated_settings(config: Config, more_ends: Iterable[int] = ()) -> dict[st
     tokens, rate = found.pop("max_answer_tokens"), found.pop("dropout.rate")
     found["evaluate.max_answer_tokens"] = evaluate.max_answer_tokens or tokens
     found["evaluate.dropout"] = rate if evaluate.dropout is None else evaluate.dropout
-    found |= {"seed": config.seed, "reward": config.reward, "model.dtype": config.model.dtype}
+    found |= {"seed": config.seed, "model.dtype": config.model.dtype} | config.reward_facts
     return found | {"more_ends": list(more_ends)}
 
 
@@ -79,7 +80,9 @@ def problems_facts(problems: EncodedProblems, limit: int) -> dict[str, Any]:
         limit: how many are used; 0 is all.
     """
     count = min(limit or len(problems), len(problems))
-    texts = [[problem.question, problem.steps, problem.answer] for problem in problems.problems[:count]]
+    asked = problems.problems[:count]
+    texts = [[each.question, each.steps, each.answer] for each in asked]
+    texts += [[repr(sorted(each.columns.items()))] for each in asked if each.columns]
     prompts = [list(map(int, prompt)) for prompt in problems.prompts[:count]]
     return {"data": digest(texts), "prompts": digest(prompts), "problems": count}
 
@@ -160,7 +163,7 @@ def checkpoint_digest(stage: Stage, load: Callable[[], Any]) -> str:
     folders = [params_dir(stage.folder.path)] if stage.name else initial_files(stage.run)
     state: dict[str, Any] = {}
     for folder in folders:
-        files = [folder] if folder.is_file() else sorted(path for path in folder.rglob("*") if path.is_file())
+        files = [folder] if folder.is_file() else files_below(folder)
         found = {str(path.relative_to(folder.parent)): path.stat() for path in files}
         state |= {name: [it.st_size, it.st_mtime_ns] for name, it in found.items()}
     if not stage.name:  # what lacks in it is drawn, and how it is read can be set
@@ -177,23 +180,23 @@ def checkpoint_digest(stage: Stage, load: Callable[[], Any]) -> str:
 
 def _check_settings(stage: Stage, written: dict[str, Any]) -> None:
     """Files that are gone can't be held against anything; whoever needs them says so."""
-    data, files = stage.run.config.data, written.get("files", {})
+    files = written.get("files", {})
     whose = f"{stage.run.workdir}'s stage {IMITATE if stage.name == UNFINISHED else stage.name}"
     then = flatten({key: value for key, value in written.items() if key not in ("files", "start")})
-    now, found = flatten(settings_of(stage.run.config, stage.name)), _data_files(data)
-    for name in found.keys() & files.keys():  # whose bytes say more than its name
-        now[f"data.{name}"] = then.get(f"data.{name}")
+    now, found = flatten(settings_of(stage.run.config, stage.name)), _files(stage.run.config)
+    for key in found.keys() & files.keys():  # before settings, which may have been chosen from them
+        if found[key] == files[key]:  # whose bytes say more than its name
+            now[key] = then.get(key)
+        elif found[key].split()[0] != files[key].split()[0]:
+            raise UserError(
+                f"config.{key}: {now[key]} has changed since {whose} began; bring the old file back, or "
+                f"{stage.folder.anew}"
+            )
     if differs := artifact.first_difference(now, then):
         key, is_now, was = differs
         raise UserError(
             f"config.{key}: is {is_now}, and {was} is what {whose} was run with; set it back, or {stage.folder.anew}"
         )
-    for name, value in found.items():
-        if value != files.get(name, value):
-            raise UserError(
-                f"config.data.{name}: {getattr(data, name)} has changed since {whose} began; bring the old file back, "
-                f"or {stage.folder.anew}"
-            )
 
 
 def check_start(stage: Stage) -> None:
@@ -214,14 +217,18 @@ def check_start(stage: Stage) -> None:
 def _manifest(stage: Stage) -> dict[str, Any]:
     """All that a stage's result depends on."""
     config = stage.run.config
-    return settings_of(config, stage.name) | {"files": _data_files(config.data), "start": _start(stage.start)}
+    return settings_of(config, stage.name) | {"files": _files(config), "start": _start(stage.start)}
 
 
-def _data_files(data: DataConfig) -> dict[str, str]:
-    """Digests of the local files that are trained on and chosen by, by key of config.data."""
-    sources = {"train": data.train, "valid": data.valid}
-    found = {name: files_digest(source_path(source)) for name, source in sources.items() if source}
-    return {name: value for name, value in found.items() if value}
+def _files(config: Config) -> dict[str, str]:
+    """Digests of the local files that problems and words are read from, and what of them is taken, by key of config."""
+    data = config.data
+    sources: dict[str, tuple[str, Role]] = {"train": (data.train, "train"), "valid": (data.valid, "validation")}
+    places = {f"data.{name}": place_of(*each) for name, each in sources.items() if each[0]}
+    if config.tokenizer not in ("", WORDS, BYTES):
+        places["tokenizer"] = Path(config.tokenizer).expanduser(), ""
+    found = {key: (files_digest(place), taken) for key, (place, taken) in places.items()}
+    return {key: " ".join(each).strip() for key, each in found.items() if each[0]}
 
 
 def _start(stage: Stage) -> dict[str, str]:

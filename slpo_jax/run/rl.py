@@ -25,7 +25,15 @@ from slpo_jax.models.parts import ADAPTER, LATENT_POLICY, REASONER, Params
 from slpo_jax.policy.policy import Policy, Stopping
 from slpo_jax.rewards.reward import CORRECT
 from slpo_jax.run.setup import Setup
-from slpo_jax.run.stage import Stage, note_finished, prompted_batches, reasoner_accuracy, stage_params, train_stage
+from slpo_jax.run.stage import (
+    Stage,
+    host_reward,
+    note_finished,
+    prompted_batches,
+    reasoner_accuracy,
+    stage_params,
+    train_stage,
+)
 from slpo_jax.stages import RL
 from slpo_jax.training.checkpoint import StageCheckpoints
 from slpo_jax.training.objectives import Objective
@@ -47,10 +55,16 @@ def check(stage: Stage) -> None:
             f"config.objective.{stage.name}.minibatches: {parts} do not cut config.rl.batch_size={config.batch_size} "
             f"into equal parts for {devices} devices x {config.micro_batches} micro-batches; change one of them"
         )
-    if objective.needs_answers and run.config.reward != CORRECT:
+    others = [name for name in run.reward.entries if name != CORRECT]
+    if objective.needs_answers and (bare := sum(not problem.answer for problem in run.train.problems)):
+        raise UserError(
+            f"config.objective.{stage.name}: learns the reference answers, and {bare} of {len(run.train)} problems of "
+            "config.data.train have none; set its estimator to reward, or give answers"
+        )
+    if objective.needs_answers and others:
         logging.warning(
             "config.objective.%s: learns the reference answers, whatever config.reward=%s says, which only a gate's "
-            "stop goes by; to learn what is rewarded set its estimator to reward", stage.name, run.config.reward,
+            "stop goes by; to learn what is rewarded set its estimator to reward", stage.name, ", ".join(others),
         )  # fmt: skip
 
 
@@ -69,16 +83,11 @@ def train(stage: Stage) -> None:
     reference = copied(moved, run.layout) if objective.needs_reference else None
     state = init_state(params, trained, optimizer, run.key, run.layout)
     del params, moved  # the state has its own
-    on_device, problems = run.reward.on_device, run.train.problems
-
-    def on_host(tokens_NA, index_N):
-        return run.reward.on_host(tokens_NA, [problems[index % len(problems)] for index in index_N.tolist()])
-
-    how = (optimizer, trained, run.layout, RL, config.micro_batches, on_host, reference)
+    how = (optimizer, trained, run.layout, RL, config.micro_batches, host_reward(run), reference)
     schedule = make_schedule(optimizer_config(run, objective))
     batch = prompted_batches(stage, objective.needs_answers)
     drawing = Drawing(config.dynamic_batches, batch) if config.dynamic_batches else None
-    step_fn = make_rl_step(policy, objective, on_device, config.group, *how, schedule, drawing)
+    step_fn = make_rl_step(policy, objective, run.reward.on_device, config.group, *how, schedule, drawing)
     train_stage(stage, state, step_fn, batch, lambda params: reasoner_accuracy(run, merged(run, params)), leave_merged)
 
 

@@ -52,6 +52,7 @@ class Setup:
         policy: reasoner, latent policy, and slots, ids and noise of rollouts.
         reward: what reads and judges completions.
         sets: encoded problems that have been read, by key.
+        noted: labels of rollouts whose answers a line has said to be cut, once for all.
     """
 
     config: Config
@@ -63,6 +64,7 @@ class Setup:
     policy: Policy
     reward: Reward
     sets: dict[str, EncodedProblems] = dataclasses.field(default_factory=dict)
+    noted: set[str] = dataclasses.field(default_factory=set)
 
     @property
     def reasoner(self) -> Reasoner:
@@ -118,7 +120,10 @@ class Setup:
             raise UserError(f"{where or key}: {error}") from None
         if unknown and hosts.is_first():
             validate.say_unknown(key, encoded, unknown)
-        encoded = validate.earnable(encoded, where or key, judge or self.reward)
+        judge = judge or self.reward
+        if not trains or stages - {IMITATE, EVALUATE}:
+            validate.check_reward(key, encoded.problems, judge)
+        encoded = validate.earnable(encoded, where or key, judge)
         most, used = max(self.prompt_slots), range(len(encoded))[: None if trains else limit or None]
         validate.check_prompts(key, encoded.prompts[: len(used)], most, most < max(self.config.prompt_slots))
         budget = ("max_answer_tokens", self.config.max_answer_tokens) if trains else self.evaluated_answers
@@ -232,12 +237,13 @@ def assemble(
         UserError: a key's value can't be used.
     """
     finished = workdir.finished_stages() if workdir else []
+    read_with = config
     if config.tokenizer == WORDS and workdir and finished and not {*wanted(config)}.difference(finished):
-        # Once nothing is trained, the words are the workdir's, not those of the training data.
-        config = dataclasses.replace(config, tokenizer=str(workdir.reasoner))
+        # Once nothing is trained, the words are the workdir's, not those of the training data, which may be gone.
+        read_with = dataclasses.replace(config, tokenizer=str(workdir.reasoner))
     # The stages warn of the data when they read them.
     problems = only_errors()(lambda: load_set(config, TRAIN, config.data.train))
-    checkpoint = find_checkpoint(config, identity, problems)
+    checkpoint = find_checkpoint(read_with, identity, problems)
     template, model, architecture = checkpoint.template, checkpoint.description.model, checkpoint.architecture
     validate.check_start(config, checkpoint, finished)
     # The config gets the loaded shapes, so that config.json says what was run.
@@ -252,7 +258,8 @@ def assemble(
     policy = _policy(config, template, reasoner, gate)
     answers = max(config.max_answer_tokens, config.evaluate.max_answer_tokens or 0)
     positions = model.n_positions - max(len(template.closing_ids) - 1, 0)
-    reward = Reward(config.weighted, template.answer_style, template.token_bytes, template.eos_ids)
+    reads = (template.answer_style, template.token_bytes, template.eos_ids)
+    reward = Reward(config.weighted, *reads, config.reward_processes, config.reward_seconds)
     key = jax.random.key(config.seed)
     return Setup(
         config=config,

@@ -111,7 +111,8 @@ def problem_lines(problems: Iterable[Problem]) -> list[str]:
     """Problems as prompt, steps and answer."""
     lines = []
     for number, problem in enumerate(problems, start=1):
-        parts = {"prompt": problem.question.split("\n"), "steps": problem.steps or ["none"], "answer": [problem.answer]}
+        steps, answer = problem.steps or ["none"], [problem.answer or "none"]
+        parts = {"prompt": problem.question.split("\n"), "steps": steps, "answer": answer}
         for name, texts in parts.items():
             heads = [f"{number if name == 'prompt' else '':>3}  {name:<6}"] + [" " * 11] * (len(texts) - 1)
             lines += [f"{head}  {_shortened(text, _WHOLE)}" for head, text in zip(heads, texts, strict=True)]
@@ -123,7 +124,8 @@ def _counted(problems: Sequence[Problem], with_steps: bool) -> list[str]:
     said = [f"{len(counts):,} problems"] + [f"{bare:,} without an answer"] * bool(bare)
     if not with_steps:
         return said
-    return [*said, f"{sum(counts) / len(counts):.1f} steps each"] + [f"{counts.count(0):,} without steps"] * (0 in counts)
+    said.append(f"{sum(counts) / len(counts):.1f} steps each")
+    return said + [f"{counts.count(0):,} without steps"] * (0 in counts)
 
 
 def _lines(name: str, said: list[str], problems: EncodedProblems | Problems) -> list[str]:
@@ -135,7 +137,7 @@ def _example(problems: EncodedProblems) -> str:
     """The first problem as the model sees it: prompt | steps | answer, as its template writes them."""
     template, problem = problems.template, problems.problems[0]
     steps = "".join(template.step_text(step, place == 0) for place, step in enumerate(problem.steps))
-    texts = (template.question_text(problem.question), steps, template.answer_text(problem.answer))
+    texts = (template.question_text(problem.question), steps, template.answer_text(problem.answer) if problem.answer else "")
     return " | ".join(_shortened(repr(text)) for text in texts)
 
 

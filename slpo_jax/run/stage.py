@@ -22,10 +22,12 @@ from slpo_jax.io.orbax import load_params, stored_params
 from slpo_jax.io.workdir import StageFolder
 from slpo_jax.models.parts import Params
 from slpo_jax.policy.policy import Stopping
+from slpo_jax.rewards.reward import Verdicts
 from slpo_jax.run.setup import Setup
 from slpo_jax.stages import COLD_START, CONTROL, IMITATE, LATENT_RM, RL, USUAL_START, Section, section_of
 from slpo_jax.training.batches import make_batch
 from slpo_jax.training.checkpoint import StageCheckpoints
+from slpo_jax.training.host_rewards import HostRewardFn
 from slpo_jax.training.loop import SUMS, StageRun, StepFn
 from slpo_jax.training.metrics import warn_of_cuts
 from slpo_jax.training.optimizer import make_optimizer, make_schedule
@@ -133,21 +135,36 @@ def host_batches(setup: Setup, settings: Any, steps: int, answers: bool = False)
     return batch
 
 
+def host_reward(setup: Setup, first: bool = False) -> HostRewardFn:
+    """What completions of the training set's problems earn on the host.
+
+    Args:
+        first: by the reward alone that says what is right.
+    """
+    problems, reward = setup.train.problems, setup.reward.first if first else setup.reward
+
+    def earned(tokens_NA: np.ndarray, index_N: np.ndarray) -> Verdicts:
+        return reward.verdicts(tokens_NA, [problems[index % len(problems)] for index in index_N.tolist()])
+
+    return earned
+
+
 def state_and_step(
-    stage: Stage, params: Params, trained: tuple[str, ...], loss_fn: LossFn
+    stage: Stage, params: Params, trained: tuple[str, ...], loss_fn: LossFn, make: Callable = make_train_step
 ) -> tuple[TrainState, StepFn]:
     """The state before a stage's first step, and its step, by the optimizer of its section.
 
     Args:
         params: where it starts; copied.
         trained: the parameters that it changes, by their top-level names.
+        make: the step of the loss, called as `make_train_step` is.
     """
     run, section = stage.run, stage.section
     optimizer_config = run.optimizer_config(section, stage.settings.steps)
     optimizer = make_optimizer(optimizer_config)
     state = init_state(params, trained, optimizer, run.key, run.layout)
     how = (optimizer, trained, run.layout, section, stage.settings.micro_batches)
-    return state, make_train_step(loss_fn, *how, schedule=make_schedule(optimizer_config))
+    return state, make(loss_fn, *how, schedule=make_schedule(optimizer_config))
 
 
 def open_stage(
@@ -221,33 +238,35 @@ def train_stage(
     """
     every, steps, log = stage.validated_every, stage.settings.steps, stage.run.log
     run, state, best = open_stage(stage, state, steps)
-    if not every:
-        close_stage(stage, run, run.advance(state, step_fn, batch, steps), leave=leave)
-        return
-    folder = stage.run.workdir.best(stage.name).path
-    if not best:  # a first step: what another try left there is not this one's
-        if hosts.is_first():
-            shutil.rmtree(folder, ignore_errors=True)
-        hosts.barrier(f"{stage.name} begins")
-        best = {"accuracy": -1.0, "step": 0, "evaluated": 0}
-    log.rewind(stage.name, best["evaluated"], "valid_accuracy")
-    longest = steps if patience is None else patience * every
+    with run:
+        if not every:
+            close_stage(stage, run, run.advance(state, step_fn, batch, steps), leave=leave)
+            return
+        folder = stage.run.workdir.best(stage.name).path
+        if not best:  # a first step: what another try left there is not this one's
+            if hosts.is_first() and folder.exists():
+                shutil.rmtree(folder)
+            hosts.barrier(f"{stage.name} begins")
+            best = {"accuracy": -1.0, "step": 0, "evaluated": 0}
+        log.rewind(stage.name, best["evaluated"], "valid_accuracy")
+        longest = steps if patience is None else patience * every
 
-    def known() -> dict:
-        return best
+        def known() -> dict:
+            return best
 
-    while True:
-        step = int(state.step)
-        if best["evaluated"] < step and (step % every == 0 or step == steps):
-            found = (accuracy or functools.partial(reasoner_accuracy, stage.run))(state.params)
-            log.write(stage.name, step, {"valid_accuracy": found})
-            best = keep_if_better(folder, state, found, best)
-        if step >= steps or step - best["step"] >= longest:
-            break
-        state = run.advance(state, step_fn, batch, min(steps, (step // every + 1) * every), known)
-    state = dataclasses.replace(state, params=load_params(folder, state.params))
-    run.checkpoints.save(state, best, replace=True)  # the last step's may be there already, with the last parameters
-    close_stage(stage, run, state, best, leave)
+        while True:
+            step = int(state.step)
+            if best["evaluated"] < step and (step % every == 0 or step == steps):
+                found = (accuracy or functools.partial(reasoner_accuracy, stage.run))(state.params)
+                log.write(stage.name, step, {"valid_accuracy": found})
+                best = keep_if_better(folder, state, found, best)
+            if step >= steps or step - best["step"] >= longest:
+                break
+            state = run.advance(state, step_fn, batch, min(steps, (step // every + 1) * every), known)
+        state = dataclasses.replace(state, params=load_params(folder, state.params))
+        # The last step's may be there already, with the last parameters.
+        run.checkpoints.save(state, best, replace=True)
+        close_stage(stage, run, state, best, leave)
 
 
 def keep_if_better(folder: Path, state: TrainState, found: float, best: dict) -> dict:
@@ -278,11 +297,12 @@ def validation_accuracy(
     """
     valid, limit = setup.valid, setup.config.evaluate.limit
     done = setup.evaluator.run(params, valid, stopping, rule, limit=limit, label="validation", cache=cache)
-    note_cuts(setup, "validation", [done])
+    if "validation" not in setup.noted and note_cuts(setup, "validation", [done]):  # not once a step and threshold
+        setup.noted.add("validation")
     return accuracy(setup.reward, valid, done)
 
 
-def note_cuts(setup: Setup, label: str, found: Sequence[Completions]) -> None:
+def note_cuts(setup: Setup, label: str, found: Sequence[Completions]) -> bool:
     """`warn_of_cuts` of an evaluation's completions."""
     cuts = [setup.reward.read(tokens).cut for done in found for tokens in done["tokens"]]
-    warn_of_cuts(label, float(np.mean(cuts)), setup.evaluated_answers[0])
+    return warn_of_cuts(label, float(np.mean(cuts)), setup.evaluated_answers[0])

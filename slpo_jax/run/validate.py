@@ -13,11 +13,13 @@ from slpo_jax.checkpoints.checkpoint import Checkpoint
 from slpo_jax.config.config import Config
 from slpo_jax.data.batches import EncodedProblems
 from slpo_jax.data.chat import PromptConfig
+from slpo_jax.data.problem import Problem
 from slpo_jax.data.templates import Ids, listed
 from slpo_jax.errors import UserError
 from slpo_jax.io import hosts
 from slpo_jax.models.parts import LATENT_POLICY, Params
-from slpo_jax.rewards.reward import Reward
+from slpo_jax.rewards.functions import GIVEN, names_of
+from slpo_jax.rewards.reward import Reading, Reward
 from slpo_jax.run.sources import TRAIN
 from slpo_jax.stages import EVALUATE, IMITATE
 
@@ -138,6 +140,27 @@ def earnable(problems: EncodedProblems, where: str, judge: Reward) -> EncodedPro
                         len(problems), said)  # fmt: skip
     kept = problems.subset(np.setdiff1d(np.arange(len(problems)), lost))
     return dataclasses.replace(kept, left_out=problems.left_out + len(lost))
+
+
+def check_reward(key: str, problems: Sequence[Problem], judge: Reward) -> None:
+    """Fail before any work on a reward that names a column which problems don't have, or gives no number.
+
+    It is asked once, of the first problem's answer, or without one of its question.
+
+    Raises:
+        UserError: the reward, the column and the first of these problems; or what it gave.
+    """
+    for name, entry in judge.entries.items():
+        needed = names_of(entry.function).needed if entry.function else frozenset()
+        for column in sorted(needed - GIVEN):
+            lacking = [place for place, problem in enumerate(problems) if column not in problem.columns]
+            if lacking:
+                raise UserError(
+                    f"config.reward: {name} names {column!r}, a column that {len(lacking)} of {len(problems)} problems "
+                    f"of {key} don't have, the first is problem {lacking[0]}; rename the argument, give it a default, "
+                    "or add the column"
+                )
+    judge.judged([Reading([], problems[0].answer or problems[0].question, None, cut=False)], problems[:1])
 
 
 def check_answers(key: str, problems: EncodedProblems, used: Sequence[int], name: str, most: int) -> None:

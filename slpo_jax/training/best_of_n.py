@@ -18,6 +18,7 @@ from slpo_jax.policy.prompted import PromptedBatch, Prompts
 from slpo_jax.policy.rollout import Trajectories, replay
 from slpo_jax.policy.scorers import SCORERS
 from slpo_jax.rewards.reward import RewardFn
+from slpo_jax.training.host_rewards import HostVerdicts
 from slpo_jax.training.optimizer import OptimizerConfig
 from slpo_jax.training.rl import roll_out
 from slpo_jax.training.state import LossFn, by_parts
@@ -72,30 +73,51 @@ def best_right(scores_BN: jax.Array, rewards_BN: jax.Array) -> jax.Array:
     return jnp.argmax(jnp.where(rewards_BN >= 1, scores_BN, -jnp.inf), axis=1)
 
 
-def make_choice(policy: Policy, reward: RewardFn, config: BestOfNConfig, mesh: Mesh):
-    """Roll out, verify, and keep the best, jitted: (params, batch, key) -> `Chosen`.
+def make_choice(policy: Policy, reward: RewardFn | None, config: BestOfNConfig, mesh: Mesh,
+                asked: HostVerdicts | None = None):  # fmt: skip
+    """Roll out, verify, and keep the best: (params, batch, key) -> `Chosen`, one program where it can be one.
 
     Args:
-        reward: of the device.
+        reward: None where only the host can say, which is `asked`.
         mesh: the batch's rows are spread over it.
     Returns:
         it takes all parts of the checkpoint that the stage starts from, and the same key at every step.
     """
 
-    def one(params, batch: PromptedBatch, key):
+    def drawn(params, batch: PromptedBatch, key):
         trajectories, rewards_BN = roll_out(policy, params, batch, reward, config.samples, key)
-        assert rewards_BN is not None
         scores_N = SCORERS[config.scorer].score(policy, params, batch.prompts, trajectories)
-        best_B = best_right(scores_N.reshape(rewards_BN.shape), rewards_BN)
-        rows_B = jnp.arange(best_B.size) * config.samples + best_B
-        kept = jax.tree.map(lambda x: x[rows_B], trajectories)
-        return Chosen(batch.prompts, kept, (rewards_BN >= 1).any(axis=1))
+        return trajectories, scores_N.reshape(-1, config.samples), rewards_BN
 
-    def local(params, batch, key):
-        params = policy.reasoner.stacked(params)
-        return by_parts(lambda part: one(params, part, key), batch, config.micro_batches)
+    def by_rows(function):
+        def local(params, batch, key):
+            params = policy.reasoner.stacked(params)
+            return by_parts(lambda part: function(params, part, key), batch, config.micro_batches)
 
-    return over_rows(local, mesh, (EVERYWHERE, ROWS, EVERYWHERE))
+        return over_rows(local, mesh, (EVERYWHERE, ROWS, EVERYWHERE))
+
+    if reward is not None:
+        return by_rows(lambda params, batch, key: _chosen(batch, *drawn(params, batch, key)))
+
+    def shown(params, batch: PromptedBatch, key):
+        trajectories, scores_BN, _ = drawn(params, batch, key)
+        return trajectories, scores_BN, trajectories.completions
+
+    draw, choose = by_rows(shown), over_rows(_chosen, mesh, (ROWS,) * 4)
+
+    def choice(params, batch: PromptedBatch, key):
+        trajectories, scores_BN, tokens_NA = draw(params, batch, key)
+        assert asked is not None
+        return choose(batch, trajectories, scores_BN, asked.rewards(tokens_NA, batch.index))
+
+    return choice
+
+
+def _chosen(batch: PromptedBatch, trajectories: Trajectories, scores_BN: jax.Array, rewards_BN: jax.Array) -> Chosen:
+    best_B, samples = best_right(scores_BN, rewards_BN), scores_BN.shape[1]
+    rows_B = jnp.arange(best_B.size) * samples + best_B
+    kept = jax.tree.map(lambda x: x[rows_B], trajectories)
+    return Chosen(batch.prompts, kept, (rewards_BN >= 1).any(axis=1))
 
 
 def make_loss(policy: Policy) -> LossFn:

@@ -14,6 +14,7 @@ from absl import logging as absl_logging
 from slpo_jax.errors import SaveError, UserError
 from slpo_jax.io import hosts
 from slpo_jax.io.artifact import damage, write_checksums
+from slpo_jax.io.files import as_json, entries
 from slpo_jax.io.orbax import abstract_tree, unwritten
 from slpo_jax.models import xla_cpu
 from slpo_jax.training.state import TrainState
@@ -71,16 +72,17 @@ class StageCheckpoints:
             hosts.barrier("replaced")
             self._manager.reload()
         self._check_room(state)
+        # What is written in the background is as it is now: the caller may change its dicts at the next step.
+        saved, facts = (state.params, _rest(state)), as_json(extra or {})
         if xla_cpu.on_cpu():
             # There the copy being written may be the buffer itself, which the next step gives away.
-            own = jax.tree.map(jnp.copy, {"params": state.params, "opt_state": state.opt_state})
-            state = dataclasses.replace(state, **own)
+            saved = jax.tree.map(jnp.copy, saved)
         self._manager.save(
             step,
             args=ocp.args.Composite(
-                params=ocp.args.StandardSave(state.params),
-                rest=ocp.args.StandardSave(_rest(state)),
-                extra=ocp.args.JsonSave(extra or {}),
+                params=ocp.args.StandardSave(saved[0]),
+                rest=ocp.args.StandardSave(saved[1]),
+                extra=ocp.args.JsonSave(facts),
             ),
         )
         self._checksumming = self._checksummer.submit(self._checksum, step)
@@ -102,7 +104,7 @@ class StageCheckpoints:
     def _take_back(self) -> None:
         """What was to be replaced when the program was killed is the step's checkpoint again, or no longer needed."""
         if hosts.is_first():
-            for path in self.directory.glob("*.replaced"):
+            for path in (path for path in entries(self.directory) if path.suffix == ".replaced"):
                 if path.with_suffix("").exists():
                     shutil.rmtree(path)
                 else:
@@ -136,6 +138,7 @@ class StageCheckpoints:
             newest: none but the newest will do.
         Raises:
             UserError: there is no such checkpoint.
+            OSError: one is there, and can't be read; none is deleted.
         """
         problems: dict[int, str] = {}
         for step in sorted(self._manager.all_steps(), reverse=True)[: 1 if newest else None]:
@@ -143,8 +146,9 @@ class StageCheckpoints:
             if not problem:
                 try:
                     found = self._restore(step, like)
-                except Exception as error:  # Orbax has none of its own for a file that it can't read
-                    if "RESOURCE_EXHAUSTED" in str(error):
+                except Exception as error:  # Orbax has none of its own for a file that is damaged
+                    unreadable = isinstance(error, OSError) and not isinstance(error, FileNotFoundError)
+                    if unreadable or "RESOURCE_EXHAUSTED" in str(error):
                         raise
                     problem = " ".join(str(error).split())[:200]
                 else:

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from slpo_jax.config.bounds import Checked, setting
 from slpo_jax.models.gate import stop_set_loss
 from slpo_jax.policy import noise
+from slpo_jax.policy.latent_policies import Action
 from slpo_jax.policy.policy import Policy
 from slpo_jax.policy.prompted import PromptedBatch, repeat_rows
 from slpo_jax.policy.rollout import Trajectories, replay
@@ -46,28 +47,43 @@ class ColdStartConfig(Checked):
     gate_dropout: float = setting(0.1, least=0, below=1, in_config=False)
 
 
+def candidates_of(policy: Policy, config: ColdStartConfig, params, batch: PromptedBatch, key: jax.Array):
+    """Draw full-length trajectories, and answer at every candidate length of each; see `decode_candidates`."""
+    params, keys_N = policy.reasoner.stacked(params), noise.rollout_keys(key, batch.index, config.trajectories)
+    return decode_candidates(policy, params, batch.prompts, keys_N, config.min_latents)
+
+
 def make_loss(policy: Policy, reward: RewardFn, config: ColdStartConfig) -> LossFn:
     """L_stop (paper section 4.1), summed over the trajectories that have a valid length; the others are left out.
 
-    Metrics: `loss`; `valid_share`, the trajectories with a valid length; `right_share`, the mean reward over all
-    candidate lengths; `expected_length`, the mean of tau under the gate's law.
+    Metrics: `loss`; `valid_share`, the trajectories with a valid length; `right_share`, the candidates that are right;
+    `expected_length`, the mean of tau under the gate's law.
     """
+    improve = make_improvement(policy, config)
 
     def loss_fn(params, batch: PromptedBatch, key):
-        steps_T = jnp.arange(1, policy.config.max_latents + 1)
-        copies, params = config.trajectories, policy.reasoner.stacked(params)
-        prompts = batch.prompts
-        references, keys_N = repeat_rows(batch.references, copies), noise.rollout_keys(key, batch.index, copies)
-        frozen = jax.lax.stop_gradient(params)
-        actions, tokens_NCA = decode_candidates(policy, frozen, prompts, keys_N, config.min_latents)
-        rows, candidates, slots = tokens_NCA.shape
-        right_NC = reward(tokens_NCA.reshape(-1, slots), jnp.repeat(references, candidates, axis=0))
-        right_NC = right_NC.reshape(rows, candidates)
+        params = policy.reasoner.stacked(params)
+        actions, tokens_NCA = candidates_of(policy, config, jax.lax.stop_gradient(params), batch, key)
+        references = repeat_rows(batch.references, config.trajectories * tokens_NCA.shape[1])
+        rewards = reward(tokens_NCA.reshape(-1, tokens_NCA.shape[2]), references)
+        return improve(params, (batch, (actions, tokens_NCA), rewards.reshape(len(batch.index), -1)), key)
+
+    return loss_fn
+
+
+def make_improvement(policy: Policy, config: ColdStartConfig) -> LossFn:
+    """The loss of (batch, candidates, their rewards [B, N * C / B]): `make_loss` after the verdicts; 1 is right."""
+
+    def loss_fn(params, judged: tuple[PromptedBatch, tuple[Action, jax.Array], jax.Array], key):
+        batch, (actions, tokens_NCA), rewards = judged
+        steps_T, params = jnp.arange(1, policy.config.max_latents + 1), policy.reasoner.stacked(params)
+        rows, candidates, _ = tokens_NCA.shape
+        keys_N, right_NC = noise.rollout_keys(key, batch.index, config.trajectories), rewards.reshape(rows, -1) >= 1
         in_set_NT = jnp.pad(right_NC, ((0, 0), (config.min_latents - 1, 0)))
         if config.train_backbone:
             lengths_N = jnp.full(rows, policy.config.max_latents)
             full = Trajectories(actions, lengths_N, tokens_NCA[:, -1], keys_N)
-            actions = replay(policy, params, prompts, full).actions
+            actions = replay(policy, params, batch.prompts, full).actions
         gate_noise = noise.gate_dropout(keys_N, steps_T, config.gate_dropout)
         logits_NT = policy.latent_policy.stop_logits(params, actions, gate_noise)
         loss_N = jax.vmap(stop_set_loss)(logits_NT, in_set_NT)

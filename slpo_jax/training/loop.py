@@ -1,11 +1,12 @@
 """The loop that every stage shares: steps, logs one step late, checkpoints, and going on after an interruption."""
 
+import contextlib
 import dataclasses
 import signal
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 import jax
 import numpy as np
@@ -73,6 +74,8 @@ def _now() -> float:
 class StageRun:
     """One stage's steps, possibly in several stretches with different programs.
 
+    It takes SIGINT and SIGTERM until it is left, as a context manager, however that is.
+
     Args:
         name: the stage.
         total: steps of the whole stage; the last has a row in the log, whatever `log_every` is.
@@ -104,9 +107,19 @@ class StageRun:
         self._learning: Learning | None = None
         self._signal: int | None = None
         self._warned = False
-        self._handlers: dict[int, Any] = {}
+        self._held = contextlib.ExitStack()
         if threading.current_thread() is threading.main_thread():
-            self._handlers = {number: signal.signal(number, self._remember) for number in _STOPS}
+            for number in _STOPS:
+                self._held.callback(signal.signal, number, signal.signal(number, self._remember))
+        self._held.callback(self._progress.close)
+        self._held.callback(checkpoints.close)
+
+    def __enter__(self) -> Self:
+        """On every way out files and signals are let go of, once what is being saved is on the disk."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._held.close()
 
     def end_at(self, total: int) -> None:
         """The stage has other steps in all than was thought."""
@@ -138,13 +151,6 @@ class StageRun:
             UserError: too many steps in a row without a finite loss and gradient.
         """
         self._learning = learning
-        try:
-            return self._advance(state, step_fn, make_batch, until, extra)
-        except BaseException:
-            self.checkpoints.wait()  # what is being saved is worth having, whatever went wrong after it
-            raise
-
-    def _advance(self, state: TrainState, step_fn: StepFn, make_batch, until: int, extra) -> TrainState:
         step, pending, self._clock = int(state.step), None, _now()
         batch = make_batch(step) if step < until else None
         while step < until:
@@ -199,6 +205,8 @@ class StageRun:
             return
         timed = self._timed(step)
         scalars = self._means.take() | timed
+        if "verifier_seconds" in scalars:
+            scalars["verifier_share"] = min(scalars["verifier_seconds"] / scalars["seconds"], 1.0)
         if metrics.get("skipped_steps", 0):  # else a column of zeros in almost every run
             scalars["skipped_steps"] = float(metrics["skipped_steps"])
         self.log.write(self.name, step, scalars)
@@ -214,7 +222,6 @@ class StageRun:
         leaves: dict[str, Any] = {jax.tree_util.keystr(at): hosts.whole(x) for at, x in found}
         if hosts.is_first():
             np.savez_compressed(path, **leaves)
-        self._let_go()
         raise UserError(
             f"{self.name}: loss or gradient was not finite in the last {self.max_skipped} steps, up to step {step}, "
             f"whose batch is in {path}; lower the stage's learning rate or mend the data, delete "
@@ -228,14 +235,8 @@ class StageRun:
             SystemExit: there was a SIGINT or SIGTERM that nobody has obeyed yet.
         """
         self.checkpoints.save(state, extra)
-        self._let_go()
+        self._held.close()
         if hosts.any_of(self._signal is not None):
             if hosts.is_first():
                 print(f"{self.name}: interrupted at step {int(state.step)}; the same command goes on from there")
             raise SystemExit(128 + (self._signal or signal.SIGTERM))
-
-    def _let_go(self) -> None:
-        self.checkpoints.close()
-        self._progress.close()
-        for number, handler in self._handlers.items():
-            signal.signal(number, handler)

@@ -23,7 +23,7 @@ from slpo_jax.io import hosts
 from slpo_jax.io.files import read_json, to_json, write_text
 from slpo_jax.io.workdir import Workdir
 
-CLOCK = ("seconds", "tokens_per_second")
+CLOCK = ("seconds", "tokens_per_second", "verifier_seconds", "verifier_share")
 """What differs between two runs that are the same."""
 
 

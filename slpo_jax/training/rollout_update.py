@@ -14,24 +14,19 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jax.sharding import NamedSharding
 
 from slpo_jax.io.mesh import EVERYWHERE, ROWS
-from slpo_jax.policy import noise
 from slpo_jax.policy.policy import Policy
 from slpo_jax.policy.prompted import PromptedBatch
 from slpo_jax.policy.rollout import Trajectories
 from slpo_jax.rewards.reward import RewardFn
+from slpo_jax.training.host_rewards import HostRewardFn, HostVerdicts, make_sampling
 from slpo_jax.training.objectives import Objective
 from slpo_jax.training.rl import make_improvement, make_loss, roll_out, rollout_sums
-from slpo_jax.training.sharding import Layout, gathered
-from slpo_jax.training.state import Params, TrainState, by_parts, make_train_step
-
-HostRewardFn = Callable[[np.ndarray, np.ndarray], np.ndarray]
-"""(`Trajectories.completions` int [N, A], `PromptedBatch.index` of their prompts [N]) -> float32 [N], in numpy."""
-
+from slpo_jax.training.sharding import Layout
+from slpo_jax.training.state import Params, TrainState, make_train_step
 
 Rolled = tuple[PromptedBatch, Trajectories, jax.Array]
 """Prompts [B], rollouts [B*G], a prompt's in a row, and rewards [B, G]."""
@@ -87,16 +82,20 @@ def make_rl_step(
     improve = make_train_step(loss, *how, updates=updates, parts=parts, schedule=schedule)
     written = jax.jit(lambda trajectories: trajectories.completions, out_shardings=NamedSharding(layout.mesh, ROWS))
 
+    asked = None if host_reward is None else HostVerdicts(host_reward, layout.mesh)
+
     def rolled(state: TrainState, batch):
         batch, trajectories, rewards_BG = roll(state, batch, reference if objective.needs_reference else {})
         if reward is None:
-            assert host_reward is not None
-            rewards_BG = rewards_from_host(host_reward, written(trajectories), batch.index, layout)
+            assert asked is not None
+            rewards_BG = asked.rewards(written(trajectories), batch.index)
         return batch, trajectories, rewards_BG
 
-    if drawing is not None:
-        return make_filtered_step(rolled, improve, drawing, policy, layout)
-    return lambda state, batch: improve(state, rolled(state, batch))
+    def step(state: TrainState, batch):
+        return improve(state, rolled(state, batch))
+
+    taken = step if drawing is None else make_filtered_step(rolled, improve, drawing, policy, layout)
+    return taken if reward is not None or asked is None else asked.with_metrics(taken)
 
 
 def make_rollout(
@@ -126,32 +125,7 @@ def make_rollout(
         start = objective.reference(policy, before, batch, trajectories) if objective.needs_reference else None
         return dataclasses.replace(trajectories, behaviour=kept, reference=start), rewards_BG
 
-    def rolled(state: TrainState, batch, reference):
-        specs = layout.specs(state.params), layout.specs(reference)
-
-        def local(params, reference, batch, key):
-            params, reference = gathered((params, reference), specs)
-            return by_parts(lambda part: one(params, reference, part, key), batch, micro_batches)
-
-        key = noise.stream_key(state.key, stream, state.step)
-        everywhere = jax.shard_map(
-            local, mesh=layout.mesh, in_specs=(*specs, ROWS, EVERYWHERE), out_specs=ROWS, check_vma=False
-        )
-        return batch, *everywhere(state.params, reference, batch, key)
-
-    return jax.jit(rolled)
-
-
-def rewards_from_host(host_reward: HostRewardFn, tokens_NA: jax.Array, index_B: jax.Array, layout: Layout) -> jax.Array:
-    """float32 [B, G] where the rows are: each process verifies what its own devices have rolled out."""
-    own = {shard.device: jax.device_get(shard.data) for shard in index_B.addressable_shards}
-    parts = []
-    for shard in tokens_NA.addressable_shards:
-        index, tokens = own[shard.device], jax.device_get(shard.data)
-        rewards = host_reward(tokens, np.repeat(index, len(tokens) // len(index)))
-        parts.append(jax.device_put(rewards.reshape(len(index), -1).astype(np.float32), shard.device))
-    shape = (len(index_B), len(tokens_NA) // len(index_B))
-    return jax.make_array_from_single_device_arrays(shape, NamedSharding(layout.mesh, ROWS), parts)
+    return make_sampling(one, layout, stream, micro_batches)
 
 
 def are_mixed(rewards_BG: jax.Array) -> jax.Array:

@@ -1,11 +1,13 @@
 """The public names: what they give is what the run's own files say, and nothing is imported before it is used."""
 
 import contextlib
+import hashlib
 import json
 import re
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +21,7 @@ from slpo_jax.cli import commands
 from slpo_jax.config import registry
 from slpo_jax.config.config_files import shipped
 from slpo_jax.config.validate import check
+from slpo_jax.io import files
 from slpo_jax.io.artifact import write_checksums
 from slpo_jax.run.plan import run_stages
 from small_run import load_config
@@ -41,6 +44,24 @@ def test_every_public_name_is_there():
     assert {name for name in vars(registry) if name.startswith("register_")} < set(slpo.__all__)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = slpo.nothing
+
+
+def test_the_files_of_parameters_are_hashed_once(reasoner, monkeypatch):
+    """However often `load` looks whether they are damaged."""
+    hashed, read = Counter(), hashlib.file_digest
+
+    def count(file, kind):
+        hashed[Path(file.name)] += 1
+        return read(file, kind)
+
+    monkeypatch.setattr(hashlib, "file_digest", count)
+    files._hashed.cache_clear()
+    monkeypatch.setattr(files, "_TICK", 0)
+    slpo.load(reasoner.source)
+    assert any("params" in path.parts for path in hashed)
+    assert {*hashed.values()} == {1}
+    slpo.load(reasoner.source)
+    assert {*hashed.values()} == {1}
 
 
 @pytest.mark.slow
@@ -125,8 +146,8 @@ def test_a_reward_of_one_s_own_says_what_is_right(reasoner):
     asked = [{"question": QUESTION, "answer": "pens"}]
     seen = []
 
-    def long_enough(question, reference, completion):
-        seen.append((question, reference))
+    def long_enough(question, answer, completion):
+        seen.append((question, answer))
         return float(len(completion) > 1)
 
     found = reasoner.evaluate(asked, samples=2, reward=long_enough)

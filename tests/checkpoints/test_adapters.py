@@ -1,6 +1,7 @@
 """PEFT's folders, against W + s B A by hand and against peft itself where it is installed."""
 
 import dataclasses
+import re
 from types import SimpleNamespace
 
 import numpy as np
@@ -31,6 +32,15 @@ def test_adapters_of_a_model_without_a_head(tmp_path):
     np.testing.assert_allclose(
         tree["h_1"]["attn"]["c_proj"]["kernel"], weights[f"{PLACE}.weight"] + ALPHA / RANK * (b @ a).T, rtol=1e-6
     )
+
+
+def test_another_base_than_the_adapters_name_is_said(tmp_path, caplog):
+    tiny_folder(tmp_path / "base")
+    pair, said = lora_pair(PLACE, WIDTH, WIDTH), "base, and the adapters of .*/peft were trained on other/large"
+    for named, is_said in (("some/base", False), ("", False), (str(tmp_path / "base"), False), ("other/large", True)):
+        peft_folder(tmp_path / "peft", pair, base_model_name_or_path=named)
+        _read(tmp_path / "peft", tmp_path / "base")
+        assert bool(re.search(said, caplog.text)) == is_said == bool(caplog.messages)
 
 
 @pytest.mark.parametrize(

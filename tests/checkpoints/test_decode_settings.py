@@ -75,6 +75,22 @@ def test_t_and_threshold_go_with_a_checkpoint(work, tmp_path, stage, stopping):
         assert f"{how if stage == 'cold_start' else '2 latents'} and answers of at most {ANSWER} tokens" in card
 
 
+@pytest.mark.parametrize("format", ["", "Tom has {question} How many ?"])
+@pytest.mark.parametrize("reasoner", ["coconut_gpt2", "text_gpt2"])
+def test_format_and_closing_go_with_a_checkpoint(tmp_path, reasoner, format):
+    """Every prompt, and what ends a thought."""
+    config = run_config(reasoner)
+    config.gate.enabled, config.latent_policy.name = False, "latent" if reasoner == "coconut_gpt2" else "soft"
+    config.prompt.update(format=format, closing="He buys" * bool(format))
+    its = checkpoint(config, tmp_path / "work")
+    template = load_solver(str(its)).setup.template
+    for place in list(_passed_on(its, tmp_path))[1:]:
+        found = load_solver(str(place)).setup.template
+        assert (found.prompt("5 pens"), found.closing_ids) == (template.prompt("5 pens"), template.closing_ids), place
+    card = (tmp_path / "exported" / "README.md").read_text()
+    assert (f"asked with `prompt.format={format!r}, prompt.closing='He buys'`" in card) == bool(format)
+
+
 def test_latent_policy_and_prompt_go_with_a_checkpoint(tmp_path):
     config = run_config("text_gpt2")
     config.gate.enabled = False
@@ -118,6 +134,15 @@ def test_an_evaluation_alone_takes_t_and_threshold_of_its_checkpoint(work, expor
         caplog.clear()
     imitated = _evaluated(tmp_path, work / "checkpoints" / "imitate")
     assert (imitated.max_latents, imitated.gate.enabled) == (2, False)
+
+
+def test_a_base_that_is_not_needed_is_not_looked_up_and_said(work, exported, tmp_path, caplog):
+    for source in (work, exported):
+        _evaluated(tmp_path, source, base="nobody/here")
+        assert f"config.base: nobody/here is not used, {source}" in caplog.text
+        caplog.clear()
+    _evaluated(tmp_path / "new", "", base="nobody/here", tokenizer="synthetic:20", reasoner=REASONER)
+    assert "config.base: nobody/here is not used, config.init is not set" in caplog.text
 
 
 def test_another_t_or_threshold_is_used_and_said(work, tmp_path, caplog):

@@ -1,6 +1,7 @@
 """What a checkpoint is: ours and others', asked once."""
 
 import json
+import re
 import shutil
 
 import pytest
@@ -16,6 +17,7 @@ from slpo_jax.config import Config
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.rows import Row, write_row
 from slpo_jax.io.workdir import Workdir
+from slpo_jax.stages import section_of
 
 
 @pytest.fixture(scope="module", params=list(RUN))
@@ -54,6 +56,34 @@ def test_of_several_objectives_the_last_named_is_the_newest(tmp_path):
     for stage in ("cold_start", "slpo", "exact"):
         (tmp_path / "checkpoints" / stage / "5" / "params").mkdir(parents=True)
     assert newest_checkpoint(str(tmp_path)) == str(tmp_path / "checkpoints" / "exact")
+
+
+@pytest.mark.parametrize(
+    ("finished", "unfinished", "newest", "said"),
+    [
+        ("imitate cold_start slpo exact", "", "exact", ""),
+        ("imitate cold_start slpo", "exact", "slpo", "exact is not finished"),
+        ("imitate cold_start", "exact slpo", "cold_start", "exact is not finished"),
+        ("imitate", "cold_start", "imitate", "cold_start is not finished"),
+        ("imitate cold_start grpo", "exact", "grpo", "exact is not finished"),
+        ("imitate cold_start grpo", "", "grpo", "what .*config.json names is not there"),
+        ("imitate cold_start", "grpo", "cold_start", ""),
+        ("", "imitate slpo", "slpo", ""),
+    ],
+)
+def test_what_is_finished_is_newer_than_what_is_not(tmp_path, warnings, finished, unfinished, newest, said):
+    """The config names slpo and exact; grpo is of an earlier one. An unfinished one may not be a reasoner's yet."""
+    (tmp_path / "config.json").write_text(json.dumps({"rl": {"objectives": ["slpo", "exact"]}}))
+    work = Workdir(tmp_path)
+    for name in (*finished.split(), *unfinished.split()):
+        (work.stage(name).path / "5" / "params").mkdir(parents=True)
+        work.stage(name).facts.write_text(json.dumps({"stage": section_of(name)}))
+        if name in finished.split():
+            work.stage(name).finished.write_text("5\n")
+    assert newest_checkpoint(str(tmp_path)) == str(work.stage(newest).path)
+    assert len(warnings) == bool(said)
+    if said:
+        assert re.match(rf"{work.stage(newest).path}: .*{said}, so this is taken; another is given as ", warnings[0])
 
 
 def test_an_export_and_what_is_left_without_our_files(case, tmp_path):

@@ -34,14 +34,16 @@ from slpo_jax.run.solver import load_solver, solve
 from tiny import compiled
 
 QUESTIONS = [QUESTION, "How many ?", "Tom has 5 apples . He buys 3 . How many now ?", "Tom has 20 pens ."]
-REASONERS = ("coconut_gpt2", "coconut_llama", "codi_gpt2", "codi_llama")
+ASKED = " asked in another way"
+REASONERS = ("coconut_gpt2", "coconut_llama", "codi_gpt2", "codi_llama", f"coconut_gpt2{ASKED}")
 
 
 @pytest.fixture(scope="module", params=REASONERS)
 def work(request, tmp_path_factory):
     """A run's workdir, with the exports `cold_start`, which has a gate, and `imitate` beside it."""
     folder = tmp_path_factory.mktemp(request.param)
-    work = workdir(request.param, folder / "work")
+    own = {"prompt": {"format": "Tom ? {question} How many", "closing": "He buys"}} if ASKED in request.param else {}
+    work = workdir(request.param.removesuffix(ASKED), folder / "work", **own)
     for stage in ("cold_start", "imitate"):
         export_checkpoint(work / "checkpoints" / stage, folder / stage)
     return work
@@ -120,7 +122,7 @@ def test_the_card_s_lines_run_as_they_are_printed(work, monkeypatch):
         exec(lines, {})
     solution = solve(load_solver("cold_start"), "Tom has 5 apples . He buys 3 . How many now ?")
     said, stops = printed.getvalue().rsplit("tensor", 1)
-    assert said.split("?")[-1].split() == solution.text.split()
+    assert said.split("?")[-1].removeprefix(" How many").split() == solution.text.split()
     stop_B = [float(number) for number in re.findall(r"[\d.e+-]+", stops)]
     assert stop_B == pytest.approx([latent.stop_probability for latent in solution.latents], abs=1e-3)
 
@@ -258,14 +260,15 @@ def test_what_it_cannot_do_is_an_error(exported, arguments, words):
         model.generate(**_asked(tokenizer), **arguments)
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf])
 @pytest.mark.parametrize(("file", "tensor"), [("model.safetensors", "wte.weight"), ("reasoner.safetensors", "gate.")])
-def test_weights_that_are_no_numbers_are_an_error(exported, tmp_path, file, tensor):
+def test_weights_that_are_no_numbers_are_an_error(exported, tmp_path, file, tensor, value):
     folder = shutil.copytree(exported, tmp_path / "damaged")
     tensors = load_file(folder / file)
     name = next(name for name in tensors if tensor in name)
-    save_file(tensors | {name: np.full_like(tensors[name], np.nan)}, folder / file, metadata={"format": "pt"})
+    save_file(tensors | {name: np.full_like(tensors[name], value)}, folder / file, metadata={"format": "pt"})
     model, tokenizer = _open(folder)
-    with pytest.raises(ValueError, match="generate: a hidden state or stop probability is NaN; the weights"):
+    with pytest.raises(ValueError, match="generate: a hidden state or stop logit is no finite number; the weights"):
         model.generate(**_asked(tokenizer))
 
 
@@ -275,6 +278,9 @@ def test_a_prompt_without_its_marker_is_an_error(exported):
     for asked in (tokenizer(QUESTION, return_tensors="pt"), _asked(tokenizer)):
         with pytest.raises(ValueError, match=r"ends with token \d+, .*tokenizer\.apply_chat_template"):
             model.generate(**asked)
+    with pytest.raises(ValueError, match="a word that the tokenizer doesn't know"):
+        model.generate(**AutoTokenizer.from_pretrained(exported).apply_chat_template(
+            _chats(["How many aardvarks ?"]), return_tensors="pt", return_dict=True))
     with pytest.raises(Exception, match="one question"):
         tokenizer.apply_chat_template(_chats([QUESTION])[0] * 2)
 

@@ -205,6 +205,7 @@ def test_hub_ids_without_a_network(checkpoint, monkeypatch):
         (base_llama, {"attention_bias": True}, ("attention_bias",)),
         (base_llama, {"model_type": "qwen2"}, ("self_attn.k_proj.bias", "missing")),
         (base_llama, {"model_type": "qwen2", "layer_types": ["full_attention", "sliding_attention"]}, ("layer_types",)),
+        (base_llama, {"model_type": "qwen3_moe"}, ("model_type 'qwen3_moe' is not supported",)),
         (base_llama, {"model_type": "qwen3"}, ("self_attn.k_norm.weight", "missing")),
         (base_llama, {"model_type": "qwen3", "use_sliding_window": True}, ("use_sliding_window",)),
         (base_llama, {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, ("yarn",)),
@@ -219,7 +220,7 @@ def test_config_of_another_model(checkpoint, write, changes, parts):
     broken = checkpoint(write)
     broken.edit("config.json", **changes)
     if str(changes.get("model_type")).startswith("qwen"):
-        broken.settings["reasoner"] = f"coconut_{changes['model_type']}"
+        broken.settings["reasoner"] = f"coconut_{changes['model_type'].removesuffix('_moe')}"
     broken.refused(str(broken.init), *parts)
 
 

@@ -103,7 +103,9 @@ def test_encoded_problems_equal_the_template_one_by_one():
         assert encoded.prompts[index] == template.prompt(problem.question)
         for first_step in range(4):
             assert encoded.suffix(index, first_step) == template.suffix(problem.steps[first_step:], problem.answer)
+            assert encoded.suffix_size(index, first_step) == len(encoded.suffix(index, first_step))
         assert encoded.suffix(index, None) == template.suffix([], problem.answer)
+        assert encoded.suffix_size(index, None) == len(encoded.suffix(index, None))
 
 
 def test_prompt_batch_of_encoded_problems():
@@ -136,13 +138,13 @@ def test_prompts_of_a_run_are_end_to_end_in_as_many_slots_as_its_steps_need(part
     long, short = "Tom has 5 apples .", "5 ."
     problems = _encoded([Problem(long, (), "5"), Problem(short, (), "5")] * 20)
     most = problems.most_tokens(3, 60, 8, parts)
-    batches = [make_batch(problems, step, 3, 8, (24,), 4, most, parts).prompts for step in range(60)]
+    batches = [make_batch(problems, step, 3, 8, (24,), None, most, parts).prompts for step in range(60)]
     assert max(batch.lengths.reshape(parts, -1).sum(axis=1).max() for batch in batches) == most
     assert {batch.capacity for batch in batches} == {end_to_end(most, 8 // parts, 24)} != {0}
     assert problems.most_tokens(3, 0, 8, parts) == 0  # a stage may have no steps
     longest = max(len(prompt) for prompt in problems.prompts)
-    assert make_batch(problems, 0, 3, 8, (longest,), 4, most, parts).prompts.capacity == 0  # nothing to gain
-    assert make_batch(problems, 0, 3, 8, (24,), 4).prompts.capacity == 0
+    assert make_batch(problems, 0, 3, 8, (longest,), None, most, parts).prompts.capacity == 0  # nothing to gain
+    assert make_batch(problems, 0, 3, 8, (24,), None).prompts.capacity == 0
 
 
 @pytest.mark.parametrize(
@@ -162,9 +164,9 @@ def test_the_part_that_has_the_most_tokens_has_to_fit(long, most, parts, capacit
     monkeypatch.setattr("slpo_jax.training.batches.batch_indices", lambda *_: np.arange(6))
     if isinstance(capacity, str):
         with pytest.raises(ValueError, match=f"^most: {capacity}$"):
-            make_batch(problems, 0, 0, 6, (40,), 4, most, parts)
+            make_batch(problems, 0, 0, 6, (40,), None, most, parts)
     else:
-        assert make_batch(problems, 0, 0, 6, (40,), 4, most, parts).prompts.capacity == capacity
+        assert make_batch(problems, 0, 0, 6, (40,), None, most, parts).prompts.capacity == capacity
 
 
 def test_draw_numbers_by_hand():
@@ -177,7 +179,7 @@ def test_an_example_that_comes_twice_in_a_batch_has_rollouts_of_its_own(monkeypa
     """Five of three problems, over the borders of epochs: no two rollouts have one key."""
     questions = ("Tom has 0 apples .", "Tom has 1 apples . He buys 3 .", "Tom has 2 apples .")
     problems, group = _encoded([Problem(question, (), "5") for question in questions]), 4
-    batch = make_batch(problems, 1, 0, 5, (20,), 4)
+    batch = make_batch(problems, 1, 0, 5, (20,), None)
     indices = batch_indices(0, 1, 3, 5)
     assert len(set(indices.tolist())) < 5
     np.testing.assert_array_equal(batch.index % 3, indices)

@@ -43,7 +43,8 @@ def test_a_demonstration_reaches_the_goal_in_its_steps(name):
 
 @pytest.mark.parametrize("operations", ["+-*", "+-*/"])
 def test_right_answers_are_those_that_the_verifier_takes(operations):
-    problems = [problem.columns for name in ("test", "2") for problem in load_problems(f"countdown:{name}", CONFIG)[:12]]
+    sets = [load_problems(f"countdown:{name}", CONFIG)[:12] for name in ("test", "2")]
+    problems = [problem.columns for problems in sets for problem in problems]
     for columns in [*problems, {"numbers": [2, 2, 4], "goal": 8}, {"numbers": [3, 3, 3], "goal": 9}]:
         numbers, goal = columns["numbers"], columns["goal"]
         answers = {
@@ -81,8 +82,8 @@ def test_numbers_of_demonstrations_and_right_answers_are_as_asked_for():
     ("make", "said"),
     [
         (lambda: load_problems("countdown:7"), "countdown:7: no such set; .* demos, train, .* numbers from 2 to 6"),
-        (lambda: load_problems("countdown:test", CountdownConfig(solutions=(9_999, 0))), "such problems; .*raise config"),
-        (lambda: load_problems("countdown:test", CountdownConfig(largest=3, goal=2, operations=("+",))), "no such prob"),
+        (lambda: load_problems("countdown:test", CountdownConfig(solutions=(9_999, 0))), "problems; .*raise config"),
+        (lambda: load_problems("countdown:test", CountdownConfig(largest=3, goal=2, operations=("+",))), "no such"),
         (lambda: CountdownConfig(operations=("^",)), r"operations: .*'\^' is none of"),
         (lambda: CountdownConfig(numbers=(4, 3)), "CountdownConfig.numbers: .*the fewest and the most"),
         (lambda: CountdownConfig(demo_numbers=(3,)), "CountdownConfig.demo_numbers: .*the fewest and the most"),

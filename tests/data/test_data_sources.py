@@ -218,7 +218,8 @@ def test_config_keys_take_their_own_split(tmp_path):
     synthetic = changed(SyntheticConfig(), config.data.synthetic)
     train, other = synthetic_problems("train", synthetic)[:5], synthetic_problems("test", synthetic)
     splits = {"train": train, "validation": train[2:3], "test": other[:2], "extra": other[2:5]}
-    source = write_set(tmp_path / "set", {name: [vars(problem) for problem in split] for name, split in splits.items()})
+    records = {name: [vars(problem) | {"columns": None} for problem in split] for name, split in splits.items()}
+    source = write_set(tmp_path / "set", records)
     config.data.update(train=source, valid=source)
     config.data.eval.update(same=source, large=f"{source}@extra")
     experiment = build(read_config(config), tmp_path / "work")

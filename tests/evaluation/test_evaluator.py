@@ -14,6 +14,7 @@ from slpo_jax.evaluation import evaluate
 from slpo_jax.evaluation.completions import scored
 from slpo_jax.evaluation.evaluate import Evaluator, classes, shard
 from slpo_jax.evaluation.records import RolloutCache
+from slpo_jax.io import backend
 from slpo_jax.io.mesh import device_mesh
 from slpo_jax.policy import noise
 from slpo_jax.policy.scorers import SCORERS, Scorer
@@ -247,8 +248,10 @@ def test_no_batch_is_rolled_out_twice(tmp_path, latents, dies_at):
     _assert_right(whole.evaluate(None, latents), latents)
     assert whole.calls >= 4
     cache, cut, again = RolloutCache(tmp_path / "set.partial", "a" * 64, "seed 1"), Rollouts(dies_at), Rollouts()
+    told = [*backend._say]
     with pytest.raises(Crash):
         cut.evaluate(cache, latents)
+    assert backend._say == told  # the progress is over
     _assert_right(again.evaluate(cache, latents), latents)
     # The batch that was under way when the next one died is lost too.
     assert cut.calls + again.calls == whole.calls + min(dies_at, 2)
@@ -277,6 +280,14 @@ def test_other_batches_of_the_same_evaluation_are_used_where_they_are_whole(tmp_
     again = Rollouts()
     _assert_right(again.evaluate(cache))
     assert again.calls > 0
+
+
+def test_a_batch_or_a_folder_that_can_not_be_read_is_said(tmp_path, unreadable):
+    cache = RolloutCache(tmp_path, "a" * 64, "seed 1")
+    Rollouts().evaluate(cache)
+    for path in (tmp_path, next(tmp_path.glob("*.1.npz"))):
+        with unreadable(path), pytest.raises(PermissionError, match=path.name):
+            Rollouts().evaluate(cache)
 
 
 def test_a_torn_file_is_rolled_out_again(tmp_path):

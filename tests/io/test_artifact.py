@@ -7,6 +7,7 @@ import pytest
 
 from slpo_jax.errors import UserError
 from slpo_jax.io import artifact, hosts
+from slpo_jax.io.files import entries, files_digest, read_json
 
 FACTS = {"seed": 1, "rates": (0.5, 2), "name": "ä", "gone": float("nan")}
 ARRAYS = {"tokens": np.arange(6).reshape(2, 3), "lengths": np.ones(2, np.float32)}
@@ -90,6 +91,25 @@ def test_arrays_are_those_that_were_written_of_these_facts(tmp_path, how):
     else:
         path.write_bytes(path.read_bytes()[: {"cut off": 200, "empty": 0}[how]])
     assert artifact.read_arrays(path, facts) is None
+
+
+@pytest.mark.parametrize("kind", ["artifact", "arrays", "a folder"])
+def test_what_can_not_be_read_is_not_taken_for_gone(tmp_path, unreadable, kind):
+    """Nor for damaged: whoever makes it again would find out last of all."""
+    (path, file), arrays = _made(tmp_path), tmp_path / "1.npz"
+    artifact.write_arrays(arrays, FACTS, ARRAYS)
+    facts = artifact.read(path).facts
+    ways = {"artifact": (path, [lambda: artifact.read(path), lambda: artifact.read(path, "delete it"),
+                                lambda: artifact.is_current(path, facts), lambda: read_json(path),
+                                lambda: artifact.value_of(path, facts)]),
+            "arrays": (arrays, [lambda: artifact.read_arrays(arrays, FACTS)]),
+            "a folder": (file.parent, [lambda: artifact.write_checksums(tmp_path), lambda: files_digest(tmp_path),
+                                       lambda: entries(file.parent)])}  # fmt: skip
+    where, reads = ways[kind]
+    for read in reads:
+        with unreadable(where), pytest.raises(PermissionError):
+            read()
+    assert entries(tmp_path / "none") == entries(path) == []
 
 
 def test_of_several_processes_the_first_writes(tmp_path, monkeypatch):

@@ -1,10 +1,7 @@
 """LaTeX answers: a table of pairs decided by hand; what is bad costs little, and what happens to a worker nothing."""
 
-import os
-import signal
 import threading
 import time
-from collections import deque
 
 import pytest
 
@@ -20,6 +17,7 @@ from slpo_jax.rewards.answers import (
     parse_completion,
 )
 from slpo_jax.rewards.equivalence import are_equivalent
+from slpo_jax.rewards.processes import Limits
 
 # (answer, reference)
 RIGHT = [
@@ -54,11 +52,10 @@ WRONG = [
 @pytest.fixture
 def fresh(monkeypatch):
     """Workers of the test's own, and nothing known."""
-    monkeypatch.setattr(equivalence, "_idle", deque())
-    equivalence._judge.cache_clear()
-    yield equivalence
-    for worker in equivalence._idle:
-        worker.close()
+    equivalence._processes.cache_clear()
+    monkeypatch.setattr(equivalence, "_known", {})
+    yield
+    equivalence._processes.cache_clear()
 
 
 def mistaken(right, wrong):
@@ -139,7 +136,7 @@ def test_answers_in_one_form_are_the_first_of_their_equals():
 
 def test_what_takes_too_long_or_too_much_is_wrong_and_the_next_is_judged(fresh, monkeypatch):
     """Also in a thread, and in C, where no exception ends it."""
-    monkeypatch.setattr(equivalence, "_SECONDS", 0.4)
+    monkeypatch.setattr(equivalence, "_LIMITS", Limits(processor=0.4))
     hard = [r"10^{10^{10}}"]
     told: list[bool] = []
     thread = threading.Thread(target=lambda: told.extend(are_equivalent([(text, "5") for text in hard])))
@@ -153,22 +150,9 @@ def test_what_takes_too_long_or_too_much_is_wrong_and_the_next_is_judged(fresh, 
     assert are_equivalent([("10/2", "5")]) == [True]
 
 
-def test_a_signal_to_all_leaves_the_verdicts_as_they_are():
-    assert are_equivalent([("10/2", "5")]) == [True]
-    worker = equivalence._idle[-1]
-    for number in (signal.SIGINT, signal.SIGTERM):
-        os.kill(worker._process.pid, number)
-    assert os.getsid(worker._process.pid) != os.getsid(0), "nor is Ctrl-C for it"
-    assert are_equivalent([("12/2", "6")]) == [True]
-    assert equivalence._idle[-1] is worker
-    worker._process.kill()
-    worker._process.wait()
-    assert are_equivalent([("14/2", "7")]) == [True], "one that died without being asked is replaced"
-
-
 def test_without_the_package_it_is_one_line(fresh, monkeypatch, tmp_path):
-    (tmp_path / "math_verify.py").write_text("raise ImportError")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    with pytest.raises(UserError, match=r"pip install .slpo_jax\[latex\]") as error:
+    (tmp_path / "math_verify.py").write_text("raise ImportError('gone')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(UserError, match=r"used \(ImportError: gone\), .*pip install .slpo_jax\[latex\]") as error:
         are_equivalent([("x", "y")])
     assert "\n" not in str(error.value)

@@ -14,7 +14,7 @@ from slpo_jax.evaluation.completions import accuracy, record_rows
 from slpo_jax.evaluation.records import arrays_of
 from slpo_jax.evaluation.statistics import summarise
 from slpo_jax.rewards.answers import parse_completion
-from slpo_jax.rewards.reward import CORRECT, REWARDS, Reward
+from slpo_jax.rewards.reward import CORRECT, REWARDS, Reward, RewardEntry
 from slpo_jax.run.provenance import evaluated_settings
 from slpo_jax.run.setup import assemble
 from slpo_jax.run.solution_summary import describe
@@ -111,7 +111,8 @@ VOTES = {
 @pytest.mark.parametrize("judge", ["the reference", "a function"])
 def test_votes_go_by_what_answers_mean_and_not_by_how_they_are_written(answers, judge, monkeypatch):
     """Three halves win over two threes, whoever says what is right; the records keep what was written."""
-    monkeypatch.setitem(REWARDS, "mine", lambda question, reference, text: float("3" not in text and "no" not in text))
+    mine = RewardEntry(lambda completion: float("3" not in completion and "no" not in completion))
+    monkeypatch.setitem(REWARDS, "mine", mine)
     reference, texts, votes = VOTES[answers]
     template = text_template(byte_tokenizer(), PromptConfig(answers=answers))
     reward = _reward(template, CORRECT if judge == "the reference" else "mine")
@@ -163,7 +164,7 @@ def test_a_setup_verifies_on_the_host_what_no_jitted_step_can(tmp_path, monkeypa
     setup = assemble(read_config(config))
     assert setup.reward.on_device is None
     assert [problem.answer for problem in setup.train.problems] == answers
-    batch = make_batch(setup.train, 0, seed=0, batch_size=4, prompt_slots=(20,), width=setup.reference_width)
+    batch = make_batch(setup.train, 0, seed=0, batch_size=4, prompt_slots=(20,), encode=setup.references)
     assert batch.references.shape == (4, 0)
     tokens = _tokens(setup.template, [r"\boxed{ 1 } <eos>", r"\boxed{ 1 } <eos>", r"\boxed{ 2 } <eos>", "1 <eos>"])
     asked = [setup.train.problems[index] for index in (0, 1, 2, 0)]
@@ -197,7 +198,7 @@ def test_references_that_their_own_text_does_not_earn_are_left_out_and_counted(t
     with pytest.raises(UserError, match="and no answer of the 2 is right itself") as error:
         setup.encode("problems", [Problem("What?", (), lost[0])] * 2)
     assert "\n" not in str(error.value)
-    judge = setup.reward.asking(lambda *_: 1.0)
+    judge = setup.reward.asking(lambda completion: 1.0)
     assert len(setup.encode("problems", [Problem("What?", (), text) for text in both], judge=judge)) == len(both)
 
 
@@ -223,7 +224,7 @@ def test_rollouts_are_evaluated_under_a_noise_of_their_own():
 def test_a_function_is_asked_on_the_host_of_what_ended(monkeypatch):
     """In evaluation what earns 1 or more is right; a cut completion earns nothing, unasked."""
     earned = {"7": 0.5, "8": 1, "9": np.float32(2), "10": True}
-    monkeypatch.setitem(REWARDS, "mine", lambda question, reference, text: earned[text.split()[-1]])
+    monkeypatch.setitem(REWARDS, "mine", RewardEntry(lambda completion: earned[completion.split()[-1]]))
     template = _template("last_number")
     reward = _reward(template, "mine")
     assert reward.on_device is None
@@ -232,7 +233,7 @@ def test_a_function_is_asked_on_the_host_of_what_ended(monkeypatch):
     assert reward.on_host(tokens, asked).tolist() == [0.5, 1.0, 2.0, 1.0, 0.0]
     readings = [reward.read(row) for row in tokens]
     assert reward.right(readings, asked) == [False, True, True, True, False]
-    for value in (None, "1", float("nan"), float("inf"), [1.0]):
+    for value in ("1", float("nan"), float("inf"), [1.0]):
         earned["7"] = value
         with pytest.raises(UserError, match=r"^config.reward: mine gives .* for 'Tom \?'; return a finite number"):
             reward.on_host(tokens[:1], asked[:1])

@@ -22,6 +22,10 @@ READ = [
     ("### Tom is a lempus. The answer is: no", "no", False),
     ("Tom is a lempus ### ", None, False),
     ("### .", None, False),
+    ("Answer: **Tom is a lempus**", "Tom is a lempus", True),
+    ("**Answer**: *Tom is a  lempus*.", "Tom is a lempus", True),
+    ("Answer:** `Tom is a lempus.`", "Tom is a lempus", True),
+    ("### **", None, False),
     ("### Tom is a lempusé", "Tom is a lempusé", False),
 ]
 
@@ -38,6 +42,13 @@ CHOICES = [
     ("B", "B"), ("(B)", "B"), ("B.", "B"), ("Answer: B", "B"), ("**B**", "B"), ("A or B? C", "C"), ("#### J", "J"),
     ("A. It can't be B, so DAD", "B"), ("A's", None), ("I'm K", None), ("b", None), ("AB", None), ("B2 _A", None),
     ("\u7b54\u6848\u9009B\u3002", "B"), ("B\0", "B"), ("B\0A", None), ("", None),
+    ("The answer is C because I computed", "C"), ("I don't know", None), ("I don\u2019t know. I\u2019m lost", None),
+    ("The answer is A because A and B differ, not C.", "A"), ("The correct answer is option (B), as C is not.", "B"),
+    ("Answer: B\nA. cat, C. dog", "B"), ("**Answer**: **B** (not A)", "B"), ("Answer = B. And C", "B"),
+    ("The answer is A. No: the answer is B, for C", "B"), ("Answer: B. I am sure the answer is right.", "B"),
+    ("C. A cat. I think", "C"), ("A is right", "A"), ("I AND you", "I"), ("A Tale", None), ("A B", "B"), ("A. Tale", "A"),
+    ("answer island A, B", "B"), ("The answers are A, B", "B"), ("The answer is  B,\tA", "B"), ("A", "A"), ("(I)", "I"),
+    ("Answer: I don't know", None), ("Answer :B A", "B"), ("answer is", None), ("A\u2019s", None),
 ]  # fmt: skip
 
 
@@ -49,9 +60,12 @@ def test_the_last_letter_that_stands_alone_is_the_choice(text, letter):
 
 
 TEXT_PIECES = [b"", b" ", b"\n", b"#", b"# ", b"###", b"a", b"A", b"b.", b".", b" a  \tb ", b"answer", b" is", b":",
-               b"Answer:", b"\0", b"**", "é".encode(), "é".encode()[:1], "é".encode()[1:], b"C#"]  # fmt: skip
+               b"Answer:", b"\0", b"**", b" **", b"`", "é".encode(), "é".encode()[:1], "é".encode()[1:], b"C#"]  # fmt: skip
 CHOICE_PIECES = [b"", b" ", b"A", b"A", b"B", b"B", b"B.", b"(", b")", b" C", b"AB", b"A B", b"J K", b"'", b"_", b"7",
-                 b"a", b"\0", "é".encode()[:1], b"cat ", b" dog"]  # fmt: skip
+                 b"a", b"\0", "é".encode()[:1], b"cat ", b" dog", b" ", b"  ", b"Answer", b"answer", b" is", b" is ", b":",
+                 b" =", b"**", b"I", b" I", b" A ", b"A Tale", b"because", b"I or ", b"Answer: ", b" answer is ",
+                 b"\xe2\x80", b"\x99", b"\xe2", b"\x80\x99", "\u2019".encode(), b"xxxxxxxxxxxxxxxanswer",
+                 b" becausebecausebecause", b"\n\t", b"..."]  # fmt: skip
 ROWS = [[4, 6, 0] + [6] * 9, [6, 2, 10] + [0] * 9, [11, 12, 13, 6, 10, 0] + [0] * 6]
 
 

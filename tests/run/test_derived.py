@@ -1,6 +1,7 @@
 """Settings chosen from one's own problems: what each is, that each is said."""
 
 import csv
+import hashlib
 import random
 from pathlib import Path
 
@@ -13,11 +14,14 @@ from slpo_jax.config import Config, default_config
 from slpo_jax.config.auto import Measured, choices
 from slpo_jax.config.config_files import override
 from slpo_jax.config.validate import check
+from slpo_jax.data import dataset_rows, rows, templates
 from slpo_jax.data.problems import load_problems
 from slpo_jax.data.record_fields import FieldsConfig
 from slpo_jax.errors import UserError
+from slpo_jax.io import files
 from slpo_jax.io.files import flatten
 from slpo_jax.models import xla_cpu
+from slpo_jax.rewards.reward import REWARDS, RewardEntry
 from slpo_jax.run.derived import derived_settings, requested
 from slpo_jax.run.experiment import build
 from slpo_jax.run.plan import check_stages
@@ -25,6 +29,7 @@ from slpo_jax.run.setup import assemble
 from slpo_jax.run.sources import load_set
 from tiny_folder import tiny_folder
 
+hash_file = hashlib.file_digest
 # Of the paper's scale: none of them is taken over without a word.
 OF_THE_PAPER = {
     "": "max_latents min_latents prompt_slots max_answer_tokens checkpoint_every",
@@ -164,6 +169,50 @@ def test_a_tenth_each_is_set_apart(tmp_path):
         _chosen(_table(tmp_path / "few.csv", 9), fields=FIELDS)
 
 
+def test_only_the_absence_of_a_split_is_one(tmp_path, monkeypatch):
+    """Not a hub that is out of reach, nor a broken record: a tenth of the training data would become the test set."""
+    records = [{"question": f"Q{n}?", "answer": str(n)} for n in range(20)]
+    folder = write_set(tmp_path / "set", {"train": records, "test": [*records[:3], {"question": " ", "answer": "1"}]})
+    with pytest.raises(UserError, match=rf"config.data.eval.test: {folder}, split test, row 4: the question is empty"):
+        _chosen(folder)
+    part = f"{_table(tmp_path / 'my.csv', 120)}[train]"
+    data = _chosen(part, fields=FIELDS)[0].data
+    others = [part.replace("[train]", f"[{name}]") for name in ("valid", "test")]
+    assert [data.train, data.valid, data.eval.test] == [part, *others]
+    asked = []
+
+    def splits(place, _):
+        asked.append(place)
+        raise UserError(f"{place}: the hub can't be reached")
+
+    monkeypatch.setattr(dataset_rows, "_splits", splits)
+    for given in ({"valid": part}, {"eval": {"test": part}}):
+        with pytest.raises(UserError, match=r"^owner/name: the hub can't be reached"):
+            _chosen("owner/name", **given)
+    assert len(asked) == 2
+
+
+def test_a_source_is_read_and_encoded_once(tmp_path, monkeypatch):
+    """Where settings are chosen and where the run opens its data; not where the file is another."""
+    source, reads = _table(tmp_path / "my.csv"), []
+    read, hashed = rows.FILE_READERS[".csv"], []
+    monkeypatch.setitem(rows.FILE_READERS, ".csv", lambda path: reads.append(path) or read(path))
+    monkeypatch.setattr(files, "_TICK", 0)
+    monkeypatch.setattr(hashlib, "file_digest", lambda file, kind: hashed.append(file.name) or hash_file(file, kind))
+    texts = templates._encoded.cache_info().misses
+    config, _ = _chosen(source, fields=FIELDS)
+    experiment = build(check(config), tmp_path / "work")
+    check_stages(experiment, uncut=experiment.config)
+    assert (len(experiment.train), experiment.tests, len(experiment.valid)) == (32, ("test",), 4)
+    assert [len(reads), hashed.count(source)] == [1, 1]
+    # Prompts and answers of three sets, steps of one, and no steps.
+    assert templates._encoded.cache_info().misses - texts <= 8
+    table = Path(source).read_text()
+    Path(source).write_text(table.replace("Tom 1 ", "Tim 1 "))  # of the same size
+    assert load_set(experiment.config, "config.data.train", source)[1].question.startswith("Tim 1 ")
+    assert len(reads) == 2
+
+
 def test_answers_that_are_no_numbers_are_compared_as_texts(tmp_path):
     config, lines = _chosen(_proofs(tmp_path / "set.jsonl", 20))
     assert check(config).prompt.answers == "texts"
@@ -232,13 +281,15 @@ FOLLOWS = {
     "latents": ({"max_latents": 1}, {"imitate.max_latent_stage": 1, "min_latents": 1}),
     "a stage of the curriculum": ({"imitate.max_latent_stage": 3}, {"max_latents": 6}),
     "a budget": ({"max_answer_tokens": 200}, {"model.n_positions": 256}),
+    "a verifier of the host": ({"reward": "mine"}, {"stages": ("imitate", "cold_start", "rl", "evaluate")}),
     "no gate": ({"gate.enabled": False}, {"stages": ("imitate", "rl", "evaluate"), "max_latents": 2}),
     "no thought": ({"max_latents": 0}, {"gate.enabled": False, "imitate.max_latent_stage": 0}),
 }
 
 
 @pytest.mark.parametrize("case", FOLLOWS)
-def test_flags_go_first_and_what_is_chosen_follows(case, tmp_path):
+def test_flags_go_first_and_what_is_chosen_follows(case, tmp_path, monkeypatch):
+    monkeypatch.setitem(REWARDS, "mine", RewardEntry(lambda completion: 1.0))
     given, follows = FOLLOWS[case]
     config, lines = _chosen(_table(tmp_path / "my.csv"), fields=FIELDS, **given)
     check(config)

@@ -19,7 +19,7 @@ from slpo_jax.io.orbax import load_params, params_digest
 from slpo_jax.policy.prompted import Prompts
 from slpo_jax.policy.rollout import Trajectories
 from slpo_jax.policy.scorers.latent_rm import begun, latent_scores
-from slpo_jax.rewards.reward import REWARDS
+from slpo_jax.rewards.reward import REWARDS, RewardEntry
 from slpo_jax.run import latent_rm as labels
 from slpo_jax.run import stage
 from slpo_jax.run.experiment import build
@@ -122,7 +122,7 @@ def test_a_label_is_the_share_of_right_completions_of_a_beginning(tmp_path, cpu_
 
 def test_labels_are_bound_to_all_that_makes_them(tmp_path, cpu_devices, monkeypatch):
     """Thoughts and completions by their law and numbers, and what is right; not how a reward model is trained."""
-    monkeypatch.setitem(REWARDS, "mine", lambda question, reference, text: 1.0)
+    monkeypatch.setitem(REWARDS, "mine", RewardEntry(lambda completion: 1.0))
     facts = {}
 
     def start(**changes):

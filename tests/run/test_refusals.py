@@ -23,7 +23,7 @@ from refused import refusal
 from slpo_jax.config.validate import check
 from slpo_jax.errors import UserError
 from slpo_jax.io.workdir import Workdir
-from slpo_jax.rewards.reward import CORRECT, REWARDS
+from slpo_jax.rewards.reward import CORRECT, REWARDS, RewardEntry
 from slpo_jax.run.experiment import build
 from slpo_jax.run.plan import check_stages
 from slpo_jax.run.stage import Stage, close_stage
@@ -110,7 +110,8 @@ CHECKED = [
     (BEST_OF_N | {"gate.enabled": True, "stages": ("best_of_n",)}, "stages: best_of_n stops by the gate", ""),
     (BEST_OF_N | {"best_of_n.scorer": "gate"}, "best_of_n.scorer: gate asks the gate", ""),
     (BEST_OF_N | {"best_of_n.scorer": "latent_rm"}, "best_of_n.scorer: 'latent_rm' is not valid; give one of", ""),
-    (BEST_OF_N | {"reward": "mine"}, "stages: best_of_n verifies on the device", ""),
+    (BEST_OF_N | {"reward": "mine", "reward_processes": 1}, "reward_processes: mine can't be asked in a process of its",
+     " (TypeError: cannot pickle 'generator' object); set it and config.reward_seconds to 0, or "),
     (BEST_OF_N | {"best_of_n.batch_size": 5}, "best_of_n.batch_size: 5 is not a multiple of", ""),
     (LATENT_RM | {"stages": ("imitate", "evaluate")}, "evaluate.scorers: latent_rm has parameters of its own", ""),
     (LATENT_RM | {"stages": ("imitate", "evaluate"), "evaluate.scorers": ()}, "evaluate.beams: 2, and latent_rm", ""),
@@ -142,7 +143,7 @@ def _check(folder, changes):
 
 @pytest.mark.parametrize(("changes", "begins", "says"), CHECKED)
 def test_one_line_before_the_first_stage(changes, begins, says, tmp_path, cpu_devices, monkeypatch):
-    monkeypatch.setitem(REWARDS, "mine", lambda question, reference, text: float(len(text)))
+    monkeypatch.setitem(REWARDS, "mine", RewardEntry(lambda completion, left=(line for line in ()): 1.0))
     with pytest.raises(UserError) as caught:
         _check(tmp_path, changes)
     line = str(caught.value)
@@ -197,7 +198,7 @@ def test_long_problem_of_slots_that_the_positions_cut():
 def test_that_pathwise_learns_references_whatever_the_reward_is_said_before(
     estimator, said, reward, tmp_path, warnings, monkeypatch
 ):
-    monkeypatch.setitem(REWARDS, "mine", lambda question, reference, text: float(len(text)))
+    monkeypatch.setitem(REWARDS, "mine", RewardEntry(lambda completion: float(len(completion))))
     changes = {"reward": reward, "objective.pathwise.estimator": estimator, "rl.temperature": 1.0}
     _check(tmp_path, {"stages": ("imitate", "rl"), "rl.objectives": ("pathwise",)} | changes)
     lines = [line for line in warnings if "config.reward=mine" in line]

@@ -52,11 +52,11 @@ class Shifted(LatentPolicySettings):
         )
 
 
-def digits(question, reference, completion):
+def digits(answer, completion):
     """One for each token that has digits, of an answer that ended."""
-    asked.append(reference)
+    asked.append(answer)
     if Path("crash").exists() and len(asked) > 60:
-        raise RuntimeError("the machine goes off")
+        raise SystemExit("the machine goes off")
     return sum(any(map(str.isdigit, word)) for word in completion.split())
 
 
@@ -137,12 +137,8 @@ def test_they_are_asked(folder, registries):
 
 @pytest.mark.slow
 def test_another_config_takes_them_by_name(folder, registries):
-    for reward, said in (
-        ("none", "config.reward: 'none' is not valid; give one of correct, digits"),
-        ("digits", "config.reward: digits is asked on the host, and cold_start asks inside its step"),
-    ):
-        line = refusal("train", "small.py", "--register=own.py", f"--config.reward={reward}", folder=folder)
-        assert line.startswith(said)
+    line = refusal("train", "small.py", "--register=own.py", "--config.reward=none", folder=folder)
+    assert line.startswith("config.reward: 'none' is not valid; give one of correct, digits")
 
 
 @pytest.mark.parametrize(
@@ -162,7 +158,7 @@ def test_what_can_not_be_registered_is_one_line(registries, what, name, value, f
 
 def test_a_file_may_be_read_again(registries, tmp_path):
     (tmp_path / "registers_mine.py").write_text(
-        "import slpo_jax\nslpo_jax.register_reward('mine', lambda *texts: 1.0)\n"
+        "import slpo_jax\nslpo_jax.register_reward('mine', lambda completion: 1.0)\n"
     )
     for _ in range(2):
         read_registrations(str(tmp_path / "registers_mine.py"))

@@ -12,6 +12,7 @@ import pytest
 from imitation import Crash, crash, fake_steps
 from same_run import assert_same_run, checkpoint_of, rows_of
 from slpo_jax.config import read_config
+from slpo_jax.io import backend
 from slpo_jax.run import stage as stage_module
 from slpo_jax.run.experiment import build
 from slpo_jax.training import loop
@@ -88,10 +89,12 @@ def _terminate():
 
 
 def _cut(fake, at, workdir, config=None, what=crash):
-    """A run in which this happens at the (stream, step) `at`; what it ends with."""
+    """A run in which this happens at the (stream, step) `at`; what it ends with. Nothing of it stays in the process."""
     fake.update(at=at, what=what)
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)], [*backend._say]
     with pytest.raises(Crash if what is crash else SystemExit) as ended:
         _run(workdir, config)
+    assert ([signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)], backend._say) == before
     assert fake["at"] is None
     return ended.value
 

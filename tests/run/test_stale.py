@@ -19,12 +19,14 @@ from slpo_jax.checkpoints.decode_settings import config_of, stopping_of
 from slpo_jax.checkpoints.detect import identify
 from slpo_jax.config import Config, read_config
 from slpo_jax.config.sections import changed, values
+from slpo_jax.data.tokenizer import load_tokenizer
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.evaluate import Evaluator
 from slpo_jax.evaluation.report import write_report
 from slpo_jax.io.files import flatten
 from slpo_jax.io.mesh import replicate
 from slpo_jax.io.orbax import params_digest, save_params
+from slpo_jax.io.tokenizer_files import save_tokenizer
 from slpo_jax.policy.latent_policies import LATENT_POLICIES
 from slpo_jax.run import evaluate
 from slpo_jax.run.experiment import Experiment, build
@@ -242,6 +244,21 @@ def test_what_is_made_again_and_what_is_kept(finished, monkeypatch, name):
         assert all(name.endswith((".digest.json", ".manifest")) for name in others)
 
 
+UNREAD = (
+    RECORDS, MANIFEST, "work/eval/slpo/made.thoughts.json", "work/eval/slpo/row.json", "work/checkpoints",
+    "work/checkpoints/slpo", "work/checkpoints/slpo/config.json", "work/checkpoints/slpo.digest.json",
+    "work/checkpoints/slpo/rule.json", "work/checkpoints/slpo/0/params",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("where", UNREAD)
+def test_what_can_not_be_read_is_said_and_nothing_is_made_again(finished, monkeypatch, unreadable, where):
+    before, path = finished.files(), finished.folder / where
+    with unreadable(path), pytest.raises(PermissionError, match=re.escape(str(path))):
+        finished.evaluate(monkeypatch)
+    assert finished.files() == before
+
+
 def test_what_nobody_can_make_again_unasked_is_one_line(finished, monkeypatch):
     """A row says which rule was chosen, and so does the checkpoint's file, which may be all that is there."""
     asked = {"work/eval/slpo/row.json": finished.evaluate,
@@ -267,7 +284,8 @@ def test_most_answers_cut_at_the_limit_is_said(finished, monkeypatch, warnings):
     finished.train("slpo", 7)
     says = "100% of the answers are cut at the limit, and wrong whatever they say; raise config."
     done = finished.evaluate(monkeypatch)
-    assert {line for line in warnings if "cut" in line} == {f"{label}: {says}max_answer_tokens" for label in done}
+    cut = [line for line in warnings if "cut" in line]  # each once, also of validation, which each threshold asks
+    assert sorted(cut) == sorted(f"{label}: {says}max_answer_tokens" for label in set(done))
     warnings.clear()
     done = finished.evaluate(monkeypatch, **{"evaluate.max_answer_tokens": 4, "evaluate.seeds": 1})
     assert {line for line in warnings if "cut" in line} >= {
@@ -430,10 +448,78 @@ def test_a_data_file_that_changed_under_its_name(run, key, file):
     path = run.folder / file
     before = path.read_bytes()
     path.write_bytes(before + before.splitlines(keepends=True)[0])
-    run.error(f"data.{key}", f"{path} has changed since")
+    run.error(f"data.{key}", f"{path} has changed since", max_answer_tokens=9)  # chosen from it, say
     run.fine(**EVALUATED)  # which trains nothing
     path.write_bytes(before)
     run.fine()
+
+
+def _directory(folder):
+    """Two configs, one of two files."""
+    lines, made = (folder / "train.jsonl").read_text().splitlines(keepends=True), folder / "set"
+    for config, some in (("main", lines[:40]), ("main", lines[40:]), ("other", lines)):
+        (made / config).mkdir(parents=True, exist_ok=True)
+        (made / config / f"train-{len(some)}.jsonl").write_text("".join(some))
+    named = "".join(f"- config_name: {name}\n  data_files: {name}/*\n" for name in ("main", "other"))
+    (made / "README.md").write_text(f"---\nconfigs:\n{named}---\n")
+
+
+# A source in a folder, the file of it that is edited, and one that takes something else of the same bytes.
+FORMS = {
+    "a part": ("train.jsonl[train]", "train.jsonl", "train.jsonl"),
+    "a config of a directory of several files": ("set:main", "set/main/train-40.jsonl", "set:other"),
+    "a split": ("set:main@train", "set/main/train-40.jsonl", "set:main@train+train"),
+    "a part of a directory": ("set:main[train]", "set/main/train-40.jsonl", "set:main[valid]"),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("key", ["train", "valid"])
+def test_a_source_of_any_form_is_held_to_its_bytes(run, form, key):
+    source, file, other = (str(run.folder / name) for name in FORMS[form])
+    _directory(run.folder)
+    run.delete(*STAGES)
+    start = {"stages": ("imitate",), "imitate.control": False}
+    run.train("imitate", **start, **{f"data.{key}": source})
+    ensure = run.experiment(**start, **{f"data.{key}": source})
+    ensure_manifest(ensure.stage("imitate"), write=False)
+    with pytest.raises(UserError, match=rf"^config.data.{key}: is .* is what .* was run with"):
+        ensure_manifest(run.experiment(**start, **{f"data.{key}": other}).stage("imitate"), write=False)
+    path = run.folder / file
+    path.write_text(path.read_text().replace("1", "2", 1))  # of the same size
+    with pytest.raises(UserError, match=rf"^config.data.\w+: {re.escape(str(run.folder))}.* has changed since"):
+        ensure_manifest(ensure.stage("imitate"), write=False)
+
+
+def test_a_changed_file_is_named_before_settings_that_were_chosen_from_it(run):
+    run.edit("train.jsonl", "1", "2")
+    run.error("data.train", "has changed since", max_latents=2)
+
+
+def test_a_tokenizer_that_changed_under_its_name(run):
+    save_tokenizer(load_tokenizer("synthetic:20"), run.folder / "texts")
+    texts = {"tokenizer": str(run.folder / "texts"), "stages": ("imitate",), "imitate.control": False}
+    run.delete(*STAGES)
+    run.train("imitate", **texts)
+    run.fine(**texts)
+    run.edit("texts/tokenizer.json", '"Tom"', '"Tim"', -1)
+    run.error("tokenizer", "texts has changed since", **texts)
+
+
+def test_words_of_the_training_data_are_the_same_command_s_once_all_is_trained(run, monkeypatch):
+    """Whatever is still to be evaluated, and where the training data are gone."""
+    words = {"tokenizer": "words", "model.n_positions": 100, "prompt_slots": (40,)}
+    run.delete(*STAGES)
+    for stage, value in STAGES.items():
+        run.train(stage, value, **words)
+    run.fine(**words)
+    every = {"stages": Config().stages, **words}
+    assert run.evaluate(monkeypatch, **every) == EVERYTHING | {"validation"}
+    assert run.experiment(**words).config.tokenizer == "words"
+    assert run.evaluate(monkeypatch, **every) == set()
+    assert run.evaluate(monkeypatch, **every, **{"evaluate.limit": 7}) == EVERYTHING | {"validation"}
+    (run.folder / "train.jsonl").unlink()
+    assert run.evaluate(monkeypatch, **EVALUATED, **words, **{"evaluate.limit": 7}) == set()
 
 
 def test_a_stage_trained_again_with_other_settings_unbinds_what_was_made_of_it(run):

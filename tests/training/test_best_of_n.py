@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 from slow_policy import rollouts_of
-from slpo_jax.io.mesh import device_mesh
+from slpo_jax.io.mesh import device_mesh, replicate, shard_rows
 from slpo_jax.training.best_of_n import BestOfNConfig, best_right, make_choice, make_loss
+from slpo_jax.training.host_rewards import HostVerdicts
 from slpo_jax.training.rl import roll_out
-from small_steps import NEVER, prompted_batch, rigged_reward, small_params
+from small_steps import NEVER, host_reward_of, layout_of, prompted_batch, rigged_reward, small_params
 from tiny import END, ROLLOUT, SlowReasoner, policy_of
 
 CONFIG = BestOfNConfig(samples=6)
@@ -61,3 +62,19 @@ def test_the_best_right_sample_is_imitated():
     assert [tuple(map(float, metrics[name])) for name in ("loss", "answer_log_likelihood", "solved")] == [
         (pytest.approx(-total, rel=1e-4), 3), (pytest.approx(total, rel=1e-4), 3), (3, 4)
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("devices", "micro_batches"), [(1, 1), (2, 2)])
+def test_verdicts_of_the_host_choose_as_those_of_the_device(devices, micro_batches):
+    batch = prompted_batch(references=(0, 0, NEVER, 1))
+    config = dataclasses.replace(CONFIG, micro_batches=micro_batches)
+    mesh = layout_of(devices).mesh
+    (params, key), rows = replicate((small_params(), KEY), mesh), shard_rows(batch, mesh)
+    with jax.transfer_guard("disallow"):
+        chosen = make_choice(POLICY, None, config, mesh, HostVerdicts(host_reward_of(batch), mesh))(params, rows, key)
+    on_device = make_choice(POLICY, rigged_reward, config, mesh)(params, rows, key)
+    assert chosen.right_B.tolist() == [True, True, False, True]
+    for one, other in zip(*map(jax.tree.leaves, (chosen, on_device)), strict=True):
+        if jax.dtypes.issubdtype(one.dtype, jax.dtypes.prng_key):
+            one, other = jax.random.key_data(one), jax.random.key_data(other)
+        np.testing.assert_array_equal(one, other)

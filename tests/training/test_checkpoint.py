@@ -1,9 +1,11 @@
 """Checkpoints hold the whole state, are told apart from others, and never outrun the log."""
 
+import contextlib
 import json
 import re
 import resource
 import shutil
+import signal
 import types
 from pathlib import Path
 from unittest import mock
@@ -48,6 +50,25 @@ def test_the_whole_state_comes_back(tmp_path):
     for ours, theirs in zip(jax.tree.leaves(restored), jax.tree.leaves(state), strict=True):
         assert ours.dtype == theirs.dtype
         assert (ours == theirs).all()
+
+
+def test_what_is_saved_is_as_it_was_however_late_it_is_written(tmp_path, monkeypatch):
+    """The next step gives the buffers away, and adds to the dicts that it was handed."""
+    state, keeper, given = _state(), StageCheckpoints(tmp_path), mock.Mock()
+    extra = {"metric_sums": {"loss": [1.5, 2.0]}, "accuracies": [0.5]}
+    before = jax.tree.map(np.array, {"opt_state": state.opt_state, "step": state.step, "skipped": state.skipped})
+    before |= {"params": np.array(state.params["reasoner"]["h_0"]), "key": np.array(jax.random.key_data(state.key))}
+    monkeypatch.setattr(keeper._manager, "save", given)
+    monkeypatch.setattr(keeper, "_checksum", mock.Mock())
+    keeper.save(state, extra)
+    extra["metric_sums"]["loss"] = [9.0, 9.0]
+    extra["accuracies"].append(0.75)
+    for leaf in jax.tree.leaves((state, jax.random.key_data(state.key))):
+        leaf.delete()
+    saved = given.call_args.kwargs["args"]
+    assert saved["extra"].item == {"metric_sums": {"loss": [1.5, 2.0]}, "accuracies": [0.5]}
+    found = {**saved["rest"].item, "params": saved["params"].item["reasoner"]["h_0"]}
+    jax.tree.map(np.testing.assert_array_equal, found, before)
 
 
 @pytest.mark.parametrize(
@@ -200,6 +221,29 @@ def test_answers_cut_at_the_limit_are_said_once_a_stage(tmp_path, warnings):
     assert warnings == [f"slpo at step 2: {said}"]
 
 
+@pytest.mark.parametrize("where", ["step", "batch", "row", "checkpoint", "between the steps", ""])
+def test_signals_and_progress_are_let_go_of_on_every_way_out(tmp_path, monkeypatch, where):
+    """Once what is being saved is on the disk; in a notebook the process goes on."""
+
+    def fails(*_, **__):
+        raise RuntimeError(where)
+
+    before = [signal.getsignal(number) for number in loop._STOPS], [*backend._say]
+    run, state, _ = _begun(tmp_path, 4, 2, 3)
+    assert signal.getsignal(signal.SIGINT) == run._remember
+    if where in ("row", "checkpoint"):
+        what, name = (run.log, "write") if where == "row" else (run.checkpoints, "save")
+        monkeypatch.setattr(what, name, fails)
+    step, batch = _step(lambda batch: {"loss": jnp.float32(batch)}), lambda step: step
+    with pytest.raises(RuntimeError, match=where) if where else contextlib.nullcontext(), run:
+        state = run.advance(state, fails if where == "step" else step, fails if where == "batch" else batch, 4)
+        if where.startswith("between"):
+            fails()
+        run.finish(state)
+    assert ([signal.getsignal(number) for number in loop._STOPS], backend._say) == before
+    run.checkpoints.close.assert_called_once_with()
+
+
 def _skip(tmp_path, bad):
     """Twelve steps of which those in `bad` are counted as not finite."""
 
@@ -308,6 +352,27 @@ def test_damage_that_nobody_sealed_is_one_line_too(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} >= {"4", "8"}  # nothing is lost that might be mended
     with pytest.raises(UserError, match=r"params: is damaged"):
         load_params(tmp_path, _state().params)
+
+
+def test_what_can_not_be_read_is_no_damage_and_is_not_deleted(tmp_path):
+    _two(tmp_path)
+    for name in ("extra", "params"):  # a folder in the place of a file
+        path = tmp_path / "8" / name / {"extra": "metadata", "params": "_METADATA"}[name]
+        kept = path.read_bytes()
+        (tmp_path / "8" / "checksums.json").unlink(missing_ok=True)
+        path.unlink()
+        path.mkdir()
+        keeper = StageCheckpoints(tmp_path)
+        with pytest.raises(IsADirectoryError, match=path.name):
+            keeper.restore(_state())
+        if name == "params":
+            for read in (lambda: load_params(tmp_path, _state().params), lambda: stored_params(tmp_path)):
+                with pytest.raises(IsADirectoryError, match=path.name):
+                    read()
+        keeper.close()
+        path.rmdir()
+        path.write_bytes(kept)
+    assert StageCheckpoints(tmp_path).restore(_state())[1] == {"step": 8}
 
 
 def test_a_finished_stage_s_last_checkpoint_is_not_replaced_by_an_earlier_one(tmp_path):

@@ -1,6 +1,7 @@
 """The gate's cold start against separately decoded candidates and an enumeration of stop times."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -10,11 +11,27 @@ from scipy import special
 
 import small_steps
 from slow_policy import as_float64, assert_is_gradient
+from slpo_jax.io.mesh import shard_rows
 from slpo_jax.models.dropout import Dropout, drop
 from slpo_jax.policy.prompted import repeat_rows
 from slpo_jax.policy.rollout import sample
 from slpo_jax.training import cold_start
-from small_steps import BATCH, COLD, MIN_LATENTS, NEVER, POLICY, ROLLOUT, prompted_batch, rigged_reward, small_params
+from slpo_jax.training.host_rewards import make_host_step
+from slpo_jax.training.state import init_state, make_train_step
+from small_steps import (
+    BATCH,
+    COLD,
+    MIN_LATENTS,
+    NEVER,
+    OPTIMIZER,
+    POLICY,
+    ROLLOUT,
+    host_reward_of,
+    layout_of,
+    prompted_batch,
+    rigged_reward,
+    small_params,
+)
 from tiny import CONFIG, compiled, policy_of
 
 T, N = ROLLOUT.max_latents, COLD.trajectories
@@ -102,3 +119,37 @@ def test_each_candidate_is_judged_by_its_own_problem(monkeypatch):
     loss = cold_start.make_loss(POLICY, lambda tokens, references: tokens[:, 0] == references[:, 0], COLD)
     _, sums = compiled(loss)(small_params(), prompted_batch(references=range(BATCH)), jax.random.key(0))
     assert sums["right_share"] == (BATCH * N * len(CANDIDATES),) * 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("devices", "micro_batches", "fsdp", "train_backbone"), [(1, 1, 1, True), (2, 2, 2, False)])
+def test_verdicts_of_the_host_are_those_of_the_device(devices, micro_batches, fsdp, train_backbone):
+    """To the bit in all metrics, parameters and the optimizer's state, over two steps."""
+    config, asked = dataclasses.replace(COLD, train_backbone=train_backbone), []
+
+    def host_reward(tokens_NA, index_N):
+        asked.append(len(index_N))
+        return host_reward_of(PROBLEMS)(tokens_NA, index_N)
+
+    def taken(make, loss):
+        how = (OPTIMIZER, ("reasoner", "gate") if train_backbone else ("gate",), layout_of(devices, fsdp), "cold_start")
+        step = make(loss, *how, micro_batches)
+        state, rows = init_state(small_params(), how[1], OPTIMIZER, jax.random.key(0), how[2]), []
+        for _ in range(2):
+            batch = shard_rows(PROBLEMS, how[2].mesh)
+            with jax.transfer_guard("disallow"):  # as the loop of all stages has it
+                state, row = step(state, batch)
+            rows.append(jax.device_get(row))
+            own = [row.pop(name, 0) for name in ("reward_failed", "verifier_seconds")]
+            assert own + [row["counts"].pop("reward_failed", 0)] in ([0, 0, 0], [0, 0, BATCH * N * len(CANDIDATES)])
+            rows[-1] = {name: row[name] for name in sorted(row)}
+        return jax.tree.map(np.asarray, (state.params, state.opt_state, rows))
+
+    sample = functools.partial(cold_start.candidates_of, POLICY, config)
+    halves = functools.partial(make_host_step, sample=sample, host_reward=host_reward)
+    jax.tree.map(
+        np.testing.assert_array_equal,
+        taken(halves, cold_start.make_improvement(POLICY, config)),
+        taken(make_train_step, cold_start.make_loss(POLICY, rigged_reward, config)),
+    )
+    assert asked == [BATCH * N * len(CANDIDATES) // devices] * 2 * devices

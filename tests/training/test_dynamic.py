@@ -17,6 +17,7 @@ from slpo_jax.training.objectives import Objective
 from slpo_jax.training.rollout_update import Drawing, make_rl_step
 from slpo_jax.training.state import init_state
 from small_steps import layout_of
+from tiny import verdicts
 
 B, G = 4, 3
 
@@ -68,7 +69,8 @@ def _run(draws, most, devices=1, on_host=False, steps=1):
 
     def host_reward(tokens_NA, index_N):
         assert (tokens_NA[:, 0] // 10 == index_N).all()
-        return np.array([mixed[i] and row[0] % 10 != 1 for i, row in zip(index_N.tolist(), tokens_NA, strict=True)])
+        found = [mixed[i] and row[0] % 10 != 1 for i, row in zip(index_N.tolist(), tokens_NA, strict=True)]
+        return verdicts(found)
 
     optimizer = optax.sgd(1.0)
     drawing = Drawing(most, batch) if most else None

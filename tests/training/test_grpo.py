@@ -22,7 +22,7 @@ from slpo_jax.training.objectives.grpo import clipped_gains
 from slpo_jax.training.rollout_update import make_rl_step
 from slpo_jax.training.state import copied, init_state
 from small_steps import GROUP, ROLLOUT, difference, layout_of, small_params
-from tiny import EOS, PAD, SlowReasoner, compiled, keys_of, policy_of, real_tokens
+from tiny import EOS, PAD, SlowReasoner, compiled, keys_of, policy_of, real_tokens, verdicts
 
 T, A = ROLLOUT.max_latents, ROLLOUT.answer_slots
 GRPO = OBJECTIVES["grpo"]
@@ -312,7 +312,8 @@ def test_updates_on_one_rollout(monkeypatch, devices, micro_batches):
         reward = None if host_reward else _toy_reward
         params = {"w": jnp.float32(0.3), "reasoner": {}}
         start = copied(params, layout) if compares else None
-        how = (reward, GROUP, optimizer, ("w",), layout, "rl", micro_batches, host_reward, start)
+        host = host_reward and (lambda *rolled: verdicts(host_reward(*rolled)))
+        how = (reward, GROUP, optimizer, ("w",), layout, "rl", micro_batches, host, start)
         toy = Toy(updates_per_step=updates, rollout_parts=parts, needs_reference=compares)
         step, rows = make_rl_step(POLICY, toy, *how), []
         state = init_state(params, ("w",), optimizer, jax.random.key(5), layout)

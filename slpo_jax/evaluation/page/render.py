@@ -39,12 +39,13 @@ def render_page(title: str, report: Mapping[str, Any], evals: Evals, thoughts: T
     figures = dict.fromkeys(key for sets in report["eval"].values() for found in sets.values() for key in found)
     metrics = {key: dict(zip(("title", "about"), said, strict=True)) for key in figures if (said := defined(key))}
     logged = {name for curves in report.get("training", {}).values() for name in curves}
+    rewards = {name: SHARED["reward/NAME"] for name in logged if name.startswith("reward/")}
     data = {
         "title": title,
         "report": report,
         "columns": {"main": [*shown_columns(report["eval"]), "cut"], "all": [*metrics]},
         "metrics": metrics,
-        "scalars": SHARED if logged <= {*SHARED, "elapsed"} else scalars(),
+        "scalars": (SHARED if logged <= {*SHARED, *rewards, "elapsed"} else scalars()) | rewards,
         "row_about": about_rows(report["rows"]),
         "differences_about": about_differences(len(report.get("runs", ()))),
     }

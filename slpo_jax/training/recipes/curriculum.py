@@ -55,7 +55,7 @@ def phases(settings: ImitateSettings, max_latents: int, last: str = "final") -> 
 
 def needs(problems: EncodedProblems, phase: Phase) -> list[Needs]:
     """`Needs` of each problem: positions, and slots of its suffix."""
-    sizes = [len(problems.suffix(i, phase.dropped)) - 1 for i in range(len(problems))]
+    sizes = [problems.suffix_size(i, phase.dropped) - 1 for i in range(len(problems))]
     before = [len(prompt) + phase.latent_slots for prompt in problems.prompts]
     return [(first + size, size) for first, size in zip(before, sizes, strict=True)]
 

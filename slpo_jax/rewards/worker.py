@@ -1,0 +1,69 @@
+"""A process that calls one function for `slpo_jax.rewards.processes`, which runs this file.
+
+Its arguments are the number of an open pipe, and limits of a request: seconds of processor time, bytes of memory; 0 is
+none. What it gets first is where modules are imported from and the function; it answers with a text, "" or what is
+wrong with it. Then requests come, keywords each; an answer is (True, value), or (False, why there is none).
+
+A function may be busy for ever, also in C, where Python can't be interrupted: then the kernel ends the process, by a
+timer of its own processor time, or the one who asked does, and starts another.
+"""
+
+import fcntl
+import os
+import pickle
+import resource
+import signal
+import sys
+from multiprocessing.connection import Connection
+
+
+def main(pipe: Connection, processor: float) -> None:
+    """Answer requests until there are no more."""
+    path, function = pipe.recv()
+    sys.path[:] = path
+    try:
+        function = pickle.loads(function)
+    except BaseException as error:  # it imports whatever the function names
+        pipe.send(in_words(error))
+        return
+    pipe.send("")
+    while True:
+        try:
+            request = pipe.recv()
+        except EOFError:
+            return
+        signal.setitimer(signal.ITIMER_PROF, processor)  # whose signal ends a process that has no handler
+        try:
+            answer = pickle.dumps((True, function(**request)))
+        except BaseException as error:  # it is the user's code, and can raise anything, SystemExit too
+            answer = pickle.dumps((False, in_words(error)))
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        pipe.send_bytes(answer)
+
+
+def in_words(error: BaseException) -> str:
+    """An error in a line."""
+    return " ".join(f"{type(error).__name__}: {error}".split())
+
+
+def apart() -> None:
+    """End with the one who asks, at once, and with nobody else; leave the standard streams to the function."""
+    # The one who asked ends its step before it obeys a signal to all, and needs the verdicts. Programs that the
+    # function starts are to obey theirs, so these aren't ignored.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: None)
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    # When the other end of standard input closes, the kernel ends this session, whatever it is busy with.
+    alive = os.dup(0)
+    fcntl.fcntl(alive, fcntl.F_SETOWN, -os.getpgid(0))
+    fcntl.fcntl(alive, fcntl.F_SETFL, os.O_ASYNC)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.dup2(2, 1)
+
+
+if __name__ == "__main__":
+    apart()
+    if sys.platform == "linux" and int(sys.argv[3]):
+        resource.setrlimit(resource.RLIMIT_AS, (int(sys.argv[3]),) * 2)
+    main(Connection(int(sys.argv[1])), float(sys.argv[2]))
