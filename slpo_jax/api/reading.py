@@ -26,7 +26,7 @@ def read(source: Any, answers: str = "", fields: Mapping[str, str] | None = None
             `evaluate` takes them.
         answers: how answers are read, as `config.prompt.answers`; "" chooses numbers where nine of ten
             answers are some, else texts.
-        fields: names of fields that can't be told: question, answer, steps.
+        fields: names of fields that can't be told: question, answer, steps, choices; first_choice is "0" or "1".
     Returns:
         the problems, with question, steps and answer each.
     Raises:
@@ -35,9 +35,9 @@ def read(source: Any, answers: str = "", fields: Mapping[str, str] | None = None
     if answers and answers not in (known := get_args(AskedStyle)):
         raise UserError(f"answers: {answers!r} is not valid; give one of {', '.join(known)}")
     try:
-        named = FieldsConfig(**(fields or {}))
+        named = FieldsConfig(**cast(Any, fields or {}))
     except (TypeError, FieldError):
-        raise UserError(f"fields: {fields!r} is not valid; give names as question, answer and steps") from None
+        raise UserError(f"fields: {fields!r} is not valid; give texts as question, answer, steps and so on") from None
     source = list(source) if isinstance(source, Iterator) else source
     source = os.fspath(source) if isinstance(source, os.PathLike) else source
     why = ""

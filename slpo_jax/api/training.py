@@ -78,8 +78,8 @@ def train(
         KeyboardInterrupt: after Ctrl-C, once the stage is saved.
     """
     for key, value in {"eval": eval, "config": config}.items():
-        if not isinstance(value, Mapping | None):
-            raise UserError(f"{key}: {value!r} is not valid; give a dict")
+        if not isinstance(value, Mapping | None) or not all(isinstance(name, str) for name in value or ()):
+            raise UserError(f"{key}: {value!r} is not valid; give a dict by names")
     sources, tests = {"train": train, "valid": valid, "base": base}, dict(eval or {})
     for key, source in {"start": start, "workdir": workdir, **sources, **tests}.items():
         if not isinstance(source, str | os.PathLike | ConfigDict):

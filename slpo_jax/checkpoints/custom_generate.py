@@ -57,8 +57,8 @@ def generate(inputs=None, generation_config=None, *, model, input_ids=None, atte
     Returns:
         int [B, P + A], prompts and answers, or with return_dict_in_generate=True a `Thought`.
     Raises:
-        ValueError: the prompt is none of the chat template's, too long, or has a word that the tokenizer doesn't know; or
-            the weights give what is no finite number.
+        ValueError: the prompt is none of the chat template's, too long, or has a word that the tokenizer doesn't know;
+            or the weights give what is no finite number.
     """
     settings, own = copy.deepcopy(model.generation_config), model.generation_config
     asked = ({} if generation_config is None else generation_config.to_diff_dict()) | others
@@ -112,8 +112,8 @@ def _check(model, settings, ids_BP, valid_BP) -> None:
     slots = int(valid_BP.sum(dim=1).max()) + settings.max_latents + max(len(settings.closing_ids) - 1, 0)
     if slots >= most:
         raise ValueError(
-            f"generate: prompt and {settings.max_latents} latents take {slots} positions, the model has {most} with the "
-            "answer's; shorten the prompt"
+            f"generate: prompt and {settings.max_latents} latents take {slots} positions, the model has {most} with "
+            "the answer's; shorten the prompt"
         )
     if settings.max_new_tokens > most - slots:
         settings.max_new_tokens = most - slots

@@ -253,9 +253,9 @@ def _open_adapters(init: str, path: Path, stored: dict[str, Stored], base: str, 
             f"config.base: not set, and {path} holds LoRA adapters alone; give the directory or hub id of the model "
             "that they were trained on"
         )
-    named = read_json(path / CONFIG, default={}).get("base_model_name_or_path") if path.is_dir() else None
-    if named and not any(part.endswith(Path(named).name) for part in Path(base).expanduser().absolute().parts):
-        said = "config.base: is %s, and the adapters of %s were trained on %s, as their %s has it; give that where it is another"
+    named = (path.is_dir() and read_json(path / CONFIG, default={}).get("base_model_name_or_path")) or "/"
+    if is_hub_id(named) and not any(part.endswith(Path(named).name) for part in Path(base).absolute().parts):
+        said = "config.base: is %s, and the adapters of %s were trained on %s, as %s says; give that if it is another"
         logging.warning(said, base, path, named, CONFIG)
     lora, below = lora_of(path, lora_alpha), open_checkpoint(base, "", lora_alpha, "config.base")
     with fitting(base):

@@ -13,6 +13,7 @@ from slpo_jax.training.recipes import RECIPES
 
 _MOST_STAGES = 6  # of COCONUT's curriculum, as for ProsQA
 _LARGE = 500_000_000  # parameters from which on memory is saved, and rates are lower
+_NO_ANSWER = 14  # tokens, where nobody knows how long they are
 _BATCHES = ((8, 500), (16, 5_000), (32, 50_000), (128, math.inf))  # size, below so many problems
 
 
@@ -74,6 +75,8 @@ def choices(measured: Measured) -> list[Choice]:
     """Everything that depends on lengths and sizes."""
     prompts, answer = measured.prompts, max(measured.answers)
     said = f"the longest answer {answer} with its end"
+    if answer == 1:
+        answer, said = _NO_ANSWER, f"none has an answer, for which there are {_NO_ANSWER}"
     if not measured.architecture.has_latents:
         answer = max(*measured.written, answer)
         said = f"the longest solution {answer} with its answer"

@@ -17,7 +17,7 @@ _OWN_LABEL = re.compile(r"\(?([A-Z])\s*[).:]\s*")
 _COLUMN = re.compile(r"([A-J])|(?:(?i:op|opt|option|choice|ending|sol)[ _-]?|answer(?=[A-J]))(?:([A-Ja-j])|(\d{1,2}))")
 
 
-WAYS = ("0", "1", "text")
+WAYS = ("0", "1", "written")
 """What a number may be that is an answer: an index from 0 or from 1, or a choice's text."""
 
 
@@ -55,10 +55,10 @@ class Choices(NamedTuple):
         Raises:
             UserError: it is none of them, or both a choice's text and another one's label or index.
         """
-        labelled, text = self._labelled(said), self.read(said, "text")
+        labelled, text = self._labelled(said), self.read(said, "written")
         if canonical_number(said) is not None and not (labelled and self.own):
-            labelled = self.read(said, way or self.first or "0") if way != "text" else None
-            text = text if self.own or way in ("", "text") else None
+            labelled = self.read(said, way or self.first or "0") if way != "written" else None
+            text = text if self.own or way in ("", "written") else None
         elif self.own:
             text = None if labelled else text
         if not (labelled or text) or (labelled and text and labelled != text):
@@ -69,9 +69,9 @@ class Choices(NamedTuple):
         return labelled or self.texts[self.labels.index(text or "")]
 
     def read(self, number: str, way: str) -> str | None:
-        """The label of the choice that a number is the index of, from 0 or 1, or that any answer is the "text" of."""
+        """The label of the choice that a number is the index of, from 0 or 1, or that any answer is written as."""
         canonical = canonical_number(number) or number.strip()
-        if way == "text":
+        if way == "written":
             forms = [canonical_number(text) or text for text in self.texts]
             return self.labels[forms.index(canonical)] if canonical in forms else None
         place = int(canonical) - int(way) if re.fullmatch("[0-9]{1,2}", canonical) and not self.own else -1
@@ -134,16 +134,19 @@ def _of_columns(record: Mapping[str, Any]) -> Choices | None:
             kind[key] = name  # type: ignore[index]
     first = min(numbers, default=0)
     found = letters or {string.ascii_uppercase[number - first]: numbers[number] for number in numbers if first < 2}
-    names = [found[label] for label in sorted(found)]
+    names, labels = [found[label] for label in sorted(found)], list(string.ascii_uppercase[: len(found)])
+    if sorted(found) != labels or len(names) < 2 + ("A" in map(str.strip, names)):
+        return None
     # A dash stands for nothing, but among other signs.
     signs = any(isinstance(record[name], str) and re.fullmatch(r"[^\w-]+", record[name]) for name in names)
     there = [n for n, name in enumerate(names) if not is_missing(record[name]) or (signs and record[name] == "-")]
-    labels, names = list(string.ascii_uppercase[: len(names)]), [names[place] for place in there]
-    if sorted(found) != labels or len(names) < 2 + ("A" in map(str.strip, names)):
+    if len(there) < 2:
         return None
-    texts, are_numbers = [str(record[name]) for name in names], all(is_number(record[name]) for name in names)
-    own = "" if letters else str(first)
-    return Choices([labels[place] for place in there], texts, there, False, names, are_numbers, own)
+    names, labels = [names[place] for place in there], [labels[place] for place in there]
+    are_numbers = all(is_number(record[name]) for name in names)
+    return Choices(
+        labels, [str(record[name]) for name in names], there, False, names, are_numbers, "" if letters else str(first)
+    )
 
 
 def _is_nothing(text: Any) -> bool:
@@ -162,20 +165,20 @@ def way_of(found: Iterable[tuple[str, Choices, str, bool]], first: Counted, stri
         UserError: they are indices from 1, and nothing says so.
     """
     asked = [each for each in found if canonical_number(each[2]) is not None and not each[1].own]
-    ways = [way for way in WAYS if asked and all(choices.read(said, way) for _, choices, said, _ in asked)]
-    if first and (strict or first in ways):
-        return first
-    if "text" in ways and len(ways) > 1:
+    ways = [way for way in WAYS if all(choices.read(said, way) for _, choices, said, _ in asked)]
+    if not asked or (first and (strict or first in ways)):
+        return first if asked else ""
+    if "written" in ways and len(ways) > 1:
         if "0" not in ways or not all(is_index and not choices.are_numbers for _, choices, _, is_index in asked):
-            return "" if "0" in ways else "text"
-        ways.remove("text")
+            return "" if "0" in ways else "written"
+        ways.remove("written")
     named = {choices.first for _, choices, _, _ in asked}
     if len(named) == 1 and named <= {*ways}:
         return named.pop()
     if ways == ["1"]:
         where, choices, said, _ = next(each for each in asked if not each[1].read(each[2], "0"))
         raise UserError(
-            f"{where}: answer {said!r} of {len(choices.labels)} choices: an index from 1, as all of the set may be; "
-            "say so with config.data.fields.first_choice=1, or give labels"
+            f"{where}: answer {said!r} of {len(choices.labels)} choices can only be an index from 1; say so with "
+            "config.data.fields.first_choice=1, or give labels"
         )
     return ways[0] if ways else ""

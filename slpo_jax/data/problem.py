@@ -44,8 +44,9 @@ class Reading:
 
     def see(self, record: Mapping[Any, Any]) -> None:
         """A record as it was given, what is missing being None."""
-        nothing = {name for name, value in record.items() if value is None or (isinstance(value, str | list) and not value)}
-        self.filled.update((str(name), None) for name in record if name not in nothing)
+        for name, value in record.items():
+            if not (value is None or (isinstance(value, str | list) and not value)):
+                self.filled[str(name)] = None
 
     @property
     def unused(self) -> str:

@@ -119,8 +119,8 @@ def load_problems(
         source: a file of one of the kinds of `FILE_READERS`; "TASK:NAME" for a set of one of `GENERATED`; "gym:TASK"
             for one of reasoning-gym (`data.gym`); a directory as on the hub or a hub id, perhaps with configs and
             splits, as `open_splits` takes them; or records with fields, as `given_rows` takes them. An existing path
-            comes before a hub id. "[train]", "[valid]" or "[test]" at the end are eight, one and one of every ten of its
-            training problems.
+            comes before a hub id.
+            "[train]", "[valid]" or "[test]" at the end are eight, one and one of every ten of its training problems.
         settings: how a generated set is made, of its task's dataclass; None for the defaults.
         role: the split to take of a directory or hub id whose source names none.
         answers: "numbers"; or answers that are none stay as they are written, in "latex", to be compared as such
@@ -142,10 +142,10 @@ def load_problems(
     if part:
         return _part(source, part, load_problems(whole, settings, "train", answers, fields, columns, unanswered))
     if is_gym(source):
-        found, said = gym_problems(source, settings or GymConfig(), role)
+        made, said = gym_problems(source, settings or GymConfig(), role)
         if said:
             logging.warning("%s", said)
-        return _with_keys(source, found, answers, unanswered)
+        return _with_keys(source, made, answers, unanswered)
     path = Path(source).expanduser()
     if name := task_of(source):
         problems, said = _generated(name, source, settings or GENERATED[name].settings())
@@ -198,8 +198,8 @@ def _with_keys(source: str, problems: Sequence[Problem], answers: Kind, unanswer
     """Problems of which answers that can't be compared are left out, and counted; texts stay as they are."""
     keys = [each.answer for each in problems]
     compared = keys if answers == "texts" else _compared(keys, answers)
-    found = zip(problems, compared, strict=True)
-    kept = [(each, key) for each, key in found if key or (unanswered and not each.answer)]
+    pairs = zip(problems, compared, strict=True)
+    kept = [(each, key) for each, key in pairs if key or (unanswered and not each.answer)]
     read = Problems(dataclasses.replace(each, answer=key) for each, key in kept)
     read.left_out = len(problems) - len(read)
     if not read:
@@ -277,12 +277,14 @@ def _raw_problems(rows: Rows, how: _How, reading: Reading) -> Iterator[tuple[str
 
 def _chosen(raw: list[tuple[str, RawProblem]], how: _How, reading: Reading) -> list[tuple[str, RawProblem]]:
     """With labels or texts of choices as answers, where there are choices."""
-    found = [(at, where, each.choices, (each.answer or "").strip()) for at, (where, each) in enumerate(raw)]
-    asked = [(at, where, choices, said) for at, where, choices, said in found if choices and said]
-    named = [(where, *rest, raw[at][1].is_number) for at, where, *rest in asked]
-    way = way_of(named, how.fields.first_choice, how.strict)
-    answers = {at: choices.answer(where, said, way) for at, where, choices, said in asked}
-    if way.isdecimal() and asked:
+    asked = {
+        at: (where, each.choices, each.answer, each.is_number)
+        for at, (where, each) in enumerate(raw)
+        if each.choices and each.answer and each.answer.strip()
+    }
+    way = way_of(asked.values(), how.fields.first_choice, how.strict)
+    answers = {at: choices.answer(where, said, way) for at, (where, choices, said, _) in asked.items()}
+    if way.isdecimal():
         said = f"answer (an index from {way})"
         reading.used = {said if role == "answer" else role: names for role, names in reading.used.items()}
     return [

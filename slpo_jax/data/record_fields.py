@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, NamedTuple
 
-from slpo_jax.config.bounds import Checked
+from slpo_jax.config.bounds import Checked, setting
 from slpo_jax.data.cells import CHATS, Number, is_missing, is_number, listed, only_one, said, text_of, written
 from slpo_jax.data.choices import Choices, Counted, choices_of, is_column
 from slpo_jax.data.edges import EDGES, ROLES, read_graph
@@ -36,7 +36,7 @@ class FieldsConfig(Checked):
     answer: str = ""
     steps: str = ""
     choices: str = ""
-    first_choice: Counted = ""
+    first_choice: Counted = setting("", note="as a text")
 
 
 FOUND = FieldsConfig()

@@ -172,7 +172,7 @@ def _held(given: Any) -> Iterable[Any]:
         columns = {name: _pandas_values(given[name]) for name in given.columns}
         rows = zip(*columns.values(), strict=True)
         return ({name: _plain(value) for name, value in zip(columns, row, strict=True)} for row in rows)
-    if isinstance(given, Mapping | bytes) or not isinstance(given, Iterable):
+    if isinstance(given, Mapping | bytes) or not isinstance(given, Iterable) or getattr(given, "ndim", 1) == 0:
         raise UserError(
             f"{type(given).__name__} holds no records; give a file, a list of dicts, a DataFrame or a datasets.Dataset"
         )

@@ -11,10 +11,11 @@ from slpo_jax.rewards.latex import bare, last_boxed
 _ANNOTATION = re.compile(r"<<.*?>>", re.DOTALL)
 _SENTENCE_END = re.compile(r"(?<=[.!?])(?<!Mr\.)(?<!Mrs\.)(?<!Ms\.)(?<!Dr\.)\s+")
 # What an answer stands behind in the last line, or in the line before, as in MetaMathQA, many chats and Minerva's.
-_NAME = r"\b(?:the\s+)?(?:(?:final|correct|right)\s+)*(?:answer|option|choice|ans)\b"
+_NAME = r"\b(?:the\s+)?(?:(?:final|correct|right)\s+)*(?:answer|ans|(?<=[tl] )(?:option|choice))\b"
 _MARK = re.compile(rf"{_NAME}(?:\s+is\b|\W{{0,3}}?[:=])[\s*:]*", re.IGNORECASE)
 _NEXT_LINE = re.compile(
-    rf"(^[^\w\n]*{_NAME}[^\w\n]*|{_NAME}(?:\s+is\b|[^\w\n]{{0,3}}:)[^\w\n]*)\n\s*([^\n]+)\Z", re.IGNORECASE | re.MULTILINE
+    rf"(^[^\w\n]*{_NAME}[^\w\n]*|{_NAME}(?:\s+is\b|[^\w\n]{{0,3}}:)[^\w\n]*)\n\s*([^\n]+)\Z",
+    re.IGNORECASE | re.MULTILINE,
 )
 _DISPLAY = re.compile(r"(\\\[|\$\$)\s*([^$\n]+?)\s*(\\\]|\$\$)\.?\Z")
 _HOPE = re.compile(r"\s*I hope (?:it|this) is correct\.?\s*\Z", re.IGNORECASE)

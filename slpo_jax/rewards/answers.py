@@ -232,7 +232,7 @@ STYLES: dict[AnswerStyle, Style] = {
     "choice": Style(
         said_choice,
         _choice,
-        "letters of choices, the last one is read",
+        "letters of choices, read after the last mark, or the last one",
         f"no letter {LETTERS[0]} to {LETTERS[-1]} that stands alone",
         kind="texts",
         marked=True,

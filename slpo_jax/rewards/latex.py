@@ -10,7 +10,7 @@ _BOXED = re.compile(_BOX + r"(?:\s*(\{)|(?:\s+(?=[\w.-])|(?=[0-9-]))([^\s{}$\\]+
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)  # an escaped one is a character of the text
 _WHITESPACE = " \t\n\r\v\f"
 _DELIMITED = re.compile(
-    r"\$\$([^$]+)\$\$|\$([^$]+)\$|\\\(((?:(?!\\[()]).)+)\\\)|\\\[((?:(?!\\[\[\]]).)+)\\\]|\*\*([^*]+)\*\*|`([^`]+)`",
+    r"\$\$([^$]+)\$\$|\$((?:\\\$|[^$])+)\$|\\\(((?:(?!\\[()]).)+)\\\)|\\\[((?:(?!\\[\[\]]).)+)\\\]|\*\*([^*]+)\*\*|`([^`]+)`",
     re.DOTALL,
 )
 _PREFIXED = r"(?:[kcdmnMG]|\\mu\s*)?(?:m|g|s|L|l|N|J|W|V|A|Pa|Hz|Wh|mol|eV|bar|\\Omega)|\\Omega"
@@ -51,7 +51,7 @@ def last_boxed(text: str) -> str:
 def bare(text: str) -> str:
     r"""An answer without the `$`, `\(`, `\[`, `**` or backquotes that are around all of it."""
     found = _DELIMITED.fullmatch(text.strip())
-    return bare(next(filter(None, found.groups()))) if found else text.strip()
+    return bare(next(filter(None, found.groups()))) if found else text.strip().removeprefix("\\" * ("\\$" in text))
 
 
 def number_and_unit(latex: str) -> tuple[str, str]:

@@ -72,9 +72,9 @@ def is_text(bytes_N: jax.Array, reference_R: jax.Array) -> jax.Array:
 def said(bytes_N: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     """The bytes [N] of a completion with single spaces, and where `said_text` of it begins and ends there."""
     bytes_N = _with_single_spaces(bytes_N)
-    found_MN = jnp.stack([jnp.where(_matches(bytes_N, mark), jnp.arange(bytes_N.size) + len(mark), 0) for mark in MARKS])
     indices_N, beside_N = jnp.arange(bytes_N.size), _in(bytes_N, BESIDE.encode() + b"\0")
-    begin = jnp.where(~beside_N & (indices_N >= found_MN.max()), indices_N, bytes_N.size).min()
+    ends_MN = jnp.stack([jnp.where(_matches(bytes_N, mark), indices_N + len(mark), 0) for mark in MARKS])
+    begin = jnp.where(~beside_N & (indices_N >= ends_MN.max()), indices_N, bytes_N.size).min()
     end = jnp.where(~beside_N & (bytes_N != ord(".")) & (indices_N >= begin), indices_N + 1, 0).max()
     return bytes_N, begin, end
 
@@ -95,8 +95,8 @@ def _matches(bytes_N: jax.Array, text: bytes) -> jax.Array:
 # The bytes of an apostrophe that isn't ASCII are told when all three have come; null bytes part them.
 _QUOTE = b"\xe2\x80\x99"
 _KINDS = bytes(
-    byte if chr(byte).isalpha() and byte < 128 or byte in b" ':=*" + _QUOTE else ord("0") if byte in b"0123456789_" else
-    1 if byte == 0 else ord(".")
+    byte if (chr(byte).isalpha() and byte < 128) or byte in b" ':=*" + _QUOTE else
+    ord("0") if byte in b"0123456789_" else 1 if byte == 0 else ord(".")
     for byte in range(256)
 )  # fmt: skip
 
@@ -129,7 +129,8 @@ def is_choice(bytes_N: jax.Array, reference_R: jax.Array) -> jax.Array:
     follows_N &= ~jnp.stack([whole(b" " + text) for text in FOLLOWING]).any(axis=0)
     word_N = _in(bytes_N, b"AI") & _after(follows_N)
     letter_N = _in(bytes_N, LETTERS.encode()) & ~before(within_N) & ~_after(within_N) & ~word_N
-    mark_N = jnp.stack([whole(mark) if mark.endswith(b"s") else _matches(lower_N, mark) for mark in CHOICE_MARKS]).any(0)
+    marks = [whole(mark) if mark.endswith(b"s") else _matches(lower_N, mark) for mark in CHOICE_MARKS]
+    mark_N = jnp.stack(marks).any(0)
 
     indices_N = jnp.arange(bytes_N.size)
     last_letter_N, last_mark_N = (jax.lax.cummax(jnp.where(at_N, indices_N, -1)) for at_N in (letter_N, mark_N))

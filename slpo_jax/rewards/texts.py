@@ -23,7 +23,8 @@ FOLLOWING = (b"is", b"or", b"and", b"because", b"since", b"as", b"by", b"from")
 _IS_WORD = rf"(?=(?-i:[AI]) [A-Z][\w'])(?!. (?:{b'|'.join(FOLLOWING).decode()})(?![\w']))"
 # What isn't ASCII joins no words, so a letter among other scripts' signs stands alone.
 _CHOICE = re.compile(
-    rf"(?P<mark>{_CHOICE_MARK})|(?<![\w'])(?!{_IS_WORD})(?P<letter>(?-i:[{LETTERS}]))(?![\w'])", re.ASCII | re.IGNORECASE
+    rf"(?P<mark>{_CHOICE_MARK})|(?<![\w'])(?!{_IS_WORD})(?P<letter>(?-i:[{LETTERS}]))(?![\w'])",
+    re.ASCII | re.IGNORECASE,
 )
 
 
@@ -47,7 +48,8 @@ def after_mark(text: str) -> str:
 def said_choice(text: str) -> str | None:
     """The choice that a completion gives: the first letter behind the last mark that has one, or the last letter.
 
-    A letter is a capital A to J that no ASCII letter, digit, `_` or apostrophe touches, and no word ("A cat", "I think").
+    A letter is a capital A to J that no ASCII letter, digit, `_` or apostrophe touches, and that is no word, as in
+    "A cat" and "I think".
     """
     last, behind, is_behind = None, None, False
     for match in _CHOICE.finditer(_spaced(text.replace("\u2019", "'"))):

@@ -82,11 +82,14 @@ def test_format_and_closing_go_with_a_checkpoint(tmp_path, reasoner, format):
     config = run_config(reasoner)
     config.gate.enabled, config.latent_policy.name = False, "latent" if reasoner == "coconut_gpt2" else "soft"
     config.prompt.update(format=format, closing="He buys" * bool(format))
+    config.evaluate.max_answer_tokens = ANSWER - 1
     its = checkpoint(config, tmp_path / "work")
     template = load_solver(str(its)).setup.template
     for place in list(_passed_on(its, tmp_path))[1:]:
         found = load_solver(str(place)).setup.template
         assert (found.prompt("5 pens"), found.closing_ids) == (template.prompt("5 pens"), template.closing_ids), place
+    if reasoner == "coconut_gpt2":
+        assert json.loads((tmp_path / "exported/generation_config.json").read_text())["max_new_tokens"] == ANSWER - 1
     card = (tmp_path / "exported" / "README.md").read_text()
     assert (f"asked with `prompt.format={format!r}, prompt.closing='He buys'`" in card) == bool(format)
 
@@ -290,8 +293,8 @@ def published(tmp_path_factory):
     return folder / "published"
 
 
-def _ends(folder):
-    return find_checkpoint(read_config(_config(folder))).template.eos_ids
+def _ends(source, base=""):
+    return find_checkpoint(read_config(_config(source, base=str(base)))).template.eos_ids
 
 
 def test_end_tokens_go_there_and_back(published, tmp_path):
@@ -302,6 +305,7 @@ def test_end_tokens_go_there_and_back(published, tmp_path):
     assert _ends(published) == (eos, 7)
     edit(published / "generation_config.json", eos_token_id=[9, eos, 5, 9])
     assert _ends(published) == (eos, 9, 5), "generation's own words go first, and each counts once"
+    assert _ends(published / "model.safetensors", published) == (eos, 9, 5), "a file's are its base's"
     # A latent reasoner's answers end with its eos alone, as before.
     latent = find_checkpoint(read_config(_config(published, reasoner="coconut_llama", max_latents=1))).template
     assert latent.eos_ids == (latent.eos_id,) == (eos,)

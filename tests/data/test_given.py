@@ -1,6 +1,7 @@
 """Records as callers hold them are the same problems in every form, and what holds none is one line."""
 
 import datasets
+import jax.numpy as jnp
 import numpy as np
 import pandas
 import pyarrow as pa
@@ -9,6 +10,7 @@ import pytest
 from slpo_jax.config.load_options import by_argument
 from slpo_jax.data.problem import Problem
 from slpo_jax.data.problems import load_problems
+from slpo_jax.data.rows import given_rows
 from slpo_jax.errors import UserError
 
 PROBLEMS = (Problem("Q?\nA. 3\nB. 72", ("1 + 2 = 3",), "72"), Problem("R?\nA. 3.5\nB. 4", (), "3.5"))
@@ -43,6 +45,56 @@ def test_problems_in_every_form_that_people_hold(form):
     assert load_problems(FORMS[form]()) == PROBLEMS
 
 
+TENTHS = np.array([0.1, np.nan, 0.3], np.float32)
+COLUMNS = {
+    "pandas": lambda: pandas.DataFrame({"answer": TENTHS}),
+    "pandas, half": lambda: pandas.DataFrame({"answer": TENTHS.astype(np.float16)}),
+    "pandas, nullable": lambda: pandas.DataFrame({"answer": pandas.array(TENTHS, "Float32")}),
+    "pandas, of arrow": lambda: pandas.DataFrame({"answer": pandas.array([0.1, None, 0.3], "float32[pyarrow]")}),
+    "pandas, objects": lambda: pandas.DataFrame({"answer": [*TENTHS]}, dtype=object),
+    "arrow": lambda: pa.table({"answer": TENTHS}),
+    "arrow, half": lambda: pa.table({"answer": TENTHS.astype(np.float16)}),
+    "arrow, structs": lambda: pa.chunked_array([pa.array([{"answer": 0.1}, {}, {"answer": 0.3}], NESTED)]),
+    "polars": lambda: pytest.importorskip("polars").DataFrame({"answer": TENTHS}),
+    "polars, structs": lambda: pytest.importorskip("polars").DataFrame({"answer": TENTHS}).to_struct(),
+    "a data set": lambda: datasets.Dataset.from_dict({"answer": TENTHS}),
+    "NumPy scalars": lambda: [{"answer": each} for each in TENTHS],
+    "JAX scalars": lambda: [{"answer": each} for each in jnp.asarray(TENTHS)],
+    "arrow scalars": lambda: [{"answer": each} for each in pa.array(TENTHS)],
+    "lists in arrow": lambda: pa.table({"answer": pa.array([[0.1], [np.nan], [0.3]], pa.list_(pa.float32()))}),
+    "arrays": lambda: [{"answer": TENTHS[n : n + 1]} for n in range(3)],
+    "arrow columns": lambda: [{"answer": pa.chunked_array([TENTHS[n : n + 1]])} for n in range(3)],
+    "problem": lambda: [{"answer": {"ground_truth": each}} for each in TENTHS],
+}
+NESTED = pa.struct({"answer": pa.float32()})
+
+
+@pytest.mark.parametrize("form", COLUMNS)
+def test_numbers_of_every_width_are_their_shortest_decimals(form):
+    records = [record for _, record in given_rows(COLUMNS[form]())]
+    if form == "problem":
+        records = [{"reward_model": record["answer"]} for record in records]
+    read = load_problems([{"question": "Q?", **record} for record in records])
+    assert [problem.answer for problem in read] == ["0.1", "0.3"]
+
+
+def test_whole_numbers_in_columns_of_floats_are_shown_as_such():
+    columns = {"A": [1, 2], "B": [3, None], "C": np.float32([0.1, 0.2])}
+    frame = pandas.DataFrame({"question": "Q?", **columns, "answer": "A"})
+    for table in (frame, pa.Table.from_pandas(frame)):
+        shown = [problem.question for problem in load_problems(table, answers="texts")]
+        assert shown == ["Q?\nA. 1\nB. 3\nC. 0.1", "Q?\nA. 2\nC. 0.2"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [(np.bool_(True), "True"), (jnp.array(False), "False"), (10**5000, "1" + "0" * 5000), (np.int8(-3), "-3")],
+    ids=["NumPy's bool", "JAX's bool", "a long number", "a byte"],
+)
+def test_values_of_other_libraries_are_read(answer, expected):
+    assert load_problems([{"question": "Q?", "answer": answer}], answers="texts")[0].answer == expected
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -55,6 +107,11 @@ def test_problems_in_every_form_that_people_hold(form):
         (["Q?"], "record 1: not a record with fields"),
         ([{"task": 1, "answer": "5"}], "record 1: field 'question' is missing, .* rename the one that holds it to q"),
         (pandas.DataFrame([["Q?", 5]]), "record 1: field 'question' is missing, only 0, 1 are there; rename"),
+        ([{"question": "Q?", "answer": np.datetime64("2020-01-01")}], "record 1: field 'answer' is datetime64, not a"),
+        ([{"question": "Q?", "answer": np.timedelta64(3, "D")}], "record 1: field 'answer' is timedelta64, not a text"),
+        ([{"question": jnp.ones(2), "answer": 1}], "record 1: field 'question' is list, not a text"),
+        (np.array(3), "ndarray holds no records"),
+        (pandas.DataFrame([["Q?", 5]], columns=["answer"] * 2), "records: has two columns 'answer'; rename one"),
         ([{"question": "Q?", "answer": object()}], "record 1: field 'answer' is object, not a text"),
     ],
 )  # fmt: skip

@@ -100,7 +100,11 @@ BOXED = {
     r"\boxed{1} and \boxed{2": None,
     r"\boxed{}": None,
     r"\boxed{ }": None,
-    r"\boxed 5": None,
+    r"\boxed 5": "5",
+    r"so $\boxed 12.5$.": "12.5",
+    r"\boxed6, then": "6",
+    r"\boxed{5}, no: \fbox{6}": "6",
+    r"\boxed": None,
     r"\boxedx{5}": None,
     "72": None,
     "": None,
@@ -123,6 +127,24 @@ def test_references_that_no_box_can_hold_or_nobody_can_read():
     good = [r"\frac{1}{2}", "27.0", r"\{1,2\}", r"\text{Evelyn}", "1e9", "9" * 501, r"336^\circ", r"(-\infty,2)"]
     assert are_readable(bad) == [False] * len(bad)
     assert are_readable(good) == [True] * len(good)
+
+
+SAME = {
+    "5": ["5 km/h", r"5 \Omega", r"5\ \text{km/h}", r"5 \mathrm{N\cdot m}", "5 miles per hour", "5 N", r"5\,\mu m",
+          "5 m^{2}"],
+    "45": ["45 m^3", "45 cm^2", "45.0 kg m/s^2", "45 square units"], "9.8": ["9.8 m/s^2"], "1000": ["1,000 km/h"],
+    "0.5": [r"\frac{1}{2} km/h", "1/2 mph"], "yes": ["Yes.", "YES", r"\text{Yes.}"], "No.": ["no"], "even": ["Even."],
+    "5 km/h": [r"5\text{ km/h}", "5"],
+}  # fmt: skip
+OTHER = {"5": ["6 km/h", "5x/y", "5N", "5n", "5 sin x", "5 abc"], "yes": ["no", "yesno"], "5 km/h": ["5 m/s", "6"],
+         "m^3": ["m^2"], "AB": ["AC"]}  # fmt: skip
+
+
+@pytest.mark.parametrize(("given", "right"), [(SAME, True), (OTHER, False)])
+def test_units_are_left_out_and_words_are_read_as_words(given, right):
+    pairs = [(text, reference) for reference, texts in given.items() for text in texts]
+    told = are_right([text for text, _ in pairs], [reference for _, reference in pairs], "boxed")
+    assert [pair for pair, is_right in zip(pairs, told, strict=True) if is_right is not right] == []
 
 
 def test_answers_in_one_form_are_the_first_of_their_equals():

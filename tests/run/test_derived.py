@@ -245,6 +245,15 @@ def test_lengths_are_measured_by_the_tokenizer_that_there_is(tmp_path):
     assert config.rl.optimizer.learning_rate == Config().rl.optimizer.learning_rate
 
 
+def test_a_latent_reasoner_may_think_for_twice_as_long_as_it_is_published_to(tmp_path):
+    from published import LATENTS, coconut_hugging_face  # need torch
+    from published_bases import written
+
+    init = written(coconut_hugging_face).settings["init"]
+    config, _ = _chosen(_in_words(tmp_path / "set.jsonl", 1), init=init)
+    assert (config.stages, config.max_latents) == (("cold_start", "rl", "evaluate"), 2 * LATENTS)
+
+
 MEASURED = Measured(7_000, [2] * 6_000 + [4] * 1_000, [40] * 90 + [200] * 10, [6, 9], [60], 124_000_000, 1024)
 
 
