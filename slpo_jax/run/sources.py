@@ -137,7 +137,8 @@ def _example(problems: EncodedProblems) -> str:
     """The first problem as the model sees it: prompt | steps | answer, as its template writes them."""
     template, problem = problems.template, problems.problems[0]
     steps = "".join(template.step_text(step, place == 0) for place, step in enumerate(problem.steps))
-    texts = (template.question_text(problem.question), steps, template.answer_text(problem.answer) if problem.answer else "")
+    answer = template.answer_text(problem.answer) if problem.answer else ""
+    texts = (template.question_text(problem.question), steps, answer)
     return " | ".join(_shortened(repr(text)) for text in texts)
 
 

@@ -7,6 +7,7 @@ import pandas
 import pyarrow as pa
 import pytest
 
+from data_sets import write_jsonl, write_parquet
 from slpo_jax.config.load_options import by_argument
 from slpo_jax.data.problem import Problem
 from slpo_jax.data.problems import load_problems
@@ -119,3 +120,37 @@ def test_what_holds_no_problems_is_a_line(given, message):
     with pytest.raises(UserError, match=f"^{message}") as caught, by_argument():
         load_problems(given)
     assert "\n" not in str(caught.value)
+
+
+TYPES = [3, -2.5, "04", True, None, [1, [2.0, "a"]], {"a": 1}]
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "records", "parquet"])
+def test_a_reward_s_columns_have_the_types_that_they_were_given(kind, tmp_path):
+    """And only those that it names are kept, whatever else they are to the problem; all are where it takes all."""
+    values = TYPES if kind != "parquet" else [3, -2.5, "04", True, [1, 2], {"a": 1}]
+    record = {"question": "Q?", "answer": "5", "id": 7} | {f"c{place}": value for place, value in enumerate(values)}
+    source = [record]
+    if kind == "jsonl":
+        source = write_jsonl(tmp_path / "set.jsonl", [record])
+    elif kind == "parquet":
+        source = write_parquet(tmp_path / "set.parquet", [record])
+    named = frozenset(record) - {"question", "answer", "id"}
+    (problem,) = load_problems(source, columns=named)
+    assert problem.columns == {name: record[name] for name in named}
+    assert [type(problem.columns[f"c{place}"]) for place in range(len(values))] == list(map(type, values))
+    assert load_problems(source)[0].columns == {}
+    assert load_problems(source, columns=None)[0].columns.keys() == record.keys()
+    (again,) = load_problems([problem], columns=frozenset({"c0"}))
+    assert again.columns == {"c0": 3}
+
+
+def test_problems_without_an_answer_are_kept_where_none_is_needed():
+    records = [{"question": "A?", "target": 24}, {"question": "B?", "answer": "5"}, {"question": "C?", "answer": None}]
+    kept = load_problems(records, answers="texts", columns=frozenset({"target"}), unanswered=True)
+    assert [(each.answer, dict(each.columns)) for each in kept] == [("", {"target": 24}), ("5", {}), ("", {})]
+    assert [each.answer for each in load_problems(records, answers="texts", unanswered=True)] == ["24", "5", ""]
+    left = load_problems(records[1:], answers="texts")
+    assert ([each.answer for each in left], left.left_out) == (["5"], 1)
+    bad = load_problems([*records[1:], {"question": "D?", "answer": "six"}], unanswered=True)
+    assert ([each.answer for each in bad], bad.left_out) == (["5", ""], 1)

@@ -6,7 +6,6 @@ import pytest
 from slpo_jax.config.registry import register_reward
 from slpo_jax.data.chat import PromptConfig, text_template
 from slpo_jax.data.problem import Problem
-
 from slpo_jax.data.tokenizer import byte_tokenizer
 from slpo_jax.errors import UserError
 from slpo_jax.rewards.functions import asked_of, names_of
@@ -60,7 +59,7 @@ def test_what_a_function_names():
     assert not RewardEntry(lambda completion, answer="": 1.0).needs_answer
     assert RewardEntry(lambda completion, answer: 1.0).needs_answer
     for function in (lambda *texts: 1.0, lambda question, /, completion: 1.0, lambda: 1.0):
-        with pytest.raises(UserError, match="^reward: <lambda> names nothing .*; give it arguments such as question"):
+        with pytest.raises(UserError, match=r"^reward: <lambda> names nothing .*; give it arguments such as question"):
             register_reward("mine", function)
 
 
@@ -106,9 +105,9 @@ def test_a_function_that_only_fails_ends_the_run(registered):
 
     registered(broken)
     judge = reward(("broken", 1.0))
-    with pytest.raises(UserError, match="^config.reward: broken failed on each of its first 16 completions, as said"):
-        for _ in range(4):
-            judge.verdicts(tokens_of(*"1234"), PROBLEMS * 2)
+    judge.verdicts(tokens_of(*"1" * 14), PROBLEMS * 7)
+    with pytest.raises(UserError, match=r"^config\.reward: broken failed on each of its first 16 completions, as said"):
+        judge.verdicts(tokens_of("1", "2"), PROBLEMS)
 
 
 def test_several_earn_their_weighted_sum_and_the_first_says_what_is_right(registered):

@@ -25,14 +25,14 @@ def test_metrics_are_of_all_verdicts_of_a_step(devices, names):
         return Verdicts(sum(by_name.values()) - 0.25, by_name, FAILED[row, column], 0.5)
 
     layout = layout_of(devices)
-    asked, index_B = HostVerdicts(host, layout), np.arange(4)
+    asked, index_B = HostVerdicts(host, layout.mesh), np.arange(4)
     place = shard_rows((np.arange(12)[:, None], index_B), layout.mesh)
 
     def step(state, batch):
         for _ in range(2):
             found = asked.rewards(*batch)
         np.testing.assert_allclose(found, FIRST + (SECOND if len(names) > 1 else 0) - 0.25)
-        return state, {"reward": 1.0, "counts": {"reward": 24.0}}
+        return state, {"reward": 1.0, "solved": 0.0, "counts": {"reward": 24.0}}
 
     _, metrics = asked.with_metrics(step)(None, place)
     expected = {"reward": 1.0, "reward_failed": FAILED.mean(), "solved": 0.5, "verifier_seconds": 1.0 * devices}
