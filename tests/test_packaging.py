@@ -15,7 +15,7 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[1]
 # Where a pickled checkpoint is to be read, a curve drawn, boxes compared, and values logged.
-OPTIONAL = {"torch", "matplotlib", "math_verify", "sympy", "wandb"}
+OPTIONAL = {"torch", "matplotlib", "math_verify", "sympy", "reasoning_gym", "wandb"}
 
 
 def _declared() -> dict[str, Requirement]:

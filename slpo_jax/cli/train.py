@@ -13,7 +13,6 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from slpo_jax.cli.command import CommandParser, take_keys
-from slpo_jax.data.generated import GENERATED
 from slpo_jax.errors import UserError
 from slpo_jax.io import hosts
 from slpo_jax.io.backend import set_up_jax
@@ -144,6 +143,8 @@ def smoke(config: ConfigDict) -> str:
     Returns:
         a line that says so.
     """
+    from slpo_jax.data.generated import GENERATED  # jax comes with it
+
     imitate, rl, evaluate = config.imitate, config.rl, config.evaluate
     _lower(imitate, cot_steps=STEPS, stage_steps=STEPS, final_steps=STEPS, max_latent_stage=1)
     imitate.icot.update(all_from=1, tokens_per_epoch=2**20)  # a step for the one token that is dropped

@@ -25,7 +25,7 @@ class GymConfig(Checked):
     """How problems of reasoning-gym are made: the section `config.data.gym`.
 
     Attributes:
-        settings: TASK = its own settings, such as `config.data.gym.settings.countdown.min_numbers=3`.
+        settings: TASK = settings of its own, as reasoning-gym's config of it names them.
         train_size: number of training problems; a smaller set is the beginning of a larger one of most tasks.
         valid_size: number of validation problems.
         test_size: number of test problems.

@@ -90,7 +90,7 @@ def test_prefill(case):
     hidden, _ = case.run(case.embed(tokens), *case.count(tokens))
     expected = case.expected(tokens, case.count(tokens)[0])
     assert np.abs(expected).max() > 2, "a test on logits near zero shows nothing"
-    np.testing.assert_allclose(case.logits(hidden), expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(case.logits(hidden), expected, rtol=1e-5, atol=2e-5)  # some processors sum otherwise
 
 
 def test_cached_decoding_token_by_token(case):

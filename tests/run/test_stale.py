@@ -690,7 +690,8 @@ FREE = {
     "evaluate.datasets", "evaluate.limit", "evaluate.samples", "evaluate.seeds", "evaluate.thresholds",
     "evaluate.save_latents", "evaluate.probed", "evaluate.scorers", "evaluate.reward_model",
     "evaluate.beams", "evaluate.candidates", "latent_rm.micro_batches", "best_of_n.micro_batches",
-    "trackers", "imitate.no_thought",
+    "trackers", "imitate.no_thought", "reward_processes", "reward_seconds",
+    "rewards",  # which is bound as "reward", where it is one
 }  # fmt: skip
 
 
