@@ -36,6 +36,7 @@ from benchmarks.real_plan import (
     VALID,
     Spans,
     check_data,
+    folder_of,
     get_config,
     join_sets,
     part_sets,
@@ -125,7 +126,7 @@ def asked(flags: argparse.Namespace) -> list[str]:
     given = {
         "task": flags.task, "init": find_weights(flags), "train": str(flags.train),
         "valid": str(flags.train.parent / VALID), "tests": str(flags.workdir / "tests.jsonl"), "tiny": flags.tiny,
-        "micro_batches": flags.micro_batches,
+        "workdir": str(flags.workdir), "micro_batches": flags.micro_batches,
     }  # fmt: skip
     return [json.dumps(given | {"part": part}) for part in PARTS[flags.task]]
 
@@ -137,7 +138,8 @@ def counted(flags: argparse.Namespace) -> dict[str, Any]:
     where = target(flags.device or "cpu", 1)
     with xla_cpu.made_for("gpu"):
         setups = [assemble(check(get_config(given)), devices=where.devices) for given in asked(flags)]
-        rows = compile_all(setups, 1 if flags.device else 0)
+        parts = zip(setups, PARTS[flags.task].values(), strict=True)
+        rows = compile_all(parts, 1 if flags.device else 0)
     told = f"--budget --task={flags.task} --device={flags.device}"
     return result_file(told, machine(), {"one H100": budget(rows)})
 
@@ -156,7 +158,8 @@ def only(flags: argparse.Namespace) -> None:
         found = {"what": what, "seconds": time.monotonic() - begin, "rows": rows}
         write_text(file, json.dumps(found, indent=1) + "\n")
 
-    tell(compile_all(setups, min(8, os.cpu_count() or 1), tell), digest(given))
+    parts = zip(setups, PARTS[flags.task].values(), strict=True)
+    tell(compile_all(parts, min(8, os.cpu_count() or 1), tell), digest(given))
 
 
 def run(flags: argparse.Namespace) -> tuple[str, bool]:
@@ -181,9 +184,10 @@ def run(flags: argparse.Namespace) -> tuple[str, bool]:
     own = (sys.executable, "-m", "benchmarks.real", *flags.given, *places, "--only")
     compiled = read_json(flags.workdir / "programs.json", default={}).get("what") == digest(given)
     commands = [] if compiled else [("compile", (*own, "compile"))]
-    for part in given:
-        config = f"--config={ROOT / 'benchmarks/real_plan.py'}:{part}"
-        commands.append(("run", (sys.executable, "-m", "slpo_jax.main", config, f"--workdir={flags.workdir}")))
+    for part, each in zip(PARTS[flags.task], given, strict=True):
+        folder = folder_of(flags.workdir, flags.task, part).root
+        config = f"--config={ROOT / 'benchmarks/real_plan.py'}:{each}"
+        commands.append(("run", (sys.executable, "-m", "slpo_jax.main", config, f"--workdir={folder}")))
     if flags.profile:
         commands = [("profile", (*own, "profile"))]
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -239,13 +243,14 @@ def collected(flags: argparse.Namespace, here: dict[str, Any], spans: Spans, not
 
 def _run_tables(flags: argparse.Namespace, spans: Spans) -> tuple[dict[str, Any], list[str]]:
     """The run's tables, and how far it is; its report and its metrics are in --out too."""
-    workdir, apart = Workdir(flags.workdir), Workdir(flags.workdir / "apart")
-    evaluated = part_sets(workdir, apart, spans)
-    metrics, _ = read_metrics(workdir.metrics)
-    found = read_json(workdir.root / "programs.json", default={"rows": []})
+    apart = Workdir(flags.workdir / "apart")
+    workdirs = [folder_of(flags.workdir, flags.task, part) for part in PARTS[flags.task]]
+    evaluated = part_sets(workdirs, apart, spans)
+    metrics, _ = read_metrics(apart.metrics)
+    found = read_json(flags.workdir / "programs.json", default={"rows": []})
     tables = {"programs": programs_table(found["rows"], metrics)}
-    if workdir.metrics.exists():
-        shutil.copyfile(workdir.metrics, flags.out / workdir.metrics.name)
+    if apart.metrics.exists():
+        shutil.copyfile(apart.metrics, flags.out / apart.metrics.name)
     if evaluated:
         report = write_report(apart.root)
         for path in (apart.report_json, apart.report_md):

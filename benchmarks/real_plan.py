@@ -6,7 +6,7 @@ one bucket of prompts and one capacity.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from slpo_jax.errors import UserError
 from slpo_jax.io import artifact
 from slpo_jax.io.files import write_text
 from slpo_jax.io.workdir import Workdir
-from slpo_jax.stages import COLD_START, CONTROL, IMITATE
+from slpo_jax.stages import COLD_START, CONTROL, EVALUATE, IMITATE, RL, USUAL, Section
 
 TRAIN, VALID = "gsm8k_train.jsonl", "gsm_valid.json"
 SETS = {"gsm8k": "gsm_test.json", "multiarith": "multiarith.json", "svamp": "svamp.json"}
@@ -39,7 +39,10 @@ OBJECTIVES: dict[str, Objectives] = {  # by task
     },
 }
 TASKS = tuple(OBJECTIVES)
-PARTS = {"gsm8k": ("whole",), "countdown": ("imitation", "rewards")}  # that a workdir is given, one after the other
+PARTS: dict[str, dict[str, tuple[Section, ...]]] = {  # runs, one after the other, and stages whose programs are new
+    "gsm8k": {"whole": USUAL},
+    "countdown": {"imitation": (IMITATE,), "rewards": (RL, EVALUATE)},
+}
 BASELINES = {"gsm8k": ("control", "cold_start"), "countdown": (CONTROL, IMITATE, "answer_only")}
 TINY: dict[str, Any] = {
     "max_latents": 2, "max_answer_tokens": 32, "model.dtype": "float32", "model.scan_layers": True,
@@ -61,7 +64,7 @@ def get_config(given: str):
 
     Args:
         given: JSON of task (of `TASKS`), part (of its `PARTS`), init (SmolLM2's file, or "" for random weights), train,
-            valid and tests (files, of gsm8k), tiny, and micro_batches, which cut every program's batch.
+            valid and tests (files, of gsm8k), workdir, tiny, and micro_batches, which cut every program's batch.
     """
     asked = json.loads(given)
     config, task = default_config(), asked["task"]
@@ -96,6 +99,11 @@ def starts(task: str) -> dict[str, str]:
     return {COLD_START: IMITATE, CONTROL: IMITATE} | own
 
 
+def folder_of(workdir: Path, task: str, part: str) -> Workdir:
+    """Where a part of the run lies: the last one in the workdir itself, the others in folders of it."""
+    return Workdir(workdir if part == [*PARTS[task]][-1] else workdir / part)
+
+
 def _gsm8k(config: ConfigDict, asked: Mapping[str, Any]) -> None:
     config.update(prompt_slots=(224,), max_answer_tokens=24)
     config.data.train, config.data.valid, config.data.eval[TESTS] = asked["train"], asked["valid"], asked["tests"]
@@ -106,7 +114,13 @@ def _gsm8k(config: ConfigDict, asked: Mapping[str, Any]) -> None:
 def _countdown(config: ConfigDict, asked: Mapping[str, Any]) -> None:
     """Without a gate, whose cold start would make another start of imitation."""
     demonstrated = asked["part"] == "imitation"
-    config.stages = ("imitate",) if demonstrated else ("rl", "evaluate")
+    imitated = folder_of(Path(asked["workdir"]), "countdown", "imitation").stage(IMITATE)
+    config.stages = (IMITATE, EVALUATE) if demonstrated else (RL, EVALUATE)
+    if not demonstrated:
+        if imitated.is_finished:
+            config.init = str(imitated.path)
+        else:  # where programs are compiled before, the stage stands for what its checkpoint will have
+            config.stages = (IMITATE, *config.stages)
     config.gate.enabled = False
     config.update(prompt_slots=(24,), max_answer_tokens=24)
     config.data.train, config.data.valid = f"countdown:{'demos' if demonstrated else 'train'}", "countdown:valid"
@@ -166,10 +180,10 @@ def join_sets(folder: Path, target: Path, most: int = 0) -> Spans:
     return {TESTS: spans}
 
 
-def part_sets(workdir: Workdir, apart: Workdir, spans: Spans) -> int:
-    """Write the whole evaluations that a workdir has, set by set, where a report can be made of them; their number."""
+def part_sets(workdirs: Sequence[Workdir], apart: Workdir, spans: Spans) -> int:
+    """Write the whole evaluations that workdirs have, set by set, where a report can be made of them; their number."""
     found = 0
-    for row, name in workdir.evaluated():
+    for workdir, (row, name) in ((each, one) for each in workdirs for one in each.evaluated()):
         files, manifest = workdir.set_files(name, row), artifact.read(workdir.set_files(name, row).manifest)
         if manifest is None or artifact.changed(files.folder, manifest.files):
             continue
@@ -183,6 +197,7 @@ def part_sets(workdir: Workdir, apart: Workdir, spans: Spans) -> int:
                 of_part = manifest.facts | {"set": each, "problems": len(part)}
                 parted = apart.set_files(each, row)
                 artifact.write(parted.manifest, of_part, files=[parted.records])
-    if workdir.metrics.exists():
-        write_text(apart.metrics, workdir.metrics.read_text(encoding="utf-8"))
+    logged = [each.metrics.read_text(encoding="utf-8") for each in workdirs if each.metrics.exists()]
+    if logged:
+        write_text(apart.metrics, "".join(logged))
     return found

@@ -69,14 +69,14 @@ class Work:
     turns: int
 
 
-def works(setup: Setup) -> Iterator[Work]:
-    """All programs of the config's stages that take more than a moment, with the shapes of its own batches.
+def works(setup: Setup, stages: Iterable[str]) -> Iterator[Work]:
+    """All programs of these stages that take more than a moment, with the shapes of the config's own batches.
 
     Args:
         setup: assembled on the devices, and inside `xla_cpu.made_for` their platform.
     """
-    config, made = setup.config, {IMITATE: _imitation, COLD_START: _cold_start, RL: _objectives, EVALUATE: _tests}
-    for stage in config.stages:
+    made = {IMITATE: _imitation, COLD_START: _cold_start, RL: _objectives, EVALUATE: _tests}
+    for stage in stages:
         yield from made[stage](setup)
 
 
@@ -149,12 +149,14 @@ def _prompt_tokens(prompts: Any) -> int:
 
 
 def compile_all(
-    setups: Iterable[Setup], threads: int, tell: Callable[[list[dict[str, Any]]], None] = lambda rows: None
+    parts: Iterable[tuple[Setup, Iterable[str]]],
+    threads: int,
+    tell: Callable[[list[dict[str, Any]]], None] = lambda rows: None,
 ) -> list[dict[str, Any]]:
     """Compile every program, after which all are in jax's cache. Returns the numbers of each.
 
     Args:
-        setups: of the parts of a run.
+        parts: of a run, and the stages of each.
         threads: that compile at once; 0: programs are counted, and not compiled.
         tell: is given the numbers that there are after each.
     """
@@ -169,7 +171,7 @@ def compile_all(
     with ThreadPoolExecutor(max(threads, 1)) as pool:
         made: dict[str, Future] = {}  # several works may have the same program
         jobs = []
-        for setup, work in ((each, work) for each in setups for work in works(each)):
+        for setup, work in ((each, work) for each, stages in parts for work in works(each, stages)):
             facts = {name: getattr(work, name) for name in ("name", "stage", "until", "times", "tokens", "turns")}
             traced = work.program.function.trace(*work.program.arguments)
             facts["flops"] = products(traced, setup.config.max_latents)

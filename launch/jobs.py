@@ -15,7 +15,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from slpo_jax.config.config_files import read_config_file
-from slpo_jax.data.dataset_rows import source_path
+from slpo_jax.data.dataset_rows import place_of
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.report import write_report
 from slpo_jax.evaluation.rows import read_row, read_rows, write_row
@@ -144,7 +144,7 @@ def make_job(table: Table, run: Run, root: Path, seed: int, limit: int | None) -
     facts = {
         "arguments": [word.replace(f"{root}/", "{table}/").replace(f"{ROOT}/", "{checkout}/") for word in arguments],
         "config": _config_digest(run.config),
-        "data": {key: _files_digest(Path(source_path(source))) for key, source in sorted(sources.items())},
+        "data": {key: _files_digest(place_of(source, "train")[0]) for key, source in sorted(sources.items())},
         "after": digest(make_job(table, before, root, seed, limit).facts) if before else "",
     }
     return Job(run, seed, workdir, arguments, facts, lender if run.after and not run.alone else None)

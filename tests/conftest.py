@@ -13,6 +13,7 @@ import sys
 import tempfile
 from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 
 import hypothesis
 import pytest
@@ -90,6 +91,8 @@ hypothesis.settings.register_profile("slpo_jax", deadline=None, derandomize=True
 hypothesis.settings.load_profile("slpo_jax")
 
 import jax  # noqa: E402 - after the variables that it reads on import
+
+from slpo_jax.io import hosts  # noqa: E402
 
 jax.config.update("jax_numpy_rank_promotion", "raise")  # axes are added where it can be seen
 
@@ -208,6 +211,22 @@ def warnings(monkeypatch) -> list[str]:
     lines: list[str] = []
     monkeypatch.setattr(logging, "warning", lambda message, *args: lines.append(message % args))
     return lines
+
+
+@pytest.fixture
+def second_process(monkeypatch):
+    """A context in which this is the second of two processes, of which the first has found all that is asked about."""
+
+    @contextlib.contextmanager
+    def begun():
+        together = SimpleNamespace(broadcast_one_to_all=lambda found: max(found, 1), sync_global_devices=str)
+        with monkeypatch.context() as patch:
+            patch.setattr(hosts, "_count", 2)
+            patch.setattr(hosts, "_index", 1)
+            patch.setattr(hosts, "_together", lambda: together)
+            yield
+
+    return begun
 
 
 @pytest.fixture

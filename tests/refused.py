@@ -22,7 +22,7 @@ def refusal(command: str, *arguments: str, folder: Path) -> str:
             function(list(arguments))
     said = str(caught.value) if caught.type is UserError else refused(caught.value)
     assert os.linesep not in said
-    assert len(said) < 400
+    assert len(said) < 480
     return said
 
 

@@ -159,7 +159,7 @@ def config_of(words: list[str]):
     rest, keys = take_keys(words[3:])
     (start,) = [word.partition("=")[2] for word in rest if word.startswith("--config=")]
     assert all(re.match("--(config|workdir|smoke)", word) for word in rest)
-    return validate.check(requested(start, dict.fromkeys(KEYS, ""), {}, keys, texts=True)[0])
+    return validate.check(requested(start, dict.fromkeys(KEYS, ""), {}, keys, lambda _: None, texts=True)[0])
 
 
 @of(PAGES)

@@ -35,7 +35,7 @@ def read(source: Any, answers: str = "", fields: Mapping[str, str] | None = None
     if answers and answers not in (known := get_args(AskedStyle)):
         raise UserError(f"answers: {answers!r} is not valid; give one of {', '.join(known)}")
     try:
-        named = FieldsConfig(**(fields or {}))
+        named = FieldsConfig(**cast(Any, fields or {}))
     except (TypeError, FieldError):
         raise UserError(f"fields: {fields!r} is not valid; give texts as question, answer, steps and so on") from None
     source = list(source) if isinstance(source, Iterator) else source

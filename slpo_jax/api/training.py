@@ -93,10 +93,9 @@ def train(
         config = {**(config or {}), "reward": reward}
     start = start if isinstance(start, ConfigDict) else os.fspath(start)
     given, named = ({key: os.fspath(source) for key, source in each.items()} for each in (sources, tests))
-    node, changes = requested(start, given, named, config or {})
+    node, changes = requested(start, given, named, config or {}, set_up_jax)
     name = "run" if isinstance(start, ConfigDict) else Path(start.partition(":")[0]).stem or "own"
     checked, folder = check(node), Path(workdir or f"runs/{name}").expanduser()
-    set_up_jax(checked.cpu_devices)
     from slpo_jax.run.plan import run_stages  # once jax is set up
 
     try:

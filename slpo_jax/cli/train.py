@@ -1,6 +1,7 @@
 """The command that trains; its docstring is what --help shows."""
 
 import argparse
+import functools
 import os
 import re
 import shutil
@@ -66,17 +67,13 @@ def train(arguments: list[str]) -> None:
     from slpo_jax.run.derived import requested
 
     sources = {"train": given.train, "valid": given.valid, "base": given.base}
-    node, changed = requested(start, sources, _tests(given.test), keys, texts=True)
+    begin = functools.partial(_begin, given)
+    node, changed = requested(start, sources, _tests(given.test), keys, begin, texts=True)
     config = uncut = check(node)
     if given.smoke:
         apart = f"; the run itself needs another --workdir than {given.workdir}" * bool(given.workdir)
         print(smoke(node) + apart, file=sys.stderr)
         config = check(node)
-        # Slow programs in half the time, which is most of a smoke test's.
-        os.environ["XLA_FLAGS"] = f"{_QUICK} {os.environ.get('XLA_FLAGS', '')}".rstrip()
-    set_up_jax(config.cpu_devices)
-    if given.distributed or {given.coordinator, given.processes, given.process} != {None}:
-        _join(given.coordinator, given.processes, given.process)
     if given.smoke and not given.workdir:  # each is a run of its own, whatever the one before it was of
         if hosts.is_first() and workdir.is_dir():
             with Workdir(workdir).in_use():
@@ -99,6 +96,15 @@ def _tests(given: list[str]) -> dict[str, str]:
             raise UserError(f"--test={source}: another set is called {name} too; give this one a name, NAME=FILE")
         found[name] = source
     return found
+
+
+def _begin(given: argparse.Namespace, cpu_devices: int) -> None:
+    """Set jax up, and become one of several processes, as the flags say; nothing has asked for devices yet."""
+    if given.smoke:  # slow programs in half the time, which is most of a smoke test's
+        os.environ["XLA_FLAGS"] = f"{_QUICK} {os.environ.get('XLA_FLAGS', '')}".rstrip()
+    set_up_jax(cpu_devices)
+    if given.distributed or {given.coordinator, given.processes, given.process} != {None}:
+        _join(given.coordinator, given.processes, given.process)
 
 
 def _join(coordinator: str | None, processes: int | None, process: int | None) -> None:

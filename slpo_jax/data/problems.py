@@ -142,10 +142,10 @@ def load_problems(
     if part:
         return _part(source, part, load_problems(whole, settings, "train", answers, fields, columns, unanswered))
     if is_gym(source):
-        problems, said = gym_problems(source, settings or GymConfig(), role)
+        made, said = gym_problems(source, settings or GymConfig(), role)
         if said:
             logging.warning("%s", said)
-        return _with_keys(source, problems, answers, unanswered)
+        return _with_keys(source, made, answers, unanswered)
     path = Path(source).expanduser()
     if name := task_of(source):
         problems, said = _generated(name, source, settings or GENERATED[name].settings())
@@ -277,12 +277,14 @@ def _raw_problems(rows: Rows, how: _How, reading: Reading) -> Iterator[tuple[str
 
 def _chosen(raw: list[tuple[str, RawProblem]], how: _How, reading: Reading) -> list[tuple[str, RawProblem]]:
     """With labels or texts of choices as answers, where there are choices."""
-    found = [(at, where, each.choices, (each.answer or "").strip()) for at, (where, each) in enumerate(raw)]
-    asked = [(at, where, choices, said) for at, where, choices, said in found if choices and said]
-    named = [(where, *rest, raw[at][1].is_number) for at, where, *rest in asked]
-    way = way_of(named, how.fields.first_choice, how.strict)
-    answers = {at: choices.answer(where, said, way) for at, where, choices, said in asked}
-    if way.isdecimal() and asked:
+    asked = {
+        at: (where, each.choices, each.answer, each.is_number)
+        for at, (where, each) in enumerate(raw)
+        if each.choices and each.answer and each.answer.strip()
+    }
+    way = way_of(asked.values(), how.fields.first_choice, how.strict)
+    answers = {at: choices.answer(where, said, way) for at, (where, choices, said, _) in asked.items()}
+    if way.isdecimal():
         said = f"answer (an index from {way})"
         reading.used = {said if role == "answer" else role: names for role, names in reading.used.items()}
     return [

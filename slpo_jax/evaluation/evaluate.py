@@ -223,7 +223,7 @@ class Evaluator:
         with contextlib.closing(progress):
             for number, batch in enumerate(self.batches(problems, count, samples)):
                 rows_N = batch.index_N.astype(np.int64) * samples + batch.sample_N
-                if hosts.decided(bool(known[rows_N[batch.real_N]].all())):
+                if hosts.agreed(bool(known[rows_N[batch.real_N]].all()), cache and cache.folder):
                     continue
                 rows = shard_rows((batch.prompts, batch.index_N, batch.sample_N, batch.real_N), self.mesh)
                 out = program(params, *rows, key, shard_rows(rules[batch.index_N], self.mesh))

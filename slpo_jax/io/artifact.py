@@ -67,7 +67,7 @@ def read(path: Path, remedy: str = "") -> Artifact | None:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         is_whole = found.pop(_DIGEST) == digest(found)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except (ValueError, TypeError, AttributeError, KeyError):
         is_whole = False
@@ -117,7 +117,7 @@ def read_arrays(path: Path, facts: Any) -> dict[str, np.ndarray] | None:
     """
     try:
         file = path.open("rb")
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     try:
         with file, np.load(file) as stored:

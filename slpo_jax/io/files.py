@@ -1,6 +1,7 @@
 """Whole files and folders: written at once or not at all, JSON that says what is wrong with it, and digests."""
 
 import contextlib
+import ctypes
 import functools
 import hashlib
 import json
@@ -17,6 +18,7 @@ from slpo_jax.errors import UserError
 from slpo_jax.io import hosts
 
 _TICK = 100_000_000  # nanoseconds within which a file that changes may keep its times
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # of fcntl.h and stdio.h
 
 
 def write_text(path: str | Path, text: str) -> None:
@@ -55,6 +57,8 @@ def check_free(folder: Path, remedy: str = "give another directory") -> None:
 def whole_folder(folder: Path, replaces: Collection[str] | None = None) -> Iterator[Path]:
     """Another folder, to be filled, that becomes this one when all is written; on an error there is nothing new.
 
+    What it replaces stands until then: a kill leaves the one or the other, and perhaps a hidden folder beside it.
+
     Args:
         replaces: names in a folder that is in use which go; others stay where nothing takes their place. None is for a
             folder that is not in use.
@@ -63,25 +67,46 @@ def whole_folder(folder: Path, replaces: Collection[str] | None = None) -> Itera
     """
     if replaces is None:
         check_free(folder)
+    folder = folder.resolve()  # of a link the folder itself
     folder.parent.mkdir(parents=True, exist_ok=True)
     made = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
     try:
         yield made
         made.chmod(0o755)  # mkdtemp makes it private
-        if replaces is None:
-            if folder.exists():
-                folder.rmdir()
+        if not folder.exists():
             made.replace(folder)
             return
-        written = [path.name for path in made.iterdir()]
-        for old in (folder / name for name in {*replaces, *written}):
-            shutil.rmtree(old) if old.is_dir() else old.unlink(missing_ok=True)
-        for name in written:
-            (made / name).replace(folder / name)
-        made.rmdir()
+        gone = {*(replaces or ()), *(path.name for path in made.iterdir())}
+        shutil.copytree(
+            folder, made, symlinks=True, dirs_exist_ok=True, copy_function=_link,
+            ignore=lambda at, _: gone if Path(at) == folder else (),
+        )  # fmt: skip
+        _exchange(made, folder)
+    finally:
+        shutil.rmtree(made, ignore_errors=True)  # what was not finished, or the old one
+
+
+def _link(source: str, target: str) -> None:
+    """A file's second name, or where the file system has none a copy."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
+
+
+def _exchange(new: Path, old: Path) -> None:
+    """Have two folders swap names: on Linux at once, elsewhere so that a kill leaves both under other names."""
+    at_once = getattr(ctypes.CDLL(None), "renameat2", None)
+    if at_once and not at_once(_AT_FDCWD, os.fsencode(new), _AT_FDCWD, os.fsencode(old), _RENAME_EXCHANGE):
+        return
+    aside = new.with_name(f"{new.name}.old")
+    old.rename(aside)
+    try:
+        new.rename(old)
     except BaseException:
-        shutil.rmtree(made, ignore_errors=True)
+        aside.rename(old)
         raise
+    aside.rename(new)
 
 
 def read_json(
@@ -100,7 +125,7 @@ def read_json(
         return default
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise UserError(f"{path}: no such file; {remedy}") from None
     except ValueError as error:
         raise UserError(f"{path}: is no JSON ({' '.join(str(error).split())}); {remedy}") from None

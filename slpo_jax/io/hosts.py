@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from slpo_jax.errors import UserError
+
 _index, _count = 0, 1
 _begun, _last = 0, "its start"  # of what all do in the same order
 _CHECKS = 20  # in the time after which a process is stuck
@@ -82,6 +84,23 @@ def decided(flag: bool) -> bool:
     if _count > 1:
         return bool(_together().broadcast_one_to_all(np.int32(flag)))
     return flag
+
+
+def agreed(found: int, where: object) -> int:
+    """What the first process found in files that all are to see: whether something is there, or a number of it.
+
+    Args:
+        where: the files, for messages.
+    Raises:
+        UserError: this process sees less than the first.
+    """
+    first = int(_together().broadcast_one_to_all(np.int32(found))) if _count > 1 else found
+    if first > found:
+        raise UserError(
+            f"{where}: process {_index} can't see what the first one does; give all processes a --workdir on storage "
+            "that they share"
+        )
+    return first
 
 
 def any_of(flag: bool) -> bool:

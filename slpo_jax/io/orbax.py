@@ -35,7 +35,7 @@ def load_params(directory: Path, like: Any) -> Any:
     with ocp.StandardCheckpointer() as checkpointer:
         try:
             found = checkpointer.restore(path, abstract_tree(like))
-        except (FileNotFoundError, json.JSONDecodeError) as error:
+        except (FileNotFoundError, NotADirectoryError, json.JSONDecodeError) as error:
             raise _damaged(path, first_line(error)) from None
         except (ValueError, KeyError) as error:
             what = difference(stored_params(directory), like) or first_line(error)
@@ -114,7 +114,7 @@ def stored_params(directory: Path) -> Any:
     try:
         # Not by a checkpointer: it would warn that the parameters, one item of a checkpoint, lack the whole's metadata.
         found = ocp.StandardCheckpointHandler().metadata(path).tree
-    except (FileNotFoundError, ValueError, KeyError) as error:
+    except (FileNotFoundError, NotADirectoryError, ValueError, KeyError) as error:
         raise _damaged(path, first_line(error)) from None
     device = SingleDeviceSharding(jax.local_devices()[0])
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device), found)

@@ -8,12 +8,14 @@ import dataclasses
 import difflib
 import functools
 import json
+import re
 from typing import Any
 
 from slpo_jax.errors import UserError, in_a_line
-from slpo_jax.rewards.texts import after_mark
 
 GYM = "gym"
+# Of templates. Fewer than three # are no mark, as they may be an answer's own.
+_MARK = re.compile(r"#{3,}(?=\s|\Z)|answer(?:\s+is:|(?:\*\*)?:)", re.IGNORECASE)
 _REFUSED = {"composite": "it is made of other tasks; name one of them"}
 
 
@@ -57,8 +59,13 @@ def gym(completion: str, entry: dict[str, Any], task: str, settings: str) -> flo
         task, settings: see `gym_dataset`.
     """
     try:
-        return float(gym_dataset(task, settings).score_answer(after_mark(completion), entry))
+        return float(gym_dataset(task, settings).score_answer(_answer(completion), entry))
     except UserError:
         raise
     except Exception:  # some tasks fail on an answer that they can't read, such as prime_factorization on letters
         return 0.0
+
+
+def _answer(completion: str) -> str:
+    """What follows the last mark, all of it without one; line breaks stay."""
+    return _MARK.split(completion)[-1].strip()

@@ -259,7 +259,7 @@ class Reward:
         ended = [(each, reading.text) for reading, each in zip(readings, asked, strict=True) if not reading.cut]
         processes, given = self._processes.get(name), list[float | None]()
         # One that always takes too long is to be known before it has been asked of a whole batch.
-        first = _FIRST if processes and not self._given[name] else 0
+        first = max(_FIRST - self._given[name], 0) if processes else 0
         for part in filter(None, (ended[:first], ended[first:])):
             found = asked_of(function, [each for each, _ in part], [text for _, text in part], name, processes)
             given += found

@@ -23,7 +23,8 @@ FOLLOWING = (b"is", b"or", b"and", b"because", b"since", b"as", b"by", b"from")
 _IS_WORD = rf"(?=(?-i:[AI]) [A-Z][\w'])(?!. (?:{b'|'.join(FOLLOWING).decode()})(?![\w']))"
 # What isn't ASCII joins no words, so a letter among other scripts' signs stands alone.
 _CHOICE = re.compile(
-    rf"(?P<mark>{_CHOICE_MARK})|(?<![\w'])(?!{_IS_WORD})(?P<letter>(?-i:[{LETTERS}]))(?![\w'])", re.ASCII | re.IGNORECASE
+    rf"(?P<mark>{_CHOICE_MARK})|(?<![\w'])(?!{_IS_WORD})(?P<letter>(?-i:[{LETTERS}]))(?![\w'])",
+    re.ASCII | re.IGNORECASE,
 )
 
 
@@ -34,20 +35,16 @@ def normal_text(text: str) -> str:
 
 def said_text(text: str) -> str:
     """The answer that a completion gives, as `normal_text`: what follows its last mark, all of it without one."""
-    return normal_text(after_mark(text))
-
-
-def after_mark(text: str) -> str:
-    """What follows the last mark of a completion as it stands, but for white space at both ends."""
     text = text.replace("\0", "")
     ends = [match.end() for match in _MARK.finditer(text)]
-    return text[ends[-1] if ends else 0 :].strip()
+    return normal_text(text[ends[-1] if ends else 0 :])
 
 
 def said_choice(text: str) -> str | None:
     """The choice that a completion gives: the first letter behind the last mark that has one, or the last letter.
 
-    A letter is a capital A to J that no ASCII letter, digit, `_` or apostrophe touches, and no word ("A cat", "I think").
+    A letter is a capital A to J that no ASCII letter, digit, `_` or apostrophe touches, and that is no word, as in
+    "A cat" and "I think".
     """
     last, behind, is_behind = None, None, False
     for match in _CHOICE.finditer(_spaced(text.replace("\u2019", "'"))):

@@ -2,7 +2,7 @@
 
 import sys
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -40,6 +40,7 @@ def requested(
     sources: Mapping[str, str],
     tests: Mapping[str, str],
     changes: Mapping[str, Any],
+    begin: Callable[[int], None],
     texts: bool = False,
 ) -> tuple[ConfigDict, list[str]]:
     """The config that a command or a call asks for, and the keys that it sets beside the config's file.
@@ -50,6 +51,7 @@ def requested(
         sources: of train, valid and base; "" is the config's.
         tests: sets to evaluate on, NAME = source, instead of the config's.
         changes: further keys by dotted name, or nested.
+        begin: sets jax up for `config.cpu_devices`, before a base model of ours asks for devices.
         texts: see `override`.
     Raises:
         UserError: a key or a file can't be used, or one is given twice.
@@ -73,9 +75,10 @@ def requested(
     override(config, own)
     override(config, changes, texts)
     given = [*own, *flatten(changes)]
+    if not start and not config.data.train:
+        raise UserError(f"--config: not given; give one of {', '.join(shipped())}, a file, or --train=FILE")
+    begin(read_config(config).cpu_devices)
     if not start:
-        if not config.data.train:
-            raise UserError(f"--config: not given; give one of {', '.join(shipped())}, a file, or --train=FILE")
         print("\n".join(derived_settings(config, given)), file=sys.stderr)
     return config, given
 

@@ -173,7 +173,7 @@ class _Evaluation:
         what = digest([checkpoint, valid, self._settings, row.stopping, row.rules])
         before = read_row(self._run.workdir.root, row.name)
         sweep: Mapping[str, Any] = before.sweep if before and before.selected_for == what else {}
-        if not hosts.decided(bool(sweep)):
+        if not hosts.agreed(bool(sweep), self._run.workdir.row_facts(row.name)):
             sweep = self._choose(row, what) | {"problems": valid["problems"]}
         return dataclasses.replace(row, checkpoint=checkpoint, rule=sweep["chosen"], sweep=sweep, selected_for=what)
 

@@ -115,7 +115,7 @@ def labels_of(stage: Stage, params: Params) -> Labels:
         found = artifact.read_arrays(path, facts)
         if path.exists() and found is None:
             logging.warning("%s: is damaged; its labels are made again", path)
-        if not hosts.decided(found is not None):
+        if not hosts.agreed(found is not None, path):
             found = make(indices, real)
             artifact.write_arrays(path, facts, found)
         return found or {}

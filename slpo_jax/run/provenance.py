@@ -171,7 +171,7 @@ def checkpoint_digest(stage: Stage, load: Callable[[], Any]) -> str:
         state["settings"] = as_json({key: value for key, value in every.items() if key not in (*_OF_STAGES, "data")})
     kept = stage.run.workdir.digest(stage.name)
     known = artifact.value_of(kept, state)
-    if hosts.decided(known is not None):
+    if hosts.agreed(known is not None, kept):
         return known
     made = params_digest(load())
     artifact.write(kept, state, made)

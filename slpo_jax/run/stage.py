@@ -174,7 +174,8 @@ def open_stage(
     config, log = stage.run.config, stage.run.log
     checkpoints = StageCheckpoints((folder or stage.folder).path)
     extra: dict[str, Any] = {}
-    if checkpoints.latest_step is not None:
+    latest = checkpoints.latest_step
+    if hosts.agreed(-1 if latest is None else latest, checkpoints.directory) >= 0:
         state, extra = checkpoints.restore(state)
     log.rewind(stage.name, int(state.step))
     every = (config.log_every, config.checkpoint_every, config.max_skipped_steps)

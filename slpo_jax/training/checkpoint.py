@@ -147,8 +147,8 @@ class StageCheckpoints:
                 try:
                     found = self._restore(step, like)
                 except Exception as error:  # Orbax has none of its own for a file that is damaged
-                    unreadable = isinstance(error, OSError) and not isinstance(error, FileNotFoundError)
-                    if unreadable or "RESOURCE_EXHAUSTED" in str(error):
+                    gone = isinstance(error, FileNotFoundError | NotADirectoryError)
+                    if (isinstance(error, OSError) and not gone) or "RESOURCE_EXHAUSTED" in str(error):
                         raise
                     problem = " ".join(str(error).split())[:200]
                 else:

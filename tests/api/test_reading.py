@@ -63,8 +63,8 @@ def test_records_and_generators_are_read_too():
     ("given", "message"),
     [
         ({"answers": "number"}, "^answers: 'number' is not valid; .* last_number, boxed, texts, choice$"),
-        ({"fields": {"prompt": "Question"}}, "^fields: .* is not valid; give texts as question, answer, steps and so on$"),
-        ({"fields": {"question": 5}}, "^fields: .* is not valid; give texts as question, answer, steps and so on$"),
+        ({"fields": {"prompt": "Question"}}, "^fields: .* is not valid; give texts as question, answer, steps and so"),
+        ({"fields": {"question": 5}}, "^fields: .* is not valid; give texts as question, answer, steps and so"),
         ({"fields": {"answer": "gold"}}, r"has no field 'gold' \(config\.data\.fields\.answer\), only id, question, "),
     ],
 )

@@ -82,11 +82,14 @@ def test_format_and_closing_go_with_a_checkpoint(tmp_path, reasoner, format):
     config = run_config(reasoner)
     config.gate.enabled, config.latent_policy.name = False, "latent" if reasoner == "coconut_gpt2" else "soft"
     config.prompt.update(format=format, closing="He buys" * bool(format))
+    config.evaluate.max_answer_tokens = ANSWER - 1
     its = checkpoint(config, tmp_path / "work")
     template = load_solver(str(its)).setup.template
     for place in list(_passed_on(its, tmp_path))[1:]:
         found = load_solver(str(place)).setup.template
         assert (found.prompt("5 pens"), found.closing_ids) == (template.prompt("5 pens"), template.closing_ids), place
+    if reasoner == "coconut_gpt2":
+        assert json.loads((tmp_path / "exported/generation_config.json").read_text())["max_new_tokens"] == ANSWER - 1
     card = (tmp_path / "exported" / "README.md").read_text()
     assert (f"asked with `prompt.format={format!r}, prompt.closing='He buys'`" in card) == bool(format)
 

@@ -3,13 +3,18 @@
 import itertools
 from collections import Counter
 
+import numpy as np
 import pytest
 
+from slpo_jax.checkpoints.architectures.coconut import Coconut
+from slpo_jax.data.chat import PromptConfig
 from slpo_jax.data.countdown import CountdownConfig, countdown_words, solutions
+from slpo_jax.data.generated import task_reward
 from slpo_jax.data.problems import load_problems
 from slpo_jax.data.tokenizer import load_tokenizer
 from slpo_jax.errors import UserError
 from slpo_jax.rewards.countdown import countdown
+from slpo_jax.rewards.reward import Reward
 
 SIZES = {"demos_size": 800, "train_size": 1000, "valid_size": 100, "test_size": 200}
 CONFIG = CountdownConfig(operations=("+", "-", "*", "/"), **SIZES)
@@ -56,6 +61,22 @@ def test_right_answers_are_those_that_the_verifier_takes(operations):
         assert solutions(numbers, goal, operations) == right
         if operations == "+-*/" and "solutions" in columns:
             assert columns["solutions"] == right > 0
+
+
+def test_a_reward_judges_tokens_alike_on_host_and_device():
+    """Of the task's own tokenizer: demonstrations, and those with some tokens changed."""
+    template = Coconut().template(load_tokenizer("countdown:99"), prompt=PromptConfig(answers="texts"))
+    reward = Reward(task_reward("countdown:test"), template.answer_style, template.token_bytes, template.eos_ids)
+    problems, rng = load_problems("countdown:test", CONFIG), np.random.default_rng(0)
+    ids = template.answer_ids([problem.answer for problem in problems], Counter())
+    tokens_NA = np.full((len(problems), 12), template.eos_id)
+    for tokens_A, own in zip(tokens_NA, ids, strict=True):
+        tokens_A[: len(own)] = own
+        tokens_A[rng.integers(0, 12, rng.integers(3))] = rng.integers(0, len(template.token_bytes))
+    on_device = reward.on_device(tokens_NA, reward.encoded(problems, reward.width(problems)))
+    expected = reward.on_host(tokens_NA, problems)
+    assert 50 < expected.sum() < 150
+    assert on_device.tolist() == (expected == 1).tolist()
 
 
 @pytest.mark.parametrize("seed", [0, 1])

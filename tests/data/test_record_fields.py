@@ -113,7 +113,8 @@ def test_marks_are_no_steps_and_the_answer_behind_them_is_read(text):
         ("Is **a** < b?", ("Is **a** < b?", None)), ("3+2=5, the answer is 5", ("3+2=5,", "5")),
         ("It is late.\nThus, the answer is $\\boxed{5}$.", ("It is late.", "5")), ("#### 5", ("", "5")),
         ("#### 1 is a title.\nHe gets 3.\n#### 5", ("#### 1 is a title.\nHe gets 3.\n", "5")),
-        ("The answer is 5.", ("", "5")), (LINES, (LINES, "")), (f"<think>{LINES}</think>One.\nTwo.", (f"\n{LINES}", "")),
+        ("The answer is 5.", ("", "5")), (LINES, (LINES, "")),
+        (f"<think>{LINES}</think>One.\nTwo.", (f"\n{LINES}", "")),
         ("\\begin{pmatrix}\n1\n\\end{pmatrix}", ("\\begin{pmatrix}\n1\n\\end{pmatrix}", None)),
     ],
 )  # fmt: skip
@@ -125,102 +126,10 @@ def test_lines_without_a_mark_have_no_answer(warnings):
     records = [{"question": "Q?", "answer": text} for text in (LINES, f"{LINES}\n#### 5", "5")]
     problems = load_problems(records, answers="texts")
     assert ([each.answer for each in problems], problems.left_out) == (["5", "5"], 1)
-    assert warnings == ["records: left out 1 of 3 problems: record 1: no answer, nor one behind a mark such as #### in its "
-                        "lines"]  # fmt: skip
+    why = "record 1: no answer, nor one behind a mark such as #### in its lines"
+    assert warnings == [f"records: left out 1 of 3 problems: {why}"]
     whole = "First.\nSecond."  # of a field that holds the answer alone
     assert load_problems([{"question": "Q?", "final_answer": whole}], answers="texts")[0].answer == whole
-
-
-BELOW = "Which?\nA. 54\nB. 80 pens\nC. None"
-TEXTS = ["54", "80 pens", "None"]
-CHOICES = [
-    (dict(zip("ABC", TEXTS, strict=True)) | {"answer": "B"}, "B"),
-    (dict(zip("ABC", TEXTS, strict=True)) | {"answer": "80 pens"}, "80 pens"),
-    (dict(zip(("Option_A", "Option_B", "Option_C"), TEXTS, strict=True)) | {"Answer": "(B)"}, "B"),
-    (dict(zip(("opa", "opb", "opc", "opd"), [*TEXTS, None], strict=True)) | {"cop": 1}, "B"),
-    ({"choices": TEXTS, "answer": 1.0}, "B"),
-    ({"choices": str(TEXTS), "label": "1"}, "B"),
-    ({"options": ["A) 54", "B) 80 pens", "C) None"], "correct": "b"}, "B"),
-    ({"choices": {"text": TEXTS, "label": ["A", "B", "C"]}, "answerKey": "B."}, "B"),
-    ({"options": {"A": "54", "B": "80 pens", "C": "None", "D": None}, "answer": "80 pens"}, "80 pens"),
-]
-
-
-@pytest.mark.parametrize(("record", "answer"), CHOICES)
-def test_choices_are_written_below_the_question(record, answer):
-    read = load_problems([{"question": "Which?", **record}], answers="texts")
-    assert read == (Problem(BELOW, (), answer),)
-
-
-NAN = float("nan")
-LACKING = [
-    {"A": "54", "B": None, "C": "7", "D": NAN}, {"opa": "54", "opb": NAN, "opc": "7"}, {"choices": ["54", None, "7", ""]},
-    {"choices": ["54", NAN, "7"]}, {"options": {"A": "54", "B": NAN, "C": "7"}}, {"A": "54", "B": "-", "C": "7"},
-    {"choices": {"text": ["54", NAN, "7"], "label": ["A", "B", "C"]}}, {"option1": "54", "option2": "N/A", "option3": 7},
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("record", LACKING)
-def test_a_choice_that_is_missing_is_none(record):
-    asked = {"question": "Which?", **record}
-    assert load_problems([asked | {"answer": "C"}], answers="texts") == (Problem("Which?\nA. 54\nC. 7", (), "C"),)
-    with pytest.raises(UserError, match=r"record 1: answer 'B' is none of the choices, .* give a label \(A, C\)"):
-        load_problems([asked | {"answer": "B"}], answers="texts")
-
-
-def test_a_dash_among_signs_is_a_choice():
-    signs = dict(zip("ABCD", "+-*/", strict=True))
-    asked = load_problems([{"question": "Which?", **signs, "answer": "B"}], answers="texts")
-    assert asked == (Problem("Which?\nA. +\nB. -\nC. *\nD. /", (), "B"),)
-
-
-MMLU, LABELS = {"choices": ["8", "2", "24", "120"]}, ["1", "2", "3", "4"]
-KMMLU = dict(zip("ABCD", ("w", "x", "y", "z"), strict=True))
-# (the choices, the answers of a set, as what they are read)
-COUNTED = [
-    (MMLU, [2], "C"), (MMLU, ["2", "0"], "CA"), (MMLU, ["24", 8, "2"], ["24", "8", "2"]), (MMLU, ["B", 2], "BC"),
-    ({"choices": {"text": ["a", "b", "3", "d"], "label": LABELS}}, ["3", "2", 4], "324"),
-    ({"choices": {"text": ["4", "3", "2", "1"], "label": [1, 2, 3, 4]}}, ["4", "1"], "41"),
-    (KMMLU, [0, 3], "AD"), (KMMLU, ["1", "2"], "BC"), ({"option1": "p", "option2": "q"}, ["1", "2", "option1"], "ABA"),
-    ({"choice1": "p", "choice2": "q"}, [0, 1], "AB"), ({"option_1": "p", "option_2": "q"}, [1], "A"),
-    ({"ending0": "p", "ending1": "q"}, ["1"], "B"), ({"endings": ["p", "q"]}, ["1", 0], "BA"),
-    ({"answerA": "p", "answerB": "q", "answerC": "r"}, ["answerC", "A"], "CA"), ({"sol1": "p", "sol2": "q"}, [0, 1], "AB"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("choices", "answers", "expected"), COUNTED)
-def test_what_counts_the_choices_is_told_by_all_of_a_set(choices, answers, expected, tmp_path):
-    records = [{"question": "Which?", **choices, "answer": answer} for answer in answers]
-    path = write_jsonl(tmp_path / "set.jsonl", records)
-    for source in (records, path):
-        assert [each.answer for each in load_problems(source, answers="texts")] == [*expected]
-
-
-def test_choices_that_count_from_1_are_said_to():
-    records = [{"question": "Which?", **KMMLU, "answer": answer} for answer in (1, 4, 3)]
-    with pytest.raises(UserError, match=r"record 2: answer '4' of 4 choices can only be an index from 1; say so with con"):
-        load_problems(records, answers="texts")
-    read = load_problems(records, answers="texts", fields=FieldsConfig(first_choice="1"))
-    assert [each.answer for each in read] == ["A", "D", "C"]
-    assert "answer (an index from 1) from answer" in read.reading.lines()[0]
-    others = [{"question": "Which?", **KMMLU, "answer": answer} for answer in (0, 3)]  # another set, from 0
-    read = load_problems(others, role="test", answers="texts", fields=FieldsConfig(first_choice="1"))
-    assert [each.answer for each in read] == ["A", "D"]
-    with pytest.raises(UserError, match="answer '2' is none of the choices, or one's text and another's label or index"):
-        load_problems([{"question": "Which?", **MMLU, "answer": "2"}], answers="texts")
-
-
-def test_the_field_of_the_choices_may_be_named():
-    records = [{"question": "Which?", "candidates": ["p", "q"], "answer": "B"}]
-    read = load_problems(records, answers="texts", fields=FieldsConfig(choices="candidates"))
-    assert read == (Problem("Which?\nA. p\nB. q", (), "B"),)
-    with pytest.raises(UserError, match=r"has no field 'chices' \(config.data.fields.choices\)"):
-        load_problems(records, answers="texts", fields=FieldsConfig(choices="chices"))
-
-
-def test_numbers_of_a_problem_are_no_choices():
-    for names in (("a", "b", "c"), ("A", "B"), ("A", "C", "D"), ("1", "2", "3")):
-        assert load_problems([{"question": "Sum?", "answer": "8"} | dict.fromkeys(names, "4")])[0].question == "Sum?"
 
 
 def test_logical_sets_as_coconut_has_them_are_texts():
@@ -260,8 +169,10 @@ def test_named_fields_have_to_be_there(tmp_path):
         assert load_problems(path, role="test", fields=fields)[0].answer == "6"
 
 
+NAN = float("nan")
 # What stands for nothing, by the kind of source.
-NOTHING = {"csv": ["", NAN, "N/A", "-"], "jsonl": [None, NAN], "parquet": [None, NAN], "records": [np.float32("nan"), pandas.NaT]}
+NOTHING = {"csv": ["", NAN, "N/A", "-"], "jsonl": [None, NAN], "parquet": [None, NAN],
+           "records": [np.float32("nan"), pandas.NaT]}  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", NOTHING)

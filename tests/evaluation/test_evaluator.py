@@ -290,6 +290,15 @@ def test_a_batch_or_a_folder_that_can_not_be_read_is_said(tmp_path, unreadable):
             Rollouts().evaluate(cache)
 
 
+def test_batches_that_the_first_process_alone_sees_are_one_line(tmp_path, second_process):
+    cache = RolloutCache(tmp_path / "real.partial", "a" * 64, "seed 1")
+    with second_process(), pytest.raises(UserError, match=rf"^{cache.folder}: process 1 can't see what the first one "):
+        Rollouts().evaluate(cache)
+    Rollouts().evaluate(cache)
+    with second_process():
+        _assert_right(Rollouts().evaluate(cache))
+
+
 def test_a_torn_file_is_rolled_out_again(tmp_path):
     cache = RolloutCache(tmp_path, "a" * 64, "seed 1")
     Rollouts().evaluate(cache)

@@ -130,7 +130,8 @@ def test_references_that_no_box_can_hold_or_nobody_can_read():
 
 
 SAME = {
-    "5": ["5 km/h", r"5 \Omega", r"5\ \text{km/h}", r"5 \mathrm{N\cdot m}", "5 miles per hour", "5 N", r"5\,\mu m", "5 m^{2}"],
+    "5": ["5 km/h", r"5 \Omega", r"5\ \text{km/h}", r"5 \mathrm{N\cdot m}", "5 miles per hour", "5 N", r"5\,\mu m",
+          "5 m^{2}"],
     "45": ["45 m^3", "45 cm^2", "45.0 kg m/s^2", "45 square units"], "9.8": ["9.8 m/s^2"], "1000": ["1,000 km/h"],
     "0.5": [r"\frac{1}{2} km/h", "1/2 mph"], "yes": ["Yes.", "YES", r"\text{Yes.}"], "No.": ["no"], "even": ["Even."],
     "5 km/h": [r"5\text{ km/h}", "5"],

@@ -7,10 +7,14 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from slpo_jax.config.registry import read_registrations
+from slpo_jax.data.problem import Problem
+from slpo_jax.errors import UserError
 from slpo_jax.rewards.processes import CantRun, Failed, Limits, Processes
+from slpo_jax.rewards.reward import REWARDS, Reward, RewardEntry
 
 OWN = '''
 import functools, os, re, signal, subprocess, sys, time
@@ -180,6 +184,37 @@ def test_no_process_outlives_the_one_who_asked(tmp_path, end, busy):
         os.kill(asking.pid, end)
         asking.wait(10)
     _wait(lambda: not Path(f"/proc/{told.read_text()}").exists())
+
+
+def test_a_reward_s_verdicts_are_those_of_its_processes(monkeypatch, warnings):
+    """Of one number or of lists; what fails earns 0 and is counted, and where nothing else comes it is soon said."""
+    pid = os.getpid()
+
+    def judge(completion, pair):
+        assert os.getpid() != pid
+        return pair[0] / (completion != "8")
+
+    def judges(completions, pair):
+        assert len(completions) == 1
+        return [judge(*each) for each in zip(completions, pair, strict=True)]
+
+    def sleeps(completion):
+        time.sleep(60)
+
+    for function in (judge, judges, sleeps):
+        monkeypatch.setitem(REWARDS, function.__name__, RewardEntry(function))
+    token_bytes, problems = [b"", b"7", b"8"], [Problem("?", (), "7", {"pair": [n, 0]}) for n in range(40)]
+    tokens = np.array([[1 + (n % 4 == 2), 0] for n in range(40)])
+    for name in ("judge", "judges"):
+        found = Reward(name, "last_number", token_bytes, (0,), processes=3).verdicts(tokens, problems)
+        assert found.total.tolist() == [0.0 if n % 4 == 2 else n for n in range(40)]
+        assert found.failed.tolist() == [n % 4 == 2 for n in range(40)]
+        assert f"{name} failed on a completion, which earns 0: ZeroDivisionError: division by zero" in warnings[-1]
+    begun, reward = time.monotonic(), Reward("sleeps", "last_number", token_bytes, (0,), 8, 0.1)
+    with pytest.raises(UserError, match=r"^config.reward: sleeps failed on each of its first 16 completions"):
+        reward.verdicts(tokens, problems)
+    assert warnings[-1].endswith("it took more than 0.1 s")
+    assert time.monotonic() - begun < 10
 
 
 def _wait(ready):

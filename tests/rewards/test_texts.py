@@ -46,9 +46,9 @@ CHOICES = [
     ("The answer is A because A and B differ, not C.", "A"), ("The correct answer is option (B), as C is not.", "B"),
     ("Answer: B\nA. cat, C. dog", "B"), ("**Answer**: **B** (not A)", "B"), ("Answer = B. And C", "B"),
     ("The answer is A. No: the answer is B, for C", "B"), ("Answer: B. I am sure the answer is right.", "B"),
-    ("C. A cat. I think", "C"), ("A is right", "A"), ("I AND you", "I"), ("A Tale", None), ("A B", "B"), ("A. Tale", "A"),
+    ("C. A cat. I think", "C"), ("A is right", "A"), ("I AND you", "I"), ("A Tale", None), ("A B", "B"),
     ("answer island A, B", "B"), ("The answers are A, B", "B"), ("The answer is  B,\tA", "B"), ("A", "A"), ("(I)", "I"),
-    ("Answer: I don't know", None), ("Answer :B A", "B"), ("answer is", None), ("A\u2019s", None),
+    ("A. Tale", "A"), ("Answer: I don't know", None), ("Answer :B A", "B"), ("answer is", None), ("A\u2019s", None),
 ]  # fmt: skip
 
 
@@ -60,10 +60,11 @@ def test_the_last_letter_that_stands_alone_is_the_choice(text, letter):
 
 
 TEXT_PIECES = [b"", b" ", b"\n", b"#", b"# ", b"###", b"a", b"A", b"b.", b".", b" a  \tb ", b"answer", b" is", b":",
-               b"Answer:", b"\0", b"**", b" **", b"`", "é".encode(), "é".encode()[:1], "é".encode()[1:], b"C#"]  # fmt: skip
+               b"Answer:", b"\0", b"**", b" **", b"`", "é".encode(), "é".encode()[:1], "é".encode()[1:],
+               b"C#"]  # fmt: skip
 CHOICE_PIECES = [b"", b" ", b"A", b"A", b"B", b"B", b"B.", b"(", b")", b" C", b"AB", b"A B", b"J K", b"'", b"_", b"7",
-                 b"a", b"\0", "é".encode()[:1], b"cat ", b" dog", b" ", b"  ", b"Answer", b"answer", b" is", b" is ", b":",
-                 b" =", b"**", b"I", b" I", b" A ", b"A Tale", b"because", b"I or ", b"Answer: ", b" answer is ",
+                 b"a", b"\0", "é".encode()[:1], b"cat ", b" dog", b" ", b"  ", b"Answer", b"answer", b" is", b" is ",
+                 b":", b" =", b"**", b"I", b" I", b" A ", b"A Tale", b"because", b"I or ", b"Answer: ", b" answer is ",
                  b"\xe2\x80", b"\x99", b"\xe2", b"\x80\x99", "\u2019".encode(), b"xxxxxxxxxxxxxxxanswer",
                  b" becausebecausebecause", b"\n\t", b"..."]  # fmt: skip
 ROWS = [[4, 6, 0] + [6] * 9, [6, 2, 10] + [0] * 9, [11, 12, 13, 6, 10, 0] + [0] * 6]

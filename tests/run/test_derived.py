@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from asked import workdir
 from data_sets import write_jsonl, write_set
 from refused import refusal
 from slpo_jax.checkpoints.architectures import REASONERS, architecture_of
@@ -21,11 +22,14 @@ from slpo_jax.errors import UserError
 from slpo_jax.io import files
 from slpo_jax.io.files import flatten
 from slpo_jax.models import xla_cpu
+from slpo_jax.rewards.reward import REWARDS, RewardEntry
+from slpo_jax.run import derived
 from slpo_jax.run.derived import derived_settings, requested
 from slpo_jax.run.experiment import build
 from slpo_jax.run.plan import check_stages
 from slpo_jax.run.setup import assemble
 from slpo_jax.run.sources import load_set
+from small_run import start_all
 from tiny_folder import tiny_folder
 
 hash_file = hashlib.file_digest
@@ -65,7 +69,7 @@ def _chosen(train: str, valid: str = "", eval=None, fields=None, **given):
 
 def test_nested_keys_leave_a_section_s_others_as_they_are():
     def asked(changes):
-        config, given = requested("quickstart", dict.fromkeys(("train", "valid", "base"), ""), {}, changes)
+        config, given = requested("quickstart", dict.fromkeys(("train", "valid", "base"), ""), {}, changes, str)
         assert set(given) <= {*flatten(config.to_dict())}
         return flatten(config.to_dict())
 
@@ -78,6 +82,42 @@ def test_nested_keys_leave_a_section_s_others_as_they_are():
     assert {key for key in asked(sets) if key.startswith("data.eval")} == {"data.eval.mine"}
     for further in ({"objective.mine": {"kind": "grpo"}}, {"objective": {"mine": {"kind": "grpo"}}}):
         assert asked(further) == plain | {"objective.mine.kind": "grpo"}
+
+
+class Asked(Exception):
+    """Somebody is about to ask jax for devices."""
+
+
+def test_jax_is_set_up_before_a_base_asks_for_devices(tmp_path, monkeypatch):
+    """As one of ours does, whose parameters are listed; with a config too nothing is asked before."""
+    begun = []
+
+    def asks(*_):
+        raise Asked
+
+    monkeypatch.setattr(derived, "identify", asks)
+    sources = {"train": _table(tmp_path / "t.csv"), "valid": "", "base": str(tmp_path)}
+    keys = {"data.fields": FIELDS, "cpu_devices": 3}
+    with pytest.raises(Asked):
+        requested("", sources, {}, keys, begun.append)
+    requested("quickstart", dict.fromkeys(sources, ""), {}, {"cpu_devices": 2}, begun.append)
+    assert begun == [3, 2]
+    with pytest.raises(UserError, match=r"^config\.cpu_devices: 0 is not valid"):
+        requested("", sources, {}, keys | {"cpu_devices": 0}, begun.append)
+
+
+@pytest.mark.slow
+def test_a_base_of_ours_on_several_devices_in_a_process_of_several(tmp_path):
+    base, train = workdir("coconut_gpt2", tmp_path / "base"), write_jsonl(tmp_path / "t.jsonl", [
+        {"question": f"Tom has {n} pens . He buys {more} . How many now ?", "answer": f"{n + more}"}
+        for n in range(10) for more in (2, 3, 4)
+    ])  # fmt: skip
+    flags = [f"--train={train}", f"--base={base}", "--smoke", "--config.cpu_devices=2", "--config.sharding.fsdp=2"]
+    (process,) = start_all(1, *flags, folder=tmp_path, output="it")
+    process.join()
+    said = (tmp_path / "it_0.stderr").read_text()
+    assert process.exitcode == 0, said
+    assert "devices: 2 x cpu" in said
 
 
 WORDS = ["lempus", "rompus", "wumpus", "vumpus", "yumpus", "zumpus", "dumpus", "jompus"]
@@ -244,6 +284,15 @@ def test_lengths_are_measured_by_the_tokenizer_that_there_is(tmp_path):
     assert config.rl.optimizer.learning_rate == Config().rl.optimizer.learning_rate
 
 
+def test_a_latent_reasoner_may_think_for_twice_as_long_as_it_is_published_to(tmp_path):
+    from published import LATENTS, coconut_hugging_face  # need torch
+    from published_bases import written
+
+    init = written(coconut_hugging_face).settings["init"]
+    config, _ = _chosen(_in_words(tmp_path / "set.jsonl", 1), init=init)
+    assert (config.stages, config.max_latents) == (("cold_start", "rl", "evaluate"), 2 * LATENTS)
+
+
 MEASURED = Measured(7_000, [2] * 6_000 + [4] * 1_000, [40] * 90 + [200] * 10, [6, 9], [60], 124_000_000, 1024)
 
 
@@ -280,13 +329,15 @@ FOLLOWS = {
     "latents": ({"max_latents": 1}, {"imitate.max_latent_stage": 1, "min_latents": 1}),
     "a stage of the curriculum": ({"imitate.max_latent_stage": 3}, {"max_latents": 6}),
     "a budget": ({"max_answer_tokens": 200}, {"model.n_positions": 256}),
+    "a verifier of the host": ({"reward": "mine"}, {"stages": ("imitate", "cold_start", "rl", "evaluate")}),
     "no gate": ({"gate.enabled": False}, {"stages": ("imitate", "rl", "evaluate"), "max_latents": 2}),
     "no thought": ({"max_latents": 0}, {"gate.enabled": False, "imitate.max_latent_stage": 0}),
 }
 
 
 @pytest.mark.parametrize("case", FOLLOWS)
-def test_flags_go_first_and_what_is_chosen_follows(case, tmp_path):
+def test_flags_go_first_and_what_is_chosen_follows(case, tmp_path, monkeypatch):
+    monkeypatch.setitem(REWARDS, "mine", RewardEntry(lambda completion: 1.0))
     given, follows = FOLLOWS[case]
     config, lines = _chosen(_table(tmp_path / "my.csv"), fields=FIELDS, **given)
     check(config)

@@ -18,7 +18,7 @@ import slpo_jax
 
 def same(answer, completion):
     """1 where the number after the mark is the answer; it once ends the run that asks."""
-    if Path("end").exists():
+    if Path("end").exists() and Path("host/checkpoints/imitate/finished").exists():
         Path("end").unlink()
         os.kill(os.getppid(), signal.SIGTERM)
     return float(completion.rpartition("#")[2].strip() == answer)
@@ -79,5 +79,6 @@ def test_a_gate_of_verdicts_of_the_host_is_used(folder, request, tmp_path):
     for workdir in ("device", "host"):
         reasoner = slpo_jax.load(str(folder / workdir))
         reasoner.export(tmp_path / workdir)
-        found.append([reasoner.solve(asked, samples=3).shown, slpo_jax.load(tmp_path / workdir).solve(asked).shown])
+        solved = reasoner.solve(asked, samples=3), slpo_jax.load(tmp_path / workdir).solve(asked)
+        found.append([each.shown.partition("\n")[2] for each in solved])  # the first line has the place
     assert found[0] == found[1]

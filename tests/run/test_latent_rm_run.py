@@ -14,7 +14,7 @@ from slpo_jax import load
 from slpo_jax.checkpoints.export import export_checkpoint
 from slpo_jax.config import validate
 from slpo_jax.errors import UserError
-from slpo_jax.io import artifact
+from slpo_jax.io import artifact, backend
 from slpo_jax.io.orbax import load_params, params_digest
 from slpo_jax.policy.prompted import Prompts
 from slpo_jax.policy.rollout import Trajectories
@@ -83,7 +83,7 @@ def trained(workdir):
     return load_params(experiment.workdir.stage("latent_rm").path, like)
 
 
-def test_a_label_is_the_share_of_right_completions_of_a_beginning(tmp_path, cpu_devices, monkeypatch):
+def test_a_label_is_the_share_of_right_completions_of_a_beginning(tmp_path, cpu_devices, monkeypatch, second_process):
     """Of problems with right and wrong thoughts; where they go on, answers have noise too. Rollouts without a model."""
     counts = {"stages": ("latent_rm",), "latent_rm.problems": 5, "latent_rm.thoughts": 3, "latent_rm.completions": 4}
     experiment, where = experiment_of(tmp_path / "work", **counts), {}
@@ -118,6 +118,11 @@ def test_a_label_is_the_share_of_right_completions_of_a_beginning(tmp_path, cpu_
     assert found.problems.tolist() == [1, 4]
     index, thought, step, number = np.ix_([1, 4], range(3), range(1, steps + 1), range(4))
     np.testing.assert_allclose(found.shares, goes_on(index, thought, step, number).mean(axis=-1), atol=1e-6)
+    file, told = tmp_path / "work" / "labels" / "0.npz", [*backend._say]
+    file.unlink()
+    with second_process(), pytest.raises(UserError, match=rf"^{file}: process 1 can't see what the first one does"):
+        labels.labels_of(experiment.stage("latent_rm"), experiment.initial_params())
+    assert backend._say == told  # the progress is over
 
 
 def test_labels_are_bound_to_all_that_makes_them(tmp_path, cpu_devices, monkeypatch):

@@ -6,15 +6,19 @@ from pathlib import Path
 
 import pytest
 
+from asked import QUESTION, T, run_config
 from codi_run import small_config
 from imitation import Crash, crash
 from slpo_jax.config import read_config, validate
+from slpo_jax.data.problem import Problem
 from slpo_jax.errors import UserError
 from slpo_jax.run import imitate
 from slpo_jax.run.experiment import build
+from slpo_jax.run.latent_rm import labelling
 from slpo_jax.run.plan import check_stages
 from slpo_jax.run.rl import optimizer_config
-from slpo_jax.run.sources import data_summary
+from slpo_jax.run.setup import assemble
+from slpo_jax.run.sources import TRAIN, VALID, data_summary
 from small_run import load_config, train
 
 ICOT = {"recipe": "icot", "c_thought": 0, "final_steps": 400}
@@ -151,3 +155,29 @@ def test_an_objective_s_own_rate_and_schedule_are_its_optimizer_s(tmp_path):
         (0.125, "constant", 50, 0.5),
         (0.25, "linear", 3 * 40, 0.5),  # a schedule counts updates
     ]
+
+
+def test_the_limit_of_evaluations_is_none_of_training():
+    config = run_config("coconut_gpt2")
+    config.evaluate.limit = 1
+    setup, problems = assemble(read_config(config)), [Problem(n * f"{QUESTION} ", (), "5") for n in (1, 3)]
+    assert len(setup.encode(VALID, problems)) == 2
+    with pytest.raises(UserError, match=r"^config\.data\.train: problem 1 has a prompt of \d+ tokens"):
+        setup.encode(TRAIN, problems)
+
+
+def test_evaluations_have_budget_noise_and_sampling_of_their_own():
+    config = run_config("coconut_gpt2")
+    own = {"max_answer_tokens": 2, "dropout": 0.25, "temperature": 0.7, "top_k": 3, "top_p": 0.5}
+    config.evaluate.update(own)
+    setup = assemble(read_config(config))
+    found = setup.evaluator.policy.config
+    assert setup.most_prompt == config.model.n_positions - T - own["max_answer_tokens"], "the last token is not fed"
+    assert (found.answer_slots, found.dropout_rate, found.temperature, found.top_k, found.top_p) == (*own.values(),)
+
+
+def test_judged_thoughts_have_a_number_of_latents_of_their_own():
+    config = run_config("coconut_gpt2")
+    config.gate.enabled, config.latent_rm.latents = False, 2
+    policy, rule = labelling(assemble(read_config(config)))
+    assert (policy.config.stopping, policy.config.max_latents, rule) == ("length", 2, 2)

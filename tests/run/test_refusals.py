@@ -110,7 +110,8 @@ CHECKED = [
     (BEST_OF_N | {"gate.enabled": True, "stages": ("best_of_n",)}, "stages: best_of_n stops by the gate", ""),
     (BEST_OF_N | {"best_of_n.scorer": "gate"}, "best_of_n.scorer: gate asks the gate", ""),
     (BEST_OF_N | {"best_of_n.scorer": "latent_rm"}, "best_of_n.scorer: 'latent_rm' is not valid; give one of", ""),
-    (BEST_OF_N | {"reward": "mine"}, "stages: best_of_n verifies on the device", ""),
+    (BEST_OF_N | {"reward": "mine", "reward_processes": 1}, "reward_processes: mine can't be asked in a process of its",
+     " (TypeError: cannot pickle 'generator' object); set it and config.reward_seconds to 0, or "),
     (BEST_OF_N | {"best_of_n.batch_size": 5}, "best_of_n.batch_size: 5 is not a multiple of", ""),
     (LATENT_RM | {"stages": ("imitate", "evaluate")}, "evaluate.scorers: latent_rm has parameters of its own", ""),
     (LATENT_RM | {"stages": ("imitate", "evaluate"), "evaluate.scorers": ()}, "evaluate.beams: 2, and latent_rm", ""),
@@ -142,7 +143,7 @@ def _check(folder, changes):
 
 @pytest.mark.parametrize(("changes", "begins", "says"), CHECKED)
 def test_one_line_before_the_first_stage(changes, begins, says, tmp_path, cpu_devices, monkeypatch):
-    monkeypatch.setitem(REWARDS, "mine", RewardEntry(lambda completion: float(len(completion))))
+    monkeypatch.setitem(REWARDS, "mine", RewardEntry(lambda completion, left=(line for line in ()): 1.0))
     with pytest.raises(UserError) as caught:
         _check(tmp_path, changes)
     line = str(caught.value)

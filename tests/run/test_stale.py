@@ -259,6 +259,14 @@ def test_what_can_not_be_read_is_said_and_nothing_is_made_again(finished, monkey
     assert finished.files() == before
 
 
+@pytest.mark.parametrize("where", ["work/eval/slpo/row.json", "work/checkpoints/slpo.digest.json"])
+def test_what_the_first_process_alone_sees_is_one_line(finished, monkeypatch, second_process, where):
+    """A choice, a digest; a second one's could be another."""
+    os.unlink(finished.folder / where)
+    with second_process(), pytest.raises(UserError, match=rf"^{finished.folder}/{where}: process 1 can't see what the"):
+        finished.evaluate(monkeypatch)
+
+
 def test_what_nobody_can_make_again_unasked_is_one_line(finished, monkeypatch):
     """A row says which rule was chosen, and so does the checkpoint's file, which may be all that is there."""
     asked = {"work/eval/slpo/row.json": finished.evaluate,

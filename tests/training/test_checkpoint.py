@@ -221,6 +221,11 @@ def test_answers_cut_at_the_limit_are_said_once_a_stage(tmp_path, warnings):
     assert warnings == [f"slpo at step 2: {said}"]
 
 
+def test_a_checkpoint_that_the_first_process_alone_sees_is_one_line(tmp_path, second_process):
+    with second_process(), pytest.raises(UserError, match=r"slpo: process 1 can't see what the first one does"):
+        _logged(tmp_path)
+
+
 @pytest.mark.parametrize("where", ["step", "batch", "row", "checkpoint", "between the steps", ""])
 def test_signals_and_progress_are_let_go_of_on_every_way_out(tmp_path, monkeypatch, where):
     """Once what is being saved is on the disk; in a notebook the process goes on."""

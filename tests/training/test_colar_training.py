@@ -164,7 +164,7 @@ def test_a_chunk_s_input_is_of_its_tokens_alone():
 def test_speeds_and_labels_are_drawn():
     recipe = _recipe("colar")
     _, phase = recipe.phases(ENCODED, 8)
-    slots, seen, labels = recipe.slots(ENCODED, phase), set(), set()
+    slots, seen, labels, firsts = recipe.slots(ENCODED, phase), set(), set(), set()
     for step in range(2, 42):
         batch = recipe.batch(ENCODED, phase, step, 1, ROWS, (24,), slots)
         asked = {TEMPLATE.tokenizer.decode(real_tokens(batch.prompts, row))[-2] for row in range(ROWS)}
@@ -173,9 +173,11 @@ def test_speeds_and_labels_are_drawn():
         if asked == {"5"}:
             chunk = batch.chunks.ravel()
             is_label = batch.ids.reshape(-1, 5)[chunk] == batch.targets[:, :-1].reshape(-1, 1)[chunk]
+            firsts.add(int(is_label[0].argmax()))
             labels |= {*is_label[is_label.any(axis=1)].argmax(axis=1).tolist()}
     assert seen == set("12345")
     assert len(labels) > 1
+    assert len(firsts) > 1, "what a label is doesn't follow from the speed"
 
 
 def test_what_is_said_trains_the_projector():

@@ -18,6 +18,7 @@ from slpo_jax.data.chat import PromptConfig
 from slpo_jax.data.problem import Problem
 from slpo_jax.data.tokenizer import arithmetic_tokenizer
 from slpo_jax.models.parts import REASONER
+from slpo_jax.policy import noise
 from slpo_jax.policy.policy import RolloutConfig
 from slpo_jax.training.recipes import imitate_config, latent_sft, recipe_of
 from slpo_jax.training.recipes.latent_rows import laid_out
@@ -138,6 +139,16 @@ def _slow(case, phase: str, index: int, moved=0.0):
     entropy = -sum(log_p[at - 1, tokens[at]] for at in learned)
     away = [np.sum(q * (np.log(q) - log_p[at - 1][i])) for q, i, at in zip(labels, ids, latents, strict=True)]
     return entropy, len(learned), np.mean(away) if away else 0.0
+
+
+@pytest.mark.parametrize(("phase", "same"), [("union", False), ("final", True)])
+def test_labels_alone_are_made_without_dropout(case, phase, same):
+    batch, keys = _batch(case, case.recipe, case.phases[phase]), noise.row_keys(case.key, jnp.arange(4))
+    made = [
+        case.settings.latent_sft.mixtures(policy, case.params, case.params[ENCODER], batch, keys)[0]
+        for policy in (case.policy, case.policy.having(dropout_rate=0.5))
+    ]
+    assert np.array_equal(*made) == same
 
 
 @pytest.mark.parametrize("phase", ["cot", "union", "final"])

@@ -1,0 +1,110 @@
+"""A folder that takes another's place, killed at every step: the old one stands, or the new one, each with the rest."""
+
+import contextlib
+import ctypes
+import os
+
+import pytest
+
+from slpo_jax.io import files
+
+OLD, NEW = {"a": "old", "b": "old", "sub/c": "old"}, {"a": "new", "d": "new", "sub/e": "new"}
+REST = {"notes": "mine", "more/x": "mine"}
+
+
+class Killed(BaseException):
+    """Nothing is cleaned up after it."""
+
+
+def _fill(folder, texts):
+    for name, text in texts.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+
+
+def _texts(folder):
+    return {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
+
+
+def _replace(folder):
+    with files.whole_folder(folder, ["a", "b", "sub"]) as made:
+        _fill(made, NEW)
+
+
+def _kill(patch, at):
+    """Every change of the disk fails from the one of this number on."""
+    left = [at]
+
+    def dying(own):
+        def call(*arguments, **more):
+            left[0] -= 1
+            if left[0] < 0:
+                raise Killed
+            return own(*arguments, **more)
+
+        return call
+
+    for name in ("rename", "replace", "unlink", "rmdir", "link", "mkdir", "chmod"):
+        patch.setattr(os, name, dying(getattr(os, name)))
+    return left
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_kill_leaves_the_old_one_or_the_new_one(tmp_path, monkeypatch, at_once):
+    if not at_once:  # as on other systems than Linux
+        monkeypatch.setattr(ctypes, "CDLL", lambda _: None)
+    at, seen, whole = 0, [], [OLD | REST, NEW | REST]
+    while True:
+        folder = tmp_path / str(at) / "out"
+        _fill(folder, OLD | REST)
+        with monkeypatch.context() as patch:
+            left = _kill(patch, at)
+            with contextlib.suppress(Killed):
+                _replace(folder)
+            if left[0] >= 0:
+                break
+        beside = [_texts(path) for path in folder.parent.iterdir() if path.name.startswith(".out.")]
+        assert _texts(folder) in whole if folder.exists() else OLD | REST in beside
+        seen.append(whole.index(_texts(folder)) if folder.exists() else "beside")
+        at += 1
+    assert set(seen) == ({0, 1} if at_once else {0, 1, "beside"})
+    assert _texts(folder) == NEW | REST
+    assert [path.name for path in folder.parent.iterdir()] == ["out"]
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_what_is_not_replaced_stays_as_it_was(tmp_path, monkeypatch, links):
+    """Modes and links too, through a link to the folder, and where a file can't have two names."""
+    folder, linked = tmp_path / "out", tmp_path / "linked"
+    _fill(folder, OLD | REST)
+    (folder / "notes").chmod(0o600)
+    (folder / "gone").symlink_to("nowhere")
+    folder.chmod(0o750)
+    linked.symlink_to(folder)
+    if not links:
+        monkeypatch.setattr(os, "link", lambda *_: (_ for _ in ()).throw(OSError("no links")))
+    _replace(linked)
+    assert linked.readlink() == folder
+    assert _texts(folder) == NEW | REST
+    assert os.readlink(folder / "gone") == "nowhere"
+    assert [oct(path.stat().st_mode & 0o777) for path in (folder, folder / "notes")] == ["0o750", "0o600"]
+    assert (folder / "notes").stat().st_nlink == 1
+
+
+def test_an_error_leaves_the_old_one_and_nothing_beside_it(tmp_path):
+    folder = tmp_path / "out"
+    _fill(folder, OLD | REST)
+    for fails in (lambda made: 1 / 0, lambda made: (_fill(made, NEW), made.joinpath("d").rename(made))):
+        with pytest.raises((ZeroDivisionError, OSError)), files.whole_folder(folder, OLD) as made:
+            fails(made)
+    assert _texts(folder) == OLD | REST
+    assert [*tmp_path.iterdir()] == [folder]
+
+
+def test_a_new_folder_takes_an_empty_one_s_place(tmp_path):
+    (tmp_path / "empty").mkdir()
+    for folder in (tmp_path / "new" / "out", tmp_path / "empty"):
+        with files.whole_folder(folder) as made:
+            _fill(made, NEW)
+        assert _texts(folder) == NEW
+        assert folder.stat().st_mode & 0o777 == 0o755
