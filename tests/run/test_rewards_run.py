@@ -1,0 +1,104 @@
+"""What a run says and refuses before any work where rewards are its user's own, and what binds its results."""
+
+import pytest
+
+from data_sets import write_jsonl
+from slpo_jax.config import read_config
+from slpo_jax.errors import UserError
+from slpo_jax.rewards.reward import CORRECT, REWARDS, RewardEntry
+from slpo_jax.run.experiment import build
+from slpo_jax.run.plan import check_stages
+from slpo_jax.run.provenance import evaluated_settings, problems_facts, settings_of
+from slpo_jax.run.sources import data_summary
+from small_run import load_config
+
+ASKED = [{"question": f"Tom has {n} pens . How many now ?", "target": n} for n in range(1, 13)]
+ANSWERED = [row | {"answer": str(row["target"]), "steps": [f"{row['target']} + 0 = {row['target']}"]} for row in ASKED]
+
+
+def near(target, completion):
+    return float(str(target) in completion)
+
+
+def short(completion):
+    return float(len(completion) < 3)
+
+
+@pytest.fixture
+def made(tmp_path, monkeypatch):
+    """(records, settings..) -> a run that would be trained on these."""
+    for function in (near, short):
+        monkeypatch.setitem(REWARDS, function.__name__, RewardEntry(function))
+
+    def experiment(records, **changes):
+        config = load_config()
+        source = write_jsonl(tmp_path / "train.jsonl", records)
+        config.data.update(train=source, valid="")
+        config.data.eval.made = source
+        usual = {"stages": ("rl", "evaluate"), "evaluate.datasets": ("made",), "gate.enabled": False, "reward": "near"}
+        config.update_from_flattened_dict(usual | changes)
+        return build(read_config(config), tmp_path / "work")
+
+    return experiment
+
+
+def test_problems_without_answers_are_counted_and_not_imitated(made):
+    experiment = made([*ASKED, ANSWERED[0]])
+    check_stages(experiment)
+    assert (len(experiment.train), experiment.train.answers[0]) == (13, [])
+    first, fields, *_, example = data_summary("config.data.train", experiment.train, experiment.config.weighted)
+    assert first.startswith("config.data.train: 13 problems, 12 without an answer, 0.1 steps each, 12 without steps")
+    assert "reward from target" in fields
+    assert example.endswith(r"How many now ?\n' | '' | ''")
+    imitates = made([*ASKED, *ANSWERED], stages=("imitate", "rl"), **{"imitate.control": False})
+    assert len(imitates.train) == 24
+    check_stages(imitates)
+
+
+@pytest.mark.parametrize(
+    ("records", "changes", "says"),
+    [
+        (ASKED, {"stages": ("imitate",), "imitate.control": False},
+         "stages: imitate, but none of the 12 problems of config.data.train has an answer to imitate; take it out"),
+        (ASKED, {"rl.objectives": ("pathwise",)},
+         "objective.pathwise: learns the reference answers, and 12 of 12 problems .* have none; set its estimator to"),
+        (ASKED, {"reward": CORRECT, "rl.objectives": ("slpo",)}, "data.train: .*train.jsonl, line 1: no answer, nor"),
+        (ASKED[:3] + [{"question": "Tom has 9 pens .", "answer": "9"}], {},
+         "reward: near names 'target', a column that 1 of 4 problems of config.data.train don't have, the first is prob"),
+    ],
+)  # fmt: skip
+def test_what_can_not_be_trained_on_is_one_line_before_any_work(made, records, changes, says):
+    if changes.get("reward") == CORRECT:
+        records = [{"question": row["question"], "answer": None} for row in records]
+    with pytest.raises(UserError, match=rf"^config\.{says}") as caught:
+        check_stages(made(records, **changes))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"reward": "none"}, "reward: 'none' is not valid; give one of correct"),
+        ({"reward": "near", "rewards": (("short", 1.0),)}, "reward: 'near' is not valid; config.rewards is given too"),
+        ({"reward": "", "rewards": (("near", 1.0), ("near", 2.0))}, "rewards: .*; give .NAME, WEIGHT. once for each"),
+        ({"reward": "", "rewards": (("none", 1.0),)}, "rewards: .*; give .NAME, WEIGHT. once for each of some of corr"),
+        ({"reward": "", "rewards": ("near",)}, "rewards: .* is not valid; give a tuple"),
+    ],
+)
+def test_rewards_that_are_none(made, changes, says):
+    with pytest.raises(UserError, match=rf"^config\.{says}"):
+        made(ASKED, **changes)
+
+
+def test_results_are_bound_to_names_weights_and_columns(made):
+    experiment = made(ANSWERED)
+    assert settings_of(experiment.config, "slpo")["reward"] == evaluated_settings(experiment.config)["reward"] == "near"
+    both = made(ANSWERED, reward="", rewards=(("near", 1.0), ("short", 0.5))).config
+    assert settings_of(both, "slpo")["rewards"] == [["near", 1.0], ["short", 0.5]]
+    assert "reward" not in evaluated_settings(both)
+    default, named = (evaluated_settings(made(ANSWERED, reward=name).config) for name in ("", CORRECT))
+    assert default == named
+    before = problems_facts(experiment.train, 0)
+    changed = problems_facts(made([row | {"target": row["target"] + 1} for row in ANSWERED]).train, 0)
+    assert before["data"] != changed["data"]
+    assert before["prompts"] == changed["prompts"]
