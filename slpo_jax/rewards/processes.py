@@ -162,7 +162,7 @@ class _Worker:
     def end(self) -> int:
         """End the process, if it hasn't, with all that it has started, and say how it did."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            self.process.kill()
+            os.killpg(self.process.pid, signal.SIGKILL)
         with self.process, self._pipe:
             return self.process.wait()
 

@@ -56,7 +56,7 @@ def apart() -> None:
     # When the other end of standard input closes, the kernel ends this session, whatever it is busy with.
     alive = os.dup(0)
     fcntl.fcntl(alive, fcntl.F_SETOWN, -os.getpgid(0))
-    fcntl.fcntl(alive, fcntl.F_SETFL, 0)
+    fcntl.fcntl(alive, fcntl.F_SETFL, os.O_ASYNC)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.dup2(2, 1)

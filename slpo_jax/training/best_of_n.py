@@ -115,7 +115,7 @@ def make_choice(policy: Policy, reward: RewardFn | None, config: BestOfNConfig, 
 
 def _chosen(batch: PromptedBatch, trajectories: Trajectories, scores_BN: jax.Array, rewards_BN: jax.Array) -> Chosen:
     best_B, samples = best_right(scores_BN, rewards_BN), scores_BN.shape[1]
-    rows_B = jnp.arange(best_B.size) * samples
+    rows_B = jnp.arange(best_B.size) * samples + best_B
     kept = jax.tree.map(lambda x: x[rows_B], trajectories)
     return Chosen(batch.prompts, kept, (rewards_BN >= 1).any(axis=1))
 

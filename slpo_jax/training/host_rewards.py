@@ -94,7 +94,7 @@ def make_sampling(sample: Callable[..., tuple], layout: Layout, stream: str, mic
             params, others = gathered((params, others), specs)
             return by_parts(lambda part: sample(params, others, part, key), batch, micro_batches)
 
-        key = noise.stream_key(state.key, stream, state.step + 1)
+        key = noise.stream_key(state.key, stream, state.step)
         everywhere = jax.shard_map(
             local, mesh=layout.mesh, in_specs=(*specs, ROWS, EVERYWHERE), out_specs=ROWS, check_vma=False
         )
