@@ -127,7 +127,7 @@ def _parts(bytes_N: jax.Array, most: int) -> dict[str, Any]:
         power_N = jnp.clip(size - jnp.cumsum(own_N), 0, _DIGITS - 1)
         tens_N = jnp.asarray([10**power for power in range(_DIGITS)])[power_N]
         value = jnp.where(own_N, (bytes_N.astype(jnp.int32) - ord("0")) * tens_N, 0).sum()
-        is_written = size <= _DIGITS
+        is_written = (size <= _DIGITS) & ((size <= 1) | ~(first_N & (bytes_N == ord("0"))).any())
         return jnp.where(size > 0, value, -1), jnp.where(first_N, before_N, 0).sum(), is_written
 
     values_K, signs_K, written_K = jax.vmap(number)(jnp.arange(most))
