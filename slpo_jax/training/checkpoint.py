@@ -47,6 +47,7 @@ class StageCheckpoints:
         self._manager = ocp.CheckpointManager(self.directory, options=options)
         self._checksummer = concurrent.futures.ThreadPoolExecutor(1)
         self._checksumming: concurrent.futures.Future[None] | None = None
+        self._failed = False  # to write one
 
     @property
     def latest_step(self) -> int | None:
@@ -128,6 +129,7 @@ class StageCheckpoints:
             if checksumming is not None:
                 checksumming.result()
         except (OSError, ValueError) as error:
+            self._failed = True
             raise self._unwritten(error) from None
 
     def restore(self, like: TrainState, newest: bool = False) -> tuple[TrainState, dict[str, Any]]:
@@ -185,7 +187,8 @@ class StageCheckpoints:
         """Wait for saves under way."""
         self.wait()
         self._checksummer.shutdown()
-        self._manager.close()
+        if not self._failed:  # else Orbax would wait for files that never come
+            self._manager.close()
 
 
 def _rest(state: TrainState) -> dict[str, Any]:
