@@ -67,6 +67,7 @@ def test_graphs_reach_one_end_and_both_are_as_deep(name):
         distances = _distances(edges, begin)
         assert [end for end in ends if end in distances] == [problem.answer] == [problem.steps[-1]]
         assert distances[problem.answer] == len(problem.steps)
+        assert not {one for one, _ in edges} & ends  # it is an end
         assert all(edge in edges for edge in zip((begin, *problem.steps), problem.steps, strict=False))
         (other,) = ends - {problem.answer}
         roots = {one for one, _ in edges} - {two for _, two in edges} - {begin}
@@ -114,7 +115,9 @@ def test_few_problems_are_said(caplog):
     with caplog.at_level("WARNING", logger="absl"):
         for name in ("train", "valid", "test", "1"):
             caplog.clear()
-            found = said[name] = {problem.question for problem in load_problems(f"chain:{name}", settings)}
+            problems = load_problems(f"chain:{name}", settings)
+            found = said[name] = {problem.question for problem in problems}
+            assert len(problems) == (60_000 if name == "train" else len(found))  # few come again and again
             (line,) = caplog.messages
             assert line.startswith(f"chain:{name}: {len(found)} of ")
             assert line.endswith("raise config.data.chain.modulus, or add operations")

@@ -16,7 +16,7 @@ from slpo_jax.run import imitate
 from slpo_jax.run.experiment import build
 from slpo_jax.run.latent_rm import labelling
 from slpo_jax.run.plan import check_stages
-from slpo_jax.run.rl import optimizer_config
+from slpo_jax.run.rl import optimizer_config, training_policy
 from slpo_jax.run.setup import assemble
 from slpo_jax.run.sources import TRAIN, VALID, data_summary
 from small_run import load_config, train
@@ -140,6 +140,17 @@ def test_what_was_understood_is_said_before_training(tmp_path):
     ]
     said = data_summary("config.data.eval.mine", experiment.test_set("mine"))
     assert (said[0], len(said)) == (f"config.data.eval.mine: 3 problems, {answers_are}", 3)
+
+
+def test_training_rollouts_are_sampled_as_the_config_says(tmp_path):
+    config = load_config()
+    config.rl.update(top_k=7, top_p=0.75, temperature=0.5, stopping="threshold")
+    config.objective.grpo.temperature = 1.25
+    config.evaluate.update(top_k=3, top_p=0.25, temperature=2.0)  # which is not training's
+    experiment = build(read_config(config), tmp_path / "work")
+    for name, temperature in (("slpo", 0.5), ("grpo", 1.25)):
+        found = training_policy(experiment, experiment.config.objective[name]).config
+        assert (found.top_k, found.top_p, found.temperature, found.stopping) == (7, 0.75, temperature, "threshold")
 
 
 def test_an_objective_s_own_rate_and_schedule_are_its_optimizer_s(tmp_path):

@@ -52,7 +52,7 @@ class Run:
 
     def __init__(self, folder, stages=STAGES, like=None):
         """A new one with these stages, or a copy of another."""
-        self.folder, self.work, self.limits = folder, folder / "work", set()
+        self.folder, self.work, self.limits, self.rules = folder, folder / "work", set(), {}
         if like is not None:
             shutil.copytree(like.folder, folder)
             return
@@ -113,8 +113,9 @@ class Run:
         """
         seen = []
 
-        def roll_out(_, params, problems, *_rule, label, samples=1, limit=0, probed=False, name="", **asked):
+        def roll_out(_, params, problems, stopping, rule, *, label, samples=1, limit=0, probed=False, name="", **asked):
             seen.append(label.partition(",")[0])
+            self.rules.setdefault(seen[-1], rule)
             assert name == seen[-1].partition(" on ")[2], "each set has noise of its own"
             if not probed:
                 self.limits.add((seen[-1] == "validation", limit))
@@ -285,6 +286,31 @@ def test_thoughts_are_of_the_problems_asked_for(finished, monkeypatch):
     finished.train("slpo", 5)
     assert finished.evaluate(monkeypatch, **{"evaluate.probed": 2}) == EVERYTHING | {"validation"}
     assert [len(problem["latents"]) for problem in finished.value("slpo", "real.thoughts.json")] == [5] * 2
+
+
+def test_what_else_is_asked_of_the_same_rollouts_is_evaluated_anew(finished, monkeypatch):
+    """Scorers, a search, and the reward model that both may ask; not how many are searched where nothing is."""
+    value = [1.0]
+    monkeypatch.setattr(evaluate, "_reward_model", lambda *_: {"w": jnp.full(2, value[0])})
+    assert finished.evaluate(monkeypatch, **{"evaluate.candidates": 5}) == set()
+    for changes, model in (
+        ({"evaluate.scorers": ()}, 1.0), ({"evaluate.scorers": ("self_certainty",)}, 1.0),
+        ({"evaluate.scorers": ("latent_rm",)}, 1.0), ({"evaluate.scorers": ("latent_rm",)}, 2.0),
+        ({"evaluate.beams": 2}, 2.0), ({"evaluate.beams": 3}, 2.0), ({"evaluate.beams": 3}, 4.0),
+        ({"evaluate.beams": 3, "evaluate.candidates": 5}, 4.0),
+    ):  # fmt: skip
+        value[0] = model
+        assert finished.evaluate(monkeypatch, **changes) == EVERYTHING, (changes, model)
+        assert finished.evaluate(monkeypatch, **changes) == set()
+
+
+def test_by_steps_a_problem_without_steps_has_all_latents(finished, monkeypatch):
+    """Those of the set `real` have none; of `made` each has as many latents as steps, up to the row's."""
+    finished.evaluate(monkeypatch, **{"evaluate.by_steps": True, "evaluate.samples": 3})
+    steps = [len(each.steps) for each in finished.experiment().test_set("made").problems[:6]]
+    assert len(set(steps)) > 1
+    assert finished.rules["imitate_fixed_tmax on real"] == [3] * 6
+    assert finished.rules["imitate_fixed_tmax on made"] == [min(count, 3) for count in steps]
 
 
 def test_most_answers_cut_at_the_limit_is_said(finished, monkeypatch, warnings):

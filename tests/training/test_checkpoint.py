@@ -226,6 +226,21 @@ def test_a_checkpoint_that_the_first_process_alone_sees_is_one_line(tmp_path, se
         _logged(tmp_path)
 
 
+@pytest.mark.parametrize("until", [1.0, 0.75])
+def test_a_stage_ends_where_the_window_s_mean_is_what_is_asked_for(until):
+    """Exactly that too, else one of 1 would never end; not before the window is full, nor before its least steps."""
+    learning = loop.Learning(until, 25, [])
+    for step in range(1, loop.WINDOW + 1):
+        assert not learning.ends_after(step)
+        learning.add({"accuracy": np.float32(until)})
+    learning.add({"loss": 1.0})  # which says nothing
+    assert not learning.ends_after(24)
+    worse = loop.Learning(until, 0, [*learning.accuracies[1:], until - 0.01])
+    assert not worse.ends_after(99)
+    assert learning.ends_after(25)
+    assert learning.end == 25
+
+
 @pytest.mark.parametrize("where", ["step", "batch", "row", "checkpoint", "between the steps", ""])
 def test_signals_and_progress_are_let_go_of_on_every_way_out(tmp_path, monkeypatch, where):
     """Once what is being saved is on the disk; in a notebook the process goes on."""
