@@ -81,7 +81,7 @@ class Processes:
         Raises:
             CantRun: it can't be loaded.
         """
-        most, stopped = min(self._most, -(-len(requests) // self._per_process)), []
+        most, stopped = min(self._most, -(-len(requests) // self._per_process)), list[bool]()
         with ThreadPoolExecutor(max(most, 1)) as threads:
             try:
                 return list(threads.map(lambda request: self._asked(request, stopped), requests))
