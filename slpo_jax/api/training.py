@@ -88,8 +88,8 @@ def train(
         if {"reward", "rewards"} & {key.removeprefix("config.") for key in config or {}}:
             raise UserError("reward: config has a reward too; leave one of the two out")
         if callable(reward):
-            reward, function = name_of(reward), reward
-            register_reward(reward, function)
+            register_reward(name_of(reward), reward)
+            reward = name_of(reward)
         config = {**(config or {}), "reward": reward}
     start = start if isinstance(start, ConfigDict) else os.fspath(start)
     given, named = ({key: os.fspath(source) for key, source in each.items()} for each in (sources, tests))

@@ -28,31 +28,26 @@ Judge = Callable[[jax.Array, jax.Array], jax.Array]
 """(the bytes of a completion, uint8 [N], 0 behind them; its encoded reference, uint8 [R]) -> bool, traceable."""
 
 
-def judged(table_VL, tokens_BA: jax.Array, references_BR: jax.Array, eos_id: int | jax.Array, judge: Judge):
-    """bool [B]: what `judge` says of completions, as `verify` does of those that give their reference."""
+def judged(
+    table_VL, tokens_BA: jax.Array, references_BR: jax.Array, eos_id: int | jax.Array, judge: Judge
+) -> jax.Array:
+    """Tell what a verifier says of completions.
+
+    Args:
+        table_VL: the vocabulary's table, see `ON_DEVICE`. Ids outside it write nothing.
+        tokens_BA: integer [B, A], generated answers. What follows the first `eos_id` is ignored.
+        references_BR: uint8 [B, R], 0 after a reference's end.
+        eos_id: id of the end-of-text token; a row without it is wrong.
+        judge: of a row. Static.
+    Returns:
+        bool [B].
+    """
 
     def judge_row(tokens_A, reference_R):
         bytes_N, ended = completed_text(table_VL, tokens_A, eos_id)
         return ended & judge(bytes_N, reference_R)
 
     return jax.vmap(judge_row)(jnp.asarray(tokens_BA), jnp.asarray(references_BR))
-
-
-def verify(
-    table_VL, tokens_BA: jax.Array, references_BR: jax.Array, eos_id: int | jax.Array, style: AnswerStyle
-) -> jax.Array:
-    """Tell which completions give their reference, as `answers.parse_completion` and `answers.are_right` say it.
-
-    Args:
-        table_VL: the vocabulary's table, see `ON_DEVICE`. Ids outside it write nothing.
-        tokens_BA: integer [B, A], generated answers. What follows the first `eos_id` is ignored.
-        references_BR: uint8 [B, R] from `encode_references`; one without any byte is never given.
-        eos_id: id of the end-of-text token; a row without it is wrong.
-        style: how to read the completion. Static.
-    Returns:
-        bool [B].
-    """
-    return judged(table_VL, tokens_BA, references_BR, eos_id, ON_DEVICE[style][1])
 
 
 def text_table(token_bytes: Sequence[bytes]) -> np.ndarray:
@@ -154,4 +149,5 @@ ON_DEVICE: dict[AnswerStyle, tuple[Callable[[Sequence[bytes]], np.ndarray], Judg
     "texts": (text_table, is_text),
     "choice": (choice_table, is_choice),
 }
-"""Of a style: the table [V, ..] of the bytes of each token id, and whether a completion gives its reference."""
+"""Of a style: the table [V, ..] of the bytes of each token id, and whether a completion gives its reference, as
+`answers.parse_completion` and `answers.are_right` say it; one without any byte is never given."""

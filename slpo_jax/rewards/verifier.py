@@ -12,8 +12,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from slpo_jax.rewards.answers import STYLES, AnswerStyle
-
 # What the table has for each byte. Beside a number, the bytes of one line are alike; see `answers.last_number`.
 _ALIKE = {
     b"a": b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz",
@@ -49,30 +47,6 @@ def padded_table(pieces: Sequence[bytes], width: int = 0) -> np.ndarray:
     width = width or max(1, max(map(len, pieces)))
     joined = b"".join(piece.ljust(width, b"\0") for piece in pieces)
     return np.frombuffer(joined, np.uint8).reshape(len(pieces), width)
-
-
-def reference_width(references: Sequence[str], style: AnswerStyle = "after_mark") -> int:
-    """Give the width that `encode_references` needs for these references (at least 1)."""
-    return max((len(_compared(each, style)) for each in references), default=1)
-
-
-def encode_references(references: Sequence[str], width: int, style: AnswerStyle = "after_mark") -> np.ndarray:
-    """Write references as rows of bytes.
-
-    Args:
-        references: B of them: canonical decimals, as `canonical_number` writes them, or any that aren't numbers.
-        width: bytes a row, enough for each, and the same for every batch so that shapes stay put.
-        style: of the answers.
-    Returns:
-        uint8 [B, width], 0 after a reference's end. (A row of zeros, say for padding, is matched by no completion.)
-    """
-    return padded_table([_compared(each, style) for each in references], width)
-
-
-def _compared(reference: str, style: AnswerStyle) -> bytes:
-    compared = STYLES[style].compared
-    assert compared is not None  # LaTeX is the host's
-    return compared(reference)
 
 
 def completed_text(table_VL, tokens_A: jax.Array, eos_id: int | jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -23,6 +23,7 @@ from slpo_jax.config.config_files import shipped
 from slpo_jax.config.validate import check
 from slpo_jax.io import files
 from slpo_jax.io.artifact import write_checksums
+from slpo_jax.rewards.reward import REWARDS, RewardEntry
 from slpo_jax.run.plan import run_stages
 from small_run import load_config
 
@@ -311,3 +312,23 @@ def test_the_command(arguments, said, capsys):
 def test_every_shipped_config_says_what_it_is():
     assert {"quickstart", "coconut_gpt2"} <= shipped().keys()
     assert all(shipped().values())
+
+
+def test_a_run_takes_a_function_as_its_reward(tmp_path, monkeypatch):
+    """It goes by its name, beside no other reward."""
+    seen = []
+    monkeypatch.setattr("slpo_jax.run.plan.run_stages", lambda config, *_: seen.append(config.weighted))
+    how = {"train": "synthetic:train", "workdir": tmp_path / "work"}
+
+    def near(completion):
+        return 1.0
+
+    monkeypatch.setitem(REWARDS, "near", RewardEntry(near))  # and taken back
+    for reward in (near, "near"):
+        slpo.train("quickstart", **how, reward=reward)
+    slpo.train("quickstart", **how, config={"rewards": (("near", 0.5), ("correct", 1.0))})
+    assert seen == [(("near", 1.0),)] * 2 + [(("near", 0.5), ("correct", 1.0))]
+    with pytest.raises(slpo.UserError, match=r"^reward: config has a reward too; leave one of the two out$"):
+        slpo.train("quickstart", **how, reward=near, config={"rewards": (("near", 0.5),)})
+    with pytest.raises(slpo.UserError, match=r"^config\.reward: 3 is not valid"):
+        slpo.train("quickstart", **how, reward=3)

@@ -115,14 +115,14 @@ def test_several_earn_their_weighted_sum_and_the_first_says_what_is_right(regist
         return 3.0 * (len(completion) < 2)
 
     registered(either, short)
-    asked, tokens = [*PROBLEMS, *PROBLEMS], tokens_of("4", "5", "14", "8~")
+    asked, tokens = [*PROBLEMS, *PROBLEMS], tokens_of("3~", "8", "5", "14")
     judge = reward(("either", 1.0), ("short", -0.5))
     found = judge.verdicts(tokens, asked)
-    assert found.by_name["either"].tolist() == [1, 0, 0, 0]
-    assert found.by_name["short"].tolist() == [3, 3, 0, 0]
-    assert found.total.tolist() == [-0.5, -1.5, 0, 0]
-    assert judge.right([judge.read(row) for row in tokens], asked) == [True, False, False, False]
-    assert reward(("short", 1.0), ("either", 1.0)).right([judge.read(row) for row in tokens], asked)[1]
+    assert found.by_name["either"].tolist() == [0, 1, 0, 0]
+    assert found.by_name["short"].tolist() == [0, 3, 3, 0]
+    assert found.total.tolist() == [0, -0.5, -1.5, 0]
+    assert judge.right([judge.read(row) for row in tokens], asked) == [False, True, False, False]
+    assert reward(("short", 1.0), ("either", 1.0)).right([judge.read(row) for row in tokens], asked)[2]
     assert judge.on_device is None
 
 

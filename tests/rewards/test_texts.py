@@ -4,10 +4,10 @@ import jax
 import numpy as np
 import pytest
 
+from on_device import encode_references, reference_width, verify
 from read_answers import ended_text, is_correct
 from slpo_jax.rewards.answers import parse_completion
-from slpo_jax.rewards.text_verifier import ON_DEVICE, verify
-from slpo_jax.rewards.verifier import encode_references, reference_width
+from slpo_jax.rewards.text_verifier import ON_DEVICE
 
 # (completion, what is read, whether it is "Tom is a lempus.")
 READ = [

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from on_device import encode_references, reference_width, verify
 from read_answers import COMPLETIONS, LAST_NUMBERS, ended_text, is_correct
 from slpo_jax.rewards.answers import canonical_number, parse_completion
-from slpo_jax.rewards.text_verifier import verify
-from slpo_jax.rewards.verifier import byte_table, encode_references, reference_width
+from slpo_jax.rewards.verifier import byte_table
 
 STYLES = ("after_mark", "last_number")
 EOS = 256

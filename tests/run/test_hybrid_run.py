@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from imitation import Crash, crash
+from on_device import encode_references
 from slpo_jax.checkpoints.export import export_checkpoint
 from slpo_jax.config import read_config
 from slpo_jax.data.templates import token_texts
@@ -18,7 +19,6 @@ from slpo_jax.models.parts import DECODER
 from slpo_jax.policy.explain import reads_of
 from slpo_jax.policy.prompted import PromptedBatch, Prompts
 from slpo_jax.policy.rollout import NO_TOKEN, Trajectories
-from slpo_jax.rewards.verifier import encode_references
 from slpo_jax.run import imitate, solver
 from slpo_jax.run.experiment import build
 from slpo_jax.run.rl import optimizer_of, training_policy

@@ -64,7 +64,7 @@ def test_problems_without_answers_are_counted_and_not_imitated(made):
          "objective.pathwise: learns the reference answers, and 12 of 12 problems .* have none; set its estimator to"),
         (ASKED, {"reward": CORRECT, "rl.objectives": ("slpo",)}, "data.train: .*train.jsonl, line 1: no answer, nor"),
         (ASKED[:3] + [{"question": "Tom has 9 pens .", "answer": "9"}], {},
-         "reward: near names 'target', a column that 1 of 4 problems of config.data.train don't have, the first is"),
+         "reward: near names 'target', a column that 1 of 4 problems of config.data.train don't have, the first is "),
     ],
 )  # fmt: skip
 def test_what_can_not_be_trained_on_is_one_line_before_any_work(made, records, changes, says):

@@ -1,0 +1,22 @@
+"""Answers of a style judged inside jit: references of texts alone, without problems."""
+
+import numpy as np
+
+from slpo_jax.rewards.answers import STYLES
+from slpo_jax.rewards.text_verifier import ON_DEVICE, judged
+from slpo_jax.rewards.verifier import padded_table
+
+
+def verify(table_VL, tokens_BA, references_BR, eos_id, style):
+    """bool [B]: which completions give their reference."""
+    return judged(table_VL, tokens_BA, references_BR, eos_id, ON_DEVICE[style][1])
+
+
+def reference_width(references, style="after_mark") -> int:
+    """Bytes of the longest, 1 at least."""
+    return max((len(STYLES[style].compared(each)) for each in references), default=1)
+
+
+def encode_references(references, width: int, style="after_mark") -> np.ndarray:
+    """uint8 [B, width]."""
+    return padded_table([STYLES[style].compared(each) for each in references], width)
