@@ -6,7 +6,6 @@ import functools
 from slpo_jax.run.stage import Stage, host_reward, prompted_batches, stage_params, state_and_step, train_stage
 from slpo_jax.training.cold_start import candidates_of, make_improvement, make_loss
 from slpo_jax.training.host_rewards import make_host_step
-from slpo_jax.training.state import make_train_step
 
 
 def check(stage: Stage) -> None:
@@ -20,7 +19,7 @@ def train(stage: Stage) -> None:
     own = {"min_latents": run.config.min_latents, "gate_dropout": run.config.gate.dropout}
     config, policy = dataclasses.replace(stage.settings, **own), run.policy
     if run.reward.on_device is not None:
-        loss_fn, make = make_loss(policy, run.reward.on_device, config), make_train_step
+        loss_fn, make = make_loss(policy, run.reward.on_device, config), None
     else:
         loss_fn = make_improvement(policy, config)
         sample = functools.partial(candidates_of, policy, config)

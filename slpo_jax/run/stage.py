@@ -150,21 +150,21 @@ def host_reward(setup: Setup, first: bool = False) -> HostRewardFn:
 
 
 def state_and_step(
-    stage: Stage, params: Params, trained: tuple[str, ...], loss_fn: LossFn, make: Callable = make_train_step
+    stage: Stage, params: Params, trained: tuple[str, ...], loss_fn: LossFn, make: Callable | None = None
 ) -> tuple[TrainState, StepFn]:
     """The state before a stage's first step, and its step, by the optimizer of its section.
 
     Args:
         params: where it starts; copied.
         trained: the parameters that it changes, by their top-level names.
-        make: the step of the loss, called as `make_train_step` is.
+        make: the step of the loss, called as `make_train_step` is, which is the default.
     """
     run, section = stage.run, stage.section
     optimizer_config = run.optimizer_config(section, stage.settings.steps)
     optimizer = make_optimizer(optimizer_config)
     state = init_state(params, trained, optimizer, run.key, run.layout)
     how = (optimizer, trained, run.layout, section, stage.settings.micro_batches)
-    return state, make(loss_fn, *how, schedule=make_schedule(optimizer_config))
+    return state, (make or make_train_step)(loss_fn, *how, schedule=make_schedule(optimizer_config))
 
 
 def open_stage(

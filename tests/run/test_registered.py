@@ -140,7 +140,7 @@ def test_they_are_asked(folder, registries):
 @pytest.mark.slow
 def test_another_config_takes_them_by_name(folder, registries):
     line = refusal("train", "small.py", "--register=own.py", "--config.reward=none", folder=folder)
-    assert line.startswith("config.reward: 'none' is not valid; give one of correct, digits")
+    assert line.startswith("config.reward: 'none' is not valid; give one of correct, countdown, gym, digits")
 
 
 @pytest.mark.parametrize(
