@@ -18,7 +18,9 @@ _ARE: dict[Kind, str] = {"numbers": "numbers", "latex": "LaTeX", "texts": "texts
 
 
 @by_argument()
-def read(source: Any, answers: str = "", fields: Mapping[str, str] | None = None) -> Problems:
+def read(
+    source: Any, answers: str = "", fields: Mapping[str, str] | None = None, with_columns: bool = True
+) -> Problems:
     """Read problems as `train` does; `print` says how they were understood, and which fields are not used.
 
     Args:
@@ -27,6 +29,7 @@ def read(source: Any, answers: str = "", fields: Mapping[str, str] | None = None
         answers: how answers are read, as `config.prompt.answers`; "" chooses numbers where nine of ten
             answers are some, else texts.
         fields: names of fields that can't be told: question, answer, steps, choices; first_choice is "0" or "1".
+        with_columns: keep the records' other columns, which a reward may name; they take time and memory.
     Returns:
         the problems, with question, steps and answer each.
     Raises:
@@ -43,17 +46,18 @@ def read(source: Any, answers: str = "", fields: Mapping[str, str] | None = None
     why = ""
     if not answers:
         with only_errors():  # what is wrong with the data is said below
-            choice = answers_of(_load(source, "texts", named))
+            choice = answers_of(_load(source, "texts", named, with_columns))
         answers, why = choice.values.get("prompt.answers", "texts"), f" ({choice.why})"
     kind = STYLES[style_of(cast(AskedStyle, answers), "after_mark")].kind
-    problems = _load(source, kind, named)
+    problems = _load(source, kind, named, with_columns)
     name = source if isinstance(source, str) else "records"
     problems.said = tuple(read_as(name, problems, _ARE[kind] + why))
     return problems
 
 
-def _load(source: Any, answers: Kind, fields: FieldsConfig) -> Problems:
+def _load(source: Any, answers: Kind, fields: FieldsConfig, with_columns: bool) -> Problems:
     try:
-        return load_problems(source, answers=answers, fields=fields, columns=None, unanswered=True)
+        columns = None if with_columns else frozenset[str]()
+        return load_problems(source, answers=answers, fields=fields, columns=columns, unanswered=True)
     except UserError as error:
         raise error if isinstance(source, str) else UserError(f"source: {error}") from None

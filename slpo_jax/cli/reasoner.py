@@ -140,7 +140,7 @@ def data(arguments: list[str]) -> None:
     from slpo_jax.api.reading import read
     from slpo_jax.run.sources import problem_lines
 
-    problems = read(given.problems, given.answers, fields)
+    problems = read(given.problems, given.answers, fields, with_columns=False)
     print("\n".join([str(problems), *problem_lines(problems[: max(given.limit, 0)])]))
 
 

@@ -28,6 +28,7 @@ _TAG = re.compile(
     rf"(?:<(/?)|<\|?(?:(end)|begin|start)_(?:of_)?)(?:({_THOUGHT})|{_ANSWER})\|?>|\[(/?)(THINK)\]|\u25c1(/?)(think)\u25b7",
     re.IGNORECASE,
 )
+_MAY_MARK = re.compile(r"[#\\\n]|ans|option|choice", re.IGNORECASE)  # what every mark has, and several lines
 _BEHIND = re.compile(r"(.*)<answer>(.*?)(?:</answer>.*)?", re.DOTALL)
 _BEHIND_THOUGHT = re.compile(r"(.*)</think>(.*)", re.DOTALL)
 
@@ -42,6 +43,8 @@ def marked(text: str) -> tuple[str, str | None]:
         the solution, and the answer: without what is around it (`bare`); None of one line without a mark, "" of several
         lines in which none is found.
     """
+    if not (_MAY_MARK.search(text.strip()) or _TAG.search(text)):  # as most steps and answers of large sets
+        return text if text.strip() else "", None
     tagged = _TAG.sub(_plain_tag, text)
     found = _BEHIND.fullmatch(tagged) or _BEHIND_THOUGHT.fullmatch(tagged)
     solution, behind = found.groups() if found else (text, "")
