@@ -437,7 +437,8 @@ def test_a_disk_that_fills_during_a_save_is_one_line_that_says_so(tmp_path, monk
     with pytest.raises(SaveError, match=r"written \(No space left on device\); make room, and .* the one before$"):
         keeper.wait()
     monkeypatch.undo()
-    keeper.close()
+    keeper.close()  # which waits for nothing that may never come; here it does
+    keeper._manager.wait_until_finished()
     (tmp_path / "16").rename(tmp_path / "16.orbax-checkpoint-tmp")
     again = StageCheckpoints(tmp_path)
     assert int(again.restore(_state())[0].step) == 12
