@@ -23,10 +23,10 @@ class Measured:
 
     Attributes:
         problems: training problems.
-        steps: steps of each of them.
+        steps: steps of each of those that are imitated.
         prompts: lengths of the prompts of all sets.
         answers: lengths of their answers, end included.
-        written: lengths of the training problems' steps and answers.
+        written: lengths of these steps and answers.
         parameters: of the pretrained model; 0 for random weights.
         positions: that it has; 0 for as many as are needed.
         latents: T of a reasoner that needs no imitation; 0 for a model that is none yet.
@@ -188,11 +188,11 @@ def model(measured: Measured, latents: int, slots: int, budget: int) -> list[Cho
 
 def schedule(measured: Measured) -> list[Choice]:
     """Batches, steps and rates, by the number of problems."""
-    n, pretrained, large = measured.problems, measured.parameters > 0, measured.parameters >= _LARGE
-    batch = next(size for size, most in _BATCHES if n < most)
+    copied, pretrained, large = len(measured.steps), measured.parameters > 0, measured.parameters >= _LARGE
+    batch = next(size for size, most in _BATCHES if copied < most)
     small, most = min(batch, 32), 20_000 if pretrained else 4_000
 
-    def steps(epochs: int, size: int) -> int:
+    def steps(epochs: int, size: int, n: int = measured.problems) -> int:
         return min(max(epochs * n // size, 20), most)
 
     def section(name: str, why: str, size: int, rate: float, **values: Any) -> Choice:
@@ -204,11 +204,12 @@ def schedule(measured: Measured) -> list[Choice]:
     if not measured.latents:
         batch = measured.or_given("imitate.batch_size", batch)
         epochs = _epochs(measured)
-        phases = {key: measured.or_given(f"imitate.{key}", steps(count, batch)) for key, count in epochs.items()}
+        taken = {key: steps(count, batch, copied) for key, count in epochs.items()}
+        phases = {key: measured.or_given(f"imitate.{key}", count) for key, count in taken.items()}
         phases = dict.fromkeys(("cot_steps", "stage_steps", "final_steps"), 0) | phases
         least = min((count for count in phases.values() if count), default=0)
         many = ", ".join(map(str, epochs.values()))
-        why = f"{many} epochs of {n:,} problems, 20 to {most:,} steps each, a tenth warm-up"
+        why = f"{many} epochs of {copied:,} problems, 20 to {most:,} steps each, a tenth warm-up"
         rate = (2e-5 if large else 1e-4) if pretrained else 1e-3
         chosen.append(section(
             "imitate", why, batch, rate, **phases, optimizer__warmup_steps=least // 10,
@@ -217,16 +218,16 @@ def schedule(measured: Measured) -> list[Choice]:
     passes = 2 if pretrained else 10
     if measured.gated:
         size = measured.or_given("cold_start.batch_size", small)
-        taken = measured.or_given("cold_start.steps", steps(passes, size))
+        most_steps = measured.or_given("cold_start.steps", steps(passes, size))
         chosen.append(section(
-            "cold_start", f"at most {passes} epochs", size, 3e-3, steps=taken,
-            evaluate_every=max(taken // 4, 1), patience=2, optimizer__name="adamw",
+            "cold_start", f"at most {passes} epochs", size, 3e-3, steps=most_steps,
+            evaluate_every=max(most_steps // 4, 1), patience=2, optimizer__name="adamw",
         ))  # fmt: skip
     size = measured.or_given("rl.batch_size", small)
-    taken, rl = measured.or_given("rl.steps", steps(passes, size)), "adafactor" if pretrained else "adamw"
+    most_steps, rl = measured.or_given("rl.steps", steps(passes, size)), "adafactor" if pretrained else "adamw"
     chosen.append(section(
-        "rl", f"{passes} epochs", size, 1e-6 if pretrained else 3e-5, steps=taken, optimizer__name=rl,
-        optimizer__warmup_steps=taken // 20, capacities=((1.0, 1.0),),
+        "rl", f"{passes} epochs", size, 1e-6 if pretrained else 3e-5, steps=most_steps, optimizer__name=rl,
+        optimizer__warmup_steps=most_steps // 20, capacities=((1.0, 1.0),),
     ))  # fmt: skip
     evaluate = {"evaluate.batch_size": 64 if pretrained else 256, "evaluate.samples": 8, "evaluate.seeds": 1}
     chosen.append(Choice(evaluate | {"checkpoint_every": 200}, "a first look"))

@@ -50,7 +50,8 @@ class DataConfig(_Tasks):
     """The section `config.data`: sources as `load_problems` takes them, and how each of `GENERATED` is made.
 
     Attributes:
-        train: problems to train on, without those of `valid`.
+        train: problems to train on, as `demos` without those of `valid`.
+        demos: problems whose solutions the stage imitate copies; "" is `train`.
         valid: the validation split, on which all choices are made.
         eval: sets to evaluate on, NAME = source; a NAME can also be given on the command line.
         fields: the names of fields that can't be told.
@@ -58,6 +59,7 @@ class DataConfig(_Tasks):
     """
 
     train: str = ""
+    demos: str = ""
     valid: str = ""
     eval: dict[str, str] = setting({}, affects="report")
     fields: FieldsConfig = FieldsConfig()

@@ -13,7 +13,7 @@ from slpo_jax.evaluation.records import EvalRecords
 from slpo_jax.evaluation.rows import BEST_FIXED
 from slpo_jax.evaluation.statistics import most_k, pass_ks
 from slpo_jax.rewards.texts import compared
-from slpo_jax.stages import RL
+from slpo_jax.stages import CONTROL, IMITATE, RL
 
 _K = 8  # of the Pass@k that is told, where there is one
 _CHOICE = re.compile(r"^\(?([A-Za-z])[.):]\s+(.+)$", re.MULTILINE)  # as `data.choices` writes them, a line each
@@ -21,9 +21,10 @@ _EITHER = re.compile(r"\b(\w+) or (?:an? |the )?(\w+)\?\s*\Z")  # ProsQA: Is Tom
 
 
 def verdict(report: Mapping[str, Any]) -> list[str]:
-    """How the rows that rewards trained differ from where they started, with intervals; honest where those hold zero.
+    """How the rows that rewards trained differ from the best without rewards, and from where they started.
 
-    Without such rows it is told of the last one; where nothing can be compared, its accuracy.
+    With intervals, and honest where those hold zero; a start may be worse than what it was made from. Without such rows
+    it is told of the last one; where nothing can be compared, its accuracy.
 
     Args:
         report: what `report.json` holds.
@@ -38,22 +39,39 @@ def verdict(report: Mapping[str, Any]) -> list[str]:
 def _compared(report: Mapping[str, Any], name: str) -> str:
     entries = [entry for entry in report["differences"] if entry["a"] == name]
     start = report["rows"][name]["settings"].get("start", {}).get("stage")
-    others = list(dict.fromkeys(entry["b"] for entry in entries))
-    other = start if start in others else others[0]
-    entries = [entry for entry in entries if entry["b"] == other]
     sets = list(dict.fromkeys(entry["set"] for entry in entries))
     where = AVERAGE if AVERAGE in sets else sets[0]
-    found = {entry["metric"]: entry for entry in entries if entry["set"] == where}
-    ks = sorted(int(match[1]) for key in found if (match := re.fullmatch(r"pass@(\d+)", key)))
-    told = {f"Pass@{k}": found[f"pass@{k}"] for k in ([_K] if _K in ks else ks[-1:])} | {"Acc": found["acc"]}
+    found: dict[str, dict[str, Any]] = {}
+    for entry in entries:
+        if entry["set"] == where:
+            found.setdefault(entry["b"], {})[entry["metric"]] = entry
+    told = {other: _told(metrics) for other, metrics in found.items()}
+    unrewarded = [other for other in told if _had_no_reward(report, other)]
+    usual = start if start in told else next(iter(told))
+    first = min(unrewarded, key=lambda other: (told[other]["Acc"]["difference"], other != CONTROL), default=usual)
     place = f"mean of {len(sets) - 1} sets" if where == AVERAGE else where
     runs = len(report.get("runs", ()))
-    return (
-        f"{report['rows'][name]['label']} over {_label(report, other)}, {place} ({told['Acc']['n']:,} problems"
-        f"{f', {runs} training runs' if runs > 1 else ''}): "
-        f"{' and '.join(f'{metric} {_points(entry)}' for metric, entry in told.items())} points; {_holds_zero(told)}"
-        f"{_why(report, name, other, where)}."
-    )
+    problems = f"({told[first]['Acc']['n']:,} problems{f', {runs} training runs' if runs > 1 else ''})"
+    gains = f"{_gains(told[first])} points; {_holds_zero(told[first])}"
+    if start in told and start != first:
+        gains += f"; over {_label(report, start)}, where it began, {_gains(told[start])}"
+    said = f"{report['rows'][name]['label']} over {_label(report, first)}, {place} {problems}: {gains}"
+    return f"{said}{_why(report, name, first, where)}."
+
+
+def _told(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a row's differences from another those that a verdict tells."""
+    ks = sorted(int(match[1]) for key in metrics if (match := re.fullmatch(r"pass@(\d+)", key)))
+    return {f"Pass@{k}": metrics[f"pass@{k}"] for k in ([_K] if _K in ks else ks[-1:])} | {"Acc": metrics["acc"]}
+
+
+def _gains(told: Mapping[str, Any]) -> str:
+    return " and ".join(f"{metric} {_points(entry)}" for metric, entry in told.items())
+
+
+def _had_no_reward(report: Mapping[str, Any], name: str) -> bool:
+    """Whether a row is of imitation alone: what rewards are worth is told against the best of these."""
+    return name == BEST_FIXED or report["rows"][name]["settings"].get("stage") == IMITATE
 
 
 def _why(report: Mapping[str, Any], name: str, other: str, where: str) -> str:

@@ -25,7 +25,7 @@ from slpo_jax.data.tokenizer import BYTES, WORDS, words_of
 from slpo_jax.errors import UserError
 from slpo_jax.io.files import flatten
 from slpo_jax.rewards.answers import canonical_number
-from slpo_jax.run.sources import EVAL, TRAIN, VALID, load_set, only_errors
+from slpo_jax.run.sources import DEMOS, EVAL, TRAIN, VALID, learned_from, load_set, only_errors
 
 KEYS = {"train": "data.train", "valid": "data.valid", "base": "init"}
 """Of the config, by flag."""
@@ -114,7 +114,7 @@ def derived_settings(config: ConfigDict, given: Collection[str] = ()) -> list[st
     data = read_config(config).data
     put(_sets(data.train, data.valid, dict(data.eval)))
     settings = read_config(config)
-    problems, data = load_set(settings, TRAIN, settings.data.train, texts=True), settings.data
+    problems, data = learned_from(settings, texts=True), settings.data
     put(answers_of(problems))
     words = 0 if config.init or config.tokenizer else few_words(problems, architecture_of(config.reasoner).needs_words)
     checkpoint, latents = _start(config, "reasoner" in stays, words)
@@ -122,7 +122,9 @@ def derived_settings(config: ConfigDict, given: Collection[str] = ()) -> list[st
     token = token or ", a token a byte" * (config.tokenizer == BYTES)
     why = "as given" if config.init else f"without a base model: random weights{token}"
     put(Choice({key: config[key] for key in _START if config[key]}, why))
-    sources = {TRAIN: data.train, VALID: data.valid} | {EVAL + name: source for name, source in data.eval.items()}
+    copied = {DEMOS: data.demos} if data.demos else {}
+    sources = copied | {TRAIN: data.train, VALID: data.valid}
+    sources |= {EVAL + name: source for name, source in data.eval.items()}
     settings = read_config(config)
     sets = {key: load_set(settings, key, source) for key, source in sources.items()}
     for each in choices(_measured(sets, checkpoint, bool(config.init), latents, stays)):
@@ -151,7 +153,7 @@ def _start(config: ConfigDict, is_named: bool, words: int) -> tuple[Checkpoint, 
     if not config.init:
         config.tokenizer = config.tokenizer or (WORDS if words else BYTES)
         settings = changed(read_config(config), quiet)
-        return find_checkpoint(settings, None, lambda: load_set(settings, TRAIN, settings.data.train)), 0
+        return find_checkpoint(settings, None, lambda: learned_from(settings)), 0
     config.init = newest_checkpoint(config.init)
     identity = identify(config.init, config.base, config.lora_alpha)
     if not is_named:
@@ -219,14 +221,14 @@ def _measured(
     given: Mapping[str, Any],
 ) -> Measured:
     """What the problems and the model tell."""
-    template, model, train = checkpoint.template, checkpoint.description.model, sets[TRAIN]
-    encoded = [encode_problems(template, problems, problems is train, Counter()) for problems in sets.values()]
+    template, model, demos = checkpoint.template, checkpoint.description.model, next(iter(sets.values()))
+    encoded = [encode_problems(template, problems, problems is demos, Counter()) for problems in sets.values()]
     answers = [len(ids) + 1 for each in encoded for ids in each.answers]
     steps = encoded[0].steps
     parameters = 12 * model.n_layer * model.n_embd**2 + model.vocab_size * model.n_embd  # roughly
     return Measured(
-        problems=len(train),
-        steps=[len(each.steps) for each in train],
+        problems=len(sets[TRAIN]),
+        steps=[len(each.steps) for each in demos],
         prompts=[len(ids) for each in encoded for ids in each.prompts],
         answers=answers,
         written=[sum(map(len, ids)) + size for ids, size in zip(steps, answers, strict=False)],

@@ -16,7 +16,7 @@ from slpo_jax.io import hosts
 from slpo_jax.io.mesh import shard_rows
 from slpo_jax.models import parts
 from slpo_jax.run.setup import Setup
-from slpo_jax.run.sources import TRAIN
+from slpo_jax.run.sources import DEMOS, TRAIN
 from slpo_jax.run.stage import Stage, close_stage, note_finished, open_stage
 from slpo_jax.run.validate import check_answers
 from slpo_jax.stages import CONTROL, IMITATE, NO_THOUGHT, UNFINISHED
@@ -36,25 +36,26 @@ def imitated(setup: Setup, recipe: Recipe, plan: list[Phase]) -> EncodedProblems
         UserError: there are none, an answer does not fit in config.max_answer_tokens, none has steps where steps are
             written, or one needs more positions than the model has, which that key does not bound.
     """
-    problems, longest = setup.train, setup.config.imitate.max_tokens
+    problems, longest = setup.demos, setup.config.imitate.max_tokens
+    key = DEMOS if setup.config.data.demos else TRAIN
     answered = {place for place, problem in enumerate(problems.problems) if problem.answer}
     if not answered:
         raise UserError(
-            f"config.stages: imitate, but none of the {len(problems)} problems of config.data.train has an answer to "
+            f"config.stages: imitate, but none of the {len(problems)} problems of {key} has an answer to "
             "imitate; take it out, or give answers"
         )
     kept = [place for place in recipe.usable(problems, longest) if place in answered]
     if not kept:
         raise UserError(
-            f"config.imitate.max_tokens: {longest} leaves no problem of config.data.train; raise it or give other data"
+            f"config.imitate.max_tokens: {longest} leaves no problem of {key}; raise it or give other data"
         )
-    check_answers(TRAIN, problems, kept, "max_answer_tokens", setup.config.max_answer_tokens)
+    check_answers(key, problems, kept, "max_answer_tokens", setup.config.max_answer_tokens)
     chosen, most = problems.subset(kept), setup.reasoner.config.n_positions
     fewest = recipe.fewest_steps(plan)
     if max(map(len, chosen.steps)) < fewest:
         why = "" if fewest == 1 else ", of which CODI's teacher leaves out the last (config.imitate.distil.last_step)"
         raise UserError(
-            f"config.data.train: none of its {len(chosen)} problems has {fewest} step(s) to imitate{why}; give "
+            f"{key}: none of its {len(chosen)} problems has {fewest} step(s) to imitate{why}; give "
             "solutions in a field of docs/data.md, or for answers alone 0 for config.imitate.cot_steps and stage_steps"
         )
     for phase in plan:
@@ -93,7 +94,7 @@ def planned(setup: Setup, name: str = IMITATE) -> tuple[Recipe, list[Phase], lis
             )
     if name == NO_THOUGHT:
         recipe = recipe_of(config, config.recipe)
-    plan = recipe.phases(setup.train, setup.config.max_latents)
+    plan = recipe.phases(setup.demos, setup.config.max_latents)
     if not plan:
         raise UserError("config.imitate.final_steps: the stage has no steps; give some or take it out of config.stages")
     check_ends(config, recipe, plan)
@@ -121,7 +122,7 @@ def train(stage: Stage) -> None:
     recipe, plan, optimizer_configs = planned(run, stage.name)
     problems, more = imitated(run, recipe, plan), run.config.rl.steps if stage.name == CONTROL else 0
     if stage.name == IMITATE:  # the others imitate the same
-        _say(recipe, plan, problems, len(run.train))
+        _say(recipe, plan, problems, len(run.demos))
     stage_run, state, trained, saved = _begun(stage, recipe, plan, optimizer_configs[0], more)
     ends: dict[str, int] = saved.get(_ENDS, {})
     step_of = functools.cache(functools.partial(_make_step, run, recipe, config))

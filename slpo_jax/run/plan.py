@@ -26,7 +26,7 @@ from slpo_jax.run.experiment import Experiment, build
 from slpo_jax.run.header import say_start
 from slpo_jax.run.provenance import check_models, ensure_manifest
 from slpo_jax.run.rows import rows
-from slpo_jax.run.sources import EVAL, TRAIN, VALID, data_summary
+from slpo_jax.run.sources import EVAL, LEARNED, VALID, data_summary
 from slpo_jax.run.stage import Stage
 from slpo_jax.run.validate import check_batch
 from slpo_jax.stages import EVALUATE, IMITATE, UNFINISHED, Section
@@ -149,7 +149,7 @@ def _open_data(experiment: Experiment, choosing: list[Row]) -> None:
     """
     config, left = experiment.config, experiment.left
     if left:
-        _ = experiment.train
+        _ = experiment.train, experiment.demos
     if EVALUATE in config.stages:
         for name in experiment.tests:
             experiment.test_set(name)
@@ -169,7 +169,7 @@ def _open_data(experiment: Experiment, choosing: list[Row]) -> None:
 
 def say_shared(experiment: Experiment) -> None:
     """Warn of problems of an evaluated set that are trained on, chosen by, or in another evaluated set as well."""
-    known = {key: experiment.sets[key].problems for key in (TRAIN, VALID) if key in experiment.sets}
+    known = {key: experiment.sets[key].problems for key in (*LEARNED, VALID) if key in experiment.sets}
     for name in experiment.tests:
         problems, own = experiment.test_set(name).problems, EVAL + name
         for key, others in known.items():

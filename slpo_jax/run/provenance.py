@@ -223,7 +223,9 @@ def _manifest(stage: Stage) -> dict[str, Any]:
 def _files(config: Config) -> dict[str, str]:
     """Digests of the local files that problems and words are read from, and what of them is taken, by key of config."""
     data = config.data
-    sources: dict[str, tuple[str, Role]] = {"train": (data.train, "train"), "valid": (data.valid, "validation")}
+    sources: dict[str, tuple[str, Role]] = {
+        "train": (data.train, "train"), "demos": (data.demos, "train"), "valid": (data.valid, "validation")
+    }  # fmt: skip
     places = {f"data.{name}": place_of(*each) for name, each in sources.items() if each[0]}
     if config.tokenizer not in ("", WORDS, BYTES):
         places["tokenizer"] = Path(config.tokenizer).expanduser(), ""

@@ -47,7 +47,7 @@ def rows(experiment: Experiment, planned: bool = False) -> list[Row]:
     objectives = [name for name in config.rl.objectives if name in trained]
     objectives += sorted(trained.difference(objectives))
     for place, name in enumerate(objectives):
-        baselines = (*objectives[:place], *earlier, CONTROL, *before, BEST_FIXED)
+        baselines = (*objectives[:place], *earlier, CONTROL, NO_THOUGHT, *before, BEST_FIXED)
         label = (OBJECTIVES[name].label if name in OBJECTIVES else "") or name.replace("_", " ")
         about = f"What the objective {name} trained."
         found.append(_row(name, label, _FIRST_OBJECTIVE + place, about, baselines, **by_gate))

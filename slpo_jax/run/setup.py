@@ -33,7 +33,7 @@ from slpo_jax.models.reasoner import Reasoner
 from slpo_jax.policy.policy import Policy, RolloutConfig
 from slpo_jax.rewards.reward import Reward
 from slpo_jax.run import validate
-from slpo_jax.run.sources import EVAL, TRAIN, VALID, load_set, only_errors
+from slpo_jax.run.sources import DEMOS, EVAL, LEARNED, TRAIN, VALID, learned_from, load_set, only_errors
 from slpo_jax.stages import COLD_START, EVALUATE, IMITATE, RL, wanted
 from slpo_jax.training.optimizer import OptimizerConfig
 from slpo_jax.training.recipes import Recipe, recipe_of
@@ -82,6 +82,11 @@ class Setup:
         return self._set(TRAIN, self.config.data.train)
 
     @property
+    def demos(self) -> EncodedProblems:
+        """To imitate."""
+        return self._set(DEMOS, self.config.data.demos) if self.config.data.demos else self.train
+
+    @property
     def valid(self) -> EncodedProblems:
         """To choose on."""
         return self._set(VALID, self.config.data.valid)
@@ -112,22 +117,24 @@ class Setup:
         Raises:
             UserError: a prompt or an answer is too long, or one to train on has a word that the tokenizer doesn't know.
         """
-        trains, stages, limit = key == TRAIN, {*self.config.stages}, self.config.evaluate.limit
+        trains, stages, limit = key in LEARNED, {*self.config.stages}, self.config.evaluate.limit
+        copies = IMITATE in stages and key == (DEMOS if self.config.data.demos else TRAIN)
+        judges = not trains or (key == TRAIN and stages - {IMITATE, EVALUATE})  # imitation says itself what it copies
         unknown = None if trains else Counter[str]()
         try:
-            encoded = encode_problems(self.template, problems, trains and IMITATE in stages, unknown)
+            encoded = encode_problems(self.template, problems, copies, unknown)
         except UserError as error:
             raise UserError(f"{where or key}: {error}") from None
         if unknown and hosts.is_first():
             validate.say_unknown(key, encoded, unknown)
         judge = judge or self.reward
-        if not trains or stages - {IMITATE, EVALUATE}:
+        if judges:
             validate.check_reward(key, encoded.problems, judge)
         encoded = validate.earnable(encoded, where or key, judge)
         most, used = max(self.prompt_slots), range(len(encoded))[: None if trains else limit or None]
         validate.check_prompts(key, encoded.prompts[: len(used)], most, most < max(self.config.prompt_slots))
         budget = ("max_answer_tokens", self.config.max_answer_tokens) if trains else self.evaluated_answers
-        if not trains or stages - {IMITATE, EVALUATE}:  # imitation says itself which it imitates
+        if judges:
             validate.check_answers(key, encoded, used, *budget)
         return encoded
 
@@ -242,7 +249,7 @@ def assemble(
         # Once nothing is trained, the words are the workdir's, not those of the training data, which may be gone.
         read_with = dataclasses.replace(config, tokenizer=str(workdir.reasoner))
     # The stages warn of the data when they read them.
-    problems = only_errors()(lambda: load_set(config, TRAIN, config.data.train))
+    problems = only_errors()(lambda: learned_from(config))
     checkpoint = find_checkpoint(read_with, identity, problems)
     template, model, architecture = checkpoint.template, checkpoint.description.model, checkpoint.architecture
     validate.check_start(config, checkpoint, finished)

@@ -14,8 +14,10 @@ from slpo_jax.errors import UserError
 from slpo_jax.rewards.answers import STYLES, style_of
 from slpo_jax.rewards.reward import CORRECT, REWARDS, RewardEntry
 
-TRAIN, VALID, EVAL = "config.data.train", "config.data.valid", "config.data.eval."
-_ROLES: dict[str, Role] = {TRAIN: "train", VALID: "validation"}  # other keys are asked for their test split
+TRAIN, DEMOS, VALID, EVAL = "config.data.train", "config.data.demos", "config.data.valid", "config.data.eval."
+LEARNED = (TRAIN, DEMOS)
+# Other keys are asked for their test split.
+_ROLES: dict[str, Role] = {TRAIN: "train", DEMOS: "train", VALID: "validation"}
 _MOST = 160  # characters that are shown of a text that the model sees
 _WHOLE = 1000  # and of a line of a problem
 _SHOWN = 3  # reasons
@@ -65,7 +67,7 @@ def load_set(
             raise UserError(f"{name}: {error}") from None
 
     problems = load(key, source)
-    if key == TRAIN and data.valid:
+    if key in LEARNED and data.valid:
         # GSM8K's training file holds the validation questions; nothing may be chosen on problems trained on.
         total = len(problems)
         problems = problems.with_only(without(problems, load(VALID, data.valid)))
@@ -77,20 +79,26 @@ def load_set(
     return problems
 
 
+def learned_from(config: Config, texts: bool = False) -> list[Problem]:
+    """All problems that a model learns from, whose words it is to know."""
+    sources = {TRAIN: config.data.train} | ({DEMOS: config.data.demos} if config.data.demos else {})
+    return [problem for key, source in sources.items() for problem in load_set(config, key, source, texts)]
+
+
 def data_summary(
     key: str, problems: EncodedProblems, rewards: Sequence[tuple[str, float]] = ((CORRECT, 1.0),)
 ) -> list[str]:
     """One line, and others on the source's fields and, of training data, with an example.
 
     Args:
-        key: `TRAIN`, `VALID` or `EVAL` with a name.
+        key: `TRAIN`, `DEMOS`, `VALID` or `EVAL` with a name.
         rewards: `Config.weighted`.
     """
-    said = _counted(problems.problems, key == TRAIN)
+    said = _counted(problems.problems, key in LEARNED)
     answers, judges = STYLES[problems.template.answer_style].about, [name for name, _ in rewards]
     said.append(f"answers are {answers}" if judges == [CORRECT] else f"answers are judged by {', '.join(judges)}")
     lines = _lines(key, said, problems)
-    return [*lines, f"  the first: {_example(problems)}"] if key == TRAIN else lines
+    return [*lines, f"  the first: {_example(problems)}"] if key in LEARNED else lines
 
 
 def read_as(source: str, problems: Problems, answers: str) -> list[str]:

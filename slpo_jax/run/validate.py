@@ -20,7 +20,7 @@ from slpo_jax.io import hosts
 from slpo_jax.models.parts import LATENT_POLICY, Params
 from slpo_jax.rewards.functions import GIVEN, names_of
 from slpo_jax.rewards.reward import Reading, Reward
-from slpo_jax.run.sources import TRAIN
+from slpo_jax.run.sources import LEARNED
 from slpo_jax.stages import EVALUATE, IMITATE
 
 
@@ -177,7 +177,7 @@ def check_answers(key: str, problems: EncodedProblems, used: Sequence[int], name
     """
     needed = {index: len(problems.answers[index]) + 1 for index in used}
     longer = [index for index in used if needed[index] > most]
-    if longer and (key == TRAIN or len(longer) == len(used)):
+    if longer and (key in LEARNED or len(longer) == len(used)):
         raise UserError(
             f"{key}: the answer of problem {longer[0]} takes {needed[longer[0]]} tokens with its end, more than "
             f"config.{name} ({most}); raise it, or drop the problem"

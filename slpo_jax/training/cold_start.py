@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from slpo_jax.config.bounds import Checked, setting
 from slpo_jax.models.gate import stop_set_loss
 from slpo_jax.policy import noise
+from slpo_jax.policy.answer_score import answer_after_replay
 from slpo_jax.policy.latent_policies import Action
 from slpo_jax.policy.policy import Policy
 from slpo_jax.policy.prompted import PromptedBatch, repeat_rows
@@ -28,6 +29,8 @@ class ColdStartConfig(Checked):
         steps: optimizer steps, at most.
         trajectories: N, sampled full-length trajectories a problem.
         train_backbone: send the gate's gradient on, through the latents, into the reasoner.
+        answer_weight: of the likelihood of right answers at lengths that are right, which keeps a trained reasoner's
+            answers; without `train_backbone` it has no effect.
         evaluate_every: steps between validations; the gate with the best validation accuracy is kept.
         patience: validations without a better one before it stops.
         optimizer: of what is trained.
@@ -40,6 +43,7 @@ class ColdStartConfig(Checked):
     steps: int = setting(20_000, least=1)
     trajectories: int = setting(4, least=1)
     train_backbone: bool = False
+    answer_weight: float = setting(1.0, least=0)
     evaluate_every: int = setting(500, least=1)
     patience: int = setting(20, least=1)
     optimizer: OptimizerConfig = OptimizerConfig("adafactor", 1e-4)
@@ -56,8 +60,11 @@ def candidates_of(policy: Policy, config: ColdStartConfig, params, batch: Prompt
 def make_loss(policy: Policy, reward: RewardFn, config: ColdStartConfig) -> LossFn:
     """L_stop (paper section 4.1), summed over the trajectories that have a valid length; the others are left out.
 
-    Metrics: `loss`; `valid_share`, the trajectories with a valid length; `right_share`, the candidates that are right;
-    `expected_length`, the mean of tau under the gate's law.
+    With `train_backbone` each also has `answer_weight` times the negative log-likelihood of its own right answer at one
+    of its valid lengths, each as likely: L_stop alone moves latents towards the gate's decision and away from answers.
+
+    Metrics: `loss`, of which `answer_log_likelihood` is a part; `valid_share`, the trajectories with a valid length;
+    `right_share`, the candidates that are right; `expected_length`, the mean of tau under the gate's law.
     """
     improve = make_improvement(policy, config)
 
@@ -80,21 +87,36 @@ def make_improvement(policy: Policy, config: ColdStartConfig) -> LossFn:
         rows, candidates, _ = tokens_NCA.shape
         keys_N, right_NC = noise.rollout_keys(key, batch.index, config.trajectories), rewards.reshape(rows, -1) >= 1
         in_set_NT = jnp.pad(right_NC, ((0, 0), (config.min_latents - 1, 0)))
+        valid_N, own = in_set_NT.any(axis=1), jnp.zeros(rows)
         if config.train_backbone:
             lengths_N = jnp.full(rows, policy.config.max_latents)
             full = Trajectories(actions, lengths_N, tokens_NCA[:, -1], keys_N)
+            if config.answer_weight:
+                stopped = _stopped(full, tokens_NCA, right_NC, config.min_latents)
+                replayed = replay(policy, params, batch.prompts, stopped)
+                own = answer_after_replay(policy, params, replayed, stopped, stopped.tokens) * valid_N
             actions = replay(policy, params, batch.prompts, full).actions
         gate_noise = noise.gate_dropout(keys_N, steps_T, config.gate_dropout)
         logits_NT = policy.latent_policy.stop_logits(params, actions, gate_noise)
         loss_N = jax.vmap(stop_set_loss)(logits_NT, in_set_NT)
-        valid_N = in_set_NT.any(axis=1)
         surviving_NT = jnp.cumprod(1 - jax.nn.sigmoid(logits_NT[:, :-1]), axis=1)
-        count = jnp.float32(rows)
-        return loss_N.sum(), {
-            "loss": (loss_N.sum(), valid_N.sum().astype(jnp.float32)),
-            "valid_share": (valid_N.sum(), count),
+        count, valid = jnp.float32(rows), valid_N.sum().astype(jnp.float32)
+        loss = loss_N.sum() - config.answer_weight * own.sum()
+        own_likelihood = {"answer_log_likelihood": (own.sum(), valid)} if config.train_backbone else {}
+        return loss, own_likelihood | {
+            "loss": (loss, valid),
+            "valid_share": (valid, count),
             "right_share": (right_NC.sum(), count * candidates),
             "expected_length": (1.0 * rows + surviving_NT.sum(), count),
         }
 
     return loss_fn
+
+
+def _stopped(full: Trajectories, tokens_NCA: jax.Array, right_NC: jax.Array, min_latents: int) -> Trajectories:
+    """Each trajectory as it stops at one of the lengths at which it is right; at T_min where it is right at none."""
+    uniforms_N = noise.stop_uniforms(full.keys, jnp.int32(1))  # candidates stop nowhere, so that nothing else has them
+    wanted_N = jnp.floor(uniforms_N * right_NC.sum(axis=1)) + 1
+    place_N = (jnp.cumsum(right_NC, axis=1) >= wanted_N[:, None]).argmax(axis=1)
+    tokens_NA = jnp.take_along_axis(tokens_NCA, place_N[:, None, None], axis=1)[:, 0]
+    return dataclasses.replace(full, lengths=min_latents + place_N, tokens=tokens_NA)

@@ -93,10 +93,14 @@ NOTHING = "0, so no difference is shown"
     [
         ([_entry("acc", *NONE), _entry("pass@8", *GOOD), _entry("pass@16", *BAD)],
          f"cold gate, alpha (1,000 problems): Pass@8 {G} and Acc {N} points; only that of Pass@8 excludes 0."),
-        ([_entry("acc", *BAD), _entry("pass@4", *BAD), _entry("acc", *GOOD, b="imitate")],
-         f"cold gate, alpha (1,000 problems): Pass@4 {B} and Acc {B} points; both intervals exclude 0."),
-        ([_entry("acc", *GOOD, b="imitate"), _entry("acc", *NONE), _entry("pass@8", *NONE)],
-         f"cold gate, alpha (1,000 problems): Pass@8 {N} and Acc {N} points; both intervals hold {NOTHING}."),
+        ([_entry("acc", *GOOD), _entry("pass@4", *NONE, b="imitate"), _entry("acc", *BAD, b="imitate")],
+         f"imitation, alpha (1,000 problems): Pass@4 {N} and Acc {B} points; only that of Acc excludes 0"
+         f"; over cold gate, where it began, Acc {G}."),
+        ([_entry("acc", *GOOD, b="imitate"), _entry("acc", *NONE, b="imitate_control"), _entry("acc", *NONE)],
+         f"further imitation, alpha (1,000 problems): Acc {N} points; the interval holds {NOTHING}"
+         f"; over cold gate, where it began, Acc {N}."),
+        ([_entry("acc", *NONE, b="imitate"), _entry("acc", *NONE, b="imitate_control")],
+         f"further imitation, alpha (1,000 problems): Acc {N} points; the interval holds {NOTHING}."),
         ([_entry("acc", *BAD), _entry("acc", *BAD, set="beta"), _entry("acc", *NONE, set="average", n=2000)],
          f"cold gate, mean of 2 sets (2,000 problems): Acc {N} points; the interval holds {NOTHING}."),
         ([_entry("acc", *GOOD, a="cold_start", b="best_fixed"), _entry("acc", *GOOD, b="best_fixed")],
@@ -104,9 +108,12 @@ NOTHING = "0, so no difference is shown"
     ],
 )  # fmt: skip
 def test_the_verdict_is_honest(entries, said):
-    """Of what rewards trained against where it started; Acc, and Pass@8 or the largest k."""
-    trained = {"stage": "rl", "start": {"stage": "cold_start"}}
-    found = {"cold_start": {"label": "cold gate", "settings": {}}, "slpo": {"label": "SLPO", "settings": trained}}
+    """Of what rewards trained against the best without any, and where it started; Acc, and Pass@8 or the largest k."""
+    stages = {"cold_start": "cold gate", "imitate": "imitation", "imitate_control": "further imitation", "slpo": "SLPO"}
+    settings = {"cold_start": {"stage": "cold_start"}, "slpo": {"stage": "rl", "start": {"stage": "cold_start"}}}
+    found = {
+        name: {"label": label, "settings": settings.get(name, {"stage": "imitate"})} for name, label in stages.items()
+    }
     assert verdict.verdict({"rows": found, "differences": entries}) == [f"SLPO over {said}"]
     (over_runs,) = verdict.verdict({"rows": found, "differences": entries, "runs": ["a", "b"]})
     assert over_runs == f"SLPO over {said}".replace(" problems)", " problems, 2 training runs)")

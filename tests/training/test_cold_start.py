@@ -10,9 +10,10 @@ import pytest
 from scipy import special
 
 import small_steps
-from slow_policy import as_float64, assert_is_gradient
+from slow_policy import as_float64, assert_is_gradient, factors_of, rollouts_of, teacher_forced, think
 from slpo_jax.io.mesh import shard_rows
 from slpo_jax.models.dropout import Dropout, drop
+from slpo_jax.policy import noise
 from slpo_jax.policy.prompted import repeat_rows
 from slpo_jax.policy.rollout import sample
 from slpo_jax.training import cold_start
@@ -32,7 +33,7 @@ from small_steps import (
     rigged_reward,
     small_params,
 )
-from tiny import CONFIG, compiled, policy_of
+from tiny import CONFIG, SlowReasoner, compiled, policy_of
 
 T, N = ROLLOUT.max_latents, COLD.trajectories
 CANDIDATES = range(MIN_LATENTS, T + 1)
@@ -50,14 +51,12 @@ def keys():
 
 @pytest.fixture(scope="module")
 def decoded(keys):
-    """Latents [B*N, T, D] of the full trajectories, and rewards [B*N, C] of each length decoded on its own."""
+    """Latents [B*N, T, D] of the full trajectories, rewards [B*N, C] of each length decoded on its own, and these."""
     prompts, references = repeat_rows((PROBLEMS.prompts, PROBLEMS.references), N)
     run = compiled(sample, policy_of(dataclasses.replace(ROLLOUT, stopping="length")))
-    rewards = []
-    for length in CANDIDATES:
-        result = run(small_params(), prompts, keys, jnp.full(BATCH * N, length))
-        rewards.append(rigged_reward(result.tokens, references))
-    return np.array(result.actions), np.stack(rewards, axis=1)
+    results = [run(small_params(), prompts, keys, jnp.full(BATCH * N, length)) for length in CANDIDATES]
+    rewards = [rigged_reward(result.tokens, references) for result in results]
+    return np.array(results[-1].actions), np.stack(rewards, axis=1), results
 
 
 @pytest.fixture(scope="module")
@@ -106,6 +105,46 @@ def test_loss_is_the_enumeration_over_separately_decoded_lengths(gate_inputs, de
         return float(np.mean(_enumerated(gate, gate_inputs, right)[0]))
 
     assert_is_gradient(taken.gradient["gate"], value, small_params()["gate"])
+
+
+@pytest.mark.slow
+def test_a_trained_reasoner_keeps_its_right_answers(keys, decoded):
+    """-log of each trajectory's own answer at one of its right lengths, through its thought; 0 where none is right."""
+    _, right, results = decoded
+    weights = {
+        weight: jax.value_and_grad(
+            cold_start.make_loss(
+                POLICY, rigged_reward, dataclasses.replace(COLD, train_backbone=True, answer_weight=weight)
+            ),
+            has_aux=True,
+        )
+        for weight in (0.0, 0.5)
+    }
+    step_key = jax.random.fold_in(jax.random.fold_in(jax.random.key(0), 1), 0)
+    found = {weight: compiled(loss)(small_params(), PROBLEMS, step_key) for weight, loss in weights.items()}
+    (loss, sums), gradient = jax.tree.map(lambda a, b: np.asarray(a) - np.asarray(b), found[0.5], found[0.0])
+    rows = []
+    for row in np.flatnonzero(right.any(axis=1)):
+        places = np.flatnonzero(right[row])
+        uniform = float(noise.stop_uniforms(keys[row : row + 1], jnp.int32(1))[0])
+        result = results[places[int(uniform * len(places))]]
+        assert rigged_reward(result.tokens, repeat_rows(PROBLEMS.references, N))[row] == 1
+        rows.append((row, rollouts_of(PROBLEMS.prompts, result)[row]))
+    assert len({len(rollout.latents) for _, rollout in rows}) > 1
+    rollouts, own = [rollout for _, rollout in rows], keys[np.array([row for row, _ in rows])]
+    factors = factors_of(rollouts, own, own, ROLLOUT)
+
+    def value(params):
+        reasoner = SlowReasoner(params["reasoner"])
+        return -0.5 * sum(
+            teacher_forced(reasoner, row, think(reasoner, row, noise), row.spoken, noise)[1]
+            for row, noise in zip(rollouts, factors, strict=True)
+        )
+
+    assert loss == pytest.approx(value(as_float64(small_params())), rel=1e-3)
+    assert sums["loss"][0] == pytest.approx(loss, rel=1e-5)
+    assert found[0.5][0][1]["answer_log_likelihood"] == pytest.approx((-2 * loss, len(rows)), rel=1e-3)
+    assert_is_gradient(gradient, value, small_params())
 
 
 def test_each_candidate_is_judged_by_its_own_problem(monkeypatch):
