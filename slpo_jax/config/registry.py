@@ -121,8 +121,8 @@ def _put(registry: MutableMapping[str, Any], what: str, name: str, value: Any) -
     if name in ours:
         raise UserError(f"register_{what}: {name!r} is one of ours; use another name")
     if not re.fullmatch(r"[^\W\d]\w*", name) or name in ("name", "kind"):
-        raise UserError(f"register_{what}: {name!r} is to be a config's key; use letters, digits and _, but not name or "
-                        "kind")  # fmt: skip
+        remedy = "use letters, digits and _, but not name or kind"
+        raise UserError(f"register_{what}: {name!r} is to be a config's key; {remedy}")
     registry[name] = value
 
 

@@ -24,7 +24,6 @@ from slpo_jax.training.checkpoint import StageCheckpoints
 from slpo_jax.training.loop import Learning, StageRun, StepFn
 from slpo_jax.training.optimizer import OptimizerConfig, make_optimizer, make_schedule
 from slpo_jax.training.recipes import RECIPES, ImitateSettings, Phase, Recipe, RecipeSettings, recipe_of
-from slpo_jax.training.recipes.batcher import usable
 from slpo_jax.training.state import TrainState, init_optimizer, init_state, make_train_step
 
 _ENDS, _ACCURACIES = "ends", "accuracies"  # in what is saved beside a state
@@ -235,7 +234,7 @@ def left_out(problems: EncodedProblems, kept: int, most: int, recipe: str) -> st
         most: `config.imitate.max_tokens`.
     """
     answered = {place for place, problem in enumerate(problems.problems) if problem.answer}
-    short = answered.intersection(usable(problems, most))
+    short = answered.intersection(Recipe.usable(problems, most))  # the usual one, which goes by lengths alone
     causes = {
         "without an answer": len(problems) - len(answered),
         f"longer than config.imitate.max_tokens={most}": len(answered) - len(short),
