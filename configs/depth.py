@@ -18,7 +18,7 @@ def get_config():
     config.max_latents = DEPTH + 1
     config.min_latents = 1
     config.prompt.answers = "texts"
-    config.prompt_slots = (8,)
+    config.prompt_slots = (12,)
     config.max_answer_tokens = 3
     config.cpu_devices = 2
     config.data.chain.update(depth=DEPTH, modulus=MODULUS)
@@ -37,7 +37,7 @@ def get_config():
     )
     config.cold_start.optimizer.update(name="adamw", learning_rate=3e-4)
     config.stages = ("imitate", "cold_start", "evaluate")
-    config.evaluate.update(batch_size=1024, prompt_multiple=8, samples=0)
+    config.evaluate.update(batch_size=1024, prompt_multiple=4, samples=0)
     config.log_every = 50
     config.checkpoint_every = 500
     return config

@@ -1,6 +1,7 @@
 """The command that trains; its docstring is what --help shows."""
 
 import argparse
+import dataclasses
 import functools
 import os
 import re
@@ -66,13 +67,14 @@ def train(arguments: list[str]) -> None:
     from slpo_jax.run.derived import requested
 
     sources = {"train": given.train, "valid": given.valid, "base": given.base}
-    begin = functools.partial(_begin, given)
-    node, changed = requested(start, sources, _tests(given.test), keys, begin, texts=True)
+    begin, cut = functools.partial(_begin, given), _cut_gym if given.smoke else None
+    node, changed = requested(start, sources, _tests(given.test), keys, begin, texts=True, cut=cut)
     config = uncut = check(node)
     if given.smoke:
         apart = f"; the run itself needs another --workdir than {given.workdir}" * bool(given.workdir)
         print(smoke(node) + apart, file=sys.stderr)
         config = check(node)
+        uncut = dataclasses.replace(uncut, data=config.data)
     if given.smoke and not given.workdir:  # each is a run of its own, whatever the one before it was of
         if hosts.is_first() and workdir.is_dir():
             with Workdir(workdir).in_use():
@@ -164,7 +166,7 @@ def smoke(config: ConfigDict) -> str:
     for task in GENERATED:
         sizes = [key for key in ("train_size", "demos_size") if key in config.data[task]]
         _lower(config.data[task], **dict.fromkeys(sizes, 64 * ROWS))
-    _lower(config.data.gym, train_size=8 * ROWS, valid_size=ROWS, test_size=ROWS)
+    _cut_gym(config)
     _lower(evaluate, samples=2, seeds=1, batch_size=4 * ROWS, probed=STEPS)
     evaluate.prompt_multiple, config.log_every = max(config.prompt_slots), 1
     said = f"--smoke: {STEPS} steps of each phase and objective, {ROWS} problems of each set; nothing is learned by it"
@@ -174,6 +176,11 @@ def smoke(config: ConfigDict) -> str:
     if not evaluate.reward_model:
         evaluate.scorers, evaluate.beams = tuple(name for name in evaluate.scorers if name != LATENT_RM), 0
     return f"{said}; {LATENT_RM} is left out, which needs right answers"
+
+
+def _cut_gym(config: ConfigDict) -> None:
+    """Fewer problems of reasoning-gym, where one may take a second."""
+    _lower(config.data.gym, train_size=8 * ROWS, valid_size=ROWS, test_size=ROWS)
 
 
 def _lower(section: ConfigDict, **most: Any) -> None:

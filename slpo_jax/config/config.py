@@ -146,8 +146,11 @@ class Config:
         names, known = [name for name, _ in self.rewards], ", ".join(REWARDS)
         if self.reward not in ("", *REWARDS):
             raise FieldError(self, "reward", f"give one of {known}")
-        if not {*names} <= {*REWARDS} or len({*names}) < len(names):
-            raise FieldError(self, "rewards", f"give (NAME, WEIGHT) once for each of some of {known}")
+        for place, name in enumerate(names):
+            if name not in REWARDS:
+                raise FieldError(self, "rewards", f"{name!r} is none of {known}")
+            if name in names[:place]:
+                raise FieldError(self, "rewards", f"{name!r} is there twice; give it once, with one weight")
         if self.reward and names:
             raise FieldError(self, "reward", "config.rewards is given too; leave one of the two out")
         if self.min_latents > max(self.max_latents, 1):

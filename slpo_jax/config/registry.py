@@ -118,9 +118,11 @@ def _register(registry: MutableMapping[str, Any], what: str, name: str, cls: typ
 def _put(registry: MutableMapping[str, Any], what: str, name: str, value: Any) -> None:
     """A file may be read twice, and put what it registers in its own place."""
     ours = _OURS.setdefault(id(registry), frozenset(registry))
-    if name in ours or not re.fullmatch(r"[^\W\d]\w*", name) or name in ("name", "kind"):
-        raise UserError(f"register_{what}: {name!r} is to be a config's key; use letters, digits and _, and none of "
-                        f"{', '.join(sorted({*ours, 'name', 'kind'}))}")  # fmt: skip
+    if name in ours:
+        raise UserError(f"register_{what}: {name!r} is one of ours; use another name")
+    if not re.fullmatch(r"[^\W\d]\w*", name) or name in ("name", "kind"):
+        remedy = "use letters, digits and _, but not name or kind"
+        raise UserError(f"register_{what}: {name!r} is to be a config's key; {remedy}")
     registry[name] = value
 
 

@@ -17,6 +17,7 @@ import numpy as np
 from slpo_jax.config.bounds import Checked, setting
 from slpo_jax.data.problem import Problem
 from slpo_jax.errors import UserError
+from slpo_jax.io.progress import if_slow
 
 
 @dataclass(frozen=True)
@@ -105,6 +106,7 @@ def _generated(
     size = getattr(settings, f"{part or 'test'}_size")
     rng = np.random.default_rng([settings.seed, zlib.crc32(name.encode())])
     problems, known, idle, counts = list[Problem](), set[str](), 0, Counter[int]()
+    tell = if_slow(f"{source}: generating {size:,} problems", size)
     while len(problems) < size and idle < 200 * len(known) + 10_000:  # draws without a problem that is taken
         number = numbers[int(rng.random() * len(numbers))]
         drawn = make(settings, number, rng)
@@ -117,6 +119,7 @@ def _generated(
             known.add(drawn[1])
             counts[number] += 1
             idle = 0
+            tell(len(problems))
     if not problems:
         raise UserError(f"{source}: there are no such problems; {remedy}")
     fewest = len(numbers) * min(counts[number] for number in numbers)

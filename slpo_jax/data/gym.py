@@ -14,6 +14,7 @@ from slpo_jax.config.bounds import Checked, setting
 from slpo_jax.data.depths import part_of
 from slpo_jax.data.problem import Problem
 from slpo_jax.errors import UserError
+from slpo_jax.io.progress import if_slow
 from slpo_jax.rewards.gym import GYM, gym_dataset
 
 _OF_TEN = ("train",) * 8 + ("valid", "test")
@@ -87,8 +88,12 @@ def gym_problems(source: str, config: GymConfig, role: str) -> tuple[list[Proble
 @functools.lru_cache(maxsize=16)
 def _entries(task: str, settings: str, seed: int, count: int) -> list[dict[str, Any]]:
     """Entries of a task, from which all its sets are taken."""
-    dataset = gym_dataset(task, settings, seed, count)
-    return [dataset[place] for place in range(count)]
+    dataset, entries = gym_dataset(task, settings, seed, count), list[dict[str, Any]]()
+    tell = if_slow(f"{GYM}:{task}: generating {count:,} problems", count)
+    while len(entries) < count:
+        entries.append(dataset[len(entries)])
+        tell(len(entries))
+    return entries
 
 
 def common_ends(texts: Sequence[str]) -> tuple[str, str]:

@@ -3,13 +3,14 @@
 import io
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from tqdm import tqdm
 
 from slpo_jax.io import backend, hosts
 
 _SECONDS = 60.0  # between lines where there is no terminal
+_QUICK = 1.0  # seconds of work that nobody has to be told of
 
 
 class Progress:
@@ -92,3 +93,23 @@ def begin(text: str) -> None:
     """A line where a piece of work begins; on a terminal its bar says so."""
     if hosts.is_first() and not sys.stderr.isatty():
         print(text, file=sys.stderr, flush=True)
+
+
+def if_slow(text: str, total: int) -> Callable[[int], None]:
+    """What to tell how much is done of work that may be quick: where it isn't, a line says the text and the time left.
+
+    Args:
+        total: all of it, in the units of what is done.
+    """
+    start, said = time.monotonic(), False
+
+    def tell(done: int) -> None:
+        nonlocal said
+        seconds = time.monotonic() - start
+        left = seconds * (total - done) / done
+        if not said and min(seconds, left) >= _QUICK:
+            said = True
+            if hosts.is_first():
+                print(f"{text}, about {tqdm.format_interval(left)} left", file=sys.stderr, flush=True)
+
+    return tell

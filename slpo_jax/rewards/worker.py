@@ -46,24 +46,33 @@ def in_words(error: BaseException) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())
 
 
-def apart() -> None:
-    """End with the one who asks, at once, and with nobody else; leave the standard streams to the function."""
+def apart(pipe: int) -> None:
+    """End with the one who asks, at once, and with nobody else; leave the standard streams to the function.
+
+    Args:
+        pipe: that it asks by.
+    """
     # The one who asked ends its step before it obeys a signal to all, and needs the verdicts. Programs that the
     # function starts are to obey theirs, so these aren't ignored.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: None)
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     # When the other end of standard input closes, the kernel ends this session, whatever it is busy with.
-    alive = os.dup(0)
-    fcntl.fcntl(alive, fcntl.F_SETOWN, -os.getpgid(0))
-    fcntl.fcntl(alive, fcntl.F_SETFL, os.O_ASYNC)
+    if sys.platform == "linux":
+        alive = os.dup(0)
+        fcntl.fcntl(alive, fcntl.F_SETOWN, -os.getpgid(0))
+        fcntl.fcntl(alive, fcntl.F_SETFL, os.O_ASYNC)
+    elif os.fork() == 0:  # where its signal, SIGIO, ends no process, another one waits for that
+        os.close(pipe)
+        os.read(0, 1)
+        os.killpg(0, signal.SIGKILL)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.dup2(2, 1)
 
 
 if __name__ == "__main__":
-    apart()
+    apart(int(sys.argv[1]))
     if sys.platform == "linux" and int(sys.argv[3]):
         resource.setrlimit(resource.RLIMIT_AS, (int(sys.argv[3]),) * 2)
     main(Connection(int(sys.argv[1])), float(sys.argv[2]))

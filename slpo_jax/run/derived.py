@@ -42,6 +42,7 @@ def requested(
     changes: Mapping[str, Any],
     begin: Callable[[int], None],
     texts: bool = False,
+    cut: Callable[[ConfigDict], None] | None = None,
 ) -> tuple[ConfigDict, list[str]]:
     """The config that a command or a call asks for, and the keys that it sets beside the config's file.
 
@@ -53,6 +54,7 @@ def requested(
         changes: further keys by dotted name, or nested.
         begin: sets jax up for `config.cpu_devices`, before a base model of ours asks for devices.
         texts: see `override`.
+        cut: makes less of the config's problems, before any are read.
     Raises:
         UserError: a key or a file can't be used, or one is given twice.
     """
@@ -77,6 +79,8 @@ def requested(
     given = [*own, *flatten(changes)]
     if not start and not config.data.train:
         raise UserError(f"--config: not given; give one of {', '.join(shipped())}, a file, or --train=FILE")
+    if cut:
+        cut(config)
     begin(read_config(config).cpu_devices)
     if not start:
         print("\n".join(derived_settings(config, given)), file=sys.stderr)

@@ -122,7 +122,7 @@ def train(stage: Stage) -> None:
     recipe, plan, optimizer_configs = planned(run, stage.name)
     problems, more = imitated(run, recipe, plan), run.config.rl.steps if stage.name == CONTROL else 0
     if stage.name == IMITATE:  # the others imitate the same
-        _say(recipe, plan, problems, len(run.demos))
+        _say(run, recipe, plan, problems)
     stage_run, state, trained, saved = _begun(stage, recipe, plan, optimizer_configs[0], more)
     ends: dict[str, int] = saved.get(_ENDS, {})
     step_of = functools.cache(functools.partial(_make_step, run, recipe, config))
@@ -218,14 +218,30 @@ def _save_finished(stage: Stage, recipe: Recipe, state: TrainState, dropped: Set
     note_finished(stage, int(state.step))
 
 
-def _say(recipe: Recipe, plan: list[Phase], problems: EncodedProblems, total: int) -> None:
+def _say(run: Setup, recipe: Recipe, plan: list[Phase], problems: EncodedProblems) -> None:
     """Lines on problems that are not imitated, or have no steps."""
-    if len(problems) < total:
-        reason = "without an answer, longer than config.imitate.max_tokens or, for CODI, with a negative answer"
-        logging.warning("imitate: left out %d of %d problems: %s", total - len(problems), total, reason)
+    if why := left_out(run.demos, len(problems), run.config.imitate.max_tokens, recipe.name):
+        logging.warning("imitate: left out %d of %d problems: %s", len(run.demos) - len(problems), len(run.demos), why)
     bare = sum(not steps for steps in problems.steps)
     if bare and recipe.fewest_steps(plan):
         logging.warning("imitate: %d of %d problems have no steps: just answers are written", bare, len(problems))
+
+
+def left_out(problems: EncodedProblems, kept: int, most: int, recipe: str) -> str:
+    """Why some problems are not imitated, each cause with its number; "" where all are.
+
+    Args:
+        kept: how many are.
+        most: `config.imitate.max_tokens`.
+    """
+    answered = {place for place, problem in enumerate(problems.problems) if problem.answer}
+    short = answered.intersection(Recipe.usable(problems, most))  # the usual one, which goes by lengths alone
+    causes = {
+        "without an answer": len(problems) - len(answered),
+        f"longer than config.imitate.max_tokens={most}": len(answered) - len(short),
+        f"that {recipe} leaves out, as CODI does negative answers": len(short) - kept,
+    }
+    return ", ".join(f"{count} {cause}" for cause, count in causes.items() if count)
 
 
 def check_ends(config: ImitateSettings, recipe: Recipe, plan: list[Phase]) -> None:

@@ -28,7 +28,7 @@ from slpo_jax.policy import noise
 from slpo_jax.policy.policy import Policy
 from slpo_jax.policy.prompted import PromptedBatch, Prompts
 from slpo_jax.policy.scorers.latent_rm import begun, latent_scores
-from slpo_jax.run.provenance import checkpoint_digest, problems_facts
+from slpo_jax.run.provenance import checkpoint_digest, first_difference, problems_facts
 from slpo_jax.run.setup import Setup
 from slpo_jax.run.stage import Stage, stage_params, state_and_step, train_stage
 from slpo_jax.training.latent_rm import LabelledBatch, complete, draw_thoughts, make_loss
@@ -82,7 +82,7 @@ def check_labels(stage: Stage, load: Callable[[], Params]) -> dict[str, Any]:
     facts["problems"] = list(problems_facts(run.train, stage.settings.problems).values())
     anew = f"delete {folder} to make them anew"
     then = artifact.read(manifest_of(folder), anew)
-    if then and (differs := artifact.first_difference(facts, then.facts)):
+    if then and (differs := first_difference(facts, then.facts)):
         key, now, was = differs
         name = key if key in ("checkpoint", "problems") else f"config.{key}"
         raise UserError(f"{name}: is {now}, and the labels in {folder} were made with {was}; set it back, or {anew}")

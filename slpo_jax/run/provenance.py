@@ -30,6 +30,7 @@ from slpo_jax.stages import CONTROL, IMITATE, RL, SECTIONS, UNFINISHED, section_
 from slpo_jax.training.recipes import RECIPES
 
 _TRAINED = ("model", "parameters", "rollouts")  # what a trained parameter depends on
+_REWARDS = {"reward": "rewards", "rewards": "reward"}  # one of which is given
 _OF_STAGES = (*SECTIONS, "objective")  # of which a stage has its own alone
 
 
@@ -192,11 +193,21 @@ def _check_settings(stage: Stage, written: dict[str, Any]) -> None:
                 f"config.{key}: {now[key]} has changed since {whose} began; bring the old file back, or "
                 f"{stage.folder.anew}"
             )
-    if differs := artifact.first_difference(now, then):
+    if differs := first_difference(now, then):
         key, is_now, was = differs
         raise UserError(
             f"config.{key}: is {is_now}, and {was} is what {whose} was run with; set it back, or {stage.folder.anew}"
         )
+
+
+def first_difference(now: dict[str, Any], then: dict[str, Any]) -> tuple[str, str, str] | None:
+    """`artifact.first_difference` of flat facts; where the one had a reward and the other several, both keys are there.
+    """
+    if (differs := artifact.first_difference(now, then)) is None:
+        return None
+    key, is_now, was = differs
+    other = _REWARDS.get(key)
+    return key, is_now, f"config.{other}={json.dumps(then[other])}" if other in then else was
 
 
 def check_start(stage: Stage) -> None:

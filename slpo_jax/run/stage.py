@@ -262,6 +262,10 @@ def train_stage(
                 log.write(stage.name, step, {"valid_accuracy": found})
                 best = keep_if_better(folder, state, found, best)
             if step >= steps or step - best["step"] >= longest:
+                if step < steps and hosts.is_first():
+                    said = "%s: ends after step %d of %d: no validation was better than at step %d (config.%s.patience)"
+                    logging.warning(said, stage.name, step, steps, best["step"], stage.section)
+                run.end_at(step)
                 break
             state = run.advance(state, step_fn, batch, min(steps, (step // every + 1) * every), known)
         state = dataclasses.replace(state, params=load_params(folder, state.params))

@@ -8,13 +8,14 @@ from importlib.metadata import version
 import jax
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 from asked import run_config
 from slpo_jax.checkpoints import export
 from slpo_jax.checkpoints.architectures import REASONERS
 from slpo_jax.checkpoints.checkpoint import find_checkpoint
 from slpo_jax.checkpoints.detect import identify
+from slpo_jax.cli.reasoner import import_
 from slpo_jax.config import default_config, read_config
 from slpo_jax.errors import UserError
 from slpo_jax.io.orbax import load_params, save_params, stored_params
@@ -22,6 +23,7 @@ from slpo_jax.models.gate import stopping_gate
 from slpo_jax.run.experiment import build
 from small_run import finished_run
 from tiny import random_tree
+from tiny_folder import tiny_folder
 
 
 def _config(reasoner: str, **changes):
@@ -174,3 +176,20 @@ def test_a_tokenizer_that_transformers_opens_as_another_is_named(there, tmp_path
     export.export_checkpoint(checkpoint, tmp_path / "exported")
     said = [line for line in warnings if "AutoTokenizer cuts texts in another way" in line]
     assert len(said) == ("qwen2" in _name(opened))
+
+
+def test_a_file_alone_is_imported_with_its_base(tmp_path, capsys):
+    """As its folder is by itself: shapes and tokenizer are the base's, parameters the file's."""
+    base, alone = tmp_path / "base", tmp_path / "alone" / "model.safetensors"
+    tiny_folder(base)
+    alone.parent.mkdir()
+    alone.write_bytes((base / "model.safetensors").read_bytes())
+    with pytest.raises(UserError, match="alone"):
+        import_([str(alone), str(tmp_path / "refused"), "--reasoner=coconut_gpt2"])
+    save_file({name: x + 1 for name, x in load_file(alone).items()}, base / "model.safetensors")
+    import_([str(alone), str(tmp_path / "with"), "--reasoner=coconut_gpt2", f"--base={base}"])
+    save_file(load_file(alone), base / "model.safetensors")
+    import_([str(base), str(tmp_path / "whole"), "--reasoner=coconut_gpt2"])
+    assert "imported" in capsys.readouterr().out
+    found, whole = (load_params(path, stored_params(path)) for path in (tmp_path / "with", tmp_path / "whole"))
+    jax.tree.map(np.testing.assert_array_equal, found, whole)

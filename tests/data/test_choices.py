@@ -64,6 +64,7 @@ COUNTED = [
     ({"ending0": "p", "ending1": "q"}, ["1"], "B"), ({"endings": ["p", "q"]}, ["1", 0], "BA"),
     ({"answerA": "p", "answerB": "q", "answerC": "r"}, ["answerC", "A"], "CA"),
     ({"sol1": "p", "sol2": "q"}, [0, 1], "AB"),
+    ({"choices": ["3", "2", "1"]}, [3, 1], "31"),  # the choices themselves before indices from 1
 ]  # fmt: skip
 
 

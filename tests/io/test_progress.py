@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 from slpo_jax.io import backend, progress
-from slpo_jax.io.progress import Progress
+from slpo_jax.io.progress import Progress, if_slow
 
 
 class Terminal(io.StringIO):
@@ -56,6 +56,15 @@ def test_steps_done_before_are_no_speed(log):
 def test_quick_work_has_no_lines_between(log):
     assert _ten_minutes(log, seconds_a_step=0.01)[1:] == ["imitate: 60/60 steps, 100 steps/s, loss 0.6"]
     assert _ten_minutes(log, keep=False, seconds_a_step=0.01) == []
+
+
+@pytest.mark.parametrize(("seconds", "said"), [(0.01, ""), (0.5, "chain: 20 problems, about 00:09 left\n")])
+def test_work_that_is_slow_is_said_once(log, seconds, said):
+    tell = if_slow("chain: 20 problems", 20)
+    for done in range(1, 21):
+        log.now += seconds
+        tell(done)
+    assert log.file.getvalue() == said
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import pytest
 from slpo_jax.config.registry import read_registrations
 from slpo_jax.data.problem import Problem
 from slpo_jax.errors import UserError
-from slpo_jax.rewards.processes import CantRun, Failed, Limits, Processes
+from slpo_jax.rewards.processes import _WORKER, CantRun, Failed, Limits, Processes
 from slpo_jax.rewards.reward import REWARDS, Reward, RewardEntry
 
 OWN = '''
@@ -168,15 +168,18 @@ def test_a_signal_to_all_leaves_the_verdicts_as_they_are():
         os.kill(pid, 0)
 
 
+@pytest.mark.parametrize("platform", ["linux", "darwin"])
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT])
 @pytest.mark.parametrize("busy", ["time.sleep(60)", "10 ** 10 ** 10"])
-def test_no_process_outlives_the_one_who_asked(tmp_path, end, busy):
+def test_no_process_outlives_the_one_who_asked(tmp_path, end, busy, platform):
     """Nor does anybody wait for it: whether Python is able to interrupt it or not."""
-    script = tmp_path / "script.py"
+    script, worker = tmp_path / "script.py", tmp_path / "worker.py"
+    worker.write_text(_WORKER.read_text().replace("sys.platform", repr(platform)))
     script.write_text(
-        "import os, sys, time\nfrom slpo_jax.rewards.processes import Processes\n"
+        "import os, sys, time, pathlib\nfrom slpo_jax.rewards import processes\n"
+        f"processes._WORKER = pathlib.Path({str(worker)!r})\n"
         f"def busy(path):\n    open(path, 'w').write(str(os.getpid()))\n    {busy}\n"
-        "Processes(busy, 1).ask([{'path': sys.argv[1]}])\n"
+        "processes.Processes(busy, 1).ask([{'path': sys.argv[1]}])\n"
     )
     told = tmp_path / "pid"
     with subprocess.Popen([sys.executable, str(script), str(told)], stderr=subprocess.DEVNULL) as asking:

@@ -2,6 +2,7 @@
 
 import csv
 import hashlib
+import os
 import random
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from asked import workdir
 from data_sets import write_jsonl, write_set
 from refused import refusal
 from slpo_jax.checkpoints.architectures import REASONERS, architecture_of
+from slpo_jax.cli.train import train
 from slpo_jax.config import Config, default_config
 from slpo_jax.config.auto import Measured, choices
 from slpo_jax.config.config_files import override
@@ -23,7 +25,7 @@ from slpo_jax.io import files
 from slpo_jax.io.files import flatten
 from slpo_jax.models import xla_cpu
 from slpo_jax.rewards.reward import REWARDS, RewardEntry
-from slpo_jax.run import derived
+from slpo_jax.run import derived, plan
 from slpo_jax.run.derived import derived_settings, requested
 from slpo_jax.run.experiment import build
 from slpo_jax.run.plan import check_stages
@@ -104,6 +106,24 @@ def test_jax_is_set_up_before_a_base_asks_for_devices(tmp_path, monkeypatch):
     assert begun == [3, 2]
     with pytest.raises(UserError, match=r"^config\.cpu_devices: 0 is not valid"):
         requested("", sources, {}, keys | {"cpu_devices": 0}, begun.append)
+
+
+def test_a_smoke_test_asks_a_gym_for_few_problems(monkeypatch, tmp_path):
+    """Before the settings are chosen from them; what the run itself would fail on is asked of the same few."""
+    pytest.importorskip("reasoning_gym")
+    found = []
+
+    def runs(config, workdir, given, uncut):
+        found.extend((config, uncut))
+        raise Asked
+
+    monkeypatch.setattr(plan, "run_stages", runs)
+    monkeypatch.setenv("XLA_FLAGS", os.environ.get("XLA_FLAGS", ""))  # which it changes
+    with pytest.raises(Asked):
+        train(["--train=gym:chain_sum", "--smoke", f"--workdir={tmp_path / 'work'}"])
+    config, uncut = found
+    assert (config.data.gym.train_size, config.rl.steps, uncut.data) == (64, 2, config.data)
+    assert uncut.rl.steps == 80
 
 
 @pytest.mark.slow

@@ -45,7 +45,8 @@ def test_codi_with_adapters(folder, tmp_path, caplog):
     text, config.data.train = Path(config.data.train).read_text(), str(tmp_path / "train.jsonl")
     (tmp_path / "train.jsonl").write_text(text.replace('"answer": "4"', '"answer": "-4"', 1))
     experiment = run_imitation(config, tmp_path)
-    assert "imitate: left out 1 of 36 problems" in caplog.text
+    said = "imitate: left out 1 of 36 problems: 1 that distil leaves out, as CODI does negative answers"
+    assert said in caplog.messages
     losses = [row["loss"] for row in rows_of(tmp_path)]
     assert len(losses) == 14
     assert np.median(losses[-7:]) < losses[0] - 1.0  # at this rate it has spikes

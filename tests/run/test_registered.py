@@ -146,10 +146,10 @@ def test_another_config_takes_them_by_name(folder, registries):
 @pytest.mark.parametrize(
     ("what", "name", "value", "fault"),
     [
-        ("objective", "slpo", OBJECTIVES["exact"], "'slpo' is to be a config's key; .* none of answer_only"),
+        ("objective", "slpo", OBJECTIVES["exact"], "'slpo' is one of ours; use another name"),
         ("objective", "my own", OBJECTIVES["exact"], "'my own' is to be a config's key"),
         ("latent_policy", "mine", OBJECTIVES["exact"], "mine: .*Exact'> is no dataclass that extends LatentPolicySe"),
-        ("recipe", "icot", RECIPES["icot"], "'icot' is to be a config's key"),
+        ("recipe", "icot", RECIPES["icot"], "'icot' is one of ours"),
         ("recipe", "lora", OBJECTIVES["exact"], "'lora' is a key of config.imitate"),
     ],
 )  # fmt: skip

@@ -197,12 +197,15 @@ def test_an_objective_leaves_its_best_if_asked_to(fake, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_cold_start_gives_up_in_time(fake, monkeypatch, tmp_path):
+def test_the_cold_start_gives_up_in_time(fake, monkeypatch, tmp_path, caplog, capsys):
     monkeypatch.setattr(stage_module, "validation_accuracy", lambda *_: 0.5)  # never better than the first
     config = _config(checkpoint_every=100)
     config.cold_start.update(steps=100, patience=3)
     _run(tmp_path, config)
     assert checkpoint_of(tmp_path, "cold_start")["step"] == 2 + 3 * 2
+    why = "no validation was better than at step 2 (config.cold_start.patience)"
+    assert caplog.messages.count(f"cold_start: ends after step 8 of 100: {why}") == 1
+    assert "cold_start: 8/8 steps" in capsys.readouterr().err
 
 
 @pytest.mark.slow

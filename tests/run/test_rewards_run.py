@@ -80,8 +80,8 @@ def test_what_can_not_be_trained_on_is_one_line_before_any_work(made, records, c
     [
         ({"reward": "none"}, "reward: 'none' is not valid; give one of correct"),
         ({"reward": "near", "rewards": (("short", 1.0),)}, "reward: 'near' is not valid; config.rewards is given too"),
-        ({"reward": "", "rewards": (("near", 1.0), ("near", 2.0))}, "rewards: .*; give .NAME, WEIGHT. once for each"),
-        ({"reward": "", "rewards": (("none", 1.0),)}, "rewards: .*; give .NAME, WEIGHT. once for each of some of corr"),
+        ({"reward": "", "rewards": (("near", 1.0), ("near", 2.0))}, "rewards: .*; 'near' is there twice; give it once"),
+        ({"reward": "", "rewards": (("none", 1.0),)}, "rewards: .*; 'none' is none of correct, "),
         ({"reward": "", "rewards": ("near",)}, "rewards: .* is not valid; give a tuple"),
     ],
 )

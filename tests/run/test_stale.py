@@ -636,6 +636,13 @@ def test_imitation_is_bound_to_no_latent_policy_that_it_doesn_t_use(run):
     run.error("latent_policy.name", **_text(), **imitation)
 
 
+def test_several_rewards_in_place_of_one_are_named(run):
+    rewards = {"rewards": (("correct", 1.0), ("countdown", 0.5))}
+    run.error("rewards", '[["correct", 1.0], ["countdown", 0.5]], and config.reward="correct" is what', **rewards)
+    run.train("slpo", **rewards)
+    run.error("reward", 'is "correct", and config.rewards=[["correct", 1.0], ["countdown", 0.5]] is what')
+
+
 def test_data_may_lie_elsewhere(run, tmp_path):
     """Files of the same bytes are the same data, wherever they are; a name of no file is what it says."""
     run.delete(*STAGES)

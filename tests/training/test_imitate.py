@@ -12,9 +12,9 @@ from slow_policy import as_float64, assert_is_gradient
 from slpo_jax.checkpoints.architectures.coconut import Coconut
 from slpo_jax.data.batches import batch_indices, encode_problems
 from slpo_jax.data.problem import Problem
-from slpo_jax.data.tokenizer import arithmetic_tokenizer
+from slpo_jax.data.tokenizer import arithmetic_tokenizer, byte_tokenizer
 from slpo_jax.errors import UserError
-from slpo_jax.run.imitate import as_ended, check_ends, to_save
+from slpo_jax.run.imitate import as_ended, check_ends, left_out, to_save
 from slpo_jax.training.loop import WINDOW, Learning
 from slpo_jax.training.recipes import ImitateSettings, Phase, curriculum, imitate_config, recipe_of
 from small_steps import CONFIG, IMITATION, PROMPTS, difference, imitation_batch, small_params, take_steps
@@ -45,6 +45,18 @@ def test_phases_of_coconut(c_thought, final_latents):
         *((f"stage_{n}", 5 + 5 * n, 10 + 5 * n, n, n * c_thought, n * c_thought) for n in (1, 2, 3)),
         ("final", 25, 45, None, *last),
     ]
+
+
+def test_each_cause_of_what_is_not_imitated_has_its_number():
+    rows = [("7", 1), ("", 1), ("", 9), ("-3", 1), ("-3", 9), ("5", 9), ("5", 9)]  # an answer, and steps
+    found = [Problem("Tom has 2 pens .", ("2 + 3 = 5",) * steps, answer) for answer, steps in rows]
+    problems = encode_problems(Coconut().template(byte_tokenizer()), found)
+    assert left_out(problems, 1, 60, "distil") == (
+        "2 without an answer, 3 longer than config.imitate.max_tokens=60, "
+        "1 that distil leaves out, as CODI does negative answers"
+    )
+    assert left_out(problems, 5, 0, "curriculum") == "2 without an answer"
+    assert left_out(PROBLEMS, 3, 0, "curriculum") == ""
 
 
 def _words(ids):
