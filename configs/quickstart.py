@@ -32,7 +32,7 @@ def get_config():
         batch_size=128, c_thought=1, max_latent_stage=2, cot_steps=800, stage_steps=150, final_steps=300,
         final_latents="published", suffix_slots=(8, 14), dropout=0.0, control=True,
     )  # fmt: skip
-    config.imitate.optimizer.update(learning_rate=2e-3, warmup_steps=100, schedule="constant")
+    config.imitate.optimizer.update(learning_rate=2e-3, warmup_steps=100, schedule="linear", final_fraction=0.1)
     config.cold_start.update(
         batch_size=64, micro_batches=1, steps=60, evaluate_every=30, patience=3, train_backbone=True
     )

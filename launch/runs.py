@@ -137,9 +137,9 @@ TABLES = {
     # What the quick start shows, over three seeds; and which learning rates its objectives have, on validation alone.
     "quickstart": Table(
         (Run("main", _QUICKSTART),),
-        ("imitate_no_thought", "imitate", "imitate_control", "cold_start", "slpo", "pathwise"),
-        ("imitate_no_thought", "imitate", "imitate_control", "cold_start"),
-        metrics=(*_AVERAGES, "latent_steps"), by_set=("acc", "pass@16", "latent_steps"), folder="quickstart_seeds",
+        ("imitate", "imitate_control", "cold_start", "slpo", "answer_only"),
+        ("imitate", "imitate_control", "cold_start", "answer_only"),
+        metrics=(*_AVERAGES, "latent_steps"), folder="quickstart_seeds",
     ),
     "quickstart_rates": Table(
         (

@@ -85,7 +85,7 @@ GOOD, BAD, NONE = (0.012, 0.003, 0.021), (-0.02, -0.03, -0.01), (0.004, -0.005, 
 
 
 G, B, N = "+1.2 [+0.3, +2.1]", "-2.0 [-3.0, -1.0]", "+0.4 [-0.5, +1.3]"
-NOTHING = "0, so no difference is shown"
+NOTHING, BEGAN = "0, so no difference is shown", "; over cold gate, where it began, Acc"
 
 
 @pytest.mark.parametrize(
@@ -94,11 +94,9 @@ NOTHING = "0, so no difference is shown"
         ([_entry("acc", *NONE), _entry("pass@8", *GOOD), _entry("pass@16", *BAD)],
          f"cold gate, alpha (1,000 problems): Pass@8 {G} and Acc {N} points; only that of Pass@8 excludes 0."),
         ([_entry("acc", *GOOD), _entry("pass@4", *NONE, b="imitate"), _entry("acc", *BAD, b="imitate")],
-         f"imitation, alpha (1,000 problems): Pass@4 {N} and Acc {B} points; only that of Acc excludes 0"
-         f"; over cold gate, where it began, Acc {G}."),
+         f"imitation, alpha (1,000 problems): Pass@4 {N} and Acc {B} points; only that of Acc excludes 0{BEGAN} {G}."),
         ([_entry("acc", *GOOD, b="imitate"), _entry("acc", *NONE, b="imitate_control"), _entry("acc", *NONE)],
-         f"further imitation, alpha (1,000 problems): Acc {N} points; the interval holds {NOTHING}"
-         f"; over cold gate, where it began, Acc {N}."),
+         f"further imitation, alpha (1,000 problems): Acc {N} points; the interval holds {NOTHING}{BEGAN} {N}."),
         ([_entry("acc", *NONE, b="imitate"), _entry("acc", *NONE, b="imitate_control")],
          f"further imitation, alpha (1,000 problems): Acc {N} points; the interval holds {NOTHING}."),
         ([_entry("acc", *BAD), _entry("acc", *BAD, set="beta"), _entry("acc", *NONE, set="average", n=2000)],

@@ -1,5 +1,7 @@
 """What a run says and refuses before any work where rewards are its user's own, and what binds its results."""
 
+import json
+
 import pytest
 
 from data_sets import write_jsonl
@@ -7,8 +9,9 @@ from slpo_jax.config import read_config
 from slpo_jax.errors import UserError
 from slpo_jax.rewards.reward import CORRECT, REWARDS, RewardEntry
 from slpo_jax.run.experiment import build
+from slpo_jax.run.imitate import imitated
 from slpo_jax.run.plan import check_stages
-from slpo_jax.run.provenance import evaluated_settings, problems_facts, settings_of
+from slpo_jax.run.provenance import ensure_manifest, evaluated_settings, problems_facts, settings_of
 from slpo_jax.run.sources import data_summary
 from small_run import load_config
 
@@ -102,3 +105,24 @@ def test_results_are_bound_to_names_weights_and_columns(made):
     changed = problems_facts(made([row | {"target": row["target"] + 1} for row in ANSWERED]).train, 0)
     assert before["data"] != changed["data"]
     assert before["prompts"] == changed["prompts"]
+
+
+def test_solutions_of_other_problems_are_imitated(made, tmp_path):
+    """`config.data.demos` is copied, `train` earns rewards, and the tokenizer knows the words of both."""
+    rest = [{"question": f"Ann has {n} pears . How many now ?", "target": n} for n in range(1, 13)]
+    demos = {"data.demos": write_jsonl(tmp_path / "demos.jsonl", ANSWERED), "stages": ("imitate", "rl", "evaluate")}
+    small = {"tokenizer": "words", "imitate.control": False}
+    experiment = made(rest, **demos, **small)
+    check_stages(experiment)
+    assert ([*map(len, experiment.demos.steps)], experiment.train.steps) == ([1] * 12, [[]] * 12)
+    copied = imitated(experiment, experiment.recipe, experiment.recipe.phases(experiment.demos, 2))
+    assert [each.question for each in copied.problems] == [row["question"] for row in ANSWERED]
+    assert all("<unk>" not in experiment.template.tokenizer.decode(ids) for ids in experiment.train.prompts)
+    first, *_, example = data_summary("config.data.demos", experiment.demos, experiment.config.weighted)
+    assert first.startswith("config.data.demos: 12 problems, 1.0 steps each")
+    assert "1 + 0 = 1" in example
+    ensure_manifest(experiment.stage("imitate"))
+    files = json.loads(experiment.stage("imitate").folder.facts.read_text())["files"]
+    assert {"data.train", "data.demos"} <= files.keys()
+    with pytest.raises(UserError, match=r"^config\.stages: imitate, but none of the 12 problems of config\.data\.demos"):
+        check_stages(made(ANSWERED, **small | demos | {"data.demos": write_jsonl(tmp_path / "bare.jsonl", ASKED)}))

@@ -1,0 +1,84 @@
+"""One cell of Countdown: a reasoner imitates a few thousand solutions, and then a verifier rewards other problems.
+
+`--config=configs/countdown.py:REASONER_BACKBONE`, e.g. `codi_llama`, trains it from nothing, and then each objective
+from where imitation ended, in as many steps as further imitation takes. Solutions to imitate, problems of the rewards
+and tests are all apart by numbers and goal. There is no gate: all latent reasoners think a latent for each operation.
+
+With `REASONER_BACKBONE,tune` it evaluates on the validation problems alone, and trains each objective at every rate of
+`TRIED`: `RATES` are the best for COCONUT on GPT-2, and GRPO's on the reasoners in words (`launch/reproduce.py
+countdown_rates`).
+"""
+
+from slpo_jax.config import default_config, objective_variant, tried
+from slpo_jax.errors import UserError
+
+NUMBERS, GOAL = 3, 99
+TRIED = (1e-4, 3e-4, 1e-3)
+_STAGED = {"max_latent_stage": NUMBERS - 1, "cot_steps": 800, "stage_steps": 150, "final_steps": 300}
+# By name: the architecture, keys of config.imitate, tokens of an answer. All imitate in about as many seconds.
+REASONERS = {
+    "coconut": ("coconut", _STAGED | {"c_thought": 1}, 7),
+    "codi": ("codi", {"c_thought": 1, "max_latent_stage": NUMBERS - 1, "cot_steps": 0, "final_steps": 700}, 11),
+    "no_thought": ("coconut", _STAGED | {"c_thought": 0}, 7),
+    "cot_sft": ("coconut", {"c_thought": 0, "max_latent_stage": 0, "cot_steps": 1400}, 20),
+}
+# By name: the objective and its settings. The first is a control: no reward, but a key to each problem of the rewards.
+OBJECTIVES = {
+    "keys": ("pathwise", {"estimator": "mixture", "mixture_weight": 0.0}),
+    "slpo_sum": ("slpo", {"latent_reduction": "sum"}),
+    "slpo": ("slpo", {"latent_reduction": "mean"}),
+    "answer_only": ("answer_only", {}),
+    "replay": ("pathwise", {"estimator": "reward"}),
+    "slpo_pkpo": ("slpo", {"latent_reduction": "mean", "advantage": "pkpo"}),
+    "replay_pkpo": ("pathwise", {"estimator": "reward", "advantage": "pkpo"}),
+    "grpo": ("grpo", {"reduction": "sequence_mean"}),
+}
+RATES = dict.fromkeys(OBJECTIVES, 3e-4)
+
+
+def get_config(cell: str = "coconut_gpt2"):
+    cell, _, more = cell.partition(",")
+    name, _, backbone = cell.rpartition("_")
+    if name not in REASONERS or backbone not in ("gpt2", "llama") or more not in ("", "tune"):
+        known = ", ".join(REASONERS)
+        raise UserError(
+            f"configs/countdown.py:{cell}: no such cell; give one of {known}, then _gpt2 or _llama [,tune]"
+        )
+    architecture, imitate, answer_tokens = REASONERS[name]
+    config = default_config()
+    config.reasoner = f"{architecture}_{backbone}"
+    config.tokenizer = f"countdown:{GOAL}"
+    config.model.update(n_layer=2, n_head=4, n_embd=64, n_positions=64)
+    config.gate.enabled = False
+    config.min_latents = 1
+    config.max_latents = imitate["c_thought"] * imitate["max_latent_stage"]
+    config.prompt.answers = "texts"
+    config.prompt_slots = (8,)
+    config.max_answer_tokens = answer_tokens
+    config.data.countdown.update(numbers=(NUMBERS, NUMBERS), largest=25, goal=GOAL, demos_size=4_000, train_size=7_000)
+    config.data.demos = "countdown:demos"
+    config.data.train = "countdown:train"
+    config.data.valid = "countdown:valid"
+    test = "valid" if more else "test"
+    config.data.eval[test] = f"countdown:{test}"
+
+    config.stages = ("imitate", "rl", "evaluate")
+    config.imitate.update(batch_size=128, final_latents="published", suffix_slots=(8, 14), control=not more, **imitate)
+    config.imitate.optimizer.update(learning_rate=2e-3, warmup_steps=100, schedule="linear", final_fraction=0.1)
+    config.imitate.distil.distil_factor = 1.0
+    objectives = [each for each in OBJECTIVES if each != "grpo"]
+    if not config.max_latents:  # GRPO's ratios are of one policy, without dropout; Pass@k is under dropout as of all
+        config.dropout.rate, config.evaluate.dropout = 0.0, 0.1
+        objectives = ["grpo"]
+    config.rl.update(batch_size=32, steps=200, capacities=((1.0, 1.0),), temperature=1.0, objectives=())
+    config.rl.optimizer.update(name="adamw", learning_rate=3e-4, warmup_steps=20)
+    for objective in objectives:
+        kind, settings = OBJECTIVES[objective]
+        for rate in TRIED if more else (RATES[objective],):
+            named = tried(objective, rate) if more else objective
+            objective_variant(config, named, kind, learning_rate=rate, **settings)
+            config.rl.objectives = (*config.rl.objectives, named)
+    config.evaluate.update(batch_size=1024, prompt_multiple=8, samples=16, seeds=1, probed=0)
+    config.log_every = 50
+    config.checkpoint_every = 10_000
+    return config
