@@ -33,7 +33,7 @@ SHORT = (  # the quick start's own steps take minutes of two cores
     "--config.imitate.cot_steps=0", "--config.imitate.stage_steps=0", "--config.imitate.final_steps=20",
     "--config.imitate.control=False", "--config.imitate.optimizer.warmup_steps=5",
     "--config.rl.optimizer.warmup_steps=2", "--config.cold_start.steps=10", "--config.rl.steps=10",
-    "--config.evaluate.limit=20", "--config.evaluate.samples=0", "--config.evaluate.datasets=('depth_1',)",
+    "--config.evaluate.limit=20", "--config.evaluate.samples=0", "--config.evaluate.datasets=('test',)",
 )  # fmt: skip
 
 _FEW = (
@@ -49,7 +49,7 @@ METHODS = {
                    "--config.imitate.stage_steps=5", *_FEW),
     "latent_grpo": ("arena.py:latent_grpo_llama", "--config.stages=('imitate','rl')", "--config.imitate.cot_steps=0",
                     "--config.imitate.stage_steps=0", "--config.rl.objectives=('latent_grpo',)", *_FEW),
-    "latent_rm": ("quickstart.py", "--config.stages=('imitate','latent_rm')", "--config.gate.enabled=False",
+    "latent_rm": ("graph.py", "--config.stages=('imitate','latent_rm')", "--config.gate.enabled=False",
                   "--config.imitate.cot_steps=0", "--config.imitate.stage_steps=0", "--config.imitate.control=False",
                   *_FEW[1:], "--config.imitate.final_steps=600", "--config.latent_rm.problems=64",
                   "--config.latent_rm.completions=4", "--config.latent_rm.steps=20", "--config.latent_rm.batch_size=8",
@@ -88,7 +88,7 @@ def parts(workdir: Path, tiny: bool) -> list[Part]:
     python, run = sys.executable, workdir / ("quickstart_tiny" if tiny else "quickstart")
     quick = (python, "-m", "slpo_jax.main", "--config=configs/quickstart.py", f"--workdir={run}")
     tests = ("tests/models/test_gate.py",) if tiny else PARITY
-    shapes = "quickstart" if tiny else "gpt2"
+    shapes = "graph" if tiny else "gpt2"
     few = ("--steps", "1", "--warmup", "1", "--only", "4,8", "--prompts", "4") if tiny else ("--steps", "4")
     passk = ("--problems", "8", "--samples", "4", "--rounds", "1") if tiny else ("--rounds", "2")
     torch = ("--torch", "none") if tiny or not _has_torch() else ()

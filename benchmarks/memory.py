@@ -53,7 +53,7 @@ _QWEN = _LLAMA | {"tokenizer": "synthetic:152000", "model.n_positions": 32768, "
                   "model.n_kv_head": 4, "model.n_inner": 18944}  # fmt: skip
 _SOFT = {"smollm2": "soft_llama1b.py", "llama1b": "soft_llama1b.py", "llama3b": "soft_llama3b.py"}
 MODELS = (  # file in configs/, what a checkpoint would say
-    {"quickstart": ("quickstart.py", {}), "gpt2": ("coconut_gpt2.py", GPT2)}
+    {"graph": ("graph.py", {}), "gpt2": ("coconut_gpt2.py", GPT2)}
     | {name: ("coconut_llama1b.py", shapes) for name, shapes in _SHAPES.items()}
     | {
         f"soft_{name}:{method}": (f"{file}:{method}", _SHAPES[name])

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.passk [--shapes gpt2|quickstart] [--problems N] [--json FILE]`; more flags with `--help`.
+"""`python -m benchmarks.passk [--shapes gpt2|graph] [--problems N] [--json FILE]`; more flags with `--help`.
 
 Batched Pass@k evaluation: problems a second with k rollouts each under MC-dropout, for slpo_jax's `Evaluator` and for
 the PyTorch reference (`benchmarks.witness`) on the same work. Prints Markdown; `--json` writes every number behind it.

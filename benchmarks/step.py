@@ -1,4 +1,4 @@
-"""`python -m benchmarks.step [--shapes gpt2|quickstart] [--prompts N] [--profile] [--json FILE]`.
+"""`python -m benchmarks.step [--shapes gpt2|graph] [--prompts N] [--profile] [--json FILE]`.
 
 The paper's table of computational cost (table 5): seconds of an SLPO step for several (K, G), split into rollout,
 surrogate and backward, for slpo_jax and for a program in PyTorch (`benchmarks.witness`) on the same work. `--profile`:

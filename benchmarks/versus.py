@@ -1,4 +1,4 @@
-"""`python -m benchmarks.versus OTHER [--what step|passk] [--shapes gpt2|quickstart]`; see `--help`.
+"""`python -m benchmarks.versus OTHER [--what step|passk] [--shapes gpt2|graph]`; see `--help`.
 
 Is this checkout slower than another one of this repository? A process of each does the same work, step by step in
 turns, so that a noisy machine is noisy for both; and then another pair of processes does, as one program's speed

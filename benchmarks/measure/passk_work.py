@@ -30,8 +30,8 @@ class PasskShapes(Shapes):
 # Of the test set's prompts under GPT-2's tokenizer; their mean is about 59.
 GSM8K_LENGTHS = ((0, 23), (0.05, 32), (0.25, 43), (0.5, 55), (0.75, 70), (0.95, 100), (0.99, 121), (1, 184))
 SHAPES = {
-    "quickstart": PasskShapes(
-        "quickstart.py", {}, prompts=1000, answer_tokens=STEP_SHAPES["quickstart"].answer_tokens, test_set="depth_2"
+    "graph": PasskShapes(
+        "graph.py", {}, prompts=1000, answer_tokens=STEP_SHAPES["graph"].answer_tokens, test_set="depth_2"
     ),
     "gpt2": PasskShapes(
         "coconut_gpt2.py",

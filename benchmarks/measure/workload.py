@@ -62,7 +62,7 @@ GPT2 = {
     "data.synthetic.test_size": 64,
 }
 SHAPES = {
-    "quickstart": Shapes("quickstart.py", {}, prompts=32, answer_tokens=3),  # "### 12" and eos
+    "graph": Shapes("graph.py", {}, prompts=32, answer_tokens=3),  # "### n5" and eos
     "gpt2": Shapes(
         "coconut_gpt2.py", GPT2 | {"prompt_slots": (72,)}, prompts=2, answer_tokens=5, prompt_tokens=(68, 72)
     ),

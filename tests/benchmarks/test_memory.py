@@ -102,7 +102,7 @@ def test_a_run_s_own_config_can_be_asked_about(tmp_path):
     assert dict(setup.mesh.shape) == {"data": 2, "fsdp": 2}
     with pytest.raises(UserError, match=r"--with: model\.no_such_key=1 is no key of"):
         memory.setup_of(dataclasses.replace(point, changes=(("model.no_such_key", 1),)))
-    with pytest.raises(UserError, match=r"--models: 'own\.py' is no config file and none of quickstart, gpt2"):
+    with pytest.raises(UserError, match=r"--models: 'own\.py' is no config file and none of graph, gpt2"):
         memory.parse(["--models", "own.py"])
 
 
@@ -155,8 +155,8 @@ def test_devices_that_can_t_be_compiled_for(device, count, fault, monkeypatch, t
     ("model", "stage", "changes", "fault"),
     [
         ("soft_llama1b:slpo", "cold_start", {}, "gate"),
-        ("quickstart", "rl", {"rl.micro_batches": 7}, "config.rl.batch_size: .* is not a multiple of"),
-        ("quickstart", "rl", {"model.n_head": 5}, "config.model.n_embd: .* is no multiple of model.n_head"),
+        ("graph", "rl", {"rl.micro_batches": 7}, "config.rl.batch_size: .* is not a multiple of"),
+        ("graph", "rl", {"model.n_head": 5}, "config.model.n_embd: .* is no multiple of model.n_head"),
         ("README.md", "rl", {}, "--models: README.md is no config"),
     ],
 )
@@ -169,7 +169,7 @@ PLUGINS = {"tpu:v5e": "libtpu", "cuda:a6000": "jax_cuda12_plugin"}
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize(("model", "fsdp"), [("quickstart", 1), ("quickstart", 4), ("gpt2", 1)])
+@pytest.mark.parametrize(("model", "fsdp"), [("graph", 1), ("graph", 4), ("gpt2", 1)])
 @pytest.mark.parametrize("device", PLUGINS)
 def test_shipped_programs_compile_and_fit(device, model, fsdp, tmp_path):
     """For four of them, as the configs are: no loop waits for other devices, a gradient is summed once, in place."""

@@ -26,7 +26,7 @@ CHANGES = {
     "data.graph.test_size": 10,
 }  # fmt: skip
 QUANTILES = ((0, 5), (0.5, 9), (1, 20))
-TINY = PasskShapes("quickstart.py", CHANGES, PROBLEMS, ANSWER, prompt_quantiles=QUANTILES)
+TINY = PasskShapes("graph.py", CHANGES, PROBLEMS, ANSWER, prompt_quantiles=QUANTILES)
 NAMES = [OURS, "torch, file's order", "torch, sorted by length", "torch, sorted and compiled"]
 
 
@@ -105,8 +105,8 @@ def test_works_without_torch(tmp_path, monkeypatch):
         passk.make_runs(work, "eager")
 
 
-def test_quickstart_has_its_test_sets_own_prompts(tmp_path):
-    shapes = PasskShapes("quickstart.py", CHANGES, PROBLEMS, ANSWER, test_set="depth_2")
+def test_graph_has_its_test_sets_own_prompts(tmp_path):
+    shapes = PasskShapes("graph.py", CHANGES, PROBLEMS, ANSWER, test_set="depth_2")
     config = load_config(shapes)
     work = passk_work.make_work(shapes, config, 7, SAMPLES, tmp_path / "work")
     assert work.problems.prompts == build(read_config(config), tmp_path / "other").test_set("depth_2").prompts[:7]

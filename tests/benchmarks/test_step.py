@@ -20,7 +20,7 @@ from slpo_jax.models.gate import first_stop_log_probs
 PROMPTS, STEPS, WARMUP, ANSWER = 4, 3, 1, 3
 # One program for the scoring passes: what compiles is what the tests wait for.
 TINY = Shapes(
-    "quickstart.py",
+    "graph.py",
     {"model.n_layer": 1, "model.n_embd": 16, "max_latents": 4, "max_answer_tokens": 5, "imitate.max_latent_stage": 3,
      "prompt_slots": (24,), "data.synthetic.train_size": 50, "data.synthetic.valid_size": 10,
      "data.synthetic.test_size": 10, "rl.optimizer.warmup_steps": 0, "rl.capacities": ((1.0, 1.0),)},

@@ -34,7 +34,7 @@ def test_another_checkout_that_can_t_is_named(tmp_path, monkeypatch, capsys):
     """By what it said last, and without leaving a process behind."""
     (tmp_path / "benchmarks").mkdir()
     with pytest.raises(SystemExit) as status:
-        versus.main([str(tmp_path), "--shapes", "quickstart", "--pairs", "1"])
+        versus.main([str(tmp_path), "--shapes", "graph", "--pairs", "1"])
     assert status.value.code == 2
     line = capsys.readouterr().err
     assert line.startswith(f"error: {tmp_path}: its benchmark ended: ")
