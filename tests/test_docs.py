@@ -361,15 +361,15 @@ def test_example_of_a_recipe(example):
 
 
 def test_examples_of_a_scorer_and_a_reward(example):
-    for name in ("sure_stop", "mentioned"):
+    for name in ("sure_stop", "used"):
         example(name)
     logits_NT, lengths_N = np.random.default_rng(0).normal(size=(3, 4)), np.array([1, 4, 2])
     policy = SimpleNamespace(latent_policy=SimpleNamespace(stop_logits=lambda params, actions: actions))
     trajectories = SimpleNamespace(actions=jnp.asarray(logits_NT), lengths=jnp.asarray(lengths_N))
     expected = [1 / (1 + np.exp(-row[length - 1])) for row, length in zip(logits_NT, lengths_N, strict=True)]
     np.testing.assert_allclose(SCORERS["sure_stop"].score(policy, None, None, trajectories), expected, rtol=1e-5)
-    mentioned = REWARDS["mentioned"].function
-    assert [mentioned(answer="8", completion=text) for text in ("so 8 it is", "18", "")] == [1.0, 0.0, 0.0]
+    used, numbers = REWARDS["used"].function, [9, 5, 18]
+    assert [used(numbers=numbers, completion=text) for text in ("### 18 - 9 * 5", "### 18 + 95", "")] == [1, 1 / 3, 0]
 
 
 def test_example_of_a_tracker(example, tmp_path):
@@ -395,14 +395,13 @@ def test_examples_work_together(tmp_path):
     names = ("right_answers", "tokens", "averaged", "sure_stop")
     small = {
         "rl.steps": 1, "rl.batch_size": 4, "rl.group": 2, "rl.capacities": "((1.0,1.0),)", "cpu_devices": 1,
-        "rl.optimizer.warmup_steps": 0, "data.graph.train_size": 16, "data.graph.valid_size": 4,
-        "data.graph.test_size": 4, "model.n_layer": 1, "imitate.cot_steps": 0, "imitate.stage_steps": 0,
-        "imitate.final_steps": 1, "imitate.batch_size": 4, "imitate.control": False, "imitate.no_thought": False,
-        "imitate.recipe": "averaged",
-        "imitate.optimizer.warmup_steps": 0, "cold_start.steps": 1, "cold_start.batch_size": 4,
-        "cold_start.evaluate_every": 1, "dropout.rate": 0.0, "latent_policy.name": "tokens",
-        "rl.objectives": "('exact','right_answers')", "evaluate.scorers": "('sure_stop',)", "evaluate.samples": 2,
-        "evaluate.seeds": 1, "evaluate.datasets": "('depth_1',)",
+        "rl.optimizer.warmup_steps": 0, "data.countdown.demos_size": 16, "data.countdown.train_size": 16,
+        "data.countdown.valid_size": 4, "data.countdown.test_size": 4, "model.n_layer": 1,
+        "imitate.cot_steps": 0, "imitate.stage_steps": 0, "imitate.final_steps": 1, "imitate.batch_size": 4,
+        "imitate.control": False, "imitate.recipe": "averaged", "imitate.optimizer.warmup_steps": 0,
+        "cold_start.steps": 1, "cold_start.batch_size": 4, "cold_start.evaluate_every": 1, "dropout.rate": 0.0,
+        "latent_policy.name": "tokens", "rl.objectives": "('exact','right_answers')",
+        "evaluate.scorers": "('sure_stop',)", "evaluate.samples": 2, "evaluate.seeds": 1,
     }  # fmt: skip
     command = [sys.executable, "-m", "slpo_jax.main", f"--config={ROOT / 'configs' / 'quickstart.py'}"]
     command += [f"--register={_example_file(name, tmp_path)}" for name in names]
@@ -411,5 +410,5 @@ def test_examples_work_together(tmp_path):
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     rows = json.loads((tmp_path / "work" / "report.json").read_text())["eval"]
-    assert "best@2_sure_stop" in rows["right_answers"]["depth_1"]
-    assert "best@2_sure_stop" in rows["exact"]["depth_1"]
+    assert "best@2_sure_stop" in rows["right_answers"]["test"]
+    assert "best@2_sure_stop" in rows["exact"]["test"]

@@ -13,12 +13,15 @@ import pytest
 from data_sets import write_jsonl, write_set
 from test_docs import ROOT, commands_of, defined, fenced
 
-ASKED = "n1>n4 n3>n7 n4>n2 n7>n5 ends n5 n2 from n3"
+ASKED = "9 5 18 = 45"
 RUNS = {  # of slpo_jax.main, by config: what makes them small
-    "quickstart": {"data.graph.train_size": 64, "data.graph.valid_size": 8, "data.graph.test_size": 8},
+    "quickstart": {
+        "data.countdown.demos_size": 64, "data.countdown.train_size": 64, "data.countdown.valid_size": 8,
+        "data.countdown.test_size": 8,
+    },
     "own": {},
     "coconut_gpt2": {},
-}
+}  # fmt: skip
 ALL = {
     "model.n_layer": 1, "imitate.cot_steps": 2, "imitate.stage_steps": 0, "imitate.final_steps": 2,
     "imitate.max_latent_stage": 1, "imitate.control": False, "imitate.no_thought": False, "imitate.batch_size": 4,
