@@ -1,6 +1,6 @@
 """`python notebooks/store_outputs.py`: runs the notebook as it stands and stores what a reader is to see without running.
 
-Text and pictures are stored; warnings, progress and the machine's own paths are not. Takes about ten minutes of two
+Text and pictures are stored; warnings, progress and the machine's own paths are not. Takes some seven minutes of two
 cores, and needs what `pip install -e '.[test]'` brings.
 """
 

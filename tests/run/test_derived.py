@@ -331,7 +331,9 @@ MEASURED = Measured(7_000, [2] * 6_000 + [4] * 1_000, [40] * 90 + [200] * 10, [6
                                          "imitate.optimizer.learning_rate": 2e-5}),
         ({"written": [60, 900]}, {"imitate.max_tokens": 1024 - 16}),
         ({"latents": 12}, {"stages": ("cold_start", "rl", "evaluate"), "max_latents": 12, "min_latents": 3}),
-        ({"problems": 40}, {"imitate.batch_size": 8, "imitate.cot_steps": 25, "imitate.stage_steps": 20}),
+        ({"problems": 40}, {"imitate.cot_steps": 5 * 7_000 // 32, "rl.steps": 20}),
+        ({"steps": [2] * 40}, {"imitate.batch_size": 8, "imitate.cot_steps": 25, "imitate.stage_steps": 20,
+                               "rl.steps": 2 * 7_000 // 8}),
     ],
 )  # fmt: skip
 def test_choices_go_by_lengths_and_sizes(changes, expected):

@@ -19,8 +19,8 @@ TINY = {
     "stages": ("imitate", "cold_start", "rl"), "cpu_devices": 1, "model.n_layer": 1, "imitate.control": False,
     "imitate.max_latent_stage": 1, "imitate.cot_steps": 0, "imitate.stage_steps": 0, "imitate.final_steps": 2,
     "imitate.optimizer.warmup_steps": 0, "cold_start.steps": 1, "rl.objectives": ("slpo",), "rl.steps": 1,
-    "rl.optimizer.warmup_steps": 0, "rl.capacities": ((1.0, 1.0),), "data.graph.valid_size": 8,
-    "imitate.no_thought": False,
+    "rl.optimizer.warmup_steps": 0, "rl.capacities": ((1.0, 1.0),), "data.countdown.train_size": 64,
+    "data.countdown.demos_size": 64, "data.countdown.valid_size": 8,
 }  # fmt: skip
 
 
@@ -67,12 +67,12 @@ def _assert_shown(cells, question: str, evaluation: slpo.Evaluation):
 
 @pytest.mark.nightly
 def test_it_trains_a_reasoner(tmp_path):
-    question = "n1>n4 n3>n7 n4>n2 n7>n5 ends n5 n2 from n3"
-    work, asked = tmp_path / "work", {"PROBLEMS": "graph:2", "LIMIT": 6, "SAMPLES": 4, "QUESTION": question}
+    question = "9 5 18 = 45"
+    work, asked = tmp_path / "work", {"PROBLEMS": "countdown:test", "LIMIT": 6, "SAMPLES": 4, "QUESTION": question}
     cells = _execute(CHECKPOINT="", WORKDIR=str(work), SETTINGS=TINY, **asked)
     assert {path.parent.name for path in work.glob("checkpoints/*/finished")} == {"imitate", "cold_start", "slpo"}
     assert f"coconut_gpt2 from {work}/checkpoints/slpo, stops by threshold 0.5" in _text(cells[3])
-    _assert_shown(cells, question, slpo.load(work).evaluate("graph:2", samples=4, limit=6))
+    _assert_shown(cells, question, slpo.load(work).evaluate("countdown:test", samples=4, limit=6))
 
 
 @pytest.mark.nightly
