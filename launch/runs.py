@@ -15,7 +15,7 @@ CONTENDERS = ("no_thought", "icot", "cot_sft", "coconut", "simcot_coconut", "cod
 _RATES = (1e-5, 3e-5, 1e-4)
 _AVERAGES = ("acc", "pass@1", "pass@8", "pass@16")
 _RL = {"stages": ("rl", "evaluate"), "init": "{after}/checkpoints/cold_start"}
-_VALIDATED = {"data.eval.valid": "graph:valid", "evaluate.datasets": ("valid",)}
+_VALIDATED = {"data.eval.valid": "countdown:valid", "evaluate.datasets": ("valid",)}
 
 
 # --- One small COCONUT: the quick start, and the ablations.
@@ -50,9 +50,19 @@ _SELECTED = {
     "evaluate.scorers": ("gate", "likelihood", "self_certainty", "latent_rm"),
     "evaluate.beams": 4, "evaluate.candidates": 4,
 }  # fmt: skip
-_START = {"stages": ("imitate", "cold_start", "evaluate"), "imitate.control": False, "imitate.no_thought": False}
+_START = {"stages": ("imitate", "cold_start", "evaluate"), "imitate.control": False}
 _SHORT = {"imitate.cot_steps": 800, "imitate.stage_steps": 300, "imitate.final_steps": 4000, "cold_start.steps": 300}
-_TRIED = [(name, rate) for name in ("slpo", "pathwise") for rate in (3e-5, 1e-4, 3e-4)]
+_TRIED = [(name, rate) for name in ("slpo", "answer_only") for rate in (1e-4, 3e-4, 1e-3)]
+
+# --- Where rewards pay (configs/countdown.py), and a depth that no latents can't reach.
+
+_COUNTDOWN, _DEPTH = "configs/countdown.py", "configs/depth.py"
+_REWARDED = ("slpo_sum", "slpo", "answer_only", "replay", "slpo_pkpo", "replay_pkpo", "grpo")
+_COUNTDOWN_RATES = (1e-4, 3e-4, 1e-3)
+_NO_LATENTS_TWICE = {
+    "stages": ("imitate", "evaluate"), "imitate.no_thought": False, "imitate.c_thought": 0, "max_latents": 0,
+    "gate.enabled": False, "imitate.final_latents": "published", "imitate.stage_until": 0.0,
+}  # fmt: skip
 
 # --- Twelve settings: {COCONUT, CODI} x {GPT-2, Llama}, on three test sets each (configs/twelve.py).
 
@@ -152,6 +162,27 @@ TABLES = {
             ),
         ),
         minus=("cold_start",), seeds=(100,),
+    ),
+    "countdown": Table(
+        (
+            *(Run(f"{each}_gpt2", f"{_COUNTDOWN}:{each}_gpt2", group=each)
+              for each in ("coconut", "codi", "no_thought", "cot_sft")),
+            # Without latents an objective of dropout's noise too, which GRPO has none of.
+            Run("no_thought_gpt2_noisy", f"{_COUNTDOWN}:no_thought_gpt2",
+                {"stages": ("rl", "evaluate"), "init": "{after}/checkpoints/imitate", "dropout.rate": 0.1,
+                 "rl.objectives": ("answer_only",)}, "no_thought_gpt2", ("answer_only",), group="no_thought"),
+        ),
+        ("imitate", "imitate_control", "keys", *_REWARDED), ("imitate", "imitate_control", "answer_only"),
+    ),
+    "countdown_rates": Table(
+        tuple(Run(name, f"{_COUNTDOWN}:{name},tune") for name in ("coconut_gpt2", "no_thought_gpt2", "cot_sft_gpt2")),
+        tuple(tried(name, rate) for name in ("keys", *_REWARDED) for rate in _COUNTDOWN_RATES), ("imitate",), (100,),
+    ),
+    # What latents are worth where depth decides, on seeds that nothing was chosen on; and without them in twice as
+    # many steps as latents took at most.
+    "depth": Table(
+        (Run("main", _DEPTH),), ("imitate_no_thought", "imitate", "cold_start"), ("imitate_no_thought",),
+        (0, 1, 2, 3, 4, 17), ("acc", "latent_steps"), ("acc", "latent_steps"),
     ),
     # Does SLPO beat the cold gate and further imitation, and what of it is needed?
     "ablations": Table(

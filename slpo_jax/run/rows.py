@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from slpo_jax.config.config import Config, ends_at, own_latents
+from slpo_jax.config.config import Config, own_latents
 from slpo_jax.config.sections import values
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.rows import BEST_FIXED, Row
@@ -77,7 +77,7 @@ def _of_imitation(config: Config, stages: Collection[str]) -> list[Row]:
         how: dict[str, Any] = {"stage": IMITATE, "fixed": True, "baselines": (NO_THOUGHT,)}
         label = _imitation(config.imitate, own)
         found.append(_row(IMITATE, label, 0, "Imitation, as it ended.", rules=lengths, **how))
-        if total and not by_steps and not (own == total and ends_at(config)):  # or the two would be one
+        if not by_steps and own < total:
             about = "Imitation, with as many latents as there may be at most."
             found.append(_row("imitate_fixed_tmax", "imitation, fixed T_max", 1, about, rules=(total,), **how))
     if CONTROL in stages:
