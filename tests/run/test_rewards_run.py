@@ -124,5 +124,6 @@ def test_solutions_of_other_problems_are_imitated(made, tmp_path):
     ensure_manifest(experiment.stage("imitate"))
     files = json.loads(experiment.stage("imitate").folder.facts.read_text())["files"]
     assert {"data.train", "data.demos"} <= files.keys()
-    with pytest.raises(UserError, match=r"^config\.stages: imitate, but none of the 12 problems of config\.data\.demos"):
+    none = r"^config\.stages: imitate, but none of the 12 problems of config\.data\.demos"
+    with pytest.raises(UserError, match=none):
         check_stages(made(ANSWERED, **small | demos | {"data.demos": write_jsonl(tmp_path / "bare.jsonl", ASKED)}))
