@@ -151,6 +151,12 @@ TABLES = {
         ("imitate", "imitate_control", "cold_start", "answer_only"),
         metrics=(*_AVERAGES, "latent_steps"), folder="quickstart_seeds",
     ),
+    "graph": Table(
+        (Run("main", "configs/graph.py"),),
+        ("imitate_no_thought", "imitate", "imitate_control", "cold_start", "slpo", "pathwise"),
+        ("imitate_no_thought", "imitate", "imitate_control", "cold_start"),
+        metrics=(*_AVERAGES, "latent_steps"), by_set=("acc", "pass@16", "latent_steps"),
+    ),
     "quickstart_rates": Table(
         (
             Run("main", _QUICKSTART, _START | _VALIDATED),
@@ -181,7 +187,7 @@ TABLES = {
     # What latents are worth where depth decides, on seeds that nothing was chosen on; and without them in twice as
     # many steps as latents took at most.
     "depth": Table(
-        (Run("main", _DEPTH),), ("imitate_no_thought", "imitate", "cold_start"), ("imitate_no_thought",),
+        (Run("main", _DEPTH, {"cpu_devices": 1}),), ("imitate_no_thought", "imitate", "cold_start"), ("imitate_no_thought",),
         (0, 1, 2, 3, 4, 17), ("acc", "latent_steps"), ("acc", "latent_steps"),
     ),
     # Does SLPO beat the cold gate and further imitation, and what of it is needed?
