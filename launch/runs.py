@@ -52,13 +52,13 @@ _SELECTED = {
 }  # fmt: skip
 _START = {"stages": ("imitate", "cold_start", "evaluate"), "imitate.control": False}
 _SHORT = {"imitate.cot_steps": 800, "imitate.stage_steps": 300, "imitate.final_steps": 4000, "cold_start.steps": 300}
-_TRIED = [(name, rate) for name in ("slpo", "answer_only") for rate in (1e-4, 3e-4, 1e-3)]
+_TRIED = [(name, rate) for name in ("slpo", "answer_only") for rate in (3e-5, 1e-4, 3e-4)]
 
 # --- Where rewards pay (configs/countdown.py), and a depth that no latents can't reach.
 
 _COUNTDOWN, _DEPTH = "configs/countdown.py", "configs/depth.py"
 _REWARDED = ("slpo_sum", "slpo", "answer_only", "replay", "slpo_pkpo", "replay_pkpo", "grpo")
-_COUNTDOWN_RATES = (1e-4, 3e-4, 1e-3)
+_COUNTDOWN_RATES = (3e-5, 1e-4, 3e-4)
 _NO_LATENTS_TWICE = {
     "stages": ("imitate", "evaluate"), "imitate.no_thought": False, "imitate.c_thought": 0, "max_latents": 0,
     "gate.enabled": False, "imitate.final_latents": "published", "imitate.stage_until": 0.0,
