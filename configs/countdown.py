@@ -13,7 +13,7 @@ from slpo_jax.config import default_config, objective_variant, tried
 from slpo_jax.errors import UserError
 
 NUMBERS, GOAL = 3, 99
-TRIED = (1e-4, 3e-4, 1e-3)
+TRIED = (3e-5, 1e-4, 3e-4)
 _STAGED = {"max_latent_stage": NUMBERS - 1, "cot_steps": 800, "stage_steps": 150, "final_steps": 300}
 # By name: the architecture, keys of config.imitate, tokens of an answer. All imitate in about as many seconds.
 REASONERS = {
@@ -33,7 +33,7 @@ OBJECTIVES = {
     "replay_pkpo": ("pathwise", {"estimator": "reward", "advantage": "pkpo"}),
     "grpo": ("grpo", {"reduction": "sequence_mean"}),
 }
-RATES = dict.fromkeys(OBJECTIVES, 3e-4)
+RATES = dict.fromkeys(OBJECTIVES, 1e-4)
 
 
 def get_config(cell: str = "coconut_gpt2"):

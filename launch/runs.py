@@ -52,13 +52,13 @@ _SELECTED = {
 }  # fmt: skip
 _START = {"stages": ("imitate", "cold_start", "evaluate"), "imitate.control": False}
 _SHORT = {"imitate.cot_steps": 800, "imitate.stage_steps": 300, "imitate.final_steps": 4000, "cold_start.steps": 300}
-_TRIED = [(name, rate) for name in ("slpo", "answer_only") for rate in (1e-4, 3e-4, 1e-3)]
+_TRIED = [(name, rate) for name in ("slpo", "answer_only") for rate in (3e-5, 1e-4, 3e-4)]
 
 # --- Where rewards pay (configs/countdown.py), and a depth that no latents can't reach.
 
 _COUNTDOWN, _DEPTH = "configs/countdown.py", "configs/depth.py"
 _REWARDED = ("slpo_sum", "slpo", "answer_only", "replay", "slpo_pkpo", "replay_pkpo", "grpo")
-_COUNTDOWN_RATES = (1e-4, 3e-4, 1e-3)
+_COUNTDOWN_RATES = (3e-5, 1e-4, 3e-4)
 _NO_LATENTS_TWICE = {
     "stages": ("imitate", "evaluate"), "imitate.no_thought": False, "imitate.c_thought": 0, "max_latents": 0,
     "gate.enabled": False, "imitate.final_latents": "published", "imitate.stage_until": 0.0,
@@ -151,6 +151,12 @@ TABLES = {
         ("imitate", "imitate_control", "cold_start", "answer_only"),
         metrics=(*_AVERAGES, "latent_steps"), folder="quickstart_seeds",
     ),
+    "graph": Table(
+        (Run("main", "configs/graph.py"),),
+        ("imitate_no_thought", "imitate", "imitate_control", "cold_start", "slpo", "pathwise"),
+        ("imitate_no_thought", "imitate", "imitate_control", "cold_start"),
+        metrics=(*_AVERAGES, "latent_steps"), by_set=("acc", "pass@16", "latent_steps"),
+    ),
     "quickstart_rates": Table(
         (
             Run("main", _QUICKSTART, _START | _VALIDATED),
@@ -181,7 +187,7 @@ TABLES = {
     # What latents are worth where depth decides, on seeds that nothing was chosen on; and without them in twice as
     # many steps as latents took at most.
     "depth": Table(
-        (Run("main", _DEPTH),), ("imitate_no_thought", "imitate", "cold_start"), ("imitate_no_thought",),
+        (Run("main", _DEPTH, {"cpu_devices": 1}),), ("imitate_no_thought", "imitate", "cold_start"), ("imitate_no_thought",),
         (0, 1, 2, 3, 4, 17), ("acc", "latent_steps"), ("acc", "latent_steps"),
     ),
     # Does SLPO beat the cold gate and further imitation, and what of it is needed?

@@ -31,7 +31,7 @@ FIGURES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
         "results/arena.json", lambda tables: intervals(tables["groups, minus reference"], ("Acc", "Pass@16"))
     ),
     "docs/depth.svg": (
-        "results/quickstart.json",
+        "results/depth.json",
         lambda tables: lines({"Acc (%)": tables["Acc by set"], "latents": tables["latents by set"]}, "latents"),
     ),
 }  # fmt: skip
