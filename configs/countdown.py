@@ -71,7 +71,7 @@ def get_config(cell: str = "coconut_gpt2"):
         config.dropout.rate, config.evaluate.dropout = 0.0, 0.1
         objectives = ["grpo"]
     config.rl.update(batch_size=32, steps=200, capacities=((1.0, 1.0),), temperature=1.0, objectives=())
-    config.rl.optimizer.update(name="adamw", learning_rate=3e-4, warmup_steps=20)
+    config.rl.optimizer.update(name="adamw", learning_rate=1e-4, warmup_steps=20)
     for objective in objectives:
         kind, settings = OBJECTIVES[objective]
         for rate in TRIED if more else (RATES[objective],):

@@ -40,7 +40,7 @@ def get_config():
     config.rl.update(batch_size=32, steps=200, capacities=((1.0, 1.0),), temperature=1.0)
     config.rl.objectives = ("slpo", "answer_only")
     config.objective.slpo.latent_reduction = "mean"
-    config.rl.optimizer.update(name="adamw", learning_rate=3e-4, warmup_steps=20)
+    config.rl.optimizer.update(name="adamw", learning_rate=1e-4, warmup_steps=20)
     config.evaluate.update(batch_size=1024, prompt_multiple=8, samples=16)
     config.log_every = 50
     config.checkpoint_every = 500
