@@ -1,13 +1,13 @@
-"""A depth that no latents can't reach: chains of operations modulo 13, of which each needs the result of the last.
+"""A depth that no latents can't reach: chains of operations modulo 10, of which each needs the result of the last.
 
-`7 * 3 + 9`, from left to right modulo 13. Two layers follow one operation by themselves; with a latent for each step
-they follow two. So the report shows what latents are worth (against *no thought*, in the same steps), and whether the
-gate stops after as many latents as a problem has steps.
+`7 * 3 + 9 * 7`, from left to right modulo 10. Two layers follow two operations by themselves; with a latent for each
+step they follow three. So the report shows what latents are worth (against *no thought*, in the same steps), and whether
+the gate stops after as many latents as a problem has steps.
 """
 
 from slpo_jax.config import default_config
 
-DEPTH, MODULUS = 2, 13
+DEPTH, MODULUS = 3, 10
 
 
 def get_config():
@@ -28,9 +28,10 @@ def get_config():
         config.data.eval[f"depth_{depth}"] = f"chain:{depth}"
 
     config.imitate.update(
-        batch_size=128, c_thought=1, max_latent_stage=DEPTH, cot_steps=2000, stage_steps=2500, final_steps=400,
-        stage_until=0.98, final_latents="steps", suffix_slots=(4, 12), dropout=0.0, no_thought=True,
+        batch_size=128, c_thought=1, max_latent_stage=DEPTH, cot_steps=1500, stage_steps=2000, final_steps=400,
+        stage_until=0.98, final_latents="steps", suffix_slots=(4, 10, 16), dropout=0.0, no_thought=True,
     )  # fmt: skip
+    # A falling rate learns the last stage much later, if at all.
     config.imitate.optimizer.update(learning_rate=2e-3, warmup_steps=100, schedule="constant")
     config.cold_start.update(
         batch_size=64, micro_batches=1, steps=200, evaluate_every=50, patience=3, train_backbone=True
