@@ -37,7 +37,7 @@ def get_config():
         batch_size=64, micro_batches=1, steps=60, evaluate_every=30, patience=3, train_backbone=True
     )
     config.cold_start.optimizer.update(name="adamw", learning_rate=3e-4)
-    config.rl.update(batch_size=32, steps=300, capacities=((1.0, 1.0),), temperature=1.0)
+    config.rl.update(batch_size=32, steps=200, capacities=((1.0, 1.0),), temperature=1.0)
     config.rl.objectives = ("slpo", "answer_only")
     config.objective.slpo.latent_reduction = "mean"
     config.rl.optimizer.update(name="adamw", learning_rate=1e-4, warmup_steps=20)
