@@ -38,7 +38,7 @@ def get_config():
     )
     config.cold_start.optimizer.update(name="adamw", learning_rate=3e-4)
     config.rl.update(batch_size=32, steps=200, capacities=((1.0, 1.0),), temperature=1.0)
-    config.rl.objectives = ("slpo", "answer_only")
+    config.rl.objectives = ("answer_only", "slpo")  # `solve` asks the last
     config.objective.slpo.latent_reduction = "mean"
     config.rl.optimizer.update(name="adamw", learning_rate=1e-4, warmup_steps=20)
     config.evaluate.update(batch_size=1024, prompt_multiple=8, samples=16)

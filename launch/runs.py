@@ -147,7 +147,7 @@ TABLES = {
     # What the quick start shows, over three seeds; and which learning rates its objectives have, on validation alone.
     "quickstart": Table(
         (Run("main", _QUICKSTART),),
-        ("imitate", "imitate_control", "cold_start", "slpo", "answer_only"),
+        ("imitate", "imitate_control", "cold_start", "answer_only", "slpo"),
         ("imitate", "imitate_control", "cold_start", "answer_only"),
         metrics=(*_AVERAGES, "latent_steps"), folder="quickstart_seeds",
     ),
