@@ -87,23 +87,24 @@ def make_improvement(policy: Policy, config: ColdStartConfig) -> LossFn:
         rows, candidates, _ = tokens_NCA.shape
         keys_N, right_NC = noise.rollout_keys(key, batch.index, config.trajectories), rewards.reshape(rows, -1) >= 1
         in_set_NT = jnp.pad(right_NC, ((0, 0), (config.min_latents - 1, 0)))
-        valid_N, own = in_set_NT.any(axis=1), jnp.zeros(rows)
+        valid_N, own = in_set_NT.any(axis=1), None
         if config.train_backbone:
             lengths_N = jnp.full(rows, policy.config.max_latents)
             full = Trajectories(actions, lengths_N, tokens_NCA[:, -1], keys_N)
             if config.answer_weight:
                 stopped = _stopped(full, tokens_NCA, right_NC, config.min_latents)
                 replayed = replay(policy, params, batch.prompts, stopped)
-                own = answer_after_replay(policy, params, replayed, stopped, stopped.tokens) * valid_N
+                own = (answer_after_replay(policy, params, replayed, stopped, stopped.tokens) * valid_N).sum()
             actions = replay(policy, params, batch.prompts, full).actions
         gate_noise = noise.gate_dropout(keys_N, steps_T, config.gate_dropout)
         logits_NT = policy.latent_policy.stop_logits(params, actions, gate_noise)
         loss_N = jax.vmap(stop_set_loss)(logits_NT, in_set_NT)
         surviving_NT = jnp.cumprod(1 - jax.nn.sigmoid(logits_NT[:, :-1]), axis=1)
         count, valid = jnp.float32(rows), valid_N.sum().astype(jnp.float32)
-        loss = loss_N.sum() - config.answer_weight * own.sum()
-        own_likelihood = {"answer_log_likelihood": (own.sum(), valid)} if config.train_backbone else {}
-        return loss, own_likelihood | {
+        loss, metrics = loss_N.sum(), {}
+        if own is not None:
+            loss, metrics = loss - config.answer_weight * own, {"answer_log_likelihood": (own, valid)}
+        return loss, metrics | {
             "loss": (loss, valid),
             "valid_share": (valid, count),
             "right_share": (right_NC.sum(), count * candidates),
