@@ -46,6 +46,7 @@ from slpo_jax.models.gate import GateConfig
 from slpo_jax.models.shapes import ModelConfig
 from slpo_jax.policy.latent_policies import LatentPolicyConfig, latent_policy_config
 from slpo_jax.policy.noise import DropoutConfig
+from slpo_jax.rewards.functions import code_of
 from slpo_jax.rewards.reward import REWARDS
 from slpo_jax.stages import USUAL, Section
 from slpo_jax.training.best_of_n import BestOfNConfig
@@ -165,7 +166,11 @@ class Config:
     def reward_facts(self) -> dict[str, Any]:
         """What a result depends on of them, by key of the config."""
         (name, weight), *others = self.weighted
-        return {"reward": name} if weight == 1 and not others else {"rewards": [list(each) for each in self.weighted]}
+        functions = {name: REWARDS[name].function for name, _ in self.weighted}
+        code = {f"reward_code.{name}": code_of(each) for name, each in functions.items() if each and code_of(each)}
+        if weight == 1 and not others:
+            return {"reward": name} | code
+        return {"rewards": [list(each) for each in self.weighted]} | code
 
 
 def default_config() -> ConfigDict:

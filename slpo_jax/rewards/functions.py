@@ -4,6 +4,7 @@ One that names `completions` (or `prompts`) is asked of many at once, with lists
 """
 
 import functools
+import hashlib
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -71,6 +72,23 @@ def name_of(function: Function) -> str:
 
 
 @functools.lru_cache(maxsize=64)
+def code_of(function: Function) -> str:
+    """A digest of what a user's function is written as, "" of ours and of what has no text.
+
+    Of a file that is registered it is the whole file, as functions call others; else the function's own text.
+    """
+    function = inspect.unwrap(function)
+    module = inspect.getmodule(function)
+    name = module.__name__ if module else ""
+    if name.split(".")[0] == "slpo_jax":
+        return ""
+    try:
+        text = inspect.getsource(module if module and name.startswith("slpo_jax_") else function)
+    except (OSError, TypeError):
+        return ""
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
 def names_of(function: Function) -> Names:
     """What a function names.
 

@@ -31,6 +31,7 @@ from slpo_jax.training.recipes import RECIPES
 
 _TRAINED = ("model", "parameters", "rollouts")  # what a trained parameter depends on
 _REWARDS = {"reward": "rewards", "rewards": "reward"}  # one of which is given
+_CODE = "reward_code."  # before a reward's name
 _OF_STAGES = (*SECTIONS, "objective")  # of which a stage has its own alone
 
 
@@ -56,7 +57,10 @@ def settings_of(config: Config, stage: str) -> dict[str, Any]:
     if stage == CONTROL:  # which goes on for as many steps
         facts["rl"] = {"steps": config.rl.steps}
     del facts["reward"], facts["rewards"]
-    return as_json(facts | config.reward_facts)
+    rewards = config.reward_facts
+    if section == IMITATE:  # which a reward only chooses problems for
+        rewards = {key: value for key, value in rewards.items() if not key.startswith(_CODE)}
+    return as_json(facts | rewards)
 
 
 def evaluated_settings(config: Config, more_ends: Iterable[int] = ()) -> dict[str, Any]:
@@ -195,6 +199,11 @@ def _check_settings(stage: Stage, written: dict[str, Any]) -> None:
             )
     if differs := first_difference(now, then):
         key, is_now, was = differs
+        if key.startswith(_CODE) and key in now and key in then:
+            raise UserError(
+                f"config.reward: {key.removeprefix(_CODE)} has changed since {whose} began; bring the old one back, or "
+                f"{stage.folder.anew}"
+            )
         raise UserError(
             f"config.{key}: is {is_now}, and {was} is what {whose} was run with; set it back, or {stage.folder.anew}"
         )

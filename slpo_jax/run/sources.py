@@ -70,9 +70,11 @@ def load_set(
     if key in LEARNED and data.valid:
         # GSM8K's training file holds the validation questions; nothing may be chosen on problems trained on.
         total = len(problems)
-        problems = problems.with_only(without(problems, load(VALID, data.valid)))
-        if 0 < len(problems) < total and data.valid != f"{source}[valid]":  # which is set apart from it
-            count = total - len(problems)
+        valid = load(VALID, data.valid)
+        problems = problems.with_only(without(problems, valid))
+        # What is set apart from the source itself is no loss.
+        count = total - len(problems) - (len(valid) if data.valid == f"{source}[valid]" else 0)
+        if problems and count > 0:
             logging.warning("%s: left out %d of %d problems, which are also in config.data.valid", key, count, total)
     if not problems:
         raise UserError(f"{key}: every problem of {source} is also in config.data.valid; give another set")

@@ -200,12 +200,12 @@ def close_stage(
     """
     run.finish(state, extra)
     rows, _ = read_metrics(stage.run.workdir.metrics)
-    solved = [row["solved"] for row in rows if row["stage"] == stage.name and "solved" in row]
-    if solved and not any(solved) and hosts.is_first():
-        logging.warning(
-            "%s: no rollout was right in any step, so rewards taught nothing; start from what is right now and then",
-            stage.name,
-        )
+    own = [row for row in rows if row["stage"] == stage.name and "solved" in row]
+    if own and not any(row["solved"] or row.get("mixed") for row in own) and hosts.is_first():
+        why, then = "no rollout was right", "start from what is right now and then"
+        if any(row.get("reward") for row in own):
+            why, then = "all rollouts of a problem earned the same", "give a reward that tells them apart"
+        logging.warning("%s: %s in any step, so rewards taught nothing; %s", stage.name, why, then)
     if leave:
         leave(stage, state)
     note_finished(stage, int(state.step))

@@ -7,7 +7,9 @@ import pytest
 from data_sets import write_jsonl
 from slpo_jax.config import read_config
 from slpo_jax.errors import UserError
+from slpo_jax.rewards.functions import code_of
 from slpo_jax.rewards.reward import CORRECT, REWARDS, RewardEntry
+from slpo_jax.run import provenance
 from slpo_jax.run.experiment import build
 from slpo_jax.run.imitate import imitated
 from slpo_jax.run.plan import check_stages
@@ -127,3 +129,31 @@ def test_solutions_of_other_problems_are_imitated(made, tmp_path):
     none = r"^config\.stages: imitate, but none of the 12 problems of config\.data\.demos"
     with pytest.raises(UserError, match=none):
         check_stages(made(ANSWERED, **small | demos | {"data.demos": write_jsonl(tmp_path / "bare.jsonl", ASKED)}))
+
+
+def test_an_edited_reward_is_another(made, monkeypatch):
+    """Its results are made anew, and what was trained with it is no start for what is trained with another."""
+    stage = made(ASKED).stage("slpo")
+    config, written = stage.run.config, settings_of(stage.run.config, "slpo")
+    assert {"reward", "reward_code.near"} <= written.keys() & evaluated_settings(config).keys()
+    assert "reward_code.near" not in settings_of(config, "imitate")
+    provenance._check_settings(stage, written)
+
+    def near(target, completion):
+        return float(str(target) == completion)
+
+    monkeypatch.setitem(REWARDS, "near", RewardEntry(near))
+    assert evaluated_settings(config)["reward_code.near"] != written["reward_code.near"]
+    with pytest.raises(UserError, match=r"^config\.reward: near has changed since .*slpo began; bring the old one"):
+        provenance._check_settings(stage, written)
+    assert code_of(REWARDS["countdown"].function) == ""
+
+
+def test_repeated_rows_that_go_with_the_validation_set_are_said(made, tmp_path, caplog):
+    """What is set apart from the source itself is no loss, but its repetitions are one."""
+    source = write_jsonl(tmp_path / "twice.jsonl", ANSWERED * 2)
+    experiment = made(ANSWERED, **{"data.train": source, "data.valid": f"{source}[valid]"})
+    parts = len(experiment.train), len(experiment.valid)
+    count = 24 - sum(parts)
+    assert count > 0
+    assert f"config.data.train: left out {count} of 24 problems, which are also in config.data.valid" in caplog.text
