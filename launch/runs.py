@@ -62,6 +62,7 @@ _COUNTDOWN_RATES = (3e-5, 1e-4, 3e-4)
 _NO_LATENTS_TWICE = {
     "stages": ("imitate", "evaluate"), "imitate.no_thought": False, "imitate.c_thought": 0, "max_latents": 0,
     "gate.enabled": False, "imitate.final_latents": "published", "imitate.stage_until": 0.0,
+    "imitate.cot_steps": 888, "imitate.stage_steps": 1500, "imitate.final_steps": 564, "cpu_devices": 1,
 }  # fmt: skip
 
 # --- Twelve settings: {COCONUT, CODI} x {GPT-2, Llama}, on three test sets each (configs/twelve.py).
@@ -184,11 +185,13 @@ TABLES = {
         tuple(Run(name, f"{_COUNTDOWN}:{name},tune") for name in ("coconut_gpt2", "no_thought_gpt2", "cot_sft_gpt2")),
         tuple(tried(name, rate) for name in ("keys", *_REWARDED) for rate in _COUNTDOWN_RATES), ("imitate",), (100,),
     ),
-    # What latents are worth where depth decides, on seeds that nothing was chosen on; and without them in twice as
-    # many steps as latents took at most.
+    # What latents are worth where depth decides; and no latents in twice the steps that seed 0's latents took.
     "depth": Table(
-        (Run("main", _DEPTH, {"cpu_devices": 1}),), ("imitate_no_thought", "imitate", "cold_start"), ("imitate_no_thought",),
-        (0, 1, 2, 3, 4, 17), ("acc", "latent_steps"), ("acc", "latent_steps"),
+        (Run("main", _DEPTH, {"cpu_devices": 1}),), ("imitate_no_thought", "imitate", "cold_start"),
+        ("imitate_no_thought",), (0, 1, 2, 3, 4, 17), ("acc", "latent_steps"), ("acc", "latent_steps"),
+    ),
+    "depth_twice": Table(
+        (Run("no_thought", _DEPTH, _NO_LATENTS_TWICE),), ("imitate",), (), (0,), ("acc",), ("acc",)
     ),
     # Does SLPO beat the cold gate and further imitation, and what of it is needed?
     "ablations": Table(
