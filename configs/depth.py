@@ -1,8 +1,8 @@
 """A depth that no latents can't reach: chains of operations modulo 10, of which each needs the result of the last.
 
 `7 * 3 + 9 * 7`, from left to right modulo 10. Two layers follow two operations by themselves; with a latent for each
-step they follow three. So the report shows what latents are worth (against *no thought*, in the same steps), and whether
-the gate stops after as many latents as a problem has steps.
+step they follow three. So the report shows what latents are worth (against *no thought*, in the same steps), and
+whether the gate stops after as many latents as a problem has steps.
 """
 
 from slpo_jax.config import default_config

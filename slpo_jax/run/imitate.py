@@ -56,8 +56,8 @@ def imitated(setup: Setup, recipe: Recipe, plan: list[Phase]) -> EncodedProblems
         why = "" if fewest == 1 else ", of which CODI's teacher leaves out the last (config.imitate.distil.last_step)"
         raise UserError(
             f"{key}: none of its {len(chosen)} problems has {fewest} step(s) to imitate{why}; give "
-            "solutions in a field of docs/data.md, other problems to imitate as config.data.demos, or for answers alone 0 "
-            "for config.imitate.cot_steps and stage_steps"
+            "solutions in a field of docs/data.md, other problems to imitate as config.data.demos, or for answers "
+            "alone 0 for config.imitate.cot_steps and stage_steps"
         )
     for phase in plan:
         needed = [positions for positions, *_ in recipe.needs(chosen, phase)]
