@@ -124,7 +124,9 @@ def test_recipes_with_parts_of_their_own_leave_what_rl_starts_from(name, tmp_pat
 def test_without_a_gate_imitation_is_what_an_objective_is_compared_with(tmp_path):
     experiment = _built(tmp_path, TEXT | {"max_latents": 0, "rl.objectives": ("exact",)})
     by_name = {row.name: row for row in rows(experiment, planned=True)}
-    assert by_name["exact"].baselines == ("best_of_n", "cold_start", "imitate_control", "imitate", "best_fixed")
+    assert by_name["exact"].baselines == (
+        "best_of_n", "cold_start", "imitate_control", "imitate_no_thought", "imitate", "best_fixed"
+    )  # fmt: skip
     assert {"imitate", "best_fixed"} <= baselines_of(by_name["exact"], by_name).keys()
 
 

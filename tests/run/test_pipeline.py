@@ -104,7 +104,7 @@ def test_report_can_be_read_and_seen(work):
     right = [record["correct"] for row in ROWS for record in _records(work / "eval" / row / "real.jsonl")]
     assert 0 < np.mean([report["eval"][row]["real"]["acc"] for row in ROWS]) == pytest.approx(np.mean(right))
     assert report["verdict"][0] in text
-    assert report["verdict"][0].startswith("SLPO over cold gate, mean of 2 sets (")
+    assert report["verdict"][0].startswith("SLPO over imitation control, mean of 2 sets (")
     assert set(report["training"]) == set(TOTALS)
     every = [record for path in (work / "eval").glob("*/*.jsonl") for record in _records(path)]
     assert len(re.findall('"stop":[n01]', page)) == sum(record["latent_steps"] for record in every)
