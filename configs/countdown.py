@@ -5,8 +5,7 @@ from where imitation ended, in as many steps as further imitation takes. Solutio
 and tests are all apart by numbers and goal. There is no gate: all latent reasoners think a latent for each operation.
 
 With `REASONER_BACKBONE,tune` it evaluates on the validation problems alone, and trains each objective at every rate of
-`TRIED`: `RATES` are the best for COCONUT on GPT-2, and GRPO's on the reasoners in words (`launch/reproduce.py
-countdown_rates`).
+`TRIED` (`launch/reproduce.py countdown_rates`, which has not been run: `RATES` are the quick start's).
 """
 
 from slpo_jax.config import default_config, objective_variant, tried
@@ -15,7 +14,7 @@ from slpo_jax.errors import UserError
 NUMBERS, GOAL = 3, 99
 TRIED = (3e-5, 1e-4, 3e-4)
 _STAGED = {"max_latent_stage": NUMBERS - 1, "cot_steps": 800, "stage_steps": 150, "final_steps": 300}
-# By name: the architecture, keys of config.imitate, tokens of an answer. All imitate in about as many seconds.
+# By name: the architecture, keys of config.imitate, tokens of an answer.
 REASONERS = {
     "coconut": ("coconut", _STAGED | {"c_thought": 1}, 7),
     "codi": ("codi", {"c_thought": 1, "max_latent_stage": NUMBERS - 1, "cot_steps": 0, "final_steps": 700}, 11),

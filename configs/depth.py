@@ -1,7 +1,7 @@
-"""A depth that no latents can't reach: chains of operations modulo 10, of which each needs the result of the last.
+"""What latents are worth where depth decides: chains of operations modulo 10, of which each needs the last's result.
 
-`7 * 3 + 9 * 7`, from left to right modulo 10. Two layers follow two operations by themselves; with a latent for each
-step they follow three. So the report shows what latents are worth (against *no thought*, in the same steps), and
+`7 * 3 + 9 * 7`, from left to right modulo 10. Two layers soon follow two operations by themselves; three they follow
+sooner with a latent for each. So the report shows what latents are worth (against *no thought*, in the same steps), and
 whether the gate stops after as many latents as a problem has steps.
 """
 
@@ -31,7 +31,7 @@ def get_config():
         batch_size=128, c_thought=1, max_latent_stage=DEPTH, cot_steps=1500, stage_steps=2000, final_steps=400,
         stage_until=0.98, final_latents="steps", suffix_slots=(4, 10, 16), dropout=0.0, no_thought=True,
     )  # fmt: skip
-    # A falling rate learns the last stage much later, if at all.
+    # At a falling rate the last stage was not learned in these steps, with two operations modulo 13.
     config.imitate.optimizer.update(learning_rate=2e-3, warmup_steps=100, schedule="constant")
     config.cold_start.update(
         batch_size=64, micro_batches=1, steps=200, evaluate_every=50, patience=3, train_backbone=True

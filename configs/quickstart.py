@@ -1,9 +1,8 @@
 """The main job on an embedded default: from random weights to a latent reasoner trained with rewards, on two CPU cores.
 
-Countdown: reach a goal with all of three numbers, from left to right. Several answers are right, a verifier tells, and
-no problem of the rewards has a key. A few thousand written solutions are imitated; then a verifier rewards answers to
-other problems, and tests are apart from both. So the report shows what rewards are worth, against as many further steps
-of imitation.
+Countdown: reach a goal with all of three numbers, from left to right. Several answers are right, and a verifier tells,
+which uses no key. A few thousand written solutions are imitated; then the verifier rewards answers to other problems,
+and tests are apart from both. So the report shows what rewards are worth, against as many further steps of imitation.
 """
 
 from slpo_jax.config import default_config

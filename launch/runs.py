@@ -54,7 +54,7 @@ _START = {"stages": ("imitate", "cold_start", "evaluate"), "imitate.control": Fa
 _SHORT = {"imitate.cot_steps": 800, "imitate.stage_steps": 300, "imitate.final_steps": 4000, "cold_start.steps": 300}
 _TRIED = [(name, rate) for name in ("slpo", "answer_only") for rate in (3e-5, 1e-4, 3e-4)]
 
-# --- Where rewards pay (configs/countdown.py), and a depth that no latents can't reach.
+# --- Where rewards pay (configs/countdown.py), and what latents are worth where depth decides.
 
 _COUNTDOWN, _DEPTH = "configs/countdown.py", "configs/depth.py"
 _REWARDED = ("slpo_sum", "slpo", "answer_only", "replay", "slpo_pkpo", "replay_pkpo", "grpo")

@@ -167,7 +167,8 @@ class Config:
         """What a result depends on of them, by key of the config."""
         (name, weight), *others = self.weighted
         functions = {name: REWARDS[name].function for name, _ in self.weighted}
-        code = {f"reward_code.{name}": code_of(each) for name, each in functions.items() if each and code_of(each)}
+        found = {f"reward_code.{name}": code_of(each) for name, each in functions.items() if each}
+        code = {key: digest for key, digest in found.items() if digest}
         if weight == 1 and not others:
             return {"reward": name} | code
         return {"rewards": [list(each) for each in self.weighted]} | code
