@@ -213,9 +213,9 @@ def test_a_profile_goes_on_with_the_objectives_that_are_left(tmp_path, data, cap
 
 @pytest.mark.nightly
 @pytest.mark.parametrize(("task", "compiled", "rows", "counts", "tables"), [
-    ("gsm8k", 12, {"imitate", "imitate_fixed_tmax", "cold_start"}, {"gsm8k": 2, "multiarith": 1, "svamp": 2},
+    ("gsm8k", 12, {"imitate", "cold_start"}, {"gsm8k": 2, "multiarith": 1, "svamp": 2},
      {"minus control", "minus cold gate"}),
-    ("countdown", 8, {"imitate", "imitate_fixed_tmax", "imitate_control"}, {"numbers_3": 8, "numbers_4": 8},
+    ("countdown", 8, {"imitate", "imitate_control"}, {"numbers_3": 8, "numbers_4": 8},
      {"minus further imitation", "minus imitation", "minus answer_only"}),
 ])  # fmt: skip
 def test_a_killed_run_goes_on(task, compiled, rows, counts, tables, tmp_path, data):
