@@ -13,6 +13,7 @@ from absl import logging
 from slpo_jax.data.batches import EncodedProblems
 from slpo_jax.errors import UserError
 from slpo_jax.models import parts
+from slpo_jax.policy.noise import Stream
 from slpo_jax.run.run_checks import check_answers
 from slpo_jax.run.setup import Setup
 from slpo_jax.run.sources import DEMOS, TRAIN
@@ -188,7 +189,7 @@ def _begun(
     """The stage's run and state, the parts that it trains, and what is saved beside the state that it goes on from."""
     run, params, own = stage.run, stage.run.initial_params(), {}
     if recipe.init:
-        own = recipe.init(jax.random.fold_in(run.key, 1 << 29), run.policy, params)
+        own = recipe.init(jax.random.fold_in(run.key, Stream.RECIPE_PARTS), run.policy, params)
         if taken := (own.keys() & params.keys()) - {*parts.CARRIED}:
             raise UserError(f"config.imitate.recipe: {recipe.name} makes the part {min(taken)} anew; rename its own")
     trained = (*(() if recipe.alone else run.trained_by(IMITATE, params)), *own)
