@@ -84,11 +84,13 @@ def train(stage: Stage) -> None:
     reference = copied(moved, run.layout) if objective.needs_reference else None
     state = init_state(params, trained, optimizer, run.key, run.layout)
     del params, moved  # the state has its own
-    how = (optimizer, trained, run.layout, RL, config.micro_batches, host_reward(run), reference)
-    schedule = make_schedule(optimizer_config(run, objective))
     batch = prompted_batches(stage, objective.needs_answers)
-    drawing = Drawing(config.dynamic_batches, batch) if config.dynamic_batches else None
-    step_fn = make_rl_step(policy, objective, run.reward.on_device, config.group, *how, schedule, drawing)
+    step_fn = make_rl_step(
+        policy, objective, run.reward.on_device, config.group, optimizer, trained, run.layout, RL,
+        micro_batches=config.micro_batches, host_reward=host_reward(run), reference=reference,
+        schedule=make_schedule(optimizer_config(run, objective)),
+        drawing=Drawing(config.dynamic_batches, batch) if config.dynamic_batches else None,
+    )  # fmt: skip
     train_stage(stage, state, step_fn, batch, lambda params: reasoner_accuracy(run, merged(run, params)), leave_merged)
 
 

@@ -129,8 +129,10 @@ def host_batches(setup: Setup, settings: Any, steps: int, answers: bool = False)
     def batch(step: int, number: int = 0):
         # Later ones come from beyond the batches of all steps; what is left of them is not encoded end to end.
         *before, own = range(step, step + (number + 1) * steps, steps)
-        slots, longest = setup.prompt_slots, 0 if number else most
-        return make_batch(setup.train, own, seed, size, slots, setup.references, longest, parts, answer_slots, before)
+        return make_batch(
+            setup.train, own, seed, size, setup.prompt_slots, setup.references, 0 if number else most, parts,
+            answer_slots=answer_slots, before=before,
+        )  # fmt: skip
 
     return batch
 
@@ -179,10 +181,11 @@ def open_stage(
         state, extra = checkpoints.restore(state)
     log.rewind(stage.name, int(state.step))
     every = (config.log_every, config.checkpoint_every, config.max_skipped_steps)
-    sums = extra.pop(SUMS, None)
     # Thoughts that are written down are among the answer's tokens.
     tokens = ("latent_steps", "answer_tokens") if stage.run.policy.latent_policy.says is None else ("answer_tokens",)
-    return StageRun(stage.name, total, int(state.step), log, checkpoints, *every, sums, tokens), state, extra
+    sums = extra.pop(SUMS, None)
+    made = StageRun(stage.name, total, int(state.step), log, checkpoints, *every, sums=sums, tokens=tokens)
+    return made, state, extra
 
 
 def close_stage(

@@ -115,7 +115,7 @@ def test_votes_are_the_evaluation_s_samples(solver):
     setup, samples, seed = solver.setup, 70, 3
     found = vote(solver, QUESTION, samples, seed)
     problems = encode_problems(setup.template, [Problem(QUESTION, (), "5")])
-    out = setup.evaluator.run(solver.params, problems, solver.stopping, solver.rule, seed, samples)
+    out = setup.evaluator.run(solver.params, problems, solver.stopping, solver.rule, seed=seed, samples=samples)
     answers = [setup.reward.read(tokens).answer for tokens in out["tokens"]]
     assert dict(found.counts) == Counter(answers)
     assert len(found.counts) > 2, "the samples must differ in this test"
