@@ -6,7 +6,7 @@ from pathlib import Path
 from setuptools import find_packages, setup
 
 README = Path(__file__).parent / "README.md"
-VERSION = re.search(r'__version__ = "(.*)"', (Path(__file__).parent / "slpo_jax" / "__init__.py").read_text("utf-8"))[1]
+VERSION = re.search(r'__version__ = "(.*)"', (Path(__file__).parent / "slpo_jax" / "version.py").read_text("utf-8"))[1]
 
 REQUIREMENTS = [
     "absl-py>=2.3.1",

@@ -7,7 +7,7 @@ them at every rate of `RATES` instead and evaluates on the validation problems a
 other at learning rates that fall to 0, in about as many seconds as SLPO's 600 steps take.
 """
 
-from slpo_jax.checkpoints.architectures import architecture_of
+from slpo_jax.architectures import architecture_of
 from slpo_jax.config import default_config, objective_variant, tried
 from slpo_jax.errors import UserError
 

@@ -19,10 +19,10 @@ from ml_collections import ConfigDict
 
 from configs._presets import SOFT_METHODS
 from eval_files import write_eval
-from slpo_jax.checkpoints.architectures import ARCHITECTURES
+from slpo_jax.api.load_options import KEYS as LOAD_OPTIONS
+from slpo_jax.architectures import ARCHITECTURES
 from slpo_jax.cli.command import take_keys
-from slpo_jax.config import default_config, validate
-from slpo_jax.config.load_options import KEYS as LOAD_OPTIONS
+from slpo_jax.config import config_checks, default_config
 from slpo_jax.config.registry import read_registrations
 from slpo_jax.evaluation.curves import scalars
 from slpo_jax.evaluation.records import read_records
@@ -32,10 +32,10 @@ from slpo_jax.policy.advantage import ADVANTAGES
 from slpo_jax.policy.latent_policies import LATENT_POLICIES
 from slpo_jax.policy.scorers import SCORERS
 from slpo_jax.rewards.reward import REWARDS
-from slpo_jax.run.derived import KEYS, requested
 from slpo_jax.run.experiment import build
+from slpo_jax.run.own_data_settings import KEYS, requested
 from slpo_jax.run.plan import check_stages
-from slpo_jax.training import rl
+from slpo_jax.training import rl_step
 from slpo_jax.training.metrics import TRACKERS, MetricsLog
 from slpo_jax.training.objectives import OBJECTIVES
 from slpo_jax.training.recipes import RECIPES, ImitateSettings
@@ -159,7 +159,7 @@ def config_of(words: list[str]):
     rest, keys = take_keys(words[3:])
     (start,) = [word.partition("=")[2] for word in rest if word.startswith("--config=")]
     assert all(re.match("--(config|workdir|smoke)", word) for word in rest)
-    return validate.check(requested(start, dict.fromkeys(KEYS, ""), {}, keys, lambda _: None, texts=True)[0])
+    return config_checks.check(requested(start, dict.fromkeys(KEYS, ""), {}, keys, lambda _: None, texts=True)[0])
 
 
 @of(PAGES)
@@ -191,7 +191,7 @@ def test_a_second_name_can_be_given():
     config = importlib.import_module("configs.quickstart").get_config()
     (code,) = blocks(ROOT / "docs" / "train.md", "python")
     exec(code, {"config": config})
-    assert validate.check(config).objective["slpo_grpo"].advantage == "grpo"
+    assert config_checks.check(config).objective["slpo_grpo"].advantage == "grpo"
 
 
 @of(PAGES)
@@ -279,7 +279,7 @@ PLAIN = dataclasses.replace(POLICY, capacities=((1.0, 1.0),))
 
 def _step(policy, objective):
     """References -> gradient and metrics of one step's loss."""
-    loss_fn = rl.make_loss(policy, objective, rigged_reward, GROUP)
+    loss_fn = rl_step.make_loss(policy, objective, rigged_reward, GROUP)
     graded = compiled(jax.grad(loss_fn, has_aux=True))
 
     def step(references):
@@ -310,7 +310,7 @@ def test_example_of_an_objective(example):
 def _mean_stop(policy) -> float:
     """The mean of log P(tau) by hand, of the step that `_gradient` takes."""
     key, batch = jax.random.key(1), prompted_batch((ALWAYS,) * 4)
-    roll_out = compiled(lambda params: rl.roll_out(policy, params, batch, rigged_reward, GROUP, key))
+    roll_out = compiled(lambda params: rl_step.roll_out(policy, params, batch, rigged_reward, GROUP, key))
     trajectories, _ = roll_out(small_params())
     logits = policy.latent_policy.stop_logits(small_params(), trajectories.actions)
     rho = np.asarray(jax.nn.sigmoid(logits), np.float64)

@@ -22,7 +22,7 @@ from absl import logging
 
 from slpo_jax.config.registry import read_registrations
 from slpo_jax.errors import FlagParser, SaveError, UserError, silent_when_unread
-from slpo_jax.io.lines import print_plainly
+from slpo_jax.runtime.progress import print_plainly
 
 _GOES_ON = "interrupted; the same command goes on from what is finished"
 _LATER = "interrupted; what is under way is finished first, and a stage saved (Ctrl-C again ends at once)"

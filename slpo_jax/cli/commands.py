@@ -27,9 +27,10 @@ from slpo_jax.errors import UserError
 
 # The function of each, in this package: of its arguments alone. Nothing is imported before it is used.
 _COMMANDS = {
-    "train": "cli.train:train", "data": "cli.reasoner:data", "solve": "cli.reasoner:solve",
-    "eval": "cli.reasoner:evaluate", "view": "cli.commands:view", "report": "cli.commands:report",
-    "export": "cli.reasoner:export", "import": "cli.reasoner:import_", "configs": "cli.commands:configs",
+    "train": "cli.train:train", "data": "cli.reasoner_commands:data", "solve": "cli.reasoner_commands:solve",
+    "eval": "cli.reasoner_commands:evaluate", "view": "cli.commands:view", "report": "cli.commands:report",
+    "export": "cli.reasoner_commands:export", "import": "cli.reasoner_commands:import_",
+    "configs": "cli.commands:configs",
 }  # fmt: skip
 
 

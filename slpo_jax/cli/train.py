@@ -15,10 +15,10 @@ from ml_collections import ConfigDict
 
 from slpo_jax.cli.command import CommandParser, take_keys
 from slpo_jax.errors import UserError
-from slpo_jax.io import hosts
-from slpo_jax.io.backend import set_up_jax
 from slpo_jax.io.workdir import Workdir
-from slpo_jax.run.header import say_start
+from slpo_jax.runtime import hosts
+from slpo_jax.runtime.backend import set_up_jax
+from slpo_jax.runtime.progress import say_start
 from slpo_jax.stages import LATENT_RM, REASONERS, RL
 
 STEPS, ROWS = 2, 8  # steps of a phase or an objective, and problems of a batch and of an evaluated set
@@ -63,8 +63,8 @@ def train(arguments: list[str]) -> None:
     if not given.distributed and not given.process:
         say_start(workdir, start or "own")
     # Imports that take seconds wait until they are needed: --help comes at once.
-    from slpo_jax.config.validate import check
-    from slpo_jax.run.derived import requested
+    from slpo_jax.config.config_checks import check
+    from slpo_jax.run.own_data_settings import requested
 
     sources = {"train": given.train, "valid": given.valid, "base": given.base}
     begin, cut = functools.partial(_begin, given), _cut_gym if given.smoke else None

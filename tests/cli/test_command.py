@@ -103,7 +103,7 @@ def test_a_run_says_where_it_is_before_jax_is_imported(flags, line):
     program = f"""if True:
         import sys
         from slpo_jax.cli.train import train
-        sys.modules["slpo_jax.config.validate"] = None
+        sys.modules["slpo_jax.config.config_checks"] = None
         try:
             train({flags})
         except ImportError:
