@@ -51,7 +51,7 @@ if TYPE_CHECKING:  # of what `__getattr__` finds
     from slpo_jax.errors import UserError
     from slpo_jax.run.solver import Latent, Solution, Vote
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 # transformers is here for tokenizers and configs alone, and need not advise on installing PyTorch.
 os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
