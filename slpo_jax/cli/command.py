@@ -32,7 +32,7 @@ _MOMENT = 0.5  # seconds before that is said
 _INTERRUPTED = 128 + signal.SIGINT
 
 
-class _HelpFormatter(argparse.HelpFormatter):
+class _Formatter(argparse.HelpFormatter):
     """Fills a description's paragraphs, but for those that are indented; its flags stand beside what they are."""
 
     def __init__(self, prog: str):
@@ -52,7 +52,7 @@ class CommandParser(FlagParser):
     """
 
     def __init__(self, name: str, about: str | None):
-        super().__init__(prog=f"slpo {name}", usage=argparse.SUPPRESS, description=about, formatter_class=_HelpFormatter)
+        super().__init__(prog=f"slpo {name}", usage=argparse.SUPPRESS, description=about, formatter_class=_Formatter)
         self._positionals.title, self._optionals.title = "arguments", "flags"
         self.add_argument("--debug", action="store_true", help="show tracebacks")
         self.add_argument("--register", action="append", default=[], metavar="FILE", help="has methods of your own")

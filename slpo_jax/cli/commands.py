@@ -14,7 +14,7 @@ Commands:
     solve    ask a reasoner, and watch it think: slpo solve RUN "question"
     eval     measure a reasoner on problems: slpo eval RUN FILE
     view     open a run's report in the browser: slpo view RUN
-    report   make the report of a run anew, or one over several: slpo report RUN [RUN ..] [--out=DIR]
+    report   make the report of a run anew, or one over several: slpo report RUN [RUN ..]
     export   write a reasoner for transformers: slpo export RUN DIR
     import   make a published reasoner one of ours: slpo import HUB_ID DIR
     configs  list the shipped configs, or print one: slpo configs [NAME]
@@ -130,7 +130,7 @@ def configs(arguments: list[str]) -> None:
     Examples:
         slpo configs
         slpo configs quickstart
-        slpo configs quickstart > my_config.py && slpo train my_config.py
+        slpo configs quickstart > my_config.py
     """
     from slpo_jax.config.config_files import find_config, shipped
 

@@ -171,7 +171,7 @@ def _asking(name: str, about: str | None, samples: int) -> CommandParser:
     """The flags of asking a checkpoint; `samples` is the default of --samples."""
     parser = CommandParser(name, about)
     parser.add_argument("checkpoint", metavar="RUN", help="a workdir, WORKDIR/checkpoints/STAGE, a directory, a hub id")
-    parser.add_argument("--samples", type=int, default=samples, metavar="N", help=f"rollouts with noise; default: {samples}")
+    parser.add_argument("--samples", type=int, default=samples, metavar="N", help=f"noisy rollouts; default: {samples}")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of that noise")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead")
     _add_options(parser, [name for name in get_type_hints(LoadOptions) if name != "explain"])
