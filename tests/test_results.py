@@ -137,3 +137,14 @@ def test_commands_of_results_can_be_begun(path, monkeypatch):
     assert {command: reason for command, reason in gone.items()
             if not any(f" {part} " in f" {command} " for part in older)} == {}  # fmt: skip
     assert older == OLDER.get(path.name, {}).keys(), "begins again: take it out of OLDER"
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["slpo look runs/x", "slpo solve runs/x --sample=16 q", "slpo train nowhere", "slpo train prosqa:nowhere",
+     "slpo train graph --config.rl.step=3", "python -m slpo_jax.solve", "python -m benchmarks.passk --shapes bert",
+     "python launch/reproduce.py twelve", "python launch/reproduce.py figure4 --only=main", "python launch/kill.py"],
+)  # fmt: skip
+def test_what_is_looked_for_is_found(command):
+    assert commands_in(f"First {command}; then another.") == [command]
+    assert fault(words_of(command))

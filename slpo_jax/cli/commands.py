@@ -2,10 +2,10 @@
 
 First:
 
-    slpo train quickstart --smoke              does all of it work here? In a minute
-    slpo train quickstart                      train and evaluate, in minutes on two CPU cores
-    slpo view runs/quickstart                  the report
-    slpo solve runs/quickstart "3 7 12 = 33"   ask what was trained, and watch it think
+    slpo train quickstart --smoke               does all of it work here? In a minute
+    slpo train quickstart                       train and evaluate, in minutes on two CPU cores
+    slpo view runs/quickstart                   the report
+    slpo solve runs/quickstart "3 11 19 = 68"   ask what was trained, and watch it think
 
 Commands:
 

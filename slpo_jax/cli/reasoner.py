@@ -32,9 +32,9 @@ def solve(arguments: list[str]) -> None:
     projector). With --samples, rollouts under the noise of the run's evaluation vote. Nothing is written.
 
     Examples:
-        slpo solve runs/quickstart "3 7 12 = 33"
-        slpo solve runs/quickstart --samples=16 "3 7 12 = 33"
-        echo "3 7 12 = 33" | slpo solve runs/quickstart --json -
+        slpo solve runs/quickstart "3 11 19 = 68"
+        slpo solve runs/quickstart --samples=16 "3 11 19 = 68"
+        echo "3 11 19 = 68" | slpo solve runs/quickstart --json -
     """
     parser = _asking("solve", solve.__doc__, samples=0)
     _add_options(parser, ["explain"])

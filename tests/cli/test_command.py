@@ -133,7 +133,7 @@ def test_help_fits_a_screen(command):
     lines = done.stdout.splitlines()
     assert len(lines) <= 40
     assert max(map(len, lines)) <= 100
-    examples = [line for line in lines if re.match(r" {4}(\w.* )?slpo ", line)]
+    examples = [line for line in lines if re.match(r" {4}(\S+ )*slpo ", line)]
     assert len(examples) >= 3
     for line in examples:
         said = re.split(r"  +| > ", line.strip())[0].partition("slpo ")
