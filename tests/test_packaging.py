@@ -2,6 +2,7 @@
 
 import ast
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,8 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+
+import slpo_jax
 
 ROOT = Path(__file__).resolve().parents[1]
 # Where a pickled checkpoint is to be read, a curve drawn, boxes compared, and values logged.
@@ -50,6 +53,12 @@ def test_every_package_that_is_imported_is_declared():
         if name not in OPTIONAL and not declared.keys() & set(map(canonicalize_name, distributions.get(name, [])))
     }
     assert undeclared == {}
+
+
+def test_the_version_is_the_same_everywhere():
+    version = slpo_jax.__version__
+    assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
+    assert re.search(r"^## (\S+)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)[1] in (version, "Unreleased")
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / ".github/workflows").glob("*.yml")), ids=lambda path: path.stem)
