@@ -73,7 +73,7 @@ EXTRAS = {
 setup(
     name="slpo_jax",
     version=VERSION,
-    description="SLPO in JAX: reinforcement learning with verifiable rewards for latent reasoners",
+    description="Train, evaluate and compare language models that reason in latent vectors: COCONUT, CODI, CoLaR, SLPO",
     long_description=README.read_text(encoding="utf-8") if README.exists() else "",
     long_description_content_type="text/markdown",
     author="The slpo_jax authors",
