@@ -9,8 +9,7 @@ from slpo_jax.errors import UserError
 from slpo_jax.evaluation.report_rows import BEST_FIXED, Row
 from slpo_jax.io.files import as_json, flatten
 from slpo_jax.io.workdir import StageFolder
-from slpo_jax.run.experiment import Experiment
-from slpo_jax.run.stage import Stage
+from slpo_jax.run.experiment import Experiment, Stage
 from slpo_jax.stages import ABOUT, CONTROL, IMITATE, NO_THOUGHT, RL
 from slpo_jax.training.objectives import OBJECTIVES
 from slpo_jax.training.recipes import RECIPES, ImitateSettings
