@@ -3,7 +3,6 @@
 import importlib.util
 import json
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,10 +11,9 @@ import pandas
 import pytest
 
 from data_sets import write_jsonl, write_set
-from test_docs import ROOT, commands_of, defined, fenced
+from test_docs import ROOT, commands_of, defined, examples, fenced
 
 PARTS = (("README.md", ""), ("docs/train.md", "Your own problems"), ("docs/use.md", "Evaluate alone"))  # page, section
-_FILE = re.compile(r"`(\S+\.py)`:\n\n```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 ASKED = "3 11 19 = 68"
 RUNS = {  # of slpo_jax.main, by config: what makes them small
     "quickstart": {
@@ -80,9 +78,8 @@ def said(tmp_path_factory):
     folder = tmp_path_factory.mktemp("readme")
     _own_data(folder)
     said: dict[str, list[str]] = {}
-    files = dict(_FILE.findall((ROOT / "README.md").read_text()))
-    for name, text in files.items():
-        (folder / name).write_text(text)
+    files = dict(examples())
+    (folder / "close.py").write_text(files["close.py"])
     found = [block for page, section in PARTS for block in fenced(ROOT / page, section) if block[1] not in files.values()]
     for kind, text in found:
         for words in commands_of(text) if kind == "bash" else [["python", "-c", text]] if kind == "python" else []:
