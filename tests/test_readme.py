@@ -80,8 +80,8 @@ def said(tmp_path_factory):
     said: dict[str, list[str]] = {}
     files = dict(examples())
     (folder / "close.py").write_text(files["close.py"])
-    found = [block for page, section in PARTS for block in fenced(ROOT / page, section) if block[1] not in files.values()]
-    for kind, text in found:
+    found = [block for page, section in PARTS for block in fenced(ROOT / page, section)]
+    for kind, text in (block for block in found if block[1] not in files.values()):
         for words in commands_of(text) if kind == "bash" else [["python", "-c", text]] if kind == "python" else []:
             name = words[1] if kind == "python" else words[3 if words[2] == "slpo_jax" else 2]
             if name in ("pip", "pytest"):  # as .ci/run does
