@@ -27,12 +27,12 @@ from benchmarks.measure.report import Parser, check_flags, listed, machine, page
 from benchmarks.measure.targets import Target, known, target
 from benchmarks.measure.workload import GPT2, load_file
 from configs._presets import SOFT_METHODS
-from slpo_jax.config.validate import check
+from slpo_jax.config.config_checks import check
 from slpo_jax.errors import UserError, in_a_line
 from slpo_jax.io.files import write_text
 from slpo_jax.models import xla_cpu
+from slpo_jax.run.run_checks import check_batch
 from slpo_jax.run.setup import Setup, assemble
-from slpo_jax.run.validate import check_batch
 from slpo_jax.stages import EVALUATE, RL
 
 DEVICES = 4  # the paper's

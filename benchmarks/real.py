@@ -46,15 +46,15 @@ from benchmarks.real_profile import PROFILE, profile_tables, profiled
 from benchmarks.real_tables import minutes_table, programs_table, quality_tables, result_file
 from benchmarks.real_work import budget, check_memory, compile_all
 from slpo_jax.checkpoints.gguf import bundled_gguf
-from slpo_jax.config.validate import check
+from slpo_jax.config.config_checks import check
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.curves import read_metrics
 from slpo_jax.evaluation.report import write_report
-from slpo_jax.io.backend import set_up_jax
 from slpo_jax.io.files import digest, read_json, write_text
 from slpo_jax.io.workdir import Workdir
 from slpo_jax.models import xla_cpu
 from slpo_jax.run.setup import assemble
+from slpo_jax.runtime.backend import set_up_jax
 
 sys.path.append(str(ROOT / "launch"))  # whose scripts see each other so
 from carry import CARRY, MANIFEST, commit, join_weights

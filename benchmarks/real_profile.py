@@ -18,12 +18,12 @@ from benchmarks.real_tables import called
 from benchmarks.real_work import PEAK
 from slpo_jax.config.config import rl_of
 from slpo_jax.io.files import digest, read_json, write_text
-from slpo_jax.io.mesh import shard_rows
 from slpo_jax.io.orbax import load_params
 from slpo_jax.io.workdir import Workdir
 from slpo_jax.run.rl import make_objective
 from slpo_jax.run.setup import Setup
 from slpo_jax.run.stage import host_batches
+from slpo_jax.runtime.mesh import shard_rows
 from slpo_jax.stages import COLD_START
 
 PROFILE = "profile.json"

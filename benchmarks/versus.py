@@ -45,7 +45,7 @@ sys.stdout = sys.stderr
 from benchmarks import passk
 from benchmarks.measure import passk_work, workload
 from benchmarks.measure.ours import Ours
-from slpo_jax.io.backend import set_up_jax
+from slpo_jax.runtime.backend import set_up_jax
 
 def say(found):
     print(json.dumps(found), file=out, flush=True)

@@ -1,8 +1,9 @@
-"""One cell of Countdown: a reasoner imitates a few thousand solutions, and then a verifier rewards other problems.
+"""Countdown: a reasoner, then a verifier's rewards. countdown:REASONER_BACKBONE.
 
-`--config=configs/countdown.py:REASONER_BACKBONE`, e.g. `codi_llama`, trains it from nothing, and then each objective
-from where imitation ended, in as many steps as further imitation takes. Solutions to imitate, problems of the rewards
-and tests are all apart by numbers and goal. There is no gate: all latent reasoners think a latent for each operation.
+`slpo train countdown:REASONER_BACKBONE`, e.g. `codi_llama`, imitates a few thousand solutions from nothing, and then
+each objective from where imitation ended, in as many steps as further imitation takes. Solutions to imitate, problems
+of the rewards and tests are all apart by numbers and goal. There is no gate: all latent reasoners think a latent for
+each operation.
 
 With `REASONER_BACKBONE,tune` it evaluates on the validation problems alone, and trains each objective at every rate of
 `TRIED`; `RATES` are the best of those (`launch/reproduce.py countdown_rates`).

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from slpo_jax.config import Config
-from slpo_jax.config.bounds import fields_of, in_words
 from slpo_jax.policy.latent_policies import LATENT_POLICIES
+from slpo_jax.settings import fields_of, in_words
 from slpo_jax.training.objectives import OBJECTIVES
 
 PAGE = Path(__file__).with_suffix(".md")

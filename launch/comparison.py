@@ -12,7 +12,7 @@ from runs import CONTENDERS
 from slpo_jax.evaluation.comparisons import AVERAGE
 from slpo_jax.evaluation.records import read_evals
 from slpo_jax.evaluation.report import compare_runs
-from slpo_jax.evaluation.rows import read_rows
+from slpo_jax.evaluation.report_rows import read_rows
 from slpo_jax.evaluation.statistics import mean_se
 from slpo_jax.io.files import read_json
 

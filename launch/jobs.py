@@ -18,7 +18,7 @@ from slpo_jax.config.config_files import read_config_file
 from slpo_jax.data.dataset_rows import place_of
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.report import write_report
-from slpo_jax.evaluation.rows import read_row, read_rows, write_row
+from slpo_jax.evaluation.report_rows import read_row, read_rows, write_row
 from slpo_jax.io.files import digest, files_digest, read_json, write_text
 from slpo_jax.io.workdir import Workdir
 

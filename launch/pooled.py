@@ -15,7 +15,7 @@ from jobs import Job, Table
 from slpo_jax.evaluation.comparisons import bootstrap_draws, interval
 from slpo_jax.evaluation.curves import read_metrics, training_curves
 from slpo_jax.evaluation.records import EvalRecords, read_evals
-from slpo_jax.evaluation.rows import read_rows
+from slpo_jax.evaluation.report_rows import read_rows
 from slpo_jax.evaluation.statistics import mean_se, problem_values
 from slpo_jax.io.workdir import Workdir
 

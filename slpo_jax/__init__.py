@@ -35,10 +35,13 @@ import importlib
 import os
 from typing import TYPE_CHECKING, Any
 
+from slpo_jax.version import __version__ as __version__
+
 if TYPE_CHECKING:  # of what `__getattr__` finds
     from slpo_jax.api.evaluation import Difference, Evaluation
     from slpo_jax.api.reading import read
-    from slpo_jax.api.reasoner import TrainedReasoner, load
+    from slpo_jax.api.solver import Latent, Solution, Vote
+    from slpo_jax.api.trained_reasoner import TrainedReasoner, load
     from slpo_jax.api.training import Run, train
     from slpo_jax.config.registry import (
         register_latent_policy,
@@ -49,9 +52,6 @@ if TYPE_CHECKING:  # of what `__getattr__` finds
         register_tracker,
     )
     from slpo_jax.errors import UserError
-    from slpo_jax.run.solver import Latent, Solution, Vote
-
-__version__ = "0.2.0"
 
 # transformers is here for tokenizers and configs alone, and need not advise on installing PyTorch.
 os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
@@ -62,11 +62,11 @@ _REGISTER = tuple(
 _PLACES = {
     "api.evaluation": ("Difference", "Evaluation"),
     "api.reading": ("read",),
-    "api.reasoner": ("TrainedReasoner", "load"),
+    "api.trained_reasoner": ("TrainedReasoner", "load"),
     "api.training": ("Run", "train"),
     "errors": ("UserError",),
     "config.registry": _REGISTER,
-    "run.solver": ("Latent", "Solution", "Vote"),
+    "api.solver": ("Latent", "Solution", "Vote"),
 }
 _PLACE = {name: place for place, names in _PLACES.items() for name in names}
 

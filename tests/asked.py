@@ -9,7 +9,7 @@ import numpy as np
 
 from slpo_jax.config import default_config, read_config
 from slpo_jax.config.sections import values
-from slpo_jax.evaluation.rows import Row, write_row, write_rule
+from slpo_jax.evaluation.report_rows import Row, write_row, write_rule
 from slpo_jax.io.orbax import save_params
 from slpo_jax.run.experiment import build
 from slpo_jax.run.provenance import ensure_manifest

@@ -92,7 +92,7 @@ hypothesis.settings.load_profile("slpo_jax")
 
 import jax  # noqa: E402 - after the variables that it reads on import
 
-from slpo_jax.io import hosts  # noqa: E402
+from slpo_jax.runtime import hosts  # noqa: E402
 
 jax.config.update("jax_numpy_rank_promotion", "raise")  # axes are added where it can be seen
 

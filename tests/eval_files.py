@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 
 from slpo_jax.evaluation import records
-from slpo_jax.evaluation.rows import BEST_FIXED, Row, read_row, read_rows, write_row
+from slpo_jax.evaluation.report_rows import BEST_FIXED, Row, read_row, read_rows, write_row
 from slpo_jax.io import artifact
 from slpo_jax.io.workdir import Workdir
 

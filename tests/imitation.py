@@ -11,11 +11,11 @@ import numpy as np
 import optax
 import pytest
 
-from slpo_jax.config import read_config, validate
-from slpo_jax.io.mesh import replicate
+from slpo_jax.config import config_checks, read_config
 from slpo_jax.run import imitate, rl, stage
 from slpo_jax.run.experiment import Experiment, build
 from slpo_jax.run.plan import check_stages
+from slpo_jax.runtime.mesh import replicate
 from slpo_jax.training import rollout_update
 from slpo_jax.training.optimizer import make_optimizer
 from small_run import train
@@ -48,7 +48,7 @@ def crash_at(patch: pytest.MonkeyPatch, module: Any, *steps: int) -> None:
 
 
 def run_imitation(config, workdir) -> Experiment:
-    validate.check(config)
+    config_checks.check(config)
     experiment = build(read_config(config), workdir)
     with contextlib.closing(experiment.log):
         check_stages(experiment)

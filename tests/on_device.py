@@ -3,8 +3,7 @@
 import numpy as np
 
 from slpo_jax.rewards.answers import STYLES
-from slpo_jax.rewards.text_verifier import ON_DEVICE, judged
-from slpo_jax.rewards.verifier import padded_table
+from slpo_jax.rewards.verifier import ON_DEVICE, judged, padded_table
 
 
 def verify(table_VL, tokens_BA, references_BR, eos_id, style):

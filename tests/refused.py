@@ -16,7 +16,7 @@ def refusal(command: str, *arguments: str, folder: Path) -> str:
     """The line that `slpo COMMAND ARGUMENTS` ends with in a folder."""
     function = function_of(command)
     with pytest.MonkeyPatch.context() as patch, contextlib.chdir(folder):
-        for module in ("io.backend", "cli.train"):
+        for module in ("runtime.backend", "cli.train"):
             patch.setattr(f"slpo_jax.{module}.set_up_jax", lambda *_: None)
         with pytest.raises((UserError, OSError)) as caught:
             function(list(arguments))

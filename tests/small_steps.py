@@ -11,10 +11,10 @@ import optax
 
 import tiny
 from slpo_jax.data.batches import pad_suffixes
-from slpo_jax.io.mesh import device_mesh, shard_rows
-from slpo_jax.policy.prompted import PromptedBatch
+from slpo_jax.policy.prompts import PromptedBatch
 from slpo_jax.rewards.reward import Verdicts
-from slpo_jax.training import cold_start, rl
+from slpo_jax.runtime.mesh import device_mesh, shard_rows
+from slpo_jax.training import gate_training, rl_step
 from slpo_jax.training.objectives import OBJECTIVES
 from slpo_jax.training.recipes import ImitateSettings, curriculum
 from slpo_jax.training.sharding import Layout
@@ -64,12 +64,12 @@ def host_reward_of(batch):
 # A floor of the variance that float32 has no trouble with.
 OBJECTIVE = OBJECTIVES["slpo"](passes=PASSES, epsilon=1e-2)
 POLICY = dataclasses.replace(tiny.policy_of(ROLLOUT, REASONER), capacities=((0.75, 0.5), (1.0, 1.0)))
-COLD = cold_start.ColdStartConfig(trajectories=2, min_latents=MIN_LATENTS, gate_dropout=0.2)
+COLD = gate_training.ColdStartConfig(trajectories=2, min_latents=MIN_LATENTS, gate_dropout=0.2)
 IMITATION = POLICY.having(max_latents=3, dropout_rate=0.2)
 # stage -> loss, what it trains
 STAGES = {
-    "rl": (lambda: rl.make_loss(POLICY, OBJECTIVE, rigged_reward, GROUP), ("reasoner", "gate")),
-    "cold_start": (lambda: cold_start.make_loss(POLICY, rigged_reward, COLD), ("gate",)),
+    "rl": (lambda: rl_step.make_loss(POLICY, OBJECTIVE, rigged_reward, GROUP), ("reasoner", "gate")),
+    "cold_start": (lambda: gate_training.make_loss(POLICY, rigged_reward, COLD), ("gate",)),
     "imitate": (lambda: curriculum.Curriculum()(ImitateSettings()).loss_of(IMITATION), ("reasoner",)),
 }
 

@@ -8,7 +8,7 @@ import jax
 import pytest
 
 from benchmarks.measure.programs import programs
-from slpo_jax.checkpoints.architectures import ARCHITECTURES
+from slpo_jax.architectures import ARCHITECTURES
 from slpo_jax.config import default_config, read_config
 from slpo_jax.evaluation.curves import scalars
 from slpo_jax.models import xla_cpu

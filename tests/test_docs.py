@@ -17,12 +17,12 @@ import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
+import slpo_jax
+from commands import config_of, fault, trains
 from configs._presets import SOFT_METHODS
 from eval_files import write_eval
-from slpo_jax.checkpoints.architectures import ARCHITECTURES
-from slpo_jax.cli.command import take_keys
-from slpo_jax.config import default_config, validate
-from slpo_jax.config.load_options import KEYS as LOAD_OPTIONS
+from slpo_jax.architectures import ARCHITECTURES
+from slpo_jax.config import config_checks, default_config
 from slpo_jax.config.registry import read_registrations
 from slpo_jax.evaluation.curves import scalars
 from slpo_jax.evaluation.records import read_records
@@ -32,10 +32,9 @@ from slpo_jax.policy.advantage import ADVANTAGES
 from slpo_jax.policy.latent_policies import LATENT_POLICIES
 from slpo_jax.policy.scorers import SCORERS
 from slpo_jax.rewards.reward import REWARDS
-from slpo_jax.run.derived import KEYS, requested
 from slpo_jax.run.experiment import build
 from slpo_jax.run.plan import check_stages
-from slpo_jax.training import rl
+from slpo_jax.training import rl_step
 from slpo_jax.training.metrics import TRACKERS, MetricsLog
 from slpo_jax.training.objectives import OBJECTIVES
 from slpo_jax.training.recipes import RECIPES, ImitateSettings
@@ -158,25 +157,22 @@ def _as_module(words: list[str]) -> list[str]:
     return ["python", "-m", "slpo_jax.main", *config, *words[2 + len(config) :]]
 
 
-def config_of(words: list[str]):
-    """The checked config of a command's arguments, from the checkout's root."""
-    rest, keys = take_keys(words[3:])
-    (start,) = [word.partition("=")[2] for word in rest if word.startswith("--config=")]
-    assert all(re.match("--(config|workdir|smoke)", word) for word in rest)
-    return validate.check(requested(start, dict.fromkeys(KEYS, ""), {}, keys, lambda _: None, texts=True)[0])
+def mentioned(page: Path) -> list[list[str]]:
+    """Commands in a page's sentences, without those that stand for several: [--flag], FILE|DIR, .., COMMAND."""
+    quoted = [" ".join(text.split()) for text in re.findall(r"`((?:python|slpo) [^`]+)`", prose(page))]
+    return [shlex.split(text) for text in quoted if not re.search(r"[][|]|\.\.|COMMAND", text)]
 
 
 @of(PAGES)
-def test_runs_have_configs_that_can_be_used(page, monkeypatch, example):
+def test_commands_can_be_begun(page, monkeypatch, example):
+    """Their programs, flags, configs and tables are there; methods of the page's own are registered first."""
     monkeypatch.chdir(ROOT)
-    runs = [words for words in commands(page) if "slpo_jax.main" in words]
-    runs = [words for words in runs if not any(word.startswith("--train=") for word in words)]  # test_readme.py's
-    for words in runs:
+    found = commands(page) + mentioned(page)
+    for words in found:
         for file in [word for word in words if word.startswith("--register=")]:
             example(Path(file.partition("=")[2]).stem)
-            words.remove(file)
-        config_of(words)
-    assert runs or page.name not in ("README.md", "train.md", "methods.md")
+        assert fault(words) == ""
+    assert any(map(trains, found)) or page.name not in ("README.md", "train.md", "methods.md")
 
 
 @pytest.mark.nightly
@@ -195,26 +191,12 @@ def test_a_second_name_can_be_given():
     config = importlib.import_module("configs.quickstart").get_config()
     (code,) = blocks(ROOT / "docs" / "train.md", "python")
     exec(code, {"config": config})
-    assert validate.check(config).objective["slpo_grpo"].advantage == "grpo"
+    assert config_checks.check(config).objective["slpo_grpo"].advantage == "grpo"
 
 
-@of(PAGES)
-def test_other_commands_have_their_files_and_flags(page):
-    for words in commands(page):
-        if words[:2] == ["python", "-m"] and words[2].startswith(("slpo_jax", "benchmarks.")):
-            module = "slpo_jax.main" if words[2] == "slpo_jax" else words[2]
-            path = ROOT / (module.replace(".", "/") + ".py")
-        elif words[0] == "python" and words[1].endswith(".py"):
-            path = ROOT / words[1]
-        else:
-            continue
-        sources = [path.read_text(), *(file.read_text() for file in (ROOT / "slpo_jax" / "cli").glob("*.py"))]
-        sources += [file.read_text() for file in path.parent.glob("*/report.py")]  # flags that benchmarks share
-        for flag in (word.partition("=")[0].lstrip("-") for word in words[2:] if word.startswith("--")):
-            if flag in LOAD_OPTIONS:
-                continue
-            quoted = re.compile(rf"[\"'](--)?{flag.partition('.')[0]}[\"']")
-            assert any(quoted.search(source) for source in sources), f"{path.name}: --{flag}"
+def test_the_python_page_has_every_public_name():
+    (members,) = re.findall(r"members: \[(.*?)\]", (ROOT / "docs" / "api.md").read_text(), re.DOTALL)
+    assert sorted(re.split(r",\s+", members)) == sorted(slpo_jax.__all__)
 
 
 def test_methods_are_all_there():
@@ -283,7 +265,7 @@ PLAIN = dataclasses.replace(POLICY, capacities=((1.0, 1.0),))
 
 def _step(policy, objective):
     """References -> gradient and metrics of one step's loss."""
-    loss_fn = rl.make_loss(policy, objective, rigged_reward, GROUP)
+    loss_fn = rl_step.make_loss(policy, objective, rigged_reward, GROUP)
     graded = compiled(jax.grad(loss_fn, has_aux=True))
 
     def step(references):
@@ -314,7 +296,7 @@ def test_example_of_an_objective(example):
 def _mean_stop(policy) -> float:
     """The mean of log P(tau) by hand, of the step that `_gradient` takes."""
     key, batch = jax.random.key(1), prompted_batch((ALWAYS,) * 4)
-    roll_out = compiled(lambda params: rl.roll_out(policy, params, batch, rigged_reward, GROUP, key))
+    roll_out = compiled(lambda params: rl_step.roll_out(policy, params, batch, rigged_reward, GROUP, key))
     trajectories, _ = roll_out(small_params())
     logits = policy.latent_policy.stop_logits(small_params(), trajectories.actions)
     rho = np.asarray(jax.nn.sigmoid(logits), np.float64)

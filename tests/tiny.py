@@ -15,14 +15,14 @@ import pytest
 from scipy import special
 
 from plain_gpt2 import dropout_factors, plain_hidden
-from slpo_jax.checkpoints.architectures.coconut import Coconut
+from slpo_jax.architectures.coconut import Coconut
 from slpo_jax.models.dropout import Dropout
 from slpo_jax.models.gate import stopping_gate
 from slpo_jax.models.gpt2 import GPT2Config
 from slpo_jax.policy import noise
 from slpo_jax.policy.latent_policies import LATENT_POLICIES
 from slpo_jax.policy.policy import Policy, RolloutConfig
-from slpo_jax.policy.prompted import Prompts
+from slpo_jax.policy.prompts import Prompts
 from slpo_jax.policy.rollout import sample
 from slpo_jax.rewards.reward import Verdicts
 

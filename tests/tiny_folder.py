@@ -8,7 +8,7 @@ from safetensors.numpy import save_file
 
 from slpo_jax.config import Config, default_config, read_config
 from slpo_jax.data.tokenizer import arithmetic_tokenizer
-from slpo_jax.io.tokenizer_files import save_tokenizer
+from slpo_jax.data.tokenizer_files import save_tokenizer
 
 WIDTH, LAYERS = 4, 2
 Tensors = dict[str, np.ndarray]

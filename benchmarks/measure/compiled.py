@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
-from slpo_jax.io.mesh import EVERYWHERE, ROWS
-from slpo_jax.policy.prompted import PromptedBatch, Prompts
+from slpo_jax.policy.prompts import PromptedBatch, Prompts
+from slpo_jax.runtime.mesh import EVERYWHERE, ROWS
 from slpo_jax.training.sharding import Layout
 from slpo_jax.training.state import Params, TrainState
 

@@ -10,10 +10,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from benchmarks.measure.compiled import abstract_batch, abstract_rollouts, abstract_state
 from slpo_jax.config.config import rl_of
-from slpo_jax.io.mesh import EVERYWHERE, ROWS
 from slpo_jax.models.parts import ADAPTER
 from slpo_jax.policy.policy import Stopping
-from slpo_jax.policy.prompted import Prompts
+from slpo_jax.policy.prompts import Prompts
 from slpo_jax.run import imitate
 from slpo_jax.run.rl import (
     fresh_adapters,
@@ -25,8 +24,9 @@ from slpo_jax.run.rl import (
 )
 from slpo_jax.run.setup import Setup
 from slpo_jax.run.stage import host_batches
+from slpo_jax.runtime.mesh import EVERYWHERE, ROWS
 from slpo_jax.stages import COLD_START, EVALUATE, IMITATE, RL
-from slpo_jax.training import cold_start, rl
+from slpo_jax.training import gate_training, rl_step
 from slpo_jax.training.optimizer import make_optimizer, make_schedule
 from slpo_jax.training.rollout_update import make_rollout
 from slpo_jax.training.state import make_train_step
@@ -85,7 +85,7 @@ def cold_starts(setup: Setup, own: bool = False) -> list[Program]:
     """The gate's step; `own` is as of `objectives`."""
     config, params = setup.config.cold_start, setup.abstract_params()
     settings = dataclasses.replace(config, min_latents=setup.config.min_latents, gate_dropout=setup.config.gate.dropout)
-    loss = cold_start.make_loss(setup.policy, setup.reward.on_device, settings)
+    loss = gate_training.make_loss(setup.policy, setup.reward.on_device, settings)
     trained = setup.trained_by(COLD_START, params)
     rates = setup.optimizer_config(COLD_START, config.steps)
     optimizer, schedule = make_optimizer(rates), make_schedule(rates)
@@ -128,11 +128,11 @@ def _objective(setup: Setup, name: str, own: bool) -> list[Program]:
         rows = placed(setup, jax.ShapeDtypeStruct((config.batch_size, policy.config.answer_slots), jnp.int32), ROWS)
         batch = dataclasses.replace(batch, answers=rows)
     if reward and not objective.needs_reference and not objective.needs_behaviour:
-        step = make_train_step(rl.make_loss(policy, objective, reward, config.group), *how, schedule=schedule)
+        step = make_train_step(rl_step.make_loss(policy, objective, reward, config.group), *how, schedule=schedule)
         return [Program("", step, (state, batch))]
     rollout = make_rollout(policy, objective, reward, config.group, setup.layout, RL, config.micro_batches)
     updates, parts = objective.updates_per_step, objective.rollout_parts
-    improved = rl.make_improvement(policy, objective)
+    improved = rl_step.make_improvement(policy, objective)
     improvement = make_train_step(improved, *how, updates=updates, parts=parts, schedule=schedule)
     changed = {part: state.params[part] for part in trained if part != ADAPTER}
     reference = changed if objective.needs_reference else {}

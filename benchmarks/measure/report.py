@@ -17,8 +17,8 @@ import jax
 
 from benchmarks.measure.workload import Shapes, load_config
 from slpo_jax.errors import FlagParser, UserError, silent_when_unread
-from slpo_jax.io.backend import set_up_jax
 from slpo_jax.io.files import write_text
+from slpo_jax.runtime.backend import set_up_jax
 
 
 def machine() -> dict[str, Any]:

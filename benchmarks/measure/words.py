@@ -15,11 +15,11 @@ from slpo_jax.checkpoints.export import export_reasoner
 from slpo_jax.config import read_config
 from slpo_jax.data.batches import batch_indices
 from slpo_jax.errors import UserError
-from slpo_jax.policy.prompted import PromptedBatch
+from slpo_jax.policy.prompts import PromptedBatch
 from slpo_jax.run.rl import make_objective, optimizer_config, training_policy
 from slpo_jax.run.setup import Setup, assemble
-from slpo_jax.training.batches import make_batch
 from slpo_jax.training.optimizer import OptimizerConfig
+from slpo_jax.training.rl_step import make_batch
 
 CONFIG = "configs/soft_smollm2.py:grpo"
 DTYPES = ("float32", "bfloat16")  # that both sides are tried in

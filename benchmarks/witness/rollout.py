@@ -9,7 +9,7 @@ from transformers.cache_utils import DynamicCache
 
 from benchmarks.witness.model import Noise, noise_at
 from slpo_jax.policy.policy import RolloutConfig
-from slpo_jax.policy.prompted import Prompts
+from slpo_jax.policy.prompts import Prompts
 
 
 @dataclasses.dataclass

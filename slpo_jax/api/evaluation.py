@@ -9,7 +9,7 @@ from slpo_jax.errors import UserError
 from slpo_jax.evaluation.comparisons import compare_rows
 from slpo_jax.evaluation.markdown import percent
 from slpo_jax.evaluation.records import EvalRecords, arrays_of
-from slpo_jax.evaluation.rows import Row
+from slpo_jax.evaluation.report_rows import Row
 from slpo_jax.evaluation.statistics import COUNTS, defined, summarise
 from slpo_jax.rewards.reward import CORRECT
 
@@ -97,7 +97,7 @@ class Evaluation:
             UserError: no rollouts were sampled, or matplotlib is not installed.
         """
         try:
-            from slpo_jax.evaluation.figures import pass_at_k_figure  # matplotlib takes a second
+            from slpo_jax.evaluation.curves import pass_at_k_figure  # matplotlib takes a second
         except ImportError as error:
             raise UserError("plot: matplotlib is not installed; pip install 'slpo_jax[plot]'") from error
 

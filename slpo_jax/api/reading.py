@@ -4,15 +4,15 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any, cast, get_args
 
-from slpo_jax.config.bounds import FieldError
-from slpo_jax.config.load_options import by_argument
+from slpo_jax.api.load_options import by_argument
 from slpo_jax.data.problem import Problems
 from slpo_jax.data.problems import load_problems
 from slpo_jax.data.record_fields import FieldsConfig
 from slpo_jax.errors import UserError
 from slpo_jax.rewards.answers import STYLES, AskedStyle, Kind, style_of
-from slpo_jax.run.derived import answers_of
+from slpo_jax.run.own_data_settings import answers_of
 from slpo_jax.run.sources import only_errors, read_as
+from slpo_jax.settings import FieldError
 
 _ARE: dict[Kind, str] = {"numbers": "numbers", "latex": "LaTeX", "texts": "texts"}
 

@@ -9,15 +9,15 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from slpo_jax.api.reasoner import TrainedReasoner, load
+from slpo_jax.api.trained_reasoner import TrainedReasoner, load
+from slpo_jax.config.config_checks import check
 from slpo_jax.config.registry import register_reward
-from slpo_jax.config.validate import check
 from slpo_jax.errors import UserError
-from slpo_jax.io.backend import set_up_jax
 from slpo_jax.io.files import read_json
 from slpo_jax.io.workdir import Workdir
 from slpo_jax.rewards.functions import name_of
-from slpo_jax.run.derived import requested
+from slpo_jax.run.own_data_settings import requested
+from slpo_jax.runtime.backend import set_up_jax
 
 
 @dataclasses.dataclass(frozen=True)

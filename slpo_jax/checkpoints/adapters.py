@@ -11,11 +11,11 @@ import numpy as np
 from flax.traverse_util import flatten_dict
 from safetensors.numpy import save_file
 
-from slpo_jax.checkpoints.hf_config import BackboneConfig
-from slpo_jax.checkpoints.tensors import Stored
-from slpo_jax.checkpoints.weights import EMBEDDING, backbone_weights, with_head
+from slpo_jax.architectures.tensors import Stored
+from slpo_jax.architectures.weights import EMBEDDING, backbone_weights, with_head
 from slpo_jax.errors import UserError
 from slpo_jax.io.files import read_json
+from slpo_jax.models.reasoner import BackboneConfig
 
 CONFIG = "adapter_config.json"
 WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")

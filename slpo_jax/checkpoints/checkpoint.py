@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from slpo_jax.checkpoints.architectures import REASONERS, Architecture, architecture_of
+from slpo_jax.architectures import REASONERS, Architecture, architecture_of
+from slpo_jax.architectures.weights import backbone_weights, check_tree, gate_weights, read_tree, refuse_leftovers
 from slpo_jax.checkpoints.decoder import read_decoder
 from slpo_jax.checkpoints.description import Description, end_tokens, write_description
 from slpo_jax.checkpoints.detect import Identity, identify
-from slpo_jax.checkpoints.hf_config import BackboneConfig
 from slpo_jax.checkpoints.source import fitting
-from slpo_jax.checkpoints.weights import backbone_weights, check_tree, gate_weights, read_tree, refuse_leftovers
 from slpo_jax.config.config import Config
 from slpo_jax.data.chat import PromptConfig
 from slpo_jax.data.problem import Problem
@@ -22,7 +21,7 @@ from slpo_jax.data.tokenizer import ANSWER_MARK, WORDS, has_latent_tokens, load_
 from slpo_jax.errors import UserError
 from slpo_jax.models.llama import LlamaConfig
 from slpo_jax.models.parts import DECODER, GATE, REASONER
-from slpo_jax.models.reasoner import BACKBONES
+from slpo_jax.models.reasoner import BACKBONES, BackboneConfig
 from slpo_jax.models.shapes import activation_type, is_loop
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """The config that goes with a checkpoint, found out from the checkpoint: no config file is needed to use one.
 
-What decides what it answers (the settings that affect rollouts, see `slpo_jax.config.bounds`) is also taken into a
+What decides what it answers (the settings that affect rollouts, see `slpo_jax.settings`) is also taken into a
 config
 that only evaluates: what was set there, on the command line or away from the default, goes before what the checkpoint
 was made with, and that before the default. Where a config and its checkpoint differ, a line says so.
@@ -13,12 +13,12 @@ from typing import Any
 
 from absl import logging
 
-from slpo_jax.checkpoints.architectures import PLAIN, Architecture, architecture_of
+from slpo_jax.architectures import PLAIN, Architecture, architecture_of
 from slpo_jax.checkpoints.detect import Identity
 from slpo_jax.config.config import Config, own_latents, read_config
 from slpo_jax.config.sections import changed, values
 from slpo_jax.errors import UserError
-from slpo_jax.evaluation.rows import RULES, is_rule, read_rule
+from slpo_jax.evaluation.report_rows import RULES, is_rule, read_rule
 from slpo_jax.io.files import as_json, flatten, read_json
 from slpo_jax.io.workdir import Workdir
 from slpo_jax.policy.policy import Stopping

@@ -1,17 +1,17 @@
 """SIM-CoT's decoder beside a reasoner: in the files of its two programs, and in an export."""
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from absl import logging
 
-from slpo_jax.checkpoints.hf_config import BackboneConfig
-from slpo_jax.checkpoints.tensors import Stored
-from slpo_jax.checkpoints.weights import backbone_weights, read_tree, refuse_leftovers, with_prefix, write_tree
+from slpo_jax.architectures.architecture import Decoder
+from slpo_jax.architectures.tensors import Stored
+from slpo_jax.architectures.weights import backbone_weights, read_tree, refuse_leftovers, with_prefix, write_tree
 from slpo_jax.errors import UserError
 from slpo_jax.models.parts import DECODER
-from slpo_jax.models.reasoner import vocabulary_rows
+from slpo_jax.models.reasoner import BackboneConfig, vocabulary_rows
 from slpo_jax.policy.explain import READS, Reads
 
 FILE = "decoder.safetensors"
@@ -23,20 +23,6 @@ _LAYOUTS: tuple[tuple[str, str, Reads, int], ...] = (
     ("codi.", "decoder.", (1, 0), 0),
 )
 _SEPARATE = ("pj_in.", "pj_out.")
-
-
-class Decoder(NamedTuple):
-    """A decoder that has not been read yet.
-
-    Attributes:
-        tensors: under Hugging Face's names.
-        reads: how it reads thoughts.
-        latents: in which the reasoner beside it thinks; 0 is as many as without it.
-    """
-
-    tensors: dict[str, Stored]
-    reads: Reads
-    latents: int = 0
 
 
 def take_decoder(tensors: dict[str, Stored], source: str) -> tuple[dict[str, Stored], Decoder | None]:

@@ -10,13 +10,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from slpo_jax.checkpoints.architectures import ARCHITECTURES, Architecture
-from slpo_jax.checkpoints.hf_config import BackboneConfig, from_hugging_face, to_hugging_face
-from slpo_jax.config.bounds import FieldError
+from slpo_jax.architectures import ARCHITECTURES, Architecture
+from slpo_jax.checkpoints.hf_config import from_hugging_face, to_hugging_face
 from slpo_jax.data.templates import Template
+from slpo_jax.data.tokenizer_files import save_tokenizer
 from slpo_jax.errors import UserError
 from slpo_jax.io.files import read_json
-from slpo_jax.io.tokenizer_files import save_tokenizer
+from slpo_jax.models.reasoner import BackboneConfig
+from slpo_jax.settings import FieldError
 
 FILE = "reasoner.json"
 MODEL_FILE = "config.json"

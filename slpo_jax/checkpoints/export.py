@@ -12,6 +12,7 @@ from absl import logging
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
+from slpo_jax.architectures.weights import backbone_weights, gate_weights, write_tree
 from slpo_jax.checkpoints import decoder
 from slpo_jax.checkpoints.checkpoint import Checkpoint, find_checkpoint
 from slpo_jax.checkpoints.decode_settings import config_of, made_with, stopping_of
@@ -20,7 +21,6 @@ from slpo_jax.checkpoints.description import FILE
 from slpo_jax.checkpoints.detect import Identity, has_gate, identify, newest_checkpoint
 from slpo_jax.checkpoints.export_texts import have_asked, model_card, short, thinking_files, thinks
 from slpo_jax.checkpoints.source import SIDE_FILE
-from slpo_jax.checkpoints.weights import backbone_weights, gate_weights, write_tree
 from slpo_jax.config.config import Config
 from slpo_jax.errors import UserError
 from slpo_jax.io.artifact import CHECKSUMS, matches_checksums, read_checksums, write_checksums

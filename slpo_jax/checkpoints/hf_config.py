@@ -6,11 +6,11 @@ from typing import Any
 
 from absl import logging
 
-from slpo_jax.config.bounds import FieldError
 from slpo_jax.errors import UserError
 from slpo_jax.models.gpt2 import GPT2Config
 from slpo_jax.models.llama import LLAMAS, LlamaConfig, RopeScaling
 from slpo_jax.models.reasoner import BACKBONES, BackboneConfig
+from slpo_jax.settings import FieldError
 
 # What our backbones compute; another value in config.json would load and then decode wrongly.
 _FIXED = {

@@ -10,13 +10,13 @@ from typing import Any
 
 from absl import logging
 
+from slpo_jax.architectures import ARCHITECTURES, Architecture, Unwrapped
+from slpo_jax.architectures.tensors import Stored
+from slpo_jax.architectures.weights import EMBEDDING, strip_all, with_head
 from slpo_jax.checkpoints.adapters import Lora, adapted, merge_lora
-from slpo_jax.checkpoints.architectures import ARCHITECTURES, Architecture, Unwrapped
 from slpo_jax.checkpoints.decoder import take_decoder
-from slpo_jax.checkpoints.tensors import Stored
-from slpo_jax.checkpoints.weights import EMBEDDING, strip_all, with_head
 from slpo_jax.errors import UserError
-from slpo_jax.evaluation.rows import is_rule
+from slpo_jax.evaluation.report_rows import is_rule
 
 _WORD = re.compile(r"(?<![a-z])(gate|stop|halt)")
 _IN_A_CARD = re.compile(r"\bgate[\s_-]*thr\w*\s*[=:]\s*[\"']?(\d*\.\d+|[01](?![\d.]))", re.IGNORECASE)

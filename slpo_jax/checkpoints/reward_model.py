@@ -8,10 +8,10 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+from slpo_jax.architectures.tensors import open_tensors
+from slpo_jax.architectures.weights import backbone_weights, linear, read_tree, refuse_leftovers
 from slpo_jax.checkpoints.description import Description
 from slpo_jax.checkpoints.source import locate
-from slpo_jax.checkpoints.tensors import open_tensors
-from slpo_jax.checkpoints.weights import backbone_weights, linear, read_tree, refuse_leftovers
 from slpo_jax.errors import UserError
 from slpo_jax.io.orbax import difference, is_checkpoint, load_params, stored_params
 from slpo_jax.models.parts import REASONER

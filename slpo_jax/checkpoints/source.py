@@ -9,21 +9,22 @@ from typing import TYPE_CHECKING, Any
 
 from absl import logging
 
+from slpo_jax.architectures import PLAIN, Architecture, Unwrapped
+from slpo_jax.architectures.tensors import Stored, open_tensors, read_start, weights_file
+from slpo_jax.architectures.weights import EMBEDDING, check_tree, gate_weights
 from slpo_jax.checkpoints import decoder
 from slpo_jax.checkpoints import description as descriptions
 from slpo_jax.checkpoints.adapters import CONFIG, adapter_file, lora_of
-from slpo_jax.checkpoints.architectures import PLAIN, Architecture, Unwrapped
 from slpo_jax.checkpoints.description import Description, read_description
-from slpo_jax.checkpoints.hf_config import BACKBONE_OF, BackboneConfig, from_hugging_face, supported_kind
+from slpo_jax.checkpoints.hf_config import BACKBONE_OF, from_hugging_face, supported_kind
 from slpo_jax.checkpoints.layouts import are_adapters, recognise, said_threshold
-from slpo_jax.checkpoints.tensors import Stored, open_tensors, read_start, weights_file
-from slpo_jax.checkpoints.weights import EMBEDDING, check_tree, gate_weights
 from slpo_jax.data.tokenizer import load_tokenizer
 from slpo_jax.errors import UserError
 from slpo_jax.io.artifact import CHECKSUMS, changed, read_checksums
 from slpo_jax.io.files import read_json
 from slpo_jax.io.hub import TEXTS, is_hub_id, snapshot
 from slpo_jax.io.workdir import StageFolder, Workdir
+from slpo_jax.models.reasoner import BackboneConfig
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

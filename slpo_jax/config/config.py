@@ -33,28 +33,28 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from slpo_jax.checkpoints.architectures import architecture_of
-from slpo_jax.config.bounds import FieldError, check_fields, setting
+from slpo_jax.architectures import architecture_of
 from slpo_jax.config.config_files import override
 from slpo_jax.config.sections import changed, section
 from slpo_jax.data.chat import PromptConfig
 from slpo_jax.data.generated import task_reward
 from slpo_jax.data.problems import DataConfig
 from slpo_jax.errors import UserError
-from slpo_jax.evaluation.settings import EvaluateConfig
+from slpo_jax.evaluation.evaluate_config import EvaluateConfig
 from slpo_jax.models.gate import GateConfig
 from slpo_jax.models.shapes import ModelConfig
 from slpo_jax.policy.latent_policies import LatentPolicyConfig, latent_policy_config
 from slpo_jax.policy.noise import DropoutConfig
 from slpo_jax.rewards.functions import code_of
 from slpo_jax.rewards.reward import REWARDS
+from slpo_jax.settings import FieldError, check_fields, setting
 from slpo_jax.stages import USUAL, Section
-from slpo_jax.training.best_of_n import BestOfNConfig
-from slpo_jax.training.cold_start import ColdStartConfig
-from slpo_jax.training.latent_rm import LatentRmConfig
+from slpo_jax.training.gate_training import ColdStartConfig
+from slpo_jax.training.latent_rm_loss import LatentRmConfig
 from slpo_jax.training.objectives import OBJECTIVES, OPTIMIZER_KEYS, Objective
 from slpo_jax.training.recipes import ImitateSettings, imitate_config
-from slpo_jax.training.rl import RlConfig
+from slpo_jax.training.rejection_sampling import BestOfNConfig
+from slpo_jax.training.rl_step import RlConfig
 from slpo_jax.training.sharding import ShardingConfig
 
 

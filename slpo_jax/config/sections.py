@@ -8,8 +8,8 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
-from slpo_jax.config.bounds import FieldError, check_fields, fields_of
 from slpo_jax.errors import UserError
+from slpo_jax.settings import FieldError, check_fields, fields_of
 
 T = TypeVar("T")
 

@@ -173,7 +173,7 @@ def pad_prompts(prompts: Sequence[Ids], slots: Sequence[int], pad_id: int = 0) -
 
     Args:
         prompts: B lists of ids.
-        slots: sizes of the buckets (`config.prompt_slots`), one of which they fit (`run.validate.check_prompts`).
+        slots: sizes of the buckets (`config.prompt_slots`), one of which they fit (`run.run_checks.check_prompts`).
         pad_id: what padded slots hold; models mask them.
     Returns:
         tokens int32 [B, P] and valid bool [B, P], False where padded, with P the bucket.

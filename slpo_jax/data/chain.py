@@ -11,9 +11,9 @@ from functools import lru_cache
 
 import numpy as np
 
-from slpo_jax.config.bounds import FieldError, setting
 from slpo_jax.data.depths import DepthConfig, sets_apart
 from slpo_jax.data.problem import Problem
+from slpo_jax.settings import FieldError, setting
 
 OPERATORS = ("+", "-", "*")
 

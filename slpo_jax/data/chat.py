@@ -5,11 +5,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
-from slpo_jax.config.bounds import FieldError, check_fields, setting
 from slpo_jax.data.templates import Template, line
 from slpo_jax.data.tokenizer import TEXT_ANSWER, add_words, end_ids
 from slpo_jax.errors import UserError, first_line
 from slpo_jax.rewards.answers import STYLES, AnswerStyle, AskedStyle, style_of
+from slpo_jax.settings import FieldError, check_fields, setting
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

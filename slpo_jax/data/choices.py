@@ -5,7 +5,7 @@ import string
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from slpo_jax.data.cells import is_missing, is_number, written
+from slpo_jax.data.record_texts import is_missing, is_number, written
 from slpo_jax.errors import UserError
 from slpo_jax.rewards.answers import canonical_number
 

@@ -2,7 +2,7 @@
 
 `3 4 6 = 42` in the steps `3 + 4 = 7` and `7 * 6 = 42`, with the answer `3 + 4 * 6`. A problem is made from an answer,
 so that each has one, and no value on the way is negative or above the largest goal. Its columns are what
-`rewards.countdown` judges by, and how many answers are right.
+`rewards.countdown_verifier` judges by, and how many answers are right.
 """
 
 import itertools
@@ -13,10 +13,10 @@ from functools import lru_cache
 
 import numpy as np
 
-from slpo_jax.config.bounds import FieldError, setting
 from slpo_jax.data.depths import SetsConfig, sets_apart
 from slpo_jax.data.problem import Problem
-from slpo_jax.rewards.countdown import MOST, OPERATORS
+from slpo_jax.rewards.countdown_verifier import MOST, OPERATORS
+from slpo_jax.settings import FieldError, setting
 
 _MOST_NUMBERS = 6  # which have 737,280 orders and operations
 _TRIES = 1_000
@@ -104,7 +104,7 @@ def _counted(config: CountdownConfig, problem: Problem) -> Problem | None:
 
 
 def solutions(numbers: list[int], goal: int, operations: str) -> int:
-    """How many answers `rewards.countdown` takes: expressions that differ, by enumeration."""
+    """How many answers `rewards.countdown_verifier` takes: expressions that differ, by enumeration."""
     numbers_OK = np.array(numbers, np.int64)[_orders(len(numbers))]
     values_OE = numbers_OK[:, :1]
     for place in range(1, len(numbers)):

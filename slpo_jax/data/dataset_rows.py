@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from slpo_jax.data.rows import dataset_records
+from slpo_jax.data.record_readers import dataset_records
 from slpo_jax.errors import UserError
 from slpo_jax.io.files import file_digest
 from slpo_jax.io.hub import hub_reachable, is_hub_id

@@ -14,10 +14,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from slpo_jax.config.bounds import Checked, setting
 from slpo_jax.data.problem import Problem
 from slpo_jax.errors import UserError
-from slpo_jax.io.progress import if_slow
+from slpo_jax.runtime.progress import if_slow
+from slpo_jax.settings import Checked, setting
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from slpo_jax.data.depths import Generated
 from slpo_jax.data.graph import GraphConfig, graph_problems, graph_words
 from slpo_jax.data.gym import is_gym
 from slpo_jax.data.synthetic import SyntheticConfig, synthetic_problems
-from slpo_jax.rewards.countdown import COUNTDOWN
-from slpo_jax.rewards.gym import GYM
+from slpo_jax.rewards.countdown_verifier import COUNTDOWN
+from slpo_jax.rewards.gym_tasks import GYM
 from slpo_jax.rewards.reward import CORRECT
 
 

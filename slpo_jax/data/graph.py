@@ -9,9 +9,9 @@ from itertools import pairwise
 
 import numpy as np
 
-from slpo_jax.config.bounds import FieldError, setting
 from slpo_jax.data.depths import DepthConfig, sets_apart
 from slpo_jax.data.problem import Problem
+from slpo_jax.settings import FieldError, setting
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from slpo_jax.config.bounds import Checked, setting
 from slpo_jax.data.depths import part_of
 from slpo_jax.data.problem import Problem
 from slpo_jax.errors import UserError
-from slpo_jax.io.progress import if_slow
-from slpo_jax.rewards.gym import GYM, gym_dataset
+from slpo_jax.rewards.gym_tasks import GYM, gym_dataset
+from slpo_jax.runtime.progress import if_slow
+from slpo_jax.settings import Checked, setting
 
 _OF_TEN = ("train",) * 8 + ("valid", "test")
 _COMPARED = 64  # questions that are looked at for what all have in common
@@ -48,7 +48,7 @@ def is_gym(source: Any) -> bool:
 
 
 def gym_problems(source: str, config: GymConfig, role: str) -> tuple[list[Problem], str]:
-    """The problems of a task, without steps, and with what `rewards.gym` judges them by.
+    """The problems of a task, without steps, and with what `rewards.gym_tasks` judges them by.
 
     Args:
         source: "gym:TASK" or "gym:TASK@SET".

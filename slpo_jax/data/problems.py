@@ -17,20 +17,19 @@ from typing import Any, NamedTuple
 
 from absl import logging
 
-from slpo_jax.config.bounds import FieldError, check_fields, setting
-from slpo_jax.data.cells import plain
 from slpo_jax.data.choices import way_of
 from slpo_jax.data.dataset_rows import Role, open_splits, part_of, split_rows
 from slpo_jax.data.generated import GENERATED, Generated, task_of
 from slpo_jax.data.gym import GymConfig, gym_problems, is_gym
 from slpo_jax.data.problem import Problem, Problems, Reading
 from slpo_jax.data.record_fields import FOUND, FieldsConfig, RawProblem, read_record, unknown_field
-from slpo_jax.data.rows import FILE_READERS, Rows, given_rows
-from slpo_jax.data.solutions import written_steps
+from slpo_jax.data.record_readers import FILE_READERS, Rows, given_rows
+from slpo_jax.data.record_texts import plain, written_steps
 from slpo_jax.errors import UserError
 from slpo_jax.io.files import file_digest
 from slpo_jax.rewards.answers import Kind, are_readable, canonical_number
 from slpo_jax.rewards.texts import normal_text
+from slpo_jax.settings import FieldError, check_fields, setting
 
 # Of every ten problems of a source, those of a part: any order that they are in is spread over all parts.
 _PARTS = {"train": (0, 1, 2, 3, 5, 6, 7, 8), "valid": (9,), "test": (4,)}

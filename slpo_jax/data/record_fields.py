@@ -1,19 +1,32 @@
 """What the fields of a record mean, by the names that they have in published data sets."""
 
+import zlib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, NamedTuple
 
-from slpo_jax.config.bounds import Checked, setting
-from slpo_jax.data.cells import CHATS, Number, is_missing, is_number, listed, only_one, said, text_of, written
+import numpy as np
+
 from slpo_jax.data.choices import Choices, Counted, choices_of, is_column
-from slpo_jax.data.edges import EDGES, ROLES, read_graph
 from slpo_jax.data.problem import MOST_NAMES, NO_COLUMNS, Reading
-from slpo_jax.data.solutions import marked, steps_of
-from slpo_jax.errors import UserError
+from slpo_jax.data.record_texts import (
+    CHATS,
+    Number,
+    is_missing,
+    is_number,
+    listed,
+    marked,
+    only_one,
+    said,
+    steps_of,
+    text_of,
+    written,
+)
+from slpo_jax.errors import UserError, in_a_line
 from slpo_jax.rewards.answers import canonical_number
-from slpo_jax.rewards.latex import bare
+from slpo_jax.rewards.texts import bare
+from slpo_jax.settings import Checked, setting
 
 Record = Mapping[str, Any]
 
@@ -25,7 +38,7 @@ class FieldsConfig(Checked):
     Sets other than the training data that lack such a field are read by the table.
 
     Attributes:
-        question: the field with the question; "" is: find it. "edges": a graph's, see `data/edges.py`.
+        question: the field with the question; "" is: find it. "edges": a graph's, see `data/record_fields.py`.
         answer: with the answer, or a worked solution.
         steps: with the steps: a list, or one text.
         choices: with the choices: a list, or texts by label.
@@ -217,3 +230,45 @@ def _steps(where: str, record: Record, named: str, reading: Reading) -> tuple[tu
 def _without_mark(text: str) -> str:
     """A solution without its answer's mark; "" for what is none, but a number."""
     return marked(text)[0] if text.strip() and not canonical_number(text) else ""
+
+
+EDGES = "edges"
+"""The field, by which `config.data.fields.question` asks for this layout."""
+BAR, ASKED, ROOT = "|", "[Q]", "[R]"
+_NODES = ("target", "neg_target", "root")
+_LAYERS = "neighbor_k"
+ROLES = {"question": (EDGES, *_NODES), "answer": ("target",), "steps": (_LAYERS,)}
+"""The fields by what is made of them."""
+
+
+def read_graph(where: str, record: Mapping[str, Any]) -> tuple[str, tuple[str, ...], str]:
+    """A record's question, steps and answer.
+
+    Args:
+        where: file and record, for messages.
+        record: with edges, [[FROM, TO], ..]; target, neg_target and root, nodes; neighbor_k, by "1", "2", .. the nodes
+            that are so many edges from root on a shortest way to target.
+    Returns:
+        the question; of each distance its nodes, in one text; the target.
+    Raises:
+        UserError: a field is missing or holds something else.
+    """
+
+    try:
+        told = [f"{int(begin)} {int(end)}" for begin, end in record[EDGES]]
+        target, other, root = (str(int(record[field])) for field in _NODES)
+        layers: Any = record[_LAYERS]
+        far = [layers[str(k)] for k in range(1, len(layers) + 1) if layers.get(str(k))]  # 0 may be there, root itself
+        steps = tuple(" ".join(str(int(node)) for node in layer) for layer in far)
+        if not told or target not in steps[-1].split():
+            raise ValueError("target is in no layer")
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        raise UserError(
+            f"{where}: is no graph ({in_a_line(error)}); write edges [[0, 2], ..], target, neg_target and root, and "
+            'neighbor_k {"1": [9, 5], .., "4": [TARGET]}, or leave out config.data.fields'
+        ) from None
+    rng = np.random.default_rng(zlib.crc32(" ".join([*told, target, other, root]).encode()))
+    told = [told[place] for place in rng.permutation(len(told))]
+    first, second = (target, other) if rng.random() < 0.5 else (other, target)
+    question = f"{f' {BAR} '.join(told)} {ASKED} {first} {second} {ROOT} {root}"
+    return question, steps, target

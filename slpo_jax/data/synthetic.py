@@ -18,9 +18,9 @@ from typing import TypeVar
 
 import numpy as np
 
-from slpo_jax.config.bounds import Checked, setting
 from slpo_jax.data.problem import Problem
 from slpo_jax.errors import UserError
+from slpo_jax.settings import Checked, setting
 
 HELD_OUT_NAMES = ("test", "large", "template", "valid")
 NAMES = ("train", *HELD_OUT_NAMES)

@@ -1,4 +1,4 @@
-"""How a reasoner writes its prompt and its answer; each architecture makes its own (`checkpoints.architectures`)."""
+"""How a reasoner writes its prompt and its answer; each architecture makes its own (`architectures`)."""
 
 import functools
 import hashlib

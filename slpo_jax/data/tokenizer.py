@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
-from slpo_jax.config.bounds import FieldError
 from slpo_jax.data.generated import GENERATED
+from slpo_jax.data.tokenizer_files import GPT2_EOS, read_tokenizer
 from slpo_jax.errors import UserError
 from slpo_jax.io.hub import is_hub_id, snapshot
-from slpo_jax.io.tokenizer_files import GPT2_EOS, read_tokenizer
+from slpo_jax.settings import FieldError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

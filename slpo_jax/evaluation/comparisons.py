@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from slpo_jax.evaluation.records import Evals
-from slpo_jax.evaluation.rows import BEST_FIXED, Rows, baselines_of
+from slpo_jax.evaluation.report_rows import BEST_FIXED, Rows, baselines_of
 from slpo_jax.evaluation.statistics import COUNTS, problem_values
 
 AVERAGE = "average"

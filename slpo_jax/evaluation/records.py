@@ -15,10 +15,11 @@ from typing import Any
 import numpy as np
 
 from slpo_jax.errors import UserError
-from slpo_jax.evaluation.rows import Rows
-from slpo_jax.io import artifact, hosts
+from slpo_jax.evaluation.report_rows import Rows
+from slpo_jax.io import artifact
 from slpo_jax.io.files import entries, to_json, write_text
 from slpo_jax.io.workdir import Workdir
+from slpo_jax.runtime import hosts
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from slpo_jax.evaluation.curves import pass_curves, read_metrics, stop_times, tr
 from slpo_jax.evaluation.markdown import render
 from slpo_jax.evaluation.page.render import Thoughts, render_page, thoughts_of
 from slpo_jax.evaluation.records import Evals, read_evals
-from slpo_jax.evaluation.rows import Rows, differing_settings, read_rows, reported_settings, sweeps_of
+from slpo_jax.evaluation.report_rows import Rows, differing_settings, read_rows, reported_settings, sweeps_of
 from slpo_jax.evaluation.statistics import mean_se, summarise
 from slpo_jax.evaluation.verdict import chance, verdict
 from slpo_jax.io.files import flatten, read_json, to_json, write_text

@@ -10,7 +10,7 @@ import numpy as np
 from slpo_jax.evaluation.comparisons import AVERAGE
 from slpo_jax.evaluation.markdown import percent
 from slpo_jax.evaluation.records import EvalRecords
-from slpo_jax.evaluation.rows import BEST_FIXED
+from slpo_jax.evaluation.report_rows import BEST_FIXED
 from slpo_jax.evaluation.statistics import most_k, pass_ks
 from slpo_jax.rewards.texts import compared
 from slpo_jax.stages import CONTROL, IMITATE, RL

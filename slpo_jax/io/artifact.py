@@ -18,8 +18,8 @@ import numpy as np
 from absl import logging
 
 from slpo_jax.errors import UserError
-from slpo_jax.io import hosts
 from slpo_jax.io.files import as_json, digest, file_digest, files_below, flatten, to_json, write_text
+from slpo_jax.runtime import hosts
 
 CHECKSUMS = "checksums.json"
 _WHOLE = "_CHECKPOINT_METADATA"

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from slpo_jax.errors import UserError
-from slpo_jax.io import hosts
+from slpo_jax.runtime import hosts
 
 _TICK = 100_000_000  # nanoseconds within which a file that changes may keep its times
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # of fcntl.h and stdio.h

@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from slpo_jax.errors import UserError
-from slpo_jax.io import hosts
 from slpo_jax.io.files import entries, read_json
+from slpo_jax.runtime import hosts
 from slpo_jax.stages import RL
 
 REASONER_FOLDER = "reasoner"
@@ -62,7 +62,7 @@ class StageFolder:
         name: the stage's.
         facts: what the stage's result depends on, and so its best checkpoint's.
         finished: the stage's last step; there once the stage was run to its end.
-        rule: how its rollouts stop, see `evaluation.rows.write_rule`.
+        rule: how its rollouts stop, see `evaluation.report_rows.write_rule`.
         adapters: folder of the adapters that it has merged.
         anew: the remedy for what is wrong with the folder.
     """

@@ -1,1 +1,1 @@
-"""Backbones, reasoners and the stopping gate (Linen is used here and in `checkpoints/architectures/` alone)."""
+"""Backbones, reasoners and the stopping gate (Linen is used here and in `architectures/` alone)."""

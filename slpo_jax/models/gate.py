@@ -8,9 +8,9 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from slpo_jax.config.bounds import Checked, setting
 from slpo_jax.models.dropout import Dropout, drop
 from slpo_jax.models.parts import GATE, reads
+from slpo_jax.settings import Checked, setting
 
 
 @dataclasses.dataclass(frozen=True)

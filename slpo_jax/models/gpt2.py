@@ -6,10 +6,10 @@ from typing import Any, ClassVar
 import flax.linen as nn
 import jax.numpy as jnp
 
-from slpo_jax.config.bounds import Checked, FieldError, setting
 from slpo_jax.models import backbone
 from slpo_jax.models.backbone import Context, split_heads
 from slpo_jax.models.dense import dense
+from slpo_jax.settings import Checked, FieldError, setting
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,11 +13,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from slpo_jax.config.bounds import Checked, FieldError, setting
 from slpo_jax.models import backbone
 from slpo_jax.models.backbone import Context, split_heads
 from slpo_jax.models.dense import dense
 from slpo_jax.models.xla_cpu import remade
+from slpo_jax.settings import Checked, FieldError, setting
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,11 +6,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from slpo_jax.config.bounds import Checked, setting
 from slpo_jax.errors import UserError
 from slpo_jax.models.backbone import Backbone
 from slpo_jax.models.parts import ADAPTER, REASONER
 from slpo_jax.models.reasoner import Reasoner
+from slpo_jax.settings import Checked, setting
 
 Tree = dict[str, Any]
 

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any, Literal
 
-from slpo_jax.config.bounds import Checked, setting
+from slpo_jax.settings import Checked, setting
 
 
 def activation_type(name: str) -> Any:

@@ -14,7 +14,7 @@ from slpo_jax.models.parts import DECODER
 from slpo_jax.models.reasoner import BackboneConfig, LatentReasoner, Reasoner, as_functions, backbone, vocabulary_rows
 from slpo_jax.policy.decoding import cache_sizes, decode_answers
 from slpo_jax.policy.policy import Policy
-from slpo_jax.policy.prompted import Prompts
+from slpo_jax.policy.prompts import Prompts
 
 READS = "reads"
 """In a kept model's part, int [2]: the latents of one thought, and the position of the first of them."""

@@ -10,8 +10,8 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from slpo_jax.config.bounds import Checked, setting
 from slpo_jax.models.dropout import Dropout
+from slpo_jax.settings import Checked, setting
 from slpo_jax.stages import ABOUT
 
 DropoutWhere = Literal["thought", "latents", "rollout", "all"]

@@ -20,7 +20,7 @@ from slpo_jax.policy import noise
 from slpo_jax.policy.decoding import cache_sizes, decode_answers
 from slpo_jax.policy.latent_policies import Action
 from slpo_jax.policy.policy import Policy
-from slpo_jax.policy.prompted import Prompts, encode_for_rollouts, repeat_to
+from slpo_jax.policy.prompts import Prompts, encode_for_rollouts, repeat_to
 from slpo_jax.rewards.ending import is_end, said_eos
 
 NO_TOKEN = -1

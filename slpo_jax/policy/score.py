@@ -15,7 +15,7 @@ from slpo_jax.policy import noise
 from slpo_jax.policy.answer_score import fed_slots, fed_tokens, one_later
 from slpo_jax.policy.latent_policies import Action
 from slpo_jax.policy.policy import Policy
-from slpo_jax.policy.prompted import Prompts, encode_prompts
+from slpo_jax.policy.prompts import Prompts, encode_prompts
 from slpo_jax.policy.rollout import Trajectories
 from slpo_jax.rewards.ending import answer_mask, is_end, said_eos
 

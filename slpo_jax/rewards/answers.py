@@ -11,8 +11,7 @@ from decimal import Decimal, InvalidOperation
 from typing import Literal, NamedTuple
 
 from slpo_jax.rewards.equivalence import are_equivalent
-from slpo_jax.rewards.latex import last_boxed, number_and_unit, word
-from slpo_jax.rewards.texts import LETTERS, compared, said_choice, said_text
+from slpo_jax.rewards.texts import LETTERS, compared, last_boxed, number_and_unit, said_choice, said_text, word
 
 AnswerStyle = Literal["after_mark", "last_number", "boxed", "texts", "choice"]
 AskedStyle = Literal["auto", "last_number", "boxed", "texts", "choice"]

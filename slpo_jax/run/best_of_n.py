@@ -1,14 +1,14 @@
 """The stage best_of_n: imitation of the best right one among N samples of the checkpoint that it starts from."""
 
 from slpo_jax.errors import UserError
-from slpo_jax.io.mesh import replicate
 from slpo_jax.models.parts import REASONER
 from slpo_jax.policy import noise
 from slpo_jax.policy.scorers import SCORERS
 from slpo_jax.run.stage import Stage, host_reward, prompted_batches, stage_params, state_and_step, train_stage
+from slpo_jax.runtime.mesh import replicate
 from slpo_jax.stages import IMITATE
-from slpo_jax.training.best_of_n import make_choice, make_loss
 from slpo_jax.training.host_rewards import HostVerdicts
+from slpo_jax.training.rejection_sampling import make_choice, make_loss
 
 
 def check(stage: Stage) -> None:

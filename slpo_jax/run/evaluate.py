@@ -19,26 +19,27 @@ from slpo_jax.checkpoints.reward_model import read_reward_model
 from slpo_jax.data.templates import token_texts
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.completions import record_rows, thought_rows
+from slpo_jax.evaluation.evaluate_config import EvaluateConfig
 from slpo_jax.evaluation.records import RolloutCache, write_records
 from slpo_jax.evaluation.report import write_report
-from slpo_jax.evaluation.rows import Row, read_row, write_row, write_rule
-from slpo_jax.evaluation.settings import EvaluateConfig
-from slpo_jax.io import artifact, hosts
+from slpo_jax.evaluation.report_rows import Row, read_row, write_row, write_rule
+from slpo_jax.io import artifact
 from slpo_jax.io.files import digest
-from slpo_jax.io.mesh import EVERYWHERE, replicate
 from slpo_jax.io.orbax import params_digest
-from slpo_jax.io.progress import begin
 from slpo_jax.io.workdir import SetFiles, Workdir
 from slpo_jax.models.parts import Params
 from slpo_jax.policy.explain import reads_of
 from slpo_jax.policy.scorers import SCORERS
-from slpo_jax.policy.scorers.latent_rm import PART, begun
+from slpo_jax.policy.scorers.latent_rm_scorer import PART, begun
+from slpo_jax.run.evaluated_rows import reported_settings, rows, trained_with
 from slpo_jax.run.experiment import Experiment
 from slpo_jax.run.latent_rm import manifest_of
 from slpo_jax.run.provenance import check_models, check_start, checkpoint_digest, evaluated_settings, problems_facts
-from slpo_jax.run.rows import reported_settings, rows, trained_with
 from slpo_jax.run.setup import Setup
 from slpo_jax.run.stage import note_cuts, stage_params, validation_accuracy
+from slpo_jax.runtime import hosts
+from slpo_jax.runtime.mesh import EVERYWHERE, replicate
+from slpo_jax.runtime.progress import begin
 
 
 def check_evaluation(experiment: Experiment) -> None:

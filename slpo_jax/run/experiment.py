@@ -11,10 +11,10 @@ from slpo_jax.checkpoints.decode_settings import go_with
 from slpo_jax.checkpoints.detect import identify, newest_checkpoint
 from slpo_jax.config.config import Config
 from slpo_jax.errors import UserError
-from slpo_jax.io import hosts
 from slpo_jax.io.workdir import Workdir
 from slpo_jax.run.setup import Setup, assemble
 from slpo_jax.run.stage import Stage
+from slpo_jax.runtime import hosts
 from slpo_jax.stages import wanted
 from slpo_jax.training.metrics import MetricsLog
 

@@ -12,18 +12,18 @@ from absl import logging
 
 from slpo_jax.data.batches import EncodedProblems
 from slpo_jax.errors import UserError
-from slpo_jax.io import hosts
-from slpo_jax.io.mesh import shard_rows
 from slpo_jax.models import parts
+from slpo_jax.run.run_checks import check_answers
 from slpo_jax.run.setup import Setup
 from slpo_jax.run.sources import DEMOS, TRAIN
 from slpo_jax.run.stage import Stage, close_stage, note_finished, open_stage
-from slpo_jax.run.validate import check_answers
+from slpo_jax.runtime import hosts
+from slpo_jax.runtime.mesh import shard_rows
 from slpo_jax.stages import CONTROL, IMITATE, NO_THOUGHT, UNFINISHED
-from slpo_jax.training.checkpoint import StageCheckpoints
 from slpo_jax.training.loop import Learning, StageRun, StepFn
 from slpo_jax.training.optimizer import OptimizerConfig, make_optimizer, make_schedule
 from slpo_jax.training.recipes import RECIPES, ImitateSettings, Phase, Recipe, RecipeSettings, recipe_of
+from slpo_jax.training.stage_checkpoints import StageCheckpoints
 from slpo_jax.training.state import TrainState, init_optimizer, init_state, make_train_step
 
 _ENDS, _ACCURACIES = "ends", "accuracies"  # in what is saved beside a state

@@ -19,19 +19,20 @@ from absl import logging
 from slpo_jax.config.sections import values
 from slpo_jax.data.batches import EncodedProblems, batch_indices, padded_chunks
 from slpo_jax.errors import UserError
-from slpo_jax.io import artifact, hosts
+from slpo_jax.io import artifact
 from slpo_jax.io.files import as_json, flatten
-from slpo_jax.io.mesh import EVERYWHERE, ROWS, over_rows, shard_rows
-from slpo_jax.io.progress import Progress, begin
 from slpo_jax.models.parts import Params
 from slpo_jax.policy import noise
 from slpo_jax.policy.policy import Policy
-from slpo_jax.policy.prompted import PromptedBatch, Prompts
-from slpo_jax.policy.scorers.latent_rm import begun, latent_scores
+from slpo_jax.policy.prompts import PromptedBatch, Prompts
+from slpo_jax.policy.scorers.latent_rm_scorer import begun, latent_scores
 from slpo_jax.run.provenance import checkpoint_digest, first_difference, problems_facts
 from slpo_jax.run.setup import Setup
 from slpo_jax.run.stage import Stage, stage_params, state_and_step, train_stage
-from slpo_jax.training.latent_rm import LabelledBatch, complete, draw_thoughts, make_loss
+from slpo_jax.runtime import hosts
+from slpo_jax.runtime.mesh import EVERYWHERE, ROWS, over_rows, shard_rows
+from slpo_jax.runtime.progress import Progress, begin
+from slpo_jax.training.latent_rm_loss import LabelledBatch, complete, draw_thoughts, make_loss
 
 _OWN = ("problems", "thoughts", "completions", "dropout", "threshold", "latents")  # of config.latent_rm
 

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from slpo_jax.architectures import architecture_of
 from slpo_jax.checkpoints.adapters import adapter_file
-from slpo_jax.checkpoints.architectures import architecture_of
 from slpo_jax.checkpoints.source import locate
 from slpo_jax.config.config import Config, rl_of
 from slpo_jax.config.sections import values
@@ -20,12 +20,13 @@ from slpo_jax.data.batches import EncodedProblems
 from slpo_jax.data.dataset_rows import Role, place_of
 from slpo_jax.data.tokenizer import BYTES, WORDS
 from slpo_jax.errors import UserError
-from slpo_jax.io import artifact, hosts
+from slpo_jax.io import artifact
 from slpo_jax.io.files import as_json, digest, files_below, files_digest, flatten, read_json, write_text
 from slpo_jax.io.orbax import params_digest, params_dir
 from slpo_jax.policy.latent_policies import has_parameters
 from slpo_jax.run.setup import Setup
 from slpo_jax.run.stage import Stage
+from slpo_jax.runtime import hosts
 from slpo_jax.stages import CONTROL, IMITATE, RL, SECTIONS, UNFINISHED, section_of
 from slpo_jax.training.recipes import RECIPES
 

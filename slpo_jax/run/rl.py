@@ -17,7 +17,6 @@ from slpo_jax.checkpoints.adapters import write_adapters
 from slpo_jax.config.config import rl_of
 from slpo_jax.config.sections import changed
 from slpo_jax.errors import UserError
-from slpo_jax.io import hosts
 from slpo_jax.io.files import whole_folder
 from slpo_jax.io.orbax import stored_params
 from slpo_jax.models import lora
@@ -34,11 +33,12 @@ from slpo_jax.run.stage import (
     stage_params,
     train_stage,
 )
+from slpo_jax.runtime import hosts
 from slpo_jax.stages import RL
-from slpo_jax.training.checkpoint import StageCheckpoints
 from slpo_jax.training.objectives import Objective
 from slpo_jax.training.optimizer import OptimizerConfig, make_optimizer, make_schedule, scaled
 from slpo_jax.training.rollout_update import Drawing, make_rl_step
+from slpo_jax.training.stage_checkpoints import StageCheckpoints
 from slpo_jax.training.state import TrainState, copied, init_state
 
 

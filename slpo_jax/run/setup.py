@@ -21,9 +21,7 @@ from slpo_jax.data.problem import Problem
 from slpo_jax.data.templates import Template
 from slpo_jax.data.tokenizer import WORDS
 from slpo_jax.errors import UserError
-from slpo_jax.evaluation.evaluate import Evaluator
-from slpo_jax.io import hosts
-from slpo_jax.io.mesh import EVERYWHERE, device_mesh, replicate
+from slpo_jax.evaluation.evaluator import Evaluator
 from slpo_jax.io.orbax import load_params, stored_params
 from slpo_jax.io.workdir import Workdir
 from slpo_jax.models import parts, xla_cpu
@@ -32,8 +30,10 @@ from slpo_jax.models.parts import GATE, LATENT_POLICY, REASONER, Part
 from slpo_jax.models.reasoner import Reasoner
 from slpo_jax.policy.policy import Policy, RolloutConfig
 from slpo_jax.rewards.reward import Reward
-from slpo_jax.run import validate
+from slpo_jax.run import run_checks
 from slpo_jax.run.sources import DEMOS, EVAL, LEARNED, TRAIN, VALID, learned_from, load_set, only_errors
+from slpo_jax.runtime import hosts
+from slpo_jax.runtime.mesh import EVERYWHERE, device_mesh, replicate
 from slpo_jax.stages import COLD_START, EVALUATE, IMITATE, RL, wanted
 from slpo_jax.training.optimizer import OptimizerConfig
 from slpo_jax.training.recipes import Recipe, recipe_of
@@ -126,16 +126,16 @@ class Setup:
         except UserError as error:
             raise UserError(f"{where or key}: {error}") from None
         if unknown and hosts.is_first():
-            validate.say_unknown(key, encoded, unknown)
+            run_checks.say_unknown(key, encoded, unknown)
         judge = judge or self.reward
         if judges:
-            validate.check_reward(key, encoded.problems, judge)
-        encoded = validate.earnable(encoded, where or key, judge)
+            run_checks.check_reward(key, encoded.problems, judge)
+        encoded = run_checks.earnable(encoded, where or key, judge)
         most, used = max(self.prompt_slots), range(len(encoded))[: None if trains else limit or None]
-        validate.check_prompts(key, encoded.prompts[: len(used)], most, most < max(self.config.prompt_slots))
+        run_checks.check_prompts(key, encoded.prompts[: len(used)], most, most < max(self.config.prompt_slots))
         budget = ("max_answer_tokens", self.config.max_answer_tokens) if trains else self.evaluated_answers
         if judges:
-            validate.check_answers(key, encoded, used, *budget)
+            run_checks.check_answers(key, encoded, used, *budget)
         return encoded
 
     @property
@@ -172,7 +172,7 @@ class Setup:
         stored: dict[str, Any] = {} if orbax is None else stored_params(orbax)
         if orbax is not None or self.checkpoint.read is not None:
             policy, trains = self.config.latent_policy.name, RL in self.config.stages
-            validate.check_latent_policy(policy, self.config.init, stored, self.abstract_params(), trains)
+            run_checks.check_latent_policy(policy, self.config.init, stored, self.abstract_params(), trains)
         return stored
 
     def initial_params(self, explain: bool = False) -> dict[str, Any]:
@@ -252,7 +252,7 @@ def assemble(
     problems = only_errors()(lambda: learned_from(config))
     checkpoint = find_checkpoint(read_with, identity, problems)
     template, model, architecture = checkpoint.template, checkpoint.description.model, checkpoint.architecture
-    validate.check_start(config, checkpoint, finished)
+    run_checks.check_start(config, checkpoint, finished)
     # The config gets the loaded shapes, so that config.json says what was run.
     shapes = {name: getattr(model, name, getattr(architecture, name, None)) for name in vars(config.model)}
     shapes = {key: value for key, value in shapes.items() if value is not None} | {"dtype": jnp.dtype(model.dtype).name}
@@ -273,7 +273,7 @@ def assemble(
         mesh=device_mesh(devices, config.sharding.fsdp),
         key=key,
         checkpoint=checkpoint,
-        prompt_slots=validate.fitting_slots(config.prompt_slots, config.max_latents, answers, positions, config.init),
+        prompt_slots=run_checks.fitting_slots(config.prompt_slots, config.max_latents, answers, positions, config.init),
         parts=_parts(config, key, reasoner, gate, policy),
         policy=policy,
         reward=reward,

@@ -15,22 +15,22 @@ from slpo_jax.errors import UserError
 from slpo_jax.evaluation.completions import Completions, accuracy
 from slpo_jax.evaluation.curves import read_metrics
 from slpo_jax.evaluation.records import RolloutCache
-from slpo_jax.io import hosts
 from slpo_jax.io.files import write_text
-from slpo_jax.io.mesh import shard_rows
 from slpo_jax.io.orbax import load_params, stored_params
 from slpo_jax.io.workdir import StageFolder
 from slpo_jax.models.parts import Params
 from slpo_jax.policy.policy import Stopping
 from slpo_jax.rewards.reward import Verdicts
 from slpo_jax.run.setup import Setup
+from slpo_jax.runtime import hosts
+from slpo_jax.runtime.mesh import shard_rows
 from slpo_jax.stages import COLD_START, CONTROL, IMITATE, LATENT_RM, RL, USUAL_START, Section, section_of
-from slpo_jax.training.batches import make_batch
-from slpo_jax.training.checkpoint import StageCheckpoints
 from slpo_jax.training.host_rewards import HostRewardFn
 from slpo_jax.training.loop import SUMS, StageRun, StepFn
 from slpo_jax.training.metrics import warn_of_cuts
 from slpo_jax.training.optimizer import make_optimizer, make_schedule
+from slpo_jax.training.rl_step import make_batch
+from slpo_jax.training.stage_checkpoints import StageCheckpoints
 from slpo_jax.training.state import LossFn, TrainState, init_state, make_train_step
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding
 
-from slpo_jax.io.mesh import EVERYWHERE, ROWS
 from slpo_jax.policy import noise
 from slpo_jax.rewards.reward import Verdicts
+from slpo_jax.runtime.mesh import EVERYWHERE, ROWS
 from slpo_jax.training.sharding import Layout, gathered
 from slpo_jax.training.state import LossFn, TrainState, by_parts, make_train_step
 

@@ -12,10 +12,10 @@ import jax
 import numpy as np
 
 from slpo_jax.errors import UserError
-from slpo_jax.io import backend, hosts
-from slpo_jax.io.progress import Progress
-from slpo_jax.training.checkpoint import StageCheckpoints
+from slpo_jax.runtime import backend, hosts
+from slpo_jax.runtime.progress import Progress
 from slpo_jax.training.metrics import Means, MetricsLog, warn_of_cuts
+from slpo_jax.training.stage_checkpoints import StageCheckpoints
 from slpo_jax.training.state import TrainState
 
 SUMS = "metric_sums"  # in what is saved beside a state

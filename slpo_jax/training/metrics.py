@@ -19,9 +19,9 @@ from typing import Any, Protocol
 from absl import logging
 
 from slpo_jax.errors import UserError, in_a_line
-from slpo_jax.io import hosts
 from slpo_jax.io.files import read_json, to_json, write_text
 from slpo_jax.io.workdir import Workdir
+from slpo_jax.runtime import hosts
 
 CLOCK = ("seconds", "tokens_per_second", "verifier_seconds", "verifier_share")
 """What differs between two runs that are the same."""

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from slpo_jax.config.bounds import Checked, FieldError, setting
+from slpo_jax.settings import Checked, FieldError, setting
 
 
 @dataclass(frozen=True)

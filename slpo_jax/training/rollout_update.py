@@ -17,14 +17,14 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import NamedSharding
 
-from slpo_jax.io.mesh import EVERYWHERE, ROWS
 from slpo_jax.policy.policy import Policy
-from slpo_jax.policy.prompted import PromptedBatch
+from slpo_jax.policy.prompts import PromptedBatch
 from slpo_jax.policy.rollout import Trajectories
 from slpo_jax.rewards.reward import RewardFn
+from slpo_jax.runtime.mesh import EVERYWHERE, ROWS
 from slpo_jax.training.host_rewards import HostRewardFn, HostVerdicts, make_sampling
 from slpo_jax.training.objectives import Objective
-from slpo_jax.training.rl import make_improvement, make_loss, roll_out, rollout_sums
+from slpo_jax.training.rl_step import make_improvement, make_loss, roll_out, rollout_sums
 from slpo_jax.training.sharding import Layout
 from slpo_jax.training.state import Params, TrainState, make_train_step
 

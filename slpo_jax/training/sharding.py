@@ -11,8 +11,8 @@ import jax
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from slpo_jax.config.bounds import Checked, setting
-from slpo_jax.io.mesh import AXES, DATA, EVERYWHERE, FSDP
+from slpo_jax.runtime.mesh import AXES, DATA, EVERYWHERE, FSDP
+from slpo_jax.settings import Checked, setting
 
 
 @dataclass(frozen=True)

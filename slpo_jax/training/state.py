@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import optax
 from flax import struct
 
-from slpo_jax.io.mesh import EVERYWHERE, ROWS, replicate
 from slpo_jax.models import xla_cpu
 from slpo_jax.models.parts import CARRIED
 from slpo_jax.policy import noise
+from slpo_jax.runtime.mesh import EVERYWHERE, ROWS, replicate
 from slpo_jax.training.optimizer import steps_taken
 from slpo_jax.training.sharding import Layout, gathered, summed, total
 

@@ -19,8 +19,8 @@ from eval_files import problem
 from slpo_jax.checkpoints.export import export_checkpoint
 from slpo_jax.cli import commands
 from slpo_jax.config import registry
+from slpo_jax.config.config_checks import check
 from slpo_jax.config.config_files import shipped
-from slpo_jax.config.validate import check
 from slpo_jax.io import files
 from slpo_jax.io.artifact import write_checksums
 from slpo_jax.rewards.reward import REWARDS, RewardEntry
@@ -137,7 +137,7 @@ def test_evaluations_of_other_questions_are_not_compared():
 
 
 def test_a_curve_without_matplotlib_is_a_line(monkeypatch):
-    monkeypatch.setitem(sys.modules, "slpo_jax.evaluation.figures", None)
+    monkeypatch.setitem(sys.modules, "slpo_jax.evaluation.curves", None)
     with pytest.raises(slpo.UserError, match=r"plot: matplotlib is not installed; pip install 'slpo_jax\[plot\]'"):
         slpo.Evaluation([]).plot()
 

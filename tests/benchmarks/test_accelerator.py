@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from benchmarks import accelerator
-from slpo_jax.config.validate import check
+from slpo_jax.config.config_checks import check
 
 ROOT = Path(__file__).resolve().parents[2]
 

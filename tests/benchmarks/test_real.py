@@ -13,7 +13,7 @@ import pytest
 
 import carry
 from benchmarks import real, real_plan, real_profile, real_work
-from slpo_jax.config.validate import check
+from slpo_jax.config.config_checks import check
 from slpo_jax.errors import UserError
 from slpo_jax.io import artifact
 from slpo_jax.io.workdir import Workdir

@@ -14,8 +14,8 @@ from benchmarks.measure import ours as own
 from benchmarks.measure import theirs
 from benchmarks.measure.workload import Shapes, half_way_bias, load_config, make_workload
 from slpo_jax.errors import UserError
-from slpo_jax.io.mesh import replicate
 from slpo_jax.models.gate import first_stop_log_probs
+from slpo_jax.runtime.mesh import replicate
 
 PROMPTS, STEPS, WARMUP, ANSWER = 4, 3, 1, 3
 # One program for the scoring passes: what compiles is what the tests wait for.

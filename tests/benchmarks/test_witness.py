@@ -9,7 +9,7 @@ import pytest
 
 import tiny
 from benchmarks.measure.workload import ending_answers
-from slpo_jax.policy.prompted import PromptedBatch, Prompts
+from slpo_jax.policy.prompts import PromptedBatch, Prompts
 from slpo_jax.policy.rollout import Trajectories, sample
 from slpo_jax.policy.surrogate import latent_log_likelihood
 from slpo_jax.training.objectives.slpo import Slpo

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from slpo_jax.architectures.tensors import Stored
 from slpo_jax.checkpoints.adapters import Lora, adapted, merge_lora
 from slpo_jax.checkpoints.checkpoint import find_checkpoint
-from slpo_jax.checkpoints.tensors import Stored
 from slpo_jax.errors import UserError
 from slpo_jax.run.provenance import initial_files
 from tiny_folder import WIDTH, config_for, draw, lora_pair, peft_folder, tiny_folder

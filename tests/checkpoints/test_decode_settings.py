@@ -7,22 +7,22 @@ import shutil
 import pytest
 
 from asked import ANSWER, RUN, T, checkpoint, edit, run_config, workdir
+from slpo_jax.api.load_options import by_argument
+from slpo_jax.api.solver import load_solver
 from slpo_jax.checkpoints import export
 from slpo_jax.checkpoints.checkpoint import find_checkpoint
 from slpo_jax.checkpoints.decode_settings import config_of, stopping_of
 from slpo_jax.checkpoints.detect import identify
 from slpo_jax.config import Config, default_config, read_config
-from slpo_jax.config.load_options import by_argument
 from slpo_jax.data.chat import PromptConfig
 from slpo_jax.data.tokenizer import load_tokenizer
 from slpo_jax.errors import UserError
-from slpo_jax.evaluation.rows import Row, read_row, write_rule
+from slpo_jax.evaluation.report_rows import Row, read_row, write_rule
 from slpo_jax.io.workdir import Workdir
 from slpo_jax.policy.noise import DropoutConfig
 from slpo_jax.run.experiment import build
 from slpo_jax.run.plan import check_stages
 from slpo_jax.run.setup import assemble
-from slpo_jax.run.solver import load_solver
 
 REASONER = "coconut_gpt2"
 

@@ -9,13 +9,13 @@ from safetensors.numpy import load_file
 
 import slpo_jax as slpo
 from asked import RUN, T, edit, workdir
+from slpo_jax.architectures import REASONERS
 from slpo_jax.checkpoints import export
-from slpo_jax.checkpoints.architectures import REASONERS
 from slpo_jax.checkpoints.decode_settings import config_of, stopping_of
 from slpo_jax.checkpoints.detect import identify, newest_checkpoint
 from slpo_jax.config import Config
 from slpo_jax.errors import UserError
-from slpo_jax.evaluation.rows import Row, write_row
+from slpo_jax.evaluation.report_rows import Row, write_row
 from slpo_jax.io.workdir import Workdir
 from slpo_jax.stages import section_of
 

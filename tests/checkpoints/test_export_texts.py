@@ -19,8 +19,9 @@ from tokenizers import models, processors
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, dynamic_module_utils, pipeline
 
 from asked import ANSWER, QUESTION, T, checkpoint, run_config, workdir
-from slpo_jax.checkpoints.architectures.coconut import Coconut
-from slpo_jax.checkpoints.architectures.codi import Codi
+from slpo_jax.api.solver import load_solver, solve
+from slpo_jax.architectures.coconut import Coconut
+from slpo_jax.architectures.codi import Codi
 from slpo_jax.checkpoints.export import export_checkpoint
 from slpo_jax.checkpoints.export_texts import have_asked
 from slpo_jax.data.batches import pad_prompts
@@ -28,9 +29,8 @@ from slpo_jax.data.tokenizer import arithmetic_tokenizer, byte_tokenizer
 from slpo_jax.io.files import write_text
 from slpo_jax.policy import noise
 from slpo_jax.policy.policy import Policy
-from slpo_jax.policy.prompted import Prompts
+from slpo_jax.policy.prompts import Prompts
 from slpo_jax.policy.rollout import sample
-from slpo_jax.run.solver import load_solver, solve
 from tiny import compiled
 
 QUESTIONS = [QUESTION, "How many ?", "Tom has 5 apples . He buys 3 . How many now ?", "Tom has 20 pens ."]

@@ -10,7 +10,7 @@ import pytest
 import safetensors.numpy
 
 from refused import one_line
-from slpo_jax.checkpoints.tensors import open_tensors
+from slpo_jax.architectures.tensors import open_tensors
 from slpo_jax.errors import UserError
 
 RNG = np.random.default_rng(0)

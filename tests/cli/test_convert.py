@@ -11,11 +11,11 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from asked import run_config
+from slpo_jax.architectures import REASONERS
 from slpo_jax.checkpoints import export
-from slpo_jax.checkpoints.architectures import REASONERS
 from slpo_jax.checkpoints.checkpoint import find_checkpoint
 from slpo_jax.checkpoints.detect import identify
-from slpo_jax.cli.reasoner import import_
+from slpo_jax.cli.reasoner_commands import import_
 from slpo_jax.config import default_config, read_config
 from slpo_jax.errors import UserError
 from slpo_jax.io.orbax import load_params, save_params, stored_params

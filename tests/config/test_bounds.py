@@ -9,9 +9,9 @@ import pytest
 from ml_collections import ConfigDict
 
 from refused import one_line
-from slpo_jax.config.bounds import FieldError, check_fields, setting
 from slpo_jax.config.sections import changed, section, values
 from slpo_jax.errors import UserError
+from slpo_jax.settings import FieldError, check_fields, setting
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 
 from refused import one_line
 from slpo_jax.config import Config, default_config
-from slpo_jax.config.validate import check
+from slpo_jax.config.config_checks import check
 from slpo_jax.errors import UserError
 from slpo_jax.io.files import flatten
 from slpo_jax.training.objectives import OBJECTIVES

@@ -6,14 +6,14 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from slpo_jax.checkpoints.architectures.coconut import Coconut
+from slpo_jax.architectures.coconut import Coconut
 from slpo_jax.data.chat import PromptConfig
 from slpo_jax.data.countdown import CountdownConfig, countdown_words, solutions
 from slpo_jax.data.generated import task_reward
 from slpo_jax.data.problems import load_problems
 from slpo_jax.data.tokenizer import load_tokenizer
 from slpo_jax.errors import UserError
-from slpo_jax.rewards.countdown import countdown
+from slpo_jax.rewards.countdown_verifier import countdown
 from slpo_jax.rewards.reward import Reward
 
 SIZES = {"demos_size": 800, "train_size": 1000, "valid_size": 100, "test_size": 200}

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from codi_run import PHASE, PROBLEMS, RECIPE, ROWS, WAY, new_tokenizer
-from slpo_jax.checkpoints.architectures.codi import Codi
+from slpo_jax.architectures.codi import Codi
 from slpo_jax.checkpoints.gguf import bundled_gguf, open_gguf
 from slpo_jax.data.batches import batch_indices, encode_problems
 from slpo_jax.data.problem import Problem
 from slpo_jax.data.tokenizer import load_tokenizer
 from slpo_jax.errors import UserError
-from slpo_jax.training.recipes import ImitateSettings, Phase, batcher, distil
+from slpo_jax.training.recipes import ImitateSettings, Phase, distil, recipe
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["numbers", "digits"])
@@ -92,10 +92,10 @@ def test_usable_problems(case):
         for question, steps, answer in ROWS
     ]
     assert distil.usable(problems, 0) == [0, 1, 2, 3]
-    assert batcher.usable(problems, 0) == [0, 1, 2, 3, 4]
+    assert recipe.usable(problems, 0) == [0, 1, 2, 3, 4]
     for most in (min(sizes), min(sizes) - 1, max(sizes), max(sizes) - 1):
         assert distil.usable(problems, most) == [i for i, size in enumerate(sizes) if size <= most]
-        assert [i for i in batcher.usable(problems, most) if i < 4] == distil.usable(problems, most)
+        assert [i for i in recipe.usable(problems, most) if i < 4] == distil.usable(problems, most)
     chosen = problems.subset([2, 0])
     assert (chosen.problems, chosen.prompts) == ((PROBLEMS[2], PROBLEMS[0]), [problems.prompts[2], problems.prompts[0]])
     assert chosen.suffix(1) == problems.suffix(0)

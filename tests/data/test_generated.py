@@ -5,7 +5,7 @@ from collections import Counter, deque
 
 import pytest
 
-from slpo_jax.checkpoints.architectures.coconut import Coconut
+from slpo_jax.architectures.coconut import Coconut
 from slpo_jax.cli.train import smoke
 from slpo_jax.data.batches import encode_problems
 from slpo_jax.data.chain import ChainConfig

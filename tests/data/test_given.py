@@ -8,10 +8,10 @@ import pyarrow as pa
 import pytest
 
 from data_sets import write_jsonl, write_parquet
-from slpo_jax.config.load_options import by_argument
+from slpo_jax.api.load_options import by_argument
 from slpo_jax.data.problem import Problem
 from slpo_jax.data.problems import load_problems
-from slpo_jax.data.rows import given_rows
+from slpo_jax.data.record_readers import given_rows
 from slpo_jax.errors import UserError
 
 PROBLEMS = (Problem("Q?\nA. 3\nB. 72", ("1 + 2 = 3",), "72"), Problem("R?\nA. 3.5\nB. 4", (), "3.5"))

@@ -10,7 +10,7 @@ from slpo_jax.config.config_files import override
 from slpo_jax.data.gym import GymConfig, common_ends
 from slpo_jax.data.problems import load_problems
 from slpo_jax.errors import UserError
-from slpo_jax.rewards.gym import gym, gym_dataset
+from slpo_jax.rewards.gym_tasks import gym, gym_dataset
 
 SMALL = {"train_size": 64, "valid_size": 8, "test_size": 8}
 NO_KEY = {"boxnet", "graph_color", "propositional_logic", "rubiks_cube", "rush_hour"}
@@ -99,7 +99,7 @@ def test_every_task_generates_encodes_and_judges():
     """All but `composite`; a key earns 1, and what can't be read raises nothing."""
     from reasoning_gym.factory import DATASETS
 
-    from slpo_jax.checkpoints.architectures.text import Text
+    from slpo_jax.architectures.text import Text
     from slpo_jax.data.batches import encode_problems
     from slpo_jax.data.chat import PromptConfig
     from slpo_jax.data.tokenizer import byte_tokenizer

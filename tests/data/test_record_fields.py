@@ -13,7 +13,7 @@ from data_sets import write_jsonl, write_parquet, write_set
 from slpo_jax.data.problem import Problem
 from slpo_jax.data.problems import load_problems
 from slpo_jax.data.record_fields import FieldsConfig
-from slpo_jax.data.solutions import marked
+from slpo_jax.data.record_texts import marked
 from slpo_jax.errors import UserError
 
 pytestmark = pytest.mark.usefixtures("datasets_cache")

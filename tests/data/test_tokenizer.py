@@ -18,8 +18,8 @@ from slpo_jax.data.tokenizer import (
     words_of,
     words_tokenizer,
 )
+from slpo_jax.data.tokenizer_files import save_tokenizer
 from slpo_jax.errors import UserError
-from slpo_jax.io.tokenizer_files import save_tokenizer
 
 ARITHMETIC = arithmetic_tokenizer(30)
 NAMES = ["<|start-latent|>", "<|end-latent|>", "<|latent|>"]

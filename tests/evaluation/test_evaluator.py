@@ -10,14 +10,14 @@ import pytest
 from scipy import special
 
 from slpo_jax.errors import UserError
-from slpo_jax.evaluation import evaluate
+from slpo_jax.evaluation import evaluator
 from slpo_jax.evaluation.completions import scored
-from slpo_jax.evaluation.evaluate import Evaluator, classes, shard
+from slpo_jax.evaluation.evaluator import Evaluator, classes, shard
 from slpo_jax.evaluation.records import RolloutCache
-from slpo_jax.io import backend
-from slpo_jax.io.mesh import device_mesh
 from slpo_jax.policy import noise
 from slpo_jax.policy.scorers import SCORERS, Scorer
+from slpo_jax.runtime import backend
+from slpo_jax.runtime.mesh import device_mesh
 from tiny import (
     END,
     EOS,
@@ -48,7 +48,7 @@ def problems():
     return Problems(prompts=prompts, template=SimpleNamespace(pad_id=PAD))
 
 
-def evaluator(batch_size: int, slots=(3, 6, 9), devices: int = 1, config=BY_THRESHOLD) -> Evaluator:
+def make_evaluator(batch_size: int, slots=(3, 6, 9), devices: int = 1, config=BY_THRESHOLD) -> Evaluator:
     mesh = device_mesh(jax.devices("cpu")[:devices])
     return Evaluator(policy_of(config), mesh, batch_size, slots, jax.random.key(2))
 
@@ -57,7 +57,7 @@ def evaluator(batch_size: int, slots=(3, 6, 9), devices: int = 1, config=BY_THRE
 @pytest.mark.parametrize(("batch_size", "samples"), [(1, 1), (4, 1), (64, 1), (4, 6), (12, 6), (5, 6), (64, 6), (2, 7)])
 def test_every_rollout_is_in_one_batch(problems, batch_size, samples, devices):
     seen = []
-    for batch in evaluator(batch_size, devices=devices).batches(problems, len(LENGTHS), samples):
+    for batch in make_evaluator(batch_size, devices=devices).batches(problems, len(LENGTHS), samples):
         rows, rollouts = len(batch.prompts.tokens), len(batch.index_N)
         assert rows % devices == rollouts % rows == 0
         assert rollouts <= max(batch_size, devices) + devices - 1
@@ -99,7 +99,7 @@ def test_the_noise_of_a_set_is_its_own(problems):
         drawn_N = jax.vmap(jax.random.bits)(noise.row_keys(key, index_N, sample_N)).view(jnp.int32)
         return {"tokens": drawn_N[:, None], "latent_steps": jnp.zeros(len(index_N), jnp.int32)}
 
-    made = evaluator(64)
+    made = make_evaluator(64)
     made.program = lambda *_: program
 
     def draws(name, seed=0):
@@ -115,7 +115,7 @@ def test_the_noise_of_a_set_is_its_own(problems):
 
 
 def test_few_problems_take_a_small_batch(problems):
-    (batch,) = evaluator(64).batches(problems, 2, 3)
+    (batch,) = make_evaluator(64).batches(problems, 2, 3)
     assert len(batch.index_N) <= 4 * 2 * 3
 
 
@@ -124,7 +124,7 @@ def test_few_problems_take_a_small_batch(problems):
 def test_results_are_those_of_each_rollout_alone(problems, where):
     """In the problems' order, under dropout, prompts end to end, encoded once for all samples (no noise) or not."""
     config, samples, params = dataclasses.replace(BY_THRESHOLD, dropout_where=where), 3, both_params()
-    made = evaluator(12, slots=(12,), config=config)
+    made = make_evaluator(12, slots=(12,), config=config)
     assert all(batch.prompts.capacity for batch in made.batches(problems, len(LENGTHS), samples))
     done = made.run(params, problems, "threshold", 0.5, seed=1, samples=samples, keep_latents=True)
     assert len(set(done["latent_steps"].tolist())) > 1
@@ -195,7 +195,7 @@ def test_a_score_that_is_no_number_of_0_or_more_is_one_line(monkeypatch, score):
 def test_a_scorer_that_fails_is_one_line(monkeypatch, scorer, fault):
     monkeypatch.setitem(SCORERS, "mine", Scorer(scorer))
     with pytest.raises(UserError, match=rf"^config\.evaluate\.scorers: {fault}"):
-        evaluate._scored("mine", None, {}, None, SimpleNamespace(lengths=jnp.zeros(7)))
+        evaluator._scored("mine", None, {}, None, SimpleNamespace(lengths=jnp.zeros(7)))
 
 
 STUBS = Problems(
@@ -215,7 +215,7 @@ class Rollouts:
         self.calls, self.dies_at = 0, dies_at
 
     def evaluate(self, cache, latents=False, **changes):
-        made = evaluator(6, devices=2)
+        made = make_evaluator(6, devices=2)
         made.program = lambda *_: self._program(latents)
         arguments = {"samples": SAMPLES, "seed": 1, "keep_latents": latents, "cache": cache} | changes
         return made.run({}, STUBS, "threshold", 0.5, **arguments)

@@ -15,7 +15,7 @@ import pytest
 from eval_files import evals_of, problem, write_eval, write_lines
 from slpo_jax.cli.commands import view
 from slpo_jax.errors import UserError
-from slpo_jax.evaluation import report, rows
+from slpo_jax.evaluation import report, report_rows
 from slpo_jax.evaluation.page import render
 from slpo_jax.evaluation.page.render import browsed
 from slpo_jax.io import artifact
@@ -249,7 +249,7 @@ def test_answers_are_counted(tmp_path):
     """The outcomes of a problem, right, wrong and cut, and how often a row has them."""
     lines = [problem(0, True, [[1, 0], [0, 1]])]
     lines[0]["samples"][1] |= {"answer": "9", "cut": False}
-    rows.write_row(tmp_path, rows.Row("slpo", "SLPO"))
+    report_rows.write_row(tmp_path, report_rows.Row("slpo", "SLPO"))
     write_lines(tmp_path, "slpo", "alpha", lines)
     (found,) = browsed(evals_of(tmp_path), {}, 10**6)["alpha"]["problems"]
     assert found == ["q", "7", [["7", 1], ["9", 0], [None, 2]], {"slpo": [0, 3, 0, 2, 1, 1, 2, 1]}, {}]

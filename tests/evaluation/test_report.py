@@ -12,7 +12,7 @@ from scipy import stats
 from eval_files import ROWS, evals_of, problem, write_eval, write_lines
 from slpo_jax.cli import commands
 from slpo_jax.errors import UserError
-from slpo_jax.evaluation import curves, figures, records, report, rows, verdict
+from slpo_jax.evaluation import curves, records, report, report_rows, verdict
 from slpo_jax.evaluation.page.render import about_rows
 
 SWEPT = {
@@ -173,7 +173,7 @@ def test_the_report_has_a_line_on_chance(tmp_path, name):
     problems, one, eight, said = CHANCE[name]
     lines = [problem(i, True, [[1] * 8]) for i in range(len(problems))]
     asked = [line | {"question": each[0], "reference": each[1]} for line, each in zip(lines, problems, strict=True)]
-    rows.write_row(tmp_path, rows.Row("slpo", "SLPO"))
+    report_rows.write_row(tmp_path, report_rows.Row("slpo", "SLPO"))
     write_lines(tmp_path, "slpo", name, asked)
     found = report.write_report(tmp_path)["chance"][name]
     assert (found["acc"], found["pass@8"]) == pytest.approx((one, eight))
@@ -269,7 +269,7 @@ def test_a_row_that_says_nothing_of_itself_is_named(workdir, fault):
 
 
 def _plotted(workdir):
-    return figures.pass_at_k_figure({row: sets["alpha"] for row, sets in evals_of(workdir).items()}).axes
+    return curves.pass_at_k_figure({row: sets["alpha"] for row, sets in evals_of(workdir).items()}).axes
 
 
 def test_many_samples_have_larger_k(tmp_path):

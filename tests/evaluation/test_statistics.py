@@ -11,8 +11,7 @@ from scipy import stats
 from eval_files import ROWS
 from slpo_jax.evaluation import comparisons, markdown, statistics
 from slpo_jax.evaluation.records import EvalRecords
-from slpo_jax.evaluation.statistics import best_of, weighted_vote
-from slpo_jax.policy.subsets import solved_share
+from slpo_jax.evaluation.statistics import best_of, solved_share, weighted_vote
 
 
 def make_records(correct, latent_steps, problem_steps, sample_correct, sample_answers=None, sample_latent_steps=None):

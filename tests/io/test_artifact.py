@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from slpo_jax.errors import UserError
-from slpo_jax.io import artifact, hosts
+from slpo_jax.io import artifact
 from slpo_jax.io.files import entries, files_digest, read_json
+from slpo_jax.runtime import hosts
 
 FACTS = {"seed": 1, "rates": (0.5, 2), "name": "ä", "gone": float("nan")}
 ARRAYS = {"tokens": np.arange(6).reshape(2, 3), "lengths": np.ones(2, np.float32)}

@@ -7,10 +7,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from slpo_jax.cli import reasoner
-from slpo_jax.cli.reasoner import evaluate, solve
+from slpo_jax.api.solver import Latent, Solution
+from slpo_jax.cli import reasoner_commands
+from slpo_jax.cli.reasoner_commands import evaluate, solve
 from slpo_jax.io.files import to_json
-from slpo_jax.run.solver import Latent, Solution
 
 
 def _strictly(text: str):
@@ -41,7 +41,7 @@ def test_what_the_commands_print_is_json(monkeypatch, capsys, command):
     solver = SimpleNamespace(stopping="threshold", rule=0.5, reads=None)
     found = SimpleNamespace(summary={"n": 1, "acc": math.nan})
     made = SimpleNamespace(config=config, solver=solver, solve=lambda *_: solution, evaluate=lambda *_: found)
-    monkeypatch.setattr(reasoner, "_load", lambda _: made)
+    monkeypatch.setattr(reasoner_commands, "_load", lambda _: made)
     command(["run", "--json", "Q?"])
     printed = _strictly(capsys.readouterr().out)
     assert printed.get("acc", 0) is None or printed["latents"] == [{"stop_probability": None, "nearest": [["3", None]]}]

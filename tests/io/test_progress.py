@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from slpo_jax.io import backend, progress
-from slpo_jax.io.progress import Progress, if_slow
+from slpo_jax.runtime import backend, progress
+from slpo_jax.runtime.progress import Progress, if_slow
 
 
 class Terminal(io.StringIO):

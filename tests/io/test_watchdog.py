@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from slpo_jax.io import hosts
+from slpo_jax.runtime import hosts
 
 
 class Store:

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from slpo_jax.checkpoints.architectures.codi import Codi
+from slpo_jax.architectures.codi import Codi
 from tiny import compiled, load_projector, random_tree
 from tiny_llama import LLAMA
 

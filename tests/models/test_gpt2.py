@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from slpo_jax.checkpoints.architectures.coconut import Coconut
+from slpo_jax.architectures.coconut import Coconut
 from slpo_jax.models.gpt2 import GPT2Config
 from slpo_jax.models.llama import LlamaConfig
 from tiny import CONFIG, SlowReasoner, compiled, load_hf, random_params

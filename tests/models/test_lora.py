@@ -9,9 +9,9 @@ import pytest
 from safetensors.numpy import load_file as load_tensors
 
 import tiny
+from slpo_jax.architectures.coconut import Coconut
+from slpo_jax.architectures.codi import Codi
 from slpo_jax.checkpoints.adapters import write_adapters
-from slpo_jax.checkpoints.architectures.coconut import Coconut
-from slpo_jax.checkpoints.architectures.codi import Codi
 from slpo_jax.errors import UserError
 from slpo_jax.models import lora
 from slpo_jax.models.parts import ADAPTER, REASONER

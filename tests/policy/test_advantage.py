@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from slpo_jax.evaluation.statistics import solved_share
 from slpo_jax.policy.advantage import ADVANTAGES, grpo, pkpo, pkpo_sloo, rloo
-from slpo_jax.policy.subsets import solved_share
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from jax.extend.core import jaxprs_in_params
 
 import tiny
-from slpo_jax.checkpoints.architectures.coconut import Coconut
+from slpo_jax.architectures.coconut import Coconut
 from slpo_jax.models.shapes import activation_type
 from slpo_jax.policy.rollout import sample
 from tiny import FAST, ROLLOUT, both_params, keys_of, policy_of, random_prompts

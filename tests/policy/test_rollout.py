@@ -13,7 +13,7 @@ import tiny
 from slpo_jax.policy import noise
 from slpo_jax.policy.explain import NEAREST, probe
 from slpo_jax.policy.rollout import sample
-from slpo_jax.policy.stop_answers import decode_candidates
+from slpo_jax.training.gate_training import decode_candidates
 from tiny import EOS, ROLLOUT, SlowReasoner, keys_of, padded, random_prompts, real_tokens, run_rollout, take_rows
 
 LENGTHS = (4, 7, 2, 6, 3, 7)  # of the prompts

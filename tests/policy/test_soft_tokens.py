@@ -9,10 +9,10 @@ import pytest
 from scipy import integrate, special, stats
 
 import tiny
-from slpo_jax.checkpoints.architectures import colar
+from slpo_jax.architectures import colar
 from slpo_jax.errors import UserError
 from slpo_jax.policy.latent_policies import LATENT_POLICIES
-from slpo_jax.policy.latent_policies.gumbel import concrete_log_prob
+from slpo_jax.policy.latent_policies.soft_tokens import concrete_log_prob
 from slpo_jax.policy.rollout import replay, sample
 from slpo_jax.policy.score import score
 from slpo_jax.training.objectives import OBJECTIVES

@@ -9,9 +9,8 @@ import jax
 import numpy as np
 import pytest
 
-from slpo_jax.rewards.countdown import countdown, encode_countdown, reaches_goal
-from slpo_jax.rewards.text_verifier import text_table
-from slpo_jax.rewards.verifier import completed_text, padded_table
+from slpo_jax.rewards.countdown_verifier import countdown, encode_countdown, reaches_goal
+from slpo_jax.rewards.verifier import completed_text, padded_table, text_table
 
 EOS = 256
 BYTES = [*(bytes([value]) for value in range(256)), b""]

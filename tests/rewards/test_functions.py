@@ -10,8 +10,7 @@ from slpo_jax.data.tokenizer import byte_tokenizer
 from slpo_jax.errors import UserError
 from slpo_jax.rewards.functions import asked_of, names_of
 from slpo_jax.rewards.reward import CORRECT, REWARDS, DeviceReward, Reward, RewardEntry
-from slpo_jax.rewards.text_verifier import is_after_mark
-from slpo_jax.rewards.verifier import byte_table
+from slpo_jax.rewards.verifier import byte_table, is_after_mark
 
 PROBLEMS = [Problem(f"pick {a}", (f"{a}",), "", {"pair": [a, a + 1]}) for a in (3, 7)]
 TEXTS = ["4", "5"]

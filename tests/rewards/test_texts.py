@@ -7,7 +7,7 @@ import pytest
 from on_device import encode_references, reference_width, verify
 from read_answers import ended_text, is_correct
 from slpo_jax.rewards.answers import parse_completion
-from slpo_jax.rewards.text_verifier import ON_DEVICE
+from slpo_jax.rewards.verifier import ON_DEVICE
 
 # (completion, what is read, whether it is "Tom is a lempus.")
 READ = [

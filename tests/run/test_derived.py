@@ -11,13 +11,12 @@ import pytest
 from asked import workdir
 from data_sets import write_jsonl, write_set
 from refused import refusal
-from slpo_jax.checkpoints.architectures import REASONERS, architecture_of
+from slpo_jax.architectures import REASONERS, architecture_of
 from slpo_jax.cli.train import train
 from slpo_jax.config import Config, default_config
-from slpo_jax.config.auto import Measured, choices
+from slpo_jax.config.config_checks import check
 from slpo_jax.config.config_files import override
-from slpo_jax.config.validate import check
-from slpo_jax.data import dataset_rows, rows, templates
+from slpo_jax.data import dataset_rows, record_readers, templates
 from slpo_jax.data.problems import load_problems
 from slpo_jax.data.record_fields import FieldsConfig
 from slpo_jax.errors import UserError
@@ -25,9 +24,10 @@ from slpo_jax.io import files
 from slpo_jax.io.files import flatten
 from slpo_jax.models import xla_cpu
 from slpo_jax.rewards.reward import REWARDS, RewardEntry
-from slpo_jax.run import derived, plan
-from slpo_jax.run.derived import derived_settings, requested
+from slpo_jax.run import own_data_settings, plan
+from slpo_jax.run.automatic_settings import Measured, choices
 from slpo_jax.run.experiment import build
+from slpo_jax.run.own_data_settings import derived_settings, requested
 from slpo_jax.run.plan import check_stages
 from slpo_jax.run.setup import assemble
 from slpo_jax.run.sources import load_set
@@ -97,7 +97,7 @@ def test_jax_is_set_up_before_a_base_asks_for_devices(tmp_path, monkeypatch):
     def asks(*_):
         raise Asked
 
-    monkeypatch.setattr(derived, "identify", asks)
+    monkeypatch.setattr(own_data_settings, "identify", asks)
     sources = {"train": _table(tmp_path / "t.csv"), "valid": "", "base": str(tmp_path)}
     keys = {"data.fields": FIELDS, "cpu_devices": 3}
     with pytest.raises(Asked):
@@ -254,8 +254,8 @@ def test_only_the_absence_of_a_split_is_one(tmp_path, monkeypatch):
 def test_a_source_is_read_and_encoded_once(tmp_path, monkeypatch):
     """Where settings are chosen and where the run opens its data; not where the file is another."""
     source, reads = _table(tmp_path / "my.csv"), []
-    read, hashed = rows.FILE_READERS[".csv"], []
-    monkeypatch.setitem(rows.FILE_READERS, ".csv", lambda path: reads.append(path) or read(path))
+    read, hashed = record_readers.FILE_READERS[".csv"], []
+    monkeypatch.setitem(record_readers.FILE_READERS, ".csv", lambda path: reads.append(path) or read(path))
     monkeypatch.setattr(files, "_TICK", 0)
     monkeypatch.setattr(hashlib, "file_digest", lambda file, kind: hashed.append(file.name) or hash_file(file, kind))
     texts = templates._encoded.cache_info().misses

@@ -12,19 +12,20 @@ from imitation import Crash, crash_at
 from same_run import assert_same, assert_same_run, checkpoint_of, rows_of
 from slpo_jax import load
 from slpo_jax.checkpoints.export import export_checkpoint
-from slpo_jax.config import validate
+from slpo_jax.config import config_checks
 from slpo_jax.errors import UserError
-from slpo_jax.io import artifact, backend
+from slpo_jax.io import artifact
 from slpo_jax.io.orbax import load_params, params_digest
-from slpo_jax.policy.prompted import Prompts
+from slpo_jax.policy.prompts import Prompts
 from slpo_jax.policy.rollout import Trajectories
-from slpo_jax.policy.scorers.latent_rm import begun, latent_scores
+from slpo_jax.policy.scorers.latent_rm_scorer import begun, latent_scores
 from slpo_jax.rewards.reward import REWARDS, RewardEntry
 from slpo_jax.run import latent_rm as labels
 from slpo_jax.run import stage
 from slpo_jax.run.experiment import build
 from slpo_jax.run.plan import check_stages, run_stages
 from slpo_jax.run.stage import stage_params
+from slpo_jax.runtime import backend
 from small_run import load_config
 
 
@@ -37,7 +38,7 @@ def config_of(**changes):
     config.latent_rm.optimizer.update(learning_rate=1e-2, warmup_steps=1)
     config.evaluate.update(scorers=("likelihood", "latent_rm"), samples=4, beams=2, candidates=2, datasets=("made",))
     config.update_from_flattened_dict(changes)
-    return validate.check(config)
+    return config_checks.check(config)
 
 
 def experiment_of(workdir, **changes):

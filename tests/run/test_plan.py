@@ -9,7 +9,7 @@ import pytest
 from asked import QUESTION, T, run_config
 from codi_run import small_config
 from imitation import Crash, crash
-from slpo_jax.config import read_config, validate
+from slpo_jax.config import config_checks, read_config
 from slpo_jax.data.problem import Problem
 from slpo_jax.errors import UserError
 from slpo_jax.run import imitate
@@ -42,7 +42,7 @@ def _config(name: str, folder: Path):
         config.max_latents, config.gate.enabled = 0, False
     config.imitate.optimizer.warmup_steps = 0
     config.imitate.update(RECIPES[name][0])
-    validate.check(config)
+    config_checks.check(config)
     return config
 
 
@@ -116,7 +116,7 @@ def test_all_that_is_too_long_is_said_at_once(tmp_path):
     warmups = {"imitate": 5, "cold_start": 8, "rl": 7}  # of 4, 7 and 6 steps; the cold start isn't asked for
     for stage, steps in warmups.items():
         config[stage].optimizer.warmup_steps = steps
-    settings = validate.check(config)
+    settings = config_checks.check(config)
     with pytest.raises(UserError) as caught:
         check_stages(build(settings, tmp_path / "work"))
     said = [text.partition(":")[0] for text in str(caught.value).split("; and ")]

@@ -11,10 +11,10 @@ import pytest
 from codi_run import small_config
 from imitation import Crash, crash_at, fake_steps, run_imitation
 from same_run import assert_same_run, checkpoint_of, rows_of
-from slpo_jax.config import validate
+from slpo_jax.config import config_checks
 from slpo_jax.run import imitate
+from slpo_jax.run.evaluated_rows import rows
 from slpo_jax.run.experiment import build
-from slpo_jax.run.rows import rows
 from slpo_jax.run.stage import stage_params
 from slpo_jax.training.recipes.distil import Distillation
 from small_run import load_config
@@ -185,7 +185,7 @@ LABELS = {
 def test_rows_say_what_is_imitated(tmp_path, label):
     config = _icot(**LABELS[label])
     config.reasoner = "text_gpt2"
-    found = rows(build(validate.check(config), tmp_path), planned=True)
+    found = rows(build(config_checks.check(config), tmp_path), planned=True)
     assert [(row.name, row.label) for row in found] == [("imitate", label)]
 
 

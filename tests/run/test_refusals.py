@@ -20,14 +20,14 @@ if __name__ == "__main__":
     import conftest  # noqa: F401 - the variables that jax reads
 from asked import contents, workdir
 from refused import refusal
-from slpo_jax.config.validate import check
+from slpo_jax.config.config_checks import check
 from slpo_jax.errors import UserError
 from slpo_jax.io.workdir import Workdir
 from slpo_jax.rewards.reward import CORRECT, REWARDS, RewardEntry
 from slpo_jax.run.experiment import build
 from slpo_jax.run.plan import check_stages
+from slpo_jax.run.run_checks import check_answers, check_prompts
 from slpo_jax.run.stage import Stage, close_stage
-from slpo_jax.run.validate import check_answers, check_prompts
 from small_run import load_config, new_folder
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "refusals.txt"

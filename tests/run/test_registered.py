@@ -13,11 +13,11 @@ import pytest
 import slpo_jax
 from refused import refusal
 from same_run import assert_same_run, checkpoint_of, rows_of
+from slpo_jax.api.solver import load_solver, solve
 from slpo_jax.config.registry import read_registrations
 from slpo_jax.errors import UserError
 from slpo_jax.policy.latent_policies import LATENT_POLICIES
 from slpo_jax.rewards.reward import REWARDS
-from slpo_jax.run.solver import load_solver, solve
 from slpo_jax.training.objectives import OBJECTIVES
 from slpo_jax.training.recipes import RECIPES
 from small_run import CONFIG, new_folder, run
@@ -29,7 +29,7 @@ from pathlib import Path
 import jax.numpy as jnp
 
 import slpo_jax
-from slpo_jax.config.bounds import setting
+from slpo_jax.settings import setting
 from slpo_jax.models.parts import LATENT_POLICY
 from slpo_jax.policy.latent_policies import LATENT_POLICIES, LatentPolicy, LatentPolicySettings
 

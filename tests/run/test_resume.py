@@ -12,9 +12,9 @@ import pytest
 from imitation import Crash, crash, fake_steps
 from same_run import assert_same_run, checkpoint_of, rows_of
 from slpo_jax.config import read_config
-from slpo_jax.io import backend
 from slpo_jax.run import stage as stage_module
 from slpo_jax.run.experiment import build
+from slpo_jax.runtime import backend
 from slpo_jax.training import loop
 from small_run import load_config, train
 

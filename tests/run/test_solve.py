@@ -12,15 +12,15 @@ from scipy.special import erf, expit, softmax
 
 from asked import ANSWER, QUESTION, RUN, T, assembled, contents, edit, run_params, workdir
 from refused import refusal
+from slpo_jax.api.solution_summary import describe, describe_vote
+from slpo_jax.api.solver import Vote, load_solver, solve, vote
 from slpo_jax.checkpoints.decode_settings import config_of
 from slpo_jax.checkpoints.detect import identify, newest_checkpoint
-from slpo_jax.cli import reasoner as command
+from slpo_jax.cli import reasoner_commands as command
 from slpo_jax.data.batches import encode_problems
 from slpo_jax.data.problem import Problem
 from slpo_jax.data.templates import token_texts
 from slpo_jax.evaluation.completions import thought_rows
-from slpo_jax.run.solution_summary import describe, describe_vote
-from slpo_jax.run.solver import Vote, load_solver, solve, vote
 from tiny import SlowReasoner
 
 

@@ -19,14 +19,15 @@ import pytest
 from same_run import rows_of
 from slpo_jax.config import Config
 from slpo_jax.errors import SaveError, UserError
-from slpo_jax.io import artifact, backend
+from slpo_jax.io import artifact
 from slpo_jax.io.orbax import load_params, stored_params
 from slpo_jax.io.workdir import Workdir
 from slpo_jax.run.stage import Stage, open_stage
+from slpo_jax.runtime import backend
 from slpo_jax.training import loop
-from slpo_jax.training.checkpoint import StageCheckpoints
 from slpo_jax.training.loop import StageRun
 from slpo_jax.training.metrics import MetricsLog
+from slpo_jax.training.stage_checkpoints import StageCheckpoints
 from slpo_jax.training.state import TrainState
 
 

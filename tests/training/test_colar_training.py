@@ -12,8 +12,8 @@ from scipy import special
 
 import tiny
 from slow_policy import as_float64, colar_law
-from slpo_jax.checkpoints.architectures.coconut import Coconut
-from slpo_jax.checkpoints.architectures.colar import Colar
+from slpo_jax.architectures.coconut import Coconut
+from slpo_jax.architectures.colar import Colar
 from slpo_jax.data.batches import encode_problems
 from slpo_jax.data.chat import PromptConfig, at_speed
 from slpo_jax.data.problem import Problem
@@ -23,8 +23,7 @@ from slpo_jax.models.reasoner import StepProjector
 from slpo_jax.policy import noise
 from slpo_jax.policy.policy import RolloutConfig
 from slpo_jax.training.recipes import imitate_config, recipe_of
-from slpo_jax.training.recipes.colar import pooled
-from slpo_jax.training.recipes.regular import PROJECTOR
+from slpo_jax.training.recipes.colar_recipe import PROJECTOR, pooled
 from tiny import SlowReasoner, compiled, policy_of, real_tokens
 
 STEPS = (("2 + 3 = 5",), ("4 - 1 = 3", "3 + 2 = 5"), ("1 + 1 = 2", "2 + 5 = 7", "7 - 4 = 3"))

@@ -11,12 +11,12 @@ from scipy import special
 
 import small_steps
 from slow_policy import as_float64, assert_is_gradient, factors_of, rollouts_of, teacher_forced, think
-from slpo_jax.io.mesh import shard_rows
 from slpo_jax.models.dropout import Dropout, drop
 from slpo_jax.policy import noise
-from slpo_jax.policy.prompted import repeat_rows
+from slpo_jax.policy.prompts import repeat_rows
 from slpo_jax.policy.rollout import sample
-from slpo_jax.training import cold_start
+from slpo_jax.runtime.mesh import shard_rows
+from slpo_jax.training import gate_training
 from slpo_jax.training.host_rewards import make_host_step
 from slpo_jax.training.state import init_state, make_train_step
 from small_steps import (
@@ -113,7 +113,7 @@ def test_a_trained_reasoner_keeps_its_right_answers(keys, decoded):
     _, right, results = decoded
     weights = {
         weight: jax.value_and_grad(
-            cold_start.make_loss(
+            gate_training.make_loss(
                 POLICY, rigged_reward, dataclasses.replace(COLD, train_backbone=True, answer_weight=weight)
             ),
             has_aux=True,
@@ -157,8 +157,8 @@ def test_each_candidate_is_judged_by_its_own_problem(monkeypatch):
         said_N11 = jnp.repeat(jnp.arange(BATCH), N)[:, None, None]
         return jnp.zeros((BATCH * N, T, CONFIG.n_embd)), jnp.broadcast_to(said_N11, (BATCH * N, len(CANDIDATES), 1))
 
-    monkeypatch.setattr(cold_start, "decode_candidates", decode)
-    loss = cold_start.make_loss(POLICY, lambda tokens, references: tokens[:, 0] == references[:, 0], COLD)
+    monkeypatch.setattr(gate_training, "decode_candidates", decode)
+    loss = gate_training.make_loss(POLICY, lambda tokens, references: tokens[:, 0] == references[:, 0], COLD)
     _, sums = compiled(loss)(small_params(), prompted_batch(references=range(BATCH)), jax.random.key(0))
     assert sums["right_share"] == (BATCH * N * len(CANDIDATES),) * 2
 
@@ -187,11 +187,11 @@ def test_verdicts_of_the_host_are_those_of_the_device(devices, micro_batches, fs
             rows[-1] = {name: row[name] for name in sorted(row)}
         return jax.tree.map(np.asarray, (state.params, state.opt_state, rows))
 
-    sample = functools.partial(cold_start.candidates_of, POLICY, config)
+    sample = functools.partial(gate_training.candidates_of, POLICY, config)
     halves = functools.partial(make_host_step, sample=sample, host_reward=host_reward)
     jax.tree.map(
         np.testing.assert_array_equal,
-        taken(halves, cold_start.make_improvement(POLICY, config)),
-        taken(make_train_step, cold_start.make_loss(POLICY, rigged_reward, config)),
+        taken(halves, gate_training.make_improvement(POLICY, config)),
+        taken(make_train_step, gate_training.make_loss(POLICY, rigged_reward, config)),
     )
     assert asked == [BATCH * N * len(CANDIDATES) // devices] * 2 * devices

@@ -12,7 +12,7 @@ import tiny
 import tiny_llama
 from codi_run import PHASE, PROBLEMS, RECIPE, ROWS, new_tokenizer
 from plain_gpt2 import dropout_factors, plain_hidden
-from slpo_jax.checkpoints.architectures.codi import Codi
+from slpo_jax.architectures.codi import Codi
 from slpo_jax.data.batches import encode_problems
 from slpo_jax.policy import noise
 from slpo_jax.policy.policy import RolloutConfig

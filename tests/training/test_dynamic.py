@@ -9,10 +9,10 @@ import optax
 import pytest
 
 from frozen import POLICY
-from slpo_jax.io.mesh import shard_rows
-from slpo_jax.policy.prompted import PromptedBatch, Prompts
+from slpo_jax.policy.prompts import PromptedBatch, Prompts
 from slpo_jax.policy.rollout import Trajectories
-from slpo_jax.training import rl, rollout_update
+from slpo_jax.runtime.mesh import shard_rows
+from slpo_jax.training import rl_step, rollout_update
 from slpo_jax.training.objectives import Objective
 from slpo_jax.training.rollout_update import Drawing, make_rl_step
 from slpo_jax.training.state import init_state
@@ -89,7 +89,7 @@ def _run(draws, most, devices=1, on_host=False, steps=1):
 
 @pytest.fixture(autouse=True)
 def no_model(monkeypatch):
-    for module in (rollout_update, rl):
+    for module in (rollout_update, rl_step):
         monkeypatch.setattr(module, "roll_out", _roll_out)
 
 

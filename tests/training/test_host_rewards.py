@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from slpo_jax.evaluation.curves import SHARED
-from slpo_jax.io.mesh import shard_rows
 from slpo_jax.rewards.reward import Verdicts
+from slpo_jax.runtime.mesh import shard_rows
 from slpo_jax.training.host_rewards import HostVerdicts
 from slpo_jax.training.metrics import CLOCK
 from small_steps import layout_of

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from slpo_jax.checkpoints.architectures.coconut import Coconut
+from slpo_jax.architectures.coconut import Coconut
 from slpo_jax.data.batches import batch_indices, encode_problems
 from slpo_jax.data.problem import Problem
 from slpo_jax.data.tokenizer import arithmetic_tokenizer
@@ -15,8 +15,8 @@ from slpo_jax.errors import UserError
 from slpo_jax.models.gpt2 import GPT2Config
 from slpo_jax.policy.policy import RolloutConfig
 from slpo_jax.training.recipes import ImitateSettings, Phase
-from slpo_jax.training.recipes.batcher import Draw
 from slpo_jax.training.recipes.icot import Internalization
+from slpo_jax.training.recipes.recipe import Draw
 from tiny import SlowReasoner, compiled, policy_of, real_tokens
 
 STEPS = (("2 + 3 = 5",), ("4 - 1 = 3", "3 x 2 = 6"), ("1 + 1 = 2", "2 + 5 = 7", "7 - 4 = 3"), ())

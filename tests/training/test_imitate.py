@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from slow_policy import as_float64, assert_is_gradient
-from slpo_jax.checkpoints.architectures.coconut import Coconut
+from slpo_jax.architectures.coconut import Coconut
 from slpo_jax.data.batches import batch_indices, encode_problems
 from slpo_jax.data.problem import Problem
 from slpo_jax.data.tokenizer import arithmetic_tokenizer, byte_tokenizer

@@ -10,8 +10,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 import small_steps
 from benchmarks.measure.compiled import collectives
 from slpo_jax.errors import UserError
-from slpo_jax.io.mesh import device_mesh, replicate
 from slpo_jax.policy import noise
+from slpo_jax.runtime.mesh import device_mesh, replicate
 from slpo_jax.training.optimizer import OptimizerConfig, make_optimizer, scaled
 from small_steps import batch_of, difference, layout_of, small_params, step_of, take_steps
 from tiny import assert_close

@@ -13,8 +13,8 @@ import tiny
 from codi_run import new_tokenizer
 from plain_gpt2 import plain_hidden
 from slow_policy import as_float64
-from slpo_jax.checkpoints.architectures.coconut import Coconut
-from slpo_jax.checkpoints.architectures.codi import Codi
+from slpo_jax.architectures.coconut import Coconut
+from slpo_jax.architectures.codi import Codi
 from slpo_jax.data.batches import encode_problems
 from slpo_jax.data.problem import Problem
 from slpo_jax.data.tokenizer import arithmetic_tokenizer

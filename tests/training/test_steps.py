@@ -8,11 +8,11 @@ import pytest
 
 import small_steps
 import tiny
-from slpo_jax.checkpoints.architectures.coconut import Coconut
-from slpo_jax.checkpoints.architectures.colar import Colar
+from slpo_jax.architectures.coconut import Coconut
+from slpo_jax.architectures.colar import Colar
 from slpo_jax.policy.rollout import sample
 from slpo_jax.training.objectives import OBJECTIVES
-from slpo_jax.training.rl import make_loss
+from slpo_jax.training.rl_step import make_loss
 from small_steps import POLICY, ROLLOUT, STAGES, batch_of, prompted_batch, small_params
 from tiny import CONFIG, END, REASONER, policy_of
 

@@ -10,8 +10,8 @@ import pytest
 
 from slpo_jax import register_tracker
 from slpo_jax.errors import UserError
-from slpo_jax.io import hosts
 from slpo_jax.io.workdir import Workdir
+from slpo_jax.runtime import hosts
 from slpo_jax.training.metrics import TRACKERS, MetricsLog, check_trackers
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from slpo_jax.evaluation.curves import SHARED, scalars
 from slpo_jax.evaluation.markdown import shown_columns
 from slpo_jax.evaluation.records import EvalRecords, Evals
-from slpo_jax.evaluation.rows import BEST_FIXED
+from slpo_jax.evaluation.report_rows import BEST_FIXED
 from slpo_jax.evaluation.statistics import defined
 from slpo_jax.io import artifact
 from slpo_jax.io.files import digest, to_json

@@ -2,16 +2,13 @@
 
 import dataclasses
 
-from slpo_jax.config.bounds import Checked, choice
-from slpo_jax.policy.latent_policies.additive import Additive
-from slpo_jax.policy.latent_policies.colar import Colar
-from slpo_jax.policy.latent_policies.gumbel import Gumbel
+from slpo_jax.policy.latent_policies.colar_law import Colar
 from slpo_jax.policy.latent_policies.gumbel_top_k import GumbelTopK
 from slpo_jax.policy.latent_policies.hybrid import Hybrid
-from slpo_jax.policy.latent_policies.latent import Latent
+from slpo_jax.policy.latent_policies.latent import Additive, Latent
 from slpo_jax.policy.latent_policies.latent_policy import Action, LatentPolicy, LatentPolicySettings
-from slpo_jax.policy.latent_policies.noisy_soft import NoisySoft
-from slpo_jax.policy.latent_policies.soft import Soft
+from slpo_jax.policy.latent_policies.soft_tokens import Gumbel, NoisySoft, Soft
+from slpo_jax.settings import Checked, choice
 
 LATENT_POLICIES: dict[str, type[LatentPolicySettings]] = {
     "latent": Latent,

@@ -5,13 +5,13 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from slpo_jax.config.bounds import setting
 from slpo_jax.models.gate import Gate
 from slpo_jax.models.parts import LATENT_POLICY
 from slpo_jax.models.reasoner import Reasoner
 from slpo_jax.policy.latent_policies.latent_policy import LatentPolicy, LatentPolicySettings
-from slpo_jax.policy.latent_policies.mixture import mixture
+from slpo_jax.policy.latent_policies.soft_tokens import mixture
 from slpo_jax.policy.sampling import most_likely
+from slpo_jax.settings import setting
 
 _SHARPNESS = 8.0  # c of the decay, as Griffin's (De et al., 2024) recurrent gate has it
 _MOST = 0.999  # of a decay, at the start

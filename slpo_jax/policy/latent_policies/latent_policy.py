@@ -8,11 +8,11 @@ from typing import Any, ClassVar, Self
 import jax
 import jax.numpy as jnp
 
-from slpo_jax.config.bounds import Checked
 from slpo_jax.errors import UserError
 from slpo_jax.models.gate import Gate
 from slpo_jax.models.reasoner import Reasoner
 from slpo_jax.policy.surrogate import gaussian_log_prob
+from slpo_jax.settings import Checked
 
 Params = Any
 Action = Any

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from slpo_jax.models.gate import stop_log_likelihood
 from slpo_jax.policy.policy import Policy
-from slpo_jax.policy.prompted import Prompts
+from slpo_jax.policy.prompts import Prompts
 from slpo_jax.policy.rollout import Trajectories
 from slpo_jax.policy.score import score, used_slots
 

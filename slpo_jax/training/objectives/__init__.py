@@ -1,10 +1,9 @@
 """The objectives of the stage `rl`. A new one is a file here, a line in `OBJECTIVES`, and its name in a config."""
 
-from slpo_jax.training.objectives.exact import Exact
 from slpo_jax.training.objectives.grpo import Grpo
 from slpo_jax.training.objectives.objective import OPTIMIZER_KEYS, Objective
 from slpo_jax.training.objectives.pathwise import Pathwise
-from slpo_jax.training.objectives.slpo import AnswerOnly, Slpo
+from slpo_jax.training.objectives.slpo import AnswerOnly, Exact, Slpo
 
 OBJECTIVES: dict[str, type[Objective]] = {
     "slpo": Slpo,

@@ -8,12 +8,12 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from slpo_jax.config.bounds import setting
 from slpo_jax.errors import UserError
 from slpo_jax.models.parts import REASONER, detached
 from slpo_jax.policy.advantage import AdvantageName, best_positive
 from slpo_jax.policy.policy import Policy
 from slpo_jax.policy.score import Capacity, are_cut, can_halt, score, used_slots
+from slpo_jax.settings import setting
 from slpo_jax.training.objectives.objective import Objective, at_capacity
 from slpo_jax.training.state import Sums
 

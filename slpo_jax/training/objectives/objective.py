@@ -9,14 +9,14 @@ from typing import Any, ClassVar, Literal
 import jax
 import jax.numpy as jnp
 
-from slpo_jax.config.bounds import Checked, setting
 from slpo_jax.errors import UserError
 from slpo_jax.models.gate import stop_log_likelihood
 from slpo_jax.policy.advantage import ADVANTAGES, AdvantageName
 from slpo_jax.policy.policy import Policy
-from slpo_jax.policy.prompted import PromptedBatch
+from slpo_jax.policy.prompts import PromptedBatch
 from slpo_jax.policy.rollout import Trajectories
 from slpo_jax.policy.score import Capacity, capacities, smallest_capacity
+from slpo_jax.settings import Checked, setting
 from slpo_jax.training.state import Params, Sums
 
 OPTIMIZER_KEYS = ("learning_rate", "schedule")

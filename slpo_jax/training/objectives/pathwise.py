@@ -11,12 +11,12 @@ from typing import ClassVar, Literal
 import jax
 import jax.numpy as jnp
 
-from slpo_jax.config.bounds import setting
 from slpo_jax.errors import UserError
 from slpo_jax.policy.answer_score import answer_after_replay
 from slpo_jax.policy.latent_policies import with_likelihood
-from slpo_jax.policy.prompted import repeat_rows
+from slpo_jax.policy.prompts import repeat_rows
 from slpo_jax.policy.rollout import replay
+from slpo_jax.settings import setting
 from slpo_jax.training.objectives.objective import Objective, means, policy_gradient_loss
 
 

@@ -2,16 +2,14 @@
 
 import dataclasses
 
-from slpo_jax.config.bounds import choice
-from slpo_jax.training.recipes.colar import Compression
+from slpo_jax.settings import choice
+from slpo_jax.training.recipes.colar_recipe import Compression, StepPerLatent
 from slpo_jax.training.recipes.curriculum import Curriculum
-from slpo_jax.training.recipes.dart import Dart
-from slpo_jax.training.recipes.distil import Distillation
+from slpo_jax.training.recipes.distil import Dart, Distillation
 from slpo_jax.training.recipes.frontier import Frontier
 from slpo_jax.training.recipes.icot import Internalization
 from slpo_jax.training.recipes.latent_sft import LatentSft
 from slpo_jax.training.recipes.recipe import ImitateSettings, Phase, Recipe, RecipeSettings, with_lora
-from slpo_jax.training.recipes.regular import StepPerLatent
 from slpo_jax.training.recipes.simcot import SimCot
 
 RECIPES: dict[str, type[RecipeSettings]] = {

@@ -17,10 +17,9 @@ from slpo_jax.data.batches import EncodedProblems, SuffixBatch
 from slpo_jax.models.reasoner import Reasoner
 from slpo_jax.policy import noise
 from slpo_jax.policy.policy import Policy
-from slpo_jax.policy.prompted import Prompts
+from slpo_jax.policy.prompts import Prompts
 from slpo_jax.policy.rollout import think
-from slpo_jax.training.recipes.batcher import Draw, Needs
-from slpo_jax.training.recipes.recipe import ImitateSettings, Phase, Recipe, RecipeSettings, consecutive
+from slpo_jax.training.recipes.recipe import Draw, ImitateSettings, Needs, Phase, Recipe, RecipeSettings, consecutive
 from slpo_jax.training.state import Sums
 
 

@@ -17,16 +17,15 @@ import numpy as np
 import optax
 from flax import struct
 
-from slpo_jax.config.bounds import setting
 from slpo_jax.data.batches import EncodedProblems, SuffixBatch
 from slpo_jax.data.templates import Ids
 from slpo_jax.models.reasoner import Reasoner
 from slpo_jax.policy import noise
 from slpo_jax.policy.policy import Policy
-from slpo_jax.training.recipes import batcher, curriculum
-from slpo_jax.training.recipes.batcher import Draw, Needs, in_fours
+from slpo_jax.settings import setting
+from slpo_jax.training.recipes import curriculum, recipe
 from slpo_jax.training.recipes.curriculum import ImitationBatch
-from slpo_jax.training.recipes.recipe import ImitateSettings, Phase, Recipe, RecipeSettings
+from slpo_jax.training.recipes.recipe import Draw, ImitateSettings, Needs, Phase, Recipe, RecipeSettings, in_fours
 
 
 @struct.dataclass
@@ -154,8 +153,8 @@ class Distillation(RecipeSettings):
 
 
 def usable(problems: EncodedProblems, max_tokens: int) -> list[int]:
-    """`batcher.usable`, without negative answers: published CODI is not trained on them."""
-    return [i for i in batcher.usable(problems, max_tokens) if not problems.problems[i].answer.startswith("-")]
+    """`recipe.usable`, without negative answers: published CODI is not trained on them."""
+    return [i for i in recipe.usable(problems, max_tokens) if not problems.problems[i].answer.startswith("-")]
 
 
 def _scaled(rows: SuffixBatch) -> SuffixBatch:
@@ -179,3 +178,11 @@ def _teacher(reasoner: Reasoner, params, batch: DistilBatch, key, dropout_rate: 
     weights_BL = batch.text.weights
     log_probs_BL, _ = reasoner.log_probs(params, hidden_BLD, batch.text.targets, weights_BL != 0)
     return -jnp.sum(log_probs_BL * weights_BL), levels_BMD
+
+
+@dataclasses.dataclass(frozen=True)
+class Dart(Distillation):
+    """The section `config.imitate.silent`; attributes as of `Distillation`."""
+
+    distil_factor: float = setting(1.0, least=0)
+    last_step: bool = True

@@ -16,15 +16,14 @@ import numpy as np
 from flax import struct
 
 from slpo_jax.data.batches import EncodedProblems, SuffixBatch
-from slpo_jax.data.edges import ASKED, BAR
+from slpo_jax.data.record_fields import ASKED, BAR
 from slpo_jax.data.templates import Ids
 from slpo_jax.errors import UserError
 from slpo_jax.policy import noise
 from slpo_jax.policy.policy import Policy
 from slpo_jax.training.recipes import curriculum
-from slpo_jax.training.recipes.batcher import Draw
 from slpo_jax.training.recipes.curriculum import ImitationBatch
-from slpo_jax.training.recipes.recipe import ImitateSettings, Phase, Recipe, RecipeSettings
+from slpo_jax.training.recipes.recipe import Draw, ImitateSettings, Phase, Recipe, RecipeSettings
 
 
 @struct.dataclass

@@ -13,12 +13,11 @@ import dataclasses
 
 import numpy as np
 
-from slpo_jax.config.bounds import setting
 from slpo_jax.data.batches import EncodedProblems
 from slpo_jax.errors import UserError
+from slpo_jax.settings import setting
 from slpo_jax.training.recipes import curriculum
-from slpo_jax.training.recipes.batcher import Draw, usable
-from slpo_jax.training.recipes.recipe import ImitateSettings, Phase, Recipe, RecipeSettings, consecutive
+from slpo_jax.training.recipes.recipe import Draw, ImitateSettings, Phase, Recipe, RecipeSettings, consecutive, usable
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,18 +18,26 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from slpo_jax.config.bounds import setting
 from slpo_jax.data.batches import EncodedProblems, SuffixBatch
 from slpo_jax.errors import UserError
 from slpo_jax.models import lora
 from slpo_jax.models.parts import ADAPTER, REASONER, Params, detached
 from slpo_jax.policy import noise
-from slpo_jax.policy.latent_policies.mixture import mixture
+from slpo_jax.policy.latent_policies.soft_tokens import mixture
 from slpo_jax.policy.policy import Policy
+from slpo_jax.settings import setting
 from slpo_jax.training.recipes import curriculum
-from slpo_jax.training.recipes.batcher import Draw, Needs, in_fours
 from slpo_jax.training.recipes.latent_rows import Row, Slots, at_latents, laid_out, padded, seen_by, seen_by_encoder
-from slpo_jax.training.recipes.recipe import ImitateSettings, Phase, Recipe, RecipeSettings, consecutive
+from slpo_jax.training.recipes.recipe import (
+    Draw,
+    ImitateSettings,
+    Needs,
+    Phase,
+    Recipe,
+    RecipeSettings,
+    consecutive,
+    in_fours,
+)
 
 ENCODER, ENCODER_ADAPTER, COMPRESS = "encoder", "encoder_adapter", "compress"
 LEAST = 1e-10  # is added to a probability before its logarithm is taken

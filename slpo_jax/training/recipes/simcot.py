@@ -17,7 +17,6 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from slpo_jax.config.bounds import setting
 from slpo_jax.data.batches import EncodedProblems, SuffixBatch, pad_suffixes
 from slpo_jax.data.templates import Ids
 from slpo_jax.errors import UserError
@@ -25,8 +24,8 @@ from slpo_jax.models.parts import DECODER, REASONER, Params
 from slpo_jax.policy import noise
 from slpo_jax.policy.explain import READS, decoder_of
 from slpo_jax.policy.policy import Policy
-from slpo_jax.training.recipes.batcher import Draw, Needs
-from slpo_jax.training.recipes.recipe import ImitateSettings, Phase, Recipe, RecipeSettings
+from slpo_jax.settings import setting
+from slpo_jax.training.recipes.recipe import Draw, ImitateSettings, Needs, Phase, Recipe, RecipeSettings
 
 
 @struct.dataclass

@@ -16,17 +16,17 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, dynamic_module_utils
 
 from slpo_jax import load
+from slpo_jax.api.solver import load_solver
 from slpo_jax.checkpoints.checkpoint import find_checkpoint
 from slpo_jax.checkpoints.decode_settings import config_of, made_with
 from slpo_jax.checkpoints.detect import identify
 from slpo_jax.checkpoints.export import export_checkpoint, import_checkpoint
 from slpo_jax.data.batches import pad_prompts
+from slpo_jax.data.tokenizer_files import save_tokenizer
 from slpo_jax.errors import UserError
-from slpo_jax.io.tokenizer_files import save_tokenizer
 from slpo_jax.policy import noise
-from slpo_jax.policy.prompted import Prompts
+from slpo_jax.policy.prompts import Prompts
 from slpo_jax.policy.rollout import sample
-from slpo_jax.run.solver import load_solver
 from tiny_folder import config_for, draw
 from tiny_gguf import llama_config, llama_state
 

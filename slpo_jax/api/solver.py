@@ -1,0 +1,259 @@
+"""Asking a trained reasoner a question: what it answers, what can be seen of its thought, how its samples vote."""
+
+import copy
+import dataclasses
+import functools
+from collections import Counter
+from collections.abc import Sequence
+from operator import attrgetter
+from typing import Any
+
+import numpy as np
+from absl import logging
+
+from slpo_jax.api.load_options import KEYS, LoadOptions
+from slpo_jax.architectures import architecture_of
+from slpo_jax.checkpoints.decode_settings import RULE, config_of, made_with, stopping_of, thinking_with
+from slpo_jax.checkpoints.decoder import with_decoder
+from slpo_jax.checkpoints.detect import Identity, identify, newest_checkpoint
+from slpo_jax.config.config import Config
+from slpo_jax.config.sections import changed
+from slpo_jax.data.batches import EncodedProblems
+from slpo_jax.data.problem import Problem
+from slpo_jax.data.templates import token_texts
+from slpo_jax.errors import UserError
+from slpo_jax.evaluation.completions import Completions, in_words
+from slpo_jax.evaluation.evaluator import Evaluator
+from slpo_jax.policy.explain import Reads, reads_of
+from slpo_jax.policy.policy import Stopping
+from slpo_jax.rewards.answers import AnswerStyle, in_one_form
+from slpo_jax.rewards.reward import Reading
+from slpo_jax.run.setup import Setup, assemble
+from slpo_jax.settings import FieldError
+
+ROWS = 64  # rollouts at a time
+_MORE = 64  # slots of a bucket more than of the one before it, beyond the config's
+_MOST_LOGITS = 2**28  # 1 GiB
+_SET = ("latent_policy", "instruction", "answers", "speed")  # options that are a key of the config each
+
+
+@dataclasses.dataclass(frozen=True)
+class Solver:
+    """A trained reasoner, ready to be asked.
+
+    Attributes:
+        setup: its models and texts.
+        params: all parts.
+        stopping: "threshold" or "length".
+        rule: the threshold, or the number of latents.
+        reads: how its decoder says thoughts in words; None where that is not asked for.
+    """
+
+    setup: Setup
+    params: Any
+    stopping: Stopping
+    rule: float | int
+    reads: Reads | None = None
+
+    @functools.cached_property
+    def evaluator(self) -> Evaluator:
+        """The setup's without its scorers, and with buckets for all that the model has positions for."""
+        setup, most = self.setup, max(self.setup.prompt_slots)
+        slots = {*setup.prompt_slots, *range(most, setup.most_prompt, _MORE), max(most, setup.most_prompt)}
+        return Evaluator(setup.evaluator.policy, setup.mesh, ROWS, sorted(slots), setup.key)
+
+
+@dataclasses.dataclass(frozen=True)
+class Latent:
+    """One step of a thought.
+
+    Attributes:
+        stop_probability: rho_t of the gate, None without a trained one.
+        nearest: (token's text, probability) of the hidden state that made it, most probable first.
+        vector: h_t as it was fed, float32 [D].
+        words: what the thought says that ends here, where that was asked for; None within one of several latents.
+    """
+
+    stop_probability: float | None
+    nearest: list[tuple[str, float]]
+    vector: np.ndarray = dataclasses.field(repr=False, compare=False)
+    words: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Vote:
+    """Answers of rollouts under the noise of the run's evaluation.
+
+    Attributes:
+        counts: (answer, or None for none, its number), commonest first; equal ones are one, as the first is written.
+        majority: the commonest answer, the one drawn first on a tie; None if there is no answer.
+        cut: how many texts were cut off at the most tokens that an answer may have, which have no answer.
+    """
+
+    counts: list[tuple[str | None, int]]
+    majority: str | None
+    cut: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Solution:
+    """What the deterministic rollout thought and wrote; `print` shows it for a terminal.
+
+    Attributes:
+        answer: the number in the text as a canonical decimal, or the LaTeX in its box; None if there is none, or the
+            text has no end.
+        text: without eos.
+        latents: h_1 .. h_tau.
+        cut: whether the text was cut off at the most tokens that an answer may have.
+        votes: of rollouts with noise, where they were asked for.
+        shown: all of it, for a terminal.
+    """
+
+    question: str
+    answer: str | None
+    text: str
+    latents: list[Latent]
+    cut: bool
+    votes: Vote | None = None
+    shown: str = dataclasses.field(default="", repr=False, compare=False)
+
+    def __str__(self) -> str:
+        return self.shown
+
+
+def load_solver(checkpoint: str, **asked: Any) -> Solver:
+    """Load a checkpoint with all that belongs to it.
+
+    Args:
+        checkpoint: see `slpo_jax.load`.
+        **asked: as `LoadOptions` has them.
+    Raises:
+        UserError: no such checkpoint, or a setting that it can't be used with.
+    """
+    if unknown := [name for name in asked if name not in KEYS]:
+        raise UserError(f"{unknown[0]}: is no argument; give some of {', '.join(KEYS)}")
+    try:
+        options = LoadOptions(**asked)
+    except FieldError as error:
+        raise UserError(f"--{error.field}: {error.problem.removesuffix(' or None')}") from None
+    identity = identify(newest_checkpoint(checkpoint), options.base, options.lora_alpha)
+    config = config_of(identity, options.reasoner, options.tokenizer)
+    stopping, rule = stopping_of(config, identity)
+    before = {
+        "latents": rule if stopping == "length" else f"the threshold {rule}",
+        "threshold": rule,
+        "max_answer_tokens": config.evaluate.max_answer_tokens or config.max_answer_tokens,
+    } | {name: attrgetter(KEYS[name][-1])(config) for name in _SET}
+    given = {name: value for name in before if (value := getattr(options, name)) not in (None, "")}
+    config = changed(config, {KEYS[name][-1]: given[name] for name in ("max_answer_tokens", *_SET) if name in given})
+    if options.latents is not None:
+        if options.threshold is not None:
+            raise UserError("--threshold: has no use beside --latents; give one of them")
+        config = thinking_with(config, {"max_latents": options.latents})
+        stopping, rule = "length", options.latents
+    elif options.threshold is not None:
+        if stopping != "threshold":
+            raise UserError(f"--threshold: {checkpoint} has no trained gate; give --latents for a fixed number")
+        rule = options.threshold
+    if (law := options.latent_policy) and not config.max_latents:
+        raise UserError(f"--latents: 0 leaves --latent_policy={law} nothing to think; give e.g. --latents=4")
+    _refuse_idle(options, identity, config)
+    setup = assemble(config, identity=identity)
+    params = setup.initial_params(options.explain)
+    made = made_with(identity)
+    others = [f"--{name}={now} and not {before[name]!r}" for name, now in given.items() if now != before[name]]
+    if others and made:
+        logging.warning("%s: not used as it was made, but with %s", identity.source, ", ".join(others))
+    if identity.gate_trained and made.get(RULE) is None and not {"latents", "threshold"} & given.keys():
+        logging.warning("%s: no threshold was chosen for its gate, so 0.5; --threshold is another", identity.source)
+    return Solver(setup, params, stopping, rule, reads_of(with_decoder(params, options.explain, checkpoint)))
+
+
+def _refuse_idle(options: LoadOptions, identity: Identity, config: Config) -> None:
+    """Refuse what would change nothing."""
+    has_use = {
+        "base": identity.from_base,
+        "lora_alpha": identity.lora_alpha,
+        "speed": "speed" in architecture_of(config.reasoner).prompt_keys,
+    }
+    for name in has_use:
+        if getattr(options, name) and not has_use[name]:
+            raise UserError(f"--{name}: changes nothing of {identity.source}; leave it out")
+
+
+def solve(solver: Solver, question: str) -> Solution:
+    """Ask once, without noise, and watch.
+
+    Raises:
+        UserError: the question is empty, too long, or has a word that the tokenizer doesn't know.
+    """
+    return solve_all(solver, [question])[0]
+
+
+def solve_all(solver: Solver, questions: Sequence[str]) -> list[Solution]:
+    """`solve` for many questions, in batches.
+
+    Raises:
+        UserError: as `solve`, before any is asked.
+    """
+    setup, reads = solver.setup, solver.reads
+    logits = max(setup.config.max_latents, 1) * setup.reasoner.config.vocab_size  # that are looked at, of one
+    rows = min(len(questions), ROWS, max(1, _MOST_LOGITS // logits))
+    seen = _rolled_out(solver, questions, rows, keep_latents=True, probed=True, label="solve")
+    texts, gated = token_texts(setup.template, setup.reasoner.config.vocab_size), setup.config.gate.enabled
+    solutions = []
+    for row, question in enumerate(questions):
+        latents = []
+        for t in range(seen["latent_steps"][row]):
+            near = (texts[token] for token in seen["nearest_token"][row, t])
+            nearest = list(zip(near, seen["nearest_probability"][row, t].tolist(), strict=True))
+            words = in_words(setup.reward, seen["words"][row], t, reads) if reads else None
+            stop = float(seen["stop"][row, t]) if gated else None
+            latents.append(Latent(stop, nearest, seen["latents"][row, t], words))
+        reading = setup.reward.read(seen["tokens"][row])
+        solutions.append(Solution(question, reading.answer, reading.text, latents, reading.cut))
+    return solutions
+
+
+def vote(solver: Solver, question: str, samples: int, seed: int = 0) -> Vote:
+    """Draw noisy rollouts: those that the evaluation draws for the first problem of a set.
+
+    Args:
+        samples: N, at least 1.
+        seed: dropout seed.
+    """
+    found = _rolled_out(solver, [question], min(samples, ROWS), seed=seed, samples=samples, label="vote")
+    return counted([solver.setup.reward.read(tokens) for tokens in found["tokens"]], solver.setup.reward.style)
+
+
+def counted(readings: Sequence[Reading], style: AnswerStyle) -> Vote:
+    """The vote of completions that are read."""
+    counts = Counter(in_one_form([reading.answer for reading in readings], style)).most_common()
+    majority = next((answer for answer, _ in counts if answer is not None), None)
+    return Vote(counts, majority, sum(reading.cut for reading in readings))
+
+
+def _rolled_out(solver: Solver, questions: Sequence[str], rows: int, **how: Any) -> Completions:
+    """What the evaluator says of questions, so many rollouts at a time; the decoder is there only to be asked."""
+    setup, asked = solver.setup, [_prompt(solver.setup, question) for question in questions]
+    problems, empty = tuple(Problem(question, (), "") for question in questions), [list[Any]() for _ in questions]
+    evaluator = copy.copy(solver.evaluator)  # with the same programs
+    evaluator.batch_size = -(-rows // setup.mesh.size) * setup.mesh.size
+    params = with_decoder(solver.params, solver.reads is not None, setup.config.init)
+    encoded = EncodedProblems(problems, asked, empty, empty, setup.template)
+    return evaluator.run(params, encoded, solver.stopping, solver.rule, **how)
+
+
+def _prompt(setup: Setup, question: str) -> list[int]:
+    """The question's ids."""
+    if not question.strip():
+        raise UserError("question: is empty; ask something")
+    try:
+        prompt = setup.template.prompt(question)
+    except UserError as error:
+        raise UserError(f"question: {error}") from None
+    if len(prompt) > setup.most_prompt:
+        raise UserError(
+            f"question: has {len(prompt)} tokens, the model has positions for {setup.most_prompt}; shorten it"
+        )
+    return prompt

@@ -1,0 +1,229 @@
+"""A trained reasoner in Python: ask it, evaluate it, export it."""
+
+import copy
+import dataclasses
+import os
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, overload
+
+import jax
+from absl import logging
+
+from slpo_jax.api.evaluation import Evaluation
+from slpo_jax.api.load_options import by_argument
+from slpo_jax.api.solution_summary import describe, describe_vote
+from slpo_jax.api.solver import Solution, Solver, load_solver, solve_all, vote
+from slpo_jax.checkpoints.checkpoint import Checkpoint
+from slpo_jax.checkpoints.decode_settings import used_with
+from slpo_jax.checkpoints.decoder import with_decoder
+from slpo_jax.checkpoints.export import export_adapters, replaced_by_export, write_export
+from slpo_jax.config.sections import changed
+from slpo_jax.data.batches import EncodedProblems
+from slpo_jax.data.problem import Problem
+from slpo_jax.errors import UserError
+from slpo_jax.evaluation.completions import Completions, record_rows
+from slpo_jax.io.files import check_free
+from slpo_jax.models.parts import GATE, REASONER
+from slpo_jax.models.reasoner import BACKBONE
+from slpo_jax.rewards.reward import Reward
+from slpo_jax.run.setup import Setup
+from slpo_jax.run.sources import load_set
+from slpo_jax.runtime.backend import set_up_jax
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainedReasoner:
+    """What `load` returns: a reasoner with its own T, way of stopping, threshold, prompt and noise.
+
+    Attributes:
+        solver: models, texts and parameters.
+    """
+
+    solver: Solver
+
+    @property
+    def source(self) -> str:
+        """Where it was loaded from."""
+        return self.solver.setup.config.init
+
+    @property
+    def config(self) -> Any:
+        """The frozen config that it is used with (`slpo_jax.config.Config`)."""
+        return self.solver.setup.config
+
+    def __repr__(self) -> str:
+        return f"{self.config.reasoner} from {self.source}, stops by {self.solver.stopping} {self.solver.rule}"
+
+    @overload
+    def solve(self, question: str, samples: int = 0, seed: int = 0) -> Solution: ...
+    @overload
+    def solve(self, question: list[str], samples: int = 0, seed: int = 0) -> list[Solution]: ...
+    @by_argument()
+    def solve(self, question: str | list[str], samples: int = 0, seed: int = 0) -> Solution | list[Solution]:
+        """Ask, and watch it think.
+
+        Args:
+            question: a question, or a list of them, asked in batches.
+            samples: rollouts of each question under the noise of the run's evaluation, which vote.
+            seed: of that noise.
+        Returns:
+            a solution, or a list of them: answer, text, latents (stop probability, nearest tokens, vector), votes.
+        Raises:
+            UserError: a question is empty, too long, or has a word that the tokenizer doesn't know.
+        """
+        questions = [question] if isinstance(question, str) else question
+        if not isinstance(questions, list) or not all(isinstance(each, str) for each in questions):
+            raise UserError(f"question: {question!r} is neither a text nor a list of texts; give one")
+        if not questions:
+            raise UserError("question: the list is empty; give at least one")
+        _check_numbers(samples=samples, seed=seed)
+        found = []
+        for solution in solve_all(self.solver, questions):
+            shown, votes = describe(self.solver, solution), None
+            if samples:
+                votes = vote(self.solver, solution.question, samples, seed)
+                shown += "\n\n" + describe_vote(self.solver, votes, seed)
+            found.append(dataclasses.replace(solution, votes=votes, shown=shown))
+        return found[0] if isinstance(question, str) else found
+
+    @by_argument()
+    def evaluate(
+        self,
+        problems: Any,
+        samples: int = 16,
+        seed: int = 0,
+        reward: str | Callable[..., Any] | None = None,
+        limit: int = 0,
+    ) -> Evaluation:
+        """Roll out a whole set: once without noise, and `samples` times with the noise of the run's evaluation.
+
+        Args:
+            problems: the name of a set of the run, anything that `config.data.eval` takes (a file, a directory, a hub
+                id, a generated set), or records such as {"question": .., "answer": ..}: a list of them or of what
+                `read` gives, a table of pandas, polars or pyarrow, a `datasets.Dataset`.
+            samples: rollouts of each problem, k of Pass@k; 0 is none.
+            seed: of their noise. For a set of the run, the rollouts are those of the run's own evaluation.
+            reward: a registered name, or a function of what it names (`register_reward`) that says what a completion
+                earns; 1 or more counts as right. None is the run's, the first of several.
+            limit: only the first problems; 0 is all.
+        Raises:
+            UserError: the problems or the reward can't be used.
+        """
+        _check_numbers(samples=samples, seed=seed, limit=limit)
+        setup, name, source = self.solver.setup, "", problems
+        if isinstance(source, str | os.PathLike):
+            source = os.fspath(source)
+            name = source if source in setup.config.data.eval else ""
+            source = setup.config.data.eval.get(source, source)
+        judge = setup.reward if reward is None else setup.reward.asking(reward)
+        found = load_set(setup.config, "problems", source, entries=[*judge.entries.values()])
+        if found.reading.unused and not name:
+            logging.warning("problems: not used: %s", found.reading.unused)
+        setup, asked = _fitting(setup, found[: limit or None], judge)
+        stopping, rule = self.solver.stopping, self.solver.rule
+
+        def run(seed: int | None, samples: int, label: str) -> Completions:
+            return setup.evaluator.run(
+                self.solver.params, asked, stopping, rule, seed=seed, samples=samples, label=label, name=name
+            )
+
+        greedy = run(None, 1, "without noise")
+        sampled = {seed: run(seed, samples, "with noise")} if samples else {}
+        rows = list(record_rows(judge, asked, greedy, sampled, samples))
+        earns = repr(reward) if callable(reward) else next(iter(judge.entries))  # two lambdas differ
+        return Evaluation(rows, label=Path(self.source).name, reward=earns)
+
+    @by_argument()
+    def export(
+        self, folder: str | os.PathLike[str], explain: bool = False, overwrite: bool = False, adapters: bool = False
+    ) -> Path:
+        """Write a directory that `transformers` opens, with all that it needs to think as this does.
+
+        Args:
+            folder: must not exist, be empty, or be an export that nobody has changed since; it appears whole or not at
+                all.
+            explain: with the decoder of SIM-CoT, which must have been kept and, of a foreign checkpoint, loaded.
+            overwrite: another folder too, but a run's. Files of other names stay in it.
+            adapters: instead of all, what `config.rl.lora` has trained, as PEFT saves it, into a new folder; for the
+                model that the stage began from, which adapter_config.json names.
+        Raises:
+            UserError: the folder is in use, or the reasoner has parts that no other program knows, or no adapters.
+        """
+        if not isinstance(folder, str | os.PathLike):
+            raise UserError(f"folder: {folder!r} is not valid; give a path")
+        solver, target = self.solver, Path(folder).expanduser()
+        if adapters:
+            check_free(target)
+            export_adapters(Path(self.source), target)
+            unused = {REASONER} if solver.stopping == "threshold" else {REASONER, GATE}
+            others = (solver.params.keys() - unused) | (solver.params[REASONER].keys() - {BACKBONE})
+            if others:
+                said = ", ".join(sorted(others)).replace("_", " ")
+                logging.warning("%s: holds adapters alone, without the %s", target, said)
+            return target
+        replaces = replaced_by_export(target, overwrite, "give another directory, or overwrite=True")
+        checkpoint = solver.setup.checkpoint
+        config = changed(solver.setup.config, {"gate.enabled": solver.stopping == "threshold"})
+        template = dataclasses.replace(checkpoint.template, tokenizer=copy.deepcopy(checkpoint.template.tokenizer))
+        description = dataclasses.replace(checkpoint.description, settings=used_with(config, solver.rule))
+        params = jax.device_get(with_decoder(solver.params, explain, self.source))
+        made = Checkpoint(description, template)
+        write_export(target, Path(self.source), params, made, config, solver.rule, replaces)
+        return target
+
+
+def _fitting(setup: Setup, problems: Sequence[Problem], judge: Reward) -> tuple[Setup, EncodedProblems]:
+    """The problems that the model has positions for, and a setup with room for them; others are counted in a line."""
+    try:
+        lengths = list(map(len, setup.template.prompts([problem.question for problem in problems], Counter())))
+    except UserError as error:
+        raise UserError(f"problems: {error}") from None
+    most = setup.most_prompt
+    fit = [problem for problem, length in zip(problems, lengths, strict=True) if length <= most]
+    if not fit:
+        raise UserError(f"problems: the shortest prompt has {min(lengths)} tokens, the model has positions for {most}")
+    if len(fit) < len(problems):
+        count = len(problems) - len(fit)
+        logging.warning("problems: left out %d of %d, of more than %d tokens, the model's positions", count,
+                        len(problems), most)  # fmt: skip
+    longest = max(length for length in lengths if length <= most)
+    if longest > max(setup.prompt_slots):
+        setup = dataclasses.replace(setup, prompt_slots=(*setup.prompt_slots, longest))
+    return setup, setup.encode("problems", fit, judge=judge)
+
+
+def _check_numbers(**given: Any) -> None:
+    """Whole numbers of 0 or more; a seed below 2^32, beyond which jax leaves bits out."""
+    for name, value in given.items():
+        most = 2**32 if name == "seed" else 2**31
+        if type(value) is not int or not 0 <= value < most:
+            raise UserError(f"{name}: {value!r} is not valid; give a whole number from 0 to {most - 1}")
+
+
+@by_argument()
+def load(checkpoint: str | os.PathLike[str], **options: Any) -> TrainedReasoner:
+    """Load a reasoner with all that belongs to it.
+
+    Args:
+        checkpoint: the workdir of a run (its newest stage or objective), WORKDIR/checkpoints/STAGE, an export, a
+            Hugging Face directory or hub id, or a file.
+        threshold: of the gate; None is the one chosen in the run, or 0.5.
+        latents: a fixed number instead of the gate; None is the gate's, or the run's.
+        max_answer_tokens: None is the run's budget.
+        reasoner: architecture and backbone, such as coconut_gpt2; "" is what the checkpoint itself says.
+        base: the base model's directory or hub id, for a file without config and tokenizer.
+        tokenizer: a directory or hub id; "" is the checkpoint's or the base's.
+        lora_alpha: scale of LoRA adapters times their rank.
+        latent_policy: the law of a thought's steps, such as soft; "" is the run's.
+        instruction, answers: what a text reasoner is asked with, and how its answer is read; "" is the run's.
+        speed: that CoLaR is asked to think at, 1 to 5; None is the run's.
+        explain: solutions have each latent in words, by the decoder of SIM-CoT, which must have been kept.
+    Raises:
+        UserError: no such checkpoint, or a setting that it can't be used with.
+    """
+    if not isinstance(checkpoint, str | os.PathLike):
+        raise UserError(f"checkpoint: {checkpoint!r} is not valid; give a path or a hub id")
+    set_up_jax()
+    return TrainedReasoner(load_solver(os.fspath(checkpoint), **options))

@@ -1,0 +1,41 @@
+"""The architectures. A new one is a file here, and a line in `ARCHITECTURES`; nothing else knows one from another."""
+
+from slpo_jax.architectures.architecture import Architecture, Unwrapped
+from slpo_jax.architectures.coconut import Coconut
+from slpo_jax.architectures.codi import Codi
+from slpo_jax.architectures.colar import Colar
+from slpo_jax.architectures.dart import Dart
+from slpo_jax.architectures.text import Text
+from slpo_jax.errors import UserError
+from slpo_jax.models.reasoner import BACKBONES
+
+ARCHITECTURES: dict[str, type[Architecture]] = {
+    architecture.name: architecture for architecture in (Coconut, Codi, Colar, Dart, Text)
+}
+
+PLAIN = Coconut
+"""What a language model's tensors are that a latent reasoner is said to be: it has no others."""
+
+REASONERS = {
+    f"{architecture}_{backbone}": (ARCHITECTURES[architecture], backbone)
+    for architecture in ARCHITECTURES
+    for backbone in BACKBONES
+}
+"""What `config.reasoner` can name: architecture and backbone."""
+
+IN_WORDS = ", ".join(name for name, (architecture, _) in REASONERS.items() if not architecture.has_latents)
+"""Those of them without latents, for messages."""
+
+
+def architecture_of(reasoner: str) -> type[Architecture]:
+    """The architecture that `config.reasoner` names.
+
+    Raises:
+        UserError: it is none of `REASONERS`.
+    """
+    if reasoner not in REASONERS:
+        raise UserError(f"config.reasoner: {reasoner!r} is unknown; use one of {', '.join(REASONERS)}")
+    return REASONERS[reasoner][0]
+
+
+__all__ = ["ARCHITECTURES", "IN_WORDS", "PLAIN", "REASONERS", "Architecture", "Unwrapped", "architecture_of"]

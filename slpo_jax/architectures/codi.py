@@ -1,0 +1,122 @@
+"""CODI (Shen et al., 2025): a projector of the last hidden state is the next input embedding."""
+
+import dataclasses
+from typing import Any
+
+import flax.linen as nn
+
+from slpo_jax.architectures.architecture import NO_PROMPT, Architecture, Unwrapped, refuse_others
+from slpo_jax.architectures.weights import linear, norm, strip_all, with_prefix
+from slpo_jax.data.templates import Template
+from slpo_jax.data.tokenizer import END_LATENT, PAD_LATENT, START_LATENT, add_reasoner_tokens, add_words
+from slpo_jax.errors import UserError
+from slpo_jax.models.reasoner import LatentReasoner
+from slpo_jax.settings import setting
+
+_TOKENS = (PAD_LATENT, START_LATENT, END_LATENT)
+_ANSWER = "The answer is:"
+_LAYERS = {"1": "1", "3": "3", "ln": "4"}  # of the original's `prj.` -> of Hugging Face's `projector.`
+
+
+class Projector(nn.Module):
+    """Without the dropout of probability 0 that it is published with."""
+
+    hidden: int
+    width: int
+    dtype: Any
+
+    @nn.compact
+    def __call__(self, h_BLD):
+        x_BLD = nn.gelu(nn.Dense(self.hidden, dtype=self.dtype, name="fc_in")(h_BLD), approximate=False)
+        x_BLD = nn.Dense(self.width, dtype=self.dtype, name="fc_out")(x_BLD)
+        return nn.LayerNorm(epsilon=1e-5, dtype=self.dtype, name="norm")(x_BLD)
+
+
+class Projecting(LatentReasoner):
+    """A reasoner whose latent is a projector of the hidden state.
+
+    Attributes:
+        hidden: width of the projector's hidden layer.
+    """
+
+    hidden: int
+
+    def setup(self):
+        config = self.backbone.config
+        self.projector = Projector(self.hidden, config.n_embd, config.dtype)
+
+    def transition(self, hidden_BLD):
+        return self.projector(hidden_BLD)
+
+
+@dataclasses.dataclass(frozen=True)
+class Codi(Architecture):
+    """A projector: Linear, GELU, Linear, LayerNorm.
+
+    Its program writes the language model under `codi.`, with LoRA adapters beside the base weights, and the projector
+    under `prj.`; in Hugging Face's layout the names are the language model's and `projector.*`.
+
+    Attributes:
+        projector: width of its hidden layer.
+        tidy: as in CODI's own program, questions are stripped and two spaces become one, and the end marker can't be
+            generated; False is the protocol of checkpoints in Hugging Face's layout.
+    """
+
+    projector: int = setting(least=1)
+    tidy: bool = True
+
+    name, title = "codi", "CODI"
+    default_recipe = "distil"
+    tokens, after_vocabulary = _TOKENS, True
+    head_prefix, first_of_head = "projector.", "projector.1.weight"
+    about_head = "`projector.{1,3,4}.*`: Linear, GELU, Linear, LayerNorm, from the last hidden state to the next latent"
+    layers = ("linear", "projector.1"), ("gelu", "none"), ("linear", "projector.3"), ("norm", "projector.4")
+
+    def module(self, backbone):
+        return Projecting(backbone, self.projector)
+
+    def template(self, tokenizer, first_id=None, prompt=NO_PROMPT):
+        """Question + start (bot) | latents | end (eot) + steps, a space between them + "The answer is: 72" + eos."""
+        add_words(tokenizer, _ANSWER)
+        tokens = add_reasoner_tokens(tokenizer, _TOKENS, first_id)
+        return Template(
+            **tokens,
+            tokenizer=tokenizer,
+            answer_style=prompt.marked_style("last_number"),
+            question_text=_tidied if self.tidy else str,
+            question_in_jinja="question.strip().replace('  ', ' ')" if self.tidy else "question",
+            step_text=lambda step, first: step if first else " " + step,
+            answer_text=lambda answer: f"{_ANSWER} {answer}",
+            banned_ids=tokens["closing_ids"] if self.tidy else (),
+        )
+
+    def heads(self, width):
+        return [
+            *linear(("projector", "fc_in"), "projector.1", (self.projector, width)),
+            *linear(("projector", "fc_out"), "projector.3", (width, self.projector)),
+            *norm(("projector", "norm"), "projector.4", width),
+        ]
+
+    @classmethod
+    def unwrap(cls, tensors, source):
+        model = with_prefix(tensors, "codi.")
+        if model:
+            refuse_others(tensors, ("codi.", "prj."), cls.title, source)
+            head = {_hugging_face_name(name, source): each for name, each in with_prefix(tensors, "prj.").items()}
+            return Unwrapped(strip_all(model, "base_model.model."), head, original=True)
+        return super().unwrap(tensors, source)
+
+    @classmethod
+    def found(cls, unwrapped, config, source):
+        return cls(cls.hidden(unwrapped, source), tidy=unwrapped.original)
+
+
+def _hugging_face_name(name: str, source: str) -> str:
+    number, _, part = name.partition(".")
+    if number not in _LAYERS:
+        raise UserError(f"{source}: tensor prj.{name} is unexpected; CODI's projector has prj.1, prj.3 and prj.ln")
+    return f"projector.{_LAYERS[number]}.{part}"
+
+
+def _tidied(question: str) -> str:
+    return question.strip().replace("  ", " ")

@@ -1,0 +1,211 @@
+"""The commands that ask, measure and convert reasoners, or look at problems; docstrings are what --help shows."""
+
+import argparse
+import codecs
+import dataclasses
+import io
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args, get_type_hints
+
+from slpo_jax.api.load_options import LoadOptions, by_argument
+from slpo_jax.cli.command import CommandParser, take_keys
+from slpo_jax.errors import UserError
+from slpo_jax.io.files import to_json
+
+if TYPE_CHECKING:
+    from slpo_jax.api.solver import Solution
+    from slpo_jax.api.trained_reasoner import TrainedReasoner
+
+# Imports that take seconds wait until they are needed: --help comes at once.
+
+_OURS = "WORKDIR/checkpoints/STAGE, WORKDIR for its newest, or what `slpo import` wrote"
+_THEIRS = "a Hugging Face directory or hub id, or a torch, safetensors or GGUF file"
+_VALUES = {str: "NAME", int: "N", float: "X"}  # what --help calls a flag's value
+
+
+def solve(arguments: list[str]) -> None:
+    """Ask a reasoner, and watch it think: slpo solve RUN "question".
+
+    Prints the answer, and for each latent the gate's stop probability and the nearest tokens: those that the model's
+    output head makes most probable at the hidden state that the latent was made of (for CODI, the state before the
+    projector). With --samples, rollouts under the noise of the run's evaluation vote. Nothing is written.
+
+    Examples:
+        slpo solve runs/quickstart "3 11 19 = 68"
+        slpo solve runs/quickstart --samples=16 "3 11 19 = 68"
+        echo "3 11 19 = 68" | slpo solve runs/quickstart --json -
+    """
+    parser = _asking("solve", solve.__doc__, samples=0)
+    _add_options(parser, ["explain"])
+    parser.add_argument("question", nargs="*", metavar="QUESTION", help="in quotes, or - for standard input")
+    given = parser.read(arguments)
+    if isinstance(sys.stdin, io.TextIOWrapper) and codecs.lookup(sys.stdin.encoding).name == "ascii":
+        sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
+    question = sys.stdin.read() if given.question == ["-"] else " ".join(given.question)
+    if not question.strip():
+        raise UserError('question: not given; write it in quotes, or "-" to read it from standard input')
+    reasoner = _load(given)
+    solution = reasoner.solve(question.strip(), given.samples, given.seed)
+    print(to_json(as_json(reasoner, solution, given.seed), ensure_ascii=False) if given.json else solution)
+
+
+def as_json(reasoner: "TrainedReasoner", solution: "Solution", seed: int) -> dict[str, Any]:
+    """All of it as one JSON object."""
+    config, solver, votes = reasoner.config, reasoner.solver, solution.votes
+    shown = ("stop_probability", "nearest", *(["words"] if solver.reads else []))
+    voted = votes and {
+        "samples": sum(count for _, count in votes.counts), "seed": seed, "dropout_rate": config.dropout.rate,
+        "answers": [{"answer": answer, "count": count} for answer, count in votes.counts],
+        "majority": votes.majority, "cut": votes.cut,
+    }  # fmt: skip
+    return {
+        "checkpoint": config.init, "reasoner": config.reasoner, "stopping": solver.stopping, "rule": solver.rule,
+        "question": solution.question, "answer": solution.answer, "text": solution.text, "cut": solution.cut,
+        "latents": [{name: getattr(each, name) for name in shown} for each in solution.latents],
+        "latent_steps": len(solution.latents), "vote": voted,
+    }  # fmt: skip
+
+
+def evaluate(arguments: list[str]) -> None:
+    """Measure how often a reasoner is right: slpo eval RUN PROBLEMS.
+
+    Prints Acc, the share of right answers without noise, and Pass@k of --samples rollouts with the noise of the run's
+    evaluation, each with its standard error over problems.
+
+    Examples:
+        slpo eval runs/quickstart countdown:test --limit=100
+        slpo eval runs/quickstart/checkpoints/cold_start my_test.csv --samples=64
+        slpo eval ModalityDance/latent-tts-coconut openai/gsm8k --latents=6 --out=records.jsonl
+    """
+    parser = _asking("eval", evaluate.__doc__, samples=16)
+    parser.add_argument("problems", metavar="PROBLEMS", help="a file, a hub id, a generated set, or a set of the run")
+    parser.add_argument("--limit", type=int, default=0, metavar="N", help="only the first problems; 0 is all")
+    parser.add_argument("--reward", metavar="NAME", help="one that --register registers; default: the run's")
+    parser.add_argument("--out", metavar="FILE", help="a .jsonl file to write the records to")
+    given = parser.read(arguments)
+    found = _load(given).evaluate(given.problems, given.samples, given.seed, given.reward, given.limit)
+    if given.out:
+        from slpo_jax.evaluation.records import write_records
+
+        write_records(given.out, found.records)
+    print(to_json(found.summary) if given.json else found)
+
+
+def export(arguments: list[str]) -> None:
+    """Write a reasoner for transformers: slpo export SRC DST.
+
+    DST becomes a directory that `transformers.AutoModelForCausalLM.from_pretrained` opens and, with
+    trust_remote_code=True, thinks with: its README.md has the lines. `reasoner.safetensors` beside the model has the
+    gate (`gate.*`) and CODI's projector (`projector.{1,3,4}.*`, as in its published layout), `reasoner.json` the rest.
+
+    Examples:
+        slpo export runs/quickstart exported
+        slpo export runs/quickstart/checkpoints/cold_start exported_cold_start
+        slpo export runs/simcot exported_simcot --explain
+    """
+    from slpo_jax.checkpoints.detect import newest_checkpoint
+    from slpo_jax.checkpoints.export import export_checkpoint
+
+    given = _converting("export", export.__doc__, _OURS, ("explain",)).read(arguments)
+    with by_argument():
+        source = newest_checkpoint(given.source)
+        made = export_checkpoint(Path(source).expanduser(), Path(given.target).expanduser(), given.explain)
+    _say_converted("exported", source, given.target, made)
+
+
+def import_(arguments: list[str]) -> None:
+    """Make a published reasoner one of ours: slpo import SRC DST.
+
+    DST becomes an Orbax checkpoint that `--config.init=DST` takes. A base model gets the reasoner's tokens; a gate is
+    imported if there is one. `slpo solve`, `eval` and `train --config.init=` open SRC without this command, too.
+
+    Examples:
+        slpo import ModalityDance/latent-tts-coconut coconut
+        slpo import zen-E/CODI-gpt2 codi --base=openai-community/gpt2 --lora_alpha=32
+        slpo import openai-community/gpt2 start --reasoner=coconut_gpt2
+    """
+    from slpo_jax.checkpoints.detect import identify
+    from slpo_jax.checkpoints.export import import_checkpoint
+    from slpo_jax.config.config import Config
+
+    options = ("reasoner", "base", "tokenizer", "lora_alpha", "explain")
+    given = _converting("import", import_.__doc__, _THEIRS, options).read(arguments)
+    target = Path(given.target).expanduser()
+    with by_argument():
+        identity = identify(given.source, given.base, given.lora_alpha)
+        if given.base and not identity.from_base:
+            raise UserError(f"--base: changes nothing of {given.source}; leave it out")
+        reasoner = given.reasoner or identity.likely_reasoner
+        config = Config(tokenizer=given.tokenizer, reasoner=reasoner)
+        made = import_checkpoint(identity, target, config, given.explain)
+    _say_converted("imported", given.source, given.target, made)
+
+
+def data(arguments: list[str]) -> None:
+    """See how problems are understood, before anything is trained: slpo data PROBLEMS.
+
+    Prints how many there are, how many are left out and why, which fields are the question, the answer and the steps,
+    which are not used, and the first problems as prompt, steps and answer. --config.data.fields.question=NAME (and
+    answer, steps) names a field that can't be told.
+
+    Examples:
+        slpo data my_problems.csv
+        slpo data openai/gsm8k --limit=1
+        slpo data my_problems.jsonl --config.data.fields.question=title
+    """
+    arguments, fields = take_keys(arguments, "config.data.fields")
+    parser = CommandParser("data", data.__doc__)
+    parser.add_argument("problems", metavar="PROBLEMS", help="a file, a directory, a hub id or a generated set")
+    parser.add_argument("--answers", default="", metavar="STYLE", help="how they are read; default: as the data say")
+    parser.add_argument("--limit", type=int, default=3, metavar="N", help="how many are shown; default: 3")
+    given = parser.read(arguments)
+    from slpo_jax.api.reading import read
+    from slpo_jax.run.sources import problem_lines
+
+    problems = read(given.problems, given.answers, fields, with_columns=False)
+    print("\n".join([str(problems), *problem_lines(problems[: max(given.limit, 0)])]))
+
+
+def _asking(name: str, about: str | None, samples: int) -> CommandParser:
+    """The flags of asking a checkpoint; `samples` is the default of --samples."""
+    parser = CommandParser(name, about)
+    parser.add_argument("checkpoint", metavar="RUN", help="a workdir, WORKDIR/checkpoints/STAGE, a directory, a hub id")
+    parser.add_argument("--samples", type=int, default=samples, metavar="N", help=f"noisy rollouts; default: {samples}")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of that noise")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead")
+    _add_options(parser, [name for name in get_type_hints(LoadOptions) if name != "explain"])
+    return parser
+
+
+def _converting(name: str, about: str | None, source: str, options: tuple[str, ...]) -> CommandParser:
+    parser = CommandParser(name, about)
+    parser.add_argument("source", metavar="SRC", help=source)
+    parser.add_argument("target", metavar="DST", help="a new folder")
+    _add_options(parser, options)
+    return parser
+
+
+def _add_options(parser: CommandParser, names: list[str] | tuple[str, ...]) -> None:
+    """A flag for each of these fields of `LoadOptions`, which checks their values."""
+    hints = get_type_hints(LoadOptions)
+    for field in dataclasses.fields(LoadOptions):
+        kinds = get_args(hints[field.name]) or (hints[field.name],)
+        kind = next((kind for kind in (int, float) if kind in kinds), str)
+        valued = {"default": field.default, "type": kind, "metavar": _VALUES[kind]}
+        how: dict[str, Any] = {"action": "store_true"} if bool in kinds else valued
+        if field.name in names:
+            parser.add_argument(f"--{field.name}", help=field.metadata["about"], **how)
+
+
+def _load(given: argparse.Namespace) -> "TrainedReasoner":
+    from slpo_jax.api.trained_reasoner import load
+
+    return load(given.checkpoint, **{name: vars(given)[name] for name in get_type_hints(LoadOptions) if name in given})
+
+
+def _say_converted(done: str, source: str, target: str, made: Any) -> None:
+    said, model = made.description, made.description.model
+    gate = "no gate" if said.gate is None else f"a {'trained' if said.gate_trained else 'random'} gate"
+    name = f"{made.architecture.name}_{model.model_type}"
+    print(f"{done}: {target}, from {source}: {name}, {model.n_layer} x {model.n_embd}, with {gate}")

@@ -1,0 +1,123 @@
+"""What spans several sections of a config, before anything is loaded; `run.run_checks` knows the checkpoint too."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from slpo_jax.architectures import REASONERS, architecture_of
+from slpo_jax.config.config import Config, read_config
+from slpo_jax.errors import UserError
+from slpo_jax.evaluation.comparisons import AVERAGE
+from slpo_jax.io.workdir import BEST
+from slpo_jax.models.llama import LlamaConfig
+from slpo_jax.models.reasoner import BACKBONES
+from slpo_jax.models.shapes import ModelConfig
+from slpo_jax.policy.scorers import SCORERS
+from slpo_jax.stages import CONTROL, NO_THOUGHT, SECTIONS, UNFINISHED
+from slpo_jax.training.metrics import check_trackers
+from slpo_jax.training.objectives import Objective
+from slpo_jax.training.recipes import RECIPES
+
+# Of stages, checkpoints/ and rows, beside those of the objectives.
+_TAKEN = {*SECTIONS, CONTROL, NO_THOUGHT, UNFINISHED, "reasoner", "imitate_fixed_tmax",
+          "checkpoint", "best_fixed"}  # fmt: skip
+
+
+def check(node: ConfigDict) -> Config:
+    """Fail early on values that no stage could use: each section's own, then what spans several.
+
+    Args:
+        node: the config.
+    Returns:
+        the config that a run goes by.
+    Raises:
+        UserError: one line with the key and the remedy.
+    """
+    settings = read_config(node)
+    stages, gate, evaluate, sets = settings.stages, settings.gate, settings.evaluate, settings.data.eval
+    need(
+        stages == tuple(stage for stage in SECTIONS if stage in stages),
+        f"stages: {stages} is not valid; give each at most once, in the order {', '.join(SECTIONS)}",
+    )
+    check_trackers(settings.trackers)
+    if not settings.init:  # whose shapes are its own
+        _check_model(settings.reasoner, settings.model)
+    _check_objectives(settings.objective, settings.rl.objectives if "rl" in stages else ())
+    trains_gate = "cold_start" in stages
+    need(gate.enabled or not trains_gate, "gate.enabled: False leaves cold_start nothing to train; take that out")
+    need(settings.max_latents or not gate.enabled, "gate.enabled: nothing to stop with max_latents=0; set it to False")
+    if "imitate" in stages:
+        _check_imitation(settings)
+    need(settings.max_latents or "latent_rm" not in stages, "max_latents: 0, and the stage latent_rm judges latents")
+    need(
+        not (settings.cold_start.train_backbone and gate.detached),
+        "cold_start.train_backbone: the gate's gradient reaches the backbone only with config.gate.detached=False",
+    )
+    need(
+        not (evaluate.by_steps and gate.enabled),
+        "evaluate.by_steps: True, but the gate says when a thought ends; set it or config.gate.enabled to False",
+    )
+    need(AVERAGE not in sets, f"data.eval.{AVERAGE}: the report calls the mean of the sets so; use another name")
+    need("evaluate" not in stages or sets, "data.eval: no sets; add NAME = source to it")
+    for name in evaluate.scorers:
+        need(name in SCORERS, f"evaluate.scorers: {name!r} is unknown; use {', '.join(SCORERS)}")
+        can = gate.enabled or not SCORERS[name].needs_gate
+        need(can, f"evaluate.scorers: {name} asks the gate, and config.gate.enabled is False; leave it out")
+    for name in evaluate.datasets or ():
+        need(name in sets, f"evaluate.datasets: {name!r} is not under config.data.eval; it has {', '.join(sets)}")
+    return settings
+
+
+def need(ok: Any, message: str) -> None:
+    """Refuse what is not so.
+
+    Raises:
+        UserError: the message, of a key of the config.
+    """
+    if not ok:
+        raise UserError(f"config.{message}")
+
+
+def _check_model(reasoner: str, model: ModelConfig) -> None:
+    """What random weights need."""
+    architecture_of(reasoner)
+    heads, llama = model.n_head, issubclass(BACKBONES[REASONERS[reasoner][1]], LlamaConfig)
+    key_heads, size = model.n_kv_head or heads, f"model.n_embd: {model.n_embd} is no"
+    need(model.n_embd % heads == 0, f"{size} multiple of model.n_head ({heads}); change one of them")
+    need(not llama or heads % key_heads == 0, f"model.n_kv_head: {key_heads} does not divide model.n_head ({heads})")
+    rotated = model.n_embd // heads % 2 == 0  # in pairs
+    need(not llama or rotated, f"{size} even multiple of model.n_head ({heads}); change one of them")
+
+
+def _check_imitation(settings: Config) -> None:
+    imitate, architecture = settings.imitate, architecture_of(settings.reasoner)
+    name = imitate.recipe or architecture.default_recipe
+    need(
+        imitate.c_thought == 0 or architecture.has_latents,
+        f"imitate.c_thought: {imitate.c_thought} latents a step, but {settings.reasoner} writes its steps; set it to 0",
+    )
+    if name in RECIPES:  # else `recipe_of` says so
+        getattr(imitate, name).check(name, settings)
+
+
+def _check_objectives(objectives: Mapping[str, Objective], trained: Sequence[str]) -> None:
+    known = ", ".join(objectives)
+    for name in objectives:
+        need(
+            re.fullmatch(r"[^\W\d]\w*", name) and name not in _TAKEN and not name.endswith(BEST),
+            f"objective.{name}: a stage or a row of the report has this name, or it isn't of letters, digits and _; "
+            "use another",
+        )
+    for place, name in enumerate(trained):
+        need(
+            name in objectives,
+            f"rl.objectives: {name!r} is unknown; use one of {known}, or add config.objective.{name} with its kind",
+        )
+        after = objectives[name].after
+        need(
+            after in ("", *objectives) and after not in trained[place:],
+            f"objective.{name}.after: {after!r} is not trained before it; use one of {known}, and put it before {name} "
+            "into config.rl.objectives",
+        )

@@ -1,0 +1,254 @@
+"""Row readers: each turns a file, or what a caller holds, into (where, record) pairs; `where` is for messages.
+
+Numbers keep the text that was written, which 64 bits may round: in JSON, CSV, and columns of integers and decimals.
+"""
+
+import csv
+import io
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from decimal import Decimal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from slpo_jax.data.problem import Problem
+from slpo_jax.data.record_texts import Number, constant
+from slpo_jax.errors import UserError
+
+if TYPE_CHECKING:
+    import pyarrow
+
+Rows = Iterator[tuple[str, Any]]
+_FLOATING = re.compile("float|double")  # in the name of a type of arrow
+
+
+def _read_json(path: Path) -> Rows:
+    text = _read_text(path)
+    if text.lstrip().startswith("["):
+        for number, record in enumerate(_parse_json(text, path), start=1):
+            yield f"{path}, record {number}", record
+    else:
+        for number, line in _lines(text):
+            yield f"{path}, line {number}", _parse_json(line, path, number)
+
+
+def _read_icot(path: Path) -> Rows:
+    for number, line in _lines(_read_text(path)):
+        where = f"{path}, line {number}"
+        before, hashes, answer = line.rpartition("####")
+        question, bars, steps = before.partition("||")
+        if not bars or not hashes:
+            raise UserError(f"{where}: malformed; expected 'question||steps #### answer'")
+        yield where, {"question": question, "cot": steps, "answer": answer.strip()}
+
+
+def _read_csv(path: Path) -> Rows:
+    """Columns lie between tabs, semicolons or commas, by the header."""
+    text = _read_text(path)
+    header = text.partition("\n")[0]
+    delimiter = next((each for each in "\t;" if each in header and "," not in header), ",")
+    reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    try:
+        _once(reader.fieldnames or (), str(path))
+        for record in reader:
+            where = f"{path}, line {reader.line_num}"
+            if None in record or None in record.values():
+                raise UserError(
+                    f"{where}: other columns than the header's ({header[:80].strip()}); quote texts with {delimiter!r}"
+                )
+            yield where, record
+    except csv.Error as error:
+        raise UserError(f"{path}, line {reader.reader.line_num}: malformed CSV ({error}); mend or remove it") from None
+
+
+def _read_parquet(path: Path) -> Rows:
+    import pyarrow  # takes a while, and most files are texts
+    from pyarrow import parquet
+
+    data, number = _read_bytes(path), 0
+    try:
+        # A batch at a time: the rows of a large file as Python objects take ten times its memory.
+        for batch in parquet.read_table(pyarrow.BufferReader(data)).to_batches():
+            for record in arrow_records(pyarrow.Table.from_batches([batch])):
+                number += 1
+                yield f"{path}, row {number}", record
+    except (OSError, ValueError) as error:  # arrow's own errors are among them, and texts that aren't UTF-8
+        reason = str(error).splitlines()[0]
+        raise UserError(f"{path}: not a readable parquet file ({reason}); get or write it again") from None
+
+
+FILE_READERS: dict[str, Callable[[Path], Rows]] = {
+    ".json": _read_json,
+    ".jsonl": _read_json,
+    ".csv": _read_csv,
+    ".tsv": _read_csv,
+    ".txt": _read_icot,
+    ".parquet": _read_parquet,
+}
+
+
+def arrow_records(table: "pyarrow.Table") -> list[dict[str, Any]]:
+    """The rows; floating-point numbers as the shortest decimals that their type reads back, also within lists."""
+    _once(table.column_names)
+    columns = {name: _arrow_values(table[name]) for name in table.column_names}
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+def _arrow_values(column: Any) -> list[Any]:
+    """The values of an array or a column of arrow."""
+    values = column.to_pylist()
+    return [_shortest(each, column.type) for each in values] if _FLOATING.search(str(column.type)) else values
+
+
+def _shortest(value: Any, kind: Any) -> Any:
+    """A value of arrow: each number of a floating-point type as its shortest decimal, and None for NaN."""
+    from pyarrow import types
+
+    if value is None:
+        return None
+    if types.is_floating(kind):
+        return _decimal(kind.to_pandas_dtype()(value))
+    if types.is_dictionary(kind):
+        return _shortest(value, kind.value_type)
+    if isinstance(value, dict):
+        return {field.name: _shortest(value[field.name], field.type) for field in kind}
+    is_list = isinstance(value, list) and not types.is_map(kind)
+    return [_shortest(each, kind.value_type) for each in value] if is_list else value
+
+
+def _decimal(value: Any) -> Number | None:
+    """A float of Python or NumPy as its shortest decimal, None for NaN."""
+    return None if value != value else Number(str(value).removesuffix(".0"))
+
+
+def _once(names: Iterable[Any], where: str = "records") -> None:
+    """Refuse a table that has two columns of a name.
+
+    Raises:
+        UserError: it has.
+    """
+    names = list(names)
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise UserError(f"{where}: has two columns {twice!r}; rename one")
+
+
+def dataset_records(dataset: Any) -> Iterator[Any]:
+    """The records of a `datasets.Dataset`."""
+    for table in dataset.with_format("arrow").iter(batch_size=1000):
+        yield from arrow_records(table)
+
+
+class ProblemRecord(dict[str, Any]):
+    """The record of a `Problem`, whose columns are beside its fields: these have been understood already."""
+
+    columns: Mapping[str, Any]
+
+
+def given_rows(given: Any) -> Rows:
+    """The records of what a caller holds.
+
+    Args:
+        given: dicts or `Problem`s in a list, a Series or anything that goes through them; a table of pandas, polars or
+            pyarrow, or a `datasets.Dataset`.
+    Yields:
+        (where, record) as the readers of files do.
+    Raises:
+        UserError: it is something else.
+    """
+    for number, record in enumerate(_held(given), start=1):
+        yield f"record {number}", record
+
+
+def _held(given: Any) -> Iterable[Any]:
+    given = given.to_arrow() if hasattr(given, "to_arrow") else given  # of polars
+    if hasattr(given, "to_pylist"):  # of pyarrow: a table, or an array of structs
+        return arrow_records(given) if hasattr(given, "schema") else _arrow_values(given)
+    if hasattr(given, "columns") and hasattr(given, "to_dict"):  # of pandas, which would widen floats
+        _once(given.columns)
+        columns = {name: _pandas_values(given[name]) for name in given.columns}
+        rows = zip(*columns.values(), strict=True)
+        return ({name: _plain(value) for name, value in zip(columns, row, strict=True)} for row in rows)
+    if isinstance(given, Mapping | bytes) or not isinstance(given, Iterable) or getattr(given, "ndim", 1) == 0:
+        raise UserError(
+            f"{type(given).__name__} holds no records; give a file, a list of dicts, a DataFrame or a datasets.Dataset"
+        )
+    return dataset_records(given) if hasattr(given, "with_format") else map(_plain, given)
+
+
+def _pandas_values(column: Any) -> Iterable[Any]:
+    import pyarrow
+
+    if hasattr(column.dtype, "pyarrow_dtype"):
+        return _arrow_values(pyarrow.array(column.array))
+    return column.array if column.dtype.kind == "f" else column
+
+
+def _plain(value: Any) -> Any:
+    """As a file's record has it: numbers as the shortest texts, arrays as lists, what stands for nothing as None."""
+    if isinstance(value, str | bool | None):
+        return value
+    if isinstance(value, Problem):
+        record = ProblemRecord(question=value.question, steps=list(value.steps), answer=value.answer)
+        record.columns = value.columns
+        return record
+    if isinstance(value, Mapping):
+        return {key: _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    if hasattr(value, "to_pylist"):  # of pyarrow
+        return _arrow_values(value)
+    if hasattr(value, "as_py"):
+        return _shortest(value.as_py(), value.type)
+    if isinstance(value, int):
+        return Number(Decimal(value))  # the texts of ints end at some 4,300 digits
+    if hasattr(value, "__array__") and not isinstance(value, np.generic):  # of NumPy, JAX, PyTorch
+        try:
+            array = np.asarray(value)
+        except (TypeError, RuntimeError):  # of a type that NumPy has not: no text, and said so where it is used
+            return value
+        return [_plain(inner) for inner in array] if array.ndim else _plain(array[()])
+    if isinstance(value, np.bool_):
+        return bool(value)
+    if isinstance(value, float) or (isinstance(value, np.generic) and value.dtype.kind in "iuf"):
+        return _decimal(value)
+    return None if str(value) in ("<NA>", "NaT") else value  # of pandas
+
+
+def _lines(text: str) -> Iterator[tuple[int, str]]:
+    # Only "\n" ends a line: str.splitlines would also cut at separators that occur inside JSON texts.
+    for number, line in enumerate(text.split("\n"), start=1):
+        if line.strip():
+            yield number, line.rstrip("\r")
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return _read_bytes(path).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not UTF-8 text (byte {error.start}); save it as UTF-8") from None
+
+
+def _read_bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file; check the path") from None
+    except OSError as error:
+        raise UserError(f"{path}: can't be read ({error.strerror}); check the path and its permissions") from None
+
+
+def _parse_json(text: str, path: Path, line: int = 0) -> Any:
+    try:
+        # Numbers stay as written: a float would round 3244047.0999999996 and 2.01e-06 for good.
+        return json.loads(text, parse_int=Number, parse_float=Number, parse_constant=constant)
+    except (json.JSONDecodeError, RecursionError) as error:
+        line = line or getattr(error, "lineno", 1)
+        reason = getattr(error, "msg", "nested too deeply")
+        raise UserError(
+            f"{path}, line {line}: malformed JSON ({reason}); mend or remove it: a file is one list of records, or a "
+            "record a line"
+        ) from None

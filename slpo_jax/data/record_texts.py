@@ -1,0 +1,244 @@
+"""The texts of a record: a text, nothing, a list, a dict or a chat in a cell; a worked solution's answer and steps."""
+
+import ast
+import json
+import re
+from collections.abc import Mapping, Sequence
+from decimal import Decimal
+from typing import Any
+
+from slpo_jax.errors import UserError
+from slpo_jax.rewards.texts import bare, last_boxed
+
+CHATS = ("messages", "conversations")
+"""Fields that are chats; others may be."""
+_ROLES = {"human": "user", "gpt": "assistant"}  # of `conversations`
+_NOTHING = ("", "nan", "-nan", "<na>", "nat", "n/a", "#n/a", "null", "-", "\u2013", "\u2014", "--")
+_LIST = re.compile(r"\s*\[\s*['\"]")  # of texts: [2, 5] may be an interval
+_SIDE_BY_SIDE = re.compile(r"['\"]\s+['\"]")  # numpy writes no commas, and Python joins such texts
+
+
+class Number(str):
+    """A number that a file or a caller has as one, as it is written: a text for all who don't ask."""
+
+    __slots__ = ()
+
+
+def plain(value: Any) -> Any:
+    """What a reward is given of a cell: numbers as int or float, in lists and dicts too."""
+    if isinstance(value, Number):
+        return int(Decimal(value)) if value.lstrip("-").isdigit() else float(value)
+    if isinstance(value, Mapping):
+        return {key: plain(inner) for key, inner in value.items()}
+    return [plain(inner) for inner in value] if isinstance(value, list) else value
+
+
+def constant(name: str) -> Number | None:
+    """JSON's NaN, which is a missing value, and its infinities."""
+    return None if name == "NaN" else Number(name)
+
+
+def is_number(value: Any) -> bool:
+    """Whether a cell has a number as one; True and False are none."""
+    return isinstance(value, int | Decimal | Number) and not isinstance(value, bool)
+
+
+def is_missing(value: Any) -> bool:
+    """Whether a cell holds nothing; "None" may be an answer or a choice."""
+    return value is None or (isinstance(value, str) and value.strip().lower() in _NOTHING)
+
+
+def written(text: str) -> list[Any] | dict[str, Any] | None:
+    """The list or dict that a text writes, as JSON or Python do; None for another text."""
+    text = text.strip()
+    if not text.startswith(("[", "{")):
+        return None
+    try:
+        return json.loads(text, parse_int=Number, parse_float=Number, parse_constant=constant)
+    except (json.JSONDecodeError, RecursionError):
+        try:
+            return None if _SIDE_BY_SIDE.search(text) else ast.literal_eval(text)
+        except (ValueError, SyntaxError, MemoryError, RecursionError, TypeError):
+            return None
+
+
+def said(where: str, record: Mapping[str, Any], field: str, role: str, needed: bool = True) -> str:
+    """A text, or of a chat the one message of a role; of other roles (system, tool) nothing is taken.
+
+    Args:
+        where: the record, for messages.
+        record: with the field.
+        field: its name.
+        role: "user" or "assistant".
+        needed: whether a chat has to have such a message.
+    Returns:
+        the text, "" for a missing one.
+    Raises:
+        UserError: it is neither.
+    """
+    value = record[field]
+    chat = written(value) if isinstance(value, str) else value
+    if field not in CHATS and not (isinstance(chat, list) and chat and isinstance(chat[0], Mapping)):
+        return text_of(where, record, field)
+    messages = chat if isinstance(chat, list) and all(isinstance(each, Mapping) for each in chat) else []
+    by = [(each.get("role", each.get("from")), each.get("content", each.get("value"))) for each in messages]
+    texts = [text for said_by, text in by if _ROLES.get(said_by, said_by) == role]
+    if not texts and messages and not needed:
+        return ""
+    if len(texts) != 1 or not isinstance(texts[0], str):
+        raise UserError(
+            f"{where}: field '{field}' is no chat with one message of the role {role}; write "
+            f'[{{"role": "{role}", "content": TEXT}}], and a record a problem'
+        )
+    return texts[0]
+
+
+def text_of(where: str, record: Mapping[str, Any], field: str) -> str:
+    """The text of a field, "" where it is missing.
+
+    Raises:
+        UserError: it is something else.
+    """
+    value = record[field]
+    if value is not None and not isinstance(value, str):
+        raise UserError(f"{where}: field '{field}' is {type(value).__name__}, not a text; write it as a text")
+    return value or ""
+
+
+def listed(where: str, record: Mapping[str, Any], field: str) -> list[Any] | str:
+    """The list that a field's text writes, as tables of texts have it, or the text.
+
+    Raises:
+        UserError: it begins as a list of texts and is none.
+    """
+    text = text_of(where, record, field)
+    found = written(text)
+    if found is None and _LIST.match(text):
+        raise UserError(f"{where}: field '{field}' begins as a list and is none; mend it, or write a text")
+    return found if isinstance(found, list) else text
+
+
+def only_one(value: Any) -> Any:
+    """What stands alone in a list, also in one that a text writes; else the value."""
+    found = written(value) if isinstance(value, str) and _LIST.match(value) else value
+    return found[0] if isinstance(found, list) and len(found) == 1 and not isinstance(found[0], Mapping) else value
+
+
+_ANNOTATION = re.compile(r"<<.*?>>", re.DOTALL)
+_SENTENCE_END = re.compile(r"(?<=[.!?])(?<!Mr\.)(?<!Mrs\.)(?<!Ms\.)(?<!Dr\.)\s+")
+# What an answer stands behind in the last line, or in the line before, as in MetaMathQA, many chats and Minerva's.
+_NAME = r"\b(?:the\s+)?(?:(?:final|correct|right)\s+)*(?:answer|ans|(?<=[tl] )(?:option|choice))\b"
+_MARK = re.compile(rf"{_NAME}(?:\s+is\b|\W{{0,3}}?[:=])[\s*:]*", re.IGNORECASE)
+_NEXT_LINE = re.compile(
+    rf"(^[^\w\n]*{_NAME}[^\w\n]*|{_NAME}(?:\s+is\b|[^\w\n]{{0,3}}:)[^\w\n]*)\n\s*([^\n]+)\Z",
+    re.IGNORECASE | re.MULTILINE,
+)
+_DISPLAY = re.compile(r"(\\\[|\$\$)\s*([^$\n]+?)\s*(\\\]|\$\$)\.?\Z")
+_HOPE = re.compile(r"\s*I hope (?:it|this) is correct\.?\s*\Z", re.IGNORECASE)
+_BOX_ALONE = re.compile(r"\W*\\(?:f?box|boxed|framebox)\b\s*(?:\{.*\}|\S+)\W*")  # a last line that is no step
+_MATRIX = re.compile(r"\W*\\begin\{.*\\end\{\w+\*?\}\W*", re.DOTALL)
+_THOUGHT = "think|thinking|thoughts?|reason|reasoning|reflection|scratchpad|working_out"
+_ANSWER = "answer|final_answer|solution|output"
+# As models write them: <think>, <|begin_of_thought|>, <start_working_out>, [THINK], and Kimi's between triangles.
+_TAG = re.compile(
+    rf"(?:<(/?)|<\|?(?:(end)|begin|start)_(?:of_)?)(?:({_THOUGHT})|{_ANSWER})\|?>|\[(/?)(THINK)\]|\u25c1(/?)(think)\u25b7",
+    re.IGNORECASE,
+)
+_MAY_MARK = re.compile(r"[#\\\n]|ans|option|choice", re.IGNORECASE)  # what every mark has, and several lines
+_BEHIND = re.compile(r"(.*)<answer>(.*?)(?:</answer>.*)?", re.DOTALL)
+_BEHIND_THOUGHT = re.compile(r"(.*)</think>(.*)", re.DOTALL)
+
+
+def marked(text: str) -> tuple[str, str | None]:
+    r"""A solution without the mark behind which its answer stands, and the answer.
+
+    The mark is the tag <answer>, or else the end of a thought, </think> or its like, or else the last "####", or else
+    the last \boxed{}, or else "the answer is", "answer:" and so on in the last line or the one before it.
+
+    Returns:
+        the solution, and the answer: without what is around it (`bare`); None of one line without a mark, "" of several
+        lines in which none is found.
+    """
+    if not (_MAY_MARK.search(text.strip()) or _TAG.search(text)):  # as most steps and answers of large sets
+        return text if text.strip() else "", None
+    tagged = _TAG.sub(_plain_tag, text)
+    found = _BEHIND.fullmatch(tagged) or _BEHIND_THOUGHT.fullmatch(tagged)
+    solution, behind = found.groups() if found else (text, "")
+    solution = without_tags(solution)
+    if not behind.strip() or not solution.strip():
+        return _marked(solution if solution.strip() else without_tags(behind))
+    answer = _marked(without_tags(behind).strip())[1]
+    return _marked(solution)[0], bare(without_tags(behind)) if answer is None else answer
+
+
+def without_tags(text: str) -> str:
+    """A text without <think> and its like, in whose places lines end."""
+    return _TAG.sub("\n", text)
+
+
+def _plain_tag(match: re.Match[str]) -> str:
+    closes, thought = match[1] or match[2] or match[4] or match[6], match[3] or match[5] or match[7]
+    return f"<{'/' if closes else ''}{'think' if thought else 'answer'}>"
+
+
+def _marked(text: str) -> tuple[str, str | None]:
+    """`marked` of a text without tags."""
+    before, hashes, after = text.rpartition("####")
+    first, _, rest = after.strip().partition("\n")
+    if hashes and not (rest and _NEXT_LINE.match(f"{first}\n1")):  # which may also be a heading
+        return before, bare(first)
+    tail = _DISPLAY.sub(r"\1 \2 \3", _HOPE.sub("", text).rstrip())
+    lines, _, last = _NEXT_LINE.sub(r"\1: \2", tail).rpartition("\n")
+    marks, boxed = list(_MARK.finditer(last)), last_boxed(text)
+    said = re.sub(r"[\s*]*\.?[\s*]*\Z", "", last[marks[-1].end() :]) if marks else ""
+    if said:
+        sentences = _SENTENCE_END.split(last[: marks[-1].start()].rstrip("*"))
+        kept = sentences[:-1] or sentences * (not lines and "=" in sentences[0])
+        return "\n".join([lines, " ".join(kept).strip()]).strip("\n"), boxed or bare(said)
+    if boxed:
+        return lines if _BOX_ALONE.fullmatch(last) else text, boxed
+    return text, "" if "\n" in text.strip() and not _MATRIX.fullmatch(text) else None
+
+
+def steps_of(steps: list[Any]) -> list[Any]:
+    """The steps of a list: none has tags, and none is missing or the answer; an empty one stays, as COCONUT has it."""
+    texts = [without_tags(step).strip("\n") if isinstance(step, str) else step for step in steps]
+    return [step for step in texts if step == "" or not (is_missing(step) or _is_answer(step))]
+
+
+def _is_answer(step: Any) -> bool:
+    """Whether a step is a marked answer and nothing else."""
+    solution, answer = marked(step) if isinstance(step, str) else (step, None)
+    return bool(answer) and not solution.strip()
+
+
+def written_steps(found: Sequence[tuple[str, tuple[str, ...], str]]) -> list[tuple[str, ...]]:
+    """The steps of a set's problems, all found in one way.
+
+    Where at least half of the solutions have annotations, as GSM8K's, those are the steps, and nothing between them is.
+    Otherwise a line is a step; of a solution that is one line, a sentence, or what semicolons part.
+
+    Args:
+        found: where each problem is, its steps where they are listed, and else its solution.
+    Returns:
+        the steps of each.
+    Raises:
+        UserError: an annotation isn't closed.
+    """
+    texts = [solution for _, _, solution in found if solution.strip()]
+    annotated = 2 * sum("<<" in text for text in texts) >= len(texts)
+    read = _annotations if annotated else _lines
+    return [listed or read(where, solution) for where, listed, solution in found]
+
+
+def _annotations(where: str, text: str) -> tuple[str, ...]:
+    if "<<" in _ANNOTATION.sub("", text):
+        raise UserError(f"{where}: a step opens with << and is not closed; write <<1+2=3>>")
+    return tuple(_ANNOTATION.findall(text))
+
+
+def _lines(_: str, text: str) -> tuple[str, ...]:
+    lines = [line.strip() for line in _ANNOTATION.sub("", text).split("\n") if line.strip()]
+    if len(lines) == 1:
+        lines = _SENTENCE_END.split(lines[0])
+    return tuple(re.split(r";\s+", lines[0]) if len(lines) == 1 else lines)

@@ -1,0 +1,266 @@
+"""What thoughts in soft tokens share: the likeliest next tokens, a mixture of their embeddings, and an end at a token.
+
+As the likeliest one, that token stands for the text that nobody samples.
+"""
+
+import dataclasses
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+
+from slpo_jax.models.gate import Gate
+from slpo_jax.models.reasoner import Reasoner
+from slpo_jax.policy.latent_policies.latent_policy import LatentPolicy, LatentPolicySettings, gaussian_latent_policy
+from slpo_jax.policy.sampling import most_likely
+from slpo_jax.settings import FieldError, setting
+
+
+@dataclasses.dataclass(frozen=True)
+class Kept(LatentPolicySettings):
+    """Which tokens are mixed, by softmax(logits / temperature).
+
+    Attributes:
+        temperature: of the softmax.
+        top_k: likeliest tokens that are kept; 0 keeps all.
+        top_p: then the likeliest of these that have this probability together; 1 keeps all.
+        min_p: then those at least this share as likely as the likeliest; 0 keeps all.
+        most: then at most so many; 0 keeps all.
+        end_text: one token; where it is the likeliest, the thought ends; "" is none: T steps.
+        cold_entropy: below it, in nats, softmax(logits / temperature) counts as certain; 0 is no cold stop.
+        cold_steps: the last of so many certain steps in a row is `end_text` instead.
+        end_id: of `end_text`. No key of the section.
+        halt_id: the first of `config.prompt.closing`, if it is there; before the step at which that is the likeliest,
+            the thought has ended. No key of the section.
+    """
+
+    temperature: float = setting(0.6, above=0)
+    top_k: int = setting(30, least=0, note="0 keeps all")
+    top_p: float = setting(0.95, above=0, most=1)
+    min_p: float = setting(0.001, least=0, most=1)
+    most: int = setting(10, least=0, note="0 keeps all")
+    end_text: str = ""
+    cold_entropy: float = setting(0.0, least=0, note="0 is no cold stop")
+    cold_steps: int = setting(256, least=1)
+    end_id: int | None = setting(None, least=0, in_config=False)
+    halt_id: int | None = setting(None, least=0, in_config=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.cold_entropy and not self.end_text and self.end_id is None:
+            raise FieldError(self, "cold_entropy", "a cold stop feeds end_text; give that token, or set it to 0")
+
+    def of(self, logits: jax.Array) -> tuple[jax.Array, jax.Array | None]:
+        """Of logits [.., V] those that are kept, divided by the temperature, and their token ids, [.., M] each.
+
+        The likeliest come first; what a row has fewer of is -inf. Each cut is made of what the one before left,
+        renormalised. Where none limits M, the ids are None: all tokens, as the logits have them.
+        """
+        kept, ids = most_likely(logits / self.temperature, self.top_k, self.top_p)
+        if ids is None and self.most:
+            kept, ids = jax.lax.top_k(kept, min(self.most, kept.shape[-1]))
+        if self.min_p > 0.0:
+            kept = jnp.where(jnp.exp(kept - kept.max(axis=-1, keepdims=True)) >= self.min_p, kept, -jnp.inf)
+        return (kept[..., : self.most], ids[..., : self.most]) if self.most and ids is not None else (kept, ids)
+
+    def mean(self, reasoner: Reasoner, params, hidden_BLD: jax.Array) -> jax.Array:
+        """The mixture [B, L, D] of the kept tokens, each as likely as it is; of `params`, all parts."""
+        kept_BLM, ids_BLM = self.of(reasoner.logits(params, hidden_BLD))
+        return mixture(reasoner, params, ids_BLM, jax.nn.softmax(kept_BLM, axis=-1))
+
+
+def mixture(reasoner: Reasoner, params, ids: jax.Array | None, weights: jax.Array) -> jax.Array:
+    """sum_k weights_k E[ids_k]: leaves [.., M] -> [.., D], E being the input embeddings.
+
+    Args:
+        params: all parts.
+        ids: None is all tokens.
+    """
+    if ids is None:
+        table_VD = reasoner.embed(params, jnp.arange(weights.shape[-1]))
+        return jnp.einsum("...v,vd->...d", weights.astype(table_VD.dtype), table_VD)
+    embeddings = reasoner.embed(params, ids)
+    return jnp.einsum("...m,...md->...d", weights.astype(embeddings.dtype), embeddings)
+
+
+def log_softmax_of_kept(kept: jax.Array) -> jax.Array:
+    """log of the renormalised distribution [.., M], -inf where cut, with finite gradients."""
+    whole = jax.nn.logsumexp(kept, axis=-1, keepdims=True)
+    return jnp.where(jnp.isfinite(kept), jnp.where(jnp.isfinite(kept), kept, 0.0) - whole, -jnp.inf)
+
+
+def entropy(logits: jax.Array) -> jax.Array:
+    """Of softmax(logits [.., V]), in nats: float32 [..]."""
+    log_p = jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1)
+    return -jnp.sum(jnp.exp(log_p) * log_p, axis=-1)
+
+
+def ending_at(latent_policy: LatentPolicy, kept: Kept, reasoner: Reasoner) -> LatentPolicy:
+    """The latent policy, whose thought ends with the first step at which `kept.end_id` is the likeliest token.
+
+    That step is fed as the token's own embedding (Soft Thinking, LEPO). Given the steps before, nothing about it is
+    random: its log-likelihood is 0, and what parameters change about where the end comes is left out, as in the papers.
+    With `kept.halt_id` it is that token, and the step is not fed at all (Latent-SFT).
+
+    With a cold stop (Soft Thinking) so is the last of `kept.cold_steps` steps in a row that were nearly certain. How
+    many there were up to a step is no function of its hidden state: `LatentPolicy.after` counts them.
+
+    Args:
+        kept: whose `end_id` None is the latent policy as it is.
+    Returns:
+        one with actions {"of": the latent policy's own, "ends": bool [B, L]}, and with a cold stop {"cold": int [B,
+        L]}.
+    """
+    end_id = kept.end_id if kept.halt_id is None else kept.halt_id
+    if end_id is None:
+        return latent_policy
+
+    def draw(params, hidden_BLD, keys_BL=None):
+        logits_BLV = reasoner.logits(params, hidden_BLD)
+        ends_BL = jnp.argmax(logits_BLV, axis=-1) == end_id
+        action = {"of": latent_policy.draw(params, hidden_BLD, keys_BL), "ends": ends_BL}
+        if kept.cold_entropy:
+            cold_BL = entropy(logits_BLV / kept.temperature) < kept.cold_entropy
+            return counted(action, cold_BL.astype(jnp.int32))
+        return action
+
+    def counted(action, cold_BL):
+        return action | {"cold": cold_BL, "ends": action["ends"] | (cold_BL >= kept.cold_steps)}
+
+    def after(params, action, before):
+        return counted(action, jnp.where(action["cold"] > 0, before["cold"] + 1, 0))
+
+    def feed(params, action):
+        if kept.halt_id is not None:
+            return latent_policy.feed(params, action["of"])
+        end_11D = reasoner.embed(params, jnp.full((1, 1), end_id))
+        return jnp.where(action["ends"][..., None], end_11D, latent_policy.feed(params, action["of"]))
+
+    def log_prob(params, hidden_BLD, action):
+        assert latent_policy.log_prob is not None
+        return jnp.where(action["ends"], 0.0, latent_policy.log_prob(params, hidden_BLD, action["of"]))
+
+    def ends(params, action):
+        return action["ends"]
+
+    return dataclasses.replace(
+        latent_policy,
+        draw=draw,
+        feed=feed,
+        stop_logits=lambda params, action, dropout=None: latent_policy.stop_logits(params, action["of"], dropout),
+        log_prob=latent_policy.log_prob and log_prob,
+        ends=ends if kept.halt_id is None else None,
+        halts=None if kept.halt_id is None else ends,
+        after=after if kept.cold_entropy else None,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Soft(Kept):
+    """Deterministic: what noise it has is dropout's. The defaults are the paper's program's."""
+
+    @property
+    def mixed(self) -> int:
+        return min(filter(None, (self.top_k, self.most)), default=0)
+
+    def __call__(self, reasoner: Reasoner, gate: Gate) -> LatentPolicy:
+        """The action is the mixture, which the gate sees too."""
+
+        def draw(params, hidden_BLD, keys_BL=None):
+            return self.mean(reasoner, params, hidden_BLD)
+
+        return ending_at(LatentPolicy.seen_as_fed(gate, draw), self, reasoner)
+
+
+@dataclasses.dataclass(frozen=True)
+class NoisySoft(Kept):
+    """x + sigma n, n standard normal, x the mixture at temperature 0.5 ("soft") or near 0 ("fuzzy" tokens).
+
+    Attributes:
+        scale: sigma as a multiple of the root mean square of the embeddings' coordinates.
+    """
+
+    has_likelihood = True
+
+    temperature: float = setting(0.5, above=0)
+    top_k: int = setting(0, least=0, note="0 keeps all")
+    top_p: float = setting(1.0, above=0, most=1)
+    min_p: float = setting(0.0, least=0, most=1)
+    most: int = setting(0, least=0, note="0 keeps all")
+    scale: float = setting(0.33, above=0)
+
+    def __call__(self, reasoner: Reasoner, gate: Gate) -> LatentPolicy:
+        """The action is the noisy mixture, which the gate sees too."""
+
+        def sigma(params):
+            table_VD = reasoner.embed(params, jnp.arange(reasoner.config.vocab_size)).astype(jnp.float32)
+            return jax.lax.stop_gradient(self.scale * jnp.sqrt(jnp.mean(jnp.square(table_VD))))
+
+        noisy = gaussian_latent_policy(lambda params, hidden_BLD: self.mean(reasoner, params, hidden_BLD), sigma, gate)
+        return ending_at(noisy, self, reasoner)
+
+
+_LEAST = 1e-30  # a weight's logarithm, and what is divided by it, stay finite
+
+
+@dataclasses.dataclass(frozen=True)
+class Gumbel(Kept):
+    """Weights softmax((log p + g) / tau) of the kept tokens, g standard Gumbel.
+
+    Attributes:
+        tau: towards 0 the mixture is one sampled token.
+        likelihood: of a step: "cross_entropy" is the paper's, sum_k y_k log p_k, which is no density; "concrete" is
+            that of the weights themselves (Maddison et al., 2017).
+    """
+
+    has_likelihood = True
+
+    temperature: float = setting(1.0, above=0)
+    min_p: float = setting(0.0, least=0, most=1)
+    most: int = setting(0, least=0, note="0 keeps all")
+    tau: float = setting(0.5, above=0)
+    likelihood: Literal["cross_entropy", "concrete"] = "cross_entropy"
+
+    def __call__(self, reasoner: Reasoner, gate: Gate) -> LatentPolicy:
+        """The action is {"ids", "weights"}, [B, L, M] each."""
+
+        def draw(params, hidden_BLD, keys_BL=None):
+            kept_BLM, ids_BLM = self.of(reasoner.logits(params, hidden_BLD))
+            if ids_BLM is None:
+                ids_BLM = jnp.broadcast_to(jnp.arange(kept_BLM.shape[-1]), kept_BLM.shape)
+            if keys_BL is not None:
+                noise = jax.vmap(jax.vmap(lambda key: jax.random.gumbel(key, kept_BLM.shape[-1:], kept_BLM.dtype)))
+                kept_BLM = kept_BLM + noise(keys_BL)
+            return {"ids": ids_BLM, "weights": jax.nn.softmax(kept_BLM / self.tau, axis=-1)}
+
+        def feed(params, action):
+            return mixture(reasoner, params, action["ids"], action["weights"])
+
+        def log_prob(params, hidden_BLD, action):
+            logits_BLV = reasoner.logits(params, hidden_BLD)
+            if self.likelihood == "cross_entropy":
+                log_p_BLV = jax.nn.log_softmax(logits_BLV, axis=-1)
+                taken_BLM = jnp.take_along_axis(log_p_BLV, action["ids"], axis=-1)
+                return jnp.sum(action["weights"] * taken_BLM, axis=-1)
+            kept_BLM = jnp.take_along_axis(logits_BLV / self.temperature, action["ids"], axis=-1)
+            return concrete_log_prob(action["weights"], kept_BLM, self.tau)
+
+        return ending_at(LatentPolicy.seen_as_fed(gate, draw, feed, log_prob=log_prob), self, reasoner)
+
+
+def concrete_log_prob(weights: Any, logits: jax.Array, tau: float) -> jax.Array:
+    """log density of weights [.., M] on the simplex (Maddison et al., 2017, equation 10); float32 [..].
+
+    Tokens of weight 0 were cut, and count as not being there.
+
+    Args:
+        logits: [.., M], unnormalised.
+    """
+    there = weights > 0.0
+    n = there.sum(axis=-1)
+    log_p = log_softmax_of_kept(jnp.where(there, logits, -jnp.inf))
+    log_y, log_p = jnp.log(jnp.maximum(weights, _LEAST)), jnp.where(there, log_p, 0.0)
+    terms = jnp.where(there, log_p - tau * log_y, -jnp.inf)
+    constant = jax.lax.lgamma(n.astype(jnp.float32)) + (n - 1) * jnp.log(tau)
+    each = jnp.sum(jnp.where(there, log_p - (tau + 1.0) * log_y, 0.0), axis=-1)
+    return constant - n * jax.nn.logsumexp(terms, axis=-1) + each

@@ -1,0 +1,138 @@
+"""Countdown: whether an answer reaches a goal with the numbers that are given, on the host and inside jit.
+
+An answer stands where one that is a text does (`texts.said_text`), and is an expression such as `3 + 4 * 6`, read from
+left to right: it has each of the given numbers once, as it is given, and between them operations that are allowed. A
+division has to come out even, and no value on the way may be beyond a billion.
+
+Shape suffixes: N bytes of a completion, R of a reference, K numbers that there may be.
+"""
+
+import functools
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from slpo_jax.rewards.functions import Asked, names_of
+from slpo_jax.rewards.texts import said_text
+from slpo_jax.rewards.verifier import before, only, said
+
+COUNTDOWN = "countdown"
+OPERATORS = "+-*/"
+MOST = 10**9  # of a value; numbers have a digit less, so that int32 holds whatever two of them make
+_DIGITS = 9
+_NUMBER = f"(?:0|[1-9][0-9]{{0,{_DIGITS - 1}}})"
+_ANSWER = re.compile(rf"{_NUMBER}(?: ?[-+*/] ?{_NUMBER})*")
+_WORD = 4  # bytes of a reference's number
+
+
+def countdown(numbers: Sequence[int], goal: int, completion: str, operations: str = OPERATORS) -> float:
+    """1 where a completion reaches the goal, else 0.
+
+    Args:
+        numbers: 0 or larger, each to be used once.
+        goal: what they have to make.
+        completion: with the answer behind its last mark, if there is one.
+        operations: those of `OPERATORS` that are allowed.
+    """
+    answer = said_text(completion)
+    parts = re.findall(r"[0-9]+|[-+*/]", answer) if _ANSWER.fullmatch(answer) else []
+    given, signs = [int(part) for part in parts[::2]], parts[1::2]
+    if not given or sorted(given) != sorted(numbers) or not {*signs} <= {*operations}:
+        return 0.0
+    value: int | None = given[0]
+    for sign, number in zip(signs, given[1:], strict=True):
+        value = None if value is None else _result(value, sign, number)
+    return float(value == goal)
+
+
+def _result(value: int, sign: str, number: int) -> int | None:
+    """Of an operation; None where it isn't even, or too large."""
+    if sign == "/":
+        return None if number == 0 or value % number else value // number
+    made = {"+": value + number, "-": value - number, "*": value * number}[sign]
+    return made if abs(made) <= MOST else None
+
+
+def encode_countdown(numbers: Sequence[int], goal: int, operations: str = OPERATORS) -> bytes:
+    """A reference of `reaches_goal`; b"", which nothing reaches, where a number or the goal is out of its range.
+
+    Returns:
+        words of four bytes, little-endian: 1 + the bits of the operations, the goal + 2 MOST, each number + 1. What
+        follows is 0.
+    """
+    if abs(goal) > MOST or not all(0 <= number < 10**_DIGITS for number in numbers):
+        return b""
+    allowed = sum(1 << place for place, sign in enumerate(OPERATORS) if sign in operations)
+    return np.array([1 + allowed, goal + 2 * MOST, *(number + 1 for number in numbers)], "<u4").tobytes()
+
+
+def countdown_reference(problem: Asked) -> bytes:
+    """`encode_countdown` of a problem's columns."""
+    return encode_countdown(**{name: problem.columns[name] for name in names_of(encode_countdown).columns or ()
+                               if name in problem.columns})  # fmt: skip
+
+
+def reaches_goal(bytes_N: jax.Array, reference_R: jax.Array) -> jax.Array:
+    """What `countdown` says: (bytes of a completion by `text_table`, `encode_countdown` of the problem) -> bool."""
+    allowed, goal, numbers_K = _reference(reference_R)
+    found = _parts(bytes_N, numbers_K.size)
+    is_given = (jnp.sort(found["values_K"]) == jnp.sort(numbers_K)).all()
+
+    value, ok = found["values_K"][0], found["well_formed"] & is_given
+    for number, sign in zip(found["values_K"][1:], found["signs_K"][1:], strict=True):
+        is_sign = [sign == ord(each) for each in OPERATORS]
+        divisor = jnp.maximum(number, 1)
+        results = [value + number, value - number, value * number, value // divisor]
+        fits = [True, True, jnp.abs(value) <= MOST // divisor, (number > 0) & (value % divisor == 0)]
+        made = jnp.select(is_sign, results, value)
+        may = [is_sign[place] & (allowed >> place & 1 > 0) & each for place, each in enumerate(fits)]
+        ok &= (number < 0) | (functools.reduce(jnp.logical_or, may) & (jnp.abs(made) <= MOST))
+        value = jnp.where(number < 0, value, made)  # there are no more
+    return ok & (value == goal)
+
+
+def _reference(reference_R: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Bits of the operations, goal, and the numbers [K], -1 for none."""
+    padded = jnp.pad(reference_R, (0, -reference_R.size % _WORD + (3 * _WORD if reference_R.size < 3 * _WORD else 0)))
+    bytes_4W = padded.reshape(-1, _WORD).T.astype(jnp.uint32)
+    words_W = functools.reduce(jnp.bitwise_or, [each_W << 8 * place for place, each_W in enumerate(bytes_4W)])
+    numbers_W = words_W.astype(jnp.int32) - 1
+    return numbers_W[0], (words_W[1] - np.uint32(2 * MOST)).astype(jnp.int32), numbers_W[2:]
+
+
+def _parts(bytes_N: jax.Array, most: int) -> dict[str, Any]:
+    """The answer's numbers [K], -1 for none, the sign [K] before each, and whether it is an expression of at most K."""
+    bytes_N, begin, end = said(bytes_N)
+    indices_N = jnp.arange(bytes_N.size)
+    bytes_N = jnp.where((indices_N >= begin) & (indices_N < end), bytes_N, 0)
+    starts_N = _is_digit(bytes_N) & ~_is_digit(before(bytes_N))
+
+    # Without blanks, which make no difference but between digits.
+    kept_N = (bytes_N > 0) & (bytes_N != ord(" "))
+    bytes_N, starts_N = only(bytes_N, kept_N), only(starts_N.astype(jnp.uint8), kept_N) > 0
+    digit_N, sign_N = _is_digit(bytes_N), jnp.isin(bytes_N, jnp.array([*OPERATORS.encode()], jnp.uint8))
+    before_N, place_N = before(bytes_N), jnp.cumsum(starts_N) - 1
+    follows_N = jnp.where(starts_N, (indices_N == 0) | before(sign_N), _is_digit(before_N))
+    last = bytes_N[jnp.maximum((bytes_N > 0).sum() - 1, 0)]
+    well_formed = ((bytes_N == 0) | ((digit_N | sign_N) & follows_N)).all() & _is_digit(last)
+
+    def number(index):
+        own_N = digit_N & (place_N == index)
+        size, first_N = own_N.sum(), own_N & starts_N
+        power_N = jnp.clip(size - jnp.cumsum(own_N), 0, _DIGITS - 1)
+        tens_N = jnp.asarray([10**power for power in range(_DIGITS)])[power_N]
+        value = jnp.where(own_N, (bytes_N.astype(jnp.int32) - ord("0")) * tens_N, 0).sum()
+        is_written = (size <= _DIGITS) & ((size <= 1) | ~(first_N & (bytes_N == ord("0"))).any())
+        return jnp.where(size > 0, value, -1), jnp.where(first_N, before_N, 0).sum(), is_written
+
+    values_K, signs_K, written_K = jax.vmap(number)(jnp.arange(most))
+    well_formed &= (starts_N.sum() <= most) & written_K.all()
+    return {"values_K": values_K, "signs_K": signs_K, "well_formed": well_formed}
+
+
+def _is_digit(bytes_: jax.Array) -> jax.Array:
+    return (bytes_ >= ord("0")) & (bytes_ <= ord("9"))

@@ -1,0 +1,218 @@
+"""Whether what a config asks for can be done with what it starts from."""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Collection, Sequence
+
+import jax
+import numpy as np
+from absl import logging
+
+from slpo_jax.architectures import IN_WORDS, REASONERS
+from slpo_jax.checkpoints.checkpoint import Checkpoint
+from slpo_jax.config.config import Config
+from slpo_jax.data.batches import EncodedProblems
+from slpo_jax.data.chat import PromptConfig
+from slpo_jax.data.problem import Problem
+from slpo_jax.data.templates import Ids, listed
+from slpo_jax.errors import UserError
+from slpo_jax.models.parts import LATENT_POLICY, Params
+from slpo_jax.rewards.functions import GIVEN, names_of
+from slpo_jax.rewards.reward import Reading, Reward
+from slpo_jax.run.sources import LEARNED
+from slpo_jax.runtime import hosts
+from slpo_jax.stages import EVALUATE, IMITATE
+
+
+def check_start(config: Config, checkpoint: Checkpoint, finished: Collection[str]) -> None:
+    """What an imported checkpoint lacks must be trained, or not be asked for; thoughts must be made of something.
+
+    Args:
+        finished: names of the stages that the workdir holds.
+    """
+    architecture = checkpoint.architecture
+    prompt = config.prompt
+    name, reasoner = config.latent_policy.name, config.reasoner
+    config.latent_policy.selected.check(name, architecture, reasoner, config.max_latents, prompt.closing)
+    recipe, thinks = config.imitate.recipe or architecture.default_recipe, config.max_latents > 0
+    if IMITATE in config.stages and recipe in architecture.not_taught_by and (thinks or not architecture.has_latents):
+        raise UserError(
+            f"config.imitate.recipe: {recipe} doesn't teach {config.reasoner} to think; leave it out for its own, "
+            f"{architecture.default_recipe}"
+        )
+    default = PromptConfig(answers=prompt.answers if prompt.marked_style("after_mark") == prompt.answers else "auto")
+    for key in [key for key, value in vars(default).items() if getattr(prompt, key) != value]:
+        if key not in architecture.prompt_keys:
+            others = ", ".join(name for name, (each, _) in REASONERS.items() if key in each.prompt_keys)
+            raise UserError(
+                f"config.prompt.{key}: {config.reasoner} asks and answers in its own way; leave it out, or use {others}"
+            )
+    if not architecture.has_gate and config.gate.enabled:
+        raise UserError(f"config.gate.enabled: True, but a {architecture.name} reasoner has no gate; set it to False")
+    if checkpoint.lacks and IMITATE not in {*config.stages, *finished}:
+        raise UserError(
+            f"config.init: {config.init} is a base model and no {config.reasoner} yet (it lacks the "
+            f"{checkpoint.lacks}); put imitate into config.stages, give a reasoner's checkpoint, or ask it in "
+            f"words with config.reasoner={IN_WORDS}"
+        )
+    trains = set(config.stages) != {EVALUATE} or bool(finished)
+    if config.gate.enabled and config.init and not checkpoint.description.gate_trained and not trains:
+        raise UserError(
+            f"config.gate.enabled: {config.init} comes without a trained stopping gate; set it to False for a fixed "
+            "number of latents, or train a gate with the cold_start stage"
+        )
+
+
+def check_latent_policy(name: str, init: str, stored: Params, shapes: Params, trains: bool) -> None:
+    """The latent policy's own parameters must be of this one, and be there or be trained.
+
+    Args:
+        name: of the latent policy.
+        init: where the parameters are from.
+        stored, shapes: what is there, and what is to be.
+        trains: whether what is lacking is going to be trained.
+    """
+    ours, theirs = (jax.tree.map(lambda x: x.shape, tree.get(LATENT_POLICY)) for tree in (shapes, stored))
+    if theirs is not None and theirs != ours:
+        raise UserError(
+            f"config.latent_policy.name: {init} has parameters of another latent policy than {name}, or of "
+            "another width; set config.latent_policy as it was trained with"
+        )
+    if ours is not None and theirs is None and not trains:
+        raise UserError(
+            f"config.latent_policy.name: {init} comes without the parameters of {name}; train them in the stage "
+            "rl, or use another latent policy"
+        )
+
+
+def fitting_slots(slots: Collection[int], latents: int, answers: int, positions: int, init: str) -> tuple[int, ...]:
+    """The buckets, cut to what the model's positions leave for prompts.
+
+    Args:
+        latents, answers: the most that there may be of each.
+        init: whose positions they are; "" of random weights, which all buckets must fit.
+    """
+    others, prompt = latents + answers, max(slots)
+    if others >= positions and init:
+        key = "max_latents" if latents else "max_answer_tokens"
+        raise UserError(
+            f"config.{key}: {latents} latents and {answers} answer tokens leave a prompt none of the {positions} "
+            f"positions of {init}; lower config.max_latents or config.max_answer_tokens"
+        )
+    if not init and prompt + others > positions:
+        raise UserError(
+            f"config.model.n_positions: {positions} is less than the {prompt + others} slots of prompt ({prompt}), "
+            f"latents ({latents}) and answer ({answers}) together; "
+            "raise it, or lower config.prompt_slots, config.max_latents or config.max_answer_tokens"
+        )
+    return tuple(sorted({min(size, positions - others) for size in slots}))
+
+
+def check_batch(config: Config, section: str, devices: int) -> None:
+    """A stage's batch must have equal parts for all devices and micro-batches."""
+    own = getattr(config, section)
+    if own.batch_size % (devices * own.micro_batches):
+        raise UserError(
+            f"config.{section}.batch_size: {own.batch_size} is not a multiple of {devices} devices x "
+            f"{own.micro_batches} micro-batches; change one of them"
+        )
+
+
+def earnable(problems: EncodedProblems, where: str, judge: Reward) -> EncodedProblems:
+    """The problems whose reference earns what it should, in the text in which it is taught; others are counted.
+
+    Those with words that the tokenizer doesn't know stay: they count as wrong, as `say_unknown` says.
+
+    Raises:
+        UserError: there is none.
+    """
+    unknown = problems.template.tokenizer.unk_token_id
+    lost = [i for i in judge.unearned(problems.answers, problems.problems) if unknown not in problems.answers[i]]
+    if not lost:
+        return problems
+    text = problems.template.answer_text(problems.problems[lost[0]].answer)
+    read = judge.read(np.array([*problems.answers[lost[0]], problems.template.eos_id], np.int32)).answer
+    said = f"{text!r} is read as {read!r}" if read else f"{text!r} has no answer when it is read"
+    if len(lost) == len(problems):
+        raise UserError(f"{where}: {said}, and no answer of the {len(lost)} is right itself; see config.prompt.answers")
+    if hosts.is_first():
+        logging.warning("%s: left out %d of %d problems, whose own answers would be wrong: %s", where, len(lost),
+                        len(problems), said)  # fmt: skip
+    kept = problems.subset(np.setdiff1d(np.arange(len(problems)), lost))
+    return dataclasses.replace(kept, left_out=problems.left_out + len(lost))
+
+
+def check_reward(key: str, problems: Sequence[Problem], judge: Reward) -> None:
+    """Fail before any work on a reward that names a column which problems don't have, or gives no number.
+
+    It is asked once, of the first problem's answer, or without one of its question.
+
+    Raises:
+        UserError: the reward, the column and the first of these problems; or what it gave.
+    """
+    for name, entry in judge.entries.items():
+        needed = names_of(entry.function).needed if entry.function else frozenset()
+        for column in sorted(needed - GIVEN):
+            lacking = [place for place, problem in enumerate(problems) if column not in problem.columns]
+            if lacking:
+                raise UserError(
+                    f"config.reward: {name} names {column!r}, a column that {len(lacking)} of {len(problems)} problems "
+                    f"of {key} don't have, the first is problem {lacking[0]}; rename the argument, give it a default, "
+                    "or add the column"
+                )
+    judge.judged([Reading([], problems[0].answer or problems[0].question, None, cut=False)], problems[:1])
+
+
+def check_answers(key: str, problems: EncodedProblems, used: Sequence[int], name: str, most: int) -> None:
+    """Fail before any work on references that no rollout has room for: whatever it says, it would be wrong.
+
+    Of a set to evaluate on, or to choose on, some may be: they are counted in a warning.
+
+    Args:
+        used: indices of the problems that are asked for.
+        name: the key of the most tokens that are generated where the set is used.
+        most: that number.
+    Raises:
+        UserError: an answer takes more tokens, its end included.
+    """
+    needed = {index: len(problems.answers[index]) + 1 for index in used}
+    longer = [index for index in used if needed[index] > most]
+    if longer and (key in LEARNED or len(longer) == len(used)):
+        raise UserError(
+            f"{key}: the answer of problem {longer[0]} takes {needed[longer[0]]} tokens with its end, more than "
+            f"config.{name} ({most}); raise it, or drop the problem"
+        )
+    if longer and hosts.is_first():
+        logging.warning(
+            "%s: the answers of %d of %d problems take more tokens than config.%s (%d), up to %d; they count as wrong",
+            key, len(longer), len(used), name, most, max(needed.values()),
+        )  # fmt: skip
+
+
+def check_prompts(key: str, prompts: Sequence[Ids], most: int, is_cut: bool) -> None:
+    """Fail before the first step, not at the one that draws the problem.
+
+    Args:
+        most: tokens of a prompt.
+        is_cut: by the model's positions, see `fitting_slots`.
+    """
+    lengths = [len(prompt) for prompt in prompts]
+    if max(lengths) > most:
+        room = "positions that thought and answer leave" if is_cut else "of config.prompt_slots"
+        remedy = "lower config.max_latents or config.max_answer_tokens" if is_cut else "add a larger bucket there"
+        raise UserError(
+            f"{key}: problem {lengths.index(max(lengths))} has a prompt of {max(lengths)} tokens, more than the "
+            f"{most} {room}; {remedy} or drop the problem"
+        )
+
+
+def say_unknown(key: str, problems: EncodedProblems, unknown: Counter[str]) -> None:
+    """A line on words that the tokenizer doesn't know."""
+    tokenizer = problems.template.tokenizer
+    texts = zip(problems.prompts, problems.answers, strict=True)
+    rows = sum(tokenizer.unk_token_id in (*prompt, *answer) for prompt, answer in texts)
+    words = [word for word, _ in unknown.most_common()]
+    logging.warning(
+        "%s: %d of %d problems have words that the tokenizer doesn't know, %d in all: %s; they are read as %s, and "
+        "answers with one count as wrong", key, rows, len(problems), len(words), listed(words), tokenizer.unk_token,
+    )  # fmt: skip

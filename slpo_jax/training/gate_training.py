@@ -1,0 +1,181 @@
+"""The stopping gate's cold start: the first stop is supervised by correctness (paper section 4.1)."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from slpo_jax.models.attention import KVCache, join
+from slpo_jax.models.gate import stop_set_loss
+from slpo_jax.policy import noise
+from slpo_jax.policy.answer_score import answer_after_replay
+from slpo_jax.policy.decoding import cache_sizes, decode_answers
+from slpo_jax.policy.latent_policies import Action
+from slpo_jax.policy.policy import Policy
+from slpo_jax.policy.prompts import PromptedBatch, Prompts, repeat_rows, repeat_to
+from slpo_jax.policy.rollout import Trajectories, replay, think
+from slpo_jax.rewards.reward import RewardFn
+from slpo_jax.settings import Checked, setting
+from slpo_jax.training.optimizer import OptimizerConfig
+from slpo_jax.training.state import LossFn
+
+
+def _seen_before(prompt_cache: KVCache, latent_cache: KVCache, lengths_C: jax.Array) -> KVCache:
+    """Prompt and latent slots as one prefix, of which the candidate of length t sees the latents before t."""
+    rows, steps = latent_cache.valid.shape
+    axes = jax.tree.broadcast(prompt_cache.rows_axes, prompt_cache)
+    prompt_cache = jax.tree.map(lambda x, axis: jnp.repeat(x, rows // x.shape[axis], axis), prompt_cache, axes)
+    candidates, slots = lengths_C.shape[0], prompt_cache.slots
+    seen_CT = jnp.arange(1, steps + 1)[None, :] < lengths_C[:, None]
+    valid = jnp.concatenate(
+        [
+            jnp.broadcast_to(prompt_cache.valid[:, None], (rows, candidates, slots)),
+            jnp.broadcast_to(seen_CT, (rows, candidates, steps)),
+        ],
+        axis=2,
+    )
+    return dataclasses.replace(join(prompt_cache, latent_cache), valid=valid.reshape(rows * candidates, -1))
+
+
+def decode_candidates(policy: Policy, params, prompts: Prompts, keys_N, min_latents: int) -> tuple[Action, jax.Array]:
+    """Answers at every candidate length of full-length trajectories (paper section 4.1, the cold start).
+
+    All C = T - T_min + 1 candidates of a trajectory share its one cache of prompt and latents and are decoded as one
+    batch: candidate t sees the noisy slots before t, and feeds step t's action again as its last.
+
+    Args:
+        policy: its stopping rule is not used.
+        prompts, keys_N: as in `rollout.sample`.
+        min_latents: T_min.
+    Returns:
+        actions, leaves [N, T, ..], and answer tokens int32 [N, C, A].
+    """
+    full, config = policy.having(stopping="length", answer_slots=0), policy.config
+    full = dataclasses.replace(full, latent_policy=policy.latent_policy.not_halting())
+    params, steps = policy.reasoner.cast(params), config.max_latents
+    thought, prompt_cache = think(full, params, prompts, keys_N, jnp.int32(steps))
+    rows = keys_N.shape[0]
+    lengths_C = jnp.arange(min_latents, steps + 1)
+    candidates = lengths_C.shape[0]
+    shared = _seen_before(prompt_cache, thought.cache, lengths_C)
+    inputs_NCD = policy.latent_policy.feed(params, thought.actions)[:, min_latents - 1 :]
+    before = (repeat_to(prompts.lengths, rows)[:, None] + lengths_C[None]).reshape(-1)
+    last_NC = policy.latent_policy.known_last(jnp.ones((rows, candidates), bool))
+    dropout = noise.latent_dropout(keys_N, lengths_C, last_NC, config.dropout_rate, config.dropout_where)
+    _, cache = policy.reasoner.forward(
+        params,
+        inputs_NCD.reshape(rows * candidates, 1, -1),
+        before[:, None] - 1,
+        jnp.ones((rows * candidates, 1), bool),
+        prefix=shared,
+        cache=policy.reasoner.empty_cache(rows * candidates, 1 + cache_sizes(config.suffix_slots)[0]),
+        start=0,
+        dropout=jax.tree.map(lambda x: x.reshape(-1, 1), dropout),
+    )
+    keys = jnp.repeat(keys_N, candidates)
+    tokens = decode_answers(policy, params, shared, cache, 1, before, keys)
+    return thought.actions, tokens.reshape(rows, candidates, config.answer_slots)
+
+
+@dataclasses.dataclass(frozen=True)
+class ColdStartConfig(Checked):
+    """The section `config.cold_start`, and the two settings from elsewhere that the loss needs.
+
+    Attributes:
+        batch_size: problems a step, over all devices.
+        micro_batches: gradient accumulation.
+        steps: optimizer steps, at most.
+        trajectories: N, sampled full-length trajectories a problem.
+        train_backbone: send the gate's gradient on, through the latents, into the reasoner.
+        answer_weight: of the likelihood of right answers at lengths that are right, which keeps a trained reasoner's
+            answers; without `train_backbone` it has no effect.
+        evaluate_every: steps between validations; the gate with the best validation accuracy is kept.
+        patience: validations without a better one before it stops.
+        optimizer: of what is trained.
+        min_latents: T_min (`config.min_latents`); candidate lengths are T_min..T.
+        gate_dropout: dropout of the gate head while it trains (`config.gate.dropout`).
+    """
+
+    batch_size: int = setting(256, least=1)
+    micro_batches: int = setting(2, least=1, affects="nothing")
+    steps: int = setting(20_000, least=1)
+    trajectories: int = setting(4, least=1)
+    train_backbone: bool = False
+    answer_weight: float = setting(1.0, least=0)
+    evaluate_every: int = setting(500, least=1)
+    patience: int = setting(20, least=1)
+    optimizer: OptimizerConfig = OptimizerConfig("adafactor", 1e-4)
+    min_latents: int = setting(3, least=1, in_config=False)
+    gate_dropout: float = setting(0.1, least=0, below=1, in_config=False)
+
+
+def candidates_of(policy: Policy, config: ColdStartConfig, params, batch: PromptedBatch, key: jax.Array):
+    """Draw full-length trajectories, and answer at every candidate length of each; see `decode_candidates`."""
+    params, keys_N = policy.reasoner.stacked(params), noise.rollout_keys(key, batch.index, config.trajectories)
+    return decode_candidates(policy, params, batch.prompts, keys_N, config.min_latents)
+
+
+def make_loss(policy: Policy, reward: RewardFn, config: ColdStartConfig) -> LossFn:
+    """L_stop (paper section 4.1), summed over the trajectories that have a valid length; the others are left out.
+
+    With `train_backbone` each also has `answer_weight` times the negative log-likelihood of its own right answer at one
+    of its valid lengths, each as likely: L_stop alone moves latents towards the gate's decision and away from answers.
+
+    Metrics: `loss`, of which `answer_log_likelihood` is a part; `valid_share`, the trajectories with a valid length;
+    `right_share`, the candidates that are right; `expected_length`, the mean of tau under the gate's law.
+    """
+    improve = make_improvement(policy, config)
+
+    def loss_fn(params, batch: PromptedBatch, key):
+        params = policy.reasoner.stacked(params)
+        actions, tokens_NCA = candidates_of(policy, config, jax.lax.stop_gradient(params), batch, key)
+        references = repeat_rows(batch.references, config.trajectories * tokens_NCA.shape[1])
+        rewards = reward(tokens_NCA.reshape(-1, tokens_NCA.shape[2]), references)
+        return improve(params, (batch, (actions, tokens_NCA), rewards.reshape(len(batch.index), -1)), key)
+
+    return loss_fn
+
+
+def make_improvement(policy: Policy, config: ColdStartConfig) -> LossFn:
+    """The loss of (batch, candidates, their rewards [B, N * C / B]): `make_loss` after the verdicts; 1 is right."""
+
+    def loss_fn(params, judged: tuple[PromptedBatch, tuple[Action, jax.Array], jax.Array], key):
+        batch, (actions, tokens_NCA), rewards = judged
+        steps_T, params = jnp.arange(1, policy.config.max_latents + 1), policy.reasoner.stacked(params)
+        rows, candidates, _ = tokens_NCA.shape
+        keys_N, right_NC = noise.rollout_keys(key, batch.index, config.trajectories), rewards.reshape(rows, -1) >= 1
+        in_set_NT = jnp.pad(right_NC, ((0, 0), (config.min_latents - 1, 0)))
+        valid_N, own = in_set_NT.any(axis=1), None
+        if config.train_backbone:
+            lengths_N = jnp.full(rows, policy.config.max_latents)
+            full = Trajectories(actions, lengths_N, tokens_NCA[:, -1], keys_N)
+            if config.answer_weight:
+                stopped = _stopped(full, tokens_NCA, right_NC, config.min_latents)
+                replayed = replay(policy, params, batch.prompts, stopped)
+                own = (answer_after_replay(policy, params, replayed, stopped, stopped.tokens) * valid_N).sum()
+            actions = replay(policy, params, batch.prompts, full).actions
+        gate_noise = noise.gate_dropout(keys_N, steps_T, config.gate_dropout)
+        logits_NT = policy.latent_policy.stop_logits(params, actions, gate_noise)
+        loss_N = jax.vmap(stop_set_loss)(logits_NT, in_set_NT)
+        surviving_NT = jnp.cumprod(1 - jax.nn.sigmoid(logits_NT[:, :-1]), axis=1)
+        count, valid = jnp.float32(rows), valid_N.sum().astype(jnp.float32)
+        loss, metrics = loss_N.sum(), {}
+        if own is not None:
+            loss, metrics = loss - config.answer_weight * own, {"answer_log_likelihood": (own, valid)}
+        return loss, metrics | {
+            "loss": (loss, valid),
+            "valid_share": (valid, count),
+            "right_share": (right_NC.sum(), count * candidates),
+            "expected_length": (1.0 * rows + surviving_NT.sum(), count),
+        }
+
+    return loss_fn
+
+
+def _stopped(full: Trajectories, tokens_NCA: jax.Array, right_NC: jax.Array, min_latents: int) -> Trajectories:
+    """Each trajectory as it stops at one of the lengths at which it is right; at T_min where it is right at none."""
+    uniforms_N = noise.stop_uniforms(full.keys, jnp.int32(1))  # candidates stop nowhere, so that nothing else has them
+    wanted_N = jnp.floor(uniforms_N * right_NC.sum(axis=1)) + 1
+    place_N = (jnp.cumsum(right_NC, axis=1) >= wanted_N[:, None]).argmax(axis=1)
+    tokens_NA = jnp.take_along_axis(tokens_NCA, place_N[:, None, None], axis=1)[:, 0]
+    return dataclasses.replace(full, lengths=min_latents + place_N, tokens=tokens_NA)

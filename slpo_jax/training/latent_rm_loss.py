@@ -1,0 +1,137 @@
+"""LatentRM's labels and loss (You et al., 2025, arXiv 2510.07745): which of a problem's thoughts is the best so far.
+
+y_nt is the share of completions from the first t latents of thought n that are right. Read off the published program,
+apart from which the loss here is a mean over t (there it is divided by the length of a padded row), and thoughts may
+have different lengths: one that has ended keeps its label and its score.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from slpo_jax.policy import noise
+from slpo_jax.policy.policy import Policy
+from slpo_jax.policy.prompts import PromptedBatch, Prompts
+from slpo_jax.policy.rollout import Trajectories, sample
+from slpo_jax.policy.scorers.latent_rm_scorer import latent_scores
+from slpo_jax.settings import Checked, setting
+from slpo_jax.training.optimizer import OptimizerConfig
+from slpo_jax.training.state import LossFn
+
+_THOUGHTS, _COMPLETIONS = 0, 1  # of the stage's stream of noise, whose training has none
+
+
+@dataclasses.dataclass(frozen=True)
+class LatentRmConfig(Checked):
+    """The section `config.latent_rm`.
+
+    Attributes:
+        after: the checkpoint whose thoughts are judged: a stage, or an objective; "" is the cold start's, or else
+            imitation's.
+        problems: of the training set that thoughts are drawn for; 0 is all.
+        thoughts: n of a problem; where all are right, or all wrong, the problem is left out.
+        completions: of each beginning of a thought.
+        dropout: of thoughts, and of completions, in which answers have it too; None is config.dropout.rate.
+        threshold: of the gate, in both.
+        latents: of thoughts without a gate; 0 is config.max_latents.
+        batch_size: problems a step, over all devices.
+        micro_batches: gradient accumulation.
+        steps: optimizer steps.
+        evaluate_every: steps between validations, on as many thoughts of each problem of config.data.valid; the model
+            whose largest score is most often a right one's is kept, without validation problems the last one.
+        optimizer: of backbone and classifier.
+    """
+
+    after: str = ""
+    problems: int = setting(0, least=0, note="0 is all")
+    thoughts: int = setting(8, least=2)
+    completions: int = setting(64, least=1)
+    dropout: float | None = setting(None, above=0, below=1, note="None is config.dropout.rate")
+    threshold: float = setting(0.5, least=0, most=1)
+    latents: int = setting(0, least=0, note="0 is config.max_latents")
+    batch_size: int = setting(256, least=1)
+    micro_batches: int = setting(1, least=1, affects="nothing")
+    steps: int = setting(1000, least=1)
+    evaluate_every: int = setting(100, least=0, note="0 is never")
+    optimizer: OptimizerConfig = OptimizerConfig("adamw", 1e-4, warmup_steps=100, schedule="cosine")
+
+
+@struct.dataclass
+class LabelledBatch:
+    """Thoughts of B problems, n of each.
+
+    Attributes:
+        latents: float32 [B, n, T, D], as they were fed.
+        lengths: int [B, n].
+        shares: float32 [B, n, T], y.
+    """
+
+    prompts: Prompts
+    latents: Any
+    lengths: Any
+    shares: Any
+
+
+def draw_thoughts(policy: Policy, params, batch: PromptedBatch, rule, key, thoughts: int) -> Trajectories:
+    """n rollouts of each prompt.
+
+    Args:
+        rule: see `sample`, for all the same.
+        key: of the stage's noise.
+    """
+    keys_N = noise.rollout_keys(jax.random.fold_in(key, _THOUGHTS), batch.index, thoughts)
+    return sample(policy, params, batch.prompts, keys_N, jnp.full(keys_N.shape, rule))
+
+
+def complete(policy: Policy, params, batch: PromptedBatch, actions, lengths_N, rule, key, count: int) -> jax.Array:
+    """What `count` completions of each beginning of each thought say, int [N, T, count, A].
+
+    Args:
+        policy: of the completions, whose noise may be elsewhere.
+        actions, lengths_N: of N thoughts, N/B of each prompt in a row.
+    """
+    rows, problems = lengths_N.shape[0], batch.index.shape[0]
+    each = jnp.repeat(jnp.arange(rows), count)
+    index_N, number_N = batch.index[each // (rows // problems)], each % (rows // problems)
+    completion_N, actions = jnp.tile(jnp.arange(count), rows), jax.tree.map(lambda x: x[each], actions)
+
+    def from_step(step):
+        own = jax.random.fold_in(jax.random.fold_in(key, _COMPLETIONS), step)
+        keys_N = noise.row_keys(own, index_N, number_N, completion_N)
+        begun = Trajectories(actions, jnp.minimum(lengths_N[each], step), tokens=each[:, None], keys=keys_N)
+        done = sample(policy, params, batch.prompts, keys_N, jnp.full(len(each), rule), prefix=begun)
+        return done.completions.reshape(rows, count, -1)
+
+    return jnp.moveaxis(jax.lax.map(from_step, 1 + jnp.arange(policy.config.max_latents)), 0, 1)
+
+
+def rank_loss(scores_NT: jax.Array, shares_NT: jax.Array) -> jax.Array:
+    """-sum_n y_nt log p_nt, p the softmax of the scores over one problem's thoughts at t; mean over t."""
+    return -jnp.mean(jnp.sum(shares_NT * jax.nn.log_softmax(scores_NT, axis=0), axis=0))
+
+
+def make_loss(policy: Policy) -> LossFn:
+    """The loss summed over problems, of the reward model's parameters, without noise.
+
+    Metrics: `loss`; `chosen_share`, the share of right completions of the thoughts with the largest scores;
+    `thought_share`, of all thoughts.
+    """
+
+    def loss_fn(params, batch: LabelledBatch, key):
+        problems, thoughts, steps, width = batch.latents.shape
+        latents_NTD, lengths_N = batch.latents.reshape(-1, steps, width), batch.lengths.reshape(-1)
+        scores_NT = latent_scores(policy, params, batch.prompts, latents_NTD, lengths_N)
+        scores_BNT = scores_NT.reshape(problems, thoughts, steps)
+        loss = jax.vmap(rank_loss)(scores_BNT, batch.shares).sum()
+        whole_BN, best_B1 = batch.shares[:, :, -1], scores_BNT.sum(axis=2).argmax(axis=1)[:, None]
+        count = jnp.float32(problems)
+        return loss, {
+            "loss": (loss, count),
+            "chosen_share": (jnp.take_along_axis(whole_BN, best_B1, axis=1).sum(), count),
+            "thought_share": (whole_BN.mean(axis=1).sum(), count),
+        }
+
+    return loss_fn

@@ -1,0 +1,225 @@
+"""CoLaR's training (Tan et al., 2025): one latent stands for r tokens of the written solution, r drawn anew each step.
+
+First CoT-SFT on the same text, asked at speed 1. Then the solution's tokens are cut into chunks of r, whose embeddings,
+summed and divided by the root of their number, are the inputs in their place. At each the reasoner says a token of the
+next chunk, drawn at random, and its head predicts the next input. So all positions are trained at once.
+
+Apart from the published program: a line break ends the last step too, as in all texts of ours.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+
+from slpo_jax.data.batches import EncodedProblems, pad_suffixes
+from slpo_jax.data.chat import MOST_SPEED, at_speed, speed_of
+from slpo_jax.data.templates import Ids
+from slpo_jax.errors import UserError
+from slpo_jax.models.parts import Params
+from slpo_jax.models.reasoner import StepProjector
+from slpo_jax.policy import noise
+from slpo_jax.policy.latent_policies.latent_policy import standard_normal
+from slpo_jax.policy.policy import Policy
+from slpo_jax.policy.prompts import Prompts, encode_prompts
+from slpo_jax.training.recipes.recipe import Draw, ImitateSettings, Needs, Phase, Recipe, RecipeSettings, consecutive
+
+COT = "cot"
+
+
+@struct.dataclass
+class ChunkBatch:
+    """Prompts without the mark, and what follows: "###", a slot a chunk, "###", the answer's tokens.
+
+    Weights are scaled to add up to B, so that a sum over them, divided by B, is their mean.
+
+    Attributes:
+        ids: int [B, S, R], the tokens of each slot.
+        sizes: int [B, S], how many they are; 0 is padding.
+        targets: int [B, 1 + S], the token to say after the prompt and at each slot; of a chunk one of its tokens.
+        weights: float32 [B, 1 + S].
+        chunks: bool [B, S], the slots that are latents at inference.
+        predicted: float32 [B, S], weights of the head's prediction of the next slot's input; None while only words are
+            learned.
+        index: int [B], what randomness is drawn by.
+    """
+
+    prompts: Prompts
+    ids: Any
+    sizes: Any
+    targets: Any
+    weights: Any
+    chunks: Any
+    predicted: Any
+    index: Any
+
+
+VectorsFn = Callable[[Policy, Any, ChunkBatch], jax.Array]
+"""(policy, params, batch) -> the slots' inputs [B, S, D]."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Compression(RecipeSettings):
+    """Nothing to set: r is one draw a batch from 1 to `MOST_SPEED`."""
+
+    uses_c_thought = False
+    metrics: ClassVar = {
+        "answered": "Share of answers that are right after the true thought, which isn't the head's.",
+        "said": "CoLaR's cross-entropy, of a token of each chunk and of the answer.",
+        "latent": "CoLaR's loss of its head, which predicts the next chunk's embedding.",
+    }
+
+    def __call__(self, settings: ImitateSettings, default: Recipe | None = None) -> Recipe:
+        """CoT-SFT for `cot_steps`, if any, then chunks for `final_steps`; there are no stages between."""
+        return chunked(settings, "colar", chunks_of, MOST_SPEED, pooled)
+
+
+def chunks_of(steps: list[Ids], speed: int) -> list[Ids]:
+    """The tokens of all steps, so many at a time."""
+    tokens = [token for step in steps for token in step]
+    return [tokens[at : at + speed] for at in range(0, len(tokens), speed)]
+
+
+def pooled(policy: Policy, params, batch: ChunkBatch) -> jax.Array:
+    """The slots' inputs [B, S, D], their embeddings' sum by the root of their number, to which a chunk's adds 1e-5."""
+    sizes_BS1 = batch.sizes[..., None]
+    used_BSR = jnp.arange(batch.ids.shape[-1])[None, None] < sizes_BS1
+    embedded_BSRD = policy.reasoner.embed(params, batch.ids)
+    summed_BSD = jnp.sum(embedded_BSRD, axis=2, where=used_BSR[..., None])
+    return (summed_BSD / jnp.where(batch.chunks[..., None], jnp.sqrt(sizes_BS1) + 1e-5, 1)).astype(embedded_BSRD.dtype)
+
+
+def chunk_loss(vectors: VectorsFn, policy: Policy, params, batch: ChunkBatch, key):
+    """Cross-entropy of the slots' tokens and the squared error of the next slot's input, a constant, as the head draws.
+
+    Args:
+        policy, params, key: as in `Recipe.loss`.
+    """
+    reasoner, rate = policy.reasoner, policy.config.dropout_rate
+    params = reasoner.stacked(params)
+    keys_B, slots_S = noise.row_keys(key, batch.index), jnp.arange(batch.sizes.shape[1])
+    noisy = noise.prompt_dropout(keys_B, batch.prompts.valid, rate, "all")
+    first_BD, prefix = encode_prompts(reasoner, params, batch.prompts, noisy)
+    inputs_BSD = vectors(policy, params, batch)
+    hidden_BSD, _ = reasoner.forward(
+        params,
+        inputs_BSD,
+        batch.prompts.lengths[:, None] + slots_S[None],
+        batch.sizes > 0,
+        prefix=prefix,
+        dropout=noise.answer_dropout(keys_B, slots_S, rate, "all"),
+    )
+    before_BLD = jnp.concatenate([first_BD[:, None], hidden_BSD], axis=1)
+    asked_BL = batch.weights != 0
+    log_probs_BL, likeliest_BL = reasoner.log_probs(params, before_BLD, batch.targets, asked_BL, likeliest=True)
+    said = total = -jnp.sum(log_probs_BL * batch.weights)
+    wrong_BL, rows = (likeliest_BL != batch.targets) & asked_BL, jnp.float32(batch.index.shape[0])
+    if batch.predicted is None:
+        metrics = {"accuracy": (jnp.sum(~wrong_BL.any(axis=1)), rows)}
+    else:
+        # Of a chunk any of its tokens is right, so what follows the thought alone is judged.
+        wrong_BL &= jnp.pad(jnp.cumsum(batch.chunks[:, ::-1], axis=1)[:, ::-1] == 0, ((0, 0), (1, 0)))
+        assert reasoner.law is not None
+        law = reasoner.law(params, hidden_BSD)
+        aims_BSD = jax.lax.stop_gradient(jnp.roll(inputs_BSD, -1, axis=1)).astype(jnp.float32) / reasoner.unit
+        drawn_BSD = law.mean + law.std * standard_normal(noise.draw_keys(keys_B, slots_S), law.mean)
+        latent = jnp.sum(jnp.square(drawn_BSD - aims_BSD).mean(axis=-1) * batch.predicted)
+        total = said + latent
+        metrics = {"answered": (jnp.sum(~wrong_BL.any(axis=1)), rows), "said": (said, rows), "latent": (latent, rows)}
+    return total, metrics | {"loss": (total, rows)}, None
+
+
+def chunked(
+    settings: ImitateSettings,
+    name: str,
+    cut: Callable[[list[Ids], int], list[Ids]],
+    most: int,
+    vectors: VectorsFn,
+) -> Recipe:
+    """A recipe of CoT-SFT and a phase in which slots stand for several tokens.
+
+    Args:
+        name: of the recipe, and of that phase.
+        cut: (a problem's steps, speed) -> the tokens of each slot of its solution.
+        most: the highest speed; that of a batch is drawn from 1 to this.
+        vectors: the slots' inputs.
+    """
+
+    def phases(problems: EncodedProblems, max_latents: int) -> list[Phase]:
+        if speed_of(problems.template) > most:  # which only CoLaR's has
+            raise UserError(f"config.prompt.speed: the recipe {name} asks at speed {most} always; set it to {most}")
+        cot = Phase(COT, 0, settings.cot_steps, 0, 0, 0)
+        return consecutive([cot, Phase(name, 0, settings.final_steps, None, None, max_latents)])
+
+    def needs(problems: EncodedProblems, phase: Phase) -> list[Needs]:
+        """Positions; slots, at speed 1; tokens of one, at the highest."""
+        how, highest = (chunks_of, 1) if phase.name == COT else (cut, most)
+        found = list[Needs]()
+        for prompt, steps, answer in zip(problems.prompts, problems.steps, problems.answers, strict=True):
+            size = len(how(steps, 1)) + 1 + len(answer) + 1
+            longest = max(map(len, how(steps, highest)), default=1)
+            found.append((len(prompt) - 1 + size, size, longest))
+        return found
+
+    def rows(draw: Draw) -> ChunkBatch:
+        problems, indices, template = draw.problems, draw.indices, draw.problems.template
+        in_words = draw.phase.name == COT
+        speed = 1 if in_words else int(draw.rng(3).integers(1, most, endpoint=True))
+        how = chunks_of if in_words else cut
+        said = [(how(problems.steps[i], speed), problems.answers[i]) for i in indices]
+        asked = at_speed(template, speed).prompts([problems.problems[i].question for i in indices])
+        count, slots = len(indices), draw.fit(max(len(thought) + 2 + len(answer) for thought, answer in said))
+        ids = np.full((count, slots, draw.slots[1]), template.pad_id, np.int32)
+        sizes, chunks = np.zeros((count, slots), np.int32), np.zeros((count, slots), bool)
+        predicted = np.zeros((count, slots), np.float32)
+        mark: Any = template.start_id
+        labels, texts = draw.rng(4), []
+        for row, (thought, answer) in enumerate(said):
+            for slot, each in enumerate([[mark], *thought, [mark], *([token] for token in answer)]):
+                ids[row, slot, : len(each)], sizes[row, slot] = each, len(each)
+            drawn = [each[labels.integers(len(each))] for each in thought]
+            texts.append([template.pad_id, mark, *drawn, mark, *answer, template.eos_id])
+            chunks[row, 1 : 1 + len(thought)], predicted[row, : 1 + len(thought)] = True, 1.0
+        _, targets, weights = pad_suffixes(texts, 1 + slots, template.pad_id)
+        weights, predicted = weights * (count / weights.sum()), predicted * (count / predicted.sum())
+        prompts = draw.prompts([row[:-1] for row in asked])
+        return ChunkBatch(prompts, ids, sizes, targets, weights, chunks, None if in_words else predicted, draw.index)
+
+    return Recipe(phases, needs, rows, functools.partial(chunk_loss, vectors))
+
+
+PROJECTOR = "step_projector"
+
+
+@dataclasses.dataclass(frozen=True)
+class StepPerLatent(RecipeSettings):
+    """Nothing to set."""
+
+    uses_c_thought = False
+    metrics = Compression.metrics
+
+    def __call__(self, settings: ImitateSettings, default: Recipe | None = None) -> Recipe:
+        """CoT-SFT for `cot_steps`, if any, then steps as latents for `final_steps`."""
+        recipe = chunked(settings, "regular", lambda steps, speed: steps, 1, _codes)
+        return dataclasses.replace(recipe, init=_init)
+
+
+def _init(key: jax.Array, policy: Policy, params: Params) -> Params:
+    width = policy.reasoner.width
+    return {PROJECTOR: StepProjector(width).init(key, jnp.zeros((1, width)))["params"]}
+
+
+def _codes(policy: Policy, params: Any, batch: ChunkBatch) -> jax.Array:
+    """The slots' inputs [B, S, D]: embeddings, and of the thought the projector's, times the latents' unit."""
+    words_BSD, reasoner = pooled(policy, params, batch), policy.reasoner
+    if batch.predicted is None:
+        return words_BSD
+    codes_ND = jax.lax.stop_gradient(words_BSD.reshape(-1, reasoner.width))
+    latents_ND: Any = StepProjector(reasoner.width).apply({"params": params[PROJECTOR]}, codes_ND)
+    latents_BSD = (reasoner.unit * latents_ND).astype(words_BSD.dtype).reshape(words_BSD.shape)
+    return jnp.where(batch.chunks[..., None], latents_BSD, words_BSD)

@@ -1,0 +1,140 @@
+"""Imitation of the best of one's own samples: rejection sampling with a verifier (Yuan et al., 2023, arXiv 2308.01825).
+
+Of N rollouts of a problem, those with a right answer are kept; of these the one that a scorer likes best is imitated.
+"""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jax.sharding import Mesh
+
+from slpo_jax.policy.answer_score import answer_after_replay
+from slpo_jax.policy.policy import Policy
+from slpo_jax.policy.prompts import PromptedBatch, Prompts
+from slpo_jax.policy.rollout import Trajectories, replay
+from slpo_jax.policy.scorers import SCORERS
+from slpo_jax.rewards.reward import RewardFn
+from slpo_jax.runtime.mesh import EVERYWHERE, ROWS, over_rows
+from slpo_jax.settings import Checked, FieldError, setting
+from slpo_jax.training.host_rewards import HostVerdicts
+from slpo_jax.training.optimizer import OptimizerConfig
+from slpo_jax.training.rl_step import roll_out
+from slpo_jax.training.state import LossFn, by_parts
+
+
+@dataclass(frozen=True)
+class BestOfNConfig(Checked):
+    """The section `config.best_of_n`.
+
+    Attributes:
+        samples: N, rollouts a problem under `config.dropout`, by the checkpoint that the stage starts from; a problem
+            has the same ones each time that it comes.
+        scorer: a name in `config.evaluate.scorers`, without parameters of its own.
+        temperature: of their answers; 0 is greedy.
+        batch_size: problems a step, over all devices.
+        micro_batches: gradient accumulation.
+        steps: optimizer steps.
+        optimizer: of the reasoner.
+    """
+
+    samples: int = setting(8, least=1)
+    scorer: str = "likelihood"
+    temperature: float = setting(1.0, least=0)
+    batch_size: int = setting(64, least=1)
+    micro_batches: int = setting(1, least=1, affects="nothing")
+    steps: int = setting(1000, least=1)
+    optimizer: OptimizerConfig = OptimizerConfig("adamw", 1e-5)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        usable = [name for name, scorer in SCORERS.items() if not scorer.part]
+        if self.scorer not in usable:
+            raise FieldError(self, "scorer", f"give one of {', '.join(usable)}")
+
+
+@struct.dataclass
+class Chosen:
+    """What is imitated, of B problems.
+
+    Attributes:
+        trajectories: B of them; of a problem without a right one any.
+        right_B: bool, whether there is a right one.
+    """
+
+    prompts: Prompts
+    trajectories: Trajectories
+    right_B: jax.Array
+
+
+def best_right(scores_BN: jax.Array, rewards_BN: jax.Array) -> jax.Array:
+    """int [B], which of the right samples (reward 1 or more) has the largest score, the first on a tie."""
+    return jnp.argmax(jnp.where(rewards_BN >= 1, scores_BN, -jnp.inf), axis=1)
+
+
+def make_choice(policy: Policy, reward: RewardFn | None, config: BestOfNConfig, mesh: Mesh,
+                asked: HostVerdicts | None = None):  # fmt: skip
+    """Roll out, verify, and keep the best: (params, batch, key) -> `Chosen`, one program where it can be one.
+
+    Args:
+        reward: None where only the host can say, which is `asked`.
+        mesh: the batch's rows are spread over it.
+    Returns:
+        it takes all parts of the checkpoint that the stage starts from, and the same key at every step.
+    """
+
+    def drawn(params, batch: PromptedBatch, key):
+        trajectories, rewards_BN = roll_out(policy, params, batch, reward, config.samples, key)
+        scores_N = SCORERS[config.scorer].score(policy, params, batch.prompts, trajectories)
+        return trajectories, scores_N.reshape(-1, config.samples), rewards_BN
+
+    def by_rows(function):
+        def local(params, batch, key):
+            params = policy.reasoner.stacked(params)
+            return by_parts(lambda part: function(params, part, key), batch, config.micro_batches)
+
+        return over_rows(local, mesh, (EVERYWHERE, ROWS, EVERYWHERE))
+
+    if reward is not None:
+        return by_rows(lambda params, batch, key: _chosen(batch, *drawn(params, batch, key)))
+
+    def shown(params, batch: PromptedBatch, key):
+        trajectories, scores_BN, _ = drawn(params, batch, key)
+        return trajectories, scores_BN, trajectories.completions
+
+    draw, choose = by_rows(shown), over_rows(_chosen, mesh, (ROWS,) * 4)
+
+    def choice(params, batch: PromptedBatch, key):
+        trajectories, scores_BN, tokens_NA = draw(params, batch, key)
+        assert asked is not None
+        return choose(batch, trajectories, scores_BN, asked.rewards(tokens_NA, batch.index))
+
+    return choice
+
+
+def _chosen(batch: PromptedBatch, trajectories: Trajectories, scores_BN: jax.Array, rewards_BN: jax.Array) -> Chosen:
+    best_B, samples = best_right(scores_BN, rewards_BN), scores_BN.shape[1]
+    rows_B = jnp.arange(best_B.size) * samples + best_B
+    kept = jax.tree.map(lambda x: x[rows_B], trajectories)
+    return Chosen(batch.prompts, kept, (rewards_BN >= 1).any(axis=1))
+
+
+def make_loss(policy: Policy) -> LossFn:
+    """Minus the log-likelihood of chosen answers after their replayed thoughts, summed over problems with a right one.
+
+    Metrics: `loss`; `answer_log_likelihood`, the mean of these; `solved`, the share of problems with a right one.
+    """
+
+    def loss_fn(params, chosen: Chosen, key):
+        params = policy.reasoner.stacked(params)
+        replayed = replay(policy, params, chosen.prompts, chosen.trajectories)
+        scores_B = answer_after_replay(policy, params, replayed, chosen.trajectories, chosen.trajectories.tokens)
+        total, count = jnp.sum(scores_B, where=chosen.right_B), chosen.right_B.sum().astype(jnp.float32)
+        return -total, {
+            "loss": (-total, count),
+            "answer_log_likelihood": (total, count),
+            "solved": (count, jnp.float32(scores_B.size)),
+        }
+
+    return loss_fn

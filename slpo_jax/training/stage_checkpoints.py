@@ -1,0 +1,196 @@
+"""Orbax checkpoints of a stage's whole state, so that the same command goes on bit-exactly where it was."""
+
+import concurrent.futures
+import dataclasses
+import logging
+import shutil
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from absl import logging as absl_logging
+
+from slpo_jax.errors import SaveError, UserError
+from slpo_jax.io.artifact import damage, write_checksums
+from slpo_jax.io.files import as_json, entries
+from slpo_jax.io.orbax import abstract_tree, unwritten
+from slpo_jax.models import xla_cpu
+from slpo_jax.runtime import hosts
+from slpo_jax.training.state import TrainState
+
+KEPT = 2  # the newest, and one to go back to
+_SLACK = 2_000_000  # bytes of a checkpoint beside its arrays
+
+# Orbax tells of every save; what went wrong comes as an exception or a warning.
+logging.getLogger("absl").setLevel(logging.WARNING)
+
+
+class StageCheckpoints:
+    """The checkpoints of one stage, `DIR/STEP/{params,rest,extra}`; the newest are kept.
+
+    Args:
+        directory: `WORKDIR/checkpoints/STAGE`.
+        keep: how many.
+
+    Attributes:
+        directory: the same, absolute.
+    """
+
+    def __init__(self, directory: Path, keep: int = KEPT):
+        import orbax.checkpoint as ocp
+
+        # What was being saved as the program was killed, or the disk filled, takes room.
+        options = ocp.CheckpointManagerOptions(max_to_keep=keep, create=True, cleanup_tmp_directories=True)
+        self.directory = directory.absolute()
+        self._take_back()
+        self._manager = ocp.CheckpointManager(self.directory, options=options)
+        self._checksummer = concurrent.futures.ThreadPoolExecutor(1)
+        self._checksumming: concurrent.futures.Future[None] | None = None
+        self._failed = False  # to write one
+
+    @property
+    def latest_step(self) -> int | None:
+        """The newest checkpoint's step, None without one."""
+        return self._manager.latest_step()
+
+    def save(self, state: TrainState, extra: dict[str, Any] | None = None, replace: bool = False) -> None:
+        """Save in the background; a checkpoint appears whole or not at all.
+
+        Args:
+            extra: JSON-able facts that the stage needs to go on.
+            replace: the checkpoint of the same step, if there is one, which is otherwise kept.
+        """
+        import orbax.checkpoint as ocp
+
+        step = int(state.step)
+        self.wait()
+        if step == self.latest_step:
+            if not replace:
+                return
+            if hosts.is_first():
+                (self.directory / str(step)).rename(self._replaced(step))
+            hosts.barrier("replaced")
+            self._manager.reload()
+        self._check_room(state)
+        # What is written in the background is as it is now: the caller may change its dicts at the next step.
+        saved, facts = (state.params, _rest(state)), as_json(extra or {})
+        if xla_cpu.on_cpu():
+            # There the copy being written may be the buffer itself, which the next step gives away.
+            saved = jax.tree.map(jnp.copy, saved)
+        self._manager.save(
+            step,
+            args=ocp.args.Composite(
+                params=ocp.args.StandardSave(saved[0]),
+                rest=ocp.args.StandardSave(saved[1]),
+                extra=ocp.args.JsonSave(facts),
+            ),
+        )
+        self._checksumming = self._checksummer.submit(self._checksum, step)
+
+    def _check_room(self, state: TrainState) -> None:
+        """Orbax on a full disk fails in several threads, with pages about each."""
+        needed = sum(x.nbytes for x in jax.tree.leaves((state.params, state.opt_state))) + _SLACK
+        free = shutil.disk_usage(self.directory).free
+        if free < needed:
+            raise self._unwritten(f"it takes {needed / 1e6:,.0f} MB, the disk has {free / 1e6:,.1f}")
+
+    def _unwritten(self, error: Exception | str) -> SaveError:
+        return unwritten(self.directory, error, "make room, and the same command goes on from the one before")
+
+    def _replaced(self, step: int) -> Path:
+        """Where a checkpoint waits until the one that replaces it is whole."""
+        return self.directory / f"{step}.replaced"
+
+    def _take_back(self) -> None:
+        """What was to be replaced when the program was killed is the step's checkpoint again, or no longer needed."""
+        if hosts.is_first():
+            for path in (path for path in entries(self.directory) if path.suffix == ".replaced"):
+                if path.with_suffix("").exists():
+                    shutil.rmtree(path)
+                else:
+                    path.rename(path.with_suffix(""))
+        hosts.barrier("taken back")
+
+    def _checksum(self, step: int) -> None:
+        self._manager.wait_until_finished()
+        write_checksums(self.directory / str(step))
+        if hosts.is_first():
+            shutil.rmtree(self._replaced(step), ignore_errors=True)
+
+    def wait(self) -> None:
+        """Until what is being saved is on the disk.
+
+        Raises:
+            SaveError: it could not be written; the checkpoints before it are whole.
+        """
+        checksumming, self._checksumming = self._checksumming, None
+        try:
+            if checksumming is not None:
+                checksumming.result()
+        except (OSError, ValueError) as error:
+            self._failed = True
+            raise self._unwritten(error) from None
+
+    def restore(self, like: TrainState, newest: bool = False) -> tuple[TrainState, dict[str, Any]]:
+        """The newest checkpoint that is whole; those after it, which are damaged, are deleted.
+
+        Args:
+            like: has its shapes, types and sharding.
+            newest: none but the newest will do.
+        Raises:
+            UserError: there is no such checkpoint.
+            OSError: one is there, and can't be read; none is deleted.
+        """
+        problems: dict[int, str] = {}
+        for step in sorted(self._manager.all_steps(), reverse=True)[: 1 if newest else None]:
+            problem = damage(self.directory / str(step))
+            if not problem:
+                try:
+                    found = self._restore(step, like)
+                except Exception as error:  # Orbax has none of its own for a file that is damaged
+                    gone = isinstance(error, FileNotFoundError | NotADirectoryError)
+                    if (isinstance(error, OSError) and not gone) or "RESOURCE_EXHAUSTED" in str(error):
+                        raise
+                    problem = " ".join(str(error).split())[:200]
+                else:
+                    self._give_up(problems, step)
+                    return found
+            problems[step] = problem
+        reason = next(iter(problems.values()), "there is none")
+        raise UserError(f"{self.directory}: holds no whole checkpoint ({reason}); delete it to run the stage anew")
+
+    def _give_up(self, problems: dict[int, str], step: int) -> None:
+        for late, problem in problems.items():
+            absl_logging.warning("%s: the checkpoint of step %d is damaged (%s)", self.directory, late, problem)
+            self._manager.delete(late)
+        if problems:
+            absl_logging.warning("%s: going on from the checkpoint of step %d", self.directory, step)
+
+    def _restore(self, step: int, like: TrainState) -> tuple[TrainState, dict[str, Any]]:
+        import orbax.checkpoint as ocp
+
+        found = self._manager.restore(
+            step,
+            args=ocp.args.Composite(
+                params=ocp.args.StandardRestore(abstract_tree(like.params)),
+                rest=ocp.args.StandardRestore(abstract_tree(_rest(like))),
+                extra=ocp.args.JsonRestore(),
+            ),
+        )
+        rest = found["rest"]
+        key = jax.random.wrap_key_data(rest["key"], impl=jax.random.key_impl(like.key))
+        parts = {name: rest[name] for name in ("step", "opt_state", "skipped")}
+        return dataclasses.replace(like, params=found["params"], key=key, **parts), found["extra"]
+
+    def close(self) -> None:
+        """Wait for saves under way."""
+        self.wait()
+        self._checksummer.shutdown()
+        if not self._failed:  # else Orbax would wait for files that never come
+            self._manager.close()
+
+
+def _rest(state: TrainState) -> dict[str, Any]:
+    key = jax.random.key_data(state.key)
+    return {"step": state.step, "opt_state": state.opt_state, "key": key, "skipped": state.skipped}
