@@ -59,9 +59,12 @@ def prose(page: Path) -> str:
     return _FENCE.sub("", page.read_text())
 
 
-def fenced(page: Path) -> list[tuple[str, str]]:
-    """(language, text) of each code block of a page."""
-    return _FENCE.findall(page.read_text())
+def fenced(page: Path, section: str = "") -> list[tuple[str, str]]:
+    """(language, text) of each code block of a page, or of one of its sections."""
+    text = page.read_text()
+    if section:
+        text = text.split(f"\n## {section}\n")[1].split("\n## ")[0]
+    return _FENCE.findall(text)
 
 
 def blocks(page: Path, language: str) -> list[str]:
@@ -74,7 +77,8 @@ def example_paths() -> set[str]:
 
 def examples() -> list[tuple[str, str]]:
     """(file, code) of those that register something."""
-    return _EXAMPLE.findall(EXTEND.read_text() + (ROOT / "docs" / "rewards.md").read_text())
+    pages = (ROOT / "README.md", EXTEND, ROOT / "docs" / "rewards.md")
+    return _EXAMPLE.findall("".join(page.read_text() for page in pages))
 
 
 def found(path: str) -> bool:
@@ -98,7 +102,7 @@ def test_paths_are_there(page):
     folders = [text for text in folders if text.partition("/")[0] not in OF_A_RUN]
     missing = [path for path in files + folders if not found(path)]
     assert not missing
-    if page.name in ("CONTRIBUTING.md", "equations.md", "train.md"):
+    if page.name in ("CONTRIBUTING.md", "equations.md", "extend.md"):
         assert len(files) + len(folders) > 3, "nothing was looked for"
 
 

@@ -86,6 +86,14 @@ def test_a_page_s_tables_are_those_of_results(tmp_path):
             tables.rendered(page.replace("gains", lacking), tmp_path)
 
 
+def test_rows_have_the_names_of_today():
+    """`no thought` and `Pass@k` are those of older files; a metric of that name stays."""
+    old = ("no thought on Llama", "Pass@k, 800", "CODI on GPT-2: Pass@k", "any of N (Pass@N)")
+    renamed = tables.in_todays_words({"one": {"columns": ["", "x"], "rows": [[name, 1] for name in old]}})["one"]
+    names = ["no latents on Llama", "pathwise, 800", "CODI on GPT-2: pathwise", "any of N (Pass@N)"]
+    assert renamed == {"columns": ["", "x"], "rows": [[name, 1] for name in names]}
+
+
 @pytest.mark.parametrize("page", tables.pages(), ids=lambda page: page.name)
 def test_pages_are_rendered_from_results(page):
     """After a change of results/ or of a page: python launch/tables.py."""
