@@ -21,6 +21,7 @@ from slpo_jax.io.files import whole_folder
 from slpo_jax.io.orbax import stored_params
 from slpo_jax.models import lora
 from slpo_jax.models.parts import ADAPTER, LATENT_POLICY, REASONER, Params
+from slpo_jax.policy.noise import Stream
 from slpo_jax.policy.policy import Policy, Stopping
 from slpo_jax.rewards.reward import CORRECT
 from slpo_jax.run.experiment import Stage
@@ -144,7 +145,7 @@ def fresh_adapters(setup: Setup, params: Params) -> Params:
     Raises:
         UserError: a kernel that the reasoner doesn't have.
     """
-    config, key = setup.config.rl.lora, jax.random.fold_in(setup.key, 1 << 27)
+    config, key = setup.config.rl.lora, jax.random.fold_in(setup.key, Stream.ADAPTERS)
     if not config.rank:
         return {}
     return {ADAPTER: lora.adapter(key, params, config.rank, config.kernels, "config.rl.lora")}
