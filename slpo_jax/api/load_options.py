@@ -13,7 +13,8 @@ from slpo_jax.settings import Checked, Limits
 
 def _option(default: Any, about: str, *keys: str, **limits: Any) -> Any:
     """A field, what it is, and what messages call it of the config, the key that it sets last."""
-    return dataclasses.field(default=default, metadata={"limits": Limits(in_config=False, **limits), "about": about, "keys": keys})
+    metadata = {"limits": Limits(in_config=False, **limits), "about": about, "keys": keys}
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True)

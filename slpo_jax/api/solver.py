@@ -158,10 +158,8 @@ def load_solver(checkpoint: str, **asked: Any) -> Solver:
             )
         rule = options.threshold
     if (law := options.latent_policy) and not config.max_latents:
-        raise UserError(
-            f"{key_name('--latents')}: 0 leaves {key_name('--latent_policy')}={law} nothing to think; "
-            f"give e.g. {key_name('--latents')}=4"
-        )
+        raise UserError("--latents", f"0 leaves {key_name('--latent_policy')}={law} nothing to think; give e.g. "
+                        f"{key_name('--latents')}=4")  # fmt: skip
     _refuse_idle(options, identity, config)
     setup = assemble(config, identity=identity)
     params = setup.initial_params(options.explain)

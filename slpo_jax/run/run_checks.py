@@ -135,10 +135,8 @@ def earnable(problems: EncodedProblems, where: str, judge: Reward) -> EncodedPro
     read = judge.read(np.array([*problems.answers[lost[0]], problems.template.eos_id], np.int32)).answer
     said = f"{text!r} is read as {read!r}" if read else f"{text!r} has no answer when it is read"
     if len(lost) == len(problems):
-        raise UserError(
-            f"{where}: {said}, and no answer of the {len(lost)} is right itself; see "
-            f"{key_name('config.prompt.answers')}"
-        )
+        raise UserError(f"{where}: {said}, and no answer of the {len(lost)} is right itself; see "
+                        f"{key_name('config.prompt.answers')}")  # fmt: skip
     if hosts.is_first():
         logging.warning("%s: left out %d of %d problems, whose own answers would be wrong: %s", where, len(lost),
                         len(problems), said)  # fmt: skip
