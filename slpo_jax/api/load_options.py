@@ -1,21 +1,20 @@
 """How a checkpoint is used: the arguments of `slpo_jax.load`, and the flags of the commands that ask a reasoner."""
 
-import contextlib
 import dataclasses
-import re
-from collections.abc import Iterator
+import functools
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from slpo_jax.data.chat import MOST_SPEED
-from slpo_jax.errors import UserError
+from slpo_jax.errors import naming
 from slpo_jax.rewards.answers import AskedStyle
 from slpo_jax.settings import Checked, Limits
 
 
 def _option(default: Any, about: str, *keys: str, **limits: Any) -> Any:
     """A field, what it is, and what messages call it of the config, the key that it sets last."""
-    return dataclasses.field(default=default, metadata={"limits": Limits(**limits), "about": about, "keys": keys})
+    metadata = {"limits": Limits(in_config=False, **limits), "about": about, "keys": keys}
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True)
@@ -47,15 +46,7 @@ class LoadOptions(Checked):
 KEYS: dict[str, tuple[str, ...]] = {field.name: field.metadata["keys"] for field in dataclasses.fields(LoadOptions)}
 """Of the config, by option."""
 
-_ARGUMENTS = {f"config.{key}": name for name, keys in KEYS.items() for key in keys} | {"config.init": "checkpoint"}
+_ARGUMENTS = {f"--{name}": name for name in KEYS} | {f"config.{key}": name for name in KEYS for key in KEYS[name]}
 
-
-@contextlib.contextmanager
-def by_argument() -> Iterator[None]:
-    """Have a `UserError` name the argument that the user has given, `latents`, not the config's key, nor the flag."""
-    try:
-        yield
-    except UserError as error:
-        text = re.sub(r"(?<![\w-])--(?=\w)(?!register)", "", str(error))
-        error.args = (re.sub(r"\bconfig\.[\w.]*\w", lambda key: _ARGUMENTS.get(key[0], key[0]), text),)
-        raise
+by_argument = functools.partial(naming, _ARGUMENTS | {"config.init": "checkpoint"})
+"""Have messages name the argument that the user has given, `latents`, not the config's key, nor the flag."""

@@ -135,7 +135,7 @@ def import_(arguments: list[str]) -> None:
     with by_argument():
         identity = identify(given.source, given.base, given.lora_alpha)
         if given.base and not identity.from_base:
-            raise UserError(f"--base: changes nothing of {given.source}; leave it out")
+            raise UserError("--base", f"changes nothing of {given.source}; leave it out")
         reasoner = given.reasoner or identity.likely_reasoner
         config = Config(tokenizer=given.tokenizer, reasoner=reasoner)
         made = import_checkpoint(identity, target, config, given.explain)
