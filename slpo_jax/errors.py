@@ -6,19 +6,53 @@ import io
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
 from typing import Any, NoReturn
+
+_NAMES = ContextVar[Mapping[str, str]]("names")
 
 
 class UserError(Exception):
     """Bad input. The message is one line: the key or file at fault, then the remedy.
 
     A command prints it without a traceback and exits with status 2.
+
+    Args:
+        *said: the line; or the key at fault, in the line as `key_name` has it, and the rest.
     """
+
+    def __init__(self, *said: str):
+        self.key, self.problem = ("", *said)[-2:]
+        super().__init__(": ".join((*map(key_name, said[:-1]), self.problem)))
 
 
 class SaveError(UserError):
     """A checkpoint can't be written. Of what was writing it some threads may never end, which nothing may wait for."""
+
+
+def key_name(key: str) -> str:
+    """What the user calls a key of the config or a flag, such as `config.max_latents`: that, or what `naming` says."""
+    return _NAMES.get({}).get(key, key)
+
+
+@contextlib.contextmanager
+def naming(names: Mapping[str, str]) -> Iterator[None]:
+    """Have messages say these for keys and flags."""
+    token = _NAMES.set(names)
+    try:
+        yield
+    finally:
+        _NAMES.reset(token)
+
+
+@contextlib.contextmanager
+def about(what: str) -> Iterator[None]:
+    """Have errors begin with what they are about, a key or a file."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{what}: {error}") from None
 
 
 def first_line(error: Exception) -> str:

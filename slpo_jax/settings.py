@@ -77,8 +77,8 @@ class FieldError(UserError):
     def __init__(self, settings: Any, field: str, remedy: str):
         value = repr(getattr(settings, field))
         shown = value if len(value) <= 80 else f"{value[:77]}..."
-        self.field, self.problem = field, f"{shown} is not valid; {remedy}"
-        super().__init__(f"{type(settings).__name__}.{field}: {self.problem}")
+        super().__init__(f"{type(settings).__name__}.{field}", f"{shown} is not valid; {remedy}")
+        self.field = field
 
 
 def setting(default: Any = dataclasses.MISSING, *, make: Callable[[], Any] | None = None, **limits: Any) -> Any:
@@ -189,7 +189,7 @@ def in_words(hint: Any, limits: Limits) -> str:
     """What an annotation asks for, in words."""
     kind, parts = get_origin(hint), get_args(hint)
     if kind in _UNIONS:
-        return " or ".join(in_words(part, limits) for part in parts)
+        return " or ".join(in_words(part, limits) for part in parts if limits.in_config or part is not type(None))
     if kind is Literal:
         return f"one of {', '.join(str(part) or repr(part) for part in parts)}"
     if kind is tuple and parts[-1] is ...:

@@ -26,6 +26,30 @@ def _text(node: ast.AST) -> str | None:
     return None
 
 
+def _pieces(node: ast.expr) -> list[ast.expr]:
+    """Of a string that stands in another."""
+    whole = isinstance(node, ast.Constant)
+    return node.values if isinstance(node, ast.JoinedStr) else [node if whole else ast.FormattedValue(node, -1)]
+
+
+class _Joined(ast.NodeTransformer):
+    """`UserError(key, problem)` as the one text that it says, and in a text `key_name(key)` as the key."""
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        self.generic_visit(node)
+        if getattr(node.func, "id", "") != "UserError" or len(node.args) != 2:
+            return node
+        key, problem = map(_pieces, node.args)
+        return ast.JoinedStr([*key, ast.Constant(": "), *problem])
+
+    def visit_JoinedStr(self, node: ast.JoinedStr) -> ast.AST:
+        self.generic_visit(node)
+        calls = [getattr(part, "value", None) for part in node.values]
+        named = [isinstance(call, ast.Call) and getattr(call.func, "id", "") == "key_name" for call in calls]
+        pairs = zip(node.values, calls, named, strict=True)
+        return ast.JoinedStr([x for part, call, is_key in pairs for x in (_pieces(call.args[0]) if is_key else [part])])
+
+
 def _said(node: ast.AST) -> Iterator[str]:
     """All strings of three words or more in one line: parts of a message may stand far from where it is raised."""
     if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):  # a docstring
@@ -39,7 +63,7 @@ def _said(node: ast.AST) -> Iterator[str]:
 
 
 def _lines() -> list[str]:
-    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in PACKAGE.rglob("*.py")]
+    trees = [_Joined().visit(ast.parse(path.read_text(encoding="utf-8"))) for path in PACKAGE.rglob("*.py")]
     return sorted({line for tree in trees for line in _said(tree)})
 
 

@@ -1,61 +1,52 @@
 """How a checkpoint is used: the arguments of `slpo_jax.load`, and the flags of the commands that ask a reasoner."""
 
-import contextlib
 import dataclasses
-import re
-from collections.abc import Iterator
+import functools
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from slpo_jax.data.chat import MOST_SPEED
-from slpo_jax.errors import UserError
+from slpo_jax.errors import naming
 from slpo_jax.rewards.answers import AskedStyle
 from slpo_jax.settings import Checked, Limits
 
 
 def _option(default: Any, about: str, *keys: str, **limits: Any) -> Any:
     """A field, what it is, and what messages call it of the config, the key that it sets last."""
-    return dataclasses.field(default=default, metadata={"limits": Limits(**limits), "about": about, "keys": keys})
+    metadata = {"limits": Limits(in_config=False, **limits), "about": about, "keys": keys}
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True)
 class LoadOptions(Checked):
     """None or "" is what the checkpoint itself says, or its run."""
 
-    threshold: float | None = _option(None, "Of the gate; default: the one chosen in the run, or 0.5.", least=0, most=1)
-    latents: int | None = _option(None, "A fixed number of latents, instead of the gate.", "max_latents", least=0)
+    threshold: float | None = _option(None, "of the gate; default: the one chosen in the run, or 0.5", least=0, most=1)
+    latents: int | None = _option(None, "a fixed number of latents, instead of the gate", "max_latents", least=0)
     max_answer_tokens: int | None = _option(
-        None, "Default: the run's, or 16.", "max_answer_tokens", "evaluate.max_answer_tokens", least=1
+        None, "default: the run's, or 16", "max_answer_tokens", "evaluate.max_answer_tokens", least=1
     )
-    reasoner: str = _option("", "Such as coconut_gpt2; default: what the checkpoint says.", "reasoner")
-    base: str = _option("", "Base model's directory or hub id, for a file without config and tokenizer.", "base")
-    tokenizer: str = _option("", "Directory or hub id; default: the checkpoint's or the base's.", "tokenizer")
+    reasoner: str = _option("", "such as coconut_gpt2; default: what the checkpoint says", "reasoner")
+    base: str = _option("", "base model's directory or hub id, for a bare file", "base")
+    tokenizer: str = _option("", "directory or hub id; default: the checkpoint's or the base's", "tokenizer")
     lora_alpha: float | None = _option(
-        None, "Scale of LoRA adapters times their rank (CODI's published: 32).", "lora_alpha", above=0
+        None, "scale of LoRA adapters times their rank (CODI's published: 32)", "lora_alpha", above=0
     )
-    latent_policy: str = _option("", "Of a thought's steps, such as soft; default: the run's.", "latent_policy.name")
-    instruction: str = _option("", "After the question, to a text reasoner; default: the run's.", "prompt.instruction")
+    latent_policy: str = _option("", "of a thought's steps, such as soft; default: the run's", "latent_policy.name")
+    instruction: str = _option("", "after the question, to a text reasoner; default: the run's", "prompt.instruction")
     answers: Literal["", AskedStyle] = _option(
-        "", "How a text reasoner's answer is read; default: the run's.", "prompt.answers"
+        "", "how a text reasoner's answer is read; default: the run's", "prompt.answers"
     )
     speed: int | None = _option(
-        None, "That CoLaR is asked to think at; default: the run's.", "prompt.speed", least=1, most=MOST_SPEED
+        None, "that CoLaR is asked to think at; default: the run's", "prompt.speed", least=1, most=MOST_SPEED
     )
-    explain: bool = _option(False, "Keep SIM-CoT's decoder; say each latent in words, where it was kept.")
+    explain: bool = _option(False, "keep SIM-CoT's decoder; decode each latent to text, where it was kept")
 
 
 KEYS: dict[str, tuple[str, ...]] = {field.name: field.metadata["keys"] for field in dataclasses.fields(LoadOptions)}
 """Of the config, by option."""
 
-_ARGUMENTS = {f"config.{key}": name for name, keys in KEYS.items() for key in keys} | {"config.init": "checkpoint"}
+_ARGUMENTS = {f"--{name}": name for name in KEYS} | {f"config.{key}": name for name in KEYS for key in KEYS[name]}
 
-
-@contextlib.contextmanager
-def by_argument() -> Iterator[None]:
-    """Have a `UserError` name the argument that the user has given, `latents`, not the config's key, nor the flag."""
-    try:
-        yield
-    except UserError as error:
-        text = re.sub(r"(?<![\w-])--(?=\w)(?!register)", "", str(error))
-        error.args = (re.sub(r"\bconfig\.[\w.]*\w", lambda key: _ARGUMENTS.get(key[0], key[0]), text),)
-        raise
+by_argument = functools.partial(naming, _ARGUMENTS | {"config.init": "checkpoint"})
+"""Have messages name the argument that the user has given, `latents`, not the config's key, nor the flag."""

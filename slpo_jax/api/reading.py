@@ -1,5 +1,6 @@
 """How a source of problems is understood, before anything is trained."""
 
+import contextlib
 import os
 from collections.abc import Iterator, Mapping
 from typing import Any, cast, get_args
@@ -8,7 +9,7 @@ from slpo_jax.api.load_options import by_argument
 from slpo_jax.data.problem import Problems
 from slpo_jax.data.problems import load_problems
 from slpo_jax.data.record_fields import FieldsConfig
-from slpo_jax.errors import UserError
+from slpo_jax.errors import UserError, about
 from slpo_jax.rewards.answers import STYLES, AskedStyle, Kind, style_of
 from slpo_jax.run.own_data_settings import answers_of
 from slpo_jax.run.sources import only_errors, read_as
@@ -56,8 +57,6 @@ def read(
 
 
 def _load(source: Any, answers: Kind, fields: FieldsConfig, with_columns: bool) -> Problems:
-    try:
-        columns = None if with_columns else frozenset[str]()
+    columns = None if with_columns else frozenset[str]()
+    with contextlib.nullcontext() if isinstance(source, str) else about("source"):
         return load_problems(source, answers=answers, fields=fields, columns=columns, unanswered=True)
-    except UserError as error:
-        raise error if isinstance(source, str) else UserError(f"source: {error}") from None

@@ -21,7 +21,7 @@ from slpo_jax.config.sections import changed
 from slpo_jax.data.batches import EncodedProblems
 from slpo_jax.data.problem import Problem
 from slpo_jax.data.templates import token_texts
-from slpo_jax.errors import UserError
+from slpo_jax.errors import UserError, about, key_name
 from slpo_jax.evaluation.completions import Completions, in_words
 from slpo_jax.evaluation.evaluator import Evaluator
 from slpo_jax.policy.explain import Reads, reads_of
@@ -135,7 +135,7 @@ def load_solver(checkpoint: str, **asked: Any) -> Solver:
     try:
         options = LoadOptions(**asked)
     except FieldError as error:
-        raise UserError(f"--{error.field}: {error.problem.removesuffix(' or None')}") from None
+        raise UserError(f"--{error.field}", error.problem) from None
     identity = identify(newest_checkpoint(checkpoint), options.base, options.lora_alpha)
     config = config_of(identity, options.reasoner, options.tokenizer)
     stopping, rule = stopping_of(config, identity)
@@ -148,15 +148,18 @@ def load_solver(checkpoint: str, **asked: Any) -> Solver:
     config = changed(config, {KEYS[name][-1]: given[name] for name in ("max_answer_tokens", *_SET) if name in given})
     if options.latents is not None:
         if options.threshold is not None:
-            raise UserError("--threshold: has no use beside --latents; give one of them")
+            raise UserError("--threshold", f"has no use beside {key_name('--latents')}; give one of them")
         config = thinking_with(config, {"max_latents": options.latents})
         stopping, rule = "length", options.latents
     elif options.threshold is not None:
         if stopping != "threshold":
-            raise UserError(f"--threshold: {checkpoint} has no trained gate; give --latents for a fixed number")
+            raise UserError(
+                "--threshold", f"{checkpoint} has no trained gate; give {key_name('--latents')} for a fixed number"
+            )
         rule = options.threshold
     if (law := options.latent_policy) and not config.max_latents:
-        raise UserError(f"--latents: 0 leaves --latent_policy={law} nothing to think; give e.g. --latents=4")
+        raise UserError("--latents", f"0 leaves {key_name('--latent_policy')}={law} nothing to think; give e.g. "
+                        f"{key_name('--latents')}=4")  # fmt: skip
     _refuse_idle(options, identity, config)
     setup = assemble(config, identity=identity)
     params = setup.initial_params(options.explain)
@@ -178,7 +181,7 @@ def _refuse_idle(options: LoadOptions, identity: Identity, config: Config) -> No
     }
     for name in has_use:
         if getattr(options, name) and not has_use[name]:
-            raise UserError(f"--{name}: changes nothing of {identity.source}; leave it out")
+            raise UserError(f"--{name}", f"changes nothing of {identity.source}; leave it out")
 
 
 def solve(solver: Solver, question: str) -> Solution:
@@ -248,10 +251,8 @@ def _prompt(setup: Setup, question: str) -> list[int]:
     """The question's ids."""
     if not question.strip():
         raise UserError("question: is empty; ask something")
-    try:
+    with about("question"):
         prompt = setup.template.prompt(question)
-    except UserError as error:
-        raise UserError(f"question: {error}") from None
     if len(prompt) > setup.most_prompt:
         raise UserError(
             f"question: has {len(prompt)} tokens, the model has positions for {setup.most_prompt}; shorten it"

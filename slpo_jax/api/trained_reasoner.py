@@ -22,7 +22,7 @@ from slpo_jax.checkpoints.export import export_adapters, replaced_by_export, wri
 from slpo_jax.config.sections import changed
 from slpo_jax.data.batches import EncodedProblems
 from slpo_jax.data.problem import Problem
-from slpo_jax.errors import UserError
+from slpo_jax.errors import UserError, about
 from slpo_jax.evaluation.completions import Completions, record_rows
 from slpo_jax.io.files import check_free
 from slpo_jax.models.parts import GATE, REASONER
@@ -176,10 +176,8 @@ class TrainedReasoner:
 
 def _fitting(setup: Setup, problems: Sequence[Problem], judge: Reward) -> tuple[Setup, EncodedProblems]:
     """The problems that the model has positions for, and a setup with room for them; others are counted in a line."""
-    try:
+    with about("problems"):
         lengths = list(map(len, setup.template.prompts([problem.question for problem in problems], Counter())))
-    except UserError as error:
-        raise UserError(f"problems: {error}") from None
     most = setup.most_prompt
     fit = [problem for problem, length in zip(problems, lengths, strict=True) if length <= most]
     if not fit:

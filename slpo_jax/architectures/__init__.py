@@ -34,7 +34,7 @@ def architecture_of(reasoner: str) -> type[Architecture]:
         UserError: it is none of `REASONERS`.
     """
     if reasoner not in REASONERS:
-        raise UserError(f"config.reasoner: {reasoner!r} is unknown; use one of {', '.join(REASONERS)}")
+        raise UserError("config.reasoner", f"{reasoner!r} is unknown; use one of {', '.join(REASONERS)}")
     return REASONERS[reasoner][0]
 
 

@@ -31,8 +31,8 @@ class Coconut(Architecture):
         """
         if bool(prompt.format) != bool(prompt.closing):
             raise UserError(
-                "config.prompt.format: takes the place of COCONUT's markers together with config.prompt.closing; give "
-                "both or neither"
+                "config.prompt.format",
+                "takes the place of COCONUT's markers together with config.prompt.closing; give both or neither",
             )
         marked = Template(
             **add_reasoner_tokens(tokenizer, COCONUT_TOKENS, first_id),

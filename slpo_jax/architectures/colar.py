@@ -14,7 +14,7 @@ from slpo_jax.architectures.weights import linear, norm, with_prefix
 from slpo_jax.data.chat import MOST_SPEED, Asked
 from slpo_jax.data.templates import Template
 from slpo_jax.data.tokenizer import LATENT, add_words, end_ids
-from slpo_jax.errors import UserError
+from slpo_jax.errors import UserError, key_name
 from slpo_jax.models.reasoner import LatentLaw, LatentReasoner
 from slpo_jax.settings import setting
 
@@ -165,7 +165,7 @@ class Colar(Architecture):
         if unwrapped.original and scale is None:
             scale = _SCALES.get(unwrapped.head[cls.first_of_head].shape[1])
         if type(scale) not in (int, float) or scale <= 0:
-            whose = "config.base's" if unwrapped.original else "its"
+            whose = f"{key_name('config.base')}'s" if unwrapped.original else "its"
             raise UserError(
                 f"{source}: {_SCALE} in {whose} config.json is {scale!r}, but a latent is that many times the head's; "
                 "set it there to the checkpoint's own, published: 0.018 for Llama-3.2-1B"

@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 
 from slpo_jax.architectures.tensors import Stored
 from slpo_jax.architectures.weights import EMBEDDING, backbone_weights, with_head
-from slpo_jax.errors import UserError
+from slpo_jax.errors import UserError, key_name
 from slpo_jax.io.files import read_json
 from slpo_jax.models.reasoner import BackboneConfig
 
@@ -127,7 +127,7 @@ def merge_lora(tensors: dict[str, Stored], lora: Lora | None, source: str) -> di
     if modules and lora is None:
         raise UserError(
             f"{source}: {len(modules)} weights have LoRA adapters whose scale is not in the file; give their alpha "
-            "(config.lora_alpha, published: 32)"
+            f"({key_name('config.lora_alpha')}, published: 32)"
         )
     out = {name.replace(_BASE, "."): tensor for name, tensor in tensors.items() if ".lora_" not in name}
     for module in modules:

@@ -19,7 +19,7 @@ from slpo_jax.data.chat import PromptConfig
 from slpo_jax.data.problem import Problem
 from slpo_jax.data.templates import Template, written_texts
 from slpo_jax.data.tokenizer import ANSWER_MARK, WORDS, has_latent_tokens, load_tokenizer, words_of, words_tokenizer
-from slpo_jax.errors import UserError
+from slpo_jax.errors import UserError, key_name
 from slpo_jax.models.llama import LlamaConfig
 from slpo_jax.models.parts import DECODER, GATE, REASONER
 from slpo_jax.models.reasoner import BACKBONES, BackboneConfig
@@ -80,8 +80,8 @@ def find_checkpoint(
     found = identity.reasoner or f"{architecture.name}_{identity.backbone}"
     if found != config.reasoner:
         raise UserError(
-            f"config.reasoner: is {config.reasoner}, but {identity.source} is a {found} checkpoint; set it to that or "
-            "give another config.init"
+            f"{key_name('config.reasoner')}: is {config.reasoner}, but {identity.source} is a {found} checkpoint; "
+            f"set it to that or give another {key_name('config.init')}"
         )
     return _ours(config, identity) if identity.orbax else _imported(config, architecture, identity)
 
@@ -142,7 +142,7 @@ def _ours(config: Config, identity: Identity) -> Checkpoint:
 def _imported(config: Config, architecture: type[Architecture], opened: Identity) -> Checkpoint:
     if not config.tokenizer and opened.tokenizer is None:
         raise UserError(
-            f"config.base: {opened.path} comes without a tokenizer; give the base model's directory or hub id"
+            "config.base", f"{opened.path} comes without a tokenizer; give the base model's directory or hub id"
         )
     tokenizer = load_tokenizer(config.tokenizer) if config.tokenizer else opened.tokenizer()  # type: ignore[misc]
     with fitting(opened.from_base):
@@ -179,7 +179,7 @@ def _fitted(
     gated = tensors.gate and (architecture.has_gate or opened.description)
     if gated and config.gate.hidden != opened.gate_hidden:
         raise UserError(
-            f"config.gate.hidden: is {config.gate.hidden}, the gate of {source} has {opened.gate_hidden}; set it so"
+            "config.gate.hidden", f"is {config.gate.hidden}, the gate of {source} has {opened.gate_hidden}; set it so"
         )
     gates = gate_weights(width, config.gate.hidden) if gated else []
     every = tensors.model | tensors.head | tensors.gate
@@ -251,8 +251,8 @@ def vocabulary_plan(
         sizes = {base} if after else {base, known}
         if rows - spare not in sizes | {size + more for size in sizes}:
             raise UserError(
-                f"{source}: tensor {embedding.name} has {rows} rows, config.base {base} (+ {more} for the "
-                "reasoner's tokens); give the base model that it was trained from"
+                f"{source}: tensor {embedding.name} has {rows} rows, {key_name('config.base')} {base} (+ {more} for "
+                "the reasoner's tokens); give the base model that it was trained from"
             )
     if known > rows:
         raise UserError(

@@ -87,7 +87,8 @@ def with_decoder(params: dict[str, Any], asked: bool, source: str) -> dict[str, 
     """
     if asked and DECODER not in params:
         raise UserError(
-            f"--explain: {source} has no decoder that says its thoughts in words, or it was dropped after "
-            "training; imitate with config.imitate.recipe=simcot and config.imitate.simcot.keep=True, or leave it out"
+            "--explain",
+            f"{source} has no decoder that says its thoughts in words, or it was dropped after training; imitate with "
+            "config.imitate.recipe=simcot and config.imitate.simcot.keep=True, or leave it out",
         )
     return params if asked else {name: part for name, part in params.items() if name != DECODER}

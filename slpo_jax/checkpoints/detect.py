@@ -34,7 +34,7 @@ def newest_checkpoint(source: str) -> str:
     stages = [*reversed(named), *workdir.finished_objectives(), *reversed(REASONERS)]
     there = [stage for stage in map(workdir.stage, stages) if is_checkpoint(stage.path)]
     if not there:
-        raise UserError(f"config.init: {source} is a workdir without a checkpoint; run a stage, or give another")
+        raise UserError("config.init", f"{source} is a workdir without a checkpoint; run a stage, or give another")
     newest = next((stage for stage in there if stage.is_finished), there[0])
     why = "" if newest.name in (*named, *REASONERS) else f"what {workdir.config} names is not there"
     if why := why if newest is there[0] else f"{there[0].path} is not finished":
@@ -51,7 +51,7 @@ def identify(source: str, base: str = "", lora_alpha: float | None = None) -> Id
         UserError: one line that names the key, file or tensor at fault, and the remedy.
     """
     if lora_alpha is not None and not 0 < lora_alpha < math.inf:
-        raise UserError(f"config.lora_alpha: {lora_alpha} is not valid; give a number above 0")
+        raise UserError("config.lora_alpha", f"{lora_alpha} is not valid; give a number above 0")
     path = Path(source).expanduser()
     if path.is_dir() and is_checkpoint(path):
         return _ours(source, path.absolute())

@@ -19,7 +19,7 @@ from slpo_jax.checkpoints.description import Description, read_description
 from slpo_jax.checkpoints.hf_config import BACKBONE_OF, from_hugging_face, supported_kind
 from slpo_jax.checkpoints.layouts import are_adapters, recognise, said_threshold
 from slpo_jax.data.tokenizer import load_tokenizer
-from slpo_jax.errors import UserError
+from slpo_jax.errors import UserError, key_name
 from slpo_jax.io.artifact import CHECKSUMS, changed, read_checksums
 from slpo_jax.io.files import read_json
 from slpo_jax.io.hub import TEXTS, is_hub_id, snapshot
@@ -148,9 +148,7 @@ def locate(source: str, key: str, weights: bool = True) -> Path:
     if path.exists():
         return path
     if not is_hub_id(source) or path.suffix in (".bin", ".pt", ".pth", ".safetensors", ".gguf"):
-        raise UserError(
-            f"{key}: {source} is no file, directory or hub id; give a model's, or WORKDIR/checkpoints/STAGE"
-        )
+        raise UserError(key, f"{source} is no file, directory or hub id; give a model's, or WORKDIR/checkpoints/STAGE")
     return snapshot(source, key, (*TEXTS, *(_WEIGHTS if weights else ())))
 
 
@@ -187,8 +185,8 @@ def _open_whole(init: str, path: Path, stored: dict[str, Stored], base: str, lor
     model_folder = own or below
     if model_folder is None:
         raise UserError(
-            f"config.base: not set, and {path} comes without config.json; give the directory or hub id of the model "
-            "that it was trained from"
+            f"{key_name('config.base')}: not set, and {path} comes without config.json; give the directory or hub id "
+            "of the model that it was trained from"
         )
     texts = next((x for x in (path, model_folder, below) if x and _has(x, *_TEXTS)), None)
     described, folder = read_description(path), path if path.is_dir() else path.parent
@@ -251,8 +249,8 @@ def _open_adapters(init: str, path: Path, stored: dict[str, Stored], base: str, 
     """Adapters alone, of PEFT or in a file of CoLaR's program: the base model with them merged."""
     if not base:
         raise UserError(
-            f"config.base: not set, and {path} holds LoRA adapters alone; give the directory or hub id of the model "
-            "that they were trained on"
+            f"{key_name('config.base')}: not set, and {path} holds LoRA adapters alone; give the directory or hub id "
+            "of the model that they were trained on"
         )
     named = (path.is_dir() and read_json(path / CONFIG, default={}).get("base_model_name_or_path")) or "/"
     if is_hub_id(named) and not any(part.endswith(Path(named).name) for part in Path(base).absolute().parts):
@@ -278,9 +276,9 @@ def fitting(base: str) -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        if not base or str(error).startswith("config."):
+        if not base or error.key:
             raise
-        raise UserError(f"config.base: {base} doesn't fit: {error}") from error
+        raise UserError("config.base", f"{base} doesn't fit: {error}") from error
 
 
 def _has(folder: Path, *names: str) -> bool:

@@ -220,10 +220,10 @@ def _objective(name: str, node: Mapping[str, Any]) -> Objective:
     """The objective that a section describes."""
     key = f"config.objective.{name}"
     if not isinstance(node, Mapping | ConfigDict):
-        raise UserError(f"{key}: {node!r} is not valid; give a section with keys of its own")
+        raise UserError(key, f"{node!r} is not valid; give a section with keys of its own")
     kind = node.get("kind") or name
     if kind not in OBJECTIVES:
-        raise UserError(f"{key}.kind: {kind!r} is not valid; give one of {', '.join(OBJECTIVES)}")
+        raise UserError(f"{key}.kind", f"{kind!r} is not valid; give one of {', '.join(OBJECTIVES)}")
     return changed(OBJECTIVES[kind](), node, key)
 
 

@@ -60,11 +60,11 @@ def changed(settings: T, changes: Mapping[str, Any], key: str = "config") -> T:
         is_section = is_dataclass(every.get(first))
         if first not in every or (rest and not is_section):
             names = [name for name, *_, limits in fields_of(type(settings)) if limits.in_config]
-            raise UserError(f"{key}.{name}: unknown config key; use one of {', '.join(sorted(names))}")
+            raise UserError(f"{key}.{name}", f"unknown config key; use one of {', '.join(sorted(names))}")
         if is_section and (rest or isinstance(value, Mapping | ConfigDict)):
             inner.setdefault(first, {}).update({rest: value} if rest else value.items())
         elif is_section and not is_dataclass(value):
-            raise UserError(f"{key}.{name}: {value!r} is not valid; give a section with keys of its own")
+            raise UserError(f"{key}.{name}", f"{value!r} is not valid; give a section with keys of its own")
         else:
             every[first] = _frozen(value)
     every |= {name: changed(every[name], found, f"{key}.{name}") for name, found in inner.items()}
@@ -73,7 +73,7 @@ def changed(settings: T, changes: Mapping[str, Any], key: str = "config") -> T:
         check_fields(made)  # also where a user's own dataclass doesn't
         return made
     except FieldError as error:
-        raise UserError(f"{key}.{error.field}: {error.problem}") from error
+        raise UserError(f"{key}.{error.field}", error.problem) from error
 
 
 def _values(settings: Any, affects: Collection[str], inherited: str) -> Iterator[tuple[str, Any]]:

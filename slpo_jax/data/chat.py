@@ -83,8 +83,9 @@ def text_template(tokenizer: "PreTrainedTokenizerFast", prompt: PromptConfig) ->
             ask("?")
         except Exception as error:  # templates are programs, which raise what they like
             raise UserError(
-                f"config.prompt: the tokenizer's chat template can't take it ({first_line(error)}); change "
-                'config.prompt.system, or set config.prompt.chat to "never"'
+                "config.prompt",
+                f"the tokenizer's chat template can't take it ({first_line(error)}); change "
+                'config.prompt.system, or set config.prompt.chat to "never"',
             ) from None
     return Template(
         **end_ids(tokenizer),
@@ -128,7 +129,7 @@ def speed_of(template: Template) -> int:
         UserError: at none.
     """
     if not isinstance(template.question_text, Asked):
-        raise UserError("config.reasoner: only CoLaR's is asked at a speed; set it to colar_gpt2 or another colar's")
+        raise UserError("config.reasoner", "only CoLaR's is asked at a speed; set it to colar_gpt2 or another colar's")
     return template.question_text.speed
 
 

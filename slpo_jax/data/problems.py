@@ -25,7 +25,7 @@ from slpo_jax.data.problem import Problem, Problems, Reading
 from slpo_jax.data.record_fields import FOUND, FieldsConfig, RawProblem, read_record, unknown_field
 from slpo_jax.data.record_readers import FILE_READERS, Rows, given_rows
 from slpo_jax.data.record_texts import plain, written_steps
-from slpo_jax.errors import UserError
+from slpo_jax.errors import UserError, key_name
 from slpo_jax.io.files import file_digest
 from slpo_jax.rewards.answers import Kind, are_readable, canonical_number
 from slpo_jax.rewards.texts import normal_text
@@ -249,7 +249,7 @@ def _problems(source: str, found: _Read, answers: Kind, unanswered: bool) -> Pro
     read.why, read.left_out = tuple(_bad_answer(*each, answers) for each in lost.values()), len(lost)
     read.reading = found.reading
     if lost and not read:
-        remedy = "give a set with such answers, or compare others, e.g. with config.prompt.answers=texts"
+        remedy = f"give a set with such answers, or compare others, e.g. with {key_name('config.prompt.answers')}=texts"
         raise UserError(f"{read.why[0]}, nor is any of the {len(every)}; {remedy}")
     if lost:
         logging.warning("%s: left out %d of %d problems: %s", source, len(lost), len(every), read.why[0])

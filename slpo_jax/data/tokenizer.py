@@ -14,7 +14,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 
 from slpo_jax.data.generated import GENERATED
 from slpo_jax.data.tokenizer_files import GPT2_EOS, read_tokenizer
-from slpo_jax.errors import UserError
+from slpo_jax.errors import UserError, key_name
 from slpo_jax.io.hub import is_hub_id, snapshot
 from slpo_jax.settings import FieldError
 
@@ -187,7 +187,7 @@ def add_reasoner_tokens(
         if len(tokenizer) > first_id:
             raise UserError(
                 f"tokenizer: has {len(tokenizer)} tokens, the model's vocabulary {first_id}; give the model's own "
-                "tokenizer (config.tokenizer, config.base)"
+                f"tokenizer (config.tokenizer, {key_name('config.base')})"
             )
         tokenizer.add_tokens([f"<|unused-{index}|>" for index in range(len(tokenizer), first_id)], special_tokens=True)
     # Checkpoints may have them as ordinary added tokens; adding a known one again keeps its id and makes it special.

@@ -6,7 +6,7 @@ import socket
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from slpo_jax.errors import UserError, first_line
+from slpo_jax.errors import UserError, first_line, key_name
 
 TEXTS = ("*.json", "merges.txt", "*.jinja", "README.md")  # config, tokenizer and card
 _TRUE = {"1", "ON", "YES", "TRUE"}
@@ -56,6 +56,6 @@ def snapshot(hub_id: str, key: str, patterns: tuple[str, ...] = TEXTS) -> Path:
     except Exception as error:  # the client raises errors of several libraries
         reason = first_line(error) if reachable else "the hub can't be reached"
         raise UserError(
-            f"{key}: {hub_id} is no local path, and can't be had from the Hugging Face hub or its cache "
+            f"{key_name(key)}: {hub_id} is no local path, and can't be had from the Hugging Face hub or its cache "
             f"({reason}); give a local path or check the network"
         ) from error

@@ -144,9 +144,9 @@ def params_dir(directory: Path) -> Path:
             f"{directory}: its last checkpoint, of step {last}, is gone; delete {stage.finished} and run the stage "
             "again: it goes on from the checkpoint before"
         )
-    if path is None:
-        raise UserError(f"config.init: {directory} holds no checkpoint of this project; give WORKDIR/checkpoints/STAGE")
-    return path
+    if path is not None:
+        return path
+    raise UserError("config.init", f"{directory} holds no checkpoint of this project; give WORKDIR/checkpoints/STAGE")
 
 
 def abstract_tree(tree: Any) -> Any:

@@ -14,10 +14,11 @@ from slpo_jax.data.batches import EncodedProblems
 from slpo_jax.errors import UserError
 from slpo_jax.models import parts
 from slpo_jax.policy.noise import Stream
+from slpo_jax.run.experiment import Stage
 from slpo_jax.run.run_checks import check_answers
 from slpo_jax.run.setup import Setup
 from slpo_jax.run.sources import DEMOS, TRAIN
-from slpo_jax.run.stage import Stage, close_stage, note_finished, open_stage
+from slpo_jax.run.stage import close_stage, note_finished, open_stage
 from slpo_jax.runtime import hosts
 from slpo_jax.runtime.mesh import shard_rows
 from slpo_jax.stages import CONTROL, IMITATE, NO_THOUGHT, UNFINISHED

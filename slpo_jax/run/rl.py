@@ -24,9 +24,9 @@ from slpo_jax.models.parts import ADAPTER, LATENT_POLICY, REASONER, Params
 from slpo_jax.policy.noise import Stream
 from slpo_jax.policy.policy import Policy, Stopping
 from slpo_jax.rewards.reward import CORRECT
+from slpo_jax.run.experiment import Stage
 from slpo_jax.run.setup import Setup
 from slpo_jax.run.stage import (
-    Stage,
     host_reward,
     note_finished,
     prompted_batches,

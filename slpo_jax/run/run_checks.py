@@ -15,7 +15,7 @@ from slpo_jax.data.batches import EncodedProblems
 from slpo_jax.data.chat import PromptConfig
 from slpo_jax.data.problem import Problem
 from slpo_jax.data.templates import Ids, listed
-from slpo_jax.errors import UserError
+from slpo_jax.errors import UserError, key_name
 from slpo_jax.models.parts import LATENT_POLICY, Params
 from slpo_jax.rewards.functions import GIVEN, names_of
 from slpo_jax.rewards.reward import Reading, Reward
@@ -45,15 +45,15 @@ def check_start(config: Config, checkpoint: Checkpoint, finished: Collection[str
         if key not in architecture.prompt_keys:
             others = ", ".join(name for name, (each, _) in REASONERS.items() if key in each.prompt_keys)
             raise UserError(
-                f"config.prompt.{key}: {config.reasoner} asks and answers in its own way; leave it out, or use {others}"
+                f"config.prompt.{key}", f"{reasoner} asks and answers in its own way; leave it out, or use {others}"
             )
     if not architecture.has_gate and config.gate.enabled:
         raise UserError(f"config.gate.enabled: True, but a {architecture.name} reasoner has no gate; set it to False")
     if checkpoint.lacks and IMITATE not in {*config.stages, *finished}:
         raise UserError(
-            f"config.init: {config.init} is a base model and no {config.reasoner} yet (it lacks the "
+            f"{key_name('config.init')}: {config.init} is a base model and no {config.reasoner} yet (it lacks the "
             f"{checkpoint.lacks}); put imitate into config.stages, give a reasoner's checkpoint, or ask it in "
-            f"words with config.reasoner={IN_WORDS}"
+            f"words with {key_name('config.reasoner')}={IN_WORDS}"
         )
     trains = set(config.stages) != {EVALUATE} or bool(finished)
     if config.gate.enabled and config.init and not checkpoint.description.gate_trained and not trains:
@@ -75,13 +75,13 @@ def check_latent_policy(name: str, init: str, stored: Params, shapes: Params, tr
     ours, theirs = (jax.tree.map(lambda x: x.shape, tree.get(LATENT_POLICY)) for tree in (shapes, stored))
     if theirs is not None and theirs != ours:
         raise UserError(
-            f"config.latent_policy.name: {init} has parameters of another latent policy than {name}, or of "
-            "another width; set config.latent_policy as it was trained with"
+            f"{key_name('config.latent_policy.name')}: {init} has parameters of another latent policy than {name}, "
+            "or of another width; set config.latent_policy as it was trained with"
         )
     if ours is not None and theirs is None and not trains:
         raise UserError(
-            f"config.latent_policy.name: {init} comes without the parameters of {name}; train them in the stage "
-            "rl, or use another latent policy"
+            f"{key_name('config.latent_policy.name')}: {init} comes without the parameters of {name}; train them in "
+            "the stage rl, or use another latent policy"
         )
 
 
@@ -96,8 +96,9 @@ def fitting_slots(slots: Collection[int], latents: int, answers: int, positions:
     if others >= positions and init:
         key = "max_latents" if latents else "max_answer_tokens"
         raise UserError(
-            f"config.{key}: {latents} latents and {answers} answer tokens leave a prompt none of the {positions} "
-            f"positions of {init}; lower config.max_latents or config.max_answer_tokens"
+            f"{key_name(f'config.{key}')}: {latents} latents and {answers} answer tokens leave a prompt none of the "
+            f"{positions} positions of {init}; lower "
+            f"{key_name('config.max_latents')} or {key_name('config.max_answer_tokens')}"
         )
     if not init and prompt + others > positions:
         raise UserError(
@@ -134,7 +135,8 @@ def earnable(problems: EncodedProblems, where: str, judge: Reward) -> EncodedPro
     read = judge.read(np.array([*problems.answers[lost[0]], problems.template.eos_id], np.int32)).answer
     said = f"{text!r} is read as {read!r}" if read else f"{text!r} has no answer when it is read"
     if len(lost) == len(problems):
-        raise UserError(f"{where}: {said}, and no answer of the {len(lost)} is right itself; see config.prompt.answers")
+        raise UserError(f"{where}: {said}, and no answer of the {len(lost)} is right itself; see "
+                        f"{key_name('config.prompt.answers')}")  # fmt: skip
     if hosts.is_first():
         logging.warning("%s: left out %d of %d problems, whose own answers would be wrong: %s", where, len(lost),
                         len(problems), said)  # fmt: skip
@@ -180,7 +182,7 @@ def check_answers(key: str, problems: EncodedProblems, used: Sequence[int], name
     if longer and (key in LEARNED or len(longer) == len(used)):
         raise UserError(
             f"{key}: the answer of problem {longer[0]} takes {needed[longer[0]]} tokens with its end, more than "
-            f"config.{name} ({most}); raise it, or drop the problem"
+            f"{key_name(f'config.{name}')} ({most}); raise it, or drop the problem"
         )
     if longer and hosts.is_first():
         logging.warning(
@@ -199,7 +201,8 @@ def check_prompts(key: str, prompts: Sequence[Ids], most: int, is_cut: bool) -> 
     lengths = [len(prompt) for prompt in prompts]
     if max(lengths) > most:
         room = "positions that thought and answer leave" if is_cut else "of config.prompt_slots"
-        remedy = "lower config.max_latents or config.max_answer_tokens" if is_cut else "add a larger bucket there"
+        lower = f"lower {key_name('config.max_latents')} or {key_name('config.max_answer_tokens')}"
+        remedy = lower if is_cut else "add a larger bucket there"
         raise UserError(
             f"{key}: problem {lengths.index(max(lengths))} has a prompt of {max(lengths)} tokens, more than the "
             f"{most} {room}; {remedy} or drop the problem"

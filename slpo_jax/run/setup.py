@@ -20,7 +20,7 @@ from slpo_jax.data.batches import EncodedProblems, encode_problems
 from slpo_jax.data.problem import Problem
 from slpo_jax.data.templates import Template
 from slpo_jax.data.tokenizer import WORDS
-from slpo_jax.errors import UserError
+from slpo_jax.errors import UserError, about
 from slpo_jax.evaluation.evaluator import Evaluator
 from slpo_jax.io.orbax import load_params, stored_params
 from slpo_jax.io.workdir import Workdir
@@ -122,10 +122,8 @@ class Setup:
         copies = IMITATE in stages and key == (DEMOS if self.config.data.demos else TRAIN)
         judges = not trains or (key == TRAIN and stages - {IMITATE, EVALUATE})  # imitation says itself what it copies
         unknown = None if trains else Counter[str]()
-        try:
+        with about(where or key):
             encoded = encode_problems(self.template, problems, copies, unknown)
-        except UserError as error:
-            raise UserError(f"{where or key}: {error}") from None
         if unknown and hosts.is_first():
             run_checks.say_unknown(key, encoded, unknown)
         judge = judge or self.reward

@@ -10,7 +10,7 @@ from slpo_jax.config.config import Config
 from slpo_jax.data.batches import EncodedProblems
 from slpo_jax.data.problem import Problem, Problems, without
 from slpo_jax.data.problems import Role, load_problems
-from slpo_jax.errors import UserError
+from slpo_jax.errors import UserError, about
 from slpo_jax.rewards.answers import STYLES, style_of
 from slpo_jax.rewards.reward import CORRECT, REWARDS, RewardEntry
 
@@ -59,12 +59,9 @@ def load_set(
     def load(name, source):
         # What a source leaves out is said once: where it is read itself, and of its parts with the first.
         again = name != key or str(source).endswith(("[valid]", "[test]"))
-        try:
-            with only_errors() if again else contextlib.nullcontext():
-                how = data.of_task(source), _ROLES.get(name, "test"), kind, data.fields, columns, unanswered
-                return load_problems(source, *how)
-        except UserError as error:
-            raise UserError(f"{name}: {error}") from None
+        with about(name), only_errors() if again else contextlib.nullcontext():
+            how = data.of_task(source), _ROLES.get(name, "test"), kind, data.fields, columns, unanswered
+            return load_problems(source, *how)
 
     problems = load(key, source)
     if key in LEARNED and data.valid:

@@ -147,8 +147,8 @@ def test_a_cut_answer_says_so(work):
     short = load_solver(str(work), max_answer_tokens=1)
     solution, found = solve(short, QUESTION), vote(short, QUESTION, 3)
     assert (solution.cut, solution.answer) == (True, None)
-    assert "cut       at 1 tokens" in describe(short, solution)
-    assert f"no answer ({found.cut} cut off)" in describe_vote(short, found, 0)
+    assert "truncated at 1 tokens" in describe(short, solution)
+    assert f"no answer ({found.cut} truncated)" in describe_vote(short, found, 0)
 
 
 def test_a_vote_without_answers_is_shown(solver):

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Self
 import jax
 import jax.numpy as jnp
 
-from slpo_jax.errors import UserError
+from slpo_jax.errors import UserError, key_name
 from slpo_jax.models.gate import Gate
 from slpo_jax.models.reasoner import Reasoner
 from slpo_jax.policy.surrogate import gaussian_log_prob
@@ -180,12 +180,13 @@ class LatentPolicySettings(Checked, abc.ABC):
         in_words = self.writes or bool(not self.of_latents and self.stop_token)
         if self.of_latents and max_latents and not architecture.has_latents:
             raise UserError(
-                f"config.max_latents: {max_latents}, but {reasoner} has no latents for "
-                f"config.latent_policy.name={name}; set it to 0, or use another latent policy"
+                f"{key_name('config.max_latents')}: {max_latents}, but {reasoner} has no latents for "
+                f"{key_name('config.latent_policy.name')}={name}; set it to 0, or use another latent policy"
             )
         if self.of_architecture not in ("", architecture.name) or (in_words and architecture.has_latents):
             raise UserError(
-                f"config.latent_policy.name: {name}{' with an end_text' * (in_words and not self.writes)} is for a "
+                f"{key_name('config.latent_policy.name')}: {name}"
+                f"{' with an end_text' * (in_words and not self.writes)} is for a "
                 f"{self.of_architecture or 'text'} reasoner, not {reasoner}; use another"
             )
         if in_words and closing:
@@ -195,13 +196,13 @@ class LatentPolicySettings(Checked, abc.ABC):
             )
         if self.writes and not max_latents:
             raise UserError(
-                f"config.max_latents: 0, but config.latent_policy.name={name} writes in its thought alone; give at "
-                "least 1, or another latent policy"
+                f"{key_name('config.max_latents')}: 0, but {key_name('config.latent_policy.name')}={name} writes in "
+                "its thought alone; give at least 1, or another latent policy"
             )
         if 0 < max_latents < (least := self.ended_by[1]):
             raise UserError(
                 f"config.latent_policy.{name}.least: {least} steps before a thought may end are more than "
-                f"config.max_latents ({max_latents}); lower it or raise that"
+                f"{key_name('config.max_latents')} ({max_latents}); lower it or raise that"
             )
 
     @abc.abstractmethod
