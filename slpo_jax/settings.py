@@ -92,7 +92,8 @@ def setting(default: Any = dataclasses.MISSING, *, make: Callable[[], Any] | Non
         below: a number that it must be smaller than.
         fewest: elements that a tuple must have.
         note: what a special value means, for the error message: "0 keeps all".
-        in_config: False for what is known only when the dataclass is built: it is no key of the config's section.
+        in_config: False for what is known only when the dataclass is built: it is no key of the config's section, and
+            messages don't ask for None.
         affects: what it can change, see above; "" is what the section that it stands in can.
         chooses: names of sections beside it, of which its value names the one that is used.
         make: makes the default when it is asked for, as what is registered by then has it.

@@ -119,7 +119,7 @@ class Colar(Architecture):
         if len(mark) != 1:
             raise UserError(
                 f"tokenizer: {_MARK!r} is {len(mark)} tokens, but CoLaR's thought has one at each end; give Llama 3's, "
-                "or another that knows it, or without a base model config.tokenizer=words"
+                f"or another that knows it, or without a base model {key_name('config.tokenizer')}=words"
             )
         return Template(
             **end_ids(tokenizer),

@@ -130,8 +130,8 @@ def _ours(config: Config, identity: Identity) -> Checkpoint:
     template = description.architecture.template(tokenizer, prompt=config.prompt)
     if len(tokenizer) > description.model.vocab_size:
         raise UserError(
-            f"config.tokenizer: has {len(tokenizer)} tokens with the reasoner's and config.prompt's, {identity.orbax} "
-            f"{description.model.vocab_size}; leave out what the checkpoint was not trained with"
+            f"{key_name('config.tokenizer')}: has {len(tokenizer)} tokens with the reasoner's and config.prompt's, "
+            f"{identity.orbax} {description.model.vocab_size}; leave out what the checkpoint was not trained with"
         )
     if not config.tokenizer:
         template = _ended(template, description.eos_ids, description.model.vocab_size, identity.source)

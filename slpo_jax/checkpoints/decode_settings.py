@@ -255,5 +255,5 @@ def _read_from(where: str) -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        said = ": ".join((error.key.removeprefix("config."), error.problem))
+        said = ": ".join(filter(None, (error.key.removeprefix("config."), error.problem)))
         raise UserError(f"{where}: key {said}; register it (a command's --register), or mend the file") from None

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 
-from slpo_jax.errors import UserError
+from slpo_jax.errors import UserError, key_name
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 _IS_SPECIAL = {3: True, 4: False}  # of the format's kinds of token control and user-defined, which are found whole
-ADVICE = "name the model's own tokenizer in config.tokenizer"
 # English contractions; a word with the one mark before it; up to three digits; punctuation; line ends; white space.
 LLAMA3_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -60,11 +59,12 @@ def build_tokenizer(path: Path, fields: dict[str, Any], vocab_size: int, max_len
     Raises:
         UserError: it's no byte-level BPE, its pre-tokenizer is unknown, or its fields are missing or don't fit.
     """
+    advice = f"name the model's own tokenizer in {key_name('config.tokenizer')}"
     model, pre = fields.get("tokenizer.ggml.model"), fields.get("tokenizer.ggml.pre")
     if model != "gpt2" or pre not in PRE_TOKENIZERS:
         known = ", ".join(PRE_TOKENIZERS)
         raise UserError(f"{path}: tokenizer.ggml.model {model!r} with tokenizer.ggml.pre {pre!r} isn't supported, only "
-                        f"byte-level BPE ('gpt2') with {known}; {ADVICE}")  # fmt: skip
+                        f"byte-level BPE ('gpt2') with {known}; {advice}")  # fmt: skip
     begins = pre == "llama-bpe"  # with bos, where the file doesn't say
     try:
         tokens, merges = (fields[f"tokenizer.ggml.{key}"] for key in ("tokens", "merges"))
@@ -72,9 +72,9 @@ def build_tokenizer(path: Path, fields: dict[str, Any], vocab_size: int, max_len
         vocab = {token: index for index, token in enumerate(tokens)}
         backend = Tokenizer(models.BPE(vocab=vocab, merges=pairs, ignore_merges=begins))
     except Exception as error:  # the library raises a bare one for a merge whose parts are no tokens
-        raise UserError(f"{path}: tokenizer.ggml.tokens and tokenizer.ggml.merges don't fit; {ADVICE}") from error
+        raise UserError(f"{path}: tokenizer.ggml.tokens and tokenizer.ggml.merges don't fit; {advice}") from error
     if len(vocab) != vocab_size:
-        raise UserError(f"{path}: tokenizer.ggml.tokens isn't {vocab_size} different tokens; {ADVICE}")
+        raise UserError(f"{path}: tokenizer.ggml.tokens isn't {vocab_size} different tokens; {advice}")
     backend.pre_tokenizer, backend.decoder = pre_tokenizers.Sequence([*PRE_TOKENIZERS[pre]]), decoders.ByteLevel()
     kinds = fields.get("tokenizer.ggml.token_type", [])
     # As it goes by the text, each keeps the id that it has.

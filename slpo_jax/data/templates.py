@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from slpo_jax.data.problem import Problem
 from slpo_jax.data.tokenizer import token_bytes
-from slpo_jax.errors import UserError
+from slpo_jax.errors import UserError, key_name
 from slpo_jax.rewards.answers import AnswerStyle
 
 if TYPE_CHECKING:
@@ -175,7 +175,7 @@ class Template:
             if unknown is None:
                 raise UserError(
                     f"{distinct[row].strip()!r}: the tokenizer doesn't know {listed(words)}; use words that it knows, "
-                    "or another config.tokenizer"
+                    f"or another {key_name('config.tokenizer')}"
                 )
             unknown.update(words)
         by_text = dict(zip(distinct, found, strict=True))

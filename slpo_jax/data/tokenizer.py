@@ -56,7 +56,7 @@ def task_tokenizer(task: str, number: int) -> "PreTrainedTokenizerFast":
     try:
         words = GENERATED[task].words(number)
     except FieldError as error:
-        raise UserError(f"config.tokenizer: {task}:{number}: {error.problem}") from None
+        raise UserError("config.tokenizer", f"{task}:{number}: {error.problem}") from None
     return _word_level([PAD, UNK, EOS, "\n", ANSWER_MARK, *words, *COCONUT_TOKENS], PAD)
 
 
@@ -143,18 +143,18 @@ def load_tokenizer(source: str) -> "PreTrainedTokenizerFast":
     kind, colon, number = source.partition(":")
     if colon and kind in (NODES, *GENERATED):
         if not number.isdecimal():
-            raise UserError(f"config.tokenizer: {source}: its number is missing; write e.g. {kind}:30")
+            raise UserError("config.tokenizer", f"{source}: its number is missing; write e.g. {kind}:30")
         return nodes_tokenizer(int(number)) if kind == NODES else task_tokenizer(kind, int(number))
     if source == BYTES:
         return byte_tokenizer()
     if source == WORDS:
-        raise UserError("config.tokenizer: words are the training data's, of a model that begins with random weights; "
-                        "leave it out")  # fmt: skip
+        raise UserError("config.tokenizer", "words are the training data's, of a model that begins with random "
+                        "weights; leave it out")  # fmt: skip
     directory = Path(source).expanduser()
     if directory.is_dir():
         return read_tokenizer(directory)
     if not is_hub_id(source):
-        raise UserError(f"config.tokenizer: {source}: no such directory; give a directory, a hub id or synthetic:N")
+        raise UserError("config.tokenizer", f"{source}: no such directory; give a directory, a hub id or synthetic:N")
     return read_tokenizer(snapshot(source, "config.tokenizer"))
 
 
@@ -187,7 +187,7 @@ def add_reasoner_tokens(
         if len(tokenizer) > first_id:
             raise UserError(
                 f"tokenizer: has {len(tokenizer)} tokens, the model's vocabulary {first_id}; give the model's own "
-                f"tokenizer (config.tokenizer, {key_name('config.base')})"
+                f"tokenizer ({key_name('config.tokenizer')}, {key_name('config.base')})"
             )
         tokenizer.add_tokens([f"<|unused-{index}|>" for index in range(len(tokenizer), first_id)], special_tokens=True)
     # Checkpoints may have them as ordinary added tokens; adding a known one again keeps its id and makes it special.
