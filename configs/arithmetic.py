@@ -1,11 +1,11 @@
-"""The longer experiment on the synthetic task: imitation run to convergence, then does SLPO beat its controls?
+"""Word problems: COCONUT until imitation has converged, then SLPO. arithmetic:hard.
 
-A reasoner of width 32, which still fails a part of the problems when imitation has converged. Imitation runs under
-dropout, as released GPT-2 reasoners were trained: without it, Pass@1 under dropout starts so low that any training
-under dropout looks good (`launch/reproduce.py ablations` shows it). SLPO's learning rate was chosen on the validation
-split.
+Does SLPO beat its controls? A reasoner of width 32, which still fails a part of the problems when imitation has
+converged. Imitation runs under dropout, as released GPT-2 reasoners were trained: without it, Pass@1 under dropout
+starts so low that any training under dropout looks good (`launch/reproduce.py ablations` shows it). SLPO's learning
+rate was chosen on the validation split.
 
-`--config=configs/arithmetic.py:hard` has numbers to 99 and up to four steps; it fails more than half of these.
+`slpo train arithmetic:hard` has numbers to 99 and up to four steps; it fails more than half of these.
 """
 
 from slpo_jax.config import default_config

@@ -1,11 +1,11 @@
-"""The paper's settings for COCONUT on GPT-2 (124M): cold start, SLPO and evaluation (appendix A).
+"""COCONUT on GPT-2 (124M), as the paper (appendix A). coconut_gpt2:DIR.
 
 The paper's 16 prompts a device on 4 devices are the batch of 64; batches are sharded over whatever devices there are.
-`--config=configs/coconut_gpt2.py:DIR` reads GSM8K-Aug (`train.txt`, lines "question||steps #### answer"),
-`gsm_valid.json`, `gsm_test.json`, `gsm_hard.json` and `multiarith.json` from DIR; the default is `data`.
-The published checkpoint brings its tokenizer; to start from another file without one, give
-`--config.init=FILE --config.base=openai-community/gpt2`. COCONUT's own training starts from GPT-2 itself:
-`--config.init=openai-community/gpt2 --config.stages="('imitate','cold_start','rl','evaluate')"`.
+`slpo train coconut_gpt2:DIR` reads GSM8K-Aug (`train.txt`, lines "question||steps #### answer"), `gsm_valid.json`,
+`gsm_test.json`, `gsm_hard.json` and `multiarith.json` from DIR; the default is `data`. The published checkpoint brings
+its tokenizer; to start from another file without one, give `--config.init=FILE --config.base=openai-community/gpt2`.
+COCONUT's own training starts from GPT-2 itself: `--config.init=openai-community/gpt2
+--config.stages="('imitate','cold_start','rl','evaluate')"`.
 """
 
 from _presets import coconut_imitation, paper

@@ -1,13 +1,13 @@
-"""The paper's settings for COCONUT on Llama-3.2-1B-Instruct: cold start, SLPO and evaluation (appendix A).
+"""COCONUT on Llama-3.2-1B-Instruct, as the paper. coconut_llama1b:DIR.
 
 No such checkpoint is known to be published: `--config.init=` must name one, or Llama itself with `imitate` put in front
 of the stages: `--config.init=meta-llama/Llama-3.2-1B-Instruct --config.stages="('imitate','cold_start','rl',
 'evaluate')"`, which trains COCONUT as its authors trained GPT-2. `config.base` has the tokenizer of a file without one.
-`--config=configs/coconut_llama1b.py:DIR` reads GSM8K-Aug (`train.txt`, lines "question||steps #### answer"),
-`gsm_valid.json`, `gsm_test.json`, `gsm_hard.json` and `multiarith.json` from DIR; the default is `data`.
-Activations are bfloat16 on accelerators; a published checkpoint gives the tokens of the program that wrote it with
-`--config.model.dtype=float32`. Layers are one block in a loop, and its activations are made again in the backward pass:
-so SLPO's step fits the paper's four 48 GB cards (docs/speed.md).
+`slpo train coconut_llama1b:DIR` reads GSM8K-Aug (`train.txt`, lines "question||steps #### answer"), `gsm_valid.json`,
+`gsm_test.json`, `gsm_hard.json` and `multiarith.json` from DIR; the default is `data`. Activations are bfloat16 on
+accelerators; a published checkpoint gives the tokens of the program that wrote it with `--config.model.dtype=float32`.
+Layers are one block in a loop, and its activations are made again in the backward pass: so SLPO's step fits the paper's
+four 48 GB cards (docs/speed.md).
 """
 
 from _presets import coconut_imitation, paper

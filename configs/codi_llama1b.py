@@ -1,14 +1,13 @@
-"""The paper's settings for CODI on Llama-3.2-1B-Instruct: cold start, SLPO and evaluation (appendix A).
+"""CODI on Llama-3.2-1B-Instruct, as the paper. codi_llama1b:DIR.
 
 The paper's 16 prompts a device on 4 devices are the batch of 64; batches are sharded over whatever devices there are.
-`--config=configs/codi_llama1b.py:DIR` reads GSM8K-Aug (`train.txt`, lines "question||steps #### answer"),
-`gsm_valid.json`, `gsm_test.json`, `gsm_hard.json` and `multiarith.json` from DIR; the default is `data`.
-CODI's own training starts from the base model:
-`--config.init=meta-llama/Llama-3.2-1B-Instruct --config.stages="('imitate','cold_start','rl','evaluate')"`.
-It is the published one, but without dropout of the adapters' inputs (`presets.codi_imitation`).
-Activations are bfloat16 on accelerators; a published checkpoint gives the tokens of the program that wrote it with
-`--config.model.dtype=float32`. Layers are one block in a loop, and its activations are made again in the backward pass:
-so SLPO's step fits the paper's four 48 GB cards (docs/speed.md).
+`slpo train codi_llama1b:DIR` reads GSM8K-Aug (`train.txt`, lines "question||steps #### answer"), `gsm_valid.json`,
+`gsm_test.json`, `gsm_hard.json` and `multiarith.json` from DIR; the default is `data`. CODI's own training starts from
+the base model: `--config.init=meta-llama/Llama-3.2-1B-Instruct
+--config.stages="('imitate','cold_start','rl','evaluate')"`. It is the published one, but without dropout of the
+adapters' inputs (`presets.codi_imitation`). Activations are bfloat16 on accelerators; a published checkpoint gives the
+tokens of the program that wrote it with `--config.model.dtype=float32`. Layers are one block in a loop, and its
+activations are made again in the backward pass: so SLPO's step fits the paper's four 48 GB cards (docs/speed.md).
 """
 
 from _presets import codi_imitation, paper

@@ -1,8 +1,9 @@
-"""CoLaR (Tan et al., 2025) on Llama-3.2-1B-Instruct: its CoT model, its training, its reinforcement learning.
+"""CoLaR (Tan et al., 2025) on Llama-3.2-1B-Instruct. colar_llama1b:regular: ReGuLaR.
 
-`--config=configs/colar_llama1b.py:colar` (the default), or `:regular` for ReGuLaR's, with a text encoder in the place
-of its vision encoder (docs/methods.md). GSM8K-Aug is read from `data/`, as by `configs/coconut_llama1b.py`. From a
-published file: `--config.init=epoch.ckpt --config.lora_alpha=32 --config.stages="('rl','evaluate')"`.
+`slpo train colar_llama1b:colar` (the default) has its CoT model, training and rewards, or `:regular` for ReGuLaR's,
+with a text encoder in the place of its vision encoder (docs/methods.md). GSM8K-Aug is read from `data/`, as by
+`configs/coconut_llama1b.py`. From a published file: `--config.init=epoch.ckpt --config.lora_alpha=32
+--config.stages="('rl','evaluate')"`.
 """
 
 from _presets import GSM8K_AUG, colar_imitation, colar_thought, paper

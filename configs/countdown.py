@@ -1,11 +1,12 @@
-"""One cell of Countdown: a reasoner imitates a few thousand solutions, and then a verifier rewards other problems.
+"""Countdown: a reasoner, then a verifier's rewards. countdown:REASONER_BACKBONE.
 
-`--config=configs/countdown.py:REASONER_BACKBONE`, e.g. `codi_llama`, trains it from nothing, and then each objective
-from where imitation ended, in as many steps as further imitation takes. Solutions to imitate, problems of the rewards
-and tests are all apart by numbers and goal. There is no gate: all latent reasoners think a latent for each operation.
+`slpo train countdown:REASONER_BACKBONE`, e.g. `codi_llama`, imitates a few thousand solutions from nothing, and then
+each objective from where imitation ended, in as many steps as further imitation takes. Solutions to imitate, problems
+of the rewards and tests are all apart by numbers and goal. There is no gate: all latent reasoners think a latent for
+each operation.
 
 With `REASONER_BACKBONE,tune` it evaluates on the validation problems alone, and trains each objective at every rate of
-`TRIED` (`launch/reproduce.py countdown_rates`, which has not been run: `RATES` are the quick start's).
+`TRIED`; `RATES` are the best of those (`launch/reproduce.py countdown_rates`).
 """
 
 from slpo_jax.config import default_config, objective_variant, tried
@@ -32,7 +33,7 @@ OBJECTIVES = {
     "replay_pkpo": ("pathwise", {"estimator": "reward", "advantage": "pkpo"}),
     "grpo": ("grpo", {"reduction": "sequence_mean"}),
 }
-RATES = dict.fromkeys(OBJECTIVES, 1e-4)
+RATES = dict.fromkeys(OBJECTIVES, 1e-4) | {"slpo": 3e-5, "answer_only": 3e-4, "replay": 3e-4, "replay_pkpo": 3e-5}
 
 
 def get_config(cell: str = "coconut_gpt2"):

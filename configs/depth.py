@@ -1,8 +1,8 @@
-"""What latents are worth where depth decides: chains of operations modulo 10, of which each needs the last's result.
+"""Operations modulo 10, each on the last's result: what are latents worth?
 
-`7 * 3 + 9 * 7`, from left to right modulo 10. Two layers soon follow two operations by themselves; three they follow
-sooner with a latent for each. So the report shows what latents are worth (against *no thought*, in the same steps), and
-whether the gate stops after as many latents as a problem has steps.
+`7 * 3 + 9 * 7` goes from left to right, modulo 10. Two layers soon follow two operations by themselves; three they
+follow sooner with a latent for each. So the report shows what latents are worth (against *no thought*, in the same
+steps), and whether the gate stops after as many latents as a problem has steps.
 """
 
 from slpo_jax.config import default_config

@@ -1,7 +1,8 @@
-"""All four stages on the real GSM8K with GPT-2's tokenizer and a small GPT-2 from random weights, for an hour of CPU.
+"""GSM8K on a small GPT-2 from random weights, in an hour of CPU. gsm8k_small:DIR.
 
-`--config=configs/gsm8k_small.py:DIR` reads `gsm8k_train.jsonl`, `gsm_valid.json`, `gsm_test.json`, `gsm_hard.json`,
-`multiarith.json` and `gpt2_tokenizer/` (vocab.json, merges.txt) from DIR; the default is `data`.
+All four stages, with GPT-2's tokenizer. `slpo train gsm8k_small:DIR` reads `gsm8k_train.jsonl`, `gsm_valid.json`,
+`gsm_test.json`, `gsm_hard.json`, `multiarith.json` and `gpt2_tokenizer/` (vocab.json, merges.txt) from DIR; the default
+is `data`.
 """
 
 from _presets import gsm8k_files, small_gpt2

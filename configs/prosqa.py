@@ -1,10 +1,10 @@
-"""ProsQA, which of two ends can be reached in a graph, as published: COCONUT on GPT-2, and the two-layer model.
+"""ProsQA as published. prosqa:sentences,DIR on GPT-2; prosqa:graph,DIR, two layers.
 
-`--config=configs/prosqa.py:sentences,DIR` (Hao et al., 2024) reads `prosqa_train.json`, `prosqa_valid.json` and
+`slpo train prosqa:sentences,DIR` (Hao et al., 2024) reads `prosqa_train.json`, `prosqa_valid.json` and
 `prosqa_test.json` from DIR (`data` by default), facts in words, into GPT-2 (124M). Their program begins its optimizer
-anew at every epoch, this at every stage.
-`--config=configs/prosqa.py:graph,DIR` (Zhu et al., 2025) reads `prosqa_train_graph_4_coconut.json`, `.._valid_..` and
-`.._test_..`, edges between numbered nodes, into two layers of random weights.
+anew at every epoch, this at every stage. `slpo train prosqa:graph,DIR` (Zhu et al., 2025) reads
+`prosqa_train_graph_4_coconut.json`, `.._valid_..` and `.._test_..`, edges between numbered nodes, into two layers of
+random weights.
 
 Rewards come after either with `--config.stages="('imitate','rl','evaluate')"`. The last checkpoint counts, where both
 programs take the best of validation.

@@ -1,8 +1,9 @@
-"""The main job on an embedded default: from random weights to a latent reasoner trained with rewards, on two CPU cores.
+"""Countdown in minutes, on two CPU cores: COCONUT from random weights, then rewards.
 
-Countdown: reach a goal with all of three numbers, from left to right. Several answers are right, and a verifier tells,
-which uses no key. A few thousand written solutions are imitated; then the verifier rewards answers to other problems,
-and tests are apart from both. So the report shows what rewards are worth, against as many further steps of imitation.
+The task is to reach a goal with all of three numbers, from left to right. Several answers are right, and a verifier
+tells, which uses no key. A few thousand written solutions are imitated; then the verifier rewards answers to other
+problems, and tests are apart from both. So the report shows what rewards are worth, against as many further steps of
+imitation.
 """
 
 from slpo_jax.config import default_config

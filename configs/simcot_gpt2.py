@@ -1,9 +1,9 @@
-"""SIM-CoT (Wei et al., 2025) on GPT-2 (124M), then the paper's cold start, SLPO and evaluation.
+"""SIM-CoT (Wei et al., 2025) on GPT-2 (124M). simcot_gpt2:coconut or :codi.
 
-`--config=configs/simcot_gpt2.py:coconut` (the default) goes on from a COCONUT checkpoint of yours, `--config.init=..`:
-five stages of two latents, 3 epochs each, 32 epochs in all, the decoder beside every stage. `:codi` trains CODI
-from GPT-2 itself with it, as published but for dropout of the adapters' inputs. Both read GSM8K-Aug from `data/`, as
-`configs/coconut_gpt2.py`.
+Then the paper's cold start, SLPO and evaluation. `slpo train simcot_gpt2:coconut` (the default) goes on from a COCONUT
+checkpoint of yours, `--config.init=..`: five stages of two latents, 3 epochs each, 32 epochs in all, the decoder beside
+every stage. `:codi` trains CODI from GPT-2 itself with it, as published but for dropout of the adapters' inputs. Both
+read GSM8K-Aug from `data/`, as `configs/coconut_gpt2.py`.
 """
 
 from _presets import GSM8K_AUG, coconut_imitation, codi_imitation, paper

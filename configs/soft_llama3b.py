@@ -1,4 +1,4 @@
-"""The paper's tables 3 and 4 on Llama-3.2-3B-Instruct: `--config=configs/soft_llama3b.py:METHOD`.
+"""Tables 3 and 4 of the paper on Llama-3.2-3B-Instruct. soft_llama3b:METHOD[,CARDS].
 
 METHOD is cot, latent, grpo, lepo, soft_tokens, hrpo, slpo, pathwise or soft_grpo (`_presets.py`); or latent_sft
 and latent_grpo, which goes on from it, on GSM8K-Aug's files in `data`.

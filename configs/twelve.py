@@ -1,10 +1,11 @@
-"""A cell of the twelve settings in small: {COCONUT, CODI} x {GPT-2, Llama}, each on three held-out sets.
+"""Tables 1 and 2 of the paper in small. twelve:REASONER.
 
-`--config=configs/twelve.py:REASONER` trains a reasoner from nothing on problems with numbers to 99 and up to four
-steps, and then every objective that is compared, each from the same cold start. With `REASONER,tune` it trains each of
-them at every rate of `RATES` instead and evaluates on the validation problems alone: `CHOSEN` comes from there
-(`launch/reproduce.py table1_rates`). With `REASONER,falling` it trains `FALLING`, objectives alone and one after the
-other at learning rates that fall to 0, in about as many seconds as SLPO's 600 steps take.
+Twelve settings: {COCONUT, CODI} x {GPT-2, Llama}, each on three held-out sets. `slpo train twelve:REASONER` trains a
+reasoner from nothing on problems with numbers to 99 and up to four steps, and then every objective that is compared,
+each from the same cold start. With `REASONER,tune` it trains each of them at every rate of `RATES` instead and
+evaluates on the validation problems alone: `CHOSEN` comes from there (`launch/reproduce.py table1_rates`). With
+`REASONER,falling` it trains `FALLING`, objectives alone and one after the other at learning rates that fall to 0, in
+about as many seconds as SLPO's 600 steps take.
 """
 
 from slpo_jax.architectures import architecture_of

@@ -20,11 +20,11 @@ Figures = dict[str, dict[str, float]]  # metric -> {"value", "low", "high"} of a
 _VARIANT = re.compile(r"(.*)_(\de_\d\d)")
 
 NAMES = {
-    "imitate": "imitation", "imitate_no_thought": "no thought",
+    "imitate": "imitation", "imitate_no_thought": "no latents",
     "imitate_fixed_tmax": "imitation, T_max latents", "imitate_control": "further imitation",
     "cold_start": "cold gate", "slpo_sum": "SLPO (sum)", "slpo_mean": "SLPO (mean)", "slpo_pkpo": "SLPO (PKPO)",
-    "pass_at_k": "Pass@k", "slpo": "SLPO", "slpo_half": "SLPO, half way", "answer_only_half": "answer_only, half way",
-    "cot_sft": "CoT-SFT", "no_thought": "no thought", "icot": "iCoT",
+    "pass_at_k": "pathwise", "slpo": "SLPO", "slpo_half": "SLPO, half way", "answer_only_half": "answer_only, half way",
+    "cot_sft": "CoT-SFT", "no_thought": "no latents", "icot": "iCoT",
     "simcot_coconut": "SIM-CoT on COCONUT", "simcot_codi": "SIM-CoT on CODI", "coconut": "COCONUT", "codi": "CODI",
     "dart": "DART-like", "colar": "CoLaR", "regular": "ReGuLaR with text", "exact": "exact likelihood",
     "latent_sft": "Latent-SFT", "latent_grpo": "Latent-GRPO",

@@ -172,8 +172,9 @@ TABLES = {
     ),
     "countdown": Table(
         (
-            *(Run(f"{each}_gpt2", f"{_COUNTDOWN}:{each}_gpt2", group=each)
-              for each in ("coconut", "codi", "no_thought", "cot_sft")),
+            *(Run(cell, f"{_COUNTDOWN}:{cell}", group=cell.rpartition("_")[0])
+              for cell in (*(f"{each}_gpt2" for each in ("coconut", "codi", "no_thought", "cot_sft")),
+                           "coconut_llama", "codi_llama")),
             # Without latents an objective of dropout's noise too, which GRPO has none of.
             Run("no_thought_gpt2_noisy", f"{_COUNTDOWN}:no_thought_gpt2",
                 {"stages": ("rl", "evaluate"), "init": "{after}/checkpoints/imitate", "dropout.rate": 0.1,

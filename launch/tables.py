@@ -72,6 +72,15 @@ def markdown(table: Mapping[str, Any]) -> str:
     return "\n".join([lines[0], f"| --- |{' ---: |' * (len(rows[0]) - 1)}", *lines[1:]]) + "\n"
 
 
+def in_todays_words(tables: Mapping[str, Any]) -> dict[str, Any]:
+    """A results file's tables, whose rows have the names of `compare` today; the file keeps those of its day."""
+
+    def named(row: list[Any]) -> list[Any]:
+        return [re.sub("no thought", "no latents", re.sub(r"^(.*: )?Pass@k", r"\1pathwise", row[0])), *row[1:]]
+
+    return {name: {**table, "rows": [named(row) for row in table["rows"]]} for name, table in tables.items()}
+
+
 def picked(table: Mapping[str, Any], picks: Mapping[str, list[str]]) -> dict[str, Any]:
     """Some of a table's rows and columns.
 
@@ -97,9 +106,9 @@ def rendered(text: str, folder: Path = ROOT) -> str:
     def fill(match: re.Match[str]) -> str:
         start, file, name, more, end = match.groups()
         picks = (pick.partition(": ") for pick in more.split("; ")[1:])
-        table = read_json(folder / file, "give a file of results/")["tables"]
+        tables = in_todays_words(read_json(folder / file, "give a file of results/")["tables"])
         try:
-            chosen = picked(table[name], {key: names.split(" | ") for key, _, names in picks})
+            chosen = picked(tables[name], {key: names.split(" | ") for key, _, names in picks})
         except KeyError as error:
             raise UserError(f"{file}: {name} has no {error}; give one of its own") from None
         return f"{start}\n{markdown(chosen)}\n{end}"
@@ -122,7 +131,7 @@ def dump(result: Mapping[str, Any]) -> str:
 def drawn(name: str) -> str:
     """One of `FIGURES`."""
     file, draw = FIGURES[name]
-    return draw(read_json(ROOT / file)["tables"])
+    return draw(in_todays_words(read_json(ROOT / file)["tables"]))
 
 
 def pages() -> list[Path]:

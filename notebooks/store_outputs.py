@@ -1,7 +1,7 @@
 """`python notebooks/store_outputs.py`: runs the notebook as it stands and stores what a reader is to see without running.
 
-Text and pictures are stored; warnings, progress and the machine's own paths are not. Takes some seven minutes of two
-cores, and needs what `pip install -e '.[test]'` brings.
+Text and pictures are stored; warnings, progress and the machine's own paths are not. It takes minutes of two cores,
+and needs what `pip install -e '.[test]'` brings.
 """
 
 import hashlib
@@ -16,8 +16,13 @@ MADE_FROM = "outputs_made_from"  # in the notebook's metadata
 
 
 def digest(notebook: nbformat.NotebookNode) -> str:
-    """Of the code whose outputs are stored."""
-    return hashlib.sha256("\n\n".join(cell.source for cell in _code(notebook)).encode()).hexdigest()
+    """Of the code whose outputs are stored, which is all but what installs."""
+    run = [cell.source for cell in _code(notebook) if not _installs(cell)]
+    return hashlib.sha256("\n\n".join(run).encode()).hexdigest()
+
+
+def _installs(cell: nbformat.NotebookNode) -> bool:
+    return "install" in cell.metadata.get("tags", [])
 
 
 def _code(notebook: nbformat.NotebookNode) -> list[nbformat.NotebookNode]:
@@ -40,9 +45,7 @@ def execute(notebook: nbformat.NotebookNode, folder: Path) -> None:
     Args:
         folder: where the run goes.
     """
-    run = nbformat.from_dict({**notebook, "cells": [
-        cell for cell in notebook.cells if "install" not in cell.metadata.get("tags", [])
-    ]})  # fmt: skip
+    run = nbformat.from_dict({**notebook, "cells": [cell for cell in notebook.cells if not _installs(cell)]})
     resources = {"metadata": {"path": str(folder)}}
     nbclient.NotebookClient(run, timeout=None, kernel_name="python3", resources=resources).execute()
     by_id = {cell.id: cell for cell in run.cells}

@@ -12,6 +12,8 @@ SECTIONS: tuple[Section, ...] = get_args(Section)
 IMITATE, COLD_START, BEST_OF_N, RL, LATENT_RM, EVALUATE = SECTIONS
 USUAL: tuple[Section, ...] = (IMITATE, COLD_START, RL, EVALUATE)
 USUAL_START = COLD_START, IMITATE
+REASONERS = IMITATE, COLD_START, BEST_OF_N, RL
+"""Sections that train a reasoner, in order."""
 CONTROL = "imitate_control"
 NO_THOUGHT = "imitate_no_thought"
 UNFINISHED = "imitate_adapter"
@@ -24,43 +26,31 @@ class About:
 
     Attributes:
         stream: of its noise. A number never changes, or runs that go on would draw other noise: a new one is the next.
-        title: of what it trains, on model cards; "": no reasoner.
         gate: whether the gate of its checkpoints is a trained one.
         row: label and meaning of its row in the report; None: `run/evaluated_rows.py` has more to say.
     """
 
     stream: int
-    title: str = ""
     gate: bool = False
     row: tuple[str, str] | None = None
 
 
 ABOUT: dict[Section, About] = {
-    "imitate": About(0, "imitation (CoT-SFT and the latent curriculum or self-distillation)"),
+    "imitate": About(0),
     "cold_start": About(
         1,
-        "cold start of the stopping gate",
         gate=True,
         row=("cold gate", "Imitation's reasoner with the trained gate: where the objectives start."),
     ),
     "best_of_n": About(
         5,
-        "imitation of the best of its own right samples",
         gate=True,
         row=("best of N", "Imitation of the best right one among N samples of where it started, chosen by a scorer."),
     ),
-    "rl": About(2, "reinforcement learning", gate=True),
+    "rl": About(2, gate=True),
     "latent_rm": About(4),
     "evaluate": About(3),
 }
-REASONERS = tuple(section for section, about in ABOUT.items() if about.title)
-"""Sections that train a reasoner, in order."""
-TITLES = {section: ABOUT[section].title for section in REASONERS} | {
-    CONTROL: "further imitation, a control",
-    NO_THOUGHT: "imitation without latents, a baseline",
-}
-
-
 _PARTS = {CONTROL, NO_THOUGHT, UNFINISHED}  # of imitation, beside its own checkpoint
 
 

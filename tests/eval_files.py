@@ -14,7 +14,7 @@ ROWS = {
     for row in (
         Row("imitate", "imitation, own length", 0, fixed=True, stage="imitate"),
         Row("imitate_fixed_tmax", "imitation, fixed T_max", 1, fixed=True, stage="imitate"),
-        Row("imitate_control", "imitation control", 2, baselines=("imitate",), stage="imitate_control"),
+        Row("imitate_control", "further imitation", 2, baselines=("imitate",), stage="imitate_control"),
         Row("cold_start", "cold gate", 3, gated=True, baselines=(BEST_FIXED,), stage="cold_start"),
         Row(
             "slpo", "SLPO", 10, gated=True, baselines=("cold_start", "imitate_control", BEST_FIXED), stage="slpo"

@@ -17,11 +17,11 @@ import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
+import slpo_jax
+from commands import config_of, fault, trains
 from configs._presets import SOFT_METHODS
 from eval_files import write_eval
-from slpo_jax.api.load_options import KEYS as LOAD_OPTIONS
 from slpo_jax.architectures import ARCHITECTURES
-from slpo_jax.cli.command import take_keys
 from slpo_jax.config import config_checks, default_config
 from slpo_jax.config.registry import read_registrations
 from slpo_jax.evaluation.curves import scalars
@@ -33,7 +33,6 @@ from slpo_jax.policy.latent_policies import LATENT_POLICIES
 from slpo_jax.policy.scorers import SCORERS
 from slpo_jax.rewards.reward import REWARDS
 from slpo_jax.run.experiment import build
-from slpo_jax.run.own_data_settings import KEYS, requested
 from slpo_jax.run.plan import check_stages
 from slpo_jax.training import rl_step
 from slpo_jax.training.metrics import TRACKERS, MetricsLog
@@ -60,9 +59,12 @@ def prose(page: Path) -> str:
     return _FENCE.sub("", page.read_text())
 
 
-def fenced(page: Path) -> list[tuple[str, str]]:
-    """(language, text) of each code block of a page."""
-    return _FENCE.findall(page.read_text())
+def fenced(page: Path, section: str = "") -> list[tuple[str, str]]:
+    """(language, text) of each code block of a page, or of one of its sections."""
+    text = page.read_text()
+    if section:
+        text = text.split(f"\n## {section}\n")[1].split("\n## ")[0]
+    return _FENCE.findall(text)
 
 
 def blocks(page: Path, language: str) -> list[str]:
@@ -75,7 +77,8 @@ def example_paths() -> set[str]:
 
 def examples() -> list[tuple[str, str]]:
     """(file, code) of those that register something."""
-    return _EXAMPLE.findall(EXTEND.read_text() + (ROOT / "docs" / "rewards.md").read_text())
+    pages = (ROOT / "README.md", EXTEND, ROOT / "docs" / "rewards.md")
+    return _EXAMPLE.findall("".join(page.read_text() for page in pages))
 
 
 def found(path: str) -> bool:
@@ -99,7 +102,7 @@ def test_paths_are_there(page):
     folders = [text for text in folders if text.partition("/")[0] not in OF_A_RUN]
     missing = [path for path in files + folders if not found(path)]
     assert not missing
-    if page.name in ("CONTRIBUTING.md", "equations.md", "train.md"):
+    if page.name in ("CONTRIBUTING.md", "equations.md", "extend.md"):
         assert len(files) + len(folders) > 3, "nothing was looked for"
 
 
@@ -154,25 +157,22 @@ def _as_module(words: list[str]) -> list[str]:
     return ["python", "-m", "slpo_jax.main", *config, *words[2 + len(config) :]]
 
 
-def config_of(words: list[str]):
-    """The checked config of a command's arguments, from the checkout's root."""
-    rest, keys = take_keys(words[3:])
-    (start,) = [word.partition("=")[2] for word in rest if word.startswith("--config=")]
-    assert all(re.match("--(config|workdir|smoke)", word) for word in rest)
-    return config_checks.check(requested(start, dict.fromkeys(KEYS, ""), {}, keys, lambda _: None, texts=True)[0])
+def mentioned(page: Path) -> list[list[str]]:
+    """Commands in a page's sentences, without those that stand for several: [--flag], FILE|DIR, .., COMMAND."""
+    quoted = [" ".join(text.split()) for text in re.findall(r"`((?:python|slpo) [^`]+)`", prose(page))]
+    return [shlex.split(text) for text in quoted if not re.search(r"[][|]|\.\.|COMMAND", text)]
 
 
 @of(PAGES)
-def test_runs_have_configs_that_can_be_used(page, monkeypatch, example):
+def test_commands_can_be_begun(page, monkeypatch, example):
+    """Their programs, flags, configs and tables are there; methods of the page's own are registered first."""
     monkeypatch.chdir(ROOT)
-    runs = [words for words in commands(page) if "slpo_jax.main" in words]
-    runs = [words for words in runs if not any(word.startswith("--train=") for word in words)]  # test_readme.py's
-    for words in runs:
+    found = commands(page) + mentioned(page)
+    for words in found:
         for file in [word for word in words if word.startswith("--register=")]:
             example(Path(file.partition("=")[2]).stem)
-            words.remove(file)
-        config_of(words)
-    assert runs or page.name not in ("README.md", "start.md", "train.md", "methods.md")
+        assert fault(words) == ""
+    assert any(map(trains, found)) or page.name not in ("README.md", "train.md", "methods.md")
 
 
 @pytest.mark.nightly
@@ -194,23 +194,9 @@ def test_a_second_name_can_be_given():
     assert config_checks.check(config).objective["slpo_grpo"].advantage == "grpo"
 
 
-@of(PAGES)
-def test_other_commands_have_their_files_and_flags(page):
-    for words in commands(page):
-        if words[:2] == ["python", "-m"] and words[2].startswith(("slpo_jax", "benchmarks.")):
-            module = "slpo_jax.main" if words[2] == "slpo_jax" else words[2]
-            path = ROOT / (module.replace(".", "/") + ".py")
-        elif words[0] == "python" and words[1].endswith(".py"):
-            path = ROOT / words[1]
-        else:
-            continue
-        sources = [path.read_text(), *(file.read_text() for file in (ROOT / "slpo_jax" / "cli").glob("*.py"))]
-        sources += [file.read_text() for file in path.parent.glob("*/report.py")]  # flags that benchmarks share
-        for flag in (word.partition("=")[0].lstrip("-") for word in words[2:] if word.startswith("--")):
-            if flag in LOAD_OPTIONS:
-                continue
-            quoted = re.compile(rf"[\"'](--)?{flag.partition('.')[0]}[\"']")
-            assert any(quoted.search(source) for source in sources), f"{path.name}: --{flag}"
+def test_the_python_page_has_every_public_name():
+    (members,) = re.findall(r"members: \[(.*?)\]", (ROOT / "docs" / "api.md").read_text(), re.DOTALL)
+    assert sorted(re.split(r",\s+", members)) == sorted(slpo_jax.__all__)
 
 
 def test_methods_are_all_there():

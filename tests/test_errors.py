@@ -9,8 +9,9 @@ from slpo_jax.errors import SaveError, UserError, about, key_name
 
 
 def test_a_line_has_the_key_and_the_problem_where_they_are_given():
-    error = UserError("config.base", "none; give one")
-    assert (str(error), error.key, error.problem) == ("config.base: none; give one", "config.base", "none; give one")
+    error = UserError("config.base", "not set; give one")
+    assert str(error) == "config.base: not set; give one"
+    assert (error.key, error.problem) == ("config.base", "not set; give one")
     whole = SaveError("x.json: no such file; check the path")
     assert (str(whole), whole.key, whole.problem) == (str(whole), "", str(whole))
     again = pickle.loads(pickle.dumps(error))  # as another process raises it

@@ -4,6 +4,7 @@
 """
 
 import ast
+import graphlib
 import io
 import json
 import re
@@ -60,22 +61,44 @@ def test_folders_have_the_code_lines_that_they_had():
     assert {name: lines for name, lines in _folders().items() if lines > most.get(name, 0)} == {}
 
 
-def _floor(module: str) -> int | None:
-    return next((n for n, rooms in enumerate(FLOORS) for room in rooms if f"{module}.".startswith(f"{room}.")), None)
+def _floor(file: Path) -> int | None:
+    """The floor of a file's room, or of a file that stands in none; None for the package's own doors."""
+    room = file.parts[0].removesuffix(".py")
+    return next((floor for floor, rooms in enumerate(FLOORS) if room in rooms), None)
+
+
+def _imports() -> dict[Path, set[Path]]:
+    """The files of the package that each of them takes names of, wherever in it."""
+    found: dict[Path, set[Path]] = {}
+    for path, file in FILES.items():
+        nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        modules = {
+            module for node in nodes if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("slpo_jax.")
+            for module in (node.module, *(f"{node.module}.{alias.name}" for alias in node.names))
+        }  # fmt: skip
+        places = [Path(*module.split(".")[1:]) for module in modules]
+        found[file] = {name for place in places for name in (place.with_suffix(".py"), place / "__init__.py")
+                       if name in FILES.values()} - {file}  # fmt: skip
+    return found
 
 
 def test_imports_go_down():
-    found = Counter[str]()
-    for path, name in FILES.items():
-        own = ".".join(name.with_suffix("").parts)
-        modules = {
-            node.module.removeprefix("slpo_jax.") for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("slpo_jax.")
-        }  # fmt: skip
-        floors = {module.split(".")[0]: _floor(module) for module in modules}
-        here = _floor(own)
-        found.update(f"{name.parts[0]} -> {room}" for room, floor in floors.items() if here and (floor or 0) > here)
-    assert found == {}
+    floors = {file: _floor(file) for file in FILES.values()}
+    assert {file.name for file, floor in floors.items() if floor is None} == {"__init__.py", "__main__.py", "main.py"}
+    up = [f"{file} -> {other}" for file, others in _imports().items() if floors[file] is not None
+          for other in others if (floors[other] or 0) > floors[file]]  # fmt: skip
+    assert up == []
+
+
+def test_no_files_import_each_other():
+    # A folder's __init__ takes names of its files, and they of each other: only files of code can be in a circle.
+    files = {file: {other for other in others if other.name != "__init__.py"} for file, others in _imports().items()}
+    assert len([*graphlib.TopologicalSorter(files).static_order()]) == len(FILES)
+
+
+def test_no_two_files_have_one_name():
+    names = Counter(file.name for file in FILES.values() if file.name != "__init__.py")
+    assert [name for name, count in names.items() if count > 1] == []
 
 
 def told_apart(source: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 import ast
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -10,8 +11,11 @@ from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+
+import slpo_jax
 
 ROOT = Path(__file__).resolve().parents[1]
 # Where a pickled checkpoint is to be read, a curve drawn, boxes compared, and values logged.
@@ -49,6 +53,27 @@ def test_every_package_that_is_imported_is_declared():
         if name not in OPTIONAL and not declared.keys() & set(map(canonicalize_name, distributions.get(name, [])))
     }
     assert undeclared == {}
+
+
+def test_the_version_is_the_same_everywhere():
+    version = slpo_jax.__version__
+    assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
+    assert re.search(r"^## (\S+)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)[1] in (version, "Unreleased")
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / ".github/workflows").glob("*.yml")), ids=lambda path: path.stem)
+def test_workflows_can_be_read(path):
+    """Jobs say how long they may take, and what publishes has no right beside its own."""
+    found = yaml.safe_load(path.read_text())
+    assert found["permissions"] == {"contents": "read"}
+    assert found[True]  # "on", to YAML
+    for job in found["jobs"].values():
+        assert job["timeout-minutes"] <= 90
+        assert all(("uses" in step) != ("run" in step) for step in job["steps"])
+    publishing = {"site": {"pages": "write", "id-token": "write"}, "release": {"id-token": "write"}}
+    publish = found["jobs"].get("publish", {})
+    assert publish.get("permissions") == publishing.get(path.stem)
+    assert publish.get("environment") or not publish
 
 
 @pytest.mark.slow

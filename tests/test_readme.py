@@ -1,4 +1,4 @@
-"""README's commands and those of docs/start.md, in their order, with few steps and few problems."""
+"""README's commands and those of two sections of docs/, in their order, with few steps and few problems."""
 
 import importlib.util
 import json
@@ -11,9 +11,10 @@ import pandas
 import pytest
 
 from data_sets import write_jsonl, write_set
-from test_docs import ROOT, commands_of, defined, fenced
+from test_docs import ROOT, commands_of, defined, examples, fenced
 
-ASKED = "3 7 12 = 33"
+PARTS = (("README.md", ""), ("docs/train.md", "Your own problems"), ("docs/use.md", "Evaluate alone"))  # page, section
+ASKED = "3 11 19 = 68"
 RUNS = {  # of slpo_jax.main, by config: what makes them small
     "quickstart": {
         "data.countdown.demos_size": 64, "data.countdown.train_size": 64, "data.countdown.valid_size": 8,
@@ -73,11 +74,14 @@ def _published(folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def said(tmp_path_factory):
-    """The folder in which README's and docs/start.md's blocks were run one after the other, and what each said."""
+    """The folder in which the blocks of `PARTS` were run one after the other, and what each said."""
     folder = tmp_path_factory.mktemp("readme")
     _own_data(folder)
     said: dict[str, list[str]] = {}
-    for kind, text in fenced(ROOT / "README.md") + fenced(ROOT / "docs" / "start.md"):
+    files = dict(examples())
+    (folder / "close.py").write_text(files["close.py"])
+    found = [block for page, section in PARTS for block in fenced(ROOT / page, section)]
+    for kind, text in (block for block in found if block[1] not in files.values()):
         for words in commands_of(text) if kind == "bash" else [["python", "-c", text]] if kind == "python" else []:
             name = words[1] if kind == "python" else words[3 if words[2] == "slpo_jax" else 2]
             if name in ("pip", "pytest"):  # as .ci/run does
@@ -96,23 +100,24 @@ def said(tmp_path_factory):
 def test_commands_run(said):
     folder, said = said
     counts = {name: len(texts) for name, texts in said.items() if name != "transformers"}
-    assert counts == {"slpo_jax.main": 5, "view": 1, "solve": 2, "-c": 1, "export": 1}
+    assert counts == {"slpo_jax.main": 6, "view": 1, "solve": 1, "data": 1, "-c": 1}
     lines = (folder / "runs" / "quickstart" / "metrics.jsonl").read_text().splitlines()
     assert not {name for line in lines for name in json.loads(line)} - defined()
     rows = json.loads((folder / "runs" / "three" / "report.json").read_text())["eval"]
     assert {"imitate", "cold_start", "slpo", "pathwise", "answer_only"} <= set(rows)
     assert rows["slpo"]["my_test"]["n"] == 3
-    mine = json.loads((folder / "runs" / "mine" / "report.json").read_text())["eval"]
-    assert mine["slpo"]["my_test"]["n"] == 3
+    for name in ("mine", "close"):
+        rows = json.loads((folder / "runs" / name / "report.json").read_text())["eval"]
+        assert rows["slpo"]["my_test"]["n"] == 3
     published = json.loads((folder / "runs" / "published" / "report.json").read_text())
     assert published["eval"]["checkpoint"]["gsm8k"]["latent_steps"] == 6
     assert "vote of 16 rollouts" in said["solve"][0]
     assert "vote of 16 rollouts" in said["-c"][0]
-    assert "Difference(difference=" in said["-c"][0]
+    assert "latents a problem on average" in said["-c"][0]
     assert said["view"] == ["runs/quickstart/report.html\n"]
     # What was exported is asked as the run was: T, threshold and budget go with it.
     chosen = json.loads((folder / "runs" / "quickstart" / "report.json").read_text())["thresholds"]["slpo"]["chosen"]
-    facts = json.loads(_run(["python", "-m", "slpo_jax", "solve", "exported_slpo", "--json", ASKED], folder))
+    facts = json.loads(_run(["python", "-m", "slpo_jax", "solve", "exported", "--json", ASKED], folder))
     assert (facts["stopping"], facts["rule"]) == ("threshold", chosen)
 
 

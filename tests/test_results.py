@@ -1,14 +1,44 @@
-"""Tables of measured figures: how they are shown, and that the pages show those of results/."""
+"""Tables of measured figures: how they are shown, where they are from, and that the pages show those of results/."""
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 
 import tables
+from commands import commands_in, fault, words_of
 from slpo_jax.errors import UserError
 
 FILES = sorted((tables.ROOT / "results").glob("*.json"))
+OLDER = {
+    "ablations.json": {"benchmarks.ablations": "now launch/reproduce.py ablations"},
+    "accelerator.json": {"--only_predicted": "now takes a model"},
+    "arena_words.json": {"arena": "on word problems, before the arena's graphs", "arena_rates": "the same"},
+    "figures.json": {
+        "sweeps": "now figure3", "advantages": "now figure4", "difficulty": "now figure7", "thresholds": "retired",
+    },
+    "geometry.json": {"geometry": "retired"},
+    "gradients.json": {"gradients": "retired"},
+    "graph.json": {"quickstart": "the quick start was then configs/graph.py: now graph"},
+    "passk.json": {"--plain": "retired", "--shapes quickstart": "now --shapes graph"},
+    "recovery.json": {"benchmarks.recovery": "retired", "launch/kill_test.py": "now tests/run/test_kill.py"},
+    "schedules.json": {"schedules": "retired", "ways": "retired"},
+    "step.json": {
+        "benchmarks.slpo_step": "now benchmarks.step", "benchmarks.growth": "retired",
+        "benchmarks.levers": "retired", "benchmarks.floor": "retired",
+    },
+    "table1.json": {
+        "twelve": "now table1", "twelve_rates": "now table1_rates", "slpo_jax.evaluation.report": "now slpo report",
+    },
+    "table1_falling.json": {"falling": "now table1_falling", "falling_rates": "retired"},
+    "table1_seconds.json": {"seconds": "now table1_seconds"},
+    "table2.json": {"text": "now table2"},
+    "table4.json": {"soft": "now table4", "soft_rates": "now table4_rates"},
+    "words.json": {"slpo train quickstart": "of word problems, now arithmetic; a shell takes the quotes away"},
+    "xla_cpu.json": {"measure.py": "a script of the day"},
+}  # fmt: skip
+"""Records whose commands are older than this checkout's: file -> what of a command has gone, and why. No new ones."""
 INTERVAL = {"value": 1.255, "low": 0.5, "high": 2.0}
 TABLE = {"columns": ["", "Acc", "pass@8"], "rows": [["SLPO", INTERVAL, None], ["cold gate", 3, 0.25]], "digits": 1}
 
@@ -56,6 +86,14 @@ def test_a_page_s_tables_are_those_of_results(tmp_path):
             tables.rendered(page.replace("gains", lacking), tmp_path)
 
 
+def test_rows_have_the_names_of_today():
+    """`no thought` and `Pass@k` are those of older files; a metric of that name stays."""
+    old = ("no thought on Llama", "Pass@k, 800", "CODI on GPT-2: Pass@k", "any of N (Pass@N)")
+    renamed = tables.in_todays_words({"one": {"columns": ["", "x"], "rows": [[name, 1] for name in old]}})["one"]
+    names = ["no latents on Llama", "pathwise, 800", "CODI on GPT-2: pathwise", "any of N (Pass@N)"]
+    assert renamed == {"columns": ["", "x"], "rows": [[name, 1] for name in names]}
+
+
 @pytest.mark.parametrize("page", tables.pages(), ids=lambda page: page.name)
 def test_pages_are_rendered_from_results(page):
     """After a change of results/ or of a page: python launch/tables.py."""
@@ -85,3 +123,36 @@ def test_results_say_where_they_are_from(path):
         assert all(tables.cell(value) is not None for row in table["rows"] for value in row)
     shown = [page.name for page in tables.pages() if f"results/{path.name}" in page.read_text()]
     assert shown, "no page has it"
+
+
+def _gone(path: Path, command: str) -> str:
+    """What is wrong with a record's command; a table of launch/runs.py is that of its file too."""
+    words = words_of(command)
+    if words[1] == "launch/reproduce.py" and not words[2].startswith(path.stem.rstrip("s")):
+        return f"{words[2]} is no table of {path.name}"
+    return fault(words)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_commands_of_results_can_be_begun(path, monkeypatch):
+    monkeypatch.chdir(tables.ROOT)
+    found = json.loads(path.read_text())
+    given = dict.fromkeys((found | table)["command"] for table in found["tables"].values())
+    commands = [command for text in given for command in commands_in(text)]
+    assert len(commands) >= len(given)
+    gone = {command: reason for command in commands if (reason := _gone(path, command))}
+    older = {part for part in OLDER.get(path.name, {}) if any(f" {part} " in f" {command} " for command in gone)}
+    assert {command: reason for command, reason in gone.items()
+            if not any(f" {part} " in f" {command} " for part in older)} == {}  # fmt: skip
+    assert older == OLDER.get(path.name, {}).keys(), "begins again: take it out of OLDER"
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["slpo look runs/x", "slpo solve runs/x --sample=16 q", "slpo train nowhere", "slpo train prosqa:nowhere",
+     "slpo train graph --config.rl.step=3", "python -m slpo_jax.solve", "python -m benchmarks.passk --shapes bert",
+     "python launch/reproduce.py twelve", "python launch/reproduce.py figure4 --only=main", "python launch/kill.py"],
+)  # fmt: skip
+def test_what_is_looked_for_is_found(command):
+    assert commands_in(f"First {command}; then another.") == [command]
+    assert fault(words_of(command))

@@ -81,7 +81,7 @@ class Evaluation:
         lines = [f"Acc     {percent(found, 'acc')} on {found['n']} problems"]
         ks = [key for key in found if key.startswith("pass@") and key.removeprefix("pass@").isdigit()]
         lines += [f"{'P' + key[1:]:<7} {percent(found, key)}" for key in ks]
-        cut = f", {100 * found['cut']:.1f} % cut at the limit" if found.get("cut") else ""
+        cut = f", {100 * found['cut']:.1f} % truncated" if found.get("cut") else ""
         return "\n".join([*lines, f"{found['latent_steps']:.1f} latents a problem on average{cut}"])
 
     def to_pandas(self) -> "pandas.DataFrame":

@@ -21,26 +21,26 @@ def _option(default: Any, about: str, *keys: str, **limits: Any) -> Any:
 class LoadOptions(Checked):
     """None or "" is what the checkpoint itself says, or its run."""
 
-    threshold: float | None = _option(None, "Of the gate; default: the one chosen in the run, or 0.5.", least=0, most=1)
-    latents: int | None = _option(None, "A fixed number of latents, instead of the gate.", "max_latents", least=0)
+    threshold: float | None = _option(None, "of the gate; default: the one chosen in the run, or 0.5", least=0, most=1)
+    latents: int | None = _option(None, "a fixed number of latents, instead of the gate", "max_latents", least=0)
     max_answer_tokens: int | None = _option(
-        None, "Default: the run's, or 16.", "max_answer_tokens", "evaluate.max_answer_tokens", least=1
+        None, "default: the run's, or 16", "max_answer_tokens", "evaluate.max_answer_tokens", least=1
     )
-    reasoner: str = _option("", "Such as coconut_gpt2; default: what the checkpoint says.", "reasoner")
-    base: str = _option("", "Base model's directory or hub id, for a file without config and tokenizer.", "base")
-    tokenizer: str = _option("", "Directory or hub id; default: the checkpoint's or the base's.", "tokenizer")
+    reasoner: str = _option("", "such as coconut_gpt2; default: what the checkpoint says", "reasoner")
+    base: str = _option("", "base model's directory or hub id, for a bare file", "base")
+    tokenizer: str = _option("", "directory or hub id; default: the checkpoint's or the base's", "tokenizer")
     lora_alpha: float | None = _option(
-        None, "Scale of LoRA adapters times their rank (CODI's published: 32).", "lora_alpha", above=0
+        None, "scale of LoRA adapters times their rank (CODI's published: 32)", "lora_alpha", above=0
     )
-    latent_policy: str = _option("", "Of a thought's steps, such as soft; default: the run's.", "latent_policy.name")
-    instruction: str = _option("", "After the question, to a text reasoner; default: the run's.", "prompt.instruction")
+    latent_policy: str = _option("", "of a thought's steps, such as soft; default: the run's", "latent_policy.name")
+    instruction: str = _option("", "after the question, to a text reasoner; default: the run's", "prompt.instruction")
     answers: Literal["", AskedStyle] = _option(
-        "", "How a text reasoner's answer is read; default: the run's.", "prompt.answers"
+        "", "how a text reasoner's answer is read; default: the run's", "prompt.answers"
     )
     speed: int | None = _option(
-        None, "That CoLaR is asked to think at; default: the run's.", "prompt.speed", least=1, most=MOST_SPEED
+        None, "that CoLaR is asked to think at; default: the run's", "prompt.speed", least=1, most=MOST_SPEED
     )
-    explain: bool = _option(False, "Keep SIM-CoT's decoder; say each latent in words, where it was kept.")
+    explain: bool = _option(False, "keep SIM-CoT's decoder; decode each latent to text, where it was kept")
 
 
 KEYS: dict[str, tuple[str, ...]] = {field.name: field.metadata["keys"] for field in dataclasses.fields(LoadOptions)}

@@ -9,7 +9,7 @@ from slpo_jax.rewards.answers import STYLES
 def describe(solver: Solver, solution: Solution) -> str:
     """A solution for a terminal of 100 columns."""
     indent, style = "\n" + " " * 10, STYLES[solver.setup.template.answer_style]
-    none = f"none: the text has {'no end, so what it says last may be cut off' if solution.cut else style.none}"
+    none = f"none: the text has {'no end, so what it says last may be truncated' if solution.cut else style.none}"
     lines = [
         f"from      {solver.setup.config.init}",
         f"question  {indent.join(solution.question.strip().splitlines())}",
@@ -19,7 +19,7 @@ def describe(solver: Solver, solution: Solution) -> str:
     ]
     if solution.cut:
         most = solver.setup.evaluator.policy.config.answer_slots
-        lines.insert(4, f"cut       at {most} tokens, before it ended; --max_answer_tokens={2 * most} lets it go on")
+        lines.insert(4, f"truncated at {most} tokens, before it ended; --max_answer_tokens={2 * most} lets it go on")
     if not solution.latents:
         return "\n".join(lines)
     lines.append("")
@@ -70,6 +70,6 @@ def describe_vote(solver: Solver, found: Vote, seed: int) -> str:
     lines = [f"vote of {total} rollouts with {noise} (seed {seed})"]
     for answer, count in found.counts:
         mark = "  <- majority" if answer is not None and answer == found.majority else ""
-        cut = f" ({found.cut} cut off)" if answer is None and found.cut else ""
+        cut = f" ({found.cut} truncated)" if answer is None and found.cut else ""
         lines.append(f"{count:6}  {'no answer' if answer is None else answer}{cut}{mark}")
     return "\n".join(lines)

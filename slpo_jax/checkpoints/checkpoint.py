@@ -3,11 +3,12 @@
 import dataclasses
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from slpo_jax.architectures import REASONERS, Architecture, architecture_of
+from slpo_jax.architectures.tensors import Stored
 from slpo_jax.architectures.weights import backbone_weights, check_tree, gate_weights, read_tree, refuse_leftovers
 from slpo_jax.checkpoints.decoder import read_decoder
 from slpo_jax.checkpoints.description import Description, end_tokens, write_description
@@ -152,19 +153,24 @@ def _fitted(
     config: Config, architecture: type[Architecture], opened: Identity, tokenizer: "PreTrainedTokenizerFast"
 ) -> Checkpoint:
     """A foreign checkpoint with its shapes and tokenizer, which may be those of `config.base`."""
-    tensors, source, stored, spare = opened.tensors, opened.path, opened.shapes(), 0
+    tensors, source, stored = opened.tensors, opened.path, opened.shapes()
+    width = stored.n_embd
+    missing = [] if tensors.head else [weight.path[0] for weight in architecture.drawn(width).heads(width)]
+    plan = vocabulary_plan(
+        architecture, opened.embedding, source,
+        base=None if opened.has_own_model else stored.vocab_size, known=len(tokenizer),
+        named=has_latent_tokens(tokenizer), published=bool(opened.architecture and not opened.description),
+        missing_head=next(iter(missing), ""),
+    )  # fmt: skip
     if not opened.has_own_model:
-        spare = _check_vocabulary(architecture, opened, stored.vocab_size, tokenizer)
         stored = dataclasses.replace(stored, vocab_size=opened.embedding.shape[0])
-    width, lacks = stored.n_embd, _lacks(architecture, opened, stored.n_embd, tokenizer)
     if opened.description:
         made = opened.description.architecture
-    elif lacks:
+    elif plan.lacks:
         made = architecture.drawn(width, config.model)
     else:
         made = architecture.found(tensors, opened.model, source)
-    first_id = opened.embedding.shape[0] - spare - (0 if lacks else len(architecture.tokens))
-    template = made.template(tokenizer, first_id if architecture.after_vocabulary else None, config.prompt)
+    template = made.template(tokenizer, plan.first_id, config.prompt)
     if not architecture.has_latents and not config.tokenizer:
         ends = end_tokens(source, opened.generation, opened.model)
         template = _ended(template, ends, stored.vocab_size, source)
@@ -192,7 +198,7 @@ def _fitted(
         decoder = tensors.decoder if explain else None
         return found | ({DECODER: read_decoder(decoder, stored, weights[0].name, source)} if decoder else {})
 
-    return Checkpoint(description, template, read, lacks=lacks)
+    return Checkpoint(description, template, read, lacks=plan.lacks)
 
 
 def _ended(template: Template, eos_ids: tuple[int, ...], rows: int, source: str) -> Template:
@@ -207,39 +213,57 @@ def _ended(template: Template, eos_ids: tuple[int, ...], rows: int, source: str)
     return dataclasses.replace(template, more_eos_ids=tuple(dict.fromkeys(i for i in eos_ids if i != template.eos_id)))
 
 
-def _check_vocabulary(
-    architecture: type[Architecture], opened: Identity, base: int, tokenizer: "PreTrainedTokenizerFast"
-) -> int:
-    """A file without a config has the base's rows, or the architecture's tokens' too; how many come after these."""
-    embedding, more = opened.embedding, len(architecture.tokens)
-    rows, sizes = embedding.shape[0], {base} if architecture.after_vocabulary else {base, len(tokenizer)}
-    spare = _SPARE if architecture.after_vocabulary and rows == base + more + _SPARE else 0
-    if rows - spare not in sizes | {size + more for size in sizes}:
-        raise UserError(
-            f"{opened.path}: tensor {embedding.name} has {rows} rows, {key_name('config.base')} {base} (+ {more} "
-            "for the reasoner's tokens); give the base model that it was trained from"
-        )
-    return spare
+class VocabularyPlan(NamedTuple):
+    """What the rows of a foreign checkpoint's embedding are.
+
+    Attributes:
+        first_id: the id of the first of the architecture's tokens; None where the tokenizer says it.
+        lacks: what a language model that has not been a reasoner yet lacks of one; "" for a reasoner's.
+    """
+
+    first_id: int | None
+    lacks: str
 
 
-def _lacks(architecture: type[Architecture], opened: Identity, width: int, tokenizer: "PreTrainedTokenizerFast") -> str:
-    """What a language model that has not been a reasoner yet lacks of one; "" for a reasoner's.
+def vocabulary_plan(
+    architecture: type[Architecture], embedding: Stored, source: str, *,
+    base: int | None, known: int, named: bool, published: bool, missing_head: str,
+) -> VocabularyPlan:  # fmt: skip
+    """Tell a reasoner's vocabulary from a language model's.
 
     Tokens come from the tokenizer by name where it has them, else they have the published ids.
+
+    Args:
+        embedding: the checkpoint's.
+        source: where that is from, for messages.
+        base: rows of `config.base`, for a file without a config, which has these, or the architecture's tokens' too.
+        known: the tokenizer's tokens.
+        named: whether the architecture's tokens are among them.
+        published: whether the tensors are a reasoner's, and no export's.
+        missing_head: the first of the architecture's heads, where there are none; else "".
+    Raises:
+        UserError: the rows are another vocabulary's.
     """
-    tensors, rows, size = opened.tensors, opened.embedding.shape[0], len(tokenizer)
-    if size > rows:
+    rows, more, after = embedding.shape[0], len(architecture.tokens), architecture.after_vocabulary
+    spare = 0
+    if base is not None:
+        spare = _SPARE if after and rows == base + more + _SPARE else 0
+        sizes = {base} if after else {base, known}
+        if rows - spare not in sizes | {size + more for size in sizes}:
+            raise UserError(
+                f"{source}: tensor {embedding.name} has {rows} rows, {key_name('config.base')} {base} (+ {more} for "
+                "the reasoner's tokens); give the base model that it was trained from"
+            )
+    if known > rows:
         raise UserError(
-            f"{opened.path}: tensor {opened.embedding.name} has {rows} rows, but the tokenizer {size} tokens; give "
+            f"{source}: tensor {embedding.name} has {rows} rows, but the tokenizer {known} tokens; give "
             "the tokenizer that the checkpoint was trained with"
         )
-    has_tokens = not architecture.tokens or has_latent_tokens(tokenizer) or rows == size + len(architecture.tokens)
-    if opened.architecture and not opened.description and (has_tokens or architecture.after_vocabulary):
-        return ""
-    heads = architecture.drawn(width).heads(width)
-    if heads and not tensors.head:
-        return heads[0].path[0]
-    return "" if has_tokens else "special tokens"
+    has_tokens = not more or named or rows == known + more
+    lacks = missing_head or ("" if has_tokens else "special tokens")
+    if published and (has_tokens or after):
+        lacks = ""
+    return VocabularyPlan(rows - spare - (0 if lacks else more) if after else None, lacks)
 
 
 def grow(tree: dict[str, Any], rows: int, tokenizer: "PreTrainedTokenizerFast") -> dict[str, Any]:

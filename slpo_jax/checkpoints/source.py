@@ -292,6 +292,6 @@ def _open_gguf(init: str, path: Path, base: str, lora_alpha: float | None) -> Id
     found = open_gguf(path)
     architecture, tensors = recognise(found.tensors, str(path), None)
     return Identity(
-        init, str(path), architecture, _backbone(tensors, found.config), None, found.tokenizer, None, base, None,
-        tensors, found.config, str(path),
+        init, str(path), architecture, _backbone(tensors, found.config), None, found.tokenizer,
+        base=base, tensors=tensors, model=found.config, model_source=str(path),
     )  # fmt: skip

@@ -8,12 +8,14 @@ waited for, and ends the process at a second one.
 import argparse
 import contextlib
 import errno
+import inspect
 import logging as python_logging
 import os
 import re
 import select
 import signal
 import sys
+import textwrap
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -30,20 +32,30 @@ _MOMENT = 0.5  # seconds before that is said
 _INTERRUPTED = 128 + signal.SIGINT
 
 
+class _Formatter(argparse.HelpFormatter):
+    """Fills a description's paragraphs, but for those that are indented; its flags stand beside what they are."""
+
+    def __init__(self, prog: str):
+        super().__init__(prog, max_help_position=28)
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        paragraphs = inspect.cleandoc(text).split("\n\n")
+        return "\n\n".join(each if "\n  " in each else textwrap.fill(each, width) for each in paragraphs)
+
+
 class CommandParser(FlagParser):
     """The flags of `slpo COMMAND`, which may stand before, between or after the other arguments.
 
     Args:
         name: of the command.
-        about: what --help says of it.
+        about: what --help says of it, three examples among it.
     """
 
     def __init__(self, name: str, about: str | None):
-        super().__init__(prog=f"slpo {name}", description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+        super().__init__(prog=f"slpo {name}", usage=argparse.SUPPRESS, description=about, formatter_class=_Formatter)
+        self._positionals.title, self._optionals.title = "arguments", "flags"
         self.add_argument("--debug", action="store_true", help="show tracebacks")
-        self.add_argument(
-            "--register", action="append", default=[], metavar="FILE.py", help="registers methods of its own"
-        )
+        self.add_argument("--register", action="append", default=[], metavar="FILE", help="has methods of your own")
 
     def read(self, arguments: list[str]) -> argparse.Namespace:
         """The arguments by name, once the files of --register were run."""

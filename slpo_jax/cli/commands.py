@@ -1,11 +1,20 @@
-"""`slpo COMMAND ..`, which is `python -m slpo_jax COMMAND ..`.
+"""Train, evaluate and compare language models that reason in latent vectors.
 
-    train    run the stages of a config: slpo train quickstart [--smoke] [--config.KEY=VALUE ..]
+First:
+
+    slpo train quickstart --smoke               does all of it work here? In a minute
+    slpo train quickstart                       train and evaluate, in minutes on two CPU cores
+    slpo view runs/quickstart                   the report
+    slpo solve runs/quickstart "3 11 19 = 68"   ask what was trained, and watch it think
+
+Commands:
+
+    train    run the stages of a config: slpo train quickstart [--config.KEY=VALUE ..]
     data     see how problems are understood, before training: slpo data FILE
     solve    ask a reasoner, and watch it think: slpo solve RUN "question"
     eval     measure a reasoner on problems: slpo eval RUN FILE
     view     open a run's report in the browser: slpo view RUN
-    report   make the report of a run anew, or one over several: slpo report RUN [RUN ..] [--out=DIR]
+    report   make the report of a run anew, or one over several: slpo report RUN [RUN ..]
     export   write a reasoner for transformers: slpo export RUN DIR
     import   make a published reasoner one of ours: slpo import HUB_ID DIR
     configs  list the shipped configs, or print one: slpo configs [NAME]
@@ -45,7 +54,7 @@ def main() -> None:
 def _run(arguments: list[str]) -> None:
     command, *rest = arguments or ["--help"]
     if command in ("--help", "-h", "help"):
-        print(__doc__)
+        print(__doc__.rstrip())
     elif command == "--version":
         print(slpo_jax.__version__)
     else:
@@ -66,7 +75,15 @@ def function_of(command: str) -> Callable[[list[str]], None]:
 
 
 def view(arguments: list[str]) -> None:
-    """Open a run's `report.html` in the browser, and print where it is; made first where only its records are there."""
+    """Open a run's report.html in the browser, and print where it is: slpo view RUN.
+
+    Where only the records of an evaluation are there, the page is made first.
+
+    Examples:
+        slpo view runs/quickstart
+        slpo view runs/quickstart/report.html
+        BROWSER=true slpo view runs/quickstart    # prints where it is, and opens nothing
+    """
     from slpo_jax.evaluation.report import write_report
     from slpo_jax.io.workdir import Workdir
 
@@ -83,12 +100,20 @@ def view(arguments: list[str]) -> None:
 
 
 def report(arguments: list[str]) -> None:
-    """Make the report of a run anew, or with --out one over several: slpo report RUN [RUN ..] [--out=DIR]."""
+    """Make the report of a run anew, or with --out one over several: slpo report RUN ..
+
+    Several are seeds of one config: figures become means, with their standard error over runs.
+
+    Examples:
+        slpo report runs/quickstart
+        slpo report runs/seed_0 runs/seed_1 runs/seed_2 --out=runs/seeds
+        slpo report runs/seed_* --out=runs/seeds
+    """
     from slpo_jax.evaluation.report import compare_runs, write_report
 
     parser = CommandParser("report", report.__doc__)
     parser.add_argument("runs", nargs="+", metavar="RUN", help="workdir of a run that was evaluated")
-    parser.add_argument("--out", help="folder for the report over several runs")
+    parser.add_argument("--out", metavar="DIR", help="folder for the report over several runs")
     given = parser.read(arguments)
     if given.out is None and len(given.runs) > 1:
         raise UserError("--out: missing; name the folder for the report over several runs")
@@ -98,11 +123,20 @@ def report(arguments: list[str]) -> None:
 
 
 def configs(arguments: list[str]) -> None:
-    """List the shipped configs, or print some."""
+    """List the shipped configs, or print some: slpo configs [NAME ..].
+
+    What follows a name after a colon is an argument: DIR has the data (`data` by default), METHOD and REASONER are
+    named in the config's own text. A config of your own begins as a copy.
+
+    Examples:
+        slpo configs
+        slpo configs quickstart
+        slpo configs quickstart > my_config.py
+    """
     from slpo_jax.config.config_files import find_config, shipped
 
     parser = CommandParser("configs", configs.__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="of a shipped config")
     names = parser.read(arguments).names
     for name in names:
         print(Path(find_config(name)).read_text(encoding="utf-8"), end="")

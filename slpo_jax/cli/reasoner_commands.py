@@ -19,16 +19,22 @@ if TYPE_CHECKING:
 
 # Imports that take seconds wait until they are needed: --help comes at once.
 
+_OURS = "WORKDIR/checkpoints/STAGE, WORKDIR for its newest, or what `slpo import` wrote"
+_THEIRS = "a Hugging Face directory or hub id, or a torch, safetensors or GGUF file"
+_VALUES = {str: "NAME", int: "N", float: "X"}  # what --help calls a flag's value
+
 
 def solve(arguments: list[str]) -> None:
     """Ask a reasoner, and watch it think: slpo solve RUN "question".
 
-    Prints the answer, the number of latents, and for each latent the gate's stop probability and the nearest vocabulary
-    tokens: those that the model's own output head makes most probable at the hidden state that the latent was made of.
-    For COCONUT that is the latent itself; for CODI it is the state before the projector, as in CODI's paper. With
-    --samples=N it also draws N rollouts under the noise of the run's evaluation, MC-dropout or the latent policy's own,
-    and lets them vote. --explain says each latent in words, with the decoder of SIM-CoT where that was kept. "-" for
-    the question reads it from standard input. Nothing is written.
+    Prints the answer, and for each latent the gate's stop probability and the nearest tokens: those that the model's
+    output head makes most probable at the hidden state that the latent was made of (for CODI, the state before the
+    projector). With --samples, rollouts under the noise of the run's evaluation vote. Nothing is written.
+
+    Examples:
+        slpo solve runs/quickstart "3 11 19 = 68"
+        slpo solve runs/quickstart --samples=16 "3 11 19 = 68"
+        echo "3 11 19 = 68" | slpo solve runs/quickstart --json -
     """
     parser = _asking("solve", solve.__doc__, samples=0)
     _add_options(parser, ["explain"])
@@ -64,15 +70,19 @@ def as_json(reasoner: "TrainedReasoner", solution: "Solution", seed: int) -> dic
 def evaluate(arguments: list[str]) -> None:
     """Measure how often a reasoner is right: slpo eval RUN PROBLEMS.
 
-    PROBLEMS is a file, a directory, a hub id, a generated set such as synthetic:test, or the name of a set of the run.
     Prints Acc, the share of right answers without noise, and Pass@k of --samples rollouts with the noise of the run's
     evaluation, each with its standard error over problems.
+
+    Examples:
+        slpo eval runs/quickstart countdown:test --limit=100
+        slpo eval runs/quickstart/checkpoints/cold_start my_test.csv --samples=64
+        slpo eval ModalityDance/latent-tts-coconut openai/gsm8k --latents=6 --out=records.jsonl
     """
     parser = _asking("eval", evaluate.__doc__, samples=16)
-    parser.add_argument("problems", metavar="PROBLEMS")
-    parser.add_argument("--limit", type=int, default=0, help="only the first problems; 0 is all")
-    parser.add_argument("--reward", help="one that --register registers; default: the answer is the reference")
-    parser.add_argument("--out", help="a .jsonl file to write the records to")
+    parser.add_argument("problems", metavar="PROBLEMS", help="a file, a hub id, a generated set, or a set of the run")
+    parser.add_argument("--limit", type=int, default=0, metavar="N", help="only the first problems; 0 is all")
+    parser.add_argument("--reward", metavar="NAME", help="one that --register registers; default: the run's")
+    parser.add_argument("--out", metavar="FILE", help="a .jsonl file to write the records to")
     given = parser.read(arguments)
     found = _load(given).evaluate(given.problems, given.samples, given.seed, given.reward, given.limit)
     if given.out:
@@ -85,15 +95,19 @@ def evaluate(arguments: list[str]) -> None:
 def export(arguments: list[str]) -> None:
     """Write a reasoner for transformers: slpo export SRC DST.
 
-    SRC is WORKDIR/checkpoints/STAGE, WORKDIR for its newest, or what import wrote. DST becomes a directory that
-    `transformers.AutoModelForCausalLM.from_pretrained` opens and, with trust_remote_code=True, thinks with: its
-    README.md has the lines. `reasoner.safetensors` beside the model has the gate (`gate.*`) and CODI's projector
-    (`projector.{1,3,4}.*`, as in its published layout), `reasoner.json` the rest.
+    DST becomes a directory that `transformers.AutoModelForCausalLM.from_pretrained` opens and, with
+    trust_remote_code=True, thinks with: its README.md has the lines. `reasoner.safetensors` beside the model has the
+    gate (`gate.*`) and CODI's projector (`projector.{1,3,4}.*`, as in its published layout), `reasoner.json` the rest.
+
+    Examples:
+        slpo export runs/quickstart exported
+        slpo export runs/quickstart/checkpoints/cold_start exported_cold_start
+        slpo export runs/simcot exported_simcot --explain
     """
     from slpo_jax.checkpoints.detect import newest_checkpoint
     from slpo_jax.checkpoints.export import export_checkpoint
 
-    given = _converting("export", export.__doc__, ("explain",)).read(arguments)
+    given = _converting("export", export.__doc__, _OURS, ("explain",)).read(arguments)
     with by_argument():
         source = newest_checkpoint(given.source)
         made = export_checkpoint(Path(source).expanduser(), Path(given.target).expanduser(), given.explain)
@@ -103,15 +117,20 @@ def export(arguments: list[str]) -> None:
 def import_(arguments: list[str]) -> None:
     """Make a published reasoner one of ours: slpo import SRC DST.
 
-    SRC is a Hugging Face directory or hub id, or a torch, safetensors or GGUF file. DST becomes an Orbax checkpoint
-    that `--config.init=DST` takes. A base model gets the reasoner's tokens; a gate is imported if there is one.
+    DST becomes an Orbax checkpoint that `--config.init=DST` takes. A base model gets the reasoner's tokens; a gate is
+    imported if there is one. `slpo solve`, `eval` and `train --config.init=` open SRC without this command, too.
+
+    Examples:
+        slpo import ModalityDance/latent-tts-coconut coconut
+        slpo import zen-E/CODI-gpt2 codi --base=openai-community/gpt2 --lora_alpha=32
+        slpo import openai-community/gpt2 start --reasoner=coconut_gpt2
     """
     from slpo_jax.checkpoints.detect import identify
     from slpo_jax.checkpoints.export import import_checkpoint
     from slpo_jax.config.config import Config
 
     options = ("reasoner", "base", "tokenizer", "lora_alpha", "explain")
-    given = _converting("import", import_.__doc__, options).read(arguments)
+    given = _converting("import", import_.__doc__, _THEIRS, options).read(arguments)
     target = Path(given.target).expanduser()
     with by_argument():
         identity = identify(given.source, given.base, given.lora_alpha)
@@ -126,16 +145,20 @@ def import_(arguments: list[str]) -> None:
 def data(arguments: list[str]) -> None:
     """See how problems are understood, before anything is trained: slpo data PROBLEMS.
 
-    PROBLEMS is a file, a directory, a hub id or a generated set, as `slpo train --train=` takes it. Prints how many
-    there are, how many are left out and why, which fields are the question, the answer and the steps, which are not
-    used, and the first --limit problems as prompt, steps and answer. --config.data.fields.question=NAME (and answer,
-    steps) names a field that can't be told.
+    Prints how many there are, how many are left out and why, which fields are the question, the answer and the steps,
+    which are not used, and the first problems as prompt, steps and answer. --config.data.fields.question=NAME (and
+    answer, steps) names a field that can't be told.
+
+    Examples:
+        slpo data my_problems.csv
+        slpo data openai/gsm8k --limit=1
+        slpo data my_problems.jsonl --config.data.fields.question=title
     """
     arguments, fields = take_keys(arguments, "config.data.fields")
     parser = CommandParser("data", data.__doc__)
-    parser.add_argument("problems", metavar="PROBLEMS")
-    parser.add_argument("--answers", default="", help="how answers are read; default: as the data say")
-    parser.add_argument("--limit", type=int, default=3, help="how many problems are shown")
+    parser.add_argument("problems", metavar="PROBLEMS", help="a file, a directory, a hub id or a generated set")
+    parser.add_argument("--answers", default="", metavar="STYLE", help="how they are read; default: as the data say")
+    parser.add_argument("--limit", type=int, default=3, metavar="N", help="how many are shown; default: 3")
     given = parser.read(arguments)
     from slpo_jax.api.reading import read
     from slpo_jax.run.sources import problem_lines
@@ -148,17 +171,17 @@ def _asking(name: str, about: str | None, samples: int) -> CommandParser:
     """The flags of asking a checkpoint; `samples` is the default of --samples."""
     parser = CommandParser(name, about)
     parser.add_argument("checkpoint", metavar="RUN", help="a workdir, WORKDIR/checkpoints/STAGE, a directory, a hub id")
-    parser.add_argument("--samples", type=int, default=samples, help="rollouts with the noise of the run's evaluation")
-    parser.add_argument("--seed", type=int, default=0, help="of that noise")
+    parser.add_argument("--samples", type=int, default=samples, metavar="N", help=f"noisy rollouts; default: {samples}")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of that noise")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead")
     _add_options(parser, [name for name in get_type_hints(LoadOptions) if name != "explain"])
     return parser
 
 
-def _converting(name: str, about: str | None, options: tuple[str, ...]) -> CommandParser:
+def _converting(name: str, about: str | None, source: str, options: tuple[str, ...]) -> CommandParser:
     parser = CommandParser(name, about)
-    parser.add_argument("source", metavar="SRC")
-    parser.add_argument("target", metavar="DST")
+    parser.add_argument("source", metavar="SRC", help=source)
+    parser.add_argument("target", metavar="DST", help="a new folder")
     _add_options(parser, options)
     return parser
 
@@ -168,9 +191,9 @@ def _add_options(parser: CommandParser, names: list[str] | tuple[str, ...]) -> N
     hints = get_type_hints(LoadOptions)
     for field in dataclasses.fields(LoadOptions):
         kinds = get_args(hints[field.name]) or (hints[field.name],)
-        how: dict[str, Any] = {"action": "store_true"} if bool in kinds else {"default": field.default}
-        if numbers := {int, float}.intersection(kinds):
-            how["type"] = numbers.pop()
+        kind = next((kind for kind in (int, float) if kind in kinds), str)
+        valued = {"default": field.default, "type": kind, "metavar": _VALUES[kind]}
+        how: dict[str, Any] = {"action": "store_true"} if bool in kinds else valued
         if field.name in names:
             parser.add_argument(f"--{field.name}", help=field.metadata["about"], **how)
 

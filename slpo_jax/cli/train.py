@@ -28,30 +28,31 @@ _QUICK = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes
 def _parser() -> CommandParser:
     parser = CommandParser("train", train.__doc__)
     flag = parser.add_argument
-    flag(
-        "start", nargs="?", default="", metavar="NAME|FILE", help="shipped config or config file; --config is the same"
-    )
+    flag("start", nargs="?", default="", metavar="NAME|FILE", help="a shipped config or a file; --config is the same")
     flag("--config", default="", help=argparse.SUPPRESS)
-    flag("--workdir", help="where checkpoints and reports go; default runs/NAME of the config")
+    flag("--workdir", metavar="DIR", help="where checkpoints and reports go; default runs/NAME of the config")
     flag("--smoke", action="store_true", help="a few steps of every stage and a report, in runs/NAME_smoke by default")
-    flag("--train", default="", help="problems to train on; without a config the settings are chosen from them")
-    flag("--valid", default="", help="problems to choose on; without a config a part of --train's by default")
-    flag("--test", action="append", default=[], help="problems to evaluate on, FILE or NAME=FILE, not the config's")
-    flag("--base", default="", help="without a config: the model to begin with, a directory, hub id or file")
+    flag("--train", default="", metavar="FILE", help="to train on; without a config, settings are chosen from them")
+    flag("--valid", default="", metavar="FILE", help="to choose on; without a config, a part of --train's by default")
+    flag("--test", action="append", default=[], metavar="FILE", help="or NAME=FILE: to evaluate on, not the config's")
+    flag("--base", default="", metavar="MODEL", help="without a config: to begin with, a directory, hub id or file")
     flag("--distributed", action="store_true", help="one of several processes, as SLURM, Open MPI, .. say which")
-    flag("--coordinator", help="HOST:PORT of process 0, where no such cluster says it")
-    flag("--processes", type=int, help="how many there are, with --coordinator")
-    flag("--process", type=int, help="which of them this is, from 0")
+    flag("--coordinator", metavar="HOST:PORT", help="of process 0, where no such cluster says it")
+    flag("--processes", type=int, metavar="N", help="how many there are, with --coordinator")
+    flag("--process", type=int, metavar="I", help="which of them this is, from 0")
     return parser
 
 
 def train(arguments: list[str]) -> None:
-    """Run the stages of a config: slpo train NAME|FILE [--workdir=DIR] [--config.KEY=VALUE ..].
+    """Run the stages of a config: slpo train NAME|FILE [--config.KEY=VALUE ..].
 
-    `slpo train --train=FILE [--base=MODEL]` chooses the settings from the problems, and shows them. With --smoke every
-    stage takes two steps, to see whether all of it works.
+    `slpo configs` lists the names, docs/configuration.md the keys. Without a config, the settings are chosen from the
+    problems of --train, and shown. Run again with the same workdir, it goes on where it was.
 
-    Run again with the same workdir, it goes on where it was. Bad input ends with one line and status 2.
+    Examples:
+        slpo train quickstart --smoke
+        slpo train quickstart --workdir=runs/sixteen --config.rl.group=16
+        slpo train --train=my_train.csv --test=my_test.csv --workdir=runs/mine
     """
     rest, keys = take_keys(arguments)
     given = _parser().read(rest)

@@ -174,6 +174,7 @@ class Evaluator:
         problems: EncodedProblems,
         stopping: Stopping,
         rule: float | int | Sequence[int],
+        *,
         seed: int | None = None,
         samples: int = 1,
         limit: int = 0,

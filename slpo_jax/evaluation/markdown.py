@@ -72,7 +72,7 @@ def _tables(report: Mapping[str, Any]) -> list[str]:
     for row, sets in report["eval"].items():
         for name, figures in sets.items():
             by_set.setdefault(name, {})[row] = figures
-    header = ["row", *((defined(key) or (key,))[0] for key in columns), "cut at the limit"]
+    header = ["row", *((defined(key) or (key,))[0] for key in columns), "truncated"]
     out = []
     for name, rows in ({"mean of the sets": report[AVERAGE]} if report[AVERAGE] else by_set).items():
         counts = [figures["n"] for figures in rows.values()]

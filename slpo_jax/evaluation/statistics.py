@@ -241,13 +241,13 @@ METRICS = {
         paired=False,
     ),
     "cut": Metric(
-        "cut",
+        "truncated",
         "Share of greedy rollouts without an end within the budget of answer tokens: always wrong.",
         lambda records: records.cut,
         paired=False,
     ),
     "sample_cut": Metric(
-        "cut, with noise",
+        "truncated, with noise",
         "The same share of the rollouts with noise.",
         lambda records: records.sample_cut.mean(axis=(0, 2)),
         sampled=True,

@@ -77,7 +77,7 @@ def _had_no_reward(report: Mapping[str, Any], name: str) -> bool:
 def _why(report: Mapping[str, Any], name: str, other: str, where: str) -> str:
     """What leaves no room for a difference: answers that were all cut, rewards that were all the same."""
     cut = [_label(report, row) for row in (name, other) if _all_cut(report, row, where)]
-    said = f"; every answer{f' of {cut[0]}' if len(cut) == 1 else ''} was cut at the limit" if cut else ""
+    said = f"; every answer{f' of {cut[0]}' if len(cut) == 1 else ''} was truncated" if cut else ""
     training = report.get("training", {}).get(report["rows"][name].get("stage"), {})
     # What learns from the references' likelihood needs no rewards.
     if training.get("mixed") and not any(training["mixed"][1]) and "reference_log_likelihood" not in training:
@@ -113,7 +113,7 @@ def _alone(report: Mapping[str, Any]) -> str:
     figures = average or next(iter(sets.values()))
     place = f"mean of {len(sets)} sets" if average else next(iter(sets))
     label = report["rows"][name]["label"]
-    acc = f"Acc {percent(figures, 'acc')} %" + ", every answer was cut at the limit" * (figures.get("cut") == 1)
+    acc = f"Acc {percent(figures, 'acc')} %" + ", every answer was truncated" * (figures.get("cut") == 1)
     return f"{label}, {place} ({figures['n']:,} problems): {acc}, and no row to compare with."
 
 

@@ -175,6 +175,7 @@ class Backbone(nn.Module):
         inputs_BLD: jax.Array,
         positions_BL: jax.Array,
         valid_BL: jax.Array,
+        *,
         prefix: KVCache | None = None,
         cache: KVCache | None = None,
         start: int | jax.Array = 0,

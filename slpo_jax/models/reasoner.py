@@ -83,10 +83,8 @@ class Reasoner:
     Attributes:
         config: the backbone's shapes.
         init: key -> params.
-        forward: (params, inputs_BLD, positions_BL, valid_BL, prefix, cache, start, dropout) -> (hidden_BLD, KVCache);
-            see `Backbone.run`.
-        trace: (params, inputs_BLD, positions_BL, valid_BL, prefix, cache, start, dropout, at_B)
-            -> (hidden_BLD, KVCache, levels_BMD); see `Backbone.trace`.
+        forward: (params, inputs_BLD, positions_BL, valid_BL, **more) -> (hidden_BLD, KVCache); see `Backbone.run`.
+        trace: the same with `at_B` -> (hidden_BLD, KVCache, levels_BMD); see `Backbone.trace`.
         embed: (params, tokens_BL) -> [B, L, D].
         transition: (params, hidden_BLD) -> latents [B, L, D].
         law: (params, hidden_BLD) -> `LatentLaw` of which they are the mean; None where no head predicts them.

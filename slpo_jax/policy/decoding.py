@@ -41,7 +41,7 @@ def cache_sizes(answer_slots: int) -> list[int]:
 
 
 def decode_answers(
-    policy: Policy, params, prefix, cache: KVCache, first_slot, before_N, keys_N, real_N=None, hidden_ND=None
+    policy: Policy, params, prefix, cache: KVCache, first_slot, before_N, keys_N, *, real_N=None, hidden_ND=None
 ) -> jax.Array:
     """Generate answers after the end marker, or after the thought where there is none.
 

@@ -5,6 +5,7 @@ batch order and, because a prompt's positions are counted back from its end, in 
 """
 
 import dataclasses
+import enum
 from typing import Literal
 
 import jax
@@ -33,6 +34,28 @@ class DropoutConfig(Checked):
 
 
 STREAMS: dict[str, int] = {section: about.stream for section, about in ABOUT.items()}
+
+
+@enum.unique
+class Stream(enum.IntEnum):
+    """Numbers of what else is drawn apart; none ever changes, or runs that go on would draw other numbers.
+
+    Up to 6: on the host for one batch of imitation (`Draw.rng`). From 2^27: parameters, folded into the run's key, as
+    `STREAMS` are.
+    """
+
+    LATENT_COUNTS = 1
+    REMOVED_TOKENS = 2
+    SPEED = 3
+    LABELS = 4
+    EARLIER_STAGES = 5
+    GRAPHS = 6
+    ADAPTERS = 1 << 27
+    LATENT_POLICY = 1 << 28
+    RECIPE_PARTS = 1 << 29
+    REASONER = 1 << 30
+
+
 _LATENT, _PROMPT, _ANSWER, _STOP, _TOKEN, _GATE, _DRAW = (kind << 20 for kind in range(7))
 
 

@@ -269,8 +269,9 @@ def sample(
         goes_on_N = ~said_eos(said_NT, thought.lengths_N, policy.config.eos_ids)
         real_N = goes_on_N if real_N is None else real_N & goes_on_N
     tokens_NA = decode_answers(
-        policy, params, encoded, thought.cache, policy.config.max_latents, before_N, keys_N, real_N, thought.hidden_ND
-    )
+        policy, params, encoded, thought.cache, policy.config.max_latents, before_N, keys_N,
+        real_N=real_N, hidden_ND=thought.hidden_ND,
+    )  # fmt: skip
     return Trajectories(thought.actions, thought.lengths_N, tokens_NA, keys_N, said=said_NT)
 
 

@@ -9,8 +9,7 @@ from slpo_jax.errors import UserError
 from slpo_jax.evaluation.report_rows import BEST_FIXED, Row
 from slpo_jax.io.files import as_json, flatten
 from slpo_jax.io.workdir import StageFolder
-from slpo_jax.run.experiment import Experiment
-from slpo_jax.run.stage import Stage
+from slpo_jax.run.experiment import Experiment, Stage
 from slpo_jax.stages import ABOUT, CONTROL, IMITATE, NO_THOUGHT, RL
 from slpo_jax.training.objectives import OBJECTIVES
 from slpo_jax.training.recipes import RECIPES, ImitateSettings
@@ -48,7 +47,7 @@ def rows(experiment: Experiment, planned: bool = False) -> list[Row]:
     objectives += sorted(trained.difference(objectives))
     for place, name in enumerate(objectives):
         baselines = (*objectives[:place], *earlier, CONTROL, NO_THOUGHT, *before, BEST_FIXED)
-        label = (OBJECTIVES[name].label if name in OBJECTIVES else "") or name.replace("_", " ")
+        label = (OBJECTIVES[name].label if name in OBJECTIVES else "") or name
         about = f"What the objective {name} trained."
         found.append(_row(name, label, _FIRST_OBJECTIVE + place, about, baselines, **by_gate))
     if found:
@@ -72,7 +71,7 @@ def _of_imitation(config: Config, stages: Collection[str]) -> list[Row]:
     lengths, found = tuple(range(1, total + 1)) if by_steps else (own,), list[Row]()
     if NO_THOUGHT in stages:
         about = "Imitation in as many stages and steps, without latents."
-        found.append(_row(NO_THOUGHT, "no thought", -1, about, rules=(0,)))
+        found.append(_row(NO_THOUGHT, "no latents", -1, about, rules=(0,)))
     if IMITATE in stages:
         how: dict[str, Any] = {"stage": IMITATE, "fixed": True, "baselines": (NO_THOUGHT,)}
         label = _imitation(config.imitate, own)
@@ -83,7 +82,7 @@ def _of_imitation(config: Config, stages: Collection[str]) -> list[Row]:
     if CONTROL in stages:
         about = "Imitation for as many further steps as an objective takes: more training without rewards."
         rules = tuple(sorted({*lengths, total}))
-        found.append(_row(CONTROL, "imitation control", 2, about, (IMITATE,), rules=rules))
+        found.append(_row(CONTROL, "further imitation", 2, about, (IMITATE,), rules=rules))
     return found
 
 
@@ -94,7 +93,7 @@ def _imitation(config: ImitateSettings, latents: int) -> str:
     if config.recipe and (label := RECIPES[config.recipe].label):
         return label
     if config.final_steps:
-        return "no thought"
+        return "no latents"
     return "imitation, last steps written" if config.stage_steps * config.max_latent_stage else "CoT-SFT"
 
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from typing import Any
 
 import jax
@@ -13,10 +13,12 @@ from absl import logging
 from slpo_jax.data.batches import EncodedProblems
 from slpo_jax.errors import UserError
 from slpo_jax.models import parts
+from slpo_jax.policy.noise import Stream
+from slpo_jax.run.experiment import Stage
 from slpo_jax.run.run_checks import check_answers
 from slpo_jax.run.setup import Setup
 from slpo_jax.run.sources import DEMOS, TRAIN
-from slpo_jax.run.stage import Stage, close_stage, note_finished, open_stage
+from slpo_jax.run.stage import close_stage, note_finished, open_stage
 from slpo_jax.runtime import hosts
 from slpo_jax.runtime.mesh import shard_rows
 from slpo_jax.stages import CONTROL, IMITATE, NO_THOUGHT, UNFINISHED
@@ -125,44 +127,81 @@ def train(stage: Stage) -> None:
     if stage.name == IMITATE:  # the others imitate the same
         _say(run, recipe, plan, problems)
     stage_run, state, trained, saved = _begun(stage, recipe, plan, optimizer_configs[0], more)
-    ends: dict[str, int] = saved.get(_ENDS, {})
     step_of = functools.cache(functools.partial(_make_step, run, recipe, config))
+    known = {name: saved[name] for name in (_ENDS, _ACCURACIES) if name in saved}
+    phase_run = _PhaseRun(run, recipe, config, problems, trained, stage_run, step_of, **known)
     with stage_run:
         for number, settings in enumerate(optimizer_configs):
-            phases = as_ended(plan, ends, more)
-            phase, step = phases[number], int(state.step)
+            phases = as_ended(plan, phase_run.ends, more)
             stage_run.end_at(phases[-1].end)
-            if step >= phase.end:
-                continue
-            now = phase.trains or trained
-            slots = recipe.slots(problems, phase, config.suffix_slots)
-            batch = functools.partial(_batch, run, recipe, config, problems, phase, slots)
-            if settings.schedule == "constant":  # then all phases of a layout are one program
-                settings = dataclasses.replace(settings, total_steps=None)
-            learning = None
-            if config.stage_until and not more:
-                known = saved.get(_ACCURACIES, []) if phase.start < step else []
-                learning = Learning(config.stage_until, phase.start + config.stage_least, known)
-            extra = functools.partial(to_save, ends, phase, learning)
-            if step == phase.start and phase.copies:
-                copies = {part: jax.tree.map(jnp.copy, state.params[other]) for part, other in phase.copies}
-                state = dataclasses.replace(state, params=state.params | copies)
-            for start, end in phase.stretches:
-                if int(state.step) == start and (config.reset_optimizer or phase.trains):
-                    changing = {part: state.params[part] for part in now}
-                    fresh = init_optimizer(make_optimizer(settings), changing, run.layout)
-                    state = dataclasses.replace(state, opt_state=fresh)
-                step_fn = step_of(phase.latent_slots, now, settings)
-                state = stage_run.advance(state, step_fn, batch, end, extra, learning)
-            ends = extra().get(_ENDS, {})
-            if learning and learning.accuracies:
-                _say_learned(stage.name, phase, learning, int(state.step) - phase.start)
+            if int(state.step) < phases[number].end:
+                state = phase_run.take(phases[number], settings, state, learns=not more)
         if not recipe.ends_apart:
-            close_stage(stage, stage_run, state, to_save(ends))
+            close_stage(stage, stage_run, state, to_save(phase_run.ends))
             return
-        stage_run.finish(state, to_save(ends))
+        stage_run.finish(state, to_save(phase_run.ends))
     own = {*trained} - {part.name for part in run.parts}
     _save_finished(run.stage(IMITATE), recipe, state, own - {*recipe.keeps})
+
+
+@dataclasses.dataclass
+class _PhaseRun:
+    """Takes the steps of one phase after another.
+
+    Attributes:
+        trained: the parts that are changed by a phase that names none.
+        stage_run: of the whole stage.
+        step_of: (latent slots, parts, optimizer) -> step, one program each.
+        ends: after which step those phases ended that ended before their time, by name.
+        accuracies: `Learning.accuracies` of the checkpoint that is gone on from.
+    """
+
+    run: Setup
+    recipe: Recipe
+    config: ImitateSettings
+    problems: EncodedProblems
+    trained: tuple[str, ...]
+    stage_run: StageRun
+    step_of: Callable[..., StepFn]
+    ends: dict[str, int] = dataclasses.field(default_factory=dict)
+    accuracies: list[float] = dataclasses.field(default_factory=list)
+
+    def take(self, phase: Phase, settings: OptimizerConfig, state: TrainState, learns: bool) -> TrainState:
+        """Take the steps of a phase that the state has not taken yet.
+
+        Args:
+            learns: the phase may end when it is learned.
+        """
+        learning = self._learning(phase, int(state.step)) if learns and self.config.stage_until else None
+        if int(state.step) == phase.start and phase.copies:
+            copies = {part: jax.tree.map(jnp.copy, state.params[other]) for part, other in phase.copies}
+            state = dataclasses.replace(state, params=state.params | copies)
+        if settings.schedule == "constant":  # then all phases of a layout are one program
+            settings = dataclasses.replace(settings, total_steps=None)
+        now = phase.trains or self.trained
+        saved = functools.partial(to_save, self.ends, phase, learning)
+        batch = functools.partial(self._batch, phase, self.recipe.slots(self.problems, phase, self.config.suffix_slots))
+        for start, end in phase.stretches:
+            if int(state.step) == start and (self.config.reset_optimizer or phase.trains):
+                changing = {part: state.params[part] for part in now}
+                fresh = init_optimizer(make_optimizer(settings), changing, self.run.layout)
+                state = dataclasses.replace(state, opt_state=fresh)
+            step_fn = self.step_of(phase.latent_slots, now, settings)
+            state = self.stage_run.advance(state, step_fn, batch, end, saved, learning)
+        self.ends = saved().get(_ENDS, {})
+        if learning and learning.accuracies:
+            _say_learned(self.stage_run.name, phase, learning, int(state.step) - phase.start)
+        return state
+
+    def _learning(self, phase: Phase, step: int) -> Learning:
+        """What ends a phase, going on from what was known of it at a step."""
+        known = self.accuracies if phase.start < step else []
+        return Learning(self.config.stage_until, phase.start + self.config.stage_least, known)
+
+    def _batch(self, phase: Phase, slots: Any, step: int) -> Any:
+        """The sharded batch of a phase's step."""
+        how = self.run.config.seed, self.config.batch_size, self.run.prompt_slots, slots
+        return shard_rows(self.recipe.batch(self.problems, phase, step, *how), self.run.mesh)
 
 
 def _make_step(
@@ -174,21 +213,13 @@ def _make_step(
     return make_train_step(loss, *how, schedule=make_schedule(settings))
 
 
-def _batch(
-    run: Setup, recipe: Recipe, config: ImitateSettings, problems: EncodedProblems, phase: Phase, slots: Any, step: int
-) -> Any:
-    """The sharded batch of a phase's step."""
-    made = recipe.batch(problems, phase, step, run.config.seed, config.batch_size, run.prompt_slots, slots)
-    return shard_rows(made, run.mesh)
-
-
 def _begun(
     stage: Stage, recipe: Recipe, plan: list[Phase], settings: OptimizerConfig, more: int
 ) -> tuple[StageRun, TrainState, tuple[str, ...], dict[str, Any]]:
     """The stage's run and state, the parts that it trains, and what is saved beside the state that it goes on from."""
     run, params, own = stage.run, stage.run.initial_params(), {}
     if recipe.init:
-        own = recipe.init(jax.random.fold_in(run.key, 1 << 29), run.policy, params)
+        own = recipe.init(jax.random.fold_in(run.key, Stream.RECIPE_PARTS), run.policy, params)
         if taken := (own.keys() & params.keys()) - {*parts.CARRIED}:
             raise UserError(f"config.imitate.recipe: {recipe.name} makes the part {min(taken)} anew; rename its own")
     trained = (*(() if recipe.alone else run.trained_by(IMITATE, params)), *own)

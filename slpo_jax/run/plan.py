@@ -22,11 +22,10 @@ from slpo_jax.evaluation.report_rows import Row
 from slpo_jax.io.files import write_text
 from slpo_jax.run.evaluate import check_evaluation, run_evaluate
 from slpo_jax.run.evaluated_rows import rows
-from slpo_jax.run.experiment import Experiment, build
+from slpo_jax.run.experiment import Experiment, Stage, build
 from slpo_jax.run.provenance import check_models, ensure_manifest
 from slpo_jax.run.run_checks import check_batch
 from slpo_jax.run.sources import EVAL, LEARNED, VALID, data_summary
-from slpo_jax.run.stage import Stage
 from slpo_jax.runtime import hosts
 from slpo_jax.runtime.progress import say_start
 from slpo_jax.stages import EVALUATE, IMITATE, UNFINISHED, Section

@@ -24,8 +24,8 @@ from slpo_jax.io import artifact
 from slpo_jax.io.files import as_json, digest, files_below, files_digest, flatten, read_json, write_text
 from slpo_jax.io.orbax import params_digest, params_dir
 from slpo_jax.policy.latent_policies import has_parameters
+from slpo_jax.run.experiment import Stage
 from slpo_jax.run.setup import Setup
-from slpo_jax.run.stage import Stage
 from slpo_jax.runtime import hosts
 from slpo_jax.stages import CONTROL, IMITATE, RL, SECTIONS, UNFINISHED, section_of
 from slpo_jax.training.recipes import RECIPES

@@ -21,11 +21,12 @@ from slpo_jax.io.files import whole_folder
 from slpo_jax.io.orbax import stored_params
 from slpo_jax.models import lora
 from slpo_jax.models.parts import ADAPTER, LATENT_POLICY, REASONER, Params
+from slpo_jax.policy.noise import Stream
 from slpo_jax.policy.policy import Policy, Stopping
 from slpo_jax.rewards.reward import CORRECT
+from slpo_jax.run.experiment import Stage
 from slpo_jax.run.setup import Setup
 from slpo_jax.run.stage import (
-    Stage,
     host_reward,
     note_finished,
     prompted_batches,
@@ -83,11 +84,13 @@ def train(stage: Stage) -> None:
     reference = copied(moved, run.layout) if objective.needs_reference else None
     state = init_state(params, trained, optimizer, run.key, run.layout)
     del params, moved  # the state has its own
-    how = (optimizer, trained, run.layout, RL, config.micro_batches, host_reward(run), reference)
-    schedule = make_schedule(optimizer_config(run, objective))
     batch = prompted_batches(stage, objective.needs_answers)
-    drawing = Drawing(config.dynamic_batches, batch) if config.dynamic_batches else None
-    step_fn = make_rl_step(policy, objective, run.reward.on_device, config.group, *how, schedule, drawing)
+    step_fn = make_rl_step(
+        policy, objective, run.reward.on_device, config.group, optimizer, trained, run.layout, RL,
+        micro_batches=config.micro_batches, host_reward=host_reward(run), reference=reference,
+        schedule=make_schedule(optimizer_config(run, objective)),
+        drawing=Drawing(config.dynamic_batches, batch) if config.dynamic_batches else None,
+    )  # fmt: skip
     train_stage(stage, state, step_fn, batch, lambda params: reasoner_accuracy(run, merged(run, params)), leave_merged)
 
 
@@ -144,7 +147,7 @@ def fresh_adapters(setup: Setup, params: Params) -> Params:
     Raises:
         UserError: a kernel that the reasoner doesn't have.
     """
-    config, key = setup.config.rl.lora, jax.random.fold_in(setup.key, 1 << 27)
+    config, key = setup.config.rl.lora, jax.random.fold_in(setup.key, Stream.ADAPTERS)
     if not config.rank:
         return {}
     return {ADAPTER: lora.adapter(key, params, config.rank, config.kernels, "config.rl.lora")}

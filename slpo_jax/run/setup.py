@@ -28,6 +28,7 @@ from slpo_jax.models import parts, xla_cpu
 from slpo_jax.models.gate import Gate, stopping_gate
 from slpo_jax.models.parts import GATE, LATENT_POLICY, REASONER, Part
 from slpo_jax.models.reasoner import Reasoner
+from slpo_jax.policy.noise import Stream
 from slpo_jax.policy.policy import Policy, RolloutConfig
 from slpo_jax.rewards.reward import Reward
 from slpo_jax.run import run_checks
@@ -279,12 +280,12 @@ def assemble(
 
 
 def _parts(config: Config, key: jax.Array, reasoner: Reasoner, gate: Gate, policy: Policy) -> tuple[Part, ...]:
-    reasoner_key, gate_key = jax.random.split(jax.random.fold_in(key, 1 << 30))
+    reasoner_key, gate_key = jax.random.split(jax.random.fold_in(key, Stream.REASONER))
     with_backbone, with_gate = [COLD_START] * config.cold_start.train_backbone, [RL] * config.gate.enabled
     return (
         Part(REASONER, reasoner_key, reasoner.init, frozenset({IMITATE, RL, *with_backbone})),
         Part(GATE, gate_key, gate.init, frozenset({COLD_START, *with_gate})),
-        Part(LATENT_POLICY, jax.random.fold_in(key, 1 << 28), policy.latent_policy.init, frozenset({RL})),
+        Part(LATENT_POLICY, jax.random.fold_in(key, Stream.LATENT_POLICY), policy.latent_policy.init, frozenset({RL})),
     )
 
 

@@ -5,13 +5,11 @@ import functools
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from absl import logging
 
-from slpo_jax.config.config import rl_of
-from slpo_jax.errors import UserError
 from slpo_jax.evaluation.completions import Completions, accuracy
 from slpo_jax.evaluation.curves import read_metrics
 from slpo_jax.evaluation.records import RolloutCache
@@ -21,10 +19,10 @@ from slpo_jax.io.workdir import StageFolder
 from slpo_jax.models.parts import Params
 from slpo_jax.policy.policy import Stopping
 from slpo_jax.rewards.reward import Verdicts
+from slpo_jax.run.experiment import Stage
 from slpo_jax.run.setup import Setup
 from slpo_jax.runtime import hosts
 from slpo_jax.runtime.mesh import shard_rows
-from slpo_jax.stages import COLD_START, CONTROL, IMITATE, LATENT_RM, RL, USUAL_START, Section, section_of
 from slpo_jax.training.host_rewards import HostRewardFn
 from slpo_jax.training.loop import SUMS, StageRun, StepFn
 from slpo_jax.training.metrics import warn_of_cuts
@@ -32,72 +30,6 @@ from slpo_jax.training.optimizer import make_optimizer, make_schedule
 from slpo_jax.training.rl_step import make_batch
 from slpo_jax.training.stage_checkpoints import StageCheckpoints
 from slpo_jax.training.state import LossFn, TrainState, init_state, make_train_step
-
-if TYPE_CHECKING:
-    from slpo_jax.run.experiment import Experiment
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Stage:
-    """What leaves one checkpoint of a run; the one without a name is `config.init`, where others start.
-
-    Attributes:
-        run: whose models, data and workdir it uses.
-        name: of the checkpoint; the section rl leaves one for each objective, under the objective's name.
-    """
-
-    run: "Experiment"
-    name: str
-
-    @property
-    def section(self) -> Section:
-        """The config's section, and the file in `slpo_jax.run`, that it is trained by."""
-        return section_of(self.name)
-
-    @functools.cached_property
-    def wanted(self) -> bool:
-        """Whether the config asks for it."""
-        return self in self.run.wanted
-
-    @property
-    def folder(self) -> StageFolder:
-        """Where its checkpoints are."""
-        return self.run.workdir.stage(self.name)
-
-    @functools.cached_property
-    def settings(self) -> Any:
-        """Its section of the config, with what an objective has of its own instead."""
-        own = getattr(self.run.config, self.section)
-        return own if self.section != RL else rl_of(own, self.run.config.objective[self.name])
-
-    @functools.cached_property
-    def validated_every(self) -> int:
-        """Steps between validations, of which the best leaves its parameters; 0: there are none, and the last do."""
-        can = self.section in (COLD_START, RL) or (self.section == LATENT_RM and self.run.config.data.valid)
-        return self.settings.evaluate_every if can else 0
-
-    @functools.cached_property
-    def start(self) -> "Stage":
-        """The stage that it starts from: the last before it that is finished or about to be, else `config.init`.
-
-        What is said to come after another one starts from that.
-
-        Raises:
-            UserError: that one is neither there nor about to be.
-        """
-        config, after = self.run.config, ""
-        if self.name == LATENT_RM:
-            after = config.latent_rm.after
-        elif self.section == RL and self.name in config.objective:  # else the config doesn't know what left it
-            after = config.objective[self.name].after
-        usual = {IMITATE: (IMITATE,) * (self.name == CONTROL), COLD_START: (IMITATE,)}.get(self.section, USUAL_START)
-        for each in map(self.run.stage, (after,) if after else usual):
-            if each.folder.is_finished or each.wanted:
-                return each
-        if after:
-            key = self.name if self.name == LATENT_RM else f"objective.{self.name}"
-            raise UserError(f"config.{key}.after: {after} is not in {self.run.workdir}; run that before {self.name}")
-        return self.run.stage("")
 
 
 def stage_params(stage: Stage) -> Params:
@@ -129,8 +61,10 @@ def host_batches(setup: Setup, settings: Any, steps: int, answers: bool = False)
     def batch(step: int, number: int = 0):
         # Later ones come from beyond the batches of all steps; what is left of them is not encoded end to end.
         *before, own = range(step, step + (number + 1) * steps, steps)
-        slots, longest = setup.prompt_slots, 0 if number else most
-        return make_batch(setup.train, own, seed, size, slots, setup.references, longest, parts, answer_slots, before)
+        return make_batch(
+            setup.train, own, seed, size, setup.prompt_slots, setup.references, 0 if number else most, parts,
+            answer_slots=answer_slots, before=before,
+        )  # fmt: skip
 
     return batch
 
@@ -179,10 +113,11 @@ def open_stage(
         state, extra = checkpoints.restore(state)
     log.rewind(stage.name, int(state.step))
     every = (config.log_every, config.checkpoint_every, config.max_skipped_steps)
-    sums = extra.pop(SUMS, None)
     # Thoughts that are written down are among the answer's tokens.
     tokens = ("latent_steps", "answer_tokens") if stage.run.policy.latent_policy.says is None else ("answer_tokens",)
-    return StageRun(stage.name, total, int(state.step), log, checkpoints, *every, sums, tokens), state, extra
+    sums = extra.pop(SUMS, None)
+    made = StageRun(stage.name, total, int(state.step), log, checkpoints, *every, sums=sums, tokens=tokens)
+    return made, state, extra
 
 
 def close_stage(

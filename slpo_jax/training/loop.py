@@ -96,6 +96,7 @@ class StageRun:
         log_every: int,
         checkpoint_every: int,
         max_skipped: int,
+        *,
         sums: dict[str, list[float]] | None = None,
         tokens: tuple[str, ...] = (),
     ):

@@ -249,6 +249,6 @@ def warn_of_cuts(label: str, share: float, key: str) -> bool:
     """
     if share <= 0.5 or not hosts.is_first():
         return False
-    text = "%s: %.0f%% of the answers are cut at the limit, and wrong whatever they say; raise config.%s"
+    text = "%s: %.0f%% of the answers are truncated, and wrong whatever they say; raise config.%s"
     logging.warning(text, label, 100 * share, key)
     return True

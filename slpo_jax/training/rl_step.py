@@ -32,6 +32,7 @@ def make_batch(
     encode: Callable[[Sequence[Problem]], np.ndarray] | None,
     most: int = 0,
     parts: int = 1,
+    *,
     answer_slots: int = 0,
     before: Sequence[int] = (),
 ) -> PromptedBatch:

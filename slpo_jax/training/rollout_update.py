@@ -54,6 +54,7 @@ def make_rl_step(
     trained: tuple[str, ...],
     layout: Layout,
     stream: str,
+    *,
     micro_batches: int = 1,
     host_reward: HostRewardFn | None = None,
     reference: Params | None = None,

@@ -158,6 +158,7 @@ def make_train_step(
     layout: Layout,
     stream: str,
     micro_batches: int = 1,
+    *,
     updates: int = 1,
     parts: int = 1,
     schedule: optax.Schedule | None = None,

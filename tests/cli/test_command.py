@@ -2,6 +2,8 @@
 
 import errno
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -11,8 +13,10 @@ from typing import Any
 import pytest
 
 import slpo_jax
+from commands import fault
 from slpo_jax.cli import commands
 from slpo_jax.cli.command import take_keys
+from slpo_jax.config.config_files import shipped
 
 PROGRAM = """
 import sys
@@ -121,10 +125,40 @@ def test_keys_of_a_config_are_taken_from_between_the_other_arguments():
 
 
 @pytest.mark.parametrize("command", ["", *commands._COMMANDS])
-def test_help_is_no_error(command):
-    done = _slpo(*command.split(), "-h" if command in ("", "solve", "report", "configs") else "--help")
+def test_help_fits_a_screen(command):
+    """What a command does, three examples that can be begun, then its flags, each of which says what it is."""
+    flag = "-h" if command in ("", "solve", "report", "configs") else "--help"
+    done = _slpo(*command.split(), flag, env=os.environ | {"COLUMNS": "100"})
     assert (done.returncode, done.stderr) == (0, "")
-    assert command in done.stdout
+    lines = done.stdout.splitlines()
+    assert len(lines) <= 40
+    assert max(map(len, lines)) <= 100
+    examples = [line for line in lines if re.match(r" {4}(\S+ )*slpo ", line)]
+    assert len(examples) >= 3
+    for line in examples:
+        said = re.split(r"  +| > ", line.strip())[0].partition("slpo ")
+        assert fault(["slpo", *shlex.split(said[2])]) == ""
+    if command:
+        assert lines.index("Examples:") < lines.index("arguments:") < lines.index("flags:")
+        assert not [line for line in lines if re.fullmatch(r"  -\S+( \S+)?", line)]
+
+
+def test_slpo_alone_says_what_to_do_first():
+    done = _slpo()
+    first, then = done.stdout.index("slpo train quickstart --smoke"), done.stdout.index("Commands:")
+    assert (done.returncode, first < then) == (0, True)
+    listed = re.findall(r"^    (\w+)  +\w.*: slpo (\w+)", done.stdout, re.MULTILINE)
+    assert listed == [(name, name) for name in commands._COMMANDS]
+
+
+def test_configs_are_a_line_each():
+    done = _slpo("configs")
+    lines = done.stdout.splitlines()
+    assert [line.split()[0] for line in lines] == list(shipped())
+    assert max(map(len, lines)) <= 100
+    named = {(line.split()[0], name) for line in lines for name in re.findall(r" (\w+):[a-zA-Z]", line)}
+    assert len(named) > 10
+    assert all(own == name for own, name in named)
 
 
 def _slpo(*arguments: str, **settings: Any) -> "subprocess.CompletedProcess[str]":

@@ -175,7 +175,7 @@ def test_little_is_shown_as_it_is(tmp_path, dom):
     alone = "imitation, own length, alpha (4 problems): Acc 75.0 ± 21.7 %, and no row to compare with."
     assert alone in _text(shown, "p")
     assert _shown(shown) == [("alpha", i) for i in range(4)]
-    assert "✂ cut at the limit" in _text(shown, "span")
+    assert "✂ truncated" in _text(shown, "span")
     assert "Training" not in _text(shown, "h2")
     write_eval(tmp_path / "b", "cold_start", "alpha", [1, 1, 0, 0])
     write_eval(tmp_path / "a", "cold_start", "alpha", [1, 1, 0, 1])

@@ -119,8 +119,8 @@ def test_the_verdict_is_honest(entries, said):
 
 # What the rows' figures and SLPO's training are, and what the verdict adds to "no difference is shown".
 REASONS = [
-    ({"slpo": 1, "cold_start": 1}, {}, "; every answer was cut at the limit."),
-    ({"slpo": 1, "cold_start": 0.5}, {}, "; every answer of SLPO was cut at the limit."),
+    ({"slpo": 1, "cold_start": 1}, {}, "; every answer was truncated."),
+    ({"slpo": 1, "cold_start": 0.5}, {}, "; every answer of SLPO was truncated."),
     ({"slpo": 0.9, "cold_start": 0.9}, {"mixed": [[5, 9], [0.0, 0.0]]},
      "; in training no reward differed from the others of its problem, so none taught anything."),
     ({"slpo": 0.9, "cold_start": 0.9}, {"mixed": [[5, 9], [0.0, 0.1]]}, "."),
@@ -145,11 +145,11 @@ def test_a_run_of_cut_answers_and_level_rewards_says_so(tmp_path):
     write_eval(tmp_path, "slpo", "alpha", [0] * 40, np.zeros((1, 40, 8)), settings={"stage": "rl"})
     (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 1, "stage": "slpo", "mixed": 0.0}) + "\n")
     (told,) = report.write_report(tmp_path)["verdict"]
-    assert "every answer was cut at the limit; in training no reward differed" in told
+    assert "every answer was truncated; in training no reward differed" in told
     assert "| SLPO | 0.0 [0.0, 8.8] | 0.0 [0.0, 8.8] |" in (tmp_path / "report.md").read_text()
     write_eval(tmp_path / "one", "slpo", "alpha", [0] * 40)
     (alone,) = report.write_report(tmp_path / "one")["verdict"]
-    assert alone.endswith(": Acc 0.0 [0.0, 8.8] %, every answer was cut at the limit, and no row to compare with.")
+    assert alone.endswith(": Acc 0.0 [0.0, 8.8] %, every answer was truncated, and no row to compare with.")
     out = report.compare_runs([tmp_path / "one", tmp_path], tmp_path / "all")
     assert out["eval"]["slpo"]["alpha"]["intervals"]["acc"] == pytest.approx([0, 0.0876], abs=1e-4)
 
@@ -283,7 +283,7 @@ def test_many_samples_have_larger_k(tmp_path):
     assert [found[f"pass@{k}"] for k in (1, 2, 4, 8, 16, 32, 64)] == pytest.approx(wanted)
     assert found["maj@64"] == pytest.approx(0.75)  # wrong samples have no answer here, and don't vote
     text = (tmp_path / "report.md").read_text()
-    assert "| row | Acc | P@1 | P@8 | P@16 | P@32 | P@64 | maj@64 | #L | cut at the limit |" in text
+    assert "| row | Acc | P@1 | P@8 | P@16 | P@32 | P@64 | maj@64 | #L | truncated |" in text
     (axis,) = _plotted(tmp_path)
     assert axis.lines[0].get_xdata().tolist() == list(range(1, 65))
     assert [tick.get_text() for tick in axis.get_xticklabels()] == ["1", "2", "4", "8", "16", "32", "64"]

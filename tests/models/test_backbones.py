@@ -120,11 +120,12 @@ def test_rows_that_share_a_left_padded_prefix(case, cached):
         cache, parts = case.reasoner.empty_cache(6, 5), []
         for i in range(4):
             at = slice(i, i + 1)
-            hidden, cache = case.run(inputs[:, at], own_positions[:, at], valid[:, at], prefix, cache, i)
+            rows = inputs[:, at], own_positions[:, at], valid[:, at]
+            hidden, cache = case.run(*rows, prefix=prefix, cache=cache, start=i)
             parts.append(hidden)
         hidden = jnp.concatenate(parts, axis=1)
     else:
-        hidden, _ = case.run(inputs, own_positions, valid, prefix)
+        hidden, _ = case.run(inputs, own_positions, valid, prefix=prefix)
     logits = case.logits(hidden)
     for row in range(6):
         alone = np.concatenate([real_tokens(prompts, row // 3), own[row]])[None]

@@ -87,7 +87,31 @@ def test_it_loads_a_checkpoint(tmp_path):
 def test_it_imports_the_package_alone():
     code = [cell.source for cell in nbformat.read(STORED, as_version=4).cells if cell.cell_type == "code"]
     imports = re.findall(r"^ *(?:import|from) .*", "\n".join(code), re.MULTILINE)
-    assert imports == ["import os", "import slpo_jax as slpo"]
+    assert imports == ["from pathlib import Path", "import slpo_jax as slpo"]
+
+
+@pytest.mark.parametrize(
+    ("there", "source"),
+    [
+        (["slpo_jax/", "slpo_jax-1.whl"], "-e ."),
+        (["slpo_jax-1.whl", "slpo_jax-2.whl", "runs/"], "./slpo_jax-2.whl"),
+        ([], "slpo_jax"),
+    ],
+)
+def test_it_installs_a_checkout_or_a_wheel_or_by_name(there, source, tmp_path, monkeypatch):
+    for name in there:
+        (tmp_path / name).mkdir() if name.endswith("/") else (tmp_path / name).touch()
+    monkeypatch.chdir(tmp_path)
+    (cell,) = [each for each in nbformat.read(STORED, as_version=4).cells if "install" in each.metadata.get("tags", [])]
+    code, pip = cell.source.split("%pip ")
+    found: dict[str, str] = {}
+    exec(code, found)
+    assert pip.format(**found) == f"install -q {source}[plot]"
+
+
+def test_it_takes_the_minutes_that_readme_says():
+    text = "\n".join(cell.source for cell in nbformat.read(STORED, as_version=4).cells)
+    assert re.search(r"under \w+(?= minutes)", text)[0] in (ROOT / "README.md").read_text()
 
 
 def test_its_stored_outputs_are_its_code_s():

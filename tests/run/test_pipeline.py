@@ -94,7 +94,7 @@ def test_records_of_every_row_and_set(work):
 
 def test_report_can_be_read_and_seen(work):
     text, page = ((work / name).read_text() for name in ("report.md", "report.html"))
-    for label in ("imitation, own length", "imitation, fixed T_max", "imitation control", "cold gate", "SLPO"):
+    for label in ("imitation, own length", "imitation, fixed T_max", "further imitation", "cold gate", "SLPO"):
         assert label in text
         assert f'"label":"{label}"' in page
     assert "best@2 by likelihood" in text
@@ -104,7 +104,7 @@ def test_report_can_be_read_and_seen(work):
     right = [record["correct"] for row in ROWS for record in _records(work / "eval" / row / "real.jsonl")]
     assert 0 < np.mean([report["eval"][row]["real"]["acc"] for row in ROWS]) == pytest.approx(np.mean(right))
     assert report["verdict"][0] in text
-    assert report["verdict"][0].startswith("SLPO over imitation control, mean of 2 sets (")
+    assert report["verdict"][0].startswith("SLPO over further imitation, mean of 2 sets (")
     assert set(report["training"]) == set(TOTALS)
     every = [record for path in (work / "eval").glob("*/*.jsonl") for record in _records(path)]
     assert len(re.findall('"stop":[n01]', page)) == sum(record["latent_steps"] for record in every)

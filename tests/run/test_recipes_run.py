@@ -175,7 +175,7 @@ def test_each_rise_has_a_fresh_optimizer_wherever_the_run_was_cut(fake, tmp_path
 
 LABELS = {
     "CoT-SFT": {"recipe": "", "final_steps": 0, "stage_steps": 9, "max_latent_stage": 0},
-    "no thought": {"recipe": ""},
+    "no latents": {"recipe": ""},
     "iCoT": {},
     "imitation, last steps written": {"recipe": "", "final_steps": 0, "stage_steps": 9, "max_latent_stage": 1},
 }

@@ -115,7 +115,7 @@ def test_votes_are_the_evaluation_s_samples(solver):
     setup, samples, seed = solver.setup, 70, 3
     found = vote(solver, QUESTION, samples, seed)
     problems = encode_problems(setup.template, [Problem(QUESTION, (), "5")])
-    out = setup.evaluator.run(solver.params, problems, solver.stopping, solver.rule, seed, samples)
+    out = setup.evaluator.run(solver.params, problems, solver.stopping, solver.rule, seed=seed, samples=samples)
     answers = [setup.reward.read(tokens).answer for tokens in out["tokens"]]
     assert dict(found.counts) == Counter(answers)
     assert len(found.counts) > 2, "the samples must differ in this test"
@@ -147,8 +147,8 @@ def test_a_cut_answer_says_so(work):
     short = load_solver(str(work), max_answer_tokens=1)
     solution, found = solve(short, QUESTION), vote(short, QUESTION, 3)
     assert (solution.cut, solution.answer) == (True, None)
-    assert "cut       at 1 tokens" in describe(short, solution)
-    assert f"no answer ({found.cut} cut off)" in describe_vote(short, found, 0)
+    assert "truncated at 1 tokens" in describe(short, solution)
+    assert f"no answer ({found.cut} truncated)" in describe_vote(short, found, 0)
 
 
 def test_a_vote_without_answers_is_shown(solver):

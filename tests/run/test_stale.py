@@ -316,7 +316,7 @@ def test_by_steps_a_problem_without_steps_has_all_latents(finished, monkeypatch)
 def test_most_answers_cut_at_the_limit_is_said(finished, monkeypatch, warnings):
     """Four tokens of which none is an end; validation and every set say so, and name the budget that is theirs."""
     finished.train("slpo", 7)
-    says = "100% of the answers are cut at the limit, and wrong whatever they say; raise config."
+    says = "100% of the answers are truncated, and wrong whatever they say; raise config."
     done = finished.evaluate(monkeypatch)
     cut = [line for line in warnings if "cut" in line]  # each once, also of validation, which each threshold asks
     assert sorted(cut) == sorted(f"{label}: {says}max_answer_tokens" for label in set(done))

@@ -22,7 +22,8 @@ from slpo_jax.errors import SaveError, UserError
 from slpo_jax.io import artifact
 from slpo_jax.io.orbax import load_params, stored_params
 from slpo_jax.io.workdir import Workdir
-from slpo_jax.run.stage import Stage, open_stage
+from slpo_jax.run.experiment import Stage
+from slpo_jax.run.stage import open_stage
 from slpo_jax.runtime import backend
 from slpo_jax.training import loop
 from slpo_jax.training.loop import StageRun
@@ -218,7 +219,7 @@ def test_answers_cut_at_the_limit_are_said_once_a_stage(tmp_path, warnings):
     step = _step(lambda number: {"loss": jnp.float32(0), "cut": jnp.float32(shares[number])})
     run.advance(state, step, lambda step: step, 4)
     assert [row["cut"] for row in rows_of(tmp_path)] == pytest.approx(shares)
-    said = "75% of the answers are cut at the limit, and wrong whatever they say; raise config.max_answer_tokens"
+    said = "75% of the answers are truncated, and wrong whatever they say; raise config.max_answer_tokens"
     assert warnings == [f"slpo at step 2: {said}"]
 
 

@@ -313,9 +313,9 @@ def test_updates_on_one_rollout(monkeypatch, devices, micro_batches):
         params = {"w": jnp.float32(0.3), "reasoner": {}}
         start = copied(params, layout) if compares else None
         host = host_reward and (lambda *rolled: verdicts(host_reward(*rolled)))
-        how = (reward, GROUP, optimizer, ("w",), layout, "rl", micro_batches, host, start)
+        how = dict(micro_batches=micro_batches, host_reward=host, reference=start)
         toy = Toy(updates_per_step=updates, rollout_parts=parts, needs_reference=compares)
-        step, rows = make_rl_step(POLICY, toy, *how), []
+        step, rows = make_rl_step(POLICY, toy, reward, GROUP, optimizer, ("w",), layout, "rl", **how), []
         state = init_state(params, ("w",), optimizer, jax.random.key(5), layout)
         for _ in range(count):
             state, row = step(state, batch)

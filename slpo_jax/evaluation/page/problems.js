@@ -32,7 +32,7 @@ const chosenSets = () => Object.entries(DATA.problems).filter(([set]) => !state.
 
 function chip([answer, number], times = 1) {
   const [name, mark] = STATES[number];
-  const said = answer ?? (name === "cut" ? "cut at the limit" : "no answer");
+  const said = answer ?? (name === "cut" ? "truncated" : "no answer");
   const often = times > 1 ? ` × ${times}` : "";
   return el("span", { class: `chip ${name}`, "aria-label": `${name}: ${said}${often}` }, `${mark} ${said}${often}`);
 }

@@ -1,15 +1,15 @@
 """Token-level GRPO (Shao et al., 2024): a clipped ratio for every choice of a rollout, averaged over choices."""
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from flax import struct
 
 from slpo_jax.errors import UserError
-from slpo_jax.models.parts import REASONER, detached
+from slpo_jax.models.parts import REASONER, Params, detached
 from slpo_jax.policy.advantage import AdvantageName, best_positive
 from slpo_jax.policy.policy import Policy
 from slpo_jax.policy.score import Capacity, are_cut, can_halt, score, used_slots
@@ -18,8 +18,7 @@ from slpo_jax.training.objectives.objective import Objective, at_capacity
 from slpo_jax.training.state import Sums
 
 
-@struct.dataclass
-class Choices:
+class Choices(NamedTuple):
     """What was chosen in N rollouts, C choices at most in each: latents with a likelihood, answer tokens, the stop.
 
     Attributes:
@@ -33,6 +32,20 @@ class Choices:
     weights: jax.Array
     made: jax.Array
     answer: jax.Array
+
+
+class Kind(NamedTuple):
+    """One kind of choice in N rollouts: the latents, the token that halts, the answer's tokens, or the gate's stop.
+
+    Attributes:
+        log_probs: (params, `Scores`) -> float32 [N, C].
+        made: bool [N, C], the choices that were made.
+        weight: of each one's loss.
+    """
+
+    log_probs: Callable[[Params, Any], jax.Array]
+    made: jax.Array
+    weight: float
 
 
 def k3(log_ratio: jax.Array) -> jax.Array:
@@ -199,17 +212,26 @@ class Grpo(Objective):
             "clipped": (cut, made),
         } | known
 
-    def _made(self, policy: Policy, trajectories) -> list[tuple[float, jax.Array]]:
-        """(weight, bool [N, ..]) of each kind of choice: those that were made."""
+    def _kinds(self, policy: Policy, trajectories) -> list[Kind]:
+        """The kinds of choices that have a weight here, in the order of `Choices`: latents come first."""
         fed_NT, spoken_NA = used_slots(policy, trajectories)
-        stop = [(self.stop_weight, jnp.ones_like(spoken_NA[:, :1]))] if policy.stops_itself and self.stop_weight else []
-        latents = policy.latent_policy.log_prob is not None and policy.config.max_latents and self.latent_weight
-        halted = [(1.0, (trajectories.lengths < policy.config.max_latents)[:, None])] if can_halt(policy) else []
-        return [*([(self.latent_weight, fed_NT)] if latents else []), *halted, (1.0, spoken_NA), *stop]
+        halted_N1 = (trajectories.lengths < policy.config.max_latents)[:, None]
+        latents = policy.latent_policy.log_prob is not None and policy.config.max_latents
+        kinds = [
+            Kind(lambda _, scores: scores.action_log_probs, fed_NT, self.latent_weight if latents else 0.0),
+            Kind(lambda _, scores: scores.halting_log_prob[:, None], halted_N1, 1.0 if can_halt(policy) else 0.0),
+            Kind(lambda _, scores: scores.token_log_probs, spoken_NA, 1.0),
+            Kind(
+                lambda params, _: self.stop_term(policy, params, trajectories)[1][:, None],  # type: ignore[index]
+                jnp.ones_like(spoken_NA[:, :1]),
+                self.stop_weight if policy.stops_itself else 0.0,
+            ),
+        ]
+        return [kind for kind in kinds if kind.weight]
 
     def _of_best_first(self, policy: Policy, trajectories, advantages_BG: jax.Array) -> jax.Array:
         """[N, C]: the rollouts' advantages, at their first choices after `best_positive`; 0 of those that were cut."""
-        made_NC = jnp.concatenate([made for _, made in self._made(policy, trajectories)], axis=1)
+        made_NC = jnp.concatenate([kind.made for kind in self._kinds(policy, trajectories)], axis=1)
         mean_N = jnp.mean(trajectories.behaviour, axis=1, where=made_NC)
         first_BG = jax.vmap(best_positive)(advantages_BG, mean_N.reshape(advantages_BG.shape))
         is_first_NC = made_NC & (jnp.cumsum(made_NC, axis=1) == 1)
@@ -220,8 +242,8 @@ class Grpo(Objective):
         self, policy: Policy, capacity: Capacity, params, batch, trajectories, advantages_NC: jax.Array | None = None
     ) -> Choices:
         scored = with_detached_inputs(policy) if self.detach_inputs else policy
-        weights, made = zip(*self._made(policy, trajectories), strict=True)
-        made_NC = jnp.concatenate(made, axis=1)
+        kinds = self._kinds(policy, trajectories)
+        made_NC = jnp.concatenate([kind.made for kind in kinds], axis=1)
         if advantages_NC is not None and self.latent_weight:  # the latents' come first
             advantages_NC = jnp.broadcast_to(advantages_NC, made_NC.shape)[:, : policy.config.max_latents]
         temperature = policy.config.temperature if self.tempered else 1.0
@@ -229,9 +251,6 @@ class Grpo(Objective):
             scored, params, batch.prompts, trajectories, None, capacity,
             advantages_NT=advantages_NC, temperature=temperature,
         )  # fmt: skip
-        latents = scores.action_log_probs if self.latent_weight else None
-        stop = self.stop_term(policy, params, trajectories) if self.stop_weight else None
-        kinds = (latents, scores.halting_log_prob, scores.token_log_probs, stop[1] if stop else None)  # as in `_made`
-        log_probs = [kind.reshape(len(kind), -1) for kind in kinds if kind is not None]
-        weights_NC = jnp.concatenate([weight * was for weight, was in zip(weights, made, strict=True)], axis=1)
-        return Choices(jnp.concatenate(log_probs, axis=1), weights_NC, made_NC, scores.answer_log_prob)
+        log_probs_NC = jnp.concatenate([kind.log_probs(params, scores) for kind in kinds], axis=1)
+        weights_NC = jnp.concatenate([kind.weight * kind.made for kind in kinds], axis=1)
+        return Choices(log_probs_NC, weights_NC, made_NC, scores.answer_log_prob)

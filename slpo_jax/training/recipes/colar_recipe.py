@@ -169,7 +169,7 @@ def chunked(
     def rows(draw: Draw) -> ChunkBatch:
         problems, indices, template = draw.problems, draw.indices, draw.problems.template
         in_words = draw.phase.name == COT
-        speed = 1 if in_words else int(draw.rng(3).integers(1, most, endpoint=True))
+        speed = 1 if in_words else int(draw.rng(noise.Stream.SPEED).integers(1, most, endpoint=True))
         how = chunks_of if in_words else cut
         said = [(how(problems.steps[i], speed), problems.answers[i]) for i in indices]
         asked = at_speed(template, speed).prompts([problems.problems[i].question for i in indices])
@@ -178,7 +178,7 @@ def chunked(
         sizes, chunks = np.zeros((count, slots), np.int32), np.zeros((count, slots), bool)
         predicted = np.zeros((count, slots), np.float32)
         mark: Any = template.start_id
-        labels, texts = draw.rng(4), []
+        labels, texts = draw.rng(noise.Stream.LABELS), []
         for row, (thought, answer) in enumerate(said):
             for slot, each in enumerate([[mark], *thought, [mark], *([token] for token in answer)]):
                 ids[row, slot, : len(each)], sizes[row, slot] = each, len(each)

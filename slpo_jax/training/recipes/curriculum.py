@@ -75,7 +75,7 @@ def imitation_batch(
     latents: Any = phase.latents
     if latents is None:
         most = np.maximum(steps_B, phase.latent_slots)
-        drawn = steps_B + np.floor(draw.rng(1).random(rows) * (most - steps_B + 1))
+        drawn = steps_B + np.floor(draw.rng(noise.Stream.LATENT_COUNTS).random(rows) * (most - steps_B + 1))
         latents = np.minimum(drawn, phase.latent_slots)
     latents = np.where(stages_B < 0, latents, stages_B * c_thought)
     if phase.latents_a_step:
@@ -93,7 +93,7 @@ def earlier_stages(draw: Draw, mix: float, last: int) -> np.ndarray:
     Args:
         last: the stage before the one in which all steps are gone.
     """
-    draws = draw.rng(5).random((2, len(draw.indices)))
+    draws = draw.rng(noise.Stream.EARLIER_STAGES).random((2, len(draw.indices)))
     before = last + 1 if draw.phase.dropped is None else draw.phase.dropped
     return np.where((draws[0] < mix) & (before > 0), np.floor(draws[1] * before), -1).astype(np.int64)
 

@@ -88,7 +88,7 @@ def shuffled(prompt: Ids, bar: int, asked: int, rng: np.random.Generator) -> Ids
 
 def frontier_batch(settings: ImitateSettings, draw: Draw) -> FrontierBatch:
     """The rows of one step."""
-    problems, phase, indices, rng = draw.problems, draw.phase, draw.indices, draw.rng(6)
+    problems, phase, indices, rng = draw.problems, draw.phase, draw.indices, draw.rng(noise.Stream.GRAPHS)
     steps_B = np.array([len(problems.steps[i]) for i in indices])
     stages_B = np.minimum(steps_B, settings.max_latent_stage if phase.dropped is None else phase.dropped)
     draws_2B = rng.random((2, len(indices)))

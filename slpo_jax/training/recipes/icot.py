@@ -15,6 +15,7 @@ import numpy as np
 
 from slpo_jax.data.batches import EncodedProblems
 from slpo_jax.errors import UserError
+from slpo_jax.policy.noise import Stream
 from slpo_jax.settings import setting
 from slpo_jax.training.recipes import curriculum
 from slpo_jax.training.recipes.recipe import Draw, ImitateSettings, Phase, Recipe, RecipeSettings, consecutive, usable
@@ -78,5 +79,5 @@ class Internalization(RecipeSettings):
         """s + o of a batch's rows, int [B]; 0 where nothing is left out."""
         if not draw.phase.rise:
             return 0
-        offsets = draw.rng(2).geometric(-np.expm1(-self.offset_decay), len(draw.indices)) - 1
+        offsets = draw.rng(Stream.REMOVED_TOKENS).geometric(-np.expm1(-self.offset_decay), len(draw.indices)) - 1
         return (draw.step - draw.phase.start) // draw.phase.rise + offsets

@@ -15,6 +15,7 @@ from slpo_jax.errors import UserError
 from slpo_jax.models import lora, parts
 from slpo_jax.models.lora import LoraConfig
 from slpo_jax.models.parts import Params
+from slpo_jax.policy.noise import Stream
 from slpo_jax.policy.policy import Policy
 from slpo_jax.policy.prompts import Prompts
 from slpo_jax.settings import Checked, setting
@@ -51,8 +52,8 @@ class Draw:
         """int [B], what the rows' randomness is drawn by."""
         return draw_numbers(self.indices, len(self.problems))
 
-    def rng(self, stream: int) -> np.random.Generator:
-        """What is drawn on the host in this step; each use has a stream of its own."""
+    def rng(self, stream: Stream) -> np.random.Generator:
+        """Draws on the host in this step, apart for each use."""
         return np.random.default_rng([self.seed, self.step, stream])
 
     def fit(self, longest: int) -> int:

@@ -42,31 +42,71 @@ class ExplainedBatch:
     texts: Any = None
 
 
+Indices = Sequence[int] | np.ndarray
+
+
 @dataclasses.dataclass(frozen=True)
 class _Thoughts:
-    """How a recipe's latents are thoughts.
+    """COCONUT's thoughts: they say steps as they are, with line breaks between several, and beyond them the answer.
+
+    The loss is a text's sum over its tokens, and the mean of that over rows and thoughts.
 
     Attributes:
         latents: in one thought.
-        codis: steps are said as the recipe writes them, and the decoder has dropout, where imitation has; the last
-            latent's hidden state makes one more thought, that is not fed, and a thought beyond the steps says nothing;
-            the loss is the mean over each thought's tokens, then over thoughts. Else, as COCONUT's, they are said as
-            they are, with line breaks between those that one thought says, and a thought beyond them says the answer;
-            the loss is a text's sum over its tokens, and the mean of that over rows and thoughts.
+        first: the position of a thought's first latent in the decoder.
+        has_dropout: whether the decoder has dropout, where imitation has.
     """
 
     latents: int
-    codis: bool
-
-    @property
-    def first(self) -> int:
-        """The position of a thought's first latent in the decoder."""
-        return 0 if self.codis else 1
+    first, has_dropout = 1, False
 
     def number(self, latents: int) -> int:
-        """Of the thoughts of so many latents."""
-        count = latents // self.latents
-        return count + 1 if count and self.codis else count
+        """Count the thoughts of so many latents."""
+        return latents // self.latents
+
+    def steps(self, problems: EncodedProblems, indices: Indices) -> tuple[list[list[Ids]], Ids]:
+        """Tokenise the steps of each problem at `indices`, and what stands between two steps of one thought."""
+        template = dataclasses.replace(problems.template, step_text=lambda step, first: step)
+        line = template.tokenizer("\n", add_special_tokens=False)["input_ids"]
+        return template.step_ids([problems.problems[index].steps for index in indices]), line
+
+    def beyond(self, answer: Ids) -> list[Ids]:
+        """Texts of a thought beyond the steps: one or none."""
+        return [answer]
+
+    def states(self, thought: Any) -> jax.Array:
+        """Hidden states [B, T, D] that make the thoughts."""
+        return thought.actions
+
+    def divisors(self, weights_BSL: np.ndarray, counts: list[int]) -> np.ndarray:
+        """Divide weights of 1 by these, and a sum is the loss; `counts` are the rows' thoughts."""
+        return len(counts) * np.maximum(1, counts)[:, None, None]
+
+
+class _CodiThoughts(_Thoughts):
+    """CODI's thoughts: they say steps as the recipe writes them, and beyond them nothing.
+
+    The last latent's hidden state makes one more thought, that is not fed. The loss is the mean over each thought's
+    tokens, then over thoughts.
+    """
+
+    first, has_dropout = 0, True
+
+    def number(self, latents):
+        return latents + 1 if latents else 0
+
+    def steps(self, problems, indices):
+        return [problems.steps[index] for index in indices], []
+
+    def beyond(self, answer):
+        return []
+
+    def states(self, thought):
+        return jnp.concatenate([thought.actions, thought.action[:, None]], axis=1)
+
+    def divisors(self, weights_BSL, counts):
+        tokens_S = weights_BSL.sum(axis=(0, 2))
+        return np.maximum(1, tokens_S * (tokens_S > 0).sum())[None, :, None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,7 +151,7 @@ class SimCot(RecipeSettings):
             texts = _texts(thoughts, draw.problems, draw.phase, draw.indices)
             said = [texts(place, int(latents)) for place, latents in enumerate(student.latents)]
             total, pad_id = float(student.suffix.weights.sum()), draw.problems.template.pad_id
-            return ExplainedBatch(own, _padded(said, count, text, thoughts.codis, total, pad_id))
+            return ExplainedBatch(own, _padded(thoughts, said, (count, text), total, pad_id))
 
         def loss(policy: Policy, params, batch: ExplainedBatch, key):
             own, metrics, thought = default.loss(policy, params, batch.own, key)
@@ -138,60 +178,51 @@ def _thoughts(settings: ImitateSettings, default: Recipe) -> _Thoughts:
             "neither; use another"
         )
     if default.name == "curriculum":
-        return _Thoughts(settings.c_thought, codis=False)
+        return _Thoughts(settings.c_thought)
     if settings.final_latents != "published":
         raise UserError(
             "config.imitate.final_latents: simcot on CODI explains the last hidden state too, where all rows have it: "
             "set it to published"
         )
-    return _Thoughts(1, codis=True)
+    return _CodiThoughts(1)
 
 
 def _texts(
-    thoughts: _Thoughts, problems: EncodedProblems, phase: Phase, indices: Sequence[int] | np.ndarray
+    thoughts: _Thoughts, problems: EncodedProblems, phase: Phase, indices: Indices
 ) -> Callable[[int, int], list[Ids]]:
     """(place in `indices`, latents) -> what each thought of that problem says, eos included."""
-    template, line = problems.template, Ids()
-    if thoughts.codis:
-        steps = [problems.steps[index] for index in indices]
-    else:
-        line = template.tokenizer("\n", add_special_tokens=False)["input_ids"]
-        bare = dataclasses.replace(template, step_text=lambda step, first: step)
-        steps = bare.step_ids([problems.problems[index].steps for index in indices])
+    steps, line = thoughts.steps(problems, indices)
 
     def said(place: int, latents: int) -> list[Ids]:
         count, own = thoughts.number(latents), steps[place]
         texts = own[:count]
-        if count and phase.dropped is None and len(own) > count:
-            texts[-1] = [token for step in own[count - 1 :] for token in (*step, *line)][: -len(line) or None]
-        spare = [] if thoughts.codis else [problems.answers[indices[place]]] * (count - len(own))
-        return [[*text, template.eos_id] for text in (*texts, *spare)]
+        if texts and phase.dropped is None:  # the last thought says all steps that are left
+            texts[-1] = [*texts[-1], *(token for step in own[count:] for token in (*line, *step))]
+        texts += thoughts.beyond(problems.answers[indices[place]]) * (count - len(own))
+        return [[*text, problems.template.eos_id] for text in texts]
 
     return said
 
 
-def _padded(rows: list[list[Ids]], thoughts: int, slots: int, codis: bool, total: float, pad_id: int) -> SuffixBatch:
-    """[B, S, L] of B rows of at most S texts.
+def _padded(
+    thoughts: _Thoughts, rows: list[list[Ids]], shape: tuple[int, int], total: float, pad_id: int
+) -> SuffixBatch:
+    """Pad B rows of at most S texts to [B, S, L].
 
     Args:
+        shape: S and L.
         total: what the sum is divided by in the end.
     """
-    flat = [[pad_id, *text] for row in rows for text in row + [[]] * (thoughts - len(row))]
-    texts = SuffixBatch(*(array.reshape(len(rows), thoughts, -1) for array in pad_suffixes(flat, slots, pad_id)))
-    if codis:
-        tokens_S = texts.weights.sum(axis=(0, 2))
-        weights = texts.weights * total / np.maximum(1, tokens_S * (tokens_S > 0).sum())[None, :, None]
-    else:
-        thoughts_B = np.maximum(1, [len(row) for row in rows])
-        weights = texts.weights * total / (len(rows) * thoughts_B[:, None, None])
+    most, slots = shape
+    flat = [[pad_id, *text] for row in rows for text in row + [[]] * (most - len(row))]
+    texts = SuffixBatch(*(array.reshape(len(rows), most, -1) for array in pad_suffixes(flat, slots, pad_id)))
+    weights = texts.weights * total / thoughts.divisors(texts.weights, [len(row) for row in rows])
     return texts._replace(weights=weights.astype(np.float32))
 
 
 def _explained(policy: Policy, params, batch: ExplainedBatch, thoughts: _Thoughts, thought, key) -> jax.Array:
     """The weighted sum of the texts' cross-entropies under the decoder."""
-    texts, latents_BTD = batch.texts, thought.actions
-    if thoughts.codis:
-        latents_BTD = jnp.concatenate([latents_BTD, thought.action[:, None]], axis=1)
+    texts, latents_BTD = batch.texts, thoughts.states(thought)
     rows, count, slots = texts.tokens.shape
     z_NCD = latents_BTD[:, : count * thoughts.latents].reshape(rows * count, thoughts.latents, -1)
     tokens_NL, targets_NL, weights_NL = (x.reshape(rows * count, slots) for x in texts)
@@ -200,7 +231,7 @@ def _explained(policy: Policy, params, batch: ExplainedBatch, thoughts: _Thought
     places_L = jnp.arange(inputs_NLD.shape[1])
     # Other noise than the reasoner's (0) and CODI's teacher's (1).
     keys_N = noise.row_keys(key, jnp.repeat(batch.own.index, count), jnp.tile(2 + jnp.arange(count), rows))
-    decoder, rate = decoder_of(policy.reasoner.config, params), policy.config.dropout_rate if thoughts.codis else 0.0
+    decoder, rate = decoder_of(policy.reasoner.config, params), policy.config.dropout_rate * thoughts.has_dropout
     hidden_NLD, _ = decoder.forward(
         params,
         inputs_NLD,
