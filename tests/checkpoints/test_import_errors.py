@@ -17,6 +17,8 @@ from published import (
 )
 from published_bases import LLAMA3_ROPE, base_gguf, base_gpt2, base_llama
 from slpo_jax.checkpoints.hf_config import from_hugging_face
+from slpo_jax.checkpoints.source import fitting
+from slpo_jax.errors import UserError
 
 
 @pytest.fixture
@@ -127,6 +129,19 @@ def test_rows_that_do_not_fit_the_vocabulary(checkpoint):
     broken.tensors(lambda state: state.update({WTE: state[WTE][:-1]}))
     broken.edit("config.json", vocab_size=323)
     broken.refused(str(broken.init), WTE, "323 rows", "tokenizer 324")
+
+
+@pytest.mark.parametrize(
+    ("said", "line"),
+    [
+        (("config.gate.hidden", "is 3"), "config.gate.hidden: is 3"),
+        (("f.bin: is cut",), "config.base: B doesn't fit: f.bin: is cut"),
+    ],
+)
+def test_a_key_that_is_at_fault_itself_is_no_fault_of_the_base_s(said, line):
+    with pytest.raises(UserError) as error, fitting("B"):
+        raise UserError(*said)
+    assert str(error.value) == line
 
 
 @pytest.mark.parametrize("write", [coconut_original, codi_original])
