@@ -3,13 +3,15 @@
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from slpo_jax.evaluation.records import EvalRecords, Evals
 from slpo_jax.evaluation.statistics import mean_se, most_k, powers_of_two, solved_share
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 SHARED = {
     "loss": "The stage's or the objective's own loss.",
@@ -156,7 +158,7 @@ _COLOURS = ("#000000", "#56B4E9", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#
 _MARKERS = ("o", "s", "^", "D", "o", "v", "P", "X", "*")  # nine, so that a colour that comes again has another
 
 
-def pass_at_k_figure(evaluated: Mapping[str, EvalRecords]) -> Figure | None:
+def pass_at_k_figure(evaluated: Mapping[str, EvalRecords]) -> "Figure | None":
     """Unbiased Pass@k up to the samples of a seed, a line each; bands are one standard error. None without samples.
 
     Args:
@@ -165,6 +167,8 @@ def pass_at_k_figure(evaluated: Mapping[str, EvalRecords]) -> Figure | None:
     curves = {label: curve for label, records in evaluated.items() if (curve := pass_curve(records))}
     if not curves:
         return None
+    from matplotlib.figure import Figure  # an extra, and a second
+
     figure = Figure(figsize=(4.1, 3.7), dpi=130, layout="constrained")
     axis = figure.subplots()
     for place, (label, curve) in enumerate(curves.items()):

@@ -102,7 +102,8 @@ def test_a_thought_is_what_the_slow_oracle_thinks(work, case):
         assert solution.text.split() == tokenizer.decode(slow.tokens, skip_special_tokens=True).split()
     shown = describe(solver, solution)
     assert said in shown
-    assert ("\ncut " in shown, "stop" in shown.partition("thought")[2]) == (solution.cut, gated and len(slow.stops) > 0)
+    assert ("\ntruncated " in shown) == solution.cut
+    assert ("stop" in shown.partition("thought")[2]) == (gated and len(slow.stops) > 0)
     if gated and slow.stops:
         rows = [row.split()[:2] for row in shown.splitlines()[-len(slow.stops) :]]
         assert rows == [[str(t), f"{rho:.2f}"] for t, rho in enumerate(slow.stops, 1)]

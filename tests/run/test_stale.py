@@ -318,7 +318,7 @@ def test_most_answers_cut_at_the_limit_is_said(finished, monkeypatch, warnings):
     finished.train("slpo", 7)
     says = "100% of the answers are truncated, and wrong whatever they say; raise config."
     done = finished.evaluate(monkeypatch)
-    cut = [line for line in warnings if "cut" in line]  # each once, also of validation, which each threshold asks
+    cut = [line for line in warnings if "truncated" in line]  # each once, also of validation, which each threshold asks
     assert sorted(cut) == sorted(f"{label}: {says}max_answer_tokens" for label in set(done))
     warnings.clear()
     done = finished.evaluate(monkeypatch, **{"evaluate.max_answer_tokens": 4, "evaluate.seeds": 1})
