@@ -164,11 +164,11 @@ def pass_at_k_figure(evaluated: Mapping[str, EvalRecords]) -> "Figure | None":
     Args:
         evaluated: records by label.
     """
+    from matplotlib.figure import Figure  # an extra, and a second
+
     curves = {label: curve for label, records in evaluated.items() if (curve := pass_curve(records))}
     if not curves:
         return None
-    from matplotlib.figure import Figure  # an extra, and a second
-
     figure = Figure(figsize=(4.1, 3.7), dpi=130, layout="constrained")
     axis = figure.subplots()
     for place, (label, curve) in enumerate(curves.items()):

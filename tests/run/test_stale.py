@@ -322,7 +322,7 @@ def test_most_answers_cut_at_the_limit_is_said(finished, monkeypatch, warnings):
     assert sorted(cut) == sorted(f"{label}: {says}max_answer_tokens" for label in set(done))
     warnings.clear()
     done = finished.evaluate(monkeypatch, **{"evaluate.max_answer_tokens": 4, "evaluate.seeds": 1})
-    assert {line for line in warnings if "cut" in line} >= {
+    assert {line for line in warnings if "truncated" in line} >= {
         f"{label}: {says}evaluate.max_answer_tokens" for label in done
     }
 
