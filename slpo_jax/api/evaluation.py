@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.comparisons import compare_rows
-from slpo_jax.evaluation.curves import pass_at_k_figure
 from slpo_jax.evaluation.markdown import percent
 from slpo_jax.evaluation.records import EvalRecords, arrays_of
 from slpo_jax.evaluation.report_rows import Row
@@ -97,16 +96,17 @@ class Evaluation:
         Raises:
             UserError: no rollouts were sampled, or matplotlib is not installed.
         """
-        every = (self, *others)
-        labels = [each.label for each in every]  # with a number where two have the same
-        by_label = {
-            f"{each.label} ({place})" if labels.count(each.label) > 1 else each.label: each.arrays
-            for place, each in enumerate(every, start=1)
-        }
         try:
-            figure = pass_at_k_figure(by_label)
+            from slpo_jax.evaluation.figures import pass_at_k_figure  # matplotlib takes a second
         except ImportError as error:
             raise UserError("plot: matplotlib is not installed; pip install 'slpo_jax[plot]'") from error
+
+        every = (self, *others)
+        labels = [each.label for each in every]  # with a number where two have the same
+        figure = pass_at_k_figure({
+            f"{each.label} ({place})" if labels.count(each.label) > 1 else each.label: each.arrays
+            for place, each in enumerate(every, start=1)
+        })  # fmt: skip
         if figure is None:
             raise UserError("plot: there are no samples; evaluate with samples=16, for one")
         return figure

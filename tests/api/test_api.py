@@ -137,7 +137,7 @@ def test_evaluations_of_other_questions_are_not_compared():
 
 
 def test_a_curve_without_matplotlib_is_a_line(monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    monkeypatch.setitem(sys.modules, "slpo_jax.evaluation.figures", None)
     with pytest.raises(slpo.UserError, match=r"plot: matplotlib is not installed; pip install 'slpo_jax\[plot\]'"):
         slpo.Evaluation([]).plot()
 
