@@ -95,7 +95,7 @@ def with_answers(problems: EncodedProblems, count: int) -> EncodedProblems:
     Raises:
         UserError: there are none.
     """
-    kept = [i for i, problem in enumerate(problems.problems) if count in (0, problem.columns["solutions"])]
+    kept = [i for i, problem in enumerate(problems.problems) if count in (0, problem.columns.get("solutions"))]
     if not kept:
         raise UserError(f"--right: no problem has {count} right answers; leave it out")
     own = {name: [getattr(problems, name)[i] for i in kept] for name in ("prompts", "steps", "answers")}
@@ -107,12 +107,14 @@ def benchmark(flags: argparse.Namespace) -> dict[str, Any]:
     found: dict[int, list[tuple[float, ...]]] = {count: [] for count in flags.right}
     for checkpoint in flags.checkpoints:
         solver = slpo_jax.load(checkpoint).solver
+        if solver.setup.reward.on_device is None or not solver.setup.policy.config.max_latents:
+            raise UserError(f"{checkpoint}: needs latents, and a reward that is judged on the device; give another")
         for count, rows in found.items():
             rows.append(measure(solver.setup, solver.params, with_answers(solver.setup.train, count), flags))
             print(f"{checkpoint}, {count}: {rows[-1]}", file=sys.stderr, flush=True)
     seeds = max(len(flags.checkpoints), 1)
     rows = [
-        [f"{count} right answers" if count else "all problems",
+        [f"right answers: {count or 'any number'}",
          *({"value": float(np.mean(values)), "se": float(np.std(values, ddof=1) / seeds**0.5) if seeds > 1 else 0.0}
            for values in zip(*found[count], strict=True))]
         for count in flags.right
