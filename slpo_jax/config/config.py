@@ -14,12 +14,12 @@ A section is the dataclass that it fills, which has its keys, defaults and range
     config.imitate             training/recipes/         ImitateSettings
     config.imitate.NAME        training/recipes/         RECIPES[NAME]
     config.imitate.lora        models/lora.py            LoraConfig
-    config.cold_start          training/cold_start.py    ColdStartConfig
-    config.best_of_n           training/best_of_n.py     BestOfNConfig
-    config.rl                  training/rl.py            RlConfig
-    config.latent_rm           training/latent_rm.py     LatentRmConfig
+    config.cold_start          training/gate_training.py ColdStartConfig
+    config.best_of_n           training/rejection_sampling.py BestOfNConfig
+    config.rl                  training/rl_step.py       RlConfig
+    config.latent_rm           training/latent_rm_loss.py LatentRmConfig
     config.objective.NAME      training/objectives/      OBJECTIVES[NAME]
-    config.evaluate            evaluation/settings.py    EvaluateConfig
+    config.evaluate            evaluation/evaluator.py   EvaluateConfig
     config.STAGE.optimizer     training/optimizer.py     OptimizerConfig
     config.sharding            runtime/mesh.py           ShardingConfig
 
