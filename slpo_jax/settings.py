@@ -200,5 +200,5 @@ def in_words(hint: Any, limits: Limits) -> str:
     if kind is dict:
         return f"NAME = {in_words(parts[1], limits)}"
     names = {int: f"a whole number{limits}", float: f"a number{limits}", str: "a text", bool: "True or False"}
-    other = "a section with keys of its own" if dataclasses.is_dataclass(hint) else hint.__name__
-    return names.get(hint, "None" if hint is type(None) else other)
+    name = "a section with keys of its own" if dataclasses.is_dataclass(hint) else hint.__name__
+    return names.get(hint, "None" if hint is type(None) else name)

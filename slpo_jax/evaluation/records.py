@@ -146,11 +146,11 @@ def read_evals(workdir: str | Path, rows: Rows) -> tuple[Evals, list[str]]:
         raise UserError(f"{folder.eval}: no ROW/NAME.jsonl files; run the evaluate stage first")
     left_out, whole, newest = dict[Pair, str](), dict[Pair, Mapping[str, Any]](), dict[str, tuple[float, str]]()
     for row, name in folder.evaluated():
-        files, of = folder.set_files(name, row), rows[row]
+        files, entry = folder.set_files(name, row), rows[row]
         manifest = artifact.read(files.manifest)
         if manifest is None:
             left_out[row, name] = "its evaluation was not finished"
-        elif (manifest.facts["checkpoint"], manifest.facts["settings"]) != (of.checkpoint, of.evaluation):
+        elif (manifest.facts["checkpoint"], manifest.facts["settings"]) != (entry.checkpoint, entry.evaluation):
             left_out[row, name] = "it is of another checkpoint or setting"
         elif artifact.changed(files.folder, manifest.files):
             left_out[row, name] = "its records were changed or are gone"
@@ -166,7 +166,7 @@ def read_evals(workdir: str | Path, rows: Rows) -> tuple[Evals, list[str]]:
         f"{name}: {count:,} problem(s) of its source are left out, as their answers can't be compared."
         for name, count in sorted({name: facts["left_out"] for (_, name), facts in present.items()}.items()) if count
     ]  # fmt: skip
-    evals = {row: {name: read_records(folder.set_files(name, row).records) for of, name in present if of == row}
+    evals = {row: {name: read_records(folder.set_files(name, row).records) for owner, name in present if owner == row}
              for row in rows}  # fmt: skip
     return {row: records for row, records in evals.items() if records}, notes
 

@@ -40,10 +40,10 @@ def write_report(workdir: str | Path) -> dict[str, Any]:
     folder = Workdir(Path(workdir))
     rows, evals, left_out = _read(folder)
     metrics, notes = read_metrics(folder.metrics)
-    taken: dict[str, list[str]] = {}
+    pairs: dict[str, list[str]] = {}
     for row in rows.values():
-        taken.setdefault(row.source, []).append(row.name)
-    notes += left_out + [f"Taken from {source}: {', '.join(names)}." for source, names in taken.items() if source]
+        pairs.setdefault(row.source, []).append(row.name)
+    notes += left_out + [f"Taken from {source}: {', '.join(names)}." for source, names in pairs.items() if source]
     more = {"thresholds": sweeps_of(rows), "training": training_curves(metrics)}
     return _write(folder, [evals], [rows], notes, more, thoughts_of(folder.root, evals))
 

@@ -222,7 +222,7 @@ METRICS = {
     "distinct_answers": Metric(
         "answers",
         "Different answers among a problem's rollouts of a seed; none counts as one.",
-        lambda records: np.mean([[len({*each}) for each in seed] for seed in records.sample_answers], axis=0),
+        lambda records: np.mean([[len({*answers}) for answers in seed] for seed in records.sample_answers], axis=0),
         sampled=True,
         count=True,
     ),

@@ -138,29 +138,29 @@ def _in_turn(function: Callable, slots: Slots, *queries: jax.Array) -> Any:
 
 
 @jax.custom_vjp
-def _attend(q_BHLD: jax.Array, slots: Slots, seen: tuple[jax.Array, ...]) -> jax.Array:
-    return _attend_forward(q_BHLD, slots, seen)[0]
+def _attend(q_BHLD: jax.Array, slots: Slots, masks: tuple[jax.Array, ...]) -> jax.Array:
+    return _attend_forward(q_BHLD, slots, masks)[0]
 
 
-def _attend_forward(q_BHLD: jax.Array, slots: Slots, seen: tuple[jax.Array, ...]):
-    outputs = kept(_in_turn(functools.partial(_outputs, seen), slots, q_BHLD))
-    return outputs[-1], (slots, seen, (q_BHLD, *outputs))
+def _attend_forward(q_BHLD: jax.Array, slots: Slots, masks: tuple[jax.Array, ...]):
+    outputs = kept(_in_turn(functools.partial(_outputs, masks), slots, q_BHLD))
+    return outputs[-1], (slots, masks, (q_BHLD, *outputs))
 
 
 def _attend_backward(residuals, g_BHLD: jax.Array):
     """Make the weights again: kept for a backward pass, they would be most of its memory."""
-    slots, seen, residuals = residuals
+    slots, masks, residuals = residuals
     q_BHLD, *outputs = after(g_BHLD, residuals)
-    return *_in_turn(functools.partial(_gradients, seen), slots, q_BHLD, *outputs, g_BHLD), None
+    return *_in_turn(functools.partial(_gradients, masks), slots, q_BHLD, *outputs, g_BHLD), None
 
 
-def _parts(slots: Slots, seen: tuple[jax.Array, ...]) -> list[_Part]:
-    return [_Part(*slot, by) for slot, by in zip(slots, seen, strict=True)]
+def _parts(slots: Slots, masks: tuple[jax.Array, ...]) -> list[_Part]:
+    return [_Part(*slot, by) for slot, by in zip(slots, masks, strict=True)]
 
 
-def _outputs(seen, slots: Slots, q_BHLD: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+def _outputs(masks, slots: Slots, q_BHLD: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Return each query's greatest score, its sum of weights, and its output."""
-    shape, parts = q_BHLD.shape[:3], _parts(slots, seen)
+    shape, parts = q_BHLD.shape[:3], _parts(slots, masks)
     most_BHL = functools.reduce(jnp.maximum, [part.ungrouped(part.scores(q_BHLD).max(-1), *shape) for part in parts])
     whole_BHL, out_BHLD = jnp.float32(0), jnp.float32(0)
     for part in parts:
@@ -170,13 +170,13 @@ def _outputs(seen, slots: Slots, q_BHLD: jax.Array) -> tuple[jax.Array, jax.Arra
     return most_BHL, whole_BHL, (out_BHLD / whole_BHL[..., None]).astype(parts[0].values.dtype)
 
 
-def _gradients(seen, slots: Slots, q_BHLD, most_BHL, whole_BHL, out_BHLD, g_BHLD) -> tuple[jax.Array, Slots]:
+def _gradients(masks, slots: Slots, q_BHLD, most_BHL, whole_BHL, out_BHLD, g_BHLD) -> tuple[jax.Array, Slots]:
     """Return the gradients of the queries, and of keys and values."""
     shape, float32 = q_BHLD.shape[:3], jnp.float32
     g_BHLD = (g_BHLD.astype(float32) / whole_BHL[..., None]).astype(q_BHLD.dtype)
     along_BHL = jnp.sum(g_BHLD.astype(float32) * out_BHLD.astype(float32), axis=-1)
     of_q, of_slots = float32(0), []
-    for part in _parts(slots, seen):
+    for part in _parts(slots, masks):
         weights, g = part.weights(q_BHLD, most_BHL), part.grouped(g_BHLD)
         of_weights = float_product("cgqd,cgsd->cgqs", g, part.values) - part.grouped(along_BHL)[..., None]
         of_scores = (weights.astype(float32) * of_weights).astype(weights.dtype)
@@ -206,5 +206,5 @@ def attend(q_BHLD, k_BGSD, v_BGSD, mask_BLS, *before) -> jax.Array:
         [B, H, L, Dh], in the dtype of the values; scores and sums in float32.
     """
     slots = ((k_BGSD, v_BGSD), *((keys, values) for keys, values, _ in before))
-    seen = (mask_BLS, *(valid[:, None] for *_, valid in before))
-    return _attend(q_BHLD * q_BHLD.shape[-1] ** -0.5, slots, seen)
+    masks = (mask_BLS, *(valid[:, None] for *_, valid in before))
+    return _attend(q_BHLD * q_BHLD.shape[-1] ** -0.5, slots, masks)

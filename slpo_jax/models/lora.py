@@ -115,12 +115,12 @@ def without_adapter(params: Tree, scale: float, apart: bool = False) -> Tree:
         apart: layers are a loop, which merges those of one after the other: all merged at once, and their cotangents,
             would take as much as the backbone each.
     """
-    others = {name: part for name, part in params.items() if name != ADAPTER}
+    parts = {name: part for name, part in params.items() if name != ADAPTER}
     reasoner, adapter = params[REASONER], params[ADAPTER]
     trained = {name: part for name, part in adapter.items() if name != "lora"}
     looped = Backbone.stacked if apart else dict
     backbone = merge(looped(reasoner["backbone"]), looped(adapter["lora"]), scale, apart)
-    return {**others, REASONER: {**reasoner, **trained, "backbone": backbone}}
+    return {**parts, REASONER: {**reasoner, **trained, "backbone": backbone}}
 
 
 def merging(reasoner: Reasoner, scale: float) -> Reasoner:

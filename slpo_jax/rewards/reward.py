@@ -147,8 +147,8 @@ class Reward:
     @property
     def _device(self) -> DeviceReward | None:
         """The verifier inside jit: of one reward of weight 1."""
-        ((name, entry), *others), compared = self.entries.items(), STYLES[self.style].compared
-        if others or self._weights[name] != 1:
+        ((name, entry), *more), compared = self.entries.items(), STYLES[self.style].compared
+        if more or self._weights[name] != 1:
             return None
         if entry.function is None and compared is not None and self.style in ON_DEVICE:
             table, judge = ON_DEVICE[self.style]
@@ -284,8 +284,8 @@ class Reward:
         first = {problem.answer: place for place, problem in reversed([*enumerate(problems)])}
         readings = [self.read(np.array([*answers[place], self._eos_ids[0]], np.int32)) for place in first.values()]
         right = are_right([reading.answer for reading in readings], [*first], self.style)
-        lost = {answer for answer, is_right in zip(first, right, strict=True) if not is_right}
-        return [place for place, problem in enumerate(problems) if problem.answer in lost]
+        unread = {answer for answer, is_right in zip(first, right, strict=True) if not is_right}
+        return [place for place, problem in enumerate(problems) if problem.answer in unread]
 
     def right(self, readings: Sequence[Reading], problems: Sequence[Asked]) -> list[bool]:
         """Tell which completions an evaluation counts as right: those that earn 1 or more of the first reward."""

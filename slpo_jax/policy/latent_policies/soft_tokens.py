@@ -65,8 +65,8 @@ class Kept(LatentPolicySettings):
 
     def mean(self, reasoner: Reasoner, params, hidden_BLD: jax.Array) -> jax.Array:
         """Return the mixture [B, L, D] of the kept tokens, each as likely as it is; of `params`, all parts."""
-        kept_BLM, ids_BLM = self.of(reasoner.logits(params, hidden_BLD))
-        return mixture(reasoner, params, ids_BLM, jax.nn.softmax(kept_BLM, axis=-1))
+        logits_BLM, ids_BLM = self.of(reasoner.logits(params, hidden_BLD))
+        return mixture(reasoner, params, ids_BLM, jax.nn.softmax(logits_BLM, axis=-1))
 
 
 def mixture(reasoner: Reasoner, params, ids: jax.Array | None, weights: jax.Array) -> jax.Array:
@@ -225,13 +225,13 @@ class Gumbel(Kept):
         """Make the law of {"ids", "weights"}, [B, L, M] each."""
 
         def draw(params, hidden_BLD, keys_BL=None):
-            kept_BLM, ids_BLM = self.of(reasoner.logits(params, hidden_BLD))
+            logits_BLM, ids_BLM = self.of(reasoner.logits(params, hidden_BLD))
             if ids_BLM is None:
-                ids_BLM = jnp.broadcast_to(jnp.arange(kept_BLM.shape[-1]), kept_BLM.shape)
+                ids_BLM = jnp.broadcast_to(jnp.arange(logits_BLM.shape[-1]), logits_BLM.shape)
             if keys_BL is not None:
-                noise = jax.vmap(jax.vmap(lambda key: jax.random.gumbel(key, kept_BLM.shape[-1:], kept_BLM.dtype)))
-                kept_BLM = kept_BLM + noise(keys_BL)
-            return {"ids": ids_BLM, "weights": jax.nn.softmax(kept_BLM / self.tau, axis=-1)}
+                noise = jax.vmap(jax.vmap(lambda key: jax.random.gumbel(key, logits_BLM.shape[-1:], logits_BLM.dtype)))
+                logits_BLM = logits_BLM + noise(keys_BL)
+            return {"ids": ids_BLM, "weights": jax.nn.softmax(logits_BLM / self.tau, axis=-1)}
 
         def feed(params, action):
             return mixture(reasoner, params, action["ids"], action["weights"])
@@ -240,10 +240,10 @@ class Gumbel(Kept):
             logits_BLV = reasoner.logits(params, hidden_BLD)
             if self.likelihood == "cross_entropy":
                 log_p_BLV = jax.nn.log_softmax(logits_BLV, axis=-1)
-                taken_BLM = jnp.take_along_axis(log_p_BLV, action["ids"], axis=-1)
-                return jnp.sum(action["weights"] * taken_BLM, axis=-1)
-            kept_BLM = jnp.take_along_axis(logits_BLV / self.temperature, action["ids"], axis=-1)
-            return concrete_log_prob(action["weights"], kept_BLM, self.tau)
+                log_p_BLM = jnp.take_along_axis(log_p_BLV, action["ids"], axis=-1)
+                return jnp.sum(action["weights"] * log_p_BLM, axis=-1)
+            logits_BLM = jnp.take_along_axis(logits_BLV / self.temperature, action["ids"], axis=-1)
+            return concrete_log_prob(action["weights"], logits_BLM, self.tau)
 
         return ending_at(LatentPolicy.seen_as_fed(gate, draw, feed, log_prob=log_prob), self, reasoner)
 

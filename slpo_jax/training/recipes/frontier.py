@@ -68,7 +68,7 @@ def _signs(problems: EncodedProblems) -> tuple[int, int]:
     return template.token(BAR), template.token(ASKED)
 
 
-def shuffled(prompt: Ids, bar: int, asked: int, rng: np.random.Generator) -> Ids:
+def shuffled(prompt: Ids, bar: int, mark: int, rng: np.random.Generator) -> Ids:
     """Shuffle the edges of a prompt `.. a b | c d | e f [Q] x y ..`, and x and y.
 
     Args:
@@ -76,14 +76,14 @@ def shuffled(prompt: Ids, bar: int, asked: int, rng: np.random.Generator) -> Ids
     Raises:
         UserError: it is no such prompt.
     """
-    end = prompt.index(asked) if asked in prompt else 0
+    end = prompt.index(mark) if mark in prompt else 0
     begin = end - 3 * prompt[:end].count(bar) - 2
     edges = np.array([*prompt[begin:end], bar]).reshape(-1, 3) if 0 <= begin < end and len(prompt) > end + 2 else None
     if edges is None or (edges[:, 2] != bar).any():
         raise UserError("config.data.train: a question is no `0 2 | 1 3 [Q] 3 2 [R] 1`, which recipe frontier asks for")
     ids = rng.permutation(edges).reshape(-1)[:-1].tolist()
     ends = prompt[end + 1 : end + 3]
-    return [*prompt[:begin], *ids, asked, *(ends if rng.random() < 0.5 else ends[::-1]), *prompt[end + 3 :]]
+    return [*prompt[:begin], *ids, mark, *(ends if rng.random() < 0.5 else ends[::-1]), *prompt[end + 3 :]]
 
 
 def frontier_batch(settings: ImitateSettings, draw: Draw) -> FrontierBatch:
