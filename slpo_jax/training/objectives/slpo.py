@@ -10,8 +10,9 @@ import jax.numpy as jnp
 from slpo_jax.errors import UserError
 from slpo_jax.policy.latent_policies import with_likelihood
 from slpo_jax.policy.latent_policies.latent_policy import gaussian_log_prob
+from slpo_jax.policy.noise import pass_keys
 from slpo_jax.policy.policy import Policy
-from slpo_jax.policy.score import pass_keys, score, used_slots
+from slpo_jax.policy.score import score, used_slots
 from slpo_jax.settings import setting
 from slpo_jax.training.objectives.objective import WeightedTerms
 
