@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from slpo_jax.data.choices import Choices, Counted, choices_of, is_column
-from slpo_jax.data.problem import MOST_NAMES, NO_COLUMNS, Reading
+from slpo_jax.data.problem import NO_COLUMNS, Reading, shown
 from slpo_jax.data.record_texts import (
     CHATS,
     Number,
@@ -59,6 +59,7 @@ class RawProblem(NamedTuple):
     """A record's problem, its answer as written.
 
     Attributes:
+        where: the record is, for messages.
         question: the text as it stands, with its choices below it.
         steps: one text a reasoning step, where the record lists them.
         answer: what should be a number, LaTeX or a text; None where there is none.
@@ -68,6 +69,7 @@ class RawProblem(NamedTuple):
         columns: of the record, that are kept as they are.
     """
 
+    where: str
     question: str
     steps: tuple[str, ...]
     answer: str | None
@@ -119,7 +121,7 @@ def read_record(
         reading.see(record)
         for role, names in ROLES.items():
             reading.note(role, names)
-        return RawProblem(*read_graph(where, record))
+        return RawProblem(where, *read_graph(where, record))
     record = {
         name: None if is_missing(value) and not (value == "-" and is_column(name)) else value
         for name, value in record.items()
@@ -150,7 +152,7 @@ def read_record(
         field, text = next(((field, text) for field, text in texts.items() if text.strip()), ("", ""))
         if text:
             reading.note("steps", [field])
-    return RawProblem(question, steps, answer, text, choices, is_number(record[answered]))
+    return RawProblem(where, question, steps, answer, text, choices, is_number(record[answered]))
 
 
 def _named(where: str, given: Record, record: Record, key: str, named: str) -> str:
@@ -163,20 +165,15 @@ def _named(where: str, given: Record, record: Record, key: str, named: str) -> s
         remedy = f"rename the one that holds it to {key}, or name it with config.data.fields.{key}"
         if any(isinstance(value, list) and value and isinstance(value[0], Mapping) for value in given.values()):
             remedy += ", or give the list of records alone where one of them holds that"
-        raise UserError(f"{where}: field '{key}' is missing, only {_names(given)} are there; {remedy}")
+        raise UserError(f"{where}: field '{key}' is missing, only {shown(given)} are there; {remedy}")
     return next((name for name in there if record[name] is not None), there[0])
 
 
 def unknown_field(where: str, record: Record, key: str, name: str) -> UserError:
     """The error of a field that `config.data.fields` names and a record hasn't."""
     return UserError(
-        f"{where}: has no field {name!r} (config.data.fields.{key}), only {_names(record)}; give one of these"
+        f"{where}: has no field {name!r} (config.data.fields.{key}), only {shown(record)}; give one of these"
     )
-
-
-def _names(record: Record) -> str:
-    names = ", ".join(map(str, record))
-    return names if len(names) <= MOST_NAMES else f"{names[: MOST_NAMES - 3]}..."
 
 
 def _question(where: str, record: Record, field: str, reading: Reading) -> str:

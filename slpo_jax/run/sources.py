@@ -1,10 +1,7 @@
 """The problems of a run: read from their sources, and what was understood of them, in lines."""
 
-import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
-
-from absl import logging
 
 from slpo_jax.config.config import Config
 from slpo_jax.data.batches import EncodedProblems
@@ -23,21 +20,10 @@ _WHOLE = 1000  # and of a line of a problem
 _SHOWN = 3  # reasons
 
 
-@contextlib.contextmanager
-def only_errors() -> Iterator[None]:
-    """Without warnings, of data that are going to be read again."""
-    before = logging.get_verbosity()
-    logging.set_verbosity(logging.ERROR)
-    try:
-        yield
-    finally:
-        logging.set_verbosity(before)
-
-
 def load_set(
     config: Config, key: str, source: Any, texts: bool = False, entries: Sequence[RewardEntry] | None = None
 ) -> Problems:
-    """The problems of a key's source; of training problems those that validation has too are left out, and counted.
+    """Read the problems of a key's source, of training problems without those that validation has too.
 
     Args:
         config: how sources are read; its `data.valid` is what training problems must not have.
@@ -57,9 +43,7 @@ def load_set(
     kind = STYLES[style_of(config.prompt.answers, "after_mark")].kind if of_numbers else "texts"
 
     def load(name, source):
-        # What a source leaves out is said once: where it is read itself, and of its parts with the first.
-        again = name != key or str(source).endswith(("[valid]", "[test]"))
-        with about(name), only_errors() if again else contextlib.nullcontext():
+        with about(name):
             how = data.of_task(source), _ROLES.get(name, "test"), kind, data.fields, columns, unanswered
             return load_problems(source, *how)
 
@@ -68,11 +52,11 @@ def load_set(
         # GSM8K's training file holds the validation questions; nothing may be chosen on problems trained on.
         total = len(problems)
         valid = load(VALID, data.valid)
-        problems = problems.with_only(without(problems, valid))
+        kept = without(problems, valid)
         # What is set apart from the source itself is no loss.
-        count = total - len(problems) - (len(valid) if data.valid == f"{source}[valid]" else 0)
-        if problems and count > 0:
-            logging.warning("%s: left out %d of %d problems, which are also in config.data.valid", key, count, total)
+        count = total - len(kept) - (len(valid) if data.valid == f"{source}[valid]" else 0)
+        warning = f"{key}: left out {count} of {total} problems, which are also in config.data.valid"
+        problems = problems.with_only(kept, warnings=(*problems.warnings, *[warning] * (count > 0)))
     if not problems:
         raise UserError(f"{key}: every problem of {source} is also in config.data.valid; give another set")
     return problems
@@ -96,7 +80,7 @@ def data_summary(
     said = _counted(problems.problems, key in LEARNED)
     answers, judges = STYLES[problems.template.answer_style].about, [name for name, _ in rewards]
     said.append(f"answers are {answers}" if judges == [CORRECT] else f"answers are judged by {', '.join(judges)}")
-    lines = _lines(key, said, problems)
+    lines = _lines(key, said, problems.problems)
     return [*lines, f"  the first: {_example(problems)}"] if key in LEARNED else lines
 
 
@@ -135,7 +119,7 @@ def _counted(problems: Sequence[Problem], with_steps: bool) -> list[str]:
     return said + [f"{counts.count(0):,} without steps"] * (0 in counts)
 
 
-def _lines(name: str, said: list[str], problems: EncodedProblems | Problems) -> list[str]:
+def _lines(name: str, said: list[str], problems: Problems) -> list[str]:
     """What is said of a set in a line, and others on its fields."""
     return [f"{name}: {', '.join(said)}", *(f"  {line}" for line in problems.reading.lines())]
 
