@@ -21,11 +21,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from slpo_jax.data import synthetic
 from slpo_jax.data.countdown import CountdownConfig, countdown_problems, countdown_words
-from slpo_jax.data.depths import DepthConfig, Generated, sets_apart
+from slpo_jax.data.depths import DepthConfig, sets_apart
 from slpo_jax.data.gym import is_gym
-from slpo_jax.data.problem import Problem
+from slpo_jax.data.problem import Problem, Problems
+from slpo_jax.data.synthetic import SyntheticConfig, synthetic_problems, synthetic_words
 from slpo_jax.rewards.countdown_verifier import COUNTDOWN
 from slpo_jax.rewards.gym_tasks import GYM
 from slpo_jax.rewards.reward import CORRECT
@@ -130,22 +130,20 @@ class Task(NamedTuple):
 
     Attributes:
         settings: dataclass of the section `config.data.NAME`.
-        problems: (name of a set, settings) -> `Generated`.
+        problems: (name of a set, settings) -> its problems.
         words: (the number in `config.tokenizer`: the largest one, the modulus, or that of nodes) -> the words of its
             questions, steps and answers.
         reward: what judges its answers unless another is named, see `config.reward`.
     """
 
     settings: Any
-    problems: Callable[[str, Any], Generated]
+    problems: Callable[[str, Any], Problems]
     words: Callable[[int], Iterable[str]]
     reward: str = CORRECT
 
 
 GENERATED: dict[str, Task] = {
-    "synthetic": Task(
-        synthetic.SyntheticConfig, lambda *asked: (synthetic.synthetic_problems(*asked), ""), synthetic.words
-    ),
+    "synthetic": Task(SyntheticConfig, lambda *asked: Problems(synthetic_problems(*asked)), synthetic_words),
     "chain": Task(ChainConfig, sets_apart("chain", _chain, "modulus, or add operations"), chain_words),
     "graph": Task(GraphConfig, sets_apart("graph", _graph, "nodes"), graph_words),
     "countdown": Task(CountdownConfig, countdown_problems, countdown_words, COUNTDOWN),

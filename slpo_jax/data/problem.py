@@ -41,23 +41,23 @@ class Reading:
     filled: dict[str, None] = field(default_factory=dict)
 
     def note(self, role: str, fields: Iterable[str]) -> None:
-        """Of a record, these fields are used as `role`."""
+        """Note that these fields of a record are used as `role`."""
         self.used.setdefault(role, {}).update(dict.fromkeys(fields))
 
     def see(self, record: Mapping[Any, Any]) -> None:
-        """A record as it was given, what is missing being None."""
+        """Note what a record has, as it was given, what is missing being None."""
         for name, value in record.items():
             if not (value is None or (isinstance(value, str | list) and not value)):
                 self.filled[str(name)] = None
 
     @property
     def unused(self) -> str:
-        """The fields that nothing was taken from, "" without any."""
+        """Fields that nothing was taken from, "" without any."""
         used = {name.strip().lower() for fields in self.used.values() for name in fields}
         return shown(name for name in self.filled if name.strip() and name.strip().lower() not in used)
 
     def lines(self) -> list[str]:
-        """What was made of the fields, and which are not used."""
+        """Say what was made of the fields, and which are not used."""
         made = "; ".join(f"{role} from {', '.join(fields)}" for role, fields in self.used.items())
         return [made] * bool(made) + [f"not used: {self.unused}"] * bool(self.unused)
 
@@ -113,5 +113,5 @@ def without(problems: Iterable[Problem], held_out: Iterable[Problem]) -> tuple[P
 
 
 def normalised(question: str) -> str:
-    """The question with outer white space removed and inner runs of it made one space; identifies a problem."""
+    """Return the question with outer white space removed and inner runs of it made one space; identifies a problem."""
     return " ".join(question.split())

@@ -6,7 +6,6 @@ A source is read in two steps, so that a new kind of source is one function: a r
 bytes before is not read again.
 """
 
-import contextlib
 import dataclasses
 import functools
 import gc
@@ -20,7 +19,7 @@ from slpo_jax.data.dataset_rows import Role, open_splits, part_of, split_rows
 from slpo_jax.data.generated import GENERATED, task_of
 from slpo_jax.data.gym import GymConfig, gym_problems, is_gym
 from slpo_jax.data.problem import Problem, Problems, Reading
-from slpo_jax.data.record_fields import FOUND, FieldsConfig, RawProblem, read_record, unknown_field
+from slpo_jax.data.record_fields import FOUND, FieldsConfig, RawProblem, Wanted, read_record, unknown_field
 from slpo_jax.data.record_readers import FILE_READERS, Rows, given_rows
 from slpo_jax.data.record_texts import plain, written_steps
 from slpo_jax.errors import UserError, key_name
@@ -70,7 +69,7 @@ class DataConfig(_Tasks):
                 raise FieldError(self, "eval", remedy)
 
     def of_task(self, source: Any) -> Any:
-        """How a generated source is made; None of others."""
+        """Return how a generated source is made; None of others."""
         if is_gym(source):
             return self.gym
         return getattr(self, task_of(source), None) if task_of(source) else None
@@ -134,19 +133,17 @@ def load_problems(
         UserError: the source is missing, unreadable, out of reach, empty or of unknown kind, has no such split, or one
             record is malformed; the message has the file and the line (or record), or the data set, the split and row.
     """
-    how = _How(fields, role == "train", columns, unanswered)
+    wanted = Wanted(fields, role == "train", columns, unanswered)
     if not isinstance(source, str):
         given = _Source("records", None, lambda: given_rows(source))
-        return _with_answers("records", _read.__wrapped__(given, how), answers, unanswered)
+        return _with_answers("records", _read.__wrapped__(given, wanted), answers, unanswered)
     whole, part = part_of(source)
     if part:
         return _part(source, part, load_problems(whole, settings, "train", answers, fields, columns, unanswered))
     if is_gym(source):
-        return _of_gym(source, *gym_problems(source, settings or GymConfig(), role), answers, unanswered)
+        return _of_gym(source, gym_problems(source, settings or GymConfig(), role), answers, unanswered)
     if name := task_of(source):
-        task = GENERATED[name]
-        problems, warning = task.problems(source.removeprefix(f"{name}:"), settings or task.settings())
-        return Problems(problems, warnings=(warning,) * bool(warning))
+        return GENERATED[name].problems(source.removeprefix(f"{name}:"), settings or GENERATED[name].settings())
     path = Path(source).expanduser()
     reader = FILE_READERS.get(path.suffix.lower())
     if reader is None and path.is_file():
@@ -155,9 +152,9 @@ def load_problems(
             f"{source}: unknown kind of problem file; give one of {known}, a directory, a hub id or synthetic:NAME"
         )
     if reader:
-        return _kept(_Source(source, file_digest(path), lambda: reader(path)), how, answers)
+        return _kept(_Source(source, file_digest(path), lambda: reader(path)), wanted, answers)
     splits = open_splits(source, role)
-    return _kept(_Source(source, tuple(split.content for split in splits), lambda: split_rows(splits)), how, answers)
+    return _kept(_Source(source, tuple(split.content for split in splits), lambda: split_rows(splits)), wanted, answers)
 
 
 def _part(source: str, name: str, problems: Problems) -> Problems:
@@ -175,16 +172,7 @@ def _part(source: str, name: str, problems: Problems) -> Problems:
     return problems.with_only(some, warnings=problems.warnings * (name == "train"))
 
 
-class _How(NamedTuple):
-    """How records are read; see `load_problems`."""
-
-    fields: FieldsConfig
-    strict: bool
-    columns: frozenset[str] | None
-    unanswered: bool
-
-
-def _of_gym(source: str, problems: Sequence[Problem], warning: str, answers: Kind, unanswered: bool) -> Problems:
+def _of_gym(source: str, problems: Problems, answers: Kind, unanswered: bool) -> Problems:
     """Leave out, and count, problems whose answer can't be compared; texts stay as they are."""
     keys = [problem.answer for problem in problems]
     pairs = zip(problems, keys if answers == "texts" else _compared(keys, answers), strict=True)
@@ -193,40 +181,32 @@ def _of_gym(source: str, problems: Sequence[Problem], warning: str, answers: Kin
     if not kept:
         raise UserError(f"{source}: no problem has an answer that can be compared; leave config.reward to the task")
     lost = len(problems) - len(kept)
-    said = f"{source}: left out {lost} of {len(problems)} problems, whose answer can't be compared" * bool(lost)
-    return Problems(kept, left_out=lost, warnings=tuple(filter(None, (warning, said))))
+    line = f"{source}: left out {lost} of {len(problems)} problems, whose answer can't be compared"
+    return Problems(kept, left_out=lost, warnings=(*problems.warnings, *[line] * bool(lost)))
 
 
 @functools.lru_cache(maxsize=_KEPT)
-def _read(source: _Source, how: _How) -> _Read:
-    reading = Reading()
-    with _without_collection():
-        raws = list(_raw_problems(source.rows(), how, reading))
+def _read(source: _Source, wanted: Wanted) -> _Read:
+    reading, is_collected = Reading(), gc.isenabled()
+    gc.disable()  # which would look for cycles among millions of new objects, again and again: there are none
+    try:
+        raws = list(_raw_problems(source.rows(), wanted, reading))
         if not raws:
             raise UserError(f"{source.name}: holds no problems; give one with at least one")
         solutions = written_steps([(raw.where, raw.steps, raw.solution) for raw in raws])
-        raws = _chosen(raws, how, reading)
+        raws = _chosen(raws, wanted, reading)
         numbers = [_number(raw.answer or "") for raw in raws]
         rows = zip(raws, solutions, numbers, strict=True)
         problems = [Problem(raw.question, steps, number, raw.columns) for raw, steps, number in rows]
+    finally:
+        if is_collected:
+            gc.enable()
     return _Read(problems, {place: raws[place] for place, number in enumerate(numbers) if not number}, reading)
 
 
 @functools.lru_cache(maxsize=_KEPT)
-def _kept(source: _Source, how: _How, answers: Kind) -> Problems:
-    return _with_answers(source.name, _read(source, how), answers, how.unanswered)
-
-
-@contextlib.contextmanager
-def _without_collection() -> Iterator[None]:
-    """Without looking for cycles among millions of new objects, again and again: there are none."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
+def _kept(source: _Source, wanted: Wanted, answers: Kind) -> Problems:
+    return _with_answers(source.name, _read(source, wanted), answers, wanted.unanswered)
 
 
 def _with_answers(source: str, read: _Read, answers: Kind, unanswered: bool) -> Problems:
@@ -248,13 +228,13 @@ def _with_answers(source: str, read: _Read, answers: Kind, unanswered: bool) -> 
     return Problems(problems.values(), **known)
 
 
-def _raw_problems(rows: Rows, how: _How, reading: Reading) -> Iterator[RawProblem]:
-    first, (fields, strict, columns, unanswered) = None, how
+def _raw_problems(rows: Rows, wanted: Wanted, reading: Reading) -> Iterator[RawProblem]:
+    first, (fields, strict, columns, _) = None, wanted
     for where, record in rows:
         if not isinstance(record, Mapping):
             raise UserError(f"{where}: not a record with fields; expected question, answer and optionally steps")
         first = first or (where, record)
-        raw = read_record(where, record, fields, strict, reading, (columns or ()) if unanswered else None)
+        raw = read_record(where, record, wanted, reading)
         if not raw.question.strip():
             raise UserError(f"{where}: the question is empty; give its text or remove the record")
         if columns is None or columns:
@@ -268,13 +248,13 @@ def _raw_problems(rows: Rows, how: _How, reading: Reading) -> Iterator[RawProble
         raise unknown_field(*first, "steps", fields.steps)
 
 
-def _chosen(raws: list[RawProblem], how: _How, reading: Reading) -> list[RawProblem]:
+def _chosen(raws: list[RawProblem], wanted: Wanted, reading: Reading) -> list[RawProblem]:
     """Make labels or texts of choices the answers, where there are choices."""
     asked = {
         place: (raw.where, raw.choices, raw.answer, raw.is_number)
         for place, raw in enumerate(raws) if raw.choices and raw.answer and raw.answer.strip()
     }  # fmt: skip
-    way = way_of(asked.values(), how.fields.first_choice, how.strict)
+    way = way_of(asked.values(), wanted.fields.first_choice, wanted.strict)
     answers = {place: choices.answer(where, answer, way) for place, (where, choices, answer, _) in asked.items()}
     if way.isdecimal():
         index = f"answer (an index from {way})"
@@ -283,12 +263,12 @@ def _chosen(raws: list[RawProblem], how: _How, reading: Reading) -> list[RawProb
 
 
 def _number(answer: str) -> str:
-    """What an answer is compared as whatever is asked for; "" where that depends on it, as of a code such as 00012."""
+    """Return what an answer is compared as for any kind; "" where that depends on it, as for a code such as 00012."""
     return "" if _CODE.match(answer.strip()) else canonical_number(answer) or ""
 
 
 def _compared(answers: Sequence[str], kind: Kind) -> list[str]:
-    """What each answer is compared as; "" where it can't be."""
+    """Return what each answer is compared as; "" where it can't be."""
     if kind == "numbers":
         return [canonical_number(answer) or "" for answer in answers]
     written = [_written(answer, kind) for answer in answers]
@@ -297,7 +277,7 @@ def _compared(answers: Sequence[str], kind: Kind) -> list[str]:
 
 
 def _written(answer: str, kind: Kind) -> str:
-    """What is compared; "" for a sentence where LaTeX is. A text that is a code, such as 00012 or 1e5, stays."""
+    """Return what is compared; "" for a sentence where LaTeX is. A text that is a code, such as 00012 or 1e5, stays."""
     text = answer.strip()
     if kind == "texts" and _CODE.match(text):
         return text

@@ -1,7 +1,7 @@
 """What the fields of a record mean, by the names that they have in published data sets."""
 
 import zlib
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, NamedTuple
@@ -17,8 +17,8 @@ from slpo_jax.data.record_texts import (
     is_number,
     listed,
     marked,
+    message_of,
     only_one,
-    said,
     steps_of,
     text_of,
     written,
@@ -53,6 +53,22 @@ class FieldsConfig(Checked):
 
 
 FOUND = FieldsConfig()
+
+
+class Wanted(NamedTuple):
+    """What is wanted of a source's records.
+
+    Attributes:
+        fields: names that are given.
+        strict: whether a record has to have them; otherwise one that doesn't is read without.
+        columns: that are kept beside, by name; None is all.
+        unanswered: whether a record need not have an answer.
+    """
+
+    fields: FieldsConfig
+    strict: bool
+    columns: frozenset[str] | None
+    unanswered: bool
 
 
 class RawProblem(NamedTuple):
@@ -95,28 +111,20 @@ _AFTER = {"instruction": ("input",)}
 _STEPS = ("steps", "cot", "rationale", "reasoning", "chain_of_thought", "explanation", "thought")
 
 
-def read_record(
-    where: str,
-    record: Record,
-    fields: FieldsConfig,
-    strict: bool,
-    reading: Reading,
-    others: Collection[str] | None = None,
-) -> RawProblem:
+def read_record(where: str, record: Record, wanted: Wanted, reading: Reading) -> RawProblem:
     """Read a record by the names of its fields.
 
     Args:
         where: file and line, or data set, split and row, for messages.
         record: fields by name. Numbers are texts, ints or Decimals.
-        fields: names that are given.
-        strict: whether a record has to have them; otherwise one that doesn't is read without.
+        wanted: of it; what may be a column that a reward asks for is no answer where it need not have one.
         reading: is told which fields are used.
-        others: fields that a reward asks for, in a record that need not have an answer; None: it has to.
     Returns:
-        the problem.
+        the problem, without its columns.
     Raises:
         UserError: a field is missing or has the wrong type.
     """
+    fields, strict, columns, unanswered = wanted
     if fields.question == EDGES and (strict or EDGES in record):
         reading.see(record)
         for role, names in ROLES.items():
@@ -130,8 +138,8 @@ def read_record(
     given, record = record, {str(name).strip().lower(): value for name, value in record.items()} | record
     asked = _named(where, given, record, "question", fields.question if strict or fields.question in given else "")
     named = fields.answer if strict or fields.answer in given else ""
-    if others is not None and not named:
-        record = {name: value for name, value in record.items() if not (name in _TARGETS and name in others)}
+    if unanswered and not named:
+        record = {name: value for name, value in record.items() if not (name in _TARGETS and name in (columns or ()))}
         record |= {} if record.keys() & {*_ANSWERS} else {"answer": None}
     answered = _named(where, given, record, "answer", named)
     solution, answer = _answer(where, record, answered)
@@ -148,7 +156,7 @@ def read_record(
         texts = {answered: solution}
         for field in _WORKED:
             if record.get(field) is not None and field != answered:
-                texts[field] = _without_mark(said(where, record, field, "assistant", needed=False))
+                texts[field] = _without_mark(message_of(where, record, field, "assistant", needed=False))
         field, text = next(((field, text) for field, text in texts.items() if text.strip()), ("", ""))
         if text:
             reading.note("steps", [field])
@@ -179,8 +187,8 @@ def unknown_field(where: str, record: Record, key: str, name: str) -> UserError:
 def _question(where: str, record: Record, field: str, reading: Reading) -> str:
     before, after = ([name for name in around.get(field, ()) if record.get(name)] for around in (_BEFORE, _AFTER))
     reading.note("question", [field, *before, *after])
-    told = [text_of(where, record, name) for name in before] + [said(where, record, field, "user")]
-    return "\n".join(filter(str.strip, [" ".join(told), *(text_of(where, record, name) for name in after)]))
+    texts = [text_of(where, record, name) for name in before] + [message_of(where, record, field, "user")]
+    return "\n".join(filter(str.strip, [" ".join(texts), *(text_of(where, record, name) for name in after)]))
 
 
 def _answer(where: str, record: Record, field: str) -> tuple[str, str | None]:
@@ -196,7 +204,7 @@ def _answer(where: str, record: Record, field: str) -> tuple[str, str | None]:
         return "", None
     if isinstance(value, int | Decimal | Number):  # True and False are answers of ProntoQA
         return "", canonical_number(str(value)) or str(value)
-    text = said(where, {field: value}, field, "assistant")
+    text = message_of(where, {field: value}, field, "assistant")
     solution, answer = marked(text)
     if answer == "" and field in _ALONE:  # a text over several lines
         return "", text

@@ -119,15 +119,15 @@ def synthetic_problems(name: str, config: SyntheticConfig) -> tuple[Problem, ...
 
 
 def vocabulary() -> tuple[str, ...]:
-    """Every word of both templates and of the steps, without the numbers."""
+    """Return every word of both templates and of the steps, without the numbers."""
     found: list[str] = [*_FRAME_WORDS, *OPERATORS, *_PEOPLE, *dict.fromkeys(_PEOPLE.values()), *_OBJECTS]
     for verbs in (*_STORY_VERBS.values(), *_PUZZLE_VERBS.values()):
         found += verbs
     return tuple(dict.fromkeys([*found, *_STORY_FACTORS.values(), *_PUZZLE_FACTORS.values()]))
 
 
-def words(max_value: int) -> tuple[str, ...]:
-    """`vocabulary`, and the numbers up to the largest."""
+def synthetic_words(max_value: int) -> tuple[str, ...]:
+    """Return `vocabulary`, and the numbers up to the largest."""
     return (*vocabulary(), *map(str, range(max_value + 1)))
 
 

@@ -112,8 +112,8 @@ def _plan(stage: Stage) -> tuple[Recipe, list[Phase], list[OptimizerConfig], Enc
     """Return what is `planned` and `imitated`: what was worked out when the stage was checked, or begins as it does."""
     plans, name = stage.run.plans, NO_THOUGHT if stage.name == NO_THOUGHT else IMITATE
     if name not in plans:
-        recipe, phases, optimizers = planned(stage.run, name)
-        plans[name] = recipe, phases, optimizers, imitated(stage.run, recipe, phases)
+        made = planned(stage.run, name)
+        plans[name] = *made, imitated(stage.run, *made[:2])
     return plans[name]
 
 

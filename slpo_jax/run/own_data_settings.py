@@ -126,7 +126,7 @@ def derived_settings(config: ConfigDict, given: Collection[str] = ()) -> list[st
     with contextlib.ExitStack() as quiet:  # the run says what is odd about what it starts from
         quiet.callback(logging.set_verbosity, logging.get_verbosity())
         logging.set_verbosity(logging.ERROR)
-        checkpoint, latents = _start(config, "reasoner" in stays, problems, words)
+        checkpoint, latents = _start(config, "reasoner" in stays, words)
     token = f", one for each of the {words} words of the training data" * bool(words)
     token = token or ", a token a byte" * (config.tokenizer == BYTES)
     why = "as given" if config.init else f"without a base model: random weights{token}"
@@ -151,18 +151,18 @@ def few_words(problems: Sequence[Problem], needed: bool = False) -> int:
     return len(words_of(texts, _FEW_WORDS if needed else min(len(problems) // 10, _FEW_WORDS)))
 
 
-def _start(config: ConfigDict, is_named: bool, problems: Sequence[Problem], words: int) -> tuple[Checkpoint, int]:
+def _start(config: ConfigDict, is_named: bool, words: int) -> tuple[Checkpoint, int]:
     """What the run starts from, which is put there, and the number of latents of a latent reasoner, else 0.
 
     Args:
         is_named: the user has said what reasoner it is.
-        problems: to learn from.
-        words: of theirs, each of which can be a token.
+        words: each of which can be a token.
     """
     quiet = {"model.dtype": "float32", "model.scan_layers": False}  # which ask no device, before jax is set up
     if not config.init:
         config.tokenizer = config.tokenizer or (WORDS if words else BYTES)
-        return find_checkpoint(changed(read_config(config), quiet), None, lambda: problems), 0
+        settings = changed(read_config(config), quiet)
+        return find_checkpoint(settings, None, lambda: learned_from(settings)), 0
     identity = identify(config.init, config.base, config.lora_alpha)
     if not is_named:
         config.reasoner = identity.likely_reasoner

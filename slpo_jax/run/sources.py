@@ -63,7 +63,7 @@ def load_set(
 
 
 def learned_from(config: Config, texts: bool = False) -> list[Problem]:
-    """All problems that a model learns from, whose words it is to know."""
+    """Read all problems that a model learns from, whose words it is to know."""
     sources = {TRAIN: config.data.train} | ({DEMOS: config.data.demos} if config.data.demos else {})
     return [problem for key, source in sources.items() for problem in load_set(config, key, source, texts)]
 
@@ -71,21 +71,21 @@ def learned_from(config: Config, texts: bool = False) -> list[Problem]:
 def data_summary(
     key: str, problems: EncodedProblems, rewards: Sequence[tuple[str, float]] = ((CORRECT, 1.0),)
 ) -> list[str]:
-    """One line, and others on the source's fields and, of training data, with an example.
+    """Return one line, and others on the source's fields and, of training data, with an example.
 
     Args:
         key: `TRAIN`, `DEMOS`, `VALID` or `EVAL` with a name.
         rewards: `Config.weighted`.
     """
-    said = _counted(problems.problems, key in LEARNED)
+    facts = _counted(problems.problems, key in LEARNED)
     answers, judges = STYLES[problems.template.answer_style].about, [name for name, _ in rewards]
-    said.append(f"answers are {answers}" if judges == [CORRECT] else f"answers are judged by {', '.join(judges)}")
-    lines = _lines(key, said, problems.problems)
+    facts.append(f"answers are {answers}" if judges == [CORRECT] else f"answers are judged by {', '.join(judges)}")
+    lines = _lines(key, facts, problems.problems)
     return [*lines, f"  the first: {_example(problems)}"] if key in LEARNED else lines
 
 
 def read_as(source: str, problems: Problems, answers: str) -> list[str]:
-    """How a source was read, where no model is at hand.
+    """Say how a source was read, where no model is at hand.
 
     Args:
         source: what it is called.
@@ -99,7 +99,7 @@ def read_as(source: str, problems: Problems, answers: str) -> list[str]:
 
 
 def problem_lines(problems: Iterable[Problem]) -> list[str]:
-    """Problems as prompt, steps and answer."""
+    """Write problems as prompt, steps and answer."""
     lines = []
     for number, problem in enumerate(problems, start=1):
         steps, answer = problem.steps or ["none"], [problem.answer or "none"]
@@ -112,20 +112,20 @@ def problem_lines(problems: Iterable[Problem]) -> list[str]:
 
 def _counted(problems: Sequence[Problem], with_steps: bool) -> list[str]:
     counts, bare = [len(problem.steps) for problem in problems], sum(not problem.answer for problem in problems)
-    said = [f"{len(counts):,} problems"] + [f"{bare:,} without an answer"] * bool(bare)
+    facts = [f"{len(counts):,} problems"] + [f"{bare:,} without an answer"] * bool(bare)
     if not with_steps:
-        return said
-    said.append(f"{sum(counts) / len(counts):.1f} steps each")
-    return said + [f"{counts.count(0):,} without steps"] * (0 in counts)
+        return facts
+    facts.append(f"{sum(counts) / len(counts):.1f} steps each")
+    return facts + [f"{counts.count(0):,} without steps"] * (0 in counts)
 
 
-def _lines(name: str, said: list[str], problems: Problems) -> list[str]:
-    """What is said of a set in a line, and others on its fields."""
-    return [f"{name}: {', '.join(said)}", *(f"  {line}" for line in problems.reading.lines())]
+def _lines(name: str, facts: list[str], problems: Problems) -> list[str]:
+    """Return a line of what is known of a set, and others on its fields."""
+    return [f"{name}: {', '.join(facts)}", *(f"  {line}" for line in problems.reading.lines())]
 
 
 def _example(problems: EncodedProblems) -> str:
-    """The first problem as the model sees it: prompt | steps | answer, as its template writes them."""
+    """Write the first problem as the model sees it: prompt | steps | answer, as its template writes them."""
     template, problem = problems.template, problems.problems[0]
     steps = "".join(template.step_text(step, place == 0) for place, step in enumerate(problem.steps))
     answer = template.answer_text(problem.answer) if problem.answer else ""
