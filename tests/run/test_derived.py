@@ -7,6 +7,7 @@ import random
 from pathlib import Path
 
 import pytest
+from absl import logging
 
 from asked import workdir
 from data_sets import write_jsonl, write_set
@@ -311,6 +312,17 @@ def test_lengths_are_measured_by_the_tokenizer_that_there_is(tmp_path):
     assert found == {"bytes": ((32,), 8), "synthetic:20": ((16,), 5), "": ((16,), 5)}
     assert config.reasoner == "coconut_gpt2"
     assert config.rl.optimizer.learning_rate == Config().rl.optimizer.learning_rate
+
+
+def test_which_checkpoint_of_a_run_is_taken_is_said(tmp_path, monkeypatch, caplog):
+    """The run is told that one alone; what else is odd about it, it says itself."""
+    identify = own_data_settings.identify
+    monkeypatch.setattr(own_data_settings, "newest_checkpoint", lambda source: logging.warning("taken") or source)
+    monkeypatch.setattr(own_data_settings, "identify", lambda *asked: logging.warning("odd") or identify(*asked))
+    tiny_folder(tmp_path / "base")
+    with caplog.at_level("WARNING", logger="absl"):
+        _chosen(_in_words(tmp_path / "set.jsonl", 1), init=str(tmp_path / "base"))
+    assert caplog.messages == ["taken"]
 
 
 def test_a_latent_reasoner_may_think_for_twice_as_long_as_it_is_published_to(tmp_path):
