@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from slpo_jax.data.countdown import CountdownConfig, countdown_problems, countdown_words
-from slpo_jax.data.depths import DepthConfig, sets_apart
+from slpo_jax.data.generated_sets import DepthConfig, sets_apart
 from slpo_jax.data.gym import is_gym
 from slpo_jax.data.problem import Problem, Problems
 from slpo_jax.data.synthetic import SyntheticConfig, synthetic_problems, synthetic_words

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from slpo_jax.data.depths import part_of
+from slpo_jax.data.generated_sets import part_of
 from slpo_jax.data.problem import Problem, Problems
 from slpo_jax.errors import UserError
 from slpo_jax.rewards.gym_tasks import GYM, gym_dataset
