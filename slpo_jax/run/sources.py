@@ -77,10 +77,10 @@ def data_summary(
         key: `TRAIN`, `DEMOS`, `VALID` or `EVAL` with a name.
         rewards: `Config.weighted`.
     """
-    facts = _counted(problems.problems, key in LEARNED)
-    answers, judges = STYLES[problems.template.answer_style].about, [name for name, _ in rewards]
-    facts.append(f"answers are {answers}" if judges == [CORRECT] else f"answers are judged by {', '.join(judges)}")
-    lines = _lines(key, facts, problems.problems)
+    judges = ", ".join(name for name, _ in rewards)
+    answers = f"answers are {STYLES[problems.template.answer_style].about}"
+    answers = answers if judges == CORRECT else f"answers are judged by {judges}"
+    lines = _described(key, problems.problems, answers, key in LEARNED)
     return [*lines, f"  the first: {_example(problems)}"] if key in LEARNED else lines
 
 
@@ -91,7 +91,7 @@ def read_as(source: str, problems: Problems, answers: str) -> list[str]:
         source: what it is called.
         answers: what its answers are.
     """
-    lines = _lines(source, [*_counted(problems, True), f"answers are {answers}"], problems)
+    lines = _described(source, problems, f"answers are {answers}", True)
     if problems.left_out:
         lines.append(f"  left out: {problems.left_out:,} of {len(problems) + problems.left_out:,}")
         lines += [f"    {why}" for why in problems.why[:_SHOWN]]
@@ -110,18 +110,14 @@ def problem_lines(problems: Iterable[Problem]) -> list[str]:
     return lines
 
 
-def _counted(problems: Sequence[Problem], with_steps: bool) -> list[str]:
+def _described(name: str, problems: Problems, answers: str, with_steps: bool) -> list[str]:
+    """Return a line on a set's problems, and others on its fields."""
     counts, bare = [len(problem.steps) for problem in problems], sum(not problem.answer for problem in problems)
     facts = [f"{len(counts):,} problems"] + [f"{bare:,} without an answer"] * bool(bare)
-    if not with_steps:
-        return facts
-    facts.append(f"{sum(counts) / len(counts):.1f} steps each")
-    return facts + [f"{counts.count(0):,} without steps"] * (0 in counts)
-
-
-def _lines(name: str, facts: list[str], problems: Problems) -> list[str]:
-    """Return a line of what is known of a set, and others on its fields."""
-    return [f"{name}: {', '.join(facts)}", *(f"  {line}" for line in problems.reading.lines())]
+    if with_steps:
+        facts.append(f"{sum(counts) / len(counts):.1f} steps each")
+        facts += [f"{counts.count(0):,} without steps"] * (0 in counts)
+    return [f"{name}: {', '.join([*facts, answers])}", *map("  {}".format, problems.reading.lines())]
 
 
 def _example(problems: EncodedProblems) -> str:
