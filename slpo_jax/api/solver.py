@@ -19,7 +19,7 @@ from slpo_jax.checkpoints.detect import Identity, identify, newest_checkpoint
 from slpo_jax.config.config import Config
 from slpo_jax.config.sections import changed
 from slpo_jax.data.batches import EncodedProblems
-from slpo_jax.data.problem import Problem
+from slpo_jax.data.problem import Problem, Problems
 from slpo_jax.data.templates import token_texts
 from slpo_jax.errors import UserError, about, key_name
 from slpo_jax.evaluation.completions import Completions, in_words
@@ -239,7 +239,7 @@ def counted(readings: Sequence[Reading], style: AnswerStyle) -> Vote:
 def _rolled_out(solver: Solver, questions: Sequence[str], rows: int, **how: Any) -> Completions:
     """What the evaluator says of questions, so many rollouts at a time; the decoder is there only to be asked."""
     setup, asked = solver.setup, [_prompt(solver.setup, question) for question in questions]
-    problems, empty = tuple(Problem(question, (), "") for question in questions), [list[Any]() for _ in questions]
+    problems, empty = Problems(Problem(question, (), "") for question in questions), [list[Any]() for _ in questions]
     evaluator = copy.copy(solver.evaluator)  # with the same programs
     evaluator.batch_size = -(-rows // setup.mesh.size) * setup.mesh.size
     params = with_decoder(solver.params, solver.reads is not None, setup.config.init)

@@ -118,10 +118,11 @@ class TrainedReasoner:
             name = source if source in setup.config.data.eval else ""
             source = setup.config.data.eval.get(source, source)
         judge = setup.reward if reward is None else setup.reward.asking(reward)
-        found = load_set(setup.config, "problems", source, entries=[*judge.entries.values()])
-        if found.reading.unused and not name:
-            logging.warning("problems: not used: %s", found.reading.unused)
-        setup, asked = _fitting(setup, found[: limit or None], judge)
+        read = load_set(setup.config, "problems", source, entries=[*judge.entries.values()])
+        read.warn()
+        if read.reading.unused and not name:
+            logging.warning("problems: not used: %s", read.reading.unused)
+        setup, asked = _fitting(setup, read[: limit or None], judge)
         stopping, rule = self.solver.stopping, self.solver.rule
 
         def run(seed: int | None, samples: int, label: str) -> Completions:

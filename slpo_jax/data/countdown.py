@@ -13,7 +13,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from slpo_jax.data.depths import SetsConfig, sets_apart
+from slpo_jax.data.generated_sets import SetsConfig, sets_apart
 from slpo_jax.data.problem import Problem
 from slpo_jax.rewards.countdown_verifier import MOST, OPERATORS
 from slpo_jax.settings import FieldError, setting

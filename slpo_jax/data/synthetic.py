@@ -9,11 +9,11 @@ Training is mostly stories; a share of puzzles, nearly all of one step, teaches 
 mirror the paper's: "test" (same distribution), "large" (GSM-Hard) and "template" (MultiArith).
 """
 
+import itertools
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import islice
 from typing import TypeVar
 
 import numpy as np
@@ -105,7 +105,7 @@ def synthetic_problems(name: str, config: SyntheticConfig) -> tuple[Problem, ...
     size = {"train": config.train_size, "valid": config.valid_size}.get(name, config.test_size)
     problems: list[Problem] = []
     most_draws = 20 * size + 10_000
-    for problem in islice(_candidates(name, config), most_draws):
+    for problem in itertools.islice(_candidates(name, config), most_draws):
         if problem.question in taken:
             continue
         taken.add(problem.question)
@@ -119,15 +119,14 @@ def synthetic_problems(name: str, config: SyntheticConfig) -> tuple[Problem, ...
 
 
 def vocabulary() -> tuple[str, ...]:
-    """Every word of both templates and of the steps, without the numbers."""
-    found: list[str] = [*_FRAME_WORDS, *OPERATORS, *_PEOPLE, *dict.fromkeys(_PEOPLE.values()), *_OBJECTS]
-    for verbs in (*_STORY_VERBS.values(), *_PUZZLE_VERBS.values()):
-        found += verbs
-    return tuple(dict.fromkeys([*found, *_STORY_FACTORS.values(), *_PUZZLE_FACTORS.values()]))
+    """Return every word of both templates and of the steps, without the numbers."""
+    verbs = itertools.chain(*_STORY_VERBS.values(), *_PUZZLE_VERBS.values(), _STORY_FACTORS.values())
+    nouns = [*_FRAME_WORDS, *OPERATORS, *_PEOPLE, *_PEOPLE.values(), *_OBJECTS]
+    return tuple(dict.fromkeys([*nouns, *verbs, *_PUZZLE_FACTORS.values()]))
 
 
-def words(max_value: int) -> tuple[str, ...]:
-    """`vocabulary`, and the numbers up to the largest."""
+def synthetic_words(max_value: int) -> tuple[str, ...]:
+    """Return `vocabulary`, and the numbers up to the largest."""
     return (*vocabulary(), *map(str, range(max_value + 1)))
 
 

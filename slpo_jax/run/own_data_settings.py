@@ -1,10 +1,12 @@
 """Settings for problems of one's own: chosen from the data and the base model, and said."""
 
+import contextlib
 import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
+from absl import logging
 from ml_collections import ConfigDict
 
 from slpo_jax.architectures import architecture_of
@@ -25,7 +27,7 @@ from slpo_jax.errors import UserError
 from slpo_jax.io.files import flatten
 from slpo_jax.rewards.answers import canonical_number
 from slpo_jax.run.automatic_settings import Choice, Measured, choices
-from slpo_jax.run.sources import DEMOS, EVAL, TRAIN, VALID, learned_from, load_set, only_errors
+from slpo_jax.run.sources import DEMOS, EVAL, TRAIN, VALID, learned_from, load_set
 
 KEYS = {"train": "data.train", "valid": "data.valid", "base": "init"}
 """Of the config, by flag."""
@@ -87,7 +89,6 @@ def requested(
     return config, given
 
 
-@only_errors()  # the run warns of the data when it reads them
 def derived_settings(config: ConfigDict, given: Collection[str] = ()) -> list[str]:
     """Make a config for problems of one's own.
 
@@ -121,7 +122,11 @@ def derived_settings(config: ConfigDict, given: Collection[str] = ()) -> list[st
     problems, data = learned_from(settings, texts=True), settings.data
     put(answers_of(problems))
     words = 0 if config.init or config.tokenizer else few_words(problems, architecture_of(config.reasoner).needs_words)
-    checkpoint, latents = _start(config, "reasoner" in stays, words)
+    config.init = newest_checkpoint(config.init) if config.init else ""
+    with contextlib.ExitStack() as quiet:  # the run says what is odd about what it starts from
+        quiet.callback(logging.set_verbosity, logging.get_verbosity())
+        logging.set_verbosity(logging.ERROR)
+        checkpoint, latents = _start(config, "reasoner" in stays, words)
     token = f", one for each of the {words} words of the training data" * bool(words)
     token = token or ", a token a byte" * (config.tokenizer == BYTES)
     why = "as given" if config.init else f"without a base model: random weights{token}"
@@ -158,7 +163,6 @@ def _start(config: ConfigDict, is_named: bool, words: int) -> tuple[Checkpoint, 
         config.tokenizer = config.tokenizer or (WORDS if words else BYTES)
         settings = changed(read_config(config), quiet)
         return find_checkpoint(settings, None, lambda: learned_from(settings)), 0
-    config.init = newest_checkpoint(config.init)
     identity = identify(config.init, config.base, config.lora_alpha)
     if not is_named:
         config.reasoner = identity.likely_reasoner

@@ -32,7 +32,7 @@ from slpo_jax.policy.noise import Stream
 from slpo_jax.policy.policy import Policy, RolloutConfig
 from slpo_jax.rewards.reward import Reward
 from slpo_jax.run import run_checks
-from slpo_jax.run.sources import DEMOS, EVAL, LEARNED, TRAIN, VALID, learned_from, load_set, only_errors
+from slpo_jax.run.sources import DEMOS, EVAL, LEARNED, TRAIN, VALID, learned_from, load_set
 from slpo_jax.runtime import hosts
 from slpo_jax.runtime.mesh import EVERYWHERE, Layout, device_mesh, replicate
 from slpo_jax.stages import COLD_START, EVALUATE, IMITATE, RL, wanted
@@ -102,7 +102,9 @@ class Setup:
 
     def _set(self, key: str, source: str) -> EncodedProblems:
         if key not in self.sets:
-            self.sets[key] = self.encode(key, load_set(self.config, key, source), f"{key}: {source}")
+            problems = load_set(self.config, key, source)
+            problems.warn()
+            self.sets[key] = self.encode(key, problems, f"{key}: {source}")
         return self.sets[key]
 
     def encode(
@@ -246,9 +248,7 @@ def assemble(
     if config.tokenizer == WORDS and workdir and finished and not {*wanted(config)}.difference(finished):
         # Once nothing is trained, the words are the workdir's, not those of the training data, which may be gone.
         read_with = dataclasses.replace(config, tokenizer=str(workdir.reasoner))
-    # The stages warn of the data when they read them.
-    problems = only_errors()(lambda: learned_from(config))
-    checkpoint = find_checkpoint(read_with, identity, problems)
+    checkpoint = find_checkpoint(read_with, identity, lambda: learned_from(config))
     template, model, architecture = checkpoint.template, checkpoint.description.model, checkpoint.architecture
     run_checks.check_start(config, checkpoint, finished)
     # The config gets the loaded shapes, so that config.json says what was run.

@@ -187,7 +187,7 @@ def test_references_that_their_own_text_does_not_earn_are_left_out_and_counted(t
     config.data.update(train=write_jsonl(tmp_path / "train.jsonl", records), valid="")
     setup = assemble(read_config(config))
     assert [problem.answer for problem in setup.train.problems] == kept
-    assert setup.train.left_out == len(lost) + 1
+    assert setup.train.problems.left_out == len(lost) + 1
     assert len(setup.train.prompts) == len(setup.train.answers) == len(kept)
     text = setup.template.answer_text(lost[0])
     read = parse_completion(text, setup.template.answer_style)

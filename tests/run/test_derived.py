@@ -7,6 +7,7 @@ import random
 from pathlib import Path
 
 import pytest
+from absl import logging
 
 from asked import workdir
 from data_sets import write_jsonl, write_set
@@ -16,7 +17,7 @@ from slpo_jax.cli.train import train
 from slpo_jax.config import Config, default_config
 from slpo_jax.config.config_checks import check
 from slpo_jax.config.config_files import override
-from slpo_jax.data import dataset_rows, record_readers, templates
+from slpo_jax.data import dataset_rows, problems, record_readers, templates
 from slpo_jax.data.problems import load_problems
 from slpo_jax.data.record_fields import FieldsConfig
 from slpo_jax.errors import UserError
@@ -251,24 +252,33 @@ def test_only_the_absence_of_a_split_is_one(tmp_path, monkeypatch):
     assert len(asked) == 2
 
 
-def test_a_source_is_read_and_encoded_once(tmp_path, monkeypatch):
+@pytest.mark.parametrize("tokenizer", ["bytes", "words"])
+def test_a_source_is_read_encoded_and_warned_of_once(tokenizer, tmp_path, monkeypatch, warnings):
     """Where settings are chosen and where the run opens its data; not where the file is another."""
-    source, reads = _table(tmp_path / "my.csv"), []
-    read, hashed = record_readers.FILE_READERS[".csv"], []
+    source, reads, records = _table(tmp_path / "my.csv"), [], []
+    Path(source).write_text(Path(source).read_text() + "Tom has some pens.,,many\n")
+    read, hashed, record = record_readers.FILE_READERS[".csv"], [], problems.read_record
     monkeypatch.setitem(record_readers.FILE_READERS, ".csv", lambda path: reads.append(path) or read(path))
+    monkeypatch.setattr(problems, "read_record", lambda where, *asked: records.append(where) or record(where, *asked))
     monkeypatch.setattr(files, "_TICK", 0)
     monkeypatch.setattr(hashlib, "file_digest", lambda file, kind: hashed.append(file.name) or hash_file(file, kind))
     texts = templates._encoded.cache_info().misses
-    config, _ = _chosen(source, fields=FIELDS)
+    config, _ = _chosen(source, fields=FIELDS, tokenizer=tokenizer)
+    assert warnings == []
     experiment = build(check(config), tmp_path / "work")
     check_stages(experiment, uncut=experiment.config)
     assert (len(experiment.train), experiment.tests, len(experiment.valid)) == (32, ("test",), 4)
-    assert [len(reads), hashed.count(source)] == [1, 1]
+    assert [len(reads), len(records), hashed.count(source)] == [1, 41, 1]
+    assert [line for line in warnings if "left out" in line] == [
+        f"{source}: left out 1 of 41 problems: {source}, line 81: answer 'many' is no number"
+    ]
     # Prompts and answers of three sets, steps of one, and no steps.
     assert templates._encoded.cache_info().misses - texts <= 8
     table = Path(source).read_text()
     Path(source).write_text(table.replace("Tom 1 ", "Tim 1 "))  # of the same size
-    assert load_set(experiment.config, "config.data.train", source)[1].question.startswith("Tim 1 ")
+    before, again = (load_set(experiment.config, "config.data.eval.test", source) for _ in range(2))
+    assert before[1].question.startswith("Tim 1 ")
+    assert before is again
     assert len(reads) == 2
 
 
@@ -302,6 +312,17 @@ def test_lengths_are_measured_by_the_tokenizer_that_there_is(tmp_path):
     assert found == {"bytes": ((32,), 8), "synthetic:20": ((16,), 5), "": ((16,), 5)}
     assert config.reasoner == "coconut_gpt2"
     assert config.rl.optimizer.learning_rate == Config().rl.optimizer.learning_rate
+
+
+def test_which_checkpoint_of_a_run_is_taken_is_said(tmp_path, monkeypatch, caplog):
+    """The run is told that one alone; what else is odd about it, it says itself."""
+    identify = own_data_settings.identify
+    monkeypatch.setattr(own_data_settings, "newest_checkpoint", lambda source: logging.warning("taken") or source)
+    monkeypatch.setattr(own_data_settings, "identify", lambda *asked: logging.warning("odd") or identify(*asked))
+    tiny_folder(tmp_path / "base")
+    with caplog.at_level("WARNING", logger="absl"):
+        _chosen(_in_words(tmp_path / "set.jsonl", 1), init=str(tmp_path / "base"))
+    assert caplog.messages == ["taken"]
 
 
 def test_a_latent_reasoner_may_think_for_twice_as_long_as_it_is_published_to(tmp_path):

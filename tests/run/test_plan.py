@@ -69,6 +69,7 @@ def test_a_recipe_that_writes_steps_needs_some(name, tmp_path, monkeypatch, warn
     _with_steps(config, tmp_path / "some.jsonl", [0, 0, 0, fewest, 2])
     experiment = build(read_config(config), tmp_path / "some")
     check_stages(experiment)
+    monkeypatch.setattr(imitate, "imitated", None)  # what is imitated is known by now
     monkeypatch.setattr(imitate, "make_optimizer", crash)
     with pytest.raises(Crash):
         train(experiment, "imitate")
