@@ -167,7 +167,7 @@ def load_solver(checkpoint: str, **asked: Any) -> Solver:
     others = [f"--{name}={now} and not {before[name]!r}" for name, now in given.items() if now != before[name]]
     if others and made:
         logging.warning("%s: not used as it was made, but with %s", identity.source, ", ".join(others))
-    if identity.gate_trained and chosen is None and not {"latents", "threshold"} & given.keys():
+    if chosen is None and not {"latents", "threshold"} & given.keys():
         logging.warning("%s: no threshold was chosen for its gate, so 0.5; --threshold is another", identity.source)
     return Solver(setup, params, stopping, rule, reads_of(with_decoder(params, options.explain, checkpoint)))
 
@@ -225,8 +225,9 @@ def vote(solver: Solver, question: str, samples: int, seed: int = 0) -> Vote:
         samples: N, at least 1.
         seed: dropout seed.
     """
-    found = _rolled_out(solver, [question], min(samples, ROWS), seed=seed, samples=samples, label="vote")
-    return counted([solver.setup.reward.read(tokens) for tokens in found["tokens"]], solver.setup.reward.style)
+    drawn = _rolled_out(solver, [question], min(samples, ROWS), seed=seed, samples=samples, label="vote")
+    reward = solver.setup.reward
+    return counted([reward.read(tokens) for tokens in drawn["tokens"]], reward.style)
 
 
 def counted(readings: Sequence[Reading], style: AnswerStyle) -> Vote:

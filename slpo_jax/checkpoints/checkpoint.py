@@ -113,9 +113,9 @@ def _random(config: Config, architecture: type[Architecture], problems: Callable
 
 def _of_words(made: Architecture, prompt: PromptConfig, problems: Iterable[Problem]) -> "PreTrainedTokenizerFast":
     """A tokenizer of the words of problems, and of what an architecture writes around them."""
-    own = (ANSWER_MARK, "\n", prompt.closing)
-    around = made.template(words_tokenizer(words_of(own)), prompt=prompt)
-    return words_tokenizer(words_of((*own, *written_texts(around, problems))))
+    texts = (ANSWER_MARK, "\n", prompt.closing)
+    around = made.template(words_tokenizer(words_of(texts)), prompt=prompt)
+    return words_tokenizer(words_of((*texts, *written_texts(around, problems))))
 
 
 def _at_run_time(config: Config, model: BackboneConfig) -> BackboneConfig:

@@ -130,10 +130,10 @@ def end_tokens(source: str, config: Mapping[str, Any]) -> tuple[int, ...]:
     Raises:
         UserError: what is there can't be ids.
     """
-    said: Any = [] if (value := config.get("eos_token_id")) is None else value
-    ids = said if isinstance(said, list) else [said]
+    value = config.get("eos_token_id")
+    ids = value if isinstance(value, list) else [] if value is None else [value]
     if not all(type(number) is int and number >= 0 for number in ids):
-        raise UserError(f"{source}: its eos_token_id is {said!r}, neither a token's id nor a list of ids; mend it")
+        raise UserError(f"{source}: its eos_token_id is {value!r}, neither a token's id nor a list of ids; mend it")
     return tuple(ids)
 
 
@@ -148,10 +148,10 @@ def from_hugging_face(values: dict[str, Any], source: str) -> BackboneConfig:
     """
     kind = supported_kind(values, source)
     for key, wanted in (_FIXED[kind] | _EACH_LAYER).items():
-        found = values.get(key, wanted)
-        for each in found if isinstance(found, list) else [found]:
-            if each != wanted:
-                raise UserError(f"{source}: {key} = {each!r} is not supported, only {wanted!r}; give another model")
+        given = values.get(key, wanted)
+        for value in given if isinstance(given, list) else [given]:
+            if value != wanted:
+                raise UserError(f"{source}: {key} = {value!r} is not supported, only {wanted!r}; give another model")
     if values.get("auto_map"):
         logging.warning("%s: its own code (auto_map) is not run; the model is taken as a plain %s", source, kind)
     if kind == "gpt2":
@@ -189,15 +189,15 @@ def supported_kind(values: Mapping[str, Any], source: str) -> str:
 
 def _made(cls: Any, keys: Mapping[str, str], values: Mapping[str, Any], source: str, **defaults: Any) -> Any:
     """Make a dataclass of what a file has under the keys of its fields; null is as good as missing."""
-    found = defaults
+    fields = defaults
     for name, key in keys.items():
         value = values.get(key)
         if value is not None:
-            found[name] = float(value) if type(value) is int and type(getattr(cls, name)) is float else value
-        elif name not in found:
+            fields[name] = float(value) if type(value) is int and type(getattr(cls, name)) is float else value
+        elif name not in fields:
             raise UserError(f"{source}: key {key!r} is missing; give the model's whole config.json")
     try:
-        return cls(**found)
+        return cls(**fields)
     except FieldError as error:
         raise UserError(f"{source}: {keys[error.field]}: {error.problem}") from None
 

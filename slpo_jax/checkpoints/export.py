@@ -54,15 +54,15 @@ def replaced_by_export(
     Raises:
         UserError: it is in use, and not to be overwritten, or by a run.
     """
-    own = {CHECKSUMS} | {name.partition("/")[0] for name in read_checksums(target)}
+    names = {CHECKSUMS} | {name.partition("/")[0] for name in read_checksums(target)}
     if (target / FILE).is_file() and matches_checksums(target):
-        return own
+        return names
     if not (overwrite and target.is_dir()):
         check_free(target, remedy)
         return None
     if is_checkpoint(target) or Workdir(target).checkpoints.is_dir():
         raise UserError(f"{target}: is a run's folder; give another directory")
-    return own
+    return names
 
 
 def write_export(
@@ -255,16 +255,16 @@ def model_card(checkpoint: Path, description: Description, name: str, thinks: bo
     origin = "These weights are not from a finished stage of slpo_jax: they were converted, or saved on the way."
     if source and stage.workdir is None:
         origin = f"These weights were converted by slpo_jax from `{source}`."
-    elif stage.is_finished and (said := stage.said()):
-        start = f"`{short(said['init'])}`" if said.get("init") else "random weights"
+    elif stage.is_finished and (facts := stage.said()):
+        start = f"`{short(facts['init'])}`" if facts.get("init") else "random weights"
         origin = f"Trained by slpo_jax from {start}, to the end of the stage `{stage.name}`."
     template = jinja2.Template(
         Path(__file__).with_name("card.md").read_text(encoding="utf-8"),
         trim_blocks=True, keep_trailing_newline=True, undefined=jinja2.StrictUndefined,
     )  # fmt: skip
-    facts = {field.name: getattr(description, field.name) for field in dataclasses.fields(description)}
+    fields = {field.name: getattr(description, field.name) for field in dataclasses.fields(description)}
     how = _use(description.settings)
-    return template.render(facts, name=name, origin=origin, how=how, thinks=thinks, explains=explains)
+    return template.render(fields, name=name, origin=origin, how=how, thinks=thinks, explains=explains)
 
 
 def short(source: str) -> str:
@@ -277,8 +277,9 @@ def _use(settings: Mapping[str, Any]) -> str:
     if not settings:
         return ""
     rule, tokens = settings.get("rule"), settings.get("evaluate.max_answer_tokens") or settings.get("max_answer_tokens")
-    own = flatten({"prompt": vars(PromptConfig())})
-    asked = ", ".join(f"{key}={settings[key]!r}" for key in own if settings.get(key, own[key]) != own[key])
+    defaults = flatten({"prompt": vars(PromptConfig())})
+    changed = [key for key, value in defaults.items() if settings.get(key, value) != value]
+    asked = ", ".join(f"{key}={settings[key]!r}" for key in changed)
     thought = f"{rule} latents"
     if settings.get("gate.enabled"):
         reached = "0.5, as none was chosen," if rule is None else rule

@@ -170,10 +170,10 @@ def _open_whole(init: str, path: Path, stored: dict[str, Stored], base: str, lor
     """Open a whole model in a directory or a file."""
     architecture, tensors = recognise(stored, str(path), lora_of(path, lora_alpha))
     # An original state dict goes with its base model, even where a config of the training lies beside it.
-    own = path if _has(path, descriptions.MODEL_FILE) and not (tensors.original and base) else None
-    needed = own is None or not _has(path, *_TEXTS)  # what isn't need not be to be had
+    config_folder = path if _has(path, descriptions.MODEL_FILE) and not (tensors.original and base) else None
+    needed = config_folder is None or not _has(path, *_TEXTS)  # what isn't need not be to be had
     below = locate(base, "config.base", weights=False) if base and needed else None
-    model_folder = own or below
+    model_folder = config_folder or below
     if model_folder is None:
         raise UserError(
             f"{key_name('config.base')}: not set, and {path} comes without config.json; give the directory or hub id "
@@ -184,16 +184,16 @@ def _open_whole(init: str, path: Path, stored: dict[str, Stored], base: str, lor
     tensors = _with_side_file(folder, tensors, described)
     model_source = model_folder / descriptions.MODEL_FILE
     model = read_json(model_source, descriptions.REMEDY)
-    if own:  # others of the same tensors' names are none of ours
+    if config_folder:  # others of the same tensors' names are none of ours
         supported_kind(model, str(model_source))
     threshold = said_threshold(model, folder) if tensors.gate and not described else None
     ends = read_json(model_folder / GENERATION_FILE, descriptions.REMEDY, default={}).get(_EOS)
     return Foreign(
         source=init, files=(path,), architecture=type(described.architecture) if described else architecture,
         description=described, tensors=tensors, model=model if ends is None else model | {_EOS: ends},
-        model_source=str(model_source), has_own_model=own is not None and not tensors.original,
+        model_source=str(model_source), has_own_model=config_folder is not None and not tensors.original,
         tokenizer=partial(load_tokenizer, str(texts)) if texts else None,
-        base="" if own and texts in (path, None) else base,
+        base="" if config_folder and texts in (path, None) else base,
         lora_alpha=lora_alpha if any(".lora_" in name for name in stored) else None, threshold=threshold,
     )  # fmt: skip
 
@@ -232,8 +232,8 @@ def _open_adapters(init: str, path: Path, stored: dict[str, Stored], base: str, 
         )
     named = (path.is_dir() and read_json(path / CONFIG, default={}).get("base_model_name_or_path")) or "/"
     if is_hub_id(named) and not any(part.endswith(Path(named).name) for part in Path(base).absolute().parts):
-        said = "config.base: is %s, and the adapters of %s were trained on %s, as %s says; give that if it is another"
-        logging.warning(said, base, path, named, CONFIG)
+        line = "config.base: is %s, and the adapters of %s were trained on %s, as %s says; give that if it is another"
+        logging.warning(line, base, path, named, CONFIG)
     lora, below = lora_of(path, lora_alpha), open_foreign(base, "", lora_alpha, "config.base")
     with fitting(base):
         architecture, tensors = recognise(stored, str(path), lora, below.tensors.model)

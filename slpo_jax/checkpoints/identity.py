@@ -143,8 +143,8 @@ def open_ours(source: str) -> Ours | None:
     gate, hidden, trained = stored.shapes.get(GATE), None, description.gate_trained
     if gate is not None:
         hidden = gate["hidden"]["kernel"].shape[1] if "hidden" in gate else 0
-    if said := stage.said():
-        trained = said.get("stage") in {name for name, about in ABOUT.items() if about.gate} and has_gate(path)
+    if facts := stage.said():
+        trained = facts.get("stage") in {name for name, about in ABOUT.items() if about.gate} and has_gate(path)
     description = dataclasses.replace(description, gate=hidden, gate_trained=trained and gate is not None)
     return Ours(source, path, description, partial(load_tokenizer, str(folder)), stored)
 

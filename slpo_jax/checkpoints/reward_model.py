@@ -41,10 +41,10 @@ def read_reward_model(source: str, description: Description, like: Any) -> dict[
     stored = open_tensors(locate(source, _KEY))
     model = dataclasses.replace(description.model, tied=True)
     backbone, heads = backbone_weights(model), description.architecture.heads(model.n_embd)
-    own = [*heads, *linear(("classifier",), "classifier", (1, model.n_embd))]
+    others = [*heads, *linear(("classifier",), "classifier", (1, model.n_embd))]
     try:
-        tree, rest = read_tree(backbone, stored, source), read_tree(own, stored, source)
-        refuse_leftovers([*backbone, *own], stored, model, source)
+        tree, rest = read_tree(backbone, stored, source), read_tree(others, stored, source)
+        refuse_leftovers([*backbone, *others], stored, model, source)
     except UserError as error:
         raise UserError(f"{_KEY}: is no reward model of this reasoner: {error}") from None
     classifier = rest.pop("classifier")

@@ -62,7 +62,7 @@ def as_json(reasoner: "TrainedReasoner", solution: "Solution", seed: int) -> dic
     return {
         "checkpoint": config.init, "reasoner": config.reasoner, "stopping": solver.stopping, "rule": solver.rule,
         "question": solution.question, "answer": solution.answer, "text": solution.text, "cut": solution.cut,
-        "latents": [{name: getattr(each, name) for name in shown} for each in solution.latents],
+        "latents": [{name: getattr(latent, name) for name in shown} for latent in solution.latents],
         "latent_steps": len(solution.latents), "vote": voted,
     }  # fmt: skip
 
@@ -84,12 +84,12 @@ def evaluate(arguments: list[str]) -> None:
     parser.add_argument("--reward", metavar="NAME", help="one that --register registers; default: the run's")
     parser.add_argument("--out", metavar="FILE", help="a .jsonl file to write the records to")
     given = parser.read(arguments)
-    found = _load(given).evaluate(given.problems, given.samples, given.seed, given.reward, given.limit)
+    evaluation = _load(given).evaluate(given.problems, given.samples, given.seed, given.reward, given.limit)
     if given.out:
         from slpo_jax.evaluation.records import write_records
 
-        write_records(given.out, found.records)
-    print(to_json(found.summary) if given.json else found)
+        write_records(given.out, evaluation.records)
+    print(to_json(evaluation.summary) if given.json else evaluation)
 
 
 def export(arguments: list[str]) -> None:

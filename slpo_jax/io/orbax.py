@@ -179,9 +179,9 @@ def params_digest(params: Any) -> str:
 
     Not of the checkpoint's files, whose names and layout differ between two savings of the same numbers.
     """
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         array = np.asarray(leaf)
-        found.update(f"{jax.tree_util.keystr(path)} {array.dtype} {array.shape}\n".encode())
-        found.update(array.tobytes())
-    return found.hexdigest()
+        digest.update(f"{jax.tree_util.keystr(path)} {array.dtype} {array.shape}\n".encode())
+        digest.update(array.tobytes())
+    return digest.hexdigest()
