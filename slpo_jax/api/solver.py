@@ -13,9 +13,9 @@ from absl import logging
 
 from slpo_jax.api.load_options import KEYS, LoadOptions
 from slpo_jax.architectures import architecture_of
-from slpo_jax.checkpoints.decode_settings import RULE, config_of, made_with, stopping_of, thinking_with
+from slpo_jax.checkpoints.decode_settings import UNCHOSEN, config_of, known_of, stopping_of, thinking_with
 from slpo_jax.checkpoints.decoder import with_decoder
-from slpo_jax.checkpoints.detect import Identity, identify, newest_checkpoint
+from slpo_jax.checkpoints.identity import Identity, identify
 from slpo_jax.config.config import Config
 from slpo_jax.config.sections import changed
 from slpo_jax.data.batches import EncodedProblems
@@ -136,9 +136,10 @@ def load_solver(checkpoint: str, **asked: Any) -> Solver:
         options = LoadOptions(**asked)
     except FieldError as error:
         raise UserError(f"--{error.field}", error.problem) from None
-    identity = identify(newest_checkpoint(checkpoint), options.base, options.lora_alpha)
+    identity = identify(checkpoint, options.base, options.lora_alpha)
     config = config_of(identity, options.reasoner, options.tokenizer)
-    stopping, rule = stopping_of(config, identity)
+    stopping, chosen = stopping_of(config, identity)
+    rule, made = UNCHOSEN if chosen is None else chosen, known_of(identity, config, chosen)
     before = {
         "latents": rule if stopping == "length" else f"the threshold {rule}",
         "threshold": rule,
@@ -163,11 +164,10 @@ def load_solver(checkpoint: str, **asked: Any) -> Solver:
     _refuse_idle(options, identity, config)
     setup = assemble(config, identity=identity)
     params = setup.initial_params(options.explain)
-    made = made_with(identity)
     others = [f"--{name}={now} and not {before[name]!r}" for name, now in given.items() if now != before[name]]
     if others and made:
         logging.warning("%s: not used as it was made, but with %s", identity.source, ", ".join(others))
-    if identity.gate_trained and made.get(RULE) is None and not {"latents", "threshold"} & given.keys():
+    if chosen is None and not {"latents", "threshold"} & given.keys():
         logging.warning("%s: no threshold was chosen for its gate, so 0.5; --threshold is another", identity.source)
     return Solver(setup, params, stopping, rule, reads_of(with_decoder(params, options.explain, checkpoint)))
 
@@ -175,7 +175,7 @@ def load_solver(checkpoint: str, **asked: Any) -> Solver:
 def _refuse_idle(options: LoadOptions, identity: Identity, config: Config) -> None:
     """Refuse what would change nothing."""
     has_use = {
-        "base": identity.from_base,
+        "base": identity.base,
         "lora_alpha": identity.lora_alpha,
         "speed": "speed" in architecture_of(config.reasoner).prompt_keys,
     }
@@ -225,8 +225,9 @@ def vote(solver: Solver, question: str, samples: int, seed: int = 0) -> Vote:
         samples: N, at least 1.
         seed: dropout seed.
     """
-    found = _rolled_out(solver, [question], min(samples, ROWS), seed=seed, samples=samples, label="vote")
-    return counted([solver.setup.reward.read(tokens) for tokens in found["tokens"]], solver.setup.reward.style)
+    drawn = _rolled_out(solver, [question], min(samples, ROWS), seed=seed, samples=samples, label="vote")
+    reward = solver.setup.reward
+    return counted([reward.read(tokens) for tokens in drawn["tokens"]], reward.style)
 
 
 def counted(readings: Sequence[Reading], style: AnswerStyle) -> Vote:

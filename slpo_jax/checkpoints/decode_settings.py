@@ -13,8 +13,8 @@ from typing import Any
 
 from absl import logging
 
-from slpo_jax.architectures import PLAIN, Architecture, architecture_of
-from slpo_jax.checkpoints.detect import Identity
+from slpo_jax.architectures import Architecture, architecture_of
+from slpo_jax.checkpoints.identity import Identity, Ours
 from slpo_jax.config.config import Config, own_latents, read_config
 from slpo_jax.config.sections import changed, values
 from slpo_jax.errors import UserError
@@ -25,6 +25,7 @@ from slpo_jax.policy.policy import Stopping
 from slpo_jax.policy.scorers import SCORERS
 
 _GATED_LATENTS = 12  # at most, of a published gate; as in the paper
+UNCHOSEN = 0.5  # the threshold, until one is chosen
 RULE = "rule"  # beside the settings: the threshold, or without a gate the number of latents
 
 
@@ -41,7 +42,7 @@ def config_of(identity: Identity, reasoner: str = "", tokenizer: str = "") -> Co
         UserError: a setting of the run can't be used.
     """
     made, of_a_run = _as_its_run(identity)
-    own: dict[str, Any] = {"reasoner": reasoner or identity.likely_reasoner}
+    own: dict[str, Any] = {"reasoner": reasoner or identity.reasoner}
     own |= {"stages": ("evaluate",), "init": identity.source, "base": identity.base, "tokenizer": tokenizer}
     own |= {"lora_alpha": identity.lora_alpha, "sharding": Config.sharding, "gate.hidden": identity.gate_hidden or 0}
     architecture = architecture_of(own["reasoner"])
@@ -63,58 +64,55 @@ def thinking_with(config: Config, changes: Mapping[str, Any]) -> Config:
     return changed(config, {"min_latents": least, **changes})
 
 
-def stopping_of(config: Config, identity: Identity) -> tuple[Stopping, float | int]:
-    """How rollouts of the checkpoint end: at the threshold or the number of latents chosen on validation.
+def stopping_of(config: Config, identity: Identity) -> tuple[Stopping, float | int | None]:
+    """Find how rollouts of the checkpoint end: at the threshold or the number of latents chosen on validation.
 
     Args:
         config: of `config_of`.
     Returns:
-        ("threshold", the run's or 0.5), or without a gate ("length", the run's, imitation's own number or T).
+        ("threshold", the run's, None where none was chosen yet), or without a gate ("length", the run's, imitation's
+        own number or T).
     """
-    stopping: Stopping = "threshold" if config.gate.enabled else "length"
-    rule = _rule(config, identity)
-    return stopping, 0.5 if rule is None else rule
-
-
-def _rule(config: Config, identity: Identity) -> float | int | None:
-    """How its rollouts stop; None for a gate whose threshold was not chosen yet."""
     gated, stage, said = config.gate.enabled, identity.stage, _said(identity)
-    rule = read_rule(stage, "threshold" if gated else "length") if stage else None
-    if rule is None and gated and identity.gate_published:
-        return identity.threshold
+    stopping: Stopping = "threshold" if gated else "length"
+    rule = read_rule(stage, stopping) if stage else None
     if rule is None and said.get("gate.enabled") == gated:
         rule = said.get(RULE)
-    if rule is not None or gated:
-        return rule
-    imitated = stage is not None and stage.said().get("stage") == "imitate"
-    return own_latents(config) if imitated else config.max_latents
+    if rule is None and gated:
+        rule = identity.threshold
+    elif rule is None:
+        imitated = stage is not None and stage.said().get("stage") == "imitate"
+        rule = own_latents(config) if imitated else config.max_latents
+    return stopping, rule
 
 
 def made_with(identity: Identity) -> dict[str, Any]:
-    """What a checkpoint was made with, as far as it decides what it answers.
+    """Find what a checkpoint was made with, as far as it decides what it answers.
 
     Returns:
         values as they come back from JSON, by key of the config and `RULE`; {} where nothing is known.
     Raises:
         UserError: a setting of its run can't be used.
     """
-    if _run_files(identity) or _said(identity):
-        config = config_of(identity)
-        return used_with(config, _rule(config, identity))
-    published = _published(identity, identity.architecture or PLAIN)
-    if not published:
-        return {}
     config = config_of(identity)
-    own = {"gate.enabled": config.gate.enabled, "max_latents": config.max_latents, RULE: _rule(config, identity)}
-    return published | own
+    return known_of(identity, config, stopping_of(config, identity)[1])
+
+
+def known_of(identity: Identity, config: Config, rule: float | int | None) -> dict[str, Any]:
+    """Tell `made_with` of the config of `config_of` and the rule of `stopping_of`."""
+    if _run_files(identity) or _said(identity):
+        return used_with(config, rule)
+    published = _published(identity, architecture_of(identity.reasoner))
+    own = {"gate.enabled": config.gate.enabled, "max_latents": config.max_latents, RULE: rule}
+    return published | own if published else {}
 
 
 def _published(identity: Identity, architecture: type[Architecture]) -> dict[str, Any]:
     """How the program of a foreign checkpoint thinks, by key of the config, where that is not the default."""
-    if identity.orbax is not None:
+    if isinstance(identity, Ours):
         return {}
     latents = identity.tensors.decoder.latents if identity.tensors.decoder else 0
-    if identity.gate_published and architecture.has_gate:
+    if identity.tensors.gate and not identity.description and architecture.has_gate:
         latents = _GATED_LATENTS
     return ({"max_latents": latents} if latents else {}) | architecture.published_settings(identity.tensors)
 
@@ -207,7 +205,8 @@ def _shown(value: Any) -> str:
 
 def _run_files(identity: Identity) -> list[Path]:
     """What a run has written of its settings around a checkpoint: the workdir's, then the stage's."""
-    run = (identity.workdir and identity.workdir.config, identity.stage and identity.stage.facts)
+    stage = identity.stage
+    run = (stage and stage.workdir and stage.workdir.config, stage and stage.facts)
     return [file for file in run if file and file.is_file()]
 
 

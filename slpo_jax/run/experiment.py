@@ -9,7 +9,7 @@ from typing import Any
 from absl import logging
 
 from slpo_jax.checkpoints.decode_settings import go_with
-from slpo_jax.checkpoints.detect import identify, newest_checkpoint
+from slpo_jax.checkpoints.identity import identify
 from slpo_jax.config.config import Config, rl_of
 from slpo_jax.errors import UserError
 from slpo_jax.io.workdir import StageFolder, Workdir
@@ -121,10 +121,10 @@ def build(config: Config, workdir: Path, given: Collection[str] = ()) -> Experim
     """
     paths, identity = Workdir(workdir), None
     if config.init:
-        config = dataclasses.replace(config, init=newest_checkpoint(config.init))
         identity = identify(config.init, config.base, config.lora_alpha)
+        config = dataclasses.replace(config, init=identity.source)
     config, lines = go_with(config, identity, paths, given)
-    if config.base and not (identity and identity.from_base):
+    if config.base and not (identity and identity.base):
         why = f"{config.init} has a config and a tokenizer of its own" if config.init else "config.init is not set"
         lines.append(f"config.base: {config.base} is not used, {why}")
     setup = assemble(config, paths, identity)

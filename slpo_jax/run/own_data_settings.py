@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 from slpo_jax.architectures import architecture_of
 from slpo_jax.checkpoints.checkpoint import Checkpoint, find_checkpoint
 from slpo_jax.checkpoints.decode_settings import made_with
-from slpo_jax.checkpoints.detect import identify, newest_checkpoint
+from slpo_jax.checkpoints.identity import identify
 from slpo_jax.config.config import default_config, read_config
 from slpo_jax.config.config_files import override, read_config_file, shipped
 from slpo_jax.config.sections import changed
@@ -164,8 +164,9 @@ def _start(config: ConfigDict, is_named: bool, words: int) -> tuple[Checkpoint, 
         settings = changed(read_config(config), quiet)
         return find_checkpoint(settings, None, lambda: learned_from(settings)), 0
     identity = identify(config.init, config.base, config.lora_alpha)
+    config.init = identity.source
     if not is_named:
-        config.reasoner = identity.likely_reasoner
+        config.reasoner = identity.reasoner
     checkpoint = find_checkpoint(changed(read_config(config), quiet), identity)
     if not checkpoint.architecture.has_latents and not is_named:
         raise UserError(

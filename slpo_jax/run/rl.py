@@ -193,6 +193,6 @@ def left_merged(stage: Stage) -> int | None:
     step = checkpoints.latest_step
     checkpoints.close()
     try:
-        return None if step is None or ADAPTER in stored_params(stage.folder.path) else step
+        return None if step is None or ADAPTER in stored_params(stage.folder.path).shapes else step
     except UserError:  # it is damaged, and the one before it has not merged them yet
         return None

@@ -13,7 +13,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from slpo_jax.checkpoints.checkpoint import Checkpoint, find_checkpoint
-from slpo_jax.checkpoints.detect import Identity
+from slpo_jax.checkpoints.identity import Identity
 from slpo_jax.config.config import Config
 from slpo_jax.config.sections import changed
 from slpo_jax.data.batches import EncodedProblems, encode_problems
@@ -22,7 +22,6 @@ from slpo_jax.data.templates import Template
 from slpo_jax.data.tokenizer import WORDS
 from slpo_jax.errors import UserError, about
 from slpo_jax.evaluation.evaluator import Evaluator
-from slpo_jax.io.orbax import load_params, stored_params
 from slpo_jax.io.workdir import Workdir
 from slpo_jax.models import parts, xla_cpu
 from slpo_jax.models.gate import Gate, stopping_gate
@@ -166,11 +165,10 @@ class Setup:
         """Shapes and types of what a checkpoint of this project as `config.init` holds; of others {}.
 
         Raises:
-            UserError: it is damaged, or can't be gone on from with this latent policy.
+            UserError: it can't be gone on from with this latent policy.
         """
-        orbax = self.checkpoint.orbax
-        stored: dict[str, Any] = {} if orbax is None else stored_params(orbax)
-        if orbax is not None or self.checkpoint.read is not None:
+        stored = self.checkpoint.stored
+        if self.config.init:
             policy, trains = self.config.latent_policy.name, RL in self.config.stages
             run_checks.check_latent_policy(policy, self.config.init, stored, self.abstract_params(), trains)
         return stored
@@ -181,14 +179,9 @@ class Setup:
         Args:
             explain: also SIM-CoT's decoder of a foreign checkpoint, if there is one; ours always have theirs.
         """
-        found: dict[str, Any] = {}
         stored = self.stored_params()
-        if self.checkpoint.orbax is not None:
-            shapes = self.abstract_params(stored)
-            found = load_params(self.checkpoint.orbax, {name: shapes[name] for name in stored})
-        elif self.checkpoint.read is not None:
-            found = self.checkpoint.read(explain)
-
+        shapes = self.abstract_params(stored) if stored else {}
+        found = self.checkpoint.read({name: shapes[name] for name in stored}, explain)
         missing = jax.jit(lambda: parts.lacking(found, parts.drawn(self.parts)))()
         return replicate(parts.merged(found, missing), self.mesh)
 

@@ -36,7 +36,8 @@ def stage_params(stage: Stage) -> Params:
     """The parameters that a finished stage left; of the one without a name those of `config.init`, else random ones."""
     if not stage.name:
         return stage.run.initial_params()
-    return load_params(stage.folder.path, stage.run.abstract_params(stored_params(stage.folder.path)))
+    stored = stored_params(stage.folder.path)
+    return stored.read(stage.run.abstract_params(stored.shapes))
 
 
 def prompted_batches(stage: Stage, answers: bool = False) -> Callable[..., Any]:

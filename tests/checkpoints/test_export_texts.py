@@ -19,11 +19,11 @@ from tokenizers import models, processors
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, dynamic_module_utils, pipeline
 
 from asked import ANSWER, QUESTION, T, checkpoint, run_config, workdir
+from slpo_jax.api.conversion import export_checkpoint
 from slpo_jax.api.solver import load_solver, solve
 from slpo_jax.architectures.coconut import Coconut
 from slpo_jax.architectures.codi import Codi
-from slpo_jax.checkpoints.export import export_checkpoint
-from slpo_jax.checkpoints.export_texts import have_asked
+from slpo_jax.checkpoints.export import have_asked
 from slpo_jax.data.batches import pad_prompts
 from slpo_jax.data.tokenizer import arithmetic_tokenizer, byte_tokenizer
 from slpo_jax.io.files import write_text

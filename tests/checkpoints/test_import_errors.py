@@ -16,8 +16,8 @@ from published import (
     torch,
 )
 from published_bases import LLAMA3_ROPE, base_gguf, base_gpt2, base_llama
-from slpo_jax.checkpoints.hf_config import from_hugging_face
-from slpo_jax.checkpoints.source import fitting
+from slpo_jax.checkpoints.description import from_hugging_face
+from slpo_jax.checkpoints.foreign import fitting
 from slpo_jax.errors import UserError
 
 

@@ -9,7 +9,7 @@ from slpo_jax.architectures.architecture import Text
 from slpo_jax.architectures.coconut import Coconut
 from slpo_jax.architectures.codi import Codi
 from slpo_jax.architectures.colar import Colar
-from slpo_jax.checkpoints.export_texts import have_asked
+from slpo_jax.checkpoints.export import have_asked
 from slpo_jax.data.batches import encode_problems
 from slpo_jax.data.chat import PromptConfig, text_template
 from slpo_jax.data.problem import Problem

@@ -11,7 +11,7 @@ import pytest
 from imitation import Crash, crash_at
 from same_run import assert_same, assert_same_run, checkpoint_of, rows_of
 from slpo_jax import load
-from slpo_jax.checkpoints.export import export_checkpoint
+from slpo_jax.api.conversion import export_checkpoint
 from slpo_jax.config import config_checks
 from slpo_jax.errors import UserError
 from slpo_jax.io import artifact

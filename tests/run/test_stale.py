@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from slpo_jax.checkpoints.decode_settings import config_of, stopping_of
-from slpo_jax.checkpoints.detect import identify
+from slpo_jax.checkpoints.identity import identify
 from slpo_jax.config import Config, read_config
 from slpo_jax.config.sections import changed, values
 from slpo_jax.data.tokenizer import load_tokenizer
