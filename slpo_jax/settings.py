@@ -46,6 +46,7 @@ class Limits:
     in_config: bool = True
     affects: Affects = ""
     chooses: Collection[str] = ()
+    entry: Callable[..., Any] | None = None
 
     def hold(self, value: float) -> bool:
         return (
@@ -81,7 +82,9 @@ class FieldError(UserError):
         self.field = field
 
 
-def setting(default: Any = dataclasses.MISSING, *, make: Callable[[], Any] | None = None, **limits: Any) -> Any:
+def setting(
+    default: Any = dataclasses.MISSING, *, make: Callable[[], Any] | None = None, compare: bool = True, **limits: Any
+) -> Any:
     """A dataclass field with a range.
 
     Args:
@@ -96,11 +99,13 @@ def setting(default: Any = dataclasses.MISSING, *, make: Callable[[], Any] | Non
             messages don't ask for None.
         affects: what it can change, see above; "" is what the section that it stands in can.
         chooses: names of sections beside it, of which its value names the one that is used.
+        entry: of a dict of sections: (key of one, what it is or None, (key in it, value) of each change) -> what the
+            changes are of.
         make: makes the default when it is asked for, as what is registered by then has it.
     """
     make = default.copy if isinstance(default, dict) else make
     given = {"default_factory": make} if make else {"default": default}
-    return dataclasses.field(**given, metadata={"limits": Limits(**limits)})  # type: ignore[call-overload]
+    return dataclasses.field(**given, compare=compare, metadata={"limits": Limits(**limits)})  # type: ignore[call-overload]
 
 
 def choice(base: Any, field: str, default: str, registry: Mapping[str, type], selected_alone: bool = False) -> Any:

@@ -27,14 +27,13 @@ The defaults are the paper's (appendix A), or ours where it leaves a choice open
 command is given is a ConfigDict, which is checked once; from there on a run has the frozen `Config`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ml_collections import ConfigDict
 
 from slpo_jax.architectures import architecture_of
-from slpo_jax.config.config_files import override
 from slpo_jax.config.sections import changed, section
 from slpo_jax.data.chat import PromptConfig
 from slpo_jax.data.generated import task_reward
@@ -56,6 +55,22 @@ from slpo_jax.training.recipes import ImitateSettings, imitate_config
 from slpo_jax.training.rejection_sampling import BestOfNConfig
 from slpo_jax.training.rl_step import RlConfig
 from slpo_jax.training.sharding import ShardingConfig
+
+
+def _entry(key: str, old: Objective | None, changes: Sequence[tuple[str, Any]]) -> Objective | None:
+    """The objective that an entry of `config.objective` is changed from: another one where its kind is another."""
+    kind = None
+    for below, value in changes:
+        if below == "kind":
+            kind = value
+        elif not below and isinstance(value, Mapping):
+            kind = value.get("kind", kind or (old.kind if old else ""))
+    if kind is None:
+        return old
+    kind = kind or key.rpartition(".")[2]
+    if kind not in OBJECTIVES:
+        raise UserError(f"{key}.kind", f"{kind!r} is not valid; give one of {', '.join(OBJECTIVES)}")
+    return old if type(old) is OBJECTIVES[kind] else OBJECTIVES[kind]()
 
 
 @dataclass(frozen=True)
@@ -104,6 +119,7 @@ class Config:
             run ends; 0 is never.
         cpu_devices: shards of the batch where there is no accelerator; the results don't depend on it.
         sharding: how parameters lie on the devices.
+        set_by: by key what has set it beside the config file, such as --config.
     """
 
     stages: tuple[Section, ...] = setting(USUAL, fewest=1, affects="report")
@@ -127,7 +143,7 @@ class Config:
     cold_start: ColdStartConfig = ColdStartConfig()
     best_of_n: BestOfNConfig = BestOfNConfig()
     rl: RlConfig = RlConfig()
-    objective: dict[str, Objective] = setting(make=lambda: {name: kind() for name, kind in OBJECTIVES.items()})
+    objective: dict[str, Objective] = setting(make=lambda: {k: kind() for k, kind in OBJECTIVES.items()}, entry=_entry)
     latent_rm: LatentRmConfig = LatentRmConfig()
     reward: str = ""
     rewards: tuple[tuple[str, float], ...] = ()
@@ -141,6 +157,7 @@ class Config:
     stuck_after: float = setting(1800.0, least=0, note="0 is never", affects="nothing")
     cpu_devices: int = setting(1, least=1, most=1024, affects="nothing")
     sharding: ShardingConfig = setting(ShardingConfig(), affects="nothing")
+    set_by: dict[str, str] = setting({}, in_config=False, compare=False)
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -195,8 +212,8 @@ def objective_variant(config: ConfigDict, name: str, kind: str, **settings: Any)
     """
     if kind not in OBJECTIVES:
         raise UserError(f"config.objective.{name}.kind: {kind!r} is unknown; use one of {', '.join(OBJECTIVES)}")
-    config.objective[name] = section(OBJECTIVES[kind]())
-    override(config, {f"objective.{name}.{key}": value for key, value in {"kind": kind, **settings}.items()})
+    made = changed(OBJECTIVES[kind](), {"kind": kind, **settings}, key=f"config.objective.{name}")
+    config.objective[name] = section(made)
 
 
 def tried(name: str, rate: float) -> str:
@@ -210,27 +227,14 @@ def read_config(node: Mapping[str, Any] | ConfigDict) -> Config:
     Raises:
         UserError: one line with the key and the remedy.
     """
-    changes = dict(node.items())
-    if "objective" in changes:
-        changes["objective"] = {name: _objective(name, each) for name, each in changes["objective"].items()}
-    return changed(Config(), changes)
-
-
-def _objective(name: str, node: Mapping[str, Any]) -> Objective:
-    """The objective that a section describes."""
-    key = f"config.objective.{name}"
-    if not isinstance(node, Mapping | ConfigDict):
-        raise UserError(key, f"{node!r} is not valid; give a section with keys of its own")
-    kind = node.get("kind") or name
-    if kind not in OBJECTIVES:
-        raise UserError(f"{key}.kind", f"{kind!r} is not valid; give one of {', '.join(OBJECTIVES)}")
-    return changed(OBJECTIVES[kind](), node, key)
+    return changed(Config(), node)
 
 
 def rl_of(rl: RlConfig, objective: Objective) -> RlConfig:
     """`config.rl` with what an objective has of its own instead."""
-    own = {"steps": "steps"} | {name: f"optimizer.{name}" for name in OPTIMIZER_KEYS}
-    return changed(rl, {key: value for name, key in own.items() if (value := getattr(objective, name))}, "config.rl")
+    keys = {"steps": "steps"} | {name: f"optimizer.{name}" for name in OPTIMIZER_KEYS}
+    layer = {key: getattr(objective, name) for name, key in keys.items() if getattr(objective, name)}
+    return changed(rl, layer, key="config.rl")
 
 
 def ends_at(config: Config) -> str:

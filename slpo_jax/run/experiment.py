@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -110,11 +110,9 @@ class Stage:
         return self.run.stage("")
 
 
-def build(config: Config, workdir: Path, given: Collection[str] = ()) -> Experiment:
+def build(config: Config, workdir: Path) -> Experiment:
     """Everything that a config describes, except data sets, which are read when a stage asks for them.
 
-    Args:
-        given: see `checkpoints.decode_settings.go_with`.
     Raises:
         UserError: a key's value can't be used.
     """
@@ -122,7 +120,7 @@ def build(config: Config, workdir: Path, given: Collection[str] = ()) -> Experim
     if config.init:
         config = dataclasses.replace(config, init=newest_checkpoint(config.init))
         identity = identify(config.init, config.base, config.lora_alpha)
-    config, lines = go_with(config, identity, paths, given)
+    config, lines = go_with(config, identity, paths)
     if config.base and not (identity and identity.from_base):
         why = f"{config.init} has a config and a tokenizer of its own" if config.init else "config.init is not set"
         lines.append(f"config.base: {config.base} is not used, {why}")

@@ -224,7 +224,7 @@ class Setup:
     def optimizer_config(self, stage: str, total_steps: int, **own: Any) -> OptimizerConfig:
         """The stage's `config.STAGE.optimizer`, checked; with `own` values instead of some of it."""
         shared = getattr(self.config, stage).optimizer
-        return changed(shared, own | {"total_steps": total_steps}, f"config.{stage}.optimizer")
+        return changed(shared, own, key=f"config.{stage}.optimizer", total_steps=total_steps)
 
 
 def assemble(
