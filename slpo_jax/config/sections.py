@@ -67,7 +67,8 @@ def changed(settings: T, *layers: Mapping[str, Any] | ConfigDict, key: str = "co
         if name not in fields and not changes[0][0]:
             raise UserError(f"{key}.{name}", f"unknown config key; use one of {', '.join(sorted(fields))}")
         hint, entry = fields.get(name, (None, None))
-        merged[name] = _merged(getattr(settings, name, None), hint, changes, f"{key}.{name}", entry)
+        old = getattr(settings, name) if name in fields else None
+        merged[name] = _merged(old, hint, changes, f"{key}.{name}", entry)
     try:
         made = replace(settings, **merged)  # type: ignore[type-var]
         check_fields(made)  # also where a user's own dataclass doesn't
@@ -110,7 +111,7 @@ def _merged(old: Any, hint: Any, changes: list[tuple[str, Any]], key: str, entry
     start = {} if get_origin(part) is dict else None
     for name, of_it in _by_name(layers).items():
         old = {**old, name: _merged(old.get(name, start), part, of_it, f"{key}.{name}", entry)}
-    return old
+    return dict(sorted(old.items())) if layers else old
 
 
 def _held(value: Any, kind: Any) -> Any:
@@ -127,7 +128,7 @@ def _held(value: Any, kind: Any) -> Any:
             value = str(value)
         if kind is tuple and value is not None and not isinstance(value, tuple | list):
             return (value,)
-    if isinstance(value, list | tuple):
+    if isinstance(value, list | tuple) and kind is not Any:
         return tuple(_held(each, None) for each in value)
     if kind is float and type(value) is int and abs(value) < _EXACT:
         return float(value)
