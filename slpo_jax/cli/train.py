@@ -1,7 +1,6 @@
 """The command that trains; its docstring is what --help shows."""
 
 import argparse
-import dataclasses
 import functools
 import os
 import re
@@ -80,7 +79,7 @@ def train(arguments: list[str]) -> None:
         config, line = smoke(config)
         print(line + apart, file=sys.stderr)
         config = check(config)
-        uncut = dataclasses.replace(uncut, data=config.data)
+        uncut = changed(uncut, {"data": config.data})
     if given.smoke and not given.workdir:  # each is a run of its own, whatever the one before it was of
         if hosts.is_first() and workdir.is_dir():
             with Workdir(workdir).in_use():

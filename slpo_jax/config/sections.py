@@ -2,7 +2,7 @@
 
 import ast
 import types
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import is_dataclass, replace
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
@@ -41,13 +41,27 @@ def section(settings: Any) -> Any:
     return node
 
 
-def values(settings: Any, affects: Collection[str] = ()) -> dict[str, Any]:
+def values(settings: Any, affects: Collection[str] = (), inherited: str = "parameters") -> Any:
     """List a dataclass's values by key, nested as the sections of a config are.
 
     Args:
         affects: leave out what changes nothing of these, and sections that are not chosen; () keeps all.
+        inherited: what a field affects that doesn't say it.
     """
-    return dict(_values(settings, affects, "parameters"))
+    if isinstance(settings, dict):
+        return {key: values(value, affects, inherited) for key, value in settings.items()}
+    if not is_dataclass(settings):
+        return settings
+    tree, fields = dict[str, Any](), [field for field in fields_of(type(settings)) if field[-1].in_config]
+    chosen = {name: getattr(settings, field) for field, *_, limits in fields for name in limits.chooses}
+    for name, *_, limits in fields:
+        value, what = getattr(settings, name), limits.affects or inherited
+        if affects and (chosen.get(name, name) != name or not (is_dataclass(value) or what in affects)):
+            continue
+        tree[name] = values(value, affects, what)
+        if affects and tree[name] == {}:
+            del tree[name]
+    return tree
 
 
 def changed(settings: T, *layers: Mapping[str, Any] | ConfigDict, key: str = "config", **others: Any) -> T:
@@ -133,25 +147,6 @@ def _held(value: Any, kind: Any) -> Any:
     if kind is float and type(value) is int and abs(value) < _EXACT:
         return float(value)
     return value.to_dict() if isinstance(value, ConfigDict) else value
-
-
-def _values(settings: Any, affects: Collection[str], inherited: str) -> Iterator[tuple[str, Any]]:
-    fields = [found for found in fields_of(type(settings)) if found[-1].in_config]
-    chosen = {name: getattr(settings, field) for field, *_, limits in fields for name in limits.chooses}
-    for name, *_, limits in fields:
-        value, own = getattr(settings, name), limits.affects or inherited
-        if affects and chosen.get(name, name) != name:
-            continue
-        if is_dataclass(value) or not affects or own in affects:
-            value = _nested(value, affects, own)
-            if value != {} or not affects:
-                yield name, value
-
-
-def _nested(value: Any, affects: Collection[str], own: str) -> Any:
-    if is_dataclass(value):
-        return dict(_values(value, affects, own))
-    return {key: _nested(each, affects, own) for key, each in value.items()} if isinstance(value, dict) else value
 
 
 def _plain(hint: Any) -> type:

@@ -11,6 +11,7 @@ from absl import logging
 from slpo_jax.checkpoints.decode_settings import go_with
 from slpo_jax.checkpoints.detect import identify, newest_checkpoint
 from slpo_jax.config.config import Config, rl_of
+from slpo_jax.config.sections import changed
 from slpo_jax.errors import UserError
 from slpo_jax.io.workdir import StageFolder, Workdir
 from slpo_jax.run.setup import Setup, assemble
@@ -118,7 +119,7 @@ def build(config: Config, workdir: Path) -> Experiment:
     """
     paths, identity = Workdir(workdir), None
     if config.init:
-        config = dataclasses.replace(config, init=newest_checkpoint(config.init))
+        config = changed(config, {"init": newest_checkpoint(config.init)})
         identity = identify(config.init, config.base, config.lora_alpha)
     config, lines = go_with(config, identity, paths)
     if config.base and not (identity and identity.from_base):
