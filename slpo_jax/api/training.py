@@ -92,7 +92,7 @@ def train(
             reward = name_of(reward)
         config = {**(config or {}), "reward": reward}
     start = start if isinstance(start, ConfigDict) else os.fspath(start)
-    given, named = ({key: os.fspath(source) for key, source in each.items()} for each in (sources, tests))
+    given, named = ({key: os.fspath(path) for key, path in paths.items()} for paths in (sources, tests))
     checked = check(requested(start, given, named, config or {}, set_up_jax))
     name = "run" if isinstance(start, ConfigDict) else Path(start.partition(":")[0]).stem or "own"
     folder = Path(workdir or f"runs/{name}").expanduser()

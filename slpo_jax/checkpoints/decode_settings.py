@@ -159,7 +159,7 @@ def go_with(config: Config, identity: Identity | None, workdir: Workdir) -> tupl
         made = {key: value for key, value in made.items() if not key.startswith(("evaluate.", "gate."))}
     elif rule is not None:
         made |= {"evaluate.thresholds": [rule]} if made["gate.enabled"] else {"max_latents": rule}
-    now, default = (flatten(as_json(values(each))) for each in (config, Config()))
+    now, default = (flatten(as_json(values(settings))) for settings in (config, Config()))
     taken, left = dict[str, Any](), dict[str, Any]()
     for key, value in made.items():
         if value != now[key] and not _has_no_use(key, now | taken):

@@ -41,7 +41,7 @@ class _Formatter(argparse.HelpFormatter):
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         paragraphs = inspect.cleandoc(text).split("\n\n")
-        return "\n\n".join(each if "\n  " in each else textwrap.fill(each, width) for each in paragraphs)
+        return "\n\n".join(part if "\n  " in part else textwrap.fill(part, width) for part in paragraphs)
 
 
 class CommandParser(FlagParser):
@@ -60,10 +60,10 @@ class CommandParser(FlagParser):
 
     def read(self, arguments: list[str]) -> argparse.Namespace:
         """The arguments by name, once the files of --register were run."""
-        found = self.parse_intermixed_args(arguments)
-        for path in found.register:
+        given = self.parse_intermixed_args(arguments)
+        for path in given.register:
             read_registrations(path)
-        return found
+        return given
 
 
 def take_keys(arguments: list[str], section: str = "config") -> tuple[list[str], dict[str, str]]:

@@ -94,14 +94,14 @@ def train(arguments: list[str]) -> None:
 
 def _tests(given: list[str]) -> dict[str, str]:
     """The sets of --test, by name."""
-    found = dict[str, str]()
-    for each in given:
-        named = re.fullmatch(r"([\w-]+)=(.+)", each, re.DOTALL)
-        name, source = named.groups() if named else (re.sub(r"[^\w-]", "_", Path(each).stem), each)
-        if name in found:
+    sets = dict[str, str]()
+    for text in given:
+        named = re.fullmatch(r"([\w-]+)=(.+)", text, re.DOTALL)
+        name, source = named.groups() if named else (re.sub(r"[^\w-]", "_", Path(text).stem), text)
+        if name in sets:
             raise UserError(f"--test={source}: another set is called {name} too; give this one a name, NAME=FILE")
-        found[name] = source
-    return found
+        sets[name] = source
+    return sets
 
 
 def _begin(given: argparse.Namespace, cpu_devices: int) -> None:
@@ -160,7 +160,7 @@ def smoke(config: "Config") -> tuple["Config", str]:
     most |= {f"objective.{name}.steps": STEPS for name in config.objective}
     most |= {f"data.{task}.{key}": 64 * ROWS for task in GENERATED for key in ("train_size", "demos_size")}
     # A program for each of several shapes is what a whole run gains from.
-    slots, parts = max(config.prompt_slots), max([1, *(each.rollout_parts for each in config.objective.values())])
+    slots, parts = max(config.prompt_slots), max([1, *(kind.rollout_parts for kind in config.objective.values())])
     cut: dict[str, Any] = {
         "imitate.icot": {"all_from": 1, "tokens_per_epoch": 2**20},  # a step for the one token that is dropped
         "imitate.suffix_slots": (), "rl.capacities": ((1.0, 1.0),), "prompt_slots": (slots,), "log_every": 1,
@@ -170,14 +170,14 @@ def smoke(config: "Config") -> tuple["Config", str]:
         stage = getattr(config, section)
         size = min(ROWS * parts if section == RL else ROWS, stage.batch_size // stage.micro_batches)
         cut[section] = {"batch_size": size, "micro_batches": 1, "optimizer": {"warmup_steps": 0}}
-    said = f"--smoke: {STEPS} steps of each phase and objective, {ROWS} problems of each set; nothing is learned by it"
+    line = f"--smoke: {STEPS} steps of each phase and objective, {ROWS} problems of each set; nothing is learned by it"
     if LATENT_RM in config.stages:
-        said = f"{said}; {LATENT_RM} is left out, which needs right answers"
+        line = f"{line}; {LATENT_RM} is left out, which needs right answers"
         cut["stages"] = tuple(stage for stage in config.stages if stage != LATENT_RM)
         if not config.evaluate.reward_model:
             scorers = tuple(name for name in config.evaluate.scorers if name != LATENT_RM)
             cut |= {"evaluate.scorers": scorers, "evaluate.beams": 0}
-    return _lowered(config, most, cut), said
+    return _lowered(config, most, cut), line
 
 
 def _lowered(config: "Config", most: dict[str, int], *layers: dict[str, Any]) -> "Config":

@@ -23,8 +23,9 @@ A section is the dataclass that it fills, which has its keys, defaults and range
     config.STAGE.optimizer     training/optimizer.py     OptimizerConfig
     config.sharding            runtime/mesh.py           ShardingConfig
 
-The defaults are the paper's (appendix A), or ours where it leaves a choice open. An unknown key is an error. What a
-command is given is a ConfigDict, which is checked once; from there on a run has the frozen `Config`.
+The defaults are the paper's (appendix A), or ours where it leaves a choice open. An unknown key is an error. The
+defaults, a config file's ConfigDict, flags and what is chosen by the data are layers, which `changed` merges into the
+frozen `Config` that a run goes by.
 """
 
 from collections.abc import Mapping, Sequence
@@ -184,11 +185,11 @@ class Config:
         """What a result depends on of them, by key of the config."""
         (name, weight), *others = self.weighted
         functions = {name: REWARDS[name].function for name, _ in self.weighted}
-        found = {f"reward_code.{name}": code_of(each) for name, each in functions.items() if each}
-        code = {key: digest for key, digest in found.items() if digest}
+        digests = {f"reward_code.{name}": code_of(function) for name, function in functions.items() if function}
+        code = {key: digest for key, digest in digests.items() if digest}
         if weight == 1 and not others:
             return {"reward": name} | code
-        return {"rewards": [list(each) for each in self.weighted]} | code
+        return {"rewards": [list(pair) for pair in self.weighted]} | code
 
 
 def default_config() -> ConfigDict:

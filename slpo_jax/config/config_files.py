@@ -34,15 +34,15 @@ def find_config(given: str) -> str:
         UserError: there is neither such a file nor such a name.
     """
     path, colon, argument = given.partition(":")
-    found = Path(path).expanduser()
+    file = Path(path).expanduser()
     name = re.fullmatch(r"(?:configs/)?([\w-]+)(?:\.py)?", path)
-    if not found.is_file() and name:
+    if not file.is_file() and name:
         ours = shipped_folder() / f"{name[1]}.py"
-        found = ours if ours.is_file() else found
-    if not found.is_file():
-        what = "is empty" if not path else "a directory" if found.is_dir() else "no such file"
+        file = ours if ours.is_file() else file
+    if not file.is_file():
+        what = "is empty" if not path else "a directory" if file.is_dir() else "no such file"
         raise UserError(f"--config={path}: {what}; give a file, or one of {', '.join(shipped())}")
-    return f"{found}{colon}{argument}"
+    return f"{file}{colon}{argument}"
 
 
 def read_config_file(given: str) -> ConfigDict:

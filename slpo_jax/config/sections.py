@@ -143,7 +143,7 @@ def _held(value: Any, kind: Any) -> Any:
         if kind is tuple and value is not None and not isinstance(value, tuple | list):
             return (value,)
     if isinstance(value, list | tuple) and kind is not Any:
-        return tuple(_held(each, None) for each in value)
+        return tuple(_held(part, None) for part in value)
     if kind is float and type(value) is int and abs(value) < _EXACT:
         return float(value)
     return value.to_dict() if isinstance(value, ConfigDict) else value

@@ -78,8 +78,8 @@ class Stage:
     @functools.cached_property
     def settings(self) -> Any:
         """Its section of the config, with what an objective has of its own instead."""
-        own = getattr(self.run.config, self.section)
-        return own if self.section != RL else rl_of(own, self.run.config.objective[self.name])
+        section = getattr(self.run.config, self.section)
+        return section if self.section != RL else rl_of(section, self.run.config.objective[self.name])
 
     @functools.cached_property
     def validated_every(self) -> int:
@@ -102,9 +102,9 @@ class Stage:
         elif self.section == RL and self.name in config.objective:  # else the config doesn't know what left it
             after = config.objective[self.name].after
         usual = {IMITATE: (IMITATE,) * (self.name == CONTROL), COLD_START: (IMITATE,)}.get(self.section, USUAL_START)
-        for each in map(self.run.stage, (after,) if after else usual):
-            if each.folder.is_finished or each.wanted:
-                return each
+        for stage in map(self.run.stage, (after,) if after else usual):
+            if stage.folder.is_finished or stage.wanted:
+                return stage
         if after:
             key = self.name if self.name == LATENT_RM else f"objective.{self.name}"
             raise UserError(f"config.{key}.after: {after} is not in {self.run.workdir}; run that before {self.name}")

@@ -128,7 +128,7 @@ def few_words(problems: Sequence[Problem], needed: bool = False) -> int:
     Args:
         needed: bytes can't be tokens, so that a word may have fewer problems.
     """
-    texts = (text for each in problems for text in (each.question, *each.steps, each.answer))
+    texts = (text for problem in problems for text in (problem.question, *problem.steps, problem.answer))
     return len(words_of(texts, _FEW_WORDS if needed else min(len(problems) // 10, _FEW_WORDS)))
 
 
@@ -194,7 +194,7 @@ def _split(train: str, name: str) -> str:
 
 def answers_of(problems: Sequence[Problem]) -> Choice:
     """How answers are read: as numbers where nearly all are some, and the others are left out; else as texts."""
-    texts = [each.answer for each in problems if each.answer]
+    texts = [problem.answer for problem in problems if problem.answer]
     if not texts:
         return Choice({}, "no problem has an answer")
     others = [text for text in texts if canonical_number(text) is None]
@@ -214,13 +214,13 @@ def _measured(
     """What the problems and the model tell."""
     template, model, demos = checkpoint.template, checkpoint.description.model, next(iter(sets.values()))
     encoded = [encode_problems(template, problems, problems is demos, Counter()) for problems in sets.values()]
-    answers = [len(ids) + 1 for each in encoded for ids in each.answers]
+    answers = [len(ids) + 1 for problems in encoded for ids in problems.answers]
     steps = encoded[0].steps
     parameters = 12 * model.n_layer * model.n_embd**2 + model.vocab_size * model.n_embd  # roughly
     return Measured(
         problems=len(sets[TRAIN]),
-        steps=[len(each.steps) for each in demos],
-        prompts=[len(ids) for each in encoded for ids in each.prompts],
+        steps=[len(problem.steps) for problem in demos],
+        prompts=[len(ids) for problems in encoded for ids in problems.prompts],
         answers=answers,
         written=[sum(map(len, ids)) + size for ids, size in zip(steps, answers, strict=False)],
         parameters=parameters if is_pretrained else 0,

@@ -166,8 +166,8 @@ def say_shared(experiment: Experiment) -> None:
     """Warn of problems of an evaluated set that are trained on, chosen by, or in another evaluated set as well."""
     known = {key: experiment.sets[key].problems for key in (*LEARNED, VALID) if key in experiment.sets}
     for name in experiment.tests:
-        problems, own = experiment.test_set(name).problems, EVAL + name
+        problems, this = experiment.test_set(name).problems, EVAL + name
         for key, others in known.items():
             if count := len(problems) - len(without(problems, others)):
-                logging.warning("%s: %d of %d problems are also in %s", own, count, len(problems), key)
-        known[own] = problems
+                logging.warning("%s: %d of %d problems are also in %s", this, count, len(problems), key)
+        known[this] = problems
