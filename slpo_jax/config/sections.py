@@ -122,7 +122,7 @@ def _merged(old: Any, hint: Any, changes: list[tuple[str, Any]], key: str, entry
     if is_dataclass(old):
         return changed(old, *layers, key=key)
     part = (*get_args(hint), Any, Any)[1]
-    start = {} if get_origin(part) is dict else None
+    start: dict[str, Any] | None = {} if get_origin(part) is dict else None
     for name, of_it in _by_name(layers).items():
         old = {**old, name: _merged(old.get(name, start), part, of_it, f"{key}.{name}", entry)}
     return dict(sorted(old.items())) if layers else old
