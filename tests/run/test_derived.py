@@ -82,9 +82,11 @@ def test_nested_keys_leave_a_section_s_others_as_they_are():
     assert {key for key in asked(sets) if key.startswith("data.eval")} == {"data.eval.mine"}
     for further in ({"objective.mine": {"kind": "grpo"}}, {"objective": {"mine": {"kind": "grpo"}}}):
         assert asked(further) == plain | flatten({"objective": {"mine": values(OBJECTIVES["grpo"](kind="grpo"))}})
+    flags = {"objective.mine.kind": Text("grpo"), "objective.mine.clip": Text("0.5")}
+    assert changed(Config(), flags).objective["mine"] == OBJECTIVES["grpo"](kind="grpo", clip=0.5)
 
 
-def test_a_config_remembers_what_has_set_a_key():
+def test_a_config_remembers_what_has_set_a_key(tmp_path):
     sources = {"train": "graph:1", "valid": "", "base": ""}
     config = requested("quickstart", sources, {"mine": "graph:2"}, {"rl": {"group": 4}, "seed": 0}, str)
     assert config.set_by == {
@@ -93,6 +95,9 @@ def test_a_config_remembers_what_has_set_a_key():
     }  # fmt: skip
     assert changed(config, {"rl.steps": 3}).set_by == config.set_by
     assert "set_by" not in values(config)
+    sources, keys = sources | {"train": _table(tmp_path / "t.csv")}, {"data.fields": FIELDS, "max_latents": 1}
+    own = requested("", sources, {}, keys, str)
+    assert (own.max_latents, own.min_latents) == (1, 1)  # the least follows from what is given
 
 
 class Asked(Exception):
