@@ -110,8 +110,9 @@ def test_a_section_is_filled():
 
 
 def test_layers_go_over_those_before_them():
-    sources = {"count": 4, "inner": {"rate": 0.1}}, {"inner.kind": "two", "sources": {"a": "x"}}, {"sources.b": "y"}
-    merged = changed(Outer(), *sources, {"count": 5, "start": 5}, total=9)  # a start beyond the count of before
+    layers = {"count": 4, "inner": {"rate": 0.1}}, {"inner.kind": "two", "sources": {"b": "y"}}, {"sources.a": "x"}
+    merged = changed(Outer(), *layers, {"count": 5, "start": 5}, total=9)  # a start beyond the count of before
+    assert [*merged.sources] == ["a", "b"]
     assert merged == Outer(5, 5, inner=Inner(0.1, "two"), sources={"a": "x", "b": "y"}, total=9)
     assert changed(merged, {"sources": {"c": "z"}}).sources == {"c": "z"}  # given all at once
     assert changed(Affecting(), {"several": {"a": {"rate": 0.1}}, "several.a.kind": "two"}).several == {
