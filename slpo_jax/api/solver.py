@@ -17,7 +17,6 @@ from slpo_jax.checkpoints.decode_settings import UNCHOSEN, config_of, known_of, 
 from slpo_jax.checkpoints.decoder import with_decoder
 from slpo_jax.checkpoints.identity import Identity, identify
 from slpo_jax.config.config import Config
-from slpo_jax.config.sections import changed
 from slpo_jax.data.batches import EncodedProblems
 from slpo_jax.data.problem import Problem, Problems
 from slpo_jax.data.templates import token_texts
@@ -146,11 +145,10 @@ def load_solver(checkpoint: str, **asked: Any) -> Solver:
         "max_answer_tokens": config.evaluate.max_answer_tokens or config.max_answer_tokens,
     } | {name: attrgetter(KEYS[name][-1])(config) for name in _SET}
     given = {name: value for name in before if (value := getattr(options, name)) not in (None, "")}
-    config = changed(config, {KEYS[name][-1]: given[name] for name in ("max_answer_tokens", *_SET) if name in given})
+    config = thinking_with(config, {KEYS[name][-1]: value for name, value in given.items() if KEYS[name]})
     if options.latents is not None:
         if options.threshold is not None:
             raise UserError("--threshold", f"has no use beside {key_name('--latents')}; give one of them")
-        config = thinking_with(config, {"max_latents": options.latents})
         stopping, rule = "length", options.latents
     elif options.threshold is not None:
         if stopping != "threshold":

@@ -24,17 +24,17 @@ _TAKEN = {*SECTIONS, CONTROL, NO_THOUGHT, UNFINISHED, "reasoner", "imitate_fixed
           "checkpoint", "best_fixed"}  # fmt: skip
 
 
-def check(node: ConfigDict) -> Config:
+def check(node: Config | ConfigDict) -> Config:
     """Fail early on values that no stage could use: each section's own, then what spans several.
 
     Args:
-        node: the config.
+        node: the config, or what a config file returns.
     Returns:
         the config that a run goes by.
     Raises:
         UserError: one line with the key and the remedy.
     """
-    settings = read_config(node)
+    settings = node if isinstance(node, Config) else read_config(node)
     stages, gate, evaluate, sets = settings.stages, settings.gate, settings.evaluate, settings.data.eval
     need(
         stages == tuple(stage for stage in SECTIONS if stage in stages),

@@ -158,7 +158,7 @@ def run_file(file: Path, flag: str, beside: Sequence[Path] = (), function: str =
     except UserError:
         raise
     except (Exception, SystemExit) as error:  # it is the user's code, and can raise anything
-        said = in_a_line(error).partition(" since the config is locked")[0]  # and all that it holds
-        raise UserError(f"{flag}: {said}; mend the file") from error
+        line = in_a_line(error).partition(" since the config is locked")[0]  # and all that it holds
+        raise UserError(f"{flag}: {line}; mend the file") from error
     finally:  # the file may have put folders of its own anywhere
         sys.path[:] = [entry for entry in sys.path if not any(entry is folder for folder in folders)]

@@ -218,7 +218,7 @@ class Setup:
     def optimizer_config(self, stage: str, total_steps: int, **own: Any) -> OptimizerConfig:
         """The stage's `config.STAGE.optimizer`, checked; with `own` values instead of some of it."""
         shared = getattr(self.config, stage).optimizer
-        return changed(shared, own | {"total_steps": total_steps}, f"config.{stage}.optimizer")
+        return changed(shared, own, key=f"config.{stage}.optimizer", total_steps=total_steps)
 
 
 def assemble(
@@ -240,14 +240,14 @@ def assemble(
     read_with = config
     if config.tokenizer == WORDS and workdir and finished and not {*wanted(config)}.difference(finished):
         # Once nothing is trained, the words are the workdir's, not those of the training data, which may be gone.
-        read_with = dataclasses.replace(config, tokenizer=str(workdir.reasoner))
+        read_with = changed(config, {"tokenizer": str(workdir.reasoner)})
     checkpoint = find_checkpoint(read_with, identity, lambda: learned_from(config))
     template, model, architecture = checkpoint.template, checkpoint.description.model, checkpoint.architecture
     run_checks.check_start(config, checkpoint, finished)
     # The config gets the loaded shapes, so that config.json says what was run.
     shapes = {name: getattr(model, name, getattr(architecture, name, None)) for name in vars(config.model)}
     shapes = {key: value for key, value in shapes.items() if value is not None} | {"dtype": jnp.dtype(model.dtype).name}
-    config = dataclasses.replace(config, model=dataclasses.replace(config.model, **shapes))
+    config = changed(config, {"model": shapes})
     if not xla_cpu.on_cpu():
         # What is float32 is computed in float32, not in a type with fewer bits that the device is quicker in.
         jax.config.update("jax_default_matmul_precision", "highest")

@@ -13,7 +13,8 @@ from slpo_jax.api.solver import load_solver
 from slpo_jax.checkpoints.checkpoint import find_checkpoint
 from slpo_jax.checkpoints.decode_settings import config_of, stopping_of
 from slpo_jax.checkpoints.identity import identify
-from slpo_jax.config import default_config, read_config
+from slpo_jax.config import Config, default_config, read_config
+from slpo_jax.config.sections import changed
 from slpo_jax.data.chat import PromptConfig
 from slpo_jax.data.tokenizer import load_tokenizer
 from slpo_jax.errors import UserError
@@ -116,7 +117,7 @@ def _evaluation(tmp_path, source, given=(), **changes):
     config.data.eval.made = "synthetic:test"
     config.data.synthetic.update(max_value=20, max_steps=2, test_size=8)
     config.update_from_flattened_dict(changes)
-    experiment = build(read_config(config), tmp_path / "evaluated", given)
+    experiment = build(changed(Config(), config, set_by=dict.fromkeys(given, "--config")), tmp_path / "evaluated")
     experiment.log.close()
     return experiment
 

@@ -157,11 +157,10 @@ def test_an_edge_is_a_word_of_the_graphs_tokenizer():
 
 def test_every_task_has_its_section():
     """And a smoke test cuts each."""
-    from slpo_jax.config import default_config
+    from slpo_jax.config import Config
 
-    config = default_config()
     assert {name: getattr(DataConfig(), name) for name in GENERATED} == {
         name: task.settings() for name, task in GENERATED.items()
     }
-    smoke(config)
-    assert {config.data[name].train_size for name in GENERATED} == {512}
+    data = smoke(Config())[0].data
+    assert {getattr(data, name).train_size for name in GENERATED} == {512}

@@ -14,9 +14,9 @@ from data_sets import write_jsonl, write_set
 from refused import refusal
 from slpo_jax.architectures import REASONERS, architecture_of
 from slpo_jax.cli.train import train
-from slpo_jax.config import Config, default_config
+from slpo_jax.config import Config
 from slpo_jax.config.config_checks import check
-from slpo_jax.config.config_files import override
+from slpo_jax.config.sections import Text, changed, values
 from slpo_jax.data import dataset_rows, problems, record_readers, templates
 from slpo_jax.data.problems import load_problems
 from slpo_jax.data.record_fields import FieldsConfig
@@ -32,6 +32,7 @@ from slpo_jax.run.own_data_settings import derived_settings, requested
 from slpo_jax.run.plan import check_stages
 from slpo_jax.run.setup import assemble
 from slpo_jax.run.sources import load_set
+from slpo_jax.training.objectives import OBJECTIVES
 from small_run import start_all
 from tiny_folder import tiny_folder
 
@@ -64,27 +65,40 @@ FIELDS = {"question": "task", "steps": "notes", "answer": "result"}
 
 def _chosen(train: str, valid: str = "", eval=None, fields=None, **given):
     """The config, and what was said of it, as `slpo train --train=TRAIN --config.KEY=VALUE` has them."""
-    config = default_config()
-    config.data.update(train=train, valid=valid, eval=eval or {}, fields=fields or {})
-    override(config, given)
-    return config, derived_settings(config, given)
+    data = {"train": train, "valid": valid, "eval": eval or {}, "fields": fields or {}}
+    layers = {"min_latents": 1, "data": data}, given
+    return derived_settings(changed(Config(), *layers, set_by=dict.fromkeys(given, "--config")))
 
 
 def test_nested_keys_leave_a_section_s_others_as_they_are():
     def asked(changes):
-        config, given = requested("quickstart", dict.fromkeys(("train", "valid", "base"), ""), {}, changes, str)
-        assert set(given) <= {*flatten(config.to_dict())}
-        return flatten(config.to_dict())
+        config = requested("quickstart", dict.fromkeys(("train", "valid", "base"), ""), {}, changes, str)
+        assert {*config.set_by} <= {*flatten(values(config))}
+        return flatten(values(config))
 
     plain, nested = asked({}), asked({"rl": {"optimizer": {"warmup_steps": 1}}})
     assert {key for key in plain if plain[key] != nested[key]} == {"rl.optimizer.warmup_steps"}
-    config = default_config()
-    override(config, {"rl": "{'steps': 7}"}, texts=True)
-    assert config.rl.to_dict() == default_config().rl.to_dict() | {"steps": 7}
+    assert changed(Config(), {"rl": Text("{'steps': 7}")}) == changed(Config(), {"rl.steps": 7})
     sets = {"data.eval": {"mine": "graph:1"}}
     assert {key for key in asked(sets) if key.startswith("data.eval")} == {"data.eval.mine"}
     for further in ({"objective.mine": {"kind": "grpo"}}, {"objective": {"mine": {"kind": "grpo"}}}):
-        assert asked(further) == plain | {"objective.mine.kind": "grpo"}
+        assert asked(further) == plain | flatten({"objective": {"mine": values(OBJECTIVES["grpo"](kind="grpo"))}})
+    flags = {"objective.mine.kind": Text("grpo"), "objective.mine.clip": Text("0.5")}
+    assert changed(Config(), flags).objective["mine"] == OBJECTIVES["grpo"](kind="grpo", clip=0.5)
+
+
+def test_a_config_remembers_what_has_set_a_key(tmp_path):
+    sources = {"train": "graph:1", "valid": "", "base": ""}
+    config = requested("quickstart", sources, {"mine": "graph:2"}, {"rl": {"group": 4}, "seed": 0}, str)
+    assert config.set_by == {
+        "data.train": "--train=graph:1", "data.eval.mine": "--test=mine=graph:2", "data.eval": "--test=mine=graph:2",
+        "rl.group": "--config", "seed": "--config",
+    }  # fmt: skip
+    assert changed(config, {"rl.steps": 3}).set_by == config.set_by
+    assert "set_by" not in values(config)
+    sources, keys = sources | {"train": _table(tmp_path / "t.csv")}, {"data.fields": FIELDS, "max_latents": 1}
+    own = requested("", sources, {}, keys, str)
+    assert (own.max_latents, own.min_latents) == (1, 1)  # the least follows from what is given
 
 
 class Asked(Exception):
@@ -114,7 +128,7 @@ def test_a_smoke_test_asks_a_gym_for_few_problems(monkeypatch, tmp_path):
     pytest.importorskip("reasoning_gym")
     found = []
 
-    def runs(config, workdir, given, uncut):
+    def runs(config, workdir, uncut):
         found.extend((config, uncut))
         raise Asked
 
@@ -192,10 +206,9 @@ def test_settings_are_the_data_s_and_all_of_them_are_said(tmp_path, monkeypatch)
     said = "\n".join(lines)
     for section, keys in OF_THE_PAPER.items():
         assert all(f" {section}{key}=" in said for key in keys.split()), section
-    default = flatten(default_config().to_dict())
-    changed = {key: value for key, value in flatten(config.to_dict()).items() if default.get(key) != value}
-    for key, value in changed.items():
-        if not key.startswith("data."):
+    default = flatten(values(Config()))
+    for key, value in flatten(values(config)).items():
+        if default.get(key) != value and not key.startswith("data."):
             assert f"{key}={value!r}" in said, key
     assert not any("\n" in line for line in lines)
     # The lengths are those of the problems as the run is going to write them, by hand: a byte a token.
@@ -211,7 +224,7 @@ def test_a_tenth_each_is_set_apart(tmp_path):
     settings = check(config)
     parts = [load_set(settings, key, value) for key, value in (
         ("config.data.train", config.data.train), ("config.data.valid", config.data.valid),
-        ("config.data.eval.test", config.data.eval.test),
+        ("config.data.eval.test", config.data.eval["test"]),
     )]  # fmt: skip
     questions = [{problem.question for problem in part} for part in parts]
     assert list(map(len, questions)) == [32, 4, 4]
@@ -224,7 +237,7 @@ def test_a_tenth_each_is_set_apart(tmp_path):
     rows = [{"question": f"Q{n}?", "answer": str(n)} for n in range(10)]
     folder = write_set(tmp_path / "set", {"train": rows, "test": rows[:2]})
     data = _chosen(folder)[0].data
-    assert (data.train, data.valid, data.eval.test) == (folder, f"{folder}[valid]", folder)
+    assert (data.train, data.valid, data.eval["test"]) == (folder, f"{folder}[valid]", folder)
     with pytest.raises(UserError, match=r"few.csv\[train\]: 9 problems are too few to set some apart; give 10"):
         _chosen(_table(tmp_path / "few.csv", 9), fields=FIELDS)
 
@@ -238,7 +251,7 @@ def test_only_the_absence_of_a_split_is_one(tmp_path, monkeypatch):
     part = f"{_table(tmp_path / 'my.csv', 120)}[train]"
     data = _chosen(part, fields=FIELDS)[0].data
     others = [part.replace("[train]", f"[{name}]") for name in ("valid", "test")]
-    assert [data.train, data.valid, data.eval.test] == [part, *others]
+    assert [data.train, data.valid, data.eval["test"]] == [part, *others]
     asked = []
 
     def splits(place, _):
@@ -384,7 +397,7 @@ def test_flags_go_first_and_what_is_chosen_follows(case, tmp_path, monkeypatch):
     given, follows = FOLLOWS[case]
     config, lines = _chosen(_table(tmp_path / "my.csv"), fields=FIELDS, **given)
     check(config)
-    found = flatten(config.to_dict())
+    found = flatten(values(config))
     assert {key: found[key] for key in (given | follows)} == given | follows
     chosen = "\n".join(line for line in lines if line.startswith("chosen"))
     assert all(f" {key}=" not in chosen for key in given)
@@ -395,7 +408,7 @@ def test_flags_go_first_and_what_is_chosen_follows(case, tmp_path, monkeypatch):
 def test_settings_are_those_of_the_reasoner_that_is_given(reasoner, tmp_path):
     architecture, given = architecture_of(reasoner), {"reasoner": reasoner, "tokenizer": "synthetic:20"}
     config, _ = _chosen(_in_words(tmp_path / "set.jsonl"), **given)
-    experiment = build(check(config), tmp_path / "work", list(given))
+    experiment = build(check(config), tmp_path / "work")
     check_stages(experiment)
     assert config.reasoner == reasoner
     assert config.gate.enabled == ("cold_start" in config.stages)
