@@ -105,7 +105,7 @@ def _begun(workdir, total, *every, start=0, **more):
     """A stage's run, its state, and of what would be its checkpoints the steps, with those of the rows by then."""
     saved, keeper = {}, mock.Mock(directory=Path("work/checkpoints/slpo"))
 
-    def save(state, extra=None):
+    def save(state, extra=None, replace=False):
         saved[int(state.step)] = [row["step"] for row in rows_of(workdir)]
 
     keeper.save = save
