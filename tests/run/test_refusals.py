@@ -98,7 +98,6 @@ LATENT_RM = {"gate.enabled": False, "imitate.control": False, "stages": ("imitat
              "evaluate.candidates": 2}  # fmt: skip
 IN_WORDS = {"reasoner": "text_gpt2", "gate.enabled": False, "imitate.c_thought": 0, "stages": ("imitate",)}
 SOFT = {"latent_policy.name": "soft"}
-COLD = IN_WORDS | SOFT | {"latent_policy.soft.cold_entropy": 0.01}
 CUT = "problem 0 takes 3 tokens with its end, more than config."
 # What further settings and data of the small config are refused with: the line's beginning, and what else it says.
 CHECKED = [
@@ -123,7 +122,6 @@ CHECKED = [
      "('<unk>', 'many'); give a text that is one"),
     (IN_WORDS | {"latent_policy.name": "gumbel", "latent_policy.gumbel.end_text": "zebra"},
      "latent_policy.gumbel.end_text: 'zebra' is no token of this tokenizer", "give a text that is one"),
-    (COLD | {"latent_policy.soft.cold_steps": 1}, "latent_policy.soft.cold_entropy: 0.01", "feeds end_text; give that"),
     ({"latent_policy.name": "hybrid"}, "latent_policy.name: hybrid is for a text ", "not coconut_gpt2; use another"),
     ({"latent_policy.name": "colar"}, "latent_policy.name: colar is for a colar reasoner, not coconut", ""),
     (IN_WORDS | {"latent_policy.name": "hybrid", "max_latents": 0}, "max_latents: 0, but", "give at least 1"),

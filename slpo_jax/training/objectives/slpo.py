@@ -49,11 +49,6 @@ class Slpo(WeightedTerms):
                 f"{key}.passes: one pass has no variance, which the latent term divides by; give at least 2, or "
                 f"{key}.latent_weight=0"
             )
-        if latent and policy.latent_policy.after is not None:
-            raise UserError(
-                f"{key}.latent_weight: {latent:g} scores thoughts under passes that can't tell where the cold stop of "
-                "config.latent_policy.name forces an end; set its cold_entropy to 0, or the weight"
-            )
 
     def terms(self, policy, capacity, params, batch, trajectories, key):
         group = trajectories.lengths.shape[0] // batch.index.shape[0]
