@@ -28,7 +28,6 @@ class CountdownConfig(SetsConfig):
 
     Attributes:
         numbers: the fewest and the most of a problem.
-        demo_numbers: those of `countdown:demos`; () is `numbers`.
         largest: numbers are 1 .. largest.
         goal: goals, and values on the way to them in demonstrations, are 0 .. goal.
         operations: any of +, -, * and /, of which the last has to come out even.
@@ -38,7 +37,6 @@ class CountdownConfig(SetsConfig):
     """
 
     numbers: tuple[int, int] = setting((3, 4), least=2, most=_MOST_NUMBERS)
-    demo_numbers: tuple[int, ...] = setting((), least=2, most=_MOST_NUMBERS)
     largest: int = setting(25, least=1, most=999)
     goal: int = setting(99, least=1, most=9_999)
     operations: tuple[str, ...] = setting(("+", "-", "*"), fewest=1)
@@ -53,16 +51,13 @@ class CountdownConfig(SetsConfig):
         super().__post_init__()
         if unknown := {*self.operations} - {*OPERATORS}:
             raise FieldError(self, "operations", f"{min(unknown)!r} is none of {', '.join(OPERATORS)}")
-        for name in ("numbers", "demo_numbers"):
-            found = getattr(self, name)
-            if len(found) not in (2, 0) or list(found) != sorted(found):
-                raise FieldError(self, name, "give the fewest and the most, e.g. (3, 4)")
+        if self.numbers[0] > self.numbers[1]:
+            raise FieldError(self, "numbers", "give the fewest and the most, e.g. (3, 4)")
         if 0 < self.solutions[1] < self.solutions[0]:
             raise FieldError(self, "solutions", "give the fewest and the most, e.g. (2, 8); 0 for no limit")
 
     def mixed(self, name: str) -> range:
-        fewest, most = (self.demo_numbers if name == "demos" else ()) or self.numbers
-        return range(fewest, most + 1)
+        return range(self.numbers[0], self.numbers[1] + 1)
 
     @property
     def alone(self) -> range:

@@ -10,12 +10,10 @@ from scipy import integrate, special, stats
 
 import tiny
 from slpo_jax.architectures import colar
-from slpo_jax.errors import UserError
 from slpo_jax.policy.latent_policies import LATENT_POLICIES
 from slpo_jax.policy.latent_policies.soft_tokens import concrete_log_prob
 from slpo_jax.policy.rollout import replay, sample
 from slpo_jax.policy.score import score
-from slpo_jax.training.objectives import OBJECTIVES
 from tiny import CONFIG, GATE, REASONER, SlowReasoner, both_params, compiled, keys_of, padded, policy_of, take_rows
 
 PROMPTS = tiny.random_prompts((3, 7, 5), 8)

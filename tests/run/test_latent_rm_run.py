@@ -141,7 +141,7 @@ def test_labels_are_bound_to_all_that_makes_them(tmp_path, cpu_devices, monkeypa
     artifact.write(labels.manifest_of(tmp_path / "work" / "labels"), facts)
     refused(**{"latent_rm.steps": 7})
     for key, value in {
-        "seed": 1, "reward": "mine", "latent_rm.threshold": 0.4, "latent_rm.latents": 2, "latent_rm.dropout": 0.6,
+        "seed": 1, "reward": "mine", "latent_rm.threshold": 0.4, "latent_rm.dropout": 0.6,
         "max_answer_tokens": 3,
     }.items():  # fmt: skip
         with pytest.raises(UserError, match=rf"^config\.{key}: is .*, and the labels in \S+ were made with "):

@@ -114,7 +114,6 @@ CHECKED = [
     (BEST_OF_N | {"best_of_n.batch_size": 5}, "best_of_n.batch_size: 5 is not a multiple of", ""),
     (LATENT_RM | {"stages": ("imitate", "evaluate")}, "evaluate.scorers: latent_rm has parameters of its own", ""),
     (LATENT_RM | {"stages": ("imitate", "evaluate"), "evaluate.scorers": ()}, "evaluate.beams: 2, and latent_rm", ""),
-    (LATENT_RM | {"latent_rm.latents": 100}, "latent_rm.latents: 100 are more than config.max_latents (3); lower", ""),
     (LATENT_RM | {"dropout.rate": 0.0}, "latent_rm.dropout: without noise all thoughts of a", ""),
     (LATENT_RM | {"latent_rm.after": "slpo"}, "latent_rm.after: slpo is not in", ""),
     (LATENT_RM | {"evaluate.scorers": ("gate",)}, "evaluate.scorers: gate asks the gate, and config.gate", ""),

@@ -155,10 +155,11 @@ class WeightedTerms(Objective):
     """-A_i times a weighted sum of the thought's, the answer's and the stop's log-likelihood, scored in one go.
 
     Attributes:
-        latent_weight, answer_weight: factors of the two terms beside the stop term; 0 leaves one out.
+        latent_weight, answer_weight: factors of the two terms beside the stop term; 0 leaves one out. The first is a
+            setting where there is a latent term.
     """
 
-    latent_weight: float = setting(1.0, least=0)
+    latent_weight: ClassVar[float] = 0.0
     answer_weight: float = setting(1.0, least=0)
 
     def check(self, key, policy, group):
