@@ -28,8 +28,6 @@ class LatentRmConfig(Checked):
     """The section `config.latent_rm`.
 
     Attributes:
-        after: the checkpoint whose thoughts are judged: a stage, or an objective; "" is the cold start's, or else
-            imitation's.
         problems: of the training set that thoughts are drawn for; 0 is all.
         thoughts: n of a problem; where all are right, or all wrong, the problem is left out.
         completions: of each beginning of a thought.
@@ -43,7 +41,6 @@ class LatentRmConfig(Checked):
         optimizer: of backbone and classifier.
     """
 
-    after: str = ""
     problems: int = setting(0, least=0, note="0 is all")
     thoughts: int = setting(8, least=2)
     completions: int = setting(64, least=1)

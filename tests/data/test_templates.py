@@ -168,8 +168,8 @@ def test_text_in_a_chat():
     template = text_template(tokenizer, PromptConfig(system="Tom has 5", instruction="How many ?"))
     written = "<eos> system Tom has 5 \n <eos> user He buys \n How many ? \n <eos> Mia \n"
     assert " ".join(_tokens(template, template.prompt("He buys"))) == written
-    plain = text_template(tokenizer, PromptConfig(chat="never"))
-    assert _tokens(plain, plain.prompt("He buys")) == ["<pad>", "He", "buys", "\n"]
+    plain = text_template(tokenizer, PromptConfig(format="{question} \n"))
+    assert _tokens(plain, plain.prompt("He buys")) == ["He", "buys", "\n"]
 
 
 @pytest.mark.parametrize(
