@@ -10,7 +10,6 @@ from slpo_jax.architectures import REASONERS, architecture_of
 from slpo_jax.config.config import Config, read_config
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.comparisons import AVERAGE
-from slpo_jax.io.workdir import BEST
 from slpo_jax.models.llama import LlamaConfig
 from slpo_jax.models.reasoner import BACKBONES, ModelConfig
 from slpo_jax.policy.scorers import SCORERS
@@ -105,7 +104,7 @@ def _check_objectives(objectives: Mapping[str, Objective], trained: Sequence[str
     known = ", ".join(objectives)
     for name in objectives:
         need(
-            re.fullmatch(r"[^\W\d]\w*", name) and name not in _TAKEN and not name.endswith(BEST),
+            re.fullmatch(r"[^\W\d]\w*", name) and name not in _TAKEN,
             f"objective.{name}: a stage or a row of the report has this name, or it isn't of letters, digits and _; "
             "use another",
         )

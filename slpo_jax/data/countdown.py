@@ -54,8 +54,8 @@ class CountdownConfig(SetsConfig):
         if unknown := {*self.operations} - {*OPERATORS}:
             raise FieldError(self, "operations", f"{min(unknown)!r} is none of {', '.join(OPERATORS)}")
         for name in ("numbers", "demo_numbers"):
-            found = getattr(self, name)
-            if len(found) not in (2, 0) or list(found) != sorted(found):
+            ends = getattr(self, name)
+            if len(ends) not in (2, 0) or list(ends) != sorted(ends):
                 raise FieldError(self, name, "give the fewest and the most, e.g. (3, 4)")
         if 0 < self.solutions[1] < self.solutions[0]:
             raise FieldError(self, "solutions", "give the fewest and the most, e.g. (2, 8); 0 for no limit")

@@ -40,6 +40,9 @@ OPERATORS = ("+", "-", "x", "=")
 T = TypeVar("T")
 
 _BLOCK = 4096  # problems drawn at a time; fixed, so that a smaller set is the beginning of a larger one
+_SMALL = 0.8  # of problems have operands of at most max_value // 3 alone; "large" draws from above that
+_PUZZLES = 0.2  # of problems are in the second template,
+_LONG_PUZZLES = 0.1  # and of these have a number of steps from the whole range; the others have one step
 _DRAWS_A_STEP = 3  # operation, operand, verb
 _DRAWS_A_PROBLEM = 6  # person, object, regime, template, number of steps, first value
 
@@ -54,10 +57,6 @@ class SyntheticConfig(Checked):
         train_size: number of training problems; a smaller set is the beginning of a larger one.
         valid_size: number of validation problems.
         test_size: number of problems in each of "test", "large" and "template".
-        small_share: share of problems whose operands are all at most max_value // 3; "large" draws from above that
-            alone.
-        puzzle_share: share of problems in the second template.
-        long_puzzle_share: share of these with a number of steps from the whole range; the others have one step.
         written_share: share of training problems whose steps are written; of the others there is the answer alone.
         seed: seed of all sets.
     """
@@ -67,9 +66,6 @@ class SyntheticConfig(Checked):
     train_size: int = setting(30_000, least=1)
     valid_size: int = setting(500, least=1)
     test_size: int = setting(1_000, least=1)
-    small_share: float = setting(0.8, least=0, most=1)
-    puzzle_share: float = setting(0.2, least=0, most=1)
-    long_puzzle_share: float = setting(0.1, least=0, most=1)
     written_share: float = setting(1.0, least=0, most=1)
     seed: int = setting(0, least=0)
 
@@ -146,10 +142,10 @@ def _make(name: str, config: SyntheticConfig, row: list[float]) -> Problem:
     if name == "large":
         low, high = small + 1, config.max_value
     else:
-        low, high = 1, small if regime < config.small_share else config.max_value
-    puzzle = name == "template" or (name != "large" and template < config.puzzle_share)
-    # Among puzzles that draw is uniform below puzzle_share, so it can decide their length too.
-    short = name != "template" and config.puzzle_share * config.long_puzzle_share <= template
+        low, high = 1, small if regime < _SMALL else config.max_value
+    puzzle = name == "template" or (name != "large" and template < _PUZZLES)
+    # Among puzzles that draw is uniform below their share, so it can decide their length too.
+    short = name != "template" and template >= _PUZZLES * _LONG_PUZZLES
     count = 1 if puzzle and short else _ranged(length, 2 if name == "template" else 1, config.max_steps)
     value = start = _ranged(first, low, high)
     steps: list[_Step] = []

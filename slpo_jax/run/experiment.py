@@ -98,17 +98,16 @@ class Stage:
             UserError: that one is neither there nor about to be.
         """
         config, after = self.run.config, ""
-        if self.name == LATENT_RM:
-            after = config.latent_rm.after
-        elif self.section == RL and self.name in config.objective:  # else the config doesn't know what left it
+        if self.section == RL and self.name in config.objective:  # else the config doesn't know what left it
             after = config.objective[self.name].after
         usual = {IMITATE: (IMITATE,) * (self.name == CONTROL), COLD_START: (IMITATE,)}.get(self.section, USUAL_START)
         for stage in map(self.run.stage, (after,) if after else usual):
             if stage.folder.is_finished or stage.wanted:
                 return stage
         if after:
-            key = self.name if self.name == LATENT_RM else f"objective.{self.name}"
-            raise UserError(f"config.{key}.after: {after} is not in {self.run.workdir}; run that before {self.name}")
+            raise UserError(
+                f"config.objective.{self.name}.after: {after} is not in {self.run.workdir}; run that before {self.name}"
+            )
         return self.run.stage("")
 
 

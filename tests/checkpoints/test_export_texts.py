@@ -25,7 +25,7 @@ from slpo_jax.architectures.coconut import Coconut
 from slpo_jax.architectures.codi import Codi
 from slpo_jax.checkpoints.export import have_asked
 from slpo_jax.data.batches import pad_prompts
-from slpo_jax.data.tokenizer import arithmetic_tokenizer, byte_tokenizer
+from slpo_jax.data.tokenizer import byte_tokenizer, task_tokenizer
 from slpo_jax.io.files import write_text
 from slpo_jax.policy import noise
 from slpo_jax.policy.policy import Policy, Prompts
@@ -360,7 +360,7 @@ def _with_a_beginning():
     return tokenizer
 
 
-@pytest.mark.parametrize("tokenizer", [lambda: arithmetic_tokenizer(20), byte_tokenizer, _with_a_beginning])
+@pytest.mark.parametrize("tokenizer", [lambda: task_tokenizer("synthetic", 20), byte_tokenizer, _with_a_beginning])
 @pytest.mark.parametrize("architecture", [Coconut(), Codi(projector=1), Codi(projector=1, tidy=False)])
 def test_the_chat_template_writes_the_prompt(architecture, tokenizer):
     template = architecture.template(tokenizer())

@@ -192,9 +192,6 @@ def test_no_base(checkpoint):
 
 
 def test_hub_ids_without_a_network(checkpoint, monkeypatch):
-    for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"):
-        monkeypatch.delenv(name, raising=False)
-
     def unreachable(*_: object) -> None:
         raise OSError("no name service")
 

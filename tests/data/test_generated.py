@@ -15,7 +15,7 @@ from slpo_jax.errors import UserError
 
 SIZES = {"train_size": 3000, "valid_size": 100, "test_size": 200}
 CHAIN = ChainConfig(modulus=23, operations=("+", "-", "*"), **SIZES)
-GRAPH = GraphConfig(dead_ends=2, nodes=14, **SIZES)
+GRAPH = GraphConfig(nodes=14, **SIZES)
 BOTH = [("chain", CHAIN), ("graph", GRAPH)]
 SETS = ("train", "valid", "test", "1", "2", "3", "4")
 
@@ -70,7 +70,7 @@ def test_graphs_reach_one_end_and_both_are_as_deep(name):
         (other,) = ends - {problem.answer}
         roots = {one for one, _ in edges} - {two for _, two in edges} - {begin}
         assert [_distances(edges, root)[other] for root in roots] == [len(problem.steps)]
-        assert len(edges) == 2 * (len(problem.steps) + 2)
+        assert len(edges) == 2 * len(problem.steps)
         firsts.append(first == problem.answer)
     assert abs(sum(firsts) / len(firsts) - 0.5) < 2.5 / len(firsts) ** 0.5  # five standard errors
 
@@ -132,7 +132,7 @@ def test_few_problems_are_said():
         (lambda: ChainConfig(modulus=2), "ChainConfig.modulus: 2 is not valid"),
         (lambda: ChainConfig(operations=("/",)), "ChainConfig.operations: .*'/' is none of"),
         (lambda: GraphConfig(depth=0), "GraphConfig.depth: 0 is not valid"),
-        (lambda: GraphConfig(dead_ends=9), "GraphConfig.nodes: 10 is not valid; 3 hops and 9 dead ends need 26"),
+        (lambda: GraphConfig(depth=12), "GraphConfig.nodes: 10 is not valid; 12 hops need 26"),
         (lambda: load_tokenizer("graph:1000"), "config.tokenizer: graph:1000: 1000 is not valid; .* to 200"),
         (lambda: load_tokenizer("graph:"), "config.tokenizer: graph:: its number is missing; write e.g. graph:30"),
         (lambda: load_tokenizer("chain:1"), "config.tokenizer: chain:1: 1 is not valid; .* to 1000"),

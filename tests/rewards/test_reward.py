@@ -10,7 +10,7 @@ from slpo_jax.config import read_config
 from slpo_jax.data.batches import encode_problems
 from slpo_jax.data.chat import PromptConfig, text_template
 from slpo_jax.data.problem import Problem
-from slpo_jax.data.tokenizer import arithmetic_tokenizer, byte_tokenizer
+from slpo_jax.data.tokenizer import byte_tokenizer, task_tokenizer
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.completions import accuracy, record_rows
 from slpo_jax.evaluation.records import arrays_of
@@ -27,7 +27,7 @@ WORDS = ("+", "-", "Tom", "####", r"\boxed{", "}")
 
 
 def _template(answers: str):
-    tokenizer = arithmetic_tokenizer(30)
+    tokenizer = task_tokenizer("synthetic", 30)
     template = text_template(tokenizer, PromptConfig(answers=answers))
     tokenizer.add_tokens([word for word in WORDS if word not in tokenizer.get_vocab()])
     return template

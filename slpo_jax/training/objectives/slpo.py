@@ -68,7 +68,19 @@ def latent_log_likelihood(
 
 
 @dataclass(frozen=True)
-class Slpo(WeightedTerms):
+class AnswerOnly(WeightedTerms):
+    """SLPO without the latent term or any surrogate: one pass with fresh dropout, the thought being a constant."""
+
+    def terms(self, policy, capacity, params, batch, trajectories, key):
+        group = trajectories.lengths.shape[0] // batch.index.shape[0]
+        keys_1 = pass_keys(jax.random.fold_in(key, 1), batch.index, group, 1)
+        keys = jax.tree.map(lambda x: jnp.squeeze(x, 0), keys_1)
+        scores = score(policy, params, batch.prompts, trajectories, keys, capacity)
+        return {"answer_log_likelihood": scores.answer_log_prob}
+
+
+@dataclass(frozen=True)
+class Slpo(AnswerOnly):
     """The paper's objective.
 
     Attributes:
@@ -82,6 +94,7 @@ class Slpo(WeightedTerms):
     label = "SLPO"
     metrics: ClassVar = {"surrogate_variance": "Mean of the variance that SLPO's surrogate is fitted with."}
 
+    latent_weight: float = setting(1.0, least=0)  # type: ignore[misc]
     passes: int = setting(4, least=1)
     latent_reduction: Literal["sum", "mean"] = "sum"
     scored_latents: int = setting(0, least=0, note="0 is all")
@@ -101,19 +114,12 @@ class Slpo(WeightedTerms):
                 f"{key}.passes: one pass has no variance, which the latent term divides by; give at least 2, or "
                 f"{key}.latent_weight=0"
             )
-        if latent and policy.latent_policy.after is not None:
-            raise UserError(
-                f"{key}.latent_weight: {latent:g} scores thoughts under passes that can't tell where the cold stop of "
-                "config.latent_policy.name forces an end; set its cold_entropy to 0, or the weight"
-            )
 
     def terms(self, policy, capacity, params, batch, trajectories, key):
+        if self.passes == 1:
+            return super().terms(policy, capacity, params, batch, trajectories, key)
         group = trajectories.lengths.shape[0] // batch.index.shape[0]
         keys_K = pass_keys(jax.random.fold_in(key, 1), batch.index, group, self.passes)
-        if self.passes == 1:
-            keys = jax.tree.map(lambda x: jnp.squeeze(x, 0), keys_K)
-            scores = score(policy, params, batch.prompts, trajectories, keys, capacity)
-            return {"answer_log_likelihood": scores.answer_log_prob}
         scores_K = score(policy, params, batch.prompts, trajectories, keys_K, capacity)
         terms = {"answer_log_likelihood": scores_K.answer_log_prob.mean(axis=0)}
         if policy.config.max_latents:
@@ -134,20 +140,12 @@ class Slpo(WeightedTerms):
 
 
 @dataclass(frozen=True)
-class AnswerOnly(Slpo):
-    """SLPO without the latent term or any surrogate: one pass with fresh dropout, the thought being a constant."""
-
-    label = ""
-
-    passes: int = setting(1, least=1)
-    latent_weight: float = setting(0.0, least=0)
-
-
-@dataclass(frozen=True)
 class Exact(WeightedTerms):
     """-A_i log pi(xi_i | x), all of it exact: the thought's, the answer's and the stop's log-likelihood."""
 
     of_written_thoughts, of_one_policy = True, True
+
+    latent_weight: float = setting(1.0, least=0)  # type: ignore[misc]
 
     def check(self, key, policy, group):
         if policy.latent_policy.log_prob is None:
