@@ -21,13 +21,13 @@ class Kept(LatentPolicySettings):
     """Which tokens are mixed, by softmax(logits / temperature).
 
     Attributes:
-        temperature: of the softmax.
+        temperature: temperature of the softmax.
         top_k: likeliest tokens that are kept; 0 keeps all.
         top_p: then the likeliest of these that have this probability together; 1 keeps all.
         min_p: then those at least this share as likely as the likeliest; 0 keeps all.
         most: then at most so many; 0 keeps all.
         end_text: one token; where it is the likeliest, the thought ends; "" is none: T steps.
-        cold_entropy: below it, in nats, softmax(logits / temperature) counts as certain; 0 is no cold stop.
+        cold_entropy: entropy in nats below which softmax(logits / temperature) counts as certain; 0 is no cold stop.
         cold_steps: the last of so many certain steps in a row is `end_text` instead.
         end_id: of `end_text`. No key of the section.
         halt_id: the first of `config.prompt.closing`, if it is there; before the step at which that is the likeliest,
@@ -208,9 +208,9 @@ class Gumbel(Kept):
     """Weights softmax((log p + g) / tau) of the kept tokens, g standard Gumbel.
 
     Attributes:
-        tau: towards 0 the mixture is one sampled token.
-        likelihood: of a step: "cross_entropy" is the paper's, sum_k y_k log p_k, which is no density; "concrete" is
-            that of the weights themselves (Maddison et al., 2017).
+        tau: temperature of the mixture's weights; towards 0 it is one sampled token.
+        likelihood: a step's likelihood: "cross_entropy" is the paper's, sum_k y_k log p_k, which is no density;
+            "concrete" is that of the weights themselves (Maddison et al., 2017).
     """
 
     has_likelihood = True
