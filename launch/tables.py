@@ -40,7 +40,7 @@ _PLACE = re.compile(r"(<!-- table: (\S+), ([^;\n]+?)((?:; \w+: [^;\n]+)*) -->\n)
 
 _TODAY = {
     r"no thought": "no latents", r"^(.*: )?Pass@k": r"\1pathwise", r"\bkeys\b": "reference",
-    r"\breplay\b": "pathwise (reward)", r"\breplay_pkpo\b": "pathwise (PKPO)",
+    r"\breplay\b": "pathwise (reward)", r"\breplay_pkpo\b": "pathwise (PKPO)", r", improvement$": ", policy update",
 }  # fmt: skip
 """A row's name of older files -> what it is called now."""
 
