@@ -25,7 +25,7 @@ from slpo_jax.errors import UserError
 from slpo_jax.io.files import digest, read_json, write_text
 
 PARITY = (
-    "tests/models/test_backbones.py", "tests/policy/test_rollout.py", "tests/policy/test_surrogate.py",
+    "tests/models/test_backbones.py", "tests/policy/test_rollout.py", "tests/policy/test_score.py",
     "tests/policy/test_decoding.py", "tests/training/test_slpo_step.py", "tests/training/test_optimizer.py",
     "tests/checkpoints/test_smollm2.py",
 )  # fmt: skip

@@ -33,7 +33,7 @@ from benchmarks.measure.report import (
 from benchmarks.measure.words import DTYPES, Work, export, make_work
 from slpo_jax.errors import UserError
 from slpo_jax.policy import noise
-from slpo_jax.policy.prompts import Prompts
+from slpo_jax.policy.policy import Prompts
 from slpo_jax.runtime.mesh import replicate, shard_rows
 from slpo_jax.training.optimizer import make_optimizer
 from slpo_jax.training.rollout_update import make_rl_step

@@ -19,12 +19,12 @@ class UserError(Exception):
     A command prints it without a traceback and exits with status 2.
 
     Args:
-        *said: the line; or the key at fault, in the line as `key_name` has it, and the rest.
+        *texts: the line; or the key at fault, in the line as `key_name` has it, and the rest.
     """
 
-    def __init__(self, *said: str):
-        self.key, self.problem = ("", *said)[-2:]
-        super().__init__(": ".join((*map(key_name, said[:-1]), self.problem)))
+    def __init__(self, *texts: str):
+        self.key, self.problem = ("", *texts)[-2:]
+        super().__init__(": ".join((*map(key_name, texts[:-1]), self.problem)))
 
 
 class SaveError(UserError):
@@ -32,13 +32,13 @@ class SaveError(UserError):
 
 
 def key_name(key: str) -> str:
-    """What the user calls a key of the config or a flag, such as `config.max_latents`: that, or what `naming` says."""
+    """Return the user's name of a key or a flag (`config.max_latents`): itself, or what `naming` says."""
     return _NAMES.get({}).get(key, key)
 
 
 @contextlib.contextmanager
 def naming(names: Mapping[str, str]) -> Iterator[None]:
-    """Have messages say these for keys and flags."""
+    """Have messages name keys and flags by these names."""
     token = _NAMES.set(names)
     try:
         yield
@@ -47,21 +47,21 @@ def naming(names: Mapping[str, str]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def about(what: str) -> Iterator[None]:
+def about(subject: str) -> Iterator[None]:
     """Have errors begin with what they are about, a key or a file."""
     try:
         yield
     except UserError as error:
-        raise UserError(f"{what}: {error}") from None
+        raise UserError(f"{subject}: {error}") from None
 
 
 def first_line(error: Exception) -> str:
-    """What a library says of a failure, for a message of one line."""
+    """Return what a library says of a failure, for a message of one line."""
     return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")[:200]
 
 
 def in_a_line(error: BaseException) -> str:
-    """What a user's own code raised, for a message of one line."""
+    """Return what a user's own code raised, for a message of one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 

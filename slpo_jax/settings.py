@@ -56,7 +56,7 @@ class Limits:
         )
 
     def __str__(self) -> str:
-        """The range, to come after "a number"."""
+        """Return the range, to come after "a number"."""
         lower = "" if self.above is None else f" above {self.above}"
         upper = "" if self.most is None else f"{self.most}"
         upper = upper if self.below is None else f"below {self.below}"
@@ -82,7 +82,7 @@ class FieldError(UserError):
 
 
 def setting(default: Any = dataclasses.MISSING, *, make: Callable[[], Any] | None = None, **limits: Any) -> Any:
-    """A dataclass field with a range.
+    """Return a dataclass field with a range.
 
     Args:
         default: its default; without one, the field is required.
@@ -99,12 +99,12 @@ def setting(default: Any = dataclasses.MISSING, *, make: Callable[[], Any] | Non
         make: makes the default when it is asked for, as what is registered by then has it.
     """
     make = default.copy if isinstance(default, dict) else make
-    given = {"default_factory": make} if make else {"default": default}
-    return dataclasses.field(**given, metadata={"limits": Limits(**limits)})  # type: ignore[call-overload]
+    defaults = {"default_factory": make} if make else {"default": default}
+    return dataclasses.field(**defaults, metadata={"limits": Limits(**limits)})  # type: ignore[call-overload]
 
 
 def choice(base: Any, field: str, default: str, registry: Mapping[str, type], selected_alone: bool = False) -> Any:
-    """A section with a field that names one of several, and a section for the settings of each, as defaults have it.
+    """Return a section whose one field names one of several; the settings of each are sections in it, as by default.
 
     Args:
         base: what all of them share.
@@ -119,8 +119,8 @@ def choice(base: Any, field: str, default: str, registry: Mapping[str, type], se
 def _choice(base: Any, field: str, default: str, members: tuple[tuple[str, type], ...], selected_alone: bool) -> Any:
     fields: list[Any] = [(name, cls, cls()) for name, cls in members]
     names = dict.fromkeys([default, *dict(members)])
-    which = setting(default, chooses=tuple(names) if selected_alone else ())
-    fields.insert(0, (field, Literal[*names], which))
+    selected = setting(default, chooses=tuple(names) if selected_alone else ())
+    fields.insert(0, (field, Literal[*names], selected))
     return dataclasses.make_dataclass(base.__name__, fields, bases=(base,), frozen=True)
 
 
@@ -142,23 +142,23 @@ def check_fields(settings: Any) -> None:
 
 
 class Checked:
-    """What dataclasses inherit that check their fields when they are made, see `check_fields`."""
+    """A base of dataclasses that check their fields when they are made, see `check_fields`."""
 
     def __post_init__(self) -> None:
         check_fields(self)
 
 
 def fields_of(cls: Any) -> tuple[tuple[str, Any, Any, Limits], ...]:
-    """Name, annotation, default (None where there is none) and limits of each field."""
-    hints, found = get_type_hints(cls), []
+    """Return name, annotation, default (None where there is none) and limits of each field."""
+    hints, rows = get_type_hints(cls), []
     for field in dataclasses.fields(cls):
         default = None if field.default is dataclasses.MISSING else field.default
         if field.default_factory is not dataclasses.MISSING:
             default = field.default_factory()
         hint = hints[field.name]
         hint = type(default) if dataclasses.is_dataclass(default) and get_origin(hint) not in _UNIONS else hint
-        found.append((field.name, hint, default, field.metadata.get("limits", Limits())))
-    return tuple(found)
+        rows.append((field.name, hint, default, field.metadata.get("limits", Limits())))
+    return tuple(rows)
 
 
 def _accepts(hint: Any, value: Any, limits: Limits) -> bool:
@@ -176,7 +176,7 @@ def _accepts(hint: Any, value: Any, limits: Limits) -> bool:
         inner = dataclasses.replace(limits, fewest=0)
         return len(expected) == len(value) and all(map(_accepts, expected, value, [inner] * len(value)))
     if kind is dict:
-        return isinstance(value, dict) and all(_accepts(parts[1], each, limits) for each in value.values())
+        return isinstance(value, dict) and all(_accepts(parts[1], item, limits) for item in value.values())
     if hint in (int, float) and isinstance(value, bool):
         return False
     if hint is int:
@@ -187,7 +187,7 @@ def _accepts(hint: Any, value: Any, limits: Limits) -> bool:
 
 
 def in_words(hint: Any, limits: Limits) -> str:
-    """What an annotation asks for, in words."""
+    """Return what an annotation asks for, in words."""
     kind, parts = get_origin(hint), get_args(hint)
     if kind in _UNIONS:
         return " or ".join(in_words(part, limits) for part in parts if limits.in_config or part is not type(None))
@@ -200,5 +200,5 @@ def in_words(hint: Any, limits: Limits) -> str:
     if kind is dict:
         return f"NAME = {in_words(parts[1], limits)}"
     names = {int: f"a whole number{limits}", float: f"a number{limits}", str: "a text", bool: "True or False"}
-    other = "a section with keys of its own" if dataclasses.is_dataclass(hint) else hint.__name__
-    return names.get(hint, "None" if hint is type(None) else other)
+    name = "a section with keys of its own" if dataclasses.is_dataclass(hint) else hint.__name__
+    return names.get(hint, "None" if hint is type(None) else name)

@@ -22,7 +22,7 @@ UNFINISHED = "imitate_adapter"
 
 @dataclass(frozen=True)
 class About:
-    """What others have to know of a section.
+    """The facts of a section that others have to know.
 
     Attributes:
         stream: of its noise. A number never changes, or runs that go on would draw other noise: a new one is the next.
@@ -55,12 +55,12 @@ _PARTS = {CONTROL, NO_THOUGHT, UNFINISHED}  # of imitation, beside its own check
 
 
 def section_of(name: str) -> Section:
-    """The section that leaves the checkpoint of a name; one that is nobody's own is an objective's."""
+    """Return the section that leaves a checkpoint of this name; a name that is nobody's own is an objective's."""
     return next((section for section in SECTIONS if section == name), IMITATE if name in _PARTS else RL)
 
 
 def wanted(config: Config) -> list[str]:
-    """Names of the checkpoints that a config asks for, in the order in which they are trained."""
-    of = {section: [section] for section in SECTIONS} | {EVALUATE: [], RL: [*config.rl.objectives]}
-    of[IMITATE] += [CONTROL] * config.imitate.control + [NO_THOUGHT] * config.imitate.no_thought
-    return [name for section in SECTIONS if section in config.stages for name in of[section]]
+    """Return the names of the checkpoints that a config asks for, in the order in which they are trained."""
+    checkpoints = {section: [section] for section in SECTIONS} | {EVALUATE: [], RL: [*config.rl.objectives]}
+    checkpoints[IMITATE] += [CONTROL] * config.imitate.control + [NO_THOUGHT] * config.imitate.no_thought
+    return [name for section in SECTIONS if section in config.stages for name in checkpoints[section]]

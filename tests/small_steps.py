@@ -11,13 +11,12 @@ import optax
 
 import tiny
 from slpo_jax.data.batches import pad_suffixes
-from slpo_jax.policy.prompts import PromptedBatch
+from slpo_jax.policy.policy import PromptedBatch
 from slpo_jax.rewards.reward import Verdicts
-from slpo_jax.runtime.mesh import device_mesh, shard_rows
+from slpo_jax.runtime.mesh import Layout, device_mesh, shard_rows
 from slpo_jax.training import gate_training, rl_step
 from slpo_jax.training.objectives import OBJECTIVES
 from slpo_jax.training.recipes import ImitateSettings, curriculum
-from slpo_jax.training.sharding import Layout
 from slpo_jax.training.state import init_state, make_train_step
 from tiny import END, FAST, random_prompts
 

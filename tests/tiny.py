@@ -21,8 +21,7 @@ from slpo_jax.models.gate import stopping_gate
 from slpo_jax.models.gpt2 import GPT2Config
 from slpo_jax.policy import noise
 from slpo_jax.policy.latent_policies import LATENT_POLICIES
-from slpo_jax.policy.policy import Policy, RolloutConfig
-from slpo_jax.policy.prompts import Prompts
+from slpo_jax.policy.policy import Policy, Prompts, RolloutConfig
 from slpo_jax.policy.rollout import sample
 from slpo_jax.rewards.reward import Verdicts
 

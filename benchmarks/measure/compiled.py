@@ -9,9 +9,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
-from slpo_jax.policy.prompts import PromptedBatch, Prompts
-from slpo_jax.runtime.mesh import EVERYWHERE, ROWS
-from slpo_jax.training.sharding import Layout
+from slpo_jax.policy.policy import PromptedBatch, Prompts
+from slpo_jax.runtime.mesh import EVERYWHERE, ROWS, Layout
 from slpo_jax.training.state import Params, TrainState
 
 KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")

@@ -11,8 +11,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from benchmarks.measure.compiled import abstract_batch, abstract_rollouts, abstract_state
 from slpo_jax.config.config import rl_of
 from slpo_jax.models.parts import ADAPTER
-from slpo_jax.policy.policy import Stopping
-from slpo_jax.policy.prompts import Prompts
+from slpo_jax.policy.policy import Prompts, Stopping
 from slpo_jax.run import imitate
 from slpo_jax.run.rl import (
     fresh_adapters,

@@ -8,7 +8,7 @@ import numpy as np
 
 from benchmarks.measure.workload import Parts, Workload
 from slpo_jax.errors import UserError
-from slpo_jax.policy.prompts import Prompts
+from slpo_jax.policy.policy import Prompts
 from slpo_jax.training.optimizer import OptimizerConfig
 
 

@@ -15,7 +15,7 @@ from slpo_jax.checkpoints.export import export_reasoner
 from slpo_jax.config import read_config
 from slpo_jax.data.batches import batch_indices
 from slpo_jax.errors import UserError
-from slpo_jax.policy.prompts import PromptedBatch
+from slpo_jax.policy.policy import PromptedBatch
 from slpo_jax.run.rl import make_objective, optimizer_config, training_policy
 from slpo_jax.run.setup import Setup, assemble
 from slpo_jax.training.optimizer import OptimizerConfig

@@ -16,16 +16,14 @@ from slpo_jax.data.problem import Problem
 from slpo_jax.data.templates import Template
 from slpo_jax.errors import UserError
 from slpo_jax.models.reasoner import Reasoner
-from slpo_jax.policy.policy import Policy
-from slpo_jax.policy.prompts import PromptedBatch, Prompts
+from slpo_jax.policy.policy import Policy, PromptedBatch, Prompts
 from slpo_jax.rewards.reward import RewardFn
 from slpo_jax.run.experiment import Experiment, build
 from slpo_jax.run.rl import make_objective, training_policy
-from slpo_jax.runtime.mesh import shard_rows
+from slpo_jax.runtime.mesh import Layout, shard_rows
 from slpo_jax.training.objectives.slpo import Slpo
 from slpo_jax.training.optimizer import OptimizerConfig, make_optimizer
 from slpo_jax.training.rl_step import make_batch
-from slpo_jax.training.sharding import Layout
 from slpo_jax.training.state import TrainState, init_state
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -19,8 +19,7 @@ import transformers
 from benchmarks.witness.model import check_compiler
 from benchmarks.witness.objective import advantages
 from benchmarks.witness.step import Verify, make_optimizer
-from slpo_jax.policy.policy import RolloutConfig
-from slpo_jax.policy.prompts import Prompts
+from slpo_jax.policy.policy import Prompts, RolloutConfig
 from slpo_jax.training.optimizer import OptimizerConfig
 
 _COMPILED_MULTIPLE = 16  # compiled passes pad their sequences to a multiple of it, so that few lengths are compiled

@@ -8,8 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.witness.rollout import Trajectories
-from slpo_jax.policy.policy import RolloutConfig
-from slpo_jax.policy.prompts import Prompts
+from slpo_jax.policy.policy import Prompts, RolloutConfig
 from slpo_jax.training.objectives.slpo import Slpo
 
 

@@ -8,8 +8,7 @@ import torch
 from transformers.cache_utils import DynamicCache
 
 from benchmarks.witness.model import Noise, noise_at
-from slpo_jax.policy.policy import RolloutConfig
-from slpo_jax.policy.prompts import Prompts
+from slpo_jax.policy.policy import Prompts, RolloutConfig
 
 
 @dataclasses.dataclass

@@ -21,8 +21,7 @@ from benchmarks.witness.objective import (
     stop_log_likelihood,
 )
 from benchmarks.witness.rollout import Sampler, Trajectories
-from slpo_jax.policy.policy import Policy
-from slpo_jax.policy.prompts import Prompts
+from slpo_jax.policy.policy import Policy, Prompts
 from slpo_jax.training.objectives.slpo import Slpo
 from slpo_jax.training.optimizer import OptimizerConfig
 

@@ -1,11 +1,9 @@
 """The architectures. A new one is a file here, and a line in `ARCHITECTURES`; nothing else knows one from another."""
 
-from slpo_jax.architectures.architecture import Architecture, Unwrapped
+from slpo_jax.architectures.architecture import Architecture, Text, Unwrapped
 from slpo_jax.architectures.coconut import Coconut
-from slpo_jax.architectures.codi import Codi
+from slpo_jax.architectures.codi import Codi, Dart
 from slpo_jax.architectures.colar import Colar
-from slpo_jax.architectures.dart import Dart
-from slpo_jax.architectures.text import Text
 from slpo_jax.errors import UserError
 from slpo_jax.models.reasoner import BACKBONES
 
@@ -28,7 +26,7 @@ IN_WORDS = ", ".join(name for name, (architecture, _) in REASONERS.items() if no
 
 
 def architecture_of(reasoner: str) -> type[Architecture]:
-    """The architecture that `config.reasoner` names.
+    """Return the architecture that `config.reasoner` names.
 
     Raises:
         UserError: it is none of `REASONERS`.

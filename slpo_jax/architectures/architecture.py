@@ -1,4 +1,4 @@
-"""What an architecture is: its module, its texts, and the tensors that it has beside a language model's."""
+"""An architecture: its module, its texts, and the tensors that it has beside a language model's."""
 
 import abc
 import dataclasses
@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 from slpo_jax.architectures.tensors import Stored
 from slpo_jax.architectures.weights import Weight
-from slpo_jax.data.chat import PromptConfig
+from slpo_jax.data.chat import PromptConfig, text_template
 from slpo_jax.data.templates import Template
 from slpo_jax.errors import UserError
 from slpo_jax.models.backbone import Backbone
-from slpo_jax.models.reasoner import BackboneConfig, LatentReasoner, Reasoner, as_functions, backbone
-from slpo_jax.models.shapes import ModelConfig
+from slpo_jax.models.reasoner import BackboneConfig, LatentReasoner, ModelConfig, Reasoner, as_functions, backbone
 from slpo_jax.policy.explain import Reads
 from slpo_jax.settings import check_fields
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
+
 
 NO_PROMPT, NO_SHAPES = PromptConfig(), ModelConfig()
 
@@ -105,18 +105,18 @@ class Architecture(abc.ABC):
         return None
 
     def module(self, backbone: Backbone) -> LatentReasoner:
-        """The model: by default its last hidden state is its next input."""
+        """Make the model: by default its last hidden state is its next input."""
         return LatentReasoner(backbone)
 
     def on(self, config: BackboneConfig) -> Reasoner:
-        """Its pure functions on the backbone of these shapes."""
+        """Make the pure functions on the backbone of these shapes."""
         return as_functions(self.module(backbone(config)))
 
     @abc.abstractmethod
     def template(
         self, tokenizer: "PreTrainedTokenizerFast", first_id: int | None = None, prompt: PromptConfig = NO_PROMPT
     ) -> Template:
-        """The texts of prompts and answers.
+        """Return the texts of prompts and answers.
 
         Args:
             tokenizer: gets the tokens that it lacks, in place (`tokenizer.add_reasoner_tokens`).
@@ -127,7 +127,7 @@ class Architecture(abc.ABC):
         """
 
     def heads(self, width: int) -> list[Weight]:
-        """Its tensors beside the backbone's.
+        """Return the tensors beside the backbone's.
 
         Args:
             width: D.
@@ -138,7 +138,7 @@ class Architecture(abc.ABC):
 
     @classmethod
     def unwrap(cls, tensors: dict[str, Stored], source: str) -> Unwrapped | None:
-        """A state dict of this architecture, taken apart; None for one of another, or of a language model alone.
+        """Take apart a state dict of this architecture; None for one of another, or of a language model alone.
 
         Args:
             tensors: by the names in the file.
@@ -150,23 +150,23 @@ class Architecture(abc.ABC):
         return Unwrapped({name: x for name, x in tensors.items() if name not in head}, head) if head else None
 
     @classmethod
-    def drawn(cls, width: int, asked: ModelConfig = NO_SHAPES) -> Self:
-        """One whose own tensors are still random.
+    def drawn(cls, width: int, shapes: ModelConfig = NO_SHAPES) -> Self:
+        """Make one whose own tensors are still random.
 
         Args:
             width: D.
-            asked: `config.model`, of which what is the architecture's counts.
+            shapes: `config.model`, of which what is the architecture's counts.
         """
-        return cls(**{"projector": asked.projector or width} if cls.first_of_head else {})
+        return cls(**{"projector": shapes.projector or width} if cls.first_of_head else {})
 
     @classmethod
     def published_settings(cls, unwrapped: Unwrapped) -> dict[str, Any]:
-        """How the program of a checkpoint thinks, by key of the config, where that is not the default."""
+        """Return how the program of a checkpoint thinks, by key of the config, where that is not the default."""
         return {}
 
     @classmethod
     def found(cls, unwrapped: Unwrapped, config: Mapping[str, Any], source: str) -> Self:
-        """That of a checkpoint.
+        """Tell a checkpoint's settings of the architecture.
 
         Args:
             unwrapped: its tensors, whose shapes tell.
@@ -179,7 +179,7 @@ class Architecture(abc.ABC):
 
     @classmethod
     def hidden(cls, unwrapped: Unwrapped, source: str) -> int:
-        """The rows of its head's first tensor: the width of a hidden layer, its field `projector`.
+        """Return the rows of its head's first tensor: the width of a hidden layer, its field `projector`.
 
         Raises:
             UserError: it is missing.
@@ -193,7 +193,7 @@ class Architecture(abc.ABC):
 
 
 def refuse_others(tensors: Mapping[str, Stored], prefixes: tuple[str, ...], title: str, source: str) -> None:
-    """Every tensor's name must begin in one of these ways.
+    """Refuse tensors whose names begin in none of these ways.
 
     Raises:
         UserError: names the first that doesn't.
@@ -201,3 +201,16 @@ def refuse_others(tensors: Mapping[str, Stored], prefixes: tuple[str, ...], titl
     for name in tensors:
         if not name.startswith(prefixes):
             raise UserError(f"{source}: tensor {name} is unexpected; give a checkpoint in {title}'s layout")
+
+
+@dataclasses.dataclass(frozen=True)
+class Text(Architecture):
+    """Nothing beside the language model, and no latents of its own."""
+
+    name, title = "text", "language model, in words or soft tokens,"
+    not_taught_by = ("distil", "silent")  # latents
+    has_latents, has_gate, latents = False, False, 0
+    prompt_keys = ("system", "instruction", "chat", "format", "closing", "answers")
+
+    def template(self, tokenizer, first_id=None, prompt=NO_PROMPT):
+        return text_template(tokenizer, prompt)

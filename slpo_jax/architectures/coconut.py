@@ -25,7 +25,7 @@ class Coconut(Architecture):
     prompt_keys = ("format", "closing")
 
     def template(self, tokenizer, first_id=None, prompt=NO_PROMPT):
-        """Question + line break + start | latents | end + steps, a line each + "### 72" + eos.
+        """Lay out question + line break + start | latents | end + steps, a line each + "### 72" + eos.
 
         With `prompt.closing` it is format | latents | closing + "72" + eos (Zhu et al., 2025).
         """

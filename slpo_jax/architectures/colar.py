@@ -67,7 +67,7 @@ class Predicting(LatentReasoner):
         return (self.scale * self.head(hidden_BLD)[0]).astype(hidden_BLD.dtype)
 
     def law(self, hidden_BLD):
-        """`LatentLaw` of the latent at the next slot."""
+        """Return `LatentLaw` of the latent at the next slot."""
         mean_BLD, *log_std_BLD = self.head(hidden_BLD)
         return LatentLaw(mean_BLD, jnp.exp(*log_std_BLD) if log_std_BLD else jnp.zeros_like(mean_BLD))
 
@@ -104,7 +104,7 @@ class Colar(Architecture):
 
     @property
     def layers(self):
-        """To the mean."""
+        """The layers up to the mean."""
         hidden = ("linear", "lt_head.fc.0"), ("gelu", "none"), ("linear", "lt_head.fc.2"), ("norm", "lt_head.fc.3")
         return *hidden, ("linear", "lt_head.mean"), ("scale", self.scale)
 
@@ -112,7 +112,7 @@ class Colar(Architecture):
         return Predicting(backbone, self.projector, self.scale, self.gaussian)
 
     def template(self, tokenizer, first_id=None, prompt=NO_PROMPT):
-        """Question, as it asks it + "###" | latents | "###" + steps, a line each + "Answer:72" + eos; no bos."""
+        """Lay out question, as it asks + "###" | latents | "###" + steps, a line each + "Answer:72" + eos; no bos."""
         add_words(tokenizer, " ".join(Asked(speed)("") for speed in range(1, MOST_SPEED + 1)))
         add_words(tokenizer, _ANSWER, apart=False)
         mark = tokenizer(_MARK, add_special_tokens=False)["input_ids"]
@@ -140,7 +140,7 @@ class Colar(Architecture):
             *linear(("head", "fc_in"), "lt_head.fc.0", (self.projector, width)),
             *linear(("head", "fc_out"), "lt_head.fc.2", (self.projector, self.projector)),
             *norm(("head", "norm"), "lt_head.fc.3", self.projector),
-            *(each for last in lasts for each in linear(("head", last), f"lt_head.{last}", (width, self.projector))),
+            *(out for last in lasts for out in linear(("head", last), f"lt_head.{last}", (width, self.projector))),
         ]
 
     @classmethod
@@ -152,8 +152,8 @@ class Colar(Architecture):
         return super().unwrap(tensors, source)
 
     @classmethod
-    def drawn(cls, width, asked=NO_SHAPES):
-        return cls(asked.projector or width, asked.scale or _SCALES.get(width, cls.scale), gaussian=True)
+    def drawn(cls, width, shapes=NO_SHAPES):
+        return cls(shapes.projector or width, shapes.scale or _SCALES.get(width, cls.scale), gaussian=True)
 
     @classmethod
     def published_settings(cls, unwrapped):
@@ -165,9 +165,9 @@ class Colar(Architecture):
         if unwrapped.original and scale is None:
             scale = _SCALES.get(unwrapped.head[cls.first_of_head].shape[1])
         if type(scale) not in (int, float) or scale <= 0:
-            whose = f"{key_name('config.base')}'s" if unwrapped.original else "its"
+            owner = f"{key_name('config.base')}'s" if unwrapped.original else "its"
             raise UserError(
-                f"{source}: {_SCALE} in {whose} config.json is {scale!r}, but a latent is that many times the head's; "
+                f"{source}: {_SCALE} in {owner} config.json is {scale!r}, but a latent is that many times the head's; "
                 "set it there to the checkpoint's own, published: 0.018 for Llama-3.2-1B"
             )
         return cls(hidden, scale, gaussian="lt_head.log_std.weight" in unwrapped.head)

@@ -54,17 +54,17 @@ def open_tensors(path: Path) -> dict[str, Stored]:
         UserError: there's nothing there, it's no such file, it's truncated or corrupt, the index and its shards
             disagree, a pickle holds something else than tensors, or torch is needed and missing.
     """
-    found = weights_file(path) if path.is_dir() else path
-    if found is None:
+    file = weights_file(path) if path.is_dir() else path
+    if file is None:
         raise UserError(f"{path}: has no weights; it needs one of {', '.join(WEIGHT_FILES)}; or give their file itself")
-    entries = _open_shards(found) if found.name.endswith(".index.json") else _open_file(found)
+    entries = _open_shards(file) if file.name.endswith(".index.json") else _open_file(file)
     if not entries:
-        raise UserError(f"{found}: holds no tensors; give a checkpoint with weights")
+        raise UserError(f"{file}: holds no tensors; give a checkpoint with weights")
     return entries
 
 
 def stored(path: Path, name: str, shape: Iterable[int], read: Callable[[], np.ndarray]) -> Stored:
-    """A tensor of a file, which refuses NaN and infinities when it is read: a model would say nonsense."""
+    """Wrap a tensor of a file, which refuses NaN and infinities when it is read: a model would say nonsense."""
 
     def checked() -> np.ndarray:
         array = read()
@@ -76,12 +76,12 @@ def stored(path: Path, name: str, shape: Iterable[int], read: Callable[[], np.nd
 
 
 def weights_file(folder: Path) -> Path | None:
-    """A directory's weights or their index; None if it has none."""
+    """Return a directory's weights or their index; None if it has none."""
     return next((folder / name for name in WEIGHT_FILES if (folder / name).is_file()), None)
 
 
 def read_start(path: Path, size: int) -> bytes:
-    """The file's first bytes.
+    """Return the file's first bytes.
 
     Raises:
         UserError: there's no such file, it can't be read or it's empty.
@@ -114,14 +114,14 @@ def _open_shards(index: Path) -> dict[str, Stored]:
         shards = {shard: index.parent / Path(shard).name for shard in shard_of.values()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{index}: is no index of shards ({first_line(error)}); fetch it again") from error
-    held = {shard: _open_file(path) for shard, path in shards.items()}
-    there = {name: shard for shard, tensors in held.items() for name in tensors}
-    for name in there.keys() | shard_of.keys():
-        if there.get(name) != shard_of.get(name):
+    contents = {shard: _open_file(path) for shard, path in shards.items()}
+    holder_of = {name: shard for shard, tensors in contents.items() for name in tensors}
+    for name in holder_of.keys() | shard_of.keys():
+        if holder_of.get(name) != shard_of.get(name):
             raise UserError(
-                f"{index}: {name} isn't where it says, but in {there.get(name, 'no shard')}; fetch both again"
+                f"{index}: {name} isn't where it says, but in {holder_of.get(name, 'no shard')}; fetch both again"
             )
-    return {name: held[shard][name] for name, shard in shard_of.items()}
+    return {name: contents[shard][name] for name, shard in shard_of.items()}
 
 
 def _open_safetensors(path: Path) -> dict[str, Stored]:
@@ -181,7 +181,7 @@ def _unpickle(path: Path) -> Any:
 
 
 def _inert(path: Path) -> list[Any]:
-    """For the objects beside the tensors of a Lightning checkpoint, hyper-parameters mostly, classes that do nothing.
+    """Return classes that do nothing, for a Lightning checkpoint's objects beside the tensors (hyper-parameters).
 
     None of their own code is run, nor looked for: each is an empty dictionary to be filled.
     """

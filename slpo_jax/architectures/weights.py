@@ -22,7 +22,7 @@ Tree = dict[str, Any]
 
 
 class Weight(NamedTuple):
-    """One parameter: its path in our tree, and Hugging Face's name and shape of it (transposed for torch's Linear)."""
+    """A parameter: its path in our tree, and Hugging Face's name and shape of it (transposed for torch's Linear)."""
 
     path: Path
     name: str
@@ -32,25 +32,25 @@ class Weight(NamedTuple):
 
 @functools.cache
 def backbone_weights(config: BackboneConfig) -> list[Weight]:
-    """Every parameter of a backbone, the token embedding first.
+    """Return every parameter of a backbone, the token embedding first.
 
     The modules' parameters are named as Hugging Face's but for the dot before a layer's number, and for Linen's words.
     torch's Linear keeps [out, in], transformers' Conv1D in GPT-2 [in, out], as our Dense does.
     """
     plain = dataclasses.replace(config, remat=False, scan_layers=False)
     init = as_functions(LatentReasoner(backbone(plain))).init
-    shapes, found = jax.eval_shape(lambda: init(jax.random.key(0)))[BACKBONE], []
+    shapes, weights = jax.eval_shape(lambda: init(jax.random.key(0)))[BACKBONE], []
     for path, leaf in flatten_dict(shapes).items():
         dotted = re.sub(r"^(h|layers)_", r"\1.", re.sub(r"\.(kernel|scale)$", ".weight", ".".join(path)))
         name = with_head(dotted if len(path) > 1 else f"{dotted}.weight")
         transposed = path[-1] == "kernel" and isinstance(config, LlamaConfig)
         shape = leaf.shape[::-1] if transposed else leaf.shape
-        found.append(Weight(path, name, shape, transposed))
-    return sorted(found, key=lambda weight: weight.name not in EMBEDDING.values())
+        weights.append(Weight(path, name, shape, transposed))
+    return sorted(weights, key=lambda weight: weight.name not in EMBEDDING.values())
 
 
 def linear(path: Path, name: str, shape: tuple[int, int]) -> list[Weight]:
-    """torch's Linear of this name, whose weight has this shape, [out, in]."""
+    """Name torch's Linear, whose weight has this shape, [out, in]."""
     return [
         Weight((*path, "kernel"), f"{name}.weight", shape, True),
         Weight((*path, "bias"), f"{name}.bias", shape[:1]),
@@ -58,28 +58,28 @@ def linear(path: Path, name: str, shape: tuple[int, int]) -> list[Weight]:
 
 
 def norm(path: Path, name: str, width: int) -> list[Weight]:
-    """torch's LayerNorm of this name."""
+    """Name torch's LayerNorm."""
     return [Weight((*path, "scale"), f"{name}.weight", (width,)), Weight((*path, "bias"), f"{name}.bias", (width,))]
 
 
 def gate_weights(width: int, hidden: int) -> list[Weight]:
-    """The stopping gate, `gate.out` and, for an MLP, `gate.hidden`."""
+    """Return the stopping gate, `gate.out` and, for an MLP, `gate.hidden`."""
     out = linear(("out",), "gate.out", (1, hidden or width))
     return out + (linear(("hidden",), "gate.hidden", (hidden, width)) if hidden else [])
 
 
 def with_prefix(tensors: Mapping[str, Stored], prefix: str) -> dict[str, Stored]:
-    """Those whose names begin so, under what comes after it."""
+    """Return the tensors whose names begin so, under what comes after it."""
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
 def strip_all(tensors: dict[str, Stored], prefix: str) -> dict[str, Stored]:
-    """Without the prefix, if all have it."""
+    """Remove the prefix, if all have it."""
     return with_prefix(tensors, prefix) if tensors and all(name.startswith(prefix) for name in tensors) else tensors
 
 
 def with_head(name: str) -> str:
-    """The name of a tensor with the prefix that it lacks in a GPT-2 or Llama that was saved without its head."""
+    """Return the name of a tensor with the prefix that it lacks in a GPT-2 or Llama that was saved without its head."""
     if re.match(r"(h|wte|wpe|ln_f)\.", name):
         return f"transformer.{name}"
     return f"model.{name}" if re.match(r"(layers|embed_tokens|norm|rotary_emb)\.", name) else name
@@ -96,18 +96,18 @@ def check_tree(weights: list[Weight], stored: Mapping[str, Stored], source: str)
         UserError: a tensor is missing or has another shape.
     """
     for weight in weights:
-        found = stored.get(weight.name)
-        if found is None:
+        tensor = stored.get(weight.name)
+        if tensor is None:
             raise UserError(f"{source}: tensor {weight.name} is missing; give the whole checkpoint of this model")
-        if tuple(found.shape) != weight.shape:
+        if tuple(tensor.shape) != weight.shape:
             raise UserError(
-                f"{source}: tensor {found.name} has shape {list(found.shape)}, the model's config says "
+                f"{source}: tensor {tensor.name} has shape {list(tensor.shape)}, the model's config says "
                 f"{list(weight.shape)}; give the config and tokenizer that the checkpoint was trained with"
             )
 
 
 def read_tree(weights: list[Weight], stored: Mapping[str, Stored], source: str) -> Tree:
-    """Our float32 parameter tree of the stored tensors; arguments and errors as in `check_tree`."""
+    """Read the stored tensors as our float32 parameter tree; arguments and errors as in `check_tree`."""
     check_tree(weights, stored, source)
     flat = {}
     for weight in weights:
@@ -118,7 +118,7 @@ def read_tree(weights: list[Weight], stored: Mapping[str, Stored], source: str) 
 
 
 def write_tree(weights: list[Weight], tree: Tree, source: str = "checkpoint") -> dict[str, np.ndarray]:
-    """The tensors of a parameter tree under Hugging Face's names: the inverse of `read_tree`, with errors as there."""
+    """Return a parameter tree's tensors under Hugging Face's names: the inverse of `read_tree`, with its errors."""
     flat, out, shapes = flatten_dict(tree), {}, dict[str, Stored]()
     for weight in weights:
         if weight.path in flat:
@@ -135,7 +135,7 @@ def write_tree(weights: list[Weight], tree: Tree, source: str = "checkpoint") ->
 
 
 def refuse_leftovers(weights: list[Weight], stored: Mapping[str, Stored], config: BackboneConfig, source: str) -> None:
-    """Every stored tensor must be one of the weights, or one that repeats what the model has anyway.
+    """Refuse stored tensors that are none of the weights, and don't repeat what the model has anyway.
 
     Raises:
         UserError: an unexpected tensor, a tied head that differs from the embedding, or an untied one without it.
@@ -161,7 +161,7 @@ def _check_copy(stored: Mapping[str, Stored], name: str, original: str, source: 
 
 
 def _is_buffer(name: str, tensor: Stored) -> bool:
-    """Constants that older transformers saved: GPT-2's causal mask and Llama's rope frequencies."""
+    """Tell constants that older transformers saved: GPT-2's causal mask and Llama's rope frequencies."""
     if re.fullmatch(r"transformer\.h\.\d+\.attn\.masked_bias", name):
         return tensor.shape == ()
     if re.fullmatch(r"transformer\.h\.\d+\.attn\.bias", name):

@@ -22,8 +22,7 @@ from slpo_jax.data.tokenizer import ANSWER_MARK, WORDS, has_latent_tokens, load_
 from slpo_jax.errors import UserError, key_name
 from slpo_jax.models.llama import LlamaConfig
 from slpo_jax.models.parts import DECODER, GATE, REASONER
-from slpo_jax.models.reasoner import BACKBONES, BackboneConfig
-from slpo_jax.models.shapes import activation_type, is_loop
+from slpo_jax.models.reasoner import BACKBONES, BackboneConfig, activation_type, is_loop
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

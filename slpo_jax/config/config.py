@@ -2,7 +2,7 @@
 
 A section is the dataclass that it fills, which has its keys, defaults and ranges: `Config` below names them all.
 
-    config.model               models/shapes.py          ModelConfig
+    config.model               models/reasoner.py        ModelConfig
     config.dropout             policy/noise.py           DropoutConfig
     config.latent_policy       policy/latent_policies/   LatentPolicyConfig
     config.prompt              data/chat.py              PromptConfig
@@ -14,14 +14,14 @@ A section is the dataclass that it fills, which has its keys, defaults and range
     config.imitate             training/recipes/         ImitateSettings
     config.imitate.NAME        training/recipes/         RECIPES[NAME]
     config.imitate.lora        models/lora.py            LoraConfig
-    config.cold_start          training/cold_start.py    ColdStartConfig
-    config.best_of_n           training/best_of_n.py     BestOfNConfig
-    config.rl                  training/rl.py            RlConfig
-    config.latent_rm           training/latent_rm.py     LatentRmConfig
+    config.cold_start          training/gate_training.py ColdStartConfig
+    config.best_of_n           training/rejection_sampling.py BestOfNConfig
+    config.rl                  training/rl_step.py       RlConfig
+    config.latent_rm           training/latent_rm_loss.py LatentRmConfig
     config.objective.NAME      training/objectives/      OBJECTIVES[NAME]
-    config.evaluate            evaluation/settings.py    EvaluateConfig
+    config.evaluate            evaluation/evaluator.py   EvaluateConfig
     config.STAGE.optimizer     training/optimizer.py     OptimizerConfig
-    config.sharding            training/sharding.py      ShardingConfig
+    config.sharding            runtime/mesh.py           ShardingConfig
 
 The defaults are the paper's (appendix A), or ours where it leaves a choice open. An unknown key is an error. What a
 command is given is a ConfigDict, which is checked once; from there on a run has the frozen `Config`.
@@ -40,13 +40,14 @@ from slpo_jax.data.chat import PromptConfig
 from slpo_jax.data.generated import task_reward
 from slpo_jax.data.problems import DataConfig
 from slpo_jax.errors import UserError
-from slpo_jax.evaluation.evaluate_config import EvaluateConfig
+from slpo_jax.evaluation.evaluator import EvaluateConfig
 from slpo_jax.models.gate import GateConfig
-from slpo_jax.models.shapes import ModelConfig
+from slpo_jax.models.reasoner import ModelConfig
 from slpo_jax.policy.latent_policies import LatentPolicyConfig, latent_policy_config
 from slpo_jax.policy.noise import DropoutConfig
 from slpo_jax.rewards.functions import code_of
 from slpo_jax.rewards.reward import REWARDS
+from slpo_jax.runtime.mesh import ShardingConfig
 from slpo_jax.settings import FieldError, check_fields, setting
 from slpo_jax.stages import USUAL, Section
 from slpo_jax.training.gate_training import ColdStartConfig
@@ -55,7 +56,6 @@ from slpo_jax.training.objectives import OBJECTIVES, OPTIMIZER_KEYS, Objective
 from slpo_jax.training.recipes import ImitateSettings, imitate_config
 from slpo_jax.training.rejection_sampling import BestOfNConfig
 from slpo_jax.training.rl_step import RlConfig
-from slpo_jax.training.sharding import ShardingConfig
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,7 @@ from slpo_jax.errors import UserError
 from slpo_jax.evaluation.comparisons import AVERAGE
 from slpo_jax.io.workdir import BEST
 from slpo_jax.models.llama import LlamaConfig
-from slpo_jax.models.reasoner import BACKBONES
-from slpo_jax.models.shapes import ModelConfig
+from slpo_jax.models.reasoner import BACKBONES, ModelConfig
 from slpo_jax.policy.scorers import SCORERS
 from slpo_jax.stages import CONTROL, NO_THOUGHT, SECTIONS, UNFINISHED
 from slpo_jax.training.metrics import check_trackers

@@ -87,7 +87,7 @@ def register_scorer(name: str, scorer: Any) -> None:
     """Have `config.evaluate.scorers` take a scorer under this name.
 
     Args:
-        scorer: a `slpo_jax.policy.scorers.scorer.ScoreFn` that gives 0 or more, or a `Scorer`.
+        scorer: a `slpo_jax.policy.scorers.ScoreFn` that gives 0 or more, or a `Scorer`.
     Raises:
         UserError: the name can't be used.
     """

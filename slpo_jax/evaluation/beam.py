@@ -12,16 +12,15 @@ import jax
 import jax.numpy as jnp
 
 from slpo_jax.policy import noise
-from slpo_jax.policy.policy import Policy
-from slpo_jax.policy.prompts import Prompts
+from slpo_jax.policy.policy import Policy, Prompts
 from slpo_jax.policy.rollout import Trajectories, ends_with, sample, think
-from slpo_jax.policy.scorers.latent_rm_scorer import thought_scores
+from slpo_jax.policy.scorers import thought_scores
 
 
 def beam_search(
     policy: Policy, params: Any, prompts: Prompts, key: jax.Array, index_B, rule_B, beams: int, candidates: int
 ) -> Trajectories:
-    """One rollout of each prompt, whose thought is searched for.
+    """Roll out each prompt once, its thought searched for by beams.
 
     Args:
         policy: stopping by "threshold" or "length".
@@ -35,25 +34,25 @@ def beam_search(
     rule_N, fixed = jnp.repeat(rule_B, width), policy.having(stopping="length")
 
     def drawn(thoughts, ended_N, step):
-        """The thoughts with one latent more, where they have not ended, and whether they have now."""
+        """Add a latent to the thoughts that have not ended, and tell whether they have now."""
         begun_N = jnp.where(ended_N, thoughts.lengths, step - 1)
-        given, until_N = dataclasses.replace(thoughts, lengths=begun_N), jnp.where(ended_N, begun_N, step)
-        thought, _ = think(fixed, params, prompts, keys_N, until_N, given=given)
+        prefix, until_N = dataclasses.replace(thoughts, lengths=begun_N), jnp.where(ended_N, begun_N, step)
+        thought, _ = think(fixed, params, prompts, keys_N, until_N, given=prefix)
         last = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, step - 1, 1, axis=1), thought.actions)
         ends_N = ends_with(policy, params, last, step, keys_N, rule_N)
-        made = dataclasses.replace(thoughts, actions=thought.actions, lengths=thought.lengths_N)
-        return made, ended_N | ends_N | (thought.lengths_N < step)
+        longer = dataclasses.replace(thoughts, actions=thought.actions, lengths=thought.lengths_N)
+        return longer, ended_N | ends_N | (thought.lengths_N < step)
 
     def body(step, state):
         thoughts, ended_N = state
-        made, now_ended_N = drawn(thoughts, ended_N, step)
-        score_N = thought_scores(policy, params, prompts, made, step)
+        longer, now_ended_N = drawn(thoughts, ended_N, step)
+        score_N = thought_scores(policy, params, prompts, longer, step)
         again_N = ended_N & (jnp.arange(keys_N.size) % candidates > 0)  # the same thought once more
         score_N = jnp.where(again_N, -jnp.inf, score_N)
         _, best = jax.lax.top_k(score_N.reshape(problems, width), beams)
         rows = (best + width * jnp.arange(problems)[:, None]).reshape(-1)
         rows_N = jnp.repeat(rows, candidates)
-        return jax.tree.map(lambda x: x[rows_N], (made, now_ended_N))
+        return jax.tree.map(lambda x: x[rows_N], (longer, now_ended_N))
 
     none_N = jnp.zeros(problems * width, jnp.int32)
     shapes = jax.eval_shape(lambda: think(fixed, params, prompts, keys_N, none_N + 1)[0].actions)

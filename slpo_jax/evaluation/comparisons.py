@@ -17,7 +17,7 @@ AVERAGE = "average"
 
 
 def bootstrap_draws(differences: np.ndarray, n_boot: int = 10_000, seed: int = 0, stream: int = 0) -> np.ndarray:
-    """Bootstrap means of paired differences that share their problems.
+    """Draw bootstrap means of paired differences that share their problems.
 
     Problems are drawn with replacement, the same draw for every run and metric (so pairs stay pairs). With R > 1,
     runs are drawn with replacement too, independently of the problems: runs and problems are crossed, and the
@@ -49,13 +49,13 @@ def bootstrap_draws(differences: np.ndarray, n_boot: int = 10_000, seed: int = 0
 
 
 def interval(draws: np.ndarray, level: float = 0.95) -> tuple[float, float]:
-    """Percentile interval of draws [n_boot]."""
+    """Return the percentile interval of draws [n_boot]."""
     low, high = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)
 
 
 def compare_rows(runs: Sequence[Evals], rows: Rows) -> tuple[list[dict[str, Any]], list[str]]:
-    """Paired differences of each row, the last first, from its baselines, on every set and on the mean of several.
+    """Compare each row, the last first, with its baselines, paired, on every set and on the mean of several.
 
     Args:
         runs: one entry a training run, all with the same rows and sets.
@@ -72,14 +72,14 @@ def compare_rows(runs: Sequence[Evals], rows: Rows) -> tuple[list[dict[str, Any]
     for a, b, members in pairs:
         over_sets: dict[str, list[tuple[dict[str, Any], np.ndarray]]] = {}
         for stream, name in enumerate(names):
-            there = [row for row in (a, *members) if name in runs[0].get(row, {})]
-            if len(there) < 2 or there[0] != a:
+            present = [row for row in (a, *members) if name in runs[0].get(row, {})]
+            if len(present) < 2 or present[0] != a:
                 continue
             first = runs[0][a][name]
-            if not all(run[row][name].same_problems(first) for run in runs for row in there):
+            if not all(run[row][name].same_problems(first) for run in runs for row in present):
                 notes.append(f"{a} minus {b} on {name}: left out, the problems differ; evaluate both again.")
                 continue
-            for entry, draws in _differences([{r: run[r][name] for r in there} for run in values], b, stream):
+            for entry, draws in _differences([{r: run[r][name] for r in present} for run in values], b, stream):
                 entry = {"set": name, "a": a, "b": b, **entry, "n": len(first.references), "runs": len(runs)}
                 entries.append(entry)
                 over_sets.setdefault(entry["metric"], []).append((entry, draws))
@@ -90,7 +90,7 @@ def compare_rows(runs: Sequence[Evals], rows: Rows) -> tuple[list[dict[str, Any]
 def _differences(
     values: list[dict[str, dict[str, np.ndarray]]], b: str, stream: int
 ) -> list[tuple[dict[str, Any], np.ndarray]]:
-    """One set: row -> metric -> [N] for each run, the first row minus the others' best (by mean); entries and draws."""
+    """Return, of one set, row -> metric -> [N] a run, the first row minus the others' best by mean; entries, draws."""
     rows = list(values[0])
     metrics = [key for key in values[0][rows[0]] if all(key in run[row] for run in values for row in rows)]
     if b == BEST_FIXED:  # "best" has no meaning for a length or a variety
@@ -117,7 +117,7 @@ def _entry(draws: np.ndarray, per_run: np.ndarray, metric: str) -> dict[str, Any
 
 
 def _average(parts: list[tuple[dict[str, Any], np.ndarray]]) -> dict[str, Any]:
-    """Mean over sets of one metric's difference: sets are fixed, their problems (and the runs) resampled."""
+    """Average one metric's difference over sets: sets are fixed, their problems (and the runs) resampled."""
     first = parts[0][0]
     per_run = np.mean([entry["per_run"] for entry, _ in parts], axis=0)
     rows = dict.fromkeys(entry["b_row"] for entry, _ in parts)

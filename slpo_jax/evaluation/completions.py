@@ -1,4 +1,4 @@
-"""What completions of a problem set say: whether they are right, and the lines that are kept of them."""
+"""Completions of a problem set: whether they are right, and the lines that are kept of them."""
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
@@ -27,13 +27,13 @@ tokens, int32 [N, A], or [N, T + A] where thoughts are written down, see `Trajec
 
 
 def accuracy(reward: Reward, problems: EncodedProblems, completions: Completions) -> float:
-    """Share of problems (one completion each, from the first on) whose completion is right."""
+    """Return the share of problems (one completion each, from the first on) whose completion is right."""
     readings = [reward.read(tokens) for tokens in completions["tokens"]]
     return float(np.mean(reward.right(readings, problems.problems[: len(readings)])))
 
 
 def scored(completions: Completions, samples: int) -> Completions:
-    """With scores as weights of votes: e to those that are logarithms, as shares of the largest of a problem's.
+    """Make scores weights of votes: e to those that are logarithms, as shares of the largest of a problem's.
 
     Raises:
         UserError: one is no finite number of 0 or more.
@@ -59,7 +59,7 @@ def record_rows(
     samples: int,
     searched: dict[int, Completions] | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """The JSON lines of `eval/ROW/SET.jsonl`, one a problem.
+    """Yield the JSON lines of `eval/ROW/SET.jsonl`, one a problem.
 
     A sample whose answer is another's in other words, such as 1/2 for 0.5, has the first of these as its `vote`.
 
@@ -70,23 +70,23 @@ def record_rows(
     """
     sampled = {seed: scored(completions, samples) for seed, completions in sampled.items()}
     searched = searched or {}
-    scorers = [name for done in [*sampled.values()][:1] for name in done if name in SCORERS]
+    scorers = [name for rollouts in [*sampled.values()][:1] for name in rollouts if name in SCORERS]
 
     def rows_of(index: int) -> list[tuple[int, Completions, int]]:
-        return [(seed, done, index * samples + m) for seed, done in sampled.items() for m in range(samples)]
+        return [(seed, rollouts, index * samples + m) for seed, rollouts in sampled.items() for m in range(samples)]
 
     def tokens_of(index: int) -> list[np.ndarray]:
-        drawn = [values["tokens"][row] for _, values, row in rows_of(index)]
-        return [greedy["tokens"][index], *drawn, *(done["tokens"][index] for done in searched.values())]
+        sample_tokens = [values["tokens"][row] for _, values, row in rows_of(index)]
+        return [greedy["tokens"][index], *sample_tokens, *(rollouts["tokens"][index] for rollouts in searched.values())]
 
     judged = _judged(reward, problems.problems, tokens_of, len(greedy["tokens"]))
     for index, ((first, *readings), (correct, *right)) in enumerate(judged):
         problem, steps, rows = problems.problems[index], greedy["latent_steps"][index], rows_of(index)
-        drawn, found = readings[: len(rows)], readings[len(rows) :]
-        votes = in_one_form([reading.answer for reading in drawn], reward.style, [problem.answer])
+        tries, searches = readings[: len(rows)], readings[len(rows) :]
+        votes = in_one_form([reading.answer for reading in tries], reward.style, [problem.answer])
         chosen = [
             {"seed": seed, "answer": reading.answer, "correct": hit}
-            for seed, reading, hit in zip(searched, found, right[len(drawn) :], strict=True)
+            for seed, reading, hit in zip(searched, searches, right[len(tries) :], strict=True)
         ]
         yield {
             "index": index,
@@ -110,7 +110,7 @@ def record_rows(
                 }
                 | ({} if vote == reading.answer else {"vote": vote})
                 | ({"scores": {name: float(values[name][row]) for name in scorers}} if scorers else {})
-                for (seed, values, row), reading, vote, hit in zip(rows, drawn, votes, right[: len(rows)], strict=True)
+                for (seed, values, row), reading, vote, hit in zip(rows, tries, votes, right[: len(rows)], strict=True)
             ],
         } | ({"searched": chosen} if chosen else {})
 
@@ -118,29 +118,29 @@ def record_rows(
 def _judged(
     reward: Reward, problems: Sequence[Problem], tokens_of: Callable[[int], list[np.ndarray]], count: int
 ) -> Iterator[tuple[list[Reading], list[bool]]]:
-    """What each problem's completions say, and which are right; of many at once, as several processes may be asked."""
+    """Yield each problem's readings, and which are right; of many at once, as several processes may be asked."""
     for start in range(0, count, _AT_ONCE):
         places = range(start, min(start + _AT_ONCE, count))
         several = [[reward.read(tokens) for tokens in tokens_of(index)] for index in places]
-        asked = [problems[index] for index, each in zip(places, several, strict=True) for _ in each]
-        right = iter(reward.right([reading for each in several for reading in each], asked))
-        for each in several:
-            yield each, list(itertools.islice(right, len(each)))
+        problems_of = [problems[index] for index, group in zip(places, several, strict=True) for _ in group]
+        right = iter(reward.right([reading for group in several for reading in group], problems_of))
+        for group in several:
+            yield group, list(itertools.islice(right, len(group)))
 
 
 def in_words(reward: Reward, words_SL: np.ndarray, step: int, reads: Reads) -> str | None:
-    """What the thought says that ends with the latent of this step, counted from 0; None where none does."""
-    thought, rest = divmod(step + 1, reads[0])
-    if rest:
+    """Decode the thought that ends with the latent of this step, counted from 0; None where none does."""
+    thought, remainder = divmod(step + 1, reads[0])
+    if remainder:
         return None
     reading = reward.read(words_SL[thought - 1])
     return reading.text.strip() + (" ..." if reading.cut else "")
 
 
 def thought_rows(
-    reward: Reward, texts: Sequence[str], seen: Completions, gated: bool, reads: Reads | None = None
+    reward: Reward, texts: Sequence[str], probed: Completions, gated: bool, reads: Reads | None = None
 ) -> Iterator[dict[str, Any]]:
-    """What `SET.thoughts.json` says of rollouts that were probed, one a problem.
+    """Yield what `SET.thoughts.json` says of rollouts that were probed, one a problem.
 
     Args:
         texts: of each token.
@@ -148,12 +148,12 @@ def thought_rows(
         gated: whether a trained gate chooses the number of latents; otherwise its probabilities mean nothing.
         reads: how thoughts were said in words, if they were.
     """
-    for index, steps in enumerate(seen["latent_steps"]):
+    for index, steps in enumerate(probed["latent_steps"]):
         latents = []
         for t in range(steps):
-            nearest = zip(seen["nearest_token"][index, t], seen["nearest_probability"][index, t], strict=True)
-            stop = round(float(seen["stop"][index, t]), 4) if gated else None
-            words = {"words": in_words(reward, seen["words"][index], t, reads)} if reads else {}
+            nearest = zip(probed["nearest_token"][index, t], probed["nearest_probability"][index, t], strict=True)
+            stop = round(float(probed["stop"][index, t]), 4) if gated else None
+            words = {"words": in_words(reward, probed["words"][index], t, reads)} if reads else {}
             near = [[texts[token], round(float(p), 4)] for token, p in nearest]
             latents.append({"stop": stop, "nearest": near, **words})
-        yield {"text": reward.read(seen["tokens"][index]).text, "latents": latents}
+        yield {"text": reward.read(probed["tokens"][index]).text, "latents": latents}

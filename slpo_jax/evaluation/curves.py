@@ -45,7 +45,7 @@ SHARED = {
 
 
 def scalars() -> dict[str, str]:
-    """What training logs, by name: what all methods share, and what they say of their own."""
+    """Return the meaning of what training logs, by name: what all methods share, and what they say of their own."""
     from slpo_jax.training.objectives import OBJECTIVES  # with jax, for which a report without them need not wait
     from slpo_jax.training.recipes import RECIPES
 
@@ -58,7 +58,7 @@ Curves = dict[str, dict[str, dict[str, Any]]]
 
 
 def pass_curve(records: EvalRecords) -> dict[str, list[Any]]:
-    """Pass@k as `statistics.problem_values` has it, for every k up to `most_k`.
+    """Return Pass@k as `statistics.problem_values` has it, for every k up to `most_k`.
 
     Returns:
         k, value and se, of equal length: the standard error over problems, None of one problem; {} without samples.
@@ -73,36 +73,36 @@ def pass_curve(records: EvalRecords) -> dict[str, list[Any]]:
 
 
 def pass_curves(runs: Sequence[Evals]) -> Curves:
-    """`pass_curve` of each row and set; of several runs the mean, with its standard error over runs."""
+    """Make each row's and set's `pass_curve`; of several runs the mean, with its standard error over runs."""
 
     def over_runs(row: str, name: str) -> dict[str, Any]:
-        found = [pass_curve(run[row][name]) for run in runs]
-        if len(found) == 1 or not all(found):
-            return found[0] if len(found) == 1 else {}
-        shortest = min((curve["k"] for curve in found), key=len)
-        values_RK = np.array([curve["value"][: len(shortest)] for curve in found])
+        curves = [pass_curve(run[row][name]) for run in runs]
+        if len(curves) == 1 or not all(curves):
+            return curves[0] if len(curves) == 1 else {}
+        shortest = min((curve["k"] for curve in curves), key=len)
+        values_RK = np.array([curve["value"][: len(shortest)] for curve in curves])
         return {"k": shortest, "value": values_RK.mean(axis=0).tolist(), "se": [mean_se(v) for v in values_RK.T]}
 
-    found = {row: {name: over_runs(row, name) for name in sets} for row, sets in runs[0].items()}
-    return {row: {name: curve for name, curve in sets.items() if curve} for row, sets in found.items()}
+    curves = {row: {name: over_runs(row, name) for name in sets} for row, sets in runs[0].items()}
+    return {row: {name: curve for name, curve in sets.items() if curve} for row, sets in curves.items()}
 
 
 def stop_times(runs: Sequence[Evals]) -> Curves:
-    """How many rollouts had 0, 1, 2, .. latents: the greedy ones, and those with noise where there are any."""
+    """Count rollouts of 0, 1, 2, .. latents: the greedy ones, and those with noise where there are any."""
 
     def counts(parts: list[np.ndarray]) -> list[int]:
         return np.bincount(np.concatenate([part.ravel() for part in parts])).tolist()
 
-    def of(found: list[EvalRecords]) -> dict[str, Any]:
-        sampled = [records.sample_latent_steps for records in found]
+    def of(evaluations: list[EvalRecords]) -> dict[str, Any]:
+        sampled = [records.sample_latent_steps for records in evaluations]
         noisy = {"noisy": counts(sampled)} if all(part.size for part in sampled) else {}
-        return {"greedy": counts([records.latent_steps for records in found])} | noisy
+        return {"greedy": counts([records.latent_steps for records in evaluations])} | noisy
 
     return {row: {name: of([run[row][name] for run in runs]) for name in sets} for row, sets in runs[0].items()}
 
 
 def training_curves(metrics: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, list[list[float]]]]:
-    """What was logged, as curves.
+    """Make curves of what was logged.
 
     Args:
         metrics: rows {stage, step, scalars..} in order of step, see `read_metrics`.
@@ -111,25 +111,25 @@ def training_curves(metrics: Sequence[Mapping[str, Any]]) -> dict[str, dict[str,
         {stage: {scalar: [steps, values]}} of finite values; with `elapsed`, the seconds of its steps so far, where
         those of a step were logged.
     """
-    found: dict[str, dict[str, list[list[float]]]] = {}
+    series: dict[str, dict[str, list[list[float]]]] = {}
     for row in metrics:
-        stage = found.setdefault(str(row["stage"]), {})
+        stage = series.setdefault(str(row["stage"]), {})
         for scalar, value in row.items():
             if scalar not in ("stage", "step") and isinstance(value, (int, float)) and np.isfinite(value):
                 steps, values = stage.setdefault(scalar, [[], []])
                 steps.append(row["step"])
                 values.append(value)
-    for stage in found.values():
+    for stage in series.values():
         if "seconds" in stage:
             steps, of_a_step = stage["seconds"]
             # The first line is of as many steps as the second: a stage need not begin at step 0.
-            taken = np.diff(steps, prepend=2 * steps[0] - steps[min(1, len(steps) - 1)]) * of_a_step
-            stage["elapsed"] = [steps, np.cumsum(taken).round(3).tolist()]
-    return {stage: scalars for stage, scalars in found.items() if scalars}
+            steps_taken = np.diff(steps, prepend=2 * steps[0] - steps[min(1, len(steps) - 1)]) * of_a_step
+            stage["elapsed"] = [steps, np.cumsum(steps_taken).round(3).tolist()]
+    return {stage: scalars for stage, scalars in series.items() if scalars}
 
 
 def read_metrics(path: str | Path) -> tuple[list[dict[str, Any]], list[str]]:
-    """Reads `metrics.jsonl`, in order of step, and notes on what is wrong with it.
+    """Read `metrics.jsonl`, in order of step, and notes on what is wrong with it.
 
     Several rows of one (stage, step) are one, in which the last value of a scalar counts. A line torn by an
     interruption is left out and noted.
@@ -145,6 +145,6 @@ def read_metrics(path: str | Path) -> tuple[list[dict[str, Any]], list[str]]:
             rows.setdefault((str(row["stage"]), int(row["step"])), {}).update(row)
         except (ValueError, TypeError, KeyError):
             torn += 1
-    what = "left out of the figures" if rows else "and no other, so the report has nothing of the training"
-    notes = [f"{path.name}: {torn} unreadable line(s) {what}."] if torn else []
+    fate = "left out of the figures" if rows else "and no other, so the report has nothing of the training"
+    notes = [f"{path.name}: {torn} unreadable line(s) {fate}."] if torn else []
     return sorted(rows.values(), key=lambda row: row["step"]), notes

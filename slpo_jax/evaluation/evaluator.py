@@ -1,6 +1,7 @@
 """Batched evaluation of one checkpoint on one problem set: greedy accuracy, samples under noise."""
 
 import contextlib
+import dataclasses
 import functools
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -18,13 +19,75 @@ from slpo_jax.evaluation.completions import Completions
 from slpo_jax.evaluation.records import PLACES, RolloutCache
 from slpo_jax.policy import noise
 from slpo_jax.policy.explain import Reads, explain, probe, reads_of
-from slpo_jax.policy.policy import Policy, Stopping
-from slpo_jax.policy.prompts import Prompts
+from slpo_jax.policy.policy import Policy, Prompts, Stopping
 from slpo_jax.policy.rollout import Trajectories, sample
 from slpo_jax.policy.scorers import SCORERS
 from slpo_jax.runtime import hosts
 from slpo_jax.runtime.mesh import EVERYWHERE, ROWS, over_rows, shard_rows
 from slpo_jax.runtime.progress import Progress
+from slpo_jax.settings import FieldError, check_fields, setting
+
+
+@dataclasses.dataclass(frozen=True)
+class EvaluateConfig:
+    """What is evaluated, and how.
+
+    Attributes:
+        datasets: names under config.data.eval; None is all.
+        limit: problems a set; 0 is all.
+        batch_size: rollouts at a time; no figure depends on it.
+        prompt_multiple: problems whose prompts fit the same multiple of this (or config.prompt_slots) share batches;
+            each is compiled.
+        samples: k of Pass@k, rollouts under noise for each problem and seed; 0 is Acc alone.
+        seeds: seeds of the noise, for Pass@k and its standard error.
+        dropout: dropout rate of these rollouts; None is config.dropout.rate.
+        temperature: temperature of the answers in these rollouts, which are greedy in Acc; 0 is greedy here too.
+        top_k: likeliest tokens that they are sampled from; 0 is all.
+        top_p: then the likeliest of these that have this probability together; 1 is all.
+        max_answer_tokens: A, the maximum of new tokens; None is config.max_answer_tokens.
+        scorers: the report has best-of-k and score-weighted votes by each.
+        reward_model: model of the scorer latent_rm: WORKDIR/checkpoints/latent_rm of another run, or one in its
+            authors' layout, a directory, file or hub id; "" is this run's.
+        beams: beams of a search over latents by latent_rm, see `evaluation.beam`; 0 is none.
+        candidates: candidates for each beam's next latent.
+        by_steps: without a gate, a problem's thought has as many latents as the problem has steps, T at most: it is
+            told how far to think, as in the published evaluation of recipe frontier.
+        thresholds: the gate's thresholds that are tried on the validation split.
+        probed: problems a set of which it is kept when each latent would stop, and the tokens nearest to it.
+        save_latents: also write eval/ROW/NAME.latents.npz.
+    """
+
+    datasets: tuple[str, ...] | None = None
+    limit: int = setting(0, least=0, note="0 is all problems")
+    batch_size: int = setting(512, least=1, affects="nothing")
+    prompt_multiple: int = setting(32, least=1, affects="nothing")
+    samples: int = setting(16, least=0, note="0 is Acc alone")
+    seeds: int = setting(3, least=1)
+    dropout: float | None = setting(None, least=0, below=1, note="None is config.dropout.rate", affects="rollouts")
+    temperature: float = setting(0.0, least=0, affects="rollouts")
+    top_k: int = setting(0, least=0, note="0 is all", affects="rollouts")
+    top_p: float = setting(1.0, above=0, most=1, affects="rollouts")
+    max_answer_tokens: int | None = setting(None, least=1, note="None is config.max_answer_tokens", affects="rollouts")
+    scorers: tuple[str, ...] = ()
+    reward_model: str = ""
+    beams: int = setting(0, least=0, note="0 is none")
+    candidates: int = setting(8, least=1)
+    by_steps: bool = setting(False, affects="rollouts")
+    thresholds: tuple[float, ...] = setting((0.5, 0.6, 0.7, 0.8, 0.9), least=0, most=1, fewest=1)
+    probed: int = setting(20, least=0, note="0 is none", affects="nothing")
+    save_latents: bool = False
+
+    @property
+    def used_seeds(self) -> int:
+        """The seeds of Pass@k, 0 without samples."""
+        return self.seeds if self.samples else 0
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        for name in ("thresholds", "datasets", "scorers"):
+            values = getattr(self, name) or ()
+            if len(set(values)) < len(values):
+                raise FieldError(self, name, "give each once")
 
 
 class RolloutBatch(NamedTuple):
@@ -42,7 +105,7 @@ class RolloutBatch(NamedTuple):
 
 
 def classes(lengths_I: np.ndarray, slots: Sequence[int], together: int) -> list[np.ndarray]:
-    """Items whose prompts fit the same bucket, as many as make whole batches; the others go with the next bucket's.
+    """Yield items whose prompts fit the same bucket, in whole batches; the others go with the next bucket's.
 
     Args:
         lengths_I: ascending.
@@ -58,7 +121,7 @@ def classes(lengths_I: np.ndarray, slots: Sequence[int], together: int) -> list[
 
 
 def shard(items: np.ndarray, rows: int, devices: int) -> tuple[np.ndarray, np.ndarray]:
-    """Items of ascending length in shards of `rows`, as many as whole batches take, of about equal lengths.
+    """Cut items of ascending length into shards of `rows`, as many as whole batches take, of about equal lengths.
 
     Returns:
         int [shards, rows], and bool, whether it is not there only to fill up.
@@ -107,7 +170,7 @@ class Evaluator:
         searched: bool = False,
         thinks: bool = True,
     ) -> Callable:
-        """(params, prompts, index_N, sample_N, real_N, key, rule_N) -> `Completions`."""
+        """Make (params, prompts, index_N, sample_N, real_N, key, rule_N) -> `Completions`."""
         policy = (self.policy if noisy else self.policy.without_noise()).having(stopping=stopping)
         policy = policy if thinks else policy.having(max_latents=0)
 
@@ -121,8 +184,8 @@ class Evaluator:
             if keep_latents:
                 values["latents"] = policy.latent_policy.feed(params, out.actions).astype(jnp.float32)
             if probed:
-                seen = probe(policy, params, prompts, out.actions, out.lengths)
-                values |= dict(zip(("stop", "nearest_probability", "nearest_token"), seen, strict=True))
+                probes = probe(policy, params, prompts, out.actions, out.lengths)
+                values |= dict(zip(("stop", "nearest_probability", "nearest_token"), probes, strict=True))
             if reads:
                 values["words"] = explain(policy, params, policy.latent_policy.feed(params, out.actions), reads)
             if noisy:
@@ -132,7 +195,7 @@ class Evaluator:
         return over_rows(local, self.mesh, (EVERYWHERE, ROWS, ROWS, ROWS, ROWS, EVERYWHERE, ROWS))
 
     def batches(self, problems: EncodedProblems, count: int, samples: int) -> Iterator[RolloutBatch]:
-        """The rollouts of the first `count` problems, `samples` of each.
+        """Yield the rollouts of the first `count` problems, `samples` of each.
 
         Problems whose prompts fit the same bucket make up a class; a class is sharded so that every device has about as
         many tokens in every batch, and prompts that are padded a lot are encoded end to end. Batches are halved while a
@@ -141,31 +204,31 @@ class Evaluator:
         devices, slots = self.mesh.size, self.prompt_slots
         lengths = np.array([len(prompt) for prompt in problems.prompts[:count]])
         fits = [n for n in range(1, samples + 1) if samples % n == 0 and (n == 1 or n * devices <= self.batch_size)]
-        each = max(fits)  # rollouts of a prompt, of `rows` on a device
-        rows = max(self.batch_size // (each * devices), 1)
-        while rows > 1 and rows * devices >= 4 * count * (samples // each):
+        copies = max(fits)  # rollouts of a prompt, of `rows` on a device
+        rows = max(self.batch_size // (copies * devices), 1)
+        while rows > 1 and rows * devices >= 4 * count * (samples // copies):
             rows //= 2
         # A problem's samples may be several items, of `each` rollouts.
-        index_I = np.repeat(np.argsort(lengths, kind="stable"), samples // each)
-        offset_I = np.tile(np.arange(0, samples, each), count)
+        index_I = np.repeat(np.argsort(lengths, kind="stable"), samples // copies)
+        offset_I = np.tile(np.arange(0, samples, copies), count)
         for items in classes(lengths[index_I], slots, rows * devices):
             longest = lengths[index_I[items[-1]]]
             width = min(size for size in slots if size >= longest)
             shards, real_SR = shard(items, rows, devices)
             index_SR = index_I[shards]
-            kept_SR = np.where(real_SR, lengths[index_SR], 1)  # of what fills a batch up, one token
-            capacity = end_to_end(int(kept_SR.sum(axis=1).max()), rows, width)
+            lengths_SR = np.where(real_SR, lengths[index_SR], 1)  # of what fills a batch up, one token
+            capacity = end_to_end(int(lengths_SR.sum(axis=1).max()), rows, width)
             for first in range(0, len(shards), devices):
                 batch = slice(first, first + devices)
-                index_B, kept_B, real_B = (x[batch].reshape(-1) for x in (index_SR, kept_SR, real_SR))
-                prompts = [problems.prompts[i][-kept:] for i, kept in zip(index_B, kept_B, strict=True)]
+                index_B, lengths_B, real_B = (x[batch].reshape(-1) for x in (index_SR, lengths_SR, real_SR))
+                prompts = [problems.prompts[i][-length:] for i, length in zip(index_B, lengths_B, strict=True)]
                 tokens, valid = pad_prompts(prompts, (width,), problems.template.pad_id)
-                sample_BE = offset_I[shards[batch]].reshape(-1, 1) + np.arange(each)
+                sample_BE = offset_I[shards[batch]].reshape(-1, 1) + np.arange(copies)
                 yield RolloutBatch(
                     Prompts(tokens, valid, capacity),
-                    np.repeat(index_B, each).astype(np.int32),
+                    np.repeat(index_B, copies).astype(np.int32),
                     sample_BE.reshape(-1).astype(np.int32),
-                    np.repeat(real_B, each),
+                    np.repeat(real_B, copies),
                 )
 
     def run(
@@ -209,7 +272,7 @@ class Evaluator:
         key = noise.stream_key(self.key, "evaluate", seed or 0)
         key = jax.random.fold_in(key, zlib.crc32(name.encode())) if name else key
         total, results = count * samples, cache.batches() if cache else []
-        known = np.isin(np.arange(total), [row for batch in results for row in batch[PLACES]])
+        is_known = np.isin(np.arange(total), [row for batch in results for row in batch[PLACES]])
         hosts.barrier("evaluation")  # all have read what there is before the first adds to it
         progress, pending = Progress(label, total, unit="rollout", keep=False), None
 
@@ -218,13 +281,13 @@ class Evaluator:
             if cache:
                 cache.add(number, batch)
             results.append(batch)
-            known[batch[PLACES]] = True
-            progress.update(int(known.sum()))
+            is_known[batch[PLACES]] = True
+            progress.update(int(is_known.sum()))
 
         with contextlib.closing(progress):
             for number, batch in enumerate(self.batches(problems, count, samples)):
                 rows_N = batch.index_N.astype(np.int64) * samples + batch.sample_N
-                if hosts.agreed(bool(known[rows_N[batch.real_N]].all()), cache and cache.folder):
+                if hosts.agreed(bool(is_known[rows_N[batch.real_N]].all()), cache and cache.folder):
                     continue
                 rows = shard_rows((batch.prompts, batch.index_N, batch.sample_N, batch.real_N), self.mesh)
                 out = program(params, *rows, key, shard_rows(rules[batch.index_N], self.mesh))
@@ -239,7 +302,7 @@ class Evaluator:
 
 
 def _scored(name: str, policy: Policy, params: Any, prompts: Prompts, out: Trajectories) -> jax.Array:
-    """What a scorer says of each rollout.
+    """Score each rollout by a scorer.
 
     Raises:
         UserError: it fails, or says something else than a number of each.

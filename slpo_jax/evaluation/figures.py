@@ -15,7 +15,7 @@ _MARKERS = ("o", "s", "^", "D", "o", "v", "P", "X", "*")  # nine, so that a colo
 
 
 def pass_at_k_figure(evaluated: Mapping[str, EvalRecords]) -> Figure | None:
-    """Unbiased Pass@k up to the samples of a seed, a line each; bands are one standard error. None without samples.
+    """Draw unbiased Pass@k up to a seed's samples, a line each, bands of one standard error. None without samples.
 
     Args:
         evaluated: records by label.

@@ -18,7 +18,7 @@ settings and, of a single run, its problems with each row's answers and thoughts
 
 
 def render(report: Mapping[str, Any]) -> str:
-    """The report as Markdown, about a screen: the verdict, the means over the sets, and where the rest is.
+    """Write the report as Markdown, about a screen: the verdict, the means over the sets, and where the rest is.
 
     Args:
         report: what `report.json` holds, see `report.write_report` and `report.compare_runs`.
@@ -39,7 +39,7 @@ def render(report: Mapping[str, Any]) -> str:
 
 
 def percent(figures: Mapping[str, Any], key: str) -> str:
-    """A share and how sure it is: `61.7 ± 2.1`, or of none and all `0.0 [0.0, 3.7]`."""
+    """Write a share and how sure it is: `61.7 ± 2.1`, or of none and all `0.0 [0.0, 3.7]`."""
     interval, error = figures.get("intervals", {}).get(key), figures.get(f"{key}_se")
     if interval:
         low, high = (f"{100 * bound:.1f}" for bound in interval)
@@ -48,12 +48,12 @@ def percent(figures: Mapping[str, Any], key: str) -> str:
 
 
 def shown_columns(eval_: Mapping[str, Any]) -> list[str]:
-    """Metrics of a table's columns: Acc, P@1, P@8, P@16 and up, the largest maj@k, #L.
+    """Return the metrics of a table's columns: Acc, P@1, P@8, P@16 and up, the largest maj@k, #L.
 
     Of every scorer the best of the most samples, and their votes.
     """
-    figures = [found for sets in eval_.values() for found in sets.values()]
-    names = dict.fromkeys(name for found in figures for name, value in found.items() if value is not None)
+    figures = [metrics for sets in eval_.values() for metrics in sets.values()]
+    names = dict.fromkeys(name for metrics in figures for name, value in metrics.items() if value is not None)
 
     def ks(metric: str, suffix: str = "") -> list[int]:
         return sorted(int(match[1]) for name in names if (match := re.fullmatch(rf"{metric}@(\d+){suffix}", name)))
@@ -67,7 +67,7 @@ def shown_columns(eval_: Mapping[str, Any]) -> list[str]:
 
 
 def _tables(report: Mapping[str, Any]) -> list[str]:
-    """The mean of the sets, or each set where there is no mean."""
+    """Write the table of the sets' mean, or of each set where there is no mean."""
     columns, by_set = shown_columns(report["eval"]), dict[str, dict[str, Any]]()
     for row, sets in report["eval"].items():
         for name, figures in sets.items():
@@ -87,7 +87,7 @@ def _tables(report: Mapping[str, Any]) -> list[str]:
 
 
 def cell(figures: Mapping[str, Any], key: str) -> str:
-    """A figure as tables have it, with how sure it is; a dash for none."""
+    """Write a figure as tables have it, with how sure it is; a dash for none."""
     if figures.get(key) is None:
         return "–"
     if key in COUNTS:

@@ -1,4 +1,4 @@
-"""What one evaluation leaves behind: a JSON line a problem, and the same as arrays.
+"""Records of an evaluation: a JSON line a problem, and the same as arrays.
 
 A workdir holds `eval/ROW/NAME.jsonl`: ROW is a row of the report, NAME the data set.
 Arrays are named by axes S (dropout seeds), N (problems), M (samples a seed).
@@ -24,7 +24,7 @@ from slpo_jax.runtime import hosts
 
 @dataclass(frozen=True)
 class EvalRecords:
-    """One data set evaluated with one checkpoint row.
+    """A data set evaluated with one checkpoint row.
 
     Attributes:
         references: N reference answers.
@@ -62,7 +62,7 @@ class EvalRecords:
     questions: tuple[str, ...]
 
     def same_problems(self, other: "EvalRecords") -> bool:
-        """Whether both hold the same problems in the same order, so that they can be paired."""
+        """Return whether both hold the same problems in the same order, so that they can be paired."""
         return (self.questions, self.references) == (other.questions, other.references)
 
 
@@ -72,7 +72,7 @@ Pair = tuple[str, str]  # of a row and a data set
 
 
 def write_records(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Writes one JSON line a problem, atomically (temporary file, then rename).
+    """Write one JSON line a problem, atomically (temporary file, then rename).
 
     Args:
         path: `WORKDIR/eval/ROW/NAME.jsonl`; its folder is made.
@@ -82,7 +82,7 @@ def write_records(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 def read_records(path: str | Path) -> EvalRecords:
-    """Reads what `write_records` wrote.
+    """Read what `write_records` wrote.
 
     It is whole, as its manifest says.
     """
@@ -90,7 +90,7 @@ def read_records(path: str | Path) -> EvalRecords:
 
 
 def arrays_of(rows: Sequence[Mapping[str, Any]]) -> EvalRecords:
-    """The arrays of records, at least one, as `completions.record_rows` makes them: samples of one seed stand together.
+    """Turn records, at least one, into arrays, see `completions.record_rows`: samples of one seed stand together.
 
     All have the same seeds and the same number of samples a seed; none at all is fine: S = M = 0.
     """
@@ -122,12 +122,12 @@ def arrays_of(rows: Sequence[Mapping[str, Any]]) -> EvalRecords:
         sample_cut=sampled(lambda sample: sample["cut"], bool),
         sample_scores={name: scores(name) for name in (first[0].get("scores", ()) if first else ())},
         questions=tuple(row["question"] for row in rows),
-        searched_correct=np.array([[each["correct"] for each in row.get("searched", ())] for row in rows], bool),
+        searched_correct=np.array([[search["correct"] for search in row.get("searched", ())] for row in rows], bool),
     )
 
 
 def read_evals(workdir: str | Path, rows: Rows) -> tuple[Evals, list[str]]:
-    """Reads the records of a workdir's rows.
+    """Read the records of a workdir's rows.
 
     Args:
         workdir: of the run.
@@ -146,27 +146,27 @@ def read_evals(workdir: str | Path, rows: Rows) -> tuple[Evals, list[str]]:
         raise UserError(f"{folder.eval}: no ROW/NAME.jsonl files; run the evaluate stage first")
     left_out, whole, newest = dict[Pair, str](), dict[Pair, Mapping[str, Any]](), dict[str, tuple[float, str]]()
     for row, name in folder.evaluated():
-        files, of = folder.set_files(name, row), rows[row]
+        files, entry = folder.set_files(name, row), rows[row]
         manifest = artifact.read(files.manifest)
         if manifest is None:
             left_out[row, name] = "its evaluation was not finished"
-        elif (manifest.facts["checkpoint"], manifest.facts["settings"]) != (of.checkpoint, of.evaluation):
+        elif (manifest.facts["checkpoint"], manifest.facts["settings"]) != (entry.checkpoint, entry.evaluation):
             left_out[row, name] = "it is of another checkpoint or setting"
         elif artifact.changed(files.folder, manifest.files):
             left_out[row, name] = "its records were changed or are gone"
         else:
             whole[row, name] = manifest.facts
-            made = files.manifest.stat().st_mtime, manifest.facts["data"]
-            newest[name] = max(made, newest.get(name, made))
+            stamp = files.manifest.stat().st_mtime, manifest.facts["data"]
+            newest[name] = max(stamp, newest.get(name, stamp))
     left_out |= {(row, name): "it is of other problems" for (row, name), facts in whole.items()
                  if facts["data"] != newest[name][1]}  # fmt: skip
-    kept = {pair: facts for pair, facts in whole.items() if pair not in left_out}
+    present = {pair: facts for pair, facts in whole.items() if pair not in left_out}
     notes = [f"{row} on {name}: left out, {why}; evaluate it again." for (row, name), why in left_out.items()]
     notes += [
         f"{name}: {count:,} problem(s) of its source are left out, as their answers can't be compared."
-        for name, count in sorted({name: facts["left_out"] for (_, name), facts in kept.items()}.items()) if count
+        for name, count in sorted({name: facts["left_out"] for (_, name), facts in present.items()}.items()) if count
     ]  # fmt: skip
-    evals = {row: {name: read_records(folder.set_files(name, row).records) for of, name in kept if of == row}
+    evals = {row: {name: read_records(folder.set_files(name, row).records) for owner, name in present if owner == row}
              for row in rows}  # fmt: skip
     return {row: records for row, records in evals.items() if records}, notes
 
@@ -191,14 +191,14 @@ class RolloutCache:
     name: str = "rollouts"
 
     def having(self, name: str) -> "RolloutCache":
-        """The same evaluation's other pass."""
+        """Return the cache of the same evaluation's other pass."""
         return dataclasses.replace(self, name=name)
 
     def batches(self) -> list[Batch]:
-        """What is there and whole."""
+        """Read the batches that are whole."""
         paths = [path for path in entries(self.folder) if path.match(f"{self.name}.*.npz")]
-        found = [artifact.read_arrays(path, [self.evaluation, self.name]) for path in paths]
-        return [arrays for arrays in found if arrays is not None]
+        batches = [artifact.read_arrays(path, [self.evaluation, self.name]) for path in paths]
+        return [arrays for arrays in batches if arrays is not None]
 
     def add(self, number: int, batch: Batch) -> None:
         """Write a batch whole or not at all; of several processes the first does so.
@@ -209,6 +209,6 @@ class RolloutCache:
         artifact.write_arrays(self.folder / f"{self.name}.{number}.npz", [self.evaluation, self.name], batch)
 
     def clear(self) -> None:
-        """Forget all of the folder: its evaluation is written down elsewhere."""
+        """Remove the folder: its evaluation is written down elsewhere."""
         if hosts.is_first():
             shutil.rmtree(self.folder, ignore_errors=True)

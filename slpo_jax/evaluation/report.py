@@ -25,7 +25,7 @@ from slpo_jax.io.workdir import Workdir
 
 
 def write_report(workdir: str | Path) -> dict[str, Any]:
-    """Writes `report.json`, `report.html` and `report.md` of one workdir.
+    """Write `report.json`, `report.html` and `report.md` of one workdir.
 
     Reads `eval/ROW/row.json` and `eval/ROW/NAME.jsonl`, and where they exist `NAME.thoughts.json`, `metrics.jsonl`
     and, for the order of the sets, `config.json`. Any subset of rows, sets and samples will do.
@@ -40,16 +40,16 @@ def write_report(workdir: str | Path) -> dict[str, Any]:
     folder = Workdir(Path(workdir))
     rows, evals, left_out = _read(folder)
     metrics, notes = read_metrics(folder.metrics)
-    taken: dict[str, list[str]] = {}
+    pairs: dict[str, list[str]] = {}
     for row in rows.values():
-        taken.setdefault(row.source, []).append(row.name)
-    notes += left_out + [f"Taken from {source}: {', '.join(names)}." for source, names in taken.items() if source]
+        pairs.setdefault(row.source, []).append(row.name)
+    notes += left_out + [f"Taken from {source}: {', '.join(names)}." for source, names in pairs.items() if source]
     more = {"thresholds": sweeps_of(rows), "training": training_curves(metrics)}
     return _write(folder, [evals], [rows], notes, more, thoughts_of(folder.root, evals))
 
 
 def compare_runs(workdirs: Sequence[str | Path], out: str | Path) -> dict[str, Any]:
-    """Writes `report.json`, `report.html` and `report.md` over several training runs (seeds) of one configuration.
+    """Write `report.json`, `report.html` and `report.md` over several training runs (seeds) of one configuration.
 
     Figures are means over runs with their standard error over runs; differences resample runs and problems. Rows and
     sets that not every run has are left out and noted, and so are settings, other than the seed, in which runs differ.
@@ -65,30 +65,30 @@ def compare_runs(workdirs: Sequence[str | Path], out: str | Path) -> dict[str, A
     folders = [path.resolve() for path in (*paths, Path(out))]
     if len(set(folders)) < len(folders) or folders[-1].is_file():
         raise UserError(f"compare: --out ({out}) and the runs have to be different folders; name each of them once")
-    found = [_read(Workdir(path)) for path in paths]
-    notes = [f"{path.name}: {note}" for path, (*_, left_out) in zip(paths, found, strict=True) for note in left_out]
-    pairs = [{(row, name) for row, sets in evals.items() for name in sets} for _, evals, _ in found]
+    parts = [_read(Workdir(path)) for path in paths]
+    notes = [f"{path.name}: {note}" for path, (*_, left_out) in zip(paths, parts, strict=True) for note in left_out]
+    pairs = [{(row, name) for row, sets in evals.items() for name in sets} for _, evals, _ in parts]
     common = set.intersection(*pairs)
     if not common:
         raise UserError("compare: no row and set that all runs have; evaluate the same sets in each")
     notes += [f"{row} on {name}: left out, not every run has it." for row, name in sorted(set.union(*pairs) - common)]
-    runs: list[Evals] = [{} for _ in found]
-    for run, (_, evals, _) in zip(runs, found, strict=True):
+    runs: list[Evals] = [{} for _ in parts]
+    for run, (_, evals, _) in zip(runs, parts, strict=True):
         for row, name in [(row, name) for row, sets in evals.items() for name in sets if (row, name) in common]:
             run.setdefault(row, {})[name] = evals[row][name]
-    rows = [{name: own[name] for name in runs[0]} for own, *_ in found]
+    rows = [{name: rows_of[name] for name in runs[0]} for rows_of, *_ in parts]
     if differ := differing_settings(rows):
         notes.append(f"The runs' settings differ in: {', '.join(differ)}.")
-    seeds = [seed for own in rows if (seed := [*own.values()][-1].settings.get("seed")) is not None]
+    seeds = [seed for rows_of in rows if (seed := [*rows_of.values()][-1].settings.get("seed")) is not None]
     if len(set(seeds)) < len(seeds):
         notes.append("Some runs share config.seed: they are no independent training seeds.")
-    thresholds = {path.name: sweeps_of(own) for path, own in zip(paths, rows, strict=True)}
+    thresholds = {path.name: sweeps_of(rows_of) for path, rows_of in zip(paths, rows, strict=True)}
     more = {"runs": [path.name or str(path) for path in paths], "thresholds": thresholds}
     return _write(Workdir(Path(out)), runs, rows, notes, more)
 
 
 def _read(workdir: Workdir) -> tuple[Rows, Evals, list[str]]:
-    """Rows that there are records of, the records, with the sets in config's order, and notes.
+    """Read the rows that have records, the records, with the sets in config's order, and notes.
 
     Left out are rows of stages whose checkpoint is gone from beside those of others, which are not of one run any more.
     """
@@ -98,10 +98,10 @@ def _read(workdir: Workdir) -> tuple[Rows, Evals, list[str]]:
     ]
     evals, notes = read_evals(workdir.root, rows)
     notes += [f"{name}: left out, its checkpoint is gone; delete {workdir.eval / name}." for name in gone]
-    wanted = flatten(read_json(workdir.config, default={})).get("evaluate.datasets") or ()
-    order = {name: place for place, name in enumerate(wanted)}
+    names = flatten(read_json(workdir.config, default={})).get("evaluate.datasets") or ()
+    order = {name: place for place, name in enumerate(names)}
     evals = {
-        row: dict(sorted(sets.items(), key=lambda each: order.get(each[0], len(order))))
+        row: dict(sorted(sets.items(), key=lambda item: order.get(item[0], len(order))))
         for row, sets in evals.items() if row not in gone
     }  # fmt: skip
     if not evals:
@@ -114,14 +114,14 @@ def _write(
     thoughts: Thoughts | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Make the report of several runs, or of one, whose page has its problems and `thoughts`, and write it."""
-    found = [{row: {name: summarise(rec) for name, rec in sets.items()} for row, sets in run.items()} for run in runs]
+    figures = [{row: {name: summarise(rec) for name, rec in sets.items()} for row, sets in run.items()} for run in runs]
     differences, left_out = compare_rows(runs, rows[0])
     report: dict[str, Any] = {
         "eval": {
-            row: {name: _over_runs([each[row][name] for each in found]) for name in sets}
-            for row, sets in found[0].items()
+            row: {name: _over_runs([summary[row][name] for summary in figures]) for name in sets}
+            for row, sets in figures[0].items()
         },
-        AVERAGE: _averages(found),
+        AVERAGE: _averages(figures),
         "chance": {name: chance(records, name) for sets in runs[0].values() for name, records in sets.items()},
         "differences": differences,
         "rows": {name: row.facts for name, row in rows[0].items()},
@@ -142,35 +142,35 @@ def _write(
 
 
 def _over_runs(summaries: list[dict[str, Any]]) -> dict[str, Any]:
-    """One run: its figures. Several: means, `_se` over runs, `per_run`; errors and p of single runs don't average."""
+    """Return figures: one run's, or means, `_se` over runs, `per_run`; single runs' errors and p don't average."""
     first = summaries[0]
     if len(summaries) == 1:
         return first
     out: dict[str, Any] = {"n": first["n"], "runs": len(summaries)}
-    keys = [key for key in first if all(isinstance(each.get(key), float) for each in summaries)]
-    per_run = {key: [each[key] for each in summaries] for key in keys if not key.endswith(("_se", "_p"))}
+    keys = [key for key in first if all(isinstance(summary.get(key), float) for summary in summaries)]
+    per_run = {key: [summary[key] for summary in summaries] for key in keys if not key.endswith(("_se", "_p"))}
     for key, values in per_run.items():
         out |= {key: float(np.mean(values)), f"{key}_se": mean_se(np.array(values))}
-    same = {key: of for key, of in first.get("intervals", {}).items() if set(per_run.get(key, ())) == {first[key]}}
+    same = {key: ends for key, ends in first.get("intervals", {}).items() if set(per_run.get(key, ())) == {first[key]}}
     return out | ({"intervals": same} if same else {}) | {"per_run": per_run}
 
 
 def _averages(summaries: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Mean over the sets of each row that has them all: {row: {metric, metric_se}}, errors combined over sets."""
+    """Average each row over the sets, if it has them all: {row: {metric, metric_se}}, errors combined over sets."""
     names = {name for sets in summaries[0].values() for name in sets}
     whole = [row for row, sets in summaries[0].items() if sets.keys() == names] if len(names) > 1 else []
-    return {row: _over_runs([_mean([*each[row].values()]) for each in summaries]) for row in whole}
+    return {row: _over_runs([_mean([*summary[row].values()]) for summary in summaries]) for row in whole}
 
 
 def _mean(parts: list[dict[str, Any]]) -> dict[str, Any]:
-    """Of independent figures; an error is None where one of them has none, as of a set of one problem."""
-    keys = [key for key in parts[0] if all(f"{key}_se" in each for each in parts)]
-    means = {key: float(np.mean([each[key] for each in parts])) for key in keys}
-    errors = {f"{key}_se": [each[f"{key}_se"] for each in parts] for key in keys}
+    """Average independent figures; an error is None where one of them has none, as of a set of one problem."""
+    keys = [key for key in parts[0] if all(f"{key}_se" in part for part in parts)]
+    means = {key: float(np.mean([part[key] for part in parts])) for key in keys}
+    errors = {f"{key}_se": [part[f"{key}_se"] for part in parts] for key in keys}
     bounds = {
-        key: np.mean([each["intervals"][key] for each in parts], axis=0).tolist() for key in keys
-        if means[key] in (0, 1) and all(key in each.get("intervals", {}) for each in parts)
+        key: np.mean([part["intervals"][key] for part in parts], axis=0).tolist() for key in keys
+        if means[key] in (0, 1) and all(key in part.get("intervals", {}) for part in parts)
     }  # fmt: skip
-    of_mean = {key: None if None in each else math.hypot(*each) / len(each) for key, each in errors.items()}
-    n = sum(each["n"] for each in parts)
+    of_mean = {key: None if None in part else math.hypot(*part) / len(part) for key, part in errors.items()}
+    n = sum(part["n"] for part in parts)
     return {"n": n} | means | of_mean | ({"intervals": bounds} if bounds else {})

@@ -1,4 +1,4 @@
-"""What a row of the report says of itself: `eval/ROW/row.json`. No other file of this folder knows a row by name."""
+"""A row of the report, by itself: `eval/ROW/row.json`. No other file of this folder knows a row by name."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -72,20 +72,20 @@ _AGAIN = "delete the file and run the evaluate stage again"
 
 
 def write_row(workdir: str | Path, row: Row) -> None:
-    """Writes `eval/ROW/row.json`."""
+    """Write `eval/ROW/row.json`."""
     artifact.write(Workdir(Path(workdir)).row_facts(row.name), value=row.facts)
 
 
 def read_row(workdir: str | Path, name: str) -> Row | None:
-    """Reads what `write_row` wrote; None where there is no such file.
+    """Read what `write_row` wrote; None where there is no such file.
 
     Raises:
         UserError: the file is damaged.
     """
-    found = artifact.read(Workdir(Path(workdir)).row_facts(name), _AGAIN)
-    if found is None:
+    entry = artifact.read(Workdir(Path(workdir)).row_facts(name), _AGAIN)
+    if entry is None:
         return None
-    facts: dict[str, Any] = found.value
+    facts: dict[str, Any] = entry.value
     facts |= {key: tuple(value) for key, value in facts.items() if isinstance(value, list)}
     return Row(name, **facts)
 
@@ -95,7 +95,7 @@ RULES = {"threshold": "a number from 0 to 1", "length": "a whole number, 0 or mo
 
 
 def is_rule(stopping: Any, rule: Any) -> bool:
-    """Whether rollouts that stop in this way can have it."""
+    """Return whether rollouts that stop in this way can have the rule."""
     if stopping == "threshold":
         return type(rule) in (int, float) and 0 <= rule <= 1
     return stopping == "length" and type(rule) is int and 0 <= rule < 2**31  # int32
@@ -110,54 +110,54 @@ def write_rule(stage: StageFolder, row: Row, alike: bool) -> None:
         alike: whether the row's rollouts are. Of others a threshold is better than none.
     """
     trained = digest(dict(row.settings))
-    known = artifact.value_of(stage.rule, trained) or {}
-    told = {"stopping": row.stopping, "rule": row.rule, "alike": alike}
-    takes = (alike and len(row.rules) > 1) or (not known.get("alike") and (alike or row.stopping == "threshold"))
-    if takes and told != known:
-        artifact.write(stage.rule, trained, told)
+    previous = artifact.value_of(stage.rule, trained) or {}
+    rule = {"stopping": row.stopping, "rule": row.rule, "alike": alike}
+    takes = (alike and len(row.rules) > 1) or (not previous.get("alike") and (alike or row.stopping == "threshold"))
+    if takes and rule != previous:
+        artifact.write(stage.rule, trained, rule)
 
 
 def read_rule(stage: StageFolder, stopping: str) -> float | int | None:
-    """The rule of a checkpoint that stops in this way; None where none is known of it as it is now trained.
+    """Read the rule of a checkpoint that stops in this way; None where none is known of it as it is now trained.
 
     Raises:
         UserError: the file is damaged.
     """
-    found = artifact.read(stage.rule, _AGAIN)
-    known = found is not None and found.facts == digest(stage.said())
-    return found.value["rule"] if found and known and found.value["stopping"] == stopping else None
+    entry = artifact.read(stage.rule, _AGAIN)
+    is_current = entry is not None and entry.facts == digest(stage.said())
+    return entry.value["rule"] if entry and is_current and entry.value["stopping"] == stopping else None
 
 
 def sweeps_of(rows: Rows) -> dict[str, Mapping[str, Any]]:
-    """Row -> the choice of its rule, of those that had one."""
+    """Return, by row, the choice of its rule, where it had one."""
     return {name: row.sweep for name, row in rows.items() if row.sweep}
 
 
 def read_rows(workdir: str | Path) -> Rows:
-    """The rows that a workdir has records of, in the report's order.
+    """Read the rows that a workdir has records of, in the report's order.
 
     Raises:
         UserError: a row doesn't say what it is, or `row.json` is malformed.
     """
     folder = Workdir(Path(workdir))
-    found = []
+    rows = []
     for name in dict.fromkeys(row for row, _ in folder.evaluated()):
         row = read_row(workdir, name)
         if row is None:
             raise UserError(f"{folder.row_facts(name)}: missing; run the evaluate stage again, or delete its folder")
-        found.append(row)
-    return {row.name: row for row in sorted(found, key=lambda row: (row.order, row.name))}
+        rows.append(row)
+    return {row.name: row for row in sorted(rows, key=lambda row: (row.order, row.name))}
 
 
 def baselines_of(row: Row, rows: Rows) -> dict[str, tuple[str, ...]]:
-    """The baselines of a row that are there, each with the rows that it is the best of."""
+    """Return the baselines of a row that are there, each with the rows that it is the best of."""
     fixed = tuple(other.name for other in rows.values() if other.fixed and other.name != row.name)
-    found = {name: fixed if name == BEST_FIXED else (name,) for name in row.baselines}
-    return {name: members for name, members in found.items() if members and set(members) <= rows.keys()}
+    baselines = {name: fixed if name == BEST_FIXED else (name,) for name in row.baselines}
+    return {name: members for name, members in baselines.items() if members and set(members) <= rows.keys()}
 
 
 def reported_settings(runs: Sequence[Rows]) -> dict[str, dict[str, Any]]:
-    """What the checkpoints of some runs' rows were trained with, as far as all runs agree.
+    """Return what the checkpoints of some runs' rows were trained with, as far as all runs agree.
 
     Args:
         runs: the rows of each run.
@@ -170,22 +170,22 @@ def reported_settings(runs: Sequence[Rows]) -> dict[str, dict[str, Any]]:
         for row in rows.values():
             if row.shown:
                 by_stage.setdefault(row.stage or row.name, []).append(row.shown)
-    agreed = {stage: _agreed(found) for stage, found in by_stage.items()}
+    agreed = {stage: _agreed(values) for stage, values in by_stage.items()}
     shared = _agreed([*agreed.values()])
-    own = {stage: {key: found[key] for key in found if key not in shared} for stage, found in agreed.items()}
-    return {"": shared} | own
+    of_stage = {stage: {key: values[key] for key in values if key not in shared} for stage, values in agreed.items()}
+    return {"": shared} | of_stage
 
 
 def differing_settings(runs: Sequence[Rows]) -> list[str]:
-    """Keys in which the checkpoints of a row differ between runs, other than the seed and what follows from it."""
+    """Return keys in which a row's checkpoints differ between runs, without the seed and what follows from it."""
     keys: set[str] = set()
     for name in {name for rows in runs for name in rows}:
-        found = [flatten(rows[name].settings) for rows in runs if name in rows]
-        keys |= {key for one in found for key in one}.difference(_agreed(found), {"seed", "start.digest"})
+        settings = [flatten(rows[name].settings) for rows in runs if name in rows]
+        keys |= {key for run in settings for key in run}.difference(_agreed(settings), {"seed", "start.digest"})
     return sorted(keys)
 
 
-def _agreed(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The entries that are the same in all."""
-    first = found[0] if found else {}
-    return {key: value for key, value in first.items() if all(key in one and one[key] == value for one in found)}
+def _agreed(settings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the entries that are the same in all."""
+    first = settings[0] if settings else {}
+    return {key: value for key, value in first.items() if all(key in run and run[key] == value for run in settings)}

@@ -18,7 +18,7 @@ from slpo_jax.evaluation.records import EvalRecords
 
 
 def solved_share(n: int, right: Any, k: int) -> Any:
-    """rho(n, c, k) = 1 - C(n - c, k) / C(n, k): the share of the subsets of k of n that hold one of the c right.
+    """Return rho(n, c, k) = 1 - C(n - c, k) / C(n, k): the share of subsets of k of n that hold one of the c right.
 
     A product of k factors, which stays in [0, 1] where binomials would overflow.
 
@@ -34,35 +34,35 @@ def solved_share(n: int, right: Any, k: int) -> Any:
 
 
 def powers_of_two(most: int) -> list[int]:
-    """1, 2, 4, ... up to `most`."""
+    """List 1, 2, 4, ... up to `most`."""
     return [1 << place for place in range(most.bit_length())]
 
 
 def pass_ks(samples: int) -> list[int]:
-    """The k of Pass@k that samples allow: the powers of two, and their very number."""
+    """Return the k of Pass@k that samples allow: the powers of two, and their very number."""
     return sorted({*powers_of_two(samples), samples} - {0})
 
 
 def most_k(records: EvalRecords) -> int:
-    """The largest k of Pass@k: the samples of a seed, or the seeds where each has one; 0 without samples."""
+    """Return the largest k of Pass@k: the samples of a seed, or the seeds where each has one; 0 without samples."""
     seeds, _, per_seed = records.sample_correct.shape
     return per_seed if per_seed > 1 else seeds * per_seed
 
 
 def mean_se(values: np.ndarray) -> float | None:
-    """Standard error of a mean, s / sqrt(n) with Bessel's correction, of values [n]; None for n < 2."""
+    """Return the standard error of a mean, s / sqrt(n) with Bessel's correction, of values [n]; None for n < 2."""
     return float(np.std(values, ddof=1) / math.sqrt(values.size)) if values.size > 1 else None
 
 
 def wilson(rate: float, n: int) -> tuple[float, float]:
-    """Wilson's 95 % interval of a proportion of n, which has a width at 0 and 1 too (1927, JASA 22)."""
+    """Return Wilson's 95 % interval of a proportion of n, which has a width at 0 and 1 too (1927, JASA 22)."""
     z2 = 1.959964**2
     middle, half = rate + z2 / (2 * n), math.sqrt(z2 * (rate * (1 - rate) + z2 / (4 * n)) / n)
     return max(0.0, (middle - half) / (1 + z2 / n)), min(1.0, (middle + half) / (1 + z2 / n))
 
 
 def best_of(sample_correct: np.ndarray, sample_scores: np.ndarray, k: int) -> np.ndarray:
-    """Best-of-k, [S, N] bool: whether the sample with the largest score of the first k is right; the first on a tie.
+    """Return bool [S, N], best-of-k: whether the largest score's sample of the first k is right; the first on a tie.
 
     Args:
         sample_correct: [S, N, M] bool.
@@ -75,7 +75,7 @@ def best_of(sample_correct: np.ndarray, sample_scores: np.ndarray, k: int) -> np
 def weighted_vote(
     sample_answers: np.ndarray, sample_correct: np.ndarray, k: int, sample_scores: np.ndarray | None = None
 ) -> np.ndarray:
-    """The answer with the largest sum of scores over the first k samples, the one seen first on a tie.
+    """Return the answer with the largest sum of scores over the first k samples, the one seen first on a tie.
 
     Samples without an answer (None) don't vote; if none votes, the problem counts as not solved. The first sample that
     gave the winner says whether it is right.
@@ -103,7 +103,7 @@ def weighted_vote(
 
 
 def pearson(x: np.ndarray, y: np.ndarray) -> tuple[float | None, float | None, int]:
-    """Pearson's r, its two-sided p, and n, over the pairs [N] where both are finite.
+    """Return Pearson's r, its two-sided p, and n, over the pairs [N] where both are finite.
 
     Fewer than three pairs, or a side that doesn't vary, have no correlation: r = p = None.
     """
@@ -143,7 +143,7 @@ class Metric:
 
 
 def _of_subsets(name: str, share: Callable[[np.ndarray, int, int], np.ndarray], least: int = 1):
-    """Metrics of subsets of k of all S*M samples, k of `pass_ks(most_k)` from `least` on.
+    """Compute metrics of subsets of k of all S*M samples, k of `pass_ks(most_k)` from `least` on.
 
     Args:
         share: (right samples c [N], n, k) -> [N].
@@ -163,15 +163,15 @@ def _majorities(records: EvalRecords) -> Values:
 
 
 def _by_scores(name: str, choose: Callable[[EvalRecords, np.ndarray, int], np.ndarray]):
-    """Metrics of the first k of a seed's samples, by every scorer; mean over seeds.
+    """Compute metrics of the first k of a seed's samples, by every scorer; mean over seeds.
 
     Args:
         choose: (records, scores [S, N, M], k) -> [S, N].
     """
 
     def values(records: EvalRecords) -> Values:
-        each = [(k, *scored) for scored in records.sample_scores.items() for k in pass_ks(scored[1].shape[2])]
-        return {f"{name}@{k}_{scorer}": choose(records, scores, k).mean(axis=0) for k, scorer, scores in each}
+        pairs = [(k, *scored) for scored in records.sample_scores.items() for k in pass_ks(scored[1].shape[2])]
+        return {f"{name}@{k}_{scorer}": choose(records, scores, k).mean(axis=0) for k, scorer, scores in pairs}
 
     return values
 
@@ -222,7 +222,7 @@ METRICS = {
     "distinct_answers": Metric(
         "answers",
         "Different answers among a problem's rollouts of a seed; none counts as one.",
-        lambda records: np.mean([[len({*each}) for each in seed] for seed in records.sample_answers], axis=0),
+        lambda records: np.mean([[len({*answers}) for answers in seed] for seed in records.sample_answers], axis=0),
         sampled=True,
         count=True,
     ),
@@ -268,7 +268,7 @@ COUNTS = [name for name, metric in METRICS.items() if metric.count]
 
 
 def defined(figure: str) -> tuple[str, str] | None:
-    """The title and the meaning of a figure of `report.json`; None of what only belongs to one, as its errors."""
+    """Return the title and meaning of a figure of `report.json`; None of what belongs to one, as its errors."""
     for pattern, metric in METRICS.items():
         if match := re.fullmatch(pattern, figure):
             return metric.title.format(*match.groups()), " ".join(metric.about.format(*match.groups()).split())
@@ -276,17 +276,17 @@ def defined(figure: str) -> tuple[str, str] | None:
 
 
 def problem_values(records: EvalRecords, paired: bool = True) -> Values:
-    """The metrics that rows are compared by, or all, each as a value a problem [N], whose mean is the metric."""
+    """Compute the metrics that rows are compared by, or all, each a value a problem [N], whose mean is the metric."""
     out: Values = {}
     for name, metric in METRICS.items():
         if metric.values and (metric.paired or not paired) and (records.sample_correct.size or not metric.sampled):
-            found = metric.values(records)
-            out |= found if isinstance(found, dict) else {name: found.astype(np.float64)}
+            values = metric.values(records)
+            out |= values if isinstance(values, dict) else {name: values.astype(np.float64)}
     return out
 
 
 def summarise(records: EvalRecords) -> dict[str, Any]:
-    """All figures of one row on one set, ready for JSON (no NaN: what is undefined is None).
+    """Compute all figures of one row on one set, ready for JSON (no NaN: what is undefined is None).
 
     Returns:
         n, seeds, samples_per_seed; every metric of `problem_values` with its `_se` over problems; `_seed_se` for pass@k

@@ -1,4 +1,4 @@
-"""What a report comes to: a sentence a trained row, and what guessing gets right."""
+"""The verdict of a report: a sentence a trained row, and what guessing gets right."""
 
 import re
 from collections import Counter
@@ -21,7 +21,7 @@ _EITHER = re.compile(r"\b(\w+) or (?:an? |the )?(\w+)\?\s*\Z")  # ProsQA: Is Tom
 
 
 def verdict(report: Mapping[str, Any]) -> list[str]:
-    """How the rows that rewards trained differ from the best without rewards, and from where they started.
+    """Say how the rows that rewards trained differ from the best without rewards, and from where they started.
 
     With intervals, and honest where those hold zero; a start may be worse than what it was made from. Without such rows
     it is told of the last one; where nothing can be compared, its accuracy.
@@ -32,8 +32,8 @@ def verdict(report: Mapping[str, Any]) -> list[str]:
     rows, entries = report["rows"], report["differences"]
     compared = list(dict.fromkeys(entry["a"] for entry in entries))
     trained = [name for name in rows if name in compared and rows[name]["settings"].get("stage") == RL]
-    told = trained or compared[:1]
-    return [_compared(report, name) for name in told] or [_alone(report)]
+    names = trained or compared[:1]
+    return [_compared(report, name) for name in names] or [_alone(report)]
 
 
 def _compared(report: Mapping[str, Any], name: str) -> str:
@@ -41,54 +41,54 @@ def _compared(report: Mapping[str, Any], name: str) -> str:
     start = report["rows"][name]["settings"].get("start", {}).get("stage")
     sets = list(dict.fromkeys(entry["set"] for entry in entries))
     where = AVERAGE if AVERAGE in sets else sets[0]
-    found: dict[str, dict[str, Any]] = {}
+    metrics_of: dict[str, dict[str, Any]] = {}
     for entry in entries:
         if entry["set"] == where:
-            found.setdefault(entry["b"], {})[entry["metric"]] = entry
-    told = {other: _told(metrics) for other, metrics in found.items()}
-    unrewarded = [other for other in told if _had_no_reward(report, other)]
-    usual = start if start in told else next(iter(told))
-    first = min(unrewarded, key=lambda other: (told[other]["Acc"]["difference"], other != CONTROL), default=usual)
+            metrics_of.setdefault(entry["b"], {})[entry["metric"]] = entry
+    gaps = {row: _told(metrics) for row, metrics in metrics_of.items()}
+    unrewarded = [row for row in gaps if _had_no_reward(report, row)]
+    usual = start if start in gaps else next(iter(gaps))
+    first = min(unrewarded, key=lambda row: (gaps[row]["Acc"]["difference"], row != CONTROL), default=usual)
     place = f"mean of {len(sets) - 1} sets" if where == AVERAGE else where
     runs = len(report.get("runs", ()))
-    problems = f"({told[first]['Acc']['n']:,} problems{f', {runs} training runs' if runs > 1 else ''})"
-    gains = f"{_gains(told[first])} points; {_holds_zero(told[first])}"
-    if start in told and start != first:
-        gains += f"; over {_label(report, start)}, where it began, {_gains(told[start])}"
-    said = f"{report['rows'][name]['label']} over {_label(report, first)}, {place} {problems}: {gains}"
-    return f"{said}{_why(report, name, first, where)}."
+    problems = f"({gaps[first]['Acc']['n']:,} problems{f', {runs} training runs' if runs > 1 else ''})"
+    gains = f"{_gains(gaps[first])} points; {_holds_zero(gaps[first])}"
+    if start in gaps and start != first:
+        gains += f"; over {_label(report, start)}, where it began, {_gains(gaps[start])}"
+    sentence = f"{report['rows'][name]['label']} over {_label(report, first)}, {place} {problems}: {gains}"
+    return f"{sentence}{_why(report, name, first, where)}."
 
 
 def _told(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a row's differences from another those that a verdict tells."""
+    """Choose the differences of a row from another that a verdict tells."""
     ks = sorted(int(match[1]) for key in metrics if (match := re.fullmatch(r"pass@(\d+)", key)))
     return {f"Pass@{k}": metrics[f"pass@{k}"] for k in ([_K] if _K in ks else ks[-1:])} | {"Acc": metrics["acc"]}
 
 
-def _gains(told: Mapping[str, Any]) -> str:
-    return " and ".join(f"{metric} {_points(entry)}" for metric, entry in told.items())
+def _gains(gaps: Mapping[str, Any]) -> str:
+    return " and ".join(f"{metric} {_points(entry)}" for metric, entry in gaps.items())
 
 
 def _had_no_reward(report: Mapping[str, Any], name: str) -> bool:
-    """Whether a row is of imitation alone: what rewards are worth is told against the best of these."""
+    """Return whether a row is of imitation alone: what rewards are worth is told against the best of these."""
     return name == BEST_FIXED or report["rows"][name]["settings"].get("stage") == IMITATE
 
 
 def _why(report: Mapping[str, Any], name: str, other: str, where: str) -> str:
-    """What leaves no room for a difference: answers that were all cut, rewards that were all the same."""
+    """Say what leaves no room for a difference: answers that were all cut, rewards that were all the same."""
     cut = [_label(report, row) for row in (name, other) if _all_cut(report, row, where)]
-    said = f"; every answer{f' of {cut[0]}' if len(cut) == 1 else ''} was truncated" if cut else ""
+    reasons = f"; every answer{f' of {cut[0]}' if len(cut) == 1 else ''} was truncated" if cut else ""
     training = report.get("training", {}).get(report["rows"][name].get("stage"), {})
     # What learns from the references' likelihood needs no rewards.
     if training.get("mixed") and not any(training["mixed"][1]) and "reference_log_likelihood" not in training:
-        said += "; in training no reward differed from the others of its problem, so none taught anything"
-    return said
+        reasons += "; in training no reward differed from the others of its problem, so none taught anything"
+    return reasons
 
 
 def _all_cut(report: Mapping[str, Any], name: str, where: str) -> bool:
-    """Whether no rollout of a row ended, with noise or without."""
-    found = report.get(AVERAGE if where == AVERAGE else "eval", {}).get(name, {})
-    figures = found if where == AVERAGE else found.get(where, {})
+    """Return whether no rollout of a row ended, with noise or without."""
+    sets = report.get(AVERAGE if where == AVERAGE else "eval", {}).get(name, {})
+    figures = sets if where == AVERAGE else sets.get(where, {})
     return figures.get("cut") == 1 and figures.get("sample_cut", 1) == 1
 
 
@@ -97,11 +97,11 @@ def _points(entry: Mapping[str, Any]) -> str:
     return f"{mean} [{low}, {high}]"
 
 
-def _holds_zero(told: Mapping[str, Mapping[str, Any]]) -> str:
-    sure = [metric for metric, entry in told.items() if entry["excludes_zero"]]
-    if len(told) == 1:
+def _holds_zero(gaps: Mapping[str, Mapping[str, Any]]) -> str:
+    sure = [metric for metric, entry in gaps.items() if entry["excludes_zero"]]
+    if len(gaps) == 1:
         return "the interval excludes 0" if sure else "the interval holds 0, so no difference is shown"
-    if len(sure) == len(told):
+    if len(sure) == len(gaps):
         return "both intervals exclude 0"
     return f"only that of {sure[0]} excludes 0" if sure else "both intervals hold 0, so no difference is shown"
 
@@ -122,16 +122,16 @@ def _label(report: Mapping[str, Any], name: str) -> Any:
 
 
 def candidates(question: str, reference: str) -> int:
-    """How many answers a question offers, the reference among them; 0 where it offers none."""
-    choices, wanted = _CHOICE.findall(question), compared(reference)
-    if wanted in {compared(part) for choice in choices for part in choice}:
+    """Count the answers that a question offers, the reference among them; 0 where it offers none."""
+    choices, target = _CHOICE.findall(question), compared(reference)
+    if target in {compared(part) for choice in choices for part in choice}:
         return len(choices)
-    either, words = _EITHER.search(question), wanted.decode().split()
+    either, words = _EITHER.search(question), target.decode().split()
     return 2 if either and sum(word.lower() in words for word in either.groups()) == 1 else 0
 
 
 def chance(records: EvalRecords, name: str) -> dict[str, Any]:
-    """The better of the two ways to guess.
+    """Compute the better of the two ways to guess.
 
     Args:
         records: of any row.
@@ -147,12 +147,12 @@ def chance(records: EvalRecords, name: str) -> dict[str, Any]:
     acc, of_k = (sum(count for _, count in common[:tries]) / total for tries in (1, k))
     shown = shown if len(shown) <= 40 else f"{shown[:37]}..."
     guess, more = f"the commonest answer, {shown},", f"one of the {k} commonest"
-    offered = np.array([candidates(*each) for each in zip(records.questions, records.references, strict=False)])
+    offered = np.array([candidates(*pair) for pair in zip(records.questions, records.references, strict=False)])
     if offered.size and offered.all() and (share := np.mean(1 / offered)) >= acc:
         acc, of_k = float(share), float(np.mean(1 - (1 - 1 / offered) ** k))
         guess, more = f"one of the {'/'.join(map(str, np.unique(offered)))} candidates", f"one of {k} such guesses"
-    said = f"Chance level on {name}: {guess} is right on {100 * acc:.1f} %"
+    sentence = f"Chance level on {name}: {guess} is right on {100 * acc:.1f} %"
     if not k:
-        return {"acc": acc, "text": f"{said}."}
-    said += f"; {more} is on {100 * of_k:.1f} %, which Pass@{k} is to be read against."
-    return {"acc": acc, f"pass@{k}": of_k, "text": said}
+        return {"acc": acc, "text": f"{sentence}."}
+    sentence += f"; {more} is on {100 * of_k:.1f} %, which Pass@{k} is to be read against."
+    return {"acc": acc, f"pass@{k}": of_k, "text": sentence}

@@ -38,13 +38,13 @@ class KVCache:
 
     @property
     def rows_axes(self) -> "KVCache":
-        """Which axis of each array is that of the rows."""
+        """The axis of each array that is that of the rows."""
         axis = int(isinstance(self.keys, jax.Array))
         return KVCache(axis, axis, 0)  # type: ignore[arg-type]
 
 
 def join(first: KVCache, second: KVCache) -> KVCache:
-    """One cache whose slots are those of `first`, then those of `second`."""
+    """Join two caches, the slots of `first` before those of `second`."""
 
     def along_slots(a, b):
         return jnp.concatenate([a, b], axis=-2)
@@ -57,7 +57,7 @@ def join(first: KVCache, second: KVCache) -> KVCache:
 
 
 def grow(cache: KVCache, slots: int) -> KVCache:
-    """The cache with so many slots, of which those that it had not yet are zeros that nobody sees."""
+    """Return the cache with so many slots, of which new ones are zeros that nobody sees."""
     more = slots - cache.slots
 
     def longer(x_BGSD):
@@ -68,13 +68,13 @@ def grow(cache: KVCache, slots: int) -> KVCache:
 
 
 def write(slots: tuple[jax.Array, jax.Array], new: tuple[jax.Array, jax.Array], start) -> tuple[jax.Array, jax.Array]:
-    """Keys and values [.., S, Dh] with slots start .. start+L-1 replaced by new ones [.., L, Dh]."""
+    """Return keys and values [.., S, Dh] with slots start .. start+L-1 replaced by new ones [.., L, Dh]."""
     put = functools.partial(jax.lax.dynamic_update_slice_in_dim, start_index=start, axis=-2)
     return put(slots[0], new[0]), put(slots[1], new[1])
 
 
 def own_mask(valid_BS: jax.Array, length: int, start, owner_BS: jax.Array | None = None) -> jax.Array:
-    """bool [B, L, S]: query i (slot start+i) sees the valid slots up to its own, of the same owner if there are any."""
+    """Return bool [B, L, S]: query i (slot start+i) sees its owner's (if any) valid slots up to its own."""
     slots = jnp.arange(valid_BS.shape[1])
     causal_LS = slots[None, :] <= start + jnp.arange(length)[:, None]
     mask_BLS = causal_LS[None] & valid_BS[:, None, :]
@@ -94,19 +94,19 @@ class _Part(NamedTuple):
     seen: jax.Array
 
     def grouped(self, x_BHL: jax.Array) -> jax.Array:
-        """[B, H, L, ..] -> [C, G, R*H/G*L, ..]: the query heads and rows that share a key become one matrix."""
+        """Return [B, H, L, ..] -> [C, G, R*H/G*L, ..]: the query heads and rows that share a key become one matrix."""
         (rows, heads, length, *inner), (shared, groups, _, _) = x_BHL.shape, self.keys.shape
         x = x_BHL.reshape(shared, rows // shared, groups, heads // groups * length, *inner).swapaxes(1, 2)
         return x.reshape(shared, groups, -1, *inner)
 
     def ungrouped(self, x: jax.Array, rows: int, heads: int, length: int) -> jax.Array:
-        """[C, G, R*H/G*L, ..] -> [B, H, L, ..]."""
+        """Return [C, G, R*H/G*L, ..] -> [B, H, L, ..]."""
         (shared, groups, _, *inner) = x.shape
         x = x.reshape(shared, groups, rows // shared, -1, *inner).swapaxes(1, 2)
         return x.reshape(rows, heads, length, *inner)
 
     def scores(self, q_BHLD: jax.Array) -> jax.Array:
-        """float32 [C, G, R*H/G*L, S]; `MASKED` where a query doesn't see a slot."""
+        """Return float32 [C, G, R*H/G*L, S]; `MASKED` where a query doesn't see a slot."""
         (rows, heads, length, _), (shared, groups, slots, _) = q_BHLD.shape, self.keys.shape
         scores = float_product("cgqd,cgsd->cgqs", self.grouped(q_BHLD), self.keys)
         seen_CRLS = self.seen.reshape(shared, -1, *self.seen.shape[1:])
@@ -114,12 +114,12 @@ class _Part(NamedTuple):
         return jnp.where(seen_CRLS[:, None, :, None], by_head, MASKED).reshape(scores.shape)
 
     def weights(self, q_BHLD: jax.Array, most_BHL: jax.Array) -> jax.Array:
-        """e to the scores less `most_BHL`, [C, G, R*H/G*L, S] in the dtype of the values."""
+        """Return e to the scores less `most_BHL`, [C, G, R*H/G*L, S] in the dtype of the values."""
         return jnp.exp(self.scores(q_BHLD) - self.grouped(most_BHL)[..., None]).astype(self.values.dtype)
 
 
 def _in_turn(function: Callable, slots: Slots, *queries: jax.Array) -> Any:
-    """function(slots, *queries); where it makes many scores, of one key-value head after the other.
+    """Return function(slots, *queries); where it makes many scores, of one key-value head after the other.
 
     Args:
         queries: each [B, H, L, ..], the first with a width; what comes out has heads, or those of keys, on axis 1 too.
@@ -134,33 +134,33 @@ def _in_turn(function: Callable, slots: Slots, *queries: jax.Array) -> Any:
     def whole(x):
         return jnp.moveaxis(x, 0, 1).reshape(x.shape[1], -1, *x.shape[3:])
 
-    return jax.tree.map(whole, jax.lax.map(lambda each: function(*each), jax.tree.map(cut, (slots, *queries))))
+    return jax.tree.map(whole, jax.lax.map(lambda part: function(*part), jax.tree.map(cut, (slots, *queries))))
 
 
 @jax.custom_vjp
-def _attend(q_BHLD: jax.Array, slots: Slots, seen: tuple[jax.Array, ...]) -> jax.Array:
-    return _attend_forward(q_BHLD, slots, seen)[0]
+def _attend(q_BHLD: jax.Array, slots: Slots, masks: tuple[jax.Array, ...]) -> jax.Array:
+    return _attend_forward(q_BHLD, slots, masks)[0]
 
 
-def _attend_forward(q_BHLD: jax.Array, slots: Slots, seen: tuple[jax.Array, ...]):
-    made = kept(_in_turn(functools.partial(_outputs, seen), slots, q_BHLD))
-    return made[-1], (slots, seen, (q_BHLD, *made))
+def _attend_forward(q_BHLD: jax.Array, slots: Slots, masks: tuple[jax.Array, ...]):
+    outputs = kept(_in_turn(functools.partial(_outputs, masks), slots, q_BHLD))
+    return outputs[-1], (slots, masks, (q_BHLD, *outputs))
 
 
-def _attend_backward(kept, g_BHLD: jax.Array):
-    """The weights are made again: kept for a backward pass, they would be most of its memory."""
-    slots, seen, kept = kept
-    q_BHLD, *made = after(g_BHLD, kept)
-    return *_in_turn(functools.partial(_gradients, seen), slots, q_BHLD, *made, g_BHLD), None
+def _attend_backward(residuals, g_BHLD: jax.Array):
+    """Make the weights again: kept for a backward pass, they would be most of its memory."""
+    slots, masks, residuals = residuals
+    q_BHLD, *outputs = after(g_BHLD, residuals)
+    return *_in_turn(functools.partial(_gradients, masks), slots, q_BHLD, *outputs, g_BHLD), None
 
 
-def _parts(slots: Slots, seen: tuple[jax.Array, ...]) -> list[_Part]:
-    return [_Part(*each, by) for each, by in zip(slots, seen, strict=True)]
+def _parts(slots: Slots, masks: tuple[jax.Array, ...]) -> list[_Part]:
+    return [_Part(*slot, by) for slot, by in zip(slots, masks, strict=True)]
 
 
-def _outputs(seen, slots: Slots, q_BHLD: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Each query's greatest score, its sum of weights, and its output."""
-    shape, parts = q_BHLD.shape[:3], _parts(slots, seen)
+def _outputs(masks, slots: Slots, q_BHLD: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Return each query's greatest score, its sum of weights, and its output."""
+    shape, parts = q_BHLD.shape[:3], _parts(slots, masks)
     most_BHL = functools.reduce(jnp.maximum, [part.ungrouped(part.scores(q_BHLD).max(-1), *shape) for part in parts])
     whole_BHL, out_BHLD = jnp.float32(0), jnp.float32(0)
     for part in parts:
@@ -170,13 +170,13 @@ def _outputs(seen, slots: Slots, q_BHLD: jax.Array) -> tuple[jax.Array, jax.Arra
     return most_BHL, whole_BHL, (out_BHLD / whole_BHL[..., None]).astype(parts[0].values.dtype)
 
 
-def _gradients(seen, slots: Slots, q_BHLD, most_BHL, whole_BHL, out_BHLD, g_BHLD) -> tuple[jax.Array, Slots]:
-    """Of the queries, and of keys and values."""
+def _gradients(masks, slots: Slots, q_BHLD, most_BHL, whole_BHL, out_BHLD, g_BHLD) -> tuple[jax.Array, Slots]:
+    """Return the gradients of the queries, and of keys and values."""
     shape, float32 = q_BHLD.shape[:3], jnp.float32
     g_BHLD = (g_BHLD.astype(float32) / whole_BHL[..., None]).astype(q_BHLD.dtype)
     along_BHL = jnp.sum(g_BHLD.astype(float32) * out_BHLD.astype(float32), axis=-1)
     of_q, of_slots = float32(0), []
-    for part in _parts(slots, seen):
+    for part in _parts(slots, masks):
         weights, g = part.weights(q_BHLD, most_BHL), part.grouped(g_BHLD)
         of_weights = float_product("cgqd,cgsd->cgqs", g, part.values) - part.grouped(along_BHL)[..., None]
         of_scores = (weights.astype(float32) * of_weights).astype(weights.dtype)
@@ -191,7 +191,7 @@ _attend.defvjp(_attend_forward, _attend_backward)
 
 
 def attend(q_BHLD, k_BGSD, v_BGSD, mask_BLS, *before) -> jax.Array:
-    """Softmax attention over own slots and, without copying them, over slots that come before.
+    """Attend, by softmax, over own slots and, without copying them, over slots that come before.
 
     Neither the scores nor the weights of a forward pass are kept for the backward pass (Dao et al., 2022).
     `jax.nn.dot_product_attention` would keep the weights, or in cuDNN's form has no gradient of the sums' logarithm, by
@@ -206,5 +206,5 @@ def attend(q_BHLD, k_BGSD, v_BGSD, mask_BLS, *before) -> jax.Array:
         [B, H, L, Dh], in the dtype of the values; scores and sums in float32.
     """
     slots = ((k_BGSD, v_BGSD), *((keys, values) for keys, values, _ in before))
-    seen = (mask_BLS, *(valid[:, None] for *_, valid in before))
-    return _attend(q_BHLD * q_BHLD.shape[-1] ** -0.5, slots, seen)
+    masks = (mask_BLS, *(valid[:, None] for *_, valid in before))
+    return _attend(q_BHLD * q_BHLD.shape[-1] ** -0.5, slots, masks)

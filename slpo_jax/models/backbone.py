@@ -1,4 +1,4 @@
-"""What the backbones share: the walk of one forward pass through pre-norm blocks, its masks, its cache and the head."""
+"""Backbones: the walk of a forward pass through pre-norm blocks, its masks, its cache and the head."""
 
 import dataclasses
 import functools
@@ -24,7 +24,7 @@ LAYERS = "layers"
 
 @struct.dataclass
 class Context:
-    """What the blocks of one forward pass have in common.
+    """The constants of one forward pass, which all blocks have in common.
 
     Attributes:
         mask_BLS: bool, which own slots each query sees.
@@ -46,12 +46,12 @@ class Context:
     last: int = struct.field(pytree_node=False, default=0)
 
     def only_last(self, last: int) -> "Context":
-        """The context of a block of which only so many of the last positions are wanted."""
+        """Return the context of a block of which only so many of the last positions are wanted."""
         context = dataclasses.replace(self, mask_BLS=self.mask_BLS[:, -last:], last=last)
         return dataclasses.replace(context, dropout=jax.tree.map(context.going_on, self.dropout))
 
     def of_layer(self, layer: int) -> "Context":
-        """The context of a block that stands for this layer, with the layer's keys and values alone."""
+        """Return the context of a block that stands for this layer, with the layer's keys and values alone."""
 
         def own(cache: KVCache) -> KVCache:
             return KVCache((cache.keys[layer],), (cache.values[layer],), cache.valid)
@@ -60,7 +60,7 @@ class Context:
         return dataclasses.replace(self, before=before, cache=cache, first_site=layer * SITE_NUMBERS)
 
     def going_on(self, x_BL: jax.Array) -> jax.Array:
-        """[B, L, ..] -> what belongs to the positions that go on after attention."""
+        """Return [B, L, ..] -> what belongs to the positions that go on after attention."""
         if self.last and self.packing is not None:
             x_BL = self.packing.unpacked(x_BL)
         return x_BL[:, -self.last :]
@@ -79,7 +79,7 @@ class Context:
         k_BGSD, v_BGSD = k_BGLD, v_BGLD
         if self.cache is not None:
             k_BGSD, v_BGSD = write((self.cache.keys[layer], self.cache.values[layer]), (k_BGLD, v_BGLD), self.start)
-        before = [(each.keys[layer], each.values[layer], each.valid) for each in self.before]
+        before = [(cache.keys[layer], cache.values[layer], cache.valid) for cache in self.before]
         out_BLHD = attend(q_BHLD, k_BGSD, v_BGSD, self.mask_BLS, *before).swapaxes(1, 2)
         if self.packing is not None and not self.last:
             out_BLHD = self.packing.packed(out_BLHD)
@@ -87,7 +87,7 @@ class Context:
 
 
 def split_heads(x_BLE: jax.Array, heads: int) -> jax.Array:
-    """[B, L, H*Dh] -> [B, H, L, Dh]."""
+    """Return [B, L, H*Dh] -> [B, H, L, Dh]."""
     return x_BLE.reshape(*x_BLE.shape[:2], heads, -1).swapaxes(1, 2)
 
 
@@ -114,7 +114,7 @@ class Block(nn.Module):
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def run_block(block: type[Block], config, params, x_BLD: jax.Array, context: Context):
-    """A block whose layer is the context's, recomputed in the backward pass if `config.remat`.
+    """Run a block whose layer is the context's, recomputed in the backward pass if `config.remat`.
 
     jax traces and lowers it once for all layers and passes of the same shapes.
     """
@@ -137,32 +137,32 @@ class Backbone(nn.Module):
 
     @staticmethod
     def stacked(params: Mapping[str, Any]) -> dict[str, Any]:
-        """The parameters as a loop over layers reads them: those of all blocks as one, `LAYERS`, the layers first."""
-        found = {int(match[1]): name for name in params if (match := re.fullmatch(r"\w+_(\d+)", name))}
-        if not found:
+        """Stack parameters as a loop over layers reads them: those of all blocks as one, `LAYERS`, the layers first."""
+        blocks = {int(match[1]): name for name in params if (match := re.fullmatch(r"\w+_(\d+)", name))}
+        if not blocks:
             return dict(params)
-        layers = [params[found[layer]] for layer in range(len(found))]
-        rest = {name: tree for name, tree in params.items() if name not in found.values()}
+        layers = [params[blocks[layer]] for layer in range(len(blocks))]
+        rest = {name: tree for name, tree in params.items() if name not in blocks.values()}
         return rest | {LAYERS: jax.tree.map(lambda *x: jnp.stack(x), *layers)}
 
     def enter(self, inputs_BLD, positions_BL) -> tuple[jax.Array, tuple[jax.Array, jax.Array] | None]:
-        """The first block's input before dropout, and `Context.rotation`; `positions_BL` are not negative here."""
+        """Return the first block's input before dropout, and `Context.rotation`; no `positions_BL` is negative here."""
         raise NotImplementedError
 
     def embed(self, tokens_BL: jax.Array) -> jax.Array:
-        """Input embeddings [B, L, D] of token ids, before positions are added."""
+        """Return input embeddings [B, L, D] of token ids, before positions are added."""
         return self.table[tokens_BL].astype(self.config.dtype)
 
     def logits(self, hidden_BLD: jax.Array) -> jax.Array:
-        """Float32 logits [B, L, V]."""
+        """Return float32 logits [B, L, V]."""
         return head_logits(hidden_BLD, self.head)
 
-    def log_probs(self, hidden, tokens, asked=None, likeliest: bool = False) -> tuple[jax.Array, jax.Array | None]:
-        """`token_log_probs` with this head."""
-        return token_log_probs(hidden, self.head, tokens, asked, likeliest)
+    def log_probs(self, hidden, tokens, mask=None, likeliest: bool = False) -> tuple[jax.Array, jax.Array | None]:
+        """Return `token_log_probs` with this head."""
+        return token_log_probs(hidden, self.head, tokens, mask, likeliest)
 
     def empty_cache(self, rows: int, slots: int) -> KVCache:
-        """A `KVCache` of zeros of this model's shapes, with no valid slot."""
+        """Return a `KVCache` of zeros of this model's shapes, with no valid slot."""
         c = self.config
         shape, valid = (rows, c.n_kv_head, slots, c.head_dim), jnp.zeros((rows, slots), bool)
         if c.scan_layers:
@@ -227,23 +227,23 @@ class Backbone(nn.Module):
         mask_BLS = own_mask(seen_BS, valid_BL.shape[1], 0 if written is None else start, owner_BL)
         mask_BLS = mask_BLS if sees_BLL is None else mask_BLS & sees_BLL
         context = Context(mask_BLS, before, written, start, dropout, rotation, packing)
-        x_BLD, own, levels = (self._stacked if looped else self._one_by_one)(x_BLD, context, at_B, last)
+        x_BLD, slots, levels = (self._stacked if looped else self._one_by_one)(x_BLD, context, at_B, last)
         if looped and cache is not None:  # once for all layers, in place
-            own = write((cache.keys, cache.values), own, start)  # type: ignore[arg-type]
+            slots = write((cache.keys, cache.values), slots, start)  # type: ignore[arg-type]
         hidden_BLD = self.final_norm(x_BLD)
-        return hidden_BLD, KVCache(own[0], own[1], valid_BS), [*levels, *_level(hidden_BLD, at_B)]
+        return hidden_BLD, KVCache(slots[0], slots[1], valid_BS), [*levels, *_level(hidden_BLD, at_B)]
 
     def __call__(self, *args, **kwargs) -> tuple[jax.Array, KVCache]:
-        """`run` without levels: hidden states, and the own slots' `KVCache`."""
+        """Return `run` without levels: hidden states, and the own slots' `KVCache`."""
         return self.run(*args, **kwargs)[:2]
 
     def trace(self, *args, **kwargs) -> tuple[jax.Array, KVCache, jax.Array]:
-        """`run` at a position `at_B`, with the levels as one, [B, M, D], M = n_layer + 1."""
-        hidden_BLD, own, levels = self.run(*args, **kwargs)
-        return hidden_BLD, own, jnp.stack(levels, axis=1)
+        """Return `run` at a position `at_B`, with the levels as one, [B, M, D], M = n_layer + 1."""
+        hidden_BLD, slots, levels = self.run(*args, **kwargs)
+        return hidden_BLD, slots, jnp.stack(levels, axis=1)
 
     def _one_by_one(self, x_BLD, context: Context, at_B, last: int):
-        """(outputs, keys and values by layer, the blocks' inputs at `at_B`)."""
+        """Return (outputs, keys and values by layer, the blocks' inputs at `at_B`)."""
         layers, levels = list[tuple[jax.Array, jax.Array]](), list[jax.Array]()
         for block in self.blocks:
             levels += _level(x_BLD, at_B)
@@ -252,29 +252,29 @@ class Backbone(nn.Module):
             if self.is_initializing():
                 x_BLD, kv = block(x_BLD, context)
             else:
-                here = context.of_layer(block.layer)
-                x_BLD, kv = run_block(self.block_type, self.config, block.variables["params"], x_BLD, here)
+                block_context = context.of_layer(block.layer)
+                x_BLD, kv = run_block(self.block_type, self.config, block.variables["params"], x_BLD, block_context)
             layers.append(kv)
         return x_BLD, tuple(zip(*layers, strict=True)), levels
 
     def _stacked(self, x_BLD, context: Context, at_B, last: int):
-        """`_one_by_one` as a loop over one block, which is compiled once; of the last block all positions are made."""
+        """Return `_one_by_one` by a loop over one block, compiled once; of the last block all positions are made."""
         block, params = self.block_type(self.config, 0, parent=None), self.stacked(self.variables["params"])[LAYERS]
 
         def body(x_BLD, layer):
             number, params, slots = layer
-            before = [KVCache((k,), (v,), of.valid) for (k, v), of in zip(slots, context.before, strict=True)]
-            here = dataclasses.replace(context, before=tuple(before), first_site=number * SITE_NUMBERS)
-            y_BLD, kv = block.apply({"params": updated(params)}, x_BLD, here)
+            before = [KVCache((k,), (v,), cache.valid) for (k, v), cache in zip(slots, context.before, strict=True)]
+            layer_context = dataclasses.replace(context, before=tuple(before), first_site=number * SITE_NUMBERS)
+            y_BLD, kv = block.apply({"params": updated(params)}, x_BLD, layer_context)
             return y_BLD, (kv, _level(x_BLD, at_B))
 
         keeps = None if self.config.remat else jax.checkpoint_policies.save_only_these_names(KEPT)
         body = jax.checkpoint(body, prevent_cse=False, policy=keeps)
-        slots = [(each.keys, each.values) for each in context.before]
-        x_BLD, (own, levels) = jax.lax.scan(body, x_BLD, (jnp.arange(self.config.n_layer), params, slots))
-        return dataclasses.replace(context, last=last).going_on(x_BLD), own, [level for of in levels for level in of]
+        slots = [(cache.keys, cache.values) for cache in context.before]
+        x_BLD, (kv, levels) = jax.lax.scan(body, x_BLD, (jnp.arange(self.config.n_layer), params, slots))
+        return dataclasses.replace(context, last=last).going_on(x_BLD), kv, [x for level in levels for x in level]
 
 
 def _level(x_BLD: jax.Array, at_B: jax.Array | None) -> list[jax.Array]:
-    """[B, D] of one position of each row, alone in a list; none without positions."""
+    """Return [B, D] of one position of each row, alone in a list; none without positions."""
     return [] if at_B is None else [jnp.take_along_axis(x_BLD, at_B[:, None, None], axis=1)[:, 0]]

@@ -14,17 +14,17 @@ KEPT = "kept"
 
 
 def kept(tree: Any) -> Any:
-    """Arrays that a backward pass gets from a block's forward pass where it makes all else of the block again."""
+    """Mark arrays that a backward pass gets from a block's forward pass, while it makes all else again."""
     return jax.tree.map(lambda x: checkpoint_name(x, KEPT), tree)
 
 
 def is_low(dtype: Any) -> bool:
-    """Whether its numbers have fewer than 32 bits."""
+    """Return whether a type's numbers have fewer than 32 bits."""
     return jnp.dtype(dtype).itemsize < 4
 
 
 def product(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
-    """`jnp.einsum` of two; where the first is in low precision, in that, with sums in float32 that are rounded once.
+    """Multiply by `jnp.einsum`, in the precision of the first if low, with sums in float32 that are rounded once.
 
     The gradient is made of such products too. XLA's CPU compiler has no others in bfloat16: it casts operands up.
 
@@ -36,7 +36,7 @@ def product(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
 
 
 def float_product(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
-    """`product` with results in float32, as logits and scores are.
+    """Multiply as `product`, with results in float32, as logits and scores are.
 
     In low precision their cotangents are rounded to that of the operands, as torch's autocast does: a product of one in
     float32 with one in bfloat16 is slow everywhere.
@@ -50,15 +50,15 @@ def float_product(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
 
 
 def sums(spec: str, a: jax.Array, b: jax.Array, rounded: bool = False) -> jax.Array:
-    """Products, of which only `b` may have to be rounded to the precision of `a`, summed in float32.
+    """Multiply and sum in float32; only `b` may have to be rounded to the precision of `a`.
 
     Args:
         rounded: what comes out is in the precision of `a`.
     """
     out = xla_cpu.asked_for(a.dtype) if rounded else jnp.float32
     precision = jax.lax.Precision.DEFAULT if is_low(a.dtype) else None  # of float32 what the run has set: float32's
-    found = jnp.einsum(spec, a, b.astype(a.dtype), precision=precision, preferred_element_type=out)
-    return found.astype(a.dtype) if rounded else found
+    result = jnp.einsum(spec, a, b.astype(a.dtype), precision=precision, preferred_element_type=out)
+    return result.astype(a.dtype) if rounded else result
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
@@ -78,7 +78,7 @@ def _low_backward(spec: str, rounded: bool, operands, g: jax.Array):
 
 
 def sums_over_rows(spec: str, a: jax.Array, g: jax.Array) -> jax.Array:
-    """`sums` over the last axis but one of both arrays."""
+    """Sum products, as `sums`, over the last axis but one of both arrays."""
     first, second, out = spec.replace("->", ",").split(",")
     if out[-2] not in first:
         first, a, second, g = second, g, first, a
@@ -91,13 +91,13 @@ _low_product.defvjp(_low_forward, _low_backward)
 
 
 def _all_but_kernel(*arrays: jax.Array | None, dtype: Any = None, inexact: bool = True) -> list[jax.Array | None]:
-    """Inputs, kernel and bias as a layer promotes them, but for the kernel: `product` rounds that."""
+    """Return inputs, kernel and bias as a layer promotes them, but for the kernel: `product` rounds that."""
     inputs, _, bias = nn.dtypes.promote_dtype(*arrays, dtype=dtype, inexact=inexact)
     return [inputs, arrays[1], bias]
 
 
 def _rows_by_kernel(x, kernel, *_, **__) -> jax.Array:
-    """`product` of [.., D] and [D, V], as `nn.Dense` asks for it."""
+    """Multiply, as `product`, [.., D] by [D, V], as `nn.Dense` asks for it."""
     out = product("nd,dv->nv", x.reshape(-1, x.shape[-1]), kernel)
     return kept(out.reshape(*x.shape[:-1], out.shape[-1]))
 
@@ -107,21 +107,21 @@ def _kept_dot_general(*args, **kwargs) -> jax.Array:
 
 
 def dense(features: int, dtype, std: float, name: str, use_bias: bool) -> nn.Dense:
-    """A linear layer of a block.
+    """Make a linear layer of a block.
 
     Args:
         features: of what comes out.
         dtype: of activations.
         std: of the kernel's normal distribution in the beginning.
     """
-    how: dict[str, Any] = {"dot_general": _kept_dot_general}
+    options: dict[str, Any] = {"dot_general": _kept_dot_general}
     if is_low(dtype):
-        how = {"dot_general": _rows_by_kernel, "promote_dtype": _all_but_kernel}
-    return nn.Dense(features, use_bias, dtype=dtype, kernel_init=nn.initializers.normal(std), name=name, **how)
+        options = {"dot_general": _rows_by_kernel, "promote_dtype": _all_but_kernel}
+    return nn.Dense(features, use_bias, dtype=dtype, kernel_init=nn.initializers.normal(std), name=name, **options)
 
 
 def updated(params: Any) -> Any:
-    """Parameters as layers read them: `A @ B` is added to the kernel of each module that has the two."""
+    """Return parameters as layers read them: `A @ B` is added to the kernel of each module that has both."""
     if not isinstance(params, dict):
         return params
     if "A" in params:
@@ -132,7 +132,7 @@ def updated(params: Any) -> Any:
 
 
 def head_logits(hidden: jax.Array, head_VD: jax.Array) -> jax.Array:
-    """[.., D] -> float32 logits [.., V].
+    """Return [.., D] -> float32 logits [.., V].
 
     Args:
         head_VD: in the precision of `hidden`, or in float32, as `product` takes it.

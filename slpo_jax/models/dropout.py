@@ -30,12 +30,12 @@ class Dropout:
 
 
 def site_number(layer: int, name: str) -> int:
-    """The number that keeps the masks of different sites of one position apart."""
+    """Return the number that keeps the masks of different sites of one position apart."""
     return SITE_NUMBERS * layer + SITES.index(name)
 
 
 def _bits(keys_BL: jax.Array, site: int | jax.Array, width: int) -> jax.Array:
-    """uint32 [B, L, width]: a counter-based hash of (position's key, site, unit).
+    """Hash (position's key, site, unit) by a counter: uint32 [B, L, width].
 
     The keys come out of threefry. Stretching one over the units of a site needs no cryptographic strength, and
     threefry would take most of a small model's step: two rounds of MurmurHash3's finaliser, with the key's second
@@ -53,7 +53,7 @@ def _bits(keys_BL: jax.Array, site: int | jax.Array, width: int) -> jax.Array:
 
 
 def drop(x_BLD: jax.Array, dropout: Dropout | None, site: int | jax.Array) -> jax.Array:
-    """Inverted dropout with exact probability `rate` (to 2**-32), position by position.
+    """Apply inverted dropout with exact probability `rate` (to 2**-32), position by position.
 
     Args:
         x_BLD: activations.

@@ -56,12 +56,12 @@ class Gate:
     logits: Callable[..., jax.Array]
 
     def in_tree(self) -> "Gate":
-        """The same gate, its logits of the whole parameter tree."""
+        """Return the gate as a function of the whole parameter tree."""
         return dataclasses.replace(self, logits=reads(GATE, self.logits))
 
 
 def stopping_gate(width: int, hidden: int = 0, detached: bool = True) -> Gate:
-    """The gate for latents of `width`.
+    """Return the gate for latents of `width`.
 
     Args:
         hidden: width of the MLP's hidden layer; 0 is the linear head.
@@ -77,7 +77,7 @@ def stopping_gate(width: int, hidden: int = 0, detached: bool = True) -> Gate:
 
 
 def first_stop_log_probs(logits_T: jax.Array, forced: bool) -> jax.Array:
-    """log P(tau = t) for t = 1..T of one trajectory (paper section 4.1).
+    """Return log P(tau = t) for t = 1..T of one trajectory (paper section 4.1).
 
     P(tau = t) = rho_t * prod_{k<t} (1 - rho_k), the product from k = 1.
 
@@ -97,12 +97,12 @@ def first_stop_log_probs(logits_T: jax.Array, forced: bool) -> jax.Array:
 
 
 def stop_log_likelihood(logits_T: jax.Array, length) -> jax.Array:
-    """log P(tau = length) of one trajectory under the gate's logits, by the law that made it (paper section 4.1)."""
+    """Return log P(tau = length) of one trajectory under the gate's logits, by its own law (paper section 4.1)."""
     return first_stop_log_probs(logits_T, forced=True)[length - 1]
 
 
 def stop_set_loss(logits_T: jax.Array, in_set_T: jax.Array) -> jax.Array:
-    """-log sum over t in V of P(tau = t): the cold start's loss for one trajectory (paper section 4.1, L_stop).
+    """Return -log sum over t in V of P(tau = t): the cold start's loss for one trajectory (paper section 4.1, L_stop).
 
     Args:
         logits_T: the logits of rho_1 .. rho_T.

@@ -107,7 +107,7 @@ LLAMAS: dict[str, type[LlamaConfig]] = {config.model_type: config for config in 
 
 
 def rope_frequencies(config: LlamaConfig) -> np.ndarray:
-    """Radians a position, float32 [Dh/2], from the fastest to the slowest."""
+    """Return radians a position, float32 [Dh/2], from the fastest to the slowest."""
     # An angle far out is many turns: a frequency that is wrong in its last bit moves the answers there. So each step
     # is rounded to float32 where checkpoints' own programs round it, and the power, alone, is taken in float64.
     exponents = np.arange(0, config.head_dim, 2, dtype=np.float32) / np.float32(config.head_dim)
@@ -116,9 +116,9 @@ def rope_frequencies(config: LlamaConfig) -> np.ndarray:
     if scaling is None:
         return frequencies
     turns = scaling.original_max_position_embeddings / (2 * math.pi / frequencies)
-    kept = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
-    kept = np.clip(kept, 0.0, 1.0)
-    return (1.0 - kept) * frequencies / scaling.factor + kept * frequencies
+    share = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+    share = np.clip(share, 0.0, 1.0)
+    return (1.0 - share) * frequencies / scaling.factor + share * frequencies
 
 
 def rotate(x_BHLD: jax.Array, rotation: tuple[jax.Array, jax.Array]) -> jax.Array:
@@ -168,7 +168,7 @@ class MLP(nn.Module):
 
 @remade
 def _gated(gate: jax.Array, up: jax.Array) -> jax.Array:
-    """In float32, rounded once; only the two are kept for a backward pass."""
+    """Gate in float32, rounded once; only the two are kept for a backward pass."""
     return (nn.silu(gate.astype(jnp.float32)) * up.astype(jnp.float32)).astype(gate.dtype)
 
 

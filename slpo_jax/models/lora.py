@@ -33,12 +33,12 @@ class LoraConfig(Checked):
 
     @property
     def scale(self) -> float:
-        """Of the updates."""
+        """The factor of the updates."""
         return self.alpha / self.rank
 
 
 def init(key: jax.Array, tree: Tree, rank: int, kernels: tuple[str, ...] = ()) -> Tree:
-    """Adapters of Dense kernels in a tree; they change nothing yet.
+    """Make adapters of Dense kernels in a tree; they change nothing yet.
 
     As peft begins: A is uniform within +-1/sqrt(in), B zero.
 
@@ -54,21 +54,21 @@ def init(key: jax.Array, tree: Tree, rank: int, kernels: tuple[str, ...] = ()) -
     for number, (name, part) in enumerate(sorted(tree.items())):
         if not isinstance(part, dict):
             continue
-        here = jax.random.fold_in(key, number)
+        kernel_key = jax.random.fold_in(key, number)
         if "kernel" in part:
             if kernels and name not in kernels:
                 continue
             rows, columns = part["kernel"].shape
             bound = rows**-0.5
-            a = jax.random.uniform(here, (rows, rank), jnp.float32, -bound, bound)
+            a = jax.random.uniform(kernel_key, (rows, rank), jnp.float32, -bound, bound)
             adapters[name] = {"A": a, "B": jnp.zeros((rank, columns), jnp.float32)}
-        elif below := init(here, part, rank, kernels):
+        elif below := init(kernel_key, part, rank, kernels):
             adapters[name] = below
     return adapters
 
 
 def merge(tree: Tree, adapters: Tree, scale: float, apart: bool = False) -> Tree:
-    """The tree with `kernel + scale * A @ B` for each kernel that has an adapter; differentiable in both.
+    """Merge: `kernel + scale * A @ B` for each kernel that has an adapter; differentiable in both.
 
     Args:
         scale: alpha / r.
@@ -87,7 +87,7 @@ def merge(tree: Tree, adapters: Tree, scale: float, apart: bool = False) -> Tree
 def adapter(
     key: jax.Array, params: Tree, rank: int, kernels: tuple[str, ...] = (), section: str = "config.imitate.lora"
 ) -> Tree:
-    """The part ADAPTER: adapters of the reasoner's blocks, and a copy of all else of it but the backbone.
+    """Make the part ADAPTER: adapters of the reasoner's blocks, and a copy of all else of it but the backbone.
 
     Args:
         params: all parts.
@@ -109,23 +109,23 @@ def adapter(
 
 
 def without_adapter(params: Tree, scale: float, apart: bool = False) -> Tree:
-    """All parts but ADAPTER, which is merged into the reasoner, differentiably.
+    """Merge the part ADAPTER into the reasoner, differentiably.
 
     Args:
         scale: alpha / rank.
         apart: layers are a loop, which merges those of one after the other: all merged at once, and their cotangents,
             would take as much as the backbone each.
     """
-    others = {name: part for name, part in params.items() if name != ADAPTER}
+    parts = {name: part for name, part in params.items() if name != ADAPTER}
     reasoner, adapter = params[REASONER], params[ADAPTER]
     trained = {name: part for name, part in adapter.items() if name != "lora"}
     looped = Backbone.stacked if apart else dict
     backbone = merge(looped(reasoner["backbone"]), looped(adapter["lora"]), scale, apart)
-    return {**others, REASONER: {**reasoner, **trained, "backbone": backbone}}
+    return {**parts, REASONER: {**reasoner, **trained, "backbone": backbone}}
 
 
 def merging(reasoner: Reasoner, scale: float) -> Reasoner:
-    """The reasoner `in_tree`, whose programs read ADAPTER, where the parameters have that part, merged.
+    """Return the reasoner `in_tree`, whose programs read ADAPTER, where the parameters have that part, merged.
 
     Args:
         scale: alpha / rank.

@@ -13,7 +13,7 @@ from flax import struct
 
 @struct.dataclass
 class Packing:
-    """Where the used slots of each row's G sequences lie, sequence by sequence.
+    """The places of the used slots of each row's G sequences, sequence by sequence.
 
     Attributes:
         source_BS: int in [0, G*X), the slot that each packed slot holds, counted through the sequences.
@@ -38,22 +38,22 @@ class Packing:
 
     @property
     def owner_BS(self) -> jax.Array:
-        """Which of its row's sequences a packed slot belongs to."""
+        """The number, in its row, of the sequence that a packed slot belongs to."""
         return self.source_BS // max(self.slots, 1)
 
     def packed(self, x_NX: jax.Array) -> jax.Array:
-        """[B*G, X, ..] -> [B, S, ..]."""
+        """Return [B*G, X, ..] -> [B, S, ..]."""
         x_BM = x_NX.reshape(self.source_BS.shape[0], self.group * self.slots, *x_NX.shape[2:])
         return _move(x_BM, self.source_BS, self.packed_BM, self.used_BM)
 
     def unpacked(self, x_BS: jax.Array) -> jax.Array:
-        """[B, S, ..] -> [B*G, X, ..]; finite, but meaningless, at unused slots."""
+        """Return [B, S, ..] -> [B*G, X, ..]; finite, but meaningless, at unused slots."""
         x_BM = _move(x_BS, self.packed_BM, self.source_BS, self.used_BS)
         return x_BM.reshape(x_BS.shape[0] * self.group, self.slots, *x_BS.shape[2:])
 
 
 def pack(used_NX: jax.Array, group: int, capacity: int) -> Packing:
-    """Used slots first.
+    """Pack slots, the used ones first.
 
     Args:
         used_NX: bool, N = B*group sequences, a row's G in a row.
@@ -67,13 +67,13 @@ def pack(used_NX: jax.Array, group: int, capacity: int) -> Packing:
 
 
 def most_used(used_NX: jax.Array, group: int) -> jax.Array:
-    """int: the used slots of the row that has most of them."""
+    """Return int: the used slots of the row that has most of them."""
     rows, slots = used_NX.shape
     return used_NX.reshape(rows // group, group * slots).sum(axis=1).max()
 
 
 def _move(x_BI: jax.Array, from_BO: jax.Array, back_BI: jax.Array, used_BI: jax.Array) -> jax.Array:
-    """[B, I, ..] -> [B, O, ..]; `back_BI` is where what is used of x went; the rest has no gradient."""
+    """Move [B, I, ..] -> [B, O, ..]; `back_BI` is where what is used of x went; the rest has no gradient."""
     if not jnp.issubdtype(x_BI.dtype, jnp.floating):
         return _rows_take(x_BI, from_BO)
 
@@ -85,8 +85,8 @@ def _move(x_BI: jax.Array, from_BO: jax.Array, back_BI: jax.Array, used_BI: jax.
     def forward(x_BI, from_BO, back_BI, used_BI):
         return move(x_BI, from_BO, back_BI, used_BI), (back_BI, used_BI)
 
-    def backward(kept, g_BO):
-        back_BI, used_BI = kept
+    def backward(residuals, g_BO):
+        back_BI, used_BI = residuals
         used_BI = used_BI.reshape(*used_BI.shape, *(1,) * (g_BO.ndim - 2))
         return jnp.where(used_BI, _rows_take(g_BO, back_BI), 0), None, None, None
 

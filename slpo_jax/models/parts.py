@@ -20,7 +20,7 @@ CARRIED = (DECODER,)
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """One part of the parameters.
+    """A part of the parameters.
 
     Attributes:
         name: its key in the tree.
@@ -36,37 +36,37 @@ class Part:
 
 
 def drawn(parts: Iterable[Part]) -> Params:
-    """The parts at random, the same for the same keys."""
-    made = {part.name: part.init(part.key) for part in parts}
-    return {name: tree for name, tree in made.items() if name == REASONER or tree}
+    """Draw the parts at random, the same for the same keys."""
+    params = {part.name: part.init(part.key) for part in parts}
+    return {name: tree for name, tree in params.items() if name == REASONER or tree}
 
 
-def lacking(found: Mapping[str, Any], rest: Params) -> Params:
-    """What of `rest` is not found: whole parts, and of a part that is there its modules (a reasoner's projector)."""
+def lacking(params: Mapping[str, Any], rest: Params) -> Params:
+    """Return what of `rest` is not found: whole parts, and modules of a part that is there (a reasoner's projector)."""
     return {
-        name: {key: tree for key, tree in part.items() if key not in found.get(name, {})}
+        name: {key: tree for key, tree in part.items() if key not in params.get(name, {})}
         for name, part in rest.items()
-        if name not in found or part.keys() - found[name].keys()
+        if name not in params or part.keys() - params[name].keys()
     }
 
 
-def carried(found: Mapping[str, Any]) -> Params:
-    """What of these parts is carried along."""
-    return {name: found[name] for name in CARRIED if name in found}
+def carried(params: Mapping[str, Any]) -> Params:
+    """Return the parts that are carried along."""
+    return {name: params[name] for name in CARRIED if name in params}
 
 
-def merged(found: Mapping[str, Any], rest: Params) -> Params:
-    """What is found, and `rest` where nothing is, part by part and module by module."""
-    return {name: {**rest.get(name, {}), **found.get(name, {})} for name in {**rest, **found}}
+def merged(params: Mapping[str, Any], rest: Params) -> Params:
+    """Merge what is found, and `rest` where nothing is, part by part and module by module."""
+    return {name: {**rest.get(name, {}), **params.get(name, {})} for name in {**rest, **params}}
 
 
 def trained_by(stage: str, parts: Iterable[Part], params: Params) -> tuple[str, ...]:
-    """Names of the parts there are that a stage trains."""
+    """Return the names of the parts there are that a stage trains."""
     return tuple(part.name for part in parts if stage in part.trained_by and part.name in params)
 
 
 def reads(name: str, function: Callable) -> Callable:
-    """A function of one part's parameters as a function of the whole tree."""
+    """Turn a function of one part's parameters into one of the whole tree."""
 
     def of_tree(params, *args, **kwargs):
         return function(params[name], *args, **kwargs)
@@ -75,10 +75,10 @@ def reads(name: str, function: Callable) -> Callable:
 
 
 def writes(name: str, function: Callable) -> Callable:
-    """A function that changes one part's parameters as one of the whole tree."""
+    """Turn a function that changes one part's parameters into one of the whole tree."""
     return lambda params: {**params, name: function(params[name])}
 
 
 def detached(params: Params, name: str) -> Params:
-    """The parameters, no gradient reaching those of one part."""
+    """Return the parameters, no gradient reaching those of one part."""
     return {**params, name: jax.lax.stop_gradient(params[name])}

@@ -7,18 +7,20 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from slpo_jax.models import xla_cpu
 from slpo_jax.models.attention import KVCache
 from slpo_jax.models.backbone import LAYERS, Backbone
 from slpo_jax.models.dense import updated
 from slpo_jax.models.gpt2 import GPT2, GPT2Config
 from slpo_jax.models.llama import LLAMAS, Llama, LlamaConfig
 from slpo_jax.models.parts import REASONER, reads, writes
+from slpo_jax.settings import Checked, setting
 
 Params = Any
 BACKBONE = "backbone"
@@ -27,7 +29,7 @@ BACKBONES: dict[str, type[BackboneConfig]] = {GPT2Config.model_type: GPT2Config,
 
 
 class LatentLaw(NamedTuple):
-    """What a head predicts of the next latent: its mean or, with a standard deviation, a diagonal Gaussian.
+    """The law of the next latent by a head: its mean or, with a standard deviation, a diagonal Gaussian.
 
     Attributes:
         mean, std: float32 [B, L, D], in multiples of `Reasoner.unit`; std is 0 where the head has none.
@@ -43,11 +45,11 @@ class LatentReasoner(nn.Module):
     backbone: Backbone
 
     def transition(self, hidden_BLD: jax.Array) -> jax.Array:
-        """The latent fed at the next slot, from the hidden state (after the final norm) at this one."""
+        """Return the latent fed at the next slot, from the hidden state (after the final norm) at this one."""
         return hidden_BLD
 
     def of_backbone(self, name: str, *args, **kwargs):
-        """What a method of the backbone gives."""
+        """Call a method of the backbone."""
         return getattr(self.backbone, name)(*args, **kwargs)
 
     def initialise(self, tokens_BL):
@@ -120,7 +122,7 @@ class Reasoner:
         return self.config.n_embd
 
     def in_tree(self, part: str = REASONER) -> "Reasoner":
-        """The same reasoner, its functions but `init` of the whole parameter tree, of which its own are a part."""
+        """Return the reasoner as functions of the whole parameter tree, but for `init`."""
         names = ("forward", "trace", "embed", "transition", "logits", "log_probs")
         bound: dict[str, Any] = {name: reads(part, getattr(self, name)) for name in names}
         bound["law"] = self.law and reads(part, self.law)
@@ -133,7 +135,7 @@ def _stacked(config: BackboneConfig, params: Params) -> Params:
 
 
 def _cast(config: BackboneConfig, params: Params) -> Params:
-    """`Reasoner.stacked`, the matrices in the activations' type, as every use of them takes them: once."""
+    """Stack as `Reasoner.stacked`, and cast matrices to the activations' type, as every use takes them: once."""
 
     def cast(tree: Params, axes: int) -> Params:
         return jax.tree.map(lambda x: x.astype(config.dtype) if x.ndim >= axes else x, tree)
@@ -145,7 +147,7 @@ def _cast(config: BackboneConfig, params: Params) -> Params:
 
 
 def as_functions(module: LatentReasoner) -> Reasoner:
-    """The pure functions of a reasoner module."""
+    """Return the pure functions of a reasoner module."""
 
     def method(name, *first):
         return lambda params, *args, **kwargs: module.apply({"params": params}, *first, *args, **kwargs, method=name)
@@ -170,10 +172,60 @@ def as_functions(module: LatentReasoner) -> Reasoner:
 
 
 def vocabulary_rows(tree: Params) -> int:
-    """Of a backbone's parameters."""
+    """Count the token embeddings in a backbone's parameters."""
     return next(tree[name].shape[0] for name in ("wte", "embed_tokens") if name in tree)
 
 
 def backbone(config: BackboneConfig) -> Backbone:
-    """The backbone that the config's class stands for."""
+    """Return the backbone that the config's class stands for."""
     return GPT2(config) if isinstance(config, GPT2Config) else Llama(config)
+
+
+def activation_type(name: str) -> Any:
+    """Return the jax type that `ModelConfig.dtype` stands for, on the devices that there are."""
+    if name == "auto":
+        name = "float32" if xla_cpu.on_cpu() else "bfloat16"
+    return jax.numpy.dtype(name)
+
+
+def is_loop(scan_layers: bool | None, layers: int) -> bool:
+    """Tell whether layers are a loop, as `ModelConfig.scan_layers` says: a program of 12 that aren't takes a TPU's
+    compiler 20 minutes. XLA:CPU copies each layer's parameters out of those of all in every pass, and compiles in one.
+    """
+    return layers > 1 and not xla_cpu.on_cpu() if scan_layers is None else scan_layers
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConfig(Checked):
+    """Shapes, for both backbones; where `config.init` names a checkpoint, they are the checkpoint's.
+
+    Attributes:
+        n_layer: blocks.
+        n_head: attention heads (of queries).
+        n_embd: D, the width of hidden states and latents.
+        n_positions: positions of a sequence: prompt, latents and answer.
+        n_inner: width of the feed-forward layer; 0 is 4 * n_embd.
+        n_kv_head: Llama's heads of keys and values; 0 is n_head.
+        rope_theta: base of Llama's rotary frequencies.
+        tied: the head is the token embedding.
+        projector: hidden width of CODI's projector and of CoLaR's head; 0 is n_embd.
+        scale: unit of CoLaR's latents, a standard deviation of embeddings; None: published for this width (GPT-2:
+            0.12), or 0.018.
+        dtype: type of activations; auto is bfloat16 on accelerators and float32 on CPUs.
+        remat: recompute activations in the backward pass.
+        scan_layers: layers are a loop over one block, which is compiled once; None: on accelerators.
+    """
+
+    n_layer: int = setting(12, least=1)
+    n_head: int = setting(12, least=1)
+    n_embd: int = setting(768, least=1)
+    n_positions: int = setting(1024, least=1)
+    n_inner: int = setting(0, least=0, note="0 is 4 * n_embd")
+    n_kv_head: int = setting(0, least=0, note="0 is n_head")
+    rope_theta: float = setting(10_000.0, above=0)
+    tied: bool = True
+    projector: int = setting(0, least=0, note="0 is n_embd")
+    scale: float | None = setting(None, above=0, note="None: the published one")
+    dtype: Literal["auto", "float32", "bfloat16"] = setting("auto", affects="parameters")
+    remat: bool = setting(False, affects="nothing")
+    scan_layers: bool | None = setting(None, note="None: on accelerators", affects="nothing")

@@ -16,13 +16,13 @@ _made_for: list[str] = []
 
 
 def on_cpu() -> bool:
-    """Whether programs are made for a CPU."""
+    """Return whether programs are made for a CPU."""
     return (_made_for[-1] if _made_for else jax.default_backend()) == "cpu"
 
 
 @contextlib.contextmanager
 def made_for(platform: str) -> Iterator[None]:
-    """What is traced within is made for another platform than the one that it is traced on.
+    """Have what is traced within made for another platform than the one that it is traced on.
 
     Args:
         platform: as jax calls it: "cpu", "gpu" or "tpu".
@@ -37,8 +37,8 @@ def made_for(platform: str) -> Iterator[None]:
 
 
 def after(first: jax.Array, tree: Any) -> Any:
-    """The same arrays. On a CPU they are known only once `first` is, so that a backward pass makes again, and doesn't
-    keep, what it makes of them; elsewhere `made_again` sees to that.
+    """Return the arrays, on a CPU known only once `first` is, so that a backward pass makes again, and doesn't keep,
+    what it makes of them; elsewhere `made_again` sees to that.
 
     Args:
         first: float, of any shape.
@@ -52,9 +52,9 @@ def after(first: jax.Array, tree: Any) -> Any:
 @jax.custom_jvp
 @jax.named_scope("cpu_after")
 def cpu_after(begins: jax.Array, tree: Any) -> Any:
-    """XLA:CPU drops barriers, and then keeps from the forward pass what the backward pass makes again of the same
-    values, or makes it of many layers before it comes to the first of them. It can't where their bits depend on a
-    cotangent. Nor can it take back their rounding: it keeps float32 for what is rounded and cast up again.
+    """Make the tree's bits depend on a cotangent. XLA:CPU drops barriers, and then keeps from the forward pass what the
+    backward pass makes again of the same values, or makes it of many layers before it comes to the first of them. Nor
+    can it take back their rounding: it keeps float32 for what is rounded and cast up again.
     """
 
     def bits_after(x: jax.Array) -> jax.Array:
@@ -67,12 +67,12 @@ def cpu_after(begins: jax.Array, tree: Any) -> Any:
 
 @cpu_after.defjvp
 def _cpu_after_jvp(primals, tangents):
-    """The identity's: that of a cast to bits would be 0."""
+    """Use the identity's derivative: that of a cast to bits would be 0."""
     return cpu_after(*primals), tangents[1]
 
 
 def remade(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, which is in a block. On a CPU a backward pass keeps its arguments alone, and it has no forward-mode
+    """Return a block's function. On a CPU a backward pass keeps its arguments alone, and it has no forward-mode
     derivative; elsewhere `made_again` sees to that.
     """
 
@@ -83,7 +83,7 @@ def remade(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def made_again(block: Callable[..., Any], kept: str) -> Callable[..., Any]:
-    """A block of which a backward pass keeps the arguments and what has this name (`jax.checkpoint`'s policy).
+    """Return a block of which a backward pass keeps the arguments and what has this name (`jax.checkpoint`'s policy).
 
     On a CPU it is the block, as XLA:CPU drops the barriers of `jax.checkpoint`.
     """
@@ -91,7 +91,7 @@ def made_again(block: Callable[..., Any], kept: str) -> Callable[..., Any]:
 
 
 def _remade(function: Callable[..., Any]) -> Callable[..., Any]:
-    """By `after`, as XLA:CPU drops the barriers of `jax.checkpoint`."""
+    """Remake by `after`, as XLA:CPU drops the barriers of `jax.checkpoint`."""
     call = jax.custom_vjp(function)
 
     def backward(args, g):
@@ -103,25 +103,23 @@ def _remade(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def fewer(rows: int) -> int:
-    """Rows that a loop multiplies at once: on a CPU an eighth, which is enough, and makes fewer for nothing."""
+    """Return the rows that a loop multiplies at once: on a CPU an eighth, enough, and fewer are made for nothing."""
     return rows // 8 if on_cpu() else rows
 
 
 def asked_for(dtype: Any) -> Any:
-    """The type that products in low precision are asked for before they are rounded to it. XLA:CPU would cast up what
-    it has rounded.
-    """
+    """Return the type to ask of products, before they are rounded: XLA:CPU would cast up what it rounded."""
     return jnp.float32 if on_cpu() else dtype
 
 
 def summed_last(x: jax.Array, axes: str) -> tuple[jax.Array, str]:
-    """An array [.., N, D] of a product that sums over N, and its axes as they are laid out."""
+    """Return an array [.., N, D] of a product that sums over N, and its axes as they are laid out."""
     return (cpu_transposed(x), axes[:-2] + axes[:-3:-1]) if on_cpu() else (x, axes)
 
 
 @jax.named_scope("cpu_transposed")
 def cpu_transposed(x: jax.Array) -> jax.Array:
-    """[.., N, D] -> [.., D, N], laid out in that order: in two copies, of which each moves whole blocks of columns.
+    """Return [.., N, D] -> [.., D, N], laid out in that order, in two copies, each of whole blocks of columns.
 
     XLA:CPU folds the transpose that a sum over N needs into the product, which it then doesn't multiply natively in
     bfloat16. In one copy it jumps from row to row; of 1,024 rows of 49,152 that takes four times as long.
@@ -135,7 +133,7 @@ def cpu_transposed(x: jax.Array) -> jax.Array:
 
 
 def remade_after(made: Any, condition: jax.Array, remake: Callable[[Any], Any], old: Any, new: Any) -> Any:
-    """`new`, which is remake(old), where `old` is read by what makes `made` too.
+    """Return `new`, which is remake(old), where `old` is read by what makes `made` too.
 
     Args:
         made: arrays of numbers.
@@ -146,7 +144,7 @@ def remade_after(made: Any, condition: jax.Array, remake: Callable[[Any], Any], 
 
 @jax.named_scope("cpu_once_made")
 def cpu_once_made(made: Any, condition: jax.Array, old: Any) -> Any:
-    """`old`, known only once all of `made` is.
+    """Return `old`, known only once all of `made` is.
 
     XLA:CPU makes parameters and moments in loops of their own, and all of them read the old moments. So it would make
     the new ones once, in fresh memory, and copy them; SmolLM2's step would need a fifth more. Made twice, the second
@@ -156,5 +154,5 @@ def cpu_once_made(made: Any, condition: jax.Array, old: Any) -> Any:
     def first(tree):
         return sum(x[(slice(1),) * x.ndim].sum(dtype=jnp.float32) for x in jax.tree.leaves(tree))
 
-    known = condition & ~jnp.isnan(jax.lax.cond(condition, first, lambda tree: jnp.float32(0), made))
-    return jax.tree.map(lambda x: x * known.astype(x.dtype) if jnp.isdtype(x.dtype, "real floating") else x, old)
+    is_known = condition & ~jnp.isnan(jax.lax.cond(condition, first, lambda tree: jnp.float32(0), made))
+    return jax.tree.map(lambda x: x * is_known.astype(x.dtype) if jnp.isdtype(x.dtype, "real floating") else x, old)

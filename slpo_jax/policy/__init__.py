@@ -1,1 +1,1 @@
-"""Rollouts, their scores, scorers, the surrogate and advantages: one pure function an equation."""
+"""Rollouts, their scores, scorers and advantages: one pure function an equation."""

@@ -11,7 +11,7 @@ from slpo_jax.models.attention import KVCache, grow
 from slpo_jax.policy import noise
 from slpo_jax.policy.policy import Policy
 from slpo_jax.policy.sampling import draw_tokens
-from slpo_jax.rewards.ending import is_end
+from slpo_jax.rewards.verifier import is_end
 
 FIRST_SLOTS = 64  # of a cache for answers, which is doubled when it is full
 
@@ -104,7 +104,7 @@ def decode_answers(
 
 
 def _fill(body: Callable[[_Answers], _Answers], state: _Answers, first_slot, most: int, sizes: list[int]) -> jax.Array:
-    """The tokens: body(state) in a cache of the first size, then in those of the others while there is more to say.
+    """Run body(state) with the cache's first size, then with the others while there is more to say; the tokens.
 
     Args:
         most: slots that may be fed.

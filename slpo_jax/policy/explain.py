@@ -1,4 +1,4 @@
-"""What can be seen of thoughts: when they would stop, what latents are near to, and what SIM-CoT's decoder says.
+"""Readings of thoughts: when they would stop, what latents are near to, and what SIM-CoT's decoder says.
 
 That decoder (Wei et al., 2025) says latents in words, where it was kept.
 """
@@ -13,8 +13,7 @@ import numpy as np
 from slpo_jax.models.parts import DECODER
 from slpo_jax.models.reasoner import BackboneConfig, LatentReasoner, Reasoner, as_functions, backbone, vocabulary_rows
 from slpo_jax.policy.decoding import cache_sizes, decode_answers
-from slpo_jax.policy.policy import Policy
-from slpo_jax.policy.prompts import Prompts
+from slpo_jax.policy.policy import Policy, Prompts
 
 READS = "reads"
 """In a kept model's part, int [2]: the latents of one thought, and the position of the first of them."""
@@ -26,7 +25,7 @@ Reads = tuple[int, int]
 
 
 def decoder_of(config: BackboneConfig, params: Any) -> Reasoner:
-    """The decoder `in_tree`; its vocabulary need not be the reasoner's.
+    """Return the decoder `in_tree`; its vocabulary need not be the reasoner's.
 
     Args:
         config: the reasoner's shapes.
@@ -37,7 +36,7 @@ def decoder_of(config: BackboneConfig, params: Any) -> Reasoner:
 
 
 def reads_of(params: Any) -> Reads | None:
-    """How a kept model reads; None where none was kept."""
+    """Return how a kept decoder reads; None where none was kept."""
     if READS not in params.get(DECODER, {}):
         return None
     latents, first = np.asarray(params[DECODER][READS]).tolist()
@@ -45,7 +44,7 @@ def reads_of(params: Any) -> Reads | None:
 
 
 def explain(policy: Policy, params: Any, latents_NTD: jax.Array, reads: Reads) -> jax.Array:
-    """What the decoder writes of each thought, its likeliest token at every place, in the reasoner's embeddings.
+    """Decode each thought, the likeliest token at every place, in the reasoner's embeddings.
 
     Args:
         params: all parts.

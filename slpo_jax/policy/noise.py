@@ -1,4 +1,4 @@
-"""Where randomness comes from: keys folded from (step, example, rollout, position), never from a device or a row.
+"""Randomness: keys folded from (step, example, rollout, position), never from a device or a row.
 
 A site's number is folded in last, inside `models.dropout`. So the same trajectories come out of 1 device or 4, in any
 batch order and, because a prompt's positions are counted back from its end, in any padding.
@@ -60,12 +60,12 @@ _LATENT, _PROMPT, _ANSWER, _STOP, _TOKEN, _GATE, _DRAW = (kind << 20 for kind in
 
 
 def stream_key(key: jax.Array, stream: str, step: jax.Array | int) -> jax.Array:
-    """The key of one step of one stream of randomness."""
+    """Return the key of one step of one stream of randomness."""
     return jax.random.fold_in(jax.random.fold_in(key, STREAMS[stream]), step)
 
 
 def row_keys(key: jax.Array, *indices: jax.Array) -> jax.Array:
-    """One key a row, from the row's indices (global example, rollout, ...), each int [N].
+    """Return one key a row, from the row's indices (global example, rollout, ...), each int [N].
 
     Returns:
         typed keys [N].
@@ -77,7 +77,7 @@ def row_keys(key: jax.Array, *indices: jax.Array) -> jax.Array:
 
 
 def rollout_keys(key: jax.Array, index_B: jax.Array, group: int) -> jax.Array:
-    """Keys [B*G] of G rollouts of each example, an example's in a row."""
+    """Return keys [B*G] of G rollouts of each example, an example's in a row."""
     return row_keys(key, jnp.repeat(index_B, group), jnp.tile(jnp.arange(group), index_B.shape[0]))
 
 
@@ -90,12 +90,12 @@ def _everywhere(keys_N: jax.Array, positions_L: jax.Array, rate: float) -> Dropo
 
 
 def reaches_prompts(rate: float, where: DropoutWhere) -> bool:
-    """Whether prompts have noise."""
+    """Return whether prompts have noise."""
     return rate > 0.0 and where in ("thought", "all")
 
 
 def prompt_dropout(keys_N: jax.Array, valid_NP: jax.Array, rate: float, where: DropoutWhere) -> Dropout | None:
-    """The noise of a left-padded prompt; its positions are counted back from the last."""
+    """Return the noise of a left-padded prompt; its positions are counted back from the last."""
     if not reaches_prompts(rate, where):
         return None
     slots = valid_NP.shape[1]
@@ -103,7 +103,7 @@ def prompt_dropout(keys_N: jax.Array, valid_NP: jax.Array, rate: float, where: D
 
 
 def latent_dropout(keys_N, steps_T, last_NT, rate: float, where: DropoutWhere) -> Dropout | None:
-    """The noise of the forwards of latents h_t, t in steps_T (counted from 1).
+    """Return the noise of the forwards of latents h_t, t in steps_T (counted from 1).
 
     This is the law of what thought has noise on, for rollouts, scoring and the cold start's candidates alike: the last
     latent h_tau, which makes no other, is fed without noise unless that is everywhere.
@@ -118,32 +118,32 @@ def latent_dropout(keys_N, steps_T, last_NT, rate: float, where: DropoutWhere) -
 
 
 def draw_keys(keys_N: jax.Array, steps_T: jax.Array) -> jax.Array:
-    """Keys [N, T] of the latent policy's own noise in what it draws at steps t in steps_T (counted from 1)."""
+    """Return keys [N, T] of the latent policy's own noise in what it draws at steps t in steps_T (counted from 1)."""
     return _position_keys(keys_N, _DRAW + steps_T)
 
 
 def gate_dropout(keys_N, steps_T, rate: float) -> Dropout | None:
-    """The noise of the gate head on latents h_t, t in steps_T: apart from that of the forwards that they are fed to."""
+    """Return the noise of the gate on latents h_t, t in steps_T, apart from that of the forwards they are fed to."""
     return _everywhere(keys_N, _GATE + steps_T, rate) if rate else None
 
 
 def answer_dropout(keys_N, slots_A, rate: float, where: DropoutWhere) -> Dropout | None:
-    """The noise of answer slots (the end marker is slot 0): none unless `where` is "all"."""
+    """Return the noise of answer slots (the end marker is slot 0): none unless `where` is "all"."""
     return _everywhere(keys_N, _ANSWER + slots_A, rate) if rate and where == "all" else None
 
 
 def followed_by(first: Dropout | None, second: Dropout | None) -> Dropout | None:
-    """The noise of a pass over two stretches of positions; only the last stretch may be without noise."""
+    """Return the noise of a pass over two stretches of positions; only the last stretch may be without noise."""
     if first is None or second is None:
         return first
     return jax.tree.map(lambda a_BL, b_BL: jnp.concatenate([a_BL, b_BL], axis=1), first, second)
 
 
 def stop_uniforms(keys_N: jax.Array, step: jax.Array) -> jax.Array:
-    """One uniform number in [0, 1) a row for the stop decision at latent step `step`."""
+    """Return one uniform number in [0, 1) a row for the stop decision at latent step `step`."""
     return jax.vmap(lambda key: jax.random.uniform(jax.random.fold_in(key, _STOP + step)))(keys_N)
 
 
 def token_keys(keys_N: jax.Array, slot: jax.Array) -> jax.Array:
-    """Keys [N] of the token that comes out of an answer slot."""
+    """Return keys [N] of the token that comes out of an answer slot."""
     return jax.vmap(lambda key: jax.random.fold_in(key, _TOKEN + slot))(keys_N)

@@ -19,9 +19,8 @@ from slpo_jax.models.attention import KVCache
 from slpo_jax.policy import noise
 from slpo_jax.policy.decoding import cache_sizes, decode_answers
 from slpo_jax.policy.latent_policies import Action
-from slpo_jax.policy.policy import Policy
-from slpo_jax.policy.prompts import Prompts, encode_for_rollouts, repeat_to
-from slpo_jax.rewards.ending import is_end, said_eos
+from slpo_jax.policy.policy import Policy, Prompts, encode_for_rollouts, repeat_to
+from slpo_jax.rewards.verifier import is_end, said_eos
 
 NO_TOKEN = -1
 """What follows a completion without eos, where there is room left."""
@@ -29,7 +28,7 @@ NO_TOKEN = -1
 
 @struct.dataclass
 class Trajectories:
-    """What N rollouts produced, and what made them: enough to make them again.
+    """N rollouts, and what made them: enough to make them again.
 
     Attributes:
         actions: leaves [N, T, ..], the actions of steps 1 .. tau, zeros after.
@@ -101,7 +100,7 @@ class _Thought:
 
 
 def _draw(policy: Policy, params, hidden_ND, keys_N, step, before_N1: Action | None = None) -> Action:
-    """The action of one step, leaves [N, ..], that comes after another, leaves [N, 1, ..]."""
+    """Draw the action of one step, leaves [N, ..], that comes after another, leaves [N, 1, ..]."""
     keys_N1 = noise.draw_keys(keys_N, step[None]) if policy.config.latent_policy_noise else None
     action_N1 = policy.latent_policy.draw(params, hidden_ND[:, None], keys_N1)
     if before_N1 is not None and policy.latent_policy.after is not None:
@@ -109,21 +108,21 @@ def _draw(policy: Policy, params, hidden_ND, keys_N, step, before_N1: Action | N
     return jax.tree.map(lambda x: x[:, 0], action_N1)
 
 
-def _given(given: Trajectories | None, step, drawn_N: Action) -> Action:
-    """The given action of a step where there is one, else what was drawn, leaves [N, ..]."""
+def _given(given: Trajectories | None, step, draw_N: Action) -> Action:
+    """Choose the given action of a step where there is one, else the drawn one, leaves [N, ..]."""
     if given is None:
-        return drawn_N
+        return draw_N
 
-    def choose(action_NT, drawn_N):
+    def choose(action_NT, draw_N):
         action_N = jax.lax.dynamic_index_in_dim(action_NT, step - 1, axis=1, keepdims=False)
-        is_given = (step <= given.lengths).reshape(-1, *(1,) * (drawn_N.ndim - 1))
-        return jnp.where(is_given, action_N, drawn_N).astype(drawn_N.dtype)
+        is_given = (step <= given.lengths).reshape(-1, *(1,) * (draw_N.ndim - 1))
+        return jnp.where(is_given, action_N, draw_N).astype(draw_N.dtype)
 
-    return jax.tree.map(choose, given.actions, drawn_N)
+    return jax.tree.map(choose, given.actions, draw_N)
 
 
 def ends_with(policy: Policy, params, action_N1: Action, t, keys_N, rule) -> jax.Array:
-    """bool [N]: whether thoughts end with this action, leaves [N, 1, ..], of step t; arguments as in `sample`."""
+    """Tell, bool [N], whether step t's action, leaves [N, 1, ..], ends a thought; arguments as in `sample`."""
     latent_policy, config = policy.latent_policy, policy.config
     rho_N = jax.nn.sigmoid(latent_policy.stop_logits(params, action_N1)[:, 0])
     if config.stopping == "sample":
@@ -138,7 +137,7 @@ def ends_with(policy: Policy, params, action_N1: Action, t, keys_N, rule) -> jax
 
 
 def _halts(policy: Policy, params, action: Action) -> jax.Array:
-    """bool [N]: whether this action, leaves [N, ..], is not fed, as its thought has ended before it."""
+    """Tell, bool [N], whether this action, leaves [N, ..], is not fed, as its thought has ended before it."""
     assert policy.latent_policy.halts is not None
     return policy.latent_policy.halts(params, jax.tree.map(lambda x: x[:, None], action))[:, 0]
 
@@ -168,9 +167,9 @@ def _latent_step(
     )
 
     def keep(actions, action):
-        used = thought.active_N.reshape(-1, *(1,) * (action.ndim - 1))
-        kept = jnp.where(used, action, 0).astype(actions.dtype)
-        return jax.lax.dynamic_update_slice_in_dim(actions, kept[:, None], t - 1, axis=1)
+        is_fed = thought.active_N.reshape(-1, *(1,) * (action.ndim - 1))
+        fed = jnp.where(is_fed, action, 0).astype(actions.dtype)
+        return jax.lax.dynamic_update_slice_in_dim(actions, fed[:, None], t - 1, axis=1)
 
     action = _given(given, t + 1, _draw(policy, params, hidden_N1D[:, 0], keys_N, t + 1, action_N1))
     if policy.latent_policy.halts is not None:
@@ -199,7 +198,7 @@ def think(
     real_N=None,
     given: Trajectories | None = None,
 ) -> tuple[_Thought, KVCache]:
-    """Prompt and latent steps; returns the finished thought and the prompts' cache. Arguments as in `sample`.
+    """Encode prompts and take latent steps: the finished thought and the prompts' cache. Arguments as in `sample`.
 
     Args:
         given: `sample`'s prefix.
@@ -263,20 +262,20 @@ def sample(
     """
     params = policy.reasoner.cast(params)
     thought, encoded = think(policy, params, prompts, keys_N, rule, real_N=real_N, given=prefix)
-    before_N, said_NT = repeat_to(prompts.lengths, keys_N.shape[0]) + thought.lengths_N, None
+    before_N, words_NT = repeat_to(prompts.lengths, keys_N.shape[0]) + thought.lengths_N, None
     if policy.latent_policy.says is not None:
-        said_NT = policy.latent_policy.says(params, thought.actions)
-        goes_on_N = ~said_eos(said_NT, thought.lengths_N, policy.config.eos_ids)
+        words_NT = policy.latent_policy.says(params, thought.actions)
+        goes_on_N = ~said_eos(words_NT, thought.lengths_N, policy.config.eos_ids)
         real_N = goes_on_N if real_N is None else real_N & goes_on_N
     tokens_NA = decode_answers(
         policy, params, encoded, thought.cache, policy.config.max_latents, before_N, keys_N,
         real_N=real_N, hidden_ND=thought.hidden_ND,
     )  # fmt: skip
-    return Trajectories(thought.actions, thought.lengths_N, tokens_NA, keys_N, said=said_NT)
+    return Trajectories(thought.actions, thought.lengths_N, tokens_NA, keys_N, said=words_NT)
 
 
 def replay(policy: Policy, params, prompts: Prompts, trajectories: Trajectories) -> Replay:
-    """The thought of finished rollouts once more: the same keys, masks and lengths, differentiably.
+    """Replay the thought of finished rollouts: the same keys, masks and lengths, differentiably.
 
     A rollout's actions are a deterministic function of parameters and keys, so a gradient of what follows goes back
     through them: the pathwise gradient of the noise.

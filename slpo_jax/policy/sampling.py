@@ -1,4 +1,4 @@
-"""How tokens are drawn: temperature, then top-k, then top-p, each renormalised, as transformers' `generate` does."""
+"""Sampling of tokens: temperature, then top-k, then top-p, each renormalised, as transformers' `generate` does."""
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +8,7 @@ LARGE = 4 * BLOCK  # tokens of a vocabulary that is drawn from in blocks
 
 
 def most_likely(logits_NV: jax.Array, top_k: int, top_p: float, least: int = 1) -> tuple[jax.Array, jax.Array | None]:
-    """What is left of a law after truncation (top-p: Holtzman et al., 2020).
+    """Truncate a law (top-p: Holtzman et al., 2020).
 
     Args:
         logits_NV: float32, divided by the temperature; finite or -inf.
@@ -32,7 +32,7 @@ def most_likely(logits_NV: jax.Array, top_k: int, top_p: float, least: int = 1) 
 
 
 def draw_from_blocks(key: jax.Array, logits_V: jax.Array) -> jax.Array:
-    """`jax.random.categorical` with other numbers: first a block of tokens, then one in it.
+    """Draw as `jax.random.categorical`, with other numbers: first a block of tokens, then one in it.
 
     The law is the same, with as many random numbers as there are blocks and tokens in a block, not one for each token.
     """
@@ -49,7 +49,7 @@ def draw_tokens(
     top_k: int = 0,
     top_p: float = 1.0,
 ) -> jax.Array:
-    """One token a row, int32 [N]; of a large vocabulary with nothing to cut as `draw_from_blocks` does.
+    """Draw a token a row, int32 [N]; of a large vocabulary with nothing to cut as `draw_from_blocks` does.
 
     Args:
         keys_N: typed keys, used once.
@@ -58,10 +58,10 @@ def draw_tokens(
     """
     if temperature == 0.0:
         return jnp.argmax(logits_NV, axis=-1).astype(jnp.int32)
-    kept_NM, ids_NM = most_likely(logits_NV / temperature, top_k, top_p)
-    in_blocks = ids_NM is None and kept_NM.shape[-1] >= LARGE
+    logits_NM, ids_NM = most_likely(logits_NV / temperature, top_k, top_p)
+    in_blocks = ids_NM is None and logits_NM.shape[-1] >= LARGE
     draw = draw_from_blocks if in_blocks else jax.random.categorical
-    drawn_N = jax.vmap(draw)(keys_N, kept_NM)
+    tokens_N = jax.vmap(draw)(keys_N, logits_NM)
     if ids_NM is not None:
-        drawn_N = jnp.take_along_axis(ids_NM, drawn_N[:, None], axis=1)[:, 0]
-    return drawn_N.astype(jnp.int32)
+        tokens_N = jnp.take_along_axis(ids_NM, tokens_N[:, None], axis=1)[:, 0]
+    return tokens_N.astype(jnp.int32)

@@ -12,28 +12,79 @@ from flax import struct
 
 from slpo_jax.models.packing import Packing, most_used, pack
 from slpo_jax.policy import noise
-from slpo_jax.policy.answer_score import fed_slots, fed_tokens, one_later
 from slpo_jax.policy.latent_policies import Action
-from slpo_jax.policy.policy import Policy
-from slpo_jax.policy.prompts import Prompts, encode_prompts
-from slpo_jax.policy.rollout import Trajectories
-from slpo_jax.rewards.ending import answer_mask, is_end, said_eos
+from slpo_jax.policy.policy import Policy, Prompts, RolloutConfig, encode_prompts
+from slpo_jax.policy.rollout import Replay, Trajectories
+from slpo_jax.rewards.verifier import answer_mask, is_end, said_eos
+
+
+def one_later(first_ND: jax.Array, hidden_NAD: jax.Array) -> jax.Array:
+    """Return [N, A, D]: hidden states shifted by a slot, so that each is the one that slot a's token comes out of."""
+    return jnp.concatenate([first_ND[:, None], hidden_NAD[:, :-1]], axis=1)
+
+
+def fed_tokens(tokens_NA: jax.Array, closing_ids: tuple[int, ...]) -> jax.Array:
+    """Return int [N, S], what is fed for `tokens_NA` to come out: the end marker, then all but its last token.
+
+    Without a marker the answer itself: what follows its last token is not looked at.
+    """
+    if not closing_ids:
+        return tokens_NA
+    marker_NM = [jnp.full_like(tokens_NA[:, :1], token) for token in closing_ids]
+    return jnp.concatenate([*marker_NM, tokens_NA[:, :-1]], axis=1)
+
+
+def fed_slots(spoken_NA: jax.Array, config: RolloutConfig) -> jax.Array:
+    """Mark, bool [N, S], the slots of `fed_tokens` that are there, as the answer's tokens are marked."""
+    closing_NM = [spoken_NA[:, :1]] * config.closing_slots
+    return jnp.concatenate([*closing_NM, spoken_NA], axis=1) if closing_NM else spoken_NA
+
+
+def answer_after_replay(policy: Policy, params, replayed: Replay, trajectories: Trajectories, tokens_NA) -> jax.Array:
+    """Return log pi(answer | prompt, replayed thought): the gradient goes through the thought too.
+
+    The answer attends to the very keys and values that the rollout's own answer did.
+
+    Args:
+        params: all parts.
+        replayed: of these trajectories.
+        tokens_NA: int, answers up to and including their end, then anything; not always the trajectories' own.
+    Returns:
+        float32 [N], sums over the answer's tokens.
+    """
+    reasoner, config = policy.reasoner, policy.config
+    spoken_NA = answer_mask(tokens_NA, config.eos_ids)
+    fed_NS = fed_slots(spoken_NA, config)
+    slots_S = jnp.arange(fed_NS.shape[1])
+    dropout = noise.answer_dropout(trajectories.keys, slots_S, config.dropout_rate, config.dropout_where)
+    hidden_NSD, _ = reasoner.forward(
+        params,
+        reasoner.embed(params, fed_tokens(tokens_NA, config.closing_ids)),
+        replayed.before[:, None] + slots_S[None],
+        fed_NS,
+        prefix=replayed.prefix,
+        cache=replayed.cache,
+        start=config.max_latents,
+        dropout=dropout,
+    )
+    hidden_NAD = hidden_NSD[:, config.closing_slots :]
+    if replayed.hidden is not None:
+        hidden_NAD = one_later(replayed.hidden, hidden_NAD)
+    log_probs_NA, _ = reasoner.log_probs(params, hidden_NAD, tokens_NA, spoken_NA)
+    return jnp.sum(log_probs_NA, axis=1, where=spoken_NA)
 
 
 @struct.dataclass
 class Scores:
-    """What one pass says of N trajectories.
+    """The outcome of one pass over N trajectories.
 
     Attributes:
-        actions: z_1 .. z_T, leaves [N, T, ..]: what the latent policy draws here; z_t comes from the prefix of steps <
-            t.
-        action_log_probs: float32 [N, T], of the trajectories' own actions; None where the latent policy has no density
-            or T is 0.
+        actions: z_1 .. z_T, leaves [N, T, ..]: what the latent policy draws, z_t after the prefix of steps < t.
+        action_log_probs: float32 [N, T], of the trajectories' own actions; None without a density, or where T is 0.
         token_log_probs: float32 [N, A], of the answer's tokens, the one that ended it included; anything after them.
         answer_log_prob: float32 [N], their sum.
         hidden: [N, A, D], of the positions that these tokens come out of.
-        halting_log_prob: float32 [N], of `LatentPolicy.halting_token` after a thought's last step; None where there is
-            none.
+        halting_log_prob: float32 [N], of `LatentPolicy.halting_token` after a thought's last step; None without one.
     """
 
     actions: Action
@@ -54,7 +105,7 @@ class PassKeys:
 
 @dataclasses.dataclass(frozen=True)
 class Capacity:
-    """How many slots a row has in a scoring pass, for all of its rollouts (`Policy.row_of`) together; static.
+    """The slots of a row in a scoring pass, for all of its rollouts (`Policy.row_of`) together; static.
 
     Attributes:
         latents: at most G*T, or T.
@@ -66,13 +117,12 @@ class Capacity:
 
 
 def pass_keys(key: jax.Array, index_B: jax.Array, group: int, passes: int) -> PassKeys:
-    """`PassKeys` of K independent passes.
+    """Make the keys of K independent passes.
 
     Args:
         key: the step's scoring key.
         index_B: int, see `PromptedBatch.index`: keys depend on it, not on places in the batch.
-        group: G.
-        passes: K.
+        group, passes: G and K.
     """
     index_N, rollout_N = jnp.repeat(index_B, group), jnp.tile(jnp.arange(group), index_B.shape[0])
 
@@ -85,20 +135,20 @@ def pass_keys(key: jax.Array, index_B: jax.Array, group: int, passes: int) -> Pa
 
 
 def full_capacity(policy: Policy, group: int) -> Capacity:
-    """Slots for whatever a row's rollouts can be."""
+    """Return enough slots for whatever a row's rollouts can be."""
     rollouts = policy.row_of(group)
     return Capacity(rollouts * policy.config.max_latents, rollouts * policy.config.suffix_slots)
 
 
 def capacities(policy: Policy, group: int) -> list[Capacity]:
-    """`Policy.capacities` in slots."""
+    """Count `Policy.capacities` in slots."""
     full = full_capacity(policy, group)
     return [Capacity(math.ceil(latent * full.latents), math.ceil(answer * full.answers))
             for latent, answer in policy.capacities]  # fmt: skip
 
 
 def used_slots(policy: Policy, trajectories: Trajectories) -> tuple[jax.Array, jax.Array]:
-    """bool [N, T] and bool [N, A]: the latent slots that were fed, and the generated tokens of the answer."""
+    """Mark, bool [N, T] and bool [N, A], the latent slots that were fed, and the generated tokens of the answer."""
     steps_T, config = jnp.arange(1, policy.config.max_latents + 1), policy.config
     spoken_NA = answer_mask(trajectories.tokens, config.eos_ids)
     if trajectories.said is not None:
@@ -107,7 +157,7 @@ def used_slots(policy: Policy, trajectories: Trajectories) -> tuple[jax.Array, j
 
 
 def are_cut(policy: Policy, trajectories: Trajectories) -> jax.Array:
-    """bool [N]: which rollouts have no end within the budget of answer tokens, so that they can't be right."""
+    """Tell, bool [N], which rollouts have no end within the budget of answer tokens, so that they can't be right."""
     config = policy.config
     ended_N = is_end(trajectories.tokens, config.eos_ids).any(axis=1)
     if trajectories.said is not None:
@@ -116,10 +166,10 @@ def are_cut(policy: Policy, trajectories: Trajectories) -> jax.Array:
 
 
 def smallest_capacity(policy: Policy, choices: Sequence[Capacity], trajectories: Trajectories, group: int) -> jax.Array:
-    """int: the first of the ascending choices that every row's trajectories fit in; the last has to hold them."""
+    """Return the first of the ascending choices, int, that all rows' trajectories fit in; the last has to do."""
     fed_NT, spoken_NA = used_slots(policy, trajectories)
-    used = fed_NT, fed_slots(spoken_NA, policy.config)
-    latents, answers = (most_used(each, policy.row_of(group)) for each in used)
+    slots = fed_NT, fed_slots(spoken_NA, policy.config)
+    latents, answers = (most_used(mask, policy.row_of(group)) for mask in slots)
     limits = jnp.array([(choice.latents, choice.answers) for choice in choices[:-1]], jnp.int32).reshape(-1, 2)
     return jnp.sum(jnp.any(limits < jnp.stack([latents, answers])[None], axis=1), dtype=jnp.int32)
 
@@ -134,7 +184,7 @@ def score(
     advantages_NT: jax.Array | None = None,
     temperature: float = 1.0,
 ) -> Scores:
-    """Teacher-forced passes over realised trajectories with fresh noise: all latent positions at once.
+    """Replay realised trajectories, teacher-forced, with fresh noise: all latent positions at once.
 
     Each of the B prompts is encoded once and shared by its G trajectories. Their used slots lie side by side in one row
     (`packing`), or in a row each (`Policy.layout`): first the latents of all, then the answers of all. Noise is on
@@ -143,8 +193,7 @@ def score(
     Args:
         params: all parts.
         trajectories: N = B*G rows, a prompt's G rows in a row.
-        keys: this pass's, or with a leading axis K passes', which everything returned has then too; None is a pass
-            without any noise.
+        keys: this pass's, or K passes' by a leading axis, which all that is returned has then too; None: no noise.
         capacity: None has a slot for everything; what doesn't fit is lost.
         advantages_NT: of the steps, constants, for a `LatentPolicy.signed` log_prob.
         temperature: that the answers' tokens have their likelihood at.
@@ -161,32 +210,32 @@ def score(
     together = policy.row_of(group)
     fed_NS = fed_slots(spoken_NA, policy.config)
     thoughts, answers = pack(fed_NT, together, capacity.latents), pack(fed_NS, together, capacity.answers)
-    one = functools.partial(_pass, policy, params, prompts, trajectories, thoughts, answers, advantages_NT)
+    one_pass = functools.partial(_pass, policy, params, prompts, trajectories, thoughts, answers, advantages_NT)
     # Of all passes at once: the head's products, and its gradient, are one.
     over_passes = jax.vmap if keys.prompts.ndim == 2 else lambda function: function
-    drawn, log_probs, *hidden = over_passes(one)(keys)
+    actions, log_probs, *hidden = over_passes(one_pass)(keys)
     if temperature != 1.0:
         hidden = jax.tree.map(lambda x: x / temperature, hidden)  # logits are linear in it
     before, last = hidden
     if not policy.config.closing_ids:
-        said, answered = before, policy.reasoner.log_probs(params, before, trajectories.tokens, spoken_NA)[0]
+        hidden_NAD, answered = before, policy.reasoner.log_probs(params, before, trajectories.tokens, spoken_NA)[0]
     else:
-        closing, said_NA = policy.config.closing_slots, trajectories.tokens
-        targets_NS = jnp.pad(said_NA, ((0, 0), (closing, 0))) if closing else said_NA
+        closing, tokens_NA = policy.config.closing_slots, trajectories.tokens
+        targets_NS = jnp.pad(tokens_NA, ((0, 0), (closing, 0))) if closing else tokens_NA
         packed, _ = policy.reasoner.log_probs(params, before, answers.packed(targets_NS), answers.used_BS)
         answered = over_passes(answers.unpacked)(packed)[..., closing:]
-        said = over_passes(answers.unpacked)(before)[..., closing:, :]
+        hidden_NAD = over_passes(answers.unpacked)(before)[..., closing:, :]
     halting = None
     if last is not None and policy.latent_policy.halting_token is not None:
         token_N1 = jnp.full((trajectories.keys.size, 1), policy.latent_policy.halting_token)
         halting = policy.reasoner.log_probs(params, last[..., None, :], token_N1)[0][..., 0]
-    return Scores(drawn, log_probs, answered, jnp.sum(answered, axis=-1, where=spoken_NA), said, halting)
+    return Scores(actions, log_probs, answered, jnp.sum(answered, axis=-1, where=spoken_NA), hidden_NAD, halting)
 
 
 def _pass(
     policy: Policy, params, prompts, trajectories, thoughts: Packing, answers: Packing, advantages_NT, keys
 ) -> tuple[Action, jax.Array | None, jax.Array, jax.Array | None]:
-    """`Scores.actions` and `action_log_probs` of one pass, and the hidden states that tokens come out of.
+    """Run one pass: `Scores.actions` and `action_log_probs`, and the hidden states that tokens come out of.
 
     Returns:
         the third, of the answers, as these are packed, or [N, A, D] where no marker stands before them; the last, of
@@ -201,42 +250,41 @@ def _pass(
     hidden_BSD, _ = reasoner.forward(params, prefix=prefix, **inputs)
     # What comes after slot t is step t + 1's.
     of_step = functools.partial(_of_step, thoughts, first_ND[:, None], hidden_BSD)
-    drawn, log_probs = trajectories.actions, None
+    actions, log_probs = trajectories.actions, None
     if config.max_latents:
         draws = functools.partial(noise.draw_keys, keys.trajectories) if config.latent_policy_noise else lambda _: None
-        drawn = of_step(functools.partial(latent_policy.draw, params), draws(steps_T[:1]), draws(steps_T + 1))
+        actions = of_step(functools.partial(latent_policy.draw, params), draws(steps_T[:1]), draws(steps_T + 1))
     if latent_policy.log_prob is not None and config.max_latents:
         log_prob: Callable[..., jax.Array] = latent_policy.log_prob
         signs = (advantages_NT,) if latent_policy.signed and advantages_NT is not None else ()
-        taken = jax.lax.stop_gradient((trajectories.actions, *signs))
-        first = jax.tree.map(lambda x: x[:, :1], taken)
-        later = jax.tree.map(lambda x: jnp.concatenate([x[:, 1:], x[:, -1:]], axis=1), taken)
-        log_probs = of_step(lambda hidden, of: log_prob(params, hidden, *of), first, later)
+        realised = jax.lax.stop_gradient((trajectories.actions, *signs))
+        first = jax.tree.map(lambda x: x[:, :1], realised)
+        later = jax.tree.map(lambda x: jnp.concatenate([x[:, 1:], x[:, -1:]], axis=1), realised)
+        log_probs = of_step(lambda hidden, action: log_prob(params, hidden, *action), first, later)
     before, last_ND = hidden_BSD[:, thoughts.capacity :], None
     if can_halt(policy) or not config.closing_ids:
         last_ND = _last(first_ND, thoughts.unpacked(hidden_BSD[:, : thoughts.capacity]), trajectories.lengths)
         before = before if config.closing_ids else one_later(last_ND, answers.unpacked(before))
-    return drawn, log_probs, before, last_ND if can_halt(policy) else None
+    return actions, log_probs, before, last_ND if can_halt(policy) else None
 
 
 def can_halt(policy: Policy) -> bool:
-    """Whether thoughts that end before step T are chosen to by a token, which has a likelihood."""
+    """Return whether thoughts that end before step T are chosen to by a token, which has a likelihood."""
     return policy.latent_policy.halting_token is not None and policy.config.max_latents > 0
 
 
 def _last(first_ND: jax.Array, hidden_NTD: jax.Array, lengths_N: jax.Array) -> jax.Array:
-    """[N, D]: hidden states of the thoughts' last positions: of latent tau, or of the prompt where that is 0."""
-    found_NTD = jnp.concatenate([first_ND[:, None], hidden_NTD], axis=1)
-    return jnp.take_along_axis(found_NTD, lengths_N[:, None, None], axis=1)[:, 0]
+    """Return [N, D]: hidden states of the thoughts' last positions: of latent tau, or of the prompt where that is 0."""
+    states_NTD = jnp.concatenate([first_ND[:, None], hidden_NTD], axis=1)
+    return jnp.take_along_axis(states_NTD, lengths_N[:, None, None], axis=1)[:, 0]
 
 
 def _of_step(thoughts: Packing, first_N1D, hidden_BSD, function, first_argument, later_arguments):
-    """function(hidden state before step t, argument of step t) for all steps, leaves [N, T, ..].
+    """Run function(hidden state before step t, argument of step t) for all steps, leaves [N, T, ..].
 
     Args:
         thoughts: how the latent slots are packed.
-        first_N1D: hidden states before step 1.
-        hidden_BSD: hidden states at the packed slots, the latents' first.
+        first_N1D, hidden_BSD: hidden states before step 1, and at the packed slots, the latents' first.
         first_argument: of step 1, leaves [N, 1, ..], or None.
         later_arguments: of steps 2 .. T + 1, leaves [N, T, ..], or None; there is no step T + 1, and anything will do.
     """
@@ -248,7 +296,7 @@ def _of_step(thoughts: Packing, first_N1D, hidden_BSD, function, first_argument,
 def _side_by_side(
     policy: Policy, params, prompts, trajectories, keys: PassKeys, thoughts: Packing, answers: Packing
 ) -> dict[str, Any]:
-    """The arguments of the forward pass over the prompts' rows: the packed latents, then the packed answers."""
+    """Lay out the forward pass over the prompts' rows: the packed latents, then the packed answers."""
     config, group = policy.config, keys.trajectories.shape[0] // keys.prompts.shape[0]
     rate, where = config.dropout_rate, config.dropout_where
     before_N1, lengths_N1 = jnp.repeat(prompts.lengths, group)[:, None], trajectories.lengths[:, None]

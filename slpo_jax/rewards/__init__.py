@@ -1,1 +1,1 @@
-"""How a completion is read, where it ends, and whether its answer is right."""
+"""Completions: reading them, and judging their answers."""

@@ -22,7 +22,7 @@ Kind = Literal["numbers", "latex", "texts"]
 
 @dataclasses.dataclass(frozen=True)
 class Style:
-    """A way to write, read and compare answers; those that the device judges too are in `text_verifier.ON_DEVICE`.
+    """A way to write, read and compare answers; those that the device judges too are in `verifier.ON_DEVICE`.
 
     Attributes:
         read: the answer that a completion gives; None for none.
@@ -50,9 +50,7 @@ _SIGNS = str.maketrans(dict.fromkeys("\u2010\u2011\u2012\u2013\u2212", "-") | di
 _APART = re.compile(r"[^A-Za-z0-9.,:/^*+_'%()\[\]{}-]|(?<![0-9]):|(?<![)\]}%^])[(\[{]")
 _IN_MARKS = re.compile(rf"[*_'+,]*({_NUMBER.pattern})")
 # An exponent is written out as zeros; float64 needs at most 324.
-_REFERENCE = re.compile(
-    r"([+-]?)[$€£]?((?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]*)(?:\.[0-9]*)?(?:[eE][+-]?0*[0-9]{1,3})?)"
-)
+_REFERENCE = re.compile(r"([+-]?)[$€£]?((?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]*)(?:\.[0-9]*)?(?:[eE][+-]?0*[0-9]{1,3})?)")
 # str.strip() would also take U+00A0, U+0085 and the separators 0x1c..0x1f, which the device counts as junk.
 _WHITESPACE = " \t\n\r\v\f"
 
@@ -70,17 +68,17 @@ def canonical_number(text: str) -> str | None:
     Returns:
         the canonical decimal, such as "72" for "072.0" and "0.00000201" for "2.01e-06"; None for what is no number.
     """
-    found = _REFERENCE.fullmatch(text.strip(_WHITESPACE))
-    if found is None:
+    match = _REFERENCE.fullmatch(text.strip(_WHITESPACE))
+    if match is None:
         return None
     try:
-        return _canonical(f"{Decimal((found[1] + found[2]).replace(',', '')):f}")
+        return _canonical(f"{Decimal((match[1] + match[2]).replace(',', '')):f}")
     except InvalidOperation:  # without a digit
         return None
 
 
 def _canonical(number: str) -> str:
-    """Of a number whose digits are written out."""
+    """Return the canonical decimal of a number whose digits are written out."""
     whole, _, fraction = number.replace(",", "").removeprefix("-").partition(".")
     whole, fraction = whole.lstrip("0") or "0", fraction.rstrip("0")
     unsigned = f"{whole}.{fraction}" if fraction else whole
@@ -106,12 +104,12 @@ def parse_completion(text: str, style: AnswerStyle) -> str | None:
 
 
 def _number_after_mark(text: str) -> str | None:
-    found = _NUMBER.fullmatch(text.rpartition("#")[2].strip(_WHITESPACE))
-    return _canonical(found[0]) if found else None
+    match = _NUMBER.fullmatch(text.rpartition("#")[2].strip(_WHITESPACE))
+    return _canonical(match[0]) if match else None
 
 
 def last_number(text: str) -> str | None:
-    """The number that the last digit of a text is in: as its canonical decimal, None where that is no number.
+    """Return the number that the last digit of a text is in: as its canonical decimal, None where that is no number.
 
     What touches it before is a part of it: in `1/2`, `10:30`, `1e5`, `x-3`, `5-3`, `m2`, `cm^2`, `1.2.3`, `1'000` and
     `\\frac{1}{2}` no number is last, nor in `10 - 3` and `1 / 2`. Blanks, quotes, brackets that open, `=` and what else
@@ -122,12 +120,12 @@ def last_number(text: str) -> str | None:
         return None
     word = _APART.split(whole[0])[-1]
     joined = whole[0].removesuffix(word).rstrip(" \t([{").endswith(("-", "+", "/"))
-    found = _IN_MARKS.fullmatch(word)
-    return _canonical(found[1]) if found and not joined else None
+    match = _IN_MARKS.fullmatch(word)
+    return _canonical(match[1]) if match and not joined else None
 
 
 def _choice(text: str) -> bytes:
-    """The letter of an answer or a reference, which has no words beside it: `(B)`, `B.`."""
+    """Return the letter of an answer or a reference that has no words beside it: `(B)`, `B.`."""
     letter = text.strip(_WHITESPACE + "().:[]")
     return letter.encode() if len(letter) == 1 and letter in LETTERS else b""
 
@@ -148,13 +146,13 @@ def are_right(answers: Sequence[str | None], references: Sequence[str], style: A
     return [answer is not None and compared(answer) == compared(reference) != b"" for answer, reference in pairs]
 
 
-def in_one_form(answers: Sequence[str | None], style: AnswerStyle, known: Sequence[str] = ()) -> list[str | None]:
+def in_one_form(answers: Sequence[str | None], style: AnswerStyle, forms: Sequence[str] = ()) -> list[str | None]:
     """Write answers that are the same in one way, so that they can be counted: as the first of them is written.
 
     Args:
         answers: N as `parse_completion` reads them; None stays as it is.
         style: of the answers.
-        known: what they are compared with first, such as the reference, with which they have been compared already.
+        forms: what they are compared with first, such as the reference, with which they have been compared already.
     Returns:
         N answers, equal where `are_right` says so.
     """
@@ -162,14 +160,14 @@ def in_one_form(answers: Sequence[str | None], style: AnswerStyle, known: Sequen
     if compared := STYLES[style].compared:
         first: dict[bytes, str] = {}
         return [None if answer is None else first.setdefault(compared(answer), answer) for answer in answers]
-    left, references = list(dict.fromkeys(answer for answer in answers if answer is not None)), list(known)
-    while left:
-        reference = references.pop(0) if references else left[0]
-        told = are_right(left, [reference] * len(left), style)
+    remaining, references = list(dict.fromkeys(answer for answer in answers if answer is not None)), list(forms)
+    while remaining:
+        reference = references.pop(0) if references else remaining[0]
+        verdicts = are_right(remaining, [reference] * len(remaining), style)
         # What nobody can read is at least itself.
-        same = [answer for answer, is_same in zip(left, told, strict=True) if is_same or answer == reference]
+        same = [answer for answer, is_same in zip(remaining, verdicts, strict=True) if is_same or answer == reference]
         form |= dict.fromkeys(same, *same[:1])
-        left = [answer for answer in left if answer not in form]
+        remaining = [answer for answer in remaining if answer not in form]
     return [None if answer is None else form[answer] for answer in answers]
 
 
@@ -181,27 +179,27 @@ def are_readable(references: Sequence[str]) -> list[bool]:
     Returns:
         N verdicts.
     """
-    whole = [each if last_boxed(rf"\boxed{{{each}}}") == each != "" else None for each in references]
+    whole = [latex if last_boxed(rf"\boxed{{{latex}}}") == latex != "" else None for latex in references]
     return _equivalent(list(zip(whole, references, strict=True)))
 
 
 def _equivalent(pairs: Sequence[tuple[str | None, str]]) -> list[bool]:
-    """Which answers are equivalent to their references; numbers by this module's grammar as far as it decides."""
-    asked, settled = list[tuple[str, str]](), list[bool | None]()
+    """Tell which answers are equivalent to their references, by this module's grammar as far as it decides."""
+    unsettled, verdicts = list[tuple[str, str]](), list[bool | None]()
     for answer, reference in pairs:
-        (said, unit), (wanted, expected) = number_and_unit(answer or ""), number_and_unit(reference)
+        (value, unit), (target, expected) = number_and_unit(answer or ""), number_and_unit(reference)
         if unit and expected and unit != expected:  # of letters side by side only math_verify knows
-            said, wanted = answer or "", reference
-        left, right = canonical_number(said), canonical_number(wanted)
+            value, target = answer or "", reference
+        left, right = canonical_number(value), canonical_number(target)
         if answer is None or (left and right and (left == right or "." not in left + right)):
-            settled.append(answer is not None and left == right)
+            verdicts.append(answer is not None and left == right)
         elif word(answer) and word(answer) == word(reference):
-            settled.append(True)
+            verdicts.append(True)
         else:  # decimals may be rounded differently; of an exponent or a leading +, say, only the grammar knows
-            settled.append(None)
-            asked.append((left or said, right or wanted))
-    told = iter(are_equivalent(asked))
-    return [next(told) if known is None else known for known in settled]
+            verdicts.append(None)
+            unsettled.append((left or value, right or target))
+    judged = iter(are_equivalent(unsettled))
+    return [next(judged) if verdict is None else verdict for verdict in verdicts]
 
 
 STYLES: dict[AnswerStyle, Style] = {
@@ -239,13 +237,13 @@ STYLES: dict[AnswerStyle, Style] = {
 }
 
 
-def style_of(asked: AskedStyle, own: AnswerStyle) -> AnswerStyle:
-    """How a reasoner's answers are read that are of the style `own` where nothing else is asked for."""
-    return own if asked == "auto" else asked
+def style_of(style: AskedStyle, default: AnswerStyle) -> AnswerStyle:
+    """Return how a reasoner's answers are read: by its `default` style, where nothing else is asked for."""
+    return default if style == "auto" else style
 
 
 class Completion(NamedTuple):
-    """What generated tokens say.
+    """The text of generated tokens.
 
     Attributes:
         tokens: how many there are, the one that ended it included.

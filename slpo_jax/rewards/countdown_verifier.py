@@ -30,7 +30,7 @@ _WORD = 4  # bytes of a reference's number
 
 
 def countdown(numbers: Sequence[int], goal: int, completion: str, operations: str = OPERATORS) -> float:
-    """1 where a completion reaches the goal, else 0.
+    """Return 1 where a completion reaches the goal, else 0.
 
     Args:
         numbers: 0 or larger, each to be used once.
@@ -40,25 +40,25 @@ def countdown(numbers: Sequence[int], goal: int, completion: str, operations: st
     """
     answer = said_text(completion)
     parts = re.findall(r"[0-9]+|[-+*/]", answer) if _ANSWER.fullmatch(answer) else []
-    given, signs = [int(part) for part in parts[::2]], parts[1::2]
-    if not given or sorted(given) != sorted(numbers) or not {*signs} <= {*operations}:
+    values, signs = [int(part) for part in parts[::2]], parts[1::2]
+    if not values or sorted(values) != sorted(numbers) or not {*signs} <= {*operations}:
         return 0.0
-    value: int | None = given[0]
-    for sign, number in zip(signs, given[1:], strict=True):
+    value: int | None = values[0]
+    for sign, number in zip(signs, values[1:], strict=True):
         value = None if value is None else _result(value, sign, number)
     return float(value == goal)
 
 
 def _result(value: int, sign: str, number: int) -> int | None:
-    """Of an operation; None where it isn't even, or too large."""
+    """Compute an operation; None where it isn't even, or too large."""
     if sign == "/":
         return None if number == 0 or value % number else value // number
-    made = {"+": value + number, "-": value - number, "*": value * number}[sign]
-    return made if abs(made) <= MOST else None
+    result = {"+": value + number, "-": value - number, "*": value * number}[sign]
+    return result if abs(result) <= MOST else None
 
 
 def encode_countdown(numbers: Sequence[int], goal: int, operations: str = OPERATORS) -> bytes:
-    """A reference of `reaches_goal`; b"", which nothing reaches, where a number or the goal is out of its range.
+    """Encode a reference of `reaches_goal`; b"", which nothing reaches, where a number or the goal is out of its range.
 
     Returns:
         words of four bytes, little-endian: 1 + the bits of the operations, the goal + 2 MOST, each number + 1. What
@@ -71,49 +71,49 @@ def encode_countdown(numbers: Sequence[int], goal: int, operations: str = OPERAT
 
 
 def countdown_reference(problem: Asked) -> bytes:
-    """`encode_countdown` of a problem's columns."""
+    """Encode a problem's columns, see `encode_countdown`."""
     return encode_countdown(**{name: problem.columns[name] for name in names_of(encode_countdown).columns or ()
                                if name in problem.columns})  # fmt: skip
 
 
 def reaches_goal(bytes_N: jax.Array, reference_R: jax.Array) -> jax.Array:
-    """What `countdown` says: (bytes of a completion by `text_table`, `encode_countdown` of the problem) -> bool."""
+    """Say what `countdown` does, of a completion's bytes by `text_table` and the problem's `encode_countdown`: bool."""
     allowed, goal, numbers_K = _reference(reference_R)
-    found = _parts(bytes_N, numbers_K.size)
-    is_given = (jnp.sort(found["values_K"]) == jnp.sort(numbers_K)).all()
+    parts = _parts(bytes_N, numbers_K.size)
+    is_given = (jnp.sort(parts["values_K"]) == jnp.sort(numbers_K)).all()
 
-    value, ok = found["values_K"][0], found["well_formed"] & is_given
-    for number, sign in zip(found["values_K"][1:], found["signs_K"][1:], strict=True):
-        is_sign = [sign == ord(each) for each in OPERATORS]
+    value, ok = parts["values_K"][0], parts["well_formed"] & is_given
+    for number, sign in zip(parts["values_K"][1:], parts["signs_K"][1:], strict=True):
+        is_sign = [sign == ord(operator) for operator in OPERATORS]
         divisor = jnp.maximum(number, 1)
         results = [value + number, value - number, value * number, value // divisor]
         fits = [True, True, jnp.abs(value) <= MOST // divisor, (number > 0) & (value % divisor == 0)]
-        made = jnp.select(is_sign, results, value)
-        may = [is_sign[place] & (allowed >> place & 1 > 0) & each for place, each in enumerate(fits)]
-        ok &= (number < 0) | (functools.reduce(jnp.logical_or, may) & (jnp.abs(made) <= MOST))
-        value = jnp.where(number < 0, value, made)  # there are no more
+        result = jnp.select(is_sign, results, value)
+        may = [is_sign[place] & (allowed >> place & 1 > 0) & fit for place, fit in enumerate(fits)]
+        ok &= (number < 0) | (functools.reduce(jnp.logical_or, may) & (jnp.abs(result) <= MOST))
+        value = jnp.where(number < 0, value, result)  # there are no more
     return ok & (value == goal)
 
 
 def _reference(reference_R: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Bits of the operations, goal, and the numbers [K], -1 for none."""
+    """Decode the bits of the operations, the goal, and the numbers [K], -1 for none."""
     padded = jnp.pad(reference_R, (0, -reference_R.size % _WORD + (3 * _WORD if reference_R.size < 3 * _WORD else 0)))
     bytes_4W = padded.reshape(-1, _WORD).T.astype(jnp.uint32)
-    words_W = functools.reduce(jnp.bitwise_or, [each_W << 8 * place for place, each_W in enumerate(bytes_4W)])
+    words_W = functools.reduce(jnp.bitwise_or, [byte_W << 8 * place for place, byte_W in enumerate(bytes_4W)])
     numbers_W = words_W.astype(jnp.int32) - 1
     return numbers_W[0], (words_W[1] - np.uint32(2 * MOST)).astype(jnp.int32), numbers_W[2:]
 
 
 def _parts(bytes_N: jax.Array, most: int) -> dict[str, Any]:
-    """The answer's numbers [K], -1 for none, the sign [K] before each, and whether it is an expression of at most K."""
+    """Return the answer's numbers [K], -1 for none, the sign [K] before each, and whether it is made of at most K."""
     bytes_N, begin, end = said(bytes_N)
     indices_N = jnp.arange(bytes_N.size)
     bytes_N = jnp.where((indices_N >= begin) & (indices_N < end), bytes_N, 0)
     starts_N = _is_digit(bytes_N) & ~_is_digit(before(bytes_N))
 
     # Without blanks, which make no difference but between digits.
-    kept_N = (bytes_N > 0) & (bytes_N != ord(" "))
-    bytes_N, starts_N = only(bytes_N, kept_N), only(starts_N.astype(jnp.uint8), kept_N) > 0
+    inked_N = (bytes_N > 0) & (bytes_N != ord(" "))
+    bytes_N, starts_N = only(bytes_N, inked_N), only(starts_N.astype(jnp.uint8), inked_N) > 0
     digit_N, sign_N = _is_digit(bytes_N), jnp.isin(bytes_N, jnp.array([*OPERATORS.encode()], jnp.uint8))
     before_N, place_N = before(bytes_N), jnp.cumsum(starts_N) - 1
     follows_N = jnp.where(starts_N, (indices_N == 0) | before(sign_N), _is_digit(before_N))
@@ -121,11 +121,11 @@ def _parts(bytes_N: jax.Array, most: int) -> dict[str, Any]:
     well_formed = ((bytes_N == 0) | ((digit_N | sign_N) & follows_N)).all() & _is_digit(last)
 
     def number(index):
-        own_N = digit_N & (place_N == index)
-        size, first_N = own_N.sum(), own_N & starts_N
-        power_N = jnp.clip(size - jnp.cumsum(own_N), 0, _DIGITS - 1)
+        within_N = digit_N & (place_N == index)
+        size, first_N = within_N.sum(), within_N & starts_N
+        power_N = jnp.clip(size - jnp.cumsum(within_N), 0, _DIGITS - 1)
         tens_N = jnp.asarray([10**power for power in range(_DIGITS)])[power_N]
-        value = jnp.where(own_N, (bytes_N.astype(jnp.int32) - ord("0")) * tens_N, 0).sum()
+        value = jnp.where(within_N, (bytes_N.astype(jnp.int32) - ord("0")) * tens_N, 0).sum()
         is_written = (size <= _DIGITS) & ((size <= 1) | ~(first_N & (bytes_N == ord("0"))).any())
         return jnp.where(size > 0, value, -1), jnp.where(first_N, before_N, 0).sum(), is_written
 

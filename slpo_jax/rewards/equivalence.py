@@ -1,13 +1,14 @@
-"""When two expressions in LaTeX are equivalent, as math_verify has it, in bounded time and memory.
+"""Equivalence of expressions in LaTeX, as math_verify has it, in bounded time and memory.
 
 It works in processes of its own: its timeouts need the main thread and don't end every computation, and an interpreter
 that is stuck in one can only be ended from outside. A verdict is asked for once.
 """
 
 import functools
+import logging
 import os
-import pkgutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from slpo_jax.errors import UserError
 from slpo_jax.rewards.processes import CantRun, Limits, Processes
@@ -23,11 +24,32 @@ _MOST_KNOWN = 1 << 16
 _known: dict[Pair, bool] = {}
 
 
+def _load_judge() -> Callable[[str, str], bool]:
+    r"""Return math_verify's (answer, reference) -> whether they are equivalent; called in processes of its own alone.
+
+    What a model writes may keep sympy busy for ever, also in C, where Python can't be interrupted (`10^{10^{10}}`).
+    """
+    from math_verify import LatexExtractionConfig, parse, verify
+
+    # Its own timeouts need the alarm signal and end Python code alone; it warns that they are off.
+    logging.disable(logging.WARNING)
+    extraction = [LatexExtractionConfig(boxed_match_priority=0)]
+
+    def read(latex: str) -> list[Any]:
+        return parse(rf"\boxed{{{latex}}}", extraction, parsing_timeout=None)
+
+    def judge(answer: str, reference: str) -> bool:
+        return bool(verify(read(reference), read(answer), timeout_seconds=None))
+
+    judge("0.5", r"\frac{1}{2}")  # tables that are made on first use
+    return judge
+
+
 class _Judge:
-    """`equivalence_judge.judge` where it is sent to; here it isn't imported."""
+    """The judge, which is loaded where it is sent to."""
 
     def __reduce__(self):
-        return pkgutil.resolve_name, ("slpo_jax.rewards.equivalence_judge:judge",)
+        return _load_judge, ()
 
 
 @functools.cache
@@ -36,7 +58,7 @@ def _processes() -> Processes:
 
 
 def are_equivalent(pairs: Sequence[Pair]) -> list[bool]:
-    """Judge answers.
+    """Judge answers by math_verify.
 
     Args:
         pairs: N of (answer, reference), in LaTeX without delimiters.
@@ -46,17 +68,17 @@ def are_equivalent(pairs: Sequence[Pair]) -> list[bool]:
         UserError: math-verify isn't installed.
     """
     short = [pair for pair in dict.fromkeys(pairs) if max(map(len, pair)) <= _LONGEST]
-    found = {pair: _known[pair] for pair in short if pair in _known}
-    new = [pair for pair in short if pair not in found]
+    verdicts = {pair: _known[pair] for pair in short if pair in _known}
+    new = [pair for pair in short if pair not in verdicts]
     try:
-        told = _processes().ask([{"answer": answer, "reference": reference} for answer, reference in new])
+        answers = _processes().ask([{"answer": answer, "reference": reference} for answer, reference in new])
     except CantRun as error:
         raise UserError(
             f"math-verify: can't be used ({error}), which answers in \\boxed{{}} are compared with; "
             "install it (pip install 'slpo_jax[latex]')"
         ) from error
-    found |= {pair: verdict is True for pair, verdict in zip(new, told, strict=True)}
+    verdicts |= {pair: verdict is True for pair, verdict in zip(new, answers, strict=True)}
     if len(_known) > _MOST_KNOWN:
         _known.clear()
-    _known.update(found)
-    return [found.get(pair, False) for pair in pairs]
+    _known.update(verdicts)
+    return [verdicts.get(pair, False) for pair in pairs]

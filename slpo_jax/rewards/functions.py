@@ -41,7 +41,7 @@ class Asked(Protocol):
 
 
 class Names(NamedTuple):
-    """What a function asks for.
+    """The arguments of a function.
 
     Attributes:
         needed: names without a default.
@@ -67,13 +67,13 @@ class Names(NamedTuple):
 
 
 def name_of(function: Function) -> str:
-    """What a function is called."""
+    """Return the name of a function."""
     return getattr(function, "__name__", type(function).__name__)
 
 
 @functools.lru_cache(maxsize=64)
 def code_of(function: Function) -> str:
-    """A digest of what a user's function is written as, "" of ours and of what has no text.
+    """Return a digest of a user's function's code, "" of our functions and of what has no text.
 
     Of a file that is registered it is the whole file, as functions call others; else the function's own text.
     """
@@ -90,7 +90,7 @@ def code_of(function: Function) -> str:
 
 
 def names_of(function: Function) -> Names:
-    """What a function names.
+    """Return the arguments that a function names.
 
     Raises:
         UserError: that can't be told, or it takes arguments by their place.
@@ -100,29 +100,29 @@ def names_of(function: Function) -> Names:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
         parameters = ()  # type: ignore[assignment]
-    named = [each for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
-    everything = any(each.kind == each.VAR_KEYWORD for each in parameters)
-    by_place = [each.name for each in parameters if each.kind == each.POSITIONAL_ONLY]
-    if by_place or not (named or everything):
+    by_name = [param for param in parameters if param.kind in (param.POSITIONAL_OR_KEYWORD, param.KEYWORD_ONLY)]
+    everything = any(param.kind == param.VAR_KEYWORD for param in parameters)
+    by_place = [param.name for param in parameters if param.kind == param.POSITIONAL_ONLY]
+    if by_place or not (by_name or everything):
         raise UserError(
             f"reward: {name} names nothing that it is a function of; give it arguments such as question, answer and "
             "completion, which are given by name"
         )
-    needed = frozenset(each.name for each in named if each.default is each.empty)
-    optional = frozenset(each.name for each in named) - needed
+    needed = frozenset(param.name for param in by_name if param.default is param.empty)
+    optional = frozenset(param.name for param in by_name) - needed
     return Names(needed, optional, everything, bool((needed | optional) & {"completions", "prompts"}))
 
 
 def calls_of(
     function: Function, problems: Sequence[Asked], texts: Sequence[str], apart: bool = False
 ) -> list[dict[str, Any]]:
-    """The arguments by name of each call that asks for N verdicts: N, or one of lists for a function of many.
+    """Return the arguments by name of each call for N verdicts: N calls, or one of lists for a function of many.
 
     Args:
         apart: of such a function too N, of lists with one.
     """
     names = names_of(function)
-    rows = [_arguments(names, each, text) for each, text in zip(problems, texts, strict=True)]
+    rows = [_arguments(names, problem, text) for problem, text in zip(problems, texts, strict=True)]
     if not names.is_batched:
         return rows
     if apart:
@@ -131,10 +131,10 @@ def calls_of(
 
 
 def _arguments(names: Names, problem: Asked, text: str) -> dict[str, Any]:
-    said = {"completions": text, "prompts": problem.question} if names.is_batched else {"completion": text}
-    own = {"question": problem.question, "answer": problem.answer} | said
-    known = {"steps": list(problem.steps), **problem.columns, **own}
-    return known if names.everything else {name: known[name] for name in known if name in names.needed | names.optional}
+    completion = {"completions": text, "prompts": problem.question} if names.is_batched else {"completion": text}
+    fields = {"question": problem.question, "answer": problem.answer} | completion
+    row = {"steps": list(problem.steps), **problem.columns, **fields}
+    return row if names.everything else {name: row[name] for name in row if name in names.needed | names.optional}
 
 
 def asked_of(
@@ -144,7 +144,7 @@ def asked_of(
     name: str = "",
     processes: Processes | None = None,
 ) -> list[float | None]:
-    """What a function says of completions; the one way in which any is asked.
+    """Ask a function about completions; the one way in which any is asked.
 
     Args:
         function: of what it names, see above.
@@ -159,15 +159,15 @@ def asked_of(
     """
     calls, name = calls_of(function, problems, texts, apart=processes is not None), name or name_of(function)
     if processes is None:
-        found = [_called(function, arguments) for arguments in calls]
+        values = [_called(function, arguments) for arguments in calls]
     else:
         try:
-            found = processes.ask(calls)
+            values = processes.ask(calls)
         except CantRun as error:
             raise cant_run(name, error) from error
-    for reason in dict.fromkeys(value.reason for value in found if isinstance(value, Failed)):
+    for reason in dict.fromkeys(value.reason for value in values if isinstance(value, Failed)):
         say_failure(name, reason)
-    return verdicts_of(function, found, problems, name)
+    return verdicts_of(function, values, problems, name)
 
 
 def _called(function: Function, arguments: dict[str, Any]) -> Any:
@@ -178,26 +178,26 @@ def _called(function: Function, arguments: dict[str, Any]) -> Any:
 
 
 def cant_run(name: str, error: CantRun) -> UserError:
-    """What to say of a function that processes can't be asked for."""
+    """Make the error for a function that can't be asked in a process."""
     return UserError(
         f"config.reward_processes: {name} can't be asked in a process of its own ({error}); set it and "
         "config.reward_seconds to 0, or have the function make what it needs itself"
     )
 
 
-def verdicts_of(function: Function, found: Sequence[Any], problems: Sequence[Asked], name: str) -> list[float | None]:
-    """N verdicts of what the calls of `calls_of` gave, None where one failed; see `asked_of`."""
-    values, each = list[Any](), len(problems) // max(len(found), 1)
-    for value in found:
+def verdicts_of(function: Function, results: Sequence[Any], problems: Sequence[Asked], name: str) -> list[float | None]:
+    """Return N verdicts from the results of `calls_of`'s calls, None where one failed; see `asked_of`."""
+    values, size = list[Any](), len(problems) // max(len(results), 1)
+    for value in results:
         if isinstance(value, Failed):
-            values += [None] * each
+            values += [None] * size
         else:
-            values += _listed(name, value, each) if names_of(function).is_batched else [value]
+            values += _listed(name, value, size) if names_of(function).is_batched else [value]
     return [_number(name, value, problem) for value, problem in zip(values, problems, strict=True)]
 
 
 def _listed(name: str, values: Any, expected: int) -> list[Any]:
-    """What a function of many gives, a value for each."""
+    """Check the verdicts of a function of many completions, and list them."""
     try:
         count = None if isinstance(values, str) else len(values)
     except TypeError:
@@ -220,7 +220,7 @@ def _number(name: str, value: Any, problem: Asked) -> float | None:
 
 
 def say_failure(name: str, reason: str) -> None:
-    """A line on a verdict that failed, the first of its kind; it earns 0, and `reward_failed` counts it."""
+    """Log the first verdict of its kind that failed; it earns 0, and `reward_failed` counts it."""
     kind = name, reason.partition(":")[0]
     if kind not in _said:
         _said.add(kind)

@@ -21,7 +21,7 @@ _REFUSED = {"composite": "it is made of other tasks; name one of them"}
 
 @functools.lru_cache(maxsize=128)
 def gym_dataset(task: str, settings: str, seed: int = 0, size: int = 1) -> Any:
-    """A data set of reasoning-gym.
+    """Make a data set of reasoning-gym.
 
     Args:
         task: its name.
@@ -41,18 +41,18 @@ def gym_dataset(task: str, settings: str, seed: int = 0, size: int = 1) -> Any:
         raise UserError(f"gym:{task}: no such task; there are {', '.join(near)}, .. ({len(DATASETS)} in all)")
     if task in _REFUSED:
         raise UserError(f"gym:{task}: {_REFUSED[task]}")
-    own, key = json.loads(settings), f"config.data.gym.settings.{task}"
-    known = [field.name for field in dataclasses.fields(DATASETS[task][1]) if field.name not in ("seed", "size")]
-    if unknown := sorted({*own} - {*known}):
-        raise UserError(f"{key}.{unknown[0]}: the task has no such setting; it has {', '.join(known)}")
+    values, key = json.loads(settings), f"config.data.gym.settings.{task}"
+    names = [field.name for field in dataclasses.fields(DATASETS[task][1]) if field.name not in ("seed", "size")]
+    if unknown := sorted({*values} - {*names}):
+        raise UserError(f"{key}.{unknown[0]}: the task has no such setting; it has {', '.join(names)}")
     try:
-        return reasoning_gym.create_dataset(task, **own, seed=seed, size=size)
+        return reasoning_gym.create_dataset(task, **values, seed=seed, size=size)
     except Exception as error:  # each task checks in its own way
-        raise UserError(f"{key}: {in_a_line(error)}; the task refuses {own or f'{size:,} problems'}") from error
+        raise UserError(f"{key}: {in_a_line(error)}; the task refuses {values or f'{size:,} problems'}") from error
 
 
 def gym(completion: str, entry: dict[str, Any], task: str, settings: str) -> float:
-    """What a task's `score_answer` gives for what stands behind the last mark.
+    """Score, by a task's `score_answer`, what stands behind the last mark.
 
     Args:
         entry: the problem as the data set has it.
@@ -67,5 +67,5 @@ def gym(completion: str, entry: dict[str, Any], task: str, settings: str) -> flo
 
 
 def _answer(completion: str) -> str:
-    """What follows the last mark, all of it without one; line breaks stay."""
+    """Return what follows the last mark, or all of a text without one; line breaks stay."""
     return _MARK.split(completion)[-1].strip()

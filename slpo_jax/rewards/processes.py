@@ -25,7 +25,7 @@ _WORKER = Path(__file__).with_name("worker.py")
 
 @dataclasses.dataclass(frozen=True)
 class Failed:
-    """What a request has instead of a value.
+    """The outcome of a request without a value.
 
     Attributes:
         reason: why, in words.
@@ -40,7 +40,7 @@ class CantRun(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """What a request may take; 0 is whatever it takes.
+    """The most that a request may take; 0 is whatever it takes.
 
     Attributes:
         seconds: of time.
@@ -76,7 +76,7 @@ class Processes:
         weakref.finalize(self, _end, self._all)
 
     def ask(self, requests: Sequence[dict[str, Any]]) -> list[Any]:
-        """What the function gives for each, in order; `Failed` where it raises, takes too much, or ends its process.
+        """Ask for each request; `Failed` where the function raises, takes too much, or ends its process.
 
         Raises:
             CantRun: it can't be loaded.
@@ -91,7 +91,7 @@ class Processes:
                 raise
 
     def _asked(self, request: dict[str, Any], stopped: list[bool]) -> Any:
-        """One that ends by something else than its limits is asked a second time: it may not have been the request."""
+        """Ask once, and again where the process ends by something else than its limits, maybe by another's fault."""
         answer: Any = Failed("it was interrupted")
         for worker in self._workers():
             if stopped:
@@ -107,7 +107,7 @@ class Processes:
         return answer
 
     def _workers(self) -> Iterator["_Worker"]:
-        """An idle one, if there is one, then a new one."""
+        """Yield an idle worker, if there is one, then a new one."""
         with contextlib.suppress(IndexError):
             yield self._idle.pop()
         worker = _Worker(*self._start)
@@ -116,20 +116,20 @@ class Processes:
 
 
 class _Worker:
-    """One process. A pipe tells it when this one has ended."""
+    """A process, which a pipe tells when this one has ended."""
 
     def __init__(self, function: bytes, limits: Limits, quiet: bool):
         self._limits = limits
-        self._pipe, theirs = Pipe()
-        with theirs:
+        self._pipe, other_end = Pipe()
+        with other_end:
             # -P: the modules beside the file are not to be taken for others' of the same name.
-            command = [sys.executable, "-P", str(_WORKER), str(theirs.fileno()), str(limits.processor)]
+            command = [sys.executable, "-P", str(_WORKER), str(other_end.fileno()), str(limits.processor)]
             self.process = subprocess.Popen(
                 [*command, str(limits.memory)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL if quiet else None,
-                pass_fds=[theirs.fileno()],
+                pass_fds=[other_end.fileno()],
                 start_new_session=True,  # Ctrl-C in a terminal is not for it
                 env=os.environ | {"PYTHONHASHSEED": "0"},  # which the order of a set depends on
             )
@@ -143,13 +143,13 @@ class _Worker:
             raise CantRun(fault)
 
     def ask(self, request: dict[str, Any]) -> tuple[Any, bool | None]:
-        """The answer, and None; or `Failed`, and whether it was a limit that ended the process."""
+        """Return the answer, and None; or `Failed`, and whether a limit ended the process."""
         seconds = self._limits.seconds
         try:
             self._pipe.send(request)
             if self._pipe.poll(seconds or None):
-                done, value = self._pipe.recv()
-                return (value if done else Failed(value)), None
+                succeeded, value = self._pipe.recv()
+                return (value if succeeded else Failed(value)), None
             self.end()
             return Failed(f"it took more than {seconds:g} s"), True
         except (EOFError, ConnectionError):
@@ -174,18 +174,18 @@ def _end(workers: set[_Worker]) -> None:
 
 
 def _hidden() -> dict[str, Any]:
-    """Modules that nobody else can import: a user's files, which were run under names of their own."""
-    found = [(name, module) for name, module in sys.modules.items() if getattr(module, "__spec__", module) is None]
-    return {name: module for name, module in found if name != "__main__" and getattr(module, "__file__", None)}
+    """Return modules that nobody else can import: a user's files, which were run under names of their own."""
+    modules = [(name, module) for name, module in sys.modules.items() if getattr(module, "__spec__", module) is None]
+    return {name: module for name, module in modules if name != "__main__" and getattr(module, "__file__", None)}
 
 
 def _path() -> list[str]:
-    """Where modules are imported from, those that lie beside a user's files among them."""
+    """Return the folders that modules are imported from, those of a user's files among them."""
     return [*sys.path, *(str(Path(module.__file__).resolve().parent) for module in _hidden().values())]
 
 
 def sent(function: Callable[..., Any]) -> bytes:
-    """A function as bytes: by name where that can be imported, else its code and whatever it names.
+    """Pickle a function: by name where that can be imported, else its code and whatever it names.
 
     Raises:
         CantRun: something that it names can't be sent, such as an open file or a lock.

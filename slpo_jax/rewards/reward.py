@@ -1,4 +1,4 @@
-"""How a completion is read and what it earns: inside jit where every verifier can be, else on the host."""
+"""Rewards: reading completions and judging them, inside jit where every verifier can be, else on the host."""
 
 import copy
 import functools
@@ -14,11 +14,10 @@ import numpy as np
 from slpo_jax.errors import UserError
 from slpo_jax.rewards.answers import STYLES, AnswerStyle, are_right, parse_completion, read_completion
 from slpo_jax.rewards.countdown_verifier import COUNTDOWN, countdown, countdown_reference, reaches_goal
-from slpo_jax.rewards.ending import is_end
 from slpo_jax.rewards.functions import Asked, Function, asked_of, cant_run, name_of, names_of
 from slpo_jax.rewards.gym_tasks import GYM, gym
 from slpo_jax.rewards.processes import CantRun, Limits, Processes
-from slpo_jax.rewards.verifier import ON_DEVICE, Judge, judged, padded_table, text_table
+from slpo_jax.rewards.verifier import ON_DEVICE, Judge, is_end, judged, padded_table, text_table
 
 RewardFn = Callable[[jax.Array, jax.Array], jax.Array]
 """(tokens int [N, A], references uint8 [N, R]) -> bool [N], traceable."""
@@ -30,7 +29,7 @@ class DeviceReward(NamedTuple):
     Attributes:
         table: the bytes of each token id -> the bytes that it is read with, uint8 [V, L], 0 behind them.
         encode: problem -> what `judge` has to know of it, in bytes that zeros may follow.
-        judge: see `text_verifier.Judge`.
+        judge: see `verifier.Judge`.
     """
 
     table: Callable[[Sequence[bytes]], np.ndarray]
@@ -76,7 +75,7 @@ _FIRST = 16  # verdicts, of which one at least has to be given
 
 
 class Reading(NamedTuple):
-    """What a completion says.
+    """A completion as it is read.
 
     Attributes:
         ids: its tokens, up to and including the one that ended it.
@@ -92,7 +91,7 @@ class Reading(NamedTuple):
 
 
 class Verdicts(NamedTuple):
-    """What N completions earn.
+    """The rewards of N completions.
 
     Attributes:
         total: float32 [N], the weighted sum.
@@ -108,7 +107,7 @@ class Verdicts(NamedTuple):
 
 
 class Reward:
-    """What reads and judges the completions of one template.
+    """The reader and judge of the completions of one template.
 
     Args:
         rewards: a name in `REWARDS`, or several with weights.
@@ -148,8 +147,8 @@ class Reward:
     @property
     def _device(self) -> DeviceReward | None:
         """The verifier inside jit: of one reward of weight 1."""
-        ((name, entry), *others), compared = self.entries.items(), STYLES[self.style].compared
-        if others or self._weights[name] != 1:
+        ((name, entry), *more), compared = self.entries.items(), STYLES[self.style].compared
+        if more or self._weights[name] != 1:
             return None
         if entry.function is None and compared is not None and self.style in ON_DEVICE:
             table, judge = ON_DEVICE[self.style]
@@ -157,7 +156,7 @@ class Reward:
         return entry.on_device
 
     def asking(self, reward: str | Function) -> "Reward":
-        """One that judges otherwise, on the host, and reads as this does.
+        """Return a copy that reads as this does, and judges by another reward, on the host.
 
         Args:
             reward: a name in `REWARDS`, or a function of what it names.
@@ -167,34 +166,34 @@ class Reward:
         if not callable(reward) and reward not in REWARDS:
             raise UserError(f"reward: {reward!r} is unknown; give one of {', '.join(REWARDS)}, or a function")
         name, entry = (name_of(reward), RewardEntry(reward)) if callable(reward) else (reward, REWARDS[reward])
-        other = copy.copy(self)
-        other.entries, other._weights, other.on_device = {name: entry}, {name: 1.0}, None
-        other._processes = other._made()
-        other._given, other._missing = Counter[str](), Counter[str]()
-        return other
+        judge = copy.copy(self)
+        judge.entries, judge._weights, judge.on_device = {name: entry}, {name: 1.0}, None
+        judge._processes = judge._made()
+        judge._given, judge._missing = Counter[str](), Counter[str]()
+        return judge
 
     @property
     def first(self) -> "Reward":
-        """The one that says what is right, alone and on the host."""
+        """The reward that says what is right, alone and on the host."""
         (name, entry), *_ = self.entries.items()
-        other = copy.copy(self)
-        other.entries, other._weights, other.on_device = {name: entry}, {name: 1.0}, None
-        return other
+        judge = copy.copy(self)
+        judge.entries, judge._weights, judge.on_device = {name: entry}, {name: 1.0}, None
+        return judge
 
     def _made(self) -> dict[str, Processes]:
-        """The processes of each function, if they are asked in some.
+        """Make the processes of each function, if they are asked in some.
 
         Raises:
             UserError: one can't be sent there.
         """
-        functions = {name: each.function for name, each in self.entries.items() if each.function and self._most}
-        made = {}
+        functions = {name: entry.function for name, entry in self.entries.items() if entry.function and self._most}
+        processes = {}
         for name, function in functions.items():
             try:
-                made[name] = Processes(function, self._most, self._limits)
+                processes[name] = Processes(function, self._most, self._limits)
             except CantRun as error:
                 raise cant_run(name, error) from error
-        return made
+        return processes
 
     @property
     def needs_answer(self) -> bool:
@@ -202,12 +201,12 @@ class Reward:
         return any(entry.needs_answer for entry in self.entries.values())
 
     def width(self, problems: Iterable[Asked]) -> int:
-        """R, that `encoded` needs for these problems, at least 1."""
+        """Return R, the bytes that `encoded` needs for these problems, at least 1."""
         assert self._device is not None
         return max(1, max(len(self._device.encode(problem)) for problem in problems))
 
     def encoded(self, problems: Sequence[Asked], width: int) -> np.ndarray:
-        """uint8 [B, R]: what `on_device` has to know of B problems, 0 behind it.
+        """Encode B problems for `on_device`: uint8 [B, R], 0 behind them.
 
         Args:
             problems: B of them. (A row of zeros, say for padding, is matched by no completion.)
@@ -216,26 +215,26 @@ class Reward:
         assert self._device is not None
         return padded_table([self._device.encode(problem) for problem in problems], width)
 
-    def on_host(self, tokens_NA: np.ndarray, asked: Sequence[Asked]) -> np.ndarray:
-        """float32 [N]: what N completions earn."""
-        return self.verdicts(tokens_NA, asked).total
+    def on_host(self, tokens_NA: np.ndarray, problems: Sequence[Asked]) -> np.ndarray:
+        """Return the rewards of N completions, float32 [N]."""
+        return self.verdicts(tokens_NA, problems).total
 
-    def verdicts(self, tokens_NA: np.ndarray, asked: Sequence[Asked]) -> Verdicts:
-        """What N completions earn, by reward."""
-        return self.judged([self.read(tokens) for tokens in tokens_NA], asked)
+    def verdicts(self, tokens_NA: np.ndarray, problems: Sequence[Asked]) -> Verdicts:
+        """Return the rewards of N completions, by name."""
+        return self.judged([self.read(tokens) for tokens in tokens_NA], problems)
 
     def read(self, tokens_A: np.ndarray) -> Reading:
-        """What one completion says; each distinct one is read once. Ids below 0 are no tokens."""
+        """Read a completion, each distinct one once. Ids below 0 are no tokens."""
         return self._read(tuple(tokens_A.tolist()))
 
     def _read_once(self, tokens: tuple[int, ...]) -> Reading:
         ids = [token for token in tokens if token >= 0]
-        done = read_completion(ids, self._bytes, self._eos_ids)
-        answer = parse_completion(done.text, self.style) if done.ended else None
-        return Reading(ids[: done.tokens], done.text, answer, not done.ended)
+        completion = read_completion(ids, self._bytes, self._eos_ids)
+        answer = parse_completion(completion.text, self.style) if completion.ended else None
+        return Reading(ids[: completion.tokens], completion.text, answer, not completion.ended)
 
-    def judged(self, readings: Sequence[Reading], asked: Sequence[Asked]) -> Verdicts:
-        """What each completion earns; one that is cut, nothing.
+    def judged(self, readings: Sequence[Reading], problems: Sequence[Asked]) -> Verdicts:
+        """Judge completions; one that is cut earns nothing.
 
         Raises:
             UserError: a function gives something else than a finite number, or no verdict on any of the first.
@@ -243,50 +242,51 @@ class Reward:
         start, failed = time.perf_counter(), np.zeros(len(readings), bool)
         by_name, total = dict[str, np.ndarray](), np.zeros(len(readings))
         for name in self.entries:
-            given = self._values(name, readings, asked)
-            failed |= np.array([value is None for value in given], bool)
-            by_name[name] = np.array([value or 0.0 for value in given], np.float32)
+            values = self._values(name, readings, problems)
+            failed |= np.array([value is None for value in values], bool)
+            by_name[name] = np.array([value or 0.0 for value in values], np.float32)
             total += self._weights[name] * by_name[name]
         return Verdicts(total.astype(np.float32), by_name, failed, time.perf_counter() - start)
 
-    def _values(self, name: str, readings: Sequence[Reading], asked: Sequence[Asked]) -> list[float | None]:
-        """Of one reward; None where it gave no verdict."""
+    def _values(self, name: str, readings: Sequence[Reading], problems: Sequence[Asked]) -> list[float | None]:
+        """Ask one reward; None where it gave no verdict."""
         function = self.entries[name].function
         if function is None:
-            references = [each.answer for each in asked]
+            references = [problem.answer for problem in problems]
             return list(map(float, are_right([reading.answer for reading in readings], references, self.style)))
-        ended = [(each, reading.text) for reading, each in zip(readings, asked, strict=True) if not reading.cut]
-        processes, given = self._processes.get(name), list[float | None]()
+        rows = [(problem, reading.text) for reading, problem in zip(readings, problems, strict=True) if not reading.cut]
+        processes, values = self._processes.get(name), list[float | None]()
         # One that always takes too long is to be known before it has been asked of a whole batch.
         first = max(_FIRST - self._given[name], 0) if processes else 0
-        for part in filter(None, (ended[:first], ended[first:])):
-            found = asked_of(function, [each for each, _ in part], [text for _, text in part], name, processes)
-            given += found
-            self._given[name] += len(found)
-            self._missing[name] += found.count(None)
+        for part in filter(None, (rows[:first], rows[first:])):
+            verdicts = asked_of(function, [problem for problem, _ in part], [text for _, text in part], name, processes)
+            values += verdicts
+            self._given[name] += len(verdicts)
+            self._missing[name] += verdicts.count(None)
             if self._missing[name] == (count := self._given[name]) >= _FIRST:
-                said = f"{name} failed on each of its first {count} completions, as said"
-                raise UserError(f"config.reward: {said}; mend it")
-        values = iter(given)
-        return [0.0 if reading.cut else next(values) for reading in readings]
+                fault = f"{name} failed on each of its first {count} completions, as said"
+                raise UserError(f"config.reward: {fault}; mend it")
+        outcomes = iter(values)
+        return [0.0 if reading.cut else next(outcomes) for reading in readings]
 
-    def unearned(self, answers: Sequence[Sequence[int]], asked: Sequence[Asked]) -> list[int]:
-        """Which references their very text does not earn; none where functions alone say what is right.
+    def unearned(self, answers: Sequence[Sequence[int]], problems: Sequence[Asked]) -> list[int]:
+        """Return places of references that their very text does not earn; none where functions alone say what is right.
 
         Args:
             answers: the ids of each reference's text, as its template writes it, without an end token.
-            asked: of each.
+            problems: of each.
         Returns:
             their places. A mark in the answer, for one, hides it.
         """
         if all(entry.function is not None for entry in self.entries.values()):
             return []
-        first = {each.answer: place for place, each in reversed([*enumerate(asked)])}  # most answers come many times
+        # Most answers come many times.
+        first = {problem.answer: place for place, problem in reversed([*enumerate(problems)])}
         readings = [self.read(np.array([*answers[place], self._eos_ids[0]], np.int32)) for place in first.values()]
         right = are_right([reading.answer for reading in readings], [*first], self.style)
-        lost = {answer for answer, is_right in zip(first, right, strict=True) if not is_right}
-        return [place for place, each in enumerate(asked) if each.answer in lost]
+        unread = {answer for answer, is_right in zip(first, right, strict=True) if not is_right}
+        return [place for place, problem in enumerate(problems) if problem.answer in unread]
 
-    def right(self, readings: Sequence[Reading], asked: Sequence[Asked]) -> list[bool]:
-        """Which completions an evaluation counts as right: those that earn 1 or more of the first reward."""
-        return [value is not None and value >= 1 for value in self._values(next(iter(self.entries)), readings, asked)]
+    def right(self, readings: Sequence[Reading], problems: Sequence[Asked]) -> list[bool]:
+        """Tell which completions an evaluation counts as right: those that earn 1 or more of the first reward."""
+        return [(value or 0) >= 1 for value in self._values(next(iter(self.entries)), readings, problems)]

@@ -29,19 +29,19 @@ _CHOICE = re.compile(
 
 
 def normal_text(text: str) -> str:
-    """An answer without what makes no difference at its ends and in its white space."""
+    """Remove what makes no difference at an answer's ends and in its white space."""
     return _spaced(text).lstrip(BESIDE).rstrip(BESIDE + ".")
 
 
 def said_text(text: str) -> str:
-    """The answer that a completion gives, as `normal_text`: what follows its last mark, all of it without one."""
+    """Return a completion's answer, as `normal_text`: what follows its last mark, all of it without one."""
     text = text.replace("\0", "")
     ends = [match.end() for match in _MARK.finditer(text)]
     return normal_text(text[ends[-1] if ends else 0 :])
 
 
 def said_choice(text: str) -> str | None:
-    """The choice that a completion gives: the first letter behind the last mark that has one, or the last letter.
+    """Return the choice of a completion: the first letter behind the last mark that has one, or the last letter.
 
     A letter is a capital A to J that no ASCII letter, digit, `_` or apostrophe touches, and that is no word, as in
     "A cat" and "I think".
@@ -55,12 +55,12 @@ def said_choice(text: str) -> str | None:
 
 
 def compared(text: str) -> bytes:
-    """The bytes of an answer that have to be equal."""
+    """Return an answer's bytes for comparison: equal bytes are equal answers."""
     return normal_text(text).encode(errors="replace").translate(_LOWER)
 
 
 def written(piece: bytes) -> bytes:
-    """Bytes of a text as they are compared: white space as one space, and ASCII letters in lower case."""
+    """Normalise bytes for comparison: white space as one space, and ASCII letters in lower case."""
     return re.sub(rb"[ \t\n\r\v\f]+", b" ", piece.replace(b"\0", b"")).translate(_LOWER)
 
 
@@ -97,38 +97,38 @@ _WORD = re.compile(r"(?:[A-Za-z]{3,}|[Nn][Oo])(?: [A-Za-z]+)*")
 
 
 def last_boxed(text: str) -> str:
-    r"""What the last `\boxed{...}` (or `\boxed 6`, `\fbox{6}`) of a LaTeX text holds, stripped; "" for none.
+    r"""Return what the last `\boxed{...}` (or `\boxed 6`, `\fbox{6}`) of a LaTeX text holds, stripped; "" for none.
 
     One that isn't closed holds nothing.
     """
-    found = list(_BOXED.finditer(text))
-    if not found or not found[-1][1]:
-        return found[-1][2].rstrip(".,;:!?)*") if found else ""
+    boxes = list(_BOXED.finditer(text))
+    if not boxes or not boxes[-1][1]:
+        return boxes[-1][2].rstrip(".,;:!?)*") if boxes else ""
     depth = 1
-    for brace in _BRACE.finditer(text, found[-1].end()):
+    for brace in _BRACE.finditer(text, boxes[-1].end()):
         depth += {"{": 1, "}": -1}.get(brace[0], 0)
         if depth == 0:
-            return text[found[-1].end() : brace.start()].strip(_WHITESPACE)
+            return text[boxes[-1].end() : brace.start()].strip(_WHITESPACE)
     return ""
 
 
 def bare(text: str) -> str:
-    r"""An answer without the `$`, `\(`, `\[`, `**` or backquotes that are around all of it."""
-    found = _DELIMITED.fullmatch(text.strip())
-    return bare(next(filter(None, found.groups()))) if found else text.strip().removeprefix("\\" * ("\\$" in text))
+    r"""Remove the `$`, `\(`, `\[`, `**` or backquotes that are around all of an answer."""
+    match = _DELIMITED.fullmatch(text.strip())
+    return bare(next(filter(None, match.groups()))) if match else text.strip().removeprefix("\\" * ("\\$" in text))
 
 
 def number_and_unit(latex: str) -> tuple[str, str]:
-    r"""A number's digits and its unit, "" for none: `45 m^3`, `5\ \text{km/h}`, `5 \Omega`; of other LaTeX itself."""
+    r"""Return a number's digits and its unit, or other LaTeX and "": `45 m^3`, `5\ \text{km/h}`, `5 \Omega`."""
     plain = " ".join(_SPACE.sub(" ", _ROMAN.sub(r" \1", latex)).split())
-    found = _WITH_UNIT.fullmatch(plain)
+    match = _WITH_UNIT.fullmatch(plain)
     # A capital that touches a number may be a factor of it.
-    if not found or (not found["apart"] and re.fullmatch("[A-Z]", found["unit"])):
+    if not match or (not match["apart"] and re.fullmatch("[A-Z]", match["unit"])):
         return latex, ""
-    return found["number"], found["unit"].replace(" ", "")
+    return match["number"], match["unit"].replace(" ", "")
 
 
 def word(latex: str) -> str:
-    r"""The words that LaTeX writes, to be compared, such as "yes" for `\text{Yes.}`; "" for what are none."""
-    said = normal_text(_ROMAN.sub(r"\1", latex))
-    return said.lower() if len(said) <= _LONGEST and _WORD.fullmatch(said) else ""
+    r"""Return the words that LaTeX writes, for comparison, such as "yes" for `\text{Yes.}`; "" for none."""
+    words = normal_text(_ROMAN.sub(r"\1", latex))
+    return words.lower() if len(words) <= _LONGEST and _WORD.fullmatch(words) else ""

@@ -1,5 +1,7 @@
 """Verdicts on the device: what `slpo_jax.rewards.answers` reads and compares, pure functions of arrays in jit."""
 
+import functools
+import operator
 import re
 from collections.abc import Callable, Sequence
 
@@ -41,42 +43,42 @@ def byte_table(token_bytes: Sequence[bytes]) -> np.ndarray:
 
 
 def padded_table(pieces: Sequence[bytes], width: int = 0) -> np.ndarray:
-    """uint8, a row a piece; as wide as the longest where no width is given."""
+    """Pad byte strings to uint8 rows; as wide as the longest where no width is given."""
     width = width or max(1, max(map(len, pieces)))
     joined = b"".join(piece.ljust(width, b"\0") for piece in pieces)
     return np.frombuffer(joined, np.uint8).reshape(len(pieces), width)
 
 
 def completed_text(table_VL, tokens_A: jax.Array, eos_id: int | jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The bytes [N] of the tokens before the first `eos_id`, 0 behind them, and whether there is one."""
+    """Return the bytes [N] of the tokens before the first `eos_id`, 0 behind them, and whether there is an end."""
     is_eos_A = tokens_A == eos_id
     bytes_AL = jnp.asarray(table_VL).at[tokens_A].get(mode="fill", fill_value=0, wrap_negative_indices=False)
     bytes_N = jnp.where(jnp.cumsum(is_eos_A)[:, None] > 0, 0, bytes_AL).reshape(-1)
     return only(bytes_N, bytes_N > 0), is_eos_A.any()
 
 
-def only(bytes_N: jax.Array, kept_N: jax.Array) -> jax.Array:
-    """The bytes that are kept, one after the other, and 0 behind them."""
-    places_N = jnp.where(kept_N, jnp.cumsum(kept_N) - 1, bytes_N.size)
+def only(bytes_N: jax.Array, mask_N: jax.Array) -> jax.Array:
+    """Move the bytes that are kept to the front, 0 behind them."""
+    places_N = jnp.where(mask_N, jnp.cumsum(mask_N) - 1, bytes_N.size)
     return jnp.zeros_like(bytes_N).at[places_N].set(bytes_N, mode="drop")
 
 
 def before(bytes_N: jax.Array, count: int = 1) -> jax.Array:
-    """Of each byte, the one that is `count` places before; 0 for none."""
+    """Shift bytes: each is the one `count` places before it; 0 for none."""
     return jnp.pad(bytes_N, (count, 0))[: bytes_N.size]
 
 
 def _with_minuses(text_N: jax.Array) -> jax.Array:
-    """The text with ASCII's sign for hyphens, en dash and minus, and without currency signs."""
-    one_N, two_N = before(text_N), before(text_N, 2)
-    dash_N = (one_N == 0x80) & (text_N >= 0x90) & (text_N <= 0x93)
-    minus_N = (two_N == 0xE2) & (dash_N | ((one_N == 0x88) & (text_N == 0x92)))
+    """Write hyphens, en dash and minus as ASCII's sign, and leave out currency signs."""
+    before_N, before_2_N = before(text_N), before(text_N, 2)
+    dash_N = (before_N == 0x80) & (text_N >= 0x90) & (text_N <= 0x93)
+    minus_N = (before_2_N == 0xE2) & (dash_N | ((before_N == 0x88) & (text_N == 0x92)))
     first_N = jnp.pad(minus_N, (0, 2))[2:] | jnp.pad(minus_N, (0, 1))[1:]
     return only(jnp.where(minus_N, ord("-"), text_N), (text_N > 0) & ~first_N & (text_N != ord("$")))
 
 
 def is_after_mark(text_N: jax.Array, reference_R: jax.Array) -> jax.Array:
-    """Whether what follows the last #, blanks aside, is the reference."""
+    """Tell whether what follows the last #, blanks aside, is the reference."""
     begin = _last(text_N == ord("#")) + 1
     inked_N = ~_in(text_N, b" \n\0")
     first = _first(inked_N & (jnp.arange(text_N.size) >= begin))
@@ -84,7 +86,7 @@ def is_after_mark(text_N: jax.Array, reference_R: jax.Array) -> jax.Array:
 
 
 def is_last_number(text_N: jax.Array, reference_R: jax.Array) -> jax.Array:
-    """Whether the number that the last digit is in is the reference, and no operator stands apart before it."""
+    """Tell whether the number with the last digit is the reference, and no operator stands apart before it."""
     text_N = _with_minuses(text_N)
     indices, last, before_N = jnp.arange(text_N.size), _last(_is_digit(text_N)), before(text_N)
     apart_N = _in(text_N, b" \n!#") | (text_N >= 0x80)
@@ -105,7 +107,7 @@ def _is_number(text_N: jax.Array, begin: jax.Array, last: jax.Array, reference_R
     begin += minus
     within_N = (indices >= begin) & (indices <= last)
     digit_N, comma_N, point_N = (
-        within_N & found_N for found_N in (_is_digit(text_N), text_N == ord(","), text_N == ord("."))
+        within_N & kind_N for kind_N in (_is_digit(text_N), text_N == ord(","), text_N == ord("."))
     )
     whole_N = jnp.cumsum(point_N) == 0
     size = (digit_N & whole_N).sum()
@@ -127,18 +129,18 @@ def _is_number(text_N: jax.Array, begin: jax.Array, last: jax.Array, reference_R
 
 
 def _at(bytes_N: jax.Array, index: jax.Array) -> jax.Array:
-    """The byte at a place, 0 outside."""
+    """Return the byte at a place, 0 outside."""
     return bytes_N.at[index].get(mode="fill", fill_value=0, wrap_negative_indices=False)
 
 
-def _first(found_N: jax.Array) -> jax.Array:
-    """The first place, N for none."""
-    return jnp.where(found_N, jnp.arange(found_N.size), found_N.size).min()
+def _first(mask_N: jax.Array) -> jax.Array:
+    """Return the first place, N for none."""
+    return jnp.where(mask_N, jnp.arange(mask_N.size), mask_N.size).min()
 
 
-def _last(found_N: jax.Array) -> jax.Array:
-    """The last place, -1 for none."""
-    return jnp.where(found_N, jnp.arange(found_N.size), -1).max()
+def _last(mask_N: jax.Array) -> jax.Array:
+    """Return the last place, -1 for none."""
+    return jnp.where(mask_N, jnp.arange(mask_N.size), -1).max()
 
 
 def _in(bytes_: jax.Array, kinds: bytes) -> jax.Array:
@@ -158,7 +160,7 @@ Judge = Callable[[jax.Array, jax.Array], jax.Array]
 def judged(
     table_VL, tokens_BA: jax.Array, references_BR: jax.Array, eos_id: int | jax.Array, judge: Judge
 ) -> jax.Array:
-    """Tell what a verifier says of completions.
+    """Judge completions by their bytes.
 
     Args:
         table_VL: the vocabulary's table, see `ON_DEVICE`. Ids outside it write nothing.
@@ -183,7 +185,7 @@ def text_table(token_bytes: Sequence[bytes]) -> np.ndarray:
 
 
 def is_text(bytes_N: jax.Array, reference_R: jax.Array) -> jax.Array:
-    """Whether a completion gives its reference: `compared(said_text(completion)) == compared(reference)`."""
+    """Tell whether a completion gives its reference: `compared(said_text(completion)) == compared(reference)`."""
     bytes_N, begin, end = said(bytes_N)
     length = (reference_R > 0).sum()
     indices_R = begin + jnp.arange(reference_R.size)
@@ -192,7 +194,7 @@ def is_text(bytes_N: jax.Array, reference_R: jax.Array) -> jax.Array:
 
 
 def said(bytes_N: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The bytes [N] of a completion with single spaces, and where `said_text` of it begins and ends there."""
+    """Return a completion's bytes [N] with single spaces, and where `said_text` of it begins and ends there."""
     bytes_N = _with_single_spaces(bytes_N)
     indices_N, beside_N = jnp.arange(bytes_N.size), _in(bytes_N, BESIDE.encode() + b"\0")
     ends_MN = jnp.stack([jnp.where(_matches(bytes_N, mark), indices_N + len(mark), 0) for mark in MARKS])
@@ -202,16 +204,16 @@ def said(bytes_N: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
 
 
 def _with_single_spaces(bytes_N: jax.Array) -> jax.Array:
-    """The bytes without those blanks that follow another one, none of them 0."""
+    """Remove blanks that follow another one; no byte is 0."""
     return only(bytes_N, (bytes_N > 0) & ~((bytes_N == ord(" ")) & (before(bytes_N) == ord(" "))))
 
 
 def _matches(bytes_N: jax.Array, text: bytes) -> jax.Array:
-    """Where a text begins. Behind the last byte is a blank: a # at the end is a mark too."""
+    """Mark where a text begins. Behind the last byte is a blank: a # at the end is a mark too."""
     padded = jnp.pad(bytes_N, (0, len(text)))
     padded = jnp.where(padded == 0, ord(" "), padded)
-    found_MN = jnp.stack([padded[place : place + bytes_N.size] == byte for place, byte in enumerate(text)])
-    return found_MN.all(axis=0)
+    same_MN = jnp.stack([padded[place : place + bytes_N.size] == byte for place, byte in enumerate(text)])
+    return same_MN.all(axis=0)
 
 
 # The bytes of an apostrophe that isn't ASCII are told when all three have come; null bytes part them.
@@ -224,18 +226,18 @@ _TEXT_KINDS = bytes(
 
 
 def choice_table(token_bytes: Sequence[bytes]) -> np.ndarray:
-    """The table that `is_choice` reads tokens with; signs that are alike are shortened, and so are long words."""
+    """Build the table that `is_choice` reads tokens with; signs that are alike are shortened, and so are long words."""
     pieces = [re.sub(rb"[ \t\n\r\v\f]+", b" ", piece).translate(_TEXT_KINDS) for piece in token_bytes]
     return padded_table([re.sub(rb"\.+|([\w']{8})[\w']+([\w']{8})", _shortened, piece) for piece in pieces])
 
 
 def _shortened(match: re.Match[bytes]) -> bytes:
-    """A run with its ends, in which no mark and no word that follows a letter is lost."""
+    """Shorten a run to its ends, in which no mark and no word that follows a letter is lost."""
     return match[1] + match[2] if match[1] else b"."
 
 
 def is_choice(bytes_N: jax.Array, reference_R: jax.Array) -> jax.Array:
-    """Whether the letter that a completion gives is the reference's first byte, see `texts.said_choice`."""
+    """Tell whether the letter that a completion gives is the reference's first byte, see `texts.said_choice`."""
     quote_N = (bytes_N == _QUOTE[2]) & (before(bytes_N) == _QUOTE[1]) & (before(bytes_N, 2) == _QUOTE[0])
     bytes_N = jnp.where(quote_N, ord("'"), bytes_N)
     bytes_N = _with_single_spaces(only(bytes_N, (bytes_N > 1) & ~_after(quote_N) & ~_after(quote_N, 2)))
@@ -244,7 +246,7 @@ def is_choice(bytes_N: jax.Array, reference_R: jax.Array) -> jax.Array:
     within_N = alpha_N | (bytes_N == ord("0")) | (bytes_N == ord("'"))
 
     def whole(text: bytes) -> jax.Array:
-        """Where a text begins that no word goes on from."""
+        """Mark where a text begins that no word goes on from."""
         return _matches(lower_N, text) & ~_after(within_N, len(text))
 
     follows_N = (bytes_N == ord(" ")) & _after(alpha_N) & _after(within_N, 2)
@@ -261,9 +263,9 @@ def is_choice(bytes_N: jax.Array, reference_R: jax.Array) -> jax.Array:
     return (last >= 0) & (bytes_N[last] == reference_R[0])
 
 
-def _after(found_N: jax.Array, count: int = 1) -> jax.Array:
-    """Of each byte, what is `count` places behind it."""
-    return jnp.pad(found_N, (0, count))[count:]
+def _after(mask_N: jax.Array, count: int = 1) -> jax.Array:
+    """Shift back: each is what is `count` places behind it."""
+    return jnp.pad(mask_N, (0, count))[count:]
 
 
 ON_DEVICE: dict[AnswerStyle, tuple[Callable[[Sequence[bytes]], np.ndarray], Judge]] = {
@@ -274,3 +276,20 @@ ON_DEVICE: dict[AnswerStyle, tuple[Callable[[Sequence[bytes]], np.ndarray], Judg
 }
 """Of a style: the table [V, ..] of the bytes of each token id, and whether a completion gives its reference, as
 `answers.parse_completion` and `answers.are_right` say it; one without any byte is never given."""
+
+
+def is_end(tokens: jax.Array, eos_ids: Sequence[int]) -> jax.Array:
+    """Mark end tokens: bool, the tokens' shape."""
+    return functools.reduce(operator.or_, (tokens == eos_id for eos_id in eos_ids))
+
+
+def said_eos(said_NT: jax.Array, lengths_N: jax.Array, eos_ids: Sequence[int]) -> jax.Array:
+    """Tell, bool [N], whether a thought's last step is written down as eos, so that no answer follows."""
+    last_NT = jnp.arange(1, said_NT.shape[1] + 1)[None] == lengths_N[:, None]
+    return jnp.any(last_NT & is_end(said_NT, eos_ids), axis=1)
+
+
+def answer_mask(tokens_NA: jax.Array, eos_ids: Sequence[int]) -> jax.Array:
+    """Mark, bool [N, A], the generated tokens, up to and including the one that ended the answer."""
+    ends_NA = is_end(tokens_NA, eos_ids)
+    return jnp.cumsum(ends_NA, axis=1) - ends_NA == 0

@@ -42,7 +42,7 @@ def main(pipe: Connection, processor: float) -> None:
 
 
 def in_words(error: BaseException) -> str:
-    """An error in a line."""
+    """Write an error in a line."""
     return " ".join(f"{type(error).__name__}: {error}".split())
 
 

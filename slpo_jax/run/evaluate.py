@@ -19,7 +19,7 @@ from slpo_jax.checkpoints.reward_model import read_reward_model
 from slpo_jax.data.templates import token_texts
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.completions import record_rows, thought_rows
-from slpo_jax.evaluation.evaluate_config import EvaluateConfig
+from slpo_jax.evaluation.evaluator import EvaluateConfig
 from slpo_jax.evaluation.records import RolloutCache, write_records
 from slpo_jax.evaluation.report import write_report
 from slpo_jax.evaluation.report_rows import Row, read_row, write_row, write_rule
@@ -29,8 +29,7 @@ from slpo_jax.io.orbax import params_digest
 from slpo_jax.io.workdir import SetFiles, Workdir
 from slpo_jax.models.parts import Params
 from slpo_jax.policy.explain import reads_of
-from slpo_jax.policy.scorers import SCORERS
-from slpo_jax.policy.scorers.latent_rm_scorer import PART, begun
+from slpo_jax.policy.scorers import PART, SCORERS, begun
 from slpo_jax.run.evaluated_rows import reported_settings, rows, trained_with
 from slpo_jax.run.experiment import Experiment
 from slpo_jax.run.latent_rm import manifest_of

@@ -23,9 +23,8 @@ from slpo_jax.io import artifact
 from slpo_jax.io.files import as_json, flatten
 from slpo_jax.models.parts import Params
 from slpo_jax.policy import noise
-from slpo_jax.policy.policy import Policy
-from slpo_jax.policy.prompts import PromptedBatch, Prompts
-from slpo_jax.policy.scorers.latent_rm_scorer import begun, latent_scores
+from slpo_jax.policy.policy import Policy, PromptedBatch, Prompts
+from slpo_jax.policy.scorers import begun, latent_scores
 from slpo_jax.run.experiment import Stage
 from slpo_jax.run.provenance import checkpoint_digest, first_difference, problems_facts
 from slpo_jax.run.setup import Setup

@@ -34,11 +34,10 @@ from slpo_jax.rewards.reward import Reward
 from slpo_jax.run import run_checks
 from slpo_jax.run.sources import DEMOS, EVAL, LEARNED, TRAIN, VALID, learned_from, load_set, only_errors
 from slpo_jax.runtime import hosts
-from slpo_jax.runtime.mesh import EVERYWHERE, device_mesh, replicate
+from slpo_jax.runtime.mesh import EVERYWHERE, Layout, device_mesh, replicate
 from slpo_jax.stages import COLD_START, EVALUATE, IMITATE, RL, wanted
 from slpo_jax.training.optimizer import OptimizerConfig
 from slpo_jax.training.recipes import Recipe, recipe_of
-from slpo_jax.training.sharding import Layout
 
 
 @dataclasses.dataclass(kw_only=True)

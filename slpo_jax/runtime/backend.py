@@ -33,7 +33,7 @@ _patience: threading.Timer | None = None  # of the program that is being compile
 
 
 def set_up_jax(cpu_devices: int = 1) -> None:
-    """Devices, memory, and a cache of compiled programs that other runs find again.
+    """Set devices, memory, and a cache of compiled programs that other runs find again.
 
     In a process that has used jax already the devices stay as they are; results don't depend on their number.
 
@@ -47,8 +47,8 @@ def set_up_jax(cpu_devices: int = 1) -> None:
         jax.config.update("jax_num_cpu_devices", cpu_devices)
     except RuntimeError:  # this process has used jax before
         if jax.default_backend() == "cpu" and jax.device_count() != cpu_devices:
-            there = jax.device_count()
-            logging.warning("config.cpu_devices: %d, but jax has begun with %d, which stays", cpu_devices, there)
+            devices = jax.device_count()
+            logging.warning("config.cpu_devices: %d, but jax has begun with %d, which stays", cpu_devices, devices)
     if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
         jax.config.update("jax_compilation_cache_dir", str(Path("~/.cache/slpo_jax/xla").expanduser()))
     keep_freed_memory()
@@ -69,7 +69,7 @@ def keep_freed_memory() -> None:
 
 
 def watch() -> None:
-    """Begin to listen to jax."""
+    """Begin to listen to what jax compiles."""
     global _listens
     if not _listens:
         import jax
@@ -79,7 +79,7 @@ def watch() -> None:
 
 
 def seconds() -> float:
-    """What the main thread has spent on tracing and compiling since `watch`."""
+    """Return the seconds that the main thread has spent on tracing and compiling since `watch`."""
     return _seconds
 
 

@@ -52,17 +52,17 @@ def begin(what: str = "") -> None:
 
 
 def count() -> int:
-    """How many processes there are."""
+    """Return the number of processes."""
     return _count
 
 
 def is_first() -> bool:
-    """Whether this process is the one that writes."""
+    """Return whether this process is the one that writes."""
     return _index == 0
 
 
 def _together() -> Any:
-    """jax's collectives, of which one begins."""
+    """Note that a collective begins, and return jax's collectives."""
     begin()
     from jax.experimental import multihost_utils
 
@@ -80,22 +80,22 @@ def barrier(name: str) -> None:
 
 
 def decided(flag: bool) -> bool:
-    """The first process's answer to a question about files, which might change while another asks it."""
+    """Return the first process's `flag`, an answer about files, which might change while another process asks."""
     if _count > 1:
         return bool(_together().broadcast_one_to_all(np.int32(flag)))
     return flag
 
 
-def agreed(found: int, where: object) -> int:
-    """What the first process found in files that all are to see: whether something is there, or a number of it.
+def agreed(number: int, where: object) -> int:
+    """Return the `number` that the first process found in files that all are to see, 0 for nothing.
 
     Args:
         where: the files, for messages.
     Raises:
         UserError: this process sees less than the first.
     """
-    first = int(_together().broadcast_one_to_all(np.int32(found))) if _count > 1 else found
-    if first > found:
+    first = int(_together().broadcast_one_to_all(np.int32(number))) if _count > 1 else number
+    if first > number:
         raise UserError(
             f"{where}: process {_index} can't see what the first one does; give all processes a --workdir on storage "
             "that they share"
@@ -104,14 +104,14 @@ def agreed(found: int, where: object) -> int:
 
 
 def any_of(flag: bool) -> bool:
-    """Whether it holds in one of the processes at least."""
+    """Return whether `flag` holds in one process at least."""
     if _count > 1:
         return bool(np.max(_together().process_allgather(np.int32(flag))))
     return flag
 
 
 def whole(array: Any) -> np.ndarray:
-    """All of an array whose rows are spread over the devices of all processes."""
+    """Return the whole of an array whose rows are spread over the devices of all processes."""
     if _count > 1 and not getattr(array, "is_fully_addressable", True):
         return np.asarray(_together().process_allgather(array, tiled=True))
     return np.asarray(array)
@@ -142,7 +142,7 @@ def watched(seconds: float) -> Iterator[None]:
 
 
 def watch(seconds: float, store: Any, pause: Callable[[float], bool], end: Callable[[str], None]) -> None:
-    """Watch until it is over, or somebody is stuck.
+    """Watch the places of all processes until it is over, or somebody is stuck.
 
     Time is counted in pauses that were waited for: of a machine that sleeps none pass.
 
@@ -153,25 +153,25 @@ def watch(seconds: float, store: Any, pause: Callable[[float], bool], end: Calla
     """
     before, waited = None, 0
     while waited < _CHECKS and not pause(seconds / _CHECKS):
-        mine = json.dumps([_begun, _last, f"{socket.gethostname()}, PID {os.getpid()}"])
+        place = json.dumps([_begun, _last, f"{socket.gethostname()}, PID {os.getpid()}"])
         try:
-            store.key_value_set(f"{_FOLDER}{_index}", mine, allow_overwrite=True)
-            found = dict(store.key_value_dir_get(_FOLDER))
+            store.key_value_set(f"{_FOLDER}{_index}", place, allow_overwrite=True)
+            texts = dict(store.key_value_dir_get(_FOLDER))
         except RuntimeError:  # it is gone, and jax ends the others of a process that died
             return
-        places = [json.loads(found.get(f"{_FOLDER}{i}", '[-1, "its start", "unknown"]')) for i in range(_count)]
+        places = [json.loads(texts.get(f"{_FOLDER}{i}", '[-1, "its start", "unknown"]')) for i in range(_count)]
         waited, before = (waited + 1 if places == before else 0), places
     if before and waited >= _CHECKS:
         end(_verdict(seconds, before))
 
 
 def _verdict(seconds: float, places: list[list[Any]]) -> str:
-    """Who is behind the others, and where."""
-    behind = [index for index, (done, _, _) in enumerate(places) if done == min(place[0] for place in places)]
+    """Say which processes are behind the others, and where."""
+    behind = [index for index, (number, _, _) in enumerate(places) if number == min(place[0] for place in places)]
     where = ", ".join(f"process {index} ({places[index][2]}) after {places[index][1]}" for index in behind)
-    others = "" if len(behind) == len(places) else "; the others wait for it"
+    waiting = "" if len(behind) == len(places) else "; the others wait for it"
     return (
-        f"stuck for {seconds:g} s, of {len(places)} processes: {where}{others}; look there for what it does (py-spy "
+        f"stuck for {seconds:g} s, of {len(places)} processes: {where}{waiting}; look there for what it does (py-spy "
         "dump --pid PID), or raise config.stuck_after if it only takes long; the same command goes on from the last "
         "checkpoint"
     )

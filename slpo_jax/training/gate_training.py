@@ -8,12 +8,11 @@ import jax.numpy as jnp
 from slpo_jax.models.attention import KVCache, join
 from slpo_jax.models.gate import stop_set_loss
 from slpo_jax.policy import noise
-from slpo_jax.policy.answer_score import answer_after_replay
 from slpo_jax.policy.decoding import cache_sizes, decode_answers
 from slpo_jax.policy.latent_policies import Action
-from slpo_jax.policy.policy import Policy
-from slpo_jax.policy.prompts import PromptedBatch, Prompts, repeat_rows, repeat_to
+from slpo_jax.policy.policy import Policy, PromptedBatch, Prompts, repeat_rows, repeat_to
 from slpo_jax.policy.rollout import Trajectories, replay, think
+from slpo_jax.policy.score import answer_after_replay
 from slpo_jax.rewards.reward import RewardFn
 from slpo_jax.settings import Checked, setting
 from slpo_jax.training.optimizer import OptimizerConfig
@@ -21,7 +20,7 @@ from slpo_jax.training.state import LossFn
 
 
 def _seen_before(prompt_cache: KVCache, latent_cache: KVCache, lengths_C: jax.Array) -> KVCache:
-    """Prompt and latent slots as one prefix, of which the candidate of length t sees the latents before t."""
+    """Join prompt and latent slots to one prefix, of which the candidate of length t sees the latents before t."""
     rows, steps = latent_cache.valid.shape
     axes = jax.tree.broadcast(prompt_cache.rows_axes, prompt_cache)
     prompt_cache = jax.tree.map(lambda x, axis: jnp.repeat(x, rows // x.shape[axis], axis), prompt_cache, axes)
@@ -38,7 +37,7 @@ def _seen_before(prompt_cache: KVCache, latent_cache: KVCache, lengths_C: jax.Ar
 
 
 def decode_candidates(policy: Policy, params, prompts: Prompts, keys_N, min_latents: int) -> tuple[Action, jax.Array]:
-    """Answers at every candidate length of full-length trajectories (paper section 4.1, the cold start).
+    """Answer at every candidate length of full-length trajectories (paper section 4.1, the cold start).
 
     All C = T - T_min + 1 candidates of a trajectory share its one cache of prompt and latents and are decoded as one
     batch: candidate t sees the noisy slots before t, and feeds step t's action again as its last.
@@ -116,7 +115,7 @@ def candidates_of(policy: Policy, config: ColdStartConfig, params, batch: Prompt
 
 
 def make_loss(policy: Policy, reward: RewardFn, config: ColdStartConfig) -> LossFn:
-    """L_stop (paper section 4.1), summed over the trajectories that have a valid length; the others are left out.
+    """Make L_stop (paper section 4.1), summed over the trajectories that have a valid length; others are left out.
 
     With `train_backbone` each also has `answer_weight` times the negative log-likelihood of its own right answer at one
     of its valid lengths, each as likely: L_stop alone moves latents towards the gate's decision and away from answers.
@@ -137,7 +136,7 @@ def make_loss(policy: Policy, reward: RewardFn, config: ColdStartConfig) -> Loss
 
 
 def make_improvement(policy: Policy, config: ColdStartConfig) -> LossFn:
-    """The loss of (batch, candidates, their rewards [B, N * C / B]): `make_loss` after the verdicts; 1 is right."""
+    """Make the loss of (batch, candidates, rewards [B, N * C / B]): `make_loss` after the verdicts; 1 is right."""
 
     def loss_fn(params, judged: tuple[PromptedBatch, tuple[Action, jax.Array], jax.Array], key):
         batch, (actions, tokens_NCA), rewards = judged
@@ -145,14 +144,14 @@ def make_improvement(policy: Policy, config: ColdStartConfig) -> LossFn:
         rows, candidates, _ = tokens_NCA.shape
         keys_N, right_NC = noise.rollout_keys(key, batch.index, config.trajectories), rewards.reshape(rows, -1) >= 1
         in_set_NT = jnp.pad(right_NC, ((0, 0), (config.min_latents - 1, 0)))
-        valid_N, own = in_set_NT.any(axis=1), None
+        valid_N, answer_term = in_set_NT.any(axis=1), None
         if config.train_backbone:
             lengths_N = jnp.full(rows, policy.config.max_latents)
             full = Trajectories(actions, lengths_N, tokens_NCA[:, -1], keys_N)
             if config.answer_weight:
                 stopped = _stopped(full, tokens_NCA, right_NC, config.min_latents)
                 replayed = replay(policy, params, batch.prompts, stopped)
-                own = (answer_after_replay(policy, params, replayed, stopped, stopped.tokens) * valid_N).sum()
+                answer_term = (answer_after_replay(policy, params, replayed, stopped, stopped.tokens) * valid_N).sum()
             actions = replay(policy, params, batch.prompts, full).actions
         gate_noise = noise.gate_dropout(keys_N, steps_T, config.gate_dropout)
         logits_NT = policy.latent_policy.stop_logits(params, actions, gate_noise)
@@ -160,8 +159,8 @@ def make_improvement(policy: Policy, config: ColdStartConfig) -> LossFn:
         surviving_NT = jnp.cumprod(1 - jax.nn.sigmoid(logits_NT[:, :-1]), axis=1)
         count, valid = jnp.float32(rows), valid_N.sum().astype(jnp.float32)
         loss, metrics = loss_N.sum(), {}
-        if own is not None:
-            loss, metrics = loss - config.answer_weight * own, {"answer_log_likelihood": (own, valid)}
+        if answer_term is not None:
+            loss, metrics = loss - config.answer_weight * answer_term, {"answer_log_likelihood": (answer_term, valid)}
         return loss, metrics | {
             "loss": (loss, valid),
             "valid_share": (valid, count),
@@ -173,9 +172,9 @@ def make_improvement(policy: Policy, config: ColdStartConfig) -> LossFn:
 
 
 def _stopped(full: Trajectories, tokens_NCA: jax.Array, right_NC: jax.Array, min_latents: int) -> Trajectories:
-    """Each trajectory as it stops at one of the lengths at which it is right; at T_min where it is right at none."""
+    """Stop each trajectory at one of the lengths at which it is right; at T_min where it is right at none."""
     uniforms_N = noise.stop_uniforms(full.keys, jnp.int32(1))  # candidates stop nowhere, so that nothing else has them
-    wanted_N = jnp.floor(uniforms_N * right_NC.sum(axis=1)) + 1
-    place_N = (jnp.cumsum(right_NC, axis=1) >= wanted_N[:, None]).argmax(axis=1)
+    rank_N = jnp.floor(uniforms_N * right_NC.sum(axis=1)) + 1
+    place_N = (jnp.cumsum(right_NC, axis=1) >= rank_N[:, None]).argmax(axis=1)
     tokens_NA = jnp.take_along_axis(tokens_NCA, place_N[:, None, None], axis=1)[:, 0]
     return dataclasses.replace(full, lengths=min_latents + place_N, tokens=tokens_NA)

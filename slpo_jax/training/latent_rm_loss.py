@@ -13,10 +13,9 @@ import jax.numpy as jnp
 from flax import struct
 
 from slpo_jax.policy import noise
-from slpo_jax.policy.policy import Policy
-from slpo_jax.policy.prompts import PromptedBatch, Prompts
+from slpo_jax.policy.policy import Policy, PromptedBatch, Prompts
 from slpo_jax.policy.rollout import Trajectories, sample
-from slpo_jax.policy.scorers.latent_rm_scorer import latent_scores
+from slpo_jax.policy.scorers import latent_scores
 from slpo_jax.settings import Checked, setting
 from slpo_jax.training.optimizer import OptimizerConfig
 from slpo_jax.training.state import LossFn
@@ -76,7 +75,7 @@ class LabelledBatch:
 
 
 def draw_thoughts(policy: Policy, params, batch: PromptedBatch, rule, key, thoughts: int) -> Trajectories:
-    """n rollouts of each prompt.
+    """Draw n rollouts of each prompt.
 
     Args:
         rule: see `sample`, for all the same.
@@ -87,34 +86,34 @@ def draw_thoughts(policy: Policy, params, batch: PromptedBatch, rule, key, thoug
 
 
 def complete(policy: Policy, params, batch: PromptedBatch, actions, lengths_N, rule, key, count: int) -> jax.Array:
-    """What `count` completions of each beginning of each thought say, int [N, T, count, A].
+    """Complete each beginning of each thought `count` times: the texts, int [N, T, count, A].
 
     Args:
         policy: of the completions, whose noise may be elsewhere.
         actions, lengths_N: of N thoughts, N/B of each prompt in a row.
     """
     rows, problems = lengths_N.shape[0], batch.index.shape[0]
-    each = jnp.repeat(jnp.arange(rows), count)
-    index_N, number_N = batch.index[each // (rows // problems)], each % (rows // problems)
-    completion_N, actions = jnp.tile(jnp.arange(count), rows), jax.tree.map(lambda x: x[each], actions)
+    rows_N = jnp.repeat(jnp.arange(rows), count)
+    index_N, number_N = batch.index[rows_N // (rows // problems)], rows_N % (rows // problems)
+    completion_N, actions = jnp.tile(jnp.arange(count), rows), jax.tree.map(lambda x: x[rows_N], actions)
 
     def from_step(step):
-        own = jax.random.fold_in(jax.random.fold_in(key, _COMPLETIONS), step)
-        keys_N = noise.row_keys(own, index_N, number_N, completion_N)
-        begun = Trajectories(actions, jnp.minimum(lengths_N[each], step), tokens=each[:, None], keys=keys_N)
-        done = sample(policy, params, batch.prompts, keys_N, jnp.full(len(each), rule), prefix=begun)
-        return done.completions.reshape(rows, count, -1)
+        step_key = jax.random.fold_in(jax.random.fold_in(key, _COMPLETIONS), step)
+        keys_N = noise.row_keys(step_key, index_N, number_N, completion_N)
+        begun = Trajectories(actions, jnp.minimum(lengths_N[rows_N], step), tokens=rows_N[:, None], keys=keys_N)
+        completed = sample(policy, params, batch.prompts, keys_N, jnp.full(len(rows_N), rule), prefix=begun)
+        return completed.completions.reshape(rows, count, -1)
 
     return jnp.moveaxis(jax.lax.map(from_step, 1 + jnp.arange(policy.config.max_latents)), 0, 1)
 
 
 def rank_loss(scores_NT: jax.Array, shares_NT: jax.Array) -> jax.Array:
-    """-sum_n y_nt log p_nt, p the softmax of the scores over one problem's thoughts at t; mean over t."""
+    """Return -sum_n y_nt log p_nt, p the softmax of the scores over one problem's thoughts at t; mean over t."""
     return -jnp.mean(jnp.sum(shares_NT * jax.nn.log_softmax(scores_NT, axis=0), axis=0))
 
 
 def make_loss(policy: Policy) -> LossFn:
-    """The loss summed over problems, of the reward model's parameters, without noise.
+    """Make the loss summed over problems, of the reward model's parameters, without noise.
 
     Metrics: `loss`; `chosen_share`, the share of right completions of the thoughts with the largest scores;
     `thought_share`, of all thoughts.

@@ -45,7 +45,7 @@ class Learning:
     end: int | None = None
 
     def add(self, metrics: dict[str, Any]) -> None:
-        """A step's metrics; those without an accuracy, as of CODI's teacher alone, say nothing."""
+        """Add a step's metrics; those without an accuracy, as of CODI's teacher alone, say nothing."""
         if "accuracy" in metrics:
             self.accuracies = [*self.accuracies, float(metrics["accuracy"])][-WINDOW:]
 
@@ -60,19 +60,19 @@ class Learning:
         return len(self.accuracies) == WINDOW and self.accuracy >= self.until
 
     def ends_after(self, step: int) -> bool:
-        """Whether the stage ends with this step, of which nothing is known yet."""
+        """Tell whether the stage ends with this step, of which nothing is known yet."""
         if step >= self.first and self.is_learned:
             self.end = step
         return self.end is not None
 
 
 def _now() -> float:
-    """Seconds, which stand still while something is compiled."""
+    """Return the time in seconds, which stands still while something is compiled."""
     return time.perf_counter() - backend.seconds()
 
 
 class StageRun:
-    """One stage's steps, possibly in several stretches with different programs.
+    """A stage's steps, possibly in several stretches with different programs.
 
     It takes SIGINT and SIGTERM until it is left, as a context manager, however that is.
 
@@ -116,14 +116,14 @@ class StageRun:
         self._held.callback(checkpoints.close)
 
     def __enter__(self) -> Self:
-        """On every way out files and signals are let go of, once what is being saved is on the disk."""
+        """Let go of files and signals on every way out, once what is being saved is on the disk."""
         return self
 
     def __exit__(self, *_: object) -> None:
         self._held.close()
 
     def end_at(self, total: int) -> None:
-        """The stage has other steps in all than was thought."""
+        """Take note that the stage has other steps in all than was thought."""
         self.total = total
         self._progress.end_at(total)
 
@@ -158,7 +158,7 @@ class StageRun:
             with jax.transfer_guard("disallow"):  # everything that a step reads is on the devices already
                 state, metrics = step_fn(state, batch)
             step += 1
-            used = batch
+            last_batch = batch
             if step < until:
                 batch = make_batch(step)
             if pending is not None:
@@ -166,7 +166,7 @@ class StageRun:
             if self._learning is not None and step < until and self._learning.ends_after(step):
                 self.end_at(self.total - (until - step))
                 until = step
-            pending = (step, metrics, used)
+            pending = (step, metrics, last_batch)
             asked_to_stop = hosts.any_of(self._signal is not None)
             if step % self.checkpoint_every == 0 or asked_to_stop:
                 # First the step's row: whoever goes on from here does not log this step again.
@@ -181,16 +181,16 @@ class StageRun:
         return state
 
     def _generated(self) -> float:
-        """Tokens since the last row, as far as they are known."""
+        """Count tokens since the last row, as far as they are known."""
         return sum(self._means.sums.get(name, [0.0])[0] for name in self._tokens)
 
     def _timed(self, step: int) -> dict[str, float]:
-        """The clock's part of a row, without compilation, validation and what was before this command."""
+        """Return the clock's part of a row, without compilation, validation and what was before this command."""
         now, tokens = _now(), self._generated() - self._clock_tokens
         seconds = max(self._seconds + now - self._clock, 1e-9)
-        found = {"seconds": seconds / (step - self._clock_step)}
+        metrics = {"seconds": seconds / (step - self._clock_step)}
         self._seconds, self._clock, self._clock_step, self._clock_tokens = 0.0, now, step, 0.0
-        return found | ({"tokens_per_second": tokens / seconds} if tokens else {})
+        return metrics | ({"tokens_per_second": tokens / seconds} if tokens else {})
 
     def _report(self, step: int, metrics: dict[str, Any], batch: Any) -> None:
         metrics = jax.device_get(metrics)
@@ -219,8 +219,8 @@ class StageRun:
     def _give_up(self, step: int, batch: Any) -> None:
         """Leave the batch where it can be looked at; the newest checkpoint stays the newest."""
         path = self.log.workdir.failed_batch(self.name, step)
-        found = jax.tree_util.tree_leaves_with_path(batch)
-        leaves: dict[str, Any] = {jax.tree_util.keystr(at): hosts.whole(x) for at, x in found}
+        pairs = jax.tree_util.tree_leaves_with_path(batch)
+        leaves: dict[str, Any] = {jax.tree_util.keystr(at): hosts.whole(x) for at, x in pairs}
         if hosts.is_first():
             np.savez_compressed(path, **leaves)
         raise UserError(

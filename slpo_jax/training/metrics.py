@@ -28,10 +28,10 @@ CLOCK = ("seconds", "tokens_per_second", "verifier_seconds", "verifier_share")
 
 
 class Tracker(Protocol):
-    """What `config.trackers` names, once it is started."""
+    """A tracker that `config.trackers` names, once it is started."""
 
     def log(self, step: int, scalars: Mapping[str, float]) -> None:
-        """One row.
+        """Log one row.
 
         Args:
             step: of its stage.
@@ -39,7 +39,7 @@ class Tracker(Protocol):
         """
 
     def finish(self) -> None:
-        """The run is over: write what is left."""
+        """Write what is left, as the run is over."""
 
 
 StartFn = Callable[[Path, dict[str, Any]], Tracker]
@@ -84,11 +84,11 @@ class _Wandb:
         import wandb
 
         project, path = os.environ.get("WANDB_PROJECT", "slpo_jax"), Workdir(workdir).trackers
-        known = read_json(path, default={"wandb": secrets.token_hex(4)})
-        write_text(path, json.dumps(known, indent=1) + "\n")
+        ids = read_json(path, default={"wandb": secrets.token_hex(4)})
+        write_text(path, json.dumps(ids, indent=1) + "\n")
         self._run = wandb.init(
             project=project,
-            id=known["wandb"],
+            id=ids["wandb"],
             name=workdir.resolve().name,
             dir=str(workdir),
             config=config,
@@ -111,7 +111,7 @@ TRACKERS: dict[str, StartFn] = {"tensorboard": _TensorBoard, "wandb": _Wandb}
 
 
 def check_trackers(names: Collection[str]) -> None:
-    """Fail before any work on a tracker that isn't there.
+    """Refuse, before any work, a tracker that isn't there.
 
     Raises:
         UserError: unknown, or twice.
@@ -153,20 +153,20 @@ class MetricsLog:
                 raise UserError(f"config.trackers: {name}: {reason}; mend that, or leave the tracker out") from error
 
     def rewind(self, stage: str, step: int, scalar: str = "step") -> None:
-        """Forget a stage's rows after `step`, those with a certain scalar: they are about to be written again."""
+        """Drop a stage's rows after `step`, those with a certain scalar: they are about to be written again."""
         if not self.path.exists():
             return
-        kept = []
+        rows = []
         for line in self.path.read_text("utf-8", "replace").splitlines(keepends=True):
             row = _parsed(line)
             if row is not None and row["stage"] == stage and row["step"] > step and scalar in row:
                 self._known.add(_timeless(row))
             elif row is not None or line.endswith("\n"):  # else an interruption tore it
-                kept.append(line.rstrip("\n") + "\n")
-        write_text(self.path, "".join(kept))
+                rows.append(line.rstrip("\n") + "\n")
+        write_text(self.path, "".join(rows))
 
     def write(self, stage: str, step: int, scalars: dict[str, float]) -> None:
-        """One row, of several processes the first's."""
+        """Write one row, of several processes the first's."""
         if not hosts.is_first():
             return
         row = {"step": step, "stage": stage, **scalars}
@@ -202,12 +202,12 @@ class MetricsLog:
 
 
 def _timeless(row: dict[str, Any]) -> str:
-    """A row without what depends on the clock: a run that goes on writes the same again."""
+    """Remove what depends on the clock: a run that goes on writes the same row again."""
     return to_json({name: value for name, value in row.items() if name not in CLOCK}, sort_keys=True)
 
 
 def _parsed(line: str) -> dict[str, Any] | None:
-    """A row, or None for what is none."""
+    """Parse a row; None for what is none."""
     try:
         row = json.loads(line)
         return row if isinstance(row["stage"], str) and isinstance(row["step"], int) else None
@@ -226,7 +226,7 @@ class Means:
         self.sums = sums
 
     def add(self, metrics: dict[str, Any]) -> None:
-        """A step's metrics, each a mean over `metrics["counts"]` of its name, or a single value."""
+        """Add a step's metrics, each a mean over `metrics["counts"]` of its name, or a single value."""
         for name, value in metrics.items():
             if name not in ("counts", "skipped_steps", "skipped_in_a_row"):
                 count = float(metrics.get("counts", {}).get(name, 1))
@@ -234,7 +234,7 @@ class Means:
                 self.sums[name] = [before[0] + float(value) * count, before[1] + count]
 
     def take(self) -> dict[str, float]:
-        """The means, 0 over nothing; then begin anew."""
+        """Return the means, 0 over nothing; then begin anew."""
         sums, self.sums = self.sums, {}
         return {name: total / count if count else 0.0 for name, (total, count) in sums.items()}
 

@@ -51,7 +51,7 @@ class OptimizerConfig(Checked):
 
 
 def make_schedule(config: OptimizerConfig) -> optax.Schedule:
-    """Learning rate by optimizer step, as the Hugging Face trainer's "constant_with_warmup", "linear" and "cosine".
+    """Return the learning rate by step, as Hugging Face's "constant_with_warmup", "linear" and "cosine".
 
     Args:
         config: what to build.
@@ -67,16 +67,16 @@ def make_schedule(config: OptimizerConfig) -> optax.Schedule:
     def schedule(step: chex.Numeric) -> jax.Array:
         step = jnp.asarray(step, jnp.float32)
         climb = jnp.minimum(step / max(warmup, 1), 1.0) if warmup else jnp.float32(1.0)
-        done = jnp.clip((step - warmup) / span, 0.0, 1.0)
+        progress = jnp.clip((step - warmup) / span, 0.0, 1.0)
         if config.schedule == "cosine":
-            done = (1.0 - jnp.cos(jnp.pi * done)) / 2
-        return config.learning_rate * climb * (1.0 - done * (1.0 - final))
+            progress = (1.0 - jnp.cos(jnp.pi * progress)) / 2
+        return config.learning_rate * climb * (1.0 - progress * (1.0 - final))
 
     return schedule
 
 
 def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
-    """Global-norm clip, then Adafactor or AdamW under the config's schedule.
+    """Chain global-norm clip and Adafactor or AdamW under the config's schedule.
 
     Adafactor equals `transformers.Adafactor(scale_parameter=False, relative_step=False, clip_threshold=1.0,
     decay_rate=-0.8, beta1=None)`: second moments factored for every matrix, whatever its size, and whole for vectors
@@ -107,12 +107,12 @@ def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
 
 
 def steps_taken(opt_state: chex.ArrayTree) -> jax.Array:
-    """int32: the steps that an optimizer of `make_optimizer` has taken, which its schedule goes by."""
+    """Count the steps, int32, that an optimizer of `make_optimizer` has taken, which its schedule goes by."""
     return optax.tree.get_all_with_path(opt_state, "count")[0][1]
 
 
 def _clip(most: float) -> optax.GradientTransformation:
-    """`optax.clip_by_global_norm` by one factor: XLA would keep all quotients of its division, a sixth more memory."""
+    """Clip as `optax.clip_by_global_norm`, by one factor: XLA would keep all its quotients, a sixth more memory."""
 
     def clip(updates: chex.ArrayTree, params: chex.ArrayTree | None) -> chex.ArrayTree:
         factor = jnp.minimum(1.0, most / optax.tree.norm(updates))
@@ -122,7 +122,7 @@ def _clip(most: float) -> optax.GradientTransformation:
 
 
 def scaled(optimizer: optax.GradientTransformation, factors: chex.ArrayTree) -> optax.GradientTransformation:
-    """The optimizer with learning rates of their own for some parameters.
+    """Return the optimizer with learning rates of their own for some parameters.
 
     Schedules, decoupled weight decay and whatever comes before the rate are in proportion to it, so that this is what
     torch's parameter groups do; the gradient's norm is clipped over all of them together.
@@ -139,5 +139,5 @@ def scaled(optimizer: optax.GradientTransformation, factors: chex.ArrayTree) -> 
 
 
 def _matrices(params: chex.ArrayTree) -> chex.ArrayTree:
-    """Which parameters have two axes: embeddings and kernels, not biases or norm scales."""
+    """Mark parameters with two axes: embeddings and kernels, not biases or norm scales."""
     return jax.tree.map(lambda param: jnp.ndim(param) >= 2, params)

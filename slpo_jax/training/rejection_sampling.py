@@ -10,10 +10,9 @@ import jax.numpy as jnp
 from flax import struct
 from jax.sharding import Mesh
 
-from slpo_jax.policy.answer_score import answer_after_replay
-from slpo_jax.policy.policy import Policy
-from slpo_jax.policy.prompts import PromptedBatch, Prompts
+from slpo_jax.policy.policy import Policy, PromptedBatch, Prompts
 from slpo_jax.policy.rollout import Trajectories, replay
+from slpo_jax.policy.score import answer_after_replay
 from slpo_jax.policy.scorers import SCORERS
 from slpo_jax.rewards.reward import RewardFn
 from slpo_jax.runtime.mesh import EVERYWHERE, ROWS, over_rows
@@ -56,7 +55,7 @@ class BestOfNConfig(Checked):
 
 @struct.dataclass
 class Chosen:
-    """What is imitated, of B problems.
+    """The completions that are imitated, of B problems.
 
     Attributes:
         trajectories: B of them; of a problem without a right one any.
@@ -69,7 +68,7 @@ class Chosen:
 
 
 def best_right(scores_BN: jax.Array, rewards_BN: jax.Array) -> jax.Array:
-    """int [B], which of the right samples (reward 1 or more) has the largest score, the first on a tie."""
+    """Choose, int [B], the right sample (reward 1 or more) with the largest score, the first on a tie."""
     return jnp.argmax(jnp.where(rewards_BN >= 1, scores_BN, -jnp.inf), axis=1)
 
 
@@ -116,12 +115,12 @@ def make_choice(policy: Policy, reward: RewardFn | None, config: BestOfNConfig, 
 def _chosen(batch: PromptedBatch, trajectories: Trajectories, scores_BN: jax.Array, rewards_BN: jax.Array) -> Chosen:
     best_B, samples = best_right(scores_BN, rewards_BN), scores_BN.shape[1]
     rows_B = jnp.arange(best_B.size) * samples + best_B
-    kept = jax.tree.map(lambda x: x[rows_B], trajectories)
-    return Chosen(batch.prompts, kept, (rewards_BN >= 1).any(axis=1))
+    chosen = jax.tree.map(lambda x: x[rows_B], trajectories)
+    return Chosen(batch.prompts, chosen, (rewards_BN >= 1).any(axis=1))
 
 
 def make_loss(policy: Policy) -> LossFn:
-    """Minus the log-likelihood of chosen answers after their replayed thoughts, summed over problems with a right one.
+    """Make minus the log-likelihood of chosen answers after replayed thoughts, summed over problems with a right one.
 
     Metrics: `loss`; `answer_log_likelihood`, the mean of these; `solved`, the share of problems with a right one.
     """

@@ -12,8 +12,7 @@ from slpo_jax.data.batches import EncodedProblems, batch_indices, draw_numbers, 
 from slpo_jax.data.problem import Problem
 from slpo_jax.models.lora import LoraConfig
 from slpo_jax.policy import noise
-from slpo_jax.policy.policy import Policy
-from slpo_jax.policy.prompts import PromptedBatch, Prompts, repeat_rows
+from slpo_jax.policy.policy import Policy, PromptedBatch, Prompts, repeat_rows
 from slpo_jax.policy.rollout import Trajectories, sample
 from slpo_jax.policy.score import are_cut, used_slots
 from slpo_jax.rewards.reward import RewardFn
@@ -36,7 +35,7 @@ def make_batch(
     answer_slots: int = 0,
     before: Sequence[int] = (),
 ) -> PromptedBatch:
-    """The `PromptedBatch` of one step; a pure function of its arguments.
+    """Make the `PromptedBatch` of one step; a pure function of its arguments.
 
     Args:
         prompt_slots: buckets.
@@ -53,14 +52,14 @@ def make_batch(
     tokens, valid = problems.prompt_batch(indices, prompt_slots)
     references = encode([problems.problems[i] for i in indices]) if encode else np.zeros((batch_size, 0), np.uint8)
     capacity = end_to_end(most, batch_size // parts, valid.shape[1]) if most else 0
-    found = int(valid.reshape(parts, -1).sum(axis=1).max())
-    if capacity and found > capacity:
-        raise ValueError(f"most: {most} is too low for a part of step {step}, whose prompts have {found} tokens")
+    longest = int(valid.reshape(parts, -1).sum(axis=1).max())
+    if capacity and longest > capacity:
+        raise ValueError(f"most: {most} is too low for a part of step {step}, whose prompts have {longest} tokens")
     answers = None
     if answer_slots:
         suffixes = [problems.suffix(i, None) for i in indices]
         answers = np.asarray(pad_suffixes(suffixes, answer_slots, problems.template.pad_id).targets)
-    together = [batch_indices(seed, other, len(problems), batch_size) for other in before]
+    together = [batch_indices(seed, step_before, len(problems), batch_size) for step_before in before]
     index = draw_numbers(np.concatenate([*together, indices]), len(problems))[-batch_size:]
     return PromptedBatch(Prompts(tokens, valid, capacity), references, index, answers)
 
@@ -143,7 +142,7 @@ def roll_out(
 
 
 def make_loss(policy: Policy, objective: Objective, reward: RewardFn, group: int) -> LossFn:
-    """The loss of a step that rolls out, verifies and improves at once.
+    """Make the loss of a step that rolls out, verifies and improves at once.
 
     Metrics, each a mean: `loss`, `reward`, `solved` (prompts with a rollout that earns 1 or more, which counts as
     right), `mixed` (prompts whose rewards differ), `latent_steps`, `answer_tokens`, `cut` (rollouts without an end
@@ -161,7 +160,7 @@ def make_loss(policy: Policy, objective: Objective, reward: RewardFn, group: int
 
 
 def make_improvement(policy: Policy, objective: Objective) -> LossFn:
-    """The loss of (batch, trajectories, rewards [B, G]): `make_loss` after the rollout."""
+    """Make the loss of (batch, trajectories, rewards [B, G]): `make_loss` after the rollout."""
 
     def loss_fn(params, rolled: tuple[PromptedBatch, Trajectories, jax.Array], key):
         batch, trajectories, rewards_BG = rolled
@@ -179,16 +178,16 @@ def make_improvement(policy: Policy, objective: Objective) -> LossFn:
 
 
 def rollout_sums(policy: Policy, trajectories: Trajectories, rewards_BG: jax.Array) -> Sums:
-    """The metrics of `make_loss` that rollouts alone decide on."""
+    """Sum the metrics of `make_loss` that rollouts alone decide on."""
     prompts, rollouts = jnp.float32(rewards_BG.shape[0]), jnp.float32(rewards_BG.size)
     low_B, high_B = rewards_BG.min(axis=1), rewards_BG.max(axis=1)
-    (fed_NT, spoken_NA), said = used_slots(policy, trajectories), trajectories.said is not None
+    (fed_NT, spoken_NA), in_words = used_slots(policy, trajectories), trajectories.said is not None
     return {
         "reward": (rewards_BG.sum(), rollouts),
         "solved": ((high_B >= 1).sum(), prompts),
         "mixed": ((high_B > low_B).sum(), prompts),
         "latent_steps": (trajectories.lengths.sum(), rollouts),
         # Tokens of the whole completion, and so of a thought that is written down.
-        "answer_tokens": (fed_NT.sum() + spoken_NA.sum() if said else spoken_NA.sum(), rollouts),
+        "answer_tokens": (fed_NT.sum() + spoken_NA.sum() if in_words else spoken_NA.sum(), rollouts),
         "cut": (are_cut(policy, trajectories).sum(), rollouts),
     }

@@ -17,15 +17,13 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import NamedSharding
 
-from slpo_jax.policy.policy import Policy
-from slpo_jax.policy.prompts import PromptedBatch
+from slpo_jax.policy.policy import Policy, PromptedBatch
 from slpo_jax.policy.rollout import Trajectories
 from slpo_jax.rewards.reward import RewardFn
-from slpo_jax.runtime.mesh import EVERYWHERE, ROWS
+from slpo_jax.runtime.mesh import EVERYWHERE, ROWS, Layout
 from slpo_jax.training.host_rewards import HostRewardFn, HostVerdicts, make_sampling
 from slpo_jax.training.objectives import Objective
 from slpo_jax.training.rl_step import make_improvement, make_loss, roll_out, rollout_sums
-from slpo_jax.training.sharding import Layout
 from slpo_jax.training.state import Params, TrainState, make_train_step
 
 Rolled = tuple[PromptedBatch, Trajectories, jax.Array]
@@ -34,7 +32,7 @@ Rolled = tuple[PromptedBatch, Trajectories, jax.Array]
 
 @dataclasses.dataclass(frozen=True)
 class Drawing:
-    """What is rolled out for a step.
+    """The source of a step's batches.
 
     Attributes:
         most: batches of it.
@@ -61,7 +59,7 @@ def make_rl_step(
     schedule: optax.Schedule | None = None,
     drawing: Drawing | None = None,
 ):
-    """`(state, batch) -> (state, metrics)`: one program where it can be one.
+    """Make `(state, batch) -> (state, metrics)`: one program where it can be one.
 
     Args:
         reward: None where only `host_reward` can say.
@@ -73,30 +71,30 @@ def make_rl_step(
             are none of them: the reasoner without them is what it started from.
         drawing: of groups whose rewards differ, `batch` being the first that is rolled out; None: every group it is.
     """
-    how = (optimizer, trained, layout, stream, micro_batches)
+    options = (optimizer, trained, layout, stream, micro_batches)
     asks = objective.needs_behaviour or objective.needs_reference
     if reward is not None and drawing is None and not asks:
-        return make_train_step(make_loss(policy, objective, reward, group), *how, schedule=schedule)
+        return make_train_step(make_loss(policy, objective, reward, group), *options, schedule=schedule)
     roll = make_rollout(policy, objective, reward, group, layout, stream, micro_batches)
     updates, parts = objective.updates_per_step, objective.rollout_parts
     loss = make_improvement(policy, objective)
-    improve = make_train_step(loss, *how, updates=updates, parts=parts, schedule=schedule)
+    improve = make_train_step(loss, *options, updates=updates, parts=parts, schedule=schedule)
     written = jax.jit(lambda trajectories: trajectories.completions, out_shardings=NamedSharding(layout.mesh, ROWS))
 
-    asked = None if host_reward is None else HostVerdicts(host_reward, layout.mesh)
+    verdicts = None if host_reward is None else HostVerdicts(host_reward, layout.mesh)
 
     def rolled(state: TrainState, batch):
         batch, trajectories, rewards_BG = roll(state, batch, reference if objective.needs_reference else {})
         if reward is None:
-            assert asked is not None
-            rewards_BG = asked.rewards(written(trajectories), batch.index)
+            assert verdicts is not None
+            rewards_BG = verdicts.rewards(written(trajectories), batch.index)
         return batch, trajectories, rewards_BG
 
     def step(state: TrainState, batch):
         return improve(state, rolled(state, batch))
 
-    taken = step if drawing is None else make_filtered_step(rolled, improve, drawing, policy, layout)
-    return taken if reward is not None or asked is None else asked.with_metrics(taken)
+    filtered = step if drawing is None else make_filtered_step(rolled, improve, drawing, policy, layout)
+    return filtered if reward is not None or verdicts is None else verdicts.with_metrics(filtered)
 
 
 def make_rollout(
@@ -108,7 +106,7 @@ def make_rollout(
     stream: str,
     micro_batches: int,
 ):
-    """The first half, jitted: (state, batch, reference) -> (batch, trajectories, rewards [B, G] or None) of B*G rows.
+    """Make the first half, jitted: (state, batch, reference) -> (batch, trajectories, rewards [B, G] or None).
 
     `reference` is {} for an objective that doesn't ask for it.
 
@@ -122,28 +120,28 @@ def make_rollout(
         before = {**params, **reference}
         params = policy.reasoner.stacked(params)
         trajectories, rewards_BG = roll_out(policy, params, batch, reward, group, key)
-        kept = objective.behaviour(policy, params, batch, trajectories) if objective.needs_behaviour else None
+        behaviour = objective.behaviour(policy, params, batch, trajectories) if objective.needs_behaviour else None
         start = objective.reference(policy, before, batch, trajectories) if objective.needs_reference else None
-        return dataclasses.replace(trajectories, behaviour=kept, reference=start), rewards_BG
+        return dataclasses.replace(trajectories, behaviour=behaviour, reference=start), rewards_BG
 
     return make_sampling(one, layout, stream, micro_batches)
 
 
 def are_mixed(rewards_BG: jax.Array) -> jax.Array:
-    """bool [B]: groups whose rewards differ."""
+    """Tell, bool [B], groups whose rewards differ."""
     return rewards_BG.max(axis=1) > rewards_BG.min(axis=1)
 
 
 def first_mixed(*rolled: Rolled) -> Rolled:
-    """The first B groups of one or several rollouts of B prompts, mixed ones before the others, each kind in order."""
+    """Return the first B groups of rollouts of B prompts each, mixed ones before the others, each kind in order."""
     slots = max(batch.prompts.tokens.shape[1] for batch, *_ in rolled)
-    padded = [_padded(each, slots) for each in rolled]
+    padded = [_padded(rollout, slots) for rollout in rolled]
     whole = jax.tree.map(lambda *x: jnp.concatenate(x), *padded)
     return _groups(whole, jnp.argsort(~are_mixed(whole[2]), stable=True)[: len(rolled[0][2])])
 
 
 def in_turn(rolled: Rolled) -> Rolled:
-    """B groups that are all mixed: those that are, of which there is one at least, over and over."""
+    """Fill B groups with those that are mixed, of which there is one at least, over and over."""
     mixed_B = are_mixed(rolled[2])
     return _groups(rolled, jnp.argsort(~mixed_B, stable=True)[jnp.arange(mixed_B.size) % mixed_B.sum()])
 
@@ -152,14 +150,14 @@ def _groups(rolled: Rolled, places: jax.Array) -> Rolled:
     rows = rolled[2].shape[0]
 
     def taken(x):
-        each = x.shape[0] // rows
-        return x.reshape(rows, each, *x.shape[1:])[places].reshape(len(places) * each, *x.shape[1:])
+        copies = x.shape[0] // rows
+        return x.reshape(rows, copies, *x.shape[1:])[places].reshape(len(places) * copies, *x.shape[1:])
 
     return jax.tree.map(taken, _padded(rolled, 0))
 
 
 def _padded(rolled: Rolled, slots: int) -> Rolled:
-    """The prompts with so many slots at least, and not end to end: others would not fit their place."""
+    """Pad prompts to so many slots at least, not end to end: others would not fit their place."""
     batch, trajectories, rewards_BG = rolled
     more = max(slots - batch.prompts.tokens.shape[1], 0)
     wide = jax.tree.map(lambda x: jnp.pad(x, ((0, 0), (more, 0))), dataclasses.replace(batch.prompts, capacity=0))
@@ -169,7 +167,7 @@ def _padded(rolled: Rolled, slots: int) -> Rolled:
 def make_filtered_step(
     roll: Callable[..., Rolled], improve: Callable, drawing: Drawing, policy: Policy, layout: Layout
 ):
-    """`(state, batch) -> (state, metrics)` that improves on B groups whose rewards differ.
+    """Make `(state, batch) -> (state, metrics)` that improves on B groups whose rewards differ.
 
     Batches are rolled out until there are so many, `drawing.most` at most; where these have fewer, those that there are
     fill the step's batch in turn, and where they have none, the step changes nothing. Metrics of rollouts are of all
@@ -185,24 +183,24 @@ def make_filtered_step(
     skip = jax.jit(lambda state: dataclasses.replace(state, step=state.step + 1), donate_argnums=0)
 
     def step(state: TrainState, batch):
-        number, wanted = int(jax.device_get(state.step)), len(batch.index)
+        number, size = int(jax.device_get(state.step)), len(batch.index)
         rolled = roll(state, batch)
-        totals, drawn = jax.device_get(sums_of(rolled)), 1
-        while totals["mixed"][0] < wanted and drawn < drawing.most:
+        totals, batches = jax.device_get(sums_of(rolled)), 1
+        while totals["mixed"][0] < size and batches < drawing.most:
             with jax.transfer_guard("allow"):  # a batch is made on the host, which steps are otherwise not to wait for
-                batch = drawing.batch(number, drawn)
+                batch = drawing.batch(number, batches)
             further = roll(state, batch)
             totals = jax.tree.map(lambda a, b: a + b, totals, jax.device_get(sums_of(further)))
-            rolled, drawn = gather(rolled, further), drawn + 1
-        kept = min(int(totals["mixed"][0]), wanted)
+            rolled, batches = gather(rolled, further), batches + 1
+        mixed = min(int(totals["mixed"][0]), size)
         metrics: dict[str, Any] = {"counts": {}}
-        if kept:
-            state, metrics = improve(state, rolled if kept == wanted else fill_up(rolled))
+        if mixed:
+            state, metrics = improve(state, rolled if mixed == size else fill_up(rolled))
         else:
             state = skip(state)
-        own = {name: float(total / count) for name, (total, count) in totals.items()}
+        means = {name: float(total / count) for name, (total, count) in totals.items()}
         counts = metrics["counts"] | {name: float(count) for name, (_, count) in totals.items()}
-        groups = {"groups_drawn": float(drawn * wanted), "groups_kept": float(kept)}
-        return state, metrics | own | groups | {"counts": counts}
+        groups = {"groups_drawn": float(batches * size), "groups_kept": float(mixed)}
+        return state, metrics | means | groups | {"counts": counts}
 
     return step

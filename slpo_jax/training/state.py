@@ -12,9 +12,8 @@ from flax import struct
 from slpo_jax.models import xla_cpu
 from slpo_jax.models.parts import CARRIED
 from slpo_jax.policy import noise
-from slpo_jax.runtime.mesh import EVERYWHERE, ROWS, replicate
+from slpo_jax.runtime.mesh import EVERYWHERE, ROWS, Layout, gathered, replicate, summed, total
 from slpo_jax.training.optimizer import steps_taken
-from slpo_jax.training.sharding import Layout, gathered, summed, total
 
 Params = Any
 Sums = dict[str, tuple[jax.Array, jax.Array]]
@@ -44,34 +43,34 @@ class TrainState:
 
 
 def in_parts(batch: Any, parts: int) -> Any:
-    """Arrays [B, ..] as [parts, B/parts, ..]; some may have no entries, as references that no device reads."""
+    """Cut arrays [B, ..] into [parts, B/parts, ..]; some may have no entries, as references that no device reads."""
     return jax.tree.map(lambda x: x.reshape(parts, x.shape[0] // parts, *x.shape[1:]), batch)
 
 
 def by_parts(function: Callable[[Any], Any], batch: Any, parts: int) -> Any:
-    """function(batch), rows to rows, of one of so many parts of the batch after the other."""
+    """Run function(batch), rows to rows, on one of so many parts of the batch after the other."""
     if parts == 1:
         return function(batch)
-    done = jax.lax.map(function, in_parts(batch, parts))
-    return jax.tree.map(lambda x: x.reshape(x.shape[0] * x.shape[1], *x.shape[2:]), done)
+    results = jax.lax.map(function, in_parts(batch, parts))
+    return jax.tree.map(lambda x: x.reshape(x.shape[0] * x.shape[1], *x.shape[2:]), results)
 
 
 def part_of(batch: Any, number: jax.Array, parts: int) -> Any:
-    """Of arrays [B, ..] and [B*G, ..], a prompt's G rows in a row, those of every `parts`-th prompt, from `number` on.
+    """Take every `parts`-th prompt, from `number` on, of arrays [B, ..] and [B*G, ..], a prompt's G rows in a row.
 
     On however many devices the rows are, these are the same prompts, and equally many on each.
     """
     rows = min(x.shape[0] for x in jax.tree.leaves(batch))
 
     def cut(x):
-        found = x.reshape(rows // parts, parts, x.shape[0] // rows, *x.shape[1:])
-        return jnp.take(found, number, axis=1).reshape(x.shape[0] // parts, *x.shape[1:])
+        groups = x.reshape(rows // parts, parts, x.shape[0] // rows, *x.shape[1:])
+        return jnp.take(groups, number, axis=1).reshape(x.shape[0] // parts, *x.shape[1:])
 
     return jax.tree.map(cut, batch)
 
 
 def _summed_gradients(loss_fn: LossFn, layout: Layout, micro_batches: int):
-    """(trained, frozen, batch, key) -> (gradients of the summed loss, metrics), over micro-batches and devices."""
+    """Make (trained, frozen, batch, key) -> (gradients of the summed loss, metrics), over micro-batches and devices."""
 
     def gradients(trained, frozen, batch, key):
         specs = layout.specs(trained), layout.specs(frozen)
@@ -114,7 +113,7 @@ def _where(condition: jax.Array, new: Any, old: Any) -> Any:
 
 
 def _updated(optimizer, grads: Params, part: Params, opt_state: Any, finite: jax.Array) -> tuple[Params, Any]:
-    """(parameters, the optimizer's state) after an update; as they were where that is not finite."""
+    """Return (parameters, the optimizer's state) after an update; as they were where that is not finite."""
     changes, new_state = optimizer.update(grads, opt_state, part)
     new_part = _where(finite, optax.apply_updates(part, changes), part)
     new_state = xla_cpu.remade_after(
@@ -124,7 +123,7 @@ def _updated(optimizer, grads: Params, part: Params, opt_state: Any, finite: jax
 
 
 def init_state(params: Params, trained: tuple[str, ...], optimizer, key: jax.Array, layout: Layout) -> TrainState:
-    """The state before a stage's first step, laid out over the devices.
+    """Make the state before a stage's first step, laid out over the devices.
 
     Args:
         params: the same on every process; copied, so that no step gives the caller's away.
@@ -132,19 +131,19 @@ def init_state(params: Params, trained: tuple[str, ...], optimizer, key: jax.Arr
         key: the run's; copied as well.
     """
     opt_state = init_optimizer(optimizer, {name: params[name] for name in trained}, layout)
-    own = copied(params if layout.is_sharded else replicate(params, layout.mesh), layout)
+    copies = copied(params if layout.is_sharded else replicate(params, layout.mesh), layout)
     step, key, skipped = replicate((jnp.int32(0), jnp.copy(key), jnp.zeros(2, jnp.int32)), layout.mesh)
-    return TrainState(step, own, opt_state, key, skipped)
+    return TrainState(step, copies, opt_state, key, skipped)
 
 
 def copied(params: Params, layout: Layout) -> Params:
-    """Parameters laid out as a state's, in buffers that no step gives away."""
+    """Copy parameters, laid out as a state's, to buffers that no step gives away."""
     copy = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree), out_shardings=layout.shardings(layout.specs(params)))
     return copy(params)
 
 
 def init_optimizer(optimizer: optax.GradientTransformation, trained: Params, layout: Layout) -> Any:
-    """The optimizer's state before its first step, laid out over the devices."""
+    """Make the optimizer's state before its first step, laid out over the devices."""
     if not layout.is_sharded:
         return replicate(optimizer.init(trained), layout.mesh)
     specs = layout.state_specs(optimizer, trained, jax.eval_shape(optimizer.init, trained))
@@ -163,7 +162,7 @@ def make_train_step(
     parts: int = 1,
     schedule: optax.Schedule | None = None,
 ):
-    """The jitted `(state, batch) -> (state, metrics)` of a stage; the state's buffers are donated.
+    """Make the jitted `(state, batch) -> (state, metrics)` of a stage; the state's buffers are donated.
 
     An update whose loss or gradient is not finite changes neither parameters nor the optimizer's state; its step is
     counted in `TrainState.skipped`, which is among the metrics. So is "counts", of what each mean is over, by its name.
@@ -199,8 +198,8 @@ def make_train_step(
     def several(part, opt_state, frozen, batch, key):
         def one(carry, number):
             key_of = jax.random.fold_in(key, number)
-            own = batch if parts == 1 else part_of(batch, number % parts, parts)
-            part, opt_state, metrics, finite = update(carry[0], carry[1], frozen, own, key_of)
+            micro_batch = batch if parts == 1 else part_of(batch, number % parts, parts)
+            part, opt_state, metrics, finite = update(carry[0], carry[1], frozen, micro_batch, key_of)
             return (part, opt_state), (metrics, finite)
 
         (part, opt_state), (metrics, finite) = jax.lax.scan(one, (part, opt_state), jnp.arange(updates))

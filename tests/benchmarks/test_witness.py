@@ -9,10 +9,9 @@ import pytest
 
 import tiny
 from benchmarks.measure.workload import ending_answers
-from slpo_jax.policy.prompts import PromptedBatch, Prompts
+from slpo_jax.policy.policy import PromptedBatch, Prompts
 from slpo_jax.policy.rollout import Trajectories, sample
-from slpo_jax.policy.surrogate import latent_log_likelihood
-from slpo_jax.training.objectives.slpo import Slpo
+from slpo_jax.training.objectives.slpo import Slpo, latent_log_likelihood
 from slpo_jax.training.optimizer import OptimizerConfig
 from tiny import CONFIG, EOS, PAD, ROLLOUT, both_params, compiled, keys_of, policy_of
 

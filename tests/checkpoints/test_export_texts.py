@@ -28,8 +28,7 @@ from slpo_jax.data.batches import pad_prompts
 from slpo_jax.data.tokenizer import arithmetic_tokenizer, byte_tokenizer
 from slpo_jax.io.files import write_text
 from slpo_jax.policy import noise
-from slpo_jax.policy.policy import Policy
-from slpo_jax.policy.prompts import Prompts
+from slpo_jax.policy.policy import Policy, Prompts
 from slpo_jax.policy.rollout import sample
 from tiny import compiled
 

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 from slpo_jax.checkpoints.gguf import bundled_gguf  # noqa: E402
 from slpo_jax.config import default_config, read_config  # noqa: E402 - after the skips
 from slpo_jax.models import parts  # noqa: E402
-from slpo_jax.policy.prompts import Prompts  # noqa: E402
+from slpo_jax.policy.policy import Prompts  # noqa: E402
 from slpo_jax.policy.rollout import sample  # noqa: E402
 from slpo_jax.run.setup import assemble  # noqa: E402
 from tiny import keys_of, pad_left  # noqa: E402

@@ -99,7 +99,7 @@ def test_every_task_generates_encodes_and_judges():
     """All but `composite`; a key earns 1, and what can't be read raises nothing."""
     from reasoning_gym.factory import DATASETS
 
-    from slpo_jax.architectures.text import Text
+    from slpo_jax.architectures.architecture import Text
     from slpo_jax.data.batches import encode_problems
     from slpo_jax.data.chat import PromptConfig
     from slpo_jax.data.tokenizer import byte_tokenizer

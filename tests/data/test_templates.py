@@ -5,10 +5,10 @@ from collections import Counter
 import pytest
 from tokenizers import AddedToken, processors
 
+from slpo_jax.architectures.architecture import Text
 from slpo_jax.architectures.coconut import Coconut
 from slpo_jax.architectures.codi import Codi
 from slpo_jax.architectures.colar import Colar
-from slpo_jax.architectures.text import Text
 from slpo_jax.checkpoints.export_texts import have_asked
 from slpo_jax.data.batches import encode_problems
 from slpo_jax.data.chat import PromptConfig, text_template

@@ -7,8 +7,8 @@ import pytest
 import transformers
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 
+from slpo_jax.architectures.architecture import Text
 from slpo_jax.architectures.coconut import Coconut
-from slpo_jax.architectures.text import Text
 from slpo_jax.checkpoints.checkpoint import Checkpoint
 from slpo_jax.checkpoints.description import Description, write_description
 from slpo_jax.data.tokenizer import load_tokenizer

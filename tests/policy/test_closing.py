@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 import tiny
-from slpo_jax.policy.answer_score import answer_after_replay
 from slpo_jax.policy.rollout import replay, sample
-from slpo_jax.policy.score import PassKeys, score
+from slpo_jax.policy.score import PassKeys, answer_after_replay, score
 from tiny import ROLLOUT, SlowReasoner, assert_close, both_params, compiled, keys_of, padded
 
 LENGTHS = (3, 7, 5, 4, 6, 2, 5, 3)

@@ -11,7 +11,7 @@ from scipy import special, stats
 import tiny
 from slow_policy import assert_is_gradient, colar_law, spoken
 from slpo_jax.architectures.colar import Colar
-from slpo_jax.policy.prompts import PromptedBatch
+from slpo_jax.policy.policy import PromptedBatch
 from slpo_jax.policy.rollout import sample
 from slpo_jax.policy.score import score
 from slpo_jax.training.objectives import OBJECTIVES

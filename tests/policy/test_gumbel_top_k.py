@@ -11,7 +11,7 @@ from scipy import special
 from slow_policy import spoken
 from slpo_jax.errors import UserError
 from slpo_jax.policy.latent_policies import LATENT_POLICIES
-from slpo_jax.policy.prompts import repeat_rows
+from slpo_jax.policy.policy import repeat_rows
 from slpo_jax.policy.rollout import sample
 from slpo_jax.policy.score import score
 from tiny import REASONER, ROLLOUT, SlowReasoner, both_params, compiled, keys_of, policy_of, random_prompts

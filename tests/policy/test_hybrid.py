@@ -10,8 +10,7 @@ from scipy import special, stats
 
 import tiny
 from slpo_jax.policy.latent_policies.hybrid import Hybrid, mixed
-from slpo_jax.policy.policy import Policy
-from slpo_jax.policy.prompts import PromptedBatch
+from slpo_jax.policy.policy import Policy, PromptedBatch
 from slpo_jax.policy.rollout import NO_TOKEN, Trajectories, sample
 from slpo_jax.policy.score import score, used_slots
 from slpo_jax.training.objectives import OBJECTIVES

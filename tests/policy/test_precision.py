@@ -10,7 +10,7 @@ from jax.extend.core import jaxprs_in_params
 
 import tiny
 from slpo_jax.architectures.coconut import Coconut
-from slpo_jax.models.shapes import activation_type
+from slpo_jax.models.reasoner import activation_type
 from slpo_jax.policy.rollout import sample
 from tiny import FAST, ROLLOUT, both_params, keys_of, policy_of, random_prompts
 

@@ -19,7 +19,7 @@ from slpo_jax.evaluation.report_rows import baselines_of
 from slpo_jax.io.orbax import save_params
 from slpo_jax.models.parts import DECODER
 from slpo_jax.policy.explain import reads_of
-from slpo_jax.policy.prompts import PromptedBatch, Prompts
+from slpo_jax.policy.policy import PromptedBatch, Prompts
 from slpo_jax.policy.rollout import NO_TOKEN, Trajectories
 from slpo_jax.run import imitate
 from slpo_jax.run.evaluated_rows import rows

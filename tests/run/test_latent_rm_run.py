@@ -16,9 +16,9 @@ from slpo_jax.config import config_checks
 from slpo_jax.errors import UserError
 from slpo_jax.io import artifact
 from slpo_jax.io.orbax import load_params, params_digest
-from slpo_jax.policy.prompts import Prompts
+from slpo_jax.policy.policy import Prompts
 from slpo_jax.policy.rollout import Trajectories
-from slpo_jax.policy.scorers.latent_rm_scorer import begun, latent_scores
+from slpo_jax.policy.scorers import begun, latent_scores
 from slpo_jax.rewards.reward import REWARDS, RewardEntry
 from slpo_jax.run import latent_rm as labels
 from slpo_jax.run import stage

@@ -9,7 +9,7 @@ import optax
 import pytest
 
 from frozen import POLICY
-from slpo_jax.policy.prompts import PromptedBatch, Prompts
+from slpo_jax.policy.policy import PromptedBatch, Prompts
 from slpo_jax.policy.rollout import Trajectories
 from slpo_jax.runtime.mesh import shard_rows
 from slpo_jax.training import rl_step, rollout_update

@@ -13,7 +13,7 @@ from frozen import ADDITIVE, BATCH, KEY, POLICY, SIGMA, Frozen
 from slow_policy import as_float64, assert_is_gradient, normal_log_prob, token_by_token
 from slpo_jax.errors import UserError
 from slpo_jax.policy import noise
-from slpo_jax.policy.prompts import PromptedBatch, repeat_rows
+from slpo_jax.policy.policy import PromptedBatch, repeat_rows
 from slpo_jax.policy.rollout import Trajectories, sample
 from slpo_jax.runtime.mesh import shard_rows
 from slpo_jax.training import rl_step, rollout_update

@@ -17,9 +17,9 @@ from slpo_jax.architectures.codi import Codi
 from slpo_jax.checkpoints.description import Description
 from slpo_jax.checkpoints.reward_model import read_reward_model
 from slpo_jax.errors import UserError
-from slpo_jax.policy.prompts import PromptedBatch, repeat_to
+from slpo_jax.policy.policy import PromptedBatch, repeat_to
 from slpo_jax.policy.rollout import Trajectories, sample
-from slpo_jax.policy.scorers.latent_rm_scorer import begun, latent_rm, latent_scores, thought_scores
+from slpo_jax.policy.scorers import begun, latent_rm, latent_scores, thought_scores
 from slpo_jax.training import latent_rm_loss as training
 from slpo_jax.training.latent_rm_loss import LabelledBatch, complete, draw_thoughts, make_loss, rank_loss
 from tiny import CONFIG, REASONER, ROLLOUT, SlowReasoner, both_params, compiled, load_hf, policy_of, random_params

@@ -12,7 +12,7 @@ from scipy import special
 import tiny
 from plain_gpt2 import plain_hidden
 from slow_policy import as_float64
-from slpo_jax.architectures.text import Text
+from slpo_jax.architectures.architecture import Text
 from slpo_jax.data.batches import encode_problems
 from slpo_jax.data.chat import PromptConfig
 from slpo_jax.data.problem import Problem

@@ -78,7 +78,7 @@ def _explained(case) -> float:
     slow, found = SlowReasoner(case.params["reasoner"], case.config), {}
     coconuts, tokenizer = case.coconuts, case.template.tokenizer
     backbone = as_float64(case.params[DECODER]["backbone"])
-    own = case.batch.own if coconuts else case.batch.own.student
+    own = case.batch.base if coconuts else case.batch.base.student
     for row, index in enumerate(own.index % len(PROBLEMS)):
         prompt = real_tokens(own.prompts, row)
         latents = slow.think(prompt, LATENTS + 1)
@@ -105,7 +105,7 @@ def _weighted(case, weight: float):
 def test_explanations_are_the_slow_loop_s(case):
     total, sums = compiled(_weighted(case, WEIGHT).loss_of(case.policy))(case.params, case.batch, KEY)
     plain = recipe_of(case.settings, case.name)
-    base, own = compiled(plain.loss_of(case.policy))(case.params, case.batch.own, KEY)
+    base, own = compiled(plain.loss_of(case.policy))(case.params, case.batch.base, KEY)
     explained, count = map(float, sums["explained"])
     assert count == float(own["loss"][1])
     assert explained / count == pytest.approx(_explained(case), rel=2e-4)
@@ -119,7 +119,7 @@ def test_a_stage_s_thoughts_say_the_steps_that_they_replace(case):
     recipe, said = recipe_of(settings, case.name), []
     for phase in recipe.phases(case.problems, LATENTS):
         batch = recipe.batch(case.problems, phase, 0, 1, 4, (24,), recipe.slots(case.problems, phase))
-        row = [index % len(PROBLEMS) for index in batch.own.index].index(3)
+        row = [index % len(PROBLEMS) for index in batch.base.index].index(3)
         texts = zip(batch.texts.targets[row], batch.texts.weights[row], strict=True)
         said.append([case.template.tokenizer.decode(text[weight > 0][:-1]) for text, weight in texts])
     assert said == [[LONG[0]], [LONG[0], LONG[1]], SAID["curriculum"][3]]
@@ -129,7 +129,7 @@ def test_a_stage_s_thoughts_say_the_steps_that_they_replace(case):
 def test_thoughts_that_say_nothing_are_no_part_of_codi_s_mean(case):
     problems = encode_problems(case.template, PROBLEMS[:2])  # of two steps at most, for five thoughts
     batch = case.recipe.batch(problems, case.phase, 0, 1, 4, (24,), case.recipe.slots(problems, case.phase))
-    half = batch.own.student.suffix.weights.sum() / 2
+    half = batch.base.student.suffix.weights.sum() / 2
     np.testing.assert_allclose(batch.texts.weights.sum(axis=(0, 2)), [half, half, 0, 0, 0], rtol=1e-6)
 
 
@@ -139,7 +139,7 @@ def test_a_row_s_mean_is_over_its_own_thoughts(case):
     recipe = recipe_of(dataclasses.replace(case.settings, recipe="simcot", final_latents="random"), case.name)
     (phase,) = recipe.phases(case.problems, LATENTS)
     batch = recipe.batch(case.problems, phase, 0, 1, 16, (24,), recipe.slots(case.problems, phase))
-    total, counts = batch.own.suffix.weights.sum(), batch.own.latents // 2
+    total, counts = batch.base.suffix.weights.sum(), batch.base.latents // 2
     assert {1, 2} <= set(counts)
     for count, weights in zip(counts, batch.texts.weights, strict=True):
         assert (weights.max(axis=-1) > 0).sum() == count
@@ -187,7 +187,7 @@ def test_without_weight_it_is_the_recipe_s_own(case):
         (_, sums), grads = graded(case.params, batch, KEY)
         return sums["loss"], grads
 
-    own = gradient(recipe_of(case.settings, case.name), case.batch.own)
+    own = gradient(recipe_of(case.settings, case.name), case.batch.base)
     jax.tree.map(np.testing.assert_array_equal, gradient(_weighted(case, 0.0), case.batch), own)
     _, weighted = gradient(case.recipe, case.batch)
     assert all(np.any(x) for x in jax.tree.leaves(weighted[DECODER]))

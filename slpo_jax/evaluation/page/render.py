@@ -28,7 +28,7 @@ Thoughts = dict[tuple[str, str], list[dict[str, Any]]]
 
 
 def render_page(title: str, report: Mapping[str, Any], evals: Evals, thoughts: Thoughts) -> str:
-    """The page as HTML, which asks no network for anything.
+    """Render the page as HTML, which asks no network for anything.
 
     Args:
         title: of the page.
@@ -36,8 +36,8 @@ def render_page(title: str, report: Mapping[str, Any], evals: Evals, thoughts: T
         evals: row -> set -> records, of which problems are shown as far as they fit; {} for several runs.
         thoughts: of these, see `thoughts_of`.
     """
-    figures = dict.fromkeys(key for sets in report["eval"].values() for found in sets.values() for key in found)
-    metrics = {key: dict(zip(("title", "about"), said, strict=True)) for key in figures if (said := defined(key))}
+    figures = dict.fromkeys(key for sets in report["eval"].values() for figure in sets.values() for key in figure)
+    metrics = {key: dict(zip(("title", "about"), texts, strict=True)) for key in figures if (texts := defined(key))}
     logged = {name for curves in report.get("training", {}).values() for name in curves}
     rewards = {name: SHARED["reward/NAME"] for name in logged if name.startswith("reward/")}
     data = {
@@ -57,7 +57,7 @@ def render_page(title: str, report: Mapping[str, Any], evals: Evals, thoughts: T
 
 
 def _as_json(value: Any) -> str:
-    """JSON that can't end the script that it stands in."""
+    """Write JSON that can't end the script that it stands in."""
     return to_json(value, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
 
 
@@ -66,7 +66,7 @@ def _asset(name: str) -> str:
 
 
 def about_rows(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-    """What each row is, and how its rollouts stop.
+    """Say what each row is, and how its rollouts stop.
 
     Args:
         rows: what they say of themselves, see `rows.Row`.
@@ -80,13 +80,13 @@ def _about(row: Mapping[str, Any]) -> list[str]:
     chosen = ", chosen on the validation split" if len(row["rules"]) > 1 else ""
     gate = f"Stops when the gate's probability reaches {row['rule']}{chosen}."
     length = f"Stops after {row['rule']} latents{chosen}."
-    said = [row["about"]] if row["about"] else []
-    said += [gate if row["stopping"] == "threshold" else length] if row["rule"] is not None else []
-    return said + ([f"Taken from {row['source']}."] if row["source"] else [])
+    sentences = [row["about"]] if row["about"] else []
+    sentences += [gate if row["stopping"] == "threshold" else length] if row["rule"] is not None else []
+    return sentences + ([f"Taken from {row['source']}."] if row["source"] else [])
 
 
 def about_differences(runs: int) -> str:
-    """What the differences' intervals are.
+    """Say what the differences' intervals are.
 
     Args:
         runs: how many are compared; 0 or 1 is one.
@@ -103,17 +103,17 @@ def about_differences(runs: int) -> str:
 
 
 def thoughts_of(workdir: Path, evals: Evals) -> Thoughts:
-    """What was seen of thoughts of these very evaluations."""
-    found: Thoughts = {}
+    """Read what was seen of thoughts of these very evaluations."""
+    thoughts: Thoughts = {}
     for row, name in [(row, name) for row, sets in evals.items() for name in sets]:
         files = Workdir(workdir).set_files(name, row)
         if manifest := artifact.read(files.manifest):
-            found[row, name] = artifact.value_of(files.thoughts, digest(manifest.facts)) or []
-    return found
+            thoughts[row, name] = artifact.value_of(files.thoughts, digest(manifest.facts)) or []
+    return thoughts
 
 
 def browsed(evals: Evals, thoughts: Thoughts, room: int) -> dict[str, dict[str, Any]]:
-    """As many of each set's first problems as there is room for.
+    """Return as many of each set's first problems as there is room for.
 
     Args:
         evals: row -> set -> records.
@@ -125,32 +125,32 @@ def browsed(evals: Evals, thoughts: Thoughts, room: int) -> dict[str, dict[str, 
         outcomes are [answer, WRONG | RIGHT | CUT], and cells {row: [outcome of the greedy rollout, its latents, and of
         the rollouts with noise: outcome, count, outcome, count, ..]}. Rows on other problems are left out.
     """
-    found: dict[str, dict[str, Any]] = {}
+    pages: dict[str, dict[str, Any]] = {}
     for name in dict.fromkeys(name for sets in evals.values() for name in sets):
         records = {row: sets[name] for row, sets in evals.items() if name in sets}
         last = [*records.values()][-1]
-        records = {row: own for row, own in records.items() if own.same_problems(last)}
-        seen = {row: thoughts.get((row, name), []) for row in records}
-        problems = [_problem(index, records, seen) for index in range(len(last.references))]
-        found[name] = {"total": len(problems), "problems": problems}
-    for index in range(max((each["total"] for each in found.values()), default=0)):
-        for each in found.values():
-            room -= len(json.dumps(each["problems"][index : index + 1], ensure_ascii=False).encode())
+        records = {row: record for row, record in records.items() if record.same_problems(last)}
+        probed = {row: thoughts.get((row, name), []) for row in records}
+        problems = [_problem(index, records, probed) for index in range(len(last.references))]
+        pages[name] = {"total": len(problems), "problems": problems}
+    for index in range(max((page["total"] for page in pages.values()), default=0)):
+        for page in pages.values():
+            room -= len(json.dumps(page["problems"][index : index + 1], ensure_ascii=False).encode())
         if room < 0:
-            return {name: {**each, "problems": each["problems"][:index]} for name, each in found.items()}
-    return found
+            return {name: {**page, "problems": page["problems"][:index]} for name, page in pages.items()}
+    return pages
 
 
-def _problem(index: int, records: Mapping[str, EvalRecords], seen: Mapping[str, list[dict[str, Any]]]) -> list[Any]:
+def _problem(index: int, records: Mapping[str, EvalRecords], probed: Mapping[str, list[dict[str, Any]]]) -> list[Any]:
     place: dict[tuple[str | None, int], int] = {}  # of an outcome
     cells = {}
-    for row, own in records.items():
-        greedy = own.answers[index], _state(own.correct[index], own.cut[index])
-        cells[row] = [place.setdefault(greedy, len(place)), int(own.latent_steps[index])]
-        drawn = (each[:, index].ravel().tolist() for each in (own.sample_answers, own.sample_correct, own.sample_cut))
-        for outcome, count in Counter((answer, _state(*of)) for answer, *of in zip(*drawn, strict=True)).items():
+    for row, rec in records.items():
+        greedy = rec.answers[index], _state(rec.correct[index], rec.cut[index])
+        cells[row] = [place.setdefault(greedy, len(place)), int(rec.latent_steps[index])]
+        samples = (x[:, index].ravel().tolist() for x in (rec.sample_answers, rec.sample_correct, rec.sample_cut))
+        for outcome, count in Counter((answer, _state(*mark)) for answer, *mark in zip(*samples, strict=True)).items():
             cells[row] += [place.setdefault(outcome, len(place)), count]
-    thoughts = {row: own[index] for row, own in seen.items() if index < len(own)}
+    thoughts = {row: latents[index] for row, latents in probed.items() if index < len(latents)}
     first = next(iter(records.values()))
     return [first.questions[index], first.references[index], list(map(list, place)), cells, thoughts]
 

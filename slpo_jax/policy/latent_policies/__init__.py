@@ -2,10 +2,9 @@
 
 import dataclasses
 
-from slpo_jax.policy.latent_policies.colar_law import Colar
 from slpo_jax.policy.latent_policies.gumbel_top_k import GumbelTopK
 from slpo_jax.policy.latent_policies.hybrid import Hybrid
-from slpo_jax.policy.latent_policies.latent import Additive, Latent
+from slpo_jax.policy.latent_policies.latent import Additive, Colar, Latent
 from slpo_jax.policy.latent_policies.latent_policy import Action, LatentPolicy, LatentPolicySettings
 from slpo_jax.policy.latent_policies.soft_tokens import Gumbel, NoisySoft, Soft
 from slpo_jax.settings import Checked, choice
@@ -24,22 +23,22 @@ LATENT_POLICIES: dict[str, type[LatentPolicySettings]] = {
 
 
 def with_likelihood(in_vectors: bool = False) -> str:
-    """The names of those with a likelihood, for messages.
+    """Return the names of latent policies with a likelihood, for messages.
 
     Args:
         in_vectors: without those whose thoughts are tokens.
     """
-    each = LATENT_POLICIES.items()
-    return ", ".join(name for name, own in each if own.has_likelihood and not (in_vectors and own.writes))
+    settings = LATENT_POLICIES.items()
+    return ", ".join(name for name, kind in settings if kind.has_likelihood and not (in_vectors and kind.writes))
 
 
 def own_of(architecture: str) -> str:
-    """The name of the one that is for this architecture alone; "" where there is none."""
-    return next((name for name, own in LATENT_POLICIES.items() if own.of_architecture == architecture), "")
+    """Return the name of the latent policy that is for this architecture alone; "" where there is none."""
+    return next((name for name, kind in LATENT_POLICIES.items() if kind.of_architecture == architecture), "")
 
 
 def has_parameters(name: str) -> bool:
-    """Whether a latent policy of this name has parameters of its own, as far as can be told of one that is not here."""
+    """Tell whether a latent policy has parameters of its own, as far as can be told of one that is not here."""
     return name not in LATENT_POLICIES or LATENT_POLICIES[name].has_parameters
 
 
@@ -51,13 +50,13 @@ class LatentPolicyConfig(Checked):
 
     @property
     def selected(self) -> LatentPolicySettings:
-        """The settings of the one that is used."""
-        found: LatentPolicySettings = getattr(self, self.name)
-        return found
+        """The settings of the latent policy that is used."""
+        settings: LatentPolicySettings = getattr(self, self.name)
+        return settings
 
 
 def latent_policy_config() -> LatentPolicyConfig:
-    """The defaults, with a section for each of `LATENT_POLICIES`."""
+    """Make the defaults, with a section for each of `LATENT_POLICIES`."""
     section: LatentPolicyConfig = choice(LatentPolicyConfig, "name", "latent", LATENT_POLICIES, selected_alone=True)
     return section
 

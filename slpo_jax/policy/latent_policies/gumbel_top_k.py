@@ -62,15 +62,15 @@ class GumbelTopK(LatentPolicySettings):
             )  # fmt: skip
 
     def __call__(self, reasoner: Reasoner, gate: Gate) -> LatentPolicy:
-        """The action is {"ids", "scores": [B, L, M], the highest score first}, and {"halts": [B, L]} if it can end."""
+        """Make the law of {"ids", "scores": [B, L, M], the highest first}, and {"halts": [B, L]} if it can end."""
 
         def draw(params, hidden_BLD, keys_BL=None):
             log_p_BLV = jax.nn.log_softmax(reasoner.logits(params, hidden_BLD), axis=-1)
-            kept_BLC, ids_BLC = self.candidates(log_p_BLV)
+            scores_BLC, ids_BLC = self.candidates(log_p_BLV)
             clean_BL = ids_BLC[..., 0]
             if keys_BL is not None:
-                kept_BLC = kept_BLC + jax.vmap(jax.vmap(self.noise, (0, None)), (0, None))(keys_BL, kept_BLC.shape[-1])
-            scores_BLM, at_BLM = jax.lax.top_k(kept_BLC, min(self.most, kept_BLC.shape[-1]))
+                scores_BLC += jax.vmap(jax.vmap(self.noise, (0, None)), (0, None))(keys_BL, scores_BLC.shape[-1])
+            scores_BLM, at_BLM = jax.lax.top_k(scores_BLC, min(self.most, scores_BLC.shape[-1]))
             action = {"ids": jnp.take_along_axis(ids_BLC, at_BLM, axis=-1), "scores": scores_BLM}
             if self.halt_id is None:
                 return action
@@ -95,21 +95,21 @@ class GumbelTopK(LatentPolicySettings):
         )
 
     def noise(self, key: jax.Array, number: int) -> jax.Array:
-        """[number], clipped and shifted."""
+        """Draw Gumbel noise [number], clipped and shifted."""
         return self._clipped(jax.random.gumbel(key, (number,))) + self.shift
 
     def _clipped(self, noise: jax.Array) -> jax.Array:
         return jnp.clip(noise, -self.down, self.up)
 
     def candidates(self, log_p: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Of log-probabilities [.., V] those that may be mixed, the likeliest first, -inf where cut; ids [.., C]."""
-        kept, ids = most_likely(log_p, self.top_k, self.top_p, self.least)
+        """Return log-probabilities, of [.., V], that may be mixed, likeliest first, -inf where cut; ids [.., C]."""
+        log_p, ids = most_likely(log_p, self.top_k, self.top_p, self.least)
         if ids is None:
-            kept, ids = jax.lax.top_k(log_p, log_p.shape[-1])
-        return (jnp.log(jax.nn.softmax(kept, axis=-1) + _ADDED), ids) if self.likelihood == "clipped" else (kept, ids)
+            log_p, ids = jax.lax.top_k(log_p, log_p.shape[-1])
+        return (jnp.log(jax.nn.softmax(log_p, axis=-1) + _ADDED), ids) if self.likelihood == "clipped" else (log_p, ids)
 
     def log_prob(self, scores: Any, log_p: jax.Array, advantages: jax.Array | None = None) -> jax.Array:
-        """Log-likelihood float32 [..] of scores [.., M], by the log-probabilities [.., M] that their tokens have now.
+        """Return the log-likelihood, float32 [..], of scores [.., M] by their tokens' log-probabilities now.
 
         Args:
             advantages: [..], for the gradient of "signed"; None: that of the value.
@@ -126,5 +126,5 @@ class GumbelTopK(LatentPolicySettings):
 
 
 def _log_density(g: jax.Array) -> jax.Array:
-    """Of standard Gumbel noise."""
+    """Return the log-density of standard Gumbel noise."""
     return -g - jnp.exp(-g)

@@ -48,12 +48,12 @@ class Hybrid(LatentPolicySettings):
     end_id: int | None = setting(None, least=0, in_config=False)
 
     def __call__(self, reasoner: Reasoner, gate: Gate) -> LatentPolicy:
-        """The action is {"token": [B, L], "ids", "weights": [B, L, M]}: the token, and q, which is a constant."""
+        """Make the law; actions are {"token": [B, L], "ids", "weights": [B, L, M]}: the token, and q, a constant."""
         D = reasoner.width
 
         def init(key):
             *keys, decay_key = jax.random.split(key, 3)
-            kernels = [_SPREAD * jax.random.normal(each, (D, D)) for each in keys]
+            kernels = [_SPREAD * jax.random.normal(kernel_key, (D, D)) for kernel_key in keys]
             u_D = jax.random.uniform(decay_key, (D,), minval=self.r_min, maxval=_MOST)
             return {
                 "recurrence": {"kernel": kernels[0], "bias": jnp.zeros(D)},
@@ -63,15 +63,15 @@ class Hybrid(LatentPolicySettings):
 
         def draw(params, hidden_BLD, keys_BL=None):
             logits_BLV = reasoner.logits(params, hidden_BLD)
-            kept_BLM, ids_BLM = most_likely(logits_BLV / self.temperature, self.top_k, 1.0)
+            logits_BLM, ids_BLM = most_likely(logits_BLV / self.temperature, self.top_k, 1.0)
             if ids_BLM is None:
-                ids_BLM = jnp.broadcast_to(jnp.arange(kept_BLM.shape[-1]), kept_BLM.shape)
+                ids_BLM = jnp.broadcast_to(jnp.arange(logits_BLM.shape[-1]), logits_BLM.shape)
             if keys_BL is None:
-                drawn_BL = jnp.argmax(kept_BLM, axis=-1)
+                place_BL = jnp.argmax(logits_BLM, axis=-1)
             else:
-                drawn_BL = jax.vmap(jax.vmap(jax.random.categorical))(keys_BL, kept_BLM)
-            token_BL = jnp.take_along_axis(ids_BLM, drawn_BL[..., None], axis=-1)[..., 0]
-            return {"token": token_BL, "ids": ids_BLM, "weights": jax.nn.softmax(kept_BLM, axis=-1)}
+                place_BL = jax.vmap(jax.vmap(jax.random.categorical))(keys_BL, logits_BLM)
+            token_BL = jnp.take_along_axis(ids_BLM, place_BL[..., None], axis=-1)[..., 0]
+            return {"token": token_BL, "ids": ids_BLM, "weights": jax.nn.softmax(logits_BLM, axis=-1)}
 
         def feed(params, action):
             e_BLD = reasoner.embed(params, action["token"])
@@ -100,7 +100,7 @@ class Hybrid(LatentPolicySettings):
 
 
 def mixed(params, e_BLD: jax.Array, s_BLD: jax.Array) -> jax.Array:
-    """a e + sqrt(1 - a^2 + 1e-8) i s (HRPO, Yue et al., 2025), of the type of e.
+    """Mix a e + sqrt(1 - a^2 + 1e-8) i s (HRPO, Yue et al., 2025), of the type of e.
 
     Args:
         params: the latent policy's own.

@@ -1,17 +1,18 @@
-"""What a latent policy is: the law of one step of thought, as pure functions."""
+"""A latent policy: the law of one step of thought, as pure functions."""
 
 import abc
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
+import chex
 import jax
 import jax.numpy as jnp
 
 from slpo_jax.errors import UserError, key_name
 from slpo_jax.models.gate import Gate
 from slpo_jax.models.reasoner import Reasoner
-from slpo_jax.policy.surrogate import gaussian_log_prob
 from slpo_jax.settings import Checked
 
 Params = Any
@@ -65,23 +66,23 @@ class LatentPolicy:
     rates: tuple[tuple[str, float], ...] = ()
 
     def known_last(self, last: jax.Array) -> jax.Array:
-        """Which of the steps that are their thought's last are known to be when they are fed: where it may halt, none.
+        """Tell which steps that are their thought's last are known to be when they are fed: none where it may halt.
 
         Those are fed without dropout's noise (`noise.latent_dropout`).
         """
         return last if self.halts is None else jnp.zeros_like(last)
 
     @classmethod
-    def seen_as_fed(cls, gate: Gate, draw: Callable[..., Action], feed: Callable = lambda params, x: x, **own) -> Self:
-        """One without parameters of its own, whose gate sees what is fed, by default the action itself."""
+    def seen_as_fed(cls, gate: Gate, draw: Callable[..., Action], feed: Callable = lambda params, x: x, **law) -> Self:
+        """Make a law without parameters of its own, whose gate sees what is fed, by default the action itself."""
 
         def stop_logits(params, action, dropout=None):
             return gate.logits(params, feed(params, action), dropout)
 
-        return cls(**{"init": lambda key: {}, "draw": draw, "feed": feed, "stop_logits": stop_logits} | own)
+        return cls(**{"init": lambda key: {}, "draw": draw, "feed": feed, "stop_logits": stop_logits} | law)
 
     def not_halting(self) -> Self:
-        """For thoughts of known length, as it is but that `halts` fires nowhere."""
+        """Return the law for thoughts of known length: `halts` fires nowhere."""
 
         def never(params, action):
             return jnp.zeros(jax.tree.leaves(action)[0].shape[:2], bool)
@@ -90,15 +91,31 @@ class LatentPolicy:
 
 
 def standard_normal(keys_BL: jax.Array, like_BLD: jax.Array) -> jax.Array:
-    """[B, L, D] of the type of `like_BLD`, a key a position."""
+    """Draw [B, L, D] of the type of `like_BLD`, a key a position."""
     draw = jax.vmap(jax.vmap(lambda key: jax.random.normal(key, like_BLD.shape[-1:], like_BLD.dtype)))
     return draw(keys_BL)
+
+
+def gaussian_log_prob(h_D: jax.Array, mu_D: jax.Array, variance: float | jax.Array) -> jax.Array:
+    """Return log N(h; mu, variance * I), summed over D (paper section 4.2).
+
+    Args:
+        h_D, mu_D: [.., D].
+        variance: scalar.
+    Returns:
+        float32 [..]: -D/2 log(2 pi variance) - ||h - mu||^2 / (2 variance).
+    """
+    chex.assert_equal_shape([h_D, mu_D])
+    log: Callable[..., Any] = math.log if isinstance(variance, float) else jnp.log
+    away_D = (h_D - mu_D).astype(jnp.float32)
+    constant = -0.5 * away_D.shape[-1] * log(2 * math.pi * variance)
+    return constant - jnp.sum(jnp.square(away_D), axis=-1) / (2 * variance)
 
 
 def gaussian_latent_policy(
     mean: Callable[[Params, jax.Array], jax.Array], sigma: Callable[[Params], float | jax.Array], gate: Gate
 ) -> LatentPolicy:
-    """mean + sigma n, n standard normal: the action is the noisy input, which the gate sees too.
+    """Make the law mean + sigma n, n standard normal: the action is the noisy input, which the gate sees too.
 
     Args:
         mean: (params, hidden [B, L, D]) -> [B, L, D].
@@ -141,16 +158,16 @@ class LatentPolicySettings(Checked, abc.ABC):
 
     @property
     def ended_by(self) -> tuple[str, int]:
-        """For exports: `stop_token`, which ends a thought as the likeliest; `LatentPolicy.least`."""
+        """The token that ends a thought as the likeliest, and `LatentPolicy.least`, for exports."""
         return self.stop_token, 0
 
     @property
     def mixed(self) -> int | None:
-        """How many tokens it mixes, always the likeliest, 0 being all; None where it draws."""
+        """The number of tokens that it mixes, always the likeliest, 0 being all; None where it draws."""
         return None
 
     def with_ids(self, token: Callable[[str], int], closing_ids: tuple[int, ...]) -> Self:
-        """As it is in a vocabulary: `config.prompt.closing`, if it is there, ends thoughts of a field `halt_id`.
+        """Return the settings in a vocabulary: `config.prompt.closing`, if it is there, ends thoughts by `halt_id`.
 
         Args:
             token: the id of a text that is one token.
@@ -158,15 +175,15 @@ class LatentPolicySettings(Checked, abc.ABC):
         Raises:
             UserError: `stop_token` is not one token.
         """
-        found: dict[str, Any] = {}
+        ids: dict[str, Any] = {}
         if closing_ids and hasattr(self, "halt_id"):
-            found = {"halt_id": closing_ids[0]}
+            ids = {"halt_id": closing_ids[0]}
         elif self.stop_token:
-            found = {"end_id": token(self.stop_token)}
-        return replace(self, **found)
+            ids = {"end_id": token(self.stop_token)}
+        return replace(self, **ids)
 
     def check(self, name: str, architecture: Any, reasoner: str, max_latents: int, closing: str) -> None:
-        """Refuse a run that it can't be used in.
+        """Refuse a run that the latent policy can't be used in.
 
         Args:
             name: its own.
@@ -207,4 +224,4 @@ class LatentPolicySettings(Checked, abc.ABC):
 
     @abc.abstractmethod
     def __call__(self, reasoner: Reasoner, gate: Gate) -> LatentPolicy:
-        """The latent policy on this reasoner."""
+        """Make the latent policy on this reasoner."""

@@ -1,4 +1,4 @@
-"""What thoughts in soft tokens share: the likeliest next tokens, a mixture of their embeddings, and an end at a token.
+"""Thoughts in soft tokens: the likeliest next tokens, a mixture of their embeddings, and an end at a token.
 
 As the likeliest one, that token stands for the text that nobody samples.
 """
@@ -18,7 +18,7 @@ from slpo_jax.settings import FieldError, setting
 
 @dataclasses.dataclass(frozen=True)
 class Kept(LatentPolicySettings):
-    """Which tokens are mixed, by softmax(logits / temperature).
+    """The tokens that are mixed, by softmax(logits / temperature).
 
     Attributes:
         temperature: temperature of the softmax.
@@ -51,26 +51,26 @@ class Kept(LatentPolicySettings):
             raise FieldError(self, "cold_entropy", "a cold stop feeds end_text; give that token, or set it to 0")
 
     def of(self, logits: jax.Array) -> tuple[jax.Array, jax.Array | None]:
-        """Of logits [.., V] those that are kept, divided by the temperature, and their token ids, [.., M] each.
+        """Return the logits, of [.., V], that are kept, divided by the temperature, and their token ids, [.., M] each.
 
         The likeliest come first; what a row has fewer of is -inf. Each cut is made of what the one before left,
         renormalised. Where none limits M, the ids are None: all tokens, as the logits have them.
         """
-        kept, ids = most_likely(logits / self.temperature, self.top_k, self.top_p)
+        logits, ids = most_likely(logits / self.temperature, self.top_k, self.top_p)
         if ids is None and self.most:
-            kept, ids = jax.lax.top_k(kept, min(self.most, kept.shape[-1]))
+            logits, ids = jax.lax.top_k(logits, min(self.most, logits.shape[-1]))
         if self.min_p > 0.0:
-            kept = jnp.where(jnp.exp(kept - kept.max(axis=-1, keepdims=True)) >= self.min_p, kept, -jnp.inf)
-        return (kept[..., : self.most], ids[..., : self.most]) if self.most and ids is not None else (kept, ids)
+            logits = jnp.where(jnp.exp(logits - logits.max(axis=-1, keepdims=True)) >= self.min_p, logits, -jnp.inf)
+        return (logits[..., : self.most], ids[..., : self.most]) if self.most and ids is not None else (logits, ids)
 
     def mean(self, reasoner: Reasoner, params, hidden_BLD: jax.Array) -> jax.Array:
-        """The mixture [B, L, D] of the kept tokens, each as likely as it is; of `params`, all parts."""
-        kept_BLM, ids_BLM = self.of(reasoner.logits(params, hidden_BLD))
-        return mixture(reasoner, params, ids_BLM, jax.nn.softmax(kept_BLM, axis=-1))
+        """Return the mixture [B, L, D] of the kept tokens, each as likely as it is; of `params`, all parts."""
+        logits_BLM, ids_BLM = self.of(reasoner.logits(params, hidden_BLD))
+        return mixture(reasoner, params, ids_BLM, jax.nn.softmax(logits_BLM, axis=-1))
 
 
 def mixture(reasoner: Reasoner, params, ids: jax.Array | None, weights: jax.Array) -> jax.Array:
-    """sum_k weights_k E[ids_k]: leaves [.., M] -> [.., D], E being the input embeddings.
+    """Mix embeddings: sum_k weights_k E[ids_k], leaves [.., M] -> [.., D], E being the input embeddings.
 
     Args:
         params: all parts.
@@ -83,20 +83,20 @@ def mixture(reasoner: Reasoner, params, ids: jax.Array | None, weights: jax.Arra
     return jnp.einsum("...m,...md->...d", weights.astype(embeddings.dtype), embeddings)
 
 
-def log_softmax_of_kept(kept: jax.Array) -> jax.Array:
-    """log of the renormalised distribution [.., M], -inf where cut, with finite gradients."""
-    whole = jax.nn.logsumexp(kept, axis=-1, keepdims=True)
-    return jnp.where(jnp.isfinite(kept), jnp.where(jnp.isfinite(kept), kept, 0.0) - whole, -jnp.inf)
+def log_softmax_of_kept(logits: jax.Array) -> jax.Array:
+    """Return the log of the renormalised distribution [.., M], -inf where cut, with finite gradients."""
+    whole = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
+    return jnp.where(jnp.isfinite(logits), jnp.where(jnp.isfinite(logits), logits, 0.0) - whole, -jnp.inf)
 
 
 def entropy(logits: jax.Array) -> jax.Array:
-    """Of softmax(logits [.., V]), in nats: float32 [..]."""
+    """Return the entropy of softmax(logits [.., V]), in nats: float32 [..]."""
     log_p = jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1)
     return -jnp.sum(jnp.exp(log_p) * log_p, axis=-1)
 
 
 def ending_at(latent_policy: LatentPolicy, kept: Kept, reasoner: Reasoner) -> LatentPolicy:
-    """The latent policy, whose thought ends with the first step at which `kept.end_id` is the likeliest token.
+    """Return the latent policy with an end: the first step at which `kept.end_id` is the likeliest token.
 
     That step is fed as the token's own embedding (Soft Thinking, LEPO). Given the steps before, nothing about it is
     random: its log-likelihood is 0, and what parameters change about where the end comes is left out, as in the papers.
@@ -164,7 +164,7 @@ class Soft(Kept):
         return min(filter(None, (self.top_k, self.most)), default=0)
 
     def __call__(self, reasoner: Reasoner, gate: Gate) -> LatentPolicy:
-        """The action is the mixture, which the gate sees too."""
+        """Make the law whose action is the mixture, which the gate sees too."""
 
         def draw(params, hidden_BLD, keys_BL=None):
             return self.mean(reasoner, params, hidden_BLD)
@@ -190,7 +190,7 @@ class NoisySoft(Kept):
     scale: float = setting(0.33, above=0)
 
     def __call__(self, reasoner: Reasoner, gate: Gate) -> LatentPolicy:
-        """The action is the noisy mixture, which the gate sees too."""
+        """Make the law whose action is the noisy mixture, which the gate sees too."""
 
         def sigma(params):
             table_VD = reasoner.embed(params, jnp.arange(reasoner.config.vocab_size)).astype(jnp.float32)
@@ -222,16 +222,16 @@ class Gumbel(Kept):
     likelihood: Literal["cross_entropy", "concrete"] = "cross_entropy"
 
     def __call__(self, reasoner: Reasoner, gate: Gate) -> LatentPolicy:
-        """The action is {"ids", "weights"}, [B, L, M] each."""
+        """Make the law of {"ids", "weights"}, [B, L, M] each."""
 
         def draw(params, hidden_BLD, keys_BL=None):
-            kept_BLM, ids_BLM = self.of(reasoner.logits(params, hidden_BLD))
+            logits_BLM, ids_BLM = self.of(reasoner.logits(params, hidden_BLD))
             if ids_BLM is None:
-                ids_BLM = jnp.broadcast_to(jnp.arange(kept_BLM.shape[-1]), kept_BLM.shape)
+                ids_BLM = jnp.broadcast_to(jnp.arange(logits_BLM.shape[-1]), logits_BLM.shape)
             if keys_BL is not None:
-                noise = jax.vmap(jax.vmap(lambda key: jax.random.gumbel(key, kept_BLM.shape[-1:], kept_BLM.dtype)))
-                kept_BLM = kept_BLM + noise(keys_BL)
-            return {"ids": ids_BLM, "weights": jax.nn.softmax(kept_BLM / self.tau, axis=-1)}
+                noise = jax.vmap(jax.vmap(lambda key: jax.random.gumbel(key, logits_BLM.shape[-1:], logits_BLM.dtype)))
+                logits_BLM = logits_BLM + noise(keys_BL)
+            return {"ids": ids_BLM, "weights": jax.nn.softmax(logits_BLM / self.tau, axis=-1)}
 
         def feed(params, action):
             return mixture(reasoner, params, action["ids"], action["weights"])
@@ -240,27 +240,27 @@ class Gumbel(Kept):
             logits_BLV = reasoner.logits(params, hidden_BLD)
             if self.likelihood == "cross_entropy":
                 log_p_BLV = jax.nn.log_softmax(logits_BLV, axis=-1)
-                taken_BLM = jnp.take_along_axis(log_p_BLV, action["ids"], axis=-1)
-                return jnp.sum(action["weights"] * taken_BLM, axis=-1)
-            kept_BLM = jnp.take_along_axis(logits_BLV / self.temperature, action["ids"], axis=-1)
-            return concrete_log_prob(action["weights"], kept_BLM, self.tau)
+                log_p_BLM = jnp.take_along_axis(log_p_BLV, action["ids"], axis=-1)
+                return jnp.sum(action["weights"] * log_p_BLM, axis=-1)
+            logits_BLM = jnp.take_along_axis(logits_BLV / self.temperature, action["ids"], axis=-1)
+            return concrete_log_prob(action["weights"], logits_BLM, self.tau)
 
         return ending_at(LatentPolicy.seen_as_fed(gate, draw, feed, log_prob=log_prob), self, reasoner)
 
 
 def concrete_log_prob(weights: Any, logits: jax.Array, tau: float) -> jax.Array:
-    """log density of weights [.., M] on the simplex (Maddison et al., 2017, equation 10); float32 [..].
+    """Return the log density of weights [.., M] on the simplex (Maddison et al., 2017, eq. 10); float32 [..].
 
     Tokens of weight 0 were cut, and count as not being there.
 
     Args:
         logits: [.., M], unnormalised.
     """
-    there = weights > 0.0
-    n = there.sum(axis=-1)
-    log_p = log_softmax_of_kept(jnp.where(there, logits, -jnp.inf))
-    log_y, log_p = jnp.log(jnp.maximum(weights, _LEAST)), jnp.where(there, log_p, 0.0)
-    terms = jnp.where(there, log_p - tau * log_y, -jnp.inf)
+    is_mixed = weights > 0.0
+    n = is_mixed.sum(axis=-1)
+    log_p = log_softmax_of_kept(jnp.where(is_mixed, logits, -jnp.inf))
+    log_y, log_p = jnp.log(jnp.maximum(weights, _LEAST)), jnp.where(is_mixed, log_p, 0.0)
+    terms = jnp.where(is_mixed, log_p - tau * log_y, -jnp.inf)
     constant = jax.lax.lgamma(n.astype(jnp.float32)) + (n - 1) * jnp.log(tau)
-    each = jnp.sum(jnp.where(there, log_p - (tau + 1.0) * log_y, 0.0), axis=-1)
-    return constant - n * jax.nn.logsumexp(terms, axis=-1) + each
+    product = jnp.sum(jnp.where(is_mixed, log_p - (tau + 1.0) * log_y, 0.0), axis=-1)
+    return constant - n * jax.nn.logsumexp(terms, axis=-1) + product

@@ -19,7 +19,7 @@ from slpo_jax.training.state import Sums
 
 
 class Choices(NamedTuple):
-    """What was chosen in N rollouts, C choices at most in each: latents with a likelihood, answer tokens, the stop.
+    """The choices in N rollouts, C at most in each: latents with a likelihood, answer tokens, the stop.
 
     Attributes:
         log_probs: float32 [N, C].
@@ -35,7 +35,7 @@ class Choices(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """One kind of choice in N rollouts: the latents, the token that halts, the answer's tokens, or the gate's stop.
+    """A kind of choice in N rollouts: the latents, the token that halts, the answer's tokens, or the gate's stop.
 
     Attributes:
         log_probs: (params, `Scores`) -> float32 [N, C].
@@ -49,12 +49,12 @@ class Kind(NamedTuple):
 
 
 def k3(log_ratio: jax.Array) -> jax.Array:
-    """r - log r - 1 of each log r = log(pi_0 / pi): its mean over samples of pi is KL(pi || pi_0) (Schulman, 2020)."""
+    """Return r - log r - 1, log r = log(pi_0 / pi); its mean over samples of pi is KL(pi || pi_0) (Schulman, 2020)."""
     return jnp.expm1(log_ratio) - log_ratio
 
 
 def clipped_gains(ratio: jax.Array, advantages: jax.Array, clip: float | None, dual_clip: float | None) -> jax.Array:
-    """min(rho A, clip(rho, 1 - clip, 1 + clip) A), which where A < 0 is no less than dual_clip A (Ye et al., 2020).
+    """Return min(rho A, clip(rho, 1 - clip, 1 + clip) A), where A < 0 at least dual_clip A (Ye et al., 2020).
 
     Args:
         ratio, advantages: float32, of one shape or broadcast.
@@ -69,7 +69,7 @@ def clipped_gains(ratio: jax.Array, advantages: jax.Array, clip: float | None, d
 
 
 def with_detached_inputs(policy: Policy) -> Policy:
-    """The policy, in whose passes fed embeddings have no gradient; a latent policy's own parameters keep theirs."""
+    """Return the policy with constant embeddings fed; a latent policy's own parameters keep their gradient."""
     reasoner, latent_policy = policy.reasoner, policy.latent_policy
 
     def embed(params, tokens_BL):
@@ -160,7 +160,7 @@ class Grpo(Objective):
             )
 
     def behaviour(self, policy, params, batch, trajectories):
-        """Log-probabilities of what was chosen, [N, C]."""
+        """Return the log-probabilities of what was chosen, [N, C]."""
 
         def log_probs(*args):
             return jnp.float32(0), self._choices(*args).log_probs
@@ -168,7 +168,7 @@ class Grpo(Objective):
         return at_capacity(log_probs, policy, params, batch, trajectories)[1]
 
     def reference(self, policy, params, batch, trajectories):
-        """`behaviour` of the model without mixtures, where the thought has tokens."""
+        """Score the choices by the model without mixtures, as `behaviour`, where the thought has tokens."""
         latent_policy, reasoner = policy.latent_policy, policy.reasoner
         if latent_policy.says is not None:
 
@@ -191,13 +191,13 @@ class Grpo(Objective):
         ratio_NC = jnp.exp(jnp.where(choices.made, choices.log_probs - before_NC, 0.0))
         gains_NC = clipped_gains(ratio_NC, advantages_NC, self.clip, self.dual_clip)
         cut = jnp.sum(choices.made & (gains_NC != ratio_NC * advantages_NC))
-        known: Sums = {}
+        metrics: Sums = {}
         if trajectories.behaviour is not None:
-            known["ratio"] = (jnp.sum(ratio_NC, where=choices.made), choices.made.sum())
+            metrics["ratio"] = (jnp.sum(ratio_NC, where=choices.made), choices.made.sum())
         if self.kl_weight:
             kl_NC = k3(jnp.where(choices.made, trajectories.reference - choices.log_probs, 0.0))
             gains_NC = gains_NC - self.kl_weight * kl_NC
-            known["kl"] = (kl_NC.sum(), choices.made.sum())
+            metrics["kl"] = (kl_NC.sum(), choices.made.sum())
         made_N = choices.made.sum(axis=1)
         made, rollouts, prompts = made_N.sum(), jnp.float32(rewards_BG.size), jnp.float32(rewards_BG.shape[0])
         losses_N = -jnp.sum(choices.weights * gains_NC, axis=1)
@@ -211,10 +211,10 @@ class Grpo(Objective):
             "log_likelihood": (jnp.sum(choices.log_probs, where=choices.made), rollouts),
             "answer_log_likelihood": (choices.answer.sum(), rollouts),
             "clipped": (cut, made),
-        } | known
+        } | metrics
 
     def _kinds(self, policy: Policy, trajectories) -> list[Kind]:
-        """The kinds of choices that have a weight here, in the order of `Choices`: latents come first."""
+        """Return the kinds of choices that have a weight here, in the order of `Choices`: latents come first."""
         fed_NT, spoken_NA = used_slots(policy, trajectories)
         halted_N1 = (trajectories.lengths < policy.config.max_latents)[:, None]
         latents = policy.latent_policy.log_prob is not None and policy.config.max_latents
@@ -231,13 +231,13 @@ class Grpo(Objective):
         return [kind for kind in kinds if kind.weight]
 
     def _of_best_first(self, policy: Policy, trajectories, advantages_BG: jax.Array) -> jax.Array:
-        """[N, C]: the rollouts' advantages, at their first choices after `best_positive`; 0 of those that were cut."""
+        """Return [N, C]: rollouts' advantages, at their first choices after `best_positive`; 0 of those cut."""
         made_NC = jnp.concatenate([kind.made for kind in self._kinds(policy, trajectories)], axis=1)
         mean_N = jnp.mean(trajectories.behaviour, axis=1, where=made_NC)
         first_BG = jax.vmap(best_positive)(advantages_BG, mean_N.reshape(advantages_BG.shape))
         is_first_NC = made_NC & (jnp.cumsum(made_NC, axis=1) == 1)
-        kept_NC = jnp.where(is_first_NC, first_BG.reshape(-1, 1), advantages_BG.reshape(-1, 1))
-        return jnp.where(are_cut(policy, trajectories)[:, None], 0.0, kept_NC)
+        advantages_NC = jnp.where(is_first_NC, first_BG.reshape(-1, 1), advantages_BG.reshape(-1, 1))
+        return jnp.where(are_cut(policy, trajectories)[:, None], 0.0, advantages_NC)
 
     def _choices(
         self, policy: Policy, capacity: Capacity, params, batch, trajectories, advantages_NC: jax.Array | None = None

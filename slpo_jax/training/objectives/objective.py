@@ -1,4 +1,4 @@
-"""What every objective of the stage `rl` is, and what they share: advantages, the stop term, capacities."""
+"""Objectives of the stage `rl`, and what they share: advantages, the stop term, capacities."""
 
 import abc
 import functools
@@ -12,8 +12,7 @@ import jax.numpy as jnp
 from slpo_jax.errors import UserError
 from slpo_jax.models.gate import stop_log_likelihood
 from slpo_jax.policy.advantage import ADVANTAGES, AdvantageName
-from slpo_jax.policy.policy import Policy
-from slpo_jax.policy.prompts import PromptedBatch
+from slpo_jax.policy.policy import Policy, PromptedBatch
 from slpo_jax.policy.rollout import Trajectories
 from slpo_jax.policy.score import Capacity, capacities, smallest_capacity
 from slpo_jax.settings import Checked, setting
@@ -70,7 +69,7 @@ class Objective(Checked, abc.ABC):
         rewards_BG: jax.Array,
         key: jax.Array,
     ) -> tuple[jax.Array, Sums]:
-        """The loss, summed over the B prompts, and the objective's own metrics.
+        """Return the loss, summed over the B prompts, and the objective's own metrics.
 
         Args:
             trajectories: N = B*G rows, a prompt's G in a row; constants, as the rewards are.
@@ -98,7 +97,7 @@ class Objective(Checked, abc.ABC):
         return self.updates_per_step > 1
 
     def behaviour(self, policy: Policy, params: Params, batch: PromptedBatch, trajectories: Trajectories) -> Any:
-        """What later updates have to know of the policy that rolled out, leaves [N, ..]: `Trajectories.behaviour`."""
+        """Return what later updates need of the policy that rolled out, leaves [N, ..]: `Trajectories.behaviour`."""
         return None
 
     @property
@@ -107,7 +106,7 @@ class Objective(Checked, abc.ABC):
         return False
 
     def reference(self, policy: Policy, params: Params, batch: PromptedBatch, trajectories: Trajectories) -> Any:
-        """What it has to know of the policy that it started from, leaves [N, ..]: `Trajectories.reference`.
+        """Return what it needs of the policy that it started from: `Trajectories.reference`, leaves [N, ..].
 
         Args:
             params: those that it started from.
@@ -146,11 +145,11 @@ class Objective(Checked, abc.ABC):
             )
 
     def advantages(self, rewards_BG: jax.Array) -> jax.Array:
-        """[B, G], constants."""
+        """Compute the advantages [B, G], constants."""
         return jax.vmap(ADVANTAGES[self.advantage](self.pass_k))(rewards_BG)
 
     def stop_term(self, policy: Policy, params: Params, trajectories: Trajectories) -> tuple[float, jax.Array] | None:
-        """(weight, log P(tau) float32 [N]); None where no gate decides on the length."""
+        """Return (weight, log P(tau) float32 [N]); None where no gate decides on the length."""
         if not policy.stops_itself:
             return None
         logits_NT = policy.latent_policy.stop_logits(params, trajectories.actions)
@@ -178,19 +177,19 @@ class WeightedTerms(Objective):
 
     @abc.abstractmethod
     def terms(self, policy: Policy, capacity: Capacity, params, batch, trajectories, key) -> dict[str, jax.Array]:
-        """By name `answer_log_likelihood`, `latent_log_likelihood` if there is one, and what else is logged, [N]."""
+        """Return `answer_log_likelihood`, `latent_log_likelihood` if there is one, and what else is logged, [N]."""
 
     def __call__(self, policy, params, batch, trajectories, rewards_BG, key):
         loss, logged = at_capacity(self._loss, policy, params, batch, trajectories, rewards_BG, key)
         return loss, means(rewards_BG.size, **logged)
 
     def _loss(self, policy: Policy, capacity: Capacity, params, batch, trajectories, rewards_BG, key):
-        found = self.terms(policy, capacity, params, batch, trajectories, key)
-        latent_N, stop = found.get("latent_log_likelihood"), self.stop_term(policy, params, trajectories)
+        by_name = self.terms(policy, capacity, params, batch, trajectories, key)
+        latent_N, stop = by_name.get("latent_log_likelihood"), self.stop_term(policy, params, trajectories)
         latent = None if latent_N is None else (self.latent_weight, latent_N)
-        terms = (latent, (self.answer_weight, found["answer_log_likelihood"]), stop)
+        terms = (latent, (self.answer_weight, by_name["answer_log_likelihood"]), stop)
         loss = policy_gradient_loss(terms, self.advantages(rewards_BG))
-        return loss, found | ({} if stop is None else {"stop_log_likelihood": stop[1]})
+        return loss, by_name | ({} if stop is None else {"stop_log_likelihood": stop[1]})
 
 
 def policy_gradient_loss(terms: Sequence[tuple[float, jax.Array] | None], advantages_BG: jax.Array) -> jax.Array:
@@ -208,12 +207,12 @@ def policy_gradient_loss(terms: Sequence[tuple[float, jax.Array] | None], advant
 
 
 def means(rollouts: int, **per_rollout: jax.Array) -> Sums:
-    """Metrics that are means over rollouts, of arrays [N]."""
+    """Make metrics that are means over rollouts, of arrays [N]."""
     return {name: (values.sum(), jnp.float32(rollouts)) for name, values in per_rollout.items()}
 
 
 def at_capacity(branch: Callable[..., tuple[jax.Array, Any]], policy: Policy, params, batch, trajectories, *constants):
-    """`branch(policy, capacity, params, batch, trajectories, *constants)` at the smallest capacity that is enough.
+    """Run `branch(policy, capacity, params, batch, trajectories, *constants)` at the smallest capacity that is enough.
 
     Scoring passes are compiled for each of `Policy.capacities`; the smallest that these trajectories fit in runs, and
     makes loss and gradient together. Differentiating the switch itself would keep what every branch has to remember for

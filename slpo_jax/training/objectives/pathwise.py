@@ -12,16 +12,16 @@ import jax
 import jax.numpy as jnp
 
 from slpo_jax.errors import UserError
-from slpo_jax.policy.answer_score import answer_after_replay
 from slpo_jax.policy.latent_policies import with_likelihood
-from slpo_jax.policy.prompts import repeat_rows
+from slpo_jax.policy.policy import repeat_rows
 from slpo_jax.policy.rollout import replay
+from slpo_jax.policy.score import answer_after_replay
 from slpo_jax.settings import setting
 from slpo_jax.training.objectives.objective import Objective, means, policy_gradient_loss
 
 
 def pass_at_k_log_prob(scores_G: jax.Array) -> jax.Array:
-    """The log-probability that one at least of G rollouts says the reference: log(1 - prod_i (1 - p_i)), p_i = exp s_i.
+    """Return the log-probability that one or more of G rollouts are right: log(1 - prod_i (1 - p_i)), p_i = exp s_i.
 
     Args:
         scores_G: float32 [G], log-probabilities s_i of the reference.
@@ -67,8 +67,8 @@ class Pathwise(Objective):
                 f"temperature to 1.0, config.rl.top_k to 0 and top_p to 1.0, not {sampled}"
             )
         weight = {"reward": 0.0, "mixture": self.mixture_weight}.get(self.estimator, 1.0)
-        drawn = policy.config.max_latents > 0 and policy.latent_policy.log_prob is not None
-        if weight and not (drawn or policy.config.dropout_rate or policy.config.stopping == "sample"):
+        is_drawn = policy.config.max_latents > 0 and policy.latent_policy.log_prob is not None
+        if weight and not (is_drawn or policy.config.dropout_rate or policy.config.stopping == "sample"):
             raise UserError(
                 f"{key}.estimator: {self.estimator} is of {group} thoughts, which without noise are all one; raise "
                 "config.dropout.rate, use a config.latent_policy.name with noise of its own "

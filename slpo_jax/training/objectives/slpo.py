@@ -3,16 +3,67 @@
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+import chex
 import jax
 import jax.numpy as jnp
 
 from slpo_jax.errors import UserError
 from slpo_jax.policy.latent_policies import with_likelihood
+from slpo_jax.policy.latent_policies.latent_policy import gaussian_log_prob
 from slpo_jax.policy.policy import Policy
 from slpo_jax.policy.score import pass_keys, score, used_slots
-from slpo_jax.policy.surrogate import EPSILON, latent_log_likelihood
 from slpo_jax.settings import setting
 from slpo_jax.training.objectives.objective import WeightedTerms
+
+EPSILON = 1e-6
+
+
+def moments(z_KD: jax.Array, epsilon: float = EPSILON) -> tuple[jax.Array, jax.Array]:
+    """Compute mean and floored isotropic variance of K samples of one transition (paper section 4.2).
+
+    mu = 1/K sum_k z^(k);  sigma^2 = 1/(K D) sum_k ||z^(k) - mu||^2 + epsilon.
+
+    Args:
+        z_KD: [K, D].
+    Returns:
+        mu float32 [D], sigma^2 float32 scalar.
+    """
+    chex.assert_rank(z_KD, 2)
+    z_KD = z_KD.astype(jnp.float32)
+    # Around the first sample: equal samples then have no variance at all, whatever their size and number.
+    offsets_KD = z_KD - z_KD[:1]
+    offset_D = offsets_KD.mean(axis=0)
+    return z_KD[0] + offset_D, jnp.mean(jnp.square(offsets_KD - offset_D[None])) + epsilon
+
+
+def latent_log_likelihood(
+    h_TD,
+    z_KTD,
+    length,
+    epsilon: float = EPSILON,
+    reduction: Literal["sum", "mean"] = "sum",
+    detach_variance: bool = False,
+) -> tuple[jax.Array, jax.Array]:
+    """Sum over t <= tau of log pi~(h_t | x, h_<t) for one trajectory (paper section 4.2).
+
+    Args:
+        h_TD: realised latents, taken as constants.
+        z_KTD: the K passes' latents.
+        length: tau.
+        epsilon: floor of the variance.
+        reduction: over D, "sum" as printed in the paper or "mean".
+        detach_variance: keep the gradient from the variance path (Prop. 1's setting).
+    Returns:
+        the log-likelihood, and the mean of sigma^2 over t <= tau; 0 and 0 of no step.
+    """
+    h_TD = jax.lax.stop_gradient(h_TD)
+    mu_TD, variance_T = jax.vmap(moments, in_axes=(1, None))(z_KTD, epsilon)
+    scored_T = jax.lax.stop_gradient(variance_T) if detach_variance else variance_T
+    log_probs_T = jax.vmap(gaussian_log_prob)(h_TD, mu_TD, scored_T)
+    if reduction == "mean":
+        log_probs_T = log_probs_T / h_TD.shape[-1]
+    is_step_T = jnp.arange(1, h_TD.shape[0] + 1) <= length
+    return jnp.sum(log_probs_T, where=is_step_T), jnp.sum(variance_T, where=is_step_T) / jnp.maximum(is_step_T.sum(), 1)
 
 
 @dataclass(frozen=True)
@@ -63,14 +114,14 @@ class Slpo(WeightedTerms):
             scores = score(policy, params, batch.prompts, trajectories, keys, capacity)
             return {"answer_log_likelihood": scores.answer_log_prob}
         scores_K = score(policy, params, batch.prompts, trajectories, keys_K, capacity)
-        found = {"answer_log_likelihood": scores_K.answer_log_prob.mean(axis=0)}
+        terms = {"answer_log_likelihood": scores_K.answer_log_prob.mean(axis=0)}
         if policy.config.max_latents:
             latent_N, variance_N = self._latent_terms(policy, params, trajectories, scores_K.actions)
-            found |= {"latent_log_likelihood": latent_N, "surrogate_variance": variance_N}
-        return found
+            terms |= {"latent_log_likelihood": latent_N, "surrogate_variance": variance_N}
+        return terms
 
     def _latent_terms(self, policy: Policy, params, trajectories, actions_K):
-        """log pi~ of the vectors that were fed, under those that the K passes would have, and sigma^2: [N] each."""
+        """Return log pi~ of the vectors that were fed, under the K passes' own ones, and sigma^2: [N] each."""
         h_NTD = policy.latent_policy.feed(params, trajectories.actions)
         z_KNTD = jax.vmap(policy.latent_policy.feed, in_axes=(None, 0))(params, actions_K)
 
@@ -107,11 +158,11 @@ class Exact(WeightedTerms):
 
     def terms(self, policy, capacity, params, batch, trajectories, key):
         scores = score(policy, params, batch.prompts, trajectories, None, capacity)
-        found = {"answer_log_likelihood": scores.answer_log_prob}
+        terms = {"answer_log_likelihood": scores.answer_log_prob}
         if scores.action_log_probs is not None:
             fed_NT, _ = used_slots(policy, trajectories)
             latent_N = jnp.sum(scores.action_log_probs, axis=1, where=fed_NT)
             if scores.halting_log_prob is not None:
                 latent_N += jnp.where(trajectories.lengths < policy.config.max_latents, scores.halting_log_prob, 0.0)
-            found["latent_log_likelihood"] = latent_N
-        return found
+            terms["latent_log_likelihood"] = latent_N
+        return terms

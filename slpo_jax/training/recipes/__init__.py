@@ -27,13 +27,13 @@ RECIPES: dict[str, type[RecipeSettings]] = {
 
 
 def imitate_config() -> ImitateSettings:
-    """The section `config.imitate`: what all recipes share, and the settings of each of `RECIPES`."""
+    """Make the section `config.imitate`: what all recipes share, and the settings of each of `RECIPES`."""
     settings: ImitateSettings = choice(ImitateSettings, "recipe", "", RECIPES)
     return settings
 
 
 def recipe_of(settings: ImitateSettings, default: str) -> Recipe:
-    """What `config.imitate` describes.
+    """Make the recipe that `config.imitate` describes.
 
     Args:
         settings: of `imitate_config`.
@@ -42,8 +42,8 @@ def recipe_of(settings: ImitateSettings, default: str) -> Recipe:
         UserError: it is not to be used with these settings.
     """
 
-    def made(name: str, *own: Recipe) -> Recipe:
-        return dataclasses.replace(getattr(settings, name)(settings, *own), name=name)
+    def made(name: str, *base: Recipe) -> Recipe:
+        return dataclasses.replace(getattr(settings, name)(settings, *base), name=name)
 
     recipe = made(settings.recipe or default, made(default))
     return with_lora(recipe, settings.lora) if settings.lora.rank else recipe

@@ -25,8 +25,7 @@ from slpo_jax.models.parts import Params
 from slpo_jax.models.reasoner import StepProjector
 from slpo_jax.policy import noise
 from slpo_jax.policy.latent_policies.latent_policy import standard_normal
-from slpo_jax.policy.policy import Policy
-from slpo_jax.policy.prompts import Prompts, encode_prompts
+from slpo_jax.policy.policy import Policy, Prompts, encode_prompts
 from slpo_jax.training.recipes.recipe import Draw, ImitateSettings, Needs, Phase, Recipe, RecipeSettings, consecutive
 
 COT = "cot"
@@ -75,18 +74,18 @@ class Compression(RecipeSettings):
     }
 
     def __call__(self, settings: ImitateSettings, default: Recipe | None = None) -> Recipe:
-        """CoT-SFT for `cot_steps`, if any, then chunks for `final_steps`; there are no stages between."""
+        """Return the recipe: CoT-SFT for `cot_steps`, if any, then chunks for `final_steps`, without stages."""
         return chunked(settings, "colar", chunks_of, MOST_SPEED, pooled)
 
 
 def chunks_of(steps: list[Ids], speed: int) -> list[Ids]:
-    """The tokens of all steps, so many at a time."""
+    """Cut the tokens of all steps into chunks of so many."""
     tokens = [token for step in steps for token in step]
     return [tokens[at : at + speed] for at in range(0, len(tokens), speed)]
 
 
 def pooled(policy: Policy, params, batch: ChunkBatch) -> jax.Array:
-    """The slots' inputs [B, S, D], their embeddings' sum by the root of their number, to which a chunk's adds 1e-5."""
+    """Return the inputs [B, S, D]: sums of embeddings by the root of their number, to which a chunk's adds 1e-5."""
     sizes_BS1 = batch.sizes[..., None]
     used_BSR = jnp.arange(batch.ids.shape[-1])[None, None] < sizes_BS1
     embedded_BSRD = policy.reasoner.embed(params, batch.ids)
@@ -95,7 +94,7 @@ def pooled(policy: Policy, params, batch: ChunkBatch) -> jax.Array:
 
 
 def chunk_loss(vectors: VectorsFn, policy: Policy, params, batch: ChunkBatch, key):
-    """Cross-entropy of the slots' tokens and the squared error of the next slot's input, a constant, as the head draws.
+    """Return the tokens' cross-entropy and the squared error of the next slot's input, a constant, as the head draws.
 
     Args:
         policy, params, key: as in `Recipe.loss`.
@@ -115,10 +114,10 @@ def chunk_loss(vectors: VectorsFn, policy: Policy, params, batch: ChunkBatch, ke
         dropout=noise.answer_dropout(keys_B, slots_S, rate, "all"),
     )
     before_BLD = jnp.concatenate([first_BD[:, None], hidden_BSD], axis=1)
-    asked_BL = batch.weights != 0
-    log_probs_BL, likeliest_BL = reasoner.log_probs(params, before_BLD, batch.targets, asked_BL, likeliest=True)
-    said = total = -jnp.sum(log_probs_BL * batch.weights)
-    wrong_BL, rows = (likeliest_BL != batch.targets) & asked_BL, jnp.float32(batch.index.shape[0])
+    mask_BL = batch.weights != 0
+    log_probs_BL, likeliest_BL = reasoner.log_probs(params, before_BLD, batch.targets, mask_BL, likeliest=True)
+    words = total = -jnp.sum(log_probs_BL * batch.weights)
+    wrong_BL, rows = (likeliest_BL != batch.targets) & mask_BL, jnp.float32(batch.index.shape[0])
     if batch.predicted is None:
         metrics = {"accuracy": (jnp.sum(~wrong_BL.any(axis=1)), rows)}
     else:
@@ -127,10 +126,10 @@ def chunk_loss(vectors: VectorsFn, policy: Policy, params, batch: ChunkBatch, ke
         assert reasoner.law is not None
         law = reasoner.law(params, hidden_BSD)
         aims_BSD = jax.lax.stop_gradient(jnp.roll(inputs_BSD, -1, axis=1)).astype(jnp.float32) / reasoner.unit
-        drawn_BSD = law.mean + law.std * standard_normal(noise.draw_keys(keys_B, slots_S), law.mean)
-        latent = jnp.sum(jnp.square(drawn_BSD - aims_BSD).mean(axis=-1) * batch.predicted)
-        total = said + latent
-        metrics = {"answered": (jnp.sum(~wrong_BL.any(axis=1)), rows), "said": (said, rows), "latent": (latent, rows)}
+        sample_BSD = law.mean + law.std * standard_normal(noise.draw_keys(keys_B, slots_S), law.mean)
+        latent = jnp.sum(jnp.square(sample_BSD - aims_BSD).mean(axis=-1) * batch.predicted)
+        total = words + latent
+        metrics = {"answered": (jnp.sum(~wrong_BL.any(axis=1)), rows), "said": (words, rows), "latent": (latent, rows)}
     return total, metrics | {"loss": (total, rows)}, None
 
 
@@ -141,7 +140,7 @@ def chunked(
     most: int,
     vectors: VectorsFn,
 ) -> Recipe:
-    """A recipe of CoT-SFT and a phase in which slots stand for several tokens.
+    """Make a recipe of CoT-SFT and a phase in which slots stand for several tokens.
 
     Args:
         name: of the recipe, and of that phase.
@@ -157,37 +156,37 @@ def chunked(
         return consecutive([cot, Phase(name, 0, settings.final_steps, None, None, max_latents)])
 
     def needs(problems: EncodedProblems, phase: Phase) -> list[Needs]:
-        """Positions; slots, at speed 1; tokens of one, at the highest."""
-        how, highest = (chunks_of, 1) if phase.name == COT else (cut, most)
-        found = list[Needs]()
+        """Return positions; slots, at speed 1; tokens of one, at the highest."""
+        split, highest = (chunks_of, 1) if phase.name == COT else (cut, most)
+        sizes = list[Needs]()
         for prompt, steps, answer in zip(problems.prompts, problems.steps, problems.answers, strict=True):
-            size = len(how(steps, 1)) + 1 + len(answer) + 1
-            longest = max(map(len, how(steps, highest)), default=1)
-            found.append((len(prompt) - 1 + size, size, longest))
-        return found
+            size = len(split(steps, 1)) + 1 + len(answer) + 1
+            longest = max(map(len, split(steps, highest)), default=1)
+            sizes.append((len(prompt) - 1 + size, size, longest))
+        return sizes
 
     def rows(draw: Draw) -> ChunkBatch:
         problems, indices, template = draw.problems, draw.indices, draw.problems.template
         in_words = draw.phase.name == COT
         speed = 1 if in_words else int(draw.rng(noise.Stream.SPEED).integers(1, most, endpoint=True))
-        how = chunks_of if in_words else cut
-        said = [(how(problems.steps[i], speed), problems.answers[i]) for i in indices]
-        asked = at_speed(template, speed).prompts([problems.problems[i].question for i in indices])
-        count, slots = len(indices), draw.fit(max(len(thought) + 2 + len(answer) for thought, answer in said))
+        split = chunks_of if in_words else cut
+        texts_of = [(split(problems.steps[i], speed), problems.answers[i]) for i in indices]
+        prompt_ids = at_speed(template, speed).prompts([problems.problems[i].question for i in indices])
+        count, slots = len(indices), draw.fit(max(len(thought) + 2 + len(answer) for thought, answer in texts_of))
         ids = np.full((count, slots, draw.slots[1]), template.pad_id, np.int32)
         sizes, chunks = np.zeros((count, slots), np.int32), np.zeros((count, slots), bool)
         predicted = np.zeros((count, slots), np.float32)
         mark: Any = template.start_id
         labels, texts = draw.rng(noise.Stream.LABELS), []
-        for row, (thought, answer) in enumerate(said):
-            for slot, each in enumerate([[mark], *thought, [mark], *([token] for token in answer)]):
-                ids[row, slot, : len(each)], sizes[row, slot] = each, len(each)
-            drawn = [each[labels.integers(len(each))] for each in thought]
-            texts.append([template.pad_id, mark, *drawn, mark, *answer, template.eos_id])
+        for row, (thought, answer) in enumerate(texts_of):
+            for slot, ids_of in enumerate([[mark], *thought, [mark], *([token] for token in answer)]):
+                ids[row, slot, : len(ids_of)], sizes[row, slot] = ids_of, len(ids_of)
+            label = [ids_of[labels.integers(len(ids_of))] for ids_of in thought]
+            texts.append([template.pad_id, mark, *label, mark, *answer, template.eos_id])
             chunks[row, 1 : 1 + len(thought)], predicted[row, : 1 + len(thought)] = True, 1.0
         _, targets, weights = pad_suffixes(texts, 1 + slots, template.pad_id)
         weights, predicted = weights * (count / weights.sum()), predicted * (count / predicted.sum())
-        prompts = draw.prompts([row[:-1] for row in asked])
+        prompts = draw.prompts([row[:-1] for row in prompt_ids])
         return ChunkBatch(prompts, ids, sizes, targets, weights, chunks, None if in_words else predicted, draw.index)
 
     return Recipe(phases, needs, rows, functools.partial(chunk_loss, vectors))
@@ -204,7 +203,7 @@ class StepPerLatent(RecipeSettings):
     metrics = Compression.metrics
 
     def __call__(self, settings: ImitateSettings, default: Recipe | None = None) -> Recipe:
-        """CoT-SFT for `cot_steps`, if any, then steps as latents for `final_steps`."""
+        """Return the recipe: CoT-SFT for `cot_steps`, if any, then steps as latents for `final_steps`."""
         recipe = chunked(settings, "regular", lambda steps, speed: steps, 1, _codes)
         return dataclasses.replace(recipe, init=_init)
 
@@ -215,7 +214,7 @@ def _init(key: jax.Array, policy: Policy, params: Params) -> Params:
 
 
 def _codes(policy: Policy, params: Any, batch: ChunkBatch) -> jax.Array:
-    """The slots' inputs [B, S, D]: embeddings, and of the thought the projector's, times the latents' unit."""
+    """Return the slots' inputs [B, S, D]: embeddings, and of the thought the projector's, times the latents' unit."""
     words_BSD, reasoner = pooled(policy, params, batch), policy.reasoner
     if batch.predicted is None:
         return words_BSD

@@ -16,8 +16,7 @@ from flax import struct
 from slpo_jax.data.batches import EncodedProblems, SuffixBatch
 from slpo_jax.models.reasoner import Reasoner
 from slpo_jax.policy import noise
-from slpo_jax.policy.policy import Policy
-from slpo_jax.policy.prompts import Prompts
+from slpo_jax.policy.policy import Policy, Prompts
 from slpo_jax.policy.rollout import think
 from slpo_jax.training.recipes.recipe import Draw, ImitateSettings, Needs, Phase, Recipe, RecipeSettings, consecutive
 from slpo_jax.training.state import Sums
@@ -34,7 +33,7 @@ class ImitationBatch:
 
 
 def phases(settings: ImitateSettings, max_latents: int, last: str = "final") -> list[Phase]:
-    """The curriculum as consecutive phases.
+    """Return the curriculum as consecutive phases.
 
     Args:
         max_latents: T.
@@ -53,7 +52,7 @@ def phases(settings: ImitateSettings, max_latents: int, last: str = "final") -> 
 
 
 def needs(problems: EncodedProblems, phase: Phase) -> list[Needs]:
-    """`Needs` of each problem: positions, and slots of its suffix."""
+    """Count each problem's `Needs`: positions, and slots of its suffix."""
     sizes = [problems.suffix_size(i, phase.dropped) - 1 for i in range(len(problems))]
     before = [len(prompt) + phase.latent_slots for prompt in problems.prompts]
     return [(first + size, size) for first, size in zip(before, sizes, strict=True)]
@@ -62,7 +61,7 @@ def needs(problems: EncodedProblems, phase: Phase) -> list[Needs]:
 def imitation_batch(
     draw: Draw, removed: int | np.ndarray = 0, stages: int | np.ndarray = -1, c_thought: int = 0
 ) -> ImitationBatch:
-    """The rows of one step.
+    """Make the rows of one step.
 
     Args:
         removed: tokens that are left out at the beginning of the steps, of all rows or int [B].
@@ -75,8 +74,8 @@ def imitation_batch(
     latents: Any = phase.latents
     if latents is None:
         most = np.maximum(steps_B, phase.latent_slots)
-        drawn = steps_B + np.floor(draw.rng(noise.Stream.LATENT_COUNTS).random(rows) * (most - steps_B + 1))
-        latents = np.minimum(drawn, phase.latent_slots)
+        numbers = steps_B + np.floor(draw.rng(noise.Stream.LATENT_COUNTS).random(rows) * (most - steps_B + 1))
+        latents = np.minimum(numbers, phase.latent_slots)
     latents = np.where(stages_B < 0, latents, stages_B * c_thought)
     if phase.latents_a_step:
         latents = np.minimum(latents, phase.latents_a_step * steps_B)
@@ -88,7 +87,7 @@ def imitation_batch(
 
 
 def earlier_stages(draw: Draw, mix: float, last: int) -> np.ndarray:
-    """int [B]: for a share `mix` of the rows a stage before the phase's, each as likely, and -1 for the others.
+    """Draw, int [B], for a share `mix` of the rows a stage before the phase's, each as likely, and -1 for the others.
 
     Args:
         last: the stage before the one in which all steps are gone.
@@ -101,7 +100,7 @@ def earlier_stages(draw: Draw, mix: float, last: int) -> np.ndarray:
 def after_latents(
     policy: Policy, params, batch: ImitationBatch, keys_B, may_lack: bool = False
 ) -> tuple[dict[str, Any], Any]:
-    """Think, differentiably; then what `Reasoner.forward` or `trace` over the suffixes is called with, and the thought.
+    """Think, differentiably; the arguments of `Reasoner.forward` or `trace` over the suffixes, and the thought.
 
     Args:
         policy: as in `Recipe.loss`.
@@ -126,16 +125,16 @@ def after_latents(
 
 
 def cross_entropy(reasoner: Reasoner, params, hidden_BLD: jax.Array, rows: SuffixBatch) -> tuple[jax.Array, Sums]:
-    """The weighted sum over all rows, and the metrics loss, by the weights, and accuracy, by rows all right."""
-    asked_BL = rows.weights != 0
-    log_probs_BL, likeliest_BL = reasoner.log_probs(params, hidden_BLD, rows.targets, asked_BL, likeliest=True)
+    """Return the cross-entropy summed with its weights, and loss, by the weights, and accuracy, by rows all right."""
+    mask_BL = rows.weights != 0
+    log_probs_BL, likeliest_BL = reasoner.log_probs(params, hidden_BLD, rows.targets, mask_BL, likeliest=True)
     total = -jnp.sum(log_probs_BL * rows.weights)
-    right_B = jnp.all((likeliest_BL == rows.targets) | ~asked_BL, axis=1)
+    right_B = jnp.all((likeliest_BL == rows.targets) | ~mask_BL, axis=1)
     return total, {"loss": (total, rows.weights.sum()), "accuracy": (right_B.sum(), jnp.float32(right_B.shape[0]))}
 
 
 def loss(policy: Policy, params, batch: ImitationBatch, key, may_lack: bool = False):
-    """Cross-entropy of the suffix after a number of latents, with the gradient through the latents.
+    """Return the cross-entropy of the suffix after a number of latents, with the gradient through the latents.
 
     Args:
         policy: as in `Recipe.loss`; the latent policy's own noise is nowhere.

@@ -30,7 +30,7 @@ from slpo_jax.training.recipes.recipe import Draw, ImitateSettings, Needs, Phase
 
 @struct.dataclass
 class DistilBatch:
-    """One step's rows. Weights are scaled to add up to B, so that a sum over them, divided by B, is their mean.
+    """A step's rows. Weights are scaled to add up to B, so that a sum over them, divided by B, is their mean.
 
     Attributes:
         index: int [B], what randomness is drawn by.
@@ -51,7 +51,7 @@ class DistilBatch:
 
 
 def distillation(student_BMD: jax.Array, teacher_BMD: jax.Array) -> jax.Array:
-    """How far the student's hidden states are from the teacher's, which has no gradient from it.
+    """Measure how far the student's hidden states are from the teacher's, which has no gradient from it.
 
     Smooth L1 (of threshold 1), its mean over D divided by the standard deviation (with Bessel's correction) of the
     teacher's state over D, and the mean of that over M levels.
@@ -86,7 +86,7 @@ class Distillation(RecipeSettings):
     }
 
     def __call__(self, settings: ImitateSettings, default: Recipe | None = None) -> Recipe:
-        """The teacher alone for `cot_steps`, if any, then both for `final_steps`; there are no stages between."""
+        """Return the recipe: the teacher alone for `cot_steps`, if any, then both for `final_steps`, without stages."""
         unstaged = dataclasses.replace(settings, stage_steps=0)
         return Recipe(
             phases=lambda problems, max_latents: curriculum.phases(unstaged, max_latents, last="codi"),
@@ -98,7 +98,7 @@ class Distillation(RecipeSettings):
         )
 
     def needs(self, problems: EncodedProblems, phase: Phase) -> list[Needs]:
-        """Positions of the teacher or the student, whoever takes more; slots of the text, and of the answer."""
+        """Count positions of the teacher or the student, whoever takes more; slots of the text, and of the answer."""
         texts = [len(self._text(problems, i)[0]) - 1 for i in range(len(problems))]
         if phase.dropped == 0:  # the teacher alone
             return [(size, size) for size in texts]
@@ -106,7 +106,7 @@ class Distillation(RecipeSettings):
         return [(max(size, positions), size, in_fours(answer)) for size, (positions, answer) in student]
 
     def rows(self, draw: Draw) -> DistilBatch:
-        """The rows of one step."""
+        """Make the rows of one step."""
         problems, indices = draw.problems, draw.indices
         texts, questions = zip(*(self._text(problems, i) for i in indices), strict=True)
         text = draw.suffixes(texts)
@@ -139,14 +139,14 @@ class Distillation(RecipeSettings):
             return teacher, {"loss": (teacher, rows)}, None
         inputs, thought = curriculum.after_latents(policy, params, batch.student, noise.row_keys(key, batch.index))
         hidden_BAD, _, student_BMD = policy.reasoner.trace(params, at_B=batch.student_at, **inputs)
-        student, known = curriculum.cross_entropy(policy.reasoner, params, hidden_BAD, batch.student.suffix)
+        student, metrics = curriculum.cross_entropy(policy.reasoner, params, hidden_BAD, batch.student.suffix)
         distance = distillation(student_BMD, teacher_BMD).sum()
         loss = student + self.teacher_factor * teacher + self.distil_factor * distance
         parts = {"loss": loss, "student": student, "teacher": teacher, "distil": distance}
-        return loss, known | {name: (part, rows) for name, part in parts.items()}, thought
+        return loss, metrics | {name: (part, rows) for name, part in parts.items()}, thought
 
     def _text(self, problems: EncodedProblems, index: int) -> tuple[Ids, int]:
-        """What the teacher writes of a problem, eos included, and the length of the question in it."""
+        """Return what the teacher writes of a problem, eos included, and the length of the question in it."""
         question = problems.prompts[index][:-1]
         steps = problems.steps[index] if self.last_step else problems.steps[index][:-1]
         written = [token for step in steps for token in step]
@@ -154,17 +154,17 @@ class Distillation(RecipeSettings):
 
 
 def usable(problems: EncodedProblems, max_tokens: int) -> list[int]:
-    """`recipe.usable`, without negative answers: published CODI is not trained on them."""
+    """Choose problems as `recipe.usable`, without negative answers: published CODI is not trained on them."""
     return [i for i in recipe.usable(problems, max_tokens) if not problems.problems[i].answer.startswith("-")]
 
 
 def _scaled(rows: SuffixBatch) -> SuffixBatch:
-    """Weights that add up to the number of rows."""
+    """Scale weights so that they add up to the number of rows."""
     return rows._replace(weights=rows.weights * np.float32(len(rows.weights) / rows.weights.sum()))
 
 
 def _teacher(reasoner: Reasoner, params, batch: DistilBatch, key, dropout_rate: float):
-    """The cross-entropy of what is written, summed with its weights, and the levels [B, M, D] at the position."""
+    """Return the written text's cross-entropy, summed with its weights, and the levels [B, M, D] at the position."""
     slots_L = jnp.arange(batch.text.tokens.shape[1])
     # Other noise than the student's: its positions have the same numbers.
     keys_B = noise.row_keys(key, batch.index, jnp.ones_like(batch.index))

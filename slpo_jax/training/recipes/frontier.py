@@ -54,7 +54,7 @@ class Frontier(RecipeSettings):
 
 
 def _signs(problems: EncodedProblems) -> tuple[int, int]:
-    """The tokens between edges, and behind them.
+    """Return the tokens between edges, and behind them.
 
     Raises:
         UserError: there are none, or the prompt is of another kind.
@@ -68,26 +68,26 @@ def _signs(problems: EncodedProblems) -> tuple[int, int]:
     return template.token(BAR), template.token(ASKED)
 
 
-def shuffled(prompt: Ids, bar: int, asked: int, rng: np.random.Generator) -> Ids:
-    """A prompt `.. a b | c d | e f [Q] x y ..` with its edges in another order, and x and y in either.
+def shuffled(prompt: Ids, bar: int, mark: int, rng: np.random.Generator) -> Ids:
+    """Shuffle the edges of a prompt `.. a b | c d | e f [Q] x y ..`, and x and y.
 
     Args:
         bar, asked: tokens | and [Q].
     Raises:
         UserError: it is no such prompt.
     """
-    end = prompt.index(asked) if asked in prompt else 0
+    end = prompt.index(mark) if mark in prompt else 0
     begin = end - 3 * prompt[:end].count(bar) - 2
     edges = np.array([*prompt[begin:end], bar]).reshape(-1, 3) if 0 <= begin < end and len(prompt) > end + 2 else None
     if edges is None or (edges[:, 2] != bar).any():
         raise UserError("config.data.train: a question is no `0 2 | 1 3 [Q] 3 2 [R] 1`, which recipe frontier asks for")
-    told = rng.permutation(edges).reshape(-1)[:-1].tolist()
+    ids = rng.permutation(edges).reshape(-1)[:-1].tolist()
     ends = prompt[end + 1 : end + 3]
-    return [*prompt[:begin], *told, asked, *(ends if rng.random() < 0.5 else ends[::-1]), *prompt[end + 3 :]]
+    return [*prompt[:begin], *ids, mark, *(ends if rng.random() < 0.5 else ends[::-1]), *prompt[end + 3 :]]
 
 
 def frontier_batch(settings: ImitateSettings, draw: Draw) -> FrontierBatch:
-    """The rows of one step."""
+    """Make the rows of one step."""
     problems, phase, indices, rng = draw.problems, draw.phase, draw.indices, draw.rng(noise.Stream.GRAPHS)
     steps_B = np.array([len(problems.steps[i]) for i in indices])
     stages_B = np.minimum(steps_B, settings.max_latent_stage if phase.dropped is None else phase.dropped)
@@ -97,18 +97,18 @@ def frontier_batch(settings: ImitateSettings, draw: Draw) -> FrontierBatch:
     again = [shuffled(problems.prompts[i], *signs, rng) for i in indices]
     suffix = draw.suffixes([problems.suffix(i, None) for i in indices])
     answers_B = stages_B == steps_B
-    left = [() if done else problems.steps[i][s] for i, s, done in zip(indices, stages_B, answers_B, strict=True)]
+    targets = [() if ends else problems.steps[i][s] for i, s, ends in zip(indices, stages_B, answers_B, strict=True)]
     return FrontierBatch(
         prompts=draw.prompts(again),
         latents=(stages_B * settings.c_thought).astype(np.int32),
         suffix=suffix._replace(weights=suffix.weights * answers_B[:, None]),
         index=draw.index,
-        nodes=np.array([rng.choice(nodes) if nodes else problems.template.pad_id for nodes in left], np.int32),
+        nodes=np.array([rng.choice(nodes) if nodes else problems.template.pad_id for nodes in targets], np.int32),
     )
 
 
 def loss(policy: Policy, params, batch: FrontierBatch, key):
-    """Cross-entropy of a node after a number of latents, or of what follows them, with the gradient through them.
+    """Return the cross-entropy of a node after some latents, or of what follows them, with the gradient through them.
 
     Args:
         policy: as in `Recipe.loss`.

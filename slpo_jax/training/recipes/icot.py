@@ -38,7 +38,7 @@ class Internalization(RecipeSettings):
     offset_decay: float = setting(4.0, above=0)
 
     def __call__(self, settings: ImitateSettings, default: Recipe | None = None) -> Recipe:
-        """Texts and loss are the curriculum's."""
+        """Return the recipe, whose texts and loss are the curriculum's."""
         return Recipe(
             phases=lambda problems, max_latents: self.phases(settings, problems, max_latents),
             needs=curriculum.needs,
@@ -47,18 +47,18 @@ class Internalization(RecipeSettings):
         )
 
     def pace(self, settings: ImitateSettings, problems: EncodedProblems) -> tuple[int, int]:
-        """(optimizer steps at each s, the s from which on no token of the steps is left).
+        """Return (optimizer steps at each s, the s from which on no token of the steps is left).
 
         Args:
             problems: some may be too long, and are not counted.
         """
-        kept = usable(problems, settings.max_tokens)
-        epoch = -(-len(kept) // settings.batch_size)
-        longest = max((sum(map(len, problems.steps[i])) for i in kept), default=0)
+        indices = usable(problems, settings.max_tokens)
+        epoch = -(-len(indices) // settings.batch_size)
+        longest = max((sum(map(len, problems.steps[i])) for i in indices), default=0)
         return max(1, round(epoch / self.tokens_per_epoch)), min(self.all_from, longest)
 
     def phases(self, settings: ImitateSettings, problems: EncodedProblems, max_latents: int) -> list[Phase]:
-        """CoT-SFT, if any; s from 0 to the last that leaves something; and the answer alone, `final_steps` with these.
+        """Plan CoT-SFT, if any; s from 0 to the last that leaves any; the answer alone, `final_steps` with these.
 
         Raises:
             UserError: they are too few for the answer alone, or there are latents.
@@ -76,7 +76,7 @@ class Internalization(RecipeSettings):
         return consecutive([cot, dropping, Phase("final", 0, settings.final_steps - gone * rise, None, 0, 0)])
 
     def removed(self, draw: Draw) -> np.ndarray | int:
-        """s + o of a batch's rows, int [B]; 0 where nothing is left out."""
+        """Draw s + o of a batch's rows, int [B]; 0 where nothing is left out."""
         if not draw.phase.rise:
             return 0
         offsets = draw.rng(Stream.REMOVED_TOKENS).geometric(-np.expm1(-self.offset_decay), len(draw.indices)) - 1

@@ -30,24 +30,24 @@ class Slots:
 
 
 class Row(NamedTuple):
-    """One text, as (token, position, latent, span) of each of its slots, and how many come before what is learned."""
+    """A text: (token, position, latent, span) of each of its slots, and how many come before what is learned."""
 
     cells: list[tuple[int, int, int, int]]
     given: int
 
     @property
     def latents(self) -> int:
-        """How many there are."""
+        """The number of latents."""
         return max(latent for _, _, latent, _ in self.cells)
 
     @property
     def positions(self) -> int:
-        """How many it takes."""
+        """The number of positions."""
         return 1 + max(position for _, position, *_ in self.cells)
 
 
-def laid_out(prompt: Ids, spans: Sequence[Ids], rest: Ids) -> Row:
-    """A prompt, latents with a span of tokens after each, and the rest.
+def laid_out(prompt: Ids, spans: Sequence[Ids], suffix: Ids) -> Row:
+    """Lay out a prompt, latents with a span of tokens after each, and a suffix.
 
     Latents take consecutive positions after the prompt, as the rest does after them; a span goes on from its latent.
     """
@@ -56,37 +56,37 @@ def laid_out(prompt: Ids, spans: Sequence[Ids], rest: Ids) -> Row:
     for n, span in enumerate(spans, 1):
         at = first + n - 1
         cells += [(0, at, n, 0), *((token, place, 0, n) for place, token in enumerate(span, at + 1))]
-    return Row([*cells, *((token, at, 0, 0) for at, token in enumerate(rest, first + len(spans)))], first)
+    return Row([*cells, *((token, at, 0, 0) for at, token in enumerate(suffix, first + len(spans)))], first)
 
 
 def seen_by(text: Slots) -> jax.Array:
-    """bool [B, L, L]: a span's token sees its own span and the latent before it alone; others see no span."""
+    """Mark, bool [B, L, L], what is seen: by a span's token its span and the latent before it, by others no span."""
     query, key = text.spans[:, :, None], text.spans[:, None]
     return (query == key) | ((query > 0) & (query == text.latents[:, None]))
 
 
 def seen_by_encoder(read: Slots) -> jax.Array:
-    """bool [B, L, L]: none sees another's compress token."""
+    """Mark, bool [B, L, L], what the encoder sees: no token another's compress token."""
     itself = jnp.eye(read.latents.shape[1], dtype=bool)[None]
     return (read.latents[:, None] == 0) | itself
 
 
 def at_latents(x_BLD: jax.Array, slots: Slots, before: int, most: int) -> jax.Array:
-    """[B, N, D]: what is `before` slots before each latent; anything where a row has fewer than `most`."""
+    """Take [B, N, D]: what is `before` slots before each latent; anything where a row has fewer than `most`."""
     numbers_N = jnp.arange(1, most + 1)
     at_BN = jnp.argmax(slots.latents[:, None] == numbers_N[None, :, None], axis=-1) - before
     return jnp.take_along_axis(x_BLD, jnp.maximum(at_BN, 0)[..., None], axis=1)
 
 
 def padded(rows: Sequence[Row], slots: int) -> tuple[Slots, SuffixBatch]:
-    """B texts, whose last token is a target alone, and their targets: all tokens but those that are given."""
+    """Pad B texts, whose last token is a target alone, and their targets: all tokens but those that are given."""
     cells = np.zeros((len(rows), slots + 1, 4), np.int32)
     cells[..., 1] = -1
     weights = np.zeros((len(rows), slots), np.float32)
     for b, row in enumerate(rows):
-        used = len(row.cells)
-        cells[b, :used] = row.cells
-        weights[b, : used - 1] = (np.arange(1, used) >= row.given) & (cells[b, 1:used, 2] == 0)
-        cells[b, used - 1, 1] = -1  # the last is not fed
-    tokens, *others = np.moveaxis(cells, -1, 0)
-    return Slots(tokens[:, :-1], *(x[:, :-1] for x in others)), SuffixBatch(tokens[:, :-1], tokens[:, 1:], weights)
+        length = len(row.cells)
+        cells[b, :length] = row.cells
+        weights[b, : length - 1] = (np.arange(1, length) >= row.given) & (cells[b, 1:length, 2] == 0)
+        cells[b, length - 1, 1] = -1  # the last is not fed
+    tokens, *arrays = np.moveaxis(cells, -1, 0)
+    return Slots(tokens[:, :-1], *(x[:, :-1] for x in arrays)), SuffixBatch(tokens[:, :-1], tokens[:, 1:], weights)

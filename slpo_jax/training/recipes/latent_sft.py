@@ -46,7 +46,7 @@ MOST_DRAWS = 100  # of noise, until no latent is the closing token
 
 @struct.dataclass
 class LatentBatch:
-    """One step's rows.
+    """A step's rows.
 
     Attributes:
         index: int [B], what randomness is drawn by.
@@ -66,8 +66,8 @@ class LatentBatch:
     labelled: bool = struct.field(pytree_node=False, default=False)
 
 
-def perturbed(key: jax.Array, q_NM: jax.Array, ids_NM: jax.Array, there_N: jax.Array, closing: int):
-    """softmax(log q + clamped Gumbel noise), all drawn again while the likeliest token of a latent is `closing`.
+def perturbed(key: jax.Array, q_NM: jax.Array, ids_NM: jax.Array, mask_N: jax.Array, closing: int):
+    """Perturb q: softmax(log q + clamped Gumbel noise), drawn again while a latent's likeliest token is `closing`.
 
     Args:
         key: of one row.
@@ -81,13 +81,13 @@ def perturbed(key: jax.Array, q_NM: jax.Array, ids_NM: jax.Array, there_N: jax.A
     def closes(state):
         number, drawn_NM = state
         likeliest_N = jnp.take_along_axis(ids_NM, drawn_NM.argmax(axis=-1)[:, None], axis=-1)[:, 0]
-        return (number < MOST_DRAWS) & jnp.any((likeliest_N == closing) & there_N)
+        return (number < MOST_DRAWS) & jnp.any((likeliest_N == closing) & mask_N)
 
     return jax.lax.while_loop(closes, lambda state: (state[0] + 1, draw(state[0])), (1, draw(0)))[1]
 
 
 def divergence(q_BNM: jax.Array, ids_BNM: jax.Array, logits_BNV: jax.Array) -> jax.Array:
-    """float32 [B, N]: KL(q || softmax(logits)), q of the tokens `ids_BNM`, all others being 0."""
+    """Return float32 [B, N]: KL(q || softmax(logits)), q of the tokens `ids_BNM`, all others being 0."""
     log_p_BNM = jnp.take_along_axis(jax.nn.log_softmax(logits_BNV, axis=-1), ids_BNM, axis=-1)
     return jnp.sum(q_BNM * (jnp.log(jnp.maximum(q_BNM, 1e-12)) - log_p_BNM), axis=-1)
 
@@ -119,9 +119,9 @@ class LatentSft(RecipeSettings):
             )
 
     def __call__(self, settings: ImitateSettings, default: Recipe | None = None) -> Recipe:
-        """Steps in words for `cot_steps`, if any; encoder, reasoner and both, `stage_steps` each; labels."""
+        """Return the recipe: words for `cot_steps`, if any; encoder, reasoner and both, `stage_steps` each; labels."""
         adapters = settings.lora.rank > 0
-        own = (ADAPTER if adapters else REASONER,)
+        owned = (ADAPTER if adapters else REASONER,)
         begun = ((ENCODER, REASONER), *([(ENCODER_ADAPTER, ADAPTER)] if adapters else []))
         encoders = (ENCODER_ADAPTER if adapters else ENCODER, COMPRESS)
 
@@ -131,10 +131,10 @@ class LatentSft(RecipeSettings):
                     "config.prompt.closing: latent_sft's thoughts end with a text, and there is none; give e.g. "
                     "</think>"
                 )
-            parts: dict[str, tuple[str, ...]] = {"encoder": encoders, "reasoner": own, "union": own + encoders}
-            steps = [("cot", settings.cot_steps, own), *((n, settings.stage_steps, t) for n, t in parts.items())]
+            parts: dict[str, tuple[str, ...]] = {"encoder": encoders, "reasoner": owned, "union": owned + encoders}
+            steps = [("cot", settings.cot_steps, owned), *((n, settings.stage_steps, t) for n, t in parts.items())]
             before = [Phase(name, 0, n, None, None, max_latents, trains=trains) for name, n, trains in steps]
-            final = Phase("final", 0, settings.final_steps, None, None, max_latents, 0, own, self.final_learning_rate)
+            final = Phase("final", 0, settings.final_steps, None, None, max_latents, 0, owned, self.final_learning_rate)
             plan = consecutive([*before, final])
             if plan and plan[0].name == "cot":
                 plan[1:2] = [dataclasses.replace(phase, copies=begun) for phase in plan[1:2]]
@@ -149,8 +149,8 @@ class LatentSft(RecipeSettings):
         def encoder(params: Params) -> Params:
             if not adapters:
                 return params[ENCODER]
-            both = {REASONER: params[ENCODER], ADAPTER: params[ENCODER_ADAPTER]}
-            return lora.without_adapter(both, settings.lora.scale)[REASONER]
+            tree = {REASONER: params[ENCODER], ADAPTER: params[ENCODER_ADAPTER]}
+            return lora.without_adapter(tree, settings.lora.scale)[REASONER]
 
         return Recipe(
             phases=phases,
@@ -161,32 +161,32 @@ class LatentSft(RecipeSettings):
         )
 
     def texts(self, problems: EncodedProblems, phase: str, index: int) -> tuple[Row, Row]:
-        """What the reasoner reads of a problem in a phase, eos included, and what the encoder does, and a last token.
+        """Lay out what the reasoner reads of a problem in a phase, and what the encoder does, with a last token.
 
         `padded` feeds neither eos nor that.
         """
         prompt, template = problems.prompts[index], problems.template
         written = [token for step in problems.steps[index] for token in step]
         in_words, thought = (written, []) if phase == "cot" else ([], written)
-        rest = [*in_words, *template.closing_ids, *problems.answers[index], template.eos_id]
+        suffix = [*in_words, *template.closing_ids, *problems.answers[index], template.eos_id]
         chunks = [thought[at : at + self.ratio] for at in range(0, len(thought), self.ratio)]
         spans = [[] for _ in chunks] if phase == "final" else [*chunks[1:], *[[]] * bool(chunks)]
         read = [(token, 0) for token in prompt]
         for n, chunk in enumerate(chunks, 1):
             read += [*((token, 0) for token in chunk), (0, n)]
         cells = [(token, at, latent, 0) for at, (token, latent) in enumerate(read)]
-        return laid_out(prompt, spans, rest), Row([*cells, (0, 0, 0, 0)], len(cells))
+        return laid_out(prompt, spans, suffix), Row([*cells, (0, 0, 0, 0)], len(cells))
 
     def needs(self, problems: EncodedProblems, phase: Phase) -> list[Needs]:
-        """Positions; slots of the reasoner's text, and of what the encoder reads; latents."""
-        both = (self.texts(problems, phase.name, index) for index in range(len(problems)))
+        """Count positions; slots of the reasoner's text, and of what the encoder reads; latents."""
+        pairs = (self.texts(problems, phase.name, index) for index in range(len(problems)))
         return [
             (max(text.positions, len(read.cells) - 1), len(text.cells) - 1, in_fours(len(read.cells) - 1), read.latents)
-            for text, read in both
+            for text, read in pairs
         ]
 
     def rows(self, draw: Draw) -> LatentBatch:
-        """The rows of one step."""
+        """Make the rows of one step."""
         last = draw.phase.name == "final"
         texts, read = zip(*(self.texts(draw.problems, draw.phase.name, index) for index in draw.indices), strict=True)
         text, rows = padded(texts, draw.fit(max(len(row.cells) for row in texts) - 1))
@@ -194,62 +194,62 @@ class LatentSft(RecipeSettings):
         if not latents:
             return LatentBatch(draw.index, text, rows)
         counts_B = np.array([row.latents for row in texts])
-        there_BN = np.arange(latents)[None] < counts_B[:, None]
-        each_B = rows.weights.sum() / (len(texts) * np.maximum(counts_B, 1))
-        weights_BN = (there_BN * each_B[:, None]).astype(np.float32)
+        mask_BN = np.arange(latents)[None] < counts_B[:, None]
+        weight_B = rows.weights.sum() / (len(texts) * np.maximum(counts_B, 1))
+        weights_BN = (mask_BN * weight_B[:, None]).astype(np.float32)
         return LatentBatch(draw.index, text, rows, padded(read, read_slots)[0], weights_BN, last)
 
     def mixtures(self, policy: Policy, params, encoder: Params, batch: LatentBatch, keys_B):
-        """Probabilities and token ids [B, N, M] of the mixtures that the encoder makes of its own embeddings."""
+        """Make probabilities and token ids [B, N, M] of the mixtures that the encoder makes of its own embeddings."""
         reasoner, read = policy.reasoner, batch.read
         assert read is not None
-        own = {**params, REASONER: encoder}
-        inputs_BLD = reasoner.embed(own, read.tokens)
+        tree = {**params, REASONER: encoder}
+        inputs_BLD = reasoner.embed(tree, read.tokens)
         compress_D = params[COMPRESS]["embedding"].astype(inputs_BLD.dtype)
         rate = 0.0 if batch.labelled else policy.config.dropout_rate
         slots_L = jnp.arange(read.tokens.shape[1])
         hidden_BLD, _ = reasoner.forward(
-            reasoner.stacked(own),
+            reasoner.stacked(tree),
             jnp.where(read.latents[..., None] > 0, compress_D[None, None], inputs_BLD),
             read.positions,
             read.positions >= 0,
             dropout=noise.answer_dropout(keys_B, slots_L, rate, "all"),
             sees_BLL=seen_by_encoder(read),
         )
-        table_VD = jax.lax.stop_gradient(reasoner.embed(own, jnp.arange(reasoner.config.vocab_size)))
+        table_VD = jax.lax.stop_gradient(reasoner.embed(tree, jnp.arange(reasoner.config.vocab_size)))
         hidden_BND = at_latents(hidden_BLD, read, 0, batch.divergence.shape[1])
         logits_BNV = jnp.einsum("bnd,vd->bnv", hidden_BND, table_VD, preferred_element_type=jnp.float32)
-        kept_BNM, ids_BNM = jax.lax.top_k(logits_BNV, min(self.top_k, table_VD.shape[0]))
-        return jax.nn.softmax(kept_BNM, axis=-1), ids_BNM
+        logits_BNM, ids_BNM = jax.lax.top_k(logits_BNV, min(self.top_k, table_VD.shape[0]))
+        return jax.nn.softmax(logits_BNM, axis=-1), ids_BNM
 
     def loss(self, policy: Policy, params, encoder: Params, batch: LatentBatch, key):
-        """The sum of the cross-entropies, and in the last phase of the divergences from the labels.
+        """Return the sum of the cross-entropies, and in the last phase of the divergences from the labels.
 
         Args:
             policy: as in `Recipe.loss`.
             encoder: its parameters, as the reasoner's.
         """
         reasoner, text, count = policy.reasoner, batch.text, batch.rows.weights.sum()
-        own, keys_B = reasoner.stacked(params), noise.row_keys(key, batch.index)
+        stacked, keys_B = reasoner.stacked(params), noise.row_keys(key, batch.index)
         inputs_BLD, labels = reasoner.embed(params, text.tokens), None
         if batch.read is not None:
-            others_B = noise.row_keys(key, batch.index, jnp.ones_like(batch.index))
-            q_BNM, ids_BNM = self.mixtures(policy, params, encoder, batch, others_B)
+            encoder_keys_B = noise.row_keys(key, batch.index, jnp.ones_like(batch.index))
+            q_BNM, ids_BNM = self.mixtures(policy, params, encoder, batch, encoder_keys_B)
             if batch.labelled:
                 noisy = jax.vmap(functools.partial(perturbed, closing=policy.config.closing_ids[0]))
-                q_BNM = labels = jax.lax.stop_gradient(noisy(others_B, q_BNM, ids_BNM, batch.divergence > 0))
+                q_BNM = labels = jax.lax.stop_gradient(noisy(encoder_keys_B, q_BNM, ids_BNM, batch.divergence > 0))
             mixed_BND = mixture(reasoner, detached(params, REASONER), ids_BNM, q_BNM)
-            which_BL1 = jnp.maximum(text.latents - 1, 0)[..., None]
-            latents_BLD = jnp.take_along_axis(mixed_BND, which_BL1, axis=1)
+            place_BL1 = jnp.maximum(text.latents - 1, 0)[..., None]
+            latents_BLD = jnp.take_along_axis(mixed_BND, place_BL1, axis=1)
             inputs_BLD = jnp.where(text.latents[..., None] > 0, latents_BLD, inputs_BLD)
         slots_L = jnp.arange(text.tokens.shape[1])
         hidden_BLD, _ = reasoner.forward(
-            own, inputs_BLD, text.positions, text.positions >= 0,
+            stacked, inputs_BLD, text.positions, text.positions >= 0,
             dropout=noise.answer_dropout(keys_B, slots_L, policy.config.dropout_rate, "all"), sees_BLL=seen_by(text),
         )  # fmt: skip
-        total, metrics = curriculum.cross_entropy(reasoner, own, hidden_BLD, batch.rows)
+        total, metrics = curriculum.cross_entropy(reasoner, stacked, hidden_BLD, batch.rows)
         if labels is None:
             return total, metrics, None
         before_BND = at_latents(hidden_BLD, text, 1, batch.divergence.shape[1])
-        away = jnp.sum(batch.divergence * divergence(labels, ids_BNM, reasoner.logits(own, before_BND)))
+        away = jnp.sum(batch.divergence * divergence(labels, ids_BNM, reasoner.logits(stacked, before_BND)))
         return total + away, {**metrics, "loss": (total + away, count), "divergence": (away, count)}, None

@@ -1,4 +1,4 @@
-"""What a recipe is: a way of imitating written solutions, as the stage imitate sees it."""
+"""A recipe: a way of imitating written solutions, as the stage imitate sees it."""
 
 import abc
 import dataclasses
@@ -16,8 +16,7 @@ from slpo_jax.models import lora, parts
 from slpo_jax.models.lora import LoraConfig
 from slpo_jax.models.parts import Params
 from slpo_jax.policy.noise import Stream
-from slpo_jax.policy.policy import Policy
-from slpo_jax.policy.prompts import Prompts
+from slpo_jax.policy.policy import Policy, Prompts
 from slpo_jax.settings import Checked, setting
 from slpo_jax.training.optimizer import OptimizerConfig
 from slpo_jax.training.state import LossFn
@@ -30,7 +29,7 @@ Needs = tuple[int, ...]
 
 @dataclasses.dataclass(frozen=True)
 class Draw:
-    """What one step's batch is made of.
+    """The origin of one step's batch.
 
     Attributes:
         phase: `recipe.Phase`.
@@ -53,29 +52,29 @@ class Draw:
         return draw_numbers(self.indices, len(self.problems))
 
     def rng(self, stream: Stream) -> np.random.Generator:
-        """Draws on the host in this step, apart for each use."""
+        """Return the generator of one use's draws on the host in this step."""
         return np.random.default_rng([self.seed, self.step, stream])
 
     def fit(self, longest: int) -> int:
-        """The smallest bucket of the main texts that holds so many slots."""
+        """Return the smallest bucket of the main texts that holds so many slots."""
         return next(size for size in self.slots[0] if size >= longest)
 
     def prompts(self, rows: Sequence[Ids]) -> Prompts:
-        """B prompts in their smallest bucket."""
+        """Pad B prompts to their smallest bucket."""
         return Prompts(*pad_prompts(rows, self.prompt_slots, self.problems.template.pad_id))
 
     def suffixes(self, rows: Sequence[Ids]) -> SuffixBatch:
-        """B main texts in their smallest bucket."""
+        """Pad B main texts to their smallest bucket."""
         return pad_suffixes(rows, self.fit(max(map(len, rows)) - 1), self.problems.template.pad_id)
 
 
 def in_fours(size: int) -> int:
-    """The first multiple of 4 that holds it, so that few programs are compiled."""
+    """Round up to a multiple of 4, so that few programs are compiled."""
     return -(-size // 4) * 4
 
 
 def usable(problems: EncodedProblems, max_tokens: int) -> list[int]:
-    """The problems whose question, steps and answer together have at most `max_tokens` tokens; 0 is no limit."""
+    """Return the problems whose question, steps and answer together have at most `max_tokens` tokens; 0 is no limit."""
     texts = zip(problems.prompts, problems.steps, problems.answers, strict=True)
     sizes = [len(prompt) - 1 + sum(map(len, steps)) + len(answer) for prompt, steps, answer in texts]
     return [i for i, size in enumerate(sizes) if size <= max_tokens or not max_tokens]
@@ -176,18 +175,18 @@ class Phase:
 
 
 def consecutive(plan: Sequence[Phase]) -> list[Phase]:
-    """Phases one after the other that are given as from 0 to their number of steps; those of no steps are left out."""
-    found = list[Phase]()
+    """Place phases, given as from 0 to their number of steps, one after the other, without those of no steps."""
+    placed = list[Phase]()
     for phase in plan:
-        start = found[-1].end if found else 0
+        start = placed[-1].end if placed else 0
         if phase.end:
-            found.append(dataclasses.replace(phase, start=start, end=start + phase.end))
-    return found
+            placed.append(dataclasses.replace(phase, start=start, end=start + phase.end))
+    return placed
 
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """One way of imitating: pure functions, made of the section `config.imitate.NAME`.
+    """A way of imitating: pure functions, made of the section `config.imitate.NAME`.
 
     Attributes:
         phases: (problems, T) -> list[Phase], one after the other.
@@ -217,14 +216,14 @@ class Recipe:
     name: str = ""
 
     def slots(self, problems: EncodedProblems, phase: Phase, buckets: Sequence[int] = ()) -> Slots:
-        """The shapes of a phase's batches.
+        """Return the shapes of a phase's batches.
 
         Args:
             buckets: of its main texts, below the first multiple of 4 that holds each of them.
         """
-        _, longest, *others = map(max, zip(*self.needs(problems, phase), strict=True))
+        _, longest, *further = map(max, zip(*self.needs(problems, phase), strict=True))
         most = in_fours(longest)
-        return (*sorted(size for size in buckets if size < most), most), *others
+        return (*sorted(size for size in buckets if size < most), most), *further
 
     def batch(
         self,
@@ -236,17 +235,17 @@ class Recipe:
         prompt_slots: Sequence[int],
         slots: Slots,
     ) -> Any:
-        """The batch of one step; a pure function of its arguments."""
+        """Make the batch of one step; a pure function of its arguments."""
         indices = batch_indices(seed, step, len(problems), batch_size)
         return self.rows(Draw(problems, phase, step, seed, indices, prompt_slots, slots))
 
     @property
     def ends_apart(self) -> bool:
-        """Whether what it trains is finished into what later stages get."""
+        """Whether the trained parts are finished into what later stages get."""
         return self.init is not None or self.finish is not dict
 
     def loss_of(self, policy: Policy) -> LossFn:
-        """The loss with a phase's policy, for `state.make_train_step`."""
+        """Return the loss with a phase's policy, for `state.make_train_step`."""
         return lambda params, batch, key: self.loss(policy, params, batch, key)[:2]
 
 
@@ -270,7 +269,7 @@ class RecipeSettings(Checked, abc.ABC):
     metrics: ClassVar[Mapping[str, str]] = {}
 
     def check(self, name: str, config: Any) -> None:
-        """Refuse a run that it can't be used in.
+        """Refuse a run that the recipe can't be used in.
 
         Args:
             name: of the recipe.
@@ -279,10 +278,10 @@ class RecipeSettings(Checked, abc.ABC):
             UserError: one line with the key and the remedy.
         """
         imitate, most = config.imitate, config.max_latents
-        own = imitate.c_thought * imitate.max_latent_stage
-        if self.uses_c_thought and own > most:
+        latents = imitate.c_thought * imitate.max_latent_stage
+        if self.uses_c_thought and latents > most:
             raise UserError(
-                f"config.imitate.c_thought: {own} latents in the last stage are more than max_latents ({most})"
+                f"config.imitate.c_thought: {latents} latents in the last stage are more than max_latents ({most})"
             )
         if not self.uses_c_thought and imitate.final_steps and not most:
             raise UserError(
@@ -292,7 +291,7 @@ class RecipeSettings(Checked, abc.ABC):
 
     @abc.abstractmethod
     def __call__(self, settings: ImitateSettings, default: Any) -> Recipe:
-        """The recipe, given what all have in common, and the reasoner's own recipe.
+        """Make the recipe, given what all have in common, and the reasoner's own recipe.
 
         Raises:
             UserError: it can't be used with these settings.
@@ -300,11 +299,11 @@ class RecipeSettings(Checked, abc.ABC):
 
 
 def with_lora(recipe: Recipe, config: LoraConfig) -> Recipe:
-    """The recipe, of low-rank adapters of the reasoner instead, and what it has beside its backbone."""
+    """Return the recipe, of low-rank adapters of the reasoner instead, and what it has beside its backbone."""
 
     def init(key, policy, params):
-        own = recipe.init(jax.random.fold_in(key, 1), policy, params) if recipe.init else {}
-        return own | {parts.ADAPTER: lora.adapter(key, params, config.rank, config.kernels)}
+        extra = recipe.init(jax.random.fold_in(key, 1), policy, params) if recipe.init else {}
+        return extra | {parts.ADAPTER: lora.adapter(key, params, config.rank, config.kernels)}
 
     def loss(policy, params, batch, key):
         return recipe.loss(policy, lora.without_adapter(params, config.scale), batch, key)

@@ -33,12 +33,12 @@ class ExplainedBatch:
     """The recipe's own batch, and what its thoughts say.
 
     Attributes:
-        own: the recipe's.
+        base: the recipe's.
         texts: `SuffixBatch` [B, S, L], targets the text of each of S thoughts and eos; its weights make of a sum over
             them what the loss adds to the recipe's sum. None where there are no thoughts.
     """
 
-    own: Any
+    base: Any
     texts: Any = None
 
 
@@ -71,11 +71,11 @@ class _Thoughts:
         return template.step_ids([problems.problems[index].steps for index in indices]), line
 
     def beyond(self, answer: Ids) -> list[Ids]:
-        """Texts of a thought beyond the steps: one or none."""
+        """Return the texts of thoughts beyond the steps: one or none."""
         return [answer]
 
     def states(self, thought: Any) -> jax.Array:
-        """Hidden states [B, T, D] that make the thoughts."""
+        """Return the hidden states [B, T, D] that make the thoughts."""
         return thought.actions
 
     def divisors(self, weights_BSL: np.ndarray, counts: list[int]) -> np.ndarray:
@@ -124,7 +124,7 @@ class SimCot(RecipeSettings):
     metrics: ClassVar = {"explained": "SIM-CoT's loss of the steps that its latents are to explain."}
 
     def __call__(self, settings: ImitateSettings, default: Recipe) -> Recipe:
-        """The reasoner's own recipe with explanations.
+        """Return the reasoner's own recipe with explanations.
 
         Raises:
             UserError: it has no latents, or none of known number.
@@ -132,33 +132,33 @@ class SimCot(RecipeSettings):
         thoughts = _thoughts(settings, default)
 
         def needs(problems: EncodedProblems, phase: Phase) -> list[Needs]:
-            """The recipe's own; thoughts, and slots of the text of one."""
-            drawn = phase.latents is None or phase.latents_a_step  # fewer thoughts say longer texts
-            counts = range(0 if drawn else phase.latent_slots, phase.latent_slots + 1, thoughts.latents)
-            found, own = thoughts.number(phase.latent_slots), default.needs(problems, phase)
-            if not found:
-                return [(*each, 0, 0) for each in own]
+            """Count as the recipe itself does; thoughts, and slots of the text of one."""
+            is_drawn = phase.latents is None or phase.latents_a_step  # fewer thoughts say longer texts
+            counts = range(0 if is_drawn else phase.latent_slots, phase.latent_slots + 1, thoughts.latents)
+            most, base = thoughts.number(phase.latent_slots), default.needs(problems, phase)
+            if not most:
+                return [(*sizes, 0, 0) for sizes in base]
             texts = _texts(thoughts, problems, phase, range(len(problems)))
             longest = [max((len(t) for n in counts for t in texts(i, n)), default=0) for i in range(len(problems))]
-            return [(*each, found, size) for each, size in zip(own, longest, strict=True)]
+            return [(*sizes, most, size) for sizes, size in zip(base, longest, strict=True)]
 
         def rows(draw: Draw) -> ExplainedBatch:
             *slots, count, text = draw.slots
-            own = default.rows(dataclasses.replace(draw, slots=tuple(slots)))
+            base = default.rows(dataclasses.replace(draw, slots=tuple(slots)))
             if not count:
-                return ExplainedBatch(own)
-            student = getattr(own, "student", own)
+                return ExplainedBatch(base)
+            student = getattr(base, "student", base)
             texts = _texts(thoughts, draw.problems, draw.phase, draw.indices)
-            said = [texts(place, int(latents)) for place, latents in enumerate(student.latents)]
+            spoken = [texts(place, int(latents)) for place, latents in enumerate(student.latents)]
             total, pad_id = float(student.suffix.weights.sum()), draw.problems.template.pad_id
-            return ExplainedBatch(own, _padded(thoughts, said, (count, text), total, pad_id))
+            return ExplainedBatch(base, _padded(thoughts, spoken, (count, text), total, pad_id))
 
         def loss(policy: Policy, params, batch: ExplainedBatch, key):
-            own, metrics, thought = default.loss(policy, params, batch.own, key)
+            base, metrics, thought = default.loss(policy, params, batch.base, key)
             if batch.texts is None or not self.weight:
-                return own, metrics, thought
+                return base, metrics, thought
             explained = _explained(policy, params, batch, thoughts, thought, key)
-            total, (_, count) = own + self.weight * explained, metrics["loss"]
+            total, (_, count) = base + self.weight * explained, metrics["loss"]
             return total, {**metrics, "loss": (total, count), "explained": (explained, count)}, thought
 
         def kept(params):
@@ -190,15 +190,15 @@ def _thoughts(settings: ImitateSettings, default: Recipe) -> _Thoughts:
 def _texts(
     thoughts: _Thoughts, problems: EncodedProblems, phase: Phase, indices: Indices
 ) -> Callable[[int, int], list[Ids]]:
-    """(place in `indices`, latents) -> what each thought of that problem says, eos included."""
+    """Make (place in `indices`, latents) -> what each thought of that problem says, eos included."""
     steps, line = thoughts.steps(problems, indices)
 
     def said(place: int, latents: int) -> list[Ids]:
-        count, own = thoughts.number(latents), steps[place]
-        texts = own[:count]
+        count, step_ids = thoughts.number(latents), steps[place]
+        texts = step_ids[:count]
         if texts and phase.dropped is None:  # the last thought says all steps that are left
-            texts[-1] = [*texts[-1], *(token for step in own[count:] for token in (*line, *step))]
-        texts += thoughts.beyond(problems.answers[indices[place]]) * (count - len(own))
+            texts[-1] = [*texts[-1], *(token for step in step_ids[count:] for token in (*line, *step))]
+        texts += thoughts.beyond(problems.answers[indices[place]]) * (count - len(step_ids))
         return [[*text, problems.template.eos_id] for text in texts]
 
     return said
@@ -221,7 +221,7 @@ def _padded(
 
 
 def _explained(policy: Policy, params, batch: ExplainedBatch, thoughts: _Thoughts, thought, key) -> jax.Array:
-    """The weighted sum of the texts' cross-entropies under the decoder."""
+    """Return the weighted sum of the texts' cross-entropies under the decoder."""
     texts, latents_BTD = batch.texts, thoughts.states(thought)
     rows, count, slots = texts.tokens.shape
     z_NCD = latents_BTD[:, : count * thoughts.latents].reshape(rows * count, thoughts.latents, -1)
@@ -230,7 +230,7 @@ def _explained(policy: Policy, params, batch: ExplainedBatch, thoughts: _Thought
     inputs_NLD = jnp.concatenate([z_NCD, words_NLD.astype(z_NCD.dtype)], axis=1)
     places_L = jnp.arange(inputs_NLD.shape[1])
     # Other noise than the reasoner's (0) and CODI's teacher's (1).
-    keys_N = noise.row_keys(key, jnp.repeat(batch.own.index, count), jnp.tile(2 + jnp.arange(count), rows))
+    keys_N = noise.row_keys(key, jnp.repeat(batch.base.index, count), jnp.tile(2 + jnp.arange(count), rows))
     decoder, rate = decoder_of(policy.reasoner.config, params), policy.config.dropout_rate * thoughts.has_dropout
     hidden_NLD, _ = decoder.forward(
         params,

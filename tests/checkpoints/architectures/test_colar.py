@@ -25,7 +25,7 @@ from slpo_jax.data.batches import pad_prompts
 from slpo_jax.data.tokenizer_files import save_tokenizer
 from slpo_jax.errors import UserError
 from slpo_jax.policy import noise
-from slpo_jax.policy.prompts import Prompts
+from slpo_jax.policy.policy import Prompts
 from slpo_jax.policy.rollout import sample
 from tiny_folder import config_for, draw
 from tiny_gguf import llama_config, llama_state

@@ -10,7 +10,7 @@ from scipy.special import erf
 import tiny
 from codi_run import PHASE, PROBLEMS, ROWS, new_tokenizer
 from plain_gpt2 import plain_hidden
-from slpo_jax.architectures.dart import Dart
+from slpo_jax.architectures.codi import Dart
 from slpo_jax.data.batches import encode_problems
 from slpo_jax.errors import UserError
 from slpo_jax.policy.rollout import sample

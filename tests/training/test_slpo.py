@@ -1,4 +1,4 @@
-"""The objective: Props. 1 and 5 of the paper, and its latent term by scipy."""
+"""SLPO's objective: Props. 1 and 5 of the paper, and its latent term by scipy."""
 
 import jax
 import jax.numpy as jnp
@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from scipy import optimize, stats
 
-from slpo_jax.policy.surrogate import gaussian_log_prob, latent_log_likelihood, moments
+from slpo_jax.policy.latent_policies.latent_policy import gaussian_log_prob
 from slpo_jax.training.objectives.objective import policy_gradient_loss
+from slpo_jax.training.objectives.slpo import latent_log_likelihood, moments
 from tiny import CONFIG, ROLLOUT, compiled
 
 K, T, D = 3, ROLLOUT.max_latents, CONFIG.n_embd
@@ -82,6 +83,16 @@ def test_realised_latents_are_constants_and_later_samples_do_not_count():
     np.testing.assert_array_equal(to_h, jnp.zeros_like(h))
     np.testing.assert_array_equal(to_z[:, 2:], jnp.zeros((K, T - 2, 5)))
     assert (jnp.abs(to_z[:, :2]).max(axis=(0, 2)) > 0.1).all()
+
+
+@pytest.mark.parametrize("passes", range(1, 9))
+@pytest.mark.parametrize("scale", [1.0, 300.0])
+def test_equal_samples_give_the_floor_exactly(passes, scale):
+    z = scale * jax.random.normal(jax.random.key(0), (D,))
+    for function in (moments, jax.jit(moments)):
+        mu, variance = function(jnp.broadcast_to(z, (passes, D)))
+        np.testing.assert_allclose(mu, z, rtol=1e-6)
+        assert variance == np.float32(1e-6)
 
 
 def test_a_term_of_weight_zero_is_left_out():

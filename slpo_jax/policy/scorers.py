@@ -1,0 +1,150 @@
+"""Scorers choose among a problem's samples. A new one is a function, a line in `SCORERS`, and its name in a config.
+
+LatentRM (You et al., 2025, arXiv 2510.07745) is a reward model that looks at the latents of a thought alone. Its
+parameters are {"reasoner", "classifier"}: a reasoner without its head over words, and a linear map from what a latent
+becomes there to a number r_t. Prompts and latents are read without noise; latents are those that were fed.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from slpo_jax.models.gate import stop_log_likelihood
+from slpo_jax.models.parts import REASONER, Params
+from slpo_jax.models.reasoner import BACKBONE
+from slpo_jax.policy.policy import Policy, Prompts, encode_prompts, repeat_to
+from slpo_jax.policy.rollout import Trajectories
+from slpo_jax.policy.score import score, used_slots
+
+PART, CLASSIFIER = "latent_rm", "classifier"
+_HEAD, _TABLES = "lm_head", ("wte", "embed_tokens")
+
+ScoreFn = Callable[[Policy, Any, Prompts, Trajectories], jax.Array]
+"""(policy, all parts of the parameters, prompts of B rows, trajectories of N rows, N/B of each prompt in a row)
+-> float32 [N], the largest is the best."""
+
+
+@dataclass(frozen=True)
+class Scorer:
+    """A score, and what is to be known of it.
+
+    Attributes:
+        score: 0 or more, and a vote counts as much as it says.
+        log: it is any number instead, and a vote counts as much as e to it, among the samples of its problem.
+        part: the part of the parameters that it has beside the policy's, which the stage of this name trains; "": none.
+        needs_gate: it asks a trained gate.
+    """
+
+    score: ScoreFn
+    log: bool = False
+    part: str = ""
+    needs_gate: bool = False
+
+
+def stop_log_prob(policy, params, prompts, trajectories):
+    """Return log P(tau) [N], of the gate's first stop, by which a thought of T latents has to stop."""
+    logits_NT = policy.latent_policy.stop_logits(params, trajectories.actions)
+    return jax.vmap(stop_log_likelihood)(logits_NT, jnp.maximum(trajectories.lengths, 1))
+
+
+def likelihood(policy: Policy, params: Any, prompts: Prompts, trajectories: Trajectories) -> jax.Array:
+    """Return the geometric mean of the probabilities of the answer's tokens, its end included; see `Scorer`.
+
+    Returns:
+        float32 [N], in (0, 1]; 1 for an answer without tokens.
+    """
+    log_prob_N = score(policy, params, prompts, trajectories, None).answer_log_prob
+    tokens_N = used_slots(policy, trajectories)[1].sum(axis=1)
+    return jnp.exp(log_prob_N / jnp.maximum(tokens_N, 1))
+
+
+def self_certainty(policy, params, prompts, trajectories):
+    """Return the mean of KL(uniform || p) over answer tokens, after the own thought, without noise (Kang et al., 2025).
+
+    Returns:
+        float32 [N], 0 or more; 0 for an answer without tokens.
+    """
+    spoken_NA = used_slots(policy, trajectories)[1]
+    hidden_NAD = score(policy, params, prompts, trajectories, None).hidden
+
+    def divergence(hidden_ND):  # of one slot at a time: the logits of all would take much memory
+        log_probs_NV = jax.nn.log_softmax(policy.reasoner.logits(params, hidden_ND[:, None])[:, 0])
+        return -math.log(log_probs_NV.shape[1]) - log_probs_NV.mean(axis=1)
+
+    divergence_NA = jax.lax.map(divergence, hidden_NAD.swapaxes(0, 1)).T
+    return jnp.sum(divergence_NA, axis=1, where=spoken_NA) / jnp.maximum(spoken_NA.sum(axis=1), 1)
+
+
+def begun(params: Params, width: int) -> Params:
+    """Make the reward model before its first step: the reasoner's parameters, and a classifier of zeros.
+
+    Args:
+        params: of the policy, all parts.
+        width: D.
+    """
+    backbone = {name: tree for name, tree in params[REASONER][BACKBONE].items() if name != _HEAD}
+    classifier = {"kernel": jnp.zeros((width, 1)), "bias": jnp.zeros(1)}
+    return {REASONER: {**params[REASONER], BACKBONE: backbone}, CLASSIFIER: classifier}
+
+
+def latent_scores(
+    policy: Policy, model: Params, prompts: Prompts, latents_NTD: jax.Array, lengths_N: jax.Array
+) -> jax.Array:
+    """Score each latent, r_t; a thought that has ended keeps its last one, as it keeps its share of right answers.
+
+    So thoughts of different lengths are compared at every t.
+
+    Args:
+        model: the reward model's parameters.
+        prompts: B; N/B thoughts of each, in a row.
+        latents_NTD: what was fed.
+    Returns:
+        float32 [N, T]; 0 for a thought without latents.
+    """
+    reasoner, (rows, steps, _) = policy.reasoner, latents_NTD.shape
+    if not reasoner.config.tied:  # the module has a head that is not asked
+        backbone = model[REASONER][BACKBONE]
+        table = next(backbone[name] for name in _TABLES if name in backbone)
+        model = {**model, REASONER: {**model[REASONER], BACKBONE: {**backbone, _HEAD: table}}}
+    _, prefix = encode_prompts(reasoner, model, prompts, None)
+    steps_1T, lengths_N1 = jnp.arange(steps)[None], lengths_N[:, None]
+    hidden_NTD, _ = reasoner.forward(
+        model,
+        latents_NTD,
+        repeat_to(prompts.lengths, rows)[:, None] + steps_1T,
+        steps_1T < lengths_N1,
+        prefix=prefix,
+    )
+    read_NTD = reasoner.transition(model, hidden_NTD).astype(jnp.float32)
+    scores_NT = (read_NTD @ model[CLASSIFIER]["kernel"])[..., 0] + model[CLASSIFIER]["bias"][None]
+    last_NT = jnp.maximum(jnp.minimum(steps_1T, lengths_N1 - 1), 0)
+    return jnp.where(lengths_N1 > 0, jnp.take_along_axis(scores_NT, last_NT, axis=1), 0)
+
+
+def thought_scores(policy: Policy, params: Params, prompts: Prompts, thoughts: Trajectories, until) -> jax.Array:
+    """Sum r_t up to step `until`, float32 [N]; under a gate thoughts that have ended keep their last.
+
+    With a number of latents the sum is over those: all thoughts have as many.
+    """
+    latents_NTD, lengths_N1 = policy.latent_policy.feed(params, thoughts.actions), thoughts.lengths[:, None]
+    scores_NT = latent_scores(policy, params[PART], prompts, latents_NTD, thoughts.lengths)
+    steps_1T = jnp.arange(scores_NT.shape[1])[None]
+    return jnp.sum(scores_NT, axis=1, where=(steps_1T < until) & (policy.stops_itself | (steps_1T < lengths_N1)))
+
+
+def latent_rm(policy: Policy, params: Params, prompts: Prompts, trajectories: Trajectories) -> jax.Array:
+    """Score whole thoughts by `thought_scores`; see `Scorer`."""
+    return thought_scores(policy, params, prompts, trajectories, policy.config.max_latents)
+
+
+SCORERS: dict[str, Scorer] = {
+    "likelihood": Scorer(likelihood),
+    "self_certainty": Scorer(self_certainty),
+    "gate": Scorer(stop_log_prob, log=True, needs_gate=True),
+    "latent_rm": Scorer(latent_rm, log=True, part=PART),
+}
+"""By name in `config.evaluate.scorers`."""
