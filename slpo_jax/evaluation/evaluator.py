@@ -53,7 +53,7 @@ class EvaluateConfig:
         by_steps: without a gate, a problem's thought has as many latents as the problem has steps, T at most: it is
             told how far to think, as in the published evaluation of recipe frontier.
         thresholds: the gate's thresholds that are tried on the validation split.
-        probed: problems a set of which it is kept when each latent would stop, and the tokens nearest to it.
+        probed: problems a set whose latents' stop probabilities and nearest tokens are kept.
         save_latents: also write eval/ROW/NAME.latents.npz.
     """
 
