@@ -80,20 +80,20 @@ class Config:
 
     Attributes:
         stages: what is run, in this order.
-        seed: of initialisation, input order and all noise.
+        seed: seed of initialisation, input order and all noise.
         init: where the first weights come from, see docs/use.md; "" is random. Then config.model's shapes are the
             checkpoint's.
         base: the base model's directory or hub id, for what comes without config and tokenizer, or is adapters alone.
-        lora_alpha: scale of LoRA adapters in such a file, times their rank (CODI's own: 32).
+        lora_alpha: scale of the LoRA adapters in what `init` or `base` names, times their rank (CODI's own: 32).
         reasoner: architecture and backbone, such as codi_llama; docs/methods.md has both.
         tokenizer: "synthetic:LARGEST_NUMBER", "graph:NODES", "nodes:LARGEST_NODE", "bytes", "words" (of the training
             data), a directory or a hub id; "" takes the checkpoint's.
         model: shapes.
         prompt: what a reasoner without markers is asked with.
-        max_latents: T; 0 is explicit text alone.
-        min_latents: T_min, of the cold start's candidate lengths.
-        prompt_slots: P: buckets, one compiled program each.
-        max_answer_tokens: A, the end-of-sequence token included.
+        max_latents: T, the most latents of a thought; 0 is explicit text alone.
+        min_latents: T_min, the least of the cold start's candidate lengths.
+        prompt_slots: P: length buckets of prompts, one compiled program each.
+        max_answer_tokens: A, the maximum of new tokens, the end-of-sequence token included.
         dropout: of rollouts and scoring.
         latent_policy: the law of a step of thought.
         data: what to train on, and to evaluate on.
@@ -106,13 +106,14 @@ class Config:
         latent_rm: the stage latent_rm, which trains a reward model of latents.
         reward: "correct" is 1 where the answer is the reference, else 0; others are registered. "" is the task's own
             verifier of a generated set, else "correct".
-        rewards: several with weights, (NAME, WEIGHT) each, instead; the first says what is right.
-        reward_processes: that each reward which is a function is asked in, one completion at a time; 0: in the run's
-            own. What can't be sent there is refused.
-        reward_seconds: that it may take for a completion, which then earns 0 and counts as `reward_failed`; more than 0
-            asks it in one process at least.
+        rewards: several rewards with weights, (NAME, WEIGHT) each, in the place of `reward`; the first says what is
+            right.
+        reward_processes: processes in which each reward function is asked, one completion at a time; 0 asks in the
+            run's own. What can't be sent to a process is refused.
+        reward_seconds: most seconds of a reward function for a completion, which else earns 0 and counts as
+            `reward_failed`; above 0 it is asked in one process at least, 0 is no limit.
         evaluate: the stage evaluate, and validation in the others.
-        trackers: where these rows go as well, see docs/train.md.
+        trackers: where rows of metrics.jsonl go as well, see docs/train.md.
         log_every: steps between rows of metrics.jsonl, which are means over them.
         checkpoint_every: steps between checkpoints.
         max_skipped_steps: steps in a row without a finite loss and gradient, which change nothing, before a run ends.

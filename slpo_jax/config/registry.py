@@ -53,7 +53,7 @@ def register_reward(name: str, function: Callable[..., Any], on_device: "DeviceR
     Args:
         function: of what it names among question, answer, steps, completion and the record's other columns, by name,
             -> a finite number; or, as TRL's, of `completions` (and `prompts`) with lists of all else -> a list of them.
-            It is asked on the host, of completions that ended within their budget; others earn 0. In evaluation those
+            It is asked on the host, of completions that are not truncated; others earn 0. In evaluation those
             that earn 1 or more are right.
         on_device: the same inside jit, where it says 0 or 1 alone.
     Raises:

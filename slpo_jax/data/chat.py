@@ -29,11 +29,11 @@ class PromptConfig:
         instruction: comes after the question, on a line of its own.
         format: in the place of these two, and of the tokenizer's chat template, if it has one: the whole prompt, with
             {question} in it and all special tokens that it needs, such as the text that opens a thought.
-        closing: ends a thought, as </think> does: all of its tokens are fed before the answer. LatentPolicies in soft
-            tokens end before the step at which the first of them is the likeliest.
-        answers: how they are written, read and compared, see docs/data.md. "auto" is the reasoner's own way; of a text
-            reasoner, what follows the last # is one number, as imitation has it written.
-        speed: that CoLaR is asked to think at: tokens of a written solution that one latent stands for.
+        closing: ends a thought, as </think> does: all of its tokens are fed before the answer. A thought in soft tokens
+            ends before the step at which the first of them is the likeliest.
+        answers: how answers are written, read and compared, see docs/data.md. "auto" is the reasoner's own way; of a
+            text reasoner, what follows the last # is one number, as imitation has it written.
+        speed: speed that CoLaR is asked to think at: tokens of a written solution that one latent stands for.
     """
 
     system: str = ""

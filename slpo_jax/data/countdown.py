@@ -27,8 +27,8 @@ class CountdownConfig(SetsConfig):
     """What the problems look like: the section `config.data.countdown`.
 
     Attributes:
-        numbers: the fewest and the most of a problem.
-        demo_numbers: those of `countdown:demos`; () is `numbers`.
+        numbers: the fewest and the most given numbers of a problem.
+        demo_numbers: the same of `countdown:demos`; () is `numbers`.
         largest: numbers are 1 .. largest.
         goal: goals, and values on the way to them in demonstrations, are 0 .. goal.
         operations: any of +, -, * and /, of which the last has to come out even.

@@ -29,7 +29,7 @@ class SetsConfig(Checked):
             larger one.
         valid_size: number of validation problems.
         test_size: number of problems of `NAME:test` and of `NAME:NUMBER`.
-        seed: of all sets.
+        seed: seed of all sets.
     """
 
     train_size: int = setting(60_000, least=1)

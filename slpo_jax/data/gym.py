@@ -30,7 +30,7 @@ class GymConfig(Checked):
         train_size: number of training problems; a smaller set is the beginning of a larger one of most tasks.
         valid_size: number of validation problems.
         test_size: number of test problems.
-        seed: of all sets.
+        seed: seed of all sets.
         bare: leave out the words that all questions begin and end with.
     """
 

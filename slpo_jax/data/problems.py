@@ -46,7 +46,7 @@ class DataConfig(_Tasks):
     """The section `config.data`: sources as `load_problems` takes them, and how each of `GENERATED` is made.
 
     Attributes:
-        train: problems to train on, as `demos` without those of `valid`.
+        train: problems to train on; of these, and of `demos`, those that are in `valid` too are dropped.
         demos: problems whose solutions the stage imitate copies; "" is `train`.
         valid: the validation split, on which all choices are made.
         eval: sets to evaluate on, NAME = source; a NAME can also be given on the command line.

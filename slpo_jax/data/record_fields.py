@@ -39,9 +39,9 @@ class FieldsConfig(Checked):
 
     Attributes:
         question: the field with the question; "" is: find it. "edges": a graph's, see `data/record_fields.py`.
-        answer: with the answer, or a worked solution.
-        steps: with the steps: a list, or one text.
-        choices: with the choices: a list, or texts by label.
+        answer: the field with the answer, or with a worked solution; "" is: find it.
+        steps: the field with the steps, a list or one text; "" is: find it.
+        choices: the field with the choices, a list or texts by label; "" is: find it.
         first_choice: the index of the first choice where answers are indices, 0 or 1; "" is: find it.
     """
 

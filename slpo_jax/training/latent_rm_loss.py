@@ -28,11 +28,11 @@ class LatentRmConfig(Checked):
     """The section `config.latent_rm`.
 
     Attributes:
-        problems: of the training set that thoughts are drawn for; 0 is all.
-        thoughts: n of a problem; where all are right, or all wrong, the problem is left out.
-        completions: of each beginning of a thought.
-        dropout: of thoughts, and of completions, in which answers have it too; None is config.dropout.rate.
-        threshold: of the gate, in both; without a gate thoughts have config.max_latents.
+        problems: training problems that thoughts are drawn for; 0 is all.
+        thoughts: n, thoughts a problem; where all are right, or all wrong, the problem is left out.
+        completions: completions of each beginning of a thought.
+        dropout: dropout rate of thoughts, and of completions, whose answers have it too; None is config.dropout.rate.
+        threshold: the gate's threshold, in both; without a gate thoughts have config.max_latents.
         batch_size: problems a step, over all devices.
         micro_batches: gradient accumulation.
         steps: optimizer steps.

@@ -117,9 +117,10 @@ def test_the_card_s_lines_run_as_they_are_printed(work, monkeypatch):
     pytest.importorskip("torch")
     monkeypatch.chdir(work.parent)
     (lines,) = re.findall(r"```python\n(.*?)```", Path("cold_start/README.md").read_text(), flags=re.DOTALL)
+    assert '"content": "QUESTION"' in lines
     with contextlib.redirect_stdout(io.StringIO()) as printed:
-        exec(lines, {})
-    solution = solve(load_solver("cold_start"), "Tom has 5 apples . He buys 3 . How many now ?")
+        exec(lines.replace('"QUESTION"', repr(QUESTION)), {})
+    solution = solve(load_solver("cold_start"), QUESTION)
     said, stops = printed.getvalue().rsplit("tensor", 1)
     assert said.split("?")[-1].removeprefix(" How many").split() == solution.text.split()
     stop_B = [float(number) for number in re.findall(r"[\d.e+-]+", stops)]

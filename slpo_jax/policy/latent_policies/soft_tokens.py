@@ -21,7 +21,7 @@ class Kept(LatentPolicySettings):
     """The tokens that are mixed, by softmax(logits / temperature).
 
     Attributes:
-        temperature: of the softmax.
+        temperature: temperature of the softmax.
         top_k: likeliest tokens that are kept; 0 keeps all.
         top_p: then the likeliest of these that have this probability together; 1 keeps all.
         min_p: then those at least this share as likely as the likeliest; 0 keeps all.
@@ -177,9 +177,9 @@ class Gumbel(Kept):
     """Weights softmax((log p + g) / tau) of the kept tokens, g standard Gumbel.
 
     Attributes:
-        tau: towards 0 the mixture is one sampled token.
-        likelihood: of a step: "cross_entropy" is the paper's, sum_k y_k log p_k, which is no density; "concrete" is
-            that of the weights themselves (Maddison et al., 2017).
+        tau: temperature of the mixture's weights; towards 0 it is one sampled token.
+        likelihood: a step's likelihood: "cross_entropy" is the paper's, sum_k y_k log p_k, which is no density;
+            "concrete" is that of the weights themselves (Maddison et al., 2017).
     """
 
     has_likelihood = True

@@ -30,10 +30,10 @@ class Objective(Checked, abc.ABC):
         kind: a name in `OBJECTIVES`; "" is the one of its own name.
         after: the objective that it goes on from; "": it begins where imitation and the cold start ended.
         steps: optimizer steps; None is the stage's (`config.rl.steps`).
-        learning_rate: None is the stage's (`config.rl.optimizer`).
-        schedule: of the rate; "" is the stage's.
-        latent_policy_learning_rate: of the latent policy's own parameters; None is `learning_rate`.
-        temperature: of the answers in rollouts, 0 is greedy; None is the stage's.
+        learning_rate: the rate after warm-up; None is the stage's (`config.rl.optimizer`).
+        schedule: schedule of the rate; "" is the stage's.
+        latent_policy_learning_rate: rate of the latent policy's own parameters; None is `learning_rate`.
+        temperature: temperature of the answers in rollouts, 0 is greedy; None is the stage's.
         advantage: how a group's rewards become A_i.
         pass_k: k of "pkpo", up to G.
         stop_weight: factor of the stop term A_i log P(tau_i); without a gate there is none.
@@ -154,8 +154,8 @@ class WeightedTerms(Objective):
     """-A_i times a weighted sum of the thought's, the answer's and the stop's log-likelihood, scored in one go.
 
     Attributes:
-        latent_weight, answer_weight: factors of the two terms beside the stop term; 0 leaves one out. The first is a
-            setting where there is a latent term.
+        latent_weight: factor of the thought's log-likelihood, a setting where there is a latent term; 0 leaves it out.
+        answer_weight: factor of the answer's log-likelihood; 0 leaves the term out.
     """
 
     latent_weight: ClassVar[float] = 0.0

@@ -84,9 +84,9 @@ class Slpo(AnswerOnly):
     """The paper's objective.
 
     Attributes:
-        passes: K; with 1 there is no latent term.
-        latent_reduction: over D, "sum" as printed in the paper or "mean".
-        scored_latents: so many of the first latents have a likelihood (8 or 16 of 32 soft tokens in the paper); 0: all.
+        passes: K, the noisy passes over a thought; with 1 there is no latent term.
+        latent_reduction: how the latent term is reduced over D: "sum" as printed in the paper, or "mean".
+        scored_latents: number of first latents in the latent term (8 or 16 of 32 soft tokens in the paper); 0 is all.
         detach_variance: keep the gradient from the variance path (Prop. 1's setting).
         epsilon: floor of the variance.
     """
