@@ -91,7 +91,8 @@ class GraphConfig(DepthConfig):
         super().__post_init__()
         if self.most_depth < self.depth:
             needed = 2 * (self.depth + 1)
-            raise FieldError(self, "nodes", f"{self.depth} hops need {needed}: raise it, or lower data.graph.depth")
+            remedy = "raise it, or lower config.data.graph.depth"
+            raise FieldError(self, "nodes", f"{self.depth} hops need {needed}: {remedy}")
 
     @property
     def most_depth(self) -> int:
