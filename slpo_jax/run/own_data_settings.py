@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 from slpo_jax.architectures import architecture_of
 from slpo_jax.checkpoints.checkpoint import Checkpoint, find_checkpoint
 from slpo_jax.checkpoints.decode_settings import made_with
-from slpo_jax.checkpoints.identity import identify
+from slpo_jax.checkpoints.identity import identify, newest_checkpoint
 from slpo_jax.config.config import Config
 from slpo_jax.config.config_files import read_config_file, shipped
 from slpo_jax.config.sections import changed, values
@@ -109,6 +109,8 @@ def derived_settings(config: Config) -> tuple[Config, list[str]]:
     problems, data = learned_from(config, texts=True), config.data
     config = chosen(answers_of(problems))
     words = 0 if config.init or config.tokenizer else few_words(problems, architecture_of(config.reasoner).needs_words)
+    if config.init:
+        config = changed(config, {"init": newest_checkpoint(config.init)})
     with contextlib.ExitStack() as quiet:  # the run says what is odd about what it starts from
         quiet.callback(logging.set_verbosity, logging.get_verbosity())
         logging.set_verbosity(logging.ERROR)
@@ -150,7 +152,6 @@ def _start(config: Config, is_named: bool, words: int) -> tuple[dict[str, str], 
         settings = changed(config, start, quiet)
         return start, find_checkpoint(settings, None, lambda: learned_from(settings)), 0
     identity = identify(config.init, config.base, config.lora_alpha)
-    start["init"] = identity.source
     if not is_named:
         start["reasoner"] = identity.reasoner
     checkpoint = find_checkpoint(changed(config, start, quiet), identity)
