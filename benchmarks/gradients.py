@@ -29,8 +29,9 @@ from slpo_jax.errors import UserError
 from slpo_jax.models.parts import REASONER
 from slpo_jax.policy import noise
 from slpo_jax.policy.advantage import rloo
+from slpo_jax.policy.noise import PassKeys
 from slpo_jax.policy.policy import Policy, PromptedBatch, repeat_rows
-from slpo_jax.policy.score import PassKeys, score
+from slpo_jax.policy.score import score
 from slpo_jax.run.rl import training_policy
 from slpo_jax.run.setup import Setup
 from slpo_jax.training.objectives import OBJECTIVES

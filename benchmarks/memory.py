@@ -74,7 +74,7 @@ TPU's what its compiler takes
 largest: array; sent: bytes of collectives' results on a device, and how many of them are in a loop
 TFLOP: of a device's matrix products, and GB that its kernels read and write, with loops at their full length
 prompts in the largest bucket, padded; the config's batch, optimizer, K and G
-rollout, improvement: the two programs of a step whose answers are read on the host, one after the other
+rollout, policy update: the two programs of a step whose answers are read on the host, one after the other
 """
 DEFINITIONS = DEFINITIONS.strip().splitlines()
 

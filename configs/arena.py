@@ -2,7 +2,7 @@
 
 `slpo train arena:REASONER_BACKBONE`, e.g. `simcot_codi_llama`, trains a small GPT-2 or Llama from nothing on the graphs
 of `configs/graph.py`, whose depth decides, and then each objective that applies to it, from where imitation ended: a
-control without rewards, SLPO, Pass@k by replay, and its own where it has one. A stage of imitation ends when it is
+control without rewards, SLPO, pathwise, and its own where it has one. A stage of imitation ends when it is
 learned, or at its most steps; these add up to about two minutes of one core. There is no gate: all latent reasoners
 think `DEPTH` latents, but those that stop themselves.
 

@@ -63,7 +63,7 @@ def lines(tables: Mapping[str, Mapping[str, Any]], diagonal: str = "") -> str:
     """
     wide, high, left, top = 250, 170, 44, 44
     names = [row[0] for row in next(iter(tables.values()))["rows"]]
-    full, width, height = wide + left + 26, len(tables) * (wide + left + 26), top + high + 20 + 16 * len(names)
+    full, width, height = wide + left + 26, len(tables) * (wide + left + 26), top + high + 26 + 16 * len(names)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}">',
         "<style>text {font: 11px sans-serif}</style>",

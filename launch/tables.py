@@ -38,6 +38,12 @@ FIGURES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
 """File -> the results file that it shows, and what draws it from the tables there."""
 _PLACE = re.compile(r"(<!-- table: (\S+), ([^;\n]+?)((?:; \w+: [^;\n]+)*) -->\n).*?(<!-- end -->)", re.DOTALL)
 
+_TODAY = {
+    r"no thought": "no latents", r"^(.*: )?Pass@k": r"\1pathwise", r"\bkeys\b": "reference",
+    r"\breplay\b": "pathwise (reward)", r"\breplay_pkpo\b": "pathwise (PKPO)", r", improvement$": ", policy update",
+}  # fmt: skip
+"""A row's name of older files -> what it is called now."""
+
 
 def cell(value: Any, digits: int = 2, signed: bool = False) -> str:
     """A cell's text."""
@@ -76,7 +82,10 @@ def in_todays_words(tables: Mapping[str, Any]) -> dict[str, Any]:
     """A results file's tables, whose rows have the names of `compare` today; the file keeps those of its day."""
 
     def named(row: list[Any]) -> list[Any]:
-        return [re.sub("no thought", "no latents", re.sub(r"^(.*: )?Pass@k", r"\1pathwise", row[0])), *row[1:]]
+        name = row[0]
+        for pattern, today in _TODAY.items():
+            name = re.sub(pattern, today, name)
+        return [name, *row[1:]]
 
     return {name: {**table, "rows": [named(row) for row in table["rows"]]} for name, table in tables.items()}
 

@@ -46,6 +46,7 @@ class Limits:
     in_config: bool = True
     affects: Affects = ""
     chooses: Collection[str] = ()
+    entry: Callable[..., Any] | None = None
 
     def hold(self, value: float) -> bool:
         return (
@@ -96,6 +97,8 @@ def setting(default: Any = dataclasses.MISSING, *, make: Callable[[], Any] | Non
             messages don't ask for None.
         affects: what it can change, see above; "" is what the section that it stands in can.
         chooses: names of sections beside it, of which its value names the one that is used.
+        entry: of a dict of sections: (key of one, what it is or None, (key in it, value) of each change) -> what the
+            changes are of.
         make: makes the default when it is asked for, as what is registered by then has it.
     """
     make = default.copy if isinstance(default, dict) else make

@@ -42,7 +42,7 @@ def config_of(words: list[str]) -> Any:
     rest, keys = take_keys(words[2 if words[0] == "slpo" else 3 :])
     given = _parsed("slpo_jax.main", rest)
     start = given.config or given.start
-    return config_checks.check(requested(start, dict.fromkeys(KEYS, ""), {}, keys, lambda _: None, texts=True)[0])
+    return config_checks.check(requested(start, dict.fromkeys(KEYS, ""), {}, keys, lambda _: None))
 
 
 def trains(words: list[str]) -> bool:

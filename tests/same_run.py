@@ -27,6 +27,7 @@ import numpy as np
 from safetensors.numpy import load_file
 
 from net_cases import CASES, TINY
+from slpo_jax.io.workdir import StageFolder
 from slpo_jax.training.metrics import CLOCK
 
 Parts = dict[str, dict[str, str]]
@@ -50,21 +51,21 @@ def rows_of(workdir: Path, timing: bool = False) -> list[dict[str, Any]]:
     return rows if timing else [{name: value for name, value in row.items() if name not in CLOCK} for row in rows]
 
 
-def checkpoint_of(workdir: Path, stage: str) -> dict[str, Any]:
-    """Everything in a stage's newest checkpoint, by path, and its step; read by Orbax alone."""
+def checkpoint_of(workdir: Path, stage: str, step: int | None = None) -> dict[str, Any]:
+    """Everything in a stage's newest checkpoint, or a step's, by path, and its step; read by Orbax alone."""
     import jax
     import orbax.checkpoint as ocp
 
-    steps = (path for path in (workdir / "checkpoints" / stage).absolute().iterdir() if path.name.isdecimal())
-    step = max(steps, key=lambda path: int(path.name))
+    folder = StageFolder((workdir / "checkpoints" / stage).absolute())
+    path = folder.path / str(step or folder.steps[-1])
     tree = {}
     with ocp.PyTreeCheckpointer() as reader:
         for part in ("params", "rest"):
-            there = ocp.StandardCheckpointHandler().metadata(step / part).tree
+            there = ocp.StandardCheckpointHandler().metadata(path / part).tree
             whole = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), there)  # on whatever devices
-            tree[part] = reader.restore(step / part, restore_args=whole)
+            tree[part] = reader.restore(path / part, restore_args=whole)
     leaves = jax.tree_util.tree_leaves_with_path(tree)
-    return {"step": int(step.name)} | {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}
+    return {"step": int(path.name)} | {jax.tree_util.keystr(at): np.asarray(leaf) for at, leaf in leaves}
 
 
 def assert_same_run(one: Path, other: Path, *stages: str) -> None:

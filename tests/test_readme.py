@@ -60,7 +60,7 @@ def _own_data(folder: Path) -> None:
 
 def _published(folder: Path) -> None:
     """In the places of what comes from the hub, as published: a directory goes before a hub id."""
-    from slpo_jax.checkpoints.export import export_checkpoint
+    from slpo_jax.api.conversion import export_checkpoint
 
     there = folder / "ModalityDance" / "latent-tts-coconut"
     export_checkpoint(folder / "runs" / "quickstart" / "checkpoints" / "imitate", there)

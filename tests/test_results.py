@@ -87,10 +87,12 @@ def test_a_page_s_tables_are_those_of_results(tmp_path):
 
 
 def test_rows_have_the_names_of_today():
-    """`no thought` and `Pass@k` are those of older files; a metric of that name stays."""
-    old = ("no thought on Llama", "Pass@k, 800", "CODI on GPT-2: Pass@k", "any of N (Pass@N)")
+    """`no thought`, `Pass@k`, `replay` and `keys` are those of older files; a metric of such a name stays."""
+    old = ("no thought on Llama", "Pass@k, 800", "CODI on GPT-2: Pass@k", "any of N (Pass@N)", "replay, above keys")
+    old += ("CODI on GPT-2: replay_pkpo",)
     renamed = tables.in_todays_words({"one": {"columns": ["", "x"], "rows": [[name, 1] for name in old]}})["one"]
     names = ["no latents on Llama", "pathwise, 800", "CODI on GPT-2: pathwise", "any of N (Pass@N)"]
+    names += ["pathwise (reward), above reference", "CODI on GPT-2: pathwise (PKPO)"]
     assert renamed == {"columns": ["", "x"], "rows": [[name, 1] for name in names]}
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from slpo_jax.config import Config, default_config, read_config
-from slpo_jax.data.tokenizer import arithmetic_tokenizer
+from slpo_jax.data.tokenizer import task_tokenizer
 from slpo_jax.data.tokenizer_files import save_tokenizer
 
 WIDTH, LAYERS = 4, 2
@@ -17,7 +17,7 @@ Tensors = dict[str, np.ndarray]
 def tiny_folder(folder: Path, **more: np.ndarray) -> Tensors:
     """Write it, with its tokenizer, whose tokens are COCONUT's too, and more tensors; its own are returned."""
     folder.mkdir(exist_ok=True)
-    texts = arithmetic_tokenizer(3)
+    texts = task_tokenizer("synthetic", 3)
     save_tokenizer(texts, folder)
     rows, rng = len(texts), np.random.default_rng(5)
     config = dict(model_type="gpt2", vocab_size=rows, n_positions=64, n_embd=WIDTH, n_layer=LAYERS, n_head=2)

@@ -138,7 +138,7 @@ def _objective(setup: Setup, name: str, own: bool) -> list[Program]:
     rolled = abstract_rollouts(rollout, state, batch, reference, setup.layout, config.group)
     return [
         Program("rollout", rollout, (state, batch, reference)),
-        Program("improvement", improvement, (state, rolled)),
+        Program("policy update", improvement, (state, rolled)),
     ]
 
 

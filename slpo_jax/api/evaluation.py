@@ -38,8 +38,8 @@ class Comparison(dict[str, Difference]):
         import pandas  # takes a second
 
         rows = {
-            (defined(key) or (key,))[0]: [value * (1 if key in COUNTS else 100) for value in found]
-            for key, found in self.items()
+            (defined(key) or (key,))[0]: [value * (1 if key in COUNTS else 100) for value in figures]
+            for key, figures in self.items()
         }
         table = pandas.DataFrame.from_dict(rows, orient="index", columns=["difference", "95 % from", "to"])
         return table.to_string(float_format="{:+.2f}".format)
@@ -77,12 +77,12 @@ class Evaluation:
         return summarise(self.arrays)
 
     def __str__(self) -> str:
-        found = self.summary
-        lines = [f"Acc     {percent(found, 'acc')} on {found['n']} problems"]
-        ks = [key for key in found if key.startswith("pass@") and key.removeprefix("pass@").isdigit()]
-        lines += [f"{'P' + key[1:]:<7} {percent(found, key)}" for key in ks]
-        cut = f", {100 * found['cut']:.1f} % truncated" if found.get("cut") else ""
-        return "\n".join([*lines, f"{found['latent_steps']:.1f} latents a problem on average{cut}"])
+        figures = self.summary
+        lines = [f"Acc     {percent(figures, 'acc')} on {figures['n']} problems"]
+        ks = [key for key in figures if key.startswith("pass@") and key.removeprefix("pass@").isdigit()]
+        lines += [f"{'P' + key[1:]:<7} {percent(figures, key)}" for key in ks]
+        cut = f", {100 * figures['cut']:.1f} % truncated" if figures.get("cut") else ""
+        return "\n".join([*lines, f"{figures['latent_steps']:.1f} latents a problem on average{cut}"])
 
     def to_pandas(self) -> "pandas.DataFrame":
         """A row a problem; `samples` stays a list."""
@@ -101,12 +101,10 @@ class Evaluation:
         except ImportError as error:
             raise UserError("plot: matplotlib is not installed; pip install 'slpo_jax[plot]'") from error
 
-        every = (self, *others)
-        labels = [each.label for each in every]  # with a number where two have the same
-        figure = pass_at_k_figure({
-            f"{each.label} ({place})" if labels.count(each.label) > 1 else each.label: each.arrays
-            for place, each in enumerate(every, start=1)
-        })  # fmt: skip
+        evaluations = (self, *others)
+        labels = [evaluation.label for evaluation in evaluations]  # with a number where two have the same
+        names = [f"{label} ({place})" if labels.count(label) > 1 else label for place, label in enumerate(labels, 1)]
+        figure = pass_at_k_figure({name: x.arrays for name, x in zip(names, evaluations, strict=True)})
         if figure is None:
             raise UserError("plot: there are no samples; evaluate with samples=16, for one")
         return figure
@@ -119,13 +117,10 @@ class Evaluation:
         """
         if not isinstance(other, Evaluation):
             raise UserError(f"compare: {other!r} is no evaluation; give what `evaluate` returns")
-        how, its = (
-            (each.reward, each.arrays.seeds.tolist(), each.arrays.sample_correct.shape) for each in (self, other)
-        )
+        how, its = ((x.reward, x.arrays.seeds.tolist(), x.arrays.sample_correct.shape) for x in (self, other))
         if how != its or not self.arrays.same_problems(other.arrays):
             raise UserError("compare: the two are of other problems, rewards, samples or seeds; evaluate both alike")
         arrays = {"other": {_SET: other.arrays}, "this": {_SET: self.arrays}}
         rows = {"other": Row("other", other.label), "this": Row("this", self.label, order=1, baselines=("other",))}
         entries, _ = compare_rows([arrays], rows)
-        found = {each["metric"]: Difference(each["difference"], each["low"], each["high"]) for each in entries}
-        return Comparison(found)
+        return Comparison({row["metric"]: Difference(row["difference"], row["low"], row["high"]) for row in entries})

@@ -12,7 +12,7 @@ from slpo_jax.data.record_fields import FieldsConfig
 from slpo_jax.errors import UserError, about
 from slpo_jax.rewards.answers import STYLES, AskedStyle, Kind, style_of
 from slpo_jax.run.own_data_settings import answers_of
-from slpo_jax.run.sources import only_errors, read_as
+from slpo_jax.run.sources import read_as
 from slpo_jax.settings import FieldError
 
 _ARE: dict[Kind, str] = {"numbers": "numbers", "latex": "LaTeX", "texts": "texts"}
@@ -46,14 +46,13 @@ def read(
     source = os.fspath(source) if isinstance(source, os.PathLike) else source
     why = ""
     if not answers:
-        with only_errors():  # what is wrong with the data is said below
-            choice = answers_of(_load(source, "texts", named, with_columns))
+        choice = answers_of(_load(source, "texts", named, with_columns))
         answers, why = choice.values.get("prompt.answers", "texts"), f" ({choice.why})"
     kind = STYLES[style_of(cast(AskedStyle, answers), "after_mark")].kind
     problems = _load(source, kind, named, with_columns)
     name = source if isinstance(source, str) else "records"
-    problems.said = tuple(read_as(name, problems, _ARE[kind] + why))
-    return problems
+    problems.warn()
+    return problems.with_only(problems, said=tuple(read_as(name, problems, _ARE[kind] + why)))
 
 
 def _load(source: Any, answers: Kind, fields: FieldsConfig, with_columns: bool) -> Problems:

@@ -61,15 +61,15 @@ def _short(token: str) -> str:
     return text if len(text) <= 9 else text[:8] + "…"
 
 
-def describe_vote(solver: Solver, found: Vote, seed: int) -> str:
+def describe_vote(solver: Solver, votes: Vote, seed: int) -> str:
     """A vote for a terminal."""
-    total = sum(count for _, count in found.counts)
+    total = sum(count for _, count in votes.counts)
     noise = f"dropout {solver.setup.policy.config.dropout_rate}"
     if (name := solver.setup.config.latent_policy.name) != LatentPolicyConfig.name:
         noise += f" and the latent policy {name}"
     lines = [f"vote of {total} rollouts with {noise} (seed {seed})"]
-    for answer, count in found.counts:
-        mark = "  <- majority" if answer is not None and answer == found.majority else ""
-        cut = f" ({found.cut} truncated)" if answer is None and found.cut else ""
+    for answer, count in votes.counts:
+        mark = "  <- majority" if answer is not None and answer == votes.majority else ""
+        cut = f" ({votes.cut} truncated)" if answer is None and votes.cut else ""
         lines.append(f"{count:6}  {'no answer' if answer is None else answer}{cut}{mark}")
     return "\n".join(lines)

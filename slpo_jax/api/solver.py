@@ -13,13 +13,12 @@ from absl import logging
 
 from slpo_jax.api.load_options import KEYS, LoadOptions
 from slpo_jax.architectures import architecture_of
-from slpo_jax.checkpoints.decode_settings import RULE, config_of, made_with, stopping_of, thinking_with
+from slpo_jax.checkpoints.decode_settings import UNCHOSEN, config_of, known_of, stopping_of, thinking_with
 from slpo_jax.checkpoints.decoder import with_decoder
-from slpo_jax.checkpoints.detect import Identity, identify, newest_checkpoint
+from slpo_jax.checkpoints.identity import Identity, identify
 from slpo_jax.config.config import Config
-from slpo_jax.config.sections import changed
 from slpo_jax.data.batches import EncodedProblems
-from slpo_jax.data.problem import Problem
+from slpo_jax.data.problem import Problem, Problems
 from slpo_jax.data.templates import token_texts
 from slpo_jax.errors import UserError, about, key_name
 from slpo_jax.evaluation.completions import Completions, in_words
@@ -136,20 +135,20 @@ def load_solver(checkpoint: str, **asked: Any) -> Solver:
         options = LoadOptions(**asked)
     except FieldError as error:
         raise UserError(f"--{error.field}", error.problem) from None
-    identity = identify(newest_checkpoint(checkpoint), options.base, options.lora_alpha)
+    identity = identify(checkpoint, options.base, options.lora_alpha)
     config = config_of(identity, options.reasoner, options.tokenizer)
-    stopping, rule = stopping_of(config, identity)
+    stopping, chosen = stopping_of(config, identity)
+    rule, made = UNCHOSEN if chosen is None else chosen, known_of(identity, config, chosen)
     before = {
         "latents": rule if stopping == "length" else f"the threshold {rule}",
         "threshold": rule,
         "max_answer_tokens": config.evaluate.max_answer_tokens or config.max_answer_tokens,
     } | {name: attrgetter(KEYS[name][-1])(config) for name in _SET}
     given = {name: value for name in before if (value := getattr(options, name)) not in (None, "")}
-    config = changed(config, {KEYS[name][-1]: given[name] for name in ("max_answer_tokens", *_SET) if name in given})
+    config = thinking_with(config, {KEYS[name][-1]: value for name, value in given.items() if KEYS[name]})
     if options.latents is not None:
         if options.threshold is not None:
             raise UserError("--threshold", f"has no use beside {key_name('--latents')}; give one of them")
-        config = thinking_with(config, {"max_latents": options.latents})
         stopping, rule = "length", options.latents
     elif options.threshold is not None:
         if stopping != "threshold":
@@ -163,11 +162,10 @@ def load_solver(checkpoint: str, **asked: Any) -> Solver:
     _refuse_idle(options, identity, config)
     setup = assemble(config, identity=identity)
     params = setup.initial_params(options.explain)
-    made = made_with(identity)
     others = [f"--{name}={now} and not {before[name]!r}" for name, now in given.items() if now != before[name]]
     if others and made:
         logging.warning("%s: not used as it was made, but with %s", identity.source, ", ".join(others))
-    if identity.gate_trained and made.get(RULE) is None and not {"latents", "threshold"} & given.keys():
+    if chosen is None and not {"latents", "threshold"} & given.keys():
         logging.warning("%s: no threshold was chosen for its gate, so 0.5; --threshold is another", identity.source)
     return Solver(setup, params, stopping, rule, reads_of(with_decoder(params, options.explain, checkpoint)))
 
@@ -175,7 +173,7 @@ def load_solver(checkpoint: str, **asked: Any) -> Solver:
 def _refuse_idle(options: LoadOptions, identity: Identity, config: Config) -> None:
     """Refuse what would change nothing."""
     has_use = {
-        "base": identity.from_base,
+        "base": identity.base,
         "lora_alpha": identity.lora_alpha,
         "speed": "speed" in architecture_of(config.reasoner).prompt_keys,
     }
@@ -225,8 +223,9 @@ def vote(solver: Solver, question: str, samples: int, seed: int = 0) -> Vote:
         samples: N, at least 1.
         seed: dropout seed.
     """
-    found = _rolled_out(solver, [question], min(samples, ROWS), seed=seed, samples=samples, label="vote")
-    return counted([solver.setup.reward.read(tokens) for tokens in found["tokens"]], solver.setup.reward.style)
+    drawn = _rolled_out(solver, [question], min(samples, ROWS), seed=seed, samples=samples, label="vote")
+    reward = solver.setup.reward
+    return counted([reward.read(tokens) for tokens in drawn["tokens"]], reward.style)
 
 
 def counted(readings: Sequence[Reading], style: AnswerStyle) -> Vote:
@@ -239,7 +238,7 @@ def counted(readings: Sequence[Reading], style: AnswerStyle) -> Vote:
 def _rolled_out(solver: Solver, questions: Sequence[str], rows: int, **how: Any) -> Completions:
     """What the evaluator says of questions, so many rollouts at a time; the decoder is there only to be asked."""
     setup, asked = solver.setup, [_prompt(solver.setup, question) for question in questions]
-    problems, empty = tuple(Problem(question, (), "") for question in questions), [list[Any]() for _ in questions]
+    problems, empty = Problems(Problem(question, (), "") for question in questions), [list[Any]() for _ in questions]
     evaluator = copy.copy(solver.evaluator)  # with the same programs
     evaluator.batch_size = -(-rows // setup.mesh.size) * setup.mesh.size
     params = with_decoder(solver.params, solver.reads is not None, setup.config.init)

@@ -74,19 +74,19 @@ class TrainedReasoner:
             UserError: a question is empty, too long, or has a word that the tokenizer doesn't know.
         """
         questions = [question] if isinstance(question, str) else question
-        if not isinstance(questions, list) or not all(isinstance(each, str) for each in questions):
+        if not isinstance(questions, list) or not all(isinstance(text, str) for text in questions):
             raise UserError(f"question: {question!r} is neither a text nor a list of texts; give one")
         if not questions:
             raise UserError("question: the list is empty; give at least one")
         _check_numbers(samples=samples, seed=seed)
-        found = []
+        solutions = []
         for solution in solve_all(self.solver, questions):
             shown, votes = describe(self.solver, solution), None
             if samples:
                 votes = vote(self.solver, solution.question, samples, seed)
                 shown += "\n\n" + describe_vote(self.solver, votes, seed)
-            found.append(dataclasses.replace(solution, votes=votes, shown=shown))
-        return found[0] if isinstance(question, str) else found
+            solutions.append(dataclasses.replace(solution, votes=votes, shown=shown))
+        return solutions[0] if isinstance(question, str) else solutions
 
     @by_argument()
     def evaluate(
@@ -118,10 +118,11 @@ class TrainedReasoner:
             name = source if source in setup.config.data.eval else ""
             source = setup.config.data.eval.get(source, source)
         judge = setup.reward if reward is None else setup.reward.asking(reward)
-        found = load_set(setup.config, "problems", source, entries=[*judge.entries.values()])
-        if found.reading.unused and not name:
-            logging.warning("problems: not used: %s", found.reading.unused)
-        setup, asked = _fitting(setup, found[: limit or None], judge)
+        loaded = load_set(setup.config, "problems", source, entries=[*judge.entries.values()])
+        loaded.warn()
+        if loaded.reading.unused and not name:
+            logging.warning("problems: not used: %s", loaded.reading.unused)
+        setup, asked = _fitting(setup, loaded[: limit or None], judge)
         stopping, rule = self.solver.stopping, self.solver.rule
 
         def run(seed: int | None, samples: int, label: str) -> Completions:
@@ -160,8 +161,8 @@ class TrainedReasoner:
             unused = {REASONER} if solver.stopping == "threshold" else {REASONER, GATE}
             others = (solver.params.keys() - unused) | (solver.params[REASONER].keys() - {BACKBONE})
             if others:
-                said = ", ".join(sorted(others)).replace("_", " ")
-                logging.warning("%s: holds adapters alone, without the %s", target, said)
+                names = ", ".join(sorted(others)).replace("_", " ")
+                logging.warning("%s: holds adapters alone, without the %s", target, names)
             return target
         replaces = replaced_by_export(target, overwrite, "give another directory, or overwrite=True")
         checkpoint = solver.setup.checkpoint
@@ -209,7 +210,7 @@ def load(checkpoint: str | os.PathLike[str], **options: Any) -> TrainedReasoner:
             Hugging Face directory or hub id, or a file.
         threshold: of the gate; None is the one chosen in the run, or 0.5.
         latents: a fixed number instead of the gate; None is the gate's, or the run's.
-        max_answer_tokens: None is the run's budget.
+        max_answer_tokens: None is the run's maximum of new tokens.
         reasoner: architecture and backbone, such as coconut_gpt2; "" is what the checkpoint itself says.
         base: the base model's directory or hub id, for a file without config and tokenizer.
         tokenizer: a directory or hub id; "" is the checkpoint's or the base's.

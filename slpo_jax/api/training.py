@@ -92,14 +92,14 @@ def train(
             reward = name_of(reward)
         config = {**(config or {}), "reward": reward}
     start = start if isinstance(start, ConfigDict) else os.fspath(start)
-    given, named = ({key: os.fspath(source) for key, source in each.items()} for each in (sources, tests))
-    node, changes = requested(start, given, named, config or {}, set_up_jax)
+    given, named = ({key: os.fspath(path) for key, path in paths.items()} for paths in (sources, tests))
+    checked = check(requested(start, given, named, config or {}, set_up_jax))
     name = "run" if isinstance(start, ConfigDict) else Path(start.partition(":")[0]).stem or "own"
-    checked, folder = check(node), Path(workdir or f"runs/{name}").expanduser()
+    folder = Path(workdir or f"runs/{name}").expanduser()
     from slpo_jax.run.plan import run_stages  # once jax is set up
 
     try:
-        run_stages(checked, folder, changes)
+        run_stages(checked, folder)
     except SystemExit as end:  # which is a command's
         raise KeyboardInterrupt from end
     return Run(folder)

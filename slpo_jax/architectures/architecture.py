@@ -210,7 +210,7 @@ class Text(Architecture):
     name, title = "text", "language model, in words or soft tokens,"
     not_taught_by = ("distil", "silent")  # latents
     has_latents, has_gate, latents = False, False, 0
-    prompt_keys = ("system", "instruction", "chat", "format", "closing", "answers")
+    prompt_keys = ("system", "instruction", "format", "closing", "answers")
 
     def template(self, tokenizer, first_id=None, prompt=NO_PROMPT):
         return text_template(tokenizer, prompt)

@@ -64,8 +64,8 @@ def lora_of(folder: Path, alpha: float | None) -> Lora | None:
             raise UserError(
                 f"{path}: {key}={value} is not supported; merge the adapters with peft's merge_and_unload()"
             )
-    found = values.get("lora_alpha", alpha)
-    return Lora(found, bool(values.get("use_rslora")), bool(values.get("ensure_weight_tying"))) if found else None
+    scale = values.get("lora_alpha", alpha)
+    return Lora(scale, bool(values.get("use_rslora")), bool(values.get("ensure_weight_tying"))) if scale else None
 
 
 def adapter_file(folder: Path) -> Path | None:
@@ -134,9 +134,9 @@ def merge_lora(tensors: dict[str, Stored], lora: Lora | None, source: str) -> di
         names = (f"{module}{_BASE}weight", module + _A, module + _B)
         there = {name for name in tensors if name == names[0] or name.startswith(f"{module}.lora_")}
         for name in sorted(there.symmetric_difference(names), key=lambda name: name not in tensors):
-            said = "unexpected" if name in tensors else "missing"
+            problem = "unexpected" if name in tensors else "missing"
             raise UserError(
-                f"{source}: tensor {name} is {said}; only whole adapters named 'default' of rank r are known"
+                f"{source}: tensor {name} is {problem}; only whole adapters named 'default' of rank r are known"
             )
         assert lora is not None
         base, lora_a, lora_b = (tensors[name] for name in names)
@@ -177,15 +177,15 @@ def write_adapters(folder: Path, adapters: dict[str, Any], config: BackboneConfi
         base: where the model lies, with which they go together.
     """
     tensors, settings = dict[str, np.ndarray](), dict[str, Any]()
-    targets, own = set[str](), flatten_dict(adapters)
+    targets, leaves = set[str](), flatten_dict(adapters)
     for weight in backbone_weights(config):
         *place, last = weight.path
-        if last == "kernel" and (*place, "A") in own:
+        if last == "kernel" and (*place, "A") in leaves:
             for part in "AB":
                 name = f"base_model.model.{weight.name.removesuffix('weight')}lora_{part}.weight"
-                tensors[name] = np.ascontiguousarray(np.asarray(own[*place, part]).T)
+                tensors[name] = np.ascontiguousarray(np.asarray(leaves[*place, part]).T)
             targets.add(place[-1])
-            settings = {"r": own[*place, "A"].shape[1], "fan_in_fan_out": not weight.transposed}
+            settings = {"r": leaves[*place, "A"].shape[1], "fan_in_fan_out": not weight.transposed}
     settings |= {
         "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": base, "bias": "none",
         "lora_alpha": alpha, "lora_dropout": 0.0, "target_modules": sorted(targets), "inference_mode": True,

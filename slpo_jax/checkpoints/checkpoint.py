@@ -12,8 +12,8 @@ from slpo_jax.architectures.tensors import Stored
 from slpo_jax.architectures.weights import backbone_weights, check_tree, gate_weights, read_tree, refuse_leftovers
 from slpo_jax.checkpoints.decoder import read_decoder
 from slpo_jax.checkpoints.description import Description, end_tokens, write_description
-from slpo_jax.checkpoints.detect import Identity, identify
-from slpo_jax.checkpoints.source import fitting
+from slpo_jax.checkpoints.foreign import Foreign, fitting
+from slpo_jax.checkpoints.identity import Identity, Ours, identify
 from slpo_jax.config.config import Config
 from slpo_jax.data.chat import PromptConfig
 from slpo_jax.data.problem import Problem
@@ -38,22 +38,27 @@ class Checkpoint:
     Attributes:
         description: its architecture and shapes, as they are written beside checkpoints.
         template: its texts, with the tokenizer.
-        read: gives the imported parts of the parameters, with True SIM-CoT's decoder too if there is one; None
-            where they are random.
-        orbax: the checkpoint of ours to start from, or None.
+        opened: what `config.init` is; None where parameters are random.
+        read: gives the parameters there are, ours in the shapes and types that it is given, foreign ones with
+            True with SIM-CoT's decoder, if there is one; ours always have theirs.
         lacks: what the checkpoint, of a language model that has not been a reasoner yet, lacks of one; "" for others.
     """
 
     description: Description
     template: Template
-    read: Callable[..., dict[str, Any]] | None = None
-    orbax: Path | None = None
+    opened: Identity | None = None
+    read: Callable[..., dict[str, Any]] = lambda like=None, explain=False: {}
     lacks: str = ""
 
     @property
     def architecture(self) -> Architecture:
         """The description's."""
         return self.description.architecture
+
+    @property
+    def stored(self) -> dict[str, Any]:
+        """Shapes and types of what a checkpoint of this project holds; of others {}."""
+        return self.opened.stored.shapes if isinstance(self.opened, Ours) else {}
 
     def write(self, folder: Path) -> None:
         """Describe the reasoner in a folder: what our checkpoints are read with."""
@@ -75,14 +80,16 @@ def find_checkpoint(
     architecture = architecture_of(config.reasoner)
     if not config.init:
         return _random(config, architecture, problems)
-    identity = identity or identify(config.init, config.base, config.lora_alpha)
-    found = identity.reasoner or f"{architecture.name}_{identity.backbone}"
-    if found != config.reasoner:
+    opened = identity or identify(config.init, config.base, config.lora_alpha)
+    reasoner = opened.reasoner
+    if isinstance(opened, Foreign) and opened.architecture is None:  # any architecture can begin with it
+        reasoner = f"{architecture.name}_{opened.backbone}"
+    if reasoner != config.reasoner:
         raise UserError(
-            f"{key_name('config.reasoner')}: is {config.reasoner}, but {identity.source} is a {found} checkpoint; "
+            f"{key_name('config.reasoner')}: is {config.reasoner}, but {opened.source} is a {reasoner} checkpoint; "
             f"set it to that or give another {key_name('config.init')}"
         )
-    return _ours(config, identity) if identity.orbax else _imported(config, architecture, identity)
+    return _ours(config, opened) if isinstance(opened, Ours) else _imported(config, architecture, opened)
 
 
 def _random(config: Config, architecture: type[Architecture], problems: Callable[[], Iterable[Problem]]) -> Checkpoint:
@@ -105,9 +112,9 @@ def _random(config: Config, architecture: type[Architecture], problems: Callable
 
 def _of_words(made: Architecture, prompt: PromptConfig, problems: Iterable[Problem]) -> "PreTrainedTokenizerFast":
     """A tokenizer of the words of problems, and of what an architecture writes around them."""
-    own = (ANSWER_MARK, "\n", prompt.closing)
-    around = made.template(words_tokenizer(words_of(own)), prompt=prompt)
-    return words_tokenizer(words_of((*own, *written_texts(around, problems))))
+    texts = (ANSWER_MARK, "\n", prompt.closing)
+    around = made.template(words_tokenizer(words_of(texts)), prompt=prompt)
+    return words_tokenizer(words_of((*texts, *written_texts(around, problems))))
 
 
 def _at_run_time(config: Config, model: BackboneConfig) -> BackboneConfig:
@@ -120,36 +127,35 @@ def _at_run_time(config: Config, model: BackboneConfig) -> BackboneConfig:
     )
 
 
-def _ours(config: Config, identity: Identity) -> Checkpoint:
-    """A checkpoint of a run, or of `slpo import`."""
-    description, load = identity.description, identity.tokenizer
-    assert description is not None
-    assert load is not None
-    tokenizer = load_tokenizer(config.tokenizer) if config.tokenizer else load()
+def _ours(config: Config, opened: Ours) -> Checkpoint:
+    """Start from a checkpoint of a run, or of `slpo import`."""
+    description = opened.description
+    tokenizer = load_tokenizer(config.tokenizer) if config.tokenizer else opened.tokenizer()
     template = description.architecture.template(tokenizer, prompt=config.prompt)
     if len(tokenizer) > description.model.vocab_size:
         raise UserError(
             f"{key_name('config.tokenizer')}: has {len(tokenizer)} tokens with the reasoner's and config.prompt's, "
-            f"{identity.orbax} {description.model.vocab_size}; leave out what the checkpoint was not trained with"
+            f"{opened.path} {description.model.vocab_size}; leave out what the checkpoint was not trained with"
         )
     if not config.tokenizer:
-        template = _ended(template, description.eos_ids, description.model.vocab_size, identity.source)
-    model = _at_run_time(config, description.model)
-    return Checkpoint(dataclasses.replace(description, model=model, settings={}), template, orbax=identity.orbax)
+        template = _ended(template, description.eos_ids, description.model.vocab_size, opened.source)
+    description = dataclasses.replace(description, model=_at_run_time(config, description.model), settings={})
+    return Checkpoint(description, template, opened, lambda like=None, explain=False: opened.stored.read(like))
 
 
-def _imported(config: Config, architecture: type[Architecture], opened: Identity) -> Checkpoint:
+def _imported(config: Config, architecture: type[Architecture], opened: Foreign) -> Checkpoint:
+    """Start from a foreign checkpoint."""
     if not config.tokenizer and opened.tokenizer is None:
         raise UserError(
             "config.base", f"{opened.path} comes without a tokenizer; give the base model's directory or hub id"
         )
     tokenizer = load_tokenizer(config.tokenizer) if config.tokenizer else opened.tokenizer()  # type: ignore[misc]
-    with fitting(opened.from_base):
+    with fitting(opened.base):
         return _fitted(config, architecture, opened, tokenizer)
 
 
 def _fitted(
-    config: Config, architecture: type[Architecture], opened: Identity, tokenizer: "PreTrainedTokenizerFast"
+    config: Config, architecture: type[Architecture], opened: Foreign, tokenizer: "PreTrainedTokenizerFast"
 ) -> Checkpoint:
     """A foreign checkpoint with its shapes and tokenizer, which may be those of `config.base`."""
     tensors, source, stored = opened.tensors, opened.path, opened.shapes()
@@ -171,8 +177,7 @@ def _fitted(
         made = architecture.found(tensors, opened.model, source)
     template = made.template(tokenizer, plan.first_id, config.prompt)
     if not architecture.has_latents and not config.tokenizer:
-        ends = end_tokens(source, opened.generation, opened.model)
-        template = _ended(template, ends, stored.vocab_size, source)
+        template = _ended(template, end_tokens(source, opened.model), stored.vocab_size, source)
     weights, heads = backbone_weights(stored), made.heads(width) if tensors.head else []
     # Exports have a gate, whatever they are of.
     gated = tensors.gate and (architecture.has_gate or opened.description)
@@ -190,14 +195,16 @@ def _fitted(
     described = opened.description or plain
     description = dataclasses.replace(described, model=model, settings={}, eos_ids=template.eos_ids)
 
-    def read(explain: bool = False) -> dict[str, Any]:
+    def read(like: Any = None, explain: bool = False) -> dict[str, Any]:
         tree = grow(read_tree(weights, tensors.model, source), rows, template.tokenizer)
-        found = {REASONER: {"backbone": tree} | read_tree(heads, tensors.head, source)}
-        found |= {GATE: read_tree(gates, tensors.gate, source)} if gates else {}
-        decoder = tensors.decoder if explain else None
-        return found | ({DECODER: read_decoder(decoder, stored, weights[0].name, source)} if decoder else {})
+        params = {REASONER: {"backbone": tree} | read_tree(heads, tensors.head, source)}
+        if gates:
+            params[GATE] = read_tree(gates, tensors.gate, source)
+        if explain and tensors.decoder:
+            params[DECODER] = read_decoder(tensors.decoder, stored, weights[0].name, source)
+        return params
 
-    return Checkpoint(description, template, read, lacks=plan.lacks)
+    return Checkpoint(description, template, opened, read, plan.lacks)
 
 
 def _ended(template: Template, eos_ids: tuple[int, ...], rows: int, source: str) -> Template:

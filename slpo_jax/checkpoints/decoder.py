@@ -35,15 +35,15 @@ def take_decoder(tensors: dict[str, Stored], source: str) -> tuple[dict[str, Sto
         source: the file or directory, for the line.
     """
     for reasoner, prefix, reads, latents in _LAYOUTS:
-        found = with_prefix(tensors, prefix)
-        if not found or not any(name.startswith(reasoner) for name in tensors):
+        decoder = with_prefix(tensors, prefix)
+        if not decoder or not any(name.startswith(reasoner) for name in tensors):
             continue
         rest = {name: tensor for name, tensor in tensors.items() if not name.startswith((prefix, *_SEPARATE))}
-        if len(rest) + len(found) < len(tensors):
+        if len(rest) + len(decoder) < len(tensors):
             logging.warning("%s: %s* is a model with projections (pj_in, pj_out), and is left out", source, prefix)
             return rest, None
         logging.warning("%s: %s* is taken as SIM-CoT's decoder, which --explain needs", source, prefix)
-        return rest, Decoder(found, reads, latents)
+        return rest, Decoder(decoder, reads, latents)
     return tensors, None
 
 

@@ -1,96 +1,47 @@
-"""Checkpoints between Orbax and Hugging Face."""
+"""Exports: directories that transformers opens, and thinks with in plain PyTorch by `custom_generate` and settings."""
 
 import dataclasses
+import json
 import shutil
+from collections import Counter
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import jax
-import numpy as np
+import jinja2
 from absl import logging
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from slpo_jax.architectures.weights import backbone_weights, gate_weights, write_tree
 from slpo_jax.checkpoints import decoder
-from slpo_jax.checkpoints.checkpoint import Checkpoint, find_checkpoint
-from slpo_jax.checkpoints.decode_settings import config_of, made_with, stopping_of
-from slpo_jax.checkpoints.decoder import with_decoder, write_decoder
-from slpo_jax.checkpoints.description import FILE
-from slpo_jax.checkpoints.detect import Identity, has_gate, identify, newest_checkpoint
-from slpo_jax.checkpoints.export_texts import have_asked, model_card, short, thinking_files, thinks
-from slpo_jax.checkpoints.source import SIDE_FILE
+from slpo_jax.checkpoints.checkpoint import Checkpoint
+from slpo_jax.checkpoints.decoder import write_decoder
+from slpo_jax.checkpoints.description import FILE, Description
+from slpo_jax.checkpoints.foreign import GENERATION_FILE, SIDE_FILE
+from slpo_jax.checkpoints.identity import has_gate
 from slpo_jax.config.config import Config
+from slpo_jax.data.chat import PromptConfig
+from slpo_jax.data.templates import Template
 from slpo_jax.errors import UserError
 from slpo_jax.io.artifact import CHECKSUMS, matches_checksums, read_checksums, write_checksums
-from slpo_jax.io.files import check_free, whole_folder, write_text
-from slpo_jax.io.orbax import is_checkpoint, load_params, save_params, stored_params
-from slpo_jax.io.workdir import REASONER_FOLDER, StageFolder, Workdir
+from slpo_jax.io.files import check_free, flatten, whole_folder, write_text
+from slpo_jax.io.orbax import is_checkpoint
+from slpo_jax.io.workdir import StageFolder, Workdir
 from slpo_jax.models.parts import DECODER, GATE, LATENT_POLICY, REASONER
 from slpo_jax.models.reasoner import BACKBONE
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-
-def import_checkpoint(identity: Identity, target: Path, config: Config, explain: bool = False) -> Checkpoint:
-    """Convert a foreign checkpoint into one of ours.
-
-    Args:
-        target: must not exist, or be empty.
-        config: its reasoner and tokenizer are used.
-        explain: SIM-CoT's decoder too.
-    Returns:
-        what the checkpoint is.
-    Raises:
-        UserError: it can't be used; nothing has been written then.
-    """
-    check_free(target)
-    source = identity.source
-    gate = dataclasses.replace(config.gate, hidden=identity.gate_hidden or 0)
-    checkpoint = find_checkpoint(dataclasses.replace(config, init=source, gate=gate), identity)
-    if checkpoint.read is None:
-        raise UserError(f"{source}: is an Orbax checkpoint already; export it, or use it with --config.init")
-    params = with_decoder(checkpoint.read(explain), explain, source)
-    if checkpoint.lacks and checkpoint.architecture.heads(checkpoint.description.model.n_embd):
-        what = f"has no {checkpoint.lacks} yet, so is no {checkpoint.architecture.title} reasoner"
-        raise UserError(f"{source}: {what}; train one with the imitate stage")
-    described = dataclasses.replace(checkpoint.description, source=short(source), settings=made_with(identity))
-    checkpoint = dataclasses.replace(checkpoint, description=described)
-    with whole_folder(target) as made:
-        save_params(made, jax.tree.map(np.asarray, params))
-        checkpoint.write(made / REASONER_FOLDER)
-    return checkpoint
-
-
-def export_checkpoint(source: Path, target: Path, explain: bool = False) -> Checkpoint:
-    """Convert one of our checkpoints into a Hugging Face directory.
-
-    Args:
-        source: WORKDIR/checkpoints/STAGE, WORKDIR for its newest, or what `import_checkpoint` wrote.
-        target: must not exist, be empty, or be an export that nobody has changed since.
-        explain: SIM-CoT's decoder too, which must have been kept.
-    Returns:
-        what the checkpoint is.
-    Raises:
-        UserError: no checkpoint there, or the target is in use.
-    """
-    replaces = replaced_by_export(target)
-    source = Path(newest_checkpoint(str(source)))
-    if not is_checkpoint(source):
-        raise UserError(f"{source}: holds no checkpoint of this project; give WORKDIR/checkpoints/STAGE")
-    identity = identify(str(source))
-    description = identity.description
-    assert description is not None
-    assert identity.tokenizer is not None
-    description = dataclasses.replace(description, settings=made_with(identity))
-    config = config_of(identity)
-    template = description.architecture.template(identity.tokenizer(), prompt=config.prompt)
-    loaded = with_decoder(load_params(source, stored_params(source)), explain, str(source))
-    params: dict[str, Any] = jax.tree.map(np.asarray, loaded)
-    _, rule = stopping_of(config, identity)
-    return write_export(target, source, params, Checkpoint(description, template), config, rule, replaces)
+REFUSING = "bad_words_ids"  # with which transformers' own `generate` fails, where our code is not trusted
+CODE = "custom_generate/generate.py"  # where transformers looks for it
+_UNTRUSTED = (
+    "set to have this fail: the model thinks before it answers, with code beside its weights; open it with "
+    "from_pretrained(..., trust_remote_code=True). Where that was given, this is a copy without {}, which "
+    "save_pretrained leaves out: copy them from the export"
+)
+_UNKNOWN = "set to have this fail: the model thinks before it answers, in a way that slpo_jax alone knows; ask it there"
 
 
 def replaced_by_export(
@@ -103,15 +54,15 @@ def replaced_by_export(
     Raises:
         UserError: it is in use, and not to be overwritten, or by a run.
     """
-    own = {CHECKSUMS} | {name.partition("/")[0] for name in read_checksums(target)}
+    names = {CHECKSUMS} | {name.partition("/")[0] for name in read_checksums(target)}
     if (target / FILE).is_file() and matches_checksums(target):
-        return own
+        return names
     if not (overwrite and target.is_dir()):
         check_free(target, remedy)
         return None
     if is_checkpoint(target) or Workdir(target).checkpoints.is_dir():
         raise UserError(f"{target}: is a run's folder; give another directory")
-    return own
+    return names
 
 
 def write_export(
@@ -215,3 +166,122 @@ def export_reasoner(
         for file in filter(Path.is_file, made.iterdir()):
             file.chmod(0o644)  # safetensors makes its files private
         write_checksums(made)
+
+
+def thinks(config: Config, checkpoint: Checkpoint) -> bool:
+    """Whether an export thinks in PyTorch.
+
+    Args:
+        config: to evaluate it with.
+    """
+    template = checkpoint.template
+    if checkpoint.architecture.layers is None or not config.latent_policy.selected.is_the_reasoners:
+        return False
+    # Not every tokenizer tells the marker at the end of a prompt from the text before it.
+    chat, how = [{"role": "user", "content": "?"}], {"chat_template": template.chat_template, "return_dict": True}
+    asked = template.tokenizer.apply_chat_template(chat, **how)["input_ids"]
+    return bool([asked] == template.prompts(["?"], Counter()))
+
+
+def have_asked(template: Template) -> None:
+    """Have the tokenizer itself write prompts: `apply_chat_template` of a question, padded on the left in a batch."""
+    tokenizer = template.tokenizer
+    tokenizer.chat_template, tokenizer.padding_side = template.chat_template, "left"
+    tokenizer.init_kwargs |= {"padding_side": "left", "model_input_names": ["input_ids", "attention_mask"]}  # are saved
+
+
+def thinking_files(config: Config, checkpoint: Checkpoint, rule: float | int, thinks: bool) -> dict[str, str]:
+    """The code and its settings; of latents that PyTorch can't think in, settings that have transformers say so.
+
+    Args:
+        config: to evaluate it with.
+        rule: how its rollouts end, see `export.write_export`.
+        thinks: of `thinks`.
+    Returns:
+        texts by their files in the export; {} for what transformers generates as it is.
+    """
+    if not checkpoint.architecture.has_latents:
+        return {}
+    template = checkpoint.template
+    eos_ids = list(dict.fromkeys([template.eos_id, *checkpoint.description.eos_ids]))
+    settings: dict[str, Any] = {"eos_token_id": eos_ids, "pad_token_id": template.pad_id, "do_sample": False}
+    if not thinks:
+        return {GENERATION_FILE: _json(settings | {REFUSING: _UNKNOWN})}
+    described = checkpoint.description
+    has_side = described.gate is not None or bool(described.architecture.heads(described.model.n_embd))
+    left_out = " and ".join([CODE, *([SIDE_FILE] if has_side else []), FILE])
+    ended_by, least = config.latent_policy.selected.ended_by
+    halting = template.token(ended_by) if ended_by else None
+    settings |= {
+        "max_new_tokens": config.evaluate.max_answer_tokens or config.max_answer_tokens,
+        "suppress_tokens": list(template.banned_ids) or None,
+        "prompt_end_id": template.prompt_end,
+        "unknown_token_id": template.unknown_id,
+        "closing_ids": list(template.closing_ids),
+        "max_latents": config.max_latents,
+        "stop_threshold": rule,
+        "latent_layers": checkpoint.architecture.layers,
+        "gate_layers": _gate_layers(described.gate),
+        "halting_token_id": halting,
+        "halting_least": least,
+        REFUSING: _UNTRUSTED.format(left_out),
+    }
+    if not config.gate.enabled:
+        most = min(config.max_latents, max(1 if halting is None else 0, int(rule)))
+        settings |= {"max_latents": most, "stop_threshold": None, "gate_layers": []}
+    code = (Path(__file__).parent / "custom_generate.py").read_text(encoding="utf-8")
+    return {CODE: code, GENERATION_FILE: _json(settings)}
+
+
+def _gate_layers(hidden: int | None) -> list[tuple[str, str]]:
+    """As `Architecture.layers`, from a latent to the stop logit."""
+    return [*([("linear", "gate.hidden"), ("gelu", "tanh")] if hidden else []), ("linear", "gate.out")]
+
+
+def _json(settings: dict[str, Any]) -> str:
+    return json.dumps(settings, indent=2) + "\n"
+
+
+def model_card(checkpoint: Path, description: Description, name: str, thinks: bool, explains: bool = False) -> str:
+    """README.md of an exported checkpoint, `card.md` filled in.
+
+    Args:
+        checkpoint: WORKDIR/checkpoints/STAGE or a step's directory in it, or what was imported.
+        name: the title.
+        thinks: whether it thinks in plain PyTorch.
+        explains: whether SIM-CoT's decoder goes along.
+    """
+    stage, source = StageFolder.of(checkpoint), description.source
+    origin = "These weights are not from a finished stage of slpo_jax: they were converted, or saved on the way."
+    if source and stage.workdir is None:
+        origin = f"These weights were converted by slpo_jax from `{source}`."
+    elif stage.is_finished and (facts := stage.said()):
+        start = f"`{short(facts['init'])}`" if facts.get("init") else "random weights"
+        origin = f"Trained by slpo_jax from {start}, to the end of the stage `{stage.name}`."
+    template = jinja2.Template(
+        Path(__file__).with_name("card.md").read_text(encoding="utf-8"),
+        trim_blocks=True, keep_trailing_newline=True, undefined=jinja2.StrictUndefined,
+    )  # fmt: skip
+    fields = {field.name: getattr(description, field.name) for field in dataclasses.fields(description)}
+    how = _use(description.settings)
+    return template.render(fields, name=name, origin=origin, how=how, thinks=thinks, explains=explains)
+
+
+def short(source: str) -> str:
+    """A local path's last part, or a hub id as it is: what a card may say of where something is from."""
+    return Path(source).name if Path(source).suffix or Path(source).is_absolute() else source
+
+
+def _use(settings: Mapping[str, Any]) -> str:
+    """How it was made to think and answer; "" where nothing is known."""
+    if not settings:
+        return ""
+    rule, tokens = settings.get("rule"), settings.get("evaluate.max_answer_tokens") or settings.get("max_answer_tokens")
+    defaults = flatten({"prompt": vars(PromptConfig())})
+    changed = [key for key, value in defaults.items() if settings.get(key, value) != value]
+    asked = ", ".join(f"{key}={settings[key]!r}" for key in changed)
+    thought = f"{rule} latents"
+    if settings.get("gate.enabled"):
+        reached = "0.5, as none was chosen," if rule is None else rule
+        thought = f"at most {settings.get('max_latents')} latents, until the gate's stop probability reaches {reached}"
+    return f"{thought} and answers of at most {tokens} tokens" + f", asked with `{asked}`" * bool(asked)

@@ -20,8 +20,8 @@ import numpy as np
 
 from slpo_jax.architectures.tensors import Stored, stored
 from slpo_jax.architectures.weights import backbone_weights
+from slpo_jax.checkpoints.description import from_hugging_face
 from slpo_jax.checkpoints.gguf_tokenizer import build_tokenizer, token_id
-from slpo_jax.checkpoints.hf_config import from_hugging_face
 from slpo_jax.errors import UserError
 from slpo_jax.models.llama import LlamaConfig, RopeScaling, rope_frequencies
 
@@ -136,9 +136,9 @@ class _Cursor:
         self.data, self.offset = data, 4
 
     def numbers(self, kind: int, count: int) -> list[Any]:
-        found = np.frombuffer(self.data, _NUMBERS[kind], count, self.offset)
-        self.offset += found.nbytes
-        return found.tolist()
+        values = np.frombuffer(self.data, _NUMBERS[kind], count, self.offset)
+        self.offset += values.nbytes
+        return values.tolist()
 
     def number(self, kind: int) -> Any:
         return self.numbers(kind, 1)[0]
@@ -154,8 +154,8 @@ class _Cursor:
         is_array = kind == _ARRAY
         if is_array:
             kind, count = self.number(4), self.number(10)
-        found = [self.string() for _ in range(count)] if kind == _STRING else self.numbers(kind, count)
-        return found if is_array else found[0]
+        values = [self.string() for _ in range(count)] if kind == _STRING else self.numbers(kind, count)
+        return values if is_array else values[0]
 
 
 def _read_header(path: Path) -> Header:
@@ -219,8 +219,8 @@ def _config(header: Header) -> dict[str, Any]:
 def _number(header: Header, kind: Any, key: str, default: Any = None) -> Any:
     value = header.fields.get(f"llama.{key}", default)
     if type(value) is not kind or not 0 < value < math.inf:
-        said = "is missing" if value is None else f"is {str(value)[:40]}, not one positive number"
-        raise UserError(f"{header.path}: llama.{key} {said}; convert the model again")
+        problem = "is missing" if value is None else f"is {str(value)[:40]}, not one positive number"
+        raise UserError(f"{header.path}: llama.{key} {problem}; convert the model again")
     return value if kind is int else float(str(np.float32(value)))  # it was written as 32 bits of, say, 1e-5
 
 
@@ -265,10 +265,10 @@ def _read(packed: Packed, heads: int = 0) -> np.ndarray:
 
 def _llama3_scaling(header: Header, model: LlamaConfig) -> dict[str, Any] | None:
     """The scaling that `rope_freqs.weight` came from: what each of the rotary frequencies is divided by."""
-    found, plain = _read(header.tensors[_ROPE_FREQS]), rope_frequencies(model)
+    stored_divisors, plain = _read(header.tensors[_ROPE_FREQS]), rope_frequencies(model)
     for scaling in (None, *map(RopeScaling, _LLAMA3_FACTORS)):
         divisors = plain / rope_frequencies(dataclasses.replace(model, rope_scaling=scaling))
-        if found.shape == divisors.shape and np.allclose(found, divisors, rtol=1e-5, atol=0):
+        if stored_divisors.shape == divisors.shape and np.allclose(stored_divisors, divisors, rtol=1e-5, atol=0):
             return {"rope_type": "llama3"} | dataclasses.asdict(scaling) if scaling else None
     raise UserError(
         f"{header.path}: {_ROPE_FREQS} is not Llama 3's scaling by {' or '.join(f'{x:g}' for x in _LLAMA3_FACTORS)}; "

@@ -49,9 +49,9 @@ def recognise(
     tensors, decoder = take_decoder(strip_all(dict(stored), "module."), source)
     tensors, gate = take_gate(tensors, source)
     architecture, unwrapped = None, Unwrapped(tensors, {})
-    for each in ARCHITECTURES.values():
-        if found := each.unwrap(tensors, source):
-            architecture, unwrapped = each, found
+    for kind in ARCHITECTURES.values():
+        if taken := kind.unwrap(tensors, source):
+            architecture, unwrapped = kind, taken
             break
     tensors = unwrapped.model
     if base is not None:  # a language model alone is CoLaR's first, still without a head
@@ -64,7 +64,7 @@ def recognise(
             tensors[name] = tensors["lm_head.weight"]
         if name in tensors:
             return architecture, unwrapped._replace(model=tensors, gate=gate, decoder=decoder)
-    titles, held = ", ".join(each.title for each in ARCHITECTURES.values()), ", ".join([*stored][:3])
+    titles, held = ", ".join(kind.title for kind in ARCHITECTURES.values()), ", ".join([*stored][:3])
     raise UserError(
         f"{source}: neither transformer.wte.weight nor model.embed_tokens.weight is in it, but {len(stored)} tensors, "
         f"e.g. {held}; give a GPT-2 or Llama checkpoint, or a reasoner's ({titles})"
@@ -85,9 +85,9 @@ def take_gate(tensors: dict[str, Stored], source: str) -> tuple[dict[str, Stored
     """
     tables = ("wte.weight", "embed_tokens.weight", "lm_head.weight")
     width = next((tensor.shape[-1] for name, tensor in tensors.items() if name.endswith(tables)), 0)
-    found = [name for name in tensors if _WORD.search(name) and not _IN_A_BLOCK.search(name)]
-    modules = {name.rpartition(".")[0] for name in found}
-    if {f"{module}.{part}" for module in modules for part in ("weight", "bias")} != set(found):
+    names = [name for name in tensors if _WORD.search(name) and not _IN_A_BLOCK.search(name)]
+    modules = {name.rpartition(".")[0] for name in names}
+    if {f"{module}.{part}" for module in modules for part in ("weight", "bias")} != set(names):
         return tensors, {}
     ordered = sorted(modules, key=lambda module: tensors[f"{module}.weight"].shape[:1])
     shapes = [tuple(tensors[f"{module}.weight"].shape) for module in ordered]
@@ -95,14 +95,14 @@ def take_gate(tensors: dict[str, Stored], source: str) -> tuple[dict[str, Stored
     if shapes not in ([(1, width)], [(1, hidden), (hidden, width)]):
         return tensors, {}
     what = "linear" if len(shapes) == 1 else "two layers with a GELU between them"
-    said = "%s: %s are taken as the stopping gate, a stop logit of each latent: %s"
-    logging.warning(said, source, ", ".join(sorted(found)), what)
+    line = "%s: %s are taken as the stopping gate, a stop logit of each latent: %s"
+    logging.warning(line, source, ", ".join(sorted(names)), what)
     gate = {
         f"{ours}.{part}": tensors[f"{theirs}.{part}"]
         for ours, theirs in zip(("gate.out", "gate.hidden"), ordered, strict=False)
         for part in ("weight", "bias")
     }
-    return {name: tensor for name, tensor in tensors.items() if name not in found}, gate
+    return {name: tensor for name, tensor in tensors.items() if name not in names}, gate
 
 
 def said_threshold(config: Mapping[str, Any], folder: Path) -> float | None:
@@ -114,11 +114,11 @@ def said_threshold(config: Mapping[str, Any], folder: Path) -> float | None:
         config: its config.json.
         folder: where that and README.md are.
     """
-    found = {f"config.json: {key}={value}": value for key, value in config.items() if _IN_A_KEY.search(key)}
+    thresholds = {f"config.json: {key}={value}": value for key, value in config.items() if _IN_A_KEY.search(key)}
     card = folder / "README.md"
     texts = _IN_A_CARD.finditer(card.read_text("utf-8", "replace")) if card.is_file() else ()
-    found |= {f"{card.name}: {' '.join(each[0].split())}": float(each[1]) for each in texts}
-    values, where = [*found.values()], ", ".join(found)
+    thresholds |= {f"{card.name}: {' '.join(match[0].split())}": float(match[1]) for match in texts}
+    values, where = [*thresholds.values()], ", ".join(thresholds)
     if values and all(value == values[0] and is_rule("threshold", value) for value in values):
         logging.warning("%s: %s is taken as its gate's threshold; --threshold is another", folder, where)
         return float(values[0])

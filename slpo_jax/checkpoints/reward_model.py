@@ -11,9 +11,9 @@ from typing import Any
 from slpo_jax.architectures.tensors import open_tensors
 from slpo_jax.architectures.weights import backbone_weights, linear, read_tree, refuse_leftovers
 from slpo_jax.checkpoints.description import Description
-from slpo_jax.checkpoints.source import locate
+from slpo_jax.checkpoints.foreign import locate
 from slpo_jax.errors import UserError
-from slpo_jax.io.orbax import difference, is_checkpoint, load_params, stored_params
+from slpo_jax.io.orbax import difference, is_checkpoint, stored_params
 from slpo_jax.models.parts import REASONER
 from slpo_jax.models.reasoner import BACKBONE
 
@@ -32,18 +32,19 @@ def read_reward_model(source: str, description: Description, like: Any) -> dict[
     """
     path = Path(source).expanduser()
     if path.is_dir() and is_checkpoint(path):
-        if what := difference(stored_params(path), like):
+        trained = stored_params(path)
+        if what := difference(trained.shapes, like):
             raise UserError(
                 f"{_KEY}: {source} is no reward model of this reasoner ({what}); give one that was trained on it"
             )
-        return load_params(path, like)
+        return trained.read(like)
     stored = open_tensors(locate(source, _KEY))
     model = dataclasses.replace(description.model, tied=True)
     backbone, heads = backbone_weights(model), description.architecture.heads(model.n_embd)
-    own = [*heads, *linear(("classifier",), "classifier", (1, model.n_embd))]
+    others = [*heads, *linear(("classifier",), "classifier", (1, model.n_embd))]
     try:
-        tree, rest = read_tree(backbone, stored, source), read_tree(own, stored, source)
-        refuse_leftovers([*backbone, *own], stored, model, source)
+        tree, rest = read_tree(backbone, stored, source), read_tree(others, stored, source)
+        refuse_leftovers([*backbone, *others], stored, model, source)
     except UserError as error:
         raise UserError(f"{_KEY}: is no reward model of this reasoner: {error}") from None
     classifier = rest.pop("classifier")

@@ -23,6 +23,7 @@ from typing import Any
 from absl import logging
 
 from slpo_jax.config.registry import read_registrations
+from slpo_jax.config.sections import Text
 from slpo_jax.errors import FlagParser, SaveError, UserError, silent_when_unread
 from slpo_jax.runtime.progress import print_plainly
 
@@ -40,7 +41,7 @@ class _Formatter(argparse.HelpFormatter):
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         paragraphs = inspect.cleandoc(text).split("\n\n")
-        return "\n\n".join(each if "\n  " in each else textwrap.fill(each, width) for each in paragraphs)
+        return "\n\n".join(part if "\n  " in part else textwrap.fill(part, width) for part in paragraphs)
 
 
 class CommandParser(FlagParser):
@@ -59,10 +60,10 @@ class CommandParser(FlagParser):
 
     def read(self, arguments: list[str]) -> argparse.Namespace:
         """The arguments by name, once the files of --register were run."""
-        found = self.parse_intermixed_args(arguments)
-        for path in found.register:
+        given = self.parse_intermixed_args(arguments)
+        for path in given.register:
             read_registrations(path)
-        return found
+        return given
 
 
 def take_keys(arguments: list[str], section: str = "config") -> tuple[list[str], dict[str, str]]:
@@ -70,15 +71,15 @@ def take_keys(arguments: list[str], section: str = "config") -> tuple[list[str],
 
     A value may be the next argument.
     """
-    rest, found, left = list[str](), dict[str, str](), list(arguments)
+    rest, keys, left = list[str](), dict[str, str](), list(arguments)
     while left:
         arg = left.pop(0)
         if match := re.fullmatch(rf"--?{re.escape(section)}\.([^=]+)(?:=(.*))?", arg, re.DOTALL):
             follows = match[2] is None and left and not left[0].startswith("--")
-            found[match[1]] = left.pop(0) if follows else match[2] or ""
+            keys[match[1]] = Text(left.pop(0) if follows else match[2] or "")
         else:
             rest.append(arg)
-    return rest, found
+    return rest, keys
 
 
 def run_command(command: Callable[[list[str]], None], arguments: list[str], goes_on: bool = False) -> None:

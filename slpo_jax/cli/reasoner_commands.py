@@ -5,10 +5,9 @@ import codecs
 import dataclasses
 import io
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
-from slpo_jax.api.load_options import LoadOptions, by_argument
+from slpo_jax.api.load_options import LoadOptions
 from slpo_jax.cli.command import CommandParser, take_keys
 from slpo_jax.errors import UserError
 from slpo_jax.io.files import to_json
@@ -16,6 +15,7 @@ from slpo_jax.io.files import to_json
 if TYPE_CHECKING:
     from slpo_jax.api.solver import Solution
     from slpo_jax.api.trained_reasoner import TrainedReasoner
+    from slpo_jax.checkpoints.checkpoint import Checkpoint
 
 # Imports that take seconds wait until they are needed: --help comes at once.
 
@@ -62,7 +62,7 @@ def as_json(reasoner: "TrainedReasoner", solution: "Solution", seed: int) -> dic
     return {
         "checkpoint": config.init, "reasoner": config.reasoner, "stopping": solver.stopping, "rule": solver.rule,
         "question": solution.question, "answer": solution.answer, "text": solution.text, "cut": solution.cut,
-        "latents": [{name: getattr(each, name) for name in shown} for each in solution.latents],
+        "latents": [{name: getattr(latent, name) for name in shown} for latent in solution.latents],
         "latent_steps": len(solution.latents), "vote": voted,
     }  # fmt: skip
 
@@ -84,12 +84,12 @@ def evaluate(arguments: list[str]) -> None:
     parser.add_argument("--reward", metavar="NAME", help="one that --register registers; default: the run's")
     parser.add_argument("--out", metavar="FILE", help="a .jsonl file to write the records to")
     given = parser.read(arguments)
-    found = _load(given).evaluate(given.problems, given.samples, given.seed, given.reward, given.limit)
+    evaluation = _load(given).evaluate(given.problems, given.samples, given.seed, given.reward, given.limit)
     if given.out:
         from slpo_jax.evaluation.records import write_records
 
-        write_records(given.out, found.records)
-    print(to_json(found.summary) if given.json else found)
+        write_records(given.out, evaluation.records)
+    print(to_json(evaluation.summary) if given.json else evaluation)
 
 
 def export(arguments: list[str]) -> None:
@@ -104,14 +104,10 @@ def export(arguments: list[str]) -> None:
         slpo export runs/quickstart/checkpoints/cold_start exported_cold_start
         slpo export runs/simcot exported_simcot --explain
     """
-    from slpo_jax.checkpoints.detect import newest_checkpoint
-    from slpo_jax.checkpoints.export import export_checkpoint
+    from slpo_jax.api.conversion import export_checkpoint
 
     given = _converting("export", export.__doc__, _OURS, ("explain",)).read(arguments)
-    with by_argument():
-        source = newest_checkpoint(given.source)
-        made = export_checkpoint(Path(source).expanduser(), Path(given.target).expanduser(), given.explain)
-    _say_converted("exported", source, given.target, made)
+    _say_converted("exported", given.target, export_checkpoint(given.source, given.target, **_options(given)))
 
 
 def import_(arguments: list[str]) -> None:
@@ -125,21 +121,11 @@ def import_(arguments: list[str]) -> None:
         slpo import zen-E/CODI-gpt2 codi --base=openai-community/gpt2 --lora_alpha=32
         slpo import openai-community/gpt2 start --reasoner=coconut_gpt2
     """
-    from slpo_jax.checkpoints.detect import identify
-    from slpo_jax.checkpoints.export import import_checkpoint
-    from slpo_jax.config.config import Config
+    from slpo_jax.api.conversion import import_checkpoint
 
     options = ("reasoner", "base", "tokenizer", "lora_alpha", "explain")
     given = _converting("import", import_.__doc__, _THEIRS, options).read(arguments)
-    target = Path(given.target).expanduser()
-    with by_argument():
-        identity = identify(given.source, given.base, given.lora_alpha)
-        if given.base and not identity.from_base:
-            raise UserError("--base", f"changes nothing of {given.source}; leave it out")
-        reasoner = given.reasoner or identity.likely_reasoner
-        config = Config(tokenizer=given.tokenizer, reasoner=reasoner)
-        made = import_checkpoint(identity, target, config, given.explain)
-    _say_converted("imported", given.source, given.target, made)
+    _say_converted("imported", given.target, import_checkpoint(given.source, given.target, **_options(given)))
 
 
 def data(arguments: list[str]) -> None:
@@ -201,11 +187,17 @@ def _add_options(parser: CommandParser, names: list[str] | tuple[str, ...]) -> N
 def _load(given: argparse.Namespace) -> "TrainedReasoner":
     from slpo_jax.api.trained_reasoner import load
 
-    return load(given.checkpoint, **{name: vars(given)[name] for name in get_type_hints(LoadOptions) if name in given})
+    return load(given.checkpoint, **_options(given))
 
 
-def _say_converted(done: str, source: str, target: str, made: Any) -> None:
-    said, model = made.description, made.description.model
-    gate = "no gate" if said.gate is None else f"a {'trained' if said.gate_trained else 'random'} gate"
+def _options(given: argparse.Namespace) -> dict[str, Any]:
+    """Pick the values of the flags that are fields of `LoadOptions`."""
+    return {name: value for name, value in vars(given).items() if name in get_type_hints(LoadOptions)}
+
+
+def _say_converted(done: str, target: str, made: "Checkpoint") -> None:
+    description, model = made.description, made.description.model
+    gate = "no gate" if description.gate is None else f"a {'trained' if description.gate_trained else 'random'} gate"
     name = f"{made.architecture.name}_{model.model_type}"
+    source = made.opened.source if made.opened else ""
     print(f"{done}: {target}, from {source}: {name}, {model.n_layer} x {model.n_embd}, with {gate}")

@@ -1,7 +1,6 @@
 """The command that trains; its docstring is what --help shows."""
 
 import argparse
-import dataclasses
 import functools
 import os
 import re
@@ -9,19 +8,24 @@ import shutil
 import socket
 import sys
 from pathlib import Path
-from typing import Any
-
-from ml_collections import ConfigDict
+from typing import TYPE_CHECKING, Any
 
 from slpo_jax.cli.command import CommandParser, take_keys
+from slpo_jax.config.sections import changed, values
 from slpo_jax.errors import UserError
+from slpo_jax.io.files import flatten
 from slpo_jax.io.workdir import Workdir
 from slpo_jax.runtime import hosts
 from slpo_jax.runtime.backend import set_up_jax
 from slpo_jax.runtime.progress import say_start
 from slpo_jax.stages import LATENT_RM, REASONERS, RL
 
+if TYPE_CHECKING:
+    from slpo_jax.config import Config
+
 STEPS, ROWS = 2, 8  # steps of a phase or an objective, and problems of a batch and of an evaluated set
+_GYM = {"data.gym.train_size": 8 * ROWS, "data.gym.valid_size": ROWS, "data.gym.test_size": ROWS}
+"""Fewer problems of reasoning-gym, where one may take a second."""
 _QUICK = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 
 
@@ -68,14 +72,14 @@ def train(arguments: list[str]) -> None:
     from slpo_jax.run.own_data_settings import requested
 
     sources = {"train": given.train, "valid": given.valid, "base": given.base}
-    begin, cut = functools.partial(_begin, given), _cut_gym if given.smoke else None
-    node, changed = requested(start, sources, _tests(given.test), keys, begin, texts=True, cut=cut)
-    config = uncut = check(node)
+    begin, cut = functools.partial(_begin, given), functools.partial(_lowered, most=_GYM) if given.smoke else None
+    config = uncut = check(requested(start, sources, _tests(given.test), keys, begin, cut))
     if given.smoke:
         apart = f"; the run itself needs another --workdir than {given.workdir}" * bool(given.workdir)
-        print(smoke(node) + apart, file=sys.stderr)
-        config = check(node)
-        uncut = dataclasses.replace(uncut, data=config.data)
+        config, line = smoke(config)
+        print(line + apart, file=sys.stderr)
+        config = check(config)
+        uncut = changed(uncut, {"data": config.data})
     if given.smoke and not given.workdir:  # each is a run of its own, whatever the one before it was of
         if hosts.is_first() and workdir.is_dir():
             with Workdir(workdir).in_use():
@@ -83,21 +87,21 @@ def train(arguments: list[str]) -> None:
         hosts.barrier("smoke")
     from slpo_jax.run.plan import run_stages
 
-    experiment = run_stages(config, workdir, changed, uncut if given.smoke else None)
+    experiment = run_stages(config, workdir, uncut if given.smoke else None)
     if experiment.workdir.report_html.exists() and hosts.is_first():
         print(f"report: {experiment.workdir.report_html}")
 
 
 def _tests(given: list[str]) -> dict[str, str]:
     """The sets of --test, by name."""
-    found = dict[str, str]()
-    for each in given:
-        named = re.fullmatch(r"([\w-]+)=(.+)", each, re.DOTALL)
-        name, source = named.groups() if named else (re.sub(r"[^\w-]", "_", Path(each).stem), each)
-        if name in found:
+    sets = dict[str, str]()
+    for text in given:
+        named = re.fullmatch(r"([\w-]+)=(.+)", text, re.DOTALL)
+        name, source = named.groups() if named else (re.sub(r"[^\w-]", "_", Path(text).stem), text)
+        if name in sets:
             raise UserError(f"--test={source}: another set is called {name} too; give this one a name, NAME=FILE")
-        found[name] = source
-    return found
+        sets[name] = source
+    return sets
 
 
 def _begin(given: argparse.Namespace, cpu_devices: int) -> None:
@@ -140,52 +144,44 @@ def _check_port(port: int) -> None:
             raise UserError(f"--coordinator: port {port} can't be had ({error}); give another") from error
 
 
-def smoke(config: ConfigDict) -> str:
-    """Cut all lengths of a config, in place, those that flags set as well; compiling takes the most time then.
+def smoke(config: "Config") -> tuple["Config", str]:
+    """Cut all lengths of a config, those that flags set as well; compiling takes the most time then.
 
     Returns:
-        a line that says so.
+        the config, and a line that says so.
     """
     from slpo_jax.data.generated import GENERATED  # jax comes with it
 
-    imitate, rl, evaluate = config.imitate, config.rl, config.evaluate
-    _lower(imitate, cot_steps=STEPS, stage_steps=STEPS, final_steps=STEPS, max_latent_stage=1)
-    imitate.icot.update(all_from=1, tokens_per_epoch=2**20)  # a step for the one token that is dropped
-    _lower(config.cold_start, trajectories=2)
-    _lower(rl, dynamic_batches=1)
-    for objective in config.objective.values():
-        _lower(objective, steps=STEPS)
-    parts = max([1, *(each.get("minibatches", 1) for each in config.objective.values())])
-    for section in REASONERS:
-        stage = config[section]
-        _lower(stage, **{key: STEPS for key in ("steps", "evaluate_every") if key in stage})
-        stage.batch_size = min(ROWS * parts if section == RL else ROWS, stage.batch_size // stage.micro_batches)
-        stage.micro_batches, stage.optimizer.warmup_steps = 1, 0
+    most = _GYM | dict.fromkeys(("imitate.cot_steps", "imitate.stage_steps", "imitate.final_steps"), STEPS) | {
+        "imitate.max_latent_stage": 1, "cold_start.trajectories": 2, "rl.dynamic_batches": 1,
+        "evaluate.samples": 2, "evaluate.seeds": 1, "evaluate.batch_size": 4 * ROWS, "evaluate.probed": STEPS,
+    }  # fmt: skip
+    most |= {f"{stage}.{key}": STEPS for stage in REASONERS for key in ("steps", "evaluate_every")}
+    most |= {f"objective.{name}.steps": STEPS for name in config.objective}
+    most |= {f"data.{task}.{key}": 64 * ROWS for task in GENERATED for key in ("train_size", "demos_size")}
     # A program for each of several shapes is what a whole run gains from.
-    imitate.suffix_slots, rl.capacities, config.prompt_slots = (), ((1.0, 1.0),), (max(config.prompt_slots),)
-    evaluate.limit = min(evaluate.limit or ROWS, ROWS)
-    for task in GENERATED:
-        sizes = [key for key in ("train_size", "demos_size") if key in config.data[task]]
-        _lower(config.data[task], **dict.fromkeys(sizes, 64 * ROWS))
-    _cut_gym(config)
-    _lower(evaluate, samples=2, seeds=1, batch_size=4 * ROWS, probed=STEPS)
-    evaluate.prompt_multiple, config.log_every = max(config.prompt_slots), 1
-    said = f"--smoke: {STEPS} steps of each phase and objective, {ROWS} problems of each set; nothing is learned by it"
-    if LATENT_RM not in config.stages:
-        return said
-    config.stages = tuple(stage for stage in config.stages if stage != LATENT_RM)
-    if not evaluate.reward_model:
-        evaluate.scorers, evaluate.beams = tuple(name for name in evaluate.scorers if name != LATENT_RM), 0
-    return f"{said}; {LATENT_RM} is left out, which needs right answers"
+    slots, parts = max(config.prompt_slots), max([1, *(kind.rollout_parts for kind in config.objective.values())])
+    cut: dict[str, Any] = {
+        "imitate.icot": {"all_from": 1, "tokens_per_epoch": 2**20},  # a step for the one token that is dropped
+        "imitate.suffix_slots": (), "rl.capacities": ((1.0, 1.0),), "prompt_slots": (slots,), "log_every": 1,
+        "evaluate.prompt_multiple": slots, "evaluate.limit": min(config.evaluate.limit or ROWS, ROWS),
+    }  # fmt: skip
+    for section in REASONERS:
+        stage = getattr(config, section)
+        size = min(ROWS * parts if section == RL else ROWS, stage.batch_size // stage.micro_batches)
+        cut[section] = {"batch_size": size, "micro_batches": 1, "optimizer": {"warmup_steps": 0}}
+    line = f"--smoke: {STEPS} steps of each phase and objective, {ROWS} problems of each set; nothing is learned by it"
+    if LATENT_RM in config.stages:
+        line = f"{line}; {LATENT_RM} is left out, which needs right answers"
+        cut["stages"] = tuple(stage for stage in config.stages if stage != LATENT_RM)
+        if not config.evaluate.reward_model:
+            scorers = tuple(name for name in config.evaluate.scorers if name != LATENT_RM)
+            cut |= {"evaluate.scorers": scorers, "evaluate.beams": 0}
+    return _lowered(config, most, cut), line
 
 
-def _cut_gym(config: ConfigDict) -> None:
-    """Fewer problems of reasoning-gym, where one may take a second."""
-    _lower(config.data.gym, train_size=8 * ROWS, valid_size=ROWS, test_size=ROWS)
-
-
-def _lower(section: ConfigDict, **most: Any) -> None:
-    """Nothing is raised; what is None stays."""
-    for key, value in most.items():
-        if section[key] is not None:
-            section[key] = min(section[key], value)
+def _lowered(config: "Config", most: dict[str, int], *layers: dict[str, Any]) -> "Config":
+    """The config with no more than this of the keys that there are, but for those that are None, and further layers."""
+    now = flatten(values(config))
+    lower = {key: min(now[key], size) for key, size in most.items() if now.get(key) is not None}
+    return changed(config, lower, *layers)

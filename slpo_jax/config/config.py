@@ -23,18 +23,18 @@ A section is the dataclass that it fills, which has its keys, defaults and range
     config.STAGE.optimizer     training/optimizer.py     OptimizerConfig
     config.sharding            runtime/mesh.py           ShardingConfig
 
-The defaults are the paper's (appendix A), or ours where it leaves a choice open. An unknown key is an error. What a
-command is given is a ConfigDict, which is checked once; from there on a run has the frozen `Config`.
+The defaults are the paper's (appendix A), or ours where it leaves a choice open. An unknown key is an error. The
+defaults, a config file's ConfigDict, flags and what is chosen by the data are layers, which `changed` merges into the
+frozen `Config` that a run goes by.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from ml_collections import ConfigDict
 
 from slpo_jax.architectures import architecture_of
-from slpo_jax.config.config_files import override
 from slpo_jax.config.sections import changed, section
 from slpo_jax.data.chat import PromptConfig
 from slpo_jax.data.generated import task_reward
@@ -48,7 +48,7 @@ from slpo_jax.policy.noise import DropoutConfig
 from slpo_jax.rewards.functions import code_of
 from slpo_jax.rewards.reward import REWARDS
 from slpo_jax.runtime.mesh import ShardingConfig
-from slpo_jax.settings import FieldError, check_fields, setting
+from slpo_jax.settings import FieldError, Limits, check_fields, setting
 from slpo_jax.stages import USUAL, Section
 from slpo_jax.training.gate_training import ColdStartConfig
 from slpo_jax.training.latent_rm_loss import LatentRmConfig
@@ -58,26 +58,42 @@ from slpo_jax.training.rejection_sampling import BestOfNConfig
 from slpo_jax.training.rl_step import RlConfig
 
 
+def _entry(key: str, old: Objective | None, changes: Sequence[tuple[str, Any]]) -> Objective | None:
+    """The objective that an entry of `config.objective` is changed from: another one where its kind is another."""
+    kind = None
+    for below, value in changes:
+        if below == "kind":
+            kind = value
+        elif not below and isinstance(value, Mapping):
+            kind = value.get("kind", kind or (old.kind if old else ""))
+    if kind is None:
+        return old
+    kind = kind or key.rpartition(".")[2]
+    if kind not in OBJECTIVES:
+        raise UserError(f"{key}.kind", f"{kind!r} is not valid; give one of {', '.join(OBJECTIVES)}")
+    return old if type(old) is OBJECTIVES[kind] else OBJECTIVES[kind]()
+
+
 @dataclass(frozen=True)
 class Config:
     """A whole run.
 
     Attributes:
         stages: what is run, in this order.
-        seed: of initialisation, input order and all noise.
+        seed: seed of initialisation, input order and all noise.
         init: where the first weights come from, see docs/use.md; "" is random. Then config.model's shapes are the
             checkpoint's.
         base: the base model's directory or hub id, for what comes without config and tokenizer, or is adapters alone.
-        lora_alpha: scale of LoRA adapters in such a file, times their rank (CODI's own: 32).
+        lora_alpha: scale of the LoRA adapters in what `init` or `base` names, times their rank (CODI's own: 32).
         reasoner: architecture and backbone, such as codi_llama; docs/methods.md has both.
         tokenizer: "synthetic:LARGEST_NUMBER", "graph:NODES", "nodes:LARGEST_NODE", "bytes", "words" (of the training
             data), a directory or a hub id; "" takes the checkpoint's.
         model: shapes.
         prompt: what a reasoner without markers is asked with.
-        max_latents: T; 0 is explicit text alone.
-        min_latents: T_min, of the cold start's candidate lengths.
-        prompt_slots: P: buckets, one compiled program each.
-        max_answer_tokens: A, the end-of-sequence token included.
+        max_latents: T, the most latents of a thought; 0 is explicit text alone.
+        min_latents: T_min, the least of the cold start's candidate lengths.
+        prompt_slots: P: length buckets of prompts, one compiled program each.
+        max_answer_tokens: A, the maximum of new tokens, the end-of-sequence token included.
         dropout: of rollouts and scoring.
         latent_policy: the law of a step of thought.
         data: what to train on, and to evaluate on.
@@ -90,13 +106,14 @@ class Config:
         latent_rm: the stage latent_rm, which trains a reward model of latents.
         reward: "correct" is 1 where the answer is the reference, else 0; others are registered. "" is the task's own
             verifier of a generated set, else "correct".
-        rewards: several with weights, (NAME, WEIGHT) each, instead; the first says what is right.
-        reward_processes: that each reward which is a function is asked in, one completion at a time; 0: in the run's
-            own. What can't be sent there is refused.
-        reward_seconds: that it may take for a completion, which then earns 0 and counts as `reward_failed`; more than 0
-            asks it in one process at least.
+        rewards: several rewards with weights, (NAME, WEIGHT) each, in the place of `reward`; the first says what is
+            right.
+        reward_processes: processes in which each reward function is asked, one completion at a time; 0 asks in the
+            run's own. What can't be sent to a process is refused.
+        reward_seconds: most seconds of a reward function for a completion, which else earns 0 and counts as
+            `reward_failed`; above 0 it is asked in one process at least, 0 is no limit.
         evaluate: the stage evaluate, and validation in the others.
-        trackers: where these rows go as well, see docs/train.md.
+        trackers: where rows of metrics.jsonl go as well, see docs/train.md.
         log_every: steps between rows of metrics.jsonl, which are means over them.
         checkpoint_every: steps between checkpoints.
         max_skipped_steps: steps in a row without a finite loss and gradient, which change nothing, before a run ends.
@@ -104,6 +121,7 @@ class Config:
             run ends; 0 is never.
         cpu_devices: shards of the batch where there is no accelerator; the results don't depend on it.
         sharding: how parameters lie on the devices.
+        set_by: by key what has set it beside the config file, such as --config.
     """
 
     stages: tuple[Section, ...] = setting(USUAL, fewest=1, affects="report")
@@ -127,7 +145,7 @@ class Config:
     cold_start: ColdStartConfig = ColdStartConfig()
     best_of_n: BestOfNConfig = BestOfNConfig()
     rl: RlConfig = RlConfig()
-    objective: dict[str, Objective] = setting(make=lambda: {name: kind() for name, kind in OBJECTIVES.items()})
+    objective: dict[str, Objective] = setting(make=lambda: {k: kind() for k, kind in OBJECTIVES.items()}, entry=_entry)
     latent_rm: LatentRmConfig = LatentRmConfig()
     reward: str = ""
     rewards: tuple[tuple[str, float], ...] = ()
@@ -141,6 +159,7 @@ class Config:
     stuck_after: float = setting(1800.0, least=0, note="0 is never", affects="nothing")
     cpu_devices: int = setting(1, least=1, most=1024, affects="nothing")
     sharding: ShardingConfig = setting(ShardingConfig(), affects="nothing")
+    set_by: dict[str, str] = field(default_factory=dict, compare=False, metadata={"limits": Limits(in_config=False)})
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -167,11 +186,11 @@ class Config:
         """What a result depends on of them, by key of the config."""
         (name, weight), *others = self.weighted
         functions = {name: REWARDS[name].function for name, _ in self.weighted}
-        found = {f"reward_code.{name}": code_of(each) for name, each in functions.items() if each}
-        code = {key: digest for key, digest in found.items() if digest}
+        digests = {f"reward_code.{name}": code_of(function) for name, function in functions.items() if function}
+        code = {key: digest for key, digest in digests.items() if digest}
         if weight == 1 and not others:
             return {"reward": name} | code
-        return {"rewards": [list(each) for each in self.weighted]} | code
+        return {"rewards": [list(pair) for pair in self.weighted]} | code
 
 
 def default_config() -> ConfigDict:
@@ -195,8 +214,8 @@ def objective_variant(config: ConfigDict, name: str, kind: str, **settings: Any)
     """
     if kind not in OBJECTIVES:
         raise UserError(f"config.objective.{name}.kind: {kind!r} is unknown; use one of {', '.join(OBJECTIVES)}")
-    config.objective[name] = section(OBJECTIVES[kind]())
-    override(config, {f"objective.{name}.{key}": value for key, value in {"kind": kind, **settings}.items()})
+    made = changed(OBJECTIVES[kind](), {"kind": kind, **settings}, key=f"config.objective.{name}")
+    config.objective[name] = section(made)
 
 
 def tried(name: str, rate: float) -> str:
@@ -210,27 +229,14 @@ def read_config(node: Mapping[str, Any] | ConfigDict) -> Config:
     Raises:
         UserError: one line with the key and the remedy.
     """
-    changes = dict(node.items())
-    if "objective" in changes:
-        changes["objective"] = {name: _objective(name, each) for name, each in changes["objective"].items()}
-    return changed(Config(), changes)
-
-
-def _objective(name: str, node: Mapping[str, Any]) -> Objective:
-    """The objective that a section describes."""
-    key = f"config.objective.{name}"
-    if not isinstance(node, Mapping | ConfigDict):
-        raise UserError(key, f"{node!r} is not valid; give a section with keys of its own")
-    kind = node.get("kind") or name
-    if kind not in OBJECTIVES:
-        raise UserError(f"{key}.kind", f"{kind!r} is not valid; give one of {', '.join(OBJECTIVES)}")
-    return changed(OBJECTIVES[kind](), node, key)
+    return changed(Config(), node)
 
 
 def rl_of(rl: RlConfig, objective: Objective) -> RlConfig:
     """`config.rl` with what an objective has of its own instead."""
-    own = {"steps": "steps"} | {name: f"optimizer.{name}" for name in OPTIMIZER_KEYS}
-    return changed(rl, {key: value for name, key in own.items() if (value := getattr(objective, name))}, "config.rl")
+    keys = {"steps": "steps"} | {name: f"optimizer.{name}" for name in OPTIMIZER_KEYS}
+    layer = {key: getattr(objective, name) for name, key in keys.items() if getattr(objective, name)}
+    return changed(rl, layer, key="config.rl")
 
 
 def ends_at(config: Config) -> str:

@@ -10,7 +10,6 @@ from slpo_jax.architectures import REASONERS, architecture_of
 from slpo_jax.config.config import Config, read_config
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.comparisons import AVERAGE
-from slpo_jax.io.workdir import BEST
 from slpo_jax.models.llama import LlamaConfig
 from slpo_jax.models.reasoner import BACKBONES, ModelConfig
 from slpo_jax.policy.scorers import SCORERS
@@ -24,17 +23,17 @@ _TAKEN = {*SECTIONS, CONTROL, NO_THOUGHT, UNFINISHED, "reasoner", "imitate_fixed
           "checkpoint", "best_fixed"}  # fmt: skip
 
 
-def check(node: ConfigDict) -> Config:
+def check(node: Config | ConfigDict) -> Config:
     """Fail early on values that no stage could use: each section's own, then what spans several.
 
     Args:
-        node: the config.
+        node: the config, or what a config file returns.
     Returns:
         the config that a run goes by.
     Raises:
         UserError: one line with the key and the remedy.
     """
-    settings = read_config(node)
+    settings = node if isinstance(node, Config) else read_config(node)
     stages, gate, evaluate, sets = settings.stages, settings.gate, settings.evaluate, settings.data.eval
     need(
         stages == tuple(stage for stage in SECTIONS if stage in stages),
@@ -105,7 +104,7 @@ def _check_objectives(objectives: Mapping[str, Objective], trained: Sequence[str
     known = ", ".join(objectives)
     for name in objectives:
         need(
-            re.fullmatch(r"[^\W\d]\w*", name) and name not in _TAKEN and not name.endswith(BEST),
+            re.fullmatch(r"[^\W\d]\w*", name) and name not in _TAKEN,
             f"objective.{name}: a stage or a row of the report has this name, or it isn't of letters, digits and _; "
             "use another",
         )

@@ -53,7 +53,7 @@ def register_reward(name: str, function: Callable[..., Any], on_device: "DeviceR
     Args:
         function: of what it names among question, answer, steps, completion and the record's other columns, by name,
             -> a finite number; or, as TRL's, of `completions` (and `prompts`) with lists of all else -> a list of them.
-            It is asked on the host, of completions that ended within their budget; others earn 0. In evaluation those
+            It is asked on the host, of completions that are not truncated; others earn 0. In evaluation those
             that earn 1 or more are right.
         on_device: the same inside jit, where it says 0 or 1 alone.
     Raises:
@@ -158,7 +158,7 @@ def run_file(file: Path, flag: str, beside: Sequence[Path] = (), function: str =
     except UserError:
         raise
     except (Exception, SystemExit) as error:  # it is the user's code, and can raise anything
-        said = in_a_line(error).partition(" since the config is locked")[0]  # and all that it holds
-        raise UserError(f"{flag}: {said}; mend the file") from error
+        line = in_a_line(error).partition(" since the config is locked")[0]  # and all that it holds
+        raise UserError(f"{flag}: {line}; mend the file") from error
     finally:  # the file may have put folders of its own anywhere
         sys.path[:] = [entry for entry in sys.path if not any(entry is folder for folder in folders)]

@@ -1,8 +1,9 @@
-"""Config sections of dataclasses, there and back: a command is given a ConfigDict, a run goes by frozen dataclasses."""
+"""Config sections of dataclasses: a config file fills a ConfigDict, and `changed` merges layers into dataclasses."""
 
+import ast
 import types
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import is_dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import is_dataclass, replace
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 from ml_collections import ConfigDict
@@ -12,93 +13,139 @@ from slpo_jax.errors import UserError
 from slpo_jax.settings import FieldError, check_fields, fields_of
 
 T = TypeVar("T")
+_EXACT = 2**53  # below which a float has every whole number
 
 
-def section(settings: Any) -> ConfigDict:
-    """The config section that a dataclass describes.
+class Text(str):
+    """A value as a command line has it: `changed` reads it as what its key holds."""
+
+
+def section(settings: Any) -> Any:
+    """Make the config section that a dataclass describes.
 
     Args:
         settings: an instance with the defaults.
     Returns:
-        a key for each field: its default, a placeholder of its type for None, and a section for a nested dataclass or a
-        dict.
+        a ConfigDict with a key for each field: its default, a placeholder of its type for None, and a section for a
+        nested dataclass or a dict.
     """
+    if isinstance(settings, dict):
+        return ConfigDict({key: section(value) for key, value in settings.items()})
+    if not is_dataclass(settings):
+        return settings
     node = ConfigDict()
     for name, hint, _, limits in fields_of(type(settings)):
-        value = getattr(settings, name)
-        if isinstance(value, dict):
-            value = ConfigDict({key: section(each) if is_dataclass(each) else each for key, each in value.items()})
         if limits.in_config:
-            node[name] = (
-                section(value) if is_dataclass(value) else placeholder(_plain(hint)) if value is None else value
-            )
+            value = section(getattr(settings, name))
+            node[name] = placeholder(_plain(hint)) if value is None else value
     return node
 
 
-def values(settings: Any, affects: Collection[str] = ()) -> dict[str, Any]:
-    """A dataclass's values by key, nested as the sections of a config are.
+def values(settings: Any, affects: Collection[str] = (), inherited: str = "parameters") -> Any:
+    """List a dataclass's values by key, nested as the sections of a config are.
 
     Args:
         affects: leave out what changes nothing of these, and sections that are not chosen; () keeps all.
+        inherited: what a field affects that doesn't say it.
     """
-    return dict(_values(settings, affects, "parameters"))
+    if isinstance(settings, dict):
+        return {key: values(value, affects, inherited) for key, value in settings.items()}
+    if not is_dataclass(settings):
+        return settings
+    tree, fields = dict[str, Any](), [field for field in fields_of(type(settings)) if field[-1].in_config]
+    chosen = {name: getattr(settings, field) for field, *_, limits in fields for name in limits.chooses}
+    for name, *_, limits in fields:
+        value, what = getattr(settings, name), limits.affects or inherited
+        if affects and (chosen.get(name, name) != name or not (is_dataclass(value) or what in affects)):
+            continue
+        tree[name] = values(value, affects, what)
+        if affects and tree[name] == {}:
+            del tree[name]
+    return tree
 
 
-def changed(settings: T, changes: Mapping[str, Any], key: str = "config") -> T:
-    """The dataclass with other values of some keys, all of them at once.
+def changed(settings: T, *layers: Mapping[str, Any] | ConfigDict, key: str = "config", **others: Any) -> T:
+    """Merge layers of settings into a dataclass, each over those before it, and check the result.
 
     Args:
-        changes: by dotted key, or sections as `section` made them, or dicts; lists may stand for tuples.
+        layers: values by dotted key, or nested, or sections as `section` makes them; lists may stand for tuples, and a
+            `Text` for what it is read as. Entries of a section whose keys are names stay, but for those of sources.
         key: where the dataclass stands in the config.
+        **others: fields that are no keys of the config.
     Raises:
         UserError: a value is not valid, or a key unknown; the message names it.
     """
-    every = {name: getattr(settings, name) for name, *_ in fields_of(type(settings))}
-    inner: dict[str, dict[str, Any]] = {}
-    for name, value in changes.items():
-        first, _, rest = name.partition(".")
-        is_section = is_dataclass(every.get(first))
-        if first not in every or (rest and not is_section):
-            names = [name for name, *_, limits in fields_of(type(settings)) if limits.in_config]
-            raise UserError(f"{key}.{name}", f"unknown config key; use one of {', '.join(sorted(names))}")
-        if is_section and (rest or isinstance(value, Mapping | ConfigDict)):
-            inner.setdefault(first, {}).update({rest: value} if rest else value.items())
-        elif is_section and not is_dataclass(value):
-            raise UserError(f"{key}.{name}", f"{value!r} is not valid; give a section with keys of its own")
-        else:
-            every[first] = _frozen(value)
-    every |= {name: changed(every[name], found, f"{key}.{name}") for name, found in inner.items()}
+    fields = {name: (hint, limits.entry) for name, hint, _, limits in fields_of(type(settings)) if limits.in_config}
+    merged = dict(others)
+    for name, changes in _by_name(layers).items():
+        if name not in fields and not changes[0][0]:
+            raise UserError(f"{key}.{name}", f"unknown config key; use one of {', '.join(sorted(fields))}")
+        hint, entry = fields.get(name, (None, None))
+        old = getattr(settings, name) if name in fields else None
+        merged[name] = _merged(old, hint, changes, f"{key}.{name}", entry)
     try:
-        made = type(settings)(**every)
+        made = replace(settings, **merged)  # type: ignore[type-var]
         check_fields(made)  # also where a user's own dataclass doesn't
         return made
     except FieldError as error:
         raise UserError(f"{key}.{error.field}", error.problem) from error
 
 
-def _values(settings: Any, affects: Collection[str], inherited: str) -> Iterator[tuple[str, Any]]:
-    fields = [found for found in fields_of(type(settings)) if found[-1].in_config]
-    chosen = {name: getattr(settings, field) for field, *_, limits in fields for name in limits.chooses}
-    for name, *_, limits in fields:
-        value, own = getattr(settings, name), limits.affects or inherited
-        if affects and chosen.get(name, name) != name:
-            continue
-        if is_dataclass(value) or not affects or own in affects:
-            value = _nested(value, affects, own)
-            if value != {} or not affects:
-                yield name, value
+def _by_name(layers: Iterable[Mapping[str, Any] | ConfigDict]) -> dict[str, list[tuple[str, Any]]]:
+    """The layers' changes by the first name of their keys: the rest of the key, "" for the whole, and the value."""
+    changes: dict[str, list[tuple[str, Any]]] = {}
+    for layer in layers:
+        for key, value in layer.items():
+            name, _, below = str(key).partition(".")
+            changes.setdefault(name, []).append((below, value))
+    return changes
 
 
-def _nested(value: Any, affects: Collection[str], own: str) -> Any:
-    if is_dataclass(value):
-        return dict(_values(value, affects, own))
-    return {key: _nested(each, affects, own) for key, each in value.items()} if isinstance(value, dict) else value
+def _merged(old: Any, hint: Any, changes: list[tuple[str, Any]], key: str, entry: Callable | None) -> Any:
+    """The value of a key after changes, see `_by_name`; `entry` is what `setting` takes."""
+    changes = [(below, value if below else _held(value, _plain(hint))) for below, value in changes]
+    if entry and is_dataclass(hint):
+        old = entry(key, old, changes)
+    layers = list[Mapping[str, Any]]()
+    for below, value in changes:
+        is_section = is_dataclass(old) or isinstance(old, dict)
+        if below and not is_section:
+            raise UserError(f"{key}.{below}", "unknown config key; there is no such section")
+        if below or (is_section and isinstance(value, Mapping)):
+            if not below and hint == dict[str, str]:  # sources, given all at once
+                old, layers = {}, []
+            layers.append({below: value} if below else value)
+        elif is_dataclass(hint) and not is_dataclass(value):
+            raise UserError(key, f"{value!r} is not valid; give a section with keys of its own")
+        else:
+            old, layers = value, []
+    if is_dataclass(old):
+        return changed(old, *layers, key=key)
+    part = (*get_args(hint), Any, Any)[1]
+    start: dict[str, Any] | None = {} if get_origin(part) is dict else None
+    for name, of_it in _by_name(layers).items():
+        old = {**old, name: _merged(old.get(name, start), part, of_it, f"{key}.{name}", entry)}
+    return dict(sorted(old.items())) if layers else old
 
 
-def _frozen(value: Any) -> Any:
-    """A key's value with tuples for lists and dicts for sections."""
-    if isinstance(value, list | tuple):
-        return tuple(map(_frozen, value))
+def _held(value: Any, kind: Any) -> Any:
+    """A value as a field of this kind holds it: a text read, numbers as they are, tuples for lists, dicts for sections.
+
+    A `Text` is as Python writes the value, or where it can't be read so, the text itself.
+    """
+    if isinstance(value, Text):
+        if kind is str and value != "None":
+            return str(value)
+        try:
+            value = ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            value = str(value)
+        if kind is tuple and value is not None and not isinstance(value, tuple | list):
+            return (value,)
+    if isinstance(value, list | tuple) and kind is not Any:
+        return tuple(_held(part, None) for part in value)
+    if kind is float and type(value) is int and abs(value) < _EXACT:
+        return float(value)
     return value.to_dict() if isinstance(value, ConfigDict) else value
 
 

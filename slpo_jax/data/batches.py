@@ -2,13 +2,13 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
-from slpo_jax.data.problem import Problem, Reading
+from slpo_jax.data.problem import Problem, Problems
 from slpo_jax.data.templates import Ids, Template
 from slpo_jax.errors import UserError
 
@@ -34,21 +34,18 @@ class EncodedProblems:
     """A problem set with its token ids, all lists in the order of `problems`.
 
     Attributes:
-        problems: the set.
+        problems: the set, and what is known of its source.
         prompts: ids of each prompt, start marker included.
         steps: ids of each problem's steps, one list a step.
         answers: ids of each answer, without end marker and eos; none of a problem without one.
         template: what made the ids.
-        left_out, reading: of the source, see `slpo_jax.data.problem.Problems`.
     """
 
-    problems: tuple[Problem, ...]
+    problems: Problems
     prompts: list[Ids]
     steps: list[list[Ids]]
     answers: list[Ids]
     template: Template
-    left_out: int = 0
-    reading: Reading = field(default_factory=Reading)
 
     def __len__(self) -> int:
         return len(self.problems)
@@ -84,7 +81,7 @@ class EncodedProblems:
         """The problems at `indices`, in that order."""
         return replace(
             self,
-            problems=tuple(self.problems[i] for i in indices),
+            problems=self.problems.with_only(self.problems[i] for i in indices),
             prompts=[self.prompts[i] for i in indices],
             steps=[self.steps[i] for i in indices],
             answers=[self.answers[i] for i in indices],
@@ -114,13 +111,11 @@ def encode_problems(
     steps = template.step_ids([problem.steps if with_steps else () for problem in problems])
     answers = iter(template.answer_ids([problem.answer for problem in problems if problem.answer], unknown))
     return EncodedProblems(
-        problems=tuple(problems),
+        problems=problems if isinstance(problems, Problems) else Problems(problems),
         prompts=prompts,
         steps=steps,
         answers=[next(answers) if problem.answer else [] for problem in problems],
         template=template,
-        left_out=getattr(problems, "left_out", 0),
-        reading=getattr(problems, "reading", Reading()),
     )
 
 

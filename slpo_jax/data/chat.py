@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from slpo_jax.data.templates import Template, line
 from slpo_jax.data.tokenizer import TEXT_ANSWER, add_words, end_ids
@@ -27,19 +27,17 @@ class PromptConfig:
     Attributes:
         system: comes before the question, in a chat as the system's message.
         instruction: comes after the question, on a line of its own.
-        chat: whether in the tokenizer's chat template: where it has one ("auto"), or "never".
-        format: in the place of these three: the whole prompt, with {question} in it and all special tokens that it
-            needs, such as the text that opens a thought.
-        closing: ends a thought, as </think> does: all of its tokens are fed before the answer. LatentPolicies in soft
-            tokens end before the step at which the first of them is the likeliest.
-        answers: how they are written, read and compared, see docs/data.md. "auto" is the reasoner's own way; of a text
-            reasoner, what follows the last # is one number, as imitation has it written.
-        speed: that CoLaR is asked to think at: tokens of a written solution that one latent stands for.
+        format: in the place of these two, and of the tokenizer's chat template, if it has one: the whole prompt, with
+            {question} in it and all special tokens that it needs, such as the text that opens a thought.
+        closing: ends a thought, as </think> does: all of its tokens are fed before the answer. A thought in soft tokens
+            ends before the step at which the first of them is the likeliest.
+        answers: how answers are written, read and compared, see docs/data.md. "auto" is the reasoner's own way; of a
+            text reasoner, what follows the last # is one number, as imitation has it written.
+        speed: speed that CoLaR is asked to think at: tokens of a written solution that one latent stands for.
     """
 
     system: str = ""
     instruction: str = ""
-    chat: Literal["auto", "never"] = "auto"
     format: str = ""
     closing: str = ""
     answers: AskedStyle = "auto"
@@ -73,7 +71,7 @@ def text_template(tokenizer: "PreTrainedTokenizerFast", prompt: PromptConfig) ->
     before, after = around = STYLES[style].around or (f"{TEXT_ANSWER} ", "")
     add_words(tokenizer, " ".join(around), apart=not after)
     add_words(tokenizer, f"{prompt.format.replace(QUESTION, '')} {prompt.closing}")
-    chat = not prompt.format and prompt.chat == "auto" and tokenizer.chat_template is not None
+    chat = not prompt.format and tokenizer.chat_template is not None
     ask: Callable[[str], str] = functools.partial(_asked, prompt)
     if prompt.format:
         ask = functools.partial(prompt.format.replace, QUESTION)
@@ -85,7 +83,7 @@ def text_template(tokenizer: "PreTrainedTokenizerFast", prompt: PromptConfig) ->
             raise UserError(
                 "config.prompt",
                 f"the tokenizer's chat template can't take it ({first_line(error)}); change "
-                'config.prompt.system, or set config.prompt.chat to "never"',
+                "config.prompt.system, or give the whole prompt as config.prompt.format",
             ) from None
     return Template(
         **end_ids(tokenizer),

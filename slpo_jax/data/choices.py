@@ -27,7 +27,7 @@ class Choices(NamedTuple):
     Attributes:
         labels, texts: of each that there is.
         places: of each among all of the record's, from 0.
-        own: whether the labels are the record's own.
+        has_labels: whether the record has labels, which are else letters.
         fields: of the record, that they are in.
         are_numbers: as the record has them, and not texts that may write some.
         first: the number in the first field's name, such as 1 of option1; "" for none.
@@ -36,51 +36,51 @@ class Choices(NamedTuple):
     labels: list[str]
     texts: list[str]
     places: list[int]
-    own: bool
+    has_labels: bool
     fields: Sequence[str]
     are_numbers: bool
     first: str = ""
 
     def below(self, question: str) -> str:
-        """The question, and a line for each choice."""
+        """Return the question, and a line for each choice."""
         return "\n".join([question, *map("{}. {}".format, self.labels, self.texts)])
 
-    def answer(self, where: str, said: str, way: str) -> str:
-        """The label where the record gives a label or an index, else the choice's text.
+    def answer(self, where: str, given: str, way: str) -> str:
+        """Return the label where the record gives a label or an index, else the choice's text.
 
         Args:
             where: the record, for messages.
-            said: the record's answer.
+            given: the record's answer.
             way: what it is where it is a number: `WAYS`, or "" for a choice's text or an index, whichever it can be.
         Raises:
             UserError: it is none of them, or both a choice's text and another one's label or index.
         """
-        labelled, text = self._labelled(said), self.read(said, "written")
-        if canonical_number(said) is not None and not (labelled and self.own):
-            labelled = self.read(said, way or self.first or "0") if way != "written" else None
-            text = text if self.own or way in ("", "written") else None
-        elif self.own:
+        labelled, text = self._labelled(given), self.read(given, "written")
+        if canonical_number(given) is not None and not (labelled and self.has_labels):
+            labelled = self.read(given, way or self.first or "0") if way != "written" else None
+            text = text if self.has_labels or way in ("", "written") else None
+        elif self.has_labels:
             text = None if labelled else text
         if not (labelled or text) or (labelled and text and labelled != text):
             raise UserError(
-                f"{where}: answer {said[:40]!r} is none of the choices, or one's text and another's label or index; "
+                f"{where}: answer {given[:40]!r} is none of the choices, or one's text and another's label or index; "
                 f"give a label ({', '.join(self.labels)}), or the first one's index as config.data.fields.first_choice"
             )
         return labelled or self.texts[self.labels.index(text or "")]
 
     def read(self, number: str, way: str) -> str | None:
-        """The label of the choice that a number is the index of, from 0 or 1, or that any answer is written as."""
+        """Return the label of the choice whose index a number is, from 0 or 1, or that any answer is written as."""
         canonical = canonical_number(number) or number.strip()
         if way == "written":
             forms = [canonical_number(text) or text for text in self.texts]
             return self.labels[forms.index(canonical)] if canonical in forms else None
-        place = int(canonical) - int(way) if re.fullmatch("[0-9]{1,2}", canonical) and not self.own else -1
+        place = int(canonical) - int(way) if re.fullmatch("[0-9]{1,2}", canonical) and not self.has_labels else -1
         return self.labels[self.places.index(place)] if place in self.places else None
 
-    def _labelled(self, said: str) -> str | None:
-        """The label that an answer is, or the name of whose column."""
-        letter, number = _LETTER.fullmatch(said.strip()), canonical_number(said)
-        form = letter[1].upper() if letter else number if number in self.labels else said.strip()
+    def _labelled(self, given: str) -> str | None:
+        """Return the label that an answer is, or the name of whose column."""
+        letter, number = _LETTER.fullmatch(given.strip()), canonical_number(given)
+        form = letter[1].upper() if letter else number if number in self.labels else given.strip()
         columns = [name.strip().lower() for name in self.fields] if len(self.fields) == len(self.labels) else []
         if form in self.labels or form.lower() not in columns:
             return form if form in self.labels else None
@@ -88,7 +88,7 @@ class Choices(NamedTuple):
 
 
 def choices_of(where: str, record: Mapping[str, Any], named: str = "") -> Choices | None:
-    """The choices of a record, None where it has none. Missing ones are left out, and the others keep their letters.
+    """Return the choices of a record, None without any. Missing ones are left out, and the others keep their letters.
 
     Args:
         where: the record, for messages.
@@ -102,13 +102,13 @@ def choices_of(where: str, record: Mapping[str, Any], named: str = "") -> Choice
     if field is None:
         return None if named else _of_columns(record)
     value = written(record[field]) if isinstance(record[field], str) else record[field]
-    if own := isinstance(value, Mapping):
+    if has_labels := isinstance(value, Mapping):
         table = {label: text for label, text in value.items() if not _is_nothing(text)}  # of other records, for arrow
         labels, texts = table.get("label", table), table.get("text", table.values())
     else:
         texts = value if isinstance(value, list | tuple) else []
         labels = string.ascii_uppercase[: len(texts)]
-    labels, texts = [str(each) if is_number(each) else each for each in labels], list(texts)
+    labels, texts = [str(label) if is_number(label) else label for label in labels], list(texts)
     there = [place for place, text in enumerate(texts) if not _is_nothing(text)]
     good = len(labels) == len(texts) and all(isinstance(label, str) for label in labels)
     if not there or not good or not all(isinstance(texts[place], str) or is_number(texts[place]) for place in there):
@@ -117,25 +117,25 @@ def choices_of(where: str, record: Mapping[str, Any], named: str = "") -> Choice
     labelled = [_OWN_LABEL.match(text) for text in shown]
     if [match and match[1] for match in labelled] == labels:
         shown = [text[match.end() :] for text, match in zip(shown, labelled, strict=True) if match]
-    return Choices(labels, shown, there, own, (field,), all(is_number(texts[place]) for place in there))
+    return Choices(labels, shown, there, has_labels, (field,), all(is_number(texts[place]) for place in there))
 
 
 def is_column(name: Any) -> bool:
-    """Whether a field may be one choice."""
+    """Tell whether a field may be one choice."""
     return _COLUMN.fullmatch(str(name).strip()) is not None
 
 
 def _of_columns(record: Mapping[str, Any]) -> Choices | None:
-    """The choices of columns, some of which may be empty; a problem's numbers may be A and B too."""
+    """Return the choices of columns, some of which may be empty; a problem's numbers may be A and B too."""
     letters, numbers = dict[str, str](), dict[int, str]()
     for name in record:
         if match := _COLUMN.fullmatch(str(name).strip()):
             kind, key = (numbers, int(match[3])) if match[3] else (letters, (match[1] or match[2]).upper())
             kind[key] = name  # type: ignore[index]
     first = min(numbers, default=0)
-    found = letters or {string.ascii_uppercase[number - first]: numbers[number] for number in numbers if first < 2}
-    names, labels = [found[label] for label in sorted(found)], list(string.ascii_uppercase[: len(found)])
-    if sorted(found) != labels or len(names) < 2 + ("A" in map(str.strip, names)):
+    columns = letters or {string.ascii_uppercase[number - first]: numbers[number] for number in numbers if first < 2}
+    names, labels = [columns[label] for label in sorted(columns)], list(string.ascii_uppercase[: len(columns)])
+    if sorted(columns) != labels or len(names) < 2 + ("A" in map(str.strip, names)):
         return None
     # A dash stands for nothing, but among other signs.
     signs = any(isinstance(record[name], str) and re.fullmatch(r"[^\w-]+", record[name]) for name in names)
@@ -150,22 +150,22 @@ def _of_columns(record: Mapping[str, Any]) -> Choices | None:
 
 
 def _is_nothing(text: Any) -> bool:
-    """Whether a list has nothing at a place; what is written there may be any text, such as "N/A"."""
+    """Tell whether a list has nothing at a place; what is written there may be any text, such as "N/A"."""
     return text is None or (isinstance(text, str) and text.strip() in ("", "nan", "<NA>"))
 
 
-def way_of(found: Iterable[tuple[str, Choices, str, bool]], first: Counted, strict: bool) -> str:
-    """What the numbers among the answers of a set are, by all of them: one of `WAYS`, "" where that isn't clear.
+def way_of(answered: Iterable[tuple[str, Choices, str, bool]], first: Counted, strict: bool) -> str:
+    """Tell what the numbers among the answers of a set are, by all of them: one of `WAYS`, "" where that isn't clear.
 
     Args:
-        found: where each is, its choices, its answer, and whether the record has a number as such.
+        answered: where each problem is, its choices, its answer, and whether the record has a number as such.
         first: the index of the first choice where it is given, else "".
         strict: whether what is given holds where it doesn't fit.
     Raises:
         UserError: they are indices from 1, and nothing says so.
     """
-    asked = [each for each in found if canonical_number(each[2]) is not None and not each[1].own]
-    ways = [way for way in WAYS if all(choices.read(said, way) for _, choices, said, _ in asked)]
+    asked = [row for row in answered if canonical_number(row[2]) is not None and not row[1].has_labels]
+    ways = [way for way in WAYS if all(choices.read(answer, way) for _, choices, answer, _ in asked)]
     if not asked or (first and (strict or first in ways)):
         return first if asked else ""
     if "written" in ways and len(ways) > 1:
@@ -176,9 +176,9 @@ def way_of(found: Iterable[tuple[str, Choices, str, bool]], first: Counted, stri
     if len(named) == 1 and named <= {*ways}:
         return named.pop()
     if ways == ["1"]:
-        where, choices, said, _ = next(each for each in asked if not each[1].read(each[2], "0"))
+        where, choices, answer, _ = next(row for row in asked if not row[1].read(row[2], "0"))
         raise UserError(
-            f"{where}: answer {said!r} of {len(choices.labels)} choices can only be an index from 1; say so with "
+            f"{where}: answer {answer!r} of {len(choices.labels)} choices can only be an index from 1; say so with "
             "config.data.fields.first_choice=1, or give labels"
         )
     return ways[0] if ways else ""

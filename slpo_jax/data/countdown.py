@@ -13,7 +13,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from slpo_jax.data.depths import SetsConfig, sets_apart
+from slpo_jax.data.generated_sets import SetsConfig, sets_apart
 from slpo_jax.data.problem import Problem
 from slpo_jax.rewards.countdown_verifier import MOST, OPERATORS
 from slpo_jax.settings import FieldError, setting
@@ -27,8 +27,8 @@ class CountdownConfig(SetsConfig):
     """What the problems look like: the section `config.data.countdown`.
 
     Attributes:
-        numbers: the fewest and the most of a problem.
-        demo_numbers: those of `countdown:demos`; () is `numbers`.
+        numbers: the fewest and the most given numbers of a problem.
+        demo_numbers: the same of `countdown:demos`; () is `numbers`.
         largest: numbers are 1 .. largest.
         goal: goals, and values on the way to them in demonstrations, are 0 .. goal.
         operations: any of +, -, * and /, of which the last has to come out even.
@@ -54,8 +54,8 @@ class CountdownConfig(SetsConfig):
         if unknown := {*self.operations} - {*OPERATORS}:
             raise FieldError(self, "operations", f"{min(unknown)!r} is none of {', '.join(OPERATORS)}")
         for name in ("numbers", "demo_numbers"):
-            found = getattr(self, name)
-            if len(found) not in (2, 0) or list(found) != sorted(found):
+            ends = getattr(self, name)
+            if len(ends) not in (2, 0) or list(ends) != sorted(ends):
                 raise FieldError(self, name, "give the fewest and the most, e.g. (3, 4)")
         if 0 < self.solutions[1] < self.solutions[0]:
             raise FieldError(self, "solutions", "give the fewest and the most, e.g. (2, 8); 0 for no limit")

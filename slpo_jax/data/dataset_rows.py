@@ -75,13 +75,13 @@ def open_splits(source: str, role: Role) -> list[Split]:
     opened = []
     for config in configs:
         with _quiet():
-            found = _splits(place, config)
-        where, there = place if len(configs) == 1 else f"{place}:{config}", list(map(str, found))
+            dataset = _splits(place, config)
+        where, there = place if len(configs) == 1 else f"{place}:{config}", list(map(str, dataset))
         if missing := [split for split in splits if split not in there]:
             raise NoSplit(
                 f"{source}: has no split '{missing[0]}', only {', '.join(there)}; name one, e.g. {where}@{there[0]}"
             )
-        opened += [Split(f"{where}, split {split}", found[split]) for split in splits]
+        opened += [Split(f"{where}, split {split}", dataset[split]) for split in splits]
     return opened
 
 

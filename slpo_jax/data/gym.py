@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from slpo_jax.data.depths import part_of
-from slpo_jax.data.problem import Problem
+from slpo_jax.data.generated_sets import part_of
+from slpo_jax.data.problem import Problem, Problems
 from slpo_jax.errors import UserError
 from slpo_jax.rewards.gym_tasks import GYM, gym_dataset
 from slpo_jax.runtime.progress import if_slow
@@ -30,7 +30,7 @@ class GymConfig(Checked):
         train_size: number of training problems; a smaller set is the beginning of a larger one of most tasks.
         valid_size: number of validation problems.
         test_size: number of test problems.
-        seed: of all sets.
+        seed: seed of all sets.
         bare: leave out the words that all questions begin and end with.
     """
 
@@ -47,14 +47,14 @@ def is_gym(source: Any) -> bool:
     return isinstance(source, str) and source.startswith(f"{GYM}:")
 
 
-def gym_problems(source: str, config: GymConfig, role: str) -> tuple[list[Problem], str]:
+def gym_problems(source: str, config: GymConfig, role: str) -> Problems:
     """The problems of a task, without steps, and with what `rewards.gym_tasks` judges them by.
 
     Args:
         source: "gym:TASK" or "gym:TASK@SET".
         role: the set where the source names none.
     Returns:
-        problems, of which no two have the same question, and a line where they are fewer than were asked for.
+        problems, of which no two have the same question, with a warning where they are fewer than were asked for.
     Raises:
         UserError: see `gym_dataset`; or there is no such set, or nothing in it.
     """
@@ -82,7 +82,8 @@ def gym_problems(source: str, config: GymConfig, role: str) -> tuple[list[Proble
         raise UserError(f"{source}: none of {draws:,} problems is in this set; raise config.data.gym.{part}_size")
     few = len(problems) < 0.9 * size  # a fifth more than are needed were drawn
     remedy = "the task repeats itself: widen config.data.gym.settings"
-    return problems, f"{source}: {len(problems):,} of {size:,} problems; {remedy}.{task}" if few else ""
+    line = f"{source}: {len(problems):,} of {size:,} problems; {remedy}.{task}"
+    return Problems(problems, warnings=(line,) * few)
 
 
 @functools.lru_cache(maxsize=16)

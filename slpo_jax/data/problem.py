@@ -4,7 +4,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-MOST_NAMES = 120  # characters that are shown of the names of fields
+from absl import logging
+
+_SHOWN = 120  # characters of the names of fields
 NO_COLUMNS: Mapping[str, Any] = {}  # one for all problems, of which there may be many
 
 
@@ -39,24 +41,23 @@ class Reading:
     filled: dict[str, None] = field(default_factory=dict)
 
     def note(self, role: str, fields: Iterable[str]) -> None:
-        """Of a record, these fields are used as `role`."""
+        """Note that these fields of a record are used as `role`."""
         self.used.setdefault(role, {}).update(dict.fromkeys(fields))
 
     def see(self, record: Mapping[Any, Any]) -> None:
-        """A record as it was given, what is missing being None."""
+        """Note what a record has, as it was given, what is missing being None."""
         for name, value in record.items():
             if not (value is None or (isinstance(value, str | list) and not value)):
                 self.filled[str(name)] = None
 
     @property
     def unused(self) -> str:
-        """The fields that nothing was taken from, "" without any."""
+        """Fields that nothing was taken from, "" without any."""
         used = {name.strip().lower() for fields in self.used.values() for name in fields}
-        names = ", ".join(name for name in self.filled if name.strip() and name.strip().lower() not in used)
-        return names if len(names) <= MOST_NAMES else f"{names[: MOST_NAMES - 3]}..."
+        return shown(name for name in self.filled if name.strip() and name.strip().lower() not in used)
 
     def lines(self) -> list[str]:
-        """What was made of the fields, and which are not used."""
+        """Say what was made of the fields, and which are not used."""
         made = "; ".join(f"{role} from {', '.join(fields)}" for role, fields in self.used.items())
         return [made] * bool(made) + [f"not used: {self.unused}"] * bool(self.unused)
 
@@ -68,22 +69,38 @@ class Problems(tuple[Problem, ...]):
         left_out: how many more it has, whose answers can't be compared.
         why: where each of these is, and what is wrong with it.
         reading: of the source's fields.
+        warnings: lines on what is missing; see `warn`.
         said: how `slpo_jax.read` understood the source, in lines, which `print` shows.
     """
 
     left_out: int = 0
     why: tuple[str, ...] = ()
     reading: Reading = Reading()
+    warnings: tuple[str, ...] = ()
     said: tuple[str, ...] = ()
+
+    def __new__(cls, problems: Iterable[Problem] = (), **known: Any) -> "Problems":
+        made = super().__new__(cls, problems)
+        made.__dict__.update(known)
+        return made
 
     def __str__(self) -> str:
         return "\n".join(self.said) or repr(self)
 
-    def with_only(self, problems: Iterable[Problem]) -> "Problems":
-        """Some of them, with what is known of their source."""
-        some = Problems(problems)
-        some.__dict__.update(self.__dict__)
-        return some
+    def warn(self) -> None:
+        """Log the warnings, where the problems are going to be used."""
+        for line in self.warnings:
+            logging.warning("%s", line)
+
+    def with_only(self, problems: Iterable[Problem], **known: Any) -> "Problems":
+        """Return some of them, with what is known of their source, and what is `known` besides."""
+        return Problems(problems, **vars(self) | known)
+
+
+def shown(names: Iterable[Any]) -> str:
+    """Return names of fields, as many as a line has room for."""
+    line = ", ".join(map(str, names))
+    return line if len(line) <= _SHOWN else f"{line[: _SHOWN - 3]}..."
 
 
 def without(problems: Iterable[Problem], held_out: Iterable[Problem]) -> tuple[Problem, ...]:
@@ -96,5 +113,5 @@ def without(problems: Iterable[Problem], held_out: Iterable[Problem]) -> tuple[P
 
 
 def normalised(question: str) -> str:
-    """The question with outer white space removed and inner runs of it made one space; identifies a problem."""
+    """Return the question with outer white space removed and inner runs of it made one space; identifies a problem."""
     return " ".join(question.split())

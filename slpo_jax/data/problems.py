@@ -6,7 +6,6 @@ A source is read in two steps, so that a new kind of source is one function: a r
 bytes before is not read again.
 """
 
-import contextlib
 import dataclasses
 import functools
 import gc
@@ -15,14 +14,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from absl import logging
-
 from slpo_jax.data.choices import way_of
 from slpo_jax.data.dataset_rows import Role, open_splits, part_of, split_rows
-from slpo_jax.data.generated import GENERATED, Generated, task_of
+from slpo_jax.data.generated import GENERATED, task_of
 from slpo_jax.data.gym import GymConfig, gym_problems, is_gym
 from slpo_jax.data.problem import Problem, Problems, Reading
-from slpo_jax.data.record_fields import FOUND, FieldsConfig, RawProblem, read_record, unknown_field
+from slpo_jax.data.record_fields import FOUND, FieldsConfig, RawProblem, Wanted, read_record, unknown_field
 from slpo_jax.data.record_readers import FILE_READERS, Rows, given_rows
 from slpo_jax.data.record_texts import plain, written_steps
 from slpo_jax.errors import UserError, key_name
@@ -49,7 +46,7 @@ class DataConfig(_Tasks):
     """The section `config.data`: sources as `load_problems` takes them, and how each of `GENERATED` is made.
 
     Attributes:
-        train: problems to train on, as `demos` without those of `valid`.
+        train: problems to train on; of these, and of `demos`, those that are in `valid` too are dropped.
         demos: problems whose solutions the stage imitate copies; "" is `train`.
         valid: the validation split, on which all choices are made.
         eval: sets to evaluate on, NAME = source; a NAME can also be given on the command line.
@@ -72,7 +69,7 @@ class DataConfig(_Tasks):
                 raise FieldError(self, "eval", remedy)
 
     def of_task(self, source: Any) -> Any:
-        """How a generated source is made; None of others."""
+        """Return how a generated source is made; None of others."""
         if is_gym(source):
             return self.gym
         return getattr(self, task_of(source), None) if task_of(source) else None
@@ -92,12 +89,12 @@ class _Read(NamedTuple):
 
     Attributes:
         problems: with numbers as answers.
-        others: by place, those whose answer is none: where it is, and what it has.
+        others: by place, the records of those whose answer is none.
         reading: of its fields.
     """
 
     problems: list[Problem]
-    others: dict[int, tuple[str, RawProblem]]
+    others: dict[int, RawProblem]
     reading: Reading
 
 
@@ -113,8 +110,8 @@ def load_problems(
     """Read a set of problems.
 
     The fields of a record say what it holds, whatever the kind of source (`record_fields`; docs/data.md has the table).
-    Numbers are taken as they are written. Problems whose answer can't be compared are left out, with a warning that
-    counts them.
+    Numbers are taken as they are written. Problems whose answer can't be compared are left out, and counted in the
+    result's `warnings`.
 
     Args:
         source: a file of one of the kinds of `FILE_READERS`; "TASK:NAME" for a set of one of `GENERATED`; "gym:TASK"
@@ -130,29 +127,24 @@ def load_problems(
         columns: of the records that are kept beside (`Problem.columns`), by name; None is all.
         unanswered: problems without an answer are kept, instead of left out.
     Returns:
-        the problems in the order of the source, with what else is known of it.
+        the problems in the order of the source, with what else is known of it: the same ones as before, where the
+        source is of the same bytes.
     Raises:
         UserError: the source is missing, unreadable, out of reach, empty or of unknown kind, has no such split, or one
             record is malformed; the message has the file and the line (or record), or the data set, the split and row.
     """
-    how = _How(fields, role == "train", columns, unanswered)
+    wanted = Wanted(fields, role == "train", columns, unanswered)
     if not isinstance(source, str):
         given = _Source("records", None, lambda: given_rows(source))
-        return _problems("records", _read.__wrapped__(given, how), answers, unanswered)
+        return _with_answers("records", _read.__wrapped__(given, wanted), answers, unanswered)
     whole, part = part_of(source)
     if part:
         return _part(source, part, load_problems(whole, settings, "train", answers, fields, columns, unanswered))
     if is_gym(source):
-        made, said = gym_problems(source, settings or GymConfig(), role)
-        if said:
-            logging.warning("%s", said)
-        return _with_keys(source, made, answers, unanswered)
-    path = Path(source).expanduser()
+        return _of_gym(source, gym_problems(source, settings or GymConfig(), role), answers, unanswered)
     if name := task_of(source):
-        problems, said = _generated(name, source, settings or GENERATED[name].settings())
-        if said:
-            logging.warning("%s", said)
-        return Problems(problems)
+        return GENERATED[name].problems(source.removeprefix(f"{name}:"), settings or GENERATED[name].settings())
+    path = Path(source).expanduser()
     reader = FILE_READERS.get(path.suffix.lower())
     if reader is None and path.is_file():
         known = ", ".join(FILE_READERS)
@@ -160,20 +152,13 @@ def load_problems(
             f"{source}: unknown kind of problem file; give one of {known}, a directory, a hub id or synthetic:NAME"
         )
     if reader:
-        found = _Source(source, file_digest(path), lambda: reader(path))
-    else:
-        splits = open_splits(source, role)
-        found = _Source(source, tuple(each.content for each in splits), lambda: split_rows(splits))
-    return _problems(source, _read(found, how), answers, unanswered)
-
-
-@functools.lru_cache(maxsize=_KEPT)
-def _generated(task: str, source: str, settings: Any) -> Generated:
-    return GENERATED[task].problems(source.removeprefix(f"{task}:"), settings)
+        return _kept(_Source(source, file_digest(path), lambda: reader(path)), wanted, answers)
+    splits = open_splits(source, role)
+    return _kept(_Source(source, tuple(split.content for split in splits), lambda: split_rows(splits)), wanted, answers)
 
 
 def _part(source: str, name: str, problems: Problems) -> Problems:
-    """See `load_problems`.
+    """Return the problems of a part; the warnings are those of the largest.
 
     Raises:
         UserError: there are too few problems for it.
@@ -183,123 +168,107 @@ def _part(source: str, name: str, problems: Problems) -> Problems:
             f"{source}: {len(problems)} problems are too few to set some apart; give {_FEWEST}, or other sets as "
             "config.data.valid and config.data.eval.NAME"
         )
-    return problems.with_only(problem for place, problem in enumerate(problems) if place % 10 in _PARTS[name])
+    some = (problem for place, problem in enumerate(problems) if place % 10 in _PARTS[name])
+    return problems.with_only(some, warnings=problems.warnings * (name == "train"))
 
 
-class _How(NamedTuple):
-    """How records are read; see `load_problems`."""
-
-    fields: FieldsConfig
-    strict: bool
-    columns: frozenset[str] | None
-    unanswered: bool
-
-
-def _with_keys(source: str, problems: Sequence[Problem], answers: Kind, unanswered: bool) -> Problems:
-    """Problems of which answers that can't be compared are left out, and counted; texts stay as they are."""
-    keys = [each.answer for each in problems]
-    compared = keys if answers == "texts" else _compared(keys, answers)
-    pairs = zip(problems, compared, strict=True)
-    kept = [(each, key) for each, key in pairs if key or (unanswered and not each.answer)]
-    read = Problems(dataclasses.replace(each, answer=key) for each, key in kept)
-    read.left_out = len(problems) - len(read)
-    if not read:
+def _of_gym(source: str, problems: Problems, answers: Kind, unanswered: bool) -> Problems:
+    """Leave out, and count, problems whose answer can't be compared; texts stay as they are."""
+    keys = [problem.answer for problem in problems]
+    pairs = zip(problems, keys if answers == "texts" else _compared(keys, answers), strict=True)
+    kept = [dataclasses.replace(problem, answer=key) for problem, key in pairs
+            if key or (unanswered and not problem.answer)]  # fmt: skip
+    if not kept:
         raise UserError(f"{source}: no problem has an answer that can be compared; leave config.reward to the task")
-    if read.left_out:
-        logging.warning("%s: left out %d of %d problems, whose answer can't be compared", source, read.left_out,
-                        len(problems))  # fmt: skip
-    return read
+    lost = len(problems) - len(kept)
+    line = f"{source}: left out {lost} of {len(problems)} problems, whose answer can't be compared"
+    return Problems(kept, left_out=lost, warnings=(*problems.warnings, *[line] * bool(lost)))
 
 
 @functools.lru_cache(maxsize=_KEPT)
-def _read(source: _Source, how: _How) -> _Read:
-    reading = Reading()
-    with _without_collection():
-        raw = list(_raw_problems(source.rows(), how, reading))
-        if not raw:
-            raise UserError(f"{source.name}: holds no problems; give one with at least one")
-        steps = written_steps([(where, each.steps, each.solution) for where, each in raw])
-        raw = _chosen(raw, how, reading)
-        numbers = [_number(each.answer or "") for _, each in raw]
-        found = zip(raw, steps, numbers, strict=True)
-        problems = [Problem(each.question, own, number, each.columns) for (_, each), own, number in found]
-    return _Read(problems, {at: raw[at] for at, number in enumerate(numbers) if not number}, reading)
-
-
-@contextlib.contextmanager
-def _without_collection() -> Iterator[None]:
-    """Without looking for cycles among millions of new objects, again and again: there are none."""
-    was_on = gc.isenabled()
-    gc.disable()
+def _read(source: _Source, wanted: Wanted) -> _Read:
+    reading, is_collected = Reading(), gc.isenabled()
+    gc.disable()  # which would look for cycles among millions of new objects, again and again: there are none
     try:
-        yield
+        raws = list(_raw_problems(source.rows(), wanted, reading))
+        if not raws:
+            raise UserError(f"{source.name}: holds no problems; give one with at least one")
+        solutions = written_steps([(raw.where, raw.steps, raw.solution) for raw in raws])
+        raws = _chosen(raws, wanted, reading)
+        numbers = [_number(raw.answer or "") for raw in raws]
+        rows = zip(raws, solutions, numbers, strict=True)
+        problems = [Problem(raw.question, steps, number, raw.columns) for raw, steps, number in rows]
     finally:
-        if was_on:
+        if is_collected:
             gc.enable()
+    return _Read(problems, {place: raws[place] for place, number in enumerate(numbers) if not number}, reading)
 
 
-def _problems(source: str, found: _Read, answers: Kind, unanswered: bool) -> Problems:
-    """What was read, with answers of a kind; or without any, where none is needed."""
-    every, others = list(found.problems), found.others
-    compared = _compared([each.answer or "" for _, each in others.values()], answers)
-    for at, answer in zip(others, compared, strict=True):
-        every[at] = dataclasses.replace(every[at], answer=answer)
-    lost = {at: raw for at, raw in others.items() if not (every[at].answer or (unanswered and not raw[1].answer))}
-    read = Problems(each for at, each in enumerate(every) if at not in lost)
-    read.why, read.left_out = tuple(_bad_answer(*each, answers) for each in lost.values()), len(lost)
-    read.reading = found.reading
-    if lost and not read:
+@functools.lru_cache(maxsize=_KEPT)
+def _kept(source: _Source, wanted: Wanted, answers: Kind) -> Problems:
+    return _with_answers(source.name, _read(source, wanted), answers, wanted.unanswered)
+
+
+def _with_answers(source: str, read: _Read, answers: Kind, unanswered: bool) -> Problems:
+    """Return what was read, with answers of a kind; or without any, where none is needed."""
+    problems, others, lost = dict(enumerate(read.problems)), read.others, list[str]()
+    compared = _compared([raw.answer or "" for raw in others.values()], answers)
+    for (place, raw), answer in zip(others.items(), compared, strict=True):
+        if answer or (unanswered and not raw.answer):
+            problems[place] = dataclasses.replace(problems[place], answer=answer)
+        else:
+            lost.append(_bad_answer(raw, answers))
+            del problems[place]
+    count = len(read.problems)
+    if not problems:
         remedy = f"give a set with such answers, or compare others, e.g. with {key_name('config.prompt.answers')}=texts"
-        raise UserError(f"{read.why[0]}, nor is any of the {len(every)}; {remedy}")
-    if lost:
-        logging.warning("%s: left out %d of %d problems: %s", source, len(lost), len(every), read.why[0])
-    return read
+        raise UserError(f"{lost[0]}, nor is any of the {count}; {remedy}")
+    warnings = [f"{source}: left out {len(lost)} of {count} problems: {why}" for why in lost[:1]]
+    known = {"left_out": len(lost), "why": tuple(lost), "reading": read.reading, "warnings": tuple(warnings)}
+    return Problems(problems.values(), **known)
 
 
-def _raw_problems(rows: Rows, how: _How, reading: Reading) -> Iterator[tuple[str, RawProblem]]:
-    first, (fields, strict, columns, unanswered) = None, how
+def _raw_problems(rows: Rows, wanted: Wanted, reading: Reading) -> Iterator[RawProblem]:
+    first, (fields, strict, columns, _) = None, wanted
     for where, record in rows:
         if not isinstance(record, Mapping):
             raise UserError(f"{where}: not a record with fields; expected question, answer and optionally steps")
         first = first or (where, record)
-        raw = read_record(where, record, fields, strict, reading, (columns or ()) if unanswered else None)
+        raw = read_record(where, record, wanted, reading)
         if not raw.question.strip():
             raise UserError(f"{where}: the question is empty; give its text or remove the record")
         if columns is None or columns:
-            every = {**getattr(record, "columns", {}), **record}
-            kept = {name: plain(every[name]) for name in (every if columns is None else columns) if name in every}
+            cells = {**getattr(record, "columns", {}), **record}
+            kept = {name: plain(cells[name]) for name in (cells if columns is None else columns) if name in cells}
             if columns and kept:  # of all, nobody knows which are used
                 reading.note("reward", kept)
             raw = raw._replace(columns=kept)
-        yield where, raw
+        yield raw
     if first and strict and fields.steps and fields.steps not in reading.used.get("steps", {}):
         raise unknown_field(*first, "steps", fields.steps)
 
 
-def _chosen(raw: list[tuple[str, RawProblem]], how: _How, reading: Reading) -> list[tuple[str, RawProblem]]:
-    """With labels or texts of choices as answers, where there are choices."""
+def _chosen(raws: list[RawProblem], wanted: Wanted, reading: Reading) -> list[RawProblem]:
+    """Make labels or texts of choices the answers, where there are choices."""
     asked = {
-        at: (where, each.choices, each.answer, each.is_number)
-        for at, (where, each) in enumerate(raw)
-        if each.choices and each.answer and each.answer.strip()
-    }
-    way = way_of(asked.values(), how.fields.first_choice, how.strict)
-    answers = {at: choices.answer(where, said, way) for at, (where, choices, said, _) in asked.items()}
+        place: (raw.where, raw.choices, raw.answer, raw.is_number)
+        for place, raw in enumerate(raws) if raw.choices and raw.answer and raw.answer.strip()
+    }  # fmt: skip
+    way = way_of(asked.values(), wanted.fields.first_choice, wanted.strict)
+    answers = {place: choices.answer(where, answer, way) for place, (where, choices, answer, _) in asked.items()}
     if way.isdecimal():
-        said = f"answer (an index from {way})"
-        reading.used = {said if role == "answer" else role: names for role, names in reading.used.items()}
-    return [
-        (where, each._replace(answer=answers.get(at)) if each.choices else each) for at, (where, each) in enumerate(raw)
-    ]
+        index = f"answer (an index from {way})"
+        reading.used = {index if role == "answer" else role: names for role, names in reading.used.items()}
+    return [raw._replace(answer=answers.get(place)) if raw.choices else raw for place, raw in enumerate(raws)]
 
 
 def _number(answer: str) -> str:
-    """What an answer is compared as whatever is asked for; "" where that depends on it, as of a code such as 00012."""
+    """Return what an answer is compared as for any kind; "" where that depends on it, as for a code such as 00012."""
     return "" if _CODE.match(answer.strip()) else canonical_number(answer) or ""
 
 
 def _compared(answers: Sequence[str], kind: Kind) -> list[str]:
-    """What each answer is compared as; "" where it can't be."""
+    """Return what each answer is compared as; "" where it can't be."""
     if kind == "numbers":
         return [canonical_number(answer) or "" for answer in answers]
     written = [_written(answer, kind) for answer in answers]
@@ -308,7 +277,7 @@ def _compared(answers: Sequence[str], kind: Kind) -> list[str]:
 
 
 def _written(answer: str, kind: Kind) -> str:
-    """What is compared; "" for a sentence where LaTeX is. A text that is a code, such as 00012 or 1e5, stays."""
+    """Return what is compared; "" for a sentence where LaTeX is. A text that is a code, such as 00012 or 1e5, stays."""
     text = answer.strip()
     if kind == "texts" and _CODE.match(text):
         return text
@@ -316,8 +285,8 @@ def _written(answer: str, kind: Kind) -> str:
     return canonical_number(answer) or ("" if is_sentence and kind == "latex" else text)
 
 
-def _bad_answer(where: str, raw: RawProblem, kind: Kind) -> str:
+def _bad_answer(raw: RawProblem, kind: Kind) -> str:
     answer, wanted = raw.answer, {"numbers": "number", "latex": "LaTeX that can be compared", "texts": "text"}[kind]
     if answer is None:
-        return f"{where}: no answer" + ", nor one behind a mark such as #### in its lines" * bool(raw.solution)
-    return f"{where}: answer {str(answer if len(answer) <= 40 else answer[:40] + '...')!r} is no {wanted}"
+        return f"{raw.where}: no answer" + ", nor one behind a mark such as #### in its lines" * bool(raw.solution)
+    return f"{raw.where}: answer {str(answer if len(answer) <= 40 else answer[:40] + '...')!r} is no {wanted}"

@@ -1,7 +1,7 @@
 """What the fields of a record mean, by the names that they have in published data sets."""
 
 import zlib
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, NamedTuple
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from slpo_jax.data.choices import Choices, Counted, choices_of, is_column
-from slpo_jax.data.problem import MOST_NAMES, NO_COLUMNS, Reading
+from slpo_jax.data.problem import NO_COLUMNS, Reading, shown
 from slpo_jax.data.record_texts import (
     CHATS,
     Number,
@@ -17,8 +17,8 @@ from slpo_jax.data.record_texts import (
     is_number,
     listed,
     marked,
+    message_of,
     only_one,
-    said,
     steps_of,
     text_of,
     written,
@@ -39,9 +39,9 @@ class FieldsConfig(Checked):
 
     Attributes:
         question: the field with the question; "" is: find it. "edges": a graph's, see `data/record_fields.py`.
-        answer: with the answer, or a worked solution.
-        steps: with the steps: a list, or one text.
-        choices: with the choices: a list, or texts by label.
+        answer: the field with the answer, or with a worked solution; "" is: find it.
+        steps: the field with the steps, a list or one text; "" is: find it.
+        choices: the field with the choices, a list or texts by label; "" is: find it.
         first_choice: the index of the first choice where answers are indices, 0 or 1; "" is: find it.
     """
 
@@ -55,10 +55,27 @@ class FieldsConfig(Checked):
 FOUND = FieldsConfig()
 
 
+class Wanted(NamedTuple):
+    """What is wanted of a source's records.
+
+    Attributes:
+        fields: names that are given.
+        strict: whether a record has to have them; otherwise one that doesn't is read without.
+        columns: that are kept beside, by name; None is all.
+        unanswered: whether a record need not have an answer.
+    """
+
+    fields: FieldsConfig
+    strict: bool
+    columns: frozenset[str] | None
+    unanswered: bool
+
+
 class RawProblem(NamedTuple):
     """A record's problem, its answer as written.
 
     Attributes:
+        where: the record is, for messages.
         question: the text as it stands, with its choices below it.
         steps: one text a reasoning step, where the record lists them.
         answer: what should be a number, LaTeX or a text; None where there is none.
@@ -68,6 +85,7 @@ class RawProblem(NamedTuple):
         columns: of the record, that are kept as they are.
     """
 
+    where: str
     question: str
     steps: tuple[str, ...]
     answer: str | None
@@ -93,33 +111,25 @@ _AFTER = {"instruction": ("input",)}
 _STEPS = ("steps", "cot", "rationale", "reasoning", "chain_of_thought", "explanation", "thought")
 
 
-def read_record(
-    where: str,
-    record: Record,
-    fields: FieldsConfig,
-    strict: bool,
-    reading: Reading,
-    others: Collection[str] | None = None,
-) -> RawProblem:
+def read_record(where: str, record: Record, wanted: Wanted, reading: Reading) -> RawProblem:
     """Read a record by the names of its fields.
 
     Args:
         where: file and line, or data set, split and row, for messages.
         record: fields by name. Numbers are texts, ints or Decimals.
-        fields: names that are given.
-        strict: whether a record has to have them; otherwise one that doesn't is read without.
+        wanted: of it; what may be a column that a reward asks for is no answer where it need not have one.
         reading: is told which fields are used.
-        others: fields that a reward asks for, in a record that need not have an answer; None: it has to.
     Returns:
-        the problem.
+        the problem, without its columns.
     Raises:
         UserError: a field is missing or has the wrong type.
     """
+    fields, strict, columns, unanswered = wanted
     if fields.question == EDGES and (strict or EDGES in record):
         reading.see(record)
         for role, names in ROLES.items():
             reading.note(role, names)
-        return RawProblem(*read_graph(where, record))
+        return RawProblem(where, *read_graph(where, record))
     record = {
         name: None if is_missing(value) and not (value == "-" and is_column(name)) else value
         for name, value in record.items()
@@ -128,8 +138,8 @@ def read_record(
     given, record = record, {str(name).strip().lower(): value for name, value in record.items()} | record
     asked = _named(where, given, record, "question", fields.question if strict or fields.question in given else "")
     named = fields.answer if strict or fields.answer in given else ""
-    if others is not None and not named:
-        record = {name: value for name, value in record.items() if not (name in _TARGETS and name in others)}
+    if unanswered and not named:
+        record = {name: value for name, value in record.items() if not (name in _TARGETS and name in (columns or ()))}
         record |= {} if record.keys() & {*_ANSWERS} else {"answer": None}
     answered = _named(where, given, record, "answer", named)
     solution, answer = _answer(where, record, answered)
@@ -146,11 +156,11 @@ def read_record(
         texts = {answered: solution}
         for field in _WORKED:
             if record.get(field) is not None and field != answered:
-                texts[field] = _without_mark(said(where, record, field, "assistant", needed=False))
+                texts[field] = _without_mark(message_of(where, record, field, "assistant", needed=False))
         field, text = next(((field, text) for field, text in texts.items() if text.strip()), ("", ""))
         if text:
             reading.note("steps", [field])
-    return RawProblem(question, steps, answer, text, choices, is_number(record[answered]))
+    return RawProblem(where, question, steps, answer, text, choices, is_number(record[answered]))
 
 
 def _named(where: str, given: Record, record: Record, key: str, named: str) -> str:
@@ -163,27 +173,22 @@ def _named(where: str, given: Record, record: Record, key: str, named: str) -> s
         remedy = f"rename the one that holds it to {key}, or name it with config.data.fields.{key}"
         if any(isinstance(value, list) and value and isinstance(value[0], Mapping) for value in given.values()):
             remedy += ", or give the list of records alone where one of them holds that"
-        raise UserError(f"{where}: field '{key}' is missing, only {_names(given)} are there; {remedy}")
+        raise UserError(f"{where}: field '{key}' is missing, only {shown(given)} are there; {remedy}")
     return next((name for name in there if record[name] is not None), there[0])
 
 
 def unknown_field(where: str, record: Record, key: str, name: str) -> UserError:
     """The error of a field that `config.data.fields` names and a record hasn't."""
     return UserError(
-        f"{where}: has no field {name!r} (config.data.fields.{key}), only {_names(record)}; give one of these"
+        f"{where}: has no field {name!r} (config.data.fields.{key}), only {shown(record)}; give one of these"
     )
-
-
-def _names(record: Record) -> str:
-    names = ", ".join(map(str, record))
-    return names if len(names) <= MOST_NAMES else f"{names[: MOST_NAMES - 3]}..."
 
 
 def _question(where: str, record: Record, field: str, reading: Reading) -> str:
     before, after = ([name for name in around.get(field, ()) if record.get(name)] for around in (_BEFORE, _AFTER))
     reading.note("question", [field, *before, *after])
-    told = [text_of(where, record, name) for name in before] + [said(where, record, field, "user")]
-    return "\n".join(filter(str.strip, [" ".join(told), *(text_of(where, record, name) for name in after)]))
+    texts = [text_of(where, record, name) for name in before] + [message_of(where, record, field, "user")]
+    return "\n".join(filter(str.strip, [" ".join(texts), *(text_of(where, record, name) for name in after)]))
 
 
 def _answer(where: str, record: Record, field: str) -> tuple[str, str | None]:
@@ -199,7 +204,7 @@ def _answer(where: str, record: Record, field: str) -> tuple[str, str | None]:
         return "", None
     if isinstance(value, int | Decimal | Number):  # True and False are answers of ProntoQA
         return "", canonical_number(str(value)) or str(value)
-    text = said(where, {field: value}, field, "assistant")
+    text = message_of(where, {field: value}, field, "assistant")
     solution, answer = marked(text)
     if answer == "" and field in _ALONE:  # a text over several lines
         return "", text

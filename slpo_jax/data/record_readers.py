@@ -49,7 +49,7 @@ def _read_csv(path: Path) -> Rows:
     """Columns lie between tabs, semicolons or commas, by the header."""
     text = _read_text(path)
     header = text.partition("\n")[0]
-    delimiter = next((each for each in "\t;" if each in header and "," not in header), ",")
+    delimiter = next((sign for sign in "\t;" if sign in header and "," not in header), ",")
     reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     try:
         _once(reader.fieldnames or (), str(path))
@@ -100,7 +100,7 @@ def arrow_records(table: "pyarrow.Table") -> list[dict[str, Any]]:
 def _arrow_values(column: Any) -> list[Any]:
     """The values of an array or a column of arrow."""
     values = column.to_pylist()
-    return [_shortest(each, column.type) for each in values] if _FLOATING.search(str(column.type)) else values
+    return [_shortest(value, column.type) for value in values] if _FLOATING.search(str(column.type)) else values
 
 
 def _shortest(value: Any, kind: Any) -> Any:
@@ -116,7 +116,7 @@ def _shortest(value: Any, kind: Any) -> Any:
     if isinstance(value, dict):
         return {field.name: _shortest(value[field.name], field.type) for field in kind}
     is_list = isinstance(value, list) and not types.is_map(kind)
-    return [_shortest(each, kind.value_type) for each in value] if is_list else value
+    return [_shortest(item, kind.value_type) for item in value] if is_list else value
 
 
 def _decimal(value: Any) -> Number | None:

@@ -62,8 +62,8 @@ def written(text: str) -> list[Any] | dict[str, Any] | None:
             return None
 
 
-def said(where: str, record: Mapping[str, Any], field: str, role: str, needed: bool = True) -> str:
-    """A text, or of a chat the one message of a role; of other roles (system, tool) nothing is taken.
+def message_of(where: str, record: Mapping[str, Any], field: str, role: str, needed: bool = True) -> str:
+    """Return a text, or of a chat the one message of a role; of other roles (system, tool) nothing is taken.
 
     Args:
         where: the record, for messages.
@@ -80,9 +80,10 @@ def said(where: str, record: Mapping[str, Any], field: str, role: str, needed: b
     chat = written(value) if isinstance(value, str) else value
     if field not in CHATS and not (isinstance(chat, list) and chat and isinstance(chat[0], Mapping)):
         return text_of(where, record, field)
-    messages = chat if isinstance(chat, list) and all(isinstance(each, Mapping) for each in chat) else []
-    by = [(each.get("role", each.get("from")), each.get("content", each.get("value"))) for each in messages]
-    texts = [text for said_by, text in by if _ROLES.get(said_by, said_by) == role]
+    messages = chat if isinstance(chat, list) and all(isinstance(message, Mapping) for message in chat) else []
+    names = [message.get("role", message.get("from")) for message in messages]
+    texts = [message.get("content", message.get("value")) for name, message in zip(names, messages, strict=True)
+             if _ROLES.get(name, name) == role]  # fmt: skip
     if not texts and messages and not needed:
         return ""
     if len(texts) != 1 or not isinstance(texts[0], str):
@@ -112,16 +113,16 @@ def listed(where: str, record: Mapping[str, Any], field: str) -> list[Any] | str
         UserError: it begins as a list of texts and is none.
     """
     text = text_of(where, record, field)
-    found = written(text)
-    if found is None and _LIST.match(text):
+    value = written(text)
+    if value is None and _LIST.match(text):
         raise UserError(f"{where}: field '{field}' begins as a list and is none; mend it, or write a text")
-    return found if isinstance(found, list) else text
+    return value if isinstance(value, list) else text
 
 
 def only_one(value: Any) -> Any:
     """What stands alone in a list, also in one that a text writes; else the value."""
-    found = written(value) if isinstance(value, str) and _LIST.match(value) else value
-    return found[0] if isinstance(found, list) and len(found) == 1 and not isinstance(found[0], Mapping) else value
+    items = written(value) if isinstance(value, str) and _LIST.match(value) else value
+    return items[0] if isinstance(items, list) and len(items) == 1 and not isinstance(items[0], Mapping) else value
 
 
 _ANNOTATION = re.compile(r"<<.*?>>", re.DOTALL)
@@ -162,8 +163,8 @@ def marked(text: str) -> tuple[str, str | None]:
     if not (_MAY_MARK.search(text.strip()) or _TAG.search(text)):  # as most steps and answers of large sets
         return text if text.strip() else "", None
     tagged = _TAG.sub(_plain_tag, text)
-    found = _BEHIND.fullmatch(tagged) or _BEHIND_THOUGHT.fullmatch(tagged)
-    solution, behind = found.groups() if found else (text, "")
+    match = _BEHIND.fullmatch(tagged) or _BEHIND_THOUGHT.fullmatch(tagged)
+    solution, behind = match.groups() if match else (text, "")
     solution = without_tags(solution)
     if not behind.strip() or not solution.strip():
         return _marked(solution if solution.strip() else without_tags(behind))
@@ -190,11 +191,11 @@ def _marked(text: str) -> tuple[str, str | None]:
     tail = _DISPLAY.sub(r"\1 \2 \3", _HOPE.sub("", text).rstrip())
     lines, _, last = _NEXT_LINE.sub(r"\1: \2", tail).rpartition("\n")
     marks, boxed = list(_MARK.finditer(last)), last_boxed(text)
-    said = re.sub(r"[\s*]*\.?[\s*]*\Z", "", last[marks[-1].end() :]) if marks else ""
-    if said:
+    answer = re.sub(r"[\s*]*\.?[\s*]*\Z", "", last[marks[-1].end() :]) if marks else ""
+    if answer:
         sentences = _SENTENCE_END.split(last[: marks[-1].start()].rstrip("*"))
         kept = sentences[:-1] or sentences * (not lines and "=" in sentences[0])
-        return "\n".join([lines, " ".join(kept).strip()]).strip("\n"), boxed or bare(said)
+        return "\n".join([lines, " ".join(kept).strip()]).strip("\n"), boxed or bare(answer)
     if boxed:
         return lines if _BOX_ALONE.fullmatch(last) else text, boxed
     return text, "" if "\n" in text.strip() and not _MATRIX.fullmatch(text) else None
@@ -212,23 +213,23 @@ def _is_answer(step: Any) -> bool:
     return bool(answer) and not solution.strip()
 
 
-def written_steps(found: Sequence[tuple[str, tuple[str, ...], str]]) -> list[tuple[str, ...]]:
-    """The steps of a set's problems, all found in one way.
+def written_steps(solved: Sequence[tuple[str, tuple[str, ...], str]]) -> list[tuple[str, ...]]:
+    """Return the steps of a set's problems, all read in one way.
 
     Where at least half of the solutions have annotations, as GSM8K's, those are the steps, and nothing between them is.
     Otherwise a line is a step; of a solution that is one line, a sentence, or what semicolons part.
 
     Args:
-        found: where each problem is, its steps where they are listed, and else its solution.
+        solved: where each problem is, its steps where they are listed, and else its solution.
     Returns:
         the steps of each.
     Raises:
         UserError: an annotation isn't closed.
     """
-    texts = [solution for _, _, solution in found if solution.strip()]
+    texts = [solution for _, _, solution in solved if solution.strip()]
     annotated = 2 * sum("<<" in text for text in texts) >= len(texts)
     read = _annotations if annotated else _lines
-    return [listed or read(where, solution) for where, listed, solution in found]
+    return [listed or read(where, solution) for where, listed, solution in solved]
 
 
 def _annotations(where: str, text: str) -> tuple[str, ...]:

@@ -9,11 +9,11 @@ Training is mostly stories; a share of puzzles, nearly all of one step, teaches 
 mirror the paper's: "test" (same distribution), "large" (GSM-Hard) and "template" (MultiArith).
 """
 
+import itertools
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import islice
 from typing import TypeVar
 
 import numpy as np
@@ -40,6 +40,9 @@ OPERATORS = ("+", "-", "x", "=")
 T = TypeVar("T")
 
 _BLOCK = 4096  # problems drawn at a time; fixed, so that a smaller set is the beginning of a larger one
+_SMALL = 0.8  # of problems have operands of at most max_value // 3 alone; "large" draws from above that
+_PUZZLES = 0.2  # of problems are in the second template,
+_LONG_PUZZLES = 0.1  # and of these have a number of steps from the whole range; the others have one step
 _DRAWS_A_STEP = 3  # operation, operand, verb
 _DRAWS_A_PROBLEM = 6  # person, object, regime, template, number of steps, first value
 
@@ -54,10 +57,6 @@ class SyntheticConfig(Checked):
         train_size: number of training problems; a smaller set is the beginning of a larger one.
         valid_size: number of validation problems.
         test_size: number of problems in each of "test", "large" and "template".
-        small_share: share of problems whose operands are all at most max_value // 3; "large" draws from above that
-            alone.
-        puzzle_share: share of problems in the second template.
-        long_puzzle_share: share of these with a number of steps from the whole range; the others have one step.
         written_share: share of training problems whose steps are written; of the others there is the answer alone.
         seed: seed of all sets.
     """
@@ -67,9 +66,6 @@ class SyntheticConfig(Checked):
     train_size: int = setting(30_000, least=1)
     valid_size: int = setting(500, least=1)
     test_size: int = setting(1_000, least=1)
-    small_share: float = setting(0.8, least=0, most=1)
-    puzzle_share: float = setting(0.2, least=0, most=1)
-    long_puzzle_share: float = setting(0.1, least=0, most=1)
     written_share: float = setting(1.0, least=0, most=1)
     seed: int = setting(0, least=0)
 
@@ -105,7 +101,7 @@ def synthetic_problems(name: str, config: SyntheticConfig) -> tuple[Problem, ...
     size = {"train": config.train_size, "valid": config.valid_size}.get(name, config.test_size)
     problems: list[Problem] = []
     most_draws = 20 * size + 10_000
-    for problem in islice(_candidates(name, config), most_draws):
+    for problem in itertools.islice(_candidates(name, config), most_draws):
         if problem.question in taken:
             continue
         taken.add(problem.question)
@@ -119,15 +115,14 @@ def synthetic_problems(name: str, config: SyntheticConfig) -> tuple[Problem, ...
 
 
 def vocabulary() -> tuple[str, ...]:
-    """Every word of both templates and of the steps, without the numbers."""
-    found: list[str] = [*_FRAME_WORDS, *OPERATORS, *_PEOPLE, *dict.fromkeys(_PEOPLE.values()), *_OBJECTS]
-    for verbs in (*_STORY_VERBS.values(), *_PUZZLE_VERBS.values()):
-        found += verbs
-    return tuple(dict.fromkeys([*found, *_STORY_FACTORS.values(), *_PUZZLE_FACTORS.values()]))
+    """Return every word of both templates and of the steps, without the numbers."""
+    verbs = itertools.chain(*_STORY_VERBS.values(), *_PUZZLE_VERBS.values(), _STORY_FACTORS.values())
+    nouns = [*_FRAME_WORDS, *OPERATORS, *_PEOPLE, *_PEOPLE.values(), *_OBJECTS]
+    return tuple(dict.fromkeys([*nouns, *verbs, *_PUZZLE_FACTORS.values()]))
 
 
-def words(max_value: int) -> tuple[str, ...]:
-    """`vocabulary`, and the numbers up to the largest."""
+def synthetic_words(max_value: int) -> tuple[str, ...]:
+    """Return `vocabulary`, and the numbers up to the largest."""
     return (*vocabulary(), *map(str, range(max_value + 1)))
 
 
@@ -147,10 +142,10 @@ def _make(name: str, config: SyntheticConfig, row: list[float]) -> Problem:
     if name == "large":
         low, high = small + 1, config.max_value
     else:
-        low, high = 1, small if regime < config.small_share else config.max_value
-    puzzle = name == "template" or (name != "large" and template < config.puzzle_share)
-    # Among puzzles that draw is uniform below puzzle_share, so it can decide their length too.
-    short = name != "template" and config.puzzle_share * config.long_puzzle_share <= template
+        low, high = 1, small if regime < _SMALL else config.max_value
+    puzzle = name == "template" or (name != "large" and template < _PUZZLES)
+    # Among puzzles that draw is uniform below their share, so it can decide their length too.
+    short = name != "template" and template >= _PUZZLES * _LONG_PUZZLES
     count = 1 if puzzle and short else _ranged(length, 2 if name == "template" else 1, config.max_steps)
     value = start = _ranged(first, low, high)
     steps: list[_Step] = []

@@ -34,11 +34,6 @@ TEXT_ANSWER = "####"  # as GSM8K's solutions have it
 PAD, UNK, EOS = "<pad>", "<unk>", "<eos>"
 
 
-def arithmetic_tokenizer(max_value: int) -> "PreTrainedTokenizerFast":
-    """`task_tokenizer` of the synthetic problems, with a token for each number in 0..max_value."""
-    return task_tokenizer("synthetic", max_value)
-
-
 def task_tokenizer(task: str, number: int) -> "PreTrainedTokenizerFast":
     """A word-level tokenizer for a generated task: one token a word.
 

@@ -30,7 +30,7 @@ SHARED = {
     "mixed": "Share of prompts whose rewards differ, which alone have a gradient.",
     "latent_steps": "Mean number of latents of the training rollouts.",
     "answer_tokens": "Mean number of tokens that the training rollouts write.",
-    "cut": "Share of training rollouts without an end within the budget of answer tokens.",
+    "cut": "Share of training rollouts without an end within the maximum of new tokens.",
     "tokens_per_second": "Latents and answer tokens that are rolled out in a second of training.",
     "groups_drawn": "Prompts that were rolled out for a step (`config.rl.dynamic_batches`).",
     "groups_kept": "Of those, prompts with right and wrong rollouts, which the step learned from.",

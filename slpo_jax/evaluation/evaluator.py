@@ -39,21 +39,21 @@ class EvaluateConfig:
         prompt_multiple: problems whose prompts fit the same multiple of this (or config.prompt_slots) share batches;
             each is compiled.
         samples: k of Pass@k, rollouts under noise for each problem and seed; 0 is Acc alone.
-        seeds: of Pass@k, for its standard error.
-        dropout: rate of it in these rollouts; None is config.dropout.rate.
-        temperature: of the answers in these rollouts, which are greedy in Acc; 0 is greedy here too.
+        seeds: seeds of the noise, for Pass@k and its standard error.
+        dropout: dropout rate of these rollouts; None is config.dropout.rate.
+        temperature: temperature of the answers in these rollouts, which are greedy in Acc; 0 is greedy here too.
         top_k: likeliest tokens that they are sampled from; 0 is all.
         top_p: then the likeliest of these that have this probability together; 1 is all.
-        max_answer_tokens: A; None is config.max_answer_tokens.
+        max_answer_tokens: A, the maximum of new tokens; None is config.max_answer_tokens.
         scorers: the report has best-of-k and score-weighted votes by each.
-        reward_model: of the scorer latent_rm: WORKDIR/checkpoints/latent_rm of another run, or one in its authors'
-            layout, a directory, file or hub id; "" is this run's.
-        beams: of a search over latents by latent_rm, see `evaluation.beam`; 0 is none.
-        candidates: of each beam's next latent.
+        reward_model: model of the scorer latent_rm: WORKDIR/checkpoints/latent_rm of another run, or one in its
+            authors' layout, a directory, file or hub id; "" is this run's.
+        beams: beams of a search over latents by latent_rm, see `evaluation.beam`; 0 is none.
+        candidates: candidates for each beam's next latent.
         by_steps: without a gate, a problem's thought has as many latents as the problem has steps, T at most: it is
             told how far to think, as in the published evaluation of recipe frontier.
-        thresholds: of the gate, swept on the validation split.
-        probed: problems a set of which it is kept when each latent would stop, and the tokens nearest to it.
+        thresholds: the gate's thresholds that are tried on the validation split.
+        probed: problems a set whose latents' stop probabilities and nearest tokens are kept.
         save_latents: also write eval/ROW/NAME.latents.npz.
     """
 

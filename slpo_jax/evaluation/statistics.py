@@ -242,7 +242,7 @@ METRICS = {
     ),
     "cut": Metric(
         "truncated",
-        "Share of greedy rollouts without an end within the budget of answer tokens: always wrong.",
+        "Share of greedy rollouts without an end within the maximum of new tokens: always wrong.",
         lambda records: records.cut,
         paired=False,
     ),

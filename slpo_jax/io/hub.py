@@ -1,17 +1,11 @@
 """Whether the Hugging Face hub can be asked; shared by everything that takes hub ids."""
 
-import os
 import re
-import socket
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from slpo_jax.errors import UserError, first_line, key_name
 
 TEXTS = ("*.json", "merges.txt", "*.jinja", "README.md")  # config, tokenizer and card
-_TRUE = {"1", "ON", "YES", "TRUE"}
-_OFFLINE = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE")
-_PROXIES = ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")
 _HUB_ID = re.compile(r"([\w.-]+/)?[\w.-]+")
 
 
@@ -21,20 +15,15 @@ def is_hub_id(text: str) -> bool:
 
 
 def hub_reachable() -> bool:
-    """Whether asking the hub has a point; without a network the clients would retry for most of a minute.
+    """Whether the hub answers its client, which HF_HUB_OFFLINE, a proxy and HF_ENDPOINT are known to.
 
-    Returns:
-        False where HF_HUB_OFFLINE (or its older names) is set, or the hub's host has no address. A proxy resolves names
-        itself, so that behind one the answer is True.
+    Without a network `datasets` by itself would try again for half a minute.
     """
-    if any(os.environ.get(name, "").upper() in _TRUE for name in _OFFLINE):
-        return False
-    if any(os.environ.get(name) for name in _PROXIES):
-        return True
-    host = urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co")).hostname
+    from huggingface_hub import constants, get_session
+
     try:
-        socket.getaddrinfo(host, None)
-    except OSError:
+        get_session().head(constants.ENDPOINT, timeout=constants.HF_HUB_ETAG_TIMEOUT)
+    except Exception:  # the client raises errors of several libraries
         return False
     return True
 
@@ -50,12 +39,10 @@ def snapshot(hub_id: str, key: str, patterns: tuple[str, ...] = TEXTS) -> Path:
     """
     from huggingface_hub import snapshot_download
 
-    reachable = hub_reachable()
     try:
-        return Path(snapshot_download(hub_id, allow_patterns=list(patterns), local_files_only=not reachable))
-    except Exception as error:  # the client raises errors of several libraries
-        reason = first_line(error) if reachable else "the hub can't be reached"
+        return Path(snapshot_download(hub_id, allow_patterns=list(patterns)))
+    except Exception as error:  # as above
         raise UserError(
             f"{key_name(key)}: {hub_id} is no local path, and can't be had from the Hugging Face hub or its cache "
-            f"({reason}); give a local path or check the network"
+            f"({first_line(error)}); give a local path or check the network"
         ) from error

@@ -4,10 +4,9 @@ Orbax takes a second to import, so that is done where it is used.
 """
 
 import hashlib
-import json
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -18,36 +17,48 @@ from slpo_jax.io.artifact import damage, write_checksums
 from slpo_jax.io.workdir import StageFolder
 
 
-def load_params(directory: Path, like: Any) -> Any:
-    """The parameters of a stage's newest checkpoint.
+class StoredParams(NamedTuple):
+    """Parameters of a checkpoint that were found whole, to the byte, and not read yet.
 
-    Args:
-        directory: `WORKDIR/checkpoints/STAGE`, or one step's directory in it.
-        like: parameters of the same shapes, or their `jax.ShapeDtypeStruct`s.
-    Raises:
-        UserError: no checkpoint there, a damaged one, with NaN among its values, or one of another model.
+    Attributes:
+        folder: that they lie in.
+        shapes: and types, as they were saved.
     """
-    import orbax.checkpoint as ocp
 
-    path = params_dir(directory)
-    if problem := damage(path.parent, path.name):
-        raise _damaged(path, problem)
-    with ocp.StandardCheckpointer() as checkpointer:
-        try:
-            found = checkpointer.restore(path, abstract_tree(like))
-        except (FileNotFoundError, NotADirectoryError, json.JSONDecodeError) as error:
-            raise _damaged(path, first_line(error)) from None
-        except (ValueError, KeyError) as error:
-            what = difference(stored_params(directory), like) or first_line(error)
+    folder: Path
+    shapes: Any
+
+    def read(self, like: Any = None) -> Any:
+        """Read them.
+
+        Args:
+            like: parameters of the same shapes, or their `jax.ShapeDtypeStruct`s; None is as they were saved.
+        Raises:
+            UserError: they are of another model, or damaged, with NaN among their values.
+        """
+        import orbax.checkpoint as ocp
+
+        like = self.shapes if like is None else like
+        if what := difference(self.shapes, like):
             raise UserError(
-                f"{path}: does not fit this config's model ({what}); set config.gate, config.model and "
+                f"{self.folder}: does not fit this config's model ({what}); set config.gate, config.model and "
                 "config.latent_policy as they were"
-            ) from None
-    for at, leaf in jax.tree.leaves_with_path(found):
-        # What is spread over processes is a running stage's own.
-        if leaf.is_fully_replicated and not np.isfinite(leaf).all():
-            raise _damaged(path, f"{_name(at)} holds values that are not finite")
-    return found
+            )
+        with ocp.StandardCheckpointer() as checkpointer:
+            try:
+                params = checkpointer.restore(self.folder, abstract_tree(like))
+            except (FileNotFoundError, NotADirectoryError, ValueError, KeyError) as error:
+                raise _damaged(self.folder, first_line(error)) from None
+        for at, leaf in jax.tree.leaves_with_path(params):
+            # What is spread over processes is a running stage's own.
+            if leaf.is_fully_replicated and not np.isfinite(leaf).all():
+                raise _damaged(self.folder, f"{_name(at)} holds values that are not finite")
+        return params
+
+
+def load_params(directory: Path, like: Any = None) -> Any:
+    """Read the parameters of a stage's newest checkpoint; arguments and errors as of `stored_params` and its `read`."""
+    return stored_params(directory).read(like)
 
 
 def _name(at: Any) -> str:
@@ -100,9 +111,11 @@ def unwritten(directory: Path, error: Exception | str, remedy: str) -> SaveError
     return SaveError(f"{directory}: the checkpoint can't be written ({reason}); {remedy}")
 
 
-def stored_params(directory: Path) -> Any:
-    """Shapes and types of a checkpoint's parameters, as they were saved.
+def stored_params(directory: Path) -> StoredParams:
+    """Find a checkpoint's parameters, and check their files.
 
+    Args:
+        directory: `WORKDIR/checkpoints/STAGE`, or one step's directory in it.
     Raises:
         UserError: no checkpoint there, or a damaged one.
     """
@@ -113,11 +126,12 @@ def stored_params(directory: Path) -> Any:
         raise _damaged(path, problem)
     try:
         # Not by a checkpointer: it would warn that the parameters, one item of a checkpoint, lack the whole's metadata.
-        found = ocp.StandardCheckpointHandler().metadata(path).tree
+        tree = ocp.StandardCheckpointHandler().metadata(path).tree
     except (FileNotFoundError, NotADirectoryError, ValueError, KeyError) as error:
         raise _damaged(path, first_line(error)) from None
     device = SingleDeviceSharding(jax.local_devices()[0])
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device), found)
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device), tree)
+    return StoredParams(path, shapes)
 
 
 def is_checkpoint(directory: Path) -> bool:
@@ -165,9 +179,9 @@ def params_digest(params: Any) -> str:
 
     Not of the checkpoint's files, whose names and layout differ between two savings of the same numbers.
     """
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         array = np.asarray(leaf)
-        found.update(f"{jax.tree_util.keystr(path)} {array.dtype} {array.shape}\n".encode())
-        found.update(array.tobytes())
-    return found.hexdigest()
+        digest.update(f"{jax.tree_util.keystr(path)} {array.dtype} {array.shape}\n".encode())
+        digest.update(array.tobytes())
+    return digest.hexdigest()

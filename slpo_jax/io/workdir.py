@@ -8,7 +8,6 @@ WORKDIR/
     STAGE/  config.json  finished  STEP/    what the stage was run with, its last step, its states
             rule.json                       the threshold or number of latents that was chosen for it
             adapters/                       that were trained, as PEFT saves them; STEP/ has them merged
-    STAGE_best/  STEP/                      of the best validation, where the stage has any
     STAGE.digest.json                       of the stage's parameters
   labels/  manifest.json  NUMBER.npz        of the stage latent_rm's thoughts
   eval/
@@ -28,7 +27,6 @@ from slpo_jax.runtime import hosts
 from slpo_jax.stages import RL
 
 REASONER_FOLDER = "reasoner"
-BEST = "_best"
 _CHECKPOINTS = "checkpoints"
 
 
@@ -60,7 +58,7 @@ class StageFolder:
     Attributes:
         path: WORKDIR/checkpoints/STAGE.
         name: the stage's.
-        facts: what the stage's result depends on, and so its best checkpoint's.
+        facts: what the stage's result depends on.
         finished: the stage's last step; there once the stage was run to its end.
         rule: how its rollouts stop, see `evaluation.report_rows.write_rule`.
         adapters: folder of the adapters that it has merged.
@@ -69,7 +67,7 @@ class StageFolder:
 
     def __init__(self, path: Path):
         self.path, self.name = path, path.name
-        self.facts = path.parent / path.name.removesuffix(BEST) / "config.json"
+        self.facts = path / "config.json"
         self.finished = path / "finished"
         self.rule = path / "rule.json"
         self.adapters = path / "adapters"
@@ -164,10 +162,6 @@ class Workdir:
     def stage(self, name: str) -> StageFolder:
         """The folder of a stage, whether it is there or not."""
         return StageFolder(self.checkpoints / name)
-
-    def best(self, stage: str) -> StageFolder:
-        """The folder of the parameters of a stage's best validation so far."""
-        return self.stage(f"{stage}{BEST}")
 
     def digest(self, stage: str) -> Path:
         """The digest of a stage's parameters; without a stage, of what the run started from."""

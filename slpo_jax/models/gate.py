@@ -20,7 +20,7 @@ class GateConfig(Checked):
     Attributes:
         enabled: False: there is no gate, and thought always has T latents.
         hidden: width of the MLP's hidden layer; 0 is a linear head.
-        dropout: of the head, while it trains in the cold start.
+        dropout: dropout rate of the head, while it trains in the cold start.
         detached: keep the gate's gradient from the latents.
     """
 

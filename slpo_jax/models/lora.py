@@ -20,10 +20,11 @@ class LoraConfig(Checked):
     """The sections `config.imitate.lora` and `config.rl.lora`.
 
     Attributes:
-        rank: of the updates; above 0 adapters of the blocks' kernels, and a projector, are trained instead of the whole
-            reasoner, and merged in the stage's checkpoint.
+        rank: rank of the updates; above 0 adapters of the blocks' kernels, and a projector, are trained instead of the
+            whole reasoner, and merged in the stage's checkpoint.
         alpha: the updates' scale times the rank.
-        kernels: names of those in each block, such as q_proj (Llama) or c_attn (GPT-2); () is all.
+        kernels: names of the kernels that are adapted in each block, such as q_proj (Llama) or c_attn (GPT-2); () is
+            all.
     """
 
     rank: int = setting(0, least=0, note="0 trains all parameters")

@@ -201,7 +201,7 @@ class ModelConfig(Checked):
 
     Attributes:
         n_layer: blocks.
-        n_head: heads of queries.
+        n_head: attention heads (of queries).
         n_embd: D, the width of hidden states and latents.
         n_positions: positions of a sequence: prompt, latents and answer.
         n_inner: width of the feed-forward layer; 0 is 4 * n_embd.
@@ -209,9 +209,9 @@ class ModelConfig(Checked):
         rope_theta: base of Llama's rotary frequencies.
         tied: the head is the token embedding.
         projector: hidden width of CODI's projector and of CoLaR's head; 0 is n_embd.
-        scale: that CoLaR's latents are in, a standard deviation of embeddings; None: published for this width (GPT-2:
+        scale: unit of CoLaR's latents, a standard deviation of embeddings; None: published for this width (GPT-2:
             0.12), or 0.018.
-        dtype: of activations; auto is bfloat16 on accelerators and float32 on CPUs.
+        dtype: type of activations; auto is bfloat16 on accelerators and float32 on CPUs.
         remat: recompute activations in the backward pass.
         scan_layers: layers are a loop over one block, which is compiled once; None: on accelerators.
     """

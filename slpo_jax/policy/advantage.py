@@ -55,27 +55,9 @@ def best_positive(advantages_G: jax.Array, likelihoods_G: jax.Array) -> jax.Arra
     return jnp.where(positive_G.any(), kept_G, advantages_G)
 
 
-def subset_worth(rewards_G: jax.Array, k: int) -> jax.Array:
-    """Of each rollout: the sum over the subsets of k rollouts that it is in of their best reward, by number of subsets.
-
-    The sum over i of worth_i grad log pi is an unbiased estimate of the gradient of the expected best of k, with
-    rewards 0 and 1 that of Pass@k (PKPO, Walder and Karkhanis, 2025), so the mean over i, which the loss has, is one of
-    1/G of it.
-
-    Args:
-        rewards_G: float [G].
-        k: 1 <= k <= G.
-    """
-    chex.assert_rank(rewards_G, 1)
-    group, order_G = rewards_G.shape[0], jnp.argsort(rewards_G)
-    best_G = np.array([math.comb(j, k - 1) / math.comb(group, k) for j in range(group)])  # the j-th from below is best
-    with_GG = np.triu(np.tile(np.diff(best_G, prepend=0), (group, 1)), 1) + np.diag(best_G)  # and i is in it too
-    worth_G = jnp.sum(with_GG.astype(np.float32) * rewards_G[order_G][None], axis=1)
-    return jnp.zeros_like(worth_G).at[order_G].set(worth_G)
-
-
 def pkpo(rewards_G: jax.Array, k: int) -> jax.Array:
-    """Advantages whose policy gradient is that of the expected best of k rollouts, by PKPO's eq. 33.
+    """Advantages whose policy gradient is that of the expected best of k rollouts, by PKPO's eq. 33
+    (Walder and Karkhanis, 2025); with rewards 0 and 1 that of Pass@k.
 
     What a rollout adds to the best reward of k - 1 others, in the mean over all subsets: 0 for the worst ones and where
     all are equal. So a solved problem is left alone, with sampled answers as with greedy ones.
@@ -93,28 +75,10 @@ def pkpo(rewards_G: jax.Array, k: int) -> jax.Array:
     return jax.lax.stop_gradient(jnp.sum(added_GG * best_G[None], axis=1))
 
 
-def pkpo_sloo(rewards_G: jax.Array, k: int) -> jax.Array:
-    """The same gradient with PKPO's baseline of eq. 29, what a rollout of the others is worth when i is left out.
-
-    That is of fewer rollouts: where all have the reward r, each has -r k / (G (G - 1)). Only in the mean over sampled
-    answers does that cancel; greedy ones are pushed down on every problem that is solved.
-
-    Args:
-        rewards_G: float [G].
-        k: 1 <= k < G.
-    Returns:
-        [G], without gradient.
-    """
-    group, worth_G = rewards_G.shape[0], subset_worth(rewards_G, k)
-    baseline_G = group / ((group - 1) * (group - k)) * (worth_G.sum() - k * worth_G)
-    return jax.lax.stop_gradient(worth_G - baseline_G)
-
-
-AdvantageName = Literal["rloo", "grpo", "pkpo", "pkpo_sloo"]
+AdvantageName = Literal["rloo", "grpo", "pkpo"]
 ADVANTAGES: dict[AdvantageName, Callable[[int], Advantage]] = {
     "rloo": lambda k: rloo,
     "grpo": lambda k: grpo,
     "pkpo": lambda k: functools.partial(pkpo, k=k),
-    "pkpo_sloo": lambda k: functools.partial(pkpo_sloo, k=k),
 }
 """By name, how an advantage is made of k, which only PKPO's read."""

@@ -10,6 +10,7 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
+from flax import struct
 
 from slpo_jax.models.dropout import Dropout
 from slpo_jax.settings import Checked, setting
@@ -147,3 +148,29 @@ def stop_uniforms(keys_N: jax.Array, step: jax.Array) -> jax.Array:
 def token_keys(keys_N: jax.Array, slot: jax.Array) -> jax.Array:
     """Return keys [N] of the token that comes out of an answer slot."""
     return jax.vmap(lambda key: jax.random.fold_in(key, _TOKEN + slot))(keys_N)
+
+
+@struct.dataclass
+class PassKeys:
+    """Keys of a scoring pass (of K passes, with a leading axis): of the prompts [B] and of the trajectories [N]."""
+
+    prompts: jax.Array
+    trajectories: jax.Array
+
+
+def pass_keys(key: jax.Array, index_B: jax.Array, group: int, passes: int) -> PassKeys:
+    """Make the keys of K independent passes.
+
+    Args:
+        key: the step's scoring key.
+        index_B: int, see `PromptedBatch.index`: keys depend on it, not on places in the batch.
+        group, passes: G and K.
+    """
+    index_N, rollout_N = jnp.repeat(index_B, group), jnp.tile(jnp.arange(group), index_B.shape[0])
+
+    def one(pass_key):
+        # The trajectories count from 1, so that no trajectory's key is its prompt's.
+        prompt_keys_B = row_keys(pass_key, index_B, jnp.zeros_like(index_B))
+        return PassKeys(prompt_keys_B, row_keys(pass_key, index_N, 1 + rollout_N))
+
+    return jax.vmap(one)(jax.random.split(key, passes))

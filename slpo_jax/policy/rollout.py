@@ -99,12 +99,10 @@ class _Thought:
     hidden_ND: jax.Array | None = None
 
 
-def _draw(policy: Policy, params, hidden_ND, keys_N, step, before_N1: Action | None = None) -> Action:
-    """Draw the action of one step, leaves [N, ..], that comes after another, leaves [N, 1, ..]."""
+def _draw(policy: Policy, params, hidden_ND, keys_N, step) -> Action:
+    """Draw the action of one step, leaves [N, ..]."""
     keys_N1 = noise.draw_keys(keys_N, step[None]) if policy.config.latent_policy_noise else None
     action_N1 = policy.latent_policy.draw(params, hidden_ND[:, None], keys_N1)
-    if before_N1 is not None and policy.latent_policy.after is not None:
-        action_N1 = policy.latent_policy.after(params, action_N1, before_N1)
     return jax.tree.map(lambda x: x[:, 0], action_N1)
 
 
@@ -171,7 +169,7 @@ def _latent_step(
         fed = jnp.where(is_fed, action, 0).astype(actions.dtype)
         return jax.lax.dynamic_update_slice_in_dim(actions, fed[:, None], t - 1, axis=1)
 
-    action = _given(given, t + 1, _draw(policy, params, hidden_N1D[:, 0], keys_N, t + 1, action_N1))
+    action = _given(given, t + 1, _draw(policy, params, hidden_N1D[:, 0], keys_N, t + 1))
     if policy.latent_policy.halts is not None:
         goes_on_N &= ~(_halts(policy, params, action) & (t >= policy.latent_policy.least))
         stops_N = thought.active_N & ~goes_on_N

@@ -13,6 +13,7 @@ from flax import struct
 from slpo_jax.models.packing import Packing, most_used, pack
 from slpo_jax.policy import noise
 from slpo_jax.policy.latent_policies import Action
+from slpo_jax.policy.noise import PassKeys
 from slpo_jax.policy.policy import Policy, Prompts, RolloutConfig, encode_prompts
 from slpo_jax.policy.rollout import Replay, Trajectories
 from slpo_jax.rewards.verifier import answer_mask, is_end, said_eos
@@ -95,14 +96,6 @@ class Scores:
     halting_log_prob: jax.Array | None = None
 
 
-@struct.dataclass
-class PassKeys:
-    """Keys of a scoring pass (of K passes, with a leading axis): of the prompts [B] and of the trajectories [N]."""
-
-    prompts: jax.Array
-    trajectories: jax.Array
-
-
 @dataclasses.dataclass(frozen=True)
 class Capacity:
     """The slots of a row in a scoring pass, for all of its rollouts (`Policy.row_of`) together; static.
@@ -114,24 +107,6 @@ class Capacity:
 
     latents: int
     answers: int
-
-
-def pass_keys(key: jax.Array, index_B: jax.Array, group: int, passes: int) -> PassKeys:
-    """Make the keys of K independent passes.
-
-    Args:
-        key: the step's scoring key.
-        index_B: int, see `PromptedBatch.index`: keys depend on it, not on places in the batch.
-        group, passes: G and K.
-    """
-    index_N, rollout_N = jnp.repeat(index_B, group), jnp.tile(jnp.arange(group), index_B.shape[0])
-
-    def one(pass_key):
-        # The trajectories count from 1, so that no trajectory's key is its prompt's.
-        prompt_keys_B = noise.row_keys(pass_key, index_B, jnp.zeros_like(index_B))
-        return PassKeys(prompt_keys_B, noise.row_keys(pass_key, index_N, 1 + rollout_N))
-
-    return jax.vmap(one)(jax.random.split(key, passes))
 
 
 def full_capacity(policy: Policy, group: int) -> Capacity:
@@ -205,48 +180,46 @@ def score(
         unused_N = jnp.broadcast_to(jax.random.key(0), trajectories.keys.shape)
         keys = PassKeys(unused_N[: prompts.tokens.shape[0]], unused_N)
     group = keys.trajectories.shape[-1] // keys.prompts.shape[-1]
-    capacity = capacity or full_capacity(policy, group)
+    capacity, together = capacity or full_capacity(policy, group), policy.row_of(group)
     fed_NT, spoken_NA = used_slots(policy, trajectories)
-    together = policy.row_of(group)
     fed_NS = fed_slots(spoken_NA, policy.config)
-    thoughts, answers = pack(fed_NT, together, capacity.latents), pack(fed_NS, together, capacity.answers)
-    one_pass = functools.partial(_pass, policy, params, prompts, trajectories, thoughts, answers, advantages_NT)
-    # Of all passes at once: the head's products, and its gradient, are one.
+    layout = _Layout(pack(fed_NT, together, capacity.latents), pack(fed_NS, together, capacity.answers), spoken_NA)
+    forward = functools.partial(_forward, policy, params, prompts, trajectories, layout, advantages_NT)
     over_passes = jax.vmap if keys.prompts.ndim == 2 else lambda function: function
-    actions, log_probs, *hidden = over_passes(one_pass)(keys)
-    if temperature != 1.0:
-        hidden = jax.tree.map(lambda x: x / temperature, hidden)  # logits are linear in it
-    before, last = hidden
-    if not policy.config.closing_ids:
-        hidden_NAD, answered = before, policy.reasoner.log_probs(params, before, trajectories.tokens, spoken_NA)[0]
-    else:
-        closing, tokens_NA = policy.config.closing_slots, trajectories.tokens
-        targets_NS = jnp.pad(tokens_NA, ((0, 0), (closing, 0))) if closing else tokens_NA
-        packed, _ = policy.reasoner.log_probs(params, before, answers.packed(targets_NS), answers.used_BS)
-        answered = over_passes(answers.unpacked)(packed)[..., closing:]
-        hidden_NAD = over_passes(answers.unpacked)(before)[..., closing:, :]
-    halting = None
-    if last is not None and policy.latent_policy.halting_token is not None:
-        token_N1 = jnp.full((trajectories.keys.size, 1), policy.latent_policy.halting_token)
-        halting = policy.reasoner.log_probs(params, last[..., None, :], token_N1)[0][..., 0]
-    return Scores(actions, log_probs, answered, jnp.sum(answered, axis=-1, where=spoken_NA), hidden_NAD, halting)
+    return _read_out(policy, params, trajectories, layout, over_passes, over_passes(forward)(keys), temperature)
 
 
-def _pass(
-    policy: Policy, params, prompts, trajectories, thoughts: Packing, answers: Packing, advantages_NT, keys
-) -> tuple[Action, jax.Array | None, jax.Array, jax.Array | None]:
-    """Run one pass: `Scores.actions` and `action_log_probs`, and the hidden states that tokens come out of.
+@struct.dataclass
+class _Layout:
+    """Where the used slots of thoughts and answers lie in the prompts' rows; the answers' tokens, bool [N, A]."""
 
-    Returns:
-        the third, of the answers, as these are packed, or [N, A, D] where no marker stands before them; the last, of
-        the token that halts, [N, D], or None.
+    thoughts: Packing
+    answers: Packing
+    spoken_NA: jax.Array
+
+
+@struct.dataclass
+class _Pass:
+    """One pass, before the head: `Scores.actions`, `Scores.action_log_probs`, and what tokens come out of.
+
+    Attributes:
+        before: hidden states of the answers, as these are packed, or [N, A, D] where no marker stands before them.
+        last_ND: of the token that halts, or None.
     """
-    reasoner, latent_policy = policy.reasoner, policy.latent_policy
+
+    actions: Action
+    action_log_probs: jax.Array | None
+    before: jax.Array
+    last_ND: jax.Array | None
+
+
+def _forward(policy: Policy, params, prompts, trajectories, layout: _Layout, advantages_NT, keys: PassKeys) -> _Pass:
+    reasoner, latent_policy, thoughts = policy.reasoner, policy.latent_policy, layout.thoughts
     config, steps_T = policy.config, jnp.arange(1, policy.config.max_latents + 1)
     noisy = noise.prompt_dropout(keys.prompts, prompts.valid, config.dropout_rate, config.dropout_where)
     first_BD, prefix = encode_prompts(reasoner, params, prompts, noisy)
     first_ND = jnp.repeat(first_BD, keys.trajectories.shape[0] // keys.prompts.shape[0], axis=0)
-    inputs = _side_by_side(policy, params, prompts, trajectories, keys, thoughts, answers)
+    inputs = _side_by_side(policy, params, prompts, trajectories, keys, layout)
     hidden_BSD, _ = reasoner.forward(params, prefix=prefix, **inputs)
     # What comes after slot t is step t + 1's.
     of_step = functools.partial(_of_step, thoughts, first_ND[:, None], hidden_BSD)
@@ -264,8 +237,30 @@ def _pass(
     before, last_ND = hidden_BSD[:, thoughts.capacity :], None
     if can_halt(policy) or not config.closing_ids:
         last_ND = _last(first_ND, thoughts.unpacked(hidden_BSD[:, : thoughts.capacity]), trajectories.lengths)
-        before = before if config.closing_ids else one_later(last_ND, answers.unpacked(before))
-    return actions, log_probs, before, last_ND if can_halt(policy) else None
+        before = before if config.closing_ids else one_later(last_ND, layout.answers.unpacked(before))
+    return _Pass(actions, log_probs, before, last_ND if can_halt(policy) else None)
+
+
+def _read_out(policy: Policy, params, trajectories, layout: _Layout, over_passes, passes: _Pass, temperature) -> Scores:
+    """Put the head on the hidden states of all passes at once: its products, and its gradient, are one."""
+    reasoner, config, answers, tokens_NA = policy.reasoner, policy.config, layout.answers, trajectories.tokens
+    before, last = passes.before, passes.last_ND
+    if temperature != 1.0:
+        before, last = jax.tree.map(lambda x: x / temperature, (before, last))  # logits are linear in it
+    if not config.closing_ids:
+        hidden_NAD, answered = before, reasoner.log_probs(params, before, tokens_NA, layout.spoken_NA)[0]
+    else:
+        closing = config.closing_slots
+        targets_NS = jnp.pad(tokens_NA, ((0, 0), (closing, 0))) if closing else tokens_NA
+        packed, _ = reasoner.log_probs(params, before, answers.packed(targets_NS), answers.used_BS)
+        answered = over_passes(answers.unpacked)(packed)[..., closing:]
+        hidden_NAD = over_passes(answers.unpacked)(before)[..., closing:, :]
+    halting = None
+    if last is not None:
+        token_N1 = jnp.full((trajectories.keys.size, 1), policy.latent_policy.halting_token)
+        halting = reasoner.log_probs(params, last[..., None, :], token_N1)[0][..., 0]
+    answer_log_prob = jnp.sum(answered, axis=-1, where=layout.spoken_NA)
+    return Scores(passes.actions, passes.action_log_probs, answered, answer_log_prob, hidden_NAD, halting)
 
 
 def can_halt(policy: Policy) -> bool:
@@ -293,11 +288,10 @@ def _of_step(thoughts: Packing, first_N1D, hidden_BSD, function, first_argument,
     return jax.tree.map(lambda a, b: jnp.concatenate([a, thoughts.unpacked(b)[:, :-1]], axis=1), first, later)
 
 
-def _side_by_side(
-    policy: Policy, params, prompts, trajectories, keys: PassKeys, thoughts: Packing, answers: Packing
-) -> dict[str, Any]:
+def _side_by_side(policy: Policy, params, prompts, trajectories, keys: PassKeys, layout: _Layout) -> dict[str, Any]:
     """Lay out the forward pass over the prompts' rows: the packed latents, then the packed answers."""
-    config, group = policy.config, keys.trajectories.shape[0] // keys.prompts.shape[0]
+    config, thoughts, answers = policy.config, layout.thoughts, layout.answers
+    group = keys.trajectories.shape[0] // keys.prompts.shape[0]
     rate, where = config.dropout_rate, config.dropout_where
     before_N1, lengths_N1 = jnp.repeat(prompts.lengths, group)[:, None], trajectories.lengths[:, None]
     steps_T, slots_S = jnp.arange(1, config.max_latents + 1), jnp.arange(config.suffix_slots)

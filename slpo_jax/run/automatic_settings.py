@@ -74,17 +74,17 @@ class Choice(NamedTuple):
 def choices(measured: Measured) -> list[Choice]:
     """Everything that depends on lengths and sizes."""
     prompts, answer = measured.prompts, max(measured.answers)
-    said = f"the longest answer {answer} with its end"
+    longest = f"the longest answer {answer} with its end"
     if answer == 1:
-        answer, said = _NO_ANSWER, f"none has an answer, for which there are {_NO_ANSWER}"
+        answer, longest = _NO_ANSWER, f"none has an answer, for which there are {_NO_ANSWER}"
     if not measured.architecture.has_latents:
         answer = max(*measured.written, answer)
-        said = f"the longest solution {answer} with its answer"
+        longest = f"the longest solution {answer} with its answer"
     slots = measured.or_given("prompt_slots", buckets(prompts))
     budget = measured.or_given("max_answer_tokens", answer + 2)
     lengths = Choice(
         {"prompt_slots": slots, "max_answer_tokens": budget, "evaluate.prompt_multiple": max(slots)},
-        f"the longest prompt has {max(prompts)} tokens, three of four up to {_quantile(prompts, 0.75)}; {said}",
+        f"the longest prompt has {max(prompts)} tokens, three of four up to {_quantile(prompts, 0.75)}; {longest}",
     )
     thought = thought_of(measured)
     latents = measured.or_given("max_latents", thought.values["max_latents"])
@@ -108,12 +108,12 @@ def _ungated(measured: Measured) -> dict[str, Any]:
     """Without a gate; an architecture whose thoughts or answers are drawn is rewarded for what was drawn."""
     if measured.gated:
         return {}
-    found: dict[str, Any] = {"gate.enabled": False}
+    values: dict[str, Any] = {"gate.enabled": False}
     if not measured.latent_policy and measured.architecture.has_latents:
-        return found
-    found |= {"dropout.rate": 0.0, "rl.objectives": ("grpo",), "rl.temperature": 1.0}
-    found["objective.grpo.reduction"] = "sum" if measured.latent_policy else "sequence_mean"
-    return found | (
+        return values
+    values |= {"dropout.rate": 0.0, "rl.objectives": ("grpo",), "rl.temperature": 1.0}
+    values["objective.grpo.reduction"] = "sum" if measured.latent_policy else "sequence_mean"
+    return values | (
         {"latent_policy.name": measured.latent_policy} if measured.latent_policy else {"evaluate.temperature": 1.0}
     )
 
@@ -162,8 +162,8 @@ def _distilled(measured: Measured, usual: int) -> dict[str, Any]:
         return {}
     if not usual:
         return {"imitate.recipe": "curriculum"}
-    found = {} if measured.parameters >= _LARGE else {f"imitate.{recipe}.distil_factor": 1.0}
-    return found | ({f"imitate.{recipe}.last_step": True} if usual < 2 else {})
+    values = {} if measured.parameters >= _LARGE else {f"imitate.{recipe}.distil_factor": 1.0}
+    return values | ({f"imitate.{recipe}.last_step": True} if usual < 2 else {})
 
 
 def model(measured: Measured, latents: int, slots: int, budget: int) -> list[Choice]:
@@ -177,13 +177,13 @@ def model(measured: Measured, latents: int, slots: int, budget: int) -> list[Cho
         shapes = {"n_layer": 2 if measured.problems < 1_000 else 4, "n_head": 2, "n_embd": 64}
         shapes["n_positions"] = _up(max(needed, slots + budget + latents), 64)
         return [Choice({f"model.{key}": value for key, value in shapes.items()}, "small, for random weights")]
-    found = []
+    chosen = []
     if measured.parameters >= _LARGE:
-        found.append(Choice({"model.remat": True, "model.scan_layers": True}, "a large model: memory before speed"))
+        chosen.append(Choice({"model.remat": True, "model.scan_layers": True}, "a large model: memory before speed"))
     if needed > measured.positions:
         why = f"longer problems don't fit in its {measured.positions} positions with the latents"
-        found.append(Choice({"imitate.max_tokens": measured.positions - latents}, why))
-    return found
+        chosen.append(Choice({"imitate.max_tokens": measured.positions - latents}, why))
+    return chosen
 
 
 def schedule(measured: Measured) -> list[Choice]:

@@ -149,7 +149,7 @@ class _Evaluation:
         for name in run.tests:
             files, test = run.workdir.set_files(name, row.name), run.test_set(name)
             facts: dict[str, Any] = {"checkpoint": row.checkpoint, "settings": settings} | self._asked
-            facts |= problems_facts(test, config.limit) | {"set": name, "left_out": test.left_out}
+            facts |= problems_facts(test, config.limit) | {"set": name, "left_out": test.problems.left_out}
             what, needed = digest(facts), (files.records.name, *[files.latents.name] * config.save_latents)
             cache = RolloutCache(files.partial, what)
             if not hosts.decided(artifact.is_current(files.manifest, facts, needed)):

@@ -8,7 +8,6 @@ from slpo_jax.config.sections import values
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.report_rows import BEST_FIXED, Row
 from slpo_jax.io.files import as_json, flatten
-from slpo_jax.io.workdir import StageFolder
 from slpo_jax.run.experiment import Experiment, Stage
 from slpo_jax.stages import ABOUT, CONTROL, IMITATE, NO_THOUGHT, RL
 from slpo_jax.training.objectives import OBJECTIVES
@@ -101,8 +100,8 @@ def trained_with(stage: Stage) -> dict[str, Any]:
     """What a stage's checkpoint, or without a name `config.init`, was trained with, as it stands beside it."""
     if stage.name:
         return stage.folder.said()
-    orbax, init = stage.run.checkpoint.orbax, {"init": stage.run.config.init}
-    return init if orbax is None else init | StageFolder.of(orbax).said()
+    opened, init = stage.run.checkpoint.opened, {"init": stage.run.config.init}
+    return init | opened.stage.said() if opened and opened.stage else init
 
 
 def reported_settings(facts: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,15 +2,16 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from absl import logging
 
 from slpo_jax.checkpoints.decode_settings import go_with
-from slpo_jax.checkpoints.detect import identify, newest_checkpoint
+from slpo_jax.checkpoints.identity import identify
 from slpo_jax.config.config import Config, rl_of
+from slpo_jax.config.sections import changed
 from slpo_jax.errors import UserError
 from slpo_jax.io.workdir import StageFolder, Workdir
 from slpo_jax.run.setup import Setup, assemble
@@ -25,6 +26,7 @@ class Experiment(Setup):
 
     workdir: Workdir
     log: MetricsLog
+    plans: dict[str, Any] = dataclasses.field(default_factory=dict, init=False)  # of stages that were checked, by name
 
     @functools.cached_property
     def stage(self) -> Callable[[str], "Stage"]:
@@ -77,8 +79,8 @@ class Stage:
     @functools.cached_property
     def settings(self) -> Any:
         """Its section of the config, with what an objective has of its own instead."""
-        own = getattr(self.run.config, self.section)
-        return own if self.section != RL else rl_of(own, self.run.config.objective[self.name])
+        section = getattr(self.run.config, self.section)
+        return section if self.section != RL else rl_of(section, self.run.config.objective[self.name])
 
     @functools.cached_property
     def validated_every(self) -> int:
@@ -96,34 +98,31 @@ class Stage:
             UserError: that one is neither there nor about to be.
         """
         config, after = self.run.config, ""
-        if self.name == LATENT_RM:
-            after = config.latent_rm.after
-        elif self.section == RL and self.name in config.objective:  # else the config doesn't know what left it
+        if self.section == RL and self.name in config.objective:  # else the config doesn't know what left it
             after = config.objective[self.name].after
         usual = {IMITATE: (IMITATE,) * (self.name == CONTROL), COLD_START: (IMITATE,)}.get(self.section, USUAL_START)
-        for each in map(self.run.stage, (after,) if after else usual):
-            if each.folder.is_finished or each.wanted:
-                return each
+        for stage in map(self.run.stage, (after,) if after else usual):
+            if stage.folder.is_finished or stage.wanted:
+                return stage
         if after:
-            key = self.name if self.name == LATENT_RM else f"objective.{self.name}"
-            raise UserError(f"config.{key}.after: {after} is not in {self.run.workdir}; run that before {self.name}")
+            raise UserError(
+                f"config.objective.{self.name}.after: {after} is not in {self.run.workdir}; run that before {self.name}"
+            )
         return self.run.stage("")
 
 
-def build(config: Config, workdir: Path, given: Collection[str] = ()) -> Experiment:
+def build(config: Config, workdir: Path) -> Experiment:
     """Everything that a config describes, except data sets, which are read when a stage asks for them.
 
-    Args:
-        given: see `checkpoints.decode_settings.go_with`.
     Raises:
         UserError: a key's value can't be used.
     """
     paths, identity = Workdir(workdir), None
     if config.init:
-        config = dataclasses.replace(config, init=newest_checkpoint(config.init))
         identity = identify(config.init, config.base, config.lora_alpha)
-    config, lines = go_with(config, identity, paths, given)
-    if config.base and not (identity and identity.from_base):
+        config = changed(config, {"init": identity.source})
+    config, lines = go_with(config, identity, paths)
+    if config.base and not (identity and identity.base):
         why = f"{config.init} has a config and a tokenizer of its own" if config.init else "config.init is not set"
         lines.append(f"config.base: {config.base} is not used, {why}")
     setup = assemble(config, paths, identity)

@@ -108,11 +108,19 @@ def planned(setup: Setup, name: str = IMITATE) -> tuple[Recipe, list[Phase], lis
     return recipe, plan, [setup.optimizer_config(IMITATE, n, **rate) for n, rate in zip(steps, own, strict=True)]
 
 
+def _plan(stage: Stage) -> tuple[Recipe, list[Phase], list[OptimizerConfig], EncodedProblems]:
+    """Return what is `planned` and `imitated`: what was worked out when the stage was checked, or begins as it does."""
+    plans, name = stage.run.plans, NO_THOUGHT if stage.name == NO_THOUGHT else IMITATE
+    if name not in plans:
+        made = planned(stage.run, name)
+        plans[name] = *made, imitated(stage.run, *made[:2])
+    return plans[name]
+
+
 def check(stage: Stage) -> None:
     """Fail before the first stage on problems or settings that could not be imitated."""
     if not stage.folder.is_finished:
-        recipe, plan, _ = planned(stage.run, stage.name)
-        imitated(stage.run, recipe, plan)
+        _plan(stage)
 
 
 def train(stage: Stage) -> None:
@@ -122,8 +130,8 @@ def train(stage: Stage) -> None:
     with them.
     """
     run, config = stage.run, _settings(stage.settings, stage.name)
-    recipe, plan, optimizer_configs = planned(run, stage.name)
-    problems, more = imitated(run, recipe, plan), run.config.rl.steps if stage.name == CONTROL else 0
+    recipe, plan, optimizer_configs, problems = _plan(stage)
+    more = run.config.rl.steps if stage.name == CONTROL else 0
     if stage.name == IMITATE:  # the others imitate the same
         _say(run, recipe, plan, problems)
     stage_run, state, trained, saved = _begun(stage, recipe, plan, optimizer_configs[0], more)

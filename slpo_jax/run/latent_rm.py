@@ -34,7 +34,7 @@ from slpo_jax.runtime.mesh import EVERYWHERE, ROWS, over_rows, shard_rows
 from slpo_jax.runtime.progress import Progress, begin
 from slpo_jax.training.latent_rm_loss import LabelledBatch, complete, draw_thoughts, make_loss
 
-_OWN = ("problems", "thoughts", "completions", "dropout", "threshold", "latents")  # of config.latent_rm
+_OWN = ("problems", "thoughts", "completions", "dropout", "threshold")  # of config.latent_rm
 
 
 @dataclass(frozen=True)
@@ -55,13 +55,12 @@ class Labels:
 
 
 def labelling(setup: Setup) -> tuple[Policy, float | int]:
-    """The policy of thoughts, whose T is as many as there can be, and its rule."""
+    """The policy of thoughts, and its rule."""
     config, settings = setup.config, setup.config.latent_rm
     policy = setup.policy if settings.dropout is None else setup.policy.having(dropout_rate=settings.dropout)
     if config.gate.enabled:
         return policy.having(stopping="threshold"), settings.threshold
-    latents = settings.latents or config.max_latents
-    return policy.having(stopping="length", max_latents=latents), latents
+    return policy.having(stopping="length"), config.max_latents
 
 
 def check_labels(stage: Stage, load: Callable[[], Params]) -> dict[str, Any]:
@@ -229,12 +228,7 @@ class _Maker:
 
 def check(stage: Stage) -> None:
     """Fail before the first stage on what it could not use."""
-    most, (policy, _) = stage.run.config.max_latents, labelling(stage.run)
-    if policy.config.max_latents > most:
-        raise UserError(
-            f"config.latent_rm.latents: {stage.settings.latents} are more than config.max_latents ({most}); lower it "
-            "or raise that"
-        )
+    policy, _ = labelling(stage.run)
     if policy.config.dropout_rate == 0.0 and policy.latent_policy.log_prob is None:
         raise UserError(
             "config.latent_rm.dropout: without noise all thoughts of a problem are the same; set it, or "

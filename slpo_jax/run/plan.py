@@ -7,7 +7,6 @@ import json
 import math
 import shutil
 import sys
-from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -31,22 +30,19 @@ from slpo_jax.runtime.progress import say_start
 from slpo_jax.stages import EVALUATE, IMITATE, UNFINISHED, Section
 
 
-def run_stages(
-    config: Config, workdir: Path, given: Collection[str] = (), uncut: Config | None = None
-) -> Experiment:
+def run_stages(config: Config, workdir: Path, uncut: Config | None = None) -> Experiment:
     """Run `config.stages`.
 
     Args:
         config: checked.
         workdir: where checkpoints and reports go.
-        given: keys of it that were set, where that can't be told from their values.
         uncut: the config that `config` is cut from by --smoke; what its settings would fail on, this does.
     Returns:
         what was run.
     Raises:
         UserError: something in the config or the workdir can't be used.
     """
-    experiment = build(config, workdir, given)
+    experiment = build(config, workdir)
     if hosts.is_first():
         _say_run(experiment)
     with experiment.workdir.in_use(), hosts.watched(config.stuck_after):
@@ -170,8 +166,8 @@ def say_shared(experiment: Experiment) -> None:
     """Warn of problems of an evaluated set that are trained on, chosen by, or in another evaluated set as well."""
     known = {key: experiment.sets[key].problems for key in (*LEARNED, VALID) if key in experiment.sets}
     for name in experiment.tests:
-        problems, own = experiment.test_set(name).problems, EVAL + name
+        problems, this = experiment.test_set(name).problems, EVAL + name
         for key, others in known.items():
             if count := len(problems) - len(without(problems, others)):
-                logging.warning("%s: %d of %d problems are also in %s", own, count, len(problems), key)
-        known[own] = problems
+                logging.warning("%s: %d of %d problems are also in %s", this, count, len(problems), key)
+        known[this] = problems

@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from slpo_jax.architectures import architecture_of
-from slpo_jax.checkpoints.adapters import adapter_file
-from slpo_jax.checkpoints.source import locate
 from slpo_jax.config.config import Config, rl_of
 from slpo_jax.config.sections import values
 from slpo_jax.data.batches import EncodedProblems
@@ -146,15 +144,8 @@ def check_models(stages: Iterable[Stage]) -> None:
 
 def initial_files(setup: Setup) -> list[Path]:
     """The files or folders that the parameters of `config.init` are read from: with adapters alone, the base's too."""
-    orbax, config = setup.checkpoint.orbax, setup.config
-    if not config.init:
-        return []
-    if orbax:
-        return [params_dir(orbax)]
-    path = locate(config.init, "config.init").absolute()
-    if path.is_dir() and adapter_file(path):
-        return [path, locate(config.base, "config.base").absolute()]
-    return [path]
+    opened = setup.checkpoint.opened
+    return [path.absolute() for path in opened.files] if opened else []
 
 
 def checkpoint_digest(stage: Stage, load: Callable[[], Any]) -> str:

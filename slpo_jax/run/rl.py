@@ -138,7 +138,8 @@ def optimizer_of(setup: Setup, objective: Objective, trained: dict[str, Any]) ->
 def optimizer_config(setup: Setup, objective: Objective) -> OptimizerConfig:
     """`config.rl.optimizer`, with what the objective has of its own instead."""
     rl = rl_of(setup.config.rl, objective)
-    return changed(rl.optimizer, {"total_steps": rl.steps * objective.updates_per_step}, "config.rl.optimizer")
+    steps = rl.steps * objective.updates_per_step
+    return changed(rl.optimizer, key="config.rl.optimizer", total_steps=steps)
 
 
 def fresh_adapters(setup: Setup, params: Params) -> Params:
@@ -193,6 +194,6 @@ def left_merged(stage: Stage) -> int | None:
     step = checkpoints.latest_step
     checkpoints.close()
     try:
-        return None if step is None or ADAPTER in stored_params(stage.folder.path) else step
+        return None if step is None or ADAPTER in stored_params(stage.folder.path).shapes else step
     except UserError:  # it is damaged, and the one before it has not merged them yet
         return None

@@ -141,7 +141,8 @@ def earnable(problems: EncodedProblems, where: str, judge: Reward) -> EncodedPro
         logging.warning("%s: left out %d of %d problems, whose own answers would be wrong: %s", where, len(lost),
                         len(problems), said)  # fmt: skip
     kept = problems.subset(np.setdiff1d(np.arange(len(problems)), lost))
-    return dataclasses.replace(kept, left_out=problems.left_out + len(lost))
+    left_out = problems.problems.left_out + len(lost)
+    return dataclasses.replace(kept, problems=kept.problems.with_only(kept.problems, left_out=left_out))
 
 
 def check_reward(key: str, problems: Sequence[Problem], judge: Reward) -> None:

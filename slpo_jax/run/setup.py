@@ -13,7 +13,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from slpo_jax.checkpoints.checkpoint import Checkpoint, find_checkpoint
-from slpo_jax.checkpoints.detect import Identity
+from slpo_jax.checkpoints.identity import Identity
 from slpo_jax.config.config import Config
 from slpo_jax.config.sections import changed
 from slpo_jax.data.batches import EncodedProblems, encode_problems
@@ -22,7 +22,6 @@ from slpo_jax.data.templates import Template
 from slpo_jax.data.tokenizer import WORDS
 from slpo_jax.errors import UserError, about
 from slpo_jax.evaluation.evaluator import Evaluator
-from slpo_jax.io.orbax import load_params, stored_params
 from slpo_jax.io.workdir import Workdir
 from slpo_jax.models import parts, xla_cpu
 from slpo_jax.models.gate import Gate, stopping_gate
@@ -32,7 +31,7 @@ from slpo_jax.policy.noise import Stream
 from slpo_jax.policy.policy import Policy, RolloutConfig
 from slpo_jax.rewards.reward import Reward
 from slpo_jax.run import run_checks
-from slpo_jax.run.sources import DEMOS, EVAL, LEARNED, TRAIN, VALID, learned_from, load_set, only_errors
+from slpo_jax.run.sources import DEMOS, EVAL, LEARNED, TRAIN, VALID, learned_from, load_set
 from slpo_jax.runtime import hosts
 from slpo_jax.runtime.mesh import EVERYWHERE, Layout, device_mesh, replicate
 from slpo_jax.stages import COLD_START, EVALUATE, IMITATE, RL, wanted
@@ -102,7 +101,9 @@ class Setup:
 
     def _set(self, key: str, source: str) -> EncodedProblems:
         if key not in self.sets:
-            self.sets[key] = self.encode(key, load_set(self.config, key, source), f"{key}: {source}")
+            problems = load_set(self.config, key, source)
+            problems.warn()
+            self.sets[key] = self.encode(key, problems, f"{key}: {source}")
         return self.sets[key]
 
     def encode(
@@ -164,11 +165,10 @@ class Setup:
         """Shapes and types of what a checkpoint of this project as `config.init` holds; of others {}.
 
         Raises:
-            UserError: it is damaged, or can't be gone on from with this latent policy.
+            UserError: it can't be gone on from with this latent policy.
         """
-        orbax = self.checkpoint.orbax
-        stored: dict[str, Any] = {} if orbax is None else stored_params(orbax)
-        if orbax is not None or self.checkpoint.read is not None:
+        stored = self.checkpoint.stored
+        if self.config.init:
             policy, trains = self.config.latent_policy.name, RL in self.config.stages
             run_checks.check_latent_policy(policy, self.config.init, stored, self.abstract_params(), trains)
         return stored
@@ -179,14 +179,9 @@ class Setup:
         Args:
             explain: also SIM-CoT's decoder of a foreign checkpoint, if there is one; ours always have theirs.
         """
-        found: dict[str, Any] = {}
         stored = self.stored_params()
-        if self.checkpoint.orbax is not None:
-            shapes = self.abstract_params(stored)
-            found = load_params(self.checkpoint.orbax, {name: shapes[name] for name in stored})
-        elif self.checkpoint.read is not None:
-            found = self.checkpoint.read(explain)
-
+        shapes = self.abstract_params(stored) if stored else {}
+        found = self.checkpoint.read({name: shapes[name] for name in stored}, explain)
         missing = jax.jit(lambda: parts.lacking(found, parts.drawn(self.parts)))()
         return replicate(parts.merged(found, missing), self.mesh)
 
@@ -223,7 +218,7 @@ class Setup:
     def optimizer_config(self, stage: str, total_steps: int, **own: Any) -> OptimizerConfig:
         """The stage's `config.STAGE.optimizer`, checked; with `own` values instead of some of it."""
         shared = getattr(self.config, stage).optimizer
-        return changed(shared, own | {"total_steps": total_steps}, f"config.{stage}.optimizer")
+        return changed(shared, own, key=f"config.{stage}.optimizer", total_steps=total_steps)
 
 
 def assemble(
@@ -245,16 +240,14 @@ def assemble(
     read_with = config
     if config.tokenizer == WORDS and workdir and finished and not {*wanted(config)}.difference(finished):
         # Once nothing is trained, the words are the workdir's, not those of the training data, which may be gone.
-        read_with = dataclasses.replace(config, tokenizer=str(workdir.reasoner))
-    # The stages warn of the data when they read them.
-    problems = only_errors()(lambda: learned_from(config))
-    checkpoint = find_checkpoint(read_with, identity, problems)
+        read_with = changed(config, {"tokenizer": str(workdir.reasoner)})
+    checkpoint = find_checkpoint(read_with, identity, lambda: learned_from(config))
     template, model, architecture = checkpoint.template, checkpoint.description.model, checkpoint.architecture
     run_checks.check_start(config, checkpoint, finished)
     # The config gets the loaded shapes, so that config.json says what was run.
     shapes = {name: getattr(model, name, getattr(architecture, name, None)) for name in vars(config.model)}
     shapes = {key: value for key, value in shapes.items() if value is not None} | {"dtype": jnp.dtype(model.dtype).name}
-    config = dataclasses.replace(config, model=dataclasses.replace(config.model, **shapes))
+    config = changed(config, {"model": shapes})
     if not xla_cpu.on_cpu():
         # What is float32 is computed in float32, not in a type with fewer bits that the device is quicker in.
         jax.config.update("jax_default_matmul_precision", "highest")

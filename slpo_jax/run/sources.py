@@ -1,10 +1,7 @@
 """The problems of a run: read from their sources, and what was understood of them, in lines."""
 
-import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
-
-from absl import logging
 
 from slpo_jax.config.config import Config
 from slpo_jax.data.batches import EncodedProblems
@@ -23,21 +20,10 @@ _WHOLE = 1000  # and of a line of a problem
 _SHOWN = 3  # reasons
 
 
-@contextlib.contextmanager
-def only_errors() -> Iterator[None]:
-    """Without warnings, of data that are going to be read again."""
-    before = logging.get_verbosity()
-    logging.set_verbosity(logging.ERROR)
-    try:
-        yield
-    finally:
-        logging.set_verbosity(before)
-
-
 def load_set(
     config: Config, key: str, source: Any, texts: bool = False, entries: Sequence[RewardEntry] | None = None
 ) -> Problems:
-    """The problems of a key's source; of training problems those that validation has too are left out, and counted.
+    """Read the problems of a key's source, of training problems without those that validation has too.
 
     Args:
         config: how sources are read; its `data.valid` is what training problems must not have.
@@ -57,9 +43,7 @@ def load_set(
     kind = STYLES[style_of(config.prompt.answers, "after_mark")].kind if of_numbers else "texts"
 
     def load(name, source):
-        # What a source leaves out is said once: where it is read itself, and of its parts with the first.
-        again = name != key or str(source).endswith(("[valid]", "[test]"))
-        with about(name), only_errors() if again else contextlib.nullcontext():
+        with about(name):
             how = data.of_task(source), _ROLES.get(name, "test"), kind, data.fields, columns, unanswered
             return load_problems(source, *how)
 
@@ -68,18 +52,18 @@ def load_set(
         # GSM8K's training file holds the validation questions; nothing may be chosen on problems trained on.
         total = len(problems)
         valid = load(VALID, data.valid)
-        problems = problems.with_only(without(problems, valid))
+        kept = without(problems, valid)
         # What is set apart from the source itself is no loss.
-        count = total - len(problems) - (len(valid) if data.valid == f"{source}[valid]" else 0)
-        if problems and count > 0:
-            logging.warning("%s: left out %d of %d problems, which are also in config.data.valid", key, count, total)
+        count = total - len(kept) - (len(valid) if data.valid == f"{source}[valid]" else 0)
+        warning = f"{key}: left out {count} of {total} problems, which are also in config.data.valid"
+        problems = problems.with_only(kept, warnings=(*problems.warnings, *[warning] * (count > 0)))
     if not problems:
         raise UserError(f"{key}: every problem of {source} is also in config.data.valid; give another set")
     return problems
 
 
 def learned_from(config: Config, texts: bool = False) -> list[Problem]:
-    """All problems that a model learns from, whose words it is to know."""
+    """Read all problems that a model learns from, whose words it is to know."""
     sources = {TRAIN: config.data.train} | ({DEMOS: config.data.demos} if config.data.demos else {})
     return [problem for key, source in sources.items() for problem in load_set(config, key, source, texts)]
 
@@ -87,27 +71,27 @@ def learned_from(config: Config, texts: bool = False) -> list[Problem]:
 def data_summary(
     key: str, problems: EncodedProblems, rewards: Sequence[tuple[str, float]] = ((CORRECT, 1.0),)
 ) -> list[str]:
-    """One line, and others on the source's fields and, of training data, with an example.
+    """Return one line, and others on the source's fields and, of training data, with an example.
 
     Args:
         key: `TRAIN`, `DEMOS`, `VALID` or `EVAL` with a name.
         rewards: `Config.weighted`.
     """
-    said = _counted(problems.problems, key in LEARNED)
-    answers, judges = STYLES[problems.template.answer_style].about, [name for name, _ in rewards]
-    said.append(f"answers are {answers}" if judges == [CORRECT] else f"answers are judged by {', '.join(judges)}")
-    lines = _lines(key, said, problems)
+    judges = ", ".join(name for name, _ in rewards)
+    answers = f"answers are {STYLES[problems.template.answer_style].about}"
+    answers = answers if judges == CORRECT else f"answers are judged by {judges}"
+    lines = _described(key, problems.problems, answers, key in LEARNED)
     return [*lines, f"  the first: {_example(problems)}"] if key in LEARNED else lines
 
 
 def read_as(source: str, problems: Problems, answers: str) -> list[str]:
-    """How a source was read, where no model is at hand.
+    """Say how a source was read, where no model is at hand.
 
     Args:
         source: what it is called.
         answers: what its answers are.
     """
-    lines = _lines(source, [*_counted(problems, True), f"answers are {answers}"], problems)
+    lines = _described(source, problems, f"answers are {answers}", True)
     if problems.left_out:
         lines.append(f"  left out: {problems.left_out:,} of {len(problems) + problems.left_out:,}")
         lines += [f"    {why}" for why in problems.why[:_SHOWN]]
@@ -115,7 +99,7 @@ def read_as(source: str, problems: Problems, answers: str) -> list[str]:
 
 
 def problem_lines(problems: Iterable[Problem]) -> list[str]:
-    """Problems as prompt, steps and answer."""
+    """Write problems as prompt, steps and answer."""
     lines = []
     for number, problem in enumerate(problems, start=1):
         steps, answer = problem.steps or ["none"], [problem.answer or "none"]
@@ -126,22 +110,18 @@ def problem_lines(problems: Iterable[Problem]) -> list[str]:
     return lines
 
 
-def _counted(problems: Sequence[Problem], with_steps: bool) -> list[str]:
+def _described(name: str, problems: Problems, answers: str, with_steps: bool) -> list[str]:
+    """Return a line on a set's problems, and others on its fields."""
     counts, bare = [len(problem.steps) for problem in problems], sum(not problem.answer for problem in problems)
-    said = [f"{len(counts):,} problems"] + [f"{bare:,} without an answer"] * bool(bare)
-    if not with_steps:
-        return said
-    said.append(f"{sum(counts) / len(counts):.1f} steps each")
-    return said + [f"{counts.count(0):,} without steps"] * (0 in counts)
-
-
-def _lines(name: str, said: list[str], problems: EncodedProblems | Problems) -> list[str]:
-    """What is said of a set in a line, and others on its fields."""
-    return [f"{name}: {', '.join(said)}", *(f"  {line}" for line in problems.reading.lines())]
+    facts = [f"{len(counts):,} problems"] + [f"{bare:,} without an answer"] * bool(bare)
+    if with_steps:
+        facts.append(f"{sum(counts) / len(counts):.1f} steps each")
+        facts += [f"{counts.count(0):,} without steps"] * (0 in counts)
+    return [f"{name}: {', '.join([*facts, answers])}", *map("  {}".format, problems.reading.lines())]
 
 
 def _example(problems: EncodedProblems) -> str:
-    """The first problem as the model sees it: prompt | steps | answer, as its template writes them."""
+    """Write the first problem as the model sees it: prompt | steps | answer, as its template writes them."""
     template, problem = problems.template, problems.problems[0]
     steps = "".join(template.step_text(step, place == 0) for place, step in enumerate(problem.steps))
     answer = template.answer_text(problem.answer) if problem.answer else ""

@@ -2,9 +2,7 @@
 
 import dataclasses
 import functools
-import shutil
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -36,7 +34,8 @@ def stage_params(stage: Stage) -> Params:
     """The parameters that a finished stage left; of the one without a name those of `config.init`, else random ones."""
     if not stage.name:
         return stage.run.initial_params()
-    return load_params(stage.folder.path, stage.run.abstract_params(stored_params(stage.folder.path)))
+    stored = stored_params(stage.folder.path)
+    return stored.read(stage.run.abstract_params(stored.shapes))
 
 
 def prompted_batches(stage: Stage, answers: bool = False) -> Callable[..., Any]:
@@ -163,8 +162,6 @@ def train_stage(
 ) -> None:
     """Train a stage, and leave it with the parameters of its best validation, if any, the earlier ones on a tie.
 
-    The best so far are kept beside the newest, in `STAGE_best`.
-
     Args:
         state: before its first step.
         batch: step -> batch.
@@ -178,12 +175,8 @@ def train_stage(
         if not every:
             close_stage(stage, run, run.advance(state, step_fn, batch, steps), leave=leave)
             return
-        folder = stage.run.workdir.best(stage.name).path
-        if not best:  # a first step: what another try left there is not this one's
-            if hosts.is_first() and folder.exists():
-                shutil.rmtree(folder)
-            hosts.barrier(f"{stage.name} begins")
-            best = {"accuracy": -1.0, "step": 0, "evaluated": 0}
+        best = best or {"accuracy": -1.0, "step": 0, "evaluated": 0}
+        run.checkpoints.keep(best["step"])
         log.rewind(stage.name, best["evaluated"], "valid_accuracy")
         longest = steps if patience is None else patience * every
 
@@ -195,7 +188,11 @@ def train_stage(
             if best["evaluated"] < step and (step % every == 0 or step == steps):
                 found = (accuracy or functools.partial(reasoner_accuracy, stage.run))(state.params)
                 log.write(stage.name, step, {"valid_accuracy": found})
-                best = keep_if_better(folder, state, found, best)
+                best = best | {"evaluated": step}
+                if found > best["accuracy"]:
+                    best |= {"accuracy": found, "step": step}
+                    run.checkpoints.keep(step)
+                    run.save(state, best, replace=True)
             if step >= steps or step - best["step"] >= longest:
                 if step < steps and hosts.is_first():
                     said = "%s: ends after step %d of %d: no validation was better than at step %d (config.%s.patience)"
@@ -203,21 +200,13 @@ def train_stage(
                 run.end_at(step)
                 break
             state = run.advance(state, step_fn, batch, min(steps, (step // every + 1) * every), known)
-        state = dataclasses.replace(state, params=load_params(folder, state.params))
-        # The last step's may be there already, with the last parameters.
-        run.checkpoints.save(state, best, replace=True)
+        if best["step"] < step:
+            run.checkpoints.wait()
+            params = load_params(stage.folder.path / str(best["step"]), state.params)
+            state = dataclasses.replace(state, params=params)
+            # The last step's may be there already, with the last parameters.
+            run.checkpoints.save(state, best, replace=True)
         close_stage(stage, run, state, best, leave)
-
-
-def keep_if_better(folder: Path, state: TrainState, found: float, best: dict) -> dict:
-    """Keep a checkpoint if no validation has found more, and return what is known of the best now."""
-    step = int(state.step)
-    if found <= best["accuracy"]:
-        return best | {"evaluated": step}
-    keeper = StageCheckpoints(folder, keep=1)
-    keeper.save(state)
-    keeper.close()
-    return {"accuracy": found, "step": step, "evaluated": step}
 
 
 def reasoner_accuracy(setup: Setup, params: Params) -> float:

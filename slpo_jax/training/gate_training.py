@@ -86,8 +86,8 @@ class ColdStartConfig(Checked):
         steps: optimizer steps, at most.
         trajectories: N, sampled full-length trajectories a problem.
         train_backbone: send the gate's gradient on, through the latents, into the reasoner.
-        answer_weight: of the likelihood of right answers at lengths that are right, which keeps a trained reasoner's
-            answers; without `train_backbone` it has no effect.
+        answer_weight: weight of the likelihood of right answers at lengths that are right, which keeps a trained
+            reasoner's answers; without `train_backbone` it has no effect.
         evaluate_every: steps between validations; the gate with the best validation accuracy is kept.
         patience: validations without a better one before it stops.
         optimizer: of what is trained.

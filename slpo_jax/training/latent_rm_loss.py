@@ -28,14 +28,11 @@ class LatentRmConfig(Checked):
     """The section `config.latent_rm`.
 
     Attributes:
-        after: the checkpoint whose thoughts are judged: a stage, or an objective; "" is the cold start's, or else
-            imitation's.
-        problems: of the training set that thoughts are drawn for; 0 is all.
-        thoughts: n of a problem; where all are right, or all wrong, the problem is left out.
-        completions: of each beginning of a thought.
-        dropout: of thoughts, and of completions, in which answers have it too; None is config.dropout.rate.
-        threshold: of the gate, in both.
-        latents: of thoughts without a gate; 0 is config.max_latents.
+        problems: training problems that thoughts are drawn for; 0 is all.
+        thoughts: n, thoughts a problem; where all are right, or all wrong, the problem is left out.
+        completions: completions of each beginning of a thought.
+        dropout: dropout rate of thoughts, and of completions, whose answers have it too; None is config.dropout.rate.
+        threshold: the gate's threshold, in both; without a gate thoughts have config.max_latents.
         batch_size: problems a step, over all devices.
         micro_batches: gradient accumulation.
         steps: optimizer steps.
@@ -44,13 +41,11 @@ class LatentRmConfig(Checked):
         optimizer: of backbone and classifier.
     """
 
-    after: str = ""
     problems: int = setting(0, least=0, note="0 is all")
     thoughts: int = setting(8, least=2)
     completions: int = setting(64, least=1)
     dropout: float | None = setting(None, above=0, below=1, note="None is config.dropout.rate")
     threshold: float = setting(0.5, least=0, most=1)
-    latents: int = setting(0, least=0, note="0 is config.max_latents")
     batch_size: int = setting(256, least=1)
     micro_batches: int = setting(1, least=1, affects="nothing")
     steps: int = setting(1000, least=1)

@@ -172,13 +172,17 @@ class StageRun:
                 # First the step's row: whoever goes on from here does not log this step again.
                 self._report(*pending)
                 pending = None
-                self.checkpoints.save(state, {**extra(), SUMS: self._means.sums})
+                self.save(state, extra())
             if asked_to_stop:
                 self.finish(state, extra())
         if pending is not None:
             self._report(*pending)
         self._seconds += _now() - self._clock
         return state
+
+    def save(self, state: TrainState, extra: dict[str, Any], replace: bool = False) -> None:
+        """`StageCheckpoints.save` between two steps, with what is summed since the log's last row."""
+        self.checkpoints.save(state, {**extra, SUMS: self._means.sums}, replace)
 
     def _generated(self) -> float:
         """Count tokens since the last row, as far as they are known."""

@@ -31,7 +31,7 @@ class BestOfNConfig(Checked):
         samples: N, rollouts a problem under `config.dropout`, by the checkpoint that the stage starts from; a problem
             has the same ones each time that it comes.
         scorer: a name in `config.evaluate.scorers`, without parameters of its own.
-        temperature: of their answers; 0 is greedy.
+        temperature: temperature of the samples' answers; 0 is greedy.
         batch_size: problems a step, over all devices.
         micro_batches: gradient accumulation.
         steps: optimizer steps.

@@ -74,7 +74,7 @@ class RlConfig(Checked):
         steps: optimizer steps of each objective that has no number of its own.
         objectives: names under `config.objective`; each is trained from the same start, or after another of them.
         group: G, rollouts a prompt.
-        temperature: of the answers in training rollouts; 0 is greedy.
+        temperature: temperature of the answers in training rollouts; 0 is greedy.
         top_k: likeliest tokens that they are sampled from; 0 is all.
         top_p: then the likeliest of these that have this probability together; 1 is all.
         stopping: "sample" stops with the gate's probability, "threshold" where it is at least 0.5.

@@ -31,17 +31,18 @@ class StageCheckpoints:
 
     Args:
         directory: `WORKDIR/checkpoints/STAGE`.
-        keep: how many.
 
     Attributes:
         directory: the same, absolute.
     """
 
-    def __init__(self, directory: Path, keep: int = KEPT):
+    def __init__(self, directory: Path):
         import orbax.checkpoint as ocp
+        from orbax.checkpoint import checkpoint_managers
 
+        self._kept = checkpoint_managers.AnyPreservationPolicy([checkpoint_managers.LatestN(KEPT)])
         # What was being saved as the program was killed, or the disk filled, takes room.
-        options = ocp.CheckpointManagerOptions(max_to_keep=keep, create=True, cleanup_tmp_directories=True)
+        options = ocp.CheckpointManagerOptions(preservation_policy=self._kept, cleanup_tmp_directories=True)
         self.directory = directory.absolute()
         self._take_back()
         self._manager = ocp.CheckpointManager(self.directory, options=options)
@@ -53,6 +54,15 @@ class StageCheckpoints:
     def latest_step(self) -> int | None:
         """The newest checkpoint's step, None without one."""
         return self._manager.latest_step()
+
+    def keep(self, best: int) -> None:
+        """Keep the checkpoint of this step too, instead of the one of which that was said before.
+
+        Orbax's `BestN` reads metrics of every checkpoint, and fails on a damaged one, before it can be gone back from.
+        """
+        from orbax.checkpoint.checkpoint_managers import CustomSteps, LatestN
+
+        self._kept.policies = [LatestN(KEPT), CustomSteps([best])]
 
     def save(self, state: TrainState, extra: dict[str, Any] | None = None, replace: bool = False) -> None:
         """Save in the background; a checkpoint appears whole or not at all.

@@ -16,7 +16,7 @@ import pytest
 import slpo_jax as slpo
 from asked import QUESTION, contents, workdir
 from eval_files import problem
-from slpo_jax.checkpoints.export import export_checkpoint
+from slpo_jax.api.conversion import export_checkpoint
 from slpo_jax.cli import commands
 from slpo_jax.config import registry
 from slpo_jax.config.config_checks import check

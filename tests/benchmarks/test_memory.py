@@ -71,7 +71,7 @@ def test_a_step_with_the_host_between_is_two_programs(monkeypatch):
     assert rollout["sent"] == 0 < 0.99 * weights < improvement["sent"]  # no gradient of the gate that is not there
     text = memory.markdown(result)
     assert [line.split(" | ")[1] for line in text.splitlines() if line.startswith("| soft")] == [
-        "rl rollout", "rl improvement"
+        "rl rollout", "rl policy update"
     ]  # fmt: skip
 
 

@@ -122,10 +122,9 @@ def test_a_run_from_a_peft_folder_is_bound_to_its_base(tmp_path):
     tiny_folder(tmp_path / "base")
     peft_folder(tmp_path / "peft", lora_pair(PLACE, WIDTH, WIDTH))
     config = config_for(tmp_path / "peft", "text_gpt2", base=str(tmp_path / "base"))
-    experiment = SimpleNamespace(config=config, checkpoint=find_checkpoint(config))
-    assert initial_files(experiment) == [tmp_path / "peft", tmp_path / "base"]
-    experiment.config = dataclasses.replace(config, init=str(tmp_path / "base"))
-    assert initial_files(experiment) == [tmp_path / "base"]
+    alone = dataclasses.replace(config, init=str(tmp_path / "base"))
+    files = [initial_files(SimpleNamespace(checkpoint=find_checkpoint(each))) for each in (config, alone)]
+    assert files == [[tmp_path / "peft", tmp_path / "base"], [tmp_path / "base"]]
 
 
 @pytest.mark.parametrize("rslora", [False, True])

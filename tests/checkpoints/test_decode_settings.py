@@ -7,13 +7,14 @@ import shutil
 import pytest
 
 from asked import ANSWER, RUN, T, checkpoint, edit, run_config, workdir
+from slpo_jax.api.conversion import export_checkpoint, import_checkpoint
 from slpo_jax.api.load_options import by_argument
 from slpo_jax.api.solver import load_solver
-from slpo_jax.checkpoints import export
 from slpo_jax.checkpoints.checkpoint import find_checkpoint
 from slpo_jax.checkpoints.decode_settings import config_of, stopping_of
-from slpo_jax.checkpoints.detect import identify
+from slpo_jax.checkpoints.identity import identify
 from slpo_jax.config import Config, default_config, read_config
+from slpo_jax.config.sections import changed
 from slpo_jax.data.chat import PromptConfig
 from slpo_jax.data.tokenizer import load_tokenizer
 from slpo_jax.errors import UserError
@@ -35,7 +36,7 @@ def work(tmp_path_factory):
 @pytest.fixture(scope="module")
 def exported(work, tmp_path_factory):
     folder = tmp_path_factory.mktemp("exported") / "it"
-    export.export_checkpoint(work / "checkpoints" / "cold_start", folder)
+    export_checkpoint(work / "checkpoints" / "cold_start", folder)
     return folder
 
 
@@ -45,12 +46,11 @@ def _passed_on(its, folder):
     shutil.copytree(its, moved / "its")
     shutil.copytree(its.parent / "reasoner", moved / "reasoner")
     yield moved / "its"
-    export.export_checkpoint(its, folder / "exported")
+    export_checkpoint(its, folder / "exported")
     yield folder / "exported"
-    identity = identify(str(folder / "exported"))
-    export.import_checkpoint(identity, folder / "imported", Config(reasoner=identity.reasoner))
+    import_checkpoint(folder / "exported", folder / "imported")
     yield folder / "imported"
-    export.export_checkpoint(folder / "imported", folder / "again")
+    export_checkpoint(folder / "imported", folder / "again")
     yield folder / "again"
 
 
@@ -117,7 +117,7 @@ def _evaluation(tmp_path, source, given=(), **changes):
     config.data.eval.made = "synthetic:test"
     config.data.synthetic.update(max_value=20, max_steps=2, test_size=8)
     config.update_from_flattened_dict(changes)
-    experiment = build(read_config(config), tmp_path / "evaluated", given)
+    experiment = build(changed(Config(), config, set_by=dict.fromkeys(given, "--config")), tmp_path / "evaluated")
     experiment.log.close()
     return experiment
 
@@ -187,7 +187,7 @@ def test_a_threshold_that_was_chosen_at_another_t_is_better_than_none(work, tmp_
         identity = identify(str(stage.path))
         return stopping_of(config_of(identity), identity)
 
-    assert left(3, False, stopping="length") == ("threshold", 0.5)
+    assert left(3, False, stopping="length") == ("threshold", None)
     assert left(0.625, False, two) == ("threshold", 0.625)
     assert left(0.25, False) == ("threshold", 0.25)
     assert left(0.75, True) == ("threshold", 0.75)  # the only one, at its own T
@@ -201,7 +201,7 @@ def test_a_threshold_of_what_was_there_before_is_not_the_checkpoint_s(work, tmp_
     facts = json.loads(stage.facts.read_text())
     edit(stage.facts, seed=8)
     identity = identify(str(stage.path))
-    assert stopping_of(config_of(identity), identity) == ("threshold", 0.5)
+    assert stopping_of(config_of(identity), identity) == ("threshold", None)
     write_rule(stage, Row("", "", stopping="threshold", rule=0.7, settings=facts | {"seed": 8}), alike=True)
     assert stopping_of(config_of(identity), identity) == ("threshold", 0.7)
 
@@ -287,7 +287,7 @@ def _config(init="", **changes):
 def published(tmp_path_factory):
     """A model as others publish it: of our export only Hugging Face's files."""
     folder = tmp_path_factory.mktemp("end_tokens")
-    export.export_checkpoint(checkpoint(_config(), folder / "ours"), folder / "published")
+    export_checkpoint(checkpoint(_config(), folder / "ours"), folder / "published")
     for file in (folder / "published").glob("reasoner.*"):
         file.unlink()
     return folder / "published"
@@ -310,10 +310,10 @@ def test_end_tokens_go_there_and_back(published, tmp_path):
     latent = find_checkpoint(read_config(_config(published, reasoner="coconut_llama", max_latents=1))).template
     assert latent.eos_ids == (latent.eos_id,) == (eos,)
 
-    export.import_checkpoint(identify(str(published)), tmp_path / "orbax", read_config(_config(published)))
+    import_checkpoint(published, tmp_path / "orbax", reasoner=_config().reasoner)
     setup = assemble(read_config(_config(tmp_path / "orbax")))
     assert setup.policy.config.eos_ids == setup.template.eos_ids == (eos, 9, 5)
-    export.export_checkpoint(tmp_path / "orbax", tmp_path / "again")
+    export_checkpoint(tmp_path / "orbax", tmp_path / "again")
     assert json.loads((tmp_path / "again" / "config.json").read_text())["eos_token_id"] == [eos, 9, 5]
     assert _ends(tmp_path / "again") == (eos, 9, 5)
 

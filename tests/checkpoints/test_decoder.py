@@ -12,12 +12,11 @@ import pytest
 import slpo_jax
 from published import QUESTIONS, coconut_hugging_face, coconut_original, codi_original, random_model, tokenizer, torch
 from published_bases import copied, written
+from slpo_jax.api.conversion import export_checkpoint, import_checkpoint
 from slpo_jax.checkpoints.decode_settings import config_of
-from slpo_jax.checkpoints.detect import identify
-from slpo_jax.checkpoints.export import export_checkpoint, import_checkpoint
-from slpo_jax.config import Config
+from slpo_jax.checkpoints.identity import identify
 from slpo_jax.errors import UserError
-from slpo_jax.io.orbax import load_params, stored_params
+from slpo_jax.io.orbax import load_params
 from slpo_jax.models.parts import DECODER
 from slpo_jax.models.reasoner import vocabulary_rows
 from slpo_jax.policy.explain import MOST, READS, explain
@@ -62,16 +61,15 @@ def simcot(request, tmp_path_factory):
     made = request.param(tmp_path_factory.mktemp("published"))
     made.identity = identify(str(made.init), made.case.settings["base"], made.alpha)
     made.imported = tmp_path_factory.mktemp("ours") / "imported"
-    made.checkpoint = import_checkpoint(
-        made.identity, made.imported, Config(reasoner=made.identity.reasoner), explain=True
-    )
+    given = {"base": made.case.settings["base"], "lora_alpha": made.alpha}
+    made.checkpoint = import_checkpoint(made.init, made.imported, **given, explain=True)
     return made
 
 
 def test_everything_arrives(simcot):
     """The reasoner as without a decoder, its markers after the base's rows, and the decoder on request."""
     case, plain = simcot.case, len(tokenizer(simcot.identity.backbone))
-    found, alone = simcot.checkpoint.read(True), simcot.checkpoint.read()
+    found, alone = simcot.checkpoint.read(explain=True), simcot.checkpoint.read()
     assert set(found) - set(alone) == {DECODER}
     template = simcot.checkpoint.template
     assert (template.start_id, template.closing_ids) == (case.start, (case.end,))
@@ -88,16 +86,16 @@ def test_everything_arrives(simcot):
 
 
 def test_it_comes_back_to_the_bit_and_is_left_out_unasked(simcot, tmp_path):
-    kept = load_params(simcot.imported, stored_params(simcot.imported))
-    jax.tree.map(np.testing.assert_array_equal, kept, simcot.checkpoint.read(True))
+    kept = load_params(simcot.imported)
+    jax.tree.map(np.testing.assert_array_equal, kept, simcot.checkpoint.read(explain=True))
     for asked in (True, False):
         export, back = tmp_path / f"export_{asked}", tmp_path / f"back_{asked}"
         export_checkpoint(simcot.imported, export, asked)
         assert ("`decoder.safetensors`" in (export / "README.md").read_text()) == asked
-        made = import_checkpoint(identify(str(export)), back, Config(reasoner=simcot.identity.reasoner), asked)
+        made = import_checkpoint(export, back, explain=asked)
         assert made.description.architecture == simcot.checkpoint.description.architecture
         left = {name: part for name, part in kept.items() if asked or name != DECODER}
-        jax.tree.map(np.testing.assert_array_equal, load_params(back, stored_params(back)), left)
+        jax.tree.map(np.testing.assert_array_equal, load_params(back), left)
 
 
 def _slow_words(simcot, latents_TD: np.ndarray) -> list[list[int]]:

@@ -19,13 +19,13 @@ from tokenizers import models, processors
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, dynamic_module_utils, pipeline
 
 from asked import ANSWER, QUESTION, T, checkpoint, run_config, workdir
+from slpo_jax.api.conversion import export_checkpoint
 from slpo_jax.api.solver import load_solver, solve
 from slpo_jax.architectures.coconut import Coconut
 from slpo_jax.architectures.codi import Codi
-from slpo_jax.checkpoints.export import export_checkpoint
-from slpo_jax.checkpoints.export_texts import have_asked
+from slpo_jax.checkpoints.export import have_asked
 from slpo_jax.data.batches import pad_prompts
-from slpo_jax.data.tokenizer import arithmetic_tokenizer, byte_tokenizer
+from slpo_jax.data.tokenizer import byte_tokenizer, task_tokenizer
 from slpo_jax.io.files import write_text
 from slpo_jax.policy import noise
 from slpo_jax.policy.policy import Policy, Prompts
@@ -117,9 +117,10 @@ def test_the_card_s_lines_run_as_they_are_printed(work, monkeypatch):
     pytest.importorskip("torch")
     monkeypatch.chdir(work.parent)
     (lines,) = re.findall(r"```python\n(.*?)```", Path("cold_start/README.md").read_text(), flags=re.DOTALL)
+    assert '"content": "QUESTION"' in lines
     with contextlib.redirect_stdout(io.StringIO()) as printed:
-        exec(lines, {})
-    solution = solve(load_solver("cold_start"), "Tom has 5 apples . He buys 3 . How many now ?")
+        exec(lines.replace('"QUESTION"', repr(QUESTION)), {})
+    solution = solve(load_solver("cold_start"), QUESTION)
     said, stops = printed.getvalue().rsplit("tensor", 1)
     assert said.split("?")[-1].removeprefix(" How many").split() == solution.text.split()
     stop_B = [float(number) for number in re.findall(r"[\d.e+-]+", stops)]
@@ -360,7 +361,7 @@ def _with_a_beginning():
     return tokenizer
 
 
-@pytest.mark.parametrize("tokenizer", [lambda: arithmetic_tokenizer(20), byte_tokenizer, _with_a_beginning])
+@pytest.mark.parametrize("tokenizer", [lambda: task_tokenizer("synthetic", 20), byte_tokenizer, _with_a_beginning])
 @pytest.mark.parametrize("architecture", [Coconut(), Codi(projector=1), Codi(projector=1, tidy=False)])
 def test_the_chat_template_writes_the_prompt(architecture, tokenizer):
     template = architecture.template(tokenizer())

@@ -10,11 +10,10 @@ from safetensors.numpy import save_file
 
 import slpo_jax
 from asked import edit
+from slpo_jax.api.conversion import import_checkpoint
 from slpo_jax.checkpoints.checkpoint import find_checkpoint
 from slpo_jax.checkpoints.decode_settings import config_of, made_with, stopping_of
-from slpo_jax.checkpoints.detect import identify
-from slpo_jax.checkpoints.export import import_checkpoint
-from slpo_jax.config import Config
+from slpo_jax.checkpoints.identity import identify
 from slpo_jax.errors import UserError
 from tiny_folder import WIDTH, config_for, draw, tiny_folder
 
@@ -77,8 +76,8 @@ def test_its_threshold_is_what_its_files_say(tmp_path, caplog, config, card, thr
     assert len(said) == bool(line)
     made = {"gate.enabled": True, "max_latents": 12, "rule": threshold}
     assert made_with(identity) == made
-    assert stopping_of(config_of(identity), identity) == ("threshold", 0.5 if threshold is None else threshold)
-    import_checkpoint(identity, tmp_path / "imported", Config(reasoner="coconut_gpt2"))
+    assert stopping_of(config_of(identity), identity) == ("threshold", threshold)
+    import_checkpoint(tmp_path, tmp_path / "imported")
     assert {key: made_with(identify(str(tmp_path / "imported")))[key] for key in made} == made
 
 
@@ -108,9 +107,9 @@ def test_a_published_gate_of_two_layers(tmp_path, caplog):
     tiny_folder(tmp_path / "x", **_named(stop_head__0=HIDDEN, stop_head__2=OUT))
     identity = identify(str(tmp_path / "x"))
     config = config_of(identity)
-    assert (config.gate.enabled, config.gate.hidden, stopping_of(config, identity)) == (True, 6, ("threshold", 0.5))
+    assert (config.gate.enabled, config.gate.hidden, stopping_of(config, identity)) == (True, 6, ("threshold", None))
     assert "two layers with a GELU between them" in caplog.text
-    import_checkpoint(identity, tmp_path / "y", Config(reasoner="coconut_gpt2"))
+    import_checkpoint(tmp_path / "x", tmp_path / "y")
     found = identify(str(tmp_path / "y"))
     assert (found.gate_hidden, found.gate_trained, found.reasoner) == (6, True, "coconut_gpt2")
     gate = find_checkpoint(config_for(tmp_path / "x", "coconut_gpt2", **{"gate.hidden": 6}), identity).read()["gate"]

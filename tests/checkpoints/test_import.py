@@ -75,7 +75,7 @@ def assert_arrived(checkpoint: Checkpoint, state, tolerance: float = 0.0) -> Non
 @pytest.mark.parametrize("name", CASES)
 def test_everything_arrives(name, monkeypatch):
     """With the shipped config, and without a network."""
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     write, *options = CASES[name]
     case = written(write, *options)
     checkpoint = find_checkpoint(shipped_config(case))

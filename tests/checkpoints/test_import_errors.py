@@ -16,8 +16,8 @@ from published import (
     torch,
 )
 from published_bases import LLAMA3_ROPE, base_gguf, base_gpt2, base_llama
-from slpo_jax.checkpoints.hf_config import from_hugging_face
-from slpo_jax.checkpoints.source import fitting
+from slpo_jax.checkpoints.description import from_hugging_face
+from slpo_jax.checkpoints.foreign import fitting
 from slpo_jax.errors import UserError
 
 
@@ -192,9 +192,6 @@ def test_no_base(checkpoint):
 
 
 def test_hub_ids_without_a_network(checkpoint, monkeypatch):
-    for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"):
-        monkeypatch.delenv(name, raising=False)
-
     def unreachable(*_: object) -> None:
         raise OSError("no name service")
 

@@ -9,8 +9,8 @@ from safetensors.numpy import load_file, save_file
 
 import slpo_jax as slpo
 from asked import run_params, workdir
+from slpo_jax.api.conversion import export_checkpoint
 from slpo_jax.checkpoints.checkpoint import find_checkpoint
-from slpo_jax.checkpoints.export import export_checkpoint
 from slpo_jax.errors import UserError
 from slpo_jax.io.orbax import save_params
 from tiny_folder import WIDTH, config_for, lora_pair, peft_folder, tiny_folder

@@ -221,7 +221,7 @@ class State:
     step: int
 
 class Keeper:
-    def save(self, state, extra=None):
+    def save(self, state, extra=None, replace=False):
         print("saved", state.step, flush=True)
     def wait(self): ...
     close = wait

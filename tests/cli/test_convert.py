@@ -11,14 +11,13 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from asked import run_config
+from slpo_jax.api.conversion import export_checkpoint, import_checkpoint
 from slpo_jax.architectures import REASONERS
-from slpo_jax.checkpoints import export
 from slpo_jax.checkpoints.checkpoint import find_checkpoint
-from slpo_jax.checkpoints.detect import identify
 from slpo_jax.cli.reasoner_commands import import_
-from slpo_jax.config import default_config, read_config
+from slpo_jax.config import read_config
 from slpo_jax.errors import UserError
-from slpo_jax.io.orbax import load_params, save_params, stored_params
+from slpo_jax.io.orbax import load_params, save_params
 from slpo_jax.models.gate import stopping_gate
 from slpo_jax.run.experiment import build
 from small_run import finished_run
@@ -54,7 +53,7 @@ def there(request, tmp_path_factory):
     save_params(checkpoint, params)
     opened.write(checkpoint.parent / "reasoner")
     (checkpoint / "config.json").write_text(json.dumps({"stage": "rl", "rl": {}}))
-    export.export_checkpoint(checkpoint, folder / "exported")
+    export_checkpoint(checkpoint, folder / "exported")
     return opened, reasoner, params, checkpoint, folder / "exported"
 
 
@@ -86,14 +85,9 @@ def test_transformers_opens_and_decodes_the_same(there):
 
 def test_there_and_back_bit_for_bit(there, tmp_path):
     opened, _, params, _, exported = there
-    config = default_config()
-    identity = identify(str(exported))
-    name = identity.likely_reasoner
-    assert name == _name(opened)
-    config.reasoner = name
-    config.gate.hidden = 5 if name == "codi_llama" else 0
-    back = export.import_checkpoint(identity, tmp_path / "back", read_config(config))
-    kept = load_params(tmp_path / "back", stored_params(tmp_path / "back"))
+    back = import_checkpoint(exported, tmp_path / "back")
+    assert _name(back) == _name(opened)
+    kept = load_params(tmp_path / "back")
     jax.tree.map(np.testing.assert_array_equal, kept, params)
     assert back.description.gate_trained
     assert (back.template.start_id, back.template.closing_ids, back.template.banned_ids) == (
@@ -101,7 +95,7 @@ def test_there_and_back_bit_for_bit(there, tmp_path):
         opened.template.closing_ids,
         opened.template.banned_ids,
     )
-    export.export_checkpoint(tmp_path / "back", tmp_path / "again")
+    export_checkpoint(tmp_path / "back", tmp_path / "again")
     card = (tmp_path / "again" / "README.md").read_text()
     assert "converted by slpo_jax from `exported`" in card
     assert str(exported.parent) not in card
@@ -147,7 +141,7 @@ def test_side_file_is_as_documented(there):
 def test_the_card_tells_what_was_trained(tmp_path):
     work = finished_run() / "work"
     for stage in ("slpo", "imitate"):
-        export.export_checkpoint(work / "checkpoints" / stage, tmp_path / stage)
+        export_checkpoint(work / "checkpoints" / stage, tmp_path / stage)
         card = (tmp_path / stage / "README.md").read_text()
         assert f"Trained by slpo_jax from random weights, to the end of the stage `{stage}`." in card
         assert not re.search(r"(^|\s)/\w+/", card), "a machine's path"
@@ -163,7 +157,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(there, tmp_path):
     resource.setrlimit(resource.RLIMIT_FSIZE, (8_000, before[1]))
     try:
         with pytest.raises(UserError, match=r"there: can't be written \(.*\); make room, and run the command again$"):
-            export.export_checkpoint(checkpoint, tmp_path / "there")
+            export_checkpoint(checkpoint, tmp_path / "there")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert list(tmp_path.iterdir()) == []
@@ -173,7 +167,7 @@ def test_a_tokenizer_that_transformers_opens_as_another_is_named(there, tmp_path
     if int(version("transformers").partition(".")[0]) < 5:
         pytest.skip("earlier ones take a tokenizer.json as it is")
     opened, _, _, checkpoint, _ = there
-    export.export_checkpoint(checkpoint, tmp_path / "exported")
+    export_checkpoint(checkpoint, tmp_path / "exported")
     said = [line for line in warnings if "AutoTokenizer cuts texts in another way" in line]
     assert len(said) == ("qwen2" in _name(opened))
 
@@ -191,5 +185,5 @@ def test_a_file_alone_is_imported_with_its_base(tmp_path, capsys):
     save_file(load_file(alone), base / "model.safetensors")
     import_([str(base), str(tmp_path / "whole"), "--reasoner=coconut_gpt2"])
     assert "imported" in capsys.readouterr().out
-    found, whole = (load_params(path, stored_params(path)) for path in (tmp_path / "with", tmp_path / "whole"))
+    found, whole = (load_params(path) for path in (tmp_path / "with", tmp_path / "whole"))
     jax.tree.map(np.testing.assert_array_equal, found, whole)

@@ -9,7 +9,7 @@ import pytest
 from ml_collections import ConfigDict
 
 from refused import one_line
-from slpo_jax.config.sections import changed, section, values
+from slpo_jax.config.sections import Text, changed, section, values
 from slpo_jax.errors import UserError
 from slpo_jax.settings import FieldError, check_fields, setting
 
@@ -109,6 +109,30 @@ def test_a_section_is_filled():
     assert dataclasses.is_dataclass(filled.inner)
 
 
+def test_layers_go_over_those_before_them():
+    layers = {"count": 4, "inner": {"rate": 0.1}}, {"inner.kind": "two", "sources": {"b": "y"}}, {"sources.a": "x"}
+    merged = changed(Outer(), *layers, {"count": 5, "start": 5}, total=9)  # a start beyond the count of before
+    assert [*merged.sources] == ["a", "b"]
+    assert merged == Outer(5, 5, inner=Inner(0.1, "two"), sources={"a": "x", "b": "y"}, total=9)
+    assert changed(merged, {"sources": {"c": "z"}}).sources == {"c": "z"}  # given all at once
+    assert changed(Affecting(), {"several": {"a": {"rate": 0.1}}, "several.a.kind": "two"}).several == {
+        "a": Inner(0.1, "two")
+    }
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "value"),
+    [
+        ("count", "4", 4), ("scale", "3", 3.0), ("on", "True", True), ("name", "3", "3"), ("limit", "None", None),
+        ("clip", "2", 2.0), ("sizes", "3", (3,)), ("sizes", "[3, 4]", (3, 4)), ("sites", "a", ("a",)),
+        ("sources", "{'a': '1'}", {"a": "1"}), ("sources.a", "1", {"a": "1"}), ("inner", "{'rate': 0}", Inner(0.0)),
+    ],
+)  # fmt: skip
+def test_a_text_is_read_as_what_its_key_holds(key, text, value):
+    read = getattr(changed(Outer(), {key: Text(text)}), key.partition(".")[0])
+    assert (read, type(read)) == (value, type(value))
+
+
 @dataclass(frozen=True)
 class Choosing:
     name: str = setting("one", chooses=("one", "two"))
@@ -149,4 +173,4 @@ def test_several_values_change_at_once():
         ("report", None, "report: None is not valid"),
     ):
         with pytest.raises(UserError, match=rf"^config\.part\.{said}"):
-            changed(Affecting(), {key: value}, "config.part")
+            changed(Affecting(), {key: value}, key="config.part")

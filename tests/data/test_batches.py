@@ -17,7 +17,7 @@ from slpo_jax.data.batches import (
     padded_chunks,
 )
 from slpo_jax.data.problem import Problem
-from slpo_jax.data.tokenizer import arithmetic_tokenizer
+from slpo_jax.data.tokenizer import task_tokenizer
 from slpo_jax.errors import UserError
 from slpo_jax.policy.rollout import Trajectories
 from slpo_jax.training import rl_step
@@ -32,7 +32,7 @@ PROBLEMS = (
 
 
 def _encoded(problems):
-    return encode_problems(Coconut().template(arithmetic_tokenizer(30)), problems)
+    return encode_problems(Coconut().template(task_tokenizer("synthetic", 30)), problems)
 
 
 @given(st.integers(0, 5), st.integers(1, 13), st.integers(1, 30))

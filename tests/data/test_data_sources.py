@@ -31,9 +31,6 @@ def cache(tmp_path_factory, monkeypatch) -> Path:
     folder = tmp_path_factory.mktemp("cache")
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(folder / "datasets"))
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(folder / "hub"))
-    for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"):
-        monkeypatch.delenv(name, raising=False)
-
     def unreachable(*_: object) -> None:
         raise OSError("no name service")
 
@@ -160,7 +157,7 @@ def test_sources_that_name_nothing(tmp_path):
 @pytest.mark.parametrize("offline", [False, True])
 def test_without_a_network_a_hub_id_is_one_line_at_once(monkeypatch, offline):
     if offline:  # an address is no reason to ask, if the user doesn't want it
-        monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
         monkeypatch.setattr(socket, "getaddrinfo", lambda *_: [()])
     start = time.monotonic()
     assert _error("nobody-at-all/no-such-set:main@test") == (

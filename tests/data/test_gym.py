@@ -5,8 +5,8 @@ import pickle
 
 import pytest
 
-from slpo_jax.config.config import default_config, read_config
-from slpo_jax.config.config_files import override
+from slpo_jax.config import Config
+from slpo_jax.config.sections import Text, changed
 from slpo_jax.data.gym import GymConfig, common_ends
 from slpo_jax.data.problems import load_problems
 from slpo_jax.errors import UserError
@@ -32,10 +32,8 @@ def _judged(completion, problem):
 
 
 def test_settings_come_from_the_config_and_sets_are_apart_by_question():
-    config = default_config()
     flags = {"settings.chain_sum.min_terms": "2", "settings.chain_sum.max_terms": "3", "train_size": "100"}
-    override(config, {f"data.gym.{key}": value for key, value in flags.items()}, texts=True)
-    data = read_config(config).data
+    data = changed(Config(), {f"data.gym.{key}": Text(value) for key, value in flags.items()}).data
     read = {role: load_problems("gym:chain_sum", data.of_task("gym:chain_sum"), role, "texts")
             for role in ("train", "validation", "test")}  # fmt: skip
     questions = [{problem.question for problem in problems} for problems in read.values()]

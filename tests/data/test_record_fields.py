@@ -64,7 +64,7 @@ SOLVED = {
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet", "directory"])
-def test_usual_layouts(kind, tmp_path, warnings):
+def test_usual_layouts(kind, tmp_path):
     """In several kinds of source, in which no warning is given."""
     for number, (name, (record, steps)) in enumerate(SOLVED.items()):
         if kind == "jsonl":
@@ -76,7 +76,7 @@ def test_usual_layouts(kind, tmp_path, warnings):
         assert load_problems(source) == (Problem("Q?", steps, "5"),) or (kind == "directory" and number >= 10), name
         if kind == "jsonl":
             assert load_problems(source, answers="latex") == (Problem("Q?", steps, "5"),), name
-    assert warnings == []
+        assert load_problems(source).warnings == ()
 
 
 LINES = "He has 2.\nHe gets 3."
@@ -122,12 +122,12 @@ def test_marked(text, expected):
     assert marked(text) == expected
 
 
-def test_lines_without_a_mark_have_no_answer(warnings):
+def test_lines_without_a_mark_have_no_answer():
     records = [{"question": "Q?", "answer": text} for text in (LINES, f"{LINES}\n#### 5", "5")]
     problems = load_problems(records, answers="texts")
     assert ([each.answer for each in problems], problems.left_out) == (["5", "5"], 1)
     why = "record 1: no answer, nor one behind a mark such as #### in its lines"
-    assert warnings == [f"records: left out 1 of 3 problems: {why}"]
+    assert problems.warnings == (f"records: left out 1 of 3 problems: {why}",)
     whole = "First.\nSecond."  # of a field that holds the answer alone
     assert load_problems([{"question": "Q?", "final_answer": whole}], answers="texts")[0].answer == whole
 
@@ -176,7 +176,7 @@ NOTHING = {"csv": ["", NAN, "N/A", "-"], "jsonl": [None, NAN], "parquet": [None,
 
 
 @pytest.mark.parametrize("kind", NOTHING)
-def test_a_missing_value_is_missing(kind, tmp_path, warnings):
+def test_a_missing_value_is_missing(kind, tmp_path):
     def source(records):
         path, frame = tmp_path / f"set.{kind}", pandas.DataFrame(records)
         if kind == "records":
@@ -196,7 +196,7 @@ def test_a_missing_value_is_missing(kind, tmp_path, warnings):
         records = [{"problem": "P?", "answer": "5"}, {"problem": "R?", "answer": nothing}]
         problems = load_problems(source(records))
         assert (problems, problems.left_out) == ((Problem("P?", (), "5"),), 1)
-        assert "left out 1 of 2 problems" in warnings[-1]
+        assert "left out 1 of 2 problems" in problems.warnings[-1]
 
 
 def test_an_answer_may_be_a_list_or_a_word():
@@ -260,7 +260,7 @@ def test_what_can_not_be_read_names_the_record(record, expected, tmp_path):
     assert "\n" not in str(caught.value)
 
 
-def test_answers_that_can_not_be_compared_are_counted_out(tmp_path, warnings):
+def test_answers_that_can_not_be_compared_are_counted_out(tmp_path):
     answers = ["2", r"\frac{1}{2}", None, "1,000", "5}", "So he has 5 of them."]
     path = write_jsonl(tmp_path / "set.jsonl", [{"problem": "Q?", "answer": answer} for answer in answers])
     expected = {"numbers": ["2", "1000"], "latex": ["2", r"\frac{1}{2}", "1000"],
@@ -269,7 +269,8 @@ def test_answers_that_can_not_be_compared_are_counted_out(tmp_path, warnings):
         problems = load_problems(path, answers=kind)
         assert [problem.answer for problem in problems] == kept
         assert problems.left_out == 6 - len(kept) == len(problems.why)
-    assert warnings[0] == rf"{path}: left out 4 of 6 problems: {path}, line 2: answer '\\frac{{1}}{{2}}' is no number"
+        assert problems.warnings == (f"{path}: left out {6 - len(kept)} of 6 problems: {problems.why[0]}",)
+    assert load_problems(path).why[0] == rf"{path}, line 2: answer '\\frac{{1}}{{2}}' is no number"
     with pytest.raises(UserError, match=r"line 1: answer '}\{' is no LaTeX that can be compared, nor is any of the 1;"):
         load_problems(write_jsonl(tmp_path / "bad.jsonl", [{"problem": "Q?", "answer": "}{"}]), answers="latex")
 

@@ -92,7 +92,7 @@ def test_template_set_is_puzzles_with_two_steps_and_more():
 
 
 def test_shares_of_the_training_distribution():
-    train = synthetic_problems("train", replace(SMALL, train_size=6000, small_share=0.8))
+    train = synthetic_problems("train", replace(SMALL, train_size=6000))
     small = [max(_solve(problem.question)[0]) <= 10 for problem in train]
     # A problem from the whole range has small operands alone now and then, so the share is a little above 0.8;
     # rejected duplicates are mostly small ones, which takes some back.
@@ -137,7 +137,7 @@ def test_pure_function_of_name_and_config():
         ({"max_steps": 1}, "train", "SyntheticConfig.max_steps: 1"),
         ({"test_size": 0}, "train", "SyntheticConfig.test_size: 0"),
         ({"seed": -1}, "train", "SyntheticConfig.seed: -1"),
-        ({"small_share": 1.5}, "train", "SyntheticConfig.small_share: 1.5"),
+        ({"written_share": 1.5}, "train", "SyntheticConfig.written_share: 1.5"),
     ],
 )
 def test_bad_settings_are_one_line(change, name, expected):

@@ -9,11 +9,11 @@ from slpo_jax.architectures.architecture import Text
 from slpo_jax.architectures.coconut import Coconut
 from slpo_jax.architectures.codi import Codi
 from slpo_jax.architectures.colar import Colar
-from slpo_jax.checkpoints.export_texts import have_asked
+from slpo_jax.checkpoints.export import have_asked
 from slpo_jax.data.batches import encode_problems
 from slpo_jax.data.chat import PromptConfig, text_template
 from slpo_jax.data.problem import Problem
-from slpo_jax.data.tokenizer import arithmetic_tokenizer, byte_tokenizer, token_bytes
+from slpo_jax.data.tokenizer import byte_tokenizer, task_tokenizer, token_bytes
 from slpo_jax.errors import UserError
 from slpo_jax.rewards.answers import parse_completion, read_completion
 
@@ -25,7 +25,7 @@ def _tokens(template, ids):
 
 
 def test_coconut_prompt_suffix_and_ids():
-    tokenizer = arithmetic_tokenizer(30)
+    tokenizer = task_tokenizer("synthetic", 30)
     template = Coconut().template(tokenizer)
     assert _tokens(template, template.prompt(QUESTION)) == [*QUESTION.split(), "\n", "<|start-latent|>"]
     first, second = "5 + 3 = 8", "8 x 2 = 16"
@@ -41,7 +41,7 @@ def test_coconut_prompt_suffix_and_ids():
 
 
 def test_many_at_once_equal_one_by_one_and_share_no_list():
-    template = Coconut().template(arithmetic_tokenizer(30))
+    template = Coconut().template(task_tokenizer("synthetic", 30))
     questions = [QUESTION, "Mia has 7 pens .", QUESTION]
     together = template.prompts(questions)
     assert together == [template.prompt(question) for question in questions]
@@ -52,7 +52,7 @@ def test_many_at_once_equal_one_by_one_and_share_no_list():
 
 
 def test_begin_of_text_goes_before_the_prompt_alone():
-    tokenizer = arithmetic_tokenizer(30)
+    tokenizer = task_tokenizer("synthetic", 30)
     tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
         single="<pad> $A", special_tokens=[("<pad>", 0)]
     )  # <pad> plays Llama's begin-of-text
@@ -62,7 +62,7 @@ def test_begin_of_text_goes_before_the_prompt_alone():
 
 
 def test_words_that_have_no_token_are_an_error():
-    template = Coconut().template(arithmetic_tokenizer(30))
+    template = Coconut().template(task_tokenizer("synthetic", 30))
     with pytest.raises(UserError, match="'Tom has 31 aardvarks': the tokenizer doesn't know '31', 'aardvarks'; use"):
         template.prompt("Tom has 31 aardvarks")
     with pytest.raises(UserError, match="### 72"):
@@ -70,7 +70,7 @@ def test_words_that_have_no_token_are_an_error():
 
 
 def test_unknown_words_of_a_set_to_evaluate_on_are_counted():
-    template, unknown = Coconut().template(arithmetic_tokenizer(30)), Counter()
+    template, unknown = Coconut().template(task_tokenizer("synthetic", 30)), Counter()
     problems = [Problem("Tom has 31 pens", (), "31"), Problem("Tom has 5", (), "5"), Problem("Mia has 31", (), "5")]
     encoded = encode_problems(template, problems, unknown=unknown)
     assert unknown == {"31": 3}  # texts
@@ -92,7 +92,7 @@ def test_special_tokens_are_read_in_a_question_and_are_text_in_an_answer():
 
 
 def test_codi_on_a_word_level_tokenizer():
-    tokenizer = arithmetic_tokenizer(30)
+    tokenizer = task_tokenizer("synthetic", 30)
     known = len(tokenizer)
     template = Codi(1).template(tokenizer)
     prompt = template.prompt("  Tom has  5 apples . ")
@@ -115,7 +115,7 @@ CHAT = (
 
 
 def _with_chat(chat_template=CHAT):
-    tokenizer = arithmetic_tokenizer(30)
+    tokenizer = task_tokenizer("synthetic", 30)
     tokenizer.chat_template = chat_template
     tokenizer.add_tokens(["user", "system"])
     return tokenizer
@@ -123,7 +123,7 @@ def _with_chat(chat_template=CHAT):
 
 def test_text_is_the_question_and_what_is_written_after_it():
     """Without any marker: a suffix begins with what it comes out of."""
-    tokenizer = arithmetic_tokenizer(30)
+    tokenizer = task_tokenizer("synthetic", 30)
     template = text_template(tokenizer, PromptConfig(instruction="How many now ?"))
     assert _tokens(template, template.prompt("He buys 3 .")) == ["He", "buys", *"3.\n", "How", "many", "now", *"?\n"]
     assert _tokens(template, template.suffix(["5 + 3 = 8"], "8")) == [*"5+3=8", "\n", "####", "8", "<eos>"]
@@ -137,7 +137,7 @@ def test_text_is_the_question_and_what_is_written_after_it():
 
 @pytest.mark.parametrize(("answers", "style"), [("last_number", "last_number"), ("boxed", "boxed")])
 def test_text_writes_what_its_answers_are_read_from(answers, style):
-    template = text_template(arithmetic_tokenizer(30), PromptConfig(answers=answers))
+    template = text_template(task_tokenizer("synthetic", 30), PromptConfig(answers=answers))
     assert template.answer_style == style
     written = [r"\boxed{", "8", "}"] if answers == "boxed" else ["####", "8"]
     ids = template.suffix(["5 + 3 = 8"], "8")
@@ -151,7 +151,7 @@ def test_text_writes_what_its_answers_are_read_from(answers, style):
 
 @pytest.mark.parametrize("architecture", [Coconut(), Codi(8), Colar(8), Text()])
 def test_every_architecture_s_answers_may_be_texts(architecture):
-    tokenizer = arithmetic_tokenizer(3)
+    tokenizer = task_tokenizer("synthetic", 3)
     tokenizer.add_tokens(["###"])
     template = architecture.template(tokenizer, prompt=PromptConfig(answers="texts"))
     assert template.answer_style == "texts"
@@ -168,8 +168,8 @@ def test_text_in_a_chat():
     template = text_template(tokenizer, PromptConfig(system="Tom has 5", instruction="How many ?"))
     written = "<eos> system Tom has 5 \n <eos> user He buys \n How many ? \n <eos> Mia \n"
     assert " ".join(_tokens(template, template.prompt("He buys"))) == written
-    plain = text_template(tokenizer, PromptConfig(chat="never"))
-    assert _tokens(plain, plain.prompt("He buys")) == ["<pad>", "He", "buys", "\n"]
+    plain = text_template(tokenizer, PromptConfig(format="{question} \n"))
+    assert _tokens(plain, plain.prompt("He buys")) == ["He", "buys", "\n"]
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from slpo_jax.data.synthetic import SyntheticConfig, synthetic_problems, vocabulary
 from slpo_jax.data.tokenizer import (
     add_reasoner_tokens,
-    arithmetic_tokenizer,
     load_tokenizer,
+    task_tokenizer,
     token_bytes,
     words_of,
     words_tokenizer,
@@ -21,7 +21,7 @@ from slpo_jax.data.tokenizer import (
 from slpo_jax.data.tokenizer_files import save_tokenizer
 from slpo_jax.errors import UserError
 
-ARITHMETIC = arithmetic_tokenizer(30)
+ARITHMETIC = task_tokenizer("synthetic", 30)
 NAMES = ["<|start-latent|>", "<|end-latent|>", "<|latent|>"]
 
 
@@ -149,7 +149,7 @@ def test_words_are_those_of_the_texts(tmp_path):
         assert set(tokenizer("<eos> <pad>", split_special_tokens=True)["input_ids"]) == {0}
 
 
-@pytest.mark.parametrize("make", [lambda: arithmetic_tokenizer(9), lambda: _byte_level(("more",))])
+@pytest.mark.parametrize("make", [lambda: task_tokenizer("synthetic", 9), lambda: _byte_level(("more",))])
 def test_saved_tokenizers_load_again(tmp_path, make):
     saved = make()
     ids = add_reasoner_tokens(saved)
@@ -217,7 +217,7 @@ def test_gpt2(shared_data):
 )
 def test_bad_sources_are_one_line(source, expected, monkeypatch):
     """A hub id at once, where there is no network."""
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(UserError, match=expected) as caught:
         load_tokenizer(source)
     assert source in str(caught.value)

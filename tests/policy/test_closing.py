@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 import tiny
+from slpo_jax.policy.noise import PassKeys
 from slpo_jax.policy.rollout import replay, sample
-from slpo_jax.policy.score import PassKeys, answer_after_replay, score
+from slpo_jax.policy.score import answer_after_replay, score
 from tiny import ROLLOUT, SlowReasoner, assert_close, both_params, compiled, keys_of, padded
 
 LENGTHS = (3, 7, 5, 4, 6, 2, 5, 3)

@@ -10,7 +10,8 @@ import pytest
 import tiny
 from slow_policy import factors_of, rollouts_of
 from slpo_jax.policy import noise
-from slpo_jax.policy.score import PassKeys, score
+from slpo_jax.policy.noise import PassKeys
+from slpo_jax.policy.score import score
 from tiny import EOS, PAD, ROLLOUT, SlowReasoner, both_params, compiled, keys_of, policy_of
 
 GROUP, T, D = 2, ROLLOUT.max_latents, tiny.CONFIG.n_embd

@@ -10,12 +10,10 @@ from scipy import integrate, special, stats
 
 import tiny
 from slpo_jax.architectures import colar
-from slpo_jax.errors import UserError
 from slpo_jax.policy.latent_policies import LATENT_POLICIES
 from slpo_jax.policy.latent_policies.soft_tokens import concrete_log_prob
 from slpo_jax.policy.rollout import replay, sample
 from slpo_jax.policy.score import score
-from slpo_jax.training.objectives import OBJECTIVES
 from tiny import CONFIG, GATE, REASONER, SlowReasoner, both_params, compiled, keys_of, padded, policy_of, take_rows
 
 PROMPTS = tiny.random_prompts((3, 7, 5), 8)
@@ -204,17 +202,10 @@ def test_concrete_density_is_the_integral_over_the_gumbels():
     assert np.isfinite(gradient).all()
 
 
-COLD = {"cold_entropy": 1.55, "cold_steps": 2}
-
-
-@pytest.mark.parametrize("cold", [{}, pytest.param(COLD, marks=pytest.mark.slow)])
-def test_a_thought_ends_where_its_likeliest_token_is_the_end(cold):
-    """That step is fed as the token itself and has no likelihood; words follow; a replay ends there as well.
-
-    With a cold stop it also ends with the second of two steps in a row of little entropy.
-    """
-    end, params, rows, steps = 0, both_params(), 12, 6 if cold else 4
-    policy = policy_of(_config(steps, answer_slots=2), REASONER, "noisy_soft", scale=1.0, end_id=end, **cold)
+def test_a_thought_ends_where_its_likeliest_token_is_the_end():
+    """That step is fed as the token itself and has no likelihood; words follow; a replay ends there as well."""
+    end, params, rows, steps = 0, both_params(), 12, 4
+    policy = policy_of(_config(steps, answer_slots=2), REASONER, "noisy_soft", scale=1.0, end_id=end)
     prompts = take_rows(PROMPTS, np.arange(rows) % 3)
 
     @compiled
@@ -228,16 +219,11 @@ def test_a_thought_ends_where_its_likeliest_token_is_the_end(cold):
     slow = SlowReasoner()
     (e_end,) = slow.embed([end])
     sigma = np.sqrt((slow.params["backbone"]["wte"] ** 2).mean())
-    forced, resets = 0, 0
     for row, length in enumerate(made.lengths):
-        inputs, certain = slow.prompt(prompts, row), []
+        inputs = slow.prompt(prompts, row)
         for step in range(length):
             logits = slow.logits(slow.hidden(inputs)[-1])
-            certain.append(stats.entropy(special.softmax(logits / 0.5)) < cold.get("cold_entropy", 0))
-            stopped = bool(cold) and certain[-2:] == [True, True]
-            ends = stopped or logits.argmax() == end
-            forced += stopped and logits.argmax() != end
-            resets += not stopped and sum(certain) >= 2
+            ends = logits.argmax() == end
             assert ends == (step == length - 1 < steps - 1) or step == steps - 1
             x = e_end if ends else fed[row, step]
             np.testing.assert_allclose(fed[row, step], x, rtol=1e-6)
@@ -251,18 +237,9 @@ def test_a_thought_ends_where_its_likeliest_token_is_the_end(cold):
         np.testing.assert_allclose(again["of"][row, :length], made.actions["of"][row, :length], atol=1e-5)
         assert before[row] == len(inputs)
     assert len(set(made.lengths)) > 2
-    assert (forced > 0, resets > 0) == (bool(cold), bool(cold))
     ended = {name: kind(end_id=3) for name, kind in LATENT_POLICIES.items() if "end_id" in kind.__dataclass_fields__}
     of = (REASONER.in_tree(), GATE.in_tree())
     assert {name for name, law in ended.items() if law(*of).ends} == {"soft", "noisy_soft", "gumbel", "hybrid"}
-
-
-def test_passes_can_t_tell_where_a_cold_stop_was():
-    policy = policy_of(_config(dropout_rate=0.1), REASONER, "soft", end_id=0, **COLD)
-    with pytest.raises(UserError, match=r"^KEY\.latent_weight: 1 scores .* cold_entropy to 0"):
-        OBJECTIVES["slpo"]().check("KEY", policy, 4)
-    OBJECTIVES["slpo"](latent_weight=0.0).check("KEY", policy, 4)
-    OBJECTIVES["slpo"]().check("KEY", policy_of(_config(dropout_rate=0.1), REASONER, "soft", end_id=0), 4)
 
 
 @pytest.mark.parametrize("latent_policy", ["soft", "gumbel"])

@@ -10,7 +10,7 @@ from slpo_jax.config import read_config
 from slpo_jax.data.batches import encode_problems
 from slpo_jax.data.chat import PromptConfig, text_template
 from slpo_jax.data.problem import Problem
-from slpo_jax.data.tokenizer import arithmetic_tokenizer, byte_tokenizer
+from slpo_jax.data.tokenizer import byte_tokenizer, task_tokenizer
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.completions import accuracy, record_rows
 from slpo_jax.evaluation.records import arrays_of
@@ -27,7 +27,7 @@ WORDS = ("+", "-", "Tom", "####", r"\boxed{", "}")
 
 
 def _template(answers: str):
-    tokenizer = arithmetic_tokenizer(30)
+    tokenizer = task_tokenizer("synthetic", 30)
     template = text_template(tokenizer, PromptConfig(answers=answers))
     tokenizer.add_tokens([word for word in WORDS if word not in tokenizer.get_vocab()])
     return template
@@ -187,7 +187,7 @@ def test_references_that_their_own_text_does_not_earn_are_left_out_and_counted(t
     config.data.update(train=write_jsonl(tmp_path / "train.jsonl", records), valid="")
     setup = assemble(read_config(config))
     assert [problem.answer for problem in setup.train.problems] == kept
-    assert setup.train.left_out == len(lost) + 1
+    assert setup.train.problems.left_out == len(lost) + 1
     assert len(setup.train.prompts) == len(setup.train.answers) == len(kept)
     text = setup.template.answer_text(lost[0])
     read = parse_completion(text, setup.template.answer_style)

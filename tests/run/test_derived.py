@@ -7,16 +7,17 @@ import random
 from pathlib import Path
 
 import pytest
+from absl import logging
 
 from asked import workdir
 from data_sets import write_jsonl, write_set
 from refused import refusal
 from slpo_jax.architectures import REASONERS, architecture_of
 from slpo_jax.cli.train import train
-from slpo_jax.config import Config, default_config
+from slpo_jax.config import Config
 from slpo_jax.config.config_checks import check
-from slpo_jax.config.config_files import override
-from slpo_jax.data import dataset_rows, record_readers, templates
+from slpo_jax.config.sections import Text, changed, values
+from slpo_jax.data import dataset_rows, problems, record_readers, templates
 from slpo_jax.data.problems import load_problems
 from slpo_jax.data.record_fields import FieldsConfig
 from slpo_jax.errors import UserError
@@ -31,6 +32,7 @@ from slpo_jax.run.own_data_settings import derived_settings, requested
 from slpo_jax.run.plan import check_stages
 from slpo_jax.run.setup import assemble
 from slpo_jax.run.sources import load_set
+from slpo_jax.training.objectives import OBJECTIVES
 from small_run import start_all
 from tiny_folder import tiny_folder
 
@@ -63,27 +65,40 @@ FIELDS = {"question": "task", "steps": "notes", "answer": "result"}
 
 def _chosen(train: str, valid: str = "", eval=None, fields=None, **given):
     """The config, and what was said of it, as `slpo train --train=TRAIN --config.KEY=VALUE` has them."""
-    config = default_config()
-    config.data.update(train=train, valid=valid, eval=eval or {}, fields=fields or {})
-    override(config, given)
-    return config, derived_settings(config, given)
+    data = {"train": train, "valid": valid, "eval": eval or {}, "fields": fields or {}}
+    layers = {"min_latents": 1, "data": data}, given
+    return derived_settings(changed(Config(), *layers, set_by=dict.fromkeys(given, "--config")))
 
 
 def test_nested_keys_leave_a_section_s_others_as_they_are():
     def asked(changes):
-        config, given = requested("quickstart", dict.fromkeys(("train", "valid", "base"), ""), {}, changes, str)
-        assert set(given) <= {*flatten(config.to_dict())}
-        return flatten(config.to_dict())
+        config = requested("quickstart", dict.fromkeys(("train", "valid", "base"), ""), {}, changes, str)
+        assert {*config.set_by} <= {*flatten(values(config))}
+        return flatten(values(config))
 
     plain, nested = asked({}), asked({"rl": {"optimizer": {"warmup_steps": 1}}})
     assert {key for key in plain if plain[key] != nested[key]} == {"rl.optimizer.warmup_steps"}
-    config = default_config()
-    override(config, {"rl": "{'steps': 7}"}, texts=True)
-    assert config.rl.to_dict() == default_config().rl.to_dict() | {"steps": 7}
+    assert changed(Config(), {"rl": Text("{'steps': 7}")}) == changed(Config(), {"rl.steps": 7})
     sets = {"data.eval": {"mine": "graph:1"}}
     assert {key for key in asked(sets) if key.startswith("data.eval")} == {"data.eval.mine"}
     for further in ({"objective.mine": {"kind": "grpo"}}, {"objective": {"mine": {"kind": "grpo"}}}):
-        assert asked(further) == plain | {"objective.mine.kind": "grpo"}
+        assert asked(further) == plain | flatten({"objective": {"mine": values(OBJECTIVES["grpo"](kind="grpo"))}})
+    flags = {"objective.mine.kind": Text("grpo"), "objective.mine.clip": Text("0.5")}
+    assert changed(Config(), flags).objective["mine"] == OBJECTIVES["grpo"](kind="grpo", clip=0.5)
+
+
+def test_a_config_remembers_what_has_set_a_key(tmp_path):
+    sources = {"train": "graph:1", "valid": "", "base": ""}
+    config = requested("quickstart", sources, {"mine": "graph:2"}, {"rl": {"group": 4}, "seed": 0}, str)
+    assert config.set_by == {
+        "data.train": "--train=graph:1", "data.eval.mine": "--test=mine=graph:2", "data.eval": "--test=mine=graph:2",
+        "rl.group": "--config", "seed": "--config",
+    }  # fmt: skip
+    assert changed(config, {"rl.steps": 3}).set_by == config.set_by
+    assert "set_by" not in values(config)
+    sources, keys = sources | {"train": _table(tmp_path / "t.csv")}, {"data.fields": FIELDS, "max_latents": 1}
+    own = requested("", sources, {}, keys, str)
+    assert (own.max_latents, own.min_latents) == (1, 1)  # the least follows from what is given
 
 
 class Asked(Exception):
@@ -113,7 +128,7 @@ def test_a_smoke_test_asks_a_gym_for_few_problems(monkeypatch, tmp_path):
     pytest.importorskip("reasoning_gym")
     found = []
 
-    def runs(config, workdir, given, uncut):
+    def runs(config, workdir, uncut):
         found.extend((config, uncut))
         raise Asked
 
@@ -191,10 +206,9 @@ def test_settings_are_the_data_s_and_all_of_them_are_said(tmp_path, monkeypatch)
     said = "\n".join(lines)
     for section, keys in OF_THE_PAPER.items():
         assert all(f" {section}{key}=" in said for key in keys.split()), section
-    default = flatten(default_config().to_dict())
-    changed = {key: value for key, value in flatten(config.to_dict()).items() if default.get(key) != value}
-    for key, value in changed.items():
-        if not key.startswith("data."):
+    default = flatten(values(Config()))
+    for key, value in flatten(values(config)).items():
+        if default.get(key) != value and not key.startswith("data."):
             assert f"{key}={value!r}" in said, key
     assert not any("\n" in line for line in lines)
     # The lengths are those of the problems as the run is going to write them, by hand: a byte a token.
@@ -210,7 +224,7 @@ def test_a_tenth_each_is_set_apart(tmp_path):
     settings = check(config)
     parts = [load_set(settings, key, value) for key, value in (
         ("config.data.train", config.data.train), ("config.data.valid", config.data.valid),
-        ("config.data.eval.test", config.data.eval.test),
+        ("config.data.eval.test", config.data.eval["test"]),
     )]  # fmt: skip
     questions = [{problem.question for problem in part} for part in parts]
     assert list(map(len, questions)) == [32, 4, 4]
@@ -223,7 +237,7 @@ def test_a_tenth_each_is_set_apart(tmp_path):
     rows = [{"question": f"Q{n}?", "answer": str(n)} for n in range(10)]
     folder = write_set(tmp_path / "set", {"train": rows, "test": rows[:2]})
     data = _chosen(folder)[0].data
-    assert (data.train, data.valid, data.eval.test) == (folder, f"{folder}[valid]", folder)
+    assert (data.train, data.valid, data.eval["test"]) == (folder, f"{folder}[valid]", folder)
     with pytest.raises(UserError, match=r"few.csv\[train\]: 9 problems are too few to set some apart; give 10"):
         _chosen(_table(tmp_path / "few.csv", 9), fields=FIELDS)
 
@@ -237,7 +251,7 @@ def test_only_the_absence_of_a_split_is_one(tmp_path, monkeypatch):
     part = f"{_table(tmp_path / 'my.csv', 120)}[train]"
     data = _chosen(part, fields=FIELDS)[0].data
     others = [part.replace("[train]", f"[{name}]") for name in ("valid", "test")]
-    assert [data.train, data.valid, data.eval.test] == [part, *others]
+    assert [data.train, data.valid, data.eval["test"]] == [part, *others]
     asked = []
 
     def splits(place, _):
@@ -251,24 +265,33 @@ def test_only_the_absence_of_a_split_is_one(tmp_path, monkeypatch):
     assert len(asked) == 2
 
 
-def test_a_source_is_read_and_encoded_once(tmp_path, monkeypatch):
+@pytest.mark.parametrize("tokenizer", ["bytes", "words"])
+def test_a_source_is_read_encoded_and_warned_of_once(tokenizer, tmp_path, monkeypatch, warnings):
     """Where settings are chosen and where the run opens its data; not where the file is another."""
-    source, reads = _table(tmp_path / "my.csv"), []
-    read, hashed = record_readers.FILE_READERS[".csv"], []
+    source, reads, records = _table(tmp_path / "my.csv"), [], []
+    Path(source).write_text(Path(source).read_text() + "Tom has some pens.,,many\n")
+    read, hashed, record = record_readers.FILE_READERS[".csv"], [], problems.read_record
     monkeypatch.setitem(record_readers.FILE_READERS, ".csv", lambda path: reads.append(path) or read(path))
+    monkeypatch.setattr(problems, "read_record", lambda where, *asked: records.append(where) or record(where, *asked))
     monkeypatch.setattr(files, "_TICK", 0)
     monkeypatch.setattr(hashlib, "file_digest", lambda file, kind: hashed.append(file.name) or hash_file(file, kind))
     texts = templates._encoded.cache_info().misses
-    config, _ = _chosen(source, fields=FIELDS)
+    config, _ = _chosen(source, fields=FIELDS, tokenizer=tokenizer)
+    assert warnings == []
     experiment = build(check(config), tmp_path / "work")
     check_stages(experiment, uncut=experiment.config)
     assert (len(experiment.train), experiment.tests, len(experiment.valid)) == (32, ("test",), 4)
-    assert [len(reads), hashed.count(source)] == [1, 1]
+    assert [len(reads), len(records), hashed.count(source)] == [1, 41, 1]
+    assert [line for line in warnings if "left out" in line] == [
+        f"{source}: left out 1 of 41 problems: {source}, line 81: answer 'many' is no number"
+    ]
     # Prompts and answers of three sets, steps of one, and no steps.
     assert templates._encoded.cache_info().misses - texts <= 8
     table = Path(source).read_text()
     Path(source).write_text(table.replace("Tom 1 ", "Tim 1 "))  # of the same size
-    assert load_set(experiment.config, "config.data.train", source)[1].question.startswith("Tim 1 ")
+    before, again = (load_set(experiment.config, "config.data.eval.test", source) for _ in range(2))
+    assert before[1].question.startswith("Tim 1 ")
+    assert before is again
     assert len(reads) == 2
 
 
@@ -302,6 +325,17 @@ def test_lengths_are_measured_by_the_tokenizer_that_there_is(tmp_path):
     assert found == {"bytes": ((32,), 8), "synthetic:20": ((16,), 5), "": ((16,), 5)}
     assert config.reasoner == "coconut_gpt2"
     assert config.rl.optimizer.learning_rate == Config().rl.optimizer.learning_rate
+
+
+def test_which_checkpoint_of_a_run_is_taken_is_said(tmp_path, monkeypatch, caplog):
+    """The run is told that one alone; what else is odd about it, it says itself."""
+    identify = own_data_settings.identify
+    monkeypatch.setattr(own_data_settings, "newest_checkpoint", lambda source: logging.warning("taken") or source)
+    monkeypatch.setattr(own_data_settings, "identify", lambda *asked: logging.warning("odd") or identify(*asked))
+    tiny_folder(tmp_path / "base")
+    with caplog.at_level("WARNING", logger="absl"):
+        _chosen(_in_words(tmp_path / "set.jsonl", 1), init=str(tmp_path / "base"))
+    assert caplog.messages == ["taken"]
 
 
 def test_a_latent_reasoner_may_think_for_twice_as_long_as_it_is_published_to(tmp_path):
@@ -363,7 +397,7 @@ def test_flags_go_first_and_what_is_chosen_follows(case, tmp_path, monkeypatch):
     given, follows = FOLLOWS[case]
     config, lines = _chosen(_table(tmp_path / "my.csv"), fields=FIELDS, **given)
     check(config)
-    found = flatten(config.to_dict())
+    found = flatten(values(config))
     assert {key: found[key] for key in (given | follows)} == given | follows
     chosen = "\n".join(line for line in lines if line.startswith("chosen"))
     assert all(f" {key}=" not in chosen for key in given)
@@ -374,7 +408,7 @@ def test_flags_go_first_and_what_is_chosen_follows(case, tmp_path, monkeypatch):
 def test_settings_are_those_of_the_reasoner_that_is_given(reasoner, tmp_path):
     architecture, given = architecture_of(reasoner), {"reasoner": reasoner, "tokenizer": "synthetic:20"}
     config, _ = _chosen(_in_words(tmp_path / "set.jsonl"), **given)
-    experiment = build(check(config), tmp_path / "work", list(given))
+    experiment = build(check(config), tmp_path / "work")
     check_stages(experiment)
     assert config.reasoner == reasoner
     assert config.gate.enabled == ("cold_start" in config.stages)

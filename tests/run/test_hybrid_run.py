@@ -8,8 +8,8 @@ import pytest
 from imitation import Crash, crash
 from on_device import encode_references
 from slpo_jax.api import solver
+from slpo_jax.api.conversion import export_checkpoint
 from slpo_jax.api.solution_summary import describe
-from slpo_jax.checkpoints.export import export_checkpoint
 from slpo_jax.config import read_config
 from slpo_jax.data.templates import token_texts
 from slpo_jax.errors import UserError

@@ -11,7 +11,7 @@ import pytest
 from imitation import Crash, crash_at
 from same_run import assert_same, assert_same_run, checkpoint_of, rows_of
 from slpo_jax import load
-from slpo_jax.checkpoints.export import export_checkpoint
+from slpo_jax.api.conversion import export_checkpoint
 from slpo_jax.config import config_checks
 from slpo_jax.errors import UserError
 from slpo_jax.io import artifact
@@ -141,7 +141,7 @@ def test_labels_are_bound_to_all_that_makes_them(tmp_path, cpu_devices, monkeypa
     artifact.write(labels.manifest_of(tmp_path / "work" / "labels"), facts)
     refused(**{"latent_rm.steps": 7})
     for key, value in {
-        "seed": 1, "reward": "mine", "latent_rm.threshold": 0.4, "latent_rm.latents": 2, "latent_rm.dropout": 0.6,
+        "seed": 1, "reward": "mine", "latent_rm.threshold": 0.4, "latent_rm.dropout": 0.6,
         "max_answer_tokens": 3,
     }.items():  # fmt: skip
         with pytest.raises(UserError, match=rf"^config\.{key}: is .*, and the labels in \S+ were made with "):
@@ -180,14 +180,12 @@ def test_the_best_on_validation_is_kept_also_after_a_kill(work, tmp_path, monkey
     asked = {"stages": ("latent_rm",), "latent_rm.evaluate_every": 2, "evaluate.limit": 0}
     whole, cut = (shutil.copytree(work, tmp_path / name) for name in ("whole", "cut"))
     for folder in (whole, cut):
-        for name in ("latent_rm", "latent_rm_best"):
-            shutil.rmtree(folder / "checkpoints" / name)
+        shutil.rmtree(folder / "checkpoints" / "latent_rm")
         (folder / "metrics.jsonl").unlink()
     run_stages(config_of(**asked), whole)
     found = {row["step"]: row["valid_accuracy"] for row in rows_of(whole) if "valid_accuracy" in row}
     assert (list(found), found[6] < max(found.values())) == ([2, 4, 6], True)
-    kept, left = (checkpoint_of(whole, name) for name in ("latent_rm_best", "latent_rm"))
-    assert kept["step"] == max(found, key=found.get)
+    kept, left = (checkpoint_of(whole, "latent_rm", step) for step in (max(found, key=found.get), 6))
     assert_same(*({k: v for k, v in each.items() if k.startswith("['params']")} for each in (kept, left)))
 
     experiment = experiment_of(whole, **asked)

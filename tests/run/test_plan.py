@@ -14,7 +14,6 @@ from slpo_jax.data.problem import Problem
 from slpo_jax.errors import UserError
 from slpo_jax.run import imitate
 from slpo_jax.run.experiment import build
-from slpo_jax.run.latent_rm import labelling
 from slpo_jax.run.plan import check_stages
 from slpo_jax.run.rl import optimizer_config, training_policy
 from slpo_jax.run.setup import assemble
@@ -69,6 +68,7 @@ def test_a_recipe_that_writes_steps_needs_some(name, tmp_path, monkeypatch, warn
     _with_steps(config, tmp_path / "some.jsonl", [0, 0, 0, fewest, 2])
     experiment = build(read_config(config), tmp_path / "some")
     check_stages(experiment)
+    monkeypatch.setattr(imitate, "imitated", None)  # what is imitated is known by now
     monkeypatch.setattr(imitate, "make_optimizer", crash)
     with pytest.raises(Crash):
         train(experiment, "imitate")
@@ -185,10 +185,3 @@ def test_evaluations_have_budget_noise_and_sampling_of_their_own():
     found = setup.evaluator.policy.config
     assert setup.most_prompt == config.model.n_positions - T - own["max_answer_tokens"], "the last token is not fed"
     assert (found.answer_slots, found.dropout_rate, found.temperature, found.top_k, found.top_p) == (*own.values(),)
-
-
-def test_judged_thoughts_have_a_number_of_latents_of_their_own():
-    config = run_config("coconut_gpt2")
-    config.gate.enabled, config.latent_rm.latents = False, 2
-    policy, rule = labelling(assemble(read_config(config)))
-    assert (policy.config.stopping, policy.config.max_latents, rule) == ("length", 2, 2)

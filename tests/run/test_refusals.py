@@ -98,7 +98,6 @@ LATENT_RM = {"gate.enabled": False, "imitate.control": False, "stages": ("imitat
              "evaluate.candidates": 2}  # fmt: skip
 IN_WORDS = {"reasoner": "text_gpt2", "gate.enabled": False, "imitate.c_thought": 0, "stages": ("imitate",)}
 SOFT = {"latent_policy.name": "soft"}
-COLD = IN_WORDS | SOFT | {"latent_policy.soft.cold_entropy": 0.01}
 CUT = "problem 0 takes 3 tokens with its end, more than config."
 # What further settings and data of the small config are refused with: the line's beginning, and what else it says.
 CHECKED = [
@@ -115,15 +114,12 @@ CHECKED = [
     (BEST_OF_N | {"best_of_n.batch_size": 5}, "best_of_n.batch_size: 5 is not a multiple of", ""),
     (LATENT_RM | {"stages": ("imitate", "evaluate")}, "evaluate.scorers: latent_rm has parameters of its own", ""),
     (LATENT_RM | {"stages": ("imitate", "evaluate"), "evaluate.scorers": ()}, "evaluate.beams: 2, and latent_rm", ""),
-    (LATENT_RM | {"latent_rm.latents": 100}, "latent_rm.latents: 100 are more than config.max_latents (3); lower", ""),
     (LATENT_RM | {"dropout.rate": 0.0}, "latent_rm.dropout: without noise all thoughts of a", ""),
-    (LATENT_RM | {"latent_rm.after": "slpo"}, "latent_rm.after: slpo is not in", ""),
     (LATENT_RM | {"evaluate.scorers": ("gate",)}, "evaluate.scorers: gate asks the gate, and config.gate", ""),
     (IN_WORDS | SOFT | {"latent_policy.soft.end_text": "how many"}, "latent_policy.soft.end_text: 'how many' is 2 t",
      "('<unk>', 'many'); give a text that is one"),
     (IN_WORDS | {"latent_policy.name": "gumbel", "latent_policy.gumbel.end_text": "zebra"},
      "latent_policy.gumbel.end_text: 'zebra' is no token of this tokenizer", "give a text that is one"),
-    (COLD | {"latent_policy.soft.cold_steps": 1}, "latent_policy.soft.cold_entropy: 0.01", "feeds end_text; give that"),
     ({"latent_policy.name": "hybrid"}, "latent_policy.name: hybrid is for a text ", "not coconut_gpt2; use another"),
     ({"latent_policy.name": "colar"}, "latent_policy.name: colar is for a colar reasoner, not coconut", ""),
     (IN_WORDS | {"latent_policy.name": "hybrid", "max_latents": 0}, "max_latents: 0, but", "give at least 1"),

@@ -12,6 +12,7 @@ import pytest
 from imitation import Crash, crash, fake_steps
 from same_run import assert_same_run, checkpoint_of, rows_of
 from slpo_jax.config import read_config
+from slpo_jax.io.workdir import Workdir
 from slpo_jax.run import stage as stage_module
 from slpo_jax.run.experiment import build
 from slpo_jax.runtime import backend
@@ -173,9 +174,9 @@ def test_the_cold_start_leaves_the_best_gate(fake, monkeypatch, tmp_path, every)
     found = {row["step"]: row["valid_accuracy"] for row in rows_of(tmp_path) if "valid_accuracy" in row}
     assert found == {2: 0.2, 4: 0.7, 6: 0.7, 7: 0.3}
     gate = checkpoint_of(tmp_path, "cold_start")["['params']['gate']['w']"]
-    np.testing.assert_array_equal(gate, checkpoint_of(tmp_path, "cold_start_best")["['params']['gate']['w']"])
-    assert checkpoint_of(tmp_path, "cold_start_best")["step"] == 4  # the first of equals
-    assert checkpoint_of(tmp_path, "cold_start")["step"] == 7
+    best = 4  # the first of equals
+    np.testing.assert_array_equal(gate, checkpoint_of(tmp_path, "cold_start", best)["['params']['gate']['w']"])
+    assert Workdir(tmp_path).stage("cold_start").steps == [best, 6, 7][:: 2 if every == 7 else 1]
 
 
 @pytest.mark.slow
@@ -190,9 +191,9 @@ def test_an_objective_leaves_its_best_if_asked_to(fake, tmp_path):
     rows = [row for row in rows_of(tmp_path / "cut") if row["stage"] == "slpo" and "valid_accuracy" in row]
     assert [row["step"] for row in rows] == [2, 4, 6, 8, 10]
     accuracies = [row["valid_accuracy"] for row in rows]
-    best, left = (checkpoint_of(tmp_path / "cut", name) for name in ("slpo_best", "slpo"))
-    assert best["step"] == rows[accuracies.index(max(accuracies))]["step"] < 10
-    assert left["step"] == 10
+    step = rows[accuracies.index(max(accuracies))]["step"]
+    best, left = (checkpoint_of(tmp_path / "cut", "slpo", at) for at in (step, 10))
+    assert step < 10
     assert best["['params']['reasoner']['w']"].tolist() == left["['params']['reasoner']['w']"].tolist()
 
 
@@ -237,12 +238,11 @@ def test_a_stage_that_never_got_to_a_checkpoint_binds_nobody(fake, tmp_path):
 
 
 @pytest.mark.slow
-def test_gates_of_another_try_are_forgotten(fake, tmp_path):
-    """A kill before the cold start's first checkpoint, but after a good gate was kept."""
+def test_the_best_gate_so_far_is_gone_on_from(fake, whole, tmp_path):
+    """A kill where there is no other checkpoint of the stage, between two rows of the log."""
     config = _config(checkpoint_every=100)
-    _cut(fake, ("cold_start", 5), tmp_path / "cut", config)
-    assert (tmp_path / "cut" / "checkpoints" / "cold_start_best").is_dir()
-    config.cold_start.optimizer.learning_rate = 0.3
-    for workdir in (tmp_path / "cut", tmp_path / "whole"):
-        _run(workdir, config)
-    assert_same_run(tmp_path / "cut", tmp_path / "whole", *STAGES)
+    _cut(fake, ("cold_start", 5), tmp_path, config)
+    (best,) = Workdir(tmp_path).stage("cold_start").steps
+    _run(tmp_path, config)
+    assert_same_run(tmp_path, whole, *STAGES)
+    assert [step for stage, step in fake["steps"] if stage == "cold_start"] == [*range(6), *range(best, 7)]

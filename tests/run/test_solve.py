@@ -15,7 +15,7 @@ from refused import refusal
 from slpo_jax.api.solution_summary import describe, describe_vote
 from slpo_jax.api.solver import Vote, load_solver, solve, vote
 from slpo_jax.checkpoints.decode_settings import config_of
-from slpo_jax.checkpoints.detect import identify, newest_checkpoint
+from slpo_jax.checkpoints.identity import identify, newest_checkpoint
 from slpo_jax.cli import reasoner_commands as command
 from slpo_jax.data.batches import encode_problems
 from slpo_jax.data.problem import Problem

@@ -21,7 +21,7 @@ from slpo_jax.config import Config
 from slpo_jax.errors import SaveError, UserError
 from slpo_jax.io import artifact
 from slpo_jax.io.orbax import load_params, stored_params
-from slpo_jax.io.workdir import Workdir
+from slpo_jax.io.workdir import StageFolder, Workdir
 from slpo_jax.run.experiment import Stage
 from slpo_jax.run.stage import open_stage
 from slpo_jax.runtime import backend
@@ -105,7 +105,7 @@ def _begun(workdir, total, *every, start=0, **more):
     """A stage's run, its state, and of what would be its checkpoints the steps, with those of the rows by then."""
     saved, keeper = {}, mock.Mock(directory=Path("work/checkpoints/slpo"))
 
-    def save(state, extra=None):
+    def save(state, extra=None, replace=False):
         saved[int(state.step)] = [row["step"] for row in rows_of(workdir)]
 
     keeper.save = save
@@ -301,6 +301,16 @@ def _two(path):
         params = jax.tree.map(lambda x, step=step: x + step, _state().params)
         keeper.save(_state().replace(step=jnp.int32(step), params=params), {"step": step})
     keeper.close()
+
+
+def test_the_best_stays_beside_the_newest_until_another_is(tmp_path):
+    for best, steps, left in ((8, (4, 8, 12, 16), [8, 12, 16]), (8, (20,), [8, 16, 20]), (24, (24, 28), [24, 28])):
+        keeper = StageCheckpoints(tmp_path)
+        keeper.keep(best)
+        for step in steps:
+            keeper.save(_state().replace(step=jnp.int32(step)))
+        keeper.close()
+        assert StageFolder(tmp_path).steps == left
 
 
 def _largest(folder):

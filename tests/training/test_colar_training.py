@@ -17,7 +17,7 @@ from slpo_jax.architectures.colar import Colar
 from slpo_jax.data.batches import encode_problems
 from slpo_jax.data.chat import PromptConfig, at_speed
 from slpo_jax.data.problem import Problem
-from slpo_jax.data.tokenizer import arithmetic_tokenizer
+from slpo_jax.data.tokenizer import task_tokenizer
 from slpo_jax.errors import UserError
 from slpo_jax.models.reasoner import StepProjector
 from slpo_jax.policy import noise
@@ -29,7 +29,7 @@ from tiny import SlowReasoner, compiled, policy_of, real_tokens
 STEPS = (("2 + 3 = 5",), ("4 - 1 = 3", "3 + 2 = 5"), ("1 + 1 = 2", "2 + 5 = 7", "7 - 4 = 3"))
 PROBLEMS = tuple(Problem(f"Tom has {n} pens .", steps, steps[-1].split()[-1]) for n, steps in enumerate(STEPS))
 SCALE, ROWS = 0.3, 4
-TEMPLATE = Colar(8).template(arithmetic_tokenizer(20), prompt=PromptConfig(speed=1))
+TEMPLATE = Colar(8).template(task_tokenizer("synthetic", 20), prompt=PromptConfig(speed=1))
 IDS = TEMPLATE.tokenizer.get_vocab()
 CONFIG = dataclasses.replace(tiny.CONFIG, vocab_size=len(TEMPLATE.tokenizer), n_positions=96)
 REASONER = Colar(12, SCALE, gaussian=True).on(CONFIG)
@@ -207,7 +207,7 @@ def test_the_head_s_aims_and_regular_s_codes_are_constants(name):
 @pytest.mark.parametrize(
     ("name", "template", "words"),
     [
-        ("colar", Coconut().template(arithmetic_tokenizer(20)), "config.reasoner: only CoLaR's is asked at a speed"),
+        ("colar", Coconut().template(task_tokenizer("synthetic", 20)), "config.reasoner: only CoLaR's is asked at a"),
         ("regular", at_speed(TEMPLATE, 2), "config.prompt.speed: the recipe regular asks at speed 1 always; set it to"),
     ],
 )

@@ -10,7 +10,7 @@ from scipy import stats
 from slpo_jax.architectures.coconut import Coconut
 from slpo_jax.data.batches import batch_indices, encode_problems
 from slpo_jax.data.problem import Problem
-from slpo_jax.data.tokenizer import arithmetic_tokenizer
+from slpo_jax.data.tokenizer import task_tokenizer
 from slpo_jax.errors import UserError
 from slpo_jax.models.gpt2 import GPT2Config
 from slpo_jax.policy.policy import RolloutConfig
@@ -21,7 +21,7 @@ from tiny import SlowReasoner, compiled, policy_of, real_tokens
 
 STEPS = (("2 + 3 = 5",), ("4 - 1 = 3", "3 x 2 = 6"), ("1 + 1 = 2", "2 + 5 = 7", "7 - 4 = 3"), ())
 PROBLEMS = encode_problems(
-    Coconut().template(arithmetic_tokenizer(20)),
+    Coconut().template(task_tokenizer("synthetic", 20)),
     [Problem(f"Tom has {n} pens .", steps, str(n + 4)) for n, steps in enumerate(STEPS)],
 )
 CHAINS = tuple("".join(f"{step} | " for step in steps).split() for steps in STEPS)  # "|" for a line break

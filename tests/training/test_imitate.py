@@ -12,7 +12,7 @@ from slow_policy import as_float64, assert_is_gradient
 from slpo_jax.architectures.coconut import Coconut
 from slpo_jax.data.batches import batch_indices, encode_problems
 from slpo_jax.data.problem import Problem
-from slpo_jax.data.tokenizer import arithmetic_tokenizer, byte_tokenizer
+from slpo_jax.data.tokenizer import byte_tokenizer, task_tokenizer
 from slpo_jax.errors import UserError
 from slpo_jax.run.imitate import as_ended, check_ends, left_out, to_save
 from slpo_jax.training.loop import WINDOW, Learning
@@ -24,7 +24,7 @@ STEPS = (("2 + 3 = 5",), ("4 - 1 = 3", "3 x 2 = 6"), ("1 + 1 = 2", "2 + 5 = 7", 
 STEP_KEY = jax.random.fold_in(jax.random.fold_in(jax.random.key(0), 0), 0)  # of the run's key 0, stream 0, step 0
 RECIPE = curriculum.Curriculum()(ImitateSettings())
 PROBLEMS = encode_problems(
-    Coconut().template(arithmetic_tokenizer(20)),
+    Coconut().template(task_tokenizer("synthetic", 20)),
     [Problem(f"Tom has {n} pens .", steps, steps[-1].split()[-1]) for n, steps in enumerate(STEPS)],
 )
 

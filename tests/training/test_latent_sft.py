@@ -16,7 +16,7 @@ from slpo_jax.architectures.architecture import Text
 from slpo_jax.data.batches import encode_problems
 from slpo_jax.data.chat import PromptConfig
 from slpo_jax.data.problem import Problem
-from slpo_jax.data.tokenizer import arithmetic_tokenizer
+from slpo_jax.data.tokenizer import task_tokenizer
 from slpo_jax.models.parts import REASONER
 from slpo_jax.policy import noise
 from slpo_jax.policy.policy import RolloutConfig
@@ -70,7 +70,7 @@ def test_noise_never_makes_the_closing_token_the_likeliest():
 
 @pytest.fixture(scope="module")
 def case():
-    template = Text().template(arithmetic_tokenizer(20), prompt=PROMPT)
+    template = Text().template(task_tokenizer("synthetic", 20), prompt=PROMPT)
     config = dataclasses.replace(tiny.CONFIG, vocab_size=len(template.tokenizer), n_positions=64)
     rng, reasoner = np.random.default_rng(0), Text().on(config)
     shapes = jax.eval_shape(reasoner.init, jax.random.key(0))

@@ -10,8 +10,8 @@ from scipy import special
 
 from frozen import ADDITIVE, BATCH, KEY, POLICY, SIGMA, Frozen
 from slow_policy import as_float64, assert_is_gradient, factors_of, normal_log_prob, spoken, teacher_forced, think
+from slpo_jax.policy.noise import pass_keys
 from slpo_jax.policy.rollout import replay
-from slpo_jax.policy.score import pass_keys
 from slpo_jax.training.objectives import OBJECTIVES
 from slpo_jax.training.objectives.pathwise import pass_at_k_log_prob
 from slpo_jax.training.rl_step import roll_out

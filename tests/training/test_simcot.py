@@ -17,7 +17,7 @@ from slpo_jax.architectures.coconut import Coconut
 from slpo_jax.architectures.codi import Codi
 from slpo_jax.data.batches import encode_problems
 from slpo_jax.data.problem import Problem
-from slpo_jax.data.tokenizer import arithmetic_tokenizer
+from slpo_jax.data.tokenizer import task_tokenizer
 from slpo_jax.errors import UserError
 from slpo_jax.policy import noise
 from slpo_jax.policy.policy import RolloutConfig
@@ -57,7 +57,7 @@ def case(request, tmp_path_factory):
     """A reasoner that feeds its hidden states back, the recipe's own and SIM-CoT's loss, and a batch of four rows."""
     name = request.param
     coconuts = name == "curriculum"
-    texts = arithmetic_tokenizer(20) if coconuts else new_tokenizer(tmp_path_factory, digits=False)
+    texts = task_tokenizer("synthetic", 20) if coconuts else new_tokenizer(tmp_path_factory, digits=False)
     template = (Coconut() if coconuts else Codi(1)).template(texts)
     config = dataclasses.replace(tiny.CONFIG, vocab_size=len(template.tokenizer), n_positions=64)
     rng, reasoner = np.random.default_rng(0), Coconut().on(config)

@@ -30,12 +30,13 @@ class GumbelTopK(LatentPolicySettings):
         top_p: then the likeliest of these that have this probability together; 1 is all.
         least: but so many of them at least.
         most: highest scores that are mixed.
-        down, up: how far below and above 0 noise goes, clipped.
-        shift: added to it then, so that it is on one side of 0.
-        tau: of the softmax.
-        likelihood: of scores, by d = s - log p: "signed" is Latent-GRPO's, the mean of -d - e^-d, with the gradient of
-            d - e^d where A <= 0 and d < 0; "clipped" is SofT-GRPO's, of d clipped as the noise and p among the mixed
-            tokens, mean over those with log p > -3.
+        down: how far noise may go below 0; what is lower is clipped.
+        up: how far noise may go above 0; what is higher is clipped.
+        shift: added to the clipped noise; as large as `down` it leaves none below 0.
+        tau: temperature of the softmax over scores.
+        likelihood: the scores' likelihood, by d = s - log p: "signed" is Latent-GRPO's, the mean of -d - e^-d, with the
+            gradient of d - e^d where A <= 0 and d < 0; "clipped" is SofT-GRPO's, of d clipped as the noise and p among
+            the mixed tokens, mean over those with log p > -3.
         halt_id: the first of `config.prompt.closing`. No key of the section.
     """
 

@@ -27,7 +27,8 @@ class Hybrid(LatentPolicySettings):
     a = exp(-8 softplus(-L) r), with parameters {"recurrence", "input", "decay"} of the latent policy's own.
 
     Attributes:
-        temperature: of q, which tokens are drawn from; their likelihood is that at temperature 1, of all tokens.
+        temperature: temperature of q, which tokens are drawn from; their likelihood is that at temperature 1, of all
+            tokens.
         top_k: likeliest tokens that q keeps.
         r_min: at the start exp(-8 softplus(-L)) is uniform from here to 0.999.
         end_text: one token, which ends the thought and is fed as it is: plain tokens follow. "" is none.

@@ -62,8 +62,8 @@ class Colar(LatentPolicySettings):
 
     Attributes:
         temperature: factor of sigma.
-        end_text: one token; "" is none: T latents.
-        least: latents before it is looked for; published: 1, with LatentTTS 0.
+        end_text: one token, which ends the thought; "" is none: T latents.
+        least: latents before `end_text` is looked for; published: 1, with LatentTTS 0.
         end_id: of `end_text`. No key of the section.
     """
 

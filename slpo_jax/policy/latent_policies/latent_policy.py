@@ -44,9 +44,6 @@ class LatentPolicy:
         least: steps that a thought has before `halts` is asked.
         says: (params, action) -> int [B, L], the token that a step is written down as, as part of the completion;
             None where thought is silent. A step that says eos is its thought's last, and no answer follows.
-        after: (params, action, the action of the step before) -> action: what one becomes in its place in a thought, as
-            far as that is no function of its hidden state; None where it is what was drawn. Rollouts and replays ask
-            for it from step 2 on, teacher-forced passes don't.
         rates: (name, factor): learning rates of its own parameters, by their top-level names, as multiples of
             `Objective.latent_policy_learning_rate`; 1 for what is not there.
     """
@@ -62,7 +59,6 @@ class LatentPolicy:
     halting_token: int | None = None
     least: int = 0
     says: Callable[[Params, Action], jax.Array] | None = None
-    after: Callable[[Params, Action, Action], Action] | None = None
     rates: tuple[tuple[str, float], ...] = ()
 
     def known_last(self, last: jax.Array) -> jax.Array:

@@ -13,7 +13,7 @@ from slpo_jax.models.gate import Gate
 from slpo_jax.models.reasoner import Reasoner
 from slpo_jax.policy.latent_policies.latent_policy import LatentPolicy, LatentPolicySettings, gaussian_latent_policy
 from slpo_jax.policy.sampling import most_likely
-from slpo_jax.settings import FieldError, setting
+from slpo_jax.settings import setting
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,14 +21,12 @@ class Kept(LatentPolicySettings):
     """The tokens that are mixed, by softmax(logits / temperature).
 
     Attributes:
-        temperature: of the softmax.
+        temperature: temperature of the softmax.
         top_k: likeliest tokens that are kept; 0 keeps all.
         top_p: then the likeliest of these that have this probability together; 1 keeps all.
         min_p: then those at least this share as likely as the likeliest; 0 keeps all.
         most: then at most so many; 0 keeps all.
         end_text: one token; where it is the likeliest, the thought ends; "" is none: T steps.
-        cold_entropy: below it, in nats, softmax(logits / temperature) counts as certain; 0 is no cold stop.
-        cold_steps: the last of so many certain steps in a row is `end_text` instead.
         end_id: of `end_text`. No key of the section.
         halt_id: the first of `config.prompt.closing`, if it is there; before the step at which that is the likeliest,
             the thought has ended. No key of the section.
@@ -40,15 +38,8 @@ class Kept(LatentPolicySettings):
     min_p: float = setting(0.001, least=0, most=1)
     most: int = setting(10, least=0, note="0 keeps all")
     end_text: str = ""
-    cold_entropy: float = setting(0.0, least=0, note="0 is no cold stop")
-    cold_steps: int = setting(256, least=1)
     end_id: int | None = setting(None, least=0, in_config=False)
     halt_id: int | None = setting(None, least=0, in_config=False)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.cold_entropy and not self.end_text and self.end_id is None:
-            raise FieldError(self, "cold_entropy", "a cold stop feeds end_text; give that token, or set it to 0")
 
     def of(self, logits: jax.Array) -> tuple[jax.Array, jax.Array | None]:
         """Return the logits, of [.., V], that are kept, divided by the temperature, and their token ids, [.., M] each.
@@ -89,12 +80,6 @@ def log_softmax_of_kept(logits: jax.Array) -> jax.Array:
     return jnp.where(jnp.isfinite(logits), jnp.where(jnp.isfinite(logits), logits, 0.0) - whole, -jnp.inf)
 
 
-def entropy(logits: jax.Array) -> jax.Array:
-    """Return the entropy of softmax(logits [.., V]), in nats: float32 [..]."""
-    log_p = jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1)
-    return -jnp.sum(jnp.exp(log_p) * log_p, axis=-1)
-
-
 def ending_at(latent_policy: LatentPolicy, kept: Kept, reasoner: Reasoner) -> LatentPolicy:
     """Return the latent policy with an end: the first step at which `kept.end_id` is the likeliest token.
 
@@ -102,33 +87,18 @@ def ending_at(latent_policy: LatentPolicy, kept: Kept, reasoner: Reasoner) -> La
     random: its log-likelihood is 0, and what parameters change about where the end comes is left out, as in the papers.
     With `kept.halt_id` it is that token, and the step is not fed at all (Latent-SFT).
 
-    With a cold stop (Soft Thinking) so is the last of `kept.cold_steps` steps in a row that were nearly certain. How
-    many there were up to a step is no function of its hidden state: `LatentPolicy.after` counts them.
-
     Args:
         kept: whose `end_id` None is the latent policy as it is.
     Returns:
-        one with actions {"of": the latent policy's own, "ends": bool [B, L]}, and with a cold stop {"cold": int [B,
-        L]}.
+        one with actions {"of": the latent policy's own, "ends": bool [B, L]}.
     """
     end_id = kept.end_id if kept.halt_id is None else kept.halt_id
     if end_id is None:
         return latent_policy
 
     def draw(params, hidden_BLD, keys_BL=None):
-        logits_BLV = reasoner.logits(params, hidden_BLD)
-        ends_BL = jnp.argmax(logits_BLV, axis=-1) == end_id
-        action = {"of": latent_policy.draw(params, hidden_BLD, keys_BL), "ends": ends_BL}
-        if kept.cold_entropy:
-            cold_BL = entropy(logits_BLV / kept.temperature) < kept.cold_entropy
-            return counted(action, cold_BL.astype(jnp.int32))
-        return action
-
-    def counted(action, cold_BL):
-        return action | {"cold": cold_BL, "ends": action["ends"] | (cold_BL >= kept.cold_steps)}
-
-    def after(params, action, before):
-        return counted(action, jnp.where(action["cold"] > 0, before["cold"] + 1, 0))
+        ends_BL = jnp.argmax(reasoner.logits(params, hidden_BLD), axis=-1) == end_id
+        return {"of": latent_policy.draw(params, hidden_BLD, keys_BL), "ends": ends_BL}
 
     def feed(params, action):
         if kept.halt_id is not None:
@@ -151,7 +121,6 @@ def ending_at(latent_policy: LatentPolicy, kept: Kept, reasoner: Reasoner) -> La
         log_prob=latent_policy.log_prob and log_prob,
         ends=ends if kept.halt_id is None else None,
         halts=None if kept.halt_id is None else ends,
-        after=after if kept.cold_entropy else None,
     )
 
 
@@ -208,9 +177,9 @@ class Gumbel(Kept):
     """Weights softmax((log p + g) / tau) of the kept tokens, g standard Gumbel.
 
     Attributes:
-        tau: towards 0 the mixture is one sampled token.
-        likelihood: of a step: "cross_entropy" is the paper's, sum_k y_k log p_k, which is no density; "concrete" is
-            that of the weights themselves (Maddison et al., 2017).
+        tau: temperature of the mixture's weights; towards 0 it is one sampled token.
+        likelihood: a step's likelihood: "cross_entropy" is the paper's, sum_k y_k log p_k, which is no density;
+            "concrete" is that of the weights themselves (Maddison et al., 2017).
     """
 
     has_likelihood = True

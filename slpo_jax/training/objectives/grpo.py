@@ -101,12 +101,13 @@ class Grpo(Objective):
         dual_clip: where A is negative rho counts as this at most (Ye et al., 2020); None does not clip.
         first_choice: "best": of the first choices only that of the rollout with positive A and the best mean
             log-probability keeps its A, and the group's others have 0; without a positive A, all keep it; then all
-            choices of a rollout that was cut off have 0, which still counts in the group's mean (Latent-GRPO).
+            choices of a truncated rollout have 0, which still counts in the group's mean (Latent-GRPO).
         tempered: the tokens' likelihood is at the temperature that they are sampled at, not at 1.
-        reduction: over choices: "token_mean" of the whole batch, "sequence_mean" of each rollout's own means, or "sum"
-            over a rollout's, as the other objectives.
+        reduction: mean or sum over choices: "token_mean" of the whole batch, "sequence_mean" of each rollout's own
+            means, or "sum" over a rollout's, as the other objectives.
         latent_weight: factor of the thought's choices, where it has a likelihood; 0 leaves them out.
-        kl_weight: beta; 0 leaves k3 out, and needs neither its pass nor the parameters of the start.
+        kl_weight: beta, the factor of k3, the estimate of the KL divergence from the start; 0 leaves it out, and needs
+            neither its pass nor the parameters of the start.
         detach_inputs: no gradient goes through the embeddings that are fed, as in trainers that store a rollout's
             inputs (LEPO).
     """

@@ -30,12 +30,12 @@ class Objective(Checked, abc.ABC):
         kind: a name in `OBJECTIVES`; "" is the one of its own name.
         after: the objective that it goes on from; "": it begins where imitation and the cold start ended.
         steps: optimizer steps; None is the stage's (`config.rl.steps`).
-        learning_rate: None is the stage's (`config.rl.optimizer`).
-        schedule: of the rate; "" is the stage's.
-        latent_policy_learning_rate: of the latent policy's own parameters; None is `learning_rate`.
-        temperature: of the answers in rollouts, 0 is greedy; None is the stage's.
+        learning_rate: the rate after warm-up; None is the stage's (`config.rl.optimizer`).
+        schedule: schedule of the rate; "" is the stage's.
+        latent_policy_learning_rate: rate of the latent policy's own parameters; None is `learning_rate`.
+        temperature: temperature of the answers in rollouts, 0 is greedy; None is the stage's.
         advantage: how a group's rewards become A_i.
-        pass_k: k of "pkpo", up to G, and of "pkpo_sloo", below G.
+        pass_k: k of "pkpo", up to G.
         stop_weight: factor of the stop term A_i log P(tau_i); without a gate there is none.
     """
 
@@ -132,16 +132,9 @@ class Objective(Checked, abc.ABC):
                 f"config.dropout.rate: {policy.config.dropout_rate} makes every pass another policy, and {key} takes "
                 "likelihoods of one; set it to 0, or use another objective (answer_only, slpo, pathwise)"
             )
-        most = {"pkpo": group, "pkpo_sloo": group - 1}.get(self.advantage)
-        if most is not None and self.pass_k > most:
+        if self.advantage == "pkpo" and self.pass_k > group:
             raise UserError(
-                f"{key}.pass_k: {self.pass_k} is more than the {most} that {self.advantage} can take of "
-                f"config.rl.group={group}; lower it or raise the group"
-            )
-        if self.advantage == "pkpo_sloo" and (policy.config.temperature == 0.0 or policy.config.top_k == 1):
-            raise UserError(
-                f"{key}.advantage: pkpo_sloo is for sampled answers, and greedy ones are pushed down where all are "
-                "right; use pkpo, or set the temperature to 1.0 and top_k to 0"
+                f"{key}.pass_k: {self.pass_k} is more than config.rl.group={group}; lower it or raise the group"
             )
 
     def advantages(self, rewards_BG: jax.Array) -> jax.Array:
@@ -161,10 +154,11 @@ class WeightedTerms(Objective):
     """-A_i times a weighted sum of the thought's, the answer's and the stop's log-likelihood, scored in one go.
 
     Attributes:
-        latent_weight, answer_weight: factors of the two terms beside the stop term; 0 leaves one out.
+        latent_weight: factor of the thought's log-likelihood, a setting where there is a latent term; 0 leaves it out.
+        answer_weight: factor of the answer's log-likelihood; 0 leaves the term out.
     """
 
-    latent_weight: float = setting(1.0, least=0)
+    latent_weight: ClassVar[float] = 0.0
     answer_weight: float = setting(1.0, least=0)
 
     def check(self, key, policy, group):

@@ -43,7 +43,7 @@ class Pathwise(Objective):
         estimator: "pass_at_k" maximises `pass_at_k_log_prob` of the reference answer, whose tokens have to be known;
             "reward" is -A_i s_i(a_i) of the rollouts' own answers, sampled at temperature 1 (greedy ones bias it);
             "mixture" is `mixture_weight` of the first and the rest the mean of s_i(reference).
-        mixture_weight: of "mixture".
+        mixture_weight: share of "pass_at_k" in "mixture".
     """
 
     metrics: ClassVar = {

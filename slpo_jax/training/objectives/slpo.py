@@ -10,8 +10,9 @@ import jax.numpy as jnp
 from slpo_jax.errors import UserError
 from slpo_jax.policy.latent_policies import with_likelihood
 from slpo_jax.policy.latent_policies.latent_policy import gaussian_log_prob
+from slpo_jax.policy.noise import pass_keys
 from slpo_jax.policy.policy import Policy
-from slpo_jax.policy.score import pass_keys, score, used_slots
+from slpo_jax.policy.score import score, used_slots
 from slpo_jax.settings import setting
 from slpo_jax.training.objectives.objective import WeightedTerms
 
@@ -67,13 +68,25 @@ def latent_log_likelihood(
 
 
 @dataclass(frozen=True)
-class Slpo(WeightedTerms):
+class AnswerOnly(WeightedTerms):
+    """SLPO without the latent term or any surrogate: one pass with fresh dropout, the thought being a constant."""
+
+    def terms(self, policy, capacity, params, batch, trajectories, key):
+        group = trajectories.lengths.shape[0] // batch.index.shape[0]
+        keys_1 = pass_keys(jax.random.fold_in(key, 1), batch.index, group, 1)
+        keys = jax.tree.map(lambda x: jnp.squeeze(x, 0), keys_1)
+        scores = score(policy, params, batch.prompts, trajectories, keys, capacity)
+        return {"answer_log_likelihood": scores.answer_log_prob}
+
+
+@dataclass(frozen=True)
+class Slpo(AnswerOnly):
     """The paper's objective.
 
     Attributes:
-        passes: K; with 1 there is no latent term.
-        latent_reduction: over D, "sum" as printed in the paper or "mean".
-        scored_latents: so many of the first latents have a likelihood (8 or 16 of 32 soft tokens in the paper); 0: all.
+        passes: K, the noisy passes over a thought; with 1 there is no latent term.
+        latent_reduction: how the latent term is reduced over D: "sum" as printed in the paper, or "mean".
+        scored_latents: number of first latents in the latent term (8 or 16 of 32 soft tokens in the paper); 0 is all.
         detach_variance: keep the gradient from the variance path (Prop. 1's setting).
         epsilon: floor of the variance.
     """
@@ -81,6 +94,7 @@ class Slpo(WeightedTerms):
     label = "SLPO"
     metrics: ClassVar = {"surrogate_variance": "Mean of the variance that SLPO's surrogate is fitted with."}
 
+    latent_weight: float = setting(1.0, least=0)  # type: ignore[misc]
     passes: int = setting(4, least=1)
     latent_reduction: Literal["sum", "mean"] = "sum"
     scored_latents: int = setting(0, least=0, note="0 is all")
@@ -100,19 +114,12 @@ class Slpo(WeightedTerms):
                 f"{key}.passes: one pass has no variance, which the latent term divides by; give at least 2, or "
                 f"{key}.latent_weight=0"
             )
-        if latent and policy.latent_policy.after is not None:
-            raise UserError(
-                f"{key}.latent_weight: {latent:g} scores thoughts under passes that can't tell where the cold stop of "
-                "config.latent_policy.name forces an end; set its cold_entropy to 0, or the weight"
-            )
 
     def terms(self, policy, capacity, params, batch, trajectories, key):
+        if self.passes == 1:
+            return super().terms(policy, capacity, params, batch, trajectories, key)
         group = trajectories.lengths.shape[0] // batch.index.shape[0]
         keys_K = pass_keys(jax.random.fold_in(key, 1), batch.index, group, self.passes)
-        if self.passes == 1:
-            keys = jax.tree.map(lambda x: jnp.squeeze(x, 0), keys_K)
-            scores = score(policy, params, batch.prompts, trajectories, keys, capacity)
-            return {"answer_log_likelihood": scores.answer_log_prob}
         scores_K = score(policy, params, batch.prompts, trajectories, keys_K, capacity)
         terms = {"answer_log_likelihood": scores_K.answer_log_prob.mean(axis=0)}
         if policy.config.max_latents:
@@ -133,20 +140,12 @@ class Slpo(WeightedTerms):
 
 
 @dataclass(frozen=True)
-class AnswerOnly(Slpo):
-    """SLPO without the latent term or any surrogate: one pass with fresh dropout, the thought being a constant."""
-
-    label = ""
-
-    passes: int = setting(1, least=1)
-    latent_weight: float = setting(0.0, least=0)
-
-
-@dataclass(frozen=True)
 class Exact(WeightedTerms):
     """-A_i log pi(xi_i | x), all of it exact: the thought's, the answer's and the stop's log-likelihood."""
 
     of_written_thoughts, of_one_policy = True, True
+
+    latent_weight: float = setting(1.0, least=0)  # type: ignore[misc]
 
     def check(self, key, policy, group):
         if policy.latent_policy.log_prob is None:

@@ -197,7 +197,7 @@ PROJECTOR = "step_projector"
 
 @dataclasses.dataclass(frozen=True)
 class StepPerLatent(RecipeSettings):
-    """Nothing to set."""
+    """Nothing to set. The published program is under GPL-3.0; this is written from facts alone."""
 
     uses_c_thought = False
     metrics = Compression.metrics

@@ -69,7 +69,8 @@ class Distillation(RecipeSettings):
     """The section `config.imitate.distil`.
 
     Attributes:
-        teacher_factor, distil_factor: of the teacher's loss and of the distillation, beside the student's 1.
+        teacher_factor: factor of the teacher's loss, beside the student's 1.
+        distil_factor: factor of the distillation, beside the student's 1.
         last_step: whether the teacher writes its last step too, which has the answer in it.
     """
 

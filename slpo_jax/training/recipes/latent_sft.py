@@ -99,7 +99,7 @@ class LatentSft(RecipeSettings):
     Attributes:
         ratio: tokens of the steps that one latent stands for.
         top_k: tokens of a mixture; the latent policy `soft` has to mix as many.
-        final_learning_rate: in the last phase; None is the optimizer's.
+        final_learning_rate: learning rate of the last phase; None is the optimizer's.
     """
 
     uses_c_thought = False

@@ -93,24 +93,25 @@ class ImitateSettings(Checked):
         max_latent_stage: the last stage in which steps are replaced one by one. CODI has no stages, but as many latents
             as COCONUT's last.
         cot_steps: optimizer steps of CoT-SFT; for CODI, of the teacher alone.
-        stage_steps: of each stage 1 .. max_latent_stage; not for CODI and iCoT. For Latent-SFT, of the encoder, of the
-            reasoner after it, and of both.
-        final_steps: of the last stage, where all steps have become latents; for iCoT, all that come after `cot_steps`.
+        stage_steps: optimizer steps of each stage 1 .. max_latent_stage; not for CODI and iCoT. For Latent-SFT, of the
+            encoder, of the reasoner after it, and of both.
+        final_steps: optimizer steps of the last stage, where all steps have become latents; for iCoT, all that come
+            after `cot_steps`.
         stage_until: ends every stage, the last one too, when it is learned: when so many of the training rows have all
             of their tokens right, in the mean of 20 steps; 0 takes all steps.
-        stage_least: steps that a stage then has at least; it has `cot_steps`, `stage_steps` or `final_steps` at most,
-            and those that the stages before it did not need.
+        stage_least: fewest steps of a stage that `stage_until` ends; its most are `cot_steps`, `stage_steps` or
+            `final_steps`, and those that the stages before it did not need.
         mix: share of a batch's problems that are at an earlier stage, each as likely (COCONUT's uniform_prob, which
             draws later ones too).
-        final_latents: of the last stage: c_thought * max_latent_stage of them, as "published", or a "random" number,
-            from a problem's steps to T. With "steps" every stage has c_thought for each step that it drops, so that
-            shorter problems have fewer.
-        dropout: at every position, while imitating.
+        final_latents: latents of the last stage: "published" is c_thought * max_latent_stage, "random" a number from a
+            problem's steps to T. With "steps" every stage has c_thought for each step that it drops, so that shorter
+            problems have fewer.
+        dropout: dropout rate at every position, while imitating.
         suffix_slots: buckets of written steps and answer (of CODI's whole teacher text), below the one that holds all;
             each is compiled.
-        reset_optimizer: at the beginning of every stage; for iCoT, whenever a further token is dropped.
-        control: also imitate on for as many steps as reinforcement learning takes, as its control.
-        no_thought: also imitate without latents, as a baseline, in COCONUT's stages and their very steps.
+        reset_optimizer: begin the optimizer anew at every stage; for iCoT, whenever a further token is dropped.
+        control: also train *further imitation*: as many more steps as reinforcement learning takes, as its control.
+        no_thought: also train *no latents*: imitation without latents, in COCONUT's stages and their very steps.
         lora: adapters instead of the whole reasoner.
         optimizer: of every stage.
     """

@@ -114,7 +114,7 @@ class SimCot(RecipeSettings):
     """The section `config.imitate.simcot`.
 
     Attributes:
-        weight: of the explanations, beside the loss of the reasoner's own recipe.
+        weight: weight of the decoder's cross-entropy, beside the loss of the reasoner's own recipe.
         keep: the decoder stays in the stage's checkpoint, and in later ones as it is, to show thoughts in words.
     """
 

@@ -16,11 +16,11 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, dynamic_module_utils
 
 from slpo_jax import load
+from slpo_jax.api.conversion import export_checkpoint, import_checkpoint
 from slpo_jax.api.solver import load_solver
 from slpo_jax.checkpoints.checkpoint import find_checkpoint
 from slpo_jax.checkpoints.decode_settings import config_of, made_with
-from slpo_jax.checkpoints.detect import identify
-from slpo_jax.checkpoints.export import export_checkpoint, import_checkpoint
+from slpo_jax.checkpoints.identity import identify
 from slpo_jax.data.batches import pad_prompts
 from slpo_jax.data.tokenizer_files import save_tokenizer
 from slpo_jax.errors import UserError
@@ -172,7 +172,7 @@ def test_there_and_back(tmp_path, gaussian):
     tensors = published(tmp_path / "colar", **{name: t for name, t in more.items() if "log_std" in name})
     identity = identify(str(tmp_path / "colar"))
     assert identity.reasoner == "colar_llama"
-    import_checkpoint(identity, tmp_path / "ours", config_of(identity))
+    import_checkpoint(tmp_path / "colar", tmp_path / "ours")
     export_checkpoint(tmp_path / "ours", tmp_path / "exported")
     side = load_file(tmp_path / "exported" / "reasoner.safetensors")
     assert side.keys() == {name for name in tensors if name.startswith("lt_head.")}
@@ -246,7 +246,7 @@ def test_its_own_program_s_file_opens_with_its_base(tmp_path):
     checkpoint = find_checkpoint(config_for(tmp_path / "epoch7.ckpt", "colar_llama", **changes))
     assert dataclasses.asdict(checkpoint.architecture) == {"projector": HIDDEN, "scale": SCALE, "gaussian": True}
     identity = identify(str(tmp_path / "epoch7.ckpt"), **changes)
-    import_checkpoint(identity, tmp_path / "ours", config_of(identity))
+    import_checkpoint(tmp_path / "epoch7.ckpt", tmp_path / "ours", **changes)
     export_checkpoint(tmp_path / "ours", tmp_path / "exported")  # in the other layout, whose program has no least
     for config in map(config_of, (identity, *map(identify, (str(tmp_path / "ours"), str(tmp_path / "exported"))))):
         assert (config.latent_policy.name, config.latent_policy.colar.least) == ("colar", 1)

@@ -1,11 +1,11 @@
-"""One door to checkpoints that others wrote: local files and directories, hub ids, GGUF."""
+"""Checkpoints that others wrote, and exports: local files and directories, hub ids, GGUF."""
 
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from absl import logging
 
@@ -15,15 +15,19 @@ from slpo_jax.architectures.weights import EMBEDDING, check_tree, gate_weights
 from slpo_jax.checkpoints import decoder
 from slpo_jax.checkpoints import description as descriptions
 from slpo_jax.checkpoints.adapters import CONFIG, adapter_file, lora_of
-from slpo_jax.checkpoints.description import Description, read_description
-from slpo_jax.checkpoints.hf_config import BACKBONE_OF, from_hugging_face, supported_kind
+from slpo_jax.checkpoints.description import (
+    BACKBONE_OF,
+    Description,
+    from_hugging_face,
+    read_description,
+    supported_kind,
+)
 from slpo_jax.checkpoints.layouts import are_adapters, recognise, said_threshold
 from slpo_jax.data.tokenizer import load_tokenizer
 from slpo_jax.errors import UserError, key_name
 from slpo_jax.io.artifact import CHECKSUMS, changed, read_checksums
 from slpo_jax.io.files import read_json
 from slpo_jax.io.hub import TEXTS, is_hub_id, snapshot
-from slpo_jax.io.workdir import StageFolder, Workdir
 from slpo_jax.models.reasoner import BackboneConfig
 
 if TYPE_CHECKING:
@@ -33,58 +37,60 @@ SIDE_FILE = "reasoner.safetensors"  # of an export: its gate, and what its archi
 GENERATION_FILE = "generation_config.json"
 _WEIGHTS = ("*.safetensors", "*.bin")
 _TEXTS = ("tokenizer.json", "vocab.json")  # one of them is a tokenizer
+_EOS = "eos_token_id"
 
 
 @dataclasses.dataclass(frozen=True)
-class Identity:
-    """What a checkpoint is: all that lies between a path and parameters. Its tensors have been listed, not read.
+class Foreign:
+    """A checkpoint of others, or an export, whose tensors have been listed, not read.
 
     Attributes:
         source: as it was given.
-        path: the file or directory, for messages.
+        files: the file or directory, and of adapters the base model's.
         architecture: None where it has a language model's tensors alone, which are a base model's or
             `architectures.PLAIN`'s.
-        backbone: its name in `models.reasoner.BACKBONES`; of those with the same names of tensors, the config's.
-        description: what it says of itself, its gate included; None for what this project did not write.
-        tokenizer: loads its tokenizer, or the base's; None if neither has one.
-        orbax: the checkpoint, where it is one of ours; all below is of others.
-        base: where its tokenizer or config is from, if it lacks one.
-        lora_alpha: scale of its LoRA adapters times their rank, if it has some.
+        description: what an export says of itself, its gate included; None for what this project did not write.
         tensors: under Hugging Face's names, an export's side file among them.
-        model: the config.json that goes with them, the checkpoint's own or the base model's.
+        model: the config.json that goes with them, the checkpoint's own or the base model's; its end tokens are those
+            of generation_config.json, if that names some.
         model_source: where that is from.
         has_own_model: whether it's the checkpoint's own; the base's vocabulary lacks the reasoner's tokens.
-        generation: its generation_config.json, empty without one.
-        from_base: `config.base` where shapes or tokenizer are from there, "" where all is the checkpoint's own.
+        tokenizer: loads its tokenizer, or the base's; None if neither has one.
+        base: `config.base` where shapes or tokenizer are from there, "" where all is the checkpoint's own.
+        lora_alpha: scale of its LoRA adapters times their rank, if it has some.
         threshold: of a published gate, where its files say one.
     """
 
     source: str
-    path: str
+    files: tuple[Path, ...]
     architecture: type[Architecture] | None
-    backbone: str
     description: Description | None
+    tensors: Unwrapped
+    model: dict[str, Any]
+    model_source: str
+    has_own_model: bool
     tokenizer: Callable[[], "PreTrainedTokenizerFast"] | None
-    orbax: Path | None = None
     base: str = ""
     lora_alpha: float | None = None
-    tensors: Unwrapped = Unwrapped({}, {})
-    model: dict[str, Any] = dataclasses.field(default_factory=dict)
-    model_source: str = ""
-    has_own_model: bool = True
-    generation: dict[str, Any] = dataclasses.field(default_factory=dict)
-    from_base: str = ""
     threshold: float | None = None
+    stage: ClassVar[None] = None
 
     @property
-    def reasoner(self) -> str | None:
-        """Its name in `REASONERS`, None for a language model's tensors alone."""
-        return f"{self.architecture.name}_{self.backbone}" if self.architecture else None
+    def path(self) -> str:
+        """The file or directory, for messages."""
+        return str(self.files[0])
 
     @property
-    def likely_reasoner(self) -> str:
-        """That, and `architectures.PLAIN` for them."""
-        return self.reasoner or f"{PLAIN.name}_{self.backbone}"
+    def backbone(self) -> str:
+        """Its name in `models.reasoner.BACKBONES`: of those with the same names of tensors, the config's."""
+        kind = self.model.get("model_type", "")
+        stored = next(kind for kind, table in EMBEDDING.items() if table in self.tensors.model)
+        return kind if BACKBONE_OF.get(kind) == stored else stored
+
+    @property
+    def reasoner(self) -> str:
+        """Its name in `REASONERS`; what a language model's tensors alone are taken for."""
+        return f"{(self.architecture or PLAIN).name}_{self.backbone}"
 
     @property
     def gate_hidden(self) -> int | None:
@@ -97,22 +103,7 @@ class Identity:
     @property
     def gate_trained(self) -> bool:
         """Whether there is a stopping gate that is no longer random."""
-        return self.description.gate_trained if self.description else self.gate_published
-
-    @property
-    def gate_published(self) -> bool:
-        """Whether that is somebody else's."""
-        return self.description is None and bool(self.tensors.gate)
-
-    @property
-    def stage(self) -> StageFolder | None:
-        """The folder of one of our checkpoints."""
-        return None if self.orbax is None else StageFolder.of(self.orbax)
-
-    @property
-    def workdir(self) -> Workdir | None:
-        """The run around one of our checkpoints; None if it lies alone."""
-        return None if self.stage is None else self.stage.workdir
+        return self.description.gate_trained if self.description else bool(self.tensors.gate)
 
     @property
     def embedding(self) -> Stored:
@@ -120,22 +111,22 @@ class Identity:
         return self.tensors.model[EMBEDDING[BACKBONE_OF[self.backbone]]]
 
     def shapes(self) -> BackboneConfig:
-        """The backbone's, of its config.json.
+        """Read the backbone's of its config.json.
 
         Raises:
             UserError: they are of another kind of model than its tensors, or not supported.
         """
-        found = from_hugging_face(self.model, self.model_source)
+        shapes = from_hugging_face(self.model, self.model_source)
         if (kind := self.model["model_type"]) != self.backbone:
             raise UserError(
                 f"{self.model_source}: is of a {kind} model, but {self.path} has {self.backbone}'s tensors; give the "
                 "config of its own base model"
             )
-        return found
+        return shapes
 
 
 def locate(source: str, key: str, weights: bool = True) -> Path:
-    """The local file or directory of a path or hub id.
+    """Return the local file or directory of a path or hub id.
 
     Args:
         source: an existing path, or a hub id, which is downloaded unless it is in the hub's cache.
@@ -152,7 +143,7 @@ def locate(source: str, key: str, weights: bool = True) -> Path:
     return snapshot(source, key, (*TEXTS, *(_WEIGHTS if weights else ())))
 
 
-def open_checkpoint(init: str, base: str, lora_alpha: float | None, key: str = "config.init") -> Identity:
+def open_foreign(init: str, base: str, lora_alpha: float | None, key: str = "config.init") -> Foreign:
     """Open what `config.init` names, of others than this project.
 
     Args:
@@ -166,7 +157,7 @@ def open_checkpoint(init: str, base: str, lora_alpha: float | None, key: str = "
     """
     path = locate(init, key)
     if path.is_file() and read_start(path, 4) == b"GGUF":
-        return _open_gguf(init, path, base, lora_alpha)
+        return _open_gguf(init, path)
     adapters, whole = adapter_file(path), weights_file(path)
     if adapters and whole:
         raise UserError(f"{path}: holds both {whole.name} and {adapters.name}; keep the one that is meant")
@@ -175,14 +166,14 @@ def open_checkpoint(init: str, base: str, lora_alpha: float | None, key: str = "
     return opened(init, path, stored, base, lora_alpha)
 
 
-def _open_whole(init: str, path: Path, stored: dict[str, Stored], base: str, lora_alpha: float | None) -> Identity:
-    """A whole model in a directory or a file."""
+def _open_whole(init: str, path: Path, stored: dict[str, Stored], base: str, lora_alpha: float | None) -> Foreign:
+    """Open a whole model in a directory or a file."""
     architecture, tensors = recognise(stored, str(path), lora_of(path, lora_alpha))
     # An original state dict goes with its base model, even where a config of the training lies beside it.
-    own = path if _has(path, descriptions.MODEL_FILE) and not (tensors.original and base) else None
-    needed = own is None or not _has(path, *_TEXTS)  # what isn't need not be to be had
+    config_folder = path if _has(path, descriptions.MODEL_FILE) and not (tensors.original and base) else None
+    needed = config_folder is None or not _has(path, *_TEXTS)  # what isn't need not be to be had
     below = locate(base, "config.base", weights=False) if base and needed else None
-    model_folder = own or below
+    model_folder = config_folder or below
     if model_folder is None:
         raise UserError(
             f"{key_name('config.base')}: not set, and {path} comes without config.json; give the directory or hub id "
@@ -193,35 +184,22 @@ def _open_whole(init: str, path: Path, stored: dict[str, Stored], base: str, lor
     tensors = _with_side_file(folder, tensors, described)
     model_source = model_folder / descriptions.MODEL_FILE
     model = read_json(model_source, descriptions.REMEDY)
-    if own:  # others of the same tensors' names are none of ours
+    if config_folder:  # others of the same tensors' names are none of ours
         supported_kind(model, str(model_source))
-    return Identity(
-        source=init,
-        path=str(path),
-        architecture=type(described.architecture) if described else architecture,
-        backbone=_backbone(tensors, model),
-        description=described,
+    threshold = said_threshold(model, folder) if tensors.gate and not described else None
+    ends = read_json(model_folder / GENERATION_FILE, descriptions.REMEDY, default={}).get(_EOS)
+    return Foreign(
+        source=init, files=(path,), architecture=type(described.architecture) if described else architecture,
+        description=described, tensors=tensors, model=model if ends is None else model | {_EOS: ends},
+        model_source=str(model_source), has_own_model=config_folder is not None and not tensors.original,
         tokenizer=partial(load_tokenizer, str(texts)) if texts else None,
-        base=base,
-        lora_alpha=lora_alpha if any(".lora_" in name for name in stored) else None,
-        tensors=tensors,
-        model=model,
-        model_source=str(model_source),
-        has_own_model=own is not None and not tensors.original,
-        generation=read_json(model_folder / GENERATION_FILE, descriptions.REMEDY, default={}),
-        from_base="" if own and texts in (path, None) else base,
-        threshold=said_threshold(model, folder) if tensors.gate and not described else None,
-    )
-
-
-def _backbone(tensors: Unwrapped, model: dict[str, Any]) -> str:
-    """The name of a backbone: its config's, where that goes with the names of its tensors."""
-    kind, stored = model.get("model_type", ""), next(x for x, table in EMBEDDING.items() if table in tensors.model)
-    return kind if BACKBONE_OF.get(kind) == stored else stored
+        base="" if config_folder and texts in (path, None) else base,
+        lora_alpha=lora_alpha if any(".lora_" in name for name in stored) else None, threshold=threshold,
+    )  # fmt: skip
 
 
 def _with_side_file(folder: Path, tensors: Unwrapped, described: Description | None) -> Unwrapped:
-    """The tensors of an export with the gate and head that its description names; others are as they were.
+    """Add to the tensors of an export the gate and head that its description names; others are as they were.
 
     Raises:
         UserError: a part of an export is missing, or lies without its description.
@@ -245,8 +223,8 @@ def _with_side_file(folder: Path, tensors: Unwrapped, described: Description | N
     return tensors._replace(gate=gate, head=head, decoder=exported_decoder)
 
 
-def _open_adapters(init: str, path: Path, stored: dict[str, Stored], base: str, lora_alpha: float | None) -> Identity:
-    """Adapters alone, of PEFT or in a file of CoLaR's program: the base model with them merged."""
+def _open_adapters(init: str, path: Path, stored: dict[str, Stored], base: str, lora_alpha: float | None) -> Foreign:
+    """Open adapters alone, of PEFT or in a file of CoLaR's program: the base model with them merged."""
     if not base:
         raise UserError(
             f"{key_name('config.base')}: not set, and {path} holds LoRA adapters alone; give the directory or hub id "
@@ -254,20 +232,19 @@ def _open_adapters(init: str, path: Path, stored: dict[str, Stored], base: str, 
         )
     named = (path.is_dir() and read_json(path / CONFIG, default={}).get("base_model_name_or_path")) or "/"
     if is_hub_id(named) and not any(part.endswith(Path(named).name) for part in Path(base).absolute().parts):
-        said = "config.base: is %s, and the adapters of %s were trained on %s, as %s says; give that if it is another"
-        logging.warning(said, base, path, named, CONFIG)
-    lora, below = lora_of(path, lora_alpha), open_checkpoint(base, "", lora_alpha, "config.base")
+        line = "config.base: is %s, and the adapters of %s were trained on %s, as %s says; give that if it is another"
+        logging.warning(line, base, path, named, CONFIG)
+    lora, below = lora_of(path, lora_alpha), open_foreign(base, "", lora_alpha, "config.base")
     with fitting(base):
         architecture, tensors = recognise(stored, str(path), lora, below.tensors.model)
     if architecture is None:
-        tensors = below.tensors._replace(model=tensors.model)
-    found = dataclasses.replace(
-        below, tensors=tensors, source=init, path=str(path), base=base, lora_alpha=lora_alpha, from_base=base
-    )
-    if _has(path, *_TEXTS):
-        found = dataclasses.replace(found, tokenizer=partial(load_tokenizer, str(path)))
-    model = below.model | {"vocab_size": found.embedding.shape[0]}
-    return dataclasses.replace(found, architecture=architecture or below.architecture, model=model)
+        architecture, tensors = below.architecture, below.tensors._replace(model=tensors.model)
+    tokenizer = partial(load_tokenizer, str(path)) if _has(path, *_TEXTS) else below.tokenizer
+    adapted = dataclasses.replace(
+        below, source=init, files=(path, *below.files), architecture=architecture, tensors=tensors,
+        tokenizer=tokenizer, base=base, lora_alpha=lora_alpha,
+    )  # fmt: skip
+    return dataclasses.replace(adapted, model=below.model | {"vocab_size": adapted.embedding.shape[0]})
 
 
 @contextlib.contextmanager
@@ -286,12 +263,9 @@ def _has(folder: Path, *names: str) -> bool:
     return any((folder / name).is_file() and (folder / name).stat().st_size for name in names)
 
 
-def _open_gguf(init: str, path: Path, base: str, lora_alpha: float | None) -> Identity:
+def _open_gguf(init: str, path: Path) -> Foreign:
     from slpo_jax.checkpoints.gguf import open_gguf
 
-    found = open_gguf(path)
-    architecture, tensors = recognise(found.tensors, str(path), None)
-    return Identity(
-        init, str(path), architecture, _backbone(tensors, found.config), None, found.tokenizer,
-        base=base, tensors=tensors, model=found.config, model_source=str(path),
-    )  # fmt: skip
+    opened = open_gguf(path)
+    architecture, tensors = recognise(opened.tensors, str(path), None)
+    return Foreign(init, (path,), architecture, None, tensors, opened.config, str(path), True, opened.tokenizer)

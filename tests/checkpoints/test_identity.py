@@ -9,13 +9,14 @@ from safetensors.numpy import load_file
 
 import slpo_jax as slpo
 from asked import RUN, T, edit, workdir
-from slpo_jax.architectures import REASONERS
-from slpo_jax.checkpoints import export
+from slpo_jax.api.conversion import export_checkpoint, import_checkpoint
+from slpo_jax.checkpoints import decode_settings
 from slpo_jax.checkpoints.decode_settings import config_of, stopping_of
-from slpo_jax.checkpoints.detect import identify, newest_checkpoint
-from slpo_jax.config import Config
+from slpo_jax.checkpoints.foreign import Foreign
+from slpo_jax.checkpoints.identity import Ours, identify, newest_checkpoint
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.report_rows import Row, write_row
+from slpo_jax.io import orbax
 from slpo_jax.io.workdir import Workdir
 from slpo_jax.stages import section_of
 
@@ -25,16 +26,16 @@ def case(request, tmp_path_factory):
     """(reasoner, its workdir, the export of its cold start)."""
     folder = tmp_path_factory.mktemp(request.param)
     work = workdir(request.param, folder / "work")
-    export.export_checkpoint(work / "checkpoints" / "cold_start", folder / "exported")
+    export_checkpoint(work / "checkpoints" / "cold_start", folder / "exported")
     return request.param, work, folder / "exported"
 
 
 def test_ours_and_the_run_around_it(case):
     reasoner, work, _ = case
-    found = identify(newest_checkpoint(str(work)))
-    assert (found.reasoner, REASONERS[reasoner]) == (reasoner, (found.architecture, found.backbone))
-    assert (found.workdir.root, found.stage.path) == (work, Workdir(work).stage("cold_start").path)
-    assert found.orbax is not None
+    found = identify(str(work))
+    assert found.reasoner == reasoner
+    assert (found.stage.workdir.root, found.stage.path) == (work, Workdir(work).stage("cold_start").path)
+    assert isinstance(found, Ours)
     assert (found.gate_hidden, found.gate_trained) == (0, True)
     assert len(found.tokenizer()) == found.description.model.vocab_size
     before = identify(str(work / "checkpoints" / "imitate"))
@@ -49,6 +50,21 @@ def test_ours_and_the_run_around_it(case):
         assert identify(str(stage.path)).gate_trained == trained
         stage.facts.write_text(said)
     assert identify(str(work / "checkpoints" / "imitate" / "0")).stage.path == before.stage.path
+
+
+def test_parameters_are_hashed_once_and_settings_read_once(case, monkeypatch):
+    """On the way from a workdir to a reasoner."""
+    calls = []
+
+    def count(module, name):
+        function = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda *given: calls.append(name) or function(*given))
+
+    count(orbax, "damage")
+    count(decode_settings, "read_json")  # the workdir's config.json, and the stage's
+    count(decode_settings, "read_rule")
+    slpo.load(case[1])
+    assert sorted(calls) == ["damage", "read_json", "read_json", "read_rule"]
 
 
 def test_of_several_objectives_the_last_named_is_the_newest(tmp_path):
@@ -89,26 +105,25 @@ def test_what_is_finished_is_newer_than_what_is_not(tmp_path, warnings, finished
 def test_an_export_and_what_is_left_without_our_files(case, tmp_path):
     reasoner, _, exported = case
     found = identify(str(exported))
-    assert (found.reasoner, found.gate_trained, found.orbax, found.workdir) == (reasoner, True, None, None)
+    assert (type(found), found.reasoner, found.gate_trained, found.stage) == (Foreign, reasoner, True, None)
     plain = tmp_path / "plain"
     plain.mkdir()
     for file in exported.glob("*.*"):
         if not file.name.startswith("reasoner."):
             (plain / file.name).write_bytes(file.read_bytes())
     found = identify(str(plain))
-    assert (found.architecture, found.reasoner, found.description) == (None, None, None)
-    assert found.backbone == reasoner.partition("_")[2]
-    assert found.likely_reasoner == f"coconut_{found.backbone}"  # its tokenizer has the latent tokens
+    assert (found.architecture, found.description) == (None, None)
+    assert found.reasoner == f"coconut_{reasoner.partition('_')[2]}"
 
 
 def test_what_lies_near_an_import_is_not_its_run(case, tmp_path):
     reasoner, _, exported = case
-    identity, imported = identify(str(exported)), tmp_path / "near" / "imported"
-    export.import_checkpoint(identity, imported, Config(reasoner=identity.reasoner))
+    imported = tmp_path / "near" / "imported"
+    import_checkpoint(exported, imported)
     edit(tmp_path / "config.json", max_latents=T + 5)
     write_row(tmp_path, Row("imported", "", stage="imported", stopping="threshold", rule=0.75))
     found = identify(str(imported))
-    assert (found.workdir, found.gate_trained) == (None, True)
+    assert (found.stage.workdir, found.gate_trained) == (None, True)
     config = config_of(found)
     assert (config.max_latents, stopping_of(config, found)) == (T, ("threshold", RUN[reasoner]))  # the export's own
     (imported / "reasoner" / "reasoner.json").unlink()
@@ -129,7 +144,7 @@ def test_an_edited_config_is_not_exported(case, tmp_path, changes, part):
     shutil.copytree(work, tmp_path / "work")
     edit(tmp_path / "work" / "checkpoints" / "reasoner" / "config.json", **changes)
     with pytest.raises(UserError, match=f"cold_start: {part}"):
-        export.export_checkpoint(tmp_path / "work" / "checkpoints" / "cold_start", tmp_path / "out")
+        export_checkpoint(tmp_path / "work" / "checkpoints" / "cold_start", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -143,7 +158,7 @@ def test_a_run_without_a_gate_is_exported_without_one(case, tmp_path):
         if gate and file.parent != stages / "reasoner":
             edit(file, gate=gate | {"enabled": False})
     stage = stages / "cold_start"
-    written = export.export_checkpoint(stage, tmp_path / "command").description
+    written = export_checkpoint(stage, tmp_path / "command").description
     slpo.load(stage).export(tmp_path / "call")
     assert (written.gate, written.gate_trained) == (None, False)
     for folder in (tmp_path / "command", tmp_path / "call"):

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from slpo_jax.data.problem import Problem
+from slpo_jax.data.problem import Problem, Problems
 from slpo_jax.errors import UserError
 from slpo_jax.runtime.progress import if_slow
 from slpo_jax.settings import Checked, setting
@@ -29,7 +29,7 @@ class SetsConfig(Checked):
             larger one.
         valid_size: number of validation problems.
         test_size: number of problems of `NAME:test` and of `NAME:NUMBER`.
-        seed: of all sets.
+        seed: seed of all sets.
     """
 
     train_size: int = setting(60_000, least=1)
@@ -74,8 +74,6 @@ class DepthConfig(SetsConfig):
         return range(1, self.most_depth + 1)
 
 
-Generated = tuple[tuple[Problem, ...], str]
-"""Problems, and a line on those that were left out, "" where there is nothing to say."""
 Make = Callable[[Any, int, np.random.Generator], tuple[Problem, str] | None]
 """(settings, number, randomness) -> a problem, and its content, the same in whatever order it is told; or none."""
 Complete = Callable[[Any, Problem], Problem | None]
@@ -84,8 +82,8 @@ Complete = Callable[[Any, Problem], Problem | None]
 
 def sets_apart(
     task: str, make: Make, more: str, complete: Complete = lambda settings, problem: problem
-) -> Callable[[str, Any], Generated]:
-    """The generator of a task: (name of a set, settings) -> `Generated`, a pure function.
+) -> Callable[[str, Any], Problems]:
+    """Return the generator of a task: (name of a set, settings) -> its problems, a pure function.
 
     "train", "valid" and "test", and what else is in `SetsConfig.of_ten`, mix problems by their number of steps (or
     what `SetsConfig.unit` says); a number is a test set of just so many. In a held-out set no problem comes twice;
@@ -101,7 +99,7 @@ def sets_apart(
 
 def _generated(
     source: str, name: str, settings: SetsConfig, make: Make, complete: Complete, remedy: str
-) -> Generated:
+) -> Problems:
     numbers, part = _numbers(source, name, settings), name if name in settings.of_ten else ""
     size = getattr(settings, f"{part or 'test'}_size")
     rng = np.random.default_rng([settings.seed, zlib.crc32(name.encode())])
@@ -124,14 +122,14 @@ def _generated(
         raise UserError(f"{source}: there are no such problems; {remedy}")
     fewest = len(numbers) * min(counts[number] for number in numbers)
     if len(problems) == size and 10 * len(known) >= 9 * size and 2 * fewest >= size:
-        return tuple(problems), ""
-    found = ", ".join(f"{counts[number]:,} of {number}" for number in numbers)
-    said = f"{source}: {len(known):,} of {size:,} problems differ (all by {settings.unit}: {found}); {remedy}"
-    return tuple(problems), said
+        return Problems(problems)
+    shares = ", ".join(f"{counts[number]:,} of {number}" for number in numbers)
+    line = f"{source}: {len(known):,} of {size:,} problems differ (all by {settings.unit}: {shares}); {remedy}"
+    return Problems(problems, warnings=(line,))
 
 
 def _numbers(source: str, name: str, settings: SetsConfig) -> range:
-    """The numbers of steps, or what the unit is, in a set."""
+    """Return the numbers of steps, or what the unit is, in a set."""
     if name and name in settings.of_ten:
         return settings.mixed(name)
     number, alone = int(name) if name.isdecimal() else 0, settings.alone
@@ -144,5 +142,5 @@ def _numbers(source: str, name: str, settings: SetsConfig) -> range:
 
 
 def part_of(content: str, of_ten: tuple[str, ...]) -> str:
-    """The set that a problem may be in."""
+    """Return the set that a problem may be in."""
     return of_ten[int.from_bytes(hashlib.blake2b(content.encode(), digest_size=4).digest()) % 10]

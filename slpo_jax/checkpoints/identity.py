@@ -1,0 +1,154 @@
+"""One door to checkpoints: what lies at a path or hub id, this project's or others'. Weights are read later."""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from absl import logging
+
+from slpo_jax.checkpoints.description import Description, read_description
+from slpo_jax.checkpoints.foreign import Foreign, open_foreign
+from slpo_jax.data.tokenizer import load_tokenizer
+from slpo_jax.errors import UserError
+from slpo_jax.io.files import flatten, read_json
+from slpo_jax.io.orbax import StoredParams, is_checkpoint, stored_params
+from slpo_jax.io.workdir import REASONER_FOLDER, StageFolder, Workdir
+from slpo_jax.models.parts import GATE, OF_A_REASONER
+from slpo_jax.stages import ABOUT, REASONERS, RL
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+
+@dataclasses.dataclass(frozen=True)
+class Ours:
+    """A checkpoint of a run, or of `slpo import`.
+
+    Attributes:
+        source: as it was given, or of a workdir its newest.
+        path: the same, absolute.
+        description: what is said of it, with the gate that its parameters have.
+        tokenizer: loads its tokenizer.
+        stored: its parameters.
+    """
+
+    source: str
+    path: Path
+    description: Description
+    tokenizer: Callable[[], "PreTrainedTokenizerFast"]
+    stored: StoredParams
+    base: ClassVar[str] = ""
+    lora_alpha: ClassVar[float | None] = None
+    threshold: ClassVar[float | None] = None
+
+    @property
+    def reasoner(self) -> str:
+        """Its name in `REASONERS`."""
+        return f"{self.description.architecture.name}_{self.description.model.model_type}"
+
+    @property
+    def gate_hidden(self) -> int | None:
+        """Hidden width of its stopping gate, 0 for a linear one; None if it has none."""
+        return self.description.gate
+
+    @property
+    def gate_trained(self) -> bool:
+        """Whether there is a stopping gate that is no longer random."""
+        return self.description.gate_trained
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The folder of its parameters."""
+        return (self.stored.folder,)
+
+    @property
+    def stage(self) -> StageFolder:
+        """The folder of its stage."""
+        return StageFolder.of(self.stored.folder.parent)
+
+Identity = Ours | Foreign
+"""What a checkpoint is: all that lies between a path and parameters."""
+
+
+def newest_checkpoint(source: str) -> str:
+    """Return `source`, or the newest stage's checkpoint where that is a workdir, of those that are finished if any is.
+
+    Raises:
+        UserError: a workdir without a checkpoint.
+    """
+    workdir = Workdir(Path(source).expanduser())
+    if is_checkpoint(workdir.root) or not workdir.checkpoints.is_dir():
+        return source
+    # Of several objectives the one that the run's config names last, and before others that an earlier config named.
+    named = read_json(workdir.config, default={}).get(RL, {}).get("objectives", ())
+    names = [*reversed(named), *workdir.finished_objectives(), *reversed(REASONERS)]
+    stages = [stage for stage in map(workdir.stage, names) if is_checkpoint(stage.path)]
+    if not stages:
+        raise UserError("config.init", f"{source} is a workdir without a checkpoint; run a stage, or give another")
+    newest = next((stage for stage in stages if stage.is_finished), stages[0])
+    why = "" if newest.name in (*named, *REASONERS) else f"what {workdir.config} names is not there"
+    if why := why if newest is stages[0] else f"{stages[0].path} is not finished":
+        logging.warning("%s: %s, so this is taken; another is given as WORKDIR/checkpoints/STAGE", newest.path, why)
+    return str(newest.path)
+
+
+def identify(source: str, base: str = "", lora_alpha: float | None = None) -> Identity:
+    """Open what `config.init` names, of a workdir the newest.
+
+    Args:
+        source, base, lora_alpha: see `slpo_jax.config`.
+    Raises:
+        UserError: one line that names the key, file or tensor at fault, and the remedy.
+    """
+    if lora_alpha is not None and not 0 < lora_alpha < math.inf:
+        raise UserError("config.lora_alpha", f"{lora_alpha} is not valid; give a number above 0")
+    return open_ours(source) or open_foreign(source, base, lora_alpha)
+
+
+def open_ours(source: str) -> Ours | None:
+    """Open a checkpoint of a run, or of `slpo import`, with the reasoner's folder in it or beside it.
+
+    Args:
+        source: see `newest_checkpoint`.
+    Returns:
+        None where there is none.
+    Raises:
+        UserError: it is damaged, or not all of it is there, or it is no reasoner's.
+    """
+    source = newest_checkpoint(source)
+    path = Path(source).expanduser().absolute()
+    if not (path.is_dir() and is_checkpoint(path)):
+        return None
+    stage = StageFolder.of(path)
+    if stage.is_finished and not stage.facts.is_file():
+        raise UserError(
+            f"{stage.facts}: no such file, which says what {source} was trained with; bring it back, or {stage.anew}"
+        )
+    beside = (near / REASONER_FOLDER for near in (path, *path.parents[:2]))
+    folder = next((near for near in beside if near.is_dir()), path / REASONER_FOLDER)
+    description = read_description(folder)
+    if description is None:
+        raise UserError(
+            f"{source}: has no {REASONER_FOLDER}/reasoner.json in or beside it, which says what it is; keep it"
+        )
+    stored = stored_params(path)
+    if others := ", ".join(sorted(stored.shapes.keys() - set(OF_A_REASONER))):
+        raise UserError(
+            f"{source}: has {others}, which no reasoner has; give a reasoner's checkpoint, of a stage that was run to "
+            "its end (a reward model's is for config.evaluate.reward_model)"
+        )
+    gate, hidden, trained = stored.shapes.get(GATE), None, description.gate_trained
+    if gate is not None:
+        hidden = gate["hidden"]["kernel"].shape[1] if "hidden" in gate else 0
+    if facts := stage.said():
+        trained = facts.get("stage") in {name for name, about in ABOUT.items() if about.gate} and has_gate(path)
+    description = dataclasses.replace(description, gate=hidden, gate_trained=trained and gate is not None)
+    return Ours(source, path, description, partial(load_tokenizer, str(folder)), stored)
+
+
+def has_gate(checkpoint: Path) -> bool:
+    """Say whether the run around a checkpoint has a gate, as its parameters always have; True where there is no run."""
+    return bool(flatten(StageFolder.of(checkpoint).said()).get("gate.enabled", True))
