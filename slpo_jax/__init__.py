@@ -21,10 +21,10 @@ An array's name ends with its axes, one letter each, and docstrings give shapes 
     K   noisy passes of the surrogate; tokens shown       M = G * X those of a row's sequences
         of a vocabulary                               V   vocabulary
     C   candidate lengths of a thought                D   width of the hidden states; of one head, Dh
-    P   prompt slots                                  H   heads; in a schedule, shards
-    T   latent slots                                  E   rollouts a row of a schedule's batch
+    P   prompt slots                                  H   heads; shards of an evaluation
+    T   latent slots                                  E   rollouts a row of such a shard
     A   answer slots                                  R   rows a shard; bytes of an encoded reference
-    M   levels of hidden states (embedding, blocks);  I   items of a schedule
+    M   levels of hidden states (embedding, blocks);  I   items of an evaluation
         samples of an evaluation's seed
 
 A sequence has the slots `[ prompt, left-padded: P | latents: T | end marker + answer: A ]`. A digit is an axis of that

@@ -144,7 +144,7 @@ def thought_rows(
 
     Args:
         texts: of each token.
-        seen: the deterministic rollouts of a set's first problems, probed.
+        probed: the deterministic rollouts of a set's first problems, probed.
         gated: whether a trained gate chooses the number of latents; otherwise its probabilities mean nothing.
         reads: how thoughts were said in words, if they were.
     """

@@ -105,7 +105,7 @@ class RolloutBatch(NamedTuple):
 
 
 def classes(lengths_I: np.ndarray, slots: Sequence[int], together: int) -> list[np.ndarray]:
-    """Yield items whose prompts fit the same bucket, in whole batches; the others go with the next bucket's.
+    """List items whose prompts fit the same bucket, in whole batches; the others go with the next bucket's.
 
     Args:
         lengths_I: ascending.
@@ -127,10 +127,10 @@ def shard(items: np.ndarray, rows: int, devices: int) -> tuple[np.ndarray, np.nd
         int [shards, rows], and bool, whether it is not there only to fill up.
     """
     count = -(-len(items) // (rows * devices)) * devices
-    shard_S, row_R = np.arange(count)[:, None], np.arange(rows)
+    shard_H, row_R = np.arange(count)[:, None], np.arange(rows)
     # To and fro: who gets the longest of one round gets the shortest of the next.
-    items_SR = count * row_R + np.where(row_R % 2, count - 1 - shard_S, shard_S)
-    return items[np.minimum(items_SR, len(items) - 1)], items_SR < len(items)
+    items_HR = count * row_R + np.where(row_R % 2, count - 1 - shard_H, shard_H)
+    return items[np.minimum(items_HR, len(items) - 1)], items_HR < len(items)
 
 
 class Evaluator:

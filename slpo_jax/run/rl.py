@@ -38,7 +38,7 @@ from slpo_jax.runtime import hosts
 from slpo_jax.stages import RL
 from slpo_jax.training.objectives import Objective
 from slpo_jax.training.optimizer import OptimizerConfig, make_optimizer, make_schedule, scaled
-from slpo_jax.training.rollout_update import Drawing, make_rl_step
+from slpo_jax.training.rl_step import Drawing, make_rl_step
 from slpo_jax.training.stage_checkpoints import StageCheckpoints
 from slpo_jax.training.state import TrainState, copied, init_state
 

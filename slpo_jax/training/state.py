@@ -19,7 +19,8 @@ Params = Any
 Sums = dict[str, tuple[jax.Array, jax.Array]]
 """Metrics as (sum, count), so that neither micro-batches nor devices bias a mean."""
 LossFn = Callable[[Params, Any, jax.Array], tuple[jax.Array, Sums]]
-"""(params, batch, key of the step) -> (sum of the loss over the batch, metrics, among them "loss")."""
+"""(params, batch, key of the step) -> (sum of the loss over the batch, metrics). The count of the metric "loss" is what
+the gradient of the sum is divided by: the batch's rows, or for a mean over tokens their number."""
 
 
 @struct.dataclass

@@ -26,7 +26,7 @@ from slpo_jax.run.evaluated_rows import rows
 from slpo_jax.run.experiment import build
 from slpo_jax.run.rl import optimizer_of, training_policy
 from slpo_jax.run.stage import stage_params
-from slpo_jax.training import rl_step
+from slpo_jax.training import rl_loss
 from small_run import load_config, train
 from tiny import compiled
 
@@ -159,7 +159,7 @@ def test_rewards_and_votes_read_it_too(hybrid, monkeypatch):
     def sampled(policy, params, prompts, keys_N, *rest):
         return Trajectories({}, tokens=tokens, keys=keys_N, **rollout)
 
-    monkeypatch.setattr(rl_step, "sample", sampled)
+    monkeypatch.setattr(rl_loss, "sample", sampled)
 
     def rolled_out(*_, **__):
         seen = dict.fromkeys(("stop", "nearest_probability", "nearest_token", "latents"), np.zeros((1, T, 1), int))
@@ -169,7 +169,7 @@ def test_rewards_and_votes_read_it_too(hybrid, monkeypatch):
     monkeypatch.setattr(Evaluator, "run", rolled_out)
     batch = PromptedBatch(Prompts(None, None), encode_references(["5"], 1), jnp.zeros(1, int))
     judge = experiment.reward.on_device
-    rewards = compiled(lambda key: rl_step.roll_out(experiment.policy, None, batch, judge, 1, key)[1])(experiment.key)
+    rewards = compiled(lambda key: rl_loss.roll_out(experiment.policy, None, batch, judge, 1, key)[1])(experiment.key)
     assert rewards.tolist() == [[1.0]]
     asked = solver.Solver(experiment, params, "length", T)
     assert solver.vote(asked, "How many now ?", 1).majority == "5"
