@@ -10,8 +10,8 @@ import numpy as np
 from slpo_jax.api.load_options import by_argument
 from slpo_jax.checkpoints.checkpoint import Checkpoint, find_checkpoint
 from slpo_jax.checkpoints.decode_settings import UNCHOSEN, config_of, known_of, made_with, stopping_of
-from slpo_jax.checkpoints.decoder import with_decoder
 from slpo_jax.checkpoints.export import replaced_by_export, short, write_export
+from slpo_jax.checkpoints.foreign_layouts import with_decoder
 from slpo_jax.checkpoints.identity import Ours, identify, open_ours
 from slpo_jax.config.config import Config
 from slpo_jax.errors import UserError

@@ -14,7 +14,7 @@ from absl import logging
 from slpo_jax.api.load_options import KEYS, LoadOptions
 from slpo_jax.architectures import architecture_of
 from slpo_jax.checkpoints.decode_settings import UNCHOSEN, config_of, known_of, stopping_of, thinking_with
-from slpo_jax.checkpoints.decoder import with_decoder
+from slpo_jax.checkpoints.foreign_layouts import with_decoder
 from slpo_jax.checkpoints.identity import Identity, identify
 from slpo_jax.config.config import Config
 from slpo_jax.data.batches import EncodedProblems

@@ -10,9 +10,9 @@ import numpy as np
 from slpo_jax.architectures import REASONERS, Architecture, architecture_of
 from slpo_jax.architectures.tensors import Stored
 from slpo_jax.architectures.weights import backbone_weights, check_tree, gate_weights, read_tree, refuse_leftovers
-from slpo_jax.checkpoints.decoder import read_decoder
 from slpo_jax.checkpoints.description import Description, end_tokens, write_description
 from slpo_jax.checkpoints.foreign import Foreign, fitting
+from slpo_jax.checkpoints.foreign_layouts import read_decoder
 from slpo_jax.checkpoints.identity import Identity, Ours, identify
 from slpo_jax.config.config import Config
 from slpo_jax.data.chat import PromptConfig

@@ -17,7 +17,7 @@ from absl import logging
 from slpo_jax.architectures import Architecture, architecture_of
 from slpo_jax.checkpoints.identity import Identity, Ours
 from slpo_jax.config.config import Config, own_latents
-from slpo_jax.config.sections import changed, values
+from slpo_jax.config.overrides import changed, values
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.report_rows import RULES, is_rule, read_rule
 from slpo_jax.io.files import as_json, flatten, read_json

@@ -14,11 +14,10 @@ from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from slpo_jax.architectures.weights import backbone_weights, gate_weights, write_tree
-from slpo_jax.checkpoints import decoder
 from slpo_jax.checkpoints.checkpoint import Checkpoint
-from slpo_jax.checkpoints.decoder import write_decoder
 from slpo_jax.checkpoints.description import FILE, Description
 from slpo_jax.checkpoints.foreign import GENERATION_FILE, SIDE_FILE
+from slpo_jax.checkpoints.foreign_layouts import DECODER_FILE, write_decoder
 from slpo_jax.checkpoints.identity import has_gate
 from slpo_jax.config.config import Config
 from slpo_jax.data.chat import PromptConfig
@@ -158,7 +157,7 @@ def export_reasoner(
             if side:
                 save_file(side, made / SIDE_FILE)
             if DECODER in params:
-                save_file(write_decoder(params, description.model), made / decoder.FILE)
+                save_file(write_decoder(params, description.model), made / DECODER_FILE)
         except SafetensorError as error:  # what others raise as an OSError
             raise UserError(f"{folder}: can't be written ({error}); make room, and run the command again") from None
         for name, text in texts.items():

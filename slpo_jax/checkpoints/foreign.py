@@ -12,7 +12,6 @@ from absl import logging
 from slpo_jax.architectures import PLAIN, Architecture, Unwrapped
 from slpo_jax.architectures.tensors import Stored, open_tensors, read_start, weights_file
 from slpo_jax.architectures.weights import EMBEDDING, check_tree, gate_weights
-from slpo_jax.checkpoints import decoder
 from slpo_jax.checkpoints import description as descriptions
 from slpo_jax.checkpoints.adapters import CONFIG, adapter_file, lora_of
 from slpo_jax.checkpoints.description import (
@@ -22,12 +21,11 @@ from slpo_jax.checkpoints.description import (
     read_description,
     supported_kind,
 )
-from slpo_jax.checkpoints.layouts import are_adapters, recognise, said_threshold
+from slpo_jax.checkpoints.foreign_layouts import DECODER_FILE, are_adapters, exported_decoder, recognise, said_threshold
 from slpo_jax.data.tokenizer import load_tokenizer
 from slpo_jax.errors import UserError, key_name
 from slpo_jax.io.artifact import CHECKSUMS, changed, read_checksums
-from slpo_jax.io.files import read_json
-from slpo_jax.io.hub import TEXTS, is_hub_id, snapshot
+from slpo_jax.io.files import TEXTS, is_hub_id, read_json, snapshot
 from slpo_jax.models.reasoner import BackboneConfig
 
 if TYPE_CHECKING:
@@ -204,7 +202,7 @@ def _with_side_file(folder: Path, tensors: Unwrapped, described: Description | N
     Raises:
         UserError: a part of an export is missing, or lies without its description.
     """
-    path, beside = folder / SIDE_FILE, folder / decoder.FILE
+    path, beside = folder / SIDE_FILE, folder / DECODER_FILE
     if described is None:
         if path.is_file():
             raise UserError(
@@ -219,8 +217,8 @@ def _with_side_file(folder: Path, tensors: Unwrapped, described: Description | N
     check_tree(described.architecture.heads(width) + of_gate, side, str(path))
     gate = {name: tensor for name, tensor in side.items() if name.startswith("gate.")}
     head = {name: tensor for name, tensor in side.items() if name not in gate}
-    exported_decoder = decoder.of_export(open_tensors(beside)) if beside.is_file() else None
-    return tensors._replace(gate=gate, head=head, decoder=exported_decoder)
+    decoder = exported_decoder(open_tensors(beside)) if beside.is_file() else None
+    return tensors._replace(gate=gate, head=head, decoder=decoder)
 
 
 def _open_adapters(init: str, path: Path, stored: dict[str, Stored], base: str, lora_alpha: float | None) -> Foreign:

@@ -21,7 +21,7 @@ import numpy as np
 from slpo_jax.architectures.tensors import Stored, stored
 from slpo_jax.architectures.weights import backbone_weights
 from slpo_jax.checkpoints.description import from_hugging_face
-from slpo_jax.checkpoints.gguf_tokenizer import build_tokenizer, token_id
+from slpo_jax.data.tokenizer_files import build_tokenizer, token_id
 from slpo_jax.errors import UserError
 from slpo_jax.models.llama import LlamaConfig, RopeScaling, rope_frequencies
 

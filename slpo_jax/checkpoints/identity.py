@@ -5,18 +5,21 @@ import math
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from absl import logging
 
+from slpo_jax.architectures.tensors import open_tensors
+from slpo_jax.architectures.weights import backbone_weights, linear, read_tree, refuse_leftovers
 from slpo_jax.checkpoints.description import Description, read_description
-from slpo_jax.checkpoints.foreign import Foreign, open_foreign
+from slpo_jax.checkpoints.foreign import Foreign, locate, open_foreign
 from slpo_jax.data.tokenizer import load_tokenizer
 from slpo_jax.errors import UserError
 from slpo_jax.io.files import flatten, read_json
-from slpo_jax.io.orbax import StoredParams, is_checkpoint, stored_params
+from slpo_jax.io.orbax import StoredParams, difference, is_checkpoint, stored_params
 from slpo_jax.io.workdir import REASONER_FOLDER, StageFolder, Workdir
-from slpo_jax.models.parts import GATE, OF_A_REASONER
+from slpo_jax.models.parts import GATE, OF_A_REASONER, REASONER
+from slpo_jax.models.reasoner import BACKBONE
 from slpo_jax.stages import ABOUT, REASONERS, RL
 
 if TYPE_CHECKING:
@@ -152,3 +155,37 @@ def open_ours(source: str) -> Ours | None:
 def has_gate(checkpoint: Path) -> bool:
     """Say whether the run around a checkpoint has a gate, as its parameters always have; True where there is no run."""
     return bool(flatten(StageFolder.of(checkpoint).said()).get("gate.enabled", True))
+
+
+_KEY = "config.evaluate.reward_model"
+
+
+def read_reward_model(source: str, description: Description, like: Any) -> dict[str, Any]:
+    """Its parameters.
+
+    Args:
+        source: a stage's checkpoint of ours, or a directory, file or hub id in the published layout.
+        description: of the reasoner that it is to judge.
+        like: shapes and types of the parameters that judge this reasoner.
+    Raises:
+        UserError: there is none, or it is of another reasoner.
+    """
+    path = Path(source).expanduser()
+    if path.is_dir() and is_checkpoint(path):
+        trained = stored_params(path)
+        if what := difference(trained.shapes, like):
+            raise UserError(
+                f"{_KEY}: {source} is no reward model of this reasoner ({what}); give one that was trained on it"
+            )
+        return trained.read(like)
+    stored = open_tensors(locate(source, _KEY))
+    model = dataclasses.replace(description.model, tied=True)
+    backbone, heads = backbone_weights(model), description.architecture.heads(model.n_embd)
+    others = [*heads, *linear(("classifier",), "classifier", (1, model.n_embd))]
+    try:
+        tree, rest = read_tree(backbone, stored, source), read_tree(others, stored, source)
+        refuse_leftovers([*backbone, *others], stored, model, source)
+    except UserError as error:
+        raise UserError(f"{_KEY}: is no reward model of this reasoner: {error}") from None
+    classifier = rest.pop("classifier")
+    return {REASONER: {BACKBONE: tree, **rest}, "classifier": classifier}

@@ -22,8 +22,8 @@ from typing import Any
 
 from absl import logging
 
+from slpo_jax.config.overrides import Text
 from slpo_jax.config.registry import read_registrations
-from slpo_jax.config.sections import Text
 from slpo_jax.errors import FlagParser, SaveError, UserError, silent_when_unread
 from slpo_jax.runtime.progress import print_plainly
 

@@ -133,7 +133,7 @@ def configs(arguments: list[str]) -> None:
         slpo configs quickstart
         slpo configs quickstart > my_config.py
     """
-    from slpo_jax.config.config_files import find_config, shipped
+    from slpo_jax.config.registry import find_config, shipped
 
     parser = CommandParser("configs", configs.__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help="of a shipped config")

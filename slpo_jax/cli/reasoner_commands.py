@@ -146,7 +146,7 @@ def data(arguments: list[str]) -> None:
     parser.add_argument("--answers", default="", metavar="STYLE", help="how they are read; default: as the data say")
     parser.add_argument("--limit", type=int, default=3, metavar="N", help="how many are shown; default: 3")
     given = parser.read(arguments)
-    from slpo_jax.api.reading import read
+    from slpo_jax.api.training import read
     from slpo_jax.run.sources import problem_lines
 
     problems = read(given.problems, given.answers, fields, with_columns=False)

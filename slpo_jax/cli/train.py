@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slpo_jax.cli.command import CommandParser, take_keys
-from slpo_jax.config.sections import changed, values
+from slpo_jax.config.overrides import changed, values
 from slpo_jax.errors import UserError
 from slpo_jax.io.files import flatten
 from slpo_jax.io.workdir import Workdir
@@ -85,7 +85,7 @@ def train(arguments: list[str]) -> None:
             with Workdir(workdir).in_use():
                 shutil.rmtree(workdir)
         hosts.barrier("smoke")
-    from slpo_jax.run.plan import run_stages
+    from slpo_jax.run.run_stages import run_stages
 
     experiment = run_stages(config, workdir, uncut if given.smoke else None)
     if experiment.workdir.report_html.exists() and hosts.is_first():

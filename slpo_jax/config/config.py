@@ -35,7 +35,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from slpo_jax.architectures import architecture_of
-from slpo_jax.config.sections import changed, section
+from slpo_jax.config.overrides import changed, section
 from slpo_jax.data.chat import PromptConfig
 from slpo_jax.data.generated import task_reward
 from slpo_jax.data.problems import DataConfig

@@ -8,8 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 from slpo_jax.data.record_readers import dataset_records
 from slpo_jax.errors import UserError
-from slpo_jax.io.files import file_digest
-from slpo_jax.io.hub import hub_reachable, is_hub_id
+from slpo_jax.io.files import file_digest, hub_reachable, is_hub_id
 
 Role = Literal["train", "validation", "test"]
 _SOURCE = re.compile(r"(?P<place>.+?)(?::(?P<config>[^:@/]+))?(?:@(?P<split>[^:@/]+))?")

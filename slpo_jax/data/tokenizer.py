@@ -15,7 +15,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 from slpo_jax.data.generated import GENERATED
 from slpo_jax.data.tokenizer_files import GPT2_EOS, read_tokenizer
 from slpo_jax.errors import UserError, key_name
-from slpo_jax.io.hub import is_hub_id, snapshot
+from slpo_jax.io.files import is_hub_id, snapshot
 from slpo_jax.settings import FieldError
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from flax import struct
 
 from slpo_jax.models.attention import KVCache, grow
 from slpo_jax.policy import noise
+from slpo_jax.policy.noise import draw_tokens
 from slpo_jax.policy.policy import Policy
-from slpo_jax.policy.sampling import draw_tokens
 from slpo_jax.rewards.verifier import is_end
 
 FIRST_SLOTS = 64  # of a cache for answers, which is doubled when it is full

@@ -15,7 +15,7 @@ from absl import logging
 from jax.sharding import NamedSharding
 
 from slpo_jax.checkpoints.decode_settings import made_like
-from slpo_jax.checkpoints.reward_model import read_reward_model
+from slpo_jax.checkpoints.identity import read_reward_model
 from slpo_jax.data.templates import token_texts
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.completions import record_rows, thought_rows
@@ -30,8 +30,7 @@ from slpo_jax.io.workdir import SetFiles, Workdir
 from slpo_jax.models.parts import Params
 from slpo_jax.policy.explain import reads_of
 from slpo_jax.policy.scorers import PART, SCORERS, begun
-from slpo_jax.run.evaluated_rows import reported_settings, rows, trained_with
-from slpo_jax.run.experiment import Experiment
+from slpo_jax.run.experiment import Experiment, reported_settings, rows, trained_with
 from slpo_jax.run.latent_rm import manifest_of
 from slpo_jax.run.provenance import check_models, check_start, checkpoint_digest, evaluated_settings, problems_facts
 from slpo_jax.run.setup import Setup

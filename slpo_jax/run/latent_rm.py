@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from absl import logging
 
-from slpo_jax.config.sections import values
+from slpo_jax.config.overrides import values
 from slpo_jax.data.batches import EncodedProblems, batch_indices, padded_chunks
 from slpo_jax.errors import UserError
 from slpo_jax.io import artifact

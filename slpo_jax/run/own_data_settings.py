@@ -14,8 +14,8 @@ from slpo_jax.checkpoints.checkpoint import Checkpoint, find_checkpoint
 from slpo_jax.checkpoints.decode_settings import made_with
 from slpo_jax.checkpoints.identity import identify, newest_checkpoint
 from slpo_jax.config.config import Config
-from slpo_jax.config.config_files import read_config_file, shipped
-from slpo_jax.config.sections import changed, values
+from slpo_jax.config.overrides import changed, values
+from slpo_jax.config.registry import read_config_file, shipped
 from slpo_jax.data.batches import encode_problems
 from slpo_jax.data.dataset_rows import NoSplit, open_splits, part_of
 from slpo_jax.data.generated import task_of

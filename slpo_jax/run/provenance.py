@@ -13,7 +13,7 @@ from typing import Any
 
 from slpo_jax.architectures import architecture_of
 from slpo_jax.config.config import Config, rl_of
-from slpo_jax.config.sections import values
+from slpo_jax.config.overrides import values
 from slpo_jax.data.batches import EncodedProblems
 from slpo_jax.data.dataset_rows import Role, place_of
 from slpo_jax.data.tokenizer import BYTES, WORDS

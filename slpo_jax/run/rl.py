@@ -15,7 +15,7 @@ from absl import logging
 
 from slpo_jax.checkpoints.adapters import write_adapters
 from slpo_jax.config.config import rl_of
-from slpo_jax.config.sections import changed
+from slpo_jax.config.overrides import changed
 from slpo_jax.errors import UserError
 from slpo_jax.io.files import whole_folder
 from slpo_jax.io.orbax import stored_params

@@ -15,7 +15,7 @@ from jax.sharding import Mesh, NamedSharding
 from slpo_jax.checkpoints.checkpoint import Checkpoint, find_checkpoint
 from slpo_jax.checkpoints.identity import Identity
 from slpo_jax.config.config import Config
-from slpo_jax.config.sections import changed
+from slpo_jax.config.overrides import changed
 from slpo_jax.data.batches import EncodedProblems, encode_problems
 from slpo_jax.data.problem import Problem
 from slpo_jax.data.templates import Template

@@ -16,7 +16,7 @@ import slpo_jax
 from commands import fault
 from slpo_jax.cli import commands
 from slpo_jax.cli.command import take_keys
-from slpo_jax.config.config_files import shipped
+from slpo_jax.config.registry import shipped
 
 PROGRAM = """
 import sys

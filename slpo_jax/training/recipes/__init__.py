@@ -4,10 +4,9 @@ import dataclasses
 
 from slpo_jax.settings import choice
 from slpo_jax.training.recipes.colar_recipe import Compression, StepPerLatent
-from slpo_jax.training.recipes.curriculum import Curriculum
+from slpo_jax.training.recipes.curriculum import Curriculum, Internalization
 from slpo_jax.training.recipes.distil import Dart, Distillation
 from slpo_jax.training.recipes.frontier import Frontier
-from slpo_jax.training.recipes.icot import Internalization
 from slpo_jax.training.recipes.latent_sft import LatentSft
 from slpo_jax.training.recipes.recipe import ImitateSettings, Phase, Recipe, RecipeSettings, with_lora
 from slpo_jax.training.recipes.simcot import SimCot

@@ -14,14 +14,13 @@ import jax
 from absl import logging
 
 from slpo_jax.config.config import Config
-from slpo_jax.config.sections import values
+from slpo_jax.config.overrides import values
 from slpo_jax.data.problem import without
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.report_rows import Row
 from slpo_jax.io.files import write_text
 from slpo_jax.run.evaluate import check_evaluation, run_evaluate
-from slpo_jax.run.evaluated_rows import rows
-from slpo_jax.run.experiment import Experiment, Stage, build
+from slpo_jax.run.experiment import Experiment, Stage, build, rows
 from slpo_jax.run.provenance import check_models, ensure_manifest
 from slpo_jax.run.run_checks import check_batch
 from slpo_jax.run.sources import EVAL, LEARNED, VALID, data_summary
