@@ -89,7 +89,7 @@ class CountdownConfig(SetsConfig):
 
 
 def _make(config: CountdownConfig, count: int, rng: np.random.Generator) -> tuple[Problem, str] | None:
-    """A problem with so many numbers, and its numbers in order with the goal; None where none is found."""
+    """Return a problem with so many numbers, and its numbers in order with the goal; None where none is found."""
     # Again until no value is out of range, which would else make problems with many numbers few.
     return next(filter(None, (_drawn(config, count, rng) for _ in range(_TRIES))), None)
 
@@ -102,20 +102,20 @@ def _drawn(config: CountdownConfig, count: int, rng: np.random.Generator) -> tup
         sign = config.operations[int(draw * len(config.operations))]
         if sign == "/" and value % number:
             return None
-        made = {"+": value + number, "-": value - number, "*": value * number, "/": value // number}[sign]
-        if not 0 <= made <= config.goal:
+        result = {"+": value + number, "-": value - number, "*": value * number, "/": value // number}[sign]
+        if not 0 <= result <= config.goal:
             return None
-        steps.append(f"{value} {sign} {number} = {made}")
+        steps.append(f"{value} {sign} {number} = {result}")
         answer += f" {sign} {number}"
-        value = made
-    told = [numbers[place] for place in rng.permutation(count)]
-    question = f"{' '.join(map(str, told))} = {value}"
-    columns = {"numbers": told, "goal": value, "operations": "".join(config.operations)}
-    return Problem(question, tuple(steps), answer, columns), f"{' '.join(map(str, sorted(told)))} = {value}"
+        value = result
+    shuffled = [numbers[place] for place in rng.permutation(count)]
+    question = f"{' '.join(map(str, shuffled))} = {value}"
+    columns = {"numbers": shuffled, "goal": value, "operations": "".join(config.operations)}
+    return Problem(question, tuple(steps), answer, columns), f"{' '.join(map(str, sorted(shuffled)))} = {value}"
 
 
 def _counted(config: CountdownConfig, problem: Problem) -> Problem | None:
-    """The problem with the number of its right answers; None where the settings want others."""
+    """Return the problem with the number of its right answers; None where the settings want others."""
     count = solutions(problem.columns["numbers"], problem.columns["goal"], problem.columns["operations"])
     fewest, most = config.solutions
     is_wanted = fewest <= count <= (most or count)
@@ -123,13 +123,14 @@ def _counted(config: CountdownConfig, problem: Problem) -> Problem | None:
 
 
 def solutions(numbers: list[int], goal: int, operations: str) -> int:
-    """How many answers `rewards.countdown_verifier` takes: expressions that differ, by enumeration."""
+    """Count the answers that `rewards.countdown_verifier` takes: expressions that differ, by enumeration."""
     numbers_OK = np.array(numbers, np.int64)[_orders(len(numbers))]
     values_OE = numbers_OK[:, :1]
     for place in range(1, len(numbers)):
         number_O1 = numbers_OK[:, place : place + 1]
-        made = {"+": lambda v, n: v + n, "-": lambda v, n: v - n, "*": lambda v, n: v * n, "/": _divided}
-        values_OE = np.concatenate([_kept(values_OE, made[sign](values_OE, number_O1)) for sign in operations], axis=1)
+        functions = {"+": lambda v, n: v + n, "-": lambda v, n: v - n, "*": lambda v, n: v * n, "/": _divided}
+        results = [_in_range(values_OE, functions[sign](values_OE, number_O1)) for sign in operations]
+        values_OE = np.concatenate(results, axis=1)
     same_orders = math.prod(map(math.factorial, Counter(numbers).values()))
     return int((values_OE == goal).sum()) // same_orders
 
@@ -137,8 +138,8 @@ def solutions(numbers: list[int], goal: int, operations: str) -> int:
 _NONE = 2 * MOST  # in place of a value that there isn't
 
 
-def _kept(before: np.ndarray, made: np.ndarray) -> np.ndarray:
-    return np.where((before == _NONE) | (np.abs(made) > MOST), _NONE, made)
+def _in_range(before: np.ndarray, values: np.ndarray) -> np.ndarray:
+    return np.where((before == _NONE) | (np.abs(values) > MOST), _NONE, values)
 
 
 def _divided(values: np.ndarray, numbers: np.ndarray) -> np.ndarray:
@@ -152,7 +153,7 @@ def _orders(count: int) -> np.ndarray:
 
 
 def countdown_words(largest: int) -> tuple[str, ...]:
-    """Every word of problems whose goals, numbers and values on the way are at most this."""
+    """Return every word of problems whose goals, numbers and values on the way are at most this."""
     CountdownConfig(goal=largest)
     return (*map(str, range(largest + 1)), *OPERATORS, "=")
 
@@ -225,7 +226,7 @@ class GraphConfig(DepthConfig):
 
     @property
     def most_depth(self) -> int:
-        """Of `graph:DEPTH`: as many hops as there are nodes for."""
+        """The largest DEPTH of `graph:DEPTH`: as many hops as there are nodes for."""
         return self.nodes // 2 - 1
 
 
@@ -265,7 +266,7 @@ class Task(NamedTuple):
 
 
 GENERATED: dict[str, Task] = {
-    "synthetic": Task(SyntheticConfig, lambda *asked: Problems(synthetic_problems(*asked)), synthetic_words),
+    "synthetic": Task(SyntheticConfig, lambda *settings: Problems(synthetic_problems(*settings)), synthetic_words),
     "chain": Task(ChainConfig, sets_apart("chain", _chain, "modulus, or add operations"), chain_words),
     "graph": Task(GraphConfig, sets_apart("graph", _graph, "nodes"), graph_words),
     "countdown": Task(CountdownConfig, countdown_problems, countdown_words, COUNTDOWN),

@@ -35,7 +35,7 @@ _OF_ITSELF = (
 
 
 def read_tokenizer(directory: Path) -> "PreTrainedTokenizerFast":
-    """The tokenizer of a directory: its tokenizer.json as it is, else its vocab.json and merges.txt.
+    """Read a directory's tokenizer: its tokenizer.json as it is, else its vocab.json and merges.txt.
 
     Code that the directory brings is never run.
 
@@ -43,13 +43,13 @@ def read_tokenizer(directory: Path) -> "PreTrainedTokenizerFast":
         UserError: there is neither, or they can't be used.
     """
     settings = read_json(directory / SETTINGS, _REMEDY, default={})
-    whole = (directory / WHOLE).is_file()
-    if not whole and not all((directory / name).is_file() for name in ("vocab.json", "merges.txt")):
+    has_whole = (directory / WHOLE).is_file()
+    if not has_whole and not all((directory / name).is_file() for name in ("vocab.json", "merges.txt")):
         raise UserError(f"tokenizer {directory}: has neither {WHOLE} nor vocab.json + merges.txt; add them")
     if "auto_map" in settings:
         logging.warning("tokenizer %s: its own code is not run; its files are taken as they are", directory)
     try:
-        return _whole(directory, settings) if whole else _of_class(directory, settings)
+        return _whole(directory, settings) if has_whole else _of_class(directory, settings)
     except UserError:
         raise
     except Exception as error:  # the library raises a bare Exception for a malformed file
@@ -60,8 +60,8 @@ def save_tokenizer(tokenizer: "PreTrainedTokenizerFast", folder: Path) -> None:
     """Write tokenizer.json and beside it what transformers 4.57 and 5 alike need to take it as it is."""
     tokenizer.save_pretrained(folder)
     path = folder / SETTINGS
-    written = json.loads(path.read_text(encoding="utf-8"))
-    settings = {key: value for key, value in written.items() if key not in _OF_ITSELF}
+    saved = json.loads(path.read_text(encoding="utf-8"))
+    settings = {key: value for key, value in saved.items() if key not in _OF_ITSELF}
     settings["tokenizer_class"] = "PreTrainedTokenizerFast"
     if tokenizer.extra_special_tokens:
         settings["additional_special_tokens"] = [str(token) for token in tokenizer.extra_special_tokens]
@@ -76,16 +76,16 @@ def _whole(directory: Path, settings: dict[str, Any]) -> "PreTrainedTokenizerFas
 
     tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(directory)
     # Marker tokens that no file names, as GPT-2's own don't, are those of the class.
-    known = inspect.signature(_class(_class_name(directory, settings)).__init__).parameters
+    parameters = inspect.signature(_class(_class_name(directory, settings)).__init__).parameters
     for key in _NAMED:
-        token = known[key].default if key in known else None
+        token = parameters[key].default if key in parameters else None
         if key not in settings and getattr(tokenizer, key) is None and token in tokenizer.get_vocab():
             setattr(tokenizer, key, token)
     return tokenizer
 
 
 def _of_class(directory: Path, settings: dict[str, Any]) -> "PreTrainedTokenizerFast":
-    """A bare vocabulary with its merges, for which the class alone says how text is cut; without one it is GPT-2's."""
+    """Read a bare vocabulary with its merges, for which the class alone says how text is cut; else as GPT-2's."""
     import transformers
 
     name = _class_name(directory, settings)
@@ -98,19 +98,19 @@ def _of_class(directory: Path, settings: dict[str, Any]) -> "PreTrainedTokenizer
 
 
 def _class_name(directory: Path, settings: dict[str, Any]) -> str:
-    """As its files name it, or as GPT-2's config.json means without naming it; "" where nothing does."""
+    """Return the class that the files name, or that GPT-2's config.json means without naming it; else ""."""
     model = read_json(directory / "config.json", _REMEDY, default={})
     default = "GPT2Tokenizer" if model.get("model_type") == "gpt2" else ""
     return str(settings.get("tokenizer_class") or model.get("tokenizer_class") or default)
 
 
 def _class(name: str) -> Any:
-    """transformers' class of that name; the one that takes a tokenizer.json as it is where there is none."""
+    """Return transformers' class of that name; the one that takes a tokenizer.json as it is where there is none."""
     import transformers
 
-    found = getattr(transformers, name, None) or getattr(transformers, name.removesuffix("Fast"), None)
-    known = isinstance(found, type) and issubclass(found, transformers.PreTrainedTokenizerBase)
-    return found if known else transformers.PreTrainedTokenizerFast
+    kind = getattr(transformers, name, None) or getattr(transformers, name.removesuffix("Fast"), None)
+    is_tokenizer = isinstance(kind, type) and issubclass(kind, transformers.PreTrainedTokenizerBase)
+    return kind if is_tokenizer else transformers.PreTrainedTokenizerFast
 
 
 _IS_SPECIAL = {3: True, 4: False}  # of the format's kinds of token control and user-defined, which are found whole
@@ -134,7 +134,7 @@ PRE_TOKENIZERS = {
 
 
 def token_id(path: Path, fields: dict[str, Any], key: str, vocab_size: int) -> int | None:
-    """The id that a file names as its "bos", "eos", "eot", "eom", "unknown" or "padding" token, or None.
+    """Return the id that a file names as its "bos", "eos", "eot", "eom", "unknown" or "padding" token, or None.
 
     Raises:
         UserError: it's no token's id.
@@ -160,9 +160,9 @@ def build_tokenizer(path: Path, fields: dict[str, Any], vocab_size: int, max_len
     advice = f"name the model's own tokenizer in {key_name('config.tokenizer')}"
     model, pre = fields.get("tokenizer.ggml.model"), fields.get("tokenizer.ggml.pre")
     if model != "gpt2" or pre not in PRE_TOKENIZERS:
-        known = ", ".join(PRE_TOKENIZERS)
+        supported = ", ".join(PRE_TOKENIZERS)
         raise UserError(f"{path}: tokenizer.ggml.model {model!r} with tokenizer.ggml.pre {pre!r} isn't supported, only "
-                        f"byte-level BPE ('gpt2') with {known}; {advice}")  # fmt: skip
+                        f"byte-level BPE ('gpt2') with {supported}; {advice}")  # fmt: skip
     begins = pre == "llama-bpe"  # with bos, where the file doesn't say
     try:
         tokens, merges = (fields[f"tokenizer.ggml.{key}"] for key in ("tokens", "merges"))
@@ -176,14 +176,14 @@ def build_tokenizer(path: Path, fields: dict[str, Any], vocab_size: int, max_len
     backend.pre_tokenizer, backend.decoder = pre_tokenizers.Sequence([*PRE_TOKENIZERS[pre]]), decoders.ByteLevel()
     kinds = fields.get("tokenizer.ggml.token_type", [])
     # As it goes by the text, each keeps the id that it has.
-    whole = [(token, _IS_SPECIAL[kind]) for token, kind in zip(tokens, kinds, strict=False) if kind in _IS_SPECIAL]
-    backend.add_tokens([AddedToken(token, special=special, normalized=False) for token, special in whole])
-    named: dict[str, str | None] = {}
+    added = [(token, _IS_SPECIAL[kind]) for token, kind in zip(tokens, kinds, strict=False) if kind in _IS_SPECIAL]
+    backend.add_tokens([AddedToken(token, special=special, normalized=False) for token, special in added])
+    markers: dict[str, str | None] = {}
     for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
         index = token_id(path, fields, key, vocab_size)
-        named[f"{name}_token"] = None if index is None else tokens[index]
+        markers[f"{name}_token"] = None if index is None else tokens[index]
     bos, eos = (
-        [token] if fields.get(f"tokenizer.ggml.add_{name}", default) and (token := named[name]) else []
+        [token] if fields.get(f"tokenizer.ggml.add_{name}", default) and (token := markers[name]) else []
         for name, default in (("bos_token", begins), ("eos_token", False))
     )
     specials = [(token, vocab[token]) for token in (*bos, *eos)]
@@ -195,5 +195,5 @@ def build_tokenizer(path: Path, fields: dict[str, Any], vocab_size: int, max_len
         clean_up_tokenization_spaces=False,
         model_max_length=max_length,
         chat_template=fields.get("tokenizer.chat_template"),
-        **named,
+        **markers,
     )
