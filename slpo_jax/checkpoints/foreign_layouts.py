@@ -67,13 +67,13 @@ def take_decoder(tensors: dict[str, Stored], source: str) -> tuple[dict[str, Sto
 
 
 def exported_decoder(tensors: dict[str, Stored]) -> Decoder:
-    """The decoder in an export's `DECODER_FILE`."""
+    """Return the decoder in an export's `DECODER_FILE`."""
     latents, first = tensors.pop(READS).read().tolist()
     return Decoder(tensors, (latents, first))
 
 
 def read_decoder(decoder: Decoder, config: BackboneConfig, embedding: str, source: str) -> dict[str, Any]:
-    """The part `parts.DECODER`.
+    """Read the part `parts.DECODER`.
 
     Args:
         config: the shapes of the reasoner's base, which it has but for the rows of its vocabulary.
@@ -92,25 +92,25 @@ def read_decoder(decoder: Decoder, config: BackboneConfig, embedding: str, sourc
 
 
 def write_decoder(params: dict[str, Any], config: BackboneConfig) -> dict[str, np.ndarray]:
-    """The tensors of an export's `DECODER_FILE`; `params` are all parts."""
+    """Return the tensors of an export's `DECODER_FILE`; `params` are all parts."""
     tree = params[DECODER]["backbone"]
     weights = backbone_weights(dataclasses.replace(config, vocab_size=vocabulary_rows(tree)))
     return write_tree(weights, tree) | {READS: np.asarray(params[DECODER][READS])}
 
 
-def with_decoder(params: dict[str, Any], asked: bool, source: str) -> dict[str, Any]:
-    """All parts, the decoder among them only where it is asked for.
+def with_decoder(params: dict[str, Any], explain: bool, source: str) -> dict[str, Any]:
+    """Return all parts, the decoder among them only where `explain` asks for it.
 
     Raises:
         UserError: it is asked for, and there is none.
     """
-    if asked and DECODER not in params:
+    if explain and DECODER not in params:
         raise UserError(
             "--explain",
             f"{source} has no decoder that says its thoughts in words, or it was dropped after training; imitate with "
             "config.imitate.recipe=simcot and config.imitate.simcot.keep=True, or leave it out",
         )
-    return params if asked else {name: part for name, part in params.items() if name != DECODER}
+    return params if explain else {name: part for name, part in params.items() if name != DECODER}
 
 
 _WORD = re.compile(r"(?<![a-z])(gate|stop|halt)")
@@ -121,7 +121,7 @@ _FINAL_NORM = {"gpt2": "transformer.ln_f.weight", "llama": "model.norm.weight"}
 
 
 def are_adapters(stored: Mapping[str, Stored]) -> bool:
-    """Whether a file holds LoRA adapters without the model that they are of."""
+    """Tell whether a file holds LoRA adapters without the model that they are of."""
     tables = ("wte.", "embed_tokens.", "lm_head.")
     return any(".lora_A." in name for name in stored) and not any(table in name for name in stored for table in tables)
 
@@ -145,8 +145,8 @@ def recognise(
     tensors, gate = take_gate(tensors, source)
     architecture, unwrapped = None, Unwrapped(tensors, {})
     for kind in ARCHITECTURES.values():
-        if taken := kind.unwrap(tensors, source):
-            architecture, unwrapped = kind, taken
+        if peeled := kind.unwrap(tensors, source):
+            architecture, unwrapped = kind, peeled
             break
     tensors = unwrapped.model
     if base is not None:  # a language model alone is CoLaR's first, still without a head
@@ -159,10 +159,10 @@ def recognise(
             tensors[name] = tensors["lm_head.weight"]
         if name in tensors:
             return architecture, unwrapped._replace(model=tensors, gate=gate, decoder=decoder)
-    titles, held = ", ".join(kind.title for kind in ARCHITECTURES.values()), ", ".join([*stored][:3])
+    titles, names = ", ".join(kind.title for kind in ARCHITECTURES.values()), ", ".join([*stored][:3])
     raise UserError(
         f"{source}: neither transformer.wte.weight nor model.embed_tokens.weight is in it, but {len(stored)} tensors, "
-        f"e.g. {held}; give a GPT-2 or Llama checkpoint, or a reasoner's ({titles})"
+        f"e.g. {names}; give a GPT-2 or Llama checkpoint, or a reasoner's ({titles})"
     )
 
 
@@ -193,15 +193,15 @@ def take_gate(tensors: dict[str, Stored], source: str) -> tuple[dict[str, Stored
     line = "%s: %s are taken as the stopping gate, a stop logit of each latent: %s"
     logging.warning(line, source, ", ".join(sorted(names)), what)
     gate = {
-        f"{ours}.{part}": tensors[f"{theirs}.{part}"]
-        for ours, theirs in zip(("gate.out", "gate.hidden"), ordered, strict=False)
+        f"{name}.{part}": tensors[f"{module}.{part}"]
+        for name, module in zip(("gate.out", "gate.hidden"), ordered, strict=False)
         for part in ("weight", "bias")
     }
     return {name: tensor for name, tensor in tensors.items() if name not in names}, gate
 
 
-def said_threshold(config: Mapping[str, Any], folder: Path) -> float | None:
-    """The threshold that a published gate's config.json or card names; None where they don't, or not one alone.
+def published_threshold(config: Mapping[str, Any], folder: Path) -> float | None:
+    """Read the threshold that a published gate's config.json or card names; None without, or of several.
 
     Nobody has agreed on a key: one with threshold in its name, or that ends in _thr. A line says what is taken or not.
 

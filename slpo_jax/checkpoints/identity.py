@@ -49,12 +49,12 @@ class Ours:
 
     @property
     def reasoner(self) -> str:
-        """Its name in `REASONERS`."""
+        """The name in `REASONERS`."""
         return f"{self.description.architecture.name}_{self.description.model.model_type}"
 
     @property
     def gate_hidden(self) -> int | None:
-        """Hidden width of its stopping gate, 0 for a linear one; None if it has none."""
+        """The hidden width of the stopping gate, 0 for a linear one; None if there is none."""
         return self.description.gate
 
     @property
@@ -86,13 +86,13 @@ def newest_checkpoint(source: str) -> str:
     if is_checkpoint(workdir.root) or not workdir.checkpoints.is_dir():
         return source
     # Of several objectives the one that the run's config names last, and before others that an earlier config named.
-    named = read_json(workdir.config, default={}).get(RL, {}).get("objectives", ())
-    names = [*reversed(named), *workdir.finished_objectives(), *reversed(REASONERS)]
+    objectives = read_json(workdir.config, default={}).get(RL, {}).get("objectives", ())
+    names = [*reversed(objectives), *workdir.finished_objectives(), *reversed(REASONERS)]
     stages = [stage for stage in map(workdir.stage, names) if is_checkpoint(stage.path)]
     if not stages:
         raise UserError("config.init", f"{source} is a workdir without a checkpoint; run a stage, or give another")
     newest = next((stage for stage in stages if stage.is_finished), stages[0])
-    why = "" if newest.name in (*named, *REASONERS) else f"what {workdir.config} names is not there"
+    why = "" if newest.name in (*objectives, *REASONERS) else f"what {workdir.config} names is not there"
     if why := why if newest is stages[0] else f"{stages[0].path} is not finished":
         logging.warning("%s: %s, so this is taken; another is given as WORKDIR/checkpoints/STAGE", newest.path, why)
     return str(newest.path)
@@ -146,22 +146,25 @@ def open_ours(source: str) -> Ours | None:
     gate, hidden, trained = stored.shapes.get(GATE), None, description.gate_trained
     if gate is not None:
         hidden = gate["hidden"]["kernel"].shape[1] if "hidden" in gate else 0
-    if facts := stage.said():
+    if facts := stage.read_facts():
         trained = facts.get("stage") in {name for name, about in ABOUT.items() if about.gate} and has_gate(path)
     description = dataclasses.replace(description, gate=hidden, gate_trained=trained and gate is not None)
     return Ours(source, path, description, partial(load_tokenizer, str(folder)), stored)
 
 
 def has_gate(checkpoint: Path) -> bool:
-    """Say whether the run around a checkpoint has a gate, as its parameters always have; True where there is no run."""
-    return bool(flatten(StageFolder.of(checkpoint).said()).get("gate.enabled", True))
+    """Tell whether the run around a checkpoint has a gate, as its parameters always have; True without a run."""
+    return bool(flatten(StageFolder.of(checkpoint).read_facts()).get("gate.enabled", True))
 
 
 _KEY = "config.evaluate.reward_model"
 
 
 def read_reward_model(source: str, description: Description, like: Any) -> dict[str, Any]:
-    """Its parameters.
+    """Read a reward model of latents: of our stage latent_rm, or in its authors' layout.
+
+    Theirs (`ModalityDance/latent-tts-rm`) is a language model without its head, under Hugging Face's names, the
+    reasoner's special tokens among its rows, and `classifier.weight` [1, D] and `classifier.bias`.
 
     Args:
         source: a stage's checkpoint of ours, or a directory, file or hub id in the published layout.

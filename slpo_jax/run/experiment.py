@@ -56,18 +56,18 @@ class Experiment(Setup):
 
     @property
     def left(self) -> list["Stage"]:
-        """Those of them that are not finished."""
+        """The stages that the config asks for and that are not finished."""
         return [stage for stage in self.wanted if not stage.folder.is_finished]
 
     @property
     def finished(self) -> list["Stage"]:
-        """All that the workdir holds finished, by name."""
+        """The stages that the workdir holds finished, by name."""
         return [self.stage(name) for name in self.workdir.finished_stages()]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Stage:
-    """What leaves one checkpoint of a run; the one without a name is `config.init`, where others start.
+    """A stage that leaves one checkpoint of a run; the one without a name is `config.init`, where others start.
 
     Attributes:
         run: whose models, data and workdir it uses.
@@ -89,12 +89,12 @@ class Stage:
 
     @property
     def folder(self) -> StageFolder:
-        """Where its checkpoints are."""
+        """The folder of its checkpoints."""
         return self.run.workdir.stage(self.name)
 
     @functools.cached_property
     def settings(self) -> Any:
-        """Its section of the config, with what an objective has of its own instead."""
+        """The stage's section of the config, with what an objective has of its own instead."""
         section = getattr(self.run.config, self.section)
         return section if self.section != RL else rl_of(section, self.run.config.objective[self.name])
 
@@ -128,7 +128,7 @@ class Stage:
 
 
 def build(config: Config, workdir: Path) -> Experiment:
-    """Everything that a config describes, except data sets, which are read when a stage asks for them.
+    """Build everything that a config describes, except data sets, which are read when a stage asks for them.
 
     Raises:
         UserError: a key's value can't be used.
@@ -155,7 +155,7 @@ _FIRST_OBJECTIVE = 10  # in the report's order, after the rows of the other stag
 
 
 def rows(experiment: Experiment, planned: bool = False) -> list[Row]:
-    """The rows that the finished stages of a workdir allow, in the report's order; without any, `config.init`'s.
+    """List the rows that the finished stages of a workdir allow, in the report's order; else `config.init`'s.
 
     Args:
         experiment: the run.
@@ -170,13 +170,14 @@ def rows(experiment: Experiment, planned: bool = False) -> list[Row]:
     by_gate: dict[str, Any] = {"stopping": "length", "rules": (config.max_latents,)}
     if gated:
         by_gate = {"stopping": "threshold", "rules": tuple(config.evaluate.thresholds), "gated": True}
-    found = _of_imitation(config, stages)
+    report_rows = _of_imitation(config, stages)
     # Without a gate there is no cold start, and imitation itself is what an objective starts from.
     before = () if gated else (IMITATE,)
     earlier: tuple[str, ...] = ()
-    for section, (label, about) in {section: each.row for section, each in ABOUT.items() if each.row}.items():
+    for section, (label, about) in {section: entry.row for section, entry in ABOUT.items() if entry.row}.items():
         if section in stages:
-            found.append(_row(section, label, 3 + len(earlier), about, (*earlier, *before, BEST_FIXED), **by_gate))
+            baselines = (*earlier, *before, BEST_FIXED)
+            report_rows.append(_row(section, label, 3 + len(earlier), about, baselines, **by_gate))
         earlier = (section, *earlier)
     # In config's order, then any others by name.
     trained = {stage.name for stage in to_come if stage.section == RL} | {*experiment.workdir.finished_objectives()}
@@ -186,9 +187,9 @@ def rows(experiment: Experiment, planned: bool = False) -> list[Row]:
         baselines = (*objectives[:place], *earlier, CONTROL, NO_THOUGHT, *before, BEST_FIXED)
         label = (OBJECTIVES[name].label if name in OBJECTIVES else "") or name
         about = f"What the objective {name} trained."
-        found.append(_row(name, label, _FIRST_OBJECTIVE + place, about, baselines, **by_gate))
-    if found:
-        return found
+        report_rows.append(_row(name, label, _FIRST_OBJECTIVE + place, about, baselines, **by_gate))
+    if report_rows:
+        return report_rows
     if not config.init:
         raise UserError(f"config.init: {experiment.workdir} holds no finished stage to evaluate; give a checkpoint")
     parts = config.init.rstrip("/").split("/")  # the end of a path tells checkpoints apart; a hub id is as it is
@@ -202,29 +203,29 @@ def _row(name: str, label: str, order: int, about: str, baselines: tuple[str, ..
 
 
 def _of_imitation(config: Config, stages: Collection[str]) -> list[Row]:
-    """Those of the stage imitate, which stop by numbers of latents."""
-    own, total = own_latents(config), config.max_latents
+    """List the rows of the stage imitate, which stop by numbers of latents."""
+    own_number, total = own_latents(config), config.max_latents
     by_steps = config.imitate.final_latents == "steps"  # no number is right for all problems
-    lengths, found = tuple(range(1, total + 1)) if by_steps else (own,), list[Row]()
+    lengths, report_rows = tuple(range(1, total + 1)) if by_steps else (own_number,), list[Row]()
     if NO_THOUGHT in stages:
         about = "Imitation in as many stages and steps, without latents."
-        found.append(_row(NO_THOUGHT, "no latents", -1, about, rules=(0,)))
+        report_rows.append(_row(NO_THOUGHT, "no latents", -1, about, rules=(0,)))
     if IMITATE in stages:
-        how: dict[str, Any] = {"stage": IMITATE, "fixed": True, "baselines": (NO_THOUGHT,)}
-        label = _imitation(config.imitate, own)
-        found.append(_row(IMITATE, label, 0, "Imitation, as it ended.", rules=lengths, **how))
-        if not by_steps and own < total:
-            about = "Imitation, with as many latents as there may be at most."
-            found.append(_row("imitate_fixed_tmax", "imitation, fixed T_max", 1, about, rules=(total,), **how))
+        options: dict[str, Any] = {"stage": IMITATE, "fixed": True, "baselines": (NO_THOUGHT,)}
+        label = _imitation(config.imitate, own_number)
+        report_rows.append(_row(IMITATE, label, 0, "Imitation, as it ended.", rules=lengths, **options))
+        if not by_steps and own_number < total:
+            about, label = "Imitation, with as many latents as there may be at most.", "imitation, fixed T_max"
+            report_rows.append(_row("imitate_fixed_tmax", label, 1, about, rules=(total,), **options))
     if CONTROL in stages:
         about = "Imitation for as many further steps as an objective takes: more training without rewards."
         rules = tuple(sorted({*lengths, total}))
-        found.append(_row(CONTROL, "further imitation", 2, about, (IMITATE,), rules=rules))
-    return found
+        report_rows.append(_row(CONTROL, "further imitation", 2, about, (IMITATE,), rules=rules))
+    return report_rows
 
 
 def _imitation(config: ImitateSettings, latents: int) -> str:
-    """What tables call imitation at its own number of latents; without any, by what is still written in the end."""
+    """Name imitation at its own number of latents in tables; without any, by what is still written in the end."""
     if latents:
         return "imitation, best fixed length" if config.final_latents == "steps" else "imitation, own length"
     if config.recipe and (label := RECIPES[config.recipe].label):
@@ -235,17 +236,17 @@ def _imitation(config: ImitateSettings, latents: int) -> str:
 
 
 def trained_with(stage: Stage) -> dict[str, Any]:
-    """What a stage's checkpoint, or without a name `config.init`, was trained with, as it stands beside it."""
+    """Read what a stage's checkpoint, or without a name `config.init`, was trained with, as it stands beside it."""
     if stage.name:
-        return stage.folder.said()
+        return stage.folder.read_facts()
     opened, init = stage.run.checkpoint.opened, {"init": stage.run.config.init}
-    return init | opened.stage.said() if opened and opened.stage else init
+    return init | opened.stage.read_facts() if opened and opened.stage else init
 
 
 def reported_settings(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Of what a checkpoint was trained with, by key: the seed, and what is not at its default."""
-    said, default = flatten(facts), flatten(as_json(values(Config())))
-    for name, own in facts.get("objective", {}).items():
-        kind = OBJECTIVES.get(own.get("kind") or name)
+    """Pick from what a checkpoint was trained with, by key, the seed and what is not at its default."""
+    settings, default = flatten(facts), flatten(as_json(values(Config())))
+    for name, objective in facts.get("objective", {}).items():
+        kind = OBJECTIVES.get(objective.get("kind") or name)
         default |= flatten({"objective": {name: as_json(values(kind()))}}) if kind else {}
-    return {key: value for key, value in said.items() if key == "seed" or value != default.get(key, value)}
+    return {key: value for key, value in settings.items() if key == "seed" or value != default.get(key, value)}
