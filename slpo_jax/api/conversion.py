@@ -51,11 +51,11 @@ def import_checkpoint(
     if checkpoint.lacks and checkpoint.architecture.heads(checkpoint.description.model.n_embd):
         what = f"has no {checkpoint.lacks} yet, so is no {checkpoint.architecture.title} reasoner"
         raise UserError(f"{source}: {what}; train one with the imitate stage")
-    described = dataclasses.replace(checkpoint.description, source=short(opened.source), settings=made_with(opened))
-    checkpoint = dataclasses.replace(checkpoint, description=described)
-    with whole_folder(target) as made:
-        save_params(made, jax.tree.map(np.asarray, params))
-        checkpoint.write(made / REASONER_FOLDER)
+    description = dataclasses.replace(checkpoint.description, source=short(opened.source), settings=made_with(opened))
+    checkpoint = dataclasses.replace(checkpoint, description=description)
+    with whole_folder(target) as folder:
+        save_params(folder, jax.tree.map(np.asarray, params))
+        checkpoint.write(folder / REASONER_FOLDER)
     return checkpoint
 
 

@@ -36,7 +36,7 @@ from slpo_jax.runtime.backend import set_up_jax
 
 
 def describe(solver: Solver, solution: Solution) -> str:
-    """A solution for a terminal of 100 columns."""
+    """Write a solution for a terminal of 100 columns."""
     indent, style = "\n" + " " * 10, STYLES[solver.setup.template.answer_style]
     none = f"none: the text has {'no end, so what it says last may be truncated' if solution.cut else style.none}"
     lines = [
@@ -85,13 +85,13 @@ def _rounded(probability: float) -> str:
 
 
 def _short(token: str) -> str:
-    """A token in at most 9 visible characters."""
+    """Shorten a token to at most 9 visible characters."""
     text = repr(token.strip(" ") or token)[1:-1]
     return text if len(text) <= 9 else text[:8] + "…"
 
 
 def describe_vote(solver: Solver, votes: Vote, seed: int) -> str:
-    """A vote for a terminal."""
+    """Write a vote for a terminal."""
     total = sum(count for _, count in votes.counts)
     noise = f"dropout {solver.setup.policy.config.dropout_rate}"
     if (name := solver.setup.config.latent_policy.name) != LatentPolicyConfig.name:
@@ -106,7 +106,7 @@ def describe_vote(solver: Solver, votes: Vote, seed: int) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class TrainedReasoner:
-    """What `load` returns: a reasoner with its own T, way of stopping, threshold, prompt and noise.
+    """A reasoner with its own T, way of stopping, threshold, prompt and noise, as `load` returns it.
 
     Attributes:
         solver: models, texts and parameters.
@@ -116,7 +116,7 @@ class TrainedReasoner:
 
     @property
     def source(self) -> str:
-        """Where it was loaded from."""
+        """The path or hub id that it was loaded from."""
         return self.solver.setup.config.init
 
     @property
@@ -152,11 +152,11 @@ class TrainedReasoner:
         _check_numbers(samples=samples, seed=seed)
         solutions = []
         for solution in solve_all(self.solver, questions):
-            shown, votes = describe(self.solver, solution), None
+            text, votes = describe(self.solver, solution), None
             if samples:
                 votes = vote(self.solver, solution.question, samples, seed)
-                shown += "\n\n" + describe_vote(self.solver, votes, seed)
-            solutions.append(dataclasses.replace(solution, votes=votes, shown=shown))
+                text += "\n\n" + describe_vote(self.solver, votes, seed)
+            solutions.append(dataclasses.replace(solution, votes=votes, shown=text))
         return solutions[0] if isinstance(question, str) else solutions
 
     @by_argument()
@@ -193,17 +193,17 @@ class TrainedReasoner:
         loaded.warn()
         if loaded.reading.unused and not name:
             logging.warning("problems: not used: %s", loaded.reading.unused)
-        setup, asked = _fitting(setup, loaded[: limit or None], judge)
+        setup, encoded = _fitting(setup, loaded[: limit or None], judge)
         stopping, rule = self.solver.stopping, self.solver.rule
 
         def run(seed: int | None, samples: int, label: str) -> Completions:
             return setup.evaluator.run(
-                self.solver.params, asked, stopping, rule, seed=seed, samples=samples, label=label, name=name
+                self.solver.params, encoded, stopping, rule, seed=seed, samples=samples, label=label, name=name
             )
 
         greedy = run(None, 1, "without noise")
         sampled = {seed: run(seed, samples, "with noise")} if samples else {}
-        rows = list(record_rows(judge, asked, greedy, sampled, samples))
+        rows = list(record_rows(judge, encoded, greedy, sampled, samples))
         earns = repr(reward) if callable(reward) else next(iter(judge.entries))  # two lambdas differ
         return Evaluation(rows, label=Path(self.source).name, reward=earns)
 
@@ -241,13 +241,13 @@ class TrainedReasoner:
         template = dataclasses.replace(checkpoint.template, tokenizer=copy.deepcopy(checkpoint.template.tokenizer))
         description = dataclasses.replace(checkpoint.description, settings=used_with(config, solver.rule))
         params = jax.device_get(with_decoder(solver.params, explain, self.source))
-        made = Checkpoint(description, template)
-        write_export(target, Path(self.source), params, made, config, solver.rule, replaces)
+        exported = Checkpoint(description, template)
+        write_export(target, Path(self.source), params, exported, config, solver.rule, replaces)
         return target
 
 
 def _fitting(setup: Setup, problems: Sequence[Problem], judge: Reward) -> tuple[Setup, EncodedProblems]:
-    """The problems that the model has positions for, and a setup with room for them; others are counted in a line."""
+    """Return a setup with room for the problems that the model has positions for, and these; count others in a line."""
     with about("problems"):
         lengths = list(map(len, setup.template.prompts([problem.question for problem in problems], Counter())))
     most = setup.most_prompt
@@ -264,9 +264,9 @@ def _fitting(setup: Setup, problems: Sequence[Problem], judge: Reward) -> tuple[
     return setup, setup.encode("problems", fit, judge=judge)
 
 
-def _check_numbers(**given: Any) -> None:
-    """Whole numbers of 0 or more; a seed below 2^32, beyond which jax leaves bits out."""
-    for name, value in given.items():
+def _check_numbers(**numbers: Any) -> None:
+    """Refuse all but whole numbers from 0; a seed below 2^32, beyond which jax leaves bits out."""
+    for name, value in numbers.items():
         most = 2**32 if name == "seed" else 2**31
         if type(value) is not int or not 0 <= value < most:
             raise UserError(f"{name}: {value!r} is not valid; give a whole number from 0 to {most - 1}")

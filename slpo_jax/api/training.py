@@ -42,8 +42,8 @@ class Run:
         return iter(Workdir(self.workdir).finished_stages())
 
     def __getitem__(self, stage: str) -> TrainedReasoner:
-        if stage not in (there := list(self)):
-            raise UserError(f"{self.workdir}: has no finished stage {stage!r}; use one of {', '.join(there) or 'none'}")
+        if stage not in (names := list(self)):
+            raise UserError(f"{self.workdir}: has no finished stage {stage!r}; use one of {', '.join(names) or 'none'}")
         return load(Workdir(self.workdir).stage(stage).path)
 
     @functools.cached_property
@@ -100,8 +100,8 @@ def train(
             reward = name_of(reward)
         config = {**(config or {}), "reward": reward}
     start = start if isinstance(start, ConfigDict) else os.fspath(start)
-    given, named = ({key: os.fspath(path) for key, path in paths.items()} for paths in (sources, tests))
-    checked = check(requested(start, given, named, config or {}, set_up_jax))
+    source_texts, test_texts = ({key: os.fspath(path) for key, path in paths.items()} for paths in (sources, tests))
+    checked = check(requested(start, source_texts, test_texts, config or {}, set_up_jax))
     name = "run" if isinstance(start, ConfigDict) else Path(start.partition(":")[0]).stem or "own"
     folder = Path(workdir or f"runs/{name}").expanduser()
     from slpo_jax.run.run_stages import run_stages  # once jax is set up
@@ -134,23 +134,23 @@ def read(
     Raises:
         UserError: the source can't be read.
     """
-    if answers and answers not in (known := get_args(AskedStyle)):
-        raise UserError(f"answers: {answers!r} is not valid; give one of {', '.join(known)}")
+    if answers and answers not in (styles := get_args(AskedStyle)):
+        raise UserError(f"answers: {answers!r} is not valid; give one of {', '.join(styles)}")
     try:
-        named = FieldsConfig(**cast(Any, fields or {}))
+        fields_config = FieldsConfig(**cast(Any, fields or {}))
     except (TypeError, FieldError):
         raise UserError(f"fields: {fields!r} is not valid; give texts as question, answer, steps and so on") from None
     source = list(source) if isinstance(source, Iterator) else source
     source = os.fspath(source) if isinstance(source, os.PathLike) else source
     why = ""
     if not answers:
-        choice = answers_of(_load(source, "texts", named, with_columns))
+        choice = answers_of(_load(source, "texts", fields_config, with_columns))
         answers, why = choice.values.get("prompt.answers", "texts"), f" ({choice.why})"
     kind = STYLES[style_of(cast(AskedStyle, answers), "after_mark")].kind
-    problems = _load(source, kind, named, with_columns)
+    problems = _load(source, kind, fields_config, with_columns)
     name = source if isinstance(source, str) else "records"
     problems.warn()
-    return problems.with_only(problems, said=tuple(read_as(name, problems, _ARE[kind] + why)))
+    return problems.with_only(problems, summary=tuple(read_as(name, problems, _ARE[kind] + why)))
 
 
 def _load(source: Any, answers: Kind, fields: FieldsConfig, with_columns: bool) -> Problems:
