@@ -39,10 +39,9 @@ from slpo_jax.version import __version__ as __version__
 
 if TYPE_CHECKING:  # of what `__getattr__` finds
     from slpo_jax.api.evaluation import Difference, Evaluation
-    from slpo_jax.api.reading import read
     from slpo_jax.api.solver import Latent, Solution, Vote
     from slpo_jax.api.trained_reasoner import TrainedReasoner, load
-    from slpo_jax.api.training import Run, train
+    from slpo_jax.api.training import Run, read, train
     from slpo_jax.config.registry import (
         register_latent_policy,
         register_objective,
@@ -61,9 +60,8 @@ _REGISTER = tuple(
 )
 _PLACES = {
     "api.evaluation": ("Difference", "Evaluation"),
-    "api.reading": ("read",),
     "api.trained_reasoner": ("TrainedReasoner", "load"),
-    "api.training": ("Run", "train"),
+    "api.training": ("Run", "read", "train"),
     "errors": ("UserError",),
     "config.registry": _REGISTER,
     "api.solver": ("Latent", "Solution", "Vote"),

@@ -14,7 +14,7 @@ import pytest
 from slpo_jax.config import config_checks, read_config
 from slpo_jax.run import imitate, rl, stage
 from slpo_jax.run.experiment import Experiment, build
-from slpo_jax.run.plan import check_stages
+from slpo_jax.run.run_stages import check_stages
 from slpo_jax.runtime.mesh import replicate
 from slpo_jax.training import rl_step
 from slpo_jax.training.optimizer import make_optimizer

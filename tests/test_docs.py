@@ -33,7 +33,7 @@ from slpo_jax.policy.latent_policies import LATENT_POLICIES
 from slpo_jax.policy.scorers import SCORERS
 from slpo_jax.rewards.reward import REWARDS
 from slpo_jax.run.experiment import build
-from slpo_jax.run.plan import check_stages
+from slpo_jax.run.run_stages import check_stages
 from slpo_jax.training import rl_loss
 from slpo_jax.training.metrics import TRACKERS, MetricsLog
 from slpo_jax.training.objectives import OBJECTIVES

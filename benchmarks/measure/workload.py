@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from slpo_jax.config import read_config
-from slpo_jax.config.config_files import read_config_file
+from slpo_jax.config.registry import read_config_file
 from slpo_jax.data.batches import EncodedProblems
 from slpo_jax.data.problem import Problem
 from slpo_jax.data.templates import Template

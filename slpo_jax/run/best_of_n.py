@@ -39,12 +39,12 @@ def train(stage: Stage) -> None:
     policy = run.policy.having(stopping=stopping, temperature=config.temperature)
     start = stage_params(stage.start)
     state, improve = state_and_step(stage, start, (REASONER,), make_loss(policy))
-    asked = None if run.reward.on_device else HostVerdicts(host_reward(run, first=True), run.mesh)
-    choose = make_choice(policy, run.reward.on_device, config, run.mesh, asked)
+    host_verdicts = None if run.reward.on_device else HostVerdicts(host_reward(run, first=True), run.mesh)
+    choose = make_choice(policy, run.reward.on_device, config, run.mesh, host_verdicts)
     key = replicate(noise.stream_key(run.key, stage.name, 0), run.mesh)
 
     def step_fn(state, batch):
         return improve(state, choose(start, batch, key))
 
-    step_fn = asked.with_metrics(step_fn) if asked else step_fn
+    step_fn = host_verdicts.with_metrics(step_fn) if host_verdicts else step_fn
     train_stage(stage, state, step_fn, prompted_batches(stage))

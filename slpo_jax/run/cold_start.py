@@ -17,8 +17,8 @@ def check(stage: Stage) -> None:
 def train(stage: Stage) -> None:
     """Train the gate, and keep the one with the best validation accuracy."""
     run, params = stage.run, stage_params(stage.start)
-    own = {"min_latents": run.config.min_latents, "gate_dropout": run.config.gate.dropout}
-    config, policy = dataclasses.replace(stage.settings, **own), run.policy
+    config_fields = {"min_latents": run.config.min_latents, "gate_dropout": run.config.gate.dropout}
+    config, policy = dataclasses.replace(stage.settings, **config_fields), run.policy
     if run.reward.on_device is not None:
         loss_fn, make = make_loss(policy, run.reward.on_device, config), None
     else:

@@ -93,10 +93,10 @@ class StageRun:
         start: int,
         log: MetricsLog,
         checkpoints: StageCheckpoints,
+        *,
         log_every: int,
         checkpoint_every: int,
         max_skipped: int,
-        *,
         sums: dict[str, list[float]] | None = None,
         tokens: tuple[str, ...] = (),
     ):

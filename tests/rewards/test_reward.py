@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from data_sets import write_jsonl
-from slpo_jax.api.solution_summary import describe
 from slpo_jax.api.solver import Solution, Solver, counted
+from slpo_jax.api.trained_reasoner import describe
 from slpo_jax.config import read_config
 from slpo_jax.data.batches import encode_problems
 from slpo_jax.data.chat import PromptConfig, text_template

@@ -9,7 +9,7 @@ from imitation import Crash, crash
 from on_device import encode_references
 from slpo_jax.api import solver
 from slpo_jax.api.conversion import export_checkpoint
-from slpo_jax.api.solution_summary import describe
+from slpo_jax.api.trained_reasoner import describe
 from slpo_jax.config import read_config
 from slpo_jax.data.templates import token_texts
 from slpo_jax.errors import UserError
@@ -22,8 +22,7 @@ from slpo_jax.policy.explain import reads_of
 from slpo_jax.policy.policy import PromptedBatch, Prompts
 from slpo_jax.policy.rollout import NO_TOKEN, Trajectories
 from slpo_jax.run import imitate
-from slpo_jax.run.evaluated_rows import rows
-from slpo_jax.run.experiment import build
+from slpo_jax.run.experiment import build, rows
 from slpo_jax.run.rl import optimizer_of, training_policy
 from slpo_jax.run.stage import stage_params
 from slpo_jax.training import rl_loss

@@ -12,8 +12,8 @@ from slpo_jax.rewards.reward import CORRECT, REWARDS, RewardEntry
 from slpo_jax.run import provenance
 from slpo_jax.run.experiment import build
 from slpo_jax.run.imitate import imitated
-from slpo_jax.run.plan import check_stages
 from slpo_jax.run.provenance import ensure_manifest, evaluated_settings, problems_facts, settings_of
+from slpo_jax.run.run_stages import check_stages
 from slpo_jax.run.sources import data_summary
 from small_run import load_config
 

@@ -109,7 +109,8 @@ def _begun(workdir, total, *every, start=0, **more):
         saved[int(state.step)] = [row["step"] for row in rows_of(workdir)]
 
     keeper.save = save
-    run = StageRun("slpo", total, start, MetricsLog(Workdir(workdir)), keeper, *every, 3, **more)
+    run = StageRun("slpo", total, start, MetricsLog(Workdir(workdir)), keeper, log_every=every[0],
+                   checkpoint_every=every[1], max_skipped=3, **more)  # fmt: skip
     return run, _state().replace(step=jnp.int32(start)), saved
 
 
