@@ -1,8 +1,9 @@
 """Problems and where they are read from.
 
 A source is read in two steps, so that a new kind of source is one function: a row reader (`record_readers` for files
-and tables, `dataset_rows` for the hub and directories) gives `(where, record)` pairs, and `record_fields` turns a record into question, steps and answer by the names of its fields. What was read of the same
-bytes before is not read again.
+and tables, `dataset_rows` for the hub and directories) gives `(where, record)` pairs, and `record_fields` turns a
+record into question, steps and answer by the names of its fields. What was read of the same bytes before is not read
+again.
 """
 
 import dataclasses

@@ -70,11 +70,11 @@ class Stage:
     """A stage that leaves one checkpoint of a run; the one without a name is `config.init`, where others start.
 
     Attributes:
-        run: whose models, data and workdir it uses.
+        experiment: whose models, data and workdir it uses.
         name: of the checkpoint; the section rl leaves one for each objective, under the objective's name.
     """
 
-    run: Experiment
+    experiment: Experiment
     name: str
 
     @property
@@ -85,23 +85,23 @@ class Stage:
     @functools.cached_property
     def wanted(self) -> bool:
         """Whether the config asks for it."""
-        return self in self.run.wanted
+        return self in self.experiment.wanted
 
     @property
     def folder(self) -> StageFolder:
         """The folder of its checkpoints."""
-        return self.run.workdir.stage(self.name)
+        return self.experiment.workdir.stage(self.name)
 
     @functools.cached_property
     def settings(self) -> Any:
         """The stage's section of the config, with what an objective has of its own instead."""
-        section = getattr(self.run.config, self.section)
-        return section if self.section != RL else rl_of(section, self.run.config.objective[self.name])
+        section = getattr(self.experiment.config, self.section)
+        return section if self.section != RL else rl_of(section, self.experiment.config.objective[self.name])
 
     @functools.cached_property
     def validated_every(self) -> int:
         """Steps between validations, of which the best leaves its parameters; 0: there are none, and the last do."""
-        can = self.section in (COLD_START, RL) or (self.section == LATENT_RM and self.run.config.data.valid)
+        can = self.section in (COLD_START, RL) or (self.section == LATENT_RM and self.experiment.config.data.valid)
         return self.settings.evaluate_every if can else 0
 
     @functools.cached_property
@@ -113,18 +113,19 @@ class Stage:
         Raises:
             UserError: that one is neither there nor about to be.
         """
-        config, after = self.run.config, ""
+        config, after = self.experiment.config, ""
         if self.section == RL and self.name in config.objective:  # else the config doesn't know what left it
             after = config.objective[self.name].after
         usual = {IMITATE: (IMITATE,) * (self.name == CONTROL), COLD_START: (IMITATE,)}.get(self.section, USUAL_START)
-        for stage in map(self.run.stage, (after,) if after else usual):
+        for stage in map(self.experiment.stage, (after,) if after else usual):
             if stage.folder.is_finished or stage.wanted:
                 return stage
         if after:
             raise UserError(
-                f"config.objective.{self.name}.after: {after} is not in {self.run.workdir}; run that before {self.name}"
+                f"config.objective.{self.name}.after: {after} is not in {self.experiment.workdir}; run that before "
+                f"{self.name}"
             )
-        return self.run.stage("")
+        return self.experiment.stage("")
 
 
 def build(config: Config, workdir: Path) -> Experiment:
@@ -239,7 +240,7 @@ def trained_with(stage: Stage) -> dict[str, Any]:
     """Read what a stage's checkpoint, or without a name `config.init`, was trained with, as it stands beside it."""
     if stage.name:
         return stage.folder.read_facts()
-    opened, init = stage.run.checkpoint.opened, {"init": stage.run.config.init}
+    opened, init = stage.experiment.checkpoint.opened, {"init": stage.experiment.config.init}
     return init | opened.stage.read_facts() if opened and opened.stage else init
 
 

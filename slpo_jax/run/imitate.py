@@ -22,7 +22,7 @@ from slpo_jax.run.stage import close_stage, note_finished, open_stage
 from slpo_jax.runtime import hosts
 from slpo_jax.runtime.mesh import shard_rows
 from slpo_jax.stages import CONTROL, IMITATE, NO_THOUGHT, UNFINISHED
-from slpo_jax.training.loop import Learning, StageRun, StepFn
+from slpo_jax.training.loop import Learning, StageLoop, StepFn
 from slpo_jax.training.optimizer import OptimizerConfig, make_optimizer, make_schedule
 from slpo_jax.training.recipes import ImitateSettings, Phase, Recipe, check_ends, recipe_of
 from slpo_jax.training.stage_checkpoints import StageCheckpoints
@@ -110,10 +110,10 @@ def planned(setup: Setup, name: str = IMITATE) -> tuple[Recipe, list[Phase], lis
 
 def _plan(stage: Stage) -> tuple[Recipe, list[Phase], list[OptimizerConfig], EncodedProblems]:
     """Return what is `planned` and `imitated`: what was worked out when the stage was checked, or begins as it does."""
-    plans, name = stage.run.plans, NO_THOUGHT if stage.name == NO_THOUGHT else IMITATE
+    plans, name = stage.experiment.plans, NO_THOUGHT if stage.name == NO_THOUGHT else IMITATE
     if name not in plans:
-        plan = planned(stage.run, name)
-        plans[name] = *plan, imitated(stage.run, *plan[:2])
+        plan = planned(stage.experiment, name)
+        plans[name] = *plan, imitated(stage.experiment, *plan[:2])
     return plans[name]
 
 
@@ -129,27 +129,27 @@ def train(stage: Stage) -> None:
     For the control the last goes on for as many steps as the stage rl has; without thoughts they end where they did
     with them.
     """
-    run, config = stage.run, _settings(stage.settings, stage.name)
+    experiment, config = stage.experiment, _settings(stage.settings, stage.name)
     recipe, plan, optimizer_configs, problems = _plan(stage)
-    more = run.config.rl.steps if stage.name == CONTROL else 0
+    more = experiment.config.rl.steps if stage.name == CONTROL else 0
     if stage.name == IMITATE:  # the others imitate the same
-        _say(run, recipe, plan, problems)
-    stage_run, state, trained, saved = _begun(stage, recipe, plan, optimizer_configs[0], more)
-    step_of = functools.cache(functools.partial(_make_step, run, recipe, config))
+        _say(experiment, recipe, plan, problems)
+    stage_loop, state, trained, saved = _begun(stage, recipe, plan, optimizer_configs[0], more)
+    step_of = functools.cache(functools.partial(_make_step, experiment, recipe, config))
     progress = {name: saved[name] for name in (_ENDS, _ACCURACIES) if name in saved}
-    phase_run = _PhaseRun(run, recipe, config, problems, trained, stage_run, step_of, **progress)
-    with stage_run:
+    phase_run = _PhaseRun(experiment, recipe, config, problems, trained, stage_loop, step_of, **progress)
+    with stage_loop:
         for number, settings in enumerate(optimizer_configs):
             phases = as_ended(plan, phase_run.ends, more)
-            stage_run.end_at(phases[-1].end)
+            stage_loop.end_at(phases[-1].end)
             if int(state.step) < phases[number].end:
                 state = phase_run.take(phases[number], settings, state, learns=not more)
         if not recipe.ends_apart:
-            close_stage(stage, stage_run, state, to_save(phase_run.ends))
+            close_stage(stage, stage_loop, state, to_save(phase_run.ends))
             return
-        stage_run.finish(state, to_save(phase_run.ends))
-    new_parts = {*trained} - {part.name for part in run.parts}
-    _save_finished(run.stage(IMITATE), recipe, state, new_parts - {*recipe.keeps})
+        stage_loop.finish(state, to_save(phase_run.ends))
+    new_parts = {*trained} - {part.name for part in experiment.parts}
+    _save_finished(experiment.stage(IMITATE), recipe, state, new_parts - {*recipe.keeps})
 
 
 @dataclasses.dataclass
@@ -158,18 +158,18 @@ class _PhaseRun:
 
     Attributes:
         trained: the parts that are changed by a phase that names none.
-        stage_run: of the whole stage.
+        stage_loop: of the whole stage.
         step_of: (latent slots, parts, optimizer) -> step, one program each.
         ends: after which step those phases ended that ended before their time, by name.
         accuracies: `Learning.accuracies` of the checkpoint that is gone on from.
     """
 
-    run: Setup
+    setup: Setup
     recipe: Recipe
     config: ImitateSettings
     problems: EncodedProblems
     trained: tuple[str, ...]
-    stage_run: StageRun
+    stage_loop: StageLoop
     step_of: Callable[..., StepFn]
     ends: dict[str, int] = dataclasses.field(default_factory=dict)
     accuracies: list[float] = dataclasses.field(default_factory=list)
@@ -192,13 +192,13 @@ class _PhaseRun:
         for start, end in phase.stretches:
             if int(state.step) == start and (self.config.reset_optimizer or phase.trains):
                 changing = {part: state.params[part] for part in now}
-                fresh = init_optimizer(make_optimizer(settings), changing, self.run.layout)
+                fresh = init_optimizer(make_optimizer(settings), changing, self.setup.layout)
                 state = dataclasses.replace(state, opt_state=fresh)
             step_fn = self.step_of(phase.latent_slots, now, settings)
-            state = self.stage_run.advance(state, step_fn, batch, end, saved, learning)
+            state = self.stage_loop.advance(state, step_fn, batch, end, saved, learning)
         self.ends = saved().get(_ENDS, {})
         if learning and learning.accuracies:
-            _say_learned(self.stage_run.name, phase, learning, int(state.step) - phase.start)
+            _say_learned(self.stage_loop.name, phase, learning, int(state.step) - phase.start)
         return state
 
     def _learning(self, phase: Phase, step: int) -> Learning:
@@ -208,42 +208,42 @@ class _PhaseRun:
 
     def _batch(self, phase: Phase, slots: Any, step: int) -> Any:
         """Return the sharded batch of a phase's step."""
-        layout = self.run.config.seed, self.config.batch_size, self.run.prompt_slots, slots
-        return shard_rows(self.recipe.batch(self.problems, phase, step, *layout), self.run.mesh)
+        layout = self.setup.config.seed, self.config.batch_size, self.setup.prompt_slots, slots
+        return shard_rows(self.recipe.batch(self.problems, phase, step, *layout), self.setup.mesh)
 
 
 def _make_step(
-    run: Setup, recipe: Recipe, config: ImitateSettings, latents: int, now: tuple[str, ...], settings: OptimizerConfig
+    setup: Setup, recipe: Recipe, config: ImitateSettings, latents: int, now: tuple[str, ...], settings: OptimizerConfig
 ) -> StepFn:
     """Make the step of phases that have so many latent slots and change these parts."""
-    loss = recipe.loss_of(run.policy.having(max_latents=latents, dropout_rate=config.dropout))
-    arguments = (make_optimizer(settings), now, run.layout, IMITATE, config.micro_batches)
+    loss = recipe.loss_of(setup.policy.having(max_latents=latents, dropout_rate=config.dropout))
+    arguments = (make_optimizer(settings), now, setup.layout, IMITATE, config.micro_batches)
     return make_train_step(loss, *arguments, schedule=make_schedule(settings))
 
 
 def _begun(
     stage: Stage, recipe: Recipe, plan: list[Phase], settings: OptimizerConfig, more: int
-) -> tuple[StageRun, TrainState, tuple[str, ...], dict[str, Any]]:
+) -> tuple[StageLoop, TrainState, tuple[str, ...], dict[str, Any]]:
     """Return the stage's run and state, the parts that it trains, and what was saved beside that state."""
-    run, params, new_parts = stage.run, stage.run.initial_params(), {}
+    experiment, params, new_parts = stage.experiment, stage.experiment.initial_params(), {}
     if recipe.init:
-        new_parts = recipe.init(jax.random.fold_in(run.key, Stream.RECIPE_PARTS), run.policy, params)
+        new_parts = recipe.init(jax.random.fold_in(experiment.key, Stream.RECIPE_PARTS), experiment.policy, params)
         if clashes := (new_parts.keys() & params.keys()) - {*parts.CARRIED}:
             raise UserError(f"config.imitate.recipe: {recipe.name} makes the part {min(clashes)} anew; rename its own")
-    trained = (*(() if recipe.alone else run.trained_by(IMITATE, params)), *new_parts)
-    folder = run.stage(UNFINISHED).folder if recipe.ends_apart else stage.folder
+    trained = (*(() if recipe.alone else experiment.trained_by(IMITATE, params)), *new_parts)
+    folder = experiment.stage(UNFINISHED).folder if recipe.ends_apart else stage.folder
     step = max(folder.steps, default=0)  # of the newest checkpoint: of the phase that it is in, or at the end of
     changed_parts = next((phase for phase in plan if step <= phase.end), plan[-1]).trains or trained
-    state = init_state(params | new_parts, changed_parts, make_optimizer(settings), run.key, run.layout)
+    state = init_state(params | new_parts, changed_parts, make_optimizer(settings), experiment.key, experiment.layout)
     del params, new_parts  # the state has its own
     saved: dict[str, Any] = {}
     if stage.name in (CONTROL, NO_THOUGHT):
-        before = StageCheckpoints(run.stage(IMITATE).folder.path)
+        before = StageCheckpoints(experiment.stage(IMITATE).folder.path)
         imitated_state, saved = before.restore(state, newest=True)
         before.close()
         state = imitated_state if stage.name == CONTROL else state
-    stage_run, state, extra = open_stage(stage, state, plan[-1].end + more, folder)
-    return stage_run, state, trained, saved or extra
+    stage_loop, state, extra = open_stage(stage, state, plan[-1].end + more, folder)
+    return stage_loop, state, trained, saved or extra
 
 
 def _save_finished(stage: Stage, recipe: Recipe, state: TrainState, dropped: Set[str]) -> None:
@@ -258,10 +258,11 @@ def _save_finished(stage: Stage, recipe: Recipe, state: TrainState, dropped: Set
     note_finished(stage, int(state.step))
 
 
-def _say(run: Setup, recipe: Recipe, plan: list[Phase], problems: EncodedProblems) -> None:
+def _say(setup: Setup, recipe: Recipe, plan: list[Phase], problems: EncodedProblems) -> None:
     """Warn of problems that are not imitated, or have no steps."""
-    if why := left_out(run.demos, len(problems), run.config.imitate.max_tokens, recipe.name):
-        logging.warning("imitate: left out %d of %d problems: %s", len(run.demos) - len(problems), len(run.demos), why)
+    if why := left_out(setup.demos, len(problems), setup.config.imitate.max_tokens, recipe.name):
+        count = len(setup.demos)
+        logging.warning("imitate: left out %d of %d problems: %s", count - len(problems), count, why)
     count = sum(not steps for steps in problems.steps)
     if count and recipe.fewest_steps(plan):
         logging.warning("imitate: %d of %d problems have no steps: just answers are written", count, len(problems))

@@ -74,12 +74,12 @@ def check_labels(stage: Stage, load: Callable[[], Params]) -> dict[str, Any]:
     Raises:
         UserError: they are of another checkpoint, of other problems, or made with other settings.
     """
-    run, config, folder = stage.run, stage.run.config, stage.run.workdir.labels
+    experiment, config, folder = stage.experiment, stage.experiment.config, stage.experiment.workdir.labels
     facts = {f"latent_rm.{name}": getattr(stage.settings, name) for name in _SETTINGS}
     facts |= flatten(as_json(values(config, ("model", "rollouts"))))
     facts |= {"seed": config.seed, "gate.enabled": config.gate.enabled} | config.reward_facts
     facts["checkpoint"] = checkpoint_digest(stage.start, load)
-    facts["problems"] = list(problems_facts(run.train, stage.settings.problems).values())
+    facts["problems"] = list(problems_facts(experiment.train, stage.settings.problems).values())
     anew = f"delete {folder} to make them anew"
     then = artifact.read(manifest_of(folder), anew)
     if then and (differs := first_difference(facts, then.facts)):
@@ -103,12 +103,13 @@ def labels_of(stage: Stage, params: Params) -> Labels:
     Raises:
         UserError: see `check_labels`; or no problem has right and wrong thoughts.
     """
-    run, folder, settings = stage.run, stage.run.workdir.labels, stage.settings
+    experiment, folder, settings = stage.experiment, stage.experiment.workdir.labels, stage.settings
     facts = check_labels(stage, lambda: params)
     artifact.write(manifest_of(folder), facts)
     begin("latent_rm: labels")
     hosts.barrier("labels")  # nobody still looks for the manifest
-    count, make = min(settings.problems or len(run.train), len(run.train)), _Maker(run, params, run.train, 0)
+    problems = experiment.train
+    count, make = min(settings.problems or len(problems), len(problems)), _Maker(experiment, params, problems, 0)
 
     def labels_for(number: int, indices: np.ndarray, real: np.ndarray) -> dict[str, np.ndarray]:
         path = folder / f"{number}.npz"
@@ -228,13 +229,13 @@ class _Maker:
 
 def check(stage: Stage) -> None:
     """Fail before the first stage on what it could not use."""
-    policy, _ = labelling(stage.run)
+    policy, _ = labelling(stage.experiment)
     if policy.config.dropout_rate == 0.0 and policy.latent_policy.log_prob is None:
         raise UserError(
             "config.latent_rm.dropout: without noise all thoughts of a problem are the same; set it, or "
             "config.dropout.rate, above 0"
         )
-    stage.run.optimizer_config(stage.section, stage.settings.steps)
+    stage.experiment.optimizer_config(stage.section, stage.settings.steps)
     start = stage.start
     if not stage.folder.is_finished and (not start.name or start.folder.is_finished):
         check_labels(stage, lambda: stage_params(start))
@@ -272,16 +273,16 @@ def _batch(setup: Setup, problems: EncodedProblems, labels: Labels, rows: np.nda
 
 def train(stage: Stage) -> None:
     """Make the labels, train backbone and classifier on them, and keep the model that is best on validation."""
-    run, config, start = stage.run, stage.settings, stage_params(stage.start)
-    labels, (policy, _) = labels_of(stage, start), labelling(run)
-    accuracy = _accuracy(run, judged_thoughts(run, start)) if stage.validated_every else None
-    params = begun(start, run.reasoner.width)
+    experiment, config, start = stage.experiment, stage.settings, stage_params(stage.start)
+    labels, (policy, _) = labels_of(stage, start), labelling(experiment)
+    accuracy = _accuracy(experiment, judged_thoughts(experiment, start)) if stage.validated_every else None
+    params = begun(start, experiment.reasoner.width)
     state, step_fn = state_and_step(stage, params, tuple(params), make_loss(policy))
     del start, params  # the state has its own
 
     def batch(step: int):
-        rows = batch_indices(run.config.seed, step, len(labels.problems), config.batch_size)
-        return _batch(run, run.train, labels, rows)
+        rows = batch_indices(experiment.config.seed, step, len(labels.problems), config.batch_size)
+        return _batch(experiment, experiment.train, labels, rows)
 
     if config.evaluate_every and not stage.validated_every:
         logging.warning("%s: config.data.valid is not set, so the last step's model is kept, not the best", stage.name)

@@ -99,15 +99,15 @@ def ensure_manifest(stage: Stage, write: bool = True) -> None:
     Raises:
         UserError: the workdir holds the same stage of another config, of other data or from another start.
     """
-    run, folder = stage.run, stage.folder
+    experiment, folder = stage.experiment, stage.folder
     if stage.name == IMITATE and not folder.is_finished:  # it may have begun with parts of its recipe's own
-        ensure_manifest(run.stage(UNFINISHED), write and run.recipe.ends_apart)
+        ensure_manifest(experiment.stage(UNFINISHED), write and experiment.recipe.ends_apart)
     if not folder.steps:  # what never got to its first checkpoint binds nobody
         if write:
             facts = _manifest(stage)
             hosts.barrier(f"manifest {stage.name}")  # nobody still looks for what is written now
             if hosts.is_first():
-                run.checkpoint.write(run.workdir.reasoner)
+                experiment.checkpoint.write(experiment.workdir.reasoner)
             write_text(folder.facts, json.dumps(facts, indent=1, sort_keys=True) + "\n")
         return
     written = read_json(folder.facts, folder.anew)
@@ -130,15 +130,15 @@ def check_models(stages: Iterable[Stage]) -> None:
         UserError: the key in which one is of another model than the config's.
     """
     for stage in stages:
-        config, then = stage.run.config, flatten(stage.folder.read_facts())
+        config, then = stage.experiment.config, flatten(stage.folder.read_facts())
         now, name = flatten(as_json(values(config, ("model",)))), config.latent_policy.name
         if has_parameters(name) or has_parameters(then.get("latent_policy.name", name)):
             now["latent_policy.name"] = name
         for key, value in now.items():
             if then and then.get(key, "none") != value:
                 raise UserError(
-                    f"config.{key}: is {value}, but the checkpoint of {stage.run.workdir}'s stage {stage.name} has "
-                    f"{then.get(key, 'none')}; set it back, or use another --workdir"
+                    f"config.{key}: is {value}, but the checkpoint of {stage.experiment.workdir}'s stage {stage.name} "
+                    f"has {then.get(key, 'none')}; set it back, or use another --workdir"
                 )
 
 
@@ -157,16 +157,16 @@ def checkpoint_digest(stage: Stage, load: Callable[[], Any]) -> str:
     Args:
         load: reads the parameters.
     """
-    folders = [params_dir(stage.folder.path)] if stage.name else initial_files(stage.run)
+    folders = [params_dir(stage.folder.path)] if stage.name else initial_files(stage.experiment)
     state: dict[str, Any] = {}
     for folder in folders:
         files = [folder] if folder.is_file() else files_below(folder)
         stats = {str(path.relative_to(folder.parent)): path.stat() for path in files}
         state |= {name: [it.st_size, it.st_mtime_ns] for name, it in stats.items()}
     if not stage.name:  # what lacks in it is drawn, and how it is read can be set
-        settings = values(stage.run.config, _TRAINED)
+        settings = values(stage.experiment.config, _TRAINED)
         state["settings"] = as_json({key: value for key, value in settings.items() if key not in (*_OF_STAGES, "data")})
-    path_of_digest = stage.run.workdir.digest(stage.name)
+    path_of_digest = stage.experiment.workdir.digest(stage.name)
     digest_before = artifact.value_of(path_of_digest, state)
     if hosts.agreed(digest_before is not None, path_of_digest):
         return digest_before
@@ -178,9 +178,9 @@ def checkpoint_digest(stage: Stage, load: Callable[[], Any]) -> str:
 def _check_settings(stage: Stage, written: dict[str, Any]) -> None:
     """Check a stage's settings and files. Files that are gone are no difference; whoever needs them says so."""
     files = written.get("files", {})
-    owner = f"{stage.run.workdir}'s stage {IMITATE if stage.name == UNFINISHED else stage.name}"
+    owner = f"{stage.experiment.workdir}'s stage {IMITATE if stage.name == UNFINISHED else stage.name}"
     then = flatten({key: value for key, value in written.items() if key not in ("files", "start")})
-    now, digests = flatten(settings_of(stage.run.config, stage.name)), _files(stage.run.config)
+    now, digests = flatten(settings_of(stage.experiment.config, stage.name)), _files(stage.experiment.config)
     for key in digests.keys() & files.keys():  # before settings, which may have been chosen from them
         if digests[key] == files[key]:  # whose bytes say more than its name
             now[key] = then.get(key)
@@ -219,7 +219,7 @@ def check_start(stage: Stage) -> None:
     """
     path = stage.folder.path
     before = read_json(stage.folder.facts, stage.folder.anew).get("start", {})
-    if before.get("digest") and _start(stage.run.stage(before["stage"]))["digest"] not in ("", before["digest"]):
+    if before.get("digest") and _start(stage.experiment.stage(before["stage"]))["digest"] not in ("", before["digest"]):
         raise UserError(  # else it began from random weights, or from what is gone
             f"{path}: began from another {before['stage'] or 'config.init'} than is there now; bring that back, "
             f"use another --workdir, or delete {path} to run the stage anew"
@@ -228,7 +228,7 @@ def check_start(stage: Stage) -> None:
 
 def _manifest(stage: Stage) -> dict[str, Any]:
     """Return all that a stage's result depends on."""
-    config = stage.run.config
+    config = stage.experiment.config
     return settings_of(config, stage.name) | {"files": _files(config), "start": _start(stage.start)}
 
 
@@ -248,7 +248,7 @@ def _files(config: Config) -> dict[str, str]:
 def _start(stage: Stage) -> dict[str, str]:
     """Return a stage and its manifest's digest, "" if it is gone; without a name, that of `config.init`'s files."""
     if not stage.name:
-        digests = [files_digest(path) for path in initial_files(stage.run)] or [""]
+        digests = [files_digest(path) for path in initial_files(stage.experiment)] or [""]
         return {"stage": "", "digest": digests[0] if len(digests) == 1 else digest(digests)}
     facts: dict[str, Any] = {}
     if stage.folder.steps:

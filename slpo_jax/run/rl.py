@@ -45,22 +45,22 @@ from slpo_jax.training.state import TrainState, copied, init_state
 
 def check(stage: Stage) -> None:
     """Fail before the first stage on an objective that could not be used."""
-    run, config = stage.run, stage.settings
-    objective = make_objective(run, stage.name)
-    optimizer_config(run, objective)
-    if config.lora.rank:
-        jax.eval_shape(functools.partial(fresh_adapters, run), run.abstract_params())
-    devices, parts = run.mesh.size, objective.rollout_parts
-    if config.batch_size % (devices * config.micro_batches * parts):
+    experiment, rl = stage.experiment, stage.settings
+    objective = make_objective(experiment, stage.name)
+    optimizer_config(experiment, objective)
+    if rl.lora.rank:
+        jax.eval_shape(functools.partial(fresh_adapters, experiment), experiment.abstract_params())
+    devices, parts = experiment.mesh.size, objective.rollout_parts
+    if rl.batch_size % (devices * rl.micro_batches * parts):
         raise UserError(
-            f"config.objective.{stage.name}.minibatches: {parts} do not cut config.rl.batch_size={config.batch_size} "
+            f"config.objective.{stage.name}.minibatches: {parts} do not cut config.rl.batch_size={rl.batch_size} "
             f"into equal parts for {devices} devices x {config.micro_batches} micro-batches; change one of them"
         )
-    others = [name for name in run.reward.entries if name != CORRECT]
-    if objective.needs_answers and (count := sum(not problem.answer for problem in run.train.problems)):
+    others = [name for name in experiment.reward.entries if name != CORRECT]
+    if objective.needs_answers and (count := sum(not problem.answer for problem in experiment.train.problems)):
         raise UserError(
-            f"config.objective.{stage.name}: learns the reference answers, and {count} of {len(run.train)} problems of "
-            "config.data.train have none; set its estimator to reward, or give answers"
+            f"config.objective.{stage.name}: learns the reference answers, and {count} of {len(experiment.train)} "
+            "problems of config.data.train have none; set its estimator to reward, or give answers"
         )
     if objective.needs_answers and others:
         logging.warning(
@@ -74,24 +74,28 @@ def train(stage: Stage) -> None:
     if (last := left_merged(stage)) is not None:
         note_finished(stage, last)
         return
-    run, config, objective = stage.run, stage.settings, make_objective(stage.run, stage.name)
-    policy, params = training_policy(run, objective), stage_params(stage.start)
-    params |= fresh_adapters(run, params)
-    trained = trained_parts(run, params)
-    optimizer = optimizer_of(run, objective, {part: params[part] for part in trained})
+    experiment, rl, objective = stage.experiment, stage.settings, make_objective(stage.experiment, stage.name)
+    policy, params = training_policy(experiment, objective), stage_params(stage.start)
+    params |= fresh_adapters(experiment, params)
+    trained = trained_parts(experiment, params)
+    optimizer = optimizer_of(experiment, objective, {part: params[part] for part in trained})
     # Also of a run that goes on: its start is bound to be what it was.
     moved = {part: params[part] for part in trained if part != ADAPTER}
-    reference = copied(moved, run.layout) if objective.needs_reference else None
-    state = init_state(params, trained, optimizer, run.key, run.layout)
+    reference = copied(moved, experiment.layout) if objective.needs_reference else None
+    state = init_state(params, trained, optimizer, experiment.key, experiment.layout)
     del params, moved  # the state has its own
     batch = prompted_batches(stage, objective.needs_answers)
     step_fn = make_rl_step(
-        policy, objective, run.reward.on_device, config.group, optimizer, trained, run.layout, RL,
-        micro_batches=config.micro_batches, host_reward=host_reward(run), reference=reference,
-        schedule=make_schedule(optimizer_config(run, objective)),
-        drawing=Drawing(config.dynamic_batches, batch) if config.dynamic_batches else None,
+        policy, objective, experiment.reward.on_device, rl.group, optimizer, trained, experiment.layout, RL,
+        micro_batches=rl.micro_batches, host_reward=host_reward(experiment), reference=reference,
+        schedule=make_schedule(optimizer_config(experiment, objective)),
+        drawing=Drawing(rl.dynamic_batches, batch) if rl.dynamic_batches else None,
     )  # fmt: skip
-    train_stage(stage, state, step_fn, batch, lambda params: reasoner_accuracy(run, merged(run, params)), leave_merged)
+
+    def accuracy(params):
+        return reasoner_accuracy(experiment, merged(experiment, params))
+
+    train_stage(stage, state, step_fn, batch, accuracy, leave_merged)
 
 
 def make_objective(setup: Setup, name: str) -> Objective:
@@ -171,7 +175,7 @@ def merged(setup: Setup, params: Params) -> Params:
 
 def leave_merged(stage: Stage, state: TrainState) -> None:
     """Put merged parameters in the place of a stage's last checkpoint, and adapters, if any, beside as PEFT does."""
-    run, start, init = stage.run, stage.start, stage.run.config.init
+    experiment, start, init = stage.experiment, stage.start, stage.experiment.config.init
     if ADAPTER not in state.params:
         return
     adapters = jax.tree.map(hosts.whole, state.params[ADAPTER]["lora"])
@@ -180,9 +184,9 @@ def leave_merged(stage: Stage, state: TrainState) -> None:
     if hosts.is_first():
         shutil.rmtree(stage.folder.adapters, ignore_errors=True)
         with whole_folder(stage.folder.adapters) as folder:
-            write_adapters(folder, adapters, run.reasoner.config, run.config.rl.lora.alpha, base_name)
+            write_adapters(folder, adapters, experiment.reasoner.config, experiment.config.rl.lora.alpha, base_name)
     checkpoints = StageCheckpoints(stage.folder.path)
-    checkpoints.save(dataclasses.replace(state, params=merged(run, state.params), opt_state=()), replace=True)
+    checkpoints.save(dataclasses.replace(state, params=merged(experiment, state.params), opt_state=()), replace=True)
     checkpoints.close()
 
 

@@ -93,7 +93,7 @@ def run_stage(stage: Stage) -> None:
     if not stage.folder.is_finished:
         _module_of(stage.section).train(stage)
     if stage.name == IMITATE and hosts.is_first():  # also what a run left that was killed as soon as it was finished
-        shutil.rmtree(stage.run.stage(UNFINISHED).folder.path, ignore_errors=True)
+        shutil.rmtree(stage.experiment.stage(UNFINISHED).folder.path, ignore_errors=True)
 
 
 def check_stages(experiment: Experiment, uncut: Config | None = None) -> None:

@@ -22,7 +22,7 @@ from slpo_jax.run.setup import Setup
 from slpo_jax.runtime import hosts
 from slpo_jax.runtime.mesh import shard_rows
 from slpo_jax.training.host_rewards import HostRewardFn
-from slpo_jax.training.loop import SUMS, StageRun, StepFn
+from slpo_jax.training.loop import SUMS, StageLoop, StepFn
 from slpo_jax.training.metrics import warn_of_cuts
 from slpo_jax.training.optimizer import make_optimizer, make_schedule
 from slpo_jax.training.rl_loss import make_batch
@@ -33,15 +33,15 @@ from slpo_jax.training.state import LossFn, TrainState, init_state, make_train_s
 def stage_params(stage: Stage) -> Params:
     """Return the parameters that a finished stage left; without a name those of `config.init`, else random ones."""
     if not stage.name:
-        return stage.run.initial_params()
+        return stage.experiment.initial_params()
     stored = stored_params(stage.folder.path)
-    return stored.read(stage.run.abstract_params(stored.shapes))
+    return stored.read(stage.experiment.abstract_params(stored.shapes))
 
 
 def prompted_batches(stage: Stage, answers: bool = False) -> Callable[..., Any]:
     """Return step -> the sharded batch of prompts and references; see `host_batches`."""
-    batch_at = host_batches(stage.run, stage.settings, stage.settings.steps, answers)
-    return lambda step, number=0: shard_rows(batch_at(step, number), stage.run.mesh)
+    batch_at = host_batches(stage.experiment, stage.settings, stage.settings.steps, answers)
+    return lambda step, number=0: shard_rows(batch_at(step, number), stage.experiment.mesh)
 
 
 def host_batches(setup: Setup, settings: Any, steps: int, answers: bool = False) -> Callable[..., Any]:
@@ -92,19 +92,19 @@ def state_and_step(
         trained: the parameters that it changes, by their top-level names.
         make: the step of the loss, called as `make_train_step` is, which is the default.
     """
-    run, section = stage.run, stage.section
-    optimizer_config = run.optimizer_config(section, stage.settings.steps)
+    experiment, section = stage.experiment, stage.section
+    optimizer_config = experiment.optimizer_config(section, stage.settings.steps)
     optimizer = make_optimizer(optimizer_config)
-    state = init_state(params, trained, optimizer, run.key, run.layout)
-    arguments = (optimizer, trained, run.layout, section, stage.settings.micro_batches)
+    state = init_state(params, trained, optimizer, experiment.key, experiment.layout)
+    arguments = (optimizer, trained, experiment.layout, section, stage.settings.micro_batches)
     return state, (make or make_train_step)(loss_fn, *arguments, schedule=make_schedule(optimizer_config))
 
 
 def open_stage(
     stage: Stage, state: TrainState, total: int, folder: StageFolder | None = None
-) -> tuple[StageRun, TrainState, dict]:
+) -> tuple[StageLoop, TrainState, dict]:
     """Open the stage's run, at its newest checkpoint (in `folder` if not the stage's own) if there is one."""
-    config, log = stage.run.config, stage.run.log
+    config, log = stage.experiment.config, stage.experiment.log
     checkpoints = StageCheckpoints((folder or stage.folder).path)
     extra: dict[str, Any] = {}
     latest = checkpoints.latest_step
@@ -112,18 +112,19 @@ def open_stage(
         state, extra = checkpoints.restore(state)
     log.rewind(stage.name, int(state.step))
     # Thoughts that are written down are among the answer's tokens.
-    tokens = ("latent_steps", "answer_tokens") if stage.run.policy.latent_policy.says is None else ("answer_tokens",)
+    writes = stage.experiment.policy.latent_policy.says is not None
+    tokens = ("answer_tokens",) if writes else ("latent_steps", "answer_tokens")
     sums = extra.pop(SUMS, None)
-    run = StageRun(
+    loop = StageLoop(
         stage.name, total, int(state.step), log, checkpoints, log_every=config.log_every,
         checkpoint_every=config.checkpoint_every, max_skipped=config.max_skipped_steps, sums=sums, tokens=tokens,
     )  # fmt: skip
-    return run, state, extra
+    return loop, state, extra
 
 
 def close_stage(
     stage: Stage,
-    run: StageRun,
+    loop: StageLoop,
     state: TrainState,
     extra: dict[str, Any] | None = None,
     leave: Callable[[Stage, TrainState], None] | None = None,
@@ -134,8 +135,8 @@ def close_stage(
         extra: what is saved beside it.
         leave: makes of that checkpoint what others are to find.
     """
-    run.finish(state, extra)
-    rows, _ = read_metrics(stage.run.workdir.metrics)
+    loop.finish(state, extra)
+    rows, _ = read_metrics(stage.experiment.workdir.metrics)
     own_rows = [row for row in rows if row["stage"] == stage.name and "solved" in row]
     if own_rows and not any(row["solved"] or row.get("mixed") for row in own_rows) and hosts.is_first():
         why, then = "no rollout was right", "start from what is right now and then"
@@ -171,14 +172,14 @@ def train_stage(
         leave: see `close_stage`.
         patience: validations without a better one before it stops; None goes on to the last step.
     """
-    interval, steps, log = stage.validated_every, stage.settings.steps, stage.run.log
-    run, state, best = open_stage(stage, state, steps)
-    with run:
+    interval, steps, log = stage.validated_every, stage.settings.steps, stage.experiment.log
+    loop, state, best = open_stage(stage, state, steps)
+    with loop:
         if not interval:
-            close_stage(stage, run, run.advance(state, step_fn, batch, steps), leave=leave)
+            close_stage(stage, loop, loop.advance(state, step_fn, batch, steps), leave=leave)
             return
         best = best or {"accuracy": -1.0, "step": 0, "evaluated": 0}
-        run.checkpoints.keep(best["step"])
+        loop.checkpoints.keep(best["step"])
         log.rewind(stage.name, best["evaluated"], "valid_accuracy")
         longest = steps if patience is None else patience * interval
 
@@ -188,27 +189,27 @@ def train_stage(
         while True:
             step = int(state.step)
             if best["evaluated"] < step and (step % interval == 0 or step == steps):
-                new_accuracy = (accuracy or functools.partial(reasoner_accuracy, stage.run))(state.params)
+                new_accuracy = (accuracy or functools.partial(reasoner_accuracy, stage.experiment))(state.params)
                 log.write(stage.name, step, {"valid_accuracy": new_accuracy})
                 best = best | {"evaluated": step}
                 if new_accuracy > best["accuracy"]:
                     best |= {"accuracy": new_accuracy, "step": step}
-                    run.checkpoints.keep(step)
-                    run.save(state, best, replace=True)
+                    loop.checkpoints.keep(step)
+                    loop.save(state, best, replace=True)
             if step >= steps or step - best["step"] >= longest:
                 if step < steps and hosts.is_first():
                     line = "%s: ends after step %d of %d: no validation was better than at step %d (config.%s.patience)"
                     logging.warning(line, stage.name, step, steps, best["step"], stage.section)
-                run.end_at(step)
+                loop.end_at(step)
                 break
-            state = run.advance(state, step_fn, batch, min(steps, (step // interval + 1) * interval), progress)
+            state = loop.advance(state, step_fn, batch, min(steps, (step // interval + 1) * interval), progress)
         if best["step"] < step:
-            run.checkpoints.wait()
+            loop.checkpoints.wait()
             params = load_params(stage.folder.path / str(best["step"]), state.params)
             state = dataclasses.replace(state, params=params)
             # The last step's may be there already, with the last parameters.
-            run.checkpoints.save(state, best, replace=True)
-        close_stage(stage, run, state, best, leave)
+            loop.checkpoints.save(state, best, replace=True)
+        close_stage(stage, loop, state, best, leave)
 
 
 def reasoner_accuracy(setup: Setup, params: Params) -> float:
