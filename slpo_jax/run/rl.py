@@ -54,7 +54,7 @@ def check(stage: Stage) -> None:
     if rl.batch_size % (devices * rl.micro_batches * parts):
         raise UserError(
             f"config.objective.{stage.name}.minibatches: {parts} do not cut config.rl.batch_size={rl.batch_size} "
-            f"into equal parts for {devices} devices x {config.micro_batches} micro-batches; change one of them"
+            f"into equal parts for {devices} devices x {rl.micro_batches} micro-batches; change one of them"
         )
     others = [name for name in experiment.reward.entries if name != CORRECT]
     if objective.needs_answers and (count := sum(not problem.answer for problem in experiment.train.problems)):

@@ -2,13 +2,11 @@
 
 import contextlib
 import dataclasses
-import importlib
 import json
 import math
 import shutil
 import sys
 from pathlib import Path
-from typing import Any
 
 import jax
 from absl import logging
@@ -19,6 +17,7 @@ from slpo_jax.data.problem import without
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.report_rows import Row
 from slpo_jax.io.files import write_text
+from slpo_jax.run import best_of_n, cold_start, imitate, latent_rm, rl
 from slpo_jax.run.evaluate import check_evaluation, run_evaluate
 from slpo_jax.run.experiment import Experiment, Stage, build, rows
 from slpo_jax.run.provenance import check_models, ensure_manifest
@@ -26,7 +25,10 @@ from slpo_jax.run.run_checks import check_batch
 from slpo_jax.run.sources import EVAL, LEARNED, VALID, data_summary
 from slpo_jax.runtime import hosts
 from slpo_jax.runtime.progress import say_start
-from slpo_jax.stages import EVALUATE, IMITATE, UNFINISHED, Section
+from slpo_jax.stages import BEST_OF_N, COLD_START, EVALUATE, IMITATE, LATENT_RM, RL, UNFINISHED
+
+_STAGES = {IMITATE: imitate, COLD_START: cold_start, BEST_OF_N: best_of_n, RL: rl, LATENT_RM: latent_rm}
+"""The files that have `check` and `train` of a section's stages."""
 
 
 def run_stages(config: Config, workdir: Path, uncut: Config | None = None) -> Experiment:
@@ -82,16 +84,11 @@ def _say_run(experiment: Experiment) -> None:
     print(f"stages: {', '.join(stages)}", file=sys.stderr, flush=True)
 
 
-def _module_of(section: Section) -> Any:
-    """Import the file that has `check` and `train` of a section's stages."""
-    return importlib.import_module(f"slpo_jax.run.{section}")
-
-
 def run_stage(stage: Stage) -> None:
     """Train a stage, if it isn't finished."""
     ensure_manifest(stage)
     if not stage.folder.is_finished:
-        _module_of(stage.section).train(stage)
+        _STAGES[stage.section].train(stage)
     if stage.name == IMITATE and hosts.is_first():  # also what a run left that was killed as soon as it was finished
         shutil.rmtree(stage.experiment.stage(UNFINISHED).folder.path, ignore_errors=True)
 
@@ -126,7 +123,7 @@ def _check_settings(experiment: Experiment) -> None:
     for stage in experiment.wanted:
         try:
             check_batch(experiment.config, stage.section, experiment.mesh.size)
-            _module_of(stage.section).check(stage)
+            _STAGES[stage.section].check(stage)
         except UserError as error:
             wrong[str(error)] = None
     if wrong:  # of every stage at once, so that one correction is enough
