@@ -84,7 +84,7 @@ setup(
     package_data={
         "slpo_jax": ["py.typed"],
         "slpo_jax.checkpoints": ["card.md"],
-        "slpo_jax.evaluation.page": ["*.html", "*.css", "*.js"],
+        "slpo_jax.evaluation": ["page/*"],
     },
     package_dir={"slpo_jax.configs": "configs"},  # `--config=NAME` finds them there
     entry_points={"console_scripts": ["slpo = slpo_jax.cli.commands:main"]},

@@ -36,7 +36,7 @@ from slpo_jax.policy import noise
 from slpo_jax.policy.policy import Prompts
 from slpo_jax.runtime.mesh import replicate, shard_rows
 from slpo_jax.training.optimizer import make_optimizer
-from slpo_jax.training.rollout_update import make_rl_step
+from slpo_jax.training.rl_step import make_rl_step
 from slpo_jax.training.state import TrainState, init_state
 
 OURS, THEIRS = "slpo_jax", "torch"

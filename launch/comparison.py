@@ -39,7 +39,7 @@ _BACKBONES = {"gpt2": "GPT-2", "llama": "Llama"}
 NAMES |= {
     f"{name}_{on}": f"{NAMES[name].replace(' on ', ', ')} on {title}"
     for name in CONTENDERS for on, title in _BACKBONES.items()
-}  # fmt: skip
+} | {"no_thought_gpt2_noisy": "no latents with dropout on GPT-2"}  # fmt: skip
 """What rows, runs and metrics are called in tables: as in the paper, where it has them."""
 
 

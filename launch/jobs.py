@@ -14,7 +14,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from slpo_jax.config.config_files import read_config_file
+from slpo_jax.config.registry import read_config_file
 from slpo_jax.data.dataset_rows import place_of
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.report import write_report

@@ -172,13 +172,13 @@ TABLES = {
     ),
     "countdown": Table(
         (
-            *(Run(cell, f"{_COUNTDOWN}:{cell}", group=cell.rpartition("_")[0])
+            *(Run(cell, f"{_COUNTDOWN}:{cell}")
               for cell in (*(f"{each}_gpt2" for each in ("coconut", "codi", "no_thought", "cot_sft")),
                            "coconut_llama", "codi_llama")),
             # Without latents an objective of dropout's noise too, which GRPO has none of.
             Run("no_thought_gpt2_noisy", f"{_COUNTDOWN}:no_thought_gpt2",
                 {"stages": ("rl", "evaluate"), "init": "{after}/checkpoints/imitate", "dropout.rate": 0.1,
-                 "rl.objectives": ("answer_only",)}, "no_thought_gpt2", ("answer_only",), group="no_thought"),
+                 "rl.objectives": ("answer_only",)}, "no_thought_gpt2", ("answer_only",)),
         ),
         ("imitate", "imitate_control", "keys", *_REWARDED), ("imitate", "imitate_control", "answer_only"),
     ),

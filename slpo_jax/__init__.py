@@ -21,10 +21,10 @@ An array's name ends with its axes, one letter each, and docstrings give shapes 
     K   noisy passes of the surrogate; tokens shown       M = G * X those of a row's sequences
         of a vocabulary                               V   vocabulary
     C   candidate lengths of a thought                D   width of the hidden states; of one head, Dh
-    P   prompt slots                                  H   heads; in a schedule, shards
-    T   latent slots                                  E   rollouts a row of a schedule's batch
+    P   prompt slots                                  H   heads; shards of an evaluation
+    T   latent slots                                  E   rollouts a row of such a shard
     A   answer slots                                  R   rows a shard; bytes of an encoded reference
-    M   levels of hidden states (embedding, blocks);  I   items of a schedule
+    M   levels of hidden states (embedding, blocks);  I   items of an evaluation
         samples of an evaluation's seed
 
 A sequence has the slots `[ prompt, left-padded: P | latents: T | end marker + answer: A ]`. A digit is an axis of that
@@ -39,10 +39,9 @@ from slpo_jax.version import __version__ as __version__
 
 if TYPE_CHECKING:  # of what `__getattr__` finds
     from slpo_jax.api.evaluation import Difference, Evaluation
-    from slpo_jax.api.reading import read
     from slpo_jax.api.solver import Latent, Solution, Vote
     from slpo_jax.api.trained_reasoner import TrainedReasoner, load
-    from slpo_jax.api.training import Run, train
+    from slpo_jax.api.training import Run, read, train
     from slpo_jax.config.registry import (
         register_latent_policy,
         register_objective,
@@ -61,9 +60,8 @@ _REGISTER = tuple(
 )
 _PLACES = {
     "api.evaluation": ("Difference", "Evaluation"),
-    "api.reading": ("read",),
     "api.trained_reasoner": ("TrainedReasoner", "load"),
-    "api.training": ("Run", "train"),
+    "api.training": ("Run", "read", "train"),
     "errors": ("UserError",),
     "config.registry": _REGISTER,
     "api.solver": ("Latent", "Solution", "Vote"),

@@ -27,7 +27,7 @@ class About:
     Attributes:
         stream: of its noise. A number never changes, or runs that go on would draw other noise: a new one is the next.
         gate: whether the gate of its checkpoints is a trained one.
-        row: label and meaning of its row in the report; None: `run/evaluated_rows.py` has more to say.
+        row: label and meaning of its row in the report; None: `run/experiment.py` has more to say.
     """
 
     stream: int

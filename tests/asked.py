@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from slpo_jax.config import default_config, read_config
-from slpo_jax.config.sections import values
+from slpo_jax.config.overrides import values
 from slpo_jax.evaluation.report_rows import Row, write_row, write_rule
 from slpo_jax.io.orbax import save_params
 from slpo_jax.run.experiment import build

@@ -14,9 +14,9 @@ import pytest
 from slpo_jax.config import config_checks, read_config
 from slpo_jax.run import imitate, rl, stage
 from slpo_jax.run.experiment import Experiment, build
-from slpo_jax.run.plan import check_stages
+from slpo_jax.run.run_stages import check_stages
 from slpo_jax.runtime.mesh import replicate
-from slpo_jax.training import rollout_update
+from slpo_jax.training import rl_step
 from slpo_jax.training.optimizer import make_optimizer
 from small_run import train
 
@@ -106,7 +106,7 @@ def fake_steps(patch: pytest.MonkeyPatch, params: Any, numbers_of: Callable[[Any
 
         return step
 
-    for module in (imitate, stage, rollout_update):
+    for module in (imitate, stage, rl_step):
         patch.setattr(module, "make_train_step", make_train_step)
     for module in (imitate, stage, rl):
         patch.setattr(module, "make_optimizer", functools.cache(make_optimizer))  # for `_update_of`

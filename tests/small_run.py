@@ -100,7 +100,7 @@ def _child(argv: list[str], folder: str, output: str) -> None:
 @functools.cache
 def _server():
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["slpo_jax.cli.train", "slpo_jax.run.plan", *_LATE])
+    context.set_forkserver_preload(["slpo_jax.cli.train", "slpo_jax.run.run_stages", *_LATE])
     return context
 
 
@@ -200,7 +200,7 @@ def _finish(folder: Path) -> Path:
 
 def train(experiment, *sections: str) -> None:
     """The stages of these sections that a config asks for; none is all."""
-    from slpo_jax.run.plan import run_stage
+    from slpo_jax.run.run_stages import run_stage
 
     for stage in experiment.wanted:
         if not sections or stage.section in sections:

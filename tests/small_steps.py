@@ -14,7 +14,7 @@ from slpo_jax.data.batches import pad_suffixes
 from slpo_jax.policy.policy import PromptedBatch
 from slpo_jax.rewards.reward import Verdicts
 from slpo_jax.runtime.mesh import Layout, device_mesh, shard_rows
-from slpo_jax.training import gate_training, rl_step
+from slpo_jax.training import gate_training, rl_loss
 from slpo_jax.training.objectives import OBJECTIVES
 from slpo_jax.training.recipes import ImitateSettings, curriculum
 from slpo_jax.training.state import init_state, make_train_step
@@ -67,7 +67,7 @@ COLD = gate_training.ColdStartConfig(trajectories=2, min_latents=MIN_LATENTS, ga
 IMITATION = POLICY.having(max_latents=3, dropout_rate=0.2)
 # stage -> loss, what it trains
 STAGES = {
-    "rl": (lambda: rl_step.make_loss(POLICY, OBJECTIVE, rigged_reward, GROUP), ("reasoner", "gate")),
+    "rl": (lambda: rl_loss.make_loss(POLICY, OBJECTIVE, rigged_reward, GROUP), ("reasoner", "gate")),
     "cold_start": (lambda: gate_training.make_loss(POLICY, rigged_reward, COLD), ("gate",)),
     "imitate": (lambda: curriculum.Curriculum()(ImitateSettings()).loss_of(IMITATION), ("reasoner",)),
 }

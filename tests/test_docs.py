@@ -33,8 +33,8 @@ from slpo_jax.policy.latent_policies import LATENT_POLICIES
 from slpo_jax.policy.scorers import SCORERS
 from slpo_jax.rewards.reward import REWARDS
 from slpo_jax.run.experiment import build
-from slpo_jax.run.plan import check_stages
-from slpo_jax.training import rl_step
+from slpo_jax.run.run_stages import check_stages
+from slpo_jax.training import rl_loss
 from slpo_jax.training.metrics import TRACKERS, MetricsLog
 from slpo_jax.training.objectives import OBJECTIVES
 from slpo_jax.training.recipes import RECIPES, ImitateSettings
@@ -265,7 +265,7 @@ PLAIN = dataclasses.replace(POLICY, capacities=((1.0, 1.0),))
 
 def _step(policy, objective):
     """References -> gradient and metrics of one step's loss."""
-    loss_fn = rl_step.make_loss(policy, objective, rigged_reward, GROUP)
+    loss_fn = rl_loss.make_loss(policy, objective, rigged_reward, GROUP)
     graded = compiled(jax.grad(loss_fn, has_aux=True))
 
     def step(references):
@@ -296,7 +296,7 @@ def test_example_of_an_objective(example):
 def _mean_stop(policy) -> float:
     """The mean of log P(tau) by hand, of the step that `_gradient` takes."""
     key, batch = jax.random.key(1), prompted_batch((ALWAYS,) * 4)
-    roll_out = compiled(lambda params: rl_step.roll_out(policy, params, batch, rigged_reward, GROUP, key))
+    roll_out = compiled(lambda params: rl_loss.roll_out(policy, params, batch, rigged_reward, GROUP, key))
     trajectories, _ = roll_out(small_params())
     logits = policy.latent_policy.stop_logits(small_params(), trajectories.actions)
     rho = np.asarray(jax.nn.sigmoid(logits), np.float64)

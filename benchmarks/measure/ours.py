@@ -11,7 +11,7 @@ from benchmarks.measure.workload import TRAINED, Parts, Workload
 from slpo_jax.policy import noise
 from slpo_jax.policy.score import used_slots
 from slpo_jax.runtime.mesh import EVERYWHERE, ROWS, Layout, replicate, total
-from slpo_jax.training.rl_step import make_loss, roll_out
+from slpo_jax.training.rl_loss import make_loss, roll_out
 from slpo_jax.training.state import make_train_step
 
 PROGRAMS = ("rollout", "surrogate", "gradient", "step")

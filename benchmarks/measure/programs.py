@@ -25,9 +25,9 @@ from slpo_jax.run.setup import Setup
 from slpo_jax.run.stage import host_batches
 from slpo_jax.runtime.mesh import EVERYWHERE, ROWS
 from slpo_jax.stages import COLD_START, EVALUATE, IMITATE, RL
-from slpo_jax.training import gate_training, rl_step
+from slpo_jax.training import gate_training, rl_loss
 from slpo_jax.training.optimizer import make_optimizer, make_schedule
-from slpo_jax.training.rollout_update import make_rollout
+from slpo_jax.training.rl_step import make_rollout
 from slpo_jax.training.state import make_train_step
 
 REFERENCE = 16  # bytes of an encoded reference answer
@@ -127,11 +127,11 @@ def _objective(setup: Setup, name: str, own: bool) -> list[Program]:
         rows = placed(setup, jax.ShapeDtypeStruct((config.batch_size, policy.config.answer_slots), jnp.int32), ROWS)
         batch = dataclasses.replace(batch, answers=rows)
     if reward and not objective.needs_reference and not objective.needs_behaviour:
-        step = make_train_step(rl_step.make_loss(policy, objective, reward, config.group), *how, schedule=schedule)
+        step = make_train_step(rl_loss.make_loss(policy, objective, reward, config.group), *how, schedule=schedule)
         return [Program("", step, (state, batch))]
     rollout = make_rollout(policy, objective, reward, config.group, setup.layout, RL, config.micro_batches)
     updates, parts = objective.updates_per_step, objective.rollout_parts
-    improved = rl_step.make_improvement(policy, objective)
+    improved = rl_loss.make_improvement(policy, objective)
     improvement = make_train_step(improved, *how, updates=updates, parts=parts, schedule=schedule)
     changed = {part: state.params[part] for part in trained if part != ADAPTER}
     reference = changed if objective.needs_reference else {}

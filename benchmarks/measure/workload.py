@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from slpo_jax.config import read_config
-from slpo_jax.config.config_files import read_config_file
+from slpo_jax.config.registry import read_config_file
 from slpo_jax.data.batches import EncodedProblems
 from slpo_jax.data.problem import Problem
 from slpo_jax.data.templates import Template
@@ -23,7 +23,7 @@ from slpo_jax.run.rl import make_objective, training_policy
 from slpo_jax.runtime.mesh import Layout, shard_rows
 from slpo_jax.training.objectives.slpo import Slpo
 from slpo_jax.training.optimizer import OptimizerConfig, make_optimizer
-from slpo_jax.training.rl_step import make_batch
+from slpo_jax.training.rl_loss import make_batch
 from slpo_jax.training.state import TrainState, init_state
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -10,8 +10,8 @@ import numpy as np
 from slpo_jax.api.load_options import by_argument
 from slpo_jax.checkpoints.checkpoint import Checkpoint, find_checkpoint
 from slpo_jax.checkpoints.decode_settings import UNCHOSEN, config_of, known_of, made_with, stopping_of
-from slpo_jax.checkpoints.decoder import with_decoder
 from slpo_jax.checkpoints.export import replaced_by_export, short, write_export
+from slpo_jax.checkpoints.foreign_layouts import with_decoder
 from slpo_jax.checkpoints.identity import Ours, identify, open_ours
 from slpo_jax.config.config import Config
 from slpo_jax.errors import UserError
@@ -51,11 +51,11 @@ def import_checkpoint(
     if checkpoint.lacks and checkpoint.architecture.heads(checkpoint.description.model.n_embd):
         what = f"has no {checkpoint.lacks} yet, so is no {checkpoint.architecture.title} reasoner"
         raise UserError(f"{source}: {what}; train one with the imitate stage")
-    described = dataclasses.replace(checkpoint.description, source=short(opened.source), settings=made_with(opened))
-    checkpoint = dataclasses.replace(checkpoint, description=described)
-    with whole_folder(target) as made:
-        save_params(made, jax.tree.map(np.asarray, params))
-        checkpoint.write(made / REASONER_FOLDER)
+    description = dataclasses.replace(checkpoint.description, source=short(opened.source), settings=made_with(opened))
+    checkpoint = dataclasses.replace(checkpoint, description=description)
+    with whole_folder(target) as folder:
+        save_params(folder, jax.tree.map(np.asarray, params))
+        checkpoint.write(folder / REASONER_FOLDER)
     return checkpoint
 
 

@@ -21,7 +21,7 @@ _SET = "problems"
 
 
 class Difference(NamedTuple):
-    """Of a figure, paired by problem, with its 95 % bootstrap interval over problems."""
+    """A figure's difference, paired by problem, with its 95 % bootstrap interval over problems."""
 
     difference: float
     low: float
@@ -85,13 +85,13 @@ class Evaluation:
         return "\n".join([*lines, f"{figures['latent_steps']:.1f} latents a problem on average{cut}"])
 
     def to_pandas(self) -> "pandas.DataFrame":
-        """A row a problem; `samples` stays a list."""
+        """Return a table with a row a problem; `samples` stays a list."""
         import pandas  # takes a second
 
         return pandas.DataFrame.from_records([dict(row) for row in self.records])
 
     def plot(self, *others: "Evaluation") -> "Figure":
-        """Unbiased Pass@k over k, a line each; bands are one standard error over problems.
+        """Draw unbiased Pass@k over k, a line each; bands are one standard error over problems.
 
         Raises:
             UserError: no rollouts were sampled, or matplotlib is not installed.
@@ -110,15 +110,15 @@ class Evaluation:
         return figure
 
     def compare(self, other: "Evaluation") -> Comparison:
-        """This minus the other, by figure, as fractions; `print` shows a table in percent.
+        """Subtract the other's figures from these, as fractions; `print` shows a table in percent.
 
         Raises:
             UserError: they are of different problems, rewards, samples or seeds.
         """
         if not isinstance(other, Evaluation):
             raise UserError(f"compare: {other!r} is no evaluation; give what `evaluate` returns")
-        how, its = ((x.reward, x.arrays.seeds.tolist(), x.arrays.sample_correct.shape) for x in (self, other))
-        if how != its or not self.arrays.same_problems(other.arrays):
+        facts, other_facts = ((x.reward, x.arrays.seeds.tolist(), x.arrays.sample_correct.shape) for x in (self, other))
+        if facts != other_facts or not self.arrays.same_problems(other.arrays):
             raise UserError("compare: the two are of other problems, rewards, samples or seeds; evaluate both alike")
         arrays = {"other": {_SET: other.arrays}, "this": {_SET: self.arrays}}
         rows = {"other": Row("other", other.label), "this": Row("this", self.label, order=1, baselines=("other",))}

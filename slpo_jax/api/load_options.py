@@ -12,14 +12,14 @@ from slpo_jax.settings import Checked, Limits
 
 
 def _option(default: Any, about: str, *keys: str, **limits: Any) -> Any:
-    """A field, what it is, and what messages call it of the config, the key that it sets last."""
+    """Make a field: its default, what it is, and the config's keys that it sets, the last of which messages name."""
     metadata = {"limits": Limits(in_config=False, **limits), "about": about, "keys": keys}
     return dataclasses.field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True)
 class LoadOptions(Checked):
-    """None or "" is what the checkpoint itself says, or its run."""
+    """The arguments of loading; None or "" is what the checkpoint itself says, or its run."""
 
     threshold: float | None = _option(None, "of the gate; default: the one chosen in the run, or 0.5", least=0, most=1)
     latents: int | None = _option(None, "a fixed number of latents, instead of the gate", "max_latents", least=0)

@@ -14,7 +14,7 @@ from absl import logging
 from slpo_jax.api.load_options import KEYS, LoadOptions
 from slpo_jax.architectures import architecture_of
 from slpo_jax.checkpoints.decode_settings import UNCHOSEN, config_of, known_of, stopping_of, thinking_with
-from slpo_jax.checkpoints.decoder import with_decoder
+from slpo_jax.checkpoints.foreign_layouts import with_decoder
 from slpo_jax.checkpoints.identity import Identity, identify
 from slpo_jax.config.config import Config
 from slpo_jax.data.batches import EncodedProblems
@@ -56,7 +56,7 @@ class Solver:
 
     @functools.cached_property
     def evaluator(self) -> Evaluator:
-        """The setup's without its scorers, and with buckets for all that the model has positions for."""
+        """The setup's evaluator without its scorers, and with buckets for all that the model has positions for."""
         setup, most = self.setup, max(self.setup.prompt_slots)
         slots = {*setup.prompt_slots, *range(most, setup.most_prompt, _MORE), max(most, setup.most_prompt)}
         return Evaluator(setup.evaluator.policy, setup.mesh, ROWS, sorted(slots), setup.key)
@@ -64,7 +64,7 @@ class Solver:
 
 @dataclasses.dataclass(frozen=True)
 class Latent:
-    """One step of a thought.
+    """A step of a thought.
 
     Attributes:
         stop_probability: rho_t of the gate, None without a trained one.
@@ -81,7 +81,7 @@ class Latent:
 
 @dataclasses.dataclass(frozen=True)
 class Vote:
-    """Answers of rollouts under the noise of the run's evaluation.
+    """The answers of rollouts under the noise of the run's evaluation.
 
     Attributes:
         counts: (answer, or None for none, its number), commonest first; equal ones are one, as the first is written.
@@ -96,7 +96,7 @@ class Vote:
 
 @dataclasses.dataclass(frozen=True)
 class Solution:
-    """What the deterministic rollout thought and wrote; `print` shows it for a terminal.
+    """The thought and the text of the deterministic rollout; `print` shows it for a terminal.
 
     Attributes:
         answer: the number in the text as a canonical decimal, or the LaTeX in its box; None if there is none, or the
@@ -120,32 +120,32 @@ class Solution:
         return self.shown
 
 
-def load_solver(checkpoint: str, **asked: Any) -> Solver:
+def load_solver(checkpoint: str, **arguments: Any) -> Solver:
     """Load a checkpoint with all that belongs to it.
 
     Args:
         checkpoint: see `slpo_jax.load`.
-        **asked: as `LoadOptions` has them.
+        **arguments: as `LoadOptions` has them.
     Raises:
         UserError: no such checkpoint, or a setting that it can't be used with.
     """
-    if unknown := [name for name in asked if name not in KEYS]:
+    if unknown := [name for name in arguments if name not in KEYS]:
         raise UserError(f"{unknown[0]}: is no argument; give some of {', '.join(KEYS)}")
     try:
-        options = LoadOptions(**asked)
+        options = LoadOptions(**arguments)
     except FieldError as error:
         raise UserError(f"--{error.field}", error.problem) from None
     identity = identify(checkpoint, options.base, options.lora_alpha)
     config = config_of(identity, options.reasoner, options.tokenizer)
     stopping, chosen = stopping_of(config, identity)
-    rule, made = UNCHOSEN if chosen is None else chosen, known_of(identity, config, chosen)
+    rule, known_settings = UNCHOSEN if chosen is None else chosen, known_of(identity, config, chosen)
     before = {
         "latents": rule if stopping == "length" else f"the threshold {rule}",
         "threshold": rule,
         "max_answer_tokens": config.evaluate.max_answer_tokens or config.max_answer_tokens,
     } | {name: attrgetter(KEYS[name][-1])(config) for name in _SET}
-    given = {name: value for name in before if (value := getattr(options, name)) not in (None, "")}
-    config = thinking_with(config, {KEYS[name][-1]: value for name, value in given.items() if KEYS[name]})
+    changes = {name: value for name in before if (value := getattr(options, name)) not in (None, "")}
+    config = thinking_with(config, {KEYS[name][-1]: value for name, value in changes.items() if KEYS[name]})
     if options.latents is not None:
         if options.threshold is not None:
             raise UserError("--threshold", f"has no use beside {key_name('--latents')}; give one of them")
@@ -162,10 +162,10 @@ def load_solver(checkpoint: str, **asked: Any) -> Solver:
     _refuse_idle(options, identity, config)
     setup = assemble(config, identity=identity)
     params = setup.initial_params(options.explain)
-    others = [f"--{name}={now} and not {before[name]!r}" for name, now in given.items() if now != before[name]]
-    if others and made:
+    others = [f"--{name}={now} and not {before[name]!r}" for name, now in changes.items() if now != before[name]]
+    if others and known_settings:
         logging.warning("%s: not used as it was made, but with %s", identity.source, ", ".join(others))
-    if chosen is None and not {"latents", "threshold"} & given.keys():
+    if chosen is None and not {"latents", "threshold"} & changes.keys():
         logging.warning("%s: no threshold was chosen for its gate, so 0.5; --threshold is another", identity.source)
     return Solver(setup, params, stopping, rule, reads_of(with_decoder(params, options.explain, checkpoint)))
 
@@ -192,7 +192,7 @@ def solve(solver: Solver, question: str) -> Solution:
 
 
 def solve_all(solver: Solver, questions: Sequence[str]) -> list[Solution]:
-    """`solve` for many questions, in batches.
+    """Ask many questions as `solve` does, in batches.
 
     Raises:
         UserError: as `solve`, before any is asked.
@@ -200,18 +200,18 @@ def solve_all(solver: Solver, questions: Sequence[str]) -> list[Solution]:
     setup, reads = solver.setup, solver.reads
     logits = max(setup.config.max_latents, 1) * setup.reasoner.config.vocab_size  # that are looked at, of one
     rows = min(len(questions), ROWS, max(1, _MOST_LOGITS // logits))
-    seen = _rolled_out(solver, questions, rows, keep_latents=True, probed=True, label="solve")
+    completions = _rolled_out(solver, questions, rows, keep_latents=True, probed=True, label="solve")
     texts, gated = token_texts(setup.template, setup.reasoner.config.vocab_size), setup.config.gate.enabled
     solutions = []
     for row, question in enumerate(questions):
         latents = []
-        for t in range(seen["latent_steps"][row]):
-            near = (texts[token] for token in seen["nearest_token"][row, t])
-            nearest = list(zip(near, seen["nearest_probability"][row, t].tolist(), strict=True))
-            words = in_words(setup.reward, seen["words"][row], t, reads) if reads else None
-            stop = float(seen["stop"][row, t]) if gated else None
-            latents.append(Latent(stop, nearest, seen["latents"][row, t], words))
-        reading = setup.reward.read(seen["tokens"][row])
+        for t in range(completions["latent_steps"][row]):
+            near = (texts[token] for token in completions["nearest_token"][row, t])
+            nearest = list(zip(near, completions["nearest_probability"][row, t].tolist(), strict=True))
+            words = in_words(setup.reward, completions["words"][row], t, reads) if reads else None
+            stop = float(completions["stop"][row, t]) if gated else None
+            latents.append(Latent(stop, nearest, completions["latents"][row, t], words))
+        reading = setup.reward.read(completions["tokens"][row])
         solutions.append(Solution(question, reading.answer, reading.text, latents, reading.cut))
     return solutions
 
@@ -229,25 +229,25 @@ def vote(solver: Solver, question: str, samples: int, seed: int = 0) -> Vote:
 
 
 def counted(readings: Sequence[Reading], style: AnswerStyle) -> Vote:
-    """The vote of completions that are read."""
+    """Count the vote of completions that are read."""
     counts = Counter(in_one_form([reading.answer for reading in readings], style)).most_common()
     majority = next((answer for answer, _ in counts if answer is not None), None)
     return Vote(counts, majority, sum(reading.cut for reading in readings))
 
 
-def _rolled_out(solver: Solver, questions: Sequence[str], rows: int, **how: Any) -> Completions:
-    """What the evaluator says of questions, so many rollouts at a time; the decoder is there only to be asked."""
-    setup, asked = solver.setup, [_prompt(solver.setup, question) for question in questions]
+def _rolled_out(solver: Solver, questions: Sequence[str], rows: int, **options: Any) -> Completions:
+    """Roll questions out, so many rollouts at a time; the decoder is there only to be asked."""
+    setup, prompts = solver.setup, [_prompt(solver.setup, question) for question in questions]
     problems, empty = Problems(Problem(question, (), "") for question in questions), [list[Any]() for _ in questions]
     evaluator = copy.copy(solver.evaluator)  # with the same programs
     evaluator.batch_size = -(-rows // setup.mesh.size) * setup.mesh.size
     params = with_decoder(solver.params, solver.reads is not None, setup.config.init)
-    encoded = EncodedProblems(problems, asked, empty, empty, setup.template)
-    return evaluator.run(params, encoded, solver.stopping, solver.rule, **how)
+    encoded = EncodedProblems(problems, prompts, empty, empty, setup.template)
+    return evaluator.run(params, encoded, solver.stopping, solver.rule, **options)
 
 
 def _prompt(setup: Setup, question: str) -> list[int]:
-    """The question's ids."""
+    """Return the question's ids."""
     if not question.strip():
         raise UserError("question: is empty; ask something")
     with about("question"):

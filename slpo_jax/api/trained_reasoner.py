@@ -13,13 +13,13 @@ from absl import logging
 
 from slpo_jax.api.evaluation import Evaluation
 from slpo_jax.api.load_options import by_argument
-from slpo_jax.api.solution_summary import describe, describe_vote
-from slpo_jax.api.solver import Solution, Solver, load_solver, solve_all, vote
+from slpo_jax.api.solver import Solution, Solver, Vote, load_solver, solve_all, vote
 from slpo_jax.checkpoints.checkpoint import Checkpoint
 from slpo_jax.checkpoints.decode_settings import used_with
-from slpo_jax.checkpoints.decoder import with_decoder
 from slpo_jax.checkpoints.export import export_adapters, replaced_by_export, write_export
-from slpo_jax.config.sections import changed
+from slpo_jax.checkpoints.foreign_layouts import with_decoder
+from slpo_jax.config.config import ends_at
+from slpo_jax.config.overrides import changed
 from slpo_jax.data.batches import EncodedProblems
 from slpo_jax.data.problem import Problem
 from slpo_jax.errors import UserError, about
@@ -27,15 +27,86 @@ from slpo_jax.evaluation.completions import Completions, record_rows
 from slpo_jax.io.files import check_free
 from slpo_jax.models.parts import GATE, REASONER
 from slpo_jax.models.reasoner import BACKBONE
+from slpo_jax.policy.latent_policies import LatentPolicyConfig
+from slpo_jax.rewards.answers import STYLES
 from slpo_jax.rewards.reward import Reward
 from slpo_jax.run.setup import Setup
 from slpo_jax.run.sources import load_set
 from slpo_jax.runtime.backend import set_up_jax
 
 
+def describe(solver: Solver, solution: Solution) -> str:
+    """Write a solution for a terminal of 100 columns."""
+    indent, style = "\n" + " " * 10, STYLES[solver.setup.template.answer_style]
+    none = f"none: the text has {'no end, so what it says last may be truncated' if solution.cut else style.none}"
+    lines = [
+        f"from      {solver.setup.config.init}",
+        f"question  {indent.join(solution.question.strip().splitlines())}",
+        f"answer    {none if solution.answer is None else solution.answer}",
+        f"text      {indent.join(solution.text.strip().splitlines()) or 'nothing'}",
+        f"thought   {_ending(solver, solution)}",
+    ]
+    if solution.cut:
+        most = solver.setup.evaluator.policy.config.answer_slots
+        lines.insert(4, f"truncated at {most} tokens, before it ended; --max_answer_tokens={2 * most} lets it go on")
+    if not solution.latents:
+        return "\n".join(lines)
+    lines.append("")
+    gated = solver.setup.config.gate.enabled
+    lines.append(f"latent  {'stop  ' if gated else ''}nearest tokens of the hidden state that made it, and probability")
+    cells = [[(_short(token), p) for token, p in latent.nearest] for latent in solution.latents]
+    width = max((len(token) for row in cells for token, _ in row), default=0)
+    for step, (latent, row) in enumerate(zip(solution.latents, cells, strict=True), 1):
+        stop = "" if latent.stop_probability is None else f"{latent.stop_probability:.2f}  "
+        lines.append(f"{step:6}  {stop}" + "  ".join(f"{token:<{width}} {_rounded(p):<5}" for token, p in row).rstrip())
+        if latent.words is not None:
+            lines.append(f"        says  {' / '.join(latent.words.splitlines()) or 'nothing'}")
+    return "\n".join(lines)
+
+
+def _ending(solver: Solver, solution: Solution) -> str:
+    steps, latent_policy = len(solution.latents), solver.setup.policy.latent_policy
+    if not steps:
+        return "in words alone" if not solver.setup.checkpoint.architecture.has_latents else "none, a fixed number"
+    thought = f"{steps} latent{'s' if steps > 1 else ''}"
+    if solver.stopping == "length" and steps < solver.rule:
+        end = ends_at(solver.setup.config)
+        ends = [repr(end)] * bool(end) + ["an end token"] * (latent_policy.says is not None)
+        return f"{thought} of at most {solver.rule}, until {' or '.join(ends)} came"
+    if solver.stopping == "length":
+        return f"{thought}, a fixed number"
+    if (solution.latents[-1].stop_probability or 0.0) >= solver.rule:
+        return f"{thought}, until the gate's stop probability reached {solver.rule}"
+    return f"{thought}, the most; the gate's stop probability stayed below {solver.rule}"
+
+
+def _rounded(probability: float) -> str:
+    return f"{probability:.2f}" if probability >= 0.01 else f"{probability:.0e}"
+
+
+def _short(token: str) -> str:
+    """Shorten a token to at most 9 visible characters."""
+    text = repr(token.strip(" ") or token)[1:-1]
+    return text if len(text) <= 9 else text[:8] + "…"
+
+
+def describe_vote(solver: Solver, votes: Vote, seed: int) -> str:
+    """Write a vote for a terminal."""
+    total = sum(count for _, count in votes.counts)
+    noise = f"dropout {solver.setup.policy.config.dropout_rate}"
+    if (name := solver.setup.config.latent_policy.name) != LatentPolicyConfig.name:
+        noise += f" and the latent policy {name}"
+    lines = [f"vote of {total} rollouts with {noise} (seed {seed})"]
+    for answer, count in votes.counts:
+        mark = "  <- majority" if answer is not None and answer == votes.majority else ""
+        cut = f" ({votes.cut} truncated)" if answer is None and votes.cut else ""
+        lines.append(f"{count:6}  {'no answer' if answer is None else answer}{cut}{mark}")
+    return "\n".join(lines)
+
+
 @dataclasses.dataclass(frozen=True)
 class TrainedReasoner:
-    """What `load` returns: a reasoner with its own T, way of stopping, threshold, prompt and noise.
+    """A reasoner with its own T, way of stopping, threshold, prompt and noise, as `load` returns it.
 
     Attributes:
         solver: models, texts and parameters.
@@ -45,7 +116,7 @@ class TrainedReasoner:
 
     @property
     def source(self) -> str:
-        """Where it was loaded from."""
+        """The path or hub id that it was loaded from."""
         return self.solver.setup.config.init
 
     @property
@@ -81,11 +152,11 @@ class TrainedReasoner:
         _check_numbers(samples=samples, seed=seed)
         solutions = []
         for solution in solve_all(self.solver, questions):
-            shown, votes = describe(self.solver, solution), None
+            text, votes = describe(self.solver, solution), None
             if samples:
                 votes = vote(self.solver, solution.question, samples, seed)
-                shown += "\n\n" + describe_vote(self.solver, votes, seed)
-            solutions.append(dataclasses.replace(solution, votes=votes, shown=shown))
+                text += "\n\n" + describe_vote(self.solver, votes, seed)
+            solutions.append(dataclasses.replace(solution, votes=votes, shown=text))
         return solutions[0] if isinstance(question, str) else solutions
 
     @by_argument()
@@ -122,17 +193,17 @@ class TrainedReasoner:
         loaded.warn()
         if loaded.reading.unused and not name:
             logging.warning("problems: not used: %s", loaded.reading.unused)
-        setup, asked = _fitting(setup, loaded[: limit or None], judge)
+        setup, encoded = _fitting(setup, loaded[: limit or None], judge)
         stopping, rule = self.solver.stopping, self.solver.rule
 
         def run(seed: int | None, samples: int, label: str) -> Completions:
             return setup.evaluator.run(
-                self.solver.params, asked, stopping, rule, seed=seed, samples=samples, label=label, name=name
+                self.solver.params, encoded, stopping, rule, seed=seed, samples=samples, label=label, name=name
             )
 
         greedy = run(None, 1, "without noise")
         sampled = {seed: run(seed, samples, "with noise")} if samples else {}
-        rows = list(record_rows(judge, asked, greedy, sampled, samples))
+        rows = list(record_rows(judge, encoded, greedy, sampled, samples))
         earns = repr(reward) if callable(reward) else next(iter(judge.entries))  # two lambdas differ
         return Evaluation(rows, label=Path(self.source).name, reward=earns)
 
@@ -170,13 +241,13 @@ class TrainedReasoner:
         template = dataclasses.replace(checkpoint.template, tokenizer=copy.deepcopy(checkpoint.template.tokenizer))
         description = dataclasses.replace(checkpoint.description, settings=used_with(config, solver.rule))
         params = jax.device_get(with_decoder(solver.params, explain, self.source))
-        made = Checkpoint(description, template)
-        write_export(target, Path(self.source), params, made, config, solver.rule, replaces)
+        exported = Checkpoint(description, template)
+        write_export(target, Path(self.source), params, exported, config, solver.rule, replaces)
         return target
 
 
 def _fitting(setup: Setup, problems: Sequence[Problem], judge: Reward) -> tuple[Setup, EncodedProblems]:
-    """The problems that the model has positions for, and a setup with room for them; others are counted in a line."""
+    """Return a setup with room for the problems that the model has positions for, and these; count others in a line."""
     with about("problems"):
         lengths = list(map(len, setup.template.prompts([problem.question for problem in problems], Counter())))
     most = setup.most_prompt
@@ -193,9 +264,9 @@ def _fitting(setup: Setup, problems: Sequence[Problem], judge: Reward) -> tuple[
     return setup, setup.encode("problems", fit, judge=judge)
 
 
-def _check_numbers(**given: Any) -> None:
-    """Whole numbers of 0 or more; a seed below 2^32, beyond which jax leaves bits out."""
-    for name, value in given.items():
+def _check_numbers(**numbers: Any) -> None:
+    """Refuse all but whole numbers from 0; a seed below 2^32, beyond which jax leaves bits out."""
+    for name, value in numbers.items():
         most = 2**32 if name == "seed" else 2**31
         if type(value) is not int or not 0 <= value < most:
             raise UserError(f"{name}: {value!r} is not valid; give a whole number from 0 to {most - 1}")

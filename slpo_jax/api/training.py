@@ -1,23 +1,31 @@
 """A run in Python: what `slpo train` does, and the reasoners that it leaves."""
 
+import contextlib
 import dataclasses
 import functools
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast, get_args
 
 from ml_collections import ConfigDict
 
+from slpo_jax.api.load_options import by_argument
 from slpo_jax.api.trained_reasoner import TrainedReasoner, load
 from slpo_jax.config.config_checks import check
 from slpo_jax.config.registry import register_reward
-from slpo_jax.errors import UserError
+from slpo_jax.data.problem import Problems
+from slpo_jax.data.problems import load_problems
+from slpo_jax.data.record_fields import FieldsConfig
+from slpo_jax.errors import UserError, about
 from slpo_jax.io.files import read_json
 from slpo_jax.io.workdir import Workdir
+from slpo_jax.rewards.answers import STYLES, AskedStyle, Kind, style_of
 from slpo_jax.rewards.functions import name_of
-from slpo_jax.run.own_data_settings import requested
+from slpo_jax.run.own_data_settings import answers_of, requested
+from slpo_jax.run.sources import read_as
 from slpo_jax.runtime.backend import set_up_jax
+from slpo_jax.settings import FieldError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,8 +42,8 @@ class Run:
         return iter(Workdir(self.workdir).finished_stages())
 
     def __getitem__(self, stage: str) -> TrainedReasoner:
-        if stage not in (there := list(self)):
-            raise UserError(f"{self.workdir}: has no finished stage {stage!r}; use one of {', '.join(there) or 'none'}")
+        if stage not in (names := list(self)):
+            raise UserError(f"{self.workdir}: has no finished stage {stage!r}; use one of {', '.join(names) or 'none'}")
         return load(Workdir(self.workdir).stage(stage).path)
 
     @functools.cached_property
@@ -92,14 +100,60 @@ def train(
             reward = name_of(reward)
         config = {**(config or {}), "reward": reward}
     start = start if isinstance(start, ConfigDict) else os.fspath(start)
-    given, named = ({key: os.fspath(path) for key, path in paths.items()} for paths in (sources, tests))
-    checked = check(requested(start, given, named, config or {}, set_up_jax))
+    source_texts, test_texts = ({key: os.fspath(path) for key, path in paths.items()} for paths in (sources, tests))
+    checked = check(requested(start, source_texts, test_texts, config or {}, set_up_jax))
     name = "run" if isinstance(start, ConfigDict) else Path(start.partition(":")[0]).stem or "own"
     folder = Path(workdir or f"runs/{name}").expanduser()
-    from slpo_jax.run.plan import run_stages  # once jax is set up
+    from slpo_jax.run.run_stages import run_stages  # once jax is set up
 
     try:
         run_stages(checked, folder)
     except SystemExit as end:  # which is a command's
         raise KeyboardInterrupt from end
     return Run(folder)
+
+
+_ARE: dict[Kind, str] = {"numbers": "numbers", "latex": "LaTeX", "texts": "texts"}
+
+
+@by_argument()
+def read(
+    source: Any, answers: str = "", fields: Mapping[str, str] | None = None, with_columns: bool = True
+) -> Problems:
+    """Read problems as `train` does; `print` says how they were understood, and which fields are not used.
+
+    Args:
+        source: a file, a directory, a hub id or a generated set, as `config.data.train` takes it, or records, as
+            `evaluate` takes them.
+        answers: how answers are read, as `config.prompt.answers`; "" chooses numbers where nine of ten
+            answers are some, else texts.
+        fields: names of fields that can't be told: question, answer, steps, choices; first_choice is "0" or "1".
+        with_columns: keep the records' other columns, which a reward may name; they take time and memory.
+    Returns:
+        the problems, with question, steps and answer each.
+    Raises:
+        UserError: the source can't be read.
+    """
+    if answers and answers not in (styles := get_args(AskedStyle)):
+        raise UserError(f"answers: {answers!r} is not valid; give one of {', '.join(styles)}")
+    try:
+        fields_config = FieldsConfig(**cast(Any, fields or {}))
+    except (TypeError, FieldError):
+        raise UserError(f"fields: {fields!r} is not valid; give texts as question, answer, steps and so on") from None
+    source = list(source) if isinstance(source, Iterator) else source
+    source = os.fspath(source) if isinstance(source, os.PathLike) else source
+    why = ""
+    if not answers:
+        choice = answers_of(_load(source, "texts", fields_config, with_columns))
+        answers, why = choice.values.get("prompt.answers", "texts"), f" ({choice.why})"
+    kind = STYLES[style_of(cast(AskedStyle, answers), "after_mark")].kind
+    problems = _load(source, kind, fields_config, with_columns)
+    name = source if isinstance(source, str) else "records"
+    problems.warn()
+    return problems.with_only(problems, summary=tuple(read_as(name, problems, _ARE[kind] + why)))
+
+
+def _load(source: Any, answers: Kind, fields: FieldsConfig, with_columns: bool) -> Problems:
+    columns = None if with_columns else frozenset[str]()
+    with contextlib.nullcontext() if isinstance(source, str) else about("source"):
+        return load_problems(source, answers=answers, fields=fields, columns=columns, unanswered=True)

@@ -33,7 +33,7 @@ _INITS = (None, True, False, "gaussian", "eva", "orthogonal")  # of B and A; the
 
 
 class Lora(NamedTuple):
-    """How a checkpoint's adapters are scaled.
+    """The scaling of a checkpoint's adapters.
 
     Attributes:
         alpha: the scale is alpha / rank.
@@ -47,7 +47,7 @@ class Lora(NamedTuple):
 
 
 def lora_of(folder: Path, alpha: float | None) -> Lora | None:
-    """PEFT's own word for LoRA's scale, where a folder has it, before what was given; None where nothing says it.
+    """Read PEFT's own word for LoRA's scale where a folder has it, else what was given; None where nothing says it.
 
     Args:
         folder: or a checkpoint's file, which is given its scale.
@@ -58,9 +58,9 @@ def lora_of(folder: Path, alpha: float | None) -> Lora | None:
     if not path.is_file():
         return Lora(alpha) if alpha else None
     values = read_json(path, "give the adapters' whole folder")
-    known = {"peft_type": ("LORA",), "init_lora_weights": _INITS}
+    allowed = {"peft_type": ("LORA",), "init_lora_weights": _INITS}
     for key, value in values.items():
-        if value and (key not in _HARMLESS or value not in known.get(key, (value,))):
+        if value and (key not in _HARMLESS or value not in allowed.get(key, (value,))):
             raise UserError(
                 f"{path}: {key}={value} is not supported; merge the adapters with peft's merge_and_unload()"
             )
@@ -69,14 +69,14 @@ def lora_of(folder: Path, alpha: float | None) -> Lora | None:
 
 
 def adapter_file(folder: Path) -> Path | None:
-    """The adapters of a folder of PEFT's; None where there are none."""
+    """Return the file of a PEFT folder's adapters; None where there are none."""
     return next((folder / name for name in WEIGHTS if (folder / name).is_file()), None)
 
 
 def adapted(
     model: Mapping[str, Stored], adapter: Mapping[str, Stored], lora: Lora | None, source: str
 ) -> dict[str, Stored]:
-    """A base model's tensors with PEFT's adapters beside them, for `merge_lora`, and the tensors that PEFT saved whole.
+    """Put PEFT's adapters beside a base model's tensors, for `merge_lora`, with the tensors that PEFT saved whole.
 
     Args:
         model: under Hugging Face's names.
@@ -114,7 +114,7 @@ def _hugging_face_name(name: str) -> str:
 
 
 def merge_lora(tensors: dict[str, Stored], lora: Lora | None, source: str) -> dict[str, Stored]:
-    """W + s B A for every weight that has an adapter.
+    """Replace every weight W that has an adapter by W + s B A.
 
     Args:
         tensors: `M.base_layer.weight`, `M.lora_A.default.weight` and `M.lora_B.default.weight` of adapted modules M.
@@ -132,8 +132,8 @@ def merge_lora(tensors: dict[str, Stored], lora: Lora | None, source: str) -> di
     out = {name.replace(_BASE, "."): tensor for name, tensor in tensors.items() if ".lora_" not in name}
     for module in modules:
         names = (f"{module}{_BASE}weight", module + _A, module + _B)
-        there = {name for name in tensors if name == names[0] or name.startswith(f"{module}.lora_")}
-        for name in sorted(there.symmetric_difference(names), key=lambda name: name not in tensors):
+        present = {name for name in tensors if name == names[0] or name.startswith(f"{module}.lora_")}
+        for name in sorted(present.symmetric_difference(names), key=lambda name: name not in tensors):
             problem = "unexpected" if name in tensors else "missing"
             raise UserError(
                 f"{source}: tensor {name} is {problem}; only whole adapters named 'default' of rank r are known"
@@ -145,13 +145,13 @@ def merge_lora(tensors: dict[str, Stored], lora: Lora | None, source: str) -> di
 
 
 def _merged(base: Stored, lora_a: Stored, lora_b: Stored, lora: Lora, source: str) -> Stored:
-    """A weight [out, in], or Conv1D's [in, out], with its adapter A [r, in], B [out, r] added when it is read."""
+    """Add the adapter A [r, in], B [out, r] to a weight [out, in], or Conv1D's [in, out], when it is read."""
     (rank, inputs), (outputs, rank_b) = lora_a.shape, lora_b.shape
     linear, conv1d = (outputs, inputs), (inputs, outputs)
     # A square Conv1D looks like a square Linear: the names tell.
     is_conv1d = any(f".{name}." in f"{base.name}." for name in ("c_attn", "c_proj", "c_fc"))
-    wanted = conv1d if is_conv1d else linear
-    if rank != rank_b or tuple(base.shape) != wanted:
+    shape = conv1d if is_conv1d else linear
+    if rank != rank_b or tuple(base.shape) != shape:
         raise UserError(
             f"{source}: tensor {lora_b.name} {list(lora_b.shape)} and {lora_a.name} {list(lora_a.shape)} don't fit "
             f"{base.name} {list(base.shape)}; give adapters of this model"
@@ -163,7 +163,7 @@ def _merged(base: Stored, lora_a: Stored, lora_b: Stored, lora: Lora, source: st
         weight = np.asarray(base.read(), np.float32)
         return weight + np.float32(scale) * (delta.T if is_conv1d else delta)
 
-    return Stored(base.name, wanted, read)
+    return Stored(base.name, shape, read)
 
 
 def write_adapters(folder: Path, adapters: dict[str, Any], config: BackboneConfig, alpha: float, base: str) -> None:

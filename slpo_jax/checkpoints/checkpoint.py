@@ -10,9 +10,9 @@ import numpy as np
 from slpo_jax.architectures import REASONERS, Architecture, architecture_of
 from slpo_jax.architectures.tensors import Stored
 from slpo_jax.architectures.weights import backbone_weights, check_tree, gate_weights, read_tree, refuse_leftovers
-from slpo_jax.checkpoints.decoder import read_decoder
 from slpo_jax.checkpoints.description import Description, end_tokens, write_description
 from slpo_jax.checkpoints.foreign import Foreign, fitting
+from slpo_jax.checkpoints.foreign_layouts import read_decoder
 from slpo_jax.checkpoints.identity import Identity, Ours, identify
 from slpo_jax.config.config import Config
 from slpo_jax.data.chat import PromptConfig
@@ -33,7 +33,7 @@ _SPARE = 2  # rows that SIM-CoT's checkpoints of CODI may have after its tokens
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoint:
-    """What a run starts from.
+    """The start of a run: architecture, shapes, texts and parameters.
 
     Attributes:
         description: its architecture and shapes, as they are written beside checkpoints.
@@ -52,12 +52,12 @@ class Checkpoint:
 
     @property
     def architecture(self) -> Architecture:
-        """The description's."""
+        """The description's architecture."""
         return self.description.architecture
 
     @property
     def stored(self) -> dict[str, Any]:
-        """Shapes and types of what a checkpoint of this project holds; of others {}."""
+        """The shapes and types of what a checkpoint of this project holds; of others {}."""
         return self.opened.stored.shapes if isinstance(self.opened, Ours) else {}
 
     def write(self, folder: Path) -> None:
@@ -95,10 +95,10 @@ def find_checkpoint(
 def _random(config: Config, architecture: type[Architecture], problems: Callable[[], Iterable[Problem]]) -> Checkpoint:
     if not config.tokenizer:
         raise UserError("config.tokenizer: not set, and there is no config.init to take it from; give a directory")
-    made = architecture.drawn(config.model.n_embd, config.model)
+    instance = architecture.drawn(config.model.n_embd, config.model)
     words = config.tokenizer == WORDS
-    tokenizer = _of_words(made, config.prompt, problems()) if words else load_tokenizer(config.tokenizer)
-    template = made.template(tokenizer, prompt=config.prompt)
+    tokenizer = _words_of_problems(instance, config.prompt, problems()) if words else load_tokenizer(config.tokenizer)
+    template = instance.template(tokenizer, prompt=config.prompt)
     backbone = BACKBONES[REASONERS[config.reasoner][1]]
     fields = {field.name for field in dataclasses.fields(backbone)} - {"scan_layers"}  # which is resolved below
     shapes = {name: value for name, value in vars(config.model).items() if name in fields}
@@ -107,18 +107,20 @@ def _random(config: Config, architecture: type[Architecture], problems: Callable
         shapes["n_inner"] = shapes["n_inner"] or 4 * config.model.n_embd
         shapes |= {"head_dim": config.model.n_embd // config.model.n_head, "rope_scaling": None}
     model = backbone(**shapes | {"vocab_size": len(template.tokenizer)})
-    return Checkpoint(Description(made, _at_run_time(config, model)), template)
+    return Checkpoint(Description(instance, _at_run_time(config, model)), template)
 
 
-def _of_words(made: Architecture, prompt: PromptConfig, problems: Iterable[Problem]) -> "PreTrainedTokenizerFast":
-    """A tokenizer of the words of problems, and of what an architecture writes around them."""
+def _words_of_problems(
+    architecture: Architecture, prompt: PromptConfig, problems: Iterable[Problem]
+) -> "PreTrainedTokenizerFast":
+    """Make a tokenizer of the words of problems, and of what an architecture writes around them."""
     texts = (ANSWER_MARK, "\n", prompt.closing)
-    around = made.template(words_tokenizer(words_of(texts)), prompt=prompt)
+    around = architecture.template(words_tokenizer(words_of(texts)), prompt=prompt)
     return words_tokenizer(words_of((*texts, *written_texts(around, problems))))
 
 
 def _at_run_time(config: Config, model: BackboneConfig) -> BackboneConfig:
-    """The shapes with what the config says of running them."""
+    """Return the shapes with what the config says of running them."""
     return dataclasses.replace(
         model,
         dtype=activation_type(config.model.dtype),
@@ -157,43 +159,43 @@ def _imported(config: Config, architecture: type[Architecture], opened: Foreign)
 def _fitted(
     config: Config, architecture: type[Architecture], opened: Foreign, tokenizer: "PreTrainedTokenizerFast"
 ) -> Checkpoint:
-    """A foreign checkpoint with its shapes and tokenizer, which may be those of `config.base`."""
+    """Return a foreign checkpoint with its shapes and tokenizer, which may be those of `config.base`."""
     tensors, source, stored = opened.tensors, opened.path, opened.shapes()
     width = stored.n_embd
     missing = [] if tensors.head else [weight.path[0] for weight in architecture.drawn(width).heads(width)]
     plan = vocabulary_plan(
         architecture, opened.embedding, source,
-        base=None if opened.has_own_model else stored.vocab_size, known=len(tokenizer),
-        named=has_latent_tokens(tokenizer), published=bool(opened.architecture and not opened.description),
+        base=None if opened.has_own_model else stored.vocab_size, tokens=len(tokenizer),
+        has_names=has_latent_tokens(tokenizer), published=bool(opened.architecture and not opened.description),
         missing_head=next(iter(missing), ""),
     )  # fmt: skip
     if not opened.has_own_model:
         stored = dataclasses.replace(stored, vocab_size=opened.embedding.shape[0])
     if opened.description:
-        made = opened.description.architecture
+        instance = opened.description.architecture
     elif plan.lacks:
-        made = architecture.drawn(width, config.model)
+        instance = architecture.drawn(width, config.model)
     else:
-        made = architecture.found(tensors, opened.model, source)
-    template = made.template(tokenizer, plan.first_id, config.prompt)
+        instance = architecture.found(tensors, opened.model, source)
+    template = instance.template(tokenizer, plan.first_id, config.prompt)
     if not architecture.has_latents and not config.tokenizer:
         template = _ended(template, end_tokens(source, opened.model), stored.vocab_size, source)
-    weights, heads = backbone_weights(stored), made.heads(width) if tensors.head else []
+    weights, heads = backbone_weights(stored), instance.heads(width) if tensors.head else []
     # Exports have a gate, whatever they are of.
-    gated = tensors.gate and (architecture.has_gate or opened.description)
-    if gated and config.gate.hidden != opened.gate_hidden:
+    has_gate = tensors.gate and (architecture.has_gate or opened.description)
+    if has_gate and config.gate.hidden != opened.gate_hidden:
         raise UserError(
             "config.gate.hidden", f"is {config.gate.hidden}, the gate of {source} has {opened.gate_hidden}; set it so"
         )
-    gates = gate_weights(width, config.gate.hidden) if gated else []
-    every = tensors.model | tensors.head | tensors.gate
-    check_tree([*weights, *heads, *gates], every, source)
-    refuse_leftovers([*weights, *heads, *gates], every, stored, source)
+    gates = gate_weights(width, config.gate.hidden) if has_gate else []
+    tensors_by_name = tensors.model | tensors.head | tensors.gate
+    check_tree([*weights, *heads, *gates], tensors_by_name, source)
+    refuse_leftovers([*weights, *heads, *gates], tensors_by_name, stored, source)
     rows = max(stored.vocab_size, len(tokenizer))
     model = _at_run_time(config, dataclasses.replace(stored, vocab_size=rows))
-    plain = Description(made, model, gate=opened.gate_hidden, gate_trained=opened.gate_hidden is not None)
-    described = opened.description or plain
-    description = dataclasses.replace(described, model=model, settings={}, eos_ids=template.eos_ids)
+    plain = Description(instance, model, gate=opened.gate_hidden, gate_trained=opened.gate_hidden is not None)
+    base_description = opened.description or plain
+    description = dataclasses.replace(base_description, model=model, settings={}, eos_ids=template.eos_ids)
 
     def read(like: Any = None, explain: bool = False) -> dict[str, Any]:
         tree = grow(read_tree(weights, tensors.model, source), rows, template.tokenizer)
@@ -208,7 +210,7 @@ def _fitted(
 
 
 def _ended(template: Template, eos_ids: tuple[int, ...], rows: int, source: str) -> Template:
-    """The template with all tokens that end what the model writes, its tokenizer's eos first.
+    """Return the template with all tokens that end what the model writes, its tokenizer's eos first.
 
     Args:
         eos_ids: as its files name them.
@@ -220,7 +222,7 @@ def _ended(template: Template, eos_ids: tuple[int, ...], rows: int, source: str)
 
 
 class VocabularyPlan(NamedTuple):
-    """What the rows of a foreign checkpoint's embedding are.
+    """The meaning of the rows of a foreign checkpoint's embedding.
 
     Attributes:
         first_id: the id of the first of the architecture's tokens; None where the tokenizer says it.
@@ -233,7 +235,7 @@ class VocabularyPlan(NamedTuple):
 
 def vocabulary_plan(
     architecture: type[Architecture], embedding: Stored, source: str, *,
-    base: int | None, known: int, named: bool, published: bool, missing_head: str,
+    base: int | None, tokens: int, has_names: bool, published: bool, missing_head: str,
 ) -> VocabularyPlan:  # fmt: skip
     """Tell a reasoner's vocabulary from a language model's.
 
@@ -243,8 +245,8 @@ def vocabulary_plan(
         embedding: the checkpoint's.
         source: where that is from, for messages.
         base: rows of `config.base`, for a file without a config, which has these, or the architecture's tokens' too.
-        known: the tokenizer's tokens.
-        named: whether the architecture's tokens are among them.
+        tokens: the tokenizer's tokens.
+        has_names: whether the architecture's tokens are among them.
         published: whether the tensors are a reasoner's, and no export's.
         missing_head: the first of the architecture's heads, where there are none; else "".
     Raises:
@@ -254,18 +256,18 @@ def vocabulary_plan(
     spare = 0
     if base is not None:
         spare = _SPARE if after and rows == base + more + _SPARE else 0
-        sizes = {base} if after else {base, known}
+        sizes = {base} if after else {base, tokens}
         if rows - spare not in sizes | {size + more for size in sizes}:
             raise UserError(
                 f"{source}: tensor {embedding.name} has {rows} rows, {key_name('config.base')} {base} (+ {more} for "
                 "the reasoner's tokens); give the base model that it was trained from"
             )
-    if known > rows:
+    if tokens > rows:
         raise UserError(
-            f"{source}: tensor {embedding.name} has {rows} rows, but the tokenizer {known} tokens; give "
+            f"{source}: tensor {embedding.name} has {rows} rows, but the tokenizer {tokens} tokens; give "
             "the tokenizer that the checkpoint was trained with"
         )
-    has_tokens = not more or named or rows == known + more
+    has_tokens = not more or has_names or rows == tokens + more
     lacks = missing_head or ("" if has_tokens else "special tokens")
     if published and (has_tokens or after):
         lacks = ""
@@ -273,7 +275,7 @@ def vocabulary_plan(
 
 
 def grow(tree: dict[str, Any], rows: int, tokenizer: "PreTrainedTokenizerFast") -> dict[str, Any]:
-    """A backbone's parameters with as many vocabulary rows as the tokenizer needs.
+    """Grow a backbone's parameters to as many vocabulary rows as the tokenizer needs.
 
     New rows are copies of the token "<<", which opens a calculation in GSM8K, as COCONUT begins; where that is not
     one token, the mean of all rows.

@@ -28,7 +28,7 @@ _side_files: weakref.WeakKeyDictionary[Any, dict[str, torch.Tensor]] = weakref.W
 
 @dataclasses.dataclass
 class Thought(ModelOutput):
-    """What was thought and written; with num_return_sequences=N each prompt has N rows one after the other.
+    """A thought and the text after it; with num_return_sequences=N each prompt has N rows one after the other.
 
     Attributes:
         sequences: int [B, P + A], prompts and answers; what follows an end token is padding. Latents are no tokens.
@@ -60,12 +60,12 @@ def generate(inputs=None, generation_config=None, *, model, input_ids=None, atte
         ValueError: the prompt is none of the chat template's, too long, or has a word that the tokenizer doesn't know;
             or the weights give what is no finite number.
     """
-    settings, own = copy.deepcopy(model.generation_config), model.generation_config
-    asked = ({} if generation_config is None else generation_config.to_diff_dict()) | others
-    asked |= dict.fromkeys(("bad_words_ids", "custom_generate", "trust_remote_code"))
-    more = settings.update(**asked)
+    settings, model_settings = copy.deepcopy(model.generation_config), model.generation_config
+    arguments = ({} if generation_config is None else generation_config.to_diff_dict()) | others
+    arguments |= dict.fromkeys(("bad_words_ids", "custom_generate", "trust_remote_code"))
+    more = settings.update(**arguments)
     if settings.do_sample:
-        settings.top_k = asked.get("top_k") or 0  # where transformers' default is not all tokens
+        settings.top_k = arguments.get("top_k") or 0  # where transformers' default is not all tokens
     as_thought, settings.return_dict_in_generate = settings.return_dict_in_generate, False
     ids_BP = (inputs if input_ids is None else input_ids).to(model.device)
     if attention_mask is None:
@@ -85,9 +85,9 @@ def generate(inputs=None, generation_config=None, *, model, input_ids=None, atte
             **{name: value for name, value in more.items() if value is not None and name in others},
         )
     finally:
-        model.generation_config = own
-    found = ids_BP, latents_BTD, lengths_B, stops_BT
-    ids_BP, *thought = (x.repeat_interleave(len(answers) // len(ids_BP), dim=0) for x in found)
+        model.generation_config = model_settings
+    rows = ids_BP, latents_BTD, lengths_B, stops_BT
+    ids_BP, *thought = (x.repeat_interleave(len(answers) // len(ids_BP), dim=0) for x in rows)
     sequences = torch.cat([ids_BP, answers], dim=1)
     if not as_thought:
         return sequences
@@ -121,10 +121,10 @@ def _check(model, settings, ids_BP, valid_BP) -> None:
 
 
 def _reader(model, rows: int) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-    """(inputs [B, L, D], valid [B, L]) -> hidden state [B, D] of the last position; calls go on from each other."""
+    """Return (inputs [B, L, D], valid [B, L]) -> hidden state [B, D] of the last position; calls go on."""
     valid_BS = torch.zeros(rows, 0, dtype=torch.bool, device=model.device)
-    known = inspect.signature(model.base_model.forward).parameters
-    cached = {"cache" if "cache" in known else "past_key_values": DynamicCache(), "use_cache": True}
+    parameters = inspect.signature(model.base_model.forward).parameters
+    cached = {"cache" if "cache" in parameters else "past_key_values": DynamicCache(), "use_cache": True}
 
     def feed(inputs_BLD, valid_BL):
         nonlocal valid_BS
@@ -136,21 +136,21 @@ def _reader(model, rows: int) -> Callable[[torch.Tensor, torch.Tensor], torch.Te
             position_ids=positions_BS[:, -inputs_BLD.shape[1] :],
             **cached,
         ).last_hidden_state
-        return _numbers(hidden_BLD[:, -1])
+        return _finite(hidden_BLD[:, -1])
 
     return feed
 
 
-def _numbers(found: torch.Tensor) -> torch.Tensor:
-    """As they are. NaN reaches no threshold and is the likeliest token, infinity always does: both mean nothing."""
-    if not found.isfinite().all():
+def _finite(values: torch.Tensor) -> torch.Tensor:
+    """Refuse NaN, which reaches no threshold and is the likeliest token, and infinity: both mean nothing."""
+    if not values.isfinite().all():
         raise ValueError("generate: a hidden state or stop logit is no finite number; the weights are damaged, or too "
                          "large for their dtype")  # fmt: skip
-    return found
+    return values
 
 
 def _think(model, settings, inputs_BPD, valid_BP):
-    """Feed latents until every row has stopped: (latents [B, T, D], stop probabilities [B, T], lengths [B])."""
+    """Feed latents until every row has stopped; return latents [B, T, D], stop probabilities [B, T], lengths [B]."""
     weights, feed = _side_weights(model, settings), _reader(model, len(inputs_BPD))
     hidden_BD = feed(inputs_BPD, valid_BP)
     lengths_B = torch.zeros(len(hidden_BD), dtype=torch.long, device=hidden_BD.device)
@@ -162,7 +162,7 @@ def _think(model, settings, inputs_BPD, valid_BP):
         lengths_B = lengths_B + active_B
         stopping_B = lengths_B == settings.max_latents
         if settings.gate_layers:
-            stop_B1 = _numbers(_through(settings.gate_layers, weights, latent_BD.float())).sigmoid()
+            stop_B1 = _finite(_through(settings.gate_layers, weights, latent_BD.float())).sigmoid()
             stops.append(stop_B1.masked_fill(~active_B[:, None], torch.nan))
             if settings.stop_threshold is not None:
                 stopping_B = stopping_B | (stop_B1[:, 0] >= settings.stop_threshold)
@@ -172,7 +172,7 @@ def _think(model, settings, inputs_BPD, valid_BP):
 
 
 def _halts(model, settings, hidden_BD, lengths_B) -> torch.Tensor:
-    """Whether thoughts of these lengths are over: CoLaR's, where the likeliest token is the one that ends them."""
+    """Tell whether thoughts of these lengths are over: CoLaR's, where the likeliest token is the one that ends them."""
     if settings.halting_token_id is None:
         return torch.zeros_like(lengths_B, dtype=torch.bool)
     says_B = model.get_output_embeddings()(hidden_BD).argmax(dim=-1) == settings.halting_token_id
@@ -180,7 +180,7 @@ def _halts(model, settings, hidden_BD, lengths_B) -> torch.Tensor:
 
 
 def _through(layers: list[list[Any]], weights: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
-    """[B, D] through layers, each a kind and the name of its weights or its setting."""
+    """Run [B, D] through layers, each a kind and the name of its weights or its setting."""
     for kind, detail in layers:
         if kind == "gelu":
             x = functional.gelu(x, approximate=detail)
@@ -194,7 +194,7 @@ def _through(layers: list[list[Any]], weights: dict[str, torch.Tensor], x: torch
 
 
 def _side_weights(model, settings) -> dict[str, torch.Tensor]:
-    """The tensors beside the language model's, of the same revision, read once."""
+    """Read the tensors beside the language model's, of the same revision, once."""
     if model not in _side_files:
         needed = settings.latent_layers or settings.gate_layers
         commit = re.search("[0-9a-f]{40}", __file__)  # of this very file, if it is the hub's

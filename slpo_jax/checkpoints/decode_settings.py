@@ -17,7 +17,7 @@ from absl import logging
 from slpo_jax.architectures import Architecture, architecture_of
 from slpo_jax.checkpoints.identity import Identity, Ours
 from slpo_jax.config.config import Config, own_latents
-from slpo_jax.config.sections import changed, values
+from slpo_jax.config.overrides import changed, values
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.report_rows import RULES, is_rule, read_rule
 from slpo_jax.io.files import as_json, flatten, read_json
@@ -31,7 +31,7 @@ RULE = "rule"  # beside the settings: the threshold, or without a gate the numbe
 
 
 def config_of(identity: Identity, reasoner: str = "", tokenizer: str = "") -> Config:
-    """The config to evaluate a checkpoint with.
+    """Return the config to evaluate a checkpoint with.
 
     Of a run's checkpoint it has the run's settings (the stage's before the workdir's), of others the defaults; the gate
     is enabled where there is a trained one. A text reasoner has no gate, and thinks only where its run did.
@@ -63,7 +63,7 @@ def config_of(identity: Identity, reasoner: str = "", tokenizer: str = "") -> Co
 
 
 def thinking_with(config: Config, changes: Mapping[str, Any]) -> Config:
-    """The config with other values of some keys, and no more latents at least than there are at most."""
+    """Return the config with other values of some keys, and no more latents at least than there are at most."""
     most = changes.get("max_latents", config.max_latents)
     least = min(config.min_latents, max(most, 1)) if isinstance(most, int) else config.min_latents
     return changed(config, {"min_latents": least, **changes})
@@ -78,15 +78,15 @@ def stopping_of(config: Config, identity: Identity) -> tuple[Stopping, float | i
         ("threshold", the run's, None where none was chosen yet), or without a gate ("length", the run's, imitation's
         own number or T).
     """
-    gated, stage, said = config.gate.enabled, identity.stage, _said(identity)
-    stopping: Stopping = "threshold" if gated else "length"
+    has_gate, stage, settings = config.gate.enabled, identity.stage, _written_settings(identity)
+    stopping: Stopping = "threshold" if has_gate else "length"
     rule = read_rule(stage, stopping) if stage else None
-    if rule is None and said.get("gate.enabled") == gated:
-        rule = said.get(RULE)
-    if rule is None and gated:
+    if rule is None and settings.get("gate.enabled") == has_gate:
+        rule = settings.get(RULE)
+    if rule is None and has_gate:
         rule = identity.threshold
     elif rule is None:
-        imitated = stage is not None and stage.said().get("stage") == "imitate"
+        imitated = stage is not None and stage.read_facts().get("stage") == "imitate"
         rule = own_latents(config) if imitated else config.max_latents
     return stopping, rule
 
@@ -105,15 +105,15 @@ def made_with(identity: Identity) -> dict[str, Any]:
 
 def known_of(identity: Identity, config: Config, rule: float | int | None) -> dict[str, Any]:
     """Tell `made_with` of the config of `config_of` and the rule of `stopping_of`."""
-    if _run_files(identity) or _said(identity):
+    if _run_files(identity) or _written_settings(identity):
         return used_with(config, rule)
     published = _published(identity, architecture_of(identity.reasoner))
-    own = {"gate.enabled": config.gate.enabled, "max_latents": config.max_latents, RULE: rule}
-    return published | own if published else {}
+    settings = {"gate.enabled": config.gate.enabled, "max_latents": config.max_latents, RULE: rule}
+    return published | settings if published else {}
 
 
 def _published(identity: Identity, architecture: type[Architecture]) -> dict[str, Any]:
-    """How the program of a foreign checkpoint thinks, by key of the config, where that is not the default."""
+    """Tell how the program of a foreign checkpoint thinks, by key of the config, where that is not the default."""
     if isinstance(identity, Ours):
         return {}
     latents = identity.tensors.decoder.latents if identity.tensors.decoder else 0
@@ -123,7 +123,7 @@ def _published(identity: Identity, architecture: type[Architecture]) -> dict[str
 
 
 def used_with(config: Config, rule: float | int | None) -> dict[str, Any]:
-    """What decides what a reasoner answers, as `made_with` has it of a checkpoint.
+    """Tell what decides what a reasoner answers, as `made_with` has it of a checkpoint.
 
     Args:
         config: that it is used with.
@@ -133,7 +133,7 @@ def used_with(config: Config, rule: float | int | None) -> dict[str, Any]:
 
 
 def made_like(config: Config, facts: Mapping[str, Any]) -> bool:
-    """Whether a checkpoint, of these facts of its stage, is used as it was made."""
+    """Tell whether a checkpoint, of these facts of its stage, is used as it was made."""
     then = flatten(facts)
     return all(then.get(key, value) == value for key, value in _decisive(config).items())
 
@@ -149,48 +149,48 @@ def go_with(config: Config, identity: Identity | None, workdir: Workdir) -> tupl
     """
     trains, stages = set(config.stages) != {"evaluate"}, workdir.finished_stages()
     if stages and not trains:
-        made, source = _agreed(workdir, stages), str(workdir)
+        settings, source = _agreed(workdir, stages), str(workdir)
     else:
-        made, source = made_with(identity) if identity else {}, config.init
-    rule = made.pop(RULE, None)
+        settings, source = made_with(identity) if identity else {}, config.init
+    rule = settings.pop(RULE, None)
     if trains:  # what an evaluation is made with is not asked for yet, and the gate may be trained
-        made = {key: value for key, value in made.items() if not key.startswith(("evaluate.", "gate."))}
+        settings = {key: value for key, value in settings.items() if not key.startswith(("evaluate.", "gate."))}
     elif rule is not None:
-        made |= {"evaluate.thresholds": [rule]} if made["gate.enabled"] else {"max_latents": rule}
+        settings |= {"evaluate.thresholds": [rule]} if settings["gate.enabled"] else {"max_latents": rule}
     now, default = (flatten(as_json(values(settings))) for settings in (config, Config()))
-    taken, left = dict[str, Any](), dict[str, Any]()
-    for key, value in made.items():
-        if value != now[key] and not _has_no_use(key, now | taken):
+    adopted, overrides = dict[str, Any](), dict[str, Any]()
+    for key, value in settings.items():
+        if value != now[key] and not _has_no_use(key, now | adopted):
             is_set = trains or key in config.set_by or now[key] != default[key]
-            (left if is_set else taken)[key] = value
-    used, lines = now | taken, list[str]()
-    for how, keys in (("evaluated as it was made", taken), ("not used as it was made, but", left)):
-        texts = [f"config.{key}={_shown(used[key])} and not {_shown((now | left)[key])}" for key in keys]
-        lines += [f"{source}: {how} with {', '.join(texts)}"] * bool(keys)
-    return thinking_with(config, taken), lines
+            (overrides if is_set else adopted)[key] = value
+    in_effect, lines = now | adopted, list[str]()
+    for line, keys in (("evaluated as it was made", adopted), ("not used as it was made, but", overrides)):
+        texts = [f"config.{key}={_shown(in_effect[key])} and not {_shown((now | overrides)[key])}" for key in keys]
+        lines += [f"{source}: {line} with {', '.join(texts)}"] * bool(keys)
+    return thinking_with(config, adopted), lines
 
 
 def _agreed(workdir: Workdir, stages: list[str]) -> dict[str, Any]:
-    """What all finished stages of a workdir that say so were made with; where they differ, a line says so."""
-    made: dict[str, list[Any]] = {}
+    """Tell what all finished stages of a workdir that say so were made with; where they differ, a line says so."""
+    values_of: dict[str, list[Any]] = {}
     for folder in map(workdir.stage, stages):
-        facts = folder.said()
-        decisive = _decisive(_over(Config(), _known(facts), str(folder.facts)))
+        facts = folder.read_facts()
+        decisive = _decisive(_over(Config(), _known_settings(facts), str(folder.facts)))
         for key in [key for key in decisive if key in flatten(facts)]:
-            made.setdefault(key, []).append(decisive[key])
-    agreed = {key: every[0] for key, every in made.items() if all(value == every[0] for value in every)}
-    for key in made.keys() - agreed.keys():
+            values_of.setdefault(key, []).append(decisive[key])
+    agreed = {key: stated[0] for key, stated in values_of.items() if all(value == stated[0] for value in stated)}
+    for key in values_of.keys() - agreed.keys():
         logging.warning("%s: its stages were made with several config.%s, so this config's is used", workdir, key)
     return agreed
 
 
 def _decisive(config: Config) -> dict[str, Any]:
-    """What decides what a checkpoint answers, by key."""
+    """Return what decides what a checkpoint answers, by key."""
     return flatten(as_json(values(config, ("rollouts",))))
 
 
 def _has_no_use(key: str, now: Mapping[str, Any]) -> bool:
-    """Whether it is of another latent policy, or of a gate where there is none."""
+    """Tell whether a key is of another latent policy, or of a gate where there is none."""
     section, _, rest = key.partition(".")
     if key == "evaluate.thresholds":
         return not now["gate.enabled"]
@@ -202,38 +202,38 @@ def _shown(value: Any) -> str:
 
 
 def _run_files(identity: Identity) -> list[Path]:
-    """What a run has written of its settings around a checkpoint: the workdir's, then the stage's."""
+    """Return what a run has written of its settings around a checkpoint: the workdir's, then the stage's."""
     stage = identity.stage
     run = (stage and stage.workdir and stage.workdir.config, stage and stage.facts)
     return [file for file in run if file and file.is_file()]
 
 
-def _said(identity: Identity) -> Mapping[str, Any]:
-    """What an export or an import says that it was made with."""
+def _written_settings(identity: Identity) -> Mapping[str, Any]:
+    """Return what an export or an import says that it was made with."""
     return identity.description.settings if identity.description else {}
 
 
 def _layers(identity: Identity) -> dict[str, dict[str, Any]]:
-    """What a checkpoint was made with, by what says so: the workdir, the stage, and an export or import."""
-    layers = {str(file): _known(read_json(file, "mend the file")) for file in _run_files(identity)}
-    where, settings = f"{identity.source}: reasoner.json", dict(_said(identity))
+    """Return what a checkpoint was made with, by what says so: the workdir, the stage, and an export or import."""
+    layers = {str(file): _known_settings(read_json(file, "mend the file")) for file in _run_files(identity)}
+    where, settings = f"{identity.source}: reasoner.json", dict(_written_settings(identity))
     rule, stopping = settings.pop(RULE, None), "threshold" if settings.get("gate.enabled") else "length"
     if rule is not None and not is_rule(stopping, rule):
         raise UserError(f"{where}: key {RULE}: {rule!r} is not valid; give {RULES[stopping]}")
     return layers | ({where: settings} if settings else {})
 
 
-def _known(facts: Mapping[str, Any], tree: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The settings of a run that a config still has, without rewards, which are no part of a checkpoint."""
+def _known_settings(facts: Mapping[str, Any], tree: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return the settings of a run that a config still has, without rewards, which are no part of a checkpoint."""
     if tree is None:
         tree = {key: value for key, value in values(Config()).items() if key not in ("reward", "rewards")}
-    known = {key: value for key, value in facts.items() if key in tree}
-    sections = [key for key, value in known.items() if isinstance(value, Mapping) and isinstance(tree[key], dict)]
-    return known | {key: _known(known[key], tree[key]) for key in sections if tree[key]}
+    settings = {key: value for key, value in facts.items() if key in tree}
+    sections = [key for key, value in settings.items() if isinstance(value, Mapping) and isinstance(tree[key], dict)]
+    return settings | {key: _known_settings(settings[key], tree[key]) for key in sections if tree[key]}
 
 
 def _over(config: Config, layer: Mapping[str, Any], where: str) -> Config:
-    """The config with a layer over it; values that it could not have are an error of what they are from."""
+    """Lay a layer over the config; values that it could not have are an error of what they are from."""
     try:
         return thinking_with(config, layer)
     except UserError as error:

@@ -77,7 +77,7 @@ class Description:
 
 
 def write_description(folder: Path, description: Description, template: Template) -> None:
-    """Write the folder's files, without weights.
+    """Write the files of a reasoner's folder, without weights.
 
     Args:
         folder: exists.
@@ -98,7 +98,7 @@ def write_description(folder: Path, description: Description, template: Template
 
 
 def read_description(folder: Path) -> Description | None:
-    """The description in a folder, None if it has none.
+    """Read the description in a folder, None if it has none.
 
     Raises:
         UserError: one that can't be read.
@@ -109,7 +109,7 @@ def read_description(folder: Path) -> Description | None:
     values, config = read_json(path, REMEDY), read_json(folder / MODEL_FILE, REMEDY)
     try:
         architecture = ARCHITECTURES[values["architecture"]]
-        made = architecture(**{field.name: values[field.name] for field in dataclasses.fields(architecture)})
+        instance = architecture(**{field.name: values[field.name] for field in dataclasses.fields(architecture)})
         facts = {name: values[name] for name in _FACTS}
     except KeyError as error:
         raise UserError(
@@ -118,7 +118,7 @@ def read_description(folder: Path) -> Description | None:
     except FieldError as error:
         raise UserError(f"{path}: key {error.field}: {error.problem}") from None
     model = from_hugging_face(config, str(folder / MODEL_FILE))
-    return Description(made, model, eos_ids=end_tokens(str(folder), config), **facts)
+    return Description(instance, model, eos_ids=end_tokens(str(folder), config), **facts)
 
 
 def end_tokens(source: str, config: Mapping[str, Any]) -> tuple[int, ...]:
@@ -147,15 +147,15 @@ def from_hugging_face(values: dict[str, Any], source: str) -> BackboneConfig:
         UserError: another architecture, a missing key, or a value that our backbones don't compute.
     """
     kind = supported_kind(values, source)
-    for key, wanted in (_FIXED[kind] | _EACH_LAYER).items():
-        given = values.get(key, wanted)
-        for value in given if isinstance(given, list) else [given]:
-            if value != wanted:
-                raise UserError(f"{source}: {key} = {value!r} is not supported, only {wanted!r}; give another model")
+    for key, supported in (_FIXED[kind] | _EACH_LAYER).items():
+        setting = values.get(key, supported)
+        for value in setting if isinstance(setting, list) else [setting]:
+            if value != supported:
+                raise UserError(f"{source}: {key} = {value!r} is not supported, only {supported!r}; give another model")
     if values.get("auto_map"):
         logging.warning("%s: its own code (auto_map) is not run; the model is taken as a plain %s", source, kind)
     if kind == "gpt2":
-        gpt2: GPT2Config = _made(GPT2Config, _GPT2_KEYS, values, source, n_inner=0, norm_epsilon=1e-5, tied=True)
+        gpt2: GPT2Config = _read_fields(GPT2Config, _GPT2_KEYS, values, source, n_inner=0, norm_epsilon=1e-5, tied=True)
         return gpt2
     rope = values.get("rope_parameters") or values.get("rope_scaling") or {}
     if not isinstance(rope, dict):
@@ -164,7 +164,7 @@ def from_hugging_face(values: dict[str, Any], source: str) -> BackboneConfig:
     values["rope_scaling"] = _rope_scaling(rope, source)
     defaults = {"n_kv_head": values.get("num_attention_heads"), "norm_epsilon": 1e-6, "rope_theta": 10_000.0}
     defaults |= {"head_dim": 2, "rope_scaling": None, "tied": False}
-    llama: LlamaConfig = _made(LLAMAS[kind], _LLAMA_KEYS, values, source, **defaults)
+    llama: LlamaConfig = _read_fields(LLAMAS[kind], _LLAMA_KEYS, values, source, **defaults)
     if values.get("head_dim") is not None:
         return llama
     if llama.n_embd % (2 * llama.n_head):
@@ -187,7 +187,7 @@ def supported_kind(values: Mapping[str, Any], source: str) -> str:
     return str(kind)
 
 
-def _made(cls: Any, keys: Mapping[str, str], values: Mapping[str, Any], source: str, **defaults: Any) -> Any:
+def _read_fields(cls: Any, keys: Mapping[str, str], values: Mapping[str, Any], source: str, **defaults: Any) -> Any:
     """Make a dataclass of what a file has under the keys of its fields; null is as good as missing."""
     fields = defaults
     for name, key in keys.items():
@@ -209,7 +209,7 @@ def _rope_scaling(rope: Mapping[str, Any], source: str) -> RopeScaling | None:
     if kind != "llama3":
         raise UserError(f"{source}: rope scaling {kind!r} is not supported; give a model with default or llama3 rope")
     names = [field.name for field in dataclasses.fields(RopeScaling)]
-    scaling: RopeScaling = _made(RopeScaling, dict(zip(names, names, strict=True)), rope, source)
+    scaling: RopeScaling = _read_fields(RopeScaling, dict(zip(names, names, strict=True)), rope, source)
     return scaling
 
 

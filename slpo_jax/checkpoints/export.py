@@ -14,11 +14,10 @@ from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from slpo_jax.architectures.weights import backbone_weights, gate_weights, write_tree
-from slpo_jax.checkpoints import decoder
 from slpo_jax.checkpoints.checkpoint import Checkpoint
-from slpo_jax.checkpoints.decoder import write_decoder
 from slpo_jax.checkpoints.description import FILE, Description
 from slpo_jax.checkpoints.foreign import GENERATION_FILE, SIDE_FILE
+from slpo_jax.checkpoints.foreign_layouts import DECODER_FILE, write_decoder
 from slpo_jax.checkpoints.identity import has_gate
 from slpo_jax.config.config import Config
 from slpo_jax.data.chat import PromptConfig
@@ -47,7 +46,7 @@ _UNKNOWN = "set to have this fail: the model thinks before it answers, in a way 
 def replaced_by_export(
     target: Path, overwrite: bool = False, remedy: str = "give another directory"
 ) -> Collection[str] | None:
-    """What of a folder an export there takes the place of; None where it is not in use.
+    """Return what of a folder an export there takes the place of; None where it is not in use.
 
     An export that nobody has changed since is replaced without being asked.
 
@@ -93,7 +92,7 @@ def write_export(
     can_think = thinks(config, checkpoint)
     files = thinking_files(config, checkpoint, rule, can_think)
     if can_think:
-        have_asked(checkpoint.template)
+        write_chat_template(checkpoint.template)
     files["README.md"] = model_card(source, checkpoint.description, target.name, can_think, DECODER in params)
     export_reasoner(target, params, checkpoint, files, str(source), replaces)
     _check_tokenizer(target, checkpoint.template.tokenizer)
@@ -101,7 +100,7 @@ def write_export(
 
 
 def _check_tokenizer(folder: Path, tokenizer: "PreTrainedTokenizerFast") -> None:
-    """Say so where transformers opens another tokenizer: of a Qwen2 it takes its own, whatever the files name."""
+    """Warn where transformers opens another tokenizer: of a Qwen2 it takes its own, whatever the files name."""
     from transformers import AutoTokenizer
 
     text = "Tom has 15 apples, she's 7 ."
@@ -125,8 +124,8 @@ def export_adapters(source: Path, target: Path) -> None:
     folder = StageFolder.of(source).adapters
     if not folder.is_dir():
         raise UserError(f"adapters: {source} has none apart; train them with config.rl.lora.rank, or leave it out")
-    with whole_folder(target) as made:
-        shutil.copytree(folder, made, dirs_exist_ok=True)
+    with whole_folder(target) as temporary:
+        shutil.copytree(folder, temporary, dirs_exist_ok=True)
 
 
 def export_reasoner(
@@ -151,25 +150,25 @@ def export_reasoner(
     if description.gate is not None:
         side |= write_tree(gate_weights(width, description.gate), params[GATE], source)
     model = write_tree(backbone_weights(description.model), params[REASONER][BACKBONE], source)
-    with whole_folder(folder, replaces) as made:
-        checkpoint.write(made)
+    with whole_folder(folder, replaces) as temporary:
+        checkpoint.write(temporary)
         try:
-            save_file(model, made / "model.safetensors", metadata={"format": "pt"})  # transformers wants to know
+            save_file(model, temporary / "model.safetensors", metadata={"format": "pt"})  # transformers wants to know
             if side:
-                save_file(side, made / SIDE_FILE)
+                save_file(side, temporary / SIDE_FILE)
             if DECODER in params:
-                save_file(write_decoder(params, description.model), made / decoder.FILE)
+                save_file(write_decoder(params, description.model), temporary / DECODER_FILE)
         except SafetensorError as error:  # what others raise as an OSError
             raise UserError(f"{folder}: can't be written ({error}); make room, and run the command again") from None
         for name, text in texts.items():
-            write_text(made / name, text)
-        for file in filter(Path.is_file, made.iterdir()):
+            write_text(temporary / name, text)
+        for file in filter(Path.is_file, temporary.iterdir()):
             file.chmod(0o644)  # safetensors makes its files private
-        write_checksums(made)
+        write_checksums(temporary)
 
 
 def thinks(config: Config, checkpoint: Checkpoint) -> bool:
-    """Whether an export thinks in PyTorch.
+    """Tell whether an export thinks in PyTorch.
 
     Args:
         config: to evaluate it with.
@@ -178,12 +177,12 @@ def thinks(config: Config, checkpoint: Checkpoint) -> bool:
     if checkpoint.architecture.layers is None or not config.latent_policy.selected.is_the_reasoners:
         return False
     # Not every tokenizer tells the marker at the end of a prompt from the text before it.
-    chat, how = [{"role": "user", "content": "?"}], {"chat_template": template.chat_template, "return_dict": True}
-    asked = template.tokenizer.apply_chat_template(chat, **how)["input_ids"]
-    return bool([asked] == template.prompts(["?"], Counter()))
+    chat, options = [{"role": "user", "content": "?"}], {"chat_template": template.chat_template, "return_dict": True}
+    ids = template.tokenizer.apply_chat_template(chat, **options)["input_ids"]
+    return bool([ids] == template.prompts(["?"], Counter()))
 
 
-def have_asked(template: Template) -> None:
+def write_chat_template(template: Template) -> None:
     """Have the tokenizer itself write prompts: `apply_chat_template` of a question, padded on the left in a batch."""
     tokenizer = template.tokenizer
     tokenizer.chat_template, tokenizer.padding_side = template.chat_template, "left"
@@ -191,7 +190,7 @@ def have_asked(template: Template) -> None:
 
 
 def thinking_files(config: Config, checkpoint: Checkpoint, rule: float | int, thinks: bool) -> dict[str, str]:
-    """The code and its settings; of latents that PyTorch can't think in, settings that have transformers say so.
+    """Return the code and its settings; of latents that PyTorch can't think in, settings that have transformers say so.
 
     Args:
         config: to evaluate it with.
@@ -234,7 +233,7 @@ def thinking_files(config: Config, checkpoint: Checkpoint, rule: float | int, th
 
 
 def _gate_layers(hidden: int | None) -> list[tuple[str, str]]:
-    """As `Architecture.layers`, from a latent to the stop logit."""
+    """Return layers as `Architecture.layers`, from a latent to the stop logit."""
     return [*([("linear", "gate.hidden"), ("gelu", "tanh")] if hidden else []), ("linear", "gate.out")]
 
 
@@ -243,7 +242,7 @@ def _json(settings: dict[str, Any]) -> str:
 
 
 def model_card(checkpoint: Path, description: Description, name: str, thinks: bool, explains: bool = False) -> str:
-    """README.md of an exported checkpoint, `card.md` filled in.
+    """Fill in `card.md`, the README.md of an exported checkpoint.
 
     Args:
         checkpoint: WORKDIR/checkpoints/STAGE or a step's directory in it, or what was imported.
@@ -255,7 +254,7 @@ def model_card(checkpoint: Path, description: Description, name: str, thinks: bo
     origin = "These weights are not from a finished stage of slpo_jax: they were converted, or saved on the way."
     if source and stage.workdir is None:
         origin = f"These weights were converted by slpo_jax from `{source}`."
-    elif stage.is_finished and (facts := stage.said()):
+    elif stage.is_finished and (facts := stage.read_facts()):
         start = f"`{short(facts['init'])}`" if facts.get("init") else "random weights"
         origin = f"Trained by slpo_jax from {start}, to the end of the stage `{stage.name}`."
     template = jinja2.Template(
@@ -263,25 +262,25 @@ def model_card(checkpoint: Path, description: Description, name: str, thinks: bo
         trim_blocks=True, keep_trailing_newline=True, undefined=jinja2.StrictUndefined,
     )  # fmt: skip
     fields = {field.name: getattr(description, field.name) for field in dataclasses.fields(description)}
-    how = _use(description.settings)
-    return template.render(fields, name=name, origin=origin, how=how, thinks=thinks, explains=explains)
+    use = _use(description.settings)
+    return template.render(fields, name=name, origin=origin, how=use, thinks=thinks, explains=explains)
 
 
 def short(source: str) -> str:
-    """A local path's last part, or a hub id as it is: what a card may say of where something is from."""
+    """Return a local path's last part, or a hub id as it is: what a card may say of where something is from."""
     return Path(source).name if Path(source).suffix or Path(source).is_absolute() else source
 
 
 def _use(settings: Mapping[str, Any]) -> str:
-    """How it was made to think and answer; "" where nothing is known."""
+    """Tell how it was made to think and answer; "" where nothing is known."""
     if not settings:
         return ""
     rule, tokens = settings.get("rule"), settings.get("evaluate.max_answer_tokens") or settings.get("max_answer_tokens")
     defaults = flatten({"prompt": vars(PromptConfig())})
     changed = [key for key, value in defaults.items() if settings.get(key, value) != value]
-    asked = ", ".join(f"{key}={settings[key]!r}" for key in changed)
+    prompt = ", ".join(f"{key}={settings[key]!r}" for key in changed)
     thought = f"{rule} latents"
     if settings.get("gate.enabled"):
-        reached = "0.5, as none was chosen," if rule is None else rule
-        thought = f"at most {settings.get('max_latents')} latents, until the gate's stop probability reaches {reached}"
-    return f"{thought} and answers of at most {tokens} tokens" + f", asked with `{asked}`" * bool(asked)
+        limit = "0.5, as none was chosen," if rule is None else rule
+        thought = f"at most {settings.get('max_latents')} latents, until the gate's stop probability reaches {limit}"
+    return f"{thought} and answers of at most {tokens} tokens" + f", asked with `{prompt}`" * bool(prompt)

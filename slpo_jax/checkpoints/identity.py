@@ -5,18 +5,21 @@ import math
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from absl import logging
 
+from slpo_jax.architectures.tensors import open_tensors
+from slpo_jax.architectures.weights import backbone_weights, linear, read_tree, refuse_leftovers
 from slpo_jax.checkpoints.description import Description, read_description
-from slpo_jax.checkpoints.foreign import Foreign, open_foreign
+from slpo_jax.checkpoints.foreign import Foreign, locate, open_foreign
 from slpo_jax.data.tokenizer import load_tokenizer
 from slpo_jax.errors import UserError
 from slpo_jax.io.files import flatten, read_json
-from slpo_jax.io.orbax import StoredParams, is_checkpoint, stored_params
+from slpo_jax.io.orbax import StoredParams, difference, is_checkpoint, stored_params
 from slpo_jax.io.workdir import REASONER_FOLDER, StageFolder, Workdir
-from slpo_jax.models.parts import GATE, OF_A_REASONER
+from slpo_jax.models.parts import GATE, OF_A_REASONER, REASONER
+from slpo_jax.models.reasoner import BACKBONE
 from slpo_jax.stages import ABOUT, REASONERS, RL
 
 if TYPE_CHECKING:
@@ -46,12 +49,12 @@ class Ours:
 
     @property
     def reasoner(self) -> str:
-        """Its name in `REASONERS`."""
+        """The name in `REASONERS`."""
         return f"{self.description.architecture.name}_{self.description.model.model_type}"
 
     @property
     def gate_hidden(self) -> int | None:
-        """Hidden width of its stopping gate, 0 for a linear one; None if it has none."""
+        """The hidden width of the stopping gate, 0 for a linear one; None if there is none."""
         return self.description.gate
 
     @property
@@ -83,13 +86,13 @@ def newest_checkpoint(source: str) -> str:
     if is_checkpoint(workdir.root) or not workdir.checkpoints.is_dir():
         return source
     # Of several objectives the one that the run's config names last, and before others that an earlier config named.
-    named = read_json(workdir.config, default={}).get(RL, {}).get("objectives", ())
-    names = [*reversed(named), *workdir.finished_objectives(), *reversed(REASONERS)]
+    objectives = read_json(workdir.config, default={}).get(RL, {}).get("objectives", ())
+    names = [*reversed(objectives), *workdir.finished_objectives(), *reversed(REASONERS)]
     stages = [stage for stage in map(workdir.stage, names) if is_checkpoint(stage.path)]
     if not stages:
         raise UserError("config.init", f"{source} is a workdir without a checkpoint; run a stage, or give another")
     newest = next((stage for stage in stages if stage.is_finished), stages[0])
-    why = "" if newest.name in (*named, *REASONERS) else f"what {workdir.config} names is not there"
+    why = "" if newest.name in (*objectives, *REASONERS) else f"what {workdir.config} names is not there"
     if why := why if newest is stages[0] else f"{stages[0].path} is not finished":
         logging.warning("%s: %s, so this is taken; another is given as WORKDIR/checkpoints/STAGE", newest.path, why)
     return str(newest.path)
@@ -143,12 +146,49 @@ def open_ours(source: str) -> Ours | None:
     gate, hidden, trained = stored.shapes.get(GATE), None, description.gate_trained
     if gate is not None:
         hidden = gate["hidden"]["kernel"].shape[1] if "hidden" in gate else 0
-    if facts := stage.said():
+    if facts := stage.read_facts():
         trained = facts.get("stage") in {name for name, about in ABOUT.items() if about.gate} and has_gate(path)
     description = dataclasses.replace(description, gate=hidden, gate_trained=trained and gate is not None)
     return Ours(source, path, description, partial(load_tokenizer, str(folder)), stored)
 
 
 def has_gate(checkpoint: Path) -> bool:
-    """Say whether the run around a checkpoint has a gate, as its parameters always have; True where there is no run."""
-    return bool(flatten(StageFolder.of(checkpoint).said()).get("gate.enabled", True))
+    """Tell whether the run around a checkpoint has a gate, as its parameters always have; True without a run."""
+    return bool(flatten(StageFolder.of(checkpoint).read_facts()).get("gate.enabled", True))
+
+
+_KEY = "config.evaluate.reward_model"
+
+
+def read_reward_model(source: str, description: Description, like: Any) -> dict[str, Any]:
+    """Read a reward model of latents: of our stage latent_rm, or in its authors' layout.
+
+    Theirs (`ModalityDance/latent-tts-rm`) is a language model without its head, under Hugging Face's names, the
+    reasoner's special tokens among its rows, and `classifier.weight` [1, D] and `classifier.bias`.
+
+    Args:
+        source: a stage's checkpoint of ours, or a directory, file or hub id in the published layout.
+        description: of the reasoner that it is to judge.
+        like: shapes and types of the parameters that judge this reasoner.
+    Raises:
+        UserError: there is none, or it is of another reasoner.
+    """
+    path = Path(source).expanduser()
+    if path.is_dir() and is_checkpoint(path):
+        trained = stored_params(path)
+        if what := difference(trained.shapes, like):
+            raise UserError(
+                f"{_KEY}: {source} is no reward model of this reasoner ({what}); give one that was trained on it"
+            )
+        return trained.read(like)
+    stored = open_tensors(locate(source, _KEY))
+    model = dataclasses.replace(description.model, tied=True)
+    backbone, heads = backbone_weights(model), description.architecture.heads(model.n_embd)
+    others = [*heads, *linear(("classifier",), "classifier", (1, model.n_embd))]
+    try:
+        tree, rest = read_tree(backbone, stored, source), read_tree(others, stored, source)
+        refuse_leftovers([*backbone, *others], stored, model, source)
+    except UserError as error:
+        raise UserError(f"{_KEY}: is no reward model of this reasoner: {error}") from None
+    classifier = rest.pop("classifier")
+    return {REASONER: {BACKBONE: tree, **rest}, "classifier": classifier}

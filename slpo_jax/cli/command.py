@@ -22,8 +22,8 @@ from typing import Any
 
 from absl import logging
 
+from slpo_jax.config.overrides import Text
 from slpo_jax.config.registry import read_registrations
-from slpo_jax.config.sections import Text
 from slpo_jax.errors import FlagParser, SaveError, UserError, silent_when_unread
 from slpo_jax.runtime.progress import print_plainly
 
@@ -34,7 +34,7 @@ _INTERRUPTED = 128 + signal.SIGINT
 
 
 class _Formatter(argparse.HelpFormatter):
-    """Fills a description's paragraphs, but for those that are indented; its flags stand beside what they are."""
+    """A formatter that fills paragraphs, but for those that are indented; its flags stand beside what they are."""
 
     def __init__(self, prog: str):
         super().__init__(prog, max_help_position=28)
@@ -59,24 +59,24 @@ class CommandParser(FlagParser):
         self.add_argument("--register", action="append", default=[], metavar="FILE", help="has methods of your own")
 
     def read(self, arguments: list[str]) -> argparse.Namespace:
-        """The arguments by name, once the files of --register were run."""
-        given = self.parse_intermixed_args(arguments)
-        for path in given.register:
+        """Return the arguments by name, once the files of --register were run."""
+        flags = self.parse_intermixed_args(arguments)
+        for path in flags.register:
             read_registrations(path)
-        return given
+        return flags
 
 
 def take_keys(arguments: list[str], section: str = "config") -> tuple[list[str], dict[str, str]]:
-    """The arguments without keys of a config's section, and those as they are written, the last of each.
+    """Split arguments into those without keys of a config's section, and the keys' as written, the last of each.
 
     A value may be the next argument.
     """
-    rest, keys, left = list[str](), dict[str, str](), list(arguments)
-    while left:
-        arg = left.pop(0)
+    rest, keys, queue = list[str](), dict[str, str](), list(arguments)
+    while queue:
+        arg = queue.pop(0)
         if match := re.fullmatch(rf"--?{re.escape(section)}\.([^=]+)(?:=(.*))?", arg, re.DOTALL):
-            follows = match[2] is None and left and not left[0].startswith("--")
-            keys[match[1]] = Text(left.pop(0) if follows else match[2] or "")
+            follows = match[2] is None and queue and not queue[0].startswith("--")
+            keys[match[1]] = Text(queue.pop(0) if follows else match[2] or "")
         else:
             rest.append(arg)
     return rest, keys
@@ -100,12 +100,12 @@ def run_command(command: Callable[[list[str]], None], arguments: list[str], goes
     debug, interrupted = "--debug" in arguments, _GOES_ON if goes_on else "interrupted"
     if not debug:
         _say_once()
-    _hear(interrupted)
+    _listen(interrupted)
     try:
         with silent_when_unread():
             command(arguments)
     except (UserError, OSError, RuntimeError, MemoryError, KeyboardInterrupt) as error:
-        line, status = _said(error, interrupted)
+        line, status = _ending(error, interrupted)
         if debug or not line:
             raise
         print(line, file=sys.stderr)
@@ -114,8 +114,8 @@ def run_command(command: Callable[[list[str]], None], arguments: list[str], goes
         sys.exit(status)
 
 
-def _said(error: BaseException, interrupted: str) -> tuple[str, int]:
-    """What a command ends with: a line, "" where the error is ours, and the status."""
+def _ending(error: BaseException, interrupted: str) -> tuple[str, int]:
+    """Return what a command ends with: a line, "" where the error is ours, and the status."""
     if isinstance(error, KeyboardInterrupt):
         return f"\n{interrupted}", _INTERRUPTED
     if isinstance(error, UserError):
@@ -128,7 +128,7 @@ def _said(error: BaseException, interrupted: str) -> tuple[str, int]:
 
 
 def refused(error: OSError) -> str:
-    """What the operating system said, and what there is to do about it."""
+    """Tell what the operating system said, and what there is to do about it."""
     path = error.filename2 or error.filename
     remedy = "check the path and its permissions"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -139,7 +139,7 @@ def refused(error: OSError) -> str:
 
 
 def _out_of_memory(error: BaseException) -> str:
-    """What could not be had, and the settings that change how much is asked for."""
+    """Tell what could not be had, and the settings that change how much is asked for."""
     reason = " ".join(str(error).split()).removeprefix("RESOURCE_EXHAUSTED: ")[:160]
     return (
         f"out of memory ({reason or 'of this machine'}); a step: raise config.STAGE.micro_batches, set "
@@ -161,7 +161,7 @@ def _say_once() -> None:
     sys.unraisablehook = hook
 
 
-def _hear(line: str) -> None:
+def _listen(line: str) -> None:
     """Begin to listen to Ctrl-C, in the main thread.
 
     Args:
@@ -172,14 +172,14 @@ def _hear(line: str) -> None:
     signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
 
     def listen() -> None:
-        asked = False
+        interrupted = False
         while True:
             if os.read(reading, 1)[0] != signal.SIGINT:
                 continue
-            if asked:
+            if interrupted:
                 print(f"\n{line}", file=sys.stderr)
                 _leave(_INTERRUPTED)
-            asked = True
+            interrupted = True
             if not select.select([reading], [], [], _MOMENT)[0]:
                 print(f"\n{_LATER}", file=sys.stderr, flush=True)
 

@@ -44,7 +44,7 @@ _COMMANDS = {
 
 
 def main() -> None:
-    """The command: status 2 and one line for what the user can mend."""
+    """Run the command: status 2 and one line for what the user can mend."""
     try:
         run_command(_run, sys.argv[1:], goes_on=sys.argv[1:2] == ["train"])
     except KeyboardInterrupt:  # while it ends
@@ -62,7 +62,7 @@ def _run(arguments: list[str]) -> None:
 
 
 def function_of(command: str) -> Callable[[list[str]], None]:
-    """What does a command, given its arguments.
+    """Return the function of a command, of its arguments alone.
 
     Raises:
         UserError: there is no such command.
@@ -114,12 +114,12 @@ def report(arguments: list[str]) -> None:
     parser = CommandParser("report", report.__doc__)
     parser.add_argument("runs", nargs="+", metavar="RUN", help="workdir of a run that was evaluated")
     parser.add_argument("--out", metavar="DIR", help="folder for the report over several runs")
-    given = parser.read(arguments)
-    if given.out is None and len(given.runs) > 1:
+    flags = parser.read(arguments)
+    if flags.out is None and len(flags.runs) > 1:
         raise UserError("--out: missing; name the folder for the report over several runs")
-    found = write_report(given.runs[0]) if given.out is None else compare_runs(given.runs, given.out)
-    print("".join(f"{note}\n" for note in found["notes"]), end="", file=sys.stderr)
-    print(Path(given.out or given.runs[0]) / "report.html")
+    content = write_report(flags.runs[0]) if flags.out is None else compare_runs(flags.runs, flags.out)
+    print("".join(f"{note}\n" for note in content["notes"]), end="", file=sys.stderr)
+    print(Path(flags.out or flags.runs[0]) / "report.html")
 
 
 def configs(arguments: list[str]) -> None:
@@ -133,7 +133,7 @@ def configs(arguments: list[str]) -> None:
         slpo configs quickstart
         slpo configs quickstart > my_config.py
     """
-    from slpo_jax.config.config_files import find_config, shipped
+    from slpo_jax.config.registry import find_config, shipped
 
     parser = CommandParser("configs", configs.__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help="of a shipped config")
@@ -141,6 +141,6 @@ def configs(arguments: list[str]) -> None:
     for name in names:
         print(Path(find_config(name)).read_text(encoding="utf-8"), end="")
     if not names:
-        found = shipped()
-        width = max(map(len, found))
-        print("\n".join(f"{name:<{width}}  {text}" for name, text in found.items()))
+        abouts = shipped()
+        width = max(map(len, abouts))
+        print("\n".join(f"{name:<{width}}  {text}" for name, text in abouts.items()))

@@ -39,22 +39,22 @@ def solve(arguments: list[str]) -> None:
     parser = _asking("solve", solve.__doc__, samples=0)
     _add_options(parser, ["explain"])
     parser.add_argument("question", nargs="*", metavar="QUESTION", help="in quotes, or - for standard input")
-    given = parser.read(arguments)
+    flags = parser.read(arguments)
     if isinstance(sys.stdin, io.TextIOWrapper) and codecs.lookup(sys.stdin.encoding).name == "ascii":
         sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
-    question = sys.stdin.read() if given.question == ["-"] else " ".join(given.question)
+    question = sys.stdin.read() if flags.question == ["-"] else " ".join(flags.question)
     if not question.strip():
         raise UserError('question: not given; write it in quotes, or "-" to read it from standard input')
-    reasoner = _load(given)
-    solution = reasoner.solve(question.strip(), given.samples, given.seed)
-    print(to_json(as_json(reasoner, solution, given.seed), ensure_ascii=False) if given.json else solution)
+    reasoner = _load(flags)
+    solution = reasoner.solve(question.strip(), flags.samples, flags.seed)
+    print(to_json(as_json(reasoner, solution, flags.seed), ensure_ascii=False) if flags.json else solution)
 
 
 def as_json(reasoner: "TrainedReasoner", solution: "Solution", seed: int) -> dict[str, Any]:
-    """All of it as one JSON object."""
+    """Return a solution, its vote and where it is from as one JSON object."""
     config, solver, votes = reasoner.config, reasoner.solver, solution.votes
-    shown = ("stop_probability", "nearest", *(["words"] if solver.reads else []))
-    voted = votes and {
+    names = ("stop_probability", "nearest", *(["words"] if solver.reads else []))
+    vote = votes and {
         "samples": sum(count for _, count in votes.counts), "seed": seed, "dropout_rate": config.dropout.rate,
         "answers": [{"answer": answer, "count": count} for answer, count in votes.counts],
         "majority": votes.majority, "cut": votes.cut,
@@ -62,8 +62,8 @@ def as_json(reasoner: "TrainedReasoner", solution: "Solution", seed: int) -> dic
     return {
         "checkpoint": config.init, "reasoner": config.reasoner, "stopping": solver.stopping, "rule": solver.rule,
         "question": solution.question, "answer": solution.answer, "text": solution.text, "cut": solution.cut,
-        "latents": [{name: getattr(latent, name) for name in shown} for latent in solution.latents],
-        "latent_steps": len(solution.latents), "vote": voted,
+        "latents": [{name: getattr(latent, name) for name in names} for latent in solution.latents],
+        "latent_steps": len(solution.latents), "vote": vote,
     }  # fmt: skip
 
 
@@ -83,13 +83,13 @@ def evaluate(arguments: list[str]) -> None:
     parser.add_argument("--limit", type=int, default=0, metavar="N", help="only the first problems; 0 is all")
     parser.add_argument("--reward", metavar="NAME", help="one that --register registers; default: the run's")
     parser.add_argument("--out", metavar="FILE", help="a .jsonl file to write the records to")
-    given = parser.read(arguments)
-    evaluation = _load(given).evaluate(given.problems, given.samples, given.seed, given.reward, given.limit)
-    if given.out:
+    flags = parser.read(arguments)
+    evaluation = _load(flags).evaluate(flags.problems, flags.samples, flags.seed, flags.reward, flags.limit)
+    if flags.out:
         from slpo_jax.evaluation.records import write_records
 
-        write_records(given.out, evaluation.records)
-    print(to_json(evaluation.summary) if given.json else evaluation)
+        write_records(flags.out, evaluation.records)
+    print(to_json(evaluation.summary) if flags.json else evaluation)
 
 
 def export(arguments: list[str]) -> None:
@@ -106,8 +106,8 @@ def export(arguments: list[str]) -> None:
     """
     from slpo_jax.api.conversion import export_checkpoint
 
-    given = _converting("export", export.__doc__, _OURS, ("explain",)).read(arguments)
-    _say_converted("exported", given.target, export_checkpoint(given.source, given.target, **_options(given)))
+    flags = _converting("export", export.__doc__, _OURS, ("explain",)).read(arguments)
+    _say_converted("exported", flags.target, export_checkpoint(flags.source, flags.target, **_options(flags)))
 
 
 def import_(arguments: list[str]) -> None:
@@ -124,8 +124,8 @@ def import_(arguments: list[str]) -> None:
     from slpo_jax.api.conversion import import_checkpoint
 
     options = ("reasoner", "base", "tokenizer", "lora_alpha", "explain")
-    given = _converting("import", import_.__doc__, _THEIRS, options).read(arguments)
-    _say_converted("imported", given.target, import_checkpoint(given.source, given.target, **_options(given)))
+    flags = _converting("import", import_.__doc__, _THEIRS, options).read(arguments)
+    _say_converted("imported", flags.target, import_checkpoint(flags.source, flags.target, **_options(flags)))
 
 
 def data(arguments: list[str]) -> None:
@@ -145,16 +145,16 @@ def data(arguments: list[str]) -> None:
     parser.add_argument("problems", metavar="PROBLEMS", help="a file, a directory, a hub id or a generated set")
     parser.add_argument("--answers", default="", metavar="STYLE", help="how they are read; default: as the data say")
     parser.add_argument("--limit", type=int, default=3, metavar="N", help="how many are shown; default: 3")
-    given = parser.read(arguments)
-    from slpo_jax.api.reading import read
+    flags = parser.read(arguments)
+    from slpo_jax.api.training import read
     from slpo_jax.run.sources import problem_lines
 
-    problems = read(given.problems, given.answers, fields, with_columns=False)
-    print("\n".join([str(problems), *problem_lines(problems[: max(given.limit, 0)])]))
+    problems = read(flags.problems, flags.answers, fields, with_columns=False)
+    print("\n".join([str(problems), *problem_lines(problems[: max(flags.limit, 0)])]))
 
 
 def _asking(name: str, about: str | None, samples: int) -> CommandParser:
-    """The flags of asking a checkpoint; `samples` is the default of --samples."""
+    """Make the parser of asking a checkpoint; `samples` is the default of --samples."""
     parser = CommandParser(name, about)
     parser.add_argument("checkpoint", metavar="RUN", help="a workdir, WORKDIR/checkpoints/STAGE, a directory, a hub id")
     parser.add_argument("--samples", type=int, default=samples, metavar="N", help=f"noisy rollouts; default: {samples}")
@@ -173,31 +173,31 @@ def _converting(name: str, about: str | None, source: str, options: tuple[str, .
 
 
 def _add_options(parser: CommandParser, names: list[str] | tuple[str, ...]) -> None:
-    """A flag for each of these fields of `LoadOptions`, which checks their values."""
+    """Add a flag for each of these fields of `LoadOptions`, which checks their values."""
     hints = get_type_hints(LoadOptions)
     for field in dataclasses.fields(LoadOptions):
         kinds = get_args(hints[field.name]) or (hints[field.name],)
         kind = next((kind for kind in (int, float) if kind in kinds), str)
         valued = {"default": field.default, "type": kind, "metavar": _VALUES[kind]}
-        how: dict[str, Any] = {"action": "store_true"} if bool in kinds else valued
+        options: dict[str, Any] = {"action": "store_true"} if bool in kinds else valued
         if field.name in names:
-            parser.add_argument(f"--{field.name}", help=field.metadata["about"], **how)
+            parser.add_argument(f"--{field.name}", help=field.metadata["about"], **options)
 
 
-def _load(given: argparse.Namespace) -> "TrainedReasoner":
+def _load(flags: argparse.Namespace) -> "TrainedReasoner":
     from slpo_jax.api.trained_reasoner import load
 
-    return load(given.checkpoint, **_options(given))
+    return load(flags.checkpoint, **_options(flags))
 
 
-def _options(given: argparse.Namespace) -> dict[str, Any]:
+def _options(flags: argparse.Namespace) -> dict[str, Any]:
     """Pick the values of the flags that are fields of `LoadOptions`."""
-    return {name: value for name, value in vars(given).items() if name in get_type_hints(LoadOptions)}
+    return {name: value for name, value in vars(flags).items() if name in get_type_hints(LoadOptions)}
 
 
-def _say_converted(done: str, target: str, made: "Checkpoint") -> None:
-    description, model = made.description, made.description.model
+def _say_converted(verb: str, target: str, checkpoint: "Checkpoint") -> None:
+    description, model = checkpoint.description, checkpoint.description.model
     gate = "no gate" if description.gate is None else f"a {'trained' if description.gate_trained else 'random'} gate"
-    name = f"{made.architecture.name}_{model.model_type}"
-    source = made.opened.source if made.opened else ""
-    print(f"{done}: {target}, from {source}: {name}, {model.n_layer} x {model.n_embd}, with {gate}")
+    name = f"{checkpoint.architecture.name}_{model.model_type}"
+    source = checkpoint.opened.source if checkpoint.opened else ""
+    print(f"{verb}: {target}, from {source}: {name}, {model.n_layer} x {model.n_embd}, with {gate}")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slpo_jax.cli.command import CommandParser, take_keys
-from slpo_jax.config.sections import changed, values
+from slpo_jax.config.overrides import changed, values
 from slpo_jax.errors import UserError
 from slpo_jax.io.files import flatten
 from slpo_jax.io.workdir import Workdir
@@ -59,58 +59,58 @@ def train(arguments: list[str]) -> None:
         slpo train --train=my_train.csv --test=my_test.csv --workdir=runs/mine
     """
     rest, keys = take_keys(arguments)
-    given = _parser().read(rest)
-    start = given.config or given.start
-    if given.workdir == "":
+    flags = _parser().read(rest)
+    start = flags.config or flags.start
+    if flags.workdir == "":
         raise UserError("--workdir: is empty; give a folder, or leave it out for runs/NAME of the config")
     name = Path(start.partition(":")[0]).stem or "own"
-    workdir = Path(given.workdir or f"runs/{name}{'_smoke' * given.smoke}").expanduser()
-    if not given.distributed and not given.process:
+    workdir = Path(flags.workdir or f"runs/{name}{'_smoke' * flags.smoke}").expanduser()
+    if not flags.distributed and not flags.process:
         say_start(workdir, start or "own")
     # Imports that take seconds wait until they are needed: --help comes at once.
     from slpo_jax.config.config_checks import check
     from slpo_jax.run.own_data_settings import requested
 
-    sources = {"train": given.train, "valid": given.valid, "base": given.base}
-    begin, cut = functools.partial(_begin, given), functools.partial(_lowered, most=_GYM) if given.smoke else None
-    config = uncut = check(requested(start, sources, _tests(given.test), keys, begin, cut))
-    if given.smoke:
-        apart = f"; the run itself needs another --workdir than {given.workdir}" * bool(given.workdir)
+    sources = {"train": flags.train, "valid": flags.valid, "base": flags.base}
+    begin, cut = functools.partial(_begin, flags), functools.partial(_lowered, most=_GYM) if flags.smoke else None
+    config = uncut = check(requested(start, sources, _tests(flags.test), keys, begin, cut))
+    if flags.smoke:
+        apart = f"; the run itself needs another --workdir than {flags.workdir}" * bool(flags.workdir)
         config, line = smoke(config)
         print(line + apart, file=sys.stderr)
         config = check(config)
         uncut = changed(uncut, {"data": config.data})
-    if given.smoke and not given.workdir:  # each is a run of its own, whatever the one before it was of
+    if flags.smoke and not flags.workdir:  # each is a run of its own, whatever the one before it was of
         if hosts.is_first() and workdir.is_dir():
             with Workdir(workdir).in_use():
                 shutil.rmtree(workdir)
         hosts.barrier("smoke")
-    from slpo_jax.run.plan import run_stages
+    from slpo_jax.run.run_stages import run_stages
 
-    experiment = run_stages(config, workdir, uncut if given.smoke else None)
+    experiment = run_stages(config, workdir, uncut if flags.smoke else None)
     if experiment.workdir.report_html.exists() and hosts.is_first():
         print(f"report: {experiment.workdir.report_html}")
 
 
-def _tests(given: list[str]) -> dict[str, str]:
-    """The sets of --test, by name."""
+def _tests(texts: list[str]) -> dict[str, str]:
+    """Return the sets of --test, by name."""
     sets = dict[str, str]()
-    for text in given:
-        named = re.fullmatch(r"([\w-]+)=(.+)", text, re.DOTALL)
-        name, source = named.groups() if named else (re.sub(r"[^\w-]", "_", Path(text).stem), text)
+    for text in texts:
+        match = re.fullmatch(r"([\w-]+)=(.+)", text, re.DOTALL)
+        name, source = match.groups() if match else (re.sub(r"[^\w-]", "_", Path(text).stem), text)
         if name in sets:
             raise UserError(f"--test={source}: another set is called {name} too; give this one a name, NAME=FILE")
         sets[name] = source
     return sets
 
 
-def _begin(given: argparse.Namespace, cpu_devices: int) -> None:
+def _begin(flags: argparse.Namespace, cpu_devices: int) -> None:
     """Set jax up, and become one of several processes, as the flags say; nothing has asked for devices yet."""
-    if given.smoke:  # slow programs in half the time, which is most of a smoke test's
+    if flags.smoke:  # slow programs in half the time, which is most of a smoke test's
         os.environ["XLA_FLAGS"] = f"{_QUICK} {os.environ.get('XLA_FLAGS', '')}".rstrip()
     set_up_jax(cpu_devices)
-    if given.distributed or {given.coordinator, given.processes, given.process} != {None}:
-        _join(given.coordinator, given.processes, given.process)
+    if flags.distributed or {flags.coordinator, flags.processes, flags.process} != {None}:
+        _join(flags.coordinator, flags.processes, flags.process)
 
 
 def _join(coordinator: str | None, processes: int | None, process: int | None) -> None:
@@ -135,11 +135,11 @@ def _join(coordinator: str | None, processes: int | None, process: int | None) -
 
 
 def _check_port(port: int) -> None:
-    """jax ends the program without a traceback on a port that the process which the others come to can't have."""
-    with socket.socket() as tried:
-        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port that a run had a minute ago is free
+    """Refuse a port that the first process can't have, on which jax ends the program without a traceback."""
+    with socket.socket() as server:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port that a run had a minute ago is free
         try:
-            tried.bind(("", port))
+            server.bind(("", port))
         except (OSError, OverflowError) as error:
             raise UserError(f"--coordinator: port {port} can't be had ({error}); give another") from error
 
@@ -181,7 +181,7 @@ def smoke(config: "Config") -> tuple["Config", str]:
 
 
 def _lowered(config: "Config", most: dict[str, int], *layers: dict[str, Any]) -> "Config":
-    """The config with no more than this of the keys that there are, but for those that are None, and further layers."""
+    """Lower the config's keys to these at most, but for those that are None, and lay further layers over it."""
     now = flatten(values(config))
     lower = {key: min(now[key], size) for key, size in most.items() if now.get(key) is not None}
     return changed(config, lower, *layers)

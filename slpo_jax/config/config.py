@@ -16,7 +16,7 @@ A section is the dataclass that it fills, which has its keys, defaults and range
     config.imitate.lora        models/lora.py            LoraConfig
     config.cold_start          training/gate_training.py ColdStartConfig
     config.best_of_n           training/rejection_sampling.py BestOfNConfig
-    config.rl                  training/rl_step.py       RlConfig
+    config.rl                  training/rl_loss.py       RlConfig
     config.latent_rm           training/latent_rm_loss.py LatentRmConfig
     config.objective.NAME      training/objectives/      OBJECTIVES[NAME]
     config.evaluate            evaluation/evaluator.py   EvaluateConfig
@@ -35,7 +35,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from slpo_jax.architectures import architecture_of
-from slpo_jax.config.sections import changed, section
+from slpo_jax.config.overrides import changed, section
 from slpo_jax.data.chat import PromptConfig
 from slpo_jax.data.generated import task_reward
 from slpo_jax.data.problems import DataConfig
@@ -55,11 +55,11 @@ from slpo_jax.training.latent_rm_loss import LatentRmConfig
 from slpo_jax.training.objectives import OBJECTIVES, OPTIMIZER_KEYS, Objective
 from slpo_jax.training.recipes import ImitateSettings, imitate_config
 from slpo_jax.training.rejection_sampling import BestOfNConfig
-from slpo_jax.training.rl_step import RlConfig
+from slpo_jax.training.rl_loss import RlConfig
 
 
 def _entry(key: str, old: Objective | None, changes: Sequence[tuple[str, Any]]) -> Objective | None:
-    """The objective that an entry of `config.objective` is changed from: another one where its kind is another."""
+    """Return the objective that an entry of `config.objective` changes: another one where its kind is another."""
     kind = None
     for below, value in changes:
         if below == "kind":
@@ -163,12 +163,12 @@ class Config:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        names, known = [name for name, _ in self.rewards], ", ".join(REWARDS)
+        names, choices = [name for name, _ in self.rewards], ", ".join(REWARDS)
         if self.reward not in ("", *REWARDS):
-            raise FieldError(self, "reward", f"give one of {known}")
+            raise FieldError(self, "reward", f"give one of {choices}")
         for place, name in enumerate(names):
             if name not in REWARDS:
-                raise FieldError(self, "rewards", f"{name!r} is none of {known}")
+                raise FieldError(self, "rewards", f"{name!r} is none of {choices}")
             if name in names[:place]:
                 raise FieldError(self, "rewards", f"{name!r} is there twice; give it once, with one weight")
         if self.reward and names:
@@ -183,7 +183,7 @@ class Config:
 
     @property
     def reward_facts(self) -> dict[str, Any]:
-        """What a result depends on of them, by key of the config."""
+        """What a result depends on of the rewards, by key of the config."""
         (name, weight), *others = self.weighted
         functions = {name: REWARDS[name].function for name, _ in self.weighted}
         digests = {f"reward_code.{name}": code_of(function) for name, function in functions.items() if function}
@@ -194,7 +194,7 @@ class Config:
 
 
 def default_config() -> ConfigDict:
-    """The paper's settings, without data: `configs/` say what to train on."""
+    """Return the paper's settings, without data: `configs/` say what to train on."""
     config = section(Config())
     config.lock()  # a misspelt key in a config file is an error too
     config.data.eval.unlock()
@@ -204,7 +204,7 @@ def default_config() -> ConfigDict:
 
 
 def objective_variant(config: ConfigDict, name: str, kind: str, **settings: Any) -> None:
-    """A further entry under `config.objective`: an objective with other settings, trained under a name of its own.
+    """Add an entry to `config.objective`: an objective with other settings, trained under a name of its own.
 
     Args:
         name: of its checkpoint and its row; put it into `config.rl.objectives` too.
@@ -214,17 +214,17 @@ def objective_variant(config: ConfigDict, name: str, kind: str, **settings: Any)
     """
     if kind not in OBJECTIVES:
         raise UserError(f"config.objective.{name}.kind: {kind!r} is unknown; use one of {', '.join(OBJECTIVES)}")
-    made = changed(OBJECTIVES[kind](), {"kind": kind, **settings}, key=f"config.objective.{name}")
-    config.objective[name] = section(made)
+    objective = changed(OBJECTIVES[kind](), {"kind": kind, **settings}, key=f"config.objective.{name}")
+    config.objective[name] = section(objective)
 
 
 def tried(name: str, rate: float) -> str:
-    """What an objective is called at a rate that is tried, such as NAME_3e_05: a name that flags can give."""
+    """Name an objective at a rate that is tried, such as NAME_3e_05: a name that flags can give."""
     return f"{name}_{rate:.0e}".replace("-", "_")
 
 
 def read_config(node: Mapping[str, Any] | ConfigDict) -> Config:
-    """What a config says, whose keys are some of `default_config`'s; nothing that spans several sections is checked.
+    """Read a config, whose keys are some of `default_config`'s; what spans several sections is not checked.
 
     Raises:
         UserError: one line with the key and the remedy.
@@ -233,19 +233,19 @@ def read_config(node: Mapping[str, Any] | ConfigDict) -> Config:
 
 
 def rl_of(rl: RlConfig, objective: Objective) -> RlConfig:
-    """`config.rl` with what an objective has of its own instead."""
+    """Return `config.rl` with what an objective has of its own instead."""
     keys = {"steps": "steps"} | {name: f"optimizer.{name}" for name in OPTIMIZER_KEYS}
     layer = {key: getattr(objective, name) for name, key in keys.items() if getattr(objective, name)}
     return changed(rl, layer, key="config.rl")
 
 
 def ends_at(config: Config) -> str:
-    """The text that a thought ends where it comes; "" where there is none."""
+    """Return the text that a thought ends where it comes; "" where there is none."""
     return config.latent_policy.selected.stop_token or config.prompt.closing
 
 
 def own_latents(config: Config) -> int:
-    """The number of latents that imitation ends with, which is the reasoner's own without a gate; a text's is 0.
+    """Return the number of latents that imitation ends with: the reasoner's own without a gate; a text's is 0.
 
     Where a thought ends at a text, it is the most that there may be.
     """

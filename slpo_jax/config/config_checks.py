@@ -69,7 +69,7 @@ def check(node: Config | ConfigDict) -> Config:
 
 
 def need(ok: Any, message: str) -> None:
-    """Refuse what is not so.
+    """Refuse what is not `ok`.
 
     Raises:
         UserError: the message, of a key of the config.
@@ -79,7 +79,7 @@ def need(ok: Any, message: str) -> None:
 
 
 def _check_model(reasoner: str, model: ModelConfig) -> None:
-    """What random weights need."""
+    """Check shapes for random weights."""
     architecture_of(reasoner)
     heads, llama = model.n_head, issubclass(BACKBONES[REASONERS[reasoner][1]], LlamaConfig)
     key_heads, size = model.n_kv_head or heads, f"model.n_embd: {model.n_embd} is no"
@@ -101,7 +101,7 @@ def _check_imitation(settings: Config) -> None:
 
 
 def _check_objectives(objectives: Mapping[str, Objective], trained: Sequence[str]) -> None:
-    known = ", ".join(objectives)
+    names = ", ".join(objectives)
     for name in objectives:
         need(
             re.fullmatch(r"[^\W\d]\w*", name) and name not in _TAKEN,
@@ -111,11 +111,11 @@ def _check_objectives(objectives: Mapping[str, Objective], trained: Sequence[str
     for place, name in enumerate(trained):
         need(
             name in objectives,
-            f"rl.objectives: {name!r} is unknown; use one of {known}, or add config.objective.{name} with its kind",
+            f"rl.objectives: {name!r} is unknown; use one of {names}, or add config.objective.{name} with its kind",
         )
         after = objectives[name].after
         need(
             after in ("", *objectives) and after not in trained[place:],
-            f"objective.{name}.after: {after!r} is not trained before it; use one of {known}, and put it before {name} "
+            f"objective.{name}.after: {after!r} is not trained before it; use one of {names}, and put it before {name} "
             "into config.rl.objectives",
         )

@@ -1,8 +1,10 @@
 """Methods from a user's own file: registered under a name, they work as ours do, wherever a config names them.
 
-A file that registers is a config file, or imported by one, or is named with --register where there is none.
+A file that registers is a config file, or imported by one, or is named with --register where there is none. Config
+files are found by name: those of `configs/`, which the package brings along, and the user's own.
 """
 
+import ast
 import dataclasses
 import re
 import sys
@@ -12,10 +14,13 @@ from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ml_collections import ConfigDict
+
 from slpo_jax.errors import UserError, in_a_line
 
 if TYPE_CHECKING:
     from slpo_jax.rewards.reward import DeviceReward
+
 
 _OURS: dict[int, frozenset[str]] = {}  # by a registry's identity, the names that it came with
 
@@ -78,8 +83,8 @@ def register_recipe(name: str, settings: type) -> None:
     """
     from slpo_jax.training.recipes import RECIPES, ImitateSettings, RecipeSettings
 
-    if name in (taken := {field.name for field in dataclasses.fields(ImitateSettings)}):
-        raise UserError(f"register_recipe: {name!r} is a key of config.imitate; use another name than {sorted(taken)}")
+    if name in (keys := {field.name for field in dataclasses.fields(ImitateSettings)}):
+        raise UserError(f"register_recipe: {name!r} is a key of config.imitate; use another name than {sorted(keys)}")
     _register(RECIPES, "recipe", name, settings, RecipeSettings)
 
 
@@ -116,9 +121,9 @@ def _register(registry: MutableMapping[str, Any], what: str, name: str, cls: typ
 
 
 def _put(registry: MutableMapping[str, Any], what: str, name: str, value: Any) -> None:
-    """A file may be read twice, and put what it registers in its own place."""
-    ours = _OURS.setdefault(id(registry), frozenset(registry))
-    if name in ours:
+    """Register a value; a file may be read twice, and put what it registers in its own place."""
+    builtin = _OURS.setdefault(id(registry), frozenset(registry))
+    if name in builtin:
         raise UserError(f"register_{what}: {name!r} is one of ours; use another name")
     if not re.fullmatch(r"[^\W\d]\w*", name) or name in ("name", "kind"):
         remedy = "use letters, digits and _, but not name or kind"
@@ -139,7 +144,7 @@ def read_registrations(path: str) -> None:
 
 
 def run_file(file: Path, flag: str, beside: Sequence[Path] = (), function: str = "", *arguments: str) -> Any:
-    """Run a user's Python file, and what one of its functions returns.
+    """Run a user's Python file, and return what one of its functions returns.
 
     Args:
         flag: that names it, for messages.
@@ -162,3 +167,54 @@ def run_file(file: Path, flag: str, beside: Sequence[Path] = (), function: str =
         raise UserError(f"{flag}: {line}; mend the file") from error
     finally:  # the file may have put folders of its own anywhere
         sys.path[:] = [entry for entry in sys.path if not any(entry is folder for folder in folders)]
+
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+
+
+def shipped_folder() -> Path:
+    """Return where the shipped configs are: in the installed package, or beside it in a checkout."""
+    inside = _PACKAGE / "configs"
+    return inside if inside.is_dir() else _PACKAGE.parent / "configs"
+
+
+def shipped() -> dict[str, str]:
+    """Return the shipped configs, each with the first line of what it says of itself."""
+    files = sorted(shipped_folder().glob("[!_]*.py"))
+    texts = {file.stem: ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or "" for file in files}
+    return {name: text.partition("\n")[0] for name, text in texts.items()}
+
+
+def find_config(source: str) -> str:
+    """Return the path of a config given as a path, a name, or what a checkout calls it, `configs/NAME.py`.
+
+    Args:
+        source: with or without ":ARGUMENT" of its `get_config` at its end, which stays.
+    Raises:
+        UserError: there is neither such a file nor such a name.
+    """
+    path, colon, argument = source.partition(":")
+    file = Path(path).expanduser()
+    name = re.fullmatch(r"(?:configs/)?([\w-]+)(?:\.py)?", path)
+    if not file.is_file() and name:
+        shipped_file = shipped_folder() / f"{name[1]}.py"
+        file = shipped_file if shipped_file.is_file() else file
+    if not file.is_file():
+        what = "is empty" if not path else "a directory" if file.is_dir() else "no such file"
+        raise UserError(f"--config={path}: {what}; give a file, or one of {', '.join(shipped())}")
+    return f"{file}{colon}{argument}"
+
+
+def read_config_file(source: str) -> ConfigDict:
+    """Return what `get_config` of a config file returns.
+
+    Args:
+        source: as `find_config` takes it.
+    Raises:
+        UserError: there is no such file, or it fails.
+    """
+    path, _, argument = find_config(source).partition(":")
+    config = run_file(Path(path), f"--config={source}", [shipped_folder()], "get_config", *[argument] * bool(argument))
+    if not isinstance(config, ConfigDict):
+        raise UserError(f"--config={source}: get_config returns no ConfigDict; begin with slpo_jax.config")
+    return config

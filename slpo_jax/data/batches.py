@@ -16,7 +16,7 @@ Padded = tuple[np.ndarray, np.ndarray]
 
 
 class SuffixBatch(NamedTuple):
-    """Right-padded suffixes, as inputs and next-token targets.
+    """A batch of right-padded suffixes, as inputs and next-token targets.
 
     Attributes:
         tokens: int32 [B, A], end marker, s_1, s_2, ... (eos is never an input).
@@ -51,7 +51,7 @@ class EncodedProblems:
         return len(self.problems)
 
     def most_tokens(self, seed: int, steps: int, batch_size: int, parts: int) -> int:
-        """The largest number of tokens that the prompts of a part of a batch have in a run's steps; 0 without steps.
+        """Return the largest number of tokens of the prompts of a part of a batch, in a run's steps; 0 without steps.
 
         Args:
             seed, batch_size: of `batch_indices`.
@@ -62,7 +62,7 @@ class EncodedProblems:
         return int(lengths[indices].reshape(-1, batch_size // parts).sum(axis=1).max(initial=0))
 
     def suffix(self, index: int, first_step: int | None = 0, first_token: int = 0) -> Ids:
-        """Ids of a problem's suffix with the steps from `first_step` on; None for the answer alone.
+        """Return ids of a problem's suffix with the steps from `first_step` on; None for the answer alone.
 
         Of these steps, what comes before their token `first_token` is left out. Without an end marker the prompt's last
         token is the first: what the suffix comes out of.
@@ -73,12 +73,12 @@ class EncodedProblems:
         return suffix if self.template.closing_ids else [self.prompts[index][-1], *suffix]
 
     def suffix_size(self, index: int, first_step: int | None = 0) -> int:
-        """How many ids such a suffix has."""
+        """Return how many ids such a `suffix` has."""
         steps = () if first_step is None else self.steps[index][first_step:]
         return (len(self.template.closing_ids) or 1) + sum(map(len, steps)) + len(self.answers[index]) + 1
 
     def subset(self, indices: Sequence[int] | np.ndarray) -> "EncodedProblems":
-        """The problems at `indices`, in that order."""
+        """Return the problems at `indices`, in that order."""
         return replace(
             self,
             problems=self.problems.with_only(self.problems[i] for i in indices),
@@ -88,7 +88,7 @@ class EncodedProblems:
         )
 
     def prompt_batch(self, indices: Sequence[int] | np.ndarray, slots: Sequence[int]) -> Padded:
-        """`pad_prompts` of the problems at `indices`."""
+        """Pad the prompts of the problems at `indices`, see `pad_prompts`."""
         return pad_prompts([self.prompts[index] for index in indices], slots, self.template.pad_id)
 
 
@@ -120,7 +120,7 @@ def encode_problems(
 
 
 def batch_indices(seed: int, step: int, n: int, batch_size: int) -> np.ndarray:
-    """The examples of one training step; a pure function, so that resuming needs no saved position.
+    """Return the examples of one training step; a pure function, so that resuming needs no saved position.
 
     The input is the concatenation of one shuffle of 0..n-1 per epoch, cut into batches that go on over the borders of
     epochs: no example is left out, and none comes twice within an epoch.
@@ -140,7 +140,7 @@ def batch_indices(seed: int, step: int, n: int, batch_size: int) -> np.ndarray:
 
 
 def draw_numbers(indices: np.ndarray, n: int) -> np.ndarray:
-    """What the randomness of a batch's rows is drawn by: an example's index, and n more each time that it comes again.
+    """Number a batch's rows for its randomness: an example's index, and n more each time that it comes again.
 
     A batch that goes over the border of an epoch may hold an example twice, whose rollouts must not be equal.
 
@@ -150,11 +150,11 @@ def draw_numbers(indices: np.ndarray, n: int) -> np.ndarray:
     Returns:
         int32 [B], all different.
     """
-    seen: dict[int, int] = {}
+    times: dict[int, int] = {}
     numbers = np.empty(len(indices), np.int32)
     for row, index in enumerate(indices.tolist()):
-        numbers[row] = index + n * seen.get(index, 0)
-        seen[index] = seen.get(index, 0) + 1
+        numbers[row] = index + n * times.get(index, 0)
+        times[index] = times.get(index, 0) + 1
     return numbers
 
 
@@ -184,7 +184,7 @@ def pad_prompts(prompts: Sequence[Ids], slots: Sequence[int], pad_id: int = 0) -
 
 
 def end_to_end(most: int, rows: int, slots: int) -> int:
-    """How many slots a row has in which the prompts of a batch lie end to end (`Prompts.capacity`).
+    """Return how many slots a row has in which a batch's prompts lie end to end (`Prompts.capacity`).
 
     Args:
         most: tokens of the prompts of any batch that is encoded at once, on one device.
@@ -199,7 +199,7 @@ def end_to_end(most: int, rows: int, slots: int) -> int:
 
 
 def pad_suffixes(suffixes: Sequence[Ids], slots: int, pad_id: int = 0) -> SuffixBatch:
-    """Right-pad suffixes and shifts them into inputs and targets.
+    """Right-pad suffixes and shift them into inputs and targets.
 
     Args:
         suffixes: B lists of ids, end marker to eos; one of m ids takes m - 1 slots.
@@ -214,15 +214,15 @@ def pad_suffixes(suffixes: Sequence[Ids], slots: int, pad_id: int = 0) -> Suffix
     targets = np.full((len(suffixes), slots), pad_id, dtype=np.int32)
     weights = np.zeros((len(suffixes), slots), dtype=np.float32)
     for number, suffix in enumerate(suffixes):
-        used = len(suffix) - 1
-        if used > slots:
+        length = len(suffix) - 1
+        if length > slots:
             raise UserError(
-                f"config.max_answer_tokens: row {number} of the batch needs {used} answer slots, there are {slots}; "
+                f"config.max_answer_tokens: row {number} of the batch needs {length} answer slots, there are {slots}; "
                 "set it higher or shorten the steps"
             )
-        tokens[number, :used] = suffix[:-1]
-        targets[number, :used] = suffix[1:]
-        weights[number, :used] = 1.0
+        tokens[number, :length] = suffix[:-1]
+        targets[number, :length] = suffix[1:]
+        weights[number, :length] = 1.0
     return SuffixBatch(tokens, targets, weights)
 
 

@@ -43,10 +43,10 @@ class PromptConfig:
     answers: AskedStyle = "auto"
     speed: int = setting(2, least=1, most=MOST_SPEED)
 
-    def marked_style(self, own: AnswerStyle) -> AnswerStyle:
-        """How the answers of a reasoner are read that has a way of its own to ask, and to answer in the style `own`."""
-        style = style_of(self.answers, own)
-        return style if STYLES[style].marked else own
+    def marked_style(self, default: AnswerStyle) -> AnswerStyle:
+        """Return the style that answers are read in, of a reasoner with its own way to ask and its own `default`."""
+        style = style_of(self.answers, default)
+        return style if STYLES[style].marked else default
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -57,7 +57,7 @@ class PromptConfig:
 
 
 def text_template(tokenizer: "PreTrainedTokenizerFast", prompt: PromptConfig) -> Template:
-    r"""A language model's own: the question in its chat template, or question + line break | steps + "#### 72" + eos.
+    r"""Lay out the question in the chat template, or question + line break | steps + "#### 72" + eos.
 
     Where answers are read from a box, "\boxed{72}" takes the place of "#### 72".
 
@@ -72,7 +72,7 @@ def text_template(tokenizer: "PreTrainedTokenizerFast", prompt: PromptConfig) ->
     add_words(tokenizer, " ".join(around), apart=not after)
     add_words(tokenizer, f"{prompt.format.replace(QUESTION, '')} {prompt.closing}")
     chat = not prompt.format and tokenizer.chat_template is not None
-    ask: Callable[[str], str] = functools.partial(_asked, prompt)
+    ask: Callable[[str], str] = functools.partial(_plain_text, prompt)
     if prompt.format:
         ask = functools.partial(prompt.format.replace, QUESTION)
     if chat:
@@ -99,14 +99,14 @@ def text_template(tokenizer: "PreTrainedTokenizerFast", prompt: PromptConfig) ->
     )
 
 
-def _asked(prompt: PromptConfig, question: str) -> str:
+def _plain_text(prompt: PromptConfig, question: str) -> str:
     return "".join(line(part) for part in (prompt.system, question, prompt.instruction) if part)
 
 
 def _chat(tokenizer: "PreTrainedTokenizerFast", prompt: PromptConfig, question: str) -> str:
-    asked = "\n".join(part for part in (question, prompt.instruction) if part)
+    content = "\n".join(part for part in (question, prompt.instruction) if part)
     messages = [{"role": "system", "content": prompt.system}] if prompt.system else []
-    messages.append({"role": "user", "content": asked})
+    messages.append({"role": "user", "content": content})
     return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
 
 
@@ -121,7 +121,7 @@ class Asked:
 
 
 def speed_of(template: Template) -> int:
-    """That it asks at.
+    """Return the speed that a template asks at.
 
     Raises:
         UserError: at none.
@@ -132,5 +132,5 @@ def speed_of(template: Template) -> int:
 
 
 def at_speed(template: Template, speed: int) -> Template:
-    """The template, asking at another."""
+    """Return the template, asking at another speed."""
     return replace(template, question_text=Asked(speed))

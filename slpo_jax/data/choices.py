@@ -45,28 +45,28 @@ class Choices(NamedTuple):
         """Return the question, and a line for each choice."""
         return "\n".join([question, *map("{}. {}".format, self.labels, self.texts)])
 
-    def answer(self, where: str, given: str, way: str) -> str:
+    def answer(self, where: str, answer: str, way: str) -> str:
         """Return the label where the record gives a label or an index, else the choice's text.
 
         Args:
             where: the record, for messages.
-            given: the record's answer.
+            answer: the record's answer.
             way: what it is where it is a number: `WAYS`, or "" for a choice's text or an index, whichever it can be.
         Raises:
             UserError: it is none of them, or both a choice's text and another one's label or index.
         """
-        labelled, text = self._labelled(given), self.read(given, "written")
-        if canonical_number(given) is not None and not (labelled and self.has_labels):
-            labelled = self.read(given, way or self.first or "0") if way != "written" else None
+        label, text = self._labelled(answer), self.read(answer, "written")
+        if canonical_number(answer) is not None and not (label and self.has_labels):
+            label = self.read(answer, way or self.first or "0") if way != "written" else None
             text = text if self.has_labels or way in ("", "written") else None
         elif self.has_labels:
-            text = None if labelled else text
-        if not (labelled or text) or (labelled and text and labelled != text):
+            text = None if label else text
+        if not (label or text) or (label and text and label != text):
             raise UserError(
-                f"{where}: answer {given[:40]!r} is none of the choices, or one's text and another's label or index; "
+                f"{where}: answer {answer[:40]!r} is none of the choices, or one's text and another's label or index; "
                 f"give a label ({', '.join(self.labels)}), or the first one's index as config.data.fields.first_choice"
             )
-        return labelled or self.texts[self.labels.index(text or "")]
+        return label or self.texts[self.labels.index(text or "")]
 
     def read(self, number: str, way: str) -> str | None:
         """Return the label of the choice whose index a number is, from 0 or 1, or that any answer is written as."""
@@ -77,30 +77,30 @@ class Choices(NamedTuple):
         place = int(canonical) - int(way) if re.fullmatch("[0-9]{1,2}", canonical) and not self.has_labels else -1
         return self.labels[self.places.index(place)] if place in self.places else None
 
-    def _labelled(self, given: str) -> str | None:
+    def _labelled(self, answer: str) -> str | None:
         """Return the label that an answer is, or the name of whose column."""
-        letter, number = _LETTER.fullmatch(given.strip()), canonical_number(given)
-        form = letter[1].upper() if letter else number if number in self.labels else given.strip()
+        letter, number = _LETTER.fullmatch(answer.strip()), canonical_number(answer)
+        form = letter[1].upper() if letter else number if number in self.labels else answer.strip()
         columns = [name.strip().lower() for name in self.fields] if len(self.fields) == len(self.labels) else []
         if form in self.labels or form.lower() not in columns:
             return form if form in self.labels else None
         return self.labels[columns.index(form.lower())]
 
 
-def choices_of(where: str, record: Mapping[str, Any], named: str = "") -> Choices | None:
+def choices_of(where: str, record: Mapping[str, Any], field_name: str = "") -> Choices | None:
     """Return the choices of a record, None without any. Missing ones are left out, and the others keep their letters.
 
     Args:
         where: the record, for messages.
         record: with a list of texts, with {"label": [..], "text": [..]}, or with texts by label, as one of `FIELDS`,
             also written as texts; or with a column for each: A, B, C, ..; option_a, ..; opa, ..; option1, ...
-        named: the field that has them.
+        field_name: the field that has them.
     Raises:
         UserError: they are something else.
     """
-    field = next((field for field in ([named] if named else FIELDS) if record.get(field)), None)
+    field = next((field for field in ([field_name] if field_name else FIELDS) if record.get(field)), None)
     if field is None:
-        return None if named else _of_columns(record)
+        return None if field_name else _of_columns(record)
     value = written(record[field]) if isinstance(record[field], str) else record[field]
     if has_labels := isinstance(value, Mapping):
         table = {label: text for label, text in value.items() if not _is_nothing(text)}  # of other records, for arrow
@@ -109,15 +109,16 @@ def choices_of(where: str, record: Mapping[str, Any], named: str = "") -> Choice
         texts = value if isinstance(value, list | tuple) else []
         labels = string.ascii_uppercase[: len(texts)]
     labels, texts = [str(label) if is_number(label) else label for label in labels], list(texts)
-    there = [place for place, text in enumerate(texts) if not _is_nothing(text)]
-    good = len(labels) == len(texts) and all(isinstance(label, str) for label in labels)
-    if not there or not good or not all(isinstance(texts[place], str) or is_number(texts[place]) for place in there):
+    present = [place for place, text in enumerate(texts) if not _is_nothing(text)]
+    is_list = len(labels) == len(texts) and all(isinstance(label, str) for label in labels)
+    are_texts = all(isinstance(texts[place], str) or is_number(texts[place]) for place in present)
+    if not (present and is_list and are_texts):
         raise UserError(f'{where}: field \'{field}\' is no list of up to 26 texts; write ["first", "second", ...]')
-    shown, labels = [str(texts[place]) for place in there], [labels[place] for place in there]
-    labelled = [_OWN_LABEL.match(text) for text in shown]
-    if [match and match[1] for match in labelled] == labels:
-        shown = [text[match.end() :] for text, match in zip(shown, labelled, strict=True) if match]
-    return Choices(labels, shown, there, has_labels, (field,), all(is_number(texts[place]) for place in there))
+    strings, labels = [str(texts[place]) for place in present], [labels[place] for place in present]
+    matches = [_OWN_LABEL.match(text) for text in strings]
+    if [match and match[1] for match in matches] == labels:
+        strings = [text[match.end() :] for text, match in zip(strings, matches, strict=True) if match]
+    return Choices(labels, strings, present, has_labels, (field,), all(is_number(texts[place]) for place in present))
 
 
 def is_column(name: Any) -> bool:
@@ -139,13 +140,13 @@ def _of_columns(record: Mapping[str, Any]) -> Choices | None:
         return None
     # A dash stands for nothing, but among other signs.
     signs = any(isinstance(record[name], str) and re.fullmatch(r"[^\w-]+", record[name]) for name in names)
-    there = [n for n, name in enumerate(names) if not is_missing(record[name]) or (signs and record[name] == "-")]
-    if len(there) < 2:
+    places = [n for n, name in enumerate(names) if not is_missing(record[name]) or (signs and record[name] == "-")]
+    if len(places) < 2:
         return None
-    names, labels = [names[place] for place in there], [labels[place] for place in there]
+    names, labels = [names[place] for place in places], [labels[place] for place in places]
     are_numbers = all(is_number(record[name]) for name in names)
     return Choices(
-        labels, [str(record[name]) for name in names], there, False, names, are_numbers, "" if letters else str(first)
+        labels, [str(record[name]) for name in names], places, False, names, are_numbers, "" if letters else str(first)
     )
 
 
@@ -164,19 +165,19 @@ def way_of(answered: Iterable[tuple[str, Choices, str, bool]], first: Counted, s
     Raises:
         UserError: they are indices from 1, and nothing says so.
     """
-    asked = [row for row in answered if canonical_number(row[2]) is not None and not row[1].has_labels]
-    ways = [way for way in WAYS if all(choices.read(answer, way) for _, choices, answer, _ in asked)]
-    if not asked or (first and (strict or first in ways)):
-        return first if asked else ""
+    numeric = [row for row in answered if canonical_number(row[2]) is not None and not row[1].has_labels]
+    ways = [way for way in WAYS if all(choices.read(answer, way) for _, choices, answer, _ in numeric)]
+    if not numeric or (first and (strict or first in ways)):
+        return first if numeric else ""
     if "written" in ways and len(ways) > 1:
-        if "0" not in ways or not all(is_index and not choices.are_numbers for _, choices, _, is_index in asked):
+        if "0" not in ways or not all(is_index and not choices.are_numbers for _, choices, _, is_index in numeric):
             return "" if "0" in ways else "written"
         ways.remove("written")
-    named = {choices.first for _, choices, _, _ in asked}
-    if len(named) == 1 and named <= {*ways}:
-        return named.pop()
+    firsts = {choices.first for _, choices, _, _ in numeric}
+    if len(firsts) == 1 and firsts <= {*ways}:
+        return firsts.pop()
     if ways == ["1"]:
-        where, choices, answer, _ = next(row for row in asked if not row[1].read(row[2], "0"))
+        where, choices, answer, _ = next(row for row in numeric if not row[1].read(row[2], "0"))
         raise UserError(
             f"{where}: answer {answer!r} of {len(choices.labels)} choices can only be an index from 1; say so with "
             "config.data.fields.first_choice=1, or give labels"

@@ -8,8 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 from slpo_jax.data.record_readers import dataset_records
 from slpo_jax.errors import UserError
-from slpo_jax.io.files import file_digest
-from slpo_jax.io.hub import hub_reachable, is_hub_id
+from slpo_jax.io.files import file_digest, hub_reachable, is_hub_id
 
 Role = Literal["train", "validation", "test"]
 _SOURCE = re.compile(r"(?P<place>.+?)(?::(?P<config>[^:@/]+))?(?:@(?P<split>[^:@/]+))?")
@@ -34,7 +33,7 @@ class Split(NamedTuple):
 
 
 class _Published(NamedTuple):
-    """What to take of a published set where the source doesn't say: a name, or several joined by +."""
+    """The config and test split of a published set where the source doesn't say: a name, or several joined by +."""
 
     config: str | None = None
     test: str = "test"
@@ -55,7 +54,7 @@ _PUBLISHED = {
 
 
 class NoSplit(UserError):
-    """A data set is there, and hasn't the split."""
+    """An error: a data set is there, and hasn't the split."""
 
 
 def open_splits(source: str, role: Role) -> list[Split]:
@@ -76,46 +75,47 @@ def open_splits(source: str, role: Role) -> list[Split]:
     for config in configs:
         with _quiet():
             dataset = _splits(place, config)
-        where, there = place if len(configs) == 1 else f"{place}:{config}", list(map(str, dataset))
-        if missing := [split for split in splits if split not in there]:
+        where, available = place if len(configs) == 1 else f"{place}:{config}", list(map(str, dataset))
+        if missing := [split for split in splits if split not in available]:
             raise NoSplit(
-                f"{source}: has no split '{missing[0]}', only {', '.join(there)}; name one, e.g. {where}@{there[0]}"
+                f"{source}: has no split '{missing[0]}', only {', '.join(available)}; name one, e.g. "
+                f"{where}@{available[0]}"
             )
         opened += [Split(f"{where}, split {split}", dataset[split]) for split in splits]
     return opened
 
 
 def split_rows(splits: Sequence[Split]) -> Iterator[tuple[str, Any]]:
-    """The rows of opened splits: (where, record), `where` being source, config if there are several, split and row."""
+    """Yield the rows of opened splits: (where, record), `where` being source, config if several, split and row."""
     for split in splits:
         for number, record in enumerate(dataset_records(split.rows), start=1):
             yield f"{split.where}, row {number}", record
 
 
 def part_of(source: str) -> tuple[str, str]:
-    """A source without "[train]", "[valid]" or "[test]" at its end, and which of these it has; "" for none."""
+    """Return a source without "[train]", "[valid]" or "[test]" at its end, and which of these it has, or ""."""
     match = None if Path(source).expanduser().exists() else _PART.fullmatch(source)
     return (match[1], match[2]) if match else (source, "")
 
 
 def place_of(source: str, role: Role) -> tuple[Path, str]:
-    """Where a source's files are, if it is one of files, and what of them it takes, in one form; "" is all of a file.
+    """Return where a source of files is, and what of the files it takes, in one form; "" is all of a file.
 
     Args:
         source: as `problems.load_problems` takes it.
         role: what it is for.
     """
-    whole, part = part_of(source)
-    place, configs, splits = _parse(whole, "train" if part else role)
-    taken = f"{configs}{splits}" if place.is_dir() else ""
-    return place, taken + part
+    whole_source, part = part_of(source)
+    place, configs, splits = _parse(whole_source, "train" if part else role)
+    selection = f"{configs}{splits}" if place.is_dir() else ""
+    return place, selection + part
 
 
 def _parse(source: str, role: Role) -> tuple[Path, Sequence[str | None], list[str]]:
-    """Place, configs (None is the only one) and splits."""
-    whole = Path(source).expanduser()
-    match = None if whole.exists() else _SOURCE.fullmatch(source)
-    place = Path(match["place"]).expanduser() if match else whole
+    """Return place, configs (None is the only one) and splits."""
+    path = Path(source).expanduser()
+    match = None if path.exists() else _SOURCE.fullmatch(source)
+    place = Path(match["place"]).expanduser() if match else path
     # A copy of a published set is kept under its id as a rule, and is then taken as that set.
     hub_id = "/".join((place.resolve() if place.is_dir() else place).parts[-2:])
     published = _PUBLISHED.get(hub_id.lower(), _Published())
@@ -125,7 +125,7 @@ def _parse(source: str, role: Role) -> tuple[Path, Sequence[str | None], list[st
 
 
 def _splits(place: Path, config: str | None) -> Mapping[Any, Any]:
-    """What `datasets` finds in a directory, on the hub, or in its cache.
+    """Load the splits that `datasets` finds in a directory, on the hub, or in its cache.
 
     Raises:
         UserError: it can't be had.
@@ -146,7 +146,7 @@ def _splits(place: Path, config: str | None) -> Mapping[Any, Any]:
 
 
 def _from_cache(hub_id: str, config: str | None) -> Mapping[Any, Any]:
-    """A set that `datasets` has prepared before, or whose files the hub's client has fetched."""
+    """Load a set that `datasets` has prepared before, or whose files the hub's client has fetched."""
     import datasets
     from datasets.packaged_modules.cache.cache import Cache
     from huggingface_hub import snapshot_download
@@ -163,7 +163,7 @@ def _from_cache(hub_id: str, config: str | None) -> Mapping[Any, Any]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without progress bars, and without log lines for errors that become ours."""
+    """Leave out progress bars, and log lines for errors that become ours."""
     import datasets
 
     level, bars = datasets.logging.get_verbosity(), datasets.are_progress_bars_disabled()
@@ -178,7 +178,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _reason(error: BaseException) -> str:
-    """The first cause on one line, without the library's advice about its own functions."""
+    """Return the first cause on one line, without the library's advice about its own functions."""
     while error.__cause__ is not None:
         error = error.__cause__
     text = " ".join(str(error).split("Example of usage")[0].split())

@@ -1,7 +1,7 @@
-"""The tasks of which problems are generated: chains and graphs here, others in files of their own, all in `GENERATED`.
+"""The tasks of which problems are generated: chains, graphs and countdowns here, others in files of their own.
 
-`NAME:SET` is a source of its problems, `config.data.NAME` says what they are like, and `NAME:NUMBER` is a tokenizer of
-its words.
+All are in `GENERATED`. `NAME:SET` is a source of its problems, `config.data.NAME` says what they are like, and
+`NAME:NUMBER` is a tokenizer of its words.
 
 A chain has operations on small numbers, left to right modulo m: `9 * 3 + 8` in the steps 9 * 3 = 7 and 7 + 8 = 5. Every
 result depends on the one before it, so that an answer takes as many steps, one after the other, as there are
@@ -10,26 +10,156 @@ operations. Factors are coprime to m: no product forgets what came before.
 A graph is searched: `n4>n2 n7>n1 n2>n5 n1>n3 ends n3 n5 from n4` asks which of two ends is reached from n4. Two chains
 of edges have as many hops, so that neither an end's edges nor its depth say which it is:
 the edges have to be followed, a hop a step.
+
+A countdown reaches a goal with all of the given numbers, from left to right, where several answers are right:
+`3 4 6 = 42` in the steps `3 + 4 = 7` and `7 * 6 = 42`, with the answer `3 + 4 * 6`. A problem is made from an answer,
+so that each has one, and no value on the way is negative or above the largest goal. Its columns are what
+`rewards.countdown_verifier` judges by, and how many answers are right.
 """
 
+import itertools
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from slpo_jax.data.countdown import CountdownConfig, countdown_problems, countdown_words
-from slpo_jax.data.generated_sets import DepthConfig, sets_apart
+from slpo_jax.data.generated_sets import DepthConfig, SetsConfig, sets_apart
 from slpo_jax.data.gym import is_gym
 from slpo_jax.data.problem import Problem, Problems
 from slpo_jax.data.synthetic import SyntheticConfig, synthetic_problems, synthetic_words
-from slpo_jax.rewards.countdown_verifier import COUNTDOWN
+from slpo_jax.rewards.countdown_verifier import COUNTDOWN, MOST, OPERATORS
 from slpo_jax.rewards.gym_tasks import GYM
 from slpo_jax.rewards.reward import CORRECT
 from slpo_jax.settings import FieldError, setting
+
+_MOST_NUMBERS = 6  # which have 737,280 orders and operations
+_TRIES = 1_000
+
+
+@dataclass(frozen=True)
+class CountdownConfig(SetsConfig):
+    """What the problems look like: the section `config.data.countdown`.
+
+    Attributes:
+        numbers: the fewest and the most given numbers of a problem.
+        demo_numbers: the same of `countdown:demos`; () is `numbers`.
+        largest: numbers are 1 .. largest.
+        goal: goals, and values on the way to them in demonstrations, are 0 .. goal.
+        operations: any of +, -, * and /, of which the last has to come out even.
+        solutions: the fewest and the most right answers of a problem, in whatever order; 0 for no limit.
+        demos_size: number of problems of `countdown:demos`, which is apart from all other sets.
+        train_size: number of problems of `countdown:train`.
+    """
+
+    numbers: tuple[int, int] = setting((3, 4), least=2, most=_MOST_NUMBERS)
+    demo_numbers: tuple[int, ...] = setting((), least=2, most=_MOST_NUMBERS)
+    largest: int = setting(25, least=1, most=999)
+    goal: int = setting(99, least=1, most=9_999)
+    operations: tuple[str, ...] = setting(("+", "-", "*"), fewest=1)
+    solutions: tuple[int, int] = setting((0, 0), least=0)
+    demos_size: int = setting(10_000, least=1)
+    train_size: int = setting(20_000, least=1)
+
+    unit = "numbers"
+    of_ten = ("demos",) * 3 + ("train",) * 4 + ("valid", "test", "")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if unknown := {*self.operations} - {*OPERATORS}:
+            raise FieldError(self, "operations", f"{min(unknown)!r} is none of {', '.join(OPERATORS)}")
+        for name in ("numbers", "demo_numbers"):
+            ends = getattr(self, name)
+            if len(ends) not in (2, 0) or list(ends) != sorted(ends):
+                raise FieldError(self, name, "give the fewest and the most, e.g. (3, 4)")
+        if 0 < self.solutions[1] < self.solutions[0]:
+            raise FieldError(self, "solutions", "give the fewest and the most, e.g. (2, 8); 0 for no limit")
+
+    def mixed(self, name: str) -> range:
+        fewest, most = (self.demo_numbers if name == "demos" else ()) or self.numbers
+        return range(fewest, most + 1)
+
+    @property
+    def alone(self) -> range:
+        return range(2, _MOST_NUMBERS + 1)
+
+
+def _make(config: CountdownConfig, count: int, rng: np.random.Generator) -> tuple[Problem, str] | None:
+    """Return a problem with so many numbers, and its numbers in order with the goal; None where none is found."""
+    # Again until no value is out of range, which would else make problems with many numbers few.
+    return next(filter(None, (_drawn(config, count, rng) for _ in range(_TRIES))), None)
+
+
+def _drawn(config: CountdownConfig, count: int, rng: np.random.Generator) -> tuple[Problem, str] | None:
+    draws = rng.random(2 * count - 1).tolist()
+    numbers = [1 + int(draw * config.largest) for draw in draws[:count]]
+    value, answer, steps = numbers[0], str(numbers[0]), list[str]()
+    for draw, number in zip(draws[count:], numbers[1:], strict=True):
+        sign = config.operations[int(draw * len(config.operations))]
+        if sign == "/" and value % number:
+            return None
+        result = {"+": value + number, "-": value - number, "*": value * number, "/": value // number}[sign]
+        if not 0 <= result <= config.goal:
+            return None
+        steps.append(f"{value} {sign} {number} = {result}")
+        answer += f" {sign} {number}"
+        value = result
+    shuffled = [numbers[place] for place in rng.permutation(count)]
+    question = f"{' '.join(map(str, shuffled))} = {value}"
+    columns = {"numbers": shuffled, "goal": value, "operations": "".join(config.operations)}
+    return Problem(question, tuple(steps), answer, columns), f"{' '.join(map(str, sorted(shuffled)))} = {value}"
+
+
+def _counted(config: CountdownConfig, problem: Problem) -> Problem | None:
+    """Return the problem with the number of its right answers; None where the settings want others."""
+    count = solutions(problem.columns["numbers"], problem.columns["goal"], problem.columns["operations"])
+    fewest, most = config.solutions
+    is_wanted = fewest <= count <= (most or count)
+    return replace(problem, columns={**problem.columns, "solutions": count}) if is_wanted else None
+
+
+def solutions(numbers: list[int], goal: int, operations: str) -> int:
+    """Count the answers that `rewards.countdown_verifier` takes: expressions that differ, by enumeration."""
+    numbers_OK = np.array(numbers, np.int64)[_orders(len(numbers))]
+    values_OE = numbers_OK[:, :1]
+    for place in range(1, len(numbers)):
+        number_O1 = numbers_OK[:, place : place + 1]
+        functions = {"+": lambda v, n: v + n, "-": lambda v, n: v - n, "*": lambda v, n: v * n, "/": _divided}
+        results = [_in_range(values_OE, functions[sign](values_OE, number_O1)) for sign in operations]
+        values_OE = np.concatenate(results, axis=1)
+    same_orders = math.prod(map(math.factorial, Counter(numbers).values()))
+    return int((values_OE == goal).sum()) // same_orders
+
+
+_NONE = 2 * MOST  # in place of a value that there isn't
+
+
+def _in_range(before: np.ndarray, values: np.ndarray) -> np.ndarray:
+    return np.where((before == _NONE) | (np.abs(values) > MOST), _NONE, values)
+
+
+def _divided(values: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+    divisors = np.maximum(numbers, 1)
+    return np.where((numbers > 0) & (values % divisors == 0), values // divisors, _NONE)
+
+
+@lru_cache
+def _orders(count: int) -> np.ndarray:
+    return np.array([*itertools.permutations(range(count))])
+
+
+def countdown_words(largest: int) -> tuple[str, ...]:
+    """Return every word of problems whose goals, numbers and values on the way are at most this."""
+    CountdownConfig(goal=largest)
+    return (*map(str, range(largest + 1)), *OPERATORS, "=")
+
+
+countdown_problems = sets_apart("countdown", _make, "largest or goal, or widen numbers or solutions", _counted)
+
 
 _CHAIN_OPERATORS = ("+", "-", "*")
 
@@ -96,7 +226,7 @@ class GraphConfig(DepthConfig):
 
     @property
     def most_depth(self) -> int:
-        """Of `graph:DEPTH`: as many hops as there are nodes for."""
+        """The largest DEPTH of `graph:DEPTH`: as many hops as there are nodes for."""
         return self.nodes // 2 - 1
 
 
@@ -136,7 +266,7 @@ class Task(NamedTuple):
 
 
 GENERATED: dict[str, Task] = {
-    "synthetic": Task(SyntheticConfig, lambda *asked: Problems(synthetic_problems(*asked)), synthetic_words),
+    "synthetic": Task(SyntheticConfig, lambda *settings: Problems(synthetic_problems(*settings)), synthetic_words),
     "chain": Task(ChainConfig, sets_apart("chain", _chain, "modulus, or add operations"), chain_words),
     "graph": Task(GraphConfig, sets_apart("graph", _graph, "nodes"), graph_words),
     "countdown": Task(CountdownConfig, countdown_problems, countdown_words, COUNTDOWN),

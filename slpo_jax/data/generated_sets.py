@@ -22,7 +22,7 @@ from slpo_jax.settings import Checked, setting
 
 @dataclass(frozen=True)
 class SetsConfig(Checked):
-    """What the settings of such tasks have in common: the sizes of sets, and which problems are in which.
+    """What the settings of generated tasks have in common: the sizes of sets, and which problems are in which.
 
     Attributes:
         train_size: number of training problems, in which one may come again; a smaller set is the beginning of a
@@ -42,7 +42,7 @@ class SetsConfig(Checked):
     """Whose problem it is, by the last digit of its hash; "" is `NAME:NUMBER`'s."""
 
     def mixed(self, name: str) -> range:
-        """The numbers in a set that has several."""
+        """Return the numbers in a set that has several."""
         raise NotImplementedError
 
     @property
@@ -53,7 +53,7 @@ class SetsConfig(Checked):
 
 @dataclass(frozen=True)
 class DepthConfig(SetsConfig):
-    """Of tasks whose problems differ by the number of their steps.
+    """The settings of tasks whose problems differ by the number of their steps.
 
     Attributes:
         depth: problems have 1 .. depth steps; `NAME:DEPTH` may have more.
@@ -66,7 +66,7 @@ class DepthConfig(SetsConfig):
 
     @property
     def most_depth(self) -> int:
-        """Of `NAME:DEPTH`."""
+        """The largest DEPTH of `NAME:DEPTH`."""
         return 100
 
     @property
@@ -94,7 +94,9 @@ def sets_apart(
         complete: of a problem that is in the set.
     """
     remedy = f"for more raise config.data.{task}.{more}"
-    return lru_cache(maxsize=16)(lambda name, asked: _generated(f"{task}:{name}", name, asked, make, complete, remedy))
+    return lru_cache(maxsize=16)(
+        lambda name, settings: _generated(f"{task}:{name}", name, settings, make, complete, remedy)
+    )
 
 
 def _generated(
@@ -103,28 +105,28 @@ def _generated(
     numbers, part = _numbers(source, name, settings), name if name in settings.of_ten else ""
     size = getattr(settings, f"{part or 'test'}_size")
     rng = np.random.default_rng([settings.seed, zlib.crc32(name.encode())])
-    problems, known, idle, counts = list[Problem](), set[str](), 0, Counter[int]()
+    problems, contents, idle, counts = list[Problem](), set[str](), 0, Counter[int]()
     tell = if_slow(f"{source}: generating {size:,} problems", size)
-    while len(problems) < size and idle < 200 * len(known) + 10_000:  # draws without a problem that is taken
+    while len(problems) < size and idle < 200 * len(contents) + 10_000:  # draws without a problem that is taken
         number = numbers[int(rng.random() * len(numbers))]
         drawn = make(settings, number, rng)
         idle += 1 if drawn else 1_000  # it has tried often
         is_held_out = part not in ("train", "demos")
-        if drawn is None or part_of(drawn[1], settings.of_ten) != part or (is_held_out and drawn[1] in known):
+        if drawn is None or part_of(drawn[1], settings.of_ten) != part or (is_held_out and drawn[1] in contents):
             continue
         if (problem := complete(settings, drawn[0])) is not None:
             problems.append(problem)
-            known.add(drawn[1])
+            contents.add(drawn[1])
             counts[number] += 1
             idle = 0
             tell(len(problems))
     if not problems:
         raise UserError(f"{source}: there are no such problems; {remedy}")
     fewest = len(numbers) * min(counts[number] for number in numbers)
-    if len(problems) == size and 10 * len(known) >= 9 * size and 2 * fewest >= size:
+    if len(problems) == size and 10 * len(contents) >= 9 * size and 2 * fewest >= size:
         return Problems(problems)
     shares = ", ".join(f"{counts[number]:,} of {number}" for number in numbers)
-    line = f"{source}: {len(known):,} of {size:,} problems differ (all by {settings.unit}: {shares}); {remedy}"
+    line = f"{source}: {len(contents):,} of {size:,} problems differ (all by {settings.unit}: {shares}); {remedy}"
     return Problems(problems, warnings=(line,))
 
 

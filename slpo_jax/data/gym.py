@@ -43,12 +43,12 @@ class GymConfig(Checked):
 
 
 def is_gym(source: Any) -> bool:
-    """Whether a source is a task of reasoning-gym."""
+    """Tell whether a source is a task of reasoning-gym."""
     return isinstance(source, str) and source.startswith(f"{GYM}:")
 
 
 def gym_problems(source: str, config: GymConfig, role: str) -> Problems:
-    """The problems of a task, without steps, and with what `rewards.gym_tasks` judges them by.
+    """Return the problems of a task, without steps, and with what `rewards.gym_tasks` judges them by.
 
     Args:
         source: "gym:TASK" or "gym:TASK@SET".
@@ -64,11 +64,11 @@ def gym_problems(source: str, config: GymConfig, role: str) -> Problems:
         raise UserError(f"{source}: no such set; give one of {', '.join(dict.fromkeys(_OF_TEN))}")
     size = getattr(config, f"{part}_size")
     sizes = {"train": config.train_size, "valid": config.valid_size, "test": config.test_size}
-    draws = max(math.ceil(12 * most / _OF_TEN.count(each)) for each, most in sizes.items())
+    draws = max(math.ceil(12 * most / _OF_TEN.count(set_name)) for set_name, most in sizes.items())
     settings = json.dumps(config.settings.get(task, {}), sort_keys=True)
     entries = _entries(task, settings, config.seed, max(draws, _COMPARED))
     before, after = common_ends([entry["question"] for entry in entries[:_COMPARED]]) if config.bare else ("", "")
-    own = {entry["question"]: entry for entry in reversed(entries) if part_of(entry["question"], _OF_TEN) == part}
+    entry_of = {entry["question"]: entry for entry in reversed(entries) if part_of(entry["question"], _OF_TEN) == part}
     problems = [
         Problem(
             _without_ends(question, before, after),
@@ -76,7 +76,7 @@ def gym_problems(source: str, config: GymConfig, role: str) -> Problems:
             entry["answer"] or "",  # some tasks have none
             {"entry": entry, "task": task, "settings": settings},
         )
-        for question, entry in reversed(own.items())
+        for question, entry in reversed(entry_of.items())
     ][:size]
     if not problems:
         raise UserError(f"{source}: none of {draws:,} problems is in this set; raise config.data.gym.{part}_size")
@@ -88,7 +88,7 @@ def gym_problems(source: str, config: GymConfig, role: str) -> Problems:
 
 @functools.lru_cache(maxsize=16)
 def _entries(task: str, settings: str, seed: int, count: int) -> list[dict[str, Any]]:
-    """Entries of a task, from which all its sets are taken."""
+    """Generate entries of a task, from which all its sets are taken."""
     dataset, entries = gym_dataset(task, settings, seed, count), list[dict[str, Any]]()
     tell = if_slow(f"{GYM}:{task}: generating {count:,} problems", count)
     while len(entries) < count:
@@ -98,7 +98,7 @@ def _entries(task: str, settings: str, seed: int, count: int) -> list[dict[str, 
 
 
 def common_ends(texts: Sequence[str]) -> tuple[str, str]:
-    """The whole words that all of some texts begin with, and those that they end with."""
+    """Return the whole words that all of some texts begin with, and those that they end with."""
     before, after = _common(texts), _common([text[::-1] for text in texts])[::-1]
     before = before[: max(map(before.rfind, " \n")) + 1]
     starts = [place for place in map(after.find, " \n") if place >= 0]
@@ -106,9 +106,9 @@ def common_ends(texts: Sequence[str]) -> tuple[str, str]:
 
 
 def _common(texts: Sequence[str]) -> str:
-    """The characters that all begin with."""
+    """Return the characters that all texts begin with."""
     first, last = min(texts), max(texts)
-    return first[: next((place for place, one in enumerate(first) if last[place : place + 1] != one), len(first))]
+    return first[: next((place for place, letter in enumerate(first) if last[place : place + 1] != letter), len(first))]
 
 
 def _without_ends(text: str, before: str, after: str) -> str:

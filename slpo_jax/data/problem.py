@@ -12,7 +12,7 @@ NO_COLUMNS: Mapping[str, Any] = {}  # one for all problems, of which there may b
 
 @dataclass(frozen=True)
 class Problem:
-    """One problem.
+    """A problem.
 
     Attributes:
         question: the text as it stands in the source, stray spaces included.
@@ -30,7 +30,7 @@ class Problem:
 
 @dataclass
 class Reading:
-    """Which fields of a source's records are used, and as what.
+    """The use of a source's fields: which of its records' are used, and as what.
 
     Attributes:
         used: fields by what they are: question, choices, answer, steps.
@@ -58,8 +58,8 @@ class Reading:
 
     def lines(self) -> list[str]:
         """Say what was made of the fields, and which are not used."""
-        made = "; ".join(f"{role} from {', '.join(fields)}" for role, fields in self.used.items())
-        return [made] * bool(made) + [f"not used: {self.unused}"] * bool(self.unused)
+        line = "; ".join(f"{role} from {', '.join(fields)}" for role, fields in self.used.items())
+        return [line] * bool(line) + [f"not used: {self.unused}"] * bool(self.unused)
 
 
 class Problems(tuple[Problem, ...]):
@@ -70,31 +70,31 @@ class Problems(tuple[Problem, ...]):
         why: where each of these is, and what is wrong with it.
         reading: of the source's fields.
         warnings: lines on what is missing; see `warn`.
-        said: how `slpo_jax.read` understood the source, in lines, which `print` shows.
+        summary: how `slpo_jax.read` understood the source, in lines, which `print` shows.
     """
 
     left_out: int = 0
     why: tuple[str, ...] = ()
     reading: Reading = Reading()
     warnings: tuple[str, ...] = ()
-    said: tuple[str, ...] = ()
+    summary: tuple[str, ...] = ()
 
-    def __new__(cls, problems: Iterable[Problem] = (), **known: Any) -> "Problems":
-        made = super().__new__(cls, problems)
-        made.__dict__.update(known)
-        return made
+    def __new__(cls, problems: Iterable[Problem] = (), **facts: Any) -> "Problems":
+        instance = super().__new__(cls, problems)
+        instance.__dict__.update(facts)
+        return instance
 
     def __str__(self) -> str:
-        return "\n".join(self.said) or repr(self)
+        return "\n".join(self.summary) or repr(self)
 
     def warn(self) -> None:
         """Log the warnings, where the problems are going to be used."""
         for line in self.warnings:
             logging.warning("%s", line)
 
-    def with_only(self, problems: Iterable[Problem], **known: Any) -> "Problems":
-        """Return some of them, with what is known of their source, and what is `known` besides."""
-        return Problems(problems, **vars(self) | known)
+    def with_only(self, problems: Iterable[Problem], **facts: Any) -> "Problems":
+        """Return some of them, with what is known of their source, and other `facts`."""
+        return Problems(problems, **vars(self) | facts)
 
 
 def shown(names: Iterable[Any]) -> str:

@@ -1,9 +1,9 @@
 """Problems and where they are read from.
 
-A source is read in two steps, so that a new kind of source is one function: a row reader
-(`rows` for files and tables, `dataset_rows` for the hub and directories) gives `(where, record)` pairs, and
-`record_fields` turns a record into question, steps and answer by the names of its fields. What was read of the same
-bytes before is not read again.
+A source is read in two steps, so that a new kind of source is one function: a row reader (`record_readers` for files
+and tables, `dataset_rows` for the hub and directories) gives `(where, record)` pairs, and `record_fields` turns a
+record into question, steps and answer by the names of its fields. What was read of the same bytes before is not read
+again.
 """
 
 import dataclasses
@@ -77,7 +77,7 @@ class DataConfig(_Tasks):
 
 @dataclasses.dataclass(frozen=True)
 class _Source:
-    """Rows of a name, which are others where their bytes are."""
+    """The rows of a name, which are others where their bytes are."""
 
     name: str
     content: Any
@@ -135,11 +135,11 @@ def load_problems(
     """
     wanted = Wanted(fields, role == "train", columns, unanswered)
     if not isinstance(source, str):
-        given = _Source("records", None, lambda: given_rows(source))
-        return _with_answers("records", _read.__wrapped__(given, wanted), answers, unanswered)
-    whole, part = part_of(source)
+        records = _Source("records", None, lambda: given_rows(source))
+        return _with_answers("records", _read.__wrapped__(records, wanted), answers, unanswered)
+    whole_set, part = part_of(source)
     if part:
-        return _part(source, part, load_problems(whole, settings, "train", answers, fields, columns, unanswered))
+        return _part(source, part, load_problems(whole_set, settings, "train", answers, fields, columns, unanswered))
     if is_gym(source):
         return _of_gym(source, gym_problems(source, settings or GymConfig(), role), answers, unanswered)
     if name := task_of(source):
@@ -147,14 +147,15 @@ def load_problems(
     path = Path(source).expanduser()
     reader = FILE_READERS.get(path.suffix.lower())
     if reader is None and path.is_file():
-        known = ", ".join(FILE_READERS)
+        kinds = ", ".join(FILE_READERS)
         raise UserError(
-            f"{source}: unknown kind of problem file; give one of {known}, a directory, a hub id or synthetic:NAME"
+            f"{source}: unknown kind of problem file; give one of {kinds}, a directory, a hub id or synthetic:NAME"
         )
     if reader:
-        return _kept(_Source(source, file_digest(path), lambda: reader(path)), wanted, answers)
+        return _cached(_Source(source, file_digest(path), lambda: reader(path)), wanted, answers)
     splits = open_splits(source, role)
-    return _kept(_Source(source, tuple(split.content for split in splits), lambda: split_rows(splits)), wanted, answers)
+    content = tuple(split.content for split in splits)
+    return _cached(_Source(source, content, lambda: split_rows(splits)), wanted, answers)
 
 
 def _part(source: str, name: str, problems: Problems) -> Problems:
@@ -176,13 +177,13 @@ def _of_gym(source: str, problems: Problems, answers: Kind, unanswered: bool) ->
     """Leave out, and count, problems whose answer can't be compared; texts stay as they are."""
     keys = [problem.answer for problem in problems]
     pairs = zip(problems, keys if answers == "texts" else _compared(keys, answers), strict=True)
-    kept = [dataclasses.replace(problem, answer=key) for problem, key in pairs
+    comparable = [dataclasses.replace(problem, answer=key) for problem, key in pairs
             if key or (unanswered and not problem.answer)]  # fmt: skip
-    if not kept:
+    if not comparable:
         raise UserError(f"{source}: no problem has an answer that can be compared; leave config.reward to the task")
-    lost = len(problems) - len(kept)
-    line = f"{source}: left out {lost} of {len(problems)} problems, whose answer can't be compared"
-    return Problems(kept, left_out=lost, warnings=(*problems.warnings, *[line] * bool(lost)))
+    left_out = len(problems) - len(comparable)
+    line = f"{source}: left out {left_out} of {len(problems)} problems, whose answer can't be compared"
+    return Problems(comparable, left_out=left_out, warnings=(*problems.warnings, *[line] * bool(left_out)))
 
 
 @functools.lru_cache(maxsize=_KEPT)
@@ -205,7 +206,7 @@ def _read(source: _Source, wanted: Wanted) -> _Read:
 
 
 @functools.lru_cache(maxsize=_KEPT)
-def _kept(source: _Source, wanted: Wanted, answers: Kind) -> Problems:
+def _cached(source: _Source, wanted: Wanted, answers: Kind) -> Problems:
     return _with_answers(source.name, _read(source, wanted), answers, wanted.unanswered)
 
 
@@ -224,8 +225,8 @@ def _with_answers(source: str, read: _Read, answers: Kind, unanswered: bool) -> 
         remedy = f"give a set with such answers, or compare others, e.g. with {key_name('config.prompt.answers')}=texts"
         raise UserError(f"{lost[0]}, nor is any of the {count}; {remedy}")
     warnings = [f"{source}: left out {len(lost)} of {count} problems: {why}" for why in lost[:1]]
-    known = {"left_out": len(lost), "why": tuple(lost), "reading": read.reading, "warnings": tuple(warnings)}
-    return Problems(problems.values(), **known)
+    facts = {"left_out": len(lost), "why": tuple(lost), "reading": read.reading, "warnings": tuple(warnings)}
+    return Problems(problems.values(), **facts)
 
 
 def _raw_problems(rows: Rows, wanted: Wanted, reading: Reading) -> Iterator[RawProblem]:
@@ -239,10 +240,10 @@ def _raw_problems(rows: Rows, wanted: Wanted, reading: Reading) -> Iterator[RawP
             raise UserError(f"{where}: the question is empty; give its text or remove the record")
         if columns is None or columns:
             cells = {**getattr(record, "columns", {}), **record}
-            kept = {name: plain(cells[name]) for name in (cells if columns is None else columns) if name in cells}
-            if columns and kept:  # of all, nobody knows which are used
-                reading.note("reward", kept)
-            raw = raw._replace(columns=kept)
+            values = {name: plain(cells[name]) for name in (cells if columns is None else columns) if name in cells}
+            if columns and values:  # of all, nobody knows which are used
+                reading.note("reward", values)
+            raw = raw._replace(columns=values)
         yield raw
     if first and strict and fields.steps and fields.steps not in reading.used.get("steps", {}):
         raise unknown_field(*first, "steps", fields.steps)
@@ -250,12 +251,12 @@ def _raw_problems(rows: Rows, wanted: Wanted, reading: Reading) -> Iterator[RawP
 
 def _chosen(raws: list[RawProblem], wanted: Wanted, reading: Reading) -> list[RawProblem]:
     """Make labels or texts of choices the answers, where there are choices."""
-    asked = {
+    answered = {
         place: (raw.where, raw.choices, raw.answer, raw.is_number)
         for place, raw in enumerate(raws) if raw.choices and raw.answer and raw.answer.strip()
     }  # fmt: skip
-    way = way_of(asked.values(), wanted.fields.first_choice, wanted.strict)
-    answers = {place: choices.answer(where, answer, way) for place, (where, choices, answer, _) in asked.items()}
+    way = way_of(answered.values(), wanted.fields.first_choice, wanted.strict)
+    answers = {place: choices.answer(where, answer, way) for place, (where, choices, answer, _) in answered.items()}
     if way.isdecimal():
         index = f"answer (an index from {way})"
         reading.used = {index if role == "answer" else role: names for role, names in reading.used.items()}
@@ -271,9 +272,9 @@ def _compared(answers: Sequence[str], kind: Kind) -> list[str]:
     """Return what each answer is compared as; "" where it can't be."""
     if kind == "numbers":
         return [canonical_number(answer) or "" for answer in answers]
-    written = [_written(answer, kind) for answer in answers]
-    good = are_readable(written) if kind == "latex" else map(normal_text, written)
-    return [answer if is_good else "" for answer, is_good in zip(written, good, strict=True)]
+    texts = [_written(answer, kind) for answer in answers]
+    readable = are_readable(texts) if kind == "latex" else map(normal_text, texts)
+    return [answer if is_good else "" for answer, is_good in zip(texts, readable, strict=True)]
 
 
 def _written(answer: str, kind: Kind) -> str:
@@ -286,7 +287,7 @@ def _written(answer: str, kind: Kind) -> str:
 
 
 def _bad_answer(raw: RawProblem, kind: Kind) -> str:
-    answer, wanted = raw.answer, {"numbers": "number", "latex": "LaTeX that can be compared", "texts": "text"}[kind]
+    answer, name = raw.answer, {"numbers": "number", "latex": "LaTeX that can be compared", "texts": "text"}[kind]
     if answer is None:
         return f"{raw.where}: no answer" + ", nor one behind a mark such as #### in its lines" * bool(raw.solution)
-    return f"{raw.where}: answer {str(answer if len(answer) <= 40 else answer[:40] + '...')!r} is no {wanted}"
+    return f"{raw.where}: answer {str(answer if len(answer) <= 40 else answer[:40] + '...')!r} is no {name}"

@@ -56,7 +56,7 @@ FOUND = FieldsConfig()
 
 
 class Wanted(NamedTuple):
-    """What is wanted of a source's records.
+    """The demands on a source's records.
 
     Attributes:
         fields: names that are given.
@@ -135,50 +135,51 @@ def read_record(where: str, record: Record, wanted: Wanted, reading: Reading) ->
         for name, value in record.items()
     }
     reading.see(record)
-    given, record = record, {str(name).strip().lower(): value for name, value in record.items()} | record
-    asked = _named(where, given, record, "question", fields.question if strict or fields.question in given else "")
-    named = fields.answer if strict or fields.answer in given else ""
-    if unanswered and not named:
+    original, record = record, {str(name).strip().lower(): value for name, value in record.items()} | record
+    named_question = fields.question if strict or fields.question in original else ""
+    question_field = _field_of(where, original, record, "question", named_question)
+    named_answer = fields.answer if strict or fields.answer in original else ""
+    if unanswered and not named_answer:
         record = {name: value for name, value in record.items() if not (name in _TARGETS and name in (columns or ()))}
         record |= {} if record.keys() & {*_ANSWERS} else {"answer": None}
-    answered = _named(where, given, record, "answer", named)
-    solution, answer = _answer(where, record, answered)
-    if strict and fields.choices and fields.choices not in given:
-        raise unknown_field(where, given, "choices", fields.choices)
-    question = _question(where, record, asked, reading)
-    if choices := choices_of(where, record, fields.choices if fields.choices in given else ""):
+    answer_field = _field_of(where, original, record, "answer", named_answer)
+    solution, answer = _answer(where, record, answer_field)
+    if strict and fields.choices and fields.choices not in original:
+        raise unknown_field(where, original, "choices", fields.choices)
+    question = _question(where, record, question_field, reading)
+    if choices := choices_of(where, record, fields.choices if fields.choices in original else ""):
         question = choices.below(question)
         reading.note("choices", choices.fields)
-    if answer is not None or answered in given:
-        reading.note("answer", [answered])
+    if answer is not None or answer_field in original:
+        reading.note("answer", [answer_field])
     steps, text = _steps(where, record, fields.steps, reading)
     if not text and not steps:
-        texts = {answered: solution}
+        texts = {answer_field: solution}
         for field in _WORKED:
-            if record.get(field) is not None and field != answered:
+            if record.get(field) is not None and field != answer_field:
                 texts[field] = _without_mark(message_of(where, record, field, "assistant", needed=False))
         field, text = next(((field, text) for field, text in texts.items() if text.strip()), ("", ""))
         if text:
             reading.note("steps", [field])
-    return RawProblem(where, question, steps, answer, text, choices, is_number(record[answered]))
+    return RawProblem(where, question, steps, answer, text, choices, is_number(record[answer_field]))
 
 
-def _named(where: str, given: Record, record: Record, key: str, named: str) -> str:
-    """The field of the question or the answer: `named`, or the first of the usual names."""
-    if named and named not in given:
-        raise unknown_field(where, given, key, named)
+def _field_of(where: str, original: Record, record: Record, key: str, chosen: str) -> str:
+    """Return the field of the question or the answer: `chosen`, or the first of the usual names."""
+    if chosen and chosen not in original:
+        raise unknown_field(where, original, key, chosen)
     usual = _QUESTIONS if key == "question" else _ANSWERS
-    there = [named] if named else [name for name in usual if name in record]
-    if not there:
+    candidates = [chosen] if chosen else [name for name in usual if name in record]
+    if not candidates:
         remedy = f"rename the one that holds it to {key}, or name it with config.data.fields.{key}"
-        if any(isinstance(value, list) and value and isinstance(value[0], Mapping) for value in given.values()):
+        if any(isinstance(value, list) and value and isinstance(value[0], Mapping) for value in original.values()):
             remedy += ", or give the list of records alone where one of them holds that"
-        raise UserError(f"{where}: field '{key}' is missing, only {shown(given)} are there; {remedy}")
-    return next((name for name in there if record[name] is not None), there[0])
+        raise UserError(f"{where}: field '{key}' is missing, only {shown(original)} are there; {remedy}")
+    return next((name for name in candidates if record[name] is not None), candidates[0])
 
 
 def unknown_field(where: str, record: Record, key: str, name: str) -> UserError:
-    """The error of a field that `config.data.fields` names and a record hasn't."""
+    """Make the error of a field that `config.data.fields` names and a record hasn't."""
     return UserError(
         f"{where}: has no field {name!r} (config.data.fields.{key}), only {shown(record)}; give one of these"
     )
@@ -192,7 +193,7 @@ def _question(where: str, record: Record, field: str, reading: Reading) -> str:
 
 
 def _answer(where: str, record: Record, field: str) -> tuple[str, str | None]:
-    """The solution that the answer stands in, "" for none, and the answer."""
+    """Return the solution that the answer stands in, "" for none, and the answer."""
     value = record[field]
     if field == "reward_model" and value is not None:
         value = written(value) if isinstance(value, str) else value
@@ -211,9 +212,9 @@ def _answer(where: str, record: Record, field: str) -> tuple[str, str | None]:
     return ("", bare(text)) if answer is None else (solution, answer or None)
 
 
-def _steps(where: str, record: Record, named: str, reading: Reading) -> tuple[tuple[str, ...], str]:
-    """The steps that are listed, and else a text that has them. A column that arrow filled with nulls is as none."""
-    for field in [named] if named else _STEPS:
+def _steps(where: str, record: Record, chosen: str, reading: Reading) -> tuple[tuple[str, ...], str]:
+    """Return the steps that are listed, else a text that has them. A column that arrow filled with nulls is as none."""
+    for field in [chosen] if chosen else _STEPS:
         value = record.get(field)
         if isinstance(value, str):
             value = listed(where, record, field)
@@ -225,7 +226,7 @@ def _steps(where: str, record: Record, named: str, reading: Reading) -> tuple[tu
         if isinstance(value, str) and (text := _without_mark(value)):
             reading.note("steps", [field])
             return (), text
-        if value and not isinstance(value, str) and field in (named, *_STEPS[:3]):
+        if value and not isinstance(value, str) and field in (chosen, *_STEPS[:3]):
             raise UserError(
                 f"{where}: field '{field}' is neither texts nor a text; write [\"<<1+2=3>>\", ...] or leave it out"
             )
@@ -233,7 +234,7 @@ def _steps(where: str, record: Record, named: str, reading: Reading) -> tuple[tu
 
 
 def _without_mark(text: str) -> str:
-    """A solution without its answer's mark; "" for what is none, but a number."""
+    """Return a solution without its answer's mark; "" for what is none, but a number."""
     return marked(text)[0] if text.strip() and not canonical_number(text) else ""
 
 
@@ -247,7 +248,7 @@ ROLES = {"question": (EDGES, *_NODES), "answer": ("target",), "steps": (_LAYERS,
 
 
 def read_graph(where: str, record: Mapping[str, Any]) -> tuple[str, tuple[str, ...], str]:
-    """A record's question, steps and answer.
+    """Return a record's question, steps and answer.
 
     Args:
         where: file and record, for messages.
@@ -260,20 +261,21 @@ def read_graph(where: str, record: Mapping[str, Any]) -> tuple[str, tuple[str, .
     """
 
     try:
-        told = [f"{int(begin)} {int(end)}" for begin, end in record[EDGES]]
+        edges = [f"{int(begin)} {int(end)}" for begin, end in record[EDGES]]
         target, other, root = (str(int(record[field])) for field in _NODES)
         layers: Any = record[_LAYERS]
-        far = [layers[str(k)] for k in range(1, len(layers) + 1) if layers.get(str(k))]  # 0 may be there, root itself
-        steps = tuple(" ".join(str(int(node)) for node in layer) for layer in far)
-        if not told or target not in steps[-1].split():
+        # 0 may be there, root itself.
+        distances = [layers[str(k)] for k in range(1, len(layers) + 1) if layers.get(str(k))]
+        steps = tuple(" ".join(str(int(node)) for node in layer) for layer in distances)
+        if not edges or target not in steps[-1].split():
             raise ValueError("target is in no layer")
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
         raise UserError(
             f"{where}: is no graph ({in_a_line(error)}); write edges [[0, 2], ..], target, neg_target and root, and "
             'neighbor_k {"1": [9, 5], .., "4": [TARGET]}, or leave out config.data.fields'
         ) from None
-    rng = np.random.default_rng(zlib.crc32(" ".join([*told, target, other, root]).encode()))
-    told = [told[place] for place in rng.permutation(len(told))]
+    rng = np.random.default_rng(zlib.crc32(" ".join([*edges, target, other, root]).encode()))
+    edges = [edges[place] for place in rng.permutation(len(edges))]
     first, second = (target, other) if rng.random() < 0.5 else (other, target)
-    question = f"{f' {BAR} '.join(told)} {ASKED} {first} {second} {ROOT} {root}"
+    question = f"{f' {BAR} '.join(edges)} {ASKED} {first} {second} {ROOT} {root}"
     return question, steps, target

@@ -46,13 +46,13 @@ def _read_icot(path: Path) -> Rows:
 
 
 def _read_csv(path: Path) -> Rows:
-    """Columns lie between tabs, semicolons or commas, by the header."""
+    """Read columns that lie between tabs, semicolons or commas, by the header."""
     text = _read_text(path)
     header = text.partition("\n")[0]
     delimiter = next((sign for sign in "\t;" if sign in header and "," not in header), ",")
     reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     try:
-        _once(reader.fieldnames or (), str(path))
+        _check_names(reader.fieldnames or (), str(path))
         for record in reader:
             where = f"{path}, line {reader.line_num}"
             if None in record or None in record.values():
@@ -91,20 +91,20 @@ FILE_READERS: dict[str, Callable[[Path], Rows]] = {
 
 
 def arrow_records(table: "pyarrow.Table") -> list[dict[str, Any]]:
-    """The rows; floating-point numbers as the shortest decimals that their type reads back, also within lists."""
-    _once(table.column_names)
+    """Return the rows, floating-point numbers as the shortest decimals of their type, also within lists."""
+    _check_names(table.column_names)
     columns = {name: _arrow_values(table[name]) for name in table.column_names}
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 def _arrow_values(column: Any) -> list[Any]:
-    """The values of an array or a column of arrow."""
+    """Return the values of an array or a column of arrow."""
     values = column.to_pylist()
     return [_shortest(value, column.type) for value in values] if _FLOATING.search(str(column.type)) else values
 
 
 def _shortest(value: Any, kind: Any) -> Any:
-    """A value of arrow: each number of a floating-point type as its shortest decimal, and None for NaN."""
+    """Convert a value of arrow: each floating-point number to its shortest decimal, and NaN to None."""
     from pyarrow import types
 
     if value is None:
@@ -120,11 +120,11 @@ def _shortest(value: Any, kind: Any) -> Any:
 
 
 def _decimal(value: Any) -> Number | None:
-    """A float of Python or NumPy as its shortest decimal, None for NaN."""
+    """Convert a float of Python or NumPy to its shortest decimal, NaN to None."""
     return None if value != value else Number(str(value).removesuffix(".0"))
 
 
-def _once(names: Iterable[Any], where: str = "records") -> None:
+def _check_names(names: Iterable[Any], where: str = "records") -> None:
     """Refuse a table that has two columns of a name.
 
     Raises:
@@ -137,7 +137,7 @@ def _once(names: Iterable[Any], where: str = "records") -> None:
 
 
 def dataset_records(dataset: Any) -> Iterator[Any]:
-    """The records of a `datasets.Dataset`."""
+    """Yield the records of a `datasets.Dataset`."""
     for table in dataset.with_format("arrow").iter(batch_size=1000):
         yield from arrow_records(table)
 
@@ -148,35 +148,36 @@ class ProblemRecord(dict[str, Any]):
     columns: Mapping[str, Any]
 
 
-def given_rows(given: Any) -> Rows:
-    """The records of what a caller holds.
+def given_rows(records: Any) -> Rows:
+    """Yield the records of what a caller holds.
 
     Args:
-        given: dicts or `Problem`s in a list, a Series or anything that goes through them; a table of pandas, polars or
-            pyarrow, or a `datasets.Dataset`.
+        records: dicts or `Problem`s in a list, a Series or anything that goes through them; a table of pandas, polars
+            or pyarrow, or a `datasets.Dataset`.
     Yields:
         (where, record) as the readers of files do.
     Raises:
         UserError: it is something else.
     """
-    for number, record in enumerate(_held(given), start=1):
+    for number, record in enumerate(_records_of(records), start=1):
         yield f"record {number}", record
 
 
-def _held(given: Any) -> Iterable[Any]:
-    given = given.to_arrow() if hasattr(given, "to_arrow") else given  # of polars
-    if hasattr(given, "to_pylist"):  # of pyarrow: a table, or an array of structs
-        return arrow_records(given) if hasattr(given, "schema") else _arrow_values(given)
-    if hasattr(given, "columns") and hasattr(given, "to_dict"):  # of pandas, which would widen floats
-        _once(given.columns)
-        columns = {name: _pandas_values(given[name]) for name in given.columns}
+def _records_of(records: Any) -> Iterable[Any]:
+    records = records.to_arrow() if hasattr(records, "to_arrow") else records  # of polars
+    if hasattr(records, "to_pylist"):  # of pyarrow: a table, or an array of structs
+        return arrow_records(records) if hasattr(records, "schema") else _arrow_values(records)
+    if hasattr(records, "columns") and hasattr(records, "to_dict"):  # of pandas, which would widen floats
+        _check_names(records.columns)
+        columns = {name: _pandas_values(records[name]) for name in records.columns}
         rows = zip(*columns.values(), strict=True)
         return ({name: _plain(value) for name, value in zip(columns, row, strict=True)} for row in rows)
-    if isinstance(given, Mapping | bytes) or not isinstance(given, Iterable) or getattr(given, "ndim", 1) == 0:
+    if isinstance(records, Mapping | bytes) or not isinstance(records, Iterable) or getattr(records, "ndim", 1) == 0:
         raise UserError(
-            f"{type(given).__name__} holds no records; give a file, a list of dicts, a DataFrame or a datasets.Dataset"
+            f"{type(records).__name__} holds no records; give a file, a list of dicts, a DataFrame or a "
+            "datasets.Dataset"
         )
-    return dataset_records(given) if hasattr(given, "with_format") else map(_plain, given)
+    return dataset_records(records) if hasattr(records, "with_format") else map(_plain, records)
 
 
 def _pandas_values(column: Any) -> Iterable[Any]:
@@ -188,7 +189,7 @@ def _pandas_values(column: Any) -> Iterable[Any]:
 
 
 def _plain(value: Any) -> Any:
-    """As a file's record has it: numbers as the shortest texts, arrays as lists, what stands for nothing as None."""
+    """Convert a value to what a file's record has: shortest texts of numbers, lists of arrays, None for nothing."""
     if isinstance(value, str | bool | None):
         return value
     if isinstance(value, Problem):

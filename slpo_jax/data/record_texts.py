@@ -25,7 +25,7 @@ class Number(str):
 
 
 def plain(value: Any) -> Any:
-    """What a reward is given of a cell: numbers as int or float, in lists and dicts too."""
+    """Convert a cell to what a reward is given: numbers as int or float, in lists and dicts too."""
     if isinstance(value, Number):
         return int(Decimal(value)) if value.lstrip("-").isdigit() else float(value)
     if isinstance(value, Mapping):
@@ -34,22 +34,22 @@ def plain(value: Any) -> Any:
 
 
 def constant(name: str) -> Number | None:
-    """JSON's NaN, which is a missing value, and its infinities."""
+    """Convert JSON's NaN, which is a missing value, and its infinities."""
     return None if name == "NaN" else Number(name)
 
 
 def is_number(value: Any) -> bool:
-    """Whether a cell has a number as one; True and False are none."""
+    """Tell whether a cell has a number as one; True and False are none."""
     return isinstance(value, int | Decimal | Number) and not isinstance(value, bool)
 
 
 def is_missing(value: Any) -> bool:
-    """Whether a cell holds nothing; "None" may be an answer or a choice."""
+    """Tell whether a cell holds nothing; "None" may be an answer or a choice."""
     return value is None or (isinstance(value, str) and value.strip().lower() in _NOTHING)
 
 
 def written(text: str) -> list[Any] | dict[str, Any] | None:
-    """The list or dict that a text writes, as JSON or Python do; None for another text."""
+    """Parse the list or dict that a text writes, as JSON or Python do; None for another text."""
     text = text.strip()
     if not text.startswith(("[", "{")):
         return None
@@ -95,7 +95,7 @@ def message_of(where: str, record: Mapping[str, Any], field: str, role: str, nee
 
 
 def text_of(where: str, record: Mapping[str, Any], field: str) -> str:
-    """The text of a field, "" where it is missing.
+    """Return the text of a field, "" where it is missing.
 
     Raises:
         UserError: it is something else.
@@ -107,7 +107,7 @@ def text_of(where: str, record: Mapping[str, Any], field: str) -> str:
 
 
 def listed(where: str, record: Mapping[str, Any], field: str) -> list[Any] | str:
-    """The list that a field's text writes, as tables of texts have it, or the text.
+    """Return the list that a field's text writes, as tables of texts have it, or the text.
 
     Raises:
         UserError: it begins as a list of texts and is none.
@@ -120,7 +120,7 @@ def listed(where: str, record: Mapping[str, Any], field: str) -> list[Any] | str
 
 
 def only_one(value: Any) -> Any:
-    """What stands alone in a list, also in one that a text writes; else the value."""
+    """Return what stands alone in a list, also in one that a text writes; else the value."""
     items = written(value) if isinstance(value, str) and _LIST.match(value) else value
     return items[0] if isinstance(items, list) and len(items) == 1 and not isinstance(items[0], Mapping) else value
 
@@ -151,7 +151,7 @@ _BEHIND_THOUGHT = re.compile(r"(.*)</think>(.*)", re.DOTALL)
 
 
 def marked(text: str) -> tuple[str, str | None]:
-    r"""A solution without the mark behind which its answer stands, and the answer.
+    r"""Return a solution without the mark behind which its answer stands, and the answer.
 
     The mark is the tag <answer>, or else the end of a thought, </think> or its like, or else the last "####", or else
     the last \boxed{}, or else "the answer is", "answer:" and so on in the last line or the one before it.
@@ -173,7 +173,7 @@ def marked(text: str) -> tuple[str, str | None]:
 
 
 def without_tags(text: str) -> str:
-    """A text without <think> and its like, in whose places lines end."""
+    """Return a text without <think> and its like, in whose places lines end."""
     return _TAG.sub("\n", text)
 
 
@@ -183,7 +183,7 @@ def _plain_tag(match: re.Match[str]) -> str:
 
 
 def _marked(text: str) -> tuple[str, str | None]:
-    """`marked` of a text without tags."""
+    """Return `marked` of a text without tags."""
     before, hashes, after = text.rpartition("####")
     first, _, rest = after.strip().partition("\n")
     if hashes and not (rest and _NEXT_LINE.match(f"{first}\n1")):  # which may also be a heading
@@ -194,21 +194,21 @@ def _marked(text: str) -> tuple[str, str | None]:
     answer = re.sub(r"[\s*]*\.?[\s*]*\Z", "", last[marks[-1].end() :]) if marks else ""
     if answer:
         sentences = _SENTENCE_END.split(last[: marks[-1].start()].rstrip("*"))
-        kept = sentences[:-1] or sentences * (not lines and "=" in sentences[0])
-        return "\n".join([lines, " ".join(kept).strip()]).strip("\n"), boxed or bare(answer)
+        earlier = sentences[:-1] or sentences * (not lines and "=" in sentences[0])
+        return "\n".join([lines, " ".join(earlier).strip()]).strip("\n"), boxed or bare(answer)
     if boxed:
         return lines if _BOX_ALONE.fullmatch(last) else text, boxed
     return text, "" if "\n" in text.strip() and not _MATRIX.fullmatch(text) else None
 
 
 def steps_of(steps: list[Any]) -> list[Any]:
-    """The steps of a list: none has tags, and none is missing or the answer; an empty one stays, as COCONUT has it."""
+    """Clean a list of steps: none has tags, is missing or is the answer; an empty one stays, as COCONUT has it."""
     texts = [without_tags(step).strip("\n") if isinstance(step, str) else step for step in steps]
     return [step for step in texts if step == "" or not (is_missing(step) or _is_answer(step))]
 
 
 def _is_answer(step: Any) -> bool:
-    """Whether a step is a marked answer and nothing else."""
+    """Tell whether a step is a marked answer and nothing else."""
     solution, answer = marked(step) if isinstance(step, str) else (step, None)
     return bool(answer) and not solution.strip()
 
@@ -228,8 +228,8 @@ def written_steps(solved: Sequence[tuple[str, tuple[str, ...], str]]) -> list[tu
     """
     texts = [solution for _, _, solution in solved if solution.strip()]
     annotated = 2 * sum("<<" in text for text in texts) >= len(texts)
-    read = _annotations if annotated else _lines
-    return [listed or read(where, solution) for where, listed, solution in solved]
+    split = _annotations if annotated else _lines
+    return [steps or split(where, solution) for where, steps, solution in solved]
 
 
 def _annotations(where: str, text: str) -> tuple[str, ...]:

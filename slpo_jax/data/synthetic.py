@@ -97,14 +97,14 @@ def synthetic_problems(name: str, config: SyntheticConfig) -> tuple[Problem, ...
     if name not in NAMES:
         raise UserError(f"synthetic:{name}: no such set; give one of {', '.join(NAMES)}")
     earlier = HELD_OUT_NAMES if name == "train" else HELD_OUT_NAMES[: HELD_OUT_NAMES.index(name)]
-    taken = {problem.question for other in earlier for problem in synthetic_problems(other, config)}
+    questions = {problem.question for other in earlier for problem in synthetic_problems(other, config)}
     size = {"train": config.train_size, "valid": config.valid_size}.get(name, config.test_size)
     problems: list[Problem] = []
     most_draws = 20 * size + 10_000
     for problem in itertools.islice(_candidates(name, config), most_draws):
-        if problem.question in taken:
+        if problem.question in questions:
             continue
-        taken.add(problem.question)
+        questions.add(problem.question)
         problems.append(problem)
         if len(problems) == size:
             return tuple(problems)
@@ -136,7 +136,7 @@ def _candidates(name: str, config: SyntheticConfig) -> Iterator[Problem]:
 
 
 def _make(name: str, config: SyntheticConfig, row: list[float]) -> Problem:
-    """One problem from one row of uniforms in [0, 1)."""
+    """Make one problem from one row of uniforms in [0, 1)."""
     person, thing, regime, template, length, first = row[:_DRAWS_A_PROBLEM]
     small = config.max_value // 3
     if name == "large":
@@ -161,7 +161,7 @@ def _make(name: str, config: SyntheticConfig, row: list[float]) -> Problem:
 
 
 def _step(value: int, low: int, high: int, max_value: int, draws: list[float]) -> _Step:
-    """A step from `value` with an operand in low..high that stays in 0..max_value; there always is one."""
+    """Make a step from `value` with an operand in low..high that stays in 0..max_value; there always is one."""
     choice, operand_draw, verb = draws
     factors = [factor for factor in _STORY_FACTORS if value >= low and value * factor <= max_value]
     operators = ["+"] * (2 * (value + low <= max_value)) + ["-"] * (2 * (value >= low)) + ["x"] * bool(factors)

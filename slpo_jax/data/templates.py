@@ -67,18 +67,18 @@ class Template:
         return self.eos_id, *self.more_eos_ids
 
     def prompt(self, question: str) -> Ids:
-        """ids(question text) + [start]."""
+        """Return ids(question text) + [start]."""
         return self.prompts([question])[0]
 
     def prompts(self, questions: Sequence[str], unknown: Counter[str] | None = None) -> list[Ids]:
-        """`prompt` for many questions, much faster than one by one.
+        """Return `prompt` of many questions, much faster than one by one.
 
         Args:
             unknown: is given the words that a word-level tokenizer doesn't know, which are read as its unknown token.
         Raises:
             UserError: without `unknown`, a question has such a word.
         """
-        return self._encode([self.question_text(each) for each in questions], unknown, asked=True)
+        return self._encode([self.question_text(question) for question in questions], unknown, is_prompt=True)
 
     @property
     def prompt_end(self) -> int | None:
@@ -92,9 +92,9 @@ class Template:
     def chat_template(self) -> str:
         """`prompt` of a chat's only message in Jinja, for transformers' `apply_chat_template`."""
         before, after = self.question_text(_PLACE).split(_PLACE)
-        text, whole = (self.tokenizer("?", add_special_tokens=more)["input_ids"] for more in (False, not self.bare))
-        place = whole.index(text[0])  # around it is what the tokenizer puts around any text (Llama's begin-of-text)
-        first, last = map(self.tokenizer.convert_ids_to_tokens, (whole[:place], whole[place + len(text) :]))
+        text, framed = (self.tokenizer("?", add_special_tokens=more)["input_ids"] for more in (False, not self.bare))
+        place = framed.index(text[0])  # around it is what the tokenizer puts around any text (Llama's begin-of-text)
+        first, last = map(self.tokenizer.convert_ids_to_tokens, (framed[:place], framed[place + len(text) :]))
         before, after = "".join(first) + before, after + "".join(last)
         after += "" if self.start_id is None else self.tokenizer.convert_ids_to_tokens(self.start_id)
         return (
@@ -105,24 +105,24 @@ class Template:
         )
 
     def suffix(self, steps: Sequence[str], answer: str) -> Ids:
-        """[end] + ids of every step's text + ids(answer text) + [eos]; the end marker as far as there is one."""
+        """Return [end] + ids of every step's text + ids(answer text) + [eos]; the end marker as far as there is one."""
         return self.join_suffix(self.step_ids([steps])[0], self.answer_ids([answer])[0])
 
     def step_ids(self, solutions: Sequence[Sequence[str]]) -> list[list[Ids]]:
-        """Ids of every step of each solution. Tokenised one by one, so that they don't depend on their neighbours."""
+        """Encode every step of each solution, one by one, so that ids don't depend on their neighbours."""
         flat = iter(self._encode([self.step_text(step, i == 0) for steps in solutions for i, step in enumerate(steps)]))
         return [[next(flat) for _ in steps] for steps in solutions]
 
     def answer_ids(self, answers: Sequence[str], unknown: Counter[str] | None = None) -> list[Ids]:
-        """Ids of each answer's text, without eos; `unknown` as for `prompts`."""
+        """Encode each answer's text, without eos; `unknown` as for `prompts`."""
         return self._encode([self.answer_text(answer) for answer in answers], unknown)
 
     def join_suffix(self, steps: Sequence[Ids], answer: Ids) -> Ids:
-        """`suffix` from the ids of steps and answer."""
+        """Return `suffix` from the ids of steps and answer."""
         return [*self.closing_ids, *(token for step in steps for token in step), *answer, self.eos_id]
 
     def token(self, text: str) -> int:
-        """The id of a text that is one token.
+        """Return the id of a text that is one token.
 
         Raises:
             UserError: the tokenizer splits it, or doesn't know it.
@@ -136,7 +136,7 @@ class Template:
         return ids[0]
 
     def distilled_position(self, ids: Ids, answer: str) -> int:
-        """Where CODI's distillation compares hidden states: at the token just before the answer itself.
+        """Return where CODI's distillation compares hidden states: at the token just before the answer itself.
 
         Args:
             ids: the answer's, from `answer_ids`.
@@ -163,22 +163,23 @@ class Template:
     def _encoder(self) -> "_Encoder":
         return _Encoder(hashlib.sha256(self.tokenizer.backend_tokenizer.to_str().encode()).digest(), self.tokenizer)
 
-    def _encode(self, texts: list[str], unknown: Counter[str] | None = None, asked: bool = False) -> list[Ids]:
-        """Ids of each text, which nobody may change; of those that are asked, prompts, with the start marker.
+    def _encode(self, texts: list[str], unknown: Counter[str] | None = None, is_prompt: bool = False) -> list[Ids]:
+        """Encode each text, into ids that nobody may change; prompts with the start marker.
 
         Special tokens are read in prompts alone, as transformers does.
         """
         distinct = tuple(dict.fromkeys(texts))  # most steps and answers of a set come many times
-        end = () if self.start_id is None or not asked else (self.start_id,)
-        found, lost = _encoded(self._encoder, distinct, asked, asked and not self.bare, self.unknown_id, end)
-        for row, words in lost.items():
+        end = () if self.start_id is None or not is_prompt else (self.start_id,)
+        around = is_prompt and not self.bare
+        encoded, unknown_words = _encoded(self._encoder, distinct, is_prompt, around, self.unknown_id, end)
+        for row, words in unknown_words.items():
             if unknown is None:
                 raise UserError(
                     f"{distinct[row].strip()!r}: the tokenizer doesn't know {listed(words)}; use words that it knows, "
                     f"or another {key_name('config.tokenizer')}"
                 )
             unknown.update(words)
-        by_text = dict(zip(distinct, found, strict=True))
+        by_text = dict(zip(distinct, encoded, strict=True))
         return [by_text[text] for text in texts]
 
 
@@ -194,7 +195,7 @@ class _Encoder:
 def _encoded(
     encoder: _Encoder, texts: tuple[str, ...], special: bool, around: bool, unknown: int | None, end: tuple[int, ...]
 ) -> tuple[list[Ids], dict[int, list[str]]]:
-    """Ids of each text, and by place the words of those that have some which the tokenizer doesn't know.
+    """Encode each text, and return by place the words of those that have some which the tokenizer doesn't know.
 
     A set's are needed where settings are chosen, and where it is trained on.
 
@@ -206,7 +207,7 @@ def _encoded(
     Raises:
         UserError: a text is none.
     """
-    backend, found, lost, more = encoder.tokenizer.backend_tokenizer, list[Ids](), dict[int, list[str]](), [*end]
+    backend, encoded, unknown_words = encoder.tokenizer.backend_tokenizer, list[Ids](), dict[int, list[str]]()
     backend.no_padding()
     backend.no_truncation()
     backend.encode_special_tokens = not special
@@ -214,34 +215,34 @@ def _encoded(
         some = texts[first : first + _AT_ONCE]
         if wrong := next(filter(_HALF.search, some), ""):
             raise UserError(f"{wrong.strip()!r}: has bytes that are no character; write it as UTF-8")
-        found += [row.ids + more for row in backend.encode_batch_fast(some, add_special_tokens=around)]
-    for place, ids in enumerate(found) if unknown is not None else ():
+        encoded += [[*row.ids, *end] for row in backend.encode_batch_fast(some, add_special_tokens=around)]
+    for place, ids in enumerate(encoded) if unknown is not None else ():
         if unknown in ids:
             row, text = backend.encode(texts[place], add_special_tokens=around), texts[place]
             pairs = zip(row.ids, row.offsets, strict=True)
             words = [text[begin:after].strip(" ") or " " for token, (begin, after) in pairs if token == unknown]
-            lost[place] = list(dict.fromkeys(words))
-    return found, lost
+            unknown_words[place] = list(dict.fromkeys(words))
+    return encoded, unknown_words
 
 
 def written_texts(template: Template, problems: Iterable[Problem]) -> Iterator[str]:
-    """All texts that a template makes of problems."""
-    for each in problems:
-        yield template.question_text(each.question)
-        yield template.answer_text(each.answer)
-        for step in each.steps:
+    """Yield all texts that a template makes of problems."""
+    for problem in problems:
+        yield template.question_text(problem.question)
+        yield template.answer_text(problem.answer)
+        for step in problem.steps:
             yield template.step_text(step, True)
             yield template.step_text(step, False)
 
 
 def listed(words: Iterable[str], most: int = 5) -> str:
-    """Some of these words, for a message."""
-    each = list(words)
-    return ", ".join(map(repr, each[:most])) + (f" and {len(each) - most} more" if len(each) > most else "")
+    """Write some of these words, for a message."""
+    items = list(words)
+    return ", ".join(map(repr, items[:most])) + (f" and {len(items) - most} more" if len(items) > most else "")
 
 
 def token_texts(template: Template, rows: int) -> list[str]:
-    """The text of each of the model's token ids; a special token's is its name, a padded row's is empty.
+    """Return the text of each of the model's token ids; a special token's is its name, a padded row's is empty.
 
     Args:
         rows: of the model's vocabulary.
@@ -253,7 +254,7 @@ def token_texts(template: Template, rows: int) -> list[str]:
 
 
 def _literal(text: str) -> str:
-    """A text in Jinja; "" for none."""
+    """Write a text in Jinja; "" for none."""
     return json.dumps(text, ensure_ascii=False) if text else ""
 
 

@@ -15,7 +15,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 from slpo_jax.data.generated import GENERATED
 from slpo_jax.data.tokenizer_files import GPT2_EOS, read_tokenizer
 from slpo_jax.errors import UserError, key_name
-from slpo_jax.io.hub import is_hub_id, snapshot
+from slpo_jax.io.files import is_hub_id, snapshot
 from slpo_jax.settings import FieldError
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ PAD, UNK, EOS = "<pad>", "<unk>", "<eos>"
 
 
 def task_tokenizer(task: str, number: int) -> "PreTrainedTokenizerFast":
-    """A word-level tokenizer for a generated task: one token a word.
+    """Make a word-level tokenizer for a generated task: one token a word.
 
     Words are separated by white space; a line break is a token of its own. Decoding joins the tokens with single
     spaces, so that it gives the text back up to white space.
@@ -56,7 +56,7 @@ def task_tokenizer(task: str, number: int) -> "PreTrainedTokenizerFast":
 
 
 def nodes_tokenizer(largest: int) -> "PreTrainedTokenizerFast":
-    """The word-level tokenizer of Zhu et al. (2025) for graphs: node n is token n, and eos pads.
+    """Make the word-level tokenizer of Zhu et al. (2025) for graphs: node n is token n, and eos pads.
 
     Args:
         largest: published with 30, which are 40 tokens. The last, which no text of theirs has, stands here for what is
@@ -79,7 +79,7 @@ def _word_level(tokens: Sequence[str], pad: str) -> "PreTrainedTokenizerFast":
 
 
 def byte_tokenizer() -> "PreTrainedTokenizerFast":
-    """A tokenizer for any text: a token a byte, whose value is its id, and GPT-2's end."""
+    """Make a tokenizer for any text: a token a byte, whose value is its id, and GPT-2's end."""
     backend = Tokenizer(models.BPE(_byte_alphabet(), merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
@@ -89,7 +89,7 @@ def byte_tokenizer() -> "PreTrainedTokenizerFast":
 
 
 def words_of(texts: Iterable[str], most: float = math.inf) -> list[str]:
-    """The different words of these texts, in alphabetical order: runs of letters, of digits or of other signs.
+    """Return the different words of these texts, in alphabetical order: runs of letters, digits or other signs.
 
     They are cut as GPT-2's are, the space before them included, and one stands before each text.
 
@@ -107,7 +107,7 @@ def words_of(texts: Iterable[str], most: float = math.inf) -> list[str]:
 
 
 def words_tokenizer(words: Sequence[str]) -> "PreTrainedTokenizerFast":
-    """A tokenizer of these words alone.
+    """Make a tokenizer of these words alone.
 
     Decoding gives a text back to the byte, with a space in front of it.
 
@@ -154,14 +154,14 @@ def load_tokenizer(source: str) -> "PreTrainedTokenizerFast":
 
 
 def has_latent_tokens(tokenizer: "PreTrainedTokenizerFast") -> bool:
-    """Whether it knows, by name, the tokens that start and end a thought."""
+    """Tell whether a tokenizer knows, by name, the tokens that start and end a thought."""
     return {START_LATENT, END_LATENT} <= tokenizer.get_vocab().keys()
 
 
 def add_reasoner_tokens(
     tokenizer: "PreTrainedTokenizerFast", names: tuple[str, ...] = COCONUT_TOKENS, first_id: int | None = None
 ) -> dict[str, Any]:
-    """Find the latent tokens by name; where start or end is missing, adds all that are, at the published ids.
+    """Find the latent tokens by name; where start or end is missing, add all that are, at the published ids.
 
     So COCONUT gets start, end and latent at 50257..50259 on GPT-2 and 128256..128258 on Llama-3, CODI pad, start (bot)
     and end (eot). All become special tokens, and a missing pad token becomes CODI's, or else eos. The tokenizer is
@@ -177,8 +177,8 @@ def add_reasoner_tokens(
     Raises:
         UserError: the tokenizer has no eos token, or more tokens than the model.
     """
-    named = has_latent_tokens(tokenizer)
-    if not named and first_id is not None:
+    has_latent = has_latent_tokens(tokenizer)
+    if not has_latent and first_id is not None:
         if len(tokenizer) > first_id:
             raise UserError(
                 f"tokenizer: has {len(tokenizer)} tokens, the model's vocabulary {first_id}; give the model's own "
@@ -186,7 +186,7 @@ def add_reasoner_tokens(
             )
         tokenizer.add_tokens([f"<|unused-{index}|>" for index in range(len(tokenizer), first_id)], special_tokens=True)
     # Checkpoints may have them as ordinary added tokens; adding a known one again keeps its id and makes it special.
-    present = [name for name in names if not named or name in tokenizer.get_vocab()]
+    present = [name for name in names if not has_latent or name in tokenizer.get_vocab()]
     tokenizer.add_tokens([AddedToken(name, special=True, normalized=False) for name in present], special_tokens=True)
     ids = tokenizer.get_vocab()
     if tokenizer.pad_token is None and PAD_LATENT in ids:
@@ -196,7 +196,7 @@ def add_reasoner_tokens(
 
 
 def end_ids(tokenizer: "PreTrainedTokenizerFast") -> dict[str, Any]:
-    """The ids of a `templates.Template` that any has: of the end, and of padding, which is the end if need be.
+    """Return the ids that any `templates.Template` has: of the end, and of padding, the end's if need be.
 
     Raises:
         UserError: the tokenizer has no eos token.
@@ -222,7 +222,7 @@ def add_words(tokenizer: "PreTrainedTokenizerFast", text: str, apart: bool = Tru
 
 
 def token_bytes(tokenizer: "PreTrainedTokenizerFast") -> list[bytes]:
-    """The bytes that each id stands for, for the device verifier.
+    """Return the bytes that each id stands for, for the device verifier.
 
     For byte-level BPE the concatenation over a sequence is exactly the UTF-8 text that `decode(ids,
     skip_special_tokens=True)` gives (which shows bytes that are no UTF-8 as U+FFFD). For word-level tokenizers every
@@ -251,7 +251,7 @@ def token_bytes(tokenizer: "PreTrainedTokenizerFast") -> list[bytes]:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """The printable character that byte-level BPE writes for each byte, as in GPT-2.
+    """Return the printable character that byte-level BPE writes for each byte, as in GPT-2.
 
     Printable Latin-1 stands for itself; the other bytes, in order, are U+0100 and up.
     """

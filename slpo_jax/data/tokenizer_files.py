@@ -1,7 +1,11 @@
-"""Hugging Face's tokenizer files: read as they are, and written so that other versions of transformers read them.
+"""Tokenizers in files: Hugging Face's, read as they are and written for other versions of transformers, and GGUF's.
 
 tokenizer.json is the whole tokenizer. transformers 5 lets the class that tokenizer_config.json names build its own from
 the vocabulary instead, with that class's pre-tokenizer; what a model was trained with is what its file says.
+
+A GGUF file's fields describe a byte-level BPE of SmolLM2's or Llama 3's kind. transformers converts these too, but
+needs torch for it, takes no note of "smollm" (SmolLM2's digits are split one by one before the text is, which moves
+white space that stands before a number) and merges within words that Llama 3's vocabulary holds whole.
 """
 
 import inspect
@@ -10,12 +14,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from absl import logging
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 
-from slpo_jax.errors import UserError, first_line
+from slpo_jax.errors import UserError, first_line, key_name
 from slpo_jax.io.files import read_json
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
+
 
 SETTINGS = "tokenizer_config.json"
 WHOLE = "tokenizer.json"
@@ -29,7 +35,7 @@ _OF_ITSELF = (
 
 
 def read_tokenizer(directory: Path) -> "PreTrainedTokenizerFast":
-    """The tokenizer of a directory: its tokenizer.json as it is, else its vocab.json and merges.txt.
+    """Read a directory's tokenizer: its tokenizer.json as it is, else its vocab.json and merges.txt.
 
     Code that the directory brings is never run.
 
@@ -37,13 +43,13 @@ def read_tokenizer(directory: Path) -> "PreTrainedTokenizerFast":
         UserError: there is neither, or they can't be used.
     """
     settings = read_json(directory / SETTINGS, _REMEDY, default={})
-    whole = (directory / WHOLE).is_file()
-    if not whole and not all((directory / name).is_file() for name in ("vocab.json", "merges.txt")):
+    has_whole = (directory / WHOLE).is_file()
+    if not has_whole and not all((directory / name).is_file() for name in ("vocab.json", "merges.txt")):
         raise UserError(f"tokenizer {directory}: has neither {WHOLE} nor vocab.json + merges.txt; add them")
     if "auto_map" in settings:
         logging.warning("tokenizer %s: its own code is not run; its files are taken as they are", directory)
     try:
-        return _whole(directory, settings) if whole else _of_class(directory, settings)
+        return _whole(directory, settings) if has_whole else _of_class(directory, settings)
     except UserError:
         raise
     except Exception as error:  # the library raises a bare Exception for a malformed file
@@ -54,8 +60,8 @@ def save_tokenizer(tokenizer: "PreTrainedTokenizerFast", folder: Path) -> None:
     """Write tokenizer.json and beside it what transformers 4.57 and 5 alike need to take it as it is."""
     tokenizer.save_pretrained(folder)
     path = folder / SETTINGS
-    written = json.loads(path.read_text(encoding="utf-8"))
-    settings = {key: value for key, value in written.items() if key not in _OF_ITSELF}
+    saved = json.loads(path.read_text(encoding="utf-8"))
+    settings = {key: value for key, value in saved.items() if key not in _OF_ITSELF}
     settings["tokenizer_class"] = "PreTrainedTokenizerFast"
     if tokenizer.extra_special_tokens:
         settings["additional_special_tokens"] = [str(token) for token in tokenizer.extra_special_tokens]
@@ -70,16 +76,16 @@ def _whole(directory: Path, settings: dict[str, Any]) -> "PreTrainedTokenizerFas
 
     tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(directory)
     # Marker tokens that no file names, as GPT-2's own don't, are those of the class.
-    known = inspect.signature(_class(_class_name(directory, settings)).__init__).parameters
+    parameters = inspect.signature(_class(_class_name(directory, settings)).__init__).parameters
     for key in _NAMED:
-        token = known[key].default if key in known else None
+        token = parameters[key].default if key in parameters else None
         if key not in settings and getattr(tokenizer, key) is None and token in tokenizer.get_vocab():
             setattr(tokenizer, key, token)
     return tokenizer
 
 
 def _of_class(directory: Path, settings: dict[str, Any]) -> "PreTrainedTokenizerFast":
-    """A bare vocabulary with its merges, for which the class alone says how text is cut; without one it is GPT-2's."""
+    """Read a bare vocabulary with its merges, for which the class alone says how text is cut; else as GPT-2's."""
     import transformers
 
     name = _class_name(directory, settings)
@@ -92,16 +98,102 @@ def _of_class(directory: Path, settings: dict[str, Any]) -> "PreTrainedTokenizer
 
 
 def _class_name(directory: Path, settings: dict[str, Any]) -> str:
-    """As its files name it, or as GPT-2's config.json means without naming it; "" where nothing does."""
+    """Return the class that the files name, or that GPT-2's config.json means without naming it; else ""."""
     model = read_json(directory / "config.json", _REMEDY, default={})
     default = "GPT2Tokenizer" if model.get("model_type") == "gpt2" else ""
     return str(settings.get("tokenizer_class") or model.get("tokenizer_class") or default)
 
 
 def _class(name: str) -> Any:
-    """transformers' class of that name; the one that takes a tokenizer.json as it is where there is none."""
+    """Return transformers' class of that name; the one that takes a tokenizer.json as it is where there is none."""
     import transformers
 
-    found = getattr(transformers, name, None) or getattr(transformers, name.removesuffix("Fast"), None)
-    known = isinstance(found, type) and issubclass(found, transformers.PreTrainedTokenizerBase)
-    return found if known else transformers.PreTrainedTokenizerFast
+    kind = getattr(transformers, name, None) or getattr(transformers, name.removesuffix("Fast"), None)
+    is_tokenizer = isinstance(kind, type) and issubclass(kind, transformers.PreTrainedTokenizerBase)
+    return kind if is_tokenizer else transformers.PreTrainedTokenizerFast
+
+
+_IS_SPECIAL = {3: True, 4: False}  # of the format's kinds of token control and user-defined, which are found whole
+# English contractions; a word with the one mark before it; up to three digits; punctuation; line ends; white space.
+LLAMA3_PATTERN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+    r"|[^\r\n\p{L}\p{N}]?\p{L}+"
+    r"|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+"
+    r"|\s+(?!\S)"
+    r"|\s+"
+)
+PRE_TOKENIZERS = {
+    "smollm": (pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)),
+    "llama-bpe": (
+        pre_tokenizers.Split(Regex(LLAMA3_PATTERN), behavior="isolated"),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+    ),
+}
+
+
+def token_id(path: Path, fields: dict[str, Any], key: str, vocab_size: int) -> int | None:
+    """Return the id that a file names as its "bos", "eos", "eot", "eom", "unknown" or "padding" token, or None.
+
+    Raises:
+        UserError: it's no token's id.
+    """
+    index = fields.get(f"tokenizer.ggml.{key}_token_id")
+    if index is not None and (type(index) is not int or not 0 <= index < vocab_size):
+        raise UserError(f"{path}: tokenizer.ggml.{key}_token_id {index} is no token's id; fetch the file again")
+    return index
+
+
+def build_tokenizer(path: Path, fields: dict[str, Any], vocab_size: int, max_length: int) -> "PreTrainedTokenizerFast":
+    """Build the tokenizer of a GGUF file.
+
+    Args:
+        fields: of the file's header.
+        vocab_size: rows of the model's embedding.
+        max_length: positions of the model.
+    Returns:
+        a fast tokenizer with the file's ids. Control tokens are special; user-defined ones are found whole.
+    Raises:
+        UserError: it's no byte-level BPE, its pre-tokenizer is unknown, or its fields are missing or don't fit.
+    """
+    advice = f"name the model's own tokenizer in {key_name('config.tokenizer')}"
+    model, pre = fields.get("tokenizer.ggml.model"), fields.get("tokenizer.ggml.pre")
+    if model != "gpt2" or pre not in PRE_TOKENIZERS:
+        supported = ", ".join(PRE_TOKENIZERS)
+        raise UserError(f"{path}: tokenizer.ggml.model {model!r} with tokenizer.ggml.pre {pre!r} isn't supported, only "
+                        f"byte-level BPE ('gpt2') with {supported}; {advice}")  # fmt: skip
+    begins = pre == "llama-bpe"  # with bos, where the file doesn't say
+    try:
+        tokens, merges = (fields[f"tokenizer.ggml.{key}"] for key in ("tokens", "merges"))
+        pairs = [(left, right) for left, right in (merge.split(" ") for merge in merges)]
+        vocab = {token: index for index, token in enumerate(tokens)}
+        backend = Tokenizer(models.BPE(vocab=vocab, merges=pairs, ignore_merges=begins))
+    except Exception as error:  # the library raises a bare one for a merge whose parts are no tokens
+        raise UserError(f"{path}: tokenizer.ggml.tokens and tokenizer.ggml.merges don't fit; {advice}") from error
+    if len(vocab) != vocab_size:
+        raise UserError(f"{path}: tokenizer.ggml.tokens isn't {vocab_size} different tokens; {advice}")
+    backend.pre_tokenizer, backend.decoder = pre_tokenizers.Sequence([*PRE_TOKENIZERS[pre]]), decoders.ByteLevel()
+    kinds = fields.get("tokenizer.ggml.token_type", [])
+    # As it goes by the text, each keeps the id that it has.
+    added = [(token, _IS_SPECIAL[kind]) for token, kind in zip(tokens, kinds, strict=False) if kind in _IS_SPECIAL]
+    backend.add_tokens([AddedToken(token, special=special, normalized=False) for token, special in added])
+    markers: dict[str, str | None] = {}
+    for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
+        index = token_id(path, fields, key, vocab_size)
+        markers[f"{name}_token"] = None if index is None else tokens[index]
+    bos, eos = (
+        [token] if fields.get(f"tokenizer.ggml.add_{name}", default) and (token := markers[name]) else []
+        for name, default in (("bos_token", begins), ("eos_token", False))
+    )
+    specials = [(token, vocab[token]) for token in (*bos, *eos)]
+    backend.post_processor = processors.TemplateProcessing(single=[*bos, "$A", *eos], special_tokens=specials)
+    import transformers
+
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        clean_up_tokenization_spaces=False,
+        model_max_length=max_length,
+        chat_template=fields.get("tokenizer.chat_template"),
+        **markers,
+    )

@@ -70,7 +70,6 @@ def record_rows(
     """
     sampled = {seed: scored(completions, samples) for seed, completions in sampled.items()}
     searched = searched or {}
-    scorers = [name for rollouts in [*sampled.values()][:1] for name in rollouts if name in SCORERS]
 
     def rows_of(index: int) -> list[tuple[int, Completions, int]]:
         return [(seed, rollouts, index * samples + m) for seed, rollouts in sampled.items() for m in range(samples)]
@@ -100,19 +99,22 @@ def record_rows(
             "correct": correct,
             "problem_steps": len(problem.steps) or None,
             "samples": [
-                {
-                    "seed": seed,
-                    "completion": reading.text,
-                    "answer": reading.answer,
-                    "latent_steps": int(values["latent_steps"][row]),
-                    "cut": reading.cut,
-                    "correct": hit,
-                }
-                | ({} if vote == reading.answer else {"vote": vote})
-                | ({"scores": {name: float(values[name][row]) for name in scorers}} if scorers else {})
-                for (seed, values, row), reading, vote, hit in zip(rows, tries, votes, right[: len(rows)], strict=True)
+                _sample(*place, reading, hit) | ({} if vote == reading.answer else {"vote": vote})
+                for place, reading, vote, hit in zip(rows, tries, votes, right[: len(rows)], strict=True)
             ],
         } | ({"searched": chosen} if chosen else {})
+
+
+def _sample(seed: int, rollouts: Completions, row: int, reading: Reading, correct: bool) -> dict[str, Any]:
+    scores = {name: float(rollouts[name][row]) for name in rollouts if name in SCORERS}
+    return {
+        "seed": seed,
+        "completion": reading.text,
+        "answer": reading.answer,
+        "latent_steps": int(rollouts["latent_steps"][row]),
+        "cut": reading.cut,
+        "correct": correct,
+    } | ({"scores": scores} if scores else {})
 
 
 def _judged(
@@ -144,7 +146,7 @@ def thought_rows(
 
     Args:
         texts: of each token.
-        seen: the deterministic rollouts of a set's first problems, probed.
+        probed: the deterministic rollouts of a set's first problems, probed.
         gated: whether a trained gate chooses the number of latents; otherwise its probabilities mean nothing.
         reads: how thoughts were said in words, if they were.
     """

@@ -4,8 +4,8 @@ import contextlib
 import dataclasses
 import functools
 import zlib
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -13,19 +13,20 @@ import numpy as np
 from jax.sharding import Mesh
 
 from slpo_jax.data.batches import EncodedProblems, end_to_end, pad_prompts
-from slpo_jax.errors import UserError, in_a_line
 from slpo_jax.evaluation.beam import beam_search
 from slpo_jax.evaluation.completions import Completions
-from slpo_jax.evaluation.records import PLACES, RolloutCache
+from slpo_jax.evaluation.records import PLACES, RolloutCache, in_order
 from slpo_jax.policy import noise
 from slpo_jax.policy.explain import Reads, explain, probe, reads_of
 from slpo_jax.policy.policy import Policy, Prompts, Stopping
-from slpo_jax.policy.rollout import Trajectories, sample
-from slpo_jax.policy.scorers import SCORERS
+from slpo_jax.policy.rollout import sample
+from slpo_jax.policy.scorers import score_rollouts
 from slpo_jax.runtime import hosts
 from slpo_jax.runtime.mesh import EVERYWHERE, ROWS, over_rows, shard_rows
 from slpo_jax.runtime.progress import Progress
 from slpo_jax.settings import FieldError, check_fields, setting
+
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,7 +106,7 @@ class RolloutBatch(NamedTuple):
 
 
 def classes(lengths_I: np.ndarray, slots: Sequence[int], together: int) -> list[np.ndarray]:
-    """Yield items whose prompts fit the same bucket, in whole batches; the others go with the next bucket's.
+    """List items whose prompts fit the same bucket, in whole batches; the others go with the next bucket's.
 
     Args:
         lengths_I: ascending.
@@ -127,10 +128,10 @@ def shard(items: np.ndarray, rows: int, devices: int) -> tuple[np.ndarray, np.nd
         int [shards, rows], and bool, whether it is not there only to fill up.
     """
     count = -(-len(items) // (rows * devices)) * devices
-    shard_S, row_R = np.arange(count)[:, None], np.arange(rows)
+    shard_H, row_R = np.arange(count)[:, None], np.arange(rows)
     # To and fro: who gets the longest of one round gets the shortest of the next.
-    items_SR = count * row_R + np.where(row_R % 2, count - 1 - shard_S, shard_S)
-    return items[np.minimum(items_SR, len(items) - 1)], items_SR < len(items)
+    items_HR = count * row_R + np.where(row_R % 2, count - 1 - shard_H, shard_H)
+    return items[np.minimum(items_HR, len(items) - 1)], items_HR < len(items)
 
 
 class Evaluator:
@@ -189,7 +190,7 @@ class Evaluator:
             if reads:
                 values["words"] = explain(policy, params, policy.latent_policy.feed(params, out.actions), reads)
             if noisy:
-                values |= {name: _scored(name, policy, params, prompts, out) for name in self.scorers}
+                values |= {name: score_rollouts(name, policy, params, prompts, out) for name in self.scorers}
             return values
 
         return over_rows(local, self.mesh, (EVERYWHERE, ROWS, ROWS, ROWS, ROWS, EVERYWHERE, ROWS))
@@ -231,6 +232,10 @@ class Evaluator:
                     np.repeat(real_B, copies),
                 )
 
+    def _noise_key(self, seed: int | None, name: str) -> jax.Array:
+        key = noise.stream_key(self.key, "evaluate", seed or 0)
+        return jax.random.fold_in(key, zlib.crc32(name.encode())) if name else key
+
     def run(
         self,
         params: Any,
@@ -269,48 +274,34 @@ class Evaluator:
         rules = np.broadcast_to(np.asarray(rule, np.float32 if stopping == "threshold" else np.int32), count)
         thinks = stopping == "threshold" or bool(rules.any())  # without a thought even where it ends with a marker
         program = self.program(seed is not None, stopping, keep_latents, probed, reads, searched, thinks)
-        key = noise.stream_key(self.key, "evaluate", seed or 0)
-        key = jax.random.fold_in(key, zlib.crc32(name.encode())) if name else key
+        key = self._noise_key(seed, name)
         total, results = count * samples, cache.batches() if cache else []
         is_known = np.isin(np.arange(total), [row for batch in results for row in batch[PLACES]])
         hosts.barrier("evaluation")  # all have read what there is before the first adds to it
-        progress, pending = Progress(label, total, unit="rollout", keep=False), None
 
-        def finish(number: int, rows_N: np.ndarray, real_N: np.ndarray, out: Any) -> None:
-            batch = {PLACES: rows_N[real_N]} | {name: hosts.whole(values)[real_N] for name, values in out.items()}
-            if cache:
-                cache.add(number, batch)
-            results.append(batch)
-            is_known[batch[PLACES]] = True
-            progress.update(int(is_known.sum()))
-
-        with contextlib.closing(progress):
+        def begun() -> Iterator[tuple[int, np.ndarray, np.ndarray, Any]]:
             for number, batch in enumerate(self.batches(problems, count, samples)):
                 rows_N = batch.index_N.astype(np.int64) * samples + batch.sample_N
-                if hosts.agreed(bool(is_known[rows_N[batch.real_N]].all()), cache and cache.folder):
-                    continue
-                rows = shard_rows((batch.prompts, batch.index_N, batch.sample_N, batch.real_N), self.mesh)
-                out = program(params, *rows, key, shard_rows(rules[batch.index_N], self.mesh))
-                if pending is not None:  # wait for the batch before, so that one is always under way
-                    finish(*pending)
-                pending = number, rows_N, batch.real_N, out
-            if pending is not None:
-                finish(*pending)
-        whole = {name: np.concatenate([batch[name] for batch in results]) for name in results[0]}
-        _, order = np.unique(whole.pop(PLACES), return_index=True)
-        return {name: values[order] for name, values in whole.items()}
+                if not hosts.agreed(bool(is_known[rows_N[batch.real_N]].all()), cache and cache.folder):
+                    rows = shard_rows((batch.prompts, batch.index_N, batch.sample_N, batch.real_N), self.mesh)
+                    out = program(params, *rows, key, shard_rows(rules[batch.index_N], self.mesh))
+                    yield number, rows_N, batch.real_N, out
+
+        with contextlib.closing(Progress(label, total, unit="rollout", keep=False)) as progress:
+            for number, rows_N, real_N, out in _one_behind(begun()):  # so that one is always under way
+                batch = {PLACES: rows_N[real_N]} | {name: hosts.whole(values)[real_N] for name, values in out.items()}
+                if cache:
+                    cache.add(number, batch)
+                results.append(batch)
+                is_known[batch[PLACES]] = True
+                progress.update(int(is_known.sum()))
+        return in_order(results)
 
 
-def _scored(name: str, policy: Policy, params: Any, prompts: Prompts, out: Trajectories) -> jax.Array:
-    """Score each rollout by a scorer.
-
-    Raises:
-        UserError: it fails, or says something else than a number of each.
-    """
-    try:
-        score_N = jnp.asarray(SCORERS[name].score(policy, params, prompts, out), jnp.float32)
-        return score_N.reshape(out.lengths.shape)
-    except Exception as error:  # it may be the user's code, and can raise anything
-        raise UserError(
-            f"config.evaluate.scorers: {name}: {in_a_line(error)}; mend it: it returns a number of each rollout"
-        ) from error
+def _one_behind(items: Iterable[T]) -> Iterator[T]:
+    """Yield each item once the next one is there."""
+    queue = list[T]()
+    for item in items:
+        yield from queue
+        queue = [item]
+    yield from queue

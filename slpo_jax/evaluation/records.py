@@ -212,3 +212,10 @@ class RolloutCache:
         """Remove the folder: its evaluation is written down elsewhere."""
         if hosts.is_first():
             shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def in_order(batches: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """Join batches of rollouts, rows by their `PLACES`, each once."""
+    arrays = {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
+    _, order = np.unique(arrays.pop(PLACES), return_index=True)
+    return {name: values[order] for name, values in arrays.items()}

@@ -15,8 +15,8 @@ from slpo_jax.errors import UserError
 from slpo_jax.evaluation.comparisons import AVERAGE, compare_rows
 from slpo_jax.evaluation.curves import pass_curves, read_metrics, stop_times, training_curves
 from slpo_jax.evaluation.markdown import render
-from slpo_jax.evaluation.page.render import Thoughts, render_page, thoughts_of
 from slpo_jax.evaluation.records import Evals, read_evals
+from slpo_jax.evaluation.render import Thoughts, render_page, thoughts_of
 from slpo_jax.evaluation.report_rows import Rows, differing_settings, read_rows, reported_settings, sweeps_of
 from slpo_jax.evaluation.statistics import mean_se, summarise
 from slpo_jax.evaluation.verdict import chance, verdict

@@ -124,7 +124,7 @@ def read_rule(stage: StageFolder, stopping: str) -> float | int | None:
         UserError: the file is damaged.
     """
     entry = artifact.read(stage.rule, _AGAIN)
-    is_current = entry is not None and entry.facts == digest(stage.said())
+    is_current = entry is not None and entry.facts == digest(stage.read_facts())
     return entry.value["rule"] if entry and is_current and entry.value["stopping"] == stopping else None
 
 

@@ -28,7 +28,7 @@ _DIGEST = "digest"
 
 @dataclass(frozen=True)
 class Artifact:
-    """What such a file says.
+    """The content of an artifact's file.
 
     Attributes:
         facts: what it was made of, as it comes back from JSON.
@@ -48,15 +48,15 @@ def write(path: Path, facts: Any = None, value: Any = None, files: Iterable[Path
         files: as far as they are there; in the same folder or below.
     """
     if hosts.is_first():
-        found = {str(file.relative_to(path.parent)): file_digest(file) for file in files if file.is_file()}
+        digests = {str(file.relative_to(path.parent)): file_digest(file) for file in files if file.is_file()}
         # What has no word in JSON becomes null before the digest is made.
-        made = json.loads(to_json(asdict(Artifact(facts, value, found))))
-        text = json.dumps(made | {_DIGEST: digest(made)}, indent=1, ensure_ascii=False)
+        content = json.loads(to_json(asdict(Artifact(facts, value, digests))))
+        text = json.dumps(content | {_DIGEST: digest(content)}, indent=1, ensure_ascii=False)
         write_text(path, f"{text}\n")
 
 
 def read(path: Path, remedy: str = "") -> Artifact | None:
-    """An artifact as it was written; None where there is none, or a damaged one.
+    """Read an artifact as it was written; None where there is none, or a damaged one.
 
     Args:
         remedy: what there is to do about a damaged one, which then is an error.
@@ -65,38 +65,38 @@ def read(path: Path, remedy: str = "") -> Artifact | None:
         OSError: it is there, and can't be read.
     """
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        is_whole = found.pop(_DIGEST) == digest(found)
+        content = json.loads(path.read_text(encoding="utf-8"))
+        is_whole = content.pop(_DIGEST) == digest(content)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (ValueError, TypeError, AttributeError, KeyError):
         is_whole = False
     if is_whole:
-        return Artifact(**found)
+        return Artifact(**content)
     if remedy:
         raise UserError(f"{path}: is damaged; {remedy}")
     return None
 
 
 def changed(folder: Path, files: Mapping[str, str]) -> dict[str, str]:
-    """The files of a folder that are not to the byte what their digests say, and what happened to each."""
+    """Return the files of a folder that are not to the byte what their digests say, and what happened to each."""
     now = {name: file_digest(folder / name) for name in files}
     others = [name for name, value in files.items() if now[name] != value]
     return {name: "has changed since it was saved" if now[name] else "is gone" for name in others}
 
 
 def is_current(path: Path, facts: Any, names: Iterable[str] = ()) -> bool:
-    """Whether an artifact is there and whole, with files of these names, and was made of these very facts."""
-    found = read(path)
-    if found is None or found.facts != as_json(facts) or not set(names) <= found.files.keys():
+    """Tell whether an artifact is there and whole, with files of these names, and was made of these very facts."""
+    artifact = read(path)
+    if artifact is None or artifact.facts != as_json(facts) or not set(names) <= artifact.files.keys():
         return False
-    return not changed(path.parent, found.files)
+    return not changed(path.parent, artifact.files)
 
 
 def value_of(path: Path, facts: Any) -> Any:
-    """The value that was made of these very facts; None where there is none."""
-    found = read(path)
-    return found.value if found is not None and found.facts == as_json(facts) else None
+    """Return the value that was made of these very facts; None where there is none."""
+    artifact = read(path)
+    return artifact.value if artifact is not None and artifact.facts == as_json(facts) else None
 
 
 def write_arrays(path: Path, facts: Any, arrays: Mapping[str, np.ndarray]) -> None:
@@ -110,7 +110,7 @@ def write_arrays(path: Path, facts: Any, arrays: Mapping[str, np.ndarray]) -> No
 
 
 def read_arrays(path: Path, facts: Any) -> dict[str, np.ndarray] | None:
-    """What `write_arrays` wrote there of these very facts; None where there is no such thing.
+    """Read what `write_arrays` wrote there of these very facts; None where there is no such thing.
 
     Raises:
         OSError: it is there, and can't be opened.
@@ -128,19 +128,19 @@ def read_arrays(path: Path, facts: Any) -> dict[str, np.ndarray] | None:
 
 
 def _digest(facts: Any, arrays: Mapping[str, np.ndarray]) -> str:
-    own = {name: (x.dtype.str, x.shape, hashlib.sha256(x.tobytes()).hexdigest()) for name, x in arrays.items()}
-    return digest([facts, own])
+    contents = {name: (x.dtype.str, x.shape, hashlib.sha256(x.tobytes()).hexdigest()) for name, x in arrays.items()}
+    return digest([facts, contents])
 
 
 def first_difference(now: Mapping[str, Any], then: Mapping[str, Any]) -> tuple[str, str, str] | None:
-    """The first key in which two sets of facts differ, and what it is in each, as JSON of 80 letters at most.
+    """Return the first key in which two sets of facts differ, and its two values as JSON of 80 letters at most.
 
     Those of `now` come first, then the rest, outer ones before inner ones.
     """
     now, then = flatten(now), flatten(then)
     for key in [*now, *sorted(then.keys() - now.keys(), key=lambda key: (key.count("."), key))]:
         if (key in now, now.get(key)) != (key in then, then.get(key)):
-            texts = [json.dumps(found[key]) if key in found else "unused" for found in (now, then)]
+            texts = [json.dumps(facts[key]) if key in facts else "unused" for facts in (now, then)]
             is_now, was = (text if len(text) <= 80 else f"{text[:37]} .. {text[-37:]}" for text in texts)
             return key, is_now, was
     return None
@@ -156,18 +156,18 @@ def write_checksums(folder: Path) -> None:
 
 
 def read_checksums(folder: Path) -> Mapping[str, str]:
-    """The digests that lie in a folder, by file; {} where there are none."""
+    """Read the digests that lie in a folder, by file; {} where there are none."""
     return (read(folder / CHECKSUMS) or Artifact()).files
 
 
 def matches_checksums(folder: Path) -> bool:
-    """Whether a folder holds what its checksums are of, to the byte, and nothing else."""
-    found = read_checksums(folder)
-    return bool(found) and {folder / name for name in found} == set(_files(folder)) and not changed(folder, found)
+    """Tell whether a folder holds what its checksums are of, to the byte, and nothing else."""
+    sums = read_checksums(folder)
+    return bool(sums) and {folder / name for name in sums} == set(_files(folder)) and not changed(folder, sums)
 
 
 def damage(folder: Path, part: str = "") -> str:
-    """What has happened to a checkpoint since its checksums were written.
+    """Tell what has happened to a checkpoint since its checksums were written.
 
     Args:
         folder: WORKDIR/checkpoints/STAGE/STEP.
@@ -183,13 +183,13 @@ def damage(folder: Path, part: str = "") -> str:
             return f"{folder} was being deleted"
         logging.warning("%s: is used unchecked, without its %s nothing tells whether it is damaged", folder, CHECKSUMS)
         return ""
-    found = read(path)
-    if found is None:
+    artifact = read(path)
+    if artifact is None:
         return f"{path} can't be read"
-    ours = {name: value for name, value in found.files.items() if name.startswith(part)}
-    if not ours:
+    digests = {name: value for name, value in artifact.files.items() if name.startswith(part)}
+    if not digests:
         return f"{path} lists none of its files"
-    return next((f"{folder / name} {how}" for name, how in changed(folder, ours).items()), "")
+    return next((f"{folder / name} {how}" for name, how in changed(folder, digests).items()), "")
 
 
 def _files(folder: Path) -> list[Path]:

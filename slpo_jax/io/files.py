@@ -1,4 +1,4 @@
-"""Whole files and folders: written at once or not at all, JSON that says what is wrong with it, and digests."""
+"""Files and folders written whole or not at all, JSON that says what is wrong with it, digests; the hub's files."""
 
 import contextlib
 import ctypes
@@ -7,6 +7,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import shutil
 import tempfile
 import time
@@ -14,7 +15,7 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from slpo_jax.errors import UserError
+from slpo_jax.errors import UserError, first_line, key_name
 from slpo_jax.runtime import hosts
 
 _TICK = 100_000_000  # nanoseconds within which a file that changes may keep its times
@@ -55,7 +56,7 @@ def check_free(folder: Path, remedy: str = "give another directory") -> None:
 
 @contextlib.contextmanager
 def whole_folder(folder: Path, replaces: Collection[str] | None = None) -> Iterator[Path]:
-    """Another folder, to be filled, that becomes this one when all is written; on an error there is nothing new.
+    """Yield another folder, to be filled, that becomes this one when all is written; on an error nothing is new.
 
     What it replaces stands until then: a kill leaves the one or the other, and perhaps a hidden folder beside it.
 
@@ -69,25 +70,25 @@ def whole_folder(folder: Path, replaces: Collection[str] | None = None) -> Itera
         check_free(folder)
     folder = folder.resolve()  # of a link the folder itself
     folder.parent.mkdir(parents=True, exist_ok=True)
-    made = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
+    new = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
     try:
-        yield made
-        made.chmod(0o755)  # mkdtemp makes it private
+        yield new
+        new.chmod(0o755)  # mkdtemp makes it private
         if not folder.exists():
-            made.replace(folder)
+            new.replace(folder)
             return
-        gone = {*(replaces or ()), *(path.name for path in made.iterdir())}
+        gone = {*(replaces or ()), *(path.name for path in new.iterdir())}
         shutil.copytree(
-            folder, made, symlinks=True, dirs_exist_ok=True, copy_function=_link,
+            folder, new, symlinks=True, dirs_exist_ok=True, copy_function=_link,
             ignore=lambda at, _: gone if Path(at) == folder else (),
         )  # fmt: skip
-        _exchange(made, folder)
+        _exchange(new, folder)
     finally:
-        shutil.rmtree(made, ignore_errors=True)  # what was not finished, or the old one
+        shutil.rmtree(new, ignore_errors=True)  # what was not finished, or the old one
 
 
 def _link(source: str, target: str) -> None:
-    """A file's second name, or where the file system has none a copy."""
+    """Give a file a second name, or where the file system has none make a copy."""
     try:
         os.link(source, target)
     except OSError:
@@ -135,25 +136,25 @@ def read_json(
 
 
 def to_json(value: Any, **layout: Any) -> str:
-    """JSON as `json.dumps` lays it out, with null for NaN and the infinities, for which JSON has no word."""
-    return json.dumps(_known(value), allow_nan=False, **layout)
+    """Write JSON as `json.dumps` does, with null for NaN and the infinities, for which JSON has no word."""
+    return json.dumps(_without_nan(value), allow_nan=False, **layout)
 
 
-def _known(value: Any) -> Any:
+def _without_nan(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {key: _known(each) for key, each in value.items()}
+        return {key: _without_nan(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_known(each) for each in value]
+        return [_without_nan(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def as_json(value: Any) -> Any:
-    """A value as it comes back from JSON."""
+    """Return a value as it comes back from JSON."""
     return json.loads(json.dumps(value))
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """A nested mapping by dotted key."""
+    """List a nested mapping by dotted key."""
     out: dict[str, Any] = {}
     for key, value in tree.items():
         out |= flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
@@ -161,12 +162,12 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def digest(value: Any) -> str:
-    """SHA-256 of a JSON value, in hexadecimal."""
+    """Return the SHA-256 of a JSON value, in hexadecimal."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def file_digest(path: Path) -> str:
-    """SHA-256 of a file, in hexadecimal; "" where there is none. A file that stays as it was is read once a process."""
+    """Return a file's SHA-256, in hexadecimal, or "" without one. An unchanged file is read once a process."""
     if not path.is_file():
         return ""
     it = path.stat()
@@ -176,20 +177,20 @@ def file_digest(path: Path) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def _hashed(path: Path, _: tuple[int, ...]) -> str:
-    """The SHA-256 of a file of this identity, size and times."""
+    """Return the SHA-256 of a file of this identity, size and times."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def files_digest(path: Path) -> str:
-    """SHA-256 of a file, or of names and contents of all files in a directory; "" where there is neither."""
+    """Return the SHA-256 of a file, or of names and contents of a directory's files; "" where there is neither."""
     if not path.is_dir():
         return file_digest(path)
     return digest({str(file.relative_to(path)): file_digest(file) for file in files_below(path)})
 
 
 def entries(folder: Path) -> list[Path]:
-    """What lies in a folder, sorted; nothing where there is none.
+    """List what lies in a folder, sorted; nothing where there is none.
 
     Raises:
         OSError: it can't be read, in which `Path.glob` finds nothing.
@@ -201,7 +202,7 @@ def entries(folder: Path) -> list[Path]:
 
 
 def files_below(folder: Path) -> list[Path]:
-    """The files in a folder and all below, sorted.
+    """List the files in a folder and all below, sorted.
 
     Raises:
         OSError: one of the folders can't be read, which `Path.rglob` leaves out.
@@ -210,5 +211,48 @@ def files_below(folder: Path) -> list[Path]:
     def refuse(error: OSError) -> None:
         raise error
 
-    found = (Path(at) / name for at, _, names in os.walk(folder, onerror=refuse) for name in names)
-    return sorted(path for path in found if path.is_file())
+    paths = (Path(at) / name for at, _, names in os.walk(folder, onerror=refuse) for name in names)
+    return sorted(path for path in paths if path.is_file())
+
+
+TEXTS = ("*.json", "merges.txt", "*.jinja", "README.md")  # config, tokenizer and card
+_HUB_ID = re.compile(r"([\w.-]+/)?[\w.-]+")
+
+
+def is_hub_id(text: str) -> bool:
+    """Tell whether a text is written as a hub id: "name" or "owner/name"."""
+    return _HUB_ID.fullmatch(text) is not None and not set(text.split("/")) & {".", ".."}
+
+
+def hub_reachable() -> bool:
+    """Tell whether the hub answers its client, which knows HF_HUB_OFFLINE, a proxy and HF_ENDPOINT.
+
+    Without a network `datasets` by itself would try again for half a minute.
+    """
+    from huggingface_hub import constants, get_session
+
+    try:
+        get_session().head(constants.ENDPOINT, timeout=constants.HF_HUB_ETAG_TIMEOUT)
+    except Exception:  # the client raises errors of several libraries
+        return False
+    return True
+
+
+def snapshot(hub_id: str, key: str, patterns: tuple[str, ...] = TEXTS) -> Path:
+    """Return the folder of a model's files in the hub's cache, fetched first if need be. Code is never fetched.
+
+    Args:
+        key: the config's or flag's name, for messages.
+        patterns: of the files that are wanted.
+    Raises:
+        UserError: it can't be had.
+    """
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(hub_id, allow_patterns=list(patterns)))
+    except Exception as error:  # as above
+        raise UserError(
+            f"{key_name(key)}: {hub_id} is no local path, and can't be had from the Hugging Face hub or its cache "
+            f"({first_line(error)}); give a local path or check the network"
+        ) from error

@@ -18,7 +18,7 @@ from slpo_jax.io.workdir import StageFolder
 
 
 class StoredParams(NamedTuple):
-    """Parameters of a checkpoint that were found whole, to the byte, and not read yet.
+    """The parameters of a checkpoint that were found whole, to the byte, and not read yet.
 
     Attributes:
         folder: that they lie in.
@@ -29,7 +29,7 @@ class StoredParams(NamedTuple):
     shapes: Any
 
     def read(self, like: Any = None) -> Any:
-        """Read them.
+        """Read the parameters.
 
         Args:
             like: parameters of the same shapes, or their `jax.ShapeDtypeStruct`s; None is as they were saved.
@@ -66,14 +66,14 @@ def _name(at: Any) -> str:
 
 
 def difference(stored: Any, like: Any) -> str:
-    """The first parameter in whose shape two trees differ, in words; "" where they don't."""
-    theirs, ours = ({_name(at): x.shape for at, x in jax.tree.leaves_with_path(tree)} for tree in (stored, like))
-    different = (name for name in ours | theirs if ours.get(name) != theirs.get(name))
-    return next((f"{name} is {theirs.get(name)} there, {ours.get(name)} here" for name in different), "")
+    """Tell the first parameter in whose shape two trees differ, in words; "" where they don't."""
+    there, here = ({_name(at): x.shape for at, x in jax.tree.leaves_with_path(tree)} for tree in (stored, like))
+    different = (name for name in here | there if here.get(name) != there.get(name))
+    return next((f"{name} is {there.get(name)} there, {here.get(name)} here" for name in different), "")
 
 
 def _damaged(path: Path, problem: str) -> UserError:
-    """The error of parameters that can't be read, with what there is to do about it."""
+    """Make the error of parameters that can't be read, with what there is to do about it."""
     step, stage = path.parent, StageFolder.of(path.parent)
     remedy = f"delete {step}"
     if stage.is_finished:
@@ -84,7 +84,7 @@ def _damaged(path: Path, problem: str) -> UserError:
 
 
 def save_params(directory: Path, params: Any) -> None:
-    """A checkpoint of parameters alone, which `load_params` reads.
+    """Write a checkpoint of parameters alone, which `load_params` reads.
 
     Raises:
         SaveError: it can't be written.
@@ -100,7 +100,7 @@ def save_params(directory: Path, params: Any) -> None:
 
 
 def unwritten(directory: Path, error: Exception | str, remedy: str) -> SaveError:
-    """The error of a checkpoint that can't be written.
+    """Make the error of a checkpoint that can't be written.
 
     Args:
         error: of a save, of which tensorstore's are `ValueError`s, for a full disk as well; or the reason.
@@ -135,18 +135,18 @@ def stored_params(directory: Path) -> StoredParams:
 
 
 def is_checkpoint(directory: Path) -> bool:
-    """Whether it is a stage's directory of this project, or one step's in it."""
+    """Tell whether a directory is a stage's of this project, or one step's in it."""
     return _newest(directory) is not None
 
 
 def _newest(directory: Path) -> Path | None:
-    """The parameters of one step's directory, or of a stage's newest that has any."""
+    """Return the parameters of one step's directory, or of a stage's newest that has any."""
     steps = [directory, *(directory / str(step) for step in reversed(StageFolder(directory).steps))]
     return next((step / "params" for step in steps if (step / "params").is_dir()), None)
 
 
 def params_dir(directory: Path) -> Path:
-    """The folder of a stage's newest parameters, or of one step's.
+    """Return the folder of a stage's newest parameters, or of one step's.
 
     Raises:
         UserError: there are none, or the last ones of a finished stage are gone.
@@ -164,7 +164,7 @@ def params_dir(directory: Path) -> Path:
 
 
 def abstract_tree(tree: Any) -> Any:
-    """The shapes, types and sharding of arrays."""
+    """Return the shapes, types and sharding of arrays."""
 
     import orbax.checkpoint as ocp
 
@@ -175,7 +175,7 @@ def abstract_tree(tree: Any) -> Any:
 
 
 def params_digest(params: Any) -> str:
-    """SHA-256 of parameters: names, types, shapes and bytes.
+    """Return the SHA-256 of parameters: names, types, shapes and bytes.
 
     Not of the checkpoint's files, whose names and layout differ between two savings of the same numbers.
     """

@@ -31,7 +31,7 @@ _CHECKPOINTS = "checkpoints"
 
 
 class SetFiles:
-    """What one row's evaluation on one data set leaves behind.
+    """The files that one row's evaluation on one data set leaves behind.
 
     Attributes:
         folder: of the row.
@@ -75,7 +75,7 @@ class StageFolder:
 
     @classmethod
     def of(cls, checkpoint: Path) -> "StageFolder":
-        """The folder around a checkpoint: itself, or of one step's directory the folder that it is in."""
+        """Return the folder around a checkpoint: itself, or of one step's directory the folder that it is in."""
         return cls(checkpoint.parent if checkpoint.name.isdecimal() else checkpoint)
 
     @property
@@ -88,8 +88,8 @@ class StageFolder:
         """Whether the stage was run to its end."""
         return self.finished.is_file()
 
-    def said(self) -> dict[str, Any]:
-        """What `facts` holds; {} where there is none.
+    def read_facts(self) -> dict[str, Any]:
+        """Read what `facts` holds; {} where there is none.
 
         Raises:
             UserError: it is damaged.
@@ -103,7 +103,7 @@ class StageFolder:
 
 
 class Workdir:
-    """Every path of a run's workdir. Nothing is made or read by asking for one.
+    """The paths of a run's workdir. Nothing is made or read by asking for one.
 
     Attributes:
         root: the workdir.
@@ -136,7 +136,7 @@ class Workdir:
         return str(self.root)
 
     def failed_batch(self, stage: str, step: int) -> Path:
-        """The batch of the step at which a run gave up on a stage."""
+        """Return the file of the batch of the step at which a run gave up on a stage."""
         return self.root / f"failed_{stage}_{step}.npz"
 
     @contextlib.contextmanager
@@ -160,38 +160,38 @@ class Workdir:
             ) from None
 
     def stage(self, name: str) -> StageFolder:
-        """The folder of a stage, whether it is there or not."""
+        """Return the folder of a stage, whether it is there or not."""
         return StageFolder(self.checkpoints / name)
 
     def digest(self, stage: str) -> Path:
-        """The digest of a stage's parameters; without a stage, of what the run started from."""
+        """Return the file of the digest of a stage's parameters; without a stage, of what the run started from."""
         return self.checkpoints / f"{stage or 'init'}.digest.json"
 
     def finished_stages(self) -> list[str]:
-        """The stages that were run to their end, by name."""
+        """List the stages that were run to their end, by name."""
         return sorted(path.name for path in entries(self.checkpoints) if StageFolder(path).is_finished)
 
     def finished_objectives(self) -> list[str]:
-        """Those of them that the stage rl made."""
-        return [name for name in self.finished_stages() if self.stage(name).said().get("stage") == RL]
+        """List those of the finished stages that the stage rl made."""
+        return [name for name in self.finished_stages() if self.stage(name).read_facts().get("stage") == RL]
 
     def row(self, name: str) -> Path:
-        """Folder of a row's records."""
+        """Return the folder of a row's records."""
         return self.eval / name
 
     def sweep(self, row: str) -> Path:
-        """Folder of the rollouts that are finished while the row's rule is being chosen."""
+        """Return the folder of the rollouts that are finished while the row's rule is being chosen."""
         return self.row(row) / "rule.partial"
 
     def row_facts(self, name: str) -> Path:
-        """What the row says of itself."""
+        """Return the file of what the row says of itself."""
         return self.row(name) / "row.json"
 
     def set_files(self, name: str, row: str = "") -> SetFiles:
-        """The files of a data set, of a row or, without one, those of the last row that lie in `eval` itself."""
+        """Return the files of a data set, of a row, or without one the last row's that lie in `eval` itself."""
         return SetFiles(self.eval / row, name)
 
     def evaluated(self) -> list[tuple[str, str]]:
-        """(row, data set) of all evaluations, by name; their records may be gone."""
-        found = (path for row in entries(self.eval) for path in entries(row))
-        return sorted({(path.parent.name, path.stem) for path in found if path.suffix in (".jsonl", ".manifest")})
+        """List (row, data set) of all evaluations, by name; their records may be gone."""
+        paths = (path for row in entries(self.eval) for path in entries(row))
+        return sorted({(path.parent.name, path.stem) for path in paths if path.suffix in (".jsonl", ".manifest")})

@@ -193,8 +193,7 @@ class Backbone(nn.Module):
             positions_BL: int position ids, which count real tokens only.
             valid_BL: bool; an invalid position is seen by nobody and its output means nothing.
             prefix: slots that come before, read only, shared by B / rows(prefix) consecutive rows.
-            cache: the rows' own slots; the L new ones are written at start .. start+L-1. None: the L positions
-                are all the own slots there are.
+            cache: the rows' own slots; the L new ones are written at start .. start+L-1. None: those L are all.
             start: first slot to write (may be traced).
             dropout: the pass's noise, None for a deterministic pass.
             owner_BL: int, without a cache: several sequences side by side in one row, each of which sees only itself
@@ -203,8 +202,7 @@ class Backbone(nn.Module):
                 beyond the last block's keys and values. Noise has to cover all positions.
             packing: without a cache: B sequences of L slots laid end to end in one row of S packed slots. Inputs,
                 positions and noise are then those of the packed slots, [1, S]; `valid_BL` and all that is returned are
-                the sequences'.
-                Only attention works on slots. Needs `last`; without a prefix and owners.
+                the sequences'. Only attention works on slots. Needs `last`; without a prefix and owners.
             sees_BLL: bool, without a cache: which of the slots up to its own a query sees; None: all.
             at_B: int, a position of each row among the L of this call, of which levels are wanted.
         Returns:

@@ -9,8 +9,8 @@ from flax import struct
 
 from slpo_jax.models.attention import KVCache, grow
 from slpo_jax.policy import noise
+from slpo_jax.policy.noise import draw_tokens
 from slpo_jax.policy.policy import Policy
-from slpo_jax.policy.sampling import draw_tokens
 from slpo_jax.rewards.verifier import is_end
 
 FIRST_SLOTS = 64  # of a cache for answers, which is doubled when it is full
@@ -60,11 +60,7 @@ def decode_answers(
     behind = 1 - len(marker)  # of a slot, the answer's token that comes out of it
 
     def say(state: _Answers, hidden_ND, slot) -> _Answers:
-        logits_NV = reasoner.logits(params, hidden_ND[:, None])[:, 0]
-        if config.banned_ids:
-            logits_NV = logits_NV.at[:, jnp.array(config.banned_ids)].set(-jnp.inf)
-        drawing_N = noise.token_keys(keys_N, slot)
-        token_N = draw_tokens(drawing_N, logits_NV, config.temperature, config.top_k, config.top_p)
+        token_N = _next_token(policy, params, hidden_ND, noise.token_keys(keys_N, slot))
         token_N = jnp.where(state.ended_N, config.pad_id, token_N)
         tokens_NA = jax.lax.dynamic_update_slice_in_dim(state.tokens_NA, token_N[:, None], slot, axis=1)
         ended_N = state.ended_N | is_end(token_N, config.eos_ids)
@@ -101,6 +97,13 @@ def decode_answers(
         fed = dataclasses.replace(state, slot=jnp.int32(slot), token_N=jnp.full(rows, token, jnp.int32))
         state = dataclasses.replace(state, cache=feed(fed)[1])
     return _fill(body, state, first_slot, config.answer_slots - behind, cache_sizes(config.suffix_slots))
+
+
+def _next_token(policy: Policy, params, hidden_ND: jax.Array, keys_N: jax.Array) -> jax.Array:
+    config, logits_NV = policy.config, policy.reasoner.logits(params, hidden_ND[:, None])[:, 0]
+    if config.banned_ids:
+        logits_NV = logits_NV.at[:, jnp.array(config.banned_ids)].set(-jnp.inf)
+    return draw_tokens(keys_N, logits_NV, config.temperature, config.top_k, config.top_p)
 
 
 def _fill(body: Callable[[_Answers], _Answers], state: _Answers, first_slot, most: int, sizes: list[int]) -> jax.Array:

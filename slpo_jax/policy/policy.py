@@ -127,7 +127,8 @@ class PromptedBatch:
     Attributes:
         prompts: of B rows.
         references: encoded for the verifier, uint8 [B, R].
-        index: int [B], what randomness is drawn by: `data.batches.draw_numbers`.
+        index: int [B], what randomness is drawn by: `data.batches.draw_numbers`, whose remainder by the number of
+            problems is the problem.
         answers: int [B, A], the reference answers' tokens up to and including eos, then pad; None where no objective
             asks for them.
     """

@@ -256,7 +256,7 @@ def _read_out(policy: Policy, params, trajectories, layout: _Layout, over_passes
         answered = over_passes(answers.unpacked)(packed)[..., closing:]
         hidden_NAD = over_passes(answers.unpacked)(before)[..., closing:, :]
     halting = None
-    if last is not None:
+    if last is not None and policy.latent_policy.halting_token is not None:
         token_N1 = jnp.full((trajectories.keys.size, 1), policy.latent_policy.halting_token)
         halting = reasoner.log_probs(params, last[..., None, :], token_N1)[0][..., 0]
     answer_log_prob = jnp.sum(answered, axis=-1, where=layout.spoken_NA)

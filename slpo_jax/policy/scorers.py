@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from slpo_jax.errors import UserError, in_a_line
 from slpo_jax.models.gate import stop_log_likelihood
 from slpo_jax.models.parts import REASONER, Params
 from slpo_jax.models.reasoner import BACKBONE
@@ -148,3 +149,18 @@ SCORERS: dict[str, Scorer] = {
     "latent_rm": Scorer(latent_rm, log=True, part=PART),
 }
 """By name in `config.evaluate.scorers`."""
+
+
+def score_rollouts(name: str, policy: Policy, params: Any, prompts: Prompts, out: Trajectories) -> jax.Array:
+    """Score each of N rollouts by a scorer of `SCORERS`, float32 [N].
+
+    Raises:
+        UserError: it fails, or says something else than a number of each.
+    """
+    try:
+        score_N = jnp.asarray(SCORERS[name].score(policy, params, prompts, out), jnp.float32)
+        return score_N.reshape(out.lengths.shape)
+    except Exception as error:  # it may be the user's code, and can raise anything
+        raise UserError(
+            f"config.evaluate.scorers: {name}: {in_a_line(error)}; mend it: it returns a number of each rollout"
+        ) from error

@@ -19,7 +19,7 @@ _BATCHES = ((8, 500), (16, 5_000), (32, 50_000), (128, math.inf))  # size, below
 
 @dataclass(frozen=True)
 class Measured:
-    """What settings are chosen from; lengths are in tokens.
+    """The measures that settings are chosen from; lengths are in tokens.
 
     Attributes:
         problems: training problems.
@@ -46,7 +46,7 @@ class Measured:
     given: Mapping[str, Any] = field(default_factory=dict)
 
     def or_given(self, key: str, chosen: Any) -> Any:
-        """What the key is going to be."""
+        """Return what the key is going to be: what is given, else `chosen`."""
         return self.given.get(key, chosen)
 
     @property
@@ -57,12 +57,12 @@ class Measured:
     @property
     def gated(self) -> bool:
         """Whether a gate is trained: not where thoughts end otherwise."""
-        asked = self.or_given("gate.enabled", True) and self.or_given("max_latents", 1)
-        return bool(asked and self.architecture.has_gate and not self.latent_policy)
+        enabled = self.or_given("gate.enabled", True) and self.or_given("max_latents", 1)
+        return bool(enabled and self.architecture.has_gate and not self.latent_policy)
 
 
 class Choice(NamedTuple):
-    """Values by dotted key, and why these."""
+    """A choice: values by dotted key, and why these."""
 
     values: dict[str, Any]
     why: str
@@ -72,7 +72,7 @@ class Choice(NamedTuple):
 
 
 def choices(measured: Measured) -> list[Choice]:
-    """Everything that depends on lengths and sizes."""
+    """Choose everything that depends on lengths and sizes."""
     prompts, answer = measured.prompts, max(measured.answers)
     longest = f"the longest answer {answer} with its end"
     if answer == 1:
@@ -92,7 +92,7 @@ def choices(measured: Measured) -> list[Choice]:
 
 
 def stages(measured: Measured) -> list[Choice]:
-    """What is run, and how a reasoner without a gate is rewarded."""
+    """Choose what is run, and how a reasoner without a gate is rewarded."""
     trained: list[str] = ["cold_start"] * measured.gated + ["rl", "evaluate"]
     if measured.latents:
         return [Choice({"stages": tuple(trained), **_ungated(measured)}, "the base is a latent reasoner already")]
@@ -105,7 +105,7 @@ def stages(measured: Measured) -> list[Choice]:
 
 
 def _ungated(measured: Measured) -> dict[str, Any]:
-    """Without a gate; an architecture whose thoughts or answers are drawn is rewarded for what was drawn."""
+    """Choose for no gate; an architecture whose thoughts or answers are drawn is rewarded for what was drawn."""
     if measured.gated:
         return {}
     values: dict[str, Any] = {"gate.enabled": False}
@@ -119,7 +119,7 @@ def _ungated(measured: Measured) -> dict[str, Any]:
 
 
 def thought_of(measured: Measured) -> Choice:
-    """The number of latents, and COCONUT's curriculum towards it, or what the architecture has instead."""
+    """Choose the number of latents, and COCONUT's curriculum towards it, or what the architecture has instead."""
     if measured.latents:
         return Choice(
             {"max_latents": measured.latents, "min_latents": max(1, measured.latents // 4)}, "those of the base"
@@ -140,9 +140,9 @@ def thought_of(measured: Measured) -> Choice:
     replaced = int(measured.or_given("imitate.max_latent_stage", replaced))
     most = max((1 + measured.gated) * c_thought * replaced, measured.or_given("min_latents", 1))
     most = measured.or_given("max_latents", most)
-    staged = "COCONUT's curriculum" if RECIPES[measured.architecture.default_recipe].has_stages else "imitation"
+    method = "COCONUT's curriculum" if RECIPES[measured.architecture.default_recipe].has_stages else "imitation"
     why = (
-        f"nine of ten problems have up to {usual} steps; {staged} replaces {replaced}, each by {c_thought} "
+        f"nine of ten problems have up to {usual} steps; {method} replaces {replaced}, each by {c_thought} "
         f"latent(s){', and the gate may take twice as many' if measured.gated else ''}"
     )
     values: dict[str, Any] = {
@@ -156,7 +156,7 @@ def thought_of(measured: Measured) -> Choice:
 
 
 def _distilled(measured: Measured, usual: int) -> dict[str, Any]:
-    """Of an architecture that is its own teacher: it needs a step that is written, and has no stages."""
+    """Choose for an architecture that is its own teacher: it needs a step that is written, and has no stages."""
     recipe = measured.or_given("imitate.recipe", "") or measured.architecture.default_recipe
     if not RECIPES[recipe].has_teacher:
         return {}
@@ -167,7 +167,7 @@ def _distilled(measured: Measured, usual: int) -> dict[str, Any]:
 
 
 def model(measured: Measured, latents: int, slots: int, budget: int) -> list[Choice]:
-    """Shapes for random weights; of a pretrained model, what it has room for.
+    """Choose shapes for random weights; of a pretrained model, what it has room for.
 
     Args:
         latents, slots, budget: of thoughts, prompts and answers, at most.
@@ -187,9 +187,9 @@ def model(measured: Measured, latents: int, slots: int, budget: int) -> list[Cho
 
 
 def schedule(measured: Measured) -> list[Choice]:
-    """Batches, steps and rates, by the number of problems."""
-    copied, pretrained, large = len(measured.steps), measured.parameters > 0, measured.parameters >= _LARGE
-    batch = next(size for size, most in _BATCHES if copied < most)
+    """Choose batches, steps and rates, by the number of problems."""
+    demonstrations, pretrained, large = len(measured.steps), measured.parameters > 0, measured.parameters >= _LARGE
+    batch = next(size for size, most in _BATCHES if demonstrations < most)
     small, most = min(batch, 32), 20_000 if pretrained else 4_000
 
     def steps(epochs: int, size: int, n: int = measured.problems) -> int:
@@ -204,12 +204,12 @@ def schedule(measured: Measured) -> list[Choice]:
     if not measured.latents:
         batch = measured.or_given("imitate.batch_size", batch)
         epochs = _epochs(measured)
-        taken = {key: steps(count, batch, copied) for key, count in epochs.items()}
-        phases = {key: measured.or_given(f"imitate.{key}", count) for key, count in taken.items()}
+        derived = {key: steps(count, batch, demonstrations) for key, count in epochs.items()}
+        phases = {key: measured.or_given(f"imitate.{key}", count) for key, count in derived.items()}
         phases = dict.fromkeys(("cot_steps", "stage_steps", "final_steps"), 0) | phases
         least = min((count for count in phases.values() if count), default=0)
         many = ", ".join(map(str, epochs.values()))
-        why = f"{many} epochs of {copied:,} problems, 20 to {most:,} steps each, a tenth warm-up"
+        why = f"{many} epochs of {demonstrations:,} problems, 20 to {most:,} steps each, a tenth warm-up"
         rate = (2e-5 if large else 1e-4) if pretrained else 1e-3
         chosen.append(section(
             "imitate", why, batch, rate, **phases, optimizer__warmup_steps=least // 10,
@@ -238,7 +238,7 @@ def schedule(measured: Measured) -> list[Choice]:
 
 
 def _epochs(measured: Measured) -> dict[str, int]:
-    """Epochs of the phases of imitation that there are."""
+    """Return the epochs of the phases of imitation that there are."""
     epochs = {"cot_steps": 30, "stage_steps": 10, "final_steps": 40}
     if measured.parameters:
         epochs = {"cot_steps": 5, "stage_steps": 2, "final_steps": 5}
@@ -246,12 +246,12 @@ def _epochs(measured: Measured) -> dict[str, int]:
         return {"cot_steps": epochs["cot_steps"] + epochs["final_steps"]}
     if not _quantile(measured.steps, 0.9):
         return {"final_steps": epochs["final_steps"]}
-    staged = RECIPES[measured.architecture.default_recipe].has_stages
-    return {key: count for key, count in epochs.items() if staged or key != "stage_steps"}
+    has_stages = RECIPES[measured.architecture.default_recipe].has_stages
+    return {key: count for key, count in epochs.items() if has_stages or key != "stage_steps"}
 
 
 def buckets(lengths: Sequence[int]) -> tuple[int, ...]:
-    """One that holds all, and one that holds three of four where that is much smaller; multiples of 8."""
+    """Return one bucket that holds all, and one that holds three of four where much smaller; multiples of 8."""
     usual, most = _up(_quantile(lengths, 0.75), 8), _up(max(lengths), 8)
     return (usual, most) if 4 * usual <= 3 * most else (most,)
 

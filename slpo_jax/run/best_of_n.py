@@ -14,9 +14,10 @@ from slpo_jax.training.rejection_sampling import make_choice, make_loss
 
 def check(stage: Stage) -> None:
     """Fail before the first stage on what it could not use."""
-    run, config, scorer, start = stage.run, stage.run.config, stage.settings.scorer, stage.start.name
-    run.optimizer_config(stage.section, stage.settings.steps)
-    if config.max_latents and run.policy.latent_policy.says is not None:
+    experiment, scorer, start = stage.experiment, stage.settings.scorer, stage.start.name
+    config = experiment.config
+    experiment.optimizer_config(stage.section, stage.settings.steps)
+    if config.max_latents and experiment.policy.latent_policy.says is not None:
         raise UserError(
             f"config.stages: {stage.name} is for thoughts in vectors, and those of config.latent_policy.name are "
             "sampled tokens; take it out, or use another latent policy"
@@ -25,7 +26,7 @@ def check(stage: Stage) -> None:
         raise UserError(
             f"config.best_of_n.scorer: {scorer} asks the gate, and config.gate.enabled is False; use another scorer"
         )
-    if config.gate.enabled and (start == IMITATE or (not start and not run.checkpoint.description.gate_trained)):
+    if config.gate.enabled and (start == IMITATE or (not start and not experiment.checkpoint.description.gate_trained)):
         raise UserError(
             f"config.stages: {stage.name} stops by the gate, which is not trained where it starts; put cold_start "
             "before it, or set config.gate.enabled to False"
@@ -34,17 +35,18 @@ def check(stage: Stage) -> None:
 
 def train(stage: Stage) -> None:
     """Train the reasoner on what its start's samples chose, which are drawn in the step before each update."""
-    run, config = stage.run, stage.settings
-    stopping = "threshold" if run.config.gate.enabled else "length"
-    policy = run.policy.having(stopping=stopping, temperature=config.temperature)
+    experiment, config = stage.experiment, stage.settings
+    stopping = "threshold" if experiment.config.gate.enabled else "length"
+    policy = experiment.policy.having(stopping=stopping, temperature=config.temperature)
     start = stage_params(stage.start)
     state, improve = state_and_step(stage, start, (REASONER,), make_loss(policy))
-    asked = None if run.reward.on_device else HostVerdicts(host_reward(run, first=True), run.mesh)
-    choose = make_choice(policy, run.reward.on_device, config, run.mesh, asked)
-    key = replicate(noise.stream_key(run.key, stage.name, 0), run.mesh)
+    on_device, mesh = experiment.reward.on_device, experiment.mesh
+    host_verdicts = None if on_device else HostVerdicts(host_reward(experiment, first=True), mesh)
+    choose = make_choice(policy, on_device, config, mesh, host_verdicts)
+    key = replicate(noise.stream_key(experiment.key, stage.name, 0), experiment.mesh)
 
     def step_fn(state, batch):
         return improve(state, choose(start, batch, key))
 
-    step_fn = asked.with_metrics(step_fn) if asked else step_fn
+    step_fn = host_verdicts.with_metrics(step_fn) if host_verdicts else step_fn
     train_stage(stage, state, step_fn, prompted_batches(stage))

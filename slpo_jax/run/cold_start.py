@@ -11,20 +11,20 @@ from slpo_jax.training.host_rewards import make_host_step
 
 def check(stage: Stage) -> None:
     """Fail before the first stage on what it could not use."""
-    stage.run.optimizer_config(stage.section, stage.settings.steps)
+    stage.experiment.optimizer_config(stage.section, stage.settings.steps)
 
 
 def train(stage: Stage) -> None:
     """Train the gate, and keep the one with the best validation accuracy."""
-    run, params = stage.run, stage_params(stage.start)
-    own = {"min_latents": run.config.min_latents, "gate_dropout": run.config.gate.dropout}
-    config, policy = dataclasses.replace(stage.settings, **own), run.policy
-    if run.reward.on_device is not None:
-        loss_fn, make = make_loss(policy, run.reward.on_device, config), None
+    experiment, params = stage.experiment, stage_params(stage.start)
+    config_fields = {"min_latents": experiment.config.min_latents, "gate_dropout": experiment.config.gate.dropout}
+    config, policy = dataclasses.replace(stage.settings, **config_fields), experiment.policy
+    if experiment.reward.on_device is not None:
+        loss_fn, make = make_loss(policy, experiment.reward.on_device, config), None
     else:
         loss_fn = make_improvement(policy, config)
         sample = functools.partial(candidates_of, policy, config)
-        make = functools.partial(make_host_step, sample=sample, host_reward=host_reward(run, first=True))
-    state, step_fn = state_and_step(stage, params, run.trained_by(stage.section, params), loss_fn, make)
+        make = functools.partial(make_host_step, sample=sample, host_reward=host_reward(experiment, first=True))
+    state, step_fn = state_and_step(stage, params, experiment.trained_by(stage.section, params), loss_fn, make)
     del params  # the state has its own
     train_stage(stage, state, step_fn, prompted_batches(stage), patience=stage.settings.patience)

@@ -15,7 +15,7 @@ from absl import logging
 from jax.sharding import NamedSharding
 
 from slpo_jax.checkpoints.decode_settings import made_like
-from slpo_jax.checkpoints.reward_model import read_reward_model
+from slpo_jax.checkpoints.identity import read_reward_model
 from slpo_jax.data.templates import token_texts
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.completions import record_rows, thought_rows
@@ -30,8 +30,7 @@ from slpo_jax.io.workdir import SetFiles, Workdir
 from slpo_jax.models.parts import Params
 from slpo_jax.policy.explain import reads_of
 from slpo_jax.policy.scorers import PART, SCORERS, begun
-from slpo_jax.run.evaluated_rows import reported_settings, rows, trained_with
-from slpo_jax.run.experiment import Experiment
+from slpo_jax.run.experiment import Experiment, reported_settings, rows, trained_with
 from slpo_jax.run.latent_rm import manifest_of
 from slpo_jax.run.provenance import check_models, check_start, checkpoint_digest, evaluated_settings, problems_facts
 from slpo_jax.run.setup import Setup
@@ -66,8 +65,8 @@ def check_evaluation(experiment: Experiment) -> None:
     origin = [experiment.stage("")] * bool(experiment.config.init)
     labels = artifact.read(manifest_of(Workdir(Path(config.reward_model).parent.parent).labels))
     judged = [stage for stage in (*finished, *origin) if stage is not judge and labels]
-    known = [checkpoint_digest(stage, functools.partial(stage_params, stage)) for stage in judged]
-    if labels and known and labels.facts["checkpoint"] not in known:  # what it says may be of use all the same
+    digests = [checkpoint_digest(stage, functools.partial(stage_params, stage)) for stage in judged]
+    if labels and digests and labels.facts["checkpoint"] not in digests:  # what it says may be of use all the same
         logging.warning(
             "config.evaluate.reward_model: %s judged thoughts of another checkpoint than this run's; what it says of "
             "these may mean nothing", config.reward_model,
@@ -75,14 +74,14 @@ def check_evaluation(experiment: Experiment) -> None:
 
 
 def _asking(config: EvaluateConfig) -> str:
-    """The key and the name that ask for a reward model's parameters; "" where none does."""
-    found = [f"config.evaluate.scorers: {name}" for name in config.scorers if SCORERS[name].part]
-    found += [f"config.evaluate.beams: {config.beams}, and {PART}"] * bool(config.beams)
-    return found[0] if found else ""
+    """Return the key and the name that ask for a reward model's parameters; "" where none does."""
+    keys = [f"config.evaluate.scorers: {name}" for name in config.scorers if SCORERS[name].part]
+    keys += [f"config.evaluate.beams: {config.beams}, and {PART}"] * bool(config.beams)
+    return keys[0] if keys else ""
 
 
 def _reward_model(setup: Setup, source: str) -> Params:
-    """The parameters that judge this reasoner.
+    """Read the parameters that judge this reasoner.
 
     Raises:
         UserError: there are none, or they are of another reasoner.
@@ -98,18 +97,18 @@ def run_evaluate(experiment: Experiment) -> None:
 
     What is there already is kept if it is whole and of the very same parameters, problems and settings.
     """
-    workdir, own, evaluation = experiment.workdir, rows(experiment), _Evaluation(experiment)
-    for row in own:
+    workdir, report_rows, evaluation = experiment.workdir, rows(experiment), _Evaluation(experiment)
+    for row in report_rows:
         evaluation.bring_up_to_date(row)
     if hosts.is_first():
         for name in experiment.tests:
-            _copy(workdir.set_files(name, own[-1].name), workdir.set_files(name))
+            _copy(workdir.set_files(name, report_rows[-1].name), workdir.set_files(name))
         write_report(workdir.root)
     hosts.barrier("report")
 
 
 class _Evaluation:
-    """Rows of a run, one after the other.
+    """The evaluation of a run's rows, one after the other.
 
     Args:
         experiment: the run.
@@ -121,17 +120,17 @@ class _Evaluation:
         self._settings = evaluated_settings(experiment.config, experiment.template.more_eos_ids)
         config, self._scoring = self._config, dict[str, Any]()
         if _asking(config):
-            own = str(experiment.stage(PART).folder.path)
-            self._scoring = {PART: _reward_model(experiment, config.reward_model or own)}
+            folder = str(experiment.stage(PART).folder.path)
+            self._scoring = {PART: _reward_model(experiment, config.reward_model or folder)}
         search = [f"{config.beams} x {config.candidates}"] if config.beams else []
         digests = [f"{part} {params_digest(params)}" for part, params in self._scoring.items()]
-        asked = {"samples": config.samples, "seeds": config.used_seeds}
-        self._asked = asked | {"scorers": [*config.scorers, *search, *digests]}
+        sampling = {"samples": config.samples, "seeds": config.used_seeds}
+        self._asked = sampling | {"scorers": [*config.scorers, *search, *digests]}
         self._done: dict[str, SetFiles] = {}  # by digest of what they are
         self._loaded: tuple[str | None, Params] = None, {}
 
     def _params(self, stage: str) -> Params:
-        """A stage's parameters, one stage's at a time."""
+        """Return a stage's parameters, one stage's at a time."""
         if stage != self._loaded[0]:
             self._loaded = None, {}  # the other's, whose memory is needed
             self._loaded = stage, stage_params(self._run.stage(stage))
@@ -165,7 +164,7 @@ class _Evaluation:
                 self._probe(row, files, what, count)
 
     def _with_rule(self, row: Row) -> Row:
-        """The row with its checkpoint's digest and its rule, chosen anew where what it was chosen for has changed."""
+        """Return the row with its checkpoint's digest and its rule, chosen anew if what it depends on has changed."""
         checkpoint = checkpoint_digest(self._run.stage(row.stage), lambda: self._params(row.stage))
         if len(row.rules) == 1:
             return dataclasses.replace(row, checkpoint=checkpoint, rule=row.rules[0])
@@ -178,16 +177,17 @@ class _Evaluation:
         return dataclasses.replace(row, checkpoint=checkpoint, rule=sweep["chosen"], sweep=sweep, selected_for=what)
 
     def _choose(self, row: Row, what: str) -> dict[str, Any]:
-        """Its rules' validation Acc, and the one with the best, ties to the smaller; `what` it all depends on."""
+        """Return the rules' validation Acc, and the best rule, ties to the smaller; `what` it all depends on."""
         begin(f"evaluate: the {'number of latents' if row.stopping == 'length' else 'threshold'} of {row.name}")
         cache, params = RolloutCache(self._run.workdir.sweep(row.name), what), self._params(row.stage)
         ascending = sorted(row.rules)
-        found = [
+        accuracies = [
             validation_accuracy(self._run, params, row.stopping, rule, cache.having(f"rule {rule}"))
             for rule in ascending
         ]
         cache.clear()
-        return dict(zip(map(str, ascending), found, strict=True)) | {"chosen": ascending[int(np.argmax(found))]}
+        best = ascending[int(np.argmax(accuracies))]
+        return dict(zip(map(str, ascending), accuracies, strict=True)) | {"chosen": best}
 
     def _evaluate(self, row: Row, files: SetFiles, cache: RolloutCache) -> None:
         run, config, label = self._run, self._config, f"{row.name} on {files.name}"
@@ -195,13 +195,13 @@ class _Evaluation:
         begin(f"evaluate: {label}")
         rule: Any = row.rule
         if config.by_steps and row.stopping == "length":
-            rule = [min(rule, len(each.steps) or rule) for each in problems.problems[: config.limit or None]]
+            rule = [min(rule, len(problem.steps) or rule) for problem in problems.problems[: config.limit or None]]
         evaluate = functools.partial(
             run.evaluator.run, params, problems, row.stopping, rule, limit=config.limit, name=files.name
         )
 
-        def drawn(seed: int, kind: str, **how: Any):
-            return evaluate(seed=seed, label=f"{label}, {kind}", cache=cache.having(kind), **how)
+        def drawn(seed: int, kind: str, **options: Any):
+            return evaluate(seed=seed, label=f"{label}, {kind}", cache=cache.having(kind), **options)
 
         kind = "greedy with latents" if config.save_latents else "greedy"
         greedy = evaluate(keep_latents=config.save_latents, label=label, cache=cache.having(kind))
@@ -224,12 +224,12 @@ class _Evaluation:
         run, params, label = self._run, self._params(row.stage), f"{row.name} on {files.name}, thoughts"
         with files.records.open(encoding="utf-8") as lines:
             lengths = [json.loads(line)["latent_steps"] for line in itertools.islice(lines, count)]
-        how: dict[str, Any] = {"limit": count, "probed": True, "label": label, "name": files.name}
-        seen = run.evaluator.run(params, run.test_set(files.name), "length", lengths, **how)
+        options: dict[str, Any] = {"limit": count, "probed": True, "label": label, "name": files.name}
+        completions = run.evaluator.run(params, run.test_set(files.name), "length", lengths, **options)
         if hosts.is_first():
             texts = token_texts(run.template, run.reasoner.config.vocab_size)
-            found = thought_rows(run.reward, texts, seen, row.gated, reads_of(params))
-            artifact.write(files.thoughts, what, list(found))
+            thoughts = thought_rows(run.reward, texts, completions, row.gated, reads_of(params))
+            artifact.write(files.thoughts, what, list(thoughts))
 
 
 def _copy(source: SetFiles, target: SetFiles) -> None:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +10,30 @@ from absl import logging
 
 from slpo_jax.checkpoints.decode_settings import go_with
 from slpo_jax.checkpoints.identity import identify
-from slpo_jax.config.config import Config, rl_of
-from slpo_jax.config.sections import changed
+from slpo_jax.config.config import Config, own_latents, rl_of
+from slpo_jax.config.overrides import changed, values
 from slpo_jax.errors import UserError
+from slpo_jax.evaluation.report_rows import BEST_FIXED, Row
+from slpo_jax.io.files import as_json, flatten
 from slpo_jax.io.workdir import StageFolder, Workdir
 from slpo_jax.run.setup import Setup, assemble
 from slpo_jax.runtime import hosts
-from slpo_jax.stages import COLD_START, CONTROL, IMITATE, LATENT_RM, RL, USUAL_START, Section, section_of, wanted
+from slpo_jax.stages import (
+    ABOUT,
+    COLD_START,
+    CONTROL,
+    IMITATE,
+    LATENT_RM,
+    NO_THOUGHT,
+    RL,
+    USUAL_START,
+    Section,
+    section_of,
+    wanted,
+)
 from slpo_jax.training.metrics import MetricsLog
+from slpo_jax.training.objectives import OBJECTIVES
+from slpo_jax.training.recipes import RECIPES, ImitateSettings
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -40,25 +56,25 @@ class Experiment(Setup):
 
     @property
     def left(self) -> list["Stage"]:
-        """Those of them that are not finished."""
+        """The stages that the config asks for and that are not finished."""
         return [stage for stage in self.wanted if not stage.folder.is_finished]
 
     @property
     def finished(self) -> list["Stage"]:
-        """All that the workdir holds finished, by name."""
+        """The stages that the workdir holds finished, by name."""
         return [self.stage(name) for name in self.workdir.finished_stages()]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Stage:
-    """What leaves one checkpoint of a run; the one without a name is `config.init`, where others start.
+    """A stage that leaves one checkpoint of a run; the one without a name is `config.init`, where others start.
 
     Attributes:
-        run: whose models, data and workdir it uses.
+        experiment: whose models, data and workdir it uses.
         name: of the checkpoint; the section rl leaves one for each objective, under the objective's name.
     """
 
-    run: Experiment
+    experiment: Experiment
     name: str
 
     @property
@@ -69,23 +85,23 @@ class Stage:
     @functools.cached_property
     def wanted(self) -> bool:
         """Whether the config asks for it."""
-        return self in self.run.wanted
+        return self in self.experiment.wanted
 
     @property
     def folder(self) -> StageFolder:
-        """Where its checkpoints are."""
-        return self.run.workdir.stage(self.name)
+        """The folder of its checkpoints."""
+        return self.experiment.workdir.stage(self.name)
 
     @functools.cached_property
     def settings(self) -> Any:
-        """Its section of the config, with what an objective has of its own instead."""
-        section = getattr(self.run.config, self.section)
-        return section if self.section != RL else rl_of(section, self.run.config.objective[self.name])
+        """The stage's section of the config, with what an objective has of its own instead."""
+        section = getattr(self.experiment.config, self.section)
+        return section if self.section != RL else rl_of(section, self.experiment.config.objective[self.name])
 
     @functools.cached_property
     def validated_every(self) -> int:
         """Steps between validations, of which the best leaves its parameters; 0: there are none, and the last do."""
-        can = self.section in (COLD_START, RL) or (self.section == LATENT_RM and self.run.config.data.valid)
+        can = self.section in (COLD_START, RL) or (self.section == LATENT_RM and self.experiment.config.data.valid)
         return self.settings.evaluate_every if can else 0
 
     @functools.cached_property
@@ -97,22 +113,23 @@ class Stage:
         Raises:
             UserError: that one is neither there nor about to be.
         """
-        config, after = self.run.config, ""
+        config, after = self.experiment.config, ""
         if self.section == RL and self.name in config.objective:  # else the config doesn't know what left it
             after = config.objective[self.name].after
         usual = {IMITATE: (IMITATE,) * (self.name == CONTROL), COLD_START: (IMITATE,)}.get(self.section, USUAL_START)
-        for stage in map(self.run.stage, (after,) if after else usual):
+        for stage in map(self.experiment.stage, (after,) if after else usual):
             if stage.folder.is_finished or stage.wanted:
                 return stage
         if after:
             raise UserError(
-                f"config.objective.{self.name}.after: {after} is not in {self.run.workdir}; run that before {self.name}"
+                f"config.objective.{self.name}.after: {after} is not in {self.experiment.workdir}; run that before "
+                f"{self.name}"
             )
-        return self.run.stage("")
+        return self.experiment.stage("")
 
 
 def build(config: Config, workdir: Path) -> Experiment:
-    """Everything that a config describes, except data sets, which are read when a stage asks for them.
+    """Build everything that a config describes, except data sets, which are read when a stage asks for them.
 
     Raises:
         UserError: a key's value can't be used.
@@ -133,3 +150,104 @@ def build(config: Config, workdir: Path) -> Experiment:
     except OSError as error:
         raise UserError(f"--workdir={workdir}: is no directory to write to ({error.strerror}); give another") from None
     return Experiment(**vars(setup), workdir=paths, log=MetricsLog(paths))
+
+
+_FIRST_OBJECTIVE = 10  # in the report's order, after the rows of the other stages
+
+
+def rows(experiment: Experiment, planned: bool = False) -> list[Row]:
+    """List the rows that the finished stages of a workdir allow, in the report's order; else `config.init`'s.
+
+    Args:
+        experiment: the run.
+        planned: also those of the stages that are still to be run.
+
+    Raises:
+        UserError: there is nothing to evaluate.
+    """
+    config, gated = experiment.config, experiment.config.gate.enabled
+    to_come = [stage for stage in experiment.wanted if planned]
+    stages = {stage.name for stage in (*to_come, *experiment.finished)}
+    by_gate: dict[str, Any] = {"stopping": "length", "rules": (config.max_latents,)}
+    if gated:
+        by_gate = {"stopping": "threshold", "rules": tuple(config.evaluate.thresholds), "gated": True}
+    report_rows = _of_imitation(config, stages)
+    # Without a gate there is no cold start, and imitation itself is what an objective starts from.
+    before = () if gated else (IMITATE,)
+    earlier: tuple[str, ...] = ()
+    for section, (label, about) in {section: entry.row for section, entry in ABOUT.items() if entry.row}.items():
+        if section in stages:
+            baselines = (*earlier, *before, BEST_FIXED)
+            report_rows.append(_row(section, label, 3 + len(earlier), about, baselines, **by_gate))
+        earlier = (section, *earlier)
+    # In config's order, then any others by name.
+    trained = {stage.name for stage in to_come if stage.section == RL} | {*experiment.workdir.finished_objectives()}
+    objectives = [name for name in config.rl.objectives if name in trained]
+    objectives += sorted(trained.difference(objectives))
+    for place, name in enumerate(objectives):
+        baselines = (*objectives[:place], *earlier, CONTROL, NO_THOUGHT, *before, BEST_FIXED)
+        label = (OBJECTIVES[name].label if name in OBJECTIVES else "") or name
+        about = f"What the objective {name} trained."
+        report_rows.append(_row(name, label, _FIRST_OBJECTIVE + place, about, baselines, **by_gate))
+    if report_rows:
+        return report_rows
+    if not config.init:
+        raise UserError(f"config.init: {experiment.workdir} holds no finished stage to evaluate; give a checkpoint")
+    parts = config.init.rstrip("/").split("/")  # the end of a path tells checkpoints apart; a hub id is as it is
+    label = "checkpoint " + "/".join(parts[-3:] if "checkpoints" in parts[-3:] else parts[-2:])
+    about = "The checkpoint that config.init names."
+    return [_row("checkpoint", label, _FIRST_OBJECTIVE, about, before, stage="", **by_gate)]
+
+
+def _row(name: str, label: str, order: int, about: str, baselines: tuple[str, ...] = (), **more: Any) -> Row:
+    return Row(name, label, order, about=about, baselines=baselines, **{"stage": name} | more)
+
+
+def _of_imitation(config: Config, stages: Collection[str]) -> list[Row]:
+    """List the rows of the stage imitate, which stop by numbers of latents."""
+    own_number, total = own_latents(config), config.max_latents
+    by_steps = config.imitate.final_latents == "steps"  # no number is right for all problems
+    lengths, report_rows = tuple(range(1, total + 1)) if by_steps else (own_number,), list[Row]()
+    if NO_THOUGHT in stages:
+        about = "Imitation in as many stages and steps, without latents."
+        report_rows.append(_row(NO_THOUGHT, "no latents", -1, about, rules=(0,)))
+    if IMITATE in stages:
+        options: dict[str, Any] = {"stage": IMITATE, "fixed": True, "baselines": (NO_THOUGHT,)}
+        label = _imitation(config.imitate, own_number)
+        report_rows.append(_row(IMITATE, label, 0, "Imitation, as it ended.", rules=lengths, **options))
+        if not by_steps and own_number < total:
+            about, label = "Imitation, with as many latents as there may be at most.", "imitation, fixed T_max"
+            report_rows.append(_row("imitate_fixed_tmax", label, 1, about, rules=(total,), **options))
+    if CONTROL in stages:
+        about = "Imitation for as many further steps as an objective takes: more training without rewards."
+        rules = tuple(sorted({*lengths, total}))
+        report_rows.append(_row(CONTROL, "further imitation", 2, about, (IMITATE,), rules=rules))
+    return report_rows
+
+
+def _imitation(config: ImitateSettings, latents: int) -> str:
+    """Name imitation at its own number of latents in tables; without any, by what is still written in the end."""
+    if latents:
+        return "imitation, best fixed length" if config.final_latents == "steps" else "imitation, own length"
+    if config.recipe and (label := RECIPES[config.recipe].label):
+        return label
+    if config.final_steps:
+        return "no latents"
+    return "imitation, last steps written" if config.stage_steps * config.max_latent_stage else "CoT-SFT"
+
+
+def trained_with(stage: Stage) -> dict[str, Any]:
+    """Read what a stage's checkpoint, or without a name `config.init`, was trained with, as it stands beside it."""
+    if stage.name:
+        return stage.folder.read_facts()
+    opened, init = stage.experiment.checkpoint.opened, {"init": stage.experiment.config.init}
+    return init | opened.stage.read_facts() if opened and opened.stage else init
+
+
+def reported_settings(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Pick from what a checkpoint was trained with, by key, the seed and what is not at its default."""
+    settings, default = flatten(facts), flatten(as_json(values(Config())))
+    for name, objective in facts.get("objective", {}).items():
+        kind = OBJECTIVES.get(objective.get("kind") or name)
+        default |= flatten({"objective": {name: as_json(values(kind()))}}) if kind else {}
+    return {key: value for key, value in settings.items() if key == "seed" or value != default.get(key, value)}

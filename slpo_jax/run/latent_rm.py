@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from absl import logging
 
-from slpo_jax.config.sections import values
+from slpo_jax.config.overrides import values
 from slpo_jax.data.batches import EncodedProblems, batch_indices, padded_chunks
 from slpo_jax.errors import UserError
 from slpo_jax.io import artifact
@@ -34,12 +34,12 @@ from slpo_jax.runtime.mesh import EVERYWHERE, ROWS, over_rows, shard_rows
 from slpo_jax.runtime.progress import Progress, begin
 from slpo_jax.training.latent_rm_loss import LabelledBatch, complete, draw_thoughts, make_loss
 
-_OWN = ("problems", "thoughts", "completions", "dropout", "threshold")  # of config.latent_rm
+_SETTINGS = ("problems", "thoughts", "completions", "dropout", "threshold")  # of config.latent_rm
 
 
 @dataclass(frozen=True)
 class Labels:
-    """Of M problems that have right and wrong thoughts, n of each.
+    """The labels of M problems that have right and wrong thoughts, n of each.
 
     Attributes:
         problems: int [M], places in the training set.
@@ -55,7 +55,7 @@ class Labels:
 
 
 def labelling(setup: Setup) -> tuple[Policy, float | int]:
-    """The policy of thoughts, and its rule."""
+    """Return the policy of thoughts, and its rule."""
     config, settings = setup.config, setup.config.latent_rm
     policy = setup.policy if settings.dropout is None else setup.policy.having(dropout_rate=settings.dropout)
     if config.gate.enabled:
@@ -74,12 +74,12 @@ def check_labels(stage: Stage, load: Callable[[], Params]) -> dict[str, Any]:
     Raises:
         UserError: they are of another checkpoint, of other problems, or made with other settings.
     """
-    run, config, folder = stage.run, stage.run.config, stage.run.workdir.labels
-    facts = {f"latent_rm.{name}": getattr(stage.settings, name) for name in _OWN}
+    experiment, config, folder = stage.experiment, stage.experiment.config, stage.experiment.workdir.labels
+    facts = {f"latent_rm.{name}": getattr(stage.settings, name) for name in _SETTINGS}
     facts |= flatten(as_json(values(config, ("model", "rollouts"))))
     facts |= {"seed": config.seed, "gate.enabled": config.gate.enabled} | config.reward_facts
     facts["checkpoint"] = checkpoint_digest(stage.start, load)
-    facts["problems"] = list(problems_facts(run.train, stage.settings.problems).values())
+    facts["problems"] = list(problems_facts(experiment.train, stage.settings.problems).values())
     anew = f"delete {folder} to make them anew"
     then = artifact.read(manifest_of(folder), anew)
     if then and (differs := first_difference(facts, then.facts)):
@@ -90,12 +90,12 @@ def check_labels(stage: Stage, load: Callable[[], Params]) -> dict[str, Any]:
 
 
 def manifest_of(labels: Path) -> Path:
-    """The artifact that says what the labels of a folder depend on."""
+    """Return the path of the artifact that says what the labels of a folder depend on."""
     return labels / "manifest.json"
 
 
 def labels_of(stage: Stage, params: Params) -> Labels:
-    """The workdir's labels, of which those are made that aren't there.
+    """Return the workdir's labels, making those that aren't there.
 
     Args:
         stage: latent_rm.
@@ -103,24 +103,25 @@ def labels_of(stage: Stage, params: Params) -> Labels:
     Raises:
         UserError: see `check_labels`; or no problem has right and wrong thoughts.
     """
-    run, folder, settings = stage.run, stage.run.workdir.labels, stage.settings
+    experiment, folder, settings = stage.experiment, stage.experiment.workdir.labels, stage.settings
     facts = check_labels(stage, lambda: params)
     artifact.write(manifest_of(folder), facts)
     begin("latent_rm: labels")
     hosts.barrier("labels")  # nobody still looks for the manifest
-    count, make = min(settings.problems or len(run.train), len(run.train)), _Maker(run, params, run.train, 0)
+    problems = experiment.train
+    count, make = min(settings.problems or len(problems), len(problems)), _Maker(experiment, params, problems, 0)
 
-    def made(number: int, indices: np.ndarray, real: np.ndarray) -> dict[str, np.ndarray]:
+    def labels_for(number: int, indices: np.ndarray, real: np.ndarray) -> dict[str, np.ndarray]:
         path = folder / f"{number}.npz"
-        found = artifact.read_arrays(path, facts)
-        if path.exists() and found is None:
+        arrays = artifact.read_arrays(path, facts)
+        if path.exists() and arrays is None:
             logging.warning("%s: is damaged; its labels are made again", path)
-        if not hosts.agreed(found is not None, path):
-            found = make(indices, real)
-            artifact.write_arrays(path, facts, found)
-        return found or {}
+        if not hosts.agreed(arrays is not None, path):
+            arrays = make(indices, real)
+            artifact.write_arrays(path, facts, arrays)
+        return arrays or {}
 
-    labels = _together("labels", count, make.size, made)
+    labels = _concatenated("labels", count, make.size, labels_for)
     if not len(labels.problems):
         raise UserError(
             f"config.latent_rm.problems: of {count} none has right and wrong thoughts among {settings.thoughts}; "
@@ -130,7 +131,7 @@ def labels_of(stage: Stage, params: Params) -> Labels:
 
 
 def judged_thoughts(setup: Setup, params: Params) -> Labels:
-    """Thoughts of every validation problem; each has its own answer's rightness, 0 or 1, as its share at every t.
+    """Draw thoughts of every validation problem; each has its own answer's rightness, 0 or 1, as its share at every t.
 
     They are drawn anew, the same to the bit, where a run goes on.
 
@@ -140,26 +141,26 @@ def judged_thoughts(setup: Setup, params: Params) -> Labels:
     valid, make = setup.valid, _Maker(setup, params, setup.valid, 1)
 
     def judged(_: int, indices: np.ndarray, real: np.ndarray) -> dict[str, np.ndarray]:
-        found, right_BN = make.judged(indices)
-        shares = np.broadcast_to(right_BN[..., None], found["latents"].shape[:3]).astype(np.float32)
-        every = {name: found[name] for name in ("latents", "lengths")} | {"problems": indices, "shares": shares}
-        return {name: array[real] for name, array in every.items()}
+        thoughts, right_BN = make.judged(indices)
+        shares = np.broadcast_to(right_BN[..., None], thoughts["latents"].shape[:3]).astype(np.float32)
+        arrays = {name: thoughts[name] for name in ("latents", "lengths")} | {"problems": indices, "shares": shares}
+        return {name: array[real] for name, array in arrays.items()}
 
-    return _together("validation", min(setup.config.evaluate.limit or len(valid), len(valid)), make.size, judged)
+    return _concatenated("validation", min(setup.config.evaluate.limit or len(valid), len(valid)), make.size, judged)
 
 
-def _together(what: str, count: int, size: int, made: Callable[..., dict[str, np.ndarray]]) -> Labels:
-    """Those of so many problems, made `size` at a time: (number, indices, which of them are real) -> arrays."""
+def _concatenated(what: str, count: int, size: int, labels_for: Callable[..., dict[str, np.ndarray]]) -> Labels:
+    """Join the labels of so many problems, made `size` at a time: (number, indices, which are real) -> arrays."""
     progress, parts = Progress(f"latent_rm: {what}", count, unit="problem", keep=False), []
     with contextlib.closing(progress):
         for number, (indices, real) in enumerate(padded_chunks(count, size)):
-            parts.append(made(number, indices, real))
+            parts.append(labels_for(number, indices, real))
             progress.update(int(indices[-1]) + 1)
     return Labels(**{name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
 
 
 class _Maker:
-    """Makes the labels of some problems: their thoughts, and where these are right and wrong, completions.
+    """A maker of some problems' labels: their thoughts, and where these are right and wrong, completions.
 
     Args:
         stream: of noise, a number for each set of problems.
@@ -170,8 +171,8 @@ class _Maker:
         policy, rule = labelling(setup)
         settings, key = setup.config.latent_rm, noise.stream_key(setup.key, "latent_rm", stream)
         most, devices = setup.config.evaluate.batch_size, setup.mesh.size
-        each = (settings.thoughts, settings.thoughts * settings.completions)
-        self.size, self.group = (-(-max(1, most // rows) // devices) * devices for rows in each)
+        rollouts = (settings.thoughts, settings.thoughts * settings.completions)
+        self.size, self.group = (-(-max(1, most // rows) // devices) * devices for rows in rollouts)
         everywhere = policy.having(dropout_where="all")  # as published: completions' answers have noise too
 
         def think(params, batch):
@@ -179,8 +180,8 @@ class _Maker:
             latents = policy.latent_policy.feed(params, drawn.actions).astype(jnp.float32)
             return {"actions": drawn.actions, "lengths": drawn.lengths, "said": drawn.completions, "latents": latents}
 
-        def go_on(params, given):
-            batch, actions, lengths = given
+        def go_on(params, inputs):
+            batch, actions, lengths = inputs
             return complete(everywhere, params, batch, actions, lengths, rule, key, settings.completions)
 
         self.think, self.complete = self._sharded(think), self._sharded(go_on)
@@ -188,60 +189,60 @@ class _Maker:
     def _sharded(self, function):
         mesh = self.setup.mesh
         program = over_rows(function, mesh, (EVERYWHERE, ROWS))
-        return lambda given: jax.tree.map(hosts.whole, program(self.params, shard_rows(given, mesh)))
+        return lambda inputs: jax.tree.map(hosts.whole, program(self.params, shard_rows(inputs, mesh)))
 
     def judged(self, indices: np.ndarray) -> tuple[dict[str, Any], np.ndarray]:
-        """What was thought of each problem, arrays [B, n, ..], and whether its answers are right, [B, n]."""
-        found = self.think(self._batch(indices))
+        """Return what was thought of each problem, arrays [B, n, ..], and whether its answers are right, [B, n]."""
+        thoughts = self.think(self._batch(indices))
         by_problem = {name: jax.tree.map(lambda x: x.reshape(len(indices), -1, *x.shape[1:]), x)
-                      for name, x in found.items()}  # fmt: skip
+                      for name, x in thoughts.items()}  # fmt: skip
         return by_problem, self._right(indices, by_problem["said"])
 
     def __call__(self, indices: np.ndarray, real: np.ndarray) -> dict[str, np.ndarray]:
         by_problem, right_BN = self.judged(indices)
-        kept = np.flatnonzero(real & right_BN.any(axis=1) & ~right_BN.all(axis=1))
+        mixed = np.flatnonzero(real & right_BN.any(axis=1) & ~right_BN.all(axis=1))
         shares = [np.zeros((0, *by_problem["latents"].shape[1:3]), np.float32)]
-        for places, is_real in padded_chunks(len(kept), self.group):
-            rows = kept[places]
+        for places, is_real in padded_chunks(len(mixed), self.group):
+            rows = mixed[places]
             actions, lengths = jax.tree.map(
                 lambda x, rows=rows: x[rows].reshape(-1, *x.shape[2:]), (by_problem["actions"], by_problem["lengths"])
             )
-            said = self.complete((self._batch(indices[rows]), actions, lengths))
-            said = said.reshape(len(rows), right_BN.shape[1], *said.shape[1:])
-            shares.append(self._right(indices[rows], said).mean(axis=-1).astype(np.float32)[is_real])
-        made = {"problems": indices[kept], "shares": np.concatenate(shares)}
-        return made | {name: by_problem[name][kept] for name in ("latents", "lengths")}
+            completions = self.complete((self._batch(indices[rows]), actions, lengths))
+            completions = completions.reshape(len(rows), right_BN.shape[1], *completions.shape[1:])
+            shares.append(self._right(indices[rows], completions).mean(axis=-1).astype(np.float32)[is_real])
+        labels = {"problems": indices[mixed], "shares": np.concatenate(shares)}
+        return labels | {name: by_problem[name][mixed] for name in ("latents", "lengths")}
 
     def _batch(self, indices: np.ndarray) -> PromptedBatch:
         prompts = Prompts(*self.problems.prompt_batch(indices, self.setup.prompt_slots))
         return PromptedBatch(prompts, np.zeros((len(indices), 0), np.uint8), indices.astype(np.int32))
 
-    def _right(self, indices: np.ndarray, said: np.ndarray) -> np.ndarray:
-        """Whether completions [B, .., A] of B problems are right; of a problem's equal ones the first is asked."""
-        own = np.broadcast_to(indices.reshape(-1, *[1] * (said.ndim - 1)), (*said.shape[:-1], 1))
-        rows = np.concatenate([own, said], axis=-1).reshape(-1, 1 + said.shape[-1])
+    def _right(self, indices: np.ndarray, completions: np.ndarray) -> np.ndarray:
+        """Tell whether completions [B, .., A] of B problems are right; of a problem's equal ones the first is asked."""
+        indices_of = np.broadcast_to(indices.reshape(-1, *[1] * (completions.ndim - 1)), (*completions.shape[:-1], 1))
+        rows = np.concatenate([indices_of, completions], axis=-1).reshape(-1, 1 + completions.shape[-1])
         distinct, places = np.unique(rows, axis=0, return_inverse=True)
         readings = [self.setup.reward.read(tokens) for tokens in distinct[:, 1:]]
         right = np.array(self.setup.reward.right(readings, [self.problems.problems[i] for i in distinct[:, 0]]))
-        return right[places.reshape(said.shape[:-1])]
+        return right[places.reshape(completions.shape[:-1])]
 
 
 def check(stage: Stage) -> None:
     """Fail before the first stage on what it could not use."""
-    policy, _ = labelling(stage.run)
+    policy, _ = labelling(stage.experiment)
     if policy.config.dropout_rate == 0.0 and policy.latent_policy.log_prob is None:
         raise UserError(
             "config.latent_rm.dropout: without noise all thoughts of a problem are the same; set it, or "
             "config.dropout.rate, above 0"
         )
-    stage.run.optimizer_config(stage.section, stage.settings.steps)
+    stage.experiment.optimizer_config(stage.section, stage.settings.steps)
     start = stage.start
     if not stage.folder.is_finished and (not start.name or start.folder.is_finished):
         check_labels(stage, lambda: stage_params(start))
 
 
 def _accuracy(setup: Setup, thoughts: Labels) -> Callable[[Params], float]:
-    """Reward model -> the share of validation problems that the thought with the largest score is right on."""
+    """Return reward model -> the share of validation problems that the thought with the largest score is right on."""
     count, devices, (policy, _) = len(thoughts.problems), setup.mesh.size, labelling(setup)
     size = -(-max(1, setup.config.evaluate.batch_size // thoughts.lengths.shape[1]) // devices) * devices
 
@@ -264,24 +265,24 @@ def _accuracy(setup: Setup, thoughts: Labels) -> Callable[[Params], float]:
 
 
 def _batch(setup: Setup, problems: EncodedProblems, labels: Labels, rows: np.ndarray) -> LabelledBatch:
-    """Rows of labels, with the prompts of the problems that they are of."""
+    """Make a batch of rows of labels, with the prompts of the problems that they are of."""
     prompts = Prompts(*problems.prompt_batch(labels.problems[rows], setup.prompt_slots))
-    made = LabelledBatch(prompts, *(np.asarray(x[rows]) for x in (labels.latents, labels.lengths, labels.shares)))
-    return shard_rows(made, setup.mesh)
+    batch = LabelledBatch(prompts, *(np.asarray(x[rows]) for x in (labels.latents, labels.lengths, labels.shares)))
+    return shard_rows(batch, setup.mesh)
 
 
 def train(stage: Stage) -> None:
     """Make the labels, train backbone and classifier on them, and keep the model that is best on validation."""
-    run, config, start = stage.run, stage.settings, stage_params(stage.start)
-    labels, (policy, _) = labels_of(stage, start), labelling(run)
-    accuracy = _accuracy(run, judged_thoughts(run, start)) if stage.validated_every else None
-    params = begun(start, run.reasoner.width)
+    experiment, config, start = stage.experiment, stage.settings, stage_params(stage.start)
+    labels, (policy, _) = labels_of(stage, start), labelling(experiment)
+    accuracy = _accuracy(experiment, judged_thoughts(experiment, start)) if stage.validated_every else None
+    params = begun(start, experiment.reasoner.width)
     state, step_fn = state_and_step(stage, params, tuple(params), make_loss(policy))
     del start, params  # the state has its own
 
     def batch(step: int):
-        rows = batch_indices(run.config.seed, step, len(labels.problems), config.batch_size)
-        return _batch(run, run.train, labels, rows)
+        rows = batch_indices(experiment.config.seed, step, len(labels.problems), config.batch_size)
+        return _batch(experiment, experiment.train, labels, rows)
 
     if config.evaluate_every and not stage.validated_every:
         logging.warning("%s: config.data.valid is not set, so the last step's model is kept, not the best", stage.name)

@@ -14,8 +14,8 @@ from slpo_jax.checkpoints.checkpoint import Checkpoint, find_checkpoint
 from slpo_jax.checkpoints.decode_settings import made_with
 from slpo_jax.checkpoints.identity import identify, newest_checkpoint
 from slpo_jax.config.config import Config
-from slpo_jax.config.config_files import read_config_file, shipped
-from slpo_jax.config.sections import changed, values
+from slpo_jax.config.overrides import changed, values
+from slpo_jax.config.registry import read_config_file, shipped
 from slpo_jax.data.batches import encode_problems
 from slpo_jax.data.dataset_rows import NoSplit, open_splits, part_of
 from slpo_jax.data.generated import task_of
@@ -96,18 +96,18 @@ def derived_settings(config: Config) -> tuple[Config, list[str]]:
     """
     now, lines = flatten(values(config)), list[str]()
     # Sources are cut into parts, and resolved.
-    kept = [key for key, flag in config.set_by.items() if flag == _FLAG and key not in KEYS.values()]
-    given = {key: now[key] for key in kept if key in now}
+    keys = [key for key, flag in config.set_by.items() if flag == _FLAG and key not in KEYS.values()]
+    given = {key: now[key] for key in keys if key in now}
 
-    def chosen(choice: Choice) -> Config:
-        """The config with what a choice says, but for what is given."""
+    def with_choice(choice: Choice) -> Config:
+        """Return the config with what a choice says, but for what is given."""
         choice = choice._replace(values={key: value for key, value in choice.values.items() if key not in given})
         lines.extend([str(choice)] * bool(choice.values))
         return changed(config, choice.values)
 
-    config = chosen(_sets(config.data.train, config.data.valid, config.data.eval))
+    config = with_choice(_sets(config.data.train, config.data.valid, config.data.eval))
     problems, data = learned_from(config, texts=True), config.data
-    config = chosen(answers_of(problems))
+    config = with_choice(answers_of(problems))
     words = 0 if config.init or config.tokenizer else few_words(problems, architecture_of(config.reasoner).needs_words)
     if config.init:
         config = changed(config, {"init": newest_checkpoint(config.init)})
@@ -118,18 +118,18 @@ def derived_settings(config: Config) -> tuple[Config, list[str]]:
     token = f", one for each of the {words} words of the training data" * bool(words)
     token = token or ", a token a byte" * (start["tokenizer"] == BYTES)
     why = "as given" if config.init else f"without a base model: random weights{token}"
-    config = chosen(Choice({key: value for key, value in start.items() if value}, why))
-    copied = {DEMOS: data.demos} if data.demos else {}
-    sources = copied | {TRAIN: data.train, VALID: data.valid}
+    config = with_choice(Choice({key: value for key, value in start.items() if value}, why))
+    demos = {DEMOS: data.demos} if data.demos else {}
+    sources = demos | {TRAIN: data.train, VALID: data.valid}
     sources |= {EVAL + name: source for name, source in data.eval.items()}
     sets = {key: load_set(config, key, source) for key, source in sources.items()}
     for choice in choices(_measured(sets, checkpoint, bool(config.init), latents, given)):
-        config = chosen(choice)
+        config = with_choice(choice)
     return config, [*lines, f"as given, not chosen: {', '.join(sorted(given))}"] if given else lines
 
 
 def few_words(problems: Sequence[Problem], needed: bool = False) -> int:
-    """How many words problems have, where they are so few that each can be a token: ten problems to a word; else 0.
+    """Count the words of problems, where so few that each can be a token: ten problems to a word; else 0.
 
     Args:
         needed: bytes can't be tokens, so that a word may have fewer problems.
@@ -139,7 +139,7 @@ def few_words(problems: Sequence[Problem], needed: bool = False) -> int:
 
 
 def _start(config: Config, is_named: bool, words: int) -> tuple[dict[str, str], Checkpoint, int]:
-    """The keys of what the run starts from, that itself, and the number of latents of a latent reasoner, else 0.
+    """Return the keys of what the run starts from, that itself, and the number of a reasoner's latents, else 0.
 
     Args:
         is_named: the user has said what reasoner it is.
@@ -166,11 +166,11 @@ def _start(config: Config, is_named: bool, words: int) -> tuple[dict[str, str], 
 
 
 def _sets(train: str, valid: str, eval: dict[str, str]) -> Choice:
-    """Where problems come from; what isn't given is a split of the training data, or a tenth of it."""
-    lacking = [name for name, given in (("validation", valid), ("test", eval)) if not given]
+    """Choose where problems come from; what isn't given is a split of the training data, or a tenth of it."""
+    missing = [name for name, source in (("validation", valid), ("test", eval)) if not source]
     valid = valid or _split(train, "valid")
     eval = eval or {"test": _split(train, "test")}
-    why = f"no {' or '.join(lacking)} set was given" if lacking else "as given"
+    why = f"no {' or '.join(missing)} set was given" if missing else "as given"
     if any(source.startswith(f"{train}[") for source in (valid, *eval.values())):
         why += "; a tenth of the problems each is set apart, by their place in the source"
     rest = f"{train}[train]" if f"{train}[test]" in eval.values() else train  # without `valid` it is anyhow
@@ -178,7 +178,7 @@ def _sets(train: str, valid: str, eval: dict[str, str]) -> Choice:
 
 
 def _split(train: str, name: str) -> str:
-    """The source of a split of the training data's source if it has one, else a part of it.
+    """Return the source of a split of the training data's source if it has one, else a part of it.
 
     Raises:
         UserError: it can't be had, so that nobody knows.
@@ -187,9 +187,9 @@ def _split(train: str, name: str) -> str:
         return f"{task}:{name}"
     if is_gym(train):
         return f"{train.partition('@')[0]}@{name}"
-    whole, part = part_of(train)
-    if part or whole.lower().endswith(tuple(FILE_READERS)) or "@" in whole:
-        return f"{whole}[{name}]"
+    source, part = part_of(train)
+    if part or source.lower().endswith(tuple(FILE_READERS)) or "@" in source:
+        return f"{source}[{name}]"
     try:
         open_splits(train, "test" if name == "test" else "validation")
     except NoSplit:
@@ -198,7 +198,7 @@ def _split(train: str, name: str) -> str:
 
 
 def answers_of(problems: Sequence[Problem]) -> Choice:
-    """How answers are read: as numbers where nearly all are some, and the others are left out; else as texts."""
+    """Choose how answers are read: as numbers where nearly all are some, and the others are left out; else as texts."""
     texts = [problem.answer for problem in problems if problem.answer]
     if not texts:
         return Choice({}, "no problem has an answer")
@@ -216,7 +216,7 @@ def _measured(
     latents: int,
     given: Mapping[str, Any],
 ) -> Measured:
-    """What the problems and the model tell."""
+    """Measure what the problems and the model tell."""
     template, model, demos = checkpoint.template, checkpoint.description.model, next(iter(sets.values()))
     encoded = [encode_problems(template, problems, problems is demos, Counter()) for problems in sets.values()]
     answers = [len(ids) + 1 for problems in encoded for ids in problems.answers]

@@ -13,7 +13,7 @@ from typing import Any
 
 from slpo_jax.architectures import architecture_of
 from slpo_jax.config.config import Config, rl_of
-from slpo_jax.config.sections import values
+from slpo_jax.config.overrides import values
 from slpo_jax.data.batches import EncodedProblems
 from slpo_jax.data.dataset_rows import Role, place_of
 from slpo_jax.data.tokenizer import BYTES, WORDS
@@ -35,13 +35,13 @@ _OF_STAGES = (*SECTIONS, "objective")  # of which a stage has its own alone
 
 
 def settings_of(config: Config, stage: str) -> dict[str, Any]:
-    """A stage's part of the config, as it comes back from JSON.
+    """Return a stage's part of the config, as it comes back from JSON.
 
     Without the latent policy where it neither thinks nor has parameters in the checkpoint, and without recipes that are
     not used. An objective has the shared settings of the stage rl with its own in their place.
     """
-    every, section = values(config, _TRAINED), section_of(stage)
-    facts = {key: value for key, value in every.items() if key not in _OF_STAGES}
+    settings, section = values(config, _TRAINED), section_of(stage)
+    facts = {key: value for key, value in settings.items() if key not in _OF_STAGES}
     architecture = architecture_of(config.reasoner)
     thinks = config.max_latents and not (section == IMITATE and not architecture.has_latents)
     if not thinks and not config.latent_policy.selected.has_parameters:
@@ -49,10 +49,10 @@ def settings_of(config: Config, stage: str) -> dict[str, Any]:
     facts["stage"] = section
     if section == RL:
         rl = rl_of(config.rl, config.objective[stage])
-        facts |= {"objective": {stage: every["objective"][stage]}, "rl": values(rl, _TRAINED)}
+        facts |= {"objective": {stage: settings["objective"][stage]}, "rl": values(rl, _TRAINED)}
     else:
         unused = {*RECIPES} - {config.imitate.recipe, architecture.default_recipe} if section == IMITATE else set()
-        facts[section] = {key: value for key, value in every[section].items() if key not in unused}
+        facts[section] = {key: value for key, value in settings[section].items() if key not in unused}
     if stage == CONTROL:  # which goes on for as many steps
         facts["rl"] = {"steps": config.rl.steps}
     del facts["reward"], facts["rewards"]
@@ -63,30 +63,30 @@ def settings_of(config: Config, stage: str) -> dict[str, Any]:
 
 
 def evaluated_settings(config: Config, more_ends: Iterable[int] = ()) -> dict[str, Any]:
-    """What the rollouts of an evaluation depend on besides parameters and problems, by key of the config.
+    """Return what an evaluation's rollouts depend on besides parameters and problems, by key of the config.
 
     Args:
         more_ends: ids of tokens that end answers besides the tokenizer's eos, which only a checkpoint's files say.
     """
-    evaluate, found = config.evaluate, flatten(as_json(values(config, ("model", "rollouts"))))
-    tokens, rate = found.pop("max_answer_tokens"), found.pop("dropout.rate")
-    found["evaluate.max_answer_tokens"] = evaluate.max_answer_tokens or tokens
-    found["evaluate.dropout"] = rate if evaluate.dropout is None else evaluate.dropout
-    found |= {"seed": config.seed, "model.dtype": config.model.dtype} | config.reward_facts
-    return found | {"more_ends": list(more_ends)}
+    evaluate, settings = config.evaluate, flatten(as_json(values(config, ("model", "rollouts"))))
+    tokens, rate = settings.pop("max_answer_tokens"), settings.pop("dropout.rate")
+    settings["evaluate.max_answer_tokens"] = evaluate.max_answer_tokens or tokens
+    settings["evaluate.dropout"] = rate if evaluate.dropout is None else evaluate.dropout
+    settings |= {"seed": config.seed, "model.dtype": config.model.dtype} | config.reward_facts
+    return settings | {"more_ends": list(more_ends)}
 
 
 def problems_facts(problems: EncodedProblems, limit: int) -> dict[str, Any]:
-    """Of the first problems of a set digests of what was loaded and of their prompts' token ids, and their number.
+    """Digest the first problems of a set, as loaded, and their prompts' token ids; tell their number.
 
     Args:
         problems: the set.
         limit: how many are used; 0 is all.
     """
     count = min(limit or len(problems), len(problems))
-    asked = problems.problems[:count]
-    texts = [[each.question, each.steps, each.answer] for each in asked]
-    texts += [[repr(sorted(each.columns.items()))] for each in asked if each.columns]
+    first_problems = problems.problems[:count]
+    texts = [[problem.question, problem.steps, problem.answer] for problem in first_problems]
+    texts += [[repr(sorted(problem.columns.items()))] for problem in first_problems if problem.columns]
     prompts = [list(map(int, prompt)) for prompt in problems.prompts[:count]]
     return {"data": digest(texts), "prompts": digest(prompts), "problems": count}
 
@@ -99,15 +99,15 @@ def ensure_manifest(stage: Stage, write: bool = True) -> None:
     Raises:
         UserError: the workdir holds the same stage of another config, of other data or from another start.
     """
-    run, folder = stage.run, stage.folder
+    experiment, folder = stage.experiment, stage.folder
     if stage.name == IMITATE and not folder.is_finished:  # it may have begun with parts of its recipe's own
-        ensure_manifest(run.stage(UNFINISHED), write and run.recipe.ends_apart)
+        ensure_manifest(experiment.stage(UNFINISHED), write and experiment.recipe.ends_apart)
     if not folder.steps:  # what never got to its first checkpoint binds nobody
         if write:
             facts = _manifest(stage)
             hosts.barrier(f"manifest {stage.name}")  # nobody still looks for what is written now
             if hosts.is_first():
-                run.checkpoint.write(run.workdir.reasoner)
+                experiment.checkpoint.write(experiment.workdir.reasoner)
             write_text(folder.facts, json.dumps(facts, indent=1, sort_keys=True) + "\n")
         return
     written = read_json(folder.facts, folder.anew)
@@ -130,26 +130,26 @@ def check_models(stages: Iterable[Stage]) -> None:
         UserError: the key in which one is of another model than the config's.
     """
     for stage in stages:
-        config, then = stage.run.config, flatten(stage.folder.said())
+        config, then = stage.experiment.config, flatten(stage.folder.read_facts())
         now, name = flatten(as_json(values(config, ("model",)))), config.latent_policy.name
         if has_parameters(name) or has_parameters(then.get("latent_policy.name", name)):
             now["latent_policy.name"] = name
         for key, value in now.items():
             if then and then.get(key, "none") != value:
                 raise UserError(
-                    f"config.{key}: is {value}, but the checkpoint of {stage.run.workdir}'s stage {stage.name} has "
-                    f"{then.get(key, 'none')}; set it back, or use another --workdir"
+                    f"config.{key}: is {value}, but the checkpoint of {stage.experiment.workdir}'s stage {stage.name} "
+                    f"has {then.get(key, 'none')}; set it back, or use another --workdir"
                 )
 
 
 def initial_files(setup: Setup) -> list[Path]:
-    """The files or folders that the parameters of `config.init` are read from: with adapters alone, the base's too."""
+    """Return the files or folders that `config.init`'s parameters are read from: of adapters alone, the base's too."""
     opened = setup.checkpoint.opened
     return [path.absolute() for path in opened.files] if opened else []
 
 
 def checkpoint_digest(stage: Stage, load: Callable[[], Any]) -> str:
-    """`params_digest` of a stage's checkpoint, or without a name of `config.init`'s.
+    """Return `params_digest` of a stage's checkpoint, or without a name of `config.init`'s.
 
     It is kept beside the checkpoints with the sizes and times of the files that it is of, so that what did not change
     is not read again: seconds for billions of parameters.
@@ -157,52 +157,52 @@ def checkpoint_digest(stage: Stage, load: Callable[[], Any]) -> str:
     Args:
         load: reads the parameters.
     """
-    folders = [params_dir(stage.folder.path)] if stage.name else initial_files(stage.run)
+    folders = [params_dir(stage.folder.path)] if stage.name else initial_files(stage.experiment)
     state: dict[str, Any] = {}
     for folder in folders:
         files = [folder] if folder.is_file() else files_below(folder)
-        found = {str(path.relative_to(folder.parent)): path.stat() for path in files}
-        state |= {name: [it.st_size, it.st_mtime_ns] for name, it in found.items()}
+        stats = {str(path.relative_to(folder.parent)): path.stat() for path in files}
+        state |= {name: [it.st_size, it.st_mtime_ns] for name, it in stats.items()}
     if not stage.name:  # what lacks in it is drawn, and how it is read can be set
-        every = values(stage.run.config, _TRAINED)
-        state["settings"] = as_json({key: value for key, value in every.items() if key not in (*_OF_STAGES, "data")})
-    kept = stage.run.workdir.digest(stage.name)
-    known = artifact.value_of(kept, state)
-    if hosts.agreed(known is not None, kept):
-        return known
-    made = params_digest(load())
-    artifact.write(kept, state, made)
-    return made
+        settings = values(stage.experiment.config, _TRAINED)
+        state["settings"] = as_json({key: value for key, value in settings.items() if key not in (*_OF_STAGES, "data")})
+    path_of_digest = stage.experiment.workdir.digest(stage.name)
+    digest_before = artifact.value_of(path_of_digest, state)
+    if hosts.agreed(digest_before is not None, path_of_digest):
+        return digest_before
+    digest_now = params_digest(load())
+    artifact.write(path_of_digest, state, digest_now)
+    return digest_now
 
 
 def _check_settings(stage: Stage, written: dict[str, Any]) -> None:
-    """Files that are gone can't be held against anything; whoever needs them says so."""
+    """Check a stage's settings and files. Files that are gone are no difference; whoever needs them says so."""
     files = written.get("files", {})
-    whose = f"{stage.run.workdir}'s stage {IMITATE if stage.name == UNFINISHED else stage.name}"
+    owner = f"{stage.experiment.workdir}'s stage {IMITATE if stage.name == UNFINISHED else stage.name}"
     then = flatten({key: value for key, value in written.items() if key not in ("files", "start")})
-    now, found = flatten(settings_of(stage.run.config, stage.name)), _files(stage.run.config)
-    for key in found.keys() & files.keys():  # before settings, which may have been chosen from them
-        if found[key] == files[key]:  # whose bytes say more than its name
+    now, digests = flatten(settings_of(stage.experiment.config, stage.name)), _files(stage.experiment.config)
+    for key in digests.keys() & files.keys():  # before settings, which may have been chosen from them
+        if digests[key] == files[key]:  # whose bytes say more than its name
             now[key] = then.get(key)
-        elif found[key].split()[0] != files[key].split()[0]:
+        elif digests[key].split()[0] != files[key].split()[0]:
             raise UserError(
-                f"config.{key}: {now[key]} has changed since {whose} began; bring the old file back, or "
+                f"config.{key}: {now[key]} has changed since {owner} began; bring the old file back, or "
                 f"{stage.folder.anew}"
             )
     if differs := first_difference(now, then):
         key, is_now, was = differs
         if key.startswith(_CODE) and key in now and key in then:
             raise UserError(
-                f"config.reward: {key.removeprefix(_CODE)} has changed since {whose} began; bring the old one back, or "
+                f"config.reward: {key.removeprefix(_CODE)} has changed since {owner} began; bring the old one back, or "
                 f"{stage.folder.anew}"
             )
         raise UserError(
-            f"config.{key}: is {is_now}, and {was} is what {whose} was run with; set it back, or {stage.folder.anew}"
+            f"config.{key}: is {is_now}, and {was} is what {owner} was run with; set it back, or {stage.folder.anew}"
         )
 
 
 def first_difference(now: dict[str, Any], then: dict[str, Any]) -> tuple[str, str, str] | None:
-    """`artifact.first_difference` of flat facts; where the one had a reward and the other several, both keys are there.
+    """Return `artifact.first_difference` of flat facts; of one reward against several, both keys are there.
     """
     if (differs := artifact.first_difference(now, then)) is None:
         return None
@@ -219,7 +219,7 @@ def check_start(stage: Stage) -> None:
     """
     path = stage.folder.path
     before = read_json(stage.folder.facts, stage.folder.anew).get("start", {})
-    if before.get("digest") and _start(stage.run.stage(before["stage"]))["digest"] not in ("", before["digest"]):
+    if before.get("digest") and _start(stage.experiment.stage(before["stage"]))["digest"] not in ("", before["digest"]):
         raise UserError(  # else it began from random weights, or from what is gone
             f"{path}: began from another {before['stage'] or 'config.init'} than is there now; bring that back, "
             f"use another --workdir, or delete {path} to run the stage anew"
@@ -227,29 +227,29 @@ def check_start(stage: Stage) -> None:
 
 
 def _manifest(stage: Stage) -> dict[str, Any]:
-    """All that a stage's result depends on."""
-    config = stage.run.config
+    """Return all that a stage's result depends on."""
+    config = stage.experiment.config
     return settings_of(config, stage.name) | {"files": _files(config), "start": _start(stage.start)}
 
 
 def _files(config: Config) -> dict[str, str]:
-    """Digests of the local files that problems and words are read from, and what of them is taken, by key of config."""
+    """Digest the local files of problems and words, and tell what of them is taken, by key of the config."""
     data = config.data
     sources: dict[str, tuple[str, Role]] = {
         "train": (data.train, "train"), "demos": (data.demos, "train"), "valid": (data.valid, "validation")
     }  # fmt: skip
-    places = {f"data.{name}": place_of(*each) for name, each in sources.items() if each[0]}
+    places = {f"data.{name}": place_of(*source) for name, source in sources.items() if source[0]}
     if config.tokenizer not in ("", WORDS, BYTES):
         places["tokenizer"] = Path(config.tokenizer).expanduser(), ""
-    found = {key: (files_digest(place), taken) for key, (place, taken) in places.items()}
-    return {key: " ".join(each).strip() for key, each in found.items() if each[0]}
+    digests = {key: (files_digest(place), part) for key, (place, part) in places.items()}
+    return {key: " ".join(source).strip() for key, source in digests.items() if source[0]}
 
 
 def _start(stage: Stage) -> dict[str, str]:
-    """A stage and the digest of its manifest, "" if it is gone; without a name, that of the files of `config.init`."""
+    """Return a stage and its manifest's digest, "" if it is gone; without a name, that of `config.init`'s files."""
     if not stage.name:
-        found = [files_digest(path) for path in initial_files(stage.run)] or [""]
-        return {"stage": "", "digest": found[0] if len(found) == 1 else digest(found)}
+        digests = [files_digest(path) for path in initial_files(stage.experiment)] or [""]
+        return {"stage": "", "digest": digests[0] if len(digests) == 1 else digest(digests)}
     facts: dict[str, Any] = {}
     if stage.folder.steps:
         facts = read_json(stage.folder.facts, stage.folder.anew)

@@ -15,7 +15,7 @@ from absl import logging
 
 from slpo_jax.checkpoints.adapters import write_adapters
 from slpo_jax.config.config import rl_of
-from slpo_jax.config.sections import changed
+from slpo_jax.config.overrides import changed
 from slpo_jax.errors import UserError
 from slpo_jax.io.files import whole_folder
 from slpo_jax.io.orbax import stored_params
@@ -38,29 +38,29 @@ from slpo_jax.runtime import hosts
 from slpo_jax.stages import RL
 from slpo_jax.training.objectives import Objective
 from slpo_jax.training.optimizer import OptimizerConfig, make_optimizer, make_schedule, scaled
-from slpo_jax.training.rollout_update import Drawing, make_rl_step
+from slpo_jax.training.rl_step import Drawing, make_rl_step
 from slpo_jax.training.stage_checkpoints import StageCheckpoints
 from slpo_jax.training.state import TrainState, copied, init_state
 
 
 def check(stage: Stage) -> None:
     """Fail before the first stage on an objective that could not be used."""
-    run, config = stage.run, stage.settings
-    objective = make_objective(run, stage.name)
-    optimizer_config(run, objective)
-    if config.lora.rank:
-        jax.eval_shape(functools.partial(fresh_adapters, run), run.abstract_params())
-    devices, parts = run.mesh.size, objective.rollout_parts
-    if config.batch_size % (devices * config.micro_batches * parts):
+    experiment, rl = stage.experiment, stage.settings
+    objective = make_objective(experiment, stage.name)
+    optimizer_config(experiment, objective)
+    if rl.lora.rank:
+        jax.eval_shape(functools.partial(fresh_adapters, experiment), experiment.abstract_params())
+    devices, parts = experiment.mesh.size, objective.rollout_parts
+    if rl.batch_size % (devices * rl.micro_batches * parts):
         raise UserError(
-            f"config.objective.{stage.name}.minibatches: {parts} do not cut config.rl.batch_size={config.batch_size} "
-            f"into equal parts for {devices} devices x {config.micro_batches} micro-batches; change one of them"
+            f"config.objective.{stage.name}.minibatches: {parts} do not cut config.rl.batch_size={rl.batch_size} "
+            f"into equal parts for {devices} devices x {rl.micro_batches} micro-batches; change one of them"
         )
-    others = [name for name in run.reward.entries if name != CORRECT]
-    if objective.needs_answers and (bare := sum(not problem.answer for problem in run.train.problems)):
+    others = [name for name in experiment.reward.entries if name != CORRECT]
+    if objective.needs_answers and (count := sum(not problem.answer for problem in experiment.train.problems)):
         raise UserError(
-            f"config.objective.{stage.name}: learns the reference answers, and {bare} of {len(run.train)} problems of "
-            "config.data.train have none; set its estimator to reward, or give answers"
+            f"config.objective.{stage.name}: learns the reference answers, and {count} of {len(experiment.train)} "
+            "problems of config.data.train have none; set its estimator to reward, or give answers"
         )
     if objective.needs_answers and others:
         logging.warning(
@@ -74,28 +74,32 @@ def train(stage: Stage) -> None:
     if (last := left_merged(stage)) is not None:
         note_finished(stage, last)
         return
-    run, config, objective = stage.run, stage.settings, make_objective(stage.run, stage.name)
-    policy, params = training_policy(run, objective), stage_params(stage.start)
-    params |= fresh_adapters(run, params)
-    trained = trained_parts(run, params)
-    optimizer = optimizer_of(run, objective, {part: params[part] for part in trained})
+    experiment, rl, objective = stage.experiment, stage.settings, make_objective(stage.experiment, stage.name)
+    policy, params = training_policy(experiment, objective), stage_params(stage.start)
+    params |= fresh_adapters(experiment, params)
+    trained = trained_parts(experiment, params)
+    optimizer = optimizer_of(experiment, objective, {part: params[part] for part in trained})
     # Also of a run that goes on: its start is bound to be what it was.
     moved = {part: params[part] for part in trained if part != ADAPTER}
-    reference = copied(moved, run.layout) if objective.needs_reference else None
-    state = init_state(params, trained, optimizer, run.key, run.layout)
+    reference = copied(moved, experiment.layout) if objective.needs_reference else None
+    state = init_state(params, trained, optimizer, experiment.key, experiment.layout)
     del params, moved  # the state has its own
     batch = prompted_batches(stage, objective.needs_answers)
     step_fn = make_rl_step(
-        policy, objective, run.reward.on_device, config.group, optimizer, trained, run.layout, RL,
-        micro_batches=config.micro_batches, host_reward=host_reward(run), reference=reference,
-        schedule=make_schedule(optimizer_config(run, objective)),
-        drawing=Drawing(config.dynamic_batches, batch) if config.dynamic_batches else None,
+        policy, objective, experiment.reward.on_device, rl.group, optimizer, trained, experiment.layout, RL,
+        micro_batches=rl.micro_batches, host_reward=host_reward(experiment), reference=reference,
+        schedule=make_schedule(optimizer_config(experiment, objective)),
+        drawing=Drawing(rl.dynamic_batches, batch) if rl.dynamic_batches else None,
     )  # fmt: skip
-    train_stage(stage, state, step_fn, batch, lambda params: reasoner_accuracy(run, merged(run, params)), leave_merged)
+
+    def accuracy(params):
+        return reasoner_accuracy(experiment, merged(experiment, params))
+
+    train_stage(stage, state, step_fn, batch, accuracy, leave_merged)
 
 
 def make_objective(setup: Setup, name: str) -> Objective:
-    """The objective that `config.objective.NAME` describes, fit for the policy it is to train.
+    """Make the objective that `config.objective.NAME` describes, fit for the policy it is to train.
 
     Raises:
         UserError: unknown, a setting out of range, or not usable on this policy or these problems.
@@ -106,7 +110,7 @@ def make_objective(setup: Setup, name: str) -> Objective:
 
 
 def training_policy(setup: Setup, objective: Objective) -> Policy:
-    """The policy as an objective's rollouts use it."""
+    """Return the policy as an objective's rollouts use it."""
     config, gated = setup.config.rl, setup.config.gate.enabled
     stopping: Stopping = config.stopping if gated else "length"
     temperature = config.temperature if objective.temperature is None else objective.temperature
@@ -120,7 +124,7 @@ def training_policy(setup: Setup, objective: Objective) -> Policy:
 
 
 def optimizer_of(setup: Setup, objective: Objective, trained: dict[str, Any]) -> optax.GradientTransformation:
-    """The objective's optimizer, in which the latent policy's own parameters have rates of their own.
+    """Make the objective's optimizer, in which the latent policy's own parameters have rates of their own.
 
     Args:
         trained: the parameters that it changes, by their top-level names.
@@ -129,21 +133,21 @@ def optimizer_of(setup: Setup, objective: Objective, trained: dict[str, Any]) ->
     optimizer, rate = make_optimizer(config), objective.latent_policy_learning_rate
     if LATENT_POLICY not in trained or (rate is None and not rates):
         return optimizer
-    own = 1.0 if rate is None else rate / config.learning_rate
+    factor = 1.0 if rate is None else rate / config.learning_rate
     factors: dict[str, Any] = dict.fromkeys(trained, 1.0)
-    factors[LATENT_POLICY] = {name: own * rates.get(name, 1.0) for name in trained[LATENT_POLICY]}
+    factors[LATENT_POLICY] = {name: factor * rates.get(name, 1.0) for name in trained[LATENT_POLICY]}
     return scaled(optimizer, factors)
 
 
 def optimizer_config(setup: Setup, objective: Objective) -> OptimizerConfig:
-    """`config.rl.optimizer`, with what the objective has of its own instead."""
+    """Return `config.rl.optimizer`, with what the objective has of its own instead."""
     rl = rl_of(setup.config.rl, objective)
     steps = rl.steps * objective.updates_per_step
     return changed(rl.optimizer, key="config.rl.optimizer", total_steps=steps)
 
 
 def fresh_adapters(setup: Setup, params: Params) -> Params:
-    """The part ADAPTER, which changes nothing yet; {} where the whole reasoner is trained.
+    """Make the part ADAPTER, which changes nothing yet; {} where the whole reasoner is trained.
 
     Raises:
         UserError: a kernel that the reasoner doesn't have.
@@ -155,13 +159,13 @@ def fresh_adapters(setup: Setup, params: Params) -> Params:
 
 
 def trained_parts(setup: Setup, params: Params) -> tuple[str, ...]:
-    """The parts of these parameters that the stage changes: instead of a reasoner its adapters, where it has some."""
+    """Return the parts of these parameters that the stage changes: a reasoner's adapters in its place, if any."""
     names = setup.trained_by(RL, params)
     return (ADAPTER, *(name for name in names if name != REASONER)) if ADAPTER in params else names
 
 
 def merged(setup: Setup, params: Params) -> Params:
-    """All parts but ADAPTER, if there is one, with that merged, laid out as a state's."""
+    """Return all parts but ADAPTER, if there is one, with that merged, laid out as a state's."""
     if ADAPTER not in params:
         return params
     merge = functools.partial(lora.without_adapter, scale=setup.config.rl.lora.scale)
@@ -171,23 +175,23 @@ def merged(setup: Setup, params: Params) -> Params:
 
 def leave_merged(stage: Stage, state: TrainState) -> None:
     """Put merged parameters in the place of a stage's last checkpoint, and adapters, if any, beside as PEFT does."""
-    run, start, init = stage.run, stage.start, stage.run.config.init
+    experiment, start, init = stage.experiment, stage.start, stage.experiment.config.init
     if ADAPTER not in state.params:
         return
-    apart = jax.tree.map(hosts.whole, state.params[ADAPTER]["lora"])
+    adapters = jax.tree.map(hosts.whole, state.params[ADAPTER]["lora"])
     base = start.folder.path if start.name else Path(init).expanduser()
-    named = str(base.absolute()) if start.name or (init and base.exists()) else init
+    base_name = str(base.absolute()) if start.name or (init and base.exists()) else init
     if hosts.is_first():
         shutil.rmtree(stage.folder.adapters, ignore_errors=True)
-        with whole_folder(stage.folder.adapters) as made:
-            write_adapters(made, apart, run.reasoner.config, run.config.rl.lora.alpha, named)
+        with whole_folder(stage.folder.adapters) as folder:
+            write_adapters(folder, adapters, experiment.reasoner.config, experiment.config.rl.lora.alpha, base_name)
     checkpoints = StageCheckpoints(stage.folder.path)
-    checkpoints.save(dataclasses.replace(state, params=merged(run, state.params), opt_state=()), replace=True)
+    checkpoints.save(dataclasses.replace(state, params=merged(experiment, state.params), opt_state=()), replace=True)
     checkpoints.close()
 
 
 def left_merged(stage: Stage) -> int | None:
-    """The step of the checkpoint that `leave_merged` left, after which the program was killed; None without one."""
+    """Return the step of the checkpoint that `leave_merged` left before the program was killed; None without one."""
     if not stage.settings.lora.rank:
         return None
     checkpoints = StageCheckpoints(stage.folder.path)  # which puts what was being replaced back

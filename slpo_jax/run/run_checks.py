@@ -25,7 +25,7 @@ from slpo_jax.stages import EVALUATE, IMITATE
 
 
 def check_start(config: Config, checkpoint: Checkpoint, finished: Collection[str]) -> None:
-    """What an imported checkpoint lacks must be trained, or not be asked for; thoughts must be made of something.
+    """Refuse a start that lacks what is not trained but asked for, and thoughts that are made of nothing.
 
     Args:
         finished: names of the stages that the workdir holds.
@@ -43,7 +43,7 @@ def check_start(config: Config, checkpoint: Checkpoint, finished: Collection[str
     default = PromptConfig(answers=prompt.answers if prompt.marked_style("after_mark") == prompt.answers else "auto")
     for key in [key for key, value in vars(default).items() if getattr(prompt, key) != value]:
         if key not in architecture.prompt_keys:
-            others = ", ".join(name for name, (each, _) in REASONERS.items() if key in each.prompt_keys)
+            others = ", ".join(name for name, (kind, _) in REASONERS.items() if key in kind.prompt_keys)
             raise UserError(
                 f"config.prompt.{key}", f"{reasoner} asks and answers in its own way; leave it out, or use {others}"
             )
@@ -64,7 +64,7 @@ def check_start(config: Config, checkpoint: Checkpoint, finished: Collection[str
 
 
 def check_latent_policy(name: str, init: str, stored: Params, shapes: Params, trains: bool) -> None:
-    """The latent policy's own parameters must be of this one, and be there or be trained.
+    """Refuse parameters of another latent policy, or none where they are not trained.
 
     Args:
         name: of the latent policy.
@@ -72,13 +72,13 @@ def check_latent_policy(name: str, init: str, stored: Params, shapes: Params, tr
         stored, shapes: what is there, and what is to be.
         trains: whether what is lacking is going to be trained.
     """
-    ours, theirs = (jax.tree.map(lambda x: x.shape, tree.get(LATENT_POLICY)) for tree in (shapes, stored))
-    if theirs is not None and theirs != ours:
+    shapes_here, shapes_there = (jax.tree.map(lambda x: x.shape, tree.get(LATENT_POLICY)) for tree in (shapes, stored))
+    if shapes_there is not None and shapes_there != shapes_here:
         raise UserError(
             f"{key_name('config.latent_policy.name')}: {init} has parameters of another latent policy than {name}, "
             "or of another width; set config.latent_policy as it was trained with"
         )
-    if ours is not None and theirs is None and not trains:
+    if shapes_here is not None and shapes_there is None and not trains:
         raise UserError(
             f"{key_name('config.latent_policy.name')}: {init} comes without the parameters of {name}; train them in "
             "the stage rl, or use another latent policy"
@@ -86,7 +86,7 @@ def check_latent_policy(name: str, init: str, stored: Params, shapes: Params, tr
 
 
 def fitting_slots(slots: Collection[int], latents: int, answers: int, positions: int, init: str) -> tuple[int, ...]:
-    """The buckets, cut to what the model's positions leave for prompts.
+    """Return the buckets, cut to what the model's positions leave for prompts.
 
     Args:
         latents, answers: the most that there may be of each.
@@ -110,17 +110,17 @@ def fitting_slots(slots: Collection[int], latents: int, answers: int, positions:
 
 
 def check_batch(config: Config, section: str, devices: int) -> None:
-    """A stage's batch must have equal parts for all devices and micro-batches."""
-    own = getattr(config, section)
-    if own.batch_size % (devices * own.micro_batches):
+    """Refuse a stage's batch without equal parts for all devices and micro-batches."""
+    settings = getattr(config, section)
+    if settings.batch_size % (devices * settings.micro_batches):
         raise UserError(
-            f"config.{section}.batch_size: {own.batch_size} is not a multiple of {devices} devices x "
-            f"{own.micro_batches} micro-batches; change one of them"
+            f"config.{section}.batch_size: {settings.batch_size} is not a multiple of {devices} devices x "
+            f"{settings.micro_batches} micro-batches; change one of them"
         )
 
 
 def earnable(problems: EncodedProblems, where: str, judge: Reward) -> EncodedProblems:
-    """The problems whose reference earns what it should, in the text in which it is taught; others are counted.
+    """Keep the problems whose reference earns what it should, in the text in which it is taught; count others.
 
     Those with words that the tokenizer doesn't know stay: they count as wrong, as `say_unknown` says.
 
@@ -128,21 +128,21 @@ def earnable(problems: EncodedProblems, where: str, judge: Reward) -> EncodedPro
         UserError: there is none.
     """
     unknown = problems.template.tokenizer.unk_token_id
-    lost = [i for i in judge.unearned(problems.answers, problems.problems) if unknown not in problems.answers[i]]
-    if not lost:
+    places = [i for i in judge.unearned(problems.answers, problems.problems) if unknown not in problems.answers[i]]
+    if not places:
         return problems
-    text = problems.template.answer_text(problems.problems[lost[0]].answer)
-    read = judge.read(np.array([*problems.answers[lost[0]], problems.template.eos_id], np.int32)).answer
-    said = f"{text!r} is read as {read!r}" if read else f"{text!r} has no answer when it is read"
-    if len(lost) == len(problems):
-        raise UserError(f"{where}: {said}, and no answer of the {len(lost)} is right itself; see "
+    text = problems.template.answer_text(problems.problems[places[0]].answer)
+    answer = judge.read(np.array([*problems.answers[places[0]], problems.template.eos_id], np.int32)).answer
+    problem = f"{text!r} is read as {answer!r}" if answer else f"{text!r} has no answer when it is read"
+    if len(places) == len(problems):
+        raise UserError(f"{where}: {problem}, and no answer of the {len(places)} is right itself; see "
                         f"{key_name('config.prompt.answers')}")  # fmt: skip
     if hosts.is_first():
-        logging.warning("%s: left out %d of %d problems, whose own answers would be wrong: %s", where, len(lost),
-                        len(problems), said)  # fmt: skip
-    kept = problems.subset(np.setdiff1d(np.arange(len(problems)), lost))
-    left_out = problems.problems.left_out + len(lost)
-    return dataclasses.replace(kept, problems=kept.problems.with_only(kept.problems, left_out=left_out))
+        logging.warning("%s: left out %d of %d problems, whose own answers would be wrong: %s", where, len(places),
+                        len(problems), problem)  # fmt: skip
+    rest = problems.subset(np.setdiff1d(np.arange(len(problems)), places))
+    left_out = problems.problems.left_out + len(places)
+    return dataclasses.replace(rest, problems=rest.problems.with_only(rest.problems, left_out=left_out))
 
 
 def check_reward(key: str, problems: Sequence[Problem], judge: Reward) -> None:
@@ -156,31 +156,31 @@ def check_reward(key: str, problems: Sequence[Problem], judge: Reward) -> None:
     for name, entry in judge.entries.items():
         needed = names_of(entry.function).needed if entry.function else frozenset()
         for column in sorted(needed - GIVEN):
-            lacking = [place for place, problem in enumerate(problems) if column not in problem.columns]
-            if lacking:
+            places = [place for place, problem in enumerate(problems) if column not in problem.columns]
+            if places:
                 raise UserError(
-                    f"config.reward: {name} names {column!r}, a column that {len(lacking)} of {len(problems)} problems "
-                    f"of {key} don't have, the first is problem {lacking[0]}; rename the argument, give it a default, "
+                    f"config.reward: {name} names {column!r}, a column that {len(places)} of {len(problems)} problems "
+                    f"of {key} don't have, the first is problem {places[0]}; rename the argument, give it a default, "
                     "or add the column"
                 )
     judge.judged([Reading([], problems[0].answer or problems[0].question, None, cut=False)], problems[:1])
 
 
-def check_answers(key: str, problems: EncodedProblems, used: Sequence[int], name: str, most: int) -> None:
+def check_answers(key: str, problems: EncodedProblems, places: Sequence[int], name: str, most: int) -> None:
     """Fail before any work on references that no rollout has room for: whatever it says, it would be wrong.
 
     Of a set to evaluate on, or to choose on, some may be: they are counted in a warning.
 
     Args:
-        used: indices of the problems that are asked for.
+        places: indices of the problems that are asked for.
         name: the key of the most tokens that are generated where the set is used.
         most: that number.
     Raises:
         UserError: an answer takes more tokens, its end included.
     """
-    needed = {index: len(problems.answers[index]) + 1 for index in used}
-    longer = [index for index in used if needed[index] > most]
-    if longer and (key in LEARNED or len(longer) == len(used)):
+    needed = {index: len(problems.answers[index]) + 1 for index in places}
+    longer = [index for index in places if needed[index] > most]
+    if longer and (key in LEARNED or len(longer) == len(places)):
         raise UserError(
             f"{key}: the answer of problem {longer[0]} takes {needed[longer[0]]} tokens with its end, more than "
             f"{key_name(f'config.{name}')} ({most}); raise it, or drop the problem"
@@ -188,7 +188,7 @@ def check_answers(key: str, problems: EncodedProblems, used: Sequence[int], name
     if longer and hosts.is_first():
         logging.warning(
             "%s: the answers of %d of %d problems take more tokens than config.%s (%d), up to %d; they count as wrong",
-            key, len(longer), len(used), name, most, max(needed.values()),
+            key, len(longer), len(places), name, most, max(needed.values()),
         )  # fmt: skip
 
 
@@ -211,7 +211,7 @@ def check_prompts(key: str, prompts: Sequence[Ids], most: int, is_cut: bool) -> 
 
 
 def say_unknown(key: str, problems: EncodedProblems, unknown: Counter[str]) -> None:
-    """A line on words that the tokenizer doesn't know."""
+    """Warn of words that the tokenizer doesn't know."""
     tokenizer = problems.template.tokenizer
     texts = zip(problems.prompts, problems.answers, strict=True)
     rows = sum(tokenizer.unk_token_id in (*prompt, *answer) for prompt, answer in texts)

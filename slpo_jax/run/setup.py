@@ -15,7 +15,7 @@ from jax.sharding import Mesh, NamedSharding
 from slpo_jax.checkpoints.checkpoint import Checkpoint, find_checkpoint
 from slpo_jax.checkpoints.identity import Identity
 from slpo_jax.config.config import Config
-from slpo_jax.config.sections import changed
+from slpo_jax.config.overrides import changed
 from slpo_jax.data.batches import EncodedProblems, encode_problems
 from slpo_jax.data.problem import Problem
 from slpo_jax.data.templates import Template
@@ -41,7 +41,7 @@ from slpo_jax.training.recipes import Recipe, recipe_of
 
 @dataclasses.dataclass(kw_only=True)
 class Setup:
-    """What a config describes, without a place on the disk: models, texts and data to train on or to look at.
+    """The models, texts and data that a config describes, without a place on the disk.
 
     Attributes:
         config: as resolved; config.model holds the shapes of what was loaded.
@@ -67,7 +67,7 @@ class Setup:
 
     @property
     def reasoner(self) -> Reasoner:
-        """The policy's."""
+        """The policy's reasoner."""
         return self.policy.reasoner
 
     @property
@@ -77,17 +77,17 @@ class Setup:
 
     @property
     def train(self) -> EncodedProblems:
-        """To train on."""
+        """The problems to train on."""
         return self._set(TRAIN, self.config.data.train)
 
     @property
     def demos(self) -> EncodedProblems:
-        """To imitate."""
+        """The problems to imitate."""
         return self._set(DEMOS, self.config.data.demos) if self.config.data.demos else self.train
 
     @property
     def valid(self) -> EncodedProblems:
-        """To choose on."""
+        """The problems to choose on."""
         return self._set(VALID, self.config.data.valid)
 
     @property
@@ -96,7 +96,7 @@ class Setup:
         return tuple(self.config.evaluate.datasets or self.config.data.eval)
 
     def test_set(self, name: str) -> EncodedProblems:
-        """That of this name."""
+        """Return the set of this name under `config.data.eval`."""
         return self._set(EVAL + name, self.config.data.eval[name])
 
     def _set(self, key: str, source: str) -> EncodedProblems:
@@ -109,7 +109,7 @@ class Setup:
     def encode(
         self, key: str, problems: Sequence[Problem], where: str = "", judge: Reward | None = None
     ) -> EncodedProblems:
-        """Problems with their token ids, without those whose own answer would be wrong, which are counted.
+        """Return problems with their token ids, without those whose own answer would be wrong, which are counted.
 
         Args:
             key: what they are called in messages.
@@ -130,18 +130,18 @@ class Setup:
         if judges:
             run_checks.check_reward(key, encoded.problems, judge)
         encoded = run_checks.earnable(encoded, where or key, judge)
-        most, used = max(self.prompt_slots), range(len(encoded))[: None if trains else limit or None]
-        run_checks.check_prompts(key, encoded.prompts[: len(used)], most, most < max(self.config.prompt_slots))
+        most, places = max(self.prompt_slots), range(len(encoded))[: None if trains else limit or None]
+        run_checks.check_prompts(key, encoded.prompts[: len(places)], most, most < max(self.config.prompt_slots))
         budget = ("max_answer_tokens", self.config.max_answer_tokens) if trains else self.evaluated_answers
         if judges:
-            run_checks.check_answers(key, encoded, used, *budget)
+            run_checks.check_answers(key, encoded, places, *budget)
         return encoded
 
     @property
     def evaluated_answers(self) -> tuple[str, int]:
         """The key of the most tokens that an answer may have in evaluations, and that number."""
-        own = self.config.evaluate.max_answer_tokens
-        return ("evaluate.max_answer_tokens", own) if own else ("max_answer_tokens", self.config.max_answer_tokens)
+        most = self.config.evaluate.max_answer_tokens
+        return ("evaluate.max_answer_tokens", most) if most else ("max_answer_tokens", self.config.max_answer_tokens)
 
     @functools.cached_property
     def references(self) -> Callable[[Sequence[Problem]], np.ndarray] | None:
@@ -152,7 +152,7 @@ class Setup:
         return lambda problems: self.reward.encoded(problems, width)
 
     def abstract_params(self, stored: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
-        """Shapes, types and sharding of the parameters.
+        """Return shapes, types and sharding of the parameters.
 
         Args:
             stored: those of a checkpoint, of which parts that are carried along are among them.
@@ -162,7 +162,7 @@ class Setup:
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere), shapes)
 
     def stored_params(self) -> dict[str, Any]:
-        """Shapes and types of what a checkpoint of this project as `config.init` holds; of others {}.
+        """Return shapes and types of what a checkpoint of this project as `config.init` holds; of others {}.
 
         Raises:
             UserError: it can't be gone on from with this latent policy.
@@ -174,29 +174,29 @@ class Setup:
         return stored
 
     def initial_params(self, explain: bool = False) -> dict[str, Any]:
-        """The parameters that `config.init` names, and random ones, the same for the same seed, for what it lacks.
+        """Return the parameters that `config.init` names, and random ones, the same for a seed, for what it lacks.
 
         Args:
             explain: also SIM-CoT's decoder of a foreign checkpoint, if there is one; ours always have theirs.
         """
         stored = self.stored_params()
         shapes = self.abstract_params(stored) if stored else {}
-        found = self.checkpoint.read({name: shapes[name] for name in stored}, explain)
-        missing = jax.jit(lambda: parts.lacking(found, parts.drawn(self.parts)))()
-        return replicate(parts.merged(found, missing), self.mesh)
+        stored_parts = self.checkpoint.read({name: shapes[name] for name in stored}, explain)
+        missing = jax.jit(lambda: parts.lacking(stored_parts, parts.drawn(self.parts)))()
+        return replicate(parts.merged(stored_parts, missing), self.mesh)
 
     def trained_by(self, stage: str, params: dict[str, Any]) -> tuple[str, ...]:
-        """The parts of these parameters that a stage's optimizer changes."""
+        """Return the parts of these parameters that a stage's optimizer changes."""
         return parts.trained_by(stage, self.parts, params)
 
     @functools.cached_property
     def recipe(self) -> Recipe:
-        """How the stage imitate trains the reasoner."""
+        """The recipe by which the stage imitate trains the reasoner."""
         return recipe_of(self.config.imitate, self.checkpoint.architecture.default_recipe)
 
     @functools.cached_property
     def layout(self) -> Layout:
-        """How the states of the stages lie on the mesh."""
+        """The layout of the stages' states on the mesh."""
         return Layout(self.mesh)
 
     @property
@@ -206,7 +206,7 @@ class Setup:
 
     @functools.cached_property
     def evaluator(self) -> Evaluator:
-        """Rollouts over whole sets, with the answer budget of evaluation."""
+        """The evaluator: rollouts over whole sets, with the answer budget of evaluation."""
         evaluate, (_, answer_slots) = self.config.evaluate, self.evaluated_answers
         sampling = {"temperature": evaluate.temperature, "top_k": evaluate.top_k, "top_p": evaluate.top_p}
         rate = self.config.dropout.rate if evaluate.dropout is None else evaluate.dropout
@@ -215,10 +215,10 @@ class Setup:
         search = evaluate.beams, evaluate.candidates
         return Evaluator(policy, self.mesh, evaluate.batch_size, sorted(slots), self.key, evaluate.scorers, search)
 
-    def optimizer_config(self, stage: str, total_steps: int, **own: Any) -> OptimizerConfig:
-        """The stage's `config.STAGE.optimizer`, checked; with `own` values instead of some of it."""
+    def optimizer_config(self, stage: str, total_steps: int, **overrides: Any) -> OptimizerConfig:
+        """Return the stage's `config.STAGE.optimizer`, checked; with `overrides` values instead of some of it."""
         shared = getattr(self.config, stage).optimizer
-        return changed(shared, own, key=f"config.{stage}.optimizer", total_steps=total_steps)
+        return changed(shared, overrides, key=f"config.{stage}.optimizer", total_steps=total_steps)
 
 
 def assemble(
@@ -227,7 +227,7 @@ def assemble(
     identity: Identity | None = None,
     devices: Sequence[jax.Device] | None = None,
 ) -> Setup:
-    """Everything that a config describes, except data sets, which are read when somebody asks for them.
+    """Assemble everything that a config describes, except data sets, which are read when somebody asks for them.
 
     Args:
         workdir: whose finished stages may make up for what `config.init` lacks.
@@ -282,7 +282,7 @@ def _parts(config: Config, key: jax.Array, reasoner: Reasoner, gate: Gate, polic
 
 
 def _policy(config: Config, template: Template, reasoner: Reasoner, gate: Gate) -> Policy:
-    """The policy of rollouts.
+    """Make the policy of rollouts.
 
     Raises:
         UserError: a text that should be one token is not.
@@ -303,5 +303,5 @@ def _policy(config: Config, template: Template, reasoner: Reasoner, gate: Gate) 
         dropout_where=config.dropout.where,
         banned_ids=template.banned_ids,
     )
-    made = latent_policy(reasoner.in_tree(), gate.in_tree())
-    return Policy(reasoner.in_tree(), made, rollouts, layout="rows" if template.start_id is None else "packed")
+    thoughts = latent_policy(reasoner.in_tree(), gate.in_tree())
+    return Policy(reasoner.in_tree(), thoughts, rollouts, layout="rows" if template.start_id is None else "packed")

@@ -38,25 +38,25 @@ def load_set(
         raise UserError(f"{key}: not set; give a file or a synthetic set such as synthetic:train")
     entries = [REWARDS[name] for name, _ in config.weighted] if entries is None else entries
     data, of_numbers = config.data, not texts and any(entry.function is None for entry in entries)
-    asked, unanswered = [entry.columns for entry in entries], not any(entry.needs_answer for entry in entries)
-    columns = None if None in asked else frozenset[str]().union(*filter(None, asked))
+    columns_of, unanswered = [entry.columns for entry in entries], not any(entry.needs_answer for entry in entries)
+    columns = None if None in columns_of else frozenset[str]().union(*filter(None, columns_of))
     kind = STYLES[style_of(config.prompt.answers, "after_mark")].kind if of_numbers else "texts"
 
     def load(name, source):
         with about(name):
-            how = data.of_task(source), _ROLES.get(name, "test"), kind, data.fields, columns, unanswered
-            return load_problems(source, *how)
+            options = data.of_task(source), _ROLES.get(name, "test"), kind, data.fields, columns, unanswered
+            return load_problems(source, *options)
 
     problems = load(key, source)
     if key in LEARNED and data.valid:
         # GSM8K's training file holds the validation questions; nothing may be chosen on problems trained on.
         total = len(problems)
         valid = load(VALID, data.valid)
-        kept = without(problems, valid)
+        rest = without(problems, valid)
         # What is set apart from the source itself is no loss.
-        count = total - len(kept) - (len(valid) if data.valid == f"{source}[valid]" else 0)
+        count = total - len(rest) - (len(valid) if data.valid == f"{source}[valid]" else 0)
         warning = f"{key}: left out {count} of {total} problems, which are also in config.data.valid"
-        problems = problems.with_only(kept, warnings=(*problems.warnings, *[warning] * (count > 0)))
+        problems = problems.with_only(rest, warnings=(*problems.warnings, *[warning] * (count > 0)))
     if not problems:
         raise UserError(f"{key}: every problem of {source} is also in config.data.valid; give another set")
     return problems
@@ -112,8 +112,8 @@ def problem_lines(problems: Iterable[Problem]) -> list[str]:
 
 def _described(name: str, problems: Problems, answers: str, with_steps: bool) -> list[str]:
     """Return a line on a set's problems, and others on its fields."""
-    counts, bare = [len(problem.steps) for problem in problems], sum(not problem.answer for problem in problems)
-    facts = [f"{len(counts):,} problems"] + [f"{bare:,} without an answer"] * bool(bare)
+    counts, unanswered = [len(problem.steps) for problem in problems], sum(not problem.answer for problem in problems)
+    facts = [f"{len(counts):,} problems"] + [f"{unanswered:,} without an answer"] * bool(unanswered)
     if with_steps:
         facts.append(f"{sum(counts) / len(counts):.1f} steps each")
         facts += [f"{counts.count(0):,} without steps"] * (0 in counts)

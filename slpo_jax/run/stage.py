@@ -22,30 +22,30 @@ from slpo_jax.run.setup import Setup
 from slpo_jax.runtime import hosts
 from slpo_jax.runtime.mesh import shard_rows
 from slpo_jax.training.host_rewards import HostRewardFn
-from slpo_jax.training.loop import SUMS, StageRun, StepFn
+from slpo_jax.training.loop import SUMS, StageLoop, StepFn
 from slpo_jax.training.metrics import warn_of_cuts
 from slpo_jax.training.optimizer import make_optimizer, make_schedule
-from slpo_jax.training.rl_step import make_batch
+from slpo_jax.training.rl_loss import make_batch
 from slpo_jax.training.stage_checkpoints import StageCheckpoints
 from slpo_jax.training.state import LossFn, TrainState, init_state, make_train_step
 
 
 def stage_params(stage: Stage) -> Params:
-    """The parameters that a finished stage left; of the one without a name those of `config.init`, else random ones."""
+    """Return the parameters that a finished stage left; without a name those of `config.init`, else random ones."""
     if not stage.name:
-        return stage.run.initial_params()
+        return stage.experiment.initial_params()
     stored = stored_params(stage.folder.path)
-    return stored.read(stage.run.abstract_params(stored.shapes))
+    return stored.read(stage.experiment.abstract_params(stored.shapes))
 
 
 def prompted_batches(stage: Stage, answers: bool = False) -> Callable[..., Any]:
-    """step -> the sharded batch of prompts and references; see `host_batches`."""
-    made = host_batches(stage.run, stage.settings, stage.settings.steps, answers)
-    return lambda step, number=0: shard_rows(made(step, number), stage.run.mesh)
+    """Return step -> the sharded batch of prompts and references; see `host_batches`."""
+    batch_at = host_batches(stage.experiment, stage.settings, stage.settings.steps, answers)
+    return lambda step, number=0: shard_rows(batch_at(step, number), stage.experiment.mesh)
 
 
 def host_batches(setup: Setup, settings: Any, steps: int, answers: bool = False) -> Callable[..., Any]:
-    """step -> the batch of prompts and references, of numpy.
+    """Return step -> the batch of prompts and references, of numpy.
 
     Args:
         settings: the stage's section.
@@ -59,9 +59,9 @@ def host_batches(setup: Setup, settings: Any, steps: int, answers: bool = False)
 
     def batch(step: int, number: int = 0):
         # Later ones come from beyond the batches of all steps; what is left of them is not encoded end to end.
-        *before, own = range(step, step + (number + 1) * steps, steps)
+        *before, place = range(step, step + (number + 1) * steps, steps)
         return make_batch(
-            setup.train, own, seed, size, setup.prompt_slots, setup.references, 0 if number else most, parts,
+            setup.train, place, seed, size, setup.prompt_slots, setup.references, 0 if number else most, parts,
             answer_slots=answer_slots, before=before,
         )  # fmt: skip
 
@@ -69,7 +69,7 @@ def host_batches(setup: Setup, settings: Any, steps: int, answers: bool = False)
 
 
 def host_reward(setup: Setup, first: bool = False) -> HostRewardFn:
-    """What completions of the training set's problems earn on the host.
+    """Return the function that tells on the host what completions of the training set's problems earn.
 
     Args:
         first: by the reward alone that says what is right.
@@ -85,43 +85,46 @@ def host_reward(setup: Setup, first: bool = False) -> HostRewardFn:
 def state_and_step(
     stage: Stage, params: Params, trained: tuple[str, ...], loss_fn: LossFn, make: Callable | None = None
 ) -> tuple[TrainState, StepFn]:
-    """The state before a stage's first step, and its step, by the optimizer of its section.
+    """Return the state before a stage's first step, and its step, by the optimizer of its section.
 
     Args:
         params: where it starts; copied.
         trained: the parameters that it changes, by their top-level names.
         make: the step of the loss, called as `make_train_step` is, which is the default.
     """
-    run, section = stage.run, stage.section
-    optimizer_config = run.optimizer_config(section, stage.settings.steps)
+    experiment, section = stage.experiment, stage.section
+    optimizer_config = experiment.optimizer_config(section, stage.settings.steps)
     optimizer = make_optimizer(optimizer_config)
-    state = init_state(params, trained, optimizer, run.key, run.layout)
-    how = (optimizer, trained, run.layout, section, stage.settings.micro_batches)
-    return state, (make or make_train_step)(loss_fn, *how, schedule=make_schedule(optimizer_config))
+    state = init_state(params, trained, optimizer, experiment.key, experiment.layout)
+    arguments = (optimizer, trained, experiment.layout, section, stage.settings.micro_batches)
+    return state, (make or make_train_step)(loss_fn, *arguments, schedule=make_schedule(optimizer_config))
 
 
 def open_stage(
     stage: Stage, state: TrainState, total: int, folder: StageFolder | None = None
-) -> tuple[StageRun, TrainState, dict]:
-    """The stage's run, at its newest checkpoint (in `folder` if not the stage's own) if there is one."""
-    config, log = stage.run.config, stage.run.log
+) -> tuple[StageLoop, TrainState, dict]:
+    """Open the stage's run, at its newest checkpoint (in `folder` if not the stage's own) if there is one."""
+    config, log = stage.experiment.config, stage.experiment.log
     checkpoints = StageCheckpoints((folder or stage.folder).path)
     extra: dict[str, Any] = {}
     latest = checkpoints.latest_step
     if hosts.agreed(-1 if latest is None else latest, checkpoints.directory) >= 0:
         state, extra = checkpoints.restore(state)
     log.rewind(stage.name, int(state.step))
-    every = (config.log_every, config.checkpoint_every, config.max_skipped_steps)
     # Thoughts that are written down are among the answer's tokens.
-    tokens = ("latent_steps", "answer_tokens") if stage.run.policy.latent_policy.says is None else ("answer_tokens",)
+    writes = stage.experiment.policy.latent_policy.says is not None
+    tokens = ("answer_tokens",) if writes else ("latent_steps", "answer_tokens")
     sums = extra.pop(SUMS, None)
-    made = StageRun(stage.name, total, int(state.step), log, checkpoints, *every, sums=sums, tokens=tokens)
-    return made, state, extra
+    loop = StageLoop(
+        stage.name, total, int(state.step), log, checkpoints, log_every=config.log_every,
+        checkpoint_every=config.checkpoint_every, max_skipped=config.max_skipped_steps, sums=sums, tokens=tokens,
+    )  # fmt: skip
+    return loop, state, extra
 
 
 def close_stage(
     stage: Stage,
-    run: StageRun,
+    loop: StageLoop,
     state: TrainState,
     extra: dict[str, Any] | None = None,
     leave: Callable[[Stage, TrainState], None] | None = None,
@@ -132,12 +135,12 @@ def close_stage(
         extra: what is saved beside it.
         leave: makes of that checkpoint what others are to find.
     """
-    run.finish(state, extra)
-    rows, _ = read_metrics(stage.run.workdir.metrics)
-    own = [row for row in rows if row["stage"] == stage.name and "solved" in row]
-    if own and not any(row["solved"] or row.get("mixed") for row in own) and hosts.is_first():
+    loop.finish(state, extra)
+    rows, _ = read_metrics(stage.experiment.workdir.metrics)
+    own_rows = [row for row in rows if row["stage"] == stage.name and "solved" in row]
+    if own_rows and not any(row["solved"] or row.get("mixed") for row in own_rows) and hosts.is_first():
         why, then = "no rollout was right", "start from what is right now and then"
-        if any(row.get("reward") for row in own):
+        if any(row.get("reward") for row in own_rows):
             why, then = "all rollouts of a problem earned the same", "give a reward that tells them apart"
         logging.warning("%s: %s in any step, so rewards taught nothing; %s", stage.name, why, then)
     if leave:
@@ -169,48 +172,48 @@ def train_stage(
         leave: see `close_stage`.
         patience: validations without a better one before it stops; None goes on to the last step.
     """
-    every, steps, log = stage.validated_every, stage.settings.steps, stage.run.log
-    run, state, best = open_stage(stage, state, steps)
-    with run:
-        if not every:
-            close_stage(stage, run, run.advance(state, step_fn, batch, steps), leave=leave)
+    interval, steps, log = stage.validated_every, stage.settings.steps, stage.experiment.log
+    loop, state, best = open_stage(stage, state, steps)
+    with loop:
+        if not interval:
+            close_stage(stage, loop, loop.advance(state, step_fn, batch, steps), leave=leave)
             return
         best = best or {"accuracy": -1.0, "step": 0, "evaluated": 0}
-        run.checkpoints.keep(best["step"])
+        loop.checkpoints.keep(best["step"])
         log.rewind(stage.name, best["evaluated"], "valid_accuracy")
-        longest = steps if patience is None else patience * every
+        longest = steps if patience is None else patience * interval
 
-        def known() -> dict:
+        def progress() -> dict:
             return best
 
         while True:
             step = int(state.step)
-            if best["evaluated"] < step and (step % every == 0 or step == steps):
-                found = (accuracy or functools.partial(reasoner_accuracy, stage.run))(state.params)
-                log.write(stage.name, step, {"valid_accuracy": found})
+            if best["evaluated"] < step and (step % interval == 0 or step == steps):
+                new_accuracy = (accuracy or functools.partial(reasoner_accuracy, stage.experiment))(state.params)
+                log.write(stage.name, step, {"valid_accuracy": new_accuracy})
                 best = best | {"evaluated": step}
-                if found > best["accuracy"]:
-                    best |= {"accuracy": found, "step": step}
-                    run.checkpoints.keep(step)
-                    run.save(state, best, replace=True)
+                if new_accuracy > best["accuracy"]:
+                    best |= {"accuracy": new_accuracy, "step": step}
+                    loop.checkpoints.keep(step)
+                    loop.save(state, best, replace=True)
             if step >= steps or step - best["step"] >= longest:
                 if step < steps and hosts.is_first():
-                    said = "%s: ends after step %d of %d: no validation was better than at step %d (config.%s.patience)"
-                    logging.warning(said, stage.name, step, steps, best["step"], stage.section)
-                run.end_at(step)
+                    line = "%s: ends after step %d of %d: no validation was better than at step %d (config.%s.patience)"
+                    logging.warning(line, stage.name, step, steps, best["step"], stage.section)
+                loop.end_at(step)
                 break
-            state = run.advance(state, step_fn, batch, min(steps, (step // every + 1) * every), known)
+            state = loop.advance(state, step_fn, batch, min(steps, (step // interval + 1) * interval), progress)
         if best["step"] < step:
-            run.checkpoints.wait()
+            loop.checkpoints.wait()
             params = load_params(stage.folder.path / str(best["step"]), state.params)
             state = dataclasses.replace(state, params=params)
             # The last step's may be there already, with the last parameters.
-            run.checkpoints.save(state, best, replace=True)
-        close_stage(stage, run, state, best, leave)
+            loop.checkpoints.save(state, best, replace=True)
+        close_stage(stage, loop, state, best, leave)
 
 
 def reasoner_accuracy(setup: Setup, params: Params) -> float:
-    """On the validation split; with a gate at the threshold 0.5, else with all latents."""
+    """Return Acc on the validation split; with a gate at the threshold 0.5, else with all latents."""
     if setup.config.gate.enabled:
         return validation_accuracy(setup, params, "threshold", 0.5)
     return validation_accuracy(setup, params, "length", setup.config.max_latents)
@@ -219,19 +222,19 @@ def reasoner_accuracy(setup: Setup, params: Params) -> float:
 def validation_accuracy(
     setup: Setup, params: Params, stopping: Stopping, rule: float | int, cache: RolloutCache | None = None
 ) -> float:
-    """Acc on the validation split, where all choices are made.
+    """Return Acc on the validation split, where all choices are made.
 
     Args:
         cache: see `Evaluator.run`.
     """
     valid, limit = setup.valid, setup.config.evaluate.limit
-    done = setup.evaluator.run(params, valid, stopping, rule, limit=limit, label="validation", cache=cache)
-    if "validation" not in setup.noted and note_cuts(setup, "validation", [done]):  # not once a step and threshold
+    rollouts = setup.evaluator.run(params, valid, stopping, rule, limit=limit, label="validation", cache=cache)
+    if "validation" not in setup.noted and note_cuts(setup, "validation", [rollouts]):  # not once a step and threshold
         setup.noted.add("validation")
-    return accuracy(setup.reward, valid, done)
+    return accuracy(setup.reward, valid, rollouts)
 
 
-def note_cuts(setup: Setup, label: str, found: Sequence[Completions]) -> bool:
-    """`warn_of_cuts` of an evaluation's completions."""
-    cuts = [setup.reward.read(tokens).cut for done in found for tokens in done["tokens"]]
+def note_cuts(setup: Setup, label: str, evaluations: Sequence[Completions]) -> bool:
+    """Warn of cuts in an evaluation's completions, see `warn_of_cuts`."""
+    cuts = [setup.reward.read(tokens).cut for completions in evaluations for tokens in completions["tokens"]]
     return warn_of_cuts(label, float(np.mean(cuts)), setup.evaluated_answers[0])

@@ -19,7 +19,7 @@ _QUICK = 1.0  # seconds of work that nobody has to be told of
 
 
 class Progress:
-    """Steps done out of a total, on standard error, of several processes the first's.
+    """A count of steps done out of a total, on standard error, of several processes the first's.
 
     On a terminal it is a bar. Elsewhere it is a plain line at the beginning, at most once a minute, and at the end, so
     that a log file can be read. How fast it is there, and the time left, are without compilation, which is said.
@@ -62,13 +62,13 @@ class Progress:
             self._write()
 
     def end_at(self, total: int) -> None:
-        """There are other steps in all than was thought."""
+        """Set other steps in all than was thought."""
         self._total = total
         if self._bar is not None:
             self._bar.total = total
 
     def close(self) -> None:
-        """The work is done, or given up."""
+        """End the line: the work is done, or given up."""
         self._untell()
         if self._bar is not None:
             self._bar.close()
@@ -76,7 +76,7 @@ class Progress:
             self._write()
 
     def _write(self) -> None:
-        """One line: how many of how many, how fast on the whole, what is left, and the facts."""
+        """Print one line: how many of how many, how fast on the whole, what is left, and the facts."""
         self._last, self._shown = time.monotonic(), True
         seconds, steps = self._last - backend.seconds() - self._began[0], self.done - self._began[1]
         rate = f", {steps / seconds:.3g} {self._unit}s/s" if seconds > 0 and steps else ""
@@ -86,7 +86,7 @@ class Progress:
         print(f"{self._label}: {self.done}/{self._total} {self._unit}s{rate}{facts}", file=self._file, flush=True)
 
     def _compiles(self, seconds: float | None) -> None:
-        """See `backend.Say`."""
+        """Say that something is compiled, see `backend.Say`."""
         what = "compiling .." if seconds is None else f"compiled in {seconds:.0f} s"
         if self._bar is not None:
             self._bar.set_postfix_str(what)
@@ -95,27 +95,27 @@ class Progress:
 
 
 def begin(text: str) -> None:
-    """A line where a piece of work begins; on a terminal its bar says so."""
+    """Print a line where a piece of work begins; on a terminal its bar says so."""
     if hosts.is_first() and not sys.stderr.isatty():
         print(text, file=sys.stderr, flush=True)
 
 
 def if_slow(text: str, total: int) -> Callable[[int], None]:
-    """What to tell how much is done of work that may be quick: where it isn't, a line says the text and the time left.
+    """Return a function that is told how much is done; if work is slow, a line says the text and the time left.
 
     Args:
         total: all of it, in the units of what is done.
     """
-    start, said = time.monotonic(), False
+    start, is_told = time.monotonic(), False
 
     def tell(done: int) -> None:
-        nonlocal said
+        nonlocal is_told
         seconds = time.monotonic() - start
-        left = seconds * (total - done) / done
-        if not said and min(seconds, left) >= _QUICK:
-            said = True
+        seconds_left = seconds * (total - done) / done
+        if not is_told and min(seconds, seconds_left) >= _QUICK:
+            is_told = True
             if hosts.is_first():
-                print(f"{text}, about {tqdm.format_interval(left)} left", file=sys.stderr, flush=True)
+                print(f"{text}, about {tqdm.format_interval(seconds_left)} left", file=sys.stderr, flush=True)
 
     return tell
 
@@ -128,8 +128,8 @@ def print_plainly() -> None:
 
     absl's `logging` begins with `basicConfig()` then, whose handler would put "WARNING:absl:" before them.
     """
-    if not python_logging.root.handlers and _print not in (known := logging.get_absl_logger()).filters:
-        known.addFilter(_print)
+    if not python_logging.root.handlers and _print not in (logger := logging.get_absl_logger()).filters:
+        logger.addFilter(_print)
 
 
 def _print(record: python_logging.LogRecord) -> bool:
@@ -152,5 +152,5 @@ def say_start(workdir: str | Path, config: str = "") -> None:
     """
     if str(workdir) not in _begun:
         _begun.append(str(workdir))
-        named = f", config {config}" if config else ""
-        print(f"slpo_jax {__version__}: workdir {workdir}{named}", file=sys.stderr, flush=True)
+        suffix = f", config {config}" if config else ""
+        print(f"slpo_jax {__version__}: workdir {workdir}{suffix}", file=sys.stderr, flush=True)

@@ -71,7 +71,7 @@ def _now() -> float:
     return time.perf_counter() - backend.seconds()
 
 
-class StageRun:
+class StageLoop:
     """A stage's steps, possibly in several stretches with different programs.
 
     It takes SIGINT and SIGTERM until it is left, as a context manager, however that is.
@@ -93,10 +93,10 @@ class StageRun:
         start: int,
         log: MetricsLog,
         checkpoints: StageCheckpoints,
+        *,
         log_every: int,
         checkpoint_every: int,
         max_skipped: int,
-        *,
         sums: dict[str, list[float]] | None = None,
         tokens: tuple[str, ...] = (),
     ):

@@ -1,193 +1,206 @@
-"""The step of the stage `rl`: roll out, verify, and improve by whatever objective."""
+"""A step of the stage `rl` in two halves: roll out; then improve, several times where the objective can.
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Literal
+What stands between them is made once, whatever many updates follow: what the objective has to know of the policy that
+rolled out, and rewards, which may come from the host. Both halves draw as the one step of `rl_loss.make_loss` does.
+
+Dynamic sampling (DAPO, Yu et al., 2025) improves on groups whose rewards differ, out of as many batches as these take:
+one of equal rewards says nothing about which of its rollouts is better. Which batches a step draws is a function of its
+number and of the policy, so that a run that goes on draws the same.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
+import optax
+from jax.sharding import NamedSharding
 
-from slpo_jax.data.batches import EncodedProblems, batch_indices, draw_numbers, end_to_end, pad_suffixes
-from slpo_jax.data.problem import Problem
-from slpo_jax.models.lora import LoraConfig
-from slpo_jax.policy import noise
-from slpo_jax.policy.policy import Policy, PromptedBatch, Prompts, repeat_rows
-from slpo_jax.policy.rollout import Trajectories, sample
-from slpo_jax.policy.score import are_cut, used_slots
+from slpo_jax.policy.policy import Policy, PromptedBatch
+from slpo_jax.policy.rollout import Trajectories
 from slpo_jax.rewards.reward import RewardFn
-from slpo_jax.settings import Checked, FieldError, setting
+from slpo_jax.runtime.mesh import EVERYWHERE, ROWS, Layout
+from slpo_jax.training.host_rewards import HostRewardFn, HostVerdicts, make_sampling
 from slpo_jax.training.objectives import Objective
-from slpo_jax.training.optimizer import OptimizerConfig
-from slpo_jax.training.state import LossFn, Sums
+from slpo_jax.training.rl_loss import make_improvement, make_loss, roll_out, rollout_sums
+from slpo_jax.training.state import Params, TrainState, make_train_step
+
+Rolled = tuple[PromptedBatch, Trajectories, jax.Array]
+"""Prompts [B], rollouts [B*G], a prompt's in a row, and rewards [B, G]."""
 
 
-def make_batch(
-    problems: EncodedProblems,
-    step: int,
-    seed: int,
-    batch_size: int,
-    prompt_slots,
-    encode: Callable[[Sequence[Problem]], np.ndarray] | None,
-    most: int = 0,
-    parts: int = 1,
-    *,
-    answer_slots: int = 0,
-    before: Sequence[int] = (),
-) -> PromptedBatch:
-    """Make the `PromptedBatch` of one step; a pure function of its arguments.
-
-    Args:
-        prompt_slots: buckets.
-        encode: problems -> their references, uint8 [B, R]; None leaves them out.
-        most: tokens of the prompts of any part (`EncodedProblems.most_tokens`), which are encoded end to end where that
-            is much less than their slots; 0 leaves them padded.
-        parts: how many devices and micro-batches the prompts are sharded over.
-        answer_slots: A, of the reference answers' tokens; 0 leaves them out.
-        before: steps whose batches are used together with this one: a problem's randomness is another in each.
-    Raises:
-        ValueError: a part has more than `most` tokens, some of which would be lost.
-    """
-    indices = batch_indices(seed, step, len(problems), batch_size)
-    tokens, valid = problems.prompt_batch(indices, prompt_slots)
-    references = encode([problems.problems[i] for i in indices]) if encode else np.zeros((batch_size, 0), np.uint8)
-    capacity = end_to_end(most, batch_size // parts, valid.shape[1]) if most else 0
-    longest = int(valid.reshape(parts, -1).sum(axis=1).max())
-    if capacity and longest > capacity:
-        raise ValueError(f"most: {most} is too low for a part of step {step}, whose prompts have {longest} tokens")
-    answers = None
-    if answer_slots:
-        suffixes = [problems.suffix(i, None) for i in indices]
-        answers = np.asarray(pad_suffixes(suffixes, answer_slots, problems.template.pad_id).targets)
-    together = [batch_indices(seed, step_before, len(problems), batch_size) for step_before in before]
-    index = draw_numbers(np.concatenate([*together, indices]), len(problems))[-batch_size:]
-    return PromptedBatch(Prompts(tokens, valid, capacity), references, index, answers)
-
-
-@dataclass(frozen=True)
-class RlConfig(Checked):
-    """The section `config.rl`: what all objectives have in common.
+@dataclasses.dataclass(frozen=True)
+class Drawing:
+    """The source of a step's batches.
 
     Attributes:
-        batch_size: prompts a step, over all devices.
-        micro_batches: gradient accumulation.
-        steps: optimizer steps of each objective that has no number of its own.
-        objectives: names under `config.objective`; each is trained from the same start, or after another of them.
-        group: G, rollouts a prompt.
-        temperature: temperature of the answers in training rollouts; 0 is greedy.
-        top_k: likeliest tokens that they are sampled from; 0 is all.
-        top_p: then the likeliest of these that have this probability together; 1 is all.
-        stopping: "sample" stops with the gate's probability, "threshold" where it is at least 0.5.
-        capacities: shares of the latent and answer slots that scoring has room for, ascending to (1, 1): the smallest
-            pair that a batch fits in is used, each a compiled program.
-        dynamic_batches: batches that may be rolled out for a step, until `batch_size` groups have rewards that differ,
-            which alone are improved on (DAPO's dynamic sampling); 0 improves on every group of one batch.
-        evaluate_every: steps between validations; an objective then leaves the parameters of its best one instead of
-            the last ones.
-        lora: adapters instead of the whole reasoner.
-        optimizer: of each objective, but for its own learning rate.
+        most: batches of it.
+        batch: (step, number) -> the batch, of the second and later numbers (1, 2, ..), on the devices.
     """
 
-    batch_size: int = setting(64, least=1)
-    micro_batches: int = setting(1, least=1, affects="nothing")
-    steps: int = setting(40_000, least=1)
-    objectives: tuple[str, ...] = setting(("slpo",), fewest=1, affects="report")
-    group: int = setting(8, least=2, note="fewer give no baseline")
-    temperature: float = setting(0.0, least=0)
-    top_k: int = setting(0, least=0, note="0 is all")
-    top_p: float = setting(1.0, above=0, most=1)
-    stopping: Literal["sample", "threshold"] = "sample"
-    capacities: tuple[tuple[float, float], ...] = setting(
-        ((0.75, 0.5), (1.0, 1.0)),
-        above=0,
-        most=1,
-        note="they ascend to (1, 1)",
-        affects="nothing",
-    )
-    dynamic_batches: int = setting(0, least=0, note="0 keeps every group")
-    evaluate_every: int = setting(0, least=0, note="0 is never")
-    lora: LoraConfig = LoraConfig()
-    optimizer: OptimizerConfig = OptimizerConfig("adafactor", 1e-6, warmup_steps=2_000)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if len(set(self.objectives)) < len(self.objectives):
-            raise FieldError(self, "objectives", "give each name once")
-        columns = [list(column) for column in zip(*self.capacities, strict=True)]
-        if self.capacities[-1:] != ((1, 1),) or any(column != sorted(column) for column in columns):
-            raise FieldError(self, "capacities", "give pairs that ascend to (1, 1), e.g. ((0.5, 0.5), (1, 1))")
+    most: int
+    batch: Callable[[int, int], Any]
 
 
-def roll_out(
-    policy: Policy, params, batch: PromptedBatch, reward: RewardFn | None, group: int, key: jax.Array
-) -> tuple[Trajectories, jax.Array | None]:
-    """Roll out G trajectories a prompt and verify their answers.
-
-    The B*G rollouts are one batch, not a vmap over G, so that one loop ends when the last of them has ended.
+def make_rl_step(
+    policy: Policy,
+    objective: Objective,
+    reward: RewardFn | None,
+    group: int,
+    optimizer: optax.GradientTransformation,
+    trained: tuple[str, ...],
+    layout: Layout,
+    stream: str,
+    *,
+    micro_batches: int = 1,
+    host_reward: HostRewardFn | None = None,
+    reference: Params | None = None,
+    schedule: optax.Schedule | None = None,
+    drawing: Drawing | None = None,
+):
+    """Make `(state, batch) -> (state, metrics)`: one program where it can be one.
 
     Args:
-        reward: None leaves them unverified.
+        reward: None where only `host_reward` can say.
         group: G.
-        key: the step's key.
-    Returns:
-        `Trajectories` of B*G rows, a prompt's G in a row, and float32 rewards [B, G].
+        optimizer, trained, layout, stream, micro_batches, schedule: see `make_train_step`.
+        host_reward: asked without `reward`; each process asks for its own rows.
+        reference: of the parameters that the stage started from those that it changes, laid out as the state's, for
+            objectives that ask for them; they have buffers of their own, as a step gives away the state's. Adapters
+            are none of them: the reasoner without them is what it started from.
+        drawing: of groups whose rewards differ, `batch` being the first that is rolled out; None: every group it is.
     """
-    keys_N = noise.rollout_keys(jax.random.fold_in(key, 0), batch.index, group)
-    rule = {"sample": None, "threshold": 0.5, "length": policy.config.max_latents}[policy.config.stopping]
-    trajectories = sample(policy, params, batch.prompts, keys_N, rule)
-    if reward is None:
-        return trajectories, None
-    rewards_N = reward(trajectories.completions, repeat_rows(batch.references, group)).astype(jnp.float32)
-    return trajectories, rewards_N.reshape(-1, group)
+    options = (optimizer, trained, layout, stream, micro_batches)
+    asks = objective.needs_behaviour or objective.needs_reference
+    if reward is not None and drawing is None and not asks:
+        return make_train_step(make_loss(policy, objective, reward, group), *options, schedule=schedule)
+    roll = make_rollout(policy, objective, reward, group, layout, stream, micro_batches)
+    updates, parts = objective.updates_per_step, objective.rollout_parts
+    loss = make_improvement(policy, objective)
+    improve = make_train_step(loss, *options, updates=updates, parts=parts, schedule=schedule)
+    written = jax.jit(lambda trajectories: trajectories.completions, out_shardings=NamedSharding(layout.mesh, ROWS))
+
+    verdicts = None if host_reward is None else HostVerdicts(host_reward, layout.mesh)
+
+    def rolled(state: TrainState, batch):
+        batch, trajectories, rewards_BG = roll(state, batch, reference if objective.needs_reference else {})
+        if reward is None:
+            assert verdicts is not None
+            rewards_BG = verdicts.rewards(written(trajectories), batch.index)
+        return batch, trajectories, rewards_BG
+
+    def step(state: TrainState, batch):
+        return improve(state, rolled(state, batch))
+
+    filtered = step if drawing is None else make_filtered_step(rolled, improve, drawing, policy, layout)
+    return filtered if reward is not None or verdicts is None else verdicts.with_metrics(filtered)
 
 
-def make_loss(policy: Policy, objective: Objective, reward: RewardFn, group: int) -> LossFn:
-    """Make the loss of a step that rolls out, verifies and improves at once.
+def make_rollout(
+    policy: Policy,
+    objective: Objective,
+    reward: RewardFn | None,
+    group: int,
+    layout: Layout,
+    stream: str,
+    micro_batches: int,
+):
+    """Make the first half, jitted: (state, batch, reference) -> (batch, trajectories, rewards [B, G] or None).
 
-    Metrics, each a mean: `loss`, `reward`, `solved` (prompts with a rollout that earns 1 or more, which counts as
-    right), `mixed` (prompts whose rewards differ), `latent_steps`, `answer_tokens`, `cut` (rollouts without an end
-    within the budget of answer tokens), the objective's own, and where `answer_log_likelihood` is one of these,
-    `answer_entropy` in nats a token.
+    `reference` is {} for an objective that doesn't ask for it.
+
+    Args:
+        reward: None leaves them to the host.
+        group: G.
+        layout, stream, micro_batches: see `make_train_step`.
     """
-    improve = make_improvement(policy, objective)
 
-    def loss_fn(params, batch: PromptedBatch, key):
+    def one(params, reference, batch, key):
+        before = {**params, **reference}
         params = policy.reasoner.stacked(params)
-        rolled = jax.lax.stop_gradient(roll_out(policy, params, batch, reward, group, key))
-        return improve(params, (batch, *rolled), key)
+        trajectories, rewards_BG = roll_out(policy, params, batch, reward, group, key)
+        behaviour = objective.behaviour(policy, params, batch, trajectories) if objective.needs_behaviour else None
+        start = objective.reference(policy, before, batch, trajectories) if objective.needs_reference else None
+        return dataclasses.replace(trajectories, behaviour=behaviour, reference=start), rewards_BG
 
-    return loss_fn
-
-
-def make_improvement(policy: Policy, objective: Objective) -> LossFn:
-    """Make the loss of (batch, trajectories, rewards [B, G]): `make_loss` after the rollout."""
-
-    def loss_fn(params, rolled: tuple[PromptedBatch, Trajectories, jax.Array], key):
-        batch, trajectories, rewards_BG = rolled
-        loss, metrics = objective(policy, policy.reasoner.stacked(params), batch, trajectories, rewards_BG, key)
-        entropy = {}
-        if "answer_log_likelihood" in metrics:
-            spoken_NA = used_slots(policy, trajectories)[1]
-            entropy = {"answer_entropy": (-metrics["answer_log_likelihood"][0], spoken_NA.sum().astype(jnp.float32))}
-        return loss, entropy | {
-            "loss": (loss, jnp.float32(rewards_BG.shape[0])),
-            **rollout_sums(policy, trajectories, rewards_BG),
-        } | metrics
-
-    return loss_fn
+    return make_sampling(one, layout, stream, micro_batches)
 
 
-def rollout_sums(policy: Policy, trajectories: Trajectories, rewards_BG: jax.Array) -> Sums:
-    """Sum the metrics of `make_loss` that rollouts alone decide on."""
-    prompts, rollouts = jnp.float32(rewards_BG.shape[0]), jnp.float32(rewards_BG.size)
-    low_B, high_B = rewards_BG.min(axis=1), rewards_BG.max(axis=1)
-    (fed_NT, spoken_NA), in_words = used_slots(policy, trajectories), trajectories.said is not None
-    return {
-        "reward": (rewards_BG.sum(), rollouts),
-        "solved": ((high_B >= 1).sum(), prompts),
-        "mixed": ((high_B > low_B).sum(), prompts),
-        "latent_steps": (trajectories.lengths.sum(), rollouts),
-        # Tokens of the whole completion, and so of a thought that is written down.
-        "answer_tokens": (fed_NT.sum() + spoken_NA.sum() if in_words else spoken_NA.sum(), rollouts),
-        "cut": (are_cut(policy, trajectories).sum(), rollouts),
-    }
+def are_mixed(rewards_BG: jax.Array) -> jax.Array:
+    """Tell, bool [B], groups whose rewards differ."""
+    return rewards_BG.max(axis=1) > rewards_BG.min(axis=1)
+
+
+def first_mixed(*rolled: Rolled) -> Rolled:
+    """Return the first B groups of rollouts of B prompts each, mixed ones before the others, each kind in order."""
+    slots = max(batch.prompts.tokens.shape[1] for batch, *_ in rolled)
+    padded = [_padded(rollout, slots) for rollout in rolled]
+    whole = jax.tree.map(lambda *x: jnp.concatenate(x), *padded)
+    return _groups(whole, jnp.argsort(~are_mixed(whole[2]), stable=True)[: len(rolled[0][2])])
+
+
+def in_turn(rolled: Rolled) -> Rolled:
+    """Fill B groups with those that are mixed, of which there is one at least, over and over."""
+    mixed_B = are_mixed(rolled[2])
+    return _groups(rolled, jnp.argsort(~mixed_B, stable=True)[jnp.arange(mixed_B.size) % mixed_B.sum()])
+
+
+def _groups(rolled: Rolled, places: jax.Array) -> Rolled:
+    rows = rolled[2].shape[0]
+
+    def taken(x):
+        copies = x.shape[0] // rows
+        return x.reshape(rows, copies, *x.shape[1:])[places].reshape(len(places) * copies, *x.shape[1:])
+
+    return jax.tree.map(taken, _padded(rolled, 0))
+
+
+def _padded(rolled: Rolled, slots: int) -> Rolled:
+    """Pad prompts to so many slots at least, not end to end: others would not fit their place."""
+    batch, trajectories, rewards_BG = rolled
+    more = max(slots - batch.prompts.tokens.shape[1], 0)
+    wide = jax.tree.map(lambda x: jnp.pad(x, ((0, 0), (more, 0))), dataclasses.replace(batch.prompts, capacity=0))
+    return dataclasses.replace(batch, prompts=wide), trajectories, rewards_BG
+
+
+def make_filtered_step(
+    roll: Callable[..., Rolled], improve: Callable, drawing: Drawing, policy: Policy, layout: Layout
+):
+    """Make `(state, batch) -> (state, metrics)` that improves on B groups whose rewards differ.
+
+    Batches are rolled out until there are so many, `drawing.most` at most; where these have fewer, those that there are
+    fill the step's batch in turn, and where they have none, the step changes nothing. Metrics of rollouts are of all
+    that were drawn; `groups_drawn` and `groups_kept` are a step's.
+
+    Args:
+        roll: (state, batch) -> `Rolled`.
+        improve: (state, `Rolled`) -> (state, metrics).
+    """
+    rows, everywhere = NamedSharding(layout.mesh, ROWS), NamedSharding(layout.mesh, EVERYWHERE)
+    sums_of = jax.jit(lambda rolled: rollout_sums(policy, *rolled[1:]), out_shardings=everywhere)
+    gather, fill_up = (jax.jit(function, out_shardings=rows) for function in (first_mixed, in_turn))
+    skip = jax.jit(lambda state: dataclasses.replace(state, step=state.step + 1), donate_argnums=0)
+
+    def step(state: TrainState, batch):
+        number, size = int(jax.device_get(state.step)), len(batch.index)
+        rolled = roll(state, batch)
+        totals, batches = jax.device_get(sums_of(rolled)), 1
+        while totals["mixed"][0] < size and batches < drawing.most:
+            with jax.transfer_guard("allow"):  # a batch is made on the host, which steps are otherwise not to wait for
+                batch = drawing.batch(number, batches)
+            further = roll(state, batch)
+            totals = jax.tree.map(lambda a, b: a + b, totals, jax.device_get(sums_of(further)))
+            rolled, batches = gather(rolled, further), batches + 1
+        mixed = min(int(totals["mixed"][0]), size)
+        metrics: dict[str, Any] = {"counts": {}}
+        if mixed:
+            state, metrics = improve(state, rolled if mixed == size else fill_up(rolled))
+        else:
+            state = skip(state)
+        means = {name: float(total / count) for name, (total, count) in totals.items()}
+        counts = metrics["counts"] | {name: float(count) for name, (_, count) in totals.items()}
+        groups = {"groups_drawn": float(batches * size), "groups_kept": float(mixed)}
+        return state, metrics | means | groups | {"counts": counts}
+
+    return step

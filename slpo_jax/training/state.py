@@ -19,7 +19,8 @@ Params = Any
 Sums = dict[str, tuple[jax.Array, jax.Array]]
 """Metrics as (sum, count), so that neither micro-batches nor devices bias a mean."""
 LossFn = Callable[[Params, Any, jax.Array], tuple[jax.Array, Sums]]
-"""(params, batch, key of the step) -> (sum of the loss over the batch, metrics, among them "loss")."""
+"""(params, batch, key of the step) -> (sum of the loss over the batch, metrics). The count of the metric "loss" is what
+the gradient of the sum is divided by: the batch's rows, or for a mean over tokens their number."""
 
 
 @struct.dataclass
@@ -195,6 +196,25 @@ def make_train_step(
         opt_state = layout.pinned(opt_state, layout.state_specs(optimizer, part, opt_state))
         return part, opt_state, metrics, finite
 
+    take = update if updates == 1 else _in_turn(update, updates, parts)
+
+    def train_step(state: TrainState, batch) -> tuple[TrainState, dict[str, Any]]:
+        key = noise.stream_key(state.key, stream, state.step)
+        part = {name: state.params[name] for name in trained}
+        frozen = {name: value for name, value in state.params.items() if name not in (*trained, *CARRIED)}
+        part, opt_state, metrics, finite = take(part, state.opt_state, frozen, batch, key)
+        skipped = jnp.where(finite, state.skipped * jnp.array([1, 0]), state.skipped + 1)
+        metrics["skipped_steps"], metrics["skipped_in_a_row"] = skipped
+        params = {**state.params, **part}
+        changed = {"step": state.step + 1, "params": params, "opt_state": opt_state, "skipped": skipped}
+        return dataclasses.replace(state, **changed), metrics
+
+    return jax.jit(train_step, donate_argnums=0)
+
+
+def _in_turn(update: Callable, updates: int, parts: int) -> Callable:
+    """Make several updates of one, each on the next part of the batch; metrics are their means."""
+
     def several(part, opt_state, frozen, batch, key):
         def one(carry, number):
             key_of = jax.random.fold_in(key, number)
@@ -205,16 +225,4 @@ def make_train_step(
         (part, opt_state), (metrics, finite) = jax.lax.scan(one, (part, opt_state), jnp.arange(updates))
         return part, opt_state, jax.tree.map(lambda x: x.mean(axis=0), metrics), finite.all()
 
-    def train_step(state: TrainState, batch) -> tuple[TrainState, dict[str, Any]]:
-        key = noise.stream_key(state.key, stream, state.step)
-        part = {name: state.params[name] for name in trained}
-        frozen = {name: value for name, value in state.params.items() if name not in (*trained, *CARRIED)}
-        take = update if updates == 1 else several
-        part, opt_state, metrics, finite = take(part, state.opt_state, frozen, batch, key)
-        skipped = jnp.where(finite, state.skipped * jnp.array([1, 0]), state.skipped + 1)
-        metrics["skipped_steps"], metrics["skipped_in_a_row"] = skipped
-        params = {**state.params, **part}
-        changed = {"step": state.step + 1, "params": params, "opt_state": opt_state, "skipped": skipped}
-        return dataclasses.replace(state, **changed), metrics
-
-    return jax.jit(train_step, donate_argnums=0)
+    return several

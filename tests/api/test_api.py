@@ -20,11 +20,11 @@ from slpo_jax.api.conversion import export_checkpoint
 from slpo_jax.cli import commands
 from slpo_jax.config import registry
 from slpo_jax.config.config_checks import check
-from slpo_jax.config.config_files import shipped
+from slpo_jax.config.registry import shipped
 from slpo_jax.io import files
 from slpo_jax.io.artifact import write_checksums
 from slpo_jax.rewards.reward import REWARDS, RewardEntry
-from slpo_jax.run.plan import run_stages
+from slpo_jax.run.run_stages import run_stages
 from small_run import load_config
 
 
@@ -317,7 +317,7 @@ def test_every_shipped_config_says_what_it_is():
 def test_a_run_takes_a_function_as_its_reward(tmp_path, monkeypatch):
     """It goes by its name, beside no other reward."""
     seen = []
-    monkeypatch.setattr("slpo_jax.run.plan.run_stages", lambda config, *_: seen.append(config.weighted))
+    monkeypatch.setattr("slpo_jax.run.run_stages.run_stages", lambda config, *_: seen.append(config.weighted))
     how = {"train": "synthetic:train", "workdir": tmp_path / "work"}
 
     def near(completion):

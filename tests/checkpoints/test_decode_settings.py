@@ -14,7 +14,7 @@ from slpo_jax.checkpoints.checkpoint import find_checkpoint
 from slpo_jax.checkpoints.decode_settings import config_of, stopping_of
 from slpo_jax.checkpoints.identity import identify
 from slpo_jax.config import Config, default_config, read_config
-from slpo_jax.config.sections import changed
+from slpo_jax.config.overrides import changed
 from slpo_jax.data.chat import PromptConfig
 from slpo_jax.data.tokenizer import load_tokenizer
 from slpo_jax.errors import UserError
@@ -22,7 +22,7 @@ from slpo_jax.evaluation.report_rows import Row, read_row, write_rule
 from slpo_jax.io.workdir import Workdir
 from slpo_jax.policy.noise import DropoutConfig
 from slpo_jax.run.experiment import build
-from slpo_jax.run.plan import check_stages
+from slpo_jax.run.run_stages import check_stages
 from slpo_jax.run.setup import assemble
 
 REASONER = "coconut_gpt2"

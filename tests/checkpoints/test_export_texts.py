@@ -23,7 +23,7 @@ from slpo_jax.api.conversion import export_checkpoint
 from slpo_jax.api.solver import load_solver, solve
 from slpo_jax.architectures.coconut import Coconut
 from slpo_jax.architectures.codi import Codi
-from slpo_jax.checkpoints.export import have_asked
+from slpo_jax.checkpoints.export import write_chat_template
 from slpo_jax.data.batches import pad_prompts
 from slpo_jax.data.tokenizer import byte_tokenizer, task_tokenizer
 from slpo_jax.io.files import write_text
@@ -365,7 +365,7 @@ def _with_a_beginning():
 @pytest.mark.parametrize("architecture", [Coconut(), Codi(projector=1), Codi(projector=1, tidy=False)])
 def test_the_chat_template_writes_the_prompt(architecture, tokenizer):
     template = architecture.template(tokenizer())
-    have_asked(template)
+    write_chat_template(template)
     questions = [QUESTION, f"  {QUESTION} "]
     if not isinstance(template.tokenizer.backend_tokenizer.model, models.WordLevel):
         questions += ["", "a  b   c", "\ttab\n", '"{{ question }}" {% if %}', "Zoë's 3 \\n", "<|start-latent|>"]

@@ -21,7 +21,7 @@ from published import (
 from published_bases import base_gguf, base_gpt2, base_llama, config_of, copied, written
 from slpo_jax.checkpoints.checkpoint import Checkpoint, find_checkpoint
 from slpo_jax.config import read_config
-from slpo_jax.config.config_files import read_config_file
+from slpo_jax.config.registry import read_config_file
 from slpo_jax.models.gpt2 import GPT2Config
 from tiny import load_hf
 from tiny_llama import load_hf_llama

@@ -8,7 +8,7 @@ import pytest
 
 import published
 from slpo_jax.config import read_config
-from slpo_jax.config.config_files import read_config_file
+from slpo_jax.config.registry import read_config_file
 from slpo_jax.data.batches import pad_prompts
 from slpo_jax.policy.policy import Prompts
 from slpo_jax.policy.rollout import sample

@@ -14,7 +14,7 @@ GPT2, LLAMA = 50257, 128256
 
 def _plan(architecture, rows, base=None, known=GPT2, named=False, published=True, missing_head=""):
     embedding = Stored("wte.weight", (rows, 8), partial(pytest.fail, "read"))
-    asked = dict(base=base, known=known, named=named, published=published, missing_head=missing_head)
+    asked = dict(base=base, tokens=known, has_names=named, published=published, missing_head=missing_head)
     return tuple(vocabulary_plan(ARCHITECTURES[architecture], embedding, "here", **asked))
 
 

@@ -16,7 +16,7 @@ import slpo_jax
 from commands import fault
 from slpo_jax.cli import commands
 from slpo_jax.cli.command import take_keys
-from slpo_jax.config.config_files import shipped
+from slpo_jax.config.registry import shipped
 
 PROGRAM = """
 import sys
@@ -206,7 +206,7 @@ from pathlib import Path
 import jax, jax.numpy as jnp
 from slpo_jax.io.workdir import Workdir
 from slpo_jax.cli.command import run_command
-from slpo_jax.training.loop import StageRun
+from slpo_jax.training.loop import StageLoop
 from slpo_jax.training.metrics import MetricsLog
 
 def computed(rounds):
@@ -230,7 +230,8 @@ def alone(arguments):
     computed(int(arguments[0]))
 
 def stage(arguments):
-    run = StageRun("slpo", 9, 0, MetricsLog(Workdir(Path(arguments[1]))), Keeper(), 99, 99, 1)
+    run = StageLoop("slpo", 9, 0, MetricsLog(Workdir(Path(arguments[1]))), Keeper(), log_every=99,
+                   checkpoint_every=99, max_skipped=1)  # fmt: skip
     def step(state, is_long):
         if is_long:
             computed(int(arguments[0]))

@@ -9,7 +9,7 @@ import pytest
 from ml_collections import ConfigDict
 
 from refused import one_line
-from slpo_jax.config.sections import Text, changed, section, values
+from slpo_jax.config.overrides import Text, changed, section, values
 from slpo_jax.errors import UserError
 from slpo_jax.settings import FieldError, check_fields, setting
 

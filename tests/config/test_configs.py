@@ -13,8 +13,8 @@ from slpo_jax.architectures import REASONERS
 from slpo_jax.cli.train import smoke
 from slpo_jax.config.config import default_config, own_latents, read_config
 from slpo_jax.config.config_checks import check
-from slpo_jax.config.config_files import shipped
-from slpo_jax.config.sections import changed
+from slpo_jax.config.overrides import changed
+from slpo_jax.config.registry import shipped
 from slpo_jax.errors import UserError
 from slpo_jax.io.files import flatten
 from slpo_jax.training.optimizer import OptimizerConfig

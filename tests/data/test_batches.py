@@ -20,8 +20,8 @@ from slpo_jax.data.problem import Problem
 from slpo_jax.data.tokenizer import task_tokenizer
 from slpo_jax.errors import UserError
 from slpo_jax.policy.rollout import Trajectories
-from slpo_jax.training import rl_step
-from slpo_jax.training.rl_step import make_batch
+from slpo_jax.training import rl_loss
+from slpo_jax.training.rl_loss import make_batch
 from small_steps import POLICY
 
 PROBLEMS = (
@@ -161,7 +161,7 @@ def test_the_part_that_has_the_most_tokens_has_to_fit(long, most, parts, capacit
     questions = ["Tom has 5 apples ." if place in long else "5 ." for place in range(6)]
     problems = _encoded([Problem(question, (), "5") for question in questions])
     assert {len(prompt) for prompt in problems.prompts} == ({4, 7} if long else {4})
-    monkeypatch.setattr("slpo_jax.training.rl_step.batch_indices", lambda *_: np.arange(6))
+    monkeypatch.setattr("slpo_jax.training.rl_loss.batch_indices", lambda *_: np.arange(6))
     if isinstance(capacity, str):
         with pytest.raises(ValueError, match=f"^most: {capacity}$"):
             make_batch(problems, 0, 0, 6, (40,), None, most, parts)
@@ -189,6 +189,6 @@ def test_an_example_that_comes_twice_in_a_batch_has_rollouts_of_its_own(monkeypa
     def sample(policy, params, prompts, keys_N, rule):
         return Trajectories(None, None, np.zeros((len(keys_N), 1), np.int32), keys_N)
 
-    monkeypatch.setattr(rl_step, "sample", sample)
-    made, _ = rl_step.roll_out(POLICY, None, batch, lambda tokens, references: tokens[:, 0], group, jax.random.key(0))
+    monkeypatch.setattr(rl_loss, "sample", sample)
+    made, _ = rl_loss.roll_out(POLICY, None, batch, lambda tokens, references: tokens[:, 0], group, jax.random.key(0))
     assert len({tuple(words) for words in np.asarray(jax.random.key_data(made.keys)).tolist()}) == 5 * group

@@ -8,8 +8,7 @@ import pytest
 
 from slpo_jax.architectures.coconut import Coconut
 from slpo_jax.data.chat import PromptConfig
-from slpo_jax.data.countdown import CountdownConfig, countdown_words, solutions
-from slpo_jax.data.generated import task_reward
+from slpo_jax.data.generated import CountdownConfig, countdown_words, solutions, task_reward
 from slpo_jax.data.problems import load_problems
 from slpo_jax.data.tokenizer import load_tokenizer
 from slpo_jax.errors import UserError

@@ -15,7 +15,7 @@ from pyarrow import parquet
 
 from data_sets import rows, write_jsonl, write_parquet, write_set
 from slpo_jax.config import read_config
-from slpo_jax.config.sections import changed
+from slpo_jax.config.overrides import changed
 from slpo_jax.data import dataset_rows
 from slpo_jax.data.problem import Problem
 from slpo_jax.data.problems import load_problems

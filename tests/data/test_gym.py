@@ -6,7 +6,7 @@ import pickle
 import pytest
 
 from slpo_jax.config import Config
-from slpo_jax.config.sections import Text, changed
+from slpo_jax.config.overrides import Text, changed
 from slpo_jax.data.gym import GymConfig, common_ends
 from slpo_jax.data.problems import load_problems
 from slpo_jax.errors import UserError

@@ -9,7 +9,7 @@ from slpo_jax.architectures.architecture import Text
 from slpo_jax.architectures.coconut import Coconut
 from slpo_jax.architectures.codi import Codi
 from slpo_jax.architectures.colar import Colar
-from slpo_jax.checkpoints.export import have_asked
+from slpo_jax.checkpoints.export import write_chat_template
 from slpo_jax.data.batches import encode_problems
 from slpo_jax.data.chat import PromptConfig, text_template
 from slpo_jax.data.problem import Problem
@@ -86,7 +86,7 @@ def test_special_tokens_are_read_in_a_question_and_are_text_in_an_answer():
     expected = [*b"a", tokenizer.convert_tokens_to_ids("<|im_end|>"), template.start_id]
     assert template.prompt("a<|im_end|>") == expected
     assert bytes(template.answer_ids(["<|im_end|>"])[0]) == template.answer_text("<|im_end|>").encode()
-    have_asked(template)
+    write_chat_template(template)
     chat = [{"role": "user", "content": "a<|im_end|>"}]
     assert tokenizer.apply_chat_template(chat, return_dict=True)["input_ids"] == expected
 

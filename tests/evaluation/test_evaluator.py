@@ -10,12 +10,11 @@ import pytest
 from scipy import special
 
 from slpo_jax.errors import UserError
-from slpo_jax.evaluation import evaluator
 from slpo_jax.evaluation.completions import scored
 from slpo_jax.evaluation.evaluator import Evaluator, classes, shard
 from slpo_jax.evaluation.records import RolloutCache
 from slpo_jax.policy import noise
-from slpo_jax.policy.scorers import SCORERS, Scorer
+from slpo_jax.policy.scorers import SCORERS, Scorer, score_rollouts
 from slpo_jax.runtime import backend
 from slpo_jax.runtime.mesh import device_mesh
 from tiny import (
@@ -195,7 +194,7 @@ def test_a_score_that_is_no_number_of_0_or_more_is_one_line(monkeypatch, score):
 def test_a_scorer_that_fails_is_one_line(monkeypatch, scorer, fault):
     monkeypatch.setitem(SCORERS, "mine", Scorer(scorer))
     with pytest.raises(UserError, match=rf"^config\.evaluate\.scorers: {fault}"):
-        evaluator._scored("mine", None, {}, None, SimpleNamespace(lengths=jnp.zeros(7)))
+        score_rollouts("mine", None, {}, None, SimpleNamespace(lengths=jnp.zeros(7)))
 
 
 STUBS = Problems(

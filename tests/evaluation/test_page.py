@@ -15,9 +15,8 @@ import pytest
 from eval_files import evals_of, problem, write_eval, write_lines
 from slpo_jax.cli.commands import view
 from slpo_jax.errors import UserError
-from slpo_jax.evaluation import report, report_rows
-from slpo_jax.evaluation.page import render
-from slpo_jax.evaluation.page.render import browsed
+from slpo_jax.evaluation import render, report, report_rows
+from slpo_jax.evaluation.render import browsed
 from slpo_jax.io import artifact
 from slpo_jax.io.files import digest
 from slpo_jax.io.workdir import Workdir

@@ -13,7 +13,7 @@ from eval_files import ROWS, evals_of, problem, write_eval, write_lines
 from slpo_jax.cli import commands
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation import curves, figures, records, report, report_rows, verdict
-from slpo_jax.evaluation.page.render import about_rows
+from slpo_jax.evaluation.render import about_rows
 
 SWEPT = {
     "cold_start": {"rules": (0.5, 0.6), "rule": 0.6, "sweep": {"0.5": 0.25, "0.6": 0.5, "chosen": 0.6, "problems": 9}},

@@ -10,7 +10,7 @@ from scipy import special
 
 from slpo_jax.models import likelihood
 from slpo_jax.models.likelihood import token_log_probs
-from slpo_jax.training import rl_step
+from slpo_jax.training import rl_loss
 from small_steps import GROUP, OBJECTIVE, POLICY, STAGES, imitation_batch, prompted_batch, rigged_reward, small_params
 from tiny import CONFIG, assert_close
 
@@ -151,8 +151,8 @@ def test_no_logits_of_a_step_are_whole(tiles, stage):
     """Not of all answers of all passes. A rollout's are those of one position of each row."""
     params, key = small_params(), jax.random.key(3)
     if stage == "rl":
-        loss, batch = rl_step.make_improvement(POLICY, OBJECTIVE), prompted_batch()
-        batch = (batch, *jax.eval_shape(lambda: rl_step.roll_out(POLICY, params, batch, rigged_reward, GROUP, key)))
+        loss, batch = rl_loss.make_improvement(POLICY, OBJECTIVE), prompted_batch()
+        batch = (batch, *jax.eval_shape(lambda: rl_loss.roll_out(POLICY, params, batch, rigged_reward, GROUP, key)))
     else:
         loss, batch = STAGES[stage][0](), imitation_batch()
 

@@ -12,7 +12,7 @@ import pytest
 from slpo_jax.architectures.coconut import Coconut
 from slpo_jax.models import xla_cpu
 from slpo_jax.models.xla_cpu import after, remade
-from slpo_jax.training import rl_step
+from slpo_jax.training import rl_loss
 from slpo_jax.training.objectives import OBJECTIVES
 from small_steps import GROUP, ROLLOUT, STAGES, batch_of, prompted_batch, rigged_reward, small_params, step_of
 from tiny import policy_of, random_tree
@@ -28,7 +28,7 @@ def _step(stage):
     params, batch = small_params(), prompted_batch() if stage == "grpo" else batch_of(stage)
     if stage == "grpo":
         params["reasoner"] = random_tree(WORDS)
-        loss, trained = rl_step.make_loss(WRITTEN, OBJECTIVES["grpo"](), rigged_reward, GROUP), ("reasoner",)
+        loss, trained = rl_loss.make_loss(WRITTEN, OBJECTIVES["grpo"](), rigged_reward, GROUP), ("reasoner",)
     else:
         make, trained = STAGES[stage]
         loss = make()

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from data_sets import write_jsonl
-from slpo_jax.api.solution_summary import describe
 from slpo_jax.api.solver import Solution, Solver, counted
+from slpo_jax.api.trained_reasoner import describe
 from slpo_jax.config import read_config
 from slpo_jax.data.batches import encode_problems
 from slpo_jax.data.chat import PromptConfig, text_template
@@ -19,7 +19,7 @@ from slpo_jax.rewards.answers import parse_completion
 from slpo_jax.rewards.reward import CORRECT, REWARDS, Reward, RewardEntry
 from slpo_jax.run.provenance import evaluated_settings
 from slpo_jax.run.setup import assemble
-from slpo_jax.training.rl_step import make_batch
+from slpo_jax.training.rl_loss import make_batch
 from small_run import load_config
 
 SLOTS = 8

@@ -9,7 +9,7 @@ from imitation import Crash, crash
 from on_device import encode_references
 from slpo_jax.api import solver
 from slpo_jax.api.conversion import export_checkpoint
-from slpo_jax.api.solution_summary import describe
+from slpo_jax.api.trained_reasoner import describe
 from slpo_jax.config import read_config
 from slpo_jax.data.templates import token_texts
 from slpo_jax.errors import UserError
@@ -22,11 +22,10 @@ from slpo_jax.policy.explain import reads_of
 from slpo_jax.policy.policy import PromptedBatch, Prompts
 from slpo_jax.policy.rollout import NO_TOKEN, Trajectories
 from slpo_jax.run import imitate
-from slpo_jax.run.evaluated_rows import rows
-from slpo_jax.run.experiment import build
+from slpo_jax.run.experiment import build, rows
 from slpo_jax.run.rl import optimizer_of, training_policy
 from slpo_jax.run.stage import stage_params
-from slpo_jax.training import rl_step
+from slpo_jax.training import rl_loss
 from small_run import load_config, train
 from tiny import compiled
 
@@ -159,7 +158,7 @@ def test_rewards_and_votes_read_it_too(hybrid, monkeypatch):
     def sampled(policy, params, prompts, keys_N, *rest):
         return Trajectories({}, tokens=tokens, keys=keys_N, **rollout)
 
-    monkeypatch.setattr(rl_step, "sample", sampled)
+    monkeypatch.setattr(rl_loss, "sample", sampled)
 
     def rolled_out(*_, **__):
         seen = dict.fromkeys(("stop", "nearest_probability", "nearest_token", "latents"), np.zeros((1, T, 1), int))
@@ -169,7 +168,7 @@ def test_rewards_and_votes_read_it_too(hybrid, monkeypatch):
     monkeypatch.setattr(Evaluator, "run", rolled_out)
     batch = PromptedBatch(Prompts(None, None), encode_references(["5"], 1), jnp.zeros(1, int))
     judge = experiment.reward.on_device
-    rewards = compiled(lambda key: rl_step.roll_out(experiment.policy, None, batch, judge, 1, key)[1])(experiment.key)
+    rewards = compiled(lambda key: rl_loss.roll_out(experiment.policy, None, batch, judge, 1, key)[1])(experiment.key)
     assert rewards.tolist() == [[1.0]]
     asked = solver.Solver(experiment, params, "length", T)
     assert solver.vote(asked, "How many now ?", 1).majority == "5"

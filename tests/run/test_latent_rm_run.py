@@ -23,7 +23,7 @@ from slpo_jax.rewards.reward import REWARDS, RewardEntry
 from slpo_jax.run import latent_rm as labels
 from slpo_jax.run import stage
 from slpo_jax.run.experiment import build
-from slpo_jax.run.plan import check_stages, run_stages
+from slpo_jax.run.run_stages import check_stages, run_stages
 from slpo_jax.run.stage import stage_params
 from slpo_jax.runtime import backend
 from small_run import load_config

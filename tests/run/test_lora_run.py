@@ -18,7 +18,7 @@ from slpo_jax.errors import UserError
 from slpo_jax.models import lora
 from slpo_jax.run import rl, stage
 from slpo_jax.run.experiment import build
-from slpo_jax.training import rollout_update
+from slpo_jax.training import rl_step
 from small_run import load_config, train
 from tiny_folder import tiny_folder
 
@@ -98,7 +98,7 @@ def test_it_goes_on_from_a_kill_at_any_moment_bit_for_bit(run, tmp_path):
     """In its steps, before they are merged, with one checkpoint or more, and before that is noted."""
     _, whole, base = run
     with pytest.MonkeyPatch.context() as patch:
-        crash_at(patch, rollout_update, 2)
+        crash_at(patch, rl_step, 2)
         with pytest.raises(Crash):
             _train(tmp_path, base)
     for cut in ((rl, "leave_merged"), (rl, "merged"), (stage, "note_finished")):

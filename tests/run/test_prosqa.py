@@ -12,7 +12,7 @@ from scipy import special
 
 from slpo_jax.architectures.coconut import Coconut
 from slpo_jax.config.config_checks import check
-from slpo_jax.config.config_files import read_config_file
+from slpo_jax.config.registry import read_config_file
 from slpo_jax.data.batches import batch_indices, encode_problems
 from slpo_jax.data.chat import PromptConfig
 from slpo_jax.data.problems import load_problems

@@ -13,8 +13,7 @@ from imitation import Crash, crash_at, fake_steps, run_imitation
 from same_run import assert_same_run, checkpoint_of, rows_of
 from slpo_jax.config import config_checks
 from slpo_jax.run import imitate
-from slpo_jax.run.evaluated_rows import rows
-from slpo_jax.run.experiment import build
+from slpo_jax.run.experiment import build, rows
 from slpo_jax.run.stage import stage_params
 from slpo_jax.training.recipes.distil import Distillation
 from small_run import load_config

@@ -12,8 +12,8 @@ from slpo_jax.rewards.reward import CORRECT, REWARDS, RewardEntry
 from slpo_jax.run import provenance
 from slpo_jax.run.experiment import build
 from slpo_jax.run.imitate import imitated
-from slpo_jax.run.plan import check_stages
 from slpo_jax.run.provenance import ensure_manifest, evaluated_settings, problems_facts, settings_of
+from slpo_jax.run.run_stages import check_stages
 from slpo_jax.run.sources import data_summary
 from small_run import load_config
 
@@ -134,7 +134,7 @@ def test_solutions_of_other_problems_are_imitated(made, tmp_path):
 def test_an_edited_reward_is_another(made, monkeypatch):
     """Its results are made anew, and what was trained with it is no start for what is trained with another."""
     stage = made(ASKED).stage("slpo")
-    config, written = stage.run.config, settings_of(stage.run.config, "slpo")
+    config, written = stage.experiment.config, settings_of(stage.experiment.config, "slpo")
     assert {"reward", "reward_code.near"} <= written.keys() & evaluated_settings(config).keys()
     assert "reward_code.near" not in settings_of(config, "imitate")
     provenance._check_settings(stage, written)

@@ -12,8 +12,8 @@ from scipy.special import erf, expit, softmax
 
 from asked import ANSWER, QUESTION, RUN, T, assembled, contents, edit, run_params, workdir
 from refused import refusal
-from slpo_jax.api.solution_summary import describe, describe_vote
 from slpo_jax.api.solver import Vote, load_solver, solve, vote
+from slpo_jax.api.trained_reasoner import describe, describe_vote
 from slpo_jax.checkpoints.decode_settings import config_of
 from slpo_jax.checkpoints.identity import identify, newest_checkpoint
 from slpo_jax.cli import reasoner_commands as command

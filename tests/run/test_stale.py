@@ -18,7 +18,7 @@ import pytest
 from slpo_jax.checkpoints.decode_settings import config_of, stopping_of
 from slpo_jax.checkpoints.identity import identify
 from slpo_jax.config import Config, read_config
-from slpo_jax.config.sections import changed, values
+from slpo_jax.config.overrides import changed, values
 from slpo_jax.data.tokenizer import load_tokenizer
 from slpo_jax.data.tokenizer_files import save_tokenizer
 from slpo_jax.errors import UserError
@@ -29,8 +29,8 @@ from slpo_jax.io.orbax import params_digest, save_params
 from slpo_jax.policy.latent_policies import LATENT_POLICIES
 from slpo_jax.run import evaluate
 from slpo_jax.run.experiment import Experiment, build
-from slpo_jax.run.plan import check_stages, run_stages
 from slpo_jax.run.provenance import check_start, checkpoint_digest, ensure_manifest, evaluated_settings, settings_of
+from slpo_jax.run.run_stages import check_stages, run_stages
 from slpo_jax.runtime.mesh import replicate
 from slpo_jax.training.recipes import RECIPES
 from small_run import load_config, write_problems

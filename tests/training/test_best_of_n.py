@@ -10,7 +10,7 @@ from slow_policy import rollouts_of
 from slpo_jax.runtime.mesh import device_mesh, replicate, shard_rows
 from slpo_jax.training.host_rewards import HostVerdicts
 from slpo_jax.training.rejection_sampling import BestOfNConfig, best_right, make_choice, make_loss
-from slpo_jax.training.rl_step import roll_out
+from slpo_jax.training.rl_loss import roll_out
 from small_steps import NEVER, host_reward_of, layout_of, prompted_batch, rigged_reward, small_params
 from tiny import END, ROLLOUT, SlowReasoner, policy_of
 

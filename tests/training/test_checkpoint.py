@@ -26,7 +26,7 @@ from slpo_jax.run.experiment import Stage
 from slpo_jax.run.stage import open_stage
 from slpo_jax.runtime import backend
 from slpo_jax.training import loop
-from slpo_jax.training.loop import StageRun
+from slpo_jax.training.loop import StageLoop
 from slpo_jax.training.metrics import MetricsLog
 from slpo_jax.training.stage_checkpoints import StageCheckpoints
 from slpo_jax.training.state import TrainState
@@ -109,7 +109,8 @@ def _begun(workdir, total, *every, start=0, **more):
         saved[int(state.step)] = [row["step"] for row in rows_of(workdir)]
 
     keeper.save = save
-    run = StageRun("slpo", total, start, MetricsLog(Workdir(workdir)), keeper, *every, 3, **more)
+    run = StageLoop("slpo", total, start, MetricsLog(Workdir(workdir)), keeper, log_every=every[0],
+                   checkpoint_every=every[1], max_skipped=3, **more)  # fmt: skip
     return run, _state().replace(step=jnp.int32(start)), saved
 
 

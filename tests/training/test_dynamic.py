@@ -12,9 +12,9 @@ from frozen import POLICY
 from slpo_jax.policy.policy import PromptedBatch, Prompts
 from slpo_jax.policy.rollout import Trajectories
 from slpo_jax.runtime.mesh import shard_rows
-from slpo_jax.training import rl_step, rollout_update
+from slpo_jax.training import rl_loss, rl_step
 from slpo_jax.training.objectives import Objective
-from slpo_jax.training.rollout_update import Drawing, make_rl_step
+from slpo_jax.training.rl_step import Drawing, make_rl_step
 from slpo_jax.training.state import init_state
 from small_steps import layout_of
 from tiny import verdicts
@@ -89,7 +89,7 @@ def _run(draws, most, devices=1, on_host=False, steps=1):
 
 @pytest.fixture(autouse=True)
 def no_model(monkeypatch):
-    for module in (rollout_update, rl_step):
+    for module in (rl_step, rl_loss):
         monkeypatch.setattr(module, "roll_out", _roll_out)
 
 

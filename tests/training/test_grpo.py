@@ -16,10 +16,10 @@ from slpo_jax.policy import noise
 from slpo_jax.policy.policy import PromptedBatch, repeat_rows
 from slpo_jax.policy.rollout import Trajectories, sample
 from slpo_jax.runtime.mesh import shard_rows
-from slpo_jax.training import rl_step, rollout_update
+from slpo_jax.training import rl_loss, rl_step
 from slpo_jax.training.objectives import OBJECTIVES, Objective
 from slpo_jax.training.objectives.grpo import clipped_gains
-from slpo_jax.training.rollout_update import make_rl_step
+from slpo_jax.training.rl_step import make_rl_step
 from slpo_jax.training.state import copied, init_state
 from small_steps import GROUP, ROLLOUT, difference, layout_of, small_params
 from tiny import EOS, PAD, SlowReasoner, compiled, keys_of, policy_of, real_tokens, verdicts
@@ -302,7 +302,7 @@ def _toy_reward(tokens_N1, index_N):
 
 @pytest.mark.parametrize(("devices", "micro_batches"), [(1, 1), pytest.param(2, 2, marks=pytest.mark.slow)])
 def test_updates_on_one_rollout(monkeypatch, devices, micro_batches):
-    for module in (rollout_update, rl_step):
+    for module in (rl_step, rl_loss):
         monkeypatch.setattr(module, "roll_out", _toy_rollout)
     layout, optimizer = layout_of(devices), optax.sgd(0.01)
     references = np.zeros((8, 0), np.uint8)  # as where answers are read on the host

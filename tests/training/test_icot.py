@@ -15,7 +15,7 @@ from slpo_jax.errors import UserError
 from slpo_jax.models.gpt2 import GPT2Config
 from slpo_jax.policy.policy import RolloutConfig
 from slpo_jax.training.recipes import ImitateSettings, Phase
-from slpo_jax.training.recipes.icot import Internalization
+from slpo_jax.training.recipes.curriculum import Internalization
 from slpo_jax.training.recipes.recipe import Draw
 from tiny import SlowReasoner, compiled, policy_of, real_tokens
 

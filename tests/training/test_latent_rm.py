@@ -15,7 +15,7 @@ import tiny
 from slpo_jax.architectures.coconut import Coconut
 from slpo_jax.architectures.codi import Codi
 from slpo_jax.checkpoints.description import Description
-from slpo_jax.checkpoints.reward_model import read_reward_model
+from slpo_jax.checkpoints.identity import read_reward_model
 from slpo_jax.errors import UserError
 from slpo_jax.policy.policy import PromptedBatch, repeat_to
 from slpo_jax.policy.rollout import Trajectories, sample

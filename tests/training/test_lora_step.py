@@ -15,10 +15,10 @@ from slpo_jax.models import lora
 from slpo_jax.models.parts import ADAPTER, GATE, REASONER
 from slpo_jax.policy import noise
 from slpo_jax.runtime.mesh import shard_rows
-from slpo_jax.training import rl_step
+from slpo_jax.training import rl_loss
 from slpo_jax.training.objectives import OBJECTIVES
 from slpo_jax.training.optimizer import OptimizerConfig, make_optimizer
-from slpo_jax.training.rollout_update import make_rollout
+from slpo_jax.training.rl_step import make_rollout
 from slpo_jax.training.state import init_state
 from small_steps import GROUP, POLICY, layout_of, rigged_reward, small_params, step_of
 from tiny import FAST, compiled
@@ -46,7 +46,7 @@ def _step(name):
     """The state before and after it."""
     policy, settings = OBJECTIVE[name]
     policy = dataclasses.replace(policy, reasoner=lora.merging(policy.reasoner, SCALE))
-    loss = rl_step.make_loss(policy, OBJECTIVES[name](**settings), rigged_reward, GROUP)
+    loss = rl_loss.make_loss(policy, OBJECTIVES[name](**settings), rigged_reward, GROUP)
     optimizer = make_optimizer(OptimizerConfig("adamw", RATE, weight_decay=DECAY, clip_norm=CLIP))
     step, arguments = step_of(loss, _params(), (ADAPTER, GATE), BATCH, optimizer=optimizer)
     left, _ = step.lower(*arguments).compile(compiler_options=FAST)(*arguments)
@@ -56,7 +56,7 @@ def _step(name):
 def _whole_gradient(name, params):
     """Of the mean loss of the reasoner that has the kernels of these parameters itself."""
     policy, settings = OBJECTIVE[name]
-    loss_of = rl_step.make_loss(policy, OBJECTIVES[name](**settings), rigged_reward, GROUP)
+    loss_of = rl_loss.make_loss(policy, OBJECTIVES[name](**settings), rigged_reward, GROUP)
 
     def loss(params, key):
         total, sums = loss_of(params, BATCH, key)

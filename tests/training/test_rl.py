@@ -9,8 +9,8 @@ import pytest
 
 from slpo_jax.policy.rollout import Trajectories
 from slpo_jax.policy.score import are_cut
-from slpo_jax.training import rl_step
-from slpo_jax.training.rl_step import make_improvement, roll_out, rollout_sums
+from slpo_jax.training import rl_loss
+from slpo_jax.training.rl_loss import make_improvement, roll_out, rollout_sums
 from small_steps import prompted_batch
 from tiny import EOS, PAD, ROLLOUT, policy_of
 
@@ -27,7 +27,7 @@ ANSWERS = [
 @pytest.mark.parametrize(("stopping", "rule"), [("sample", None), ("threshold", 0.5), ("length", ROLLOUT.max_latents)])
 def test_rollouts_stop_by_the_rule(stopping, rule, monkeypatch):
     asked = []
-    monkeypatch.setattr(rl_step, "sample", lambda policy, params, prompts, keys_N, rule: asked.append(rule))
+    monkeypatch.setattr(rl_loss, "sample", lambda policy, params, prompts, keys_N, rule: asked.append(rule))
     policy = policy_of(dataclasses.replace(ROLLOUT, stopping=stopping))
     assert roll_out(policy, None, prompted_batch(), None, 4, jax.random.key(7)) == (None, None)
     assert asked == [rule]

@@ -10,7 +10,7 @@ import slow_policy
 import small_steps
 from slow_policy import as_float64, assert_is_gradient, factors_of, normal_log_prob, rollouts_of, teacher_forced
 from slpo_jax.training.optimizer import OptimizerConfig, make_optimizer
-from slpo_jax.training.rl_step import roll_out
+from slpo_jax.training.rl_loss import roll_out
 from small_steps import BATCH, GROUP, PASSES, ROLLOUT, difference, prompted_batch, small_params, take_steps
 from tiny import SlowReasoner, compiled
 

@@ -12,7 +12,7 @@ from slpo_jax.architectures.coconut import Coconut
 from slpo_jax.architectures.colar import Colar
 from slpo_jax.policy.rollout import sample
 from slpo_jax.training.objectives import OBJECTIVES
-from slpo_jax.training.rl_step import make_loss
+from slpo_jax.training.rl_loss import make_loss
 from small_steps import POLICY, ROLLOUT, STAGES, batch_of, prompted_batch, small_params
 from tiny import CONFIG, END, REASONER, policy_of
 

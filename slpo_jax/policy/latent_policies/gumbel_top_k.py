@@ -10,7 +10,7 @@ from slpo_jax.models.gate import Gate
 from slpo_jax.models.reasoner import Reasoner
 from slpo_jax.policy.latent_policies.latent_policy import LatentPolicy, LatentPolicySettings
 from slpo_jax.policy.latent_policies.soft_tokens import mixture
-from slpo_jax.policy.sampling import most_likely
+from slpo_jax.policy.noise import most_likely
 from slpo_jax.settings import FieldError, setting
 
 _ADDED = 1e-6  # to probabilities, by SofT-GRPO's program

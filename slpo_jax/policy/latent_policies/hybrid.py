@@ -10,7 +10,7 @@ from slpo_jax.models.parts import LATENT_POLICY
 from slpo_jax.models.reasoner import Reasoner
 from slpo_jax.policy.latent_policies.latent_policy import LatentPolicy, LatentPolicySettings
 from slpo_jax.policy.latent_policies.soft_tokens import mixture
-from slpo_jax.policy.sampling import most_likely
+from slpo_jax.policy.noise import most_likely
 from slpo_jax.settings import setting
 
 _SHARPNESS = 8.0  # c of the decay, as Griffin's (De et al., 2024) recurrent gate has it

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from slpo_jax.models.gate import Gate
 from slpo_jax.models.reasoner import Reasoner
 from slpo_jax.policy.latent_policies.latent_policy import LatentPolicy, LatentPolicySettings, gaussian_latent_policy
-from slpo_jax.policy.sampling import most_likely
+from slpo_jax.policy.noise import most_likely
 from slpo_jax.settings import setting
 
 

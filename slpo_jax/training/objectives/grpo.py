@@ -95,9 +95,9 @@ class Grpo(Objective):
     2020). That is the model with plain tokens: where a thought is written down, it is fed the tokens themselves (HRPO).
 
     Attributes:
-        updates: optimizer updates on the same rollouts, of each minibatch.
+        updates: optimizer updates on the same rollouts, of each minibatch (TRL's num_iterations).
         minibatches: equal parts of the prompts, each update being of the rollouts of one, in turn.
-        clip: how far rho may go from 1; None does not clip.
+        clip: how far rho may go from 1 (TRL's epsilon); None does not clip.
         dual_clip: where A is negative rho counts as this at most (Ye et al., 2020); None does not clip.
         first_choice: "best": of the first choices only that of the rollout with positive A and the best mean
             log-probability keeps its A, and the group's others have 0; without a positive A, all keep it; then all

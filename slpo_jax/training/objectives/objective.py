@@ -71,6 +71,8 @@ class Objective(Checked, abc.ABC):
     ) -> tuple[jax.Array, Sums]:
         """Return the loss, summed over the B prompts, and the objective's own metrics.
 
+        A metric "loss" among these says what the sum is divided by in place of B, see `LossFn`.
+
         Args:
             trajectories: N = B*G rows, a prompt's G in a row; constants, as the rewards are.
             key: of the step, for noise beside the rollout's.

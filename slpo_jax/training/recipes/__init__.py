@@ -2,12 +2,12 @@
 
 import dataclasses
 
+from slpo_jax.errors import UserError
 from slpo_jax.settings import choice
 from slpo_jax.training.recipes.colar_recipe import Compression, StepPerLatent
-from slpo_jax.training.recipes.curriculum import Curriculum
+from slpo_jax.training.recipes.curriculum import Curriculum, Internalization
 from slpo_jax.training.recipes.distil import Dart, Distillation
 from slpo_jax.training.recipes.frontier import Frontier
-from slpo_jax.training.recipes.icot import Internalization
 from slpo_jax.training.recipes.latent_sft import LatentSft
 from slpo_jax.training.recipes.recipe import ImitateSettings, Phase, Recipe, RecipeSettings, with_lora
 from slpo_jax.training.recipes.simcot import SimCot
@@ -49,4 +49,27 @@ def recipe_of(settings: ImitateSettings, default: str) -> Recipe:
     return with_lora(recipe, settings.lora) if settings.lora.rank else recipe
 
 
-__all__ = ["RECIPES", "ImitateSettings", "Phase", "Recipe", "RecipeSettings", "imitate_config", "recipe_of"]
+def check_ends(config: ImitateSettings, recipe: Recipe, plan: list[Phase]) -> None:
+    """Refuse what makes no sense where stages end when they are learned, or are mixed.
+
+    Raises:
+        UserError: the key, and the remedy.
+    """
+    if config.mix and not RECIPES.get(recipe.name, RecipeSettings).has_stages:
+        raise UserError(
+            f"config.imitate.mix: {config.mix}, but {recipe.name} has no earlier stages to mix; set it to 0"
+        )
+    if config.stage_until and any(phase.rise or phase.trains for phase in plan):
+        raise UserError(
+            f"config.imitate.stage_until: {config.stage_until}, but {recipe.name} says itself when its phases end; set "
+            "it to 0"
+        )
+    if config.stage_until and config.optimizer.schedule != "constant" and not config.reset_optimizer:
+        raise UserError(
+            f"config.imitate.optimizer.schedule: {config.optimizer.schedule} goes by the steps of all stages, which "
+            "nobody knows with config.imitate.stage_until; set it to constant, or config.imitate.reset_optimizer=True"
+        )
+
+
+__all__ = ["RECIPES", "ImitateSettings", "Phase", "Recipe", "RecipeSettings", "check_ends", "imitate_config",
+           "recipe_of"]  # fmt: skip

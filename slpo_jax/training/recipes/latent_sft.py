@@ -71,7 +71,7 @@ def perturbed(key: jax.Array, q_NM: jax.Array, ids_NM: jax.Array, mask_N: jax.Ar
 
     Args:
         key: of one row.
-        there_N: bool, which latents there are.
+        mask_N: bool, which latents there are.
     """
 
     def draw(number):

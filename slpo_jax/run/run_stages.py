@@ -2,32 +2,33 @@
 
 import contextlib
 import dataclasses
-import importlib
 import json
 import math
 import shutil
 import sys
 from pathlib import Path
-from typing import Any
 
 import jax
 from absl import logging
 
 from slpo_jax.config.config import Config
-from slpo_jax.config.sections import values
+from slpo_jax.config.overrides import values
 from slpo_jax.data.problem import without
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.report_rows import Row
 from slpo_jax.io.files import write_text
+from slpo_jax.run import best_of_n, cold_start, imitate, latent_rm, rl
 from slpo_jax.run.evaluate import check_evaluation, run_evaluate
-from slpo_jax.run.evaluated_rows import rows
-from slpo_jax.run.experiment import Experiment, Stage, build
+from slpo_jax.run.experiment import Experiment, Stage, build, rows
 from slpo_jax.run.provenance import check_models, ensure_manifest
 from slpo_jax.run.run_checks import check_batch
 from slpo_jax.run.sources import EVAL, LEARNED, VALID, data_summary
 from slpo_jax.runtime import hosts
 from slpo_jax.runtime.progress import say_start
-from slpo_jax.stages import EVALUATE, IMITATE, UNFINISHED, Section
+from slpo_jax.stages import BEST_OF_N, COLD_START, EVALUATE, IMITATE, LATENT_RM, RL, UNFINISHED
+
+_STAGES = {IMITATE: imitate, COLD_START: cold_start, BEST_OF_N: best_of_n, RL: rl, LATENT_RM: latent_rm}
+"""The files that have `check` and `train` of a section's stages."""
 
 
 def run_stages(config: Config, workdir: Path, uncut: Config | None = None) -> Experiment:
@@ -53,7 +54,7 @@ def run_stages(config: Config, workdir: Path, uncut: Config | None = None) -> Ex
             if experiment.left:
                 if hosts.is_first():
                     sets = experiment.sets.items()
-                    lines = [line for each in sets for line in data_summary(*each, config.weighted)]
+                    lines = [line for item in sets for line in data_summary(*item, config.weighted)]
                     print("\n".join(dict.fromkeys(lines)), file=sys.stderr, flush=True)  # parts of a source share some
                 experiment.log.start(config.trackers, resolved)
             for stage in experiment.wanted:
@@ -69,7 +70,7 @@ def run_stages(config: Config, workdir: Path, uncut: Config | None = None) -> Ex
 
 
 def _say_run(experiment: Experiment) -> None:
-    """The lines on workdir, devices, model and stages, on standard error."""
+    """Print the lines on workdir, devices, model and stages, on standard error."""
     config, devices, stages = experiment.config, experiment.mesh.devices, []
     sizes = [math.prod(leaf.shape) for leaf in jax.tree.leaves(experiment.abstract_params())]
     for stage in experiment.wanted:
@@ -83,18 +84,13 @@ def _say_run(experiment: Experiment) -> None:
     print(f"stages: {', '.join(stages)}", file=sys.stderr, flush=True)
 
 
-def _how(section: Section) -> Any:
-    """The file that has `check` and `train` of a section's stages."""
-    return importlib.import_module(f"slpo_jax.run.{section}")
-
-
 def run_stage(stage: Stage) -> None:
     """Train a stage, if it isn't finished."""
     ensure_manifest(stage)
     if not stage.folder.is_finished:
-        _how(stage.section).train(stage)
+        _STAGES[stage.section].train(stage)
     if stage.name == IMITATE and hosts.is_first():  # also what a run left that was killed as soon as it was finished
-        shutil.rmtree(stage.run.stage(UNFINISHED).folder.path, ignore_errors=True)
+        shutil.rmtree(stage.experiment.stage(UNFINISHED).folder.path, ignore_errors=True)
 
 
 def check_stages(experiment: Experiment, uncut: Config | None = None) -> None:
@@ -116,10 +112,10 @@ def check_stages(experiment: Experiment, uncut: Config | None = None) -> None:
         check_evaluation(experiment)
     starts = {stage.start.name: stage.start for stage in experiment.left}
     check_models([stage for name, stage in sorted(starts.items()) if name and stage.folder.is_finished])
-    asked = rows(experiment, planned=True) if evaluates else []
-    if "" in starts or any(not row.stage for row in asked):
+    planned_rows = rows(experiment, planned=True) if evaluates else []
+    if "" in starts or any(not row.stage for row in planned_rows):
         experiment.stored_params()
-    _open_data(experiment, [row for row in asked if len(row.rules) > 1])
+    _open_data(experiment, [row for row in planned_rows if len(row.rules) > 1])
 
 
 def _check_settings(experiment: Experiment) -> None:
@@ -127,7 +123,7 @@ def _check_settings(experiment: Experiment) -> None:
     for stage in experiment.wanted:
         try:
             check_batch(experiment.config, stage.section, experiment.mesh.size)
-            _how(stage.section).check(stage)
+            _STAGES[stage.section].check(stage)
         except UserError as error:
             wrong[str(error)] = None
     if wrong:  # of every stage at once, so that one correction is enough
@@ -142,8 +138,8 @@ def _open_data(experiment: Experiment, choosing: list[Row]) -> None:
     Raises:
         UserError: one is missing, malformed, or has a prompt that is too long.
     """
-    config, left = experiment.config, experiment.left
-    if left:
+    config, unfinished = experiment.config, experiment.left
+    if unfinished:
         _ = experiment.train, experiment.demos
     if EVALUATE in config.stages:
         for name in experiment.tests:
@@ -156,7 +152,7 @@ def _open_data(experiment: Experiment, choosing: list[Row]) -> None:
             f"config.data.valid: not set, and {choosing[0].label}'s {what} is chosen on it; give a file or a synthetic "
             f"set{way}"
         )
-    if choosing or any(stage.validated_every for stage in left):
+    if choosing or any(stage.validated_every for stage in unfinished):
         _ = experiment.valid
     if EVALUATE in config.stages:
         say_shared(experiment)
@@ -164,10 +160,10 @@ def _open_data(experiment: Experiment, choosing: list[Row]) -> None:
 
 def say_shared(experiment: Experiment) -> None:
     """Warn of problems of an evaluated set that are trained on, chosen by, or in another evaluated set as well."""
-    known = {key: experiment.sets[key].problems for key in (*LEARNED, VALID) if key in experiment.sets}
+    problems_by_key = {key: experiment.sets[key].problems for key in (*LEARNED, VALID) if key in experiment.sets}
     for name in experiment.tests:
-        problems, this = experiment.test_set(name).problems, EVAL + name
-        for key, others in known.items():
+        problems, key_of_set = experiment.test_set(name).problems, EVAL + name
+        for key, others in problems_by_key.items():
             if count := len(problems) - len(without(problems, others)):
-                logging.warning("%s: %d of %d problems are also in %s", this, count, len(problems), key)
-        known[this] = problems
+                logging.warning("%s: %d of %d problems are also in %s", key_of_set, count, len(problems), key)
+        problems_by_key[key_of_set] = problems

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy import special
 
-from slpo_jax.policy import noise, sampling
-from slpo_jax.policy.sampling import draw_tokens, most_likely
+from slpo_jax.policy import noise
+from slpo_jax.policy.noise import draw_tokens, most_likely
 from tiny import compiled
 
 DRAWS, SIGMAS = 20_000, 4.5
@@ -60,8 +60,8 @@ def test_nothing_to_cut_is_the_untruncated_draw(keys):
 
 def test_draws_from_blocks_have_the_same_law(keys, monkeypatch):
     """Two blocks of which one is not full; a third has nothing that may be drawn."""
-    monkeypatch.setattr(sampling, "BLOCK", 4)
-    monkeypatch.setattr(sampling, "LARGE", len(LOGITS) + 6)
+    monkeypatch.setattr(noise, "BLOCK", 4)
+    monkeypatch.setattr(noise, "LARGE", len(LOGITS) + 6)
     logits = np.concatenate([LOGITS, np.full(6, -np.inf, np.float32)])
     logits[1] = -np.inf
     logits = np.broadcast_to(logits, (DRAWS, len(logits)))

@@ -84,15 +84,15 @@ def changed(settings: T, *layers: Mapping[str, Any] | ConfigDict, key: str = "co
         old = getattr(settings, name) if name in fields else None
         merged[name] = _merged(old, hint, changes, f"{key}.{name}", entry)
     try:
-        made = replace(settings, **merged)  # type: ignore[type-var]
-        check_fields(made)  # also where a user's own dataclass doesn't
-        return made
+        result = replace(settings, **merged)  # type: ignore[type-var]
+        check_fields(result)  # also where a user's own dataclass doesn't
+        return result
     except FieldError as error:
         raise UserError(f"{key}.{error.field}", error.problem) from error
 
 
 def _by_name(layers: Iterable[Mapping[str, Any] | ConfigDict]) -> dict[str, list[tuple[str, Any]]]:
-    """The layers' changes by the first name of their keys: the rest of the key, "" for the whole, and the value."""
+    """Sort the layers' changes by the first name of their keys: the rest of the key, "" for the whole; the value."""
     changes: dict[str, list[tuple[str, Any]]] = {}
     for layer in layers:
         for key, value in layer.items():
@@ -102,8 +102,8 @@ def _by_name(layers: Iterable[Mapping[str, Any] | ConfigDict]) -> dict[str, list
 
 
 def _merged(old: Any, hint: Any, changes: list[tuple[str, Any]], key: str, entry: Callable | None) -> Any:
-    """The value of a key after changes, see `_by_name`; `entry` is what `setting` takes."""
-    changes = [(below, value if below else _held(value, _plain(hint))) for below, value in changes]
+    """Return the value of a key after changes, see `_by_name`; `entry` is what `setting` takes."""
+    changes = [(below, value if below else _as_field(value, _plain(hint))) for below, value in changes]
     if entry and is_dataclass(hint):
         old = entry(key, old, changes)
     layers = list[Mapping[str, Any]]()
@@ -123,13 +123,13 @@ def _merged(old: Any, hint: Any, changes: list[tuple[str, Any]], key: str, entry
         return changed(old, *layers, key=key)
     part = (*get_args(hint), Any, Any)[1]
     start: dict[str, Any] | None = {} if get_origin(part) is dict else None
-    for name, of_it in _by_name(layers).items():
-        old = {**old, name: _merged(old.get(name, start), part, of_it, f"{key}.{name}", entry)}
+    for name, subkeys in _by_name(layers).items():
+        old = {**old, name: _merged(old.get(name, start), part, subkeys, f"{key}.{name}", entry)}
     return dict(sorted(old.items())) if layers else old
 
 
-def _held(value: Any, kind: Any) -> Any:
-    """A value as a field of this kind holds it: a text read, numbers as they are, tuples for lists, dicts for sections.
+def _as_field(value: Any, kind: Any) -> Any:
+    """Convert a value to what a field of this kind holds: a text read, tuples for lists, dicts for sections.
 
     A `Text` is as Python writes the value, or where it can't be read so, the text itself.
     """
@@ -143,14 +143,14 @@ def _held(value: Any, kind: Any) -> Any:
         if kind is tuple and value is not None and not isinstance(value, tuple | list):
             return (value,)
     if isinstance(value, list | tuple) and kind is not Any:
-        return tuple(_held(part, None) for part in value)
+        return tuple(_as_field(part, None) for part in value)
     if kind is float and type(value) is int and abs(value) < _EXACT:
         return float(value)
     return value.to_dict() if isinstance(value, ConfigDict) else value
 
 
 def _plain(hint: Any) -> type:
-    """The type of an annotation's values, for a placeholder."""
+    """Return the type of an annotation's values, for a placeholder."""
     kind, parts = get_origin(hint), get_args(hint)
     if kind in (Union, types.UnionType):
         return next(_plain(part) for part in parts if part is not type(None))

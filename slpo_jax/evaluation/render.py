@@ -62,7 +62,7 @@ def _as_json(value: Any) -> str:
 
 
 def _asset(name: str) -> str:
-    return (files(__package__) / name).read_text(encoding="utf-8").strip()
+    return (files(__package__) / "page" / name).read_text(encoding="utf-8").strip()
 
 
 def about_rows(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:

@@ -14,8 +14,8 @@ from slpo_jax.data.problem import Problem
 from slpo_jax.errors import UserError
 from slpo_jax.run import imitate
 from slpo_jax.run.experiment import build
-from slpo_jax.run.plan import check_stages
 from slpo_jax.run.rl import optimizer_config, training_policy
+from slpo_jax.run.run_stages import check_stages
 from slpo_jax.run.setup import assemble
 from slpo_jax.run.sources import TRAIN, VALID, data_summary
 from small_run import load_config, train

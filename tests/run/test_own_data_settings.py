@@ -16,7 +16,7 @@ from slpo_jax.architectures import REASONERS, architecture_of
 from slpo_jax.cli.train import train
 from slpo_jax.config import Config
 from slpo_jax.config.config_checks import check
-from slpo_jax.config.sections import Text, changed, values
+from slpo_jax.config.overrides import Text, changed, values
 from slpo_jax.data import dataset_rows, problems, record_readers, templates
 from slpo_jax.data.problems import load_problems
 from slpo_jax.data.record_fields import FieldsConfig
@@ -25,11 +25,11 @@ from slpo_jax.io import files
 from slpo_jax.io.files import flatten
 from slpo_jax.models import xla_cpu
 from slpo_jax.rewards.reward import REWARDS, RewardEntry
-from slpo_jax.run import own_data_settings, plan
+from slpo_jax.run import own_data_settings, run_stages
 from slpo_jax.run.automatic_settings import Measured, choices
 from slpo_jax.run.experiment import build
 from slpo_jax.run.own_data_settings import derived_settings, requested
-from slpo_jax.run.plan import check_stages
+from slpo_jax.run.run_stages import check_stages
 from slpo_jax.run.setup import assemble
 from slpo_jax.run.sources import load_set
 from slpo_jax.training.objectives import OBJECTIVES
@@ -132,7 +132,7 @@ def test_a_smoke_test_asks_a_gym_for_few_problems(monkeypatch, tmp_path):
         found.extend((config, uncut))
         raise Asked
 
-    monkeypatch.setattr(plan, "run_stages", runs)
+    monkeypatch.setattr(run_stages, "run_stages", runs)
     monkeypatch.setenv("XLA_FLAGS", os.environ.get("XLA_FLAGS", ""))  # which it changes
     with pytest.raises(Asked):
         train(["--train=gym:chain_sum", "--smoke", f"--workdir={tmp_path / 'work'}"])

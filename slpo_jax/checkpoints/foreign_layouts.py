@@ -1,22 +1,117 @@
 """The layouts in which latent reasoners are published, peeled down to plain Hugging Face names.
 
-A stopping gate lies there under a name that nobody has agreed on.
+A stopping gate lies there under a name that nobody has agreed on, and SIM-CoT's decoder beside the reasoner: in the
+files of its two programs, and in an export.
 """
 
+import dataclasses
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from absl import logging
 
 from slpo_jax.architectures import ARCHITECTURES, Architecture, Unwrapped
+from slpo_jax.architectures.architecture import Decoder
 from slpo_jax.architectures.tensors import Stored
-from slpo_jax.architectures.weights import EMBEDDING, strip_all, with_head
+from slpo_jax.architectures.weights import (
+    EMBEDDING,
+    backbone_weights,
+    read_tree,
+    refuse_leftovers,
+    strip_all,
+    with_head,
+    with_prefix,
+    write_tree,
+)
 from slpo_jax.checkpoints.adapters import Lora, adapted, merge_lora
-from slpo_jax.checkpoints.decoder import take_decoder
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.report_rows import is_rule
+from slpo_jax.models.parts import DECODER
+from slpo_jax.models.reasoner import BackboneConfig, vocabulary_rows
+from slpo_jax.policy.explain import READS, Reads
+
+DECODER_FILE = "decoder.safetensors"
+"""Of an export: the decoder, under a language model's names, and `READS`."""
+# The reasoner's prefix, the decoder's, how that reads (latents of a thought, position of the first), and the
+# latents of the last stage, five thoughts, where these are not as many as without a decoder.
+_LAYOUTS: tuple[tuple[str, str, Reads, int], ...] = (
+    ("base_causallm.", "expainable_llm.", (2, 1), 10),  # so it is spelled there
+    ("codi.", "decoder.", (1, 0), 0),
+)
+_SEPARATE = ("pj_in.", "pj_out.")
+
+
+def take_decoder(tensors: dict[str, Stored], source: str) -> tuple[dict[str, Stored], Decoder | None]:
+    """Take off the decoder that SIM-CoT's programs write beside COCONUT's and CODI's reasoner.
+
+    One of other shapes than the reasoner's base, which has projections in and out, can't be read: a line says so.
+
+    Args:
+        tensors: of a whole checkpoint.
+        source: the file or directory, for the line.
+    """
+    for reasoner, prefix, reads, latents in _LAYOUTS:
+        decoder = with_prefix(tensors, prefix)
+        if not decoder or not any(name.startswith(reasoner) for name in tensors):
+            continue
+        rest = {name: tensor for name, tensor in tensors.items() if not name.startswith((prefix, *_SEPARATE))}
+        if len(rest) + len(decoder) < len(tensors):
+            logging.warning("%s: %s* is a model with projections (pj_in, pj_out), and is left out", source, prefix)
+            return rest, None
+        logging.warning("%s: %s* is taken as SIM-CoT's decoder, which --explain needs", source, prefix)
+        return rest, Decoder(decoder, reads, latents)
+    return tensors, None
+
+
+def exported_decoder(tensors: dict[str, Stored]) -> Decoder:
+    """Return the decoder in an export's `DECODER_FILE`."""
+    latents, first = tensors.pop(READS).read().tolist()
+    return Decoder(tensors, (latents, first))
+
+
+def read_decoder(decoder: Decoder, config: BackboneConfig, embedding: str, source: str) -> dict[str, Any]:
+    """Read the part `parts.DECODER`.
+
+    Args:
+        config: the shapes of the reasoner's base, which it has but for the rows of its vocabulary.
+        embedding: the name of that's token embedding.
+    Raises:
+        UserError: it has other shapes.
+    """
+    tensors = decoder.tensors
+    if embedding not in tensors and "lm_head.weight" in tensors:  # of tensors that share their memory one is kept
+        tensors[embedding] = tensors["lm_head.weight"]
+    rows = tensors[embedding].shape[0] if embedding in tensors else config.vocab_size
+    weights = backbone_weights(dataclasses.replace(config, vocab_size=rows))
+    tree = read_tree(weights, tensors, source)
+    refuse_leftovers(weights, tensors, config, source)
+    return {"backbone": tree, READS: np.array(decoder.reads, np.int32)}
+
+
+def write_decoder(params: dict[str, Any], config: BackboneConfig) -> dict[str, np.ndarray]:
+    """Return the tensors of an export's `DECODER_FILE`; `params` are all parts."""
+    tree = params[DECODER]["backbone"]
+    weights = backbone_weights(dataclasses.replace(config, vocab_size=vocabulary_rows(tree)))
+    return write_tree(weights, tree) | {READS: np.asarray(params[DECODER][READS])}
+
+
+def with_decoder(params: dict[str, Any], explain: bool, source: str) -> dict[str, Any]:
+    """Return all parts, the decoder among them only where `explain` asks for it.
+
+    Raises:
+        UserError: it is asked for, and there is none.
+    """
+    if explain and DECODER not in params:
+        raise UserError(
+            "--explain",
+            f"{source} has no decoder that says its thoughts in words, or it was dropped after training; imitate with "
+            "config.imitate.recipe=simcot and config.imitate.simcot.keep=True, or leave it out",
+        )
+    return params if explain else {name: part for name, part in params.items() if name != DECODER}
+
 
 _WORD = re.compile(r"(?<![a-z])(gate|stop|halt)")
 _IN_A_CARD = re.compile(r"\bgate[\s_-]*thr\w*\s*[=:]\s*[\"']?(\d*\.\d+|[01](?![\d.]))", re.IGNORECASE)
@@ -26,7 +121,7 @@ _FINAL_NORM = {"gpt2": "transformer.ln_f.weight", "llama": "model.norm.weight"}
 
 
 def are_adapters(stored: Mapping[str, Stored]) -> bool:
-    """Whether a file holds LoRA adapters without the model that they are of."""
+    """Tell whether a file holds LoRA adapters without the model that they are of."""
     tables = ("wte.", "embed_tokens.", "lm_head.")
     return any(".lora_A." in name for name in stored) and not any(table in name for name in stored for table in tables)
 
@@ -50,8 +145,8 @@ def recognise(
     tensors, gate = take_gate(tensors, source)
     architecture, unwrapped = None, Unwrapped(tensors, {})
     for kind in ARCHITECTURES.values():
-        if taken := kind.unwrap(tensors, source):
-            architecture, unwrapped = kind, taken
+        if peeled := kind.unwrap(tensors, source):
+            architecture, unwrapped = kind, peeled
             break
     tensors = unwrapped.model
     if base is not None:  # a language model alone is CoLaR's first, still without a head
@@ -64,10 +159,10 @@ def recognise(
             tensors[name] = tensors["lm_head.weight"]
         if name in tensors:
             return architecture, unwrapped._replace(model=tensors, gate=gate, decoder=decoder)
-    titles, held = ", ".join(kind.title for kind in ARCHITECTURES.values()), ", ".join([*stored][:3])
+    titles, names = ", ".join(kind.title for kind in ARCHITECTURES.values()), ", ".join([*stored][:3])
     raise UserError(
         f"{source}: neither transformer.wte.weight nor model.embed_tokens.weight is in it, but {len(stored)} tensors, "
-        f"e.g. {held}; give a GPT-2 or Llama checkpoint, or a reasoner's ({titles})"
+        f"e.g. {names}; give a GPT-2 or Llama checkpoint, or a reasoner's ({titles})"
     )
 
 
@@ -98,15 +193,15 @@ def take_gate(tensors: dict[str, Stored], source: str) -> tuple[dict[str, Stored
     line = "%s: %s are taken as the stopping gate, a stop logit of each latent: %s"
     logging.warning(line, source, ", ".join(sorted(names)), what)
     gate = {
-        f"{ours}.{part}": tensors[f"{theirs}.{part}"]
-        for ours, theirs in zip(("gate.out", "gate.hidden"), ordered, strict=False)
+        f"{name}.{part}": tensors[f"{module}.{part}"]
+        for name, module in zip(("gate.out", "gate.hidden"), ordered, strict=False)
         for part in ("weight", "bias")
     }
     return {name: tensor for name, tensor in tensors.items() if name not in names}, gate
 
 
-def said_threshold(config: Mapping[str, Any], folder: Path) -> float | None:
-    """The threshold that a published gate's config.json or card names; None where they don't, or not one alone.
+def published_threshold(config: Mapping[str, Any], folder: Path) -> float | None:
+    """Read the threshold that a published gate's config.json or card names; None without, or of several.
 
     Nobody has agreed on a key: one with threshold in its name, or that ends in _thr. A line says what is taken or not.
 

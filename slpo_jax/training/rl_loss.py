@@ -1,0 +1,196 @@
+"""The loss of the stage `rl`: roll out, verify, and improve by whatever objective."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from slpo_jax.data.batches import EncodedProblems, batch_indices, draw_numbers, end_to_end, pad_suffixes
+from slpo_jax.data.problem import Problem
+from slpo_jax.models.lora import LoraConfig
+from slpo_jax.policy import noise
+from slpo_jax.policy.policy import Policy, PromptedBatch, Prompts, repeat_rows
+from slpo_jax.policy.rollout import Trajectories, sample
+from slpo_jax.policy.score import are_cut, used_slots
+from slpo_jax.rewards.reward import RewardFn
+from slpo_jax.settings import Checked, FieldError, setting
+from slpo_jax.training.objectives import Objective
+from slpo_jax.training.optimizer import OptimizerConfig
+from slpo_jax.training.state import LossFn, Sums
+
+
+def make_batch(
+    problems: EncodedProblems,
+    step: int,
+    seed: int,
+    batch_size: int,
+    prompt_slots,
+    encode: Callable[[Sequence[Problem]], np.ndarray] | None,
+    most: int = 0,
+    parts: int = 1,
+    *,
+    answer_slots: int = 0,
+    before: Sequence[int] = (),
+) -> PromptedBatch:
+    """Make the `PromptedBatch` of one step; a pure function of its arguments.
+
+    Args:
+        prompt_slots: buckets.
+        encode: problems -> their references, uint8 [B, R]; None leaves them out.
+        most: tokens of the prompts of any part (`EncodedProblems.most_tokens`), which are encoded end to end where that
+            is much less than their slots; 0 leaves them padded.
+        parts: how many devices and micro-batches the prompts are sharded over.
+        answer_slots: A, of the reference answers' tokens; 0 leaves them out.
+        before: steps whose batches are used together with this one: a problem's randomness is another in each.
+    Raises:
+        ValueError: a part has more than `most` tokens, some of which would be lost.
+    """
+    indices = batch_indices(seed, step, len(problems), batch_size)
+    tokens, valid = problems.prompt_batch(indices, prompt_slots)
+    references = encode([problems.problems[i] for i in indices]) if encode else np.zeros((batch_size, 0), np.uint8)
+    capacity = end_to_end(most, batch_size // parts, valid.shape[1]) if most else 0
+    longest = int(valid.reshape(parts, -1).sum(axis=1).max())
+    if capacity and longest > capacity:
+        raise ValueError(f"most: {most} is too low for a part of step {step}, whose prompts have {longest} tokens")
+    answers = None
+    if answer_slots:
+        suffixes = [problems.suffix(i, None) for i in indices]
+        answers = np.asarray(pad_suffixes(suffixes, answer_slots, problems.template.pad_id).targets)
+    together = [batch_indices(seed, step_before, len(problems), batch_size) for step_before in before]
+    index = draw_numbers(np.concatenate([*together, indices]), len(problems))[-batch_size:]
+    return PromptedBatch(Prompts(tokens, valid, capacity), references, index, answers)
+
+
+@dataclass(frozen=True)
+class RlConfig(Checked):
+    """The section `config.rl`: what all objectives have in common.
+
+    Attributes:
+        batch_size: prompts a step, over all devices, of G completions each.
+        micro_batches: gradient accumulation.
+        steps: steps of each objective that has no number of its own: rollouts, and as many optimizer updates of them as
+            the objective has.
+        objectives: names under `config.objective`; each is trained from the same start, or after another of them.
+        group: G, rollouts a prompt (TRL's num_generations).
+        temperature: temperature of the answers in training rollouts; 0 is greedy, where a group's rollouts differ by
+            dropout and by where they stop.
+        top_k: likeliest tokens that they are sampled from; 0 is all.
+        top_p: then the likeliest of these that have this probability together; 1 is all.
+        stopping: "sample" stops with the gate's probability, "threshold" where it is at least 0.5.
+        capacities: shares of the latent and answer slots that scoring has room for, ascending to (1, 1): the smallest
+            pair that a batch fits in is used, each a compiled program.
+        dynamic_batches: batches that may be rolled out for a step, until `batch_size` groups have rewards that differ,
+            which alone are improved on (DAPO's dynamic sampling); 0 improves on every group of one batch.
+        evaluate_every: steps between validations; an objective then leaves the parameters of its best one instead of
+            the last ones.
+        lora: adapters instead of the whole reasoner.
+        optimizer: of each objective, but for its own learning rate.
+    """
+
+    batch_size: int = setting(64, least=1)
+    micro_batches: int = setting(1, least=1, affects="nothing")
+    steps: int = setting(40_000, least=1)
+    objectives: tuple[str, ...] = setting(("slpo",), fewest=1, affects="report")
+    group: int = setting(8, least=2, note="fewer give no baseline")
+    temperature: float = setting(0.0, least=0)
+    top_k: int = setting(0, least=0, note="0 is all")
+    top_p: float = setting(1.0, above=0, most=1)
+    stopping: Literal["sample", "threshold"] = "sample"
+    capacities: tuple[tuple[float, float], ...] = setting(
+        ((0.75, 0.5), (1.0, 1.0)),
+        above=0,
+        most=1,
+        note="they ascend to (1, 1)",
+        affects="nothing",
+    )
+    dynamic_batches: int = setting(0, least=0, note="0 keeps every group")
+    evaluate_every: int = setting(0, least=0, note="0 is never")
+    lora: LoraConfig = LoraConfig()
+    optimizer: OptimizerConfig = OptimizerConfig("adafactor", 1e-6, warmup_steps=2_000)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(set(self.objectives)) < len(self.objectives):
+            raise FieldError(self, "objectives", "give each name once")
+        columns = [list(column) for column in zip(*self.capacities, strict=True)]
+        if self.capacities[-1:] != ((1, 1),) or any(column != sorted(column) for column in columns):
+            raise FieldError(self, "capacities", "give pairs that ascend to (1, 1), e.g. ((0.5, 0.5), (1, 1))")
+
+
+def roll_out(
+    policy: Policy, params, batch: PromptedBatch, reward: RewardFn | None, group: int, key: jax.Array
+) -> tuple[Trajectories, jax.Array | None]:
+    """Roll out G trajectories a prompt and verify their answers.
+
+    The B*G rollouts are one batch, not a vmap over G, so that one loop ends when the last of them has ended. From here
+    on G is in the shapes alone: N = B*G.
+
+    Args:
+        reward: None leaves them unverified.
+        group: G.
+        key: the step's key.
+    Returns:
+        `Trajectories` of B*G rows, a prompt's G in a row, and float32 rewards [B, G].
+    """
+    keys_N = noise.rollout_keys(jax.random.fold_in(key, 0), batch.index, group)
+    rule = {"sample": None, "threshold": 0.5, "length": policy.config.max_latents}[policy.config.stopping]
+    trajectories = sample(policy, params, batch.prompts, keys_N, rule)
+    if reward is None:
+        return trajectories, None
+    rewards_N = reward(trajectories.completions, repeat_rows(batch.references, group)).astype(jnp.float32)
+    return trajectories, rewards_N.reshape(-1, group)
+
+
+def make_loss(policy: Policy, objective: Objective, reward: RewardFn, group: int) -> LossFn:
+    """Make the loss of a step that rolls out, verifies and improves at once.
+
+    Metrics, each a mean: `loss`, `reward`, `solved` (prompts with a rollout that earns 1 or more, which counts as
+    right), `mixed` (prompts whose rewards differ), `latent_steps`, `answer_tokens`, `cut` (rollouts without an end
+    within the maximum of new tokens), the objective's own, and where `answer_log_likelihood` is one of these,
+    `answer_entropy` in nats a token.
+    """
+    improve = make_improvement(policy, objective)
+
+    def loss_fn(params, batch: PromptedBatch, key):
+        params = policy.reasoner.stacked(params)
+        rolled = jax.lax.stop_gradient(roll_out(policy, params, batch, reward, group, key))
+        return improve(params, (batch, *rolled), key)
+
+    return loss_fn
+
+
+def make_improvement(policy: Policy, objective: Objective) -> LossFn:
+    """Make the loss of (batch, trajectories, rewards [B, G]): `make_loss` after the rollout."""
+
+    def loss_fn(params, rolled: tuple[PromptedBatch, Trajectories, jax.Array], key):
+        batch, trajectories, rewards_BG = rolled
+        loss, metrics = objective(policy, policy.reasoner.stacked(params), batch, trajectories, rewards_BG, key)
+        entropy = {}
+        if "answer_log_likelihood" in metrics:
+            spoken_NA = used_slots(policy, trajectories)[1]
+            entropy = {"answer_entropy": (-metrics["answer_log_likelihood"][0], spoken_NA.sum().astype(jnp.float32))}
+        return loss, entropy | {
+            "loss": (loss, jnp.float32(rewards_BG.shape[0])),
+            **rollout_sums(policy, trajectories, rewards_BG),
+        } | metrics
+
+    return loss_fn
+
+
+def rollout_sums(policy: Policy, trajectories: Trajectories, rewards_BG: jax.Array) -> Sums:
+    """Sum the metrics of `make_loss` that rollouts alone decide on."""
+    prompts, rollouts = jnp.float32(rewards_BG.shape[0]), jnp.float32(rewards_BG.size)
+    low_B, high_B = rewards_BG.min(axis=1), rewards_BG.max(axis=1)
+    (fed_NT, spoken_NA), in_words = used_slots(policy, trajectories), trajectories.said is not None
+    return {
+        "reward": (rewards_BG.sum(), rollouts),
+        "solved": ((high_B >= 1).sum(), prompts),
+        "mixed": ((high_B > low_B).sum(), prompts),
+        "latent_steps": (trajectories.lengths.sum(), rollouts),
+        # Tokens of the whole completion, and so of a thought that is written down.
+        "answer_tokens": (fed_NT.sum() + spoken_NA.sum() if in_words else spoken_NA.sum(), rollouts),
+        "cut": (are_cut(policy, trajectories).sum(), rollouts),
+    }
