@@ -186,6 +186,12 @@ TABLES = {
         tuple(Run(name, f"{_COUNTDOWN}:{name},tune") for name in ("coconut_gpt2", "no_thought_gpt2", "cot_sft_gpt2")),
         tuple(tried(name, rate) for name in ("keys", *_REWARDED) for rate in _COUNTDOWN_RATES), ("imitate",), (100,),
     ),
+    # Rewards for more numbers than demonstrations have.
+    "countdown_beyond": Table(
+        (Run("coconut_gpt2", f"{_COUNTDOWN}:coconut_gpt2,beyond"),),
+        ("imitate", "imitate_control", "keys", *_REWARDED[:-1]), ("imitate_control",), (0,), ("acc", "pass@8"),
+        ("acc",),
+    ),
     # What latents are worth where depth decides; and no latents in twice the steps that seed 0's latents took.
     "depth": Table(
         (Run("main", _DEPTH, {"cpu_devices": 1}),), ("imitate_no_thought", "imitate", "cold_start"),
