@@ -5,7 +5,8 @@ each objective from where imitation ended, in as many steps as further imitation
 of the rewards and tests are all apart by numbers and goal. There is no gate: all latent reasoners think a latent for
 each operation.
 
-With `REASONER_BACKBONE,tune` it evaluates on the validation problems alone, and trains each objective at every rate of
+With `REASONER_BACKBONE,beyond` demonstrations have three and four numbers, problems of the rewards three to five, and
+tests three, four or five. With `REASONER_BACKBONE,tune` it evaluates on the validation problems alone, and trains each objective at every rate of
 `TRIED`; `RATES` are the best of those (`launch/reproduce.py countdown_rates`).
 """
 
@@ -13,6 +14,7 @@ from slpo_jax.config import default_config, objective_variant, tried
 from slpo_jax.errors import UserError
 
 NUMBERS, GOAL = 3, 99
+BEYOND = (3, 5)
 TRIED = (3e-5, 1e-4, 3e-4)
 _STAGED = {"max_latent_stage": NUMBERS - 1, "cot_steps": 800, "stage_steps": 150, "final_steps": 300}
 # By name: the architecture, keys of config.imitate, tokens of an answer.
@@ -39,10 +41,10 @@ RATES = dict.fromkeys(OBJECTIVES, 1e-4) | {"slpo": 3e-5, "answer_only": 3e-4, "r
 def get_config(cell: str = "coconut_gpt2"):
     cell, _, more = cell.partition(",")
     name, _, backbone = cell.rpartition("_")
-    if name not in REASONERS or backbone not in ("gpt2", "llama") or more not in ("", "tune"):
+    if name not in REASONERS or backbone not in ("gpt2", "llama") or more not in ("", "tune", "beyond"):
         known = ", ".join(REASONERS)
         raise UserError(
-            f"configs/countdown.py:{cell}: no such cell; give one of {known}, then _gpt2 or _llama [,tune]"
+            f"configs/countdown.py:{cell}: no such cell; give one of {known}, then _gpt2 or _llama [,tune|,beyond]"
         )
     architecture, imitate, answer_tokens = REASONERS[name]
     config = default_config()
@@ -59,13 +61,15 @@ def get_config(cell: str = "coconut_gpt2"):
     config.data.demos = "countdown:demos"
     config.data.train = "countdown:train"
     config.data.valid = "countdown:valid"
-    test = "valid" if more else "test"
+    test = "valid" if more == "tune" else "test"
     config.data.eval[test] = f"countdown:{test}"
 
     config.stages = ("imitate", "rl", "evaluate")
-    config.imitate.update(batch_size=128, final_latents="published", suffix_slots=(8, 14), control=not more, **imitate)
+    config.imitate.update(batch_size=128, final_latents="published", suffix_slots=(8, 14), control=more != "tune", **imitate)
     config.imitate.optimizer.update(learning_rate=2e-3, warmup_steps=100, schedule="linear", final_fraction=0.1)
     config.imitate.distil.distil_factor = 1.0
+    if more == "beyond":
+        _beyond(config)
     objectives = [each for each in OBJECTIVES if each != "grpo"]
     if not config.max_latents:  # GRPO's ratios are of one policy, without dropout; Pass@k is under dropout as of all
         config.dropout.rate, config.evaluate.dropout = 0.0, 0.1
@@ -74,11 +78,24 @@ def get_config(cell: str = "coconut_gpt2"):
     config.rl.optimizer.update(name="adamw", learning_rate=1e-4, warmup_steps=20)
     for objective in objectives:
         kind, settings = OBJECTIVES[objective]
-        for rate in TRIED if more else (RATES[objective],):
-            named = tried(objective, rate) if more else objective
+        for rate in TRIED if more == "tune" else (RATES[objective],):
+            named = tried(objective, rate) if more == "tune" else objective
             objective_variant(config, named, kind, learning_rate=rate, **settings)
             config.rl.objectives = (*config.rl.objectives, named)
     config.evaluate.update(batch_size=1024, prompt_multiple=8, samples=16, seeds=1, probed=0)
     config.log_every = 50
     config.checkpoint_every = 10_000
     return config
+
+
+def _beyond(config) -> None:
+    """Demonstrations of three and four numbers, rewards for three to five, tests of each."""
+    fewest, most = BEYOND
+    stages = most - NUMBERS + 1
+    config.imitate.update(max_latent_stage=stages, cot_steps=1200, final_steps=400, suffix_slots=(9, 15, 21, 27))
+    config.max_latents = config.imitate.c_thought * stages
+    config.prompt_slots = (10,)
+    config.max_answer_tokens += 2 * (most - NUMBERS)
+    config.data.countdown.update(numbers=BEYOND, demo_numbers=(fewest, most - 1), demos_size=12_000, train_size=20_000)
+    config.data.eval = {}
+    config.data.eval.update({str(count): f"countdown:{count}" for count in range(fewest, most + 1)})
