@@ -24,6 +24,7 @@ from slpo_jax.io.files import as_json, flatten, read_json
 from slpo_jax.io.workdir import Workdir
 from slpo_jax.policy.policy import Stopping
 from slpo_jax.policy.scorers import SCORERS
+from slpo_jax.rewards.reward import REWARDS
 
 _GATED_LATENTS = 12  # at most, of a published gate; as in the paper
 UNCHOSEN = 0.5  # the threshold, until one is chosen
@@ -215,7 +216,13 @@ def _written_settings(identity: Identity) -> Mapping[str, Any]:
 
 def _layers(identity: Identity) -> dict[str, dict[str, Any]]:
     """Return what a checkpoint was made with, by what says so: the workdir, the stage, and an export or import."""
-    layers = {str(file): _known_settings(read_json(file, "mend the file")) for file in _run_files(identity)}
+    files = {str(file): read_json(file, "mend the file") for file in _run_files(identity)}
+    layers = {file: _known_settings(facts) | _known_rewards(facts) for file, facts in files.items()}
+    if lacking := sorted({name for facts in files.values() for name, _ in _rewards(facts)} - {*REWARDS}):
+        logging.warning(
+            "%s: its reward %s is not registered here, so that answers are judged by the data's own; give its file "
+            "(a command's --register)", identity.source, ", ".join(lacking),
+        )  # fmt: skip
     where, settings = f"{identity.source}: reasoner.json", dict(_written_settings(identity))
     rule, stopping = settings.pop(RULE, None), "threshold" if settings.get("gate.enabled") else "length"
     if rule is not None and not is_rule(stopping, rule):
@@ -223,8 +230,19 @@ def _layers(identity: Identity) -> dict[str, dict[str, Any]]:
     return layers | ({where: settings} if settings else {})
 
 
+def _rewards(facts: Mapping[str, Any]) -> list[tuple[str, float]]:
+    """List the rewards that a run's file names, with their weights."""
+    return facts.get("rewards") or ([(facts["reward"], 1.0)] if facts.get("reward") else [])
+
+
+def _known_rewards(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the rewards of a run's file, where it names some and all are registered."""
+    rewards = _rewards(facts)
+    return {"rewards": rewards} if rewards and all(name in REWARDS for name, _ in rewards) else {}
+
+
 def _known_settings(facts: Mapping[str, Any], tree: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Return the settings of a run that a config still has, without rewards, which are no part of a checkpoint."""
+    """Return the settings of a run that a config still has, without rewards, which may not be registered."""
     if tree is None:
         tree = {key: value for key, value in values(Config()).items() if key not in ("reward", "rewards")}
     settings = {key: value for key, value in facts.items() if key in tree}

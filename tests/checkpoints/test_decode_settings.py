@@ -21,6 +21,7 @@ from slpo_jax.errors import UserError
 from slpo_jax.evaluation.report_rows import Row, read_row, write_rule
 from slpo_jax.io.workdir import Workdir
 from slpo_jax.policy.noise import DropoutConfig
+from slpo_jax.rewards.reward import REWARDS, RewardEntry
 from slpo_jax.run.experiment import build
 from slpo_jax.run.run_stages import check_stages
 from slpo_jax.run.setup import assemble
@@ -330,3 +331,15 @@ def test_what_is_no_end_token_is_a_line(published, value, message):
     edit(published / "generation_config.json", eos_token_id=value)
     with pytest.raises(UserError, match=message):
         _ends(published)
+
+
+def test_a_run_s_own_reward_judges_where_it_is_registered(work, tmp_path, monkeypatch, caplog):
+    shutil.copytree(work, tmp_path / "work")
+    for file in (tmp_path / "work" / "config.json", identify(str(tmp_path / "work")).stage.facts):
+        edit(file, reward="long")
+    assert config_of(identify(str(tmp_path / "work"))).weighted == (("correct", 1.0),)
+    assert "its reward long is not registered here" in caplog.text
+    caplog.clear()
+    monkeypatch.setitem(REWARDS, "long", RewardEntry(lambda completion: len(completion) > 2))
+    assert config_of(identify(str(tmp_path / "work"))).weighted == (("long", 1.0),)
+    assert caplog.text == ""
