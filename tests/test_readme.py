@@ -111,7 +111,7 @@ def test_commands_run(said):
         assert rows["slpo"]["my_test"]["n"] == 3
     published = json.loads((folder / "runs" / "published" / "report.json").read_text())
     assert published["eval"]["checkpoint"]["gsm8k"]["latent_steps"] == 6
-    assert "vote of 16 rollouts" in said["solve"][0]
+    assert f"question  {ASKED}" in said["solve"][0]
     assert "vote of 16 rollouts" in said["-c"][0]
     assert "latents a problem on average" in said["-c"][0]
     assert said["view"] == ["runs/quickstart/report.html\n"]
