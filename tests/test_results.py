@@ -20,7 +20,6 @@ OLDER = {
     },
     "geometry.json": {"geometry": "retired"},
     "gradients.json": {"gradients": "retired"},
-    "graph.json": {"quickstart": "the quick start was then configs/graph.py: now graph"},
     "passk.json": {"--plain": "retired", "--shapes quickstart": "now --shapes graph"},
     "recovery.json": {"benchmarks.recovery": "retired", "launch/kill_test.py": "now tests/run/test_kill.py"},
     "schedules.json": {"schedules": "retired", "ways": "retired"},
