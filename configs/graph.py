@@ -2,8 +2,8 @@
 
 From random weights to rewards, on two CPU cores. Both ends lie equally deep, so that every edge has to be followed, one
 after the other. Two layers follow one edge surely by themselves, and two edges sooner with a latent or two; with more
-steps they learn two edges without. So the report shows what latents save (against *no latents*, in the same steps), when the
-gate stops, and what rewards add.
+steps they learn two edges without. So the report shows what latents save (against *no latents*, in the same steps),
+when the gate stops, and what rewards add.
 """
 
 from slpo_jax.config import default_config
