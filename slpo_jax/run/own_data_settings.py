@@ -19,7 +19,7 @@ from slpo_jax.config.registry import read_config_file, shipped
 from slpo_jax.data.batches import encode_problems
 from slpo_jax.data.dataset_rows import NoSplit, open_splits, part_of
 from slpo_jax.data.generated import task_of
-from slpo_jax.data.gym import is_gym
+from slpo_jax.data.generated_sets import is_gym
 from slpo_jax.data.problem import Problem
 from slpo_jax.data.record_readers import FILE_READERS
 from slpo_jax.data.tokenizer import BYTES, WORDS, words_of

@@ -12,8 +12,8 @@ from slpo_jax.data.generated import CountdownConfig, countdown_words, solutions,
 from slpo_jax.data.problems import load_problems
 from slpo_jax.data.tokenizer import load_tokenizer
 from slpo_jax.errors import UserError
-from slpo_jax.rewards.countdown_verifier import countdown
 from slpo_jax.rewards.reward import Reward
+from slpo_jax.rewards.task_rewards import countdown
 
 SIZES = {"demos_size": 800, "train_size": 1000, "valid_size": 100, "test_size": 200}
 CONFIG = CountdownConfig(operations=("+", "-", "*", "/"), **SIZES)

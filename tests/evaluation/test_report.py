@@ -12,7 +12,7 @@ from scipy import stats
 from eval_files import ROWS, evals_of, problem, write_eval, write_lines
 from slpo_jax.cli import commands
 from slpo_jax.errors import UserError
-from slpo_jax.evaluation import curves, figures, records, report, report_rows, verdict
+from slpo_jax.evaluation import curves, records, report, report_rows, verdict
 from slpo_jax.evaluation.render import about_rows
 
 SWEPT = {
@@ -269,7 +269,7 @@ def test_a_row_that_says_nothing_of_itself_is_named(workdir, fault):
 
 
 def _plotted(workdir):
-    return figures.pass_at_k_figure({row: sets["alpha"] for row, sets in evals_of(workdir).items()}).axes
+    return curves.pass_at_k_figure({row: sets["alpha"] for row, sets in evals_of(workdir).items()}).axes
 
 
 def test_many_samples_have_larger_k(tmp_path):

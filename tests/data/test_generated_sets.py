@@ -7,10 +7,10 @@ import pytest
 
 from slpo_jax.config import Config
 from slpo_jax.config.overrides import Text, changed
-from slpo_jax.data.gym import GymConfig, common_ends
+from slpo_jax.data.generated_sets import GymConfig, common_ends
 from slpo_jax.data.problems import load_problems
 from slpo_jax.errors import UserError
-from slpo_jax.rewards.gym_tasks import gym, gym_dataset
+from slpo_jax.rewards.task_rewards import gym, gym_dataset
 
 SMALL = {"train_size": 64, "valid_size": 8, "test_size": 8}
 NO_KEY = {"boxnet", "graph_color", "propositional_logic", "rubiks_cube", "rush_hour"}
