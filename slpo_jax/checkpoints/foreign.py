@@ -78,6 +78,7 @@ class Foreign:
     lora_alpha: float | None = None
     threshold: float | None = None
     stage: ClassVar[None] = None
+    run_files: ClassVar[tuple[Path, ...]] = ()
 
     @property
     def path(self) -> str:
