@@ -195,9 +195,9 @@ class Setup:
         missing = jax.jit(lambda: parts.lacking(stored_parts, parts.drawn(self.parts)))()
         return replicate(parts.merged(stored_parts, missing), self.mesh)
 
-    def trained_by(self, stage: str, params: dict[str, Any]) -> tuple[str, ...]:
-        """Return the parts of these parameters that a stage's optimizer changes."""
-        return parts.trained_by(stage, self.parts, params)
+    def trained_by(self, section: str, params: dict[str, Any]) -> tuple[str, ...]:
+        """Return the parts of these parameters that the optimizer of a section's stage changes."""
+        return tuple(part.name for part in self.parts if section in part.trained_by and part.name in params)
 
     @functools.cached_property
     def recipe(self) -> Recipe:
@@ -225,10 +225,10 @@ class Setup:
         search = evaluate.beams, evaluate.candidates
         return Evaluator(policy, self.mesh, evaluate.batch_size, sorted(slots), self.key, evaluate.scorers, search)
 
-    def optimizer_config(self, stage: str, total_steps: int, **overrides: Any) -> OptimizerConfig:
-        """Return the stage's `config.STAGE.optimizer`, checked; with `overrides` values instead of some of it."""
-        shared = getattr(self.config, stage).optimizer
-        return changed(shared, overrides, key=f"config.{stage}.optimizer", total_steps=total_steps)
+    def optimizer_config(self, section: str, total_steps: int, **overrides: Any) -> OptimizerConfig:
+        """Return `config.SECTION.optimizer`, checked; with `overrides` values instead of some of it."""
+        shared = getattr(self.config, section).optimizer
+        return changed(shared, overrides, key=f"config.{section}.optimizer", total_steps=total_steps)
 
 
 def assemble(
