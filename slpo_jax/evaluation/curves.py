@@ -82,6 +82,8 @@ def pass_curve(records: EvalRecords) -> dict[str, list[Any]]:
 def pass_at_k_figure(evaluated: Mapping[str, EvalRecords]) -> "Figure | None":
     """Draw unbiased Pass@k up to a seed's samples, a line each, bands of one standard error. None without samples.
 
+    It is drawn without pyplot, so that no global backend or style is touched.
+
     Args:
         evaluated: records by label.
     """

@@ -36,7 +36,7 @@ def test_metrics_by_hand(is_written):
     said = jnp.array([[9, 8], [EOS, 0], [9, 8], [9, 0]]) if is_written else None
     made = Trajectories(None, jnp.array([2, 1, 2, 1]), tokens, None, said=said)
     improve = make_improvement(
-        policy, lambda *_: (jnp.float32(3.0), {"own": (2.0, 8.0), "answer_log_likelihood": (-6.0, 4)})
+        policy, lambda *_: (jnp.float32(3.0), 2, {"own": (2.0, 8.0), "answer_log_likelihood": (-6.0, 4)})
     )
     loss, found = improve({"reasoner": {}}, (None, made, jnp.array([[0.0, 1.0], [0.0, 0.0]])), jax.random.key(0))
     expected = {
