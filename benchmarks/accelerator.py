@@ -26,7 +26,7 @@ from slpo_jax.io.files import digest, read_json, write_text
 
 PARITY = (
     "tests/models/test_backbones.py", "tests/policy/test_rollout.py", "tests/policy/test_score.py",
-    "tests/policy/test_decoding.py", "tests/training/test_slpo_step.py", "tests/training/test_optimizer.py",
+    "tests/policy/test_decoding.py", "tests/training/test_slpo.py", "tests/training/test_optimizer.py",
     "tests/checkpoints/test_smollm2.py",
 )  # fmt: skip
 SHORT = (  # the quick start's own steps take minutes of two cores

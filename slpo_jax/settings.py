@@ -106,23 +106,23 @@ def setting(default: Any = dataclasses.MISSING, *, make: Callable[[], Any] | Non
     return dataclasses.field(**defaults, metadata={"limits": Limits(**limits)})  # type: ignore[call-overload]
 
 
-def choice(base: Any, field: str, default: str, registry: Mapping[str, type], selected_alone: bool = False) -> Any:
+def selection(base: Any, field: str, default: str, registry: Mapping[str, type], alone: bool = False) -> Any:
     """Return a section whose one field names one of several; the settings of each are sections in it, as by default.
 
     Args:
         base: what all of them share.
         field: which one is used.
         registry: by name the dataclass of each, those that are registered by now.
-        selected_alone: the others' settings affect nothing.
+        alone: the others' settings affect nothing.
     """
-    return _choice(base, field, default, tuple(registry.items()), selected_alone)()
+    return _selection(base, field, default, tuple(registry.items()), alone)()
 
 
 @functools.cache
-def _choice(base: Any, field: str, default: str, members: tuple[tuple[str, type], ...], selected_alone: bool) -> Any:
+def _selection(base: Any, field: str, default: str, members: tuple[tuple[str, type], ...], alone: bool) -> Any:
     fields: list[Any] = [(name, cls, cls()) for name, cls in members]
     names = dict.fromkeys([default, *dict(members)])
-    selected = setting(default, chooses=tuple(names) if selected_alone else ())
+    selected = setting(default, chooses=tuple(names) if alone else ())
     fields.insert(0, (field, Literal[*names], selected))
     return dataclasses.make_dataclass(base.__name__, fields, bases=(base,), frozen=True)
 

@@ -39,7 +39,7 @@ class Frozen:
         """Of the objective, over the prompts' number."""
 
         def loss(params):
-            total, metrics = objective(self.policy, params, BATCH, self.trajectories, self.rewards, KEY)
+            total, _, metrics = objective(self.policy, params, BATCH, self.trajectories, self.rewards, KEY)
             return total / len(PROMPTS), metrics
 
         (value, metrics), gradient = compiled(jax.value_and_grad(loss, has_aux=True))(self.params)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from slpo_jax.models.dropout import Dropout, drop, site_number
+from slpo_jax.models.layers import Dropout, drop, site_number
 
 
 def dropout_factors(dropout: Dropout | None, width: int, layers: int) -> dict[int, jax.Array]:

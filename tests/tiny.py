@@ -16,9 +16,9 @@ from scipy import special
 
 from plain_gpt2 import dropout_factors, plain_hidden
 from slpo_jax.architectures.coconut import Coconut
-from slpo_jax.models.dropout import Dropout
 from slpo_jax.models.gate import stopping_gate
 from slpo_jax.models.gpt2 import GPT2Config
+from slpo_jax.models.layers import Dropout
 from slpo_jax.policy import noise
 from slpo_jax.policy.latent_policies import LATENT_POLICIES
 from slpo_jax.policy.policy import Policy, Prompts, RolloutConfig

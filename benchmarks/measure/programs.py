@@ -130,9 +130,9 @@ def _objective(setup: Setup, name: str, own: bool) -> list[Program]:
         step = make_train_step(rl_loss.make_loss(policy, objective, reward, config.group), *how, schedule=schedule)
         return [Program("", step, (state, batch))]
     rollout = make_rollout(policy, objective, reward, config.group, setup.layout, RL, config.micro_batches)
-    updates, parts = objective.updates_per_step, objective.rollout_parts
+    updates, slices = objective.updates_per_step, objective.rollout_parts
     improved = rl_loss.make_improvement(policy, objective)
-    improvement = make_train_step(improved, *how, updates=updates, parts=parts, schedule=schedule)
+    improvement = make_train_step(improved, *how, updates=updates, slices=slices, schedule=schedule)
     changed = {part: state.params[part] for part in trained if part != ADAPTER}
     reference = changed if objective.needs_reference else {}
     rolled = abstract_rollouts(rollout, state, batch, reference, setup.layout, config.group)

@@ -9,7 +9,7 @@ import numpy as np
 
 from slpo_jax.api.load_options import by_argument
 from slpo_jax.checkpoints.checkpoint import Checkpoint, find_checkpoint
-from slpo_jax.checkpoints.decode_settings import UNCHOSEN, config_of, known_of, made_with, stopping_of
+from slpo_jax.checkpoints.decode_settings import UNCHOSEN, config_of, original_settings, stopping_of
 from slpo_jax.checkpoints.export import replaced_by_export, short, write_export
 from slpo_jax.checkpoints.foreign_layouts import with_decoder
 from slpo_jax.checkpoints.identity import Ours, identify, open_ours
@@ -48,10 +48,11 @@ def import_checkpoint(
     gate = dataclasses.replace(config.gate, hidden=opened.gate_hidden or 0)
     checkpoint = find_checkpoint(dataclasses.replace(config, gate=gate), opened)
     params = with_decoder(checkpoint.read(explain=explain), explain, opened.source)
-    if checkpoint.lacks and checkpoint.architecture.heads(checkpoint.description.model.n_embd):
-        what = f"has no {checkpoint.lacks} yet, so is no {checkpoint.architecture.title} reasoner"
+    if checkpoint.lacks and checkpoint.description.architecture.heads(checkpoint.description.model.n_embd):
+        what = f"has no {checkpoint.lacks} yet, so is no {checkpoint.description.architecture.title} reasoner"
         raise UserError(f"{source}: {what}; train one with the imitate stage")
-    description = dataclasses.replace(checkpoint.description, source=short(opened.source), settings=made_with(opened))
+    settings = original_settings(opened)
+    description = dataclasses.replace(checkpoint.description, source=short(opened.source), settings=settings)
     checkpoint = dataclasses.replace(checkpoint, description=description)
     with whole_folder(target) as folder:
         save_params(folder, jax.tree.map(np.asarray, params))
@@ -80,7 +81,7 @@ def export_checkpoint(
         raise UserError(f"{source}: holds no checkpoint of this project; give WORKDIR/checkpoints/STAGE")
     config = config_of(opened)
     _, rule = stopping_of(config, opened)
-    description = dataclasses.replace(opened.description, settings=known_of(opened, config, rule))
+    description = dataclasses.replace(opened.description, settings=original_settings(opened, config))
     template = description.architecture.template(opened.tokenizer(), prompt=config.prompt)
     params = jax.tree.map(np.asarray, with_decoder(opened.stored.read(), explain, opened.source))
     place, rule = Path(opened.source).expanduser(), UNCHOSEN if rule is None else rule

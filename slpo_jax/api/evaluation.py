@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.comparisons import compare_rows
-from slpo_jax.evaluation.markdown import percent
+from slpo_jax.evaluation.curves import pass_at_k_figure
 from slpo_jax.evaluation.records import EvalRecords, arrays_of
+from slpo_jax.evaluation.render import percent
 from slpo_jax.evaluation.report_rows import Row
 from slpo_jax.evaluation.statistics import COUNTS, defined, summarise
 from slpo_jax.rewards.reward import CORRECT
@@ -96,15 +97,13 @@ class Evaluation:
         Raises:
             UserError: no rollouts were sampled, or matplotlib is not installed.
         """
-        try:
-            from slpo_jax.evaluation.figures import pass_at_k_figure  # matplotlib takes a second
-        except ImportError as error:
-            raise UserError("plot: matplotlib is not installed; pip install 'slpo_jax[plot]'") from error
-
         evaluations = (self, *others)
         labels = [evaluation.label for evaluation in evaluations]  # with a number where two have the same
         names = [f"{label} ({place})" if labels.count(label) > 1 else label for place, label in enumerate(labels, 1)]
-        figure = pass_at_k_figure({name: x.arrays for name, x in zip(names, evaluations, strict=True)})
+        try:
+            figure = pass_at_k_figure({name: x.arrays for name, x in zip(names, evaluations, strict=True)})
+        except ImportError as error:
+            raise UserError("plot: matplotlib is not installed; pip install 'slpo_jax[plot]'") from error
         if figure is None:
             raise UserError("plot: there are no samples; evaluate with samples=16, for one")
         return figure

@@ -13,10 +13,9 @@ from absl import logging
 
 from slpo_jax.api.load_options import KEYS, LoadOptions
 from slpo_jax.architectures import architecture_of
-from slpo_jax.checkpoints.decode_settings import UNCHOSEN, config_of, known_of, stopping_of, thinking_with
+from slpo_jax.checkpoints.decode_settings import UNCHOSEN, config_of, laid_over, original_settings, stopping_of
 from slpo_jax.checkpoints.foreign_layouts import with_decoder
-from slpo_jax.checkpoints.identity import Identity, identify
-from slpo_jax.config.config import Config
+from slpo_jax.checkpoints.identity import identify
 from slpo_jax.data.batches import EncodedProblems
 from slpo_jax.data.problem import Problem, Problems
 from slpo_jax.data.templates import token_texts
@@ -138,14 +137,14 @@ def load_solver(checkpoint: str, **arguments: Any) -> Solver:
     identity = identify(checkpoint, options.base, options.lora_alpha)
     config = config_of(identity, options.reasoner, options.tokenizer)
     stopping, chosen = stopping_of(config, identity)
-    rule, known_settings = UNCHOSEN if chosen is None else chosen, known_of(identity, config, chosen)
+    rule = UNCHOSEN if chosen is None else chosen
     before = {
         "latents": rule if stopping == "length" else f"the threshold {rule}",
         "threshold": rule,
         "max_answer_tokens": config.evaluate.max_answer_tokens or config.max_answer_tokens,
     } | {name: attrgetter(KEYS[name][-1])(config) for name in _SET}
     changes = {name: value for name in before if (value := getattr(options, name)) not in (None, "")}
-    config = thinking_with(config, {KEYS[name][-1]: value for name, value in changes.items() if KEYS[name]})
+    config = laid_over(config, {KEYS[name][-1]: value for name, value in changes.items() if KEYS[name]})
     if options.latents is not None:
         if options.threshold is not None:
             raise UserError("--threshold", f"has no use beside {key_name('--latents')}; give one of them")
@@ -159,27 +158,19 @@ def load_solver(checkpoint: str, **arguments: Any) -> Solver:
     if (law := options.latent_policy) and not config.max_latents:
         raise UserError("--latents", f"0 leaves {key_name('--latent_policy')}={law} nothing to think; give e.g. "
                         f"{key_name('--latents')}=4")  # fmt: skip
-    _refuse_idle(options, identity, config)
+    has_speed = "speed" in architecture_of(config.reasoner).prompt_keys
+    for name, has_use in {"base": identity.base, "lora_alpha": identity.lora_alpha, "speed": has_speed}.items():
+        if getattr(options, name) and not has_use:
+            raise UserError(f"--{name}", f"changes nothing of {identity.source}; leave it out")
     setup = assemble(config, identity=identity)
     params = setup.initial_params(options.explain)
     others = [f"--{name}={now} and not {before[name]!r}" for name, now in changes.items() if now != before[name]]
-    if others and known_settings:
+    if others and original_settings(identity, config):
         logging.warning("%s: not used as it was made, but with %s", identity.source, ", ".join(others))
     if chosen is None and not {"latents", "threshold"} & changes.keys():
         logging.warning("%s: no threshold was chosen for its gate, so 0.5; --threshold is another", identity.source)
-    return Solver(setup, params, stopping, rule, reads_of(with_decoder(params, options.explain, checkpoint)))
-
-
-def _refuse_idle(options: LoadOptions, identity: Identity, config: Config) -> None:
-    """Refuse what would change nothing."""
-    has_use = {
-        "base": identity.base,
-        "lora_alpha": identity.lora_alpha,
-        "speed": "speed" in architecture_of(config.reasoner).prompt_keys,
-    }
-    for name in has_use:
-        if getattr(options, name) and not has_use[name]:
-            raise UserError(f"--{name}", f"changes nothing of {identity.source}; leave it out")
+    reads = reads_of(with_decoder(params, True, checkpoint)) if options.explain else None
+    return Solver(setup, params, stopping, rule, reads)
 
 
 def solve(solver: Solver, question: str) -> Solution:

@@ -15,7 +15,7 @@ from slpo_jax.api.evaluation import Evaluation
 from slpo_jax.api.load_options import by_argument
 from slpo_jax.api.solver import Solution, Solver, Vote, load_solver, solve_all, vote
 from slpo_jax.checkpoints.checkpoint import Checkpoint
-from slpo_jax.checkpoints.decode_settings import used_with
+from slpo_jax.checkpoints.decode_settings import decode_settings
 from slpo_jax.checkpoints.export import export_adapters, replaced_by_export, write_export
 from slpo_jax.checkpoints.foreign_layouts import with_decoder
 from slpo_jax.config.config import ends_at
@@ -67,7 +67,8 @@ def describe(solver: Solver, solution: Solution) -> str:
 def _ending(solver: Solver, solution: Solution) -> str:
     steps, latent_policy = len(solution.latents), solver.setup.policy.latent_policy
     if not steps:
-        return "in words alone" if not solver.setup.checkpoint.architecture.has_latents else "none, a fixed number"
+        has_latents = solver.setup.checkpoint.description.architecture.has_latents
+        return "none, a fixed number" if has_latents else "in words alone"
     thought = f"{steps} latent{'s' if steps > 1 else ''}"
     if solver.stopping == "length" and steps < solver.rule:
         end = ends_at(solver.setup.config)
@@ -239,7 +240,7 @@ class TrainedReasoner:
         checkpoint = solver.setup.checkpoint
         config = changed(solver.setup.config, {"gate.enabled": solver.stopping == "threshold"})
         template = dataclasses.replace(checkpoint.template, tokenizer=copy.deepcopy(checkpoint.template.tokenizer))
-        description = dataclasses.replace(checkpoint.description, settings=used_with(config, solver.rule))
+        description = dataclasses.replace(checkpoint.description, settings=decode_settings(config, solver.rule))
         params = jax.device_get(with_decoder(solver.params, explain, self.source))
         exported = Checkpoint(description, template)
         write_export(target, Path(self.source), params, exported, config, solver.rule, replaces)

@@ -9,7 +9,7 @@ import functools
 import importlib.util
 import json
 import zipfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -75,9 +75,9 @@ def stored(path: Path, name: str, shape: Iterable[int], read: Callable[[], np.nd
     return Stored(name, tuple(shape), checked)
 
 
-def weights_file(folder: Path) -> Path | None:
-    """Return a directory's weights or their index; None if it has none."""
-    return next((folder / name for name in WEIGHT_FILES if (folder / name).is_file()), None)
+def weights_file(folder: Path, names: Sequence[str] = WEIGHT_FILES) -> Path | None:
+    """Return a directory's weights or their index, the first of these names; None if it has none."""
+    return next((folder / name for name in names if (folder / name).is_file()), None)
 
 
 def read_start(path: Path, size: int) -> bytes:

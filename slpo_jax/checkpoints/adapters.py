@@ -68,11 +68,6 @@ def lora_of(folder: Path, alpha: float | None) -> Lora | None:
     return Lora(scale, bool(values.get("use_rslora")), bool(values.get("ensure_weight_tying"))) if scale else None
 
 
-def adapter_file(folder: Path) -> Path | None:
-    """Return the file of a PEFT folder's adapters; None where there are none."""
-    return next((folder / name for name in WEIGHTS if (folder / name).is_file()), None)
-
-
 def adapted(
     model: Mapping[str, Stored], adapter: Mapping[str, Stored], lora: Lora | None, source: str
 ) -> dict[str, Stored]:

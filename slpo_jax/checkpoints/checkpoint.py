@@ -22,7 +22,7 @@ from slpo_jax.data.tokenizer import ANSWER_MARK, WORDS, has_latent_tokens, load_
 from slpo_jax.errors import UserError, key_name
 from slpo_jax.models.llama import LlamaConfig
 from slpo_jax.models.parts import DECODER, GATE, REASONER
-from slpo_jax.models.reasoner import BACKBONES, BackboneConfig, activation_type, is_loop
+from slpo_jax.models.reasoner import BACKBONES, activation_type, is_loop
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -50,16 +50,6 @@ class Checkpoint:
     read: Callable[..., dict[str, Any]] = lambda like=None, explain=False: {}
     lacks: str = ""
 
-    @property
-    def architecture(self) -> Architecture:
-        """The description's architecture."""
-        return self.description.architecture
-
-    @property
-    def stored(self) -> dict[str, Any]:
-        """The shapes and types of what a checkpoint of this project holds; of others {}."""
-        return self.opened.stored.shapes if isinstance(self.opened, Ours) else {}
-
     def write(self, folder: Path) -> None:
         """Describe the reasoner in a folder: what our checkpoints are read with."""
         folder.mkdir(parents=True, exist_ok=True)
@@ -79,17 +69,22 @@ def find_checkpoint(
     """
     architecture = architecture_of(config.reasoner)
     if not config.init:
-        return _random(config, architecture, problems)
-    opened = identity or identify(config.init, config.base, config.lora_alpha)
-    reasoner = opened.reasoner
-    if isinstance(opened, Foreign) and opened.architecture is None:  # any architecture can begin with it
-        reasoner = f"{architecture.name}_{opened.backbone}"
-    if reasoner != config.reasoner:
-        raise UserError(
-            f"{key_name('config.reasoner')}: is {config.reasoner}, but {opened.source} is a {reasoner} checkpoint; "
-            f"set it to that or give another {key_name('config.init')}"
-        )
-    return _ours(config, opened) if isinstance(opened, Ours) else _imported(config, architecture, opened)
+        start = _random(config, architecture, problems)
+    else:
+        opened = identity or identify(config.init, config.base, config.lora_alpha)
+        reasoner = opened.reasoner
+        if isinstance(opened, Foreign) and opened.architecture is None:  # any architecture can begin with it
+            reasoner = f"{architecture.name}_{opened.backbone}"
+        if reasoner != config.reasoner:
+            raise UserError(
+                f"{key_name('config.reasoner')}: is {config.reasoner}, but {opened.source} is a {reasoner} checkpoint; "
+                f"set it to that or give another {key_name('config.init')}"
+            )
+        start = _ours(config, opened) if isinstance(opened, Ours) else _imported(config, architecture, opened)
+    model, loop = start.description.model, is_loop(config.model.scan_layers, start.description.model.n_layer)
+    dtype = activation_type(config.model.dtype)
+    model = dataclasses.replace(model, dtype=dtype, remat=config.model.remat, scan_layers=loop)
+    return dataclasses.replace(start, description=dataclasses.replace(start.description, model=model))
 
 
 def _random(config: Config, architecture: type[Architecture], problems: Callable[[], Iterable[Problem]]) -> Checkpoint:
@@ -107,7 +102,7 @@ def _random(config: Config, architecture: type[Architecture], problems: Callable
         shapes["n_inner"] = shapes["n_inner"] or 4 * config.model.n_embd
         shapes |= {"head_dim": config.model.n_embd // config.model.n_head, "rope_scaling": None}
     model = backbone(**shapes | {"vocab_size": len(template.tokenizer)})
-    return Checkpoint(Description(instance, _at_run_time(config, model)), template)
+    return Checkpoint(Description(instance, model), template)
 
 
 def _words_of_problems(
@@ -117,16 +112,6 @@ def _words_of_problems(
     texts = (ANSWER_MARK, "\n", prompt.closing)
     around = architecture.template(words_tokenizer(words_of(texts)), prompt=prompt)
     return words_tokenizer(words_of((*texts, *written_texts(around, problems))))
-
-
-def _at_run_time(config: Config, model: BackboneConfig) -> BackboneConfig:
-    """Return the shapes with what the config says of running them."""
-    return dataclasses.replace(
-        model,
-        dtype=activation_type(config.model.dtype),
-        remat=config.model.remat,
-        scan_layers=is_loop(config.model.scan_layers, model.n_layer),
-    )
 
 
 def _ours(config: Config, opened: Ours) -> Checkpoint:
@@ -141,7 +126,7 @@ def _ours(config: Config, opened: Ours) -> Checkpoint:
         )
     if not config.tokenizer:
         template = _ended(template, description.eos_ids, description.model.vocab_size, opened.source)
-    description = dataclasses.replace(description, model=_at_run_time(config, description.model), settings={})
+    description = dataclasses.replace(description, settings={})
     return Checkpoint(description, template, opened, lambda like=None, explain=False: opened.stored.read(like))
 
 
@@ -192,7 +177,7 @@ def _fitted(
     check_tree([*weights, *heads, *gates], tensors_by_name, source)
     refuse_leftovers([*weights, *heads, *gates], tensors_by_name, stored, source)
     rows = max(stored.vocab_size, len(tokenizer))
-    model = _at_run_time(config, dataclasses.replace(stored, vocab_size=rows))
+    model = dataclasses.replace(stored, vocab_size=rows)
     plain = Description(instance, model, gate=opened.gate_hidden, gate_trained=opened.gate_hidden is not None)
     base_description = opened.description or plain
     description = dataclasses.replace(base_description, model=model, settings={}, eos_ids=template.eos_ids)

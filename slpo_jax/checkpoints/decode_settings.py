@@ -9,7 +9,6 @@ a config and its checkpoint differ, a line says so.
 """
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from absl import logging
@@ -46,9 +45,9 @@ def config_of(identity: Identity, reasoner: str = "", tokenizer: str = "") -> Co
     reasoner = reasoner or identity.reasoner
     config, layers, architecture = Config(), _layers(identity), architecture_of(reasoner)
     for where, layer in layers.items():
-        config = _over(config, layer, where)
+        config = laid_over(config, layer, where)
     if not layers:
-        config = thinking_with(config, {"max_latents": architecture.latents, **_published(identity, architecture)})
+        config = laid_over(config, {"max_latents": architecture.latents, **_published(identity, architecture)})
     use = {
         "reasoner": reasoner, "stages": ("evaluate",), "init": identity.source, "base": identity.base,
         "tokenizer": tokenizer, "lora_alpha": identity.lora_alpha, "sharding": Config.sharding,
@@ -58,16 +57,26 @@ def config_of(identity: Identity, reasoner: str = "", tokenizer: str = "") -> Co
         "evaluate.scorers": tuple(x for x in config.evaluate.scorers if x not in SCORERS or not SCORERS[x].part),
         "evaluate.beams": 0,
     }  # fmt: skip
-    if not layers or (identity.description and identity.description.source and not _run_files(identity)):
+    if not layers or (identity.description and identity.description.source and not identity.run_files):
         use["model.dtype"] = "float32"  # in which it gives the tokens of the program that wrote it
     return changed(config, use)
 
 
-def thinking_with(config: Config, changes: Mapping[str, Any]) -> Config:
-    """Return the config with other values of some keys, and no more latents at least than there are at most."""
-    most = changes.get("max_latents", config.max_latents)
+def laid_over(config: Config, layer: Mapping[str, Any], where: str = "") -> Config:
+    """Return the config with other values of some keys, and no more latents at least than there are at most.
+
+    Args:
+        where: what says so, which an error of a value that it could not have begins with.
+    """
+    most = layer.get("max_latents", config.max_latents)
     least = min(config.min_latents, max(most, 1)) if isinstance(most, int) else config.min_latents
-    return changed(config, {"min_latents": least, **changes})
+    try:
+        return changed(config, {"min_latents": least, **layer})
+    except UserError as error:
+        if not where:
+            raise
+        problem = ": ".join(filter(None, (error.key.removeprefix("config."), error.problem)))
+        raise UserError(f"{where}: key {problem}; register it (a command's --register), or mend the file") from None
 
 
 def stopping_of(config: Config, identity: Identity) -> tuple[Stopping, float | int | None]:
@@ -79,7 +88,8 @@ def stopping_of(config: Config, identity: Identity) -> tuple[Stopping, float | i
         ("threshold", the run's, None where none was chosen yet), or without a gate ("length", the run's, imitation's
         own number or T).
     """
-    has_gate, stage, settings = config.gate.enabled, identity.stage, _written_settings(identity)
+    has_gate, stage = config.gate.enabled, identity.stage
+    settings = identity.description.settings if identity.description else {}
     stopping: Stopping = "threshold" if has_gate else "length"
     rule = read_rule(stage, stopping) if stage else None
     if rule is None and settings.get("gate.enabled") == has_gate:
@@ -92,22 +102,20 @@ def stopping_of(config: Config, identity: Identity) -> tuple[Stopping, float | i
     return stopping, rule
 
 
-def made_with(identity: Identity) -> dict[str, Any]:
+def original_settings(identity: Identity, config: Config | None = None) -> dict[str, Any]:
     """Find what a checkpoint was made with, as far as it decides what it answers.
 
+    Args:
+        config: of `config_of`, where that was asked for already.
     Returns:
         values as they come back from JSON, by key of the config and `RULE`; {} where nothing is known.
     Raises:
         UserError: a setting of its run can't be used.
     """
-    config = config_of(identity)
-    return known_of(identity, config, stopping_of(config, identity)[1])
-
-
-def known_of(identity: Identity, config: Config, rule: float | int | None) -> dict[str, Any]:
-    """Tell `made_with` of the config of `config_of` and the rule of `stopping_of`."""
-    if _run_files(identity) or _written_settings(identity):
-        return used_with(config, rule)
+    config = config or config_of(identity)
+    rule = stopping_of(config, identity)[1]
+    if identity.run_files or (identity.description and identity.description.settings):
+        return decode_settings(config, rule)
     published = _published(identity, architecture_of(identity.reasoner))
     settings = {"gate.enabled": config.gate.enabled, "max_latents": config.max_latents, RULE: rule}
     return published | settings if published else {}
@@ -123,8 +131,8 @@ def _published(identity: Identity, architecture: type[Architecture]) -> dict[str
     return ({"max_latents": latents} if latents else {}) | architecture.published_settings(identity.tensors)
 
 
-def used_with(config: Config, rule: float | int | None) -> dict[str, Any]:
-    """Tell what decides what a reasoner answers, as `made_with` has it of a checkpoint.
+def decode_settings(config: Config, rule: float | int | None) -> dict[str, Any]:
+    """Tell what decides what a reasoner answers, as `original_settings` has it of a checkpoint.
 
     Args:
         config: that it is used with.
@@ -133,13 +141,13 @@ def used_with(config: Config, rule: float | int | None) -> dict[str, Any]:
     return _decisive(config) | {"gate.enabled": config.gate.enabled, RULE: rule}
 
 
-def made_like(config: Config, facts: Mapping[str, Any]) -> bool:
+def is_as_trained(config: Config, facts: Mapping[str, Any]) -> bool:
     """Tell whether a checkpoint, of these facts of its stage, is used as it was made."""
     then = flatten(facts)
     return all(then.get(key, value) == value for key, value in _decisive(config).items())
 
 
-def go_with(config: Config, identity: Identity | None, workdir: Workdir) -> tuple[Config, list[str]]:
+def adopt_original(config: Config, identity: Identity | None, workdir: Workdir) -> tuple[Config, list[str]]:
     """Have a config that only evaluates take what its checkpoints were made with.
 
     Args:
@@ -152,7 +160,7 @@ def go_with(config: Config, identity: Identity | None, workdir: Workdir) -> tupl
     if stages and not trains:
         settings, source = _agreed(workdir, stages), str(workdir)
     else:
-        settings, source = made_with(identity) if identity else {}, config.init
+        settings, source = original_settings(identity) if identity else {}, config.init
     rule = settings.pop(RULE, None)
     if trains:  # what an evaluation is made with is not asked for yet, and the gate may be trained
         settings = {key: value for key, value in settings.items() if not key.startswith(("evaluate.", "gate."))}
@@ -168,7 +176,7 @@ def go_with(config: Config, identity: Identity | None, workdir: Workdir) -> tupl
     for line, keys in (("evaluated as it was made", adopted), ("not used as it was made, but", overrides)):
         texts = [f"config.{key}={_shown(in_effect[key])} and not {_shown((now | overrides)[key])}" for key in keys]
         lines += [f"{source}: {line} with {', '.join(texts)}"] * bool(keys)
-    return thinking_with(config, adopted), lines
+    return laid_over(config, adopted), lines
 
 
 def _agreed(workdir: Workdir, stages: list[str]) -> dict[str, Any]:
@@ -176,7 +184,7 @@ def _agreed(workdir: Workdir, stages: list[str]) -> dict[str, Any]:
     values_of: dict[str, list[Any]] = {}
     for folder in map(workdir.stage, stages):
         facts = folder.read_facts()
-        decisive = _decisive(_over(Config(), _known_settings(facts), str(folder.facts)))
+        decisive = _decisive(laid_over(Config(), _known_settings(facts), str(folder.facts)))
         for key in [key for key in decisive if key in flatten(facts)]:
             values_of.setdefault(key, []).append(decisive[key])
     agreed = {key: stated[0] for key, stated in values_of.items() if all(value == stated[0] for value in stated)}
@@ -202,43 +210,26 @@ def _shown(value: Any) -> str:
     return repr(tuple(value) if isinstance(value, list) else value)
 
 
-def _run_files(identity: Identity) -> list[Path]:
-    """Return what a run has written of its settings around a checkpoint: the workdir's, then the stage's."""
-    stage = identity.stage
-    run = (stage and stage.workdir and stage.workdir.config, stage and stage.facts)
-    return [file for file in run if file and file.is_file()]
-
-
-def _written_settings(identity: Identity) -> Mapping[str, Any]:
-    """Return what an export or an import says that it was made with."""
-    return identity.description.settings if identity.description else {}
-
-
 def _layers(identity: Identity) -> dict[str, dict[str, Any]]:
     """Return what a checkpoint was made with, by what says so: the workdir, the stage, and an export or import."""
-    files = {str(file): read_json(file, "mend the file") for file in _run_files(identity)}
-    layers = {file: _known_settings(facts) | _known_rewards(facts) for file, facts in files.items()}
-    if lacking := sorted({name for facts in files.values() for name, _ in _rewards(facts)} - {*REWARDS}):
+    layers, lacking = dict[str, dict[str, Any]](), set[str]()
+    for file in identity.run_files:
+        facts = read_json(file, "mend the file")
+        rewards = facts.get("rewards") or ([(facts["reward"], 1.0)] if facts.get("reward") else [])
+        unknown = {name for name, _ in rewards} - {*REWARDS}
+        layers[str(file)] = _known_settings(facts) | ({"rewards": rewards} if rewards and not unknown else {})
+        lacking |= unknown
+    if lacking:
         logging.warning(
             "%s: its reward %s is not registered here, so that answers are judged by the data's own; give its file "
-            "(a command's --register)", identity.source, ", ".join(lacking),
+            "(a command's --register)", identity.source, ", ".join(sorted(lacking)),
         )  # fmt: skip
-    where, settings = f"{identity.source}: reasoner.json", dict(_written_settings(identity))
+    where, described = f"{identity.source}: reasoner.json", identity.description
+    settings = dict(described.settings) if described else {}
     rule, stopping = settings.pop(RULE, None), "threshold" if settings.get("gate.enabled") else "length"
     if rule is not None and not is_rule(stopping, rule):
         raise UserError(f"{where}: key {RULE}: {rule!r} is not valid; give {RULES[stopping]}")
     return layers | ({where: settings} if settings else {})
-
-
-def _rewards(facts: Mapping[str, Any]) -> list[tuple[str, float]]:
-    """List the rewards that a run's file names, with their weights."""
-    return facts.get("rewards") or ([(facts["reward"], 1.0)] if facts.get("reward") else [])
-
-
-def _known_rewards(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the rewards of a run's file, where it names some and all are registered."""
-    rewards = _rewards(facts)
-    return {"rewards": rewards} if rewards and all(name in REWARDS for name, _ in rewards) else {}
 
 
 def _known_settings(facts: Mapping[str, Any], tree: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -248,12 +239,3 @@ def _known_settings(facts: Mapping[str, Any], tree: Mapping[str, Any] | None = N
     settings = {key: value for key, value in facts.items() if key in tree}
     sections = [key for key, value in settings.items() if isinstance(value, Mapping) and isinstance(tree[key], dict)]
     return settings | {key: _known_settings(settings[key], tree[key]) for key in sections if tree[key]}
-
-
-def _over(config: Config, layer: Mapping[str, Any], where: str) -> Config:
-    """Lay a layer over the config; values that it could not have are an error of what they are from."""
-    try:
-        return thinking_with(config, layer)
-    except UserError as error:
-        problem = ": ".join(filter(None, (error.key.removeprefix("config."), error.problem)))
-        raise UserError(f"{where}: key {problem}; register it (a command's --register), or mend the file") from None

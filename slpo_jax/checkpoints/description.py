@@ -63,8 +63,8 @@ class Description:
         gate_trained: False for a gate that is still random.
         source: what the weights were converted from; "" for a run's.
         eos_ids: of the tokens that end what it writes, which lie in config.json; () for the tokenizer's.
-        settings: what else decides what it answers, see `checkpoints.decode_settings.made_with`; {} where nothing is
-            known.
+        settings: what else decides what it answers, see `checkpoints.decode_settings.original_settings`; {} where
+            nothing is known.
     """
 
     architecture: Architecture

@@ -18,7 +18,6 @@ from slpo_jax.checkpoints.checkpoint import Checkpoint
 from slpo_jax.checkpoints.description import FILE, Description
 from slpo_jax.checkpoints.foreign import GENERATION_FILE, SIDE_FILE
 from slpo_jax.checkpoints.foreign_layouts import DECODER_FILE, write_decoder
-from slpo_jax.checkpoints.identity import has_gate
 from slpo_jax.config.config import Config
 from slpo_jax.data.chat import PromptConfig
 from slpo_jax.data.templates import Template
@@ -87,7 +86,8 @@ def write_export(
         raise UserError(
             f"{source}: has parameters of a latent policy's own, which no other program knows; use it as it is"
         )
-    if not has_gate(source):
+    # A run's parameters always have a gate.
+    if not flatten(StageFolder.of(source).read_facts()).get("gate.enabled", True):
         checkpoint = dataclasses.replace(checkpoint, description=dataclasses.replace(checkpoint.description, gate=None))
     can_think = thinks(config, checkpoint)
     files = thinking_files(config, checkpoint, rule, can_think)
@@ -174,7 +174,7 @@ def thinks(config: Config, checkpoint: Checkpoint) -> bool:
         config: to evaluate it with.
     """
     template = checkpoint.template
-    if checkpoint.architecture.layers is None or not config.latent_policy.selected.is_the_reasoners:
+    if checkpoint.description.architecture.layers is None or not config.latent_policy.selected.is_the_reasoners:
         return False
     # Not every tokenizer tells the marker at the end of a prompt from the text before it.
     chat, options = [{"role": "user", "content": "?"}], {"chat_template": template.chat_template, "return_dict": True}
@@ -199,7 +199,7 @@ def thinking_files(config: Config, checkpoint: Checkpoint, rule: float | int, th
     Returns:
         texts by their files in the export; {} for what transformers generates as it is.
     """
-    if not checkpoint.architecture.has_latents:
+    if not checkpoint.description.architecture.has_latents:
         return {}
     template = checkpoint.template
     eos_ids = list(dict.fromkeys([template.eos_id, *checkpoint.description.eos_ids]))
@@ -219,7 +219,7 @@ def thinking_files(config: Config, checkpoint: Checkpoint, rule: float | int, th
         "closing_ids": list(template.closing_ids),
         "max_latents": config.max_latents,
         "stop_threshold": rule,
-        "latent_layers": checkpoint.architecture.layers,
+        "latent_layers": checkpoint.description.architecture.layers,
         "gate_layers": _gate_layers(described.gate),
         "halting_token_id": halting,
         "halting_least": least,

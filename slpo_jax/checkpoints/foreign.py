@@ -13,7 +13,7 @@ from slpo_jax.architectures import PLAIN, Architecture, Unwrapped
 from slpo_jax.architectures.tensors import Stored, open_tensors, read_start, weights_file
 from slpo_jax.architectures.weights import EMBEDDING, check_tree, gate_weights
 from slpo_jax.checkpoints import description as descriptions
-from slpo_jax.checkpoints.adapters import CONFIG, adapter_file, lora_of
+from slpo_jax.checkpoints.adapters import CONFIG, WEIGHTS, lora_of
 from slpo_jax.checkpoints.description import (
     BACKBONE_OF,
     Description,
@@ -78,6 +78,7 @@ class Foreign:
     lora_alpha: float | None = None
     threshold: float | None = None
     stage: ClassVar[None] = None
+    run_files: ClassVar[tuple[Path, ...]] = ()
 
     @property
     def path(self) -> str:
@@ -162,7 +163,7 @@ def open_foreign(init: str, base: str, lora_alpha: float | None, key: str = "con
     path = locate(init, key)
     if path.is_file() and read_start(path, 4) == b"GGUF":
         return _open_gguf(init, path)
-    adapters, model = adapter_file(path), weights_file(path)
+    adapters, model = weights_file(path, WEIGHTS), weights_file(path)
     if adapters and model:
         raise UserError(f"{path}: holds both {model.name} and {adapters.name}; keep the one that is meant")
     stored = open_tensors(adapters or path)

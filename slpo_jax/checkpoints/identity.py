@@ -36,6 +36,11 @@ class Ours:
         description: what is said of it, with the gate that its parameters have.
         tokenizer: loads its tokenizer.
         stored: its parameters.
+        reasoner: the name in `REASONERS`.
+        gate_hidden: the hidden width of the stopping gate, 0 for a linear one; None if there is none.
+        gate_trained: whether there is a stopping gate that is no longer random.
+        stage: the folder of its stage.
+        run_files: what the run around it has written of its settings: the workdir's, then the stage's.
     """
 
     source: str
@@ -43,34 +48,20 @@ class Ours:
     description: Description
     tokenizer: Callable[[], "PreTrainedTokenizerFast"]
     stored: StoredParams
+    reasoner: str
+    gate_hidden: int | None
+    gate_trained: bool
+    stage: StageFolder
+    run_files: tuple[Path, ...]
     base: ClassVar[str] = ""
     lora_alpha: ClassVar[float | None] = None
     threshold: ClassVar[float | None] = None
-
-    @property
-    def reasoner(self) -> str:
-        """The name in `REASONERS`."""
-        return f"{self.description.architecture.name}_{self.description.model.model_type}"
-
-    @property
-    def gate_hidden(self) -> int | None:
-        """The hidden width of the stopping gate, 0 for a linear one; None if there is none."""
-        return self.description.gate
-
-    @property
-    def gate_trained(self) -> bool:
-        """Whether there is a stopping gate that is no longer random."""
-        return self.description.gate_trained
 
     @property
     def files(self) -> tuple[Path, ...]:
         """The folder of its parameters."""
         return (self.stored.folder,)
 
-    @property
-    def stage(self) -> StageFolder:
-        """The folder of its stage."""
-        return StageFolder.of(self.stored.folder.parent)
 
 Identity = Ours | Foreign
 """What a checkpoint is: all that lies between a path and parameters."""
@@ -147,14 +138,14 @@ def open_ours(source: str) -> Ours | None:
     if gate is not None:
         hidden = gate["hidden"]["kernel"].shape[1] if "hidden" in gate else 0
     if facts := stage.read_facts():
-        trained = facts.get("stage") in {name for name, about in ABOUT.items() if about.gate} and has_gate(path)
-    description = dataclasses.replace(description, gate=hidden, gate_trained=trained and gate is not None)
-    return Ours(source, path, description, partial(load_tokenizer, str(folder)), stored)
-
-
-def has_gate(checkpoint: Path) -> bool:
-    """Tell whether the run around a checkpoint has a gate, as its parameters always have; True without a run."""
-    return bool(flatten(StageFolder.of(checkpoint).read_facts()).get("gate.enabled", True))
+        gated = {name for name, about in ABOUT.items() if about.gate}
+        trained = facts.get("stage") in gated and bool(flatten(facts).get("gate.enabled", True))
+    trained = trained and gate is not None
+    description = dataclasses.replace(description, gate=hidden, gate_trained=trained)
+    reasoner = f"{description.architecture.name}_{description.model.model_type}"
+    tokenizer, files = partial(load_tokenizer, str(folder)), (stage.workdir and stage.workdir.config, stage.facts)
+    run_files = tuple(file for file in files if file and file.is_file())
+    return Ours(source, path, description, tokenizer, stored, reasoner, hidden, trained, stage, run_files)
 
 
 _KEY = "config.evaluate.reward_model"

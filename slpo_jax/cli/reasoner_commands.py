@@ -198,6 +198,6 @@ def _options(flags: argparse.Namespace) -> dict[str, Any]:
 def _say_converted(verb: str, target: str, checkpoint: "Checkpoint") -> None:
     description, model = checkpoint.description, checkpoint.description.model
     gate = "no gate" if description.gate is None else f"a {'trained' if description.gate_trained else 'random'} gate"
-    name = f"{checkpoint.architecture.name}_{model.model_type}"
+    name = f"{checkpoint.description.architecture.name}_{model.model_type}"
     source = checkpoint.opened.source if checkpoint.opened else ""
     print(f"{verb}: {target}, from {source}: {name}, {model.n_layer} x {model.n_embd}, with {gate}")

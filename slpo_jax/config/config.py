@@ -10,7 +10,7 @@ A section is the dataclass that it fills, which has its keys, defaults and range
     config.data                data/problems.py          DataConfig
     config.data.fields         data/record_fields.py     FieldsConfig
     config.data.TASK           data/generated.py         GENERATED
-    config.data.gym            data/gym.py               GymConfig
+    config.data.gym            data/generated_sets.py    GymConfig
     config.imitate             training/recipes/         ImitateSettings
     config.imitate.NAME        training/recipes/         RECIPES[NAME]
     config.imitate.lora        models/lora.py            LoraConfig

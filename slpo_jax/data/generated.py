@@ -14,7 +14,7 @@ the edges have to be followed, a hop a step.
 A countdown reaches a goal with all of the given numbers, from left to right, where several answers are right:
 `3 4 6 = 42` in the steps `3 + 4 = 7` and `7 * 6 = 42`, with the answer `3 + 4 * 6`. A problem is made from an answer,
 so that each has one, and no value on the way is negative or above the largest goal. Its columns are what
-`rewards.countdown_verifier` judges by, and how many answers are right.
+`rewards.task_rewards` judges by, and how many answers are right.
 """
 
 import itertools
@@ -28,13 +28,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from slpo_jax.data.generated_sets import DepthConfig, SetsConfig, sets_apart
-from slpo_jax.data.gym import is_gym
+from slpo_jax.data.generated_sets import DepthConfig, SetsConfig, is_gym, sets_apart
 from slpo_jax.data.problem import Problem, Problems
 from slpo_jax.data.synthetic import SyntheticConfig, synthetic_problems, synthetic_words
-from slpo_jax.rewards.countdown_verifier import COUNTDOWN, MOST, OPERATORS
-from slpo_jax.rewards.gym_tasks import GYM
 from slpo_jax.rewards.reward import CORRECT
+from slpo_jax.rewards.task_rewards import COUNTDOWN, GYM, MOST, OPERATORS
 from slpo_jax.settings import FieldError, setting
 
 _MOST_NUMBERS = 6  # which have 737,280 orders and operations
@@ -123,7 +121,7 @@ def _counted(config: CountdownConfig, problem: Problem) -> Problem | None:
 
 
 def solutions(numbers: list[int], goal: int, operations: str) -> int:
-    """Count the answers that `rewards.countdown_verifier` takes: expressions that differ, by enumeration."""
+    """Count the answers that `rewards.task_rewards` takes: expressions that differ, by enumeration."""
     numbers_OK = np.array(numbers, np.int64)[_orders(len(numbers))]
     values_OE = numbers_OK[:, :1]
     for place in range(1, len(numbers)):

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from slpo_jax.data.choices import way_of
 from slpo_jax.data.dataset_rows import Role, open_splits, part_of, split_rows
 from slpo_jax.data.generated import GENERATED, task_of
-from slpo_jax.data.gym import GymConfig, gym_problems, is_gym
+from slpo_jax.data.generated_sets import GymConfig, gym_problems, is_gym
 from slpo_jax.data.problem import Problem, Problems, Reading
 from slpo_jax.data.record_fields import FOUND, FieldsConfig, RawProblem, Wanted, read_record, unknown_field
 from slpo_jax.data.record_readers import FILE_READERS, Rows, given_rows
@@ -115,7 +115,7 @@ def load_problems(
 
     Args:
         source: a file of one of the kinds of `FILE_READERS`; "TASK:NAME" for a set of one of `GENERATED`; "gym:TASK"
-            for one of reasoning-gym (`data.gym`); a directory as on the hub or a hub id, perhaps with configs and
+            for one of reasoning-gym; a directory as on the hub or a hub id, perhaps with configs and
             splits, as `open_splits` takes them; or records with fields, as `given_rows` takes them. An existing path
             comes before a hub id.
             "[train]", "[valid]" or "[test]" at the end are eight, one and one of every ten of its training problems.

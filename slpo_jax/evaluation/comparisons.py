@@ -48,9 +48,9 @@ def bootstrap_draws(differences: np.ndarray, n_boot: int = 10_000, seed: int = 0
     return out
 
 
-def interval(draws: np.ndarray, level: float = 0.95) -> tuple[float, float]:
-    """Return the percentile interval of draws [n_boot]."""
-    low, high = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2])
+def interval(draws: np.ndarray) -> tuple[float, float]:
+    """Return the 95 % percentile interval of draws [n_boot]."""
+    low, high = np.quantile(draws, [(1 - 0.95) / 2, (1 + 0.95) / 2])
     return float(low), float(high)
 
 

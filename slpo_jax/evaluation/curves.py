@@ -1,14 +1,21 @@
-"""The curves of a report: Pass@k, stop times, and what training logged, with its meaning."""
+"""The curves of a report: Pass@k, drawn too, stop times, and what training logged, with its meaning."""
 
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from slpo_jax.evaluation.records import EvalRecords, Evals
-from slpo_jax.evaluation.statistics import mean_se, most_k, solved_share
+from slpo_jax.evaluation.statistics import mean_se, most_k, powers_of_two, solved_share
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# Okabe and Ito's, which stay apart under colour blindness; lines also differ in marker.
+_COLOURS = ("#000000", "#56B4E9", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#0072B2", "#7F7F7F")
+_MARKERS = ("o", "s", "^", "D", "o", "v", "P", "X", "*")  # nine, so that a colour that comes again has another
 
 SHARED = {
     "loss": "The stage's or the objective's own loss.",
@@ -70,6 +77,36 @@ def pass_curve(records: EvalRecords) -> dict[str, list[Any]]:
     ks = range(1, most_k(records) + 1)
     curves = [solved_share(seeds * per_seed, right, k) for k in ks]
     return {"k": [*ks], "value": [float(c.mean()) for c in curves], "se": [mean_se(c) for c in curves]}
+
+
+def pass_at_k_figure(evaluated: Mapping[str, EvalRecords]) -> "Figure | None":
+    """Draw unbiased Pass@k up to a seed's samples, a line each, bands of one standard error. None without samples.
+
+    It is drawn without pyplot, so that no global backend or style is touched.
+
+    Args:
+        evaluated: records by label.
+    """
+    from matplotlib.figure import Figure  # takes a second
+
+    curves = {label: curve for label, records in evaluated.items() if (curve := pass_curve(records))}
+    if not curves:
+        return None
+    figure = Figure(figsize=(4.1, 3.7), dpi=130, layout="constrained")
+    axis = figure.subplots()
+    for place, (label, curve) in enumerate(curves.items()):
+        mean, se = 100 * np.array(curve["value"]), 100 * np.array([error or 0.0 for error in curve["se"]])
+        colour, marks = _COLOURS[place % len(_COLOURS)], [k - 1 for k in powers_of_two(len(mean))]
+        axis.plot(curve["k"], mean, marker=_MARKERS[place % len(_MARKERS)], color=colour, label=label, markevery=marks)
+        axis.fill_between(curve["k"], *np.clip([mean - se, mean + se], 0, 100), color=colour, alpha=0.12, lw=0)
+    ticks = powers_of_two(max(len(curve["k"]) for curve in curves.values()))
+    axis.set_xscale("log", base=2)
+    axis.set_xticks(ticks, [str(k) for k in ticks])
+    axis.set(xlabel="k (rollouts)", ylabel="Pass@k (%)")
+    low, high = axis.get_ylim()
+    axis.set_ylim(max(low, 0), min(high, 100))  # it goes a little beyond the data, but not beyond what a share can be
+    figure.legend(loc="outside lower center", ncols=2, frameon=False)
+    return figure
 
 
 def pass_curves(runs: Sequence[Evals]) -> Curves:

@@ -13,14 +13,13 @@ import numpy as np
 from jax.sharding import Mesh
 
 from slpo_jax.data.batches import EncodedProblems, end_to_end, pad_prompts
-from slpo_jax.evaluation.beam import beam_search
 from slpo_jax.evaluation.completions import Completions
 from slpo_jax.evaluation.records import PLACES, RolloutCache, in_order
 from slpo_jax.policy import noise
 from slpo_jax.policy.explain import Reads, explain, probe, reads_of
 from slpo_jax.policy.policy import Policy, Prompts, Stopping
 from slpo_jax.policy.rollout import sample
-from slpo_jax.policy.scorers import score_rollouts
+from slpo_jax.policy.scorers import beam_search, score_rollouts
 from slpo_jax.runtime import hosts
 from slpo_jax.runtime.mesh import EVERYWHERE, ROWS, over_rows, shard_rows
 from slpo_jax.runtime.progress import Progress
@@ -49,7 +48,7 @@ class EvaluateConfig:
         scorers: the report has best-of-k and score-weighted votes by each.
         reward_model: model of the scorer latent_rm: WORKDIR/checkpoints/latent_rm of another run, or one in its
             authors' layout, a directory, file or hub id; "" is this run's.
-        beams: beams of a search over latents by latent_rm, see `evaluation.beam`; 0 is none.
+        beams: beams of a search over latents by latent_rm, see `policy.scorers.beam_search`; 0 is none.
         candidates: candidates for each beam's next latent.
         by_steps: without a gate, a problem's thought has as many latents as the problem has steps, T at most: it is
             told how far to think, as in the published evaluation of recipe frontier.

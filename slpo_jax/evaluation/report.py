@@ -14,9 +14,8 @@ import numpy as np
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.comparisons import AVERAGE, compare_rows
 from slpo_jax.evaluation.curves import pass_curves, read_metrics, stop_times, training_curves
-from slpo_jax.evaluation.markdown import render
 from slpo_jax.evaluation.records import Evals, read_evals
-from slpo_jax.evaluation.render import Thoughts, render_page, thoughts_of
+from slpo_jax.evaluation.render import Thoughts, render_markdown, render_page, thoughts_of
 from slpo_jax.evaluation.report_rows import Rows, differing_settings, read_rows, reported_settings, sweeps_of
 from slpo_jax.evaluation.statistics import mean_se, summarise
 from slpo_jax.evaluation.verdict import chance, verdict
@@ -137,7 +136,7 @@ def _write(
     write_text(workdir.report_json, text + "\n")
     title = f"Evaluation report: {workdir.root.resolve().name}"
     write_text(workdir.report_html, render_page(title, report, {} if thoughts is None else runs[0], thoughts or {}))
-    write_text(workdir.report_md, render(report))
+    write_text(workdir.report_md, render_markdown(report))
     return report
 
 

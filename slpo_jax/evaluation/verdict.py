@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from slpo_jax.evaluation.comparisons import AVERAGE
-from slpo_jax.evaluation.markdown import percent
 from slpo_jax.evaluation.records import EvalRecords
+from slpo_jax.evaluation.render import percent
 from slpo_jax.evaluation.report_rows import BEST_FIXED
 from slpo_jax.evaluation.statistics import most_k, pass_ks
 from slpo_jax.rewards.texts import compared

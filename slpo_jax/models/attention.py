@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from slpo_jax.models.dense import float_product, kept
+from slpo_jax.models.layers import float_product, kept
 from slpo_jax.models.xla_cpu import after
 
 SCORES = 2**29  # that are made at once: 2 GiB, of each of the passes that a vmap makes

@@ -12,8 +12,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from slpo_jax.models.attention import KVCache, attend, own_mask, write
-from slpo_jax.models.dense import KEPT, head_logits, updated
-from slpo_jax.models.dropout import SITE_NUMBERS, Dropout, drop, site_number
+from slpo_jax.models.layers import KEPT, SITE_NUMBERS, Dropout, drop, head_logits, site_number, updated
 from slpo_jax.models.likelihood import token_log_probs
 from slpo_jax.models.packing import Packing
 from slpo_jax.models.xla_cpu import made_again

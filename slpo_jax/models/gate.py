@@ -8,7 +8,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from slpo_jax.models.dropout import Dropout, drop
+from slpo_jax.models.layers import Dropout, drop
 from slpo_jax.models.parts import GATE, reads
 from slpo_jax.settings import Checked, setting
 

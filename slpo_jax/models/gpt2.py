@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from slpo_jax.models import backbone
 from slpo_jax.models.backbone import Context, split_heads
-from slpo_jax.models.dense import dense
+from slpo_jax.models.layers import dense
 from slpo_jax.settings import Checked, FieldError, setting
 
 

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from slpo_jax.models import xla_cpu
-from slpo_jax.models.dense import head_logits, sums, sums_over_rows
+from slpo_jax.models.layers import head_logits, sums, sums_over_rows
 
 WHOLE = 2**25  # logits that are made at once, and kept for the backward pass: 128 MiB
 ROWS, COLUMNS = 4096, 4096  # of a tile, at most: 64 MiB

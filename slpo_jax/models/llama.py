@@ -15,7 +15,7 @@ import numpy as np
 
 from slpo_jax.models import backbone
 from slpo_jax.models.backbone import Context, split_heads
-from slpo_jax.models.dense import dense
+from slpo_jax.models.layers import dense
 from slpo_jax.models.xla_cpu import remade
 from slpo_jax.settings import Checked, FieldError, setting
 

@@ -72,7 +72,7 @@ def merge(tree: Tree, adapters: Tree, scale: float, apart: bool = False) -> Tree
 
     Args:
         scale: alpha / r.
-        apart: `scale * A` and B stay beside the kernels, for `models.dense.updated` to merge.
+        apart: `scale * A` and B stay beside the kernels, for `models.layers.updated` to merge.
     """
     merged = dict(tree)
     for name, part in adapters.items():

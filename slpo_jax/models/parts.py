@@ -26,7 +26,7 @@ class Part:
         name: its key in the tree.
         key: of its random start.
         init: key -> the part; {} where it has no parameters, and then it isn't there.
-        trained_by: the stages whose optimizer changes it.
+        trained_by: the sections of the stages whose optimizer changes it.
     """
 
     name: str
@@ -58,11 +58,6 @@ def carried(params: Mapping[str, Any]) -> Params:
 def merged(params: Mapping[str, Any], rest: Params) -> Params:
     """Merge what is found, and `rest` where nothing is, part by part and module by module."""
     return {name: {**rest.get(name, {}), **params.get(name, {})} for name in {**rest, **params}}
-
-
-def trained_by(stage: str, parts: Iterable[Part], params: Params) -> tuple[str, ...]:
-    """Return the names of the parts there are that a stage trains."""
-    return tuple(part.name for part in parts if stage in part.trained_by and part.name in params)
 
 
 def reads(name: str, function: Callable) -> Callable:

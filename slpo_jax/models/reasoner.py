@@ -16,8 +16,8 @@ import jax.numpy as jnp
 from slpo_jax.models import xla_cpu
 from slpo_jax.models.attention import KVCache
 from slpo_jax.models.backbone import LAYERS, Backbone
-from slpo_jax.models.dense import updated
 from slpo_jax.models.gpt2 import GPT2, GPT2Config
+from slpo_jax.models.layers import updated
 from slpo_jax.models.llama import LLAMAS, Llama, LlamaConfig
 from slpo_jax.models.parts import REASONER, reads, writes
 from slpo_jax.settings import Checked, setting

@@ -1,6 +1,6 @@
 """Randomness: keys folded from (step, example, rollout, position), never from a device or a row.
 
-A site's number is folded in last, inside `models.dropout`. So the same trajectories come out of 1 device or 4, in any
+A site's number is folded in last, inside `models.layers`. So the same trajectories come out of 1 device or 4, in any
 batch order and, because a prompt's positions are counted back from its end, in any padding.
 
 Tokens are drawn by temperature, then top-k, then top-p, each renormalised, as transformers' `generate` does.
@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from slpo_jax.models.dropout import Dropout
+from slpo_jax.models.layers import Dropout
 from slpo_jax.settings import Checked, setting
 from slpo_jax.stages import ABOUT
 

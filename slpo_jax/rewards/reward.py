@@ -13,10 +13,9 @@ import numpy as np
 
 from slpo_jax.errors import UserError
 from slpo_jax.rewards.answers import STYLES, AnswerStyle, are_right, parse_completion, read_completion
-from slpo_jax.rewards.countdown_verifier import COUNTDOWN, countdown, countdown_reference, reaches_goal
 from slpo_jax.rewards.functions import Asked, Function, asked_of, cant_run, name_of, names_of
-from slpo_jax.rewards.gym_tasks import GYM, gym
 from slpo_jax.rewards.processes import CantRun, Limits, Processes
+from slpo_jax.rewards.task_rewards import COUNTDOWN, GYM, countdown, countdown_reference, gym, reaches_goal
 from slpo_jax.rewards.verifier import ON_DEVICE, Judge, is_end, judged, padded_table, text_table
 
 RewardFn = Callable[[jax.Array, jax.Array], jax.Array]

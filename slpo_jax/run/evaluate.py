@@ -14,7 +14,7 @@ import numpy as np
 from absl import logging
 from jax.sharding import NamedSharding
 
-from slpo_jax.checkpoints.decode_settings import made_like
+from slpo_jax.checkpoints.decode_settings import is_as_trained
 from slpo_jax.checkpoints.identity import read_reward_model
 from slpo_jax.data.templates import token_texts
 from slpo_jax.errors import UserError
@@ -143,7 +143,7 @@ class _Evaluation:
         trained = trained_with(run.stage(row.stage))
         row = dataclasses.replace(row, settings=trained, shown=reported_settings(trained), evaluation=settings)
         if row.name == row.stage:
-            write_rule(run.workdir.stage(row.stage), row, made_like(run.config, row.settings))
+            write_rule(run.workdir.stage(row.stage), row, is_as_trained(run.config, row.settings))
         write_row(run.workdir.root, row)  # first, so that no records are taken for this checkpoint's that aren't
         for name in run.tests:
             files, test = run.workdir.set_files(name, row.name), run.test_set(name)

@@ -8,7 +8,7 @@ from typing import Any
 
 from absl import logging
 
-from slpo_jax.checkpoints.decode_settings import go_with
+from slpo_jax.checkpoints.decode_settings import adopt_original
 from slpo_jax.checkpoints.identity import identify
 from slpo_jax.config.config import Config, own_latents, rl_of
 from slpo_jax.config.overrides import changed, values
@@ -138,7 +138,7 @@ def build(config: Config, workdir: Path) -> Experiment:
     if config.init:
         identity = identify(config.init, config.base, config.lora_alpha)
         config = changed(config, {"init": identity.source})
-    config, lines = go_with(config, identity, paths)
+    config, lines = adopt_original(config, identity, paths)
     if config.base and not (identity and identity.base):
         why = f"{config.init} has a config and a tokenizer of its own" if config.init else "config.init is not set"
         lines.append(f"config.base: {config.base} is not used, {why}")

@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 
 from slpo_jax.architectures import architecture_of
 from slpo_jax.checkpoints.checkpoint import Checkpoint, find_checkpoint
-from slpo_jax.checkpoints.decode_settings import made_with
+from slpo_jax.checkpoints.decode_settings import original_settings
 from slpo_jax.checkpoints.identity import identify, newest_checkpoint
 from slpo_jax.config.config import Config
 from slpo_jax.config.overrides import changed, values
@@ -19,7 +19,7 @@ from slpo_jax.config.registry import read_config_file, shipped
 from slpo_jax.data.batches import encode_problems
 from slpo_jax.data.dataset_rows import NoSplit, open_splits, part_of
 from slpo_jax.data.generated import task_of
-from slpo_jax.data.gym import is_gym
+from slpo_jax.data.generated_sets import is_gym
 from slpo_jax.data.problem import Problem
 from slpo_jax.data.record_readers import FILE_READERS
 from slpo_jax.data.tokenizer import BYTES, WORDS, words_of
@@ -155,14 +155,15 @@ def _start(config: Config, is_named: bool, words: int) -> tuple[dict[str, str], 
     if not is_named:
         start["reasoner"] = identity.reasoner
     checkpoint = find_checkpoint(changed(config, start, quiet), identity)
-    if not checkpoint.architecture.has_latents and not is_named:
+    architecture = checkpoint.description.architecture
+    if not architecture.has_latents and not is_named:
         raise UserError(
             f"{start['init']}: is a reasoner in words, without latents; give its base model, or --config.reasoner="
             f"{start['reasoner']} to train it as one"
         )
-    if checkpoint.lacks or not checkpoint.architecture.has_latents:
+    if checkpoint.lacks or not architecture.has_latents:
         return start, checkpoint, 0
-    return start, checkpoint, made_with(identity).get("max_latents") or 2 * checkpoint.architecture.latents
+    return start, checkpoint, original_settings(identity).get("max_latents") or 2 * architecture.latents
 
 
 def _sets(train: str, valid: str, eval: dict[str, str]) -> Choice:
@@ -231,6 +232,6 @@ def _measured(
         parameters=parameters if is_pretrained else 0,
         positions=model.n_positions if is_pretrained else 0,
         latents=latents,
-        architecture=type(checkpoint.architecture),
+        architecture=type(checkpoint.description.architecture),
         given=given,
     )

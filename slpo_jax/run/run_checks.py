@@ -4,7 +4,6 @@ import dataclasses
 from collections import Counter
 from collections.abc import Collection, Sequence
 
-import jax
 import numpy as np
 from absl import logging
 
@@ -16,7 +15,6 @@ from slpo_jax.data.chat import PromptConfig
 from slpo_jax.data.problem import Problem
 from slpo_jax.data.templates import Ids, listed
 from slpo_jax.errors import UserError, key_name
-from slpo_jax.models.parts import LATENT_POLICY, Params
 from slpo_jax.rewards.functions import GIVEN, names_of
 from slpo_jax.rewards.reward import Reading, Reward
 from slpo_jax.run.sources import LEARNED
@@ -30,7 +28,7 @@ def check_start(config: Config, checkpoint: Checkpoint, finished: Collection[str
     Args:
         finished: names of the stages that the workdir holds.
     """
-    architecture = checkpoint.architecture
+    architecture = checkpoint.description.architecture
     prompt = config.prompt
     name, reasoner = config.latent_policy.name, config.reasoner
     config.latent_policy.selected.check(name, architecture, reasoner, config.max_latents, prompt.closing)
@@ -60,28 +58,6 @@ def check_start(config: Config, checkpoint: Checkpoint, finished: Collection[str
         raise UserError(
             f"config.gate.enabled: {config.init} comes without a trained stopping gate; set it to False for a fixed "
             "number of latents, or train a gate with the cold_start stage"
-        )
-
-
-def check_latent_policy(name: str, init: str, stored: Params, shapes: Params, trains: bool) -> None:
-    """Refuse parameters of another latent policy, or none where they are not trained.
-
-    Args:
-        name: of the latent policy.
-        init: where the parameters are from.
-        stored, shapes: what is there, and what is to be.
-        trains: whether what is lacking is going to be trained.
-    """
-    shapes_here, shapes_there = (jax.tree.map(lambda x: x.shape, tree.get(LATENT_POLICY)) for tree in (shapes, stored))
-    if shapes_there is not None and shapes_there != shapes_here:
-        raise UserError(
-            f"{key_name('config.latent_policy.name')}: {init} has parameters of another latent policy than {name}, "
-            "or of another width; set config.latent_policy as it was trained with"
-        )
-    if shapes_here is not None and shapes_there is None and not trains:
-        raise UserError(
-            f"{key_name('config.latent_policy.name')}: {init} comes without the parameters of {name}; train them in "
-            "the stage rl, or use another latent policy"
         )
 
 

@@ -13,14 +13,14 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from slpo_jax.checkpoints.checkpoint import Checkpoint, find_checkpoint
-from slpo_jax.checkpoints.identity import Identity
+from slpo_jax.checkpoints.identity import Identity, Ours
 from slpo_jax.config.config import Config
 from slpo_jax.config.overrides import changed
 from slpo_jax.data.batches import EncodedProblems, encode_problems
 from slpo_jax.data.problem import Problem
 from slpo_jax.data.templates import Template
 from slpo_jax.data.tokenizer import WORDS
-from slpo_jax.errors import UserError, about
+from slpo_jax.errors import UserError, about, key_name
 from slpo_jax.evaluation.evaluator import Evaluator
 from slpo_jax.io.workdir import Workdir
 from slpo_jax.models import parts, xla_cpu
@@ -167,10 +167,20 @@ class Setup:
         Raises:
             UserError: it can't be gone on from with this latent policy.
         """
-        stored = self.checkpoint.stored
-        if self.config.init:
-            policy, trains = self.config.latent_policy.name, RL in self.config.stages
-            run_checks.check_latent_policy(policy, self.config.init, stored, self.abstract_params(), trains)
+        opened, init, name = self.checkpoint.opened, self.config.init, self.config.latent_policy.name
+        stored = opened.stored.shapes if isinstance(opened, Ours) else {}
+        trees = self.abstract_params(), stored
+        here, there = (jax.tree.map(lambda x: x.shape, tree.get(LATENT_POLICY)) for tree in trees)
+        if init and there is not None and there != here:
+            raise UserError(
+                f"{key_name('config.latent_policy.name')}: {init} has parameters of another latent policy than {name}, "
+                "or of another width; set config.latent_policy as it was trained with"
+            )
+        if init and here is not None and there is None and RL not in self.config.stages:
+            raise UserError(
+                f"{key_name('config.latent_policy.name')}: {init} comes without the parameters of {name}; train them "
+                "in the stage rl, or use another latent policy"
+            )
         return stored
 
     def initial_params(self, explain: bool = False) -> dict[str, Any]:
@@ -185,14 +195,14 @@ class Setup:
         missing = jax.jit(lambda: parts.lacking(stored_parts, parts.drawn(self.parts)))()
         return replicate(parts.merged(stored_parts, missing), self.mesh)
 
-    def trained_by(self, stage: str, params: dict[str, Any]) -> tuple[str, ...]:
-        """Return the parts of these parameters that a stage's optimizer changes."""
-        return parts.trained_by(stage, self.parts, params)
+    def trained_by(self, section: str, params: dict[str, Any]) -> tuple[str, ...]:
+        """Return the parts of these parameters that the optimizer of a section's stage changes."""
+        return tuple(part.name for part in self.parts if section in part.trained_by and part.name in params)
 
     @functools.cached_property
     def recipe(self) -> Recipe:
         """The recipe by which the stage imitate trains the reasoner."""
-        return recipe_of(self.config.imitate, self.checkpoint.architecture.default_recipe)
+        return recipe_of(self.config.imitate, self.checkpoint.description.architecture.default_recipe)
 
     @functools.cached_property
     def layout(self) -> Layout:
@@ -215,10 +225,10 @@ class Setup:
         search = evaluate.beams, evaluate.candidates
         return Evaluator(policy, self.mesh, evaluate.batch_size, sorted(slots), self.key, evaluate.scorers, search)
 
-    def optimizer_config(self, stage: str, total_steps: int, **overrides: Any) -> OptimizerConfig:
-        """Return the stage's `config.STAGE.optimizer`, checked; with `overrides` values instead of some of it."""
-        shared = getattr(self.config, stage).optimizer
-        return changed(shared, overrides, key=f"config.{stage}.optimizer", total_steps=total_steps)
+    def optimizer_config(self, section: str, total_steps: int, **overrides: Any) -> OptimizerConfig:
+        """Return `config.SECTION.optimizer`, checked; with `overrides` values instead of some of it."""
+        shared = getattr(self.config, section).optimizer
+        return changed(shared, overrides, key=f"config.{section}.optimizer", total_steps=total_steps)
 
 
 def assemble(
@@ -242,7 +252,8 @@ def assemble(
         # Once nothing is trained, the words are the workdir's, not those of the training data, which may be gone.
         read_with = changed(config, {"tokenizer": str(workdir.reasoner)})
     checkpoint = find_checkpoint(read_with, identity, lambda: learned_from(config))
-    template, model, architecture = checkpoint.template, checkpoint.description.model, checkpoint.architecture
+    template, description = checkpoint.template, checkpoint.description
+    model, architecture = description.model, description.architecture
     run_checks.check_start(config, checkpoint, finished)
     # The config gets the loaded shapes, so that config.json says what was run.
     shapes = {name: getattr(model, name, getattr(architecture, name, None)) for name in vars(config.model)}
@@ -259,25 +270,22 @@ def assemble(
     reads = (template.answer_style, template.token_bytes, template.eos_ids)
     reward = Reward(config.weighted, *reads, config.reward_processes, config.reward_seconds)
     key = jax.random.key(config.seed)
+    reasoner_key, gate_key = jax.random.split(jax.random.fold_in(key, Stream.REASONER))
+    with_backbone, with_gate = [COLD_START] * config.cold_start.train_backbone, [RL] * config.gate.enabled
+    made = (
+        Part(REASONER, reasoner_key, reasoner.init, frozenset({IMITATE, RL, *with_backbone})),
+        Part(GATE, gate_key, gate.init, frozenset({COLD_START, *with_gate})),
+        Part(LATENT_POLICY, jax.random.fold_in(key, Stream.LATENT_POLICY), policy.latent_policy.init, frozenset({RL})),
+    )
     return Setup(
         config=config,
         mesh=device_mesh(devices, config.sharding.fsdp),
         key=key,
         checkpoint=checkpoint,
         prompt_slots=run_checks.fitting_slots(config.prompt_slots, config.max_latents, answers, positions, config.init),
-        parts=_parts(config, key, reasoner, gate, policy),
+        parts=made,
         policy=policy,
         reward=reward,
-    )
-
-
-def _parts(config: Config, key: jax.Array, reasoner: Reasoner, gate: Gate, policy: Policy) -> tuple[Part, ...]:
-    reasoner_key, gate_key = jax.random.split(jax.random.fold_in(key, Stream.REASONER))
-    with_backbone, with_gate = [COLD_START] * config.cold_start.train_backbone, [RL] * config.gate.enabled
-    return (
-        Part(REASONER, reasoner_key, reasoner.init, frozenset({IMITATE, RL, *with_backbone})),
-        Part(GATE, gate_key, gate.init, frozenset({COLD_START, *with_gate})),
-        Part(LATENT_POLICY, jax.random.fold_in(key, Stream.LATENT_POLICY), policy.latent_policy.init, frozenset({RL})),
     )
 
 

@@ -14,7 +14,7 @@ from jax.sharding import Mesh, NamedSharding
 from slpo_jax.policy import noise
 from slpo_jax.rewards.reward import Verdicts
 from slpo_jax.runtime.mesh import EVERYWHERE, ROWS, Layout, gathered
-from slpo_jax.training.state import LossFn, TrainState, by_parts, make_train_step
+from slpo_jax.training.state import LossFn, TrainState, by_slices, make_train_step
 
 HostRewardFn = Callable[[np.ndarray, np.ndarray], Verdicts]
 """(completions int [N, A], `PromptedBatch.index` of their prompts [N]) -> what they earn, in numpy."""
@@ -91,7 +91,7 @@ def make_sampling(sample: Callable[..., tuple], layout: Layout, stream: str, mic
 
         def local(params, extra, batch, key):
             params, extra = gathered((params, extra), specs)
-            return by_parts(lambda part: sample(params, extra, part, key), batch, micro_batches)
+            return by_slices(lambda part: sample(params, extra, part, key), batch, micro_batches)
 
         key = noise.stream_key(state.key, stream, state.step)
         everywhere = jax.shard_map(

@@ -20,7 +20,7 @@ from slpo_jax.settings import Checked, FieldError, setting
 from slpo_jax.training.host_rewards import HostVerdicts
 from slpo_jax.training.optimizer import OptimizerConfig
 from slpo_jax.training.rl_loss import roll_out
-from slpo_jax.training.state import LossFn, by_parts
+from slpo_jax.training.state import LossFn, by_slices
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def make_choice(policy: Policy, reward: RewardFn | None, config: BestOfNConfig, 
     def by_rows(function):
         def local(params, batch, key):
             params = policy.reasoner.stacked(params)
-            return by_parts(lambda part: function(params, part, key), batch, config.micro_batches)
+            return by_slices(lambda part: function(params, part, key), batch, config.micro_batches)
 
         return over_rows(local, mesh, (EVERYWHERE, ROWS, EVERYWHERE))
 

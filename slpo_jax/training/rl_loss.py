@@ -167,15 +167,12 @@ def make_improvement(policy: Policy, objective: Objective) -> LossFn:
 
     def loss_fn(params, rolled: tuple[PromptedBatch, Trajectories, jax.Array], key):
         batch, trajectories, rewards_BG = rolled
-        loss, metrics = objective(policy, policy.reasoner.stacked(params), batch, trajectories, rewards_BG, key)
-        entropy = {}
+        loss, count, metrics = objective(policy, policy.reasoner.stacked(params), batch, trajectories, rewards_BG, key)
+        sums = {"loss": (loss, jnp.float32(count)), **rollout_sums(policy, trajectories, rewards_BG)}
         if "answer_log_likelihood" in metrics:
             spoken_NA = used_slots(policy, trajectories)[1]
-            entropy = {"answer_entropy": (-metrics["answer_log_likelihood"][0], spoken_NA.sum().astype(jnp.float32))}
-        return loss, entropy | {
-            "loss": (loss, jnp.float32(rewards_BG.shape[0])),
-            **rollout_sums(policy, trajectories, rewards_BG),
-        } | metrics
+            sums["answer_entropy"] = -metrics["answer_log_likelihood"][0], spoken_NA.sum().astype(jnp.float32)
+        return loss, sums | metrics
 
     return loss_fn
 

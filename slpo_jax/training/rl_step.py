@@ -76,9 +76,9 @@ def make_rl_step(
     if reward is not None and drawing is None and not asks:
         return make_train_step(make_loss(policy, objective, reward, group), *options, schedule=schedule)
     roll = make_rollout(policy, objective, reward, group, layout, stream, micro_batches)
-    updates, parts = objective.updates_per_step, objective.rollout_parts
+    updates, slices = objective.updates_per_step, objective.rollout_parts
     loss = make_improvement(policy, objective)
-    improve = make_train_step(loss, *options, updates=updates, parts=parts, schedule=schedule)
+    improve = make_train_step(loss, *options, updates=updates, slices=slices, schedule=schedule)
     written = jax.jit(lambda trajectories: trajectories.completions, out_shardings=NamedSharding(layout.mesh, ROWS))
 
     verdicts = None if host_reward is None else HostVerdicts(host_reward, layout.mesh)

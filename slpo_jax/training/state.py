@@ -43,29 +43,29 @@ class TrainState:
     skipped: jax.Array = struct.field(default_factory=lambda: jnp.zeros(2, jnp.int32))
 
 
-def in_parts(batch: Any, parts: int) -> Any:
-    """Cut arrays [B, ..] into [parts, B/parts, ..]; some may have no entries, as references that no device reads."""
-    return jax.tree.map(lambda x: x.reshape(parts, x.shape[0] // parts, *x.shape[1:]), batch)
+def in_slices(batch: Any, slices: int) -> Any:
+    """Cut arrays [B, ..] into [slices, B/slices, ..]; some may have no entries, as references that no device reads."""
+    return jax.tree.map(lambda x: x.reshape(slices, x.shape[0] // slices, *x.shape[1:]), batch)
 
 
-def by_parts(function: Callable[[Any], Any], batch: Any, parts: int) -> Any:
-    """Run function(batch), rows to rows, on one of so many parts of the batch after the other."""
-    if parts == 1:
+def by_slices(function: Callable[[Any], Any], batch: Any, slices: int) -> Any:
+    """Run function(batch), rows to rows, on one of so many slices of the batch after the other."""
+    if slices == 1:
         return function(batch)
-    results = jax.lax.map(function, in_parts(batch, parts))
+    results = jax.lax.map(function, in_slices(batch, slices))
     return jax.tree.map(lambda x: x.reshape(x.shape[0] * x.shape[1], *x.shape[2:]), results)
 
 
-def part_of(batch: Any, number: jax.Array, parts: int) -> Any:
-    """Take every `parts`-th prompt, from `number` on, of arrays [B, ..] and [B*G, ..], a prompt's G rows in a row.
+def slice_of(batch: Any, number: jax.Array, slices: int) -> Any:
+    """Take every `slices`-th prompt, from `number` on, of arrays [B, ..] and [B*G, ..], a prompt's G rows in a row.
 
     On however many devices the rows are, these are the same prompts, and equally many on each.
     """
     rows = min(x.shape[0] for x in jax.tree.leaves(batch))
 
     def cut(x):
-        groups = x.reshape(rows // parts, parts, x.shape[0] // rows, *x.shape[1:])
-        return jnp.take(groups, number, axis=1).reshape(x.shape[0] // parts, *x.shape[1:])
+        groups = x.reshape(rows // slices, slices, x.shape[0] // rows, *x.shape[1:])
+        return jnp.take(groups, number, axis=1).reshape(x.shape[0] // slices, *x.shape[1:])
 
     return jax.tree.map(cut, batch)
 
@@ -89,7 +89,7 @@ def _summed_gradients(loss_fn: LossFn, layout: Layout, micro_batches: int):
             if micro_batches == 1:
                 grads, sums = one(batch)
             else:
-                batches = in_parts(batch, micro_batches)
+                batches = in_slices(batch, micro_batches)
                 shapes = jax.eval_shape(one, jax.tree.map(lambda x: x[0], batches))
                 zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
                 (grads, sums), _ = jax.lax.scan(
@@ -160,7 +160,7 @@ def make_train_step(
     micro_batches: int = 1,
     *,
     updates: int = 1,
-    parts: int = 1,
+    slices: int = 1,
     schedule: optax.Schedule | None = None,
 ):
     """Make the jitted `(state, batch) -> (state, metrics)` of a stage; the state's buffers are donated.
@@ -175,7 +175,7 @@ def make_train_step(
         stream: the stage's name in `noise.STREAMS`.
         micro_batches: gradient accumulation inside the step; changes memory, not the result.
         updates: of the optimizer in one step, on the same batch; metrics are their means.
-        parts: that the batch is cut into, see `part_of`; the updates take them in turn.
+        slices: that the batch is cut into, see `slice_of`; the updates take them in turn.
         schedule: the optimizer's, whose learning rate is among the metrics then.
     """
     gradients = _summed_gradients(loss_fn, layout, micro_batches)
@@ -196,7 +196,7 @@ def make_train_step(
         opt_state = layout.pinned(opt_state, layout.state_specs(optimizer, part, opt_state))
         return part, opt_state, metrics, finite
 
-    take = update if updates == 1 else _in_turn(update, updates, parts)
+    take = update if updates == 1 else _in_turn(update, updates, slices)
 
     def train_step(state: TrainState, batch) -> tuple[TrainState, dict[str, Any]]:
         key = noise.stream_key(state.key, stream, state.step)
@@ -212,13 +212,13 @@ def make_train_step(
     return jax.jit(train_step, donate_argnums=0)
 
 
-def _in_turn(update: Callable, updates: int, parts: int) -> Callable:
-    """Make several updates of one, each on the next part of the batch; metrics are their means."""
+def _in_turn(update: Callable, updates: int, slices: int) -> Callable:
+    """Make several updates of one, each on the next slice of the batch; metrics are their means."""
 
     def several(part, opt_state, frozen, batch, key):
         def one(carry, number):
             key_of = jax.random.fold_in(key, number)
-            micro_batch = batch if parts == 1 else part_of(batch, number % parts, parts)
+            micro_batch = batch if slices == 1 else slice_of(batch, number % slices, slices)
             part, opt_state, metrics, finite = update(carry[0], carry[1], frozen, micro_batch, key_of)
             return (part, opt_state), (metrics, finite)
 

@@ -137,9 +137,9 @@ def test_evaluations_of_other_questions_are_not_compared():
 
 
 def test_a_curve_without_matplotlib_is_a_line(monkeypatch):
-    monkeypatch.setitem(sys.modules, "slpo_jax.evaluation.figures", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(slpo.UserError, match=r"plot: matplotlib is not installed; pip install 'slpo_jax\[plot\]'"):
-        slpo.Evaluation([]).plot()
+        slpo.Evaluation([problem(0, True, [[1, 0]])]).plot()
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ import slpo_jax
 from asked import edit
 from slpo_jax.api.conversion import import_checkpoint
 from slpo_jax.checkpoints.checkpoint import find_checkpoint
-from slpo_jax.checkpoints.decode_settings import config_of, made_with, stopping_of
+from slpo_jax.checkpoints.decode_settings import config_of, original_settings, stopping_of
 from slpo_jax.checkpoints.identity import identify
 from slpo_jax.errors import UserError
 from tiny_folder import WIDTH, config_for, draw, tiny_folder
@@ -75,10 +75,10 @@ def test_its_threshold_is_what_its_files_say(tmp_path, caplog, config, card, thr
     assert line in " ".join(said)
     assert len(said) == bool(line)
     made = {"gate.enabled": True, "max_latents": 12, "rule": threshold}
-    assert made_with(identity) == made
+    assert original_settings(identity) == made
     assert stopping_of(config_of(identity), identity) == ("threshold", threshold)
     import_checkpoint(tmp_path, tmp_path / "imported")
-    assert {key: made_with(identify(str(tmp_path / "imported")))[key] for key in made} == made
+    assert {key: original_settings(identify(str(tmp_path / "imported")))[key] for key in made} == made
 
 
 @pytest.mark.slow

@@ -35,7 +35,7 @@ def _config(reasoner: str, **changes):
 
 
 def _name(opened) -> str:
-    return f"{opened.architecture.name}_{opened.description.model.model_type}"
+    return f"{opened.description.architecture.name}_{opened.description.model.model_type}"
 
 
 @pytest.fixture(scope="module", params=list(REASONERS))
@@ -45,7 +45,7 @@ def there(request, tmp_path_factory):
     config = _config(request.param)
     config.model.tied = request.param != "coconut_llama"  # one of them has a head of its own
     opened = find_checkpoint(read_config(config))
-    reasoner = opened.architecture.on(opened.description.model)
+    reasoner = opened.description.architecture.on(opened.description.model)
     gate = stopping_gate(reasoner.width, config.gate.hidden)
     gate_params = jax.tree.map(lambda x: x + 0.1, gate.init(jax.random.key(1)))
     params = {"reasoner": random_tree(reasoner, 3), "gate": gate_params}
@@ -133,7 +133,7 @@ def test_side_file_is_as_documented(there):
                   "lt_head.log_std.bias": (16,)},
         "dart": {"silent.embedding": (16,), "silent.fc_in.weight": (12, 16), "silent.fc_in.bias": (12,),
                  "silent.fc_out.weight": (16, 12), "silent.fc_out.bias": (16,)},
-    }.get(opened.architecture.name, {})  # fmt: skip
+    }.get(opened.description.architecture.name, {})  # fmt: skip
     assert {name: tensor.shape for name, tensor in side.items()} == expected
 
 

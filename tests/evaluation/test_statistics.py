@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from eval_files import ROWS
-from slpo_jax.evaluation import comparisons, markdown, statistics
+from slpo_jax.evaluation import comparisons, render, statistics
 from slpo_jax.evaluation.records import EvalRecords
 from slpo_jax.evaluation.statistics import best_of, solved_share, weighted_vote
 
@@ -53,13 +53,13 @@ def test_shares_of_none_and_all_have_wilson_s_interval_and_no_error_of_0(right, 
     out = statistics.summarise(records)
     for key in ("acc", "pass@1", "pass@4", "maj@4"):
         assert out["intervals"][key] == pytest.approx(interval, abs=1e-4)
-        assert markdown.percent(out, key) == ("0.0 [0.0, 49.0]" if right == 0 else "100.0 [51.0, 100.0]")
-        assert markdown.cell(out, key) == markdown.percent(out, key)
+        assert render.percent(out, key) == ("0.0 [0.0, 49.0]" if right == 0 else "100.0 [51.0, 100.0]")
+        assert render.cell(out, key) == render.percent(out, key)
     assert not set(statistics.COUNTS) & out["intervals"].keys()
     assert out["distinct_answers"] == 1
     mixed = statistics.summarise(make_records([1, 0, 0, 0], [3] * 4, [2] * 4, np.full((2, 4, 4), right)))
     assert "acc" not in mixed["intervals"]
-    assert markdown.percent(mixed, "acc") == "25.0 ± 21.7"
+    assert render.percent(mixed, "acc") == "25.0 ± 21.7"
 
 
 @pytest.mark.parametrize("n", [1, 2, 5, 7])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from slpo_jax.architectures.coconut import Coconut
-from slpo_jax.models.dropout import Dropout, drop, site_number
+from slpo_jax.models.layers import Dropout, drop, site_number
 from slpo_jax.models.packing import pack
 from tiny import CONFIG, assert_close, compiled, load_hf, random_prompts, random_tree, real_tokens
 from tiny_llama import QWEN2, QWEN3, SCALED, load_hf_llama

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from scipy import special
 
-from slpo_jax.models.dropout import Dropout, drop
 from slpo_jax.models.gate import first_stop_log_probs, stop_set_loss, stopping_gate
+from slpo_jax.models.layers import Dropout, drop
 from tiny import compiled
 
 STEPS, WIDTH = 6, 8

@@ -11,7 +11,7 @@ from scipy import special
 
 import small_steps
 from slow_policy import as_float64, assert_is_gradient, factors_of, rollouts_of, teacher_forced, think
-from slpo_jax.models.dropout import Dropout, drop
+from slpo_jax.models.layers import Dropout, drop
 from slpo_jax.policy import noise
 from slpo_jax.policy.policy import repeat_rows
 from slpo_jax.policy.rollout import sample

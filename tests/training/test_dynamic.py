@@ -34,7 +34,7 @@ class Reader(Objective):
         strange += jnp.sum(batch.prompts.lengths != 1 + batch.index % 3)
         own_N = 10 * jnp.repeat(batch.index, G) + jnp.tile(jnp.arange(G), len(batch.index))
         strange += jnp.sum(trajectories.tokens[:, 0] != own_N)
-        return -jnp.sum(seen_M * params["w"]), {"uniform": (uniform, 1.0), "strange": (strange, 1.0)}
+        return -jnp.sum(seen_M * params["w"]), len(rewards_BG), {"uniform": (uniform, 1.0), "strange": (strange, 1.0)}
 
 
 def _roll_out(policy, params, batch, reward, group, key):

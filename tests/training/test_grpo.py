@@ -136,8 +136,8 @@ def found(frozen, before, start):
     def loss(params, objective, behaviour, reference=None):
         trajectories = frozen.trajectories.replace(behaviour=behaviour, reference=reference)
         policy = ADDITIVE.having(temperature=0.6)
-        total, metrics = objective(policy, params, BATCH, trajectories, frozen.rewards, KEY)
-        return total / metrics.get("loss", (0, len(BATCH.index)))[1], metrics
+        total, count, metrics = objective(policy, params, BATCH, trajectories, frozen.rewards, KEY)
+        return total / count, metrics
 
     graded = jax.value_and_grad(loss, has_aux=True)
     return compiled(lambda params: {name: graded(params, *how) for name, how in asked.items()})(frozen.params)
@@ -230,8 +230,8 @@ def test_detached_inputs_leave_a_tied_table_the_head_s_gradient():
         made = sample(policy, params, repeat_rows(BATCH.prompts, 2), keys_of(2 * len(BATCH.index)), 2)
 
         def loss(params):
-            total, metrics = objective(policy, params, BATCH, made, REWARDS, KEY)
-            return total / metrics["loss"][1]
+            total, count, _ = objective(policy, params, BATCH, made, REWARDS, KEY)
+            return total / count
 
         return made.replace(keys=None), jax.value_and_grad(loss)(params)
 
@@ -281,7 +281,8 @@ class Toy(Objective):
         if trajectories.reference is not None:
             losses_N += trajectories.lengths * (params["w"] - trajectories.reference) ** 2
         losses_N *= jax.random.uniform(key)
-        return losses_N.sum(), {"width": (params["w"] * rewards_BG.size, jnp.float32(rewards_BG.size))}
+        width = params["w"] * rewards_BG.size, jnp.float32(rewards_BG.size)
+        return losses_N.sum(), len(rewards_BG), {"width": width}
 
 
 def _toy_rollout(policy, params, batch, reward, group, key):

@@ -7,7 +7,7 @@ from slpo_jax.policy.latent_policies.hybrid import Hybrid
 from slpo_jax.policy.latent_policies.latent import Additive, Colar, Latent
 from slpo_jax.policy.latent_policies.latent_policy import Action, LatentPolicy, LatentPolicySettings
 from slpo_jax.policy.latent_policies.soft_tokens import Gumbel, NoisySoft, Soft
-from slpo_jax.settings import Checked, choice
+from slpo_jax.settings import Checked, selection
 
 LATENT_POLICIES: dict[str, type[LatentPolicySettings]] = {
     "latent": Latent,
@@ -57,7 +57,7 @@ class LatentPolicyConfig(Checked):
 
 def latent_policy_config() -> LatentPolicyConfig:
     """Make the defaults, with a section for each of `LATENT_POLICIES`."""
-    section: LatentPolicyConfig = choice(LatentPolicyConfig, "name", "latent", LATENT_POLICIES, selected_alone=True)
+    section: LatentPolicyConfig = selection(LatentPolicyConfig, "name", "latent", LATENT_POLICIES, alone=True)
     return section
 
 

@@ -179,7 +179,8 @@ class Grpo(Objective):
         return self.behaviour(policy, params, batch, trajectories)
 
     def __call__(self, policy, params, batch, trajectories, rewards_BG, key):
-        return at_capacity(self._loss, policy, params, batch, trajectories, rewards_BG)
+        loss, (count, metrics) = at_capacity(self._loss, policy, params, batch, trajectories, rewards_BG)
+        return loss, count, metrics
 
     def _loss(self, policy: Policy, capacity: Capacity, params, batch, trajectories, rewards_BG):
         before_NC, advantages_NC = trajectories.behaviour, self.advantages(rewards_BG).reshape(-1, 1)
@@ -206,12 +207,12 @@ class Grpo(Objective):
             "sequence_mean": lambda: (jnp.sum(losses_N / jnp.maximum(made_N, 1)), rollouts),
             "sum": lambda: (losses_N.sum() / rewards_BG.shape[1], prompts),
         }[self.reduction]()
-        return loss, {
-            "loss": (loss, count),
+        metrics |= {
             "log_likelihood": (jnp.sum(choices.log_probs, where=choices.made), rollouts),
             "answer_log_likelihood": (choices.answer.sum(), rollouts),
             "clipped": (cut, made),
-        } | metrics
+        }
+        return loss, (count, metrics)
 
     def _kinds(self, policy: Policy, trajectories) -> list[Kind]:
         """Return the kinds of choices that have a weight here, in the order of `Choices`: latents come first."""

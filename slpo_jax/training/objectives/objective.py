@@ -68,10 +68,8 @@ class Objective(Checked, abc.ABC):
         trajectories: Trajectories,
         rewards_BG: jax.Array,
         key: jax.Array,
-    ) -> tuple[jax.Array, Sums]:
-        """Return the loss, summed over the B prompts, and the objective's own metrics.
-
-        A metric "loss" among these says what the sum is divided by in place of B, see `LossFn`.
+    ) -> tuple[jax.Array, int | jax.Array, Sums]:
+        """Return the sum of the loss, what it is divided by for the mean, such as B, and the objective's own metrics.
 
         Args:
             trajectories: N = B*G rows, a prompt's G in a row; constants, as the rewards are.
@@ -176,7 +174,7 @@ class WeightedTerms(Objective):
 
     def __call__(self, policy, params, batch, trajectories, rewards_BG, key):
         loss, logged = at_capacity(self._loss, policy, params, batch, trajectories, rewards_BG, key)
-        return loss, means(rewards_BG.size, **logged)
+        return loss, len(rewards_BG), means(rewards_BG.size, **logged)
 
     def _loss(self, policy: Policy, capacity: Capacity, params, batch, trajectories, rewards_BG, key):
         by_name = self.terms(policy, capacity, params, batch, trajectories, key)

@@ -84,7 +84,7 @@ class Pathwise(Objective):
         metrics = means(rewards_BG.size, **({} if stop is None else {"stop_log_likelihood": stop[1]}))
         if self.estimator == "reward":
             loss = policy_gradient_loss(((1.0, scores_N), stop), self.advantages(rewards_BG))
-            return loss, metrics | means(rewards_BG.size, answer_log_likelihood=scores_N)
+            return loss, len(rewards_BG), metrics | means(rewards_BG.size, answer_log_likelihood=scores_N)
         scores_BG = scores_N.reshape(rewards_BG.shape)
         solved_B = jax.vmap(pass_at_k_log_prob)(scores_BG)
         weight = self.mixture_weight if self.estimator == "mixture" else 1.0
@@ -92,4 +92,4 @@ class Pathwise(Objective):
         if stop is not None:
             loss = loss + policy_gradient_loss((stop,), self.advantages(rewards_BG))
         metrics |= means(rewards_BG.size, reference_log_likelihood=scores_N)
-        return loss, metrics | {"pass_at_k": (jnp.exp(solved_B).sum(), jnp.float32(solved_B.size))}
+        return loss, solved_B.size, metrics | {"pass_at_k": (jnp.exp(solved_B).sum(), jnp.float32(solved_B.size))}

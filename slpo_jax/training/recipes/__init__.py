@@ -3,7 +3,7 @@
 import dataclasses
 
 from slpo_jax.errors import UserError
-from slpo_jax.settings import choice
+from slpo_jax.settings import selection
 from slpo_jax.training.recipes.colar_recipe import Compression, StepPerLatent
 from slpo_jax.training.recipes.curriculum import Curriculum, Internalization
 from slpo_jax.training.recipes.distil import Dart, Distillation
@@ -28,7 +28,7 @@ RECIPES: dict[str, type[RecipeSettings]] = {
 
 def imitate_config() -> ImitateSettings:
     """Make the section `config.imitate`: what all recipes share, and the settings of each of `RECIPES`."""
-    settings: ImitateSettings = choice(ImitateSettings, "recipe", "", RECIPES)
+    settings: ImitateSettings = selection(ImitateSettings, "recipe", "", RECIPES)
     return settings
 
 

@@ -19,7 +19,7 @@ from slpo_jax import load
 from slpo_jax.api.conversion import export_checkpoint, import_checkpoint
 from slpo_jax.api.solver import load_solver
 from slpo_jax.checkpoints.checkpoint import find_checkpoint
-from slpo_jax.checkpoints.decode_settings import config_of, made_with
+from slpo_jax.checkpoints.decode_settings import config_of, original_settings
 from slpo_jax.checkpoints.identity import identify
 from slpo_jax.data.batches import pad_prompts
 from slpo_jax.data.tokenizer_files import save_tokenizer
@@ -177,10 +177,10 @@ def test_there_and_back(tmp_path, gaussian):
     side = load_file(tmp_path / "exported" / "reasoner.safetensors")
     assert side.keys() == {name for name in tensors if name.startswith("lt_head.")}
     assert all(np.array_equal(side[name], tensors[name]) for name in side)
-    back = find_checkpoint(config_for(tmp_path / "exported", "colar_llama"))
+    back = find_checkpoint(config_for(tmp_path / "exported", "colar_llama")).description
     assert dataclasses.asdict(back.architecture) == {"projector": HIDDEN, "scale": SCALE, "gaussian": gaussian}
     for place in map(str, (tmp_path / "colar", tmp_path / "ours", tmp_path / "exported")):
-        config, made = config_of(identify(place)), made_with(identify(place))
+        config, made = config_of(identify(place)), original_settings(identify(place))
         assert (config.latent_policy.name, config.latent_policy.colar.least, config.max_latents) == ("colar", 0, 64)
         assert (made["latent_policy.name"], made["latent_policy.colar.least"], made["max_latents"]) == ("colar", 0, 64)
     said = json.loads((tmp_path / "exported" / "config.json").read_text())
@@ -244,7 +244,8 @@ def test_its_own_program_s_file_opens_with_its_base(tmp_path):
     changes = dict(base=str(tmp_path / "base"), lora_alpha=ALPHA)
     assert identify(str(tmp_path / "epoch7.ckpt"), **changes).reasoner == "colar_llama"
     checkpoint = find_checkpoint(config_for(tmp_path / "epoch7.ckpt", "colar_llama", **changes))
-    assert dataclasses.asdict(checkpoint.architecture) == {"projector": HIDDEN, "scale": SCALE, "gaussian": True}
+    found = dataclasses.asdict(checkpoint.description.architecture)
+    assert found == {"projector": HIDDEN, "scale": SCALE, "gaussian": True}
     identity = identify(str(tmp_path / "epoch7.ckpt"), **changes)
     import_checkpoint(tmp_path / "epoch7.ckpt", tmp_path / "ours", **changes)
     export_checkpoint(tmp_path / "ours", tmp_path / "exported")  # in the other layout, whose program has no least

@@ -5,12 +5,13 @@ import pickle
 
 import pytest
 
+from refused import one_line
 from slpo_jax.config import Config
 from slpo_jax.config.overrides import Text, changed
-from slpo_jax.data.gym import GymConfig, common_ends
+from slpo_jax.data.generated_sets import GymConfig, common_ends
 from slpo_jax.data.problems import load_problems
 from slpo_jax.errors import UserError
-from slpo_jax.rewards.gym_tasks import gym, gym_dataset
+from slpo_jax.rewards.task_rewards import gym, gym_dataset
 
 SMALL = {"train_size": 64, "valid_size": 8, "test_size": 8}
 NO_KEY = {"boxnet", "graph_color", "propositional_logic", "rubiks_cube", "rush_hour"}
@@ -75,9 +76,7 @@ def test_lines_of_an_answer_stay_apart():
     ],
 )  # fmt: skip
 def test_bad_input_is_one_line(source, settings, said):
-    with pytest.raises(UserError, match=said) as found:
-        load_problems(f"gym:{source}", GymConfig(settings=settings, **SMALL))
-    assert "\n" not in str(found.value)
+    one_line(lambda: load_problems(f"gym:{source}", GymConfig(settings=settings, **SMALL)), match=said)
 
 
 def test_without_the_package_a_line_says_how_to_get_it(monkeypatch):

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from slpo_jax.rewards.countdown_verifier import countdown, encode_countdown, reaches_goal
+from slpo_jax.rewards.task_rewards import countdown, encode_countdown, reaches_goal
 from slpo_jax.rewards.verifier import completed_text, padded_table, text_table
 
 EOS = 256

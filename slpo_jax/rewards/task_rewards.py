@@ -1,13 +1,19 @@
-"""Countdown: whether an answer reaches a goal with the numbers that are given, on the host and inside jit.
+"""Rewards of generated tasks: Countdown's, on the host and inside jit, and those of reasoning-gym's tasks, on the host.
 
-An answer stands where one that is a text does (`texts.said_text`), and is an expression such as `3 + 4 * 6`, read from
-left to right: it has each of the given numbers once, as it is given, and between them operations that are allowed. A
-division has to come out even, and no value on the way may be beyond a billion.
+Countdown's is whether an answer reaches a goal with the numbers that are given. An answer stands where one that is a
+text does (`texts.said_text`), and is an expression such as `3 + 4 * 6`, read from left to right: it has each of the
+given numbers once, as it is given, and between them operations that are allowed. A division has to come out even, and
+no value on the way may be beyond a billion.
+
+reasoning-gym is an extra, `pip install 'slpo_jax[gym]'`. What a task needs beyond its name and its settings is refused.
 
 Shape suffixes: N bytes of a completion, R of a reference, K numbers that there may be.
 """
 
+import dataclasses
+import difflib
 import functools
+import json
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -16,6 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from slpo_jax.errors import UserError, in_a_line
 from slpo_jax.rewards.functions import Asked, names_of
 from slpo_jax.rewards.texts import said_text
 from slpo_jax.rewards.verifier import before, only, said
@@ -27,6 +34,11 @@ _DIGITS = 9
 _NUMBER = f"(?:0|[1-9][0-9]{{0,{_DIGITS - 1}}})"
 _ANSWER = re.compile(rf"{_NUMBER}(?: ?[-+*/] ?{_NUMBER})*")
 _WORD = 4  # bytes of a reference's number
+
+GYM = "gym"
+# Of templates. Fewer than three # are no mark, as they may be an answer's own.
+_MARK = re.compile(r"#{3,}(?=\s|\Z)|answer(?:\s+is:|(?:\*\*)?:)", re.IGNORECASE)
+_REFUSED = {"composite": "it is made of other tasks; name one of them"}
 
 
 def countdown(numbers: Sequence[int], goal: int, completion: str, operations: str = OPERATORS) -> float:
@@ -136,3 +148,55 @@ def _parts(bytes_N: jax.Array, most: int) -> dict[str, Any]:
 
 def _is_digit(bytes_: jax.Array) -> jax.Array:
     return (bytes_ >= ord("0")) & (bytes_ <= ord("9"))
+
+
+@functools.lru_cache(maxsize=128)
+def gym_dataset(task: str, settings: str, seed: int = 0, size: int = 1) -> Any:
+    """Make a data set of reasoning-gym.
+
+    Args:
+        task: its name.
+        settings: its own, as JSON.
+        seed: of its problems.
+        size: how many there are.
+    Raises:
+        UserError: the package, the task or a setting is not there, or a setting can't be used.
+    """
+    try:
+        import reasoning_gym
+        from reasoning_gym.factory import DATASETS
+    except ModuleNotFoundError:
+        raise UserError(f"gym:{task}: reasoning-gym is not installed; pip install 'slpo_jax[gym]'") from None
+    if task not in DATASETS:
+        near = difflib.get_close_matches(task, DATASETS, 3, 0.5) or sorted(DATASETS)[:3]
+        raise UserError(f"gym:{task}: no such task; there are {', '.join(near)}, .. ({len(DATASETS)} in all)")
+    if task in _REFUSED:
+        raise UserError(f"gym:{task}: {_REFUSED[task]}")
+    values, key = json.loads(settings), f"config.data.gym.settings.{task}"
+    names = [field.name for field in dataclasses.fields(DATASETS[task][1]) if field.name not in ("seed", "size")]
+    if unknown := sorted({*values} - {*names}):
+        raise UserError(f"{key}.{unknown[0]}: the task has no such setting; it has {', '.join(names)}")
+    try:
+        return reasoning_gym.create_dataset(task, **values, seed=seed, size=size)
+    except Exception as error:  # each task checks in its own way
+        raise UserError(f"{key}: {in_a_line(error)}; the task refuses {values or f'{size:,} problems'}") from error
+
+
+def gym(completion: str, entry: dict[str, Any], task: str, settings: str) -> float:
+    """Score, by a task's `score_answer`, what stands behind the last mark.
+
+    Args:
+        entry: the problem as the data set has it.
+        task, settings: see `gym_dataset`.
+    """
+    try:
+        return float(gym_dataset(task, settings).score_answer(_answer(completion), entry))
+    except UserError:
+        raise
+    except Exception:  # some tasks fail on an answer that they can't read, such as prime_factorization on letters
+        return 0.0
+
+
+def _answer(completion: str) -> str:
+    """Return what follows the last mark, or all of a text without one; line breaks stay."""
+    return _MARK.split(completion)[-1].strip()

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 from scipy import special
 
-from slpo_jax.evaluation.beam import beam_search
 from slpo_jax.policy import noise
 from slpo_jax.policy.rollout import Trajectories, sample
-from slpo_jax.policy.scorers import begun, latent_scores
+from slpo_jax.policy.scorers import beam_search, begun, latent_scores
 from tiny import CONFIG, ROLLOUT, both_params, compiled, policy_of, random_params, random_prompts, take_rows
 
 T, KEY = ROLLOUT.max_latents, jax.random.key(3)
