@@ -212,21 +212,22 @@ def _cached(source: _Source, wanted: Wanted, answers: Kind) -> Problems:
 
 def _with_answers(source: str, read: _Read, answers: Kind, unanswered: bool) -> Problems:
     """Return what was read, with answers of a kind; or without any, where none is needed."""
-    problems, others, lost = dict(enumerate(read.problems)), read.others, list[str]()
+    problems, others, lost = dict(enumerate(read.problems)), read.others, dict[str, list[str]]()
     compared = _compared([raw.answer or "" for raw in others.values()], answers)
     for (place, raw), answer in zip(others.items(), compared, strict=True):
         if answer or (unanswered and not raw.answer):
             problems[place] = dataclasses.replace(problems[place], answer=answer)
         else:
-            lost.append(_bad_answer(raw, answers))
+            fault, line = _bad_answer(raw, answers)
+            lost.setdefault(fault, []).append(line)
             del problems[place]
-    count = len(read.problems)
+    count, left_out = len(read.problems), len(read.problems) - len(problems)
+    why = [f"{len(lines):,} like {lines[0]}" if left_out > 1 else lines[0] for lines in lost.values()]
     if not problems:
         remedy = f"give a set with such answers, or compare others, e.g. with {key_name('config.prompt.answers')}=texts"
-        raise UserError(f"{lost[0]}, nor is any of the {count}; {remedy}")
-    warnings = [f"{source}: left out {len(lost)} of {count} problems: {why}" for why in lost[:1]]
-    facts = {"left_out": len(lost), "why": tuple(lost), "reading": read.reading, "warnings": tuple(warnings)}
-    return Problems(problems.values(), **facts)
+        raise UserError(f"{next(iter(lost.values()))[0]}, nor is any of the {count}; {remedy}")
+    warnings = (f"{source}: left out {left_out} of {count} problems: {'; '.join(why)}",) * bool(why)
+    return Problems(problems.values(), left_out=left_out, reading=read.reading, warnings=warnings)
 
 
 def _raw_problems(rows: Rows, wanted: Wanted, reading: Reading) -> Iterator[RawProblem]:
@@ -286,8 +287,11 @@ def _written(answer: str, kind: Kind) -> str:
     return canonical_number(answer) or ("" if is_sentence and kind == "latex" else text)
 
 
-def _bad_answer(raw: RawProblem, kind: Kind) -> str:
+def _bad_answer(raw: RawProblem, kind: Kind) -> tuple[str, str]:
+    """Return what is wrong with a record's answer, and the same with where it is."""
     answer, name = raw.answer, {"numbers": "number", "latex": "LaTeX that can be compared", "texts": "text"}[kind]
     if answer is None:
-        return f"{raw.where}: no answer" + ", nor one behind a mark such as #### in its lines" * bool(raw.solution)
-    return f"{raw.where}: answer {str(answer if len(answer) <= 40 else answer[:40] + '...')!r} is no {name}"
+        behind = ", nor one behind a mark such as #### in its lines" * bool(raw.solution)
+        return "no answer", f"{raw.where}: no answer{behind}"
+    shown = str(answer if len(answer) <= 40 else answer[:40] + "...")
+    return f"no {name}", f"{raw.where}: answer {shown!r} is no {name}"
