@@ -32,6 +32,7 @@ from slpo_jax.settings import FieldError, check_fields, setting
 _PARTS = {"train": (0, 1, 2, 3, 5, 6, 7, 8), "valid": (9,), "test": (4,)}
 _FEWEST = 10
 _CODE = re.compile(r"[+-]?0[0-9]|.*[eE]")
+_DIGITS = 100  # that a number may have: room is made in every answer for the longest, and 1e999 is a slip
 _KEPT = 8  # sources that are kept as they were read
 _WORD = re.compile(r"[A-Za-z]{2,}")
 
@@ -266,13 +267,19 @@ def _chosen(raws: list[RawProblem], wanted: Wanted, reading: Reading) -> list[Ra
 
 def _number(answer: str) -> str:
     """Return what an answer is compared as for any kind; "" where that depends on it, as for a code such as 00012."""
-    return "" if _CODE.match(answer.strip()) else canonical_number(answer) or ""
+    return "" if _CODE.match(answer.strip()) else number_of(answer)
+
+
+def number_of(answer: str) -> str:
+    """Return the canonical decimal of an answer; "" where it is none, or a longer one than answers have."""
+    number = canonical_number(answer) or ""
+    return number if len(number) <= _DIGITS else ""
 
 
 def _compared(answers: Sequence[str], kind: Kind) -> list[str]:
     """Return what each answer is compared as; "" where it can't be."""
     if kind == "numbers":
-        return [canonical_number(answer) or "" for answer in answers]
+        return [number_of(answer) for answer in answers]
     texts = [_written(answer, kind) for answer in answers]
     readable = are_readable(texts) if kind == "latex" else map(normal_text, texts)
     return [answer if is_good else "" for answer, is_good in zip(texts, readable, strict=True)]
@@ -284,7 +291,7 @@ def _written(answer: str, kind: Kind) -> str:
     if kind == "texts" and _CODE.match(text):
         return text
     is_sentence = text.endswith((".", "!", "?")) and "\\" not in text and len(_WORD.findall(text)) >= 4
-    return canonical_number(answer) or ("" if is_sentence and kind == "latex" else text)
+    return number_of(answer) or ("" if is_sentence and kind == "latex" else text)
 
 
 def _bad_answer(raw: RawProblem, kind: Kind) -> tuple[str, str]:
@@ -294,4 +301,5 @@ def _bad_answer(raw: RawProblem, kind: Kind) -> tuple[str, str]:
         behind = ", nor one behind a mark such as #### in its lines" * bool(raw.solution)
         return "no answer", f"{raw.where}: no answer{behind}"
     shown = str(answer if len(answer) <= 40 else answer[:40] + "...")
-    return f"no {name}", f"{raw.where}: answer {shown!r} is no {name}"
+    long = f" of at most {_DIGITS} digits" * (canonical_number(answer) is not None)
+    return f"no {name}{long}", f"{raw.where}: answer {shown!r} is no {name}{long}"

@@ -305,8 +305,10 @@ def test_answers_that_are_no_numbers_are_compared_as_texts(tmp_path):
     config, lines = _chosen(_proofs(tmp_path / "set.jsonl", 20))
     assert check(config).prompt.answers == "texts"
     assert "answers are no numbers, 'Tom is a" in lines[1]
-    rows = [{"question": f"Q{n}?", "answer": "many" if n == 3 else str(n)} for n in range(20)]
-    assert _chosen(write_jsonl(tmp_path / "typo.jsonl", rows))[0].prompt.answers == "auto"
+    rows = [{"question": f"Q{n}?", "answer": "1e999" if n == 3 else str(n)} for n in range(20)]
+    config, lines = _chosen(write_jsonl(tmp_path / "typo.jsonl", rows))
+    assert (config.prompt.answers, config.max_answer_tokens) == ("auto", 9)
+    assert "15 of 16 answers are numbers" in lines[1]
 
 
 def _in_words(path: Path, steps: int = 3) -> str:
