@@ -8,7 +8,7 @@ that only evaluates: under what was set there, on the command line or away from 
 a config and its checkpoint differ, a line says so.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +107,7 @@ def made_with(identity: Identity) -> dict[str, Any]:
 def known_of(identity: Identity, config: Config, rule: float | int | None) -> dict[str, Any]:
     """Tell `made_with` of the config of `config_of` and the rule of `stopping_of`."""
     if _run_files(identity) or _written_settings(identity):
-        return used_with(config, rule)
+        return used_with(config, rule) | stated_rewards(identity, config)
     published = _published(identity, architecture_of(identity.reasoner))
     settings = {"gate.enabled": config.gate.enabled, "max_latents": config.max_latents, RULE: rule}
     return published | settings if published else {}
@@ -153,7 +153,7 @@ def go_with(config: Config, identity: Identity | None, workdir: Workdir) -> tupl
         settings, source = _agreed(workdir, stages), str(workdir)
     else:
         settings, source = made_with(identity) if identity else {}, config.init
-    rule = settings.pop(RULE, None)
+    rule, _ = settings.pop(RULE, None), settings.pop("rewards", None)
     if trains:  # what an evaluation is made with is not asked for yet, and the gate may be trained
         settings = {key: value for key, value in settings.items() if not key.startswith(("evaluate.", "gate."))}
     elif rule is not None:
@@ -218,19 +218,30 @@ def _layers(identity: Identity) -> dict[str, dict[str, Any]]:
     """Return what a checkpoint was made with, by what says so: the workdir, the stage, and an export or import."""
     files = {str(file): read_json(file, "mend the file") for file in _run_files(identity)}
     layers = {file: _known_settings(facts) | _known_rewards(facts) for file, facts in files.items()}
-    if lacking := sorted({name for facts in files.values() for name, _ in _rewards(facts)} - {*REWARDS}):
+    where, written = f"{identity.source}: reasoner.json", _written_settings(identity)
+    if lacking := sorted({name for facts in (*files.values(), written) for name, _ in _rewards(facts)} - {*REWARDS}):
         logging.warning(
             "%s: its reward %s is not registered here, so that answers are judged by the data's own; give its file "
             "(a command's --register)", identity.source, ", ".join(lacking),
         )  # fmt: skip
-    where, settings = f"{identity.source}: reasoner.json", dict(_written_settings(identity))
-    rule, stopping = settings.pop(RULE, None), "threshold" if settings.get("gate.enabled") else "length"
+    settings = {key: value for key, value in written.items() if key not in (RULE, "rewards")} | _known_rewards(written)
+    rule, stopping = written.get(RULE), "threshold" if settings.get("gate.enabled") else "length"
     if rule is not None and not is_rule(stopping, rule):
         raise UserError(f"{where}: key {RULE}: {rule!r} is not valid; give {RULES[stopping]}")
     return layers | ({where: settings} if settings else {})
 
 
-def _rewards(facts: Mapping[str, Any]) -> list[tuple[str, float]]:
+def stated_rewards(identity: Identity, config: Config) -> dict[str, Any]:
+    """Return, as a setting of an export, the rewards that a checkpoint's run names, also those not registered here.
+
+    Args:
+        config: of `config_of`, which has them where the run names none.
+    """
+    facts = [*(read_json(file, "mend the file") for file in _run_files(identity)), _written_settings(identity)]
+    return {"rewards": next(filter(None, map(_rewards, reversed(facts))), config.weighted)}
+
+
+def _rewards(facts: Mapping[str, Any]) -> Sequence[tuple[str, float]]:
     """List the rewards that a run's file names, with their weights."""
     return facts.get("rewards") or ([(facts["reward"], 1.0)] if facts.get("reward") else [])
 
