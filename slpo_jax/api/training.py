@@ -128,7 +128,8 @@ def read(
         answers: how answers are read, as `config.prompt.answers`; "" chooses numbers where nine of ten
             answers are some, else texts.
         fields: names of fields that can't be told: question, answer, steps, choices; first_choice is "0" or "1".
-        with_columns: keep the records' other columns, which a reward may name; they take time and memory.
+        with_columns: keep what a reward may ask for: the records' other columns, which take time and memory, and
+            problems without an answer where others have one.
     Returns:
         the problems, with question, steps and answer each.
     Raises:
@@ -148,12 +149,15 @@ def read(
         answers, why = choice.values.get("prompt.answers", "texts"), f" ({choice.why})"
     kind = STYLES[style_of(cast(AskedStyle, answers), "after_mark")].kind
     problems = _load(source, kind, fields_config, with_columns)
+    if not with_columns and 0 < sum(not problem.answer for problem in problems) < len(problems):
+        problems = _load(source, kind, fields_config, with_columns, unanswered=False)  # as `correct` has them
     name = source if isinstance(source, str) else "records"
-    problems.warn()
+    if with_columns:  # a command prints the summary
+        problems.warn()
     return problems.with_only(problems, summary=tuple(read_as(name, problems, _ARE[kind] + why)))
 
 
-def _load(source: Any, answers: Kind, fields: FieldsConfig, with_columns: bool) -> Problems:
+def _load(source: Any, answers: Kind, fields: FieldsConfig, with_columns: bool, unanswered: bool = True) -> Problems:
     columns = None if with_columns else frozenset[str]()
     with contextlib.nullcontext() if isinstance(source, str) else about("source"):
-        return load_problems(source, answers=answers, fields=fields, columns=columns, unanswered=True)
+        return load_problems(source, answers=answers, fields=fields, columns=columns, unanswered=unanswered)

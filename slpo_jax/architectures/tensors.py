@@ -56,7 +56,8 @@ def open_tensors(path: Path) -> dict[str, Stored]:
     """
     file = weights_file(path) if path.is_dir() else path
     if file is None:
-        raise UserError(f"{path}: has no weights; it needs one of {', '.join(WEIGHT_FILES)}; or give their file itself")
+        files = ", ".join(WEIGHT_FILES)
+        raise UserError(f"{path}: has no weights; it needs one of {files}, or of a run a stage that is finished")
     entries = _open_shards(file) if file.name.endswith(".index.json") else _open_file(file)
     if not entries:
         raise UserError(f"{file}: holds no tensors; give a checkpoint with weights")

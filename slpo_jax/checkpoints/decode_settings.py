@@ -8,7 +8,7 @@ that only evaluates: under what was set there, on the command line or away from 
 a config and its checkpoint differ, a line says so.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from absl import logging
@@ -115,7 +115,7 @@ def original_settings(identity: Identity, config: Config | None = None) -> dict[
     config = config or config_of(identity)
     rule = stopping_of(config, identity)[1]
     if identity.run_files or (identity.description and identity.description.settings):
-        return decode_settings(config, rule)
+        return decode_settings(config, rule) | stated_rewards(identity, config)
     published = _published(identity, architecture_of(identity.reasoner))
     settings = {"gate.enabled": config.gate.enabled, "max_latents": config.max_latents, RULE: rule}
     return published | settings if published else {}
@@ -161,7 +161,7 @@ def adopt_original(config: Config, identity: Identity | None, workdir: Workdir) 
         settings, source = _agreed(workdir, stages), str(workdir)
     else:
         settings, source = original_settings(identity) if identity else {}, config.init
-    rule = settings.pop(RULE, None)
+    rule, _ = settings.pop(RULE, None), settings.pop("rewards", None)
     if trains:  # what an evaluation is made with is not asked for yet, and the gate may be trained
         settings = {key: value for key, value in settings.items() if not key.startswith(("evaluate.", "gate."))}
     elif rule is not None:
@@ -212,24 +212,45 @@ def _shown(value: Any) -> str:
 
 def _layers(identity: Identity) -> dict[str, dict[str, Any]]:
     """Return what a checkpoint was made with, by what says so: the workdir, the stage, and an export or import."""
-    layers, lacking = dict[str, dict[str, Any]](), set[str]()
-    for file in identity.run_files:
-        facts = read_json(file, "mend the file")
-        rewards = facts.get("rewards") or ([(facts["reward"], 1.0)] if facts.get("reward") else [])
+    facts, lacking = _stated(identity), set[str]()
+    where, written = list(facts.items())[-1]
+    layers = {file: _known_settings(facts[file]) for file in [*facts][:-1]}
+    if settings := {key: value for key, value in written.items() if key not in (RULE, "rewards")}:
+        layers[where] = settings
+    for file in layers:
+        rewards = _rewards(facts[file])
         unknown = {name for name, _ in rewards} - {*REWARDS}
-        layers[str(file)] = _known_settings(facts) | ({"rewards": rewards} if rewards and not unknown else {})
+        layers[file] |= {"rewards": rewards} if rewards and not unknown else {}
         lacking |= unknown
     if lacking:
         logging.warning(
             "%s: its reward %s is not registered here, so that answers are judged by the data's own; give its file "
             "(a command's --register)", identity.source, ", ".join(sorted(lacking)),
         )  # fmt: skip
-    where, described = f"{identity.source}: reasoner.json", identity.description
-    settings = dict(described.settings) if described else {}
-    rule, stopping = settings.pop(RULE, None), "threshold" if settings.get("gate.enabled") else "length"
+    rule, stopping = written.get(RULE), "threshold" if settings.get("gate.enabled") else "length"
     if rule is not None and not is_rule(stopping, rule):
         raise UserError(f"{where}: key {RULE}: {rule!r} is not valid; give {RULES[stopping]}")
-    return layers | ({where: settings} if settings else {})
+    return layers
+
+
+def stated_rewards(identity: Identity, config: Config) -> dict[str, Any]:
+    """Return, as a setting of an export, the rewards that a checkpoint's run names, also those not registered here.
+
+    Args:
+        config: of `config_of`, which has them where the run names none.
+    """
+    return {"rewards": next(filter(None, map(_rewards, reversed(_stated(identity).values()))), config.weighted)}
+
+
+def _stated(identity: Identity) -> dict[str, Mapping[str, Any]]:
+    """Read what a checkpoint was made with: the files of its run, then what an export or import says, perhaps {}."""
+    facts = {str(file): read_json(file, "mend the file") for file in identity.run_files}
+    return facts | {f"{identity.source}: reasoner.json": identity.description.settings if identity.description else {}}
+
+
+def _rewards(facts: Mapping[str, Any]) -> Sequence[tuple[str, float]]:
+    """List the rewards that a run names, with their weights."""
+    return facts.get("rewards") or ([(facts["reward"], 1.0)] if facts.get("reward") else [])
 
 
 def _known_settings(facts: Mapping[str, Any], tree: Mapping[str, Any] | None = None) -> dict[str, Any]:

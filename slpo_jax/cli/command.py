@@ -18,11 +18,11 @@ import sys
 import textwrap
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 from absl import logging
 
-from slpo_jax.config.overrides import Text
+from slpo_jax.config.overrides import Text, nearest
 from slpo_jax.config.registry import read_registrations
 from slpo_jax.errors import FlagParser, SaveError, UserError, silent_when_unread
 from slpo_jax.runtime.progress import print_plainly
@@ -50,13 +50,20 @@ class CommandParser(FlagParser):
     Args:
         name: of the command.
         about: what --help says of it, three examples among it.
+        keys: lists those of a config that may be given too.
     """
 
-    def __init__(self, name: str, about: str | None):
+    def __init__(self, name: str, about: str | None, keys: Callable[[], list[str]] = list):
         super().__init__(prog=f"slpo {name}", usage=argparse.SUPPRESS, description=about, formatter_class=_Formatter)
+        self._keys = keys
         self._positionals.title, self._optionals.title = "arguments", "flags"
         self.add_argument("--debug", action="store_true", help="show tracebacks")
         self.add_argument("--register", action="append", default=[], metavar="FILE", help="has methods of your own")
+
+    def error(self, message: str) -> NoReturn:
+        if unknown := re.match(r"unrecognized arguments: --?([^ =]+)", message):
+            message += nearest(unknown[1], [*self._option_string_actions, *(f"--config.{key}" for key in self._keys())])
+        super().error(message)
 
     def read(self, arguments: list[str]) -> argparse.Namespace:
         """Return the arguments by name, once the files of --register were run."""

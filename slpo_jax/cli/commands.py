@@ -93,7 +93,8 @@ def view(arguments: list[str]) -> None:
     page = path if path.suffix == ".html" else Workdir(path).report_html
     if not page.is_file():
         if not Workdir(path).evaluated():
-            raise UserError(f"{path}: holds no records of an evaluation; give the workdir of a run that was evaluated")
+            what = "holds no records of an evaluation" if path.exists() else "no such folder"
+            raise UserError(f"{path}: {what}; give the workdir of a run that was evaluated")
         write_report(path)
     print(page, flush=True)
     webbrowser.open(page.resolve().as_uri())

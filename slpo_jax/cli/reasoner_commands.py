@@ -146,11 +146,13 @@ def data(arguments: list[str]) -> None:
     parser.add_argument("--answers", default="", metavar="STYLE", help="how they are read; default: as the data say")
     parser.add_argument("--limit", type=int, default=3, metavar="N", help="how many are shown; default: 3")
     flags = parser.read(arguments)
+    if flags.limit < 0:
+        raise UserError(f"--limit: {flags.limit} is not valid; give a whole number, 0 or more")
     from slpo_jax.api.training import read
     from slpo_jax.run.sources import problem_lines
 
     problems = read(flags.problems, flags.answers, fields, with_columns=False)
-    print("\n".join([str(problems), *problem_lines(problems[: max(flags.limit, 0)])]))
+    print("\n".join([str(problems), *problem_lines(problems[: flags.limit])]))
 
 
 def _asking(name: str, about: str | None, samples: int) -> CommandParser:

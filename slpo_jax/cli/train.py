@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import slpo_jax.config
 from slpo_jax.cli.command import CommandParser, take_keys
 from slpo_jax.config.overrides import changed, values
 from slpo_jax.errors import UserError
@@ -30,7 +31,7 @@ _QUICK = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes
 
 
 def _parser() -> CommandParser:
-    parser = CommandParser("train", train.__doc__)
+    parser = CommandParser("train", train.__doc__, lambda: [*flatten(values(slpo_jax.config.Config()))])
     flag = parser.add_argument
     flag("start", nargs="?", default="", metavar="NAME|FILE", help="a shipped config or a file; --config is the same")
     flag("--config", default="", help=argparse.SUPPRESS)

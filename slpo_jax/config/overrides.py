@@ -1,6 +1,7 @@
 """Config sections of dataclasses: a config file fills a ConfigDict, and `changed` merges layers into dataclasses."""
 
 import ast
+import difflib
 import types
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import is_dataclass, replace
@@ -89,6 +90,14 @@ def changed(settings: T, *layers: Mapping[str, Any] | ConfigDict, key: str = "co
         return result
     except FieldError as error:
         raise UserError(f"{key}.{error.field}", error.problem) from error
+
+
+def nearest(given: str, names: Iterable[str]) -> str:
+    """Say which names an unknown one is most like, four at most, by as many of their last parts as it has."""
+    ordered, parts = sorted(names, key=lambda name: name.count(".")), given.count(".") + 1
+    ends = {name: ".".join(name.lstrip("-").split(".")[-parts:]) for name in ordered}
+    alike = difflib.get_close_matches(given, ends.values(), 1, 0.7)
+    return "; nearest: " * bool(alike) + ", ".join([name for name in ordered if ends[name] in alike][:4])
 
 
 def _by_name(layers: Iterable[Mapping[str, Any] | ConfigDict]) -> dict[str, list[tuple[str, Any]]]:

@@ -67,14 +67,12 @@ class Problems(tuple[Problem, ...]):
 
     Attributes:
         left_out: how many more it has, whose answers can't be compared.
-        why: where each of these is, and what is wrong with it.
         reading: of the source's fields.
         warnings: lines on what is missing; see `warn`.
         summary: how `slpo_jax.read` understood the source, in lines, which `print` shows.
     """
 
     left_out: int = 0
-    why: tuple[str, ...] = ()
     reading: Reading = Reading()
     warnings: tuple[str, ...] = ()
     summary: tuple[str, ...] = ()

@@ -32,6 +32,7 @@ from slpo_jax.settings import FieldError, check_fields, setting
 _PARTS = {"train": (0, 1, 2, 3, 5, 6, 7, 8), "valid": (9,), "test": (4,)}
 _FEWEST = 10
 _CODE = re.compile(r"[+-]?0[0-9]|.*[eE]")
+_DIGITS = 100  # that a number may have: room is made in every answer for the longest, and 1e999 is a slip
 _KEPT = 8  # sources that are kept as they were read
 _WORD = re.compile(r"[A-Za-z]{2,}")
 
@@ -212,21 +213,22 @@ def _cached(source: _Source, wanted: Wanted, answers: Kind) -> Problems:
 
 def _with_answers(source: str, read: _Read, answers: Kind, unanswered: bool) -> Problems:
     """Return what was read, with answers of a kind; or without any, where none is needed."""
-    problems, others, lost = dict(enumerate(read.problems)), read.others, list[str]()
+    problems, others, lost = dict(enumerate(read.problems)), read.others, dict[str, list[str]]()
     compared = _compared([raw.answer or "" for raw in others.values()], answers)
     for (place, raw), answer in zip(others.items(), compared, strict=True):
         if answer or (unanswered and not raw.answer):
             problems[place] = dataclasses.replace(problems[place], answer=answer)
         else:
-            lost.append(_bad_answer(raw, answers))
+            fault, line = _bad_answer(raw, answers)
+            lost.setdefault(fault, []).append(line)
             del problems[place]
-    count = len(read.problems)
+    count, left_out = len(read.problems), len(read.problems) - len(problems)
+    why = [f"{len(lines):,} like {lines[0]}" if left_out > 1 else lines[0] for lines in lost.values()]
     if not problems:
         remedy = f"give a set with such answers, or compare others, e.g. with {key_name('config.prompt.answers')}=texts"
-        raise UserError(f"{lost[0]}, nor is any of the {count}; {remedy}")
-    warnings = [f"{source}: left out {len(lost)} of {count} problems: {why}" for why in lost[:1]]
-    facts = {"left_out": len(lost), "why": tuple(lost), "reading": read.reading, "warnings": tuple(warnings)}
-    return Problems(problems.values(), **facts)
+        raise UserError(f"{next(iter(lost.values()))[0]}, nor is any of the {count}; {remedy}")
+    warnings = (f"{source}: left out {left_out} of {count} problems: {'; '.join(why)}",) * bool(why)
+    return Problems(problems.values(), left_out=left_out, reading=read.reading, warnings=warnings)
 
 
 def _raw_problems(rows: Rows, wanted: Wanted, reading: Reading) -> Iterator[RawProblem]:
@@ -265,13 +267,19 @@ def _chosen(raws: list[RawProblem], wanted: Wanted, reading: Reading) -> list[Ra
 
 def _number(answer: str) -> str:
     """Return what an answer is compared as for any kind; "" where that depends on it, as for a code such as 00012."""
-    return "" if _CODE.match(answer.strip()) else canonical_number(answer) or ""
+    return "" if _CODE.match(answer.strip()) else number_of(answer)
+
+
+def number_of(answer: str) -> str:
+    """Return the canonical decimal of an answer; "" where it is none, or a longer one than answers have."""
+    number = canonical_number(answer) or ""
+    return number if len(number) <= _DIGITS else ""
 
 
 def _compared(answers: Sequence[str], kind: Kind) -> list[str]:
     """Return what each answer is compared as; "" where it can't be."""
     if kind == "numbers":
-        return [canonical_number(answer) or "" for answer in answers]
+        return [number_of(answer) for answer in answers]
     texts = [_written(answer, kind) for answer in answers]
     readable = are_readable(texts) if kind == "latex" else map(normal_text, texts)
     return [answer if is_good else "" for answer, is_good in zip(texts, readable, strict=True)]
@@ -283,11 +291,15 @@ def _written(answer: str, kind: Kind) -> str:
     if kind == "texts" and _CODE.match(text):
         return text
     is_sentence = text.endswith((".", "!", "?")) and "\\" not in text and len(_WORD.findall(text)) >= 4
-    return canonical_number(answer) or ("" if is_sentence and kind == "latex" else text)
+    return number_of(answer) or ("" if is_sentence and kind == "latex" else text)
 
 
-def _bad_answer(raw: RawProblem, kind: Kind) -> str:
+def _bad_answer(raw: RawProblem, kind: Kind) -> tuple[str, str]:
+    """Return what is wrong with a record's answer, and the same with where it is."""
     answer, name = raw.answer, {"numbers": "number", "latex": "LaTeX that can be compared", "texts": "text"}[kind]
     if answer is None:
-        return f"{raw.where}: no answer" + ", nor one behind a mark such as #### in its lines" * bool(raw.solution)
-    return f"{raw.where}: answer {str(answer if len(answer) <= 40 else answer[:40] + '...')!r} is no {name}"
+        behind = ", nor one behind a mark such as #### in its lines" * bool(raw.solution)
+        return "no answer", f"{raw.where}: no answer{behind}"
+    shown = str(answer if len(answer) <= 40 else answer[:40] + "...")
+    long = f" of at most {_DIGITS} digits" * (canonical_number(answer) is not None)
+    return f"no {name}{long}", f"{raw.where}: answer {shown!r} is no {name}{long}"

@@ -46,22 +46,26 @@ def _read_icot(path: Path) -> Rows:
 
 
 def _read_csv(path: Path) -> Rows:
-    """Read columns that lie between tabs, semicolons or commas, by the header."""
+    """Read columns that lie between tabs, semicolons or commas, by the header; a record is where it begins."""
     text = _read_text(path)
     header = text.partition("\n")[0]
     delimiter = next((sign for sign in "\t;" if sign in header and "," not in header), ",")
-    reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    reader, end = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True), 0
     try:
-        _check_names(reader.fieldnames or (), str(path))
-        for record in reader:
-            where = f"{path}, line {reader.line_num}"
-            if None in record or None in record.values():
+        names = next(reader, [])
+        _check_names(names, str(path))
+        end = reader.line_num
+        for row in reader:
+            where, end = f"{path}, line {end + 1}", reader.line_num
+            if not row:
+                continue
+            if len(row) != len(names):
                 raise UserError(
                     f"{where}: other columns than the header's ({header[:80].strip()}); quote texts with {delimiter!r}"
                 )
-            yield where, record
+            yield where, dict(zip(names, row, strict=True))
     except csv.Error as error:
-        raise UserError(f"{path}, line {reader.reader.line_num}: malformed CSV ({error}); mend or remove it") from None
+        raise UserError(f"{path}, line {end + 1}: malformed CSV ({error}); mend or remove it") from None
 
 
 def _read_parquet(path: Path) -> Rows:

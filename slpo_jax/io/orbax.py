@@ -77,10 +77,16 @@ def _damaged(path: Path, problem: str) -> UserError:
     step, stage = path.parent, StageFolder.of(path.parent)
     remedy = f"delete {step}"
     if stage.is_finished:
-        remedy += f" and {stage.finished}, and run the stage again: it goes on from the checkpoint before"
+        remedy += f" and {stage.finished}, and run the stage again: {_goes_on(stage, step.name)}"
     else:
         remedy += ", and get or make it again"
     return UserError(f"{path}: is damaged ({problem}); {remedy}")
+
+
+def _goes_on(stage: StageFolder, lost: str) -> str:
+    """Tell what a stage does that has lost the checkpoint of a step."""
+    others = [step for step in stage.steps if str(step) != lost]
+    return f"it goes on from the checkpoint of step {others[-1]}" if others else "it begins anew"
 
 
 def save_params(directory: Path, params: Any) -> None:
@@ -156,7 +162,7 @@ def params_dir(directory: Path) -> Path:
     if last and (path is None or path.parent.name != last):
         raise UserError(
             f"{directory}: its last checkpoint, of step {last}, is gone; delete {stage.finished} and run the stage "
-            "again: it goes on from the checkpoint before"
+            f"again: {_goes_on(stage, last)}"
         )
     if path is not None:
         return path

@@ -34,6 +34,7 @@ from slpo_jax.run.experiment import Experiment, reported_settings, rows, trained
 from slpo_jax.run.latent_rm import manifest_of
 from slpo_jax.run.provenance import check_models, check_start, checkpoint_digest, evaluated_settings, problems_facts
 from slpo_jax.run.setup import Setup
+from slpo_jax.run.sources import EVAL
 from slpo_jax.run.stage import note_cuts, stage_params, validation_accuracy
 from slpo_jax.runtime import hosts
 from slpo_jax.runtime.mesh import EVERYWHERE, replicate
@@ -127,6 +128,7 @@ class _Evaluation:
         sampling = {"samples": config.samples, "seeds": config.used_seeds}
         self._asked = sampling | {"scorers": [*config.scorers, *search, *digests]}
         self._done: dict[str, SetFiles] = {}  # by digest of what they are
+        self._changed = set[str]()  # sets of other problems than before
         self._loaded: tuple[str | None, Params] = None, {}
 
     def _params(self, stage: str) -> Params:
@@ -152,6 +154,7 @@ class _Evaluation:
             what, needed = digest(facts), (files.records.name, *[files.latents.name] * config.save_latents)
             cache = RolloutCache(files.partial, what)
             if not hosts.decided(artifact.is_current(files.manifest, facts, needed)):
+                self._say_changed(name, artifact.read(files.manifest), facts)
                 if what not in self._done:
                     self._evaluate(row, files, cache)
                 elif hosts.is_first():
@@ -162,6 +165,14 @@ class _Evaluation:
             count = min(config.probed, facts["problems"]) if run.config.max_latents and row.rules != (0,) else 0
             if count and not hosts.decided(len(artifact.value_of(files.thoughts, what) or ()) == count):
                 self._probe(row, files, what, count)
+
+    def _say_changed(self, name: str, before: artifact.Artifact | None, facts: Mapping[str, Any]) -> None:
+        """Say once of a set that it has other problems than those that were evaluated before."""
+        if before and before.facts["data"] != facts["data"] and name not in self._changed and hosts.is_first():
+            source = self._run.config.data.eval[name]
+            logging.warning("%s%s: %s has changed since its evaluation, or config.evaluate.limit has; it is evaluated "
+                            "anew", EVAL, name, source)  # fmt: skip
+            self._changed.add(name)
 
     def _with_rule(self, row: Row) -> Row:
         """Return the row with its checkpoint's digest and its rule, chosen anew if what it depends on has changed."""

@@ -21,11 +21,11 @@ from slpo_jax.data.dataset_rows import NoSplit, open_splits, part_of
 from slpo_jax.data.generated import task_of
 from slpo_jax.data.generated_sets import is_gym
 from slpo_jax.data.problem import Problem
+from slpo_jax.data.problems import number_of
 from slpo_jax.data.record_readers import FILE_READERS
 from slpo_jax.data.tokenizer import BYTES, WORDS, words_of
 from slpo_jax.errors import UserError
 from slpo_jax.io.files import flatten
-from slpo_jax.rewards.answers import canonical_number
 from slpo_jax.run.automatic_settings import Choice, Measured, choices
 from slpo_jax.run.sources import DEMOS, EVAL, TRAIN, VALID, learned_from, load_set
 
@@ -203,7 +203,7 @@ def answers_of(problems: Sequence[Problem]) -> Choice:
     texts = [problem.answer for problem in problems if problem.answer]
     if not texts:
         return Choice({}, "no problem has an answer")
-    others = [text for text in texts if canonical_number(text) is None]
+    others = [text for text in texts if not number_of(text)]
     if 10 * len(others) <= len(texts):
         return Choice({"prompt.answers": "auto"}, f"{len(texts) - len(others):,} of {len(texts):,} answers are numbers")
     why = f"{len(others):,} of {len(texts):,} answers are no numbers, {others[0][:40]!r} for one; compared as texts"

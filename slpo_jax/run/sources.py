@@ -17,7 +17,6 @@ LEARNED = (TRAIN, DEMOS)
 _ROLES: dict[str, Role] = {TRAIN: "train", DEMOS: "train", VALID: "validation"}
 _MOST = 160  # characters that are shown of a text that the model sees
 _WHOLE = 1000  # and of a line of a problem
-_SHOWN = 3  # reasons
 
 
 def load_set(
@@ -91,11 +90,7 @@ def read_as(source: str, problems: Problems, answers: str) -> list[str]:
         source: what it is called.
         answers: what its answers are.
     """
-    lines = _described(source, problems, f"answers are {answers}", True)
-    if problems.left_out:
-        lines.append(f"  left out: {problems.left_out:,} of {len(problems) + problems.left_out:,}")
-        lines += [f"    {why}" for why in problems.why[:_SHOWN]]
-    return lines
+    return [*_described(source, problems, f"answers are {answers}", True), *map("  {}".format, problems.warnings)]
 
 
 def problem_lines(problems: Iterable[Problem]) -> list[str]:

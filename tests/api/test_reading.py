@@ -45,8 +45,7 @@ def test_what_is_read_says_how_it_was_understood(path, warnings):
     assert str(slpo.read(path, answers="last_number")).splitlines() == [
         f"{path}: 2 problems, 1.0 steps each, 1 without steps, answers are numbers",
         *(line.replace("from answer", "from final_answer") for line in FIELDS),
-        "  left out: 1 of 3",
-        f"    {path}, line 5: answer '6 pens' is no number",
+        f"  {path}: left out 1 of 3 problems: {path}, line 5: answer '6 pens' is no number",
     ]
 
 

@@ -10,6 +10,7 @@ from asked import ANSWER, RUN, T, checkpoint, edit, run_config, workdir
 from slpo_jax.api.conversion import export_checkpoint, import_checkpoint
 from slpo_jax.api.load_options import by_argument
 from slpo_jax.api.solver import load_solver
+from slpo_jax.api.trained_reasoner import load
 from slpo_jax.checkpoints.checkpoint import find_checkpoint
 from slpo_jax.checkpoints.decode_settings import config_of, stopping_of
 from slpo_jax.checkpoints.identity import identify
@@ -337,9 +338,15 @@ def test_a_run_s_own_reward_judges_where_it_is_registered(work, tmp_path, monkey
     shutil.copytree(work, tmp_path / "work")
     for file in (tmp_path / "work" / "config.json", identify(str(tmp_path / "work")).stage.facts):
         edit(file, reward="long")
-    assert config_of(identify(str(tmp_path / "work"))).weighted == (("correct", 1.0),)
-    assert "its reward long is not registered here" in caplog.text
+    export_checkpoint(tmp_path / "work", tmp_path / "exported")
+    load(tmp_path / "work").export(tmp_path / "api")
+    export_checkpoint(work, tmp_path / "plain")
+    for name in ("work", "exported", "api", "plain"):
+        caplog.clear()
+        assert config_of(identify(str(tmp_path / name))).weighted == (("correct", 1.0),)
+        assert ("its reward long is not registered here" in caplog.text) == (name != "plain")
     caplog.clear()
     monkeypatch.setitem(REWARDS, "long", RewardEntry(lambda completion: len(completion) > 2))
-    assert config_of(identify(str(tmp_path / "work"))).weighted == (("long", 1.0),)
+    for name in ("work", "exported", "api"):
+        assert config_of(identify(str(tmp_path / name))).weighted == (("long", 1.0),)
     assert caplog.text == ""

@@ -259,16 +259,20 @@ def test_what_can_not_be_read_names_the_record(record, expected, tmp_path):
 
 
 def test_answers_that_can_not_be_compared_are_counted_out(tmp_path):
-    answers = ["2", r"\frac{1}{2}", None, "1,000", "5}", "So he has 5 of them."]
+    answers = ["2", r"\frac{1}{2}", None, "1,000", "5}", "So he has 5 of them.", "1e999", "7" * 300]
     path = write_jsonl(tmp_path / "set.jsonl", [{"problem": "Q?", "answer": answer} for answer in answers])
-    expected = {"numbers": ["2", "1000"], "latex": ["2", r"\frac{1}{2}", "1000"],
-                "texts": ["2", r"\frac{1}{2}", "1000", "5}", "So he has 5 of them."]}  # fmt: skip
-    for kind, kept in expected.items():
+    none, long = f"{path}, line 3: no answer", f"2 like {path}, line 7: answer '1e999' is no number of at most 100"
+    fraction = rf"3 like {path}, line 2: answer '\\frac{{1}}{{2}}' is no number"
+    expected = {
+        "numbers": (["2", "1000"], f"{fraction}; 1 like {none}; {long}"),
+        "latex": (["2", r"\frac{1}{2}", "1000", *answers[6:]], f"1 like {none}; 2 like {path}, line 5: answer '5}}'"),
+        "texts": (["2", r"\frac{1}{2}", "1000", *answers[4:]], none),
+    }
+    for kind, (kept, why) in expected.items():
         problems = load_problems(path, answers=kind)
         assert [problem.answer for problem in problems] == kept
-        assert problems.left_out == 6 - len(kept) == len(problems.why)
-        assert problems.warnings == (f"{path}: left out {6 - len(kept)} of 6 problems: {problems.why[0]}",)
-    assert load_problems(path).why[0] == rf"{path}, line 2: answer '\\frac{{1}}{{2}}' is no number"
+        assert problems.left_out == 8 - len(kept)
+        assert problems.warnings[0].startswith(f"{path}: left out {8 - len(kept)} of 8 problems: {why}")
     with pytest.raises(UserError, match=r"line 1: answer '}\{' is no LaTeX that can be compared, nor is any of the 1;"):
         load_problems(write_jsonl(tmp_path / "bad.jsonl", [{"problem": "Q?", "answer": "}{"}]), answers="latex")
 

@@ -13,6 +13,7 @@ from asked import workdir
 from data_sets import write_jsonl, write_set
 from refused import refusal
 from slpo_jax.architectures import REASONERS, architecture_of
+from slpo_jax.cli.reasoner_commands import data
 from slpo_jax.cli.train import train
 from slpo_jax.config import Config
 from slpo_jax.config.config_checks import check
@@ -266,10 +267,10 @@ def test_only_the_absence_of_a_split_is_one(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("tokenizer", ["bytes", "words"])
-def test_a_source_is_read_encoded_and_warned_of_once(tokenizer, tmp_path, monkeypatch, warnings):
+def test_a_source_is_read_encoded_and_warned_of_once(tokenizer, tmp_path, monkeypatch, warnings, capsys):
     """Where settings are chosen and where the run opens its data; not where the file is another."""
     source, reads, records = _table(tmp_path / "my.csv"), [], []
-    Path(source).write_text(Path(source).read_text() + "Tom has some pens.,,many\n")
+    Path(source).write_text(Path(source).read_text() + "Tom has some pens.,,many\nHas Tom one?,,\nHas Tom two?,,\n")
     read, hashed, record = record_readers.FILE_READERS[".csv"], [], problems.read_record
     monkeypatch.setitem(record_readers.FILE_READERS, ".csv", lambda path: reads.append(path) or read(path))
     monkeypatch.setattr(problems, "read_record", lambda where, *asked: records.append(where) or record(where, *asked))
@@ -281,10 +282,10 @@ def test_a_source_is_read_encoded_and_warned_of_once(tokenizer, tmp_path, monkey
     experiment = build(check(config), tmp_path / "work")
     check_stages(experiment, uncut=experiment.config)
     assert (len(experiment.train), experiment.tests, len(experiment.valid)) == (32, ("test",), 4)
-    assert [len(reads), len(records), hashed.count(source)] == [1, 41, 1]
-    assert [line for line in warnings if "left out" in line] == [
-        f"{source}: left out 1 of 41 problems: {source}, line 81: answer 'many' is no number"
-    ]
+    assert [len(reads), len(records), hashed.count(source)] == [1, 43, 1]
+    said = f"1 like {source}, line 81: answer 'many' is no number; 2 like {source}, line 82: no answer"
+    said = f"{source}: left out 3 of 43 problems: {said}"
+    assert [line for line in warnings if "left out" in line] == [said]
     # Prompts and answers of three sets, steps of one, and no steps.
     assert templates._encoded.cache_info().misses - texts <= 8
     table = Path(source).read_text()
@@ -293,14 +294,21 @@ def test_a_source_is_read_encoded_and_warned_of_once(tokenizer, tmp_path, monkey
     assert before[1].question.startswith("Tim 1 ")
     assert before is again
     assert len(reads) == 2
+    capsys.readouterr()
+    data([source, *(f"--config.data.fields.{role}={name}" for role, name in FIELDS.items())])
+    out, err = capsys.readouterr()
+    assert f"\n  {said}\n" in out, "as the run has it"
+    assert err == ""
 
 
 def test_answers_that_are_no_numbers_are_compared_as_texts(tmp_path):
     config, lines = _chosen(_proofs(tmp_path / "set.jsonl", 20))
     assert check(config).prompt.answers == "texts"
     assert "answers are no numbers, 'Tom is a" in lines[1]
-    rows = [{"question": f"Q{n}?", "answer": "many" if n == 3 else str(n)} for n in range(20)]
-    assert _chosen(write_jsonl(tmp_path / "typo.jsonl", rows))[0].prompt.answers == "auto"
+    rows = [{"question": f"Q{n}?", "answer": "1e999" if n == 3 else str(n)} for n in range(20)]
+    config, lines = _chosen(write_jsonl(tmp_path / "typo.jsonl", rows))
+    assert (config.prompt.answers, config.max_answer_tokens) == ("auto", 9)
+    assert "15 of 16 answers are numbers" in lines[1]
 
 
 def _in_words(path: Path, steps: int = 3) -> str:

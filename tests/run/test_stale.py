@@ -224,11 +224,15 @@ MADE_AGAIN = {
                         set()),
     "row gone =": (_gone("work/eval/slpo/row.json"), {}, {"validation"}),
 }  # fmt: skip
+SAID = {"another set by a name": ["config.data.eval.made"], "a test file changed": ["config.data.eval.real"]}
 
 
 @pytest.mark.parametrize("name", MADE_AGAIN)
-def test_what_is_made_again_and_what_is_kept(finished, monkeypatch, name):
-    """And of what is made again all is as it was, where the same is asked for; then nothing more is to be done."""
+def test_what_is_made_again_and_what_is_kept(finished, monkeypatch, name, warnings):
+    """And of what is made again all is as it was, where the same is asked for; then nothing more is to be done.
+
+    Of a set that has changed a line says so, once.
+    """
     change, config, expected = MADE_AGAIN[name]
     config = {key: str(finished.folder / "real.json") if value == "real" else value for key, value in config.items()}
     before = finished.files()
@@ -239,6 +243,8 @@ def test_what_is_made_again_and_what_is_kept(finished, monkeypatch, name):
         monkeypatch.setattr(evaluate, "stage_params", read)
     done = finished.evaluate(monkeypatch, **config)
     assert done >= expected if "+" in name else done == expected
+    said = [line.partition(": ")[0] for line in warnings if "has changed since its evaluation" in line]
+    assert said == SAID.get(name, [])
     assert finished.evaluate(monkeypatch, **config) == set()
     if "=" in name:
         others = {path.name for path, text in finished.files().items() if text != before.get(path)}

@@ -413,7 +413,12 @@ def test_a_finished_stage_s_last_checkpoint_is_not_replaced_by_an_earlier_one(tm
     (tmp_path / "finished").write_text("8\n")
     assert load_params(tmp_path, _state().params)["reasoner"]["h_0"][0, 0] == 9.5
     shutil.rmtree(tmp_path / "8")
-    with pytest.raises(UserError, match=r"of step 8, is gone; delete .*finished.* from the checkpoint before"):
+    with pytest.raises(UserError, match=r"of step 8, is gone; delete .*finished.* from the checkpoint of step 4"):
+        load_params(tmp_path, _state().params)
+    for file in (tmp_path / "4").rglob("*.json"):
+        file.write_text("")
+    (tmp_path / "finished").write_text("4\n")
+    with pytest.raises(UserError, match=r"4/params: is damaged .*; delete .*4 and .*finished, and .*: it begins anew$"):
         load_params(tmp_path, _state().params)
 
 
