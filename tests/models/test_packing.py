@@ -98,7 +98,8 @@ def grader(batch, *shares):
     policy = dataclasses.replace(POLICY, capacities=shares)
 
     def loss(params, trajectories):
-        return OBJECTIVE(policy, params, batch, trajectories, REWARDS, KEY)
+        loss, _, terms = OBJECTIVE(policy, params, batch, trajectories, REWARDS, KEY)
+        return loss, terms
 
     graded = compiled(jax.value_and_grad(loss, has_aux=True))
     return lambda trajectories: graded(small_params(), trajectories)
