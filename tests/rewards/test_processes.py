@@ -176,7 +176,8 @@ def test_no_process_outlives_the_one_who_asked(tmp_path, end, busy, platform):
     script, worker = tmp_path / "script.py", tmp_path / "worker.py"
     worker.write_text(_WORKER.read_text().replace("sys.platform", repr(platform)))
     script.write_text(
-        "import os, sys, time, pathlib\nfrom slpo_jax.rewards import processes\n"
+        "import os, signal, sys, time, pathlib\nfrom slpo_jax.rewards import processes\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a background job's tests ignore it
         f"processes._WORKER = pathlib.Path({str(worker)!r})\n"
         f"def busy(path):\n    open(path, 'w').write(str(os.getpid()))\n    {busy}\n"
         "processes.Processes(busy, 1).ask([{'path': sys.argv[1]}])\n"
