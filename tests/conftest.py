@@ -103,7 +103,9 @@ if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", "")
 
 
 class _SkippedTests:
-    """Writes which tests were skipped, and why, for .ci/run: a line "FILE<tab>REASON" for each.
+    """Writes which tests were skipped, and why, for .ci/run: a line "TEST<tab>REASON" for each.
+
+    A module that skips itself while it is collected stands there as its file.
 
     One file for each of pytest-xdist's workers: the process that started them hears of a module that couldn't be
     collected only if no other was skipped in the same line for the same reason.
@@ -121,7 +123,7 @@ class _SkippedTests:
     def _note(self, report) -> None:
         if report.skipped:
             reason = report.longrepr[-1] if isinstance(report.longrepr, tuple) else str(report.longrepr)
-            self._lines.add(report.nodeid.split("::")[0] + "\t" + " ".join(reason.split()))
+            self._lines.add(report.nodeid + "\t" + " ".join(reason.split()))
 
     def pytest_sessionfinish(self) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)
