@@ -22,7 +22,7 @@ from slpo_jax.io.orbax import load_params
 from slpo_jax.io.workdir import Workdir
 from slpo_jax.run.rl import make_objective
 from slpo_jax.run.setup import Setup
-from slpo_jax.run.stage import host_batches
+from slpo_jax.run.train_stage import host_batches
 from slpo_jax.runtime.mesh import shard_rows
 from slpo_jax.stages import COLD_START
 
@@ -43,7 +43,7 @@ def profiled(flags: argparse.Namespace, setup: Setup, given: str) -> None:
         given: digest of what its config was given.
     """
     here = {name: value for name, value in machine().items() if name != "date"}
-    folder = Workdir(flags.workdir).stage(COLD_START)
+    folder = Workdir(flags.workdir).stage_folder(COLD_START)
     file, what = flags.workdir / PROFILE, digest([given, here, folder.is_finished])
     found = read_json(file, default={})
     if found.get("what") != what:

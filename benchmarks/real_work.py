@@ -88,7 +88,8 @@ def _imitation(setup: Setup) -> Iterator[Work]:
         tokens = batch.text.tokens.size
         if batch.student is not None:
             student = batch.student
-            tokens += student.prompts.tokens.size + student.suffix.tokens.size + len(batch.index) * phase.latent_slots
+            latents = len(batch.draws) * phase.latent_slots
+            tokens += student.prompts.tokens.size + student.suffix.tokens.size + latents
         name, turns = {"cot": "CoT-SFT", "codi": "CODI"}[phase.name], 3 * phase.latent_slots
         yield Work(name, IMITATE, phase.end, program, phase.end - phase.start, tokens, turns)
     if config.imitate.control:  # the last phase goes on
@@ -133,7 +134,7 @@ def _evaluations(
     count = min(config.evaluate.limit or len(problems), len(problems))
     for each in samples:
         batches = list(setup.evaluator.batches(problems, count, each))
-        shapes = {(batch.prompts.tokens.shape, batch.prompts.capacity) for batch in batches}
+        shapes = {(batch.prompts.tokens.shape, batch.prompts.packed_slots) for batch in batches}
         if len(shapes) > 1:
             raise UserError(f"config.prompt_slots: {name} has {len(shapes)} shapes to compile; give one bucket")
         size = len(batches[0].index_N)
@@ -145,7 +146,7 @@ def _evaluations(
 
 
 def _prompt_tokens(prompts: Any) -> int:
-    return prompts.capacity or prompts.tokens.size
+    return prompts.packed_slots or prompts.tokens.size
 
 
 def compile_all(

@@ -62,14 +62,14 @@ def workdir(reasoner: str, folder: Path, **changes) -> Path:
     experiment = build(read_config(config), folder)
     for stage in ("imitate", "cold_start"):
         ensure_manifest(experiment.stage(stage))
-        save_params(experiment.workdir.stage(stage).path, run_params(reasoner))
+        save_params(experiment.workdir.stage_folder(stage).path, run_params(reasoner))
     experiment.log.close()
     (folder / "config.json").write_text(json.dumps(values(experiment.config)))
-    facts = json.loads(experiment.workdir.stage("cold_start").facts.read_text())
+    facts = json.loads(experiment.workdir.stage_folder("cold_start").facts.read_text())
     rule = RUN.get(reasoner, 0.75)
     row = Row("cold_start", "cold gate", stage="cold_start", stopping="threshold", rule=rule, settings=facts)
     write_row(folder, row)
-    write_rule(experiment.workdir.stage("cold_start"), row, alike=True)
+    write_rule(experiment.workdir.stage_folder("cold_start"), row, alike=True)
     return folder
 
 

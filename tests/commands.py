@@ -15,7 +15,8 @@ from slpo_jax.cli.commands import function_of
 from slpo_jax.cli.train import train
 from slpo_jax.config import config_checks
 from slpo_jax.errors import FlagParser, UserError
-from slpo_jax.run.own_data_settings import KEYS, requested
+from slpo_jax.run.own_data_settings import KEYS
+from slpo_jax.run.requested_config import requested_config
 
 ROOT = Path(__file__).resolve().parents[1]
 _COMMAND = re.compile(r"\b(?:python (?:-m )?[\w/]+\.|slpo [a-z])(?:(?! ?;|, ).)*")
@@ -42,7 +43,7 @@ def config_of(words: list[str]) -> Any:
     rest, keys = take_keys(words[2 if words[0] == "slpo" else 3 :])
     given = _parsed("slpo_jax.main", rest)
     start = given.config or given.start
-    return config_checks.check(requested(start, dict.fromkeys(KEYS, ""), {}, keys, lambda _: None))
+    return config_checks.check(requested_config(start, dict.fromkeys(KEYS, ""), {}, keys, lambda _: None))
 
 
 def trains(words: list[str]) -> bool:

@@ -12,7 +12,7 @@ import optax
 import pytest
 
 from slpo_jax.config import config_checks, read_config
-from slpo_jax.run import imitate, rl, stage
+from slpo_jax.run import imitate, rl, train_stage
 from slpo_jax.run.experiment import Experiment, build
 from slpo_jax.run.run_stages import check_stages
 from slpo_jax.runtime.mesh import replicate
@@ -106,9 +106,9 @@ def fake_steps(patch: pytest.MonkeyPatch, params: Any, numbers_of: Callable[[Any
 
         return step
 
-    for module in (imitate, stage, rl_step):
+    for module in (imitate, train_stage, rl_step):
         patch.setattr(module, "make_train_step", make_train_step)
-    for module in (imitate, stage, rl):
+    for module in (imitate, train_stage, rl):
         patch.setattr(module, "make_optimizer", functools.cache(make_optimizer))  # for `_update_of`
     for name in ("initial_params", "abstract_params"):
         patch.setattr(Experiment, name, lambda self, *_: replicate(params, self.mesh))

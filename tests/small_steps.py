@@ -49,7 +49,7 @@ def rigged_reward(tokens, references):
 
 def host_reward_of(batch):
     """`rigged_reward` of a batch's problems without SECOND, on the host."""
-    rules = dict(zip(batch.index.tolist(), batch.references[:, 0].tolist(), strict=True))
+    rules = dict(zip(batch.draws.tolist(), batch.references[:, 0].tolist(), strict=True))
 
     def host_reward(tokens_NA, index_N):
         asked = jnp.arange(3)[1:]  # a function may compute with jax, too, though a step is not to
@@ -84,7 +84,7 @@ def imitation_batch() -> curriculum.ImitationBatch:
     suffixes = [[END, *rng.integers(0, END, size=n)] for n in (3, 5, 2, 4)]
     suffix = pad_suffixes(suffixes, 5)
     prompted = prompted_batch()
-    return curriculum.ImitationBatch(prompted.prompts, np.array([2, 1, 3, 1], np.int32), suffix, prompted.index)
+    return curriculum.ImitationBatch(prompted.prompts, np.array([2, 1, 3, 1], np.int32), suffix, prompted.draws)
 
 
 def batch_of(stage: str):

@@ -91,7 +91,7 @@ def abstract_rollouts(
         reference: the parameters that the stage started from, or {}, as the first half is given them.
     """
     _, trajectories, _ = jax.eval_shape(rollout, state, batch, reference)
-    rewards = jax.ShapeDtypeStruct((len(batch.index), group), jnp.float32)
+    rewards = jax.ShapeDtypeStruct((len(batch.draws), group), jnp.float32)
     placed = NamedSharding(layout.mesh, ROWS)
     return batch, *jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=placed), (trajectories, rewards)

@@ -22,7 +22,7 @@ from slpo_jax.run.rl import (
     training_policy,
 )
 from slpo_jax.run.setup import Setup
-from slpo_jax.run.stage import host_batches
+from slpo_jax.run.train_stage import host_batches
 from slpo_jax.runtime.mesh import EVERYWHERE, ROWS
 from slpo_jax.stages import COLD_START, EVALUATE, IMITATE, RL
 from slpo_jax.training import gate_training, rl_loss

@@ -33,7 +33,7 @@ class Torch:
         self.witness.objective, self.witness.group = self.objective, self.group
         batch = work.batch(step)
         prompts = Prompts(np.asarray(batch.prompts.tokens), np.asarray(batch.prompts.valid))
-        index_N = np.repeat(np.asarray(batch.index), self.group)
+        index_N = np.repeat(np.asarray(batch.draws), self.group)
         return self.witness.step(prompts, index_N, work.verify, self.lengths)
 
 

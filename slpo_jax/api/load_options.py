@@ -44,9 +44,9 @@ class LoadOptions(Checked):
 
 
 KEYS: dict[str, tuple[str, ...]] = {field.name: field.metadata["keys"] for field in dataclasses.fields(LoadOptions)}
-"""Of the config, by option."""
+"""Keys of the config by the option that sets them."""
 
 _ARGUMENTS = {f"--{name}": name for name in KEYS} | {f"config.{key}": name for name in KEYS for key in KEYS[name]}
 
 by_argument = functools.partial(naming, _ARGUMENTS | {"config.init": "checkpoint"})
-"""Have messages name the argument that the user has given, `latents`, not the config's key, nor the flag."""
+"""A context in which messages name the argument that the user has given, `latents`, not the config's key or a flag."""

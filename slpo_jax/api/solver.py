@@ -230,7 +230,8 @@ def _rolled_out(solver: Solver, questions: Sequence[str], rows: int, **options: 
     """Roll questions out, so many rollouts at a time; the decoder is there only to be asked."""
     setup, prompts = solver.setup, [_prompt(solver.setup, question) for question in questions]
     problems, empty = Problems(Problem(question, (), "") for question in questions), [list[Any]() for _ in questions]
-    evaluator = copy.copy(solver.evaluator)  # with the same programs
+    # With the same cached programs, which the size of a batch is no part of.
+    evaluator = copy.copy(solver.evaluator)
     evaluator.batch_size = -(-rows // setup.mesh.size) * setup.mesh.size
     params = with_decoder(solver.params, solver.reads is not None, setup.config.init)
     encoded = EncodedProblems(problems, prompts, empty, empty, setup.template)

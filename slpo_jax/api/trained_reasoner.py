@@ -192,8 +192,8 @@ class TrainedReasoner:
         judge = setup.reward if reward is None else setup.reward.asking(reward)
         loaded = load_set(setup.config, "problems", source, entries=[*judge.entries.values()])
         loaded.warn()
-        if loaded.reading.unused and not name:
-            logging.warning("problems: not used: %s", loaded.reading.unused)
+        if loaded.field_use.unused and not name:
+            logging.warning("problems: not used: %s", loaded.field_use.unused)
         setup, encoded = _fitting(setup, loaded[: limit or None], judge)
         stopping, rule = self.solver.stopping, self.solver.rule
 
@@ -279,6 +279,8 @@ def _check_numbers(**numbers: Any) -> None:
 @by_argument()
 def load(checkpoint: str | os.PathLike[str], **options: Any) -> TrainedReasoner:
     """Load a reasoner with all that belongs to it.
+
+    It sets this process's jax up as a run does, where jax has not begun: devices, cache of programs, precision.
 
     Args:
         checkpoint: the workdir of a run (its newest stage or objective), WORKDIR/checkpoints/STAGE, an export, a

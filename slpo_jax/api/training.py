@@ -22,7 +22,8 @@ from slpo_jax.io.files import read_json
 from slpo_jax.io.workdir import Workdir
 from slpo_jax.rewards.answers import STYLES, AskedStyle, Kind, style_of
 from slpo_jax.rewards.functions import name_of
-from slpo_jax.run.own_data_settings import answers_of, requested
+from slpo_jax.run.own_data_settings import answers_of
+from slpo_jax.run.requested_config import requested_config
 from slpo_jax.run.sources import read_as
 from slpo_jax.runtime.backend import set_up_jax
 from slpo_jax.settings import FieldError
@@ -44,7 +45,7 @@ class Run:
     def __getitem__(self, stage: str) -> TrainedReasoner:
         if stage not in (names := list(self)):
             raise UserError(f"{self.workdir}: has no finished stage {stage!r}; use one of {', '.join(names) or 'none'}")
-        return load(Workdir(self.workdir).stage(stage).path)
+        return load(Workdir(self.workdir).stage_folder(stage).path)
 
     @functools.cached_property
     def report(self) -> dict[str, Any]:
@@ -101,7 +102,7 @@ def train(
         config = {**(config or {}), "reward": reward}
     start = start if isinstance(start, ConfigDict) else os.fspath(start)
     source_texts, test_texts = ({key: os.fspath(path) for key, path in paths.items()} for paths in (sources, tests))
-    checked = check(requested(start, source_texts, test_texts, config or {}, set_up_jax))
+    checked = check(requested_config(start, source_texts, test_texts, config or {}, set_up_jax))
     name = "run" if isinstance(start, ConfigDict) else Path(start.partition(":")[0]).stem or "own"
     folder = Path(workdir or f"runs/{name}").expanduser()
     from slpo_jax.run.run_stages import run_stages  # once jax is set up

@@ -12,7 +12,7 @@ ARCHITECTURES: dict[str, type[Architecture]] = {
 }
 
 PLAIN = Coconut
-"""What a language model's tensors are that a latent reasoner is said to be: it has no others."""
+"""The architecture by whose tensors' names a plain language model is read: it has none beyond the backbone's."""
 
 REASONERS = {
     f"{architecture}_{backbone}": (ARCHITECTURES[architecture], backbone)

@@ -39,8 +39,8 @@ class Checkpoint:
         description: its architecture and shapes, as they are written beside checkpoints.
         template: its texts, with the tokenizer.
         opened: what `config.init` is; None where parameters are random.
-        read: gives the parameters there are, ours in the shapes and types that it is given, foreign ones with
-            True with SIM-CoT's decoder, if there is one; ours always have theirs.
+        read: (like, explain) -> the parameters there are. One of ours gives them in the shapes and types of `like`,
+            SIM-CoT's decoder among them; a foreign one gives its decoder, if any, only if `explain` is true.
         lacks: what the checkpoint, of a language model that has not been a reasoner yet, lacks of one; "" for others.
     """
 

@@ -88,7 +88,7 @@ def stopping_of(config: Config, identity: Identity) -> tuple[Stopping, float | i
         ("threshold", the run's, None where none was chosen yet), or without a gate ("length", the run's, imitation's
         own number or T).
     """
-    has_gate, stage = config.gate.enabled, identity.stage
+    has_gate, stage = config.gate.enabled, identity.stage_folder
     settings = identity.description.settings if identity.description else {}
     stopping: Stopping = "threshold" if has_gate else "length"
     rule = read_rule(stage, stopping) if stage else None
@@ -182,7 +182,7 @@ def adopt_original(config: Config, identity: Identity | None, workdir: Workdir) 
 def _agreed(workdir: Workdir, stages: list[str]) -> dict[str, Any]:
     """Tell what all finished stages of a workdir that say so were made with; where they differ, a line says so."""
     values_of: dict[str, list[Any]] = {}
-    for folder in map(workdir.stage, stages):
+    for folder in map(workdir.stage_folder, stages):
         facts = folder.read_facts()
         decisive = _decisive(laid_over(Config(), _known_settings(facts), str(folder.facts)))
         for key in [key for key in decisive if key in flatten(facts)]:
@@ -212,13 +212,14 @@ def _shown(value: Any) -> str:
 
 def _layers(identity: Identity) -> dict[str, dict[str, Any]]:
     """Return what a checkpoint was made with, by what says so: the workdir, the stage, and an export or import."""
-    facts, lacking = _stated(identity), set[str]()
-    where, written = list(facts.items())[-1]
-    layers = {file: _known_settings(facts[file]) for file in [*facts][:-1]}
-    if settings := {key: value for key, value in written.items() if key not in (RULE, "rewards")}:
+    files, export, lacking = _run_facts(identity), _export_facts(identity), set[str]()
+    where = f"{identity.source}: reasoner.json"
+    layers = {file: _known_settings(facts) for file, facts in files.items()}
+    settings = {key: value for key, value in export.items() if key not in (RULE, "rewards")}
+    if settings:
         layers[where] = settings
     for file in layers:
-        rewards = _rewards(facts[file])
+        rewards = _rewards(files.get(file, export))
         unknown = {name for name, _ in rewards} - {*REWARDS}
         layers[file] |= {"rewards": rewards} if rewards and not unknown else {}
         lacking |= unknown
@@ -227,7 +228,7 @@ def _layers(identity: Identity) -> dict[str, dict[str, Any]]:
             "%s: its reward %s is not registered here, so that answers are judged by the data's own; give its file "
             "(a command's --register)", identity.source, ", ".join(sorted(lacking)),
         )  # fmt: skip
-    rule, stopping = written.get(RULE), "threshold" if settings.get("gate.enabled") else "length"
+    rule, stopping = export.get(RULE), "threshold" if settings.get("gate.enabled") else "length"
     if rule is not None and not is_rule(stopping, rule):
         raise UserError(f"{where}: key {RULE}: {rule!r} is not valid; give {RULES[stopping]}")
     return layers
@@ -239,13 +240,18 @@ def stated_rewards(identity: Identity, config: Config) -> dict[str, Any]:
     Args:
         config: of `config_of`, which has them where the run names none.
     """
-    return {"rewards": next(filter(None, map(_rewards, reversed(_stated(identity).values()))), config.weighted)}
+    facts = _export_facts(identity), *reversed(_run_facts(identity).values())
+    return {"rewards": next(filter(None, map(_rewards, facts)), config.weighted)}
 
 
-def _stated(identity: Identity) -> dict[str, Mapping[str, Any]]:
-    """Read what a checkpoint was made with: the files of its run, then what an export or import says, perhaps {}."""
-    facts = {str(file): read_json(file, "mend the file") for file in identity.run_files}
-    return facts | {f"{identity.source}: reasoner.json": identity.description.settings if identity.description else {}}
+def _run_facts(identity: Identity) -> dict[str, Mapping[str, Any]]:
+    """Read what the run around a checkpoint says of its settings, by file: the workdir's, then the stage's."""
+    return {str(file): read_json(file, "mend the file") for file in identity.run_files}
+
+
+def _export_facts(identity: Identity) -> Mapping[str, Any]:
+    """Return what an export or import says of the settings that it was made with."""
+    return identity.description.settings if identity.description else {}
 
 
 def _rewards(facts: Mapping[str, Any]) -> Sequence[tuple[str, float]]:

@@ -77,7 +77,7 @@ class Foreign:
     base: str = ""
     lora_alpha: float | None = None
     threshold: float | None = None
-    stage: ClassVar[None] = None
+    stage_folder: ClassVar[None] = None
     run_files: ClassVar[tuple[Path, ...]] = ()
 
     @property

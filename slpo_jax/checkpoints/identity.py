@@ -36,10 +36,10 @@ class Ours:
         description: what is said of it, with the gate that its parameters have.
         tokenizer: loads its tokenizer.
         stored: its parameters.
-        reasoner: the name in `REASONERS`.
+        reasoner: the name in `architectures.REASONERS`.
         gate_hidden: the hidden width of the stopping gate, 0 for a linear one; None if there is none.
         gate_trained: whether there is a stopping gate that is no longer random.
-        stage: the folder of its stage.
+        stage_folder: of the stage that made it.
         run_files: what the run around it has written of its settings: the workdir's, then the stage's.
     """
 
@@ -51,7 +51,7 @@ class Ours:
     reasoner: str
     gate_hidden: int | None
     gate_trained: bool
-    stage: StageFolder
+    stage_folder: StageFolder
     run_files: tuple[Path, ...]
     base: ClassVar[str] = ""
     lora_alpha: ClassVar[float | None] = None
@@ -79,7 +79,7 @@ def newest_checkpoint(source: str) -> str:
     # Of several objectives the one that the run's config names last, and before others that an earlier config named.
     objectives = read_json(workdir.config, default={}).get(RL, {}).get("objectives", ())
     names = [*reversed(objectives), *workdir.finished_objectives(), *reversed(REASONERS)]
-    stages = [stage for stage in map(workdir.stage, names) if is_checkpoint(stage.path)]
+    stages = [stage for stage in map(workdir.stage_folder, names) if is_checkpoint(stage.path)]
     if not stages:
         raise UserError("config.init", f"{source} is a workdir without a checkpoint; run a stage, or give another")
     newest = next((stage for stage in stages if stage.is_finished), stages[0])

@@ -70,11 +70,11 @@ def train(arguments: list[str]) -> None:
         say_start(workdir, start or "own")
     # Imports that take seconds wait until they are needed: --help comes at once.
     from slpo_jax.config.config_checks import check
-    from slpo_jax.run.own_data_settings import requested
+    from slpo_jax.run.requested_config import requested_config
 
     sources = {"train": flags.train, "valid": flags.valid, "base": flags.base}
     begin, cut = functools.partial(_begin, flags), functools.partial(_lowered, most=_GYM) if flags.smoke else None
-    config = uncut = check(requested(start, sources, _tests(flags.test), keys, begin, cut))
+    config = uncut = check(requested_config(start, sources, _tests(flags.test), keys, begin, cut))
     if flags.smoke:
         apart = f"; the run itself needs another --workdir than {flags.workdir}" * bool(flags.workdir)
         config, line = smoke(config)

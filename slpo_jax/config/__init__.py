@@ -10,7 +10,7 @@ __all__ = ["Config", "default_config", "objective_variant", "read_config", "trie
 
 
 def __getattr__(name: str) -> Any:
-    """Import what stands in `__all__`; sections import this package, so that it can't import them."""
+    """Import what stands in `__all__`, and jax with it, when it is asked for: `registry` lists configs without."""
     if name not in __all__:
         raise AttributeError(f"module 'slpo_jax.config' has no attribute {name!r}")
     return getattr(importlib.import_module("slpo_jax.config.config"), name)

@@ -111,7 +111,11 @@ def _by_name(layers: Iterable[Mapping[str, Any] | ConfigDict]) -> dict[str, list
 
 
 def _merged(old: Any, hint: Any, changes: list[tuple[str, Any]], key: str, entry: Callable | None) -> Any:
-    """Return the value of a key after changes, see `_by_name`; `entry` is what `setting` takes."""
+    """Return the value of a key after changes, see `_by_name`; `entry` is what `setting` takes.
+
+    Of a file with `rl` = {steps: 5} and a flag `rl.group=16`, the section rl gets [("", {steps: 5}), ("group", 16)].
+    What is given as a whole and can't be merged takes the place of all before it.
+    """
     changes = [(below, value if below else _as_field(value, _plain(hint))) for below, value in changes]
     if entry and is_dataclass(hint):
         old = entry(key, old, changes)

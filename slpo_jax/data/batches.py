@@ -184,7 +184,7 @@ def pad_prompts(prompts: Sequence[Ids], slots: Sequence[int], pad_id: int = 0) -
 
 
 def end_to_end(most: int, rows: int, slots: int) -> int:
-    """Return how many slots a row has in which a batch's prompts lie end to end (`Prompts.capacity`).
+    """Return how many slots a row has in which a batch's prompts lie end to end (`Prompts.packed_slots`).
 
     Args:
         most: tokens of the prompts of any batch that is encoded at once, on one device.

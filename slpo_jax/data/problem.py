@@ -29,7 +29,7 @@ class Problem:
 
 
 @dataclass
-class Reading:
+class FieldUse:
     """The use of a source's fields: which of its records' are used, and as what.
 
     Attributes:
@@ -67,13 +67,13 @@ class Problems(tuple[Problem, ...]):
 
     Attributes:
         left_out: how many more it has, whose answers can't be compared.
-        reading: of the source's fields.
+        field_use: of the source's fields.
         warnings: lines on what is missing; see `warn`.
         summary: how `slpo_jax.read` understood the source, in lines, which `print` shows.
     """
 
     left_out: int = 0
-    reading: Reading = Reading()
+    field_use: FieldUse = FieldUse()
     warnings: tuple[str, ...] = ()
     summary: tuple[str, ...] = ()
 

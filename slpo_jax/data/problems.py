@@ -18,7 +18,7 @@ from slpo_jax.data.choices import way_of
 from slpo_jax.data.dataset_rows import Role, open_splits, part_of, split_rows
 from slpo_jax.data.generated import GENERATED, task_of
 from slpo_jax.data.generated_sets import GymConfig, gym_problems, is_gym
-from slpo_jax.data.problem import Problem, Problems, Reading
+from slpo_jax.data.problem import FieldUse, Problem, Problems
 from slpo_jax.data.record_fields import FOUND, FieldsConfig, RawProblem, Wanted, read_record, unknown_field
 from slpo_jax.data.record_readers import FILE_READERS, Rows, given_rows
 from slpo_jax.data.record_texts import plain, written_steps
@@ -91,12 +91,12 @@ class _Read(NamedTuple):
     Attributes:
         problems: with numbers as answers.
         others: by place, the records of those whose answer is none.
-        reading: of its fields.
+        field_use: of its fields.
     """
 
     problems: list[Problem]
     others: dict[int, RawProblem]
-    reading: Reading
+    field_use: FieldUse
 
 
 def load_problems(
@@ -189,21 +189,21 @@ def _of_gym(source: str, problems: Problems, answers: Kind, unanswered: bool) ->
 
 @functools.lru_cache(maxsize=_KEPT)
 def _read(source: _Source, wanted: Wanted) -> _Read:
-    reading, is_collected = Reading(), gc.isenabled()
+    field_use, is_collected = FieldUse(), gc.isenabled()
     gc.disable()  # which would look for cycles among millions of new objects, again and again: there are none
     try:
-        raws = list(_raw_problems(source.rows(), wanted, reading))
+        raws = list(_raw_problems(source.rows(), wanted, field_use))
         if not raws:
             raise UserError(f"{source.name}: holds no problems; give one with at least one")
         solutions = written_steps([(raw.where, raw.steps, raw.solution) for raw in raws])
-        raws = _chosen(raws, wanted, reading)
+        raws = _chosen(raws, wanted, field_use)
         numbers = [_number(raw.answer or "") for raw in raws]
         rows = zip(raws, solutions, numbers, strict=True)
         problems = [Problem(raw.question, steps, number, raw.columns) for raw, steps, number in rows]
     finally:
         if is_collected:
             gc.enable()
-    return _Read(problems, {place: raws[place] for place, number in enumerate(numbers) if not number}, reading)
+    return _Read(problems, {place: raws[place] for place, number in enumerate(numbers) if not number}, field_use)
 
 
 @functools.lru_cache(maxsize=_KEPT)
@@ -228,30 +228,30 @@ def _with_answers(source: str, read: _Read, answers: Kind, unanswered: bool) -> 
         remedy = f"give a set with such answers, or compare others, e.g. with {key_name('config.prompt.answers')}=texts"
         raise UserError(f"{next(iter(lost.values()))[0]}, nor is any of the {count}; {remedy}")
     warnings = (f"{source}: left out {left_out} of {count} problems: {'; '.join(why)}",) * bool(why)
-    return Problems(problems.values(), left_out=left_out, reading=read.reading, warnings=warnings)
+    return Problems(problems.values(), left_out=left_out, field_use=read.field_use, warnings=warnings)
 
 
-def _raw_problems(rows: Rows, wanted: Wanted, reading: Reading) -> Iterator[RawProblem]:
+def _raw_problems(rows: Rows, wanted: Wanted, field_use: FieldUse) -> Iterator[RawProblem]:
     first, (fields, strict, columns, _) = None, wanted
     for where, record in rows:
         if not isinstance(record, Mapping):
             raise UserError(f"{where}: not a record with fields; expected question, answer and optionally steps")
         first = first or (where, record)
-        raw = read_record(where, record, wanted, reading)
+        raw = read_record(where, record, wanted, field_use)
         if not raw.question.strip():
             raise UserError(f"{where}: the question is empty; give its text or remove the record")
         if columns is None or columns:
             cells = {**getattr(record, "columns", {}), **record}
             values = {name: plain(cells[name]) for name in (cells if columns is None else columns) if name in cells}
             if columns and values:  # of all, nobody knows which are used
-                reading.note("reward", values)
+                field_use.note("reward", values)
             raw = raw._replace(columns=values)
         yield raw
-    if first and strict and fields.steps and fields.steps not in reading.used.get("steps", {}):
+    if first and strict and fields.steps and fields.steps not in field_use.used.get("steps", {}):
         raise unknown_field(*first, "steps", fields.steps)
 
 
-def _chosen(raws: list[RawProblem], wanted: Wanted, reading: Reading) -> list[RawProblem]:
+def _chosen(raws: list[RawProblem], wanted: Wanted, field_use: FieldUse) -> list[RawProblem]:
     """Make labels or texts of choices the answers, where there are choices."""
     answered = {
         place: (raw.where, raw.choices, raw.answer, raw.is_number)
@@ -261,7 +261,7 @@ def _chosen(raws: list[RawProblem], wanted: Wanted, reading: Reading) -> list[Ra
     answers = {place: choices.answer(where, answer, way) for place, (where, choices, answer, _) in answered.items()}
     if way.isdecimal():
         index = f"answer (an index from {way})"
-        reading.used = {index if role == "answer" else role: names for role, names in reading.used.items()}
+        field_use.used = {index if role == "answer" else role: names for role, names in field_use.used.items()}
     return [raw._replace(answer=answers.get(place)) if raw.choices else raw for place, raw in enumerate(raws)]
 
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from slpo_jax.data.choices import Choices, Counted, choices_of, is_column
-from slpo_jax.data.problem import NO_COLUMNS, Reading, shown
+from slpo_jax.data.problem import NO_COLUMNS, FieldUse, shown
 from slpo_jax.data.record_texts import (
     CHATS,
     Number,
@@ -111,14 +111,14 @@ _AFTER = {"instruction": ("input",)}
 _STEPS = ("steps", "cot", "rationale", "reasoning", "chain_of_thought", "explanation", "thought")
 
 
-def read_record(where: str, record: Record, wanted: Wanted, reading: Reading) -> RawProblem:
+def read_record(where: str, record: Record, wanted: Wanted, field_use: FieldUse) -> RawProblem:
     """Read a record by the names of its fields.
 
     Args:
         where: file and line, or data set, split and row, for messages.
         record: fields by name. Numbers are texts, ints or Decimals.
         wanted: of it; what may be a column that a reward asks for is no answer where it need not have one.
-        reading: is told which fields are used.
+        field_use: is told which fields are used.
     Returns:
         the problem, without its columns.
     Raises:
@@ -126,15 +126,15 @@ def read_record(where: str, record: Record, wanted: Wanted, reading: Reading) ->
     """
     fields, strict, columns, unanswered = wanted
     if fields.question == EDGES and (strict or EDGES in record):
-        reading.see(record)
+        field_use.see(record)
         for role, names in ROLES.items():
-            reading.note(role, names)
+            field_use.note(role, names)
         return RawProblem(where, *read_graph(where, record))
     record = {
         name: None if is_missing(value) and not (value == "-" and is_column(name)) else value
         for name, value in record.items()
     }
-    reading.see(record)
+    field_use.see(record)
     original, record = record, {str(name).strip().lower(): value for name, value in record.items()} | record
     named_question = fields.question if strict or fields.question in original else ""
     question_field = _field_of(where, original, record, "question", named_question)
@@ -146,13 +146,13 @@ def read_record(where: str, record: Record, wanted: Wanted, reading: Reading) ->
     solution, answer = _answer(where, record, answer_field)
     if strict and fields.choices and fields.choices not in original:
         raise unknown_field(where, original, "choices", fields.choices)
-    question = _question(where, record, question_field, reading)
+    question = _question(where, record, question_field, field_use)
     if choices := choices_of(where, record, fields.choices if fields.choices in original else ""):
         question = choices.below(question)
-        reading.note("choices", choices.fields)
+        field_use.note("choices", choices.fields)
     if answer is not None or answer_field in original:
-        reading.note("answer", [answer_field])
-    steps, text = _steps(where, record, fields.steps, reading)
+        field_use.note("answer", [answer_field])
+    steps, text = _steps(where, record, fields.steps, field_use)
     if not text and not steps:
         texts = {answer_field: solution}
         for field in _WORKED:
@@ -160,7 +160,7 @@ def read_record(where: str, record: Record, wanted: Wanted, reading: Reading) ->
                 texts[field] = _without_mark(message_of(where, record, field, "assistant", needed=False))
         field, text = next(((field, text) for field, text in texts.items() if text.strip()), ("", ""))
         if text:
-            reading.note("steps", [field])
+            field_use.note("steps", [field])
     return RawProblem(where, question, steps, answer, text, choices, is_number(record[answer_field]))
 
 
@@ -185,9 +185,9 @@ def unknown_field(where: str, record: Record, key: str, name: str) -> UserError:
     )
 
 
-def _question(where: str, record: Record, field: str, reading: Reading) -> str:
+def _question(where: str, record: Record, field: str, field_use: FieldUse) -> str:
     before, after = ([name for name in around.get(field, ()) if record.get(name)] for around in (_BEFORE, _AFTER))
-    reading.note("question", [field, *before, *after])
+    field_use.note("question", [field, *before, *after])
     texts = [text_of(where, record, name) for name in before] + [message_of(where, record, field, "user")]
     return "\n".join(filter(str.strip, [" ".join(texts), *(text_of(where, record, name) for name in after)]))
 
@@ -212,7 +212,7 @@ def _answer(where: str, record: Record, field: str) -> tuple[str, str | None]:
     return ("", bare(text)) if answer is None else (solution, answer or None)
 
 
-def _steps(where: str, record: Record, chosen: str, reading: Reading) -> tuple[tuple[str, ...], str]:
+def _steps(where: str, record: Record, chosen: str, field_use: FieldUse) -> tuple[tuple[str, ...], str]:
     """Return the steps that are listed, else a text that has them. A column that arrow filled with nulls is as none."""
     for field in [chosen] if chosen else _STEPS:
         value = record.get(field)
@@ -221,10 +221,10 @@ def _steps(where: str, record: Record, chosen: str, reading: Reading) -> tuple[t
         if isinstance(value, list):
             value = steps_of(value)
         if isinstance(value, list) and value and all(isinstance(step, str) for step in value):
-            reading.note("steps", [field])
+            field_use.note("steps", [field])
             return tuple(value), ""
         if isinstance(value, str) and (text := _without_mark(value)):
-            reading.note("steps", [field])
+            field_use.note("steps", [field])
             return (), text
         if value and not isinstance(value, str) and field in (chosen, *_STEPS[:3]):
             raise UserError(

@@ -217,7 +217,7 @@ class Evaluator:
             shards, real_SR = shard(items, rows, devices)
             index_SR = index_I[shards]
             lengths_SR = np.where(real_SR, lengths[index_SR], 1)  # of what fills a batch up, one token
-            capacity = end_to_end(int(lengths_SR.sum(axis=1).max()), rows, width)
+            packed_slots = end_to_end(int(lengths_SR.sum(axis=1).max()), rows, width)
             for first in range(0, len(shards), devices):
                 batch = slice(first, first + devices)
                 index_B, lengths_B, real_B = (x[batch].reshape(-1) for x in (index_SR, lengths_SR, real_SR))
@@ -225,7 +225,7 @@ class Evaluator:
                 tokens, valid = pad_prompts(prompts, (width,), problems.template.pad_id)
                 sample_BE = offset_I[shards[batch]].reshape(-1, 1) + np.arange(copies)
                 yield RolloutBatch(
-                    Prompts(tokens, valid, capacity),
+                    Prompts(tokens, valid, packed_slots),
                     np.repeat(index_B, copies).astype(np.int32),
                     sample_BE.reshape(-1).astype(np.int32),
                     np.repeat(real_B, copies),

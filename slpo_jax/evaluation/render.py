@@ -81,7 +81,7 @@ def about_rows(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
     """Say what each row is, and how its rollouts stop.
 
     Args:
-        rows: what they say of themselves, see `rows.Row`.
+        rows: what they say of themselves, see `report_rows.Row`.
     """
     fixed = [f'"{row["label"]}"' for row in rows.values() if row["fixed"]]
     best = f"The best of {', '.join(fixed)}, by the very metric on the very set: a choice made on the test set itself."

@@ -159,7 +159,7 @@ class Workdir:
                 f"--workdir={self}: another run is at work in it; wait for its end, or use another --workdir"
             ) from None
 
-    def stage(self, name: str) -> StageFolder:
+    def stage_folder(self, name: str) -> StageFolder:
         """Return the folder of a stage, whether it is there or not."""
         return StageFolder(self.checkpoints / name)
 
@@ -173,7 +173,7 @@ class Workdir:
 
     def finished_objectives(self) -> list[str]:
         """List those of the finished stages that the stage rl made."""
-        return [name for name in self.finished_stages() if self.stage(name).read_facts().get("stage") == RL]
+        return [name for name in self.finished_stages() if self.stage_folder(name).read_facts().get("stage") == RL]
 
     def row(self, name: str) -> Path:
         """Return the folder of a row's records."""

@@ -13,7 +13,7 @@ Params = dict[str, Any]
 
 REASONER, GATE, LATENT_POLICY, ADAPTER, DECODER = "reasoner", "gate", "latent_policy", "adapter", "decoder"
 OF_A_REASONER = (REASONER, GATE, LATENT_POLICY, DECODER)
-"""What a finished stage's checkpoint may have, of which a reward model's has others."""
+"""Parts that a reasoner's checkpoint may have; that of a reward model (`latent_rm`) has others."""
 CARRIED = (DECODER,)
 """Parts that no stage has to have: those of its start it leaves as they were, and computes nothing with."""
 
@@ -24,7 +24,7 @@ class Part:
 
     Attributes:
         name: its key in the tree.
-        key: of its random start.
+        key: what its random start is drawn with.
         init: key -> the part; {} where it has no parameters, and then it isn't there.
         trained_by: the sections of the stages whose optimizer changes it.
     """

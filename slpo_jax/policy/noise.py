@@ -165,7 +165,7 @@ def pass_keys(key: jax.Array, index_B: jax.Array, group: int, passes: int) -> Pa
 
     Args:
         key: the step's scoring key.
-        index_B: int, see `PromptedBatch.index`: keys depend on it, not on places in the batch.
+        index_B: int, see `PromptedBatch.draws`: keys depend on it, not on places in the batch.
         group, passes: G and K.
     """
     index_N, rollout_N = jnp.repeat(index_B, group), jnp.tile(jnp.arange(group), index_B.shape[0])

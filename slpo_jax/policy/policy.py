@@ -34,7 +34,7 @@ class RolloutConfig:
         stopping: "sample" (Bernoulli(rho_t), the law of training), "threshold" (first rho_t >= threshold, Alg. 1) or
             "length" (a given number of latents a row).
         temperature: of the answer tokens; 0 is greedy.
-        top_k, top_p: what is left to sample from, see `sampling.most_likely`.
+        top_k, top_p: what is left to sample from, see `noise.most_likely`.
         banned_ids: tokens that are never generated.
     """
 
@@ -65,7 +65,7 @@ class RolloutConfig:
 
 @dataclasses.dataclass(frozen=True)
 class Policy:
-    """Static: all of it is known when a program is traced.
+    """What thinks, answers and is scored; static, known when a program is traced.
 
     Attributes:
         reasoner: the model.
@@ -106,13 +106,13 @@ class Prompts:
     """Left-padded prompts: tokens int [N, P], valid bool [N, P]; of numpy on the host, of jax inside jit.
 
     Attributes:
-        capacity: if not 0, the prompts of one device's batch (or micro-batch) are encoded end to end, in one row of so
-            many slots, which have to be enough for all their tokens: see `data.batches.end_to_end`.
+        packed_slots: if not 0, the prompts of one device's batch (or micro-batch) are encoded end to end, in one row of
+            so many slots, which have to be enough for all their tokens: see `data.batches.end_to_end`.
     """
 
     tokens: Any
     valid: Any
-    capacity: int = struct.field(pytree_node=False, default=0)
+    packed_slots: int = struct.field(pytree_node=False, default=0)
 
     @property
     def lengths(self) -> jax.Array:
@@ -127,15 +127,15 @@ class PromptedBatch:
     Attributes:
         prompts: of B rows.
         references: encoded for the verifier, uint8 [B, R].
-        index: int [B], what randomness is drawn by: `data.batches.draw_numbers`, whose remainder by the number of
-            problems is the problem.
+        draws: int [B], what randomness is drawn by, see `data.batches.draw_numbers`; the remainder by the number
+            of problems is the problem.
         answers: int [B, A], the reference answers' tokens up to and including eos, then pad; None where no objective
             asks for them.
     """
 
     prompts: Prompts
     references: Any
-    index: Any
+    draws: Any
     answers: Any = None
 
 
@@ -151,8 +151,8 @@ def encode_prompts(reasoner: Reasoner, params, prompts: Prompts, dropout) -> tup
         params: all parts.
     """
     tokens, positions, packing = prompts.tokens, jnp.cumsum(prompts.valid, axis=1) - 1, None
-    if prompts.capacity:
-        packing = pack(prompts.valid, prompts.valid.shape[0], prompts.capacity)
+    if prompts.packed_slots:
+        packing = pack(prompts.valid, prompts.valid.shape[0], prompts.packed_slots)
         tokens, positions, dropout = jax.tree.map(packing.packed, (tokens, positions, dropout))
     hidden_N1D, prefix = reasoner.forward(
         params,

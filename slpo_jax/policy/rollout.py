@@ -199,7 +199,7 @@ def think(
     """Encode prompts and take latent steps: the finished thought and the prompts' cache. Arguments as in `sample`.
 
     Args:
-        given: `sample`'s prefix.
+        given: see `sample`.
     """
     config = policy.config
     hidden_ND, prefix = encode_for_rollouts(policy.reasoner, params, prompts, keys_N, config)
@@ -241,7 +241,7 @@ def sample(
     keys_N: jax.Array,
     rule: jax.Array | float | None = None,
     real_N: jax.Array | None = None,
-    prefix: Trajectories | None = None,
+    given: Trajectories | None = None,
 ) -> Trajectories:
     """Think, stop and answer: Alg. 1 of the paper, and the behaviour law q of section 4.2.
 
@@ -253,20 +253,20 @@ def sample(
             follows or `LatentPolicy.halts` is there), unused for "sample".
         real_N: bool, False for rows that only fill a batch up: they end before they begin, so that no loop waits for
             them. None: all are real.
-        prefix: N rows, of whose actions the first `lengths` are taken as they are, under this rollout's own noise; it
+        given: N rows, of whose actions the first `lengths` are taken as they are, under this rollout's own noise; it
             decides whether the last of them ends the thought, and goes on from there. None: all are drawn.
     Returns:
         `Trajectories` of N rows.
     """
     params = policy.reasoner.cast(params)
-    thought, encoded = think(policy, params, prompts, keys_N, rule, real_N=real_N, given=prefix)
+    thought, prefix = think(policy, params, prompts, keys_N, rule, real_N=real_N, given=given)
     before_N, words_NT = repeat_to(prompts.lengths, keys_N.shape[0]) + thought.lengths_N, None
     if policy.latent_policy.says is not None:
         words_NT = policy.latent_policy.says(params, thought.actions)
         goes_on_N = ~said_eos(words_NT, thought.lengths_N, policy.config.eos_ids)
         real_N = goes_on_N if real_N is None else real_N & goes_on_N
     tokens_NA = decode_answers(
-        policy, params, encoded, thought.cache, policy.config.max_latents, before_N, keys_N,
+        policy, params, prefix, thought.cache, policy.config.max_latents, before_N, keys_N,
         real_N=real_N, hidden_ND=thought.hidden_ND,
     )  # fmt: skip
     return Trajectories(thought.actions, thought.lengths_N, tokens_NA, keys_N, said=words_NT)

@@ -183,14 +183,14 @@ def score(
     capacity, together = capacity or full_capacity(policy, group), policy.row_of(group)
     fed_NT, spoken_NA = used_slots(policy, trajectories)
     fed_NS = fed_slots(spoken_NA, policy.config)
-    layout = _Layout(pack(fed_NT, together, capacity.latents), pack(fed_NS, together, capacity.answers), spoken_NA)
-    forward = functools.partial(_forward, policy, params, prompts, trajectories, layout, advantages_NT)
+    packed = _Packed(pack(fed_NT, together, capacity.latents), pack(fed_NS, together, capacity.answers), spoken_NA)
+    forward = functools.partial(_forward, policy, params, prompts, trajectories, packed, advantages_NT)
     over_passes = jax.vmap if keys.prompts.ndim == 2 else lambda function: function
-    return _read_out(policy, params, trajectories, layout, over_passes, over_passes(forward)(keys), temperature)
+    return _read_out(policy, params, trajectories, packed, over_passes, over_passes(forward)(keys), temperature)
 
 
 @struct.dataclass
-class _Layout:
+class _Packed:
     """Where the used slots of thoughts and answers lie in the prompts' rows; the answers' tokens, bool [N, A]."""
 
     thoughts: Packing
@@ -213,13 +213,13 @@ class _Pass:
     last_ND: jax.Array | None
 
 
-def _forward(policy: Policy, params, prompts, trajectories, layout: _Layout, advantages_NT, keys: PassKeys) -> _Pass:
-    reasoner, latent_policy, thoughts = policy.reasoner, policy.latent_policy, layout.thoughts
+def _forward(policy: Policy, params, prompts, trajectories, packed: _Packed, advantages_NT, keys: PassKeys) -> _Pass:
+    reasoner, latent_policy, thoughts = policy.reasoner, policy.latent_policy, packed.thoughts
     config, steps_T = policy.config, jnp.arange(1, policy.config.max_latents + 1)
     noisy = noise.prompt_dropout(keys.prompts, prompts.valid, config.dropout_rate, config.dropout_where)
     first_BD, prefix = encode_prompts(reasoner, params, prompts, noisy)
     first_ND = jnp.repeat(first_BD, keys.trajectories.shape[0] // keys.prompts.shape[0], axis=0)
-    inputs = _side_by_side(policy, params, prompts, trajectories, keys, layout)
+    inputs = _side_by_side(policy, params, prompts, trajectories, keys, packed)
     hidden_BSD, _ = reasoner.forward(params, prefix=prefix, **inputs)
     # What comes after slot t is step t + 1's.
     of_step = functools.partial(_of_step, thoughts, first_ND[:, None], hidden_BSD)
@@ -237,29 +237,29 @@ def _forward(policy: Policy, params, prompts, trajectories, layout: _Layout, adv
     before, last_ND = hidden_BSD[:, thoughts.capacity :], None
     if can_halt(policy) or not config.closing_ids:
         last_ND = _last(first_ND, thoughts.unpacked(hidden_BSD[:, : thoughts.capacity]), trajectories.lengths)
-        before = before if config.closing_ids else one_later(last_ND, layout.answers.unpacked(before))
+        before = before if config.closing_ids else one_later(last_ND, packed.answers.unpacked(before))
     return _Pass(actions, log_probs, before, last_ND if can_halt(policy) else None)
 
 
-def _read_out(policy: Policy, params, trajectories, layout: _Layout, over_passes, passes: _Pass, temperature) -> Scores:
+def _read_out(policy: Policy, params, trajectories, packed: _Packed, over_passes, passes: _Pass, temperature) -> Scores:
     """Put the head on the hidden states of all passes at once: its products, and its gradient, are one."""
-    reasoner, config, answers, tokens_NA = policy.reasoner, policy.config, layout.answers, trajectories.tokens
+    reasoner, config, answers, tokens_NA = policy.reasoner, policy.config, packed.answers, trajectories.tokens
     before, last = passes.before, passes.last_ND
     if temperature != 1.0:
         before, last = jax.tree.map(lambda x: x / temperature, (before, last))  # logits are linear in it
     if not config.closing_ids:
-        hidden_NAD, answered = before, reasoner.log_probs(params, before, tokens_NA, layout.spoken_NA)[0]
+        hidden_NAD, answered = before, reasoner.log_probs(params, before, tokens_NA, packed.spoken_NA)[0]
     else:
         closing = config.closing_slots
         targets_NS = jnp.pad(tokens_NA, ((0, 0), (closing, 0))) if closing else tokens_NA
-        packed, _ = reasoner.log_probs(params, before, answers.packed(targets_NS), answers.used_BS)
-        answered = over_passes(answers.unpacked)(packed)[..., closing:]
+        targeted, _ = reasoner.log_probs(params, before, answers.packed(targets_NS), answers.used_BS)
+        answered = over_passes(answers.unpacked)(targeted)[..., closing:]
         hidden_NAD = over_passes(answers.unpacked)(before)[..., closing:, :]
     halting = None
     if last is not None and policy.latent_policy.halting_token is not None:
         token_N1 = jnp.full((trajectories.keys.size, 1), policy.latent_policy.halting_token)
         halting = reasoner.log_probs(params, last[..., None, :], token_N1)[0][..., 0]
-    answer_log_prob = jnp.sum(answered, axis=-1, where=layout.spoken_NA)
+    answer_log_prob = jnp.sum(answered, axis=-1, where=packed.spoken_NA)
     return Scores(passes.actions, passes.action_log_probs, answered, answer_log_prob, hidden_NAD, halting)
 
 
@@ -288,9 +288,9 @@ def _of_step(thoughts: Packing, first_N1D, hidden_BSD, function, first_argument,
     return jax.tree.map(lambda a, b: jnp.concatenate([a, thoughts.unpacked(b)[:, :-1]], axis=1), first, later)
 
 
-def _side_by_side(policy: Policy, params, prompts, trajectories, keys: PassKeys, layout: _Layout) -> dict[str, Any]:
+def _side_by_side(policy: Policy, params, prompts, trajectories, keys: PassKeys, packed: _Packed) -> dict[str, Any]:
     """Lay out the forward pass over the prompts' rows: the packed latents, then the packed answers."""
-    config, thoughts, answers = policy.config, layout.thoughts, layout.answers
+    config, thoughts, answers = policy.config, packed.thoughts, packed.answers
     group = keys.trajectories.shape[0] // keys.prompts.shape[0]
     rate, where = config.dropout_rate, config.dropout_where
     before_N1, lengths_N1 = jnp.repeat(prompts.lengths, group)[:, None], trajectories.lengths[:, None]

@@ -218,4 +218,4 @@ def beam_search(
     steps = 1, policy.config.max_latents + 1
     thoughts, _ = jax.lax.fori_loop(*steps, body, (begin, none_N > 0))
     best = jax.tree.map(lambda x: x[::width], thoughts)
-    return sample(fixed, params, prompts, keys_N[::width], best.lengths, prefix=best)
+    return sample(fixed, params, prompts, keys_N[::width], best.lengths, given=best)

@@ -1,4 +1,7 @@
-"""Verdicts on the device: what `slpo_jax.rewards.answers` reads and compares, pure functions of arrays in jit."""
+"""Verdicts on the device: what `slpo_jax.rewards.answers` reads and compares, pure functions of arrays in jit.
+
+Here N is the bytes of one text, R those of one reference, and L the most bytes that a token has.
+"""
 
 import functools
 import operator

@@ -5,7 +5,7 @@ from slpo_jax.models.parts import REASONER
 from slpo_jax.policy import noise
 from slpo_jax.policy.scorers import SCORERS
 from slpo_jax.run.experiment import Stage
-from slpo_jax.run.stage import host_reward, prompted_batches, stage_params, state_and_step, train_stage
+from slpo_jax.run.train_stage import host_reward, prompted_batches, stage_params, state_and_step, train_stage
 from slpo_jax.runtime.mesh import replicate
 from slpo_jax.stages import IMITATE
 from slpo_jax.training.host_rewards import HostVerdicts

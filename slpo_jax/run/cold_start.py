@@ -4,7 +4,7 @@ import dataclasses
 import functools
 
 from slpo_jax.run.experiment import Stage
-from slpo_jax.run.stage import host_reward, prompted_batches, stage_params, state_and_step, train_stage
+from slpo_jax.run.train_stage import host_reward, prompted_batches, stage_params, state_and_step, train_stage
 from slpo_jax.training.gate_training import candidates_of, make_improvement, make_loss
 from slpo_jax.training.host_rewards import make_host_step
 

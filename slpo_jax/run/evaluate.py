@@ -35,7 +35,7 @@ from slpo_jax.run.latent_rm import manifest_of
 from slpo_jax.run.provenance import check_models, check_start, checkpoint_digest, evaluated_settings, problems_facts
 from slpo_jax.run.setup import Setup
 from slpo_jax.run.sources import EVAL
-from slpo_jax.run.stage import note_cuts, stage_params, validation_accuracy
+from slpo_jax.run.train_stage import note_cuts, stage_params, validation_accuracy
 from slpo_jax.runtime import hosts
 from slpo_jax.runtime.mesh import EVERYWHERE, replicate
 from slpo_jax.runtime.progress import begin
@@ -145,7 +145,7 @@ class _Evaluation:
         trained = trained_with(run.stage(row.stage))
         row = dataclasses.replace(row, settings=trained, shown=reported_settings(trained), evaluation=settings)
         if row.name == row.stage:
-            write_rule(run.workdir.stage(row.stage), row, is_as_trained(run.config, row.settings))
+            write_rule(run.workdir.stage_folder(row.stage), row, is_as_trained(run.config, row.settings))
         write_row(run.workdir.root, row)  # first, so that no records are taken for this checkpoint's that aren't
         for name in run.tests:
             files, test = run.workdir.set_files(name, row.name), run.test_set(name)

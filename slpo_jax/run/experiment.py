@@ -90,7 +90,7 @@ class Stage:
     @property
     def folder(self) -> StageFolder:
         """The folder of its checkpoints."""
-        return self.experiment.workdir.stage(self.name)
+        return self.experiment.workdir.stage_folder(self.name)
 
     @functools.cached_property
     def settings(self) -> Any:
@@ -241,7 +241,7 @@ def trained_with(stage: Stage) -> dict[str, Any]:
     if stage.name:
         return stage.folder.read_facts()
     opened, init = stage.experiment.checkpoint.opened, {"init": stage.experiment.config.init}
-    return init | opened.stage.read_facts() if opened and opened.stage else init
+    return init | opened.stage_folder.read_facts() if opened and opened.stage_folder else init
 
 
 def reported_settings(facts: Mapping[str, Any]) -> dict[str, Any]:

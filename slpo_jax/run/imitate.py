@@ -18,7 +18,7 @@ from slpo_jax.run.experiment import Stage
 from slpo_jax.run.run_checks import check_answers
 from slpo_jax.run.setup import Setup
 from slpo_jax.run.sources import DEMOS, TRAIN
-from slpo_jax.run.stage import close_stage, note_finished, open_stage
+from slpo_jax.run.train_stage import close_stage, note_finished, open_stage
 from slpo_jax.runtime import hosts
 from slpo_jax.runtime.mesh import shard_rows
 from slpo_jax.stages import CONTROL, IMITATE, NO_THOUGHT, UNFINISHED

@@ -28,7 +28,7 @@ from slpo_jax.policy.scorers import begun, latent_scores
 from slpo_jax.run.experiment import Stage
 from slpo_jax.run.provenance import checkpoint_digest, first_difference, problems_facts
 from slpo_jax.run.setup import Setup
-from slpo_jax.run.stage import stage_params, state_and_step, train_stage
+from slpo_jax.run.train_stage import stage_params, state_and_step, train_stage
 from slpo_jax.runtime import hosts
 from slpo_jax.runtime.mesh import EVERYWHERE, ROWS, over_rows, shard_rows
 from slpo_jax.runtime.progress import Progress, begin

@@ -1,13 +1,11 @@
 """Settings for problems of one's own: chosen from the data and the base model, and said."""
 
 import contextlib
-import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from absl import logging
-from ml_collections import ConfigDict
 
 from slpo_jax.architectures import architecture_of
 from slpo_jax.checkpoints.checkpoint import Checkpoint, find_checkpoint
@@ -15,7 +13,6 @@ from slpo_jax.checkpoints.decode_settings import original_settings
 from slpo_jax.checkpoints.identity import identify, newest_checkpoint
 from slpo_jax.config.config import Config
 from slpo_jax.config.overrides import changed, values
-from slpo_jax.config.registry import read_config_file, shipped
 from slpo_jax.data.batches import encode_problems
 from slpo_jax.data.dataset_rows import NoSplit, open_splits, part_of
 from slpo_jax.data.generated import task_of
@@ -30,55 +27,9 @@ from slpo_jax.run.automatic_settings import Choice, Measured, choices
 from slpo_jax.run.sources import DEMOS, EVAL, TRAIN, VALID, learned_from, load_set
 
 KEYS = {"train": "data.train", "valid": "data.valid", "base": "init"}
-"""Of the config, by flag."""
+"""Keys of the config by the flag that sets them."""
 _FEW_WORDS = 1_000
-_FLAG = "--config"  # what has set a key that is given by its name
-
-
-def requested(
-    start: str | ConfigDict,
-    sources: Mapping[str, str],
-    tests: Mapping[str, str],
-    changes: Mapping[str, Any],
-    begin: Callable[[int], None],
-    cut: Callable[[Config], Config] | None = None,
-) -> Config:
-    """Merge what a command or a call gives into one config, which remembers what has set a key beside the config file.
-
-    Args:
-        start: a shipped config's name, a config file, or what one made; "" has the settings chosen from the problems to
-            train on, and shown.
-        sources: of train, valid and base; "" is the config's.
-        tests: sets to evaluate on, NAME = source, instead of the config's.
-        changes: further keys by dotted name, or nested.
-        begin: sets jax up for `config.cpu_devices`, before a base model of ours asks for devices.
-        cut: makes less of the config's problems, before any are read.
-    Raises:
-        UserError: a key or a file can't be used, or one is given twice.
-    """
-    changes = {key.removeprefix("config."): value for key, value in changes.items()}
-    files: dict[str, Any] = {KEYS[name]: source for name, source in sources.items() if source}
-    files |= {"data.eval": tests} if tests else {}
-    set_by = {KEYS[name]: f"--{name}={source}" for name, source in sources.items() if source}
-    for name, source in tests.items():
-        set_by |= dict.fromkeys((f"data.eval.{name}", "data.eval"), f"--test={name}={source}")
-    for key in (*changes, *flatten(changes)):
-        if key in set_by:
-            raise UserError(f"{set_by[key]}: config.{key} is given too; leave one of the two out")
-    set_by |= dict.fromkeys(flatten(changes), _FLAG)
-    if start and sources["base"]:
-        raise UserError("--base: goes with --train and without a config; beside a config set config.init")
-    file = read_config_file(start) if start and isinstance(start, str) else start
-    # Without one the least number of latents follows from the most.
-    config = changed(Config(), file or {"min_latents": 1}, files, changes, set_by=set_by)
-    if not start and not config.data.train:
-        raise UserError(f"--config: not given; give one of {', '.join(shipped())}, a file, or --train=FILE")
-    config = cut(config) if cut else config
-    begin(config.cpu_devices)
-    if not start:
-        config, lines = derived_settings(config)
-        print("\n".join(lines), file=sys.stderr)
-    return config
+BY_NAME = "--config"  # what has set a key that is given by its name
 
 
 def derived_settings(config: Config) -> tuple[Config, list[str]]:
@@ -96,7 +47,7 @@ def derived_settings(config: Config) -> tuple[Config, list[str]]:
     """
     now, lines = flatten(values(config)), list[str]()
     # Sources are cut into parts, and resolved.
-    keys = [key for key, flag in config.set_by.items() if flag == _FLAG and key not in KEYS.values()]
+    keys = [key for key, flag in config.set_by.items() if flag == BY_NAME and key not in KEYS.values()]
     given = {key: now[key] for key in keys if key in now}
 
     def with_choice(choice: Choice) -> Config:

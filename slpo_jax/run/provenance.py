@@ -1,7 +1,7 @@
 """What a result depends on, and whether that is still so: nothing stale, foreign or changed is used in silence.
 
 A stage's manifest is written beside its checkpoint when it begins, and held against the run that goes on with it: the
-settings that affect it (`checked.setting`), the files of its data to the byte, and its start, which is the manifest of
+settings that affect it (`settings.setting`), the files of its data to the byte, and its start, which is the manifest of
 the stage before it, and so the start of that one in turn, or the files of `config.init`. What an evaluation depends on
 is told by its manifest in the same way (`eval/ROW/SET.manifest`).
 """

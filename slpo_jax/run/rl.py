@@ -26,7 +26,7 @@ from slpo_jax.policy.policy import Policy, Stopping
 from slpo_jax.rewards.reward import CORRECT
 from slpo_jax.run.experiment import Stage
 from slpo_jax.run.setup import Setup
-from slpo_jax.run.stage import (
+from slpo_jax.run.train_stage import (
     host_reward,
     note_finished,
     prompted_batches,

@@ -114,7 +114,7 @@ def check_stages(experiment: Experiment, uncut: Config | None = None) -> None:
     check_models([stage for name, stage in sorted(starts.items()) if name and stage.folder.is_finished])
     planned_rows = rows(experiment, planned=True) if evaluates else []
     if "" in starts or any(not row.stage for row in planned_rows):
-        experiment.stored_params()
+        experiment.stored_shapes()
     _open_data(experiment, [row for row in planned_rows if len(row.rules) > 1])
 
 
@@ -140,7 +140,7 @@ def _open_data(experiment: Experiment, choosing: list[Row]) -> None:
     """
     config, unfinished = experiment.config, experiment.left
     if unfinished:
-        _ = experiment.train, experiment.demos
+        _ = experiment.train, experiment.demos  # asking reads them
     if EVALUATE in config.stages:
         for name in experiment.tests:
             experiment.test_set(name)

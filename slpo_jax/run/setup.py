@@ -161,7 +161,7 @@ class Setup:
         everywhere = NamedSharding(self.mesh, EVERYWHERE)
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere), shapes)
 
-    def stored_params(self) -> dict[str, Any]:
+    def stored_shapes(self) -> dict[str, Any]:
         """Return shapes and types of what a checkpoint of this project as `config.init` holds; of others {}.
 
         Raises:
@@ -189,7 +189,7 @@ class Setup:
         Args:
             explain: also SIM-CoT's decoder of a foreign checkpoint, if there is one; ours always have theirs.
         """
-        stored = self.stored_params()
+        stored = self.stored_shapes()
         shapes = self.abstract_params(stored) if stored else {}
         stored_parts = self.checkpoint.read({name: shapes[name] for name in stored}, explain)
         missing = jax.jit(lambda: parts.lacking(stored_parts, parts.drawn(self.parts)))()

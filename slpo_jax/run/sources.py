@@ -112,7 +112,7 @@ def _described(name: str, problems: Problems, answers: str, with_steps: bool) ->
     if with_steps:
         facts.append(f"{sum(counts) / len(counts):.1f} steps each")
         facts += [f"{counts.count(0):,} without steps"] * (0 in counts)
-    return [f"{name}: {', '.join([*facts, answers])}", *map("  {}".format, problems.reading.lines())]
+    return [f"{name}: {', '.join([*facts, answers])}", *map("  {}".format, problems.field_use.lines())]
 
 
 def _example(problems: EncodedProblems) -> str:

@@ -110,7 +110,7 @@ class ColdStartConfig(Checked):
 
 def candidates_of(policy: Policy, config: ColdStartConfig, params, batch: PromptedBatch, key: jax.Array):
     """Draw full-length trajectories, and answer at every candidate length of each; see `decode_candidates`."""
-    params, keys_N = policy.reasoner.stacked(params), noise.rollout_keys(key, batch.index, config.trajectories)
+    params, keys_N = policy.reasoner.stacked(params), noise.rollout_keys(key, batch.draws, config.trajectories)
     return decode_candidates(policy, params, batch.prompts, keys_N, config.min_latents)
 
 
@@ -130,7 +130,7 @@ def make_loss(policy: Policy, reward: RewardFn, config: ColdStartConfig) -> Loss
         actions, tokens_NCA = candidates_of(policy, config, jax.lax.stop_gradient(params), batch, key)
         references = repeat_rows(batch.references, config.trajectories * tokens_NCA.shape[1])
         rewards = reward(tokens_NCA.reshape(-1, tokens_NCA.shape[2]), references)
-        return improve(params, (batch, (actions, tokens_NCA), rewards.reshape(len(batch.index), -1)), key)
+        return improve(params, (batch, (actions, tokens_NCA), rewards.reshape(len(batch.draws), -1)), key)
 
     return loss_fn
 
@@ -142,7 +142,7 @@ def make_improvement(policy: Policy, config: ColdStartConfig) -> LossFn:
         batch, (actions, tokens_NCA), rewards = judged
         steps_T, params = jnp.arange(1, policy.config.max_latents + 1), policy.reasoner.stacked(params)
         rows, candidates, _ = tokens_NCA.shape
-        keys_N, right_NC = noise.rollout_keys(key, batch.index, config.trajectories), rewards.reshape(rows, -1) >= 1
+        keys_N, right_NC = noise.rollout_keys(key, batch.draws, config.trajectories), rewards.reshape(rows, -1) >= 1
         in_set_NT = jnp.pad(right_NC, ((0, 0), (config.min_latents - 1, 0)))
         valid_N, answer_term = in_set_NT.any(axis=1), None
         if config.train_backbone:

@@ -17,7 +17,7 @@ from slpo_jax.runtime.mesh import EVERYWHERE, ROWS, Layout, gathered
 from slpo_jax.training.state import LossFn, TrainState, by_slices, make_train_step
 
 HostRewardFn = Callable[[np.ndarray, np.ndarray], Verdicts]
-"""(completions int [N, A], `PromptedBatch.index` of their prompts [N]) -> what they earn, in numpy."""
+"""(completions int [N, A], `PromptedBatch.draws` of their prompts [N]) -> what they earn, in numpy."""
 
 
 class HostVerdicts:
@@ -127,6 +127,6 @@ def make_host_step(
 
     def step(state: TrainState, batch):
         batch, *sampled = draw(state, batch, {})
-        return improve(state, (batch, tuple(sampled), verdicts.rewards(sampled[1], batch.index)))
+        return improve(state, (batch, tuple(sampled), verdicts.rewards(sampled[1], batch.draws)))
 
     return verdicts.with_metrics(step)

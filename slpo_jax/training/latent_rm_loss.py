@@ -76,7 +76,7 @@ def draw_thoughts(policy: Policy, params, batch: PromptedBatch, rule, key, thoug
         rule: see `sample`, for all the same.
         key: of the stage's noise.
     """
-    keys_N = noise.rollout_keys(jax.random.fold_in(key, _THOUGHTS), batch.index, thoughts)
+    keys_N = noise.rollout_keys(jax.random.fold_in(key, _THOUGHTS), batch.draws, thoughts)
     return sample(policy, params, batch.prompts, keys_N, jnp.full(keys_N.shape, rule))
 
 
@@ -87,16 +87,16 @@ def complete(policy: Policy, params, batch: PromptedBatch, actions, lengths_N, r
         policy: of the completions, whose noise may be elsewhere.
         actions, lengths_N: of N thoughts, N/B of each prompt in a row.
     """
-    rows, problems = lengths_N.shape[0], batch.index.shape[0]
+    rows, problems = lengths_N.shape[0], batch.draws.shape[0]
     rows_N = jnp.repeat(jnp.arange(rows), count)
-    index_N, number_N = batch.index[rows_N // (rows // problems)], rows_N % (rows // problems)
+    index_N, number_N = batch.draws[rows_N // (rows // problems)], rows_N % (rows // problems)
     completion_N, actions = jnp.tile(jnp.arange(count), rows), jax.tree.map(lambda x: x[rows_N], actions)
 
     def from_step(step):
         step_key = jax.random.fold_in(jax.random.fold_in(key, _COMPLETIONS), step)
         keys_N = noise.row_keys(step_key, index_N, number_N, completion_N)
         begun = Trajectories(actions, jnp.minimum(lengths_N[rows_N], step), tokens=rows_N[:, None], keys=keys_N)
-        completed = sample(policy, params, batch.prompts, keys_N, jnp.full(len(rows_N), rule), prefix=begun)
+        completed = sample(policy, params, batch.prompts, keys_N, jnp.full(len(rows_N), rule), given=begun)
         return completed.completions.reshape(rows, count, -1)
 
     return jnp.moveaxis(jax.lax.map(from_step, 1 + jnp.arange(policy.config.max_latents)), 0, 1)

@@ -116,10 +116,10 @@ class StageLoop:
         self._held.callback(checkpoints.close)
 
     def __enter__(self) -> Self:
-        """Let go of files and signals on every way out, once what is being saved is on the disk."""
         return self
 
     def __exit__(self, *_: object) -> None:
+        """Let go of files and signals on every way out, once what is being saved is on the disk."""
         self._held.close()
 
     def end_at(self, total: int) -> None:

@@ -107,7 +107,7 @@ def make_choice(policy: Policy, reward: RewardFn | None, config: BestOfNConfig, 
     def choice(params, batch: PromptedBatch, key):
         trajectories, scores_BN, tokens_NA = draw(params, batch, key)
         assert asked is not None
-        return choose(batch, trajectories, scores_BN, asked.rewards(tokens_NA, batch.index))
+        return choose(batch, trajectories, scores_BN, asked.rewards(tokens_NA, batch.draws))
 
     return choice
 

@@ -51,9 +51,9 @@ def make_batch(
     indices = batch_indices(seed, step, len(problems), batch_size)
     tokens, valid = problems.prompt_batch(indices, prompt_slots)
     references = encode([problems.problems[i] for i in indices]) if encode else np.zeros((batch_size, 0), np.uint8)
-    capacity = end_to_end(most, batch_size // parts, valid.shape[1]) if most else 0
+    packed_slots = end_to_end(most, batch_size // parts, valid.shape[1]) if most else 0
     longest = int(valid.reshape(parts, -1).sum(axis=1).max())
-    if capacity and longest > capacity:
+    if packed_slots and longest > packed_slots:
         raise ValueError(f"most: {most} is too low for a part of step {step}, whose prompts have {longest} tokens")
     answers = None
     if answer_slots:
@@ -61,7 +61,7 @@ def make_batch(
         answers = np.asarray(pad_suffixes(suffixes, answer_slots, problems.template.pad_id).targets)
     together = [batch_indices(seed, step_before, len(problems), batch_size) for step_before in before]
     index = draw_numbers(np.concatenate([*together, indices]), len(problems))[-batch_size:]
-    return PromptedBatch(Prompts(tokens, valid, capacity), references, index, answers)
+    return PromptedBatch(Prompts(tokens, valid, packed_slots), references, index, answers)
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ def roll_out(
     Returns:
         `Trajectories` of B*G rows, a prompt's G in a row, and float32 rewards [B, G].
     """
-    keys_N = noise.rollout_keys(jax.random.fold_in(key, 0), batch.index, group)
+    keys_N = noise.rollout_keys(jax.random.fold_in(key, 0), batch.draws, group)
     rule = {"sample": None, "threshold": 0.5, "length": policy.config.max_latents}[policy.config.stopping]
     trajectories = sample(policy, params, batch.prompts, keys_N, rule)
     if reward is None:
@@ -155,7 +155,7 @@ def make_loss(policy: Policy, objective: Objective, reward: RewardFn, group: int
     improve = make_improvement(policy, objective)
 
     def loss_fn(params, batch: PromptedBatch, key):
-        params = policy.reasoner.stacked(params)
+        params = policy.reasoner.stacked(params)  # once for both halves: of stacked ones it changes nothing
         rolled = jax.lax.stop_gradient(roll_out(policy, params, batch, reward, group, key))
         return improve(params, (batch, *rolled), key)
 

@@ -75,7 +75,7 @@ def make_rl_step(
     asks = objective.needs_behaviour or objective.needs_reference
     if reward is not None and drawing is None and not asks:
         return make_train_step(make_loss(policy, objective, reward, group), *options, schedule=schedule)
-    roll = make_rollout(policy, objective, reward, group, layout, stream, micro_batches)
+    on_device = make_rollout(policy, objective, reward, group, layout, stream, micro_batches)
     updates, slices = objective.updates_per_step, objective.rollout_parts
     loss = make_improvement(policy, objective)
     improve = make_train_step(loss, *options, updates=updates, slices=slices, schedule=schedule)
@@ -83,18 +83,19 @@ def make_rl_step(
 
     verdicts = None if host_reward is None else HostVerdicts(host_reward, layout.mesh)
 
-    def rolled(state: TrainState, batch):
-        batch, trajectories, rewards_BG = roll(state, batch, reference if objective.needs_reference else {})
+    def roll_out(state: TrainState, batch):
+        batch, trajectories, rewards_BG = on_device(state, batch, reference if objective.needs_reference else {})
         if reward is None:
             assert verdicts is not None
-            rewards_BG = verdicts.rewards(written(trajectories), batch.index)
+            rewards_BG = verdicts.rewards(written(trajectories), batch.draws)
         return batch, trajectories, rewards_BG
 
     def step(state: TrainState, batch):
-        return improve(state, rolled(state, batch))
+        return improve(state, roll_out(state, batch))
 
-    filtered = step if drawing is None else make_filtered_step(rolled, improve, drawing, policy, layout)
-    return filtered if reward is not None or verdicts is None else verdicts.with_metrics(filtered)
+    if drawing is not None:
+        step = make_filtered_step(roll_out, improve, drawing, policy, layout)
+    return step if reward is not None or verdicts is None else verdicts.with_metrics(step)
 
 
 def make_rollout(
@@ -160,12 +161,12 @@ def _padded(rolled: Rolled, slots: int) -> Rolled:
     """Pad prompts to so many slots at least, not end to end: others would not fit their place."""
     batch, trajectories, rewards_BG = rolled
     more = max(slots - batch.prompts.tokens.shape[1], 0)
-    wide = jax.tree.map(lambda x: jnp.pad(x, ((0, 0), (more, 0))), dataclasses.replace(batch.prompts, capacity=0))
+    wide = jax.tree.map(lambda x: jnp.pad(x, ((0, 0), (more, 0))), dataclasses.replace(batch.prompts, packed_slots=0))
     return dataclasses.replace(batch, prompts=wide), trajectories, rewards_BG
 
 
 def make_filtered_step(
-    roll: Callable[..., Rolled], improve: Callable, drawing: Drawing, policy: Policy, layout: Layout
+    roll_out: Callable[..., Rolled], improve: Callable, drawing: Drawing, policy: Policy, layout: Layout
 ):
     """Make `(state, batch) -> (state, metrics)` that improves on B groups whose rewards differ.
 
@@ -174,7 +175,7 @@ def make_filtered_step(
     that were drawn; `groups_drawn` and `groups_kept` are a step's.
 
     Args:
-        roll: (state, batch) -> `Rolled`.
+        roll_out: (state, batch) -> `Rolled`.
         improve: (state, `Rolled`) -> (state, metrics).
     """
     rows, everywhere = NamedSharding(layout.mesh, ROWS), NamedSharding(layout.mesh, EVERYWHERE)
@@ -183,13 +184,13 @@ def make_filtered_step(
     skip = jax.jit(lambda state: dataclasses.replace(state, step=state.step + 1), donate_argnums=0)
 
     def step(state: TrainState, batch):
-        number, size = int(jax.device_get(state.step)), len(batch.index)
-        rolled = roll(state, batch)
+        number, size = int(jax.device_get(state.step)), len(batch.draws)
+        rolled = roll_out(state, batch)
         totals, batches = jax.device_get(sums_of(rolled)), 1
         while totals["mixed"][0] < size and batches < drawing.most:
             with jax.transfer_guard("allow"):  # a batch is made on the host, which steps are otherwise not to wait for
                 batch = drawing.batch(number, batches)
-            further = roll(state, batch)
+            further = roll_out(state, batch)
             totals = jax.tree.map(lambda a, b: a + b, totals, jax.device_get(sums_of(further)))
             rolled, batches = gather(rolled, further), batches + 1
         mixed = min(int(totals["mixed"][0]), size)

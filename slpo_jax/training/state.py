@@ -172,7 +172,7 @@ def make_train_step(
         loss_fn: see `LossFn`; differentiated with respect to the trained part of params.
         trained: top-level names in params that the optimizer changes.
         layout: of the state; the batch's rows are spread over all its devices.
-        stream: the stage's name in `noise.STREAMS`.
+        stream: the stage's section, a name in `noise.STREAMS`.
         micro_batches: gradient accumulation inside the step; changes memory, not the result.
         updates: of the optimizer in one step, on the same batch; metrics are their means.
         slices: that the batch is cut into, see `slice_of`; the updates take them in turn.

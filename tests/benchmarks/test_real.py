@@ -251,7 +251,7 @@ def test_a_killed_run_goes_on(task, compiled, rows, counts, tables, tmp_path, da
     assert process.wait() == -signal.SIGKILL, (tmp_path / "log").read_text()
     assert "under way" in (tmp_path / "out/page.md").read_text()
     assert len(first) == compiled
-    imitated = real_plan.folder_of(work, task, next(iter(real_plan.PARTS[task]))).stage("imitate").finished
+    imitated = real_plan.folder_of(work, task, next(iter(real_plan.PARTS[task]))).stage_folder("imitate").finished
     before = imitated.stat().st_mtime_ns
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr + (work / "run.log").read_text()[-2000:]

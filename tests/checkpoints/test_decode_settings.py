@@ -180,7 +180,7 @@ def test_a_workdir_s_own_stages_are_evaluated_at_their_t(work, tmp_path, caplog)
 def test_a_threshold_that_was_chosen_at_another_t_is_better_than_none(work, tmp_path):
     """As an evaluation at another T leaves it, until one is chosen at the checkpoint's own; a length is none."""
     shutil.copytree(work, tmp_path / "work", ignore=shutil.ignore_patterns("rule.json"))
-    stage = Workdir(tmp_path / "work").stage("cold_start")
+    stage = Workdir(tmp_path / "work").stage_folder("cold_start")
     row = read_row(tmp_path / "work", "cold_start")
     two = dataclasses.replace(row, rules=(0.25, 0.625))
 
@@ -199,7 +199,7 @@ def test_a_threshold_that_was_chosen_at_another_t_is_better_than_none(work, tmp_
 
 def test_a_threshold_of_what_was_there_before_is_not_the_checkpoint_s(work, tmp_path):
     shutil.copytree(work, tmp_path / "work")
-    stage = Workdir(tmp_path / "work").stage("cold_start")
+    stage = Workdir(tmp_path / "work").stage_folder("cold_start")
     facts = json.loads(stage.facts.read_text())
     edit(stage.facts, seed=8)
     identity = identify(str(stage.path))
@@ -336,7 +336,7 @@ def test_what_is_no_end_token_is_a_line(published, value, message):
 
 def test_a_run_s_own_reward_judges_where_it_is_registered(work, tmp_path, monkeypatch, caplog):
     shutil.copytree(work, tmp_path / "work")
-    for file in (tmp_path / "work" / "config.json", identify(str(tmp_path / "work")).stage.facts):
+    for file in (tmp_path / "work" / "config.json", identify(str(tmp_path / "work")).stage_folder.facts):
         edit(file, reward="long")
     export_checkpoint(tmp_path / "work", tmp_path / "exported")
     load(tmp_path / "work").export(tmp_path / "api")

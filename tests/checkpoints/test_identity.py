@@ -34,22 +34,23 @@ def test_ours_and_the_run_around_it(case):
     reasoner, work, _ = case
     found = identify(str(work))
     assert found.reasoner == reasoner
-    assert (found.stage.workdir.root, found.stage.path) == (work, Workdir(work).stage("cold_start").path)
+    folder = found.stage_folder
+    assert (folder.workdir.root, folder.path) == (work, Workdir(work).stage_folder("cold_start").path)
     assert isinstance(found, Ours)
     assert (found.gate_hidden, found.gate_trained) == (0, True)
     assert len(found.tokenizer()) == found.description.model.vocab_size
     before = identify(str(work / "checkpoints" / "imitate"))
     assert (before.gate_hidden, before.gate_trained) == (0, False)
     for stage, changes, trained in (
-        (found.stage, {"gate": {"enabled": False}}, False),  # so it was not used
-        (found.stage, {"gate": 5}, True),  # edited by hand
-        (before.stage, {"rl": {}}, False),  # as the control's, which has its steps
+        (found.stage_folder, {"gate": {"enabled": False}}, False),  # so it was not used
+        (found.stage_folder, {"gate": 5}, True),  # edited by hand
+        (before.stage_folder, {"rl": {}}, False),  # as the control's, which has its steps
     ):
         said = stage.facts.read_text()
         edit(stage.facts, **changes)
         assert identify(str(stage.path)).gate_trained == trained
         stage.facts.write_text(said)
-    assert identify(str(work / "checkpoints" / "imitate" / "0")).stage.path == before.stage.path
+    assert identify(str(work / "checkpoints" / "imitate" / "0")).stage_folder.path == before.stage_folder.path
 
 
 def test_parameters_are_hashed_once_and_settings_read_once(case, monkeypatch):
@@ -92,20 +93,21 @@ def test_what_is_finished_is_newer_than_what_is_not(tmp_path, warnings, finished
     (tmp_path / "config.json").write_text(json.dumps({"rl": {"objectives": ["slpo", "exact"]}}))
     work = Workdir(tmp_path)
     for name in (*finished.split(), *unfinished.split()):
-        (work.stage(name).path / "5" / "params").mkdir(parents=True)
-        work.stage(name).facts.write_text(json.dumps({"stage": section_of(name)}))
+        (work.stage_folder(name).path / "5" / "params").mkdir(parents=True)
+        work.stage_folder(name).facts.write_text(json.dumps({"stage": section_of(name)}))
         if name in finished.split():
-            work.stage(name).finished.write_text("5\n")
-    assert newest_checkpoint(str(tmp_path)) == str(work.stage(newest).path)
+            work.stage_folder(name).finished.write_text("5\n")
+    assert newest_checkpoint(str(tmp_path)) == str(work.stage_folder(newest).path)
     assert len(warnings) == bool(said)
     if said:
-        assert re.match(rf"{work.stage(newest).path}: .*{said}, so this is taken; another is given as ", warnings[0])
+        taken = work.stage_folder(newest).path
+        assert re.match(rf"{taken}: .*{said}, so this is taken; another is given as ", warnings[0])
 
 
 def test_an_export_and_what_is_left_without_our_files(case, tmp_path):
     reasoner, _, exported = case
     found = identify(str(exported))
-    assert (type(found), found.reasoner, found.gate_trained, found.stage) == (Foreign, reasoner, True, None)
+    assert (type(found), found.reasoner, found.gate_trained, found.stage_folder) == (Foreign, reasoner, True, None)
     plain = tmp_path / "plain"
     plain.mkdir()
     for file in exported.glob("*.*"):
@@ -123,7 +125,7 @@ def test_what_lies_near_an_import_is_not_its_run(case, tmp_path):
     edit(tmp_path / "config.json", max_latents=T + 5)
     write_row(tmp_path, Row("imported", "", stage="imported", stopping="threshold", rule=0.75))
     found = identify(str(imported))
-    assert (found.stage.workdir, found.gate_trained) == (None, True)
+    assert (found.stage_folder.workdir, found.gate_trained) == (None, True)
     config = config_of(found)
     assert (config.max_latents, stopping_of(config, found)) == (T, ("threshold", RUN[reasoner]))  # the export's own
     (imported / "reasoner" / "reasoner.json").unlink()

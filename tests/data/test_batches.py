@@ -140,11 +140,11 @@ def test_prompts_of_a_run_are_end_to_end_in_as_many_slots_as_its_steps_need(part
     most = problems.most_tokens(3, 60, 8, parts)
     batches = [make_batch(problems, step, 3, 8, (24,), None, most, parts).prompts for step in range(60)]
     assert max(batch.lengths.reshape(parts, -1).sum(axis=1).max() for batch in batches) == most
-    assert {batch.capacity for batch in batches} == {end_to_end(most, 8 // parts, 24)} != {0}
+    assert {batch.packed_slots for batch in batches} == {end_to_end(most, 8 // parts, 24)} != {0}
     assert problems.most_tokens(3, 0, 8, parts) == 0  # a stage may have no steps
     longest = max(len(prompt) for prompt in problems.prompts)
-    assert make_batch(problems, 0, 3, 8, (longest,), None, most, parts).prompts.capacity == 0  # nothing to gain
-    assert make_batch(problems, 0, 3, 8, (24,), None).prompts.capacity == 0
+    assert make_batch(problems, 0, 3, 8, (longest,), None, most, parts).prompts.packed_slots == 0  # nothing to gain
+    assert make_batch(problems, 0, 3, 8, (24,), None).prompts.packed_slots == 0
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def test_the_part_that_has_the_most_tokens_has_to_fit(long, most, parts, capacit
         with pytest.raises(ValueError, match=f"^most: {capacity}$"):
             make_batch(problems, 0, 0, 6, (40,), None, most, parts)
     else:
-        assert make_batch(problems, 0, 0, 6, (40,), None, most, parts).prompts.capacity == capacity
+        assert make_batch(problems, 0, 0, 6, (40,), None, most, parts).prompts.packed_slots == capacity
 
 
 def test_draw_numbers_by_hand():
@@ -182,7 +182,7 @@ def test_an_example_that_comes_twice_in_a_batch_has_rollouts_of_its_own(monkeypa
     batch = make_batch(problems, 1, 0, 5, (20,), None)
     indices = batch_indices(0, 1, 3, 5)
     assert len(set(indices.tolist())) < 5
-    np.testing.assert_array_equal(batch.index % 3, indices)
+    np.testing.assert_array_equal(batch.draws % 3, indices)
     for row, index in enumerate(indices):
         np.testing.assert_array_equal(batch.prompts.tokens[row][batch.prompts.valid[row]], problems.prompts[index])
 

@@ -82,7 +82,7 @@ def test_choices_that_count_from_1_are_said_to():
         load_problems(records, answers="texts")
     read = load_problems(records, answers="texts", fields=FieldsConfig(first_choice="1"))
     assert [each.answer for each in read] == ["A", "D", "C"]
-    assert "answer (an index from 1) from answer" in read.reading.lines()[0]
+    assert "answer (an index from 1) from answer" in read.field_use.lines()[0]
     others = [{"question": "Which?", **KMMLU, "answer": answer} for answer in (0, 3)]  # another set, from 0
     read = load_problems(others, role="test", answers="texts", fields=FieldsConfig(first_choice="1"))
     assert [each.answer for each in read] == ["A", "D"]

@@ -215,17 +215,17 @@ def test_fields_that_are_not_used_are_named_once_a_source():
         {"id": "7", "question": "Q?", "context": "C.", "A": "1", "B": "2", "C": "3", "answer": "B", "subject": "S"},
         {"id": "8", "question": "R?", " Cot ": "So 2.", "A": "1", "B": "2", "C": "3", "answer": "B", "empty": None},
     ]
-    assert load_problems(records, answers="texts").reading.lines() == [
+    assert load_problems(records, answers="texts").field_use.lines() == [
         "question from question, context; choices from A, B, C; answer from answer; steps from cot",
         "not used: id, subject",
     ]
     worked = {"problem": "Q?", "solution": "So.\n\\boxed{5}", "answer": None, "number": 0.5}
-    assert load_problems([worked]).reading.lines() == [
+    assert load_problems([worked]).field_use.lines() == [
         "question from problem; answer from solution; steps from solution",
         "not used: number",
     ]
     wide = {f"column_{n}": "1" for n in range(40)}
-    assert len(load_problems([{"question": "Q?", "answer": "5", **wide}]).reading.unused) == 120
+    assert len(load_problems([{"question": "Q?", "answer": "5", **wide}]).field_use.unused) == 120
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,8 @@ def test_every_rollout_is_in_one_batch(problems, batch_size, samples, devices):
             whole = problems.prompts[index]
             assert batch.prompts.tokens[row][batch.prompts.valid[row]].tolist() == (whole if real else whole[-1:])
         on_a_device = batch.prompts.lengths.reshape(devices, -1).sum(axis=1)
-        assert not batch.prompts.capacity or max(on_a_device) <= batch.prompts.capacity < batch.prompts.tokens.size
+        slots = batch.prompts.packed_slots
+        assert not slots or max(on_a_device) <= slots < batch.prompts.tokens.size
         seen += zip(batch.index_N[batch.real_N].tolist(), batch.sample_N[batch.real_N].tolist(), strict=True)
     assert sorted(seen) == [(index, sample) for index in range(len(LENGTHS)) for sample in range(samples)]
 
@@ -124,7 +125,7 @@ def test_results_are_those_of_each_rollout_alone(problems, where):
     """In the problems' order, under dropout, prompts end to end, encoded once for all samples (no noise) or not."""
     config, samples, params = dataclasses.replace(BY_THRESHOLD, dropout_where=where), 3, both_params()
     made = make_evaluator(12, slots=(12,), config=config)
-    assert all(batch.prompts.capacity for batch in made.batches(problems, len(LENGTHS), samples))
+    assert all(batch.prompts.packed_slots for batch in made.batches(problems, len(LENGTHS), samples))
     done = made.run(params, problems, "threshold", 0.5, seed=1, samples=samples, keep_latents=True)
     assert len(set(done["latent_steps"].tolist())) > 1
     key = noise.stream_key(jax.random.key(2), "evaluate", 1)

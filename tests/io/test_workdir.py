@@ -13,7 +13,7 @@ def _known(workdir: Workdir) -> set[Path]:
     paths = {workdir.config, workdir.metrics, workdir.report_json, workdir.report_md, workdir.lock}
     paths |= {workdir.report_html, workdir.trackers}
     for stage in workdir.finished_stages():
-        folder = workdir.stage(stage)
+        folder = workdir.stage_folder(stage)
         paths |= {folder.facts, folder.finished, folder.rule, workdir.digest(stage)}
     for row, name in [*workdir.evaluated(), *(("", name) for _, name in workdir.evaluated())]:
         files = workdir.set_files(name, row)
@@ -25,12 +25,12 @@ def _known(workdir: Workdir) -> set[Path]:
 def test_a_run_leaves_nothing_that_has_no_name():
     workdir = Workdir(finished_run() / "work")
     folders = {workdir.tensorboard, workdir.reasoner}
-    stages = [*map(workdir.stage, workdir.finished_stages())]
+    stages = [*map(workdir.stage_folder, workdir.finished_stages())]
     folders |= {stage.path / str(step) for stage in stages for step in stage.steps}
     assert all(folder.is_dir() for folder in folders)
     files = {path for path in workdir.root.rglob("*") if path.is_file() and not folders & set(path.parents)}
     assert files <= _known(workdir)
-    assert {workdir.config, workdir.metrics, workdir.report_md, workdir.stage("slpo").finished} <= files
+    assert {workdir.config, workdir.metrics, workdir.report_md, workdir.stage_folder("slpo").finished} <= files
     assert ("slpo", "real") in workdir.evaluated()
 
 

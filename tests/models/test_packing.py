@@ -129,7 +129,8 @@ def check_same(ours, expected):
 @pytest.mark.slow
 def test_prompts_end_to_end_change_neither_rollouts_nor_gradient(batch, trajectories, plain):
     """All of a batch's prompts in one row, with slots to spare."""
-    together = dataclasses.replace(batch, prompts=batch.prompts.replace(capacity=int(batch.prompts.valid.sum()) + 2))
+    slots = int(batch.prompts.valid.sum()) + 2
+    together = dataclasses.replace(batch, prompts=batch.prompts.replace(packed_slots=slots))
     again = sampled(together)
     np.testing.assert_array_equal(again.tokens, trajectories.tokens)
     np.testing.assert_array_equal(again.lengths, trajectories.lengths)

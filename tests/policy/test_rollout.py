@@ -199,7 +199,7 @@ def test_sampled_stops_are_drawn_each_by_its_step_s_key(params, prompts):
 
 def _continued(params, prompts, keys, made, steps, rule, config=ROLLOUT):
     prefix = dataclasses.replace(made, lengths=jnp.minimum(made.lengths, steps))
-    return sample(tiny.policy_of(config), params, prompts, keys, rule, prefix=prefix)
+    return sample(tiny.policy_of(config), params, prompts, keys, rule, given=prefix)
 
 
 continued = tiny.compiled(_continued, static=("config",))

@@ -61,7 +61,7 @@ def test_a_search_is_the_slow_one_s(params, prompts, config, rule):
     found = searched(params, prompts, config, jnp.full(rows, rule), beams, candidates)
     fixed, gate = policy_of(dataclasses.replace(config, stopping="length")), params["gate"]["out"]
     roll_out = compiled(
-        lambda params, prompt, keys, until, prefix: sample(fixed, params, prompt, keys, until, prefix=prefix).actions
+        lambda params, prompt, keys, until, prefix: sample(fixed, params, prompt, keys, until, given=prefix).actions
     )
     score = compiled(lambda params, prompt, *of: latent_scores(fixed, params["latent_rm"], prompt, *of))
     by_gate, repeated = config.stopping == "threshold", 0

@@ -24,7 +24,7 @@ from slpo_jax.policy.rollout import NO_TOKEN, Trajectories
 from slpo_jax.run import imitate
 from slpo_jax.run.experiment import build, rows
 from slpo_jax.run.rl import optimizer_of, training_policy
-from slpo_jax.run.stage import stage_params
+from slpo_jax.run.train_stage import stage_params
 from slpo_jax.training import rl_loss
 from small_run import load_config, train
 from tiny import compiled

@@ -21,10 +21,10 @@ from slpo_jax.policy.rollout import Trajectories
 from slpo_jax.policy.scorers import begun, latent_scores
 from slpo_jax.rewards.reward import REWARDS, RewardEntry
 from slpo_jax.run import latent_rm as labels
-from slpo_jax.run import stage
+from slpo_jax.run import train_stage
 from slpo_jax.run.experiment import build
 from slpo_jax.run.run_stages import check_stages, run_stages
-from slpo_jax.run.stage import stage_params
+from slpo_jax.run.train_stage import stage_params
 from slpo_jax.runtime import backend
 from small_run import load_config
 
@@ -81,7 +81,7 @@ def trained(workdir):
     """The reward model's parameters."""
     experiment = experiment_of(workdir)
     like = begun(stage_params(experiment.stage("imitate")), experiment.reasoner.width)
-    return load_params(experiment.workdir.stage("latent_rm").path, like)
+    return load_params(experiment.workdir.stage_folder("latent_rm").path, like)
 
 
 def test_a_label_is_the_share_of_right_completions_of_a_beginning(tmp_path, cpu_devices, monkeypatch, second_process):
@@ -101,13 +101,13 @@ def test_a_label_is_the_share_of_right_completions_of_a_beginning(tmp_path, cpu_
 
     def draw(policy, params, batch, rule, key, thoughts):
         where["thoughts"] = policy.config.dropout_where
-        index, thought = jnp.repeat(batch.index, thoughts), jnp.tile(jnp.arange(thoughts), len(batch.index))
+        index, thought = jnp.repeat(batch.draws, thoughts), jnp.tile(jnp.arange(thoughts), len(batch.draws))
         latents = jnp.zeros((len(index), steps, experiment.reasoner.width))
         return Trajectories(latents, 1 + thought, say(index, jnp.asarray(right_of)[index, thought]), None)
 
     def complete(policy, params, batch, actions, lengths, rule, key, count):
         where["completions"] = policy.config.dropout_where
-        index = jnp.repeat(batch.index, 3)[:, None, None]
+        index = jnp.repeat(batch.draws, 3)[:, None, None]
         step, number = 1 + jnp.arange(steps)[None, :, None], jnp.arange(count)[None, None]
         right = goes_on(index, lengths[:, None, None] - 1, step, number)
         return say(jnp.broadcast_to(index, right.shape), right)
@@ -199,7 +199,7 @@ def test_the_best_on_validation_is_kept_also_after_a_kill(work, tmp_path, monkey
     assert found[kept["step"]] == pytest.approx(np.mean(right))
 
     with monkeypatch.context() as patch:
-        crash_at(patch, stage, 5)
+        crash_at(patch, train_stage, 5)
         with pytest.raises(Crash):
             run_stages(config_of(**asked), cut)
     run_stages(config_of(**asked), cut)

@@ -16,7 +16,7 @@ from same_run import assert_same_run, checkpoint_of, rows_of
 from slpo_jax.config import read_config
 from slpo_jax.errors import UserError
 from slpo_jax.models import lora
-from slpo_jax.run import rl, stage
+from slpo_jax.run import rl, train_stage
 from slpo_jax.run.experiment import build
 from slpo_jax.training import rl_step
 from small_run import load_config, train
@@ -101,7 +101,7 @@ def test_it_goes_on_from_a_kill_at_any_moment_bit_for_bit(run, tmp_path):
         crash_at(patch, rl_step, 2)
         with pytest.raises(Crash):
             _train(tmp_path, base)
-    for cut in ((rl, "leave_merged"), (rl, "merged"), (stage, "note_finished")):
+    for cut in ((rl, "leave_merged"), (rl, "merged"), (train_stage, "note_finished")):
         with pytest.raises(Crash):
             _train(tmp_path, base, cut)
     with pytest.raises(UserError, match=r"config\.rl\.lora\.rank: is 3, and 2 is what .* stage grpo was run with"):
@@ -139,7 +139,7 @@ def test_a_validation_is_of_merged_parameters(tmp_path, monkeypatch):
     experiment.log.close()
     params = experiment.initial_params()
     own = jax.tree.map(lambda x: x + 0.5, rl.fresh_adapters(experiment, params))
-    monkeypatch.setattr(stage, "validation_accuracy", lambda experiment, params, *_: params)
+    monkeypatch.setattr(train_stage, "validation_accuracy", lambda experiment, params, *_: params)
     given = []
     monkeypatch.setattr(rl, "train_stage", lambda *arguments: given.append(arguments[4]))
     rl.train(experiment.stage("grpo"))

@@ -29,7 +29,8 @@ from slpo_jax.rewards.reward import REWARDS, RewardEntry
 from slpo_jax.run import own_data_settings, run_stages
 from slpo_jax.run.automatic_settings import Measured, choices
 from slpo_jax.run.experiment import build
-from slpo_jax.run.own_data_settings import derived_settings, requested
+from slpo_jax.run.own_data_settings import derived_settings
+from slpo_jax.run.requested_config import requested_config
 from slpo_jax.run.run_stages import check_stages
 from slpo_jax.run.setup import assemble
 from slpo_jax.run.sources import load_set
@@ -73,7 +74,7 @@ def _chosen(train: str, valid: str = "", eval=None, fields=None, **given):
 
 def test_nested_keys_leave_a_section_s_others_as_they_are():
     def asked(changes):
-        config = requested("quickstart", dict.fromkeys(("train", "valid", "base"), ""), {}, changes, str)
+        config = requested_config("quickstart", dict.fromkeys(("train", "valid", "base"), ""), {}, changes, str)
         assert {*config.set_by} <= {*flatten(values(config))}
         return flatten(values(config))
 
@@ -90,7 +91,7 @@ def test_nested_keys_leave_a_section_s_others_as_they_are():
 
 def test_a_config_remembers_what_has_set_a_key(tmp_path):
     sources = {"train": "graph:1", "valid": "", "base": ""}
-    config = requested("quickstart", sources, {"mine": "graph:2"}, {"rl": {"group": 4}, "seed": 0}, str)
+    config = requested_config("quickstart", sources, {"mine": "graph:2"}, {"rl": {"group": 4}, "seed": 0}, str)
     assert config.set_by == {
         "data.train": "--train=graph:1", "data.eval.mine": "--test=mine=graph:2", "data.eval": "--test=mine=graph:2",
         "rl.group": "--config", "seed": "--config",
@@ -98,7 +99,7 @@ def test_a_config_remembers_what_has_set_a_key(tmp_path):
     assert changed(config, {"rl.steps": 3}).set_by == config.set_by
     assert "set_by" not in values(config)
     sources, keys = sources | {"train": _table(tmp_path / "t.csv")}, {"data.fields": FIELDS, "max_latents": 1}
-    own = requested("", sources, {}, keys, str)
+    own = requested_config("", sources, {}, keys, str)
     assert (own.max_latents, own.min_latents) == (1, 1)  # the least follows from what is given
 
 
@@ -117,11 +118,11 @@ def test_jax_is_set_up_before_a_base_asks_for_devices(tmp_path, monkeypatch):
     sources = {"train": _table(tmp_path / "t.csv"), "valid": "", "base": str(tmp_path)}
     keys = {"data.fields": FIELDS, "cpu_devices": 3}
     with pytest.raises(Asked):
-        requested("", sources, {}, keys, begun.append)
-    requested("quickstart", dict.fromkeys(sources, ""), {}, {"cpu_devices": 2}, begun.append)
+        requested_config("", sources, {}, keys, begun.append)
+    requested_config("quickstart", dict.fromkeys(sources, ""), {}, {"cpu_devices": 2}, begun.append)
     assert begun == [3, 2]
     with pytest.raises(UserError, match=r"^config\.cpu_devices: 0 is not valid"):
-        requested("", sources, {}, keys | {"cpu_devices": 0}, begun.append)
+        requested_config("", sources, {}, keys | {"cpu_devices": 0}, begun.append)
 
 
 def test_a_smoke_test_asks_a_gym_for_few_problems(monkeypatch, tmp_path):

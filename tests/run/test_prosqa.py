@@ -218,7 +218,7 @@ def test_loss_is_the_slow_loop_s():
     answers = np.array([True, False, True, False])
     weights = rows.suffix.weights * answers[:, None]
     batch = frontier.FrontierBatch(
-        rows.prompts, np.array([2, 0, 1, 3], np.int32), rows.suffix._replace(weights=weights), rows.index,
+        rows.prompts, np.array([2, 0, 1, 3], np.int32), rows.suffix._replace(weights=weights), rows.draws,
         nodes=np.array([0, 4, 0, 6], np.int32),
     )  # fmt: skip
     params, policy = small_params(), IMITATION.having(dropout_rate=0.2)
@@ -235,7 +235,7 @@ def _slow(params, batch, policy, key) -> float:
     for row, length in enumerate(PROMPTS):
         prompt, latents = real_tokens(batch.prompts, row), int(batch.latents[row])
         used = int(batch.suffix.weights[row].sum())
-        row_key = jax.random.fold_in(key, batch.index[row])
+        row_key = jax.random.fold_in(key, batch.draws[row])
         config = policy.having(answer_slots=used).config
         reasoner.factors = slow_factors(row_key, row_key, length, latents, config)
         inputs = np.concatenate([reasoner.embed(prompt), reasoner.think(prompt, latents)])

@@ -14,7 +14,7 @@ from same_run import assert_same_run, checkpoint_of, rows_of
 from slpo_jax.config import config_checks
 from slpo_jax.run import imitate
 from slpo_jax.run.experiment import build, rows
-from slpo_jax.run.stage import stage_params
+from slpo_jax.run.train_stage import stage_params
 from slpo_jax.training.recipes.distil import Distillation
 from small_run import load_config
 
@@ -73,7 +73,7 @@ def fake(monkeypatch):
     tiny = {"reasoner": {"backbone": kernel, "projector": {"w": jnp.arange(3.0)}}, "gate": {"w": jnp.ones(2)}}
 
     def numbers_of(batch):
-        return batch.suffix.tokens * batch.suffix.weights if hasattr(batch, "suffix") else batch.index
+        return batch.suffix.tokens * batch.suffix.weights if hasattr(batch, "suffix") else batch.draws
 
     return fake_steps(monkeypatch, tiny, numbers_of)
 

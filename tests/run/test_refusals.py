@@ -27,7 +27,7 @@ from slpo_jax.rewards.reward import CORRECT, REWARDS, RewardEntry
 from slpo_jax.run.experiment import Stage, build
 from slpo_jax.run.run_checks import check_answers, check_prompts
 from slpo_jax.run.run_stages import check_stages
-from slpo_jax.run.stage import close_stage
+from slpo_jax.run.train_stage import close_stage
 from small_run import load_config, new_folder
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "refusals.txt"

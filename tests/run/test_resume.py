@@ -13,7 +13,7 @@ from imitation import Crash, crash, fake_steps
 from same_run import assert_same_run, checkpoint_of, rows_of
 from slpo_jax.config import read_config
 from slpo_jax.io.workdir import Workdir
-from slpo_jax.run import stage as stage_module
+from slpo_jax.run import train_stage
 from slpo_jax.run.experiment import build
 from slpo_jax.runtime import backend
 from slpo_jax.training import loop
@@ -34,8 +34,8 @@ def record():
     """Stages without models; a vector a part is all that their steps need."""
     tiny = {"reasoner": {"w": jnp.arange(3.0)}, "gate": {"w": jnp.ones(2)}}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stage_module, "validation_accuracy", _accuracy)
-        yield fake_steps(patch, tiny, lambda batch: np.asarray(batch.index) * np.arange(1, len(batch.index) + 1))
+        patch.setattr(train_stage, "validation_accuracy", _accuracy)
+        yield fake_steps(patch, tiny, lambda batch: np.asarray(batch.draws) * np.arange(1, len(batch.draws) + 1))
 
 
 @pytest.fixture
@@ -169,14 +169,14 @@ def test_stages_end_when_they_are_learned_wherever_the_run_is_cut(fake, monkeypa
 def test_the_cold_start_leaves_the_best_gate(fake, monkeypatch, tmp_path, every):
     """Also where a checkpoint of its last step was there before the choice was made."""
     accuracies = iter((0.2, 0.7, 0.7, 0.3))
-    monkeypatch.setattr(stage_module, "validation_accuracy", lambda *_: next(accuracies))
+    monkeypatch.setattr(train_stage, "validation_accuracy", lambda *_: next(accuracies))
     _run(tmp_path, _config(checkpoint_every=every))
     found = {row["step"]: row["valid_accuracy"] for row in rows_of(tmp_path) if "valid_accuracy" in row}
     assert found == {2: 0.2, 4: 0.7, 6: 0.7, 7: 0.3}
     gate = checkpoint_of(tmp_path, "cold_start")["['params']['gate']['w']"]
     best = 4  # the first of equals
     np.testing.assert_array_equal(gate, checkpoint_of(tmp_path, "cold_start", best)["['params']['gate']['w']"])
-    assert Workdir(tmp_path).stage("cold_start").steps == [best, 6, 7][:: 2 if every == 7 else 1]
+    assert Workdir(tmp_path).stage_folder("cold_start").steps == [best, 6, 7][:: 2 if every == 7 else 1]
 
 
 @pytest.mark.slow
@@ -199,7 +199,7 @@ def test_an_objective_leaves_its_best_if_asked_to(fake, tmp_path):
 
 @pytest.mark.slow
 def test_the_cold_start_gives_up_in_time(fake, monkeypatch, tmp_path, caplog, capsys):
-    monkeypatch.setattr(stage_module, "validation_accuracy", lambda *_: 0.5)  # never better than the first
+    monkeypatch.setattr(train_stage, "validation_accuracy", lambda *_: 0.5)  # never better than the first
     config = _config(checkpoint_every=100)
     config.cold_start.update(steps=100, patience=3)
     _run(tmp_path, config)
@@ -212,7 +212,7 @@ def test_the_cold_start_gives_up_in_time(fake, monkeypatch, tmp_path, caplog, ca
 @pytest.mark.slow
 def test_a_signal_between_the_steps_is_obeyed(fake, whole, monkeypatch, tmp_path):
     """While the last gate is being validated, say: no step is left that could see to it."""
-    accuracy, calls = stage_module.validation_accuracy, []
+    accuracy, calls = train_stage.validation_accuracy, []
 
     def validating(*arguments):
         calls.append(1)
@@ -220,7 +220,7 @@ def test_a_signal_between_the_steps_is_obeyed(fake, whole, monkeypatch, tmp_path
             _terminate()
         return accuracy(*arguments)
 
-    monkeypatch.setattr(stage_module, "validation_accuracy", validating)
+    monkeypatch.setattr(train_stage, "validation_accuracy", validating)
     with pytest.raises(SystemExit):
         _run(tmp_path / "cut")
     assert not (tmp_path / "cut" / "checkpoints" / "slpo").exists()
@@ -242,7 +242,7 @@ def test_the_best_gate_so_far_is_gone_on_from(fake, whole, tmp_path):
     """A kill where there is no other checkpoint of the stage, between two rows of the log."""
     config = _config(checkpoint_every=100)
     _cut(fake, ("cold_start", 5), tmp_path, config)
-    (best,) = Workdir(tmp_path).stage("cold_start").steps
+    (best,) = Workdir(tmp_path).stage_folder("cold_start").steps
     _run(tmp_path, config)
     assert_same_run(tmp_path, whole, *STAGES)
     assert [step for stage, step in fake["steps"] if stage == "cold_start"] == [*range(6), *range(best, 7)]

@@ -73,7 +73,7 @@ class Run:
 
     def train(self, stage, value=1, **changes):
         experiment = self.experiment(**changes)
-        folder = experiment.workdir.stage(stage)
+        folder = experiment.workdir.stage_folder(stage)
         shutil.rmtree(folder.path, ignore_errors=True)
         ensure_manifest(experiment.stage(stage))
         save_params(folder.path, _params(value))

@@ -23,7 +23,7 @@ from slpo_jax.io import artifact
 from slpo_jax.io.orbax import load_params, stored_params
 from slpo_jax.io.workdir import StageFolder, Workdir
 from slpo_jax.run.experiment import Stage
-from slpo_jax.run.stage import open_stage
+from slpo_jax.run.train_stage import open_stage
 from slpo_jax.runtime import backend
 from slpo_jax.training import loop
 from slpo_jax.training.loop import StageLoop

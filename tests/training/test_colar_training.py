@@ -76,7 +76,7 @@ def _slow_loss(case, name: str, speed: int, key, rate=0.0):
     """
     slow, batch = SlowReasoner(case.params["reasoner"], CONFIG), case.batch
     said, latent, likeliest = [], [], []
-    for row, index in enumerate(np.asarray(batch.index) % len(PROBLEMS)):
+    for row, index in enumerate(np.asarray(batch.draws) % len(PROBLEMS)):
         problem = PROBLEMS[index]
         asked = f"Question: {problem.question} Let's think step by step:(Thinking speed: {speed})"
         prompt = TEMPLATE.tokenizer(asked, add_special_tokens=False)["input_ids"]
@@ -89,7 +89,7 @@ def _slow_loss(case, name: str, speed: int, key, rate=0.0):
             vectors = [_projected(case.params, vector) for vector in vectors]
         mark, answer = IDS["###"], [IDS["Answer:"], IDS[problem.answer], TEMPLATE.eos_id]
         fed = np.concatenate([slow.embed([mark]), vectors, slow.embed([mark, *answer[:-1]])])
-        row_key, config = noise.row_keys(key, batch.index)[row], POLICY.config
+        row_key, config = noise.row_keys(key, batch.draws)[row], POLICY.config
         noisy = dataclasses.replace(config, dropout_rate=rate, dropout_where="all", answer_slots=len(fed))
         slow.factors = tiny.slow_factors(row_key, row_key, len(prompt), 0, noisy)
         hidden = slow.hidden(np.concatenate([slow.embed(prompt), fed]))[len(prompt) - 1 :]

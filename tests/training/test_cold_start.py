@@ -46,7 +46,7 @@ def keys():
     """Key 0 of the run, stream 1, step 0; then the example and the trajectory."""
     fold = jax.random.fold_in
     step_key = fold(fold(jax.random.key(0), 1), 0)
-    return jnp.stack([fold(fold(step_key, index), n) for index in PROBLEMS.index for n in range(N)])
+    return jnp.stack([fold(fold(step_key, index), n) for index in PROBLEMS.draws for n in range(N)])
 
 
 @pytest.fixture(scope="module")

@@ -72,7 +72,7 @@ class _Oracle:
         embed = self.hf.get_input_embeddings()
         bot, eot = self.tokenizer.convert_tokens_to_ids(["<|start-latent|>", "<|end-latent|>"])
         teacher, student, distances = [], [], []
-        for row, latents in zip(self.case.batch.index, self.case.batch.student.latents, strict=True):
+        for row, latents in zip(self.case.batch.draws, self.case.batch.student.latents, strict=True):
             question, steps, answer = ROWS[row]
             question = self._ids(question.strip().replace("  ", " "))
             written = self._ids(" ".join(steps[:-1]))
@@ -156,7 +156,7 @@ def test_the_teacher_alone_under_dropout(case):
     def both(params):
         total, sums = RECIPE.loss_of(policy_of(layout, case.reasoner))(params, batch, key)
         slow = []
-        for row, index in enumerate(batch.index):
+        for row, index in enumerate(batch.draws):
             used = int(batch.valid[row].sum())
             row_key = jax.random.fold_in(jax.random.fold_in(key, index), 1)
             masks = noise.answer_dropout(row_key[None], jnp.arange(used), 0.3, "all")

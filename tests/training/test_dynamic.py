@@ -27,18 +27,18 @@ class Reader(Objective):
     """Its gradient counts the prompts that it sees, by index; what it is given of a prompt has to belong together."""
 
     def __call__(self, policy, params, batch, trajectories, rewards_BG, key):
-        seen_M = jax.nn.one_hot(batch.index, params["w"].size).sum(axis=0)
+        seen_M = jax.nn.one_hot(batch.draws, params["w"].size).sum(axis=0)
         uniform = jnp.sum(rewards_BG.max(axis=1) == rewards_BG.min(axis=1))
         # Prompts are their index over and over, left-padded, and rollouts their index and number.
-        strange = jnp.sum(batch.prompts.valid & (batch.prompts.tokens != batch.index[:, None]))
-        strange += jnp.sum(batch.prompts.lengths != 1 + batch.index % 3)
-        own_N = 10 * jnp.repeat(batch.index, G) + jnp.tile(jnp.arange(G), len(batch.index))
+        strange = jnp.sum(batch.prompts.valid & (batch.prompts.tokens != batch.draws[:, None]))
+        strange += jnp.sum(batch.prompts.lengths != 1 + batch.draws % 3)
+        own_N = 10 * jnp.repeat(batch.draws, G) + jnp.tile(jnp.arange(G), len(batch.draws))
         strange += jnp.sum(trajectories.tokens[:, 0] != own_N)
         return -jnp.sum(seen_M * params["w"]), len(rewards_BG), {"uniform": (uniform, 1.0), "strange": (strange, 1.0)}
 
 
 def _roll_out(policy, params, batch, reward, group, key):
-    index_N, rollout_N = jnp.repeat(batch.index, group), jnp.tile(jnp.arange(group), len(batch.index))
+    index_N, rollout_N = jnp.repeat(batch.draws, group), jnp.tile(jnp.arange(group), len(batch.draws))
     tokens_NA = jnp.pad((10 * index_N + rollout_N)[:, None], ((0, 0), (0, 2)), constant_values=POLICY.config.pad_id)
     lengths_N, keys_N = jnp.ones_like(index_N), jax.vmap(lambda i: jax.random.fold_in(key, i))(index_N)
     trajectories = Trajectories(jnp.zeros((len(index_N), 0, 2)), lengths_N, tokens_NA, keys_N)
@@ -50,7 +50,7 @@ def _batch(index, mixed, slots, layout):
     """Of these prompts; a reference says whether its group is mixed."""
     index = np.asarray(index, np.int32)
     valid = np.arange(slots)[None, ::-1] < 1 + index[:, None] % 3
-    prompts = Prompts(np.where(valid, index[:, None], -1), valid, capacity=0)
+    prompts = Prompts(np.where(valid, index[:, None], -1), valid, packed_slots=0)
     return shard_rows(PromptedBatch(prompts, np.array(mixed, np.uint8)[:, None], index), layout.mesh)
 
 

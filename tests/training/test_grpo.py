@@ -227,7 +227,7 @@ def test_detached_inputs_leave_a_tied_table_the_head_s_gradient():
 
     @compiled
     def run(params):
-        made = sample(policy, params, repeat_rows(BATCH.prompts, 2), keys_of(2 * len(BATCH.index)), 2)
+        made = sample(policy, params, repeat_rows(BATCH.prompts, 2), keys_of(2 * len(BATCH.draws)), 2)
 
         def loss(params):
             total, count, _ = objective(policy, params, BATCH, made, REWARDS, KEY)
@@ -287,9 +287,9 @@ class Toy(Objective):
 
 def _toy_rollout(policy, params, batch, reward, group, key):
     """Lengths by key and index, which are in the tokens."""
-    index_N = jnp.repeat(batch.index, group)
+    index_N = jnp.repeat(batch.draws, group)
     draw = jax.vmap(lambda index: jax.random.randint(jax.random.fold_in(key, index), (), 1, 9))
-    lengths_N = (draw(index_N) + jnp.tile(jnp.arange(group), len(batch.index))).astype(jnp.float32)
+    lengths_N = (draw(index_N) + jnp.tile(jnp.arange(group), len(batch.draws))).astype(jnp.float32)
     keys_N = jnp.broadcast_to(key, index_N.shape)
     tokens_N1 = (lengths_N.astype(jnp.int32) + 100 * index_N)[:, None]
     trajectories = Trajectories(jnp.zeros((len(index_N), 0, 2)), lengths_N, tokens_N1, keys_N)  # words alone

@@ -47,7 +47,7 @@ def _words(ids):
 
 def _rows(problems, batch):
     """(problem, the words that the loss is of) of each row."""
-    for row, index in enumerate(batch.index % len(problems)):
+    for row, index in enumerate(batch.draws % len(problems)):
         used = batch.suffix.weights[row] > 0
         assert _words(batch.suffix.tokens[row][used])[0] == "<|end-latent|>"
         assert used.tolist() == sorted(used, reverse=True)
@@ -76,7 +76,7 @@ def test_the_schedule_is_the_published_counter_s(all_from, gone):
     for step, s in enumerate(_published(60, 2, all_from), start=10):
         phase = next(phase for phase in plan if phase.start <= step < phase.end)
         batch = _batch(way, many, phase, step)
-        assert [index % 4 for index in batch.index] == [i % 4 for i in batch_indices(SEED, step, 150, BATCH)]
+        assert [index % 4 for index in batch.draws] == [i % 4 for i in batch_indices(SEED, step, 150, BATCH)]
         for index, words in _rows(many, batch):
             chain = CHAINS[index % 4]
             kept = chain[int(min(s, len(chain))) :]
@@ -120,7 +120,7 @@ def test_loss_is_a_plain_gpt2_s_on_texts_by_hand():
         batch = _batch(never, PROBLEMS, dataclasses.replace(PHASE, start=start), PHASE.start)
         _, sums = loss_fn({"reasoner": params}, batch, jax.random.key(0))
         total, count = 0.0, 0
-        for row, index in enumerate(batch.index % 4):
+        for row, index in enumerate(batch.draws % 4):
             text = ["<|end-latent|>", *([] if drops else CHAINS[index]), "###", str(index + 4), "<eos>"]
             ids = template.tokenizer.convert_tokens_to_ids(["\n" if word == "|" else word for word in text])
             prompt = real_tokens(batch.prompts, row)

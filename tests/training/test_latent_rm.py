@@ -108,7 +108,7 @@ def test_without_noise_thoughts_and_completions_are_the_greedy_run():
 
 
 def test_completions_of_every_beginning_have_noise_of_their_own(monkeypatch):
-    def said(policy, params, prompts, keys_N, rule, prefix):
+    def said(policy, params, prompts, keys_N, rule, given):
         return SimpleNamespace(completions=jax.random.key_data(keys_N))
 
     monkeypatch.setattr(training, "sample", said)

@@ -157,7 +157,7 @@ def test_loss_is_the_slow_loop_s(case, phase, monkeypatch):
     monkeypatch.setattr(latent_sft, "perturbed", lambda key, q_NM, *rest, closing: q_NM)
     batch = _batch(case, case.recipe, case.phases[phase])
     total, sums = compiled(case.recipe.loss_of(case.policy))(case.params, batch, case.key)
-    found = [_slow(case, phase, int(index) % 4) for index in batch.index]
+    found = [_slow(case, phase, int(index) % 4) for index in batch.draws]
     count = sum(number for _, number, _ in found)
     expected = sum(entropy for entropy, *_ in found)
     if phase == "final":
@@ -172,7 +172,7 @@ def test_mixed_embeddings_are_constants(case):
     along = np.random.default_rng(3).normal(size=case.params[REASONER]["backbone"]["wte"].shape)
 
     def total(step):
-        return sum(_slow(case, "union", int(index) % 4, step * along)[0] for index in batch.index)
+        return sum(_slow(case, "union", int(index) % 4, step * along)[0] for index in batch.draws)
 
     grads, _ = compiled(jax.grad(case.recipe.loss_of(case.policy), has_aux=True))(case.params, batch, case.key)
     expected = (total(1e-5) - total(-1e-5)) / 2e-5

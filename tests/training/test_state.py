@@ -65,7 +65,7 @@ def test_a_step_of_the_other_stages(stage):
 @pytest.mark.parametrize("policy", [POLICY, ADDITIVE, COLAR], ids=["latent", "additive", "colar"])
 def test_a_rollout(policy):
     batch = prompted_batch()
-    keys = jax.random.split(jax.random.key(0), len(batch.index))
+    keys = jax.random.split(jax.random.key(0), len(batch.draws))
     params = small_params() | {"reasoner": jax.eval_shape(policy.reasoner.init, keys[0])}
     rule = ROLLOUT.max_latents if policy is COLAR else None
     _traced(lambda params, keys: sample(policy, params, batch.prompts, keys, rule), params, keys)

@@ -29,7 +29,7 @@ class Objective(Checked, abc.ABC):
     Attributes:
         kind: a name in `OBJECTIVES`; "" is the one of its own name.
         after: the objective that it goes on from; "": it begins where imitation and the cold start ended.
-        steps: optimizer steps; None is the stage's (`config.rl.steps`).
+        steps: batches of rollouts, each with `updates_per_step` of the optimizer; None is `config.rl.steps`.
         learning_rate: the rate after warm-up; None is the stage's (`config.rl.optimizer`).
         schedule: schedule of the rate; "" is the stage's.
         latent_policy_learning_rate: rate of the latent policy's own parameters; None is `learning_rate`.
@@ -214,7 +214,7 @@ def at_capacity(branch: Callable[..., tuple[jax.Array, Any]], policy: Policy, pa
     Returns:
         (loss, aux) as the branch; gradients are for params alone, and none goes through aux.
     """
-    group = trajectories.lengths.shape[0] // batch.index.shape[0]
+    group = trajectories.lengths.shape[0] // batch.draws.shape[0]
     choices = capacities(policy, group)
     branches = [functools.partial(branch, policy, choice) for choice in choices]
 

@@ -72,8 +72,8 @@ class AnswerOnly(WeightedTerms):
     """SLPO without the latent term or any surrogate: one pass with fresh dropout, the thought being a constant."""
 
     def terms(self, policy, capacity, params, batch, trajectories, key):
-        group = trajectories.lengths.shape[0] // batch.index.shape[0]
-        keys_1 = pass_keys(jax.random.fold_in(key, 1), batch.index, group, 1)
+        group = trajectories.lengths.shape[0] // batch.draws.shape[0]
+        keys_1 = pass_keys(jax.random.fold_in(key, 1), batch.draws, group, 1)
         keys = jax.tree.map(lambda x: jnp.squeeze(x, 0), keys_1)
         scores = score(policy, params, batch.prompts, trajectories, keys, capacity)
         return {"answer_log_likelihood": scores.answer_log_prob}
@@ -118,8 +118,8 @@ class Slpo(AnswerOnly):
     def terms(self, policy, capacity, params, batch, trajectories, key):
         if self.passes == 1:
             return super().terms(policy, capacity, params, batch, trajectories, key)
-        group = trajectories.lengths.shape[0] // batch.index.shape[0]
-        keys_K = pass_keys(jax.random.fold_in(key, 1), batch.index, group, self.passes)
+        group = trajectories.lengths.shape[0] // batch.draws.shape[0]
+        keys_K = pass_keys(jax.random.fold_in(key, 1), batch.draws, group, self.passes)
         scores_K = score(policy, params, batch.prompts, trajectories, keys_K, capacity)
         terms = {"answer_log_likelihood": scores_K.answer_log_prob.mean(axis=0)}
         if policy.config.max_latents:

@@ -45,7 +45,7 @@ class ChunkBatch:
         chunks: bool [B, S], the slots that are latents at inference.
         predicted: float32 [B, S], weights of the head's prediction of the next slot's input; None while only words are
             learned.
-        index: int [B], what randomness is drawn by.
+        draws: int [B], what randomness is drawn by.
     """
 
     prompts: Prompts
@@ -55,7 +55,7 @@ class ChunkBatch:
     weights: Any
     chunks: Any
     predicted: Any
-    index: Any
+    draws: Any
 
 
 VectorsFn = Callable[[Policy, Any, ChunkBatch], jax.Array]
@@ -101,7 +101,7 @@ def chunk_loss(vectors: VectorsFn, policy: Policy, params, batch: ChunkBatch, ke
     """
     reasoner, rate = policy.reasoner, policy.config.dropout_rate
     params = reasoner.stacked(params)
-    keys_B, slots_S = noise.row_keys(key, batch.index), jnp.arange(batch.sizes.shape[1])
+    keys_B, slots_S = noise.row_keys(key, batch.draws), jnp.arange(batch.sizes.shape[1])
     noisy = noise.prompt_dropout(keys_B, batch.prompts.valid, rate, "all")
     first_BD, prefix = encode_prompts(reasoner, params, batch.prompts, noisy)
     inputs_BSD = vectors(policy, params, batch)
@@ -117,7 +117,7 @@ def chunk_loss(vectors: VectorsFn, policy: Policy, params, batch: ChunkBatch, ke
     mask_BL = batch.weights != 0
     log_probs_BL, likeliest_BL = reasoner.log_probs(params, before_BLD, batch.targets, mask_BL, likeliest=True)
     words = total = -jnp.sum(log_probs_BL * batch.weights)
-    wrong_BL, rows = (likeliest_BL != batch.targets) & mask_BL, jnp.float32(batch.index.shape[0])
+    wrong_BL, rows = (likeliest_BL != batch.targets) & mask_BL, jnp.float32(batch.draws.shape[0])
     if batch.predicted is None:
         metrics = {"accuracy": (jnp.sum(~wrong_BL.any(axis=1)), rows)}
     else:
@@ -187,7 +187,7 @@ def chunked(
         _, targets, weights = pad_suffixes(texts, 1 + slots, template.pad_id)
         weights, predicted = weights * (count / weights.sum()), predicted * (count / predicted.sum())
         prompts = draw.prompts([row[:-1] for row in prompt_ids])
-        return ChunkBatch(prompts, ids, sizes, targets, weights, chunks, None if in_words else predicted, draw.index)
+        return ChunkBatch(prompts, ids, sizes, targets, weights, chunks, None if in_words else predicted, draw.draws)
 
     return Recipe(phases, needs, rows, functools.partial(chunk_loss, vectors))
 

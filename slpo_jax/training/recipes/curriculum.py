@@ -50,7 +50,7 @@ class ImitationBatch:
     prompts: Prompts
     latents: Any
     suffix: Any
-    index: Any
+    draws: Any
 
 
 def phases(settings: ImitateSettings, max_latents: int, last: str = "final") -> list[Phase]:
@@ -104,7 +104,7 @@ def imitation_batch(
     suffixes = [problems.suffix(i, first, n) for i, first, n in zip(indices, dropped, removed_B, strict=True)]
     last = None if problems.template.closing_ids else -1  # which begins the suffix
     prompts = draw.prompts([problems.prompts[i][:last] for i in indices])
-    return ImitationBatch(prompts, latents.astype(np.int32), draw.suffixes(suffixes), draw.index)
+    return ImitationBatch(prompts, latents.astype(np.int32), draw.suffixes(suffixes), draw.draws)
 
 
 def earlier_stages(draw: Draw, mix: float, last: int) -> np.ndarray:
@@ -162,7 +162,7 @@ def loss(policy: Policy, params, batch: ImitationBatch, key, may_lack: bool = Fa
         may_lack: see `after_latents`.
     """
     params = policy.reasoner.stacked(params)
-    inputs, thought = after_latents(policy, params, batch, noise.row_keys(key, batch.index), may_lack)
+    inputs, thought = after_latents(policy, params, batch, noise.row_keys(key, batch.draws), may_lack)
     hidden_BAD, _ = policy.reasoner.forward(params, **inputs)
     return *cross_entropy(policy.reasoner, params, hidden_BAD, batch.suffix), thought
 

@@ -33,7 +33,7 @@ class DistilBatch:
     """A step's rows. Weights are scaled to add up to B, so that a sum over them, divided by B, is their mean.
 
     Attributes:
-        index: int [B], what randomness is drawn by.
+        draws: int [B], what randomness is drawn by.
         text: the teacher's `SuffixBatch` [B, L]: question, steps, answer and eos, right-padded; weights are 0 on
             targets that belong to the question.
         valid: bool [B, L], where the text has a token.
@@ -42,7 +42,7 @@ class DistilBatch:
         student_at: int [B], the distilled position in the answers, or None.
     """
 
-    index: Any
+    draws: Any
     text: Any
     valid: Any
     at: Any
@@ -117,7 +117,7 @@ class Distillation(RecipeSettings):
         offsets = [problems.template.distilled_position(ids[i], a) for i, a in zip(indices, answers, strict=True)]
         # Before eos, a text ends with its answer.
         starts = [len(row) - 1 - len(ids[i]) for row, i in zip(texts, indices, strict=True)]
-        batch = DistilBatch(draw.index, text, valid, np.add(starts, offsets).astype(np.int32))
+        batch = DistilBatch(draw.draws, text, valid, np.add(starts, offsets).astype(np.int32))
         if draw.phase.dropped == 0:
             return batch
         student = curriculum.imitation_batch(dataclasses.replace(draw, slots=((draw.slots[1],),)))
@@ -133,11 +133,11 @@ class Distillation(RecipeSettings):
         Args:
             policy: as in `Recipe.loss`; dropout, if any, is on for the teacher too.
         """
-        rows, params = jnp.float32(batch.index.shape[0]), policy.reasoner.stacked(params)
+        rows, params = jnp.float32(batch.draws.shape[0]), policy.reasoner.stacked(params)
         teacher, teacher_BMD = _teacher(policy.reasoner, params, batch, key, policy.config.dropout_rate)
         if batch.student is None:
             return teacher, {"loss": (teacher, rows)}, None
-        inputs, thought = curriculum.after_latents(policy, params, batch.student, noise.row_keys(key, batch.index))
+        inputs, thought = curriculum.after_latents(policy, params, batch.student, noise.row_keys(key, batch.draws))
         hidden_BAD, _, student_BMD = policy.reasoner.trace(params, at_B=batch.student_at, **inputs)
         student, metrics = curriculum.cross_entropy(policy.reasoner, params, hidden_BAD, batch.student.suffix)
         distance = distillation(student_BMD, teacher_BMD).sum()
@@ -167,7 +167,7 @@ def _teacher(reasoner: Reasoner, params, batch: DistilBatch, key, dropout_rate: 
     """Return the written text's cross-entropy, summed with its weights, and the levels [B, M, D] at the position."""
     slots_L = jnp.arange(batch.text.tokens.shape[1])
     # Other noise than the student's: its positions have the same numbers.
-    keys_B = noise.row_keys(key, batch.index, jnp.ones_like(batch.index))
+    keys_B = noise.row_keys(key, batch.draws, jnp.ones_like(batch.draws))
     hidden_BLD, _, levels_BMD = reasoner.trace(
         params,
         reasoner.embed(params, batch.text.tokens),

@@ -102,7 +102,7 @@ def frontier_batch(settings: ImitateSettings, draw: Draw) -> FrontierBatch:
         prompts=draw.prompts(again),
         latents=(stages_B * settings.c_thought).astype(np.int32),
         suffix=suffix._replace(weights=suffix.weights * answers_B[:, None]),
-        index=draw.index,
+        draws=draw.draws,
         nodes=np.array([rng.choice(nodes) if nodes else problems.template.pad_id for nodes in targets], np.int32),
     )
 
@@ -114,7 +114,7 @@ def loss(policy: Policy, params, batch: FrontierBatch, key):
         policy: as in `Recipe.loss`.
     """
     params, open_ended = policy.reasoner.stacked(params), policy.having(closing_ids=())  # so it keeps the last state
-    inputs, thought = curriculum.after_latents(open_ended, params, batch, noise.row_keys(key, batch.index))
+    inputs, thought = curriculum.after_latents(open_ended, params, batch, noise.row_keys(key, batch.draws))
     hidden_BAD, _ = policy.reasoner.forward(params, **inputs)
     suffix: Any = batch.suffix
     says_B1 = 1.0 - suffix.weights[:, :1]

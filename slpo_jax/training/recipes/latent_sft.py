@@ -49,7 +49,7 @@ class LatentBatch:
     """A step's rows.
 
     Attributes:
-        index: int [B], what randomness is drawn by.
+        draws: int [B], what randomness is drawn by.
         text: what the reasoner reads.
         rows: `SuffixBatch` [B, L], the text's targets.
         read: what the encoder reads; None where there are no latents.
@@ -58,7 +58,7 @@ class LatentBatch:
         labelled: whether the encoder's mixtures are labels, in the last phase.
     """
 
-    index: Any
+    draws: Any
     text: Slots
     rows: SuffixBatch
     read: Slots | None = None
@@ -192,12 +192,12 @@ class LatentSft(RecipeSettings):
         text, rows = padded(texts, draw.fit(max(len(row.cells) for row in texts) - 1))
         _, read_slots, latents = draw.slots
         if not latents:
-            return LatentBatch(draw.index, text, rows)
+            return LatentBatch(draw.draws, text, rows)
         counts_B = np.array([row.latents for row in texts])
         mask_BN = np.arange(latents)[None] < counts_B[:, None]
         weight_B = rows.weights.sum() / (len(texts) * np.maximum(counts_B, 1))
         weights_BN = (mask_BN * weight_B[:, None]).astype(np.float32)
-        return LatentBatch(draw.index, text, rows, padded(read, read_slots)[0], weights_BN, last)
+        return LatentBatch(draw.draws, text, rows, padded(read, read_slots)[0], weights_BN, last)
 
     def mixtures(self, policy: Policy, params, encoder: Params, batch: LatentBatch, keys_B):
         """Make probabilities and token ids [B, N, M] of the mixtures that the encoder makes of its own embeddings."""
@@ -230,10 +230,10 @@ class LatentSft(RecipeSettings):
             encoder: its parameters, as the reasoner's.
         """
         reasoner, text, count = policy.reasoner, batch.text, batch.rows.weights.sum()
-        stacked, keys_B = reasoner.stacked(params), noise.row_keys(key, batch.index)
+        stacked, keys_B = reasoner.stacked(params), noise.row_keys(key, batch.draws)
         inputs_BLD, labels = reasoner.embed(params, text.tokens), None
         if batch.read is not None:
-            encoder_keys_B = noise.row_keys(key, batch.index, jnp.ones_like(batch.index))
+            encoder_keys_B = noise.row_keys(key, batch.draws, jnp.ones_like(batch.draws))
             q_BNM, ids_BNM = self.mixtures(policy, params, encoder, batch, encoder_keys_B)
             if batch.labelled:
                 noisy = jax.vmap(functools.partial(perturbed, closing=policy.config.closing_ids[0]))

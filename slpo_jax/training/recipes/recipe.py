@@ -47,7 +47,7 @@ class Draw:
     slots: Slots
 
     @cached_property
-    def index(self) -> np.ndarray:
+    def draws(self) -> np.ndarray:
         """int [B], what the rows' randomness is drawn by."""
         return draw_numbers(self.indices, len(self.problems))
 

@@ -230,7 +230,7 @@ def _explained(policy: Policy, params, batch: ExplainedBatch, thoughts: _Thought
     inputs_NLD = jnp.concatenate([z_NCD, words_NLD.astype(z_NCD.dtype)], axis=1)
     places_L = jnp.arange(inputs_NLD.shape[1])
     # Other noise than the reasoner's (0) and CODI's teacher's (1).
-    keys_N = noise.row_keys(key, jnp.repeat(batch.base.index, count), jnp.tile(2 + jnp.arange(count), rows))
+    keys_N = noise.row_keys(key, jnp.repeat(batch.base.draws, count), jnp.tile(2 + jnp.arange(count), rows))
     decoder, rate = decoder_of(policy.reasoner.config, params), policy.config.dropout_rate * thoughts.has_dropout
     hidden_NLD, _ = decoder.forward(
         params,

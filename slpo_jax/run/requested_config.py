@@ -1,0 +1,62 @@
+"""The one config of a command or a call: what it names, and without a config what follows from the data."""
+
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from slpo_jax.config.config import Config
+from slpo_jax.config.overrides import changed
+from slpo_jax.config.registry import read_config_file, shipped
+from slpo_jax.errors import UserError
+from slpo_jax.io.files import flatten
+from slpo_jax.run.own_data_settings import BY_NAME, KEYS, derived_settings
+
+
+def requested_config(
+    start: str | ConfigDict,
+    sources: Mapping[str, str],
+    tests: Mapping[str, str],
+    changes: Mapping[str, Any],
+    begin: Callable[[int], None],
+    cut: Callable[[Config], Config] | None = None,
+) -> Config:
+    """Merge what a command or a call gives into one config, which remembers what has set a key beside the config file.
+
+    Without a config the data is read, and what was chosen from it is printed to standard error.
+
+    Args:
+        start: a shipped config's name, a config file, or what one made; "" has the settings chosen from the problems to
+            train on, and shown.
+        sources: of train, valid and base; "" is the config's.
+        tests: sets to evaluate on, NAME = source, instead of the config's.
+        changes: further keys by dotted name, or nested.
+        begin: sets jax up for `config.cpu_devices`, before a base model of ours asks for devices.
+        cut: makes less of the config's problems, before any are read.
+    Raises:
+        UserError: a key or a file can't be used, or one is given twice.
+    """
+    changes = {key.removeprefix("config."): value for key, value in changes.items()}
+    files: dict[str, Any] = {KEYS[name]: source for name, source in sources.items() if source}
+    files |= {"data.eval": tests} if tests else {}
+    set_by = {KEYS[name]: f"--{name}={source}" for name, source in sources.items() if source}
+    for name, source in tests.items():
+        set_by |= dict.fromkeys((f"data.eval.{name}", "data.eval"), f"--test={name}={source}")
+    for key in (*changes, *flatten(changes)):
+        if key in set_by:
+            raise UserError(f"{set_by[key]}: config.{key} is given too; leave one of the two out")
+    set_by |= dict.fromkeys(flatten(changes), BY_NAME)
+    if start and sources["base"]:
+        raise UserError("--base: goes with --train and without a config; beside a config set config.init")
+    file = read_config_file(start) if start and isinstance(start, str) else start
+    # Without one the least number of latents follows from the most.
+    config = changed(Config(), file or {"min_latents": 1}, files, changes, set_by=set_by)
+    if not start and not config.data.train:
+        raise UserError(f"--config: not given; give one of {', '.join(shipped())}, a file, or --train=FILE")
+    config = cut(config) if cut else config
+    begin(config.cpu_devices)
+    if not start:
+        config, lines = derived_settings(config)
+        print("\n".join(lines), file=sys.stderr)
+    return config
