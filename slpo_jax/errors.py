@@ -55,7 +55,7 @@ def about(subject: str) -> Iterator[None]:
         raise UserError(f"{subject}: {error}") from None
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     """Return what a library says of a failure, for a message of one line."""
     return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")[:200]
 

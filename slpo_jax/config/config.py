@@ -165,10 +165,10 @@ class Config:
         check_fields(self)
         names, choices = [name for name, _ in self.rewards], ", ".join(REWARDS)
         if self.reward not in ("", *REWARDS):
-            raise FieldError(self, "reward", f"give one of {choices}")
+            raise FieldError(self, "reward", f"give one of {choices}, or the file that registers it (--register)")
         for place, name in enumerate(names):
             if name not in REWARDS:
-                raise FieldError(self, "rewards", f"{name!r} is none of {choices}")
+                raise FieldError(self, "rewards", f"{name!r} is none of {choices}; give the file with it (--register)")
             if name in names[:place]:
                 raise FieldError(self, "rewards", f"{name!r} is there twice; give it once, with one weight")
         if self.reward and names:

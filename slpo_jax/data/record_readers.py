@@ -60,8 +60,9 @@ def _read_csv(path: Path) -> Rows:
             if not row:
                 continue
             if len(row) != len(names):
+                remedy = f"quote texts with {delimiter!r}" if len(row) > len(names) else "add what is missing"
                 raise UserError(
-                    f"{where}: other columns than the header's ({header[:80].strip()}); quote texts with {delimiter!r}"
+                    f"{where}: {len(row)} field(s) for the header's {len(names)} ({header[:80].strip()}); {remedy}"
                 )
             yield where, dict(zip(names, row, strict=True))
     except csv.Error as error:

@@ -67,10 +67,16 @@ def compare_runs(workdirs: Sequence[str | Path], out: str | Path) -> dict[str, A
     parts = [_read(Workdir(path)) for path in paths]
     notes = [f"{path.name}: {note}" for path, (*_, left_out) in zip(paths, parts, strict=True) for note in left_out]
     pairs = [{(row, name) for row, sets in evals.items() for name in sets} for _, evals, _ in parts]
-    common = set.intersection(*pairs)
+    everywhere, (_, first, _) = set.intersection(*pairs), parts[0]
+    common = {
+        (row, name) for row, name in everywhere
+        if all(evals[row][name].same_problems(first[row][name]) for _, evals, _ in parts)
+    }  # fmt: skip
     if not common:
-        raise UserError("compare: no row and set that all runs have; evaluate the same sets in each")
-    notes += [f"{row} on {name}: left out, not every run has it." for row, name in sorted(set.union(*pairs) - common)]
+        raise UserError("compare: no row and set that all runs have of the same problems; evaluate the same in each")
+    for row, name in sorted(set.union(*pairs) - common):
+        why = "its problems differ from run to run" if (row, name) in everywhere else "not every run has it"
+        notes.append(f"{row} on {name}: left out, {why}.")
     runs: list[Evals] = [{} for _ in parts]
     for run, (_, evals, _) in zip(runs, parts, strict=True):
         for row, name in [(row, name) for row, sets in evals.items() for name in sets if (row, name) in common]:

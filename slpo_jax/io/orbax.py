@@ -47,8 +47,11 @@ class StoredParams(NamedTuple):
         with ocp.StandardCheckpointer() as checkpointer:
             try:
                 params = checkpointer.restore(self.folder, abstract_tree(like))
-            except (FileNotFoundError, NotADirectoryError, ValueError, KeyError) as error:
-                raise _damaged(self.folder, first_line(error)) from None
+            except Exception as error:
+                # Orbax turns some of tensorstore's into bare ones.
+                if not isinstance(error, OSError | ValueError | KeyError) and type(error) is not Exception:
+                    raise
+                raise _damaged(self.folder, first_line(error.__cause__ or error)) from None
         for at, leaf in jax.tree.leaves_with_path(params):
             # What is spread over processes is a running stage's own.
             if leaf.is_fully_replicated and not np.isfinite(leaf).all():

@@ -6,7 +6,6 @@ One that names `completions` (or `prompts`) is asked of many at once, with lists
 import functools
 import hashlib
 import inspect
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -104,9 +103,9 @@ def names_of(function: Function) -> Names:
     everything = any(param.kind == param.VAR_KEYWORD for param in parameters)
     by_place = [param.name for param in parameters if param.kind == param.POSITIONAL_ONLY]
     if by_place or not (by_name or everything):
+        fault = f"takes {by_place[0]} by its place alone" if by_place else "names nothing that it is a function of"
         raise UserError(
-            f"reward: {name} names nothing that it is a function of; give it arguments such as question, answer and "
-            "completion, which are given by name"
+            f"reward: {name} {fault}; give it arguments such as question, answer and completion, which come by name"
         )
     needed = frozenset(param.name for param in by_name if param.default is param.empty)
     optional = frozenset(param.name for param in by_name) - needed
@@ -173,7 +172,7 @@ def asked_of(
 def _called(function: Function, arguments: dict[str, Any]) -> Any:
     try:
         return function(**arguments)
-    except Exception as error:  # it is the user's code, and can raise anything
+    except (Exception, SystemExit) as error:  # it is the user's code, and can raise anything
         return Failed(in_a_line(error))
 
 
@@ -212,11 +211,11 @@ def _listed(name: str, values: Any, expected: int) -> list[Any]:
 def _number(name: str, value: Any, problem: Asked) -> float | None:
     if value is None:
         return None
-    number = float(value) if isinstance(value, int | float | np.number | np.bool_) else math.nan
-    if not abs(number) <= _LARGEST:
-        shown = repr(value)[:40]
+    is_number = isinstance(value, int | float | np.number | np.bool_)
+    if not is_number or not abs(value) <= _LARGEST:
+        shown = "an integer beyond float32" if isinstance(value, int) else repr(value)[:40]
         raise UserError(f"config.reward: {name} gives {shown} for {problem.question[:60]!r}; return a finite number")
-    return number
+    return float(value)
 
 
 def say_failure(name: str, reason: str) -> None:

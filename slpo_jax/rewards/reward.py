@@ -263,7 +263,7 @@ class Reward:
             self._given[name] += len(verdicts)
             self._missing[name] += verdicts.count(None)
             if self._missing[name] == (count := self._given[name]) >= _FIRST:
-                fault = f"{name} failed on each of its first {count} completions, as said"
+                fault = f"{name} gave no verdict (an error, or None) on any of its first {count} completions"
                 raise UserError(f"config.reward: {fault}; mend it")
         outcomes = iter(values)
         return [0.0 if reading.cut else next(outcomes) for reading in readings]

@@ -12,7 +12,6 @@ from slpo_jax.checkpoints.checkpoint import Checkpoint
 from slpo_jax.config.config import Config
 from slpo_jax.data.batches import EncodedProblems
 from slpo_jax.data.chat import PromptConfig
-from slpo_jax.data.problem import Problem
 from slpo_jax.data.templates import Ids, listed
 from slpo_jax.errors import UserError, key_name
 from slpo_jax.rewards.functions import GIVEN, names_of
@@ -21,6 +20,7 @@ from slpo_jax.run.sources import LEARNED
 from slpo_jax.runtime import hosts
 from slpo_jax.stages import EVALUATE, IMITATE
 
+_TRIED = 8  # problems that a reward is tried on before any work
 
 def check_start(config: Config, checkpoint: Checkpoint, finished: Collection[str]) -> None:
     """Refuse a start that lacks what is not trained but asked for, and thoughts that are made of nothing.
@@ -121,14 +121,15 @@ def earnable(problems: EncodedProblems, where: str, judge: Reward) -> EncodedPro
     return dataclasses.replace(rest, problems=rest.problems.with_only(rest.problems, left_out=left_out))
 
 
-def check_reward(key: str, problems: Sequence[Problem], judge: Reward) -> None:
+def check_reward(key: str, encoded: EncodedProblems, judge: Reward) -> None:
     """Fail before any work on a reward that names a column which problems don't have, or gives no number.
 
-    It is asked once, of the first problem's answer, or without one of its question.
+    It is asked of the first problems' own answers, or without one of their questions.
 
     Raises:
         UserError: the reward, the column and the first of these problems; or what it gave.
     """
+    problems = encoded.problems
     for name, entry in judge.entries.items():
         needed = names_of(entry.function).needed if entry.function else frozenset()
         for column in sorted(needed - GIVEN):
@@ -139,7 +140,14 @@ def check_reward(key: str, problems: Sequence[Problem], judge: Reward) -> None:
                     f"of {key} don't have, the first is problem {places[0]}; rename the argument, give it a default, "
                     "or add the column"
                 )
-    judge.judged([Reading([], problems[0].answer or problems[0].question, None, cut=False)], problems[:1])
+    tried = problems[:_TRIED]
+    texts = [encoded.template.answer_text(problem.answer) if problem.answer else problem.question for problem in tried]
+    failed = judge.judged([Reading([], text, None, cut=False) for text in texts], tried).failed
+    if failed.all() and len(judge.entries) == 1:  # of several, one may be of other problems
+        raise UserError(
+            f"config.reward: {next(iter(judge.entries))} gives no verdict (an error, or None) on the answers of the "
+            f"first {len(tried)} problems of {key} themselves; mend it"
+        )
 
 
 def check_answers(key: str, problems: EncodedProblems, places: Sequence[int], name: str, most: int) -> None:

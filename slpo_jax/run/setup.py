@@ -128,7 +128,7 @@ class Setup:
             run_checks.say_unknown(key, encoded, unknown)
         judge = judge or self.reward
         if judges:
-            run_checks.check_reward(key, encoded.problems, judge)
+            run_checks.check_reward(key, encoded, judge)
         encoded = run_checks.earnable(encoded, where or key, judge)
         most, places = max(self.prompt_slots), range(len(encoded))[: None if trains else limit or None]
         run_checks.check_prompts(key, encoded.prompts[: len(places)], most, most < max(self.config.prompt_slots))

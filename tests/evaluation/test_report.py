@@ -314,6 +314,8 @@ def test_compare_runs_by_hand(tmp_path):
         write_eval(tmp_path / run, "slpo", "alpha", np.arange(40) < count, settings={"seed": 1, "rl": {"lr": count}})
         write_eval(tmp_path / run, "cold_start", "alpha", np.arange(40) < 20)
     write_eval(tmp_path / "a", "imitate", "alpha", [1] * 40)
+    for run, count in (("a", 5), ("b", 10)):
+        write_eval(tmp_path / run, "cold_start", "beta", [1] * count)
     out = report.compare_runs([tmp_path / "a", tmp_path / "b"], tmp_path / "all")
     assert out == json.loads((tmp_path / "all" / "report.json").read_text())
     figures = out["eval"]["slpo"]["alpha"]
@@ -327,7 +329,9 @@ def test_compare_runs_by_hand(tmp_path):
     text = (tmp_path / "all" / "report.md").read_text()
     assert "| SLPO | 70.0 ± 5.0 |" in text
     notes = " ".join(out["notes"])
-    assert "imitate on alpha: left out" in notes
+    assert "imitate on alpha: left out, not every run has it" in notes
+    assert "cold_start on beta: left out, its problems differ from run to run" in notes
+    assert "beta" not in out["eval"]["cold_start"]
     assert "settings differ in: rl.lr." in notes
     assert "share config.seed" in notes
 

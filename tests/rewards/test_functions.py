@@ -1,5 +1,7 @@
 """What a reward is given and may give: functions of what they name, one by one or, as TRL's, of lists."""
 
+import sys
+
 import numpy as np
 import pytest
 
@@ -58,7 +60,7 @@ def test_what_a_function_names():
     assert not RewardEntry(lambda completion, answer="": 1.0).needs_answer
     assert RewardEntry(lambda completion, answer: 1.0).needs_answer
     for function in (lambda *texts: 1.0, lambda question, /, completion: 1.0, lambda: 1.0):
-        with pytest.raises(UserError, match=r"^reward: <lambda> names nothing .*; give it arguments such as question"):
+        with pytest.raises(UserError, match=r"^reward: <lambda> (names nothing|takes question) .*; give it arguments"):
             register_reward("mine", function)
 
 
@@ -68,6 +70,7 @@ def test_what_a_function_names():
         ("good", r"f gives 'good' for 'pick 3'; return a finite number"),
         (float("nan"), r"f gives nan for 'pick 3'; return a finite number"),
         ([1.0], r"f gives \[1.0\] for 'pick 3'; return a finite number"),
+        (10**400, r"f gives an integer beyond float32 for 'pick 3'; return a finite number"),
     ],
 )
 def test_what_is_no_number_is_one_line(given, said):
@@ -86,14 +89,17 @@ def test_a_list_has_a_number_for_each(given, said):
 
 def test_a_failed_verdict_earns_nothing_and_is_said_once(registered, warnings):
     def fails_on_4(completion):
+        if completion == "5":
+            sys.exit(3)
         return 1 / (int(completion) - 4)
 
     registered(fails_on_4)
-    found = reward(("fails_on_4", 1.0)).verdicts(tokens_of("4", "5", "4", "6~"), PROBLEMS * 2)
-    assert found.failed.tolist() == [True, False, True, False]
-    assert found.total.tolist() == [0, 1, 0, 0]
+    found = reward(("fails_on_4", 1.0)).verdicts(tokens_of("4", "3", "4", "6~", "5"), PROBLEMS * 2 + PROBLEMS[:1])
+    assert found.failed.tolist() == [True, False, True, False, True]
+    assert found.total.tolist() == [0, -1, 0, 0, 0]
     assert warnings == [
-        "reward: fails_on_4 failed on a completion, which earns 0: ZeroDivisionError: division by zero"
+        f"reward: fails_on_4 failed on a completion, which earns 0: {error}"
+        for error in ("ZeroDivisionError: division by zero", "SystemExit: 3")
     ]
     assert asked_of(lambda completions: [None, 1.0], PROBLEMS, TEXTS) == [None, 1.0]
 
@@ -105,7 +111,7 @@ def test_a_function_that_only_fails_ends_the_run(registered):
     registered(broken)
     judge = reward(("broken", 1.0))
     judge.verdicts(tokens_of(*"1" * 14), PROBLEMS * 7)
-    with pytest.raises(UserError, match=r"^config\.reward: broken failed on each of its first 16 completions, as said"):
+    with pytest.raises(UserError, match=r"^config\.reward: broken gave no verdict .* any of its first 16 completions"):
         judge.verdicts(tokens_of("1", "2"), PROBLEMS)
 
 

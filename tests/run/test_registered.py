@@ -36,6 +36,10 @@ from slpo_jax.policy.latent_policies import LATENT_POLICIES, LatentPolicy, Laten
 asked = []
 
 
+class Off(BaseException):
+    """What nothing catches."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Shifted(LatentPolicySettings):
     """The reasoner's latents and a vector of its own."""
@@ -58,7 +62,7 @@ def digits(answer, completion):
     """One for each token that has digits, of an answer that ended."""
     asked.append(answer)
     if Path("crash").exists() and len(asked) > 60:
-        raise SystemExit("the machine goes off")
+        raise Off("the machine goes off")
     return sum(any(map(str.isdigit, word)) for word in completion.split())
 
 

@@ -30,10 +30,18 @@ def short(completion):
     return float(len(completion) < 3)
 
 
+def broken(completion):
+    return 1.0 if completion == "what nobody says" else None
+
+
+def one_of_many(completions):
+    return [1.0]
+
+
 @pytest.fixture
 def made(tmp_path, monkeypatch):
     """(records, settings..) -> a run that would be trained on these."""
-    for function in (near, short):
+    for function in (near, short, broken, one_of_many):
         monkeypatch.setitem(REWARDS, function.__name__, RewardEntry(function))
 
     def experiment(records, **changes):
@@ -71,6 +79,8 @@ def test_problems_without_answers_are_counted_and_not_imitated(made):
         (ASKED, {"reward": CORRECT, "rl.objectives": ("slpo",)}, "data.train: .*train.jsonl, line 1: no answer, nor"),
         (ASKED[:3] + [{"question": "Tom has 9 pens .", "answer": "9"}], {},
          "reward: near names 'target', a column that 1 of 4 problems of config.data.train don't have, the first is "),
+        (ASKED, {"reward": "broken"}, "reward: broken gives no verdict .* on the answers of the first 8 problems of "),
+        (ASKED, {"reward": "one_of_many"}, "reward: one_of_many gives 1 values for 8 completions; return a list "),
     ],
 )  # fmt: skip
 def test_what_can_not_be_trained_on_is_one_line_before_any_work(made, records, changes, says):

@@ -366,6 +366,9 @@ def test_what_no_digest_covers_is_used_with_a_warning_or_not_at_all(tmp_path, ca
     seal.unlink()
     assert load_params(tmp_path, _state().params)["reasoner"]["h_0"][0, 0] == 9.5
     assert "8: is used unchecked, without its checksums.json" in caplog.text
+    _largest(tmp_path / "8" / "params").write_bytes(b"")
+    with pytest.raises(UserError, match=r"8/params: is damaged \("):
+        load_params(tmp_path, _state().params)
     for step in ("4", "8"):
         shutil.rmtree(tmp_path / step / "params")
     (tmp_path / "finished").write_text("8\n")
