@@ -111,8 +111,8 @@ def earnable(problems: EncodedProblems, where: str, judge: Reward) -> EncodedPro
     answer = judge.read(np.array([*problems.answers[places[0]], problems.template.eos_id], np.int32)).answer
     problem = f"{text!r} is read as {answer!r}" if answer else f"{text!r} has no answer when it is read"
     if len(places) == len(problems):
-        raise UserError(f"{where}: {problem}, and no answer of the {len(places)} is right itself; see "
-                        f"{key_name('config.prompt.answers')}")  # fmt: skip
+        raise UserError(f"{where}: {problem}, and no answer of the {len(places)} is right itself; "
+                        f"{key_name('config.prompt.answers')} says how answers are read")  # fmt: skip
     if hosts.is_first():
         logging.warning("%s: left out %d of %d problems, whose own answers would be wrong: %s", where, len(places),
                         len(problems), problem)  # fmt: skip
