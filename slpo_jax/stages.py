@@ -12,7 +12,7 @@ SECTIONS: tuple[Section, ...] = get_args(Section)
 IMITATE, COLD_START, BEST_OF_N, RL, LATENT_RM, EVALUATE = SECTIONS
 USUAL: tuple[Section, ...] = (IMITATE, COLD_START, RL, EVALUATE)
 USUAL_START = COLD_START, IMITATE
-REASONERS = IMITATE, COLD_START, BEST_OF_N, RL
+REASONER_STAGES = IMITATE, COLD_START, BEST_OF_N, RL
 """Sections that train a reasoner, in order."""
 CONTROL = "imitate_control"
 NO_THOUGHT = "imitate_no_thought"

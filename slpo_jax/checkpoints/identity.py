@@ -20,7 +20,7 @@ from slpo_jax.io.orbax import StoredParams, difference, is_checkpoint, stored_pa
 from slpo_jax.io.workdir import REASONER_FOLDER, StageFolder, Workdir
 from slpo_jax.models.parts import GATE, OF_A_REASONER, REASONER
 from slpo_jax.models.reasoner import BACKBONE
-from slpo_jax.stages import ABOUT, REASONERS, RL
+from slpo_jax.stages import ABOUT, REASONER_STAGES, RL
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -78,12 +78,12 @@ def newest_checkpoint(source: str) -> str:
         return source
     # Of several objectives the one that the run's config names last, and before others that an earlier config named.
     objectives = read_json(workdir.config, default={}).get(RL, {}).get("objectives", ())
-    names = [*reversed(objectives), *workdir.finished_objectives(), *reversed(REASONERS)]
+    names = [*reversed(objectives), *workdir.finished_objectives(), *reversed(REASONER_STAGES)]
     stages = [stage for stage in map(workdir.stage_folder, names) if is_checkpoint(stage.path)]
     if not stages:
         raise UserError("config.init", f"{source} is a workdir without a checkpoint; run a stage, or give another")
     newest = next((stage for stage in stages if stage.is_finished), stages[0])
-    why = "" if newest.name in (*objectives, *REASONERS) else f"what {workdir.config} names is not there"
+    why = "" if newest.name in (*objectives, *REASONER_STAGES) else f"what {workdir.config} names is not there"
     if why := why if newest is stages[0] else f"{stages[0].path} is not finished":
         logging.warning("%s: %s, so this is taken; another is given as WORKDIR/checkpoints/STAGE", newest.path, why)
     return str(newest.path)

@@ -19,7 +19,7 @@ from slpo_jax.io.workdir import Workdir
 from slpo_jax.runtime import hosts
 from slpo_jax.runtime.backend import set_up_jax
 from slpo_jax.runtime.progress import say_start
-from slpo_jax.stages import LATENT_RM, REASONERS, RL
+from slpo_jax.stages import LATENT_RM, REASONER_STAGES, RL
 
 if TYPE_CHECKING:
     from slpo_jax.config import Config
@@ -160,7 +160,7 @@ def smoke(config: "Config") -> tuple["Config", str]:
         "imitate.max_latent_stage": 1, "cold_start.trajectories": 2, "rl.dynamic_batches": 1,
         "evaluate.samples": 2, "evaluate.seeds": 1, "evaluate.batch_size": 4 * ROWS, "evaluate.probed": STEPS,
     }  # fmt: skip
-    most |= {f"{stage}.{key}": STEPS for stage in REASONERS for key in ("steps", "evaluate_every")}
+    most |= {f"{stage}.{key}": STEPS for stage in REASONER_STAGES for key in ("steps", "evaluate_every")}
     most |= {f"objective.{name}.steps": STEPS for name in config.objective}
     most |= {f"data.{task}.{key}": 64 * ROWS for task in GENERATED for key in ("train_size", "demos_size")}
     # A program for each of several shapes is what a whole run gains from.
@@ -170,7 +170,7 @@ def smoke(config: "Config") -> tuple["Config", str]:
         "imitate.suffix_slots": (), "rl.capacities": ((1.0, 1.0),), "prompt_slots": (slots,), "log_every": 1,
         "evaluate.prompt_multiple": slots, "evaluate.limit": min(config.evaluate.limit or ROWS, ROWS),
     }  # fmt: skip
-    for section in REASONERS:
+    for section in REASONER_STAGES:
         stage = getattr(config, section)
         size = min(ROWS * parts if section == RL else ROWS, stage.batch_size // stage.micro_batches)
         cut[section] = {"batch_size": size, "micro_batches": 1, "optimizer": {"warmup_steps": 0}}

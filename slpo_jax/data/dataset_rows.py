@@ -19,7 +19,7 @@ class Split(NamedTuple):
     """An opened split.
 
     Attributes:
-        where: its rows are, for messages.
+        where: the place of its rows, for messages.
         rows: a `datasets.Dataset`.
     """
 

@@ -21,8 +21,8 @@ class StoredParams(NamedTuple):
     """The parameters of a checkpoint that were found whole, to the byte, and not read yet.
 
     Attributes:
-        folder: that they lie in.
-        shapes: and types, as they were saved.
+        folder: where they lie.
+        shapes: their shapes and types, as they were saved.
     """
 
     folder: Path

@@ -71,7 +71,7 @@ def check(stage: Stage) -> None:
 
 def train(stage: Stage) -> None:
     """Train one objective from its start, with the same batches and keys as the others."""
-    if (last := left_merged(stage)) is not None:
+    if (last := merged_step(stage)) is not None:
         note_finished(stage, last)
         return
     experiment, rl, objective = stage.experiment, stage.settings, make_objective(stage.experiment, stage.name)
@@ -190,7 +190,7 @@ def leave_merged(stage: Stage, state: TrainState) -> None:
     checkpoints.close()
 
 
-def left_merged(stage: Stage) -> int | None:
+def merged_step(stage: Stage) -> int | None:
     """Return the step of the checkpoint that `leave_merged` left before the program was killed; None without one."""
     if not stage.settings.lora.rank:
         return None

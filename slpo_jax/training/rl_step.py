@@ -66,10 +66,10 @@ def make_rl_step(
         group: G.
         optimizer, trained, layout, stream, micro_batches, schedule: see `make_train_step`.
         host_reward: asked without `reward`; each process asks for its own rows.
-        reference: of the parameters that the stage started from those that it changes, laid out as the state's, for
-            objectives that ask for them; they have buffers of their own, as a step gives away the state's. Adapters
-            are none of them: the reasoner without them is what it started from.
-        drawing: of groups whose rewards differ, `batch` being the first that is rolled out; None: every group it is.
+        reference: the parameters that the stage changes, as they were at its start, for objectives that ask for them.
+            They are laid out as the state's, in buffers of their own, since a step gives away the state's. Adapters
+            have none: the reasoner without them is the start.
+        drawing: how groups whose rewards differ are drawn; None learns from every group.
     """
     options = (optimizer, trained, layout, stream, micro_batches)
     asks = objective.needs_behaviour or objective.needs_reference
