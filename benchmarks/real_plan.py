@@ -114,7 +114,7 @@ def _gsm8k(config: ConfigDict, asked: Mapping[str, Any]) -> None:
 def _countdown(config: ConfigDict, asked: Mapping[str, Any]) -> None:
     """Without a gate, whose cold start would make another start of imitation."""
     demonstrated = asked["part"] == "imitation"
-    imitated = folder_of(Path(asked["workdir"]), "countdown", "imitation").stage(IMITATE)
+    imitated = folder_of(Path(asked["workdir"]), "countdown", "imitation").stage_folder(IMITATE)
     config.stages = (IMITATE, EVALUATE) if demonstrated else (RL, EVALUATE)
     if not demonstrated:
         if imitated.is_finished:
