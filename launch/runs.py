@@ -189,7 +189,7 @@ TABLES = {
     # Rewards for more numbers than demonstrations have.
     "countdown_beyond": Table(
         (Run("coconut_gpt2", f"{_COUNTDOWN}:coconut_gpt2,beyond"),),
-        ("imitate", "imitate_control", "keys", *_REWARDED[:-1]), ("imitate_control",), (0,), ("acc", "pass@8"),
+        ("imitate", "imitate_control", "keys", *_REWARDED[:-1]), ("imitate_control",), (0, 1, 2), ("acc", "pass@8"),
         ("acc",),
     ),
     # What latents are worth where depth decides; and no latents in twice the steps that seed 0's latents took.
