@@ -1,8 +1,8 @@
 """Operations modulo 10, each on the last's result: what are latents worth?
 
-`7 * 3 + 9 * 7` goes from left to right, modulo 10. Two layers soon follow two operations by themselves; three they
-follow sooner with a latent for each. So the report shows what latents are worth (against *no latents*, in the same
-steps), and whether the gate stops after as many latents as a problem has steps.
+`7 * 3 + 9 * 7` goes from left to right, modulo 10. Two layers soon follow two operations by themselves; whether
+they follow three, with a latent for each or without, depends on the seed. So the report shows what latents are worth
+(against *no latents*, in the same steps), and whether the gate stops after as many latents as a problem has steps.
 """
 
 from slpo_jax.config import default_config

@@ -54,7 +54,7 @@ _START = {"stages": ("imitate", "cold_start", "evaluate"), "imitate.control": Fa
 _SHORT = {"imitate.cot_steps": 800, "imitate.stage_steps": 300, "imitate.final_steps": 4000, "cold_start.steps": 300}
 _TRIED = [(name, rate) for name in ("slpo", "answer_only") for rate in (3e-5, 1e-4, 3e-4)]
 
-# --- Where rewards pay (configs/countdown.py), and what latents are worth where depth decides.
+# --- Where rewards pay (configs/countdown.py), and what latents are worth on chains.
 
 _COUNTDOWN, _DEPTH = "configs/countdown.py", "configs/depth.py"
 _REWARDED = ("slpo_sum", "slpo", "answer_only", "replay", "slpo_pkpo", "replay_pkpo", "grpo")
@@ -192,7 +192,7 @@ TABLES = {
         ("imitate", "imitate_control", "keys", *_REWARDED[:-1]), ("imitate_control",), (0, 1, 2), ("acc", "pass@8"),
         ("acc",),
     ),
-    # What latents are worth where depth decides; and no latents in twice the steps that seed 0's latents took.
+    # What latents are worth on chains; and no latents in twice the steps that seed 0's latents took.
     "depth": Table(
         (Run("main", _DEPTH, {"cpu_devices": 1}),), ("imitate_no_thought", "imitate", "cold_start"),
         ("imitate_no_thought",), (0, 1, 2, 3, 4, 17), ("acc", "latent_steps"), ("acc", "latent_steps"),
