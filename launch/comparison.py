@@ -87,6 +87,13 @@ def compare(table: Table, root: Path, limit: int | None = None) -> tuple[dict[st
         sets = list(next(iter(by_set_of.values())))
         lines = {line: {s: _figure(row[s], metric) for s in sets} for line, row in by_set_of.items()}
         found[f"{called(metric)} by set"] = made(["", *map(called, sets)], lines, sets)
+        if len(table.runs) == 1:
+            names = [f"seed {job.seed}" for job in jobs]
+            by_seed = {
+                f"{line}: {called(s)}": dict(zip(names, _by_seed(row[s], metric), strict=True))
+                for line, row in by_set_of.items() for s in sets
+            }  # fmt: skip
+            found[f"{called(metric)} by seed"] = made(["", *names], by_seed, names)
     if correlations:
         found["correlation"] = made(["", "r of latents with steps"], correlations, ["r"])
     for b, lines in differences.items():
@@ -175,6 +182,11 @@ def _means(report: dict[str, Any], name: str, metrics: Sequence[str]) -> Figures
 def _figure(row: Mapping[str, Any], metric: str) -> dict[str, float]:
     """A figure of a report's row, and its standard error."""
     return {"value": scale(metric) * row[metric], "se": scale(metric) * (row.get(f"{metric}_se") or 0.0)}
+
+
+def _by_seed(row: Mapping[str, Any], metric: str) -> list[float]:
+    """A figure of a report's row in each of its runs."""
+    return [scale(metric) * value for value in row.get("per_run", {metric: [row[metric]]})[metric]]
 
 
 def _differences(report: dict[str, Any], a: str, b: str, metrics: Sequence[str]) -> dict[str, dict[str, Any]]:

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from slpo_jax.config import Config
 
 STEPS, ROWS = 2, 8  # steps of a phase or an objective, and problems of a batch and of an evaluated set
-_DATA_FILES = {".csv", ".json", ".jsonl", ".parquet", ".txt"}
 _GYM = {"data.gym.train_size": 8 * ROWS, "data.gym.valid_size": ROWS, "data.gym.test_size": ROWS}
 """Fewer problems of reasoning-gym, where one may take a second."""
 _QUICK = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
@@ -63,8 +62,6 @@ def train(arguments: list[str]) -> None:
     rest, keys = take_keys(arguments)
     flags = _parser().read(rest)
     start = flags.config or flags.start
-    if Path(start).suffix in _DATA_FILES:
-        raise UserError(f"{start}: is data, not a config; give --train={start}")
     if flags.workdir == "":
         raise UserError("--workdir: is empty; give a folder, or leave it out for runs/NAME of the config")
     name = Path(start.partition(":")[0]).stem or "own"

@@ -174,8 +174,8 @@ def _field_of(where: str, original: Record, record: Record, key: str, chosen: st
         remedy = f"rename the one that holds it to {key}, or name it with config.data.fields.{key}"
         if any(isinstance(value, list) and value and isinstance(value[0], Mapping) for value in original.values()):
             remedy += ", or give the list of records alone where one of them holds that"
-        if where.partition(", line ")[0].endswith((".csv", ".tsv")):
-            remedy += ", or begin the file with a line of names"
+        elif not {*_QUESTIONS, *_ANSWERS} & record.keys():
+            remedy += ", or begin a table with a line of names"
         raise UserError(f"{where}: field '{key}' is missing, only {shown(original)} are there; {remedy}")
     return next((name for name in candidates if record[name] is not None), candidates[0])
 

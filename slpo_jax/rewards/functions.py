@@ -211,7 +211,7 @@ def _listed(name: str, values: Any, expected: int) -> list[Any]:
 def _number(name: str, value: Any, problem: Asked) -> float | None:
     if value is None:
         return None
-    is_number = isinstance(value, int | float | np.number | np.bool_)
+    is_number = isinstance(value, int | float | np.integer | np.floating | np.bool_)
     if not is_number or not abs(value) <= _LARGEST:
         shown = "an integer beyond float32" if isinstance(value, int) else repr(value)[:40]
         raise UserError(f"config.reward: {name} gives {shown} for {problem.question[:60]!r}; return a finite number")

@@ -247,6 +247,12 @@ class Reward:
             total += self._weights[name] * by_name[name]
         return Verdicts(total.astype(np.float32), by_name, failed, time.perf_counter() - start)
 
+    def tried(self, readings: Sequence[Reading], problems: Sequence[Asked]) -> Verdicts:
+        """Judge as `judged` does, apart from its first verdicts, of which one at least has to be given."""
+        judge = copy.copy(self)
+        judge._given, judge._missing = Counter[str](), Counter[str]()
+        return judge.judged(readings, problems)
+
     def _values(self, name: str, readings: Sequence[Reading], problems: Sequence[Asked]) -> list[float | None]:
         """Ask one reward; None where it gave no verdict."""
         function = self.entries[name].function

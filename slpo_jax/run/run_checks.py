@@ -142,7 +142,7 @@ def check_reward(key: str, encoded: EncodedProblems, judge: Reward) -> None:
                 )
     tried = problems[:_TRIED]
     texts = [encoded.template.answer_text(problem.answer) if problem.answer else problem.question for problem in tried]
-    failed = judge.judged([Reading([], text, None, cut=False) for text in texts], tried).failed
+    failed = judge.tried([Reading([], text, None, cut=False) for text in texts], tried).failed
     if failed.all() and len(judge.entries) == 1:  # of several, one may be of other problems
         raise UserError(
             f"config.reward: {next(iter(judge.entries))} gives no verdict (an error, or None) on the answers of the "

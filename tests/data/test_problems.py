@@ -110,7 +110,7 @@ def test_one_line_names_file_and_place(tmp_path, name, text, expected):
 
 def test_a_file_without_names_is_told_to_have_some(tmp_path):
     message = _error(_write(tmp_path / "a.csv", "Tom has 4 pens .,4\nAnn has 5 .,5"))
-    assert message.endswith("or begin the file with a line of names")
+    assert message.endswith("or begin a table with a line of names")
 
 
 def test_records_within_an_object_are_told_how_they_have_to_lie(tmp_path):

@@ -110,6 +110,8 @@ def test_a_function_that_only_fails_ends_the_run(registered):
 
     registered(broken)
     judge = reward(("broken", 1.0))
+    for _ in range(3):  # which counts for nothing
+        assert judge.tried([judge.read(row) for row in tokens_of(*"1" * 8)], PROBLEMS * 4).failed.all()
     judge.verdicts(tokens_of(*"1" * 14), PROBLEMS * 7)
     with pytest.raises(UserError, match=r"^config\.reward: broken gave no verdict .* any of its first 16 completions"):
         judge.verdicts(tokens_of("1", "2"), PROBLEMS)

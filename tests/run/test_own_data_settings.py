@@ -17,7 +17,7 @@ from slpo_jax.cli.reasoner_commands import data
 from slpo_jax.cli.train import train
 from slpo_jax.config import Config
 from slpo_jax.config.config_checks import check
-from slpo_jax.config.overrides import Text, changed, values
+from slpo_jax.config.overrides import changed, values
 from slpo_jax.data import dataset_rows, problems, record_readers, templates
 from slpo_jax.data.problems import load_problems
 from slpo_jax.data.record_fields import FieldsConfig
@@ -30,11 +30,9 @@ from slpo_jax.run import own_data_settings, run_stages
 from slpo_jax.run.automatic_settings import Measured, choices
 from slpo_jax.run.experiment import build
 from slpo_jax.run.own_data_settings import derived_settings
-from slpo_jax.run.requested_config import requested_config
 from slpo_jax.run.run_stages import check_stages
 from slpo_jax.run.setup import assemble
 from slpo_jax.run.sources import load_set
-from slpo_jax.training.objectives import OBJECTIVES
 from small_run import start_all
 from tiny_folder import tiny_folder
 
@@ -72,59 +70,6 @@ def _chosen(train: str, valid: str = "", eval=None, fields=None, **given):
     return derived_settings(changed(Config(), *layers, set_by=dict.fromkeys(given, "--config")))
 
 
-def test_nested_keys_leave_a_section_s_others_as_they_are():
-    def asked(changes):
-        config = requested_config("quickstart", dict.fromkeys(("train", "valid", "base"), ""), {}, changes, str)
-        assert {*config.set_by} <= {*flatten(values(config))}
-        return flatten(values(config))
-
-    plain, nested = asked({}), asked({"rl": {"optimizer": {"warmup_steps": 1}}})
-    assert {key for key in plain if plain[key] != nested[key]} == {"rl.optimizer.warmup_steps"}
-    assert changed(Config(), {"rl": Text("{'steps': 7}")}) == changed(Config(), {"rl.steps": 7})
-    sets = {"data.eval": {"mine": "graph:1"}}
-    assert {key for key in asked(sets) if key.startswith("data.eval")} == {"data.eval.mine"}
-    for further in ({"objective.mine": {"kind": "grpo"}}, {"objective": {"mine": {"kind": "grpo"}}}):
-        assert asked(further) == plain | flatten({"objective": {"mine": values(OBJECTIVES["grpo"](kind="grpo"))}})
-    flags = {"objective.mine.kind": Text("grpo"), "objective.mine.clip": Text("0.5")}
-    assert changed(Config(), flags).objective["mine"] == OBJECTIVES["grpo"](kind="grpo", clip=0.5)
-
-
-def test_a_config_remembers_what_has_set_a_key(tmp_path):
-    sources = {"train": "graph:1", "valid": "", "base": ""}
-    config = requested_config("quickstart", sources, {"mine": "graph:2"}, {"rl": {"group": 4}, "seed": 0}, str)
-    assert config.set_by == {
-        "data.train": "--train=graph:1", "data.eval.mine": "--test=mine=graph:2", "data.eval": "--test=mine=graph:2",
-        "rl.group": "--config", "seed": "--config",
-    }  # fmt: skip
-    assert changed(config, {"rl.steps": 3}).set_by == config.set_by
-    assert "set_by" not in values(config)
-    sources, keys = sources | {"train": _table(tmp_path / "t.csv")}, {"data.fields": FIELDS, "max_latents": 1}
-    own = requested_config("", sources, {}, keys, str)
-    assert (own.max_latents, own.min_latents) == (1, 1)  # the least follows from what is given
-
-
-class Asked(Exception):
-    """Somebody is about to ask jax for devices."""
-
-
-def test_jax_is_set_up_before_a_base_asks_for_devices(tmp_path, monkeypatch):
-    """As one of ours does, whose parameters are listed; with a config too nothing is asked before."""
-    begun = []
-
-    def asks(*_):
-        raise Asked
-
-    monkeypatch.setattr(own_data_settings, "identify", asks)
-    sources = {"train": _table(tmp_path / "t.csv"), "valid": "", "base": str(tmp_path)}
-    keys = {"data.fields": FIELDS, "cpu_devices": 3}
-    with pytest.raises(Asked):
-        requested_config("", sources, {}, keys, begun.append)
-    requested_config("quickstart", dict.fromkeys(sources, ""), {}, {"cpu_devices": 2}, begun.append)
-    assert begun == [3, 2]
-    with pytest.raises(UserError, match=r"^config\.cpu_devices: 0 is not valid"):
-        requested_config("", sources, {}, keys | {"cpu_devices": 0}, begun.append)
-
-
 def test_a_smoke_test_asks_a_gym_for_few_problems(monkeypatch, tmp_path):
     """Before the settings are chosen from them; what the run itself would fail on is asked of the same few."""
     pytest.importorskip("reasoning_gym")
@@ -132,11 +77,11 @@ def test_a_smoke_test_asks_a_gym_for_few_problems(monkeypatch, tmp_path):
 
     def runs(config, workdir, uncut):
         found.extend((config, uncut))
-        raise Asked
+        raise InterruptedError
 
     monkeypatch.setattr(run_stages, "run_stages", runs)
     monkeypatch.setenv("XLA_FLAGS", os.environ.get("XLA_FLAGS", ""))  # which it changes
-    with pytest.raises(Asked):
+    with pytest.raises(InterruptedError):
         train(["--train=gym:chain_sum", "--smoke", f"--workdir={tmp_path / 'work'}"])
     config, uncut = found
     assert (config.data.gym.train_size, config.rl.steps, uncut.data) == (64, 2, config.data)

@@ -97,6 +97,7 @@ def test_figures_of_each_set(finished):
     table, root, right = finished
     found = pooled.pool(dataclasses.replace(table, by_set=("acc",)), root)
     own = comparison.compare(dataclasses.replace(table, by_set=("acc",)), root)[0]
+    single = comparison.compare(dataclasses.replace(table, runs=table.runs[:1], by_set=("acc",)), root)[0]
     slpo, base = ((right["b", row] + right["c", row]) / 2 for row in ("slpo", "imitate"))
     assert found["imitation"]["columns"] == ["", *sorted(SETS), "seconds", "learned"]
     assert lines(found, "imitation")["two"][2:] == lines(found, "groups")["two: imitation"][-2:]
@@ -111,6 +112,8 @@ def test_figures_of_each_set(finished):
         of = SETS.index(name)
         alone = lines(own, "Acc by set")["a: SLPO"][place]["value"]
         assert alone == pytest.approx(100 * right["a", "slpo"][:, of].mean())
+        by_seed = lines(single, "Acc by seed")[f"SLPO: {name}"]
+        assert by_seed == pytest.approx(100 * right["a", "slpo"][:, of].mean(axis=-1))
         for (part, row), of_sets in expected.items():
             assert lines(found, part)[row][place]["value"] == pytest.approx(100 * of_sets[:, of].mean())
 

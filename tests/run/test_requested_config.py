@@ -1,0 +1,76 @@
+"""The one config of a command or a call: its layers, and what has set a key."""
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from slpo_jax.config import Config
+from slpo_jax.config.overrides import Text, changed, values
+from slpo_jax.errors import UserError
+from slpo_jax.io.files import flatten
+from slpo_jax.run import own_data_settings
+from slpo_jax.run.requested_config import requested_config
+from slpo_jax.training.objectives import OBJECTIVES
+
+
+def _table(folder: Path) -> str:
+    """A file of 40 problems."""
+    path = folder / "t.csv"
+    with path.open("w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(["question", "answer"])
+        rows.writerows([f"{n} + 1 ?", n + 1] for n in range(40))
+    return str(path)
+
+
+def test_nested_keys_leave_a_section_s_others_as_they_are():
+    def asked(changes):
+        config = requested_config("quickstart", dict.fromkeys(("train", "valid", "base"), ""), {}, changes, str)
+        assert {*config.set_by} <= {*flatten(values(config))}
+        return flatten(values(config))
+
+    plain, nested = asked({}), asked({"rl": {"optimizer": {"warmup_steps": 1}}})
+    assert {key for key in plain if plain[key] != nested[key]} == {"rl.optimizer.warmup_steps"}
+    assert changed(Config(), {"rl": Text("{'steps': 7}")}) == changed(Config(), {"rl.steps": 7})
+    sets = {"data.eval": {"mine": "graph:1"}}
+    assert {key for key in asked(sets) if key.startswith("data.eval")} == {"data.eval.mine"}
+    for further in ({"objective.mine": {"kind": "grpo"}}, {"objective": {"mine": {"kind": "grpo"}}}):
+        assert asked(further) == plain | flatten({"objective": {"mine": values(OBJECTIVES["grpo"](kind="grpo"))}})
+    flags = {"objective.mine.kind": Text("grpo"), "objective.mine.clip": Text("0.5")}
+    assert changed(Config(), flags).objective["mine"] == OBJECTIVES["grpo"](kind="grpo", clip=0.5)
+
+
+def test_a_config_remembers_what_has_set_a_key(tmp_path):
+    sources = {"train": "graph:1", "valid": "", "base": ""}
+    config = requested_config("quickstart", sources, {"mine": "graph:2"}, {"rl": {"group": 4}, "seed": 0}, str)
+    assert config.set_by == {
+        "data.train": "--train=graph:1", "data.eval.mine": "--test=mine=graph:2", "data.eval": "--test=mine=graph:2",
+        "rl.group": "--config", "seed": "--config",
+    }  # fmt: skip
+    assert changed(config, {"rl.steps": 3}).set_by == config.set_by
+    assert "set_by" not in values(config)
+    sources, keys = sources | {"train": _table(tmp_path)}, {"max_latents": 1}
+    own = requested_config("", sources, {}, keys, str)
+    assert (own.max_latents, own.min_latents) == (1, 1)  # the least follows from what is given
+
+
+class Asked(Exception):
+    """Somebody is about to ask jax for devices."""
+
+
+def test_jax_is_set_up_before_a_base_asks_for_devices(tmp_path, monkeypatch):
+    """As one of ours does, whose parameters are listed; with a config too nothing is asked before."""
+    begun = []
+
+    def asks(*_):
+        raise Asked
+
+    monkeypatch.setattr(own_data_settings, "identify", asks)
+    sources = {"train": _table(tmp_path), "valid": "", "base": str(tmp_path)}
+    with pytest.raises(Asked):
+        requested_config("", sources, {}, {"cpu_devices": 3}, begun.append)
+    requested_config("quickstart", dict.fromkeys(sources, ""), {}, {"cpu_devices": 2}, begun.append)
+    assert begun == [3, 2]
+    with pytest.raises(UserError, match=r"^config\.cpu_devices: 0 is not valid"):
+        requested_config("", sources, {}, {"cpu_devices": 0}, begun.append)
