@@ -1,23 +1,17 @@
 """Bad input ends in one line with the key or file and the remedy, before any work.
 
-`golden/refusals.txt` has commands, each above what it says; `python tests/run/test_refusals.py` writes the latter anew.
-`CHECKED` has settings that the checkpoint, the problems or a method refuse.
+`REFUSED` has commands; `CHECKED` has settings that the checkpoint, the problems or a method refuse.
 """
 
 import json
 import os
 import shlex
 import socket
-import sys
-import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-if __name__ == "__main__":
-    sys.path[:0] = [str(Path(__file__).parents[1])]
-    import conftest  # noqa: F401 - the variables that jax reads
 from asked import contents, workdir
 from refused import refusal
 from slpo_jax.config.config_checks import check
@@ -30,65 +24,48 @@ from slpo_jax.run.run_stages import check_stages
 from slpo_jax.run.train_stage import close_stage
 from small_run import load_config, new_folder
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "refusals.txt"
-LINES = GOLDEN.read_text(encoding="utf-8").splitlines()
-TABLE = dict(zip(LINES[::2], LINES[1::2], strict=True))
 GOOD = '{"question": "Tom has 1 pens . How many now ?", "steps": ["1 + 2 = 3"], "answer": "3"}\n'
 FILES = {
     "broken.jsonl": GOOD + '{"question": "Tom has\n',
-    "nonumber.jsonl": GOOD.replace('"3"', '"three"'),
     "noanswer.json": '[{"question": "Tom has 1 pens ."}]',
-    "barless.txt": "Tom has 1 pens . || #### 3\nTom has 2 pens .\n",
-    "empty.jsonl": "",
     "long.jsonl": GOOD * 3 + GOOD.replace("pens . ", "pens . " + "He buys 2 . " * 4),
-    "wordy.jsonl": GOOD + json.dumps({"question": "Tom has 1 pens .", "steps": ["1 + 2 = 3"] * 7, "answer": "3"}),
-    "unknown.jsonl": GOOD.replace("pens", "zebras"),
-    "pens.xlsx": "question,answer\n",
-    "surrogate.jsonl": GOOD.replace("Tom", "Tom \\ud800"),
     "typo.py": "import sys; sys.path.insert(0, '.')\nfrom small import get_config as small\n\n\ndef get_config():\n"
     "    config = small()\n    config.rl.stepz = 3\n    return config\n",
-    "syntax.py": "def get_config(:\n",
-    "raises.py": "def get_config():\n    raise ValueError('no more')\n",
-    "unread.py": "def get_config():\n    return open('not_there.txt')\n",
 }
-ALONE = ["--config.gate.enabled=False", "--config.stages=('imitate',)", "--config.imitate.control=False"]
-TEXT = [*ALONE, "--config.reasoner=text_gpt2", "--config.imitate.c_thought=0", "--config.latent_policy.name=soft"]
-SHORT = {
-    "TEXT": TEXT,
-    "LATENT_SFT": [*TEXT, "--config.imitate.recipe=latent_sft", "--config.prompt.closing=</think>",
-                   "--config.prompt.format={question} <think>"],
-    "COLAR": [*ALONE, "--config.reasoner=colar_gpt2", "--config.latent_policy.name=colar"],
-    "QUESTION": ["Tom has 3 pens . He buys 2 . How many now ?"],
-}  # fmt: skip
-"""Words of the commands that stand for others; a flag that is given again goes before."""
+# A command that is refused, what its line begins with, and what else the line names.
+REFUSED = [
+    ("train small.py --config.nosuch=1", "config.nosuch", "stages"),
+    ("train small.py --wrokdir=x", "unrecognized arguments: --wrokdir", "--workdir"),
+    ("train typo.py", "--config=typo.py", "stepz"),
+    ("train small.py --config.rl.group=1", "config.rl.group", "2 or more"),
+    ("train small.py --config.data.train=broken.jsonl", "config.data.train", "broken.jsonl, line 2"),
+    ("train small.py --config.data.train=noanswer.json", "config.data.train", "config.data.fields.answer"),
+    ("train small.py --config.data.train=valid.txt", "config.data.train", "config.data.valid"),
+    ("train small.py --config.data.train=long.jsonl", "config.data.train", "config.prompt_slots"),
+    ("train small.py --config.dropout.rate=0.0", "config.objective.slpo.latent_weight", "config.dropout.rate"),
+    ("solve ./nowhere 'How many ?'", "checkpoint", "./nowhere"),
+]
 
 
-def _folder(path: Path) -> Path:
-    folder = new_folder(path)
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = new_folder(tmp_path_factory.mktemp("refusals"))
     for name, text in FILES.items():
         (folder / name).write_text(text)
     workdir("coconut_gpt2", folder / "asked")
     return folder
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return _folder(tmp_path_factory.mktemp("refusals"))
-
-
-def _said(command: str, folder: Path) -> str:
-    words = [word for each in shlex.split(command) for word in SHORT.get(each, [each])]
-    return refusal(*words, folder=folder).replace(f"{folder}/", "")
-
-
 def _files(folder: Path) -> dict[str, bytes]:
     return {name: text for name, text in contents(folder).items() if not name.endswith((".pyc", ".lock"))}
 
 
-@pytest.mark.parametrize("command", TABLE)
-def test_one_line_and_nothing_else(command, folder):
+@pytest.mark.parametrize(("command", "begins", "names"), REFUSED)
+def test_one_line_and_nothing_else(command, begins, names, folder):
     before = _files(folder)
-    assert _said(command, folder) == TABLE[command].strip()
+    line = refusal(*shlex.split(command), folder=folder)
+    assert line.startswith(begins)
+    assert names in line
     assert _files(folder) == before
 
 
@@ -98,36 +75,38 @@ LATENT_RM = {"gate.enabled": False, "imitate.control": False, "stages": ("imitat
              "evaluate.candidates": 2}  # fmt: skip
 IN_WORDS = {"reasoner": "text_gpt2", "gate.enabled": False, "imitate.c_thought": 0, "stages": ("imitate",)}
 SOFT = {"latent_policy.name": "soft"}
-CUT = "problem 0 takes 3 tokens with its end, more than config."
-# What further settings and data of the small config are refused with: the line's beginning, and what else it says.
+# Further settings and data of the small config that are refused: the line's key, and what else the line names.
 CHECKED = [
-    ({"stages": ("imitate",), "max_answer_tokens": 2}, "data.train: the answer of ", f"{CUT}max_answer_tokens (2); "),
-    ({"stages": ("cold_start",), "max_answer_tokens": 2}, "data.train: the answer of ", CUT),
-    ({"evaluate.max_answer_tokens": 2}, "data.eval.made: the answer of ", f"{CUT}evaluate.max_answer_tokens (2); "),
-    ({"stages": ("imitate", "cold_start"), "evaluate.max_answer_tokens": 2}, "data.valid: the answer of ", CUT),
-    (BEST_OF_N | {"gate.enabled": True}, "stages: best_of_n stops by the gate", "put cold_start before it"),
-    (BEST_OF_N | {"gate.enabled": True, "stages": ("best_of_n",)}, "stages: best_of_n stops by the gate", ""),
-    (BEST_OF_N | {"best_of_n.scorer": "gate"}, "best_of_n.scorer: gate asks the gate", ""),
-    (BEST_OF_N | {"best_of_n.scorer": "latent_rm"}, "best_of_n.scorer: 'latent_rm' is not valid; give one of", ""),
-    (BEST_OF_N | {"reward": "mine", "reward_processes": 1}, "reward_processes: mine can't be asked in a process of its",
-     " (TypeError: cannot pickle 'generator' object); set it and config.reward_seconds to 0, or "),
-    (BEST_OF_N | {"best_of_n.batch_size": 5}, "best_of_n.batch_size: 5 is not a multiple of", ""),
-    (LATENT_RM | {"stages": ("imitate", "evaluate")}, "evaluate.scorers: latent_rm has parameters of its own", ""),
-    (LATENT_RM | {"stages": ("imitate", "evaluate"), "evaluate.scorers": ()}, "evaluate.beams: 2, and latent_rm", ""),
-    (LATENT_RM | {"dropout.rate": 0.0}, "latent_rm.dropout: without noise all thoughts of a", ""),
-    (LATENT_RM | {"evaluate.scorers": ("gate",)}, "evaluate.scorers: gate asks the gate, and config.gate", ""),
-    (IN_WORDS | SOFT | {"latent_policy.soft.end_text": "how many"}, "latent_policy.soft.end_text: 'how many' is 2 t",
-     "('<unk>', 'many'); give a text that is one"),
+    ({"stages": ("imitate",), "max_answer_tokens": 2}, "data.train", "config.max_answer_tokens"),
+    ({"stages": ("cold_start",), "max_answer_tokens": 2}, "data.train", "config.max_answer_tokens"),
+    ({"evaluate.max_answer_tokens": 2}, "data.eval.made", "config.evaluate.max_answer_tokens"),
+    ({"stages": ("imitate", "cold_start"), "evaluate.max_answer_tokens": 2}, "data.valid",
+     "config.evaluate.max_answer_tokens"),
+    (BEST_OF_N | {"gate.enabled": True}, "stages", "cold_start"),
+    (BEST_OF_N | {"gate.enabled": True, "stages": ("best_of_n",)}, "stages", "best_of_n"),
+    (BEST_OF_N | {"best_of_n.scorer": "gate"}, "best_of_n.scorer", "gate"),
+    (BEST_OF_N | {"best_of_n.scorer": "latent_rm"}, "best_of_n.scorer", "latent_rm"),
+    (BEST_OF_N | {"reward": "mine", "reward_processes": 1}, "reward_processes", "mine"),
+    (BEST_OF_N | {"best_of_n.batch_size": 5}, "best_of_n.batch_size", "5"),
+    (LATENT_RM | {"stages": ("imitate", "evaluate")}, "evaluate.scorers", "latent_rm"),
+    (LATENT_RM | {"stages": ("imitate", "evaluate"), "evaluate.scorers": ()}, "evaluate.beams", "latent_rm"),
+    (LATENT_RM | {"dropout.rate": 0.0}, "latent_rm.dropout", ""),
+    (LATENT_RM | {"evaluate.scorers": ("gate",)}, "evaluate.scorers", "config.gate"),
+    (IN_WORDS | SOFT | {"latent_policy.soft.end_text": "how many"}, "latent_policy.soft.end_text", "how many"),
     (IN_WORDS | {"latent_policy.name": "gumbel", "latent_policy.gumbel.end_text": "zebra"},
-     "latent_policy.gumbel.end_text: 'zebra' is no token of this tokenizer", "give a text that is one"),
-    ({"latent_policy.name": "hybrid"}, "latent_policy.name: hybrid is for a text ", "not coconut_gpt2; use another"),
-    ({"latent_policy.name": "colar"}, "latent_policy.name: colar is for a colar reasoner, not coconut", ""),
-    (IN_WORDS | {"latent_policy.name": "hybrid", "max_latents": 0}, "max_latents: 0, but", "give at least 1"),
-    ({"imitate.lora.rank": 2}, "imitate.control: True, which trains the reasoner's parameters alone", "set it to Fa"),
-    ({"imitate.max_tokens": 3, "stages": ("imitate",)}, "imitate.max_tokens: 3 leaves no problem", ""),
+     "latent_policy.gumbel.end_text", "zebra"),
+    ({"latent_policy.name": "hybrid"}, "latent_policy.name", "coconut_gpt2"),
+    ({"latent_policy.name": "colar"}, "latent_policy.name", "coconut"),
+    (IN_WORDS | {"latent_policy.name": "hybrid", "max_latents": 0}, "max_latents", "0"),
+    ({"imitate.lora.rank": 2}, "imitate.control", "False"),
+    ({"imitate.max_tokens": 3, "stages": ("imitate",)}, "imitate.max_tokens", "3"),
     ({"imitate.recipe": "icot", "imitate.c_thought": 0, "max_latents": 0, "gate.enabled": False, "imitate.cot_steps": 4,
       "imitate.final_steps": 18, "imitate.control": False, "stages": ("imitate",), "imitate.icot.tokens_per_epoch": 6},
-     "imitate.final_steps: 18, but iCoT drops the last token after 18 steps", ""),
+     "imitate.final_steps", "18"),
+    ({"objective.pathwise.estimator": "reward", "rl.objectives": ("pathwise",), "rl.temperature": 0.0},
+     "objective.pathwise.estimator", "config.rl.top_k"),
+    ({"rl.objectives": ("pathwise",), "dropout.rate": 0.0, "gate.enabled": False, "stages": ("imitate", "rl")},
+     "objective.pathwise.estimator", "config.dropout.rate"),
 ]  # fmt: skip
 
 
@@ -137,15 +116,16 @@ def _check(folder, changes):
     check_stages(build(check(config), folder / "work"))
 
 
-@pytest.mark.parametrize(("changes", "begins", "says"), CHECKED)
-def test_one_line_before_the_first_stage(changes, begins, says, tmp_path, cpu_devices, monkeypatch):
+@pytest.mark.parametrize(("changes", "key", "names"), CHECKED)
+def test_one_line_before_the_first_stage(changes, key, names, tmp_path, cpu_devices, monkeypatch):
     monkeypatch.setitem(REWARDS, "mine", RewardEntry(lambda completion, left=(line for line in ()): 1.0))
     with pytest.raises(UserError) as caught:
         _check(tmp_path, changes)
     line = str(caught.value)
-    assert line.startswith(f"config.{begins}")
-    assert says in line
-    assert ("\n" in line, len(line) < 300) == (False, True)
+    assert line.startswith(f"config.{key}: ")
+    assert names in line
+    assert "\n" not in line
+    assert len(line) < 300
     assert not (tmp_path / "work" / "checkpoints").exists()
 
 
@@ -184,7 +164,7 @@ def test_a_smoke_test_refuses_batches_and_warm_ups_that_the_run_would(folder, mo
 
 def test_long_problem_of_slots_that_the_positions_cut():
     """A larger bucket would be cut as well."""
-    with pytest.raises(UserError, match=r"22 tokens, more than the 12 positions .*; lower config.max_latents or"):
+    with pytest.raises(UserError, match=r"^config\.data\.train: .*config\.max_latents"):
         check_prompts("config.data.train", [[0] * 12, [0] * 22], 12, is_cut=True)
 
 
@@ -208,7 +188,7 @@ def test_that_pathwise_learns_references_whatever_the_reward_is_said_before(
     {"gate.enabled": True},
 ])  # fmt: skip
 def test_pathwise_where_something_is_drawn(changes, tmp_path):
-    """An answer, nothing that is compared, a thought, or its length: else it is refused, see golden/refusals.txt."""
+    """An answer, nothing that is compared, a thought, or its length: else it is refused, as `CHECKED` has it."""
     undrawn = {"rl.objectives": ("pathwise",), "dropout.rate": 0.0, "gate.enabled": False, "stages": ("imitate", "rl")}
     _check(tmp_path, undrawn | changes)
 
@@ -234,9 +214,3 @@ def test_a_stage_without_a_right_rollout_says_so_at_its_end(solved, said, tmp_pa
     close_stage(stage, SimpleNamespace(finish=lambda *_: None), state)
     assert ["slpo: no rollout was right" in line for line in warnings] == [True] * said
     assert (tmp_path / "checkpoints/slpo/finished").read_text() == "9\n"
-
-
-if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as path:
-        made = _folder(Path(path))
-        GOLDEN.write_text("".join(f"{each}\n    {_said(each, made)}\n" for each in TABLE), encoding="utf-8")
