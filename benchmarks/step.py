@@ -1,8 +1,8 @@
-"""`python -m benchmarks.step [--shapes gpt2|graph] [--prompts N] [--profile] [--json FILE]`.
+"""`python -m benchmarks.step [--shapes gpt2|graph] [--prompts N] [--json FILE]`.
 
 The paper's table of computational cost (table 5): seconds of an SLPO step for several (K, G), split into rollout,
-surrogate and backward, for slpo_jax and for a program in PyTorch (`benchmarks.witness`) on the same work. `--profile`:
-the ops that slpo_jax's step spends most time in. Prints Markdown; `--json` writes every number behind it.
+surrogate and backward, for slpo_jax and for a program in PyTorch (`benchmarks.witness`) on the same work. Prints
+Markdown; `--json` writes every number behind it.
 """
 
 import argparse
@@ -14,7 +14,6 @@ from typing import Any
 from tqdm import tqdm
 
 from benchmarks.measure.ours import PROGRAMS, Ours
-from benchmarks.measure.profile import profile
 from benchmarks.measure.report import (
     Parser,
     check_flags,
@@ -54,8 +53,8 @@ weights never say it; every second reward is set to 1, as otherwise all gradient
 """.strip().splitlines()
 
 
-def measure(work: Workload, flags: argparse.Namespace) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """A row of numbers a configuration and implementation, and slpo_jax's heaviest ops where they are asked for."""
+def measure(work: Workload, flags: argparse.Namespace) -> list[dict[str, Any]]:
+    """A row of numbers a configuration and implementation."""
     quiet, rollouts = not sys.stderr.isatty(), {}
     ours = [Ours(work, *pair, rollouts) for pair in tqdm(flags.only, "compile", disable=quiet)]
     candidates: list[Ours | Torch] = list(ours)
@@ -69,8 +68,7 @@ def measure(work: Workload, flags: argparse.Namespace) -> tuple[list[dict[str, A
             if isinstance(candidate, Torch):
                 candidate.lengths = before.lengths
             rows.append(candidate.measure(work, step))
-    heaviest = profile(ours[-1].step, [(work.state, work.batch(0))]) if flags.profile else {}
-    return [_row(*found, flags.warmup) for found in zip(candidates, measured, strict=True)], heaviest
+    return [_row(*found, flags.warmup) for found in zip(candidates, measured, strict=True)]
 
 
 def _row(candidate: Any, measured: list[dict[str, float]], warmup: int) -> dict[str, Any]:
@@ -113,7 +111,6 @@ def markdown(result: dict[str, Any]) -> str:
     found = result["rows"][0]
     means = ("mean_latents", "longest_latents", "mean_answer_tokens")
     lengths = {name: round(found[name]["median"], 2) for name in means}
-    ops = [[name, f"{op.seconds:.4f}", f"{op.times:g}", op.name or "-"] for name, op in result["profile"].items()]
     return "\n".join([
         f"# One SLPO step, {result['shapes']} shapes",
         f"- machine: {listed(result['machine'])}",
@@ -122,7 +119,6 @@ def markdown(result: dict[str, Any]) -> str:
         *(f"- {line}" for line in DEFINITIONS),
         "", *markdown_table([*head, "Traj./s", "Tokens/s"], timings),
         "", *markdown_table(["K", "G", *(f"Compile {name} (s)" for name in PROGRAMS)], compiles),
-        *(["", *markdown_table(["Op", "Seconds", "Times", "Source"], ops[:20])] if ops else []),
     ])  # fmt: skip
 
 
@@ -148,7 +144,6 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
                         help="configurations; default: the paper's four")  # fmt: skip
     parser.add_argument("--torch", choices=("eager", "compiled", "none"), default="eager",
                         help="the program in PyTorch; default: eager")  # fmt: skip
-    parser.add_argument("--profile", action="store_true", help="the ops of slpo_jax's last step by their own time")
     flags = parser.parse_args(argv)
     if flags.prompts is None:
         flags.prompts = SHAPES[flags.shapes].prompts
@@ -162,10 +157,10 @@ def benchmark(shapes: Any, config: Any, flags: argparse.Namespace) -> dict[str, 
     """Every number of the report, ready for JSON."""
     with tempfile.TemporaryDirectory() as workdir:
         work = make_workload(shapes, config, flags.prompts, Path(workdir))
-        rows, heaviest = measure(work, flags)
+        rows = measure(work, flags)
     add_relative(rows)
     return {"shapes": flags.shapes, "warmup": flags.warmup, "steps": flags.steps, "machine": machine(),
-            "work": work.facts, "rows": rows, "profile": heaviest}  # fmt: skip
+            "work": work.facts, "rows": rows}  # fmt: skip
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -4,8 +4,7 @@
 #   launch/real_gpu.sh prepare [--train=FILE]  here: weights in two parts, data and packages, into runs/carry
 #   launch/real_gpu.sh first                   there, brought with the checkout and all of runs/carry but weights.2
 #   launch/real_gpu.sh go [SECONDS] [FLAG..]   there, brought with runs/carry/weights.2; again for what is left; with
-#                                              --profile or --task=countdown, say, the weights being there by then
-#   launch/real_gpu.sh rest [SECONDS]          there: what else is to be known of the device, most of value first
+#                                              --task=countdown, say, the weights being there by then
 #
 # What there is comes back in OUT, in files under 16 MiB. Each command ends within its SECONDS, and some to save in.
 # Environment:
@@ -42,12 +41,8 @@ go)
     run "$python" -m benchmarks.real "--seconds=${1:-480}" --train=runs/carry/data/gsm8k_train.jsonl \
         --weights=runs/carry "--out=$out" "${@:2}"
     ;;
-rest)
-    run mkdir -p "$out"
-    run "$python" -m benchmarks.accelerator "--seconds=${1:-300}" "--json=$out/accelerator.json"
-    ;;
 *)
-    echo "launch/real_gpu.sh: give prepare, first, go or rest" >&2
+    echo "launch/real_gpu.sh: give prepare, first or go" >&2
     exit 2
     ;;
 esac

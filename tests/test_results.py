@@ -13,14 +13,17 @@ from slpo_jax.errors import UserError
 FILES = sorted((tables.ROOT / "results").glob("*.json"))
 OLDER = {
     "ablations.json": {"benchmarks.ablations": "now launch/reproduce.py ablations"},
-    "accelerator.json": {"--only_predicted": "now takes a model"},
+    "accelerator.json": {"benchmarks.accelerator": "now benchmarks.predicted"},
     "arena_words.json": {"arena": "on word problems, before the arena's graphs", "arena_rates": "the same"},
     "figures.json": {
         "sweeps": "now figure3", "advantages": "now figure4", "difficulty": "now figure7", "thresholds": "retired",
     },
+    "generate.json": {"benchmarks.generate": "retired"},
     "geometry.json": {"geometry": "retired"},
     "gradients.json": {"gradients": "retired"},
     "passk.json": {"--plain": "retired", "--shapes quickstart": "now --shapes graph"},
+    "real_budget.json": {"--budget": "retired"},
+    "real_budget_countdown.json": {"--budget": "retired"},
     "recovery.json": {"benchmarks.recovery": "retired", "launch/kill_test.py": "now tests/run/test_kill.py"},
     "schedules.json": {"schedules": "retired", "ways": "retired"},
     "step.json": {
@@ -34,7 +37,10 @@ OLDER = {
     "table1_seconds.json": {"seconds": "now table1_seconds"},
     "table2.json": {"text": "now table2"},
     "table4.json": {"soft": "now table4", "soft_rates": "now table4_rates"},
-    "words.json": {"slpo train quickstart": "of word problems, now arithmetic; a shell takes the quotes away"},
+    "words.json": {
+        "benchmarks.words": "retired",
+        "slpo train quickstart": "of word problems, now arithmetic; a shell takes the quotes away",
+    },
     "xla_cpu.json": {"measure.py": "a script of the day"},
 }  # fmt: skip
 """Records whose commands are older than this checkout's: file -> what of a command has gone, and why. No new ones."""

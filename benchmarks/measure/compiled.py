@@ -1,6 +1,5 @@
 """What a compiled step says of itself before it ever runs: a device's memory, and what devices send each other."""
 
-import math
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -202,37 +201,8 @@ class Text:
                 total += self._bytes(each, by_name)
         return total
 
-    def costs(self) -> dict[str, tuple[float, int]]:
-        """What one execution of each operation takes: FLOPs of the products in it, and bytes as `traffic` has them.
-
-        A loop's and a conditional's are those of what they call.
-        """
-        found = {}
-        for body in self.bodies.values():
-            by_name = {each.name: each for each in body}
-            for each in body:
-                if each.operation not in ("while", "conditional", *_FREE):
-                    found[each.name] = self._flops(each, by_name), self._bytes(each, by_name)
-        return found
-
     def _called(self, each: _Instruction) -> list[str]:
         return [name for name in re.findall(r"%([\w.-]+)", each.line) if name in self.bodies]
-
-    def _flops(self, each: _Instruction, by_name: dict[str, _Instruction]) -> float:
-        """Of the products in an operation: a dot, a library's call of one, or what a fusion is made of.
-
-        Args:
-            by_name: the operations of its computation.
-        """
-        if each.operation in ("fusion", "call", "async-start"):
-            bodies = [self.bodies[name] for name in self._called(each)]
-            return sum(self._flops(one, {other.name: other for other in body}) for body in bodies for one in body)
-        # Of an instruction, and of cuBLAS's backend_config.
-        axes = re.search(r'lhs_contracting_dim(?:ension)?s"?[=:][{[]([\d",]*)', each.line)
-        if axes is None or each.operands[0] not in by_name:
-            return 0.0
-        first = _shape(by_name[each.operands[0]].type)
-        return 2.0 * math.prod(_shape(each.type)) * math.prod(first[int(n)] for n in re.findall(r"\d+", axes[1]))
 
     def _bytes(self, each: _Instruction, by_name: dict[str, _Instruction]) -> int:
         """That an operation reads and writes, loops and conditionals aside."""
@@ -273,12 +243,6 @@ def _moved(each: _Instruction, by_name: dict[str, _Instruction]) -> int:
     if each.operation == "dynamic-update-slice":
         return 2 * sizes[1]
     return 2 * _size(each.type) if each.operation in _IN_PART else _size(each.type) + sum(sizes)
-
-
-def _shape(types: str) -> list[int]:
-    """Of a result, or of the first one of a tuple."""
-    found = re.search(r"\w+\[([\d,]*)\]", types)
-    return [int(size) for size in found[1].split(",") if size] if found else []
 
 
 def _size(types: str) -> int:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks import generate, grpo, memory, passk, real, step, versus
+from benchmarks import grpo, memory, passk, predicted, real, step, versus
 
 EVERY = [
     (["--shapes", "bert"], "--shapes"),  # memory has no such flag at all
@@ -35,23 +35,19 @@ OWN = {
         (["--pairs", "0"], "--pairs: 0"),
         (["--what", "all"], "--what"),
     ],
-    generate: [
-        (["--rows", "8", "0"], "--rows: 0"),
-        (["--samples", "0"], "--samples: 0"),
-        (["--caches", "offloaded"], "--caches"),
-    ],
     grpo: [
         (["--samples", "1"], "--samples: 1"),
         (["--caches", "offloaded"], "--caches"),
         (["--losses", "fast"], "--losses"),
     ],
+    predicted: [(["--model", "gpt3"], "--model")],
     real: [
         (["--seconds", "0"], "--seconds: 0"),
         (["--micro_batches", "3"], "--micro_batches"),
     ],
 }
 
-REQUIRED = {versus: ["."], generate: ["problems.json"], grpo: ["problems.json"]}
+REQUIRED = {versus: ["."], grpo: ["problems.json"]}
 
 
 @pytest.mark.parametrize(

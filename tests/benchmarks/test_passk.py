@@ -101,7 +101,7 @@ def test_works_without_torch(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     monkeypatch.delitem(sys.modules, "benchmarks.witness.step", raising=False)
     assert list(passk.make_runs(work, "none")) == [OURS]
-    with pytest.raises(UserError, match=r"^--torch: .*; pip install torch==2.13.0, or give --torch none$"):
+    with pytest.raises(UserError, match=r"^--torch: .*torch==2.13.0.*--torch none"):
         passk.make_runs(work, "eager")
 
 
@@ -110,7 +110,7 @@ def test_graph_has_its_test_sets_own_prompts(tmp_path):
     config = load_config(shapes)
     work = passk_work.make_work(shapes, config, 7, SAMPLES, tmp_path / "work")
     assert work.problems.prompts == build(read_config(config), tmp_path / "other").test_set("depth_2").prompts[:7]
-    with pytest.raises(UserError, match="--problems: 11 is more than the test set's 10"):
+    with pytest.raises(UserError, match=r"^--problems: 11 .*10"):
         passk_work.make_work(shapes, config, 11, SAMPLES, tmp_path / "work")
 
 

@@ -1,6 +1,5 @@
 """The run of a real model on a real card: what it is given, what it tells, and its whole path in small."""
 
-import contextlib
 import json
 import os
 import signal
@@ -12,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import carry
-from benchmarks import real, real_plan, real_profile, real_work
+from benchmarks import real, real_plan
 from slpo_jax.config.config_checks import check
 from slpo_jax.errors import UserError
 from slpo_jax.io import artifact
@@ -93,57 +92,6 @@ def test_a_missing_data_file_is_named(command, place, data, tmp_path, capsys):
     assert said.startswith(f"error: --train: {missing}: no such file; give GSM8K's gsm8k_train.jsonl, and")
 
 
-@pytest.mark.parametrize(
-    ("here", "parts", "fault"),
-    [
-        (0, 1, ""),  # a CPU's is not known
-        (33e9, 1, ""),
-        (31e9, 1, r"--micro_batches: 1 needs 32\.0 GB of a card, of which programs can use 31\.0 here; give .*=2"),
-        (9e9, 2, r"--micro_batches: 2 needs 17\.0 GB.* give --micro_batches=8"),  # 2 + 30/8
-        (2e9, 1, "take a card of 3 GB or more"),  # (2 + 30/32) / 0.9
-    ],
-)
-def test_a_card_with_too_little_memory(here, parts, fault, tmp_path, monkeypatch):
-    """Of the counted programs the largest decides; the state is in no part of a batch."""
-    rows = [["one", 1.0, 20.0], ["two", 2.0, 32.0], ["in all", None, None]]
-    table = {"columns": ["", "state (GB)", "memory (GB)"], "rows": rows}
-    (tmp_path / "counted.json").write_text(json.dumps({"tables": {"one H100": table}}))
-    monkeypatch.setitem(real_work.COUNTED, "gsm8k", tmp_path / "counted.json")
-    with pytest.raises(UserError, match=fault) if fault else contextlib.nullcontext():
-        real_work.check_memory(int(here), parts, "gsm8k")
-
-
-def test_the_counted_programs_are_those_of_the_run_and_fit():
-    """Of GSM8K on an H100: imitation in two phases, the gate, four objectives, and five evaluations."""
-    table = json.loads((ROOT / "results/real_budget.json").read_text())["tables"]["one H100"]
-    *rows, _ = table["rows"]
-    objectives = real_plan.OBJECTIVES["gsm8k"]
-    assert len(rows) == 2 + 2 + len(objectives) + 4
-    assert [row[1] for row in rows if row[0] in objectives] == [150] * 4
-    real_work.check_memory(int(0.92 * 80e9), 1, "gsm8k")
-
-
-def test_countdown_is_counted_to_fit_ten_minutes_of_a_card():
-    """Compiling, eight programs at once, included; imitation's problems and those of rewards are apart."""
-    table = json.loads(real_work.COUNTED["countdown"].read_text())["tables"]["one H100"]
-    *rows, total = (dict(zip(table["columns"], row, strict=True)) for row in table["rows"])
-    times = {row[""]: row["times"] for row in rows}
-    assert {name: times[name] for name in real_plan.OBJECTIVES["countdown"]} == dict.fromkeys(
-        real_plan.OBJECTIVES["countdown"], 200
-    )
-    assert total["seconds"] + max(total["compile (s)"] / 8, *(row["compile (s)"] for row in rows)) < 600
-    real_work.check_memory(int(0.92 * 80e9), 1, "countdown")
-
-
-def test_a_budget_s_seconds_are_of_products_and_of_passes_in_turn():
-    rows = [{"name": "one", "times": 10, "flops": 237e12, "tokens": 5e5, "turns": 0}]
-    rows += [{"name": "two", "times": 2, "flops": 0.0, "tokens": 5e5, "turns": 30, "compile_seconds": 4.0}]
-    table = real_work.budget(rows)
-    place = table["columns"].index("seconds")
-    assert [row[place] for row in table["rows"]] == pytest.approx([10, 0.3, 10.3])
-    assert table["rows"][-1] == ["in all", None, 6.0, 2370.0, None, pytest.approx(10.3), None, None, 4.0]
-
-
 @pytest.mark.parametrize("task", real_plan.TASKS)
 @pytest.mark.parametrize(("tiny", "parts"), [(False, 1), (False, 32), (True, 1)])
 def test_its_configs_can_be_run(task, tiny, parts, tmp_path):
@@ -187,28 +135,6 @@ def test_sets_are_joined_and_parted(data, tmp_path):
     found = {name: apart.set_files(name, "whole").records.read_text() for name in spans["tests"]}
     assert found == {"gsm8k": '{"index": 0}\n{"index": 1}\n', "multiarith": '{"index": 2}\n',
                      "svamp": '{"index": 3}\n{"index": 4}\n'}  # fmt: skip
-
-
-@pytest.mark.nightly
-def test_a_profile_goes_on_with_the_objectives_that_are_left(tmp_path, data, capsys, monkeypatch):
-    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "xla"))
-    flags = ["--profile", "--tiny", f"--train={data}", f"--workdir={tmp_path}", f"--json={tmp_path / 'table.json'}"]
-    with pytest.raises(SystemExit, match="False"):
-        real.main(flags)
-    known = json.loads((tmp_path / real_profile.PROFILE).read_text())
-    assert set(known["steps"]) == {*real_profile.PROFILED}
-    for step in known["steps"].values():
-        assert len(step["ops"]) == real_profile.DEAREST
-        assert 0.7 * step["flops"] < step["found"] <= step["flops"]  # the smallest products are sums of their own
-    kept = known["steps"].pop("slpo"), known["steps"]["pathwise"]
-    (tmp_path / real_profile.PROFILE).write_text(json.dumps(known))
-    with pytest.raises(SystemExit, match="False"):
-        real.main(flags)
-    steps = json.loads((tmp_path / real_profile.PROFILE).read_text())["steps"]
-    assert (steps["slpo"] != kept[0], steps["pathwise"] == kept[1]) == (True, True)
-    tables = json.loads((tmp_path / "table.json").read_text())["tables"]
-    assert {*tables} == {"the device's peaks", "steps", "SLPO's step", "pathwise's step", "answer_only's step"}
-    assert "## SLPO's step" in capsys.readouterr().out
 
 
 @pytest.mark.nightly

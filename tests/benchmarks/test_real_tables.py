@@ -1,8 +1,8 @@
-"""What is told of a run of a real model, and of its steps' profile: from made-up rows to tables."""
+"""What is told of a run of a real model: from made-up rows to tables."""
 
 import pytest
 
-from benchmarks import real_profile, real_tables
+from benchmarks import real_tables
 
 
 def test_speeds_are_of_each_program_s_own_steps():
@@ -46,16 +46,3 @@ def test_minutes_are_those_of_all_that_led_to_a_row():
     assert table["columns"] == ["", "minutes", "Acc", "Pass@16"]
     assert table["rows"][0] == ["imitation, GSM8K", 2.0, {"value": 25.0, "se": 1.0}, 50.0]
     assert [row[1] for row in table["rows"]] == [2.0, 3.0, 3.5, 4.0]
-
-
-def test_a_step_s_dearest_operations_are_told():
-    ops = {f"dot.{place}": [0.2 / 2**place, 3.0, f"jit(train_step)/jit(of_batch)/jvp()/{place}", 2e10, 1e9]
-           for place in range(2)}  # fmt: skip
-    step = {"seconds": 0.5, "flops": 79e12, "count": 7, "in_all": 0.4, "answer_tokens": 8.0, "latent_steps": 3.0,
-            "ops": ops}  # fmt: skip
-    tables = real_profile.profile_tables({"peaks": [1e12, 1e10], "steps": {"slpo": step}})
-    assert tables["steps"]["rows"] == [["SLPO", 500.0, 400.0, pytest.approx(75), 7, 79.0, pytest.approx(20), 3.0, 8.0]]
-    first, second = tables["SLPO's step"]["rows"]
-    assert first == ["dot.0", 200.0, 3.0, pytest.approx(50), 20.0, 1.0, pytest.approx(50), "jvp()/0"]
-    assert (second[3], second[6]) == (pytest.approx(25), pytest.approx(100))
-    assert real_profile.profile_tables({}) == {}

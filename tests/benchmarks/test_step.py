@@ -38,7 +38,7 @@ def result(cpu_devices):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(benchmark, "BASE", (2, 2))
         torch = "eager" if find_spec("torch") else "none"
-        flags = ["--only", "1,2", "2,2", "--torch", torch, "--profile", "--steps", str(STEPS), "--warmup", str(WARMUP)]
+        flags = ["--only", "1,2", "2,2", "--torch", torch, "--steps", str(STEPS), "--warmup", str(WARMUP)]
         parsed = benchmark.parse([*flags, "--prompts", str(PROMPTS)])
         return benchmark.benchmark(TINY, load_config(TINY), parsed)
 
@@ -116,8 +116,7 @@ def test_torch_takes_turns_on_trajectories_of_the_same_lengths(result, ours, wor
 def test_report_has_every_row_and_the_json_every_number(result):
     text = benchmark.markdown(result)
     assert json.loads(json.dumps(result["rows"])) == result["rows"]
-    assert next(iter(result["profile"])) in text  # the heaviest; which that is, depends on the machine
-    counts = (len(result["rows"]), 2, min(20, len(result["profile"])))
+    counts = (len(result["rows"]), 2)
     for table, rows in zip(text.split("\n\n")[1:], counts, strict=True):
         lines = table.splitlines()
         assert len(lines) == 2 + rows
@@ -136,5 +135,5 @@ def test_gate_bias_makes_half_of_the_latents_the_mean(steps):
 
 
 def test_prompts_must_fit_the_devices(tmp_path, cpu_devices):
-    with pytest.raises(UserError, match=r"--prompts: 3 is not a multiple of 4 devices"):
+    with pytest.raises(UserError, match=r"^--prompts: 3 .* 4 "):
         make_workload(TINY, load_config(TINY), 3, tmp_path)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import carry
-from benchmarks import accelerator, real
+from benchmarks import real
 
 ROOT = Path(__file__).resolve().parents[2]
 MACHINE = ROOT / "launch" / "one_machine.sh"
@@ -55,10 +55,10 @@ def test_dry_run_prints_the_command(script, environment, begins, flags, tmp_path
     assert not (tmp_path / "xla").exists()
 
 
-@pytest.mark.parametrize("step", ["prepare", "first", "go", "rest"])
+@pytest.mark.parametrize("step", ["prepare", "first", "go"])
 def test_a_real_model_s_commands_take_their_flags(step, monkeypatch, capsys):
     """Each that is printed is a command of the checkout, whose own parser takes what it is given."""
-    more = {"prepare": ["--train=x.jsonl"], "go": ["480", "--profile"]}.get(step, [])
+    more = {"prepare": ["--train=x.jsonl"], "go": ["480", "--task=countdown"]}.get(step, [])
     result = _run(REAL, step, *more, DRY_RUN="1", OUT=str(ROOT))
     assert result.returncode == 0, result.stderr
     commands = [shlex.split(line)[1:] for line in result.stdout.splitlines()]
@@ -70,10 +70,7 @@ def test_a_real_model_s_commands_take_their_flags(step, monkeypatch, capsys):
     if step == "go":
         flags = real.parse(commands[0][2:])
         assert (flags.seconds, flags.weights, flags.train.parent.name) == (480, ROOT / "runs/carry", "data")
-        assert flags.profile
-    if step == "rest":
-        flags = accelerator.parse(commands[-1][2:])
-        assert (flags.seconds, flags.json) == (300, ROOT / "accelerator.json")
+        assert flags.task == "countdown"
 
 
 def test_one_machine_runs_the_program_in_the_checkout(tmp_path):
@@ -112,7 +109,7 @@ def test_jobset_s_pods_are_the_run_s_processes():
         (TPU, ARGUMENTS, {"ZONE": ""}, "ZONE: missing"),
         (TPU, ARGUMENTS[:1], {}, "--workdir: "),  # a run that comes back wants one
         (SLURM, ARGUMENTS[:1], {}, "--workdir: "),
-        (REAL, ["all"], {}, "launch/real_gpu.sh: give prepare, first, go or rest\n"),
+        (REAL, ["all"], {}, "launch/real_gpu.sh: give prepare, first or go\n"),
         (MACHINE, ARGUMENTS, {"COORDINATOR": "first:8476", "PROCESSES": "2"},
          "COORDINATOR: goes with PROCESSES, how many there are, and PROCESS"),
     ],
@@ -142,7 +139,9 @@ def test_tpu_s_hosts_run_the_program(tmp_path):
 def test_tpu_s_run_goes_on_until_it_ends_well(tmp_path, ends, status, runs):
     """Against a stand-in for gcloud, whose slice is ready every second time that it is asked."""
     (tmp_path / "ends").write_text("\n".join(ends.split()) + "\n")
-    _program(tmp_path / "gcloud", f"""cd {tmp_path}
+    _program(
+        tmp_path / "gcloud",
+        f"""cd {tmp_path}
 if [[ $* == *describe* ]]; then
     echo >>asked
     (( $(wc -l <asked) % 2 )) && echo CREATING || echo READY
@@ -150,7 +149,8 @@ if [[ $* == *describe* ]]; then
 fi
 echo >>runs
 exit "$(sed -n "$(wc -l <runs)p" ends)"
-""")
+""",
+    )
     where = {"TPU": "slice", "ZONE": "here", "RESTARTS": "2", "PATIENCE": "0"}
     result = _run(TPU, *ARGUMENTS, PATH=f"{tmp_path}:{os.environ['PATH']}", **where)
     assert result.returncode == status, result.stderr
