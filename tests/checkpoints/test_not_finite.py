@@ -71,7 +71,7 @@ def test_a_run_and_an_export_with_a_gate_of_nan_are_not_opened(tmp_path):
     export_checkpoint(stage, tmp_path / "exported")
     side = load_file(tmp_path / "exported" / "reasoner.safetensors")
     save_file(side | {"gate.out.bias": side["gate.out.bias"] * np.nan}, tmp_path / "exported" / "reasoner.safetensors")
-    with pytest.raises(UserError, match=r"exported/reasoner\.safetensors: gate\.out\.bias holds values that are not"):
+    with pytest.raises(UserError, match=r"exported/reasoner\.safetensors: gate\.out\.bias .*finite"):
         slpo.load(tmp_path / "exported")
     params = run_params("coconut_gpt2")
     shutil.rmtree(stage / "0")

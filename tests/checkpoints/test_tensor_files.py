@@ -76,7 +76,7 @@ def test_nothing_is_read_before_it_is_asked_for(tmp_path):
     opened = open_tensors(save_safetensors(tmp_path / "model.safetensors", state))
     assert [each.shape for each in opened.values()] == [state[name].shape for name in opened]
     np.testing.assert_array_equal(opened["good"].read(), state["good"])
-    with pytest.raises(UserError, match="bad holds values that are not finite"):
+    with pytest.raises(UserError, match=r"bad .*finite"):
         opened["bad"].read()
 
 

@@ -188,7 +188,7 @@ def test_cells_of_a_table_of_results(module, another):
         config = module.get_config(cell)
         check(config)
         assert (set(config.data.eval) == {"valid"}) == cell.endswith(",tune"), cell
-    with pytest.raises(UserError, match=rf"{module.__name__}\.py:{another}: .*; give "):
+    with pytest.raises(UserError, match=rf"{module.__name__}\.py:{another}: "):
         module.get_config(another)
 
 
@@ -215,7 +215,7 @@ def test_adapters_for_so_many_cards(name, kind, method):
         assert config.objective[method] == whole.objective[method]
         assert (config.max_answer_tokens, config.reasoner) == (2048, kind)
     for cards in ("5", "0", "four"):
-        with pytest.raises(UserError, match=f"'{cards}' cards do not divide {whole.rl.batch_size} prompts"):
+        with pytest.raises(UserError, match=f"'{cards}' .*{whole.rl.batch_size}"):
             _load(name, f"{method},{cards}")
 
 
@@ -237,7 +237,7 @@ def test_methods_of_the_paper_s_second_half(name):
     assert (found["slpo"].objective.slpo.passes, found["slpo"].objective.slpo.scored_latents) == (2, 8)
     assert {config.dropout.rate for method, config in found.items() if method != "slpo"} == {0.0}
     assert (found["grpo"].rl.temperature, found["grpo"].rl.top_k, found["grpo"].rl.top_p) == (1.0, 30, 0.95)
-    with pytest.raises(UserError, match="no method 'luck'; give one of cot, latent, "):
+    with pytest.raises(UserError, match=r"'luck'.*cot, latent, "):
         _load(name, "luck")
 
 

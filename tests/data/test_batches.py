@@ -81,9 +81,7 @@ def test_suffixes_are_shifted_and_padded_on_the_right():
 
 
 def test_a_suffix_that_doesnt_fit_is_named():
-    with pytest.raises(
-        UserError, match=r"^config.max_answer_tokens: row 1 of the batch needs 4 answer slots, there are 3"
-    ):
+    with pytest.raises(UserError, match=r"^config\.max_answer_tokens: row 1 "):
         pad_suffixes([[50, 1, 2, 60], [50, 1, 2, 3, 60]], slots=3)
 
 

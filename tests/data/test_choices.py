@@ -42,7 +42,7 @@ LACKING = [
 def test_a_choice_that_is_missing_is_none(record):
     asked = {"question": "Which?", **record}
     assert load_problems([asked | {"answer": "C"}], answers="texts") == (Problem("Which?\nA. 54\nC. 7", (), "C"),)
-    with pytest.raises(UserError, match=r"record 1: answer 'B' is none of the choices, .* give a label \(A, C\)"):
+    with pytest.raises(UserError, match=r"record 1: .*'B'.*\(A, C\)"):
         load_problems([asked | {"answer": "B"}], answers="texts")
 
 
@@ -78,7 +78,7 @@ def test_what_counts_the_choices_is_told_by_all_of_a_set(choices, answers, expec
 
 def test_choices_that_count_from_1_are_said_to():
     records = [{"question": "Which?", **KMMLU, "answer": answer} for answer in (1, 4, 3)]
-    with pytest.raises(UserError, match=r"record 2: answer '4' of 4 choices can only be an index from 1; say so "):
+    with pytest.raises(UserError, match=r"record 2: answer '4'"):
         load_problems(records, answers="texts")
     read = load_problems(records, answers="texts", fields=FieldsConfig(first_choice="1"))
     assert [each.answer for each in read] == ["A", "D", "C"]
@@ -86,7 +86,7 @@ def test_choices_that_count_from_1_are_said_to():
     others = [{"question": "Which?", **KMMLU, "answer": answer} for answer in (0, 3)]  # another set, from 0
     read = load_problems(others, role="test", answers="texts", fields=FieldsConfig(first_choice="1"))
     assert [each.answer for each in read] == ["A", "D"]
-    with pytest.raises(UserError, match="answer '2' is none of the choices, or one's text and another's label"):
+    with pytest.raises(UserError, match="answer '2'"):
         load_problems([{"question": "Which?", **MMLU, "answer": "2"}], answers="texts")
 
 
@@ -94,7 +94,7 @@ def test_the_field_of_the_choices_may_be_named():
     records = [{"question": "Which?", "candidates": ["p", "q"], "answer": "B"}]
     read = load_problems(records, answers="texts", fields=FieldsConfig(choices="candidates"))
     assert read == (Problem("Which?\nA. p\nB. q", (), "B"),)
-    with pytest.raises(UserError, match=r"has no field 'chices' \(config.data.fields.choices\)"):
+    with pytest.raises(UserError, match=r"'chices' .*config\.data\.fields\.choices"):
         load_problems(records, answers="texts", fields=FieldsConfig(choices="chices"))
 
 

@@ -31,6 +31,7 @@ def cache(tmp_path_factory, monkeypatch) -> Path:
     folder = tmp_path_factory.mktemp("cache")
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(folder / "datasets"))
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(folder / "hub"))
+
     def unreachable(*_: object) -> None:
         raise OSError("no name service")
 

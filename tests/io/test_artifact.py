@@ -60,7 +60,7 @@ def test_what_is_not_as_it_was_written_is_not_there(tmp_path, name):
     CHANGES[name](path, file)
     assert artifact.read(path) is artifact.value_of(path, facts) is None
     assert not artifact.is_current(path, facts)
-    with pytest.raises(UserError, match=rf"^{path}: is damaged; delete it$"):
+    with pytest.raises(UserError, match=rf"^{path}: "):
         artifact.read(path, "delete it")
 
 

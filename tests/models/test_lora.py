@@ -158,7 +158,7 @@ def test_adapters_of_the_kernels_that_are_named(case):
         with pytest.raises(UserError, match=said):
             lora.adapter(jax.random.key(7), tree, RANK, (other,), "config.rl.lora")
     width = min(params["backbone"]["wte" if "wte" in params["backbone"] else "embed_tokens"].shape)
-    with pytest.raises(UserError, match=rf"^config\.imitate\.lora\.rank: {width + 1} is above {width}, the most"):
+    with pytest.raises(UserError, match=rf"^config\.imitate\.lora\.rank: {width + 1} .*{width}"):
         jax.eval_shape(lambda: lora.adapter(jax.random.key(7), tree, width + 1))
 
 

@@ -83,7 +83,7 @@ def test_what_is_no_number_is_one_line(given, said):
     [([1.0], "1 values"), ([1.0] * 3, "3 values"), (0.5, "0.5"), ("ab", "'ab'"), (["1", 2.0], "'1' for 'pick 3'")],
 )
 def test_a_list_has_a_number_for_each(given, said):
-    with pytest.raises(UserError, match=rf"^config.reward: f gives {said}[^\n]*; return a (list|finite)"):
+    with pytest.raises(UserError, match=rf"^config\.reward: f .*{said}"):
         asked_of(lambda completions: given, PROBLEMS, TEXTS, "f")
 
 

@@ -16,7 +16,7 @@ from slpo_jax.errors import UserError
 from slpo_jax.rewards.processes import _WORKER, CantRun, Failed, Limits, Processes
 from slpo_jax.rewards.reward import REWARDS, Reward, RewardEntry
 
-OWN = '''
+OWN = """
 import functools, os, re, signal, subprocess, sys, time
 import jax.numpy as jnp
 import numpy as np
@@ -66,7 +66,7 @@ def odd(case):
     if case == "waits":
         subprocess.run(["sleep", "60.25"])
     return case
-'''
+"""
 
 
 @pytest.fixture(scope="module")

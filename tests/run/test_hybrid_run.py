@@ -184,12 +184,12 @@ def test_rewards_and_votes_read_it_too(hybrid, monkeypatch):
 def test_parameters_of_another_latent_policy_are_one_line(hybrid, tmp_path):
     _, params, folder = hybrid
     stored = {"tokenizer": "synthetic:20", "init": str(folder / "saved")}
-    with pytest.raises(UserError, match=r"^config\.latent_policy\.name: .* of another latent policy than soft"):
+    with pytest.raises(UserError, match=r"^config\.latent_policy\.name: .*soft"):
         _built(tmp_path / "a", TEXT | stored | {"latent_policy.name": "soft"}).initial_params()
     lacking = HYBRID | stored | {"init": str(folder / "bare")}
-    with pytest.raises(UserError, match="comes without the parameters of hybrid"):
+    with pytest.raises(UserError, match="hybrid"):
         _built(tmp_path / "b", lacking | {"stages": ("evaluate",)}).initial_params()
     found = _built(tmp_path / "c", lacking | {"stages": ("rl", "evaluate")}).initial_params()
     np.testing.assert_array_equal(found["latent_policy"]["decay"], params["latent_policy"]["decay"])
-    with pytest.raises(UserError, match=r"saved: has parameters of a latent policy's own"):
+    with pytest.raises(UserError, match=r"saved: .*latent policy"):
         export_checkpoint(folder / "saved", tmp_path / "exported")

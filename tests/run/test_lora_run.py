@@ -104,7 +104,7 @@ def test_it_goes_on_from_a_kill_at_any_moment_bit_for_bit(run, tmp_path):
     for cut in ((rl, "leave_merged"), (rl, "merged"), (train_stage, "note_finished")):
         with pytest.raises(Crash):
             _train(tmp_path, base, cut)
-    with pytest.raises(UserError, match=r"config\.rl\.lora\.rank: is 3, and 2 is what .* stage grpo was run with"):
+    with pytest.raises(UserError, match=r"config\.rl\.lora\.rank: .*3.* 2 .*grpo"):
         _train(tmp_path, base, **{"rl.lora.rank": 3})
     _train(tmp_path, base, (rl, "prompted_batches"))  # there is nothing left to train
     assert (tmp_path / "checkpoints/grpo/finished").read_text().strip() == str(STEPS)
@@ -116,13 +116,13 @@ def test_it_is_opened_merged_and_exported_apart(run, tmp_path, warnings):
     _, workdir, base = run
     reasoner = slpo_jax.load(workdir)
     assert len(reasoner.solve("1 + 1", samples=1).votes.counts) >= 1
-    with pytest.raises(UserError, match=r"^\S+/grpo/3: has adapter, which no reasoner has; .* was run to its end"):
+    with pytest.raises(UserError, match=r"^\S+/grpo/3: .*adapter"):
         slpo_jax.load(workdir / "checkpoints/grpo/3")
     target = reasoner.export(tmp_path / "apart", adapters=True)
     assert [line for line in warnings if "adapters alone" in line] == [
         f"{target}: holds adapters alone, without the latent policy"
     ]
-    with pytest.raises(UserError, match=r"^adapters: \S+ has none apart; train them with config\.rl\.lora\.rank"):
+    with pytest.raises(UserError, match=r"^adapters: .*config\.rl\.lora\.rank"):
         slpo_jax.load(base).export(tmp_path / "none", adapters=True)
     assert not (tmp_path / "none").exists()
     again = slpo_jax.load(target, base=str(base), reasoner="text_gpt2").solver.params["reasoner"]

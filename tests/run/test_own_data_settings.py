@@ -138,7 +138,7 @@ def test_few_words_are_a_token_each(tmp_path, caplog):
     setup = assemble(check(_chosen(smaller, reasoner="colar_gpt2")[0]))
     assert setup.config.tokenizer == "words"
     assert setup.template.tokenizer.unk_token_id not in setup.template.tokenizer("Answer:").input_ids
-    with pytest.raises(UserError, match=r"'###' is 3 tokens, .* config.tokenizer=words"):
+    with pytest.raises(UserError, match=r"'###' .*config\.tokenizer=words"):
         _chosen(smaller, reasoner="colar_gpt2", tokenizer="bytes")
 
 
@@ -185,7 +185,7 @@ def test_a_tenth_each_is_set_apart(tmp_path):
     folder = write_set(tmp_path / "set", {"train": rows, "test": rows[:2]})
     data = _chosen(folder)[0].data
     assert (data.train, data.valid, data.eval["test"]) == (folder, f"{folder}[valid]", folder)
-    with pytest.raises(UserError, match=r"few.csv\[train\]: 9 problems are too few to set some apart; give 10"):
+    with pytest.raises(UserError, match=r"few.csv\[train\]: 9 .*10"):
         _chosen(_table(tmp_path / "few.csv", 9), fields=FIELDS)
 
 
@@ -193,7 +193,7 @@ def test_only_the_absence_of_a_split_is_one(tmp_path, monkeypatch):
     """Not a hub that is out of reach, nor a broken record: a tenth of the training data would become the test set."""
     records = [{"question": f"Q{n}?", "answer": str(n)} for n in range(20)]
     folder = write_set(tmp_path / "set", {"train": records, "test": [*records[:3], {"question": " ", "answer": "1"}]})
-    with pytest.raises(UserError, match=rf"config.data.eval.test: {folder}, split test, row 4: the question is empty"):
+    with pytest.raises(UserError, match=rf"config\.data\.eval\.test: {folder}, split test, row 4: .*question"):
         _chosen(folder)
     part = f"{_table(tmp_path / 'my.csv', 120)}[train]"
     data = _chosen(part, fields=FIELDS)[0].data
@@ -207,7 +207,7 @@ def test_only_the_absence_of_a_split_is_one(tmp_path, monkeypatch):
 
     monkeypatch.setattr(dataset_rows, "_splits", splits)
     for given in ({"valid": part}, {"eval": {"test": part}}):
-        with pytest.raises(UserError, match=r"^owner/name: the hub can't be reached"):
+        with pytest.raises(UserError, match=r"^owner/name: .*hub"):
             _chosen("owner/name", **given)
     assert len(asked) == 2
 

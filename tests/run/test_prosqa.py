@@ -256,7 +256,7 @@ def _slow(params, batch, policy, key) -> float:
 def test_another_layout_is_one_line(folder, tmp_path, change):
     record = json.loads((folder / "prosqa_test_graph_4_coconut.json").read_text())[0] | change
     (tmp_path / "x.json").write_text(json.dumps([record]))
-    with pytest.raises(UserError, match=r"x.json, record 1: is no graph \(.*\); write edges \[\[0, 2\], ..\], target"):
+    with pytest.raises(UserError, match=r"x\.json, record 1: .*edges"):
         load_problems(str(tmp_path / "x.json"), fields=GRAPHS)
 
 

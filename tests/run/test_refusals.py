@@ -200,7 +200,7 @@ def test_some_references_of_an_evaluated_set_that_are_cut_are_counted(warnings):
     check_answers("config.data.eval.hard", problems, range(4), budget, 5)
     said = f"config.data.eval.hard: the answers of 2 of 4 problems take more tokens than config.{budget} (5), up to 8"
     assert warnings == [f"{said}; they count as wrong"]
-    with pytest.raises(UserError, match=r"^config\.data\.train: the answer of problem 3 takes 8 tokens"):
+    with pytest.raises(UserError, match=r"^config\.data\.train: .*problem 3 .*8 "):
         check_answers("config.data.train", problems, range(4), "max_answer_tokens", 7)
 
 

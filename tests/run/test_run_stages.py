@@ -106,7 +106,7 @@ def test_solutions_may_have_unknown_words_where_no_step_is_written(tmp_path):
     assert experiment.train.problems == experiment.test_set("mine").problems
     assert experiment.train.problems[0].steps == ("Obviously one.",)
     config.stages = ("imitate",)
-    with pytest.raises(UserError, match=r"config\.data\.train: .*: 'Obviously one\.': the tokenizer doesn't"):
+    with pytest.raises(UserError, match=r"config\.data\.train: .*: 'Obviously one\.'"):
         _ = build(read_config(config), tmp_path / "work").train
 
 
@@ -173,7 +173,7 @@ def test_the_limit_of_evaluations_is_none_of_training():
     config.evaluate.limit = 1
     setup, problems = assemble(read_config(config)), [Problem(n * f"{QUESTION} ", (), "5") for n in (1, 3)]
     assert len(setup.encode(VALID, problems)) == 2
-    with pytest.raises(UserError, match=r"^config\.data\.train: problem 1 has a prompt of \d+ tokens"):
+    with pytest.raises(UserError, match=r"^config\.data\.train: problem 1 .*\d+"):
         setup.encode(TRAIN, problems)
 
 

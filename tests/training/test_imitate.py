@@ -209,6 +209,7 @@ def test_accuracy_counts_rows_of_which_every_token_is_right():
 
 # Stages that end when they are learned, and rows of earlier stages.
 
+
 def _settings(**changes):
     return dataclasses.replace(imitate_config(), **{**SHORT, **changes})
 

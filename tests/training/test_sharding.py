@@ -139,7 +139,7 @@ def test_the_longest_axis_with_equal_parts_is_cut(fsdp, embedding, kernel):
 
 
 def test_parts_must_divide_the_devices():
-    with pytest.raises(UserError, match=r"config\.sharding\.fsdp: 3 does not divide the 4 devices"):
+    with pytest.raises(UserError, match=r"config\.sharding\.fsdp: 3 .* 4 "):
         layout_of(4, 3)
 
 

@@ -93,7 +93,7 @@ def test_it_is_asked_at_a_speed_that_is_given(tmp_path):
     published(tmp_path / "colar")
     prompt = load(tmp_path / "colar", speed=3).solver.setup.template.prompt("?")
     assert _tokenizer().decode(prompt).endswith("(Thinking speed: 3)###")
-    with pytest.raises(UserError, match=r"speed: 2\.5 is not valid; give a whole number from 1 to 5"):
+    with pytest.raises(UserError, match=r"speed: 2\.5"):
         load(tmp_path / "colar", speed=2.5)
 
 
