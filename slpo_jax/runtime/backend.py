@@ -89,6 +89,11 @@ def tell(say: Say) -> Callable[[], None]:
     return lambda: _say.remove(say) if say in _say else None
 
 
+def say_compilation(seconds: float | None) -> None:
+    """Tell the newest who asked, see `Say`."""
+    _say[-1](seconds)
+
+
 def _heard(event: str, duration_secs: float, **_facts: str | int) -> None:
     global _seconds, _patience
     if not event.startswith(_EVENT) or threading.current_thread() is not threading.main_thread():
@@ -96,10 +101,10 @@ def _heard(event: str, duration_secs: float, **_facts: str | int) -> None:
     _seconds += duration_secs
     if event in (_LOWERED, _COMPILED) and _patience is not None:
         if _patience.finished.is_set() and event == _COMPILED:
-            _say[-1](duration_secs)
+            say_compilation(duration_secs)
         _patience.cancel()
         _patience = None
     if event == _LOWERED:
-        _patience = threading.Timer(PATIENCE, _say[-1], [None])
+        _patience = threading.Timer(PATIENCE, say_compilation, [None])
         _patience.daemon = True
         _patience.start()

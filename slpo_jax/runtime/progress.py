@@ -1,12 +1,12 @@
 """What is said of a run while it goes: its first line, warnings as lines, and how far a long piece of work is."""
 
-import io
 import logging as python_logging
 import os
 import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any, TextIO
 
 from absl import logging
 from tqdm import tqdm
@@ -15,83 +15,76 @@ from slpo_jax.runtime import backend, hosts
 from slpo_jax.version import __version__
 
 _SECONDS = 60.0  # between lines where there is no terminal
+_LINE = "{desc}: {n_fmt}/{total_fmt} {unit}s, {rate_fmt}, {remaining} left{postfix}"
 _QUICK = 1.0  # seconds of work that nobody has to be told of
 
 
 class Progress:
     """A count of steps done out of a total, on standard error, of several processes the first's.
 
-    On a terminal it is a bar. Elsewhere it is a plain line at the beginning, at most once a minute, and at the end, so
-    that a log file can be read. How fast it is there, and the time left, are without compilation, which is said.
+    On a terminal it is tqdm's bar. Elsewhere each state of the bar is a plain line: at the beginning, at most once a
+    minute, where something compiles, and at the end, so that a log file can be read.
 
     Args:
         label: what is being done.
         total: steps in all.
         done: steps done before.
         unit: what a step is.
-        keep: False for what is one of many: its bar goes when it is done, it has no first line, and its last is left
-            out if it had no other.
+        keep: False for what is one of many: its bar goes when it is done, and it has no lines if it is quick.
     """
 
     def __init__(self, label: str, total: int, done: int = 0, unit: str = "step", keep: bool = True):
         self.done = done
-        self._label, self._total, self._unit, self._keep = label, total, unit, keep
-        self._file = sys.stderr if hosts.is_first() else io.StringIO()
+        self._label = label
+        self._unit = unit
         self._facts: Mapping[str, str] = {}
-        self._bar: tqdm | None = None
-        if self._file.isatty():
-            self._bar = tqdm(
-                total=total, initial=done, desc=label, unit=unit, leave=keep, mininterval=1.0, dynamic_ncols=True,
-                file=self._file,
-            )  # fmt: skip
-        elif keep:
-            print(f"{label}: begins at {unit} {done} of {total}", file=self._file, flush=True)
-        self._last, self._shown = time.monotonic(), False
-        self._began = self._last - backend.seconds(), done
-        self._untell = backend.tell(self._compiles)
+        is_terminal = sys.stderr.isatty()
+        if is_terminal:
+            layout: dict[str, Any] = dict(file=sys.stderr, mininterval=1.0, dynamic_ncols=True)
+        else:
+            layout = dict(file=_Lines(sys.stderr), bar_format=_LINE, mininterval=_SECONDS, position=0)
+            layout["delay"] = 0.0 if keep else _SECONDS
+        self._bar = tqdm(
+            total=total, initial=done, desc=label, unit=unit, leave=keep, miniters=1, disable=not hosts.is_first(),
+            **layout,
+        )  # fmt: skip
+        self._untell = backend.tell(self._show_compilation)
 
     def update(self, done: int, facts: Mapping[str, str] | None = None) -> None:
         """Say that so many steps are done in all, and what else is known now: texts by name."""
         hosts.begin(f"{self._label}, {self._unit} {done}")
-        self._facts = self._facts if facts is None else facts
-        steps, self.done = done - self.done, done
-        if self._bar is not None:
-            self._bar.set_postfix(self._facts, refresh=False)
-            self._bar.update(steps)
-        elif time.monotonic() - self._last >= _SECONDS:
-            self._write()
+        if facts is not None:
+            self._facts = facts
+        self._bar.set_postfix(self._facts, refresh=False)
+        self._bar.update(done - self.done)
+        self.done = done
 
     def end_at(self, total: int) -> None:
         """Set other steps in all than was thought."""
-        self._total = total
-        if self._bar is not None:
-            self._bar.total = total
+        self._bar.total = total
 
     def close(self) -> None:
         """End the line: the work is done, or given up."""
         self._untell()
-        if self._bar is not None:
-            self._bar.close()
-        elif self._keep or self._shown:
-            self._write()
+        self._bar.close()
 
-    def _write(self) -> None:
-        """Print one line: how many of how many, how fast on the whole, what is left, and the facts."""
-        self._last, self._shown = time.monotonic(), True
-        seconds, steps = self._last - backend.seconds() - self._began[0], self.done - self._began[1]
-        rate = f", {steps / seconds:.3g} {self._unit}s/s" if seconds > 0 and steps else ""
-        if rate and self.done < self._total:
-            rate += f", {tqdm.format_interval((self._total - self.done) * seconds / steps)} left"
-        facts = "".join(f", {name} {value}" for name, value in self._facts.items())
-        print(f"{self._label}: {self.done}/{self._total} {self._unit}s{rate}{facts}", file=self._file, flush=True)
-
-    def _compiles(self, seconds: float | None) -> None:
+    def _show_compilation(self, seconds: float | None) -> None:
         """Say that something is compiled, see `backend.Say`."""
-        what = "compiling .." if seconds is None else f"compiled in {seconds:.0f} s"
-        if self._bar is not None:
-            self._bar.set_postfix_str(what)
-        else:
-            print(f"{self._label}: {what}", file=self._file, flush=True)
+        self._bar.set_postfix_str("compiling .." if seconds is None else f"compiled in {seconds:.0f} s")
+
+
+class _Lines:
+    """A file in which each state of a bar is a line, rather than written over the last one."""
+
+    def __init__(self, file: TextIO):
+        self._file = file
+
+    def write(self, text: str) -> None:
+        if state := text.strip():
+            self._file.write(state + "\n")
+
+    def flush(self) -> None:
+        self._file.flush()
 
 
 def begin(text: str) -> None:
