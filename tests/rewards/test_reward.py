@@ -136,16 +136,6 @@ def test_votes_go_by_what_answers_mean_and_not_by_how_they_are_written(answers, 
     assert counted([none] * 4 + readings, reward.style).majority == votes[1], "no answer is no vote"
 
 
-def test_a_reader_remembers_a_bounded_number(monkeypatch):
-    monkeypatch.setattr("slpo_jax.rewards.reward._MOST_SEEN", 2)
-    template = _template("auto")
-    reward = _reward(template)
-    for number in range(5):
-        (tokens,) = _tokens(template, [f"#### {number} <eos>"])
-        assert reward.read(tokens).answer == str(number)
-        assert reward._read.cache_info().currsize <= 2
-
-
 def _text_config(answers: str):
     config = load_config()
     config.update(reasoner="text_gpt2", max_latents=0, stages=("imitate", "evaluate"))

@@ -18,7 +18,7 @@ from slpo_jax.cli.train import train
 from slpo_jax.config import Config
 from slpo_jax.config.config_checks import check
 from slpo_jax.config.overrides import changed, values
-from slpo_jax.data import dataset_rows, problems, record_readers, templates
+from slpo_jax.data import dataset_rows, problems, record_readers
 from slpo_jax.data.problems import load_problems
 from slpo_jax.data.record_fields import FieldsConfig
 from slpo_jax.errors import UserError
@@ -222,7 +222,6 @@ def test_a_source_is_read_encoded_and_warned_of_once(tokenizer, tmp_path, monkey
     monkeypatch.setattr(problems, "read_record", lambda where, *asked: records.append(where) or record(where, *asked))
     monkeypatch.setattr(files, "_TICK", 0)
     monkeypatch.setattr(hashlib, "file_digest", lambda file, kind: hashed.append(file.name) or hash_file(file, kind))
-    texts = templates._encoded.cache_info().misses
     config, _ = _chosen(source, fields=FIELDS, tokenizer=tokenizer)
     assert warnings == []
     experiment = build(check(config), tmp_path / "work")
@@ -232,8 +231,6 @@ def test_a_source_is_read_encoded_and_warned_of_once(tokenizer, tmp_path, monkey
     said = f"1 like {source}, line 81: answer 'many' is no number; 2 like {source}, line 82: no answer"
     said = f"{source}: left out 3 of 43 problems: {said}"
     assert [line for line in warnings if "left out" in line] == [said]
-    # Prompts and answers of three sets, steps of one, and no steps.
-    assert templates._encoded.cache_info().misses - texts <= 8
     table = Path(source).read_text()
     Path(source).write_text(table.replace("Tom 1 ", "Tim 1 "))  # of the same size
     before, again = (load_set(experiment.config, "config.data.eval.test", source) for _ in range(2))

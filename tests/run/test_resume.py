@@ -15,7 +15,6 @@ from slpo_jax.config import read_config
 from slpo_jax.io.workdir import Workdir
 from slpo_jax.run import train_stage
 from slpo_jax.run.experiment import build
-from slpo_jax.runtime import backend
 from slpo_jax.training import loop
 from small_run import load_config, train
 
@@ -92,10 +91,10 @@ def _terminate():
 def _cut(fake, at, workdir, config=None, what=crash):
     """A run in which this happens at the (stream, step) `at`; what it ends with. Nothing of it stays in the process."""
     fake.update(at=at, what=what)
-    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)], [*backend._say]
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     with pytest.raises(Crash if what is crash else SystemExit) as ended:
         _run(workdir, config)
-    assert ([signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)], backend._say) == before
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
     assert fake["at"] is None
     return ended.value
 
