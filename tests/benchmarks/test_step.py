@@ -135,5 +135,5 @@ def test_gate_bias_makes_half_of_the_latents_the_mean(steps):
 
 
 def test_prompts_must_fit_the_devices(tmp_path, cpu_devices):
-    with pytest.raises(UserError, match=r"^--prompts: 3 .* 4 "):
+    with pytest.raises(UserError, match=r"--prompts: 3 .* 4 "):
         make_workload(TINY, load_config(TINY), 3, tmp_path)

@@ -268,7 +268,7 @@ def test_weights_that_are_no_numbers_are_an_error(exported, tmp_path, file, tens
     name = next(name for name in tensors if tensor in name)
     save_file(tensors | {name: np.full_like(tensors[name], value)}, folder / file, metadata={"format": "pt"})
     model, tokenizer = _open(folder)
-    with pytest.raises(ValueError, match=r"^generate: .*finite"):
+    with pytest.raises(ValueError, match=r"generate: .*finite"):
         model.generate(**_asked(tokenizer))
 
 
