@@ -181,11 +181,15 @@ def test_further_imitation_needs_what_simcot_trained(fake, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("settings", "why"),
-    [({"lora": {"rank": RANK}}, "lora.rank trains adapters"), ({"recipe": "latent_sft"}, "latent_sft takes")],
+    ("reasoner", "settings", "why"),
+    [
+        ("coconut_gpt2", {"lora": {"rank": RANK}}, "lora.rank trains adapters"),
+        ("codi_gpt2", {"stage_steps": 4}, "takes 9 steps .* simcot takes 5"),  # CODI has no stages
+    ],
 )
-def test_no_latents_train_the_whole_reasoner_in_as_many_steps(tmp_path, settings, why):
+def test_no_latents_train_the_whole_reasoner_in_as_many_steps(tmp_path, reasoner, settings, why):
     config = _simcot(no_thought=True, **settings)
+    config.reasoner = reasoner
     with pytest.raises(UserError, match=rf"config\.imitate\.no_thought: .*{why}"):
         run_imitation(config, tmp_path)
 
