@@ -5,10 +5,10 @@ SIM-CoT, which teaches each of four latents to be a step. Then a verifier reward
 are apart from both. The report shows what rewards are worth, against as many further steps of imitation and against
 the likelihood of a key to each problem.
 
-    slpo train quickstart               imitation, further imitation, and four objectives
-    slpo train quickstart:all           no latents in the same steps, and PKPO's advantages, too
-    slpo train quickstart:no_latents    the same demonstrations and rewards without latents
-    slpo train quickstart:cot           the same with written steps, which GRPO rewards
+    slpo train quickstart        imitation, further imitation, and four objectives
+    slpo train quickstart:all    no latents in the same steps, and PKPO's advantages, too
+    slpo train quickstart:no_latents --workdir=runs/no_latents    the same rewards without latents
+    slpo train quickstart:cot --workdir=runs/cot                  the same with written steps, by GRPO
 
 With `,tune` after a cell (`quickstart:tune` for the first) each objective is trained at every rate of `TRIED` and
 evaluated on the validation problems alone; `RATES` are the best of those (`launch/reproduce.py quickstart_rates`).
