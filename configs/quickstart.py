@@ -1,8 +1,8 @@
 """Few demonstrations, then rewards, in minutes on two CPU cores: what are latents and rewards worth? quickstart:CELL.
 
-`7 * 3 + 9 * 7 + 2` is worked out from left to right, modulo 10. A few hundred written solutions are imitated by
-SIM-CoT, which teaches each of four latents to be a step. Then a verifier rewards answers to other problems, and tests
-are apart from both. The report shows what rewards are worth, against as many further steps of imitation and against
+`7 * 3 + 9 * 7 + 2` is worked out from left to right, modulo 10. A few hundred written solutions of one to
+four operations are imitated by SIM-CoT, which teaches each latent to be a step. Then a verifier rewards answers to other
+problems, all of four operations, and tests are apart from both. The report shows what rewards are worth, against as many further steps of imitation and against
 the likelihood of a key to each problem.
 
     slpo train quickstart        imitation, further imitation, and four objectives
@@ -76,7 +76,7 @@ def get_config(cell: str = ""):
     config.stages = ("imitate", "rl", "evaluate")
     config.imitate.update(
         batch_size=128, c_thought=0, max_latent_stage=OPERATIONS, cot_steps=COT_STEPS, stage_steps=STAGE_STEPS,
-        final_steps=FINAL_STEPS, suffix_slots=tuple(range(4, 6 * OPERATIONS + 4, 6)), dropout=0.1,
+        final_steps=FINAL_STEPS, final_latents="steps" if thinks else "published", suffix_slots=tuple(range(4, 6 * OPERATIONS + 4, 6)), dropout=0.1,
     )  # fmt: skip
     config.imitate.optimizer.update(learning_rate=2e-3, warmup_steps=100, schedule="constant")
     if thinks:

@@ -173,8 +173,8 @@ class ChainConfig(DepthConfig):
     Attributes:
         modulus: results are in 0 .. modulus - 1.
         operations: any of +, - and *.
-        demos_size: number of problems of `chain:demos`, which is apart from all other sets; 0 leaves what would be
-            theirs to `chain:train`.
+        demos_size: number of problems of `chain:demos`, which is apart from all other sets and mixes problems of 1 ..
+            depth steps whatever `least_depth` is; 0 leaves what would be theirs to `chain:train`.
     """
 
     modulus: int = setting(10, least=3, most=1_000)
@@ -184,6 +184,10 @@ class ChainConfig(DepthConfig):
     @property
     def of_ten(self) -> tuple[str, ...]:
         return _WITH_DEMOS if self.demos_size else super().of_ten
+
+    def mixed(self, name: str) -> range:
+        # Short demonstrations teach single steps, of which long problems are made.
+        return range(1, self.depth + 1) if name == "demos" else super().mixed(name)
 
     def __post_init__(self) -> None:
         super().__post_init__()
