@@ -90,10 +90,10 @@ def planned(setup: Setup, name: str = IMITATE) -> tuple[Recipe, list[Phase], lis
     if name == NO_THOUGHT:
         recipe = recipe_of(config, config.recipe)
     plan = recipe.phases(setup.demos, setup.config.max_latents)
-    if name == NO_THOUGHT:
-        _check_no_thought(setup, recipe, plan)
     if not plan:
         raise UserError("config.imitate.final_steps: the stage has no steps; give some or take it out of config.stages")
+    if name == NO_THOUGHT:
+        _check_no_thought(setup, recipe, plan)
     check_ends(config, recipe, plan)
     # A constant schedule that is not begun anew goes through all phases.
     all_steps = plan[-1].end if config.optimizer.schedule == "constant" and not config.reset_optimizer else None
@@ -114,17 +114,15 @@ def _check_no_thought(setup: Setup, recipe: Recipe, plan: list[Phase]) -> None:
             "config.imitate.no_thought: True, which trains the whole reasoner, but lora.rank trains adapters; set it "
             "to False, or leave that out"
         )
-    usual = setup.recipe
-    steps, others = (phases[-1].end if phases else 0 for phases in (plan, _phases_of(setup)))
-    if usual.ends_apart and steps != others:
+    thinking = setup.recipe
+    if not thinking.ends_apart:
+        return
+    steps = thinking.phases(setup.demos, setup.config.max_latents)[-1].end
+    if steps != plan[-1].end:
         raise UserError(
-            f"config.imitate.no_thought: True, which takes {steps} steps in the curriculum's stages, but {usual.name} "
-            f"takes {others}; set it to False, or train no latents in a run of its own"
+            f"config.imitate.no_thought: True, which takes {plan[-1].end} steps in the curriculum's stages, but "
+            f"{thinking.name} takes {steps}; set it to False, or train no latents in a run of its own"
         )
-
-
-def _phases_of(setup: Setup) -> list[Phase]:
-    return setup.recipe.phases(setup.demos, setup.config.max_latents)
 
 
 def _plan(stage: Stage) -> tuple[Recipe, list[Phase], list[OptimizerConfig], EncodedProblems]:
