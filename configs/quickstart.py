@@ -17,7 +17,7 @@ evaluated on the validation problems alone; `RATES` are the best of those (`laun
 from slpo_jax.config import default_config, objective_variant, tried
 from slpo_jax.errors import UserError
 
-DEMOS = 450
+DEMOS = 600
 BACKBONE = "gpt2"
 OPERATIONS, MODULUS = 4, 10
 COT_STEPS, STAGE_STEPS, FINAL_STEPS = 800, 500, 100  # at most; without latents all of them are taken
