@@ -6,7 +6,7 @@ problems, all of four operations, and tests are apart from both. The report show
 the likelihood of a key to each problem.
 
     slpo train quickstart        imitation, further imitation, and four objectives
-    slpo train quickstart:all    no latents in the same steps, and PKPO's advantages, too
+    slpo train quickstart:all    no latents in the same steps, too
     slpo train quickstart:no_latents --workdir=runs/no_latents    the same rewards without latents
     slpo train quickstart:cot --workdir=runs/cot                  the same with written steps, by GRPO
 
@@ -27,19 +27,18 @@ TRIED = (1e-4, 3e-4, 1e-3)
 OBJECTIVES = {
     "keys": ("pathwise", {"estimator": "mixture", "mixture_weight": 0.0}),
     "answer_only": ("answer_only", {}),
-    "slpo_pkpo": ("slpo", {"latent_reduction": "mean", "advantage": "pkpo"}),
     "slpo": ("slpo", {"latent_reduction": "mean"}),
     "replay": ("pathwise", {"estimator": "reward"}),  # `solve` asks the last
     "grpo": ("grpo", {"reduction": "sequence_mean"}),
 }
 RATES = {
-    "further": 3e-4, "keys": 3e-4, "answer_only": 3e-4, "slpo_pkpo": 3e-4, "slpo": 3e-4, "replay": 3e-4,
+    "further": 3e-4, "keys": 3e-4, "answer_only": 3e-4, "slpo": 3e-4, "replay": 3e-4,
     "no_latents: answer_only": 3e-4, "cot: grpo": 3e-4,
 }  # fmt: skip
 # By cell, the objectives that are trained.
 CELLS = {
     "": ("keys", "answer_only", "slpo", "replay"),
-    "all": ("keys", "answer_only", "slpo_pkpo", "slpo", "replay"),
+    "all": ("keys", "answer_only", "slpo", "replay"),
     "no_latents": ("answer_only",),
     "cot": ("grpo",),
 }

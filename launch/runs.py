@@ -21,7 +21,7 @@ _RL = {"stages": ("rl", "evaluate"), "init": "{after}/checkpoints/cold_start"}
 
 _QUICKSTART = "configs/quickstart.py"
 _QUICK_CELLS = {"simcot": "all", "no_latents": "no_latents", "cot": "cot"}  # run -> cell
-_QUICK_OBJECTIVES = ("keys", "answer_only", "slpo_pkpo", "slpo", "replay", "grpo")
+_QUICK_OBJECTIVES = ("keys", "answer_only", "slpo", "replay", "grpo")
 _QUICK_RATES = (1e-4, 3e-4, 1e-3)
 _ONE_CORE = {"cpu_devices": 1}
 _FURTHER = {"stages": ("imitate", "evaluate"), "imitate.control": True}
