@@ -1,5 +1,9 @@
 """Countdown: a reasoner, then a verifier's rewards. countdown:REASONER_BACKBONE.
 
+The task is to reach a goal with all of three numbers, from left to right. Several answers are right, and a verifier
+tells, which uses no key. `slpo train countdown` trains COCONUT on a tiny Llama, and rewards it with and without PKPO's
+advantages.
+
 `slpo train countdown:REASONER_BACKBONE`, e.g. `codi_llama`, imitates a few thousand solutions from nothing, and then
 each objective from where imitation ended, in as many steps as further imitation takes. Solutions to imitate, problems
 of the rewards and tests are all apart by numbers and goal. There is no gate: all latent reasoners think a latent for
@@ -30,15 +34,19 @@ OBJECTIVES = {
     "slpo_sum": ("slpo", {"latent_reduction": "sum"}),
     "slpo": ("slpo", {"latent_reduction": "mean"}),
     "answer_only": ("answer_only", {}),
+    "answer_only_pkpo": ("answer_only", {"advantage": "pkpo"}),
     "replay": ("pathwise", {"estimator": "reward"}),
     "slpo_pkpo": ("slpo", {"latent_reduction": "mean", "advantage": "pkpo"}),
     "replay_pkpo": ("pathwise", {"estimator": "reward", "advantage": "pkpo"}),
     "grpo": ("grpo", {"reduction": "sequence_mean"}),
 }
+DEFAULT = ("keys", "answer_only", "answer_only_pkpo", "slpo", "slpo_pkpo")  # of these, in `slpo train countdown`
 RATES = dict.fromkeys(OBJECTIVES, 1e-4) | {"slpo": 3e-5, "answer_only": 3e-4, "replay": 3e-4, "replay_pkpo": 3e-5}
 
 
-def get_config(cell: str = "coconut_gpt2"):
+def get_config(cell: str = ""):
+    is_default = not cell
+    cell = cell or "coconut_llama"
     cell, _, more = cell.partition(",")
     name, _, backbone = cell.rpartition("_")
     mores = ("", "tune", "beyond") if name == "coconut" else ("", "tune")
@@ -59,6 +67,7 @@ def get_config(cell: str = "coconut_gpt2"):
     config.prompt.answers = "texts"
     config.prompt_slots = (8,)
     config.max_answer_tokens = answer_tokens
+    config.cpu_devices = 2 if is_default else 1
     config.data.countdown.update(numbers=(NUMBERS, NUMBERS), largest=25, goal=GOAL, demos_size=4_000, train_size=7_000)
     config.data.demos = "countdown:demos"
     config.data.train = "countdown:train"
@@ -72,7 +81,7 @@ def get_config(cell: str = "coconut_gpt2"):
     config.imitate.distil.distil_factor = 1.0
     if more == "beyond":
         _beyond(config)
-    objectives = [each for each in OBJECTIVES if each != "grpo"]
+    objectives = DEFAULT if is_default else [each for each in OBJECTIVES if each != "grpo"]
     if not config.max_latents:  # GRPO's ratios are of one policy, without dropout; Pass@k is under dropout as of all
         config.dropout.rate, config.evaluate.dropout = 0.0, 0.1
         objectives = ["grpo"]

@@ -1,47 +1,103 @@
-"""Countdown in minutes, on two CPU cores: COCONUT from random weights, then rewards.
+"""Few demonstrations, then rewards, in minutes on two CPU cores: what are latents and rewards worth? quickstart:CELL.
 
-The task is to reach a goal with all of three numbers, from left to right. Several answers are right, and a verifier
-tells, which uses no key. A few thousand written solutions are imitated; then the verifier rewards answers to other
-problems, and tests are apart from both. So the report shows what rewards are worth, against as many further steps of
-imitation.
+`7 * 3 + 9 * 7 + 2` is worked out from left to right, modulo 10. A few hundred written solutions of one to
+four operations are imitated by SIM-CoT, which teaches each latent to be a step. Then a verifier rewards answers to other
+problems, all of four operations, and tests are apart from both. The report shows what rewards are worth, against as many further steps of imitation and against
+the likelihood of a key to each problem.
+
+    slpo train quickstart        imitation, further imitation, and four objectives
+    slpo train quickstart:all    no latents in the same steps, too
+    slpo train quickstart:no_latents --workdir=runs/no_latents    the same rewards without latents
+    slpo train quickstart:cot --workdir=runs/cot                  the same with written steps, by GRPO
+
+With `,tune` after a cell (`quickstart:tune` for the first) each objective is trained at every rate of `TRIED` and
+evaluated on the validation problems alone; `RATES` are the best of those (`launch/reproduce.py quickstart_rates`).
 """
 
-from slpo_jax.config import default_config
+from slpo_jax.config import default_config, objective_variant, tried
+from slpo_jax.errors import UserError
 
-GOAL = 99
+DEMOS = 600
+BACKBONE = "gpt2"
+OPERATIONS, MODULUS = 4, 10
+COT_STEPS, STAGE_STEPS, FINAL_STEPS = 800, 500, 100  # at most; without latents all of them are taken
+REWARD_STEPS = 600  # of each objective, and of further imitation
+TRIED = (1e-4, 3e-4, 1e-3)
+# By name: the objective and its settings. The first is a control: no reward, but a key to each problem of the rewards.
+OBJECTIVES = {
+    "keys": ("pathwise", {"estimator": "mixture", "mixture_weight": 0.0}),
+    "answer_only": ("answer_only", {}),
+    "slpo": ("slpo", {"latent_reduction": "mean"}),
+    "replay": ("pathwise", {"estimator": "reward"}),  # `solve` asks the last
+    "grpo": ("grpo", {"reduction": "sequence_mean"}),
+}
+RATES = {
+    "further": 3e-4, "keys": 3e-4, "answer_only": 3e-4, "slpo": 3e-4, "replay": 3e-4,
+    "no_latents: answer_only": 3e-4, "cot: grpo": 3e-4,
+}  # fmt: skip
+# By cell, the objectives that are trained.
+CELLS = {
+    "": ("keys", "answer_only", "slpo", "replay"),
+    "all": ("keys", "answer_only", "slpo", "replay"),
+    "no_latents": ("answer_only",),
+    "cot": ("grpo",),
+}
 
 
-def get_config():
+def get_config(cell: str = ""):
+    name, _, more = ("", "", cell) if cell == "tune" else cell.partition(",")
+    if name not in CELLS or more not in ("", "tune"):
+        raise UserError(
+            f"configs/quickstart.py:{cell}: no such cell; give none or one of {', '.join(filter(None, CELLS))}, then "
+            "nothing or ,tune"
+        )
+    tunes, thinks = more == "tune", name in ("", "all")
     config = default_config()
-    config.tokenizer = f"countdown:{GOAL}"
+    config.reasoner = f"coconut_{BACKBONE}"
+    config.tokenizer = f"chain:{MODULUS}"
     config.model.update(n_layer=2, n_head=4, n_embd=64, n_positions=64)
-    config.gate.detached = False
-    config.max_latents = 2
+    config.gate.enabled = False
     config.min_latents = 1
+    config.max_latents = OPERATIONS if thinks else 0
     config.prompt.answers = "texts"
-    config.prompt_slots = (8,)
-    config.max_answer_tokens = 7
+    config.prompt_slots = (2 * OPERATIONS + 4,)
+    config.max_answer_tokens = 3
     config.cpu_devices = 2
-    config.data.countdown.update(numbers=(3, 3), largest=25, goal=GOAL, demos_size=4_000, train_size=7_000)
-    config.data.demos = "countdown:demos"
-    config.data.train = "countdown:train"
-    config.data.valid = "countdown:valid"
-    config.data.eval.test = "countdown:test"
-
-    config.imitate.update(
-        batch_size=128, c_thought=1, max_latent_stage=2, cot_steps=800, stage_steps=150, final_steps=300,
-        final_latents="published", suffix_slots=(8, 14), dropout=0.0, control=True,
-    )  # fmt: skip
-    config.imitate.optimizer.update(learning_rate=2e-3, warmup_steps=100, schedule="linear", final_fraction=0.1)
-    config.cold_start.update(
-        batch_size=64, micro_batches=1, steps=60, evaluate_every=30, patience=3, train_backbone=True
+    config.data.chain.update(
+        depth=OPERATIONS, least_depth=OPERATIONS, modulus=MODULUS, demos_size=DEMOS, train_size=8_500
     )
-    config.cold_start.optimizer.update(name="adamw", learning_rate=3e-4)
-    config.rl.update(batch_size=32, steps=200, capacities=((1.0, 1.0),), temperature=1.0)
-    config.rl.objectives = ("answer_only", "slpo")  # `solve` asks the last
-    config.objective.slpo.latent_reduction = "mean"
-    config.rl.optimizer.update(name="adamw", learning_rate=1e-4, warmup_steps=20)
-    config.evaluate.update(batch_size=1024, prompt_multiple=8, samples=16)
+    config.data.demos = "chain:demos"
+    config.data.train = "chain:train"
+    config.data.valid = "chain:valid"
+    test = "valid" if tunes else "test"
+    config.data.eval[test] = f"chain:{test}"
+
+    config.stages = ("imitate", "rl", "evaluate")
+    config.imitate.update(
+        batch_size=128, c_thought=0, max_latent_stage=OPERATIONS, cot_steps=COT_STEPS, stage_steps=STAGE_STEPS,
+        final_steps=FINAL_STEPS, final_latents="steps" if thinks else "published", suffix_slots=tuple(range(4, 6 * OPERATIONS + 4, 6)), dropout=0.1,
+    )  # fmt: skip
+    config.imitate.optimizer.update(learning_rate=2e-3, warmup_steps=100, schedule="constant")
+    if thinks:
+        config.imitate.update(recipe="simcot", c_thought=1, stage_until=0.98)
+        config.imitate.simcot.keep = True
+        config.imitate.update(control=not tunes, control_rate=RATES["further"], no_thought=name == "all")
+    elif name == "cot":
+        config.imitate.update(max_latent_stage=0, cot_steps=1_500, final_steps=0)
+        config.max_answer_tokens = 6 * OPERATIONS + 8
+        # GRPO's ratios are of one policy, without dropout; Pass@k is under dropout as of all.
+        config.dropout.rate, config.evaluate.dropout = 0.0, 0.1
+
+    config.rl.update(batch_size=32, steps=REWARD_STEPS, capacities=((1.0, 1.0),), temperature=1.0, objectives=())
+    config.rl.optimizer.update(name="adamw", learning_rate=3e-4, warmup_steps=20)
+    for objective in CELLS[name]:
+        kind, settings = OBJECTIVES[objective]
+        rate = RATES[objective if thinks else f"{name}: {objective}"]
+        for each in TRIED if tunes else (rate,):
+            named = tried(objective, each) if tunes else objective
+            objective_variant(config, named, kind, learning_rate=each, **settings)
+            config.rl.objectives = (*config.rl.objectives, named)
+    config.evaluate.update(batch_size=1024, prompt_multiple=4, samples=16, seeds=1)
     config.log_every = 50
-    config.checkpoint_every = 500
+    config.checkpoint_every = 10_000
     return config

@@ -17,13 +17,14 @@ from slpo_jax.evaluation.statistics import mean_se
 from slpo_jax.io.files import read_json
 
 Figures = dict[str, dict[str, float]]  # metric -> {"value", "low", "high"} of a difference, {"value", "se"} of a mean
-_VARIANT = re.compile(r"(.*)_(\de_\d\d)")
+_VARIANT = re.compile(r"(.*?)_(\de_\d\d)(.*)")
 
 NAMES = {
     "imitate": "imitation", "imitate_no_thought": "no latents",
     "imitate_fixed_tmax": "imitation, T_max latents", "imitate_control": "further imitation",
     "cold_start": "cold gate", "slpo_sum": "SLPO (sum)", "slpo_mean": "SLPO (mean)", "slpo_pkpo": "SLPO (PKPO)",
     "pass_at_k": "pathwise", "replay": "pathwise (reward)", "replay_pkpo": "pathwise (PKPO)", "keys": "reference",
+    "answer_only_pkpo": "answer_only (PKPO)", "simcot": "SIM-CoT", "no_latents": "no latents",
     "slpo": "SLPO", "slpo_half": "SLPO, half way", "answer_only_half": "answer_only, half way",
     "cot_sft": "CoT-SFT", "no_thought": "no latents", "icot": "iCoT",
     "simcot_coconut": "SIM-CoT on COCONUT", "simcot_codi": "SIM-CoT on CODI", "coconut": "COCONUT", "codi": "CODI",
@@ -230,7 +231,7 @@ def _counted(columns: Sequence[str], counts: Mapping[tuple[str, str], dict], met
 
 
 def best_rates(lines: Mapping[str, Figures], metrics: Sequence[str]) -> dict[str, Any] | None:
-    """Of lines that are called NAME_RATE the mean of the metrics' differences, and the rate where it is the largest.
+    """Of lines that are called NAME_RATE, or NAME_RATE: ROW, the mean of the metrics' differences, and the best rate.
 
     Of equal ones the lowest rate. None: there are no such lines.
     """
@@ -238,7 +239,7 @@ def best_rates(lines: Mapping[str, Figures], metrics: Sequence[str]) -> dict[str
     for line, figures in lines.items():
         if (match := _VARIANT.fullmatch(line)) and figures:
             mean = np.mean([figures[metric]["value"] for metric in metrics if metric in figures])
-            tried.setdefault(match[1], {})[match[2].replace("e_", "e-")] = round(float(mean), 9)
+            tried.setdefault(match[1] + match[3], {})[match[2].replace("e_", "e-")] = round(float(mean), 9)
     rates = sorted({rate for means in tried.values() for rate in means}, key=float)
     rows = [
         [name, *(means.get(rate) for rate in rates), min(means, key=lambda rate: (-means[rate], float(rate)))]

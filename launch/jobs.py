@@ -67,6 +67,7 @@ class Table:
         samples: numbers of them, by which the selectors of each row are compared.
         folder: under runs/, shared with tables that have some of the same runs; "": the table's name.
         beside: the group whose first row the other groups' first rows are set beside; "": none.
+        across: (run, row) each: baselines of one run that the rows of all runs are set beside, seed by seed.
     """
 
     runs: tuple[Run, ...]
@@ -78,6 +79,7 @@ class Table:
     samples: tuple[int, ...] = ()
     folder: str = ""
     beside: str = ""
+    across: tuple[tuple[str, str], ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

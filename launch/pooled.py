@@ -32,7 +32,7 @@ def pool(table: Table, root: Path, limit: int | None = None) -> dict[str, Any]:
         Name -> table: the rows of each group, with `_training`; their differences from each baseline, `EVERY` being the
         mean of the groups that have both; the first row of each group, by set, with `_training`, and its differences
         from the same of the group `table.beside`; and runs that aren't finished with every seed, whose groups are left
-        out.
+        out. Of rows of all runs the differences from each of `table.across`.
     """
     groups, lacking = _finished_groups(table, root.resolve(), limit)
     values = {group: _values(table, runs) for group, runs in groups.items()}
@@ -66,6 +66,28 @@ def pool(table: Table, root: Path, limit: int | None = None) -> dict[str, Any]:
         tables |= _beside(table, groups, values)
     if lacking:
         tables["left out"] = {"columns": ["", "seeds"], "rows": lacking}
+    return tables | _across(table, root.resolve(), limit)
+
+
+def _across(table: Table, root: Path, limit: int | None) -> dict[str, Any]:
+    """The rows of all runs minus a row of one of them, over the seeds that both have finished."""
+    if not table.across:
+        return {}
+    runs = {run.name: {job.seed: job for job in finished(table, run, root, limit)} for run in table.runs}
+    tables = {}
+    for base_run, base_row in table.across:
+        lines: dict[str, Figures] = {}
+        for name, jobs in runs.items():
+            seeds = sorted(jobs.keys() & runs[base_run].keys())
+            if not seeds:
+                continue
+            rows = _values(table, [[jobs[seed] for seed in seeds]])
+            base = _values(table, [[runs[base_run][seed] for seed in seeds]])[base_row]
+            others = {row: values for row, values in rows.items() if (name, row) != (base_run, base_row)}
+            lines |= {_line(name, row): _difference([(values, base)], table.metrics) for row, values in others.items()}
+        if lines:
+            columns = ["", *(called(metric) for metric in table.metrics)]
+            tables[f"minus {_line(base_run, base_row)}"] = made(columns, lines, table.metrics)
     return tables
 
 
@@ -112,7 +134,7 @@ def _values(table: Table, runs: list[list[Job]]) -> dict[str, Seeds]:
     """Row -> the values of those rows that all runs have, in mean over the runs."""
 
     def of(records: EvalRecords) -> np.ndarray:
-        values = problem_values(records)
+        values = problem_values(records, paired=False)
         return np.stack([values[metric] for metric in table.metrics], axis=-1)
 
     evals = [[read_evals(job.workdir, read_rows(job.workdir))[0] for job in jobs] for jobs in runs]

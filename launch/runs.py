@@ -15,12 +15,20 @@ CONTENDERS = ("no_thought", "icot", "cot_sft", "coconut", "simcot_coconut", "cod
 _RATES = (1e-5, 3e-5, 1e-4)
 _AVERAGES = ("acc", "pass@1", "pass@8", "pass@16")
 _RL = {"stages": ("rl", "evaluate"), "init": "{after}/checkpoints/cold_start"}
-_VALIDATED = {"data.eval.valid": "countdown:valid", "evaluate.datasets": ("valid",)}
 
 
-# --- One small COCONUT: the quick start, and the ablations.
+# --- Few demonstrations, then rewards (configs/quickstart.py).
 
-_QUICKSTART, _ARITHMETIC = "configs/quickstart.py", "configs/arithmetic.py"
+_QUICKSTART = "configs/quickstart.py"
+_QUICK_CELLS = {"simcot": "all", "no_latents": "no_latents", "cot": "cot"}  # run -> cell
+_QUICK_OBJECTIVES = ("keys", "answer_only", "slpo", "replay", "grpo")
+_QUICK_RATES = (1e-4, 3e-4, 1e-3)
+_ONE_CORE = {"cpu_devices": 1}
+_FURTHER = {"stages": ("imitate", "evaluate"), "imitate.control": True}
+
+# --- One small COCONUT: the ablations.
+
+_ARITHMETIC = "configs/arithmetic.py"
 _LATENT, _ANSWER, _STOP = (f"objective.slpo.{term}_weight" for term in ("latent", "answer", "stop"))
 _ABLATIONS: dict[str, dict[str, Any]] = {
     "no_latent_term": {_LATENT: 0.0},
@@ -50,14 +58,12 @@ _SELECTED = {
     "evaluate.scorers": ("gate", "likelihood", "self_certainty", "latent_rm"),
     "evaluate.beams": 4, "evaluate.candidates": 4,
 }  # fmt: skip
-_START = {"stages": ("imitate", "cold_start", "evaluate"), "imitate.control": False}
 _SHORT = {"imitate.cot_steps": 800, "imitate.stage_steps": 300, "imitate.final_steps": 4000, "cold_start.steps": 300}
-_TRIED = [(name, rate) for name in ("slpo", "answer_only") for rate in (3e-5, 1e-4, 3e-4)]
 
 # --- Where rewards pay (configs/countdown.py), and what latents are worth on chains.
 
 _COUNTDOWN, _DEPTH = "configs/countdown.py", "configs/depth.py"
-_REWARDED = ("slpo_sum", "slpo", "answer_only", "replay", "slpo_pkpo", "replay_pkpo", "grpo")
+_REWARDED = ("slpo_sum", "slpo", "answer_only", "answer_only_pkpo", "replay", "slpo_pkpo", "replay_pkpo", "grpo")
 _COUNTDOWN_RATES = (3e-5, 1e-4, 3e-4)
 _NO_LATENTS_TWICE = {
     "stages": ("imitate", "evaluate"), "imitate.no_thought": False, "imitate.c_thought": 0, "max_latents": 0,
@@ -145,12 +151,14 @@ _ARENA_RATES = (3e-5, 1e-4, 3e-4)
 _IMITATED = {"stages": ("imitate", "evaluate"), "imitate.control": False, "evaluate.samples": 0}
 
 TABLES = {
-    # What the quick start shows, over three seeds; and which learning rates its objectives have, on validation alone.
+    # What the quick start shows, over six seeds, beside no latents and chain of thought with the same demonstrations
+    # and rewards; and which learning rates its objectives and further imitation have, on validation alone.
     "quickstart": Table(
-        (Run("main", _QUICKSTART),),
-        ("imitate", "imitate_control", "cold_start", "answer_only", "slpo"),
-        ("imitate", "imitate_control", "cold_start", "answer_only"),
-        metrics=(*_AVERAGES, "latent_steps"), folder="quickstart_seeds",
+        tuple(Run(name, f"{_QUICKSTART}:{cell}", _ONE_CORE) for name, cell in _QUICK_CELLS.items()),
+        ("imitate_no_thought", "imitate", "imitate_control", *_QUICK_OBJECTIVES),
+        ("imitate_no_thought", "imitate", "imitate_control", "keys", "answer_only"), (0, 1, 2, 3, 4, 5),
+        (*_AVERAGES, "latent_steps", "answer_tokens"), folder="quickstart_seeds",
+        across=(("no_latents", "answer_only"), ("cot", "grpo")),
     ),
     "graph": Table(
         (Run("main", "configs/graph.py"),),
@@ -160,15 +168,12 @@ TABLES = {
     ),
     "quickstart_rates": Table(
         (
-            Run("main", _QUICKSTART, _START | _VALIDATED),
-            *(
-                Run(tried(name, rate), _QUICKSTART,
-                    _RL | _VALIDATED | {"rl.objectives": (name,), f"objective.{name}.learning_rate": rate}, "main",
-                    (name,))
-                for name, rate in _TRIED
-            ),
+            *(Run(name, f"{_QUICKSTART}:{cell},tune", _ONE_CORE) for name, cell in _QUICK_CELLS.items()),
+            *(Run(tried("further", rate), f"{_QUICKSTART}:tune", _FURTHER | _ONE_CORE | {"imitate.control_rate": rate},
+                  rows=("imitate_control",)) for rate in _QUICK_RATES),
         ),
-        minus=("cold_start",), seeds=(100,),
+        ("imitate_control", *(tried(name, rate) for name in _QUICK_OBJECTIVES for rate in _QUICK_RATES)), ("imitate",),
+        (100,),
     ),
     "countdown": Table(
         (
@@ -180,17 +185,18 @@ TABLES = {
                 {"stages": ("rl", "evaluate"), "init": "{after}/checkpoints/imitate", "dropout.rate": 0.1,
                  "rl.objectives": ("answer_only",)}, "no_thought_gpt2", ("answer_only",)),
         ),
-        ("imitate", "imitate_control", "keys", *_REWARDED), ("imitate", "imitate_control", "answer_only"),
+        ("imitate", "imitate_control", "keys", *_REWARDED), ("imitate", "imitate_control", "keys", "answer_only"),
     ),
     "countdown_rates": Table(
-        tuple(Run(name, f"{_COUNTDOWN}:{name},tune") for name in ("coconut_gpt2", "no_thought_gpt2", "cot_sft_gpt2")),
+        tuple(Run(name, f"{_COUNTDOWN}:{name},tune")
+              for name in ("coconut_gpt2", "coconut_llama", "no_thought_gpt2", "cot_sft_gpt2")),
         tuple(tried(name, rate) for name in ("keys", *_REWARDED) for rate in _COUNTDOWN_RATES), ("imitate",), (100,),
     ),
     # Rewards for more numbers than demonstrations have.
     "countdown_beyond": Table(
         (Run("coconut_gpt2", f"{_COUNTDOWN}:coconut_gpt2,beyond"),),
-        ("imitate", "imitate_control", "keys", *_REWARDED[:-1]), ("imitate_control",), (0, 1, 2), ("acc", "pass@8"),
-        ("acc",),
+        ("imitate", "imitate_control", "keys", *_REWARDED[:-1]), ("imitate_control", "keys"), (0, 1, 2),
+        ("acc", "pass@8"), ("acc",),
     ),
     # What latents are worth on chains; and no latents in twice the steps that seed 0's latents took.
     "depth": Table(

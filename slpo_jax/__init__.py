@@ -5,7 +5,7 @@
     print(slpo.read("my_problems.csv"))     # how a file is understood
     run = slpo.train("quickstart")          # what `slpo train` does
     r = slpo.load("runs/quickstart")        # a reasoner with its own T, stopping rule and threshold
-    print(r.solve("3 11 19 = 68", samples=16))
+    print(r.solve("7 * 3 + 9 * 7 + 2", samples=16))
     e = r.evaluate("my_test.jsonl")         # e.summary, e.records, e.to_pandas(), e.plot(), e.compare(other)
     r.export("exported")                    # for transformers
 

@@ -16,8 +16,8 @@ REASONER_STAGES = IMITATE, COLD_START, BEST_OF_N, RL
 """Sections that train a reasoner, in order."""
 CONTROL = "imitate_control"
 NO_THOUGHT = "imitate_no_thought"
-UNFINISHED = "imitate_adapter"
-"""Where imitation runs whose recipe has parts of its own, until it is finished into `IMITATE`'s checkpoint."""
+UNFINISHED = {IMITATE: "imitate_adapter", CONTROL: "imitate_control_adapter"}
+"""Where a stage of imitation runs whose recipe has parts of its own, until it is finished into its own checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ ABOUT: dict[Section, About] = {
     "latent_rm": About(4),
     "evaluate": About(3),
 }
-_PARTS = {CONTROL, NO_THOUGHT, UNFINISHED}  # of imitation, beside its own checkpoint
+_PARTS = {CONTROL, NO_THOUGHT, *UNFINISHED.values()}  # of imitation, beside its own checkpoint
 
 
 def section_of(name: str) -> Section:

@@ -381,12 +381,13 @@ def test_examples_work_together(tmp_path):
     names = ("right_answers", "tokens", "averaged", "sure_stop")
     small = {
         "rl.steps": 1, "rl.batch_size": 4, "rl.group": 2, "rl.capacities": "((1.0,1.0),)", "cpu_devices": 1,
-        "rl.optimizer.warmup_steps": 0, "data.countdown.demos_size": 16, "data.countdown.train_size": 16,
-        "data.countdown.valid_size": 4, "data.countdown.test_size": 4, "model.n_layer": 1,
+        "rl.optimizer.warmup_steps": 0, "data.chain.demos_size": 16, "data.chain.train_size": 16,
+        "data.chain.valid_size": 4, "data.chain.test_size": 4, "model.n_layer": 1, "imitate.stage_until": 0.0,
         "imitate.cot_steps": 0, "imitate.stage_steps": 0, "imitate.final_steps": 1, "imitate.batch_size": 4,
         "imitate.control": False, "imitate.recipe": "averaged", "imitate.optimizer.warmup_steps": 0,
-        "cold_start.steps": 1, "cold_start.batch_size": 4, "cold_start.evaluate_every": 1, "dropout.rate": 0.0,
-        "latent_policy.name": "tokens", "rl.objectives": "('exact','right_answers')",
+        "stages": "('imitate','cold_start','rl','evaluate')", "gate.enabled": True, "dropout.rate": 0.0,
+        "cold_start.steps": 1, "cold_start.batch_size": 4, "cold_start.evaluate_every": 1,
+        "cold_start.micro_batches": 1, "latent_policy.name": "tokens", "rl.objectives": "('exact','right_answers')",
         "evaluate.scorers": "('sure_stop',)", "evaluate.samples": 2, "evaluate.seeds": 1,
     }  # fmt: skip
     command = [sys.executable, "-m", "slpo_jax.main", f"--config={ROOT / 'configs' / 'quickstart.py'}"]

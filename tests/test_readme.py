@@ -14,11 +14,10 @@ from data_sets import write_jsonl, write_set
 from test_docs import ROOT, commands_of, defined, examples, fenced
 
 PARTS = (("README.md", ""), ("docs/train.md", "Your own problems"), ("docs/use.md", "Evaluate alone"))  # page, section
-ASKED = "3 11 19 = 68"
+ASKED = "7 * 3 + 9 * 7 + 2"
 RUNS = {  # of slpo_jax.main, by config: what makes them small
     "quickstart": {
-        "data.countdown.demos_size": 64, "data.countdown.train_size": 64, "data.countdown.valid_size": 8,
-        "data.countdown.test_size": 8,
+        "data.chain.demos_size": 64, "data.chain.train_size": 64, "data.chain.valid_size": 8, "data.chain.test_size": 8,
     },
     "own": {},
     "coconut_gpt2": {},
@@ -115,10 +114,11 @@ def test_commands_run(said):
     assert "vote of 16 rollouts" in said["-c"][0]
     assert "latents a problem on average" in said["-c"][0]
     assert said["view"] == ["runs/quickstart/report.html\n"]
-    # What was exported is asked as the run was: T, threshold and budget go with it.
-    chosen = json.loads((folder / "runs" / "quickstart" / "report.json").read_text())["thresholds"]["slpo"]["chosen"]
+    # SIM-CoT's decoder says each latent in words.
+    assert said["solve"][0].count("says ") == 4
+    # What was exported is asked as the run was: T and budget go with it.
     facts = json.loads(_run(["python", "-m", "slpo_jax", "solve", "exported", "--json", ASKED], folder))
-    assert (facts["stopping"], facts["rule"]) == ("threshold", chosen)
+    assert (facts["stopping"], facts["rule"]) == ("length", 4)
 
 
 @pytest.mark.slow

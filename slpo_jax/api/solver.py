@@ -22,6 +22,7 @@ from slpo_jax.data.templates import token_texts
 from slpo_jax.errors import UserError, about, key_name
 from slpo_jax.evaluation.completions import Completions, in_words
 from slpo_jax.evaluation.evaluator import Evaluator
+from slpo_jax.models.parts import DECODER
 from slpo_jax.policy.explain import Reads, reads_of
 from slpo_jax.policy.policy import Stopping
 from slpo_jax.rewards.answers import AnswerStyle, in_one_form
@@ -169,7 +170,8 @@ def load_solver(checkpoint: str, **arguments: Any) -> Solver:
         logging.warning("%s: not used as it was made, but with %s", identity.source, ", ".join(others))
     if chosen is None and not {"latents", "threshold"} & changes.keys():
         logging.warning("%s: no threshold was chosen for its gate, so 0.5; --threshold is another", identity.source)
-    reads = reads_of(with_decoder(params, True, checkpoint)) if options.explain else None
+    explains = options.explain or DECODER in params
+    reads = reads_of(with_decoder(params, True, checkpoint)) if explains else None
     return Solver(setup, params, stopping, rule, reads)
 
 

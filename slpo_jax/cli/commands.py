@@ -5,7 +5,8 @@ First:
     slpo train quickstart --smoke               does all of it work here? In a minute
     slpo train quickstart                       train and evaluate, in minutes on two CPU cores
     slpo view runs/quickstart                   the report
-    slpo solve runs/quickstart "3 11 19 = 68"   ask what was trained, and watch it think
+    slpo solve runs/quickstart "7 * 3 + 9 * 7 + 2"
+                                                ask what was trained, and watch it think
 
 Commands:
 

@@ -29,12 +29,13 @@ def solve(arguments: list[str]) -> None:
 
     Prints the answer, and for each latent the gate's stop probability and the nearest tokens: those that the model's
     output head makes most probable at the hidden state that the latent was made of (for CODI, the state before the
-    projector). With --samples, rollouts under the noise of the run's evaluation vote. Nothing is written.
+    projector), and what SIM-CoT's decoder says of it, where that was kept. With --samples, rollouts under the noise of
+    the run's evaluation vote. Nothing is written.
 
     Examples:
-        slpo solve runs/quickstart "3 11 19 = 68"
-        slpo solve runs/quickstart --samples=16 "3 11 19 = 68"
-        echo "3 11 19 = 68" | slpo solve runs/quickstart --json -
+        slpo solve runs/quickstart "7 * 3 + 9 * 7 + 2"
+        slpo solve runs/quickstart --samples=16 "7 * 3 + 9 * 7 + 2"
+        echo "7 * 3 + 9 * 7 + 2" | slpo solve runs/quickstart --json -
     """
     parser = _asking("solve", solve.__doc__, samples=0)
     _add_options(parser, ["explain"])
@@ -74,8 +75,8 @@ def evaluate(arguments: list[str]) -> None:
     evaluation, each with its standard error over problems.
 
     Examples:
-        slpo eval runs/quickstart countdown:test --limit=100
-        slpo eval runs/quickstart/checkpoints/cold_start my_test.csv --samples=64
+        slpo eval runs/quickstart chain:test --limit=100
+        slpo eval runs/quickstart/checkpoints/imitate my_test.csv --samples=64
         slpo eval ModalityDance/latent-tts-coconut openai/gsm8k --latents=6 --out=records.jsonl
     """
     parser = _asking("eval", evaluate.__doc__, samples=16)
@@ -101,7 +102,7 @@ def export(arguments: list[str]) -> None:
 
     Examples:
         slpo export runs/quickstart exported
-        slpo export runs/quickstart/checkpoints/cold_start exported_cold_start
+        slpo export runs/quickstart/checkpoints/imitate exported_imitate
         slpo export runs/simcot exported_simcot --explain
     """
     from slpo_jax.api.conversion import export_checkpoint

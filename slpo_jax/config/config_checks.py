@@ -19,7 +19,7 @@ from slpo_jax.training.objectives import Objective
 from slpo_jax.training.recipes import RECIPES
 
 # Of stages, checkpoints/ and rows, beside those of the objectives.
-_TAKEN = {*SECTIONS, CONTROL, NO_THOUGHT, UNFINISHED, "reasoner", "imitate_fixed_tmax",
+_TAKEN = {*SECTIONS, CONTROL, NO_THOUGHT, *UNFINISHED.values(), "reasoner", "imitate_fixed_tmax",
           "checkpoint", "best_fixed"}  # fmt: skip
 
 

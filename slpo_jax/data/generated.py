@@ -35,6 +35,7 @@ from slpo_jax.rewards.reward import CORRECT
 from slpo_jax.rewards.task_rewards import COUNTDOWN, GYM, MOST, OPERATORS
 from slpo_jax.settings import FieldError, setting
 
+_WITH_DEMOS = ("demos",) * 3 + ("train",) * 4 + ("valid", "test", "")  # of `SetsConfig.of_ten`
 _MOST_NUMBERS = 6  # which have 737,280 orders and operations
 _TRIES = 1_000
 
@@ -64,7 +65,10 @@ class CountdownConfig(SetsConfig):
     train_size: int = setting(20_000, least=1)
 
     unit = "numbers"
-    of_ten = ("demos",) * 3 + ("train",) * 4 + ("valid", "test", "")
+
+    @property
+    def of_ten(self) -> tuple[str, ...]:
+        return _WITH_DEMOS
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -169,10 +173,21 @@ class ChainConfig(DepthConfig):
     Attributes:
         modulus: results are in 0 .. modulus - 1.
         operations: any of +, - and *.
+        demos_size: number of problems of `chain:demos`, which is apart from all other sets and mixes problems of 1 ..
+            depth steps whatever `least_depth` is; 0 leaves what would be theirs to `chain:train`.
     """
 
     modulus: int = setting(10, least=3, most=1_000)
     operations: tuple[str, ...] = setting(("+", "*"), fewest=1)
+    demos_size: int = setting(0, least=0, note="0 is no such set")
+
+    @property
+    def of_ten(self) -> tuple[str, ...]:
+        return _WITH_DEMOS if self.demos_size else super().of_ten
+
+    def mixed(self, name: str) -> range:
+        # Short demonstrations teach single steps, of which long problems are made.
+        return range(1, self.depth + 1) if name == "demos" else super().mixed(name)
 
     def __post_init__(self) -> None:
         super().__post_init__()

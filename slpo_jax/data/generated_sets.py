@@ -21,7 +21,7 @@ from slpo_jax.data.problem import Problem, Problems
 from slpo_jax.errors import UserError
 from slpo_jax.rewards.task_rewards import GYM, gym_dataset
 from slpo_jax.runtime.progress import if_slow
-from slpo_jax.settings import Checked, setting
+from slpo_jax.settings import Checked, FieldError, setting
 
 _OF_TEN = ("train",) * 8 + ("valid", "test")  # of reasoning-gym's problems
 _COMPARED = 64  # questions that are looked at for what all have in common
@@ -45,8 +45,15 @@ class SetsConfig(Checked):
     seed: int = setting(0, least=0)
 
     unit: ClassVar[str] = "steps"  # that problems have a number of
-    of_ten: ClassVar[tuple[str, ...]] = ("train",) * 7 + ("valid", "test", "")
-    """Whose problem it is, by the last digit of its hash; "" is `NAME:NUMBER`'s."""
+
+    @property
+    def of_ten(self) -> tuple[str, ...]:
+        """Whose problem it is, by the last digit of its hash; "" is `NAME:NUMBER`'s."""
+        return ("train",) * 7 + ("valid", "test", "")
+
+    def comes_again(self, name: str) -> bool:
+        """Tell whether a set may hold a problem more than once."""
+        return name in ("train", "demos")
 
     def mixed(self, name: str) -> range:
         """Return the numbers in a set that has several."""
@@ -63,13 +70,23 @@ class DepthConfig(SetsConfig):
     """The settings of tasks whose problems differ by the number of their steps.
 
     Attributes:
-        depth: problems have 1 .. depth steps; `NAME:DEPTH` may have more.
+        depth: problems have `least_depth` .. depth steps; `NAME:DEPTH` may have more.
+        least_depth: above 1, no problem comes twice in a set.
     """
 
     depth: int = setting(3, least=1, most=100)
+    least_depth: int = setting(1, least=1, most=100)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.least_depth > self.depth:
+            raise FieldError(self, "least_depth", f"it is more than depth ({self.depth}); lower it")
 
     def mixed(self, name: str) -> range:
-        return range(1, self.depth + 1)
+        return range(self.least_depth, self.depth + 1)
+
+    def comes_again(self, name: str) -> bool:
+        return self.least_depth == 1 and super().comes_again(name)
 
     @property
     def most_depth(self) -> int:
@@ -94,7 +111,8 @@ def sets_apart(
 
     "train", "valid" and "test", and what else is in `SetsConfig.of_ten`, mix problems by their number of steps (or
     what `SetsConfig.unit` says); a number is a test set of just so many. In a held-out set no problem comes twice;
-    where there are too few it is smaller. In others they come again, so that few short problems are no small share.
+    where there are too few it is smaller. In others they may come again (`SetsConfig.comes_again`), so that few short
+    problems are no small share.
 
     Args:
         more: the setting that makes more problems when it is raised.
@@ -116,8 +134,9 @@ def _generated(source: str, name: str, settings: SetsConfig, make: Make, complet
         number = numbers[int(rng.random() * len(numbers))]
         drawn = make(settings, number, rng)
         idle += 1 if drawn else 1_000  # it has tried often
-        is_held_out = part not in ("train", "demos")
-        if drawn is None or part_of(drawn[1], settings.of_ten) != part or (is_held_out and drawn[1] in contents):
+        if drawn is None or part_of(drawn[1], settings.of_ten) != part:
+            continue
+        if drawn[1] in contents and not settings.comes_again(part):
             continue
         if (problem := complete(settings, drawn[0])) is not None:
             problems.append(problem)

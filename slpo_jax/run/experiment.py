@@ -26,6 +26,7 @@ from slpo_jax.stages import (
     LATENT_RM,
     NO_THOUGHT,
     RL,
+    UNFINISHED,
     USUAL_START,
     Section,
     section_of,
@@ -116,7 +117,8 @@ class Stage:
         config, after = self.experiment.config, ""
         if self.section == RL and self.name in config.objective:  # else the config doesn't know what left it
             after = config.objective[self.name].after
-        usual = {IMITATE: (IMITATE,) * (self.name == CONTROL), COLD_START: (IMITATE,)}.get(self.section, USUAL_START)
+        goes_on = self.name in (CONTROL, UNFINISHED[CONTROL])
+        usual = {IMITATE: (IMITATE,) if goes_on else (), COLD_START: (IMITATE,)}.get(self.section, USUAL_START)
         for stage in map(self.experiment.stage, (after,) if after else usual):
             if stage.folder.is_finished or stage.wanted:
                 return stage

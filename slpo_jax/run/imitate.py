@@ -12,6 +12,7 @@ from absl import logging
 
 from slpo_jax.data.batches import EncodedProblems
 from slpo_jax.errors import UserError
+from slpo_jax.io.workdir import StageFolder
 from slpo_jax.models import parts
 from slpo_jax.policy.noise import Stream
 from slpo_jax.run.experiment import Stage
@@ -48,9 +49,7 @@ def imitated(setup: Setup, recipe: Recipe, plan: list[Phase]) -> EncodedProblems
         )
     places = [place for place in recipe.usable(problems, longest) if place in answered]
     if not places:
-        raise UserError(
-            f"config.imitate.max_tokens: {longest} leaves no problem of {key}; raise it or give other data"
-        )
+        raise UserError(f"config.imitate.max_tokens: {longest} leaves no problem of {key}; raise it or give other data")
     check_answers(key, problems, places, "max_answer_tokens", setup.config.max_answer_tokens)
     chosen, most = problems.subset(places), setup.reasoner.config.n_positions
     fewest = recipe.fewest_steps(plan)
@@ -84,28 +83,46 @@ def planned(setup: Setup, name: str = IMITATE) -> tuple[Recipe, list[Phase], lis
     """Plan how the reasoner imitates, the stage's phases, and the optimizer of each.
 
     Raises:
-        UserError: there are no steps, a phase has fewer than its warm-up, or the control can't go on with what is
-            trained.
+        UserError: there are no steps, a phase has fewer than its warm-up, or *no latents* can't be trained beside what
+            is trained.
     """
     config, recipe = _settings(setup.config.imitate, name), setup.recipe
-    for key in ("control", "no_thought"):
-        if recipe.ends_apart and getattr(config, key):
-            what = "lora.rank trains adapters" if config.lora.rank else f"{recipe.name} trains parts of its own"
-            raise UserError(
-                f"config.imitate.{key}: True, which trains the reasoner's parameters alone, but {what}; set it to "
-                "False, or leave that out"
-            )
     if name == NO_THOUGHT:
         recipe = recipe_of(config, config.recipe)
     plan = recipe.phases(setup.demos, setup.config.max_latents)
     if not plan:
         raise UserError("config.imitate.final_steps: the stage has no steps; give some or take it out of config.stages")
+    if name == NO_THOUGHT:
+        _check_no_thought(setup, recipe, plan)
     check_ends(config, recipe, plan)
     # A constant schedule that is not begun anew goes through all phases.
     all_steps = plan[-1].end if config.optimizer.schedule == "constant" and not config.reset_optimizer else None
     steps = [all_steps or (config.reset_optimizer and phase.rise) or phase.end - phase.start for phase in plan]
     rates = [{} if phase.learning_rate is None else {"learning_rate": phase.learning_rate} for phase in plan]
     return recipe, plan, [setup.optimizer_config(IMITATE, n, **rate) for n, rate in zip(steps, rates, strict=True)]
+
+
+def _check_no_thought(setup: Setup, recipe: Recipe, plan: list[Phase]) -> None:
+    """Refuse *no latents* where it would train other parameters, or in other steps.
+
+    Args:
+        recipe: of *no latents*.
+        plan: its phases.
+    """
+    if recipe.ends_apart:
+        raise UserError(
+            "config.imitate.no_thought: True, which trains the whole reasoner, but lora.rank trains adapters; set it "
+            "to False, or leave that out"
+        )
+    thinking = setup.recipe
+    if not thinking.ends_apart:
+        return
+    steps = thinking.phases(setup.demos, setup.config.max_latents)[-1].end
+    if steps != plan[-1].end:
+        raise UserError(
+            f"config.imitate.no_thought: True, which takes {plan[-1].end} steps in the curriculum's stages, but "
+            f"{thinking.name} takes {steps}; set it to False, or train no latents in a run of its own"
+        )
 
 
 def _plan(stage: Stage) -> tuple[Recipe, list[Phase], list[OptimizerConfig], EncodedProblems]:
@@ -119,8 +136,17 @@ def _plan(stage: Stage) -> tuple[Recipe, list[Phase], list[OptimizerConfig], Enc
 
 def check(stage: Stage) -> None:
     """Fail before the first stage on problems or settings that could not be imitated."""
-    if not stage.folder.is_finished:
-        _plan(stage)
+    if stage.folder.is_finished:
+        return
+    recipe, *_ = _plan(stage)
+    imitation = stage.experiment.stage(IMITATE)
+    goes_on = stage.name == CONTROL and recipe.ends_apart and imitation.folder.is_finished
+    if goes_on and not _folder(imitation, recipe).steps:
+        raise UserError(
+            f"config.imitate.control: True, but {imitation.folder.path} was finished without it, and the parts of "
+            f"{recipe.name}'s own are gone from which further imitation would go on; set it to False, or use another "
+            "--workdir"
+        )
 
 
 def train(stage: Stage) -> None:
@@ -134,6 +160,9 @@ def train(stage: Stage) -> None:
     more = experiment.config.rl.steps if stage.name == CONTROL else 0
     if stage.name == IMITATE:  # the others imitate the same
         _say(experiment, recipe, plan, problems)
+    if more and config.control_rate:
+        changes: dict[str, Any] = {"learning_rate": config.control_rate, "schedule": "constant", "warmup_steps": 0}
+        optimizer_configs = [*optimizer_configs[:-1], dataclasses.replace(optimizer_configs[-1], **changes)]
     stage_loop, state, trained, saved = _begun(stage, recipe, plan, optimizer_configs[0], more)
     step_of = functools.cache(functools.partial(_make_step, experiment, recipe, config))
     progress = {name: saved[name] for name in (_ENDS, _ACCURACIES) if name in saved}
@@ -149,7 +178,7 @@ def train(stage: Stage) -> None:
             return
         stage_loop.finish(state, to_save(phase_run.ends))
     new_parts = {*trained} - {part.name for part in experiment.parts}
-    _save_finished(experiment.stage(IMITATE), recipe, state, new_parts - {*recipe.keeps})
+    _save_finished(stage, recipe, state, new_parts - {*recipe.keeps}, to_save(phase_run.ends))
 
 
 @dataclasses.dataclass
@@ -231,29 +260,38 @@ def _begun(
         if clashes := (new_parts.keys() & params.keys()) - {*parts.CARRIED}:
             raise UserError(f"config.imitate.recipe: {recipe.name} makes the part {min(clashes)} anew; rename its own")
     trained = (*(() if recipe.alone else experiment.trained_by(IMITATE, params)), *new_parts)
-    folder = experiment.stage(UNFINISHED).folder if recipe.ends_apart else stage.folder
+    folder = _folder(stage, recipe)
     step = max(folder.steps, default=0)  # of the newest checkpoint: of the phase that it is in, or at the end of
-    changed_parts = next((phase for phase in plan if step <= phase.end), plan[-1]).trains or trained
+    now = plan[-1] if stage.name == CONTROL else next((phase for phase in plan if step <= phase.end), plan[-1])
+    changed_parts = now.trains or trained
     state = init_state(params | new_parts, changed_parts, make_optimizer(settings), experiment.key, experiment.layout)
     del params, new_parts  # the state has its own
     saved: dict[str, Any] = {}
     if stage.name in (CONTROL, NO_THOUGHT):
-        before = StageCheckpoints(experiment.stage(IMITATE).folder.path)
-        imitated_state, saved = before.restore(state, newest=True)
+        imitation = experiment.stage(IMITATE)
+        before = StageCheckpoints((_folder(imitation, recipe) if stage.name == CONTROL else imitation.folder).path)
+        if stage.name == CONTROL:
+            state, saved = before.restore(state, newest=True)
+        else:  # it takes as many steps, with parameters of its own
+            saved = before.newest_extra()
         before.close()
-        state = imitated_state if stage.name == CONTROL else state
     stage_loop, state, extra = open_stage(stage, state, plan[-1].end + more, folder)
     return stage_loop, state, trained, saved or extra
 
 
-def _save_finished(stage: Stage, recipe: Recipe, state: TrainState, dropped: Set[str]) -> None:
+def _folder(stage: Stage, recipe: Recipe) -> StageFolder:
+    """Return the folder of a stage's checkpoints while it runs."""
+    return stage.experiment.stage(UNFINISHED[stage.name]).folder if recipe.ends_apart else stage.folder
+
+
+def _save_finished(stage: Stage, recipe: Recipe, state: TrainState, dropped: Set[str], saved: dict[str, Any]) -> None:
     """End a recipe with parts of its own: save parameters as every other stage leaves them."""
 
     def finish(params):
         return {name: part for name, part in recipe.finish(params).items() if name not in dropped}
 
     checkpoints = StageCheckpoints(stage.folder.path)
-    checkpoints.save(dataclasses.replace(state, params=jax.jit(finish)(state.params), opt_state=()))
+    checkpoints.save(dataclasses.replace(state, params=jax.jit(finish)(state.params), opt_state=()), saved)
     checkpoints.close()
     note_finished(stage, int(state.step))
 

@@ -53,8 +53,9 @@ def settings_of(config: Config, stage: str) -> dict[str, Any]:
     else:
         unused = {*RECIPES} - {config.imitate.recipe, architecture.default_recipe} if section == IMITATE else set()
         facts[section] = {key: value for key, value in settings[section].items() if key not in unused}
-    if stage == CONTROL:  # which goes on for as many steps
+    if stage in (CONTROL, UNFINISHED[CONTROL]):  # which goes on for as many steps
         facts["rl"] = {"steps": config.rl.steps}
+        facts[section]["control_rate"] = config.imitate.control_rate
     del facts["reward"], facts["rewards"]
     rewards = config.reward_facts
     if section == IMITATE:  # which a reward only chooses problems for
@@ -100,8 +101,8 @@ def ensure_manifest(stage: Stage, write: bool = True) -> None:
         UserError: the workdir holds the same stage of another config, of other data or from another start.
     """
     experiment, folder = stage.experiment, stage.folder
-    if stage.name == IMITATE and not folder.is_finished:  # it may have begun with parts of its recipe's own
-        ensure_manifest(experiment.stage(UNFINISHED), write and experiment.recipe.ends_apart)
+    if stage.name in UNFINISHED and not folder.is_finished:  # it may have begun with parts of its recipe's own
+        ensure_manifest(experiment.stage(UNFINISHED[stage.name]), write and experiment.recipe.ends_apart)
     if not folder.steps:  # what never got to its first checkpoint binds nobody
         if write:
             facts = _manifest(stage)
@@ -178,7 +179,8 @@ def checkpoint_digest(stage: Stage, load: Callable[[], Any]) -> str:
 def _check_settings(stage: Stage, written: dict[str, Any]) -> None:
     """Check a stage's settings and files. Files that are gone are no difference; whoever needs them says so."""
     files = written.get("files", {})
-    owner = f"{stage.experiment.workdir}'s stage {IMITATE if stage.name == UNFINISHED else stage.name}"
+    names = {unfinished: name for name, unfinished in UNFINISHED.items()}
+    owner = f"{stage.experiment.workdir}'s stage {names.get(stage.name, stage.name)}"
     then = flatten({key: value for key, value in written.items() if key not in ("files", "start")})
     now, digests = flatten(settings_of(stage.experiment.config, stage.name)), _files(stage.experiment.config)
     for key in digests.keys() & files.keys():  # before settings, which may have been chosen from them

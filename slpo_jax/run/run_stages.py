@@ -25,7 +25,7 @@ from slpo_jax.run.run_checks import check_batch
 from slpo_jax.run.sources import EVAL, LEARNED, VALID, data_summary
 from slpo_jax.runtime import hosts
 from slpo_jax.runtime.progress import say_start
-from slpo_jax.stages import BEST_OF_N, COLD_START, EVALUATE, IMITATE, LATENT_RM, RL, UNFINISHED
+from slpo_jax.stages import BEST_OF_N, COLD_START, CONTROL, EVALUATE, IMITATE, LATENT_RM, RL, UNFINISHED
 
 _STAGES = {IMITATE: imitate, COLD_START: cold_start, BEST_OF_N: best_of_n, RL: rl, LATENT_RM: latent_rm}
 """The files that have `check` and `train` of a section's stages."""
@@ -89,8 +89,11 @@ def run_stage(stage: Stage) -> None:
     ensure_manifest(stage)
     if not stage.folder.is_finished:
         _STAGES[stage.section].train(stage)
-    if stage.name == IMITATE and hosts.is_first():  # also what a run left that was killed as soon as it was finished
-        shutil.rmtree(stage.experiment.stage(UNFINISHED).folder.path, ignore_errors=True)
+    if stage.name in UNFINISHED and hosts.is_first():  # also what a run left that was killed as soon as it was finished
+        control = stage.experiment.stage(CONTROL)
+        if control.folder.is_finished or not control.wanted:  # else it goes on from there
+            for unfinished in UNFINISHED.values():
+                shutil.rmtree(stage.experiment.stage(unfinished).folder.path, ignore_errors=True)
 
 
 def check_stages(experiment: Experiment, uncut: Config | None = None) -> None:

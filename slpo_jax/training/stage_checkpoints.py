@@ -170,6 +170,18 @@ class StageCheckpoints:
         reason = next(iter(problems.values()), "there is none")
         raise UserError(f"{self.directory}: holds no whole checkpoint ({reason}); delete it to run the stage anew")
 
+    def newest_extra(self) -> dict[str, Any]:
+        """Read what was saved beside the newest state, which itself is not read.
+
+        Raises:
+            UserError: that checkpoint is damaged.
+        """
+        import orbax.checkpoint as ocp
+
+        if problem := damage(self.directory / str(self.latest_step)):
+            raise UserError(f"{self.directory}: holds no whole checkpoint ({problem}); delete it to run the stage anew")
+        return self._manager.restore(self.latest_step, args=ocp.args.Composite(extra=ocp.args.JsonRestore()))["extra"]
+
     def _give_up(self, problems: dict[int, str], step: int) -> None:
         for late, problem in problems.items():
             absl_logging.warning("%s: the checkpoint of step %d is damaged (%s)", self.directory, late, problem)

@@ -6,6 +6,7 @@ import pytest
 
 import arena
 import countdown
+import quickstart
 import soft_quickstart
 import twelve
 from configs._presets import GSM8K_AUG, SOFT_METHODS
@@ -174,20 +175,27 @@ CELLS = {
     twelve: [reasoner + kind for reasoner in twelve.CHOSEN for kind in (*TUNED, ",falling")],
     arena: [f"{method}_{on}{kind}" for method in arena.REASONERS for on in ("gpt2", "llama") for kind in TUNED],
     countdown: [f"{name}_{on}{kind}" for name in countdown.REASONERS for on in ("gpt2", "llama") for kind in TUNED],
+    quickstart: ["", "tune", *(cell + kind for cell in ("all", "no_latents", "cot") for kind in TUNED)],
     soft_quickstart: [method + kind for method in soft_quickstart.METHODS for kind in TUNED],
 }
 
 
 @pytest.mark.parametrize(
     ("module", "another"),
-    [(twelve, "codi_gpt2,luck"), (arena, "luck_gpt2"), (countdown, "codi_luck"), (soft_quickstart, "lepo,tun")],
+    [
+        (twelve, "codi_gpt2,luck"),
+        (arena, "luck_gpt2"),
+        (countdown, "codi_luck"),
+        (quickstart, "luck"),
+        (soft_quickstart, "lepo,tun"),
+    ],
 )
 def test_cells_of_a_table_of_results(module, another):
     """Each is a config of its own, and those that tune see no test set."""
     for cell in CELLS[module]:
         config = module.get_config(cell)
         check(config)
-        assert (set(config.data.eval) == {"valid"}) == cell.endswith(",tune"), cell
+        assert (set(config.data.eval) == {"valid"}) == cell.endswith("tune"), cell
     with pytest.raises(UserError, match=rf"{module.__name__}\.py:{another}: "):
         module.get_config(another)
 

@@ -47,6 +47,21 @@ def test_chains_are_what_python_makes_of_them_from_left_to_right(name):
         assert (problem.steps, problem.answer) == (tuple(steps), str(value))
 
 
+def test_chains_of_one_depth_have_demonstrations_apart_from_all_other_sets():
+    settings = ChainConfig(depth=4, least_depth=4, demos_size=450, train_size=3000, valid_size=100, test_size=200)
+    sets = {name: load_problems(f"chain:{name}", settings) for name in ("demos", "train", "valid", "test", "4")}
+    questions = {name: {problem.question for problem in problems} for name, problems in sets.items()}
+    assert {name: len(found) for name, found in questions.items()} == {
+        "demos": 450, "train": 3000, "valid": 100, "test": 200, "4": 200
+    }  # fmt: skip
+    assert len(set().union(*questions.values())) == 450 + 3000 + 100 + 200 + 200
+    assert {len(problem.steps) for problem in sets["demos"]} == {1, 2, 3, 4}
+    others = [problem for name, problems in sets.items() if name != "demos" for problem in problems]
+    assert {len(problem.steps) for problem in others} == {4}
+    fewer = ChainConfig(depth=4, least_depth=4, demos_size=64)
+    assert [*load_problems("chain:demos", fewer)] == [*sets["demos"]][:64]
+
+
 def test_a_product_forgets_nothing():
     """Different values stay different: the factors are coprime to the modulus, and none is 1."""
     chains = [problem.question for problem in load_problems("chain:train", ChainConfig(train_size=3000))]
@@ -143,6 +158,8 @@ def test_few_problems_are_said():
         (lambda: load_problems("graph:large"), "graph:large: no such set"),
         (lambda: load_problems("chain:1", ChainConfig(modulus=3, operations=("+",))), "such problems; .*raise config"),
         (lambda: ChainConfig(depth=0), "ChainConfig.depth: 0 is not valid"),
+        (lambda: ChainConfig(least_depth=4), "ChainConfig.least_depth: .*more than depth"),
+        (lambda: load_problems("chain:demos"), "chain:demos: no such set; give one of train, valid, test or a number"),
         (lambda: ChainConfig(modulus=2), "ChainConfig.modulus: 2 is not valid"),
         (lambda: ChainConfig(operations=("/",)), "ChainConfig.operations: .*'/' is none of"),
         (lambda: GraphConfig(depth=0), "GraphConfig.depth: 0 is not valid"),

@@ -72,6 +72,22 @@ def test_a_group_is_the_mean_of_its_runs_and_paired(finished):
     assert gains["two: SLPO"][0]["high"] == pytest.approx(high, abs=1.0)
 
 
+def test_rows_of_all_runs_are_set_beside_a_row_of_another_seed_by_seed(finished):
+    table, root, right = finished
+    found = lines(pooled.pool(dataclasses.replace(table, across=(("a", "slpo"),)), root), "minus a: SLPO")
+    assert set(found) == {
+        "a: imitation",
+        *(f"{run}: {row}" for run in ("b", "c", "late") for row in ("imitation", "SLPO")),
+    }
+    gain = right["b", "slpo"] - right["a", "slpo"]
+    assert found["b: SLPO"][0]["value"] == pytest.approx(100 * gain.mean())
+    rng = np.random.default_rng(5)
+    draws = [_draw(gain, rng) for _ in range(4000)]
+    assert found["b: SLPO"][0]["low"] == pytest.approx(100 * np.quantile(draws, 0.025), abs=1.0)
+    late = right["late", "slpo"][0] - right["a", "slpo"][0]  # the only seed that both have
+    assert found["late: SLPO"][0]["value"] == pytest.approx(100 * late.mean())
+
+
 def _draw(difference_SKN, rng):
     seeds = rng.integers(2, size=2)
     return np.mean([difference_SKN[seeds, s][:, rng.integers(N, size=N)] for s in range(len(SETS))])

@@ -10,11 +10,13 @@ import pytest
 
 from codi_run import small_config
 from imitation import Crash, crash_at, fake_steps, run_imitation
-from same_run import assert_same_run, checkpoint_of, rows_of
+from same_run import assert_same, assert_same_run, checkpoint_of, rows_of
 from slpo_jax.config import config_checks
+from slpo_jax.errors import UserError
 from slpo_jax.run import imitate
 from slpo_jax.run.experiment import build, rows
 from slpo_jax.run.train_stage import stage_params
+from slpo_jax.training import loop
 from slpo_jax.training.recipes.distil import Distillation
 from small_run import load_config
 
@@ -73,6 +75,7 @@ def fake(monkeypatch):
     tiny = {"reasoner": {"backbone": kernel, "projector": {"w": jnp.arange(3.0)}}, "gate": {"w": jnp.ones(2)}}
 
     def numbers_of(batch):
+        batch = getattr(batch, "base", batch)  # SIM-CoT's has what its decoder is to say beside it
         return batch.suffix.tokens * batch.suffix.weights if hasattr(batch, "suffix") else batch.draws
 
     return fake_steps(monkeypatch, tiny, numbers_of)
@@ -116,6 +119,79 @@ def test_adapters_go_on_wherever_they_were_cut(fake, folder, tmp_path, monkeypat
     run_imitation(config, tmp_path / "cut")
     assert not left.exists()
     assert_same_run(tmp_path / "cut", tmp_path / "whole", "imitate")
+
+
+def _simcot(**changes):
+    config = load_config()
+    config.stages = ("imitate",)
+    config.rl.steps = 2
+    config.imitate.update(recipe="simcot", cot_steps=2, final_steps=3, final_latents="published")
+    config.imitate.simcot.keep = True
+    config.imitate.optimizer.warmup_steps = 0
+    config.imitate.update(changes)
+    return config
+
+
+@pytest.mark.slow
+def test_further_imitation_is_a_longer_imitation_by_simcot(tmp_path, monkeypatch):
+    """With the decoder and the optimizer's state, to the bit; also where it was cut."""
+    run_imitation(_simcot(final_steps=5, control=False), tmp_path / "longer")
+    with monkeypatch.context() as patch:
+        crash_at(patch, imitate, 4, 6)
+        config = _simcot()
+        config.checkpoint_every = 1
+        for _ in range(2):
+            with pytest.raises(Crash):
+                run_imitation(config, tmp_path / "shorter")
+        assert (tmp_path / "shorter" / "checkpoints" / "imitate" / "finished").exists()
+        run_imitation(config, tmp_path / "shorter")
+    longer = checkpoint_of(tmp_path / "longer", "imitate")
+    further = checkpoint_of(tmp_path / "shorter", "imitate_control")
+    assert any("decoder" in path for path in further)
+    assert_same(longer, further)
+    left = {path.name for path in (tmp_path / "shorter" / "checkpoints").iterdir() if path.is_dir()}
+    assert {name for name in left if name.startswith("imitate")} == {"imitate", "imitate_control"}
+
+
+@pytest.mark.slow
+def test_further_imitation_has_a_rate_of_its_own(tmp_path):
+    run_imitation(_simcot(control_rate=1e-3), tmp_path)
+    rates = {stage: {row["learning_rate"] for row in rows_of(tmp_path) if row["stage"] == stage}
+             for stage in ("imitate", "imitate_control")}  # fmt: skip
+    assert {stage: [*map(pytest.approx, found)] for stage, found in rates.items()} == {
+        "imitate": [3e-2], "imitate_control": [1e-3]
+    }  # fmt: skip
+
+
+@pytest.mark.slow
+def test_no_latents_take_the_steps_that_simcot_took(fake, tmp_path, monkeypatch):
+    """Its stages end when they are learned; without latents they end there too."""
+    monkeypatch.setattr(loop, "WINDOW", 3)
+    fake["learns"] = True
+    run_imitation(_simcot(cot_steps=14, final_steps=10, stage_until=0.685, stage_least=2, no_thought=True), tmp_path)
+    steps = {stage: checkpoint_of(tmp_path, stage)["step"] for stage in ("imitate", "imitate_control")}
+    assert steps == {"imitate": 17, "imitate_control": 19}
+    assert checkpoint_of(tmp_path, "imitate_no_thought")["step"] == 17
+
+
+def test_further_imitation_needs_what_simcot_trained(fake, tmp_path):
+    run_imitation(_simcot(control=False), tmp_path)
+    with pytest.raises(UserError, match=r"config\.imitate\.control: .*another --workdir"):
+        run_imitation(_simcot(), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("reasoner", "settings", "why"),
+    [
+        ("coconut_gpt2", {"lora": {"rank": RANK}}, "lora.rank trains adapters"),
+        ("codi_gpt2", {"stage_steps": 4}, "takes 9 steps .* simcot takes 5"),  # CODI has no stages
+    ],
+)
+def test_no_latents_train_the_whole_reasoner_in_as_many_steps(tmp_path, reasoner, settings, why):
+    config = _simcot(no_thought=True, **settings)
+    config.reasoner = reasoner
+    with pytest.raises(UserError, match=rf"config\.imitate\.no_thought: .*{why}"):
+        run_imitation(config, tmp_path)
 
 
 def test_updates_are_scaled_by_alpha_over_the_rank(fake, folder, tmp_path, monkeypatch):

@@ -74,7 +74,13 @@ def test_every_table_sets_keys_that_its_configs_have_and_compares_rows_that_are_
         before = config.copy_and_resolve_references()
         config.update_from_flattened_dict(dict(run.overrides))
         assert (config != before) == bool(run.overrides)
-        assert set(run.rows) <= {*config.rl.objectives, "imitate", "imitate_fixed_tmax", "checkpoint"}
+        assert set(run.rows) <= {
+            *config.rl.objectives,
+            "imitate",
+            "imitate_fixed_tmax",
+            "imitate_control",
+            "checkpoint",
+        }
         if not run.after or run.alone:
             continue
         lender = configs[run.after]  # a KeyError: it would come later
@@ -228,11 +234,15 @@ def test_bad_flags_end_with_one_line_and_status_2(flags, fault, capsys):
 def test_rates_are_the_best_by_the_mean_of_the_figures():
     tried = {"1e_05": (4.0, 5.0), "3e_05": (6.0, 4.0), "1e_04": (5.0, 5.0)}  # the last two are equal
     lines = {f"codi: pass_at_k_{rate}": {"acc": {"value": a}, "pass@8": {"value": b}} for rate, (a, b) in tried.items()}
+    lines |= {f"further_{rate}: further": {"acc": {"value": a}} for rate, (a, _) in tried.items()}
     lines |= {f"slpo_{rate}": {"acc": {"value": 1.0}} for rate in tried} | {
         "main": {"acc": {"value": 9.0}},
         "x_1e_05": {},
     }
     found = comparison.best_rates(lines, ("acc", "pass@8"))
     assert found["columns"] == ["", "1e-05", "3e-05", "1e-04", "best"]
-    assert found["rows"] == [["codi: pass_at_k", 4.5, 5.0, 5.0, "3e-05"], ["slpo", 1.0, 1.0, 1.0, "1e-05"]]
+    assert found["rows"] == [
+        ["codi: pass_at_k", 4.5, 5.0, 5.0, "3e-05"],
+        ["further: further", 4.0, 6.0, 5.0, "3e-05"], ["slpo", 1.0, 1.0, 1.0, "1e-05"],
+    ]  # fmt: skip
     assert comparison.best_rates({"main": lines["main"]}, ("acc",)) is None

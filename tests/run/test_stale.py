@@ -737,7 +737,7 @@ FREE = {
 def test_every_other_key_is_bound_to_a_stage_or_an_evaluation():
     config = Config()
     found = set(evaluated_settings(config))
-    for stage in ("imitate", "cold_start", "best_of_n", "latent_rm", *config.objective):
+    for stage in ("imitate", "imitate_control", "cold_start", "best_of_n", "latent_rm", *config.objective):
         found |= flatten(settings_of(config, stage)).keys()
     others = [f"latent_policy.{name}" for name in LATENT_POLICIES if name != config.latent_policy.name]
     others += [f"imitate.{name}" for name in RECIPES if name != "curriculum"]

@@ -111,6 +111,8 @@ class ImitateSettings(Checked):
             each is compiled.
         reset_optimizer: begin the optimizer anew at every stage; for iCoT, whenever a further token is dropped.
         control: also train *further imitation*: as many more steps as reinforcement learning takes, as its control.
+            Parts that the recipe trains beside the reasoner (SIM-CoT's decoder) and the optimizer's state go on too.
+        control_rate: its learning rate, which stays as it is.
         no_thought: also train *no latents*: imitation without latents, in COCONUT's stages and their very steps.
         lora: adapters instead of the whole reasoner.
         optimizer: of every stage.
@@ -133,6 +135,7 @@ class ImitateSettings(Checked):
     suffix_slots: tuple[int, ...] = setting((), least=1)
     reset_optimizer: bool = True
     control: bool = setting(False, affects="report")
+    control_rate: float = setting(0.0, least=0, note="0 goes on as imitation ended", affects="report")
     no_thought: bool = setting(False, affects="report")
     lora: LoraConfig = LoraConfig()
     optimizer: OptimizerConfig = OptimizerConfig("adamw", 1e-4)
