@@ -2,10 +2,11 @@
 
 `7 * 3 + 9 * 7 + 2 + 5` goes from left to right, modulo 10. Training mixes problems of one to five operations, and each
 is a test set of its own. SIM-CoT's decoder says in words what each latent is to be, and the demonstrations teach the
-gate when to stop. Cells, `--config=configs/depth.py:CELL`:
+gate when to stop. The other cells, `slpo train depth:CELL`, stand beside it:
 
-* `simcot`, the default: latents follow the operations one after the other, each stage until 98 % of it is learned.
-* `none`: without latents, with the same demonstrations, for at least as many steps as SIM-CoT took.
+* `simcot`, which is what runs without a cell: latents replace the operations one after the other, and each stage ends
+  when 98 % of its rows are right.
+* `none`: without latents, by the same demonstrations, in more steps than SIM-CoT needs.
 * `cot`: chain of thought, which writes every operation out.
 * `coconut`: as `simcot`, without the decoder.
 """

@@ -226,7 +226,7 @@ def test_one_row_without_samples_or_steps(tmp_path):
     assert out["eval"] == {"imitate": {"alpha": out["eval"]["imitate"]["alpha"]}}
     assert out["eval"]["imitate"]["alpha"]["acc"] == 0.75
     assert (out["differences"], out["curves"], out["training"]) == ([], {"imitate": {}}, {})
-    assert "| imitation, own length | 75.0 ± 21.7 | 3.00 ± 0.00 | 25.0 ± 21.7 |" in (tmp_path / "report.md").read_text()
+    assert "| imitation, own length | 75.0 ± 21.7 | 3.00 ± 0.00 | 6.00 ± 0.00 | 25.0 ± 21.7 |" in (tmp_path / "report.md").read_text()
 
 
 def test_rows_on_different_problems_are_not_compared(tmp_path):
@@ -285,7 +285,7 @@ def test_many_samples_have_larger_k(tmp_path):
     assert [found[f"pass@{k}"] for k in (1, 2, 4, 8, 16, 32, 64)] == pytest.approx(wanted)
     assert found["maj@64"] == pytest.approx(0.75)  # wrong samples have no answer here, and don't vote
     text = (tmp_path / "report.md").read_text()
-    assert "| row | Acc | P@1 | P@8 | P@16 | P@32 | P@64 | maj@64 | #L | truncated |" in text
+    assert "| row | Acc | P@1 | P@8 | P@16 | P@32 | P@64 | maj@64 | #L | steps | truncated |" in text
     (axis,) = _plotted(tmp_path)
     assert axis.lines[0].get_xdata().tolist() == list(range(1, 65))
     assert [tick.get_text() for tick in axis.get_xticklabels()] == ["1", "2", "4", "8", "16", "32", "64"]
