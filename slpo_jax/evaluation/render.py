@@ -220,9 +220,12 @@ def shown_columns(eval_: Mapping[str, Any]) -> list[str]:
     columns += [f"maj@{k}" for k in ks("maj")[-1:]]
     for scorer in scorers:
         columns += [f"{way}@{k}_{scorer}" for way in ("best", "vote") for k in ks(way, f"_{scorer}")[-1:]]
-    columns += ["searched"] if "searched" in names else []
+    if "searched" in names:
+        columns.append("searched")
     columns += ["latent_steps", "sequential_steps"]
-    return columns + (["milliseconds"] if "milliseconds" in names else [])
+    if "milliseconds" in names:
+        columns.append("milliseconds")
+    return columns
 
 
 def _tables(report: Mapping[str, Any]) -> list[str]:
@@ -251,7 +254,7 @@ def cell(figures: Mapping[str, Any], key: str) -> str:
         return "–"
     if key in COUNTS:
         error = figures.get(f"{key}_se")
-        number = f"{figures[key]:.3g}" if key == "milliseconds" else f"{figures[key]:.2f}"
-        return number + ("" if error is None else f" ± {error:.2g}" if key == "milliseconds" else f" ± {error:.2f}")
+        digits = ".3g" if key == "milliseconds" else ".2f"
+        return f"{figures[key]:{digits}}" + ("" if error is None else f" ± {error:{digits}}")
     over_seeds = None if key in figures.get("intervals", {}) else figures.get(f"{key}_seed_se")
     return percent(figures, key) + ("" if over_seeds is None else f" ({100 * over_seeds:.1f})")
