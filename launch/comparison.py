@@ -20,7 +20,7 @@ Figures = dict[str, dict[str, float]]  # metric -> {"value", "low", "high"} of a
 _VARIANT = re.compile(r"(.*?)_(\de_\d\d)(.*)")
 
 NAMES = {
-    "imitate": "imitation", "imitate_no_thought": "no latents",
+    "imitate": "imitation", "imitate_by_steps": "imitation, right length", "imitate_no_thought": "no latents",
     "imitate_fixed_tmax": "imitation, T_max latents", "imitate_control": "further imitation",
     "cold_start": "cold gate", "slpo_sum": "SLPO (sum)", "slpo_mean": "SLPO (mean)", "slpo_pkpo": "SLPO (PKPO)",
     "pass_at_k": "pathwise", "replay": "pathwise (reward)", "replay_pkpo": "pathwise (PKPO)", "keys": "reference",
@@ -30,11 +30,13 @@ NAMES = {
     "simcot_coconut": "SIM-CoT on COCONUT", "simcot_codi": "SIM-CoT on CODI", "coconut": "COCONUT", "codi": "CODI",
     "dart": "DART-like", "colar": "CoLaR", "regular": "ReGuLaR with text", "exact": "exact likelihood",
     "latent_sft": "Latent-SFT", "latent_grpo": "Latent-GRPO",
-    "cot": "chain of thought", "grpo": "GRPO", "grpo_latent": "GRPO with latent inference",
+    "cot": "chain of thought", "none": "no latents", "simcot": "SIM-CoT",
+    "grpo": "GRPO", "grpo_latent": "GRPO with latent inference",
     "lepo": "LEPO", "hrpo": "HRPO", "soft_tokens": "Soft Tokens", "acc": "Acc", "latent_steps": "latents",
+    "sequential_steps": "steps", "milliseconds": "ms an answer",
     "answer_tokens": "words", "distinct_answers": "answers", "pearson_difficulty_r": "r with difficulty",
     **{f"pass@{k}": f"Pass@{k}" for k in (1, 2, 8, 16, 32)},
-    **{f"depth_{depth}": f"depth {depth}" for depth in (1, 2, 3, 4)},
+    **{f"depth_{depth}": f"depth {depth}" for depth in (1, 2, 3, 4, 5)},
 }  # fmt: skip
 _BACKBONES = {"gpt2": "GPT-2", "llama": "Llama"}
 NAMES |= {
@@ -62,6 +64,7 @@ def compare(table: Table, root: Path, limit: int | None = None) -> tuple[dict[st
     correlations: dict[str, Figures] = {}
     differences: dict[str, dict[str, Figures]] = {b: {} for b in table.minus}
     counts: dict[tuple[str, str], dict[str, list[dict[str, float]]]] = {}
+    by_seed: dict[str, Figures] = {}
     seeds: set[int] = set()
     for run in table.runs:
         jobs = finished(table, run, root.resolve(), limit)
@@ -77,6 +80,10 @@ def compare(table: Table, root: Path, limit: int | None = None) -> tuple[dict[st
             if table.by_set and (r_S := [r for job in jobs if (r := depth_correlation(job.workdir, row)) is not None]):
                 correlations[line] = {"r": {"value": float(np.mean(r_S)), "se": mean_se(np.array(r_S)) or 0.0}}
             means[line], by_set_of[line] = _means(report, row, table.metrics), report["eval"][row]
+            for metric in table.by_set:
+                for name, figures in report["eval"][row].items():
+                    cells = zip((f"seed {job.seed}" for job in jobs), _by_seed(figures, metric), strict=True)
+                    by_seed.setdefault(metric, {})[f"{line}: {called(name)}"] = dict(cells)
             by_set = {b: _differences(report, row, b, table.metrics) for b in table.minus if b != row}
             for b, metrics in by_set.items():
                 # The mean of the sets comes after them; where there is one set alone, its figure stands.
@@ -88,13 +95,9 @@ def compare(table: Table, root: Path, limit: int | None = None) -> tuple[dict[st
         sets = list(next(iter(by_set_of.values())))
         lines = {line: {s: _figure(row[s], metric) for s in sets} for line, row in by_set_of.items()}
         found[f"{called(metric)} by set"] = made(["", *map(called, sets)], lines, sets)
-        if len(table.runs) == 1:
-            names = [f"seed {job.seed}" for job in jobs]
-            by_seed = {
-                f"{line}: {called(s)}": dict(zip(names, _by_seed(row[s], metric), strict=True))
-                for line, row in by_set_of.items() for s in sets
-            }  # fmt: skip
-            found[f"{called(metric)} by seed"] = made(["", *names], by_seed, names)
+        if len(table.runs) == 1 or not any(run.group for run in table.runs):  # of groups there would be too many
+            names = [f"seed {seed}" for seed in sorted(seeds)]
+            found[f"{called(metric)} by seed"] = made(["", *names], by_seed[metric], names)
     if correlations:
         found["correlation"] = made(["", "r of latents with steps"], correlations, ["r"])
     for b, lines in differences.items():

@@ -1,4 +1,4 @@
-"""Figures of a results file as pictures: differences as dots with their intervals, and means by test set as lines."""
+"""Figures of a results file as pictures: differences as dots, means by test set as lines, and one figure by another."""
 
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -99,6 +99,49 @@ def lines(tables: Mapping[str, Mapping[str, Any]], diagonal: str = "") -> str:
         y = top + high + 36 + 16 * i
         parts.append(f'<path d="M{left} {y - 4}h18" stroke="{_COLOURS[i % len(_COLOURS)]}" stroke-width="2"/>')
         parts.append(_text(left + 24, y, name))
+    return "\n".join([*parts, "</svg>\n"])
+
+
+def points(along: Mapping[str, Any], up: Mapping[str, Any], column: str, titles: tuple[str, str]) -> str:
+    """An SVG; a dot for each row, with a bar of one standard error up and down.
+
+    Args:
+        along, up: tables of a results file with the same rows, their cells {"value", "se"}; up are percent.
+        column: of both.
+        titles: of the two axes.
+    """
+    wide, high, left, top, right = 380, 220, 52, 30, 190
+    width, height = left + wide + right, top + high + 46
+    place = along["columns"].index(column)
+    cells = {row[0]: row[place] for row in up["rows"]}
+    most = max(row[place]["value"] for row in along["rows"])
+    step = next(step for step in (1, 2, 5, 10, 20, 50, 100, 200, 500) if most / step <= 8)
+    last = step * (int(most // step) + 1)
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}">',
+        "<style>text {font: 11px sans-serif}</style>",
+        f'<rect width="{width}" height="{height}" fill="#fff"/>',
+        _text(left, top - 14, titles[1]),
+        _text(left + wide / 2, height - 8, titles[0], "middle"),
+    ]
+    for tick in range(0, 101, 20):
+        y = top + high * (1 - tick / 100)
+        parts.append(f'<path d="M{left} {y:.1f}h{wide}" stroke="#E5E5E5"/>')
+        parts.append(_text(left - 6, round(y + 4, 1), str(tick), "end"))
+    for tick in range(0, last + 1, step):
+        x = left + wide * tick / last
+        parts.append(f'<path d="M{x:.1f} {top}v{high}" stroke="#E5E5E5"/>')
+        parts.append(_text(x, top + high + 16, str(tick), "middle"))
+    for number, row in enumerate(along["rows"]):
+        colour, cell = _COLOURS[number % len(_COLOURS)], cells[row[0]]
+        x = left + wide * row[place]["value"] / last
+        y = top + high * (1 - cell["value"] / 100)
+        bar = high * cell["se"] / 100
+        parts.append(f'<path d="M{x:.1f} {y - bar:.1f}v{2 * bar:.1f}" stroke="{colour}"/>')
+        parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{colour}"/>')
+        named = top + 16 * number
+        parts.append(f'<circle cx="{left + wide + 16}" cy="{named - 4}" r="4" fill="{colour}"/>')
+        parts.append(_text(left + wide + 26, named, row[0]))
     return "\n".join([*parts, "</svg>\n"])
 
 

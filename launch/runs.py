@@ -65,11 +65,6 @@ _SHORT = {"imitate.cot_steps": 800, "imitate.stage_steps": 300, "imitate.final_s
 _COUNTDOWN, _DEPTH = "configs/countdown.py", "configs/depth.py"
 _REWARDED = ("slpo_sum", "slpo", "answer_only", "answer_only_pkpo", "replay", "slpo_pkpo", "replay_pkpo", "grpo")
 _COUNTDOWN_RATES = (3e-5, 1e-4, 3e-4)
-_NO_LATENTS_TWICE = {
-    "stages": ("imitate", "evaluate"), "imitate.no_thought": False, "imitate.c_thought": 0, "max_latents": 0,
-    "gate.enabled": False, "imitate.final_latents": "published", "imitate.stage_until": 0.0,
-    "imitate.cot_steps": 888, "imitate.stage_steps": 1500, "imitate.final_steps": 564, "cpu_devices": 1,
-}  # fmt: skip
 
 # --- Twelve settings: {COCONUT, CODI} x {GPT-2, Llama}, on three test sets each (configs/twelve.py).
 
@@ -198,13 +193,11 @@ TABLES = {
         ("imitate", "imitate_control", "keys", *_REWARDED[:-1]), ("imitate_control", "keys"), (0, 1, 2),
         ("acc", "pass@8"), ("acc",),
     ),
-    # What latents are worth on chains; and no latents in twice the steps that seed 0's latents took.
+    # What latents are worth on chains, whether the gate stops in time, and what an answer costs.
     "depth": Table(
-        (Run("main", _DEPTH, {"cpu_devices": 1}),), ("imitate_no_thought", "imitate", "cold_start"),
-        ("imitate_no_thought",), (0, 1, 2, 3, 4, 17), ("acc", "latent_steps"), ("acc", "latent_steps"),
-    ),
-    "depth_twice": Table(
-        (Run("no_thought", _DEPTH, _NO_LATENTS_TWICE),), ("imitate",), (), (0,), ("acc",), ("acc",)
+        tuple(Run(cell, f"{_DEPTH}:{cell}", {"cpu_devices": 1}) for cell in ("none", "simcot", "cot", "coconut")),
+        ("imitate", "imitate_by_steps"), (), (0, 1, 2, 3, 4, 17),
+        ("acc", "latent_steps", "sequential_steps", "milliseconds"), ("acc", "latent_steps", "sequential_steps"),
     ),
     # Does SLPO beat the cold gate and further imitation, and what of it is needed?
     "ablations": Table(

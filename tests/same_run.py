@@ -32,7 +32,7 @@ from slpo_jax.training.metrics import CLOCK
 
 Parts = dict[str, dict[str, str]]
 _LONGEST = 200  # characters of a value that is shown as it is
-_ASIDE = {"tensorboard", "metrics.jsonl", "report.html", "checksums.json", "params", "rest"}
+_ASIDE = {"tensorboard", "metrics.jsonl", "times.json", "report.html", "report.md", "checksums.json", "params", "rest"}
 _DERIVED = (".lock", ".manifest", ".digest.json")  # of what is looked at, in whatever words
 _MOVING = re.compile(r"commit|version|sha256|digest|seconds|elapsed")
 _HEX = re.compile(r"\b[0-9a-f]{64}\b")  # of what is looked at itself, or of where it lies
@@ -76,8 +76,8 @@ def assert_same_run(one: Path, other: Path, *stages: str) -> None:
 
 
 def texts_of(workdir: Path) -> dict[str, bytes]:
-    """Every file of a run but events, checkpoints, the rows that tell the time, and the page, which draws them."""
-    aside = {"tensorboard", "checkpoints", "metrics.jsonl", ".lock", "report.html"}
+    """Every file of a run but events, checkpoints, what tells the time, and the pages, which have it too."""
+    aside = {"tensorboard", "checkpoints", "metrics.jsonl", "times.json", ".lock", "report.html", "report.md"}
     files = {path.relative_to(workdir): path for path in workdir.rglob("*") if path.is_file()}
     return {str(name): _timeless(path) for name, path in files.items() if not aside & set(name.parts)}
 
@@ -90,6 +90,9 @@ def _timeless(path: Path) -> bytes:
     for curves in report.get("training", {}).values():
         for name in (*CLOCK, "elapsed"):
             curves.pop(name, None)
+    for row in (*report["eval"].values(), report["average"]):
+        for figures in row.values():
+            figures.pop("milliseconds", None)
     return json.dumps(report).encode()
 
 

@@ -84,7 +84,8 @@ def imitation_batch() -> curriculum.ImitationBatch:
     suffixes = [[END, *rng.integers(0, END, size=n)] for n in (3, 5, 2, 4)]
     suffix = pad_suffixes(suffixes, 5)
     prompted = prompted_batch()
-    return curriculum.ImitationBatch(prompted.prompts, np.array([2, 1, 3, 1], np.int32), suffix, prompted.draws)
+    latents, stops = np.array([2, 1, 3, 1], np.int32), np.ones(BATCH, np.float32)
+    return curriculum.ImitationBatch(prompted.prompts, latents, suffix, prompted.draws, stops)
 
 
 def batch_of(stage: str):

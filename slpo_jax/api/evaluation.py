@@ -55,11 +55,15 @@ class Evaluation:
             as they stand in a run's eval/ROW/SET.jsonl.
         label: what figures call it.
         reward: the name of what says that a completion is right.
+        milliseconds: an answer took in a batch without noise, compiling left out; None where nobody measured it.
+        batch: answers in that batch.
     """
 
     records: Sequence[Mapping[str, Any]]
     label: str = "this reasoner"
     reward: str = CORRECT
+    milliseconds: float | None = None
+    batch: int = 0
 
     def __repr__(self) -> str:
         return f"{self.label}\n{self}"
@@ -71,11 +75,13 @@ class Evaluation:
 
     @functools.cached_property
     def summary(self) -> dict[str, Any]:
-        """Figures by name, as fractions: n, acc, pass@k, maj@k, latent_steps, .., with standard errors as `_se`.
+        """Figures by name, as fractions: n, acc, pass@k, maj@k, latent_steps, …, with standard errors as `_se`.
 
-        Of shares that are 0 or 1, `intervals` has Wilson's of 95 %.
+        Of shares that are 0 or 1, `intervals` has Wilson's of 95 %. Where time was measured, `milliseconds` is of an
+        answer in a batch of `batch`.
         """
-        return summarise(self.arrays)
+        times = {} if self.milliseconds is None else {"milliseconds": self.milliseconds, "batch": self.batch}
+        return summarise(self.arrays) | times
 
     def __str__(self) -> str:
         figures = self.summary
@@ -83,7 +89,11 @@ class Evaluation:
         ks = [key for key in figures if key.startswith("pass@") and key.removeprefix("pass@").isdigit()]
         lines += [f"{'P' + key[1:]:<7} {percent(figures, key)}" for key in ks]
         cut = f", {100 * figures['cut']:.1f} % truncated" if figures.get("cut") else ""
-        return "\n".join([*lines, f"{figures['latent_steps']:.1f} latents a problem on average{cut}"])
+        lines.append(f"{figures['latent_steps']:.1f} latents a problem on average{cut}")
+        steps = f"{figures['sequential_steps']:.1f} sequential steps an answer: its latents and its tokens"
+        if self.milliseconds is not None:
+            steps += f"; {self.milliseconds:.3g} ms, {self.batch} together"
+        return "\n".join([*lines, steps])
 
     def to_pandas(self) -> "pandas.DataFrame":
         """Return a table with a row a problem; `samples` stays a list."""

@@ -206,7 +206,8 @@ class TrainedReasoner:
         sampled = {seed: run(seed, samples, "with noise")} if samples else {}
         rows = list(record_rows(judge, encoded, greedy, sampled, samples))
         earns = repr(reward) if callable(reward) else next(iter(judge.entries))  # two lambdas differ
-        return Evaluation(rows, label=Path(self.source).name, reward=earns)
+        milliseconds, batch = setup.evaluator.milliseconds(self.solver.params, encoded, stopping, rule)
+        return Evaluation(rows, Path(self.source).name, earns, milliseconds, batch)
 
     @by_argument()
     def export(

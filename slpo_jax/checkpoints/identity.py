@@ -139,7 +139,9 @@ def open_ours(source: str) -> Ours | None:
         hidden = gate["hidden"]["kernel"].shape[1] if "hidden" in gate else 0
     if facts := stage.read_facts():
         gated = {name for name, about in ABOUT.items() if about.gate}
-        trained = facts.get("stage") in gated and bool(flatten(facts).get("gate.enabled", True))
+        settings = flatten(facts)
+        trains_gate = facts.get("stage") in gated or bool(settings.get("imitate.gate_weight"))
+        trained = trains_gate and bool(settings.get("gate.enabled", True))
     trained = trained and gate is not None
     description = dataclasses.replace(description, gate=hidden, gate_trained=trained)
     reasoner = f"{description.architecture.name}_{description.model.model_type}"

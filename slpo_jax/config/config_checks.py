@@ -19,8 +19,17 @@ from slpo_jax.training.objectives import Objective
 from slpo_jax.training.recipes import RECIPES
 
 # Of stages, checkpoints/ and rows, beside those of the objectives.
-_TAKEN = {*SECTIONS, CONTROL, NO_THOUGHT, *UNFINISHED.values(), "reasoner", "imitate_fixed_tmax",
-          "checkpoint", "best_fixed"}  # fmt: skip
+_TAKEN = {
+    *SECTIONS,
+    CONTROL,
+    NO_THOUGHT,
+    *UNFINISHED.values(),
+    "reasoner",
+    "imitate_fixed_tmax",
+    "imitate_by_steps",
+    "checkpoint",
+    "best_fixed",
+}
 
 
 def check(node: Config | ConfigDict) -> Config:
@@ -96,8 +105,21 @@ def _check_imitation(settings: Config) -> None:
         imitate.c_thought == 0 or architecture.has_latents,
         f"imitate.c_thought: {imitate.c_thought} latents a step, but {settings.reasoner} writes its steps; set it to 0",
     )
+    if imitate.gate_weight:
+        _check_stop(settings, name)
     if name in RECIPES:  # else `recipe_of` says so
         getattr(imitate, name).check(name, settings)
+
+
+def _check_stop(settings: Config, recipe: str) -> None:
+    """Check that demonstrations say where a thought stops, and that there is a gate to learn it."""
+    imitate, key = settings.imitate, f"imitate.gate_weight: {settings.imitate.gate_weight}"
+    known = imitate.final_latents == "steps" and imitate.c_thought > 0
+    need(known, f"{key}, but latents don't follow the steps; set imitate.final_latents to steps, or this to 0")
+    need(settings.gate.enabled, f"{key}, but there is no gate to teach; set config.gate.enabled to True, or this to 0")
+    teaches = recipe not in RECIPES or RECIPES[recipe].teaches_stop
+    need(teaches, f"{key}, but the recipe {recipe} doesn't say where a thought stops; set it to 0, or use curriculum")
+    need(not imitate.lora.rank, f"{key}, but imitate.lora.rank trains adapters alone; set one of the two to 0")
 
 
 def _check_objectives(objectives: Mapping[str, Objective], trained: Sequence[str]) -> None:

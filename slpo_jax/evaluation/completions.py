@@ -20,7 +20,8 @@ Completions = dict[str, np.ndarray]
 """Rollouts of a problem set, in its order: arrays [N, ..] of what is known of a rollout, by name.
 
 tokens, int32 [N, A], or [N, T + A] where thoughts are written down, see `Trajectories.completions`; latent_steps, int32
-[N]; and if asked for, latents, float32 [N, T, D], and float32 [N] under each scorer's name; and of what is probed,
+[N], and where thoughts are written down the same as written_steps; and if asked for, latents, float32 [N, T, D], and
+float32 [N] under each scorer's name; and of what is probed,
 `probe`'s stop, [N, T], nearest_probability and nearest_token, [N, T, K], and where thoughts can be said in words, those
 (`policy.explain`).
 """
@@ -87,6 +88,7 @@ def record_rows(
             {"seed": seed, "answer": reading.answer, "correct": hit}
             for seed, reading, hit in zip(searched, searches, right[len(tries) :], strict=True)
         ]
+        written = {"written_steps": int(steps)} if "written_steps" in greedy else {}
         yield {
             "index": index,
             "question": problem.question,
@@ -95,6 +97,7 @@ def record_rows(
             "completion_tokens": first.ids,
             "answer": first.answer,
             "latent_steps": int(steps),
+            **written,
             "cut": first.cut,
             "correct": correct,
             "problem_steps": len(problem.steps) or None,

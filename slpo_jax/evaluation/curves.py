@@ -24,7 +24,8 @@ SHARED = {
     "seconds": "Of a step by the clock, without compilation and validation.",
     "skipped_steps": "Steps so far whose loss or gradient was not finite: they change nothing.",
     "valid_accuracy": "Share of the validation split's problems that the greedy rollout gets right.",
-    "accuracy": "Share of texts all of whose tokens are the likeliest ones.",
+    "accuracy": "Share of texts all of whose tokens are the likeliest ones; with `config.imitate.gate_weight` the gate "
+    "has to stop where the steps end, too.",
     "valid_share": "Share of thoughts that are right at one candidate length at least.",
     "right_share": "Share of candidate lengths with a right answer.",
     "expected_length": "Mean number of latents under the gate's distribution.",

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
@@ -26,6 +27,7 @@ from slpo_jax.runtime.progress import Progress
 from slpo_jax.settings import FieldError, check_fields, setting
 
 T = TypeVar("T")
+_TIMED = 3  # passes over a batch, of which the fastest counts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -181,6 +183,8 @@ class Evaluator:
             keys_N = noise.row_keys(key, index_N, sample_N)
             out = sample(policy, params, prompts, keys_N, rule_N, real_N)
             values = {"tokens": out.completions, "latent_steps": out.lengths}
+            if out.said is not None:
+                values["written_steps"] = out.lengths
             if keep_latents:
                 values["latents"] = policy.latent_policy.feed(params, out.actions).astype(jnp.float32)
             if probed:
@@ -270,8 +274,7 @@ class Evaluator:
         """
         count = min(limit or len(problems), len(problems))
         reads = reads_of(params) if probed else None
-        rules = np.broadcast_to(np.asarray(rule, np.float32 if stopping == "threshold" else np.int32), count)
-        thinks = stopping == "threshold" or bool(rules.any())  # without a thought even where it ends with a marker
+        rules, thinks = _rules_of(stopping, rule, count)
         program = self.program(seed is not None, stopping, keep_latents, probed, reads, searched, thinks)
         key = self._noise_key(seed, name)
         total, results = count * samples, cache.batches() if cache else []
@@ -282,9 +285,7 @@ class Evaluator:
             for number, batch in enumerate(self.batches(problems, count, samples)):
                 rows_N = batch.index_N.astype(np.int64) * samples + batch.sample_N
                 if not hosts.agreed(bool(is_known[rows_N[batch.real_N]].all()), cache and cache.folder):
-                    rows = shard_rows((batch.prompts, batch.index_N, batch.sample_N, batch.real_N), self.mesh)
-                    out = program(params, *rows, key, shard_rows(rules[batch.index_N], self.mesh))
-                    yield number, rows_N, batch.real_N, out
+                    yield number, rows_N, batch.real_N, program(params, *self._arguments(batch, key, rules))
 
         with contextlib.closing(Progress(label, total, unit="rollout", keep=False)) as progress:
             for number, rows_N, real_N, out in _one_behind(begun()):  # so that one is always under way
@@ -295,6 +296,44 @@ class Evaluator:
                 is_known[batch[PLACES]] = True
                 progress.update(int(is_known.sum()))
         return in_order(results)
+
+    def _arguments(self, batch: RolloutBatch, key: jax.Array, rules: np.ndarray) -> tuple[Any, ...]:
+        """Return what a program takes after the parameters, on the devices."""
+        rows = shard_rows((batch.prompts, batch.index_N, batch.sample_N, batch.real_N), self.mesh)
+        return *rows, key, shard_rows(rules[batch.index_N], self.mesh)
+
+    def milliseconds(
+        self,
+        params: Any,
+        problems: EncodedProblems,
+        stopping: Stopping,
+        rule: float | int | Sequence[int],
+        limit: int = 0,
+    ) -> tuple[float, int]:
+        """Time the first batch of a set's deterministic pass: once to compile it and warm up, then for the figure.
+
+        Args:
+            params, problems, stopping, rule, limit: as of `run`.
+        Returns:
+            milliseconds of the batch by its answers, and the number of these.
+        """
+        count = min(limit or len(problems), len(problems))
+        rules, thinks = _rules_of(stopping, rule, count)
+        program = self.program(False, stopping, False, False, None, False, thinks)
+        batch = next(self.batches(problems, count, 1))
+        arguments, seconds = self._arguments(batch, self._noise_key(None, ""), rules), list[float]()
+        for _ in range(1 + _TIMED):
+            start = time.perf_counter()
+            jax.block_until_ready(program(params, *arguments))
+            seconds.append(time.perf_counter() - start)
+        answers = int(batch.real_N.sum())
+        return 1000 * min(seconds[1:]) / answers, answers
+
+
+def _rules_of(stopping: Stopping, rule: float | int | Sequence[int], count: int) -> tuple[np.ndarray, bool]:
+    """Return the rule of each of so many problems, and whether any of them is thought about."""
+    rules = np.broadcast_to(np.asarray(rule, np.float32 if stopping == "threshold" else np.int32), count)
+    return rules, stopping == "threshold" or bool(rules.any())  # a thought of none may end with a marker all the same
 
 
 def _one_behind(items: Iterable[T]) -> Iterator[T]:

@@ -34,6 +34,8 @@ class EvalRecords:
         problem_steps: [N] float, written steps of the problem, NaN where there are none.
         answer_tokens: [N] int, tokens of the clean greedy rollout's completion: those after its latents, and before
             them those that a thought is written down as.
+        sequential_steps: [N] int, passes of the model that one after the other made the clean greedy rollout: its
+            latents and the tokens of its completion, where a latent that is written down as a token counts once.
         cut: [N] bool, the clean greedy rollout had no end within its budget.
         seeds: [S] int, dropout seeds in the order they were drawn.
         sample_correct: [S, N, M] bool.
@@ -51,6 +53,7 @@ class EvalRecords:
     latent_steps: np.ndarray
     problem_steps: np.ndarray
     answer_tokens: np.ndarray
+    sequential_steps: np.ndarray
     cut: np.ndarray
     seeds: np.ndarray
     sample_correct: np.ndarray
@@ -107,13 +110,16 @@ def arrays_of(rows: Sequence[Mapping[str, Any]]) -> EvalRecords:
     def scores(name: str) -> np.ndarray:
         return sampled(lambda sample: sample["scores"][name], np.float64)
 
+    answer_tokens = np.array([len(row["completion_tokens"]) for row in rows], np.int64)
+    silent_steps = np.array([row["latent_steps"] - row.get("written_steps", 0) for row in rows], np.int64)
     return EvalRecords(
         references=tuple(row["reference"] for row in rows),
         answers=tuple(row["answer"] for row in rows),
         correct=column("correct", bool),
         latent_steps=column("latent_steps", np.int64),
         problem_steps=column("problem_steps", np.float64),  # None becomes NaN
-        answer_tokens=np.array([len(row["completion_tokens"]) for row in rows], np.int64),
+        answer_tokens=answer_tokens,
+        sequential_steps=silent_steps + answer_tokens,
         cut=column("cut", bool),
         seeds=np.array(seeds, dtype=np.int64),
         sample_correct=sampled(lambda sample: sample["correct"], bool),

@@ -23,7 +23,8 @@ from slpo_jax.io.workdir import Workdir
 
 _ENDS = """\
 **Acc**: one greedy rollout. **P@k**: any of k rollouts with noise; in parentheses its error over the noise's seeds.
-**maj@k**: the commonest answer of k. **#L**: latents of the greedy rollout. ± is the standard error over {over}; of
+**maj@k**: the commonest answer of k. **#L**: latents of the greedy rollout. **steps**: its sequential steps, latents
+and tokens. **ms**: milliseconds an answer takes in a batch, see the notes. ± is the standard error over {over}; of
 shares that are 0 or 100, brackets are Wilson's 95 % interval.
 
 [report.html](report.html) opens in any browser: every metric and its definition, differences with intervals, curves,
@@ -92,6 +93,8 @@ def _about(row: Mapping[str, Any]) -> list[str]:
     chosen = ", chosen on the validation split" if len(row["rules"]) > 1 else ""
     gate = f"Stops when the gate's probability reaches {row['rule']}{chosen}."
     length = f"Stops after {row['rule']} latents{chosen}."
+    if row["latents_a_step"]:
+        length = f"Thinks {row['latents_a_step']} latent(s) for each step of a problem, {row['rule']} at most."
     sentences = [row["about"]] if row["about"] else []
     sentences += [gate if row["stopping"] == "threshold" else length] if row["rule"] is not None else []
     return sentences + ([f"Taken from {row['source']}."] if row["source"] else [])
@@ -202,7 +205,7 @@ def percent(figures: Mapping[str, Any], key: str) -> str:
 
 
 def shown_columns(eval_: Mapping[str, Any]) -> list[str]:
-    """Return the metrics of a table's columns: Acc, P@1, P@8, P@16 and up, the largest maj@k, #L.
+    """Return the metrics of a table's columns: Acc, P@1, P@8, P@16 and up, the largest maj@k, #L, steps, ms.
 
     Of every scorer the best of the most samples, and their votes.
     """
@@ -217,7 +220,12 @@ def shown_columns(eval_: Mapping[str, Any]) -> list[str]:
     columns += [f"maj@{k}" for k in ks("maj")[-1:]]
     for scorer in scorers:
         columns += [f"{way}@{k}_{scorer}" for way in ("best", "vote") for k in ks(way, f"_{scorer}")[-1:]]
-    return [*columns, *(["searched"] if "searched" in names else []), "latent_steps"]
+    if "searched" in names:
+        columns.append("searched")
+    columns += ["latent_steps", "sequential_steps"]
+    if "milliseconds" in names:
+        columns.append("milliseconds")
+    return columns
 
 
 def _tables(report: Mapping[str, Any]) -> list[str]:
@@ -246,6 +254,7 @@ def cell(figures: Mapping[str, Any], key: str) -> str:
         return "–"
     if key in COUNTS:
         error = figures.get(f"{key}_se")
-        return f"{figures[key]:.2f}" + ("" if error is None else f" ± {error:.2f}")
+        digits = ".3g" if key == "milliseconds" else ".2f"
+        return f"{figures[key]:{digits}}" + ("" if error is None else f" ± {error:{digits}}")
     over_seeds = None if key in figures.get("intervals", {}) else figures.get(f"{key}_seed_se")
     return percent(figures, key) + ("" if over_seeds is None else f" ({100 * over_seeds:.1f})")

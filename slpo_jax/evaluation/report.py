@@ -19,8 +19,11 @@ from slpo_jax.evaluation.render import Thoughts, render_markdown, render_page, t
 from slpo_jax.evaluation.report_rows import Rows, differing_settings, read_rows, reported_settings, sweeps_of
 from slpo_jax.evaluation.statistics import mean_se, summarise
 from slpo_jax.evaluation.verdict import chance, verdict
+from slpo_jax.io import artifact
 from slpo_jax.io.files import flatten, read_json, to_json, write_text
 from slpo_jax.io.workdir import Workdir
+
+_MILLISECONDS = "milliseconds"
 
 
 def write_report(workdir: str | Path) -> dict[str, Any]:
@@ -38,13 +41,14 @@ def write_report(workdir: str | Path) -> dict[str, Any]:
     """
     folder = Workdir(Path(workdir))
     rows, evals, left_out = _read(folder)
+    times = _times(folder, rows)
     metrics, notes = read_metrics(folder.metrics)
     pairs: dict[str, list[str]] = {}
     for row in rows.values():
         pairs.setdefault(row.source, []).append(row.name)
     notes += left_out + [f"Taken from {source}: {', '.join(names)}." for source, names in pairs.items() if source]
     more = {"thresholds": sweeps_of(rows), "training": training_curves(metrics)}
-    return _write(folder, [evals], [rows], notes, more, thoughts_of(folder.root, evals))
+    return _write(folder, [evals], [rows], [times], notes, more, thoughts_of(folder.root, evals))
 
 
 def compare_runs(workdirs: Sequence[str | Path], out: str | Path) -> dict[str, Any]:
@@ -88,8 +92,9 @@ def compare_runs(workdirs: Sequence[str | Path], out: str | Path) -> dict[str, A
     if len(set(seeds)) < len(seeds):
         notes.append("Some runs share config.seed: they are no independent training seeds.")
     thresholds = {path.name: sweeps_of(rows_of) for path, rows_of in zip(paths, rows, strict=True)}
+    times = [_times(Workdir(path), rows_of) for path, rows_of in zip(paths, rows, strict=True)]
     more = {"runs": [path.name or str(path) for path in paths], "thresholds": thresholds}
-    return _write(Workdir(Path(out)), runs, rows, notes, more)
+    return _write(Workdir(Path(out)), runs, rows, times, notes, more)
 
 
 def _read(workdir: Workdir) -> tuple[Rows, Evals, list[str]]:
@@ -114,12 +119,41 @@ def _read(workdir: Workdir) -> tuple[Rows, Evals, list[str]]:
     return {name: rows[name] for name in evals}, evals, notes
 
 
+def _times(workdir: Workdir, rows: Rows) -> dict[str, Any]:
+    """Read how long an answer of the rows takes: set, batch and device, and milliseconds by row.
+
+    Those of rows whose checkpoint is another one by now are left out, and {} is what a workdir without any has.
+    """
+    measured = artifact.read(workdir.times)
+    if measured is None:
+        return {}
+    known = measured.facts["rows"]
+    current = {
+        name: value
+        for name, value in measured.value["rows"].items()
+        if name in rows and not rows[name].source and known[name] == [rows[name].checkpoint, rows[name].evaluation]
+    }
+    return {**measured.value, "rows": current}
+
+
+def _timed(figures: dict[str, Any], times: Mapping[str, Any]) -> None:
+    """Add the milliseconds to the figures of the set that they were measured on."""
+    for row, milliseconds in times.get("rows", {}).items():
+        if times["set"] in figures.get(row, {}):
+            figures[row][times["set"]][_MILLISECONDS] = milliseconds
+
+
 def _write(
-    workdir: Workdir, runs: Sequence[Evals], rows: Sequence[Rows], notes: list[str], more: Mapping[str, Any],
-    thoughts: Thoughts | None = None,
+    workdir: Workdir, runs: Sequence[Evals], rows: Sequence[Rows], times: Sequence[Mapping[str, Any]],
+    notes: list[str], more: Mapping[str, Any], thoughts: Thoughts | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Make the report of several runs, or of one, whose page has its problems and `thoughts`, and write it."""
     figures = [{row: {name: summarise(rec) for name, rec in sets.items()} for row, sets in run.items()} for run in runs]
+    for of_run, measured in zip(figures, times, strict=True):
+        _timed(of_run, measured)
+    if times[0]:
+        batch, name, device = (times[0][key] for key in ("batch", "set", "device"))
+        notes.append(f"Milliseconds an answer: {batch:,} together on {name}, all rows in one run, on {device}.")
     differences, left_out = compare_rows(runs, rows[0])
     report: dict[str, Any] = {
         "eval": {
@@ -178,4 +212,8 @@ def _mean(parts: list[dict[str, Any]]) -> dict[str, Any]:
     }  # fmt: skip
     of_mean = {key: None if None in part else math.hypot(*part) / len(part) for key, part in errors.items()}
     n = sum(part["n"] for part in parts)
+    # Time is measured on one of the sets, and stands for all.
+    for part in parts:
+        if _MILLISECONDS in part:
+            means[_MILLISECONDS] = part[_MILLISECONDS]
     return {"n": n} | means | of_mean | ({"intervals": bounds} if bounds else {})

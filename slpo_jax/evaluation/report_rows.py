@@ -30,6 +30,8 @@ class Row:
         stopping: how rollouts end, "threshold" or "length".
         rules: thresholds or numbers of latents to choose from on the validation split.
         rule: the chosen one.
+        latents_a_step: where not 0, a problem has so many latents for each of its steps, and as many as the rule says
+            at most.
         selected_for: digest of what the choice depended on; "" where there was none.
         sweep: what each rule reached on the validation split, {rule: Acc, "chosen": the rule, "problems": how many}.
         checkpoint: digest of the parameters.
@@ -50,6 +52,7 @@ class Row:
     stopping: Literal["threshold", "length"] = "length"
     rules: tuple[float | int, ...] = ()
     rule: float | int | None = None
+    latents_a_step: int = 0
     selected_for: str = ""
     sweep: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     checkpoint: str = ""

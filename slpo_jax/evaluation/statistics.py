@@ -185,6 +185,19 @@ METRICS = {
     "latent_steps": Metric(
         "#L", "Mean number of latents of the greedy rollout.", lambda records: records.latent_steps, count=True
     ),
+    "sequential_steps": Metric(
+        "steps",
+        """Sequential steps: mean number of the model's passes, one after the other, that the greedy rollout takes after
+        the prompt. Each latent is one, and each token that it writes.""",
+        lambda records: records.sequential_steps,
+        count=True,
+    ),
+    "milliseconds": Metric(
+        "ms",
+        """Milliseconds an answer, of a whole batch of greedy rollouts on one set, compiling left out; all rows in the
+        same run. The notes have the batch and the set.""",
+        count=True,
+    ),
     "searched": Metric(
         "beam search",
         "Share of problems that the rollout whose latents were searched for is right on; mean over the noise's seeds.",

@@ -183,6 +183,11 @@ class Workdir:
         """Return the folder of the rollouts that are finished while the row's rule is being chosen."""
         return self.row(row) / "rule.partial"
 
+    @property
+    def times(self) -> Path:
+        """The file of how long the rows' answers take."""
+        return self.eval / "times.json"
+
     def row_facts(self, name: str) -> Path:
         """Return the file of what the row says of itself."""
         return self.row(name) / "row.json"

@@ -16,6 +16,7 @@ from jax.sharding import NamedSharding
 
 from slpo_jax.checkpoints.decode_settings import is_as_trained
 from slpo_jax.checkpoints.identity import read_reward_model
+from slpo_jax.data.batches import EncodedProblems
 from slpo_jax.data.templates import token_texts
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.completions import record_rows, thought_rows
@@ -98,9 +99,9 @@ def run_evaluate(experiment: Experiment) -> None:
 
     What is there already is kept if it is whole and of the very same parameters, problems and settings.
     """
-    workdir, report_rows, evaluation = experiment.workdir, rows(experiment), _Evaluation(experiment)
-    for row in report_rows:
-        evaluation.bring_up_to_date(row)
+    workdir, evaluation = experiment.workdir, _Evaluation(experiment)
+    report_rows = [evaluation.bring_up_to_date(row) for row in rows(experiment)]
+    evaluation.time(report_rows)
     if hosts.is_first():
         for name in experiment.tests:
             _copy(workdir.set_files(name, report_rows[-1].name), workdir.set_files(name))
@@ -138,10 +139,12 @@ class _Evaluation:
             self._loaded = stage, stage_params(self._run.stage(stage))
         return self._loaded[1]
 
-    def bring_up_to_date(self, row: Row) -> None:
-        """Evaluate a row, without what is only known of its checkpoint, where that is not done yet."""
+    def bring_up_to_date(self, row: Row) -> Row:
+        """Evaluate a row, without what is only known of its checkpoint, where that is not done yet; the whole row."""
         run, config, row = self._run, self._config, self._with_rule(row)
         settings = self._settings | {"stopping": row.stopping, "rule": row.rule}
+        if row.latents_a_step:
+            settings |= {"latents_a_step": row.latents_a_step}
         trained = trained_with(run.stage(row.stage))
         row = dataclasses.replace(row, settings=trained, shown=reported_settings(trained), evaluation=settings)
         if row.name == row.stage:
@@ -165,6 +168,35 @@ class _Evaluation:
             count = min(config.probed, facts["problems"]) if run.config.max_latents and row.rules != (0,) else 0
             if count and not hosts.decided(len(artifact.value_of(files.thoughts, what) or ()) == count):
                 self._probe(row, files, what, count)
+        return row
+
+    def time(self, report_rows: list[Row]) -> None:
+        """Measure how long an answer of each row takes, all rows anew if one has changed, on the last largest set."""
+        run, config = self._run, self._config
+        sizes = {name: min(config.limit or len(run.test_set(name)), len(run.test_set(name))) for name in run.tests}
+        largest = [name for name, size in sizes.items() if size == max(sizes.values())][-1]
+        problems = run.test_set(largest)
+        facts = problems_facts(problems, config.limit) | {"set": largest, "batch_size": config.batch_size}
+        facts["rows"] = {row.name: [row.checkpoint, row.evaluation] for row in report_rows}
+        if hosts.decided(artifact.is_current(run.workdir.times, facts)):
+            return
+        begin(f"evaluate: milliseconds an answer on {largest}")
+        times, batch = dict[str, float](), 0
+        for row in report_rows:
+            times[row.name], batch = run.evaluator.milliseconds(
+                self._params(row.stage), problems, row.stopping, self._rule(row, problems), config.limit
+            )
+        device = run.mesh.devices
+        where = f"{device.size} x {device.flat[0].device_kind}"
+        artifact.write(run.workdir.times, facts, {"set": largest, "batch": batch, "device": where, "rows": times})
+
+    def _rule(self, row: Row, problems: EncodedProblems) -> Any:
+        """Return the rule of all problems, or of each where it goes by the problem's steps."""
+        each = 1 if self._config.by_steps and row.stopping == "length" else row.latents_a_step
+        if not each or row.rule is None:
+            return row.rule
+        evaluated = problems.problems[: self._config.limit or None]
+        return [min(int(row.rule), each * len(problem.steps) or int(row.rule)) for problem in evaluated]
 
     def _say_changed(self, name: str, before: artifact.Artifact | None, facts: Mapping[str, Any]) -> None:
         """Say once of a set that it has other problems than those that were evaluated before."""
@@ -204,9 +236,7 @@ class _Evaluation:
         run, config, label = self._run, self._config, f"{row.name} on {files.name}"
         params, problems = self._params(row.stage) | self._scoring, run.test_set(files.name)
         begin(f"evaluate: {label}")
-        rule: Any = row.rule
-        if config.by_steps and row.stopping == "length":
-            rule = [min(rule, len(problem.steps) or rule) for problem in problems.problems[: config.limit or None]]
+        rule = self._rule(row, problems)
         evaluate = functools.partial(
             run.evaluator.run, params, problems, row.stopping, rule, limit=config.limit, name=files.name
         )

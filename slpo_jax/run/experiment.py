@@ -173,9 +173,9 @@ def rows(experiment: Experiment, planned: bool = False) -> list[Row]:
     by_gate: dict[str, Any] = {"stopping": "length", "rules": (config.max_latents,)}
     if gated:
         by_gate = {"stopping": "threshold", "rules": tuple(config.evaluate.thresholds), "gated": True}
-    report_rows = _of_imitation(config, stages)
-    # Without a gate there is no cold start, and imitation itself is what an objective starts from.
-    before = () if gated else (IMITATE,)
+    report_rows = _of_imitation(config, stages, by_gate)
+    # Without a cold start of the gate, imitation itself is what an objective starts from.
+    before = (IMITATE,) if not gated or config.imitate.gate_weight else ()
     earlier: tuple[str, ...] = ()
     for section, (label, about) in {section: entry.row for section, entry in ABOUT.items() if entry.row}.items():
         if section in stages:
@@ -205,14 +205,20 @@ def _row(name: str, label: str, order: int, about: str, baselines: tuple[str, ..
     return Row(name, label, order, about=about, baselines=baselines, **{"stage": name} | more)
 
 
-def _of_imitation(config: Config, stages: Collection[str]) -> list[Row]:
-    """List the rows of the stage imitate, which stop by numbers of latents."""
+def _of_imitation(config: Config, stages: Collection[str], by_gate: dict[str, Any]) -> list[Row]:
+    """List the rows of the stage imitate, which stop by numbers of latents, or by the gate where they have taught it.
+
+    Args:
+        by_gate: how rows with a trained gate stop.
+    """
     own_number, total = own_latents(config), config.max_latents
     by_steps = config.imitate.final_latents == "steps"  # no number is right for all problems
     lengths, report_rows = tuple(range(1, total + 1)) if by_steps else (own_number,), list[Row]()
     if NO_THOUGHT in stages:
         about = "Imitation in as many stages and steps, without latents."
         report_rows.append(_row(NO_THOUGHT, "no latents", -1, about, rules=(0,)))
+    if config.imitate.gate_weight:
+        return report_rows + _of_taught_stop(config, stages, by_gate)
     if IMITATE in stages:
         options: dict[str, Any] = {"stage": IMITATE, "fixed": True, "baselines": (NO_THOUGHT,)}
         label = _imitation(config.imitate, own_number)
@@ -224,6 +230,21 @@ def _of_imitation(config: Config, stages: Collection[str]) -> list[Row]:
         about = "Imitation for as many further steps as an objective takes: more training without rewards."
         rules = tuple(sorted({*lengths, total}))
         report_rows.append(_row(CONTROL, "further imitation", 2, about, (IMITATE,), rules=rules))
+    return report_rows
+
+
+def _of_taught_stop(config: Config, stages: Collection[str], by_gate: dict[str, Any]) -> list[Row]:
+    """List the rows of imitation that has taught the gate too: by that gate, and at the right number of latents."""
+    report_rows, total = list[Row](), config.max_latents
+    if IMITATE in stages:
+        about = "Imitation, which has taught the gate too."
+        report_rows.append(_row(IMITATE, "imitation", 0, about, ("imitate_by_steps", NO_THOUGHT), **by_gate))
+        right = {"stage": IMITATE, "rules": (total,), "latents_a_step": config.imitate.c_thought}
+        about = "Imitation, told how many steps a problem has."
+        report_rows.append(_row("imitate_by_steps", "imitation, right length", 1, about, (NO_THOUGHT,), **right))
+    if CONTROL in stages:
+        about = "Imitation for as many further steps as an objective takes: more training without rewards."
+        report_rows.append(_row(CONTROL, "further imitation", 2, about, (IMITATE,), **by_gate))
     return report_rows
 
 

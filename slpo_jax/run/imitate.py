@@ -76,7 +76,7 @@ def _settings(settings: ImitateSettings, name: str) -> ImitateSettings:
     if name != NO_THOUGHT:
         return settings
     without_thought = dataclasses.replace(settings, recipe="curriculum", c_thought=0, final_latents="published")
-    return dataclasses.replace(without_thought, stage_until=0.0, mix=0.0)
+    return dataclasses.replace(without_thought, stage_until=0.0, mix=0.0, gate_weight=0.0)
 
 
 def planned(setup: Setup, name: str = IMITATE) -> tuple[Recipe, list[Phase], list[OptimizerConfig]]:

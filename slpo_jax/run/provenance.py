@@ -25,7 +25,7 @@ from slpo_jax.policy.latent_policies import has_parameters
 from slpo_jax.run.experiment import Stage
 from slpo_jax.run.setup import Setup
 from slpo_jax.runtime import hosts
-from slpo_jax.stages import CONTROL, IMITATE, RL, SECTIONS, UNFINISHED, section_of
+from slpo_jax.stages import CONTROL, IMITATE, NO_THOUGHT, RL, SECTIONS, UNFINISHED, section_of
 from slpo_jax.training.recipes import RECIPES
 
 _TRAINED = ("model", "parameters", "rollouts")  # what a trained parameter depends on
@@ -53,6 +53,8 @@ def settings_of(config: Config, stage: str) -> dict[str, Any]:
     else:
         unused = {*RECIPES} - {config.imitate.recipe, architecture.default_recipe} if section == IMITATE else set()
         facts[section] = {key: value for key, value in settings[section].items() if key not in unused}
+    if stage == NO_THOUGHT:
+        facts[section]["gate_weight"] = 0.0
     if stage in (CONTROL, UNFINISHED[CONTROL]):  # which goes on for as many steps
         facts["rl"] = {"steps": config.rl.steps}
         facts[section]["control_rate"] = config.imitate.control_rate

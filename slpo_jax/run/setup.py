@@ -271,10 +271,17 @@ def assemble(
     reward = Reward(config.weighted, *reads, config.reward_processes, config.reward_seconds)
     key = jax.random.key(config.seed)
     reasoner_key, gate_key = jax.random.split(jax.random.fold_in(key, Stream.REASONER))
-    with_backbone, with_gate = [COLD_START] * config.cold_start.train_backbone, [RL] * config.gate.enabled
+    trains_reasoner = {IMITATE, RL}
+    if config.cold_start.train_backbone:
+        trains_reasoner.add(COLD_START)
+    trains_gate = {COLD_START}
+    if config.gate.enabled:
+        trains_gate.add(RL)
+    if config.imitate.gate_weight:
+        trains_gate.add(IMITATE)
     made = (
-        Part(REASONER, reasoner_key, reasoner.init, frozenset({IMITATE, RL, *with_backbone})),
-        Part(GATE, gate_key, gate.init, frozenset({COLD_START, *with_gate})),
+        Part(REASONER, reasoner_key, reasoner.init, frozenset(trains_reasoner)),
+        Part(GATE, gate_key, gate.init, frozenset(trains_gate)),
         Part(LATENT_POLICY, jax.random.fold_in(key, Stream.LATENT_POLICY), policy.latent_policy.init, frozenset({RL})),
     )
     return Setup(

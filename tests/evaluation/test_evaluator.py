@@ -10,6 +10,7 @@ import pytest
 from scipy import special
 
 from slpo_jax.errors import UserError
+from slpo_jax.evaluation import evaluator
 from slpo_jax.evaluation.completions import scored
 from slpo_jax.evaluation.evaluator import Evaluator, classes, shard
 from slpo_jax.evaluation.records import RolloutCache
@@ -111,6 +112,19 @@ def test_the_noise_of_a_set_is_its_own(problems):
     key = jax.random.fold_in(noise.stream_key(jax.random.key(2), "evaluate", 0), 0xCBF43926)
     keys = noise.row_keys(key, jnp.repeat(jnp.arange(len(LENGTHS)), 3), jnp.tile(jnp.arange(3), len(LENGTHS)))
     assert draws("123456789") == jax.vmap(jax.random.bits)(keys).view(jnp.int32).tolist()
+
+
+def test_time_is_of_a_warm_batch(problems, monkeypatch):
+    """The first pass, which compiles, is left out, and the fastest of the others is divided by the real answers."""
+    seconds = iter([0.0, 9.0, 10.0, 10.5, 11.0, 11.25, 12.0, 13.0])
+    monkeypatch.setattr(evaluator, "time", SimpleNamespace(perf_counter=lambda: next(seconds)))
+    asked = []
+    made = make_evaluator(64)
+    made.program = lambda *settings: lambda params, prompts, index_N, *_: asked.append(index_N) or index_N
+    milliseconds, answers = made.milliseconds({}, problems, "threshold", 0.5)
+    assert answers == len(LENGTHS)
+    assert milliseconds == pytest.approx(250 / len(LENGTHS))
+    assert len(asked) == 4
 
 
 def test_few_problems_take_a_small_batch(problems):

@@ -99,7 +99,15 @@ def test_the_page_says_what_the_report_says(workdir, dom):
     assert "A row <of> ours." in about
     assert min(map(len, about)) > 10
     metrics = re.findall(r'<button data-about="([^"]+)" data-metric="([^"]+)"', shown)
-    assert [name for _, name in metrics] == ["acc", "pass@1", "pass@8", "maj@8", "latent_steps", "cut"]
+    assert [name for _, name in metrics] == [
+        "acc",
+        "pass@1",
+        "pass@8",
+        "maj@8",
+        "latent_steps",
+        "sequential_steps",
+        "cut",
+    ]
     assert _shown(shown) == [("alpha", i) for i in range(20)]
     (question,) = [text for text in _text(shown, "p") if "onerror" in text]
     assert question == EVIL

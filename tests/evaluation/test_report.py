@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 import subprocess
 import sys
 
@@ -15,6 +16,9 @@ from slpo_jax.cli import commands
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation import curves, records, report, report_rows, verdict
 from slpo_jax.evaluation.render import about_rows
+from slpo_jax.evaluation.report_rows import read_rows
+from slpo_jax.io import artifact
+from slpo_jax.io.workdir import Workdir
 
 SWEPT = {
     "cold_start": {"rules": (0.5, 0.6), "rule": 0.6, "sweep": {"0.5": 0.25, "0.6": 0.5, "chosen": 0.6, "problems": 9}},
@@ -222,7 +226,8 @@ def test_one_row_without_samples_or_steps(tmp_path):
     assert out["eval"] == {"imitate": {"alpha": out["eval"]["imitate"]["alpha"]}}
     assert out["eval"]["imitate"]["alpha"]["acc"] == 0.75
     assert (out["differences"], out["curves"], out["training"]) == ([], {"imitate": {}}, {})
-    assert "| imitation, own length | 75.0 ± 21.7 | 3.00 ± 0.00 | 25.0 ± 21.7 |" in (tmp_path / "report.md").read_text()
+    row = "| imitation, own length | 75.0 ± 21.7 | 3.00 ± 0.00 | 6.00 ± 0.00 | 25.0 ± 21.7 |"
+    assert row in (tmp_path / "report.md").read_text()
 
 
 def test_rows_on_different_problems_are_not_compared(tmp_path):
@@ -281,7 +286,7 @@ def test_many_samples_have_larger_k(tmp_path):
     assert [found[f"pass@{k}"] for k in (1, 2, 4, 8, 16, 32, 64)] == pytest.approx(wanted)
     assert found["maj@64"] == pytest.approx(0.75)  # wrong samples have no answer here, and don't vote
     text = (tmp_path / "report.md").read_text()
-    assert "| row | Acc | P@1 | P@8 | P@16 | P@32 | P@64 | maj@64 | #L | truncated |" in text
+    assert "| row | Acc | P@1 | P@8 | P@16 | P@32 | P@64 | maj@64 | #L | steps | truncated |" in text
     (axis,) = _plotted(tmp_path)
     assert axis.lines[0].get_xdata().tolist() == list(range(1, 65))
     assert [tick.get_text() for tick in axis.get_xticklabels()] == ["1", "2", "4", "8", "16", "32", "64"]
@@ -417,6 +422,40 @@ def test_records_round_trip(tmp_path):
     assert got.answers == ("7", None)
     assert got.problem_steps[0] == 3
     assert np.isnan(got.problem_steps[1])
+
+
+def test_sequential_steps_count_each_pass_once():
+    """Latents and tokens; of a thought that is written down, the tokens have its latents among them."""
+    silent = problem(0, True, latent_steps=4)
+    written = problem(0, True, latent_steps=2) | {"written_steps": 2}
+    assert records.arrays_of([silent]).sequential_steps.tolist() == [4 + 3]
+    assert records.arrays_of([written]).sequential_steps.tolist() == [3]
+
+
+def _time(workdir, milliseconds, **changes):
+    """What a run measured on the set beta, of the rows as they are now."""
+    rows = {name: [row.checkpoint, row.evaluation] for name, row in read_rows(workdir).items()} | changes
+    value = {"set": "beta", "batch": 32, "device": "1 x cpu", "rows": milliseconds}
+    artifact.write(Workdir(workdir).times, {"rows": rows}, value)
+
+
+def test_milliseconds_stand_in_figures_and_means(workdir, tmp_path):
+    """Those of rows that are still the same; over runs their mean and its error."""
+    _time(workdir, {"slpo": 0.5, "cold_start": 2.0}, cold_start=["another checkpoint", {}])
+    out = report.write_report(workdir)
+    assert out["eval"]["slpo"]["beta"]["milliseconds"] == out["average"]["slpo"]["milliseconds"] == 0.5
+    assert "milliseconds" not in out["eval"]["slpo"]["alpha"]
+    assert "milliseconds" not in out["average"]["cold_start"]
+    head, *table = [line for line in (workdir / "report.md").read_text().splitlines() if line.startswith("|")]
+    place = [name.strip() for name in head.split("|")].index("ms")
+    assert table[-1].split("|")[place].strip() == "0.5"
+    other = tmp_path / "other"
+    shutil.copytree(workdir, other, ignore=shutil.ignore_patterns("other", "report.*"))
+    _time(other, {"slpo": 0.7})
+    both = report.compare_runs([workdir, other], tmp_path / "both")
+    figures = both["average"]["slpo"]
+    assert figures["milliseconds"] == pytest.approx(0.6)
+    assert figures["milliseconds_se"] == pytest.approx(0.1)
 
 
 def test_metrics_of_a_resumed_run(tmp_path):

@@ -28,6 +28,7 @@ def make_records(correct, latent_steps, problem_steps, sample_correct, sample_an
         latent_steps=np.array(latent_steps),
         problem_steps=np.array(problem_steps, float),
         answer_tokens=np.arange(n),
+        sequential_steps=np.array(latent_steps) + np.arange(n),
         cut=np.arange(n) % 2 == 1,
         questions=("q",) * n,
         sample_scores={},

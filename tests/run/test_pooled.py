@@ -2,12 +2,14 @@
 
 import dataclasses
 import json
+import re
 import types
 
 import numpy as np
 import pytest
 
 import comparison
+import figure
 import jobs
 import pooled
 import small_run
@@ -132,6 +134,21 @@ def test_figures_of_each_set(finished):
         assert by_seed == pytest.approx(100 * right["a", "slpo"][:, of].mean(axis=-1))
         for (part, row), of_sets in expected.items():
             assert lines(found, part)[row][place]["value"] == pytest.approx(100 * of_sets[:, of].mean())
+
+
+def test_points_are_where_their_figures_are():
+    """A row's dot stands at its steps and its Acc, on axes that begin at 0."""
+    steps = {"columns": ["", "depth 1", "depth 5"], "rows": [["a", {}, {"value": 8.0}], ["b", {}, {"value": 33.0}]]}
+    acc = {"columns": ["", "depth 1", "depth 5"], "rows": [["a", {}, {"value": 95.0, "se": 2.0}],
+                                                           ["b", {}, {"value": 50.0, "se": 1.0}]]}  # fmt: skip
+    drawn = figure.points(steps, acc, "depth 5", ("sequential steps", "Acc (%)"))
+    dots = re.findall(r'<circle cx="([\d.]+)" cy="([\d.]+)"', drawn)
+    (xa, ya), _, (xb, yb), _ = [tuple(map(float, dot)) for dot in dots]
+    ticks = {text: float(x) for x, text in re.findall(r'<text x="([\d.]+)" y="266" text-anchor="middle">(\d+)<', drawn)}
+    assert (xb - ticks["0"]) / (xa - ticks["0"]) == pytest.approx(33 / 8, abs=0.01)
+    heights = {text: float(y) - 4 for y, text in re.findall(r'y="([\d.]+)" text-anchor="end">(\d+)<', drawn)}
+    for y, value in ((ya, 95), (yb, 50)):
+        assert (heights["0"] - y) / (heights["0"] - heights["100"]) == pytest.approx(value / 100, abs=0.01)
 
 
 def test_latents_against_depth(monkeypatch, tmp_path):

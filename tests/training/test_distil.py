@@ -1,6 +1,7 @@
 """CODI's distillation against the same losses written in torch, one unpadded row at a time, on transformers' models."""
 
 import dataclasses
+import functools
 from types import SimpleNamespace
 
 import jax
@@ -54,6 +55,7 @@ class _Oracle:
         self.case, self.tokenizer = case, case.template.tokenizer
         self.hf = (load_hf_llama if case.digits else load_hf)(case.params["reasoner"], case.reasoner.config)
         self.projector = load_projector(case.params["reasoner"])
+        self.latents = []  # of the last call, [latents, D] of each row
 
     def _ids(self, text: str) -> list[int]:
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]
@@ -86,12 +88,37 @@ class _Oracle:
             for _ in range(latents):
                 inputs = torch.cat([inputs, self.projector(self._hidden(inputs)[-1, -1:])])
             thought = len(inputs)
+            self.latents.append(inputs[thought - latents :].detach().numpy())
             levels = self._hidden(torch.cat([inputs, embed(torch.tensor([eot, *answer[:-1]]))]))
             student += [self._losses(levels[-1], answer)]
             own = levels[:, thought + 1 + place]
             terms = [functional.smooth_l1_loss(o, t) / t.std() for o, t in zip(own, target, strict=True)]
             distances += [torch.stack(terms).mean()]
         return torch.cat(student).mean(), torch.cat(teacher).mean(), torch.stack(distances).mean()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["gpt2"], indirect=True)
+def test_a_taught_stop_counts_as_a_token_of_an_answer(case):
+    """The gate's likelihood on torch's latents, divided by the answers' tokens."""
+    taught = dataclasses.replace(RECIPE, loss=functools.partial(RECIPE.loss.func, gate_weight=0.5))
+    policy = policy_of(_rollout(case.template, 3), case.reasoner)
+    (plain, sums), (total, others) = (
+        compiled(recipe.loss_of(policy))(case.params, case.batch, jax.random.key(0)) for recipe in (RECIPE, taught)
+    )
+    oracle = _Oracle(case)
+    oracle()
+    tokens = int((case.batch.student.suffix.weights > 0).sum())
+    out = case.params["gate"]["out"]
+    kernel, bias = np.float64(out["kernel"][:, 0]), float(out["bias"][0])
+    expected = 0.0
+    for latents in oracle.latents:
+        rho = 1 / (1 + np.exp(-(latents @ kernel + bias)))
+        expected += np.log(rho[-1]) + np.log(1 - rho[:-1]).sum()
+    rows = float(sums["loss"][1])
+    assert float(total - plain) / rows == pytest.approx(-0.5 * expected / tokens, rel=1e-3)
+    found, count = map(float, others["stop_log_likelihood"])
+    assert found / count == pytest.approx(expected / 4, rel=1e-4)
 
 
 @pytest.mark.slow

@@ -109,6 +109,6 @@ const count = (n) => n.toLocaleString("en");
 const signed = (text) => (text.startsWith("-") ? text : `+${text}`);
 
 function number(metric, value) {
-  const isCount = /latent_steps|distinct_answers|answer_tokens/.test(metric);
+  const isCount = /latent_steps|distinct_answers|answer_tokens|sequential_steps|milliseconds/.test(metric);
   return isCount ? value.toFixed(2) : (100 * value).toFixed(1);
 }

@@ -24,6 +24,7 @@ from flax import struct
 
 from slpo_jax.data.batches import EncodedProblems, SuffixBatch
 from slpo_jax.errors import UserError
+from slpo_jax.models.gate import first_stop_log_probs
 from slpo_jax.models.reasoner import Reasoner
 from slpo_jax.policy import noise
 from slpo_jax.policy.noise import Stream
@@ -45,12 +46,21 @@ from slpo_jax.training.state import Sums
 
 @struct.dataclass
 class ImitationBatch:
-    """Prompts, the number of latents int [B] after each, a `SuffixBatch`, and int [B] what randomness is drawn by."""
+    """A step's rows.
+
+    Attributes:
+        prompts: of B problems.
+        latents: int [B], the number of latents after each prompt.
+        suffix: `SuffixBatch`, what follows the latents.
+        draws: int [B], what randomness is drawn by.
+        stops: float32 [B], the weight of a stop after the latents: 0 where steps are still written after them.
+    """
 
     prompts: Prompts
     latents: Any
     suffix: Any
     draws: Any
+    stops: Any
 
 
 def phases(settings: ImitateSettings, max_latents: int, last: str = "final") -> list[Phase]:
@@ -101,10 +111,12 @@ def imitation_batch(
     if phase.latents_a_step:
         latents = np.minimum(latents, phase.latents_a_step * steps_B)
     dropped = [phase.dropped if stage < 0 else int(stage) for stage in stages_B]
+    is_whole = [first is None or steps <= first for first, steps in zip(dropped, steps_B, strict=True)]
     suffixes = [problems.suffix(i, first, n) for i, first, n in zip(indices, dropped, removed_B, strict=True)]
     last = None if problems.template.closing_ids else -1  # which begins the suffix
     prompts = draw.prompts([problems.prompts[i][:last] for i in indices])
-    return ImitationBatch(prompts, latents.astype(np.int32), draw.suffixes(suffixes), draw.draws)
+    stops_B = np.array(is_whole, np.float32)
+    return ImitationBatch(prompts, latents.astype(np.int32), draw.suffixes(suffixes), draw.draws, stops_B)
 
 
 def earlier_stages(draw: Draw, mix: float, last: int) -> np.ndarray:
@@ -145,26 +157,69 @@ def after_latents(
     return inputs, thought
 
 
-def cross_entropy(reasoner: Reasoner, params, hidden_BLD: jax.Array, rows: SuffixBatch) -> tuple[jax.Array, Sums]:
-    """Return the cross-entropy summed with its weights, and loss, by the weights, and accuracy, by rows all right."""
+def stop_term(policy: Policy, params, batch: ImitationBatch, thought, weight: float) -> tuple[Any, Any, Sums]:
+    """Measure how well the gate stops where the thoughts do.
+
+    The likelihood of a stop after exactly tau latents is rho_tau * prod_{k < tau} (1 - rho_k), of the gate on the
+    latents themselves (paper section 4.1, as printed: the last latent that there may be is no exception).
+
+    Args:
+        policy: as in `Recipe.loss`.
+        thought: of `after_latents`.
+        weight: `config.imitate.gate_weight`.
+    Returns:
+        minus the log-likelihoods, summed with `batch.stops` and the weight; bool [B], False where a stop that counts is
+        not the gate's first at a threshold of 0.5; and the mean log-likelihood as a metric. Nothing of it, 0 and True,
+        where the weight is 0 or there are no latents.
+    """
+    if not weight or not policy.config.max_latents:
+        return 0.0, True, {}
+    logits_BT = policy.latent_policy.stop_logits(params, thought.actions)
+    log_probs_BT = jax.vmap(functools.partial(first_stop_log_probs, forced=False))(logits_BT)
+    place_B1 = jnp.maximum(batch.latents - 1, 0)[:, None]
+    # A row without latents has no stop, and what stands at its place is dropped before it could be infinite.
+    log_probs_B = jnp.where(batch.stops > 0, jnp.take_along_axis(log_probs_BT, place_B1, axis=1)[:, 0], 0.0)
+    fires_BT = logits_BT >= 0
+    fires_there_B = jnp.take_along_axis(fires_BT, place_B1, axis=1)[:, 0]
+    is_first_B = fires_there_B & (jnp.argmax(fires_BT, axis=1) == place_B1[:, 0])
+    total = jnp.sum(log_probs_B * batch.stops)
+    right_B = is_first_B | (batch.stops == 0)
+    return -weight * total, right_B, {"stop_log_likelihood": (total, batch.stops.sum())}
+
+
+def cross_entropy(
+    reasoner: Reasoner, params, hidden_BLD: jax.Array, rows: SuffixBatch, stops_right_B: Any = True
+) -> tuple[jax.Array, Sums]:
+    """Return the cross-entropy summed with its weights, and loss, by the weights, and accuracy, by rows all right.
+
+    Args:
+        stops_right_B: bool [B], what else has to be right of a row.
+    """
     mask_BL = rows.weights != 0
     log_probs_BL, likeliest_BL = reasoner.log_probs(params, hidden_BLD, rows.targets, mask_BL, likeliest=True)
     total = -jnp.sum(log_probs_BL * rows.weights)
-    right_B = jnp.all((likeliest_BL == rows.targets) | ~mask_BL, axis=1)
+    right_B = jnp.all((likeliest_BL == rows.targets) | ~mask_BL, axis=1) & stops_right_B
     return total, {"loss": (total, rows.weights.sum()), "accuracy": (right_B.sum(), jnp.float32(right_B.shape[0]))}
 
 
-def loss(policy: Policy, params, batch: ImitationBatch, key, may_lack: bool = False):
+def loss(policy: Policy, params, batch: ImitationBatch, key, may_lack: bool = False, gate_weight: float = 0.0):
     """Return the cross-entropy of the suffix after a number of latents, with the gradient through the latents.
+
+    With a weight for the gate, minus the log-likelihood of the stop after these latents is added.
 
     Args:
         policy: as in `Recipe.loss`; the latent policy's own noise is nowhere.
         may_lack: see `after_latents`.
+        gate_weight: see `stop_term`.
     """
     params = policy.reasoner.stacked(params)
     inputs, thought = after_latents(policy, params, batch, noise.row_keys(key, batch.draws), may_lack)
     hidden_BAD, _ = policy.reasoner.forward(params, **inputs)
-    return *cross_entropy(policy.reasoner, params, hidden_BAD, batch.suffix), thought
+    of_stops, stops_right_B, stop_metrics = stop_term(policy, params, batch, thought, gate_weight)
+    of_words, metrics = cross_entropy(policy.reasoner, params, hidden_BAD, batch.suffix, stops_right_B)
+    total = of_words + of_stops
+    _, tokens = metrics["loss"]
+    return total, metrics | stop_metrics | {"loss": (total, tokens)}, thought
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,13 +227,14 @@ class Curriculum(RecipeSettings):
     """COCONUT's, and without latents CoT-SFT; its schedule is `config.imitate`'s own."""
 
     has_stages = True
+    teaches_stop = True
 
     def __call__(self, settings: ImitateSettings, default: Recipe | None = None) -> Recipe:
         published = Recipe(
             phases=lambda problems, max_latents: phases(settings, max_latents),
             needs=needs,
             rows=imitation_batch,
-            loss=loss,
+            loss=functools.partial(loss, gate_weight=settings.gate_weight),
             fewest_steps=lambda plan: int(any(phase.dropped is not None for phase in plan)),
         )
         if not settings.mix:
@@ -193,7 +249,7 @@ class Curriculum(RecipeSettings):
             published,
             needs=lambda problems, phase: needs(problems, dataclasses.replace(phase, dropped=0)),
             rows=rows,
-            loss=functools.partial(loss, may_lack=True),
+            loss=functools.partial(loss, may_lack=True, gate_weight=settings.gate_weight),
         )
 
 

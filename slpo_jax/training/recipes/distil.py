@@ -9,6 +9,7 @@ both its loss and its states, where that has two, which differ in their dropout.
 """
 
 import dataclasses
+import functools
 from typing import Any, ClassVar
 
 import jax
@@ -79,6 +80,7 @@ class Distillation(RecipeSettings):
     last_step: bool = False
 
     has_teacher = True
+    teaches_stop = True
     metrics: ClassVar = {
         "student": "CODI's loss of the thinking student, or SIM-CoT's.",
         "teacher": "CODI's loss of the teacher, which writes its steps.",
@@ -92,7 +94,7 @@ class Distillation(RecipeSettings):
             phases=lambda problems, max_latents: curriculum.phases(unstaged, max_latents, last="codi"),
             needs=self.needs,
             rows=self.rows,
-            loss=self.loss,
+            loss=functools.partial(self.loss, gate_weight=settings.gate_weight),
             usable=usable,
             fewest_steps=lambda plan: 1 if self.last_step else 2,
         )
@@ -121,17 +123,22 @@ class Distillation(RecipeSettings):
         if draw.phase.dropped == 0:
             return batch
         student = curriculum.imitation_batch(dataclasses.replace(draw, slots=((draw.slots[1],),)))
-        student = dataclasses.replace(student, suffix=_scaled(student.suffix))
+        suffix = _scaled(student.suffix)
+        # A stop weighs as much as a token of an answer.
+        stops_B = student.stops * suffix.weights.max()
+        student = dataclasses.replace(student, suffix=suffix, stops=stops_B)
         after_end_marker = np.array(offsets, np.int32) + 1
         return dataclasses.replace(batch, student=student, student_at=after_end_marker)
 
-    def loss(self, policy: Policy, params, batch: DistilBatch, key):
+    def loss(self, policy: Policy, params, batch: DistilBatch, key, gate_weight: float = 0.0):
         """Sum over examples of student + teacher_factor * teacher + distil_factor * distillation.
 
-        The gradient of the student and the distillation goes back through the latents.
+        The gradient of the student and the distillation goes back through the latents. The student's part has the
+        gate's, where that has a weight.
 
         Args:
             policy: as in `Recipe.loss`; dropout, if any, is on for the teacher too.
+            gate_weight: see `curriculum.stop_term`.
         """
         rows, params = jnp.float32(batch.draws.shape[0]), policy.reasoner.stacked(params)
         teacher, teacher_BMD = _teacher(policy.reasoner, params, batch, key, policy.config.dropout_rate)
@@ -139,11 +146,17 @@ class Distillation(RecipeSettings):
             return teacher, {"loss": (teacher, rows)}, None
         inputs, thought = curriculum.after_latents(policy, params, batch.student, noise.row_keys(key, batch.draws))
         hidden_BAD, _, student_BMD = policy.reasoner.trace(params, at_B=batch.student_at, **inputs)
-        student, metrics = curriculum.cross_entropy(policy.reasoner, params, hidden_BAD, batch.student.suffix)
+        of_stops, stops_right_B, stop_metrics = curriculum.stop_term(
+            policy, params, batch.student, thought, gate_weight
+        )
+        of_words, metrics = curriculum.cross_entropy(
+            policy.reasoner, params, hidden_BAD, batch.student.suffix, stops_right_B
+        )
+        student = of_words + of_stops
         distance = distillation(student_BMD, teacher_BMD).sum()
         loss = student + self.teacher_factor * teacher + self.distil_factor * distance
         parts = {"loss": loss, "student": student, "teacher": teacher, "distil": distance}
-        return loss, metrics | {name: (part, rows) for name, part in parts.items()}, thought
+        return loss, metrics | stop_metrics | {name: (part, rows) for name, part in parts.items()}, thought
 
     def _text(self, problems: EncodedProblems, index: int) -> tuple[Ids, int]:
         """Return what the teacher writes of a problem, eos included, and the length of the question in it."""

@@ -103,6 +103,7 @@ def frontier_batch(settings: ImitateSettings, draw: Draw) -> FrontierBatch:
         latents=(stages_B * settings.c_thought).astype(np.int32),
         suffix=suffix._replace(weights=suffix.weights * answers_B[:, None]),
         draws=draw.draws,
+        stops=answers_B.astype(np.float32),
         nodes=np.array([rng.choice(nodes) if nodes else problems.template.pad_id for nodes in targets], np.int32),
     )
 

@@ -106,6 +106,10 @@ class ImitateSettings(Checked):
         final_latents: latents of the last stage: "published" is c_thought * max_latent_stage, "random" a number from a
             problem's steps to T. With "steps" every stage has c_thought for each step that it drops, so that shorter
             problems have fewer.
+        gate_weight: weight of the log-likelihood of a stop exactly after the steps, which teaches the gate when to
+            stop; 0 leaves the gate as it is. It asks for final_latents="steps". A stop counts as one more token of its
+            row, and only where all of the row's steps are latents: in the last stage, and before that in shorter
+            problems. With `stage_until` a row is right only if the gate, at a threshold of 0.5, stops there too.
         dropout: dropout rate at every position, while imitating.
         suffix_slots: buckets of written steps and answer (of CODI's whole teacher text), below the one that holds all;
             each is compiled.
@@ -131,6 +135,7 @@ class ImitateSettings(Checked):
     stage_least: int = setting(100, least=1)
     mix: float = setting(0.0, least=0, most=1)
     final_latents: Literal["published", "random", "steps"] = "published"
+    gate_weight: float = setting(0.0, least=0, note="0 leaves the gate as it is")
     dropout: float = setting(0.0, least=0, below=1)
     suffix_slots: tuple[int, ...] = setting((), least=1)
     reset_optimizer: bool = True
@@ -260,6 +265,7 @@ class RecipeSettings(Checked, abc.ABC):
         uses_c_thought: whether `config.imitate.c_thought` says how many latents a step has; else thoughts are as long
             as the steps are, and the last phase trains them.
         has_teacher: whether a teacher writes the steps, but perhaps the last (`last_step`), beside a student.
+        teaches_stop: whether `config.imitate.gate_weight` can teach the gate where the steps end.
         has_stages: whether latents replace steps in stages, of which `config.imitate.mix` may mix earlier ones in.
         label: what a report calls the reasoner that it leaves without a thought; "" goes by what is still written.
         metrics: what it alone logs, with what each is.
@@ -267,6 +273,7 @@ class RecipeSettings(Checked, abc.ABC):
 
     uses_c_thought: ClassVar[bool] = True
     has_teacher: ClassVar[bool] = False
+    teaches_stop: ClassVar[bool] = False
     has_stages: ClassVar[bool] = False
     label: ClassVar[str] = ""
     metrics: ClassVar[Mapping[str, str]] = {}

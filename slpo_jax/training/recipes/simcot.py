@@ -121,6 +121,7 @@ class SimCot(RecipeSettings):
     weight: float = setting(1.0, least=0)
     keep: bool = False
 
+    teaches_stop: ClassVar = True  # by the reasoner's own recipe
     metrics: ClassVar = {"explained": "SIM-CoT's loss of the steps that its latents are to explain."}
 
     def __call__(self, settings: ImitateSettings, default: Recipe) -> Recipe:
