@@ -81,7 +81,8 @@ def get_config(cell: str = ""):
     if thinks:
         config.imitate.update(recipe="simcot", c_thought=1, stage_until=0.98)
         config.imitate.simcot.keep = True
-        config.imitate.update(control=not tunes, control_rate=RATES["further"], no_thought=name == "all")
+        if not tunes:
+            config.imitate.update(control=True, control_rate=RATES["further"], no_thought=name == "all")
     elif name == "cot":
         config.imitate.update(max_latent_stage=0, cot_steps=1_500, final_steps=0)
         config.max_answer_tokens = 6 * OPERATIONS + 8
