@@ -21,7 +21,7 @@ DEMOS = 600
 BACKBONE = "gpt2"
 OPERATIONS, MODULUS = 4, 10
 COT_STEPS, STAGE_STEPS, FINAL_STEPS = 800, 500, 100  # at most; without latents all of them are taken
-REWARD_STEPS = 600  # of each objective, and of further imitation
+REWARD_STEPS = 400  # of each objective, and of further imitation
 TRIED = (1e-4, 3e-4, 1e-3)
 # By name: the objective and its settings. The first is a control: no reward, but a key to each problem of the rewards.
 OBJECTIVES = {
