@@ -175,7 +175,7 @@ CELLS = {
     twelve: [reasoner + kind for reasoner in twelve.CHOSEN for kind in (*TUNED, ",falling")],
     arena: [f"{method}_{on}{kind}" for method in arena.REASONERS for on in ("gpt2", "llama") for kind in TUNED],
     countdown: [f"{name}_{on}{kind}" for name in countdown.REASONERS for on in ("gpt2", "llama") for kind in TUNED],
-    quickstart: ["", "tune", *(cell + kind for cell in ("all", "no_latents", "cot") for kind in TUNED)],
+    quickstart: ["", "tune", *(cell + kind for cell in ("no_latents", "cot") for kind in TUNED)],
     soft_quickstart: [method + kind for method in soft_quickstart.METHODS for kind in TUNED],
 }
 
