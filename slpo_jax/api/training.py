@@ -17,6 +17,7 @@ from slpo_jax.config.registry import register_reward
 from slpo_jax.data.problem import Problems
 from slpo_jax.data.problems import load_problems
 from slpo_jax.data.record_fields import FieldsConfig
+from slpo_jax.data.record_readers import reusable, select_split
 from slpo_jax.errors import UserError, about
 from slpo_jax.io.files import read_json
 from slpo_jax.io.workdir import Workdir
@@ -142,7 +143,7 @@ def read(
         fields_config = FieldsConfig(**cast(Any, fields or {}))
     except (TypeError, FieldError):
         raise UserError(f"fields: {fields!r} is not valid; give texts as question, answer, steps and so on") from None
-    source = list(source) if isinstance(source, Iterator) else source
+    source = reusable(source)
     source = os.fspath(source) if isinstance(source, os.PathLike) else source
     why = ""
     if not answers:
@@ -152,7 +153,7 @@ def read(
     problems = _load(source, kind, fields_config, with_columns)
     if not with_columns and 0 < sum(not problem.answer for problem in problems) < len(problems):
         problems = _load(source, kind, fields_config, with_columns, unanswered=False)  # as `correct` has them
-    name = source if isinstance(source, str) else "records"
+    name = source if isinstance(source, str) else select_split(source, "train")[0]
     if with_columns:  # a command prints the summary
         problems.warn()
     return problems.with_only(problems, summary=tuple(read_as(name, problems, _ARE[kind] + why)))
