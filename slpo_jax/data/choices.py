@@ -12,14 +12,14 @@ from slpo_jax.data.record_texts import is_missing, is_number, written
 from slpo_jax.errors import UserError
 from slpo_jax.rewards.answers import canonical_number
 
-FIELDS = ("choices", "options", "endings")
+CHOICE_FIELDS = ("choices", "options", "endings")
 Counted = Literal["", "0", "1"]
 """`config.data.fields.first_choice`."""
 _LETTER = re.compile(r"\(?([A-Za-z])\)?[.):]?")
 _OWN_LABEL = re.compile(r"\(?([A-Z])\s*[).:]\s*")
 _COLUMN = re.compile(r"([A-Z])|(?:(?i:op|opt|option|choice|ending|sol)[ _-]?|answer(?=[A-Z]))(?:([A-Za-z])|(\d{1,2}))")
 # The wrong answers of sets that have them in fields of their own: GPQA's, SciQ's and OpenTDB's, in lower case.
-_WRONG_ANSWERS = (
+WRONG_ANSWERS = (
     ("incorrect answer 1", "incorrect answer 2", "incorrect answer 3"),
     ("distractor1", "distractor2", "distractor3"),
     ("incorrect_answers",),
@@ -103,13 +103,14 @@ def choices_of(where: str, record: Mapping[str, Any], field_name: str = "") -> C
 
     Args:
         where: the record, for messages.
-        record: with a list of texts, with {"label": [..], "text": [..]}, or with texts by label, as one of `FIELDS`,
-            also written as texts; or with a column for each: A, B, C, ..; option_a, ..; opa, ..; option1, ...
+        record: with a list of texts, with {"label": [..], "text": [..]}, or with texts by label, as one of
+            `CHOICE_FIELDS`, also written as texts; or with a column for each: A, B, C, ..; option_a, ..; opa, ..;
+            option1, ...
         field_name: the field that has them.
     Raises:
         UserError: they are something else.
     """
-    field = next((field for field in ([field_name] if field_name else FIELDS) if record.get(field)), None)
+    field = next((field for field in ([field_name] if field_name else CHOICE_FIELDS) if record.get(field)), None)
     if field is None:
         return None if field_name else _of_columns(where, record)
     value = written(record[field]) if isinstance(record[field], str) else record[field]
@@ -147,7 +148,7 @@ def choices_with_wrong(record: Mapping[str, Any], question: str, answer: str) ->
         question: that is asked.
         answer: the right one.
     """
-    fields = next((fields for fields in _WRONG_ANSWERS if any(record.get(field) for field in fields)), None)
+    fields = next((fields for fields in WRONG_ANSWERS if any(record.get(field) for field in fields)), None)
     if fields is None:
         return None
     wrong: list[str] = []

@@ -1,5 +1,6 @@
 """What the fields of a record mean, by the names that they have in published data sets."""
 
+import itertools
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,7 +9,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from slpo_jax.data.choices import RIGHT_ANSWERS, Choices, Counted, choices_of, choices_with_wrong, is_column
+from slpo_jax.data.choices import (
+    CHOICE_FIELDS,
+    RIGHT_ANSWERS,
+    WRONG_ANSWERS,
+    Choices,
+    Counted,
+    choices_of,
+    choices_with_wrong,
+    is_column,
+)
 from slpo_jax.data.problem import NO_COLUMNS, FieldUse, shown
 from slpo_jax.data.record_texts import (
     CHATS,
@@ -111,6 +121,20 @@ _AFTER = {"instruction": ("input",)}
 _STEPS = ("steps", "cot", "rationale", "reasoning", "chain_of_thought", "explanation", "thought")
 
 
+_KNOWN = {
+    *_QUESTIONS,
+    *_ANSWERS,
+    *_STEPS,
+    *CHOICE_FIELDS,
+    *itertools.chain(*_BEFORE.values(), *_AFTER.values(), *WRONG_ANSWERS),
+}
+
+
+def is_known(name: str) -> bool:
+    """Tell whether a field would be read as a part of the problem, so that it is no mere column."""
+    return name.strip().lower() in _KNOWN or is_column(name)
+
+
 def read_record(where: str, record: Record, wanted: Wanted, field_use: FieldUse) -> RawProblem:
     """Read a record by the names of its fields.
 
@@ -153,8 +177,7 @@ def read_record(where: str, record: Record, wanted: Wanted, field_use: FieldUse)
     question = _question(where, record, question_field, field_use)
     choices = choices_of(where, record, fields.choices if fields.choices in original else "")
     if choices is None and answer and answer_field in RIGHT_ANSWERS:
-        if found := choices_with_wrong(record, question, answer):
-            choices, answer = found
+        choices, answer = choices_with_wrong(record, question, answer) or (None, answer)
     if choices:
         question = choices.below(question)
         field_use.note("choices", choices.fields)

@@ -8,7 +8,8 @@ backquotes there; periods at the end are no part of an answer, and the case of A
 import re
 import string
 
-# Behind the last of these an answer stands: COCONUT's and GSM8K's (but not in C#), CODI's, CoLaR's, a sentence's, tags'.
+# Behind the last of these an answer stands: COCONUT's and GSM8K's (but not in C#), CODI's, CoLaR's, those of sentences
+# and tags.
 MARKS = (b"# ", b"answer is:", b"answer:", b"answer**:", b"answer is ", b"<answer>", b"</think>")
 # Behind these too, as far as the brace that closes them.
 BOXES = (b"\\boxed{", b"\\boxed{\\text{")

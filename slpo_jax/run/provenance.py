@@ -21,6 +21,7 @@ from slpo_jax.errors import UserError
 from slpo_jax.io import artifact
 from slpo_jax.io.files import as_json, digest, files_below, files_digest, flatten, read_json, write_text
 from slpo_jax.io.orbax import params_digest, params_dir
+from slpo_jax.io.workdir import StageFolder
 from slpo_jax.policy.latent_policies import has_parameters
 from slpo_jax.run.experiment import Stage
 from slpo_jax.run.setup import Setup
@@ -217,8 +218,7 @@ def _check_settings(stage: Stage, written: dict[str, Any]) -> None:
 
 
 def first_difference(now: dict[str, Any], then: dict[str, Any]) -> tuple[str, str, str] | None:
-    """Return `artifact.first_difference` of flat facts; of one reward against several, both keys are there.
-    """
+    """Return `artifact.first_difference` of flat facts; of one reward against several, both keys are there."""
     if (differs := artifact.first_difference(now, then)) is None:
         return None
     key, is_now, was = differs

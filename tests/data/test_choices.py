@@ -53,7 +53,11 @@ def test_wrong_answers_in_fields_of_their_own_are_choices_in_a_drawn_order(recor
 
 def test_there_may_be_more_than_ten_choices():
     texts = {letter: f"text {letter}" for letter in "ABCDEFGHIJKL"}
-    for record in (texts, {"options": [*texts.values()]}, {f"option{n}": text for n, text in enumerate(texts.values())}):
+    for record in (
+        texts,
+        {"options": [*texts.values()]},
+        {f"option{n}": text for n, text in enumerate(texts.values())},
+    ):
         (problem,) = load_problems([{"question": "Which?", **record, "answer": "L"}], answers="texts")
         assert problem.question.endswith("K. text K\nL. text L")
         assert problem.answer == "L"

@@ -23,6 +23,7 @@ from slpo_jax.data import dataset_rows
 from slpo_jax.data.problem import Problem
 from slpo_jax.data.problems import load_problems
 from slpo_jax.data.synthetic import SyntheticConfig, synthetic_problems
+from slpo_jax.errors import UserError
 from slpo_jax.run.experiment import build
 from small_run import load_config
 
@@ -33,6 +34,7 @@ def cache(tmp_path_factory, monkeypatch) -> Path:
     folder = tmp_path_factory.mktemp("cache")
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(folder / "datasets"))
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(folder / "hub"))
+
     def unreachable(*_: object) -> None:
         raise OSError("no name service")
 

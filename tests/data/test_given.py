@@ -170,5 +170,5 @@ def test_a_dict_of_splits_gives_the_split_of_the_role():
     assert [each.answer for each in load_problems(splits)] == ["1", "2"]
     assert [each.answer for each in load_problems(splits, role="test")] == ["2"]
     assert slpo_jax.read(splits).summary[0].startswith("records, split train: 2 problems")
-    with pytest.raises(UserError, match="^records: have no split 'validation', only train, test"):
+    with pytest.raises(UserError, match=r"^records: have no split 'validation', only train, test"):
         load_problems(splits, role="validation")

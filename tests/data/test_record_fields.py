@@ -320,9 +320,9 @@ def test_a_record_without_the_field_of_the_answer_is_counted_as_one_with_nothing
     named = [{"question": "b"}, {"question": "a", "key": "1"}]
     read = load_problems(named, fields=FieldsConfig(answer="key"))
     assert ([each.question for each in read], read.left_out) == (["a"], 1)
-    with pytest.raises(UserError, match="^record 1: field 'answer' is missing, only question, x are there"):
+    with pytest.raises(UserError, match=r"^record 1: field 'answer' is missing, only question, x are there"):
         load_problems([{"question": "a", "x": 1}, {"question": "b"}])
-    with pytest.raises(UserError, match="^record 1: has no field 'keys'"):
+    with pytest.raises(UserError, match=r"^record 1: has no field 'keys'"):
         load_problems(named, fields=FieldsConfig(answer="keys"))
 
 
