@@ -17,7 +17,9 @@ Counted = Literal["", "0", "1"]
 """`config.data.fields.first_choice`."""
 _LETTER = re.compile(r"\(?([A-Za-z])\)?[.):]?")
 _OWN_LABEL = re.compile(r"\(?([A-Z])\s*[).:]\s*")
-_COLUMN = re.compile(r"([A-Z])|(?:(?i:op|opt|option|choice|ending|sol)[ _-]?|answer(?=[A-Z]))(?:([A-Za-z])|(\d{1,2}))")
+_COLUMN = re.compile(
+    r"([A-Z])|(?:(?i:op|opt|option|choice|ending|sol)(?![sS]\Z)[ _-]?|answer(?=[A-Z]))(?:([A-Za-z])|(\d{1,2}))"
+)
 # The wrong answers of sets that have them in fields of their own: GPQA's, SciQ's and OpenTDB's, in lower case.
 WRONG_ANSWERS = (
     ("incorrect answer 1", "incorrect answer 2", "incorrect answer 3"),

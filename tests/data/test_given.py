@@ -105,7 +105,7 @@ def test_values_of_other_libraries_are_read(answer, expected):
         ([], "records: holds no problems; give one with at least one"),
         (pandas.DataFrame(), "records: holds no problems"),
         (RECORDS[0], "dict holds no records"),
-        (datasets.DatasetDict(train=datasets.Dataset.from_list(RECORDS)), "DatasetDict holds no records"),
+        (datasets.DatasetDict(test=datasets.Dataset.from_list(RECORDS)), "records: have no split 'train', only test"),
         (["Q?"], "record 1: not a record with fields"),
         ([{"task": 1, "answer": "5"}], "record 1: field 'question' is missing, .* rename the one that holds it to q"),
         (pandas.DataFrame([["Q?", 5]]), "record 1: field 'question' is missing, only 0, 1 are there; rename"),
