@@ -361,7 +361,7 @@ def test_a_run_does_not_go_on_with_other_records(tmp_path, monkeypatch):
     run = slpo.train("quickstart", train=RECORDS, eval={"mine": RECORDS}, workdir=tmp_path)
     path = run.workdir / "data" / "train.jsonl"
     before = path.read_text()
-    (tmp_path / "checkpoints" / "imitate").mkdir(parents=True)
+    (tmp_path / "checkpoints" / "imitate" / "5").mkdir(parents=True)
     slpo.train("quickstart", train=RECORDS, eval={"mine": RECORDS[1:]}, workdir=tmp_path)  # other tests may be asked
     with pytest.raises(slpo.UserError, match=r"^train: the records are not those that .* began with"):
         slpo.train("quickstart", train=RECORDS[1:], workdir=tmp_path)
