@@ -22,6 +22,7 @@ from slpo_jax.config.config import ends_at
 from slpo_jax.config.overrides import changed
 from slpo_jax.data.batches import EncodedProblems
 from slpo_jax.data.problem import Problem, Problems
+from slpo_jax.data.record_readers import is_dataset_dict
 from slpo_jax.errors import UserError, about
 from slpo_jax.evaluation.completions import Completions, record_rows
 from slpo_jax.io.files import check_free
@@ -190,6 +191,8 @@ class TrainedReasoner:
         if isinstance(source, str) and source in setup.config.data.eval:
             name = source
             source = setup.config.data.eval[name]
+        if is_dataset_dict(source):
+            logging.warning("problems: of the splits %s, test is asked", ", ".join(source))
         judge = setup.reward if reward is None else setup.reward.asking(reward)
         loaded = load_set(setup.config, "problems", source, entries=[*judge.entries.values()])
         loaded.warn()

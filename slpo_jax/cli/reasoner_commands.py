@@ -5,12 +5,14 @@ import codecs
 import dataclasses
 import io
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from slpo_jax.api.load_options import LoadOptions
 from slpo_jax.cli.command import CommandParser, take_keys
 from slpo_jax.errors import UserError
 from slpo_jax.io.files import to_json
+from slpo_jax.io.workdir import Workdir
 
 if TYPE_CHECKING:
     from slpo_jax.api.solver import Solution
@@ -158,6 +160,9 @@ def data(arguments: list[str]) -> None:
         check_name(flags.out)
     if flags.set is None:
         from slpo_jax.api.training import read
+
+        if Workdir(Path(flags.problems).expanduser()).checkpoints.is_dir():
+            raise UserError(f"{flags.problems}: is a run; name one of its sets too: slpo data {flags.problems} SET")
 
         problems = read(flags.problems, flags.answers, fields, with_columns=False)
     else:

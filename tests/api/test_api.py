@@ -391,6 +391,8 @@ def test_the_sets_of_a_run_are_read_as_the_run_does(tmp_path):
     assert "made with the defaults of config.data.chain" in str(slpo.read("chain:test"))
     commands._run(["data", str(folder), "made", f"--out={tmp_path}/made.jsonl"])
     assert load_problems(f"{tmp_path}/made.jsonl") == expected
+    with pytest.raises(slpo.UserError, match=r"is a run; name one of its sets too"):
+        commands._run(["data", str(folder)])
     with pytest.raises(slpo.UserError, match=r"end it in \.jsonl"):
         commands._run(["data", str(folder), "made", f"--out={tmp_path}/made.txt"])
 
