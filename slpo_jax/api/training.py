@@ -126,7 +126,7 @@ def train(
 def _other_splits(splits: Mapping[str, Any], valid: Any, tests: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     """Return the validation set and the test sets: what is given, else the splits of a `datasets.DatasetDict`."""
     taken = ["train"]
-    if valid == "" and "validation" in splits:
+    if isinstance(valid, str) and not valid and "validation" in splits:
         valid = splits["validation"]
         taken.append("validation")
     if not tests and "test" in splits:
