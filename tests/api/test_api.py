@@ -350,7 +350,13 @@ def test_a_dict_of_splits_gives_the_sets_that_are_not_given(tmp_path, monkeypatc
     parts = {"train": RECORDS[:24], "validation": RECORDS[24:32], "test": RECORDS[32:]}
     splits = datasets.DatasetDict({name: datasets.Dataset.from_list(part) for name, part in parts.items()})
     slpo.train("quickstart", train=splits, workdir=tmp_path / "all")
-    slpo.train("quickstart", train=splits, valid=pandas.DataFrame(RECORDS[:3]), eval={"mine": splits}, workdir=tmp_path / "some")
+    slpo.train(
+        "quickstart",
+        train=splits,
+        valid=pandas.DataFrame(RECORDS[:3]),
+        eval={"mine": splits},
+        workdir=tmp_path / "some",
+    )
     read = [[len(load_problems(source)) for source in (data.train, data.valid, *data.eval.values())] for data in seen]
     assert read == [[24, 8, 8], [24, 3, 8]]
     assert "splits train, validation, test of train, validation, test" in capsys.readouterr().err
