@@ -21,7 +21,8 @@ from slpo_jax.checkpoints.foreign_layouts import with_decoder
 from slpo_jax.config.config import ends_at
 from slpo_jax.config.overrides import changed
 from slpo_jax.data.batches import EncodedProblems
-from slpo_jax.data.problem import Problem
+from slpo_jax.data.problem import Problem, Problems
+from slpo_jax.data.record_readers import is_dataset_dict
 from slpo_jax.errors import UserError, about
 from slpo_jax.evaluation.completions import Completions, record_rows
 from slpo_jax.io.files import check_free
@@ -31,7 +32,7 @@ from slpo_jax.policy.latent_policies import LatentPolicyConfig
 from slpo_jax.rewards.answers import STYLES
 from slpo_jax.rewards.reward import Reward
 from slpo_jax.run.setup import Setup
-from slpo_jax.run.sources import load_set
+from slpo_jax.run.sources import TRAIN, VALID, load_set, made_with, read_as
 from slpo_jax.runtime.backend import set_up_jax
 
 
@@ -184,11 +185,14 @@ class TrainedReasoner:
             UserError: the problems or the reward can't be used.
         """
         _check_numbers(samples=samples, seed=seed, limit=limit)
-        setup, name, source = self.solver.setup, "", problems
-        if isinstance(source, str | os.PathLike):
-            source = os.fspath(source)
-            name = source if source in setup.config.data.eval else ""
-            source = setup.config.data.eval.get(source, source)
+        setup = self.solver.setup
+        name = ""
+        source = os.fspath(problems) if isinstance(problems, os.PathLike) else problems
+        if isinstance(source, str) and source in setup.config.data.eval:
+            name = source
+            source = setup.config.data.eval[name]
+        if is_dataset_dict(source):
+            logging.warning("problems: of the splits %s, test is asked", ", ".join(source))
         judge = setup.reward if reward is None else setup.reward.asking(reward)
         loaded = load_set(setup.config, "problems", source, entries=[*judge.entries.values()])
         loaded.warn()
@@ -208,6 +212,37 @@ class TrainedReasoner:
         earns = repr(reward) if callable(reward) else next(iter(judge.entries))  # two lambdas differ
         milliseconds, batch = setup.evaluator.milliseconds(self.solver.params, encoded, stopping, rule)
         return Evaluation(rows, Path(self.source).name, earns, milliseconds, batch)
+
+    @by_argument()
+    def problems(self, source: str | os.PathLike[str]) -> Problems:
+        """Read a set as the run does, with its settings of generated tasks, fields, answers and rewards.
+
+        Args:
+            source: the name of a set of the run (those of `config.data.eval`, "train" or "valid"), or anything that
+                `config.data.eval` takes.
+        Returns:
+            the problems that `evaluate(source)` asks; `print` says how they were read.
+        Raises:
+            UserError: there is no such set, or it can't be read.
+        """
+        if not isinstance(source, str | os.PathLike):
+            raise UserError(f"source: {source!r} is not valid; give the name of a set of the run, or a path")
+        config = self.config
+        name = os.fspath(source)
+        learned = {"train": (TRAIN, config.data.train), "valid": (VALID, config.data.valid)}
+        if name in config.data.eval:
+            key = "problems"
+            place = config.data.eval[name]
+        elif name in learned and not Path(name).exists():
+            key, place = learned[name]
+        else:
+            key = "problems"
+            place = name
+        problems = load_set(config, key, place)
+        lines = read_as(name, problems, STYLES[self.solver.setup.template.answer_style].about)
+        if line := made_with(place, config.data.of_task(place)):
+            lines.append(f"  {line}")
+        return problems.with_only(problems, summary=tuple(lines))
 
     @by_argument()
     def export(

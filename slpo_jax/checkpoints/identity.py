@@ -15,7 +15,7 @@ from slpo_jax.checkpoints.description import Description, read_description
 from slpo_jax.checkpoints.foreign import Foreign, locate, open_foreign
 from slpo_jax.data.tokenizer import load_tokenizer
 from slpo_jax.errors import UserError
-from slpo_jax.io.files import flatten, read_json
+from slpo_jax.io.files import check_utf8, flatten, read_json
 from slpo_jax.io.orbax import StoredParams, difference, is_checkpoint, stored_params
 from slpo_jax.io.workdir import REASONER_FOLDER, StageFolder, Workdir
 from slpo_jax.models.parts import GATE, OF_A_REASONER, REASONER
@@ -99,6 +99,7 @@ def identify(source: str, base: str = "", lora_alpha: float | None = None) -> Id
     """
     if lora_alpha is not None and not 0 < lora_alpha < math.inf:
         raise UserError("config.lora_alpha", f"{lora_alpha} is not valid; give a number above 0")
+    check_utf8(source)
     return open_ours(source) or open_foreign(source, base, lora_alpha)
 
 

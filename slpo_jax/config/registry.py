@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ml_collections import ConfigDict
 
-from slpo_jax.data.record_readers import FILE_READERS
+from slpo_jax.data.record_readers import reader_of
 from slpo_jax.errors import UserError, in_a_line
 
 if TYPE_CHECKING:
@@ -203,7 +203,7 @@ def find_config(source: str) -> str:
     if not file.is_file():
         what = "is empty" if not path else "a directory" if file.is_dir() else "no such file"
         raise UserError(f"--config={path}: {what}; give a file, or one of {', '.join(shipped())}")
-    if file.suffix in FILE_READERS:
+    if reader_of(file):
         raise UserError(f"--config={path}: is data, not a config; give it as --train")
     return f"{file}{colon}{argument}"
 

@@ -42,6 +42,26 @@ def write_text(path: str | Path, text: str) -> None:
         raise
 
 
+def check_utf8(path: str | Path, name: str = "") -> None:
+    """Refuse a path that is not UTF-8, such as any with an accent where Python takes the locale C at its word.
+
+    The libraries that read and write parameters can't open it.
+
+    Args:
+        name: of the flag, before the path in the message.
+    Raises:
+        UserError: it is not.
+    """
+    whole_path = Path(path).expanduser().absolute()
+    try:
+        str(whole_path).encode()
+    except UnicodeEncodeError:
+        raise UserError(
+            f"{name}{path}: the path {str(whole_path)!a} is not UTF-8, as a checkpoint's has to be; set "
+            "LC_ALL=C.UTF-8, or rename it"
+        ) from None
+
+
 def check_free(folder: Path, remedy: str = "give another directory") -> None:
     """Refuse a folder to write to that is in use.
 
@@ -68,6 +88,7 @@ def whole_folder(folder: Path, replaces: Collection[str] | None = None) -> Itera
     """
     if replaces is None:
         check_free(folder)
+    check_utf8(folder)
     folder = folder.resolve()  # of a link the folder itself
     folder.parent.mkdir(parents=True, exist_ok=True)
     new = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))

@@ -2,6 +2,7 @@
 
 WORKDIR/
   config.json  metrics.jsonl  tensorboard/  trackers.json  report.json  report.md  report.html  .lock
+  data/NAME.jsonl                           records that a call of `slpo_jax.train` gave
   failed_STAGE_STEP.npz                     the batch of a step that was not finite
   checkpoints/
     reasoner/                               what the checkpoints are: shapes, texts, tokenizer
@@ -138,6 +139,10 @@ class Workdir:
     def failed_batch(self, stage: str, step: int) -> Path:
         """Return the file of the batch of the step at which a run gave up on a stage."""
         return self.root / f"failed_{stage}_{step}.npz"
+
+    def records(self, name: str) -> Path:
+        """Return the file of a set's records, where they were given to a call."""
+        return self.root / "data" / f"{name}.jsonl"
 
     @contextlib.contextmanager
     def in_use(self) -> Iterator[None]:

@@ -14,7 +14,7 @@ from slpo_jax.config.config import Config, own_latents, rl_of
 from slpo_jax.config.overrides import changed, values
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.report_rows import BEST_FIXED, Row
-from slpo_jax.io.files import as_json, flatten
+from slpo_jax.io.files import as_json, check_utf8, flatten
 from slpo_jax.io.workdir import StageFolder, Workdir
 from slpo_jax.run.setup import Setup, assemble
 from slpo_jax.runtime import hosts
@@ -58,7 +58,7 @@ class Experiment(Setup):
     @property
     def left(self) -> list["Stage"]:
         """The stages that the config asks for and that are not finished."""
-        return [stage for stage in self.wanted if not stage.folder.is_finished]
+        return [stage for stage in self.wanted if not stage.is_done]
 
     @property
     def finished(self) -> list["Stage"]:
@@ -92,6 +92,27 @@ class Stage:
     def folder(self) -> StageFolder:
         """The folder of its checkpoints."""
         return self.experiment.workdir.stage_folder(self.name)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it was run to its end, and the config asks for no further steps."""
+        return self.folder.is_finished and not self.goes_on
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the steps of the stage rl were raised, which this one goes on for.
+
+        Not where the learning rate falls to the last step, nor where adapters are merged already.
+        """
+        config = self.experiment.config
+        if self.section == RL:
+            steps, schedule = self.settings.steps, self.settings.optimizer.schedule
+        elif self.name == CONTROL:
+            steps, schedule = config.rl.steps, config.imitate.optimizer.schedule
+        else:
+            return False
+        before = self.folder.read_facts().get("rl", {}).get("steps", steps)
+        return before < steps and schedule == "constant" and not (self.section == RL and config.rl.lora.rank)
 
     @functools.cached_property
     def settings(self) -> Any:
@@ -136,6 +157,7 @@ def build(config: Config, workdir: Path) -> Experiment:
     Raises:
         UserError: a key's value can't be used.
     """
+    check_utf8(workdir, "--workdir=")
     paths, identity = Workdir(workdir), None
     if config.init:
         identity = identify(config.init, config.base, config.lora_alpha)
@@ -212,7 +234,8 @@ def _of_imitation(config: Config, stages: Collection[str], by_gate: dict[str, An
         by_gate: how rows with a trained gate stop.
     """
     own_number, total = own_latents(config), config.max_latents
-    by_steps = config.imitate.final_latents == "steps"  # no number is right for all problems
+    # No number is right for all problems then; without latents there is nothing to choose.
+    by_steps = config.imitate.final_latents == "steps" and total > 0
     lengths, report_rows = tuple(range(1, total + 1)) if by_steps else (own_number,), list[Row]()
     if NO_THOUGHT in stages:
         about = "Imitation in as many stages and steps, without latents."

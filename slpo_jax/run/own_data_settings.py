@@ -3,6 +3,7 @@
 import contextlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from absl import logging
@@ -14,12 +15,12 @@ from slpo_jax.checkpoints.identity import identify, newest_checkpoint
 from slpo_jax.config.config import Config
 from slpo_jax.config.overrides import changed, values
 from slpo_jax.data.batches import encode_problems
-from slpo_jax.data.dataset_rows import NoSplit, open_splits, part_of
+from slpo_jax.data.dataset_rows import NoSplit, is_saved_alone, open_splits, part_of
 from slpo_jax.data.generated import task_of
 from slpo_jax.data.generated_sets import is_gym
 from slpo_jax.data.problem import Problem
 from slpo_jax.data.problems import number_of
-from slpo_jax.data.record_readers import FILE_READERS
+from slpo_jax.data.record_readers import reader_of
 from slpo_jax.data.tokenizer import BYTES, WORDS, words_of
 from slpo_jax.errors import UserError
 from slpo_jax.io.files import flatten
@@ -140,7 +141,8 @@ def _split(train: str, name: str) -> str:
     if is_gym(train):
         return f"{train.partition('@')[0]}@{name}"
     source, part = part_of(train)
-    if part or source.lower().endswith(tuple(FILE_READERS)) or "@" in source:
+    path = Path(source).expanduser()
+    if part or reader_of(path) or is_saved_alone(path) or "@" in source:
         return f"{source}[{name}]"
     try:
         open_splits(train, "test" if name == "test" else "validation")

@@ -21,6 +21,7 @@ from slpo_jax.errors import UserError
 from slpo_jax.io import artifact
 from slpo_jax.io.files import as_json, digest, files_below, files_digest, flatten, read_json, write_text
 from slpo_jax.io.orbax import params_digest, params_dir
+from slpo_jax.io.workdir import StageFolder
 from slpo_jax.policy.latent_policies import has_parameters
 from slpo_jax.run.experiment import Stage
 from slpo_jax.run.setup import Setup
@@ -111,7 +112,7 @@ def ensure_manifest(stage: Stage, write: bool = True) -> None:
             hosts.barrier(f"manifest {stage.name}")  # nobody still looks for what is written now
             if hosts.is_first():
                 experiment.checkpoint.write(experiment.workdir.reasoner)
-            write_text(folder.facts, json.dumps(facts, indent=1, sort_keys=True) + "\n")
+            _write_facts(folder, facts)
         return
     written = read_json(folder.facts, folder.anew)
     _check_settings(stage, written)
@@ -122,6 +123,18 @@ def ensure_manifest(stage: Stage, write: bool = True) -> None:
             f"{folder.anew}"
         )
     check_start(stage)
+    if write and stage.goes_on:
+        settings = settings_of(experiment.config, stage.name)
+        facts = written | {key: settings[key] for key in ("rl", "objective") if key in settings}
+        hosts.barrier(f"more steps of {stage.name}")  # nobody still looks for what is written now
+        if hosts.is_first():
+            folder.finished.unlink(missing_ok=True)
+        _write_facts(folder, facts)
+
+
+def _write_facts(folder: StageFolder, facts: dict[str, Any]) -> None:
+    """Write down what a stage's result depends on."""
+    write_text(folder.facts, json.dumps(facts, indent=1, sort_keys=True) + "\n")
 
 
 def check_models(stages: Iterable[Stage]) -> None:
@@ -193,6 +206,9 @@ def _check_settings(stage: Stage, written: dict[str, Any]) -> None:
                 f"config.{key}: {now[key]} has changed since {owner} began; bring the old file back, or "
                 f"{stage.folder.anew}"
             )
+    if stage.goes_on:
+        raised = ("rl.steps", f"objective.{stage.name}.steps")
+        now |= {key: then[key] for key in raised if key in then}
     if differs := first_difference(now, then):
         key, is_now, was = differs
         if key.startswith(_CODE) and key in now and key in then:
@@ -206,8 +222,7 @@ def _check_settings(stage: Stage, written: dict[str, Any]) -> None:
 
 
 def first_difference(now: dict[str, Any], then: dict[str, Any]) -> tuple[str, str, str] | None:
-    """Return `artifact.first_difference` of flat facts; of one reward against several, both keys are there.
-    """
+    """Return `artifact.first_difference` of flat facts; of one reward against several, both keys are there."""
     if (differs := artifact.first_difference(now, then)) is None:
         return None
     key, is_now, was = differs
