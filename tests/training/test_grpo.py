@@ -285,7 +285,7 @@ class Toy(Objective):
         return losses_N.sum(), len(rewards_BG), {"width": width}
 
 
-def _toy_rollout(policy, params, batch, reward, group, key):
+def _toy_rollout(policy, params, batch, reward, group, key, _unjudged=None):
     """Lengths by key and index, which are in the tokens."""
     index_N = jnp.repeat(batch.draws, group)
     draw = jax.vmap(lambda index: jax.random.randint(jax.random.fold_in(key, index), (), 1, 9))
@@ -313,7 +313,7 @@ def test_updates_on_one_rollout(monkeypatch, devices, micro_batches):
         reward = None if host_reward else _toy_reward
         params = {"w": jnp.float32(0.3), "reasoner": {}}
         start = copied(params, layout) if compares else None
-        host = host_reward and (lambda *rolled: verdicts(host_reward(*rolled)))
+        host = host_reward and (lambda tokens, index, _: verdicts(host_reward(tokens, index)))
         how = dict(micro_batches=micro_batches, host_reward=host, reference=start)
         toy = Toy(updates_per_step=updates, rollout_parts=parts, needs_reference=compares)
         step, rows = make_rl_step(POLICY, toy, reward, GROUP, optimizer, ("w",), layout, "rl", **how), []
