@@ -312,7 +312,8 @@ def test_a_masked_rollout_is_out_of_the_loss(monkeypatch, reduction):
     def loss(rows, rewards):
         chosen = Choices(log_probs[rows], made[rows] * 1.0, made[rows], log_probs[rows].sum(axis=1))
         monkeypatch.setattr(type(grpo), "_choices", lambda *_: chosen)
-        before = Trajectories(None, None, None, None, behaviour=log_probs[rows] + 0.1, reference=log_probs[rows] - 0.2)
+        start = log_probs[rows] - jnp.array([0.1, 0.9, 0.4])[rows][:, None]
+        before = Trajectories(None, None, None, None, behaviour=log_probs[rows] + 0.1, reference=start)
         total, (count, _) = grpo._loss(None, None, None, None, before, jnp.array([rewards]))
         return float(total / count)
 
