@@ -27,7 +27,7 @@ def test_metrics_are_of_all_verdicts_of_a_step(devices, names, way):
         row, column = index_N, tokens_NA[:, 0] % 3
         by_name = {name: each[row, column] for name, each in zip(names, (FIRST, SECOND), strict=False)}
         failed, missing = FAILED[row, column], SECOND[row, column] == 6
-        total = np.where(failed, 0, sum(by_name.values()) - 0.25)
+        total = np.where(failed, 0, sum(by_name.values()) - 1.25)
         by_name = {name: np.where(missing, np.nan, each) for name, each in by_name.items()}
         return Verdicts(total, by_name, FIRST[row, column] >= 1, failed, missing, failed & missing)
 
@@ -35,7 +35,7 @@ def test_metrics_are_of_all_verdicts_of_a_step(devices, names, way):
     rule = Unjudged(*way)
     asked, index_B = HostVerdicts(host, layout.mesh, rule), np.arange(4)
     place = shard_rows((np.arange(12)[:, None], index_B, np.arange(12)), layout.mesh)
-    wanted = FIRST + (SECOND if len(names) > 1 else 0) - 0.25
+    wanted = FIRST + (SECOND if len(names) > 1 else 0) - 1.25
     # The lowest of the judged is below 0, whichever device it is on.
     others = FAILED if way[0] == "lowest" else FAILED | (SECOND == 6)
     wanted = np.where(others, {"lowest": wanted[~FAILED].min(), "value": -7.0, "masked": np.nan}[way[0]], wanted)
