@@ -6,7 +6,7 @@ import sys
 import pytest
 
 FORKED = """
-import multiprocessing, sys
+import multiprocessing, sys, time
 from pathlib import Path
 from types import SimpleNamespace
 from slpo_jax.io.workdir import Workdir
@@ -18,6 +18,8 @@ log = MetricsLog(Workdir(Path(sys.argv[1])))
 with StageLoop("slpo", 9, 0, log, keeper, log_every=9, checkpoint_every=9, max_skipped=1):
     with multiprocessing.get_context("fork").Pool(2) as pool:
         print(pool.map(len, ["a", "bb"]))
+        pool.map_async(time.sleep, [600, 600])  # is under way when the pool is ended
+        time.sleep(0.5)
 """
 SPAWNED = """
 import sys

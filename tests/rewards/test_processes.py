@@ -51,7 +51,10 @@ def used_up(completion):
 def pooled(numbers):
     import multiprocessing
     with multiprocessing.get_context("fork").Pool(2) as pool:
-        return sum(pool.map(abs, numbers))
+        total = sum(pool.map(abs, numbers))
+        pool.map_async(time.sleep, [600, 600])  # is under way when the pool is ended
+        time.sleep(0.5)
+        return total
 
 def odd(case):
     if case == "raises":
