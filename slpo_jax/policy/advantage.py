@@ -90,9 +90,9 @@ def pkpo(rewards_G: jax.Array, counts_G: jax.Array | None = None, *, k: int) -> 
         table = np.zeros((group + 1, group), np.float32)  # the same by how many count
         for count in range(k, group + 1):
             table[count] = [math.comb(j, k - 2) / math.comb(count, k) for j in range(group)]
-        best_G = jnp.asarray(table)[counts_G.sum()]
+        counted_G = jnp.asarray(table)[counts_G.sum()]
         above_GG = jnp.maximum(rewards_G[:, None] - jnp.sort(jnp.where(counts_G, rewards_G, jnp.inf))[None], 0.0)
-        return jax.lax.stop_gradient(jnp.where(counts_G, jnp.sum(above_GG * best_G[None], axis=1), 0.0))
+        return jax.lax.stop_gradient(jnp.where(counts_G, jnp.sum(above_GG * counted_G[None], axis=1), 0.0))
     added_GG = jnp.maximum(rewards_G[:, None] - jnp.sort(rewards_G)[None], 0.0)
     return jax.lax.stop_gradient(jnp.sum(added_GG * best_G[None], axis=1))
 

@@ -42,10 +42,14 @@ def one_of_many(completions):
     return [1.0]
 
 
+def takes_all(completion, **columns):
+    return 1.0
+
+
 @pytest.fixture
 def made(tmp_path, monkeypatch):
     """(records, settings..) -> a run that would be trained on these."""
-    for function in (near, short, broken, one_of_many, verl_style):
+    for function in (near, short, broken, one_of_many, verl_style, takes_all):
         monkeypatch.setitem(REWARDS, function.__name__, RewardEntry(function))
 
     def experiment(records, **changes):
@@ -71,6 +75,13 @@ def test_problems_without_answers_are_counted_and_not_imitated(made):
     imitates = made([*ASKED, *ANSWERED], stages=("imitate", "rl"), **{"imitate.control": False})
     assert len(imitates.train) == 24
     check_stages(imitates)
+
+
+def test_columns_of_a_reward_that_takes_all_are_used(made):
+    experiment = made([row | {"pair": [1, 2], "kind": "a"} for row in ANSWERED], reward="takes_all")
+    lines = data_summary("config.data.train", experiment.train, experiment.config.weighted)
+    assert not any("not used" in line for line in lines)
+    assert any("reward from target, pair, kind" in line for line in lines)
 
 
 @pytest.mark.parametrize(
