@@ -106,11 +106,11 @@ class Config:
         latent_rm: the stage latent_rm, which trains a reward model of latents.
         reward: "correct" is 1 where the answer is the reference, else 0; others are registered. "" is the task's own
             verifier of a generated set, else "correct".
-        rewards: several rewards with weights, (NAME, WEIGHT) each, in the place of `reward`; the first says what is
-            right.
+        rewards: several rewards with weights, (NAME, WEIGHT) each, in the place of `reward`; the first that gives a
+            verdict on a completion says whether it is right.
         reward_processes: processes in which each reward function is asked, one completion at a time; 0 asks in the
             run's own. What can't be sent to a process is refused.
-        reward_seconds: most seconds of a reward function for a completion, which else earns 0 and counts as
+        reward_seconds: most seconds of a reward function for a completion, which else isn't judged and counts as
             `reward_failed`; above 0 it is asked in one process at least, 0 is no limit.
         evaluate: the stage evaluate, and validation in the others.
         trackers: where rows of metrics.jsonl go as well, see docs/train.md.
@@ -173,12 +173,16 @@ class Config:
                 raise FieldError(self, "rewards", f"{name!r} is there twice; give it once, with one weight")
         if self.reward and names:
             raise FieldError(self, "reward", "config.rewards is given too; leave one of the two out")
+        first, *_ = names or [self.reward]
+        if first and REWARDS[first].follows:
+            remedy = "put one that says what is right before it, e.g. (('correct', 1.0), ('relative_length', 1.0))"
+            raise FieldError(self, "rewards", f"{first} compares right completions; {remedy}")
         if self.min_latents > max(self.max_latents, 1):
             raise FieldError(self, "min_latents", f"it is more than max_latents ({self.max_latents}); lower it")
 
     @property
     def weighted(self) -> tuple[tuple[str, float], ...]:
-        """The rewards with their weights; the first says what is right."""
+        """The rewards with their weights; the first that gives a verdict says what is right."""
         return self.rewards or ((self.reward or task_reward(self.data.train), 1.0),)
 
     @property

@@ -276,8 +276,8 @@ def _raw_problems(rows: Rows, wanted: Wanted, field_use: FieldUse) -> Iterator[R
         if columns is None or columns:
             cells = {**getattr(record, "columns", {}), **record}
             values = {name: plain(cells[name]) for name in (cells if columns is None else columns) if name in cells}
-            if columns and values:  # of all, nobody knows which are used
-                field_use.note("reward", values)
+            others = {field for fields in field_use.used.values() for field in fields}
+            field_use.note("reward", values if columns else [name for name in values if name not in others])
             raw = raw._replace(columns=values)
         yield raw
     is_named = bool(strict and fields.answer)

@@ -85,11 +85,13 @@ def train(stage: Stage) -> None:
     state = init_state(params, trained, optimizer, experiment.key, experiment.layout)
     del params, moved  # the state has its own
     batch = prompted_batches(stage, objective.needs_answers)
+    judges_truncated = rl.truncated == "judged"  # on the host, as on the device a text without its end is wrong
+    on_device = None if judges_truncated else experiment.reward.on_device
     step_fn = make_rl_step(
-        policy, objective, experiment.reward.on_device, rl.group, optimizer, trained, experiment.layout, RL,
-        micro_batches=rl.micro_batches, host_reward=host_reward(experiment), reference=reference,
+        policy, objective, on_device, rl.group, optimizer, trained, experiment.layout, RL,
+        micro_batches=rl.micro_batches, host_reward=host_reward(experiment, judges_truncated), reference=reference,
         schedule=make_schedule(optimizer_config(experiment, objective)),
-        drawing=Drawing(rl.dynamic_batches, batch) if rl.dynamic_batches else None,
+        drawing=Drawing(rl.dynamic_batches, batch) if rl.dynamic_batches else None, unjudged=rl.unjudged,
     )  # fmt: skip
 
     def accuracy(params):

@@ -114,6 +114,13 @@ def candidates_of(policy: Policy, config: ColdStartConfig, params, batch: Prompt
     return decode_candidates(policy, params, batch.prompts, keys_N, config.min_latents)
 
 
+def with_lengths(policy: Policy, config: ColdStartConfig, params, batch: PromptedBatch, key: jax.Array):
+    """Return `candidates_of`, and the candidates' lengths, int [N, C]."""
+    actions, tokens_NCA = candidates_of(policy, config, params, batch, key)
+    lengths_C = jnp.arange(config.min_latents, policy.config.max_latents + 1)
+    return actions, tokens_NCA, jnp.broadcast_to(lengths_C, tokens_NCA.shape[:2])
+
+
 def make_loss(policy: Policy, reward: RewardFn, config: ColdStartConfig) -> LossFn:
     """Make L_stop (paper section 4.1), summed over the trajectories that have a valid length; others are left out.
 

@@ -31,17 +31,25 @@ def short(completion):
 
 
 def broken(completion):
-    return 1.0 if completion == "what nobody says" else None
+    return {"what nobody says": 1.0}[completion]
+
+
+def verl_style(solution_str, ground_truth):
+    return float(solution_str == ground_truth)
 
 
 def one_of_many(completions):
     return [1.0]
 
 
+def takes_all(completion, **columns):
+    return 1.0
+
+
 @pytest.fixture
 def made(tmp_path, monkeypatch):
     """(records, settings..) -> a run that would be trained on these."""
-    for function in (near, short, broken, one_of_many):
+    for function in (near, short, broken, one_of_many, verl_style, takes_all):
         monkeypatch.setitem(REWARDS, function.__name__, RewardEntry(function))
 
     def experiment(records, **changes):
@@ -69,6 +77,13 @@ def test_problems_without_answers_are_counted_and_not_imitated(made):
     check_stages(imitates)
 
 
+def test_columns_of_a_reward_that_takes_all_are_used(made):
+    experiment = made([row | {"pair": [1, 2], "kind": "a"} for row in ANSWERED], reward="takes_all")
+    lines = data_summary("config.data.train", experiment.train, experiment.config.weighted)
+    assert not any("not used" in line for line in lines)
+    assert any("reward from target, pair, kind" in line for line in lines)
+
+
 @pytest.mark.parametrize(
     ("records", "changes", "says"),
     [
@@ -79,7 +94,8 @@ def test_problems_without_answers_are_counted_and_not_imitated(made):
         (ASKED, {"reward": CORRECT, "rl.objectives": ("slpo",)}, "data.train: .*train.jsonl, line 1: no answer, nor"),
         (ASKED[:3] + [{"question": "Tom has 9 pens .", "answer": "9"}], {},
          "reward: near names 'target', a column that 1 of 4 problems of config.data.train don't have, the first is "),
-        (ASKED, {"reward": "broken"}, "reward: broken gives no verdict .* on the answers of the first 8 problems of "),
+        (ASKED, {"reward": "broken"}, "reward: broken fails on the answers of the first 8 problems of "),
+        (ASKED, {"reward": "verl_style"}, "reward: verl_style names 'ground_truth', .*; what .* call so is answer "),
         (ASKED, {"reward": "one_of_many"}, "reward: one_of_many gives 1 values for 8 completions; return a list "),
     ],
 )  # fmt: skip
@@ -96,6 +112,7 @@ def test_what_can_not_be_trained_on_is_one_line_before_any_work(made, records, c
         ({"reward": "near", "rewards": (("short", 1.0),)}, "reward: 'near' is not valid; config.rewards is given too"),
         ({"reward": "", "rewards": (("near", 1.0), ("near", 2.0))}, "rewards: .*; 'near' is there twice; give it once"),
         ({"reward": "", "rewards": (("none", 1.0),)}, "rewards: .*; 'none' is none of correct, "),
+        ({"reward": "relative_length"}, "rewards: .*relative_length compares right completions; put one that"),
         ({"reward": "", "rewards": ("near",)}, "rewards: .* is not valid; give a tuple"),
     ],
 )

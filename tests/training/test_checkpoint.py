@@ -6,6 +6,7 @@ import re
 import resource
 import shutil
 import signal
+import time
 import types
 from pathlib import Path
 from unittest import mock
@@ -130,6 +131,20 @@ def test_rows_come_one_step_late_and_none_is_lost(tmp_path):
     run.finish(run.advance(state, _step(lambda batch: {"loss": jnp.float32(batch)}), lambda step: step, 6))
     assert saved == {4: [2, 4], 6: [2, 4, 6]}
     assert [row["loss"] for row in rows_of(tmp_path)] == [0.5, 2.5, 4.5]
+
+
+def test_a_verifier_takes_a_part_of_its_steps(tmp_path):
+    """In every row, the last one too, whose steps are over before the row before it is written."""
+    run, state, _ = _begun(tmp_path, 3, 1, 9)
+
+    def metrics_of(_):
+        time.sleep(0.05)
+        return {"loss": jnp.float32(1.0), "verifier_seconds": 0.05}
+
+    run.finish(run.advance(state, _step(metrics_of), lambda step: step, 3))
+    rows = rows_of(tmp_path, timing=True)
+    assert all(row["verifier_seconds"] <= row["seconds"] for row in rows)
+    assert sum(row["verifier_seconds"] for row in rows) == pytest.approx(0.15, rel=0.2)
 
 
 # Of six steps: the loss, what it is a mean over, the gradient's norm, and whether the step changed nothing.
