@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import json
+import pickle
 import re
 import shutil
 import subprocess
@@ -10,7 +11,9 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+import jax
 import numpy as np
+import pandas as pd
 import pytest
 
 import slpo_jax as slpo
@@ -83,6 +86,45 @@ def test_a_list_is_solved_as_its_questions_alone(reasoner):
     assert "vote of 2 rollouts" in str(together[1])
     with pytest.raises(slpo.UserError, match=r"question: the list is empty"):
         reasoner.solve([])
+
+
+@pytest.mark.slow
+def test_a_pure_function_solves_in_one_s_own_jit_and_as_an_export(reasoner):
+    """What `solve` says, from arrays alone: jitted, and written down and read again."""
+    questions = [QUESTION, "How many ?"]
+    tokens, valid = reasoner.prompts(questions)
+    ids = reasoner.solver.setup.template.prompts(questions)
+    assert [row[real].tolist() for row, real in zip(tokens, valid, strict=True)] == ids
+    function = jax.jit(reasoner.solve_function())
+    exported = jax.export.export(function)(reasoner.params, tokens, valid)
+    read = jax.export.deserialize(exported.serialize())
+    for found in (function(reasoner.params, tokens, valid), read.call(reasoner.params, tokens, valid)):
+        for row, solution in enumerate(reasoner.solve(questions)):
+            assert found["lengths"][row] == len(solution.latents)
+            vectors = np.stack([latent.vector for latent in solution.latents])
+            np.testing.assert_allclose(found["latents"][row, : len(vectors)], vectors, rtol=1e-4, atol=1e-5)
+            stops = [latent.stop_probability for latent in solution.latents]
+            np.testing.assert_allclose(found["stop"][row, : len(stops)], stops, atol=1e-5)
+            text = reasoner.tokenizer.decode(found["tokens"][row], skip_special_tokens=True)
+            assert text.split() == solution.text.split()
+
+
+def test_a_reasoner_comes_back_from_a_pickle(reasoner, monkeypatch, tmp_path):
+    fixed = slpo.load(reasoner.source, latents=2)
+    written = pickle.dumps(fixed)
+    monkeypatch.chdir(tmp_path)
+    read = pickle.loads(written)
+    assert repr(read) == repr(fixed)
+    for ours, theirs in zip(jax.tree.leaves(read.params), jax.tree.leaves(fixed.params), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.slow
+def test_questions_come_as_a_list_a_tuple_an_array_or_a_column(reasoner):
+    questions = [QUESTION, "How many ?"]
+    expected = [solution.text for solution in reasoner.solve(questions)]
+    for given in (tuple(questions), np.array(questions), pd.Series(questions)):
+        assert [solution.text for solution in reasoner.solve(given)] == expected
 
 
 @pytest.mark.slow
@@ -164,6 +206,7 @@ def test_a_reward_of_one_s_own_says_what_is_right(reasoner):
     [
         (lambda r: r.solve(None), "question: None is neither a text nor a list"),
         (lambda r: r.solve([QUESTION, 5]), "neither a text nor a list"),
+        (lambda r: r.solve({QUESTION: 1}), "neither a text nor a list"),
         (lambda r: r.solve(QUESTION, samples=-1), "samples: -1 is not valid; give a whole number from 0"),
         (lambda r: r.solve(QUESTION, samples=2, seed=2**70), "seed: .* is not valid"),
         (lambda r: r.evaluate([], limit=1.5), "limit: 1.5 is not valid"),
