@@ -123,7 +123,7 @@ def _refused(message: str) -> ValueError:
     server = sys.modules.get("starlette.exceptions")
     if server is None:
         return ValueError(text)
-    both = type("RefusedRequest", (ValueError, server.HTTPException), {"__str__": lambda error: error.detail})
+    both = type("RefusedRequest", (server.HTTPException, ValueError), {"__str__": lambda error: error.detail})
     return both(status_code=400, detail=text)
 
 
@@ -142,6 +142,8 @@ def _check(model, settings, ids_BP, valid_BP) -> None:
         )
     if settings.unknown_token_id is not None and (valid_BP & (ids_BP == settings.unknown_token_id)).any():
         raise _refused("a prompt has a word that the tokenizer doesn't know; use words that it knows")
+    if settings.stop_strings and settings.unknown_token_id is not None:
+        raise _refused("transformers finds stop strings with tokenizers that spell every text alone; leave them out")
     slots = int(valid_BP.sum(dim=1).max()) + settings.max_latents + max(len(settings.closing_ids) - 1, 0)
     if slots >= most:
         raise _refused(
