@@ -203,7 +203,8 @@ class TrainedReasoner:
             samples: rollouts of each question under the noise of the run's evaluation, which vote.
             seed: of that noise.
         Returns:
-            a solution, or of several a list of them: answer, text, latents (stop probability, nearest tokens, vector), votes.
+            a solution, or of several a list of them: answer, text, latents (stop probability, nearest tokens, vector),
+            votes.
         Raises:
             UserError: a question is empty, too long, or has a word that the tokenizer doesn't know.
         """

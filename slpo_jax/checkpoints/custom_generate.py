@@ -304,7 +304,7 @@ def _cache(named: dict[str, Any]):
 
 
 def _has_prompts(model, named: dict[str, Any]) -> bool:
-    """Tell whether tokens are such that a thought belongs after some: a prompt's, and no further tokens of an answer."""
+    """Tell whether a thought belongs after some of the tokens: a prompt's, and no further ones of an answer."""
     ids_BL, cache = named.get("input_ids"), _cache(named)
     if ids_BL is None or (cache is not None and cache.get_seq_length() > 0):
         return False

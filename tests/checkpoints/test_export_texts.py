@@ -281,8 +281,11 @@ def test_a_prompt_without_its_marker_is_an_error(exported):
         with pytest.raises(ValueError, match=r"ends with token \d+, .*tokenizer\.apply_chat_template"):
             model.generate(**asked)
     with pytest.raises(ValueError, match="a word that the tokenizer doesn't know"):
-        model.generate(**AutoTokenizer.from_pretrained(exported).apply_chat_template(
-            _chats(["How many aardvarks ?"]), return_tensors="pt", return_dict=True))
+        model.generate(
+            **AutoTokenizer.from_pretrained(exported).apply_chat_template(
+                _chats(["How many aardvarks ?"]), return_tensors="pt", return_dict=True
+            )
+        )
     with pytest.raises(Exception, match="no message from the user"):
         tokenizer.apply_chat_template([{"role": "system", "content": QUESTION}])
 
@@ -464,7 +467,13 @@ def test_files_have_the_permissions_that_the_umask_leaves(exported, tmp_path):
 def test_untrusted_it_does_not_answer_without_a_thought(exported):
     pytest.importorskip("torch")
     model, asked = AutoModelForCausalLM.from_pretrained(exported), _asked(AutoTokenizer.from_pretrained(exported))
-    for arguments in ({}, {"max_new_tokens": 5}, {"do_sample": True, "top_k": 0}, {"num_beams": 2}, {"sequence_bias": {(3,): 1.0}}):
+    for arguments in (
+        {},
+        {"max_new_tokens": 5},
+        {"do_sample": True, "top_k": 0},
+        {"num_beams": 2},
+        {"sequence_bias": {(3,): 1.0}},
+    ):
         with pytest.raises(ValueError, match=r"thinks before it answers.*trust_remote_code=True"):
             model.generate(**asked, **arguments)
     thought = model.generate(**asked, custom_generate=str(exported), trust_remote_code=True)

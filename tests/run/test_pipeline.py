@@ -218,7 +218,10 @@ def test_a_disk_that_fills_during_a_save(tmp_path):
 
 
 def test_final_figures_and_some_completions_reach_the_tracker(work):
-    """In TensorBoard's file, whose records have their size before them: each figure of the report once, and the last row's answers."""
+    """TensorBoard's file has each figure of the report once, and the last row's answers.
+
+    Before each of its records stands the size, and around them are sums.
+    """
     from tensorboardX.proto.event_pb2 import Event
 
     figures, texts = [], []

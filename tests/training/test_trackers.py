@@ -68,7 +68,10 @@ def test_a_run_that_goes_on_logs_nothing_twice(tmp_path, memory):
 
 
 FIGURES = {"test/slpo/acc": 0.5, "test/slpo/pass@2": 0.75}
-COMPLETIONS = [{"set": "test", "question": "1 | 2", "completion": "3"}, {"set": "test", "question": "4", "completion": ""}]
+COMPLETIONS = [
+    {"set": "test", "question": "1 | 2", "completion": "3"},
+    {"set": "test", "question": "4", "completion": ""},
+]
 
 
 def test_an_evaluation_is_reported_once_and_again_when_it_changes(tmp_path, memory):
