@@ -21,7 +21,7 @@ from slpo_jax.errors import UserError, first_line, key_name
 from slpo_jax.runtime import hosts
 
 _TICK = 100_000_000  # nanoseconds within which a file that changes may keep its times
-_PARTIAL = ".partial"  # ends the names of what is being written
+_PARTIAL = ".tmp"  # ends the names of what is being written
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # of fcntl.h and stdio.h
 
 

@@ -339,6 +339,37 @@ def test_a_thought_has_the_answer_s_scores_as_transformers_returns_them(exported
         assert scores[row, 0].item() == pytest.approx(logits_V.log_softmax(-1)[new[row, 0]].item(), abs=1e-4)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("reasoner", ["coconut_qwen2", "coconut_qwen3"])
+def test_a_qwen_thinks_as_itself(reasoner, tmp_path):
+    export_checkpoint(workdir(reasoner, tmp_path / "work") / "checkpoints" / "cold_start", tmp_path / "exported")
+    model, tokenizer = _open(tmp_path / "exported")
+    assert type(model).__name__ == type(AutoModelForCausalLM.from_pretrained(tmp_path / "exported")).__name__
+    asked = _asked(tokenizer, [QUESTION])
+    thought = model.generate(**asked, return_dict_in_generate=True, output_logits=True)
+    expected = model.compute_transition_scores(thought.sequences, thought.logits, normalize_logits=True)
+    found = _log_probabilities(model, thought.sequences, None, asked["input_ids"].shape[1], latents=thought.latents)
+    np.testing.assert_allclose(found.detach(), expected, atol=2e-4)
+
+
+@pytest.mark.slow
+def test_adapters_of_peft_are_put_on_it(exported):
+    peft = pytest.importorskip("peft")
+    model, tokenizer = _open(exported)
+    asked = _asked(tokenizer)
+    before = model.generate(**asked)
+    adapted = peft.get_peft_model(model, peft.LoraConfig(r=2, task_type="CAUSAL_LM", init_lora_weights=True))
+    np.testing.assert_array_equal(adapted.generate(**asked), before)
+    with pytest.raises(ValueError, match="has no thought"):
+        adapted.train()(**asked, labels=asked["input_ids"])
+    model.config.think_in_forward = True
+    adapted(
+        input_ids=asked["input_ids"], attention_mask=asked["attention_mask"], labels=asked["input_ids"]
+    ).loss.backward()
+    gradients = [p.grad.abs().sum() for p in adapted.parameters() if p.grad is not None]
+    assert max(gradients) > 0
+
+
 def _log_probabilities(model, ids, mask, prompts, **given):
     """transformers' and TRL's: of each token after the prompts, at the position before it."""
     new = ids[:, prompts:]
