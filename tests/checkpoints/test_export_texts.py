@@ -563,6 +563,11 @@ def test_an_export_that_cannot_think_says_so(tmp_path, reasoner, latent_policy, 
         assert "auto_map" not in json.loads((exported / "config.json").read_text())
 
 
+def test_an_export_s_own_code_is_no_news_to_us(exported, caplog):
+    load_solver(str(exported))
+    assert "auto_map" not in caplog.text
+
+
 def test_the_file_needs_neither_jax_nor_this_package(exported):
     text = (exported / "custom_generate" / "generate.py").read_text()
     found = {name.partition(".")[0] for name in re.findall(r"^ *(?:import|from) ([\w.]+)", text, re.MULTILINE)}
