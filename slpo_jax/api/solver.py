@@ -230,7 +230,7 @@ def counted(readings: Sequence[Reading], style: AnswerStyle) -> Vote:
 
 def _rolled_out(solver: Solver, questions: Sequence[str], rows: int, **options: Any) -> Completions:
     """Roll questions out, so many rollouts at a time; the decoder is there only to be asked."""
-    setup, prompts = solver.setup, [_prompt(solver.setup, question) for question in questions]
+    setup, prompts = solver.setup, [encode_question(solver.setup, question) for question in questions]
     problems, empty = Problems(Problem(question, (), "") for question in questions), [list[Any]() for _ in questions]
     # With the same cached programs, which the size of a batch is no part of.
     evaluator = copy.copy(solver.evaluator)
@@ -240,8 +240,12 @@ def _rolled_out(solver: Solver, questions: Sequence[str], rows: int, **options: 
     return evaluator.run(params, encoded, solver.stopping, solver.rule, **options)
 
 
-def _prompt(setup: Setup, question: str) -> list[int]:
-    """Return the question's ids."""
+def encode_question(setup: Setup, question: str) -> list[int]:
+    """Return a question's ids.
+
+    Raises:
+        UserError: it is empty, too long, or has a word that the tokenizer doesn't know.
+    """
     if not question.strip():
         raise UserError("question: is empty; ask something")
     with about("question"):

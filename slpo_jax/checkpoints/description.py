@@ -152,7 +152,8 @@ def from_hugging_face(values: dict[str, Any], source: str) -> BackboneConfig:
         for value in setting if isinstance(setting, list) else [setting]:
             if value != supported:
                 raise UserError(f"{source}: {key} = {value!r} is not supported, only {supported!r}; give another model")
-    if values.get("auto_map"):
+    is_ours = Path(source).with_name(FILE).is_file()  # the code of an export does what we do
+    if values.get("auto_map") and not is_ours:
         logging.warning("%s: its own code (auto_map) is not run; the model is taken as a plain %s", source, kind)
     if kind == "gpt2":
         gpt2: GPT2Config = _read_fields(GPT2Config, _GPT2_KEYS, values, source, n_inner=0, norm_epsilon=1e-5, tied=True)

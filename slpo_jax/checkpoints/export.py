@@ -15,7 +15,7 @@ from safetensors.numpy import save_file
 
 from slpo_jax.architectures.weights import backbone_weights, gate_weights, write_tree
 from slpo_jax.checkpoints.checkpoint import Checkpoint
-from slpo_jax.checkpoints.description import FILE, Description
+from slpo_jax.checkpoints.description import FILE, MODEL_FILE, Description
 from slpo_jax.checkpoints.foreign import GENERATION_FILE, SIDE_FILE
 from slpo_jax.checkpoints.foreign_layouts import DECODER_FILE, write_decoder
 from slpo_jax.config.config import Config
@@ -32,7 +32,11 @@ from slpo_jax.models.reasoner import BACKBONE
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-REFUSING = "bad_words_ids"  # with which transformers' own `generate` fails, where our code is not trusted
+REFUSING = ("sequence_bias", "bad_words_ids")
+"""What transformers' own `generate` and continuous batching fail with, where our code is not trusted.
+
+The first says so everywhere, and the second where a caller gives a bias of its own.
+"""
 CODE = "custom_generate/generate.py"  # where transformers looks for it
 _UNTRUSTED = (
     "set to have this fail: the model thinks before it answers, with code beside its weights; open it with "
@@ -152,6 +156,8 @@ def export_reasoner(
     model = write_tree(backbone_weights(description.model), params[REASONER][BACKBONE], source)
     with whole_folder(folder, replaces) as temporary:
         checkpoint.write(temporary)
+        if CODE in texts:
+            _name_class(temporary / MODEL_FILE)
         try:
             save_file(model, temporary / "model.safetensors", metadata={"format": "pt"})  # transformers wants to know
             if side:
@@ -162,9 +168,22 @@ def export_reasoner(
             raise UserError(f"{folder}: can't be written ({error}); make room, and run the command again") from None
         for name, text in texts.items():
             write_text(temporary / name, text)
-        for file in filter(Path.is_file, temporary.iterdir()):
-            file.chmod(0o644)  # safetensors makes its files private
+        mode = (temporary / FILE).stat().st_mode
+        for file in temporary.glob("*.safetensors"):
+            file.chmod(mode)  # safetensors makes its files private
         write_checksums(temporary)
+
+
+def _name_class(path: Path) -> None:
+    """Name in a config.json the class of the export's code, and what its `forward` goes by.
+
+    The class has the name of transformers' own, so that programs which don't run the code open that.
+    """
+    config = json.loads(path.read_text(encoding="utf-8"))
+    (name,) = config["architectures"]
+    config["auto_map"] = {"AutoModelForCausalLM": f"{CODE.removesuffix('.py')}.{name}"}
+    config |= {"think_in_forward": False, "allow_plain_forward": False}
+    write_text(path, _json(config))
 
 
 def thinks(config: Config, checkpoint: Checkpoint) -> bool:
@@ -205,7 +224,7 @@ def thinking_files(config: Config, checkpoint: Checkpoint, rule: float | int, th
     eos_ids = list(dict.fromkeys([template.eos_id, *checkpoint.description.eos_ids]))
     settings: dict[str, Any] = {"eos_token_id": eos_ids, "pad_token_id": template.pad_id, "do_sample": False}
     if not thinks:
-        return {GENERATION_FILE: _json(settings | {REFUSING: _UNKNOWN})}
+        return {GENERATION_FILE: _json(settings | dict.fromkeys(REFUSING, _UNKNOWN))}
     described = checkpoint.description
     has_side = described.gate is not None or bool(described.architecture.heads(described.model.n_embd))
     left_out = " and ".join([CODE, *([SIDE_FILE] if has_side else []), FILE])
@@ -223,8 +242,8 @@ def thinking_files(config: Config, checkpoint: Checkpoint, rule: float | int, th
         "gate_layers": _gate_layers(described.gate),
         "halting_token_id": halting,
         "halting_least": least,
-        REFUSING: _UNTRUSTED.format(left_out),
     }
+    settings |= dict.fromkeys(REFUSING, _UNTRUSTED.format(left_out))
     if not config.gate.enabled:
         most = min(config.max_latents, max(1 if halting is None else 0, int(rule)))
         settings |= {"max_latents": most, "stop_threshold": None, "gate_layers": []}

@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import json
 import os
+import pickle
 import re
 import shutil
 import subprocess
@@ -12,8 +13,9 @@ from collections import Counter
 from pathlib import Path
 
 import datasets
+import jax
 import numpy as np
-import pandas
+import pandas as pd
 import pytest
 
 import slpo_jax as slpo
@@ -88,6 +90,44 @@ def test_a_list_is_solved_as_its_questions_alone(reasoner):
     assert "vote of 2 rollouts" in str(together[1])
     with pytest.raises(slpo.UserError, match=r"question: "):
         reasoner.solve([])
+
+
+@pytest.mark.slow
+def test_a_pure_function_solves_in_one_s_own_jit_and_as_an_export(reasoner):
+    """What `solve` says, from arrays alone."""
+    questions = [QUESTION, "How many ?"]
+    tokens, valid = reasoner.prompts(questions)
+    ids = reasoner.solver.setup.template.prompts(questions)
+    assert [row[real].tolist() for row, real in zip(tokens, valid, strict=True)] == ids
+    function = jax.jit(reasoner.solve_function())
+    exported = jax.export.export(function)(reasoner.params, tokens, valid)
+    for found in (function(reasoner.params, tokens, valid), exported.call(reasoner.params, tokens, valid)):
+        for row, solution in enumerate(reasoner.solve(questions)):
+            assert found["lengths"][row] == len(solution.latents)
+            vectors = np.stack([latent.vector for latent in solution.latents])
+            np.testing.assert_allclose(found["latents"][row, : len(vectors)], vectors, rtol=1e-4, atol=1e-5)
+            stops = [latent.stop_probability for latent in solution.latents]
+            np.testing.assert_allclose(found["stop"][row, : len(stops)], stops, atol=1e-5)
+            text = reasoner.tokenizer.decode(found["tokens"][row], skip_special_tokens=True)
+            assert text.split() == solution.text.split()
+
+
+def test_a_reasoner_comes_back_from_a_pickle(reasoner, monkeypatch, tmp_path):
+    fixed = slpo.load(reasoner.source, latents=2)
+    written = pickle.dumps(fixed)
+    monkeypatch.chdir(tmp_path)
+    read = pickle.loads(written)
+    assert repr(read) == repr(fixed)
+    for ours, theirs in zip(jax.tree.leaves(read.params), jax.tree.leaves(fixed.params), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.slow
+def test_questions_come_as_a_list_a_tuple_an_array_or_a_column(reasoner):
+    questions = [QUESTION, "How many ?"]
+    expected = [solution.text for solution in reasoner.solve(questions)]
+    for given in (tuple(questions), np.array(questions), pd.Series(questions)):
+        assert [solution.text for solution in reasoner.solve(given)] == expected
 
 
 @pytest.mark.slow
@@ -169,6 +209,7 @@ def test_a_reward_of_one_s_own_says_what_is_right(reasoner):
     [
         (lambda r: r.solve(None), "question: None is neither a text nor a list"),
         (lambda r: r.solve([QUESTION, 5]), "neither a text nor a list"),
+        (lambda r: r.solve({QUESTION: 1}), "neither a text nor a list"),
         (lambda r: r.solve(QUESTION, samples=-1), "samples: -1 is not valid; give a whole number from 0"),
         (lambda r: r.solve(QUESTION, samples=2, seed=2**70), "seed: .* is not valid"),
         (lambda r: r.evaluate([], limit=1.5), "limit: 1.5 is not valid"),
@@ -334,7 +375,7 @@ def test_a_run_takes_records_for_its_problems(form, tmp_path, monkeypatch):
     """The run's config names the files in which they are then, with their columns."""
     seen = []
     monkeypatch.setattr("slpo_jax.run.run_stages.run_stages", lambda config, *_: seen.append(config.data))
-    make = {"records": list, "problems": slpo.read, "pandas": pandas.DataFrame, "datasets": datasets.Dataset.from_list}
+    make = {"records": list, "problems": slpo.read, "pandas": pd.DataFrame, "datasets": datasets.Dataset.from_list}
     train, valid, test = (make[form](RECORDS[part]) for part in (slice(24), slice(24, 32), slice(32, 40)))
     slpo.train("quickstart", train=train, valid=valid, eval={"mine": test}, workdir=tmp_path)
     (data,) = seen
@@ -353,7 +394,7 @@ def test_a_dict_of_splits_gives_the_sets_that_are_not_given(tmp_path, monkeypatc
     slpo.train(
         "quickstart",
         train=splits,
-        valid=pandas.DataFrame(RECORDS[:3]),
+        valid=pd.DataFrame(RECORDS[:3]),
         eval={"mine": splits},
         workdir=tmp_path / "some",
     )
