@@ -312,4 +312,5 @@ def _policy(config: Config, template: Template, reasoner: Reasoner, gate: Gate) 
         banned_ids=template.banned_ids,
     )
     thoughts = latent_policy(reasoner.in_tree(), gate.in_tree())
-    return Policy(reasoner.in_tree(), thoughts, rollouts, layout="rows" if template.start_id is None else "packed")
+    speaking = reasoner.in_tree().never_saying(template.impossible_ids)
+    return Policy(speaking, thoughts, rollouts, layout="rows" if template.start_id is None else "packed")

@@ -4,6 +4,7 @@ import dataclasses
 
 from slpo_jax.errors import UserError
 from slpo_jax.settings import selection
+from slpo_jax.training.recipes.adalr_recipe import AdaptiveLength
 from slpo_jax.training.recipes.colar_recipe import Compression, StepPerLatent
 from slpo_jax.training.recipes.curriculum import Curriculum, Internalization
 from slpo_jax.training.recipes.distil import Dart, Distillation
@@ -22,6 +23,7 @@ RECIPES: dict[str, type[RecipeSettings]] = {
     "colar": Compression,
     "regular": StepPerLatent,
     "latent_sft": LatentSft,
+    "adalr": AdaptiveLength,
 }
 """By name the settings of a recipe (`config.imitate.NAME`), which make it: (`ImitateSettings`, default) -> `Recipe`."""
 
