@@ -1,9 +1,9 @@
 """Tiny AdaLR checkpoints as its program writes them, and what that program says with them.
 
 The folders are written by numpy and safetensors alone. `ORACLE` holds what the published program
-(apning/adaptive-latent-reasoning at 4e7d7dd, with transformers 4.53.0 and torch on a CPU, in float32) makes of these very
-folders, by its `LatentThinkingModel`; `python tests/adalr_files.py PROGRAM`, in an environment with those, writes it
-anew, PROGRAM being a checkout of it.
+(apning/adaptive-latent-reasoning at 4e7d7dd, with transformers 4.53.0 and torch 2.13 on a CPU, in float32) makes of
+these very folders, by its `LatentThinkingModel`. `python tests/adalr_files.py PROGRAM`, in an environment with those,
+writes it again, PROGRAM being a checkout of that program.
 """
 
 import dataclasses

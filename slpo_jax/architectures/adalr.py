@@ -1,8 +1,8 @@
 """AdaLR (2511.21581): a filter of the last hidden state is the next input, and two tokens decide whether there is one.
 
-Its program feeds a token at each latent, whose embedding the latent takes the place of: `<|CONTINUE|>` for a latent and
-`<|STOP|>` at the end, where `<END>` is fed instead. Here `<END>` ends the thought as any reasoner's end marker does, and
-the two others are rows of the head alone.
+Its program writes a thought as tokens: `<|CONTINUE|>` for each latent, which is fed in the place of its embedding, and
+`<|STOP|>` at the end, for which `<END>` is fed. Here `<END>` is the end marker, as of any reasoner, and of the two other
+tokens the rows of the head alone are used.
 """
 
 import dataclasses
@@ -64,8 +64,8 @@ class Adalr(Architecture):
     markers = (START, END)
     head_prefix = "recurrent_filter."
     about_head = (
-        "`recurrent_filter.*`: Linear, GELU, Linear, LayerNorm, from the last hidden state to the next latent. There is "
-        f"one while the logit of `{CONTINUE}` is at least that of `{STOP}`"
+        "`recurrent_filter.*`: Linear, GELU, Linear, LayerNorm, from the last hidden state to the next latent. "
+        f"There is one while the logit of `{CONTINUE}` is at least that of `{STOP}`"
     )
     layers = (
         ("linear", "recurrent_filter.input_layer"), ("gelu", "none"),
@@ -160,9 +160,7 @@ def _settings(config: Mapping[str, Any], source: str) -> Mapping[str, Any]:
     return settings
 
 
-def _token_ids(
-    settings: Mapping[str, Any], tokenizer: "PreTrainedTokenizerFast", source: str
-) -> dict[str, int]:
+def _token_ids(settings: Mapping[str, Any], tokenizer: "PreTrainedTokenizerFast", source: str) -> dict[str, int]:
     """Return the ids of the four tokens, on which the settings and the tokenizer have to agree.
 
     Raises:
@@ -195,7 +193,9 @@ def _with_rows(
     width = table.shape[1]
     for name, token in rows.items():
         if name not in beside:
-            raise UserError(f"{source}: tensor {name} is missing, and {SETTINGS} has lora_mode; give the whole checkpoint")
+            raise UserError(
+                f"{source}: tensor {name} is missing, and {SETTINGS} in config.json has lora_mode; give the whole checkpoint"
+            )
         if tuple(beside[name].shape) != (1, width) or ids[token] >= table.shape[0]:
             raise UserError(
                 f"{source}: tensor {name} has shape {list(beside[name].shape)} and is row {ids[token]} of {table.name} "

@@ -140,9 +140,7 @@ class Reasoner:
         def logits(params, hidden_BLD):
             return without_tokens(self.logits(params, hidden_BLD), tokens)
 
-        return dataclasses.replace(
-            self, logits=logits, log_probs=functools.partial(self.log_probs, impossible=tokens)
-        )
+        return dataclasses.replace(self, logits=logits, log_probs=functools.partial(self.log_probs, impossible=tokens))
 
 
 def _stacked(config: BackboneConfig, params: Params) -> Params:

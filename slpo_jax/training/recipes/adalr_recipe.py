@@ -9,7 +9,7 @@ write `<START>`, which is always given; "Question: " stands before no question, 
 
 import dataclasses
 from itertools import accumulate
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -57,7 +57,6 @@ class AdaptiveLength(Distillation):
     most: int = setting(10, least=1)
 
     uses_c_thought = False
-    metrics: ClassVar = {}  # those of `Distillation`
 
     def check(self, name, config):
         super().check(name, config)
@@ -65,6 +64,11 @@ class AdaptiveLength(Distillation):
             raise UserError(
                 f"config.latent_policy.name: {config.latent_policy.name}, but the recipe {name} trains when a thought "
                 f"stops; set it to {_LATENT_POLICY}"
+            )
+        if config.imitate.lora.rank:
+            raise UserError(
+                f"config.imitate.lora.rank: {config.imitate.lora.rank}, but adapters leave the vocabulary as it is, "
+                f"and the recipe {name} has to train its four tokens; set it to 0"
             )
         most = self.most if self.latents_a_step else min(self.latents, self.most)
         if config.imitate.final_steps and most > config.max_latents:
