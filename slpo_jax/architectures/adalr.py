@@ -88,6 +88,7 @@ class Adalr(Architecture):
             step_text=lambda step, first: step,
             answer_text=lambda answer: f"{ANSWER} {answer}",
             impossible_ids=(ids[END], ids[CONTINUE], ids[STOP]),
+            trained_ids=tuple(ids[token] for token in self.tokens),
         )
 
     def heads(self, width):

@@ -202,7 +202,8 @@ class Setup:
     @functools.cached_property
     def recipe(self) -> Recipe:
         """The recipe by which the stage imitate trains the reasoner."""
-        return recipe_of(self.config.imitate, self.checkpoint.description.architecture.default_recipe)
+        default = self.checkpoint.description.architecture.default_recipe
+        return recipe_of(self.config.imitate, default, self.template.trained_ids)
 
     @functools.cached_property
     def layout(self) -> Layout:

@@ -144,7 +144,6 @@ def test_losses_and_gradients_are_torch_s(case):
     [
         ({"latent_policy.name": "latent"}, "config.latent_policy.name: latent, but the recipe adalr trains when"),
         ({"max_latents": 5}, "config.max_latents: 5, but the recipe adalr trains thoughts of up to 6 latents; raise"),
-        ({"imitate.lora.rank": 2}, "config.imitate.lora.rank: 2, but adapters leave the vocabulary as it is"),
     ],
 )
 def test_what_can_t_be_learned_is_refused(changes, words):

@@ -65,11 +65,6 @@ class AdaptiveLength(Distillation):
                 f"config.latent_policy.name: {config.latent_policy.name}, but the recipe {name} trains when a thought "
                 f"stops; set it to {_LATENT_POLICY}"
             )
-        if config.imitate.lora.rank:
-            raise UserError(
-                f"config.imitate.lora.rank: {config.imitate.lora.rank}, but adapters leave the vocabulary as it is, "
-                f"and the recipe {name} has to train its four tokens; set it to 0"
-            )
         most = self.most if self.latents_a_step else min(self.latents, self.most)
         if config.imitate.final_steps and most > config.max_latents:
             raise UserError(
