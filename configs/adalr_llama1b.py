@@ -1,8 +1,9 @@
 """AdaLR (2511.21581) on Llama-3.2-1B-Instruct. adalr_llama1b:WHICH.
 
-`slpo train adalr_llama1b:latent_6` (the default) has six latents a problem, `:latent_6_by_1` five and one for each step,
-at most ten, then rewards by GRPO. GSM8K-Aug is read from `data/`, as by `configs/coconut_llama1b.py`. A published
-checkpoint is evaluated with `--config.stages="('evaluate',)" --config.init=Lapisbird/Llama-adaLR-model-latent-6`.
+`slpo train adalr_llama1b:latent_6` (the default) has six latents a problem, `:latent_6_by_1` five and one for each
+step, at most ten; then come rewards by GRPO. GSM8K-Aug is read from `data/`, as by `configs/coconut_llama1b.py`. A
+published checkpoint is evaluated with `--config.stages="('evaluate',)"` and
+`--config.init=Lapisbird/Llama-adaLR-model-latent-6`.
 """
 
 from _presets import gsm8k_files

@@ -1,8 +1,8 @@
 """AdaLR (2511.21581): a filter of the last hidden state is the next input, and two tokens decide whether there is one.
 
 Its program writes a thought as tokens: `<|CONTINUE|>` for each latent, which is fed in the place of its embedding, and
-`<|STOP|>` at the end, for which `<END>` is fed. Here `<END>` is the end marker, as of any reasoner, and of the two other
-tokens the rows of the head alone are used.
+`<|STOP|>` at the end, for which `<END>` is fed. Here `<END>` is the end marker, as of any reasoner, and of the two
+other tokens the rows of the head alone are used.
 """
 
 import dataclasses
@@ -195,7 +195,8 @@ def _with_rows(
     for name, token in rows.items():
         if name not in beside:
             raise UserError(
-                f"{source}: tensor {name} is missing, and {SETTINGS} in config.json has lora_mode; give the whole checkpoint"
+                f"{source}: tensor {name} is missing, and {SETTINGS} in config.json has lora_mode; give the whole "
+                "checkpoint"
             )
         if tuple(beside[name].shape) != (1, width) or ids[token] >= table.shape[0]:
             raise UserError(

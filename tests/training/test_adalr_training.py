@@ -1,6 +1,7 @@
 """AdaLR's imitation against the same losses written in torch, one unpadded row at a time, on transformers' models."""
 
 import dataclasses
+import functools
 from types import SimpleNamespace
 
 import jax
@@ -14,9 +15,11 @@ from slpo_jax.architectures.adalr import Adalr
 from slpo_jax.config import default_config, read_config
 from slpo_jax.data.batches import encode_problems
 from slpo_jax.errors import UserError
+from slpo_jax.models.lora import LoraConfig
 from slpo_jax.policy.policy import RolloutConfig
 from slpo_jax.training.recipes import ImitateSettings
 from slpo_jax.training.recipes.adalr_recipe import AdaptiveLength
+from slpo_jax.training.recipes.recipe import with_lora
 from tiny import compiled, load_hf, load_projector, policy_of, random_tree
 from tiny_llama import load_hf_llama
 
@@ -137,6 +140,30 @@ def test_losses_and_gradients_are_torch_s(case):
     ]
     for ours, theirs in pairs:
         np.testing.assert_allclose(ours, theirs.grad, rtol=2e-3, atol=2e-5)
+
+
+@pytest.mark.slow
+def test_adapters_go_with_the_rows_of_its_tokens(case):
+    """At the start adapters change nothing, so that the rows' gradient is the table's; the finished table has them."""
+    policy, tokens = _policy(case), case.template.trained_ids
+    assert len(tokens) == 4
+    adapted = with_lora(case.recipe, LoraConfig(rank=2), tokens)
+    params = case.params | adapted.init(jax.random.key(1), policy, case.params)
+
+    def loss(recipe, params):
+        return recipe.loss_of(policy)(params, case.batch, jax.random.key(0))[0]
+
+    whole = compiled(jax.grad(functools.partial(loss, case.recipe)))(case.params)
+    parts = compiled(jax.grad(functools.partial(loss, adapted)))(params)
+    table = "embed_tokens" if case.digits else "wte"
+    rows_RD = parts["adapter"]["rows"][table]
+    assert (np.abs(rows_RD).max(axis=1) > 1e-3).all()
+    np.testing.assert_allclose(rows_RD, whole["reasoner"]["backbone"][table][np.array(tokens)], rtol=1e-4, atol=1e-6)
+    moved = params | {"adapter": params["adapter"] | {"rows": {table: np.ones_like(rows_RD)}}}
+    finished = np.array(adapted.finish(moved)["reasoner"]["backbone"][table])
+    assert (finished[list(tokens)] == 1).all()
+    others = np.setdiff1d(np.arange(len(finished)), tokens)
+    np.testing.assert_array_equal(finished[others], case.params["reasoner"]["backbone"][table][others])
 
 
 @pytest.mark.parametrize(
