@@ -110,9 +110,11 @@ def published(folder: Path, case: Case, **settings) -> dict[str, np.ndarray]:
     config, model = _model(case, rng)
     table = "transformer.wte.weight" if case.backbone == "gpt2" else "model.embed_tokens.weight"
     head = table if case.tied else "lm_head.weight"
-    # The binary head is near a tie, so that thoughts have several lengths; the likeliest tokens are few, and eos one.
+    # The binary head is near a tie, so that thoughts have several lengths. Some answers end, and none starts to think.
     model[head][STOP] = model[head][CONTINUE] + 0.6 * rng.normal(size=WIDTH)
     model[head][EOS] *= 1.8
+    if not case.tied:
+        model[head][START] *= 0.1
     tensors = {f"_base_model.{name}": array for name, array in model.items()}
     for layer in ("input_layer", "output_layer"):
         tensors[f"recurrent_filter.{layer}.weight"] = rng.normal(size=(WIDTH, WIDTH)) / np.sqrt(WIDTH)
@@ -184,6 +186,7 @@ def _ask_the_program(folder: Path, case: Case) -> dict[str, np.ndarray]:
             number = thought.index(STOP) if STOP in thought else MOST
             assert thought[:number] == [CONTINUE] * number
             answer = generate([*prompt, *thought[:number], STOP], BUDGET)
+            assert START not in answer
             latents.append(number)
             answers.append(answer + [EOS] * (BUDGET - len(answer)))
         out["latents"] = np.array(latents)

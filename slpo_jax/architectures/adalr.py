@@ -6,6 +6,7 @@ other tokens the rows of the head alone are used.
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -132,8 +133,10 @@ class Adalr(Architecture):
 
     @classmethod
     def published_settings(cls, unwrapped, config):
-        temperature = (config.get(SETTINGS) or {}).get("binary_head_temp") or 1.0
-        return {"latent_policy.name": "adalr", "latent_policy.adalr.temperature": float(temperature)}
+        settings = config.get(SETTINGS)
+        temperature = settings.get("binary_head_temp") if isinstance(settings, Mapping) else None
+        chosen = {"latent_policy.adalr.temperature": float(temperature)} if _is_temperature(temperature) else {}
+        return {"latent_policy.name": "adalr", **chosen}  # what is wrong is said when the weights are looked at
 
 
 def _settings(config: Mapping[str, Any], source: str) -> Mapping[str, Any]:
@@ -156,9 +159,16 @@ def _settings(config: Mapping[str, Any], source: str) -> Mapping[str, Any]:
                 f"{values[0]!r}; give another checkpoint"
             )
     temperature = settings.get("binary_head_temp")
-    if temperature is not None and not (isinstance(temperature, int | float) and temperature > 0):
-        raise UserError(f"{source}: {SETTINGS}.binary_head_temp = {temperature!r} in config.json; mend it")
+    if temperature is not None and not _is_temperature(temperature):
+        raise UserError(
+            f"{source}: {SETTINGS}.binary_head_temp = {temperature!r} in config.json is not valid; give a number "
+            "above 0"
+        )
     return settings
+
+
+def _is_temperature(value: Any) -> bool:
+    return type(value) in (int, float) and 0 < value < math.inf
 
 
 def _token_ids(settings: Mapping[str, Any], tokenizer: "PreTrainedTokenizerFast", source: str) -> dict[str, int]:

@@ -37,7 +37,7 @@ def params():
     shapes = jax.eval_shape(REASONER.init, jax.random.key(0))["projector"]
     own = jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape) / x.shape[0] ** 0.5, jnp.float32), shapes)
     backbone = params["reasoner"]["backbone"]
-    near = backbone["wte"][CONTINUE] + 0.3 * jnp.asarray(rng.normal(size=CONFIG.n_embd), jnp.float32)
+    near = backbone["wte"][CONTINUE] + 0.05 * jnp.asarray(rng.normal(size=CONFIG.n_embd), jnp.float32)
     table = backbone["wte"].at[STOP].set(near)
     return params | {"reasoner": {"backbone": backbone | {"wte": table}, "projector": own}}
 

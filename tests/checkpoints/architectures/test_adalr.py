@@ -36,12 +36,16 @@ from slpo_jax.policy import noise
 from slpo_jax.policy.policy import Prompts
 from slpo_jax.policy.rollout import sample
 
-by_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+QUICK = (CASES[0], CASES[3])
+by_case = pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=() if case in QUICK else pytest.mark.slow, id=case.name) for case in CASES]
+)
 
 
 def _asked(solver, questions=QUESTIONS):
     """Rollouts without noise, of prompts that are padded together."""
-    policy, template = solver.setup.policy.without_noise().having(stopping="length"), solver.setup.template
+    policy = solver.setup.policy.without_noise().having(stopping="length", answer_slots=BUDGET)
+    template = solver.setup.template
     prompts = template.prompts(questions)
     padded = Prompts(*pad_prompts(prompts, [max(map(len, prompts)) + 2], template.pad_id))
     keys = noise.row_keys(jax.random.key(0), jnp.zeros(len(prompts), jnp.int32))
@@ -100,6 +104,7 @@ def test_logits_are_its_program_s(tmp_path, case):
     np.testing.assert_allclose(np.asarray(ours_L)[said_L], np.asarray(expected_L)[said_L], atol=3e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", [CASES[1], CASES[3]], ids=lambda case: case.name)
 def test_its_export_thinks_the_same_in_pytorch(tmp_path, monkeypatch, case):
     """Latents, where thoughts end, and answers, of prompts padded together."""
