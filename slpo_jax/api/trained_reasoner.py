@@ -76,8 +76,11 @@ def describe(solver: Solver, solution: Solution) -> str:
 def _ending(solver: Solver, solution: Solution) -> str:
     steps, latent_policy = len(solution.latents), solver.setup.policy.latent_policy
     if not steps:
-        has_latents = solver.setup.checkpoint.description.architecture.has_latents
-        return "none, a fixed number" if has_latents else "in words alone"
+        if not solver.setup.checkpoint.description.architecture.has_latents:
+            return "in words alone"
+        if latent_policy.halts is not None and solver.rule:
+            return f"none of at most {solver.rule}, as {ends_at(solver.setup.config)!r} came at once"
+        return "none, a fixed number"
     thought = f"{steps} latent{'s' if steps > 1 else ''}"
     if solver.stopping == "length" and steps < solver.rule:
         end = ends_at(solver.setup.config)

@@ -146,12 +146,15 @@ def _fitted(
 ) -> Checkpoint:
     """Return a foreign checkpoint with its shapes and tokenizer, which may be those of `config.base`."""
     tensors, source, stored = opened.tensors, opened.path, opened.shapes()
+    published = bool(opened.architecture and not opened.description)
+    if published:
+        tensors = architecture.with_texts(tensors, opened.model, tokenizer, source)
     width = stored.n_embd
     missing = [] if tensors.head else [weight.path[0] for weight in architecture.drawn(width).heads(width)]
     plan = vocabulary_plan(
         architecture, opened.embedding, source,
         base=None if opened.has_own_model else stored.vocab_size, tokens=len(tokenizer),
-        has_names=has_latent_tokens(tokenizer), published=bool(opened.architecture and not opened.description),
+        has_names=has_latent_tokens(tokenizer, architecture.markers), published=published,
         missing_head=next(iter(missing), ""),
     )  # fmt: skip
     if not opened.has_own_model:

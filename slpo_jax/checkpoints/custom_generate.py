@@ -228,10 +228,17 @@ def _latents(model, settings, ids_BP, valid_BP):
 
 
 def _halts(model, settings, hidden_BD, lengths_B) -> torch.Tensor:
-    """Tell whether thoughts of these lengths are over: CoLaR's, where the likeliest token is the one that ends them."""
+    """Tell whether thoughts of these lengths are over: where the likeliest token is the one that ends them.
+
+    CoLaR's compares it with all tokens, AdaLR's with one alone.
+    """
     if settings.halting_token_id is None:
         return torch.zeros_like(lengths_B, dtype=torch.bool)
-    says_B = model.get_output_embeddings()(hidden_BD).argmax(dim=-1) == settings.halting_token_id
+    logits_BV = model.get_output_embeddings()(hidden_BD)
+    if settings.going_on_token_id is None:
+        says_B = logits_BV.argmax(dim=-1) == settings.halting_token_id
+    else:
+        says_B = logits_BV[:, settings.halting_token_id] > logits_BV[:, settings.going_on_token_id]
     return says_B & (lengths_B >= settings.halting_least)
 
 

@@ -128,7 +128,8 @@ def _published(identity: Identity, architecture: type[Architecture]) -> dict[str
     latents = identity.tensors.decoder.latents if identity.tensors.decoder else 0
     if identity.tensors.gate and not identity.description and architecture.has_gate:
         latents = _GATED_LATENTS
-    return ({"max_latents": latents} if latents else {}) | architecture.published_settings(identity.tensors)
+    published = architecture.published_settings(identity.tensors, identity.model)
+    return ({"max_latents": latents} if latents else {}) | published
 
 
 def decode_settings(config: Config, rule: float | int | None) -> dict[str, Any]:

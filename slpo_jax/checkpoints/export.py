@@ -228,11 +228,13 @@ def thinking_files(config: Config, checkpoint: Checkpoint, rule: float | int, th
     described = checkpoint.description
     has_side = described.gate is not None or bool(described.architecture.heads(described.model.n_embd))
     left_out = " and ".join([CODE, *([SIDE_FILE] if has_side else []), FILE])
-    ended_by, least = config.latent_policy.selected.ended_by
+    latent_policy = config.latent_policy.selected
+    ended_by, least = latent_policy.ended_by
     halting = template.token(ended_by) if ended_by else None
+    going_on = template.token(latent_policy.goes_on_by) if latent_policy.goes_on_by else None
     settings |= {
         "max_new_tokens": config.evaluate.max_answer_tokens or config.max_answer_tokens,
-        "suppress_tokens": list(template.banned_ids) or None,
+        "suppress_tokens": [*template.banned_ids, *template.impossible_ids] or None,
         "prompt_end_id": template.prompt_end,
         "unknown_token_id": template.unknown_id,
         "closing_ids": list(template.closing_ids),
@@ -241,6 +243,7 @@ def thinking_files(config: Config, checkpoint: Checkpoint, rule: float | int, th
         "latent_layers": checkpoint.description.architecture.layers,
         "gate_layers": _gate_layers(described.gate),
         "halting_token_id": halting,
+        "going_on_token_id": going_on,
         "halting_least": least,
     }
     settings |= dict.fromkeys(REFUSING, _UNTRUSTED.format(left_out))

@@ -41,6 +41,8 @@ class Template:
         step_text: (reasoning step, whether it is the first) -> text.
         answer_text: canonical answer (or LaTeX) -> text, before eos.
         banned_ids: ids that are never generated.
+        impossible_ids: ids that are never generated, nor have a share in the likelihood of others.
+        trained_ids: ids whose rows of the vocabulary are trained in full where adapters are trained.
         bare: the prompt's text has all special tokens that it needs: the tokenizer puts none in front.
         more_eos_ids: of further tokens that end an answer, which no suffix has.
         question_in_jinja: `question` as it stands in its text, for `chat_template`.
@@ -57,6 +59,8 @@ class Template:
     step_text: Callable[[str, bool], str]
     answer_text: Callable[[str], str]
     banned_ids: tuple[int, ...] = ()
+    impossible_ids: tuple[int, ...] = ()
+    trained_ids: tuple[int, ...] = ()
     bare: bool = False
     more_eos_ids: tuple[int, ...] = ()
     question_in_jinja: str = "question"

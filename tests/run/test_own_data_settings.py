@@ -369,6 +369,8 @@ def test_settings_are_those_of_the_reasoner_that_is_given(reasoner, tmp_path):
         assert config.max_answer_tokens == 3 * 6 + 3 + 2  # three steps of 5 words and a line break, and ### 2 <eos>
     elif architecture.default_recipe == "colar":
         assert (config.latent_policy.name, config.max_latents) == ("colar", 3 * 6 // 2)  # at speed 2
+    elif architecture.default_recipe == "adalr":
+        assert (config.latent_policy.name, config.max_latents, config.imitate.adalr.latents_a_step) == ("adalr", 3, 1)
     else:
         assert (config.latent_policy.name, config.max_latents) == ("latent", 2 * 3)
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from slpo_jax.policy.latent_policies.adalr import Adalr
 from slpo_jax.policy.latent_policies.gumbel_top_k import GumbelTopK
 from slpo_jax.policy.latent_policies.hybrid import Hybrid
 from slpo_jax.policy.latent_policies.latent import Additive, Colar, Latent
@@ -13,6 +14,7 @@ LATENT_POLICIES: dict[str, type[LatentPolicySettings]] = {
     "latent": Latent,
     "additive": Additive,
     "colar": Colar,
+    "adalr": Adalr,
     "soft": Soft,
     "noisy_soft": NoisySoft,
     "gumbel": Gumbel,

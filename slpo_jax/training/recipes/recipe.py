@@ -308,17 +308,21 @@ class RecipeSettings(Checked, abc.ABC):
         """
 
 
-def with_lora(recipe: Recipe, config: LoraConfig) -> Recipe:
-    """Return the recipe, of low-rank adapters of the reasoner instead, and what it has beside its backbone."""
+def with_lora(recipe: Recipe, config: LoraConfig, tokens: tuple[int, ...] = ()) -> Recipe:
+    """Return the recipe, of low-rank adapters of the reasoner instead, and what it has beside its backbone.
+
+    Args:
+        tokens: ids whose rows of the vocabulary are trained too.
+    """
 
     def init(key, policy, params):
         extra = recipe.init(jax.random.fold_in(key, 1), policy, params) if recipe.init else {}
-        return extra | {parts.ADAPTER: lora.adapter(key, params, config.rank, config.kernels)}
+        return extra | {parts.ADAPTER: lora.adapter(key, params, config.rank, config.kernels, tokens=tokens)}
 
     def loss(policy, params, batch, key):
-        return recipe.loss(policy, lora.without_adapter(params, config.scale), batch, key)
+        return recipe.loss(policy, lora.without_adapter(params, config.scale, tokens=tokens), batch, key)
 
     def finish(params):
-        return recipe.finish(lora.without_adapter(params, config.scale))
+        return recipe.finish(lora.without_adapter(params, config.scale, tokens=tokens))
 
     return dataclasses.replace(recipe, init=init, alone=True, loss=loss, finish=finish)
