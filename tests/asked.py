@@ -78,10 +78,14 @@ def checkpoint(config, folder: Path) -> Path:
     params = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), setup.abstract_params())
     save_params(folder / "checkpoints" / "grpo", params)
     setup.checkpoint.write(folder / "checkpoints" / "reasoner")
-    stage = folder / "checkpoints" / "grpo"
-    for place, written in ((folder, setup.config), (stage, stage_config(setup.config, "grpo"))):
-        (place / "config.json").write_text(json.dumps(values(written)))
-    return stage
+    (folder / "config.json").write_text(json.dumps(values(setup.config)))
+    write_config(folder / "checkpoints" / "grpo", setup.config)
+    return folder / "checkpoints" / "grpo"
+
+
+def write_config(place: Path, config, stage: str = "grpo") -> None:
+    """The config that a stage ran by, beside its parameters in a folder."""
+    (place / "config.json").write_text(json.dumps(values(stage_config(config, stage))))
 
 
 def contents(folder: Path) -> dict[str, bytes]:

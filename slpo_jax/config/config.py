@@ -234,6 +234,8 @@ def rl_of(rl: RlConfig, objective: Objective) -> RlConfig:
     """Return `config.rl` with what an objective has of its own instead."""
     keys = {"steps": "steps"} | {name: f"optimizer.{name}" for name in OPTIMIZER_KEYS}
     layer = {key: getattr(objective, name) for name, key in keys.items() if getattr(objective, name)}
+    if objective.temperature is not None:
+        layer["temperature"] = objective.temperature
     return changed(rl, layer, key="config.rl")
 
 

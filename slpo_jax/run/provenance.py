@@ -146,7 +146,8 @@ def ensure_manifest(stage: Stage, write: bool = True) -> None:
         ensure_manifest(experiment.stage(UNFINISHED), write and experiment.recipe.ends_apart)
     if not folder.steps:  # what never got to its first checkpoint binds nobody
         if write:
-            config, inputs = values(stage_config(experiment.config, stage.name)), _inputs(stage)
+            config = values(stage_config(experiment.config, stage.name))
+            inputs = _inputs(stage)
             hosts.barrier(f"manifest {stage.name}")  # nobody still looks for what is written now
             if hosts.is_first():
                 experiment.checkpoint.write(experiment.workdir.reasoner)
@@ -219,11 +220,13 @@ def checkpoint_digest(stage: Stage, load: Callable[[], Any]) -> str:
 
 def _check_settings(stage: Stage) -> None:
     """Check a stage's settings and files. Files that are gone are no difference; whoever needs them says so."""
-    config, folder = stage.experiment.config, stage.folder
-    then, inputs = bound_settings(flatten(folder.read_config()), stage.name), folder.read_inputs()
-    now, digests, files = settings_of(config, stage.name), _files(config), inputs["files"]
+    config, inputs = stage.experiment.config, stage.folder.read_inputs()
+    then = bound_settings(flatten(stage.folder.read_config()), stage.name)
+    now = settings_of(config, stage.name)
     owner = f"{stage.experiment.workdir}'s stage {IMITATE if stage.name == UNFINISHED else stage.name}"
-    for key in digests.keys() & files.keys():  # before settings, which may have been chosen from them
+    # Files go before settings, which may have been chosen from them.
+    digests, files = _files(config), inputs["files"]
+    for key in digests.keys() & files.keys():
         if digests[key] == files[key]:  # whose bytes say more than its name
             now[key] = then.get(key)
         elif digests[key].split()[0] != files[key].split()[0]:
@@ -303,8 +306,8 @@ def _start(stage: Stage) -> dict[str, str]:
         digests = [files_digest(path) for path in initial_files(stage.experiment)] or [""]
         return {"stage": "", "digest": digests[0] if len(digests) == 1 else digest(digests)}
     if stage.folder.steps:
-        settings = bound_settings(flatten(stage.folder.read_config()), stage.name)
-        facts = [settings, stage.folder.read_inputs()]
+        inputs = stage.folder.read_inputs()
+        facts = [bound_settings(flatten(stage.folder.read_config()), stage.name), inputs]
     elif stage.wanted:
         facts = [settings_of(stage.experiment.config, stage.name), _inputs(stage)]
     else:

@@ -667,6 +667,7 @@ def test_data_may_lie_elsewhere(run, tmp_path):
         ("learning_rate", 0.25, "rl.optimizer.learning_rate", 0.5),
         ("schedule", "cosine", "rl.optimizer.schedule", "linear"),
         ("steps", 3, "rl.steps", 77),
+        ("temperature", 0.5, "rl.temperature", 0.75),
     ],
 )
 def test_an_objective_does_not_care_for_what_it_has_of_its_own(run, name, own, key, shared):
