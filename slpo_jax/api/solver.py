@@ -154,7 +154,7 @@ def load_solver(checkpoint: str, **arguments: Any) -> Solver:
     setup = assemble(config, identity=identity)
     params = setup.initial_params(options.explain)
     # What is not as the checkpoint was made is said.
-    if stated_settings(identity):
+    if stated_settings(identity, own):
         _say_given(identity, given, own, own_rule)
     if chosen is None and not {"latents", "threshold"} & given.keys():
         logging.warning("%s: no threshold was chosen for its gate, so 0.5; --threshold is another", identity.source)

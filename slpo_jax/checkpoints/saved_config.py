@@ -172,10 +172,14 @@ def stopping_of(config: Config, identity: Identity) -> tuple[Stopping, float | i
     return stopping, rule
 
 
-def stated_settings(identity: Identity) -> dict[str, Any]:
-    """Return what decides what a checkpoint answers, as far as it says, by dotted key; {} where nothing is known."""
+def stated_settings(identity: Identity, own: Config) -> dict[str, Any]:
+    """Return what decides what a checkpoint answers, as far as it says, by dotted key; {} where nothing is known.
+
+    Args:
+        own: of `config_of`.
+    """
     if identity.config:
-        return rollout_settings(read_config_of(identity))
+        return rollout_settings(own)
     return published_settings(identity, architecture_of(identity.reasoner))
 
 
@@ -184,11 +188,11 @@ def differences(config: Config, identity: Identity) -> str:
 
     Of a config that trains it further nothing is said of evaluations, whose turn has not come.
     """
-    stated, now = stated_settings(identity), rollout_settings(config)
+    own, now = config_of(identity), rollout_settings(config)
+    stated = stated_settings(identity, own)
     if {*config.stages} != {EVALUATE}:
         stated = {key: value for key, value in stated.items() if not key.startswith("evaluate.")}
     elif stated:
-        own = config_of(identity)
         _, rule = stopping_of(own, identity)
         if not own.gate.enabled:
             stated["max_latents"] = rule

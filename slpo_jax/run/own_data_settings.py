@@ -10,7 +10,7 @@ from absl import logging
 from slpo_jax.architectures import architecture_of
 from slpo_jax.checkpoints.checkpoint import Checkpoint, find_checkpoint
 from slpo_jax.checkpoints.identity import identify, newest_checkpoint
-from slpo_jax.checkpoints.saved_config import stated_settings
+from slpo_jax.checkpoints.saved_config import config_of, stated_settings
 from slpo_jax.config.config import Config
 from slpo_jax.config.overrides import changed, values
 from slpo_jax.data.batches import encode_problems
@@ -113,7 +113,8 @@ def _start(config: Config, is_named: bool, words: int) -> tuple[dict[str, str], 
         )
     if checkpoint.lacks or not architecture.has_latents:
         return start, checkpoint, 0
-    return start, checkpoint, stated_settings(identity).get("max_latents") or 2 * architecture.latents
+    stated = stated_settings(identity, config_of(identity))
+    return start, checkpoint, stated.get("max_latents") or 2 * architecture.latents
 
 
 def _sets(train: str, valid: str, eval: dict[str, str]) -> Choice:

@@ -74,12 +74,12 @@ def test_its_threshold_is_what_its_files_say(tmp_path, caplog, config, card, thr
     said = [record.getMessage() for record in caplog.records][1:]
     assert line in " ".join(said)
     assert len(said) == bool(line)
-    assert stated_settings(identity) == {"max_latents": 12}
+    assert stated_settings(identity, config_of(identity)) == {"max_latents": 12}
     assert stopping_of(config_of(identity), identity) == ("threshold", threshold)
     import_checkpoint(tmp_path, tmp_path / "imported")
     imported = identify(str(tmp_path / "imported"))
     assert stopping_of(config_of(imported), imported) == ("threshold", threshold)
-    assert stated_settings(imported)["max_latents"] == 12
+    assert config_of(imported).max_latents == 12
 
 
 @pytest.mark.slow

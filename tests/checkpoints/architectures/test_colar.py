@@ -180,7 +180,8 @@ def test_there_and_back(tmp_path, gaussian):
     back = find_checkpoint(config_for(tmp_path / "exported", "colar_llama")).description
     assert dataclasses.asdict(back.architecture) == {"projector": HIDDEN, "scale": SCALE, "gaussian": gaussian}
     for place in map(str, (tmp_path / "colar", tmp_path / "ours", tmp_path / "exported")):
-        config, made = config_of(identify(place)), stated_settings(identify(place))
+        config = config_of(identify(place))
+        made = stated_settings(identify(place), config)
         assert (config.latent_policy.name, config.latent_policy.colar.least, config.max_latents) == ("colar", 0, 64)
         assert (made["latent_policy.name"], made["latent_policy.colar.least"], made["max_latents"]) == ("colar", 0, 64)
     said = json.loads((tmp_path / "exported" / "config.json").read_text())
