@@ -124,7 +124,8 @@ def open_ours(source: str) -> Ours | None:
     stage = StageFolder.of(path)
     if not stage.config.is_file():
         raise UserError(
-            f"{stage.config}: no such file, which says what {source} was made with; bring it back, or {stage.anew}"
+            f"{stage.config}: no such file, which says what {source} was made with; bring it back, or train or convert "
+            "it again, where an earlier version of slpo_jax made it"
         )
     beside = (near / REASONER_FOLDER for near in (path, *path.parents[:2]))
     folder = next((near for near in beside if near.is_dir()), path / REASONER_FOLDER)

@@ -248,6 +248,16 @@ def test_a_run_s_settings_are_checked_where_they_are_read(work, tmp_path, value,
         load_solver(str(tmp_path / "work"))
 
 
+def test_a_checkpoint_without_its_config_is_refused(work, tmp_path):
+    """As an import of an earlier version is, whose settings lay elsewhere."""
+    shutil.copytree(work, tmp_path / "work")
+    file = tmp_path / "work/checkpoints/cold_start/config.json"
+    file.unlink()
+    for act in (load, lambda source: export_checkpoint(source, tmp_path / "new")):
+        with pytest.raises(UserError, match=f"^{file}: no such file, which says what "):
+            act(tmp_path / "work")
+
+
 def test_a_stage_s_config_is_whole_and_what_it_ran_by(work):
     """Read as any config, it makes that stage again; a converted one names no places."""
     whole = {stage: json.loads((work / "checkpoints" / stage / "config.json").read_text()) for stage in STAGES}
