@@ -151,14 +151,14 @@ def export_reasoner(
         side |= write_tree(gate_weights(width, description.gate), params[GATE], source)
     model = write_tree(backbone_weights(description.model), params[REASONER][BACKBONE], source)
     with whole_folder(folder, replaces) as temporary:
-        checkpoint.write(temporary)
         try:
+            checkpoint.write(temporary)
             save_file(model, temporary / "model.safetensors", metadata={"format": "pt"})  # transformers wants to know
             if side:
                 save_file(side, temporary / SIDE_FILE)
             if DECODER in params:
                 save_file(write_decoder(params, description.model), temporary / DECODER_FILE)
-        except SafetensorError as error:  # what others raise as an OSError
+        except (SafetensorError, OSError) as error:
             raise UserError(f"{folder}: can't be written ({error}); make room, and run the command again") from None
         for name, text in texts.items():
             write_text(temporary / name, text)
