@@ -42,7 +42,10 @@ def config_of(identity: Identity, reasoner: str = "", tokenizer: str = "") -> Co
         UserError: its config is not whole, or a value can't be used.
     """
     reasoner = reasoner or identity.reasoner
-    config = read_config_of(identity) if identity.config else published_config(identity, architecture_of(reasoner))
+    if isinstance(identity, Foreign) and not identity.description:
+        config = published_config(identity, architecture_of(reasoner))
+    else:
+        config = read_config_of(identity)
     # A reward model is the run's, and isn't loaded with the reasoner.
     scorers = [name for name in config.evaluate.scorers if name not in SCORERS or not SCORERS[name].part]
     use = {
@@ -178,9 +181,9 @@ def stated_settings(identity: Identity, own: Config) -> dict[str, Any]:
     Args:
         own: of `config_of`.
     """
-    if identity.config:
-        return rollout_settings(own)
-    return published_settings(identity, architecture_of(identity.reasoner))
+    if isinstance(identity, Foreign) and not identity.description:
+        return published_settings(identity, architecture_of(identity.reasoner))
+    return rollout_settings(own)
 
 
 def differences(config: Config, identity: Identity) -> str:

@@ -31,6 +31,7 @@ from slpo_jax.errors import UserError
 from slpo_jax.io import artifact
 from slpo_jax.io.files import digest, files_below, files_digest, flatten, write_text
 from slpo_jax.io.orbax import params_digest, params_dir
+from slpo_jax.io.workdir import StageFolder
 from slpo_jax.policy.latent_policies import has_parameters
 from slpo_jax.run.experiment import Stage
 from slpo_jax.run.setup import Setup
@@ -113,7 +114,7 @@ def problems_facts(problems: EncodedProblems, limit: int) -> dict[str, Any]:
 def trained_with(stage: Stage) -> dict[str, Any]:
     """Read what a stage's checkpoint, or without a name `config.init`, was trained with, as it stands beside it."""
     facts = dict[str, Any]()
-    folder = stage.folder
+    folder: StageFolder | None = stage.folder
     if not stage.name:
         opened = stage.experiment.checkpoint.opened
         facts["init"] = stage.experiment.config.init
