@@ -17,9 +17,9 @@ from slpo_jax.api.evaluation import Evaluation
 from slpo_jax.api.load_options import by_argument
 from slpo_jax.api.solver import Solution, Solver, Vote, encode_question, load_solver, solve_all, vote
 from slpo_jax.checkpoints.checkpoint import Checkpoint
-from slpo_jax.checkpoints.decode_settings import decode_settings, stated_rewards
 from slpo_jax.checkpoints.export import export_adapters, replaced_by_export, write_export
 from slpo_jax.checkpoints.foreign_layouts import with_decoder
+from slpo_jax.checkpoints.saved_config import config_to_keep
 from slpo_jax.config.config import ends_at
 from slpo_jax.config.overrides import changed
 from slpo_jax.data.batches import EncodedProblems, pad_prompts
@@ -338,10 +338,8 @@ class TrainedReasoner:
         checkpoint = solver.setup.checkpoint
         config = changed(solver.setup.config, {"gate.enabled": solver.stopping == "threshold"})
         template = dataclasses.replace(checkpoint.template, tokenizer=copy.deepcopy(checkpoint.template.tokenizer))
-        settings = decode_settings(config, solver.rule)
-        if checkpoint.opened:
-            settings |= stated_rewards(checkpoint.opened, config)
-        description = dataclasses.replace(checkpoint.description, settings=settings)
+        kept = config_to_keep(config, checkpoint.opened)
+        description = dataclasses.replace(checkpoint.description, config=kept, rule=solver.rule)
         params = jax.device_get(with_decoder(solver.params, explain, self.source))
         exported = Checkpoint(description, template)
         write_export(target, Path(self.source), params, exported, config, solver.rule, replaces)

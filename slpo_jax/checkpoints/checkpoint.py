@@ -126,7 +126,6 @@ def _ours(config: Config, opened: Ours) -> Checkpoint:
         )
     if not config.tokenizer:
         template = _ended(template, description.eos_ids, description.model.vocab_size, opened.source)
-    description = dataclasses.replace(description, settings={})
     return Checkpoint(description, template, opened, lambda like=None, explain=False: opened.stored.read(like))
 
 
@@ -183,7 +182,7 @@ def _fitted(
     model = dataclasses.replace(stored, vocab_size=rows)
     plain = Description(instance, model, gate=opened.gate_hidden, gate_trained=opened.gate_hidden is not None)
     base_description = opened.description or plain
-    description = dataclasses.replace(base_description, model=model, settings={}, eos_ids=template.eos_ids)
+    description = dataclasses.replace(base_description, model=model, config={}, rule=None, eos_ids=template.eos_ids)
 
     def read(like: Any = None, explain: bool = False) -> dict[str, Any]:
         tree = grow(read_tree(weights, tensors.model, source), rows, template.tokenizer)

@@ -90,8 +90,8 @@ def write_export(
         raise UserError(
             f"{source}: has parameters of a latent policy's own, which no other program knows; use it as it is"
         )
-    # A run's parameters always have a gate.
-    if not flatten(StageFolder.of(source).read_facts()).get("gate.enabled", True):
+    # A run's parameters always have a gate, which may be random still.
+    if not checkpoint.description.gate_trained:
         checkpoint = dataclasses.replace(checkpoint, description=dataclasses.replace(checkpoint.description, gate=None))
     can_think = thinks(config, checkpoint)
     files = thinking_files(config, checkpoint, rule, can_think)
@@ -155,16 +155,16 @@ def export_reasoner(
         side |= write_tree(gate_weights(width, description.gate), params[GATE], source)
     model = write_tree(backbone_weights(description.model), params[REASONER][BACKBONE], source)
     with whole_folder(folder, replaces) as temporary:
-        checkpoint.write(temporary)
-        if CODE in texts:
-            _name_class(temporary / MODEL_FILE)
         try:
+            checkpoint.write(temporary)
+            if CODE in texts:
+                _name_class(temporary / MODEL_FILE)
             save_file(model, temporary / "model.safetensors", metadata={"format": "pt"})  # transformers wants to know
             if side:
                 save_file(side, temporary / SIDE_FILE)
             if DECODER in params:
                 save_file(write_decoder(params, description.model), temporary / DECODER_FILE)
-        except SafetensorError as error:  # what others raise as an OSError
+        except (SafetensorError, OSError) as error:
             raise UserError(f"{folder}: can't be written ({error}); make room, and run the command again") from None
         for name, text in texts.items():
             write_text(temporary / name, text)
@@ -276,16 +276,19 @@ def model_card(checkpoint: Path, description: Description, name: str, thinks: bo
     origin = "These weights are not from a finished stage of slpo_jax: they were converted, or saved on the way."
     if source and stage.workdir is None:
         origin = f"These weights were converted by slpo_jax from `{source}`."
-    elif stage.is_finished and (facts := stage.read_facts()):
-        start = f"`{short(facts['init'])}`" if facts.get("init") else "random weights"
+    elif stage.is_finished:
+        init = stage.read_config()["init"]
+        start = f"`{short(init)}`" if init else "random weights"
         origin = f"Trained by slpo_jax from {start}, to the end of the stage `{stage.name}`."
     template = jinja2.Template(
         Path(__file__).with_name("card.md").read_text(encoding="utf-8"),
         trim_blocks=True, keep_trailing_newline=True, undefined=jinja2.StrictUndefined,
     )  # fmt: skip
     fields = {field.name: getattr(description, field.name) for field in dataclasses.fields(description)}
-    use = _use(description.settings)
-    return template.render(fields, name=name, origin=origin, how=use, thinks=thinks, explains=explains)
+    settings = flatten(description.config)
+    use = _use(settings, description.rule)
+    options = {"settings": settings, "how": use, "thinks": thinks, "explains": explains}
+    return template.render(fields, name=name, origin=origin, **options)
 
 
 def short(source: str) -> str:
@@ -293,11 +296,16 @@ def short(source: str) -> str:
     return Path(source).name if Path(source).suffix or Path(source).is_absolute() else source
 
 
-def _use(settings: Mapping[str, Any]) -> str:
-    """Tell how it was made to think and answer; "" where nothing is known."""
+def _use(settings: Mapping[str, Any], rule: float | int | None) -> str:
+    """Tell how it thinks and answers in slpo_jax; "" where it has no config.
+
+    Args:
+        settings: its config by dotted key.
+        rule: its threshold, or number of latents.
+    """
     if not settings:
         return ""
-    rule, tokens = settings.get("rule"), settings.get("evaluate.max_answer_tokens") or settings.get("max_answer_tokens")
+    tokens = settings["evaluate.max_answer_tokens"] or settings["max_answer_tokens"]
     defaults = flatten({"prompt": vars(PromptConfig())})
     changed = [key for key, value in defaults.items() if settings.get(key, value) != value]
     prompt = ", ".join(f"{key}={settings[key]!r}" for key in changed)

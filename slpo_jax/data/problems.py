@@ -66,7 +66,7 @@ class DataConfig(_Tasks):
     train: str = ""
     demos: str = ""
     valid: str = ""
-    eval: dict[str, str] = setting({}, affects="report")
+    eval: dict[str, str] = setting({})
     fields: FieldsConfig = FieldsConfig()
     gym: GymConfig = GymConfig()
 

@@ -239,6 +239,6 @@ class ModelConfig(Checked):
     tied: bool = True
     projector: int = setting(0, least=0, note="0 is n_embd")
     scale: float | None = setting(None, above=0, note="None: the published one")
-    dtype: Literal["auto", "float32", "bfloat16"] = setting("auto", affects="parameters")
-    remat: bool = setting(False, affects="nothing")
-    scan_layers: bool | None = setting(None, note="None: on accelerators", affects="nothing")
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    remat: bool = False
+    scan_layers: bool | None = setting(None, note="None: on accelerators")

@@ -15,7 +15,6 @@ import numpy as np
 from absl import logging
 from jax.sharding import NamedSharding
 
-from slpo_jax.checkpoints.decode_settings import is_as_trained
 from slpo_jax.checkpoints.identity import read_reward_model
 from slpo_jax.config.overrides import values
 from slpo_jax.data.batches import EncodedProblems
@@ -33,9 +32,17 @@ from slpo_jax.io.workdir import SetFiles, Workdir
 from slpo_jax.models.parts import Params
 from slpo_jax.policy.explain import reads_of
 from slpo_jax.policy.scorers import PART, SCORERS, begun
-from slpo_jax.run.experiment import Experiment, reported_settings, rows, trained_with
+from slpo_jax.run.experiment import Experiment, reported_settings, rows
 from slpo_jax.run.latent_rm import manifest_of
-from slpo_jax.run.provenance import check_models, check_start, checkpoint_digest, evaluated_settings, problems_facts
+from slpo_jax.run.provenance import (
+    check_models,
+    check_start,
+    checkpoint_digest,
+    evaluated_settings,
+    is_as_trained,
+    problems_facts,
+    trained_with,
+)
 from slpo_jax.run.setup import Setup
 from slpo_jax.run.sources import EVAL
 from slpo_jax.run.train_stage import note_cuts, stage_params, validation_accuracy

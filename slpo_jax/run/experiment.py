@@ -8,9 +8,10 @@ from typing import Any
 
 from absl import logging
 
-from slpo_jax.checkpoints.decode_settings import adopt_original
-from slpo_jax.checkpoints.identity import identify
+from slpo_jax.checkpoints.identity import Identity, identify
+from slpo_jax.checkpoints.saved_config import differences, say_differences
 from slpo_jax.config.config import Config, own_latents, rl_of
+from slpo_jax.config.keys import flat_values, rollout_settings
 from slpo_jax.config.overrides import changed, values
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.report_rows import BEST_FIXED, Row
@@ -22,6 +23,7 @@ from slpo_jax.stages import (
     ABOUT,
     COLD_START,
     CONTROL,
+    EVALUATE,
     IMITATE,
     LATENT_RM,
     NO_THOUGHT,
@@ -111,8 +113,10 @@ class Stage:
             steps, schedule = config.rl.steps, config.imitate.optimizer.schedule
         else:
             return False
-        before = self.folder.read_facts().get("rl", {}).get("steps", steps)
-        return before < steps and schedule == "constant" and not (self.section == RL and config.rl.lora.rank)
+        has_begun = self.folder.config.is_file()
+        if not has_begun or schedule != "constant" or (self.section == RL and config.rl.lora.rank):
+            return False
+        return self.folder.read_config()["rl"]["steps"] < steps
 
     @functools.cached_property
     def settings(self) -> Any:
@@ -162,7 +166,7 @@ def build(config: Config, workdir: Path) -> Experiment:
     if config.init:
         identity = identify(config.init, config.base, config.lora_alpha)
         config = changed(config, {"init": identity.source})
-    config, lines = adopt_original(config, identity, paths)
+    lines = _used_otherwise(config, identity, paths)
     if config.base and not (identity and identity.base):
         why = f"{config.init} has a config and a tokenizer of its own" if config.init else "config.init is not set"
         lines.append(f"config.base: {config.base} is not used, {why}")
@@ -174,6 +178,21 @@ def build(config: Config, workdir: Path) -> Experiment:
     except OSError as error:
         raise UserError(f"--workdir={workdir}: is no directory to write to ({error.strerror}); give another") from None
     return Experiment(**vars(setup), workdir=paths, log=MetricsLog(paths))
+
+
+def _used_otherwise(config: Config, identity: Identity | None, workdir: Workdir) -> list[str]:
+    """Say where a run uses checkpoints in another way than they were made for: what it starts from, or evaluates.
+
+    Args:
+        identity: of `config.init`.
+        workdir: whose finished stages a run evaluates that trains none.
+    """
+    stages = workdir.finished_stages()
+    lines = [differences(config, identity)] if identity else []
+    if stages and {*config.stages} == {EVALUATE}:
+        now = {key: value for key, value in rollout_settings(config).items() if not key.startswith("evaluate.")}
+        lines = [say_differences(stage, now, flatten(workdir.stage_folder(stage).read_config())) for stage in stages]
+    return list(filter(None, lines))
 
 
 _FIRST_OBJECTIVE = 10  # in the report's order, after the rows of the other stages
@@ -282,18 +301,12 @@ def _imitation(config: ImitateSettings, latents: int) -> str:
     return "imitation, last steps written" if config.stage_steps * config.max_latent_stage else "CoT-SFT"
 
 
-def trained_with(stage: Stage) -> dict[str, Any]:
-    """Read what a stage's checkpoint, or without a name `config.init`, was trained with, as it stands beside it."""
-    if stage.name:
-        return stage.folder.read_facts()
-    opened, init = stage.experiment.checkpoint.opened, {"init": stage.experiment.config.init}
-    return init | opened.stage_folder.read_facts() if opened and opened.stage_folder else init
-
-
 def reported_settings(facts: Mapping[str, Any]) -> dict[str, Any]:
     """Pick from what a checkpoint was trained with, by key, the seed and what is not at its default."""
-    settings, default = flatten(facts), flatten(as_json(values(Config())))
-    for name, objective in facts.get("objective", {}).items():
-        kind = OBJECTIVES.get(objective.get("kind") or name)
-        default |= flatten({"objective": {name: as_json(values(kind()))}}) if kind else {}
+    settings, default = flatten(facts), flat_values(Config())
+    for key in [key for key in settings if key.startswith("objective.") and key.endswith(".kind")]:
+        name = key.split(".")[1]
+        kind = OBJECTIVES.get(settings[key] or name)
+        if kind:
+            default |= flatten({"objective": {name: as_json(values(kind()))}})
     return {key: value for key, value in settings.items() if key == "seed" or value != default.get(key, value)}

@@ -16,11 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 from absl import logging
 
-from slpo_jax.config.overrides import values
+from slpo_jax.config.keys import model_settings, rollout_settings
 from slpo_jax.data.batches import EncodedProblems, batch_indices, padded_chunks
 from slpo_jax.errors import UserError
 from slpo_jax.io import artifact
-from slpo_jax.io.files import as_json, flatten
 from slpo_jax.models.parts import Params
 from slpo_jax.policy import noise
 from slpo_jax.policy.policy import Policy, PromptedBatch, Prompts
@@ -76,7 +75,7 @@ def check_labels(stage: Stage, load: Callable[[], Params]) -> dict[str, Any]:
     """
     experiment, config, folder = stage.experiment, stage.experiment.config, stage.experiment.workdir.labels
     facts = {f"latent_rm.{name}": getattr(stage.settings, name) for name in _SETTINGS}
-    facts |= flatten(as_json(values(config, ("model", "rollouts"))))
+    facts |= model_settings(config) | rollout_settings(config)
     facts |= {"seed": config.seed, "gate.enabled": config.gate.enabled} | config.reward_facts
     facts["checkpoint"] = checkpoint_digest(stage.start, load)
     facts["problems"] = list(problems_facts(experiment.train, stage.settings.problems).values())

@@ -96,7 +96,7 @@ class ColdStartConfig(Checked):
     """
 
     batch_size: int = setting(256, least=1)
-    micro_batches: int = setting(2, least=1, affects="nothing")
+    micro_batches: int = setting(2, least=1)
     steps: int = setting(20_000, least=1)
     trajectories: int = setting(4, least=1)
     train_backbone: bool = False

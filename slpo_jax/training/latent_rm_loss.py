@@ -47,7 +47,7 @@ class LatentRmConfig(Checked):
     dropout: float | None = setting(None, above=0, below=1, note="None is config.dropout.rate")
     threshold: float = setting(0.5, least=0, most=1)
     batch_size: int = setting(256, least=1)
-    micro_batches: int = setting(1, least=1, affects="nothing")
+    micro_batches: int = setting(1, least=1)
     steps: int = setting(1000, least=1)
     evaluate_every: int = setting(100, least=0, note="0 is never")
     optimizer: OptimizerConfig = OptimizerConfig("adamw", 1e-4, warmup_steps=100, schedule="cosine")

@@ -42,7 +42,7 @@ class BestOfNConfig(Checked):
     scorer: str = "likelihood"
     temperature: float = setting(1.0, least=0)
     batch_size: int = setting(64, least=1)
-    micro_batches: int = setting(1, least=1, affects="nothing")
+    micro_batches: int = setting(1, least=1)
     steps: int = setting(1000, least=1)
     optimizer: OptimizerConfig = OptimizerConfig("adamw", 1e-5)
 

@@ -99,9 +99,9 @@ class RlConfig(Checked):
     """
 
     batch_size: int = setting(64, least=1)
-    micro_batches: int = setting(1, least=1, affects="nothing")
+    micro_batches: int = setting(1, least=1)
     steps: int = setting(40_000, least=1)
-    objectives: tuple[str, ...] = setting(("slpo",), fewest=1, affects="report")
+    objectives: tuple[str, ...] = setting(("slpo",), fewest=1)
     group: int = setting(8, least=2, note="fewer give no baseline")
     temperature: float = setting(0.0, least=0)
     top_k: int = setting(0, least=0, note="0 is all")
@@ -112,7 +112,6 @@ class RlConfig(Checked):
         above=0,
         most=1,
         note="they ascend to (1, 1)",
-        affects="nothing",
     )
     truncated: Truncated = "lowest"
     truncated_value: float = 0.0

@@ -67,7 +67,7 @@ def _chosen(train: str, valid: str = "", eval=None, fields=None, **given):
     """The config, and what was said of it, as `slpo train --train=TRAIN --config.KEY=VALUE` has them."""
     data = {"train": train, "valid": valid, "eval": eval or {}, "fields": fields or {}}
     layers = {"min_latents": 1, "data": data}, given
-    return derived_settings(changed(Config(), *layers, set_by=dict.fromkeys(given, "--config")))
+    return derived_settings(changed(Config(), *layers), given)
 
 
 def test_a_smoke_test_asks_a_gym_for_few_problems(monkeypatch, tmp_path):

@@ -59,7 +59,7 @@ class LatentPolicyConfig(Checked):
 
 def latent_policy_config() -> LatentPolicyConfig:
     """Make the defaults, with a section for each of `LATENT_POLICIES`."""
-    section: LatentPolicyConfig = selection(LatentPolicyConfig, "name", "latent", LATENT_POLICIES, alone=True)
+    section: LatentPolicyConfig = selection(LatentPolicyConfig, "name", "latent", LATENT_POLICIES)
     return section
 
 

@@ -124,7 +124,7 @@ class ImitateSettings(Checked):
 
     recipe: str = ""
     batch_size: int = setting(128, least=1)
-    micro_batches: int = setting(1, least=1, affects="nothing")
+    micro_batches: int = setting(1, least=1)
     max_tokens: int = setting(0, least=0, note="0 keeps all problems")
     c_thought: int = setting(2, least=0)
     max_latent_stage: int = setting(3, least=0)
@@ -139,9 +139,9 @@ class ImitateSettings(Checked):
     dropout: float = setting(0.0, least=0, below=1)
     suffix_slots: tuple[int, ...] = setting((), least=1)
     reset_optimizer: bool = True
-    control: bool = setting(False, affects="report")
-    control_rate: float = setting(0.0, least=0, note="0 goes on as imitation ended", affects="report")
-    no_thought: bool = setting(False, affects="report")
+    control: bool = False
+    control_rate: float = setting(0.0, least=0, note="0 goes on as imitation ended")
+    no_thought: bool = False
     lora: LoraConfig = LoraConfig()
     optimizer: OptimizerConfig = OptimizerConfig("adamw", 1e-4)
 
