@@ -31,7 +31,7 @@ OBJECTIVES = {
     "grpo": ("grpo", {"reduction": "sequence_mean"}),
 }
 RATES = {
-    "further": 3e-4, "keys": 3e-4, "answer_only": 3e-4, "slpo": 3e-4, "replay": 3e-4,
+    "further": 3e-4, "keys": 3e-4, "answer_only": 1e-4, "slpo": 3e-4, "replay": 3e-4,
     "no_latents: answer_only": 3e-4, "cot: grpo": 3e-4,
 }  # fmt: skip
 # By cell, the objectives that are trained.

@@ -98,7 +98,7 @@ CHECKED = [
     ({"latent_policy.name": "hybrid"}, "latent_policy.name", "coconut_gpt2"),
     ({"latent_policy.name": "colar"}, "latent_policy.name", "coconut"),
     (IN_WORDS | {"latent_policy.name": "hybrid", "max_latents": 0}, "max_latents", "0"),
-    ({"imitate.lora.rank": 2}, "imitate.control", "False"),
+    ({"imitate.lora.rank": 2, "imitate.no_thought": True}, "imitate.no_thought", "False"),
     ({"imitate.max_tokens": 3, "stages": ("imitate",)}, "imitate.max_tokens", "3"),
     ({"imitate.recipe": "icot", "imitate.c_thought": 0, "max_latents": 0, "gate.enabled": False, "imitate.cot_steps": 4,
       "imitate.final_steps": 18, "imitate.control": False, "stages": ("imitate",), "imitate.icot.tokens_per_epoch": 6},

@@ -131,6 +131,7 @@ class Run:
         experiment = self.experiment(**{"stages": ("evaluate",)} | changes)
         with monkeypatch.context() as patch, contextlib.closing(experiment.log):
             patch.setattr(Evaluator, "run", roll_out)
+            patch.setattr(Evaluator, "milliseconds", lambda *_: (1.0, 1))
             if not report:
                 patch.setattr(evaluate, "write_report", lambda _: None)
             evaluate.run_evaluate(experiment)
