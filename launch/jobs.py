@@ -23,7 +23,8 @@ from slpo_jax.io.files import digest, files_digest, read_json, write_text
 from slpo_jax.io.workdir import Workdir
 
 ROOT = Path(__file__).resolve().parents[1]
-DONE, LOG = "reproduced.json", "run.log"
+DONE = "reproduced.json"
+LOG = "run.log"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,7 +110,13 @@ class Job:
         return self.facts | {"evaluation": files_digest(Workdir(self.workdir).eval)}
 
 
-def plan(table: Table, root: Path, seeds: Sequence[int], only: Sequence[str], limit: int | None) -> list[Job]:
+def plan(
+    table: Table,
+    root: Path,
+    seeds: Sequence[int],
+    only: Sequence[str],
+    limit: int | None,
+) -> list[Job]:
     """The table's jobs in their order.
 
     Args:
@@ -138,18 +145,42 @@ def plan(table: Table, root: Path, seeds: Sequence[int], only: Sequence[str], li
 def make_job(table: Table, run: Run, root: Path, seed: int, limit: int | None) -> Job:
     """One of them; `root` and the others as of `plan`."""
     workdir, lender = (root / name / f"seed_{seed}" for name in (run.name, run.after))
-    overrides = {"seed": seed, **({} if limit is None else {"evaluate.limit": limit}), **run.overrides}
-    values = (f"--config.{key}={value}".replace("{after}", str(lender)) for key, value in overrides.items())
+    overrides = {
+        "seed": seed,
+        **({} if limit is None else {"evaluate.limit": limit}),
+        **run.overrides,
+    }
+    values = (
+        f"--config.{key}={value}".replace("{after}", str(lender))
+        for key, value in overrides.items()
+    )
     arguments = (f"--config={ROOT / run.config}", f"--workdir={workdir}", *values)
-    sources = _sources(run.config) | {key: str(value) for key, value in overrides.items() if key.startswith("data.")}
+    sources = _sources(run.config) | {
+        key: str(value) for key, value in overrides.items() if key.startswith("data.")
+    }
     before = next((other for other in table.runs if other.name == run.after), None)
     facts = {
-        "arguments": [word.replace(f"{root}/", "{table}/").replace(f"{ROOT}/", "{checkout}/") for word in arguments],
+        "arguments": [
+            word.replace(f"{root}/", "{table}/").replace(f"{ROOT}/", "{checkout}/")
+            for word in arguments
+        ],
         "config": _config_digest(run.config),
-        "data": {key: _files_digest(place_of(source, "train")[0]) for key, source in sorted(sources.items())},
-        "after": digest(make_job(table, before, root, seed, limit).facts) if before else "",
+        "data": {
+            key: _files_digest(place_of(source, "train")[0])
+            for key, source in sorted(sources.items())
+        },
+        "after": digest(make_job(table, before, root, seed, limit).facts)
+        if before
+        else "",
     }
-    return Job(run, seed, workdir, arguments, facts, lender if run.after and not run.alone else None)
+    return Job(
+        run,
+        seed,
+        workdir,
+        arguments,
+        facts,
+        lender if run.after and not run.alone else None,
+    )
 
 
 def load_config(name: str) -> ConfigDict:
@@ -184,10 +215,14 @@ def run_job(job: Job) -> None:
     with log.open("a") as file:
         command = [sys.executable, "-m", "slpo_jax.main", *job.arguments]
         environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-        status = subprocess.run(command, stdout=file, stderr=file, env=environment, check=False).returncode
+        status = subprocess.run(
+            command, stdout=file, stderr=file, env=environment, check=False
+        ).returncode
     if status:
         last = (log.read_text().strip().splitlines() or ["no output"])[-1]
-        raise UserError(f"{job.workdir}: its run ended with status {status} ({last}); mend it, all output is in {log}")
+        raise UserError(
+            f"{job.workdir}: its run ended with status {status} ({last}); mend it, all output is in {log}"
+        )
     if job.lender:
         take_rows(job.lender, job.workdir)
         write_report(job.workdir)
@@ -199,12 +234,15 @@ def take_rows(lender: Path, workdir: Path) -> None:
 
     Runs that differ in their last stage alone need not evaluate the first ones again.
     """
-    theirs, ours = Workdir(lender), Workdir(workdir)
+    theirs = Workdir(lender)
+    ours = Workdir(workdir)
     sets = {name for _, name in ours.evaluated()}
     for row in read_rows(lender).values():
         mine = read_row(workdir, row.name)
         if mine is None or mine.source:
-            write_row(workdir, dataclasses.replace(row, source=row.source or str(lender)))
+            write_row(
+                workdir, dataclasses.replace(row, source=row.source or str(lender))
+            )
             for path in theirs.row(row.name).iterdir():
                 if path.name.partition(".")[0] in sets:
                     shutil.copyfile(path, ours.row(row.name) / path.name)

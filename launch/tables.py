@@ -36,7 +36,10 @@ FIGURES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     ),
 }  # fmt: skip
 """File -> the results file that it shows, and what draws it from the tables there."""
-_PLACE = re.compile(r"(<!-- table: (\S+), ([^;\n]+?)((?:; \w+: [^;\n]+)*) -->\n).*?(<!-- end -->)", re.DOTALL)
+_PLACE = re.compile(
+    r"(<!-- table: (\S+), ([^;\n]+?)((?:; \w+: [^;\n]+)*) -->\n).*?(<!-- end -->)",
+    re.DOTALL,
+)
 
 _TODAY = {
     r"no thought": "no latents", r"^(.*: )?Pass@k": r"\1pathwise", r"\bkeys\b": "reference",
@@ -52,7 +55,9 @@ def cell(value: Any, digits: int = 2, signed: bool = False) -> str:
         return value or ""
     if isinstance(value, int):
         return f"{value:{sign}d}"
-    middle = value if isinstance(value, float) else value.get("value", value.get("median"))
+    middle = (
+        value if isinstance(value, float) else value.get("value", value.get("median"))
+    )
     if abs(middle) >= 100:
         digits = 0
     if isinstance(value, float):
@@ -60,8 +65,11 @@ def cell(value: Any, digits: int = 2, signed: bool = False) -> str:
     if "se" in value:
         return f"{middle:{sign}.{digits}f} ± {value['se']:.{digits}f}"
     if "median" in value:
-        return f"{middle:.{digits}f} ({value['min']:.{digits}f}-{value['max']:.{digits}f})"
-    low, high = value["low"], value["high"]
+        return (
+            f"{middle:.{digits}f} ({value['min']:.{digits}f}-{value['max']:.{digits}f})"
+        )
+    low = value["low"]
+    high = value["high"]
     mean = f"{middle:+.{digits}f}"
     return f"{f'**{mean}**' if low > 0 or high < 0 else mean} [{low:+.{digits}f}, {high:+.{digits}f}]"
 
@@ -73,9 +81,15 @@ def markdown(table: Mapping[str, Any]) -> str:
         table: as in a results file.
     """
     how = {key: table[key] for key in ("digits", "signed") if key in table}
-    rows = [table["columns"], *([cell(value, **how) for value in row] for row in table["rows"])]
+    rows = [
+        table["columns"],
+        *([cell(value, **how) for value in row] for row in table["rows"]),
+    ]
     lines = [f"| {' | '.join(row)} |" for row in rows]
-    return "\n".join([lines[0], f"| --- |{' ---: |' * (len(rows[0]) - 1)}", *lines[1:]]) + "\n"
+    return (
+        "\n".join([lines[0], f"| --- |{' ---: |' * (len(rows[0]) - 1)}", *lines[1:]])
+        + "\n"
+    )
 
 
 def in_todays_words(tables: Mapping[str, Any]) -> dict[str, Any]:
@@ -87,7 +101,10 @@ def in_todays_words(tables: Mapping[str, Any]) -> dict[str, Any]:
             name = re.sub(pattern, today, name)
         return [name, *row[1:]]
 
-    return {name: {**table, "rows": [named(row) for row in table["rows"]]} for name, table in tables.items()}
+    return {
+        name: {**table, "rows": [named(row) for row in table["rows"]]}
+        for name, table in tables.items()
+    }
 
 
 def picked(table: Mapping[str, Any], picks: Mapping[str, list[str]]) -> dict[str, Any]:
@@ -96,13 +113,18 @@ def picked(table: Mapping[str, Any], picks: Mapping[str, list[str]]) -> dict[str
     Raises:
         KeyError: one that it lacks.
     """
-    rows, columns = {row[0]: row for row in table["rows"]}, list(table["columns"])
+    rows = {row[0]: row for row in table["rows"]}
+    columns = list(table["columns"])
     chosen = [rows[name] for name in picks.get("rows", list(rows))]
     names = picks.get("columns", columns[1:])
     if lacking := set(names) - set(columns):
         raise KeyError(sorted(lacking)[0])
     places = [0, *(columns.index(name, 1) for name in names)]
-    return {**table, "columns": [columns[i] for i in places], "rows": [[row[i] for i in places] for row in chosen]}
+    return {
+        **table,
+        "columns": [columns[i] for i in places],
+        "rows": [[row[i] for i in places] for row in chosen],
+    }
 
 
 def rendered(text: str, folder: Path = ROOT) -> str:
@@ -115,11 +137,17 @@ def rendered(text: str, folder: Path = ROOT) -> str:
     def fill(match: re.Match[str]) -> str:
         start, file, name, more, end = match.groups()
         picks = (pick.partition(": ") for pick in more.split("; ")[1:])
-        tables = in_todays_words(read_json(folder / file, "give a file of results/")["tables"])
+        tables = in_todays_words(
+            read_json(folder / file, "give a file of results/")["tables"]
+        )
         try:
-            chosen = picked(tables[name], {key: names.split(" | ") for key, _, names in picks})
+            chosen = picked(
+                tables[name], {key: names.split(" | ") for key, _, names in picks}
+            )
         except KeyError as error:
-            raise UserError(f"{file}: {name} has no {error}; give one of its own") from None
+            raise UserError(
+                f"{file}: {name} has no {error}; give one of its own"
+            ) from None
         return f"{start}\n{markdown(chosen)}\n{end}"
 
     return _PLACE.sub(fill, text)
@@ -131,10 +159,20 @@ def dump(result: Mapping[str, Any]) -> str:
     tables = []
     for name, table in result["tables"].items():
         about = {key: value for key, value in table.items() if key != "rows"}
-        rows = ",\n".join(f"    {json.dumps(row, ensure_ascii=False)}" for row in table["rows"])
-        facts = "".join(f'   "{key}": {json.dumps(value, ensure_ascii=False)},\n' for key, value in about.items())
-        tables.append(f'  {json.dumps(name, ensure_ascii=False)}: {{\n{facts}   "rows": [\n{rows}\n   ]\n  }}')
-    return text.replace('"tables": null', '"tables": {\n' + ",\n".join(tables) + "\n }") + "\n"
+        rows = ",\n".join(
+            f"    {json.dumps(row, ensure_ascii=False)}" for row in table["rows"]
+        )
+        facts = "".join(
+            f'   "{key}": {json.dumps(value, ensure_ascii=False)},\n'
+            for key, value in about.items()
+        )
+        tables.append(
+            f'  {json.dumps(name, ensure_ascii=False)}: {{\n{facts}   "rows": [\n{rows}\n   ]\n  }}'
+        )
+    return (
+        text.replace('"tables": null', '"tables": {\n' + ",\n".join(tables) + "\n }")
+        + "\n"
+    )
 
 
 def drawn(name: str) -> str:
@@ -151,12 +189,24 @@ def pages() -> list[Path]:
 @silent_when_unread()
 def main(argv: list[str] | None = None) -> int:
     """The command; status 1 if --check finds a page that is not as results/."""
-    parser = FlagParser(prog="python launch/tables.py", description=(__doc__ or "").partition("\n")[2])
-    parser.add_argument("--check", action="store_true", help="write nothing, and name the pages that would change")
+    parser = FlagParser(
+        prog="python launch/tables.py", description=(__doc__ or "").partition("\n")[2]
+    )
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="write nothing, and name the pages that would change",
+    )
     try:
         check = parser.parse_args(argv).check
-        made = {page: rendered(page.read_text()) for page in pages()} | {ROOT / name: drawn(name) for name in FIGURES}
-        changed = {page: text for page, text in made.items() if not page.exists() or text != page.read_text()}
+        made = {page: rendered(page.read_text()) for page in pages()} | {
+            ROOT / name: drawn(name) for name in FIGURES
+        }
+        changed = {
+            page: text
+            for page, text in made.items()
+            if not page.exists() or text != page.read_text()
+        }
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

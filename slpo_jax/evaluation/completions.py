@@ -27,7 +27,9 @@ float32 [N] under each scorer's name; and of what is probed,
 """
 
 
-def accuracy(reward: Reward, problems: EncodedProblems, completions: Completions) -> float:
+def accuracy(
+    reward: Reward, problems: EncodedProblems, completions: Completions
+) -> float:
     """Return the share of problems (one completion each, from the first on) whose completion is right."""
     readings = [reward.read(tokens) for tokens in completions["tokens"]]
     return float(np.mean(reward.right(readings, problems.problems[: len(readings)])))
@@ -44,8 +46,12 @@ def scored(completions: Completions, samples: int) -> Completions:
         values[name] = values[name].astype(np.float64)
         if SCORERS[name].log:
             score_PM = values[name].reshape(-1, samples)
-            values[name] = np.exp(score_PM - score_PM.max(axis=1, keepdims=True)).reshape(-1)
-        if wrong := values[name][~(np.isfinite(values[name]) & (values[name] >= 0))].tolist():
+            values[name] = np.exp(
+                score_PM - score_PM.max(axis=1, keepdims=True)
+            ).reshape(-1)
+        if wrong := values[name][
+            ~(np.isfinite(values[name]) & (values[name] >= 0))
+        ].tolist():
             raise UserError(
                 f"config.evaluate.scorers: {name} gives {wrong[0]}; return a finite number of 0 or more each"
             )
@@ -69,24 +75,41 @@ def record_rows(
         sampled: by dropout seed, `samples` rollouts a problem.
         searched: by dropout seed, one of each problem.
     """
-    sampled = {seed: scored(completions, samples) for seed, completions in sampled.items()}
+    sampled = {
+        seed: scored(completions, samples) for seed, completions in sampled.items()
+    }
     searched = searched or {}
 
     def rows_of(index: int) -> list[tuple[int, Completions, int]]:
-        return [(seed, rollouts, index * samples + m) for seed, rollouts in sampled.items() for m in range(samples)]
+        return [
+            (seed, rollouts, index * samples + m)
+            for seed, rollouts in sampled.items()
+            for m in range(samples)
+        ]
 
     def tokens_of(index: int) -> list[np.ndarray]:
         sample_tokens = [values["tokens"][row] for _, values, row in rows_of(index)]
-        return [greedy["tokens"][index], *sample_tokens, *(rollouts["tokens"][index] for rollouts in searched.values())]
+        return [
+            greedy["tokens"][index],
+            *sample_tokens,
+            *(rollouts["tokens"][index] for rollouts in searched.values()),
+        ]
 
     judged = _judged(reward, problems.problems, tokens_of, len(greedy["tokens"]))
     for index, ((first, *readings), (correct, *right)) in enumerate(judged):
-        problem, steps, rows = problems.problems[index], greedy["latent_steps"][index], rows_of(index)
-        tries, searches = readings[: len(rows)], readings[len(rows) :]
-        votes = in_one_form([reading.answer for reading in tries], reward.style, [problem.answer])
+        problem = problems.problems[index]
+        steps = greedy["latent_steps"][index]
+        rows = rows_of(index)
+        tries = readings[: len(rows)]
+        searches = readings[len(rows) :]
+        votes = in_one_form(
+            [reading.answer for reading in tries], reward.style, [problem.answer]
+        )
         chosen = [
             {"seed": seed, "answer": reading.answer, "correct": hit}
-            for seed, reading, hit in zip(searched, searches, right[len(tries) :], strict=True)
+            for seed, reading, hit in zip(
+                searched, searches, right[len(tries) :], strict=True
+            )
         ]
         written = {"written_steps": int(steps)} if "written_steps" in greedy else {}
         yield {
@@ -102,13 +125,18 @@ def record_rows(
             "correct": correct,
             "problem_steps": len(problem.steps) or None,
             "samples": [
-                _sample(*place, reading, hit) | ({} if vote == reading.answer else {"vote": vote})
-                for place, reading, vote, hit in zip(rows, tries, votes, right[: len(rows)], strict=True)
+                _sample(*place, reading, hit)
+                | ({} if vote == reading.answer else {"vote": vote})
+                for place, reading, vote, hit in zip(
+                    rows, tries, votes, right[: len(rows)], strict=True
+                )
             ],
         } | ({"searched": chosen} if chosen else {})
 
 
-def _sample(seed: int, rollouts: Completions, row: int, reading: Reading, correct: bool) -> dict[str, Any]:
+def _sample(
+    seed: int, rollouts: Completions, row: int, reading: Reading, correct: bool
+) -> dict[str, Any]:
     scores = {name: float(rollouts[name][row]) for name in rollouts if name in SCORERS}
     return {
         "seed": seed,
@@ -121,19 +149,34 @@ def _sample(seed: int, rollouts: Completions, row: int, reading: Reading, correc
 
 
 def _judged(
-    reward: Reward, problems: Sequence[Problem], tokens_of: Callable[[int], list[np.ndarray]], count: int
+    reward: Reward,
+    problems: Sequence[Problem],
+    tokens_of: Callable[[int], list[np.ndarray]],
+    count: int,
 ) -> Iterator[tuple[list[Reading], list[bool]]]:
     """Yield each problem's readings, and which are right; of many at once, as several processes may be asked."""
     for start in range(0, count, _AT_ONCE):
         places = range(start, min(start + _AT_ONCE, count))
-        several = [[reward.read(tokens) for tokens in tokens_of(index)] for index in places]
-        problems_of = [problems[index] for index, group in zip(places, several, strict=True) for _ in group]
-        right = iter(reward.right([reading for group in several for reading in group], problems_of))
+        several = [
+            [reward.read(tokens) for tokens in tokens_of(index)] for index in places
+        ]
+        problems_of = [
+            problems[index]
+            for index, group in zip(places, several, strict=True)
+            for _ in group
+        ]
+        right = iter(
+            reward.right(
+                [reading for group in several for reading in group], problems_of
+            )
+        )
         for group in several:
             yield group, list(itertools.islice(right, len(group)))
 
 
-def in_words(reward: Reward, words_SL: np.ndarray, step: int, reads: Reads) -> str | None:
+def in_words(
+    reward: Reward, words_SL: np.ndarray, step: int, reads: Reads
+) -> str | None:
     """Decode the thought that ends with the latent of this step, counted from 0; None where none does."""
     thought, remainder = divmod(step + 1, reads[0])
     if remainder:
@@ -143,7 +186,11 @@ def in_words(reward: Reward, words_SL: np.ndarray, step: int, reads: Reads) -> s
 
 
 def thought_rows(
-    reward: Reward, texts: Sequence[str], probed: Completions, gated: bool, reads: Reads | None = None
+    reward: Reward,
+    texts: Sequence[str],
+    probed: Completions,
+    gated: bool,
+    reads: Reads | None = None,
 ) -> Iterator[dict[str, Any]]:
     """Yield what `SET.thoughts.json` says of rollouts that were probed, one a problem.
 
@@ -156,9 +203,17 @@ def thought_rows(
     for index, steps in enumerate(probed["latent_steps"]):
         latents = []
         for t in range(steps):
-            nearest = zip(probed["nearest_token"][index, t], probed["nearest_probability"][index, t], strict=True)
+            nearest = zip(
+                probed["nearest_token"][index, t],
+                probed["nearest_probability"][index, t],
+                strict=True,
+            )
             stop = round(float(probed["stop"][index, t]), 4) if gated else None
-            words = {"words": in_words(reward, probed["words"][index], t, reads)} if reads else {}
+            words = (
+                {"words": in_words(reward, probed["words"][index], t, reads)}
+                if reads
+                else {}
+            )
             near = [[texts[token], round(float(p), 4)] for token, p in nearest]
             latents.append({"stop": stop, "nearest": near, **words})
         yield {"text": reward.read(probed["tokens"][index]).text, "latents": latents}

@@ -14,8 +14,27 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # Okabe and Ito's, which stay apart under colour blindness; lines also differ in marker.
-_COLOURS = ("#000000", "#56B4E9", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#0072B2", "#7F7F7F")
-_MARKERS = ("o", "s", "^", "D", "o", "v", "P", "X", "*")  # nine, so that a colour that comes again has another
+_COLOURS = (
+    "#000000",
+    "#56B4E9",
+    "#E69F00",
+    "#009E73",
+    "#D55E00",
+    "#CC79A7",
+    "#0072B2",
+    "#7F7F7F",
+)
+_MARKERS = (
+    "o",
+    "s",
+    "^",
+    "D",
+    "o",
+    "v",
+    "P",
+    "X",
+    "*",
+)  # nine, so that a colour that comes again has another
 
 SHARED = {
     "loss": "The stage's or the objective's own loss.",
@@ -54,11 +73,15 @@ SHARED = {
 
 def scalars() -> dict[str, str]:
     """Return the meaning of what training logs, by name: what all methods share, and what they say of their own."""
-    from slpo_jax.training.objectives import OBJECTIVES  # with jax, for which a report without them need not wait
+    from slpo_jax.training.objectives import (
+        OBJECTIVES,
+    )  # with jax, for which a report without them need not wait
     from slpo_jax.training.recipes import RECIPES
 
     methods: tuple[Any, ...] = (*OBJECTIVES.values(), *RECIPES.values())
-    return SHARED | {name: about for method in methods for name, about in method.metrics.items()}
+    return SHARED | {
+        name: about for method in methods for name, about in method.metrics.items()
+    }
 
 
 Curves = dict[str, dict[str, dict[str, Any]]]
@@ -77,7 +100,11 @@ def pass_curve(records: EvalRecords) -> dict[str, list[Any]]:
     right = records.sample_correct.sum(axis=(0, 2))
     ks = range(1, most_k(records) + 1)
     curves = [solved_share(seeds * per_seed, right, k) for k in ks]
-    return {"k": [*ks], "value": [float(c.mean()) for c in curves], "se": [mean_se(c) for c in curves]}
+    return {
+        "k": [*ks],
+        "value": [float(c.mean()) for c in curves],
+        "se": [mean_se(c) for c in curves],
+    }
 
 
 def pass_at_k_figure(evaluated: Mapping[str, EvalRecords]) -> "Figure | None":
@@ -90,22 +117,43 @@ def pass_at_k_figure(evaluated: Mapping[str, EvalRecords]) -> "Figure | None":
     """
     from matplotlib.figure import Figure  # takes a second
 
-    curves = {label: curve for label, records in evaluated.items() if (curve := pass_curve(records))}
+    curves = {
+        label: curve
+        for label, records in evaluated.items()
+        if (curve := pass_curve(records))
+    }
     if not curves:
         return None
     figure = Figure(figsize=(4.1, 3.7), dpi=130, layout="constrained")
     axis = figure.subplots()
     for place, (label, curve) in enumerate(curves.items()):
-        mean, se = 100 * np.array(curve["value"]), 100 * np.array([error or 0.0 for error in curve["se"]])
-        colour, marks = _COLOURS[place % len(_COLOURS)], [k - 1 for k in powers_of_two(len(mean))]
-        axis.plot(curve["k"], mean, marker=_MARKERS[place % len(_MARKERS)], color=colour, label=label, markevery=marks)
-        axis.fill_between(curve["k"], *np.clip([mean - se, mean + se], 0, 100), color=colour, alpha=0.12, lw=0)
+        mean = 100 * np.array(curve["value"])
+        se = 100 * np.array([error or 0.0 for error in curve["se"]])
+        colour = _COLOURS[place % len(_COLOURS)]
+        marks = [k - 1 for k in powers_of_two(len(mean))]
+        axis.plot(
+            curve["k"],
+            mean,
+            marker=_MARKERS[place % len(_MARKERS)],
+            color=colour,
+            label=label,
+            markevery=marks,
+        )
+        axis.fill_between(
+            curve["k"],
+            *np.clip([mean - se, mean + se], 0, 100),
+            color=colour,
+            alpha=0.12,
+            lw=0,
+        )
     ticks = powers_of_two(max(len(curve["k"]) for curve in curves.values()))
     axis.set_xscale("log", base=2)
     axis.set_xticks(ticks, [str(k) for k in ticks])
     axis.set(xlabel="k (rollouts)", ylabel="Pass@k (%)")
     low, high = axis.get_ylim()
-    axis.set_ylim(max(low, 0), min(high, 100))  # it goes a little beyond the data, but not beyond what a share can be
+    axis.set_ylim(
+        max(low, 0), min(high, 100)
+    )  # it goes a little beyond the data, but not beyond what a share can be
     figure.legend(loc="outside lower center", ncols=2, frameon=False)
     return figure
 
@@ -119,10 +167,20 @@ def pass_curves(runs: Sequence[Evals]) -> Curves:
             return curves[0] if len(curves) == 1 else {}
         shortest = min((curve["k"] for curve in curves), key=len)
         values_RK = np.array([curve["value"][: len(shortest)] for curve in curves])
-        return {"k": shortest, "value": values_RK.mean(axis=0).tolist(), "se": [mean_se(v) for v in values_RK.T]}
+        return {
+            "k": shortest,
+            "value": values_RK.mean(axis=0).tolist(),
+            "se": [mean_se(v) for v in values_RK.T],
+        }
 
-    curves = {row: {name: over_runs(row, name) for name in sets} for row, sets in runs[0].items()}
-    return {row: {name: curve for name, curve in sets.items() if curve} for row, sets in curves.items()}
+    curves = {
+        row: {name: over_runs(row, name) for name in sets}
+        for row, sets in runs[0].items()
+    }
+    return {
+        row: {name: curve for name, curve in sets.items() if curve}
+        for row, sets in curves.items()
+    }
 
 
 def stop_times(runs: Sequence[Evals]) -> Curves:
@@ -134,12 +192,19 @@ def stop_times(runs: Sequence[Evals]) -> Curves:
     def of(evaluations: list[EvalRecords]) -> dict[str, Any]:
         sampled = [records.sample_latent_steps for records in evaluations]
         noisy = {"noisy": counts(sampled)} if all(part.size for part in sampled) else {}
-        return {"greedy": counts([records.latent_steps for records in evaluations])} | noisy
+        return {
+            "greedy": counts([records.latent_steps for records in evaluations])
+        } | noisy
 
-    return {row: {name: of([run[row][name] for run in runs]) for name in sets} for row, sets in runs[0].items()}
+    return {
+        row: {name: of([run[row][name] for run in runs]) for name in sets}
+        for row, sets in runs[0].items()
+    }
 
 
-def training_curves(metrics: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, list[list[float]]]]:
+def training_curves(
+    metrics: Sequence[Mapping[str, Any]],
+) -> dict[str, dict[str, list[list[float]]]]:
     """Make curves of what was logged.
 
     Args:
@@ -153,7 +218,11 @@ def training_curves(metrics: Sequence[Mapping[str, Any]]) -> dict[str, dict[str,
     for row in metrics:
         stage = series.setdefault(str(row["stage"]), {})
         for scalar, value in row.items():
-            if scalar not in ("stage", "step") and isinstance(value, (int, float)) and np.isfinite(value):
+            if (
+                scalar not in ("stage", "step")
+                and isinstance(value, (int, float))
+                and np.isfinite(value)
+            ):
                 steps, values = stage.setdefault(scalar, [[], []])
                 steps.append(row["step"])
                 values.append(value)
@@ -161,7 +230,10 @@ def training_curves(metrics: Sequence[Mapping[str, Any]]) -> dict[str, dict[str,
         if "seconds" in stage:
             steps, of_a_step = stage["seconds"]
             # The first line is of as many steps as the second: a stage need not begin at step 0.
-            steps_taken = np.diff(steps, prepend=2 * steps[0] - steps[min(1, len(steps) - 1)]) * of_a_step
+            steps_taken = (
+                np.diff(steps, prepend=2 * steps[0] - steps[min(1, len(steps) - 1)])
+                * of_a_step
+            )
             stage["elapsed"] = [steps, np.cumsum(steps_taken).round(3).tolist()]
     return {stage: scalars for stage, scalars in series.items() if scalars}
 
@@ -183,6 +255,10 @@ def read_metrics(path: str | Path) -> tuple[list[dict[str, Any]], list[str]]:
             rows.setdefault((str(row["stage"]), int(row["step"])), {}).update(row)
         except (ValueError, TypeError, KeyError):
             torn += 1
-    fate = "left out of the figures" if rows else "and no other, so the report has nothing of the training"
+    fate = (
+        "left out of the figures"
+        if rows
+        else "and no other, so the report has nothing of the training"
+    )
     notes = [f"{path.name}: {torn} unreadable line(s) {fate}."] if torn else []
     return sorted(rows.values(), key=lambda row: row["step"]), notes

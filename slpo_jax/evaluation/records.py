@@ -89,7 +89,13 @@ def read_records(path: str | Path) -> EvalRecords:
 
     It is whole, as its manifest says.
     """
-    return arrays_of([json.loads(line) for line in Path(path).read_text(encoding="utf-8").split("\n") if line])
+    return arrays_of(
+        [
+            json.loads(line)
+            for line in Path(path).read_text(encoding="utf-8").split("\n")
+            if line
+        ]
+    )
 
 
 def arrays_of(rows: Sequence[Mapping[str, Any]]) -> EvalRecords:
@@ -104,14 +110,18 @@ def arrays_of(rows: Sequence[Mapping[str, Any]]) -> EvalRecords:
         return np.array([row[key] for row in rows], dtype=dtype)
 
     def sampled(value: Callable[[Mapping[str, Any]], Any], dtype: Any) -> np.ndarray:
-        out = np.array([[value(sample) for sample in row["samples"]] for row in rows], dtype=dtype)
+        out = np.array(
+            [[value(sample) for sample in row["samples"]] for row in rows], dtype=dtype
+        )
         return np.swapaxes(out.reshape(len(rows), len(seeds), -1 if seeds else 0), 0, 1)
 
     def scores(name: str) -> np.ndarray:
         return sampled(lambda sample: sample["scores"][name], np.float64)
 
     answer_tokens = np.array([len(row["completion_tokens"]) for row in rows], np.int64)
-    silent_steps = np.array([row["latent_steps"] - row.get("written_steps", 0) for row in rows], np.int64)
+    silent_steps = np.array(
+        [row["latent_steps"] - row.get("written_steps", 0) for row in rows], np.int64
+    )
     return EvalRecords(
         references=tuple(row["reference"] for row in rows),
         answers=tuple(row["answer"] for row in rows),
@@ -124,11 +134,18 @@ def arrays_of(rows: Sequence[Mapping[str, Any]]) -> EvalRecords:
         seeds=np.array(seeds, dtype=np.int64),
         sample_correct=sampled(lambda sample: sample["correct"], bool),
         sample_latent_steps=sampled(lambda sample: sample["latent_steps"], np.int64),
-        sample_answers=sampled(lambda sample: sample.get("vote") or sample["answer"], object),
+        sample_answers=sampled(
+            lambda sample: sample.get("vote") or sample["answer"], object
+        ),
         sample_cut=sampled(lambda sample: sample["cut"], bool),
-        sample_scores={name: scores(name) for name in (first[0].get("scores", ()) if first else ())},
+        sample_scores={
+            name: scores(name) for name in (first[0].get("scores", ()) if first else ())
+        },
         questions=tuple(row["question"] for row in rows),
-        searched_correct=np.array([[search["correct"] for search in row.get("searched", ())] for row in rows], bool),
+        searched_correct=np.array(
+            [[search["correct"] for search in row.get("searched", ())] for row in rows],
+            bool,
+        ),
     )
 
 
@@ -149,14 +166,22 @@ def read_evals(workdir: str | Path, rows: Rows) -> tuple[Evals, list[str]]:
     """
     folder = Workdir(Path(workdir))
     if not rows:
-        raise UserError(f"{folder.eval}: no ROW/NAME.jsonl files; run the evaluate stage first")
-    left_out, whole, newest = dict[Pair, str](), dict[Pair, Mapping[str, Any]](), dict[str, tuple[float, str]]()
+        raise UserError(
+            f"{folder.eval}: no ROW/NAME.jsonl files; run the evaluate stage first"
+        )
+    left_out = dict[Pair, str]()
+    whole = dict[Pair, Mapping[str, Any]]()
+    newest = dict[str, tuple[float, str]]()
     for row, name in folder.evaluated():
-        files, entry = folder.set_files(name, row), rows[row]
+        files = folder.set_files(name, row)
+        entry = rows[row]
         manifest = artifact.read(files.manifest)
         if manifest is None:
             left_out[row, name] = "its evaluation was not finished"
-        elif (manifest.facts["checkpoint"], manifest.facts["settings"]) != (entry.checkpoint, entry.evaluation):
+        elif (manifest.facts["checkpoint"], manifest.facts["settings"]) != (
+            entry.checkpoint,
+            entry.evaluation,
+        ):
             left_out[row, name] = "it is of another checkpoint or setting"
         elif artifact.changed(files.folder, manifest.files):
             left_out[row, name] = "its records were changed or are gone"
@@ -167,7 +192,10 @@ def read_evals(workdir: str | Path, rows: Rows) -> tuple[Evals, list[str]]:
     left_out |= {(row, name): "it is of other problems" for (row, name), facts in whole.items()
                  if facts["data"] != newest[name][1]}  # fmt: skip
     present = {pair: facts for pair, facts in whole.items() if pair not in left_out}
-    notes = [f"{row} on {name}: left out, {why}; evaluate it again." for (row, name), why in left_out.items()]
+    notes = [
+        f"{row} on {name}: left out, {why}; evaluate it again."
+        for (row, name), why in left_out.items()
+    ]
     notes += [
         f"{name}: {count:,} problem(s) of its source are left out, as their answers can't be compared."
         for name, count in sorted({name: facts["left_out"] for (_, name), facts in present.items()}.items()) if count
@@ -202,8 +230,12 @@ class RolloutCache:
 
     def batches(self) -> list[Batch]:
         """Read the batches that are whole."""
-        paths = [path for path in entries(self.folder) if path.match(f"{self.name}.*.npz")]
-        batches = [artifact.read_arrays(path, [self.evaluation, self.name]) for path in paths]
+        paths = [
+            path for path in entries(self.folder) if path.match(f"{self.name}.*.npz")
+        ]
+        batches = [
+            artifact.read_arrays(path, [self.evaluation, self.name]) for path in paths
+        ]
         return [arrays for arrays in batches if arrays is not None]
 
     def add(self, number: int, batch: Batch) -> None:
@@ -212,7 +244,11 @@ class RolloutCache:
         Args:
             number: of the batch; what had it before is replaced.
         """
-        artifact.write_arrays(self.folder / f"{self.name}.{number}.npz", [self.evaluation, self.name], batch)
+        artifact.write_arrays(
+            self.folder / f"{self.name}.{number}.npz",
+            [self.evaluation, self.name],
+            batch,
+        )
 
     def clear(self) -> None:
         """Remove the folder: its evaluation is written down elsewhere."""
@@ -222,6 +258,8 @@ class RolloutCache:
 
 def in_order(batches: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
     """Join batches of rollouts, rows by their `PLACES`, each once."""
-    arrays = {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
+    arrays = {
+        name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]
+    }
     _, order = np.unique(arrays.pop(PLACES), return_index=True)
     return {name: values[order] for name, values in arrays.items()}

@@ -40,7 +40,9 @@ Thoughts = dict[tuple[str, str], list[dict[str, Any]]]
 """(row, set) -> what was seen of the first problems' thoughts."""
 
 
-def render_page(title: str, report: Mapping[str, Any], evals: Evals, thoughts: Thoughts) -> str:
+def render_page(
+    title: str, report: Mapping[str, Any], evals: Evals, thoughts: Thoughts
+) -> str:
     """Render the page as HTML, which asks no network for anything.
 
     Args:
@@ -49,29 +51,52 @@ def render_page(title: str, report: Mapping[str, Any], evals: Evals, thoughts: T
         evals: row -> set -> records, of which problems are shown as far as they fit; {} for several runs.
         thoughts: of these, see `thoughts_of`.
     """
-    figures = dict.fromkeys(key for sets in report["eval"].values() for figure in sets.values() for key in figure)
-    metrics = {key: dict(zip(("title", "about"), texts, strict=True)) for key in figures if (texts := defined(key))}
+    figures = dict.fromkeys(
+        key
+        for sets in report["eval"].values()
+        for figure in sets.values()
+        for key in figure
+    )
+    metrics = {
+        key: dict(zip(("title", "about"), texts, strict=True))
+        for key in figures
+        if (texts := defined(key))
+    }
     logged = {name for curves in report.get("training", {}).values() for name in curves}
-    rewards = {name: SHARED["reward/NAME"] for name in logged if name.startswith("reward/")}
+    rewards = {
+        name: SHARED["reward/NAME"] for name in logged if name.startswith("reward/")
+    }
     data = {
         "title": title,
         "report": report,
         "columns": {"main": [*shown_columns(report["eval"]), "cut"], "all": [*metrics]},
         "metrics": metrics,
-        "scalars": (SHARED if logged <= {*SHARED, *rewards, "elapsed"} else scalars()) | rewards,
+        "scalars": (SHARED if logged <= {*SHARED, *rewards, "elapsed"} else scalars())
+        | rewards,
         "row_about": about_rows(report["rows"]),
         "differences_about": about_differences(len(report.get("runs", ()))),
     }
-    room = MOST_BYTES - len(_as_json(data).encode()) - 100_000  # the rest is the page's own
+    room = (
+        MOST_BYTES - len(_as_json(data).encode()) - 100_000
+    )  # the rest is the page's own
     data["problems"] = browsed(evals, thoughts, room)
-    scripts = "\n".join(_asset(name) for name in ("common.js", "charts.js", "problems.js", "report.js"))
-    parts = {"title": escape(title), "data": _as_json(data), "css": _asset("report.css"), "js": scripts}
+    scripts = "\n".join(
+        _asset(name) for name in ("common.js", "charts.js", "problems.js", "report.js")
+    )
+    parts = {
+        "title": escape(title),
+        "data": _as_json(data),
+        "css": _asset("report.css"),
+        "js": scripts,
+    }
     return re.sub(r"{{(\w+)}}", lambda match: parts[match[1]], _asset("report.html"))
 
 
 def _as_json(value: Any) -> str:
     """Write JSON that can't end the script that it stands in."""
-    return to_json(value, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
+    return to_json(value, ensure_ascii=False, separators=(",", ":")).replace(
+        "<", "\\u003c"
+    )
 
 
 def _asset(name: str) -> str:
@@ -86,7 +111,9 @@ def about_rows(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
     """
     fixed = [f'"{row["label"]}"' for row in rows.values() if row["fixed"]]
     best = f"The best of {', '.join(fixed)}, by the very metric on the very set: a choice made on the test set itself."
-    return {name: " ".join(_about(row)) for name, row in rows.items()} | ({BEST_FIXED: best} if fixed else {})
+    return {name: " ".join(_about(row)) for name, row in rows.items()} | (
+        {BEST_FIXED: best} if fixed else {}
+    )
 
 
 def _about(row: Mapping[str, Any]) -> list[str]:
@@ -96,7 +123,11 @@ def _about(row: Mapping[str, Any]) -> list[str]:
     if row["latents_a_step"]:
         length = f"Thinks {row['latents_a_step']} latent(s) for each step of a problem, {row['rule']} at most."
     sentences = [row["about"]] if row["about"] else []
-    sentences += [gate if row["stopping"] == "threshold" else length] if row["rule"] is not None else []
+    sentences += (
+        [gate if row["stopping"] == "threshold" else length]
+        if row["rule"] is not None
+        else []
+    )
     return sentences + ([f"Taken from {row['source']}."] if row["source"] else [])
 
 
@@ -123,7 +154,9 @@ def thoughts_of(workdir: Path, evals: Evals) -> Thoughts:
     for row, name in [(row, name) for row, sets in evals.items() for name in sets]:
         files = Workdir(workdir).set_files(name, row)
         if manifest := artifact.read(files.manifest):
-            thoughts[row, name] = artifact.value_of(files.thoughts, digest(manifest.facts)) or []
+            thoughts[row, name] = (
+                artifact.value_of(files.thoughts, digest(manifest.facts)) or []
+            )
     return thoughts
 
 
@@ -144,30 +177,61 @@ def browsed(evals: Evals, thoughts: Thoughts, room: int) -> dict[str, dict[str, 
     for name in dict.fromkeys(name for sets in evals.values() for name in sets):
         records = {row: sets[name] for row, sets in evals.items() if name in sets}
         last = [*records.values()][-1]
-        records = {row: record for row, record in records.items() if record.same_problems(last)}
+        records = {
+            row: record for row, record in records.items() if record.same_problems(last)
+        }
         probed = {row: thoughts.get((row, name), []) for row in records}
-        problems = [_problem(index, records, probed) for index in range(len(last.references))]
+        problems = [
+            _problem(index, records, probed) for index in range(len(last.references))
+        ]
         pages[name] = {"total": len(problems), "problems": problems}
     for index in range(max((page["total"] for page in pages.values()), default=0)):
         for page in pages.values():
-            room -= len(json.dumps(page["problems"][index : index + 1], ensure_ascii=False).encode())
+            room -= len(
+                json.dumps(
+                    page["problems"][index : index + 1], ensure_ascii=False
+                ).encode()
+            )
         if room < 0:
-            return {name: {**page, "problems": page["problems"][:index]} for name, page in pages.items()}
+            return {
+                name: {**page, "problems": page["problems"][:index]}
+                for name, page in pages.items()
+            }
     return pages
 
 
-def _problem(index: int, records: Mapping[str, EvalRecords], probed: Mapping[str, list[dict[str, Any]]]) -> list[Any]:
+def _problem(
+    index: int,
+    records: Mapping[str, EvalRecords],
+    probed: Mapping[str, list[dict[str, Any]]],
+) -> list[Any]:
     place: dict[tuple[str | None, int], int] = {}  # of an outcome
     cells = {}
     for row, rec in records.items():
         greedy = rec.answers[index], _state(rec.correct[index], rec.cut[index])
-        cells[row] = [place.setdefault(greedy, len(place)), int(rec.latent_steps[index])]
-        samples = (x[:, index].ravel().tolist() for x in (rec.sample_answers, rec.sample_correct, rec.sample_cut))
-        for outcome, count in Counter((answer, _state(*mark)) for answer, *mark in zip(*samples, strict=True)).items():
+        cells[row] = [
+            place.setdefault(greedy, len(place)),
+            int(rec.latent_steps[index]),
+        ]
+        samples = (
+            x[:, index].ravel().tolist()
+            for x in (rec.sample_answers, rec.sample_correct, rec.sample_cut)
+        )
+        for outcome, count in Counter(
+            (answer, _state(*mark)) for answer, *mark in zip(*samples, strict=True)
+        ).items():
             cells[row] += [place.setdefault(outcome, len(place)), count]
-    thoughts = {row: latents[index] for row, latents in probed.items() if index < len(latents)}
+    thoughts = {
+        row: latents[index] for row, latents in probed.items() if index < len(latents)
+    }
     first = next(iter(records.values()))
-    return [first.questions[index], first.references[index], list(map(list, place)), cells, thoughts]
+    return [
+        first.questions[index],
+        first.references[index],
+        list(map(list, place)),
+        cells,
+        thoughts,
+    ]
 
 
 def _state(right: bool, cut: bool) -> int:
@@ -190,18 +254,25 @@ def render_markdown(report: Mapping[str, Any]) -> str:
         *_tables(report),
         " ".join([head, *(level["text"] for level in report["chance"].values())]),
         _ENDS.format(over="runs" if len(runs) > 1 else "problems"),
-        *(["## Notes", "\n".join(f"- {note}" for note in report["notes"])] if report["notes"] else []),
+        *(
+            ["## Notes", "\n".join(f"- {note}" for note in report["notes"])]
+            if report["notes"]
+            else []
+        ),
     ]
     return "\n\n".join(blocks) + "\n"
 
 
 def percent(figures: Mapping[str, Any], key: str) -> str:
     """Write a share and how sure it is: `61.7 ± 2.1`, or of none and all `0.0 [0.0, 3.7]`."""
-    interval, error = figures.get("intervals", {}).get(key), figures.get(f"{key}_se")
+    interval = figures.get("intervals", {}).get(key)
+    error = figures.get(f"{key}_se")
     if interval:
         low, high = (f"{100 * bound:.1f}" for bound in interval)
         return f"{100 * figures[key]:.1f} [{low}, {high}]"
-    return f"{100 * figures[key]:.1f}" + ("" if error is None else f" ± {100 * error:.1f}")
+    return f"{100 * figures[key]:.1f}" + (
+        "" if error is None else f" ± {100 * error:.1f}"
+    )
 
 
 def shown_columns(eval_: Mapping[str, Any]) -> list[str]:
@@ -210,16 +281,40 @@ def shown_columns(eval_: Mapping[str, Any]) -> list[str]:
     Of every scorer the best of the most samples, and their votes.
     """
     figures = [metrics for sets in eval_.values() for metrics in sets.values()]
-    names = dict.fromkeys(name for metrics in figures for name, value in metrics.items() if value is not None)
+    names = dict.fromkeys(
+        name
+        for metrics in figures
+        for name, value in metrics.items()
+        if value is not None
+    )
 
     def ks(metric: str, suffix: str = "") -> list[int]:
-        return sorted(int(match[1]) for name in names if (match := re.fullmatch(rf"{metric}@(\d+){suffix}", name)))
+        return sorted(
+            int(match[1])
+            for name in names
+            if (match := re.fullmatch(rf"{metric}@(\d+){suffix}", name))
+        )
 
-    scorers = dict.fromkeys(match[1] for name in names if (match := re.fullmatch(r"best@\d+_(\w+)(?<!_se)", name)))
-    columns = ["acc", *(f"pass@{k}" for k in ks("pass") if k in (1, 8) or k >= 16 or k == ks("pass")[-1])]
+    scorers = dict.fromkeys(
+        match[1]
+        for name in names
+        if (match := re.fullmatch(r"best@\d+_(\w+)(?<!_se)", name))
+    )
+    columns = [
+        "acc",
+        *(
+            f"pass@{k}"
+            for k in ks("pass")
+            if k in (1, 8) or k >= 16 or k == ks("pass")[-1]
+        ),
+    ]
     columns += [f"maj@{k}" for k in ks("maj")[-1:]]
     for scorer in scorers:
-        columns += [f"{way}@{k}_{scorer}" for way in ("best", "vote") for k in ks(way, f"_{scorer}")[-1:]]
+        columns += [
+            f"{way}@{k}_{scorer}"
+            for way in ("best", "vote")
+            for k in ks(way, f"_{scorer}")[-1:]
+        ]
     if "searched" in names:
         columns.append("searched")
     columns += ["latent_steps", "sequential_steps"]
@@ -230,21 +325,30 @@ def shown_columns(eval_: Mapping[str, Any]) -> list[str]:
 
 def _tables(report: Mapping[str, Any]) -> list[str]:
     """Write the table of the sets' mean, or of each set where there is no mean."""
-    columns, by_set = shown_columns(report["eval"]), dict[str, dict[str, Any]]()
+    columns = shown_columns(report["eval"])
+    by_set = dict[str, dict[str, Any]]()
     for row, sets in report["eval"].items():
         for name, figures in sets.items():
             by_set.setdefault(name, {})[row] = figures
     header = ["row", *((defined(key) or (key,))[0] for key in columns), "truncated"]
     out = []
-    for name, rows in ({"mean of the sets": report[AVERAGE]} if report[AVERAGE] else by_set).items():
+    for name, rows in (
+        {"mean of the sets": report[AVERAGE]} if report[AVERAGE] else by_set
+    ).items():
         counts = [figures["n"] for figures in rows.values()]
         n = " to ".join(f"{n:,}" for n in dict.fromkeys((min(counts), max(counts))))
         lines = [
-            [report["rows"][row]["label"], *(cell(figures, key) for key in (*columns, "cut"))]
+            [
+                report["rows"][row]["label"],
+                *(cell(figures, key) for key in (*columns, "cut")),
+            ]
             for row, figures in rows.items()
         ]
         table = [header, ["---"] + ["---:"] * (len(header) - 1), *lines]
-        out += [f"### {name} ({n} problems)", "\n".join("| " + " | ".join(line) + " |" for line in table)]
+        out += [
+            f"### {name} ({n} problems)",
+            "\n".join("| " + " | ".join(line) + " |" for line in table),
+        ]
     return out
 
 
@@ -255,6 +359,12 @@ def cell(figures: Mapping[str, Any], key: str) -> str:
     if key in COUNTS:
         error = figures.get(f"{key}_se")
         digits = ".3g" if key == "milliseconds" else ".2f"
-        return f"{figures[key]:{digits}}" + ("" if error is None else f" ± {error:{digits}}")
-    over_seeds = None if key in figures.get("intervals", {}) else figures.get(f"{key}_seed_se")
-    return percent(figures, key) + ("" if over_seeds is None else f" ({100 * over_seeds:.1f})")
+        return f"{figures[key]:{digits}}" + (
+            "" if error is None else f" ± {error:{digits}}"
+        )
+    over_seeds = (
+        None if key in figures.get("intervals", {}) else figures.get(f"{key}_seed_se")
+    )
+    return percent(figures, key) + (
+        "" if over_seeds is None else f" ({100 * over_seeds:.1f})"
+    )

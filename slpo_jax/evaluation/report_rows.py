@@ -65,7 +65,9 @@ class Row:
     @property
     def facts(self) -> dict[str, Any]:
         """All but the name, as it comes back from JSON."""
-        return as_json({key: value for key, value in vars(self).items() if key != "name"})
+        return as_json(
+            {key: value for key, value in vars(self).items() if key != "name"}
+        )
 
 
 Rows = dict[str, Row]
@@ -89,7 +91,9 @@ def read_row(workdir: str | Path, name: str) -> Row | None:
     if entry is None:
         return None
     facts: dict[str, Any] = entry.value
-    facts |= {key: tuple(value) for key, value in facts.items() if isinstance(value, list)}
+    facts |= {
+        key: tuple(value) for key, value in facts.items() if isinstance(value, list)
+    }
     return Row(name, **facts)
 
 
@@ -115,7 +119,9 @@ def write_rule(stage: StageFolder, row: Row, alike: bool) -> None:
     trained = digest(dict(row.settings))
     previous = artifact.value_of(stage.rule, trained) or {}
     rule = {"stopping": row.stopping, "rule": row.rule, "alike": alike}
-    takes = (alike and len(row.rules) > 1) or (not previous.get("alike") and (alike or row.stopping == "threshold"))
+    takes = (alike and len(row.rules) > 1) or (
+        not previous.get("alike") and (alike or row.stopping == "threshold")
+    )
     if takes and rule != previous:
         artifact.write(stage.rule, trained, rule)
 
@@ -128,7 +134,11 @@ def read_rule(stage: StageFolder, stopping: str) -> float | int | None:
     """
     entry = artifact.read(stage.rule, _AGAIN)
     is_current = entry is not None and entry.facts == digest(stage.read_facts())
-    return entry.value["rule"] if entry and is_current and entry.value["stopping"] == stopping else None
+    return (
+        entry.value["rule"]
+        if entry and is_current and entry.value["stopping"] == stopping
+        else None
+    )
 
 
 def sweeps_of(rows: Rows) -> dict[str, Mapping[str, Any]]:
@@ -147,16 +157,28 @@ def read_rows(workdir: str | Path) -> Rows:
     for name in dict.fromkeys(row for row, _ in folder.evaluated()):
         row = read_row(workdir, name)
         if row is None:
-            raise UserError(f"{folder.row_facts(name)}: missing; run the evaluate stage again, or delete its folder")
+            raise UserError(
+                f"{folder.row_facts(name)}: missing; run the evaluate stage again, or delete its folder"
+            )
         rows.append(row)
-    return {row.name: row for row in sorted(rows, key=lambda row: (row.order, row.name))}
+    return {
+        row.name: row for row in sorted(rows, key=lambda row: (row.order, row.name))
+    }
 
 
 def baselines_of(row: Row, rows: Rows) -> dict[str, tuple[str, ...]]:
     """Return the baselines of a row that are there, each with the rows that it is the best of."""
-    fixed = tuple(other.name for other in rows.values() if other.fixed and other.name != row.name)
-    baselines = {name: fixed if name == BEST_FIXED else (name,) for name in row.baselines}
-    return {name: members for name, members in baselines.items() if members and set(members) <= rows.keys()}
+    fixed = tuple(
+        other.name for other in rows.values() if other.fixed and other.name != row.name
+    )
+    baselines = {
+        name: fixed if name == BEST_FIXED else (name,) for name in row.baselines
+    }
+    return {
+        name: members
+        for name, members in baselines.items()
+        if members and set(members) <= rows.keys()
+    }
 
 
 def reported_settings(runs: Sequence[Rows]) -> dict[str, dict[str, Any]]:
@@ -175,7 +197,10 @@ def reported_settings(runs: Sequence[Rows]) -> dict[str, dict[str, Any]]:
                 by_stage.setdefault(row.stage or row.name, []).append(row.shown)
     agreed = {stage: _agreed(values) for stage, values in by_stage.items()}
     shared = _agreed([*agreed.values()])
-    of_stage = {stage: {key: values[key] for key in values if key not in shared} for stage, values in agreed.items()}
+    of_stage = {
+        stage: {key: values[key] for key in values if key not in shared}
+        for stage, values in agreed.items()
+    }
     return {"": shared} | of_stage
 
 
@@ -184,11 +209,17 @@ def differing_settings(runs: Sequence[Rows]) -> list[str]:
     keys: set[str] = set()
     for name in {name for rows in runs for name in rows}:
         settings = [flatten(rows[name].settings) for rows in runs if name in rows]
-        keys |= {key for run in settings for key in run}.difference(_agreed(settings), {"seed", "start.digest"})
+        keys |= {key for run in settings for key in run}.difference(
+            _agreed(settings), {"seed", "start.digest"}
+        )
     return sorted(keys)
 
 
 def _agreed(settings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the entries that are the same in all."""
     first = settings[0] if settings else {}
-    return {key: value for key, value in first.items() if all(key in run and run[key] == value for run in settings)}
+    return {
+        key: value
+        for key, value in first.items()
+        if all(key in run and run[key] == value for run in settings)
+    }

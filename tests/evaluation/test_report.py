@@ -21,8 +21,16 @@ from slpo_jax.io import artifact
 from slpo_jax.io.workdir import Workdir
 
 SWEPT = {
-    "cold_start": {"rules": (0.5, 0.6), "rule": 0.6, "sweep": {"0.5": 0.25, "0.6": 0.5, "chosen": 0.6, "problems": 9}},
-    "imitate_control": {"rules": (1, 12), "rule": 1, "sweep": {"12": 0.5, "1": 0.75, "chosen": 1, "problems": 9}},
+    "cold_start": {
+        "rules": (0.5, 0.6),
+        "rule": 0.6,
+        "sweep": {"0.5": 0.25, "0.6": 0.5, "chosen": 0.6, "problems": 9},
+    },
+    "imitate_control": {
+        "rules": (1, 12),
+        "rule": 1,
+        "sweep": {"12": 0.5, "1": 0.75, "chosen": 1, "problems": 9},
+    },
 }
 
 
@@ -37,11 +45,31 @@ def workdir(tmp_path):
             hits = rng.random((3, 40, 16)) < count / 40
             lengths = np.array(steps) + 1 if ROWS[row].gated else [4] * 40
             swept = SWEPT.get(row, {})
-            write_eval(tmp_path, row, name, np.arange(40) < count, hits, lengths, steps, shown={"seed": 3}, **swept)
-    metrics = [{"step": s, "stage": "slpo", "reward": s / 10, "latent_steps": 3.0, "loss": 0.1} for s in range(10)]
-    metrics += [{"step": s, "stage": "imitate", "loss": 1.0 / (s + 1), "accuracy": 0.5} for s in range(60)]
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(m) + "\n" for m in metrics))
-    (tmp_path / "config.json").write_text(json.dumps({"seed": 4, "evaluate": {"datasets": ["beta", "alpha"]}}))
+            write_eval(
+                tmp_path,
+                row,
+                name,
+                np.arange(40) < count,
+                hits,
+                lengths,
+                steps,
+                shown={"seed": 3},
+                **swept,
+            )
+    metrics = [
+        {"step": s, "stage": "slpo", "reward": s / 10, "latent_steps": 3.0, "loss": 0.1}
+        for s in range(10)
+    ]
+    metrics += [
+        {"step": s, "stage": "imitate", "loss": 1.0 / (s + 1), "accuracy": 0.5}
+        for s in range(60)
+    ]
+    (tmp_path / "metrics.jsonl").write_text(
+        "".join(json.dumps(m) + "\n" for m in metrics)
+    )
+    (tmp_path / "config.json").write_text(
+        json.dumps({"seed": 4, "evaluate": {"datasets": ["beta", "alpha"]}})
+    )
     return tmp_path
 
 
@@ -51,8 +79,15 @@ def test_report_end_to_end(workdir):
     assert out == returned
     assert list(out["eval"]) == list(ROWS)
     figures = out["eval"]["slpo"]["alpha"]
-    assert list(out["eval"]["slpo"]) == ["beta", "alpha"]  # the order of config.evaluate.datasets
-    assert (figures["n"], figures["acc"], figures["latent_steps"]) == (40, 0.75, figures["sample_latent_steps"])
+    assert list(out["eval"]["slpo"]) == [
+        "beta",
+        "alpha",
+    ]  # the order of config.evaluate.datasets
+    assert (figures["n"], figures["acc"], figures["latent_steps"]) == (
+        40,
+        0.75,
+        figures["sample_latent_steps"],
+    )
     assert figures["pearson_steps_r"] == pytest.approx(1.0)
     assert {"pass@1", "pass@8", "pass@16", "maj@16", "pass@8_seed_se"} <= set(figures)
     assert out["thresholds"]["cold_start"]["chosen"] == 0.6
@@ -63,34 +98,64 @@ def test_report_end_to_end(workdir):
     assert acc["excludes_zero"]
     assert 0 < acc["low"] < 0.5 < acc["high"]
     control = found["alpha", "imitate_control", "imitate", "acc"]
-    assert (control["difference"], control["low"], control["high"], control["excludes_zero"]) == (0, 0, 0, False)
+    assert (
+        control["difference"],
+        control["low"],
+        control["high"],
+        control["excludes_zero"],
+    ) == (0, 0, 0, False)
     assert ("average", "slpo", "best_fixed", "pass@16") in found
 
 
 @pytest.mark.slow
 def test_markdown_is_a_screen(workdir, tmp_path):
     """The verdict, the means, and of how many problems they are."""
-    write_eval(workdir, "imitate", "alpha", [1] * 20)  # fewer than the 40 of the other rows
+    write_eval(
+        workdir, "imitate", "alpha", [1] * 20
+    )  # fewer than the 40 of the other rows
     told = report.write_report(workdir)["verdict"]
     title, first, head, table, *_ = (workdir / "report.md").read_text().split("\n\n")
-    assert (title, [first], head) == ("# Evaluation report", told, "### mean of the sets (60 to 80 problems)")
-    assert table.splitlines()[-1].startswith("| SLPO | 75.0 ± 4.8 |")  # sqrt(.75 * .25 / 80) = .0484
+    assert (title, [first], head) == (
+        "# Evaluation report",
+        told,
+        "### mean of the sets (60 to 80 problems)",
+    )
+    assert table.splitlines()[-1].startswith(
+        "| SLPO | 75.0 ± 4.8 |"
+    )  # sqrt(.75 * .25 / 80) = .0484
     assert len((workdir / "report.md").read_text().splitlines()) < 30
     write_eval(tmp_path / "one_set", "slpo", "alpha", [1, 0])
     report.write_report(tmp_path / "one_set")
-    assert (tmp_path / "one_set" / "report.md").read_text().split("\n\n")[2] == "### alpha (2 problems)"
+    assert (tmp_path / "one_set" / "report.md").read_text().split("\n\n")[
+        2
+    ] == "### alpha (2 problems)"
 
 
 def _entry(metric, difference, low, high, **others):
-    facts = {"set": "alpha", "a": "slpo", "b": "cold_start", "n": 1000, "excludes_zero": low > 0 or high < 0}
-    return facts | {"metric": metric, "difference": difference, "low": low, "high": high} | others
+    facts = {
+        "set": "alpha",
+        "a": "slpo",
+        "b": "cold_start",
+        "n": 1000,
+        "excludes_zero": low > 0 or high < 0,
+    }
+    return (
+        facts
+        | {"metric": metric, "difference": difference, "low": low, "high": high}
+        | others
+    )
 
 
-GOOD, BAD, NONE = (0.012, 0.003, 0.021), (-0.02, -0.03, -0.01), (0.004, -0.005, 0.013)
+GOOD = (0.012, 0.003, 0.021)
+BAD = (-0.02, -0.03, -0.01)
+NONE = (0.004, -0.005, 0.013)
 
 
-G, B, N = "+1.2 [+0.3, +2.1]", "-2.0 [-3.0, -1.0]", "+0.4 [-0.5, +1.3]"
-NOTHING, BEGAN = "0, so no difference is shown", "; over cold gate, where it began, Acc"
+G = "+1.2 [+0.3, +2.1]"
+B = "-2.0 [-3.0, -1.0]"
+N = "+0.4 [-0.5, +1.3]"
+NOTHING = "0, so no difference is shown"
+BEGAN = "; over cold gate, where it began, Acc"
 
 
 @pytest.mark.parametrize(
@@ -112,14 +177,29 @@ NOTHING, BEGAN = "0, so no difference is shown", "; over cold gate, where it beg
 )  # fmt: skip
 def test_the_verdict_is_honest(entries, said):
     """Of what rewards trained against the best without any, and where it started; Acc, and Pass@8 or the largest k."""
-    stages = {"cold_start": "cold gate", "imitate": "imitation", "imitate_control": "further imitation", "slpo": "SLPO"}
-    settings = {"cold_start": {"stage": "cold_start"}, "slpo": {"stage": "rl", "start": {"stage": "cold_start"}}}
-    found = {
-        name: {"label": label, "settings": settings.get(name, {"stage": "imitate"})} for name, label in stages.items()
+    stages = {
+        "cold_start": "cold gate",
+        "imitate": "imitation",
+        "imitate_control": "further imitation",
+        "slpo": "SLPO",
     }
-    assert verdict.verdict({"rows": found, "differences": entries}) == [f"SLPO over {said}"]
-    (over_runs,) = verdict.verdict({"rows": found, "differences": entries, "runs": ["a", "b"]})
-    assert over_runs == f"SLPO over {said}".replace(" problems)", " problems, 2 training runs)")
+    settings = {
+        "cold_start": {"stage": "cold_start"},
+        "slpo": {"stage": "rl", "start": {"stage": "cold_start"}},
+    }
+    found = {
+        name: {"label": label, "settings": settings.get(name, {"stage": "imitate"})}
+        for name, label in stages.items()
+    }
+    assert verdict.verdict({"rows": found, "differences": entries}) == [
+        f"SLPO over {said}"
+    ]
+    (over_runs,) = verdict.verdict(
+        {"rows": found, "differences": entries, "runs": ["a", "b"]}
+    )
+    assert over_runs == f"SLPO over {said}".replace(
+        " problems)", " problems, 2 training runs)"
+    )
 
 
 # What the rows' figures and SLPO's training are, and what the verdict adds to "no difference is shown".
@@ -139,24 +219,48 @@ def test_a_verdict_says_why_there_is_no_difference(cut, training, said, name):
     found = {"cold_start": {"label": "cold gate", "settings": {}, "stage": "cold_start"},
              "slpo": {"label": "SLPO", "settings": {"stage": "rl"}, "stage": "slpo"}}  # fmt: skip
     figures = {row: {"cut": share, "sample_cut": share} for row, share in cut.items()}
-    shares = {"average": figures} if name == "average" else {"eval": {row: {"alpha": figures[row]} for row in cut}}
-    entries = [_entry("acc", 0.0, 0.0, 0.0, set=each) for each in ("alpha", "beta", name)]
-    told = verdict.verdict({"rows": found, "differences": entries, "training": {"slpo": training}} | shares)
+    shares = (
+        {"average": figures}
+        if name == "average"
+        else {"eval": {row: {"alpha": figures[row]} for row in cut}}
+    )
+    entries = [
+        _entry("acc", 0.0, 0.0, 0.0, set=each) for each in ("alpha", "beta", name)
+    ]
+    told = verdict.verdict(
+        {"rows": found, "differences": entries, "training": {"slpo": training}} | shares
+    )
     assert told[0].endswith(f"; the interval holds 0, so no difference is shown{said}")
 
 
 def test_a_run_of_cut_answers_and_level_rewards_says_so(tmp_path):
     write_eval(tmp_path, "cold_start", "alpha", [0] * 40, np.zeros((1, 40, 8)))
-    write_eval(tmp_path, "slpo", "alpha", [0] * 40, np.zeros((1, 40, 8)), settings={"stage": "rl"})
-    (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 1, "stage": "slpo", "mixed": 0.0}) + "\n")
+    write_eval(
+        tmp_path,
+        "slpo",
+        "alpha",
+        [0] * 40,
+        np.zeros((1, 40, 8)),
+        settings={"stage": "rl"},
+    )
+    (tmp_path / "metrics.jsonl").write_text(
+        json.dumps({"step": 1, "stage": "slpo", "mixed": 0.0}) + "\n"
+    )
     (told,) = report.write_report(tmp_path)["verdict"]
     assert "every answer was truncated; in training no reward differed" in told
-    assert "| SLPO | 0.0 [0.0, 8.8] | 0.0 [0.0, 8.8] |" in (tmp_path / "report.md").read_text()
+    assert (
+        "| SLPO | 0.0 [0.0, 8.8] | 0.0 [0.0, 8.8] |"
+        in (tmp_path / "report.md").read_text()
+    )
     write_eval(tmp_path / "one", "slpo", "alpha", [0] * 40)
     (alone,) = report.write_report(tmp_path / "one")["verdict"]
-    assert alone.endswith(": Acc 0.0 [0.0, 8.8] %, every answer was truncated, and no row to compare with.")
+    assert alone.endswith(
+        ": Acc 0.0 [0.0, 8.8] %, every answer was truncated, and no row to compare with."
+    )
     out = report.compare_runs([tmp_path / "one", tmp_path], tmp_path / "all")
-    assert out["eval"]["slpo"]["alpha"]["intervals"]["acc"] == pytest.approx([0, 0.0876], abs=1e-4)
+    assert out["eval"]["slpo"]["alpha"]["intervals"]["acc"] == pytest.approx(
+        [0, 0.0876], abs=1e-4
+    )
 
 
 QUESTION = "Which?\nA. one\nB. two\nC. three\nD. four"
@@ -177,38 +281,59 @@ CHANCE = {
 def test_the_report_has_a_line_on_chance(tmp_path, name):
     problems, one, eight, said = CHANCE[name]
     lines = [problem(i, True, [[1] * 8]) for i in range(len(problems))]
-    asked = [line | {"question": each[0], "reference": each[1]} for line, each in zip(lines, problems, strict=True)]
+    asked = [
+        line | {"question": each[0], "reference": each[1]}
+        for line, each in zip(lines, problems, strict=True)
+    ]
     report_rows.write_row(tmp_path, report_rows.Row("slpo", "SLPO"))
     write_lines(tmp_path, "slpo", name, asked)
     found = report.write_report(tmp_path)["chance"][name]
     assert (found["acc"], found["pass@8"]) == pytest.approx((one, eight))
-    assert found["text"].startswith(f"Chance level on {name}: {said} is right on {100 * one:.1f} %; one of ")
-    assert found["text"].endswith(f" is on {100 * eight:.1f} %, which Pass@8 is to be read against.")
+    assert found["text"].startswith(
+        f"Chance level on {name}: {said} is right on {100 * one:.1f} %; one of "
+    )
+    assert found["text"].endswith(
+        f" is on {100 * eight:.1f} %, which Pass@8 is to be read against."
+    )
     assert found["text"] in (tmp_path / "report.md").read_text()
     write_lines(tmp_path, "slpo", name, [each | {"samples": []} for each in asked])
-    assert report.write_report(tmp_path)["chance"][name]["text"].endswith(f"is right on {100 * one:.1f} %.")
+    assert report.write_report(tmp_path)["chance"][name]["text"].endswith(
+        f"is right on {100 * one:.1f} %."
+    )
 
 
 def test_settings_are_those_of_the_checkpoints(tmp_path):
     """Once those that all have, then each one's own."""
     shared = {"seed": 0, "max_latents": 3}
-    for row, own in (("imitate", {"imitate.final_steps": 40}), ("slpo", {"rl.steps": 6, "max_latents": 4})):
+    for row, own in (
+        ("imitate", {"imitate.final_steps": 40}),
+        ("slpo", {"rl.steps": 6, "max_latents": 4}),
+    ):
         write_eval(tmp_path, row, "alpha", [1, 0], shown=shared | own)
     out = report.write_report(tmp_path)
-    own = {"imitate": {"max_latents": 3, "imitate.final_steps": 40}, "slpo": {"rl.steps": 6, "max_latents": 4}}
+    own = {
+        "imitate": {"max_latents": 3, "imitate.final_steps": 40},
+        "slpo": {"rl.steps": 6, "max_latents": 4},
+    }
     assert out["settings"] == {"": {"seed": 0}} | own
 
 
 def test_curves_are_those_of_the_records(tmp_path):
     """Stop times counted, logged scalars as they are, and the seconds of all steps so far."""
-    write_eval(tmp_path, "slpo", "alpha", [1] * 4, np.eye(4)[None, :, :2], lengths=[1, 3, 3, 0])
+    write_eval(
+        tmp_path, "slpo", "alpha", [1] * 4, np.eye(4)[None, :, :2], lengths=[1, 3, 3, 0]
+    )
     logged = [{"step": 10, "loss": 2.0, "seconds": 0.2}, {"step": 15, "valid_accuracy": 0.5},
               {"step": 20, "loss": 1.0, "seconds": 0.4}, {"step": 30, "loss": float("nan")},
               {"step": 40, "loss": None}]  # fmt: skip
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps({"stage": "slpo"} | row) + "\n" for row in logged))
+    (tmp_path / "metrics.jsonl").write_text(
+        "".join(json.dumps({"stage": "slpo"} | row) + "\n" for row in logged)
+    )
     out = report.write_report(tmp_path)
     assert out == json.loads((tmp_path / "report.json").read_text())
-    assert out["stop_times"] == {"slpo": {"alpha": {"greedy": [1, 1, 0, 2], "noisy": [2, 2, 0, 4]}}}
+    assert out["stop_times"] == {
+        "slpo": {"alpha": {"greedy": [1, 1, 0, 2], "noisy": [2, 2, 0, 4]}}
+    }
     assert out["training"] == {
         "slpo": {
             "loss": [[10, 20], [2.0, 1.0]],
@@ -225,7 +350,11 @@ def test_one_row_without_samples_or_steps(tmp_path):
     out = report.write_report(tmp_path)
     assert out["eval"] == {"imitate": {"alpha": out["eval"]["imitate"]["alpha"]}}
     assert out["eval"]["imitate"]["alpha"]["acc"] == 0.75
-    assert (out["differences"], out["curves"], out["training"]) == ([], {"imitate": {}}, {})
+    assert (out["differences"], out["curves"], out["training"]) == (
+        [],
+        {"imitate": {}},
+        {},
+    )
     row = "| imitation, own length | 75.0 ± 21.7 | 3.00 ± 0.00 | 6.00 ± 0.00 | 25.0 ± 21.7 |"
     assert row in (tmp_path / "report.md").read_text()
 
@@ -245,13 +374,31 @@ def test_a_row_is_what_it_says_of_itself(tmp_path):
         ("zeta", 1, dict(label="the base", fixed=True)),
         ("alpha_row", 2, dict(label="the other base", fixed=True)),
         ("slpo", 3, dict(label="no gate here", gated=False, baselines=("zeta",))),
-        ("beta_row", 4, dict(label="mine", gated=True, baselines=("slpo", "best_fixed", "absent"))),
+        (
+            "beta_row",
+            4,
+            dict(label="mine", gated=True, baselines=("slpo", "best_fixed", "absent")),
+        ),
     ):
-        right, lengths = np.arange(8) < order, range(1, 9)
-        write_eval(tmp_path, name, "alpha", right, lengths=lengths, steps=range(1, 9), order=order, **facts)
+        right = np.arange(8) < order
+        lengths = range(1, 9)
+        write_eval(
+            tmp_path,
+            name,
+            "alpha",
+            right,
+            lengths=lengths,
+            steps=range(1, 9),
+            order=order,
+            **facts,
+        )
     out = report.write_report(tmp_path)
     assert list(out["eval"]) == ["zeta", "alpha_row", "slpo", "beta_row"]
-    pairs = {(e["a"], e["b"], e["b_row"]): e["difference"] for e in out["differences"] if e["metric"] == "acc"}
+    pairs = {
+        (e["a"], e["b"], e["b_row"]): e["difference"]
+        for e in out["differences"]
+        if e["metric"] == "acc"
+    }
     assert pairs == {
         ("beta_row", "slpo", "slpo"): 1 / 8,
         ("beta_row", "best_fixed", "alpha_row"): 2 / 8,
@@ -267,12 +414,20 @@ def test_a_row_that_says_nothing_of_itself_is_named(workdir, fault):
     text = path.read_text()
     path.unlink()
     if fault != "gone":
-        path.write_text("" if fault == "empty" else text.replace('"order": ', '"order": 1'))
-    one_line(lambda: report.write_report(workdir), str(path), "missing" if fault == "gone" else "is damaged")
+        path.write_text(
+            "" if fault == "empty" else text.replace('"order": ', '"order": 1')
+        )
+    one_line(
+        lambda: report.write_report(workdir),
+        str(path),
+        "missing" if fault == "gone" else "is damaged",
+    )
 
 
 def _plotted(workdir):
-    return curves.pass_at_k_figure({row: sets["alpha"] for row, sets in evals_of(workdir).items()}).axes
+    return curves.pass_at_k_figure(
+        {row: sets["alpha"] for row, sets in evals_of(workdir).items()}
+    ).axes
 
 
 def test_many_samples_have_larger_k(tmp_path):
@@ -283,13 +438,28 @@ def test_many_samples_have_larger_k(tmp_path):
     found = report.write_report(tmp_path)["eval"]["slpo"]["alpha"]
     # One of 64 samples is among k of them with k/64.
     wanted = [(1 + 2 * k / 64) / 4 for k in (1, 2, 4, 8, 16, 32, 64)]
-    assert [found[f"pass@{k}"] for k in (1, 2, 4, 8, 16, 32, 64)] == pytest.approx(wanted)
-    assert found["maj@64"] == pytest.approx(0.75)  # wrong samples have no answer here, and don't vote
+    assert [found[f"pass@{k}"] for k in (1, 2, 4, 8, 16, 32, 64)] == pytest.approx(
+        wanted
+    )
+    assert found["maj@64"] == pytest.approx(
+        0.75
+    )  # wrong samples have no answer here, and don't vote
     text = (tmp_path / "report.md").read_text()
-    assert "| row | Acc | P@1 | P@8 | P@16 | P@32 | P@64 | maj@64 | #L | steps | truncated |" in text
+    assert (
+        "| row | Acc | P@1 | P@8 | P@16 | P@32 | P@64 | maj@64 | #L | steps | truncated |"
+        in text
+    )
     (axis,) = _plotted(tmp_path)
     assert axis.lines[0].get_xdata().tolist() == list(range(1, 65))
-    assert [tick.get_text() for tick in axis.get_xticklabels()] == ["1", "2", "4", "8", "16", "32", "64"]
+    assert [tick.get_text() for tick in axis.get_xticklabels()] == [
+        "1",
+        "2",
+        "4",
+        "8",
+        "16",
+        "32",
+        "64",
+    ]
 
 
 @pytest.mark.parametrize(("seeds", "per_seed"), [(2, 4), (3, 1)])
@@ -299,24 +469,47 @@ def test_what_is_printed_of_pass_at_k_is_what_is_plotted(tmp_path, seeds, per_se
     write_eval(tmp_path, "imitate", "alpha", [1] * 6, np.zeros((1, 6, 16)))
     write_eval(tmp_path, "slpo", "alpha", [1] * 6, right)
     (axis,) = _plotted(tmp_path)
-    assert axis.get_xticks().tolist() == [1, 2, 4, 8, 16]  # of the row that has the most
-    (_, line), (_, band) = axis.lines, axis.collections
-    n, counts, most = seeds * per_seed, right.sum(axis=(0, 2)), per_seed if per_seed > 1 else seeds
+    assert axis.get_xticks().tolist() == [
+        1,
+        2,
+        4,
+        8,
+        16,
+    ]  # of the row that has the most
+    (_, line) = axis.lines
+    (_, band) = axis.collections
+    n = seeds * per_seed
+    counts = right.sum(axis=(0, 2))
+    most = per_seed if per_seed > 1 else seeds
     ks = range(1, most + 1)
-    by_problem = 100 * np.array([[1 - math.comb(n - c, k) / math.comb(n, k) for c in counts] for k in ks])
-    np.testing.assert_allclose(line.get_xydata(), list(zip(ks, by_problem.mean(axis=1), strict=True)))
+    by_problem = 100 * np.array(
+        [[1 - math.comb(n - c, k) / math.comb(n, k) for c in counts] for k in ks]
+    )
+    np.testing.assert_allclose(
+        line.get_xydata(), list(zip(ks, by_problem.mean(axis=1), strict=True))
+    )
     figured = report.write_report(tmp_path)["eval"]["slpo"]["alpha"]
-    assert [figured[f"pass@{k}"] for k in (1, 2, most)] == pytest.approx(by_problem.mean(axis=1)[[0, 1, -1]] / 100)
+    assert [figured[f"pass@{k}"] for k in (1, 2, most)] == pytest.approx(
+        by_problem.mean(axis=1)[[0, 1, -1]] / 100
+    )
     corners = band.get_paths()[0].vertices
     for k, values in zip(ks, by_problem, strict=True):
         at = corners[corners[:, 0] == k, 1]
-        expected = np.clip(values.mean() + stats.sem(values) * np.array([-1, 1]), 0, 100)
+        expected = np.clip(
+            values.mean() + stats.sem(values) * np.array([-1, 1]), 0, 100
+        )
         np.testing.assert_allclose([at.min(), at.max()], expected)
 
 
 def test_compare_runs_by_hand(tmp_path):
     for run, count in (("a", 30), ("b", 26)):
-        write_eval(tmp_path / run, "slpo", "alpha", np.arange(40) < count, settings={"seed": 1, "rl": {"lr": count}})
+        write_eval(
+            tmp_path / run,
+            "slpo",
+            "alpha",
+            np.arange(40) < count,
+            settings={"seed": 1, "rl": {"lr": count}},
+        )
         write_eval(tmp_path / run, "cold_start", "alpha", np.arange(40) < 20)
     write_eval(tmp_path / "a", "imitate", "alpha", [1] * 40)
     for run, count in (("a", 5), ("b", 10)):
@@ -344,8 +537,17 @@ def test_compare_runs_by_hand(tmp_path):
 def test_what_one_run_does_not_have_has_no_mean(tmp_path):
     """All its thoughts are equally long, and correlate with nothing."""
     for run, lengths in (("a", [1, 2, 3, 6]), ("b", [3] * 4)):
-        write_eval(tmp_path / run, "slpo", "alpha", [1] * 4, lengths=lengths, steps=[1, 2, 3, 4])
-    found = report.compare_runs([tmp_path / "a", tmp_path / "b"], tmp_path / "all")["eval"]["slpo"]["alpha"]
+        write_eval(
+            tmp_path / run,
+            "slpo",
+            "alpha",
+            [1] * 4,
+            lengths=lengths,
+            steps=[1, 2, 3, 4],
+        )
+    found = report.compare_runs([tmp_path / "a", tmp_path / "b"], tmp_path / "all")[
+        "eval"
+    ]["slpo"]["alpha"]
     assert found.get("pearson_steps_r") is None
     assert found["latent_steps"] == 3
     assert not [key for key in found if key.endswith("_p") or "_se_" in key]
@@ -355,7 +557,9 @@ def test_mean_of_the_sets_by_hand(tmp_path):
     write_eval(tmp_path, "slpo", "alpha", [1, 1, 1, 0])
     write_eval(tmp_path, "slpo", "beta", [1, 0] * 8)
     write_eval(tmp_path, "imitate", "alpha", [1, 1, 1, 0])
-    (average,) = report.write_report(tmp_path)["average"].values()  # a row without one of the sets has none
+    (average,) = report.write_report(tmp_path)[
+        "average"
+    ].values()  # a row without one of the sets has none
     assert average["acc"] == pytest.approx(0.625)
     # errors sqrt(3/16/4) and sqrt(1/4/16), independent
     assert average["acc_se"] == pytest.approx((3 / 64 + 1 / 64) ** 0.5 / 2)
@@ -366,10 +570,15 @@ def test_mean_of_sets_of_one_problem_has_every_figure(tmp_path):
     write_eval(tmp_path, "slpo", "alpha", [1], [[[1, 0]], [[0, 0]]])
     write_eval(tmp_path, "slpo", "beta", [1, 0], [[[1, 1], [1, 0]], [[0, 1], [0, 0]]])
     average = report.write_report(tmp_path)["average"]["slpo"]
-    assert (average["pass@1"], average["pass@2"]) == ((0.25 + 0.5) / 2, (0.5 + 0.75) / 2)
+    assert (average["pass@1"], average["pass@2"]) == (
+        (0.25 + 0.5) / 2,
+        (0.5 + 0.75) / 2,
+    )
     assert average["pass@1_se"] is None
     assert average["acc_se"] == pytest.approx(0.125**0.5 / 2)
-    table = (tmp_path / "report.md").read_text().split("mean of the sets (3 problems)")[1]
+    table = (
+        (tmp_path / "report.md").read_text().split("mean of the sets (3 problems)")[1]
+    )
     assert "| SLPO | 75.0 ± 17.7 | 37.5 | 62.5 |" in table
 
 
@@ -391,7 +600,11 @@ def test_command_line(workdir, tmp_path, capsys):
     file.write_text("")
     with pytest.raises(UserError, match="--out"):
         commands.report([str(workdir), str(tmp_path / "all")])
-    for runs, out in (([workdir], file), ([workdir], workdir), ([workdir, workdir / "."], tmp_path / "all")):
+    for runs, out in (
+        ([workdir], file),
+        ([workdir], workdir),
+        ([workdir, workdir / "."], tmp_path / "all"),
+    ):
         with pytest.raises(UserError) as error:
             commands.report([*map(str, runs), "--out", str(out)])
         said = f"compare: --out ({out}) and the runs have to be different folders; name each of them once"
@@ -405,7 +618,12 @@ def test_what_only_a_report_needs_is_imported_for_one(workdir):
     code = "import sys; from slpo_jax.evaluation import report; heavy = ('jax', 'scipy.stats'); "
     code += "print([m for m in heavy if m in sys.modules]); report.write_report(sys.argv[1]); "
     code += "print([m for m in (*heavy, 'matplotlib') if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code, str(workdir)], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(workdir)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert done.stdout.splitlines() == ["[]", "['scipy.stats']"]
 
 
@@ -434,19 +652,32 @@ def test_sequential_steps_count_each_pass_once():
 
 def _time(workdir, milliseconds, **changes):
     """What a run measured on the set beta, of the rows as they are now."""
-    rows = {name: [row.checkpoint, row.evaluation] for name, row in read_rows(workdir).items()} | changes
+    rows = {
+        name: [row.checkpoint, row.evaluation]
+        for name, row in read_rows(workdir).items()
+    } | changes
     value = {"set": "beta", "batch": 32, "device": "1 x cpu", "rows": milliseconds}
     artifact.write(Workdir(workdir).times, {"rows": rows}, value)
 
 
 def test_milliseconds_stand_in_figures_and_means(workdir, tmp_path):
     """Those of rows that are still the same; over runs their mean and its error."""
-    _time(workdir, {"slpo": 0.5, "cold_start": 2.0}, cold_start=["another checkpoint", {}])
+    _time(
+        workdir, {"slpo": 0.5, "cold_start": 2.0}, cold_start=["another checkpoint", {}]
+    )
     out = report.write_report(workdir)
-    assert out["eval"]["slpo"]["beta"]["milliseconds"] == out["average"]["slpo"]["milliseconds"] == 0.5
+    assert (
+        out["eval"]["slpo"]["beta"]["milliseconds"]
+        == out["average"]["slpo"]["milliseconds"]
+        == 0.5
+    )
     assert "milliseconds" not in out["eval"]["slpo"]["alpha"]
     assert "milliseconds" not in out["average"]["cold_start"]
-    head, *table = [line for line in (workdir / "report.md").read_text().splitlines() if line.startswith("|")]
+    head, *table = [
+        line
+        for line in (workdir / "report.md").read_text().splitlines()
+        if line.startswith("|")
+    ]
     place = [name.strip() for name in head.split("|")].index("ms")
     assert table[-1].split("|")[place].strip() == "0.5"
     other = tmp_path / "other"
@@ -465,6 +696,9 @@ def test_metrics_of_a_resumed_run(tmp_path):
         b'{"step": 1, "stage": "slpo", "reward": 0.3}\n{"step": 2, "stage": "slpo", "reward": 0.2}\n'
     )
     rows, notes = curves.read_metrics(path)
-    assert [(row["step"], row["reward"]) for row in rows] == [(1, 0.3), (2, 0.2)]  # the last of a step counts
+    assert [(row["step"], row["reward"]) for row in rows] == [
+        (1, 0.3),
+        (2, 0.2),
+    ]  # the last of a step counts
     assert notes == ["metrics.jsonl: 2 unreadable line(s) left out of the figures."]
     assert curves.read_metrics(tmp_path / "none.jsonl") == ([], [])
