@@ -3,12 +3,12 @@
 Pure functions of numpy arrays. Axes: N problems, R training runs, Q metrics. All rates are fractions.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from slpo_jax.evaluation.records import Evals
+from slpo_jax.evaluation.records import EvalRecords, Evals
 from slpo_jax.evaluation.report_rows import BEST_FIXED, Rows, baselines_of
 from slpo_jax.evaluation.statistics import COUNTS, problem_values
 
@@ -74,87 +74,106 @@ def compare_rows(
         Entries {set, a, b, b_row, metric, n, runs, difference, low, high, excludes_zero, per_run} with 95%
         intervals, and notes on pairs that can't be compared.
     """
-    values = [
-        {
-            row: {s: problem_values(rec) for s, rec in sets.items()}
-            for row, sets in run.items()
-        }
-        for run in runs
-    ]
+    values = []
+    for run in runs:
+        of_run = {row: _values_of_sets(sets) for row, sets in run.items()}
+        values.append(of_run)
+    names: dict[str, None] = {}  # of the sets, in order
+    for sets in runs[0].values():
+        names |= dict.fromkeys(sets)
+
     entries = []
     notes = []
-    names = list(dict.fromkeys(name for sets in runs[0].values() for name in sets))
-    pairs = [
-        (row.name, *pair)
-        for row in reversed(rows.values())
-        for pair in baselines_of(row, rows).items()
-    ]
-    for a, b, members in pairs:
-        over_sets: dict[str, list[tuple[dict[str, Any], np.ndarray]]] = {}
-        for stream, name in enumerate(names):
-            present = [row for row in (a, *members) if name in runs[0].get(row, {})]
-            if len(present) < 2 or present[0] != a:
-                continue
-            first = runs[0][a][name]
-            if not all(
-                run[row][name].same_problems(first) for run in runs for row in present
-            ):
-                notes.append(
-                    f"{a} minus {b} on {name}: left out, the problems differ; evaluate both again."
-                )
-                continue
-            for entry, draws in _differences(
-                [{r: run[r][name] for r in present} for run in values], b, stream
-            ):
-                entry = {
-                    "set": name,
-                    "a": a,
-                    "b": b,
-                    **entry,
-                    "n": len(first.references),
+    for row in reversed(rows.values()):
+        a = row.name
+        for b, members in baselines_of(row, rows).items():
+            over_sets: dict[str, list[tuple[dict[str, Any], np.ndarray]]] = {}
+            for stream, name in enumerate(names):
+                # The row, and those of the others that were evaluated on this set.
+                others = [other for other in members if name in runs[0].get(other, {})]
+                if not others or name not in runs[0].get(a, {}):
+                    continue
+                compared = (a, *others)
+                if not _have_same_problems(runs, compared, name):
+                    notes.append(
+                        f"{a} minus {b} on {name}: left out, the problems differ; evaluate both again."
+                    )
+                    continue
+                of_set = [{r: run[r][name] for r in compared} for run in values]
+                facts = {"set": name, "a": a, "b": b}
+                counts = {
+                    "n": len(runs[0][a][name].references),
                     "runs": len(runs),
                 }
-                entries.append(entry)
-                over_sets.setdefault(entry["metric"], []).append((entry, draws))
-        entries += [
-            _average(parts)
-            for parts in over_sets.values()
-            if 1 < len(parts) == len(names)
-        ]
+                for entry, draws in _differences(of_set, b, stream):
+                    entry = facts | entry | counts
+                    entries.append(entry)
+                    over_sets.setdefault(entry["metric"], []).append((entry, draws))
+
+            # The mean of the sets, where all of them can be compared.
+            for parts in over_sets.values():
+                if 1 < len(parts) == len(names):
+                    entries.append(_average(parts))
     return entries, notes
+
+
+def _values_of_sets(
+    sets: Mapping[str, EvalRecords],
+) -> dict[str, dict[str, np.ndarray]]:
+    return {name: problem_values(records) for name, records in sets.items()}
+
+
+def _have_same_problems(runs: Sequence[Evals], rows: Sequence[str], name: str) -> bool:
+    """Return whether the rows have the same problems on a set in all runs."""
+    first = runs[0][rows[0]][name]
+    for run in runs:
+        for row in rows:
+            if not run[row][name].same_problems(first):
+                return False
+    return True
 
 
 def _differences(
     values: list[dict[str, dict[str, np.ndarray]]], b: str, stream: int
 ) -> list[tuple[dict[str, Any], np.ndarray]]:
-    """Return, of one set, row -> metric -> [N] a run, the first row minus the others' best by mean; entries, draws."""
-    rows = list(values[0])
-    metrics = [
-        key
-        for key in values[0][rows[0]]
-        if all(key in run[row] for run in values for row in rows)
-    ]
-    if b == BEST_FIXED:  # "best" has no meaning for a length or a variety
-        metrics = [key for key in metrics if key not in COUNTS]
-    best = {
-        m: max(rows[1:], key=lambda row: np.mean([run[row][m] for run in values]))
-        for m in metrics
-    }
-    diff = np.stack(
-        [
-            np.stack([run[rows[0]][m] - run[best[m]][m] for run in values])
-            for m in metrics
-        ],
-        axis=-1,
-    )
-    draws = bootstrap_draws(diff, stream=stream)
-    return [
-        (
-            _entry(draws[:, q], diff[:, :, q].mean(axis=1), m) | {"b_row": best[m]},
-            draws[:, q],
-        )
-        for q, m in enumerate(metrics)
-    ]
+    """Subtract the best of the other rows by mean from the first row, on one set.
+
+    Args:
+        values: of each run, row -> metric -> [N].
+
+    Returns:
+        An entry and its draws for each metric.
+    """
+    first, *others = values[0]
+    metrics = []
+    for metric in values[0][first]:
+        # "Best" has no meaning for a length or a variety.
+        is_comparable = b != BEST_FIXED or metric not in COUNTS
+        rows_have_it = [metric in of_row for run in values for of_row in run.values()]
+        if is_comparable and all(rows_have_it):
+            metrics.append(metric)
+
+    best = {}
+    differences_Q = []
+    for metric in metrics:
+
+        def mean_of(row: str, metric: str = metric) -> np.floating:
+            return np.mean([run[row][metric] for run in values])
+
+        best[metric] = max(others, key=mean_of)
+        differences_R = [
+            run[first][metric] - run[best[metric]][metric] for run in values
+        ]
+        differences_Q.append(np.stack(differences_R))
+    differences_RNQ = np.stack(differences_Q, axis=-1)
+    draws = bootstrap_draws(differences_RNQ, stream=stream)
+
+    entries = []
+    for q, metric in enumerate(metrics):
+        per_run = differences_RNQ[:, :, q].mean(axis=1)
+        entry = _entry(draws[:, q], per_run, metric) | {"b_row": best[metric]}
+        entries.append((entry, draws[:, q]))
+    return entries
 
 
 def _entry(draws: np.ndarray, per_run: np.ndarray, metric: str) -> dict[str, Any]:
@@ -171,15 +190,12 @@ def _entry(draws: np.ndarray, per_run: np.ndarray, metric: str) -> dict[str, Any
 
 def _average(parts: list[tuple[dict[str, Any], np.ndarray]]) -> dict[str, Any]:
     """Average one metric's difference over sets: sets are fixed, their problems (and the runs) resampled."""
-    first = parts[0][0]
-    per_run = np.mean([entry["per_run"] for entry, _ in parts], axis=0)
-    rows = dict.fromkeys(entry["b_row"] for entry, _ in parts)
-    return {
-        **first,
-        **_entry(
-            np.mean([draws for _, draws in parts], axis=0), per_run, first["metric"]
-        ),
-        "set": AVERAGE,
-        "n": sum(entry["n"] for entry, _ in parts),
-        "b_row": "/".join(rows),
-    }
+    entries = [entry for entry, _ in parts]
+    draws = np.mean([of_set for _, of_set in parts], axis=0)
+    per_run = np.mean([entry["per_run"] for entry in entries], axis=0)
+    average = dict(entries[0])
+    average |= _entry(draws, per_run, entries[0]["metric"])
+    average["set"] = AVERAGE
+    average["n"] = sum(entry["n"] for entry in entries)
+    average["b_row"] = "/".join(dict.fromkeys(entry["b_row"] for entry in entries))
+    return average

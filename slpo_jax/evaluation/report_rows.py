@@ -13,6 +13,7 @@ from slpo_jax.io.workdir import StageFolder, Workdir
 BEST_FIXED = "best_fixed"
 """Stands among a row's baselines for the best of the rows that are `fixed`, by the metric and on the set in question.
 That choice is made on the test set itself, so it is a harder baseline than one chosen on the validation split."""
+BEST_FIXED_LABEL = "best fixed length"
 
 
 @dataclasses.dataclass(frozen=True)

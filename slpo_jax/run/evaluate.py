@@ -21,6 +21,7 @@ from slpo_jax.data.templates import token_texts
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.completions import record_rows, thought_rows
 from slpo_jax.evaluation.evaluator import EvaluateConfig
+from slpo_jax.evaluation.headline import headline_text
 from slpo_jax.evaluation.records import RolloutCache, write_records
 from slpo_jax.evaluation.report import write_report
 from slpo_jax.evaluation.report_rows import Row, read_row, write_row, write_rule
@@ -105,7 +106,7 @@ def run_evaluate(experiment: Experiment) -> None:
     if hosts.is_first():
         for name in experiment.tests:
             _copy(workdir.set_files(name, report_rows[-1].name), workdir.set_files(name))
-        write_report(workdir.root)
+        print(headline_text(write_report(workdir.root)["headline"]))
     hosts.barrier("report")
 
 

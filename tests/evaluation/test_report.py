@@ -14,7 +14,8 @@ from eval_files import ROWS, evals_of, problem, write_eval, write_lines
 from refused import one_line
 from slpo_jax.cli import commands
 from slpo_jax.errors import UserError
-from slpo_jax.evaluation import curves, records, report, report_rows, verdict
+from slpo_jax.evaluation import curves, records, report, report_rows
+from slpo_jax.evaluation.headline import headline_text, make_headline
 from slpo_jax.evaluation.render import about_rows
 from slpo_jax.evaluation.report_rows import read_rows
 from slpo_jax.io import artifact
@@ -109,158 +110,177 @@ def test_report_end_to_end(workdir):
 
 @pytest.mark.slow
 def test_markdown_is_a_screen(workdir, tmp_path):
-    """The verdict, the means, and of how many problems they are."""
-    write_eval(
-        workdir, "imitate", "alpha", [1] * 20
-    )  # fewer than the 40 of the other rows
-    told = report.write_report(workdir)["verdict"]
-    title, first, head, table, *_ = (workdir / "report.md").read_text().split("\n\n")
-    assert (title, [first], head) == (
-        "# Evaluation report",
-        told,
-        "### mean of the sets (60 to 80 problems)",
-    )
-    assert table.splitlines()[-1].startswith(
-        "| SLPO | 75.0 ± 4.8 |"
-    )  # sqrt(.75 * .25 / 80) = .0484
-    assert len((workdir / "report.md").read_text().splitlines()) < 30
+    """The first lines, the means, and of how many problems they are."""
+    # Fewer than the 40 of the other rows.
+    write_eval(workdir, "imitate", "alpha", [1] * 20)
+    headline = report.write_report(workdir)["headline"]
+    blocks = (workdir / "report.md").read_text().split("\n\n")
+    assert blocks[0] == "# Evaluation report"
+    assert blocks[1] == "### mean of 2 sets (60 to 80 problems)"
+    first = blocks[2].splitlines()
+    cells = ["SLPO", "75.0 ± 4.8"]  # sqrt(.75 * .25 / 80) = .0484
+    assert first[-1].startswith(f"| {' | '.join(cells)} |")
+    assert first[-1] == f"| {' | '.join(headline['rows'][-1]['cells'])} |"
+    assert "### mean of the sets (60 to 80 problems)" in blocks
+    assert len((workdir / "report.md").read_text().splitlines()) < 50
     write_eval(tmp_path / "one_set", "slpo", "alpha", [1, 0])
     report.write_report(tmp_path / "one_set")
-    assert (tmp_path / "one_set" / "report.md").read_text().split("\n\n")[
-        2
-    ] == "### alpha (2 problems)"
-
-
-def _entry(metric, difference, low, high, **others):
-    facts = {
-        "set": "alpha",
-        "a": "slpo",
-        "b": "cold_start",
-        "n": 1000,
-        "excludes_zero": low > 0 or high < 0,
-    }
-    return (
-        facts
-        | {"metric": metric, "difference": difference, "low": low, "high": high}
-        | others
-    )
+    blocks = (tmp_path / "one_set" / "report.md").read_text().split("\n\n")
+    assert blocks[1] == "### alpha (2 problems)"
 
 
 GOOD = (0.012, 0.003, 0.021)
 BAD = (-0.02, -0.03, -0.01)
 NONE = (0.004, -0.005, 0.013)
-
-
-G = "+1.2 [+0.3, +2.1]"
-B = "-2.0 [-3.0, -1.0]"
+G = "▲ +1.2 [+0.3, +2.1]"
+B = "▼ -2.0 [-3.0, -1.0]"
 N = "+0.4 [-0.5, +1.3]"
-NOTHING = "0, so no difference is shown"
-BEGAN = "; over cold gate, where it began, Acc"
+STAGES = {
+    "imitate": {"stage": "imitate"},
+    "imitate_control": {"stage": "imitate"},
+    "cold_start": {"stage": "cold_start"},
+    "slpo": {"stage": "rl", "start": {"stage": "cold_start"}},
+}
 
 
-@pytest.mark.parametrize(
-    ("entries", "said"),
-    [
-        ([_entry("acc", *NONE), _entry("pass@8", *GOOD), _entry("pass@16", *BAD)],
-         f"cold gate, alpha (1,000 problems): Pass@8 {G} and Acc {N} points; only that of Pass@8 excludes 0."),
-        ([_entry("acc", *GOOD), _entry("pass@4", *NONE, b="imitate"), _entry("acc", *BAD, b="imitate")],
-         f"imitation, alpha (1,000 problems): Pass@4 {N} and Acc {B} points; only that of Acc excludes 0{BEGAN} {G}."),
-        ([_entry("acc", *GOOD, b="imitate"), _entry("acc", *NONE, b="imitate_control"), _entry("acc", *NONE)],
-         f"further imitation, alpha (1,000 problems): Acc {N} points; the interval holds {NOTHING}{BEGAN} {N}."),
-        ([_entry("acc", *NONE, b="imitate"), _entry("acc", *NONE, b="imitate_control")],
-         f"further imitation, alpha (1,000 problems): Acc {N} points; the interval holds {NOTHING}."),
-        ([_entry("acc", *BAD), _entry("acc", *BAD, set="beta"), _entry("acc", *NONE, set="average", n=2000)],
-         f"cold gate, mean of 2 sets (2,000 problems): Acc {N} points; the interval holds {NOTHING}."),
-        ([_entry("acc", *GOOD, a="cold_start", b="best_fixed"), _entry("acc", *GOOD, b="best_fixed")],
-         f"best fixed length, alpha (1,000 problems): Acc {G} points; the interval excludes 0."),
-    ],
-)  # fmt: skip
-def test_the_verdict_is_honest(entries, said):
-    """Of what rewards trained against the best without any, and where it started; Acc, and Pass@8 or the largest k."""
-    stages = {
-        "cold_start": "cold gate",
-        "imitate": "imitation",
-        "imitate_control": "further imitation",
-        "slpo": "SLPO",
+def _entry(metric, interval, b="cold_start", a="slpo", name="alpha"):
+    """A difference as a report has it; interval: its mean and ends."""
+    mean, low, high = interval
+    return {
+        "set": name,
+        "a": a,
+        "b": b,
+        "metric": metric,
+        "difference": mean,
+        "low": low,
+        "high": high,
+        "excludes_zero": low > 0 or high < 0,
     }
-    settings = {
-        "cold_start": {"stage": "cold_start"},
-        "slpo": {"stage": "rl", "start": {"stage": "cold_start"}},
-    }
-    found = {
-        name: {"label": label, "settings": settings.get(name, {"stage": "imitate"})}
-        for name, label in stages.items()
-    }
-    assert verdict.verdict({"rows": found, "differences": entries}) == [
-        f"SLPO over {said}"
-    ]
-    (over_runs,) = verdict.verdict(
-        {"rows": found, "differences": entries, "runs": ["a", "b"]}
-    )
-    assert over_runs == f"SLPO over {said}".replace(
-        " problems)", " problems, 2 training runs)"
-    )
 
 
-# What the rows' figures and SLPO's training are, and what the verdict adds to "no difference is shown".
-REASONS = [
-    ({"slpo": 1, "cold_start": 1}, {}, "; every answer was truncated."),
-    ({"slpo": 1, "cold_start": 0.5}, {}, "; every answer of SLPO was truncated."),
-    ({"slpo": 0.9, "cold_start": 0.9}, {"mixed": [[5, 9], [0.0, 0.0]]},
-     "; in training no reward differed from the others of its problem, so none taught anything."),
-    ({"slpo": 0.9, "cold_start": 0.9}, {"mixed": [[5, 9], [0.0, 0.1]]}, "."),
-    ({"slpo": 0.9, "cold_start": 0.9}, {"mixed": [[5], [0.0]], "reference_log_likelihood": [[5], [-1.0]]}, "."),
-]  # fmt: skip
+def _made_up(entries, figures, **more):
+    """A report of four rows on the set alpha, with these differences; figures: of every row."""
+    rows = {}
+    evaluated = {}
+    for name, settings in STAGES.items():
+        label = ROWS[name].label
+        rows[name] = {"label": label, "settings": settings, "stage": name}
+        evaluated[name] = {"alpha": {"n": 1000, "acc": 0.5, **figures}}
+    made = {"rows": rows, "eval": evaluated, "average": {}, "differences": entries}
+    return made | more
 
 
-@pytest.mark.parametrize(("cut", "training", "said"), REASONS)
-@pytest.mark.parametrize("name", ["alpha", "average"])
-def test_a_verdict_says_why_there_is_no_difference(cut, training, said, name):
-    found = {"cold_start": {"label": "cold gate", "settings": {}, "stage": "cold_start"},
-             "slpo": {"label": "SLPO", "settings": {"stage": "rl"}, "stage": "slpo"}}  # fmt: skip
-    figures = {row: {"cut": share, "sample_cut": share} for row, share in cut.items()}
-    shares = (
-        {"average": figures}
-        if name == "average"
-        else {"eval": {row: {"alpha": figures[row]} for row in cut}}
-    )
+MORE = "SFT, as many steps more"
+# Differences of SLPO; its control, then the cells of those.
+CONTROLS = {
+    "where it started, as no other is there": (
+        [_entry("acc", NONE), _entry("pass@8", GOOD), _entry("pass@16", BAD)],
+        ["cold gate", N, G],
+    ),
+    "imitation, though it started elsewhere": (
+        [
+            _entry("acc", GOOD),
+            _entry("acc", BAD, "imitate"),
+            _entry("pass@8", NONE, "imitate"),
+        ],
+        ["SFT", B, N],
+    ),
+    "the hardest to beat": (
+        [
+            _entry("acc", GOOD, "imitate"),
+            _entry("acc", NONE, "imitate_control"),
+            _entry("acc", NONE),
+        ],
+        [MORE, N, "–"],
+    ),
+    "of equal ones that of equal steps": (
+        [_entry("acc", NONE, "imitate"), _entry("acc", NONE, "imitate_control")],
+        [MORE, N, "–"],
+    ),
+    "the best fixed length": (
+        [_entry("acc", GOOD, "best_fixed")],
+        ["best fixed length", G, "–"],
+    ),
+    "nothing": ([], ["–", "–", "–"]),
+}
+
+
+@pytest.mark.parametrize("case", CONTROLS)
+def test_each_row_stands_beside_its_control(case):
+    """Of rows without rewards the best, and else where it started; Acc, and Pass@8 or the largest k."""
+    entries, cells = CONTROLS[case]
+    figures = {"pass@4": 0.6, "pass@8": 0.7, "pass@16": 0.8, "sequential_steps": 4.0}
+    found = make_headline(_made_up(entries, figures))
+    assert found["title"] == "alpha (1,000 problems)"
+    minus = ["Acc − control", "Pass@8 − control"]
+    assert found["columns"] == ["row", "Acc", "Pass@8", "steps", "control", *minus]
+    assert found["rows"][-1]["cells"] == ["SLPO", "50.0", "70.0", "4.00", *cells]
+    assert found["warnings"] == []
+
+
+def test_the_first_lines_are_of_the_mean_of_the_sets():
+    """Where there is one; several runs are said; without Pass@8 the largest k is shown."""
     entries = [
-        _entry("acc", 0.0, 0.0, 0.0, set=each) for each in ("alpha", "beta", name)
+        _entry("acc", BAD),
+        _entry("acc", GOOD, name="average"),
+        _entry("pass@4", NONE, name="average"),
     ]
-    told = verdict.verdict(
-        {"rows": found, "differences": entries, "training": {"slpo": training}} | shares
-    )
-    assert told[0].endswith(f"; the interval holds 0, so no difference is shown{said}")
+    figures = {"n": 2000, "acc": 0.25, "pass@2": 0.5, "pass@4": 0.75}
+    made = _made_up(entries, {}, average={"slpo": figures}, runs=["a", "b"])
+    made["eval"]["slpo"]["beta"] = figures
+    found = make_headline(made)
+    assert found["title"] == "mean of 2 sets (2,000 problems, 2 training runs)"
+    (row,) = found["rows"]
+    assert row["cells"] == ["SLPO", "25.0", "75.0", "–", "cold gate", G, N]
+    title, header, line, *_ = headline_text(found).splitlines()
+    assert title == found["title"]
+    for column in ("Acc", "Pass@4", "control", "Acc − control"):
+        # Figures stand below the ends of their columns' names.
+        cell = row["cells"][found["columns"].index(column)]
+        assert line.index(cell) + len(cell) == header.index(column) + len(column)
+
+
+LEVEL = "in training no reward differed from the others of its problem, so none taught anything"
+CUT = "every answer was truncated"
+# The share of SLPO's rollouts that were cut, what its training logged, and what is said.
+WARNINGS = [
+    (1, {}, [CUT]),
+    (0.9, {}, []),
+    (0.9, {"mixed": [[5, 9], [0.0, 0.0]]}, [LEVEL]),
+    (1, {"mixed": [[5, 9], [0.0, 0.0]]}, [CUT, LEVEL]),
+    (0.9, {"mixed": [[5, 9], [0.0, 0.1]]}, []),
+    (0.9, {"mixed": [[5], [0.0]], "reference_log_likelihood": [[5], [-1.0]]}, []),
+]
+
+
+@pytest.mark.parametrize(("cut", "training", "reasons"), WARNINGS)
+def test_what_leaves_no_room_for_a_difference_is_said(cut, training, reasons):
+    made = _made_up([], {"cut": 0.5}, training={"slpo": training})
+    made["eval"]["slpo"]["alpha"] |= {"cut": cut, "sample_cut": cut}
+    said = [f"SLPO: {'; '.join(reasons)}."] if reasons else []
+    assert make_headline(made)["warnings"] == said
 
 
 def test_a_run_of_cut_answers_and_level_rewards_says_so(tmp_path):
-    write_eval(tmp_path, "cold_start", "alpha", [0] * 40, np.zeros((1, 40, 8)))
-    write_eval(
-        tmp_path,
-        "slpo",
-        "alpha",
-        [0] * 40,
-        np.zeros((1, 40, 8)),
-        settings={"stage": "rl"},
-    )
-    (tmp_path / "metrics.jsonl").write_text(
-        json.dumps({"step": 1, "stage": "slpo", "mixed": 0.0}) + "\n"
-    )
-    (told,) = report.write_report(tmp_path)["verdict"]
-    assert "every answer was truncated; in training no reward differed" in told
-    assert (
-        "| SLPO | 0.0 [0.0, 8.8] | 0.0 [0.0, 8.8] |"
-        in (tmp_path / "report.md").read_text()
-    )
+    nothing = np.zeros((1, 40, 8))
+    write_eval(tmp_path, "cold_start", "alpha", [0] * 40, nothing)
+    settings = {"stage": "rl"}
+    write_eval(tmp_path, "slpo", "alpha", [0] * 40, nothing, settings=settings)
+    logged = {"step": 1, "stage": "slpo", "mixed": 0.0}
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(logged) + "\n")
+    headline = report.write_report(tmp_path)["headline"]
+    cold, slpo = headline["warnings"]
+    assert cold == f"cold gate: {CUT}."
+    assert slpo == f"SLPO: {CUT}; {LEVEL}."
+    text = (tmp_path / "report.md").read_text()
+    assert slpo in text
+    assert "| SLPO | 0.0 [0.0, 8.8] | 0.0 [0.0, 8.8] |" in text
     write_eval(tmp_path / "one", "slpo", "alpha", [0] * 40)
-    (alone,) = report.write_report(tmp_path / "one")["verdict"]
-    assert alone.endswith(
-        ": Acc 0.0 [0.0, 8.8] %, every answer was truncated, and no row to compare with."
-    )
+    alone = report.write_report(tmp_path / "one")["headline"]
+    assert [row["control"] for row in alone["rows"]] == [None]
     out = report.compare_runs([tmp_path / "one", tmp_path], tmp_path / "all")
-    assert out["eval"]["slpo"]["alpha"]["intervals"]["acc"] == pytest.approx(
-        [0, 0.0876], abs=1e-4
-    )
+    interval = out["eval"]["slpo"]["alpha"]["intervals"]["acc"]
+    assert interval == pytest.approx([0, 0.0876], abs=1e-4)
 
 
 QUESTION = "Which?\nA. one\nB. two\nC. three\nD. four"
@@ -355,7 +375,7 @@ def test_one_row_without_samples_or_steps(tmp_path):
         {"imitate": {}},
         {},
     )
-    row = "| imitation, own length | 75.0 ± 21.7 | 3.00 ± 0.00 | 6.00 ± 0.00 | 25.0 ± 21.7 |"
+    row = "| SFT | 75.0 ± 21.7 | 3.00 ± 0.00 | 6.00 ± 0.00 | 25.0 ± 21.7 |"
     assert row in (tmp_path / "report.md").read_text()
 
 
@@ -593,7 +613,9 @@ def test_the_command_says_what_it_could_not_read(tmp_path, capsys):
 @pytest.mark.slow
 def test_command_line(workdir, tmp_path, capsys):
     commands.report([str(workdir)])
-    assert capsys.readouterr().out.strip() == str(workdir / "report.html")
+    *first, path = capsys.readouterr().out.splitlines()
+    assert path == str(workdir / "report.html")
+    assert first[0] == "mean of 2 sets (80 problems)"
     commands.report([str(workdir), "--out", str(tmp_path / "all")])
     assert (tmp_path / "all" / "report.md").exists()
     file = tmp_path / "file"
