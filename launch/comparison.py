@@ -22,29 +22,65 @@ Figures = dict[
 _VARIANT = re.compile(r"(.*?)_(\de_\d\d)(.*)")
 
 NAMES = {
-    "imitate": "imitation", "imitate_by_steps": "imitation, right length", "imitate_no_thought": "no latents",
-    "imitate_fixed_tmax": "imitation, T_max latents", "imitate_control": "further imitation",
-    "cold_start": "cold gate", "slpo_sum": "SLPO (sum)", "slpo_mean": "SLPO (mean)", "slpo_pkpo": "SLPO (PKPO)",
-    "pass_at_k": "pathwise", "replay": "pathwise (reward)", "replay_pkpo": "pathwise (PKPO)", "keys": "reference",
-    "answer_only_pkpo": "answer_only (PKPO)", "simcot": "SIM-CoT", "no_latents": "no latents",
-    "slpo": "SLPO", "slpo_half": "SLPO, half way", "answer_only_half": "answer_only, half way",
-    "cot_sft": "CoT-SFT", "no_thought": "no latents", "icot": "iCoT",
-    "simcot_coconut": "SIM-CoT on COCONUT", "simcot_codi": "SIM-CoT on CODI", "coconut": "COCONUT", "codi": "CODI",
-    "dart": "DART-like", "colar": "CoLaR", "regular": "ReGuLaR with text", "exact": "exact likelihood",
-    "latent_sft": "Latent-SFT", "latent_grpo": "Latent-GRPO",
-    "cot": "chain of thought", "none": "no latents", "simcot": "SIM-CoT",
-    "grpo": "GRPO", "grpo_latent": "GRPO with latent inference",
-    "lepo": "LEPO", "hrpo": "HRPO", "soft_tokens": "Soft Tokens", "acc": "Acc", "latent_steps": "latents",
-    "sequential_steps": "steps", "milliseconds": "ms an answer",
-    "answer_tokens": "words", "distinct_answers": "answers", "pearson_difficulty_r": "r with difficulty",
-    **{f"pass@{k}": f"Pass@{k}" for k in (1, 2, 8, 16, 32)},
-    **{f"depth_{depth}": f"depth {depth}" for depth in (1, 2, 3, 4, 5)},
-}  # fmt: skip
+    # Rows of every run.
+    "imitate": "SFT",
+    "imitate_by_steps": "SFT, right length",
+    "imitate_fixed_tmax": "SFT, T_max latents",
+    "imitate_control": "SFT, as many steps more",
+    "imitate_no_thought": "no latents",
+    "cold_start": "cold gate",
+    # Objectives.
+    "keys": "SFT on keys",
+    "reference": "SFT on keys",
+    "slpo": "SLPO",
+    "slpo_half": "SLPO, half way",
+    "slpo_sum": "SLPO (sum)",
+    "slpo_mean": "SLPO (mean)",
+    "slpo_pkpo": "SLPO (PKPO)",
+    "answer_only_half": "answer_only, half way",
+    "answer_only_pkpo": "answer_only (PKPO)",
+    "pass_at_k": "pathwise",
+    "replay_pkpo": "replay (PKPO)",
+    "exact": "exact likelihood",
+    "grpo": "GRPO",
+    "grpo_latent": "GRPO with latent inference",
+    "latent_grpo": "Latent-GRPO",
+    "lepo": "LEPO",
+    "hrpo": "HRPO",
+    "soft_tokens": "Soft Tokens",
+    # Reasoners.
+    "no_latents": "no latents",
+    "no_thought": "no latents",
+    "none": "no latents",
+    "cot": "chain of thought",
+    "cot_sft": "CoT-SFT",
+    "icot": "iCoT",
+    "coconut": "COCONUT",
+    "codi": "CODI",
+    "simcot": "SIM-CoT",
+    "simcot_coconut": "SIM-CoT on COCONUT",
+    "simcot_codi": "SIM-CoT on CODI",
+    "dart": "DART-like",
+    "colar": "CoLaR",
+    "regular": "ReGuLaR with text",
+    "latent_sft": "Latent-SFT",
+    # Metrics.
+    "acc": "Acc",
+    "latent_steps": "latents",
+    "sequential_steps": "steps",
+    "milliseconds": "ms an answer",
+    "answer_tokens": "words",
+    "distinct_answers": "answers",
+    "pearson_difficulty_r": "r with difficulty",
+}
+NAMES |= {f"pass@{k}": f"Pass@{k}" for k in (1, 2, 8, 16, 32)}
+NAMES |= {f"depth_{depth}": f"depth {depth}" for depth in (1, 2, 3, 4, 5)}
 _BACKBONES = {"gpt2": "GPT-2", "llama": "Llama"}
-NAMES |= {
-    f"{name}_{on}": f"{NAMES[name].replace(' on ', ', ')} on {title}"
-    for name in CONTENDERS for on, title in _BACKBONES.items()
-} | {"no_thought_gpt2_noisy": "no latents with dropout on GPT-2"}  # fmt: skip
+for _contender in CONTENDERS:
+    _reasoner = NAMES[_contender].replace(" on ", ", ")
+    for _backbone, _title in _BACKBONES.items():
+        NAMES[f"{_contender}_{_backbone}"] = f"{_reasoner} on {_title}"
+NAMES["no_thought_gpt2_noisy"] = "no latents with dropout on GPT-2"
 """What rows, runs and metrics are called in tables: as in the paper, where it has them."""
 
 

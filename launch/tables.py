@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PROVENANCE = ("command", "commit", "machine", "date", "seeds")
 FIGURES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "docs/arena.svg": (
-        "results/arena.json", lambda tables: intervals(tables["groups, minus reference"], ("Acc", "Pass@16"))
+        "results/arena.json", lambda tables: intervals(tables["groups, minus SFT on keys"], ("Acc", "Pass@16"))
     ),
     "docs/depth.svg": (
         "results/depth.json",
@@ -42,10 +42,18 @@ _PLACE = re.compile(
 )
 
 _TODAY = {
-    r"no thought": "no latents", r"^(.*: )?Pass@k": r"\1pathwise", r"\bkeys\b": "reference",
-    r"\breplay\b": "pathwise (reward)", r"\breplay_pkpo\b": "pathwise (PKPO)", r", improvement$": ", policy update",
-}  # fmt: skip
-"""A row's name of older files -> what it is called now."""
+    r"no thought": "no latents",
+    r"^(.*: )?Pass@k": r"\1pathwise",
+    r"further imitation": "SFT, as many steps more",
+    r"imitation, own length": "SFT",
+    r"\bimitation\b": "SFT",
+    r"(^|: |above |minus )(keys|reference)(?=$|,|:)": r"\1SFT on keys",
+    r"pathwise \(reward\)": "replay",
+    r"pathwise \(PKPO\)": "replay (PKPO)",
+    r"\breplay_pkpo\b": "replay (PKPO)",
+    r", improvement$": ", policy update",
+}
+"""A name in older files -> what it is called now. What has today's name keeps it."""
 
 
 def cell(value: Any, digits: int = 2, signed: bool = False) -> str:
@@ -92,19 +100,31 @@ def markdown(table: Mapping[str, Any]) -> str:
     )
 
 
+def todays_name(name: str) -> str:
+    """What a row or a table of an older file is called now."""
+    for pattern, today in _TODAY.items():
+        name = re.sub(pattern, today, name)
+    return name
+
+
 def in_todays_words(tables: Mapping[str, Any]) -> dict[str, Any]:
-    """A results file's tables, whose rows have the names of `compare` today; the file keeps those of its day."""
+    """A results file's tables, which have the names of `compare` today, as have their rows; the file keeps its own."""
+    renamed = {}
+    for title, table in tables.items():
+        rows = [[todays_name(name), *cells] for name, *cells in table["rows"]]
+        renamed[todays_name(title)] = {**table, "rows": rows}
+    return renamed
 
-    def named(row: list[Any]) -> list[Any]:
-        name = row[0]
-        for pattern, today in _TODAY.items():
-            name = re.sub(pattern, today, name)
-        return [name, *row[1:]]
 
-    return {
-        name: {**table, "rows": [named(row) for row in table["rows"]]}
-        for name, table in tables.items()
-    }
+def parse_picks(text: str) -> dict[str, list[str]]:
+    """What a page's line picks, `; rows: A | B; columns: C`; rows by today's names or by those of an older file."""
+    picks = {}
+    for part in text.split("; ")[1:]:
+        key, _, names = part.partition(": ")
+        picks[key] = names.split(" | ")
+    if "rows" in picks:
+        picks["rows"] = list(map(todays_name, picks["rows"]))
+    return picks
 
 
 def picked(table: Mapping[str, Any], picks: Mapping[str, list[str]]) -> dict[str, Any]:
@@ -135,18 +155,14 @@ def rendered(text: str, folder: Path = ROOT) -> str:
     """
 
     def fill(match: re.Match[str]) -> str:
-        start, file, name, more, end = match.groups()
-        picks = (pick.partition(": ") for pick in more.split("; ")[1:])
-        tables = in_todays_words(
-            read_json(folder / file, "give a file of results/")["tables"]
-        )
+        start, file, title, more, end = match.groups()
+        found = read_json(folder / file, "give a file of results/")
+        tables = in_todays_words(found["tables"])
         try:
-            chosen = picked(
-                tables[name], {key: names.split(" | ") for key, _, names in picks}
-            )
+            chosen = picked(tables[todays_name(title)], parse_picks(more))
         except KeyError as error:
             raise UserError(
-                f"{file}: {name} has no {error}; give one of its own"
+                f"{file}: {title} has no {error}; give one of its own"
             ) from None
         return f"{start}\n{markdown(chosen)}\n{end}"
 

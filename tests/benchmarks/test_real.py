@@ -187,7 +187,7 @@ def test_sets_are_joined_and_parted(data, tmp_path):
     ("gsm8k", 12, {"imitate", "cold_start"}, {"gsm8k": 2, "multiarith": 1, "svamp": 2},
      {"minus control", "minus cold gate"}),
     ("countdown", 8, {"imitate", "imitate_control"}, {"numbers_3": 8, "numbers_4": 8},
-     {"minus further imitation", "minus imitation", "minus answer_only"}),
+     {"minus SFT, as many steps more", "minus SFT", "minus answer_only"}),
 ])  # fmt: skip
 def test_a_killed_run_goes_on(task, compiled, rows, counts, tables, tmp_path, data):
     """The whole path with weights in parts: killed within an objective, all is there after a second call.

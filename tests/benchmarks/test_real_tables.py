@@ -59,7 +59,7 @@ def test_minutes_are_those_of_all_that_led_to_a_row():
     table = real_tables.minutes_table(report, metrics, starts)
     assert table["columns"] == ["", "minutes", "Acc", "Pass@16"]
     assert table["rows"][0] == [
-        "imitation, GSM8K",
+        "SFT, GSM8K",
         2.0,
         {"value": 25.0, "se": 1.0},
         50.0,
