@@ -18,9 +18,8 @@ from slpo_jax.io.files import file_digest, read_json, write_text
 ROOT = Path(__file__).resolve().parents[1]
 CARRY = ROOT / "runs/carry"
 MANIFEST = "weights.json"
-PART = (
-    48 * 2**20
-)  # bytes at most; the checkout, the data and a few packages take some 12 MiB more
+# Bytes at most; the checkout, the data and a few packages take some 12 MiB more.
+PART = 48 * 2**20
 
 
 def prepare(weights: Path, data: Sequence[Path], folder: Path, part: int = PART) -> str:
@@ -68,9 +67,8 @@ def join_weights(folder: Path, target: Path) -> Path:
                 f"{folder / name}: its digest is not that in {MANIFEST}; copy it again"
             )
     target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_bytes(
-        b"".join((folder / name).read_bytes() for name in known["parts"])
-    )
+    parts = [(folder / name).read_bytes() for name in known["parts"]]
+    target.write_bytes(b"".join(parts))
     if file_digest(target) != known["sha256"]:
         raise UserError(
             f"{folder}: its parts together have not the digest in {MANIFEST}; make it again"
@@ -81,10 +79,8 @@ def join_weights(folder: Path, target: Path) -> Path:
 def commit() -> str | None:
     """Of the checkout; where that came without its history, of the folder that was brought along."""
     git = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
-    said = subprocess.run(
-        git, capture_output=True, text=True, check=False
-    ).stdout.strip()
-    return said or read_json(CARRY / MANIFEST, default={}).get("commit")
+    done = subprocess.run(git, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or read_json(CARRY / MANIFEST, default={}).get("commit")
 
 
 def main(argv: list[str] | None = None) -> int:

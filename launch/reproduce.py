@@ -116,13 +116,12 @@ def provenance(command: str) -> dict[str, Any]:
     git = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
     said = subprocess.run(git, capture_output=True, text=True, check=False)
     cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    models = [
-        line.partition(":")[2].strip()
-        for line in lines
-        if line.startswith("model name")
-    ]
-    machine = f"{models[0] if models else platform.machine()}, {os.cpu_count()} cores"
+    model = platform.machine()
+    if cpuinfo.exists():
+        for line in cpuinfo.read_text().splitlines():
+            if line.startswith("model name"):
+                model = line.partition(":")[2].strip()
+    machine = f"{model}, {os.cpu_count()} cores"
     return {"command": command, "commit": said.stdout.strip() or None, "machine": machine,
             "date": time.strftime("%Y-%m-%d")}  # fmt: skip
 

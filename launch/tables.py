@@ -58,28 +58,30 @@ _TODAY = {
 
 def cell(value: Any, digits: int = 2, signed: bool = False) -> str:
     """A cell's text."""
-    sign = "+" if signed else ""
     if value is None or isinstance(value, str):
         return value or ""
+    sign = "+" if signed else ""
     if isinstance(value, int):
         return f"{value:{sign}d}"
-    middle = (
-        value if isinstance(value, float) else value.get("value", value.get("median"))
-    )
+    middle = value
+    if isinstance(value, dict):
+        middle = value.get("value", value.get("median"))
     if abs(middle) >= 100:
         digits = 0
+    places = f".{digits}f"
     if isinstance(value, float):
-        return f"{value:{sign}.{digits}f}"
+        return f"{value:{sign}{places}}"
     if "se" in value:
-        return f"{middle:{sign}.{digits}f} ± {value['se']:.{digits}f}"
+        return f"{middle:{sign}{places}} ± {value['se']:{places}}"
     if "median" in value:
-        return (
-            f"{middle:.{digits}f} ({value['min']:.{digits}f}-{value['max']:.{digits}f})"
-        )
+        ends = f"{value['min']:{places}}-{value['max']:{places}}"
+        return f"{middle:{places}} ({ends})"
     low = value["low"]
     high = value["high"]
-    mean = f"{middle:+.{digits}f}"
-    return f"{f'**{mean}**' if low > 0 or high < 0 else mean} [{low:+.{digits}f}, {high:+.{digits}f}]"
+    mean = f"{middle:+{places}}"
+    if low > 0 or high < 0:
+        mean = f"**{mean}**"
+    return f"{mean} [{low:+{places}}, {high:+{places}}]"
 
 
 def markdown(table: Mapping[str, Any]) -> str:
@@ -89,15 +91,13 @@ def markdown(table: Mapping[str, Any]) -> str:
         table: as in a results file.
     """
     how = {key: table[key] for key in ("digits", "signed") if key in table}
-    rows = [
-        table["columns"],
-        *([cell(value, **how) for value in row] for row in table["rows"]),
-    ]
-    lines = [f"| {' | '.join(row)} |" for row in rows]
-    return (
-        "\n".join([lines[0], f"| --- |{' ---: |' * (len(rows[0]) - 1)}", *lines[1:]])
-        + "\n"
-    )
+    header = table["columns"]
+    rule = f"| --- |{' ---: |' * (len(header) - 1)}"
+    lines = [f"| {' | '.join(header)} |", rule]
+    for row in table["rows"]:
+        cells = [cell(value, **how) for value in row]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
 
 
 def todays_name(name: str) -> str:
@@ -135,16 +135,16 @@ def picked(table: Mapping[str, Any], picks: Mapping[str, list[str]]) -> dict[str
     """
     rows = {row[0]: row for row in table["rows"]}
     columns = list(table["columns"])
-    chosen = [rows[name] for name in picks.get("rows", list(rows))]
-    names = picks.get("columns", columns[1:])
-    if lacking := set(names) - set(columns):
-        raise KeyError(sorted(lacking)[0])
-    places = [0, *(columns.index(name, 1) for name in names)]
-    return {
-        **table,
-        "columns": [columns[i] for i in places],
-        "rows": [[row[i] for i in places] for row in chosen],
-    }
+    places = [0]
+    for name in picks.get("columns", columns[1:]):
+        if name not in columns:
+            raise KeyError(name)
+        places.append(columns.index(name, 1))
+    chosen = []
+    for name in picks.get("rows", rows):
+        chosen.append([rows[name][i] for i in places])
+    header = [columns[i] for i in places]
+    return {**table, "columns": header, "rows": chosen}
 
 
 def rendered(text: str, folder: Path = ROOT) -> str:
@@ -171,24 +171,22 @@ def rendered(text: str, folder: Path = ROOT) -> str:
 
 def dump(result: Mapping[str, Any]) -> str:
     """A results file, a table's row on each line."""
-    text = json.dumps({**result, "tables": None}, indent=1, ensure_ascii=False)
     tables = []
     for name, table in result["tables"].items():
-        about = {key: value for key, value in table.items() if key != "rows"}
-        rows = ",\n".join(
-            f"    {json.dumps(row, ensure_ascii=False)}" for row in table["rows"]
-        )
-        facts = "".join(
-            f'   "{key}": {json.dumps(value, ensure_ascii=False)},\n'
-            for key, value in about.items()
-        )
-        tables.append(
-            f'  {json.dumps(name, ensure_ascii=False)}: {{\n{facts}   "rows": [\n{rows}\n   ]\n  }}'
-        )
-    return (
-        text.replace('"tables": null', '"tables": {\n' + ",\n".join(tables) + "\n }")
-        + "\n"
-    )
+        facts = []
+        for key, value in table.items():
+            if key != "rows":
+                facts.append(f"   {_json(key)}: {_json(value)},\n")
+        rows = [f"    {_json(row)}" for row in table["rows"]]
+        begin = f"  {_json(name)}: {{\n" + "".join(facts)
+        tables.append(begin + '   "rows": [\n' + ",\n".join(rows) + "\n   ]\n  }")
+    text = json.dumps({**result, "tables": None}, indent=1, ensure_ascii=False)
+    whole = '"tables": {\n' + ",\n".join(tables) + "\n }"
+    return text.replace('"tables": null', whole) + "\n"
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
 
 
 def drawn(name: str) -> str:
@@ -215,22 +213,21 @@ def main(argv: list[str] | None = None) -> int:
     )
     try:
         check = parser.parse_args(argv).check
-        made = {page: rendered(page.read_text()) for page in pages()} | {
-            ROOT / name: drawn(name) for name in FIGURES
-        }
-        changed = {
-            page: text
-            for page, text in made.items()
-            if not page.exists() or text != page.read_text()
-        }
+        made = {ROOT / name: drawn(name) for name in FIGURES}
+        for page in pages():
+            made[page] = rendered(page.read_text())
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    for page, text in changed.items():
+    is_changed = False
+    for page, text in made.items():
+        if page.exists() and text == page.read_text():
+            continue
+        is_changed = True
         print(page.relative_to(ROOT))
         if not check:
             write_text(page, text)
-    return int(check and bool(changed))
+    return int(check and is_changed)
 
 
 if __name__ == "__main__":
