@@ -66,9 +66,9 @@ class Row:
     @property
     def facts(self) -> dict[str, Any]:
         """All but the name, as it comes back from JSON."""
-        return as_json(
-            {key: value for key, value in vars(self).items() if key != "name"}
-        )
+        facts = dict(vars(self))
+        del facts["name"]
+        return as_json(facts)
 
 
 Rows = dict[str, Row]
@@ -91,10 +91,10 @@ def read_row(workdir: str | Path, name: str) -> Row | None:
     entry = artifact.read(Workdir(Path(workdir)).row_facts(name), _AGAIN)
     if entry is None:
         return None
-    facts: dict[str, Any] = entry.value
-    facts |= {
-        key: tuple(value) for key, value in facts.items() if isinstance(value, list)
-    }
+    facts = {}
+    for key, value in entry.value.items():
+        # JSON has no tuples.
+        facts[key] = tuple(value) if isinstance(value, list) else value
     return Row(name, **facts)
 
 
@@ -120,9 +120,9 @@ def write_rule(stage: StageFolder, row: Row, alike: bool) -> None:
     trained = digest(dict(row.settings))
     previous = artifact.value_of(stage.rule, trained) or {}
     rule = {"stopping": row.stopping, "rule": row.rule, "alike": alike}
-    takes = (alike and len(row.rules) > 1) or (
-        not previous.get("alike") and (alike or row.stopping == "threshold")
-    )
+    was_chosen = alike and len(row.rules) > 1
+    is_better_than_none = alike or row.stopping == "threshold"
+    takes = was_chosen or (is_better_than_none and not previous.get("alike"))
     if takes and rule != previous:
         artifact.write(stage.rule, trained, rule)
 
@@ -134,12 +134,9 @@ def read_rule(stage: StageFolder, stopping: str) -> float | int | None:
         UserError: the file is damaged.
     """
     entry = artifact.read(stage.rule, _AGAIN)
-    is_current = entry is not None and entry.facts == digest(stage.read_facts())
-    return (
-        entry.value["rule"]
-        if entry and is_current and entry.value["stopping"] == stopping
-        else None
-    )
+    if entry is None or entry.facts != digest(stage.read_facts()):
+        return None
+    return entry.value["rule"] if entry.value["stopping"] == stopping else None
 
 
 def sweeps_of(rows: Rows) -> dict[str, Mapping[str, Any]]:
@@ -155,31 +152,29 @@ def read_rows(workdir: str | Path) -> Rows:
     """
     folder = Workdir(Path(workdir))
     rows = []
-    for name in dict.fromkeys(row for row, _ in folder.evaluated()):
+    names = dict.fromkeys(row for row, _ in folder.evaluated())
+    for name in names:
         row = read_row(workdir, name)
         if row is None:
             raise UserError(
                 f"{folder.row_facts(name)}: missing; run the evaluate stage again, or delete its folder"
             )
         rows.append(row)
-    return {
-        row.name: row for row in sorted(rows, key=lambda row: (row.order, row.name))
-    }
+    rows.sort(key=lambda row: (row.order, row.name))
+    return {row.name: row for row in rows}
 
 
 def baselines_of(row: Row, rows: Rows) -> dict[str, tuple[str, ...]]:
     """Return the baselines of a row that are there, each with the rows that it is the best of."""
-    fixed = tuple(
-        other.name for other in rows.values() if other.fixed and other.name != row.name
-    )
-    baselines = {
-        name: fixed if name == BEST_FIXED else (name,) for name in row.baselines
-    }
-    return {
-        name: members
-        for name, members in baselines.items()
-        if members and set(members) <= rows.keys()
-    }
+    fixed = [other.name for other in rows.values() if other.fixed]
+    others = tuple(name for name in fixed if name != row.name)
+    baselines = {}
+    for name in row.baselines:
+        if name in rows:
+            baselines[name] = (name,)
+        elif name == BEST_FIXED and others:
+            baselines[name] = others
+    return baselines
 
 
 def reported_settings(runs: Sequence[Rows]) -> dict[str, dict[str, Any]]:
@@ -198,29 +193,28 @@ def reported_settings(runs: Sequence[Rows]) -> dict[str, dict[str, Any]]:
                 by_stage.setdefault(row.stage or row.name, []).append(row.shown)
     agreed = {stage: _agreed(values) for stage, values in by_stage.items()}
     shared = _agreed([*agreed.values()])
-    of_stage = {
-        stage: {key: values[key] for key in values if key not in shared}
-        for stage, values in agreed.items()
-    }
-    return {"": shared} | of_stage
+    settings = {"": shared}
+    for stage, values in agreed.items():
+        own = [key for key in values if key not in shared]
+        settings[stage] = {key: values[key] for key in own}
+    return settings
 
 
 def differing_settings(runs: Sequence[Rows]) -> list[str]:
     """Return keys in which a row's checkpoints differ between runs, without the seed and what follows from it."""
     keys: set[str] = set()
-    for name in {name for rows in runs for name in rows}:
+    names = set().union(*runs)
+    for name in names:
         settings = [flatten(rows[name].settings) for rows in runs if name in rows]
-        keys |= {key for run in settings for key in run}.difference(
-            _agreed(settings), {"seed", "start.digest"}
-        )
-    return sorted(keys)
+        every = set().union(*settings)
+        keys |= every.difference(_agreed(settings))
+    return sorted(keys - {"seed", "start.digest"})
 
 
 def _agreed(settings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the entries that are the same in all."""
-    first = settings[0] if settings else {}
-    return {
-        key: value
-        for key, value in first.items()
-        if all(key in run and run[key] == value for run in settings)
-    }
+    agreed = {}
+    for key, value in settings[0].items() if settings else ():
+        if all(key in run and run[key] == value for run in settings):
+            agreed[key] = value
+    return agreed
