@@ -172,10 +172,8 @@ class Evaluator:
         self.key = key
         self.search = search
         self.scorers = scorers
-        self.batch_size, self.prompt_slots = (
-            -(-batch_size // mesh.size) * mesh.size,
-            tuple(sorted(prompt_slots)),
-        )
+        self.batch_size = -(-batch_size // mesh.size) * mesh.size  # a multiple
+        self.prompt_slots = tuple(sorted(prompt_slots))
         self.program = functools.cache(self._program)
 
     def _program(
@@ -211,13 +209,10 @@ class Evaluator:
                 ).astype(jnp.float32)
             if probed:
                 probes = probe(policy, params, prompts, out.actions, out.lengths)
-                values |= dict(
-                    zip(
-                        ("stop", "nearest_probability", "nearest_token"),
-                        probes,
-                        strict=True,
-                    )
-                )
+                stop, nearest_probability, nearest_token = probes
+                values["stop"] = stop
+                values["nearest_probability"] = nearest_probability
+                values["nearest_token"] = nearest_token
             if reads:
                 values["words"] = explain(
                     policy,
@@ -225,11 +220,8 @@ class Evaluator:
                     policy.latent_policy.feed(params, out.actions),
                     reads,
                 )
-            if noisy:
-                values |= {
-                    name: score_rollouts(name, policy, params, prompts, out)
-                    for name in self.scorers
-                }
+            for name in self.scorers if noisy else ():
+                values[name] = score_rollouts(name, policy, params, prompts, out)
             return values
 
         return over_rows(
@@ -248,12 +240,10 @@ class Evaluator:
         devices = self.mesh.size
         slots = self.prompt_slots
         lengths = np.array([len(prompt) for prompt in problems.prompts[:count]])
-        fits = [
-            n
-            for n in range(1, samples + 1)
-            if samples % n == 0 and (n == 1 or n * devices <= self.batch_size)
-        ]
-        copies = max(fits)  # rollouts of a prompt, of `rows` on a device
+        copies = 1  # rollouts of a prompt, of `rows` on a device
+        for n in range(2, samples + 1):
+            if samples % n == 0 and n * devices <= self.batch_size:
+                copies = n
         rows = max(self.batch_size // (copies * devices), 1)
         while rows > 1 and rows * devices >= 4 * count * (samples // copies):
             rows //= 2
@@ -265,19 +255,17 @@ class Evaluator:
             width = min(size for size in slots if size >= longest)
             shards, real_SR = shard(items, rows, devices)
             index_SR = index_I[shards]
-            lengths_SR = np.where(
-                real_SR, lengths[index_SR], 1
-            )  # of what fills a batch up, one token
+            # Of what fills a batch up, one token.
+            lengths_SR = np.where(real_SR, lengths[index_SR], 1)
             packed_slots = end_to_end(int(lengths_SR.sum(axis=1).max()), rows, width)
             for first in range(0, len(shards), devices):
                 batch = slice(first, first + devices)
-                index_B, lengths_B, real_B = (
-                    x[batch].reshape(-1) for x in (index_SR, lengths_SR, real_SR)
-                )
-                prompts = [
-                    problems.prompts[i][-length:]
-                    for i, length in zip(index_B, lengths_B, strict=True)
-                ]
+                index_B = index_SR[batch].reshape(-1)
+                lengths_B = lengths_SR[batch].reshape(-1)
+                real_B = real_SR[batch].reshape(-1)
+                prompts = []
+                for i, length in zip(index_B, lengths_B, strict=True):
+                    prompts.append(problems.prompts[i][-length:])
                 tokens, valid = pad_prompts(prompts, (width,), problems.template.pad_id)
                 sample_BE = offset_I[shards[batch]].reshape(-1, 1) + np.arange(copies)
                 yield RolloutBatch(
@@ -333,35 +321,27 @@ class Evaluator:
         key = self._noise_key(seed, name)
         total = count * samples
         results = cache.batches() if cache else []
-        is_known = np.isin(
-            np.arange(total), [row for batch in results for row in batch[PLACES]]
-        )
-        hosts.barrier(
-            "evaluation"
-        )  # all have read what there is before the first adds to it
+        is_known = np.zeros(total, bool)
+        for batch in results:
+            is_known[batch[PLACES]] = True
+        # All have read what there is before the first adds to it.
+        hosts.barrier("evaluation")
 
-        def begun() -> Iterator[tuple[int, np.ndarray, np.ndarray, Any]]:
+        def begin_batches() -> Iterator[tuple[int, np.ndarray, np.ndarray, Any]]:
             for number, batch in enumerate(self.batches(problems, count, samples)):
                 rows_N = batch.index_N.astype(np.int64) * samples + batch.sample_N
-                if not hosts.agreed(
-                    bool(is_known[rows_N[batch.real_N]].all()), cache and cache.folder
-                ):
-                    yield (
-                        number,
-                        rows_N,
-                        batch.real_N,
-                        program(params, *self._arguments(batch, key, rules)),
-                    )
+                is_finished = bool(is_known[rows_N[batch.real_N]].all())
+                if not hosts.agreed(is_finished, cache and cache.folder):
+                    out = program(params, *self._arguments(batch, key, rules))
+                    yield number, rows_N, batch.real_N, out
 
-        with contextlib.closing(
-            Progress(label, total, unit="rollout", keep=False)
-        ) as progress:
-            for number, rows_N, real_N, out in _one_behind(
-                begun()
-            ):  # so that one is always under way
-                batch = {PLACES: rows_N[real_N]} | {
-                    name: hosts.whole(values)[real_N] for name, values in out.items()
-                }
+        bar = Progress(label, total, unit="rollout", keep=False)
+        with contextlib.closing(bar) as progress:
+            # So that one is always under way.
+            for number, rows_N, real_N, out in _prefetch_one(begin_batches()):
+                batch = {PLACES: rows_N[real_N]}
+                for name, values in out.items():
+                    batch[name] = hosts.whole(values)[real_N]
                 if cache:
                     cache.add(number, batch)
                 results.append(batch)
@@ -411,15 +391,13 @@ def _rules_of(
     stopping: Stopping, rule: float | int | Sequence[int], count: int
 ) -> tuple[np.ndarray, bool]:
     """Return the rule of each of so many problems, and whether any of them is thought about."""
-    rules = np.broadcast_to(
-        np.asarray(rule, np.float32 if stopping == "threshold" else np.int32), count
-    )
-    return rules, stopping == "threshold" or bool(
-        rules.any()
-    )  # a thought of none may end with a marker all the same
+    dtype = np.float32 if stopping == "threshold" else np.int32
+    rules = np.broadcast_to(np.asarray(rule, dtype), count)
+    # A thought of no latents may end with a marker all the same.
+    return rules, stopping == "threshold" or bool(rules.any())
 
 
-def _one_behind(items: Iterable[T]) -> Iterator[T]:
+def _prefetch_one(items: Iterable[T]) -> Iterator[T]:
     """Yield each item once the next one is there."""
     queue = list[T]()
     for item in items:

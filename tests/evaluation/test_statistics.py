@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from eval_files import ROWS
-from slpo_jax.evaluation import comparisons, render, statistics
+from slpo_jax.evaluation import cells, comparisons, statistics
 from slpo_jax.evaluation.records import EvalRecords
 from slpo_jax.evaluation.statistics import best_of, solved_share, weighted_vote
 
@@ -67,17 +67,17 @@ def test_shares_of_none_and_all_have_wilson_s_interval_and_no_error_of_0(
     out = statistics.summarise(records)
     for key in ("acc", "pass@1", "pass@4", "maj@4"):
         assert out["intervals"][key] == pytest.approx(interval, abs=1e-4)
-        assert render.percent(out, key) == (
+        assert cells.percent(out, key) == (
             "0.0 [0.0, 49.0]" if right == 0 else "100.0 [51.0, 100.0]"
         )
-        assert render.cell(out, key) == render.percent(out, key)
+        assert cells.format_figure(out, key) == cells.percent(out, key)
     assert not set(statistics.COUNTS) & out["intervals"].keys()
     assert out["distinct_answers"] == 1
     mixed = statistics.summarise(
         make_records([1, 0, 0, 0], [3] * 4, [2] * 4, np.full((2, 4, 4), right))
     )
     assert "acc" not in mixed["intervals"]
-    assert render.percent(mixed, "acc") == "25.0 ± 21.7"
+    assert cells.percent(mixed, "acc") == "25.0 ± 21.7"
 
 
 @pytest.mark.parametrize("n", [1, 2, 5, 7])
