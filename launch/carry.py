@@ -22,7 +22,12 @@ MANIFEST = "weights.json"
 PART = 48 * 2**20
 
 
-def prepare(weights: Path, data: Sequence[Path], folder: Path, part: int = PART) -> str:
+def prepare(
+    weights: Path,
+    data: Sequence[Path],
+    folder: Path,
+    part: int = PART,
+) -> str:
     """Fill the folder.
 
     Args:
@@ -39,7 +44,11 @@ def prepare(weights: Path, data: Sequence[Path], folder: Path, part: int = PART)
     for path in data:
         shutil.copyfile(path, folder / "data" / path.name)
     parts = {name: file_digest(folder / name) for name in names}
-    found = {"sha256": file_digest(weights), "parts": parts, "commit": commit()}
+    found = {
+        "sha256": file_digest(weights),
+        "parts": parts,
+        "commit": commit(),
+    }
     write_text(folder / MANIFEST, json.dumps(found, indent=1) + "\n")
     sizes = f"{len(whole):,} bytes of weights in {len(names)} parts of {each / 2**20:.1f} MiB"
     return (
@@ -78,8 +87,20 @@ def join_weights(folder: Path, target: Path) -> Path:
 
 def commit() -> str | None:
     """Of the checkout; where that came without its history, of the folder that was brought along."""
-    git = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
-    done = subprocess.run(git, capture_output=True, text=True, check=False)
+    git = [
+        "git",
+        "-C",
+        str(ROOT),
+        "rev-parse",
+        "--short",
+        "HEAD",
+    ]
+    done = subprocess.run(
+        git,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     return done.stdout.strip() or read_json(CARRY / MANIFEST, default={}).get("commit")
 
 

@@ -171,7 +171,10 @@ class _Lines:
             r_S = [depth_correlation(job.workdir, row) for job in jobs]
             known = np.array([r for r in r_S if r is not None])
             if known.size:
-                r = {"value": float(np.mean(known)), "se": mean_se(known) or 0.0}
+                r = {
+                    "value": float(np.mean(known)),
+                    "se": mean_se(known) or 0.0,
+                }
                 self.correlations[line] = {"r": r}
 
         by_set = {}
@@ -179,7 +182,12 @@ class _Lines:
             self.differences.setdefault(b, {})
             if b == row:
                 continue
-            by_set[b] = _differences(report, row, b, table.metrics)
+            by_set[b] = _differences(
+                report,
+                row,
+                b,
+                table.metrics,
+            )
             # The mean of the sets comes after them; where there is one set alone, its figure stands.
             of_mean = {}
             for metric, sets in by_set[b].items():
@@ -207,7 +215,14 @@ class _Lines:
             if len(table.runs) == 1 or not is_grouped:
                 names = [f"seed {seed}" for seed in seeds]
                 by_seed = self.by_seed[metric]
-                found[f"{called(metric)} by seed"] = made(["", *names], by_seed, names)
+                found[f"{called(metric)} by seed"] = made(
+                    [
+                        "",
+                        *names,
+                    ],
+                    by_seed,
+                    names,
+                )
 
         if self.correlations:
             header = ["", "r of latents with steps"]
@@ -285,14 +300,26 @@ def by_samples(figures: Mapping[str, Any], samples: Sequence[int]) -> dict[str, 
             cell = None
             if name in figures:
                 se = 100 * figures[f"{name}_se"]
-                cell = {"value": 100 * figures[name], "se": se}
+                cell = {
+                    "value": 100 * figures[name],
+                    "se": se,
+                }
             row.append(cell)
         rows.append(row)
     columns = [f"N = {count}" for count in samples]
-    return {"columns": ["", *columns], "rows": rows, "digits": 1}
+    return {
+        "columns": ["", *columns],
+        "rows": rows,
+        "digits": 1,
+    }
 
 
-def finished(table: Table, run: Run, root: Path, limit: int | None) -> list[Job]:
+def finished(
+    table: Table,
+    run: Run,
+    root: Path,
+    limit: int | None,
+) -> list[Job]:
     """The run's seeds that are finished as the table has it now; of the others a line is printed."""
     seeds = []
     for path in (root / run.name).glob(f"seed_*/{DONE}"):
@@ -301,7 +328,13 @@ def finished(table: Table, run: Run, root: Path, limit: int | None) -> list[Job]
     for seed in sorted(seeds):
         if not seed.isdecimal():
             continue
-        job = make_job(table, run, root, int(seed), limit)
+        job = make_job(
+            table,
+            run,
+            root,
+            int(seed),
+            limit,
+        )
         if job.is_finished:
             jobs.append(job)
         else:
@@ -336,7 +369,11 @@ def made(
     return {"columns": list(columns), "rows": rows}
 
 
-def _means(report: dict[str, Any], name: str, metrics: Sequence[str]) -> Figures:
+def _means(
+    report: dict[str, Any],
+    name: str,
+    metrics: Sequence[str],
+) -> Figures:
     """Of the mean of the sets, or of the only one, with one standard error."""
     row = report[AVERAGE].get(name)
     if not row:
@@ -350,7 +387,10 @@ def _figure(row: Mapping[str, Any], metric: str) -> dict[str, float]:
     """A figure of a report's row, and its standard error."""
     error = row.get(f"{metric}_se") or 0.0
     times = scale(metric)
-    return {"value": times * row[metric], "se": times * error}
+    return {
+        "value": times * row[metric],
+        "se": times * error,
+    }
 
 
 def _by_seed(row: Mapping[str, Any], metric: str) -> list[float]:
@@ -402,7 +442,10 @@ def _count(counts: Counts, kind: str, by_set: dict) -> None:
                 figures = [b[metric][name] for b in every]
                 value = min(figure["value"] for figure in figures)
                 low = min(figure["low"] for figure in figures)
-                least[metric][name] = {"value": value, "low": low}
+                least[metric][name] = {
+                    "value": value,
+                    "low": low,
+                }
         each["all of them"] = least
 
     for b, metrics in each.items():

@@ -71,7 +71,14 @@ def intervals(table: Table, columns: Sequence[str]) -> str:
             colour = _GRID if tick else _AXIS
             parts.append(_line(f"M{x:.1f} {top - 4}V{height - 20}", colour))
             label = f"{tick * step:+d}" if tick else "0"
-            parts.append(_text(x, height - 6, label, "middle"))
+            parts.append(
+                _text(
+                    x,
+                    height - 6,
+                    label,
+                    "middle",
+                )
+            )
 
         # A bar from low to high and a dot at the mean; a group is set apart from the one before.
         y = top
@@ -80,7 +87,14 @@ def intervals(table: Table, columns: Sequence[str]) -> str:
             is_new = group != before
             y += line_height * (2 if before and is_new else 1)
             if is_new and not panel:
-                parts.append(_text(left_margin - 10, y, group, "end"))
+                parts.append(
+                    _text(
+                        left_margin - 10,
+                        y,
+                        group,
+                        "end",
+                    )
+                )
             cell = cells[place]
             x_low = x_of(cell["low"] / step)
             x_high = x_of(cell["high"] / step)
@@ -124,15 +138,36 @@ def lines(tables: Mapping[str, Table], diagonal: str = "") -> str:
         n_ticks = -(-most // step)
         end = n_ticks * step
 
-        at = _placer(x0, top, wide, high, len(columns), end)
+        at = _placer(
+            x0,
+            top,
+            wide,
+            high,
+            len(columns),
+            end,
+        )
         parts.append(_text(x0, top - 14, title))
         for tick in range(int(n_ticks) + 1):
             _, y = at(0, tick * step)
             parts.append(_line(f"M{x0} {y:.1f}h{wide}", _GRID))
-            parts.append(_text(x0 - 6, y + 4, f"{tick * step:g}", "end"))
+            parts.append(
+                _text(
+                    x0 - 6,
+                    y + 4,
+                    f"{tick * step:g}",
+                    "end",
+                )
+            )
         for place, name in enumerate(columns):
             x, _ = at(place, 0)
-            parts.append(_text(x, top + high + 16, name, "middle"))
+            parts.append(
+                _text(
+                    x,
+                    top + high + 16,
+                    name,
+                    "middle",
+                )
+            )
         if title == diagonal:
             xa, ya = at(0, 1)
             xb, yb = at(len(columns) - 1, len(columns))
@@ -149,7 +184,14 @@ def lines(tables: Mapping[str, Table], diagonal: str = "") -> str:
             for (x, y), cell in zip(points, row[1:], strict=True):
                 bar = high * cell["se"] / end
                 parts.append(_line(f"M{x:.1f} {y - bar:.1f}v{2 * bar:.1f}", colour))
-                parts.append(_dot(f"{x:.1f}", f"{y:.1f}", colour, 3))
+                parts.append(
+                    _dot(
+                        f"{x:.1f}",
+                        f"{y:.1f}",
+                        colour,
+                        3,
+                    )
+                )
 
     for i, name in enumerate(names):
         y = top + high + 36 + 16 * i
@@ -165,7 +207,13 @@ def _placer(
     high: int,
     n_columns: int,
     end: float,
-) -> Callable[[float, float], tuple[float, float]]:
+) -> Callable[
+    [
+        float,
+        float,
+    ],
+    tuple[float, float],
+]:
     """Make the function of a column's place and a value that says where these are in a panel."""
 
     def at(place: float, value: float) -> tuple[float, float]:
@@ -205,15 +253,36 @@ def points(
 
     parts = _begin(width, height)
     parts.append(_text(left, top - 14, titles[1]))
-    parts.append(_text(left + wide / 2, height - 8, titles[0], "middle"))
+    parts.append(
+        _text(
+            left + wide / 2,
+            height - 8,
+            titles[0],
+            "middle",
+        )
+    )
     for tick in range(0, 101, 20):
         y = top + high * (1 - tick / 100)
         parts.append(_line(f"M{left} {y:.1f}h{wide}", _GRID))
-        parts.append(_text(left - 6, round(y + 4, 1), str(tick), "end"))
+        parts.append(
+            _text(
+                left - 6,
+                round(y + 4, 1),
+                str(tick),
+                "end",
+            )
+        )
     for tick in range(0, last + 1, step):
         x = left + wide * tick / last
         parts.append(_line(f"M{x:.1f} {top}v{high}", _GRID))
-        parts.append(_text(x, top + high + 16, str(tick), "middle"))
+        parts.append(
+            _text(
+                x,
+                top + high + 16,
+                str(tick),
+                "middle",
+            )
+        )
 
     for number, row in enumerate(along["rows"]):
         name = row[0]
@@ -255,9 +324,19 @@ def _line(path: str, colour: str, more: str = "") -> str:
     return f'<path d="{path}" stroke="{colour}"{end}/>'
 
 
-def _dot(x: Any, y: Any, colour: str, radius: int = 4) -> str:
+def _dot(
+    x: Any,
+    y: Any,
+    colour: str,
+    radius: int = 4,
+) -> str:
     return f'<circle cx="{x}" cy="{y}" r="{radius}" fill="{colour}"/>'
 
 
-def _text(x: float, y: float, text: str, anchor: str = "start") -> str:
+def _text(
+    x: float,
+    y: float,
+    text: str,
+    anchor: str = "start",
+) -> str:
     return f'<text x="{x:.1f}" y="{y}" text-anchor="{anchor}">{escape(text)}</text>'

@@ -138,7 +138,15 @@ def plan(
     for run in table.runs:
         if run.name in wanted:
             for seed in seeds or run.seeds or table.seeds:
-                jobs.append(make_job(table, run, root.resolve(), seed, limit))
+                jobs.append(
+                    make_job(
+                        table,
+                        run,
+                        root.resolve(),
+                        seed,
+                        limit,
+                    )
+                )
     return jobs
 
 
@@ -158,7 +166,10 @@ def make_job(
     if limit is not None:
         overrides["evaluate.limit"] = limit
     overrides |= run.overrides
-    arguments = [f"--config={ROOT / run.config}", f"--workdir={workdir}"]
+    arguments = [
+        f"--config={ROOT / run.config}",
+        f"--workdir={workdir}",
+    ]
     for key, value in overrides.items():
         text = f"--config.{key}={value}"
         arguments.append(text.replace("{after}", str(lender)))
@@ -179,7 +190,15 @@ def make_job(
     before = ""
     for other in table.runs:
         if other.name == run.after:
-            before = digest(make_job(table, other, root, seed, limit).facts)
+            before = digest(
+                make_job(
+                    table,
+                    other,
+                    root,
+                    seed,
+                    limit,
+                ).facts
+            )
     facts = {
         "arguments": portable,
         "config": _config_digest(run.config),

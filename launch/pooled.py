@@ -31,7 +31,11 @@ _SECONDS = "seconds"
 _LEARNED = "learned"
 
 
-def pool(table: Table, root: Path, limit: int | None = None) -> dict[str, Any]:
+def pool(
+    table: Table,
+    root: Path,
+    limit: int | None = None,
+) -> dict[str, Any]:
     """Tables of groups; arguments as of `comparison.compare`.
 
     Returns:
@@ -50,11 +54,18 @@ def pool(table: Table, root: Path, limit: int | None = None) -> dict[str, Any]:
     if table.beside in values:
         tables |= _beside(table, groups, values)
     if lacking:
-        tables["left out"] = {"columns": ["", "seeds"], "rows": lacking}
+        tables["left out"] = {
+            "columns": ["", "seeds"],
+            "rows": lacking,
+        }
     return tables | _across(table, root.resolve(), limit)
 
 
-def _means_of_groups(table: Table, groups: Groups, values: Values) -> dict[str, Any]:
+def _means_of_groups(
+    table: Table,
+    groups: Groups,
+    values: Values,
+) -> dict[str, Any]:
     """The rows of each group, with `_training`, and their means in each set."""
     metrics = table.metrics
     more = [*metrics, _SECONDS, _LEARNED]
@@ -76,7 +87,11 @@ def _means_of_groups(table: Table, groups: Groups, values: Values) -> dict[str, 
     return tables
 
 
-def _minus(table: Table, values: Values, b: str) -> dict[str, Any]:
+def _minus(
+    table: Table,
+    values: Values,
+    b: str,
+) -> dict[str, Any]:
     """The rows of each group that has the baseline, minus that; `EVERY` is the mean of those groups."""
     metrics = table.metrics
     pairs_of_row: dict[str, list[Pair]] = {}
@@ -90,14 +105,28 @@ def _minus(table: Table, values: Values, b: str) -> dict[str, Any]:
     for row, pairs in pairs_of_row.items():
         lines[_line(EVERY, row)] = _difference(pairs, metrics)
     title = f"groups, minus {called(b)}"
-    tables = {title: made(["", *map(called, metrics)], lines, metrics)}
+    tables = {
+        title: made(
+            [
+                "",
+                *map(called, metrics),
+            ],
+            lines,
+            metrics,
+        )
+    }
     for metric in table.by_set if lines else ():
         each = {}
         for group, rows in values.items():
             for row, seeds in rows.items():
                 if b in rows and row != b:
                     line = _line(group, row)
-                    each[line] = _by_set(seeds, rows[b], metrics, metric)
+                    each[line] = _by_set(
+                        seeds,
+                        rows[b],
+                        metrics,
+                        metric,
+                    )
         tables[f"{title}, {called(metric)} by set"] = _made_by_set(each)
     return tables
 
@@ -105,10 +134,21 @@ def _minus(table: Table, values: Values, b: str) -> dict[str, Any]:
 def _made_by_set(lines: Mapping[str, Figures]) -> dict[str, Any]:
     """A table whose columns are the sets."""
     sets = list(next(iter(lines.values())))
-    return made(["", *map(called, sets)], lines, sets)
+    return made(
+        [
+            "",
+            *map(called, sets),
+        ],
+        lines,
+        sets,
+    )
 
 
-def _across(table: Table, root: Path, limit: int | None) -> dict[str, Any]:
+def _across(
+    table: Table,
+    root: Path,
+    limit: int | None,
+) -> dict[str, Any]:
     """The rows of all runs minus a row of one of them, over the seeds that both have finished."""
     if not table.across:
         return {}
@@ -131,11 +171,22 @@ def _across(table: Table, root: Path, limit: int | None) -> dict[str, Any]:
                     lines[_line(name, row)] = _difference([(values, base)], metrics)
         if lines:
             title = f"minus {_line(base_run, base_row)}"
-            tables[title] = made(["", *map(called, metrics)], lines, metrics)
+            tables[title] = made(
+                [
+                    "",
+                    *map(called, metrics),
+                ],
+                lines,
+                metrics,
+            )
     return tables
 
 
-def _beside(table: Table, groups: Groups, values: Values) -> dict[str, Any]:
+def _beside(
+    table: Table,
+    groups: Groups,
+    values: Values,
+) -> dict[str, Any]:
     """The first row of each group: its first metric in each set, with `_training`, and its differences."""
     first = table.rows[0]
     metrics = table.metrics
@@ -150,7 +201,16 @@ def _beside(table: Table, groups: Groups, values: Values) -> dict[str, Any]:
     lines = {}
     for line, seeds in others.items():
         lines[line] = _difference([(seeds, base)], metrics)
-    tables = {minus: made(["", *map(called, metrics)], lines, metrics)}
+    tables = {
+        minus: made(
+            [
+                "",
+                *map(called, metrics),
+            ],
+            lines,
+            metrics,
+        )
+    }
     for metric in table.by_set:
         lines = {}
         for line, seeds in others.items():
@@ -166,7 +226,14 @@ def _beside(table: Table, groups: Groups, values: Values) -> dict[str, Any]:
             figures |= _training(groups[group], first)
             lines[called(group)] = figures
         columns = [*base[0], _SECONDS, _LEARNED]
-        tables[title] = made(["", *map(called, columns)], lines, columns)
+        tables[title] = made(
+            [
+                "",
+                *map(called, columns),
+            ],
+            lines,
+            columns,
+        )
     return tables
 
 
@@ -185,12 +252,25 @@ def _finished_groups(
     for run in table.runs:
         if not run.group:
             continue
-        jobs = {job.seed: job for job in finished(table, run, root, limit)}
+        jobs = {
+            job.seed: job
+            for job in finished(
+                table,
+                run,
+                root,
+                limit,
+            )
+        }
         seeds = run.seeds or table.seeds
         missing = [seed for seed in seeds if seed not in jobs]
         of_run = []
         if missing:
-            lacking.append([called(run.name), ", ".join(map(str, missing))])
+            lacking.append(
+                [
+                    called(run.name),
+                    ", ".join(map(str, missing)),
+                ]
+            )
         else:
             of_run = [jobs[seed] for seed in seeds]
         groups.setdefault(run.group, []).append(of_run)
@@ -255,7 +335,10 @@ def _last_values(curves: Sequence[Sequence[Any]], scalar: str) -> np.ndarray:
 
 
 def _with_error(values_S: np.ndarray) -> dict[str, float]:
-    return {"value": float(np.mean(values_S)), "se": mean_se(values_S) or 0.0}
+    return {
+        "value": float(np.mean(values_S)),
+        "se": mean_se(values_S) or 0.0,
+    }
 
 
 def _means(seeds: Seeds, metrics: Sequence[str]) -> Figures:
@@ -283,7 +366,12 @@ def _means_by_set(seeds: Seeds, metrics: Sequence[str], metric: str) -> Any:
     return means
 
 
-def _by_set(a: Seeds, b: Seeds, metrics: Sequence[str], metric: str) -> Any:
+def _by_set(
+    a: Seeds,
+    b: Seeds,
+    metrics: Sequence[str],
+    metric: str,
+) -> Any:
     """One metric's difference in each set."""
     differences = {}
     for name in a[0]:

@@ -32,7 +32,7 @@ FIGURES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     ),
     "docs/depth.svg": (
         "results/depth.json",
-        lambda tables: lines({"Acc (%)": tables["Acc by set"], "latents": tables["latents by set"]}, "latents"),
+        lambda tables: lines({"Acc (%)": tables["Acc by set"], "latents": tables["latents by set"],}, "latents"),
     ),
 }  # fmt: skip
 """File -> the results file that it shows, and what draws it from the tables there."""
@@ -93,7 +93,10 @@ def markdown(table: Mapping[str, Any]) -> str:
     how = {key: table[key] for key in ("digits", "signed") if key in table}
     header = table["columns"]
     rule = f"| --- |{' ---: |' * (len(header) - 1)}"
-    lines = [f"| {' | '.join(header)} |", rule]
+    lines = [
+        f"| {' | '.join(header)} |",
+        rule,
+    ]
     for row in table["rows"]:
         cells = [cell(value, **how) for value in row]
         lines.append(f"| {' | '.join(cells)} |")
@@ -111,7 +114,13 @@ def in_todays_words(tables: Mapping[str, Any]) -> dict[str, Any]:
     """A results file's tables, which have the names of `compare` today, as have their rows; the file keeps its own."""
     renamed = {}
     for title, table in tables.items():
-        rows = [[todays_name(name), *cells] for name, *cells in table["rows"]]
+        rows = [
+            [
+                todays_name(name),
+                *cells,
+            ]
+            for name, *cells in table["rows"]
+        ]
         renamed[todays_name(title)] = {**table, "rows": rows}
     return renamed
 
@@ -180,7 +189,14 @@ def dump(result: Mapping[str, Any]) -> str:
         rows = [f"    {_json(row)}" for row in table["rows"]]
         begin = f"  {_json(name)}: {{\n" + "".join(facts)
         tables.append(begin + '   "rows": [\n' + ",\n".join(rows) + "\n   ]\n  }")
-    text = json.dumps({**result, "tables": None}, indent=1, ensure_ascii=False)
+    text = json.dumps(
+        {
+            **result,
+            "tables": None,
+        },
+        indent=1,
+        ensure_ascii=False,
+    )
     whole = '"tables": {\n' + ",\n".join(tables) + "\n }"
     return text.replace('"tables": null', whole) + "\n"
 
@@ -197,7 +213,10 @@ def drawn(name: str) -> str:
 
 def pages() -> list[Path]:
     """Those that may have tables."""
-    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    return [
+        ROOT / "README.md",
+        *sorted((ROOT / "docs").glob("*.md")),
+    ]
 
 
 @silent_when_unread()

@@ -5,41 +5,63 @@ from typing import Any
 
 from slpo_jax.evaluation.statistics import COUNTS
 
+Figures = Mapping[str, Any]
+"""Of a row on a set: figures and their errors, see `statistics.summarise`."""
 
-def percent(figures: Mapping[str, Any], key: str) -> str:
+
+def percent(figures: Figures, key: str) -> str:
     """Write a share and how sure it is: `61.7 ± 2.1`, or of none and all `0.0 [0.0, 3.7]`."""
-    share = f"{100 * figures[key]:.1f}"
-    interval = figures.get("intervals", {}).get(key)
-    if interval:
-        low, high = interval
-        return f"{share} [{100 * low:.1f}, {100 * high:.1f}]"
+    share = _points(figures[key])
+    intervals = figures.get("intervals", {})
+    if key in intervals:
+        low, high = map(_points, intervals[key])
+        return f"{share} [{low}, {high}]"
     error = figures.get(f"{key}_se")
-    return share if error is None else f"{share} ± {100 * error:.1f}"
+    if error is None:
+        return share
+    return f"{share} ± {_points(error)}"
 
 
-def format_figure(figures: Mapping[str, Any], key: str) -> str:
+def _points(share: float, sign: str = "") -> str:
+    return f"{100 * share:{sign}.1f}"
+
+
+def format_figure(figures: Figures, key: str) -> str:
     """Write a figure as tables have it, with how sure it is; a dash for none."""
     value = figures.get(key)
     if value is None:
         return "–"
     if key in COUNTS:
-        digits = ".3g" if key == "milliseconds" else ".2f"
-        error = figures.get(f"{key}_se")
-        if error is None:
-            return f"{value:{digits}}"
-        return f"{value:{digits}} ± {error:{digits}}"
+        return _format_count(figures, key)
     # In parentheses stands the error over the noise's seeds.
+    text = percent(figures, key)
     over_seeds = figures.get(f"{key}_seed_se")
-    if over_seeds is None or key in figures.get("intervals", {}):
-        return percent(figures, key)
-    return f"{percent(figures, key)} ({100 * over_seeds:.1f})"
+    if over_seeds is None:
+        return text
+    if key in figures.get("intervals", {}):
+        return text
+    return f"{text} ({_points(over_seeds)})"
+
+
+def _format_count(figures: Figures, key: str) -> str:
+    digits = ".2f"
+    if key == "milliseconds":
+        digits = ".3g"
+    text = format(figures[key], digits)
+    error = figures.get(f"{key}_se")
+    if error is None:
+        return text
+    return f"{text} ± {error:{digits}}"
 
 
 def format_difference(entry: Mapping[str, Any]) -> str:
     """Write a difference of shares in points with its interval, marked where that excludes 0."""
-    mean = f"{100 * entry['difference']:+.1f}"
-    interval = f"[{100 * entry['low']:+.1f}, {100 * entry['high']:+.1f}]"
+    mean = _points(entry["difference"], "+")
+    low = _points(entry["low"], "+")
+    high = _points(entry["high"], "+")
     mark = ""
     if entry["excludes_zero"]:
-        mark = "▲ " if entry["difference"] > 0 else "▼ "
-    return f"{mark}{mean} {interval}"
+        mark = "▼ "
+        if entry["difference"] > 0:
+            mark = "▲ "
+    return f"{mark}{mean} [{low}, {high}]"

@@ -78,4 +78,8 @@ def chance_level(records: EvalRecords, name: str) -> dict[str, Any]:
         return {"acc": acc, "text": f"{sentence}."}
     sentence += f"; {guesses} is on {100 * acc_of_k:.1f} %"
     sentence += f", which Pass@{k} is to be read against."
-    return {"acc": acc, f"pass@{k}": acc_of_k, "text": sentence}
+    return {
+        "acc": acc,
+        f"pass@{k}": acc_of_k,
+        "text": sentence,
+    }

@@ -39,16 +39,29 @@ def bootstrap_draws(
     run_rng = np.random.default_rng([seed, 0])
     problem_rng = np.random.default_rng([seed, 1, stream])
     run_weights = (
-        run_rng.multinomial(runs, np.full(runs, 1.0 / runs), size=n_boot) / runs
+        run_rng.multinomial(
+            runs,
+            np.full(runs, 1.0 / runs),
+            size=n_boot,
+        )
+        / runs
     )
-    flat = differences.transpose(1, 0, 2).reshape(n, runs * q)
+    flat = differences.transpose(
+        1,
+        0,
+        2,
+    ).reshape(n, runs * q)
     out = np.empty((n_boot, q))
     chunk = max(1, 2_000_000 // n)  # bounds memory, not the result's law
     for start in range(0, n_boot, chunk):
         size = min(chunk, n_boot - start)
         picks = problem_rng.integers(n, size=(size, n)) + n * np.arange(size)[:, None]
         counts = np.bincount(picks.ravel(), minlength=size * n).reshape(size, n)
-        means = (counts @ flat / n).reshape(size, runs, q)
+        means = (counts @ flat / n).reshape(
+            size,
+            runs,
+            q,
+        )
         out[start : start + size] = np.einsum(
             "br,brq->bq", run_weights[start : start + size], means
         )
@@ -57,7 +70,13 @@ def bootstrap_draws(
 
 def interval(draws: np.ndarray) -> tuple[float, float]:
     """Return the 95 % percentile interval of draws [n_boot]."""
-    low, high = np.quantile(draws, [(1 - 0.95) / 2, (1 + 0.95) / 2])
+    low, high = np.quantile(
+        draws,
+        [
+            (1 - 0.95) / 2,
+            (1 + 0.95) / 2,
+        ],
+    )
     return float(low), float(high)
 
 
@@ -123,7 +142,11 @@ def _values_of_sets(
     return {name: problem_values(records) for name, records in sets.items()}
 
 
-def _have_same_problems(runs: Sequence[Evals], rows: Sequence[str], name: str) -> bool:
+def _have_same_problems(
+    runs: Sequence[Evals],
+    rows: Sequence[str],
+    name: str,
+) -> bool:
     """Return whether the rows have the same problems on a set in all runs."""
     first = runs[0][rows[0]][name]
     for run in runs:
@@ -171,12 +194,20 @@ def _differences(
     entries = []
     for q, metric in enumerate(metrics):
         per_run = differences_RNQ[:, :, q].mean(axis=1)
-        entry = _entry(draws[:, q], per_run, metric) | {"b_row": best[metric]}
+        entry = _entry(
+            draws[:, q],
+            per_run,
+            metric,
+        ) | {"b_row": best[metric]}
         entries.append((entry, draws[:, q]))
     return entries
 
 
-def _entry(draws: np.ndarray, per_run: np.ndarray, metric: str) -> dict[str, Any]:
+def _entry(
+    draws: np.ndarray,
+    per_run: np.ndarray,
+    metric: str,
+) -> dict[str, Any]:
     low, high = interval(draws)
     return {
         "metric": metric,
@@ -194,7 +225,11 @@ def _average(parts: list[tuple[dict[str, Any], np.ndarray]]) -> dict[str, Any]:
     draws = np.mean([of_set for _, of_set in parts], axis=0)
     per_run = np.mean([entry["per_run"] for entry in entries], axis=0)
     average = dict(entries[0])
-    average |= _entry(draws, per_run, entries[0]["metric"])
+    average |= _entry(
+        draws,
+        per_run,
+        entries[0]["metric"],
+    )
     average["set"] = AVERAGE
     average["n"] = sum(entry["n"] for entry in entries)
     average["b_row"] = "/".join(dict.fromkeys(entry["b_row"] for entry in entries))

@@ -98,7 +98,12 @@ def record_rows(
             readings.append(_read(reward, rollouts, index))
         return readings
 
-    judged = _judge(reward, problems.problems, readings_of, len(greedy["tokens"]))
+    judged = _judge(
+        reward,
+        problems.problems,
+        readings_of,
+        len(greedy["tokens"]),
+    )
     for index, (readings, right) in enumerate(judged):
         problem = problems.problems[index]
         places = samples_of(index)
@@ -219,9 +224,19 @@ def thought_rows(
             tokens = probed["nearest_token"][index, t]
             probabilities = probed["nearest_probability"][index, t]
             for token, p in zip(tokens, probabilities, strict=True):
-                latent["nearest"].append([texts[token], round(float(p), 4)])
+                latent["nearest"].append(
+                    [
+                        texts[token],
+                        round(float(p), 4),
+                    ]
+                )
             if reads:
-                latent["words"] = in_words(reward, probed["words"][index], t, reads)
+                latent["words"] = in_words(
+                    reward,
+                    probed["words"][index],
+                    t,
+                    reads,
+                )
             latents.append(latent)
         text = _read(reward, probed, index).text
         yield {"text": text, "latents": latents}

@@ -129,8 +129,22 @@ def pass_at_k_figure(evaluated: Mapping[str, EvalRecords]) -> "Figure | None":
             label=label,
             markevery=[k - 1 for k in powers_of_two(len(mean))],
         )
-        low, high = np.clip([mean - se, mean + se], 0, 100)
-        axis.fill_between(curve["k"], low, high, color=colour, alpha=0.12, lw=0)
+        low, high = np.clip(
+            [
+                mean - se,
+                mean + se,
+            ],
+            0,
+            100,
+        )
+        axis.fill_between(
+            curve["k"],
+            low,
+            high,
+            color=colour,
+            alpha=0.12,
+            lw=0,
+        )
     ticks = powers_of_two(max(len(curve["k"]) for curve in curves.values()))
     axis.set_xscale("log", base=2)
     axis.set_xticks(ticks, [str(k) for k in ticks])
@@ -163,7 +177,11 @@ def _average_curves(curves: Sequence[dict[str, Any]]) -> dict[str, Any]:
     ks = min((curve["k"] for curve in curves), key=len)
     values_RK = np.array([curve["value"][: len(ks)] for curve in curves])
     errors = [mean_se(values_R) for values_R in values_RK.T]
-    return {"k": ks, "value": values_RK.mean(axis=0).tolist(), "se": errors}
+    return {
+        "k": ks,
+        "value": values_RK.mean(axis=0).tolist(),
+        "se": errors,
+    }
 
 
 def stop_times(runs: Sequence[Evals]) -> Curves:
@@ -204,7 +222,13 @@ def training_curves(
         for scalar, value in row.items():
             is_number = isinstance(value, (int, float)) and np.isfinite(value)
             if is_number and scalar not in ("stage", "step"):
-                steps, values = stage.setdefault(scalar, [[], []])
+                steps, values = stage.setdefault(
+                    scalar,
+                    [
+                        [],
+                        [],
+                    ],
+                )
                 steps.append(row["step"])
                 values.append(value)
     for stage in series.values():
@@ -214,7 +238,10 @@ def training_curves(
             second = steps[min(1, len(steps) - 1)]
             n_steps = np.diff(steps, prepend=2 * steps[0] - second)
             elapsed = np.cumsum(n_steps * seconds_a_step)
-            stage["elapsed"] = [steps, elapsed.round(3).tolist()]
+            stage["elapsed"] = [
+                steps,
+                elapsed.round(3).tolist(),
+            ]
     return {stage: scalars for stage, scalars in series.items() if scalars}
 
 

@@ -69,8 +69,18 @@ class EvaluateConfig:
         None, least=0, below=1, note="None is config.dropout.rate", affects="rollouts"
     )
     temperature: float = setting(0.0, least=0, affects="rollouts")
-    top_k: int = setting(0, least=0, note="0 is all", affects="rollouts")
-    top_p: float = setting(1.0, above=0, most=1, affects="rollouts")
+    top_k: int = setting(
+        0,
+        least=0,
+        note="0 is all",
+        affects="rollouts",
+    )
+    top_p: float = setting(
+        1.0,
+        above=0,
+        most=1,
+        affects="rollouts",
+    )
     max_answer_tokens: int | None = setting(
         None, least=1, note="None is config.max_answer_tokens", affects="rollouts"
     )
@@ -82,7 +92,12 @@ class EvaluateConfig:
     thresholds: tuple[float, ...] = setting(
         (0.5, 0.6, 0.7, 0.8, 0.9), least=0, most=1, fewest=1
     )
-    probed: int = setting(20, least=0, note="0 is none", affects="nothing")
+    probed: int = setting(
+        20,
+        least=0,
+        note="0 is none",
+        affects="nothing",
+    )
     save_latents: bool = False
 
     @property
@@ -130,7 +145,11 @@ def classes(
     return [part for part in np.split(np.arange(len(lengths_I)), cuts) if len(part)]
 
 
-def shard(items: np.ndarray, rows: int, devices: int) -> tuple[np.ndarray, np.ndarray]:
+def shard(
+    items: np.ndarray,
+    rows: int,
+    devices: int,
+) -> tuple[np.ndarray, np.ndarray]:
     """Cut items of ascending length into shards of `rows`, as many as whole batches take, of about equal lengths.
 
     Returns:
@@ -208,7 +227,13 @@ class Evaluator:
                     params, out.actions
                 ).astype(jnp.float32)
             if probed:
-                probes = probe(policy, params, prompts, out.actions, out.lengths)
+                probes = probe(
+                    policy,
+                    params,
+                    prompts,
+                    out.actions,
+                    out.lengths,
+                )
                 stop, nearest_probability, nearest_token = probes
                 values["stop"] = stop
                 values["nearest_probability"] = nearest_probability
@@ -221,7 +246,13 @@ class Evaluator:
                     reads,
                 )
             for name in self.scorers if noisy else ():
-                values[name] = score_rollouts(name, policy, params, prompts, out)
+                values[name] = score_rollouts(
+                    name,
+                    policy,
+                    params,
+                    prompts,
+                    out,
+                )
             return values
 
         return over_rows(
@@ -375,7 +406,15 @@ class Evaluator:
         """
         count = min(limit or len(problems), len(problems))
         rules, thinks = _rules_of(stopping, rule, count)
-        program = self.program(False, stopping, False, False, None, False, thinks)
+        program = self.program(
+            False,
+            stopping,
+            False,
+            False,
+            None,
+            False,
+            thinks,
+        )
         batch = next(self.batches(problems, count, 1))
         arguments = self._arguments(batch, self._noise_key(None, ""), rules)
         seconds = list[float]()

@@ -4,7 +4,12 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from slpo_jax.evaluation.cells import format_difference, format_figure
+from slpo_jax.evaluation.cells import (
+    Figures,
+    format_difference,
+    format_figure,
+    percent,
+)
 from slpo_jax.evaluation.comparisons import AVERAGE
 from slpo_jax.evaluation.report_rows import BEST_FIXED, BEST_FIXED_LABEL
 from slpo_jax.stages import CONTROL, IMITATE
@@ -39,12 +44,20 @@ def make_headline(report: Report) -> dict[str, Any]:
         control = choose_control(report, name, differences)
         label = label_of(report, control) if control else "–"
         cells = [label_of(report, name)]
-        cells += [format_figure(figures, metric) for metric in metrics]
+        for metric in metrics:
+            share = figures.get(metric)
+            cells.append("–" if share is None else percent(figures, metric))
         cells += [format_figure(figures, "sequential_steps"), label]
         for metric in metrics:
             entry = differences.get(control, {}).get(metric)
             cells.append(format_difference(entry) if entry else "–")
-        rows.append({"row": name, "control": control, "cells": cells})
+        rows.append(
+            {
+                "row": name,
+                "control": control,
+                "cells": cells,
+            }
+        )
 
     titles = [_title(metric) for metric in metrics]
     minus = [f"{title} − control" for title in titles]
@@ -65,7 +78,7 @@ def _sets(report: Report) -> list[str]:
     return list(names)
 
 
-def _figures_of(report: Report) -> dict[str, Mapping[str, Any]]:
+def _figures_of(report: Report) -> dict[str, Figures]:
     """Return each row's figures: their mean over the sets, or else those on the first set."""
     if report[AVERAGE]:
         return dict(report[AVERAGE])
@@ -74,9 +87,7 @@ def _figures_of(report: Report) -> dict[str, Mapping[str, Any]]:
     return {name: sets[first] for name, sets in evaluated if first in sets}
 
 
-def _headline_title(
-    report: Report, place: str, figures: Iterable[Mapping[str, Any]]
-) -> str:
+def _headline_title(report: Report, place: str, figures: Iterable[Figures]) -> str:
     """Say which set the table is of, and how many problems and training runs."""
     counts = sorted({row["n"] for row in figures})
     n = f"{counts[0]:,}"
@@ -90,7 +101,7 @@ def _headline_title(
     return f"{where} ({n} problems{of_runs})"
 
 
-def _chosen_pass_at_k(figures_of: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def _chosen_pass_at_k(figures_of: Mapping[str, Figures]) -> list[str]:
     """Choose the Pass@k of the table: 8, or else the largest k; none without samples."""
     ks = set()
     for figures in figures_of.values():
@@ -102,7 +113,11 @@ def _chosen_pass_at_k(figures_of: Mapping[str, Mapping[str, Any]]) -> list[str]:
     return [f"pass@{_K if _K in ks else max(ks)}"]
 
 
-def _differences(report: Report, name: str, place: str) -> dict[Any, dict[str, Any]]:
+def _differences(
+    report: Report,
+    name: str,
+    place: str,
+) -> dict[Any, dict[str, Any]]:
     """Return a row's differences on one set: {other row: {metric: entry}}."""
     found: dict[Any, dict[str, Any]] = {}
     for entry in report["differences"]:
@@ -112,7 +127,7 @@ def _differences(report: Report, name: str, place: str) -> dict[Any, dict[str, A
 
 
 def choose_control(
-    report: Report, name: str, differences: Mapping[str, Mapping[str, Any]]
+    report: Report, name: str, differences: Mapping[str, Figures]
 ) -> str | None:
     """Choose what a row is measured against: of the rows without rewards the one that is hardest to beat by Acc.
 
@@ -140,9 +155,7 @@ def _has_no_reward(report: Report, name: str) -> bool:
     return report["rows"][name]["settings"].get("stage") == IMITATE
 
 
-def find_warnings(
-    report: Report, figures_of: Mapping[str, Mapping[str, Any]]
-) -> list[str]:
+def find_warnings(report: Report, figures_of: Mapping[str, Figures]) -> list[str]:
     """Say which rows can't differ: those whose answers were all cut, or whose rewards were all the same."""
     warnings = []
     for name, figures in figures_of.items():
@@ -180,7 +193,14 @@ def headline_text(headline: Mapping[str, Any]) -> str:
     widths = [max(map(len, column)) for column in columns]
     out = [headline["title"]]
     for line in lines:
-        texts = [text.rjust(width) for text, width in zip(line, widths, strict=True)]
+        texts = [
+            text.rjust(width)
+            for text, width in zip(
+                line,
+                widths,
+                strict=True,
+            )
+        ]
         texts[0] = line[0].ljust(widths[0])
         out.append("  ".join(texts).rstrip())
     out.append(headline["caption"])

@@ -107,7 +107,11 @@ def arrays_of(rows: Sequence[Mapping[str, Any]]) -> EvalRecords:
     def sampled(value: Callable[[Mapping[str, Any]], Any], dtype: Any) -> np.ndarray:
         values = [list(map(value, row["samples"])) for row in rows]
         per_seed = -1 if seeds else 0
-        out = np.array(values, dtype=dtype).reshape(len(rows), len(seeds), per_seed)
+        out = np.array(values, dtype=dtype).reshape(
+            len(rows),
+            len(seeds),
+            per_seed,
+        )
         return np.swapaxes(out, 0, 1)
 
     def scores(name: str) -> np.ndarray:
@@ -236,7 +240,13 @@ class RolloutCache:
         batches = []
         for path in entries(self.folder):
             if path.match(f"{self.name}.*.npz"):
-                arrays = artifact.read_arrays(path, [self.evaluation, self.name])
+                arrays = artifact.read_arrays(
+                    path,
+                    [
+                        self.evaluation,
+                        self.name,
+                    ],
+                )
                 if arrays is not None:
                     batches.append(arrays)
         return batches

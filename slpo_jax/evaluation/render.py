@@ -57,7 +57,10 @@ def render_page(
     data = {
         "title": title,
         "report": report,
-        "columns": {"main": [*shown_columns(report["eval"]), "cut"], "all": [*metrics]},
+        "columns": {
+            "main": [*shown_columns(report["eval"]), "cut"],
+            "all": [*metrics],
+        },
         "metrics": metrics,
         "scalars": _define_scalars(report.get("training", {})),
         "row_about": about_rows(report["rows"]),
@@ -233,17 +236,28 @@ def _problem(
     for row, rec in records.items():
         greedy = rec.answers[index], _state(rec.correct[index], rec.cut[index])
         place = places.setdefault(greedy, len(places))
-        cells[row] = [place, int(rec.latent_steps[index])]
+        cells[row] = [
+            place,
+            int(rec.latent_steps[index]),
+        ]
 
         # Equal outcomes of the rollouts with noise are counted.
         counts: Counter[tuple[str | None, int]] = Counter()
         answers = rec.sample_answers[:, index].ravel().tolist()
         correct = rec.sample_correct[:, index].ravel().tolist()
         cut = rec.sample_cut[:, index].ravel().tolist()
-        for answer, is_right, is_cut in zip(answers, correct, cut, strict=True):
+        for answer, is_right, is_cut in zip(
+            answers,
+            correct,
+            cut,
+            strict=True,
+        ):
             counts[answer, _state(is_right, is_cut)] += 1
         for outcome, count in counts.items():
-            cells[row] += [places.setdefault(outcome, len(places)), count]
+            cells[row] += [
+                places.setdefault(outcome, len(places)),
+                count,
+            ]
 
     thoughts = {}
     for row, latents in probed.items():
@@ -251,7 +265,13 @@ def _problem(
             thoughts[row] = latents[index]
     first = next(iter(records.values()))
     outcomes = list(map(list, places))
-    return [first.questions[index], first.references[index], outcomes, cells, thoughts]
+    return [
+        first.questions[index],
+        first.references[index],
+        outcomes,
+        cells,
+        thoughts,
+    ]
 
 
 def _state(right: bool, cut: bool) -> int:
@@ -319,9 +339,23 @@ def _figure_tables(report: Mapping[str, Any]) -> list[str]:
         lines = []
         for row, figures in rows.items():
             cells = [format_figure(figures, key) for key in (*columns, "cut")]
-            lines.append([report["rows"][row]["label"], *cells])
+            lines.append(
+                [
+                    report["rows"][row]["label"],
+                    *cells,
+                ]
+            )
         blocks.append(f"### {name} ({n} problems)")
-        blocks.append(markdown_table(["row", *titles, "truncated"], lines))
+        blocks.append(
+            markdown_table(
+                [
+                    "row",
+                    *titles,
+                    "truncated",
+                ],
+                lines,
+            )
+        )
     return blocks
 
 
@@ -359,7 +393,11 @@ def shown_columns(evaluated: Mapping[str, Any]) -> list[str]:
     return columns
 
 
-def _ks(names: Mapping[str, None], metric: str, suffix: str = "") -> list[int]:
+def _ks(
+    names: Mapping[str, None],
+    metric: str,
+    suffix: str = "",
+) -> list[int]:
     """List the k of figures that are called METRIC@k and then the suffix, ascending."""
     ks = []
     for name in names:

@@ -67,9 +67,20 @@ def write_report(workdir: str | Path) -> dict[str, Any]:
             names_of.setdefault(row.source, []).append(row.name)
     for source, names in names_of.items():
         notes.append(f"Taken from {source}: {', '.join(names)}.")
-    more = {"thresholds": sweeps_of(rows), "training": training_curves(metrics)}
+    more = {
+        "thresholds": sweeps_of(rows),
+        "training": training_curves(metrics),
+    }
     thoughts = read_thoughts(folder.root, evals)
-    return _write(folder, [evals], [rows], [times], notes, more, thoughts)
+    return _write(
+        folder,
+        [evals],
+        [rows],
+        [times],
+        notes,
+        more,
+        thoughts,
+    )
 
 
 def compare_runs(workdirs: Sequence[str | Path], out: str | Path) -> dict[str, Any]:
@@ -139,7 +150,14 @@ def compare_runs(workdirs: Sequence[str | Path], out: str | Path) -> dict[str, A
         "runs": [path.name or str(path) for path in paths],
         "thresholds": thresholds,
     }
-    return _write(Workdir(Path(out)), runs, rows_of_runs, times, notes, more)
+    return _write(
+        Workdir(Path(out)),
+        runs,
+        rows_of_runs,
+        times,
+        notes,
+        more,
+    )
 
 
 def _common_pairs(runs: Sequence[Evals]) -> tuple[set[tuple[str, str]], list[str]]:
@@ -291,7 +309,10 @@ def _average_runs(summaries: list[dict[str, Any]]) -> dict[str, Any]:
     first = summaries[0]
     if len(summaries) == 1:
         return first
-    out: dict[str, Any] = {"n": first["n"], "runs": len(summaries)}
+    out: dict[str, Any] = {
+        "n": first["n"],
+        "runs": len(summaries),
+    }
     per_run: dict[str, list[float]] = {}
     for key in first:
         values = [summary.get(key) for summary in summaries]

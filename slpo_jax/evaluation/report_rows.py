@@ -119,7 +119,11 @@ def write_rule(stage: StageFolder, row: Row, alike: bool) -> None:
     """
     trained = digest(dict(row.settings))
     previous = artifact.value_of(stage.rule, trained) or {}
-    rule = {"stopping": row.stopping, "rule": row.rule, "alike": alike}
+    rule = {
+        "stopping": row.stopping,
+        "rule": row.rule,
+        "alike": alike,
+    }
     was_chosen = alike and len(row.rules) > 1
     is_better_than_none = alike or row.stopping == "threshold"
     takes = was_chosen or (is_better_than_none and not previous.get("alike"))

@@ -154,7 +154,16 @@ class Metric:
 
 
 def _of_subsets(
-    name: str, share: Callable[[np.ndarray, int, int], np.ndarray], least: int = 1
+    name: str,
+    share: Callable[
+        [
+            np.ndarray,
+            int,
+            int,
+        ],
+        np.ndarray,
+    ],
+    least: int = 1,
 ):
     """Compute metrics of subsets of k of all S*M samples, k of `pass_ks(most_k)` from `least` on.
 
