@@ -34,10 +34,22 @@ def test_problems_are_taken_by_their_right_answers():
         for count in (2, 1, 2)
     ]
     encoded = gradients.EncodedProblems(
-        tuple(problems), [[7], [8], [9]], [[], [], []], [[1], [2], [3]], None
+        tuple(problems),
+        [
+            [7],
+            [8],
+            [9],
+        ],
+        [[], [], []],
+        [[1], [2], [3]],
+        None,
     )
     assert gradients.with_answers(encoded, 2).prompts == [[7], [9]]
-    assert gradients.with_answers(encoded, 0).answers == [[1], [2], [3]]
+    assert gradients.with_answers(encoded, 0).answers == [
+        [1],
+        [2],
+        [3],
+    ]
     with pytest.raises(UserError, match=r"--right: .*5"):
         gradients.with_answers(encoded, 5)
 

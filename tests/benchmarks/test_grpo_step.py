@@ -44,7 +44,10 @@ def flags(*more: str) -> argparse.Namespace:
 @pytest.fixture(scope="module")
 def work(cpu_devices):
     made = make_work(flags(), TINY, "configs/soft_quickstart.py:grpo")
-    params = {**made.params, "reasoner": random_tree(made.setup.reasoner)}
+    params = {
+        **made.params,
+        "reasoner": random_tree(made.setup.reasoner),
+    }
     return dataclasses.replace(made, params=params)
 
 
@@ -60,7 +63,15 @@ def ours(work):
     return benchmark.Ours(work)
 
 
-REWARDS = np.array([[1, 0, 1], [0, 0, 1], [0, 0, 0], [1, 0, 0]], np.float32)
+REWARDS = np.array(
+    [
+        [1, 0, 1],
+        [0, 0, 1],
+        [0, 0, 0],
+        [1, 0, 0],
+    ],
+    np.float32,
+)
 
 
 @pytest.mark.nightly
@@ -78,9 +89,14 @@ def test_torch_s_loss_and_gradient_are_ours(work, folder):
         tokens[row % TOKENS + 1 :] = policy.config.pad_id
 
     def rolled_out(params):
-        return roll_out(policy, params, batch, None, GROUP, jax.random.key(0))[
-            0
-        ].replace(keys=None)
+        return roll_out(
+            policy,
+            params,
+            batch,
+            None,
+            GROUP,
+            jax.random.key(0),
+        )[0].replace(keys=None)
 
     given = jax.tree.map(
         lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(rolled_out, work.params)

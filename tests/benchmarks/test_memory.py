@@ -148,7 +148,12 @@ def test_products_are_counted_with_their_loops():
         )
         x = jax.lax.while_loop(lambda x: x.any(), lambda x: x @ y, x)
         return jax.checkpoint(
-            lambda x: jax.lax.cond(x[0, 0] > 0, lambda x: x @ y, lambda x: x @ y @ y, x)
+            lambda x: jax.lax.cond(
+                x[0, 0] > 0,
+                lambda x: x @ y,
+                lambda x: x @ y @ y,
+                x,
+            )
         )(x)
 
     x = jnp.ones((64, 64))
@@ -214,14 +219,28 @@ def test_devices_that_can_t_be_compiled_for(
 )
 def test_what_a_run_would_refuse_is_refused(model, stage, changes, fault):
     with pytest.raises(UserError, match=fault):
-        memory.setup_of(memory.Point(model, stage, 1, tuple(changes.items())))
+        memory.setup_of(
+            memory.Point(
+                model,
+                stage,
+                1,
+                tuple(changes.items()),
+            )
+        )
 
 
 PLUGINS = {"tpu:v5e": "libtpu", "cuda:a6000": "jax_cuda12_plugin"}
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize(("model", "fsdp"), [("graph", 1), ("graph", 4), ("gpt2", 1)])
+@pytest.mark.parametrize(
+    ("model", "fsdp"),
+    [
+        ("graph", 1),
+        ("graph", 4),
+        ("gpt2", 1),
+    ],
+)
 @pytest.mark.parametrize("device", PLUGINS)
 def test_shipped_programs_compile_and_fit(device, model, fsdp, tmp_path):
     """For four of them, as the configs are: no loop waits for other devices, a gradient is summed once, in place."""
@@ -240,7 +259,12 @@ def test_shipped_programs_compile_and_fit(device, model, fsdp, tmp_path):
         str(tmp_path / "rows.json"),
     ]
     command = [sys.executable, "-m", "benchmarks.memory", "--stages", *STAGES, *flags]
-    subprocess.run(command, cwd=ROOT, env={**os.environ, "XLA_FLAGS": ""}, check=True)
+    subprocess.run(
+        command,
+        cwd=ROOT,
+        env={**os.environ, "XLA_FLAGS": ""},
+        check=True,
+    )
     rows = json.loads((tmp_path / "rows.json").read_text())["rows"]
     assert {row["stage"] for row in rows} == set(STAGES)
     for row in rows:

@@ -30,7 +30,14 @@ def data(tmp_path) -> Path:
     folder = tmp_path / "data"
     folder.mkdir()
     made = [
-        dict(a=a, b=b, c=a + b, d=a + b + 1) for a in range(1, 6) for b in range(1, 7)
+        dict(
+            a=a,
+            b=b,
+            c=a + b,
+            d=a + b + 1,
+        )
+        for a in range(1, 6)
+        for b in range(1, 7)
     ]
     asked = [
         "Tom has {a} apples and buys {b} and 1. How many now?".format_map(each)
@@ -44,15 +51,31 @@ def data(tmp_path) -> Path:
         "".join(json.dumps(row) + "\n" for row in rows[:24])
     )
     (folder / real_plan.VALID).write_text(json.dumps(rows[24:26]))
-    stepped = [{"question": asked[i], "steps": ["<<{c}+1={d}>>".format_map(made[i])], "answer": str(made[i]["d"])}
+    stepped = [{"question": asked[i], "steps": ["<<{c}+1={d}>>".format_map(made[i])], "answer": str(made[i]["d"]),}
                for i in (26, 27)]  # fmt: skip
     (folder / "gsm_test.json").write_text(json.dumps(stepped))
     (folder / "multiarith.json").write_text(
-        json.dumps([{"question": f" {asked[28]} ", "answer": "11"}])
+        json.dumps(
+            [
+                {
+                    "question": f" {asked[28]} ",
+                    "answer": "11",
+                }
+            ]
+        )
     )
     svamp = {"Body": "Tom has apples.", "Question": "How many?"}
     (folder / "svamp.json").write_text(
-        json.dumps([svamp | {"ID": str(i), "Answer": float(i)} for i in (7, 8)])
+        json.dumps(
+            [
+                svamp
+                | {
+                    "ID": str(i),
+                    "Answer": float(i),
+                }
+                for i in (7, 8)
+            ]
+        )
     )
     return folder / real_plan.TRAIN
 
@@ -106,7 +129,11 @@ def test_a_missing_data_file_is_named(command, place, data, tmp_path, capsys):
     missing.unlink()
     try:
         status = command(
-            [f"--train={data}", f"--weights={data.parent}", f"{place}={tmp_path}"]
+            [
+                f"--train={data}",
+                f"--weights={data.parent}",
+                f"{place}={tmp_path}",
+            ]
         )
     except SystemExit as stop:
         status = stop.code
@@ -118,7 +145,14 @@ def test_a_missing_data_file_is_named(command, place, data, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("task", real_plan.TASKS)
-@pytest.mark.parametrize(("tiny", "parts"), [(False, 1), (False, 32), (True, 1)])
+@pytest.mark.parametrize(
+    ("tiny", "parts"),
+    [
+        (False, 1),
+        (False, 32),
+        (True, 1),
+    ],
+)
 def test_its_configs_can_be_run(task, tiny, parts, tmp_path):
     given = {"init": "" if tiny else "m.gguf", "train": "a", "valid": "b", "tests": "c", "tiny": tiny, "task": task,
              "workdir": str(tmp_path)}  # fmt: skip
@@ -151,7 +185,13 @@ def test_its_configs_can_be_run(task, tiny, parts, tmp_path):
 def test_sets_are_joined_and_parted(data, tmp_path):
     """Every line goes where its problem came from; an evaluation that is not finished goes nowhere."""
     spans = real_plan.join_sets(data.parent, tmp_path / "tests.jsonl")
-    assert spans == {"tests": {"gsm8k": (0, 2), "multiarith": (2, 3), "svamp": (3, 5)}}
+    assert spans == {
+        "tests": {
+            "gsm8k": (0, 2),
+            "multiarith": (2, 3),
+            "svamp": (3, 5),
+        }
+    }
     joined = [
         json.loads(line) for line in (tmp_path / "tests.jsonl").read_text().splitlines()
     ]

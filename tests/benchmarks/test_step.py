@@ -99,7 +99,10 @@ def test_parts_are_the_train_steps_own_work(tmp_path, cpu_devices):
 
 @pytest.mark.nightly
 def test_figures_add_up(ours):
-    assert [(row["passes"], row["group"]) for row in ours] == [(1, 2), (2, 2)]
+    assert [(row["passes"], row["group"]) for row in ours] == [
+        (1, 2),
+        (2, 2),
+    ]
     for row in ours:
         parts = np.array(
             [
@@ -129,7 +132,10 @@ def test_figures_add_up(ours):
     first, second = (row["mean_latents"]["values"] for row in ours)
     assert first == second
     base = ours[1]["step"]["median"]
-    assert [row["relative"] for row in ours] == [ours[0]["step"]["median"] / base, 1.0]
+    assert [row["relative"] for row in ours] == [
+        ours[0]["step"]["median"] / base,
+        1.0,
+    ]
 
 
 @pytest.mark.nightly
@@ -148,7 +154,18 @@ def test_torch_takes_turns_on_trajectories_of_the_same_lengths(result, ours, wor
         ]
         np.testing.assert_allclose(sum(parts), torchs["step"]["values"])
     torch = theirs.Torch(theirs.make_witness(workload, False), workload, 2, 2)
-    torch.lengths = np.array([1, 4, 2, 3, 4, 1, 2, 2])
+    torch.lengths = np.array(
+        [
+            1,
+            4,
+            2,
+            3,
+            4,
+            1,
+            2,
+            2,
+        ]
+    )
     torch.measure(workload, 0)
     sampled = torch.witness.sampled
     assert sampled.lengths.tolist() == torch.lengths.tolist()

@@ -84,7 +84,14 @@ def trajectories() -> Trajectories:
     )
 
 
-REWARDS = np.array([[1, 0, 1], [0, 0, 1], [1, 0, 0]], np.float32)
+REWARDS = np.array(
+    [
+        [1, 0, 1],
+        [0, 0, 1],
+        [1, 0, 0],
+    ],
+    np.float32,
+)
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +107,10 @@ def expected(trajectories):
 
     def both(params):
         value, gradient = jax.value_and_grad(loss)(params, "rloo")
-        return {"rloo": value, "grpo": loss(params, "grpo")}, gradient
+        return {
+            "rloo": value,
+            "grpo": loss(params, "grpo"),
+        }, gradient
 
     return jax.tree.map(np.asarray, compiled(both)(both_params(bias=BIAS)))
 
@@ -145,7 +155,13 @@ def test_gradient_is_ours(expected, trajectories):
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, {"latent_reduction": "mean"}, {"detach_variance": True}], ids=str
+    "changes",
+    [
+        {},
+        {"latent_reduction": "mean"},
+        {"detach_variance": True},
+    ],
+    ids=str,
 )
 def test_latent_term_is_ours(trajectories, changes):
     """Value and gradient with passes that differ: noise-free passes have no variance."""
@@ -159,7 +175,12 @@ def test_latent_term_is_ours(trajectories, changes):
     def term(z_KNTD):
         settings = (config.epsilon, config.latent_reduction, config.detach_variance)
         likelihood = jax.vmap(
-            lambda h, z, length: latent_log_likelihood(h, z, length, *settings),
+            lambda h, z, length: latent_log_likelihood(
+                h,
+                z,
+                length,
+                *settings,
+            ),
             in_axes=(0, 1, 0),
         )
         return likelihood(trajectories.actions, z_KNTD, trajectories.lengths)[0]
@@ -241,7 +262,13 @@ def test_passk_is_its_rollouts(sort_by_length):
     batch = prompts()
     rule = 0.5
     rows = [tiny.real_tokens(batch, i) for i in range(len(PROMPTS))]
-    tokens, lengths = made.passk(rows, 2, 4, rule, sort_by_length)
+    tokens, lengths = made.passk(
+        rows,
+        2,
+        4,
+        rule,
+        sort_by_length,
+    )
     assert tokens.shape == (len(PROMPTS), 2, ROLLOUT.answer_slots)
     for i, row in enumerate(rows):
         alone = made.rollout(

@@ -57,7 +57,16 @@ def make_evaluator(
 @pytest.mark.parametrize("devices", [1, 2])
 @pytest.mark.parametrize(
     ("batch_size", "samples"),
-    [(1, 1), (4, 1), (64, 1), (4, 6), (12, 6), (5, 6), (64, 6), (2, 7)],
+    [
+        (1, 1),
+        (4, 1),
+        (64, 1),
+        (4, 6),
+        (12, 6),
+        (5, 6),
+        (64, 6),
+        (2, 7),
+    ],
 )
 def test_every_rollout_is_in_one_batch(problems, batch_size, samples, devices):
     seen = []
@@ -92,7 +101,20 @@ def test_every_rollout_is_in_one_batch(problems, batch_size, samples, devices):
 
 
 def test_classes_are_whole_batches_of_a_bucket():
-    lengths = np.array([1, 2, 3, 3, 4, 5, 6, 7, 8, 8])
+    lengths = np.array(
+        [
+            1,
+            2,
+            3,
+            3,
+            4,
+            5,
+            6,
+            7,
+            8,
+            8,
+        ]
+    )
     assert [lengths[part].tolist() for part in classes(lengths, (3, 6, 9), 1)] == [
         [1, 2, 3, 3],
         [4, 5, 6],
@@ -146,7 +168,12 @@ def test_the_noise_of_a_set_is_its_own(problems):
             {}, problems, "threshold", 0.5, seed=seed, samples=3, name=name
         )["tokens"][:, 0].tolist()
 
-    found = [draws("gsm8k"), draws("gsm_hard"), draws("gsm8k", seed=1), draws("")]
+    found = [
+        draws("gsm8k"),
+        draws("gsm_hard"),
+        draws("gsm8k", seed=1),
+        draws(""),
+    ]
     assert len({number for numbers in found for number in numbers}) == 4 * 3 * len(
         LENGTHS
     )
@@ -232,7 +259,15 @@ def test_samples_are_scored_by_their_own_thoughts_and_answers(problems):
         jax.random.key(2),
         ("likelihood", "self_certainty", "gate"),
     )
-    done = scored.run(params, problems, "threshold", 0.6, seed=0, samples=2, limit=3)
+    done = scored.run(
+        params,
+        problems,
+        "threshold",
+        0.6,
+        seed=0,
+        samples=2,
+        limit=3,
+    )
     slow = SlowReasoner(params["reasoner"])
     found = done["likelihood"]
     for row, tokens in enumerate(done["tokens"].tolist()):
@@ -241,7 +276,11 @@ def test_samples_are_scored_by_their_own_thoughts_and_answers(problems):
         tau = int(done["latent_steps"][row])
         latents = slow.think(prompt, tau)
         inputs = np.concatenate(
-            [slow.embed(prompt), latents, slow.embed([END, *tokens[: used - 1]])]
+            [
+                slow.embed(prompt),
+                latents,
+                slow.embed([END, *tokens[: used - 1]]),
+            ]
         )
         log_probs = special.log_softmax(
             slow.logits(slow.hidden(inputs)[-used:]), axis=-1
@@ -271,7 +310,17 @@ def test_scores_that_are_logarithms_are_shares_of_a_problem_s_largest(monkeypatc
     monkeypatch.setitem(SCORERS, "mine", Scorer(None, log=True))
     logs = np.array([900.0, 901.0, -3.0, -1.0], np.float32)
     found = scored({"mine": logs, "tokens": logs}, samples=2)
-    np.testing.assert_allclose(found["mine"], np.exp([-1, 0, -2, 0]))
+    np.testing.assert_allclose(
+        found["mine"],
+        np.exp(
+            [
+                -1,
+                0,
+                -2,
+                0,
+            ]
+        ),
+    )
     np.testing.assert_array_equal(found["tokens"], logs)
 
 
@@ -370,7 +419,13 @@ def _assert_right(done, latents=False):
 
 
 @pytest.mark.parametrize(
-    ("latents", "dies_at"), [(False, 1), (False, 2), (True, 3), (False, 4)]
+    ("latents", "dies_at"),
+    [
+        (False, 1),
+        (False, 2),
+        (True, 3),
+        (False, 4),
+    ],
 )
 def test_no_batch_is_rolled_out_twice(tmp_path, latents, dies_at):
     whole = Rollouts()

@@ -214,7 +214,13 @@ def test_each_row_stands_beside_its_control(case):
     assert found["title"] == "alpha (1,000 problems)"
     minus = ["Acc − control", "Pass@8 − control"]
     assert found["columns"] == ["row", "Acc", "Pass@8", "steps", "control", *minus]
-    assert found["rows"][-1]["cells"] == ["SLPO", "50.0", "70.0", "4.00", *cells]
+    assert found["rows"][-1]["cells"] == [
+        "SLPO",
+        "50.0",
+        "70.0",
+        "4.00",
+        *cells,
+    ]
     assert found["warnings"] == []
 
 
@@ -249,7 +255,14 @@ WARNINGS = [
     (0.9, {"mixed": [[5, 9], [0.0, 0.0]]}, [LEVEL]),
     (1, {"mixed": [[5, 9], [0.0, 0.0]]}, [CUT, LEVEL]),
     (0.9, {"mixed": [[5, 9], [0.0, 0.1]]}, []),
-    (0.9, {"mixed": [[5], [0.0]], "reference_log_likelihood": [[5], [-1.0]]}, []),
+    (
+        0.9,
+        {
+            "mixed": [[5], [0.0]],
+            "reference_log_likelihood": [[5], [-1.0]],
+        },
+        [],
+    ),
 ]
 
 
@@ -286,7 +299,7 @@ def test_a_run_of_cut_answers_and_level_rewards_says_so(tmp_path):
 QUESTION = "Which?\nA. one\nB. two\nC. three\nD. four"
 # By set: questions and references, what one guess gets right, and what eight do.
 CHANCE = {
-    "two": ([("q", "TRUE"), ("q", "true."), ("q", "true"), ("q", "no")], 0.75, 1.0, "the commonest answer, TRUE,"),
+    "two": ([("q", "TRUE"), ("q", "true."), ("q", "true"), ("q", "no"),], 0.75, 1.0, "the commonest answer, TRUE,"),
     "many": ([("q", str(n)) for n in range(10)], 0.1, 0.8, "the commonest answer, 0,"),
     "letters": ([(QUESTION, letter) for letter in "ABCD"], 0.25, 1 - 0.75**8, "one of the 4 candidates"),
     "texts": ([(QUESTION, "two"), (QUESTION + "\nE. five", "one")] * 4, 0.5, 1.0, "the commonest answer, two,"),
@@ -341,9 +354,19 @@ def test_settings_are_those_of_the_checkpoints(tmp_path):
 def test_curves_are_those_of_the_records(tmp_path):
     """Stop times counted, logged scalars as they are, and the seconds of all steps so far."""
     write_eval(
-        tmp_path, "slpo", "alpha", [1] * 4, np.eye(4)[None, :, :2], lengths=[1, 3, 3, 0]
+        tmp_path,
+        "slpo",
+        "alpha",
+        [1] * 4,
+        np.eye(4)[None, :, :2],
+        lengths=[
+            1,
+            3,
+            3,
+            0,
+        ],
     )
-    logged = [{"step": 10, "loss": 2.0, "seconds": 0.2}, {"step": 15, "valid_accuracy": 0.5},
+    logged = [{"step": 10, "loss": 2.0, "seconds": 0.2,}, {"step": 15, "valid_accuracy": 0.5},
               {"step": 20, "loss": 1.0, "seconds": 0.4}, {"step": 30, "loss": float("nan")},
               {"step": 40, "loss": None}]  # fmt: skip
     (tmp_path / "metrics.jsonl").write_text(
@@ -352,7 +375,12 @@ def test_curves_are_those_of_the_records(tmp_path):
     out = report.write_report(tmp_path)
     assert out == json.loads((tmp_path / "report.json").read_text())
     assert out["stop_times"] == {
-        "slpo": {"alpha": {"greedy": [1, 1, 0, 2], "noisy": [2, 2, 0, 4]}}
+        "slpo": {
+            "alpha": {
+                "greedy": [1, 1, 0, 2],
+                "noisy": [2, 2, 0, 4],
+            }
+        }
     }
     assert out["training"] == {
         "slpo": {
@@ -366,7 +394,13 @@ def test_curves_are_those_of_the_records(tmp_path):
 
 
 def test_one_row_without_samples_or_steps(tmp_path):
-    write_eval(tmp_path, "imitate", "alpha", [1, 0, 1, 1], steps=[None] * 4)
+    write_eval(
+        tmp_path,
+        "imitate",
+        "alpha",
+        [1, 0, 1, 1],
+        steps=[None] * 4,
+    )
     out = report.write_report(tmp_path)
     assert out["eval"] == {"imitate": {"alpha": out["eval"]["imitate"]["alpha"]}}
     assert out["eval"]["imitate"]["alpha"]["acc"] == 0.75
@@ -486,7 +520,13 @@ def test_many_samples_have_larger_k(tmp_path):
 def test_what_is_printed_of_pass_at_k_is_what_is_plotted(tmp_path, seeds, per_seed):
     """1 - C(n - c, k) / C(n, k) of a problem with c of n = S*M right, up to k = M, or to S where M is 1."""
     right = np.random.default_rng(0).random((seeds, 6, per_seed)) < 0.4
-    write_eval(tmp_path, "imitate", "alpha", [1] * 6, np.zeros((1, 6, 16)))
+    write_eval(
+        tmp_path,
+        "imitate",
+        "alpha",
+        [1] * 6,
+        np.zeros((1, 6, 16)),
+    )
     write_eval(tmp_path, "slpo", "alpha", [1] * 6, right)
     (axis,) = _plotted(tmp_path)
     assert axis.get_xticks().tolist() == [
@@ -516,7 +556,16 @@ def test_what_is_printed_of_pass_at_k_is_what_is_plotted(tmp_path, seeds, per_se
     for k, values in zip(ks, by_problem, strict=True):
         at = corners[corners[:, 0] == k, 1]
         expected = np.clip(
-            values.mean() + stats.sem(values) * np.array([-1, 1]), 0, 100
+            values.mean()
+            + stats.sem(values)
+            * np.array(
+                [
+                    -1,
+                    1,
+                ]
+            ),
+            0,
+            100,
         )
         np.testing.assert_allclose([at.min(), at.max()], expected)
 
@@ -534,7 +583,13 @@ def test_compare_runs_by_hand(tmp_path):
     write_eval(tmp_path / "a", "imitate", "alpha", [1] * 40)
     for run, count in (("a", 5), ("b", 10)):
         write_eval(tmp_path / run, "cold_start", "beta", [1] * count)
-    out = report.compare_runs([tmp_path / "a", tmp_path / "b"], tmp_path / "all")
+    out = report.compare_runs(
+        [
+            tmp_path / "a",
+            tmp_path / "b",
+        ],
+        tmp_path / "all",
+    )
     assert out == json.loads((tmp_path / "all" / "report.json").read_text())
     figures = out["eval"]["slpo"]["alpha"]
     assert figures["acc"] == pytest.approx(0.70)
@@ -556,7 +611,18 @@ def test_compare_runs_by_hand(tmp_path):
 
 def test_what_one_run_does_not_have_has_no_mean(tmp_path):
     """All its thoughts are equally long, and correlate with nothing."""
-    for run, lengths in (("a", [1, 2, 3, 6]), ("b", [3] * 4)):
+    for run, lengths in (
+        (
+            "a",
+            [
+                1,
+                2,
+                3,
+                6,
+            ],
+        ),
+        ("b", [3] * 4),
+    ):
         write_eval(
             tmp_path / run,
             "slpo",
@@ -565,9 +631,13 @@ def test_what_one_run_does_not_have_has_no_mean(tmp_path):
             lengths=lengths,
             steps=[1, 2, 3, 4],
         )
-    found = report.compare_runs([tmp_path / "a", tmp_path / "b"], tmp_path / "all")[
-        "eval"
-    ]["slpo"]["alpha"]
+    found = report.compare_runs(
+        [
+            tmp_path / "a",
+            tmp_path / "b",
+        ],
+        tmp_path / "all",
+    )["eval"]["slpo"]["alpha"]
     assert found.get("pearson_steps_r") is None
     assert found["latent_steps"] == 3
     assert not [key for key in found if key.endswith("_p") or "_se_" in key]
@@ -587,8 +657,20 @@ def test_mean_of_the_sets_by_hand(tmp_path):
 
 def test_mean_of_sets_of_one_problem_has_every_figure(tmp_path):
     """One problem has a Pass@k, and no error of it; nor has the mean, but for Acc's."""
-    write_eval(tmp_path, "slpo", "alpha", [1], [[[1, 0]], [[0, 0]]])
-    write_eval(tmp_path, "slpo", "beta", [1, 0], [[[1, 1], [1, 0]], [[0, 1], [0, 0]]])
+    write_eval(
+        tmp_path,
+        "slpo",
+        "alpha",
+        [1],
+        [[[1, 0]], [[0, 0]]],
+    )
+    write_eval(
+        tmp_path,
+        "slpo",
+        "beta",
+        [1, 0],
+        [[[1, 1], [1, 0]], [[0, 1], [0, 0]]],
+    )
     average = report.write_report(tmp_path)["average"]["slpo"]
     assert (average["pass@1"], average["pass@2"]) == (
         (0.25 + 0.5) / 2,
@@ -651,14 +733,28 @@ def test_what_only_a_report_needs_is_imported_for_one(workdir):
 
 def test_records_round_trip(tmp_path):
     path = tmp_path / "eval" / "slpo" / "alpha.jsonl"
-    hits = [[[1, 0, 1], [0, 0, 0]], [[0, 1, 1], [1, 1, 1]]]
-    write_eval(tmp_path, "slpo", "alpha", [1, 0], hits, [2, 5], [3, None])
+    hits = [
+        [[1, 0, 1], [0, 0, 0]],
+        [[0, 1, 1], [1, 1, 1]],
+    ]
+    write_eval(
+        tmp_path,
+        "slpo",
+        "alpha",
+        [1, 0],
+        hits,
+        [2, 5],
+        [3, None],
+    )
     got = records.read_records(path)
     assert got.sample_correct.astype(int).tolist() == hits
     assert got.sample_answers[0, 0].tolist() == ["7", None, "7"]
     assert got.seeds.tolist() == [10, 11]
     assert got.latent_steps.tolist() == [2, 5]
-    assert got.sample_latent_steps[:, :, 0].tolist() == [[2, 5], [2, 5]]
+    assert got.sample_latent_steps[:, :, 0].tolist() == [
+        [2, 5],
+        [2, 5],
+    ]
     assert got.answers == ("7", None)
     assert got.problem_steps[0] == 3
     assert np.isnan(got.problem_steps[1])

@@ -49,7 +49,14 @@ def make_records(
 
 
 @pytest.mark.parametrize(
-    ("rate", "n"), [(0.0, 10), (1.0, 10), (0.0, 1), (0.3, 50), (1.0, 1000)]
+    ("rate", "n"),
+    [
+        (0.0, 10),
+        (1.0, 10),
+        (0.0, 1),
+        (0.3, 50),
+        (1.0, 1000),
+    ],
 )
 def test_wilson_s_interval_is_scipy_s(rate, n):
     expected = stats.binomtest(round(rate * n), n).proportion_ci(0.95, method="wilson")
@@ -63,7 +70,12 @@ def test_shares_of_none_and_all_have_wilson_s_interval_and_no_error_of_0(
     right, interval
 ):
     """Of 4 problems; numbers are Wilson's z^2 / (n + z^2) by hand. Means of numbers, and other shares, have none."""
-    records = make_records([right] * 4, [3] * 4, [2] * 4, np.full((2, 4, 4), right))
+    records = make_records(
+        [right] * 4,
+        [3] * 4,
+        [2] * 4,
+        np.full((2, 4, 4), right),
+    )
     out = statistics.summarise(records)
     for key in ("acc", "pass@1", "pass@4", "maj@4"):
         assert out["intervals"][key] == pytest.approx(interval, abs=1e-4)
@@ -74,7 +86,12 @@ def test_shares_of_none_and_all_have_wilson_s_interval_and_no_error_of_0(
     assert not set(statistics.COUNTS) & out["intervals"].keys()
     assert out["distinct_answers"] == 1
     mixed = statistics.summarise(
-        make_records([1, 0, 0, 0], [3] * 4, [2] * 4, np.full((2, 4, 4), right))
+        make_records(
+            [1, 0, 0, 0],
+            [3] * 4,
+            [2] * 4,
+            np.full((2, 4, 4), right),
+        )
     )
     assert "acc" not in mixed["intervals"]
     assert cells.percent(mixed, "acc") == "25.0 ± 21.7"
@@ -90,7 +107,14 @@ def test_unbiased_pass_at_k_is_the_share_of_subsets(n):
         assert solved_share(n, np.array([c]), k)[0] == pytest.approx(share, abs=1e-12)
 
 
-@pytest.mark.parametrize(("seeds", "per_seed"), [(1, 6), (2, 3), (4, 1)])
+@pytest.mark.parametrize(
+    ("seeds", "per_seed"),
+    [
+        (1, 6),
+        (2, 3),
+        (4, 1),
+    ],
+)
 def test_all_at_k_is_the_share_of_subsets_that_are_all_right(seeds, per_seed):
     n = seeds * per_seed
     right = np.array(
@@ -98,7 +122,12 @@ def test_all_at_k_is_the_share_of_subsets_that_are_all_right(seeds, per_seed):
     )  # a problem with each number of right ones
     correct = right.reshape(n + 1, seeds, per_seed).swapaxes(0, 1)
     found = statistics.problem_values(
-        make_records([1] * (n + 1), [1] * (n + 1), [1] * (n + 1), correct)
+        make_records(
+            [1] * (n + 1),
+            [1] * (n + 1),
+            [1] * (n + 1),
+            correct,
+        )
     )
     ks = [k for k in (1, 2, 3, 4, 6) if f"all@{k}" in found]
     assert ks == [k for k in (1, 2, 3, 4, 6) if f"pass@{k}" in found and k > 1] != []
@@ -181,7 +210,15 @@ def test_bootstrap_against_the_exact_binomial_law():
     # 100 problems, a better on 30, equal on 70: a draw's mean is Binomial(100, .3) / 100
     found = _interval([[1] * 30 + [0] * 70], n_boot=20_000, seed=1)
     np.testing.assert_allclose(
-        found, stats.binom(100, 0.3).ppf([0.025, 0.975]) / 100, atol=0.0101
+        found,
+        stats.binom(100, 0.3).ppf(
+            [
+                0.025,
+                0.975,
+            ]
+        )
+        / 100,
+        atol=0.0101,
     )
 
 
@@ -223,8 +260,17 @@ def test_streams_share_runs_but_not_problems():
 
 
 def test_distinct_answers_by_hand():
-    answers = [[["1", "1", "2"], [None, None, "1"]], [["3", "3", "3"], ["1", "2", "3"]]]
-    records = make_records([1, 1], [1, 2], [1, 2], np.zeros((2, 2, 3)), answers)
+    answers = [
+        [["1", "1", "2"], [None, None, "1"]],
+        [["3", "3", "3"], ["1", "2", "3"]],
+    ]
+    records = make_records(
+        [1, 1],
+        [1, 2],
+        [1, 2],
+        np.zeros((2, 2, 3)),
+        answers,
+    )
     assert statistics.problem_values(records)["distinct_answers"].tolist() == [
         (2 + 1) / 2,
         (2 + 3) / 2,
@@ -236,9 +282,20 @@ def test_summarise_by_hand():
         [[1, 0], [0, 0], [1, 1]],
         [[0, 0], [0, 1], [1, 1]],
     ]  # S=2, N=3, M=2
-    lengths = [[[1, 2], [3, 3], [6, 6]], [[1, 4], [3, 5], [6, 6]]]
+    lengths = [
+        [[1, 2], [3, 3], [6, 6]],
+        [[1, 4], [3, 5], [6, 6]],
+    ]
     records = make_records(
-        [1, 0, 1], [2, 3, 7], [1, 2, 4], sample_correct, sample_latent_steps=lengths
+        [
+            1,
+            0,
+            1,
+        ],
+        [2, 3, 7],
+        [1, 2, 4],
+        sample_correct,
+        sample_latent_steps=lengths,
     )
     out = statistics.summarise(records)
     assert (out["n"], out["seeds"], out["samples_per_seed"]) == (3, 2, 2)
@@ -276,7 +333,14 @@ def test_summarise_by_hand():
 def test_compare_rows_takes_the_better_fixed_row_by_metric():
     def run(imitate, fixed, slpo):
         def records(c):
-            return {"s": make_records(c, [1] * 4, [1] * 4, np.array(c)[None, :, None])}
+            return {
+                "s": make_records(
+                    c,
+                    [1] * 4,
+                    [1] * 4,
+                    np.array(c)[None, :, None],
+                )
+            }
 
         return {
             "imitate": records(imitate),
@@ -284,7 +348,18 @@ def test_compare_rows_takes_the_better_fixed_row_by_metric():
             "slpo": records(slpo),
         }
 
-    runs = [run([1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0])]
+    runs = [
+        run(
+            [
+                1,
+                0,
+                0,
+                0,
+            ],
+            [1, 1, 0, 0],
+            [1, 1, 1, 0],
+        )
+    ]
     entries, notes = comparisons.compare_rows(
         runs, {name: ROWS[name] for name in runs[0]}
     )
@@ -314,7 +389,13 @@ def test_compare_rows_averages_over_sets_and_runs():
         }
 
     rows = {name: ROWS[name] for name in ("cold_start", "slpo")}
-    entries, _ = comparisons.compare_rows([run(20, 10), run(40, 10)], rows)
+    entries, _ = comparisons.compare_rows(
+        [
+            run(20, 10),
+            run(40, 10),
+        ],
+        rows,
+    )
     found = {e["set"]: e for e in entries if e["metric"] == "acc"}
     assert found["x"]["per_run"] == pytest.approx([0.2, 0.4])
     assert found["average"]["difference"] == pytest.approx((0.3 + 0.1) / 2)
@@ -337,7 +418,18 @@ SHAPE = (3, 40, 5)
 K = (1, 2, 4, 5)
 RNG = np.random.default_rng(0)
 # Answer 0 is right, None is none; about a third of the problems have no right sample.
-ANSWERS = RNG.choice(np.array(["0", "1", "2", None]), SHAPE, p=[0.2, 0.4, 0.3, 0.1])
+ANSWERS = RNG.choice(
+    np.array(
+        [
+            "0",
+            "1",
+            "2",
+            None,
+        ]
+    ),
+    SHAPE,
+    p=[0.2, 0.4, 0.3, 0.1],
+)
 CORRECT = ANSWERS == "0"
 SCORES = RNG.random(SHAPE)
 
