@@ -51,7 +51,7 @@ def data(tmp_path) -> Path:
         "".join(json.dumps(row) + "\n" for row in rows[:24])
     )
     (folder / real_plan.VALID).write_text(json.dumps(rows[24:26]))
-    stepped = [{"question": asked[i], "steps": ["<<{c}+1={d}>>".format_map(made[i])], "answer": str(made[i]["d"]),}
+    stepped = [{"question": asked[i], "steps": ["<<{c}+1={d}>>".format_map(made[i])], "answer": str(made[i]["d"])}
                for i in (26, 27)]  # fmt: skip
     (folder / "gsm_test.json").write_text(json.dumps(stepped))
     (folder / "multiarith.json").write_text(

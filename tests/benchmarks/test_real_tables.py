@@ -36,7 +36,7 @@ def test_what_is_told_of_rows_is_the_report_s():
     """Shares in percent with their errors, latents as they are; differences with their intervals."""
     entry = {"set": "gsm8k", "a": "slpo", "b": "control", "metric": "acc", "difference": 0.02, "low": 0.01,
              "high": 0.03}  # fmt: skip
-    report = {"eval": {"slpo": {"gsm8k": {"acc": 0.25, "acc_se": 0.01, "pass@8": 0.5, "latent_steps": 3.0,}}},
+    report = {"eval": {"slpo": {"gsm8k": {"acc": 0.25, "acc_se": 0.01, "pass@8": 0.5, "latent_steps": 3.0}}},
               "differences": [entry, entry | {"b": "best_fixed"}]}  # fmt: skip
     tables = real_tables.quality_tables(report, ("control", "cold_start"))
     assert tables["right answers"]["columns"] == [
@@ -58,7 +58,7 @@ def test_what_is_told_of_rows_is_the_report_s():
 
 def test_minutes_are_those_of_all_that_led_to_a_row():
     """Those of imitation are in the gate's, and with them in an objective's; evaluations at other lengths have none."""
-    report = {"eval": {row: {"gsm8k": {"acc": 0.25, "acc_se": 0.01, "pass@16": 0.5,}}
+    report = {"eval": {row: {"gsm8k": {"acc": 0.25, "acc_se": 0.01, "pass@16": 0.5}}
                        for row in ("imitate", "imitate_fixed_tmax", "cold_start", "slpo", "more")}}  # fmt: skip
     metrics = [{"stage": stage, "step": step, "seconds": seconds}
                for stage, seconds in (("imitate", 6.0), ("cold_start", 3.0), ("slpo", 1.5), ("more", 1.5))
