@@ -153,10 +153,10 @@ def with_answers(problems: EncodedProblems, count: int) -> EncodedProblems:
     ]
     if not kept:
         raise UserError(f"--right: no problem has {count} right answers; leave it out")
-    own = {
-        name: [getattr(problems, name)[i] for i in kept]
-        for name in ("prompts", "steps", "answers")
-    }
+    own = {}
+    for name in ("prompts", "steps", "answers"):
+        values = getattr(problems, name)
+        own[name] = [values[i] for i in kept]
     return dataclasses.replace(
         problems, problems=tuple(problems.problems[i] for i in kept), **own
     )

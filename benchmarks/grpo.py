@@ -70,11 +70,9 @@ class Ours:
     """
 
     def __init__(self, work: Work):
-        self.work, self.mesh, self.compile_seconds = (
-            work,
-            work.setup.mesh,
-            dict[str, float](),
-        )
+        self.work = work
+        self.mesh = work.setup.mesh
+        self.compile_seconds = dict[str, float]()
         parts = work.parts
         optimizer = make_optimizer(work.optimizer_config)
         trained = ("reasoner",)
@@ -150,7 +148,8 @@ class Theirs:
             ) from error
         (loss, scoring) = loss
         (cache, speaking) = cache
-        self.work, parts = work, work.parts
+        self.work = work
+        parts = work.parts
         how = (
             parts.policy.config,
             parts.objective.clip,
@@ -225,10 +224,8 @@ def fastest_theirs(
             least = min(choices, key=lambda name: seconds(what, name, choices[name]))
         return choices[least], least
 
-    (cache, speaking), (loss, scoring) = (
-        least("cache", flags.caches),
-        least("loss", flags.losses),
-    )
+    cache, speaking = least("cache", flags.caches)
+    loss, scoring = least("loss", flags.losses)
     return Theirs(work, folder, loss, cache), f"{speaking}, {scoring}", tried
 
 
@@ -262,17 +259,31 @@ def benchmark(
     for each in rounds:
         for seconds in each.values():
             seconds["tokens_per_second"] = tokens / seconds["step"]
+
+    compile_seconds = {}
+    for name, side in ours.items():
+        for program, seconds in side.compile_seconds.items():
+            compile_seconds[f"{name}, {program}"] = seconds
+    measured: dict[str, dict[str, Any]] = {}
+    for name in sides:
+        measured[name] = {}
+        for what in (*PARTS, "tokens_per_second"):
+            values = [each[name][what] for each in rounds]
+            measured[name][what] = summary(values)
+    ratios: dict[str, dict[str, Any]] = {}
+    for name in ours:
+        ratios[name] = {}
+        for what in PARTS:
+            values = [each[THEIRS][what] / each[name][what] for each in rounds]
+            ratios[name][what] = summary(values)
     return {
         "machine": machine(),
         "work": work.facts,
         "fastest": settings,
         "tried": tried,
-        "compile_seconds": {f"{name}, {program}": seconds for name, side in ours.items()
-                            for program, seconds in side.compile_seconds.items()},
-        "sides": {name: {what: summary([each[name][what] for each in rounds]) for what in (*PARTS, "tokens_per_second")}
-                  for name in sides},
-        "ratios": {name: {what: summary([each[THEIRS][what] / each[name][what] for each in rounds]) for what in PARTS}
-                   for name in ours},
+        "compile_seconds": compile_seconds,
+        "sides": measured,
+        "ratios": ratios,
     }  # fmt: skip
 
 

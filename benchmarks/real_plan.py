@@ -225,9 +225,10 @@ def join_sets(folder: Path, target: Path, most: int = 0) -> Spans:
 def part_sets(workdirs: Sequence[Workdir], apart: Workdir, spans: Spans) -> int:
     """Write the whole evaluations that workdirs have, set by set, where a report can be made of them; their number."""
     found = 0
-    for workdir, (row, name) in (
-        (each, one) for each in workdirs for one in each.evaluated()
-    ):
+    pairs = []
+    for workdir in workdirs:
+        pairs += [(workdir, *pair) for pair in workdir.evaluated()]
+    for workdir, row, name in pairs:
         files = workdir.set_files(name, row)
         manifest = artifact.read(workdir.set_files(name, row).manifest)
         if manifest is None or artifact.changed(files.folder, manifest.files):

@@ -75,34 +75,32 @@ def quality_tables(report: dict[str, Any], baselines: Iterable[str]) -> dict[str
     Args:
         baselines: rows that the differences are from.
     """
-    columns = ["", *(called(metric) for metric in METRICS)]
-
-    rows = [[_named(row, name), *(_cell(figures, metric) for metric in METRICS)]
-            for row, sets in report["eval"].items() for name, figures in sets.items()]  # fmt: skip
+    columns = ["", *map(called, METRICS)]
+    rows = []
+    for row, sets in report["eval"].items():
+        for name, figures in sets.items():
+            cells = [_cell(figures, metric) for metric in METRICS]
+            rows.append([_named(row, name), *cells])
     tables = {"right answers": {"columns": columns, "digits": 1, "rows": rows}}
     for b in baselines:
         found: dict[str, dict[str, Any]] = {}
         for each in report["differences"]:
             if each["b"] == b:
-                by = scale(each["metric"])
-                interval = {
+                metric = each["metric"]
+                by = scale(metric)
+                line = _named(each["a"], each["set"])
+                found.setdefault(line, {})[metric] = {
                     "value": by * each["difference"],
                     "low": by * each["low"],
                     "high": by * each["high"],
                 }
-                found.setdefault(_named(each["a"], each["set"]), {})[each["metric"]] = (
-                    interval
-                )
-        lines = [
-            [line, *(figures.get(metric) for metric in METRICS)]
-            for line, figures in found.items()
-        ]
+        lines = []
+        for line, differences in found.items():
+            cells = [differences.get(metric) for metric in METRICS]
+            lines.append([line, *cells])
         if lines:
-            tables[f"minus {called(b)}"] = {
-                "columns": columns,
-                "digits": 1,
-                "rows": lines,
-            }
+            title = f"minus {called(b)}"
+            tables[title] = {"columns": columns, "digits": 1, "rows": lines}
     return tables
 
 
@@ -124,24 +122,24 @@ def minutes_table(
         before = minutes(starts[row]) if row in starts else 0.0
         return before + clocks.get(row, {}).get("elapsed", [[], [0.0]])[1][-1] / 60
 
-    shown = [metric for metric in METRICS if metric in ("acc", "pass@16")]
-    rows = [[_named(row, name), minutes(row), *(_cell(figures, metric) for metric in shown)]
-            for row, sets in report["eval"].items() if row in clocks for name, figures in sets.items()]  # fmt: skip
-    return {
-        "columns": ["", "minutes", *(called(metric) for metric in shown)],
-        "digits": 1,
-        "rows": rows,
-    }
+    shown = ("acc", "pass@16")
+    rows = []
+    for row, sets in report["eval"].items():
+        if row not in clocks:
+            continue
+        for name, figures in sets.items():
+            cells = [_cell(figures, metric) for metric in shown]
+            rows.append([_named(row, name), minutes(row), *cells])
+    columns = ["", "minutes", *map(called, shown)]
+    return {"columns": columns, "digits": 1, "rows": rows}
 
 
 def _cell(figures: dict[str, Any], metric: str) -> Any:
     value = figures.get(metric)
-    error = figures.get(f"{metric}_se")
+    if value is None:
+        return None
     by = scale(metric)
-    return (
-        value
-        if value is None
-        else by * value
-        if error is None
-        else {"value": by * value, "se": by * error}
-    )
+    error = figures.get(f"{metric}_se")
+    if error is None:
+        return by * value
+    return {"value": by * value, "se": by * error}

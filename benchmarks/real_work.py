@@ -60,7 +60,8 @@ def works(setup: Setup, stages: Iterable[str]) -> Iterator[Work]:
 
 
 def _imitation(setup: Setup) -> Iterator[Work]:
-    config, (_, plan, _) = setup.config, imitate.planned(setup)
+    config = setup.config
+    _, plan, _ = imitate.planned(setup)
     for number, phase in enumerate(plan):
         (program,) = imitation(setup, number)
         name = {"cot": "CoT-SFT", "codi": "CODI"}[phase.name]
@@ -91,7 +92,8 @@ def _objectives(setup: Setup) -> Iterator[Work]:
 
 
 def _tests(setup: Setup) -> Iterator[Work]:
-    config, counts = setup.config, (1, setup.config.evaluate.samples)
+    config = setup.config
+    counts = (1, config.evaluate.samples)
     imitated = 1 + config.imitate.control
     trained = len(config.rl.objectives)
     for name in config.data.eval:
@@ -164,9 +166,10 @@ def compile_all(
     with ThreadPoolExecutor(threads) as pool:
         made: dict[str, Future] = {}  # several works may have the same program
         jobs = []
-        for setup, work in (
-            (each, work) for each, stages in parts for work in works(each, stages)
-        ):
+        asked = []
+        for setup, stages in parts:
+            asked += [(setup, work) for work in works(setup, stages)]
+        for setup, work in asked:
             facts = {
                 name: getattr(work, name)
                 for name in ("name", "stage", "until", "times")

@@ -65,9 +65,9 @@ def measure(work: Workload, flags: argparse.Namespace) -> list[dict[str, Any]]:
     if flags.torch != "none":
         witness = make_witness(work, flags.torch == "compiled")
         theirs = [Torch(witness, work, *pair) for pair in flags.only]
-        candidates = [
-            candidate for pair in zip(ours, theirs, strict=True) for candidate in pair
-        ]
+        candidates = []
+        for pair in zip(ours, theirs, strict=True):
+            candidates += pair
     measured: list[list[dict[str, float]]] = [[] for _ in candidates]
     for step in tqdm(range(flags.warmup + flags.steps), "measure", disable=quiet):
         for before, rows, candidate in zip(

@@ -152,9 +152,10 @@ def measure_pair(
         found["compile"] = {side: summary([spent]) for side, spent in compiling.items()}
         found["compile"]["ratio"] = compiling["this"] / compiling["other"]
     for name in PROGRAMS[flags.what]:
-        values = {
-            side: [row[name] for row in rounds[side][flags.warmup :]] for side in SIDES
-        }
+        values = {}
+        for side in SIDES:
+            measured = rounds[side][flags.warmup :]
+            values[side] = [row[name] for row in measured]
         found[name] = {side: summary(values[side]) for side in SIDES}
         found[name]["ratio"] = statistics.median(
             b / a for a, b in zip(values["other"], values["this"], strict=True)
@@ -205,6 +206,10 @@ def benchmark(flags: argparse.Namespace) -> dict[str, Any]:
     return {"machine": machine(), "work": work, "pairs": pairs}
 
 
+def _medians(cells: list[Any], side: str) -> Any:
+    return summary([cell[side]["median"] for cell in cells])
+
+
 def markdown(result: dict[str, Any]) -> str:
     """The header lines and the table."""
     head = ("", "Other (s)", "This (s)", "Ratio of each pair", "All pairs", "95 %")
@@ -212,9 +217,7 @@ def markdown(result: dict[str, Any]) -> str:
     for name in result["pairs"][0]:
         cells = [pair[name] for pair in result["pairs"] if name in pair]
         total = over_pairs([cell["ratio"] for cell in cells])
-        seconds = [
-            spread(summary([cell[side]["median"] for cell in cells])) for side in SIDES
-        ]
+        seconds = [spread(_medians(cells, side)) for side in SIDES]
         ratios = ", ".join(f"{cell['ratio']:.2f}" for cell in cells)
         lines.append(
             [

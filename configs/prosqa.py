@@ -68,5 +68,6 @@ def _graph(config, folder: str) -> None:
 
 
 def _files(config, name: str) -> None:
-    config.data.train, config.data.valid = name.format("train"), name.format("valid")
+    config.data.train = name.format("train")
+    config.data.valid = name.format("valid")
     config.data.eval.prosqa = name.format("test")

@@ -81,7 +81,8 @@ def get_config(cell: str = ""):
     config.stages = ("imitate", "rl", "evaluate")
     config.imitate.update(
         batch_size=128, c_thought=0, max_latent_stage=OPERATIONS, cot_steps=COT_STEPS, stage_steps=STAGE_STEPS,
-        final_steps=FINAL_STEPS, final_latents="steps" if thinks else "published", suffix_slots=tuple(range(4, 6 * OPERATIONS + 4, 6)), dropout=0.1,
+        final_steps=FINAL_STEPS, final_latents="steps" if thinks else "published",
+        suffix_slots=tuple(range(4, 6 * OPERATIONS + 4, 6)), dropout=0.1,
     )  # fmt: skip
     config.imitate.optimizer.update(
         learning_rate=2e-3, warmup_steps=100, schedule="constant"

@@ -217,19 +217,22 @@ class Text:
 
     def _in_loops(self) -> set[str]:
         def called(lines):
-            return {
-                name
-                for line in lines
-                for name in re.findall(r"%([\w.-]+)", line.line)
-                if name in self.bodies
-            }
+            names = set[str]()
+            for line in lines:
+                names.update(re.findall(r"%([\w.-]+)", line.line))
+            return names & self.bodies.keys()
 
-        every = [each for body in self.bodies.values() for each in body]
+        loops = []
+        for body in self.bodies.values():
+            loops += [each for each in body if each.operation == "while"]
         found = set[str]()
-        new = called(each for each in every if each.operation == "while")
+        new = called(loops)
         while new:
             found |= new
-            new = {name for loop in new for name in called(self.bodies[loop])} - found
+            reached = set[str]()
+            for name in new:
+                reached |= called(self.bodies[name])
+            new = reached - found
         return found
 
     def traffic(self, trips: int, name: str = "") -> int:
@@ -291,11 +294,10 @@ class Text:
             return int(known[1])
         condition = re.search(r"condition=%?([\w.-]+)", loop.line)
         lines = [each.line for each in self.bodies[condition[1]]] if condition else []
-        bounds = [
-            int(number)
-            for line in lines
-            for number in re.findall(r"= s32\[\]\S* constant\((\d+)\)", line)
-        ]
+        bounds = []
+        for line in lines:
+            numbers = re.findall(r"= s32\[\]\S* constant\((\d+)\)", line)
+            bounds += map(int, numbers)
         return max(bounds, default=otherwise)
 
 

@@ -35,7 +35,10 @@ class Ours:
         rollouts: dict[int, tuple[Any, float]],
     ):
         """Compiles; `rollouts` keeps the rollout program of each G and its seconds, as it doesn't depend on K."""
-        self.passes, self.group, self.lengths, seconds = passes, group, np.zeros(0), {}
+        self.passes = passes
+        self.group = group
+        self.lengths = np.zeros(0)
+        seconds: dict[str, float] = {}
         parts = work.parts.at(passes, group)
         loss_fn = make_loss(parts.policy, parts.objective, parts.reward, group)
         step = make_train_step(
@@ -56,7 +59,7 @@ class Ours:
             gradient, params, batch, *sampled, key
         )
         self.step, seconds["step"] = compiled(step, work.state, batch)
-        self.compile_seconds: dict[str, float] = seconds
+        self.compile_seconds = seconds
 
     def measure(self, work: Workload, step: int) -> dict[str, float]:
         """Seconds of each program in one step, which advances work.state, and what its rollouts were like."""
@@ -103,16 +106,25 @@ def part_programs(parts: Parts, mesh):
     same = EVERYWHERE
 
     def sharded(function, ins, outs):
-        return jax.jit(
-            jax.shard_map(
-                function, mesh=mesh, in_specs=ins, out_specs=outs, check_vma=False
-            )
+        mapped = jax.shard_map(
+            function,
+            mesh=mesh,
+            in_specs=ins,
+            out_specs=outs,
+            check_vma=False,
         )
+        return jax.jit(mapped)
 
     def loss(params, batch, trajectories, rewards, key):
-        return parts.objective(parts.policy, params, batch, trajectories, rewards, key)[
-            0
-        ]
+        value, *_ = parts.objective(
+            parts.policy,
+            params,
+            batch,
+            trajectories,
+            rewards,
+            key,
+        )
+        return value
 
     def rollout(params, batch, key):
         return roll_out(parts.policy, params, batch, parts.reward, parts.group, key)

@@ -55,12 +55,10 @@ def _inner(given: dict[str, Any]) -> list[core.Jaxpr]:
 
 def _bound(condition: core.Jaxpr, otherwise: int) -> int:
     """The largest whole number that a loop's condition compares with."""
-    compared = [
-        value
-        for equation in condition.eqns
-        if equation.primitive.name == "lt"
-        for value in equation.invars
-    ]
+    compared = []
+    for equation in condition.eqns:
+        if equation.primitive.name == "lt":
+            compared += equation.invars
     return max(
         (int(each.val) for each in compared if isinstance(each, core.Literal)),
         default=otherwise,

@@ -142,9 +142,10 @@ def objectives(setup: Setup, own: bool = False) -> list[Program]:
         own: with the shapes of the run's own batches, whose prompts lie end to end, instead of the largest ones.
     """
     names = setup.config.rl.objectives
-    found = [
-        (name, program) for name in names for program in _objective(setup, name, own)
-    ]
+    found = []
+    for name in names:
+        for program in _objective(setup, name, own):
+            found.append((name, program))
     if len(names) == 1:
         return [program for _, program in found]
     return [

@@ -128,10 +128,8 @@ class Witness:
         self.group = group
         self.cache = cache
         self.parameters = list(self.model.parameters())
-        self.optimizer, self.clip_norm = (
-            make_optimizer(self.parameters, optimizer),
-            optimizer.clip_norm,
-        )
+        self.optimizer = make_optimizer(self.parameters, optimizer)
+        self.clip_norm = optimizer.clip_norm
         self.sampled: torch.Tensor | None = None
         self.speaker = (
             copy.deepcopy(self.model).to(torch.bfloat16) if speaks_low else self.model
@@ -145,10 +143,8 @@ class Witness:
         self._encode = self.model.model
         if compiled:
             check_compiler("cpu")
-            self._multiple, self._encode = (
-                _COMPILED_MULTIPLE,
-                torch.compile(self.model.model, dynamic=False),
-            )
+            self._multiple = _COMPILED_MULTIPLE
+            self._encode = torch.compile(self.model.model, dynamic=False)
 
     def rollout(self, prompts: Prompts, tokens: int | None = None) -> torch.Tensor:
         """G completions of each prompt, a prompt's in a row: int64 [N, A'], A' the longest one's tokens.

@@ -119,10 +119,8 @@ def make_models(params: Any, config: GPT2Config, noise: Noise, device: str):
     model.load_state_dict(weights, assign=True)
     model.tie_weights()
     for block in model.transformer.h:
-        block.attn.resid_dropout, block.mlp.dropout = (
-            PositionDropout(noise),
-            PositionDropout(noise),
-        )
+        block.attn.resid_dropout = PositionDropout(noise)
+        block.mlp.dropout = PositionDropout(noise)
     out = params["gate"]["out"]
     gate_weights = {
         "weight": np.asarray(out["kernel"]).T,

@@ -114,19 +114,15 @@ class Witness:
             self.model, self.gate, self.noise, rollout_config, end_answers_at
         )
         self.parameters = [*self.model.parameters(), *self.gate.parameters()]
-        self.optimizer, self.clip_norm = (
-            make_optimizer(self.parameters, optimizer),
-            optimizer.clip_norm,
-        )
+        self.optimizer = make_optimizer(self.parameters, optimizer)
+        self.clip_norm = optimizer.clip_norm
         self.sampled: Trajectories | None = None
         self._multiple = 1
         self._encode = self._encode_eagerly
         if compiled:
             check_compiler(device)
-            self._multiple, self._encode = (
-                _COMPILED_MULTIPLE,
-                torch.compile(self._encode_eagerly, dynamic=False),
-            )
+            self._multiple = _COMPILED_MULTIPLE
+            self._encode = torch.compile(self._encode_eagerly, dynamic=False)
 
     def compile_rollouts(self) -> None:
         """torch.compile the forward pass of rollouts, and so of `passk`.
@@ -286,10 +282,8 @@ class Witness:
             batch = slice(start, start + batch_size)
             prompts = self._padded([prompt_rows[i] for i in index_N[batch]])
             sampled = self.rollout(prompts, 1, rule=threshold)
-            tokens_NA[batch], lengths_N[batch] = (
-                sampled.tokens.cpu().numpy(),
-                sampled.lengths.cpu().numpy(),
-            )
+            tokens_NA[batch] = sampled.tokens.cpu().numpy()
+            lengths_N[batch] = sampled.lengths.cpu().numpy()
         back = np.argsort(order)
         return tokens_NA.reshape(len(order), samples, -1)[back], lengths_N.reshape(
             len(order), samples
