@@ -4,6 +4,7 @@ A group is one reasoner on several backbones. A problem's value is its mean over
 are paired by problem and seed, and their intervals cover both.
 """
 
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -290,7 +291,7 @@ def _values(table: Table, runs: Sequence[Sequence[Job]]) -> dict[str, Seeds]:
 
     values: dict[str, Seeds] = {}
     for row in table.rows:
-        if not all(row in seed for run in evals for seed in run):
+        if not _all_have(evals, row):
             continue
         values[row] = []
         for seed in zip(*evals, strict=True):
@@ -300,6 +301,12 @@ def _values(table: Table, runs: Sequence[Sequence[Job]]) -> dict[str, Seeds]:
                 sets[name] = np.mean(each, axis=0)
             values[row].append(sets)
     return values
+
+
+def _all_have(runs: Sequence[Sequence[Any]], key: str) -> bool:
+    """Whether every seed of every run has it."""
+    every = itertools.chain.from_iterable(runs)
+    return all(key in seed for seed in every)
 
 
 def _stack(records: EvalRecords, metrics: Sequence[str]) -> np.ndarray:
@@ -321,7 +328,7 @@ def _training(runs: Sequence[Sequence[Job]], row: str) -> Figures:
     found = {_SECONDS: _with_error(_last_values(curves, "elapsed"))}
     # CoLaR's words have the first, its thoughts after them the second.
     for right in ("accuracy", "answered"):
-        if all(right in seed for run in curves for seed in run):
+        if _all_have(curves, right):
             found[_LEARNED] = _with_error(100 * _last_values(curves, right))
     return found
 

@@ -141,11 +141,19 @@ def _on(
     reasoners: Sequence[str], others: Callable[[str], Sequence[Run]], argument: str = ""
 ) -> tuple[Run, ...]:
     """The runs of these reasoners, and what is run from each."""
-    return tuple(
-        run
-        for name in reasoners
-        for run in (Run(name, f"{_TWELVE}:{name}{argument}"), *others(name))
-    )
+    runs = []
+    for name in reasoners:
+        runs.append(Run(name, f"{_TWELVE}:{name}{argument}"))
+        runs += others(name)
+    return tuple(runs)
+
+
+def _tried(names: Sequence[str], rates: Sequence[float]) -> tuple[str, ...]:
+    """What objectives are called at each of the rates that are tried."""
+    variants = []
+    for name in names:
+        variants += [tried(name, rate) for rate in rates]
+    return tuple(variants)
 
 
 def _in_equal_seconds(reasoner: str) -> list[Run]:
@@ -156,9 +164,17 @@ def _in_equal_seconds(reasoner: str) -> list[Run]:
         {"rl.steps": 300},
         "pass_at_k, half of the steps",
     )
-    then = {"rl.steps": 1500}
-    return [
-        *(
+    then = _again(
+        f"{reasoner}_then",
+        reasoner,
+        "answer_only",
+        {"rl.steps": 1500},
+        "pass_at_k, then answer_only",
+        first.name,
+    )
+    runs = []
+    for name, steps in _SECONDS.items():
+        runs.append(
             _again(
                 f"{reasoner}_{name}_seconds",
                 reasoner,
@@ -166,18 +182,8 @@ def _in_equal_seconds(reasoner: str) -> list[Run]:
                 {"rl.steps": steps},
                 f"{name}, equal seconds",
             )
-            for name, steps in _SECONDS.items()
-        ),
-        first,
-        _again(
-            f"{reasoner}_then",
-            reasoner,
-            "answer_only",
-            then,
-            "pass_at_k, then answer_only",
-            first.name,
-        ),
-    ]
+        )
+    return [*runs, first, then]
 
 
 def _by_difficulty(reasoner: str) -> list[Run]:
@@ -186,11 +192,13 @@ def _by_difficulty(reasoner: str) -> list[Run]:
         "evaluate.samples": 32,
         "evaluate.seeds": 1,
     }
-    return [
-        _evaluated(f"{reasoner}_difficulty_{stage}_{split}", reasoner, stage,
-                   sampled | {"data.eval.split": f"synthetic:{split}"})
-        for stage in ("cold_start", "slpo_mean") for split in ("valid", "test")
-    ]  # fmt: skip
+    runs = []
+    for stage in ("cold_start", "slpo_mean"):
+        for split in ("valid", "test"):
+            changes = sampled | {"data.eval.split": f"synthetic:{split}"}
+            name = f"{reasoner}_difficulty_{stage}_{split}"
+            runs.append(_evaluated(name, reasoner, stage, changes))
+    return runs
 
 
 # All have as many optimizer steps: CoT-SFT and iCoT write in 32 tokens what the others leave out. A chain has at most
@@ -249,7 +257,7 @@ TABLES = {
             *(Run(tried("further", rate), f"{_QUICKSTART}:tune", _FURTHER | _ONE_CORE | {"imitate.control_rate": rate},
                   rows=("imitate_control",)) for rate in _QUICK_RATES),
         ),
-        ("imitate_control", *(tried(name, rate) for name in _QUICK_OBJECTIVES for rate in _QUICK_RATES)), ("imitate",),
+        ("imitate_control", *_tried(_QUICK_OBJECTIVES, _QUICK_RATES)), ("imitate",),
         (100,),
     ),
     "countdown": Table(
@@ -267,7 +275,7 @@ TABLES = {
     "countdown_rates": Table(
         tuple(Run(name, f"{_COUNTDOWN}:{name},tune")
               for name in ("coconut_gpt2", "coconut_llama", "no_thought_gpt2", "cot_sft_gpt2")),
-        tuple(tried(name, rate) for name in ("keys", *_REWARDED) for rate in _COUNTDOWN_RATES), ("imitate",), (100,),
+        _tried(("keys", *_REWARDED), _COUNTDOWN_RATES), ("imitate",), (100,),
     ),
     # Rewards for more numbers than demonstrations have.
     "countdown_beyond": Table(
@@ -315,7 +323,7 @@ TABLES = {
     ),
     "table1_rates": Table(
         _on(_REASONERS, lambda _: (), ",tune"),
-        tuple(tried(name, rate) for name in _OBJECTIVES for rate in _RATES), ("cold_start",), seeds=(100,),
+        _tried(_OBJECTIVES, _RATES), ("cold_start",), seeds=(100,),
     ),
     # Table 2's rows of explicit text: written steps, none, and steps that are left out token by token.
     "table2": Table(
@@ -336,7 +344,7 @@ TABLES = {
             Run("cot", f"{_SOFT}:cot,tune"),
             *(Run(name, f"{_SOFT}:{name},tune", _SOFT_START, "cot") for name in _METHODS),
         ),
-        tuple(tried(name, rate) for name in _METHODS for rate in _SOFT_RATES), ("imitate",), (100,),
+        _tried(_METHODS, _SOFT_RATES), ("imitate",), (100,),
         ("pass@1", "pass@32"),
     ),
     # Which reasoners think at all, and does a reward improve them? Imitation's rate is chosen for each of them, on one
@@ -366,7 +374,7 @@ TABLES = {
     ),
     "arena_rates": Table(
         tuple(Run(name, f"{_ARENA}:{name},tune") for name in ("coconut_gpt2", "latent_grpo_gpt2")),
-        tuple(tried(name, rate) for name in _TRAINED for rate in _ARENA_RATES), ("imitate",), (100,),
+        _tried(_TRAINED, _ARENA_RATES), ("imitate",), (100,),
     ),
     # Figures 3 and 8: K and G. Figure 4, which is table 6: RLOO or GRPO. Figure 7: r of latents with difficulty.
     "figure3": Table(

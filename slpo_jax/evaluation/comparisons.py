@@ -103,9 +103,9 @@ def compare_rows(
 
     entries = []
     notes = []
-    for row in reversed(rows.values()):
-        a = row.name
-        for b, members in baselines_of(row, rows).items():
+    for last in reversed(rows.values()):
+        a = last.name
+        for b, members in baselines_of(last, rows).items():
             over_sets: dict[str, list[tuple[dict[str, Any], np.ndarray]]] = {}
             for stream, name in enumerate(names):
                 # The row, and those of the others that were evaluated on this set.
@@ -118,7 +118,9 @@ def compare_rows(
                         f"{a} minus {b} on {name}: left out, the problems differ; evaluate both again."
                     )
                     continue
-                of_set = [{r: run[r][name] for r in compared} for run in values]
+                of_set = []
+                for run in values:
+                    of_set.append({row: run[row][name] for row in compared})
                 facts = {"set": name, "a": a, "b": b}
                 counts = {
                     "n": len(runs[0][a][name].references),
@@ -172,8 +174,10 @@ def _differences(
     for metric in values[0][first]:
         # "Best" has no meaning for a length or a variety.
         is_comparable = b != BEST_FIXED or metric not in COUNTS
-        rows_have_it = [metric in of_row for run in values for of_row in run.values()]
-        if is_comparable and all(rows_have_it):
+        rows_have_it = True
+        for run in values:
+            rows_have_it &= all(metric in of_row for of_row in run.values())
+        if is_comparable and rows_have_it:
             metrics.append(metric)
 
     best = {}

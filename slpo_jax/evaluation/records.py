@@ -271,8 +271,8 @@ class RolloutCache:
 
 def in_order(batches: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
     """Join batches of rollouts, rows by their `PLACES`, each once."""
-    arrays = {
-        name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]
-    }
+    arrays = {}
+    for name in batches[0]:
+        arrays[name] = np.concatenate([batch[name] for batch in batches])
     _, order = np.unique(arrays.pop(PLACES), return_index=True)
     return {name: values[order] for name, values in arrays.items()}

@@ -128,7 +128,8 @@ def compare_runs(workdirs: Sequence[str | Path], out: str | Path) -> dict[str, A
                 if (row, name) in common:
                     kept.setdefault(row, {})[name] = records
         runs.append(kept)
-    rows_of_runs = [{name: rows[name] for name in runs[0]} for rows in rows_of_runs]
+    for place, rows in enumerate(rows_of_runs):
+        rows_of_runs[place] = {name: rows[name] for name in runs[0]}
 
     # Note in which settings the runs differ, and where their seeds don't.
     if differ := differing_settings(rows_of_runs):
@@ -164,7 +165,9 @@ def _common_pairs(runs: Sequence[Evals]) -> tuple[set[tuple[str, str]], list[str
     """Return the pairs of row and set that all runs have of the same problems, and notes on the others."""
     pairs_of_runs = []
     for evals in runs:
-        pairs = {(row, name) for row, sets in evals.items() for name in sets}
+        pairs: set[tuple[str, str]] = set()
+        for row, sets in evals.items():
+            pairs |= {(row, name) for name in sets}
         pairs_of_runs.append(pairs)
     everywhere = set.intersection(*pairs_of_runs)
     common = set()
