@@ -159,6 +159,7 @@ class _Lines:
         self.means[line] = _means(report, row, table.metrics)
         self.by_set[line] = report["eval"][row]
 
+        # Each set's figure in each seed's run.
         for metric in table.by_set:
             by_seed = self.by_seed.setdefault(metric, {})
             for name, figures in report["eval"][row].items():
@@ -167,6 +168,7 @@ class _Lines:
                 for job, value in zip(jobs, values, strict=True):
                     cells[f"seed {job.seed}"] = value
                 by_seed[f"{line}: {called(name)}"] = cells
+        # How the latents go with the problems' steps, where sets differ in these.
         if table.by_set:
             r_S = [depth_correlation(job.workdir, row) for job in jobs]
             known = np.array([r for r in r_S if r is not None])
@@ -177,6 +179,7 @@ class _Lines:
                 }
                 self.correlations[line] = {"r": r}
 
+        # The differences from each baseline.
         by_set = {}
         for b in table.minus:
             self.differences.setdefault(b, {})
@@ -433,6 +436,7 @@ def _count(counts: Counts, kind: str, by_set: dict) -> None:
         if of_metrics:
             each[b] = of_metrics
 
+    # Where a row is compared with every baseline, the least of its differences counts too.
     if len(each) == len(by_set) > 1:
         every = list(each.values())
         least: dict[str, dict[str, Any]] = {}
@@ -494,6 +498,7 @@ def best_rates(
     if not tried:
         return None
 
+    # A line for each name, a column for each rate; of equal means the lowest rate is the best.
     rates = sorted(every, key=float)
     rows = []
     for name, means in tried.items():

@@ -199,6 +199,7 @@ def _beside(
         if group != table.beside:
             others[called(group)] = rows[first]
 
+    # Their differences, mean of the sets and by set.
     lines = {}
     for line, seeds in others.items():
         lines[line] = _difference([(seeds, base)], metrics)
@@ -220,6 +221,7 @@ def _beside(
         header = ["", *map(called, columns)]
         tables[f"{minus}, {called(metric)} by set"] = made(header, lines, columns)
 
+    # The figures themselves.
     for metric in table.by_set[:1]:
         lines = {}
         for group, rows in values.items():
@@ -281,6 +283,7 @@ def _finished_groups(
 
 def _values(table: Table, runs: Sequence[Sequence[Job]]) -> dict[str, Seeds]:
     """Row -> the values of those rows that all runs have, in mean over the runs."""
+    # Read the evaluations of every run and seed.
     evals = []
     for jobs in runs:
         of_run = []
@@ -289,6 +292,7 @@ def _values(table: Table, runs: Sequence[Sequence[Job]]) -> dict[str, Seeds]:
             of_run.append(found)
         evals.append(of_run)
 
+    # A problem's value is its mean over the runs.
     values: dict[str, Seeds] = {}
     for row in table.rows:
         if not _all_have(evals, row):
@@ -350,6 +354,7 @@ def _with_error(values_S: np.ndarray) -> dict[str, float]:
 
 def _means(seeds: Seeds, metrics: Sequence[str]) -> Figures:
     """Mean of the sets."""
+    # Sets weigh the same, however many problems they have.
     means = []
     for sets in seeds:
         of_sets = [values_NQ.mean(axis=0) for values_NQ in sets.values()]
@@ -392,6 +397,7 @@ def _difference(pairs: Sequence[Pair], metrics: Sequence[str]) -> Figures:
     values = []
     draws = []
     first, _ = pairs[0]
+    # Problems are drawn again for each set, seeds are the same in all of them.
     for stream, name in enumerate(first[0]):
         each = []
         for a, b in pairs:

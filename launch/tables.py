@@ -68,6 +68,7 @@ def cell(value: Any, digits: int = 2, signed: bool = False) -> str:
         middle = value.get("value", value.get("median"))
     if abs(middle) >= 100:
         digits = 0
+    # Whole numbers and texts are done; the others have so many digits.
     places = f".{digits}f"
     if isinstance(value, float):
         return f"{value:{sign}{places}}"
@@ -76,6 +77,7 @@ def cell(value: Any, digits: int = 2, signed: bool = False) -> str:
     if "median" in value:
         ends = f"{value['min']:{places}}-{value['max']:{places}}"
         return f"{middle:{places}} ({ends})"
+    # A difference is bold where its interval excludes 0.
     low = value["low"]
     high = value["high"]
     mean = f"{middle:+{places}}"

@@ -93,6 +93,7 @@ def compare_rows(
         Entries {set, a, b, b_row, metric, n, runs, difference, low, high, excludes_zero, per_run} with 95%
         intervals, and notes on pairs that can't be compared.
     """
+    # Each problem's value of each metric, by run, row and set.
     values = []
     for run in runs:
         of_run = {row: _values_of_sets(sets) for row, sets in run.items()}
@@ -180,6 +181,7 @@ def _differences(
         if is_comparable and rows_have_it:
             metrics.append(metric)
 
+    # Of several others the one with the best mean stands, chosen for each metric by itself.
     best = {}
     differences_Q = []
     for metric in metrics:
@@ -195,6 +197,7 @@ def _differences(
     differences_RNQ = np.stack(differences_Q, axis=-1)
     draws = bootstrap_draws(differences_RNQ, stream=stream)
 
+    # An interval of each metric, all of the same draws of problems.
     entries = []
     for q, metric in enumerate(metrics):
         per_run = differences_RNQ[:, :, q].mean(axis=1)

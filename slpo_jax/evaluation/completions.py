@@ -49,6 +49,7 @@ def scored(completions: Completions, samples: int) -> Completions:
     values = dict(completions)
     for name in values.keys() & SCORERS.keys():
         scores = values[name].astype(np.float64)
+        # Of logarithms only the differences within a problem count.
         if SCORERS[name].log:
             scores_PM = scores.reshape(-1, samples)
             largest_P1 = scores_PM.max(axis=1, keepdims=True)
@@ -176,6 +177,7 @@ def _judge(
 ) -> Iterator[tuple[list[Reading], list[bool]]]:
     """Yield each problem's readings, and which are right; of many at once, as several processes may be asked."""
     for start in range(0, count, _AT_ONCE):
+        # The readings of many problems in one list, beside the problem of each.
         groups = []
         readings = []
         asked = []
@@ -184,6 +186,7 @@ def _judge(
             groups.append(group)
             readings += group
             asked += [problems[index]] * len(group)
+        # Their verdicts, handed back problem by problem.
         right = iter(reward.right(readings, asked))
         for group in groups:
             yield group, list(itertools.islice(right, len(group)))

@@ -115,6 +115,8 @@ def pass_at_k_figure(evaluated: Mapping[str, EvalRecords]) -> "Figure | None":
             curves[label] = curve
     if not curves:
         return None
+
+    # A line for each row, with a band of one standard error.
     figure = Figure(figsize=(4.1, 3.7), dpi=130, layout="constrained")
     axis = figure.subplots()
     for place, (label, curve) in enumerate(curves.items()):
@@ -145,6 +147,8 @@ def pass_at_k_figure(evaluated: Mapping[str, EvalRecords]) -> "Figure | None":
             alpha=0.12,
             lw=0,
         )
+
+    # k doubles from tick to tick.
     ticks = powers_of_two(max(len(curve["k"]) for curve in curves.values()))
     axis.set_xscale("log", base=2)
     axis.set_xticks(ticks, [str(k) for k in ticks])
@@ -216,6 +220,7 @@ def training_curves(
         {stage: {scalar: [steps, values]}} of finite values; with `elapsed`, the seconds of its steps so far, where
         those of a step were logged.
     """
+    # A curve for each stage and scalar.
     series: dict[str, dict[str, list[list[float]]]] = {}
     for row in metrics:
         stage = series.setdefault(str(row["stage"]), {})
@@ -231,6 +236,8 @@ def training_curves(
                 )
                 steps.append(row["step"])
                 values.append(value)
+
+    # The clock, from the seconds of a step.
     for stage in series.values():
         if "seconds" in stage:
             steps, seconds_a_step = stage["seconds"]

@@ -271,17 +271,22 @@ class Evaluator:
         devices = self.mesh.size
         slots = self.prompt_slots
         lengths = np.array([len(prompt) for prompt in problems.prompts[:count]])
-        copies = 1  # rollouts of a prompt, of `rows` on a device
+
+        # A prompt is encoded once for as many of its rollouts as divide its samples and fit a batch.
+        copies = 1
         for n in range(2, samples + 1):
             if samples % n == 0 and n * devices <= self.batch_size:
                 copies = n
+        # The rows of a device are prompts, and fewer where the problems are few.
         rows = max(self.batch_size // (copies * devices), 1)
         while rows > 1 and rows * devices >= 4 * count * (samples // copies):
             rows //= 2
-        # A problem's samples may be several items, of `each` rollouts.
+
+        # A problem's samples may be several items, of `copies` rollouts.
         index_I = np.repeat(np.argsort(lengths, kind="stable"), samples // copies)
         offset_I = np.tile(np.arange(0, samples, copies), count)
         for items in classes(lengths[index_I], slots, rows * devices):
+            # All batches of a class have the width of its longest prompt's bucket.
             longest = lengths[index_I[items[-1]]]
             width = min(size for size in slots if size >= longest)
             shards, real_SR = shard(items, rows, devices)
@@ -289,6 +294,7 @@ class Evaluator:
             # Of what fills a batch up, one token.
             lengths_SR = np.where(real_SR, lengths[index_SR], 1)
             packed_slots = end_to_end(int(lengths_SR.sum(axis=1).max()), rows, width)
+            # A batch has a shard for each device.
             for first in range(0, len(shards), devices):
                 batch = slice(first, first + devices)
                 index_B = index_SR[batch].reshape(-1)
@@ -351,6 +357,8 @@ class Evaluator:
         )
         key = self._noise_key(seed, name)
         total = count * samples
+
+        # What an earlier run left.
         results = cache.batches() if cache else []
         is_known = np.zeros(total, bool)
         for batch in results:
@@ -358,6 +366,7 @@ class Evaluator:
         # All have read what there is before the first adds to it.
         hosts.barrier("evaluation")
 
+        # Only batches with a rollout that is not known yet are begun.
         def begin_batches() -> Iterator[tuple[int, np.ndarray, np.ndarray, Any]]:
             for number, batch in enumerate(self.batches(problems, count, samples)):
                 rows_N = batch.index_N.astype(np.int64) * samples + batch.sample_N

@@ -38,6 +38,7 @@ def make_headline(report: Report) -> dict[str, Any]:
     place = AVERAGE if report[AVERAGE] else next(iter(_sets(report)))
     metrics = ["acc", *_chosen_pass_at_k(figures_of)]
 
+    # A row's label, its figures, its control's label, and the differences from that.
     rows = []
     for name, figures in figures_of.items():
         differences = _differences(report, name, place)

@@ -125,6 +125,7 @@ def arrays_of(rows: Sequence[Mapping[str, Any]]) -> EvalRecords:
     written_steps = np.array([row.get("written_steps", 0) for row in rows], np.int64)
     latent_steps = column("latent_steps", np.int64)
 
+    # The rollouts whose thoughts were searched for, and the scores of the samples.
     searches = []
     for row in rows:
         searches.append([search["correct"] for search in row.get("searched", ())])
@@ -169,6 +170,7 @@ def read_evals(workdir: str | Path, rows: Rows) -> tuple[Evals, list[str]]:
         raise UserError(
             f"{folder.eval}: no ROW/NAME.jsonl files; run the evaluate stage first"
         )
+    # Sort out what is not whole, or was made by something else.
     left_out: dict[Pair, str] = {}
     whole: dict[Pair, Mapping[str, Any]] = {}
     newest: dict[str, tuple[float, str]] = {}  # set -> time and digest of its problems

@@ -259,6 +259,7 @@ def _problem(
                 count,
             ]
 
+    # What was seen of the rows' thoughts, of the first problems alone.
     thoughts = {}
     for row, latents in probed.items():
         if index < len(latents):
@@ -331,6 +332,7 @@ def _figure_tables(report: Mapping[str, Any]) -> list[str]:
     if report[AVERAGE]:
         by_set = {"mean of the sets": report[AVERAGE]}
 
+    # A table of a title, a header and a line for each row.
     blocks = []
     for name, rows in by_set.items():
         counts = [figures["n"] for figures in rows.values()]
@@ -364,6 +366,7 @@ def shown_columns(evaluated: Mapping[str, Any]) -> list[str]:
 
     Of every scorer the best of the most samples, and their votes.
     """
+    # Which figures there are, and which k.
     names: dict[str, None] = {}  # of figures that some row has, in order
     for sets in evaluated.values():
         for figures in sets.values():
@@ -376,6 +379,7 @@ def shown_columns(evaluated: Mapping[str, Any]) -> list[str]:
     columns += [f"pass@{k}" for k in shown_ks]
     columns += [f"maj@{k}" for k in _ks(names, "maj")[-1:]]
 
+    # What scorers choose or vote for.
     scorers: dict[str, None] = {}
     for name in names:
         if match := re.fullmatch(r"best@\d+_(\w+)(?<!_se)", name):
@@ -387,6 +391,8 @@ def shown_columns(evaluated: Mapping[str, Any]) -> list[str]:
 
     if "searched" in names:
         columns.append("searched")
+
+    # What an answer costs.
     columns += ["latent_steps", "sequential_steps"]
     if "milliseconds" in names:
         columns.append("milliseconds")

@@ -172,6 +172,7 @@ def baselines_of(row: Row, rows: Rows) -> dict[str, tuple[str, ...]]:
     """Return the baselines of a row that are there, each with the rows that it is the best of."""
     fixed = [other.name for other in rows.values() if other.fixed]
     others = tuple(name for name in fixed if name != row.name)
+    # Those that were evaluated; the best fixed one stands for all other fixed rows.
     baselines = {}
     for name in row.baselines:
         if name in rows:
@@ -190,6 +191,7 @@ def reported_settings(runs: Sequence[Rows]) -> dict[str, dict[str, Any]]:
     Returns:
         {"": settings that all checkpoints share, STAGE: its own, in the rows' order}, each by key of the config.
     """
+    # Rows of one stage have its settings in common; what all stages share is shown once.
     by_stage: dict[str, list[Mapping[str, Any]]] = {}
     for rows in runs:
         for row in rows.values():
@@ -206,6 +208,7 @@ def reported_settings(runs: Sequence[Rows]) -> dict[str, dict[str, Any]]:
 
 def differing_settings(runs: Sequence[Rows]) -> list[str]:
     """Return keys in which a row's checkpoints differ between runs, without the seed and what follows from it."""
+    # Of each row, the keys that not all runs have with the same value.
     keys: set[str] = set()
     names = set().union(*runs)
     for name in names:

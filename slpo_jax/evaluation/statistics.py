@@ -98,6 +98,7 @@ def weighted_vote(
     Returns:
         [S, N] bool.
     """
+    # Sum up each answer's weights, and keep the sample that gave it first.
     weights = np.ones(sample_answers.shape) if sample_scores is None else sample_scores
     out = np.zeros(sample_answers.shape[:2], bool)
     for s, i in np.ndindex(*out.shape):
