@@ -16,6 +16,11 @@ That choice is made on the test set itself, so it is a harder baseline than one 
 BEST_FIXED_LABEL = "best fixed length"
 
 
+Rule = float | int
+"""How rollouts stop: a threshold of the gate, or a number of latents."""
+Facts = Mapping[str, Any]
+
+
 @dataclasses.dataclass(frozen=True)
 class Row:
     """A row of the report: a checkpoint and how its rollouts end.
@@ -51,15 +56,15 @@ class Row:
     baselines: tuple[str, ...] = ()
     stage: str = ""
     stopping: Literal["threshold", "length"] = "length"
-    rules: tuple[float | int, ...] = ()
-    rule: float | int | None = None
+    rules: tuple[Rule, ...] = ()
+    rule: Rule | None = None
     latents_a_step: int = 0
     selected_for: str = ""
-    sweep: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    sweep: Facts = dataclasses.field(default_factory=dict)
     checkpoint: str = ""
-    evaluation: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    shown: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    evaluation: Facts = dataclasses.field(default_factory=dict)
+    settings: Facts = dataclasses.field(default_factory=dict)
+    shown: Facts = dataclasses.field(default_factory=dict)
     source: str = ""
     about: str = ""
 
@@ -74,6 +79,7 @@ class Row:
 Rows = dict[str, Row]
 """By name, in the report's order."""
 
+_ABSENT = object()
 _AGAIN = "delete the file and run the evaluate stage again"
 
 
@@ -106,7 +112,9 @@ def is_rule(stopping: Any, rule: Any) -> bool:
     """Return whether rollouts that stop in this way can have the rule."""
     if stopping == "threshold":
         return type(rule) in (int, float) and 0 <= rule <= 1
-    return stopping == "length" and type(rule) is int and 0 <= rule < 2**31  # int32
+    if stopping == "length":
+        return type(rule) is int and 0 <= rule < 2**31  # int32
+    return False
 
 
 def write_rule(stage: StageFolder, row: Row, alike: bool) -> None:
@@ -131,7 +139,7 @@ def write_rule(stage: StageFolder, row: Row, alike: bool) -> None:
         artifact.write(stage.rule, trained, rule)
 
 
-def read_rule(stage: StageFolder, stopping: str) -> float | int | None:
+def read_rule(stage: StageFolder, stopping: str) -> Rule | None:
     """Read the rule of a checkpoint that stops in this way; None where none is known of it as it is now trained.
 
     Raises:
@@ -143,7 +151,7 @@ def read_rule(stage: StageFolder, stopping: str) -> float | int | None:
     return entry.value["rule"] if entry.value["stopping"] == stopping else None
 
 
-def sweeps_of(rows: Rows) -> dict[str, Mapping[str, Any]]:
+def sweeps_of(rows: Rows) -> dict[str, Facts]:
     """Return, by row, the choice of its rule, where it had one."""
     return {name: row.sweep for name, row in rows.items() if row.sweep}
 
@@ -192,11 +200,12 @@ def reported_settings(runs: Sequence[Rows]) -> dict[str, dict[str, Any]]:
         {"": settings that all checkpoints share, STAGE: its own, in the rows' order}, each by key of the config.
     """
     # Rows of one stage have its settings in common; what all stages share is shown once.
-    by_stage: dict[str, list[Mapping[str, Any]]] = {}
+    by_stage: dict[str, list[Facts]] = {}
     for rows in runs:
         for row in rows.values():
+            stage = row.stage or row.name
             if row.shown:
-                by_stage.setdefault(row.stage or row.name, []).append(row.shown)
+                by_stage.setdefault(stage, []).append(row.shown)
     agreed = {stage: _agreed(values) for stage, values in by_stage.items()}
     shared = _agreed([*agreed.values()])
     settings = {"": shared}
@@ -218,10 +227,14 @@ def differing_settings(runs: Sequence[Rows]) -> list[str]:
     return sorted(keys - {"seed", "start.digest"})
 
 
-def _agreed(settings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _agreed(settings: Sequence[Facts]) -> dict[str, Any]:
     """Return the entries that are the same in all."""
     agreed = {}
-    for key, value in settings[0].items() if settings else ():
-        if all(key in run and run[key] == value for run in settings):
+    if not settings:
+        return agreed
+    first, *others = settings
+    for key, value in first.items():
+        values = [run.get(key, _ABSENT) for run in others]
+        if all(each == value for each in values):
             agreed[key] = value
     return agreed
