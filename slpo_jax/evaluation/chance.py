@@ -28,8 +28,10 @@ def count_candidates(question: str, reference: str) -> int:
     if either is None:
         return 0
     words = target.decode().split()
-    named = [word for word in either.groups() if word.lower() in words]
-    return 2 if len(named) == 1 else 0
+    first, second = either.groups()
+    has_first = first.lower() in words
+    has_second = second.lower() in words
+    return 2 if has_first != has_second else 0
 
 
 def chance_level(records: EvalRecords, name: str) -> dict[str, Any]:
@@ -49,31 +51,36 @@ def chance_level(records: EvalRecords, name: str) -> dict[str, Any]:
         k = 8
 
     # Guess the answers that most references are.
-    total = len(records.references)
-    common = Counter(map(compared, records.references)).most_common()
+    references = records.references
+    total = len(references)
+    answers = Counter(map(compared, references))
+    common = answers.most_common()
     counts = [count for _, count in common]
     acc = sum(counts[:1]) / total
     acc_of_k = sum(counts[:k]) / total
-    commonest = common[0][0]
-    shown = next(text for text in records.references if compared(text) == commonest)
+    commonest, _ = common[0]
+    spellings = [text for text in references if compared(text) == commonest]
+    shown = spellings[0]
     if len(shown) > _LONGEST:
-        shown = f"{shown[: _LONGEST - 3]}..."
+        shown = shown[: _LONGEST - 3] + "..."
     guess = f"the commonest answer, {shown},"
     guesses = f"one of the {k} commonest"
 
     # Or choose among the candidates, where every question offers some.
-    pairs = zip(records.questions, records.references, strict=False)
+    pairs = zip(records.questions, references, strict=False)
     offered = np.array([count_candidates(*pair) for pair in pairs])
     if offered.size and offered.all():
         share = float(np.mean(1 / offered))
         if share >= acc:
             acc = share
-            acc_of_k = float(np.mean(1 - (1 - 1 / offered) ** k))
+            all_wrong = (1 - 1 / offered) ** k
+            acc_of_k = float(np.mean(1 - all_wrong))
             numbers = "/".join(map(str, np.unique(offered)))
             guess = f"one of the {numbers} candidates"
             guesses = f"one of {k} such guesses"
 
-    sentence = f"Chance level on {name}: {guess} is right on {100 * acc:.1f} %"
+    sentence = f"Chance level on {name}: "
+    sentence += f"{guess} is right on {100 * acc:.1f} %"
     if not k:
         return {"acc": acc, "text": f"{sentence}."}
     sentence += f"; {guesses} is on {100 * acc_of_k:.1f} %"

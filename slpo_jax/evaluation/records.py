@@ -81,7 +81,8 @@ def write_records(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> None:
         path: `WORKDIR/eval/ROW/NAME.jsonl`; its folder is made.
         rows: objects with the keys that `read_records` reads; others are kept as they are.
     """
-    write_text(path, "".join(to_json(row, ensure_ascii=False) + "\n" for row in rows))
+    lines = [to_json(row, ensure_ascii=False) for row in rows]
+    write_text(path, "".join(f"{line}\n" for line in lines))
 
 
 def read_records(path: str | Path) -> EvalRecords:

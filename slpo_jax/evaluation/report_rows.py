@@ -85,7 +85,8 @@ _AGAIN = "delete the file and run the evaluate stage again"
 
 def write_row(workdir: str | Path, row: Row) -> None:
     """Write `eval/ROW/row.json`."""
-    artifact.write(Workdir(Path(workdir)).row_facts(row.name), value=row.facts)
+    folder = Workdir(Path(workdir))
+    artifact.write(folder.row_facts(row.name), value=row.facts)
 
 
 def read_row(workdir: str | Path, name: str) -> Row | None:
@@ -94,13 +95,16 @@ def read_row(workdir: str | Path, name: str) -> Row | None:
     Raises:
         UserError: the file is damaged.
     """
-    entry = artifact.read(Workdir(Path(workdir)).row_facts(name), _AGAIN)
+    folder = Workdir(Path(workdir))
+    entry = artifact.read(folder.row_facts(name), _AGAIN)
     if entry is None:
         return None
     facts = {}
     for key, value in entry.value.items():
         # JSON has no tuples.
-        facts[key] = tuple(value) if isinstance(value, list) else value
+        if isinstance(value, list):
+            value = tuple(value)
+        facts[key] = value
     return Row(name, **facts)
 
 
@@ -146,9 +150,13 @@ def read_rule(stage: StageFolder, stopping: str) -> Rule | None:
         UserError: the file is damaged.
     """
     entry = artifact.read(stage.rule, _AGAIN)
-    if entry is None or entry.facts != digest(stage.read_facts()):
+    if entry is None:
         return None
-    return entry.value["rule"] if entry.value["stopping"] == stopping else None
+    if entry.facts != digest(stage.read_facts()):
+        return None
+    if entry.value["stopping"] != stopping:
+        return None
+    return entry.value["rule"]
 
 
 def sweeps_of(rows: Rows) -> dict[str, Facts]:
@@ -221,7 +229,8 @@ def differing_settings(runs: Sequence[Rows]) -> list[str]:
     keys: set[str] = set()
     names = set().union(*runs)
     for name in names:
-        settings = [flatten(rows[name].settings) for rows in runs if name in rows]
+        having = [rows[name] for rows in runs if name in rows]
+        settings = [flatten(row.settings) for row in having]
         every = set().union(*settings)
         keys |= every.difference(_agreed(settings))
     return sorted(keys - {"seed", "start.digest"})
