@@ -120,8 +120,8 @@ def compare_rows(
                     )
                     continue
                 of_set = []
-                for run in values:
-                    of_set.append({row: run[row][name] for row in compared})
+                for valued in values:
+                    of_set.append({row: valued[row][name] for row in compared})
                 facts = {"set": name, "a": a, "b": b}
                 counts = {
                     "n": len(runs[0][a][name].references),

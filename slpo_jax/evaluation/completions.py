@@ -111,7 +111,7 @@ def record_rows(
         last = 1 + len(places)
         first = readings[0]
         steps = int(greedy["latent_steps"][index])
-        line = {
+        line: dict[str, Any] = {
             "index": index,
             "question": problem.question,
             "reference": problem.answer,

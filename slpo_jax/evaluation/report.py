@@ -214,8 +214,8 @@ def _read(workdir: Workdir) -> tuple[Rows, Evals, list[str]]:
     def place(name: str) -> int:
         return names.index(name) if name in names else len(names)
 
-    for row, sets in evals.items():
-        evals[row] = {name: sets[name] for name in sorted(sets, key=place)}
+    for evaluated, sets in evals.items():
+        evals[evaluated] = {name: sets[name] for name in sorted(sets, key=place)}
     return {name: rows[name] for name in evals}, evals, notes
 
 
@@ -318,7 +318,7 @@ def _average_runs(summaries: list[dict[str, Any]]) -> dict[str, Any]:
     }
     per_run: dict[str, list[float]] = {}
     for key in first:
-        values = [summary.get(key) for summary in summaries]
+        values: list[Any] = [summary.get(key) for summary in summaries]
         is_figure = all(isinstance(value, float) for value in values)
         if is_figure and not key.endswith(("_se", "_p")):
             per_run[key] = values

@@ -189,7 +189,7 @@ def baselines_of(row: Row, rows: Rows) -> dict[str, tuple[str, ...]]:
     fixed = [other.name for other in rows.values() if other.fixed]
     others = tuple(name for name in fixed if name != row.name)
     # Those that were evaluated; the best fixed one stands for all other fixed rows.
-    baselines = {}
+    baselines: dict[str, tuple[str, ...]] = {}
     for name in row.baselines:
         if name in rows:
             baselines[name] = (name,)
@@ -238,7 +238,7 @@ def differing_settings(runs: Sequence[Rows]) -> list[str]:
 
 def _agreed(settings: Sequence[Facts]) -> dict[str, Any]:
     """Return the entries that are the same in all."""
-    agreed = {}
+    agreed: dict[str, Any] = {}
     if not settings:
         return agreed
     first, *others = settings
