@@ -23,7 +23,14 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 import slpo_jax
-from benchmarks.measure.report import Parser, check_flags, listed, machine, markdown_table, run_command
+from benchmarks.measure.report import (
+    Parser,
+    check_flags,
+    listed,
+    machine,
+    markdown_table,
+    run_command,
+)
 from slpo_jax.data.batches import EncodedProblems
 from slpo_jax.errors import UserError
 from slpo_jax.models.parts import REASONER
@@ -43,7 +50,14 @@ _WHOLE = OBJECTIVES["pathwise"](estimator="reward", temperature=1.0, stop_weight
 _LATENT = OBJECTIVES["slpo"](temperature=1.0, answer_weight=0.0, stop_weight=0.0)
 
 
-def gradients(policy: Policy, params: Any, batch: PromptedBatch, verifier: Any, group: int, key: jax.Array):
+def gradients(
+    policy: Policy,
+    params: Any,
+    batch: PromptedBatch,
+    verifier: Any,
+    group: int,
+    key: jax.Array,
+):
     """float32 [2, parameters of the reasoner]: the reward's exact gradient through the latents, and the latent term's.
 
     Args:
@@ -54,33 +68,70 @@ def gradients(policy: Policy, params: Any, batch: PromptedBatch, verifier: Any, 
     trajectories, rewards_BG = roll_out(policy, params, batch, verifier, group, key)
 
     def past_latents(params):
-        keys = PassKeys(trajectories.keys, trajectories.keys)  # masks of the prompts are each rollout's own
-        scores = score(policy, params, repeat_rows(batch.prompts, group), trajectories, keys)
-        return policy_gradient_loss(((1.0, scores.answer_log_prob),), jax.vmap(rloo)(rewards_BG))
+        keys = PassKeys(
+            trajectories.keys, trajectories.keys
+        )  # masks of the prompts are each rollout's own
+        scores = score(
+            policy, params, repeat_rows(batch.prompts, group), trajectories, keys
+        )
+        return policy_gradient_loss(
+            ((1.0, scores.answer_log_prob),), jax.vmap(rloo)(rewards_BG)
+        )
 
     def of(objective):
-        return lambda params: objective(policy, params, batch, trajectories, rewards_BG, jax.random.fold_in(key, 1))[0]
+        return lambda params: objective(
+            policy, params, batch, trajectories, rewards_BG, jax.random.fold_in(key, 1)
+        )[0]
 
     whole, past, latent = (
-        ravel_pytree(jax.grad(loss)(params)[REASONER])[0] for loss in (of(_WHOLE), past_latents, of(_LATENT))
+        ravel_pytree(jax.grad(loss)(params)[REASONER])[0]
+        for loss in (of(_WHOLE), past_latents, of(_LATENT))
     )
     return jax.numpy.stack([whole - past, latent])
 
 
-def measure(setup: Setup, params: Any, problems: EncodedProblems, flags: argparse.Namespace) -> tuple[float, ...]:
+def measure(
+    setup: Setup, params: Any, problems: EncodedProblems, flags: argparse.Namespace
+) -> tuple[float, ...]:
     """`FIGURES` on these problems."""
-    config, policy = setup.config, training_policy(setup, _WHOLE)
-    take = jax.jit(functools.partial(gradients, policy), static_argnames=("verifier", "group"))
+    config = setup.config
+    policy = training_policy(setup, _WHOLE)
+    take = jax.jit(
+        functools.partial(gradients, policy), static_argnames=("verifier", "group")
+    )
 
     def taken(step: int) -> np.ndarray:
-        batch = make_batch(problems, step, config.seed, flags.prompts, setup.prompt_slots, setup.references)
+        batch = make_batch(
+            problems,
+            step,
+            config.seed,
+            flags.prompts,
+            setup.prompt_slots,
+            setup.references,
+        )
         key = noise.stream_key(setup.key, "rl", step)
-        return np.asarray(take(params, batch, verifier=setup.reward.on_device, group=config.rl.group, key=key), float)
+        return np.asarray(
+            take(
+                params,
+                batch,
+                verifier=setup.reward.on_device,
+                group=config.rl.group,
+                key=key,
+            ),
+            float,
+        )
 
     exact, latent = np.stack([taken(step) for step in range(flags.batches)], axis=1)
-    further = sum(taken(flags.batches + step)[0] for step in range(flags.further)) / flags.further
+    further = (
+        sum(taken(flags.batches + step)[0] for step in range(flags.further))
+        / flags.further
+    )
     along = latent @ further / (further @ further)
-    return cosine(exact.mean(0), further), cosine(latent.mean(0), further), float(along.std(ddof=1))
+    return (
+        cosine(exact.mean(0), further),
+        cosine(latent.mean(0), further),
+        float(along.std(ddof=1)),
+    )
 
 
 def cosine(a: np.ndarray, b: np.ndarray) -> float:
@@ -95,11 +146,20 @@ def with_answers(problems: EncodedProblems, count: int) -> EncodedProblems:
     Raises:
         UserError: there are none.
     """
-    kept = [i for i, problem in enumerate(problems.problems) if count in (0, problem.columns.get("solutions"))]
+    kept = [
+        i
+        for i, problem in enumerate(problems.problems)
+        if count in (0, problem.columns.get("solutions"))
+    ]
     if not kept:
         raise UserError(f"--right: no problem has {count} right answers; leave it out")
-    own = {name: [getattr(problems, name)[i] for i in kept] for name in ("prompts", "steps", "answers")}
-    return dataclasses.replace(problems, problems=tuple(problems.problems[i] for i in kept), **own)
+    own = {}
+    for name in ("prompts", "steps", "answers"):
+        values = getattr(problems, name)
+        own[name] = [values[i] for i in kept]
+    return dataclasses.replace(
+        problems, problems=tuple(problems.problems[i] for i in kept), **own
+    )
 
 
 def benchmark(flags: argparse.Namespace) -> dict[str, Any]:
@@ -107,10 +167,22 @@ def benchmark(flags: argparse.Namespace) -> dict[str, Any]:
     found: dict[int, list[tuple[float, ...]]] = {count: [] for count in flags.right}
     for checkpoint in flags.checkpoints:
         solver = slpo_jax.load(checkpoint).solver
-        if solver.setup.reward.on_device is None or not solver.setup.policy.config.max_latents:
-            raise UserError(f"{checkpoint}: needs latents, and a reward that is judged on the device; give another")
+        if (
+            solver.setup.reward.on_device is None
+            or not solver.setup.policy.config.max_latents
+        ):
+            raise UserError(
+                f"{checkpoint}: needs latents, and a reward that is judged on the device; give another"
+            )
         for count, rows in found.items():
-            rows.append(measure(solver.setup, solver.params, with_answers(solver.setup.train, count), flags))
+            rows.append(
+                measure(
+                    solver.setup,
+                    solver.params,
+                    with_answers(solver.setup.train, count),
+                    flags,
+                )
+            )
             print(f"{checkpoint}, {count}: {rows[-1]}", file=sys.stderr, flush=True)
     seeds = max(len(flags.checkpoints), 1)
     rows = [
@@ -120,7 +192,11 @@ def benchmark(flags: argparse.Namespace) -> dict[str, Any]:
         for count in flags.right
     ]  # fmt: skip
     work = {name: getattr(flags, name) for name in ("batches", "further", "prompts")}
-    return {"machine": machine(), "work": work, "tables": {"gradients": {"columns": ["", *FIGURES], "rows": rows}}}
+    return {
+        "machine": machine(),
+        "work": work,
+        "tables": {"gradients": {"columns": ["", *FIGURES], "rows": rows}},
+    }
 
 
 def markdown(result: dict[str, Any]) -> str:
@@ -138,15 +214,30 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     Raises:
         UserError: one can't be used.
     """
-    parser = Parser("gradients", "Where SLPO's latent term points, beside the reward's exact gradient.")
-    parser.add_argument("checkpoints", nargs="+", help="e.g. RUN/checkpoints/imitate, one a training seed")
+    parser = Parser(
+        "gradients",
+        "Where SLPO's latent term points, beside the reward's exact gradient.",
+    )
+    parser.add_argument(
+        "checkpoints",
+        nargs="+",
+        help="e.g. RUN/checkpoints/imitate, one a training seed",
+    )
     parser.add_argument("--batches", type=int, default=16, help="default: 16")
     parser.add_argument("--further", type=int, default=48, help="default: 48")
-    parser.add_argument("--prompts", type=int, default=32, help="of a batch; default: 32")
-    parser.add_argument("--right", default="0,1,2,4,6", help="numbers of right answers; 0 is all; default: 0,1,2,4,6")
+    parser.add_argument(
+        "--prompts", type=int, default=32, help="of a batch; default: 32"
+    )
+    parser.add_argument(
+        "--right",
+        default="0,1,2,4,6",
+        help="numbers of right answers; 0 is all; default: 0,1,2,4,6",
+    )
     flags = parser.parse_args(argv)
     if not flags.right.replace(",", "").isdecimal():
-        raise UserError(f"--right: {flags.right} is no list of whole numbers; give e.g. 1,2,4")
+        raise UserError(
+            f"--right: {flags.right} is no list of whole numbers; give e.g. 1,2,4"
+        )
     flags.right = [int(count) for count in flags.right.split(",") if count]
     check_flags(flags, batches=2, further=2, prompts=2)
     return flags

@@ -39,7 +39,8 @@ from slpo_jax.training.optimizer import make_optimizer
 from slpo_jax.training.rl_step import make_rl_step
 from slpo_jax.training.state import TrainState, init_state
 
-OURS, THEIRS = "slpo_jax", "torch"
+OURS = "slpo_jax"
+THEIRS = "torch"
 PARTS = ("step", "rollout", "gradient", "other", "cpu")
 LOSSES = ("eager", "compiled")  # torch's scoring pass
 TRIAL_TOKENS = 8
@@ -69,17 +70,33 @@ class Ours:
     """
 
     def __init__(self, work: Work):
-        self.work, self.mesh, self.compile_seconds = work, work.setup.mesh, dict[str, float]()
-        parts, optimizer, trained = work.parts, make_optimizer(work.optimizer_config), ("reasoner",)
-        self.state: TrainState = init_state(work.params, trained, optimizer, work.setup.key, work.setup.layout)
+        self.work = work
+        self.mesh = work.setup.mesh
+        self.compile_seconds = dict[str, float]()
+        parts = work.parts
+        optimizer = make_optimizer(work.optimizer_config)
+        trained = ("reasoner",)
+        self.state: TrainState = init_state(
+            work.params, trained, optimizer, work.setup.key, work.setup.layout
+        )
         step = make_rl_step(
-            parts.policy, parts.objective, parts.reward, parts.group, optimizer, trained, work.setup.layout, "rl"
+            parts.policy,
+            parts.objective,
+            parts.reward,
+            parts.group,
+            optimizer,
+            trained,
+            work.setup.layout,
+            "rl",
         )
         rollout, _, gradient = part_programs(parts, self.mesh)
-        batch, key = shard_rows(work.batch(0), self.mesh), self._key(0)
+        batch = shard_rows(work.batch(0), self.mesh)
+        key = self._key(0)
         self.rollout = self._compiled("rollout", rollout, self.state.params, batch, key)
         sampled = self.rollout(self.state.params, batch, key)
-        self.gradient = self._compiled("gradient", gradient, self.state.params, batch, *sampled, key)
+        self.gradient = self._compiled(
+            "gradient", gradient, self.state.params, batch, *sampled, key
+        )
         self.step = self._compiled("step", step, self.state, batch)
 
     def _compiled(self, name: str, function: Any, *args: Any) -> Any:
@@ -91,7 +108,9 @@ class Ours:
 
     def measure(self, number: int) -> dict[str, float]:
         """Seconds of the step of a round, and of its parts."""
-        batch, params, seconds = shard_rows(self.work.batch(number), self.mesh), self.state.params, dict[str, float]()
+        batch = shard_rows(self.work.batch(number), self.mesh)
+        params = self.state.params
+        seconds = dict[str, float]()
         key = self._key(int(self.state.step))
         sampled = timed(seconds, "rollout", self.rollout, params, batch, key)
         self.sampled = np.asarray(sampled[0].tokens)
@@ -100,7 +119,9 @@ class Ours:
         before = time.process_time()
         self.state, self.metrics = timed(seconds, "step", self.step, self.state, batch)
         seconds["cpu"] = time.process_time() - before
-        return seconds | {"other": seconds["step"] - seconds["rollout"] - seconds["gradient"]}
+        return seconds | {
+            "other": seconds["step"] - seconds["rollout"] - seconds["gradient"]
+        }
 
 
 class Theirs:
@@ -122,10 +143,19 @@ class Theirs:
             from benchmarks.witness.grpo import Witness
             from benchmarks.witness.model import CompileError
         except ImportError as error:
-            raise UserError(f"torch: {error}; pip install torch==2.13.0 accelerate") from error
-        (loss, scoring), (cache, speaking) = loss, cache
-        self.work, parts = work, work.parts
-        how = (parts.policy.config, parts.objective.clip, parts.group, work.optimizer_config)
+            raise UserError(
+                f"torch: {error}; pip install torch==2.13.0 accelerate"
+            ) from error
+        (loss, scoring) = loss
+        (cache, speaking) = cache
+        self.work = work
+        parts = work.parts
+        how = (
+            parts.policy.config,
+            parts.objective.clip,
+            parts.group,
+            work.optimizer_config,
+        )
         try:
             low = (dtype == "bfloat16" for dtype in (speaking, scoring))
             self.witness = Witness(folder, *how, cache, loss == "compiled", *low)
@@ -139,7 +169,8 @@ class Theirs:
 
     def measure(self, number: int) -> dict[str, float]:
         """Seconds of the step of a round, and of its parts."""
-        inputs, before = self.inputs(number), time.process_time()
+        inputs = self.inputs(number)
+        before = time.process_time()
         seconds = self.witness.step(*inputs, self.work.verify)
         seconds["cpu"] = time.process_time() - before
         self.sampled = self.witness.sampled.numpy()
@@ -147,26 +178,36 @@ class Theirs:
 
     def generating(self) -> None:
         """A short rollout of the first round's prompts."""
-        self.witness.rollout(self.inputs(0)[0], min(TRIAL_TOKENS, self.work.facts["tokens"]))
+        self.witness.rollout(
+            self.inputs(0)[0], min(TRIAL_TOKENS, self.work.facts["tokens"])
+        )
 
     def scoring(self) -> None:
         """The gradient on made-up completions of them."""
         import torch
 
-        (prompts, index_N), tokens = self.inputs(0), self.work.facts["tokens"]
+        (prompts, index_N) = self.inputs(0)
+        tokens = self.work.facts["tokens"]
         some = np.setdiff1d(np.arange(64), self.work.parts.policy.config.eos_ids)
         drawn = np.random.default_rng(0).choice(some, (len(index_N), tokens))
-        rewards_BG = (np.arange(len(index_N)) % 2 == 0).reshape(-1, self.work.parts.group)
+        rewards_BG = (np.arange(len(index_N)) % 2 == 0).reshape(
+            -1, self.work.parts.group
+        )
         self.witness.accumulate(prompts, torch.tensor(drawn), rewards_BG)
         self.witness.optimizer.zero_grad(set_to_none=True)
 
 
-def fastest_theirs(work: Work, folder: Path, flags: argparse.Namespace) -> tuple[Theirs, str, dict[str, float]]:
+def fastest_theirs(
+    work: Work, folder: Path, flags: argparse.Namespace
+) -> tuple[Theirs, str, dict[str, float]]:
     """torch at its best here: the step, its settings, and the seconds of all that were tried."""
     tried: dict[str, float] = {}
 
     def seconds(what: str, name: str, choice: tuple[str, str]) -> float:
-        run = getattr(Theirs(work, folder, **{what: choice}), "generating" if what == "cache" else "scoring")
+        run = getattr(
+            Theirs(work, folder, **{what: choice}),
+            "generating" if what == "cache" else "scoring",
+        )
         run()
         start = time.perf_counter()
         run()
@@ -174,17 +215,23 @@ def fastest_theirs(work: Work, folder: Path, flags: argparse.Namespace) -> tuple
         return tried[name]
 
     def least(what: str, names) -> tuple[tuple[str, str], str]:
-        choices = {f"{name} {what} in {dtype}": (name, dtype) for name, dtype in itertools.product(names, flags.dtypes)}
+        choices = {
+            f"{name} {what} in {dtype}": (name, dtype)
+            for name, dtype in itertools.product(names, flags.dtypes)
+        }
         least, *others = choices
         if others:
             least = min(choices, key=lambda name: seconds(what, name, choices[name]))
         return choices[least], least
 
-    (cache, speaking), (loss, scoring) = least("cache", flags.caches), least("loss", flags.losses)
+    cache, speaking = least("cache", flags.caches)
+    loss, scoring = least("loss", flags.losses)
     return Theirs(work, folder, loss, cache), f"{speaking}, {scoring}", tried
 
 
-def benchmark(flags: argparse.Namespace, works: Mapping[str, Work] | None = None) -> dict[str, Any]:
+def benchmark(
+    flags: argparse.Namespace, works: Mapping[str, Work] | None = None
+) -> dict[str, Any]:
     """Every number of the report, ready for JSON.
 
     Args:
@@ -192,7 +239,9 @@ def benchmark(flags: argparse.Namespace, works: Mapping[str, Work] | None = None
     """
     if works is None:
         set_up(flags.devices)
-        works = {dtype: make_work(flags, {"model.dtype": dtype}) for dtype in flags.ours}
+        works = {
+            dtype: make_work(flags, {"model.dtype": dtype}) for dtype in flags.ours
+        }
     work = next(iter(works.values()))
     with tempfile.TemporaryDirectory() as folder:
         export(work.setup, work.params, Path(folder))
@@ -200,7 +249,9 @@ def benchmark(flags: argparse.Namespace, works: Mapping[str, Work] | None = None
     ours = {f"{OURS}, {dtype}": Ours(of_dtype) for dtype, of_dtype in works.items()}
     sides = {**ours, THEIRS: theirs}
     rounds: list[dict[str, dict[str, float]]] = []
-    for number in tqdm(range(flags.warmup + flags.rounds), "rounds", disable=not sys.stderr.isatty()):
+    for number in tqdm(
+        range(flags.warmup + flags.rounds), "rounds", disable=not sys.stderr.isatty()
+    ):
         order = list(sides)[:: 1 if number % 2 else -1]
         rounds.append({name: sides[name].measure(number) for name in order})
     rounds = rounds[flags.warmup :]
@@ -208,17 +259,31 @@ def benchmark(flags: argparse.Namespace, works: Mapping[str, Work] | None = None
     for each in rounds:
         for seconds in each.values():
             seconds["tokens_per_second"] = tokens / seconds["step"]
+
+    compile_seconds = {}
+    for name, side in ours.items():
+        for program, seconds in side.compile_seconds.items():
+            compile_seconds[f"{name}, {program}"] = seconds
+    measured: dict[str, dict[str, Any]] = {}
+    for name in sides:
+        measured[name] = {}
+        for what in (*PARTS, "tokens_per_second"):
+            values = [each[name][what] for each in rounds]
+            measured[name][what] = summary(values)
+    ratios: dict[str, dict[str, Any]] = {}
+    for name in ours:
+        ratios[name] = {}
+        for what in PARTS:
+            values = [each[THEIRS][what] / each[name][what] for each in rounds]
+            ratios[name][what] = summary(values)
     return {
         "machine": machine(),
         "work": work.facts,
         "fastest": settings,
         "tried": tried,
-        "compile_seconds": {f"{name}, {program}": seconds for name, side in ours.items()
-                            for program, seconds in side.compile_seconds.items()},
-        "sides": {name: {what: summary([each[name][what] for each in rounds]) for what in (*PARTS, "tokens_per_second")}
-                  for name in sides},
-        "ratios": {name: {what: summary([each[THEIRS][what] / each[name][what] for each in rounds]) for what in PARTS}
-                   for name in ours},
+        "compile_seconds": compile_seconds,
+        "sides": measured,
+        "ratios": ratios,
     }  # fmt: skip
 
 
@@ -228,17 +293,35 @@ def markdown(result: dict[str, Any]) -> str:
         f"machine: {listed(result['machine'])}",
         f"work: {listed(result['work'])}",
         f"torch: {result['fastest']}; seconds of all that was tried: "
-        + ", ".join(f"{name} {seconds:.2f}" for name, seconds in result["tried"].items()),
+        + ", ".join(
+            f"{name} {seconds:.2f}" for name, seconds in result["tried"].items()
+        ),
         f"compile seconds: {'; '.join(f'{name} {value:.0f}' for name, value in result['compile_seconds'].items())}",
     )
     lines = [
-        [name, *(spread(side[what], 2) for what in PARTS), spread(side["tokens_per_second"], 0)]
+        [
+            name,
+            *(spread(side[what], 2) for what in PARTS),
+            spread(side["tokens_per_second"], 0),
+        ]
         for name, side in result["sides"].items()
     ]
     for name, ratio in result["ratios"].items():
-        lines.append([f"ratio, {name}", *(spread(ratio[what], 2) for what in PARTS), ""])
-    head = ("", "Step (s)", "Rollout (s)", "Gradient (s)", "Other (s)", "CPU (s)", "Tokens/s")
-    return page("A step of GRPO in words, SmolLM2-135M", facts, DEFINITIONS, head, lines)
+        lines.append(
+            [f"ratio, {name}", *(spread(ratio[what], 2) for what in PARTS), ""]
+        )
+    head = (
+        "",
+        "Step (s)",
+        "Rollout (s)",
+        "Gradient (s)",
+        "Other (s)",
+        "CPU (s)",
+        "Tokens/s",
+    )
+    return page(
+        "A step of GRPO in words, SmolLM2-135M", facts, DEFINITIONS, head, lines
+    )
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
@@ -247,20 +330,49 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     Raises:
         UserError: one of them is unknown or can't be used.
     """
-    parser = Parser("grpo", "Speed of a step of GRPO in words beside the same step in PyTorch.")
-    parser.add_argument("problems", help="a file or set of problems, as config.data.train takes it")
+    parser = Parser(
+        "grpo", "Speed of a step of GRPO in words beside the same step in PyTorch."
+    )
+    parser.add_argument(
+        "problems", help="a file or set of problems, as config.data.train takes it"
+    )
     parser.add_argument("--prompts", type=int, default=2, help="a step; default: 2")
-    parser.add_argument("--samples", type=int, default=8, help="completions of each; default: 8")
-    parser.add_argument("--tokens", type=int, default=64, help="of each completion; default: 64")
-    parser.add_argument("--rounds", type=int, default=5, help="measured steps; default: 5")
-    parser.add_argument("--warmup", type=int, default=1, help="steps before them; default: 1")
-    parser.add_argument("--devices", type=int, default=1, help="of slpo_jax, which share the prompts; default: 1")
+    parser.add_argument(
+        "--samples", type=int, default=8, help="completions of each; default: 8"
+    )
+    parser.add_argument(
+        "--tokens", type=int, default=64, help="of each completion; default: 64"
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=5, help="measured steps; default: 5"
+    )
+    parser.add_argument(
+        "--warmup", type=int, default=1, help="steps before them; default: 1"
+    )
+    parser.add_argument(
+        "--devices",
+        type=int,
+        default=1,
+        help="of slpo_jax, which share the prompts; default: 1",
+    )
     parser.add_argument("--caches", nargs="+", choices=("dynamic", "static"), default=("dynamic", "static"),
                         help="of transformers' generate; default: the faster")  # fmt: skip
     parser.add_argument("--losses", nargs="+", choices=LOSSES, default=LOSSES,
                         help="torch's scoring pass; default: the fastest of all")  # fmt: skip
-    parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=DTYPES, help="torch's; default: the faster")
-    parser.add_argument("--ours", nargs="+", choices=DTYPES, default=DTYPES, help="slpo_jax's; default: both")
+    parser.add_argument(
+        "--dtypes",
+        nargs="+",
+        choices=DTYPES,
+        default=DTYPES,
+        help="torch's; default: the faster",
+    )
+    parser.add_argument(
+        "--ours",
+        nargs="+",
+        choices=DTYPES,
+        default=DTYPES,
+        help="slpo_jax's; default: both",
+    )
     flags = parser.parse_args(argv)
     check_flags(flags, prompts=1, samples=2, tokens=1, rounds=1, warmup=0, devices=1)
     return flags

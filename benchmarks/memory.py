@@ -23,7 +23,15 @@ from tqdm import tqdm
 from benchmarks.measure.compiled import collectives, device_memory, largest, traffic
 from benchmarks.measure.products import products
 from benchmarks.measure.programs import STAGES, Program, programs
-from benchmarks.measure.report import Parser, check_flags, listed, machine, page, run_command, set_up
+from benchmarks.measure.report import (
+    Parser,
+    check_flags,
+    listed,
+    machine,
+    page,
+    run_command,
+    set_up,
+)
 from benchmarks.measure.targets import Target, known, target
 from benchmarks.measure.workload import GPT2, load_file
 from configs._presets import SOFT_METHODS
@@ -36,8 +44,16 @@ from slpo_jax.run.setup import Setup, assemble
 from slpo_jax.stages import EVALUATE, RL
 
 DEVICES = 4  # the paper's
-_TEXT = GPT2 | {"tokenizer": "synthetic:128198", "base": ""}  # of it the size of the vocabulary alone
-_LLAMA = _TEXT | {"model.n_positions": 4096, "model.rope_theta": 500_000.0, "model.n_inner": 8192, "model.n_kv_head": 8}
+_TEXT = GPT2 | {
+    "tokenizer": "synthetic:128198",
+    "base": "",
+}  # of it the size of the vocabulary alone
+_LLAMA = _TEXT | {
+    "model.n_positions": 4096,
+    "model.rope_theta": 500_000.0,
+    "model.n_inner": 8192,
+    "model.n_kv_head": 8,
+}
 _SHAPES = {
     "smollm2": _TEXT | {"tokenizer": "synthetic:49090", "model.n_positions": 8192, "model.rope_theta": 100_000.0,
                         "model.n_layer": 30, "model.n_embd": 576, "model.n_head": 9, "model.n_kv_head": 3,
@@ -51,7 +67,11 @@ _SHAPES = {
 _QWEN = _LLAMA | {"tokenizer": "synthetic:152000", "model.n_positions": 32768, "model.rope_theta": 1e6,
                   "model.tied": False, "model.n_layer": 28, "model.n_embd": 3584, "model.n_head": 28,
                   "model.n_kv_head": 4, "model.n_inner": 18944}  # fmt: skip
-_SOFT = {"smollm2": "soft_llama1b.py", "llama1b": "soft_llama1b.py", "llama3b": "soft_llama3b.py"}
+_SOFT = {
+    "smollm2": "soft_llama1b.py",
+    "llama1b": "soft_llama1b.py",
+    "llama3b": "soft_llama3b.py",
+}
 MODELS = (  # file in configs/, what a checkpoint would say
     {"graph": ("graph.py", {}), "gpt2": ("coconut_gpt2.py", GPT2)}
     | {name: ("coconut_llama1b.py", shapes) for name, shapes in _SHAPES.items()}
@@ -105,13 +125,17 @@ def setup_of(point: Point, devices: Any = None) -> Setup:
     try:
         config = load_file(f"configs/{file}" if point.model in MODELS else file)
     except Exception as error:  # it is the user's code, and can raise anything
-        raise UserError(f"--models: {point.model} is no config ({in_a_line(error)}); give another") from None
+        raise UserError(
+            f"--models: {point.model} is no config ({in_a_line(error)}); give another"
+        ) from None
     config.update_from_flattened_dict(shapes | {"sharding.fsdp": point.fsdp})
     for key, value in point.changes:
         try:
             config.update_from_flattened_dict({key: value})
         except (KeyError, TypeError, ValueError):
-            raise UserError(f"--with: {key}={value!r} is no key of {file}, or of another type; mend it") from None
+            raise UserError(
+                f"--with: {key}={value!r} is no key of {file}, or of another type; mend it"
+            ) from None
     config.stages = (point.stage,)
     setup = assemble(check(config), devices=devices)
     if point.stage != EVALUATE:
@@ -128,7 +152,10 @@ def measure(point: Point, where: Target) -> list[dict[str, Any]]:
                  "fsdp": point.fsdp, "changes": dict(point.changes), "parameters": parameters,
                  "dtype": setup.config.model.dtype}  # fmt: skip
         trips = max(1, setup.config.max_latents)
-        made = [(each.name, compiled(each, where, trips)[0]) for each in programs(setup, point.stage)]
+        made = [
+            (each.name, compiled(each, where, trips)[0])
+            for each in programs(setup, point.stage)
+        ]
         return [facts | {"program": name} | numbers for name, numbers in made]
 
 
@@ -144,11 +171,15 @@ def compiled(program: Program, where: Target, trips: int) -> tuple[dict[str, Any
     try:
         made = traced.lower().compile()
     except jax.errors.JaxRuntimeError as error:
-        used = re.search(r"temporaries \(([\d.]+)G\)", str(error))  # a TPU's compiler takes nothing that doesn't fit
+        used = re.search(
+            r"temporaries \(([\d.]+)G\)", str(error)
+        )  # a TPU's compiler takes nothing that doesn't fit
         wanted = {"scratch": int(float(used[1]) * 2**30)} if used else {}
         return found | wanted | {"fits": False, "failed": " ".join(str(error).split())[:300],
                                  "compile_seconds": time.perf_counter() - start}, None  # fmt: skip
-    seconds, memory, sent = time.perf_counter() - start, device_memory(made), collectives(made)
+    seconds = time.perf_counter() - start
+    memory = device_memory(made)
+    sent = collectives(made)
     array, size = largest(made)
     return found | memory | {
         "fits": memory["total"] <= where.memory if where.memory else None,
@@ -169,19 +200,51 @@ def markdown(result: Mapping[str, Any]) -> str:
     head = ("Model", "Program", "Devices", "FSDP", "State (GB)", "Scratch (GB)", "In all (GB)", "Fits", "Largest",
             "Sent (GB)", "In loops", "TFLOP", "Moved (GB)", "Compile (s)")  # fmt: skip
     lines = [_line(row) for row in result["rows"]]
-    failed = [f"{row['model']}, {row['stage']}: {row['failed']}" for row in result["rows"] if row["failed"]]
-    return page("Memory of programs", (f"machine: {listed(result['machine'])}", *failed), DEFINITIONS, head, lines)
+    failed = [
+        f"{row['model']}, {row['stage']}: {row['failed']}"
+        for row in result["rows"]
+        if row["failed"]
+    ]
+    return page(
+        "Memory of programs",
+        (f"machine: {listed(result['machine'])}", *failed),
+        DEFINITIONS,
+        head,
+        lines,
+    )
 
 
 def _line(row: Mapping[str, Any]) -> list[str]:
-    model = ", ".join([row["model"], *(f"{key}={value}" for key, value in row["changes"].items()), row["dtype"]])
-    sizes = [f"{row[name] / 1e9:.1f}" if name in row else "" for name in ("arguments", "scratch", "total")]
+    model = ", ".join(
+        [
+            row["model"],
+            *(f"{key}={value}" for key, value in row["changes"].items()),
+            row["dtype"],
+        ]
+    )
+    sizes = [
+        f"{row[name] / 1e9:.1f}" if name in row else ""
+        for name in ("arguments", "scratch", "total")
+    ]
     fits = {True: "yes", False: "no", None: ""}[row["fits"]]
     last = [f"{row['flops'] / 1e12:.2f}", f"{row['bytes'] / 1e9:.0f}" if "bytes" in row else "",
             f"{row['compile_seconds']:.0f}"]  # fmt: skip
-    sent = [row["largest"], f"{row['sent'] / 1e9:.2f}", str(row["collectives_in_loops"])] if "sent" in row else [""] * 3
+    sent = (
+        [row["largest"], f"{row['sent'] / 1e9:.2f}", str(row["collectives_in_loops"])]
+        if "sent" in row
+        else [""] * 3
+    )
     name = " ".join(filter(None, (row["stage"], row["program"])))
-    return [model, name, f"{row['count']} {row['device']}", str(row["fsdp"]), *sizes, fits, *sent, *last]
+    return [
+        model,
+        name,
+        f"{row['count']} {row['device']}",
+        str(row["fsdp"]),
+        *sizes,
+        fits,
+        *sent,
+        *last,
+    ]
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
@@ -191,22 +254,41 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         UserError: one of them is unknown or can't be used.
     """
     parser = Parser("memory", "What programs need of a device.")
-    parser.add_argument("--device", default="cpu", help=f"cpu, {', '.join(known())}; default: cpu")
-    parser.add_argument("--count", type=int, default=DEVICES, help=f"devices; default: {DEVICES}, as the paper")
-    parser.add_argument("--fsdp", nargs="+", type=int, default=[1], help="devices that share parameters; default: 1")
+    parser.add_argument(
+        "--device", default="cpu", help=f"cpu, {', '.join(known())}; default: cpu"
+    )
+    parser.add_argument(
+        "--count",
+        type=int,
+        default=DEVICES,
+        help=f"devices; default: {DEVICES}, as the paper",
+    )
+    parser.add_argument(
+        "--fsdp",
+        nargs="+",
+        type=int,
+        default=[1],
+        help="devices that share parameters; default: 1",
+    )
     parser.add_argument("--models", nargs="+", default=["gpt2"],
                         help=f"{', '.join(MODELS)}, or config files; default: gpt2")  # fmt: skip
-    parser.add_argument("--stages", nargs="+", choices=STAGES, default=[RL], help="default: rl")
+    parser.add_argument(
+        "--stages", nargs="+", choices=STAGES, default=[RL], help="default: rl"
+    )
     parser.add_argument("--with", nargs="+", default=[], metavar="KEY=VALUE", dest="changes",
                         help="config keys that differ, e.g. rl.micro_batches=4")  # fmt: skip
     flags = parser.parse_args(argv)
     check_flags(flags, count=1)
     for fsdp in flags.fsdp:
         if fsdp < 1 or flags.count % fsdp:
-            raise UserError(f"--fsdp: {fsdp} does not divide --count {flags.count}; give one that does")
+            raise UserError(
+                f"--fsdp: {fsdp} does not divide --count {flags.count}; give one that does"
+            )
     for model in flags.models:
         if model not in MODELS and not Path(model.partition(":")[0]).is_file():
-            raise UserError(f"--models: {model!r} is no config file and none of {', '.join(MODELS)}; give one")
+            raise UserError(
+                f"--models: {model!r} is no config file and none of {', '.join(MODELS)}; give one"
+            )
     flags.changes = tuple(map(_change, flags.changes))
     return flags
 
@@ -215,7 +297,9 @@ def _change(text: str) -> tuple[str, Any]:
     """(key, value) of KEY=VALUE, whose value is a Python literal or else a text."""
     key, equals, value = text.partition("=")
     if not equals:
-        raise UserError(f"--with: {text!r} is not KEY=VALUE; give e.g. rl.micro_batches=4")
+        raise UserError(
+            f"--with: {text!r} is not KEY=VALUE; give e.g. rl.micro_batches=4"
+        )
     try:
         return key, ast.literal_eval(value)
     except (ValueError, SyntaxError):
@@ -224,12 +308,16 @@ def _change(text: str) -> tuple[str, Any]:
 
 def benchmark(flags: argparse.Namespace) -> dict[str, Any]:
     """Every number of the report, ready for JSON, and in the file of --json after each point."""
-    jax.config.update("jax_platforms", "cpu")  # nothing runs, and a plugin for a device that isn't there would complain
+    jax.config.update(
+        "jax_platforms", "cpu"
+    )  # nothing runs, and a plugin for a device that isn't there would complain
     set_up(flags.count)
     where = target(flags.device, flags.count)
     points = [
         Point(model, stage, fsdp, flags.changes)
-        for model, stage, fsdp in itertools.product(flags.models, flags.stages, flags.fsdp)
+        for model, stage, fsdp in itertools.product(
+            flags.models, flags.stages, flags.fsdp
+        )
     ]
     result: dict[str, Any] = {"machine": machine(), "rows": []}
     for point in tqdm(points, "points", disable=not sys.stderr.isatty()):

@@ -81,11 +81,20 @@ def make_runs(work: Work, torch: str) -> dict[str, Run]:
     Raises:
         UserError: there is no torch, or no compiler for it.
     """
-    experiment, samples = work.experiment, work.samples
+    experiment = work.experiment
+    samples = work.samples
     evaluator = experiment.evaluator
 
     def ours(seed):
-        done = evaluator.run(work.params, work.problems, "threshold", THRESHOLD, seed=seed, samples=samples, label=OURS)
+        done = evaluator.run(
+            work.params,
+            work.problems,
+            "threshold",
+            THRESHOLD,
+            seed=seed,
+            samples=samples,
+            label=OURS,
+        )
         return done["tokens"], done["latent_steps"]
 
     runs = {OURS: ours}
@@ -105,7 +114,9 @@ def make_runs(work: Work, torch: str) -> dict[str, Run]:
                 made.passk(prompt_rows[:1], 1, 1, THRESHOLD)
             except Exception as error:  # it fails in its own ways
                 reason = str(error).strip().partition("\n")[0]
-                raise UserError(f"--torch compiled: {reason}; give --torch eager") from error
+                raise UserError(
+                    f"--torch compiled: {reason}; give --torch eager"
+                ) from error
         return made
 
     def theirs(is_sorted, is_compiled, _seed):
@@ -114,10 +125,16 @@ def make_runs(work: Work, torch: str) -> dict[str, Run]:
         )
         return tokens_PKA.reshape(-1, tokens_PKA.shape[-1]), latents_PK.reshape(-1)
 
-    variants = {name: flags for name, flags in TORCH.items() if torch == "compiled" or not flags[1]}
+    variants = {
+        name: flags
+        for name, flags in TORCH.items()
+        if torch == "compiled" or not flags[1]
+    }
     for _, is_compiled in variants.values():
         witness(is_compiled)
-    return runs | {name: functools.partial(theirs, *flags) for name, flags in variants.items()}
+    return runs | {
+        name: functools.partial(theirs, *flags) for name, flags in variants.items()
+    }
 
 
 def measure(runs: dict[str, Run], rounds: int) -> dict[str, list[Evaluation]]:
@@ -127,28 +144,39 @@ def measure(runs: dict[str, Run], rounds: int) -> dict[str, list[Evaluation]]:
         for name, run in runs.items():
             start = time.perf_counter()
             tokens, latent_steps = run(seed)
-            measured[name].append(Evaluation(time.perf_counter() - start, tokens, latent_steps))
+            measured[name].append(
+                Evaluation(time.perf_counter() - start, tokens, latent_steps)
+            )
     return measured
 
 
-def make_rows(measured: dict[str, list[Evaluation]], problems: int, samples: int, eos_id: int) -> list[dict[str, Any]]:
+def make_rows(
+    measured: dict[str, list[Evaluation]], problems: int, samples: int, eos_id: int
+) -> list[dict[str, Any]]:
     """Numbers of each implementation, from `measure`; the others' ratio is to ours."""
-    rows, ours = [], [each.seconds for each in measured[OURS][1:]]
+    rows = []
+    ours = [each.seconds for each in measured[OURS][1:]]
     for name, (first, *later) in measured.items():
         seconds = [each.seconds for each in later]
         row: dict[str, Any] = {
             "implementation": name,
             "seconds": summary(seconds),
             "problems_per_second": summary([problems / spent for spent in seconds]),
-            "rollouts_per_second": summary([problems * samples / spent for spent in seconds]),
+            "rollouts_per_second": summary(
+                [problems * samples / spent for spent in seconds]
+            ),
             "latents": _ends([each.latent_steps for each in later]),
-            "answer_tokens": _ends([answer_lengths(each.tokens, eos_id) for each in later]),
+            "answer_tokens": _ends(
+                [answer_lengths(each.tokens, eos_id) for each in later]
+            ),
             "first_seconds": first.seconds,
         }
         if name == OURS:
             row["compile_seconds"] = first.seconds - row["seconds"]["median"]
         else:
-            row["ratio_vs_torch"] = summary([b / a for a, b in zip(ours, seconds, strict=True)])
+            row["ratio_vs_torch"] = summary(
+                [b / a for a, b in zip(ours, seconds, strict=True)]
+            )
         rows.append(row)
     return rows
 
@@ -171,14 +199,25 @@ def benchmark(shapes: PasskShapes, config, flags: argparse.Namespace) -> dict[st
         work = make_work(shapes, config, flags.problems, flags.samples, Path(workdir))
         runs = make_runs(work, flags.torch)
         measured = measure(runs, flags.rounds)
-    rows = make_rows(measured, flags.problems, flags.samples, work.experiment.template.eos_id)
+    rows = make_rows(
+        measured, flags.problems, flags.samples, work.experiment.template.eos_id
+    )
     return {"shapes": flags.shapes, "rounds": flags.rounds, "machine": machine(), "work": facts_of(work),
             "rows": rows}  # fmt: skip
 
 
 def markdown(result: dict[str, Any]) -> str:
     """The header lines and the table."""
-    head = ("", "Problems/s", "Rollouts/s", "Seconds", "Ratio", "Compile (s)", "Latents", "Answer tokens")
+    head = (
+        "",
+        "Problems/s",
+        "Rollouts/s",
+        "Seconds",
+        "Ratio",
+        "Compile (s)",
+        "Latents",
+        "Answer tokens",
+    )
     lines = [
         [row["implementation"], *(spread(row[name], 2) for name in ("problems_per_second", "rollouts_per_second")),
          spread(row["seconds"]), spread(row["ratio_vs_torch"], 2) if "ratio_vs_torch" in row else "",
@@ -202,9 +241,20 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     """
     parser = Parser("passk", "Speed of Pass@k evaluation.", SHAPES)
     parser.add_argument("--problems", type=int, help="default: 1000, or 16 of gpt2")
-    parser.add_argument("--samples", type=int, default=16, help="k, rollouts a problem; default: 16")
-    parser.add_argument("--batch_size", type=int, help="rollouts at a time; default: 1024, or 128 of gpt2")
-    parser.add_argument("--rounds", type=int, default=3, help="measured rounds, after one of warm-up; default: 3")
+    parser.add_argument(
+        "--samples", type=int, default=16, help="k, rollouts a problem; default: 16"
+    )
+    parser.add_argument(
+        "--batch_size",
+        type=int,
+        help="rollouts at a time; default: 1024, or 128 of gpt2",
+    )
+    parser.add_argument(
+        "--rounds",
+        type=int,
+        default=3,
+        help="measured rounds, after one of warm-up; default: 3",
+    )
     parser.add_argument("--torch", choices=("eager", "compiled", "none"), default="eager",
                         help="compiled: torch.compile too; default: eager")  # fmt: skip
     flags = parser.parse_args(argv)

@@ -13,7 +13,14 @@ from typing import Any
 import jax
 
 from benchmarks.measure.programs import Program, filled, programs
-from benchmarks.measure.report import Parser, check_flags, listed, machine, page, run_command
+from benchmarks.measure.report import (
+    Parser,
+    check_flags,
+    listed,
+    machine,
+    page,
+    run_command,
+)
 from benchmarks.measure.targets import Target
 from benchmarks.memory import Point, compiled, setup_of
 from slpo_jax.errors import UserError
@@ -28,10 +35,17 @@ STEPS = 4  # the first of which is not timed
 def here() -> Target:
     """The devices that there are."""
     devices = jax.devices()
-    return Target("here", jax.default_backend(), devices, int((devices[0].memory_stats() or {}).get("bytes_limit", 0)))
+    return Target(
+        "here",
+        jax.default_backend(),
+        devices,
+        int((devices[0].memory_stats() or {}).get("bytes_limit", 0)),
+    )
 
 
-def predicted_and_measured(model: str, changes: dict[str, Any]) -> list[tuple[str, str, str]]:
+def predicted_and_measured(
+    model: str, changes: dict[str, Any]
+) -> list[tuple[str, str, str]]:
     """Compile and run the rl step of a model.
 
     Args:
@@ -47,19 +61,35 @@ def predicted_and_measured(model: str, changes: dict[str, Any]) -> list[tuple[st
     (program,) = programs(setup, RL)
     numbers, step = compiled(program, where, setup.config.max_latents)
     if step is None:
-        raise UserError(f"{model}: the step does not compile here ({numbers['failed']}); give --tiny")
+        raise UserError(
+            f"{model}: the step does not compile here ({numbers['failed']}); give --tiny"
+        )
     if numbers["fits"] is False:
         needed = numbers["total"] / 1e9
-        raise UserError(f"{model}: the step needs {needed:.1f} GB of {where.memory / 1e9:.1f}; give --tiny")
+        raise UserError(
+            f"{model}: the step needs {needed:.1f} GB of {where.memory / 1e9:.1f}; give --tiny"
+        )
     seconds, peak = run_step(step, setup, program)
     tflop = numbers["flops"] / 1e12
     moved = numbers["bytes"] / 1e9
     return [
-        ("memory of a device (GB)", f"{numbers['total'] / 1e9:.2f}", f"{peak / 1e9:.2f}" if peak else "not told"),
+        (
+            "memory of a device (GB)",
+            f"{numbers['total'] / 1e9:.2f}",
+            f"{peak / 1e9:.2f}" if peak else "not told",
+        ),
         ("compiling (s)", "", f"{numbers['compile_seconds']:.1f}"),
         ("a step (s)", "", f"{seconds:.3f}"),
-        ("products of a device", f"{tflop:.3f} TFLOP", f"{tflop / seconds:.2f} TFLOP/s"),
-        ("moved by a device's kernels, at most", f"{moved:.1f} GB", f"{moved / seconds:.0f} GB/s"),
+        (
+            "products of a device",
+            f"{tflop:.3f} TFLOP",
+            f"{tflop / seconds:.2f} TFLOP/s",
+        ),
+        (
+            "moved by a device's kernels, at most",
+            f"{moved:.1f} GB",
+            f"{moved / seconds:.0f} GB/s",
+        ),
     ]
 
 
@@ -89,7 +119,9 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     """
     parser = Parser("predicted", "What a step is predicted to need, and needs.")
     parser.add_argument("--model", choices=MODELS, default="gpt2", help="default: gpt2")
-    parser.add_argument("--tiny", action="store_true", help="one layer, and a few prompts a device")
+    parser.add_argument(
+        "--tiny", action="store_true", help="one layer, and a few prompts a device"
+    )
     flags = parser.parse_args(argv)
     check_flags(flags)
     return flags
@@ -101,16 +133,39 @@ def benchmark(flags: argparse.Namespace) -> dict[str, Any]:
     changes: dict[str, Any] = {}
     if flags.tiny:
         prompts = 4 * len(jax.devices())
-        changes = {"tokenizer": "synthetic:199", "model.n_layer": 1, "rl.batch_size": prompts, "prompt_slots": (16,)}
+        changes = {
+            "tokenizer": "synthetic:199",
+            "model.n_layer": 1,
+            "rl.batch_size": prompts,
+            "prompt_slots": (16,),
+        }
     rows = predicted_and_measured(flags.model, changes)
-    return {"machine": machine(), "model": flags.model, "tiny": flags.tiny, "rows": rows}
+    return {
+        "machine": machine(),
+        "model": flags.model,
+        "tiny": flags.tiny,
+        "rows": rows,
+    }
 
 
 def markdown(result: dict[str, Any]) -> str:
     """The header lines and the table."""
-    size = f"one layer of {result['model']}" if result["tiny"] else f"{result['model']} at the paper's batch"
-    facts = (f"machine: {listed(result['machine'])}", f"SLPO's step of {size} on {len(jax.devices())} devices")
-    return page("Predicted and measured", facts, (), ("", "predicted", "measured"), result["rows"])
+    size = (
+        f"one layer of {result['model']}"
+        if result["tiny"]
+        else f"{result['model']} at the paper's batch"
+    )
+    facts = (
+        f"machine: {listed(result['machine'])}",
+        f"SLPO's step of {size} on {len(jax.devices())} devices",
+    )
+    return page(
+        "Predicted and measured",
+        facts,
+        (),
+        ("", "predicted", "measured"),
+        result["rows"],
+    )
 
 
 def main(argv: list[str] | None = None) -> None:

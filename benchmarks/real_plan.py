@@ -20,13 +20,21 @@ from slpo_jax.io.files import write_text
 from slpo_jax.io.workdir import Workdir
 from slpo_jax.stages import COLD_START, CONTROL, EVALUATE, IMITATE, RL, USUAL, Section
 
-TRAIN, VALID = "gsm8k_train.jsonl", "gsm_valid.json"
-SETS = {"gsm8k": "gsm_test.json", "multiarith": "multiarith.json", "svamp": "svamp.json"}
+TRAIN = "gsm8k_train.jsonl"
+VALID = "gsm_valid.json"
+SETS = {
+    "gsm8k": "gsm_test.json",
+    "multiarith": "multiarith.json",
+    "svamp": "svamp.json",
+}
 TESTS = "tests"  # the three, end to end
 Objectives = dict[str, tuple[str, dict[str, Any]]]
 OBJECTIVES: dict[str, Objectives] = {  # by task
     "gsm8k": {
-        "control": ("pathwise", {"estimator": "mixture", "mixture_weight": 0.0}),  # the answers' likelihood, no reward
+        "control": (
+            "pathwise",
+            {"estimator": "mixture", "mixture_weight": 0.0},
+        ),  # the answers' likelihood, no reward
         "slpo": ("slpo", {"latent_reduction": "mean"}),
         "answer_only": ("answer_only", {}),
         "pathwise": ("pathwise", {}),
@@ -39,11 +47,16 @@ OBJECTIVES: dict[str, Objectives] = {  # by task
     },
 }
 TASKS = tuple(OBJECTIVES)
-PARTS: dict[str, dict[str, tuple[Section, ...]]] = {  # runs, one after the other, and stages whose programs are new
+PARTS: dict[
+    str, dict[str, tuple[Section, ...]]
+] = {  # runs, one after the other, and stages whose programs are new
     "gsm8k": {"whole": USUAL},
     "countdown": {"imitation": (IMITATE,), "rewards": (RL, EVALUATE)},
 }
-BASELINES = {"gsm8k": ("control", "cold_start"), "countdown": (CONTROL, IMITATE, "answer_only")}
+BASELINES = {
+    "gsm8k": ("control", "cold_start"),
+    "countdown": (CONTROL, IMITATE, "answer_only"),
+}
 TINY: dict[str, Any] = {
     "max_latents": 2, "max_answer_tokens": 32, "model.dtype": "float32", "model.scan_layers": True,
     "imitate.batch_size": 4, "imitate.c_thought": 1, "imitate.max_latent_stage": 2, "imitate.max_tokens": 400,
@@ -67,22 +80,34 @@ def get_config(given: str):
             valid and tests (files, of gsm8k), workdir, tiny, and micro_batches, which cut every program's batch.
     """
     asked = json.loads(given)
-    config, task = default_config(), asked["task"]
-    config.reasoner, config.init = "codi_llama", asked["init"]
+    config = default_config()
+    task = asked["task"]
+    config.reasoner = "codi_llama"
+    config.init = asked["init"]
     config.update(max_latents=6, min_latents=1)
-    config.imitate.update(batch_size=128, c_thought=2, max_latent_stage=3, final_latents="published")
-    config.imitate.optimizer.update(learning_rate=3e-4, warmup_steps=20, schedule="cosine", final_fraction=0.1)
+    config.imitate.update(
+        batch_size=128, c_thought=2, max_latent_stage=3, final_latents="published"
+    )
+    config.imitate.optimizer.update(
+        learning_rate=3e-4, warmup_steps=20, schedule="cosine", final_fraction=0.1
+    )
     config.cold_start.update(batch_size=64, steps=60, evaluate_every=30, patience=2)
     config.cold_start.optimizer.update(name="adamw", learning_rate=3e-3)
-    config.rl.update(batch_size=32, capacities=((1.0, 1.0),), objectives=tuple(OBJECTIVES[task]))
+    config.rl.update(
+        batch_size=32, capacities=((1.0, 1.0),), objectives=tuple(OBJECTIVES[task])
+    )
     config.rl.optimizer.update(name="adafactor", learning_rate=1e-5, warmup_steps=10)
     for name, (kind, settings) in OBJECTIVES[task].items():
         objective_variant(config, name, kind, **settings)
-    config.evaluate.update(batch_size=1024, samples=16, seeds=1, thresholds=(0.5,), probed=0)
+    config.evaluate.update(
+        batch_size=1024, samples=16, seeds=1, thresholds=(0.5,), probed=0
+    )
     config.update(trackers=(), log_every=10, checkpoint_every=50)
     {"gsm8k": _gsm8k, "countdown": _countdown}[task](config, asked)
     if asked["tiny"]:
-        config.update_from_flattened_dict(TINY | ({} if asked["init"] else RANDOM[task]))
+        config.update_from_flattened_dict(
+            TINY | ({} if asked["init"] else RANDOM[task])
+        )
     for name in OBJECTIVES[task]:
         if task == "countdown":
             config.objective[name].steps = -(-config.rl.steps // 2)
@@ -95,7 +120,10 @@ def get_config(given: str):
 def starts(task: str) -> dict[str, str]:
     """Row -> the row that its training began from; imitation's began from SmolLM2."""
     first = COLD_START if task == "gsm8k" else IMITATE
-    own = {name: settings.get("after", first) for name, (_, settings) in OBJECTIVES[task].items()}
+    own = {
+        name: settings.get("after", first)
+        for name, (_, settings) in OBJECTIVES[task].items()
+    }
     return {COLD_START: IMITATE, CONTROL: IMITATE} | own
 
 
@@ -106,15 +134,20 @@ def folder_of(workdir: Path, task: str, part: str) -> Workdir:
 
 def _gsm8k(config: ConfigDict, asked: Mapping[str, Any]) -> None:
     config.update(prompt_slots=(224,), max_answer_tokens=24)
-    config.data.train, config.data.valid, config.data.eval[TESTS] = asked["train"], asked["valid"], asked["tests"]
+    config.data.train = asked["train"]
+    config.data.valid = asked["valid"]
+    config.data.eval[TESTS] = asked["tests"]
     config.imitate.update(max_tokens=256, cot_steps=110, final_steps=220)
-    config.rl.steps, config.evaluate.prompt_multiple = 150, 224
+    config.rl.steps = 150
+    config.evaluate.prompt_multiple = 224
 
 
 def _countdown(config: ConfigDict, asked: Mapping[str, Any]) -> None:
     """Without a gate, whose cold start would make another start of imitation."""
     demonstrated = asked["part"] == "imitation"
-    imitated = folder_of(Path(asked["workdir"]), "countdown", "imitation").stage_folder(IMITATE)
+    imitated = folder_of(Path(asked["workdir"]), "countdown", "imitation").stage_folder(
+        IMITATE
+    )
     config.stages = (IMITATE, EVALUATE) if demonstrated else (RL, EVALUATE)
     if not demonstrated:
         if imitated.is_finished:
@@ -123,7 +156,8 @@ def _countdown(config: ConfigDict, asked: Mapping[str, Any]) -> None:
             config.stages = (IMITATE, *config.stages)
     config.gate.enabled = False
     config.update(prompt_slots=(24,), max_answer_tokens=24)
-    config.data.train, config.data.valid = f"countdown:{'demos' if demonstrated else 'train'}", "countdown:valid"
+    config.data.train = f"countdown:{'demos' if demonstrated else 'train'}"
+    config.data.valid = "countdown:valid"
     for numbers in (3, 4):
         config.data.eval[f"numbers_{numbers}"] = f"countdown:{numbers}"
     few = asked["tiny"]
@@ -147,7 +181,9 @@ def check_data(train: Path) -> list[Path]:
     files = [train, *(train.parent / name for name in (VALID, *SETS.values()))]
     for path in files:
         if not path.is_file():
-            raise UserError(f"--train: {path}: no such file; give GSM8K's {TRAIN}, and put the other sets beside it")
+            raise UserError(
+                f"--train: {path}: no such file; give GSM8K's {TRAIN}, and put the other sets beside it"
+            )
     return files
 
 
@@ -168,11 +204,17 @@ def join_sets(folder: Path, target: Path, most: int = 0) -> Spans:
     lines: list[str] = []
     spans = {}
     for name, file in SETS.items():
-        problems = load_problems(str(folder / file), default_config().data.synthetic, "test")
+        problems = load_problems(
+            str(folder / file), default_config().data.synthetic, "test"
+        )
         first = len(lines)
         for problem in problems[: most or None]:
             known = {"question": problem.question, "answer": problem.answer}
-            lines.append(json.dumps(known | ({"steps": list(problem.steps)} if problem.steps else {})))
+            lines.append(
+                json.dumps(
+                    known | ({"steps": list(problem.steps)} if problem.steps else {})
+                )
+            )
         spans[name] = (first, len(lines))
     text = "".join(f"{line}\n" for line in lines)
     if not target.exists() or target.read_text(encoding="utf-8") != text:
@@ -183,13 +225,19 @@ def join_sets(folder: Path, target: Path, most: int = 0) -> Spans:
 def part_sets(workdirs: Sequence[Workdir], apart: Workdir, spans: Spans) -> int:
     """Write the whole evaluations that workdirs have, set by set, where a report can be made of them; their number."""
     found = 0
-    for workdir, (row, name) in ((each, one) for each in workdirs for one in each.evaluated()):
-        files, manifest = workdir.set_files(name, row), artifact.read(workdir.set_files(name, row).manifest)
+    pairs = []
+    for workdir in workdirs:
+        pairs += [(workdir, *pair) for pair in workdir.evaluated()]
+    for workdir, row, name in pairs:
+        files = workdir.set_files(name, row)
+        manifest = artifact.read(workdir.set_files(name, row).manifest)
         if manifest is None or artifact.changed(files.folder, manifest.files):
             continue
         found += 1
         lines = files.records.read_text(encoding="utf-8").splitlines(keepends=True)
-        write_text(apart.row_facts(row), workdir.row_facts(row).read_text(encoding="utf-8"))
+        write_text(
+            apart.row_facts(row), workdir.row_facts(row).read_text(encoding="utf-8")
+        )
         for each, (first, end) in spans.get(name, {name: (0, len(lines))}).items():
             part = lines[first:end]
             if part:  # tiny ones may be cut
@@ -197,7 +245,11 @@ def part_sets(workdirs: Sequence[Workdir], apart: Workdir, spans: Spans) -> int:
                 of_part = manifest.facts | {"set": each, "problems": len(part)}
                 parted = apart.set_files(each, row)
                 artifact.write(parted.manifest, of_part, files=[parted.records])
-    logged = [each.metrics.read_text(encoding="utf-8") for each in workdirs if each.metrics.exists()]
+    logged = [
+        each.metrics.read_text(encoding="utf-8")
+        for each in workdirs
+        if each.metrics.exists()
+    ]
     if logged:
         write_text(apart.metrics, "".join(logged))
     return found

@@ -8,7 +8,13 @@ from typing import Any
 
 from benchmarks.measure.compiled import device_memory
 from benchmarks.measure.products import products
-from benchmarks.measure.programs import Program, cold_starts, imitation, objectives, rollouts
+from benchmarks.measure.programs import (
+    Program,
+    cold_starts,
+    imitation,
+    objectives,
+    rollouts,
+)
 from slpo_jax.config.config import rl_of
 from slpo_jax.errors import UserError
 from slpo_jax.io.files import digest
@@ -43,19 +49,27 @@ def works(setup: Setup, stages: Iterable[str]) -> Iterator[Work]:
     Args:
         setup: assembled on the devices, and inside `xla_cpu.made_for` their platform.
     """
-    made = {IMITATE: _imitation, COLD_START: _cold_start, RL: _objectives, EVALUATE: _tests}
+    made = {
+        IMITATE: _imitation,
+        COLD_START: _cold_start,
+        RL: _objectives,
+        EVALUATE: _tests,
+    }
     for stage in stages:
         yield from made[stage](setup)
 
 
 def _imitation(setup: Setup) -> Iterator[Work]:
-    config, (_, plan, _) = setup.config, imitate.planned(setup)
+    config = setup.config
+    _, plan, _ = imitate.planned(setup)
     for number, phase in enumerate(plan):
         (program,) = imitation(setup, number)
         name = {"cot": "CoT-SFT", "codi": "CODI"}[phase.name]
         yield Work(name, IMITATE, phase.end, program, phase.end - phase.start)
     if config.imitate.control:  # the last phase goes on
-        yield Work(CONTROL, CONTROL, plan[-1].end + config.rl.steps, program, config.rl.steps)
+        yield Work(
+            CONTROL, CONTROL, plan[-1].end + config.rl.steps, program, config.rl.steps
+        )
 
 
 def _cold_start(setup: Setup) -> Iterator[Work]:
@@ -63,40 +77,68 @@ def _cold_start(setup: Setup) -> Iterator[Work]:
     (program,) = cold_starts(setup, own=True)
     yield Work("cold gate", COLD_START, config.steps, program, config.steps)
     validations = -(-config.steps // config.evaluate_every)
-    yield from _evaluations(setup, "validation", setup.valid, (1,), "threshold", validations)
+    yield from _evaluations(
+        setup, "validation", setup.valid, (1,), "threshold", validations
+    )
 
 
 def _objectives(setup: Setup) -> Iterator[Work]:
     config = setup.config
-    for name, program in zip(config.rl.objectives, objectives(setup, own=True), strict=True):
+    for name, program in zip(
+        config.rl.objectives, objectives(setup, own=True), strict=True
+    ):
         steps = rl_of(config.rl, config.objective[name]).steps
         yield Work(name, name, steps, program, steps)
 
 
 def _tests(setup: Setup) -> Iterator[Work]:
-    config, counts = setup.config, (1, setup.config.evaluate.samples)
-    imitated, trained = 1 + config.imitate.control, len(config.rl.objectives)
+    config = setup.config
+    counts = (1, config.evaluate.samples)
+    imitated = 1 + config.imitate.control
+    trained = len(config.rl.objectives)
     for name in config.data.eval:
-        which, tests = f" of {name}" * (len(config.data.eval) > 1), setup.test_set(name)
+        which = f" of {name}" * (len(config.data.eval) > 1)
+        tests = setup.test_set(name)
         by_length = imitated + (0 if config.gate.enabled else trained)
-        yield from _evaluations(setup, f"evaluation{which} by length", tests, counts, "length", by_length)
+        yield from _evaluations(
+            setup, f"evaluation{which} by length", tests, counts, "length", by_length
+        )
         if config.gate.enabled:
-            yield from _evaluations(setup, f"evaluation{which} by the gate", tests, counts, "threshold", 1 + trained)
+            yield from _evaluations(
+                setup,
+                f"evaluation{which} by the gate",
+                tests,
+                counts,
+                "threshold",
+                1 + trained,
+            )
 
 
 def _evaluations(
-    setup: Setup, name: str, problems: Any, samples: tuple[int, ...], stopping: Stopping, rows: int
+    setup: Setup,
+    name: str,
+    problems: Any,
+    samples: tuple[int, ...],
+    stopping: Stopping,
+    rows: int,
 ) -> Iterator[Work]:
     """Of one set: greedy for one sample, under noise for more; one program of each, whose shapes its batches share."""
     config = setup.config
     count = min(config.evaluate.limit or len(problems), len(problems))
     for each in samples:
         batches = list(setup.evaluator.batches(problems, count, each))
-        shapes = {(batch.prompts.tokens.shape, batch.prompts.packed_slots) for batch in batches}
+        shapes = {
+            (batch.prompts.tokens.shape, batch.prompts.packed_slots)
+            for batch in batches
+        }
         if len(shapes) > 1:
-            raise UserError(f"config.prompt_slots: {name} has {len(shapes)} shapes to compile; give one bucket")
+            raise UserError(
+                f"config.prompt_slots: {name} has {len(shapes)} shapes to compile; give one bucket"
+            )
         size = len(batches[0].index_N)
-        program = Program("", *rollouts(setup, batches[0].prompts, size, each > 1, stopping))
+        program = Program(
+            "", *rollouts(setup, batches[0].prompts, size, each > 1, stopping)
+        )
         called = f"{name}, {'samples' if each > 1 else 'greedy'}"
         yield Work(called, "", 0, program, rows * len(batches))
 
@@ -124,8 +166,14 @@ def compile_all(
     with ThreadPoolExecutor(threads) as pool:
         made: dict[str, Future] = {}  # several works may have the same program
         jobs = []
-        for setup, work in ((each, work) for each, stages in parts for work in works(each, stages)):
-            facts = {name: getattr(work, name) for name in ("name", "stage", "until", "times")}
+        asked = []
+        for setup, stages in parts:
+            asked += [(setup, work) for work in works(setup, stages)]
+        for setup, work in asked:
+            facts = {
+                name: getattr(work, name)
+                for name in ("name", "stage", "until", "times")
+            }
             traced = work.program.function.trace(*work.program.arguments)
             facts["flops"] = products(traced, setup.config.max_latents)
             lowered = traced.lower()

@@ -55,24 +55,39 @@ weights never say it; every second reward is set to 1, as otherwise all gradient
 
 def measure(work: Workload, flags: argparse.Namespace) -> list[dict[str, Any]]:
     """A row of numbers a configuration and implementation."""
-    quiet, rollouts = not sys.stderr.isatty(), {}
-    ours = [Ours(work, *pair, rollouts) for pair in tqdm(flags.only, "compile", disable=quiet)]
+    quiet = not sys.stderr.isatty()
+    rollouts = {}
+    ours = [
+        Ours(work, *pair, rollouts)
+        for pair in tqdm(flags.only, "compile", disable=quiet)
+    ]
     candidates: list[Ours | Torch] = list(ours)
     if flags.torch != "none":
         witness = make_witness(work, flags.torch == "compiled")
         theirs = [Torch(witness, work, *pair) for pair in flags.only]
-        candidates = [candidate for pair in zip(ours, theirs, strict=True) for candidate in pair]
+        candidates = []
+        for pair in zip(ours, theirs, strict=True):
+            candidates += pair
     measured: list[list[dict[str, float]]] = [[] for _ in candidates]
     for step in tqdm(range(flags.warmup + flags.steps), "measure", disable=quiet):
-        for before, rows, candidate in zip([None, *candidates], measured, candidates, strict=False):
+        for before, rows, candidate in zip(
+            [None, *candidates], measured, candidates, strict=False
+        ):
             if isinstance(candidate, Torch):
                 candidate.lengths = before.lengths
             rows.append(candidate.measure(work, step))
-    return [_row(*found, flags.warmup) for found in zip(candidates, measured, strict=True)]
+    return [
+        _row(*found, flags.warmup) for found in zip(candidates, measured, strict=True)
+    ]
 
 
-def _row(candidate: Any, measured: list[dict[str, float]], warmup: int) -> dict[str, Any]:
-    row = {name: getattr(candidate, name) for name in ("implementation", "passes", "group", "compile_seconds")}
+def _row(
+    candidate: Any, measured: list[dict[str, float]], warmup: int
+) -> dict[str, Any]:
+    row = {
+        name: getattr(candidate, name)
+        for name in ("implementation", "passes", "group", "compile_seconds")
+    }
     for name in measured[0]:
         row[name] = summary([step[name] for step in measured[warmup:]])
     row["surrogate_share"] = row["surrogate"]["median"] / row["step"]["median"]
@@ -83,31 +98,73 @@ def add_relative(rows: list[dict[str, Any]]) -> None:
     """`relative`, the median step over that of `BASE`, and for torch `ratio_vs_torch`, its step over ours."""
 
     def of(pair, implementation):
-        found = [row for row in rows if (row["passes"], row["group"], row["implementation"]) == (*pair, implementation)]
+        found = [
+            row
+            for row in rows
+            if (row["passes"], row["group"], row["implementation"])
+            == (*pair, implementation)
+        ]
         return found[0]["step"] if found else None
 
     for row in rows:
         base = of(BASE, row["implementation"])
         row["relative"] = row["step"]["median"] / base["median"] if base else None
-        ours, theirs = (of((row["passes"], row["group"]), name) for name in (Ours.implementation, Torch.implementation))
+        ours, theirs = (
+            of((row["passes"], row["group"]), name)
+            for name in (Ours.implementation, Torch.implementation)
+        )
         if ours and theirs:
-            row["ratio_vs_torch"] = summary([b / a for a, b in zip(ours["values"], theirs["values"], strict=True)])
+            row["ratio_vs_torch"] = summary(
+                [b / a for a, b in zip(ours["values"], theirs["values"], strict=True)]
+            )
 
 
 def markdown(result: dict[str, Any]) -> str:
     """The header lines and the tables."""
-    head = ["", "K", "G", "Step (s)", "Rel.", *(f"{name.capitalize()} (s)" for name in PARTS), "Sur./step", "Ratio"]
-    timings, compiles = [], []
+    head = [
+        "",
+        "K",
+        "G",
+        "Step (s)",
+        "Rel.",
+        *(f"{name.capitalize()} (s)" for name in PARTS),
+        "Sur./step",
+        "Ratio",
+    ]
+    timings = []
+    compiles = []
     for row in result["rows"]:
         pair = [str(row["passes"]), str(row["group"])]
         step, *parts = (spread(row[name]) for name in ("step", *PARTS))
         relative = f"{row['relative']:.2f}x" if row["relative"] else ""
         more = ["", "", ""]
         if row["implementation"] == Ours.implementation:
-            ratio = spread(row["ratio_vs_torch"], digits=2) if "ratio_vs_torch" in row else ""
-            more = [ratio, *(f"{row[f'{name}_per_second']['median']:.3g}" for name in ("trajectories", "tokens"))]
-            compiles.append([*pair, *(f"{row['compile_seconds'][name]:.1f}" for name in PROGRAMS)])
-        timings.append([row["implementation"], *pair, step, relative, *parts, f"{row['surrogate_share']:.0%}", *more])
+            ratio = (
+                spread(row["ratio_vs_torch"], digits=2)
+                if "ratio_vs_torch" in row
+                else ""
+            )
+            more = [
+                ratio,
+                *(
+                    f"{row[f'{name}_per_second']['median']:.3g}"
+                    for name in ("trajectories", "tokens")
+                ),
+            ]
+            compiles.append(
+                [*pair, *(f"{row['compile_seconds'][name]:.1f}" for name in PROGRAMS)]
+            )
+        timings.append(
+            [
+                row["implementation"],
+                *pair,
+                step,
+                relative,
+                *parts,
+                f"{row['surrogate_share']:.0%}",
+                *more,
+            ]
+        )
     found = result["rows"][0]
     means = ("mean_latents", "longest_latents", "mean_answer_tokens")
     lengths = {name: round(found[name]["median"], 2) for name in means}
@@ -126,7 +183,9 @@ def _pair(text: str) -> tuple[int, int]:
     try:
         passes, group = map(int, text.split(","))
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text} is not two numbers; give K,G, e.g. 4,8") from None
+        raise argparse.ArgumentTypeError(
+            f"{text} is not two numbers; give K,G, e.g. 4,8"
+        ) from None
     return passes, group
 
 
@@ -137,9 +196,18 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         UserError: one of them is unknown or can't be used.
     """
     parser = Parser("step", "Time of an SLPO step.", SHAPES)
-    parser.add_argument("--prompts", type=int, help="prompts a step; default: 32, or 2 of gpt2")
-    parser.add_argument("--steps", type=int, default=8, help="measured steps; default: 8")
-    parser.add_argument("--warmup", type=int, default=2, help="steps before them; default: 2; the first is slow")
+    parser.add_argument(
+        "--prompts", type=int, help="prompts a step; default: 32, or 2 of gpt2"
+    )
+    parser.add_argument(
+        "--steps", type=int, default=8, help="measured steps; default: 8"
+    )
+    parser.add_argument(
+        "--warmup",
+        type=int,
+        default=2,
+        help="steps before them; default: 2; the first is slow",
+    )
     parser.add_argument("--only", type=_pair, nargs="+", metavar="K,G", default=list(CONFIGURATIONS),
                         help="configurations; default: the paper's four")  # fmt: skip
     parser.add_argument("--torch", choices=("eager", "compiled", "none"), default="eager",
@@ -149,7 +217,9 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         flags.prompts = SHAPES[flags.shapes].prompts
     check_flags(flags, prompts=1, steps=1, warmup=0)
     if any(passes < 1 or group < 2 for passes, group in flags.only):
-        raise UserError("--only: K must be 1 or more and G 2 or more, e.g. --only 4,8 8,8")
+        raise UserError(
+            "--only: K must be 1 or more and G 2 or more, e.g. --only 4,8 8,8"
+        )
     return flags
 
 

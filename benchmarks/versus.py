@@ -19,7 +19,16 @@ from typing import Any
 from tqdm import tqdm
 
 from benchmarks.measure.passk_work import SHAPES as PASSK_SHAPES
-from benchmarks.measure.report import Parser, check_flags, listed, machine, page, run_command, spread, summary
+from benchmarks.measure.report import (
+    Parser,
+    check_flags,
+    listed,
+    machine,
+    page,
+    run_command,
+    spread,
+    summary,
+)
 from benchmarks.measure.workload import SHAPES as STEP_SHAPES
 from slpo_jax.errors import UserError
 
@@ -82,7 +91,12 @@ class Worker:
         """Starts it; returns when it has compiled, or taken its programs from the cache."""
         self.checkout = checkout
         self.log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed by `close`
-        command = [sys.executable, "-c", WORKER, *map(str, (flags.what, flags.shapes, flags.prompts, cache))]
+        command = [
+            sys.executable,
+            "-c",
+            WORKER,
+            *map(str, (flags.what, flags.shapes, flags.prompts, cache)),
+        ]
         environment = os.environ | {"PYTHONPATH": str(checkout)}
         self.process = subprocess.Popen(command, cwd=checkout, env=environment, stdin=subprocess.PIPE,
                                         stdout=subprocess.PIPE, stderr=self.log, text=True)  # fmt: skip
@@ -110,7 +124,9 @@ class Worker:
         raise UserError(f"{self.checkout}: its benchmark ended: {said[-1]}; {remedy}")
 
 
-def measure_pair(flags: argparse.Namespace, order: tuple[str, str], caches: Path, compiles: bool) -> dict[str, Any]:
+def measure_pair(
+    flags: argparse.Namespace, order: tuple[str, str], caches: Path, compiles: bool
+) -> dict[str, Any]:
     """{program: {side: a summary, "ratio": of the rounds}} of two processes.
 
     Args:
@@ -136,9 +152,14 @@ def measure_pair(flags: argparse.Namespace, order: tuple[str, str], caches: Path
         found["compile"] = {side: summary([spent]) for side, spent in compiling.items()}
         found["compile"]["ratio"] = compiling["this"] / compiling["other"]
     for name in PROGRAMS[flags.what]:
-        values = {side: [row[name] for row in rounds[side][flags.warmup :]] for side in SIDES}
+        values = {}
+        for side in SIDES:
+            measured = rounds[side][flags.warmup :]
+            values[side] = [row[name] for row in measured]
         found[name] = {side: summary(values[side]) for side in SIDES}
-        found[name]["ratio"] = statistics.median(b / a for a, b in zip(values["other"], values["this"], strict=True))
+        found[name]["ratio"] = statistics.median(
+            b / a for a, b in zip(values["other"], values["this"], strict=True)
+        )
     return found
 
 
@@ -150,8 +171,16 @@ def over_pairs(ratios: list[float]) -> dict[str, float]:
     mean = statistics.mean(logs)
     half = math.nan
     if len(logs) > 1:
-        half = stats.t.ppf(0.975, len(logs) - 1) * statistics.stdev(logs) / math.sqrt(len(logs))
-    return {"mean": math.exp(mean), "low": math.exp(mean - half), "high": math.exp(mean + half)}
+        half = (
+            stats.t.ppf(0.975, len(logs) - 1)
+            * statistics.stdev(logs)
+            / math.sqrt(len(logs))
+        )
+    return {
+        "mean": math.exp(mean),
+        "low": math.exp(mean - half),
+        "high": math.exp(mean + half),
+    }
 
 
 def benchmark(flags: argparse.Namespace) -> dict[str, Any]:
@@ -161,11 +190,24 @@ def benchmark(flags: argparse.Namespace) -> dict[str, Any]:
     pairs = []
     with tempfile.TemporaryDirectory() as folder:
         for index in tqdm(range(flags.pairs), "pairs", disable=quiet):
-            compiled = min(index, flags.compiled - 1)  # the last that began without programs
-            pairs.append(measure_pair(flags, orders[index % 2], Path(folder) / str(compiled), index == compiled))
+            compiled = min(
+                index, flags.compiled - 1
+            )  # the last that began without programs
+            pairs.append(
+                measure_pair(
+                    flags,
+                    orders[index % 2],
+                    Path(folder) / str(compiled),
+                    index == compiled,
+                )
+            )
     work = {"what": flags.what, "shapes": flags.shapes, "prompts": flags.prompts, "warmup": flags.warmup,
             "rounds": flags.rounds, "pairs": flags.pairs}  # fmt: skip
     return {"machine": machine(), "work": work, "pairs": pairs}
+
+
+def _medians(cells: list[Any], side: str) -> Any:
+    return summary([cell[side]["median"] for cell in cells])
 
 
 def markdown(result: dict[str, Any]) -> str:
@@ -175,9 +217,17 @@ def markdown(result: dict[str, Any]) -> str:
     for name in result["pairs"][0]:
         cells = [pair[name] for pair in result["pairs"] if name in pair]
         total = over_pairs([cell["ratio"] for cell in cells])
-        seconds = [spread(summary([cell[side]["median"] for cell in cells])) for side in SIDES]
+        seconds = [spread(_medians(cells, side)) for side in SIDES]
         ratios = ", ".join(f"{cell['ratio']:.2f}" for cell in cells)
-        lines.append([name, *seconds, ratios, f"{total['mean']:.3f}", f"{total['low']:.3f}-{total['high']:.3f}"])
+        lines.append(
+            [
+                name,
+                *seconds,
+                ratios,
+                f"{total['mean']:.3f}",
+                f"{total['low']:.3f}-{total['high']:.3f}",
+            ]
+        )
     facts = (f"machine: {listed(result['machine'])}", f"work: {listed(result['work'])}")
     return page("This checkout against another", facts, DEFINITIONS, head, lines)
 
@@ -190,20 +240,36 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     """
     parser = Parser("versus", "Speed of this checkout against another's.", STEP_SHAPES)
     parser.add_argument("other", type=Path, help="the other checkout's folder")
-    parser.add_argument("--what", choices=tuple(PROGRAMS), default="step", help="default: step")
-    parser.add_argument("--prompts", type=int, help="prompts a step, problems of an evaluation; default: the shapes'")
-    parser.add_argument("--pairs", type=int, default=6, help="pairs of processes; default: 6")
+    parser.add_argument(
+        "--what", choices=tuple(PROGRAMS), default="step", help="default: step"
+    )
+    parser.add_argument(
+        "--prompts",
+        type=int,
+        help="prompts a step, problems of an evaluation; default: the shapes'",
+    )
+    parser.add_argument(
+        "--pairs", type=int, default=6, help="pairs of processes; default: 6"
+    )
     parser.add_argument("--compiled", type=int, default=2, help="pairs whose compilation is timed; the others take "
                         "the last one's programs; default: 2")  # fmt: skip
-    parser.add_argument("--rounds", type=int, default=40, help="measured rounds of a pair; default: 40")
-    parser.add_argument("--warmup", type=int, default=4, help="rounds before them; default: 4")
+    parser.add_argument(
+        "--rounds", type=int, default=40, help="measured rounds of a pair; default: 40"
+    )
+    parser.add_argument(
+        "--warmup", type=int, default=4, help="rounds before them; default: 4"
+    )
     flags = parser.parse_args(argv)
     if flags.prompts is None:
-        flags.prompts = (PASSK_SHAPES if flags.what == "passk" else STEP_SHAPES)[flags.shapes].prompts
+        flags.prompts = (PASSK_SHAPES if flags.what == "passk" else STEP_SHAPES)[
+            flags.shapes
+        ].prompts
     check_flags(flags, prompts=1, pairs=1, compiled=1, rounds=1, warmup=0)
     flags.other = flags.other.resolve()
     if not (flags.other / "benchmarks").is_dir():
-        raise UserError(f"{flags.other}: no checkout with a folder benchmarks/; give one of this repository")
+        raise UserError(
+            f"{flags.other}: no checkout with a folder benchmarks/; give one of this repository"
+        )
     return flags
 
 

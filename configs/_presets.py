@@ -24,7 +24,12 @@ def gsm8k_files(config: ConfigDict, folder: str, train: str) -> None:
     config.data.eval.multiarith = f"{folder}/multiarith.json"
 
 
-def paper(config: ConfigDict, folder: str, cold_start_micro_batches: int, evaluation_batch: int) -> None:
+def paper(
+    config: ConfigDict,
+    folder: str,
+    cold_start_micro_batches: int,
+    evaluation_batch: int,
+) -> None:
     """The paper's cold start, SLPO and evaluation (appendix A), on GSM8K-Aug as COCONUT's train.txt.
 
     Args:
@@ -64,7 +69,11 @@ def coconut_imitation(config: ConfigDict) -> None:
         final_steps=13 * epoch, final_latents="published", suffix_slots=(64,),
     )  # fmt: skip
     config.imitate.optimizer.update(
-        name="adamw", learning_rate=1e-4, weight_decay=0.01, decay_vectors=True, clip_norm=None
+        name="adamw",
+        learning_rate=1e-4,
+        weight_decay=0.01,
+        decay_vectors=True,
+        clip_norm=None,
     )
 
 
@@ -94,10 +103,16 @@ def colar_imitation(config: ConfigDict, recipe: str) -> None:
     batch, epochs = {"colar": (256, 50), "regular": (128, 100)}[recipe]
     epoch = -(-GSM8K_AUG // batch)
     config.imitate.update(
-        recipe=recipe, batch_size=batch, cot_steps=8 * epoch, final_steps=epochs * epoch, suffix_slots=(32, 64, 96, 128)
+        recipe=recipe,
+        batch_size=batch,
+        cot_steps=8 * epoch,
+        final_steps=epochs * epoch,
+        suffix_slots=(32, 64, 96, 128),
     )
     config.imitate.lora.update(rank=128, alpha=32.0, kernels=("q_proj", "v_proj"))
-    config.imitate.optimizer.update(name="adamw", learning_rate=1e-4, weight_decay=0.01, clip_norm=None)
+    config.imitate.optimizer.update(
+        name="adamw", learning_rate=1e-4, weight_decay=0.01, clip_norm=None
+    )
     config.prompt.speed = 1 if recipe == "regular" else 2
 
 
@@ -121,7 +136,9 @@ def _short_training(config: ConfigDict) -> None:
     """Six latents, and after imitation steps for an hour of two CPU cores."""
     config.max_latents = 6
     config.min_latents = 1
-    config.cold_start.update(batch_size=8, micro_batches=1, steps=100, evaluate_every=50, patience=2)
+    config.cold_start.update(
+        batch_size=8, micro_batches=1, steps=100, evaluate_every=50, patience=2
+    )
     config.cold_start.optimizer.update(name="adamw", learning_rate=3e-3)
     config.rl.update(batch_size=8, steps=30)
     config.objective.slpo.latent_reduction = "mean"
@@ -135,7 +152,9 @@ def small_gpt2(config: ConfigDict, n_positions: int) -> None:
         batch_size=8, c_thought=1, max_latent_stage=3, cot_steps=300, stage_steps=60, final_steps=500,
         final_latents="random", control=True,
     )  # fmt: skip
-    config.imitate.optimizer.update(learning_rate=1e-3, warmup_steps=50, schedule="linear", final_fraction=0.1)
+    config.imitate.optimizer.update(
+        learning_rate=1e-3, warmup_steps=50, schedule="linear", final_fraction=0.1
+    )
     config.rl.optimizer.update(name="adamw", learning_rate=3e-5, warmup_steps=10)
     config.evaluate.update(batch_size=256, samples=8, seeds=1)
     config.checkpoint_every = 200
@@ -149,18 +168,40 @@ def smollm2(config: ConfigDict, folder: str) -> None:
     _short_training(config)
     config.prompt_slots = (96, 256)
     gsm8k_files(config, folder, "gsm8k_train.jsonl")
-    config.imitate.update(batch_size=8, c_thought=2, max_latent_stage=3, final_latents="published")
-    config.imitate.optimizer.update(learning_rate=1e-4, warmup_steps=20, schedule="linear", final_fraction=0.1)
+    config.imitate.update(
+        batch_size=8, c_thought=2, max_latent_stage=3, final_latents="published"
+    )
+    config.imitate.optimizer.update(
+        learning_rate=1e-4, warmup_steps=20, schedule="linear", final_fraction=0.1
+    )
     config.rl.optimizer.update(name="adafactor", learning_rate=1e-6, warmup_steps=10)
     config.evaluate.update(batch_size=64, samples=8, seeds=1)
     config.checkpoint_every = 100
 
 
-LATENT_GRPO = {"minibatches": 4, "dual_clip": 3.0, "first_choice": "best", "tempered": True, "detach_inputs": True}
+LATENT_GRPO = {
+    "minibatches": 4,
+    "dual_clip": 3.0,
+    "first_choice": "best",
+    "tempered": True,
+    "detach_inputs": True,
+}
 """Latent-GRPO's settings of the objective grpo."""
-SOFT_GRPO = {"top_k": 5, "least": 1, "most": 5, "shift": 0.0, "tau": 0.1, "likelihood": "clipped"}
+SOFT_GRPO = {
+    "top_k": 5,
+    "least": 1,
+    "most": 5,
+    "shift": 0.0,
+    "tau": 0.1,
+    "likelihood": "clipped",
+}
 """SofT-GRPO's of the latent policy gumbel_top_k, whose defaults are Latent-GRPO's."""
-SOFT_GRPO_OBJECTIVE = {"minibatches": 2, "dual_clip": 3.0, "kl_weight": 0.001, "detach_inputs": True}
+SOFT_GRPO_OBJECTIVE = {
+    "minibatches": 2,
+    "dual_clip": 3.0,
+    "kl_weight": 0.001,
+    "detach_inputs": True,
+}
 # By method: the latent policy, T (None: the block's), the noise of dropout, the objective and its settings, and the
 # learning rate published for Llama-3.2-3B. Settings of latent policies are the papers' by default.
 SOFT_METHODS: dict[str, tuple[str, int | None, float, str, dict[str, Any], float]] = {
@@ -189,7 +230,9 @@ def soft_method(config: ConfigDict, method: str, block: int = 32) -> None:
         UserError: unknown method.
     """
     if method not in SOFT_METHODS:
-        raise UserError(f"--config: no method {method!r}; give one of {', '.join(SOFT_METHODS)}, as FILE:METHOD")
+        raise UserError(
+            f"--config: no method {method!r}; give one of {', '.join(SOFT_METHODS)}, as FILE:METHOD"
+        )
     latent_policy, most, dropout, kind, settings, rate = SOFT_METHODS[method]
     config.reasoner = "text_llama"
     config.gate.enabled = False
@@ -198,7 +241,11 @@ def soft_method(config: ConfigDict, method: str, block: int = 32) -> None:
     config.latent_policy.name = latent_policy
     config.dropout.rate = dropout
     config.stages = ("rl", "evaluate") if kind else ("evaluate",)
-    sampled = {"temperature": 1.0} if kind == "pathwise" else {"temperature": 1.0, "top_k": 30, "top_p": 0.95}
+    sampled = (
+        {"temperature": 1.0}
+        if kind == "pathwise"
+        else {"temperature": 1.0, "top_k": 30, "top_p": 0.95}
+    )
     config.rl.update(group=8, capacities=((1.0, 0.5), (1.0, 1.0)), **sampled)
     if method == "hrpo":
         config.rl.lora.update(rank=32, alpha=64.0)
@@ -208,4 +255,10 @@ def soft_method(config: ConfigDict, method: str, block: int = 32) -> None:
     if kind:
         objective_variant(config, method, kind, learning_rate=rate, **settings)
         config.rl.objectives = (method,)
-    config.evaluate.update(samples=32, seeds=1, temperature=1.0 if config.max_latents else 0.6, top_k=30, top_p=0.95)
+    config.evaluate.update(
+        samples=32,
+        seeds=1,
+        temperature=1.0 if config.max_latents else 0.6,
+        top_k=30,
+        top_p=0.95,
+    )

@@ -7,7 +7,13 @@ from slpo_jax.config import objective_variant
 from slpo_jax.errors import UserError
 
 # As Latent-SFT mixes (Deng et al., 2025).
-LATENT_SFT_MIXTURE = {"temperature": 1.0, "top_k": 10, "top_p": 1.0, "min_p": 0.0, "most": 0}
+LATENT_SFT_MIXTURE = {
+    "temperature": 1.0,
+    "top_k": 10,
+    "top_p": 1.0,
+    "min_p": 0.0,
+    "most": 0,
+}
 _LATENT_SFT_PROMPT = (
     "<|start_header_id|>user<|end_header_id|>\n\nPlease reason step by step, and put your final answer within "
     "\\boxed{}.\n{question}<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n<think>"
@@ -22,12 +28,16 @@ def latent_sft(config: ConfigDict, model: str, folder: str) -> None:
         folder: see `gsm8k_files`.
     """
     epoch = -(-GSM8K_AUG // 512)
-    config.reasoner, config.init, config.gate.enabled = "text_llama", model, False
+    config.reasoner = "text_llama"
+    config.init = model
+    config.gate.enabled = False
     config.model.update(remat=True, scan_layers=True)
     config.prompt.update(format=_LATENT_SFT_PROMPT, closing="</think>", answers="boxed")
     config.latent_policy.name = "soft"
     config.latent_policy.soft.update(LATENT_SFT_MIXTURE)
-    config.max_latents, config.min_latents, config.max_answer_tokens = 128, 1, 128
+    config.max_latents = 128
+    config.min_latents = 1
+    config.max_answer_tokens = 128
     config.dropout.rate = 0.0
     config.prompt_slots = (128, 256, 512)
     gsm8k_files(config, folder, "train.txt")
@@ -39,9 +49,15 @@ def latent_sft(config: ConfigDict, model: str, folder: str) -> None:
     config.imitate.latent_sft.final_learning_rate = 3e-4
     config.imitate.lora.update(rank=64, alpha=128.0)
     config.imitate.optimizer.update(
-        name="adamw", learning_rate=1e-4, schedule="cosine", warmup_steps=epoch // 2, weight_decay=0.01
+        name="adamw",
+        learning_rate=1e-4,
+        schedule="cosine",
+        warmup_steps=epoch // 2,
+        weight_decay=0.01,
     )
-    config.evaluate.update(batch_size=256, samples=5, seeds=1, temperature=0.6, top_p=0.95)
+    config.evaluate.update(
+        batch_size=256, samples=5, seeds=1, temperature=0.6, top_p=0.95
+    )
 
 
 def latent_grpo(config: ConfigDict, model: str, folder: str) -> None:
@@ -91,8 +107,12 @@ def soft_llama(config: ConfigDict, method: str, model: str) -> None:
     config.data.train = "open-r1/DAPO-Math-17k-Processed"
     hub_tests(config)
     # An epoch of some 14,000 problems.
-    config.rl.update(batch_size=64 if method == "soft_grpo" else 32, micro_batches=8, steps=440)
-    config.rl.optimizer.update(name="adamw", weight_decay=0.1, schedule="cosine", warmup_steps=13)
+    config.rl.update(
+        batch_size=64 if method == "soft_grpo" else 32, micro_batches=8, steps=440
+    )
+    config.rl.optimizer.update(
+        name="adamw", weight_decay=0.1, schedule="cosine", warmup_steps=13
+    )
     config.evaluate.update(batch_size=256)
 
 
@@ -106,9 +126,18 @@ def on_cards(config: ConfigDict, devices: str) -> None:
     """
     if not devices:
         return
-    parts = max((config.objective[name].get("minibatches", 1) for name in config.rl.objectives), default=1)
-    if not devices.isdecimal() or not int(devices) or config.rl.batch_size % (int(devices) * parts):
-        raise UserError(f"--config: {devices!r} cards do not divide {config.rl.batch_size} prompts; give 1, 4 or so")
+    parts = max(
+        (config.objective[name].get("minibatches", 1) for name in config.rl.objectives),
+        default=1,
+    )
+    if (
+        not devices.isdecimal()
+        or not int(devices)
+        or config.rl.batch_size % (int(devices) * parts)
+    ):
+        raise UserError(
+            f"--config: {devices!r} cards do not divide {config.rl.batch_size} prompts; give 1, 4 or so"
+        )
     config.rl.lora.update(rank=32, alpha=64.0)
     config.rl.micro_batches = config.rl.batch_size // int(devices) // parts
     config.sharding.fsdp = int(devices)

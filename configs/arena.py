@@ -20,7 +20,14 @@ from slpo_jax.errors import UserError
 DEPTH = 2  # edges to follow in training, one or two; and the latents that all think
 RL_STEPS = 120
 TRIED = (3e-5, 1e-4, 3e-4)
-RATES = {"reference": 1e-4, "slpo": 1e-4, "exact": 1e-4, "pathwise": 1e-4, "grpo": 3e-5, "latent_grpo": 1e-4}
+RATES = {
+    "reference": 1e-4,
+    "slpo": 1e-4,
+    "exact": 1e-4,
+    "pathwise": 1e-4,
+    "grpo": 3e-5,
+    "latent_grpo": 1e-4,
+}
 _COCONUT = {"c_thought": 1, "max_latent_stage": DEPTH}
 _LATENT_SFT = {"recipe": "latent_sft", "c_thought": 0, "max_latent_stage": 0}
 _WORDS = {"c_thought": 0, "max_latent_stage": 0}
@@ -29,7 +36,14 @@ _WORDS = {"c_thought": 0, "max_latent_stage": 0}
 # latent of CoLaR's and Latent-SFT's. Latent-GRPO is Latent-SFT with the noise and the objective that are its own.
 REASONERS = {
     "coconut": ("coconut", _COCONUT, 2600, (7, 1, 1), 3, 2e-3),
-    "simcot_coconut": ("coconut", _COCONUT | {"recipe": "simcot"}, 2000, (7, 1, 1), 3, 2e-3),
+    "simcot_coconut": (
+        "coconut",
+        _COCONUT | {"recipe": "simcot"},
+        2000,
+        (7, 1, 1),
+        3,
+        2e-3,
+    ),
     "codi": ("codi", _COCONUT, 1450, (0, 0, 1), 7, 1e-3),
     "simcot_codi": ("codi", _COCONUT | {"recipe": "simcot"}, 1300, (0, 0, 1), 7, 2e-3),
     "colar": ("colar", _COCONUT | {"recipe": "colar"}, 1850, (1, 0, 1), 4, 2e-3),
@@ -55,7 +69,11 @@ def get_config(cell: str = "coconut_gpt2"):
     cell, _, more = cell.partition(",")
     tune = more == "tune"
     name, _, backbone = cell.rpartition("_")
-    if name not in REASONERS or backbone not in ("gpt2", "llama") or more not in ("", "tune", "longer"):
+    if (
+        name not in REASONERS
+        or backbone not in ("gpt2", "llama")
+        or more not in ("", "tune", "longer")
+    ):
         known = ", ".join(REASONERS)
         raise UserError(
             f"configs/arena.py:{cell}: no such cell; give one of {known}, then _gpt2 or _llama [,tune|,longer]"
@@ -77,9 +95,13 @@ def get_config(cell: str = "coconut_gpt2"):
     if tune:
         config.data.eval.valid = "graph:valid"
     else:
-        for depth in range(1, DEPTH + 2):  # the last is one deeper than any that is trained on
+        for depth in range(
+            1, DEPTH + 2
+        ):  # the last is one deeper than any that is trained on
             config.data.eval[f"depth_{depth}"] = f"graph:{depth}"
-    config.stages = ("imitate", "evaluate") if more == "longer" else ("imitate", "rl", "evaluate")
+    config.stages = (
+        ("imitate", "evaluate") if more == "longer" else ("imitate", "rl", "evaluate")
+    )
     _imitation(config, name, 3 if more == "longer" else 1)
     if architecture == "colar":
         colar_thought(config, config.max_latents)
@@ -88,7 +110,9 @@ def get_config(cell: str = "coconut_gpt2"):
     if architecture == "text":
         _mixtures(config, "gumbel_top_k" if name == "latent_grpo" else "soft")
     _objectives(config, name, tune)
-    config.evaluate.update(batch_size=1024, prompt_multiple=8, samples=16, seeds=1, limit=300, probed=0)
+    config.evaluate.update(
+        batch_size=1024, prompt_multiple=8, samples=16, seeds=1, limit=300, probed=0
+    )
     config.log_every = 50
     config.checkpoint_every = 10_000
     return config
@@ -96,14 +120,24 @@ def get_config(cell: str = "coconut_gpt2"):
 
 def _imitation(config, name: str, times: int) -> None:
     architecture, imitate, steps, (words, stage, last), _, rate = REASONERS[name]
-    share = times * steps // (words + stage * (3 if architecture == "text" else imitate["max_latent_stage"]) + last)
+    share = (
+        times
+        * steps
+        // (
+            words
+            + stage * (3 if architecture == "text" else imitate["max_latent_stage"])
+            + last
+        )
+    )
     # Others say themselves when a phase ends, or judge answers after the true thoughts alone.
     learnable = imitate.get("recipe", "simcot") == "simcot"
     config.imitate.update(
         batch_size=128, final_latents="published", cot_steps=words * share, stage_steps=stage * share,
         final_steps=last * share, stage_until=0.98 * learnable, **imitate,
     )  # fmt: skip
-    config.imitate.optimizer.update(learning_rate=rate, warmup_steps=100, schedule="constant")
+    config.imitate.optimizer.update(
+        learning_rate=rate, warmup_steps=100, schedule="constant"
+    )
     config.imitate.distil.distil_factor = 1.0
     config.imitate.icot.tokens_per_epoch = 4
 
@@ -114,14 +148,28 @@ def _objectives(config, name: str, tune: bool) -> None:
     if name == "latent_grpo":
         objectives = ("reference", "latent_grpo")
     elif config.latent_policy.name == "colar":
-        objectives = ("reference", "exact", "pathwise", "grpo")  # the likelihood that SLPO estimates is known
+        objectives = (
+            "reference",
+            "exact",
+            "pathwise",
+            "grpo",
+        )  # the likelihood that SLPO estimates is known
     elif not config.max_latents:
         objectives = ("grpo",)
         config.imitate.control = not tune  # in words there is no other control
-    if {"grpo", "latent_grpo"} & {*objectives}:  # whose ratios are of one policy; Pass@k is under dropout as of all
-        config.dropout.rate, config.evaluate.dropout = 0.0, 0.1
+    if {"grpo", "latent_grpo"} & {
+        *objectives
+    }:  # whose ratios are of one policy; Pass@k is under dropout as of all
+        config.dropout.rate = 0.0
+        config.evaluate.dropout = 0.1
     # Hardly a slot is spare. Answers are greedy, but GRPO's.
-    config.rl.update(batch_size=32, steps=RL_STEPS, capacities=((1.0, 1.0),), temperature=0.0, objectives=())
+    config.rl.update(
+        batch_size=32,
+        steps=RL_STEPS,
+        capacities=((1.0, 1.0),),
+        temperature=0.0,
+        objectives=(),
+    )
     config.rl.optimizer.update(name="adamw", learning_rate=1e-4, warmup_steps=20)
     for objective in objectives:
         base, settings = OBJECTIVES[objective]

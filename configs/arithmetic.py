@@ -29,8 +29,12 @@ def get_config(variant: str = ""):
         batch_size=64, c_thought=1, max_latent_stage=3, cot_steps=1500, stage_steps=500, final_steps=12_000,
         final_latents="random", dropout=0.1, control=True,
     )  # fmt: skip
-    config.imitate.optimizer.update(learning_rate=2e-3, warmup_steps=100, schedule="linear", final_fraction=0.02)
-    config.cold_start.update(batch_size=32, micro_batches=1, steps=600, evaluate_every=100, patience=6)
+    config.imitate.optimizer.update(
+        learning_rate=2e-3, warmup_steps=100, schedule="linear", final_fraction=0.02
+    )
+    config.cold_start.update(
+        batch_size=32, micro_batches=1, steps=600, evaluate_every=100, patience=6
+    )
     config.cold_start.optimizer.update(name="adamw", learning_rate=3e-3)
     config.rl.update(batch_size=32, steps=600, capacities=((0.625, 1.0), (1.0, 1.0)))
     config.objective.slpo.latent_reduction = "mean"

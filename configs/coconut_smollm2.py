@@ -15,5 +15,7 @@ def get_config(folder: str = "data"):
     config.reasoner = "coconut_llama"
     smollm2(config, folder)
     config.max_answer_tokens = 16
-    config.imitate.update(cot_steps=600, stage_steps=100, final_steps=300, suffix_slots=(80,))
+    config.imitate.update(
+        cot_steps=600, stage_steps=100, final_steps=300, suffix_slots=(80,)
+    )
     return config

@@ -16,5 +16,7 @@ def get_config(folder: str = "data"):
     config.lora_alpha = 32.0  # of published CODI files, for --config.init
     smollm2(config, folder)
     config.max_answer_tokens = 24  # "The answer is:", and a token a digit
-    config.imitate.update(cot_steps=600, final_steps=600, max_tokens=256, suffix_slots=(128, 192))
+    config.imitate.update(
+        cot_steps=600, final_steps=600, max_tokens=256, suffix_slots=(128, 192)
+    )
     return config

@@ -20,8 +20,16 @@ def get_config(recipe: str = "colar"):
     colar_thought(config, latents=64)
     config.imitate.micro_batches = 4
     # 512 questions an epoch, eight rollouts of one an update; so many that each question comes once.
-    config.rl.update(batch_size=512, group=8, steps=-(-GSM8K_AUG // 512), top_p=0.9, top_k=50)
+    config.rl.update(
+        batch_size=512, group=8, steps=-(-GSM8K_AUG // 512), top_p=0.9, top_k=50
+    )
     config.objective.grpo.minibatches = 512
-    config.rl.optimizer.update(name="adamw", learning_rate=1e-6, warmup_steps=0, weight_decay=0.01, clip_norm=32.0)
+    config.rl.optimizer.update(
+        name="adamw",
+        learning_rate=1e-6,
+        warmup_steps=0,
+        weight_decay=0.01,
+        clip_norm=32.0,
+    )
     config.evaluate.update(temperature=1.0, top_p=0.9, top_k=50, samples=5)
     return config

@@ -14,14 +14,17 @@ gate when to stop. The other cells, `slpo train depth:CELL`, stand beside it:
 from slpo_jax.config import default_config
 from slpo_jax.errors import UserError
 
-DEPTH, MODULUS = 5, 10
+DEPTH = 5
+MODULUS = 10
 CELLS = ("simcot", "none", "cot", "coconut")
 WORDS = 6 * DEPTH  # the most tokens of written operations, six each
 
 
 def get_config(cell: str = "simcot"):
     if cell not in CELLS:
-        raise UserError(f"--config: {cell!r} is no cell of configs/depth.py; use one of {', '.join(CELLS)}")
+        raise UserError(
+            f"--config: {cell!r} is no cell of configs/depth.py; use one of {', '.join(CELLS)}"
+        )
     config = default_config()
     config.tokenizer = f"chain:{MODULUS}"
     config.model.update(n_layer=2, n_head=4, n_embd=64, n_positions=128)
@@ -36,8 +39,12 @@ def get_config(cell: str = "simcot"):
     for depth in range(1, DEPTH + 1):
         config.data.eval[f"depth_{depth}"] = f"chain:{depth}"
 
-    config.imitate.update(batch_size=128, suffix_slots=tuple(range(4, WORDS + 4, 6)), dropout=0.0)
-    config.imitate.optimizer.update(learning_rate=2e-3, warmup_steps=100, schedule="constant")
+    config.imitate.update(
+        batch_size=128, suffix_slots=tuple(range(4, WORDS + 4, 6)), dropout=0.0
+    )
+    config.imitate.optimizer.update(
+        learning_rate=2e-3, warmup_steps=100, schedule="constant"
+    )
     if cell in ("simcot", "coconut"):
         _think(config)
     else:
@@ -47,7 +54,9 @@ def get_config(cell: str = "simcot"):
     if cell == "simcot":
         config.imitate.recipe = "simcot"
     elif cell == "none":
-        config.imitate.update(cot_steps=800, max_latent_stage=DEPTH, stage_steps=700, final_steps=400)
+        config.imitate.update(
+            cot_steps=800, max_latent_stage=DEPTH, stage_steps=700, final_steps=400
+        )
     elif cell == "cot":
         config.imitate.update(cot_steps=1500, max_latent_stage=0, final_steps=0)
         config.max_answer_tokens = WORDS + 8

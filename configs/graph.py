@@ -25,19 +25,30 @@ def get_config():
     config.data.graph.update(depth=DEPTH, nodes=8)
     config.data.train = "graph:train"
     config.data.valid = "graph:valid"
-    for depth in range(1, DEPTH + 2):  # the last is one deeper than any that is trained on
+    for depth in range(
+        1, DEPTH + 2
+    ):  # the last is one deeper than any that is trained on
         config.data.eval[f"depth_{depth}"] = f"graph:{depth}"
 
     config.imitate.update(
         batch_size=128, c_thought=1, max_latent_stage=DEPTH, cot_steps=1500, stage_steps=1500, final_steps=400,
         stage_until=0.98, final_latents="steps", dropout=0.0, control=True, no_thought=True,
     )  # fmt: skip
-    config.imitate.optimizer.update(learning_rate=2e-3, warmup_steps=100, schedule="constant")
+    config.imitate.optimizer.update(
+        learning_rate=2e-3, warmup_steps=100, schedule="constant"
+    )
     config.cold_start.update(
-        batch_size=64, micro_batches=1, steps=200, evaluate_every=50, patience=3, train_backbone=True
+        batch_size=64,
+        micro_batches=1,
+        steps=200,
+        evaluate_every=50,
+        patience=3,
+        train_backbone=True,
     )
     config.cold_start.optimizer.update(name="adamw", learning_rate=3e-4)
-    config.rl.update(batch_size=32, steps=200, capacities=((0.75, 1.0), (1.0, 1.0)))  # answers fill their three slots
+    config.rl.update(
+        batch_size=32, steps=200, capacities=((0.75, 1.0), (1.0, 1.0))
+    )  # answers fill their three slots
     config.rl.objectives = ("slpo", "pathwise")
     config.objective.slpo.latent_reduction = "mean"
     config.rl.optimizer.update(name="adamw", learning_rate=1e-4, warmup_steps=20)

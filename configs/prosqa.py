@@ -14,14 +14,18 @@ from _presets import coconut_imitation
 from slpo_jax.config import default_config
 from slpo_jax.errors import UserError
 
-SENTENCES, GRAPHS = 17_886, 14_785  # problems to train on
+SENTENCES = 17_886
+GRAPHS = 14_785  # problems to train on
 
 
 def get_config(which: str = "sentences,data"):
     kind, _, folder = which.partition(",")
     if kind not in ("sentences", "graph"):
-        raise UserError(f"configs/prosqa.py:{which}: no such model; give sentences or graph, as FILE:MODEL[,DIR]")
-    config, folder = default_config(), folder or "data"
+        raise UserError(
+            f"configs/prosqa.py:{which}: no such model; give sentences or graph, as FILE:MODEL[,DIR]"
+        )
+    config = default_config()
+    folder = folder or "data"
     config.stages = ("imitate", "evaluate")
     config.gate.enabled = False
     config.min_latents = 1
@@ -39,7 +43,11 @@ def _sentences(config, folder: str) -> None:
     _files(config, f"{folder}/prosqa_{{}}.json")
     epoch = -(-SENTENCES // 128)  # 32 on each of 4 devices
     config.imitate.update(
-        max_latent_stage=6, cot_steps=5 * epoch, stage_steps=5 * epoch, final_steps=15 * epoch, suffix_slots=(16, 48)
+        max_latent_stage=6,
+        cot_steps=5 * epoch,
+        stage_steps=5 * epoch,
+        final_steps=15 * epoch,
+        suffix_slots=(16, 48),
     )
 
 
@@ -60,5 +68,6 @@ def _graph(config, folder: str) -> None:
 
 
 def _files(config, name: str) -> None:
-    config.data.train, config.data.valid = name.format("train"), name.format("valid")
+    config.data.train = name.format("train")
+    config.data.valid = name.format("valid")
     config.data.eval.prosqa = name.format("test")

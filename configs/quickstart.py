@@ -18,8 +18,11 @@ from slpo_jax.errors import UserError
 
 DEMOS = 600
 BACKBONE = "gpt2"
-OPERATIONS, MODULUS = 4, 10
-COT_STEPS, STAGE_STEPS, FINAL_STEPS = 800, 500, 100  # at most; without latents all of them are taken
+OPERATIONS = 4
+MODULUS = 10
+COT_STEPS = 800
+STAGE_STEPS = 500
+FINAL_STEPS = 100  # at most; without latents all of them are taken
 REWARD_STEPS = 400  # of each objective, and of further imitation
 TRIED = (1e-4, 3e-4, 1e-3)
 # By name: the objective and its settings. The first is a control: no reward, but a key to each problem of the rewards.
@@ -49,7 +52,8 @@ def get_config(cell: str = ""):
             f"configs/quickstart.py:{cell}: no such cell; give none or one of {', '.join(filter(None, CELLS))}, then "
             "nothing or ,tune"
         )
-    tunes, thinks = more == "tune", name == ""
+    tunes = more == "tune"
+    thinks = name == ""
     config = default_config()
     config.reasoner = f"coconut_{BACKBONE}"
     config.tokenizer = f"chain:{MODULUS}"
@@ -62,7 +66,11 @@ def get_config(cell: str = ""):
     config.max_answer_tokens = 3
     config.cpu_devices = 2
     config.data.chain.update(
-        depth=OPERATIONS, least_depth=OPERATIONS, modulus=MODULUS, demos_size=DEMOS, train_size=8_500
+        depth=OPERATIONS,
+        least_depth=OPERATIONS,
+        modulus=MODULUS,
+        demos_size=DEMOS,
+        train_size=8_500,
     )
     config.data.demos = "chain:demos"
     config.data.train = "chain:train"
@@ -75,7 +83,9 @@ def get_config(cell: str = ""):
         batch_size=128, c_thought=0, max_latent_stage=OPERATIONS, cot_steps=COT_STEPS, stage_steps=STAGE_STEPS,
         final_steps=FINAL_STEPS, suffix_slots=tuple(range(4, 6 * OPERATIONS + 4, 6)), dropout=0.1,
     )  # fmt: skip
-    config.imitate.optimizer.update(learning_rate=2e-3, warmup_steps=100, schedule="constant")
+    config.imitate.optimizer.update(
+        learning_rate=2e-3, warmup_steps=100, schedule="constant"
+    )
     if thinks:
         config.imitate.update(recipe="simcot", c_thought=1, stage_until=0.98, final_latents="steps")
         config.imitate.simcot.keep = True
@@ -85,9 +95,16 @@ def get_config(cell: str = ""):
         config.imitate.update(max_latent_stage=0, cot_steps=1_500, final_steps=0)
         config.max_answer_tokens = 6 * OPERATIONS + 8
         # GRPO's ratios are of one policy, without dropout; Pass@k is under dropout as of all.
-        config.dropout.rate, config.evaluate.dropout = 0.0, 0.1
+        config.dropout.rate = 0.0
+        config.evaluate.dropout = 0.1
 
-    config.rl.update(batch_size=32, steps=REWARD_STEPS, capacities=((1.0, 1.0),), temperature=1.0, objectives=())
+    config.rl.update(
+        batch_size=32,
+        steps=REWARD_STEPS,
+        capacities=((1.0, 1.0),),
+        temperature=1.0,
+        objectives=(),
+    )
     config.rl.optimizer.update(name="adamw", learning_rate=3e-4, warmup_steps=20)
     for objective in CELLS[name]:
         kind, settings = OBJECTIVES[objective]

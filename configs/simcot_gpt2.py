@@ -25,7 +25,11 @@ def get_config(reasoner: str = "coconut"):
         batch = 64  # 8 on each of 8 devices
         epoch = -(-GSM8K_AUG // batch)
         config.imitate.update(
-            batch_size=batch, max_latent_stage=5, cot_steps=0, stage_steps=3 * epoch, final_steps=17 * epoch
+            batch_size=batch,
+            max_latent_stage=5,
+            cot_steps=0,
+            stage_steps=3 * epoch,
+            final_steps=17 * epoch,
         )
     config.imitate.update(recipe="simcot", dropout=0.1)  # GPT-2's own
     config.stages = ("imitate", "cold_start", "rl", "evaluate")

@@ -13,7 +13,13 @@ from slpo_jax.config import default_config
 
 def get_config(method: str = "slpo"):
     config = default_config()
-    tuned = method == "latent_grpo"  # it begins where Latent-SFT's published checkpoint is
-    model = "DJCheng/LLaMA3.2-1B-Instruct-Latent-SFT-Top10" if tuned else "meta-llama/Llama-3.2-1B-Instruct"
+    tuned = (
+        method == "latent_grpo"
+    )  # it begins where Latent-SFT's published checkpoint is
+    model = (
+        "DJCheng/LLaMA3.2-1B-Instruct-Latent-SFT-Top10"
+        if tuned
+        else "meta-llama/Llama-3.2-1B-Instruct"
+    )
     soft_llama(config, method, model)
     return config

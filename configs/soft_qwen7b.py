@@ -28,9 +28,14 @@ def get_config(argument: str = "latent_sft"):
         return config
     if argument not in _PUBLISHED:
         known = [*_PUBLISHED, *(f"{name},1" for name in SOFT_METHODS)]
-        raise UserError(f"configs/soft_qwen7b.py:{argument}: no such method; give one of {', '.join(known)}")
-    latent_sft(config, f"DJCheng/Qwen2.5-Math-7B-Latent-{_PUBLISHED[method]}-4k-Top10", "data")
-    config.reasoner, config.prompt.format = "text_qwen2", _PROMPT
+        raise UserError(
+            f"configs/soft_qwen7b.py:{argument}: no such method; give one of {', '.join(known)}"
+        )
+    latent_sft(
+        config, f"DJCheng/Qwen2.5-Math-7B-Latent-{_PUBLISHED[method]}-4k-Top10", "data"
+    )
+    config.reasoner = "text_qwen2"
+    config.prompt.format = _PROMPT
     config.stages = ("evaluate",)
     config.max_answer_tokens = 3328  # of 4,096 positions
     config.data.update(train="", valid="")

@@ -19,12 +19,16 @@ def get_config(argument: str = "slpo"):
     if method == "hrpo":
         config.max_latents = 160
     config.init = str(bundled_gguf())
-    config.prompt.update(instruction="Think step by step. End with the answer as a number.", answers="last_number")
+    config.prompt.update(
+        instruction="Think step by step. End with the answer as a number.",
+        answers="last_number",
+    )
     config.prompt_slots = (128, 320)
     config.max_answer_tokens = 192
     gsm8k_files(config, folder or "data", "gsm8k_train.jsonl")
     config.rl.update(batch_size=4, steps=30)
     config.rl.optimizer.update(name="adamw", warmup_steps=3)
     config.evaluate.update(batch_size=64, samples=4, limit=32)
-    config.log_every, config.checkpoint_every = 1, 10
+    config.log_every = 1
+    config.checkpoint_every = 10
     return config

@@ -15,7 +15,10 @@ from slpo_jax.errors import UserError
 RATES = (1e-5, 3e-5, 1e-4)
 # By name: the objective and its settings. What comes first is a baseline of what comes after.
 COMPARED = {
-    "reference": ("pathwise", {"estimator": "mixture", "mixture_weight": 0.0}),  # a control: no reward, no Pass@k
+    "reference": (
+        "pathwise",
+        {"estimator": "mixture", "mixture_weight": 0.0},
+    ),  # a control: no reward, no Pass@k
     "slpo_sum": ("slpo", {"latent_reduction": "sum"}),  # as printed
     "slpo_mean": ("slpo", {"latent_reduction": "mean"}),
     "slpo_pkpo": ("slpo", {"latent_reduction": "mean", "advantage": "pkpo"}),
@@ -67,7 +70,9 @@ CHOSEN_FALLING = {
 def get_config(cell: str = "coconut_gpt2"):
     reasoner, _, kind = cell.partition(",")
     if kind not in ("", "tune", "falling"):
-        raise UserError(f"configs/twelve.py:{cell}: {kind} is no variant; give REASONER, REASONER,tune or ..,falling")
+        raise UserError(
+            f"configs/twelve.py:{cell}: {kind} is no variant; give REASONER, REASONER,tune or ..,falling"
+        )
     tune = kind == "tune"
     config = default_config()
     config.reasoner = reasoner
@@ -77,7 +82,9 @@ def get_config(cell: str = "coconut_gpt2"):
     config.min_latents = 1
     config.prompt_slots = (28,)
     config.max_answer_tokens = 3
-    config.data.synthetic.update(max_value=99, max_steps=4, train_size=100_000)  # few are seen often
+    config.data.synthetic.update(
+        max_value=99, max_steps=4, train_size=100_000
+    )  # few are seen often
     config.data.train = "synthetic:train"
     config.data.valid = "synthetic:valid"
 
@@ -85,12 +92,16 @@ def get_config(cell: str = "coconut_gpt2"):
         batch_size=64, c_thought=1, max_latent_stage=4, cot_steps=1500, stage_steps=500, final_steps=12_000,
         final_latents="random", dropout=0.1, control=not tune,
     )  # fmt: skip
-    config.imitate.optimizer.update(learning_rate=2e-3, warmup_steps=100, schedule="linear", final_fraction=0.02)
+    config.imitate.optimizer.update(
+        learning_rate=2e-3, warmup_steps=100, schedule="linear", final_fraction=0.02
+    )
     if architecture_of(reasoner).default_recipe == "distil":
         config.max_answer_tokens = 7
         # Not "published": with 4 latents for all it had 48 % at 4 and 8 % at 6, and the gate chooses among them.
         config.imitate.distil.distil_factor = 1.0
-    config.cold_start.update(batch_size=32, micro_batches=1, steps=400, evaluate_every=100, patience=4)
+    config.cold_start.update(
+        batch_size=32, micro_batches=1, steps=400, evaluate_every=100, patience=4
+    )
     config.cold_start.optimizer.update(name="adamw", learning_rate=3e-3)
     config.rl.update(batch_size=32, steps=600, capacities=((0.625, 1.0), (1.0, 1.0)))
     config.rl.optimizer.update(name="adamw", learning_rate=1e-4, warmup_steps=20)
@@ -98,7 +109,9 @@ def get_config(cell: str = "coconut_gpt2"):
     config.log_every = 20
     config.checkpoint_every = 1000
 
-    config.rl.objectives = tuple(_falling(config) if kind == "falling" else _objectives(config, tune))
+    config.rl.objectives = tuple(
+        _falling(config) if kind == "falling" else _objectives(config, tune)
+    )
     if tune:
         config.data.eval.valid = "synthetic:valid"
         config.data.synthetic.valid_size = 500
@@ -111,11 +124,14 @@ def get_config(cell: str = "coconut_gpt2"):
 
 def _objectives(config, tune: bool) -> list[str]:
     """The names of those that a cell trains, with their settings in the config."""
-    names, chosen = [], CHOSEN.get(config.reasoner, {})
+    names = []
+    chosen = CHOSEN.get(config.reasoner, {})
     for name, (objective, settings) in COMPARED.items():
         for rate in RATES if tune else (chosen.get(name, 3e-5),):
             names.append(tried(name, rate) if tune else name)
-            objective_variant(config, names[-1], objective, learning_rate=rate, **settings)
+            objective_variant(
+                config, names[-1], objective, learning_rate=rate, **settings
+            )
     return names
 
 

@@ -1,149 +1,342 @@
 """Figures of a results file as pictures: differences as dots, means by test set as lines, and one figure by another."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from typing import Any
 
-_COLOURS = ("#7F7F7F", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#56B4E9")  # Okabe and Ito's
-_LEFT, _WIDE, _GAP, _LINE, _TOP = 150, 300, 40, 15, 44
+Table = Mapping[str, Any]
+
+# Okabe and Ito's, which stay apart under colour blindness.
+_COLOURS = (
+    "#7F7F7F",
+    "#0072B2",
+    "#D55E00",
+    "#009E73",
+    "#CC79A7",
+    "#000000",
+    "#56B4E9",
+)
+_GRID = "#E5E5E5"
+_AXIS = "#888"
 
 
-def intervals(table: Mapping[str, Any], columns: Sequence[str]) -> str:
-    """An SVG; lines called GROUP: NAME stand together, each NAME in its colour.
+def intervals(table: Table, columns: Sequence[str]) -> str:
+    """Draw differences with their intervals; lines called GROUP: NAME stand together, each NAME in its colour.
 
     Args:
         table: as in a results file, its cells {"value", "low", "high"}.
         columns: a panel each.
     """
-    lines = [(*row[0].split(": ", 1), row[1:]) for row in table["rows"]]
+    left_margin = 150
+    wide = 300
+    gap = 40
+    line_height = 15
+    top = 44
+
+    # What the lines are called, and the cells of the columns that are shown.
+    lines = []
+    for name, *cells in table["rows"]:
+        group, name = name.split(": ", 1)
+        lines.append((group, name, cells))
+    groups = {group for group, _, _ in lines}
     names = list(dict.fromkeys(name for _, name, _ in lines))
     places = [table["columns"].index(column) - 1 for column in columns]
-    cells = [cells[place] for *_, cells in lines for place in places]
-    low, high = min(0, *(cell["low"] for cell in cells)), max(0, *(cell["high"] for cell in cells))
-    step = next(step for step in (1, 2, 5, 10, 20, 50, 100) if (high - low) / step <= 8)
-    first, last = int(low // step), int(-(-high // step))
-    height = _TOP + _LINE * (len(lines) + len({group for group, *_ in lines})) + 26
-    width = _LEFT + len(columns) * (_WIDE + _GAP)
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}">',
-        "<style>text {font: 11px sans-serif}</style>",
-        f'<rect width="{width}" height="{height}" fill="#fff"/>',
-    ]
+    shown = []
+    for _, _, cells in lines:
+        shown += [cells[place] for place in places]
+
+    # All panels have the same axis, with at most some eight ticks; 0 is one of them.
+    low = min(0, *(cell["low"] for cell in shown))
+    high = max(0, *(cell["high"] for cell in shown))
+    step = _choose_step(high - low, 8, (1, 2, 5, 10, 20, 50, 100))
+    first = int(low // step)
+    last = int(-(-high // step))
+
+    height = top + line_height * (len(lines) + len(groups)) + 26
+    width = left_margin + len(columns) * (wide + gap)
+    parts = _begin(width, height)
     for i, name in enumerate(names):
         x = 20 + 110 * i
-        parts.append(f'<circle cx="{x}" cy="10" r="4" fill="{_COLOURS[i % len(_COLOURS)]}"/>{_text(x + 8, 14, name)}')
+        parts.append(_dot(x, 10, _colour(i)) + _text(x + 8, 14, name))
+
     for panel, (column, place) in enumerate(zip(columns, places, strict=True)):
-        left = _LEFT + panel * (_WIDE + _GAP)
-        at = [left + _WIDE * (tick - first) / max(1, last - first) for tick in range(first, last + 1)]
+        left = left_margin + panel * (wide + gap)
+
+        def x_of(tick: float, left: int = left) -> float:
+            return left + wide * (tick - first) / max(1, last - first)
+
         parts.append(_text(left, 34, f"{column}, points"))
-        for tick, x in zip(range(first, last + 1), at, strict=True):
-            colour = "#888" if tick == 0 else "#E5E5E5"
-            parts.append(f'<path d="M{x:.1f} {_TOP - 4}V{height - 20}" stroke="{colour}"/>')
-            parts.append(_text(x, height - 6, f"{tick * step:+d}" if tick else "0", "middle"))
-        y, before = _TOP, ""
+        for tick in range(first, last + 1):
+            x = x_of(tick)
+            colour = _GRID if tick else _AXIS
+            parts.append(_line(f"M{x:.1f} {top - 4}V{height - 20}", colour))
+            label = f"{tick * step:+d}" if tick else "0"
+            parts.append(
+                _text(
+                    x,
+                    height - 6,
+                    label,
+                    "middle",
+                )
+            )
+
+        # A bar from low to high and a dot at the mean; a group is set apart from the one before.
+        y = top
+        before = ""
         for group, name, cells in lines:
-            y += _LINE * (2 if before and group != before else 1)
-            if not panel and group != before:
-                parts.append(_text(_LEFT - 10, y, group, "end"))
-            x0, x, x1 = (left + _WIDE * (cells[place][key] / step - first) / max(1, last - first)
-                         for key in ("low", "value", "high"))  # fmt: skip
-            colour = _COLOURS[names.index(name) % len(_COLOURS)]
-            parts.append(f'<path d="M{x0:.1f} {y - 4}H{x1:.1f}" stroke="{colour}" stroke-width="2"/>')
-            parts.append(f'<circle cx="{x:.1f}" cy="{y - 4}" r="4" fill="{colour}"/>')
+            is_new = group != before
+            y += line_height * (2 if before and is_new else 1)
+            if is_new and not panel:
+                parts.append(
+                    _text(
+                        left_margin - 10,
+                        y,
+                        group,
+                        "end",
+                    )
+                )
+            cell = cells[place]
+            x_low = x_of(cell["low"] / step)
+            x_high = x_of(cell["high"] / step)
+            x = x_of(cell["value"] / step)
+            colour = _colour(names.index(name))
+            bar = f"M{x_low:.1f} {y - 4}H{x_high:.1f}"
+            parts.append(_line(bar, colour, 'stroke-width="2"'))
+            parts.append(_dot(f"{x:.1f}", y - 4, colour))
             before = group
-    return "\n".join([*parts, "</svg>\n"])
+    return _end(parts)
 
 
-def lines(tables: Mapping[str, Mapping[str, Any]], diagonal: str = "") -> str:
-    """An SVG; a table's rows are lines over its columns, with a bar of one standard error to each side.
+def lines(tables: Mapping[str, Table], diagonal: str = "") -> str:
+    """Draw a table's rows as lines over its columns, with a bar of one standard error to each side.
 
     Args:
         tables: by the panel's title; as in a results file, with the same rows, their cells {"value", "se"}.
-        diagonal: the panel with a line through the places of its columns, 1, 2, ..
+        diagonal: the panel with a line through the places of its columns, 1, 2, …
     """
-    wide, high, left, top = 250, 170, 44, 44
+    wide = 250
+    high = 170
+    left = 44
+    top = 44
+    full = wide + left + 26
+
     names = [row[0] for row in next(iter(tables.values()))["rows"]]
-    full, width, height = wide + left + 26, len(tables) * (wide + left + 26), top + high + 26 + 16 * len(names)
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}">',
-        "<style>text {font: 11px sans-serif}</style>",
-        f'<rect width="{width}" height="{height}" fill="#fff"/>',
-    ]
+    width = len(tables) * full
+    height = top + high + 26 + 16 * len(names)
+    parts = _begin(width, height)
     for panel, (title, table) in enumerate(tables.items()):
-        x0, columns = left + panel * full, table["columns"][1:]
-        most = max(cell["value"] + cell["se"] for row in table["rows"] for cell in row[1:])
-        most = max(most, len(columns)) if title == diagonal else most
-        step = next(step for step in (0.5, 1, 2, 5, 10, 25, 50, 100) if most / step <= 5)
+        x0 = left + panel * full
+        columns = table["columns"][1:]
 
-        def at(place: float, value: float, x0=x0, columns=columns, top_of=-(-most // step) * step):
-            return x0 + wide * (place + 0.5) / len(columns), top + high * (1 - value / top_of)
-
-        parts.append(_text(x0, top - 14, title))
-        for tick in range(int(-(-most // step)) + 1):
-            y = at(0, tick * step)[1]
-            parts.append(f'<path d="M{x0} {y:.1f}h{wide}" stroke="#E5E5E5"/>')
-            parts.append(_text(x0 - 6, y + 4, f"{tick * step:g}", "end"))
-        parts += [_text(at(place, 0)[0], top + high + 16, name, "middle") for place, name in enumerate(columns)]
+        # The axis ends at the first tick above all bars.
+        most = 0.0
+        for row in table["rows"]:
+            most = max(most, *(cell["value"] + cell["se"] for cell in row[1:]))
         if title == diagonal:
-            (xa, ya), (xb, yb) = at(0, 1), at(len(columns) - 1, len(columns))
-            parts.append(f'<path d="M{xa:.1f} {ya:.1f}L{xb:.1f} {yb:.1f}" stroke="#888" stroke-dasharray="4 3"/>')
-        for place, row in enumerate(table["rows"]):
-            colour, points = _COLOURS[place % len(_COLOURS)], [at(i, cell["value"]) for i, cell in enumerate(row[1:])]
+            most = max(most, len(columns))
+        step = _choose_step(most, 5, (0.5, 1, 2, 5, 10, 25, 50, 100))
+        n_ticks = -(-most // step)
+        end = n_ticks * step
+
+        at = _placer(
+            x0,
+            top,
+            wide,
+            high,
+            len(columns),
+            end,
+        )
+        parts.append(_text(x0, top - 14, title))
+        for tick in range(int(n_ticks) + 1):
+            _, y = at(0, tick * step)
+            parts.append(_line(f"M{x0} {y:.1f}h{wide}", _GRID))
+            parts.append(
+                _text(
+                    x0 - 6,
+                    y + 4,
+                    f"{tick * step:g}",
+                    "end",
+                )
+            )
+        for place, name in enumerate(columns):
+            x, _ = at(place, 0)
+            parts.append(
+                _text(
+                    x,
+                    top + high + 16,
+                    name,
+                    "middle",
+                )
+            )
+        if title == diagonal:
+            xa, ya = at(0, 1)
+            xb, yb = at(len(columns) - 1, len(columns))
+            path = f"M{xa:.1f} {ya:.1f}L{xb:.1f} {yb:.1f}"
+            parts.append(_line(path, _AXIS, 'stroke-dasharray="4 3"'))
+
+        for number, row in enumerate(table["rows"]):
+            colour = _colour(number)
+            points = [at(place, cell["value"]) for place, cell in enumerate(row[1:])]
             path = "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
-            parts.append(f'<path d="M{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
-            for i, cell in enumerate(row[1:]):
-                (x, y), bar = points[i], high * cell["se"] / (-(-most // step) * step)
-                parts.append(f'<path d="M{x:.1f} {y - bar:.1f}v{2 * bar:.1f}" stroke="{colour}"/>')
-                parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>')
+            parts.append(
+                f'<path d="M{path}" fill="none" stroke="{colour}" stroke-width="2"/>'
+            )
+            for (x, y), cell in zip(points, row[1:], strict=True):
+                bar = high * cell["se"] / end
+                parts.append(_line(f"M{x:.1f} {y - bar:.1f}v{2 * bar:.1f}", colour))
+                parts.append(
+                    _dot(
+                        f"{x:.1f}",
+                        f"{y:.1f}",
+                        colour,
+                        3,
+                    )
+                )
+
     for i, name in enumerate(names):
         y = top + high + 36 + 16 * i
-        parts.append(f'<path d="M{left} {y - 4}h18" stroke="{_COLOURS[i % len(_COLOURS)]}" stroke-width="2"/>')
+        parts.append(_line(f"M{left} {y - 4}h18", _colour(i), 'stroke-width="2"'))
         parts.append(_text(left + 24, y, name))
-    return "\n".join([*parts, "</svg>\n"])
+    return _end(parts)
 
 
-def points(along: Mapping[str, Any], up: Mapping[str, Any], column: str, titles: tuple[str, str]) -> str:
-    """An SVG; a dot for each row, with a bar of one standard error up and down.
+def _placer(
+    x0: int,
+    top: int,
+    wide: int,
+    high: int,
+    n_columns: int,
+    end: float,
+) -> Callable[
+    [
+        float,
+        float,
+    ],
+    tuple[float, float],
+]:
+    """Make the function of a column's place and a value that says where these are in a panel."""
+
+    def at(place: float, value: float) -> tuple[float, float]:
+        x = x0 + wide * (place + 0.5) / n_columns
+        y = top + high * (1 - value / end)
+        return x, y
+
+    return at
+
+
+def points(
+    along: Table,
+    up: Table,
+    column: str,
+    titles: tuple[str, str],
+) -> str:
+    """Draw a dot for each row, with a bar of one standard error up and down.
 
     Args:
         along, up: tables of a results file with the same rows, their cells {"value", "se"}; up are percent.
         column: of both.
         titles: of the two axes.
     """
-    wide, high, left, top, right = 380, 220, 52, 30, 190
-    width, height = left + wide + right, top + high + 46
+    wide = 380
+    high = 220
+    left = 52
+    top = 30
+    right = 190
+    width = left + wide + right
+    height = top + high + 46
+
     place = along["columns"].index(column)
     cells = {row[0]: row[place] for row in up["rows"]}
     most = max(row[place]["value"] for row in along["rows"])
-    step = next(step for step in (1, 2, 5, 10, 20, 50, 100, 200, 500) if most / step <= 8)
+    step = _choose_step(most, 8, (1, 2, 5, 10, 20, 50, 100, 200, 500))
     last = step * (int(most // step) + 1)
-    parts = [
+
+    parts = _begin(width, height)
+    parts.append(_text(left, top - 14, titles[1]))
+    parts.append(
+        _text(
+            left + wide / 2,
+            height - 8,
+            titles[0],
+            "middle",
+        )
+    )
+    for tick in range(0, 101, 20):
+        y = top + high * (1 - tick / 100)
+        parts.append(_line(f"M{left} {y:.1f}h{wide}", _GRID))
+        parts.append(
+            _text(
+                left - 6,
+                round(y + 4, 1),
+                str(tick),
+                "end",
+            )
+        )
+    for tick in range(0, last + 1, step):
+        x = left + wide * tick / last
+        parts.append(_line(f"M{x:.1f} {top}v{high}", _GRID))
+        parts.append(
+            _text(
+                x,
+                top + high + 16,
+                str(tick),
+                "middle",
+            )
+        )
+
+    for number, row in enumerate(along["rows"]):
+        name = row[0]
+        colour = _colour(number)
+        x = left + wide * row[place]["value"] / last
+        y = top + high * (1 - cells[name]["value"] / 100)
+        bar = high * cells[name]["se"] / 100
+        parts.append(_line(f"M{x:.1f} {y - bar:.1f}v{2 * bar:.1f}", colour))
+        parts.append(_dot(f"{x:.1f}", f"{y:.1f}", colour))
+        y = top + 16 * number
+        parts.append(_dot(left + wide + 16, y - 4, colour))
+        parts.append(_text(left + wide + 26, y, name))
+    return _end(parts)
+
+
+def _choose_step(most: float, ticks: int, steps: Sequence[Any]) -> Any:
+    """Return the smallest step in which `most` is covered by so many ticks."""
+    return next(step for step in steps if most / step <= ticks)
+
+
+def _begin(width: int, height: int) -> list[str]:
+    return [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}">',
         "<style>text {font: 11px sans-serif}</style>",
         f'<rect width="{width}" height="{height}" fill="#fff"/>',
-        _text(left, top - 14, titles[1]),
-        _text(left + wide / 2, height - 8, titles[0], "middle"),
     ]
-    for tick in range(0, 101, 20):
-        y = top + high * (1 - tick / 100)
-        parts.append(f'<path d="M{left} {y:.1f}h{wide}" stroke="#E5E5E5"/>')
-        parts.append(_text(left - 6, round(y + 4, 1), str(tick), "end"))
-    for tick in range(0, last + 1, step):
-        x = left + wide * tick / last
-        parts.append(f'<path d="M{x:.1f} {top}v{high}" stroke="#E5E5E5"/>')
-        parts.append(_text(x, top + high + 16, str(tick), "middle"))
-    for number, row in enumerate(along["rows"]):
-        colour, cell = _COLOURS[number % len(_COLOURS)], cells[row[0]]
-        x = left + wide * row[place]["value"] / last
-        y = top + high * (1 - cell["value"] / 100)
-        bar = high * cell["se"] / 100
-        parts.append(f'<path d="M{x:.1f} {y - bar:.1f}v{2 * bar:.1f}" stroke="{colour}"/>')
-        parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{colour}"/>')
-        named = top + 16 * number
-        parts.append(f'<circle cx="{left + wide + 16}" cy="{named - 4}" r="4" fill="{colour}"/>')
-        parts.append(_text(left + wide + 26, named, row[0]))
+
+
+def _end(parts: Sequence[str]) -> str:
     return "\n".join([*parts, "</svg>\n"])
 
 
-def _text(x: float, y: float, text: str, anchor: str = "start") -> str:
+def _colour(number: int) -> str:
+    return _COLOURS[number % len(_COLOURS)]
+
+
+def _line(path: str, colour: str, more: str = "") -> str:
+    end = f" {more}" if more else ""
+    return f'<path d="{path}" stroke="{colour}"{end}/>'
+
+
+def _dot(
+    x: Any,
+    y: Any,
+    colour: str,
+    radius: int = 4,
+) -> str:
+    return f'<circle cx="{x}" cy="{y}" r="{radius}" fill="{colour}"/>'
+
+
+def _text(
+    x: float,
+    y: float,
+    text: str,
+    anchor: str = "start",
+) -> str:
     return f'<text x="{x:.1f}" y="{y}" text-anchor="{anchor}">{escape(text)}</text>'

@@ -23,7 +23,8 @@ from slpo_jax.io.files import digest, files_digest, read_json, write_text
 from slpo_jax.io.workdir import Workdir
 
 ROOT = Path(__file__).resolve().parents[1]
-DONE, LOG = "reproduced.json", "run.log"
+DONE = "reproduced.json"
+LOG = "run.log"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,7 +110,13 @@ class Job:
         return self.facts | {"evaluation": files_digest(Workdir(self.workdir).eval)}
 
 
-def plan(table: Table, root: Path, seeds: Sequence[int], only: Sequence[str], limit: int | None) -> list[Job]:
+def plan(
+    table: Table,
+    root: Path,
+    seeds: Sequence[int],
+    only: Sequence[str],
+    limit: int | None,
+) -> list[Job]:
     """The table's jobs in their order.
 
     Args:
@@ -127,29 +134,86 @@ def plan(table: Table, root: Path, seeds: Sequence[int], only: Sequence[str], li
     for run in reversed(table.runs):
         if run.name in wanted and run.after:
             wanted.add(run.after)
-    return [
-        make_job(table, run, root.resolve(), seed, limit)
-        for run in table.runs
-        if run.name in wanted
-        for seed in (seeds or run.seeds or table.seeds)
-    ]
+    jobs = []
+    for run in table.runs:
+        if run.name in wanted:
+            for seed in seeds or run.seeds or table.seeds:
+                jobs.append(
+                    make_job(
+                        table,
+                        run,
+                        root.resolve(),
+                        seed,
+                        limit,
+                    )
+                )
+    return jobs
 
 
-def make_job(table: Table, run: Run, root: Path, seed: int, limit: int | None) -> Job:
+def make_job(
+    table: Table,
+    run: Run,
+    root: Path,
+    seed: int,
+    limit: int | None,
+) -> Job:
     """One of them; `root` and the others as of `plan`."""
-    workdir, lender = (root / name / f"seed_{seed}" for name in (run.name, run.after))
-    overrides = {"seed": seed, **({} if limit is None else {"evaluate.limit": limit}), **run.overrides}
-    values = (f"--config.{key}={value}".replace("{after}", str(lender)) for key, value in overrides.items())
-    arguments = (f"--config={ROOT / run.config}", f"--workdir={workdir}", *values)
-    sources = _sources(run.config) | {key: str(value) for key, value in overrides.items() if key.startswith("data.")}
-    before = next((other for other in table.runs if other.name == run.after), None)
+    workdir = root / run.name / f"seed_{seed}"
+    lender = root / run.after / f"seed_{seed}"
+
+    # The command.
+    overrides: dict[str, Any] = {"seed": seed}
+    if limit is not None:
+        overrides["evaluate.limit"] = limit
+    overrides |= run.overrides
+    arguments = [
+        f"--config={ROOT / run.config}",
+        f"--workdir={workdir}",
+    ]
+    for key, value in overrides.items():
+        text = f"--config.{key}={value}"
+        arguments.append(text.replace("{after}", str(lender)))
+
+    # What the result depends on: not on where the table's folder and the checkout lie.
+    portable = []
+    for word in arguments:
+        word = word.replace(f"{root}/", "{table}/")
+        portable.append(word.replace(f"{ROOT}/", "{checkout}/"))
+    sources = dict(_sources(run.config))
+    for key, value in overrides.items():
+        if key.startswith("data."):
+            sources[key] = str(value)
+    data = {}
+    for key, source in sorted(sources.items()):
+        path, *_ = place_of(source, "train")
+        data[key] = _files_digest(path)
+    before = ""
+    for other in table.runs:
+        if other.name == run.after:
+            before = digest(
+                make_job(
+                    table,
+                    other,
+                    root,
+                    seed,
+                    limit,
+                ).facts
+            )
     facts = {
-        "arguments": [word.replace(f"{root}/", "{table}/").replace(f"{ROOT}/", "{checkout}/") for word in arguments],
+        "arguments": portable,
         "config": _config_digest(run.config),
-        "data": {key: _files_digest(place_of(source, "train")[0]) for key, source in sorted(sources.items())},
-        "after": digest(make_job(table, before, root, seed, limit).facts) if before else "",
+        "data": data,
+        "after": before,
     }
-    return Job(run, seed, workdir, arguments, facts, lender if run.after and not run.alone else None)
+    takes_rows = run.after and not run.alone
+    return Job(
+        run,
+        seed,
+        workdir,
+        tuple(arguments),
+        facts,
+        lender if takes_rows else None,
+    )
 
 
 def load_config(name: str) -> ConfigDict:
@@ -184,10 +248,19 @@ def run_job(job: Job) -> None:
     with log.open("a") as file:
         command = [sys.executable, "-m", "slpo_jax.main", *job.arguments]
         environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-        status = subprocess.run(command, stdout=file, stderr=file, env=environment, check=False).returncode
+        done = subprocess.run(
+            command,
+            stdout=file,
+            stderr=file,
+            env=environment,
+            check=False,
+        )
+    status = done.returncode
     if status:
         last = (log.read_text().strip().splitlines() or ["no output"])[-1]
-        raise UserError(f"{job.workdir}: its run ended with status {status} ({last}); mend it, all output is in {log}")
+        raise UserError(
+            f"{job.workdir}: its run ended with status {status} ({last}); mend it, all output is in {log}"
+        )
     if job.lender:
         take_rows(job.lender, job.workdir)
         write_report(job.workdir)
@@ -199,15 +272,19 @@ def take_rows(lender: Path, workdir: Path) -> None:
 
     Runs that differ in their last stage alone need not evaluate the first ones again.
     """
-    theirs, ours = Workdir(lender), Workdir(workdir)
+    theirs = Workdir(lender)
+    ours = Workdir(workdir)
     sets = {name for _, name in ours.evaluated()}
     for row in read_rows(lender).values():
         mine = read_row(workdir, row.name)
-        if mine is None or mine.source:
-            write_row(workdir, dataclasses.replace(row, source=row.source or str(lender)))
-            for path in theirs.row(row.name).iterdir():
-                if path.name.partition(".")[0] in sets:
-                    shutil.copyfile(path, ours.row(row.name) / path.name)
+        if mine is not None and not mine.source:
+            continue
+        source = row.source or str(lender)
+        write_row(workdir, dataclasses.replace(row, source=source))
+        for path in theirs.row(row.name).iterdir():
+            name, *_ = path.name.split(".")
+            if name in sets:
+                shutil.copyfile(path, ours.row(row.name) / path.name)
 
 
 def run_all(jobs: Sequence[Job]) -> None:

@@ -4,7 +4,8 @@ A group is one reasoner on several backbones. A problem's value is its mean over
 are paired by problem and seed, and their intervals cover both.
 """
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,21 @@ from slpo_jax.io.workdir import Workdir
 
 Seeds = list[dict[str, np.ndarray]]
 """Of each seed set -> [N, Q], a problem's value of each metric."""
+Values = dict[str, dict[str, Seeds]]
+"""Group -> row -> its values."""
+Groups = dict[str, list[list[Job]]]
+"""Group -> the jobs of each of its runs, one a seed."""
+Pair = tuple[Seeds, Seeds]
 EVERY = "all"
-_SECONDS, _LEARNED = "seconds", "learned"
+_SECONDS = "seconds"
+_LEARNED = "learned"
 
 
-def pool(table: Table, root: Path, limit: int | None = None) -> dict[str, Any]:
+def pool(
+    table: Table,
+    root: Path,
+    limit: int | None = None,
+) -> dict[str, Any]:
     """Tables of groups; arguments as of `comparison.compare`.
 
     Returns:
@@ -36,44 +47,117 @@ def pool(table: Table, root: Path, limit: int | None = None) -> dict[str, Any]:
     """
     groups, lacking = _finished_groups(table, root.resolve(), limit)
     values = {group: _values(table, runs) for group, runs in groups.items()}
-    columns, metrics, tables = ["", *(called(metric) for metric in table.metrics)], table.metrics, dict[str, Any]()
+    tables = dict[str, Any]()
     if values:
-        means = {
-            _line(group, row): _means(seeds, metrics) | _training(groups[group], row)
-            for group, rows in values.items() for row, seeds in rows.items()
-        }  # fmt: skip
-        tables["groups"] = made([*columns, _SECONDS, _LEARNED], means, [*metrics, _SECONDS, _LEARNED])
-        for metric in table.by_set:
-            lines = {
-                _line(group, row): {name: _means(_only(seeds, name), metrics)[metric] for name in seeds[0]}
-                for group, rows in values.items() for row, seeds in rows.items()
-            }  # fmt: skip
-            sets = list(next(iter(lines.values())))
-            tables[f"groups, {called(metric)} by set"] = made(["", *map(called, sets)], lines, sets)
-    for b in table.minus if values else ():
-        both = {(group, row): (rows[row], rows[b]) for group, rows in values.items() if b in rows for row in rows}
-        both = {key: pair for key, pair in both.items() if key[1] != b}
-        lines = {_line(*key): _difference([pair], metrics) for key, pair in both.items()}
-        for row in dict.fromkeys(row for _, row in both):
-            pairs = [pair for key, pair in both.items() if key[1] == row]
-            lines[_line(EVERY, row)] = _difference(pairs, metrics)
-        tables[f"groups, minus {called(b)}"] = made(columns, lines, metrics)
-        for metric in table.by_set if both else ():
-            each = {_line(*key): _by_set(*pair, metrics, metric) for key, pair in both.items()}
-            sets = list(next(iter(each.values())))
-            tables[f"groups, minus {called(b)}, {called(metric)} by set"] = made(["", *map(called, sets)], each, sets)
+        tables |= _means_of_groups(table, groups, values)
+        for b in table.minus:
+            tables |= _minus(table, values, b)
     if table.beside in values:
         tables |= _beside(table, groups, values)
     if lacking:
-        tables["left out"] = {"columns": ["", "seeds"], "rows": lacking}
+        tables["left out"] = {
+            "columns": ["", "seeds"],
+            "rows": lacking,
+        }
     return tables | _across(table, root.resolve(), limit)
 
 
-def _across(table: Table, root: Path, limit: int | None) -> dict[str, Any]:
+def _means_of_groups(
+    table: Table,
+    groups: Groups,
+    values: Values,
+) -> dict[str, Any]:
+    """The rows of each group, with `_training`, and their means in each set."""
+    metrics = table.metrics
+    more = [*metrics, _SECONDS, _LEARNED]
+    means = {}
+    for group, rows in values.items():
+        for row, seeds in rows.items():
+            figures = _means(seeds, metrics)
+            figures |= _training(groups[group], row)
+            means[_line(group, row)] = figures
+    header = ["", *map(called, more)]
+    tables = {"groups": made(header, means, more)}
+    for metric in table.by_set:
+        lines = {}
+        for group, rows in values.items():
+            for row, seeds in rows.items():
+                lines[_line(group, row)] = _means_by_set(seeds, metrics, metric)
+        title = f"groups, {called(metric)} by set"
+        tables[title] = _made_by_set(lines)
+    return tables
+
+
+def _minus(
+    table: Table,
+    values: Values,
+    b: str,
+) -> dict[str, Any]:
+    """The rows of each group that has the baseline, minus that; `EVERY` is the mean of those groups."""
+    metrics = table.metrics
+    pairs_of_row: dict[str, list[Pair]] = {}
+    lines = {}
+    for group, rows in values.items():
+        for row, seeds in rows.items():
+            if b in rows and row != b:
+                pair = (seeds, rows[b])
+                pairs_of_row.setdefault(row, []).append(pair)
+                lines[_line(group, row)] = _difference([pair], metrics)
+    for row, pairs in pairs_of_row.items():
+        lines[_line(EVERY, row)] = _difference(pairs, metrics)
+    title = f"groups, minus {called(b)}"
+    tables = {
+        title: made(
+            [
+                "",
+                *map(called, metrics),
+            ],
+            lines,
+            metrics,
+        )
+    }
+    for metric in table.by_set if lines else ():
+        each = {}
+        for group, rows in values.items():
+            for row, seeds in rows.items():
+                if b in rows and row != b:
+                    line = _line(group, row)
+                    each[line] = _by_set(
+                        seeds,
+                        rows[b],
+                        metrics,
+                        metric,
+                    )
+        tables[f"{title}, {called(metric)} by set"] = _made_by_set(each)
+    return tables
+
+
+def _made_by_set(lines: Mapping[str, Figures]) -> dict[str, Any]:
+    """A table whose columns are the sets."""
+    sets = list(next(iter(lines.values())))
+    return made(
+        [
+            "",
+            *map(called, sets),
+        ],
+        lines,
+        sets,
+    )
+
+
+def _across(
+    table: Table,
+    root: Path,
+    limit: int | None,
+) -> dict[str, Any]:
     """The rows of all runs minus a row of one of them, over the seeds that both have finished."""
     if not table.across:
         return {}
-    runs = {run.name: {job.seed: job for job in finished(table, run, root, limit)} for run in table.runs}
+    runs = {}
+    for run in table.runs:
+        jobs = finished(table, run, root, limit)
+        runs[run.name] = {job.seed: job for job in jobs}
+    metrics = table.metrics
     tables = {}
     for base_run, base_row in table.across:
         lines: dict[str, Figures] = {}
@@ -83,33 +167,76 @@ def _across(table: Table, root: Path, limit: int | None) -> dict[str, Any]:
                 continue
             rows = _values(table, [[jobs[seed] for seed in seeds]])
             base = _values(table, [[runs[base_run][seed] for seed in seeds]])[base_row]
-            others = {row: values for row, values in rows.items() if (name, row) != (base_run, base_row)}
-            lines |= {_line(name, row): _difference([(values, base)], table.metrics) for row, values in others.items()}
+            for row, values in rows.items():
+                if (name, row) != (base_run, base_row):
+                    lines[_line(name, row)] = _difference([(values, base)], metrics)
         if lines:
-            columns = ["", *(called(metric) for metric in table.metrics)]
-            tables[f"minus {_line(base_run, base_row)}"] = made(columns, lines, table.metrics)
+            title = f"minus {_line(base_run, base_row)}"
+            tables[title] = made(
+                [
+                    "",
+                    *map(called, metrics),
+                ],
+                lines,
+                metrics,
+            )
     return tables
 
 
-def _beside(table: Table, groups: dict[str, list[list[Job]]], values: dict[str, dict[str, Seeds]]) -> dict[str, Any]:
+def _beside(
+    table: Table,
+    groups: Groups,
+    values: Values,
+) -> dict[str, Any]:
     """The first row of each group: its first metric in each set, with `_training`, and its differences."""
-    first, metrics = table.rows[0], table.metrics
-    title, base = called(first), values[table.beside][first]
-    minus, sets = f"{title}, minus {called(table.beside)}", list(base[0])
-    others = {called(group): (rows[first], base) for group, rows in values.items() if group != table.beside}
-    lines = {line: _difference([pair], metrics) for line, pair in others.items()}
-    tables = {minus: made(["", *map(called, metrics)], lines, metrics)}
+    first = table.rows[0]
+    metrics = table.metrics
+    title = called(first)
+    minus = f"{title}, minus {called(table.beside)}"
+    base = values[table.beside][first]
+    others = {}
+    for group, rows in values.items():
+        if group != table.beside:
+            others[called(group)] = rows[first]
+
+    # Their differences, mean of the sets and by set.
+    lines = {}
+    for line, seeds in others.items():
+        lines[line] = _difference([(seeds, base)], metrics)
+    tables = {
+        minus: made(
+            [
+                "",
+                *map(called, metrics),
+            ],
+            lines,
+            metrics,
+        )
+    }
     for metric in table.by_set:
-        lines = {line: _by_set(a, b, metrics, metric) for line, (a, b) in others.items()}
-        tables[f"{minus}, {called(metric)} by set"] = made(["", *map(called, sets)], lines, sets)
+        lines = {}
+        for line, seeds in others.items():
+            lines[line] = _by_set(seeds, base, metrics, metric)
+        columns = list(base[0])
+        header = ["", *map(called, columns)]
+        tables[f"{minus}, {called(metric)} by set"] = made(header, lines, columns)
+
+    # The figures themselves.
     for metric in table.by_set[:1]:
-        lines = {
-            called(group): {name: _means(_only(rows[first], name), metrics)[metric] for name in sets}
-            | _training(groups[group], first)
-            for group, rows in values.items()
-        }
-        columns = [*sets, _SECONDS, _LEARNED]
-        tables[title] = made(["", *map(called, columns)], lines, columns)
+        lines = {}
+        for group, rows in values.items():
+            figures = _means_by_set(rows[first], metrics, metric)
+            figures |= _training(groups[group], first)
+            lines[called(group)] = figures
+        columns = [*base[0], _SECONDS, _LEARNED]
+        tables[title] = made(
+            [
+                "",
+                *map(called, columns),
+            ],
+            lines,
+            columns,
+        )
     return tables
 
 
@@ -117,78 +244,177 @@ def _line(group: str, row: str) -> str:
     return f"{called(group)}: {called(row)}"
 
 
-def _finished_groups(table: Table, root: Path, limit: int | None) -> tuple[dict[str, list[list[Job]]], list[list[str]]]:
+def _finished_groups(
+    table: Table,
+    root: Path,
+    limit: int | None,
+) -> tuple[Groups, list[list[str]]]:
     """Those of which every run is finished with every seed: their jobs, by run and seed; and the runs that aren't."""
-    groups: dict[str, list[list[Job]]] = {}
+    groups: Groups = {}
     lacking = []
-    for run in (run for run in table.runs if run.group):
-        jobs = {job.seed: job for job in finished(table, run, root, limit)}
-        missing = [seed for seed in run.seeds or table.seeds if seed not in jobs]
+    for run in table.runs:
+        if not run.group:
+            continue
+        jobs = {
+            job.seed: job
+            for job in finished(
+                table,
+                run,
+                root,
+                limit,
+            )
+        }
+        seeds = run.seeds or table.seeds
+        missing = [seed for seed in seeds if seed not in jobs]
+        of_run = []
         if missing:
-            lacking.append([called(run.name), ", ".join(map(str, missing))])
-        groups.setdefault(run.group, []).append([] if missing else [jobs[seed] for seed in run.seeds or table.seeds])
-    return {group: runs for group, runs in groups.items() if all(runs)}, lacking
+            lacking.append(
+                [
+                    called(run.name),
+                    ", ".join(map(str, missing)),
+                ]
+            )
+        else:
+            of_run = [jobs[seed] for seed in seeds]
+        groups.setdefault(run.group, []).append(of_run)
+    whole = {group: runs for group, runs in groups.items() if all(runs)}
+    return whole, lacking
 
 
-def _values(table: Table, runs: list[list[Job]]) -> dict[str, Seeds]:
+def _values(table: Table, runs: Sequence[Sequence[Job]]) -> dict[str, Seeds]:
     """Row -> the values of those rows that all runs have, in mean over the runs."""
+    # Read the evaluations of every run and seed.
+    evals = []
+    for jobs in runs:
+        of_run = []
+        for job in jobs:
+            found, _ = read_evals(job.workdir, read_rows(job.workdir))
+            of_run.append(found)
+        evals.append(of_run)
 
-    def of(records: EvalRecords) -> np.ndarray:
-        values = problem_values(records, paired=False)
-        return np.stack([values[metric] for metric in table.metrics], axis=-1)
+    # A problem's value is its mean over the runs.
+    values: dict[str, Seeds] = {}
+    for row in table.rows:
+        if not _all_have(evals, row):
+            continue
+        values[row] = []
+        for seed in zip(*evals, strict=True):
+            sets = {}
+            for name in seed[0][row]:
+                each = [_stack(run[row][name], table.metrics) for run in seed]
+                sets[name] = np.mean(each, axis=0)
+            values[row].append(sets)
+    return values
 
-    evals = [[read_evals(job.workdir, read_rows(job.workdir))[0] for job in jobs] for jobs in runs]
-    rows = [row for row in table.rows if all(row in seed for run in evals for seed in run)]
-    return {
-        row: [
-            {name: np.mean([of(run[row][name]) for run in seed], axis=0) for name in seed[0][row]}
-            for seed in zip(*evals, strict=True)
-        ]
-        for row in rows
-    }  # fmt: skip
+
+def _all_have(runs: Sequence[Sequence[Any]], key: str) -> bool:
+    """Whether every seed of every run has it."""
+    every = itertools.chain.from_iterable(runs)
+    return all(key in seed for seed in every)
 
 
-def _training(runs: list[list[Job]], row: str) -> Figures:
+def _stack(records: EvalRecords, metrics: Sequence[str]) -> np.ndarray:
+    """[N, Q], a problem's value of each metric."""
+    values = problem_values(records, paired=False)
+    return np.stack([values[metric] for metric in metrics], axis=-1)
+
+
+def _training(runs: Sequence[Sequence[Job]], row: str) -> Figures:
     """Seconds of training the row's checkpoint from what it starts from, without compilation; and the share of training
     rows that were right in its last steps, where that was logged, of CoLaR's sort after the true thought."""
-    curves = [[training_curves(read_metrics(Workdir(job.workdir).metrics)[0])[row] for job in run] for run in runs]
-    found = {_SECONDS: _with_error(np.mean([[seed["elapsed"][1][-1] for seed in run] for run in curves], axis=0))}
-    for right in ("accuracy", "answered"):  # CoLaR's words have the first, its thoughts after them the second
-        if all(right in seed for run in curves for seed in run):
-            last = np.mean([[seed[right][1][-1] for seed in run] for run in curves], axis=0)
-            found[_LEARNED] = _with_error(100 * last)
+    curves = []
+    for jobs in runs:
+        of_run = []
+        for job in jobs:
+            metrics, _ = read_metrics(Workdir(job.workdir).metrics)
+            of_run.append(training_curves(metrics)[row])
+        curves.append(of_run)
+    found = {_SECONDS: _with_error(_last_values(curves, "elapsed"))}
+    # CoLaR's words have the first, its thoughts after them the second.
+    for right in ("accuracy", "answered"):
+        if _all_have(curves, right):
+            found[_LEARNED] = _with_error(100 * _last_values(curves, right))
     return found
 
 
+def _last_values(curves: Sequence[Sequence[Any]], scalar: str) -> np.ndarray:
+    """[S], the last value of each seed's curve, in mean over the runs."""
+    last = []
+    for seeds in curves:
+        last.append([seed[scalar][1][-1] for seed in seeds])
+    return np.mean(last, axis=0)
+
+
 def _with_error(values_S: np.ndarray) -> dict[str, float]:
-    return {"value": float(np.mean(values_S)), "se": mean_se(values_S) or 0.0}
+    return {
+        "value": float(np.mean(values_S)),
+        "se": mean_se(values_S) or 0.0,
+    }
 
 
-def _means(seeds: Seeds, metrics: Sequence[str]) -> dict[str, dict[str, float]]:
+def _means(seeds: Seeds, metrics: Sequence[str]) -> Figures:
     """Mean of the sets."""
-    means_SQ = np.array([np.mean([x_NQ.mean(axis=0) for x_NQ in sets.values()], axis=0) for sets in seeds])
-    return {metric: _with_error(scale(metric) * means_SQ[:, q]) for q, metric in enumerate(metrics)}
+    # Sets weigh the same, however many problems they have.
+    means = []
+    for sets in seeds:
+        of_sets = [values_NQ.mean(axis=0) for values_NQ in sets.values()]
+        means.append(np.mean(of_sets, axis=0))
+    means_SQ = np.array(means)
+    figures = {}
+    for q, metric in enumerate(metrics):
+        figures[metric] = _with_error(scale(metric) * means_SQ[:, q])
+    return figures
 
 
 def _only(seeds: Seeds, name: str) -> Seeds:
     return [{name: sets[name]} for sets in seeds]
 
 
-def _by_set(a: Seeds, b: Seeds, metrics: Sequence[str], metric: str) -> Figures:
+def _means_by_set(seeds: Seeds, metrics: Sequence[str], metric: str) -> Any:
+    """One metric's mean in each set."""
+    means = {}
+    for name in seeds[0]:
+        means[name] = _means(_only(seeds, name), metrics)[metric]
+    return means
+
+
+def _by_set(
+    a: Seeds,
+    b: Seeds,
+    metrics: Sequence[str],
+    metric: str,
+) -> Any:
     """One metric's difference in each set."""
-    return {name: _difference([(_only(a, name), _only(b, name))], metrics)[metric] for name in a[0]}
+    differences = {}
+    for name in a[0]:
+        pair = (_only(a, name), _only(b, name))
+        differences[name] = _difference([pair], metrics)[metric]
+    return differences
 
 
-def _difference(pairs: Sequence[tuple[Seeds, Seeds]], metrics: Sequence[str]) -> Figures:
+def _difference(pairs: Sequence[Pair], metrics: Sequence[str]) -> Figures:
     """a minus b, mean of the pairs and of the sets."""
-    values, draws = [], []
-    for stream, name in enumerate(pairs[0][0][0]):
-        each = [np.stack([x[name] - y[name] for x, y in zip(a, b, strict=True)]) for a, b in pairs]
+    values = []
+    draws = []
+    first, _ = pairs[0]
+    # Problems are drawn again for each set, seeds are the same in all of them.
+    for stream, name in enumerate(first[0]):
+        each = []
+        for a, b in pairs:
+            of_seeds = [x[name] - y[name] for x, y in zip(a, b, strict=True)]
+            each.append(np.stack(of_seeds))
         mean_SNQ = np.mean(each, axis=0)
         values.append(mean_SNQ.mean(axis=(0, 1)))
         draws.append(bootstrap_draws(mean_SNQ, stream=stream))
-    value_Q, draws_BQ, found = np.mean(values, axis=0), np.mean(draws, axis=0), Figures()
+    value_Q = np.mean(values, axis=0)
+    draws_BQ = np.mean(draws, axis=0)
+    found = Figures()
     for q, metric in enumerate(metrics):
-        figure = dict(zip(("value", "low", "high"), (value_Q[q], *interval(draws_BQ[:, q])), strict=True))
-        found[metric] = {key: float(scale(metric) * x) for key, x in figure.items()}
+        low, high = interval(draws_BQ[:, q])
+        times = scale(metric)
+        found[metric] = {
+            "value": float(times * value_Q[q]),
+            "low": float(times * low),
+            "high": float(times * high),
+        }
     return found

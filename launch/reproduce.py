@@ -31,15 +31,22 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     Raises:
         UserError: one of them is unknown or can't be used.
     """
-    parser = FlagParser(prog="python launch/reproduce.py", description="Runs of a table, and their comparison.")
+    parser = FlagParser(
+        prog="python launch/reproduce.py",
+        description="Runs of a table, and their comparison.",
+    )
     parser.add_argument("name", choices=sorted(TABLES), help="in launch/runs.py")
     parser.add_argument("--workdir", type=Path, help="default: runs/NAME")
     parser.add_argument("--seeds", default="", help="e.g. 0,1; default: the table's")
     parser.add_argument("--only", default="", help="runs, e.g. main,grpo; default: all")
-    parser.add_argument("--limit", type=int, help="problems of each test set; default: the config's")
+    parser.add_argument(
+        "--limit", type=int, help="problems of each test set; default: the config's"
+    )
     flags = parser.parse_args(argv)
     if flags.seeds and not flags.seeds.replace(",", "").isdecimal():
-        raise UserError(f"--seeds: {flags.seeds} is no list of whole numbers from 0 on; give e.g. 0,1,2")
+        raise UserError(
+            f"--seeds: {flags.seeds} is no list of whole numbers from 0 on; give e.g. 0,1,2"
+        )
     if flags.limit is not None and flags.limit < 1:
         raise UserError(f"--limit: {flags.limit} is too few; give at least 1")
     return flags
@@ -55,17 +62,32 @@ def main(argv: list[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("\ninterrupted; the same command goes on from what is finished", file=sys.stderr)
+        print(
+            "\ninterrupted; the same command goes on from what is finished",
+            file=sys.stderr,
+        )
         return 130
     except BrokenPipeError:
         raise
     except OSError as error:
-        print(f"error: --workdir: {error.filename}: {error.strerror}; give another", file=sys.stderr)
+        print(
+            f"error: --workdir: {error.filename}: {error.strerror}; give another",
+            file=sys.stderr,
+        )
         return 2
-    given = [f"--{key}={value}" for key in ("seeds", "only", "limit") if (value := getattr(flags, key))]
+    given = [
+        f"--{key}={value}"
+        for key in ("seeds", "only", "limit")
+        if (value := getattr(flags, key))
+    ]
     command = shlex.join(["python", "launch/reproduce.py", flags.name, *given])
-    write_text(root / f"{flags.name}.json", dump({**provenance(command), "seeds": seeds, "tables": tables}))
-    text = "\n".join(f"{title}:\n\n{markdown(table)}" for title, table in tables.items())
+    write_text(
+        root / f"{flags.name}.json",
+        dump({**provenance(command), "seeds": seeds, "tables": tables}),
+    )
+    text = "\n".join(
+        f"{title}:\n\n{markdown(table)}" for title, table in tables.items()
+    )
     write_text(root / f"{flags.name}.md", text)
     print(text)
     return 0
@@ -76,7 +98,13 @@ def reproduce(flags: argparse.Namespace) -> tuple[dict[str, Any], list[int], Pat
     table = TABLES[flags.name]
     root = (flags.workdir or Path("runs") / (table.folder or flags.name)).expanduser()
     seeds = list(dict.fromkeys(int(seed) for seed in flags.seeds.split(",") if seed))
-    jobs = plan(table, root, seeds, [name for name in flags.only.split(",") if name], flags.limit)
+    jobs = plan(
+        table,
+        root,
+        seeds,
+        [name for name in flags.only.split(",") if name],
+        flags.limit,
+    )
     root.mkdir(parents=True, exist_ok=True)
     run_all(jobs)
     tables, seeds = compare(table, root, flags.limit)
@@ -88,9 +116,12 @@ def provenance(command: str) -> dict[str, Any]:
     git = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
     said = subprocess.run(git, capture_output=True, text=True, check=False)
     cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    machine = f"{models[0] if models else platform.machine()}, {os.cpu_count()} cores"
+    model = platform.machine()
+    if cpuinfo.exists():
+        for line in cpuinfo.read_text().splitlines():
+            if line.startswith("model name"):
+                model = line.partition(":")[2].strip()
+    machine = f"{model}, {os.cpu_count()} cores"
     return {"command": command, "commit": said.stdout.strip() or None, "machine": machine,
             "date": time.strftime("%Y-%m-%d")}  # fmt: skip
 

@@ -29,7 +29,9 @@ _FURTHER = {"stages": ("imitate", "evaluate"), "imitate.control": True}
 # --- One small COCONUT: the ablations.
 
 _ARITHMETIC = "configs/arithmetic.py"
-_LATENT, _ANSWER, _STOP = (f"objective.slpo.{term}_weight" for term in ("latent", "answer", "stop"))
+_LATENT, _ANSWER, _STOP = (
+    f"objective.slpo.{term}_weight" for term in ("latent", "answer", "stop")
+)
 _ABLATIONS: dict[str, dict[str, Any]] = {
     "no_latent_term": {_LATENT: 0.0},
     "no_answer_term": {_ANSWER: 0.0},
@@ -48,7 +50,11 @@ _ABLATIONS: dict[str, dict[str, Any]] = {
     "batch_quarter": {"rl.batch_size": 8},
 }
 _NO_DROPOUT = {"imitate.dropout": 0.0, "imitate.control": False}
-_JUDGED = {"stages": ("imitate", "cold_start", "evaluate"), "imitate.control": False, "evaluate.samples": 0}
+_JUDGED = {
+    "stages": ("imitate", "cold_start", "evaluate"),
+    "imitate.control": False,
+    "evaluate.samples": 0,
+}
 _SELECTED = {
     "stages": ("latent_rm", "evaluate"), "init": "{after}/checkpoints/cold_start",
     "latent_rm.problems": 1500, "latent_rm.completions": 16, "latent_rm.threshold": 0.8,
@@ -58,12 +64,27 @@ _SELECTED = {
     "evaluate.scorers": ("gate", "likelihood", "self_certainty", "latent_rm"),
     "evaluate.beams": 4, "evaluate.candidates": 4,
 }  # fmt: skip
-_SHORT = {"imitate.cot_steps": 800, "imitate.stage_steps": 300, "imitate.final_steps": 4000, "cold_start.steps": 300}
+_SHORT = {
+    "imitate.cot_steps": 800,
+    "imitate.stage_steps": 300,
+    "imitate.final_steps": 4000,
+    "cold_start.steps": 300,
+}
 
 # --- Where rewards pay (configs/countdown.py), and what latents are worth on chains.
 
-_COUNTDOWN, _DEPTH = "configs/countdown.py", "configs/depth.py"
-_REWARDED = ("slpo_sum", "slpo", "answer_only", "answer_only_pkpo", "replay", "slpo_pkpo", "replay_pkpo", "grpo")
+_COUNTDOWN = "configs/countdown.py"
+_DEPTH = "configs/depth.py"
+_REWARDED = (
+    "slpo_sum",
+    "slpo",
+    "answer_only",
+    "answer_only_pkpo",
+    "replay",
+    "slpo_pkpo",
+    "replay_pkpo",
+    "grpo",
+)
 _COUNTDOWN_RATES = (3e-5, 1e-4, 3e-4)
 
 # --- Twelve settings: {COCONUT, CODI} x {GPT-2, Llama}, on three test sets each (configs/twelve.py).
@@ -71,7 +92,16 @@ _COUNTDOWN_RATES = (3e-5, 1e-4, 3e-4)
 _REASONERS = ("coconut_gpt2", "coconut_llama", "codi_gpt2", "codi_llama")
 _GPT2 = ("coconut_gpt2", "codi_gpt2")
 _TWELVE = "configs/twelve.py"
-_OBJECTIVES = ("reference", "slpo_sum", "slpo_mean", "slpo_pkpo", "answer_only", "reward", "pass_at_k", "mixture")
+_OBJECTIVES = (
+    "reference",
+    "slpo_sum",
+    "slpo_mean",
+    "slpo_pkpo",
+    "answer_only",
+    "reward",
+    "pass_at_k",
+    "mixture",
+)
 _BASELINES = ("cold_start", "imitate_control", "reference")
 _FALLING = ("reference_falling", "slpo_mean_falling", "pass_at_8_falling", "then_answer_only",
             "then_answer_only_falling")  # fmt: skip
@@ -80,11 +110,25 @@ _SECONDS = {"reference": 900, "pass_at_k": 800, "mixture": 800, "answer_only": 2
 _K_AND_G = ((2, 4), (4, 4), (8, 4), (4, 2), (4, 8))
 
 
-def _again(name: str, reasoner: str, objective: str, changes: dict[str, Any], kind: str = "", first: str = "") -> Run:
+def _again(
+    name: str,
+    reasoner: str,
+    objective: str,
+    changes: dict[str, Any],
+    kind: str = "",
+    first: str = "",
+) -> Run:
     """An objective with other settings, from the cold start of the reasoner's own run, or after the run `first`."""
     start = {"init": "{after}/checkpoints/pass_at_k"} if first else {}
     overrides = _RL | start | {"rl.objectives": (objective,)} | changes
-    return Run(name, f"{_TWELVE}:{reasoner}", overrides, first or reasoner, (objective,), kind=kind)
+    return Run(
+        name,
+        f"{_TWELVE}:{reasoner}",
+        overrides,
+        first or reasoner,
+        (objective,),
+        kind=kind,
+    )
 
 
 def _evaluated(name: str, reasoner: str, stage: str, changes: Mapping[str, Any]) -> Run:
@@ -93,38 +137,80 @@ def _evaluated(name: str, reasoner: str, stage: str, changes: Mapping[str, Any])
     return Run(name, f"{_TWELVE}:{reasoner}", start | changes, reasoner, alone=True)
 
 
-def _on(reasoners: Sequence[str], others: Callable[[str], Sequence[Run]], argument: str = "") -> tuple[Run, ...]:
+def _on(
+    reasoners: Sequence[str], others: Callable[[str], Sequence[Run]], argument: str = ""
+) -> tuple[Run, ...]:
     """The runs of these reasoners, and what is run from each."""
-    return tuple(run for name in reasoners for run in (Run(name, f"{_TWELVE}:{name}{argument}"), *others(name)))
+    runs = []
+    for name in reasoners:
+        runs.append(Run(name, f"{_TWELVE}:{name}{argument}"))
+        runs += others(name)
+    return tuple(runs)
+
+
+def _tried(names: Sequence[str], rates: Sequence[float]) -> tuple[str, ...]:
+    """What objectives are called at each of the rates that are tried."""
+    variants = []
+    for name in names:
+        variants += [tried(name, rate) for rate in rates]
+    return tuple(variants)
 
 
 def _in_equal_seconds(reasoner: str) -> list[Run]:
-    first = _again(f"{reasoner}_first", reasoner, "pass_at_k", {"rl.steps": 300}, "pass_at_k, half of the steps")
-    then = {"rl.steps": 1500}
-    return [
-        *(
-            _again(f"{reasoner}_{name}_seconds", reasoner, name, {"rl.steps": steps}, f"{name}, equal seconds")
-            for name, steps in _SECONDS.items()
-        ),
-        first,
-        _again(f"{reasoner}_then", reasoner, "answer_only", then, "pass_at_k, then answer_only", first.name),
-    ]
+    first = _again(
+        f"{reasoner}_first",
+        reasoner,
+        "pass_at_k",
+        {"rl.steps": 300},
+        "pass_at_k, half of the steps",
+    )
+    then = _again(
+        f"{reasoner}_then",
+        reasoner,
+        "answer_only",
+        {"rl.steps": 1500},
+        "pass_at_k, then answer_only",
+        first.name,
+    )
+    runs = []
+    for name, steps in _SECONDS.items():
+        runs.append(
+            _again(
+                f"{reasoner}_{name}_seconds",
+                reasoner,
+                name,
+                {"rl.steps": steps},
+                f"{name}, equal seconds",
+            )
+        )
+    return [*runs, first, then]
 
 
 def _by_difficulty(reasoner: str) -> list[Run]:
-    sampled = {"evaluate.datasets": ("split",), "evaluate.samples": 32, "evaluate.seeds": 1}
-    return [
-        _evaluated(f"{reasoner}_difficulty_{stage}_{split}", reasoner, stage,
-                   sampled | {"data.eval.split": f"synthetic:{split}"})
-        for stage in ("cold_start", "slpo_mean") for split in ("valid", "test")
-    ]  # fmt: skip
+    sampled = {
+        "evaluate.datasets": ("split",),
+        "evaluate.samples": 32,
+        "evaluate.seeds": 1,
+    }
+    runs = []
+    for stage in ("cold_start", "slpo_mean"):
+        for split in ("valid", "test"):
+            changes = sampled | {"data.eval.split": f"synthetic:{split}"}
+            name = f"{reasoner}_difficulty_{stage}_{split}"
+            runs.append(_evaluated(name, reasoner, stage, changes))
+    return runs
 
 
 # All have as many optimizer steps: CoT-SFT and iCoT write in 32 tokens what the others leave out. A chain has at most
 # 24 tokens, and an epoch 1,563 steps: iCoT leaves one out every 391, and none is left from step 10,884 of 15,500 on.
 _TEXT = {"stages": ("imitate", "evaluate"), "max_latents": 0, "gate.enabled": False, "imitate.c_thought": 0,
          "imitate.control": False}  # fmt: skip
-_COT = {"max_answer_tokens": 32, "imitate.max_latent_stage": 0, "imitate.cot_steps": 15_500, "imitate.final_steps": 0}
+_COT = {
+    "max_answer_tokens": 32,
+    "imitate.max_latent_stage": 0,
+    "imitate.cot_steps": 15_500,
+    "imitate.final_steps": 0,
+}
 _ICOT = {"max_answer_tokens": 32, "imitate.recipe": "icot", "imitate.final_steps": 14_000,
          "imitate.icot.tokens_per_epoch": 4, "imitate.suffix_slots": (8, 16)}  # fmt: skip
 
@@ -143,7 +229,11 @@ _ARENA = "configs/arena.py"
 _CONTROLS = ("imitate", "imitate_control", "reference")
 _TRAINED = ("reference", "slpo", "exact", "pathwise", "grpo", "latent_grpo")
 _ARENA_RATES = (3e-5, 1e-4, 3e-4)
-_IMITATED = {"stages": ("imitate", "evaluate"), "imitate.control": False, "evaluate.samples": 0}
+_IMITATED = {
+    "stages": ("imitate", "evaluate"),
+    "imitate.control": False,
+    "evaluate.samples": 0,
+}
 
 TABLES = {
     # What the quick start shows, over six seeds, beside no latents and chain of thought with the same demonstrations
@@ -167,7 +257,7 @@ TABLES = {
             *(Run(tried("further", rate), f"{_QUICKSTART}:tune", _FURTHER | _ONE_CORE | {"imitate.control_rate": rate},
                   rows=("imitate_control",)) for rate in _QUICK_RATES),
         ),
-        ("imitate_control", *(tried(name, rate) for name in _QUICK_OBJECTIVES for rate in _QUICK_RATES)), ("imitate",),
+        ("imitate_control", *_tried(_QUICK_OBJECTIVES, _QUICK_RATES)), ("imitate",),
         (100,),
     ),
     "countdown": Table(
@@ -185,7 +275,7 @@ TABLES = {
     "countdown_rates": Table(
         tuple(Run(name, f"{_COUNTDOWN}:{name},tune")
               for name in ("coconut_gpt2", "coconut_llama", "no_thought_gpt2", "cot_sft_gpt2")),
-        tuple(tried(name, rate) for name in ("keys", *_REWARDED) for rate in _COUNTDOWN_RATES), ("imitate",), (100,),
+        _tried(("keys", *_REWARDED), _COUNTDOWN_RATES), ("imitate",), (100,),
     ),
     # Rewards for more numbers than demonstrations have.
     "countdown_beyond": Table(
@@ -233,7 +323,7 @@ TABLES = {
     ),
     "table1_rates": Table(
         _on(_REASONERS, lambda _: (), ",tune"),
-        tuple(tried(name, rate) for name in _OBJECTIVES for rate in _RATES), ("cold_start",), seeds=(100,),
+        _tried(_OBJECTIVES, _RATES), ("cold_start",), seeds=(100,),
     ),
     # Table 2's rows of explicit text: written steps, none, and steps that are left out token by token.
     "table2": Table(
@@ -254,7 +344,7 @@ TABLES = {
             Run("cot", f"{_SOFT}:cot,tune"),
             *(Run(name, f"{_SOFT}:{name},tune", _SOFT_START, "cot") for name in _METHODS),
         ),
-        tuple(tried(name, rate) for name in _METHODS for rate in _SOFT_RATES), ("imitate",), (100,),
+        _tried(_METHODS, _SOFT_RATES), ("imitate",), (100,),
         ("pass@1", "pass@32"),
     ),
     # Which reasoners think at all, and does a reward improve them? Imitation's rate is chosen for each of them, on one
@@ -284,7 +374,7 @@ TABLES = {
     ),
     "arena_rates": Table(
         tuple(Run(name, f"{_ARENA}:{name},tune") for name in ("coconut_gpt2", "latent_grpo_gpt2")),
-        tuple(tried(name, rate) for name in _TRAINED for rate in _ARENA_RATES), ("imitate",), (100,),
+        _tried(_TRAINED, _ARENA_RATES), ("imitate",), (100,),
     ),
     # Figures 3 and 8: K and G. Figure 4, which is table 6: RLOO or GRPO. Figure 7: r of latents with difficulty.
     "figure3": Table(

@@ -28,42 +28,62 @@ ROOT = Path(__file__).resolve().parents[1]
 PROVENANCE = ("command", "commit", "machine", "date", "seeds")
 FIGURES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "docs/arena.svg": (
-        "results/arena.json", lambda tables: intervals(tables["groups, minus reference"], ("Acc", "Pass@16"))
+        "results/arena.json", lambda tables: intervals(tables["groups, minus SFT on keys"], ("Acc", "Pass@16"))
     ),
     "docs/depth.svg": (
         "results/depth.json",
-        lambda tables: lines({"Acc (%)": tables["Acc by set"], "latents": tables["latents by set"]}, "latents"),
+        lambda tables: lines({"Acc (%)": tables["Acc by set"], "latents": tables["latents by set"],}, "latents"),
     ),
 }  # fmt: skip
 """File -> the results file that it shows, and what draws it from the tables there."""
-_PLACE = re.compile(r"(<!-- table: (\S+), ([^;\n]+?)((?:; \w+: [^;\n]+)*) -->\n).*?(<!-- end -->)", re.DOTALL)
+_PLACE = re.compile(
+    r"(<!-- table: (\S+), ([^;\n]+?)((?:; \w+: [^;\n]+)*) -->\n).*?(<!-- end -->)",
+    re.DOTALL,
+)
 
 _TODAY = {
-    r"no thought": "no latents", r"^(.*: )?Pass@k": r"\1pathwise", r"\bkeys\b": "reference",
-    r"\breplay\b": "pathwise (reward)", r"\breplay_pkpo\b": "pathwise (PKPO)", r", improvement$": ", policy update",
-}  # fmt: skip
-"""A row's name of older files -> what it is called now."""
+    r"no thought": "no latents",
+    r"^(.*: )?Pass@k": r"\1pathwise",
+    r"further imitation": "SFT, as many steps more",
+    r"imitation, own length": "SFT",
+    r"\bimitation\b": "SFT",
+    r"(^|: |above |minus )(keys|reference)(?=$|,|:)": r"\1SFT on keys",
+    r"pathwise \(reward\)": "replay",
+    r"pathwise \(PKPO\)": "replay (PKPO)",
+    r"\breplay_pkpo\b": "replay (PKPO)",
+    r", improvement$": ", policy update",
+}
+"""A name in older files -> what it is called now. What has today's name keeps it."""
 
 
 def cell(value: Any, digits: int = 2, signed: bool = False) -> str:
     """A cell's text."""
-    sign = "+" if signed else ""
     if value is None or isinstance(value, str):
         return value or ""
+    sign = "+" if signed else ""
     if isinstance(value, int):
         return f"{value:{sign}d}"
-    middle = value if isinstance(value, float) else value.get("value", value.get("median"))
+    middle = value
+    if isinstance(value, dict):
+        middle = value.get("value", value.get("median"))
     if abs(middle) >= 100:
         digits = 0
+    # Whole numbers and texts are done; the others have so many digits.
+    places = f".{digits}f"
     if isinstance(value, float):
-        return f"{value:{sign}.{digits}f}"
+        return f"{value:{sign}{places}}"
     if "se" in value:
-        return f"{middle:{sign}.{digits}f} ± {value['se']:.{digits}f}"
+        return f"{middle:{sign}{places}} ± {value['se']:{places}}"
     if "median" in value:
-        return f"{middle:.{digits}f} ({value['min']:.{digits}f}-{value['max']:.{digits}f})"
-    low, high = value["low"], value["high"]
-    mean = f"{middle:+.{digits}f}"
-    return f"{f'**{mean}**' if low > 0 or high < 0 else mean} [{low:+.{digits}f}, {high:+.{digits}f}]"
+        ends = f"{value['min']:{places}}-{value['max']:{places}}"
+        return f"{middle:{places}} ({ends})"
+    # A difference is bold where its interval excludes 0.
+    low = value["low"]
+    high = value["high"]
+    mean = f"{middle:+{places}}"
+    if low > 0 or high < 0:
+        mean = f"**{mean}**"
+    return f"{mean} [{low:+{places}}, {high:+{places}}]"
 
 
 def markdown(table: Mapping[str, Any]) -> str:
@@ -73,21 +93,49 @@ def markdown(table: Mapping[str, Any]) -> str:
         table: as in a results file.
     """
     how = {key: table[key] for key in ("digits", "signed") if key in table}
-    rows = [table["columns"], *([cell(value, **how) for value in row] for row in table["rows"])]
-    lines = [f"| {' | '.join(row)} |" for row in rows]
-    return "\n".join([lines[0], f"| --- |{' ---: |' * (len(rows[0]) - 1)}", *lines[1:]]) + "\n"
+    header = table["columns"]
+    rule = f"| --- |{' ---: |' * (len(header) - 1)}"
+    lines = [
+        f"| {' | '.join(header)} |",
+        rule,
+    ]
+    for row in table["rows"]:
+        cells = [cell(value, **how) for value in row]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def todays_name(name: str) -> str:
+    """What a row or a table of an older file is called now."""
+    for pattern, today in _TODAY.items():
+        name = re.sub(pattern, today, name)
+    return name
 
 
 def in_todays_words(tables: Mapping[str, Any]) -> dict[str, Any]:
-    """A results file's tables, whose rows have the names of `compare` today; the file keeps those of its day."""
+    """A results file's tables, which have the names of `compare` today, as have their rows; the file keeps its own."""
+    renamed = {}
+    for title, table in tables.items():
+        rows = [
+            [
+                todays_name(name),
+                *cells,
+            ]
+            for name, *cells in table["rows"]
+        ]
+        renamed[todays_name(title)] = {**table, "rows": rows}
+    return renamed
 
-    def named(row: list[Any]) -> list[Any]:
-        name = row[0]
-        for pattern, today in _TODAY.items():
-            name = re.sub(pattern, today, name)
-        return [name, *row[1:]]
 
-    return {name: {**table, "rows": [named(row) for row in table["rows"]]} for name, table in tables.items()}
+def parse_picks(text: str) -> dict[str, list[str]]:
+    """What a page's line picks, `; rows: A | B; columns: C`; rows by today's names or by those of an older file."""
+    picks = {}
+    for part in text.split("; ")[1:]:
+        key, _, names = part.partition(": ")
+        picks[key] = names.split(" | ")
+    if "rows" in picks:
+        picks["rows"] = list(map(todays_name, picks["rows"]))
+    return picks
 
 
 def picked(table: Mapping[str, Any], picks: Mapping[str, list[str]]) -> dict[str, Any]:
@@ -96,13 +144,18 @@ def picked(table: Mapping[str, Any], picks: Mapping[str, list[str]]) -> dict[str
     Raises:
         KeyError: one that it lacks.
     """
-    rows, columns = {row[0]: row for row in table["rows"]}, list(table["columns"])
-    chosen = [rows[name] for name in picks.get("rows", list(rows))]
-    names = picks.get("columns", columns[1:])
-    if lacking := set(names) - set(columns):
-        raise KeyError(sorted(lacking)[0])
-    places = [0, *(columns.index(name, 1) for name in names)]
-    return {**table, "columns": [columns[i] for i in places], "rows": [[row[i] for i in places] for row in chosen]}
+    rows = {row[0]: row for row in table["rows"]}
+    columns = list(table["columns"])
+    places = [0]
+    for name in picks.get("columns", columns[1:]):
+        if name not in columns:
+            raise KeyError(name)
+        places.append(columns.index(name, 1))
+    chosen = []
+    for name in picks.get("rows", rows):
+        chosen.append([rows[name][i] for i in places])
+    header = [columns[i] for i in places]
+    return {**table, "columns": header, "rows": chosen}
 
 
 def rendered(text: str, folder: Path = ROOT) -> str:
@@ -113,13 +166,15 @@ def rendered(text: str, folder: Path = ROOT) -> str:
     """
 
     def fill(match: re.Match[str]) -> str:
-        start, file, name, more, end = match.groups()
-        picks = (pick.partition(": ") for pick in more.split("; ")[1:])
-        tables = in_todays_words(read_json(folder / file, "give a file of results/")["tables"])
+        start, file, title, more, end = match.groups()
+        found = read_json(folder / file, "give a file of results/")
+        tables = in_todays_words(found["tables"])
         try:
-            chosen = picked(tables[name], {key: names.split(" | ") for key, _, names in picks})
+            chosen = picked(tables[todays_name(title)], parse_picks(more))
         except KeyError as error:
-            raise UserError(f"{file}: {name} has no {error}; give one of its own") from None
+            raise UserError(
+                f"{file}: {title} has no {error}; give one of its own"
+            ) from None
         return f"{start}\n{markdown(chosen)}\n{end}"
 
     return _PLACE.sub(fill, text)
@@ -127,14 +182,29 @@ def rendered(text: str, folder: Path = ROOT) -> str:
 
 def dump(result: Mapping[str, Any]) -> str:
     """A results file, a table's row on each line."""
-    text = json.dumps({**result, "tables": None}, indent=1, ensure_ascii=False)
     tables = []
     for name, table in result["tables"].items():
-        about = {key: value for key, value in table.items() if key != "rows"}
-        rows = ",\n".join(f"    {json.dumps(row, ensure_ascii=False)}" for row in table["rows"])
-        facts = "".join(f'   "{key}": {json.dumps(value, ensure_ascii=False)},\n' for key, value in about.items())
-        tables.append(f'  {json.dumps(name, ensure_ascii=False)}: {{\n{facts}   "rows": [\n{rows}\n   ]\n  }}')
-    return text.replace('"tables": null', '"tables": {\n' + ",\n".join(tables) + "\n }") + "\n"
+        facts = []
+        for key, value in table.items():
+            if key != "rows":
+                facts.append(f"   {_json(key)}: {_json(value)},\n")
+        rows = [f"    {_json(row)}" for row in table["rows"]]
+        begin = f"  {_json(name)}: {{\n" + "".join(facts)
+        tables.append(begin + '   "rows": [\n' + ",\n".join(rows) + "\n   ]\n  }")
+    text = json.dumps(
+        {
+            **result,
+            "tables": None,
+        },
+        indent=1,
+        ensure_ascii=False,
+    )
+    whole = '"tables": {\n' + ",\n".join(tables) + "\n }"
+    return text.replace('"tables": null', whole) + "\n"
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
 
 
 def drawn(name: str) -> str:
@@ -145,26 +215,40 @@ def drawn(name: str) -> str:
 
 def pages() -> list[Path]:
     """Those that may have tables."""
-    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    return [
+        ROOT / "README.md",
+        *sorted((ROOT / "docs").glob("*.md")),
+    ]
 
 
 @silent_when_unread()
 def main(argv: list[str] | None = None) -> int:
     """The command; status 1 if --check finds a page that is not as results/."""
-    parser = FlagParser(prog="python launch/tables.py", description=(__doc__ or "").partition("\n")[2])
-    parser.add_argument("--check", action="store_true", help="write nothing, and name the pages that would change")
+    parser = FlagParser(
+        prog="python launch/tables.py", description=(__doc__ or "").partition("\n")[2]
+    )
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="write nothing, and name the pages that would change",
+    )
     try:
         check = parser.parse_args(argv).check
-        made = {page: rendered(page.read_text()) for page in pages()} | {ROOT / name: drawn(name) for name in FIGURES}
-        changed = {page: text for page, text in made.items() if not page.exists() or text != page.read_text()}
+        made = {ROOT / name: drawn(name) for name in FIGURES}
+        for page in pages():
+            made[page] = rendered(page.read_text())
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    for page, text in changed.items():
+    is_changed = False
+    for page, text in made.items():
+        if page.exists() and text == page.read_text():
+            continue
+        is_changed = True
         print(page.relative_to(ROOT))
         if not check:
             write_text(page, text)
-    return int(check and bool(changed))
+    return int(check and is_changed)
 
 
 if __name__ == "__main__":

@@ -12,9 +12,9 @@ from slpo_jax.io.workdir import Workdir
 ROWS = {
     row.name: row
     for row in (
-        Row("imitate", "imitation, own length", 0, fixed=True, stage="imitate"),
-        Row("imitate_fixed_tmax", "imitation, fixed T_max", 1, fixed=True, stage="imitate"),
-        Row("imitate_control", "further imitation", 2, baselines=("imitate",), stage="imitate_control"),
+        Row("imitate", "SFT", 0, fixed=True, stage="imitate"),
+        Row("imitate_fixed_tmax", "SFT, T_max latents", 1, fixed=True, stage="imitate"),
+        Row("imitate_control", "SFT, as many steps more", 2, baselines=("imitate",), stage="imitate_control"),
         Row("cold_start", "cold gate", 3, gated=True, baselines=(BEST_FIXED,), stage="cold_start"),
         Row(
             "slpo", "SLPO", 10, gated=True, baselines=("cold_start", "imitate_control", BEST_FIXED), stage="slpo"

@@ -91,14 +91,36 @@ def test_a_page_s_tables_are_those_of_results(tmp_path):
             tables.rendered(page.replace("gains", lacking), tmp_path)
 
 
-def test_rows_have_the_names_of_today():
-    """`no thought`, `Pass@k`, `replay` and `keys` are those of older files; a metric of such a name stays."""
-    old = ("no thought on Llama", "Pass@k, 800", "CODI on GPT-2: Pass@k", "any of N (Pass@N)", "replay, above keys")
-    old += ("CODI on GPT-2: replay_pkpo",)
-    renamed = tables.in_todays_words({"one": {"columns": ["", "x"], "rows": [[name, 1] for name in old]}})["one"]
-    names = ["no latents on Llama", "pathwise, 800", "CODI on GPT-2: pathwise", "any of N (Pass@N)"]
-    names += ["pathwise (reward), above reference", "CODI on GPT-2: pathwise (PKPO)"]
-    assert renamed == {"columns": ["", "x"], "rows": [[name, 1] for name in names]}
+TODAY = {
+    "no thought on Llama": "no latents on Llama",
+    "Pass@k, 800": "pathwise, 800",
+    "CODI on GPT-2: Pass@k": "CODI on GPT-2: pathwise",
+    "any of N (Pass@N)": "any of N (Pass@N)",
+    "replay, above keys": "replay, above SFT on keys",
+    "pathwise (reward)": "replay",
+    "CODI on GPT-2: replay_pkpo": "CODI on GPT-2: replay (PKPO)",
+    "imitation, own length": "SFT",
+    "imitation, T_max latents": "SFT, T_max latents",
+    "minus further imitation": "minus SFT, as many steps more",
+    "groups, minus reference, Acc by set": "groups, minus SFT on keys, Acc by set",
+    "keys and values": "keys and values",
+    "others than the reference": "others than the reference",
+}
+
+
+def test_rows_and_tables_have_the_names_of_today(tmp_path):
+    """Those of older files are renamed, and a page may ask by both; what has today's name, or is a metric, stays."""
+    rows = [[name, 1] for name in TODAY]
+    older = {"minus imitation": {"columns": ["", "x"], "rows": rows}}
+    renamed = tables.in_todays_words(older)
+    today = [[name, 1] for name in TODAY.values()]
+    assert renamed == {"minus SFT": {"columns": ["", "x"], "rows": today}}
+    assert tables.in_todays_words(renamed) == renamed
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "one.json").write_text(tables.dump({"tables": older}))
+    for title, row in (("minus imitation", "keys and values"), ("minus SFT", "replay, above keys")):
+        page = f"<!-- table: results/one.json, {title}; rows: {row} -->\n<!-- end -->"
+        assert f"| {TODAY[row]} | 1 |" in tables.rendered(page, tmp_path)
 
 
 @pytest.mark.parametrize("page", tables.pages(), ids=lambda page: page.name)

@@ -12,8 +12,23 @@ from slpo_jax.policy.policy import PromptedBatch, Prompts
 from slpo_jax.runtime.mesh import EVERYWHERE, ROWS, Layout
 from slpo_jax.training.state import Params, TrainState
 
-KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
-_FREE = ("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "copy-done", "async-done", "after-all")
+KINDS = (
+    "all-reduce",
+    "all-gather",
+    "reduce-scatter",
+    "all-to-all",
+    "collective-permute",
+)
+_FREE = (
+    "parameter",
+    "constant",
+    "tuple",
+    "get-tuple-element",
+    "bitcast",
+    "copy-done",
+    "async-done",
+    "after-all",
+)
 _IN_PART = ("dynamic-slice", "dynamic-update-slice", "slice", "gather")
 _BYTES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s16": 2, "u16": 2, "s32": 4, "u32": 4, "f32": 4,
           "s64": 8, "u64": 8, "f64": 8}  # fmt: skip
@@ -34,7 +49,9 @@ class Collective:
     in_loop: bool
 
 
-def abstract_state(params: Any, trained: tuple[str, ...], optimizer: Any, layout: Layout) -> TrainState:
+def abstract_state(
+    params: Any, trained: tuple[str, ...], optimizer: Any, layout: Layout
+) -> TrainState:
     """Shapes, types and places of a stage's state; nothing is allocated.
 
     Args:
@@ -63,7 +80,9 @@ def abstract_state(params: Any, trained: tuple[str, ...], optimizer: Any, layout
     )
 
 
-def abstract_batch(mesh: jax.sharding.Mesh, prompts: int, slots: int, reference: int) -> PromptedBatch:
+def abstract_batch(
+    mesh: jax.sharding.Mesh, prompts: int, slots: int, reference: int
+) -> PromptedBatch:
     """Shapes of a batch of the stages that roll out, its prompts padded.
 
     Args:
@@ -73,15 +92,24 @@ def abstract_batch(mesh: jax.sharding.Mesh, prompts: int, slots: int, reference:
     """
 
     def rows(dtype, *shape):
-        return jax.ShapeDtypeStruct((prompts, *shape), dtype, sharding=NamedSharding(mesh, ROWS))
+        return jax.ShapeDtypeStruct(
+            (prompts, *shape), dtype, sharding=NamedSharding(mesh, ROWS)
+        )
 
     return PromptedBatch(
-        Prompts(rows(jnp.int32, slots), rows(jnp.bool_, slots)), rows(jnp.uint8, reference), rows(jnp.int32)
+        Prompts(rows(jnp.int32, slots), rows(jnp.bool_, slots)),
+        rows(jnp.uint8, reference),
+        rows(jnp.int32),
     )
 
 
 def abstract_rollouts(
-    rollout: Any, state: TrainState, batch: PromptedBatch, reference: Params, layout: Layout, group: int
+    rollout: Any,
+    state: TrainState,
+    batch: PromptedBatch,
+    reference: Params,
+    layout: Layout,
+    group: int,
 ) -> Any:
     """Shapes of what the second half of a step is given: (batch, trajectories, rewards [B, G]).
 
@@ -93,7 +121,8 @@ def abstract_rollouts(
     rewards = jax.ShapeDtypeStruct((len(batch.draws), group), jnp.float32)
     placed = NamedSharding(layout.mesh, ROWS)
     return batch, *jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=placed), (trajectories, rewards)
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=placed),
+        (trajectories, rewards),
     )
 
 
@@ -104,7 +133,11 @@ def device_memory(program: Any) -> dict[str, int]:
     """
     found = program.memory_analysis()
     arguments = found.argument_size_in_bytes
-    beside = found.temp_size_in_bytes + found.output_size_in_bytes - found.alias_size_in_bytes
+    beside = (
+        found.temp_size_in_bytes
+        + found.output_size_in_bytes
+        - found.alias_size_in_bytes
+    )
     return {"arguments": arguments, "scratch": beside, "total": arguments + beside,
             "donated": found.alias_size_in_bytes}  # fmt: skip
 
@@ -135,7 +168,10 @@ def traffic(program: Any, trips: int) -> int:
 
 def largest(program: Any) -> tuple[str, int]:
     """The largest array of a compiled program: its type and shape, and its bytes on a device."""
-    found = {array: _size(array) for array in re.findall(r"\b\w+\[[\d,]+\]", program.as_text())}
+    found = {
+        array: _size(array)
+        for array in re.findall(r"\b\w+\[[\d,]+\]", program.as_text())
+    }
     array = max(found, key=lambda name: found[name])
     return array, found[array]
 
@@ -162,37 +198,54 @@ class Text:
 
     def __init__(self, text: str):
         self.bodies: dict[str, list[_Instruction]] = {}
-        self.entry, name = "", ""
+        self.entry = ""
+        name = ""
         for line in text.splitlines():
             if line and not line[0].isspace() and line.endswith("{"):
                 match = re.match(r"(ENTRY )?%?([\w.-]+)", line)
                 name = match[2] if match else ""
                 self.entry = name if match and match[1] else self.entry
                 self.bodies[name] = []
-            elif match := re.match(r"\s+(?:ROOT )?%?([\w.-]+) = (.*?) ([a-z][\w-]*)\(([^)]*)", line):
+            elif match := re.match(
+                r"\s+(?:ROOT )?%?([\w.-]+) = (.*?) ([a-z][\w-]*)\(([^)]*)", line
+            ):
                 operands = re.findall(r"%([\w.-]+)", match[4])
-                self.bodies[name].append(_Instruction(match[1], match[2], match[3], operands, line))
+                self.bodies[name].append(
+                    _Instruction(match[1], match[2], match[3], operands, line)
+                )
         self.in_loops = self._in_loops()
 
     def _in_loops(self) -> set[str]:
         def called(lines):
-            return {name for line in lines for name in re.findall(r"%([\w.-]+)", line.line) if name in self.bodies}
+            names = set[str]()
+            for line in lines:
+                names.update(re.findall(r"%([\w.-]+)", line.line))
+            return names & self.bodies.keys()
 
-        every = [each for body in self.bodies.values() for each in body]
-        found, new = set[str](), called(each for each in every if each.operation == "while")
+        loops = []
+        for body in self.bodies.values():
+            loops += [each for each in body if each.operation == "while"]
+        found = set[str]()
+        new = called(loops)
         while new:
             found |= new
-            new = {name for loop in new for name in called(self.bodies[loop])} - found
+            reached = set[str]()
+            for name in new:
+                reached |= called(self.bodies[name])
+            new = reached - found
         return found
 
     def traffic(self, trips: int, name: str = "") -> int:
         """See `traffic`; of one computation."""
-        body, total = self.bodies[name or self.entry], 0
+        body = self.bodies[name or self.entry]
+        total = 0
         by_name = {each.name: each for each in body}
         for each in body:
             called = self._called(each)
             if each.operation == "while":
-                total += self._trips(each, trips) * sum(self.traffic(trips, name) for name in called)
+                total += self._trips(each, trips) * sum(
+                    self.traffic(trips, name) for name in called
+                )
             elif each.operation == "conditional":
                 total += max(self.traffic(trips, name) for name in called)
             elif each.operation in ("call", "async-start"):
@@ -202,7 +255,9 @@ class Text:
         return total
 
     def _called(self, each: _Instruction) -> list[str]:
-        return [name for name in re.findall(r"%([\w.-]+)", each.line) if name in self.bodies]
+        return [
+            name for name in re.findall(r"%([\w.-]+)", each.line) if name in self.bodies
+        ]
 
     def _bytes(self, each: _Instruction, by_name: dict[str, _Instruction]) -> int:
         """That an operation reads and writes, loops and conditionals aside."""
@@ -214,22 +269,35 @@ class Text:
 
     def _of_fusion(self, fusion: _Instruction, body: list[_Instruction]) -> int:
         """Of a parameter read in slices alone, these; of a result that is written into another array, the part."""
-        by_name, total = {each.name: each for each in body}, 0
+        by_name = {each.name: each for each in body}
+        total = 0
         for parameter in (each for each in body if each.operation == "parameter"):
             users = [each for each in body if parameter.name in each.operands]
-            if all(each.operation in _IN_PART and each.operands[0] == parameter.name for each in users):
+            if all(
+                each.operation in _IN_PART and each.operands[0] == parameter.name
+                for each in users
+            ):
                 total += sum(_moved(each, by_name) // 2 for each in users)
             else:
                 total += _size(parameter.type)
-        written = [each for each in body if "ROOT " in each.line and each.operation == "dynamic-update-slice"]
-        return total + (sum(_moved(each, by_name) // 2 for each in written) or _size(fusion.type))
+        written = [
+            each
+            for each in body
+            if "ROOT " in each.line and each.operation == "dynamic-update-slice"
+        ]
+        return total + (
+            sum(_moved(each, by_name) // 2 for each in written) or _size(fusion.type)
+        )
 
     def _trips(self, loop: _Instruction, otherwise: int) -> int:
         if known := re.search(r'"known_trip_count":\{"n":"(\d+)"', loop.line):
             return int(known[1])
         condition = re.search(r"condition=%?([\w.-]+)", loop.line)
         lines = [each.line for each in self.bodies[condition[1]]] if condition else []
-        bounds = [int(number) for line in lines for number in re.findall(r"= s32\[\]\S* constant\((\d+)\)", line)]
+        bounds = []
+        for line in lines:
+            numbers = re.findall(r"= s32\[\]\S* constant\((\d+)\)", line)
+            bounds += map(int, numbers)
         return max(bounds, default=otherwise)
 
 
@@ -239,10 +307,16 @@ def _moved(each: _Instruction, by_name: dict[str, _Instruction]) -> int:
     Args:
         by_name: the operations of its computation.
     """
-    sizes = [_size(by_name[name].type) if name in by_name else 0 for name in each.operands]
+    sizes = [
+        _size(by_name[name].type) if name in by_name else 0 for name in each.operands
+    ]
     if each.operation == "dynamic-update-slice":
         return 2 * sizes[1]
-    return 2 * _size(each.type) if each.operation in _IN_PART else _size(each.type) + sum(sizes)
+    return (
+        2 * _size(each.type)
+        if each.operation in _IN_PART
+        else _size(each.type) + sum(sizes)
+    )
 
 
 def _size(types: str) -> int:

@@ -27,26 +27,45 @@ class Ours:
 
     implementation = "slpo_jax"
 
-    def __init__(self, work: Workload, passes: int, group: int, rollouts: dict[int, tuple[Any, float]]):
+    def __init__(
+        self,
+        work: Workload,
+        passes: int,
+        group: int,
+        rollouts: dict[int, tuple[Any, float]],
+    ):
         """Compiles; `rollouts` keeps the rollout program of each G and its seconds, as it doesn't depend on K."""
-        self.passes, self.group, self.lengths, seconds = passes, group, np.zeros(0), {}
+        self.passes = passes
+        self.group = group
+        self.lengths = np.zeros(0)
+        seconds: dict[str, float] = {}
         parts = work.parts.at(passes, group)
         loss_fn = make_loss(parts.policy, parts.objective, parts.reward, group)
-        step = make_train_step(loss_fn, work.optimizer, TRAINED, Layout(work.mesh), "rl")
-        params, batch, key = work.state.params, work.batch(0), step_key(work, 0)
+        step = make_train_step(
+            loss_fn, work.optimizer, TRAINED, Layout(work.mesh), "rl"
+        )
+        params = work.state.params
+        batch = work.batch(0)
+        key = step_key(work, 0)
         rollout, surrogate, gradient = part_programs(parts, work.mesh)
         if group not in rollouts:
             rollouts[group] = compiled(rollout, params, batch, key)
         self.rollout, seconds["rollout"] = rollouts[group]
         sampled = self.rollout(params, batch, key)
-        self.surrogate, seconds["surrogate"] = compiled(surrogate, params, batch, *sampled, key)
-        self.gradient, seconds["gradient"] = compiled(gradient, params, batch, *sampled, key)
+        self.surrogate, seconds["surrogate"] = compiled(
+            surrogate, params, batch, *sampled, key
+        )
+        self.gradient, seconds["gradient"] = compiled(
+            gradient, params, batch, *sampled, key
+        )
         self.step, seconds["step"] = compiled(step, work.state, batch)
-        self.compile_seconds: dict[str, float] = seconds
+        self.compile_seconds = seconds
 
     def measure(self, work: Workload, step: int) -> dict[str, float]:
         """Seconds of each program in one step, which advances work.state, and what its rollouts were like."""
-        batch, key, params = work.batch(step), step_key(work, step), work.state.params
+        batch = work.batch(step)
+        key = step_key(work, step)
+        params = work.state.params
         seconds: dict[str, float] = {}
         sampled = timed(seconds, "rollout", self.rollout, params, batch, key)
         timed(seconds, "surrogate", self.surrogate, params, batch, *sampled, key)
@@ -55,7 +74,12 @@ class Ours:
         state = work.state.replace(step=replicate(jnp.int32(step), work.mesh))
         work.state, _ = timed(seconds, "step", self.step, state, batch)
         seconds["backward"] = seconds.pop("gradient") - seconds["surrogate"]
-        seconds["other"] = seconds["step"] - seconds["rollout"] - seconds["surrogate"] - seconds["backward"]
+        seconds["other"] = (
+            seconds["step"]
+            - seconds["rollout"]
+            - seconds["surrogate"]
+            - seconds["backward"]
+        )
         self.lengths = np.asarray(sampled[0].lengths)
         answers = np.asarray(used_slots(work.parts.policy, sampled[0])[1].sum(axis=1))
         tokens = (1 + self.passes) * int(self.lengths.sum() + answers.sum())
@@ -78,13 +102,29 @@ def compiled(function, *args) -> tuple[Any, float]:
 
 def part_programs(parts: Parts, mesh):
     """(rollout, surrogate, gradient), sharded as the train step is."""
-    rows, same = ROWS, EVERYWHERE
+    rows = ROWS
+    same = EVERYWHERE
 
     def sharded(function, ins, outs):
-        return jax.jit(jax.shard_map(function, mesh=mesh, in_specs=ins, out_specs=outs, check_vma=False))
+        mapped = jax.shard_map(
+            function,
+            mesh=mesh,
+            in_specs=ins,
+            out_specs=outs,
+            check_vma=False,
+        )
+        return jax.jit(mapped)
 
     def loss(params, batch, trajectories, rewards, key):
-        return parts.objective(parts.policy, params, batch, trajectories, rewards, key)[0]
+        value, *_ = parts.objective(
+            parts.policy,
+            params,
+            batch,
+            trajectories,
+            rewards,
+            key,
+        )
+        return value
 
     def rollout(params, batch, key):
         return roll_out(parts.policy, params, batch, parts.reward, parts.group, key)

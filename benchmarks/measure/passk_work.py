@@ -7,7 +7,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from benchmarks.measure.workload import GPT2, Shapes, build_ending, random_problems, random_weights
+from benchmarks.measure.workload import (
+    GPT2,
+    Shapes,
+    build_ending,
+    random_problems,
+    random_weights,
+)
 from benchmarks.measure.workload import SHAPES as STEP_SHAPES
 from slpo_jax.data.batches import EncodedProblems
 from slpo_jax.errors import UserError
@@ -28,14 +34,31 @@ class PasskShapes(Shapes):
 
 
 # Of the test set's prompts under GPT-2's tokenizer; their mean is about 59.
-GSM8K_LENGTHS = ((0, 23), (0.05, 32), (0.25, 43), (0.5, 55), (0.75, 70), (0.95, 100), (0.99, 121), (1, 184))
+GSM8K_LENGTHS = (
+    (0, 23),
+    (0.05, 32),
+    (0.25, 43),
+    (0.5, 55),
+    (0.75, 70),
+    (0.95, 100),
+    (0.99, 121),
+    (1, 184),
+)
 SHAPES = {
     "graph": PasskShapes(
-        "graph.py", {}, prompts=1000, answer_tokens=STEP_SHAPES["graph"].answer_tokens, test_set="depth_2"
+        "graph.py",
+        {},
+        prompts=1000,
+        answer_tokens=STEP_SHAPES["graph"].answer_tokens,
+        test_set="depth_2",
     ),
     "gpt2": PasskShapes(
         "coconut_gpt2.py",
-        GPT2 | {"max_latents": 6, "evaluate.batch_size": 128},  # COCONUT's published budget of latents
+        GPT2
+        | {
+            "max_latents": 6,
+            "evaluate.batch_size": 128,
+        },  # COCONUT's published budget of latents
         prompts=16,
         answer_tokens=STEP_SHAPES["gpt2"].answer_tokens,
         prompt_quantiles=GSM8K_LENGTHS,
@@ -61,7 +84,9 @@ class Work:
     answer_tokens: int
 
 
-def make_work(shapes: PasskShapes, config, problems: int, samples: int, workdir: Path) -> Work:
+def make_work(
+    shapes: PasskShapes, config, problems: int, samples: int, workdir: Path
+) -> Work:
     """Builds the model, its random weights and the problems.
 
     Args:
@@ -75,16 +100,23 @@ def make_work(shapes: PasskShapes, config, problems: int, samples: int, workdir:
     if shapes.test_set:
         found = experiment.test_set(shapes.test_set)
         if problems > len(found):
-            raise UserError(f"--problems: {problems} is more than the test set's {len(found)}; give at most as many")
+            raise UserError(
+                f"--problems: {problems} is more than the test set's {len(found)}; give at most as many"
+            )
         chosen = found.subset(range(problems))
     else:
-        chosen = random_problems(problems, shapes.prompt_quantiles, experiment.template, config.seed)
-    return Work(experiment, random_weights(experiment), chosen, samples, shapes.answer_tokens)
+        chosen = random_problems(
+            problems, shapes.prompt_quantiles, experiment.template, config.seed
+        )
+    return Work(
+        experiment, random_weights(experiment), chosen, samples, shapes.answer_tokens
+    )
 
 
 def facts_of(work: Work) -> dict[str, Any]:
     """What the work is, for the header."""
-    config, lengths = work.experiment.config, list(map(len, work.problems.prompts))
+    config = work.experiment.config
+    lengths = list(map(len, work.problems.prompts))
     return {
         "parameters": sum(x.size for x in jax.tree.leaves(work.params)),
         "activations": config.model.dtype,

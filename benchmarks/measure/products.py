@@ -22,27 +22,44 @@ def _of(jaxpr: core.Jaxpr, trips: int) -> float:
 
 
 def _of_equation(equation: core.JaxprEqn, trips: int) -> float:
-    name, given = equation.primitive.name, equation.params
+    name = equation.primitive.name
+    given = equation.params
     if name == "dot_general":
         (contracted, _), _ = given["dimension_numbers"]
         first = equation.invars[0].aval.shape
-        return 2.0 * math.prod(equation.outvars[0].aval.shape) * math.prod(first[axis] for axis in contracted)
+        return (
+            2.0
+            * math.prod(equation.outvars[0].aval.shape)
+            * math.prod(first[axis] for axis in contracted)
+        )
     if name == "scan":
         return given["length"] * _of(given["jaxpr"].jaxpr, trips)
     if name == "while":
-        return _bound(given["cond_jaxpr"].jaxpr, trips) * _of(given["body_jaxpr"].jaxpr, trips)
+        return _bound(given["cond_jaxpr"].jaxpr, trips) * _of(
+            given["body_jaxpr"].jaxpr, trips
+        )
     if name == "cond":
         return max(_of(branch.jaxpr, trips) for branch in given["branches"])
     return sum(_of(inner, trips) for inner in _inner(given))
 
 
 def _inner(given: dict[str, Any]) -> list[core.Jaxpr]:
-    leaves = jax.tree.leaves(given, is_leaf=lambda x: isinstance(x, (core.Jaxpr, core.ClosedJaxpr)))
-    found = [leaf.jaxpr if isinstance(leaf, core.ClosedJaxpr) else leaf for leaf in leaves]
+    leaves = jax.tree.leaves(
+        given, is_leaf=lambda x: isinstance(x, (core.Jaxpr, core.ClosedJaxpr))
+    )
+    found = [
+        leaf.jaxpr if isinstance(leaf, core.ClosedJaxpr) else leaf for leaf in leaves
+    ]
     return [each for each in found if isinstance(each, core.Jaxpr)]
 
 
 def _bound(condition: core.Jaxpr, otherwise: int) -> int:
     """The largest whole number that a loop's condition compares with."""
-    compared = [value for equation in condition.eqns if equation.primitive.name == "lt" for value in equation.invars]
-    return max((int(each.val) for each in compared if isinstance(each, core.Literal)), default=otherwise)
+    compared = []
+    for equation in condition.eqns:
+        if equation.primitive.name == "lt":
+            compared += equation.invars
+    return max(
+        (int(each.val) for each in compared if isinstance(each, core.Literal)),
+        default=otherwise,
+    )

@@ -8,7 +8,11 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from benchmarks.measure.compiled import abstract_batch, abstract_rollouts, abstract_state
+from benchmarks.measure.compiled import (
+    abstract_batch,
+    abstract_rollouts,
+    abstract_state,
+)
 from slpo_jax.config.config import rl_of
 from slpo_jax.models.parts import ADAPTER
 from slpo_jax.policy.policy import Prompts, Stopping
@@ -56,7 +60,12 @@ def programs(setup: Setup, stage: str) -> list[Program]:
         setup: assembled on the devices, and inside `xla_cpu.made_for` their platform.
         stage: one of `STAGES`.
     """
-    made = {IMITATE: imitation, COLD_START: cold_starts, RL: objectives, EVALUATE: _evaluate}
+    made = {
+        IMITATE: imitation,
+        COLD_START: cold_starts,
+        RL: objectives,
+        EVALUATE: _evaluate,
+    }
     return made[stage](setup)  # type: ignore[operator]
 
 
@@ -64,35 +73,66 @@ def imitation(setup: Setup, number: int = -1) -> list[Program]:
     """A phase's step; the others of its recipe by their number."""
     config = setup.config.imitate
     recipe, plan, optimizers = imitate.planned(setup)
-    phase, optimizer, params = plan[number], make_optimizer(optimizers[number]), setup.abstract_params()
-    policy = setup.policy.having(max_latents=phase.latent_slots, dropout_rate=config.dropout)
+    phase = plan[number]
+    optimizer = make_optimizer(optimizers[number])
+    params = setup.abstract_params()
+    policy = setup.policy.having(
+        max_latents=phase.latent_slots, dropout_rate=config.dropout
+    )
     trained = () if recipe.alone else setup.trained_by(IMITATE, params)
     if recipe.init:
-        own = jax.eval_shape(lambda params: recipe.init(jax.random.key(0), policy, params), params)
-        params, trained = params | placed(setup, own, EVERYWHERE), (*trained, *own)
+        own = jax.eval_shape(
+            lambda params: recipe.init(jax.random.key(0), policy, params), params
+        )
+        params = params | placed(setup, own, EVERYWHERE)
+        trained = (*trained, *own)
     trained = phase.trains or trained
     problems = imitate.imitated(setup, recipe, plan)
     slots = recipe.slots(problems, phase, config.suffix_slots)
-    batch = recipe.batch(problems, phase, 0, 0, config.batch_size, (max(setup.prompt_slots),), slots)
+    batch = recipe.batch(
+        problems, phase, 0, 0, config.batch_size, (max(setup.prompt_slots),), slots
+    )
     how = (optimizer, trained, setup.layout, IMITATE, config.micro_batches)
-    step = make_train_step(recipe.loss_of(policy), *how, schedule=make_schedule(optimizers[number]))
+    step = make_train_step(
+        recipe.loss_of(policy), *how, schedule=make_schedule(optimizers[number])
+    )
     state = abstract_state(params, trained, optimizer, setup.layout)
     return [Program(phase.name, step, (state, placed(setup, batch, ROWS)))]
 
 
 def cold_starts(setup: Setup, own: bool = False) -> list[Program]:
     """The gate's step; `own` is as of `objectives`."""
-    config, params = setup.config.cold_start, setup.abstract_params()
-    settings = dataclasses.replace(config, min_latents=setup.config.min_latents, gate_dropout=setup.config.gate.dropout)
+    config = setup.config.cold_start
+    params = setup.abstract_params()
+    settings = dataclasses.replace(
+        config,
+        min_latents=setup.config.min_latents,
+        gate_dropout=setup.config.gate.dropout,
+    )
     loss = gate_training.make_loss(setup.policy, setup.reward.on_device, settings)
     trained = setup.trained_by(COLD_START, params)
     rates = setup.optimizer_config(COLD_START, config.steps)
-    optimizer, schedule = make_optimizer(rates), make_schedule(rates)
-    step = make_train_step(loss, optimizer, trained, setup.layout, COLD_START, config.micro_batches, schedule=schedule)
-    batch = abstract_batch(setup.mesh, config.batch_size, max(setup.prompt_slots), REFERENCE)
+    optimizer = make_optimizer(rates)
+    schedule = make_schedule(rates)
+    step = make_train_step(
+        loss,
+        optimizer,
+        trained,
+        setup.layout,
+        COLD_START,
+        config.micro_batches,
+        schedule=schedule,
+    )
+    batch = abstract_batch(
+        setup.mesh, config.batch_size, max(setup.prompt_slots), REFERENCE
+    )
     if own:
         batch = placed(setup, host_batches(setup, config, config.steps)(0), ROWS)
-    return [Program("", step, (abstract_state(params, trained, optimizer, setup.layout), batch))]
+    return [
+        Program(
+            "", step, (abstract_state(params, trained, optimizer, setup.layout), batch)
+        )
+    ]
 
 
 def objectives(setup: Setup, own: bool = False) -> list[Program]:
@@ -102,40 +142,76 @@ def objectives(setup: Setup, own: bool = False) -> list[Program]:
         own: with the shapes of the run's own batches, whose prompts lie end to end, instead of the largest ones.
     """
     names = setup.config.rl.objectives
-    found = [(name, program) for name in names for program in _objective(setup, name, own)]
+    found = []
+    for name in names:
+        for program in _objective(setup, name, own):
+            found.append((name, program))
     if len(names) == 1:
         return [program for _, program in found]
-    return [dataclasses.replace(each, name=f"{name} {each.name}".strip()) for name, each in found]
+    return [
+        dataclasses.replace(each, name=f"{name} {each.name}".strip())
+        for name, each in found
+    ]
 
 
 def _objective(setup: Setup, name: str, own: bool) -> list[Program]:
     """One step, or where answers are read on the host, or used again, its two halves."""
-    config, reward = setup.config.rl, setup.reward.on_device
+    config = setup.config.rl
+    reward = setup.reward.on_device
     objective = make_objective(setup, name)
-    policy, params = training_policy(setup, objective), setup.abstract_params()
-    params |= placed(setup, jax.eval_shape(functools.partial(fresh_adapters, setup), params), EVERYWHERE)
+    policy = training_policy(setup, objective)
+    params = setup.abstract_params()
+    params |= placed(
+        setup,
+        jax.eval_shape(functools.partial(fresh_adapters, setup), params),
+        EVERYWHERE,
+    )
     trained = trained_parts(setup, params)
     optimizer = optimizer_of(setup, objective, {part: params[part] for part in trained})
     how = (optimizer, trained, setup.layout, RL, config.micro_batches)
     schedule = make_schedule(optimizer_config(setup, objective))
     state = abstract_state(params, trained, optimizer, setup.layout)
-    batch = abstract_batch(setup.mesh, config.batch_size, max(setup.prompt_slots), REFERENCE if reward else 0)
+    batch = abstract_batch(
+        setup.mesh,
+        config.batch_size,
+        max(setup.prompt_slots),
+        REFERENCE if reward else 0,
+    )
     if own:
-        made = host_batches(setup, config, rl_of(config, objective).steps, objective.needs_answers)(0)
+        made = host_batches(
+            setup, config, rl_of(config, objective).steps, objective.needs_answers
+        )(0)
         batch = placed(setup, made, ROWS)
     elif objective.needs_answers:
-        rows = placed(setup, jax.ShapeDtypeStruct((config.batch_size, policy.config.answer_slots), jnp.int32), ROWS)
+        rows = placed(
+            setup,
+            jax.ShapeDtypeStruct(
+                (config.batch_size, policy.config.answer_slots), jnp.int32
+            ),
+            ROWS,
+        )
         batch = dataclasses.replace(batch, answers=rows)
     if reward and not objective.needs_reference and not objective.needs_behaviour:
-        step = make_train_step(rl_loss.make_loss(policy, objective, reward, config.group), *how, schedule=schedule)
+        step = make_train_step(
+            rl_loss.make_loss(policy, objective, reward, config.group),
+            *how,
+            schedule=schedule,
+        )
         return [Program("", step, (state, batch))]
-    rollout = make_rollout(policy, objective, reward, config.group, setup.layout, RL, config.micro_batches)
-    updates, slices = objective.updates_per_step, objective.rollout_parts
+    rollout = make_rollout(
+        policy, objective, reward, config.group, setup.layout, RL, config.micro_batches
+    )
+    updates = objective.updates_per_step
+    slices = objective.rollout_parts
     improved = rl_loss.make_improvement(policy, objective)
-    improvement = make_train_step(improved, *how, updates=updates, slices=slices, schedule=schedule)
+    improvement = make_train_step(
+        improved, *how, updates=updates, slices=slices, schedule=schedule
+    )
     changed = {part: state.params[part] for part in trained if part != ADAPTER}
     reference = changed if objective.needs_reference else {}
-    rolled = abstract_rollouts(rollout, state, batch, reference, setup.layout, config.group)
+    rolled = abstract_rollouts(
+        rollout, state, batch, reference, setup.layout, config.group
+    )
     return [
         Program("rollout", rollout, (state, batch, reference)),
         Program("policy update", improvement, (state, rolled)),
@@ -144,16 +220,22 @@ def _objective(setup: Setup, name: str, own: bool) -> list[Program]:
 
 def _evaluate(setup: Setup) -> list[Program]:
     """The deterministic pass and the samples, of a full batch, which end as the config's thoughts do."""
-    rows, slots = setup.evaluator.batch_size, max(setup.evaluator.prompt_slots)
+    rows = setup.evaluator.batch_size
+    slots = max(setup.evaluator.prompt_slots)
     stopping: Stopping = "threshold" if setup.config.gate.enabled else "length"
-    prompts = Prompts(jax.ShapeDtypeStruct((rows, slots), jnp.int32), jax.ShapeDtypeStruct((rows, slots), jnp.bool_))
+    prompts = Prompts(
+        jax.ShapeDtypeStruct((rows, slots), jnp.int32),
+        jax.ShapeDtypeStruct((rows, slots), jnp.bool_),
+    )
     return [
         Program(name, *rollouts(setup, prompts, rows, noisy, stopping))
         for name, noisy in (("greedy", False), ("samples", True))
     ]
 
 
-def rollouts(setup: Setup, prompts: Prompts, rows: int, noisy: bool, stopping: Stopping) -> tuple[Any, tuple]:
+def rollouts(
+    setup: Setup, prompts: Prompts, rows: int, noisy: bool, stopping: Stopping
+) -> tuple[Any, tuple]:
     """A program of the evaluator, and its arguments.
 
     Args:
@@ -165,16 +247,27 @@ def rollouts(setup: Setup, prompts: Prompts, rows: int, noisy: bool, stopping: S
     def of_rows(dtype):
         return jax.ShapeDtypeStruct((rows,), dtype)
 
-    of = placed(setup, (prompts, *map(of_rows, (jnp.int32, jnp.int32, jnp.bool_))), ROWS)
-    key = jax.eval_shape(lambda: jax.random.key(0))  # which a run leaves where jax puts it
+    of = placed(
+        setup, (prompts, *map(of_rows, (jnp.int32, jnp.int32, jnp.bool_))), ROWS
+    )
+    key = jax.eval_shape(
+        lambda: jax.random.key(0)
+    )  # which a run leaves where jax puts it
     rule = placed(setup, of_rows(ruled), ROWS)
-    return setup.evaluator.program(noisy, stopping, False), (setup.abstract_params(), *of, key, rule)
+    return setup.evaluator.program(noisy, stopping, False), (
+        setup.abstract_params(),
+        *of,
+        key,
+        rule,
+    )
 
 
 def placed(setup: Setup, tree: Any, spec: PartitionSpec) -> Any:
     """Shapes and types of arrays, laid out so on the mesh."""
     where = NamedSharding(setup.mesh, spec)
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where), tree)
+    return jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where), tree
+    )
 
 
 def filled(x: jax.ShapeDtypeStruct) -> jax.Array:

@@ -26,15 +26,27 @@ def machine() -> dict[str, Any]:
     used = sys.modules.get("torch")
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    models = [
+        line.partition(":")[2].strip()
+        for line in lines
+        if line.startswith("model name")
+    ]
+    usable = (
+        len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count()
+    )
     return {
         "cpu": models[0] if models else platform.processor() or platform.machine(),
         "cores": os.cpu_count(),
         "usable_cores": usable,
         "device": jax.devices()[0].device_kind,
         "jax": jax.__version__,
-        **({"torch": version("torch"), "torch_threads": used.get_num_threads()} if used else {}),
+        **(
+            {"torch": version("torch"), "torch_threads": used.get_num_threads()}
+            if used
+            else {}
+        ),
         "python": platform.python_version(),
         "date": time.strftime("%Y-%m-%d"),
     }
@@ -42,12 +54,19 @@ def machine() -> dict[str, Any]:
 
 def listed(facts: dict[str, Any]) -> str:
     """Facts on one line."""
-    return "; ".join(f"{name.replace('_', ' ')} {value}" for name, value in facts.items())
+    return "; ".join(
+        f"{name.replace('_', ' ')} {value}" for name, value in facts.items()
+    )
 
 
 def summary(values: Sequence[float]) -> dict[str, Any]:
     """Median, least and most of the values, and they themselves."""
-    return {"median": statistics.median(values), "min": min(values), "max": max(values), "values": list(values)}
+    return {
+        "median": statistics.median(values),
+        "min": min(values),
+        "max": max(values),
+        "values": list(values),
+    }
 
 
 def spread(cell: dict[str, Any], digits: int = 3) -> str:
@@ -62,10 +81,21 @@ def markdown_table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> list[s
 
 
 def page(
-    title: str, facts: Iterable[str], definitions: Iterable[str], head: Iterable[str], rows: Iterable[Iterable[str]]
+    title: str,
+    facts: Iterable[str],
+    definitions: Iterable[str],
+    head: Iterable[str],
+    rows: Iterable[Iterable[str]],
 ) -> str:
     """A report of one table: title, facts and definitions as a list, then the table."""
-    return "\n".join([f"# {title}", *(f"- {line}" for line in (*facts, *definitions)), "", *markdown_table(head, rows)])
+    return "\n".join(
+        [
+            f"# {title}",
+            *(f"- {line}" for line in (*facts, *definitions)),
+            "",
+            *markdown_table(head, rows),
+        ]
+    )
 
 
 class Parser(FlagParser):
@@ -79,7 +109,12 @@ class Parser(FlagParser):
     def __init__(self, module: str, description: str, shapes: Iterable[str] = ()):
         super().__init__(prog=f"python -m benchmarks.{module}", description=description)
         if shapes:
-            self.add_argument("--shapes", choices=sorted(shapes), default="gpt2", help="default: gpt2, the 124M model")
+            self.add_argument(
+                "--shapes",
+                choices=sorted(shapes),
+                default="gpt2",
+                help="default: gpt2, the 124M model",
+            )
         self.add_argument("--json", type=Path, help="file for all numbers")
 
 
@@ -100,7 +135,9 @@ def check_flags(flags: argparse.Namespace, **least: int) -> None:
         except OSError:
             writable = False
         if not writable:
-            raise UserError(f"--json: {flags.json} can't be written; give a file in a folder that exists")
+            raise UserError(
+                f"--json: {flags.json} can't be written; give a file in a folder that exists"
+            )
 
 
 @silent_when_unread()
@@ -129,7 +166,8 @@ def run_command(
 
 
 def on_shapes(
-    shapes: Mapping[str, Shapes], benchmark: Callable[[Any, Any, argparse.Namespace], dict[str, Any]]
+    shapes: Mapping[str, Shapes],
+    benchmark: Callable[[Any, Any, argparse.Namespace], dict[str, Any]],
 ) -> Callable[[argparse.Namespace], dict[str, Any]]:
     """A benchmark of the shapes that --shapes names, with jax set up for their config.
 

@@ -16,8 +16,16 @@ from slpo_jax.errors import UserError, in_a_line
 
 FOLDER = Path(__file__).resolve().parents[1] / "targets"
 GPU_SHARE = 0.92  # of its memory, as launch/one_machine.sh sets it
-_TPU_MEMORY = {"v4": 30.75, "v5e": 15.75, "v5p": 95.74, "v6e": 31.25}  # GiB of a chip that libtpu leaves to programs
-_SLICES = {"v5e": {1: "1x1", 4: "2x2", 8: "2x4", 16: "4x4"}, "v5p": {4: "2x2x1", 8: "2x2x2", 16: "2x2x4"}}
+_TPU_MEMORY = {
+    "v4": 30.75,
+    "v5e": 15.75,
+    "v5p": 95.74,
+    "v6e": 31.25,
+}  # GiB of a chip that libtpu leaves to programs
+_SLICES = {
+    "v5e": {1: "1x1", 4: "2x2", 8: "2x4", 16: "4x4"},
+    "v5p": {4: "2x2x1", 8: "2x2x2", 16: "2x2x4"},
+}
 _SLICES |= {"v6e": _SLICES["v5e"], "v4": _SLICES["v5p"]}
 _WITHOUT_TPU = {  # what libtpu asks of a TPU's host, or keeps for itself
     "TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HOSTNAMES": "localhost", "TPU_ACCELERATOR_TYPE": "v5litepod-4",
@@ -44,7 +52,10 @@ class Target:
 
 def known() -> list[str]:
     """The names of the devices that `target` knows, but for "cpu"."""
-    return [*(f"cuda:{path.stem}" for path in sorted(FOLDER.glob("*.txtpb"))), *(f"tpu:{kind}" for kind in _SLICES)]
+    return [
+        *(f"cuda:{path.stem}" for path in sorted(FOLDER.glob("*.txtpb"))),
+        *(f"tpu:{kind}" for kind in _SLICES),
+    ]
 
 
 def target(name: str, count: int) -> Target:
@@ -62,7 +73,9 @@ def target(name: str, count: int) -> Target:
         return _cuda(name, which, count)
     if kind == "tpu":
         return _tpu(name, which, count)
-    raise UserError(f"--device: {name!r} is unknown; give cpu or one of {', '.join(known())}")
+    raise UserError(
+        f"--device: {name!r} is unknown; give cpu or one of {', '.join(known())}"
+    )
 
 
 def _cuda(name: str, which: str, count: int) -> Target:
@@ -75,22 +88,40 @@ def _cuda(name: str, which: str, count: int) -> Target:
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{file}: can't be read ({in_a_line(error)}); mend it") from None
+        raise UserError(
+            f"{file}: can't be read ({in_a_line(error)}); mend it"
+        ) from None
     memory = re.search(r"device_memory_size: ([1-9]\d*)", text)
     if not memory or "cuda_compute_capability" not in text:
-        raise UserError(f"{file}: has no device_memory_size or no cuda_compute_capability; mend it, as h100.txtpb is")
-    found = _topology(name, "cuda", topology_name="described", target_config=text, topology=f"1x1x{count}")
+        raise UserError(
+            f"{file}: has no device_memory_size or no cuda_compute_capability; mend it, as h100.txtpb is"
+        )
+    found = _topology(
+        name,
+        "cuda",
+        topology_name="described",
+        target_config=text,
+        topology=f"1x1x{count}",
+    )
     return Target(name, "gpu", found, int(GPU_SHARE * int(memory[1])))
 
 
 def _tpu(name: str, which: str, count: int) -> Target:
     if name not in known():
-        raise UserError(f"--device: {name} is unknown; use {', '.join(f'tpu:{kind}' for kind in _SLICES)}")
+        raise UserError(
+            f"--device: {name} is unknown; use {', '.join(f'tpu:{kind}' for kind in _SLICES)}"
+        )
     slices = _SLICES[which]
     if count not in slices:
-        raise UserError(f"--count: there is no slice of {count} {name}; give one of {', '.join(map(str, slices))}")
-    os.environ.update({key: value for key, value in _WITHOUT_TPU.items() if key not in os.environ})
-    os.environ.pop("XLA_FLAGS", None)  # of another XLA: at one that it doesn't know, libtpu ends the process
+        raise UserError(
+            f"--count: there is no slice of {count} {name}; give one of {', '.join(map(str, slices))}"
+        )
+    os.environ.update(
+        {key: value for key, value in _WITHOUT_TPU.items() if key not in os.environ}
+    )
+    os.environ.pop(
+        "XLA_FLAGS", None
+    )  # of another XLA: at one that it doesn't know, libtpu ends the process
     bounds = {"chips_per_host_bounds": (1, 1, 1)} if count == 1 else {}
     found = _topology(name, "tpu", topology_name=f"{which}:{slices[count]}", **bounds)
     return Target(name, "tpu", found, int(_TPU_MEMORY[which] * 2**30))

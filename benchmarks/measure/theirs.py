@@ -24,15 +24,21 @@ class Torch:
 
     def __init__(self, witness, work: Workload, passes: int, group: int):
         """A `benchmarks.witness.step.Witness` may serve all candidates."""
-        self.witness, self.passes, self.group = witness, passes, group
+        self.witness = witness
+        self.passes = passes
+        self.group = group
         self.objective = work.parts.at(passes, group).objective
-        self.lengths, self.compile_seconds = np.zeros(0), {}
+        self.lengths = np.zeros(0)
+        self.compile_seconds = {}
 
     def measure(self, work: Workload, step: int) -> dict[str, float]:
         """Seconds of each part of one step."""
-        self.witness.objective, self.witness.group = self.objective, self.group
+        self.witness.objective = self.objective
+        self.witness.group = self.group
         batch = work.batch(step)
-        prompts = Prompts(np.asarray(batch.prompts.tokens), np.asarray(batch.prompts.valid))
+        prompts = Prompts(
+            np.asarray(batch.prompts.tokens), np.asarray(batch.prompts.valid)
+        )
         index_N = np.repeat(np.asarray(batch.draws), self.group)
         return self.witness.step(prompts, index_N, work.verify, self.lengths)
 
@@ -43,11 +49,21 @@ def make_witness(work: Workload, compiled_torch: bool):
     Raises:
         UserError: there is no torch, or no compiler for it.
     """
-    return witness_of(work.parts, work.state.params, work.optimizer_config, work.end_answers_at, compiled_torch)
+    return witness_of(
+        work.parts,
+        work.state.params,
+        work.optimizer_config,
+        work.end_answers_at,
+        compiled_torch,
+    )
 
 
 def witness_of(
-    parts: Parts, params: Any, optimizer_config: OptimizerConfig, end_answers_at: int, compiled_torch: bool = False
+    parts: Parts,
+    params: Any,
+    optimizer_config: OptimizerConfig,
+    end_answers_at: int,
+    compiled_torch: bool = False,
 ):
     """The PyTorch reference of these parts, a `benchmarks.witness.step.Witness`.
 
@@ -62,7 +78,9 @@ def witness_of(
         from benchmarks.witness.model import CompileError
         from benchmarks.witness.step import Witness
     except ImportError as error:
-        raise UserError(f"--torch: {error}; pip install torch==2.13.0, or give --torch none") from error
+        raise UserError(
+            f"--torch: {error}; pip install torch==2.13.0, or give --torch none"
+        ) from error
     device = "cpu" if jax.default_backend() == "cpu" else "cuda"
     if device == "cuda" and not torch.cuda.is_available():
         raise UserError(

@@ -46,7 +46,11 @@ class Work:
     facts: dict[str, Any]
 
 
-def make_work(flags: argparse.Namespace, changes: Mapping[str, Any] | None = None, file: str = CONFIG) -> Work:
+def make_work(
+    flags: argparse.Namespace,
+    changes: Mapping[str, Any] | None = None,
+    file: str = CONFIG,
+) -> Work:
     """The step that the shipped config describes, on these problems.
 
     Args:
@@ -64,25 +68,45 @@ def make_work(flags: argparse.Namespace, changes: Mapping[str, Any] | None = Non
         **(changes or {}),
     })  # fmt: skip
     setup = assemble(read_config(config))
-    objective, template, devices = make_objective(setup, config.rl.objectives[0]), setup.template, setup.mesh.size
+    objective = make_objective(setup, config.rl.objectives[0])
+    template = setup.template
+    devices = setup.mesh.size
     if flags.prompts % devices:
-        raise UserError(f"--prompts: {flags.prompts} is not a multiple of {devices} devices; give one")
-    policy = training_policy(setup, objective).having(banned_ids=(*template.banned_ids, *template.eos_ids))
-    rounds, train = flags.warmup + flags.rounds, setup.train
+        raise UserError(
+            f"--prompts: {flags.prompts} is not a multiple of {devices} devices; give one"
+        )
+    policy = training_policy(setup, objective).having(
+        banned_ids=(*template.banned_ids, *template.eos_ids)
+    )
+    rounds = flags.warmup + flags.rounds
+    train = setup.train
     drawn = batch_indices(config.seed, 0, len(train), rounds * flags.prompts)
     lengths = [len(train.prompts[index]) for index in drawn]
     slots = (-(-max(lengths) // 16) * 16,)
     most = train.most_tokens(config.seed, rounds, flags.prompts, devices)
 
     def reward(tokens, references):
-        return setup.reward.on_device(tokens, references) | (jnp.arange(len(tokens)) % 2 == 0)
+        return setup.reward.on_device(tokens, references) | (
+            jnp.arange(len(tokens)) % 2 == 0
+        )
 
     def batch(number: int) -> PromptedBatch:
-        return make_batch(train, number, config.seed, flags.prompts, slots, setup.references, most, devices)
+        return make_batch(
+            train,
+            number,
+            config.seed,
+            flags.prompts,
+            slots,
+            setup.references,
+            most,
+            devices,
+        )
 
     def verify(tokens_NA, index_N):
         asked = [train.problems[index % len(train)] for index in index_N]
-        return setup.reward.on_host(tokens_NA, asked).clip(np.arange(len(index_N)) % 2 == 0, 1)
+        return setup.reward.on_host(tokens_NA, asked).clip(
+            np.arange(len(index_N)) % 2 == 0, 1
+        )
 
     params = setup.initial_params()
     facts = {name: getattr(flags, name) for name in ("prompts", "samples", "tokens", "rounds")} | {
@@ -91,7 +115,9 @@ def make_work(flags: argparse.Namespace, changes: Mapping[str, Any] | None = Non
         "optimizer": config.rl.optimizer.name,
     }  # fmt: skip
     parts = Parts(policy, objective, reward, flags.samples)
-    return Work(setup, parts, optimizer_config(setup, objective), params, batch, verify, facts)
+    return Work(
+        setup, parts, optimizer_config(setup, objective), params, batch, verify, facts
+    )
 
 
 def export(setup: Setup, params: Mapping[str, Any], folder: Path) -> None:
@@ -100,5 +126,6 @@ def export(setup: Setup, params: Mapping[str, Any], folder: Path) -> None:
     Args:
         params: {"reasoner": ...}, and what is not exported.
     """
-    checkpoint, host = setup.checkpoint, {"reasoner": jax.device_get(params["reasoner"])}
+    checkpoint = setup.checkpoint
+    host = {"reasoner": jax.device_get(params["reasoner"])}
     export_reasoner(folder, host, checkpoint, {})

@@ -62,7 +62,11 @@ GPT2 = {
 SHAPES = {
     "graph": Shapes("graph.py", {}, prompts=32, answer_tokens=3),  # "### n5" and eos
     "gpt2": Shapes(
-        "coconut_gpt2.py", GPT2 | {"prompt_slots": (72,)}, prompts=2, answer_tokens=5, prompt_tokens=(68, 72)
+        "coconut_gpt2.py",
+        GPT2 | {"prompt_slots": (72,)},
+        prompts=2,
+        answer_tokens=5,
+        prompt_tokens=(68, 72),
     ),
 }
 
@@ -83,7 +87,11 @@ class Parts:
 
     def at(self, passes: int, group: int) -> "Parts":
         """The same at another K and G."""
-        return dataclasses.replace(self, objective=dataclasses.replace(self.objective, passes=passes), group=group)
+        return dataclasses.replace(
+            self,
+            objective=dataclasses.replace(self.objective, passes=passes),
+            group=group,
+        )
 
 
 @dataclasses.dataclass
@@ -138,38 +146,71 @@ def make_workload(shapes: Shapes, config, prompts: int, workdir: Path) -> Worklo
         UserError: the prompts can't be shared out over the devices.
     """
     experiment = build_ending(shapes, config, workdir)
-    mesh, template = experiment.mesh, experiment.template
+    mesh = experiment.mesh
+    template = experiment.template
     if prompts % mesh.size:
-        raise UserError(f"--prompts: {prompts} is not a multiple of {mesh.size} devices; give one")
+        raise UserError(
+            f"--prompts: {prompts} is not a multiple of {mesh.size} devices; give one"
+        )
     real = make_parts(experiment)
     parts = dataclasses.replace(
         real,
-        reward=lambda tokens, references: real.reward(tokens, references) | (jnp.arange(len(tokens)) % 2 == 0),
+        reward=lambda tokens, references: (
+            real.reward(tokens, references) | (jnp.arange(len(tokens)) % 2 == 0)
+        ),
     )
     params = random_weights(experiment)
     optimizer_config = experiment.optimizer_config("rl", config.rl.steps)
     optimizer = make_optimizer(optimizer_config)
     state = init_state(params, TRAINED, optimizer, experiment.key, Layout(mesh))
 
-    most = experiment.train.most_tokens(config.seed, config.rl.steps, prompts, mesh.size)
+    most = experiment.train.most_tokens(
+        config.seed, config.rl.steps, prompts, mesh.size
+    )
 
     def batch(step: int):
         references = experiment.references
-        train, slots = experiment.train, config.prompt_slots
-        made = make_batch(train, step, config.seed, prompts, slots, references, most, mesh.size)
+        train = experiment.train
+        slots = config.prompt_slots
+        made = make_batch(
+            train, step, config.seed, prompts, slots, references, most, mesh.size
+        )
         if shapes.prompt_tokens:
-            below, seed = template.closing_ids[0], (config.seed, step)
-            made = made.replace(prompts=random_prompts(prompts, slots[0], shapes.prompt_tokens, below, seed))
+            below = template.closing_ids[0]
+            seed = (config.seed, step)
+            made = made.replace(
+                prompts=random_prompts(
+                    prompts, slots[0], shapes.prompt_tokens, below, seed
+                )
+            )
         return shard_rows(made, mesh)
 
     def verify(tokens_NA, index_N):
-        rewards = experiment.reward.on_host(tokens_NA, [experiment.train.problems[i] for i in index_N])
+        rewards = experiment.reward.on_host(
+            tokens_NA, [experiment.train.problems[i] for i in index_N]
+        )
         return rewards.clip(np.arange(len(rewards)) % 2 == 0, 1)
 
     lengths = np.concatenate([batch(step).prompts.lengths for step in range(4)])
-    facts = {"parameters": sum(x.size for x in jax.tree.leaves(params)), "prompts": prompts, "shards": mesh.size}
-    facts |= {"prompt_tokens": [int(lengths.min()), int(lengths.max())]} | _settings(config)
-    return Workload(parts, optimizer_config, optimizer, mesh, state, batch, verify, shapes.answer_tokens - 1, facts)
+    facts = {
+        "parameters": sum(x.size for x in jax.tree.leaves(params)),
+        "prompts": prompts,
+        "shards": mesh.size,
+    }
+    facts |= {"prompt_tokens": [int(lengths.min()), int(lengths.max())]} | _settings(
+        config
+    )
+    return Workload(
+        parts,
+        optimizer_config,
+        optimizer,
+        mesh,
+        state,
+        batch,
+        verify,
+        shapes.answer_tokens - 1,
+        facts,
+    )
 
 
 def _settings(config) -> dict[str, Any]:
@@ -189,7 +230,9 @@ def make_parts(experiment: Experiment) -> Parts:
     objective = make_objective(experiment, "slpo")
     assert isinstance(objective, Slpo)
     policy = training_policy(experiment, objective)
-    return Parts(policy, objective, experiment.reward.on_device, experiment.config.rl.group)
+    return Parts(
+        policy, objective, experiment.reward.on_device, experiment.config.rl.group
+    )
 
 
 def build_ending(shapes: Shapes, config, workdir: Path) -> Experiment:
@@ -197,7 +240,9 @@ def build_ending(shapes: Shapes, config, workdir: Path) -> Experiment:
     experiment = build(read_config(config), workdir)
     slot = config.max_latents + shapes.answer_tokens - 1
     reasoner = ending_answers(experiment.reasoner, experiment.template.eos_id, slot)
-    return dataclasses.replace(experiment, policy=dataclasses.replace(experiment.policy, reasoner=reasoner))
+    return dataclasses.replace(
+        experiment, policy=dataclasses.replace(experiment.policy, reasoner=reasoner)
+    )
 
 
 def random_weights(experiment: Experiment) -> dict[str, Any]:
@@ -208,14 +253,20 @@ def random_weights(experiment: Experiment) -> dict[str, Any]:
     return {**params, "gate": gate}
 
 
-def random_prompts(rows: int, slots: int, lengths: tuple[int, int], vocabulary: int, seed) -> Prompts:
+def random_prompts(
+    rows: int, slots: int, lengths: tuple[int, int], vocabulary: int, seed
+) -> Prompts:
     """Left-padded prompts of random tokens, their lengths evenly spread between the two given."""
-    tokens = np.random.default_rng(seed).integers(0, vocabulary, size=(rows, slots), dtype=np.int32)
+    tokens = np.random.default_rng(seed).integers(
+        0, vocabulary, size=(rows, slots), dtype=np.int32
+    )
     lengths_B = np.linspace(*lengths, rows).round().astype(int)
     return Prompts(tokens, np.arange(slots) >= slots - lengths_B[:, None])
 
 
-def random_problems(count: int, quantiles, template: Template, seed: int) -> EncodedProblems:
+def random_problems(
+    count: int, quantiles, template: Template, seed: int
+) -> EncodedProblems:
     """Problems of random tokens, without texts, in random order.
 
     Args:
@@ -225,14 +276,20 @@ def random_problems(count: int, quantiles, template: Template, seed: int) -> Enc
     rng = np.random.default_rng(seed)
     shares = rng.permutation((np.arange(count) + rng.random(count)) / count)
     lengths = np.interp(shares, *np.transpose(quantiles)).round().astype(int)
-    prompts = [rng.integers(0, template.closing_ids[0], size=length).tolist() for length in lengths]
+    prompts = [
+        rng.integers(0, template.closing_ids[0], size=length).tolist()
+        for length in lengths
+    ]
     nothing: list[list[Any]] = [[] for _ in prompts]
-    return EncodedProblems((Problem("", (), "0"),) * count, prompts, nothing, nothing, template)
+    return EncodedProblems(
+        (Problem("", (), "0"),) * count, prompts, nothing, nothing, template
+    )
 
 
 def half_way_bias(steps: int) -> float:
     """The gate's bias with which the mean first stop, forced at `steps`, is `steps` / 2."""
-    low, high = 0.0, 1.0
+    low = 0.0
+    high = 1.0
     for _ in range(60):
         rho = (low + high) / 2
         mean = sum((1 - rho) ** t for t in range(steps))  # P(tau > t)
@@ -247,10 +304,14 @@ def ending_answers(reasoner: Reasoner, eos_id: int, slot: int) -> Reasoner:
     """
 
     def forward(params, *args, cache=None, start=0, **kwargs):
-        hidden_BLD, new = reasoner.forward(params, *args, cache=cache, start=start, **kwargs)
+        hidden_BLD, new = reasoner.forward(
+            params, *args, cache=cache, start=start, **kwargs
+        )
         if cache is not None:
             # Embeddings are tied: the token most like eos's own embedding is eos.
-            hidden_BLD = jnp.where(start >= slot, reasoner.embed(params, jnp.array([[eos_id]])), hidden_BLD)
+            hidden_BLD = jnp.where(
+                start >= slot, reasoner.embed(params, jnp.array([[eos_id]])), hidden_BLD
+            )
         return hidden_BLD, new
 
     return dataclasses.replace(reasoner, forward=forward)

@@ -42,12 +42,24 @@ class Sequences:
     made: torch.Tensor
 
 
-def make_sequences(prompts: Prompts, completions_NA: torch.Tensor, eos_ids: tuple[int, ...], multiple: int):
+def make_sequences(
+    prompts: Prompts,
+    completions_NA: torch.Tensor,
+    eos_ids: tuple[int, ...],
+    multiple: int,
+):
     """The `Sequences` of N completions of B prompts, a prompt's in a row; L is a multiple of `multiple`."""
     group = len(completions_NA) // len(prompts.tokens)
-    tokens_NP = torch.tensor(np.array(prompts.tokens, np.int64)).repeat_interleave(group, 0)
-    lengths_N1 = torch.tensor(np.array(prompts.valid)).repeat_interleave(group, 0).sum(1, keepdim=True)
-    slots, most = tokens_NP.shape[1], completions_NA.shape[1]
+    tokens_NP = torch.tensor(np.array(prompts.tokens, np.int64)).repeat_interleave(
+        group, 0
+    )
+    lengths_N1 = (
+        torch.tensor(np.array(prompts.valid))
+        .repeat_interleave(group, 0)
+        .sum(1, keepdim=True)
+    )
+    slots = tokens_NP.shape[1]
+    most = completions_NA.shape[1]
     source = torch.cat([tokens_NP, completions_NA], dim=1)
     longest = -(-(int(lengths_N1.max()) + most) // multiple) * multiple
     place_NL = torch.arange(longest) + slots - lengths_N1
@@ -97,20 +109,42 @@ class Witness:
             ValueError: a setting that this implementation lacks.
             CompileError: `compiled`, and torch.compile doesn't work on this machine.
         """
-        if config.max_latents or config.dropout_rate or config.top_k or config.top_p < 1 or not config.temperature:
-            raise ValueError("the torch reference has completions in words alone, sampled from all tokens, no dropout")
+        if (
+            config.max_latents
+            or config.dropout_rate
+            or config.top_k
+            or config.top_p < 1
+            or not config.temperature
+        ):
+            raise ValueError(
+                "the torch reference has completions in words alone, sampled from all tokens, no dropout"
+            )
         kind = transformers.AutoModelForCausalLM
-        self.model = kind.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa").eval()
-        self.config, self.clip, self.group, self.cache = config, clip, group, cache
+        self.model = kind.from_pretrained(
+            folder, dtype=torch.float32, attn_implementation="sdpa"
+        ).eval()
+        self.config = config
+        self.clip = clip
+        self.group = group
+        self.cache = cache
         self.parameters = list(self.model.parameters())
-        self.optimizer, self.clip_norm = make_optimizer(self.parameters, optimizer), optimizer.clip_norm
+        self.optimizer = make_optimizer(self.parameters, optimizer)
+        self.clip_norm = optimizer.clip_norm
         self.sampled: torch.Tensor | None = None
-        self.speaker = copy.deepcopy(self.model).to(torch.bfloat16) if speaks_low else self.model
-        self._scoring = {"device_type": "cpu", "dtype": torch.bfloat16, "enabled": scores_low}
-        self._multiple, self._encode = 1, self.model.model
+        self.speaker = (
+            copy.deepcopy(self.model).to(torch.bfloat16) if speaks_low else self.model
+        )
+        self._scoring = {
+            "device_type": "cpu",
+            "dtype": torch.bfloat16,
+            "enabled": scores_low,
+        }
+        self._multiple = 1
+        self._encode = self.model.model
         if compiled:
             check_compiler("cpu")
-            self._multiple, self._encode = _COMPILED_MULTIPLE, torch.compile(self.model.model, dynamic=False)
+            self._multiple = _COMPILED_MULTIPLE
+            self._encode = torch.compile(self.model.model, dynamic=False)
 
     def rollout(self, prompts: Prompts, tokens: int | None = None) -> torch.Tensor:
         """G completions of each prompt, a prompt's in a row: int64 [N, A'], A' the longest one's tokens.
@@ -119,11 +153,14 @@ class Witness:
             prompts: B left-padded prompts, of numpy.
             tokens: of a completion at most; None is all that the config has room for.
         """
-        config, used = self.config, slice(int(np.asarray(prompts.valid).any(axis=0).argmax()), None)
+        config = self.config
+        used = slice(int(np.asarray(prompts.valid).any(axis=0).argmax()), None)
         tokens_BP = torch.tensor(np.array(prompts.tokens[:, used], np.int64))
         if self.speaker is not self.model:
             with torch.no_grad():
-                for own, trained in zip(self.speaker.parameters(), self.parameters, strict=True):
+                for own, trained in zip(
+                    self.speaker.parameters(), self.parameters, strict=True
+                ):
                     own.copy_(trained)
         out = self.speaker.generate(
             input_ids=tokens_BP,
@@ -138,31 +175,49 @@ class Witness:
     def log_probs(self, sequences: Sequences) -> torch.Tensor:
         """float32 [N, A], of the completions' tokens."""
         with torch.autocast(**self._scoring):
-            hidden_NLD = self._encode(input_ids=sequences.tokens, use_cache=False).last_hidden_state
+            hidden_NLD = self._encode(
+                input_ids=sequences.tokens, use_cache=False
+            ).last_hidden_state
             rows_N1 = torch.arange(len(hidden_NLD))[:, None]
             logits_NAV = self.model.lm_head(hidden_NLD[rows_N1, sequences.columns])
-        losses = F.cross_entropy(logits_NAV.flatten(0, 1).float(), sequences.targets.flatten(), reduction="none")
+        losses = F.cross_entropy(
+            logits_NAV.flatten(0, 1).float(),
+            sequences.targets.flatten(),
+            reduction="none",
+        )
         return -losses.unflatten(0, sequences.targets.shape)
 
-    def accumulate(self, prompts: Prompts, completions_NA: torch.Tensor, rewards_BG: np.ndarray) -> float:
+    def accumulate(
+        self, prompts: Prompts, completions_NA: torch.Tensor, rewards_BG: np.ndarray
+    ) -> float:
         """Adds the gradient of GRPO's loss to the parameters'; the loss, the mean over completions of their own means.
 
         -min(rho A_i, clip(rho) A_i) of every token, rho = pi / pi of the rollout, which is the policy of now.
         """
-        advantages_N = advantages(torch.tensor(np.array(rewards_BG, np.float32)), "grpo").flatten()
-        sequences = make_sequences(prompts, completions_NA, self.config.eos_ids, self._multiple)
+        advantages_N = advantages(
+            torch.tensor(np.array(rewards_BG, np.float32)), "grpo"
+        ).flatten()
+        sequences = make_sequences(
+            prompts, completions_NA, self.config.eos_ids, self._multiple
+        )
         log_probs_NA = self.log_probs(sequences)
         ratio_NA = torch.exp(log_probs_NA - log_probs_NA.detach())
         gains_NA = ratio_NA * advantages_N[:, None]
         if self.clip is not None:
-            clipped_NA = ratio_NA.clamp(1 - self.clip, 1 + self.clip) * advantages_N[:, None]
+            clipped_NA = (
+                ratio_NA.clamp(1 - self.clip, 1 + self.clip) * advantages_N[:, None]
+            )
             gains_NA = torch.minimum(gains_NA, clipped_NA)
-        means_N = torch.where(sequences.made, gains_NA, 0.0).sum(1) / sequences.made.sum(1)
+        means_N = torch.where(sequences.made, gains_NA, 0.0).sum(
+            1
+        ) / sequences.made.sum(1)
         loss = -means_N.mean()
         loss.backward()
         return loss.item()
 
-    def step(self, prompts: Prompts, references: Any, verify: Verify) -> dict[str, float]:
+    def step(
+        self, prompts: Prompts, references: Any, verify: Verify
+    ) -> dict[str, float]:
         """One train step.
 
         Args:

@@ -39,13 +39,16 @@ class PositionDropout(torch.nn.Module):
 
     def forward(self, x_NLD: torch.Tensor) -> torch.Tensor:
         """[N, L, D]: noisy where active, x itself elsewhere."""
-        active, rate = self.noise.active, self.noise.rate
+        active = self.noise.active
+        rate = self.noise.rate
         if not isinstance(active, torch.Tensor):
             return F.dropout(x_NLD, rate) if active else x_NLD
         # On a CPU a third of the time of torch.where(active, F.dropout(x), x), forward and backward together.
         rate_NL1 = torch.where(active, rate, 0.0)[..., None]
         uniform_NLD = torch.rand(x_NLD.shape, device=x_NLD.device)
-        return x_NLD * uniform_NLD.ge_(rate_NL1).mul_(1 / (1 - rate_NL1)).to(x_NLD.dtype)
+        return x_NLD * uniform_NLD.ge_(rate_NL1).mul_(1 / (1 - rate_NL1)).to(
+            x_NLD.dtype
+        )
 
 
 def _hf_config(config: GPT2Config) -> transformers.GPT2Config:
@@ -68,9 +71,16 @@ def _hf_config(config: GPT2Config) -> transformers.GPT2Config:
 
 def _hf_weights(backbone, layers: int, device: str) -> dict[str, torch.Tensor]:
     """Our backbone's parameters under transformers' names; its Conv1D has our kernels' [in, out]."""
-    weights = {"transformer.wte.weight": backbone["wte"], "transformer.wpe.weight": backbone["wpe"]}
+    weights = {
+        "transformer.wte.weight": backbone["wte"],
+        "transformer.wpe.weight": backbone["wpe"],
+    }
     parts = {"ln_1": ("ln_1",), "ln_2": ("ln_2",), "attn.c_attn": ("attn", "c_attn")}
-    parts |= {"attn.c_proj": ("attn", "c_proj"), "mlp.c_fc": ("mlp", "c_fc"), "mlp.c_proj": ("mlp", "c_proj")}
+    parts |= {
+        "attn.c_proj": ("attn", "c_proj"),
+        "mlp.c_fc": ("mlp", "c_fc"),
+        "mlp.c_proj": ("mlp", "c_proj"),
+    }
     modules = {"transformer.ln_f": backbone["ln_f"]}
     for layer in range(layers):
         for name, path in parts.items():
@@ -79,9 +89,14 @@ def _hf_weights(backbone, layers: int, device: str) -> dict[str, torch.Tensor]:
                 module = module[key]
             modules[f"transformer.h.{layer}.{name}"] = module
     for name, module in modules.items():
-        weights[f"{name}.weight"] = module["kernel"] if "kernel" in module else module["scale"]
+        weights[f"{name}.weight"] = (
+            module["kernel"] if "kernel" in module else module["scale"]
+        )
         weights[f"{name}.bias"] = module["bias"]
-    copied = {name: torch.tensor(np.asarray(value), device=device) for name, value in weights.items()}
+    copied = {
+        name: torch.tensor(np.asarray(value), device=device)
+        for name, value in weights.items()
+    }
     return copied | {"lm_head.weight": copied["transformer.wte.weight"]}
 
 
@@ -94,7 +109,9 @@ def make_models(params: Any, config: GPT2Config, noise: Noise, device: str):
         ValueError: another kind of model.
     """
     if not config.tied or set(params["gate"]) != {"out"}:
-        raise ValueError("only a GPT-2 with tied embeddings, residual dropout and a linear gate has a torch reference")
+        raise ValueError(
+            "only a GPT-2 with tied embeddings, residual dropout and a linear gate has a torch reference"
+        )
     with torch.device("meta"):
         model = transformers.GPT2LMHeadModel(_hf_config(config)).eval()
         gate = torch.nn.Linear(config.n_embd, 1)
@@ -102,10 +119,17 @@ def make_models(params: Any, config: GPT2Config, noise: Noise, device: str):
     model.load_state_dict(weights, assign=True)
     model.tie_weights()
     for block in model.transformer.h:
-        block.attn.resid_dropout, block.mlp.dropout = PositionDropout(noise), PositionDropout(noise)
+        block.attn.resid_dropout = PositionDropout(noise)
+        block.mlp.dropout = PositionDropout(noise)
     out = params["gate"]["out"]
-    gate_weights = {"weight": np.asarray(out["kernel"]).T, "bias": np.asarray(out["bias"])}
-    gate.load_state_dict({name: torch.tensor(x, device=device) for name, x in gate_weights.items()}, assign=True)
+    gate_weights = {
+        "weight": np.asarray(out["kernel"]).T,
+        "bias": np.asarray(out["bias"]),
+    }
+    gate.load_state_dict(
+        {name: torch.tensor(x, device=device) for name, x in gate_weights.items()},
+        assign=True,
+    )
     return model, gate
 
 
@@ -130,7 +154,9 @@ def check_compiler(device: str) -> None:
         return (x.sin() * 2).sum()
 
     try:
-        torch.compile(function)(torch.ones(8, device=device, requires_grad=True)).backward()
+        torch.compile(function)(
+            torch.ones(8, device=device, requires_grad=True)
+        ).backward()
     except Exception as error:
         reason = str(error).strip().partition("\n")[0]
         raise CompileError(f"torch.compile: not available here ({reason})") from None

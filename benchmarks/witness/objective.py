@@ -43,7 +43,11 @@ class Sequences:
 
 
 def make_sequences(
-    prompts: Prompts, group: int, trajectories: Trajectories, config: RolloutConfig, multiple: int = 1
+    prompts: Prompts,
+    group: int,
+    trajectories: Trajectories,
+    config: RolloutConfig,
+    multiple: int = 1,
 ) -> Sequences:
     """The sequences of B*G trajectories.
 
@@ -52,24 +56,45 @@ def make_sequences(
         multiple: L is rounded up to a multiple of it.
     """
     device = trajectories.tokens.device
-    tokens_NP = torch.tensor(np.array(prompts.tokens, np.int64), device=device).repeat_interleave(group, 0)
-    valid_NP = torch.tensor(np.array(prompts.valid), device=device).repeat_interleave(group, 0)
-    slots, prompt_N1, tau_N1 = tokens_NP.shape[1], valid_NP.sum(1, keepdim=True), trajectories.lengths[:, None]
+    tokens_NP = torch.tensor(
+        np.array(prompts.tokens, np.int64), device=device
+    ).repeat_interleave(group, 0)
+    valid_NP = torch.tensor(np.array(prompts.valid), device=device).repeat_interleave(
+        group, 0
+    )
+    slots = tokens_NP.shape[1]
+    prompt_N1 = valid_NP.sum(1, keepdim=True)
+    tau_N1 = trajectories.lengths[:, None]
     answer_N = answer_lengths(trajectories.tokens, config.eos_ids[0])
     longest = int((prompt_N1[:, 0] + trajectories.lengths + answer_N).max())
     column_L = torch.arange(-(-longest // multiple) * multiple, device=device)
     # The prompt's last slot is followed by the end marker and the answer in `source`, by the latents in the sequence.
-    source = torch.cat([tokens_NP, torch.full_like(prompt_N1, config.closing_ids[0]), trajectories.tokens], dim=1)
+    source = torch.cat(
+        [
+            tokens_NP,
+            torch.full_like(prompt_N1, config.closing_ids[0]),
+            trajectories.tokens,
+        ],
+        dim=1,
+    )
     step_NL = column_L - prompt_N1  # t - 1 of a latent
     slot_NL = slots + torch.where(step_NL < 0, step_NL, step_NL - tau_N1)
     chosen_NL1 = step_NL.clamp(0, config.max_latents - 1)[..., None]
-    rows_M, order_M = (torch.arange(trajectories.tokens.shape[1], device=device) < answer_N[:, None]).nonzero().T
+    rows_M, order_M = (
+        (torch.arange(trajectories.tokens.shape[1], device=device) < answer_N[:, None])
+        .nonzero()
+        .T
+    )
     return Sequences(
         tokens=source.gather(1, slot_NL.clamp(0, source.shape[1] - 1)),
-        latents=trajectories.latents.gather(1, chosen_NL1.expand(-1, -1, trajectories.latents.shape[2])),
+        latents=trajectories.latents.gather(
+            1, chosen_NL1.expand(-1, -1, trajectories.latents.shape[2])
+        ),
         thought=(step_NL >= 0) & (step_NL < tau_N1),
         noisy=step_NL < tau_N1 - 1,
-        before_h=(prompt_N1 - 1 + torch.arange(int(tau_N1.max()), device=device)).clamp(max=len(column_L) - 1),
+        before_h=(prompt_N1 - 1 + torch.arange(int(tau_N1.max()), device=device)).clamp(
+            max=len(column_L) - 1
+        ),
         rows=rows_M,
         columns=(prompt_N1 + tau_N1)[rows_M, 0] + order_M,
         targets=trajectories.tokens[rows_M, order_M],
@@ -81,7 +106,9 @@ def advantages(rewards_BG: torch.Tensor, name: str) -> torch.Tensor:
     group = rewards_BG.shape[1]
     if name == "rloo":
         return rewards_BG - (rewards_BG.sum(1, keepdim=True) - rewards_BG) / (group - 1)
-    return (rewards_BG - rewards_BG.mean(1, keepdim=True)) / (rewards_BG.std(1, keepdim=True) + 1e-4)
+    return (rewards_BG - rewards_BG.mean(1, keepdim=True)) / (
+        rewards_BG.std(1, keepdim=True) + 1e-4
+    )
 
 
 def latent_log_likelihood(h_NTD, z_KNTD, lengths_N, config: Slpo) -> torch.Tensor:
@@ -93,7 +120,9 @@ def latent_log_likelihood(h_NTD, z_KNTD, lengths_N, config: Slpo) -> torch.Tenso
     if config.detach_variance:
         variance_NT = variance_NT.detach()
     distance_NT = (h_NTD - z_KNTD[0] - offset_NTD).square().sum(-1)
-    log_probs_NT = -0.5 * width * torch.log(2 * math.pi * variance_NT) - distance_NT / (2 * variance_NT)
+    log_probs_NT = -0.5 * width * torch.log(2 * math.pi * variance_NT) - distance_NT / (
+        2 * variance_NT
+    )
     if config.latent_reduction == "mean":
         log_probs_NT = log_probs_NT / width
     seen_NT = torch.arange(h_NTD.shape[1], device=h_NTD.device) < lengths_N[:, None]

@@ -60,7 +60,9 @@ class Sampler:
         with torch.autocast(self.device.type, enabled=False):
             return self.gate(h.float())[..., 0]
 
-    def _forward(self, inputs_NLD, positions_NL, mask_NLS, cache: DynamicCache) -> torch.Tensor:
+    def _forward(
+        self, inputs_NLD, positions_NL, mask_NLS, cache: DynamicCache
+    ) -> torch.Tensor:
         """Hidden states [N, L, D] of the next L positions, which the cache takes in; the mask None is plain causal."""
         out = self.transformer(
             inputs_embeds=inputs_NLD,
@@ -74,18 +76,31 @@ class Sampler:
     def _prefill(self, prompts: Prompts, group: int):
         """h_1 [N, D], cache, valid [N, P] and positions before the next [N], each prompt `group` times."""
         valid_BP = np.asarray(prompts.valid)
-        start = int(valid_BP.any(axis=0).argmax())  # slots before it are padding in all rows
-        valid_NP = torch.as_tensor(valid_BP[:, start:].repeat(group, 0), device=self.device)
-        tokens_NP = torch.as_tensor(np.asarray(prompts.tokens)[:, start:].repeat(group, 0), device=self.device)
-        slots, cache = valid_NP.shape[1], DynamicCache()
+        start = int(
+            valid_BP.any(axis=0).argmax()
+        )  # slots before it are padding in all rows
+        valid_NP = torch.as_tensor(
+            valid_BP[:, start:].repeat(group, 0), device=self.device
+        )
+        tokens_NP = torch.as_tensor(
+            np.asarray(prompts.tokens)[:, start:].repeat(group, 0), device=self.device
+        )
+        slots = valid_NP.shape[1]
+        cache = DynamicCache()
         mask_NPP = None
         if not valid_BP[:, start:].all():
-            causal = torch.ones(slots, slots, dtype=torch.bool, device=self.device).tril()
+            causal = torch.ones(
+                slots, slots, dtype=torch.bool, device=self.device
+            ).tril()
             # Padding sees itself, as the softmax of a row that sees nothing is NaN.
-            mask_NPP = (causal & valid_NP[:, None]) | torch.eye(slots, dtype=torch.bool, device=self.device)
+            mask_NPP = (causal & valid_NP[:, None]) | torch.eye(
+                slots, dtype=torch.bool, device=self.device
+            )
         positions_NP = (valid_NP.cumsum(1) - 1).clamp(min=0)
         with noise_at(self.noise, True):
-            hidden_NPD = self._forward(self.model.transformer.wte(tokens_NP), positions_NP, mask_NPP, cache)
+            hidden_NPD = self._forward(
+                self.model.transformer.wte(tokens_NP), positions_NP, mask_NPP, cache
+            )
         return hidden_NPD[:, -1], cache, valid_NP, valid_NP.sum(1)
 
     def _think(self, prompts: Prompts, group: int, lengths_N, rule: float | None):
@@ -93,7 +108,9 @@ class Sampler:
         config = self.config
         h_ND, cache, valid_NS, before_N = self._prefill(prompts, group)
         rows = len(h_ND)
-        latents_NTD = h_ND.new_zeros(rows, config.max_latents, h_ND.shape[1], dtype=torch.float32)
+        latents_NTD = h_ND.new_zeros(
+            rows, config.max_latents, h_ND.shape[1], dtype=torch.float32
+        )
         tau_N = torch.zeros(rows, dtype=torch.long, device=self.device)
         active_N = torch.ones(rows, dtype=torch.bool, device=self.device)
         for t in range(1, config.max_latents + 1):
@@ -107,22 +124,30 @@ class Sampler:
             going_on = int(goes_on_N.sum())
             some_noisy = goes_on_N[:, None] if 0 < going_on < rows else going_on > 0
             with noise_at(self.noise, some_noisy):
-                hidden_N1D = self._forward(h_ND[:, None], (before_N + t - 1)[:, None], valid_NS[:, None], cache)
-            h_ND, active_N = hidden_N1D[:, 0], goes_on_N
+                hidden_N1D = self._forward(
+                    h_ND[:, None], (before_N + t - 1)[:, None], valid_NS[:, None], cache
+                )
+            h_ND = hidden_N1D[:, 0]
+            active_N = goes_on_N
             if not going_on:
                 break
         return latents_NTD, tau_N, cache, valid_NS, before_N + tau_N
 
     def _answer(self, cache: DynamicCache, valid_NS, before_N) -> torch.Tensor:
         """Greedy tokens int64 [N, A] after the end marker."""
-        config, rows = self.config, len(before_N)
-        tokens_NA = torch.full((rows, config.answer_slots), config.pad_id, device=self.device)
+        config = self.config
+        rows = len(before_N)
+        tokens_NA = torch.full(
+            (rows, config.answer_slots), config.pad_id, device=self.device
+        )
         token_N = torch.full((rows,), config.closing_ids[0], device=self.device)
         ended_N = torch.zeros(rows, dtype=torch.bool, device=self.device)
         for slot in range(config.answer_slots):
             valid_NS = torch.cat([valid_NS, ~ended_N[:, None]], dim=1)
             inputs_N1D = self.model.transformer.wte(token_N[:, None])
-            hidden_N1D = self._forward(inputs_N1D, (before_N + slot)[:, None], valid_NS[:, None], cache)
+            hidden_N1D = self._forward(
+                inputs_N1D, (before_N + slot)[:, None], valid_NS[:, None], cache
+            )
             logits_NV = self.model.lm_head(hidden_N1D[:, 0]).float()
             if config.banned_ids:
                 logits_NV[:, list(config.banned_ids)] = -torch.inf
@@ -137,7 +162,9 @@ class Sampler:
         return tokens_NA
 
     @torch.no_grad()
-    def rollout(self, prompts: Prompts, group: int, lengths_N=None, rule: float | None = None) -> Trajectories:
+    def rollout(
+        self, prompts: Prompts, group: int, lengths_N=None, rule: float | None = None
+    ) -> Trajectories:
         """`group` rollouts of each prompt as one batch, a prompt's in a row.
 
         Args:
@@ -147,5 +174,7 @@ class Sampler:
         """
         if lengths_N is not None:
             lengths_N = torch.as_tensor(np.array(lengths_N), device=self.device)
-        latents, lengths, cache, valid_NS, before_N = self._think(prompts, group, lengths_N, rule)
+        latents, lengths, cache, valid_NS, before_N = self._think(
+            prompts, group, lengths_N, rule
+        )
         return Trajectories(latents, lengths, self._answer(cache, valid_NS, before_N))

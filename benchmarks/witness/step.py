@@ -44,7 +44,9 @@ def make_optimizer(parameters, config: OptimizerConfig) -> torch.optim.Optimizer
             relative_step=False,
             warmup_init=False,
         )
-    return torch.optim.AdamW(parameters, lr=config.learning_rate, weight_decay=0.0, fused=True)
+    return torch.optim.AdamW(
+        parameters, lr=config.learning_rate, weight_decay=0.0, fused=True
+    )
 
 
 class Witness:
@@ -85,24 +87,42 @@ class Witness:
             CompileError: `compiled`, and torch.compile doesn't work on this machine.
         """
         rollout_config = policy.config
-        if rollout_config.temperature or rollout_config.dropout_where != "thought" or rollout_config.max_latents < 1:
-            raise ValueError('the torch reference has greedy answers and dropout_where="thought" only')
+        if (
+            rollout_config.temperature
+            or rollout_config.dropout_where != "thought"
+            or rollout_config.max_latents < 1
+        ):
+            raise ValueError(
+                'the torch reference has greedy answers and dropout_where="thought" only'
+            )
         if objective.advantage not in ("rloo", "grpo"):
             raise ValueError("the torch reference has rloo and grpo only")
         if policy.latent_policy.log_prob is not None:
-            raise ValueError("the torch reference has latents without noise of their own only")
-        self.rollout_config, self.objective, self.group = rollout_config, objective, group
-        self.device, self.dtype = torch.device(device), dtype
+            raise ValueError(
+                "the torch reference has latents without noise of their own only"
+            )
+        self.rollout_config = rollout_config
+        self.objective = objective
+        self.group = group
+        self.device = torch.device(device)
+        self.dtype = dtype
         self.noise = Noise(rollout_config.dropout_rate)
-        self.model, self.gate = make_models(params, policy.reasoner.config, self.noise, device)
-        self.sampler = Sampler(self.model, self.gate, self.noise, rollout_config, end_answers_at)
+        self.model, self.gate = make_models(
+            params, policy.reasoner.config, self.noise, device
+        )
+        self.sampler = Sampler(
+            self.model, self.gate, self.noise, rollout_config, end_answers_at
+        )
         self.parameters = [*self.model.parameters(), *self.gate.parameters()]
-        self.optimizer, self.clip_norm = make_optimizer(self.parameters, optimizer), optimizer.clip_norm
+        self.optimizer = make_optimizer(self.parameters, optimizer)
+        self.clip_norm = optimizer.clip_norm
         self.sampled: Trajectories | None = None
-        self._multiple, self._encode = 1, self._encode_eagerly
+        self._multiple = 1
+        self._encode = self._encode_eagerly
         if compiled:
             check_compiler(device)
-            self._multiple, self._encode = _COMPILED_MULTIPLE, torch.compile(self._encode_eagerly, dynamic=False)
+            self._multiple = _COMPILED_MULTIPLE
+            self._encode = torch.compile(self._encode_eagerly, dynamic=False)
 
     def compile_rollouts(self) -> None:
         """torch.compile the forward pass of rollouts, and so of `passk`.
@@ -114,9 +134,13 @@ class Witness:
         self.sampler.transformer = torch.compile(self.model.transformer, dynamic=True)
 
     def _autocast(self):
-        return torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32)
+        return torch.autocast(
+            self.device.type, self.dtype, enabled=self.dtype != torch.float32
+        )
 
-    def rollout(self, prompts: Prompts, group: int, lengths_N=None, rule: float | None = None) -> Trajectories:
+    def rollout(
+        self, prompts: Prompts, group: int, lengths_N=None, rule: float | None = None
+    ) -> Trajectories:
         """`group` rollouts of each prompt as one batch, a prompt's in a row; see `Sampler.rollout`."""
         with self._autocast():
             return self.sampler.rollout(prompts, group, lengths_N, rule)
@@ -127,30 +151,45 @@ class Witness:
 
     def _score(self, prompts: Prompts, trajectories: Trajectories):
         """z of the K passes, float32 [K, N, T', D], and the answers' log-likelihoods, float32 [N], mean over K."""
-        passes, rows = self.objective.passes, len(trajectories.lengths)
-        sequences = make_sequences(prompts, self.group, trajectories, self.rollout_config, self._multiple)
+        passes = self.objective.passes
+        rows = len(trajectories.lengths)
+        sequences = make_sequences(
+            prompts, self.group, trajectories, self.rollout_config, self._multiple
+        )
         with self._autocast(), noise_at(self.noise, sequences.noisy.repeat(passes, 1)):
             words_NLD = self.model.transformer.wte(sequences.tokens)
-            inputs_NLD = torch.where(sequences.thought[..., None], sequences.latents, words_NLD)
-            hidden = self._encode(inputs_NLD.repeat(passes, 1, 1)).unflatten(0, (passes, rows))
-            logits_KMV = self.model.lm_head(hidden[:, sequences.rows, sequences.columns]).float()
+            inputs_NLD = torch.where(
+                sequences.thought[..., None], sequences.latents, words_NLD
+            )
+            hidden = self._encode(inputs_NLD.repeat(passes, 1, 1)).unflatten(
+                0, (passes, rows)
+            )
+            logits_KMV = self.model.lm_head(
+                hidden[:, sequences.rows, sequences.columns]
+            ).float()
         losses_KM = F.cross_entropy(
             logits_KMV.flatten(0, 1), sequences.targets.repeat(passes), reduction="none"
         ).unflatten(0, (passes, -1))
-        answer_N = losses_KM.new_zeros(rows).index_add(0, sequences.rows, -losses_KM.mean(0))
+        answer_N = losses_KM.new_zeros(rows).index_add(
+            0, sequences.rows, -losses_KM.mean(0)
+        )
         rows_N1 = torch.arange(rows, device=self.device)[:, None]
         return hidden[:, rows_N1, sequences.before_h].float(), answer_N
 
-    def loss(self, prompts: Prompts, trajectories: Trajectories, rewards_BG) -> torch.Tensor:
+    def loss(
+        self, prompts: Prompts, trajectories: Trajectories, rewards_BG
+    ) -> torch.Tensor:
         """The surrogate loss, mean over prompts; its backward pass reaches `parameters`.
 
         Args:
             trajectories: of B*G rows, as from `rollout`.
             rewards_BG: float.
         """
-        objective, steps = self.objective, self.rollout_config.max_latents
+        objective = self.objective
+        steps = self.rollout_config.max_latents
         z_KNTD, answer_N = self._score(prompts, trajectories)
-        h_NTD, lengths_N = trajectories.latents[:, : z_KNTD.shape[2]], trajectories.lengths
+        h_NTD = trajectories.latents[:, : z_KNTD.shape[2]]
+        lengths_N = trajectories.lengths
         terms = []
         # A term of weight 0 costs nothing.
         if objective.latent_weight:
@@ -166,7 +205,9 @@ class Witness:
         advantages_BG = advantages(rewards, objective.advantage)
         return -(advantages_BG.flatten() * sum(terms)).mean()
 
-    def accumulate(self, prompts: Prompts, trajectories: Trajectories, rewards_BG) -> dict[str, float]:
+    def accumulate(
+        self, prompts: Prompts, trajectories: Trajectories, rewards_BG
+    ) -> dict[str, float]:
         """Adds the loss's gradient to the parameters'; seconds of its forward (`surrogate`) and `backward` pass."""
         start = self._clock()
         loss = self.loss(prompts, trajectories, rewards_BG)
@@ -180,7 +221,9 @@ class Witness:
             torch.cuda.synchronize(self.device)
         return time.perf_counter()
 
-    def step(self, prompts: Prompts, references: Any, verify: Verify, lengths_N=None) -> dict[str, float]:
+    def step(
+        self, prompts: Prompts, references: Any, verify: Verify, lengths_N=None
+    ) -> dict[str, float]:
         """One train step.
 
         Args:
@@ -191,10 +234,13 @@ class Witness:
             seconds: `rollout`, `surrogate` (the loss's forward pass), `backward`, `other` (verification, clipping and
             optimizer), `step`.
         """
-        group, start = self.group, self._clock()
+        group = self.group
+        start = self._clock()
         self.sampled = self.rollout(prompts, group, lengths_N)
         rolled_out = self._clock()
-        rewards_N = np.asarray(verify(self.sampled.tokens.cpu().numpy(), references), np.float32)
+        rewards_N = np.asarray(
+            verify(self.sampled.tokens.cpu().numpy(), references), np.float32
+        )
         self.optimizer.zero_grad(set_to_none=True)
         seconds = {"rollout": rolled_out - start}
         seconds |= self.accumulate(prompts, self.sampled, rewards_N.reshape(-1, group))
@@ -206,7 +252,12 @@ class Witness:
 
     @torch.inference_mode()
     def passk(
-        self, prompt_rows: Sequence[np.ndarray], samples: int, batch_size: int, threshold: float, sort_by_length=False
+        self,
+        prompt_rows: Sequence[np.ndarray],
+        samples: int,
+        batch_size: int,
+        threshold: float,
+        sort_by_length=False,
     ) -> tuple[np.ndarray, np.ndarray]:
         """Gated Pass@k's rollouts: latents under dropout, the gate thresholded, answers greedy and clean.
 
@@ -219,7 +270,11 @@ class Witness:
             tokens int [problems, samples, A] and tau int [problems, samples].
         """
         lengths = np.array([len(row) for row in prompt_rows])
-        order = np.argsort(lengths, kind="stable") if sort_by_length else np.arange(len(lengths))
+        order = (
+            np.argsort(lengths, kind="stable")
+            if sort_by_length
+            else np.arange(len(lengths))
+        )
         index_N = np.repeat(order, samples)
         tokens_NA = np.empty((len(index_N), self.rollout_config.answer_slots), np.int64)
         lengths_N = np.empty(len(index_N), np.int64)
@@ -227,14 +282,19 @@ class Witness:
             batch = slice(start, start + batch_size)
             prompts = self._padded([prompt_rows[i] for i in index_N[batch]])
             sampled = self.rollout(prompts, 1, rule=threshold)
-            tokens_NA[batch], lengths_N[batch] = sampled.tokens.cpu().numpy(), sampled.lengths.cpu().numpy()
+            tokens_NA[batch] = sampled.tokens.cpu().numpy()
+            lengths_N[batch] = sampled.lengths.cpu().numpy()
         back = np.argsort(order)
-        return tokens_NA.reshape(len(order), samples, -1)[back], lengths_N.reshape(len(order), samples)[back]
+        return tokens_NA.reshape(len(order), samples, -1)[back], lengths_N.reshape(
+            len(order), samples
+        )[back]
 
     def _padded(self, rows: Sequence[np.ndarray]) -> Prompts:
         """The rows, padded on the left to the longest."""
         slots = max(map(len, rows))
         tokens_NP = np.full((len(rows), slots), self.rollout_config.pad_id)
-        valid_NP = np.arange(slots) >= slots - np.array([len(row) for row in rows])[:, None]
+        valid_NP = (
+            np.arange(slots) >= slots - np.array([len(row) for row in rows])[:, None]
+        )
         tokens_NP[valid_NP] = np.concatenate(rows)
         return Prompts(tokens_NP, valid_NP)

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from slpo_jax.errors import UserError
+from slpo_jax.evaluation.cells import percent
 from slpo_jax.evaluation.comparisons import compare_rows
 from slpo_jax.evaluation.curves import pass_at_k_figure
 from slpo_jax.evaluation.records import EvalRecords, arrays_of
-from slpo_jax.evaluation.render import percent
 from slpo_jax.evaluation.report_rows import Row
 from slpo_jax.evaluation.statistics import COUNTS, defined, summarise
 from slpo_jax.rewards.reward import CORRECT

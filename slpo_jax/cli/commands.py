@@ -111,6 +111,7 @@ def report(arguments: list[str]) -> None:
         slpo report runs/seed_0 runs/seed_1 runs/seed_2 --out=runs/seeds
         slpo report runs/seed_* --out=runs/seeds
     """
+    from slpo_jax.evaluation.headline import headline_text
     from slpo_jax.evaluation.report import compare_runs, write_report
 
     parser = CommandParser("report", report.__doc__)
@@ -121,6 +122,7 @@ def report(arguments: list[str]) -> None:
         raise UserError("--out: missing; name the folder for the report over several runs")
     content = write_report(flags.runs[0]) if flags.out is None else compare_runs(flags.runs, flags.out)
     print("".join(f"{note}\n" for note in content["notes"]), end="", file=sys.stderr)
+    print(headline_text(content["headline"]))
     print(Path(flags.out or flags.runs[0]) / "report.html")
 
 

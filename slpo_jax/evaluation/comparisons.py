@@ -3,12 +3,12 @@
 Pure functions of numpy arrays. Axes: N problems, R training runs, Q metrics. All rates are fractions.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from slpo_jax.evaluation.records import Evals
+from slpo_jax.evaluation.records import EvalRecords, Evals
 from slpo_jax.evaluation.report_rows import BEST_FIXED, Rows, baselines_of
 from slpo_jax.evaluation.statistics import COUNTS, problem_values
 
@@ -16,7 +16,9 @@ AVERAGE = "average"
 """Stands for the mean of the sets, where an entry names its set."""
 
 
-def bootstrap_draws(differences: np.ndarray, n_boot: int = 10_000, seed: int = 0, stream: int = 0) -> np.ndarray:
+def bootstrap_draws(
+    differences: np.ndarray, n_boot: int = 10_000, seed: int = 0, stream: int = 0
+) -> np.ndarray:
     """Draw bootstrap means of paired differences that share their problems.
 
     Problems are drawn with replacement, the same draw for every run and metric (so pairs stay pairs). With R > 1,
@@ -34,27 +36,53 @@ def bootstrap_draws(differences: np.ndarray, n_boot: int = 10_000, seed: int = 0
         [n_boot, Q] means.
     """
     runs, n, q = differences.shape
-    run_rng, problem_rng = np.random.default_rng([seed, 0]), np.random.default_rng([seed, 1, stream])
-    run_weights = run_rng.multinomial(runs, np.full(runs, 1.0 / runs), size=n_boot) / runs
-    flat = differences.transpose(1, 0, 2).reshape(n, runs * q)
+    run_rng = np.random.default_rng([seed, 0])
+    problem_rng = np.random.default_rng([seed, 1, stream])
+    run_weights = (
+        run_rng.multinomial(
+            runs,
+            np.full(runs, 1.0 / runs),
+            size=n_boot,
+        )
+        / runs
+    )
+    flat = differences.transpose(
+        1,
+        0,
+        2,
+    ).reshape(n, runs * q)
     out = np.empty((n_boot, q))
     chunk = max(1, 2_000_000 // n)  # bounds memory, not the result's law
     for start in range(0, n_boot, chunk):
         size = min(chunk, n_boot - start)
         picks = problem_rng.integers(n, size=(size, n)) + n * np.arange(size)[:, None]
         counts = np.bincount(picks.ravel(), minlength=size * n).reshape(size, n)
-        means = (counts @ flat / n).reshape(size, runs, q)
-        out[start : start + size] = np.einsum("br,brq->bq", run_weights[start : start + size], means)
+        means = (counts @ flat / n).reshape(
+            size,
+            runs,
+            q,
+        )
+        out[start : start + size] = np.einsum(
+            "br,brq->bq", run_weights[start : start + size], means
+        )
     return out
 
 
 def interval(draws: np.ndarray) -> tuple[float, float]:
     """Return the 95 % percentile interval of draws [n_boot]."""
-    low, high = np.quantile(draws, [(1 - 0.95) / 2, (1 + 0.95) / 2])
+    low, high = np.quantile(
+        draws,
+        [
+            (1 - 0.95) / 2,
+            (1 + 0.95) / 2,
+        ],
+    )
     return float(low), float(high)
 
 
-def compare_rows(runs: Sequence[Evals], rows: Rows) -> tuple[list[dict[str, Any]], list[str]]:
+def compare_rows(
+    runs: Sequence[Evals], rows: Rows
+) -> tuple[list[dict[str, Any]], list[str]]:
     """Compare each row, the last first, with its baselines, paired, on every set and on the mean of several.
 
     Args:
@@ -65,46 +93,128 @@ def compare_rows(runs: Sequence[Evals], rows: Rows) -> tuple[list[dict[str, Any]
         Entries {set, a, b, b_row, metric, n, runs, difference, low, high, excludes_zero, per_run} with 95%
         intervals, and notes on pairs that can't be compared.
     """
-    values = [{row: {s: problem_values(rec) for s, rec in sets.items()} for row, sets in run.items()} for run in runs]
-    entries, notes = [], []
-    names = list(dict.fromkeys(name for sets in runs[0].values() for name in sets))
-    pairs = [(row.name, *pair) for row in reversed(rows.values()) for pair in baselines_of(row, rows).items()]
-    for a, b, members in pairs:
-        over_sets: dict[str, list[tuple[dict[str, Any], np.ndarray]]] = {}
-        for stream, name in enumerate(names):
-            present = [row for row in (a, *members) if name in runs[0].get(row, {})]
-            if len(present) < 2 or present[0] != a:
-                continue
-            first = runs[0][a][name]
-            if not all(run[row][name].same_problems(first) for run in runs for row in present):
-                notes.append(f"{a} minus {b} on {name}: left out, the problems differ; evaluate both again.")
-                continue
-            for entry, draws in _differences([{r: run[r][name] for r in present} for run in values], b, stream):
-                entry = {"set": name, "a": a, "b": b, **entry, "n": len(first.references), "runs": len(runs)}
-                entries.append(entry)
-                over_sets.setdefault(entry["metric"], []).append((entry, draws))
-        entries += [_average(parts) for parts in over_sets.values() if 1 < len(parts) == len(names)]
+    # Each problem's value of each metric, by run, row and set.
+    values = []
+    for run in runs:
+        of_run = {row: _values_of_sets(sets) for row, sets in run.items()}
+        values.append(of_run)
+    names: dict[str, None] = {}  # of the sets, in order
+    for sets in runs[0].values():
+        names |= dict.fromkeys(sets)
+
+    entries = []
+    notes = []
+    for last in reversed(rows.values()):
+        a = last.name
+        for b, members in baselines_of(last, rows).items():
+            over_sets: dict[str, list[tuple[dict[str, Any], np.ndarray]]] = {}
+            for stream, name in enumerate(names):
+                # The row, and those of the others that were evaluated on this set.
+                others = [other for other in members if name in runs[0].get(other, {})]
+                if not others or name not in runs[0].get(a, {}):
+                    continue
+                compared = (a, *others)
+                if not _have_same_problems(runs, compared, name):
+                    notes.append(
+                        f"{a} minus {b} on {name}: left out, the problems differ; evaluate both again."
+                    )
+                    continue
+                of_set = []
+                for valued in values:
+                    of_set.append({row: valued[row][name] for row in compared})
+                facts = {"set": name, "a": a, "b": b}
+                counts = {
+                    "n": len(runs[0][a][name].references),
+                    "runs": len(runs),
+                }
+                for entry, draws in _differences(of_set, b, stream):
+                    entry = facts | entry | counts
+                    entries.append(entry)
+                    over_sets.setdefault(entry["metric"], []).append((entry, draws))
+
+            # The mean of the sets, where all of them can be compared.
+            for parts in over_sets.values():
+                if 1 < len(parts) == len(names):
+                    entries.append(_average(parts))
     return entries, notes
+
+
+def _values_of_sets(
+    sets: Mapping[str, EvalRecords],
+) -> dict[str, dict[str, np.ndarray]]:
+    return {name: problem_values(records) for name, records in sets.items()}
+
+
+def _have_same_problems(
+    runs: Sequence[Evals],
+    rows: Sequence[str],
+    name: str,
+) -> bool:
+    """Return whether the rows have the same problems on a set in all runs."""
+    first = runs[0][rows[0]][name]
+    for run in runs:
+        for row in rows:
+            if not run[row][name].same_problems(first):
+                return False
+    return True
 
 
 def _differences(
     values: list[dict[str, dict[str, np.ndarray]]], b: str, stream: int
 ) -> list[tuple[dict[str, Any], np.ndarray]]:
-    """Return, of one set, row -> metric -> [N] a run, the first row minus the others' best by mean; entries, draws."""
-    rows = list(values[0])
-    metrics = [key for key in values[0][rows[0]] if all(key in run[row] for run in values for row in rows)]
-    if b == BEST_FIXED:  # "best" has no meaning for a length or a variety
-        metrics = [key for key in metrics if key not in COUNTS]
-    best = {m: max(rows[1:], key=lambda row: np.mean([run[row][m] for run in values])) for m in metrics}
-    diff = np.stack([np.stack([run[rows[0]][m] - run[best[m]][m] for run in values]) for m in metrics], axis=-1)
-    draws = bootstrap_draws(diff, stream=stream)
-    return [
-        (_entry(draws[:, q], diff[:, :, q].mean(axis=1), m) | {"b_row": best[m]}, draws[:, q])
-        for q, m in enumerate(metrics)
-    ]
+    """Subtract the best of the other rows by mean from the first row, on one set.
+
+    Args:
+        values: of each run, row -> metric -> [N].
+
+    Returns:
+        An entry and its draws for each metric.
+    """
+    first, *others = values[0]
+    metrics = []
+    for metric in values[0][first]:
+        # "Best" has no meaning for a length or a variety.
+        is_comparable = b != BEST_FIXED or metric not in COUNTS
+        rows_have_it = True
+        for run in values:
+            rows_have_it &= all(metric in of_row for of_row in run.values())
+        if is_comparable and rows_have_it:
+            metrics.append(metric)
+
+    # Of several others the one with the best mean stands, chosen for each metric by itself.
+    best = {}
+    differences_Q = []
+    for metric in metrics:
+
+        def mean_of(row: str, metric: str = metric) -> np.floating:
+            return np.mean([run[row][metric] for run in values])
+
+        best[metric] = max(others, key=mean_of)
+        differences_R = [
+            run[first][metric] - run[best[metric]][metric] for run in values
+        ]
+        differences_Q.append(np.stack(differences_R))
+    differences_RNQ = np.stack(differences_Q, axis=-1)
+    draws = bootstrap_draws(differences_RNQ, stream=stream)
+
+    # An interval of each metric, all of the same draws of problems.
+    entries = []
+    for q, metric in enumerate(metrics):
+        per_run = differences_RNQ[:, :, q].mean(axis=1)
+        entry = _entry(
+            draws[:, q],
+            per_run,
+            metric,
+        ) | {"b_row": best[metric]}
+        entries.append((entry, draws[:, q]))
+    return entries
 
 
-def _entry(draws: np.ndarray, per_run: np.ndarray, metric: str) -> dict[str, Any]:
+def _entry(
+    draws: np.ndarray,
+    per_run: np.ndarray,
+    metric: str,
+) -> dict[str, Any]:
     low, high = interval(draws)
     return {
         "metric": metric,
@@ -118,13 +228,16 @@ def _entry(draws: np.ndarray, per_run: np.ndarray, metric: str) -> dict[str, Any
 
 def _average(parts: list[tuple[dict[str, Any], np.ndarray]]) -> dict[str, Any]:
     """Average one metric's difference over sets: sets are fixed, their problems (and the runs) resampled."""
-    first = parts[0][0]
-    per_run = np.mean([entry["per_run"] for entry, _ in parts], axis=0)
-    rows = dict.fromkeys(entry["b_row"] for entry, _ in parts)
-    return {
-        **first,
-        **_entry(np.mean([draws for _, draws in parts], axis=0), per_run, first["metric"]),
-        "set": AVERAGE,
-        "n": sum(entry["n"] for entry, _ in parts),
-        "b_row": "/".join(rows),
-    }
+    entries = [entry for entry, _ in parts]
+    draws = np.mean([of_set for _, of_set in parts], axis=0)
+    per_run = np.mean([entry["per_run"] for entry in entries], axis=0)
+    average = dict(entries[0])
+    average |= _entry(
+        draws,
+        per_run,
+        entries[0]["metric"],
+    )
+    average["set"] = AVERAGE
+    average["n"] = sum(entry["n"] for entry in entries)
+    average["b_row"] = "/".join(dict.fromkeys(entry["b_row"] for entry in entries))
+    return average

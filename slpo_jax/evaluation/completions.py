@@ -27,11 +27,17 @@ float32 [N] under each scorer's name; and of what is probed,
 """
 
 
-def accuracy(reward: Reward, problems: EncodedProblems, completions: Completions) -> float:
+def accuracy(
+    reward: Reward, problems: EncodedProblems, completions: Completions
+) -> float:
     """Return the share of problems (one completion each, from the first on) whose completion is right."""
-    rows = zip(completions["tokens"], completions["latent_steps"], strict=True)
-    readings = [reward.read(tokens, latents) for tokens, latents in rows]
-    return float(np.mean(reward.right(readings, problems.problems[: len(readings)])))
+    count = len(completions["tokens"])
+    readings = [_read(reward, completions, row) for row in range(count)]
+    return float(np.mean(reward.right(readings, problems.problems[:count])))
+
+
+def _read(reward: Reward, completions: Completions, row: int) -> Reading:
+    return reward.read(completions["tokens"][row], completions["latent_steps"][row])
 
 
 def scored(completions: Completions, samples: int) -> Completions:
@@ -42,14 +48,18 @@ def scored(completions: Completions, samples: int) -> Completions:
     """
     values = dict(completions)
     for name in values.keys() & SCORERS.keys():
-        values[name] = values[name].astype(np.float64)
+        scores = values[name].astype(np.float64)
+        # Of logarithms only the differences within a problem count.
         if SCORERS[name].log:
-            score_PM = values[name].reshape(-1, samples)
-            values[name] = np.exp(score_PM - score_PM.max(axis=1, keepdims=True)).reshape(-1)
-        if wrong := values[name][~(np.isfinite(values[name]) & (values[name] >= 0))].tolist():
+            scores_PM = scores.reshape(-1, samples)
+            largest_P1 = scores_PM.max(axis=1, keepdims=True)
+            scores = np.exp(scores_PM - largest_P1).reshape(-1)
+        wrong = scores[~(np.isfinite(scores) & (scores >= 0))].tolist()
+        if wrong:
             raise UserError(
                 f"config.evaluate.scorers: {name} gives {wrong[0]}; return a finite number of 0 or more each"
             )
+        values[name] = scores
     return values
 
 
@@ -70,72 +80,121 @@ def record_rows(
         sampled: by dropout seed, `samples` rollouts a problem.
         searched: by dropout seed, one of each problem.
     """
-    sampled = {seed: scored(completions, samples) for seed, completions in sampled.items()}
+    sampled = {seed: scored(values, samples) for seed, values in sampled.items()}
     searched = searched or {}
 
-    def rows_of(index: int) -> list[tuple[int, Completions, int]]:
-        return [(seed, rollouts, index * samples + m) for seed, rollouts in sampled.items() for m in range(samples)]
+    def samples_of(index: int) -> list[tuple[int, Completions, int]]:
+        """List a problem's samples: seed, the rollouts of that seed, and the row among them."""
+        places = []
+        for seed, rollouts in sampled.items():
+            for m in range(samples):
+                places.append((seed, rollouts, index * samples + m))
+        return places
 
     def readings_of(index: int) -> list[Reading]:
-        places = [(greedy, index), *((rollouts, row) for _, rollouts, row in rows_of(index))]
-        places += [(rollouts, index) for rollouts in searched.values()]
-        return [reward.read(rollouts["tokens"][row], rollouts["latent_steps"][row]) for rollouts, row in places]
+        readings = [_read(reward, greedy, index)]
+        for _, rollouts, row in samples_of(index):
+            readings.append(_read(reward, rollouts, row))
+        for rollouts in searched.values():
+            readings.append(_read(reward, rollouts, index))
+        return readings
 
-    judged = _judged(reward, problems.problems, readings_of, len(greedy["tokens"]))
-    for index, ((first, *readings), (correct, *right)) in enumerate(judged):
-        problem, steps, rows = problems.problems[index], greedy["latent_steps"][index], rows_of(index)
-        tries, searches = readings[: len(rows)], readings[len(rows) :]
-        votes = in_one_form([reading.answer for reading in tries], reward.style, [problem.answer])
-        chosen = [
-            {"seed": seed, "answer": reading.answer, "correct": hit}
-            for seed, reading, hit in zip(searched, searches, right[len(tries) :], strict=True)
-        ]
-        written = {"written_steps": int(steps)} if "written_steps" in greedy else {}
-        yield {
+    judged = _judge(
+        reward,
+        problems.problems,
+        readings_of,
+        len(greedy["tokens"]),
+    )
+    for index, (readings, right) in enumerate(judged):
+        problem = problems.problems[index]
+        places = samples_of(index)
+        last = 1 + len(places)
+        first = readings[0]
+        steps = int(greedy["latent_steps"][index])
+        line: dict[str, Any] = {
             "index": index,
             "question": problem.question,
             "reference": problem.answer,
             "completion": first.text,
             "completion_tokens": first.ids,
             "answer": first.answer,
-            "latent_steps": int(steps),
-            **written,
+            "latent_steps": steps,
+        }
+        if "written_steps" in greedy:
+            line["written_steps"] = steps
+        line |= {
             "cut": first.cut,
-            "correct": correct,
+            "correct": right[0],
             "problem_steps": len(problem.steps) or None,
-            "samples": [
-                _sample(*place, reading, hit) | ({} if vote == reading.answer else {"vote": vote})
-                for place, reading, vote, hit in zip(rows, tries, votes, right[: len(rows)], strict=True)
-            ],
-        } | ({"searched": chosen} if chosen else {})
+        }
+
+        # Equal answers of samples have one vote.
+        tries = readings[1:last]
+        answers = [reading.answer for reading in tries]
+        votes = in_one_form(answers, reward.style, [problem.answer])
+        line["samples"] = []
+        for place, reading, vote, hit in zip(
+            places, tries, votes, right[1:last], strict=True
+        ):
+            sample = _sample(*place, reading, hit)
+            if vote != reading.answer:
+                sample["vote"] = vote
+            line["samples"].append(sample)
+
+        # What was searched for, one rollout a seed.
+        chosen = []
+        for seed, reading, hit in zip(
+            searched, readings[last:], right[last:], strict=True
+        ):
+            chosen.append({"seed": seed, "answer": reading.answer, "correct": hit})
+        if chosen:
+            line["searched"] = chosen
+        yield line
 
 
-def _sample(seed: int, rollouts: Completions, row: int, reading: Reading, correct: bool) -> dict[str, Any]:
-    scores = {name: float(rollouts[name][row]) for name in rollouts if name in SCORERS}
-    return {
+def _sample(
+    seed: int, rollouts: Completions, row: int, reading: Reading, correct: bool
+) -> dict[str, Any]:
+    sample: dict[str, Any] = {
         "seed": seed,
         "completion": reading.text,
         "answer": reading.answer,
         "latent_steps": int(rollouts["latent_steps"][row]),
         "cut": reading.cut,
         "correct": correct,
-    } | ({"scores": scores} if scores else {})
+    }
+    scorers = [name for name in rollouts if name in SCORERS]
+    if scorers:
+        sample["scores"] = {name: float(rollouts[name][row]) for name in scorers}
+    return sample
 
 
-def _judged(
-    reward: Reward, problems: Sequence[Problem], readings_of: Callable[[int], list[Reading]], count: int
+def _judge(
+    reward: Reward,
+    problems: Sequence[Problem],
+    readings_of: Callable[[int], list[Reading]],
+    count: int,
 ) -> Iterator[tuple[list[Reading], list[bool]]]:
     """Yield each problem's readings, and which are right; of many at once, as several processes may be asked."""
     for start in range(0, count, _AT_ONCE):
-        places = range(start, min(start + _AT_ONCE, count))
-        several = [readings_of(index) for index in places]
-        problems_of = [problems[index] for index, group in zip(places, several, strict=True) for _ in group]
-        right = iter(reward.right([reading for group in several for reading in group], problems_of))
-        for group in several:
+        # The readings of many problems in one list, beside the problem of each.
+        groups = []
+        readings = []
+        asked = []
+        for index in range(start, min(start + _AT_ONCE, count)):
+            group = readings_of(index)
+            groups.append(group)
+            readings += group
+            asked += [problems[index]] * len(group)
+        # Their verdicts, handed back problem by problem.
+        right = iter(reward.right(readings, asked))
+        for group in groups:
             yield group, list(itertools.islice(right, len(group)))
 
 
-def in_words(reward: Reward, words_SL: np.ndarray, step: int, reads: Reads) -> str | None:
+def in_words(
+    reward: Reward, words_SL: np.ndarray, step: int, reads: Reads
+) -> str | None:
     """Decode the thought that ends with the latent of this step, counted from 0; None where none does."""
     thought, remainder = divmod(step + 1, reads[0])
     if remainder:
@@ -145,7 +204,11 @@ def in_words(reward: Reward, words_SL: np.ndarray, step: int, reads: Reads) -> s
 
 
 def thought_rows(
-    reward: Reward, texts: Sequence[str], probed: Completions, gated: bool, reads: Reads | None = None
+    reward: Reward,
+    texts: Sequence[str],
+    probed: Completions,
+    gated: bool,
+    reads: Reads | None = None,
 ) -> Iterator[dict[str, Any]]:
     """Yield what `SET.thoughts.json` says of rollouts that were probed, one a problem.
 
@@ -158,9 +221,25 @@ def thought_rows(
     for index, steps in enumerate(probed["latent_steps"]):
         latents = []
         for t in range(steps):
-            nearest = zip(probed["nearest_token"][index, t], probed["nearest_probability"][index, t], strict=True)
-            stop = round(float(probed["stop"][index, t]), 4) if gated else None
-            words = {"words": in_words(reward, probed["words"][index], t, reads)} if reads else {}
-            near = [[texts[token], round(float(p), 4)] for token, p in nearest]
-            latents.append({"stop": stop, "nearest": near, **words})
-        yield {"text": reward.read(probed["tokens"][index]).text, "latents": latents}
+            latent: dict[str, Any] = {"stop": None, "nearest": []}
+            if gated:
+                latent["stop"] = round(float(probed["stop"][index, t]), 4)
+            tokens = probed["nearest_token"][index, t]
+            probabilities = probed["nearest_probability"][index, t]
+            for token, p in zip(tokens, probabilities, strict=True):
+                latent["nearest"].append(
+                    [
+                        texts[token],
+                        round(float(p), 4),
+                    ]
+                )
+            if reads:
+                latent["words"] = in_words(
+                    reward,
+                    probed["words"][index],
+                    t,
+                    reads,
+                )
+            latents.append(latent)
+        text = _read(reward, probed, index).text
+        yield {"text": text, "latents": latents}

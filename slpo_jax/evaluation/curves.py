@@ -14,8 +14,18 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # Okabe and Ito's, which stay apart under colour blindness; lines also differ in marker.
-_COLOURS = ("#000000", "#56B4E9", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#0072B2", "#7F7F7F")
-_MARKERS = ("o", "s", "^", "D", "o", "v", "P", "X", "*")  # nine, so that a colour that comes again has another
+_COLOURS = (
+    "#000000",
+    "#56B4E9",
+    "#E69F00",
+    "#009E73",
+    "#D55E00",
+    "#CC79A7",
+    "#0072B2",
+    "#7F7F7F",
+)
+# Nine, so that a colour that comes again has another.
+_MARKERS = ("o", "s", "^", "D", "o", "v", "P", "X", "*")
 
 SHARED = {
     "loss": "The stage's or the objective's own loss.",
@@ -55,11 +65,15 @@ SHARED = {
 
 def scalars() -> dict[str, str]:
     """Return the meaning of what training logs, by name: what all methods share, and what they say of their own."""
-    from slpo_jax.training.objectives import OBJECTIVES  # with jax, for which a report without them need not wait
+    # With jax, for which a report without them need not wait.
+    from slpo_jax.training.objectives import OBJECTIVES
     from slpo_jax.training.recipes import RECIPES
 
     methods: tuple[Any, ...] = (*OBJECTIVES.values(), *RECIPES.values())
-    return SHARED | {name: about for method in methods for name, about in method.metrics.items()}
+    meanings = dict(SHARED)
+    for method in methods:
+        meanings |= method.metrics
+    return meanings
 
 
 Curves = dict[str, dict[str, dict[str, Any]]]
@@ -75,10 +89,15 @@ def pass_curve(records: EvalRecords) -> dict[str, list[Any]]:
     seeds, _, per_seed = records.sample_correct.shape
     if not records.sample_correct.size:
         return {}
-    right = records.sample_correct.sum(axis=(0, 2))
-    ks = range(1, most_k(records) + 1)
-    curves = [solved_share(seeds * per_seed, right, k) for k in ks]
-    return {"k": [*ks], "value": [float(c.mean()) for c in curves], "se": [mean_se(c) for c in curves]}
+    n_right = records.sample_correct.sum(axis=(0, 2))
+    ks = list(range(1, most_k(records) + 1))
+    values = []
+    errors = []
+    for k in ks:
+        solved = solved_share(seeds * per_seed, n_right, k)
+        values.append(float(solved.mean()))
+        errors.append(mean_se(solved))
+    return {"k": ks, "value": values, "se": errors}
 
 
 def pass_at_k_figure(evaluated: Mapping[str, EvalRecords]) -> "Figure | None":
@@ -91,56 +110,108 @@ def pass_at_k_figure(evaluated: Mapping[str, EvalRecords]) -> "Figure | None":
     """
     from matplotlib.figure import Figure  # takes a second
 
-    curves = {label: curve for label, records in evaluated.items() if (curve := pass_curve(records))}
+    curves = {}
+    for label, records in evaluated.items():
+        if curve := pass_curve(records):
+            curves[label] = curve
     if not curves:
         return None
+
+    # A line for each row, with a band of one standard error.
     figure = Figure(figsize=(4.1, 3.7), dpi=130, layout="constrained")
     axis = figure.subplots()
     for place, (label, curve) in enumerate(curves.items()):
-        mean, se = 100 * np.array(curve["value"]), 100 * np.array([error or 0.0 for error in curve["se"]])
-        colour, marks = _COLOURS[place % len(_COLOURS)], [k - 1 for k in powers_of_two(len(mean))]
-        axis.plot(curve["k"], mean, marker=_MARKERS[place % len(_MARKERS)], color=colour, label=label, markevery=marks)
-        axis.fill_between(curve["k"], *np.clip([mean - se, mean + se], 0, 100), color=colour, alpha=0.12, lw=0)
+        mean = 100 * np.array(curve["value"])
+        se = 100 * np.array([error or 0.0 for error in curve["se"]])
+        colour = _COLOURS[place % len(_COLOURS)]
+        axis.plot(
+            curve["k"],
+            mean,
+            marker=_MARKERS[place % len(_MARKERS)],
+            color=colour,
+            label=label,
+            markevery=[k - 1 for k in powers_of_two(len(mean))],
+        )
+        low, high = np.clip(
+            [
+                mean - se,
+                mean + se,
+            ],
+            0,
+            100,
+        )
+        axis.fill_between(
+            curve["k"],
+            low,
+            high,
+            color=colour,
+            alpha=0.12,
+            lw=0,
+        )
+
+    # k doubles from tick to tick.
     ticks = powers_of_two(max(len(curve["k"]) for curve in curves.values()))
     axis.set_xscale("log", base=2)
     axis.set_xticks(ticks, [str(k) for k in ticks])
     axis.set(xlabel="k (rollouts)", ylabel="Pass@k (%)")
+    # It goes a little beyond the data, but not beyond what a share can be.
     low, high = axis.get_ylim()
-    axis.set_ylim(max(low, 0), min(high, 100))  # it goes a little beyond the data, but not beyond what a share can be
+    axis.set_ylim(max(low, 0), min(high, 100))
     figure.legend(loc="outside lower center", ncols=2, frameon=False)
     return figure
 
 
 def pass_curves(runs: Sequence[Evals]) -> Curves:
     """Make each row's and set's `pass_curve`; of several runs the mean, with its standard error over runs."""
+    curves: Curves = {}
+    for row, sets in runs[0].items():
+        curves[row] = {}
+        for name in sets:
+            curve = _average_curves([pass_curve(run[row][name]) for run in runs])
+            if curve:
+                curves[row][name] = curve
+    return curves
 
-    def over_runs(row: str, name: str) -> dict[str, Any]:
-        curves = [pass_curve(run[row][name]) for run in runs]
-        if len(curves) == 1 or not all(curves):
-            return curves[0] if len(curves) == 1 else {}
-        shortest = min((curve["k"] for curve in curves), key=len)
-        values_RK = np.array([curve["value"][: len(shortest)] for curve in curves])
-        return {"k": shortest, "value": values_RK.mean(axis=0).tolist(), "se": [mean_se(v) for v in values_RK.T]}
 
-    curves = {row: {name: over_runs(row, name) for name in sets} for row, sets in runs[0].items()}
-    return {row: {name: curve for name, curve in sets.items() if curve} for row, sets in curves.items()}
+def _average_curves(curves: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Average the runs' curves up to where the shortest one ends; {} where a run has none."""
+    if len(curves) == 1:
+        return curves[0]
+    if not all(curves):
+        return {}
+    ks = min((curve["k"] for curve in curves), key=len)
+    values_RK = np.array([curve["value"][: len(ks)] for curve in curves])
+    errors = [mean_se(values_R) for values_R in values_RK.T]
+    return {
+        "k": ks,
+        "value": values_RK.mean(axis=0).tolist(),
+        "se": errors,
+    }
 
 
 def stop_times(runs: Sequence[Evals]) -> Curves:
-    """Count rollouts of 0, 1, 2, .. latents: the greedy ones, and those with noise where there are any."""
+    """Count rollouts of 0, 1, 2, … latents: the greedy ones, and those with noise where there are any."""
+    times: Curves = {}
+    for row, sets in runs[0].items():
+        times[row] = {}
+        for name in sets:
+            records = [run[row][name] for run in runs]
+            greedy = [each.latent_steps for each in records]
+            sampled = [each.sample_latent_steps for each in records]
+            times[row][name] = {"greedy": _count_lengths(greedy)}
+            if all(lengths.size for lengths in sampled):
+                times[row][name]["noisy"] = _count_lengths(sampled)
+    return times
 
-    def counts(parts: list[np.ndarray]) -> list[int]:
-        return np.bincount(np.concatenate([part.ravel() for part in parts])).tolist()
 
-    def of(evaluations: list[EvalRecords]) -> dict[str, Any]:
-        sampled = [records.sample_latent_steps for records in evaluations]
-        noisy = {"noisy": counts(sampled)} if all(part.size for part in sampled) else {}
-        return {"greedy": counts([records.latent_steps for records in evaluations])} | noisy
-
-    return {row: {name: of([run[row][name] for run in runs]) for name in sets} for row, sets in runs[0].items()}
+def _count_lengths(parts: Sequence[np.ndarray]) -> list[int]:
+    lengths = np.concatenate([part.ravel() for part in parts])
+    return np.bincount(lengths).tolist()
 
 
-def training_curves(metrics: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, list[list[float]]]]:
+def training_curves(
+    metrics: Sequence[Mapping[str, Any]],
+) -> dict[str, dict[str, list[list[float]]]]:
     """Make curves of what was logged.
 
     Args:
@@ -150,20 +221,35 @@ def training_curves(metrics: Sequence[Mapping[str, Any]]) -> dict[str, dict[str,
         {stage: {scalar: [steps, values]}} of finite values; with `elapsed`, the seconds of its steps so far, where
         those of a step were logged.
     """
+    # A curve for each stage and scalar.
     series: dict[str, dict[str, list[list[float]]]] = {}
     for row in metrics:
         stage = series.setdefault(str(row["stage"]), {})
         for scalar, value in row.items():
-            if scalar not in ("stage", "step") and isinstance(value, (int, float)) and np.isfinite(value):
-                steps, values = stage.setdefault(scalar, [[], []])
+            is_number = isinstance(value, (int, float)) and np.isfinite(value)
+            if is_number and scalar not in ("stage", "step"):
+                steps, values = stage.setdefault(
+                    scalar,
+                    [
+                        [],
+                        [],
+                    ],
+                )
                 steps.append(row["step"])
                 values.append(value)
+
+    # The clock, from the seconds of a step.
     for stage in series.values():
         if "seconds" in stage:
-            steps, of_a_step = stage["seconds"]
+            steps, seconds_a_step = stage["seconds"]
             # The first line is of as many steps as the second: a stage need not begin at step 0.
-            steps_taken = np.diff(steps, prepend=2 * steps[0] - steps[min(1, len(steps) - 1)]) * of_a_step
-            stage["elapsed"] = [steps, np.cumsum(steps_taken).round(3).tolist()]
+            second = steps[min(1, len(steps) - 1)]
+            n_steps = np.diff(steps, prepend=2 * steps[0] - second)
+            elapsed = np.cumsum(n_steps * seconds_a_step)
+            stage["elapsed"] = [
+                steps,
+                elapsed.round(3).tolist(),
+            ]
     return {stage: scalars for stage, scalars in series.items() if scalars}
 
 
@@ -174,16 +260,23 @@ def read_metrics(path: str | Path) -> tuple[list[dict[str, Any]], list[str]]:
     interruption is left out and noted.
     """
     path = Path(path)
+    if not path.exists():
+        return [], []
     rows: dict[tuple[str, int], dict[str, Any]] = {}
     torn = 0
-    for line in path.read_text("utf-8", "replace").split("\n") if path.exists() else ():
+    for line in path.read_text("utf-8", "replace").split("\n"):
         if not line.strip():
             continue
         try:
             row = json.loads(line)
-            rows.setdefault((str(row["stage"]), int(row["step"])), {}).update(row)
+            key = str(row["stage"]), int(row["step"])
+            rows.setdefault(key, {}).update(row)
         except (ValueError, TypeError, KeyError):
             torn += 1
-    fate = "left out of the figures" if rows else "and no other, so the report has nothing of the training"
-    notes = [f"{path.name}: {torn} unreadable line(s) {fate}."] if torn else []
+    notes = []
+    if torn:
+        fate = "and no other, so the report has nothing of the training"
+        if rows:
+            fate = "left out of the figures"
+        notes.append(f"{path.name}: {torn} unreadable line(s) {fate}.")
     return sorted(rows.values(), key=lambda row: row["step"]), notes

@@ -65,18 +65,36 @@ class EvaluateConfig:
     prompt_multiple: int = setting(32, least=1)
     samples: int = setting(16, least=0, note="0 is Acc alone")
     seeds: int = setting(3, least=1)
-    dropout: float | None = setting(None, least=0, below=1, note="None is config.dropout.rate")
+    dropout: float | None = setting(
+        None, least=0, below=1, note="None is config.dropout.rate"
+    )
     temperature: float = setting(0.0, least=0)
-    top_k: int = setting(0, least=0, note="0 is all")
-    top_p: float = setting(1.0, above=0, most=1)
-    max_answer_tokens: int | None = setting(None, least=1, note="None is config.max_answer_tokens")
+    top_k: int = setting(
+        0,
+        least=0,
+        note="0 is all",
+    )
+    top_p: float = setting(
+        1.0,
+        above=0,
+        most=1,
+    )
+    max_answer_tokens: int | None = setting(
+        None, least=1, note="None is config.max_answer_tokens"
+    )
     scorers: tuple[str, ...] = ()
     reward_model: str = ""
     beams: int = setting(0, least=0, note="0 is none")
     candidates: int = setting(8, least=1)
-    by_steps: bool = False
-    thresholds: tuple[float, ...] = setting((0.5, 0.6, 0.7, 0.8, 0.9), least=0, most=1, fewest=1)
-    probed: int = setting(20, least=0, note="0 is none")
+    by_steps: bool = setting(False)
+    thresholds: tuple[float, ...] = setting(
+        (0.5, 0.6, 0.7, 0.8, 0.9), least=0, most=1, fewest=1
+    )
+    probed: int = setting(
+        20,
+        least=0,
+        note="0 is none",
+    )
     save_latents: bool = False
 
     @property
@@ -106,7 +124,9 @@ class RolloutBatch(NamedTuple):
     real_N: np.ndarray
 
 
-def classes(lengths_I: np.ndarray, slots: Sequence[int], together: int) -> list[np.ndarray]:
+def classes(
+    lengths_I: np.ndarray, slots: Sequence[int], together: int
+) -> list[np.ndarray]:
     """List items whose prompts fit the same bucket, in whole batches; the others go with the next bucket's.
 
     Args:
@@ -122,14 +142,19 @@ def classes(lengths_I: np.ndarray, slots: Sequence[int], together: int) -> list[
     return [part for part in np.split(np.arange(len(lengths_I)), cuts) if len(part)]
 
 
-def shard(items: np.ndarray, rows: int, devices: int) -> tuple[np.ndarray, np.ndarray]:
+def shard(
+    items: np.ndarray,
+    rows: int,
+    devices: int,
+) -> tuple[np.ndarray, np.ndarray]:
     """Cut items of ascending length into shards of `rows`, as many as whole batches take, of about equal lengths.
 
     Returns:
         int [shards, rows], and bool, whether it is not there only to fill up.
     """
     count = -(-len(items) // (rows * devices)) * devices
-    shard_H, row_R = np.arange(count)[:, None], np.arange(rows)
+    shard_H = np.arange(count)[:, None]
+    row_R = np.arange(rows)
     # To and fro: who gets the longest of one round gets the shortest of the next.
     items_HR = count * row_R + np.where(row_R % 2, count - 1 - shard_H, shard_H)
     return items[np.minimum(items_HR, len(items) - 1)], items_HR < len(items)
@@ -158,8 +183,13 @@ class Evaluator:
         scorers: Sequence[str] = (),
         search: tuple[int, int] = (0, 1),
     ):
-        self.policy, self.mesh, self.key, self.search, self.scorers = policy, mesh, key, search, scorers
-        self.batch_size, self.prompt_slots = -(-batch_size // mesh.size) * mesh.size, tuple(sorted(prompt_slots))
+        self.policy = policy
+        self.mesh = mesh
+        self.key = key
+        self.search = search
+        self.scorers = scorers
+        self.batch_size = -(-batch_size // mesh.size) * mesh.size  # a multiple
+        self.prompt_slots = tuple(sorted(prompt_slots))
         self.program = functools.cache(self._program)
 
     def _program(
@@ -173,12 +203,16 @@ class Evaluator:
         thinks: bool = True,
     ) -> Callable:
         """Make (params, prompts, index_N, sample_N, real_N, key, rule_N) -> `Completions`."""
-        policy = (self.policy if noisy else self.policy.without_noise()).having(stopping=stopping)
+        policy = (self.policy if noisy else self.policy.without_noise()).having(
+            stopping=stopping
+        )
         policy = policy if thinks else policy.having(max_latents=0)
 
         def local(params, prompts, index_N, sample_N, real_N, key, rule_N):
             if searched:
-                out = beam_search(policy, params, prompts, key, index_N, rule_N, *self.search)
+                out = beam_search(
+                    policy, params, prompts, key, index_N, rule_N, *self.search
+                )
                 return {"tokens": out.completions, "latent_steps": out.lengths}
             keys_N = noise.row_keys(key, index_N, sample_N)
             out = sample(policy, params, prompts, keys_N, rule_N, real_N)
@@ -186,46 +220,86 @@ class Evaluator:
             if out.said is not None:
                 values["written_steps"] = out.lengths
             if keep_latents:
-                values["latents"] = policy.latent_policy.feed(params, out.actions).astype(jnp.float32)
+                values["latents"] = policy.latent_policy.feed(
+                    params, out.actions
+                ).astype(jnp.float32)
             if probed:
-                probes = probe(policy, params, prompts, out.actions, out.lengths)
-                values |= dict(zip(("stop", "nearest_probability", "nearest_token"), probes, strict=True))
+                probes = probe(
+                    policy,
+                    params,
+                    prompts,
+                    out.actions,
+                    out.lengths,
+                )
+                stop, nearest_probability, nearest_token = probes
+                values["stop"] = stop
+                values["nearest_probability"] = nearest_probability
+                values["nearest_token"] = nearest_token
             if reads:
-                values["words"] = explain(policy, params, policy.latent_policy.feed(params, out.actions), reads)
-            if noisy:
-                values |= {name: score_rollouts(name, policy, params, prompts, out) for name in self.scorers}
+                values["words"] = explain(
+                    policy,
+                    params,
+                    policy.latent_policy.feed(params, out.actions),
+                    reads,
+                )
+            for name in self.scorers if noisy else ():
+                values[name] = score_rollouts(
+                    name,
+                    policy,
+                    params,
+                    prompts,
+                    out,
+                )
             return values
 
-        return over_rows(local, self.mesh, (EVERYWHERE, ROWS, ROWS, ROWS, ROWS, EVERYWHERE, ROWS))
+        return over_rows(
+            local, self.mesh, (EVERYWHERE, ROWS, ROWS, ROWS, ROWS, EVERYWHERE, ROWS)
+        )
 
-    def batches(self, problems: EncodedProblems, count: int, samples: int) -> Iterator[RolloutBatch]:
+    def batches(
+        self, problems: EncodedProblems, count: int, samples: int
+    ) -> Iterator[RolloutBatch]:
         """Yield the rollouts of the first `count` problems, `samples` of each.
 
         Problems whose prompts fit the same bucket make up a class; a class is sharded so that every device has about as
         many tokens in every batch, and prompts that are padded a lot are encoded end to end. Batches are halved while a
         quarter would do, so that few problems cost little and few shapes compile.
         """
-        devices, slots = self.mesh.size, self.prompt_slots
+        devices = self.mesh.size
+        slots = self.prompt_slots
         lengths = np.array([len(prompt) for prompt in problems.prompts[:count]])
-        fits = [n for n in range(1, samples + 1) if samples % n == 0 and (n == 1 or n * devices <= self.batch_size)]
-        copies = max(fits)  # rollouts of a prompt, of `rows` on a device
+
+        # A prompt is encoded once for as many of its rollouts as divide its samples and fit a batch.
+        copies = 1
+        for n in range(2, samples + 1):
+            if samples % n == 0 and n * devices <= self.batch_size:
+                copies = n
+        # The rows of a device are prompts, and fewer where the problems are few.
         rows = max(self.batch_size // (copies * devices), 1)
         while rows > 1 and rows * devices >= 4 * count * (samples // copies):
             rows //= 2
-        # A problem's samples may be several items, of `each` rollouts.
+
+        # A problem's samples may be several items, of `copies` rollouts.
         index_I = np.repeat(np.argsort(lengths, kind="stable"), samples // copies)
         offset_I = np.tile(np.arange(0, samples, copies), count)
         for items in classes(lengths[index_I], slots, rows * devices):
+            # All batches of a class have the width of its longest prompt's bucket.
             longest = lengths[index_I[items[-1]]]
             width = min(size for size in slots if size >= longest)
             shards, real_SR = shard(items, rows, devices)
             index_SR = index_I[shards]
-            lengths_SR = np.where(real_SR, lengths[index_SR], 1)  # of what fills a batch up, one token
+            # Of what fills a batch up, one token.
+            lengths_SR = np.where(real_SR, lengths[index_SR], 1)
             packed_slots = end_to_end(int(lengths_SR.sum(axis=1).max()), rows, width)
+            # A batch has a shard for each device.
             for first in range(0, len(shards), devices):
                 batch = slice(first, first + devices)
-                index_B, lengths_B, real_B = (x[batch].reshape(-1) for x in (index_SR, lengths_SR, real_SR))
-                prompts = [problems.prompts[i][-length:] for i, length in zip(index_B, lengths_B, strict=True)]
+                index_B = index_SR[batch].reshape(-1)
+                lengths_B = lengths_SR[batch].reshape(-1)
+                real_B = real_SR[batch].reshape(-1)
+                prompts = []
+                for i, length in zip(index_B, lengths_B, strict=True):
+                    prompts.append(problems.prompts[i][-length:])
                 tokens, valid = pad_prompts(prompts, (width,), problems.template.pad_id)
                 sample_BE = offset_I[shards[batch]].reshape(-1, 1) + np.arange(copies)
                 yield RolloutBatch(
@@ -275,21 +349,36 @@ class Evaluator:
         count = min(limit or len(problems), len(problems))
         reads = reads_of(params) if probed else None
         rules, thinks = _rules_of(stopping, rule, count)
-        program = self.program(seed is not None, stopping, keep_latents, probed, reads, searched, thinks)
+        program = self.program(
+            seed is not None, stopping, keep_latents, probed, reads, searched, thinks
+        )
         key = self._noise_key(seed, name)
-        total, results = count * samples, cache.batches() if cache else []
-        is_known = np.isin(np.arange(total), [row for batch in results for row in batch[PLACES]])
-        hosts.barrier("evaluation")  # all have read what there is before the first adds to it
+        total = count * samples
 
-        def begun() -> Iterator[tuple[int, np.ndarray, np.ndarray, Any]]:
+        # What an earlier run left.
+        results = cache.batches() if cache else []
+        is_known = np.zeros(total, bool)
+        for batch in results:
+            is_known[batch[PLACES]] = True
+        # All have read what there is before the first adds to it.
+        hosts.barrier("evaluation")
+
+        # Only batches with a rollout that is not known yet are begun.
+        def begin_batches() -> Iterator[tuple[int, np.ndarray, np.ndarray, Any]]:
             for number, batch in enumerate(self.batches(problems, count, samples)):
                 rows_N = batch.index_N.astype(np.int64) * samples + batch.sample_N
-                if not hosts.agreed(bool(is_known[rows_N[batch.real_N]].all()), cache and cache.folder):
-                    yield number, rows_N, batch.real_N, program(params, *self._arguments(batch, key, rules))
+                is_finished = bool(is_known[rows_N[batch.real_N]].all())
+                if not hosts.agreed(is_finished, cache and cache.folder):
+                    out = program(params, *self._arguments(batch, key, rules))
+                    yield number, rows_N, batch.real_N, out
 
-        with contextlib.closing(Progress(label, total, unit="rollout", keep=False)) as progress:
-            for number, rows_N, real_N, out in _one_behind(begun()):  # so that one is always under way
-                batch = {PLACES: rows_N[real_N]} | {name: hosts.whole(values)[real_N] for name, values in out.items()}
+        bar = Progress(label, total, unit="rollout", keep=False)
+        with contextlib.closing(bar) as progress:
+            # So that one is always under way.
+            for number, rows_N, real_N, out in _prefetch_one(begin_batches()):
+                batch = {PLACES: rows_N[real_N]}
+                for name, values in out.items():
+                    batch[name] = hosts.whole(values)[real_N]
                 if cache:
                     cache.add(number, batch)
                 results.append(batch)
@@ -297,9 +386,13 @@ class Evaluator:
                 progress.update(int(is_known.sum()))
         return in_order(results)
 
-    def _arguments(self, batch: RolloutBatch, key: jax.Array, rules: np.ndarray) -> tuple[Any, ...]:
+    def _arguments(
+        self, batch: RolloutBatch, key: jax.Array, rules: np.ndarray
+    ) -> tuple[Any, ...]:
         """Return what a program takes after the parameters, on the devices."""
-        rows = shard_rows((batch.prompts, batch.index_N, batch.sample_N, batch.real_N), self.mesh)
+        rows = shard_rows(
+            (batch.prompts, batch.index_N, batch.sample_N, batch.real_N), self.mesh
+        )
         return *rows, key, shard_rows(rules[batch.index_N], self.mesh)
 
     def milliseconds(
@@ -319,9 +412,18 @@ class Evaluator:
         """
         count = min(limit or len(problems), len(problems))
         rules, thinks = _rules_of(stopping, rule, count)
-        program = self.program(False, stopping, False, False, None, False, thinks)
+        program = self.program(
+            False,
+            stopping,
+            False,
+            False,
+            None,
+            False,
+            thinks,
+        )
         batch = next(self.batches(problems, count, 1))
-        arguments, seconds = self._arguments(batch, self._noise_key(None, ""), rules), list[float]()
+        arguments = self._arguments(batch, self._noise_key(None, ""), rules)
+        seconds = list[float]()
         for _ in range(1 + _TIMED):
             start = time.perf_counter()
             jax.block_until_ready(program(params, *arguments))
@@ -330,13 +432,17 @@ class Evaluator:
         return 1000 * min(seconds[1:]) / answers, answers
 
 
-def _rules_of(stopping: Stopping, rule: float | int | Sequence[int], count: int) -> tuple[np.ndarray, bool]:
+def _rules_of(
+    stopping: Stopping, rule: float | int | Sequence[int], count: int
+) -> tuple[np.ndarray, bool]:
     """Return the rule of each of so many problems, and whether any of them is thought about."""
-    rules = np.broadcast_to(np.asarray(rule, np.float32 if stopping == "threshold" else np.int32), count)
-    return rules, stopping == "threshold" or bool(rules.any())  # a thought of none may end with a marker all the same
+    dtype = np.float32 if stopping == "threshold" else np.int32
+    rules = np.broadcast_to(np.asarray(rule, dtype), count)
+    # A thought of no latents may end with a marker all the same.
+    return rules, stopping == "threshold" or bool(rules.any())
 
 
-def _one_behind(items: Iterable[T]) -> Iterator[T]:
+def _prefetch_one(items: Iterable[T]) -> Iterator[T]:
     """Yield each item once the next one is there."""
     queue = list[T]()
     for item in items:

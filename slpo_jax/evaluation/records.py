@@ -81,7 +81,8 @@ def write_records(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> None:
         path: `WORKDIR/eval/ROW/NAME.jsonl`; its folder is made.
         rows: objects with the keys that `read_records` reads; others are kept as they are.
     """
-    write_text(path, "".join(to_json(row, ensure_ascii=False) + "\n" for row in rows))
+    lines = [to_json(row, ensure_ascii=False) for row in rows]
+    write_text(path, "".join(f"{line}\n" for line in lines))
 
 
 def read_records(path: str | Path) -> EvalRecords:
@@ -89,7 +90,8 @@ def read_records(path: str | Path) -> EvalRecords:
 
     It is whole, as its manifest says.
     """
-    return arrays_of([json.loads(line) for line in Path(path).read_text(encoding="utf-8").split("\n") if line])
+    text = Path(path).read_text(encoding="utf-8")
+    return arrays_of([json.loads(line) for line in text.split("\n") if line])
 
 
 def arrays_of(rows: Sequence[Mapping[str, Any]]) -> EvalRecords:
@@ -104,31 +106,48 @@ def arrays_of(rows: Sequence[Mapping[str, Any]]) -> EvalRecords:
         return np.array([row[key] for row in rows], dtype=dtype)
 
     def sampled(value: Callable[[Mapping[str, Any]], Any], dtype: Any) -> np.ndarray:
-        out = np.array([[value(sample) for sample in row["samples"]] for row in rows], dtype=dtype)
-        return np.swapaxes(out.reshape(len(rows), len(seeds), -1 if seeds else 0), 0, 1)
+        values = [list(map(value, row["samples"])) for row in rows]
+        per_seed = -1 if seeds else 0
+        out = np.array(values, dtype=dtype).reshape(
+            len(rows),
+            len(seeds),
+            per_seed,
+        )
+        return np.swapaxes(out, 0, 1)
 
     def scores(name: str) -> np.ndarray:
         return sampled(lambda sample: sample["scores"][name], np.float64)
 
+    def vote(sample: Mapping[str, Any]) -> Any:
+        return sample.get("vote") or sample["answer"]
+
+    # A latent that is written down as a token counts once.
     answer_tokens = np.array([len(row["completion_tokens"]) for row in rows], np.int64)
-    silent_steps = np.array([row["latent_steps"] - row.get("written_steps", 0) for row in rows], np.int64)
+    written_steps = np.array([row.get("written_steps", 0) for row in rows], np.int64)
+    latent_steps = column("latent_steps", np.int64)
+
+    # The rollouts whose thoughts were searched for, and the scores of the samples.
+    searches = []
+    for row in rows:
+        searches.append([search["correct"] for search in row.get("searched", ())])
+    scorers = first[0].get("scores", ()) if first else ()
     return EvalRecords(
         references=tuple(row["reference"] for row in rows),
         answers=tuple(row["answer"] for row in rows),
         correct=column("correct", bool),
-        latent_steps=column("latent_steps", np.int64),
+        latent_steps=latent_steps,
         problem_steps=column("problem_steps", np.float64),  # None becomes NaN
         answer_tokens=answer_tokens,
-        sequential_steps=silent_steps + answer_tokens,
+        sequential_steps=latent_steps - written_steps + answer_tokens,
         cut=column("cut", bool),
         seeds=np.array(seeds, dtype=np.int64),
         sample_correct=sampled(lambda sample: sample["correct"], bool),
         sample_latent_steps=sampled(lambda sample: sample["latent_steps"], np.int64),
-        sample_answers=sampled(lambda sample: sample.get("vote") or sample["answer"], object),
+        sample_answers=sampled(vote, object),
         sample_cut=sampled(lambda sample: sample["cut"], bool),
-        sample_scores={name: scores(name) for name in (first[0].get("scores", ()) if first else ())},
+        sample_scores={name: scores(name) for name in scorers},
         questions=tuple(row["question"] for row in rows),
-        searched_correct=np.array([[search["correct"] for search in row.get("searched", ())] for row in rows], bool),
+        searched_correct=np.array(searches, bool),
     )
 
 
@@ -149,32 +168,51 @@ def read_evals(workdir: str | Path, rows: Rows) -> tuple[Evals, list[str]]:
     """
     folder = Workdir(Path(workdir))
     if not rows:
-        raise UserError(f"{folder.eval}: no ROW/NAME.jsonl files; run the evaluate stage first")
-    left_out, whole, newest = dict[Pair, str](), dict[Pair, Mapping[str, Any]](), dict[str, tuple[float, str]]()
+        raise UserError(
+            f"{folder.eval}: no ROW/NAME.jsonl files; run the evaluate stage first"
+        )
+    # Sort out what is not whole, or was made by something else.
+    left_out: dict[Pair, str] = {}
+    whole: dict[Pair, Mapping[str, Any]] = {}
+    newest: dict[str, tuple[float, str]] = {}  # set -> time and digest of its problems
     for row, name in folder.evaluated():
-        files, entry = folder.set_files(name, row), rows[row]
+        files = folder.set_files(name, row)
         manifest = artifact.read(files.manifest)
         if manifest is None:
             left_out[row, name] = "its evaluation was not finished"
-        elif (manifest.facts["checkpoint"], manifest.facts["settings"]) != (entry.checkpoint, entry.evaluation):
+            continue
+        facts = manifest.facts
+        entry = rows[row]
+        is_checkpoint = facts["checkpoint"] == entry.checkpoint
+        if not is_checkpoint or facts["settings"] != entry.evaluation:
             left_out[row, name] = "it is of another checkpoint or setting"
         elif artifact.changed(files.folder, manifest.files):
             left_out[row, name] = "its records were changed or are gone"
         else:
-            whole[row, name] = manifest.facts
-            stamp = files.manifest.stat().st_mtime, manifest.facts["data"]
+            whole[row, name] = facts
+            stamp = files.manifest.stat().st_mtime, facts["data"]
             newest[name] = max(stamp, newest.get(name, stamp))
-    left_out |= {(row, name): "it is of other problems" for (row, name), facts in whole.items()
-                 if facts["data"] != newest[name][1]}  # fmt: skip
-    present = {pair: facts for pair, facts in whole.items() if pair not in left_out}
-    notes = [f"{row} on {name}: left out, {why}; evaluate it again." for (row, name), why in left_out.items()]
-    notes += [
-        f"{name}: {count:,} problem(s) of its source are left out, as their answers can't be compared."
-        for name, count in sorted({name: facts["left_out"] for (_, name), facts in present.items()}.items()) if count
-    ]  # fmt: skip
-    evals = {row: {name: read_records(folder.set_files(name, row).records) for owner, name in present if owner == row}
-             for row in rows}  # fmt: skip
-    return {row: records for row, records in evals.items() if records}, notes
+
+    # Those that are whole, of the newest problems of their set.
+    evals: Evals = {row: {} for row in rows}
+    without_answers: dict[str, int] = {}
+    for (row, name), facts in whole.items():
+        _, data = newest[name]
+        if facts["data"] != data:
+            left_out[row, name] = "it is of other problems"
+            continue
+        evals[row][name] = read_records(folder.set_files(name, row).records)
+        without_answers[name] = facts["left_out"]
+
+    notes = []
+    for (row, name), why in left_out.items():
+        notes.append(f"{row} on {name}: left out, {why}; evaluate it again.")
+    for name, count in sorted(without_answers.items()):
+        if count:
+            notes.append(
+                f"{name}: {count:,} problem(s) of its source are left out, as their answers can't be compared."
+            )
+    return {row: sets for row, sets in evals.items() if sets}, notes
 
 
 PLACES = "rows"
@@ -202,9 +240,19 @@ class RolloutCache:
 
     def batches(self) -> list[Batch]:
         """Read the batches that are whole."""
-        paths = [path for path in entries(self.folder) if path.match(f"{self.name}.*.npz")]
-        batches = [artifact.read_arrays(path, [self.evaluation, self.name]) for path in paths]
-        return [arrays for arrays in batches if arrays is not None]
+        batches = []
+        for path in entries(self.folder):
+            if path.match(f"{self.name}.*.npz"):
+                arrays = artifact.read_arrays(
+                    path,
+                    [
+                        self.evaluation,
+                        self.name,
+                    ],
+                )
+                if arrays is not None:
+                    batches.append(arrays)
+        return batches
 
     def add(self, number: int, batch: Batch) -> None:
         """Write a batch whole or not at all; of several processes the first does so.
@@ -212,7 +260,11 @@ class RolloutCache:
         Args:
             number: of the batch; what had it before is replaced.
         """
-        artifact.write_arrays(self.folder / f"{self.name}.{number}.npz", [self.evaluation, self.name], batch)
+        artifact.write_arrays(
+            self.folder / f"{self.name}.{number}.npz",
+            [self.evaluation, self.name],
+            batch,
+        )
 
     def clear(self) -> None:
         """Remove the folder: its evaluation is written down elsewhere."""
@@ -222,6 +274,8 @@ class RolloutCache:
 
 def in_order(batches: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
     """Join batches of rollouts, rows by their `PLACES`, each once."""
-    arrays = {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
+    arrays = {}
+    for name in batches[0]:
+        arrays[name] = np.concatenate([batch[name] for batch in batches])
     _, order = np.unique(arrays.pop(PLACES), return_index=True)
     return {name: values[order] for name, values in arrays.items()}

@@ -12,13 +12,30 @@ from typing import Any
 import numpy as np
 
 from slpo_jax.errors import UserError
+from slpo_jax.evaluation.chance import chance_level
 from slpo_jax.evaluation.comparisons import AVERAGE, compare_rows
-from slpo_jax.evaluation.curves import pass_curves, read_metrics, stop_times, training_curves
-from slpo_jax.evaluation.records import Evals, read_evals
-from slpo_jax.evaluation.render import Thoughts, render_markdown, render_page, thoughts_of
-from slpo_jax.evaluation.report_rows import Rows, differing_settings, read_rows, reported_settings, sweeps_of
+from slpo_jax.evaluation.curves import (
+    pass_curves,
+    read_metrics,
+    stop_times,
+    training_curves,
+)
+from slpo_jax.evaluation.headline import make_headline
+from slpo_jax.evaluation.records import EvalRecords, Evals, read_evals
+from slpo_jax.evaluation.render import (
+    Thoughts,
+    read_thoughts,
+    render_markdown,
+    render_page,
+)
+from slpo_jax.evaluation.report_rows import (
+    Rows,
+    differing_settings,
+    read_rows,
+    reported_settings,
+    sweeps_of,
+)
 from slpo_jax.evaluation.statistics import mean_se, summarise
-from slpo_jax.evaluation.verdict import chance, verdict
 from slpo_jax.io import artifact
 from slpo_jax.io.files import flatten, read_json, to_json, write_text
 from slpo_jax.io.workdir import Workdir
@@ -33,7 +50,7 @@ def write_report(workdir: str | Path) -> dict[str, Any]:
     and, for the order of the sets, `config.json`. Any subset of rows, sets and samples will do.
 
     Returns:
-        What `report.json` holds: verdict, eval {row: {set: figures}}, average, chance, differences, rows, settings,
+        What `report.json` holds: headline, eval {row: {set: figures}}, average, chance, differences, rows, settings,
         notes, thresholds, curves, stop_times, training.
 
     Raises:
@@ -41,14 +58,29 @@ def write_report(workdir: str | Path) -> dict[str, Any]:
     """
     folder = Workdir(Path(workdir))
     rows, evals, left_out = _read(folder)
-    times = _times(folder, rows)
+    times = _read_times(folder, rows)
     metrics, notes = read_metrics(folder.metrics)
-    pairs: dict[str, list[str]] = {}
+    notes += left_out
+    names_of: dict[str, list[str]] = {}
     for row in rows.values():
-        pairs.setdefault(row.source, []).append(row.name)
-    notes += left_out + [f"Taken from {source}: {', '.join(names)}." for source, names in pairs.items() if source]
-    more = {"thresholds": sweeps_of(rows), "training": training_curves(metrics)}
-    return _write(folder, [evals], [rows], [times], notes, more, thoughts_of(folder.root, evals))
+        if row.source:
+            names_of.setdefault(row.source, []).append(row.name)
+    for source, names in names_of.items():
+        notes.append(f"Taken from {source}: {', '.join(names)}.")
+    more = {
+        "thresholds": sweeps_of(rows),
+        "training": training_curves(metrics),
+    }
+    thoughts = read_thoughts(folder.root, evals)
+    return _write(
+        folder,
+        [evals],
+        [rows],
+        [times],
+        notes,
+        more,
+        thoughts,
+    )
 
 
 def compare_runs(workdirs: Sequence[str | Path], out: str | Path) -> dict[str, Any]:
@@ -67,34 +99,89 @@ def compare_runs(workdirs: Sequence[str | Path], out: str | Path) -> dict[str, A
     paths = [Path(workdir) for workdir in workdirs]
     folders = [path.resolve() for path in (*paths, Path(out))]
     if len(set(folders)) < len(folders) or folders[-1].is_file():
-        raise UserError(f"compare: --out ({out}) and the runs have to be different folders; name each of them once")
-    parts = [_read(Workdir(path)) for path in paths]
-    notes = [f"{path.name}: {note}" for path, (*_, left_out) in zip(paths, parts, strict=True) for note in left_out]
-    pairs = [{(row, name) for row, sets in evals.items() for name in sets} for _, evals, _ in parts]
-    everywhere, (_, first, _) = set.intersection(*pairs), parts[0]
-    common = {
-        (row, name) for row, name in everywhere
-        if all(evals[row][name].same_problems(first[row][name]) for _, evals, _ in parts)
-    }  # fmt: skip
+        raise UserError(
+            f"compare: --out ({out}) and the runs have to be different folders; name each of them once"
+        )
+
+    # Read the runs.
+    rows_of_runs = []
+    evals_of_runs = []
+    notes = []
+    for path in paths:
+        rows, evals, left_out = _read(Workdir(path))
+        rows_of_runs.append(rows)
+        evals_of_runs.append(evals)
+        notes += [f"{path.name}: {note}" for note in left_out]
+
+    # Keep the rows and sets that all of them have, of the same problems.
+    common, why_not = _common_pairs(evals_of_runs)
     if not common:
-        raise UserError("compare: no row and set that all runs have of the same problems; evaluate the same in each")
-    for row, name in sorted(set.union(*pairs) - common):
-        why = "its problems differ from run to run" if (row, name) in everywhere else "not every run has it"
-        notes.append(f"{row} on {name}: left out, {why}.")
-    runs: list[Evals] = [{} for _ in parts]
-    for run, (_, evals, _) in zip(runs, parts, strict=True):
-        for row, name in [(row, name) for row, sets in evals.items() for name in sets if (row, name) in common]:
-            run.setdefault(row, {})[name] = evals[row][name]
-    rows = [{name: rows_of[name] for name in runs[0]} for rows_of, *_ in parts]
-    if differ := differing_settings(rows):
+        raise UserError(
+            "compare: no row and set that all runs have of the same problems; evaluate the same in each"
+        )
+    notes += why_not
+    runs: list[Evals] = []
+    for evals in evals_of_runs:
+        kept: Evals = {}
+        for row, sets in evals.items():
+            for name, records in sets.items():
+                if (row, name) in common:
+                    kept.setdefault(row, {})[name] = records
+        runs.append(kept)
+    for place, rows in enumerate(rows_of_runs):
+        rows_of_runs[place] = {name: rows[name] for name in runs[0]}
+
+    # Note in which settings the runs differ, and where their seeds don't.
+    if differ := differing_settings(rows_of_runs):
         notes.append(f"The runs' settings differ in: {', '.join(differ)}.")
-    seeds = [seed for rows_of in rows if (seed := [*rows_of.values()][-1].settings.get("seed")) is not None]
+    last_rows = [[*rows.values()][-1] for rows in rows_of_runs]
+    seeds = [row.settings["seed"] for row in last_rows if "seed" in row.settings]
+    seeds = [seed for seed in seeds if seed is not None]
     if len(set(seeds)) < len(seeds):
-        notes.append("Some runs share config.seed: they are no independent training seeds.")
-    thresholds = {path.name: sweeps_of(rows_of) for path, rows_of in zip(paths, rows, strict=True)}
-    times = [_times(Workdir(path), rows_of) for path, rows_of in zip(paths, rows, strict=True)]
-    more = {"runs": [path.name or str(path) for path in paths], "thresholds": thresholds}
-    return _write(Workdir(Path(out)), runs, rows, times, notes, more)
+        notes.append(
+            "Some runs share config.seed: they are not independent training seeds."
+        )
+
+    times = []
+    thresholds = {}
+    for path, rows in zip(paths, rows_of_runs, strict=True):
+        times.append(_read_times(Workdir(path), rows))
+        thresholds[path.name] = sweeps_of(rows)
+    more = {
+        "runs": [path.name or str(path) for path in paths],
+        "thresholds": thresholds,
+    }
+    return _write(
+        Workdir(Path(out)),
+        runs,
+        rows_of_runs,
+        times,
+        notes,
+        more,
+    )
+
+
+def _common_pairs(runs: Sequence[Evals]) -> tuple[set[tuple[str, str]], list[str]]:
+    """Return the pairs of row and set that all runs have of the same problems, and notes on the others."""
+    pairs_of_runs = []
+    for evals in runs:
+        pairs: set[tuple[str, str]] = set()
+        for row, sets in evals.items():
+            pairs |= {(row, name) for name in sets}
+        pairs_of_runs.append(pairs)
+    everywhere = set.intersection(*pairs_of_runs)
+    common = set()
+    for row, name in everywhere:
+        first = runs[0][row][name]
+        if all(evals[row][name].same_problems(first) for evals in runs):
+            common.add((row, name))
+    notes = []
+    for row, name in sorted(set.union(*pairs_of_runs) - common):
+        why = "not every run has it"
+        if (row, name) in everywhere:
+            why = "its problems differ from run to run"
+        notes.append(f"{row} on {name}: left out, {why}.")
+    return common, notes
 
 
 def _read(workdir: Workdir) -> tuple[Rows, Evals, list[str]]:
@@ -102,24 +189,37 @@ def _read(workdir: Workdir) -> tuple[Rows, Evals, list[str]]:
 
     Left out are rows of stages whose checkpoint is gone from beside those of others, which are not of one run any more.
     """
-    rows, finished = read_rows(workdir.root), workdir.finished_stages()
-    gone = [
-        row.name for row in rows.values() if finished and row.stage and not row.source and row.stage not in finished
-    ]
+    rows = read_rows(workdir.root)
     evals, notes = read_evals(workdir.root, rows)
-    notes += [f"{name}: left out, its checkpoint is gone; delete {workdir.eval / name}." for name in gone]
-    names = flatten(read_json(workdir.config, default={})).get("evaluate.datasets") or ()
-    order = {name: place for place, name in enumerate(names)}
-    evals = {
-        row: dict(sorted(sets.items(), key=lambda item: order.get(item[0], len(order))))
-        for row, sets in evals.items() if row not in gone
-    }  # fmt: skip
+
+    # Leave out the rows whose checkpoint is gone.
+    finished = workdir.finished_stages()
+    for row in rows.values():
+        is_own = row.stage and not row.source
+        if finished and is_own and row.stage not in finished:
+            folder = workdir.eval / row.name
+            notes.append(
+                f"{row.name}: left out, its checkpoint is gone; delete {folder}."
+            )
+            evals.pop(row.name, None)
     if not evals:
-        raise UserError(f"{workdir.eval}: holds no whole evaluation ({notes[0]}); run the evaluate stage again")
+        raise UserError(
+            f"{workdir.eval}: holds no whole evaluation ({notes[0]}); run the evaluate stage again"
+        )
+
+    # Put the sets in config's order, then any others by name.
+    settings = flatten(read_json(workdir.config, default={}))
+    names = list(settings.get("evaluate.datasets") or ())
+
+    def place(name: str) -> int:
+        return names.index(name) if name in names else len(names)
+
+    for evaluated, sets in evals.items():
+        evals[evaluated] = {name: sets[name] for name in sorted(sets, key=place)}
     return {name: rows[name] for name in evals}, evals, notes
 
 
-def _times(workdir: Workdir, rows: Rows) -> dict[str, Any]:
+def _read_times(workdir: Workdir, rows: Rows) -> dict[str, Any]:
     """Read how long an answer of the rows takes: set, batch and device, and milliseconds by row.
 
     Those of rows whose checkpoint is another one by now are left out, and {} is what a workdir without any has.
@@ -128,40 +228,56 @@ def _times(workdir: Workdir, rows: Rows) -> dict[str, Any]:
     if measured is None:
         return {}
     known = measured.facts["rows"]
-    current = {
-        name: value
-        for name, value in measured.value["rows"].items()
-        if name in rows and not rows[name].source and known[name] == [rows[name].checkpoint, rows[name].evaluation]
-    }
+    current = {}
+    for name, milliseconds in measured.value["rows"].items():
+        row = rows.get(name)
+        if row is None or row.source:
+            continue
+        if known[name] == [row.checkpoint, row.evaluation]:
+            current[name] = milliseconds
     return {**measured.value, "rows": current}
 
 
-def _timed(figures: dict[str, Any], times: Mapping[str, Any]) -> None:
-    """Add the milliseconds to the figures of the set that they were measured on."""
-    for row, milliseconds in times.get("rows", {}).items():
-        if times["set"] in figures.get(row, {}):
-            figures[row][times["set"]][_MILLISECONDS] = milliseconds
-
-
 def _write(
-    workdir: Workdir, runs: Sequence[Evals], rows: Sequence[Rows], times: Sequence[Mapping[str, Any]],
-    notes: list[str], more: Mapping[str, Any], thoughts: Thoughts | None = None,
-) -> dict[str, Any]:  # fmt: skip
+    workdir: Workdir,
+    runs: Sequence[Evals],
+    rows: Sequence[Rows],
+    times: Sequence[Mapping[str, Any]],
+    notes: list[str],
+    more: Mapping[str, Any],
+    thoughts: Thoughts | None = None,
+) -> dict[str, Any]:
     """Make the report of several runs, or of one, whose page has its problems and `thoughts`, and write it."""
-    figures = [{row: {name: summarise(rec) for name, rec in sets.items()} for row, sets in run.items()} for run in runs]
-    for of_run, measured in zip(figures, times, strict=True):
-        _timed(of_run, measured)
-    if times[0]:
-        batch, name, device = (times[0][key] for key in ("batch", "set", "device"))
-        notes.append(f"Milliseconds an answer: {batch:,} together on {name}, all rows in one run, on {device}.")
+    # Each run's figures, with the milliseconds on the set that they were measured on.
+    figures = []
+    for run, measured in zip(runs, times, strict=True):
+        of_run = {row: _summarise_sets(sets) for row, sets in run.items()}
+        for row, milliseconds in measured.get("rows", {}).items():
+            if measured["set"] in of_run.get(row, {}):
+                of_run[row][measured["set"]][_MILLISECONDS] = milliseconds
+        figures.append(of_run)
+    first_times = times[0]
+    if first_times:
+        notes.append(
+            f"Milliseconds an answer: {first_times['batch']:,} together on {first_times['set']}, "
+            f"all rows in one run, on {first_times['device']}."
+        )
+
+    # Their means over runs, and what guessing gets right.
+    evaluated: dict[str, dict[str, Any]] = {}
+    chances = {}
+    for row, sets in runs[0].items():
+        evaluated[row] = {}
+        for name, records in sets.items():
+            summaries = [of_run[row][name] for of_run in figures]
+            evaluated[row][name] = _average_runs(summaries)
+            chances[name] = chance_level(records, name)
+
     differences, left_out = compare_rows(runs, rows[0])
     report: dict[str, Any] = {
-        "eval": {
-            row: {name: _over_runs([summary[row][name] for summary in figures]) for name in sets}
-            for row, sets in figures[0].items()
-        },
-        AVERAGE: _averages(figures),
-        "chance": {name: chance(records, name) for sets in runs[0].values() for name, records in sets.items()},
+        "eval": evaluated,
+        AVERAGE: _average_sets(figures),
+        "chance": chances,
         "differences": differences,
         "rows": {name: row.facts for name, row in rows[0].items()},
         "settings": reported_settings(rows),
@@ -170,50 +286,91 @@ def _write(
         "stop_times": stop_times(runs),
         **more,
     }
-    report = {"verdict": verdict(report), **report}
-    # Lists of numbers in a line each; a line's end stands in no string.
-    text = re.sub(r"\[\n[^\[\]{}\"]*\]", lambda match: " ".join(match[0].split()), to_json(report, indent=1))
+    report = {"headline": make_headline(report), **report}
+
+    # A list of numbers stands in a line of its own; a line's end stands in no string.
+    text = re.sub(
+        r"\[\n[^\[\]{}\"]*\]",
+        lambda match: " ".join(match[0].split()),
+        to_json(report, indent=1),
+    )
     write_text(workdir.report_json, text + "\n")
     title = f"Evaluation report: {workdir.root.resolve().name}"
-    write_text(workdir.report_html, render_page(title, report, {} if thoughts is None else runs[0], thoughts or {}))
+    evals = {} if thoughts is None else runs[0]
+    page = render_page(title, report, evals, thoughts or {})
+    write_text(workdir.report_html, page)
     write_text(workdir.report_md, render_markdown(report))
     return report
 
 
-def _over_runs(summaries: list[dict[str, Any]]) -> dict[str, Any]:
+def _summarise_sets(sets: Mapping[str, EvalRecords]) -> dict[str, dict[str, Any]]:
+    return {name: summarise(records) for name, records in sets.items()}
+
+
+def _average_runs(summaries: list[dict[str, Any]]) -> dict[str, Any]:
     """Return figures: one run's, or means, `_se` over runs, `per_run`; single runs' errors and p don't average."""
     first = summaries[0]
     if len(summaries) == 1:
         return first
-    out: dict[str, Any] = {"n": first["n"], "runs": len(summaries)}
-    keys = [key for key in first if all(isinstance(summary.get(key), float) for summary in summaries)]
-    per_run = {key: [summary[key] for summary in summaries] for key in keys if not key.endswith(("_se", "_p"))}
-    for key, values in per_run.items():
-        out |= {key: float(np.mean(values)), f"{key}_se": mean_se(np.array(values))}
-    same = {key: ends for key, ends in first.get("intervals", {}).items() if set(per_run.get(key, ())) == {first[key]}}
-    return out | ({"intervals": same} if same else {}) | {"per_run": per_run}
+    out: dict[str, Any] = {
+        "n": first["n"],
+        "runs": len(summaries),
+    }
+    per_run: dict[str, list[float]] = {}
+    for key in first:
+        values: list[Any] = [summary.get(key) for summary in summaries]
+        is_figure = all(isinstance(value, float) for value in values)
+        if is_figure and not key.endswith(("_se", "_p")):
+            per_run[key] = values
+            out[key] = float(np.mean(values))
+            out[f"{key}_se"] = mean_se(np.array(values))
+
+    # An interval stands where the figure is the same in all runs.
+    intervals = {}
+    for key, ends in first.get("intervals", {}).items():
+        if set(per_run.get(key, ())) == {first[key]}:
+            intervals[key] = ends
+    if intervals:
+        out["intervals"] = intervals
+    out["per_run"] = per_run
+    return out
 
 
-def _averages(summaries: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+def _average_sets(summaries: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Average each row over the sets, if it has them all: {row: {metric, metric_se}}, errors combined over sets."""
-    names = {name for sets in summaries[0].values() for name in sets}
-    whole = [row for row, sets in summaries[0].items() if sets.keys() == names] if len(names) > 1 else []
-    return {row: _over_runs([_mean([*summary[row].values()]) for summary in summaries]) for row in whole}
+    names = set().union(*summaries[0].values())
+    if len(names) == 1:
+        return {}
+    averages = {}
+    for row, sets in summaries[0].items():
+        if sets.keys() == names:
+            of_runs = [_mean([*summary[row].values()]) for summary in summaries]
+            averages[row] = _average_runs(of_runs)
+    return averages
 
 
 def _mean(parts: list[dict[str, Any]]) -> dict[str, Any]:
     """Average independent figures; an error is None where one of them has none, as of a set of one problem."""
+    out: dict[str, Any] = {"n": sum(part["n"] for part in parts)}
     keys = [key for key in parts[0] if all(f"{key}_se" in part for part in parts)]
-    means = {key: float(np.mean([part[key] for part in parts])) for key in keys}
-    errors = {f"{key}_se": [part[f"{key}_se"] for part in parts] for key in keys}
-    bounds = {
-        key: np.mean([part["intervals"][key] for part in parts], axis=0).tolist() for key in keys
-        if means[key] in (0, 1) and all(key in part.get("intervals", {}) for part in parts)
-    }  # fmt: skip
-    of_mean = {key: None if None in part else math.hypot(*part) / len(part) for key, part in errors.items()}
-    n = sum(part["n"] for part in parts)
+    for key in keys:
+        out[key] = float(np.mean([part[key] for part in parts]))
+
     # Time is measured on one of the sets, and stands for all.
     for part in parts:
         if _MILLISECONDS in part:
-            means[_MILLISECONDS] = part[_MILLISECONDS]
-    return {"n": n} | means | of_mean | ({"intervals": bounds} if bounds else {})
+            out[_MILLISECONDS] = part[_MILLISECONDS]
+
+    bounds = {}
+    for key in keys:
+        errors = [part[f"{key}_se"] for part in parts]
+        of_mean = None
+        if None not in errors:
+            of_mean = math.hypot(*errors) / len(errors)
+        out[f"{key}_se"] = of_mean
+        intervals = [part.get("intervals", {}).get(key) for part in parts]
+        if out[key] in (0, 1) and None not in intervals:
+            bounds[key] = np.mean(intervals, axis=0).tolist()
+    if bounds:
+        out["intervals"] = bounds
+    return out

@@ -13,6 +13,12 @@ from slpo_jax.io.workdir import StageFolder, Workdir
 BEST_FIXED = "best_fixed"
 """Stands among a row's baselines for the best of the rows that are `fixed`, by the metric and on the set in question.
 That choice is made on the test set itself, so it is a harder baseline than one chosen on the validation split."""
+BEST_FIXED_LABEL = "best fixed length"
+
+
+Rule = float | int
+"""How rollouts stop: a threshold of the gate, or a number of latents."""
+Facts = Mapping[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,33 +56,37 @@ class Row:
     baselines: tuple[str, ...] = ()
     stage: str = ""
     stopping: Literal["threshold", "length"] = "length"
-    rules: tuple[float | int, ...] = ()
-    rule: float | int | None = None
+    rules: tuple[Rule, ...] = ()
+    rule: Rule | None = None
     latents_a_step: int = 0
     selected_for: str = ""
-    sweep: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    sweep: Facts = dataclasses.field(default_factory=dict)
     checkpoint: str = ""
-    evaluation: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    shown: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    evaluation: Facts = dataclasses.field(default_factory=dict)
+    settings: Facts = dataclasses.field(default_factory=dict)
+    shown: Facts = dataclasses.field(default_factory=dict)
     source: str = ""
     about: str = ""
 
     @property
     def facts(self) -> dict[str, Any]:
         """All but the name, as it comes back from JSON."""
-        return as_json({key: value for key, value in vars(self).items() if key != "name"})
+        facts = dict(vars(self))
+        del facts["name"]
+        return as_json(facts)
 
 
 Rows = dict[str, Row]
 """By name, in the report's order."""
 
+_ABSENT = object()
 _AGAIN = "delete the file and run the evaluate stage again"
 
 
 def write_row(workdir: str | Path, row: Row) -> None:
     """Write `eval/ROW/row.json`."""
-    artifact.write(Workdir(Path(workdir)).row_facts(row.name), value=row.facts)
+    folder = Workdir(Path(workdir))
+    artifact.write(folder.row_facts(row.name), value=row.facts)
 
 
 def read_row(workdir: str | Path, name: str) -> Row | None:
@@ -85,11 +95,16 @@ def read_row(workdir: str | Path, name: str) -> Row | None:
     Raises:
         UserError: the file is damaged.
     """
-    entry = artifact.read(Workdir(Path(workdir)).row_facts(name), _AGAIN)
+    folder = Workdir(Path(workdir))
+    entry = artifact.read(folder.row_facts(name), _AGAIN)
     if entry is None:
         return None
-    facts: dict[str, Any] = entry.value
-    facts |= {key: tuple(value) for key, value in facts.items() if isinstance(value, list)}
+    facts = {}
+    for key, value in entry.value.items():
+        # JSON has no tuples.
+        if isinstance(value, list):
+            value = tuple(value)
+        facts[key] = value
     return Row(name, **facts)
 
 
@@ -101,7 +116,9 @@ def is_rule(stopping: Any, rule: Any) -> bool:
     """Return whether rollouts that stop in this way can have the rule."""
     if stopping == "threshold":
         return type(rule) in (int, float) and 0 <= rule <= 1
-    return stopping == "length" and type(rule) is int and 0 <= rule < 2**31  # int32
+    if stopping == "length":
+        return type(rule) is int and 0 <= rule < 2**31  # int32
+    return False
 
 
 def write_rule(stage: StageFolder, row: Row, alike: bool) -> None:
@@ -114,24 +131,35 @@ def write_rule(stage: StageFolder, row: Row, alike: bool) -> None:
     """
     trained = stage.digest()
     previous = artifact.value_of(stage.rule, trained) or {}
-    rule = {"stopping": row.stopping, "rule": row.rule, "alike": alike}
-    takes = (alike and len(row.rules) > 1) or (not previous.get("alike") and (alike or row.stopping == "threshold"))
+    rule = {
+        "stopping": row.stopping,
+        "rule": row.rule,
+        "alike": alike,
+    }
+    was_chosen = alike and len(row.rules) > 1
+    is_better_than_none = alike or row.stopping == "threshold"
+    takes = was_chosen or (is_better_than_none and not previous.get("alike"))
     if takes and rule != previous:
         artifact.write(stage.rule, trained, rule)
 
 
-def read_rule(stage: StageFolder, stopping: str) -> float | int | None:
+def read_rule(stage: StageFolder, stopping: str) -> Rule | None:
     """Read the rule of a checkpoint that stops in this way; None where none is known of it as it is now trained.
 
     Raises:
         UserError: the file is damaged.
     """
     entry = artifact.read(stage.rule, _AGAIN)
-    is_current = entry is not None and entry.facts == stage.digest()
-    return entry.value["rule"] if entry and is_current and entry.value["stopping"] == stopping else None
+    if entry is None:
+        return None
+    if entry.facts != stage.digest():
+        return None
+    if entry.value["stopping"] != stopping:
+        return None
+    return entry.value["rule"]
 
 
-def sweeps_of(rows: Rows) -> dict[str, Mapping[str, Any]]:
+def sweeps_of(rows: Rows) -> dict[str, Facts]:
     """Return, by row, the choice of its rule, where it had one."""
     return {name: row.sweep for name, row in rows.items() if row.sweep}
 
@@ -144,19 +172,30 @@ def read_rows(workdir: str | Path) -> Rows:
     """
     folder = Workdir(Path(workdir))
     rows = []
-    for name in dict.fromkeys(row for row, _ in folder.evaluated()):
+    names = dict.fromkeys(row for row, _ in folder.evaluated())
+    for name in names:
         row = read_row(workdir, name)
         if row is None:
-            raise UserError(f"{folder.row_facts(name)}: missing; run the evaluate stage again, or delete its folder")
+            raise UserError(
+                f"{folder.row_facts(name)}: missing; run the evaluate stage again, or delete its folder"
+            )
         rows.append(row)
-    return {row.name: row for row in sorted(rows, key=lambda row: (row.order, row.name))}
+    rows.sort(key=lambda row: (row.order, row.name))
+    return {row.name: row for row in rows}
 
 
 def baselines_of(row: Row, rows: Rows) -> dict[str, tuple[str, ...]]:
     """Return the baselines of a row that are there, each with the rows that it is the best of."""
-    fixed = tuple(other.name for other in rows.values() if other.fixed and other.name != row.name)
-    baselines = {name: fixed if name == BEST_FIXED else (name,) for name in row.baselines}
-    return {name: members for name, members in baselines.items() if members and set(members) <= rows.keys()}
+    fixed = [other.name for other in rows.values() if other.fixed]
+    others = tuple(name for name in fixed if name != row.name)
+    # Those that were evaluated; the best fixed one stands for all other fixed rows.
+    baselines: dict[str, tuple[str, ...]] = {}
+    for name in row.baselines:
+        if name in rows:
+            baselines[name] = (name,)
+        elif name == BEST_FIXED and others:
+            baselines[name] = others
+    return baselines
 
 
 def reported_settings(runs: Sequence[Rows]) -> dict[str, dict[str, Any]]:
@@ -168,27 +207,43 @@ def reported_settings(runs: Sequence[Rows]) -> dict[str, dict[str, Any]]:
     Returns:
         {"": settings that all checkpoints share, STAGE: its own, in the rows' order}, each by key of the config.
     """
-    by_stage: dict[str, list[Mapping[str, Any]]] = {}
+    # Rows of one stage have its settings in common; what all stages share is shown once.
+    by_stage: dict[str, list[Facts]] = {}
     for rows in runs:
         for row in rows.values():
+            stage = row.stage or row.name
             if row.shown:
-                by_stage.setdefault(row.stage or row.name, []).append(row.shown)
+                by_stage.setdefault(stage, []).append(row.shown)
     agreed = {stage: _agreed(values) for stage, values in by_stage.items()}
     shared = _agreed([*agreed.values()])
-    of_stage = {stage: {key: values[key] for key in values if key not in shared} for stage, values in agreed.items()}
-    return {"": shared} | of_stage
+    settings = {"": shared}
+    for stage, values in agreed.items():
+        own = [key for key in values if key not in shared]
+        settings[stage] = {key: values[key] for key in own}
+    return settings
 
 
 def differing_settings(runs: Sequence[Rows]) -> list[str]:
     """Return keys in which a row's checkpoints differ between runs, without the seed and what follows from it."""
+    # Of each row, the keys that not all runs have with the same value.
     keys: set[str] = set()
-    for name in {name for rows in runs for name in rows}:
-        settings = [flatten(rows[name].settings) for rows in runs if name in rows]
-        keys |= {key for run in settings for key in run}.difference(_agreed(settings), {"seed", "start.digest"})
-    return sorted(keys)
+    names = set().union(*runs)
+    for name in names:
+        having = [rows[name] for rows in runs if name in rows]
+        settings = [flatten(row.settings) for row in having]
+        every = set().union(*settings)
+        keys |= every.difference(_agreed(settings))
+    return sorted(keys - {"seed", "start.digest"})
 
 
-def _agreed(settings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _agreed(settings: Sequence[Facts]) -> dict[str, Any]:
     """Return the entries that are the same in all."""
-    first = settings[0] if settings else {}
-    return {key: value for key, value in first.items() if all(key in run and run[key] == value for run in settings)}
+    agreed: dict[str, Any] = {}
+    if not settings:
+        return agreed
+    first, *others = settings
+    for key, value in first.items():
+        values = [run.get(key, _ABSENT) for run in others]
+        if all(each == value for each in values):
+            agreed[key] = value
+    return agreed

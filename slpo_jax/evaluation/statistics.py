@@ -51,17 +51,24 @@ def most_k(records: EvalRecords) -> int:
 
 def mean_se(values: np.ndarray) -> float | None:
     """Return the standard error of a mean, s / sqrt(n) with Bessel's correction, of values [n]; None for n < 2."""
-    return float(np.std(values, ddof=1) / math.sqrt(values.size)) if values.size > 1 else None
+    if values.size < 2:
+        return None
+    return float(np.std(values, ddof=1) / math.sqrt(values.size))
 
 
 def wilson(rate: float, n: int) -> tuple[float, float]:
     """Return Wilson's 95 % interval of a proportion of n, which has a width at 0 and 1 too (1927, JASA 22)."""
     z2 = 1.959964**2
-    middle, half = rate + z2 / (2 * n), math.sqrt(z2 * (rate * (1 - rate) + z2 / (4 * n)) / n)
-    return max(0.0, (middle - half) / (1 + z2 / n)), min(1.0, (middle + half) / (1 + z2 / n))
+    middle = rate + z2 / (2 * n)
+    half = math.sqrt(z2 * (rate * (1 - rate) + z2 / (4 * n)) / n)
+    low = (middle - half) / (1 + z2 / n)
+    high = (middle + half) / (1 + z2 / n)
+    return max(0.0, low), min(1.0, high)
 
 
-def best_of(sample_correct: np.ndarray, sample_scores: np.ndarray, k: int) -> np.ndarray:
+def best_of(
+    sample_correct: np.ndarray, sample_scores: np.ndarray, k: int
+) -> np.ndarray:
     """Return bool [S, N], best-of-k: whether the largest score's sample of the first k is right; the first on a tie.
 
     Args:
@@ -73,7 +80,10 @@ def best_of(sample_correct: np.ndarray, sample_scores: np.ndarray, k: int) -> np
 
 
 def weighted_vote(
-    sample_answers: np.ndarray, sample_correct: np.ndarray, k: int, sample_scores: np.ndarray | None = None
+    sample_answers: np.ndarray,
+    sample_correct: np.ndarray,
+    k: int,
+    sample_scores: np.ndarray | None = None,
 ) -> np.ndarray:
     """Return the answer with the largest sum of scores over the first k samples, the one seen first on a tie.
 
@@ -88,6 +98,7 @@ def weighted_vote(
     Returns:
         [S, N] bool.
     """
+    # Sum up each answer's weights, and keep the sample that gave it first.
     weights = np.ones(sample_answers.shape) if sample_scores is None else sample_scores
     out = np.zeros(sample_answers.shape[:2], bool)
     for s, i in np.ndindex(*out.shape):
@@ -108,7 +119,8 @@ def pearson(x: np.ndarray, y: np.ndarray) -> tuple[float | None, float | None, i
     Fewer than three pairs, or a side that doesn't vary, have no correlation: r = p = None.
     """
     keep = np.isfinite(x) & np.isfinite(y)
-    x, y = np.asarray(x, np.float64)[keep], np.asarray(y, np.float64)[keep]
+    x = np.asarray(x, np.float64)[keep]
+    y = np.asarray(y, np.float64)[keep]
     if x.size < 3 or np.ptp(x) == 0 or np.ptp(y) == 0:
         return None, None, int(x.size)
     from scipy import stats  # a second's import, which only reports need
@@ -142,7 +154,18 @@ class Metric:
     paired: bool = True
 
 
-def _of_subsets(name: str, share: Callable[[np.ndarray, int, int], np.ndarray], least: int = 1):
+def _of_subsets(
+    name: str,
+    share: Callable[
+        [
+            np.ndarray,
+            int,
+            int,
+        ],
+        np.ndarray,
+    ],
+    least: int = 1,
+):
     """Compute metrics of subsets of k of all S*M samples, k of `pass_ks(most_k)` from `least` on.
 
     Args:
@@ -150,14 +173,17 @@ def _of_subsets(name: str, share: Callable[[np.ndarray, int, int], np.ndarray], 
     """
 
     def values(records: EvalRecords) -> Values:
-        right, n = records.sample_correct.sum(axis=(0, 2)), records.sample_correct[:, 0].size
-        return {f"{name}@{k}": share(right, n, k) for k in pass_ks(most_k(records)) if k >= least}
+        right = records.sample_correct.sum(axis=(0, 2))
+        n = records.sample_correct[:, 0].size
+        ks = [k for k in pass_ks(most_k(records)) if k >= least]
+        return {f"{name}@{k}": share(right, n, k) for k in ks}
 
     return values
 
 
 def _majorities(records: EvalRecords) -> Values:
-    answers, correct = records.sample_answers, records.sample_correct
+    answers = records.sample_answers
+    correct = records.sample_correct
     ks = [k for k in pass_ks(correct.shape[2]) if k >= 4]  # fewer are no majority
     return {f"maj@{k}": weighted_vote(answers, correct, k).mean(axis=0) for k in ks}
 
@@ -170,10 +196,23 @@ def _by_scores(name: str, choose: Callable[[EvalRecords, np.ndarray, int], np.nd
     """
 
     def values(records: EvalRecords) -> Values:
-        pairs = [(k, *scored) for scored in records.sample_scores.items() for k in pass_ks(scored[1].shape[2])]
-        return {f"{name}@{k}_{scorer}": choose(records, scores, k).mean(axis=0) for k, scorer, scores in pairs}
+        out: Values = {}
+        for scorer, scores in records.sample_scores.items():
+            for k in pass_ks(scores.shape[2]):
+                chosen_SN = choose(records, scores, k)
+                out[f"{name}@{k}_{scorer}"] = chosen_SN.mean(axis=0)
+        return out
 
     return values
+
+
+def _count_distinct(answers_SNM: np.ndarray) -> np.ndarray:
+    """Count the different answers among a problem's samples of a seed, [N], mean over the seeds."""
+    seeds, problems, _ = answers_SNM.shape
+    counts_SN = np.empty((seeds, problems))
+    for s, i in np.ndindex(seeds, problems):
+        counts_SN[s, i] = len({*answers_SNM[s, i]})
+    return counts_SN.mean(axis=0)
 
 
 METRICS = {
@@ -183,7 +222,10 @@ METRICS = {
         lambda records: records.correct,
     ),
     "latent_steps": Metric(
-        "#L", "Mean number of latents of the greedy rollout.", lambda records: records.latent_steps, count=True
+        "#L",
+        "Mean number of latents of the greedy rollout.",
+        lambda records: records.latent_steps,
+        count=True,
     ),
     "sequential_steps": Metric(
         "steps",
@@ -201,7 +243,11 @@ METRICS = {
     "searched": Metric(
         "beam search",
         "Share of problems that the rollout whose latents were searched for is right on; mean over the noise's seeds.",
-        lambda records: records.searched_correct.mean(axis=1) if records.searched_correct.size else {},
+        lambda records: (
+            records.searched_correct.mean(axis=1)
+            if records.searched_correct.size
+            else {}
+        ),
     ),
     r"pass@(\d+)": Metric(
         "P@{0}",
@@ -214,7 +260,9 @@ METRICS = {
         "all {0}",
         """Share of problems that {0} rollouts with noise all get right (pass^k of tau-bench): the mean of
         C(c, {0}) / C(n, {0}), of all n rollouts of a problem c right.""",
-        _of_subsets("all", lambda right, n, k: 1.0 - solved_share(n, n - right, k), least=2),
+        _of_subsets(
+            "all", lambda right, n, k: 1.0 - solved_share(n, n - right, k), least=2
+        ),
     ),
     r"maj@(\d+)": Metric(
         "maj@{0}",
@@ -225,17 +273,25 @@ METRICS = {
     r"best@(\d+)_(\w+)(?<!_se)": Metric(
         "best@{0} by {1}",
         "Share of problems whose rollout of {0} with the best {1} is right.",
-        _by_scores("best", lambda records, scores, k: best_of(records.sample_correct, scores, k)),
+        _by_scores(
+            "best",
+            lambda records, scores, k: best_of(records.sample_correct, scores, k),
+        ),
     ),
     r"vote@(\d+)_(\w+)(?<!_se)": Metric(
         "vote@{0} by {1}",
         "Share of problems whose answer with the largest sum of the score {1} among {0} rollouts is right.",
-        _by_scores("vote", lambda rec, scores, k: weighted_vote(rec.sample_answers, rec.sample_correct, k, scores)),
+        _by_scores(
+            "vote",
+            lambda rec, scores, k: weighted_vote(
+                rec.sample_answers, rec.sample_correct, k, scores
+            ),
+        ),
     ),
     "distinct_answers": Metric(
         "answers",
         "Different answers among a problem's rollouts of a seed; none counts as one.",
-        lambda records: np.mean([[len({*answers}) for answers in seed] for seed in records.sample_answers], axis=0),
+        lambda records: _count_distinct(records.sample_answers),
         sampled=True,
         count=True,
     ),
@@ -284,7 +340,9 @@ def defined(figure: str) -> tuple[str, str] | None:
     """Return the title and meaning of a figure of `report.json`; None of what belongs to one, as its errors."""
     for pattern, metric in METRICS.items():
         if match := re.fullmatch(pattern, figure):
-            return metric.title.format(*match.groups()), " ".join(metric.about.format(*match.groups()).split())
+            title = metric.title.format(*match.groups())
+            about = metric.about.format(*match.groups())
+            return title, " ".join(about.split())
     return None
 
 
@@ -292,9 +350,15 @@ def problem_values(records: EvalRecords, paired: bool = True) -> Values:
     """Compute the metrics that rows are compared by, or all, each a value a problem [N], whose mean is the metric."""
     out: Values = {}
     for name, metric in METRICS.items():
-        if metric.values and (metric.paired or not paired) and (records.sample_correct.size or not metric.sampled):
-            values = metric.values(records)
-            out |= values if isinstance(values, dict) else {name: values.astype(np.float64)}
+        if metric.values is None or (paired and not metric.paired):
+            continue
+        if metric.sampled and not records.sample_correct.size:
+            continue
+        values = metric.values(records)
+        if isinstance(values, dict):
+            out |= values
+        else:
+            out[name] = values.astype(np.float64)
     return out
 
 
@@ -308,20 +372,31 @@ def summarise(records: EvalRecords) -> dict[str, Any]:
     """
     seeds, n, per_seed = records.sample_correct.shape
     out: dict[str, Any] = {"n": n, "seeds": seeds, "samples_per_seed": per_seed}
+
+    # The figures with their errors over problems and, for Pass@k, over seeds.
     right_SN = records.sample_correct.sum(axis=2)
+    intervals = {}
     for key, values in problem_values(records, paired=False).items():
         out[key] = float(values.mean())
         out[f"{key}_se"] = mean_se(values)
-        if key in ("acc", "cut"):  # of a proportion, which is 0 at 0 and 1, where it means nothing
+        # A proportion's error is 0 at 0 and 1, where it means nothing.
+        if key in ("acc", "cut"):
             out[f"{key}_se"] = math.sqrt(out[key] * (1.0 - out[key]) / n)
+        if key not in COUNTS and out[key] in (0, 1):
+            intervals[key] = [*wilson(out[key], n)]
         if key.startswith("pass@") and (k := int(key[5:])) <= per_seed:
-            out[f"{key}_seed_se"] = mean_se(solved_share(per_seed, right_SN, k).mean(axis=1))
-    shares = [key for key in out if f"{key}_se" in out and key not in COUNTS]
-    if intervals := {key: [*wilson(out[key], n)] for key in shares if out[key] in (0, 1)}:
+            solved_SN = solved_share(per_seed, right_SN, k)
+            out[f"{key}_seed_se"] = mean_se(solved_SN.mean(axis=1))
+    if intervals:
         out["intervals"] = intervals
-    sampled = records.sample_correct.size
-    difficulty = 1.0 - records.sample_correct.mean(axis=(0, 2)) if sampled else np.full(n, np.nan)
+
+    # How the number of latents goes with the problem's steps and its difficulty.
+    difficulty = np.full(n, np.nan)
+    if records.sample_correct.size:
+        difficulty = 1.0 - records.sample_correct.mean(axis=(0, 2))
     for name, x in (("steps", records.problem_steps), ("difficulty", difficulty)):
         r, p, pairs = pearson(x, records.latent_steps)
-        out |= {f"pearson_{name}_r": r, f"pearson_{name}_p": p, f"pearson_{name}_n": pairs}
+        out[f"pearson_{name}_r"] = r
+        out[f"pearson_{name}_p"] = p
+        out[f"pearson_{name}_n"] = pairs
     return out

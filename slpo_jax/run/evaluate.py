@@ -22,6 +22,7 @@ from slpo_jax.data.templates import token_texts
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.completions import record_rows, thought_rows
 from slpo_jax.evaluation.evaluator import EvaluateConfig
+from slpo_jax.evaluation.headline import headline_text
 from slpo_jax.evaluation.records import RolloutCache, write_records
 from slpo_jax.evaluation.report import write_report
 from slpo_jax.evaluation.report_rows import Row, read_row, write_row, write_rule
@@ -120,6 +121,7 @@ def run_evaluate(experiment: Experiment) -> None:
         config = experiment.config
         completions = [row for name in experiment.tests for row in _some_completions(workdir, name, report_rows[-1])]
         experiment.log.report(config.trackers, values(config), _final_figures(report["eval"]), completions)
+        print(headline_text(report["headline"]))
     hosts.barrier("report")
 
 

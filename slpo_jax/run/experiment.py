@@ -36,6 +36,7 @@ from slpo_jax.stages import (
 )
 from slpo_jax.training.metrics import MetricsLog
 from slpo_jax.training.objectives import OBJECTIVES
+from slpo_jax.training.objectives.pathwise import Pathwise
 from slpo_jax.training.recipes import RECIPES, ImitateSettings
 
 
@@ -229,7 +230,7 @@ def rows(experiment: Experiment, planned: bool = False) -> list[Row]:
     objectives += sorted(trained.difference(objectives))
     for place, name in enumerate(objectives):
         baselines = (*objectives[:place], *earlier, CONTROL, NO_THOUGHT, *before, BEST_FIXED)
-        label = (OBJECTIVES[name].label if name in OBJECTIVES else "") or name
+        label = _label_objective(config, name)
         about = f"What the objective {name} trained."
         report_rows.append(_row(name, label, _FIRST_OBJECTIVE + place, about, baselines, **by_gate))
     if report_rows:
@@ -240,6 +241,15 @@ def rows(experiment: Experiment, planned: bool = False) -> list[Row]:
     label = "checkpoint " + "/".join(parts[-3:] if "checkpoints" in parts[-3:] else parts[-2:])
     about = "The checkpoint that config.init names."
     return [_row("checkpoint", label, _FIRST_OBJECTIVE, about, before, stage="", **by_gate)]
+
+
+def _label_objective(config: Config, name: str) -> str:
+    """Name an objective in tables: the control that learns from the answers' keys alone is fine-tuning on them."""
+    objective = config.objective.get(name)
+    if isinstance(objective, Pathwise) and objective.estimator == "mixture" and objective.mixture_weight == 0:
+        return "SFT on keys" if name == "keys" else f"SFT on keys ({name})"
+    label = OBJECTIVES[name].label if name in OBJECTIVES else ""
+    return label or name
 
 
 def _row(name: str, label: str, order: int, about: str, baselines: tuple[str, ...] = (), **more: Any) -> Row:
@@ -266,12 +276,12 @@ def _of_imitation(config: Config, stages: Collection[str], by_gate: dict[str, An
         label = _imitation(config.imitate, own_number)
         report_rows.append(_row(IMITATE, label, 0, "Imitation, as it ended.", rules=lengths, **options))
         if not by_steps and own_number < total:
-            about, label = "Imitation, with as many latents as there may be at most.", "imitation, fixed T_max"
+            about, label = "Imitation, with as many latents as there may be at most.", "SFT, T_max latents"
             report_rows.append(_row("imitate_fixed_tmax", label, 1, about, rules=(total,), **options))
     if CONTROL in stages:
         about = "Imitation for as many further steps as an objective takes: more training without rewards."
         rules = tuple(sorted({*lengths, total}))
-        report_rows.append(_row(CONTROL, "further imitation", 2, about, (IMITATE,), rules=rules))
+        report_rows.append(_row(CONTROL, "SFT, as many steps more", 2, about, (IMITATE,), rules=rules))
     return report_rows
 
 
@@ -280,25 +290,25 @@ def _of_taught_stop(config: Config, stages: Collection[str], by_gate: dict[str, 
     report_rows, total = list[Row](), config.max_latents
     if IMITATE in stages:
         about = "Imitation, which has taught the gate too."
-        report_rows.append(_row(IMITATE, "imitation", 0, about, ("imitate_by_steps", NO_THOUGHT), **by_gate))
+        report_rows.append(_row(IMITATE, "SFT", 0, about, ("imitate_by_steps", NO_THOUGHT), **by_gate))
         right = {"stage": IMITATE, "rules": (total,), "latents_a_step": config.imitate.c_thought}
         about = "Imitation, told how many steps a problem has."
-        report_rows.append(_row("imitate_by_steps", "imitation, right length", 1, about, (NO_THOUGHT,), **right))
+        report_rows.append(_row("imitate_by_steps", "SFT, right length", 1, about, (NO_THOUGHT,), **right))
     if CONTROL in stages:
         about = "Imitation for as many further steps as an objective takes: more training without rewards."
-        report_rows.append(_row(CONTROL, "further imitation", 2, about, (IMITATE,), **by_gate))
+        report_rows.append(_row(CONTROL, "SFT, as many steps more", 2, about, (IMITATE,), **by_gate))
     return report_rows
 
 
 def _imitation(config: ImitateSettings, latents: int) -> str:
     """Name imitation at its own number of latents in tables; without any, by what is still written in the end."""
     if latents:
-        return "imitation, best fixed length" if config.final_latents == "steps" else "imitation, own length"
+        return "SFT, best fixed length" if config.final_latents == "steps" else "SFT"
     if config.recipe and (label := RECIPES[config.recipe].label):
         return label
     if config.final_steps:
         return "no latents"
-    return "imitation, last steps written" if config.stage_steps * config.max_latent_stage else "CoT-SFT"
+    return "SFT, last steps written" if config.stage_steps * config.max_latent_stage else "CoT-SFT"
 
 
 def reported_settings(facts: Mapping[str, Any]) -> dict[str, Any]:

@@ -51,7 +51,8 @@ REQUIRED = {versus: ["."], grpo: ["problems.json"]}
 
 
 @pytest.mark.parametrize(
-    ("module", "flags", "fault"), [(module, *case) for module, own in OWN.items() for case in (*EVERY, *own)]
+    ("module", "flags", "fault"),
+    [(module, *case) for module, own in OWN.items() for case in (*EVERY, *own)],
 )
 def test_bad_flags_end_with_one_line_and_status_2(module, flags, fault, capsys):
     with pytest.raises(SystemExit) as stop:

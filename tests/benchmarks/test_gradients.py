@@ -18,7 +18,9 @@ from tiny import compiled
 def test_the_exact_gradient_is_what_goes_through_latents(latents):
     """Of a thought without latents it is nothing, to rounding of what goes past them, and the latent term has none."""
     policy = POLICY.having(stopping="length", dropout_rate=0.2, max_latents=latents)
-    take = compiled(functools.partial(gradients.gradients, policy), static=("verifier", "group"))
+    take = compiled(
+        functools.partial(gradients.gradients, policy), static=("verifier", "group")
+    )
     exact, latent = map(np.asarray, take(small_params(), prompted_batch(), verifier=rigged_reward, group=GROUP,
                                          key=jax.random.key(3)))  # fmt: skip
     sizes = np.linalg.norm(exact), np.linalg.norm(latent)
@@ -27,14 +29,33 @@ def test_the_exact_gradient_is_what_goes_through_latents(latents):
 
 
 def test_problems_are_taken_by_their_right_answers():
-    problems = [Problem(str(count), "1", (), columns={"solutions": count}) for count in (2, 1, 2)]
-    encoded = gradients.EncodedProblems(tuple(problems), [[7], [8], [9]], [[], [], []], [[1], [2], [3]], None)
+    problems = [
+        Problem(str(count), "1", (), columns={"solutions": count})
+        for count in (2, 1, 2)
+    ]
+    encoded = gradients.EncodedProblems(
+        tuple(problems),
+        [
+            [7],
+            [8],
+            [9],
+        ],
+        [[], [], []],
+        [[1], [2], [3]],
+        None,
+    )
     assert gradients.with_answers(encoded, 2).prompts == [[7], [9]]
-    assert gradients.with_answers(encoded, 0).answers == [[1], [2], [3]]
+    assert gradients.with_answers(encoded, 0).answers == [
+        [1],
+        [2],
+        [3],
+    ]
     with pytest.raises(UserError, match=r"--right: .*5"):
         gradients.with_answers(encoded, 5)
 
 
 def test_a_direction_is_compared_by_its_cosine():
-    assert gradients.cosine(np.array([3.0, 4.0]), np.array([4.0, 3.0])) == pytest.approx(0.96)
+    assert gradients.cosine(
+        np.array([3.0, 4.0]), np.array([4.0, 3.0])
+    ) == pytest.approx(0.96)
     assert gradients.cosine(np.zeros(2), np.ones(2)) == 0.0

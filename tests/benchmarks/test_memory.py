@@ -27,15 +27,23 @@ TINY = {
     "max_latents": 3, "max_answer_tokens": 3, "rl.batch_size": 8, "rl.group": 2, "objective.slpo.passes": 2,
 }  # fmt: skip
 SMALL_LLAMA = {"model.n_kv_head": 1, "model.n_inner": 64, "max_answer_tokens": 8}
-LARGEST = {"rl.capacities": ((1.0, 1.0),)}  # of a scoring pass: of the smaller ones, each compiled, only one runs
+LARGEST = {
+    "rl.capacities": ((1.0, 1.0),)
+}  # of a scoring pass: of the smaller ones, each compiled, only one runs
 
 
 def test_a_program_s_memory_is_what_it_holds():
     """Donated arguments make room for results."""
     x = jnp.ones((256, 256))
     kept = compiled.device_memory(jax.jit(lambda x: x + 1).lower(x).compile())
-    given = compiled.device_memory(jax.jit(lambda x: x + 1, donate_argnums=0).lower(x).compile())
-    assert (kept["arguments"], kept["total"], given["total"]) == (x.nbytes, 2 * x.nbytes, x.nbytes)
+    given = compiled.device_memory(
+        jax.jit(lambda x: x + 1, donate_argnums=0).lower(x).compile()
+    )
+    assert (kept["arguments"], kept["total"], given["total"]) == (
+        x.nbytes,
+        2 * x.nbytes,
+        x.nbytes,
+    )
 
 
 @pytest.mark.nightly
@@ -45,8 +53,14 @@ def test_parameters_in_parts_take_less(monkeypatch, capsys, tmp_path):
     monkeypatch.setitem(memory.MODELS, "gpt2", (file, changes | TINY | LARGEST))
     monkeypatch.setattr(memory, "set_up", lambda devices: None)
     memory.main(["--fsdp", "1", "4", "--json", str(tmp_path / "all.json")])
-    rows = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines() if line.startswith("| gpt2")]
-    assert [row[:4] for row in rows] == [["gpt2, float32", "rl", "4 cpu", fsdp] for fsdp in ("1", "4")]
+    rows = [
+        line.strip("| ").split(" | ")
+        for line in capsys.readouterr().out.splitlines()
+        if line.startswith("| gpt2")
+    ]
+    assert [row[:4] for row in rows] == [
+        ["gpt2, float32", "rl", "4 cpu", fsdp] for fsdp in ("1", "4")
+    ]
     whole, cut = json.loads((tmp_path / "all.json").read_text())["rows"]
     assert whole["parameters"] * 4 < whole["arguments"] < whole["parameters"] * 4 * 1.3
     assert 0.2 < cut["arguments"] / whole["arguments"] < 0.35
@@ -63,12 +77,16 @@ def test_a_step_with_the_host_between_is_two_programs(monkeypatch):
     tiny = TINY | SMALL_LLAMA | {"rl.micro_batches": 2}
     monkeypatch.setitem(memory.MODELS, name, (file, changes | tiny | LARGEST))
     monkeypatch.setattr(memory, "set_up", lambda devices: None)
-    result = memory.benchmark(memory.parse(["--models", name, "--with", "model.dtype=bfloat16"]))
+    result = memory.benchmark(
+        memory.parse(["--models", name, "--with", "model.dtype=bfloat16"])
+    )
     rollout, improvement = result["rows"]
     weights = 4 * rollout["parameters"]
     assert weights < rollout["arguments"] < 1.05 * weights
     assert 3 * weights < improvement["arguments"] < 3.1 * weights
-    assert rollout["sent"] == 0 < 0.99 * weights < improvement["sent"]  # no gradient of the gate that is not there
+    assert (
+        rollout["sent"] == 0 < 0.99 * weights < improvement["sent"]
+    )  # no gradient of the gate that is not there
     text = memory.markdown(result)
     assert [line.split(" | ")[1] for line in text.splitlines() if line.startswith("| soft")] == [
         "rl rollout", "rl policy update"
@@ -79,16 +97,25 @@ def test_adapters_alone_are_counted_with_moments_and_what_is_trained_whole_with_
     """HRPO's, of rank 32: beside the parameters two moments of adapters and the latent policy's, nothing compiled."""
     tiny = TINY | SMALL_LLAMA | {"latent_policy.hybrid.end_text": ""}
     _, shapes = memory.MODELS["soft_llama1b:hrpo"]
-    point = memory.Point("soft_llama1b:hrpo", changes=tuple((shapes | tiny | LARGEST).items()))
+    point = memory.Point(
+        "soft_llama1b:hrpo", changes=tuple((shapes | tiny | LARGEST).items())
+    )
     setup = memory.setup_of(point, jax.devices("cpu")[:1])
     rollout, improvement = programs(setup, "rl")
     state, _, reference = rollout.arguments
     assert reference.keys() == {"latent_policy"}
     assert state.params.keys() == {"reasoner", "gate", "latent_policy", "adapter"}
-    sizes = {name: sum(x.size for x in jax.tree.leaves(tree)) for name, tree in state.params.items()}
-    widths = 2 * (32 + 32) + 2 * (32 + 16) + 3 * (32 + 64)  # in + out: q, o; k, v; the MLP's three
+    sizes = {
+        name: sum(x.size for x in jax.tree.leaves(tree))
+        for name, tree in state.params.items()
+    }
+    widths = (
+        2 * (32 + 32) + 2 * (32 + 16) + 3 * (32 + 64)
+    )  # in + out: q, o; k, v; the MLP's three
     assert sizes["adapter"] == 32 * widths
-    moments = sum(x.size for x in jax.tree.leaves(improvement.arguments[0].opt_state) if x.ndim)
+    moments = sum(
+        x.size for x in jax.tree.leaves(improvement.arguments[0].opt_state) if x.ndim
+    )
     assert moments == 2 * (sizes["adapter"] + sizes["latent_policy"])
 
 
@@ -96,7 +123,9 @@ def test_a_run_s_own_config_can_be_asked_about(tmp_path):
     """By its file; what it lacks or misnames is said."""
     lines = ["from small_run import CONFIG", "exec(CONFIG)"]
     (tmp_path / "own.py").write_text("\n".join(lines) + "\n")
-    point = memory.Point(str(tmp_path / "own.py"), "cold_start", 2, (("data.train", "synthetic:train"),))
+    point = memory.Point(
+        str(tmp_path / "own.py"), "cold_start", 2, (("data.train", "synthetic:train"),)
+    )
     setup = memory.setup_of(point, jax.devices("cpu")[:4])
     assert setup.config.model.n_embd == 16
     assert dict(setup.mesh.shape) == {"data": 2, "fsdp": 2}
@@ -112,9 +141,20 @@ def test_products_are_counted_with_their_loops():
 
     def body(x, y):
         x, _ = jax.lax.scan(lambda x, _: (x @ y, None), x, length=5)
-        _, x = jax.lax.while_loop(lambda s: (s[0] < 7) & (s[1][0, 0] > 0), lambda s: (s[0] + 1, s[1] @ y), (0, x))
+        _, x = jax.lax.while_loop(
+            lambda s: (s[0] < 7) & (s[1][0, 0] > 0),
+            lambda s: (s[0] + 1, s[1] @ y),
+            (0, x),
+        )
         x = jax.lax.while_loop(lambda x: x.any(), lambda x: x @ y, x)
-        return jax.checkpoint(lambda x: jax.lax.cond(x[0, 0] > 0, lambda x: x @ y, lambda x: x @ y @ y, x))(x)
+        return jax.checkpoint(
+            lambda x: jax.lax.cond(
+                x[0, 0] > 0,
+                lambda x: x @ y,
+                lambda x: x @ y @ y,
+                x,
+            )
+        )(x)
 
     x = jnp.ones((64, 64))
     assert products(jax.jit(body).trace(x, x), trips=3) == 2 * 64**3 * (5 + 7 + 3 + 2)
@@ -122,8 +162,13 @@ def test_products_are_counted_with_their_loops():
 
 def test_traffic_and_the_largest_array_are_those_of_the_program():
     """A scan of five products of [64, 64]: each reads two, one of which is cut out, and writes one."""
-    x, stack = jnp.ones((64, 64)), jnp.ones((5, 64, 64))
-    looped = jax.jit(lambda x, stack: jax.lax.scan(lambda x, y: (x @ y, None), x, stack)[0]).lower(x, stack).compile()
+    x = jnp.ones((64, 64))
+    stack = jnp.ones((5, 64, 64))
+    looped = (
+        jax.jit(lambda x, stack: jax.lax.scan(lambda x, y: (x @ y, None), x, stack)[0])
+        .lower(x, stack)
+        .compile()
+    )
     assert compiled.largest(looped) == ("f32[5,64,64]", stack.nbytes)
     assert 15 * x.nbytes <= compiled.traffic(looped, 1) <= 40 * x.nbytes
 
@@ -139,7 +184,9 @@ def test_traffic_and_the_largest_array_are_those_of_the_program():
         ("cuda:mine", 4, "mine.txtpb: has no device_memory_size"),
     ],
 )  # fmt: skip
-def test_devices_that_can_t_be_compiled_for(device, count, fault, monkeypatch, tmp_path):
+def test_devices_that_can_t_be_compiled_for(
+    device, count, fault, monkeypatch, tmp_path
+):
     def refuses(**_):
         raise ImportError("no plugin")
 
@@ -155,29 +202,69 @@ def test_devices_that_can_t_be_compiled_for(device, count, fault, monkeypatch, t
     ("model", "stage", "changes", "fault"),
     [
         ("soft_llama1b:slpo", "cold_start", {}, "gate"),
-        ("graph", "rl", {"rl.micro_batches": 7}, "config.rl.batch_size: .* is not a multiple of"),
-        ("graph", "rl", {"model.n_head": 5}, "config.model.n_embd: .* is no multiple of model.n_head"),
+        (
+            "graph",
+            "rl",
+            {"rl.micro_batches": 7},
+            "config.rl.batch_size: .* is not a multiple of",
+        ),
+        (
+            "graph",
+            "rl",
+            {"model.n_head": 5},
+            "config.model.n_embd: .* is no multiple of model.n_head",
+        ),
         ("README.md", "rl", {}, "--models: README.md is no config"),
     ],
 )
 def test_what_a_run_would_refuse_is_refused(model, stage, changes, fault):
     with pytest.raises(UserError, match=fault):
-        memory.setup_of(memory.Point(model, stage, 1, tuple(changes.items())))
+        memory.setup_of(
+            memory.Point(
+                model,
+                stage,
+                1,
+                tuple(changes.items()),
+            )
+        )
 
 
 PLUGINS = {"tpu:v5e": "libtpu", "cuda:a6000": "jax_cuda12_plugin"}
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize(("model", "fsdp"), [("graph", 1), ("graph", 4), ("gpt2", 1)])
+@pytest.mark.parametrize(
+    ("model", "fsdp"),
+    [
+        ("graph", 1),
+        ("graph", 4),
+        ("gpt2", 1),
+    ],
+)
 @pytest.mark.parametrize("device", PLUGINS)
 def test_shipped_programs_compile_and_fit(device, model, fsdp, tmp_path):
     """For four of them, as the configs are: no loop waits for other devices, a gradient is summed once, in place."""
     if find_spec(PLUGINS[device]) is None:
-        pytest.skip(f"nothing here compiles for {device}: python -m pip install -e '.[aot]'")
-    flags = ["--device", device, "--models", model, "--fsdp", str(fsdp), "--json", str(tmp_path / "rows.json")]
+        pytest.skip(
+            f"nothing here compiles for {device}: python -m pip install -e '.[aot]'"
+        )
+    flags = [
+        "--device",
+        device,
+        "--models",
+        model,
+        "--fsdp",
+        str(fsdp),
+        "--json",
+        str(tmp_path / "rows.json"),
+    ]
     command = [sys.executable, "-m", "benchmarks.memory", "--stages", *STAGES, *flags]
-    subprocess.run(command, cwd=ROOT, env={**os.environ, "XLA_FLAGS": ""}, check=True)
+    subprocess.run(
+        command,
+        cwd=ROOT,
+        env={**os.environ, "XLA_FLAGS": ""},
+        check=True,
+    )
     rows = json.loads((tmp_path / "rows.json").read_text())["rows"]
     assert {row["stage"] for row in rows} == set(STAGES)
     for row in rows:

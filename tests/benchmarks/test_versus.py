@@ -16,16 +16,27 @@ def test_over_pairs_is_t_s_interval_of_the_logarithms():
     ratios = [0.9, 1.2, 1.1, 1.0]
     found = versus.over_pairs(ratios)
     t = stats.ttest_1samp(np.log(ratios), 0).confidence_interval(0.95)
-    assert found == pytest.approx({"mean": stats.gmean(ratios), "low": math.exp(t.low), "high": math.exp(t.high)})
+    assert found == pytest.approx(
+        {"mean": stats.gmean(ratios), "low": math.exp(t.low), "high": math.exp(t.high)}
+    )
     assert math.isnan(versus.over_pairs([1.5])["low"])
 
 
 def test_a_row_has_the_ratio_of_each_pair():
     pairs = [
-        {"step": {"other": summary([2.0]), "this": summary([2.0 * ratio]), "ratio": ratio}} for ratio in (1.5, 1.0)
+        {
+            "step": {
+                "other": summary([2.0]),
+                "this": summary([2.0 * ratio]),
+                "ratio": ratio,
+            }
+        }
+        for ratio in (1.5, 1.0)
     ]
     text = versus.markdown({"machine": {}, "work": {}, "pairs": pairs})
-    (row,) = [line.split(" | ") for line in text.splitlines() if line.startswith("| step")]
+    (row,) = [
+        line.split(" | ") for line in text.splitlines() if line.startswith("| step")
+    ]
     assert (row[3], row[4]) == ("1.50, 1.00", f"{1.5**0.5:.3f}")
 
 
@@ -39,7 +50,9 @@ def test_another_checkout_that_can_t_is_named(tmp_path, monkeypatch, capsys):
     line = capsys.readouterr().err
     assert line.startswith(f"error: {tmp_path}: its benchmark ended: ")
     assert line.count("\n") == 1
-    found = subprocess.run(["pgrep", "-f", str(tmp_path)], capture_output=True, text=True)
+    found = subprocess.run(
+        ["pgrep", "-f", str(tmp_path)], capture_output=True, text=True
+    )
     assert found.stdout == ""
 
 

@@ -23,8 +23,12 @@ from benchmarks.witness import objective as torch_objective  # noqa: E402
 from benchmarks.witness.step import Witness  # noqa: E402
 
 PROMPTS = (4, 7, 2)  # lengths; 9 slots
-GROUP, PASSES, STEPS = 3, 2, ROLLOUT.max_latents
-LENGTHS = np.array([5, 1, 3, 2, 4, 2, 1, 3, 4])  # tau, the longest of the last prompts below T
+GROUP = 3
+PASSES = 2
+STEPS = ROLLOUT.max_latents
+LENGTHS = np.array(
+    [5, 1, 3, 2, 4, 2, 1, 3, 4]
+)  # tau, the longest of the last prompts below T
 ANSWERS = (6, 2, 1, 3, 5, 2, 4, 1, 3)  # eos included; the first row has no eos
 OBJECTIVE = Slpo(passes=PASSES, epsilon=1e-2)
 CLEAN = dataclasses.replace(ROLLOUT, dropout_rate=0.0)
@@ -32,9 +36,18 @@ NOISY = dataclasses.replace(ROLLOUT, dropout_rate=0.5)
 BIAS = -1.0  # of the gate: some rows of a clean rollout stop early and some at T
 
 
-def witness(config=CLEAN, objective=OBJECTIVE, optimizer="adafactor", policy=None, **kwargs) -> Witness:
+def witness(
+    config=CLEAN, objective=OBJECTIVE, optimizer="adafactor", policy=None, **kwargs
+) -> Witness:
     learning = OptimizerConfig(optimizer, learning_rate=1e-3)
-    return Witness(both_params(bias=BIAS), policy or policy_of(config), objective, GROUP, learning, **kwargs)
+    return Witness(
+        both_params(bias=BIAS),
+        policy or policy_of(config),
+        objective,
+        GROUP,
+        learning,
+        **kwargs,
+    )
 
 
 def prompts():
@@ -42,9 +55,14 @@ def prompts():
 
 
 def to_torch(trajectories: Trajectories):
-    latents, lengths, tokens = (np.array(x) for x in (trajectories.actions, trajectories.lengths, trajectories.tokens))
+    latents, lengths, tokens = (
+        np.array(x)
+        for x in (trajectories.actions, trajectories.lengths, trajectories.tokens)
+    )
     return torch_objective.Trajectories(
-        torch.tensor(latents), torch.tensor(lengths, dtype=torch.long), torch.tensor(tokens, dtype=torch.long)
+        torch.tensor(latents),
+        torch.tensor(lengths, dtype=torch.long),
+        torch.tensor(tokens, dtype=torch.long),
     )
 
 
@@ -58,10 +76,22 @@ def trajectories() -> Trajectories:
     for row, length in zip(tokens[1:], ANSWERS[1:], strict=True):
         row[length - 1 :] = [EOS] + [PAD] * (len(row) - length)
     keys = keys_of(len(LENGTHS))
-    return Trajectories(jnp.asarray(latents, jnp.float32), jnp.asarray(LENGTHS), jnp.asarray(tokens, jnp.int32), keys)
+    return Trajectories(
+        jnp.asarray(latents, jnp.float32),
+        jnp.asarray(LENGTHS),
+        jnp.asarray(tokens, jnp.int32),
+        keys,
+    )
 
 
-REWARDS = np.array([[1, 0, 1], [0, 0, 1], [1, 0, 0]], np.float32)
+REWARDS = np.array(
+    [
+        [1, 0, 1],
+        [0, 0, 1],
+        [1, 0, 0],
+    ],
+    np.float32,
+)
 
 
 @pytest.fixture(scope="module")
@@ -71,11 +101,16 @@ def expected(trajectories):
 
     def loss(params, advantage):
         objective = dataclasses.replace(OBJECTIVE, advantage=advantage)
-        return objective(policy_of(CLEAN), params, batch, trajectories, REWARDS, jax.random.key(0))[0] / len(PROMPTS)
+        return objective(
+            policy_of(CLEAN), params, batch, trajectories, REWARDS, jax.random.key(0)
+        )[0] / len(PROMPTS)
 
     def both(params):
         value, gradient = jax.value_and_grad(loss)(params, "rloo")
-        return {"rloo": value, "grpo": loss(params, "grpo")}, gradient
+        return {
+            "rloo": value,
+            "grpo": loss(params, "grpo"),
+        }, gradient
 
     return jax.tree.map(np.asarray, compiled(both)(both_params(bias=BIAS)))
 
@@ -96,35 +131,70 @@ def test_loss_is_ours(expected, trajectories):
 def test_gradient_is_ours(expected, trajectories):
     made = witness()
     made.loss(prompts(), to_torch(trajectories), REWARDS).backward()
-    backbone, model = expected[1]["reasoner"]["backbone"], made.model.transformer
+    backbone = expected[1]["reasoner"]["backbone"]
+    model = made.model.transformer
     pairs = {
         "wte": (model.wte.weight, backbone["wte"]),
         "wpe": (model.wpe.weight, backbone["wpe"]),
-        "c_attn": (model.h[1].attn.c_attn.weight, backbone["h_1"]["attn"]["c_attn"]["kernel"]),
+        "c_attn": (
+            model.h[1].attn.c_attn.weight,
+            backbone["h_1"]["attn"]["c_attn"]["kernel"],
+        ),
         "c_fc": (model.h[0].mlp.c_fc.bias, backbone["h_0"]["mlp"]["c_fc"]["bias"]),
         "ln_f": (model.ln_f.weight, backbone["ln_f"]["scale"]),
         "gate": (made.gate.weight, expected[1]["gate"]["out"]["kernel"].T),
     }
     for name, (theirs, wanted) in pairs.items():
-        np.testing.assert_allclose(theirs.grad, wanted, rtol=1e-3, atol=1e-4 * np.abs(wanted).max(), err_msg=name)
+        np.testing.assert_allclose(
+            theirs.grad,
+            wanted,
+            rtol=1e-3,
+            atol=1e-4 * np.abs(wanted).max(),
+            err_msg=name,
+        )
 
 
-@pytest.mark.parametrize("changes", [{}, {"latent_reduction": "mean"}, {"detach_variance": True}], ids=str)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"latent_reduction": "mean"},
+        {"detach_variance": True},
+    ],
+    ids=str,
+)
 def test_latent_term_is_ours(trajectories, changes):
     """Value and gradient with passes that differ: noise-free passes have no variance."""
-    z = np.random.default_rng(0).normal(size=(PASSES, *trajectories.actions.shape)).astype(np.float32)
+    z = (
+        np.random.default_rng(0)
+        .normal(size=(PASSES, *trajectories.actions.shape))
+        .astype(np.float32)
+    )
     config = dataclasses.replace(OBJECTIVE, **changes)
 
     def term(z_KNTD):
         settings = (config.epsilon, config.latent_reduction, config.detach_variance)
-        likelihood = jax.vmap(lambda h, z, length: latent_log_likelihood(h, z, length, *settings), in_axes=(0, 1, 0))
+        likelihood = jax.vmap(
+            lambda h, z, length: latent_log_likelihood(
+                h,
+                z,
+                length,
+                *settings,
+            ),
+            in_axes=(0, 1, 0),
+        )
         return likelihood(trajectories.actions, z_KNTD, trajectories.lengths)[0]
 
-    tensors, given = to_torch(trajectories), torch.tensor(z, requires_grad=True)
-    value_N = torch_objective.latent_log_likelihood(tensors.latents, given, tensors.lengths, config)
+    tensors = to_torch(trajectories)
+    given = torch.tensor(z, requires_grad=True)
+    value_N = torch_objective.latent_log_likelihood(
+        tensors.latents, given, tensors.lengths, config
+    )
     value_N.sum().backward()
     np.testing.assert_allclose(value_N.detach(), term(z), rtol=1e-5)
-    np.testing.assert_allclose(given.grad, jax.grad(lambda z: term(z).sum())(z), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        given.grad, jax.grad(lambda z: term(z).sum())(z), rtol=1e-4, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("stopping", ["threshold", "length"])
@@ -132,8 +202,18 @@ def test_rollout_is_ours(stopping):
     config = dataclasses.replace(CLEAN, stopping=stopping)
     rows = jax.tree.map(lambda x: np.repeat(x, GROUP, axis=0), prompts())
     rule = 0.5 if stopping == "threshold" else LENGTHS
-    wanted = tiny.run_rollout(both_params(bias=BIAS), rows, keys_of(len(LENGTHS)), config=config, stop_rule=rule)
-    made = witness().rollout(prompts(), GROUP, **({"rule": 0.5} if stopping == "threshold" else {"lengths_N": LENGTHS}))
+    wanted = tiny.run_rollout(
+        both_params(bias=BIAS),
+        rows,
+        keys_of(len(LENGTHS)),
+        config=config,
+        stop_rule=rule,
+    )
+    made = witness().rollout(
+        prompts(),
+        GROUP,
+        **({"rule": 0.5} if stopping == "threshold" else {"lengths_N": LENGTHS}),
+    )
     assert len(set(np.asarray(wanted.lengths))) > 1
     np.testing.assert_array_equal(made.lengths, wanted.lengths)
     np.testing.assert_array_equal(made.tokens, wanted.tokens)
@@ -145,7 +225,11 @@ def record_noise(made: Witness) -> list:
     factors = []
     for module in made.model.modules():
         if isinstance(module, torch_model.PositionDropout):
-            module.register_forward_hook(lambda _, inputs, out: factors.append((out / inputs[0]).detach().numpy()))
+            module.register_forward_hook(
+                lambda _, inputs, out: factors.append(
+                    (out / inputs[0]).detach().numpy()
+                )
+            )
     return factors
 
 
@@ -167,27 +251,42 @@ def test_scoring_noise_ends_before_the_last_latent(trajectories):
     until_N = np.repeat(PROMPTS, GROUP) + LENGTHS - 1
     for site in factors:
         assert site.shape[:2] == (PASSES * len(LENGTHS), (until_N + 1 + ANSWERS).max())
-        check_factors(site, np.arange(site.shape[1]) < np.tile(until_N, PASSES)[:, None])
+        check_factors(
+            site, np.arange(site.shape[1]) < np.tile(until_N, PASSES)[:, None]
+        )
 
 
 @pytest.mark.parametrize("sort_by_length", [False, True])
 def test_passk_is_its_rollouts(sort_by_length):
-    made, batch, rule = witness(), prompts(), 0.5
+    made = witness()
+    batch = prompts()
+    rule = 0.5
     rows = [tiny.real_tokens(batch, i) for i in range(len(PROMPTS))]
-    tokens, lengths = made.passk(rows, 2, 4, rule, sort_by_length)
+    tokens, lengths = made.passk(
+        rows,
+        2,
+        4,
+        rule,
+        sort_by_length,
+    )
     assert tokens.shape == (len(PROMPTS), 2, ROLLOUT.answer_slots)
     for i, row in enumerate(rows):
-        alone = made.rollout(Prompts(row[None], np.ones((1, len(row)), bool)), 1, rule=rule)
+        alone = made.rollout(
+            Prompts(row[None], np.ones((1, len(row)), bool)), 1, rule=rule
+        )
         np.testing.assert_array_equal(tokens[i], alone.tokens.expand(2, -1))
         np.testing.assert_array_equal(lengths[i], alone.lengths.expand(2))
 
 
 @pytest.mark.nightly
 def test_answers_end_where_the_workload_ends_them():
-    at, params = 2, both_params(bias=BIAS)
+    at = 2
+    params = both_params(bias=BIAS)
     config = dataclasses.replace(CLEAN, stopping="threshold")
     reasoner = ending_answers(tiny.REASONER, EOS, STEPS + at)
-    wanted = compiled(sample, policy_of(config, reasoner))(params, prompts(), keys_of(len(PROMPTS)), 0.5).tokens
+    wanted = compiled(sample, policy_of(config, reasoner))(
+        params, prompts(), keys_of(len(PROMPTS)), 0.5
+    ).tokens
     made = witness(end_answers_at=at).rollout(prompts(), 1, rule=0.5).tokens
     assert (made[:, at] == EOS).any()
     assert (made[:, at + 1 :] == PAD).all()
@@ -213,7 +312,12 @@ def test_step_learns(optimizer):
     assert sum(seconds.values()) == pytest.approx(2 * seconds["step"])
     gradient = torch.cat([parameter.grad.flatten() for parameter in made.parameters])
     assert gradient.norm() == pytest.approx(1.0, rel=1e-4)  # clipped
-    change = torch.cat([(new - old).flatten() for new, old in zip(made.parameters, before, strict=True)])
+    change = torch.cat(
+        [
+            (new - old).flatten()
+            for new, old in zip(made.parameters, before, strict=True)
+        ]
+    )
     assert (change * gradient).sum() < 0
     assert 0 < change.square().mean() ** 0.5 <= 1.01e-3
 

@@ -16,7 +16,7 @@ from eval_files import evals_of, problem, write_eval, write_lines
 from slpo_jax.cli.commands import view
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation import render, report, report_rows
-from slpo_jax.evaluation.render import browsed
+from slpo_jax.evaluation.render import browse_problems
 from slpo_jax.io import artifact
 from slpo_jax.io.files import digest
 from slpo_jax.io.workdir import Workdir
@@ -34,24 +34,51 @@ RIGHT = {  # of the greedy rollouts
 @pytest.fixture(scope="module")
 def workdir(tmp_path_factory):
     """Two sets and two rows, of which the first two problems' thoughts were watched on one set."""
-    folder, rng = tmp_path_factory.mktemp("page") / "run", np.random.default_rng(0)
+    folder = tmp_path_factory.mktemp("page") / "run"
+    rng = np.random.default_rng(0)
     for (row, name), right in RIGHT.items():
         facts = {"about": "A row <of> ours."}
         if row == "slpo":
             facts["settings"] = {"stage": "rl", "start": {"stage": "cold_start"}}
-        write_eval(folder, row, name, right, rng.random((2, N, 8)) < 0.2, [1 + i % 4 for i in range(N)], **facts)
+        write_eval(
+            folder,
+            row,
+            name,
+            right,
+            rng.random((2, N, 8)) < 0.2,
+            [1 + i % 4 for i in range(N)],
+            **facts,
+        )
         path = folder / "eval" / row / f"{name}.jsonl"
         lines = [json.loads(line) for line in path.read_text().splitlines()]
-        lines[7] |= {"question": EVIL, "answer": "seven <", "correct": False, "cut": False}
+        lines[7] |= {
+            "question": EVIL,
+            "answer": "seven <",
+            "correct": False,
+            "cut": False,
+        }
         write_lines(folder, row, name, lines)
-    latents = [{"stop": 0.25, "nearest": [["<eos>", 0.75], [" 7", 0.125]]}, {"stop": 0.5, "nearest": [["</b>", 1.0]]}]
-    seen = [{"text": "### 7", "latents": latents}, {"text": "### 8", "latents": latents[:1]}]
-    alpha, beta = (Workdir(folder).set_files(name, "slpo") for name in ("alpha", "beta"))
+    latents = [
+        {"stop": 0.25, "nearest": [["<eos>", 0.75], [" 7", 0.125]]},
+        {"stop": 0.5, "nearest": [["</b>", 1.0]]},
+    ]
+    seen = [
+        {"text": "### 7", "latents": latents},
+        {"text": "### 8", "latents": latents[:1]},
+    ]
+    alpha, beta = (
+        Workdir(folder).set_files(name, "slpo") for name in ("alpha", "beta")
+    )
     artifact.write(alpha.thoughts, digest(artifact.read(alpha.manifest).facts), seen)
     artifact.write(beta.thoughts, "another evaluation", seen)
-    metrics = [{"step": s, "stage": "slpo", "reward": s / 10, "seconds": 0.5} for s in range(1, 9)]
+    metrics = [
+        {"step": s, "stage": "slpo", "reward": s / 10, "seconds": 0.5}
+        for s in range(1, 9)
+    ]
     metrics += [{"step": s, "stage": "cold_start", "loss": 1 / s} for s in range(1, 9)]
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in metrics))
+    (folder / "metrics.jsonl").write_text(
+        "".join(json.dumps(row) + "\n" for row in metrics)
+    )
     report.write_report(folder)
     return folder
 
@@ -63,7 +90,9 @@ def dom(tmp_path):
 
     def opened(page, state="", script=""):
         copy = tmp_path / "page.html"
-        copy.write_text(page.read_text().replace("</body>", f"<script>{script}</script></body>"))
+        copy.write_text(
+            page.read_text().replace("</body>", f"<script>{script}</script></body>")
+        )
         with tempfile.TemporaryDirectory() as profile:
             quiet = ["quic", "background-networking", "component-update", "sync", "gpu"]
             done = subprocess.run(
@@ -79,7 +108,9 @@ def dom(tmp_path):
 
 
 def _shown(dom):
-    return [(name, int(i)) for name, i in re.findall(r'data-problem="(\w+) (\d+)"', dom)]
+    return [
+        (name, int(i)) for name, i in re.findall(r'data-problem="(\w+) (\d+)"', dom)
+    ]
 
 
 def _text(dom, tag):
@@ -89,12 +120,21 @@ def _text(dom, tag):
 
 @pytest.mark.slow
 def test_the_page_says_what_the_report_says(workdir, dom):
-    out, shown = json.loads((workdir / "report.json").read_text()), dom(workdir / "report.html")
-    assert [text in _text(shown, "p") for text in out["verdict"]] == [True]
-    assert out["verdict"][0].startswith("SLPO over cold gate, mean of 2 sets (60 problems): Pass@8 ")
-    table = _text(shown, "table")[0]
-    assert "SLPO" + f"{100 * out['average']['slpo']['acc']:.1f} ± {100 * out['average']['slpo']['acc_se']:.1f}" in table
-    assert len(re.findall("<figure>", shown)) == 2 + 2 + 2  # Pass@k, stop times; SLPO's reward and seconds
+    out = json.loads((workdir / "report.json").read_text())
+    shown = dom(workdir / "report.html")
+    first, table, *_ = _text(shown, "table")
+    for row in out["headline"]["rows"]:
+        assert "".join(row["cells"]) in first
+    assert out["headline"]["title"] == "mean of 2 sets (60 problems)"
+    assert out["headline"]["title"] in _text(shown, "p")
+    assert (
+        "SLPO"
+         f"{100 * out['average']['slpo']['acc']:.1f} ± {100 * out['average']['slpo']['acc_se']:.1f}"
+        in table
+    )
+    assert (
+        len(re.findall("<figure>", shown)) == 2 + 2 + 2
+    )  # Pass@k, stop times; SLPO's reward and seconds
     about = [unescape(text) for text in re.findall(r'data-about="([^"]*)"', shown)]
     assert "A row <of> ours." in about
     assert min(map(len, about)) > 10
@@ -127,8 +167,16 @@ def _right(row, name, i):
 @pytest.mark.parametrize(
     ("state", "fits"),
     [
-        ("right=slpo&wrong=cold_start", lambda name, i: _right("slpo", name, i) and not _right("cold_start", name, i)),
-        ("of=beta&wrong=slpo", lambda name, i: name == "beta" and not _right("slpo", name, i)),
+        (
+            "right=slpo&wrong=cold_start",
+            lambda name, i: (
+                _right("slpo", name, i) and not _right("cold_start", name, i)
+            ),
+        ),
+        (
+            "of=beta&wrong=slpo",
+            lambda name, i: name == "beta" and not _right("slpo", name, i),
+        ),
         ("text=BOLD", lambda _, i: i == 7),
         ("kept=1", lambda name, i: name == "alpha" and i < 2),
         ("page=3", lambda name, i: name == "beta" and i >= 10),
@@ -138,9 +186,14 @@ def test_an_address_finds_problems(workdir, dom, state, fits):
     wanted = [place for place in GREEDY if fits(*place)]
     shown = dom(workdir / "report.html", state)
     assert _shown(shown) == wanted[:20]
-    assert f"{60 if 'page' in state else len(wanted)} of {30 if 'of=' in state else 60} problems" in _text(shown, "p")
+    assert (
+        f"{60 if 'page' in state else len(wanted)} of {30 if 'of=' in state else 60} problems"
+        in _text(shown, "p")
+    )
     if "kept" in state:
-        assert "1" + "0.25" + "<eos> 75 % 7 13 %" in _text(shown, "table")[-2].replace(" 0.25", "0.25")
+        assert "1" + "0.25" + "<eos> 75 % 7 13 %" in _text(shown, "table")[-2].replace(
+            " 0.25", "0.25"
+        )
 
 
 @pytest.mark.slow
@@ -168,7 +221,14 @@ def test_it_is_used(workdir, dom):
     """
     shown = dom(workdir / "report.html", "", script)
     seen = json.loads(unescape(re.search(r'data-seen="([^"]*)"', shown)[1]))
-    assert seen == ["cold gate", "SLPO", "cold gate", "A row <of> ours.", False, "#set=alpha&sort=-acc&page=2"]
+    assert seen == [
+        "cold gate",
+        "SLPO",
+        "cold gate",
+        "A row <of> ours.",
+        False,
+        "#set=alpha&sort=-acc&page=2",
+    ]
     assert _shown(shown) == GREEDY[20:40]
 
 
@@ -179,8 +239,7 @@ def test_little_is_shown_as_it_is(tmp_path, dom):
         write_eval(tmp_path / run, "imitate", "alpha", [1, 0, 1, 1], steps=[None] * 4)
         report.write_report(tmp_path / run)
     shown = dom(tmp_path / "a" / "report.html")
-    alone = "imitation, own length, alpha (4 problems): Acc 75.0 ± 21.7 %, and no row to compare with."
-    assert alone in _text(shown, "p")
+    assert "SFT75.0 ± 21.76.00 ± 0.00–" in _text(shown, "table")[0]
     assert _shown(shown) == [("alpha", i) for i in range(4)]
     assert "✂ truncated" in _text(shown, "span")
     assert "Training" not in _text(shown, "h2")
@@ -189,7 +248,10 @@ def test_little_is_shown_as_it_is(tmp_path, dom):
     report.compare_runs([tmp_path / "a", tmp_path / "b"], tmp_path / "all")
     shown = dom(tmp_path / "all" / "report.html")
     assert "Each run's own report.html shows its problems." in _text(shown, "p")
-    assert any(text.startswith("Means over 2 training runs: a, b.") for text in _text(shown, "p"))
+    assert any(
+        text.startswith("Means over 2 training runs: a, b.")
+        for text in _text(shown, "p")
+    )
     assert re.search(r'data-about="By run: \+0\.0, -25\.0\."', shown)
 
 
@@ -215,9 +277,14 @@ def test_figures_and_tables_are_saved_as_svg_and_csv(workdir, dom):
     out = json.loads((workdir / "report.json").read_text())
     table = list(csv.reader(results.splitlines()))
     assert table[0][:4] == ["row", "Acc", "", "P@1"]
-    acc, error = (f"{100 * out['average']['slpo'][key]:.1f}" for key in ("acc", "acc_se"))
+    acc, error = (
+        f"{100 * out['average']['slpo'][key]:.1f}" for key in ("acc", "acc_se")
+    )
     assert ["SLPO", acc, f"± {error}"] in [line[:3] for line in table]
-    assert len({len(line) for line in [*table, *csv.reader(differences.splitlines())]}) <= 2
+    assert (
+        len({len(line) for line in [*table, *csv.reader(differences.splitlines())]})
+        <= 2
+    )
     assert "," in differences.splitlines()[1].split('","')[2]
     drawn = ElementTree.fromstring(svg)
     assert drawn.tag == "{http://www.w3.org/2000/svg}svg"
@@ -225,26 +292,40 @@ def test_figures_and_tables_are_saved_as_svg_and_csv(workdir, dom):
     texts = [node.text for node in drawn.iter("{http://www.w3.org/2000/svg}text")]
     assert {"Pass@k (%), alpha", "SLPO", "cold gate", "k (rollouts)"} <= set(texts)
     legend = [group for group in drawn if group.get("transform")]
-    assert [[node.tag.rpartition("}")[2] for node in group] for group in legend] == [["path", "path", "text"]] * 2
-    assert 'data-faint="4"' in shown, "the keyboard is on the first of two rows of four figures"
+    assert [[node.tag.rpartition("}")[2] for node in group] for group in legend] == [
+        ["path", "path", "text"]
+    ] * 2
+    assert 'data-faint="4"' in shown, (
+        "the keyboard is on the first of two rows of four figures"
+    )
 
 
 def test_it_needs_no_network(workdir):
     page = (workdir / "report.html").read_text()
-    page = re.sub(r"http://www\.w3\.org/[\w/]+", "", page)  # names of SVG and HTML, which nobody fetches
+    page = re.sub(
+        r"http://www\.w3\.org/[\w/]+", "", page
+    )  # names of SVG and HTML, which nobody fetches
     assert not re.search(r'https?://|<link|<img|@import|url\(|fetch\(|\bsrc="', page)
     assert "default-src 'none'" in page
 
 
 def test_a_page_that_would_be_too_large_has_the_first_problems(workdir, monkeypatch):
     evals = evals_of(workdir)
-    whole = browsed(evals, {}, 10**9)
-    assert {name: len(each["problems"]) for name, each in whole.items()} == {"alpha": N, "beta": N}
-    size = len(json.dumps([each["problems"] for each in whole.values()], ensure_ascii=False))
-    part = browsed(evals, {}, size // 2)
+    whole = browse_problems(evals, {}, 10**9)
+    assert {name: len(each["problems"]) for name, each in whole.items()} == {
+        "alpha": N,
+        "beta": N,
+    }
+    size = len(
+        json.dumps([each["problems"] for each in whole.values()], ensure_ascii=False)
+    )
+    part = browse_problems(evals, {}, size // 2)
     kept = len(part["alpha"]["problems"])
     assert 10 < kept < 16
-    assert part == {name: {**each, "problems": each["problems"][:kept]} for name, each in whole.items()}
+    assert part == {
+        name: {**each, "problems": each["problems"][:kept]}
+        for name, each in whole.items()
+    }
     monkeypatch.setattr(render, "MOST_BYTES", 150_000)
     report.write_report(workdir)
     assert (workdir / "report.html").stat().st_size < 150_000
@@ -258,8 +339,14 @@ def test_answers_are_counted(tmp_path):
     lines[0]["samples"][1] |= {"answer": "9", "cut": False}
     report_rows.write_row(tmp_path, report_rows.Row("slpo", "SLPO"))
     write_lines(tmp_path, "slpo", "alpha", lines)
-    (found,) = browsed(evals_of(tmp_path), {}, 10**6)["alpha"]["problems"]
-    assert found == ["q", "7", [["7", 1], ["9", 0], [None, 2]], {"slpo": [0, 3, 0, 2, 1, 1, 2, 1]}, {}]
+    (found,) = browse_problems(evals_of(tmp_path), {}, 10**6)["alpha"]["problems"]
+    assert found == [
+        "q",
+        "7",
+        [["7", 1], ["9", 0], [None, 2]],
+        {"slpo": [0, 3, 0, 2, 1, 1, 2, 1]},
+        {},
+    ]
 
 
 def test_view_opens_the_page(tmp_path, monkeypatch, capsys):

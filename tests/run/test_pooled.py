@@ -53,16 +53,16 @@ def lines(found, name):
 def test_a_group_is_the_mean_of_its_runs_and_paired(finished):
     table, root, right = finished
     found = pooled.pool(table, root)
-    alone = lines(comparison.compare(table, root)[0], "minus imitation")["a: SLPO"]
+    alone = lines(comparison.compare(table, root)[0], "minus SFT")["a: SLPO"]
     # Of one run the difference and its interval are the report's; of all, the mean.
-    gains = lines(found, "groups, minus imitation")
+    gains = lines(found, "groups, minus SFT")
     for mine, theirs in zip(gains["one: SLPO"], alone, strict=True):
         assert mine == pytest.approx(theirs)
     each = {name: right[name, "slpo"] - right[name, "imitate"] for name in "abc"}
     two = (each["b"] + each["c"]) / 2
     assert gains["two: SLPO"][0]["value"] == pytest.approx(100 * two.mean())
     assert gains["all: SLPO"][1]["value"] == pytest.approx(100 * (each["a"] + two).mean() / 2)
-    beside = lines(found, "imitation, minus one")
+    beside = lines(found, "SFT, minus one")
     base = (right["b", "imitate"] + right["c", "imitate"]) / 2 - right["a", "imitate"]
     assert set(beside) == {"two"}
     assert beside["two"][0]["value"] == pytest.approx(100 * base.mean())
@@ -78,8 +78,8 @@ def test_rows_of_all_runs_are_set_beside_a_row_of_another_seed_by_seed(finished)
     table, root, right = finished
     found = lines(pooled.pool(dataclasses.replace(table, across=(("a", "slpo"),)), root), "minus a: SLPO")
     assert set(found) == {
-        "a: imitation",
-        *(f"{run}: {row}" for run in ("b", "c", "late") for row in ("imitation", "SLPO")),
+        "a: SFT",
+        *(f"{run}: {row}" for run in ("b", "c", "late") for row in ("SFT", "SLPO")),
     }
     gain = right["b", "slpo"] - right["a", "slpo"]
     assert found["b: SLPO"][0]["value"] == pytest.approx(100 * gain.mean())
@@ -100,14 +100,14 @@ def test_levels_have_training_and_what_is_not_finished_is_named(finished):
     found = pooled.pool(table, root)
     assert found["groups"]["columns"] == ["", "Acc", "Pass@1", "seconds", "learned"]
     rows = lines(found, "groups")
-    assert list(rows) == ["one: imitation", "one: SLPO", "two: imitation", "two: SLPO"]
+    assert list(rows) == ["one: SFT", "one: SLPO", "two: SFT", "two: SLPO"]
     by_seed = 100 * np.mean([right[name, "slpo"].mean(axis=(1, 2)) for name in "bc"], axis=0)
     acc, _, seconds, learned = rows["two: SLPO"]
     assert acc == pytest.approx({"value": by_seed.mean(), "se": abs(by_seed[0] - by_seed[1]) / 2})
     assert seconds == pytest.approx({"value": 40 * (1.5 + 2.5) / 2, "se": 0.0})
     assert learned is None  # of the rows that no stage says
-    assert rows["one: imitation"][-1] == pytest.approx({"value": 60.0, "se": 10.0})
-    assert rows["two: imitation"][-1] == {"value": 100.0, "se": 0.0}
+    assert rows["one: SFT"][-1] == pytest.approx({"value": 60.0, "se": 10.0})
+    assert rows["two: SFT"][-1] == {"value": 100.0, "se": 0.0}
     assert found["left out"]["rows"] == [["late", "1"]]
 
 
@@ -117,14 +117,14 @@ def test_figures_of_each_set(finished):
     own = comparison.compare(dataclasses.replace(table, by_set=("acc",)), root)[0]
     single = comparison.compare(dataclasses.replace(table, runs=table.runs[:1], by_set=("acc",)), root)[0]
     slpo, base = ((right["b", row] + right["c", row]) / 2 for row in ("slpo", "imitate"))
-    assert found["imitation"]["columns"] == ["", *sorted(SETS), "seconds", "learned"]
-    assert lines(found, "imitation")["two"][2:] == lines(found, "groups")["two: imitation"][-2:]
+    assert found["SFT"]["columns"] == ["", *sorted(SETS), "seconds", "learned"]
+    assert lines(found, "SFT")["two"][2:] == lines(found, "groups")["two: SFT"][-2:]
     assert found["groups, Acc by set"]["columns"] == ["", *sorted(SETS)]
     expected = {
-        ("imitation", "two"): base,
+        ("SFT", "two"): base,
         ("groups, Acc by set", "two: SLPO"): slpo,
-        ("groups, minus imitation, Acc by set", "two: SLPO"): slpo - base,
-        ("imitation, minus one, Acc by set", "two"): base - right["a", "imitate"],
+        ("groups, minus SFT, Acc by set", "two: SLPO"): slpo - base,
+        ("SFT, minus one, Acc by set", "two"): base - right["a", "imitate"],
     }
     for place, name in enumerate(sorted(SETS)):
         of = SETS.index(name)

@@ -252,7 +252,7 @@ LABELS = {
     "CoT-SFT": {"recipe": "", "final_steps": 0, "stage_steps": 9, "max_latent_stage": 0},
     "no latents": {"recipe": ""},
     "iCoT": {},
-    "imitation, last steps written": {"recipe": "", "final_steps": 0, "stage_steps": 9, "max_latent_stage": 1},
+    "SFT, last steps written": {"recipe": "", "final_steps": 0, "stage_steps": 9, "max_latent_stage": 1},
 }
 
 

@@ -208,7 +208,7 @@ def test_settings_above_are_counted_for_each_baseline_and_for_all():
     rows = comparison._counted(["", "Acc", "pass@1"], counts, ("acc", "pass@1"))["rows"]
     assert rows == [
         ["answer_only, equal seconds, above cold gate", "4 (2) of 6", None],
-        ["answer_only, equal seconds, above reference", "4 (4) of 6", None],
+        ["answer_only, equal seconds, above SFT on keys", "4 (4) of 6", None],
         ["answer_only, equal seconds, above all of them", "2 (0) of 6", None],
         ["SLPO, above cold gate", "1 (1) of 1", None],
     ]

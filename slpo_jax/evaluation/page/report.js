@@ -124,11 +124,27 @@ const section = (title, ...children) => [el("h2", {}, title), ...children];
 const controls = (...children) => el("div", { class: "controls" }, ...children);
 const body = (id) => el("div", { id });
 
+// Each row beside its control.
+function firstTable() {
+  const { title, columns, rows, caption, warnings } = REPORT.headline;
+  const place = columns.indexOf("control");
+  const cells = ({ row, control, cells: [, ...texts] }) => [
+    rowName(row),
+    ...texts.map((text, i) => (i === place - 1 && control ? el("td", {}, rowName(control)) : text)),
+  ];
+  return [
+    words(title),
+    table(columns, rows.map(cells)),
+    caption ? words(caption) : "",
+    ...warnings.map((text) => el("p", { class: "warning" }, text)),
+  ];
+}
+
 function head() {
   const one = "One training run. Another training seed may move its figures more than the errors say.";
   return [
     el("h1", {}, DATA.title),
-    ...REPORT.verdict.map((text) => el("p", { class: "verdict" }, text)),
+    ...firstTable(),
     ...Object.values(REPORT.chance).map(({ text }) => words(text)),
     words(RUNS.length > 1 ? `Means over ${RUNS.length} training runs: ${RUNS.join(", ")}.` : one),
     REPORT.notes.length ? el("ul", {}, REPORT.notes.map((note) => el("li", {}, note))) : "",

@@ -114,7 +114,7 @@ class ImitateSettings(Checked):
         suffix_slots: buckets of written steps and answer (of CODI's whole teacher text), below the one that holds all;
             each is compiled.
         reset_optimizer: begin the optimizer anew at every stage; for iCoT, whenever a further token is dropped.
-        control: also train *further imitation*: as many more steps as reinforcement learning takes, as its control.
+        control: also train *SFT, as many steps more*: as many as reinforcement learning takes, as its control.
             Parts that the recipe trains beside the reasoner (SIM-CoT's decoder) and the optimizer's state go on too.
         control_rate: its learning rate, which stays as it is.
         no_thought: also train *no latents*: imitation without latents, in COCONUT's stages and their very steps.

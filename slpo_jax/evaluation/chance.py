@@ -1,0 +1,92 @@
+"""What guessing gets right on a test set, which its figures are to be read against."""
+
+import re
+from collections import Counter
+from typing import Any
+
+import numpy as np
+
+from slpo_jax.evaluation.records import EvalRecords
+from slpo_jax.evaluation.statistics import most_k, pass_ks
+from slpo_jax.rewards.texts import compared
+
+# A line for each choice, as `data.choices` writes them.
+_CHOICE = re.compile(r"^\(?([A-Za-z])[.):]\s+(.+)$", re.MULTILINE)
+# As in ProsQA: Is Tom a lempus or a scrompus?
+_EITHER = re.compile(r"\b(\w+) or (?:an? |the )?(\w+)\?\s*\Z")
+_LONGEST = 40  # characters of an answer that the sentence quotes
+
+
+def count_candidates(question: str, reference: str) -> int:
+    """Count the answers that a question offers, the reference among them; 0 where it offers none."""
+    target = compared(reference)
+    choices = _CHOICE.findall(question)
+    for letter, text in choices:
+        if target in (compared(letter), compared(text)):
+            return len(choices)
+    either = _EITHER.search(question)
+    if either is None:
+        return 0
+    words = target.decode().split()
+    first, second = either.groups()
+    has_first = first.lower() in words
+    has_second = second.lower() in words
+    return 2 if has_first != has_second else 0
+
+
+def chance_level(records: EvalRecords, name: str) -> dict[str, Any]:
+    """Compute the better of two ways to guess: the commonest answers, or a choice among the candidates.
+
+    Args:
+        records: of any row.
+        name: of the set.
+
+    Returns:
+        acc, the share that one guess gets right; where there are samples also pass@k, the share that k guesses
+        get right, k being 8 or the largest; and both in a sentence.
+    """
+    ks = pass_ks(most_k(records))
+    k = ks[-1] if ks else 0
+    if 8 in ks:
+        k = 8
+
+    # Guess the answers that most references are.
+    references = records.references
+    total = len(references)
+    answers = Counter(map(compared, references))
+    common = answers.most_common()
+    counts = [count for _, count in common]
+    acc = sum(counts[:1]) / total
+    acc_of_k = sum(counts[:k]) / total
+    commonest, _ = common[0]
+    spellings = [text for text in references if compared(text) == commonest]
+    shown = spellings[0]
+    if len(shown) > _LONGEST:
+        shown = shown[: _LONGEST - 3] + "..."
+    guess = f"the commonest answer, {shown},"
+    guesses = f"one of the {k} commonest"
+
+    # Or choose among the candidates, where every question offers some.
+    pairs = zip(records.questions, references, strict=False)
+    offered = np.array([count_candidates(*pair) for pair in pairs])
+    if offered.size and offered.all():
+        share = float(np.mean(1 / offered))
+        if share >= acc:
+            acc = share
+            all_wrong = (1 - 1 / offered) ** k
+            acc_of_k = float(np.mean(1 - all_wrong))
+            numbers = "/".join(map(str, np.unique(offered)))
+            guess = f"one of the {numbers} candidates"
+            guesses = f"one of {k} such guesses"
+
+    sentence = f"Chance level on {name}: "
+    sentence += f"{guess} is right on {100 * acc:.1f} %"
+    if not k:
+        return {"acc": acc, "text": f"{sentence}."}
+    sentence += f"; {guesses} is on {100 * acc_of_k:.1f} %"
+    sentence += f", which Pass@{k} is to be read against."
+    return {
+        "acc": acc,
+        f"pass@{k}": acc_of_k,
+        "text": sentence,
+    }

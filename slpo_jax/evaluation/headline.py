@@ -1,0 +1,209 @@
+"""The report's first lines: a small table of the rows, each beside its control."""
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from slpo_jax.evaluation.cells import (
+    Figures,
+    format_difference,
+    format_figure,
+    percent,
+)
+from slpo_jax.evaluation.comparisons import AVERAGE
+from slpo_jax.evaluation.report_rows import BEST_FIXED, BEST_FIXED_LABEL
+from slpo_jax.stages import CONTROL, IMITATE
+
+_K = 8  # of the Pass@k that the table has, where there is one
+_CAPTION = (
+    "Differences from the control are paired by problem, in points, with their 95 % interval; "
+    "▲ and ▼ where it excludes 0."
+)
+_LEVEL_REWARDS = "in training no reward differed from the others of its problem, so none taught anything"
+
+Report = Mapping[str, Any]
+
+
+def make_headline(report: Report) -> dict[str, Any]:
+    """Put each row beside its control, on the mean of the sets or on the first one.
+
+    Args:
+        report: what `report.json` holds.
+
+    Returns:
+        title; columns, the table's header; rows, each {row, control, cells}, with the texts of all columns in cells;
+        caption; and warnings, sentences on what leaves no room for a difference.
+    """
+    figures_of = _figures_of(report)
+    place = AVERAGE if report[AVERAGE] else next(iter(_sets(report)))
+    metrics = ["acc", *_chosen_pass_at_k(figures_of)]
+
+    # A row's label, its figures, its control's label, and the differences from that.
+    rows = []
+    for name, figures in figures_of.items():
+        differences = _differences(report, name, place)
+        control = choose_control(report, name, differences)
+        label = label_of(report, control) if control else "–"
+        cells = [label_of(report, name)]
+        for metric in metrics:
+            share = figures.get(metric)
+            cells.append("–" if share is None else percent(figures, metric))
+        cells += [format_figure(figures, "sequential_steps"), label]
+        for metric in metrics:
+            entry = differences.get(control, {}).get(metric)
+            cells.append(format_difference(entry) if entry else "–")
+        rows.append(
+            {
+                "row": name,
+                "control": control,
+                "cells": cells,
+            }
+        )
+
+    titles = [_title(metric) for metric in metrics]
+    minus = [f"{title} − control" for title in titles]
+    return {
+        "title": _headline_title(report, place, figures_of.values()),
+        "columns": ["row", *titles, "steps", "control", *minus],
+        "rows": rows,
+        "caption": _CAPTION if any(row["control"] for row in rows) else "",
+        "warnings": find_warnings(report, figures_of),
+    }
+
+
+def _sets(report: Report) -> list[str]:
+    """List the names of all sets."""
+    names: dict[str, None] = {}
+    for sets in report["eval"].values():
+        names |= dict.fromkeys(sets)
+    return list(names)
+
+
+def _figures_of(report: Report) -> dict[str, Figures]:
+    """Return each row's figures: their mean over the sets, or else those on the first set."""
+    if report[AVERAGE]:
+        return dict(report[AVERAGE])
+    first = _sets(report)[0]
+    evaluated = report["eval"].items()
+    return {name: sets[first] for name, sets in evaluated if first in sets}
+
+
+def _headline_title(report: Report, place: str, figures: Iterable[Figures]) -> str:
+    """Say which set the table is of, and how many problems and training runs."""
+    counts = sorted({row["n"] for row in figures})
+    n = f"{counts[0]:,}"
+    if len(counts) > 1:
+        n += f" to {counts[-1]:,}"
+    where = place
+    if place == AVERAGE:
+        where = f"mean of {len(_sets(report))} sets"
+    runs = len(report.get("runs", ()))
+    of_runs = f", {runs} training runs" if runs > 1 else ""
+    return f"{where} ({n} problems{of_runs})"
+
+
+def _chosen_pass_at_k(figures_of: Mapping[str, Figures]) -> list[str]:
+    """Choose the Pass@k of the table: 8, or else the largest k; none without samples."""
+    ks = set()
+    for figures in figures_of.values():
+        for key in figures:
+            if match := re.fullmatch(r"pass@(\d+)", key):
+                ks.add(int(match[1]))
+    if not ks:
+        return []
+    return [f"pass@{_K if _K in ks else max(ks)}"]
+
+
+def _differences(
+    report: Report,
+    name: str,
+    place: str,
+) -> dict[Any, dict[str, Any]]:
+    """Return a row's differences on one set: {other row: {metric: entry}}."""
+    found: dict[Any, dict[str, Any]] = {}
+    for entry in report["differences"]:
+        if entry["a"] == name and entry["set"] == place:
+            found.setdefault(entry["b"], {})[entry["metric"]] = entry
+    return found
+
+
+def choose_control(
+    report: Report, name: str, differences: Mapping[str, Figures]
+) -> str | None:
+    """Choose what a row is measured against: of the rows without rewards the one that is hardest to beat by Acc.
+
+    Of equally hard ones that is SFT with as many steps more. Where no row without rewards is compared, the control is
+    the row where training started, or else the first one; None where nothing is compared.
+    """
+    compared = [other for other, entries in differences.items() if "acc" in entries]
+    unrewarded = [other for other in compared if _has_no_reward(report, other)]
+    if unrewarded:
+
+        def difficulty(other: str) -> tuple[float, bool]:
+            return differences[other]["acc"]["difference"], other != CONTROL
+
+        return min(unrewarded, key=difficulty)
+    start = report["rows"][name]["settings"].get("start", {}).get("stage")
+    if start in compared:
+        return start
+    return compared[0] if compared else None
+
+
+def _has_no_reward(report: Report, name: str) -> bool:
+    """Return whether a row was trained by imitation alone."""
+    if name == BEST_FIXED:
+        return True
+    return report["rows"][name]["settings"].get("stage") == IMITATE
+
+
+def find_warnings(report: Report, figures_of: Mapping[str, Figures]) -> list[str]:
+    """Say which rows can't differ: those whose answers were all cut, or whose rewards were all the same."""
+    warnings = []
+    for name, figures in figures_of.items():
+        reasons = []
+        if figures.get("cut") == 1 and figures.get("sample_cut", 1) == 1:
+            reasons.append("every answer was truncated")
+        stage = report["rows"][name].get("stage")
+        training = report.get("training", {}).get(stage, {})
+        mixed = training.get("mixed")
+        # An objective that learns from the references' likelihood needs no rewards.
+        needs_rewards = "reference_log_likelihood" not in training
+        if mixed and not any(mixed[1]) and needs_rewards:
+            reasons.append(_LEVEL_REWARDS)
+        if reasons:
+            warnings.append(f"{label_of(report, name)}: {'; '.join(reasons)}.")
+    return warnings
+
+
+def label_of(report: Report, name: str) -> str:
+    """Return what tables call a row."""
+    if name == BEST_FIXED:
+        return BEST_FIXED_LABEL
+    return report["rows"][name]["label"]
+
+
+def _title(metric: str) -> str:
+    return metric.replace("pass@", "Pass@") if "@" in metric else "Acc"
+
+
+def headline_text(headline: Mapping[str, Any]) -> str:
+    """Write the first lines for a terminal: the title, the table in aligned columns, caption and warnings."""
+    lines = [headline["columns"]]
+    lines += [row["cells"] for row in headline["rows"]]
+    columns = zip(*lines, strict=True)
+    widths = [max(map(len, column)) for column in columns]
+    out = [headline["title"]]
+    for line in lines:
+        texts = [
+            text.rjust(width)
+            for text, width in zip(
+                line,
+                widths,
+                strict=True,
+            )
+        ]
+        texts[0] = line[0].ljust(widths[0])
+        out.append("  ".join(texts).rstrip())
+    out.append(headline["caption"])
+    out += headline["warnings"]
+    return "\n".join(filter(None, out))
