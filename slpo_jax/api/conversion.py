@@ -13,7 +13,12 @@ from slpo_jax.checkpoints.checkpoint import Checkpoint, find_checkpoint
 from slpo_jax.checkpoints.export import replaced_by_export, short, write_export
 from slpo_jax.checkpoints.foreign_layouts import with_decoder
 from slpo_jax.checkpoints.identity import Ours, identify, open_ours
-from slpo_jax.checkpoints.saved_config import UNCHOSEN, config_of, config_to_keep, stopping_of
+from slpo_jax.checkpoints.saved_config import (
+    UNCHOSEN,
+    config_of,
+    config_to_keep,
+    stopping_of,
+)
 from slpo_jax.errors import UserError
 from slpo_jax.io.files import check_free, whole_folder, write_text
 from slpo_jax.io.orbax import save_params
@@ -43,15 +48,21 @@ def import_checkpoint(
     target = Path(target).expanduser()
     check_free(target)
     if isinstance(opened, Ours):
-        raise UserError(f"{source}: is an Orbax checkpoint already; export it, or use it with --config.init")
+        raise UserError(
+            f"{source}: is an Orbax checkpoint already; export it, or use it with --config.init"
+        )
     config = config_of(opened, reasoner, tokenizer)
     _, rule = stopping_of(config, opened)
     checkpoint = find_checkpoint(config, opened)
     params = with_decoder(checkpoint.read(explain=explain), explain, opened.source)
-    if checkpoint.lacks and checkpoint.description.architecture.heads(checkpoint.description.model.n_embd):
+    if checkpoint.lacks and checkpoint.description.architecture.heads(
+        checkpoint.description.model.n_embd
+    ):
         what = f"has no {checkpoint.lacks} yet, so is no {checkpoint.description.architecture.title} reasoner"
         raise UserError(f"{source}: {what}; train one with the imitate stage")
-    description = dataclasses.replace(checkpoint.description, source=short(opened.source), rule=rule)
+    description = dataclasses.replace(
+        checkpoint.description, source=short(opened.source), rule=rule
+    )
     checkpoint = dataclasses.replace(checkpoint, description=description)
     with whole_folder(target) as folder:
         save_params(folder, jax.tree.map(np.asarray, params))
@@ -63,7 +74,9 @@ def import_checkpoint(
 
 @by_argument()
 def export_checkpoint(
-    source: str | os.PathLike[str], target: str | os.PathLike[str], explain: bool = False
+    source: str | os.PathLike[str],
+    target: str | os.PathLike[str],
+    explain: bool = False,
 ) -> Checkpoint:
     """Convert one of our checkpoints into a Hugging Face directory.
 
@@ -77,15 +90,23 @@ def export_checkpoint(
         UserError: no checkpoint there, or the target is in use.
     """
     target = Path(target).expanduser()
-    replaces, opened = replaced_by_export(target), open_ours(os.fspath(source))
+    replaces = replaced_by_export(target)
+    opened = open_ours(os.fspath(source))
     if opened is None:
-        raise UserError(f"{source}: holds no checkpoint of this project; give WORKDIR/checkpoints/STAGE")
+        raise UserError(
+            f"{source}: holds no checkpoint of this project; give WORKDIR/checkpoints/STAGE"
+        )
     config = config_of(opened)
     _, rule = stopping_of(config, opened)
     kept = config_to_keep(config, opened)
     description = dataclasses.replace(opened.description, config=kept, rule=rule)
-    template = description.architecture.template(opened.tokenizer(), prompt=config.prompt)
-    params = jax.tree.map(np.asarray, with_decoder(opened.stored.read(), explain, opened.source))
-    place, rule = Path(opened.source).expanduser(), UNCHOSEN if rule is None else rule
+    template = description.architecture.template(
+        opened.tokenizer(), prompt=config.prompt
+    )
+    params = jax.tree.map(
+        np.asarray, with_decoder(opened.stored.read(), explain, opened.source)
+    )
+    place = Path(opened.source).expanduser()
+    rule = UNCHOSEN if rule is None else rule
     checkpoint = Checkpoint(description, template, opened)
     return write_export(target, place, params, checkpoint, config, rule, replaces)

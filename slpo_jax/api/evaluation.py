@@ -39,10 +39,14 @@ class Comparison(dict[str, Difference]):
         import pandas  # takes a second
 
         rows = {
-            (defined(key) or (key,))[0]: [value * (1 if key in COUNTS else 100) for value in figures]
+            (defined(key) or (key,))[0]: [
+                value * (1 if key in COUNTS else 100) for value in figures
+            ]
             for key, figures in self.items()
         }
-        table = pandas.DataFrame.from_dict(rows, orient="index", columns=["difference", "95 % from", "to"])
+        table = pandas.DataFrame.from_dict(
+            rows, orient="index", columns=["difference", "95 % from", "to"]
+        )
         return table.to_string(float_format="{:+.2f}".format)
 
 
@@ -80,13 +84,21 @@ class Evaluation:
         Of shares that are 0 or 1, `intervals` has Wilson's of 95 %. Where time was measured, `milliseconds` is of an
         answer in a batch of `batch`.
         """
-        times = {} if self.milliseconds is None else {"milliseconds": self.milliseconds, "batch": self.batch}
+        times = (
+            {}
+            if self.milliseconds is None
+            else {"milliseconds": self.milliseconds, "batch": self.batch}
+        )
         return summarise(self.arrays) | times
 
     def __str__(self) -> str:
         figures = self.summary
         lines = [f"Acc     {percent(figures, 'acc')} on {figures['n']} problems"]
-        ks = [key for key in figures if key.startswith("pass@") and key.removeprefix("pass@").isdigit()]
+        ks = [
+            key
+            for key in figures
+            if key.startswith("pass@") and key.removeprefix("pass@").isdigit()
+        ]
         lines += [f"{'P' + key[1:]:<7} {percent(figures, key)}" for key in ks]
         cut = f", {100 * figures['cut']:.1f} % truncated" if figures.get("cut") else ""
         lines.append(f"{figures['latent_steps']:.1f} latents a problem on average{cut}")
@@ -108,14 +120,25 @@ class Evaluation:
             UserError: no rollouts were sampled, or matplotlib is not installed.
         """
         evaluations = (self, *others)
-        labels = [evaluation.label for evaluation in evaluations]  # with a number where two have the same
-        names = [f"{label} ({place})" if labels.count(label) > 1 else label for place, label in enumerate(labels, 1)]
+        labels = [
+            evaluation.label for evaluation in evaluations
+        ]  # with a number where two have the same
+        names = [
+            f"{label} ({place})" if labels.count(label) > 1 else label
+            for place, label in enumerate(labels, 1)
+        ]
         try:
-            figure = pass_at_k_figure({name: x.arrays for name, x in zip(names, evaluations, strict=True)})
+            figure = pass_at_k_figure(
+                {name: x.arrays for name, x in zip(names, evaluations, strict=True)}
+            )
         except ImportError as error:
-            raise UserError("plot: matplotlib is not installed; pip install 'slpo_jax[plot]'") from error
+            raise UserError(
+                "plot: matplotlib is not installed; pip install 'slpo_jax[plot]'"
+            ) from error
         if figure is None:
-            raise UserError("plot: there are no samples; evaluate with samples=16, for one")
+            raise UserError(
+                "plot: there are no samples; evaluate with samples=16, for one"
+            )
         return figure
 
     def compare(self, other: "Evaluation") -> Comparison:
@@ -125,11 +148,26 @@ class Evaluation:
             UserError: they are of different problems, rewards, samples or seeds.
         """
         if not isinstance(other, Evaluation):
-            raise UserError(f"compare: {other!r} is no evaluation; give what `evaluate` returns")
-        facts, other_facts = ((x.reward, x.arrays.seeds.tolist(), x.arrays.sample_correct.shape) for x in (self, other))
+            raise UserError(
+                f"compare: {other!r} is no evaluation; give what `evaluate` returns"
+            )
+        facts, other_facts = (
+            (x.reward, x.arrays.seeds.tolist(), x.arrays.sample_correct.shape)
+            for x in (self, other)
+        )
         if facts != other_facts or not self.arrays.same_problems(other.arrays):
-            raise UserError("compare: the two are of other problems, rewards, samples or seeds; evaluate both alike")
+            raise UserError(
+                "compare: the two are of other problems, rewards, samples or seeds; evaluate both alike"
+            )
         arrays = {"other": {_SET: other.arrays}, "this": {_SET: self.arrays}}
-        rows = {"other": Row("other", other.label), "this": Row("this", self.label, order=1, baselines=("other",))}
+        rows = {
+            "other": Row("other", other.label),
+            "this": Row("this", self.label, order=1, baselines=("other",)),
+        }
         entries, _ = compare_rows([arrays], rows)
-        return Comparison({row["metric"]: Difference(row["difference"], row["low"], row["high"]) for row in entries})
+        return Comparison(
+            {
+                row["metric"]: Difference(row["difference"], row["low"], row["high"])
+                for row in entries
+            }
+        )

@@ -15,7 +15,13 @@ from slpo_jax.api.load_options import KEYS, LoadOptions
 from slpo_jax.architectures import architecture_of
 from slpo_jax.checkpoints.foreign_layouts import with_decoder
 from slpo_jax.checkpoints.identity import Identity, identify
-from slpo_jax.checkpoints.saved_config import UNCHOSEN, config_of, stated_settings, stopping_of, with_overrides
+from slpo_jax.checkpoints.saved_config import (
+    UNCHOSEN,
+    config_of,
+    stated_settings,
+    stopping_of,
+    with_overrides,
+)
 from slpo_jax.config.config import Config
 from slpo_jax.data.batches import EncodedProblems
 from slpo_jax.data.problem import Problem, Problems
@@ -34,7 +40,12 @@ from slpo_jax.settings import FieldError
 ROWS = 64  # rollouts at a time
 _MORE = 64  # slots of a bucket more than of the one before it, beyond the config's
 _MOST_LOGITS = 2**28  # 1 GiB
-_SET = ("latent_policy", "instruction", "answers", "speed")  # options that are a key of the config each
+_SET = (
+    "latent_policy",
+    "instruction",
+    "answers",
+    "speed",
+)  # options that are a key of the config each
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,8 +70,14 @@ class Solver:
     def evaluator(self) -> Evaluator:
         """The setup's evaluator without its scorers, and with buckets for all that the model has positions for."""
         setup, most = self.setup, max(self.setup.prompt_slots)
-        slots = {*setup.prompt_slots, *range(most, setup.most_prompt, _MORE), max(most, setup.most_prompt)}
-        return Evaluator(setup.evaluator.policy, setup.mesh, ROWS, sorted(slots), setup.key)
+        slots = {
+            *setup.prompt_slots,
+            *range(most, setup.most_prompt, _MORE),
+            max(most, setup.most_prompt),
+        }
+        return Evaluator(
+            setup.evaluator.policy, setup.mesh, ROWS, sorted(slots), setup.key
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,8 +159,12 @@ def load_solver(checkpoint: str, **arguments: Any) -> Solver:
     stopping, chosen = stopping_of(own, identity)
     own_rule = UNCHOSEN if chosen is None else chosen
     # What is asked for lies over it.
-    given = {name: value for name, value in vars(options).items() if value not in (None, "")}
-    config = with_overrides(own, {key: value for name, value in given.items() for key in KEYS[name][-1:]})
+    given = {
+        name: value for name, value in vars(options).items() if value not in (None, "")
+    }
+    config = with_overrides(
+        own, {key: value for name, value in given.items() for key in KEYS[name][-1:]}
+    )
     rule = own_rule
     if options.latents is not None:
         stopping = "length"
@@ -158,13 +179,18 @@ def load_solver(checkpoint: str, **arguments: Any) -> Solver:
     if stated_settings(identity, own):
         _say_given(identity, given, own, own_rule)
     if chosen is None and not {"latents", "threshold"} & given.keys():
-        logging.warning("%s: no threshold was chosen for its gate, so 0.5; --threshold is another", identity.source)
+        logging.warning(
+            "%s: no threshold was chosen for its gate, so 0.5; --threshold is another",
+            identity.source,
+        )
     explains = options.explain or DECODER in params
     reads = reads_of(with_decoder(params, True, checkpoint)) if explains else None
     return Solver(setup, params, stopping, rule, reads)
 
 
-def _check_options(options: LoadOptions, identity: Identity, own: Config, config: Config) -> None:
+def _check_options(
+    options: LoadOptions, identity: Identity, own: Config, config: Config
+) -> None:
     """Refuse what a checkpoint can't be asked for, or what would change nothing.
 
     Args:
@@ -172,10 +198,14 @@ def _check_options(options: LoadOptions, identity: Identity, own: Config, config
         config: with the options over it.
     """
     if options.threshold is not None and options.latents is not None:
-        raise UserError("--threshold", f"has no use beside {key_name('--latents')}; give one of them")
+        raise UserError(
+            "--threshold",
+            f"has no use beside {key_name('--latents')}; give one of them",
+        )
     if options.threshold is not None and not own.gate.enabled:
         raise UserError(
-            "--threshold", f"{identity.source} has no trained gate; give {key_name('--latents')} for a fixed number"
+            "--threshold",
+            f"{identity.source} has no trained gate; give {key_name('--latents')} for a fixed number",
         )
     if options.latent_policy and not config.max_latents:
         raise UserError(
@@ -184,12 +214,20 @@ def _check_options(options: LoadOptions, identity: Identity, own: Config, config
             f"{key_name('--latents')}=4",
         )
     has_speed = "speed" in architecture_of(config.reasoner).prompt_keys
-    for name, has_use in {"base": identity.base, "lora_alpha": identity.lora_alpha, "speed": has_speed}.items():
+    for name, has_use in {
+        "base": identity.base,
+        "lora_alpha": identity.lora_alpha,
+        "speed": has_speed,
+    }.items():
         if getattr(options, name) and not has_use:
-            raise UserError(f"--{name}", f"changes nothing of {identity.source}; leave it out")
+            raise UserError(
+                f"--{name}", f"changes nothing of {identity.source}; leave it out"
+            )
 
 
-def _say_given(identity: Identity, given: Mapping[str, Any], own: Config, rule: float | int) -> None:
+def _say_given(
+    identity: Identity, given: Mapping[str, Any], own: Config, rule: float | int
+) -> None:
     """Say which options differ from what a checkpoint was made with.
 
     Args:
@@ -205,8 +243,12 @@ def _say_given(identity: Identity, given: Mapping[str, Any], own: Config, rule: 
     made |= {name: attrgetter(KEYS[name][-1])(own) for name in _SET}
     others = [name for name in made if name in given and given[name] != made[name]]
     if others:
-        texts = ", ".join(f"--{name}={given[name]} and not {made[name]!r}" for name in others)
-        logging.warning("%s: not used as it was made, but with %s", identity.source, texts)
+        texts = ", ".join(
+            f"--{name}={given[name]} and not {made[name]!r}" for name in others
+        )
+        logging.warning(
+            "%s: not used as it was made, but with %s", identity.source, texts
+        )
 
 
 def solve(solver: Solver, question: str) -> Solution:
@@ -224,22 +266,40 @@ def solve_all(solver: Solver, questions: Sequence[str]) -> list[Solution]:
     Raises:
         UserError: as `solve`, before any is asked.
     """
-    setup, reads = solver.setup, solver.reads
-    logits = max(setup.config.max_latents, 1) * setup.reasoner.config.vocab_size  # that are looked at, of one
+    setup = solver.setup
+    reads = solver.reads
+    logits = (
+        max(setup.config.max_latents, 1) * setup.reasoner.config.vocab_size
+    )  # that are looked at, of one
     rows = min(len(questions), ROWS, max(1, _MOST_LOGITS // logits))
-    completions = _rolled_out(solver, questions, rows, keep_latents=True, probed=True, label="solve")
-    texts, gated = token_texts(setup.template, setup.reasoner.config.vocab_size), setup.config.gate.enabled
+    completions = _rolled_out(
+        solver, questions, rows, keep_latents=True, probed=True, label="solve"
+    )
+    texts = token_texts(setup.template, setup.reasoner.config.vocab_size)
+    gated = setup.config.gate.enabled
     solutions = []
     for row, question in enumerate(questions):
         latents = []
         for t in range(completions["latent_steps"][row]):
             near = (texts[token] for token in completions["nearest_token"][row, t])
-            nearest = list(zip(near, completions["nearest_probability"][row, t].tolist(), strict=True))
-            words = in_words(setup.reward, completions["words"][row], t, reads) if reads else None
+            nearest = list(
+                zip(
+                    near,
+                    completions["nearest_probability"][row, t].tolist(),
+                    strict=True,
+                )
+            )
+            words = (
+                in_words(setup.reward, completions["words"][row], t, reads)
+                if reads
+                else None
+            )
             stop = float(completions["stop"][row, t]) if gated else None
             latents.append(Latent(stop, nearest, completions["latents"][row, t], words))
         reading = setup.reward.read(completions["tokens"][row])
-        solutions.append(Solution(question, reading.answer, reading.text, latents, reading.cut))
+        solutions.append(
+            Solution(question, reading.answer, reading.text, latents, reading.cut)
+        )
     return solutions
 
 
@@ -250,22 +310,32 @@ def vote(solver: Solver, question: str, samples: int, seed: int = 0) -> Vote:
         samples: N, at least 1.
         seed: dropout seed.
     """
-    drawn = _rolled_out(solver, [question], min(samples, ROWS), seed=seed, samples=samples, label="vote")
+    drawn = _rolled_out(
+        solver, [question], min(samples, ROWS), seed=seed, samples=samples, label="vote"
+    )
     reward = solver.setup.reward
     return counted([reward.read(tokens) for tokens in drawn["tokens"]], reward.style)
 
 
 def counted(readings: Sequence[Reading], style: AnswerStyle) -> Vote:
     """Count the vote of completions that are read."""
-    counts = Counter(in_one_form([reading.answer for reading in readings], style)).most_common()
+    counts = Counter(
+        in_one_form([reading.answer for reading in readings], style)
+    ).most_common()
     majority = next((answer for answer, _ in counts if answer is not None), None)
     return Vote(counts, majority, sum(reading.cut for reading in readings))
 
 
-def _rolled_out(solver: Solver, questions: Sequence[str], rows: int, **options: Any) -> Completions:
+def _rolled_out(
+    solver: Solver, questions: Sequence[str], rows: int, **options: Any
+) -> Completions:
     """Roll questions out, so many rollouts at a time; the decoder is there only to be asked."""
-    setup, prompts = solver.setup, [encode_question(solver.setup, question) for question in questions]
-    problems, empty = Problems(Problem(question, (), "") for question in questions), [list[Any]() for _ in questions]
+    setup, prompts = (
+        solver.setup,
+        [encode_question(solver.setup, question) for question in questions],
+    )
+    problems = Problems(Problem(question, (), "") for question in questions)
+    empty = [list[Any]() for _ in questions]
     # With the same cached programs, which the size of a batch is no part of.
     evaluator = copy.copy(solver.evaluator)
     evaluator.batch_size = -(-rows // setup.mesh.size) * setup.mesh.size

@@ -15,9 +15,21 @@ from absl import logging
 
 from slpo_jax.api.evaluation import Evaluation
 from slpo_jax.api.load_options import by_argument
-from slpo_jax.api.solver import Solution, Solver, Vote, encode_question, load_solver, solve_all, vote
+from slpo_jax.api.solver import (
+    Solution,
+    Solver,
+    Vote,
+    encode_question,
+    load_solver,
+    solve_all,
+    vote,
+)
 from slpo_jax.checkpoints.checkpoint import Checkpoint
-from slpo_jax.checkpoints.export import export_adapters, replaced_by_export, write_export
+from slpo_jax.checkpoints.export import (
+    export_adapters,
+    replaced_by_export,
+    write_export,
+)
 from slpo_jax.checkpoints.foreign_layouts import with_decoder
 from slpo_jax.checkpoints.saved_config import config_to_keep
 from slpo_jax.config.config import ends_at
@@ -46,7 +58,8 @@ if TYPE_CHECKING:
 
 def describe(solver: Solver, solution: Solution) -> str:
     """Write a solution for a terminal of 100 columns."""
-    indent, style = "\n" + " " * 10, STYLES[solver.setup.template.answer_style]
+    indent = "\n" + " " * 10
+    style = STYLES[solver.setup.template.answer_style]
     none = f"none: the text has {'no end, so what it says last may be truncated' if solution.cut else style.none}"
     lines = [
         f"from      {solver.setup.config.init}",
@@ -57,24 +70,44 @@ def describe(solver: Solver, solution: Solution) -> str:
     ]
     if solution.cut:
         most = solver.setup.evaluator.policy.config.answer_slots
-        lines.insert(4, f"truncated at {most} tokens, before it ended; --max_answer_tokens={2 * most} lets it go on")
+        lines.insert(
+            4,
+            f"truncated at {most} tokens, before it ended; --max_answer_tokens={2 * most} lets it go on",
+        )
     if not solution.latents:
         return "\n".join(lines)
     lines.append("")
     gated = solver.setup.config.gate.enabled
-    lines.append(f"latent  {'stop  ' if gated else ''}nearest tokens of the hidden state that made it, and probability")
-    cells = [[(_short(token), p) for token, p in latent.nearest] for latent in solution.latents]
+    lines.append(
+        f"latent  {'stop  ' if gated else ''}nearest tokens of the hidden state that made it, and probability"
+    )
+    cells = [
+        [(_short(token), p) for token, p in latent.nearest]
+        for latent in solution.latents
+    ]
     width = max((len(token) for row in cells for token, _ in row), default=0)
     for step, (latent, row) in enumerate(zip(solution.latents, cells, strict=True), 1):
-        stop = "" if latent.stop_probability is None else f"{latent.stop_probability:.2f}  "
-        lines.append(f"{step:6}  {stop}" + "  ".join(f"{token:<{width}} {_rounded(p):<5}" for token, p in row).rstrip())
+        stop = (
+            ""
+            if latent.stop_probability is None
+            else f"{latent.stop_probability:.2f}  "
+        )
+        lines.append(
+            f"{step:6}  {stop}"
+            + "  ".join(
+                f"{token:<{width}} {_rounded(p):<5}" for token, p in row
+            ).rstrip()
+        )
         if latent.words is not None:
-            lines.append(f"        says  {' / '.join(latent.words.splitlines()) or 'nothing'}")
+            lines.append(
+                f"        says  {' / '.join(latent.words.splitlines()) or 'nothing'}"
+            )
     return "\n".join(lines)
 
 
 def _ending(solver: Solver, solution: Solution) -> str:
-    steps, latent_policy = len(solution.latents), solver.setup.policy.latent_policy
+    steps = len(solution.latents)
+    latent_policy = solver.setup.policy.latent_policy
     if not steps:
         if not solver.setup.checkpoint.description.architecture.has_latents:
             return "in words alone"
@@ -84,13 +117,17 @@ def _ending(solver: Solver, solution: Solution) -> str:
     thought = f"{steps} latent{'s' if steps > 1 else ''}"
     if solver.stopping == "length" and steps < solver.rule:
         end = ends_at(solver.setup.config)
-        ends = [repr(end)] * bool(end) + ["an end token"] * (latent_policy.says is not None)
+        ends = [repr(end)] * bool(end) + ["an end token"] * (
+            latent_policy.says is not None
+        )
         return f"{thought} of at most {solver.rule}, until {' or '.join(ends)} came"
     if solver.stopping == "length":
         return f"{thought}, a fixed number"
     if (solution.latents[-1].stop_probability or 0.0) >= solver.rule:
         return f"{thought}, until the gate's stop probability reached {solver.rule}"
-    return f"{thought}, the most; the gate's stop probability stayed below {solver.rule}"
+    return (
+        f"{thought}, the most; the gate's stop probability stayed below {solver.rule}"
+    )
 
 
 def _rounded(probability: float) -> str:
@@ -111,9 +148,13 @@ def describe_vote(solver: Solver, votes: Vote, seed: int) -> str:
         noise += f" and the latent policy {name}"
     lines = [f"vote of {total} rollouts with {noise} (seed {seed})"]
     for answer, count in votes.counts:
-        mark = "  <- majority" if answer is not None and answer == votes.majority else ""
+        mark = (
+            "  <- majority" if answer is not None and answer == votes.majority else ""
+        )
         cut = f" ({votes.cut} truncated)" if answer is None and votes.cut else ""
-        lines.append(f"{count:6}  {'no answer' if answer is None else answer}{cut}{mark}")
+        lines.append(
+            f"{count:6}  {'no answer' if answer is None else answer}{cut}{mark}"
+        )
     return "\n".join(lines)
 
 
@@ -133,7 +174,10 @@ class TrainedReasoner:
 
     def __reduce__(self) -> tuple[Any, ...]:
         source = Path(self.source)
-        return _loaded, (str(source.absolute()) if source.exists() else self.source, dict(self.options))
+        return _loaded, (
+            str(source.absolute()) if source.exists() else self.source,
+            dict(self.options),
+        )
 
     @property
     def params(self) -> Any:
@@ -168,7 +212,8 @@ class TrainedReasoner:
         Raises:
             UserError: as `solve`.
         """
-        setup, asked = self.solver.setup, _texts(questions)
+        setup = self.solver.setup
+        asked = _texts(questions)
         ids = [encode_question(setup, question) for question in asked]
         return pad_prompts(ids, [max(map(len, ids))], setup.template.pad_id)
 
@@ -182,24 +227,43 @@ class TrainedReasoner:
             nothing where a thought has ended. params are `params`, prompts those of `prompts`.
         """
         solver = self.solver
-        policy = solver.evaluator.policy.without_noise().having(stopping=solver.stopping)
+        policy = solver.evaluator.policy.without_noise().having(
+            stopping=solver.stopping
+        )
         rule_type = jnp.float32 if solver.stopping == "threshold" else jnp.int32
 
         def solve(params: Any, tokens: Any, valid: Any) -> dict[str, Any]:
             rows = tokens.shape[0]
             keys_B = noise.row_keys(jax.random.key(0), jnp.zeros(rows, jnp.int32))
-            drawn = sample(policy, params, Prompts(tokens, valid), keys_B, jnp.full(rows, solver.rule, rule_type))
-            stop_BT = jax.nn.sigmoid(policy.latent_policy.stop_logits(params, drawn.actions))
-            return {"tokens": drawn.tokens, "lengths": drawn.lengths, "latents": drawn.actions, "stop": stop_BT}
+            drawn = sample(
+                policy,
+                params,
+                Prompts(tokens, valid),
+                keys_B,
+                jnp.full(rows, solver.rule, rule_type),
+            )
+            stop_BT = jax.nn.sigmoid(
+                policy.latent_policy.stop_logits(params, drawn.actions)
+            )
+            return {
+                "tokens": drawn.tokens,
+                "lengths": drawn.lengths,
+                "latents": drawn.actions,
+                "stop": stop_BT,
+            }
 
         return solve
 
     @overload
     def solve(self, question: str, samples: int = 0, seed: int = 0) -> Solution: ...
     @overload
-    def solve(self, question: Sequence[str], samples: int = 0, seed: int = 0) -> list[Solution]: ...
+    def solve(
+        self, question: Sequence[str], samples: int = 0, seed: int = 0
+    ) -> list[Solution]: ...
     @by_argument()
-    def solve(self, question: str | Sequence[str], samples: int = 0, seed: int = 0) -> Solution | list[Solution]:
+    def solve(
+        self, question: str | Sequence[str], samples: int = 0, seed: int = 0
+    ) -> Solution | list[Solution]:
         """Ask, and watch it think.
 
         Args:
@@ -216,7 +280,8 @@ class TrainedReasoner:
         _check_numbers(samples=samples, seed=seed)
         solutions = []
         for solution in solve_all(self.solver, questions):
-            text, votes = describe(self.solver, solution), None
+            text = describe(self.solver, solution)
+            votes = None
             if samples:
                 votes = vote(self.solver, solution.question, samples, seed)
                 text += "\n\n" + describe_vote(self.solver, votes, seed)
@@ -254,25 +319,41 @@ class TrainedReasoner:
             name = source
             source = setup.config.data.eval[name]
         if is_dataset_dict(source):
-            logging.warning("problems: of the splits %s, test is asked", ", ".join(source))
+            logging.warning(
+                "problems: of the splits %s, test is asked", ", ".join(source)
+            )
         judge = setup.reward if reward is None else setup.reward.asking(reward)
-        loaded = load_set(setup.config, "problems", source, entries=[*judge.entries.values()])
+        loaded = load_set(
+            setup.config, "problems", source, entries=[*judge.entries.values()]
+        )
         loaded.warn()
         if loaded.field_use.unused and not name:
             logging.warning("problems: not used: %s", loaded.field_use.unused)
         setup, encoded = _fitting(setup, loaded[: limit or None], judge)
-        stopping, rule = self.solver.stopping, self.solver.rule
+        stopping = self.solver.stopping
+        rule = self.solver.rule
 
         def run(seed: int | None, samples: int, label: str) -> Completions:
             return setup.evaluator.run(
-                self.solver.params, encoded, stopping, rule, seed=seed, samples=samples, label=label, name=name
+                self.solver.params,
+                encoded,
+                stopping,
+                rule,
+                seed=seed,
+                samples=samples,
+                label=label,
+                name=name,
             )
 
         greedy = run(None, 1, "without noise")
         sampled = {seed: run(seed, samples, "with noise")} if samples else {}
         rows = list(record_rows(judge, encoded, greedy, sampled, samples))
-        earns = repr(reward) if callable(reward) else next(iter(judge.entries))  # two lambdas differ
-        milliseconds, batch = setup.evaluator.milliseconds(self.solver.params, encoded, stopping, rule)
+        earns = (
+            repr(reward) if callable(reward) else next(iter(judge.entries))
+        )  # two lambdas differ
+        milliseconds, batch = setup.evaluator.milliseconds(
+            self.solver.params, encoded, stopping, rule
+        )
         return Evaluation(rows, Path(self.source).name, earns, milliseconds, batch)
 
     @by_argument()
@@ -288,10 +369,15 @@ class TrainedReasoner:
             UserError: there is no such set, or it can't be read.
         """
         if not isinstance(source, str | os.PathLike):
-            raise UserError(f"source: {source!r} is not valid; give the name of a set of the run, or a path")
+            raise UserError(
+                f"source: {source!r} is not valid; give the name of a set of the run, or a path"
+            )
         config = self.config
         name = os.fspath(source)
-        learned = {"train": (TRAIN, config.data.train), "valid": (VALID, config.data.valid)}
+        learned = {
+            "train": (TRAIN, config.data.train),
+            "valid": (VALID, config.data.valid),
+        }
         if name in config.data.eval:
             key = "problems"
             place = config.data.eval[name]
@@ -301,14 +387,20 @@ class TrainedReasoner:
             key = "problems"
             place = name
         problems = load_set(config, key, place)
-        lines = read_as(name, problems, STYLES[self.solver.setup.template.answer_style].about)
+        lines = read_as(
+            name, problems, STYLES[self.solver.setup.template.answer_style].about
+        )
         if line := made_with(place, config.data.of_task(place)):
             lines.append(f"  {line}")
         return problems.with_only(problems, summary=tuple(lines))
 
     @by_argument()
     def export(
-        self, folder: str | os.PathLike[str], explain: bool = False, overwrite: bool = False, adapters: bool = False
+        self,
+        folder: str | os.PathLike[str],
+        explain: bool = False,
+        overwrite: bool = False,
+        adapters: bool = False,
     ) -> Path:
         """Write a directory that `transformers` opens, with all that it needs to think as this does.
 
@@ -324,36 +416,66 @@ class TrainedReasoner:
         """
         if not isinstance(folder, str | os.PathLike):
             raise UserError(f"folder: {folder!r} is not valid; give a path")
-        solver, target = self.solver, Path(folder).expanduser()
+        solver = self.solver
+        target = Path(folder).expanduser()
         if adapters:
             check_free(target)
             export_adapters(Path(self.source), target)
             unused = {REASONER} if solver.stopping == "threshold" else {REASONER, GATE}
-            others = (solver.params.keys() - unused) | (solver.params[REASONER].keys() - {BACKBONE})
+            others = (solver.params.keys() - unused) | (
+                solver.params[REASONER].keys() - {BACKBONE}
+            )
             if others:
                 names = ", ".join(sorted(others)).replace("_", " ")
-                logging.warning("%s: holds adapters alone, without the %s", target, names)
+                logging.warning(
+                    "%s: holds adapters alone, without the %s", target, names
+                )
             return target
-        replaces = replaced_by_export(target, overwrite, "give another directory, or overwrite=True")
+        replaces = replaced_by_export(
+            target, overwrite, "give another directory, or overwrite=True"
+        )
         checkpoint = solver.setup.checkpoint
-        config = changed(solver.setup.config, {"gate.enabled": solver.stopping == "threshold"})
-        template = dataclasses.replace(checkpoint.template, tokenizer=copy.deepcopy(checkpoint.template.tokenizer))
+        config = changed(
+            solver.setup.config, {"gate.enabled": solver.stopping == "threshold"}
+        )
+        template = dataclasses.replace(
+            checkpoint.template, tokenizer=copy.deepcopy(checkpoint.template.tokenizer)
+        )
         kept = config_to_keep(config, checkpoint.opened)
-        description = dataclasses.replace(checkpoint.description, config=kept, rule=solver.rule)
+        description = dataclasses.replace(
+            checkpoint.description, config=kept, rule=solver.rule
+        )
         params = jax.device_get(with_decoder(solver.params, explain, self.source))
         exported = Checkpoint(description, template)
-        write_export(target, Path(self.source), params, exported, config, solver.rule, replaces)
+        write_export(
+            target, Path(self.source), params, exported, config, solver.rule, replaces
+        )
         return target
 
 
-def _fitting(setup: Setup, problems: Sequence[Problem], judge: Reward) -> tuple[Setup, EncodedProblems]:
+def _fitting(
+    setup: Setup, problems: Sequence[Problem], judge: Reward
+) -> tuple[Setup, EncodedProblems]:
     """Return a setup with room for the problems that the model has positions for, and these; count others in a line."""
     with about("problems"):
-        lengths = list(map(len, setup.template.prompts([problem.question for problem in problems], Counter())))
+        lengths = list(
+            map(
+                len,
+                setup.template.prompts(
+                    [problem.question for problem in problems], Counter()
+                ),
+            )
+        )
     most = setup.most_prompt
-    fit = [problem for problem, length in zip(problems, lengths, strict=True) if length <= most]
+    fit = [
+        problem
+        for problem, length in zip(problems, lengths, strict=True)
+        if length <= most
+    ]
     if not fit:
-        raise UserError(f"problems: the shortest prompt has {min(lengths)} tokens, the model has positions for {most}")
+        raise UserError(
+            f"problems: the shortest prompt has {min(lengths)} tokens, the model has positions for {most}"
+        )
     if len(fit) < len(problems):
         count = len(problems) - len(fit)
         logging.warning("problems: left out %d of %d, of more than %d tokens, the model's positions", count,
@@ -367,10 +489,14 @@ def _fitting(setup: Setup, problems: Sequence[Problem], judge: Reward) -> tuple[
 def _texts(question: Any) -> list[str]:
     """Return one question or several as a list of them."""
     questions = [question] if isinstance(question, str) else question
-    has_order = isinstance(questions, Iterable) and not isinstance(questions, Mapping | Set | bytes)
+    has_order = isinstance(questions, Iterable) and not isinstance(
+        questions, Mapping | Set | bytes
+    )
     questions = list(questions) if has_order else [None]
     if not all(isinstance(text, str) for text in questions):
-        raise UserError(f"question: {question!r} is neither a text nor a list of texts; give one")
+        raise UserError(
+            f"question: {question!r} is neither a text nor a list of texts; give one"
+        )
     if not questions:
         raise UserError("question: the list is empty; give at least one")
     return [str(text) for text in questions]  # an array's are of a type of its own
@@ -381,7 +507,9 @@ def _check_numbers(**numbers: Any) -> None:
     for name, value in numbers.items():
         most = 2**32 if name == "seed" else 2**31
         if type(value) is not int or not 0 <= value < most:
-            raise UserError(f"{name}: {value!r} is not valid; give a whole number from 0 to {most - 1}")
+            raise UserError(
+                f"{name}: {value!r} is not valid; give a whole number from 0 to {most - 1}"
+            )
 
 
 @by_argument()
@@ -408,7 +536,9 @@ def load(checkpoint: str | os.PathLike[str], **options: Any) -> TrainedReasoner:
         UserError: no such checkpoint, or a setting that it can't be used with.
     """
     if not isinstance(checkpoint, str | os.PathLike):
-        raise UserError(f"checkpoint: {checkpoint!r} is not valid; give a path or a hub id")
+        raise UserError(
+            f"checkpoint: {checkpoint!r} is not valid; give a path or a hub id"
+        )
     set_up_jax()
     return TrainedReasoner(load_solver(os.fspath(checkpoint), **options), options)
 

@@ -47,7 +47,9 @@ class Run:
 
     def __getitem__(self, stage: str) -> TrainedReasoner:
         if stage not in (names := list(self)):
-            raise UserError(f"{self.workdir}: has no finished stage {stage!r}; use one of {', '.join(names) or 'none'}")
+            raise UserError(
+                f"{self.workdir}: has no finished stage {stage!r}; use one of {', '.join(names) or 'none'}"
+            )
         return load(Workdir(self.workdir).stage_folder(stage).path)
 
     @functools.cached_property
@@ -92,28 +94,43 @@ def train(
         KeyboardInterrupt: after Ctrl-C, once the stage is saved.
     """
     for key, value in {"eval": eval, "config": config}.items():
-        if not isinstance(value, Mapping | None) or not all(isinstance(name, str) for name in value or ()):
+        if not isinstance(value, Mapping | None) or not all(
+            isinstance(name, str) for name in value or ()
+        ):
             raise UserError(f"{key}: {value!r} is not valid; give a dict by names")
     for key, path in {"start": start, "base": base, "workdir": workdir}.items():
         if not isinstance(path, str | os.PathLike | ConfigDict):
             raise UserError(f"{key}: {path!r} is not valid; give a text or a path")
     if reward:
-        if {"reward", "rewards"} & {key.removeprefix("config.") for key in config or {}}:
+        if {"reward", "rewards"} & {
+            key.removeprefix("config.") for key in config or {}
+        }:
             raise UserError("reward: config has a reward too; leave one of the two out")
         if callable(reward):
             register_reward(name_of(reward), reward)
             reward = name_of(reward)
         config = {**(config or {}), "reward": reward}
     start = start if isinstance(start, ConfigDict) else os.fspath(start)
-    name = "run" if isinstance(start, ConfigDict) else Path(start.partition(":")[0]).stem or "own"
+    name = (
+        "run"
+        if isinstance(start, ConfigDict)
+        else Path(start.partition(":")[0]).stem or "own"
+    )
     folder = Path(workdir or f"runs/{name}").expanduser()
     tests = dict(eval or {})
     if is_dataset_dict(train):
         valid, tests = _other_splits(train, valid, tests)
-    sources = {"train": _source("train", train, folder), "valid": _source("valid", valid, folder)}
+    sources = {
+        "train": _source("train", train, folder),
+        "valid": _source("valid", valid, folder),
+    }
     sources["base"] = os.fspath(base)
-    test_sources = {key: _source(key, test, folder, learned=False) for key, test in tests.items()}
-    checked = check(requested_config(start, sources, test_sources, config or {}, set_up_jax))
+    test_sources = {
+        key: _source(key, test, folder, learned=False) for key, test in tests.items()
+    }
+    checked = check(
+        requested_config(start, sources, test_sources, config or {}, set_up_jax)
+    )
     from slpo_jax.run.run_stages import run_stages  # once jax is set up
 
     try:
@@ -123,7 +140,9 @@ def train(
     return Run(folder)
 
 
-def _other_splits(splits: Mapping[str, Any], valid: Any, tests: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+def _other_splits(
+    splits: Mapping[str, Any], valid: Any, tests: dict[str, Any]
+) -> tuple[Any, dict[str, Any]]:
     """Return the validation set and the test sets: what is given, else the splits of a `datasets.DatasetDict`."""
     taken = ["train"]
     if isinstance(valid, str) and not valid and "validation" in splits:
@@ -132,7 +151,10 @@ def _other_splits(splits: Mapping[str, Any], valid: Any, tests: dict[str, Any]) 
     if not tests and "test" in splits:
         tests = {"test": splits["test"]}
         taken.append("test")
-    print(f"train: splits {', '.join(taken)} of {', '.join(splits)} are used", file=sys.stderr)
+    print(
+        f"train: splits {', '.join(taken)} of {', '.join(splits)} are used",
+        file=sys.stderr,
+    )
     return valid, tests
 
 
@@ -154,7 +176,9 @@ def _source(name: str, source: Any, folder: Path, learned: bool = True) -> str:
     path = Workdir(folder).records(name)
     before = path.read_text(encoding="utf-8") if path.is_file() else text
     if learned and before != text and any(Workdir(folder).checkpoints.glob("*/*")):
-        raise UserError(f"{name}: the records are not those that {folder} began with; give these, or another workdir")
+        raise UserError(
+            f"{name}: the records are not those that {folder} began with; give these, or another workdir"
+        )
     write_text(path, text)
     return str(path)
 
@@ -164,7 +188,10 @@ _ARE: dict[Kind, str] = {"numbers": "numbers", "latex": "LaTeX", "texts": "texts
 
 @by_argument()
 def read(
-    source: Any, answers: str = "", fields: Mapping[str, str] | None = None, with_columns: bool = True
+    source: Any,
+    answers: str = "",
+    fields: Mapping[str, str] | None = None,
+    with_columns: bool = True,
 ) -> Problems:
     """Read problems as `train` does; `print` says how they were understood, and which fields are not used.
 
@@ -182,30 +209,55 @@ def read(
         UserError: the source can't be read.
     """
     if answers and answers not in (styles := get_args(AskedStyle)):
-        raise UserError(f"answers: {answers!r} is not valid; give one of {', '.join(styles)}")
+        raise UserError(
+            f"answers: {answers!r} is not valid; give one of {', '.join(styles)}"
+        )
     try:
         fields_config = FieldsConfig(**cast(Any, fields or {}))
     except (TypeError, FieldError):
-        raise UserError(f"fields: {fields!r} is not valid; give texts as question, answer, steps and so on") from None
+        raise UserError(
+            f"fields: {fields!r} is not valid; give texts as question, answer, steps and so on"
+        ) from None
     source = reusable(source)
     source = os.fspath(source) if isinstance(source, os.PathLike) else source
     why = ""
     if not answers:
         choice = answers_of(_load(source, "texts", fields_config, with_columns))
-        answers, why = choice.values.get("prompt.answers", "texts"), f" ({choice.why})"
+        answers = choice.values.get("prompt.answers", "texts")
+        why = f" ({choice.why})"
     kind = STYLES[style_of(cast(AskedStyle, answers), "after_mark")].kind
     problems = _load(source, kind, fields_config, with_columns)
-    if not with_columns and 0 < sum(not problem.answer for problem in problems) < len(problems):
-        problems = _load(source, kind, fields_config, with_columns, unanswered=False)  # as `correct` has them
+    if not with_columns and 0 < sum(not problem.answer for problem in problems) < len(
+        problems
+    ):
+        problems = _load(
+            source, kind, fields_config, with_columns, unanswered=False
+        )  # as `correct` has them
     name = source if isinstance(source, str) else select_split(source, "train")[0]
     if line := made_with(source):
-        problems = problems.with_only(problems, warnings=(*problems.warnings, f"{source}: {line}"))
+        problems = problems.with_only(
+            problems, warnings=(*problems.warnings, f"{source}: {line}")
+        )
     if with_columns:  # a command prints the summary
         problems.warn()
-    return problems.with_only(problems, summary=tuple(read_as(name, problems, _ARE[kind] + why)))
+    return problems.with_only(
+        problems, summary=tuple(read_as(name, problems, _ARE[kind] + why))
+    )
 
 
-def _load(source: Any, answers: Kind, fields: FieldsConfig, with_columns: bool, unanswered: bool = True) -> Problems:
+def _load(
+    source: Any,
+    answers: Kind,
+    fields: FieldsConfig,
+    with_columns: bool,
+    unanswered: bool = True,
+) -> Problems:
     columns = None if with_columns else frozenset[str]()
     with contextlib.nullcontext() if isinstance(source, str) else about("source"):
-        return load_problems(source, answers=answers, fields=fields, columns=columns, unanswered=unanswered)
+        return load_problems(
+            source,
+            answers=answers,
+            fields=fields,
+            columns=columns,
+            unanswered=unanswered,
+        )

@@ -9,7 +9,8 @@ from slpo_jax.errors import UserError
 from slpo_jax.models.reasoner import BACKBONES
 
 ARCHITECTURES: dict[str, type[Architecture]] = {
-    architecture.name: architecture for architecture in (Coconut, Codi, Colar, Dart, Adalr, Text)
+    architecture.name: architecture
+    for architecture in (Coconut, Codi, Colar, Dart, Adalr, Text)
 }
 
 PLAIN = Coconut
@@ -22,7 +23,11 @@ REASONERS = {
 }
 """What `config.reasoner` can name: architecture and backbone."""
 
-IN_WORDS = ", ".join(name for name, (architecture, _) in REASONERS.items() if not architecture.has_latents)
+IN_WORDS = ", ".join(
+    name
+    for name, (architecture, _) in REASONERS.items()
+    if not architecture.has_latents
+)
 """Those of them without latents, for messages."""
 
 
@@ -33,8 +38,19 @@ def architecture_of(reasoner: str) -> type[Architecture]:
         UserError: it is none of `REASONERS`.
     """
     if reasoner not in REASONERS:
-        raise UserError("config.reasoner", f"{reasoner!r} is unknown; use one of {', '.join(REASONERS)}")
+        raise UserError(
+            "config.reasoner",
+            f"{reasoner!r} is unknown; use one of {', '.join(REASONERS)}",
+        )
     return REASONERS[reasoner][0]
 
 
-__all__ = ["ARCHITECTURES", "IN_WORDS", "PLAIN", "REASONERS", "Architecture", "Unwrapped", "architecture_of"]
+__all__ = [
+    "ARCHITECTURES",
+    "IN_WORDS",
+    "PLAIN",
+    "REASONERS",
+    "Architecture",
+    "Unwrapped",
+    "architecture_of",
+]

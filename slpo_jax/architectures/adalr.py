@@ -12,7 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from slpo_jax.architectures.architecture import NO_PROMPT, Architecture, Unwrapped, refuse_others
+from slpo_jax.architectures.architecture import (
+    NO_PROMPT,
+    Architecture,
+    Unwrapped,
+    refuse_others,
+)
 from slpo_jax.architectures.codi import Projecting
 from slpo_jax.architectures.tensors import Stored
 from slpo_jax.architectures.weights import EMBEDDING, linear, norm, with_prefix
@@ -24,7 +29,8 @@ from slpo_jax.policy.latent_policies.adalr import CONTINUE, STOP
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-START, END = "<START>", "<END>"
+START = "<START>"
+END = "<END>"
 ANSWER = " The answer is:"
 SETTINGS = "_inserted_LatentThinkingModelSettings"
 """The key of config.json under which its program writes its settings."""
@@ -34,7 +40,12 @@ _WITHOUT_EFFECT = {
     "disable_forward_input_embeds", "disable_input_past_key_values", "disable_checkpointing_cache_update",
     "detach_binary_head_inputs", "debug_mode", "unused_token_ids", "_generation_mode",
 }  # fmt: skip
-_TOKEN_OF = {"start_token_id": START, "end_token_id": END, "continue_token_id": CONTINUE, "stop_token_id": STOP}
+_TOKEN_OF = {
+    "start_token_id": START,
+    "end_token_id": END,
+    "continue_token_id": CONTINUE,
+    "stop_token_id": STOP,
+}
 # In `lora_mode`: the tensor beside the model for each row that is zero in a table, if both tables are one or two.
 _ROWS_OF_BOTH = {
     "_start_embed.weight": START, "_end_embed.weight": END,
@@ -55,10 +66,20 @@ class Adalr(Architecture):
     the rows of its four tokens lie beside the model, and are zero in it.
     """
 
-    name, title = "adalr", "AdaLR"
+    name = "adalr"
+    title = "AdaLR"
     default_recipe = "adalr"
     # They teach latents, and not where a thought stops.
-    not_taught_by = ("curriculum", "distil", "silent", "simcot", "colar", "regular", "frontier", "latent_sft")
+    not_taught_by = (
+        "curriculum",
+        "distil",
+        "silent",
+        "simcot",
+        "colar",
+        "regular",
+        "frontier",
+        "latent_sft",
+    )
     has_gate = False
     latents = 32  # at most; published: as many as there may be tokens
     tokens = (START, END, CONTINUE, STOP)
@@ -94,8 +115,12 @@ class Adalr(Architecture):
 
     def heads(self, width):
         return [
-            *linear(("projector", "fc_in"), "recurrent_filter.input_layer", (width, width)),
-            *linear(("projector", "fc_out"), "recurrent_filter.output_layer", (width, width)),
+            *linear(
+                ("projector", "fc_in"), "recurrent_filter.input_layer", (width, width)
+            ),
+            *linear(
+                ("projector", "fc_out"), "recurrent_filter.output_layer", (width, width)
+            ),
             *norm(("projector", "norm"), "recurrent_filter.norm", width),
         ]
 
@@ -105,8 +130,17 @@ class Adalr(Architecture):
         if not model:
             return super().unwrap(tensors, source)
         rows = (*_ROWS_OF_BOTH, *_INPUT_ROWS, *_HEAD_ROWS)
-        refuse_others(tensors, ("_base_model.", cls.head_prefix, *rows), cls.title, source)
-        return Unwrapped(model, {name: x for name, x in tensors.items() if not name.startswith("_base_model.")})
+        refuse_others(
+            tensors, ("_base_model.", cls.head_prefix, *rows), cls.title, source
+        )
+        return Unwrapped(
+            model,
+            {
+                name: x
+                for name, x in tensors.items()
+                if not name.startswith("_base_model.")
+            },
+        )
 
     @classmethod
     def with_texts(cls, unwrapped, config, tokenizer, source):
@@ -119,24 +153,45 @@ class Adalr(Architecture):
         table = next(name for name in EMBEDDING.values() if name in unwrapped.model)
         model = dict(unwrapped.model)
         if tied:
-            model[table] = _with_rows(model[table], unwrapped.head, _ROWS_OF_BOTH, ids, source)
+            model[table] = _with_rows(
+                model[table], unwrapped.head, _ROWS_OF_BOTH, ids, source
+            )
             if _HEAD in model:
-                model[_HEAD] = _with_rows(model[_HEAD], unwrapped.head, _ROWS_OF_BOTH, ids, source)
+                model[_HEAD] = _with_rows(
+                    model[_HEAD], unwrapped.head, _ROWS_OF_BOTH, ids, source
+                )
         else:
             if _HEAD not in model:
-                raise UserError(f"{source}: tensor {_HEAD} is missing; give the whole checkpoint of this model")
-            model[table] = _with_rows(model[table], unwrapped.head, _INPUT_ROWS, ids, source)
-            model[_HEAD] = _with_rows(model[_HEAD], unwrapped.head, _HEAD_ROWS, ids, source)
+                raise UserError(
+                    f"{source}: tensor {_HEAD} is missing; give the whole checkpoint of this model"
+                )
+            model[table] = _with_rows(
+                model[table], unwrapped.head, _INPUT_ROWS, ids, source
+            )
+            model[_HEAD] = _with_rows(
+                model[_HEAD], unwrapped.head, _HEAD_ROWS, ids, source
+            )
         used = _ROWS_OF_BOTH if tied else {**_INPUT_ROWS, **_HEAD_ROWS}
-        head = {name: tensor for name, tensor in unwrapped.head.items() if name not in used}
+        head = {
+            name: tensor for name, tensor in unwrapped.head.items() if name not in used
+        }
         return unwrapped._replace(model=model, head=head)
 
     @classmethod
     def published_settings(cls, unwrapped, config):
         settings = config.get(SETTINGS)
-        temperature = settings.get("binary_head_temp") if isinstance(settings, Mapping) else None
-        chosen = {"latent_policy.adalr.temperature": float(temperature)} if _is_temperature(temperature) else {}
-        return {"latent_policy.name": "adalr", **chosen}  # what is wrong is said when the weights are looked at
+        temperature = (
+            settings.get("binary_head_temp") if isinstance(settings, Mapping) else None
+        )
+        chosen = (
+            {"latent_policy.adalr.temperature": float(temperature)}
+            if _is_temperature(temperature)
+            else {}
+        )
+        return {
+            "latent_policy.name": "adalr",
+            **chosen,
+        }  # what is wrong is said when the weights are looked at
 
 
 def _settings(config: Mapping[str, Any], source: str) -> Mapping[str, Any]:
@@ -147,13 +202,24 @@ def _settings(config: Mapping[str, Any], source: str) -> Mapping[str, Any]:
     """
     settings = config.get(SETTINGS)
     if not isinstance(settings, Mapping):
-        raise UserError(f"{source}: config.json has no {SETTINGS}; give an AdaLR checkpoint with its own config.json")
-    supported = {"recurrent_filter_mode": ("MLP",), "add_latent_to_end": (False, None), "lora_mode": (True, False)}
+        raise UserError(
+            f"{source}: config.json has no {SETTINGS}; give an AdaLR checkpoint with its own config.json"
+        )
+    supported = {
+        "recurrent_filter_mode": ("MLP",),
+        "add_latent_to_end": (False, None),
+        "lora_mode": (True, False),
+    }
     known = {*_WITHOUT_EFFECT, *_TOKEN_OF, *supported, "binary_head_temp"}
     if unknown := sorted(settings.keys() - known):
-        raise UserError(f"{source}: {SETTINGS}.{unknown[0]} in config.json is not known here; upgrade slpo_jax")
+        raise UserError(
+            f"{source}: {SETTINGS}.{unknown[0]} in config.json is not known here; upgrade slpo_jax"
+        )
     for key, values in supported.items():
-        if settings.get(key, values[-1] if key != "recurrent_filter_mode" else None) not in values:
+        if (
+            settings.get(key, values[-1] if key != "recurrent_filter_mode" else None)
+            not in values
+        ):
             raise UserError(
                 f"{source}: {SETTINGS}.{key} = {settings.get(key)!r} in config.json is not supported, only "
                 f"{values[0]!r}; give another checkpoint"
@@ -171,7 +237,9 @@ def _is_temperature(value: Any) -> bool:
     return type(value) in (int, float) and 0 < value < math.inf
 
 
-def _token_ids(settings: Mapping[str, Any], tokenizer: "PreTrainedTokenizerFast", source: str) -> dict[str, int]:
+def _token_ids(
+    settings: Mapping[str, Any], tokenizer: "PreTrainedTokenizerFast", source: str
+) -> dict[str, int]:
     """Return the ids of the four tokens, on which the settings and the tokenizer have to agree.
 
     Raises:
@@ -190,7 +258,11 @@ def _token_ids(settings: Mapping[str, Any], tokenizer: "PreTrainedTokenizerFast"
 
 
 def _with_rows(
-    table: Stored, beside: Mapping[str, Stored], rows: Mapping[str, str], ids: Mapping[str, int], source: str
+    table: Stored,
+    beside: Mapping[str, Stored],
+    rows: Mapping[str, str],
+    ids: Mapping[str, int],
+    source: str,
 ) -> Stored:
     """Return a table [V, D] with rows that lie beside it, [1, D] each.
 

@@ -12,7 +12,14 @@ from slpo_jax.data.templates import Template
 from slpo_jax.data.tokenizer import END_LATENT, START_LATENT
 from slpo_jax.errors import UserError
 from slpo_jax.models.backbone import Backbone
-from slpo_jax.models.reasoner import BackboneConfig, LatentReasoner, ModelConfig, Reasoner, as_functions, backbone
+from slpo_jax.models.reasoner import (
+    BackboneConfig,
+    LatentReasoner,
+    ModelConfig,
+    Reasoner,
+    as_functions,
+    backbone,
+)
 from slpo_jax.policy.explain import Reads
 from slpo_jax.settings import check_fields
 
@@ -20,7 +27,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 
-NO_PROMPT, NO_SHAPES = PromptConfig(), ModelConfig()
+NO_PROMPT = PromptConfig()
+NO_SHAPES = ModelConfig()
 
 
 class Decoder(NamedTuple):
@@ -117,7 +125,10 @@ class Architecture(abc.ABC):
 
     @abc.abstractmethod
     def template(
-        self, tokenizer: "PreTrainedTokenizerFast", first_id: int | None = None, prompt: PromptConfig = NO_PROMPT
+        self,
+        tokenizer: "PreTrainedTokenizerFast",
+        first_id: int | None = None,
+        prompt: PromptConfig = NO_PROMPT,
     ) -> Template:
         """Return the texts of prompts and answers.
 
@@ -149,8 +160,18 @@ class Architecture(abc.ABC):
         Raises:
             UserError: a tensor that it can't have.
         """
-        head = {name: x for name, x in tensors.items() if cls.head_prefix and name.startswith(cls.head_prefix)}
-        return Unwrapped({name: x for name, x in tensors.items() if name not in head}, head) if head else None
+        head = {
+            name: x
+            for name, x in tensors.items()
+            if cls.head_prefix and name.startswith(cls.head_prefix)
+        }
+        return (
+            Unwrapped(
+                {name: x for name, x in tensors.items() if name not in head}, head
+            )
+            if head
+            else None
+        )
 
     @classmethod
     def drawn(cls, width: int, shapes: ModelConfig = NO_SHAPES) -> Self:
@@ -160,11 +181,17 @@ class Architecture(abc.ABC):
             width: D.
             shapes: `config.model`, of which what is the architecture's counts.
         """
-        return cls(**{"projector": shapes.projector or width} if cls.first_of_head else {})
+        return cls(
+            **{"projector": shapes.projector or width} if cls.first_of_head else {}
+        )
 
     @classmethod
     def with_texts(
-        cls, unwrapped: Unwrapped, config: Mapping[str, Any], tokenizer: "PreTrainedTokenizerFast", source: str
+        cls,
+        unwrapped: Unwrapped,
+        config: Mapping[str, Any],
+        tokenizer: "PreTrainedTokenizerFast",
+        source: str,
     ) -> Unwrapped:
         """Return a published checkpoint's tensors, of which some may lie where its config and tokenizer say.
 
@@ -179,7 +206,9 @@ class Architecture(abc.ABC):
         return unwrapped
 
     @classmethod
-    def published_settings(cls, unwrapped: Unwrapped, config: Mapping[str, Any]) -> dict[str, Any]:
+    def published_settings(
+        cls, unwrapped: Unwrapped, config: Mapping[str, Any]
+    ) -> dict[str, Any]:
         """Return how the program of a checkpoint thinks, by key of the config, where that is not the default.
 
         Args:
@@ -189,7 +218,9 @@ class Architecture(abc.ABC):
         return {}
 
     @classmethod
-    def found(cls, unwrapped: Unwrapped, config: Mapping[str, Any], source: str) -> Self:
+    def found(
+        cls, unwrapped: Unwrapped, config: Mapping[str, Any], source: str
+    ) -> Self:
         """Tell a checkpoint's settings of the architecture.
 
         Args:
@@ -199,7 +230,9 @@ class Architecture(abc.ABC):
         Raises:
             UserError: a tensor or key is missing that tells.
         """
-        return cls(**{"projector": cls.hidden(unwrapped, source)} if cls.first_of_head else {})
+        return cls(
+            **{"projector": cls.hidden(unwrapped, source)} if cls.first_of_head else {}
+        )
 
     @classmethod
     def hidden(cls, unwrapped: Unwrapped, source: str) -> int:
@@ -216,7 +249,9 @@ class Architecture(abc.ABC):
         return first.shape[0]
 
 
-def refuse_others(tensors: Mapping[str, Stored], prefixes: tuple[str, ...], title: str, source: str) -> None:
+def refuse_others(
+    tensors: Mapping[str, Stored], prefixes: tuple[str, ...], title: str, source: str
+) -> None:
     """Refuse tensors whose names begin in none of these ways.
 
     Raises:
@@ -224,16 +259,21 @@ def refuse_others(tensors: Mapping[str, Stored], prefixes: tuple[str, ...], titl
     """
     for name in tensors:
         if not name.startswith(prefixes):
-            raise UserError(f"{source}: tensor {name} is unexpected; give a checkpoint in {title}'s layout")
+            raise UserError(
+                f"{source}: tensor {name} is unexpected; give a checkpoint in {title}'s layout"
+            )
 
 
 @dataclasses.dataclass(frozen=True)
 class Text(Architecture):
     """Nothing beside the language model, and no latents of its own."""
 
-    name, title = "text", "language model, in words or soft tokens,"
+    name = "text"
+    title = "language model, in words or soft tokens,"
     not_taught_by = ("distil", "silent")  # latents
-    has_latents, has_gate, latents = False, False, 0
+    has_latents = False
+    has_gate = False
+    latents = 0
     prompt_keys = ("system", "instruction", "format", "closing", "answers")
 
     def template(self, tokenizer, first_id=None, prompt=NO_PROMPT):

@@ -4,7 +4,12 @@ import dataclasses
 
 import numpy as np
 
-from slpo_jax.architectures.architecture import NO_PROMPT, Architecture, Unwrapped, refuse_others
+from slpo_jax.architectures.architecture import (
+    NO_PROMPT,
+    Architecture,
+    Unwrapped,
+    refuse_others,
+)
 from slpo_jax.architectures.weights import EMBEDDING, with_prefix
 from slpo_jax.data.chat import QUESTION
 from slpo_jax.data.templates import Template, line
@@ -20,8 +25,10 @@ class Coconut(Architecture):
     Face's layout the names are the language model's.
     """
 
-    name, title = "coconut", "COCONUT"
-    tokens, layers = COCONUT_TOKENS, ()
+    name = "coconut"
+    title = "COCONUT"
+    tokens = COCONUT_TOKENS
+    layers = ()
     prompt_keys = ("format", "closing")
 
     def template(self, tokenizer, first_id=None, prompt=NO_PROMPT):
@@ -47,7 +54,9 @@ class Coconut(Architecture):
         return dataclasses.replace(
             marked,
             start_id=None,
-            closing_ids=tuple(tokenizer(prompt.closing, add_special_tokens=False)["input_ids"]),
+            closing_ids=tuple(
+                tokenizer(prompt.closing, add_special_tokens=False)["input_ids"]
+            ),
             question_text=lambda question: prompt.format.replace(QUESTION, question),
             step_text=lambda step, first: step,
             answer_text=str,
@@ -59,10 +68,18 @@ class Coconut(Architecture):
         model = with_prefix(tensors, "base_causallm.")
         if not model:
             return None
-        refuse_others(tensors, ("base_causallm.", "embedding.weight"), cls.title, source)
+        refuse_others(
+            tensors, ("base_causallm.", "embedding.weight"), cls.title, source
+        )
         copy = tensors.get("embedding.weight")
-        original = next((model[name] for name in EMBEDDING.values() if name in model), None)
-        if copy is not None and original is not None and not np.array_equal(copy.read(), original.read()):
+        original = next(
+            (model[name] for name in EMBEDDING.values() if name in model), None
+        )
+        if (
+            copy is not None
+            and original is not None
+            and not np.array_equal(copy.read(), original.read())
+        ):
             raise UserError(
                 f"{source}: tensor embedding.weight differs from {original.name}; the checkpoint is corrupt, fetch it "
                 "again"

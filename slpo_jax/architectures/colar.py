@@ -9,7 +9,13 @@ from typing import Any
 import flax.linen as nn
 import jax.numpy as jnp
 
-from slpo_jax.architectures.architecture import NO_PROMPT, NO_SHAPES, Architecture, Unwrapped, refuse_others
+from slpo_jax.architectures.architecture import (
+    NO_PROMPT,
+    NO_SHAPES,
+    Architecture,
+    Unwrapped,
+    refuse_others,
+)
 from slpo_jax.architectures.weights import linear, norm, with_prefix
 from slpo_jax.data.chat import MOST_SPEED, Asked
 from slpo_jax.data.templates import Template
@@ -21,7 +27,13 @@ from slpo_jax.settings import setting
 _MARK = "###"  # begins the thought and ends it
 _ANSWER = "Answer:"
 _SCALE = "latent_embedding_std"  # in config.json
-_SCALES = {768: 0.12, 1536: 0.03, 2048: 0.018, 3072: 0.018, 4096: 0.008}  # by D: GPT-2's, a Qwen2's, Llama 3's
+_SCALES = {
+    768: 0.12,
+    1536: 0.03,
+    2048: 0.018,
+    3072: 0.018,
+    4096: 0.008,
+}  # by D: GPT-2's, a Qwen2's, Llama 3's
 
 
 class Head(nn.Module):
@@ -41,11 +53,16 @@ class Head(nn.Module):
 
     @nn.compact
     def __call__(self, h_BLD):
-        x_BLH = nn.gelu(nn.Dense(self.hidden, dtype=self.dtype, name="fc_in")(h_BLD), approximate=False)
+        x_BLH = nn.gelu(
+            nn.Dense(self.hidden, dtype=self.dtype, name="fc_in")(h_BLD),
+            approximate=False,
+        )
         x_BLH = nn.Dense(self.hidden, dtype=self.dtype, name="fc_out")(x_BLH)
         x_BLH = nn.LayerNorm(epsilon=1e-5, dtype=self.dtype, name="norm")(x_BLH)
         names = ("mean", "log_std") if self.gaussian else ("mean",)
-        return [nn.Dense(self.width, dtype=jnp.float32, name=name)(x_BLH) for name in names]
+        return [
+            nn.Dense(self.width, dtype=jnp.float32, name=name)(x_BLH) for name in names
+        ]
 
 
 class Predicting(LatentReasoner):
@@ -69,7 +86,9 @@ class Predicting(LatentReasoner):
     def law(self, hidden_BLD):
         """Return `LatentLaw` of the latent at the next slot."""
         mean_BLD, *log_std_BLD = self.head(hidden_BLD)
-        return LatentLaw(mean_BLD, jnp.exp(*log_std_BLD) if log_std_BLD else jnp.zeros_like(mean_BLD))
+        return LatentLaw(
+            mean_BLD, jnp.exp(*log_std_BLD) if log_std_BLD else jnp.zeros_like(mean_BLD)
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,14 +108,16 @@ class Colar(Architecture):
     scale: float = setting(0.018, above=0)
     gaussian: bool = False
 
-    name, title = "colar", "CoLaR"
+    name = "colar"
+    title = "CoLaR"
     default_recipe = "colar"
     # Neither the head's sigma, nor where a thought ends.
     not_taught_by = ("curriculum", "distil", "silent", "latent_sft")
     prompt_keys = ("speed",)
     needs_words = True
     latents = 64  # published; "###" ends a thought
-    head_prefix, first_of_head = "lt_head.", "lt_head.fc.0.weight"
+    head_prefix = "lt_head."
+    first_of_head = "lt_head.fc.0.weight"
     about_head = (
         "`lt_head.*`: Linear, GELU, Linear, LayerNorm, and from there one Linear each to the mean of the next latent "
         "and to the logarithm of its standard deviation, if there is one"
@@ -105,7 +126,12 @@ class Colar(Architecture):
     @property
     def layers(self):
         """The layers up to the mean."""
-        hidden = ("linear", "lt_head.fc.0"), ("gelu", "none"), ("linear", "lt_head.fc.2"), ("norm", "lt_head.fc.3")
+        hidden = (
+            ("linear", "lt_head.fc.0"),
+            ("gelu", "none"),
+            ("linear", "lt_head.fc.2"),
+            ("norm", "lt_head.fc.3"),
+        )
         return *hidden, ("linear", "lt_head.mean"), ("scale", self.scale)
 
     def module(self, backbone):
@@ -113,7 +139,9 @@ class Colar(Architecture):
 
     def template(self, tokenizer, first_id=None, prompt=NO_PROMPT):
         """Lay out question, as it asks + "###" | latents | "###" + steps, a line each + "Answer:72" + eos; no bos."""
-        add_words(tokenizer, " ".join(Asked(speed)("") for speed in range(1, MOST_SPEED + 1)))
+        add_words(
+            tokenizer, " ".join(Asked(speed)("") for speed in range(1, MOST_SPEED + 1))
+        )
         add_words(tokenizer, _ANSWER, apart=False)
         mark = tokenizer(_MARK, add_special_tokens=False)["input_ids"]
         if len(mark) != 1:
@@ -138,9 +166,17 @@ class Colar(Architecture):
         lasts = ("mean", "log_std") if self.gaussian else ("mean",)
         return [
             *linear(("head", "fc_in"), "lt_head.fc.0", (self.projector, width)),
-            *linear(("head", "fc_out"), "lt_head.fc.2", (self.projector, self.projector)),
+            *linear(
+                ("head", "fc_out"), "lt_head.fc.2", (self.projector, self.projector)
+            ),
             *norm(("head", "norm"), "lt_head.fc.3", self.projector),
-            *(out for last in lasts for out in linear(("head", last), f"lt_head.{last}", (width, self.projector))),
+            *(
+                out
+                for last in lasts
+                for out in linear(
+                    ("head", last), f"lt_head.{last}", (width, self.projector)
+                )
+            ),
         ]
 
     @classmethod
@@ -153,15 +189,23 @@ class Colar(Architecture):
 
     @classmethod
     def drawn(cls, width, shapes=NO_SHAPES):
-        return cls(shapes.projector or width, shapes.scale or _SCALES.get(width, cls.scale), gaussian=True)
+        return cls(
+            shapes.projector or width,
+            shapes.scale or _SCALES.get(width, cls.scale),
+            gaussian=True,
+        )
 
     @classmethod
     def published_settings(cls, unwrapped, config):
-        return {"latent_policy.name": "colar", "latent_policy.colar.least": int(unwrapped.original)}
+        return {
+            "latent_policy.name": "colar",
+            "latent_policy.colar.least": int(unwrapped.original),
+        }
 
     @classmethod
     def found(cls, unwrapped, config, source):
-        hidden, scale = cls.hidden(unwrapped, source), config.get(_SCALE)
+        hidden = cls.hidden(unwrapped, source)
+        scale = config.get(_SCALE)
         if unwrapped.original and scale is None:
             scale = _SCALES.get(unwrapped.head[cls.first_of_head].shape[1])
         if type(scale) not in (int, float) or scale <= 0:

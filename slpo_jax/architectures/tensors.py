@@ -57,20 +57,28 @@ def open_tensors(path: Path) -> dict[str, Stored]:
     file = weights_file(path) if path.is_dir() else path
     if file is None:
         files = ", ".join(WEIGHT_FILES)
-        raise UserError(f"{path}: has no weights; it needs one of {files}, or of a run a stage that is finished")
-    entries = _open_shards(file) if file.name.endswith(".index.json") else _open_file(file)
+        raise UserError(
+            f"{path}: has no weights; it needs one of {files}, or of a run a stage that is finished"
+        )
+    entries = (
+        _open_shards(file) if file.name.endswith(".index.json") else _open_file(file)
+    )
     if not entries:
         raise UserError(f"{file}: holds no tensors; give a checkpoint with weights")
     return entries
 
 
-def stored(path: Path, name: str, shape: Iterable[int], read: Callable[[], np.ndarray]) -> Stored:
+def stored(
+    path: Path, name: str, shape: Iterable[int], read: Callable[[], np.ndarray]
+) -> Stored:
     """Wrap a tensor of a file, which refuses NaN and infinities when it is read: a model would say nonsense."""
 
     def checked() -> np.ndarray:
         array = read()
         if not np.isfinite(array).all():
-            raise UserError(f"{path}: {name} holds values that are not finite; give a checkpoint that is whole")
+            raise UserError(
+                f"{path}: {name} holds values that are not finite; give a checkpoint that is whole"
+            )
         return array
 
     return Stored(name, tuple(shape), checked)
@@ -91,7 +99,9 @@ def read_start(path: Path, size: int) -> bytes:
         with path.open("rb") as file:
             start = file.read(size)
     except OSError as error:
-        raise UserError(f"{path}: can't be read ({error.strerror}); give a checkpoint's path") from error
+        raise UserError(
+            f"{path}: can't be read ({error.strerror}); give a checkpoint's path"
+        ) from error
     if not start:
         raise UserError(f"{path}: is empty; fetch it again")
     return start
@@ -114,7 +124,9 @@ def _open_shards(index: Path) -> dict[str, Stored]:
         shard_of = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         shards = {shard: index.parent / Path(shard).name for shard in shard_of.values()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{index}: is no index of shards ({first_line(error)}); fetch it again") from error
+        raise UserError(
+            f"{index}: is no index of shards ({first_line(error)}); fetch it again"
+        ) from error
     contents = {shard: _open_file(path) for shard, path in shards.items()}
     holder_of = {name: shard for shard, tensors in contents.items() for name in tensors}
     for name in holder_of.keys() | shard_of.keys():
@@ -137,29 +149,46 @@ def _open_safetensors(path: Path) -> dict[str, Stored]:
         view = file.get_slice(name)
         if view.get_dtype().startswith(("F8", "F4", "F6")):
             raise _too_few_bits(path, name, view.get_dtype())
-        entries[name] = stored(path, name, view.get_shape(), functools.partial(file.get_tensor, name))
+        entries[name] = stored(
+            path, name, view.get_shape(), functools.partial(file.get_tensor, name)
+        )
     return entries
 
 
 def _too_few_bits(path: Path, name: str, dtype: Any) -> UserError:
-    return UserError(f"{path}: {name} is stored as {dtype}; convert it to a float of 16 or 32 bits")
+    return UserError(
+        f"{path}: {name} is stored as {dtype}; convert it to a float of 16 or 32 bits"
+    )
 
 
 def _open_torch(path: Path) -> dict[str, Stored]:
     if importlib.util.find_spec("torch") is None:
-        raise UserError(f"{path}: is a torch checkpoint, which torch alone can read; `pip install torch`")
+        raise UserError(
+            f"{path}: is a torch checkpoint, which torch alone can read; `pip install torch`"
+        )
     import torch  # nothing else needs it
 
     whole = _unpickle(path)
     state: Mapping[str, Any] = whole if isinstance(whole, Mapping) else {"it": whole}
-    state, entries = next((state[key] for key in _WRAPPERS if isinstance(state.get(key), Mapping)), state), {}
+    state = next(
+        (state[key] for key in _WRAPPERS if isinstance(state.get(key), Mapping)), state
+    )
+    entries = {}
     for name, tensor in state.items():
-        if not isinstance(name, str) or not isinstance(tensor, torch.Tensor) or tensor.layout != torch.strided:
+        if (
+            not isinstance(name, str)
+            or not isinstance(tensor, torch.Tensor)
+            or tensor.layout != torch.strided
+        ):
             kind = type(tensor).__name__
-            raise UserError(f"{path}: {name} is a {kind}, no plain tensor with a name; save model.state_dict() alone")
+            raise UserError(
+                f"{path}: {name} is a {kind}, no plain tensor with a name; save model.state_dict() alone"
+            )
         if tensor.dtype.is_floating_point and tensor.dtype.itemsize < 2:
             raise _too_few_bits(path, name, tensor.dtype)
-        entries[name] = stored(path, name, tensor.shape, functools.partial(_to_numpy, tensor))
+        entries[name] = stored(
+            path, name, tensor.shape, functools.partial(_to_numpy, tensor)
+        )
     return entries
 
 
@@ -168,8 +197,12 @@ def _unpickle(path: Path) -> Any:
 
     try:
         zipped = zipfile.is_zipfile(path)
-        with torch.serialization.safe_globals(_inert(path) if zipped and path.suffix == ".ckpt" else []):
-            return torch.load(str(path), map_location="cpu", weights_only=True, mmap=zipped)
+        with torch.serialization.safe_globals(
+            _inert(path) if zipped and path.suffix == ".ckpt" else []
+        ):
+            return torch.load(
+                str(path), map_location="cpu", weights_only=True, mmap=zipped
+            )
     except Exception as error:  # whatever a pickle and an archive can fail with
         if "Unsupported global" in str(error) or "Unsupported class" in str(error):
             raise UserError(

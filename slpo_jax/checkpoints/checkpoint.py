@@ -9,7 +9,13 @@ import numpy as np
 
 from slpo_jax.architectures import REASONERS, Architecture, architecture_of
 from slpo_jax.architectures.tensors import Stored
-from slpo_jax.architectures.weights import backbone_weights, check_tree, gate_weights, read_tree, refuse_leftovers
+from slpo_jax.architectures.weights import (
+    backbone_weights,
+    check_tree,
+    gate_weights,
+    read_tree,
+    refuse_leftovers,
+)
 from slpo_jax.checkpoints.description import Description, end_tokens, write_description
 from slpo_jax.checkpoints.foreign import Foreign, fitting
 from slpo_jax.checkpoints.foreign_layouts import read_decoder
@@ -18,7 +24,14 @@ from slpo_jax.config.config import Config
 from slpo_jax.data.chat import PromptConfig
 from slpo_jax.data.problem import Problem
 from slpo_jax.data.templates import Template, written_texts
-from slpo_jax.data.tokenizer import ANSWER_MARK, WORDS, has_latent_tokens, load_tokenizer, words_of, words_tokenizer
+from slpo_jax.data.tokenizer import (
+    ANSWER_MARK,
+    WORDS,
+    has_latent_tokens,
+    load_tokenizer,
+    words_of,
+    words_tokenizer,
+)
 from slpo_jax.errors import UserError, key_name
 from slpo_jax.models.llama import LlamaConfig
 from slpo_jax.models.parts import DECODER, GATE, REASONER
@@ -57,7 +70,9 @@ class Checkpoint:
 
 
 def find_checkpoint(
-    config: Config, identity: Identity | None = None, problems: Callable[[], Iterable[Problem]] = tuple
+    config: Config,
+    identity: Identity | None = None,
+    problems: Callable[[], Iterable[Problem]] = tuple,
 ) -> Checkpoint:
     """Find what `config.init`, `config.base`, `config.tokenizer` and `config.model` describe; weights are read later.
 
@@ -73,34 +88,64 @@ def find_checkpoint(
     else:
         opened = identity or identify(config.init, config.base, config.lora_alpha)
         reasoner = opened.reasoner
-        if isinstance(opened, Foreign) and opened.architecture is None:  # any architecture can begin with it
+        if (
+            isinstance(opened, Foreign) and opened.architecture is None
+        ):  # any architecture can begin with it
             reasoner = f"{architecture.name}_{opened.backbone}"
         if reasoner != config.reasoner:
             raise UserError(
                 f"{key_name('config.reasoner')}: is {config.reasoner}, but {opened.source} is a {reasoner} checkpoint; "
                 f"set it to that or give another {key_name('config.init')}"
             )
-        start = _ours(config, opened) if isinstance(opened, Ours) else _imported(config, architecture, opened)
-    model, loop = start.description.model, is_loop(config.model.scan_layers, start.description.model.n_layer)
+        start = (
+            _ours(config, opened)
+            if isinstance(opened, Ours)
+            else _imported(config, architecture, opened)
+        )
+    model, loop = (
+        start.description.model,
+        is_loop(config.model.scan_layers, start.description.model.n_layer),
+    )
     dtype = activation_type(config.model.dtype)
-    model = dataclasses.replace(model, dtype=dtype, remat=config.model.remat, scan_layers=loop)
-    return dataclasses.replace(start, description=dataclasses.replace(start.description, model=model))
+    model = dataclasses.replace(
+        model, dtype=dtype, remat=config.model.remat, scan_layers=loop
+    )
+    return dataclasses.replace(
+        start, description=dataclasses.replace(start.description, model=model)
+    )
 
 
-def _random(config: Config, architecture: type[Architecture], problems: Callable[[], Iterable[Problem]]) -> Checkpoint:
+def _random(
+    config: Config,
+    architecture: type[Architecture],
+    problems: Callable[[], Iterable[Problem]],
+) -> Checkpoint:
     if not config.tokenizer:
-        raise UserError("config.tokenizer: not set, and there is no config.init to take it from; give a directory")
+        raise UserError(
+            "config.tokenizer: not set, and there is no config.init to take it from; give a directory"
+        )
     instance = architecture.drawn(config.model.n_embd, config.model)
     words = config.tokenizer == WORDS
-    tokenizer = _words_of_problems(instance, config.prompt, problems()) if words else load_tokenizer(config.tokenizer)
+    tokenizer = (
+        _words_of_problems(instance, config.prompt, problems())
+        if words
+        else load_tokenizer(config.tokenizer)
+    )
     template = instance.template(tokenizer, prompt=config.prompt)
     backbone = BACKBONES[REASONERS[config.reasoner][1]]
-    fields = {field.name for field in dataclasses.fields(backbone)} - {"scan_layers"}  # which is resolved below
-    shapes = {name: value for name, value in vars(config.model).items() if name in fields}
+    fields = {field.name for field in dataclasses.fields(backbone)} - {
+        "scan_layers"
+    }  # which is resolved below
+    shapes = {
+        name: value for name, value in vars(config.model).items() if name in fields
+    }
     if issubclass(backbone, LlamaConfig):
         shapes["n_kv_head"] = shapes["n_kv_head"] or config.model.n_head
         shapes["n_inner"] = shapes["n_inner"] or 4 * config.model.n_embd
-        shapes |= {"head_dim": config.model.n_embd // config.model.n_head, "rope_scaling": None}
+        shapes |= {
+            "head_dim": config.model.n_embd // config.model.n_head,
+            "rope_scaling": None,
+        }
     model = backbone(**shapes | {"vocab_size": len(template.tokenizer)})
     return Checkpoint(Description(instance, model), template)
 
@@ -117,7 +162,9 @@ def _words_of_problems(
 def _ours(config: Config, opened: Ours) -> Checkpoint:
     """Start from a checkpoint of a run, or of `slpo import`."""
     description = opened.description
-    tokenizer = load_tokenizer(config.tokenizer) if config.tokenizer else opened.tokenizer()
+    tokenizer = (
+        load_tokenizer(config.tokenizer) if config.tokenizer else opened.tokenizer()
+    )
     template = description.architecture.template(tokenizer, prompt=config.prompt)
     if len(tokenizer) > description.model.vocab_size:
         raise UserError(
@@ -125,31 +172,52 @@ def _ours(config: Config, opened: Ours) -> Checkpoint:
             f"{opened.path} {description.model.vocab_size}; leave out what the checkpoint was not trained with"
         )
     if not config.tokenizer:
-        template = _ended(template, description.eos_ids, description.model.vocab_size, opened.source)
-    return Checkpoint(description, template, opened, lambda like=None, explain=False: opened.stored.read(like))
+        template = _ended(
+            template, description.eos_ids, description.model.vocab_size, opened.source
+        )
+    return Checkpoint(
+        description,
+        template,
+        opened,
+        lambda like=None, explain=False: opened.stored.read(like),
+    )
 
 
-def _imported(config: Config, architecture: type[Architecture], opened: Foreign) -> Checkpoint:
+def _imported(
+    config: Config, architecture: type[Architecture], opened: Foreign
+) -> Checkpoint:
     """Start from a foreign checkpoint."""
     if not config.tokenizer and opened.tokenizer is None:
         raise UserError(
-            "config.base", f"{opened.path} comes without a tokenizer; give the base model's directory or hub id"
+            "config.base",
+            f"{opened.path} comes without a tokenizer; give the base model's directory or hub id",
         )
-    tokenizer = load_tokenizer(config.tokenizer) if config.tokenizer else opened.tokenizer()  # type: ignore[misc]
+    tokenizer = (
+        load_tokenizer(config.tokenizer) if config.tokenizer else opened.tokenizer()
+    )  # type: ignore[misc]
     with fitting(opened.base):
         return _fitted(config, architecture, opened, tokenizer)
 
 
 def _fitted(
-    config: Config, architecture: type[Architecture], opened: Foreign, tokenizer: "PreTrainedTokenizerFast"
+    config: Config,
+    architecture: type[Architecture],
+    opened: Foreign,
+    tokenizer: "PreTrainedTokenizerFast",
 ) -> Checkpoint:
     """Return a foreign checkpoint with its shapes and tokenizer, which may be those of `config.base`."""
-    tensors, source, stored = opened.tensors, opened.path, opened.shapes()
+    tensors = opened.tensors
+    source = opened.path
+    stored = opened.shapes()
     published = bool(opened.architecture and not opened.description)
     if published:
         tensors = architecture.with_texts(tensors, opened.model, tokenizer, source)
     width = stored.n_embd
-    missing = [] if tensors.head else [weight.path[0] for weight in architecture.drawn(width).heads(width)]
+    missing = (
+        []
+        if tensors.head
+        else [weight.path[0] for weight in architecture.drawn(width).heads(width)]
+    )
     plan = vocabulary_plan(
         architecture, opened.embedding, source,
         base=None if opened.has_own_model else stored.vocab_size, tokens=len(tokenizer),
@@ -166,13 +234,17 @@ def _fitted(
         instance = architecture.found(tensors, opened.model, source)
     template = instance.template(tokenizer, plan.first_id, config.prompt)
     if not architecture.has_latents and not config.tokenizer:
-        template = _ended(template, end_tokens(source, opened.model), stored.vocab_size, source)
-    weights, heads = backbone_weights(stored), instance.heads(width) if tensors.head else []
+        template = _ended(
+            template, end_tokens(source, opened.model), stored.vocab_size, source
+        )
+    weights = backbone_weights(stored)
+    heads = instance.heads(width) if tensors.head else []
     # Exports have a gate, whatever they are of.
     has_gate = tensors.gate and (architecture.has_gate or opened.description)
     if has_gate and config.gate.hidden != opened.gate_hidden:
         raise UserError(
-            "config.gate.hidden", f"is {config.gate.hidden}, the gate of {source} has {opened.gate_hidden}; set it so"
+            "config.gate.hidden",
+            f"is {config.gate.hidden}, the gate of {source} has {opened.gate_hidden}; set it so",
         )
     gates = gate_weights(width, config.gate.hidden) if has_gate else []
     tensors_by_name = tensors.model | tensors.head | tensors.gate
@@ -180,9 +252,16 @@ def _fitted(
     refuse_leftovers([*weights, *heads, *gates], tensors_by_name, stored, source)
     rows = max(stored.vocab_size, len(tokenizer))
     model = dataclasses.replace(stored, vocab_size=rows)
-    plain = Description(instance, model, gate=opened.gate_hidden, gate_trained=opened.gate_hidden is not None)
+    plain = Description(
+        instance,
+        model,
+        gate=opened.gate_hidden,
+        gate_trained=opened.gate_hidden is not None,
+    )
     base_description = opened.description or plain
-    description = dataclasses.replace(base_description, model=model, config={}, rule=None, eos_ids=template.eos_ids)
+    description = dataclasses.replace(
+        base_description, model=model, config={}, rule=None, eos_ids=template.eos_ids
+    )
 
     def read(like: Any = None, explain: bool = False) -> dict[str, Any]:
         tree = grow(read_tree(weights, tensors.model, source), rows, template.tokenizer)
@@ -190,13 +269,17 @@ def _fitted(
         if gates:
             params[GATE] = read_tree(gates, tensors.gate, source)
         if explain and tensors.decoder:
-            params[DECODER] = read_decoder(tensors.decoder, stored, weights[0].name, source)
+            params[DECODER] = read_decoder(
+                tensors.decoder, stored, weights[0].name, source
+            )
         return params
 
     return Checkpoint(description, template, opened, read, plan.lacks)
 
 
-def _ended(template: Template, eos_ids: tuple[int, ...], rows: int, source: str) -> Template:
+def _ended(
+    template: Template, eos_ids: tuple[int, ...], rows: int, source: str
+) -> Template:
     """Return the template with all tokens that end what the model writes, its tokenizer's eos first.
 
     Args:
@@ -204,8 +287,13 @@ def _ended(template: Template, eos_ids: tuple[int, ...], rows: int, source: str)
         rows: of its vocabulary.
     """
     if max(eos_ids, default=0) >= rows:
-        raise UserError(f"{source}: eos_token_id {max(eos_ids)} is beyond its {rows} tokens; mend it")
-    return dataclasses.replace(template, more_eos_ids=tuple(dict.fromkeys(i for i in eos_ids if i != template.eos_id)))
+        raise UserError(
+            f"{source}: eos_token_id {max(eos_ids)} is beyond its {rows} tokens; mend it"
+        )
+    return dataclasses.replace(
+        template,
+        more_eos_ids=tuple(dict.fromkeys(i for i in eos_ids if i != template.eos_id)),
+    )
 
 
 class VocabularyPlan(NamedTuple):
@@ -239,7 +327,9 @@ def vocabulary_plan(
     Raises:
         UserError: the rows are another vocabulary's.
     """
-    rows, more, after = embedding.shape[0], len(architecture.tokens), architecture.after_vocabulary
+    rows = embedding.shape[0]
+    more = len(architecture.tokens)
+    after = architecture.after_vocabulary
     spare = 0
     if base is not None:
         spare = _SPARE if after and rows == base + more + _SPARE else 0
@@ -258,10 +348,14 @@ def vocabulary_plan(
     lacks = missing_head or ("" if has_tokens else "special tokens")
     if published and (has_tokens or after):
         lacks = ""
-    return VocabularyPlan(rows - spare - (0 if lacks else more) if after else None, lacks)
+    return VocabularyPlan(
+        rows - spare - (0 if lacks else more) if after else None, lacks
+    )
 
 
-def grow(tree: dict[str, Any], rows: int, tokenizer: "PreTrainedTokenizerFast") -> dict[str, Any]:
+def grow(
+    tree: dict[str, Any], rows: int, tokenizer: "PreTrainedTokenizerFast"
+) -> dict[str, Any]:
     """Grow a backbone's parameters to as many vocabulary rows as the tokenizer needs.
 
     New rows are copies of the token "<<", which opens a calculation in GSM8K, as COCONUT begins; where that is not

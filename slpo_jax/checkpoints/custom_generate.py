@@ -29,7 +29,9 @@ from transformers import DynamicCache
 from transformers.utils import ModelOutput, cached_file
 
 SIDE_FILE = "reasoner.safetensors"  # weights of the gate and of what makes latents
-_side_files: weakref.WeakKeyDictionary[Any, dict[str, torch.Tensor]] = weakref.WeakKeyDictionary()
+_side_files: weakref.WeakKeyDictionary[Any, dict[str, torch.Tensor]] = (
+    weakref.WeakKeyDictionary()
+)
 
 
 @dataclasses.dataclass
@@ -57,11 +59,26 @@ class Thought(ModelOutput):
     beam_indices: torch.Tensor | None = None
 
 
-_OF_THE_ANSWERS = ("scores", "logits", "hidden_states", "attentions", "sequences_scores", "beam_indices")
+_OF_THE_ANSWERS = (
+    "scores",
+    "logits",
+    "hidden_states",
+    "attentions",
+    "sequences_scores",
+    "beam_indices",
+)
 
 
 @torch.no_grad()
-def generate(inputs=None, generation_config=None, *, model, input_ids=None, attention_mask=None, **others):
+def generate(
+    inputs=None,
+    generation_config=None,
+    *,
+    model,
+    input_ids=None,
+    attention_mask=None,
+    **others,
+):
     """Think and stop without noise, and have transformers' own `generate` write the answer, greedily unless told to.
 
     Args:
@@ -77,18 +94,28 @@ def generate(inputs=None, generation_config=None, *, model, input_ids=None, atte
         ValueError: the prompt is none of the chat template's, too long, or has a word that the tokenizer doesn't know;
             or the weights give what is no finite number.
     """
-    settings, model_settings = copy.deepcopy(model.generation_config), model.generation_config
-    arguments = ({} if generation_config is None else generation_config.to_diff_dict()) | others
+    settings = copy.deepcopy(model.generation_config)
+    model_settings = model.generation_config
+    arguments = (
+        {} if generation_config is None else generation_config.to_diff_dict()
+    ) | others
     arguments |= dict.fromkeys(("custom_generate", "trust_remote_code"))
     for name in ("sequence_bias", "bad_words_ids"):
-        if isinstance(arguments.get(name, ""), str):  # the text with which transformers' own `generate` fails
+        if isinstance(
+            arguments.get(name, ""), str
+        ):  # the text with which transformers' own `generate` fails
             arguments[name] = None
     more = settings.update(**arguments)
     if settings.do_sample:
-        settings.top_k = arguments.get("top_k") or 0  # where transformers' default is not all tokens
-    as_thought, settings.return_dict_in_generate = settings.return_dict_in_generate, True
+        settings.top_k = (
+            arguments.get("top_k") or 0
+        )  # where transformers' default is not all tokens
+    as_thought = settings.return_dict_in_generate
+    settings.return_dict_in_generate = True
     ids_BP = inputs if input_ids is None else input_ids
-    if model.device.type != "meta":  # where weights are offloaded, the inputs say where the model computes
+    if (
+        model.device.type != "meta"
+    ):  # where weights are offloaded, the inputs say where the model computes
         ids_BP = ids_BP.to(model.device)
     if attention_mask is None:
         attention_mask = (ids_BP != settings.pad_token_id).cumsum(dim=1) > 0
@@ -96,25 +123,44 @@ def generate(inputs=None, generation_config=None, *, model, input_ids=None, atte
     _check(model, settings, ids_BP, valid_BP)
     embed = model.get_input_embeddings()
     latents_BTD, stops_BT, lengths_B = _think(model, settings, ids_BP, valid_BP)
-    closing_BE = ids_BP.new_tensor(settings.closing_ids, dtype=torch.long).expand(len(ids_BP), -1)
-    thinking_BT = torch.arange(latents_BTD.shape[1], device=ids_BP.device) < lengths_B[:, None]
+    closing_BE = ids_BP.new_tensor(settings.closing_ids, dtype=torch.long).expand(
+        len(ids_BP), -1
+    )
+    thinking_BT = (
+        torch.arange(latents_BTD.shape[1], device=ids_BP.device) < lengths_B[:, None]
+    )
     model.generation_config = settings
     try:
         answers = type(model).generate(
             model,
-            inputs_embeds=torch.cat([embed(ids_BP), latents_BTD, embed(closing_BE)], dim=1),
-            attention_mask=torch.cat([valid_BP, thinking_BT, torch.ones_like(closing_BE)], dim=1).long(),
-            **{name: value for name, value in more.items() if value is not None and name in others},
+            inputs_embeds=torch.cat(
+                [embed(ids_BP), latents_BTD, embed(closing_BE)], dim=1
+            ),
+            attention_mask=torch.cat(
+                [valid_BP, thinking_BT, torch.ones_like(closing_BE)], dim=1
+            ).long(),
+            **{
+                name: value
+                for name, value in more.items()
+                if value is not None and name in others
+            },
         )
     finally:
         model.generation_config = model_settings
     rows = ids_BP, latents_BTD, lengths_B, stops_BT
-    ids_BP, *thought = (x.repeat_interleave(len(answers.sequences) // len(ids_BP), dim=0) for x in rows)
+    ids_BP, *thought = (
+        x.repeat_interleave(len(answers.sequences) // len(ids_BP), dim=0) for x in rows
+    )
     sequences = torch.cat([ids_BP, answers.sequences], dim=1)
     if not as_thought:
         return sequences
     stops_BT = thought[2] if settings.gate_layers else None
-    return Thought(sequences, *thought[:2], stops_BT, **{name: answers.get(name) for name in _OF_THE_ANSWERS})
+    return Thought(
+        sequences,
+        *thought[:2],
+        stops_BT,
+        **{name: answers.get(name) for name in _OF_THE_ANSWERS},
+    )
 
 
 def _refused(message: str) -> ValueError:
@@ -123,28 +169,46 @@ def _refused(message: str) -> ValueError:
     server = sys.modules.get("starlette.exceptions")
     if server is None:
         return ValueError(text)
-    both = type("RefusedRequest", (server.HTTPException, ValueError), {"__str__": lambda error: error.detail})
+    both = type(
+        "RefusedRequest",
+        (server.HTTPException, ValueError),
+        {"__str__": lambda error: error.detail},
+    )
     return both(status_code=400, detail=text)
 
 
 def _check(model, settings, ids_BP, valid_BP) -> None:
     """Fail on what would be answered wrongly without a word; lower max_new_tokens where there are too few positions."""
-    start, most = settings.prompt_end_id, model.config.max_position_embeddings
+    start = settings.prompt_end_id
+    most = model.config.max_position_embeddings
     if settings.max_latents < 0 or not 0 <= (settings.stop_threshold or 0) <= 1:
         raise _refused("max_latents is at least 0, and stop_threshold from 0 to 1")
     if settings.stop_threshold is not None and not settings.gate_layers:
-        raise _refused("stop_threshold has no effect without a gate; leave it out, or set max_latents")
+        raise _refused(
+            "stop_threshold has no effect without a gate; leave it out, or set max_latents"
+        )
     if not (valid_BP[:, -1] & ((ids_BP[:, -1] == start) | (start is None))).all():
         raise _refused(
             f"a prompt ends with {'no padding' if start is None else f'token {start}'}, after which latents "
             "come; make it with "
             "tokenizer.apply_chat_template, of several ones with padding=True"
         )
-    if settings.unknown_token_id is not None and (valid_BP & (ids_BP == settings.unknown_token_id)).any():
-        raise _refused("a prompt has a word that the tokenizer doesn't know; use words that it knows")
+    if (
+        settings.unknown_token_id is not None
+        and (valid_BP & (ids_BP == settings.unknown_token_id)).any()
+    ):
+        raise _refused(
+            "a prompt has a word that the tokenizer doesn't know; use words that it knows"
+        )
     if settings.stop_strings and settings.unknown_token_id is not None:
-        raise _refused("transformers finds stop strings with tokenizers that spell every text alone; leave them out")
-    slots = int(valid_BP.sum(dim=1).max()) + settings.max_latents + max(len(settings.closing_ids) - 1, 0)
+        raise _refused(
+            "transformers finds stop strings with tokenizers that spell every text alone; leave them out"
+        )
+    slots = (
+        int(valid_BP.sum(dim=1).max())
+        + settings.max_latents
+        + max(len(settings.closing_ids) - 1, 0)
+    )
     if slots >= most:
         raise _refused(
             f"prompt and {settings.max_latents} latents take {slots} positions, the model has {most} with "
@@ -152,7 +216,10 @@ def _check(model, settings, ids_BP, valid_BP) -> None:
         )
     if settings.max_new_tokens is None or settings.max_new_tokens > most - slots:
         settings.max_new_tokens = most - slots
-        warnings.warn(f"generate: max_new_tokens is {most - slots}, for which the model has positions", stacklevel=3)
+        warnings.warn(
+            f"generate: max_new_tokens is {most - slots}, for which the model has positions",
+            stacklevel=3,
+        )
 
 
 @contextlib.contextmanager
@@ -170,11 +237,16 @@ def _without_noise(model) -> Iterator[None]:
             module.training = mode
 
 
-def _reader(model, rows: int, device: torch.device) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+def _reader(
+    model, rows: int, device: torch.device
+) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
     """Return (inputs [B, L, D], valid [B, L]) -> hidden state [B, D] of the last position; calls go on."""
     valid_BS = torch.zeros(rows, 0, dtype=torch.bool, device=device)
     parameters = inspect.signature(model.base_model.forward).parameters
-    cached = {"cache" if "cache" in parameters else "past_key_values": DynamicCache(), "use_cache": True}
+    cached = {
+        "cache" if "cache" in parameters else "past_key_values": DynamicCache(),
+        "use_cache": True,
+    }
 
     def feed(inputs_BLD, valid_BL):
         nonlocal valid_BS
@@ -207,23 +279,31 @@ def _think(model, settings, ids_BP, valid_BP):
 
 def _latents(model, settings, ids_BP, valid_BP):
     """Think as `_think`, in the mode that the model is in."""
-    weights, feed = _side_weights(model, settings), _reader(model, len(ids_BP), ids_BP.device)
+    weights = _side_weights(model, settings)
+    feed = _reader(model, len(ids_BP), ids_BP.device)
     hidden_BD = feed(model.get_input_embeddings()(ids_BP), valid_BP)
     lengths_B = torch.zeros(len(hidden_BD), dtype=torch.long, device=hidden_BD.device)
-    active_B = (lengths_B < settings.max_latents) & ~_halts(model, settings, hidden_BD, lengths_B)
-    latents, stops = [hidden_BD[:, None][:, :0]], [hidden_BD[:, :0].float()]
+    active_B = (lengths_B < settings.max_latents) & ~_halts(
+        model, settings, hidden_BD, lengths_B
+    )
+    latents = [hidden_BD[:, None][:, :0]]
+    stops = [hidden_BD[:, :0].float()]
     while active_B.any():
         latent_BD = _through(settings.latent_layers, weights, hidden_BD)
         latents.append((latent_BD * active_B[:, None])[:, None])
         lengths_B = lengths_B + active_B
         stopping_B = lengths_B == settings.max_latents
         if settings.gate_layers:
-            stop_B1 = _finite(_through(settings.gate_layers, weights, latent_BD.float())).sigmoid()
+            stop_B1 = _finite(
+                _through(settings.gate_layers, weights, latent_BD.float())
+            ).sigmoid()
             stops.append(stop_B1.masked_fill(~active_B[:, None], torch.nan))
             if settings.stop_threshold is not None:
                 stopping_B = stopping_B | (stop_B1[:, 0] >= settings.stop_threshold)
         hidden_BD = feed(latent_BD[:, None], active_B[:, None])
-        active_B = active_B & ~stopping_B & ~_halts(model, settings, hidden_BD, lengths_B)
+        active_B = (
+            active_B & ~stopping_B & ~_halts(model, settings, hidden_BD, lengths_B)
+        )
     return torch.cat(latents, dim=1), torch.cat(stops, dim=1), lengths_B
 
 
@@ -238,11 +318,16 @@ def _halts(model, settings, hidden_BD, lengths_B) -> torch.Tensor:
     if settings.going_on_token_id is None:
         says_B = logits_BV.argmax(dim=-1) == settings.halting_token_id
     else:
-        says_B = logits_BV[:, settings.halting_token_id] > logits_BV[:, settings.going_on_token_id]
+        says_B = (
+            logits_BV[:, settings.halting_token_id]
+            > logits_BV[:, settings.going_on_token_id]
+        )
     return says_B & (lengths_B >= settings.halting_least)
 
 
-def _through(layers: list[list[Any]], weights: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+def _through(
+    layers: list[list[Any]], weights: dict[str, torch.Tensor], x: torch.Tensor
+) -> torch.Tensor:
     """Run [B, D] through layers, each a kind and the name of its weights or its setting."""
     for kind, detail in layers:
         if kind == "gelu":
@@ -250,9 +335,15 @@ def _through(layers: list[list[Any]], weights: dict[str, torch.Tensor], x: torch
         elif kind == "scale":
             x = x * detail
         else:
-            weight, bias = (weights[f"{detail}.{part}"].to(x) for part in ("weight", "bias"))
+            weight, bias = (
+                weights[f"{detail}.{part}"].to(x) for part in ("weight", "bias")
+            )
             norms = kind == "norm"
-            x = functional.layer_norm(x, weight.shape, weight, bias) if norms else functional.linear(x, weight, bias)
+            x = (
+                functional.layer_norm(x, weight.shape, weight, bias)
+                if norms
+                else functional.linear(x, weight, bias)
+            )
     return x
 
 
@@ -260,8 +351,14 @@ def _side_weights(model, settings) -> dict[str, torch.Tensor]:
     """Read the tensors beside the language model's, of the same revision, once."""
     if model not in _side_files:
         needed = settings.latent_layers or settings.gate_layers
-        commit = re.search("[0-9a-f]{40}", __file__)  # of this very file, if it is the hub's
-        path = cached_file(model.name_or_path, SIDE_FILE, revision=commit and commit[0]) if needed else None
+        commit = re.search(
+            "[0-9a-f]{40}", __file__
+        )  # of this very file, if it is the hub's
+        path = (
+            cached_file(model.name_or_path, SIDE_FILE, revision=commit and commit[0])
+            if needed
+            else None
+        )
         device = "cpu" if model.device.type == "meta" else str(model.device)
         _side_files[model] = load_file(path, device=device) if path else {}
     return _side_files[model]
@@ -279,11 +376,26 @@ def _thinking(base: type) -> type:
     names = list(inspect.signature(base.forward).parameters)[1:]
 
     @functools.wraps(base.forward)
-    def forward(self, *arguments, latents=None, latent_lengths=None, allow_plain_forward=None, **named):
+    def forward(
+        self,
+        *arguments,
+        latents=None,
+        latent_lengths=None,
+        allow_plain_forward=None,
+        **named,
+    ):
         named |= dict(zip(names, arguments, strict=False))
-        if latents is not None or (self.config.think_in_forward and _has_prompts(self, named)):
-            return _forward_with_thought(base.forward, self, named, latents, latent_lengths)
-        allowed = self.config.allow_plain_forward if allow_plain_forward is None else allow_plain_forward
+        if latents is not None or (
+            self.config.think_in_forward and _has_prompts(self, named)
+        ):
+            return _forward_with_thought(
+                base.forward, self, named, latents, latent_lengths
+            )
+        allowed = (
+            self.config.allow_plain_forward
+            if allow_plain_forward is None
+            else allow_plain_forward
+        )
         if not allowed and _has_prompts(self, named):
             if self.training:
                 raise ValueError(_PLAIN)
@@ -293,10 +405,16 @@ def _thinking(base: type) -> type:
         return base.forward(self, **named)
 
     def init_continuous_batching(self, *_, **__):
-        raise ValueError("continuous batching gives no room for a thought; use generate, of several prompts at once")
+        raise ValueError(
+            "continuous batching gives no room for a thought; use generate, of several prompts at once"
+        )
 
     methods = {"forward": forward, "init_continuous_batching": init_continuous_batching}
-    return type(base.__name__, (base,), methods | {"__module__": __name__, "__doc__": base.__doc__})
+    return type(
+        base.__name__,
+        (base,),
+        methods | {"__module__": __name__, "__doc__": base.__doc__},
+    )
 
 
 GPT2LMHeadModel = _thinking(transformers.GPT2LMHeadModel)
@@ -312,14 +430,17 @@ def _cache(named: dict[str, Any]):
 
 def _has_prompts(model, named: dict[str, Any]) -> bool:
     """Tell whether a thought belongs after some of the tokens: a prompt's, and no further ones of an answer."""
-    ids_BL, cache = named.get("input_ids"), _cache(named)
+    ids_BL = named.get("input_ids")
+    cache = _cache(named)
     if ids_BL is None or (cache is not None and cache.get_seq_length() > 0):
         return False
     marker = getattr(model.config, "latent_start_id", None)
     return ids_BL.shape[1] > 1 if marker is None else bool((ids_BL == marker).any())
 
 
-def _forward_with_thought(forward, model, named: dict[str, Any], latents_BTD, lengths_B):
+def _forward_with_thought(
+    forward, model, named: dict[str, Any], latents_BTD, lengths_B
+):
     """Run `forward` with a thought after each row's marker, which is one of the row's tokens and no padding.
 
     Args:
@@ -331,21 +452,36 @@ def _forward_with_thought(forward, model, named: dict[str, Any], latents_BTD, le
         what `forward` returns, with logits and hidden states at the positions of `input_ids`: those of the marker are
         of the last slot before the answer. It has no cache; attentions are between all slots.
     """
-    settings, embed = model.generation_config, model.get_input_embeddings()
-    ids_BL, labels, keep = named.pop("input_ids"), named.pop("labels", None), named.pop("logits_to_keep", 0)
+    settings = model.generation_config
+    embed = model.get_input_embeddings()
+    ids_BL = named.pop("input_ids")
+    labels = named.pop("labels", None)
+    keep = named.pop("logits_to_keep", 0)
     if ids_BL is None or _cache(named) is not None:
-        raise ValueError("forward with a thought: takes input_ids, and no cache or inputs_embeds; use generate")
-    named = {name: value for name, value in named.items() if name not in ("position_ids", "use_cache", "inputs_embeds")}
+        raise ValueError(
+            "forward with a thought: takes input_ids, and no cache or inputs_embeds; use generate"
+        )
+    named = {
+        name: value
+        for name, value in named.items()
+        if name not in ("position_ids", "use_cache", "inputs_embeds")
+    }
     mask_BL = named.pop("attention_mask", None)
-    valid_BL = torch.ones_like(ids_BL, dtype=torch.bool) if mask_BL is None else mask_BL.bool()
+    valid_BL = (
+        torch.ones_like(ids_BL, dtype=torch.bool) if mask_BL is None else mask_BL.bool()
+    )
 
     # Find the marker of each row.
     marker = getattr(model.config, "latent_start_id", None)
     if marker is None:
-        raise ValueError("forward with a thought: no token marks the end of this model's prompts; use generate")
+        raise ValueError(
+            "forward with a thought: no token marks the end of this model's prompts; use generate"
+        )
     is_marker_BL = (ids_BL == marker) & valid_BL
     if not (is_marker_BL.sum(dim=1) == 1).all():
-        raise ValueError(f"forward with a thought: each row has one token {marker}, which ends its prompt")
+        raise ValueError(
+            f"forward with a thought: each row has one token {marker}, which ends its prompt"
+        )
     place_B1 = is_marker_BL.int().argmax(dim=1, keepdim=True)
 
     # Think, of prompts that end together.
@@ -361,22 +497,39 @@ def _forward_with_thought(forward, model, named: dict[str, Any], latents_BTD, le
         latents_BTD, _, lengths_B = _think(model, settings, ids_BP, valid_BP)
     steps = latents_BTD.shape[1]
     steps_T = torch.arange(steps, device=ids_BL.device)
-    lengths_B = torch.full_like(ids_BL[:, 0], steps) if lengths_B is None else lengths_B.to(ids_BL.device)
+    lengths_B = (
+        torch.full_like(ids_BL[:, 0], steps)
+        if lengths_B is None
+        else lengths_B.to(ids_BL.device)
+    )
 
     # Put latents and closing tokens after the marker, and run everything.
-    closing_BE = ids_BL.new_tensor(settings.closing_ids, dtype=torch.long).expand(len(ids_BL), -1)
+    closing_BE = ids_BL.new_tensor(settings.closing_ids, dtype=torch.long).expand(
+        len(ids_BL), -1
+    )
     more = steps + closing_BE.shape[1]
     slots_S = torch.arange(len(slots_L) + more, device=ids_BL.device)
     in_thought_BS = (slots_S > place_B1) & (slots_S <= place_B1 + more)
     text_BS = torch.where(slots_S > place_B1, slots_S - more, slots_S)
-    order_BS = torch.where(in_thought_BS, len(slots_L) + slots_S - place_B1 - 1, text_BS)
+    order_BS = torch.where(
+        in_thought_BS, len(slots_L) + slots_S - place_B1 - 1, text_BS
+    )
     inputs_BLD = embed(ids_BL)
-    inputs_BSD = torch.cat([inputs_BLD, latents_BTD.to(inputs_BLD), embed(closing_BE)], dim=1)
-    inputs_BSD = inputs_BSD.gather(1, order_BS[..., None].expand(-1, -1, inputs_BSD.shape[2]))
-    valid_BS = torch.cat([valid_BL, steps_T < lengths_B[:, None], torch.ones_like(closing_BE).bool()], dim=1)
+    inputs_BSD = torch.cat(
+        [inputs_BLD, latents_BTD.to(inputs_BLD), embed(closing_BE)], dim=1
+    )
+    inputs_BSD = inputs_BSD.gather(
+        1, order_BS[..., None].expand(-1, -1, inputs_BSD.shape[2])
+    )
+    valid_BS = torch.cat(
+        [valid_BL, steps_T < lengths_B[:, None], torch.ones_like(closing_BE).bool()],
+        dim=1,
+    )
     valid_BS = valid_BS.gather(1, order_BS)
     if valid_BS.sum(dim=1).max() > model.config.max_position_embeddings:
-        raise ValueError("forward with a thought: a row has more tokens and latents than the model has positions")
+        raise ValueError(
+            "forward with a thought: a row has more tokens and latents than the model has positions"
+        )
     as_tuple = named.pop("return_dict", None) is False
     out = forward(
         model,
@@ -394,13 +547,19 @@ def _forward_with_thought(forward, model, named: dict[str, Any], latents_BTD, le
     read_BL = torch.where(slots_L == place_B1, last_B1, read_BL)
 
     def at_tokens(values_BSX):
-        return values_BSX.gather(1, read_BL[..., None].expand(-1, -1, values_BSX.shape[2]))
+        return values_BSX.gather(
+            1, read_BL[..., None].expand(-1, -1, values_BSX.shape[2])
+        )
 
     logits_BLV = at_tokens(out.logits)
-    out.logits = logits_BLV[:, -keep or None :] if isinstance(keep, int) else logits_BLV[:, keep]
+    out.logits = (
+        logits_BLV[:, -keep or None :] if isinstance(keep, int) else logits_BLV[:, keep]
+    )
     if out.hidden_states is not None:
         out.hidden_states = tuple(map(at_tokens, out.hidden_states))
     if labels is not None:
         vocabulary = model.config.vocab_size
-        out.loss = model.loss_function(logits=out.logits, labels=labels, vocab_size=vocabulary, **named)
+        out.loss = model.loss_function(
+            logits=out.logits, labels=labels, vocab_size=vocabulary, **named
+        )
     return out.to_tuple() if as_tuple else out

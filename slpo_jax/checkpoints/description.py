@@ -37,7 +37,9 @@ _FIXED = {
     "qwen3": {"hidden_act": "silu", "use_sliding_window": False, "attention_bias": False},
 }  # fmt: skip
 _EACH_LAYER = {"layer_types": "full_attention"}
-_DEFAULTS = {"qwen3": {"head_dim": 128}}  # transformers', where they aren't those of the others
+_DEFAULTS = {
+    "qwen3": {"head_dim": 128}
+}  # transformers', where they aren't those of the others
 BACKBONE_OF = {kind: "llama" if kind in LLAMAS else kind for kind in BACKBONES}
 # Our fields, and Hugging Face's keys of them, as they follow each other in a config.json.
 _GPT2_KEYS = {
@@ -79,24 +81,41 @@ class Description:
     rule: float | int | None = None
 
 
-def write_description(folder: Path, description: Description, template: Template) -> None:
+def write_description(
+    folder: Path, description: Description, template: Template
+) -> None:
     """Write the files of a reasoner's folder, without weights.
 
     Args:
         folder: exists.
         template: with the tokenizer, and the ids that transformers and other latent-reasoning programs look for.
     """
-    tokenizer, closing = template.tokenizer, template.closing_ids
+    tokenizer = template.tokenizer
+    closing = template.closing_ids
     end = closing[0] if len(closing) == 1 and template.start_id is not None else None
-    latent = {"latent_start_id": template.start_id, "latent_end_id": end, "latent_id": template.latent_id}
-    config = to_hugging_face(description.model) | {key: index for key, index in latent.items() if index is not None}
+    latent = {
+        "latent_start_id": template.start_id,
+        "latent_end_id": end,
+        "latent_id": template.latent_id,
+    }
+    config = to_hugging_face(description.model) | {
+        key: index for key, index in latent.items() if index is not None
+    }
     eos_ids = list(dict.fromkeys([template.eos_id, *description.eos_ids]))
-    config |= {"eos_token_id": eos_ids if len(eos_ids) > 1 else eos_ids[0], "pad_token_id": template.pad_id}
+    config |= {
+        "eos_token_id": eos_ids if len(eos_ids) > 1 else eos_ids[0],
+        "pad_token_id": template.pad_id,
+    }
     config["bos_token_id"] = tokenizer.bos_token_id
-    facts = {"format": 1, "architecture": description.architecture.name} | dataclasses.asdict(description.architecture)
+    facts = {
+        "format": 1,
+        "architecture": description.architecture.name,
+    } | dataclasses.asdict(description.architecture)
     facts |= {name: getattr(description, name) for name in _FACTS}
     for name, values in ((MODEL_FILE, config), (FILE, facts)):
-        (folder / name).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+        (folder / name).write_text(
+            json.dumps(values, indent=2) + "\n", encoding="utf-8"
+        )
     save_tokenizer(tokenizer, folder)
 
 
@@ -109,10 +128,16 @@ def read_description(folder: Path) -> Description | None:
     path = folder / FILE
     if not path.is_file():
         return None
-    values, config = read_json(path, REMEDY), read_json(folder / MODEL_FILE, REMEDY)
+    values = read_json(path, REMEDY)
+    config = read_json(folder / MODEL_FILE, REMEDY)
     try:
         architecture = ARCHITECTURES[values["architecture"]]
-        instance = architecture(**{field.name: values[field.name] for field in dataclasses.fields(architecture)})
+        instance = architecture(
+            **{
+                field.name: values[field.name]
+                for field in dataclasses.fields(architecture)
+            }
+        )
         facts = {name: values[name] for name in _FACTS}
     except KeyError as error:
         raise UserError(
@@ -122,7 +147,13 @@ def read_description(folder: Path) -> Description | None:
         raise UserError(f"{path}: key {error.field}: {error.problem}") from None
     model = from_hugging_face(config, str(folder / MODEL_FILE))
     eos_ids = end_tokens(str(folder), config)
-    return Description(instance, model, eos_ids=eos_ids, gate_trained=facts["gate"] is not None, **facts)
+    return Description(
+        instance,
+        model,
+        eos_ids=eos_ids,
+        gate_trained=facts["gate"] is not None,
+        **facts,
+    )
 
 
 def end_tokens(source: str, config: Mapping[str, Any]) -> tuple[int, ...]:
@@ -137,7 +168,9 @@ def end_tokens(source: str, config: Mapping[str, Any]) -> tuple[int, ...]:
     value = config.get("eos_token_id")
     ids = value if isinstance(value, list) else [] if value is None else [value]
     if not all(type(number) is int and number >= 0 for number in ids):
-        raise UserError(f"{source}: its eos_token_id is {value!r}, neither a token's id nor a list of ids; mend it")
+        raise UserError(
+            f"{source}: its eos_token_id is {value!r}, neither a token's id nor a list of ids; mend it"
+        )
     return tuple(ids)
 
 
@@ -155,21 +188,47 @@ def from_hugging_face(values: dict[str, Any], source: str) -> BackboneConfig:
         setting = values.get(key, supported)
         for value in setting if isinstance(setting, list) else [setting]:
             if value != supported:
-                raise UserError(f"{source}: {key} = {value!r} is not supported, only {supported!r}; give another model")
-    is_ours = Path(source).with_name(FILE).is_file()  # the code of an export does what we do
+                raise UserError(
+                    f"{source}: {key} = {value!r} is not supported, only {supported!r}; give another model"
+                )
+    is_ours = (
+        Path(source).with_name(FILE).is_file()
+    )  # the code of an export does what we do
     if values.get("auto_map") and not is_ours:
-        logging.warning("%s: its own code (auto_map) is not run; the model is taken as a plain %s", source, kind)
+        logging.warning(
+            "%s: its own code (auto_map) is not run; the model is taken as a plain %s",
+            source,
+            kind,
+        )
     if kind == "gpt2":
-        gpt2: GPT2Config = _read_fields(GPT2Config, _GPT2_KEYS, values, source, n_inner=0, norm_epsilon=1e-5, tied=True)
+        gpt2: GPT2Config = _read_fields(
+            GPT2Config,
+            _GPT2_KEYS,
+            values,
+            source,
+            n_inner=0,
+            norm_epsilon=1e-5,
+            tied=True,
+        )
         return gpt2
     rope = values.get("rope_parameters") or values.get("rope_scaling") or {}
     if not isinstance(rope, dict):
         raise UserError(f"{source}: rope_parameters is {rope!r}, no object; mend it")
-    values = _DEFAULTS.get(kind, {}) | values | {"rope_theta": rope.get("rope_theta", values.get("rope_theta"))}
+    values = (
+        _DEFAULTS.get(kind, {})
+        | values
+        | {"rope_theta": rope.get("rope_theta", values.get("rope_theta"))}
+    )
     values["rope_scaling"] = _rope_scaling(rope, source)
-    defaults = {"n_kv_head": values.get("num_attention_heads"), "norm_epsilon": 1e-6, "rope_theta": 10_000.0}
+    defaults = {
+        "n_kv_head": values.get("num_attention_heads"),
+        "norm_epsilon": 1e-6,
+        "rope_theta": 10_000.0,
+    }
     defaults |= {"head_dim": 2, "rope_scaling": None, "tied": False}
-    llama: LlamaConfig = _read_fields(LLAMAS[kind], _LLAMA_KEYS, values, source, **defaults)
+    llama: LlamaConfig = _read_fields(
+        LLAMAS[kind], _LLAMA_KEYS, values, source, **defaults
+    )
     if values.get("head_dim") is not None:
         return llama
     if llama.n_embd % (2 * llama.n_head):
@@ -188,19 +247,33 @@ def supported_kind(values: Mapping[str, Any], source: str) -> str:
     """
     kind = values.get("model_type")
     if kind not in _FIXED:
-        raise UserError(f"{source}: model_type {kind!r} is not supported; give one of {', '.join(BACKBONES)}")
+        raise UserError(
+            f"{source}: model_type {kind!r} is not supported; give one of {', '.join(BACKBONES)}"
+        )
     return str(kind)
 
 
-def _read_fields(cls: Any, keys: Mapping[str, str], values: Mapping[str, Any], source: str, **defaults: Any) -> Any:
+def _read_fields(
+    cls: Any,
+    keys: Mapping[str, str],
+    values: Mapping[str, Any],
+    source: str,
+    **defaults: Any,
+) -> Any:
     """Make a dataclass of what a file has under the keys of its fields; null is as good as missing."""
     fields = defaults
     for name, key in keys.items():
         value = values.get(key)
         if value is not None:
-            fields[name] = float(value) if type(value) is int and type(getattr(cls, name)) is float else value
+            fields[name] = (
+                float(value)
+                if type(value) is int and type(getattr(cls, name)) is float
+                else value
+            )
         elif name not in fields:
-            raise UserError(f"{source}: key {key!r} is missing; give the model's whole config.json")
+            raise UserError(
+                f"{source}: key {key!r} is missing; give the model's whole config.json"
+            )
     try:
         return cls(**fields)
     except FieldError as error:
@@ -212,9 +285,13 @@ def _rope_scaling(rope: Mapping[str, Any], source: str) -> RopeScaling | None:
     if kind == "default":
         return None
     if kind != "llama3":
-        raise UserError(f"{source}: rope scaling {kind!r} is not supported; give a model with default or llama3 rope")
+        raise UserError(
+            f"{source}: rope scaling {kind!r} is not supported; give a model with default or llama3 rope"
+        )
     names = [field.name for field in dataclasses.fields(RopeScaling)]
-    scaling: RopeScaling = _read_fields(RopeScaling, dict(zip(names, names, strict=True)), rope, source)
+    scaling: RopeScaling = _read_fields(
+        RopeScaling, dict(zip(names, names, strict=True)), rope, source
+    )
     return scaling
 
 
@@ -226,7 +303,13 @@ def to_hugging_face(config: BackboneConfig) -> dict[str, Any]:
         name = "GPT2LMHeadModel"
         values |= {"n_inner": config.n_inner or None, "activation_function": "gelu_new"}
     else:
-        name, scaling = f"{config.title}ForCausalLM", config.rope_scaling
+        name = f"{config.title}ForCausalLM"
+        scaling = config.rope_scaling
         scaled = scaling and {"rope_type": "llama3"} | dataclasses.asdict(scaling)
         values |= {"rope_scaling": scaled, **_FIXED[config.model_type]}
-    return {"architectures": [name], "model_type": config.model_type, **values, "torch_dtype": "float32"}
+    return {
+        "architectures": [name],
+        "model_type": config.model_type,
+        **values,
+        "torch_dtype": "float32",
+    }

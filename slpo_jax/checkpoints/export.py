@@ -22,7 +22,12 @@ from slpo_jax.config.config import Config
 from slpo_jax.data.chat import PromptConfig
 from slpo_jax.data.templates import Template
 from slpo_jax.errors import UserError
-from slpo_jax.io.artifact import CHECKSUMS, matches_checksums, read_checksums, write_checksums
+from slpo_jax.io.artifact import (
+    CHECKSUMS,
+    matches_checksums,
+    read_checksums,
+    write_checksums,
+)
 from slpo_jax.io.files import check_free, flatten, whole_folder, write_text
 from slpo_jax.io.orbax import is_checkpoint
 from slpo_jax.io.workdir import StageFolder, Workdir
@@ -92,12 +97,17 @@ def write_export(
         )
     # A run's parameters always have a gate, which may be random still.
     if not checkpoint.description.gate_trained:
-        checkpoint = dataclasses.replace(checkpoint, description=dataclasses.replace(checkpoint.description, gate=None))
+        checkpoint = dataclasses.replace(
+            checkpoint,
+            description=dataclasses.replace(checkpoint.description, gate=None),
+        )
     can_think = thinks(config, checkpoint)
     files = thinking_files(config, checkpoint, rule, can_think)
     if can_think:
         write_chat_template(checkpoint.template)
-    files["README.md"] = model_card(source, checkpoint.description, target.name, can_think, DECODER in params)
+    files["README.md"] = model_card(
+        source, checkpoint.description, target.name, can_think, DECODER in params
+    )
     export_reasoner(target, params, checkpoint, files, str(source), replaces)
     _check_tokenizer(target, checkpoint.template.tokenizer)
     return checkpoint
@@ -108,7 +118,10 @@ def _check_tokenizer(folder: Path, tokenizer: "PreTrainedTokenizerFast") -> None
     from transformers import AutoTokenizer
 
     text = "Tom has 15 apples, she's 7 ."
-    if AutoTokenizer.from_pretrained(folder)(text)["input_ids"] != tokenizer(text)["input_ids"]:
+    if (
+        AutoTokenizer.from_pretrained(folder)(text)["input_ids"]
+        != tokenizer(text)["input_ids"]
+    ):
         logging.warning(
             "%s: transformers' AutoTokenizer cuts texts in another way than its tokenizer.json; open that with "
             "PreTrainedTokenizerFast.from_pretrained",
@@ -127,7 +140,9 @@ def export_adapters(source: Path, target: Path) -> None:
     """
     folder = StageFolder.of(source).adapters
     if not folder.is_dir():
-        raise UserError(f"adapters: {source} has none apart; train them with config.rl.lora.rank, or leave it out")
+        raise UserError(
+            f"adapters: {source} has none apart; train them with config.rl.lora.rank, or leave it out"
+        )
     with whole_folder(target) as temporary:
         shutil.copytree(folder, temporary, dirs_exist_ok=True)
 
@@ -153,19 +168,27 @@ def export_reasoner(
     side = write_tree(description.architecture.heads(width), heads, source)
     if description.gate is not None:
         side |= write_tree(gate_weights(width, description.gate), params[GATE], source)
-    model = write_tree(backbone_weights(description.model), params[REASONER][BACKBONE], source)
+    model = write_tree(
+        backbone_weights(description.model), params[REASONER][BACKBONE], source
+    )
     with whole_folder(folder, replaces) as temporary:
         try:
             checkpoint.write(temporary)
             if CODE in texts:
                 _name_class(temporary / MODEL_FILE)
-            save_file(model, temporary / "model.safetensors", metadata={"format": "pt"})  # transformers wants to know
+            save_file(
+                model, temporary / "model.safetensors", metadata={"format": "pt"}
+            )  # transformers wants to know
             if side:
                 save_file(side, temporary / SIDE_FILE)
             if DECODER in params:
-                save_file(write_decoder(params, description.model), temporary / DECODER_FILE)
+                save_file(
+                    write_decoder(params, description.model), temporary / DECODER_FILE
+                )
         except (SafetensorError, OSError) as error:
-            raise UserError(f"{folder}: can't be written ({error}); make room, and run the command again") from None
+            raise UserError(
+                f"{folder}: can't be written ({error}); make room, and run the command again"
+            ) from None
         for name, text in texts.items():
             write_text(temporary / name, text)
         mode = (temporary / FILE).stat().st_mode
@@ -193,10 +216,14 @@ def thinks(config: Config, checkpoint: Checkpoint) -> bool:
         config: to evaluate it with.
     """
     template = checkpoint.template
-    if checkpoint.description.architecture.layers is None or not config.latent_policy.selected.is_the_reasoners:
+    if (
+        checkpoint.description.architecture.layers is None
+        or not config.latent_policy.selected.is_the_reasoners
+    ):
         return False
     # Not every tokenizer tells the marker at the end of a prompt from the text before it.
-    chat, options = [{"role": "user", "content": "?"}], {"chat_template": template.chat_template, "return_dict": True}
+    chat = [{"role": "user", "content": "?"}]
+    options = {"chat_template": template.chat_template, "return_dict": True}
     ids = template.tokenizer.apply_chat_template(chat, **options)["input_ids"]
     return bool([ids] == template.prompts(["?"], Counter()))
 
@@ -204,11 +231,17 @@ def thinks(config: Config, checkpoint: Checkpoint) -> bool:
 def write_chat_template(template: Template) -> None:
     """Have the tokenizer itself write prompts: `apply_chat_template` of a question, padded on the left in a batch."""
     tokenizer = template.tokenizer
-    tokenizer.chat_template, tokenizer.padding_side = template.chat_template, "left"
-    tokenizer.init_kwargs |= {"padding_side": "left", "model_input_names": ["input_ids", "attention_mask"]}  # are saved
+    tokenizer.chat_template = template.chat_template
+    tokenizer.padding_side = "left"
+    tokenizer.init_kwargs |= {
+        "padding_side": "left",
+        "model_input_names": ["input_ids", "attention_mask"],
+    }  # are saved
 
 
-def thinking_files(config: Config, checkpoint: Checkpoint, rule: float | int, thinks: bool) -> dict[str, str]:
+def thinking_files(
+    config: Config, checkpoint: Checkpoint, rule: float | int, thinks: bool
+) -> dict[str, str]:
     """Return the code and its settings; of latents that PyTorch can't think in, settings that have transformers say so.
 
     Args:
@@ -222,16 +255,24 @@ def thinking_files(config: Config, checkpoint: Checkpoint, rule: float | int, th
         return {}
     template = checkpoint.template
     eos_ids = list(dict.fromkeys([template.eos_id, *checkpoint.description.eos_ids]))
-    settings: dict[str, Any] = {"eos_token_id": eos_ids, "pad_token_id": template.pad_id, "do_sample": False}
+    settings: dict[str, Any] = {
+        "eos_token_id": eos_ids,
+        "pad_token_id": template.pad_id,
+        "do_sample": False,
+    }
     if not thinks:
         return {GENERATION_FILE: _json(settings | dict.fromkeys(REFUSING, _UNKNOWN))}
     described = checkpoint.description
-    has_side = described.gate is not None or bool(described.architecture.heads(described.model.n_embd))
+    has_side = described.gate is not None or bool(
+        described.architecture.heads(described.model.n_embd)
+    )
     left_out = " and ".join([CODE, *([SIDE_FILE] if has_side else []), FILE])
     latent_policy = config.latent_policy.selected
     ended_by, least = latent_policy.ended_by
     halting = template.token(ended_by) if ended_by else None
-    going_on = template.token(latent_policy.goes_on_by) if latent_policy.goes_on_by else None
+    going_on = (
+        template.token(latent_policy.goes_on_by) if latent_policy.goes_on_by else None
+    )
     settings |= {
         "max_new_tokens": config.evaluate.max_answer_tokens or config.max_answer_tokens,
         "suppress_tokens": [*template.banned_ids, *template.impossible_ids] or None,
@@ -256,14 +297,23 @@ def thinking_files(config: Config, checkpoint: Checkpoint, rule: float | int, th
 
 def _gate_layers(hidden: int | None) -> list[tuple[str, str]]:
     """Return layers as `Architecture.layers`, from a latent to the stop logit."""
-    return [*([("linear", "gate.hidden"), ("gelu", "tanh")] if hidden else []), ("linear", "gate.out")]
+    return [
+        *([("linear", "gate.hidden"), ("gelu", "tanh")] if hidden else []),
+        ("linear", "gate.out"),
+    ]
 
 
 def _json(settings: dict[str, Any]) -> str:
     return json.dumps(settings, indent=2) + "\n"
 
 
-def model_card(checkpoint: Path, description: Description, name: str, thinks: bool, explains: bool = False) -> str:
+def model_card(
+    checkpoint: Path,
+    description: Description,
+    name: str,
+    thinks: bool,
+    explains: bool = False,
+) -> str:
     """Fill in `card.md`, the README.md of an exported checkpoint.
 
     Args:
@@ -272,19 +322,25 @@ def model_card(checkpoint: Path, description: Description, name: str, thinks: bo
         thinks: whether it thinks in plain PyTorch.
         explains: whether SIM-CoT's decoder goes along.
     """
-    stage, source = StageFolder.of(checkpoint), description.source
+    stage = StageFolder.of(checkpoint)
+    source = description.source
     origin = "These weights are not from a finished stage of slpo_jax: they were converted, or saved on the way."
     if source and stage.workdir is None:
         origin = f"These weights were converted by slpo_jax from `{source}`."
     elif stage.is_finished:
         init = stage.read_config()["init"]
         start = f"`{short(init)}`" if init else "random weights"
-        origin = f"Trained by slpo_jax from {start}, to the end of the stage `{stage.name}`."
+        origin = (
+            f"Trained by slpo_jax from {start}, to the end of the stage `{stage.name}`."
+        )
     template = jinja2.Template(
         Path(__file__).with_name("card.md").read_text(encoding="utf-8"),
         trim_blocks=True, keep_trailing_newline=True, undefined=jinja2.StrictUndefined,
     )  # fmt: skip
-    fields = {field.name: getattr(description, field.name) for field in dataclasses.fields(description)}
+    fields = {
+        field.name: getattr(description, field.name)
+        for field in dataclasses.fields(description)
+    }
     settings = flatten(description.config)
     use = _use(settings, description.rule)
     options = {"settings": settings, "how": use, "thinks": thinks, "explains": explains}
@@ -293,7 +349,11 @@ def model_card(checkpoint: Path, description: Description, name: str, thinks: bo
 
 def short(source: str) -> str:
     """Return a local path's last part, or a hub id as it is: what a card may say of where something is from."""
-    return Path(source).name if Path(source).suffix or Path(source).is_absolute() else source
+    return (
+        Path(source).name
+        if Path(source).suffix or Path(source).is_absolute()
+        else source
+    )
 
 
 def _use(settings: Mapping[str, Any], rule: float | int | None) -> str:
@@ -307,10 +367,15 @@ def _use(settings: Mapping[str, Any], rule: float | int | None) -> str:
         return ""
     tokens = settings["evaluate.max_answer_tokens"] or settings["max_answer_tokens"]
     defaults = flatten({"prompt": vars(PromptConfig())})
-    changed = [key for key, value in defaults.items() if settings.get(key, value) != value]
+    changed = [
+        key for key, value in defaults.items() if settings.get(key, value) != value
+    ]
     prompt = ", ".join(f"{key}={settings[key]!r}" for key in changed)
     thought = f"{rule} latents"
     if settings.get("gate.enabled"):
         limit = "0.5, as none was chosen," if rule is None else rule
         thought = f"at most {settings.get('max_latents')} latents, until the gate's stop probability reaches {limit}"
-    return f"{thought} and answers of at most {tokens} tokens" + f", asked with `{prompt}`" * bool(prompt)
+    return (
+        f"{thought} and answers of at most {tokens} tokens"
+        + f", asked with `{prompt}`" * bool(prompt)
+    )

@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from absl import logging
 
 from slpo_jax.architectures import PLAIN, Architecture, Unwrapped
-from slpo_jax.architectures.tensors import Stored, open_tensors, read_start, weights_file
+from slpo_jax.architectures.tensors import (
+    Stored,
+    open_tensors,
+    read_start,
+    weights_file,
+)
 from slpo_jax.architectures.weights import EMBEDDING, check_tree, gate_weights
 from slpo_jax.checkpoints import description as descriptions
 from slpo_jax.checkpoints.adapters import CONFIG, WEIGHTS, lora_of
@@ -98,7 +103,9 @@ class Foreign:
     def backbone(self) -> str:
         """The name in `models.reasoner.BACKBONES`: of those with the same names of tensors, the config's."""
         kind = self.model.get("model_type", "")
-        stored = next(kind for kind, table in EMBEDDING.items() if table in self.tensors.model)
+        stored = next(
+            kind for kind, table in EMBEDDING.items() if table in self.tensors.model
+        )
         return kind if BACKBONE_OF.get(kind) == stored else stored
 
     @property
@@ -117,7 +124,11 @@ class Foreign:
     @property
     def gate_trained(self) -> bool:
         """Whether there is a stopping gate that is no longer random."""
-        return self.description.gate_trained if self.description else bool(self.tensors.gate)
+        return (
+            self.description.gate_trained
+            if self.description
+            else bool(self.tensors.gate)
+        )
 
     @property
     def embedding(self) -> Stored:
@@ -152,12 +163,23 @@ def locate(source: str, key: str, weights: bool = True) -> Path:
     path = Path(source).expanduser()
     if path.exists():
         return path
-    if not is_hub_id(source) or path.suffix in (".bin", ".pt", ".pth", ".safetensors", ".gguf"):
-        raise UserError(key, f"{source} is no file, directory or hub id; give a model's, or WORKDIR/checkpoints/STAGE")
+    if not is_hub_id(source) or path.suffix in (
+        ".bin",
+        ".pt",
+        ".pth",
+        ".safetensors",
+        ".gguf",
+    ):
+        raise UserError(
+            key,
+            f"{source} is no file, directory or hub id; give a model's, or WORKDIR/checkpoints/STAGE",
+        )
     return snapshot(source, key, (*TEXTS, *(_WEIGHTS if weights else ())))
 
 
-def open_foreign(init: str, base: str, lora_alpha: float | None, key: str = "config.init") -> Foreign:
+def open_foreign(
+    init: str, base: str, lora_alpha: float | None, key: str = "config.init"
+) -> Foreign:
     """Open what `config.init` names, of others than this project.
 
     Args:
@@ -172,36 +194,60 @@ def open_foreign(init: str, base: str, lora_alpha: float | None, key: str = "con
     path = locate(init, key)
     if path.is_file() and read_start(path, 4) == b"GGUF":
         return _open_gguf(init, path)
-    adapters, model = weights_file(path, WEIGHTS), weights_file(path)
+    adapters = weights_file(path, WEIGHTS)
+    model = weights_file(path)
     if adapters and model:
-        raise UserError(f"{path}: holds both {model.name} and {adapters.name}; keep the one that is meant")
+        raise UserError(
+            f"{path}: holds both {model.name} and {adapters.name}; keep the one that is meant"
+        )
     stored = open_tensors(adapters or path)
     opened = _open_adapters if adapters or are_adapters(stored) else _open_whole
     return opened(init, path, stored, base, lora_alpha)
 
 
-def _open_whole(init: str, path: Path, stored: dict[str, Stored], base: str, lora_alpha: float | None) -> Foreign:
+def _open_whole(
+    init: str,
+    path: Path,
+    stored: dict[str, Stored],
+    base: str,
+    lora_alpha: float | None,
+) -> Foreign:
     """Open a whole model in a directory or a file."""
     architecture, tensors = recognise(stored, str(path), lora_of(path, lora_alpha))
     # An original state dict goes with its base model, even where a config of the training lies beside it.
-    config_folder = path if _has(path, descriptions.MODEL_FILE) and not (tensors.original and base) else None
-    needed = config_folder is None or not _has(path, *_TEXTS)  # what isn't need not be to be had
-    base_folder = locate(base, "config.base", weights=False) if base and needed else None
+    config_folder = (
+        path
+        if _has(path, descriptions.MODEL_FILE) and not (tensors.original and base)
+        else None
+    )
+    needed = config_folder is None or not _has(
+        path, *_TEXTS
+    )  # what isn't need not be to be had
+    base_folder = (
+        locate(base, "config.base", weights=False) if base and needed else None
+    )
     model_folder = config_folder or base_folder
     if model_folder is None:
         raise UserError(
             f"{key_name('config.base')}: not set, and {path} comes without config.json; give the directory or hub id "
             "of the model that it was trained from"
         )
-    texts = next((x for x in (path, model_folder, base_folder) if x and _has(x, *_TEXTS)), None)
-    described, folder = read_description(path), path if path.is_dir() else path.parent
+    texts = next(
+        (x for x in (path, model_folder, base_folder) if x and _has(x, *_TEXTS)), None
+    )
+    described = read_description(path)
+    folder = path if path.is_dir() else path.parent
     tensors = _with_side_file(folder, tensors, described)
     model_source = model_folder / descriptions.MODEL_FILE
     model = read_json(model_source, descriptions.REMEDY)
     if config_folder:  # others of the same tensors' names are none of ours
         supported_kind(model, str(model_source))
-    threshold = published_threshold(model, folder) if tensors.gate and not described else None
-    ends = read_json(model_folder / GENERATION_FILE, descriptions.REMEDY, default={}).get(_EOS)
+    threshold = (
+        published_threshold(model, folder) if tensors.gate and not described else None
+    )
+    ends = read_json(
+        model_folder / GENERATION_FILE, descriptions.REMEDY, default={}
+    ).get(_EOS)
     return Foreign(
         source=init, files=(path,), architecture=type(described.architecture) if described else architecture,
         description=described, tensors=tensors, model=model if ends is None else model | {_EOS: ends},
@@ -212,23 +258,36 @@ def _open_whole(init: str, path: Path, stored: dict[str, Stored], base: str, lor
     )  # fmt: skip
 
 
-def _with_side_file(folder: Path, tensors: Unwrapped, described: Description | None) -> Unwrapped:
+def _with_side_file(
+    folder: Path, tensors: Unwrapped, described: Description | None
+) -> Unwrapped:
     """Add to the tensors of an export the gate and head that its description names; others are as they were.
 
     Raises:
         UserError: a part of an export is missing, or lies without its description.
     """
-    path, beside = folder / SIDE_FILE, folder / DECODER_FILE
+    path = folder / SIDE_FILE
+    beside = folder / DECODER_FILE
     if described is None:
         if path.is_file():
             raise UserError(
                 f"{path}: is read only with the {descriptions.FILE} beside it; give the export's whole directory"
             )
         return tensors
-    texts = {name: value for name, value in read_checksums(folder).items() if name.endswith(".json")}
+    texts = {
+        name: value
+        for name, value in read_checksums(folder).items()
+        if name.endswith(".json")
+    }
     if others := changed(folder, texts):
-        logging.warning("%s: %s changed since it was written, as its %s has it", folder, ", ".join(others), CHECKSUMS)
-    side, width = open_tensors(path) if path.is_file() else {}, described.model.n_embd
+        logging.warning(
+            "%s: %s changed since it was written, as its %s has it",
+            folder,
+            ", ".join(others),
+            CHECKSUMS,
+        )
+    side = open_tensors(path) if path.is_file() else {}
+    width = described.model.n_embd
     of_gate = gate_weights(width, described.gate) if described.gate is not None else []
     check_tree(described.architecture.heads(width) + of_gate, side, str(path))
     gate = {name: tensor for name, tensor in side.items() if name.startswith("gate.")}
@@ -237,28 +296,49 @@ def _with_side_file(folder: Path, tensors: Unwrapped, described: Description | N
     return tensors._replace(gate=gate, head=head, decoder=decoder)
 
 
-def _open_adapters(init: str, path: Path, stored: dict[str, Stored], base: str, lora_alpha: float | None) -> Foreign:
+def _open_adapters(
+    init: str,
+    path: Path,
+    stored: dict[str, Stored],
+    base: str,
+    lora_alpha: float | None,
+) -> Foreign:
     """Open adapters alone, of PEFT or in a file of CoLaR's program: the base model with them merged."""
     if not base:
         raise UserError(
             f"{key_name('config.base')}: not set, and {path} holds LoRA adapters alone; give the directory or hub id "
             "of the model that they were trained on"
         )
-    trained_on = (path.is_dir() and read_json(path / CONFIG, default={}).get("base_model_name_or_path")) or "/"
-    if is_hub_id(trained_on) and not any(part.endswith(Path(trained_on).name) for part in Path(base).absolute().parts):
+    trained_on = (
+        path.is_dir()
+        and read_json(path / CONFIG, default={}).get("base_model_name_or_path")
+    ) or "/"
+    if is_hub_id(trained_on) and not any(
+        part.endswith(Path(trained_on).name) for part in Path(base).absolute().parts
+    ):
         line = "config.base: is %s, and the adapters of %s were trained on %s, as %s says; give that if it is another"
         logging.warning(line, base, path, trained_on, CONFIG)
-    lora, base_model = lora_of(path, lora_alpha), open_foreign(base, "", lora_alpha, "config.base")
+    lora = lora_of(path, lora_alpha)
+    base_model = open_foreign(base, "", lora_alpha, "config.base")
     with fitting(base):
-        architecture, tensors = recognise(stored, str(path), lora, base_model.tensors.model)
+        architecture, tensors = recognise(
+            stored, str(path), lora, base_model.tensors.model
+        )
     if architecture is None:
-        architecture, tensors = base_model.architecture, base_model.tensors._replace(model=tensors.model)
-    tokenizer = partial(load_tokenizer, str(path)) if _has(path, *_TEXTS) else base_model.tokenizer
+        architecture = base_model.architecture
+        tensors = base_model.tensors._replace(model=tensors.model)
+    tokenizer = (
+        partial(load_tokenizer, str(path))
+        if _has(path, *_TEXTS)
+        else base_model.tokenizer
+    )
     adapted = dataclasses.replace(
         base_model, source=init, files=(path, *base_model.files), architecture=architecture, tensors=tensors,
         tokenizer=tokenizer, base=base, lora_alpha=lora_alpha,
     )  # fmt: skip
-    return dataclasses.replace(adapted, model=base_model.model | {"vocab_size": adapted.embedding.shape[0]})
+    return dataclasses.replace(
+        adapted, model=base_model.model | {"vocab_size": adapted.embedding.shape[0]}
+    )
 
 
 @contextlib.contextmanager
@@ -274,7 +354,9 @@ def fitting(base: str) -> Iterator[None]:
 
 def _has(folder: Path, *names: str) -> bool:
     """Tell whether a folder has one of these files that isn't empty, as config.json is in SIM-CoT's folders."""
-    return any((folder / name).is_file() and (folder / name).stat().st_size for name in names)
+    return any(
+        (folder / name).is_file() and (folder / name).stat().st_size for name in names
+    )
 
 
 def _open_gguf(init: str, path: Path) -> Foreign:
@@ -282,4 +364,14 @@ def _open_gguf(init: str, path: Path) -> Foreign:
 
     opened = open_gguf(path)
     architecture, tensors = recognise(opened.tensors, str(path), None)
-    return Foreign(init, (path,), architecture, None, tensors, opened.config, str(path), True, opened.tokenizer)
+    return Foreign(
+        init,
+        (path,),
+        architecture,
+        None,
+        tensors,
+        opened.config,
+        str(path),
+        True,
+        opened.tokenizer,
+    )

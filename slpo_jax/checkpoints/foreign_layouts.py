@@ -44,7 +44,9 @@ _LAYOUTS: tuple[tuple[str, str, Reads, int], ...] = (
 _SEPARATE = ("pj_in.", "pj_out.")
 
 
-def take_decoder(tensors: dict[str, Stored], source: str) -> tuple[dict[str, Stored], Decoder | None]:
+def take_decoder(
+    tensors: dict[str, Stored], source: str
+) -> tuple[dict[str, Stored], Decoder | None]:
     """Take off the decoder that SIM-CoT's programs write beside COCONUT's and CODI's reasoner.
 
     One of other shapes than the reasoner's base, which has projections in and out, can't be read: a line says so.
@@ -57,11 +59,23 @@ def take_decoder(tensors: dict[str, Stored], source: str) -> tuple[dict[str, Sto
         decoder = with_prefix(tensors, prefix)
         if not decoder or not any(name.startswith(reasoner) for name in tensors):
             continue
-        rest = {name: tensor for name, tensor in tensors.items() if not name.startswith((prefix, *_SEPARATE))}
+        rest = {
+            name: tensor
+            for name, tensor in tensors.items()
+            if not name.startswith((prefix, *_SEPARATE))
+        }
         if len(rest) + len(decoder) < len(tensors):
-            logging.warning("%s: %s* is a model with projections (pj_in, pj_out), and is left out", source, prefix)
+            logging.warning(
+                "%s: %s* is a model with projections (pj_in, pj_out), and is left out",
+                source,
+                prefix,
+            )
             return rest, None
-        logging.warning("%s: %s* is taken as SIM-CoT's decoder, which --explain needs", source, prefix)
+        logging.warning(
+            "%s: %s* is taken as SIM-CoT's decoder, which --explain needs",
+            source,
+            prefix,
+        )
         return rest, Decoder(decoder, reads, latents)
     return tensors, None
 
@@ -72,7 +86,9 @@ def exported_decoder(tensors: dict[str, Stored]) -> Decoder:
     return Decoder(tensors, (latents, first))
 
 
-def read_decoder(decoder: Decoder, config: BackboneConfig, embedding: str, source: str) -> dict[str, Any]:
+def read_decoder(
+    decoder: Decoder, config: BackboneConfig, embedding: str, source: str
+) -> dict[str, Any]:
     """Read the part `parts.DECODER`.
 
     Args:
@@ -82,7 +98,9 @@ def read_decoder(decoder: Decoder, config: BackboneConfig, embedding: str, sourc
         UserError: it has other shapes.
     """
     tensors = decoder.tensors
-    if embedding not in tensors and "lm_head.weight" in tensors:  # of tensors that share their memory one is kept
+    if (
+        embedding not in tensors and "lm_head.weight" in tensors
+    ):  # of tensors that share their memory one is kept
         tensors[embedding] = tensors["lm_head.weight"]
     rows = tensors[embedding].shape[0] if embedding in tensors else config.vocab_size
     weights = backbone_weights(dataclasses.replace(config, vocab_size=rows))
@@ -91,10 +109,14 @@ def read_decoder(decoder: Decoder, config: BackboneConfig, embedding: str, sourc
     return {"backbone": tree, READS: np.array(decoder.reads, np.int32)}
 
 
-def write_decoder(params: dict[str, Any], config: BackboneConfig) -> dict[str, np.ndarray]:
+def write_decoder(
+    params: dict[str, Any], config: BackboneConfig
+) -> dict[str, np.ndarray]:
     """Return the tensors of an export's `DECODER_FILE`; `params` are all parts."""
     tree = params[DECODER]["backbone"]
-    weights = backbone_weights(dataclasses.replace(config, vocab_size=vocabulary_rows(tree)))
+    weights = backbone_weights(
+        dataclasses.replace(config, vocab_size=vocabulary_rows(tree))
+    )
     return write_tree(weights, tree) | {READS: np.asarray(params[DECODER][READS])}
 
 
@@ -110,11 +132,17 @@ def with_decoder(params: dict[str, Any], explain: bool, source: str) -> dict[str
             f"{source} has no decoder that says its thoughts in words, or it was dropped after training; imitate with "
             "config.imitate.recipe=simcot and config.imitate.simcot.keep=True, or leave it out",
         )
-    return params if explain else {name: part for name, part in params.items() if name != DECODER}
+    return (
+        params
+        if explain
+        else {name: part for name, part in params.items() if name != DECODER}
+    )
 
 
 _WORD = re.compile(r"(?<![a-z])(gate|stop|halt)")
-_IN_A_CARD = re.compile(r"\bgate[\s_-]*thr\w*\s*[=:]\s*[\"']?(\d*\.\d+|[01](?![\d.]))", re.IGNORECASE)
+_IN_A_CARD = re.compile(
+    r"\bgate[\s_-]*thr\w*\s*[=:]\s*[\"']?(\d*\.\d+|[01](?![\d.]))", re.IGNORECASE
+)
 _IN_A_KEY = re.compile(r"threshold|_thr$")
 _IN_A_BLOCK = re.compile(r"(^|\.)(h|layers)\.\d+\.")  # Llama's MLPs have a gate_proj
 _FINAL_NORM = {"gpt2": "transformer.ln_f.weight", "llama": "model.norm.weight"}
@@ -123,11 +151,16 @@ _FINAL_NORM = {"gpt2": "transformer.ln_f.weight", "llama": "model.norm.weight"}
 def are_adapters(stored: Mapping[str, Stored]) -> bool:
     """Tell whether a file holds LoRA adapters without the model that they are of."""
     tables = ("wte.", "embed_tokens.", "lm_head.")
-    return any(".lora_A." in name for name in stored) and not any(table in name for name in stored for table in tables)
+    return any(".lora_A." in name for name in stored) and not any(
+        table in name for name in stored for table in tables
+    )
 
 
 def recognise(
-    stored: Mapping[str, Stored], source: str, lora: Lora | None, base: Mapping[str, Stored] | None = None
+    stored: Mapping[str, Stored],
+    source: str,
+    lora: Lora | None,
+    base: Mapping[str, Stored] | None = None,
 ) -> tuple[type[Architecture] | None, Unwrapped]:
     """Find out which layout a checkpoint has, and take it off.
 
@@ -143,30 +176,46 @@ def recognise(
     """
     tensors, decoder = take_decoder(strip_all(dict(stored), "module."), source)
     tensors, gate = take_gate(tensors, source)
-    architecture, unwrapped = None, Unwrapped(tensors, {})
+    architecture = None
+    unwrapped = Unwrapped(tensors, {})
     for kind in ARCHITECTURES.values():
         if peeled := kind.unwrap(tensors, source):
-            architecture, unwrapped = kind, peeled
+            architecture = kind
+            unwrapped = peeled
             break
     tensors = unwrapped.model
-    if base is not None:  # a language model alone is CoLaR's first, still without a head
+    if (
+        base is not None
+    ):  # a language model alone is CoLaR's first, still without a head
         tensors = adapted(base, strip_all(tensors, "llm."), lora, source)
     tensors = merge_lora(tensors, lora, source)
-    tensors = {name if with_head(name) in tensors else with_head(name): tensor for name, tensor in tensors.items()}
+    tensors = {
+        name if with_head(name) in tensors else with_head(name): tensor
+        for name, tensor in tensors.items()
+    }
     for backbone, name in EMBEDDING.items():
         # Of tensors that share their memory, safetensors' save_model keeps the first in the alphabet.
-        if name not in tensors and _FINAL_NORM[backbone] in tensors and "lm_head.weight" in tensors:
+        if (
+            name not in tensors
+            and _FINAL_NORM[backbone] in tensors
+            and "lm_head.weight" in tensors
+        ):
             tensors[name] = tensors["lm_head.weight"]
         if name in tensors:
-            return architecture, unwrapped._replace(model=tensors, gate=gate, decoder=decoder)
-    titles, names = ", ".join(kind.title for kind in ARCHITECTURES.values()), ", ".join([*stored][:3])
+            return architecture, unwrapped._replace(
+                model=tensors, gate=gate, decoder=decoder
+            )
+    titles = ", ".join(kind.title for kind in ARCHITECTURES.values())
+    names = ", ".join([*stored][:3])
     raise UserError(
         f"{source}: neither transformer.wte.weight nor model.embed_tokens.weight is in it, but {len(stored)} tensors, "
         f"e.g. {names}; give a GPT-2 or Llama checkpoint, or a reasoner's ({titles})"
     )
 
 
-def take_gate(tensors: dict[str, Stored], source: str) -> tuple[dict[str, Stored], dict[str, Stored]]:
+def take_gate(
+    tensors: dict[str, Stored], source: str
+) -> tuple[dict[str, Stored], dict[str, Stored]]:
     """Take a stopping gate off: a linear map [1, D] or two, [H, D] and [1, H], that are called gate, stop or halt.
 
     D is the width of the token embedding. Both have biases. What was taken is said in a line; what looks like
@@ -179,10 +228,17 @@ def take_gate(tensors: dict[str, Stored], source: str) -> tuple[dict[str, Stored
         the tensors without the gate, and the gate's under our names; empty if there is none.
     """
     tables = ("wte.weight", "embed_tokens.weight", "lm_head.weight")
-    width = next((tensor.shape[-1] for name, tensor in tensors.items() if name.endswith(tables)), 0)
-    names = [name for name in tensors if _WORD.search(name) and not _IN_A_BLOCK.search(name)]
+    width = next(
+        (tensor.shape[-1] for name, tensor in tensors.items() if name.endswith(tables)),
+        0,
+    )
+    names = [
+        name for name in tensors if _WORD.search(name) and not _IN_A_BLOCK.search(name)
+    ]
     modules = {name.rpartition(".")[0] for name in names}
-    if {f"{module}.{part}" for module in modules for part in ("weight", "bias")} != set(names):
+    if {f"{module}.{part}" for module in modules for part in ("weight", "bias")} != set(
+        names
+    ):
         return tensors, {}
     ordered = sorted(modules, key=lambda module: tensors[f"{module}.weight"].shape[:1])
     shapes = [tuple(tensors[f"{module}.weight"].shape) for module in ordered]
@@ -209,15 +265,37 @@ def published_threshold(config: Mapping[str, Any], folder: Path) -> float | None
         config: its config.json.
         folder: where that and README.md are.
     """
-    thresholds = {f"config.json: {key}={value}": value for key, value in config.items() if _IN_A_KEY.search(key)}
+    thresholds = {
+        f"config.json: {key}={value}": value
+        for key, value in config.items()
+        if _IN_A_KEY.search(key)
+    }
     card = folder / "README.md"
-    texts = _IN_A_CARD.finditer(card.read_text("utf-8", "replace")) if card.is_file() else ()
-    thresholds |= {f"{card.name}: {' '.join(match[0].split())}": float(match[1]) for match in texts}
-    values, where = [*thresholds.values()], ", ".join(thresholds)
-    if values and all(value == values[0] and is_rule("threshold", value) for value in values):
-        logging.warning("%s: %s is taken as its gate's threshold; --threshold is another", folder, where)
+    texts = (
+        _IN_A_CARD.finditer(card.read_text("utf-8", "replace"))
+        if card.is_file()
+        else ()
+    )
+    thresholds |= {
+        f"{card.name}: {' '.join(match[0].split())}": float(match[1]) for match in texts
+    }
+    values = [*thresholds.values()]
+    where = ", ".join(thresholds)
+    if values and all(
+        value == values[0] and is_rule("threshold", value) for value in values
+    ):
+        logging.warning(
+            "%s: %s is taken as its gate's threshold; --threshold is another",
+            folder,
+            where,
+        )
         return float(values[0])
     if values:
         remedy = "set config.evaluate.thresholds=(..,), or solve's --threshold"
-        logging.warning("%s: %s is no one threshold of a gate, so none is taken; %s", folder, where, remedy)
+        logging.warning(
+            "%s: %s is no one threshold of a gate, so none is taken; %s",
+            folder,
+            where,
+            remedy,
+        )
     return None

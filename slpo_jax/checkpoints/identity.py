@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from absl import logging
 
 from slpo_jax.architectures.tensors import open_tensors
-from slpo_jax.architectures.weights import backbone_weights, linear, read_tree, refuse_leftovers
+from slpo_jax.architectures.weights import (
+    backbone_weights,
+    linear,
+    read_tree,
+    refuse_leftovers,
+)
 from slpo_jax.checkpoints.description import Description, read_description
 from slpo_jax.checkpoints.foreign import Foreign, locate, open_foreign
 from slpo_jax.data.tokenizer import load_tokenizer
@@ -83,14 +88,31 @@ def newest_checkpoint(source: str) -> str:
         return source
     # Of several objectives the one that the run's config names last, and before others that an earlier config named.
     objectives = read_json(workdir.config, default={}).get(RL, {}).get("objectives", ())
-    names = [*reversed(objectives), *workdir.finished_objectives(), *reversed(REASONER_STAGES)]
-    stages = [stage for stage in map(workdir.stage_folder, names) if is_checkpoint(stage.path)]
+    names = [
+        *reversed(objectives),
+        *workdir.finished_objectives(),
+        *reversed(REASONER_STAGES),
+    ]
+    stages = [
+        stage for stage in map(workdir.stage_folder, names) if is_checkpoint(stage.path)
+    ]
     if not stages:
-        raise UserError("config.init", f"{source} is a workdir without a checkpoint; run a stage, or give another")
+        raise UserError(
+            "config.init",
+            f"{source} is a workdir without a checkpoint; run a stage, or give another",
+        )
     newest = next((stage for stage in stages if stage.is_finished), stages[0])
-    why = "" if newest.name in (*objectives, *REASONER_STAGES) else f"what {workdir.config} names is not there"
+    why = (
+        ""
+        if newest.name in (*objectives, *REASONER_STAGES)
+        else f"what {workdir.config} names is not there"
+    )
     if why := why if newest is stages[0] else f"{stages[0].path} is not finished":
-        logging.warning("%s: %s, so this is taken; another is given as WORKDIR/checkpoints/STAGE", newest.path, why)
+        logging.warning(
+            "%s: %s, so this is taken; another is given as WORKDIR/checkpoints/STAGE",
+            newest.path,
+            why,
+        )
     return str(newest.path)
 
 
@@ -103,7 +125,9 @@ def identify(source: str, base: str = "", lora_alpha: float | None = None) -> Id
         UserError: one line that names the key, file or tensor at fault, and the remedy.
     """
     if lora_alpha is not None and not 0 < lora_alpha < math.inf:
-        raise UserError("config.lora_alpha", f"{lora_alpha} is not valid; give a number above 0")
+        raise UserError(
+            "config.lora_alpha", f"{lora_alpha} is not valid; give a number above 0"
+        )
     check_utf8(source)
     return open_ours(source) or open_foreign(source, base, lora_alpha)
 
@@ -142,20 +166,34 @@ def open_ours(source: str) -> Ours | None:
             "its end (a reward model's is for config.evaluate.reward_model)"
         )
     config = stage.read_config()
-    gate, hidden = stored.shapes.get(GATE), None
+    gate = stored.shapes.get(GATE)
+    hidden = None
     if gate is not None:
         hidden = gate["hidden"]["kernel"].shape[1] if "hidden" in gate else 0
     trained = gate is not None and bool(flatten(config).get("gate.enabled"))
     description = dataclasses.replace(description, gate=hidden, gate_trained=trained)
     reasoner = f"{description.architecture.name}_{description.model.model_type}"
     tokenizer = partial(load_tokenizer, str(folder))
-    return Ours(source, path, description, tokenizer, stored, reasoner, hidden, trained, stage, config)
+    return Ours(
+        source,
+        path,
+        description,
+        tokenizer,
+        stored,
+        reasoner,
+        hidden,
+        trained,
+        stage,
+        config,
+    )
 
 
 _KEY = "config.evaluate.reward_model"
 
 
-def read_reward_model(source: str, description: Description, like: Any) -> dict[str, Any]:
+def read_reward_model(
+    source: str, description: Description, like: Any
+) -> dict[str, Any]:
     """Read a reward model of latents: of our stage latent_rm, or in its authors' layout.
 
     Theirs (`ModalityDance/latent-tts-rm`) is a language model without its head, under Hugging Face's names, the
@@ -178,12 +216,16 @@ def read_reward_model(source: str, description: Description, like: Any) -> dict[
         return trained.read(like)
     stored = open_tensors(locate(source, _KEY))
     model = dataclasses.replace(description.model, tied=True)
-    backbone, heads = backbone_weights(model), description.architecture.heads(model.n_embd)
+    backbone = backbone_weights(model)
+    heads = description.architecture.heads(model.n_embd)
     others = [*heads, *linear(("classifier",), "classifier", (1, model.n_embd))]
     try:
-        tree, rest = read_tree(backbone, stored, source), read_tree(others, stored, source)
+        tree = read_tree(backbone, stored, source)
+        rest = read_tree(others, stored, source)
         refuse_leftovers([*backbone, *others], stored, model, source)
     except UserError as error:
-        raise UserError(f"{_KEY}: is no reward model of this reasoner: {error}") from None
+        raise UserError(
+            f"{_KEY}: is no reward model of this reasoner: {error}"
+        ) from None
     classifier = rest.pop("classifier")
     return {REASONER: {BACKBONE: tree, **rest}, "classifier": classifier}

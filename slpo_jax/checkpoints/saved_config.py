@@ -47,7 +47,11 @@ def config_of(identity: Identity, reasoner: str = "", tokenizer: str = "") -> Co
     else:
         config = read_config_of(identity)
     # A reward model is the run's, and isn't loaded with the reasoner.
-    scorers = [name for name in config.evaluate.scorers if name not in SCORERS or not SCORERS[name].part]
+    scorers = [
+        name
+        for name in config.evaluate.scorers
+        if name not in SCORERS or not SCORERS[name].part
+    ]
     use = {
         "reasoner": reasoner, "stages": (EVALUATE,), "init": identity.source, "base": identity.base,
         "tokenizer": tokenizer, "lora_alpha": identity.lora_alpha, "sharding": Config.sharding,
@@ -64,7 +68,9 @@ def read_config_of(identity: Identity) -> Config:
     Raises:
         UserError: it is not whole, as one of another version, or a value can't be used.
     """
-    saved, where, default = identity.config, identity.config_place, values(Config())
+    saved = identity.config
+    where = identity.config_place
+    default = values(Config())
     missing = [key for key in default if key not in saved]
     if missing:
         raise UserError(
@@ -82,8 +88,12 @@ def read_config_of(identity: Identity) -> Config:
     try:
         return changed(Config(), layer)
     except UserError as error:
-        problem = ": ".join(filter(None, (error.key.removeprefix("config."), error.problem)))
-        raise UserError(f"{where}: key {problem}; register it (a command's --register), or mend the file") from None
+        problem = ": ".join(
+            filter(None, (error.key.removeprefix("config."), error.problem))
+        )
+        raise UserError(
+            f"{where}: key {problem}; register it (a command's --register), or mend the file"
+        ) from None
 
 
 def _unknown_rewards(saved: Mapping[str, Any]) -> list[str]:
@@ -94,18 +104,24 @@ def _unknown_rewards(saved: Mapping[str, Any]) -> list[str]:
     return sorted({*names} - {*REWARDS})
 
 
-def _without_unknown(saved: Mapping[str, Any], tree: Mapping[str, Any]) -> dict[str, Any]:
+def _without_unknown(
+    saved: Mapping[str, Any], tree: Mapping[str, Any]
+) -> dict[str, Any]:
     """Leave out the keys that no config has here, such as the section of a recipe that is not registered."""
     known = dict[str, Any]()
     for key, value in saved.items():
         if key not in tree:
             continue
-        is_section = isinstance(value, Mapping) and isinstance(tree[key], dict) and tree[key]
+        is_section = (
+            isinstance(value, Mapping) and isinstance(tree[key], dict) and tree[key]
+        )
         known[key] = _without_unknown(value, tree[key]) if is_section else value
     return known
 
 
-def published_settings(identity: Foreign, architecture: type[Architecture]) -> dict[str, Any]:
+def published_settings(
+    identity: Foreign, architecture: type[Architecture]
+) -> dict[str, Any]:
     """Tell how the program of another project's checkpoint thinks, by key of the config, as far as its files say."""
     latents = identity.tensors.decoder.latents if identity.tensors.decoder else 0
     if identity.tensors.gate and architecture.has_gate:
@@ -124,13 +140,19 @@ def published_config(identity: Foreign, architecture: type[Architecture]) -> Con
         "gate.enabled": architecture.has_gate and identity.gate_trained,
         "model.dtype": "float32",  # in which it gives the tokens of the program that wrote it
     }
-    return with_overrides(Config(), settings | published_settings(identity, architecture))
+    return with_overrides(
+        Config(), settings | published_settings(identity, architecture)
+    )
 
 
 def with_overrides(config: Config, layer: Mapping[str, Any]) -> Config:
     """Return the config with other values of some keys, and no more latents at least than there are at most."""
     most = layer.get("max_latents", config.max_latents)
-    least = min(config.min_latents, max(most, 1)) if isinstance(most, int) else config.min_latents
+    least = (
+        min(config.min_latents, max(most, 1))
+        if isinstance(most, int)
+        else config.min_latents
+    )
     return changed(config, {"min_latents": least, **layer})
 
 
@@ -149,7 +171,9 @@ def config_to_keep(config: Config, identity: Identity | None) -> dict[str, Any]:
     return kept | stated
 
 
-def stopping_of(config: Config, identity: Identity) -> tuple[Stopping, float | int | None]:
+def stopping_of(
+    config: Config, identity: Identity
+) -> tuple[Stopping, float | int | None]:
     """Find how rollouts of the checkpoint end: at the threshold or the number of latents chosen on validation.
 
     Args:
@@ -161,12 +185,15 @@ def stopping_of(config: Config, identity: Identity) -> tuple[Stopping, float | i
         UserError: the rule that an export says can't be one.
     """
     stopping: Stopping = "threshold" if config.gate.enabled else "length"
-    stage, description = identity.stage_folder, identity.description
+    stage = identity.stage_folder
+    description = identity.description
     rule = read_rule(stage, stopping) if stage else None
     if rule is None and description:
         rule = description.rule
         if rule is not None and not is_rule(stopping, rule):
-            raise UserError(f"{identity.config_place}: key rule: {rule!r} is not valid; give {RULES[stopping]}")
+            raise UserError(
+                f"{identity.config_place}: key rule: {rule!r} is not valid; give {RULES[stopping]}"
+            )
     if rule is None and config.gate.enabled:
         rule = identity.threshold
     elif rule is None:
@@ -191,10 +218,15 @@ def differences(config: Config, identity: Identity) -> str:
 
     Of a config that trains it further nothing is said of evaluations, whose turn has not come.
     """
-    own, now = config_of(identity), rollout_settings(config)
+    own = config_of(identity)
+    now = rollout_settings(config)
     stated = stated_settings(identity, own)
     if {*config.stages} != {EVALUATE}:
-        stated = {key: value for key, value in stated.items() if not key.startswith("evaluate.")}
+        stated = {
+            key: value
+            for key, value in stated.items()
+            if not key.startswith("evaluate.")
+        }
     elif stated:
         _, rule = stopping_of(own, identity)
         if not own.gate.enabled:
@@ -205,7 +237,9 @@ def differences(config: Config, identity: Identity) -> str:
     return say_differences(identity.source, now, stated)
 
 
-def say_differences(source: str, now: Mapping[str, Any], made: Mapping[str, Any]) -> str:
+def say_differences(
+    source: str, now: Mapping[str, Any], made: Mapping[str, Any]
+) -> str:
     """Say which settings that both have differ, and how; "" where none does.
 
     Args:
@@ -214,8 +248,14 @@ def say_differences(source: str, now: Mapping[str, Any], made: Mapping[str, Any]
         made: the same of what the source was made with.
     """
     others = [key for key in made if key in now and now[key] != made[key]]
-    texts = [f"config.{key}={_shown(now[key])} and not {_shown(made[key])}" for key in others]
-    return f"{source}: not used as it was made, but with {', '.join(texts)}" if texts else ""
+    texts = [
+        f"config.{key}={_shown(now[key])} and not {_shown(made[key])}" for key in others
+    ]
+    return (
+        f"{source}: not used as it was made, but with {', '.join(texts)}"
+        if texts
+        else ""
+    )
 
 
 def _shown(value: Any) -> str:

@@ -45,7 +45,10 @@ class _Formatter(argparse.HelpFormatter):
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         paragraphs = inspect.cleandoc(text).split("\n\n")
-        return "\n\n".join(part if "\n  " in part else textwrap.fill(part, width) for part in paragraphs)
+        return "\n\n".join(
+            part if "\n  " in part else textwrap.fill(part, width)
+            for part in paragraphs
+        )
 
 
 class CommandParser(FlagParser):
@@ -57,16 +60,36 @@ class CommandParser(FlagParser):
         keys: lists those of a config that may be given too.
     """
 
-    def __init__(self, name: str, about: str | None, keys: Callable[[], list[str]] = list):
-        super().__init__(prog=f"slpo {name}", usage=argparse.SUPPRESS, description=about, formatter_class=_Formatter)
+    def __init__(
+        self, name: str, about: str | None, keys: Callable[[], list[str]] = list
+    ):
+        super().__init__(
+            prog=f"slpo {name}",
+            usage=argparse.SUPPRESS,
+            description=about,
+            formatter_class=_Formatter,
+        )
         self._keys = keys
-        self._positionals.title, self._optionals.title = "arguments", "flags"
+        self._positionals.title = "arguments"
+        self._optionals.title = "flags"
         self.add_argument("--debug", action="store_true", help="show tracebacks")
-        self.add_argument("--register", action="append", default=[], metavar="FILE", help="has methods of your own")
+        self.add_argument(
+            "--register",
+            action="append",
+            default=[],
+            metavar="FILE",
+            help="has methods of your own",
+        )
 
     def error(self, message: str) -> NoReturn:
         if unknown := re.match(r"unrecognized arguments: --?([^ =]+)", message):
-            message += nearest(unknown[1], [*self._option_string_actions, *(f"--config.{key}" for key in self._keys())])
+            message += nearest(
+                unknown[1],
+                [
+                    *self._option_string_actions,
+                    *(f"--config.{key}" for key in self._keys()),
+                ],
+            )
         super().error(message)
 
     def read(self, arguments: list[str]) -> argparse.Namespace:
@@ -77,15 +100,21 @@ class CommandParser(FlagParser):
         return flags
 
 
-def take_keys(arguments: list[str], section: str = "config") -> tuple[list[str], dict[str, str]]:
+def take_keys(
+    arguments: list[str], section: str = "config"
+) -> tuple[list[str], dict[str, str]]:
     """Split arguments into those without keys of a config's section, and the keys' as written, the last of each.
 
     A value may be the next argument.
     """
-    rest, keys, queue = list[str](), dict[str, str](), list(arguments)
+    rest = list[str]()
+    keys = dict[str, str]()
+    queue = list(arguments)
     while queue:
         arg = queue.pop(0)
-        if match := re.fullmatch(rf"--?{re.escape(section)}\.([^=]+)(?:=(.*))?", arg, re.DOTALL):
+        if match := re.fullmatch(
+            rf"--?{re.escape(section)}\.([^=]+)(?:=(.*))?", arg, re.DOTALL
+        ):
             follows = match[2] is None and queue and not queue[0].startswith("--")
             keys[match[1]] = Text(queue.pop(0) if follows else match[2] or "")
         else:
@@ -93,7 +122,9 @@ def take_keys(arguments: list[str], section: str = "config") -> tuple[list[str],
     return rest, keys
 
 
-def run_command(command: Callable[[list[str]], None], arguments: list[str], goes_on: bool = False) -> None:
+def run_command(
+    command: Callable[[list[str]], None], arguments: list[str], goes_on: bool = False
+) -> None:
     """Run a command; what the user can mend is printed as one line, and ends with status 2.
 
     That is a `UserError`, and what the operating system or a device refuses: a full disk, a place that can't be written
@@ -108,7 +139,8 @@ def run_command(command: Callable[[list[str]], None], arguments: list[str], goes
     os.environ["TRANSFORMERS_VERBOSITY"] = "error"
     python_logging.getLogger("transformers").setLevel(python_logging.ERROR)
     print_plainly()
-    debug, interrupted = "--debug" in arguments, _GOES_ON if goes_on else "interrupted"
+    debug = "--debug" in arguments
+    interrupted = _GOES_ON if goes_on else "interrupted"
     if not debug:
         _say_once()
     _listen(interrupted)
@@ -162,11 +194,15 @@ def _out_of_memory(error: BaseException) -> str:
 def _say_once() -> None:
     """Have nobody print what a failing save raises as well: Orbax's threads, asyncio, tensorstore's callbacks."""
     python_logging.getLogger("asyncio").setLevel(python_logging.CRITICAL)
-    logging.get_absl_logger().addFilter(lambda record: not (record.exc_info and "orbax" in record.pathname))
+    logging.get_absl_logger().addFilter(
+        lambda record: not (record.exc_info and "orbax" in record.pathname)
+    )
     print_it = sys.unraisablehook
 
     def hook(unraisable: Any) -> None:
-        if str(unraisable.exc_value) != "Event loop is closed":  # the loop of another part of the save, which failed
+        if (
+            str(unraisable.exc_value) != "Event loop is closed"
+        ):  # the loop of another part of the save, which failed
             print_it(unraisable)
 
     sys.unraisablehook = hook
