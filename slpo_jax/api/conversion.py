@@ -11,8 +11,8 @@ import numpy as np
 from slpo_jax.api.load_options import by_argument
 from slpo_jax.checkpoints.checkpoint import Checkpoint, find_checkpoint
 from slpo_jax.checkpoints.export import replaced_by_export, short, write_export
-from slpo_jax.checkpoints.foreign_layouts import with_decoder
-from slpo_jax.checkpoints.identity import Ours, identify, open_ours
+from slpo_jax.checkpoints.external_layouts import with_decoder
+from slpo_jax.checkpoints.identity import NativeCheckpoint, identify, open_native
 from slpo_jax.checkpoints.saved_config import (
     UNCHOSEN,
     config_of,
@@ -30,7 +30,7 @@ def import_checkpoint(
     source: str | os.PathLike[str], target: str | os.PathLike[str], reasoner: str = "", base: str = "",
     tokenizer: str = "", lora_alpha: float | None = None, explain: bool = False,
 ) -> Checkpoint:  # fmt: skip
-    """Convert a foreign checkpoint into one of ours.
+    """Convert an external checkpoint into one of ours.
 
     Args:
         source: a Hugging Face directory or hub id, or a torch, safetensors or GGUF file.
@@ -47,7 +47,7 @@ def import_checkpoint(
         raise UserError("--base", f"changes nothing of {source}; leave it out")
     target = Path(target).expanduser()
     check_free(target)
-    if isinstance(opened, Ours):
+    if isinstance(opened, NativeCheckpoint):
         raise UserError(
             f"{source}: is an Orbax checkpoint already; export it, or use it with --config.init"
         )
@@ -91,7 +91,7 @@ def export_checkpoint(
     """
     target = Path(target).expanduser()
     replaces = replaced_by_export(target)
-    opened = open_ours(os.fspath(source))
+    opened = open_native(os.fspath(source))
     if opened is None:
         raise UserError(
             f"{source}: holds no checkpoint of this project; give WORKDIR/checkpoints/STAGE"

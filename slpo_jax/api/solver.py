@@ -13,7 +13,7 @@ from absl import logging
 
 from slpo_jax.api.load_options import KEYS, LoadOptions
 from slpo_jax.architectures import architecture_of
-from slpo_jax.checkpoints.foreign_layouts import with_decoder
+from slpo_jax.checkpoints.external_layouts import with_decoder
 from slpo_jax.checkpoints.identity import Identity, identify
 from slpo_jax.checkpoints.saved_config import (
     UNCHOSEN,

@@ -30,7 +30,7 @@ from slpo_jax.checkpoints.export import (
     replaced_by_export,
     write_export,
 )
-from slpo_jax.checkpoints.foreign_layouts import with_decoder
+from slpo_jax.checkpoints.external_layouts import with_decoder
 from slpo_jax.checkpoints.saved_config import config_to_keep
 from slpo_jax.config.config import ends_at
 from slpo_jax.config.overrides import changed
@@ -407,7 +407,7 @@ class TrainedReasoner:
         Args:
             folder: must not exist, be empty, or be an export that nobody has changed since; it appears whole or not at
                 all.
-            explain: with the decoder of SIM-CoT, which must have been kept and, of a foreign checkpoint, loaded.
+            explain: with the decoder of SIM-CoT, which must have been kept and, of an external checkpoint, loaded.
             overwrite: another folder too, but a run's. Files of other names stay in it.
             adapters: instead of all, what `config.rl.lora` has trained, as PEFT saves it, into a new folder; for the
                 model that the stage began from, which adapter_config.json names.

@@ -17,9 +17,9 @@ from slpo_jax.architectures.weights import (
     refuse_leftovers,
 )
 from slpo_jax.checkpoints.description import Description, end_tokens, write_description
-from slpo_jax.checkpoints.foreign import Foreign, fitting
-from slpo_jax.checkpoints.foreign_layouts import read_decoder
-from slpo_jax.checkpoints.identity import Identity, Ours, identify
+from slpo_jax.checkpoints.external import ExternalCheckpoint, fitting
+from slpo_jax.checkpoints.external_layouts import read_decoder
+from slpo_jax.checkpoints.identity import Identity, NativeCheckpoint, identify
 from slpo_jax.config.config import Config
 from slpo_jax.data.chat import PromptConfig
 from slpo_jax.data.problem import Problem
@@ -53,7 +53,7 @@ class Checkpoint:
         template: its texts, with the tokenizer.
         opened: what `config.init` is; None where parameters are random.
         read: (like, explain) -> the parameters there are. One of ours gives them in the shapes and types of `like`,
-            SIM-CoT's decoder among them; a foreign one gives its decoder, if any, only if `explain` is true.
+            SIM-CoT's decoder among them; an external one gives its decoder, if any, only if `explain` is true.
         lacks: what the checkpoint, of a language model that has not been a reasoner yet, lacks of one; "" for others.
     """
 
@@ -84,12 +84,12 @@ def find_checkpoint(
     """
     architecture = architecture_of(config.reasoner)
     if not config.init:
-        start = _random(config, architecture, problems)
+        start = _start_randomly(config, architecture, problems)
     else:
         opened = identity or identify(config.init, config.base, config.lora_alpha)
         reasoner = opened.reasoner
         if (
-            isinstance(opened, Foreign) and opened.architecture is None
+            isinstance(opened, ExternalCheckpoint) and opened.architecture is None
         ):  # any architecture can begin with it
             reasoner = f"{architecture.name}_{opened.backbone}"
         if reasoner != config.reasoner:
@@ -98,9 +98,9 @@ def find_checkpoint(
                 f"set it to that or give another {key_name('config.init')}"
             )
         start = (
-            _ours(config, opened)
-            if isinstance(opened, Ours)
-            else _imported(config, architecture, opened)
+            _from_native(config, opened)
+            if isinstance(opened, NativeCheckpoint)
+            else _from_external(config, architecture, opened)
         )
     model, loop = (
         start.description.model,
@@ -115,7 +115,7 @@ def find_checkpoint(
     )
 
 
-def _random(
+def _start_randomly(
     config: Config,
     architecture: type[Architecture],
     problems: Callable[[], Iterable[Problem]],
@@ -159,7 +159,7 @@ def _words_of_problems(
     return words_tokenizer(words_of((*texts, *written_texts(around, problems))))
 
 
-def _ours(config: Config, opened: Ours) -> Checkpoint:
+def _from_native(config: Config, opened: NativeCheckpoint) -> Checkpoint:
     """Start from a checkpoint of a run, or of `slpo import`."""
     description = opened.description
     tokenizer = (
@@ -172,7 +172,7 @@ def _ours(config: Config, opened: Ours) -> Checkpoint:
             f"{opened.path} {description.model.vocab_size}; leave out what the checkpoint was not trained with"
         )
     if not config.tokenizer:
-        template = _ended(
+        template = _with_end_tokens(
             template, description.eos_ids, description.model.vocab_size, opened.source
         )
     return Checkpoint(
@@ -183,10 +183,10 @@ def _ours(config: Config, opened: Ours) -> Checkpoint:
     )
 
 
-def _imported(
-    config: Config, architecture: type[Architecture], opened: Foreign
+def _from_external(
+    config: Config, architecture: type[Architecture], opened: ExternalCheckpoint
 ) -> Checkpoint:
-    """Start from a foreign checkpoint."""
+    """Start from an external checkpoint."""
     if not config.tokenizer and opened.tokenizer is None:
         raise UserError(
             "config.base",
@@ -196,16 +196,16 @@ def _imported(
         load_tokenizer(config.tokenizer) if config.tokenizer else opened.tokenizer()
     )  # type: ignore[misc]
     with fitting(opened.base):
-        return _fitted(config, architecture, opened, tokenizer)
+        return _fit_to_config(config, architecture, opened, tokenizer)
 
 
-def _fitted(
+def _fit_to_config(
     config: Config,
     architecture: type[Architecture],
-    opened: Foreign,
+    opened: ExternalCheckpoint,
     tokenizer: "PreTrainedTokenizerFast",
 ) -> Checkpoint:
-    """Return a foreign checkpoint with its shapes and tokenizer, which may be those of `config.base`."""
+    """Return an external checkpoint with its shapes and tokenizer, which may be those of `config.base`."""
     tensors = opened.tensors
     source = opened.path
     stored = opened.shapes()
@@ -234,7 +234,7 @@ def _fitted(
         instance = architecture.found(tensors, opened.model, source)
     template = instance.template(tokenizer, plan.first_id, config.prompt)
     if not architecture.has_latents and not config.tokenizer:
-        template = _ended(
+        template = _with_end_tokens(
             template, end_tokens(source, opened.model), stored.vocab_size, source
         )
     weights = backbone_weights(stored)
@@ -277,7 +277,7 @@ def _fitted(
     return Checkpoint(description, template, opened, read, plan.lacks)
 
 
-def _ended(
+def _with_end_tokens(
     template: Template, eos_ids: tuple[int, ...], rows: int, source: str
 ) -> Template:
     """Return the template with all tokens that end what the model writes, its tokenizer's eos first.
@@ -297,7 +297,7 @@ def _ended(
 
 
 class VocabularyPlan(NamedTuple):
-    """The meaning of the rows of a foreign checkpoint's embedding.
+    """The meaning of the rows of an external checkpoint's embedding.
 
     Attributes:
         first_id: the id of the first of the architecture's tokens; None where the tokenizer says it.

@@ -16,8 +16,8 @@ from safetensors.numpy import save_file
 from slpo_jax.architectures.weights import backbone_weights, gate_weights, write_tree
 from slpo_jax.checkpoints.checkpoint import Checkpoint
 from slpo_jax.checkpoints.description import FILE, MODEL_FILE, Description
-from slpo_jax.checkpoints.foreign import GENERATION_FILE, SIDE_FILE
-from slpo_jax.checkpoints.foreign_layouts import DECODER_FILE, write_decoder
+from slpo_jax.checkpoints.external import GENERATION_FILE, SIDE_FILE
+from slpo_jax.checkpoints.external_layouts import DECODER_FILE, write_decoder
 from slpo_jax.config.config import Config
 from slpo_jax.data.chat import PromptConfig
 from slpo_jax.data.templates import Template

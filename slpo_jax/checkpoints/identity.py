@@ -17,7 +17,7 @@ from slpo_jax.architectures.weights import (
     refuse_leftovers,
 )
 from slpo_jax.checkpoints.description import Description, read_description
-from slpo_jax.checkpoints.foreign import Foreign, locate, open_foreign
+from slpo_jax.checkpoints.external import ExternalCheckpoint, locate, open_external
 from slpo_jax.data.tokenizer import load_tokenizer
 from slpo_jax.errors import UserError
 from slpo_jax.io.files import check_utf8, flatten, read_json
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass(frozen=True)
-class Ours:
+class NativeCheckpoint:
     """A checkpoint of a run, or of `slpo import`.
 
     Attributes:
@@ -73,7 +73,7 @@ class Ours:
         return (self.stored.folder,)
 
 
-Identity = Ours | Foreign
+Identity = NativeCheckpoint | ExternalCheckpoint
 """What a checkpoint is: all that lies between a path and parameters."""
 
 
@@ -129,10 +129,10 @@ def identify(source: str, base: str = "", lora_alpha: float | None = None) -> Id
             "config.lora_alpha", f"{lora_alpha} is not valid; give a number above 0"
         )
     check_utf8(source)
-    return open_ours(source) or open_foreign(source, base, lora_alpha)
+    return open_native(source) or open_external(source, base, lora_alpha)
 
 
-def open_ours(source: str) -> Ours | None:
+def open_native(source: str) -> NativeCheckpoint | None:
     """Open a checkpoint of a run, or of `slpo import`, with the reasoner's folder in it or beside it.
 
     Args:
@@ -174,7 +174,7 @@ def open_ours(source: str) -> Ours | None:
     description = dataclasses.replace(description, gate=hidden, gate_trained=trained)
     reasoner = f"{description.architecture.name}_{description.model.model_type}"
     tokenizer = partial(load_tokenizer, str(folder))
-    return Ours(
+    return NativeCheckpoint(
         source,
         path,
         description,

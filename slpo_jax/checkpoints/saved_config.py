@@ -10,7 +10,7 @@ from typing import Any
 from absl import logging
 
 from slpo_jax.architectures import Architecture, architecture_of
-from slpo_jax.checkpoints.foreign import Foreign
+from slpo_jax.checkpoints.external import ExternalCheckpoint
 from slpo_jax.checkpoints.identity import Identity
 from slpo_jax.config.config import Config, own_latents
 from slpo_jax.config.keys import rollout_settings
@@ -42,7 +42,7 @@ def config_of(identity: Identity, reasoner: str = "", tokenizer: str = "") -> Co
         UserError: its config is not whole, or a value can't be used.
     """
     reasoner = reasoner or identity.reasoner
-    if isinstance(identity, Foreign) and not identity.description:
+    if isinstance(identity, ExternalCheckpoint) and not identity.description:
         config = published_config(identity, architecture_of(reasoner))
     else:
         config = read_config_of(identity)
@@ -120,7 +120,7 @@ def _without_unknown(
 
 
 def published_settings(
-    identity: Foreign, architecture: type[Architecture]
+    identity: ExternalCheckpoint, architecture: type[Architecture]
 ) -> dict[str, Any]:
     """Tell how the program of another project's checkpoint thinks, by key of the config, as far as its files say."""
     latents = identity.tensors.decoder.latents if identity.tensors.decoder else 0
@@ -132,7 +132,9 @@ def published_settings(
     return {"max_latents": latents or architecture.latents, **settings}
 
 
-def published_config(identity: Foreign, architecture: type[Architecture]) -> Config:
+def published_config(
+    identity: ExternalCheckpoint, architecture: type[Architecture]
+) -> Config:
     """Write what another project's checkpoint means as a config: how it thinks, its gate, and its program's type."""
     settings = {
         "max_latents": architecture.latents,
@@ -208,7 +210,7 @@ def stated_settings(identity: Identity, own: Config) -> dict[str, Any]:
     Args:
         own: of `config_of`.
     """
-    if isinstance(identity, Foreign) and not identity.description:
+    if isinstance(identity, ExternalCheckpoint) and not identity.description:
         return published_settings(identity, architecture_of(identity.reasoner))
     return rollout_settings(own)
 

@@ -11,8 +11,8 @@ import slpo_jax as slpo
 from asked import RUN, T, edit, workdir
 from slpo_jax.api.conversion import export_checkpoint, import_checkpoint
 from slpo_jax.checkpoints import saved_config
-from slpo_jax.checkpoints.foreign import Foreign
-from slpo_jax.checkpoints.identity import Ours, identify, newest_checkpoint
+from slpo_jax.checkpoints.external import ExternalCheckpoint
+from slpo_jax.checkpoints.identity import NativeCheckpoint, identify, newest_checkpoint
 from slpo_jax.checkpoints.saved_config import config_of, stopping_of
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.report_rows import Row, write_row
@@ -39,7 +39,7 @@ def test_ours_and_the_run_around_it(case):
         work,
         Workdir(work).stage_folder("cold_start").path,
     )
-    assert isinstance(found, Ours)
+    assert isinstance(found, NativeCheckpoint)
     assert (found.gate_hidden, found.gate_trained) == (0, True)
     assert len(found.tokenizer()) == found.description.model.vocab_size
     before = identify(str(work / "checkpoints" / "imitate"))
@@ -123,7 +123,7 @@ def test_an_export_and_what_is_left_without_our_files(case, tmp_path):
     reasoner, _, exported = case
     found = identify(str(exported))
     assert (type(found), found.reasoner, found.gate_trained, found.stage_folder) == (
-        Foreign,
+        ExternalCheckpoint,
         reasoner,
         True,
         None,

@@ -17,7 +17,7 @@ from published import (
 )
 from published_bases import LLAMA3_ROPE, base_gguf, base_gpt2, base_llama
 from slpo_jax.checkpoints.description import from_hugging_face
-from slpo_jax.checkpoints.foreign import fitting
+from slpo_jax.checkpoints.external import fitting
 from slpo_jax.errors import UserError
 
 

@@ -1,4 +1,4 @@
-"""Which rows of a foreign embedding are the reasoner's tokens, by the sizes of published checkpoints."""
+"""Which rows of an external embedding are the reasoner's tokens, by the sizes of published checkpoints."""
 
 from functools import partial
 

@@ -26,7 +26,7 @@ from slpo_jax.checkpoints.description import (
     read_description,
     supported_kind,
 )
-from slpo_jax.checkpoints.foreign_layouts import (
+from slpo_jax.checkpoints.external_layouts import (
     DECODER_FILE,
     are_adapters,
     exported_decoder,
@@ -50,7 +50,7 @@ _EOS = "eos_token_id"
 
 
 @dataclasses.dataclass(frozen=True)
-class Foreign:
+class ExternalCheckpoint:
     """A checkpoint of others, or an export, whose tensors have been listed, not read.
 
     Attributes:
@@ -177,9 +177,9 @@ def locate(source: str, key: str, weights: bool = True) -> Path:
     return snapshot(source, key, (*TEXTS, *(_WEIGHTS if weights else ())))
 
 
-def open_foreign(
+def open_external(
     init: str, base: str, lora_alpha: float | None, key: str = "config.init"
-) -> Foreign:
+) -> ExternalCheckpoint:
     """Open what `config.init` names, of others than this project.
 
     Args:
@@ -211,7 +211,7 @@ def _open_whole(
     stored: dict[str, Stored],
     base: str,
     lora_alpha: float | None,
-) -> Foreign:
+) -> ExternalCheckpoint:
     """Open a whole model in a directory or a file."""
     architecture, tensors = recognise(stored, str(path), lora_of(path, lora_alpha))
     # An original state dict goes with its base model, even where a config of the training lies beside it.
@@ -248,7 +248,7 @@ def _open_whole(
     ends = read_json(
         model_folder / GENERATION_FILE, descriptions.REMEDY, default={}
     ).get(_EOS)
-    return Foreign(
+    return ExternalCheckpoint(
         source=init, files=(path,), architecture=type(described.architecture) if described else architecture,
         description=described, tensors=tensors, model=model if ends is None else model | {_EOS: ends},
         model_source=str(model_source), has_own_model=config_folder is not None and not tensors.original,
@@ -302,7 +302,7 @@ def _open_adapters(
     stored: dict[str, Stored],
     base: str,
     lora_alpha: float | None,
-) -> Foreign:
+) -> ExternalCheckpoint:
     """Open adapters alone, of PEFT or in a file of CoLaR's program: the base model with them merged."""
     if not base:
         raise UserError(
@@ -319,7 +319,7 @@ def _open_adapters(
         line = "config.base: is %s, and the adapters of %s were trained on %s, as %s says; give that if it is another"
         logging.warning(line, base, path, trained_on, CONFIG)
     lora = lora_of(path, lora_alpha)
-    base_model = open_foreign(base, "", lora_alpha, "config.base")
+    base_model = open_external(base, "", lora_alpha, "config.base")
     with fitting(base):
         architecture, tensors = recognise(
             stored, str(path), lora, base_model.tensors.model
@@ -359,12 +359,12 @@ def _has(folder: Path, *names: str) -> bool:
     )
 
 
-def _open_gguf(init: str, path: Path) -> Foreign:
+def _open_gguf(init: str, path: Path) -> ExternalCheckpoint:
     from slpo_jax.checkpoints.gguf import open_gguf
 
     opened = open_gguf(path)
     architecture, tensors = recognise(opened.tensors, str(path), None)
-    return Foreign(
+    return ExternalCheckpoint(
         init,
         (path,),
         architecture,
