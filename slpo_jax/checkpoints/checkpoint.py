@@ -1,4 +1,4 @@
-"""Where a run's first weights, shapes and texts come from: random, a checkpoint of ours, or somebody else's."""
+"""Find a run's first weights, shapes and texts: random, from a checkpoint of ours, or from another program's."""
 
 import dataclasses
 from collections.abc import Callable, Iterable
@@ -51,10 +51,10 @@ class Checkpoint:
     Attributes:
         description: its architecture and shapes, as they are written beside checkpoints.
         template: its texts, with the tokenizer.
-        opened: what `config.init` is; None where parameters are random.
-        read: (like, explain) -> the parameters there are. One of ours gives them in the shapes and types of `like`,
+        opened: the checkpoint of `config.init`; None where parameters are random.
+        read: (like, explain) -> its parameters. One of ours gives them in the shapes and types of `like`,
             SIM-CoT's decoder among them; an external one gives its decoder, if any, only if `explain` is true.
-        lacks: what the checkpoint, of a language model that has not been a reasoner yet, lacks of one; "" for others.
+        lacks: the part of a reasoner that a plain language model still lacks; "" for a reasoner's checkpoint.
     """
 
     description: Description
@@ -64,7 +64,7 @@ class Checkpoint:
     lacks: str = ""
 
     def write(self, folder: Path) -> None:
-        """Describe the reasoner in a folder: what our checkpoints are read with."""
+        """Describe the reasoner in a folder, with which our checkpoints are read."""
         folder.mkdir(parents=True, exist_ok=True)
         write_description(folder, self.description, self.template)
 
@@ -78,7 +78,7 @@ def find_checkpoint(
 
     Args:
         identity: of `config.init`, if it was asked for already.
-        problems: to train on, whose words the tokenizer may be made of.
+        problems: the problems to train on; the tokenizer may be made of their words.
     Raises:
         UserError: one line that names the key, file or tensor at fault, and the remedy.
     """
@@ -87,32 +87,17 @@ def find_checkpoint(
         start = _start_randomly(config, architecture, problems)
     else:
         opened = identity or identify(config.init, config.base, config.lora_alpha)
-        reasoner = opened.reasoner
-        if (
-            isinstance(opened, ExternalCheckpoint) and opened.architecture is None
-        ):  # any architecture can begin with it
-            reasoner = f"{architecture.name}_{opened.backbone}"
-        if reasoner != config.reasoner:
-            raise UserError(
-                f"{key_name('config.reasoner')}: is {config.reasoner}, but {opened.source} is a {reasoner} checkpoint; "
-                f"set it to that or give another {key_name('config.init')}"
-            )
-        start = (
-            _from_native(config, opened)
-            if isinstance(opened, NativeCheckpoint)
-            else _from_external(config, architecture, opened)
-        )
-    model, loop = (
-        start.description.model,
-        is_loop(config.model.scan_layers, start.description.model.n_layer),
-    )
-    dtype = activation_type(config.model.dtype)
+        start = _start_from(config, architecture, opened)
+
+    # The config decides how the backbone computes, whatever it was made with.
     model = dataclasses.replace(
-        model, dtype=dtype, remat=config.model.remat, scan_layers=loop
+        start.description.model,
+        dtype=activation_type(config.model.dtype),
+        remat=config.model.remat,
+        scan_layers=is_loop(config.model.scan_layers, start.description.model.n_layer),
     )
-    return dataclasses.replace(
-        start, description=dataclasses.replace(start.description, model=model)
-    )
+    description = dataclasses.replace(start.description, model=model)
+    return dataclasses.replace(start, description=description)
 
 
 def _start_randomly(
@@ -120,43 +105,59 @@ def _start_randomly(
     architecture: type[Architecture],
     problems: Callable[[], Iterable[Problem]],
 ) -> Checkpoint:
+    """Start from random weights, in the shapes of `config.model`."""
     if not config.tokenizer:
         raise UserError(
             "config.tokenizer: not set, and there is no config.init to take it from; give a directory"
         )
     instance = architecture.drawn(config.model.n_embd, config.model)
-    words = config.tokenizer == WORDS
-    tokenizer = (
-        _words_of_problems(instance, config.prompt, problems())
-        if words
-        else load_tokenizer(config.tokenizer)
-    )
+
+    # The texts come first, since they decide the size of the vocabulary.
+    if config.tokenizer == WORDS:
+        tokenizer = _words_of_problems(instance, config.prompt, problems())
+    else:
+        tokenizer = load_tokenizer(config.tokenizer)
     template = instance.template(tokenizer, prompt=config.prompt)
+
+    # `find_checkpoint` sets scan_layers, for all kinds of checkpoints.
     backbone = BACKBONES[REASONERS[config.reasoner][1]]
-    fields = {field.name for field in dataclasses.fields(backbone)} - {
-        "scan_layers"
-    }  # which is resolved below
-    shapes = {
-        name: value for name, value in vars(config.model).items() if name in fields
-    }
+    fields = {field.name for field in dataclasses.fields(backbone)} - {"scan_layers"}
+    sizes = vars(config.model)
+    shapes = {name: value for name, value in sizes.items() if name in fields}
+    shapes["vocab_size"] = len(template.tokenizer)
     if issubclass(backbone, LlamaConfig):
         shapes["n_kv_head"] = shapes["n_kv_head"] or config.model.n_head
         shapes["n_inner"] = shapes["n_inner"] or 4 * config.model.n_embd
-        shapes |= {
-            "head_dim": config.model.n_embd // config.model.n_head,
-            "rope_scaling": None,
-        }
-    model = backbone(**shapes | {"vocab_size": len(template.tokenizer)})
-    return Checkpoint(Description(instance, model), template)
+        shapes["head_dim"] = config.model.n_embd // config.model.n_head
+        shapes["rope_scaling"] = None
+    return Checkpoint(Description(instance, backbone(**shapes)), template)
 
 
 def _words_of_problems(
     architecture: Architecture, prompt: PromptConfig, problems: Iterable[Problem]
 ) -> "PreTrainedTokenizerFast":
-    """Make a tokenizer of the words of problems, and of what an architecture writes around them."""
+    """Make a tokenizer of the words of problems, and of those that an architecture writes around them."""
     texts = (ANSWER_MARK, "\n", prompt.closing)
     around = architecture.template(words_tokenizer(words_of(texts)), prompt=prompt)
     return words_tokenizer(words_of((*texts, *written_texts(around, problems))))
+
+
+def _start_from(
+    config: Config, architecture: type[Architecture], opened: Identity
+) -> Checkpoint:
+    """Start from an opened checkpoint, which must be of `config.reasoner`."""
+    reasoner = opened.reasoner
+    if isinstance(opened, ExternalCheckpoint) and opened.architecture is None:
+        # Any architecture can begin with a language model.
+        reasoner = f"{architecture.name}_{opened.backbone}"
+    if reasoner != config.reasoner:
+        raise UserError(
+            f"{key_name('config.reasoner')}: is {config.reasoner}, but {opened.source} is a {reasoner} checkpoint; "
+            f"set it to that or give another {key_name('config.init')}"
+        )
+    if isinstance(opened, NativeCheckpoint):
+        return _from_native(config, opened)
+    return _from_external(config, architecture, opened)
 
 
 def _from_native(config: Config, opened: NativeCheckpoint) -> Checkpoint:
@@ -175,26 +176,26 @@ def _from_native(config: Config, opened: NativeCheckpoint) -> Checkpoint:
         template = _with_end_tokens(
             template, description.eos_ids, description.model.vocab_size, opened.source
         )
-    return Checkpoint(
-        description,
-        template,
-        opened,
-        lambda like=None, explain=False: opened.stored.read(like),
-    )
+
+    def read(like: Any = None, explain: bool = False) -> dict[str, Any]:
+        return opened.stored.read(like)
+
+    return Checkpoint(description, template, opened, read)
 
 
 def _from_external(
     config: Config, architecture: type[Architecture], opened: ExternalCheckpoint
 ) -> Checkpoint:
     """Start from an external checkpoint."""
-    if not config.tokenizer and opened.tokenizer is None:
+    if config.tokenizer:
+        tokenizer = load_tokenizer(config.tokenizer)
+    elif opened.tokenizer is not None:
+        tokenizer = opened.tokenizer()
+    else:
         raise UserError(
             "config.base",
             f"{opened.path} comes without a tokenizer; give the base model's directory or hub id",
         )
-    tokenizer = (
-        load_tokenizer(config.tokenizer) if config.tokenizer else opened.tokenizer()
-    )  # type: ignore[misc]
     with fitting(opened.base):
         return _fit_to_config(config, architecture, opened, tokenizer)
 
@@ -213,19 +214,26 @@ def _fit_to_config(
     if published:
         tensors = architecture.with_texts(tensors, opened.model, tokenizer, source)
     width = stored.n_embd
-    missing = (
-        []
-        if tensors.head
-        else [weight.path[0] for weight in architecture.drawn(width).heads(width)]
-    )
+
+    # Find the reasoner's tokens among the rows of the embedding.
+    missing_head = ""
+    heads = architecture.drawn(width).heads(width)
+    if heads and not tensors.head:
+        missing_head = heads[0].path[0]
     plan = vocabulary_plan(
-        architecture, opened.embedding, source,
-        base=None if opened.has_own_model else stored.vocab_size, tokens=len(tokenizer),
-        has_names=has_latent_tokens(tokenizer, architecture.markers), published=published,
-        missing_head=next(iter(missing), ""),
-    )  # fmt: skip
+        architecture,
+        opened.embedding,
+        source,
+        base=None if opened.has_own_model else stored.vocab_size,
+        tokens=len(tokenizer),
+        has_names=has_latent_tokens(tokenizer, architecture.markers),
+        published=published,
+        missing_head=missing_head,
+    )
     if not opened.has_own_model:
         stored = dataclasses.replace(stored, vocab_size=opened.embedding.shape[0])
+
+    # The description has the architecture's settings, else the tensors' shapes tell them.
     if opened.description:
         instance = opened.description.architecture
     elif plan.lacks:
@@ -234,33 +242,34 @@ def _fit_to_config(
         instance = architecture.found(tensors, opened.model, source)
     template = instance.template(tokenizer, plan.first_id, config.prompt)
     if not architecture.has_latents and not config.tokenizer:
-        template = _with_end_tokens(
-            template, end_tokens(source, opened.model), stored.vocab_size, source
-        )
-    weights = backbone_weights(stored)
-    heads = instance.heads(width) if tensors.head else []
-    # Exports have a gate, whatever they are of.
+        ends = end_tokens(source, opened.model)
+        template = _with_end_tokens(template, ends, stored.vocab_size, source)
+
+    # An export may have a gate, whatever its architecture.
     has_gate = tensors.gate and (architecture.has_gate or opened.description)
     if has_gate and config.gate.hidden != opened.gate_hidden:
         raise UserError(
             "config.gate.hidden",
             f"is {config.gate.hidden}, the gate of {source} has {opened.gate_hidden}; set it so",
         )
+
+    # The checkpoint must have these tensors, and no others.
+    weights = backbone_weights(stored)
+    heads = instance.heads(width) if tensors.head else []
     gates = gate_weights(width, config.gate.hidden) if has_gate else []
     tensors_by_name = tensors.model | tensors.head | tensors.gate
     check_tree([*weights, *heads, *gates], tensors_by_name, source)
     refuse_leftovers([*weights, *heads, *gates], tensors_by_name, stored, source)
+
+    # New tokens get rows of their own, once the weights are read.
     rows = max(stored.vocab_size, len(tokenizer))
     model = dataclasses.replace(stored, vocab_size=rows)
-    plain = Description(
-        instance,
-        model,
-        gate=opened.gate_hidden,
-        gate_trained=opened.gate_hidden is not None,
+    has_any_gate = opened.gate_hidden is not None
+    description = opened.description or Description(
+        instance, model, gate=opened.gate_hidden, gate_trained=has_any_gate
     )
-    base_description = opened.description or plain
     description = dataclasses.replace(
-        base_description, model=model, config={}, rule=None, eos_ids=template.eos_ids
+        description, model=model, config={}, rule=None, eos_ids=template.eos_ids
     )
 
     def read(like: Any = None, explain: bool = False) -> dict[str, Any]:
@@ -280,28 +289,28 @@ def _fit_to_config(
 def _with_end_tokens(
     template: Template, eos_ids: tuple[int, ...], rows: int, source: str
 ) -> Template:
-    """Return the template with all tokens that end what the model writes, its tokenizer's eos first.
+    """Return the template with all tokens that end a text of the model, its tokenizer's eos first.
 
     Args:
         eos_ids: as its files name them.
         rows: of its vocabulary.
+    Raises:
+        UserError: an id is beyond the vocabulary.
     """
     if max(eos_ids, default=0) >= rows:
         raise UserError(
             f"{source}: eos_token_id {max(eos_ids)} is beyond its {rows} tokens; mend it"
         )
-    return dataclasses.replace(
-        template,
-        more_eos_ids=tuple(dict.fromkeys(i for i in eos_ids if i != template.eos_id)),
-    )
+    others = [number for number in eos_ids if number != template.eos_id]
+    return dataclasses.replace(template, more_eos_ids=tuple(dict.fromkeys(others)))
 
 
 class VocabularyPlan(NamedTuple):
     """The meaning of the rows of an external checkpoint's embedding.
 
     Attributes:
-        first_id: the id of the first of the architecture's tokens; None where the tokenizer says it.
-        lacks: what a language model that has not been a reasoner yet lacks of one; "" for a reasoner's.
+        first_id: the id of the first of the architecture's tokens; None where the tokenizer has it.
+        lacks: as of `Checkpoint`.
     """
 
     first_id: int | None
@@ -319,17 +328,19 @@ def vocabulary_plan(
     Args:
         embedding: the checkpoint's.
         source: where that is from, for messages.
-        base: rows of `config.base`, for a file without a config, which has these, or the architecture's tokens' too.
+        base: rows of `config.base`, for a file without a config, which may have rows for the architecture's tokens too.
         tokens: the tokenizer's tokens.
         has_names: whether the architecture's tokens are among them.
-        published: whether the tensors are a reasoner's, and no export's.
-        missing_head: the first of the architecture's heads, where there are none; else "".
+        published: whether the tensors are a reasoner's, and not an export's.
+        missing_head: the first of the architecture's heads, where the checkpoint has none of them; else "".
     Raises:
         UserError: the rows are another vocabulary's.
     """
     rows = embedding.shape[0]
     more = len(architecture.tokens)
     after = architecture.after_vocabulary
+
+    # The rows must be those of the base model, with or without the architecture's tokens.
     spare = 0
     if base is not None:
         spare = _SPARE if after and rows == base + more + _SPARE else 0
@@ -344,22 +355,31 @@ def vocabulary_plan(
             f"{source}: tensor {embedding.name} has {rows} rows, but the tokenizer {tokens} tokens; give "
             "the tokenizer that the checkpoint was trained with"
         )
+
+    # A plain language model lacks the heads or the tokens of a reasoner.
     has_tokens = not more or has_names or rows == tokens + more
-    lacks = missing_head or ("" if has_tokens else "special tokens")
+    lacks = missing_head
+    if not lacks and not has_tokens:
+        lacks = "special tokens"
     if published and (has_tokens or after):
         lacks = ""
-    return VocabularyPlan(
-        rows - spare - (0 if lacks else more) if after else None, lacks
-    )
+
+    # Tokens after the vocabulary are its last rows, or come after them where they are still lacking.
+    if not after:
+        return VocabularyPlan(None, lacks)
+    first_id = rows - spare
+    if not lacks:
+        first_id -= more
+    return VocabularyPlan(first_id, lacks)
 
 
 def grow(
     tree: dict[str, Any], rows: int, tokenizer: "PreTrainedTokenizerFast"
 ) -> dict[str, Any]:
-    """Grow a backbone's parameters to as many vocabulary rows as the tokenizer needs.
+    """Grow a backbone's parameters to the vocabulary rows that the tokenizer needs.
 
-    New rows are copies of the token "<<", which opens a calculation in GSM8K, as COCONUT begins; where that is not
-    one token, the mean of all rows.
+    New rows are copies of the token "<<", which opens a calculation in GSM8K: so COCONUT begins. Where "<<" is not
+    one token, they are the mean of all rows.
     """
     ids = tokenizer("<<", add_special_tokens=False)["input_ids"]
     out = dict(tree)

@@ -1,4 +1,4 @@
-"""Checkpoints that others wrote, and exports: local files and directories, hub ids, GGUF."""
+"""Open exports and checkpoints that other programs wrote: local files and directories, hub ids, GGUF."""
 
 import contextlib
 import dataclasses
@@ -45,29 +45,30 @@ if TYPE_CHECKING:
 SIDE_FILE = "reasoner.safetensors"  # of an export: its gate, and what its architecture has beside the language model
 GENERATION_FILE = "generation_config.json"
 _WEIGHTS = ("*.safetensors", "*.bin")
-_TEXTS = ("tokenizer.json", "vocab.json")  # one of them is a tokenizer
+_FILE_SUFFIXES = (".bin", ".pt", ".pth", ".safetensors", ".gguf")  # not a hub id's end
+_TEXTS = ("tokenizer.json", "vocab.json")  # a tokenizer has one of these
 _EOS = "eos_token_id"
 
 
 @dataclasses.dataclass(frozen=True)
 class ExternalCheckpoint:
-    """A checkpoint of others, or an export, whose tensors have been listed, not read.
+    """An export, or a checkpoint of another program; its tensors have been listed, not read.
 
     Attributes:
         source: as it was given.
         files: the file or directory, and of adapters the base model's.
-        architecture: None where it has a language model's tensors alone, which are a base model's or
+        architecture: None where it has only the tensors of a language model, which may be a base model's or
             `architectures.PLAIN`'s.
-        description: what an export says of itself, its gate included; None for what this project did not write.
+        description: an export's description, its gate included; None where this project did not write it.
         tensors: under Hugging Face's names, an export's side file among them.
         model: the config.json that goes with them, the checkpoint's own or the base model's; its end tokens are those
             of generation_config.json, if that names some.
-        model_source: where that is from.
-        has_own_model: whether it's the checkpoint's own; the base's vocabulary lacks the reasoner's tokens.
+        model_source: the path of that config.json.
+        has_own_model: whether it is the checkpoint's own; the base's vocabulary lacks the reasoner's tokens.
         tokenizer: loads its tokenizer, or the base's; None if neither has one.
-        base: `config.base` where shapes or tokenizer are from there, "" where all is the checkpoint's own.
-        lora_alpha: scale of its LoRA adapters times their rank, if it has some.
-        threshold: of a published gate, where its files say one.
+        base: `config.base` where shapes or tokenizer are from there, "" where both are the checkpoint's own.
+        lora_alpha: the scale of its LoRA adapters times their rank, if it has some.
+        threshold: the threshold of a published gate, if its files name one.
     """
 
     source: str
@@ -86,12 +87,12 @@ class ExternalCheckpoint:
 
     @property
     def config(self) -> Mapping[str, Any]:
-        """The config that an export has; {} for what this project did not write."""
+        """The config of an export; {} where this project did not write it."""
         return self.description.config if self.description else {}
 
     @property
     def config_place(self) -> str:
-        """Where that is from, for messages."""
+        """The file of its config, for messages."""
         return f"{self.source}: {descriptions.FILE}"
 
     @property
@@ -101,7 +102,10 @@ class ExternalCheckpoint:
 
     @property
     def backbone(self) -> str:
-        """The name in `models.reasoner.BACKBONES`: of those with the same names of tensors, the config's."""
+        """The name in `models.reasoner.BACKBONES`.
+
+        Several backbones name their tensors alike; the config tells which of them this is.
+        """
         kind = self.model.get("model_type", "")
         stored = next(
             kind for kind, table in EMBEDDING.items() if table in self.tensors.model
@@ -110,25 +114,25 @@ class ExternalCheckpoint:
 
     @property
     def reasoner(self) -> str:
-        """The name in `REASONERS`; what a language model's tensors alone are taken for."""
+        """The name in `REASONERS`; a language model alone is taken for `PLAIN`'s."""
         return f"{(self.architecture or PLAIN).name}_{self.backbone}"
 
     @property
     def gate_hidden(self) -> int | None:
-        """The hidden width of the stopping gate, 0 for a linear one; None if there is none."""
+        """The hidden width of the stopping gate, 0 for a linear one; None without a gate."""
         if self.description is not None:
             return self.description.gate
+        if not self.tensors.gate:
+            return None
         hidden = self.tensors.gate.get("gate.hidden.weight")
-        return (hidden.shape[0] if hidden else 0) if self.tensors.gate else None
+        return hidden.shape[0] if hidden else 0
 
     @property
     def gate_trained(self) -> bool:
-        """Whether there is a stopping gate that is no longer random."""
-        return (
-            self.description.gate_trained
-            if self.description
-            else bool(self.tensors.gate)
-        )
+        """Whether it has a stopping gate that is no longer random."""
+        if self.description:
+            return self.description.gate_trained
+        return bool(self.tensors.gate)
 
     @property
     def embedding(self) -> Stored:
@@ -142,7 +146,8 @@ class ExternalCheckpoint:
             UserError: they are of another kind of model than its tensors, or not supported.
         """
         shapes = from_hugging_face(self.model, self.model_source)
-        if (kind := self.model["model_type"]) != self.backbone:
+        kind = self.model["model_type"]
+        if kind != self.backbone:
             raise UserError(
                 f"{self.model_source}: is of a {kind} model, but {self.path} has {self.backbone}'s tensors; give the "
                 "config of its own base model"
@@ -163,24 +168,19 @@ def locate(source: str, key: str, weights: bool = True) -> Path:
     path = Path(source).expanduser()
     if path.exists():
         return path
-    if not is_hub_id(source) or path.suffix in (
-        ".bin",
-        ".pt",
-        ".pth",
-        ".safetensors",
-        ".gguf",
-    ):
+    if not is_hub_id(source) or path.suffix in _FILE_SUFFIXES:
         raise UserError(
             key,
             f"{source} is no file, directory or hub id; give a model's, or WORKDIR/checkpoints/STAGE",
         )
-    return snapshot(source, key, (*TEXTS, *(_WEIGHTS if weights else ())))
+    patterns = (*TEXTS, *_WEIGHTS) if weights else TEXTS
+    return snapshot(source, key, patterns)
 
 
 def open_external(
     init: str, base: str, lora_alpha: float | None, key: str = "config.init"
 ) -> ExternalCheckpoint:
-    """Open what `config.init` names, of others than this project.
+    """Open an export, or a checkpoint that another program wrote.
 
     Args:
         init: a Hugging Face directory or hub id, a torch or safetensors file, a GGUF file, or a folder of PEFT's.
@@ -191,9 +191,12 @@ def open_external(
     Raises:
         UserError: one line that names the key, file or tensor at fault, and the remedy.
     """
+    # GGUF files describe themselves.
     path = locate(init, key)
     if path.is_file() and read_start(path, 4) == b"GGUF":
         return _open_gguf(init, path)
+
+    # Everything else has a whole model, or adapters alone.
     adapters = weights_file(path, WEIGHTS)
     model = weights_file(path)
     if adapters and model:
@@ -201,8 +204,9 @@ def open_external(
             f"{path}: holds both {model.name} and {adapters.name}; keep the one that is meant"
         )
     stored = open_tensors(adapters or path)
-    opened = _open_adapters if adapters or are_adapters(stored) else _open_whole
-    return opened(init, path, stored, base, lora_alpha)
+    if adapters or are_adapters(stored):
+        return _open_adapters(init, path, stored, base, lora_alpha)
+    return _open_whole(init, path, stored, base, lora_alpha)
 
 
 def _open_whole(
@@ -214,85 +218,107 @@ def _open_whole(
 ) -> ExternalCheckpoint:
     """Open a whole model in a directory or a file."""
     architecture, tensors = recognise(stored, str(path), lora_of(path, lora_alpha))
+
     # An original state dict goes with its base model, even where a config of the training lies beside it.
-    config_folder = (
-        path
-        if _has(path, descriptions.MODEL_FILE) and not (tensors.original and base)
-        else None
-    )
-    needed = config_folder is None or not _has(
-        path, *_TEXTS
-    )  # what isn't need not be to be had
-    base_folder = (
-        locate(base, "config.base", weights=False) if base and needed else None
-    )
+    config_folder = None
+    if _has(path, descriptions.MODEL_FILE) and not (tensors.original and base):
+        config_folder = path
+
+    # The base model is looked for only where the checkpoint lacks a config or a tokenizer.
+    base_folder = None
+    if base and (config_folder is None or not _has(path, *_TEXTS)):
+        base_folder = locate(base, "config.base", weights=False)
+
+    # The shapes come from the checkpoint's own config, or the base's.
     model_folder = config_folder or base_folder
     if model_folder is None:
         raise UserError(
             f"{key_name('config.base')}: not set, and {path} comes without config.json; give the directory or hub id "
             "of the model that it was trained from"
         )
-    texts = next(
-        (x for x in (path, model_folder, base_folder) if x and _has(x, *_TEXTS)), None
-    )
+    model_source = model_folder / descriptions.MODEL_FILE
+    model = read_json(model_source, descriptions.REMEDY)
+    if config_folder:
+        # Models that we don't compute may have the same names of tensors.
+        supported_kind(model, str(model_source))
+    generation_file = model_folder / GENERATION_FILE
+    generation = read_json(generation_file, descriptions.REMEDY, default={})
+    if generation.get(_EOS) is not None:
+        model = model | {_EOS: generation[_EOS]}
+
+    # The tokenizer comes from the first folder that has one.
+    folders = [folder for folder in (path, model_folder, base_folder) if folder]
+    texts = next((folder for folder in folders if _has(folder, *_TEXTS)), None)
+    tokenizer = partial(load_tokenizer, str(texts)) if texts else None
+
+    # An export describes itself; of a published gate the files may name the threshold.
     described = read_description(path)
     folder = path if path.is_dir() else path.parent
     tensors = _with_side_file(folder, tensors, described)
-    model_source = model_folder / descriptions.MODEL_FILE
-    model = read_json(model_source, descriptions.REMEDY)
-    if config_folder:  # others of the same tensors' names are none of ours
-        supported_kind(model, str(model_source))
-    threshold = (
-        published_threshold(model, folder) if tensors.gate and not described else None
-    )
-    ends = read_json(
-        model_folder / GENERATION_FILE, descriptions.REMEDY, default={}
-    ).get(_EOS)
+    threshold = None
+    if described:
+        architecture = type(described.architecture)
+    elif tensors.gate:
+        threshold = published_threshold(model, folder)
+    has_adapters = any(".lora_" in name for name in stored)
     return ExternalCheckpoint(
-        source=init, files=(path,), architecture=type(described.architecture) if described else architecture,
-        description=described, tensors=tensors, model=model if ends is None else model | {_EOS: ends},
-        model_source=str(model_source), has_own_model=config_folder is not None and not tensors.original,
-        tokenizer=partial(load_tokenizer, str(texts)) if texts else None,
+        source=init,
+        files=(path,),
+        architecture=architecture,
+        description=described,
+        tensors=tensors,
+        model=model,
+        model_source=str(model_source),
+        has_own_model=config_folder is not None and not tensors.original,
+        tokenizer=tokenizer,
         base="" if config_folder and texts in (path, None) else base,
-        lora_alpha=lora_alpha if any(".lora_" in name for name in stored) else None, threshold=threshold,
-    )  # fmt: skip
+        lora_alpha=lora_alpha if has_adapters else None,
+        threshold=threshold,
+    )
 
 
 def _with_side_file(
     folder: Path, tensors: Unwrapped, described: Description | None
 ) -> Unwrapped:
-    """Add to the tensors of an export the gate and head that its description names; others are as they were.
+    """Add the gate and head that an export's description names to its tensors; leave others as they are.
 
     Raises:
         UserError: a part of an export is missing, or lies without its description.
     """
     path = folder / SIDE_FILE
-    beside = folder / DECODER_FILE
     if described is None:
         if path.is_file():
             raise UserError(
                 f"{path}: is read only with the {descriptions.FILE} beside it; give the export's whole directory"
             )
         return tensors
-    texts = {
-        name: value
-        for name, value in read_checksums(folder).items()
-        if name.endswith(".json")
-    }
-    if others := changed(folder, texts):
+
+    # Warn where somebody changed the export's texts.
+    checksums = read_checksums(folder)
+    texts = {name: checksums[name] for name in checksums if name.endswith(".json")}
+    edited = changed(folder, texts)
+    if edited:
         logging.warning(
             "%s: %s changed since it was written, as its %s has it",
             folder,
-            ", ".join(others),
+            ", ".join(edited),
             CHECKSUMS,
         )
+
+    # The side file must have all that the description names.
     side = open_tensors(path) if path.is_file() else {}
     width = described.model.n_embd
-    of_gate = gate_weights(width, described.gate) if described.gate is not None else []
-    check_tree(described.architecture.heads(width) + of_gate, side, str(path))
+    weights = described.architecture.heads(width)
+    if described.gate is not None:
+        weights = weights + gate_weights(width, described.gate)
+    check_tree(weights, side, str(path))
+
     gate = {name: tensor for name, tensor in side.items() if name.startswith("gate.")}
     head = {name: tensor for name, tensor in side.items() if name not in gate}
-    decoder = exported_decoder(open_tensors(beside)) if beside.is_file() else None
+    decoder_path = folder / DECODER_FILE
+    decoder = None
+    if decoder_path.is_file():
+        decoder = exported_decoder(open_tensors(decoder_path))
     return tensors._replace(gate=gate, head=head, decoder=decoder)
 
 
@@ -303,21 +329,16 @@ def _open_adapters(
     base: str,
     lora_alpha: float | None,
 ) -> ExternalCheckpoint:
-    """Open adapters alone, of PEFT or in a file of CoLaR's program: the base model with them merged."""
+    """Open adapters alone, PEFT's or in a file of CoLaR's program, merged into their base model."""
     if not base:
         raise UserError(
             f"{key_name('config.base')}: not set, and {path} holds LoRA adapters alone; give the directory or hub id "
             "of the model that they were trained on"
         )
-    trained_on = (
-        path.is_dir()
-        and read_json(path / CONFIG, default={}).get("base_model_name_or_path")
-    ) or "/"
-    if is_hub_id(trained_on) and not any(
-        part.endswith(Path(trained_on).name) for part in Path(base).absolute().parts
-    ):
-        line = "config.base: is %s, and the adapters of %s were trained on %s, as %s says; give that if it is another"
-        logging.warning(line, base, path, trained_on, CONFIG)
+    if path.is_dir():
+        _warn_of_other_base(path, base)
+
+    # Merge the adapters into the base model.
     lora = lora_of(path, lora_alpha)
     base_model = open_external(base, "", lora_alpha, "config.base")
     with fitting(base):
@@ -327,18 +348,36 @@ def _open_adapters(
     if architecture is None:
         architecture = base_model.architecture
         tensors = base_model.tensors._replace(model=tensors.model)
-    tokenizer = (
-        partial(load_tokenizer, str(path))
-        if _has(path, *_TEXTS)
-        else base_model.tokenizer
-    )
+
+    # A tokenizer beside the adapters goes before the base's.
+    tokenizer = base_model.tokenizer
+    if _has(path, *_TEXTS):
+        tokenizer = partial(load_tokenizer, str(path))
     adapted = dataclasses.replace(
-        base_model, source=init, files=(path, *base_model.files), architecture=architecture, tensors=tensors,
-        tokenizer=tokenizer, base=base, lora_alpha=lora_alpha,
-    )  # fmt: skip
-    return dataclasses.replace(
-        adapted, model=base_model.model | {"vocab_size": adapted.embedding.shape[0]}
+        base_model,
+        source=init,
+        files=(path, *base_model.files),
+        architecture=architecture,
+        tensors=tensors,
+        tokenizer=tokenizer,
+        base=base,
+        lora_alpha=lora_alpha,
     )
+
+    # The embedding may have grown with the adapters.
+    rows = adapted.embedding.shape[0]
+    return dataclasses.replace(adapted, model=base_model.model | {"vocab_size": rows})
+
+
+def _warn_of_other_base(adapters: Path, base: str) -> None:
+    """Warn where a folder of PEFT's names another base model than `config.base`, by their last parts."""
+    settings = read_json(adapters / CONFIG, default={})
+    trained_on = settings.get("base_model_name_or_path") or "/"
+    name = Path(trained_on).name
+    parts = Path(base).absolute().parts
+    if is_hub_id(trained_on) and not any(part.endswith(name) for part in parts):
+        line = "config.base: is %s, and the adapters of %s were trained on %s, as %s says; give that if it is another"
+        logging.warning(line, base, adapters, trained_on, CONFIG)
 
 
 @contextlib.contextmanager
@@ -353,10 +392,9 @@ def fitting(base: str) -> Iterator[None]:
 
 
 def _has(folder: Path, *names: str) -> bool:
-    """Tell whether a folder has one of these files that isn't empty, as config.json is in SIM-CoT's folders."""
-    return any(
-        (folder / name).is_file() and (folder / name).stat().st_size for name in names
-    )
+    """Tell whether a folder has one of these files; an empty one, as SIM-CoT's config.json, doesn't count."""
+    files = [folder / name for name in names if (folder / name).is_file()]
+    return any(file.stat().st_size for file in files)
 
 
 def _open_gguf(init: str, path: Path) -> ExternalCheckpoint:
@@ -365,13 +403,13 @@ def _open_gguf(init: str, path: Path) -> ExternalCheckpoint:
     opened = open_gguf(path)
     architecture, tensors = recognise(opened.tensors, str(path), None)
     return ExternalCheckpoint(
-        init,
-        (path,),
-        architecture,
-        None,
-        tensors,
-        opened.config,
-        str(path),
-        True,
-        opened.tokenizer,
+        source=init,
+        files=(path,),
+        architecture=architecture,
+        description=None,
+        tensors=tensors,
+        model=opened.config,
+        model_source=str(path),
+        has_own_model=True,
+        tokenizer=opened.tokenizer,
     )

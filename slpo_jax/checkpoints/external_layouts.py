@@ -1,7 +1,7 @@
-"""The layouts in which latent reasoners are published, peeled down to plain Hugging Face names.
+"""Recognise the layouts in which latent reasoners are published, and reduce them to plain Hugging Face names.
 
-A stopping gate lies there under a name that nobody has agreed on, and SIM-CoT's decoder beside the reasoner: in the
-files of its two programs, and in an export.
+Nobody has agreed on a name for a stopping gate. SIM-CoT's decoder lies beside the reasoner, in the files of its two
+programs and in an export.
 """
 
 import dataclasses
@@ -47,9 +47,9 @@ _SEPARATE = ("pj_in.", "pj_out.")
 def take_decoder(
     tensors: dict[str, Stored], source: str
 ) -> tuple[dict[str, Stored], Decoder | None]:
-    """Take off the decoder that SIM-CoT's programs write beside COCONUT's and CODI's reasoner.
+    """Separate the decoder that SIM-CoT's programs write beside COCONUT's and CODI's reasoner.
 
-    One of other shapes than the reasoner's base, which has projections in and out, can't be read: a line says so.
+    A decoder of other shapes than the reasoner's base has projections in and out. It can't be read: a line says so.
 
     Args:
         tensors: of a whole checkpoint.
@@ -59,11 +59,8 @@ def take_decoder(
         decoder = with_prefix(tensors, prefix)
         if not decoder or not any(name.startswith(reasoner) for name in tensors):
             continue
-        rest = {
-            name: tensor
-            for name, tensor in tensors.items()
-            if not name.startswith((prefix, *_SEPARATE))
-        }
+        own = [name for name in tensors if not name.startswith((prefix, *_SEPARATE))]
+        rest = {name: tensors[name] for name in own}
         if len(rest) + len(decoder) < len(tensors):
             logging.warning(
                 "%s: %s* is a model with projections (pj_in, pj_out), and is left out",
@@ -92,15 +89,14 @@ def read_decoder(
     """Read the part `parts.DECODER`.
 
     Args:
-        config: the shapes of the reasoner's base, which it has but for the rows of its vocabulary.
-        embedding: the name of that's token embedding.
+        config: the shapes of the reasoner's base; the decoder has the same, but for the rows of its vocabulary.
+        embedding: the name of the base's token embedding.
     Raises:
         UserError: it has other shapes.
     """
     tensors = decoder.tensors
-    if (
-        embedding not in tensors and "lm_head.weight" in tensors
-    ):  # of tensors that share their memory one is kept
+    # Of tensors that share their memory, safetensors keeps one.
+    if embedding not in tensors and "lm_head.weight" in tensors:
         tensors[embedding] = tensors["lm_head.weight"]
     rows = tensors[embedding].shape[0] if embedding in tensors else config.vocab_size
     weights = backbone_weights(dataclasses.replace(config, vocab_size=rows))
@@ -124,19 +120,17 @@ def with_decoder(params: dict[str, Any], explain: bool, source: str) -> dict[str
     """Return all parts, the decoder among them only where `explain` asks for it.
 
     Raises:
-        UserError: it is asked for, and there is none.
+        UserError: it is asked for, and is missing.
     """
-    if explain and DECODER not in params:
+    if not explain:
+        return {name: part for name, part in params.items() if name != DECODER}
+    if DECODER not in params:
         raise UserError(
             "--explain",
             f"{source} has no decoder that says its thoughts in words, or it was dropped after training; imitate with "
             "config.imitate.recipe=simcot and config.imitate.simcot.keep=True, or leave it out",
         )
-    return (
-        params
-        if explain
-        else {name: part for name, part in params.items() if name != DECODER}
-    )
+    return params
 
 
 _WORD = re.compile(r"(?<![a-z])(gate|stop|halt)")
@@ -149,11 +143,10 @@ _FINAL_NORM = {"gpt2": "transformer.ln_f.weight", "llama": "model.norm.weight"}
 
 
 def are_adapters(stored: Mapping[str, Stored]) -> bool:
-    """Tell whether a file holds LoRA adapters without the model that they are of."""
-    tables = ("wte.", "embed_tokens.", "lm_head.")
-    return any(".lora_A." in name for name in stored) and not any(
-        table in name for name in stored for table in tables
-    )
+    """Tell whether a file holds LoRA adapters without their model."""
+    is_table = re.compile(r"(wte|embed_tokens|lm_head)\.").search
+    has_adapters = any(".lora_A." in name for name in stored)
+    return has_adapters and not any(is_table(name) for name in stored)
 
 
 def recognise(
@@ -162,49 +155,52 @@ def recognise(
     lora: Lora | None,
     base: Mapping[str, Stored] | None = None,
 ) -> tuple[type[Architecture] | None, Unwrapped]:
-    """Find out which layout a checkpoint has, and take it off.
+    """Find out which layout a checkpoint has, and give its tensors Hugging Face's names.
 
     Args:
         stored: by the names in the file.
         source: the file or directory, for messages.
         lora: how LoRA adapters are scaled; None if nothing says it.
-        base: the language model that adapters are of which lie without it.
+        base: the language model, where its adapters lie in a file of their own.
     Returns:
-        the architecture, None where there is a language model alone; and its tensors, adapters merged.
+        the architecture, None for a language model alone; and its tensors, adapters merged.
     Raises:
-        UserError: no language model in it, adapters without their scale, or half an adapter.
+        UserError: it lacks a language model, adapters lack their scale, or an adapter is half there.
     """
+    # Separate the parts that any architecture may have.
     tensors, decoder = take_decoder(strip_all(dict(stored), "module."), source)
     tensors, gate = take_gate(tensors, source)
+
+    # The first architecture that knows the names takes the rest apart.
     architecture = None
     unwrapped = Unwrapped(tensors, {})
     for kind in ARCHITECTURES.values():
-        if peeled := kind.unwrap(tensors, source):
+        parts = kind.unwrap(tensors, source)
+        if parts:
             architecture = kind
-            unwrapped = peeled
+            unwrapped = parts
             break
+
+    # Merge adapters. CoLaR's first checkpoint has no head yet, so it is adapters under `llm.` alone.
     tensors = unwrapped.model
-    if (
-        base is not None
-    ):  # a language model alone is CoLaR's first, still without a head
+    if base is not None:
         tensors = adapted(base, strip_all(tensors, "llm."), lora, source)
     tensors = merge_lora(tensors, lora, source)
-    tensors = {
-        name if with_head(name) in tensors else with_head(name): tensor
-        for name, tensor in tensors.items()
-    }
+
+    # Models that were saved without their head lack a prefix.
+    model = dict[str, Stored]()
+    for name, tensor in tensors.items():
+        whole_name = with_head(name)
+        model[name if whole_name in tensors else whole_name] = tensor
+
+    # Of tensors that share their memory, safetensors' save_model keeps the first in the alphabet.
     for backbone, name in EMBEDDING.items():
-        # Of tensors that share their memory, safetensors' save_model keeps the first in the alphabet.
-        if (
-            name not in tensors
-            and _FINAL_NORM[backbone] in tensors
-            and "lm_head.weight" in tensors
-        ):
-            tensors[name] = tensors["lm_head.weight"]
-        if name in tensors:
-            return architecture, unwrapped._replace(
-                model=tensors, gate=gate, decoder=decoder
-            )
+        has_norm = _FINAL_NORM[backbone] in model
+        if name not in model and has_norm and "lm_head.weight" in model:
+            model[name] = model["lm_head.weight"]
+        if name in model:
+            parts = unwrapped._replace(model=model, gate=gate, decoder=decoder)
+            return architecture, parts
     titles = ", ".join(kind.title for kind in ARCHITECTURES.values())
     names = ", ".join([*stored][:3])
     raise UserError(
@@ -216,74 +212,71 @@ def recognise(
 def take_gate(
     tensors: dict[str, Stored], source: str
 ) -> tuple[dict[str, Stored], dict[str, Stored]]:
-    """Take a stopping gate off: a linear map [1, D] or two, [H, D] and [1, H], that are called gate, stop or halt.
+    """Separate a stopping gate: a linear map [1, D] or two, [H, D] and [1, H], that are called gate, stop or halt.
 
-    D is the width of the token embedding. Both have biases. What was taken is said in a line; what looks like
-    a gate and isn't one of these stays, so that it is refused by its name.
+    D is the width of the token embedding. Both have biases. A line names the tensors that were taken; others that
+    look like a gate stay, so that they are refused by name.
 
     Args:
         tensors: of a whole checkpoint.
         source: the file or directory, for the line.
     Returns:
-        the tensors without the gate, and the gate's under our names; empty if there is none.
+        the tensors without the gate, and the gate's under our names; empty without a gate.
     """
-    tables = ("wte.weight", "embed_tokens.weight", "lm_head.weight")
-    width = next(
-        (tensor.shape[-1] for name, tensor in tensors.items() if name.endswith(tables)),
-        0,
-    )
-    names = [
-        name for name in tensors if _WORD.search(name) and not _IN_A_BLOCK.search(name)
-    ]
+    # Every module whose name speaks of a gate must have a weight and a bias, and nothing else.
+    candidates = [name for name in tensors if _WORD.search(name)]
+    names = {name for name in candidates if not _IN_A_BLOCK.search(name)}
     modules = {name.rpartition(".")[0] for name in names}
-    if {f"{module}.{part}" for module in modules for part in ("weight", "bias")} != set(
-        names
-    ):
+    weights = {f"{module}.weight" for module in modules}
+    biases = {f"{module}.bias" for module in modules}
+    if weights | biases != names:
         return tensors, {}
+
+    # The shapes must be a linear gate's, or those of an MLP, whose output layer is the first by rows.
+    tables = ("wte.weight", "embed_tokens.weight", "lm_head.weight")
+    embedding = next((name for name in tensors if name.endswith(tables)), None)
+    width = tensors[embedding].shape[-1] if embedding else 0
     ordered = sorted(modules, key=lambda module: tensors[f"{module}.weight"].shape[:1])
     shapes = [tuple(tensors[f"{module}.weight"].shape) for module in ordered]
     hidden = shapes[-1][0] if shapes else 0
     if shapes not in ([(1, width)], [(1, hidden), (hidden, width)]):
         return tensors, {}
-    what = "linear" if len(shapes) == 1 else "two layers with a GELU between them"
+    kind = "linear" if len(shapes) == 1 else "two layers with a GELU between them"
     line = "%s: %s are taken as the stopping gate, a stop logit of each latent: %s"
-    logging.warning(line, source, ", ".join(sorted(names)), what)
-    gate = {
-        f"{name}.{part}": tensors[f"{module}.{part}"]
-        for name, module in zip(("gate.out", "gate.hidden"), ordered, strict=False)
-        for part in ("weight", "bias")
-    }
+    logging.warning(line, source, ", ".join(sorted(names)), kind)
+
+    gate = dict[str, Stored]()
+    for name, module in zip(("gate.out", "gate.hidden"), ordered, strict=False):
+        gate[f"{name}.weight"] = tensors[f"{module}.weight"]
+        gate[f"{name}.bias"] = tensors[f"{module}.bias"]
     return {name: tensor for name, tensor in tensors.items() if name not in names}, gate
 
 
 def published_threshold(config: Mapping[str, Any], folder: Path) -> float | None:
-    """Read the threshold that a published gate's config.json or card names; None without, or of several.
+    """Read the threshold that a published gate's config.json or card names; None without one, or of several.
 
-    Nobody has agreed on a key: one with threshold in its name, or that ends in _thr. A line says what is taken or not.
+    Nobody has agreed on a key: here it has threshold in its name, or ends in _thr. A line says which is taken.
 
     Args:
         config: its config.json.
-        folder: where that and README.md are.
+        folder: has config.json and README.md.
     """
-    thresholds = {
-        f"config.json: {key}={value}": value
-        for key, value in config.items()
-        if _IN_A_KEY.search(key)
-    }
+    # Collect the values, by the places that name them.
+    thresholds = dict[str, Any]()
+    for key, value in config.items():
+        if _IN_A_KEY.search(key):
+            thresholds[f"config.json: {key}={value}"] = value
     card = folder / "README.md"
-    texts = (
-        _IN_A_CARD.finditer(card.read_text("utf-8", "replace"))
-        if card.is_file()
-        else ()
-    )
-    thresholds |= {
-        f"{card.name}: {' '.join(match[0].split())}": float(match[1]) for match in texts
-    }
+    if card.is_file():
+        text = card.read_text("utf-8", "replace")
+        for match in _IN_A_CARD.finditer(text):
+            thresholds[f"{card.name}: {' '.join(match[0].split())}"] = float(match[1])
+
+    # They must agree on one valid threshold.
     values = [*thresholds.values()]
     where = ", ".join(thresholds)
-    if values and all(
-        value == values[0] and is_rule("threshold", value) for value in values
-    ):
+    agree = all(value == values[0] for value in values)
+    if values and agree and all(is_rule("threshold", value) for value in values):
         logging.warning(
             "%s: %s is taken as its gate's threshold; --threshold is another",
             folder,

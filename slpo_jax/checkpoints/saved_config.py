@@ -1,7 +1,7 @@
-"""The config that a checkpoint is used with: it lies beside the parameters, so no config file is needed.
+"""Read the config that a checkpoint is used with. It lies beside the parameters, so no config file is needed.
 
-A stage of a run and `slpo import` write it whole, as `config.json`; an export has it in `reasoner.json`. What another
-program's checkpoint means is written here in the same form, by `published_config`.
+A stage of a run and `slpo import` write it whole, as `config.json`; an export has it in `reasoner.json`. For another
+program's checkpoint `published_config` makes a config of the same form.
 """
 
 from collections.abc import Mapping
@@ -46,12 +46,9 @@ def config_of(identity: Identity, reasoner: str = "", tokenizer: str = "") -> Co
         config = published_config(identity, architecture_of(reasoner))
     else:
         config = read_config_of(identity)
-    # A reward model is the run's, and isn't loaded with the reasoner.
-    scorers = [
-        name
-        for name in config.evaluate.scorers
-        if name not in SCORERS or not SCORERS[name].part
-    ]
+    # A reward model belongs to the run, and isn't loaded with the reasoner.
+    models = {name for name, scorer in SCORERS.items() if scorer.part}
+    scorers = [name for name in config.evaluate.scorers if name not in models]
     use = {
         "reasoner": reasoner, "stages": (EVALUATE,), "init": identity.source, "base": identity.base,
         "tokenizer": tokenizer, "lora_alpha": identity.lora_alpha, "sharding": Config.sharding,
@@ -71,12 +68,16 @@ def read_config_of(identity: Identity) -> Config:
     saved = identity.config
     where = identity.config_place
     default = values(Config())
+
+    # A config of another version lacks keys.
     missing = [key for key in default if key not in saved]
     if missing:
         raise UserError(
             f"{where}: key {missing[0]}: is missing, as in what other versions of slpo_jax wrote; train or convert it "
             "again, or use that version"
         )
+
+    # Rewards that aren't registered here can't be used.
     layer = _without_unknown(saved, default)
     unknown = _unknown_rewards(saved)
     if unknown:
@@ -88,9 +89,8 @@ def read_config_of(identity: Identity) -> Config:
     try:
         return changed(Config(), layer)
     except UserError as error:
-        problem = ": ".join(
-            filter(None, (error.key.removeprefix("config."), error.problem))
-        )
+        key = error.key.removeprefix("config.")
+        problem = f"{key}: {error.problem}" if key else error.problem
         raise UserError(
             f"{where}: key {problem}; register it (a command's --register), or mend the file"
         ) from None
@@ -112,17 +112,18 @@ def _without_unknown(
     for key, value in saved.items():
         if key not in tree:
             continue
-        is_section = (
-            isinstance(value, Mapping) and isinstance(tree[key], dict) and tree[key]
-        )
-        known[key] = _without_unknown(value, tree[key]) if is_section else value
+        known[key] = value
+        # A dict that is empty by default is a value, not a section.
+        is_section = isinstance(tree[key], dict) and tree[key]
+        if is_section and isinstance(value, Mapping):
+            known[key] = _without_unknown(value, tree[key])
     return known
 
 
 def published_settings(
     identity: ExternalCheckpoint, architecture: type[Architecture]
 ) -> dict[str, Any]:
-    """Tell how the program of another project's checkpoint thinks, by key of the config, as far as its files say."""
+    """Read the settings of another program's thoughts from its checkpoint's files, by key of the config."""
     latents = identity.tensors.decoder.latents if identity.tensors.decoder else 0
     if identity.tensors.gate and architecture.has_gate:
         latents = _GATED_LATENTS
@@ -135,35 +136,32 @@ def published_settings(
 def published_config(
     identity: ExternalCheckpoint, architecture: type[Architecture]
 ) -> Config:
-    """Write what another project's checkpoint means as a config: how it thinks, its gate, and its program's type."""
+    """Make a config that uses another program's checkpoint as that program does: its thoughts, gate and precision."""
     settings = {
         "max_latents": architecture.latents,
         "gate.hidden": identity.gate_hidden or 0,
         "gate.enabled": architecture.has_gate and identity.gate_trained,
         "model.dtype": "float32",  # in which it gives the tokens of the program that wrote it
     }
-    return with_overrides(
-        Config(), settings | published_settings(identity, architecture)
-    )
+    settings |= published_settings(identity, architecture)
+    return with_overrides(Config(), settings)
 
 
 def with_overrides(config: Config, layer: Mapping[str, Any]) -> Config:
-    """Return the config with other values of some keys, and no more latents at least than there are at most."""
+    """Return the config with other values of some keys; `min_latents` is lowered to a lower `max_latents`."""
     most = layer.get("max_latents", config.max_latents)
-    least = (
-        min(config.min_latents, max(most, 1))
-        if isinstance(most, int)
-        else config.min_latents
-    )
+    least = config.min_latents
+    if isinstance(most, int):
+        least = min(least, max(most, 1))
     return changed(config, {"min_latents": least, **layer})
 
 
 def config_to_keep(config: Config, identity: Identity | None) -> dict[str, Any]:
-    """Return a config as it is written beside converted parameters: without the places and the machine of a run.
+    """Return a config as it is written beside converted parameters, without a run's places and machine settings.
 
     Args:
-        config: of `config_of`, with what was laid over it.
-        identity: of the checkpoint, whose reward stays, also where it isn't registered here.
+        config: of `config_of`, with overrides.
+        identity: the checkpoint's; its reward stays, even if it isn't registered here.
     """
     kept: dict[str, Any] = as_json(values(changed(config, _OF_THE_RUN)))
     rewards = [list(pair) for pair in config.weighted]
@@ -176,7 +174,7 @@ def config_to_keep(config: Config, identity: Identity | None) -> dict[str, Any]:
 def stopping_of(
     config: Config, identity: Identity
 ) -> tuple[Stopping, float | int | None]:
-    """Find how rollouts of the checkpoint end: at the threshold or the number of latents chosen on validation.
+    """Find the rule that ends a checkpoint's rollouts: the threshold or the number of latents chosen on validation.
 
     Args:
         config: of `config_of`.
@@ -184,28 +182,36 @@ def stopping_of(
         ("threshold", the run's, None where none was chosen yet), or without a gate ("length", the run's, imitation's
         own number or T).
     Raises:
-        UserError: the rule that an export says can't be one.
+        UserError: the rule that an export names isn't valid.
     """
     stopping: Stopping = "threshold" if config.gate.enabled else "length"
+
+    # Validation's choice goes first.
     stage = identity.stage_folder
+    if stage:
+        rule = read_rule(stage, stopping)
+        if rule is not None:
+            return stopping, rule
+
+    # Then what an export or an import says of itself.
     description = identity.description
-    rule = read_rule(stage, stopping) if stage else None
-    if rule is None and description:
-        rule = description.rule
-        if rule is not None and not is_rule(stopping, rule):
+    if description and description.rule is not None:
+        if not is_rule(stopping, description.rule):
             raise UserError(
-                f"{identity.config_place}: key rule: {rule!r} is not valid; give {RULES[stopping]}"
+                f"{identity.config_place}: key rule: {description.rule!r} is not valid; give {RULES[stopping]}"
             )
-    if rule is None and config.gate.enabled:
-        rule = identity.threshold
-    elif rule is None:
-        imitated = IMITATE in identity.config.get("stages", ())
-        rule = own_latents(config) if imitated else config.max_latents
-    return stopping, rule
+        return stopping, description.rule
+
+    # A gate without a choice may have a published threshold; without a gate the config has the number.
+    if config.gate.enabled:
+        return stopping, identity.threshold
+    if IMITATE in identity.config.get("stages", ()):
+        return stopping, own_latents(config)
+    return stopping, config.max_latents
 
 
 def stated_settings(identity: Identity, own: Config) -> dict[str, Any]:
-    """Return what decides what a checkpoint answers, as far as it says, by dotted key; {} where nothing is known.
+    """Return the settings that decide a checkpoint's answers, by dotted key; {} where its files don't say.
 
     Args:
         own: of `config_of`.
@@ -218,17 +224,14 @@ def stated_settings(identity: Identity, own: Config) -> dict[str, Any]:
 def differences(config: Config, identity: Identity) -> str:
     """Say where a config uses a checkpoint in another way than it was made for; "" where it doesn't.
 
-    Of a config that trains it further nothing is said of evaluations, whose turn has not come.
+    Settings of evaluations are compared only for a config that evaluates and doesn't train.
     """
     own = config_of(identity)
     now = rollout_settings(config)
     stated = stated_settings(identity, own)
     if {*config.stages} != {EVALUATE}:
-        stated = {
-            key: value
-            for key, value in stated.items()
-            if not key.startswith("evaluate.")
-        }
+        learned = [key for key in stated if not key.startswith("evaluate.")]
+        stated = {key: stated[key] for key in learned}
     elif stated:
         _, rule = stopping_of(own, identity)
         if not own.gate.enabled:
@@ -245,20 +248,18 @@ def say_differences(
     """Say which settings that both have differ, and how; "" where none does.
 
     Args:
-        source: what was made so.
+        source: the checkpoint.
         now: values by dotted key, as they come back from JSON.
-        made: the same of what the source was made with.
+        made: those that the source was made with, in the same form.
     """
-    others = [key for key in made if key in now and now[key] != made[key]]
-    texts = [
-        f"config.{key}={_shown(now[key])} and not {_shown(made[key])}" for key in others
-    ]
-    return (
-        f"{source}: not used as it was made, but with {', '.join(texts)}"
-        if texts
-        else ""
-    )
+    texts = []
+    for key, value in made.items():
+        if key in now and now[key] != value:
+            texts.append(f"config.{key}={_show(now[key])} and not {_show(value)}")
+    if not texts:
+        return ""
+    return f"{source}: not used as it was made, but with {', '.join(texts)}"
 
 
-def _shown(value: Any) -> str:
+def _show(value: Any) -> str:
     return repr(tuple(value) if isinstance(value, list) else value)
