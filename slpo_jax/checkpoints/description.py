@@ -196,7 +196,7 @@ def from_hugging_face(values: dict[str, Any], source: str) -> BackboneConfig:
             kind,
         )
     if kind == "gpt2":
-        defaults = {"n_inner": 0, "norm_epsilon": 1e-5, "tied": True}
+        defaults: dict[str, Any] = {"n_inner": 0, "norm_epsilon": 1e-5, "tied": True}
         gpt2: GPT2Config = _read_fields(
             GPT2Config, _GPT2_KEYS, values, source, **defaults
         )
