@@ -1,4 +1,4 @@
-"""Checkpoints converted: ours for transformers, and published ones for this project."""
+"""Convert checkpoints: ours for transformers, and published ones for this project."""
 
 import dataclasses
 import json
@@ -38,10 +38,11 @@ def import_checkpoint(
         reasoner, base, tokenizer, lora_alpha: as of `slpo_jax.load`.
         explain: SIM-CoT's decoder too.
     Returns:
-        what the checkpoint is.
+        the checkpoint, described.
     Raises:
         UserError: it can't be used; nothing has been written then.
     """
+    # Refuse before anything is read.
     opened = identify(os.fspath(source), base, lora_alpha)
     if base and not opened.base:
         raise UserError("--base", f"changes nothing of {source}; leave it out")
@@ -51,17 +52,23 @@ def import_checkpoint(
         raise UserError(
             f"{source}: is an Orbax checkpoint already; export it, or use it with --config.init"
         )
+
+    # Read the parameters, which must be a whole reasoner's.
     config = config_of(opened, reasoner, tokenizer)
     _, rule = stopping_of(config, opened)
     checkpoint = find_checkpoint(config, opened)
     params = with_decoder(checkpoint.read(explain=explain), explain, opened.source)
-    if checkpoint.lacks and checkpoint.description.architecture.heads(
-        checkpoint.description.model.n_embd
-    ):
-        what = f"has no {checkpoint.lacks} yet, so is no {checkpoint.description.architecture.title} reasoner"
-        raise UserError(f"{source}: {what}; train one with the imitate stage")
+    description = checkpoint.description
+    architecture = description.architecture
+    if checkpoint.lacks and architecture.heads(description.model.n_embd):
+        problem = (
+            f"has no {checkpoint.lacks} yet, so is no {architecture.title} reasoner"
+        )
+        raise UserError(f"{source}: {problem}; train one with the imitate stage")
+
+    # Write them as a stage does, with the config to use them with.
     description = dataclasses.replace(
-        checkpoint.description, source=short(opened.source), rule=rule
+        description, source=short(opened.source), rule=rule
     )
     checkpoint = dataclasses.replace(checkpoint, description=description)
     with whole_folder(target) as folder:
@@ -85,7 +92,7 @@ def export_checkpoint(
         target: must not exist, be empty, or be an export that nobody has changed since.
         explain: SIM-CoT's decoder too, which must have been kept.
     Returns:
-        what the checkpoint is.
+        the checkpoint, described.
     Raises:
         UserError: no checkpoint there, or the target is in use.
     """
@@ -96,17 +103,18 @@ def export_checkpoint(
         raise UserError(
             f"{source}: holds no checkpoint of this project; give WORKDIR/checkpoints/STAGE"
         )
+
+    # An export has the whole config, and the rule that ends rollouts.
     config = config_of(opened)
     _, rule = stopping_of(config, opened)
     kept = config_to_keep(config, opened)
     description = dataclasses.replace(opened.description, config=kept, rule=rule)
-    template = description.architecture.template(
-        opened.tokenizer(), prompt=config.prompt
-    )
-    params = jax.tree.map(
-        np.asarray, with_decoder(opened.stored.read(), explain, opened.source)
-    )
+    tokenizer = opened.tokenizer()
+    template = description.architecture.template(tokenizer, prompt=config.prompt)
+    checkpoint = Checkpoint(description, template, opened)
+
+    params = with_decoder(opened.stored.read(), explain, opened.source)
+    params = jax.tree.map(np.asarray, params)
     place = Path(opened.source).expanduser()
     rule = UNCHOSEN if rule is None else rule
-    checkpoint = Checkpoint(description, template, opened)
     return write_export(target, place, params, checkpoint, config, rule, replaces)

@@ -1,4 +1,4 @@
-"""How a checkpoint is used: the arguments of `slpo_jax.load`, and the flags of the commands that ask a reasoner."""
+"""The options of using a checkpoint: arguments of `slpo_jax.load`, and flags of the commands that ask a reasoner."""
 
 import dataclasses
 import functools
@@ -12,7 +12,7 @@ from slpo_jax.settings import Checked, Limits
 
 
 def _option(default: Any, about: str, *keys: str, **limits: Any) -> Any:
-    """Make a field: its default, what it is, and the config's keys that it sets, the last of which messages name."""
+    """Make a field with its description and the config's keys that it sets; messages name the last of these."""
     metadata = {
         "limits": Limits(in_config=False, **limits),
         "about": about,
@@ -23,7 +23,7 @@ def _option(default: Any, about: str, *keys: str, **limits: Any) -> Any:
 
 @dataclass(frozen=True)
 class LoadOptions(Checked):
-    """The arguments of loading; None or "" is what the checkpoint itself says, or its run."""
+    """The arguments of loading; None or "" is the checkpoint's own value, or its run's."""
 
     threshold: float | None = _option(
         None, "of the gate; default: the one chosen in the run, or 0.5", least=0, most=1
@@ -81,9 +81,10 @@ KEYS: dict[str, tuple[str, ...]] = {
 }
 """Keys of the config by the option that sets them."""
 
-_ARGUMENTS = {f"--{name}": name for name in KEYS} | {
-    f"config.{key}": name for name in KEYS for key in KEYS[name]
-}
+_ARGUMENTS = {"config.init": "checkpoint"}
+for _name, _keys in KEYS.items():
+    _ARGUMENTS[f"--{_name}"] = _name
+    _ARGUMENTS |= {f"config.{key}": _name for key in _keys}
 
-by_argument = functools.partial(naming, _ARGUMENTS | {"config.init": "checkpoint"})
-"""A context in which messages name the argument that the user has given, `latents`, not the config's key or a flag."""
+by_argument = functools.partial(naming, _ARGUMENTS)
+"""A context in which messages name the user's argument, such as `latents`, not a flag or the config's key."""

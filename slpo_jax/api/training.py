@@ -1,4 +1,4 @@
-"""A run in Python: what `slpo train` does, and the reasoners that it leaves."""
+"""Train in Python, as `slpo train` does, and open the reasoners of a run."""
 
 import contextlib
 import dataclasses
@@ -46,7 +46,8 @@ class Run:
         return iter(Workdir(self.workdir).finished_stages())
 
     def __getitem__(self, stage: str) -> TrainedReasoner:
-        if stage not in (names := list(self)):
+        names = list(self)
+        if stage not in names:
             raise UserError(
                 f"{self.workdir}: has no finished stage {stage!r}; use one of {', '.join(names) or 'none'}"
             )
@@ -54,7 +55,7 @@ class Run:
 
     @functools.cached_property
     def report(self) -> dict[str, Any]:
-        """What report.json holds: figures by row and set, differences with intervals.
+        """The contents of report.json: figures by row and set, differences with intervals.
 
         Raises:
             UserError: the run was not evaluated.
@@ -93,49 +94,54 @@ def train(
         UserError: a key, a file or a value can't be used; nothing has been done then.
         KeyboardInterrupt: after Ctrl-C, once the stage is saved.
     """
+    # Check the types of the arguments.
     for key, value in {"eval": eval, "config": config}.items():
-        if not isinstance(value, Mapping | None) or not all(
-            isinstance(name, str) for name in value or ()
-        ):
+        is_mapping = isinstance(value, Mapping | None)
+        if not is_mapping or not all(isinstance(name, str) for name in value or ()):
             raise UserError(f"{key}: {value!r} is not valid; give a dict by names")
     for key, path in {"start": start, "base": base, "workdir": workdir}.items():
         if not isinstance(path, str | os.PathLike | ConfigDict):
             raise UserError(f"{key}: {path!r} is not valid; give a text or a path")
+
+    # A function is registered under its own name.
+    keys = dict(config or {})
     if reward:
-        if {"reward", "rewards"} & {
-            key.removeprefix("config.") for key in config or {}
-        }:
+        given = {key.removeprefix("config.") for key in keys}
+        if {"reward", "rewards"} & given:
             raise UserError("reward: config has a reward too; leave one of the two out")
         if callable(reward):
             register_reward(name_of(reward), reward)
             reward = name_of(reward)
-        config = {**(config or {}), "reward": reward}
-    start = start if isinstance(start, ConfigDict) else os.fspath(start)
-    name = (
-        "run"
-        if isinstance(start, ConfigDict)
-        else Path(start.partition(":")[0]).stem or "own"
-    )
+        keys["reward"] = reward
+
+    # The workdir is named after the config, as the command does.
+    name = "run"
+    if not isinstance(start, ConfigDict):
+        start = os.fspath(start)
+        name = Path(start.partition(":")[0]).stem or "own"
     folder = Path(workdir or f"runs/{name}").expanduser()
+
+    # Records become files of the workdir.
     tests = dict(eval or {})
     if is_dataset_dict(train):
         valid, tests = _other_splits(train, valid, tests)
     sources = {
         "train": _source("train", train, folder),
         "valid": _source("valid", valid, folder),
+        "base": os.fspath(base),
     }
-    sources["base"] = os.fspath(base)
-    test_sources = {
-        key: _source(key, test, folder, learned=False) for key, test in tests.items()
-    }
-    checked = check(
-        requested_config(start, sources, test_sources, config or {}, set_up_jax)
-    )
-    from slpo_jax.run.run_stages import run_stages  # once jax is set up
+    test_sources = {}
+    for key, test in tests.items():
+        test_sources[key] = _source(key, test, folder, learned=False)
+    checked = check(requested_config(start, sources, test_sources, keys, set_up_jax))
+
+    # Run the stages, whose modules are imported once jax is set up.
+    from slpo_jax.run.run_stages import run_stages
 
     try:
         run_stages(checked, folder)
-    except SystemExit as end:  # which is a command's
+    except SystemExit as end:
+        # Only a command exits; a caller's process goes on.
         raise KeyboardInterrupt from end
     return Run(folder)
 
@@ -143,7 +149,7 @@ def train(
 def _other_splits(
     splits: Mapping[str, Any], valid: Any, tests: dict[str, Any]
 ) -> tuple[Any, dict[str, Any]]:
-    """Return the validation set and the test sets: what is given, else the splits of a `datasets.DatasetDict`."""
+    """Return the given validation and test sets, else those among the splits of a `datasets.DatasetDict`."""
     taken = ["train"]
     if isinstance(valid, str) and not valid and "validation" in splits:
         valid = splits["validation"]
@@ -159,7 +165,7 @@ def _other_splits(
 
 
 def _source(name: str, source: Any, folder: Path, learned: bool = True) -> str:
-    """Return a source of problems as a text: of records the file in the workdir that they are written to.
+    """Return a source of problems as a text; records are written to a file in the workdir, whose path it is.
 
     Args:
         name: of the set.
@@ -167,7 +173,7 @@ def _source(name: str, source: Any, folder: Path, learned: bool = True) -> str:
         folder: the workdir.
         learned: whether stages depend on the set, so that a run can't go on with another one.
     Raises:
-        UserError: it is none, or the workdir's run has begun with others.
+        UserError: it is of another type, or the workdir's run has begun with other records.
     """
     if isinstance(source, str | os.PathLike):
         return os.fspath(source)
@@ -200,15 +206,17 @@ def read(
             `evaluate` takes them.
         answers: how answers are read, as `config.prompt.answers`; "" chooses numbers where nine of ten
             answers are some, else texts.
-        fields: names of fields that can't be told: question, answer, steps, choices; first_choice is "0" or "1".
-        with_columns: keep what a reward may ask for: the records' other columns, which take time and memory, and
+        fields: names of fields that aren't recognised: question, answer, steps, choices; first_choice is "0" or "1".
+        with_columns: keep all that a reward may ask for: the records' other columns, which take time and memory, and
             problems without an answer where others have one.
     Returns:
         the problems, with question, steps and answer each.
     Raises:
         UserError: the source can't be read.
     """
-    if answers and answers not in (styles := get_args(AskedStyle)):
+    # Check the arguments.
+    styles = get_args(AskedStyle)
+    if answers and answers not in styles:
         raise UserError(
             f"answers: {answers!r} is not valid; give one of {', '.join(styles)}"
         )
@@ -220,6 +228,8 @@ def read(
         ) from None
     source = reusable(source)
     source = os.fspath(source) if isinstance(source, os.PathLike) else source
+
+    # Without `answers`, the answers themselves decide how they are read.
     why = ""
     if not answers:
         choice = answers_of(_load(source, "texts", fields_config, with_columns))
@@ -227,22 +237,26 @@ def read(
         why = f" ({choice.why})"
     kind = STYLES[style_of(cast(AskedStyle, answers), "after_mark")].kind
     problems = _load(source, kind, fields_config, with_columns)
-    if not with_columns and 0 < sum(not problem.answer for problem in problems) < len(
-        problems
-    ):
-        problems = _load(
-            source, kind, fields_config, with_columns, unanswered=False
-        )  # as `correct` has them
-    name = source if isinstance(source, str) else select_split(source, "train")[0]
-    if line := made_with(source):
-        problems = problems.with_only(
-            problems, warnings=(*problems.warnings, f"{source}: {line}")
-        )
-    if with_columns:  # a command prints the summary
+
+    # The reward `correct` has no use for problems without an answer among others.
+    if not with_columns:
+        unanswered = sum(not problem.answer for problem in problems)
+        if 0 < unanswered < len(problems):
+            problems = _load(
+                source, kind, fields_config, with_columns, unanswered=False
+            )
+
+    # Say with which settings a generated set is made. A command prints the summary instead of warnings.
+    generation = made_with(source)
+    if generation:
+        warnings = (*problems.warnings, f"{source}: {generation}")
+        problems = problems.with_only(problems, warnings=warnings)
+    if with_columns:
         problems.warn()
-    return problems.with_only(
-        problems, summary=tuple(read_as(name, problems, _ARE[kind] + why))
-    )
+
+    name = source if isinstance(source, str) else select_split(source, "train")[0]
+    lines = read_as(name, problems, _ARE[kind] + why)
+    return problems.with_only(problems, summary=tuple(lines))
 
 
 def _load(

@@ -103,13 +103,11 @@ def view(arguments: list[str]) -> None:
     page = path if path.suffix == ".html" else Workdir(path).report_html
     if not page.is_file():
         if not Workdir(path).evaluated():
-            what = (
-                "holds no records of an evaluation"
-                if path.exists()
-                else "no such folder"
-            )
+            problem = "no such folder"
+            if path.exists():
+                problem = "holds no records of an evaluation"
             raise UserError(
-                f"{path}: {what}; give the workdir of a run that was evaluated"
+                f"{path}: {problem}; give the workdir of a run that was evaluated"
             )
         write_report(path)
     print(page, flush=True)
@@ -140,12 +138,11 @@ def report(arguments: list[str]) -> None:
         raise UserError(
             "--out: missing; name the folder for the report over several runs"
         )
-    content = (
-        write_report(flags.runs[0])
-        if flags.out is None
-        else compare_runs(flags.runs, flags.out)
-    )
-    print("".join(f"{note}\n" for note in content["notes"]), end="", file=sys.stderr)
+    one = flags.out is None
+    runs = flags.runs
+    content = write_report(runs[0]) if one else compare_runs(runs, flags.out)
+    for note in content["notes"]:
+        print(note, file=sys.stderr)
     print(Path(flags.out or flags.runs[0]) / "report.html")
 
 
@@ -170,4 +167,5 @@ def configs(arguments: list[str]) -> None:
     if not names:
         abouts = shipped()
         width = max(map(len, abouts))
-        print("\n".join(f"{name:<{width}}  {text}" for name, text in abouts.items()))
+        for name, text in abouts.items():
+            print(f"{name:<{width}}  {text}")

@@ -1,4 +1,4 @@
-"""The command that trains; its docstring is what --help shows."""
+"""The command that trains; --help shows its docstring."""
 
 import argparse
 import functools
@@ -24,8 +24,8 @@ from slpo_jax.stages import LATENT_RM, REASONER_STAGES, RL
 if TYPE_CHECKING:
     from slpo_jax.config import Config
 
-STEPS = 2
-ROWS = 8  # steps of a phase or an objective, and problems of a batch and of an evaluated set
+STEPS = 2  # of a phase or an objective in a smoke test
+ROWS = 8  # problems of a batch and of an evaluated set there
 _GYM = {
     "data.gym.train_size": 8 * ROWS,
     "data.gym.valid_size": ROWS,
@@ -35,10 +35,11 @@ _GYM = {
 _QUICK = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 
 
-def _parser() -> CommandParser:
-    parser = CommandParser(
-        "train", train.__doc__, lambda: [*flatten(values(slpo_jax.config.Config()))]
-    )
+def _make_parser() -> CommandParser:
+    def list_keys() -> list[str]:
+        return [*flatten(values(slpo_jax.config.Config()))]
+
+    parser = CommandParser("train", train.__doc__, list_keys)
     flag = parser.add_argument
     flag(
         "start",
@@ -115,56 +116,63 @@ def train(arguments: list[str]) -> None:
         slpo train --train=my_train.csv --test=my_test.csv --workdir=runs/mine
     """
     rest, keys = take_keys(arguments)
-    flags = _parser().read(rest)
+    flags = _make_parser().read(rest)
     start = flags.config or flags.start
     if flags.workdir == "":
         raise UserError(
             "--workdir: is empty; give a folder, or leave it out for runs/NAME of the config"
         )
     name = Path(start.partition(":")[0]).stem or "own"
-    workdir = Path(flags.workdir or f"runs/{name}{'_smoke' * flags.smoke}").expanduser()
+    if flags.smoke:
+        name += "_smoke"
+    workdir = Path(flags.workdir or f"runs/{name}").expanduser()
     if not flags.distributed and not flags.process:
         say_start(workdir, start or "own")
     # Imports that take seconds wait until they are needed: --help comes at once.
     from slpo_jax.config.config_checks import check
     from slpo_jax.run.requested_config import requested_config
 
+    # Make the config, and refuse what is wrong in it.
     sources = {"train": flags.train, "valid": flags.valid, "base": flags.base}
     begin = functools.partial(_begin, flags)
-    cut = functools.partial(_lowered, most=_GYM) if flags.smoke else None
-    config = uncut = check(
-        requested_config(start, sources, _tests(flags.test), keys, begin, cut)
-    )
+    cut = functools.partial(_lower, most=_GYM) if flags.smoke else None
+    tests = _name_tests(flags.test)
+    config = check(requested_config(start, sources, tests, keys, begin, cut))
+
+    # A smoke test cuts it short. The config as it was tells what the run itself would do.
+    uncut = None
     if flags.smoke:
-        apart = f"; the run itself needs another --workdir than {flags.workdir}" * bool(
-            flags.workdir
-        )
+        uncut = config
         config, line = smoke(config)
-        print(line + apart, file=sys.stderr)
+        if flags.workdir:
+            line += f"; the run itself needs another --workdir than {flags.workdir}"
+        print(line, file=sys.stderr)
         config = check(config)
         uncut = changed(uncut, {"data": config.data})
-    if (
-        flags.smoke and not flags.workdir
-    ):  # each is a run of its own, whatever the one before it was of
+
+    # Each smoke test begins from nothing, unless it has a workdir of its own.
+    if flags.smoke and not flags.workdir:
         if hosts.is_first() and workdir.is_dir():
             with Workdir(workdir).in_use():
                 shutil.rmtree(workdir)
         hosts.barrier("smoke")
     from slpo_jax.run.run_stages import run_stages
 
-    experiment = run_stages(config, workdir, uncut if flags.smoke else None)
+    experiment = run_stages(config, workdir, uncut)
     if experiment.workdir.report_html.exists() and hosts.is_first():
         print(f"report: {experiment.workdir.report_html}")
 
 
-def _tests(texts: list[str]) -> dict[str, str]:
-    """Return the sets of --test, by name."""
+def _name_tests(texts: list[str]) -> dict[str, str]:
+    """Return the sources of --test by name: the given one, or the file's."""
     sets = dict[str, str]()
     for text in texts:
         match = re.fullmatch(r"([\w-]+)=(.+)", text, re.DOTALL)
-        name, source = (
-            match.groups() if match else (re.sub(r"[^\w-]", "_", Path(text).stem), text)
-        )
+        if match:
+            name, source = match.groups()
+        else:
+            name = re.sub(r"[^\w-]", "_", Path(text).stem)
+            source = text
         if name in sets:
             raise UserError(
                 f"--test={source}: another set is called {name} too; give this one a name, NAME=FILE"
@@ -174,23 +182,23 @@ def _tests(texts: list[str]) -> dict[str, str]:
 
 
 def _begin(flags: argparse.Namespace, cpu_devices: int) -> None:
-    """Set jax up, and become one of several processes, as the flags say; nothing has asked for devices yet."""
-    if flags.smoke:  # slow programs in half the time, which is most of a smoke test's
+    """Set up jax, and join the other processes that the flags name, before anything asks for devices."""
+    if flags.smoke:
+        # Compiling is most of a smoke test. Slower programs are compiled in half the time.
         os.environ["XLA_FLAGS"] = f"{_QUICK} {os.environ.get('XLA_FLAGS', '')}".rstrip()
     set_up_jax(cpu_devices)
-    if flags.distributed or {flags.coordinator, flags.processes, flags.process} != {
-        None
-    }:
-        _join(flags.coordinator, flags.processes, flags.process)
+    places = (flags.coordinator, flags.processes, flags.process)
+    if flags.distributed or places != (None, None, None):
+        _join(*places)
 
 
 def _join(coordinator: str | None, processes: int | None, process: int | None) -> None:
     """Become one of several processes.
 
     Raises:
-        UserError: which of them can't be said, or the others can't be reached.
+        UserError: the flags don't tell which process it is, or the others can't be reached.
     """
-    if {coordinator, processes, process} != {None}:
+    if (coordinator, processes, process) != (None, None, None):
         if (
             coordinator is None
             or processes is None
@@ -215,11 +223,10 @@ def _join(coordinator: str | None, processes: int | None, process: int | None) -
 
 
 def _check_port(port: int) -> None:
-    """Refuse a port that the first process can't have, on which jax ends the program without a traceback."""
+    """Refuse a port that the first process can't have; jax would end the program without a traceback."""
     with socket.socket() as server:
-        server.setsockopt(
-            socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
-        )  # a port that a run had a minute ago is free
+        # A port that a run had a minute ago is free.
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             server.bind(("", port))
         except (OSError, OverflowError) as error:
@@ -229,29 +236,36 @@ def _check_port(port: int) -> None:
 
 
 def smoke(config: "Config") -> tuple["Config", str]:
-    """Cut all lengths of a config, those that flags set as well; compiling takes the most time then.
+    """Cut all lengths of a config, also those that flags set; compiling takes the most time then.
 
     Returns:
         the config, and a line that says so.
     """
     from slpo_jax.data.generated import GENERATED  # jax comes with it
 
-    most = _GYM | dict.fromkeys(("imitate.cot_steps", "imitate.stage_steps", "imitate.final_steps"), STEPS) | {
-        "imitate.max_latent_stage": 1, "cold_start.trajectories": 2, "rl.dynamic_batches": 1,
-        "evaluate.samples": 2, "evaluate.seeds": 1, "evaluate.batch_size": 4 * ROWS, "evaluate.probed": STEPS,
-    }  # fmt: skip
-    most |= {
-        f"{stage}.{key}": STEPS
-        for stage in REASONER_STAGES
-        for key in ("steps", "evaluate_every")
+    # Lower the numbers of steps, problems and samples.
+    most = _GYM | {
+        "imitate.cot_steps": STEPS,
+        "imitate.stage_steps": STEPS,
+        "imitate.final_steps": STEPS,
+        "imitate.max_latent_stage": 1,
+        "cold_start.trajectories": 2,
+        "rl.dynamic_batches": 1,
+        "evaluate.samples": 2,
+        "evaluate.seeds": 1,
+        "evaluate.batch_size": 4 * ROWS,
+        "evaluate.probed": STEPS,
     }
-    most |= {f"objective.{name}.steps": STEPS for name in config.objective}
-    most |= {
-        f"data.{task}.{key}": 64 * ROWS
-        for task in GENERATED
-        for key in ("train_size", "demos_size")
-    }
-    # A program for each of several shapes is what a whole run gains from.
+    for stage in REASONER_STAGES:
+        most[f"{stage}.steps"] = STEPS
+        most[f"{stage}.evaluate_every"] = STEPS
+    for name in config.objective:
+        most[f"objective.{name}.steps"] = STEPS
+    for task in GENERATED:
+        most[f"data.{task}.train_size"] = 64 * ROWS
+        most[f"data.{task}.demos_size"] = 64 * ROWS
+
+    # Compile one program of each kind; a whole run gains from one for each shape.
     slots = max(config.prompt_slots)
     parts = max([1, *(kind.rollout_parts for kind in config.objective.values())])
     cut: dict[str, Any] = {
@@ -261,35 +275,27 @@ def smoke(config: "Config") -> tuple["Config", str]:
     }  # fmt: skip
     for section in REASONER_STAGES:
         stage = getattr(config, section)
-        size = min(
-            ROWS * parts if section == RL else ROWS,
-            stage.batch_size // stage.micro_batches,
-        )
+        size = ROWS * parts if section == RL else ROWS
         cut[section] = {
-            "batch_size": size,
+            "batch_size": min(size, stage.batch_size // stage.micro_batches),
             "micro_batches": 1,
             "optimizer": {"warmup_steps": 0},
         }
+
+    # A reward model can't be trained without right answers.
     line = f"--smoke: {STEPS} steps of each phase and objective, {ROWS} problems of each set; nothing is learned by it"
     if LATENT_RM in config.stages:
         line = f"{line}; {LATENT_RM} is left out, which needs right answers"
         cut["stages"] = tuple(stage for stage in config.stages if stage != LATENT_RM)
         if not config.evaluate.reward_model:
-            scorers = tuple(
-                name for name in config.evaluate.scorers if name != LATENT_RM
-            )
-            cut |= {"evaluate.scorers": scorers, "evaluate.beams": 0}
-    return _lowered(config, most, cut), line
+            scorers = [name for name in config.evaluate.scorers if name != LATENT_RM]
+            cut |= {"evaluate.scorers": tuple(scorers), "evaluate.beams": 0}
+    return _lower(config, most, cut), line
 
 
-def _lowered(
-    config: "Config", most: dict[str, int], *layers: dict[str, Any]
-) -> "Config":
-    """Lower the config's keys to these at most, but for those that are None, and lay further layers over it."""
+def _lower(config: "Config", most: dict[str, int], *layers: dict[str, Any]) -> "Config":
+    """Lower keys of the config to these values at most, unless they are None; then apply further layers."""
     now = flatten(values(config))
-    lower = {
-        key: min(now[key], size)
-        for key, size in most.items()
-        if now.get(key) is not None
-    }
+    keys = [key for key in most if now.get(key) is not None]
+    lower = {key: min(now[key], most[key]) for key in keys}
     return changed(config, lower, *layers)

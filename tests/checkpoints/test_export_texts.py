@@ -347,7 +347,10 @@ def test_a_copy_by_save_pretrained_says_what_it_lacks(exported, tmp_path):
     copied = AutoModelForCausalLM.from_pretrained(
         tmp_path / "copy", trust_remote_code=True
     )
-    lacks = r"a copy without custom_generate/generate\.py and reasoner\.safetensors and reasoner\.json, which save_pretrain"
+    lacks = (
+        r"a copy without custom_generate/generate\.py and reasoner\.safetensors and "
+        r"reasoner\.json, which save_pretrain"
+    )
     with pytest.raises(ValueError, match=lacks):
         copied.generate(**asked)
     card = (exported / "README.md").read_text()
