@@ -10,7 +10,7 @@ import numpy as np
 
 from slpo_jax.api.load_options import by_argument
 from slpo_jax.checkpoints.checkpoint import Checkpoint, find_checkpoint
-from slpo_jax.checkpoints.export import replaced_by_export, short, write_export
+from slpo_jax.checkpoints.export import replaced_by_export, shorten_source, write_export
 from slpo_jax.checkpoints.external_layouts import with_decoder
 from slpo_jax.checkpoints.identity import NativeCheckpoint, identify, open_native
 from slpo_jax.checkpoints.saved_config import (
@@ -68,7 +68,7 @@ def import_checkpoint(
 
     # Write them as a stage does, with the config to use them with.
     description = dataclasses.replace(
-        description, source=short(opened.source), rule=rule
+        description, source=shorten_source(opened.source), rule=rule
     )
     checkpoint = dataclasses.replace(checkpoint, description=description)
     with whole_folder(target) as folder:

@@ -67,7 +67,7 @@ def open_tensors(path: Path) -> dict[str, Stored]:
     return entries
 
 
-def stored(
+def wrap_tensor(
     path: Path, name: str, shape: Iterable[int], read: Callable[[], np.ndarray]
 ) -> Stored:
     """Wrap a tensor of a file; reading it refuses NaN and infinities, with which a model would write nonsense."""
@@ -154,7 +154,7 @@ def _open_safetensors(path: Path) -> dict[str, Stored]:
         if view.get_dtype().startswith(("F8", "F4", "F6")):
             raise _too_few_bits(path, name, view.get_dtype())
         read = functools.partial(file.get_tensor, name)
-        entries[name] = stored(path, name, view.get_shape(), read)
+        entries[name] = wrap_tensor(path, name, view.get_shape(), read)
     return entries
 
 
@@ -191,7 +191,7 @@ def _open_torch(path: Path) -> dict[str, Stored]:
         if tensor.dtype.is_floating_point and tensor.dtype.itemsize < 2:
             raise _too_few_bits(path, name, tensor.dtype)
         read = functools.partial(_to_numpy, tensor)
-        entries[name] = stored(path, name, tensor.shape, read)
+        entries[name] = wrap_tensor(path, name, tensor.shape, read)
     return entries
 
 

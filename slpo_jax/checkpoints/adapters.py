@@ -49,7 +49,7 @@ class Lora(NamedTuple):
     ties: bool = False
 
 
-def lora_of(folder: Path, alpha: float | None) -> Lora | None:
+def read_lora(folder: Path, alpha: float | None) -> Lora | None:
     """Read LoRA's scale from PEFT's settings where a folder has them, else take `alpha`; None without either.
 
     Args:
@@ -75,7 +75,7 @@ def lora_of(folder: Path, alpha: float | None) -> Lora | None:
     return Lora(scale, by_root, ties=bool(values.get("ensure_weight_tying")))
 
 
-def adapted(
+def add_adapters(
     model: Mapping[str, Stored],
     adapter: Mapping[str, Stored],
     lora: Lora | None,

@@ -161,7 +161,7 @@ def generate(
     )
 
 
-def _refused(message: str) -> ValueError:
+def _request_error(message: str) -> ValueError:
     """Make the error of a request that can't be answered; a server answers it with status 400."""
     text = f"generate: {message}"
     server = sys.modules.get("starlette.exceptions")
@@ -180,9 +180,11 @@ def _check(model, settings, ids_BP, valid_BP) -> None:
     start = settings.prompt_end_id
     most = model.config.max_position_embeddings
     if settings.max_latents < 0 or not 0 <= (settings.stop_threshold or 0) <= 1:
-        raise _refused("max_latents is at least 0, and stop_threshold from 0 to 1")
+        raise _request_error(
+            "max_latents is at least 0, and stop_threshold from 0 to 1"
+        )
     if settings.stop_threshold is not None and not settings.gate_layers:
-        raise _refused(
+        raise _request_error(
             "stop_threshold has no effect without a gate; leave it out, or set max_latents"
         )
 
@@ -193,7 +195,7 @@ def _check(model, settings, ids_BP, valid_BP) -> None:
         ends_B = ends_B & (ids_BP[:, -1] == start)
         end = f"token {start}"
     if not ends_B.all():
-        raise _refused(
+        raise _request_error(
             f"a prompt ends with {end}, after which latents come; make it with "
             "tokenizer.apply_chat_template, of several ones with padding=True"
         )
@@ -202,11 +204,11 @@ def _check(model, settings, ids_BP, valid_BP) -> None:
     unknown = settings.unknown_token_id
     if unknown is not None:
         if (valid_BP & (ids_BP == unknown)).any():
-            raise _refused(
+            raise _request_error(
                 "a prompt has a word that the tokenizer doesn't know; use words that it knows"
             )
         if settings.stop_strings:
-            raise _refused(
+            raise _request_error(
                 "transformers finds stop strings with tokenizers that spell every text alone; leave them out"
             )
 
@@ -214,7 +216,7 @@ def _check(model, settings, ids_BP, valid_BP) -> None:
     closing = max(len(settings.closing_ids) - 1, 0)
     slots = int(valid_BP.sum(dim=1).max()) + settings.max_latents + closing
     if slots >= most:
-        raise _refused(
+        raise _request_error(
             f"prompt and {settings.max_latents} latents take {slots} positions, the model has {most} with "
             "the answer's; shorten the prompt"
         )

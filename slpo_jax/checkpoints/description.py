@@ -179,7 +179,7 @@ def from_hugging_face(values: dict[str, Any], source: str) -> BackboneConfig:
         UserError: another architecture, a missing key, or a value that our backbones don't compute.
     """
     # Refuse what our backbones would compute in another way.
-    kind = supported_kind(values, source)
+    kind = read_model_type(values, source)
     for key, supported in (_FIXED[kind] | _EACH_LAYER).items():
         setting = values.get(key, supported)
         for value in setting if isinstance(setting, list) else [setting]:
@@ -232,7 +232,7 @@ def from_hugging_face(values: dict[str, Any], source: str) -> BackboneConfig:
     return dataclasses.replace(llama, head_dim=llama.n_embd // llama.n_head)
 
 
-def supported_kind(values: Mapping[str, Any], source: str) -> str:
+def read_model_type(values: Mapping[str, Any], source: str) -> str:
     """Read the model_type of a config.json.
 
     Raises:

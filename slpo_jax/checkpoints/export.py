@@ -334,7 +334,7 @@ def model_card(
         origin = f"These weights were converted by slpo_jax from `{source}`."
     elif stage.is_finished:
         init = stage.read_config()["init"]
-        start = f"`{short(init)}`" if init else "random weights"
+        start = f"`{shorten_source(init)}`" if init else "random weights"
         origin = (
             f"Trained by slpo_jax from {start}, to the end of the stage `{stage.name}`."
         )
@@ -357,7 +357,7 @@ def model_card(
     )
 
 
-def short(source: str) -> str:
+def shorten_source(source: str) -> str:
     """Return a local path's last part, or a hub id as it is, so that a card doesn't show private folders."""
     path = Path(source)
     return path.name if path.suffix or path.is_absolute() else source

@@ -18,13 +18,13 @@ from slpo_jax.architectures.tensors import (
 )
 from slpo_jax.architectures.weights import EMBEDDING, check_tree, gate_weights
 from slpo_jax.checkpoints import description as descriptions
-from slpo_jax.checkpoints.adapters import CONFIG, WEIGHTS, lora_of
+from slpo_jax.checkpoints.adapters import CONFIG, WEIGHTS, read_lora
 from slpo_jax.checkpoints.description import (
     BACKBONE_OF,
     Description,
     from_hugging_face,
     read_description,
-    supported_kind,
+    read_model_type,
 )
 from slpo_jax.checkpoints.external_layouts import (
     DECODER_FILE,
@@ -217,7 +217,7 @@ def _open_whole(
     lora_alpha: float | None,
 ) -> ExternalCheckpoint:
     """Open a whole model in a directory or a file."""
-    architecture, tensors = recognise(stored, str(path), lora_of(path, lora_alpha))
+    architecture, tensors = recognise(stored, str(path), read_lora(path, lora_alpha))
 
     # An original state dict goes with its base model, even where a config of the training lies beside it.
     config_folder = None
@@ -240,7 +240,7 @@ def _open_whole(
     model = read_json(model_source, descriptions.REMEDY)
     if config_folder:
         # Models that we don't compute may have the same names of tensors.
-        supported_kind(model, str(model_source))
+        read_model_type(model, str(model_source))
     generation_file = model_folder / GENERATION_FILE
     generation = read_json(generation_file, descriptions.REMEDY, default={})
     if generation.get(_EOS) is not None:
@@ -339,7 +339,7 @@ def _open_adapters(
         _warn_of_other_base(path, base)
 
     # Merge the adapters into the base model.
-    lora = lora_of(path, lora_alpha)
+    lora = read_lora(path, lora_alpha)
     base_model = open_external(base, "", lora_alpha, "config.base")
     with fitting(base):
         architecture, tensors = recognise(

@@ -26,7 +26,7 @@ from slpo_jax.architectures.weights import (
     with_prefix,
     write_tree,
 )
-from slpo_jax.checkpoints.adapters import Lora, adapted, merge_lora
+from slpo_jax.checkpoints.adapters import Lora, add_adapters, merge_lora
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.report_rows import is_rule
 from slpo_jax.models.parts import DECODER
@@ -184,7 +184,7 @@ def recognise(
     # Merge adapters. CoLaR's first checkpoint has no head yet, so it is adapters under `llm.` alone.
     tensors = unwrapped.model
     if base is not None:
-        tensors = adapted(base, strip_all(tensors, "llm."), lora, source)
+        tensors = add_adapters(base, strip_all(tensors, "llm."), lora, source)
     tensors = merge_lora(tensors, lora, source)
 
     # Models that were saved without their head lack a prefix.

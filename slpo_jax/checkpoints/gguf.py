@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from slpo_jax.architectures.tensors import Stored, stored
+from slpo_jax.architectures.tensors import Stored, wrap_tensor
 from slpo_jax.architectures.weights import backbone_weights
 from slpo_jax.checkpoints.description import from_hugging_face
 from slpo_jax.data.tokenizer_files import build_tokenizer, token_id
@@ -110,7 +110,7 @@ def open_gguf(path: Path) -> GgufModel:
         heads = permuted.get(hf_name.split(".")[-2], 0) if "." in hf_name else 0
         packed = contents.tensors[name]
         read = functools.partial(_read, packed, heads)
-        tensors[hf_name] = stored(path, name, packed.shape, read)
+        tensors[hf_name] = wrap_tensor(path, name, packed.shape, read)
     vocab = config["vocab_size"]
     positions = config["max_position_embeddings"]
     tokenizer = functools.partial(

@@ -169,13 +169,13 @@ def _ending(error: BaseException, interrupted: str) -> tuple[str, int]:
     if isinstance(error, UserError):
         return f"error: {error}", 2
     if isinstance(error, OSError):
-        return f"error: {refused(error)}", 2
+        return f"error: {describe_os_error(error)}", 2
     if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error):
         return f"error: {_out_of_memory(error)}", 2
     return "", 1
 
 
-def refused(error: OSError) -> str:
+def describe_os_error(error: OSError) -> str:
     """Describe an error of the operating system, and its remedy."""
     remedy = "check the path and its permissions"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):

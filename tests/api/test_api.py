@@ -547,13 +547,10 @@ def test_a_dict_of_splits_gives_the_sets_that_are_not_given(
         eval={"mine": splits},
         workdir=tmp_path / "some",
     )
-    read = [
-        [
-            len(load_problems(source))
-            for source in (data.train, data.valid, *data.eval.values())
-        ]
-        for data in seen
-    ]
+    read = []
+    for data in seen:
+        sources = (data.train, data.valid, *data.eval.values())
+        read.append([len(load_problems(source)) for source in sources])
     assert read == [[24, 8, 8], [24, 3, 8]]
     assert (
         "splits train, validation, test of train, validation, test"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from slpo_jax.architectures.tensors import Stored
-from slpo_jax.checkpoints.adapters import Lora, adapted, merge_lora
+from slpo_jax.checkpoints.adapters import Lora, add_adapters, merge_lora
 from slpo_jax.checkpoints.checkpoint import find_checkpoint
 from slpo_jax.errors import UserError
 from slpo_jax.run.provenance import initial_files
@@ -155,11 +155,11 @@ def test_an_adapter_goes_on_the_weight_that_is_saved_with_it():
     a = draw(rng, 1, WIDTH)
     b = draw(rng, 6, 1)
     saved = {"base_layer.weight": new, "lora_A.weight": a, "lora_B.weight": b}
-    adapter = {
-        (name := f"base_model.model.lm_head.{part}"): stored(name, value)
-        for part, value in saved.items()
-    }
-    beside = adapted(
+    adapter = {}
+    for part, value in saved.items():
+        name = f"base_model.model.lm_head.{part}"
+        adapter[name] = stored(name, value)
+    beside = add_adapters(
         {"lm_head.weight": stored("lm_head.weight", old)}, adapter, Lora(3.0), "x"
     )
     head = merge_lora(beside, Lora(3.0), "x")["lm_head.weight"]

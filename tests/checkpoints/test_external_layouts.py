@@ -196,9 +196,11 @@ def test_thoughts_in_words_are_transformers_own(simcot):
             for row in np.asarray(words[0])
         ]
         said = [latent.words for latent in solution.latents]
-        assert said[count - 1 :: count] == [
-            each.text.strip() + " ..." * each.cut for each in texts
-        ]
+        expected = []
+        for each in texts:
+            end = " ..." if each.cut else ""
+            expected.append(each.text.strip() + end)
+        assert said[count - 1 :: count] == expected
         assert all(
             (text is None) == bool((place + 1) % count)
             for place, text in enumerate(said)

@@ -21,11 +21,10 @@ RNG = np.random.default_rng(3)
 LINEAR = {"weight": draw(RNG, 1, WIDTH), "bias": draw(RNG, 1)}
 HIDDEN = {"weight": draw(RNG, 6, WIDTH), "bias": draw(RNG, 6)}
 OUT = {"weight": draw(RNG, 1, 6), "bias": draw(RNG, 1)}
-PROJECTOR = {
-    f"projector.{name}.{part}": draw(RNG, *shape)
-    for name, weight in {"1": (5, WIDTH), "3": (WIDTH, 5), "4": (WIDTH,)}.items()
-    for part, shape in (("weight", weight), ("bias", weight[:1]))
-}
+PROJECTOR = {}
+for _name, _shape in {"1": (5, WIDTH), "3": (WIDTH, 5), "4": (WIDTH,)}.items():
+    PROJECTOR[f"projector.{_name}.weight"] = draw(RNG, *_shape)
+    PROJECTOR[f"projector.{_name}.bias"] = draw(RNG, *_shape[:1])
 CONFIG = {
     "architectures": ["LatentCOCONUTGPT2"],
     "auto_map": {"AutoModel": "own.Own"},
@@ -34,11 +33,11 @@ CONFIG = {
 
 
 def _named(**modules) -> dict[str, np.ndarray]:
-    return {
-        f"{name.replace('__', '.')}.{part}": array
-        for name, parts in modules.items()
-        for part, array in parts.items()
-    }
+    tensors = {}
+    for name, parts in modules.items():
+        for part, array in parts.items():
+            tensors[f"{name.replace('__', '.')}.{part}"] = array
+    return tensors
 
 
 @pytest.mark.parametrize("name", ["gate", "transformer__halting__linear"])

@@ -94,7 +94,7 @@ def test_format_and_closing_go_with_a_checkpoint(tmp_path, reasoner, format):
     config = run_config(reasoner)
     config.gate.enabled = False
     config.latent_policy.name = "latent" if reasoner == "coconut_gpt2" else "soft"
-    config.prompt.update(format=format, closing="He buys" * bool(format))
+    config.prompt.update(format=format, closing="He buys" if format else "")
     config.evaluate.max_answer_tokens = ANSWER - 1
     its = checkpoint(config, tmp_path / "work")
     template = load_solver(str(its)).setup.template

@@ -131,10 +131,9 @@ def test_greedy_texts_are_transformers_generate(theirs, end):
         rows
         == tokenizer.apply_chat_template(asked, add_generation_prompt=True)["input_ids"]
     )
-    eos_ids = [
-        setup.template.eos_id,
-        *tokenizer.convert_tokens_to_ids([end] * bool(end)),
-    ]
+    eos_ids = [setup.template.eos_id]
+    if end:
+        eos_ids.append(tokenizer.convert_tokens_to_ids(end))
     policy = setup.policy.without_noise().having(
         stopping="length", eos_ids=tuple(eos_ids)
     )

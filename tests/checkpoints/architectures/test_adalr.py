@@ -181,11 +181,10 @@ def test_there_and_back(tmp_path, case):
     }
     assert all(np.array_equal(side[name], tensors[name]) for name in side)
     model = load_file(tmp_path / "exported" / "model.safetensors")
-    expected = {
-        name.removeprefix("_base_model."): x
-        for name, x in tensors.items()
-        if name.startswith("_base_model.")
-    }
+    expected = {}
+    for name, tensor in tensors.items():
+        if name.startswith("_base_model."):
+            expected[name.removeprefix("_base_model.")] = tensor
     table = (
         "transformer.wte.weight"
         if case.backbone == "gpt2"
