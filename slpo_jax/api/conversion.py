@@ -88,7 +88,7 @@ def export_checkpoint(
     """Convert one of our checkpoints into a Hugging Face directory.
 
     Args:
-        source: WORKDIR/checkpoints/STAGE, WORKDIR for its newest, or what `import_checkpoint` wrote.
+        source: WORKDIR/checkpoints/STAGE, WORKDIR for its newest, or a folder that `import_checkpoint` wrote.
         target: must not exist, be empty, or be an export that nobody has changed since.
         explain: SIM-CoT's decoder too, which must have been kept.
     Returns:

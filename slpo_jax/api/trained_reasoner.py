@@ -536,12 +536,12 @@ def load(checkpoint: str | os.PathLike[str], **options: Any) -> TrainedReasoner:
         threshold: of the gate; None is the one chosen in the run, or 0.5.
         latents: a fixed number instead of the gate; None is the gate's, or the run's.
         max_answer_tokens: None is the run's maximum of new tokens.
-        reasoner: architecture and backbone, such as coconut_gpt2; "" is what the checkpoint itself says.
+        reasoner: architecture and backbone, such as coconut_gpt2; "" is the checkpoint's own.
         base: the base model's directory or hub id, for a file without config and tokenizer.
         tokenizer: a directory or hub id; "" is the checkpoint's or the base's.
         lora_alpha: scale of LoRA adapters times their rank.
         latent_policy: the law of a thought's steps, such as soft; "" is the run's.
-        instruction, answers: what a text reasoner is asked with, and how its answer is read; "" is the run's.
+        instruction, answers: the text after a text reasoner's questions, and how its answers are read; "" is the run's.
         speed: that CoLaR is asked to think at, 1 to 5; None is the run's.
         explain: solutions have each latent in words, by the decoder of SIM-CoT, which must have been kept.
     Raises:

@@ -158,7 +158,7 @@ def merge_lora(
     out = {name.replace(_BASE, "."): tensors[name] for name in others}
     for module in modules:
         assert lora is not None
-        # An adapted module must have exactly these three tensors. What is unexpected is named before what is missing.
+        # An adapted module must have exactly these three tensors. Unexpected ones are named before missing ones.
         base_name = f"{module}{_BASE}weight"
         wanted = {base_name, module + _A, module + _B}
         present = {name for name in adapters if name.startswith(f"{module}.lora_")}

@@ -28,7 +28,9 @@ from torch.nn import functional
 from transformers import DynamicCache
 from transformers.utils import ModelOutput, cached_file
 
-SIDE_FILE = "reasoner.safetensors"  # weights of the gate and of what makes latents
+SIDE_FILE = (
+    "reasoner.safetensors"  # weights of the gate and of the layers that make latents
+)
 _side_files: weakref.WeakKeyDictionary[Any, dict[str, torch.Tensor]] = (
     weakref.WeakKeyDictionary()
 )
@@ -87,7 +89,7 @@ def generate(
         attention_mask: [B, P], 0 where there is padding; by default where a row begins with the pad token.
         others: `max_latents`; `stop_threshold` of the gate's stop probability, None for `max_latents` in every row;
             `max_new_tokens` of an answer, at most as many as there are positions for; `return_dict_in_generate`; and
-            what transformers' `generate` takes to write. generation_config.json has their defaults.
+            the arguments of transformers' `generate` for writing. generation_config.json has their defaults.
     Returns:
         int [B, P + A], prompts and answers, or with return_dict_in_generate=True a `Thought`.
     Raises:
@@ -460,7 +462,7 @@ def _forward_with_thought(
         latents_BTD: [B, T, D]; None to think of them, without noise and without a gradient through them.
         lengths_B: int [B], each row's number of latents; None for T.
     Returns:
-        what `forward` returns, with logits and hidden states at the positions of `input_ids`: those of the marker are
+        the output of `forward`, with logits and hidden states at the positions of `input_ids`: those of the marker are
         of the last slot before the answer. It has no cache; attentions are between all slots.
     """
     settings = model.generation_config

@@ -178,7 +178,7 @@ def from_hugging_face(values: dict[str, Any], source: str) -> BackboneConfig:
     Raises:
         UserError: another architecture, a missing key, or a value that our backbones don't compute.
     """
-    # Refuse what our backbones would compute in another way.
+    # Refuse settings that our backbones would ignore.
     kind = read_model_type(values, source)
     for key, supported in (_FIXED[kind] | _EACH_LAYER).items():
         setting = values.get(key, supported)

@@ -42,7 +42,9 @@ from slpo_jax.models.reasoner import BackboneConfig
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-SIDE_FILE = "reasoner.safetensors"  # of an export: its gate, and what its architecture has beside the language model
+SIDE_FILE = (
+    "reasoner.safetensors"  # of an export: its gate, and its architecture's own tensors
+)
 GENERATION_FILE = "generation_config.json"
 _WEIGHTS = ("*.safetensors", "*.bin")
 _FILE_SUFFIXES = (".bin", ".pt", ".pth", ".safetensors", ".gguf")  # not a hub id's end
@@ -184,7 +186,7 @@ def open_external(
 
     Args:
         init: a Hugging Face directory or hub id, a torch or safetensors file, a GGUF file, or a folder of PEFT's.
-        base: directory or hub id of the base model, for what comes without config and tokenizer, or holds adapters
+        base: directory or hub id of the base model, for a file without config and tokenizer, or of adapters
             alone; "" for none.
         lora_alpha: scale of LoRA adapters times their rank; None if it is not known.
         key: the config's name for `init`, for messages.

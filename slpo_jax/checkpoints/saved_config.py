@@ -36,7 +36,7 @@ def config_of(identity: Identity, reasoner: str = "", tokenizer: str = "") -> Co
     """Return the config to use a checkpoint with: its own, whose weights begin at the checkpoint.
 
     Args:
-        reasoner: a name in `REASONERS`; "" is what the checkpoint itself says.
+        reasoner: a name in `REASONERS`; "" is the checkpoint's own.
         tokenizer: see `slpo_jax.config`.
     Raises:
         UserError: its config is not whole, or a value can't be used.
@@ -193,7 +193,7 @@ def stopping_of(
         if rule is not None:
             return stopping, rule
 
-    # Then what an export or an import says of itself.
+    # Then the rule in the description of an export or an import.
     description = identity.description
     if description and description.rule is not None:
         if not is_rule(stopping, description.rule):

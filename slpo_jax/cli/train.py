@@ -132,14 +132,14 @@ def train(arguments: list[str]) -> None:
     from slpo_jax.config.config_checks import check
     from slpo_jax.run.requested_config import requested_config
 
-    # Make the config, and refuse what is wrong in it.
+    # Make the config, and refuse wrong values.
     sources = {"train": flags.train, "valid": flags.valid, "base": flags.base}
     begin = functools.partial(_begin, flags)
     cut = functools.partial(_lower, most=_GYM) if flags.smoke else None
     tests = _name_tests(flags.test)
     config = check(requested_config(start, sources, tests, keys, begin, cut))
 
-    # A smoke test cuts it short. The config as it was tells what the run itself would do.
+    # A smoke test cuts it short. The uncut config tells what the run itself would do.
     uncut = None
     if flags.smoke:
         uncut = config
