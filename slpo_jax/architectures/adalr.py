@@ -8,7 +8,7 @@ tokens, only the rows of the head are used.
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 
@@ -210,7 +210,7 @@ def _settings(config: Mapping[str, Any], source: str) -> Mapping[str, Any]:
     return settings
 
 
-def _is_temperature(value: Any) -> bool:
+def _is_temperature(value: Any) -> TypeGuard[float]:
     return type(value) in (int, float) and 0 < value < math.inf
 
 

@@ -382,7 +382,7 @@ _PLAIN = (
 )
 
 
-def _thinking(base: type) -> type:
+def _thinking(base: Any) -> Any:
     """Derive from transformers' class of a language model one of the same name, whose `forward` knows of thoughts."""
     names = list(inspect.signature(base.forward).parameters)[1:]
 
