@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from slpo_jax.cli.command import refused
+from slpo_jax.cli.command import describe_os_error
 from slpo_jax.cli.commands import function_of
 from slpo_jax.errors import UserError
 
@@ -20,13 +20,19 @@ def refusal(command: str, *arguments: str, folder: Path) -> str:
             patch.setattr(f"slpo_jax.{module}.set_up_jax", lambda *_: None)
         with pytest.raises((UserError, OSError)) as caught:
             function(list(arguments))
-    said = str(caught.value) if caught.type is UserError else refused(caught.value)
+    said = (
+        str(caught.value)
+        if caught.type is UserError
+        else describe_os_error(caught.value)
+    )
     assert os.linesep not in said
     assert len(said) < 480
     return said
 
 
-def one_line(action: Callable[[], object], *parts: str, match: str | None = None) -> str:
+def one_line(
+    action: Callable[[], object], *parts: str, match: str | None = None
+) -> str:
     """The line that an action fails with, which has these parts and a remedy; `match` is as pytest's."""
     with pytest.raises(UserError, match=match) as caught:
         action()

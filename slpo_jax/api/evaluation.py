@@ -1,7 +1,8 @@
-"""What an evaluation found: figures, records, a table, a curve, and differences from another."""
+"""The results of an evaluation: figures, records, a table, a curve, and differences from another evaluation."""
 
 import dataclasses
 import functools
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -38,25 +39,30 @@ class Comparison(dict[str, Difference]):
     def __repr__(self) -> str:
         import pandas  # takes a second
 
-        rows = {
-            (defined(key) or (key,))[0]: [value * (1 if key in COUNTS else 100) for value in figures]
-            for key, figures in self.items()
-        }
-        table = pandas.DataFrame.from_dict(rows, orient="index", columns=["difference", "95 % from", "to"])
+        rows = {}
+        for key, difference in self.items():
+            # Shares are shown in percent, under the names of the report.
+            scale = 1 if key in COUNTS else 100
+            definition = defined(key)
+            title = definition[0] if definition else key
+            rows[title] = [scale * figure for figure in difference]
+        table = pandas.DataFrame.from_dict(
+            rows, orient="index", columns=["difference", "95 % from", "to"]
+        )
         return table.to_string(float_format="{:+.2f}".format)
 
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-    """A problem set as a reasoner answered it; `print` shows its figures.
+    """The answers of a reasoner to a problem set; `print` shows its figures.
 
     Attributes:
         records: an object a problem: question, reference, completion, answer, latent_steps, correct, cut and samples,
             as they stand in a run's eval/ROW/SET.jsonl.
-        label: what figures call it.
-        reward: the name of what says that a completion is right.
-        milliseconds: an answer took in a batch without noise, compiling left out; None where nobody measured it.
-        batch: answers in that batch.
+        label: its name in figures.
+        reward: the name of the reward that says whether a completion is right.
+        milliseconds: the time of an answer in a batch without noise, without compiling; None if it wasn't measured.
+        batch: the number of answers in that batch.
     """
 
     records: Sequence[Mapping[str, Any]]
@@ -70,7 +76,7 @@ class Evaluation:
 
     @functools.cached_property
     def arrays(self) -> EvalRecords:
-        """The same as arrays."""
+        """The records as arrays."""
         return arrays_of(self.records)
 
     @functools.cached_property
@@ -80,16 +86,22 @@ class Evaluation:
         Of shares that are 0 or 1, `intervals` has Wilson's of 95 %. Where time was measured, `milliseconds` is of an
         answer in a batch of `batch`.
         """
-        times = {} if self.milliseconds is None else {"milliseconds": self.milliseconds, "batch": self.batch}
-        return summarise(self.arrays) | times
+        figures = summarise(self.arrays)
+        if self.milliseconds is not None:
+            figures = figures | {"milliseconds": self.milliseconds, "batch": self.batch}
+        return figures
 
     def __str__(self) -> str:
         figures = self.summary
         lines = [f"Acc     {percent(figures, 'acc')} on {figures['n']} problems"]
-        ks = [key for key in figures if key.startswith("pass@") and key.removeprefix("pass@").isdigit()]
-        lines += [f"{'P' + key[1:]:<7} {percent(figures, key)}" for key in ks]
-        cut = f", {100 * figures['cut']:.1f} % truncated" if figures.get("cut") else ""
-        lines.append(f"{figures['latent_steps']:.1f} latents a problem on average{cut}")
+        for key in figures:
+            if re.fullmatch(r"pass@\d+", key):
+                name = key.capitalize()
+                lines.append(f"{name:<7} {percent(figures, key)}")
+        latents = f"{figures['latent_steps']:.1f} latents a problem on average"
+        if figures.get("cut"):
+            latents += f", {100 * figures['cut']:.1f} % truncated"
+        lines.append(latents)
         steps = f"{figures['sequential_steps']:.1f} sequential steps an answer: its latents and its tokens"
         if self.milliseconds is not None:
             steps += f"; {self.milliseconds:.3g} ms, {self.batch} together"
@@ -107,15 +119,25 @@ class Evaluation:
         Raises:
             UserError: no rollouts were sampled, or matplotlib is not installed.
         """
+        # Evaluations with the same label get a number.
         evaluations = (self, *others)
-        labels = [evaluation.label for evaluation in evaluations]  # with a number where two have the same
-        names = [f"{label} ({place})" if labels.count(label) > 1 else label for place, label in enumerate(labels, 1)]
+        labels = [evaluation.label for evaluation in evaluations]
+        arrays = {}
+        for number, evaluation in enumerate(evaluations, 1):
+            name = evaluation.label
+            if labels.count(name) > 1:
+                name = f"{name} ({number})"
+            arrays[name] = evaluation.arrays
         try:
-            figure = pass_at_k_figure({name: x.arrays for name, x in zip(names, evaluations, strict=True)})
+            figure = pass_at_k_figure(arrays)
         except ImportError as error:
-            raise UserError("plot: matplotlib is not installed; pip install 'slpo_jax[plot]'") from error
+            raise UserError(
+                "plot: matplotlib is not installed; pip install 'slpo_jax[plot]'"
+            ) from error
         if figure is None:
-            raise UserError("plot: there are no samples; evaluate with samples=16, for one")
+            raise UserError(
+                "plot: there are no samples; evaluate with samples=16, for one"
+            )
         return figure
 
     def compare(self, other: "Evaluation") -> Comparison:
@@ -125,11 +147,31 @@ class Evaluation:
             UserError: they are of different problems, rewards, samples or seeds.
         """
         if not isinstance(other, Evaluation):
-            raise UserError(f"compare: {other!r} is no evaluation; give what `evaluate` returns")
-        facts, other_facts = ((x.reward, x.arrays.seeds.tolist(), x.arrays.sample_correct.shape) for x in (self, other))
-        if facts != other_facts or not self.arrays.same_problems(other.arrays):
-            raise UserError("compare: the two are of other problems, rewards, samples or seeds; evaluate both alike")
+            raise UserError(
+                f"compare: {other!r} is no evaluation; give what `evaluate` returns"
+            )
+        # Pairs need the same problems, judged alike.
+        alike = (
+            self.reward == other.reward
+            and self.arrays.seeds.tolist() == other.arrays.seeds.tolist()
+            and self.arrays.sample_correct.shape == other.arrays.sample_correct.shape
+            and self.arrays.same_problems(other.arrays)
+        )
+        if not alike:
+            raise UserError(
+                "compare: the two are of other problems, rewards, samples or seeds; evaluate both alike"
+            )
+
+        # Compare them as a report compares two rows.
         arrays = {"other": {_SET: other.arrays}, "this": {_SET: self.arrays}}
-        rows = {"other": Row("other", other.label), "this": Row("this", self.label, order=1, baselines=("other",))}
+        rows = {
+            "other": Row("other", other.label),
+            "this": Row("this", self.label, order=1, baselines=("other",)),
+        }
         entries, _ = compare_rows([arrays], rows)
-        return Comparison({row["metric"]: Difference(row["difference"], row["low"], row["high"]) for row in entries})
+        comparison = Comparison()
+        for entry in entries:
+            comparison[entry["metric"]] = Difference(
+                entry["difference"], entry["low"], entry["high"]
+            )
+        return comparison

@@ -1,4 +1,4 @@
-"""Asking a trained reasoner a question: what it answers, what can be seen of its thought, how its samples vote."""
+"""Ask a trained reasoner a question: its answer, its visible thought, and the vote of its samples."""
 
 import copy
 import dataclasses
@@ -13,9 +13,15 @@ from absl import logging
 
 from slpo_jax.api.load_options import KEYS, LoadOptions
 from slpo_jax.architectures import architecture_of
-from slpo_jax.checkpoints.foreign_layouts import with_decoder
+from slpo_jax.checkpoints.external_layouts import with_decoder
 from slpo_jax.checkpoints.identity import Identity, identify
-from slpo_jax.checkpoints.saved_config import UNCHOSEN, config_of, stated_settings, stopping_of, with_overrides
+from slpo_jax.checkpoints.saved_config import (
+    UNCHOSEN,
+    config_of,
+    stated_settings,
+    stopping_of,
+    with_overrides,
+)
 from slpo_jax.config.config import Config
 from slpo_jax.data.batches import EncodedProblems
 from slpo_jax.data.problem import Problem, Problems
@@ -34,7 +40,8 @@ from slpo_jax.settings import FieldError
 ROWS = 64  # rollouts at a time
 _MORE = 64  # slots of a bucket more than of the one before it, beyond the config's
 _MOST_LOGITS = 2**28  # 1 GiB
-_SET = ("latent_policy", "instruction", "answers", "speed")  # options that are a key of the config each
+# Options that are a key of the config each.
+_SET = ("latent_policy", "instruction", "answers", "speed")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +53,7 @@ class Solver:
         params: all parts.
         stopping: "threshold" or "length".
         rule: the threshold, or the number of latents.
-        reads: how its decoder says thoughts in words; None where that is not asked for.
+        reads: the way in which its decoder reads thoughts; None where nobody asked for words.
     """
 
     setup: Setup
@@ -58,9 +65,12 @@ class Solver:
     @functools.cached_property
     def evaluator(self) -> Evaluator:
         """The setup's evaluator without its scorers, and with buckets for all that the model has positions for."""
-        setup, most = self.setup, max(self.setup.prompt_slots)
-        slots = {*setup.prompt_slots, *range(most, setup.most_prompt, _MORE), max(most, setup.most_prompt)}
-        return Evaluator(setup.evaluator.policy, setup.mesh, ROWS, sorted(slots), setup.key)
+        setup = self.setup
+        most = max(setup.prompt_slots)
+        slots = {*setup.prompt_slots, *range(most, setup.most_prompt, _MORE)}
+        slots.add(max(most, setup.most_prompt))
+        policy = setup.evaluator.policy
+        return Evaluator(policy, setup.mesh, ROWS, sorted(slots), setup.key)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +81,7 @@ class Latent:
         stop_probability: rho_t of the gate, None without a trained one.
         nearest: (token's text, probability) of the hidden state that made it, most probable first.
         vector: h_t as it was fed, float32 [D].
-        words: what the thought says that ends here, where that was asked for; None within one of several latents.
+        words: the words of the thought that ends here, if they were asked for; None within one of several latents.
     """
 
     stop_probability: float | None
@@ -85,9 +95,9 @@ class Vote:
     """The answers of rollouts under the noise of the run's evaluation.
 
     Attributes:
-        counts: (answer, or None for none, its number), commonest first; equal ones are one, as the first is written.
-        majority: the commonest answer, the one drawn first on a tie; None if there is no answer.
-        cut: how many texts were cut off at the most tokens that an answer may have, which have no answer.
+        counts: (answer or None, number), commonest first; equal answers count as one, as the first is written.
+        majority: the commonest answer, the one drawn first on a tie; None without any answer.
+        cut: the number of texts that were cut off at the most tokens of an answer, and so have no answer.
     """
 
     counts: list[tuple[str | None, int]]
@@ -100,13 +110,13 @@ class Solution:
     """The thought and the text of the deterministic rollout; `print` shows it for a terminal.
 
     Attributes:
-        answer: the number in the text as a canonical decimal, or the LaTeX in its box; None if there is none, or the
+        answer: the number in the text as a canonical decimal, or the LaTeX in its box; None without one, or if the
             text has no end.
         text: without eos.
         latents: h_1 .. h_tau.
-        cut: whether the text was cut off at the most tokens that an answer may have.
-        votes: of rollouts with noise, where they were asked for.
-        shown: all of it, for a terminal.
+        cut: whether the text was cut off at the most tokens of an answer.
+        votes: the vote of rollouts with noise, if it was asked for.
+        shown: the solution as a text for a terminal.
     """
 
     question: str
@@ -130,20 +140,30 @@ def load_solver(checkpoint: str, **arguments: Any) -> Solver:
     Raises:
         UserError: no such checkpoint, or a setting that it can't be used with.
     """
-    if unknown := [name for name in arguments if name not in KEYS]:
+    unknown = [name for name in arguments if name not in KEYS]
+    if unknown:
         raise UserError(f"{unknown[0]}: is no argument; give some of {', '.join(KEYS)}")
     try:
         options = LoadOptions(**arguments)
     except FieldError as error:
         raise UserError(f"--{error.field}", error.problem) from None
-    # The checkpoint's own config, and how its rollouts stop.
+
+    # Read the checkpoint's own config and its rule of stopping.
     identity = identify(checkpoint, options.base, options.lora_alpha)
     own = config_of(identity, options.reasoner, options.tokenizer)
     stopping, chosen = stopping_of(own, identity)
     own_rule = UNCHOSEN if chosen is None else chosen
-    # What is asked for lies over it.
-    given = {name: value for name, value in vars(options).items() if value not in (None, "")}
-    config = with_overrides(own, {key: value for name, value in given.items() for key in KEYS[name][-1:]})
+
+    # Lay the given options over them.
+    given = {}
+    overrides = {}
+    for name, value in vars(options).items():
+        if value in (None, ""):
+            continue
+        given[name] = value
+        if KEYS[name]:
+            overrides[KEYS[name][-1]] = value
+    config = with_overrides(own, overrides)
     rule = own_rule
     if options.latents is not None:
         stopping = "length"
@@ -151,31 +171,43 @@ def load_solver(checkpoint: str, **arguments: Any) -> Solver:
     elif options.threshold is not None:
         rule = options.threshold
     _check_options(options, identity, own, config)
-    # Models and texts, then parameters.
+
+    # Build models and texts, then read parameters.
     setup = assemble(config, identity=identity)
     params = setup.initial_params(options.explain)
-    # What is not as the checkpoint was made is said.
+
+    # Say where it is not used as it was made.
     if stated_settings(identity, own):
         _say_given(identity, given, own, own_rule)
     if chosen is None and not {"latents", "threshold"} & given.keys():
-        logging.warning("%s: no threshold was chosen for its gate, so 0.5; --threshold is another", identity.source)
-    explains = options.explain or DECODER in params
-    reads = reads_of(with_decoder(params, True, checkpoint)) if explains else None
+        logging.warning(
+            "%s: no threshold was chosen for its gate, so 0.5; --threshold is another",
+            identity.source,
+        )
+    reads = None
+    if options.explain or DECODER in params:
+        reads = reads_of(with_decoder(params, True, checkpoint))
     return Solver(setup, params, stopping, rule, reads)
 
 
-def _check_options(options: LoadOptions, identity: Identity, own: Config, config: Config) -> None:
-    """Refuse what a checkpoint can't be asked for, or what would change nothing.
+def _check_options(
+    options: LoadOptions, identity: Identity, own: Config, config: Config
+) -> None:
+    """Refuse options that don't fit a checkpoint, or that would change nothing.
 
     Args:
         own: the checkpoint's config.
-        config: with the options over it.
+        config: the same with the options.
     """
     if options.threshold is not None and options.latents is not None:
-        raise UserError("--threshold", f"has no use beside {key_name('--latents')}; give one of them")
+        raise UserError(
+            "--threshold",
+            f"has no use beside {key_name('--latents')}; give one of them",
+        )
     if options.threshold is not None and not own.gate.enabled:
         raise UserError(
-            "--threshold", f"{identity.source} has no trained gate; give {key_name('--latents')} for a fixed number"
+            "--threshold",
+            f"{identity.source} has no trained gate; give {key_name('--latents')} for a fixed number",
         )
     if options.latent_policy and not config.max_latents:
         raise UserError(
@@ -183,13 +215,21 @@ def _check_options(options: LoadOptions, identity: Identity, own: Config, config
             f"0 leaves {key_name('--latent_policy')}={options.latent_policy} nothing to think; give e.g. "
             f"{key_name('--latents')}=4",
         )
-    has_speed = "speed" in architecture_of(config.reasoner).prompt_keys
-    for name, has_use in {"base": identity.base, "lora_alpha": identity.lora_alpha, "speed": has_speed}.items():
+    uses = {
+        "base": identity.base,
+        "lora_alpha": identity.lora_alpha,
+        "speed": "speed" in architecture_of(config.reasoner).prompt_keys,
+    }
+    for name, has_use in uses.items():
         if getattr(options, name) and not has_use:
-            raise UserError(f"--{name}", f"changes nothing of {identity.source}; leave it out")
+            raise UserError(
+                f"--{name}", f"changes nothing of {identity.source}; leave it out"
+            )
 
 
-def _say_given(identity: Identity, given: Mapping[str, Any], own: Config, rule: float | int) -> None:
+def _say_given(
+    identity: Identity, given: Mapping[str, Any], own: Config, rule: float | int
+) -> None:
     """Say which options differ from what a checkpoint was made with.
 
     Args:
@@ -203,10 +243,13 @@ def _say_given(identity: Identity, given: Mapping[str, Any], own: Config, rule: 
         "max_answer_tokens": own.evaluate.max_answer_tokens or own.max_answer_tokens,
     }
     made |= {name: attrgetter(KEYS[name][-1])(own) for name in _SET}
-    others = [name for name in made if name in given and given[name] != made[name]]
-    if others:
-        texts = ", ".join(f"--{name}={given[name]} and not {made[name]!r}" for name in others)
-        logging.warning("%s: not used as it was made, but with %s", identity.source, texts)
+    texts = []
+    for name, value in made.items():
+        if name in given and given[name] != value:
+            texts.append(f"--{name}={given[name]} and not {value!r}")
+    if texts:
+        line = "%s: not used as it was made, but with %s"
+        logging.warning(line, identity.source, ", ".join(texts))
 
 
 def solve(solver: Solver, question: str) -> Solution:
@@ -224,22 +267,37 @@ def solve_all(solver: Solver, questions: Sequence[str]) -> list[Solution]:
     Raises:
         UserError: as `solve`, before any is asked.
     """
-    setup, reads = solver.setup, solver.reads
-    logits = max(setup.config.max_latents, 1) * setup.reasoner.config.vocab_size  # that are looked at, of one
+    # The nearest tokens need the logits of all latents, which bound the rows of a batch.
+    setup = solver.setup
+    vocab_size = setup.reasoner.config.vocab_size
+    logits = max(setup.config.max_latents, 1) * vocab_size
     rows = min(len(questions), ROWS, max(1, _MOST_LOGITS // logits))
-    completions = _rolled_out(solver, questions, rows, keep_latents=True, probed=True, label="solve")
-    texts, gated = token_texts(setup.template, setup.reasoner.config.vocab_size), setup.config.gate.enabled
+    completions = _roll_out(
+        solver, questions, rows, keep_latents=True, probed=True, label="solve"
+    )
+
+    # Describe each latent, then read the answer.
+    texts = token_texts(setup.template, vocab_size)
     solutions = []
     for row, question in enumerate(questions):
         latents = []
         for t in range(completions["latent_steps"][row]):
-            near = (texts[token] for token in completions["nearest_token"][row, t])
-            nearest = list(zip(near, completions["nearest_probability"][row, t].tolist(), strict=True))
-            words = in_words(setup.reward, completions["words"][row], t, reads) if reads else None
-            stop = float(completions["stop"][row, t]) if gated else None
-            latents.append(Latent(stop, nearest, completions["latents"][row, t], words))
+            tokens = [texts[token] for token in completions["nearest_token"][row, t]]
+            probabilities = completions["nearest_probability"][row, t].tolist()
+            nearest = list(zip(tokens, probabilities, strict=True))
+            vector = completions["latents"][row, t]
+            stop = None
+            if setup.config.gate.enabled:
+                stop = float(completions["stop"][row, t])
+            words = None
+            if solver.reads:
+                decoded = completions["words"][row]
+                words = in_words(setup.reward, decoded, t, solver.reads)
+            latents.append(Latent(stop, nearest, vector, words))
         reading = setup.reward.read(completions["tokens"][row])
-        solutions.append(Solution(question, reading.answer, reading.text, latents, reading.cut))
+        solutions.append(
+            Solution(question, reading.answer, reading.text, latents, reading.cut)
+        )
     return solutions
 
 
@@ -250,27 +308,39 @@ def vote(solver: Solver, question: str, samples: int, seed: int = 0) -> Vote:
         samples: N, at least 1.
         seed: dropout seed.
     """
-    drawn = _rolled_out(solver, [question], min(samples, ROWS), seed=seed, samples=samples, label="vote")
+    rows = min(samples, ROWS)
+    drawn = _roll_out(
+        solver, [question], rows, seed=seed, samples=samples, label="vote"
+    )
     reward = solver.setup.reward
-    return counted([reward.read(tokens) for tokens in drawn["tokens"]], reward.style)
+    readings = [reward.read(tokens) for tokens in drawn["tokens"]]
+    return count_votes(readings, reward.style)
 
 
-def counted(readings: Sequence[Reading], style: AnswerStyle) -> Vote:
-    """Count the vote of completions that are read."""
-    counts = Counter(in_one_form([reading.answer for reading in readings], style)).most_common()
+def count_votes(readings: Sequence[Reading], style: AnswerStyle) -> Vote:
+    """Count the votes of completions."""
+    answers = in_one_form([reading.answer for reading in readings], style)
+    counts = Counter(answers).most_common()
     majority = next((answer for answer, _ in counts if answer is not None), None)
     return Vote(counts, majority, sum(reading.cut for reading in readings))
 
 
-def _rolled_out(solver: Solver, questions: Sequence[str], rows: int, **options: Any) -> Completions:
-    """Roll questions out, so many rollouts at a time; the decoder is there only to be asked."""
-    setup, prompts = solver.setup, [encode_question(solver.setup, question) for question in questions]
-    problems, empty = Problems(Problem(question, (), "") for question in questions), [list[Any]() for _ in questions]
-    # With the same cached programs, which the size of a batch is no part of.
+def _roll_out(
+    solver: Solver, questions: Sequence[str], rows: int, **options: Any
+) -> Completions:
+    """Roll out questions in batches of so many rows."""
+    setup = solver.setup
+    prompts = [encode_question(setup, question) for question in questions]
+    problems = Problems(Problem(question, (), "") for question in questions)
+    empty = [list[Any]() for _ in questions]
+    encoded = EncodedProblems(problems, prompts, empty, empty, setup.template)
+
+    # The copy shares the cached programs, which don't depend on the size of a batch.
     evaluator = copy.copy(solver.evaluator)
     evaluator.batch_size = -(-rows // setup.mesh.size) * setup.mesh.size
+
+    # The decoder is left out unless it is to read the thoughts.
     params = with_decoder(solver.params, solver.reads is not None, setup.config.init)
-    encoded = EncodedProblems(problems, prompts, empty, empty, setup.template)
     return evaluator.run(params, encoded, solver.stopping, solver.rule, **options)
 
 

@@ -1,7 +1,8 @@
-"""A trained reasoner in Python: ask it, evaluate it, export it."""
+"""Ask, evaluate and export a trained reasoner in Python."""
 
 import copy
 import dataclasses
+import functools
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
@@ -15,10 +16,22 @@ from absl import logging
 
 from slpo_jax.api.evaluation import Evaluation
 from slpo_jax.api.load_options import by_argument
-from slpo_jax.api.solver import Solution, Solver, Vote, encode_question, load_solver, solve_all, vote
+from slpo_jax.api.solver import (
+    Solution,
+    Solver,
+    Vote,
+    encode_question,
+    load_solver,
+    solve_all,
+    vote,
+)
 from slpo_jax.checkpoints.checkpoint import Checkpoint
-from slpo_jax.checkpoints.export import export_adapters, replaced_by_export, write_export
-from slpo_jax.checkpoints.foreign_layouts import with_decoder
+from slpo_jax.checkpoints.export import (
+    export_adapters,
+    replaced_by_export,
+    write_export,
+)
+from slpo_jax.checkpoints.external_layouts import with_decoder
 from slpo_jax.checkpoints.saved_config import config_to_keep
 from slpo_jax.config.config import ends_at
 from slpo_jax.config.overrides import changed
@@ -26,7 +39,7 @@ from slpo_jax.data.batches import EncodedProblems, pad_prompts
 from slpo_jax.data.problem import Problem, Problems
 from slpo_jax.data.record_readers import is_dataset_dict
 from slpo_jax.errors import UserError, about
-from slpo_jax.evaluation.completions import Completions, record_rows
+from slpo_jax.evaluation.completions import record_rows
 from slpo_jax.io.files import check_free
 from slpo_jax.models.parts import GATE, REASONER
 from slpo_jax.models.reasoner import BACKBONE
@@ -46,35 +59,64 @@ if TYPE_CHECKING:
 
 def describe(solver: Solver, solution: Solution) -> str:
     """Write a solution for a terminal of 100 columns."""
-    indent, style = "\n" + " " * 10, STYLES[solver.setup.template.answer_style]
-    none = f"none: the text has {'no end, so what it says last may be truncated' if solution.cut else style.none}"
+    answer = solution.answer
+    if answer is None:
+        reason = STYLES[solver.setup.template.answer_style].none
+        if solution.cut:
+            reason = "no end, so what it says last may be truncated"
+        answer = f"none: the text has {reason}"
+    indent = "\n          "
+    question = indent.join(solution.question.strip().splitlines())
+    text = indent.join(solution.text.strip().splitlines()) or "nothing"
+
     lines = [
         f"from      {solver.setup.config.init}",
-        f"question  {indent.join(solution.question.strip().splitlines())}",
-        f"answer    {none if solution.answer is None else solution.answer}",
-        f"text      {indent.join(solution.text.strip().splitlines()) or 'nothing'}",
-        f"thought   {_ending(solver, solution)}",
+        f"question  {question}",
+        f"answer    {answer}",
+        f"text      {text}",
     ]
     if solution.cut:
         most = solver.setup.evaluator.policy.config.answer_slots
-        lines.insert(4, f"truncated at {most} tokens, before it ended; --max_answer_tokens={2 * most} lets it go on")
-    if not solution.latents:
-        return "\n".join(lines)
-    lines.append("")
-    gated = solver.setup.config.gate.enabled
-    lines.append(f"latent  {'stop  ' if gated else ''}nearest tokens of the hidden state that made it, and probability")
-    cells = [[(_short(token), p) for token, p in latent.nearest] for latent in solution.latents]
-    width = max((len(token) for row in cells for token, _ in row), default=0)
-    for step, (latent, row) in enumerate(zip(solution.latents, cells, strict=True), 1):
-        stop = "" if latent.stop_probability is None else f"{latent.stop_probability:.2f}  "
-        lines.append(f"{step:6}  {stop}" + "  ".join(f"{token:<{width}} {_rounded(p):<5}" for token, p in row).rstrip())
-        if latent.words is not None:
-            lines.append(f"        says  {' / '.join(latent.words.splitlines()) or 'nothing'}")
+        lines.append(
+            f"truncated at {most} tokens, before it ended; --max_answer_tokens={2 * most} lets it go on"
+        )
+    lines.append(f"thought   {_describe_end(solver, solution)}")
+    if solution.latents:
+        lines += ["", *_describe_latents(solver, solution)]
     return "\n".join(lines)
 
 
-def _ending(solver: Solver, solution: Solution) -> str:
-    steps, latent_policy = len(solution.latents), solver.setup.policy.latent_policy
+def _describe_latents(solver: Solver, solution: Solution) -> list[str]:
+    """Write a table of latents, a line each, and a second one with the words of a thought that ends there."""
+    stop = "stop  " if solver.setup.config.gate.enabled else ""
+    lines = [
+        f"latent  {stop}nearest tokens of the hidden state that made it, and probability"
+    ]
+
+    # The columns are as wide as the longest token.
+    width = 0
+    for latent in solution.latents:
+        for token, _ in latent.nearest:
+            width = max(width, len(_shorten(token)))
+
+    for step, latent in enumerate(solution.latents, 1):
+        stop = ""
+        if latent.stop_probability is not None:
+            stop = f"{latent.stop_probability:.2f}  "
+        cells = []
+        for token, probability in latent.nearest:
+            cells.append(f"{_shorten(token):<{width}} {_round(probability):<5}")
+        lines.append(f"{step:6}  {stop}" + "  ".join(cells).rstrip())
+        if latent.words is not None:
+            words = " / ".join(latent.words.splitlines()) or "nothing"
+            lines.append(f"        says  {words}")
+    return lines
+
+
+def _describe_end(solver: Solver, solution: Solution) -> str:
+    """Write the length of a thought, and why it ended there."""
+    steps = len(solution.latents)
+    latent_policy = solver.setup.policy.latent_policy
     if not steps:
         if not solver.setup.checkpoint.description.architecture.has_latents:
             return "in words alone"
@@ -83,21 +125,27 @@ def _ending(solver: Solver, solution: Solution) -> str:
         return "none, a fixed number"
     thought = f"{steps} latent{'s' if steps > 1 else ''}"
     if solver.stopping == "length" and steps < solver.rule:
+        ends = []
         end = ends_at(solver.setup.config)
-        ends = [repr(end)] * bool(end) + ["an end token"] * (latent_policy.says is not None)
+        if end:
+            ends.append(repr(end))
+        if latent_policy.says is not None:
+            ends.append("an end token")
         return f"{thought} of at most {solver.rule}, until {' or '.join(ends)} came"
     if solver.stopping == "length":
         return f"{thought}, a fixed number"
     if (solution.latents[-1].stop_probability or 0.0) >= solver.rule:
         return f"{thought}, until the gate's stop probability reached {solver.rule}"
-    return f"{thought}, the most; the gate's stop probability stayed below {solver.rule}"
+    return (
+        f"{thought}, the most; the gate's stop probability stayed below {solver.rule}"
+    )
 
 
-def _rounded(probability: float) -> str:
+def _round(probability: float) -> str:
     return f"{probability:.2f}" if probability >= 0.01 else f"{probability:.0e}"
 
 
-def _short(token: str) -> str:
+def _shorten(token: str) -> str:
     """Shorten a token to at most 9 visible characters."""
     text = repr(token.strip(" ") or token)[1:-1]
     return text if len(text) <= 9 else text[:8] + "…"
@@ -107,33 +155,41 @@ def describe_vote(solver: Solver, votes: Vote, seed: int) -> str:
     """Write a vote for a terminal."""
     total = sum(count for _, count in votes.counts)
     noise = f"dropout {solver.setup.policy.config.dropout_rate}"
-    if (name := solver.setup.config.latent_policy.name) != LatentPolicyConfig.name:
+    name = solver.setup.config.latent_policy.name
+    if name != LatentPolicyConfig.name:
         noise += f" and the latent policy {name}"
     lines = [f"vote of {total} rollouts with {noise} (seed {seed})"]
     for answer, count in votes.counts:
-        mark = "  <- majority" if answer is not None and answer == votes.majority else ""
-        cut = f" ({votes.cut} truncated)" if answer is None and votes.cut else ""
-        lines.append(f"{count:6}  {'no answer' if answer is None else answer}{cut}{mark}")
+        line = f"{count:6}  {answer}"
+        if answer is None:
+            line = f"{count:6}  no answer"
+            if votes.cut:
+                line += f" ({votes.cut} truncated)"
+        elif answer == votes.majority:
+            line += "  <- majority"
+        lines.append(line)
     return "\n".join(lines)
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainedReasoner:
-    """A reasoner with its own T, way of stopping, threshold, prompt and noise, as `load` returns it.
+    """A reasoner with its own T, rule of stopping, prompt and noise, as `load` returns it.
 
-    A pickle of it has the checkpoint's place and the arguments of `load`, not the weights: whoever opens it loads them.
+    A pickle has the checkpoint's place and the arguments of `load`, not the weights: opening it loads them again.
 
     Attributes:
         solver: models, texts and parameters.
-        options: the arguments of `load` that it was loaded with.
+        options: the arguments that `load` was given.
     """
 
     solver: Solver
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        source = Path(self.source)
-        return _loaded, (str(source.absolute()) if source.exists() else self.source, dict(self.options))
+        source = self.source
+        if Path(source).exists():
+            source = str(Path(source).absolute())
+        return _load_pickled, (source, dict(self.options))
 
     @property
     def params(self) -> Any:
@@ -168,38 +224,52 @@ class TrainedReasoner:
         Raises:
             UserError: as `solve`.
         """
-        setup, asked = self.solver.setup, _texts(questions)
+        setup = self.solver.setup
+        asked = _texts(questions)
         ids = [encode_question(setup, question) for question in asked]
         return pad_prompts(ids, [max(map(len, ids))], setup.template.pad_id)
 
     def solve_function(self) -> Callable[[Any, Any, Any], dict[str, Any]]:
-        """Return `solve` without noise as a pure function of arrays, for `jax.jit` and `jax.export` of one's own.
+        """Return `solve` without noise as a pure function of arrays, to use with `jax.jit` and `jax.export`.
 
         Returns:
             (params, tokens int [B, P], valid bool [B, P]) -> a dict of arrays: `tokens` int [B, A], the answer's, with
-            what ends it, then padding; `lengths` int [B], of thoughts; `latents` [B, T, D], zeros after (of another
+            its end token, then padding; `lengths` int [B], of thoughts; `latents` [B, T, D], zeros after (of another
             latent policy its actions, leaves [B, T, ..]); `stop` [B, T], the gate's stop probabilities, which mean
             nothing where a thought has ended. params are `params`, prompts those of `prompts`.
         """
         solver = self.solver
-        policy = solver.evaluator.policy.without_noise().having(stopping=solver.stopping)
+        policy = solver.evaluator.policy.without_noise().having(
+            stopping=solver.stopping
+        )
         rule_type = jnp.float32 if solver.stopping == "threshold" else jnp.int32
 
         def solve(params: Any, tokens: Any, valid: Any) -> dict[str, Any]:
             rows = tokens.shape[0]
+            # Without noise the keys have no effect.
             keys_B = noise.row_keys(jax.random.key(0), jnp.zeros(rows, jnp.int32))
-            drawn = sample(policy, params, Prompts(tokens, valid), keys_B, jnp.full(rows, solver.rule, rule_type))
-            stop_BT = jax.nn.sigmoid(policy.latent_policy.stop_logits(params, drawn.actions))
-            return {"tokens": drawn.tokens, "lengths": drawn.lengths, "latents": drawn.actions, "stop": stop_BT}
+            rule_B = jnp.full(rows, solver.rule, rule_type)
+            drawn = sample(policy, params, Prompts(tokens, valid), keys_B, rule_B)
+            logits_BT = policy.latent_policy.stop_logits(params, drawn.actions)
+            return {
+                "tokens": drawn.tokens,
+                "lengths": drawn.lengths,
+                "latents": drawn.actions,
+                "stop": jax.nn.sigmoid(logits_BT),
+            }
 
         return solve
 
     @overload
     def solve(self, question: str, samples: int = 0, seed: int = 0) -> Solution: ...
     @overload
-    def solve(self, question: Sequence[str], samples: int = 0, seed: int = 0) -> list[Solution]: ...
+    def solve(
+        self, question: Sequence[str], samples: int = 0, seed: int = 0
+    ) -> list[Solution]: ...
     @by_argument()
-    def solve(self, question: str | Sequence[str], samples: int = 0, seed: int = 0) -> Solution | list[Solution]:
+    def solve(
+        self, question: str | Sequence[str], samples: int = 0, seed: int = 0
+    ) -> Solution | list[Solution]:
         """Ask, and watch it think.
 
         Args:
@@ -216,7 +286,8 @@ class TrainedReasoner:
         _check_numbers(samples=samples, seed=seed)
         solutions = []
         for solution in solve_all(self.solver, questions):
-            text, votes = describe(self.solver, solution), None
+            text = describe(self.solver, solution)
+            votes = None
             if samples:
                 votes = vote(self.solver, solution.question, samples, seed)
                 text += "\n\n" + describe_vote(self.solver, votes, seed)
@@ -240,39 +311,57 @@ class TrainedReasoner:
                 `read` gives, a table of pandas, polars or pyarrow, a `datasets.Dataset`.
             samples: rollouts of each problem, k of Pass@k; 0 is none.
             seed: of their noise. For a set of the run, the rollouts are those of the run's own evaluation.
-            reward: a registered name, or a function of what it names (`register_reward`) that says what a completion
-                earns; 1 or more counts as right. None is the run's, the first of several.
+            reward: a registered name, or a function of the arguments that it names (`register_reward`) that returns
+                the reward of a completion; 1 or more counts as right. None is the run's, the first of several.
             limit: only the first problems; 0 is all.
         Raises:
             UserError: the problems or the reward can't be used.
         """
         _check_numbers(samples=samples, seed=seed, limit=limit)
         setup = self.solver.setup
+
+        # A set of the run has a name, which decides the noise of its rollouts.
         name = ""
         source = os.fspath(problems) if isinstance(problems, os.PathLike) else problems
         if isinstance(source, str) and source in setup.config.data.eval:
             name = source
             source = setup.config.data.eval[name]
         if is_dataset_dict(source):
-            logging.warning("problems: of the splits %s, test is asked", ", ".join(source))
+            logging.warning(
+                "problems: of the splits %s, test is asked", ", ".join(source)
+            )
+
+        # Read the problems, with the columns that the reward asks for.
         judge = setup.reward if reward is None else setup.reward.asking(reward)
-        loaded = load_set(setup.config, "problems", source, entries=[*judge.entries.values()])
+        loaded = load_set(
+            setup.config, "problems", source, entries=[*judge.entries.values()]
+        )
         loaded.warn()
         if loaded.field_use.unused and not name:
             logging.warning("problems: not used: %s", loaded.field_use.unused)
-        setup, encoded = _fitting(setup, loaded[: limit or None], judge)
-        stopping, rule = self.solver.stopping, self.solver.rule
+        setup, encoded = _encode_fitting(setup, loaded[: limit or None], judge)
 
-        def run(seed: int | None, samples: int, label: str) -> Completions:
-            return setup.evaluator.run(
-                self.solver.params, encoded, stopping, rule, seed=seed, samples=samples, label=label, name=name
-            )
-
-        greedy = run(None, 1, "without noise")
-        sampled = {seed: run(seed, samples, "with noise")} if samples else {}
+        # Roll out without noise, then with it.
+        solver = self.solver
+        run = functools.partial(
+            setup.evaluator.run,
+            solver.params,
+            encoded,
+            solver.stopping,
+            solver.rule,
+            name=name,
+        )
+        greedy = run(seed=None, samples=1, label="without noise")
+        sampled = {}
+        if samples:
+            sampled[seed] = run(seed=seed, samples=samples, label="with noise")
         rows = list(record_rows(judge, encoded, greedy, sampled, samples))
-        earns = repr(reward) if callable(reward) else next(iter(judge.entries))  # two lambdas differ
-        milliseconds, batch = setup.evaluator.milliseconds(self.solver.params, encoded, stopping, rule)
+
+        milliseconds, batch = setup.evaluator.milliseconds(
+            solver.params, encoded, solver.stopping, solver.rule
+        )
+        # The name of a function isn't enough: two lambdas have the same.
+        earns = repr(reward) if callable(reward) else next(iter(judge.entries))
         return Evaluation(rows, Path(self.source).name, earns, milliseconds, batch)
 
     @by_argument()
@@ -288,76 +377,120 @@ class TrainedReasoner:
             UserError: there is no such set, or it can't be read.
         """
         if not isinstance(source, str | os.PathLike):
-            raise UserError(f"source: {source!r} is not valid; give the name of a set of the run, or a path")
+            raise UserError(
+                f"source: {source!r} is not valid; give the name of a set of the run, or a path"
+            )
+
+        # Find the set: the run's by its name, else any source.
         config = self.config
         name = os.fspath(source)
-        learned = {"train": (TRAIN, config.data.train), "valid": (VALID, config.data.valid)}
-        if name in config.data.eval:
-            key = "problems"
-            place = config.data.eval[name]
-        elif name in learned and not Path(name).exists():
+        learned = {
+            "train": (TRAIN, config.data.train),
+            "valid": (VALID, config.data.valid),
+        }
+        key = "problems"
+        place = config.data.eval.get(name, name)
+        if name not in config.data.eval and name in learned and not Path(name).exists():
             key, place = learned[name]
-        else:
-            key = "problems"
-            place = name
         problems = load_set(config, key, place)
-        lines = read_as(name, problems, STYLES[self.solver.setup.template.answer_style].about)
-        if line := made_with(place, config.data.of_task(place)):
-            lines.append(f"  {line}")
+
+        # Say how it was read.
+        style = STYLES[self.solver.setup.template.answer_style]
+        lines = read_as(name, problems, style.about)
+        generation = made_with(place, config.data.of_task(place))
+        if generation:
+            lines.append(f"  {generation}")
         return problems.with_only(problems, summary=tuple(lines))
 
     @by_argument()
     def export(
-        self, folder: str | os.PathLike[str], explain: bool = False, overwrite: bool = False, adapters: bool = False
+        self,
+        folder: str | os.PathLike[str],
+        explain: bool = False,
+        overwrite: bool = False,
+        adapters: bool = False,
     ) -> Path:
-        """Write a directory that `transformers` opens, with all that it needs to think as this does.
+        """Write a directory that `transformers` opens, with the code and settings to think as this reasoner does.
 
         Args:
             folder: must not exist, be empty, or be an export that nobody has changed since; it appears whole or not at
                 all.
-            explain: with the decoder of SIM-CoT, which must have been kept and, of a foreign checkpoint, loaded.
-            overwrite: another folder too, but a run's. Files of other names stay in it.
-            adapters: instead of all, what `config.rl.lora` has trained, as PEFT saves it, into a new folder; for the
-                model that the stage began from, which adapter_config.json names.
+            explain: with the decoder of SIM-CoT, which must have been kept and, of an external checkpoint, loaded.
+            overwrite: also write into a folder in use, but not a run's. Files of other names stay in it.
+            adapters: write only the adapters that `config.rl.lora` has trained, as PEFT saves them, into a new folder;
+                they are for the model that the stage began from, which adapter_config.json names.
         Raises:
             UserError: the folder is in use, or the reasoner has parts that no other program knows, or no adapters.
         """
         if not isinstance(folder, str | os.PathLike):
             raise UserError(f"folder: {folder!r} is not valid; give a path")
-        solver, target = self.solver, Path(folder).expanduser()
+        solver = self.solver
+        target = Path(folder).expanduser()
         if adapters:
-            check_free(target)
-            export_adapters(Path(self.source), target)
-            unused = {REASONER} if solver.stopping == "threshold" else {REASONER, GATE}
-            others = (solver.params.keys() - unused) | (solver.params[REASONER].keys() - {BACKBONE})
-            if others:
-                names = ", ".join(sorted(others)).replace("_", " ")
-                logging.warning("%s: holds adapters alone, without the %s", target, names)
+            self._export_adapters(target)
             return target
-        replaces = replaced_by_export(target, overwrite, "give another directory, or overwrite=True")
+        replaces = replaced_by_export(
+            target, overwrite, "give another directory, or overwrite=True"
+        )
+
+        # It stops as this reasoner does, which may be another rule than the checkpoint's.
         checkpoint = solver.setup.checkpoint
-        config = changed(solver.setup.config, {"gate.enabled": solver.stopping == "threshold"})
-        template = dataclasses.replace(checkpoint.template, tokenizer=copy.deepcopy(checkpoint.template.tokenizer))
-        kept = config_to_keep(config, checkpoint.opened)
-        description = dataclasses.replace(checkpoint.description, config=kept, rule=solver.rule)
-        params = jax.device_get(with_decoder(solver.params, explain, self.source))
+        config = changed(
+            solver.setup.config, {"gate.enabled": solver.stopping == "threshold"}
+        )
+        description = dataclasses.replace(
+            checkpoint.description,
+            config=config_to_keep(config, checkpoint.opened),
+            rule=solver.rule,
+        )
+        # Exporting changes the tokenizer, so it gets a copy.
+        tokenizer = copy.deepcopy(checkpoint.template.tokenizer)
+        template = dataclasses.replace(checkpoint.template, tokenizer=tokenizer)
         exported = Checkpoint(description, template)
-        write_export(target, Path(self.source), params, exported, config, solver.rule, replaces)
+        params = jax.device_get(with_decoder(solver.params, explain, self.source))
+        write_export(
+            target, Path(self.source), params, exported, config, solver.rule, replaces
+        )
         return target
 
+    def _export_adapters(self, target: Path) -> None:
+        """Copy the stage's adapters, and warn where the reasoner has other trained parts that they lack."""
+        check_free(target)
+        export_adapters(Path(self.source), target)
+        params = self.solver.params
+        others = (params.keys() - {REASONER}) | (params[REASONER].keys() - {BACKBONE})
+        if self.solver.stopping != "threshold":
+            others.discard(GATE)
+        if others:
+            names = ", ".join(sorted(others)).replace("_", " ")
+            logging.warning("%s: holds adapters alone, without the %s", target, names)
 
-def _fitting(setup: Setup, problems: Sequence[Problem], judge: Reward) -> tuple[Setup, EncodedProblems]:
-    """Return a setup with room for the problems that the model has positions for, and these; count others in a line."""
+
+def _encode_fitting(
+    setup: Setup, problems: Sequence[Problem], judge: Reward
+) -> tuple[Setup, EncodedProblems]:
+    """Encode the problems that the model has positions for, with a setup that has slots for them; warn of others."""
+    questions = [problem.question for problem in problems]
     with about("problems"):
-        lengths = list(map(len, setup.template.prompts([problem.question for problem in problems], Counter())))
+        prompts = setup.template.prompts(questions, Counter())
+
+    # Leave out problems that are too long.
     most = setup.most_prompt
-    fit = [problem for problem, length in zip(problems, lengths, strict=True) if length <= most]
+    lengths = [len(prompt) for prompt in prompts]
+    fit = []
+    for problem, length in zip(problems, lengths, strict=True):
+        if length <= most:
+            fit.append(problem)
     if not fit:
-        raise UserError(f"problems: the shortest prompt has {min(lengths)} tokens, the model has positions for {most}")
-    if len(fit) < len(problems):
-        count = len(problems) - len(fit)
+        raise UserError(
+            f"problems: the shortest prompt has {min(lengths)} tokens, the model has positions for {most}"
+        )
+    count = len(problems) - len(fit)
+    if count:
         logging.warning("problems: left out %d of %d, of more than %d tokens, the model's positions", count,
                         len(problems), most)  # fmt: skip
+
+    # The longest that fits may need more slots than the run's prompts.
     longest = max(length for length in lengths if length <= most)
     if longest > max(setup.prompt_slots):
         setup = dataclasses.replace(setup, prompt_slots=(*setup.prompt_slots, longest))
@@ -366,29 +499,36 @@ def _fitting(setup: Setup, problems: Sequence[Problem], judge: Reward) -> tuple[
 
 def _texts(question: Any) -> list[str]:
     """Return one question or several as a list of them."""
-    questions = [question] if isinstance(question, str) else question
-    has_order = isinstance(questions, Iterable) and not isinstance(questions, Mapping | Set | bytes)
-    questions = list(questions) if has_order else [None]
-    if not all(isinstance(text, str) for text in questions):
-        raise UserError(f"question: {question!r} is neither a text nor a list of texts; give one")
+    if isinstance(question, str):
+        return [str(question)]
+    is_unordered = isinstance(question, Mapping | Set | bytes)
+    has_order = isinstance(question, Iterable) and not is_unordered
+    questions = list(question) if has_order else []
+    if not has_order or not all(isinstance(text, str) for text in questions):
+        raise UserError(
+            f"question: {question!r} is neither a text nor a list of texts; give one"
+        )
     if not questions:
         raise UserError("question: the list is empty; give at least one")
-    return [str(text) for text in questions]  # an array's are of a type of its own
+    # An array's texts have a type of its own.
+    return [str(text) for text in questions]
 
 
 def _check_numbers(**numbers: Any) -> None:
-    """Refuse all but whole numbers from 0; a seed below 2^32, beyond which jax leaves bits out."""
+    """Refuse all but whole numbers from 0, and seeds from 2^32, of which jax drops bits."""
     for name, value in numbers.items():
         most = 2**32 if name == "seed" else 2**31
         if type(value) is not int or not 0 <= value < most:
-            raise UserError(f"{name}: {value!r} is not valid; give a whole number from 0 to {most - 1}")
+            raise UserError(
+                f"{name}: {value!r} is not valid; give a whole number from 0 to {most - 1}"
+            )
 
 
 @by_argument()
 def load(checkpoint: str | os.PathLike[str], **options: Any) -> TrainedReasoner:
-    """Load a reasoner with all that belongs to it.
+    """Load a reasoner with its models, texts and settings.
 
-    It sets this process's jax up as a run does, where jax has not begun: devices, cache of programs, precision.
+    It sets up this process's jax as a run does, if jax has not begun: devices, cache of programs, precision.
 
     Args:
         checkpoint: the workdir of a run (its newest stage or objective), WORKDIR/checkpoints/STAGE, an export, a
@@ -396,23 +536,25 @@ def load(checkpoint: str | os.PathLike[str], **options: Any) -> TrainedReasoner:
         threshold: of the gate; None is the one chosen in the run, or 0.5.
         latents: a fixed number instead of the gate; None is the gate's, or the run's.
         max_answer_tokens: None is the run's maximum of new tokens.
-        reasoner: architecture and backbone, such as coconut_gpt2; "" is what the checkpoint itself says.
+        reasoner: architecture and backbone, such as coconut_gpt2; "" is the checkpoint's own.
         base: the base model's directory or hub id, for a file without config and tokenizer.
         tokenizer: a directory or hub id; "" is the checkpoint's or the base's.
         lora_alpha: scale of LoRA adapters times their rank.
         latent_policy: the law of a thought's steps, such as soft; "" is the run's.
-        instruction, answers: what a text reasoner is asked with, and how its answer is read; "" is the run's.
+        instruction, answers: the text after a text reasoner's questions, and how its answers are read; "" is the run's.
         speed: that CoLaR is asked to think at, 1 to 5; None is the run's.
         explain: solutions have each latent in words, by the decoder of SIM-CoT, which must have been kept.
     Raises:
         UserError: no such checkpoint, or a setting that it can't be used with.
     """
     if not isinstance(checkpoint, str | os.PathLike):
-        raise UserError(f"checkpoint: {checkpoint!r} is not valid; give a path or a hub id")
+        raise UserError(
+            f"checkpoint: {checkpoint!r} is not valid; give a path or a hub id"
+        )
     set_up_jax()
     return TrainedReasoner(load_solver(os.fspath(checkpoint), **options), options)
 
 
-def _loaded(checkpoint: str, options: dict[str, Any]) -> TrainedReasoner:
-    """Open a pickle's reasoner."""
+def _load_pickled(checkpoint: str, options: dict[str, Any]) -> TrainedReasoner:
+    """Load the reasoner of a pickle."""
     return load(checkpoint, **options)

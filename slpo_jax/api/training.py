@@ -1,4 +1,4 @@
-"""A run in Python: what `slpo train` does, and the reasoners that it leaves."""
+"""Train in Python, as `slpo train` does, and open the reasoners of a run."""
 
 import contextlib
 import dataclasses
@@ -46,13 +46,16 @@ class Run:
         return iter(Workdir(self.workdir).finished_stages())
 
     def __getitem__(self, stage: str) -> TrainedReasoner:
-        if stage not in (names := list(self)):
-            raise UserError(f"{self.workdir}: has no finished stage {stage!r}; use one of {', '.join(names) or 'none'}")
+        names = list(self)
+        if stage not in names:
+            raise UserError(
+                f"{self.workdir}: has no finished stage {stage!r}; use one of {', '.join(names) or 'none'}"
+            )
         return load(Workdir(self.workdir).stage_folder(stage).path)
 
     @functools.cached_property
     def report(self) -> dict[str, Any]:
-        """What report.json holds: figures by row and set, differences with intervals.
+        """The contents of report.json: figures by row and set, differences with intervals.
 
         Raises:
             UserError: the run was not evaluated.
@@ -91,40 +94,62 @@ def train(
         UserError: a key, a file or a value can't be used; nothing has been done then.
         KeyboardInterrupt: after Ctrl-C, once the stage is saved.
     """
+    # Check the types of the arguments.
     for key, value in {"eval": eval, "config": config}.items():
-        if not isinstance(value, Mapping | None) or not all(isinstance(name, str) for name in value or ()):
+        is_mapping = isinstance(value, Mapping | None)
+        if not is_mapping or not all(isinstance(name, str) for name in value or ()):
             raise UserError(f"{key}: {value!r} is not valid; give a dict by names")
     for key, path in {"start": start, "base": base, "workdir": workdir}.items():
         if not isinstance(path, str | os.PathLike | ConfigDict):
             raise UserError(f"{key}: {path!r} is not valid; give a text or a path")
+
+    # A function is registered under its own name.
+    keys = dict(config or {})
     if reward:
-        if {"reward", "rewards"} & {key.removeprefix("config.") for key in config or {}}:
+        given = {key.removeprefix("config.") for key in keys}
+        if {"reward", "rewards"} & given:
             raise UserError("reward: config has a reward too; leave one of the two out")
         if callable(reward):
             register_reward(name_of(reward), reward)
             reward = name_of(reward)
-        config = {**(config or {}), "reward": reward}
-    start = start if isinstance(start, ConfigDict) else os.fspath(start)
-    name = "run" if isinstance(start, ConfigDict) else Path(start.partition(":")[0]).stem or "own"
+        keys["reward"] = reward
+
+    # The workdir is named after the config, as the command does.
+    name = "run"
+    if not isinstance(start, ConfigDict):
+        start = os.fspath(start)
+        name = Path(start.partition(":")[0]).stem or "own"
     folder = Path(workdir or f"runs/{name}").expanduser()
+
+    # Records become files of the workdir.
     tests = dict(eval or {})
     if is_dataset_dict(train):
         valid, tests = _other_splits(train, valid, tests)
-    sources = {"train": _source("train", train, folder), "valid": _source("valid", valid, folder)}
-    sources["base"] = os.fspath(base)
-    test_sources = {key: _source(key, test, folder, learned=False) for key, test in tests.items()}
-    checked = check(requested_config(start, sources, test_sources, config or {}, set_up_jax))
-    from slpo_jax.run.run_stages import run_stages  # once jax is set up
+    sources = {
+        "train": _source("train", train, folder),
+        "valid": _source("valid", valid, folder),
+        "base": os.fspath(base),
+    }
+    test_sources = {}
+    for key, test in tests.items():
+        test_sources[key] = _source(key, test, folder, learned=False)
+    checked = check(requested_config(start, sources, test_sources, keys, set_up_jax))
+
+    # Run the stages, whose modules are imported once jax is set up.
+    from slpo_jax.run.run_stages import run_stages
 
     try:
         run_stages(checked, folder)
-    except SystemExit as end:  # which is a command's
+    except SystemExit as end:
+        # Only a command exits; a caller's process goes on.
         raise KeyboardInterrupt from end
     return Run(folder)
 
 
-def _other_splits(splits: Mapping[str, Any], valid: Any, tests: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Return the validation set and the test sets: what is given, else the splits of a `datasets.DatasetDict`."""
+def _other_splits(
+    splits: Mapping[str, Any], valid: Any, tests: dict[str, Any]
+) -> tuple[Any, dict[str, Any]]:
+    """Return the given validation and test sets, else those among the splits of a `datasets.DatasetDict`."""
     taken = ["train"]
     if isinstance(valid, str) and not valid and "validation" in splits:
         valid = splits["validation"]
@@ -132,12 +157,15 @@ def _other_splits(splits: Mapping[str, Any], valid: Any, tests: dict[str, Any]) 
     if not tests and "test" in splits:
         tests = {"test": splits["test"]}
         taken.append("test")
-    print(f"train: splits {', '.join(taken)} of {', '.join(splits)} are used", file=sys.stderr)
+    print(
+        f"train: splits {', '.join(taken)} of {', '.join(splits)} are used",
+        file=sys.stderr,
+    )
     return valid, tests
 
 
 def _source(name: str, source: Any, folder: Path, learned: bool = True) -> str:
-    """Return a source of problems as a text: of records the file in the workdir that they are written to.
+    """Return a source of problems as a text; records are written to a file in the workdir, whose path it is.
 
     Args:
         name: of the set.
@@ -145,7 +173,7 @@ def _source(name: str, source: Any, folder: Path, learned: bool = True) -> str:
         folder: the workdir.
         learned: whether stages depend on the set, so that a run can't go on with another one.
     Raises:
-        UserError: it is none, or the workdir's run has begun with others.
+        UserError: it is of another type, or the workdir's run has begun with other records.
     """
     if isinstance(source, str | os.PathLike):
         return os.fspath(source)
@@ -154,7 +182,9 @@ def _source(name: str, source: Any, folder: Path, learned: bool = True) -> str:
     path = Workdir(folder).records(name)
     before = path.read_text(encoding="utf-8") if path.is_file() else text
     if learned and before != text and any(Workdir(folder).checkpoints.glob("*/*")):
-        raise UserError(f"{name}: the records are not those that {folder} began with; give these, or another workdir")
+        raise UserError(
+            f"{name}: the records are not those that {folder} began with; give these, or another workdir"
+        )
     write_text(path, text)
     return str(path)
 
@@ -164,7 +194,10 @@ _ARE: dict[Kind, str] = {"numbers": "numbers", "latex": "LaTeX", "texts": "texts
 
 @by_argument()
 def read(
-    source: Any, answers: str = "", fields: Mapping[str, str] | None = None, with_columns: bool = True
+    source: Any,
+    answers: str = "",
+    fields: Mapping[str, str] | None = None,
+    with_columns: bool = True,
 ) -> Problems:
     """Read problems as `train` does; `print` says how they were understood, and which fields are not used.
 
@@ -173,39 +206,72 @@ def read(
             `evaluate` takes them.
         answers: how answers are read, as `config.prompt.answers`; "" chooses numbers where nine of ten
             answers are some, else texts.
-        fields: names of fields that can't be told: question, answer, steps, choices; first_choice is "0" or "1".
-        with_columns: keep what a reward may ask for: the records' other columns, which take time and memory, and
+        fields: names of fields that aren't recognised: question, answer, steps, choices; first_choice is "0" or "1".
+        with_columns: keep all that a reward may ask for: the records' other columns, which take time and memory, and
             problems without an answer where others have one.
     Returns:
         the problems, with question, steps and answer each.
     Raises:
         UserError: the source can't be read.
     """
-    if answers and answers not in (styles := get_args(AskedStyle)):
-        raise UserError(f"answers: {answers!r} is not valid; give one of {', '.join(styles)}")
+    # Check the arguments.
+    styles = get_args(AskedStyle)
+    if answers and answers not in styles:
+        raise UserError(
+            f"answers: {answers!r} is not valid; give one of {', '.join(styles)}"
+        )
     try:
         fields_config = FieldsConfig(**cast(Any, fields or {}))
     except (TypeError, FieldError):
-        raise UserError(f"fields: {fields!r} is not valid; give texts as question, answer, steps and so on") from None
+        raise UserError(
+            f"fields: {fields!r} is not valid; give texts as question, answer, steps and so on"
+        ) from None
     source = reusable(source)
     source = os.fspath(source) if isinstance(source, os.PathLike) else source
+
+    # Without `answers`, the answers themselves decide how they are read.
     why = ""
     if not answers:
         choice = answers_of(_load(source, "texts", fields_config, with_columns))
-        answers, why = choice.values.get("prompt.answers", "texts"), f" ({choice.why})"
+        answers = choice.values.get("prompt.answers", "texts")
+        why = f" ({choice.why})"
     kind = STYLES[style_of(cast(AskedStyle, answers), "after_mark")].kind
     problems = _load(source, kind, fields_config, with_columns)
-    if not with_columns and 0 < sum(not problem.answer for problem in problems) < len(problems):
-        problems = _load(source, kind, fields_config, with_columns, unanswered=False)  # as `correct` has them
-    name = source if isinstance(source, str) else select_split(source, "train")[0]
-    if line := made_with(source):
-        problems = problems.with_only(problems, warnings=(*problems.warnings, f"{source}: {line}"))
-    if with_columns:  # a command prints the summary
+
+    # The reward `correct` has no use for problems without an answer among others.
+    if not with_columns:
+        unanswered = sum(not problem.answer for problem in problems)
+        if 0 < unanswered < len(problems):
+            problems = _load(
+                source, kind, fields_config, with_columns, unanswered=False
+            )
+
+    # Say with which settings a generated set is made. A command prints the summary instead of warnings.
+    generation = made_with(source)
+    if generation:
+        warnings = (*problems.warnings, f"{source}: {generation}")
+        problems = problems.with_only(problems, warnings=warnings)
+    if with_columns:
         problems.warn()
-    return problems.with_only(problems, summary=tuple(read_as(name, problems, _ARE[kind] + why)))
+
+    name = source if isinstance(source, str) else select_split(source, "train")[0]
+    lines = read_as(name, problems, _ARE[kind] + why)
+    return problems.with_only(problems, summary=tuple(lines))
 
 
-def _load(source: Any, answers: Kind, fields: FieldsConfig, with_columns: bool, unanswered: bool = True) -> Problems:
+def _load(
+    source: Any,
+    answers: Kind,
+    fields: FieldsConfig,
+    with_columns: bool,
+    unanswered: bool = True,
+) -> Problems:
     columns = None if with_columns else frozenset[str]()
     with contextlib.nullcontext() if isinstance(source, str) else about("source"):
-        return load_problems(source, answers=answers, fields=fields, columns=columns, unanswered=unanswered)
+        return load_problems(
+            source,
+            answers=answers,
+            fields=fields,
+            columns=columns,
+            unanswered=unanswered,
+        )

@@ -1,4 +1,6 @@
-"""The architectures. A new one is a file here, and a line in `ARCHITECTURES`; nothing else knows one from another."""
+"""The architectures. A new one is a file here and a line in `ARCHITECTURES`; nothing else tells one from another."""
+
+import itertools
 
 from slpo_jax.architectures.adalr import Adalr
 from slpo_jax.architectures.architecture import Architecture, Text, Unwrapped
@@ -9,21 +11,22 @@ from slpo_jax.errors import UserError
 from slpo_jax.models.reasoner import BACKBONES
 
 ARCHITECTURES: dict[str, type[Architecture]] = {
-    architecture.name: architecture for architecture in (Coconut, Codi, Colar, Dart, Adalr, Text)
+    architecture.name: architecture
+    for architecture in (Coconut, Codi, Colar, Dart, Adalr, Text)
 }
 
 PLAIN = Coconut
-"""The architecture by whose tensors' names a plain language model is read: it has none beyond the backbone's."""
+"""The architecture that a plain language model is taken for: it has no tensors beyond the backbone's."""
 
 REASONERS = {
-    f"{architecture}_{backbone}": (ARCHITECTURES[architecture], backbone)
-    for architecture in ARCHITECTURES
-    for backbone in BACKBONES
+    f"{architecture.name}_{backbone}": (architecture, backbone)
+    for architecture, backbone in itertools.product(ARCHITECTURES.values(), BACKBONES)
 }
-"""What `config.reasoner` can name: architecture and backbone."""
+"""The names that `config.reasoner` can have: architecture and backbone."""
 
-IN_WORDS = ", ".join(name for name, (architecture, _) in REASONERS.items() if not architecture.has_latents)
-"""Those of them without latents, for messages."""
+_without_latents = [name for name in REASONERS if not REASONERS[name][0].has_latents]
+IN_WORDS = ", ".join(_without_latents)
+"""The names of reasoners without latents, for messages."""
 
 
 def architecture_of(reasoner: str) -> type[Architecture]:
@@ -33,8 +36,19 @@ def architecture_of(reasoner: str) -> type[Architecture]:
         UserError: it is none of `REASONERS`.
     """
     if reasoner not in REASONERS:
-        raise UserError("config.reasoner", f"{reasoner!r} is unknown; use one of {', '.join(REASONERS)}")
+        raise UserError(
+            "config.reasoner",
+            f"{reasoner!r} is unknown; use one of {', '.join(REASONERS)}",
+        )
     return REASONERS[reasoner][0]
 
 
-__all__ = ["ARCHITECTURES", "IN_WORDS", "PLAIN", "REASONERS", "Architecture", "Unwrapped", "architecture_of"]
+__all__ = [
+    "ARCHITECTURES",
+    "IN_WORDS",
+    "PLAIN",
+    "REASONERS",
+    "Architecture",
+    "Unwrapped",
+    "architecture_of",
+]

@@ -1,18 +1,23 @@
-"""AdaLR (2511.21581): a filter of the last hidden state is the next input, and two tokens decide whether there is one.
+"""AdaLR (2511.21581): the next input is a filter of the last hidden state, and two tokens decide when to stop.
 
 Its program writes a thought as tokens: `<|CONTINUE|>` for each latent, which is fed in the place of its embedding, and
-`<|STOP|>` at the end, for which `<END>` is fed. Here `<END>` is the end marker, as of any reasoner, and of the two
-other tokens the rows of the head alone are used.
+`<|STOP|>` at the end, for which `<END>` is fed. Here `<END>` is the end marker, as of any reasoner. Of the two other
+tokens, only the rows of the head are used.
 """
 
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 
-from slpo_jax.architectures.architecture import NO_PROMPT, Architecture, Unwrapped, refuse_others
+from slpo_jax.architectures.architecture import (
+    NO_PROMPT,
+    Architecture,
+    Unwrapped,
+    refuse_others,
+)
 from slpo_jax.architectures.codi import Projecting
 from slpo_jax.architectures.tensors import Stored
 from slpo_jax.architectures.weights import EMBEDDING, linear, norm, with_prefix
@@ -24,18 +29,25 @@ from slpo_jax.policy.latent_policies.adalr import CONTINUE, STOP
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-START, END = "<START>", "<END>"
+START = "<START>"
+END = "<END>"
 ANSWER = " The answer is:"
 SETTINGS = "_inserted_LatentThinkingModelSettings"
 """The key of config.json under which its program writes its settings."""
 
-# What latents are not made by, or what is the same for all that think. Values of the other settings are looked at.
+# Settings that don't change how latents are made. The values of all other settings are checked.
 _WITHOUT_EFFECT = {
     "disable_forward_input_embeds", "disable_input_past_key_values", "disable_checkpointing_cache_update",
     "detach_binary_head_inputs", "debug_mode", "unused_token_ids", "_generation_mode",
 }  # fmt: skip
-_TOKEN_OF = {"start_token_id": START, "end_token_id": END, "continue_token_id": CONTINUE, "stop_token_id": STOP}
-# In `lora_mode`: the tensor beside the model for each row that is zero in a table, if both tables are one or two.
+_TOKEN_OF = {
+    "start_token_id": START,
+    "end_token_id": END,
+    "continue_token_id": CONTINUE,
+    "stop_token_id": STOP,
+}
+# In `lora_mode`, a tensor beside the model has each row that is zero in a table. The tensors of the first dict are
+# there if embedding and head are one table, those of the other two if they are two.
 _ROWS_OF_BOTH = {
     "_start_embed.weight": START, "_end_embed.weight": END,
     "_continue_embed.weight": CONTINUE, "_stop_embed.weight": STOP,
@@ -49,16 +61,19 @@ _HEAD = "lm_head.weight"
 
 @dataclasses.dataclass(frozen=True)
 class Adalr(Architecture):
-    """A filter, which is built as CODI's projector: Linear, GELU, Linear, LayerNorm, all of them D wide.
+    """A filter, built as CODI's projector: Linear, GELU, Linear, LayerNorm, each of width D.
 
     Its program writes the language model under `_base_model.` and the filter under `recurrent_filter.`; in `lora_mode`
     the rows of its four tokens lie beside the model, and are zero in it.
     """
 
-    name, title = "adalr", "AdaLR"
+    name = "adalr"
+    title = "AdaLR"
     default_recipe = "adalr"
-    # They teach latents, and not where a thought stops.
-    not_taught_by = ("curriculum", "distil", "silent", "simcot", "colar", "regular", "frontier", "latent_sft")
+    # These recipes teach latents, but not when a thought stops.
+    not_taught_by = (
+        "curriculum", "distil", "silent", "simcot", "colar", "regular", "frontier", "latent_sft",
+    )  # fmt: skip
     has_gate = False
     latents = 32  # at most; published: as many as there may be tokens
     tokens = (START, END, CONTINUE, STOP)
@@ -93,9 +108,10 @@ class Adalr(Architecture):
         )
 
     def heads(self, width):
+        shape = (width, width)
         return [
-            *linear(("projector", "fc_in"), "recurrent_filter.input_layer", (width, width)),
-            *linear(("projector", "fc_out"), "recurrent_filter.output_layer", (width, width)),
+            *linear(("projector", "fc_in"), "recurrent_filter.input_layer", shape),
+            *linear(("projector", "fc_out"), "recurrent_filter.output_layer", shape),
             *norm(("projector", "norm"), "recurrent_filter.norm", width),
         ]
 
@@ -105,8 +121,10 @@ class Adalr(Architecture):
         if not model:
             return super().unwrap(tensors, source)
         rows = (*_ROWS_OF_BOTH, *_INPUT_ROWS, *_HEAD_ROWS)
-        refuse_others(tensors, ("_base_model.", cls.head_prefix, *rows), cls.title, source)
-        return Unwrapped(model, {name: x for name, x in tensors.items() if not name.startswith("_base_model.")})
+        known = ("_base_model.", cls.head_prefix, *rows)
+        refuse_others(tensors, known, cls.title, source)
+        own = [name for name in tensors if not name.startswith("_base_model.")]
+        return Unwrapped(model, {name: tensors[name] for name in own})
 
     @classmethod
     def with_texts(cls, unwrapped, config, tokenizer, source):
@@ -115,45 +133,70 @@ class Adalr(Architecture):
         ids = _token_ids(settings, tokenizer, source)
         if not settings.get("lora_mode", False):
             return unwrapped
-        tied = any(name in unwrapped.head for name in _ROWS_OF_BOTH)
-        table = next(name for name in EMBEDDING.values() if name in unwrapped.model)
+
+        # The tensors that are there show whether embedding and head are one table.
+        beside = unwrapped.head
+        tied = any(name in beside for name in _ROWS_OF_BOTH)
+        input_rows = _ROWS_OF_BOTH if tied else _INPUT_ROWS
+        head_rows = _ROWS_OF_BOTH if tied else _HEAD_ROWS
+
+        # Put the rows into both; the file of a tied model need not have the head.
         model = dict(unwrapped.model)
-        if tied:
-            model[table] = _with_rows(model[table], unwrapped.head, _ROWS_OF_BOTH, ids, source)
-            if _HEAD in model:
-                model[_HEAD] = _with_rows(model[_HEAD], unwrapped.head, _ROWS_OF_BOTH, ids, source)
-        else:
-            if _HEAD not in model:
-                raise UserError(f"{source}: tensor {_HEAD} is missing; give the whole checkpoint of this model")
-            model[table] = _with_rows(model[table], unwrapped.head, _INPUT_ROWS, ids, source)
-            model[_HEAD] = _with_rows(model[_HEAD], unwrapped.head, _HEAD_ROWS, ids, source)
-        used = _ROWS_OF_BOTH if tied else {**_INPUT_ROWS, **_HEAD_ROWS}
-        head = {name: tensor for name, tensor in unwrapped.head.items() if name not in used}
+        table = next(name for name in EMBEDDING.values() if name in model)
+        if not tied and _HEAD not in model:
+            raise UserError(
+                f"{source}: tensor {_HEAD} is missing; give the whole checkpoint of this model"
+            )
+        model[table] = _with_rows(model[table], beside, input_rows, ids, source)
+        if _HEAD in model:
+            model[_HEAD] = _with_rows(model[_HEAD], beside, head_rows, ids, source)
+
+        used = {*input_rows, *head_rows}
+        head = {name: tensor for name, tensor in beside.items() if name not in used}
         return unwrapped._replace(model=model, head=head)
 
     @classmethod
     def published_settings(cls, unwrapped, config):
+        chosen: dict[str, Any] = {"latent_policy.name": "adalr"}
+        # A value that isn't valid is refused in `with_texts`.
         settings = config.get(SETTINGS)
-        temperature = settings.get("binary_head_temp") if isinstance(settings, Mapping) else None
-        chosen = {"latent_policy.adalr.temperature": float(temperature)} if _is_temperature(temperature) else {}
-        return {"latent_policy.name": "adalr", **chosen}  # what is wrong is said when the weights are looked at
+        if isinstance(settings, Mapping):
+            temperature = settings.get("binary_head_temp")
+            if _is_temperature(temperature):
+                chosen["latent_policy.adalr.temperature"] = float(temperature)
+        return chosen
 
 
 def _settings(config: Mapping[str, Any], source: str) -> Mapping[str, Any]:
-    """Return the program's settings of a checkpoint.
+    """Return the settings that AdaLR's program wrote into a checkpoint's config.json.
 
     Raises:
-        UserError: they are missing, or are not understood here.
+        UserError: they are missing, or have an unknown key or a value that isn't supported.
     """
     settings = config.get(SETTINGS)
     if not isinstance(settings, Mapping):
-        raise UserError(f"{source}: config.json has no {SETTINGS}; give an AdaLR checkpoint with its own config.json")
-    supported = {"recurrent_filter_mode": ("MLP",), "add_latent_to_end": (False, None), "lora_mode": (True, False)}
+        raise UserError(
+            f"{source}: config.json has no {SETTINGS}; give an AdaLR checkpoint with its own config.json"
+        )
+
+    # Each setting must be known.
+    supported: dict[str, tuple[Any, ...]] = {
+        "recurrent_filter_mode": ("MLP",),
+        "add_latent_to_end": (False, None),
+        "lora_mode": (True, False),
+    }
     known = {*_WITHOUT_EFFECT, *_TOKEN_OF, *supported, "binary_head_temp"}
-    if unknown := sorted(settings.keys() - known):
-        raise UserError(f"{source}: {SETTINGS}.{unknown[0]} in config.json is not known here; upgrade slpo_jax")
+    unknown = sorted(settings.keys() - known)
+    if unknown:
+        raise UserError(
+            f"{source}: {SETTINGS}.{unknown[0]} in config.json is not known here; upgrade slpo_jax"
+        )
+
+    # Those that change how latents are made must have a value that we compute.
+    defaults = {"lora_mode": False}
     for key, values in supported.items():
-        if settings.get(key, values[-1] if key != "recurrent_filter_mode" else None) not in values:
+        value = settings.get(key, defaults.get(key))
+        if value not in values:
             raise UserError(
                 f"{source}: {SETTINGS}.{key} = {settings.get(key)!r} in config.json is not supported, only "
                 f"{values[0]!r}; give another checkpoint"
@@ -167,15 +210,17 @@ def _settings(config: Mapping[str, Any], source: str) -> Mapping[str, Any]:
     return settings
 
 
-def _is_temperature(value: Any) -> bool:
+def _is_temperature(value: Any) -> TypeGuard[float]:
     return type(value) in (int, float) and 0 < value < math.inf
 
 
-def _token_ids(settings: Mapping[str, Any], tokenizer: "PreTrainedTokenizerFast", source: str) -> dict[str, int]:
-    """Return the ids of the four tokens, on which the settings and the tokenizer have to agree.
+def _token_ids(
+    settings: Mapping[str, Any], tokenizer: "PreTrainedTokenizerFast", source: str
+) -> dict[str, int]:
+    """Return the ids of the four tokens, on which the settings and the tokenizer must agree.
 
     Raises:
-        UserError: they don't.
+        UserError: they don't agree.
     """
     vocabulary = tokenizer.get_vocab()
     ids = {}
@@ -190,17 +235,22 @@ def _token_ids(settings: Mapping[str, Any], tokenizer: "PreTrainedTokenizerFast"
 
 
 def _with_rows(
-    table: Stored, beside: Mapping[str, Stored], rows: Mapping[str, str], ids: Mapping[str, int], source: str
+    table: Stored,
+    beside: Mapping[str, Stored],
+    rows: Mapping[str, str],
+    ids: Mapping[str, int],
+    source: str,
 ) -> Stored:
     """Return a table [V, D] with rows that lie beside it, [1, D] each.
 
     Args:
         beside: the tensors beside the model.
-        rows: the token of each.
-        ids: of the tokens.
+        rows: the token of each such tensor's row, by the tensor's name.
+        ids: the ids of the tokens.
     Raises:
         UserError: a tensor is missing or doesn't fit; and when the table is read: its own row is not zero.
     """
+    # Check the shapes now.
     width = table.shape[1]
     for name, token in rows.items():
         if name not in beside:
@@ -214,6 +264,7 @@ def _with_rows(
                 f"{list(table.shape)}; give the config and tokenizer that the checkpoint was trained with"
             )
 
+    # Put the rows in when the table is read.
     def read() -> np.ndarray:
         array = np.array(table.read())
         for name, token in rows.items():

@@ -1,4 +1,4 @@
-"""An architecture: its module, its texts, and the tensors that it has beside a language model's."""
+"""The interface of an architecture: its module, its texts, and its tensors beside a language model's."""
 
 import abc
 import dataclasses
@@ -12,7 +12,14 @@ from slpo_jax.data.templates import Template
 from slpo_jax.data.tokenizer import END_LATENT, START_LATENT
 from slpo_jax.errors import UserError
 from slpo_jax.models.backbone import Backbone
-from slpo_jax.models.reasoner import BackboneConfig, LatentReasoner, ModelConfig, Reasoner, as_functions, backbone
+from slpo_jax.models.reasoner import (
+    BackboneConfig,
+    LatentReasoner,
+    ModelConfig,
+    Reasoner,
+    as_functions,
+    backbone,
+)
 from slpo_jax.policy.explain import Reads
 from slpo_jax.settings import check_fields
 
@@ -20,7 +27,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 
-NO_PROMPT, NO_SHAPES = PromptConfig(), ModelConfig()
+NO_PROMPT = PromptConfig()
+NO_SHAPES = ModelConfig()
 
 
 class Decoder(NamedTuple):
@@ -29,7 +37,7 @@ class Decoder(NamedTuple):
     Attributes:
         tensors: under Hugging Face's names.
         reads: how it reads thoughts.
-        latents: in which the reasoner beside it thinks; 0 is as many as without it.
+        latents: the reasoner's number of latents; 0 is the number that it has without a decoder.
     """
 
     tensors: dict[str, Stored]
@@ -38,7 +46,7 @@ class Decoder(NamedTuple):
 
 
 class Unwrapped(NamedTuple):
-    """A checkpoint's tensors, taken apart.
+    """A checkpoint's tensors, separated into parts.
 
     Attributes:
         model: the language model's under Hugging Face's names, LoRA adapters beside the weights that they are of.
@@ -57,26 +65,26 @@ class Unwrapped(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Architecture(abc.ABC):
-    """An architecture; fields of a subclass are what is to be known of a checkpoint beside its backbone's shapes.
+    """An architecture; the fields of a subclass are a checkpoint's settings beside its backbone's shapes.
 
     Fields are written to reasoner.json, and one that is a key of `config.model` too to the run's config.
 
     Attributes:
-        name: in `ARCHITECTURES`, and with a backbone's in `config.reasoner`.
-        title: what people call it.
-        default_recipe: how it is trained on written solutions.
-        not_taught_by: recipes of ours that train no thought of its.
-        prompt_keys: of `config.prompt`, what its texts go by; all go by `answers` being texts.
+        name: its name in `ARCHITECTURES`, and with a backbone's in `config.reasoner`.
+        title: its name in texts.
+        default_recipe: the recipe that trains it on written solutions.
+        not_taught_by: our recipes that can't train its thoughts.
+        prompt_keys: the keys of `config.prompt` that its texts use; all use `answers` being texts.
         needs_words: whether single bytes can't be its tokens.
-        has_latents: whether it feeds vectors of its own; one that doesn't speaks as its language model does.
+        has_latents: whether it feeds vectors of its own; without latents it writes as its language model does.
         has_gate: whether it may have a stopping gate.
-        latents: how many published checkpoints think in, which have no gate.
-        tokens: special ones that its vocabulary needs, in the order of their ids.
-        markers: of these, those that start and end a thought; a tokenizer that has both is a reasoner's.
+        latents: the number of latents of published checkpoints, which have no gate.
+        tokens: the special tokens that its vocabulary needs, in the order of their ids.
+        markers: those that start and end a thought; a tokenizer that has both is a reasoner's.
         after_vocabulary: their ids come after all rows of the base model's vocabulary, not after its tokenizer's.
-        about_head: what its own tensors do, for the card of an export.
-        head_prefix: how their names begin in Hugging Face's layout; "" without any.
-        first_of_head: the weight of their first linear layer, of which the field `projector` is the width.
+        about_head: a description of its own tensors, for the card of an export.
+        head_prefix: the prefix of their names in Hugging Face's layout; "" without any.
+        first_of_head: the weight of their first linear layer, whose width is the field `projector`.
     """
 
     name: ClassVar[str]
@@ -100,7 +108,7 @@ class Architecture(abc.ABC):
 
     @property
     def layers(self) -> tuple[tuple[str, str | float], ...] | None:
-        """The way from a hidden state to a latent, for `checkpoints.custom_generate`; () is the hidden state itself.
+        """The layers from a hidden state to a latent, for `checkpoints.custom_generate`; () is the state itself.
 
         ("linear" or "norm" (epsilon 1e-5), its name in `heads`), ("gelu", PyTorch's `approximate`) or ("scale", a
         factor), in order. None: exports don't think in PyTorch.
@@ -117,14 +125,18 @@ class Architecture(abc.ABC):
 
     @abc.abstractmethod
     def template(
-        self, tokenizer: "PreTrainedTokenizerFast", first_id: int | None = None, prompt: PromptConfig = NO_PROMPT
+        self,
+        tokenizer: "PreTrainedTokenizerFast",
+        first_id: int | None = None,
+        prompt: PromptConfig = NO_PROMPT,
     ) -> Template:
         """Return the texts of prompts and answers.
 
         Args:
             tokenizer: gets the tokens that it lacks, in place (`tokenizer.add_reasoner_tokens`).
             first_id: where they go; None for the first id that is free.
-            prompt: what an architecture without markers is asked with; of the others, whether answers are texts.
+            prompt: the texts around a question for an architecture without markers; for others, whether answers are
+                texts.
         Raises:
             UserError: the tokenizer can't be used.
         """
@@ -141,7 +153,7 @@ class Architecture(abc.ABC):
 
     @classmethod
     def unwrap(cls, tensors: dict[str, Stored], source: str) -> Unwrapped | None:
-        """Take apart a state dict of this architecture; None for one of another, or of a language model alone.
+        """Separate the parts of a state dict of this architecture; None for another's, or for a language model's.
 
         Args:
             tensors: by the names in the file.
@@ -149,8 +161,14 @@ class Architecture(abc.ABC):
         Raises:
             UserError: a tensor that it can't have.
         """
-        head = {name: x for name, x in tensors.items() if cls.head_prefix and name.startswith(cls.head_prefix)}
-        return Unwrapped({name: x for name, x in tensors.items() if name not in head}, head) if head else None
+        if not cls.head_prefix:
+            return None
+        names = [name for name in tensors if name.startswith(cls.head_prefix)]
+        if not names:
+            return None
+        head = {name: tensors[name] for name in names}
+        model = {name: x for name, x in tensors.items() if name not in head}
+        return Unwrapped(model, head)
 
     @classmethod
     def drawn(cls, width: int, shapes: ModelConfig = NO_SHAPES) -> Self:
@@ -158,15 +176,22 @@ class Architecture(abc.ABC):
 
         Args:
             width: D.
-            shapes: `config.model`, of which what is the architecture's counts.
+            shapes: `config.model`, which has keys for the architecture's own settings.
         """
-        return cls(**{"projector": shapes.projector or width} if cls.first_of_head else {})
+        settings: dict[str, Any] = {}
+        if cls.first_of_head:
+            settings["projector"] = shapes.projector or width
+        return cls(**settings)
 
     @classmethod
     def with_texts(
-        cls, unwrapped: Unwrapped, config: Mapping[str, Any], tokenizer: "PreTrainedTokenizerFast", source: str
+        cls,
+        unwrapped: Unwrapped,
+        config: Mapping[str, Any],
+        tokenizer: "PreTrainedTokenizerFast",
+        source: str,
     ) -> Unwrapped:
-        """Return a published checkpoint's tensors, of which some may lie where its config and tokenizer say.
+        """Return a published checkpoint's tensors, with those in place that its config and tokenizer locate.
 
         Args:
             unwrapped: its tensors.
@@ -174,13 +199,15 @@ class Architecture(abc.ABC):
             tokenizer: its own.
             source: the file or directory, for messages.
         Raises:
-            UserError: they don't go together.
+            UserError: tensors, config and tokenizer don't fit together.
         """
         return unwrapped
 
     @classmethod
-    def published_settings(cls, unwrapped: Unwrapped, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Return how the program of a checkpoint thinks, by key of the config, where that is not the default.
+    def published_settings(
+        cls, unwrapped: Unwrapped, config: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Return the settings of a checkpoint's own program that differ from the defaults, by key of the config.
 
         Args:
             unwrapped: its tensors.
@@ -189,21 +216,26 @@ class Architecture(abc.ABC):
         return {}
 
     @classmethod
-    def found(cls, unwrapped: Unwrapped, config: Mapping[str, Any], source: str) -> Self:
-        """Tell a checkpoint's settings of the architecture.
+    def found(
+        cls, unwrapped: Unwrapped, config: Mapping[str, Any], source: str
+    ) -> Self:
+        """Make one with the settings that a checkpoint's files show.
 
         Args:
-            unwrapped: its tensors, whose shapes tell.
+            unwrapped: its tensors, whose shapes show settings.
             config: its config.json.
             source: the file or directory, for messages.
         Raises:
-            UserError: a tensor or key is missing that tells.
+            UserError: a tensor or key that shows a setting is missing.
         """
-        return cls(**{"projector": cls.hidden(unwrapped, source)} if cls.first_of_head else {})
+        settings: dict[str, Any] = {}
+        if cls.first_of_head:
+            settings["projector"] = cls.hidden(unwrapped, source)
+        return cls(**settings)
 
     @classmethod
     def hidden(cls, unwrapped: Unwrapped, source: str) -> int:
-        """Return the rows of its head's first tensor: the width of a hidden layer, its field `projector`.
+        """Return the rows of its head's first tensor, which are the width of a hidden layer, the field `projector`.
 
         Raises:
             UserError: it is missing.
@@ -216,24 +248,31 @@ class Architecture(abc.ABC):
         return first.shape[0]
 
 
-def refuse_others(tensors: Mapping[str, Stored], prefixes: tuple[str, ...], title: str, source: str) -> None:
-    """Refuse tensors whose names begin in none of these ways.
+def refuse_others(
+    tensors: Mapping[str, Stored], prefixes: tuple[str, ...], title: str, source: str
+) -> None:
+    """Refuse tensors whose names have none of these prefixes.
 
     Raises:
-        UserError: names the first that doesn't.
+        UserError: names the first such tensor.
     """
     for name in tensors:
         if not name.startswith(prefixes):
-            raise UserError(f"{source}: tensor {name} is unexpected; give a checkpoint in {title}'s layout")
+            raise UserError(
+                f"{source}: tensor {name} is unexpected; give a checkpoint in {title}'s layout"
+            )
 
 
 @dataclasses.dataclass(frozen=True)
 class Text(Architecture):
-    """Nothing beside the language model, and no latents of its own."""
+    """A language model alone, without latents of its own."""
 
-    name, title = "text", "language model, in words or soft tokens,"
+    name = "text"
+    title = "language model, in words or soft tokens,"
     not_taught_by = ("distil", "silent")  # latents
-    has_latents, has_gate, latents = False, False, 0
+    has_latents = False
+    has_gate = False
+    latents = 0
     prompt_keys = ("system", "instruction", "format", "closing", "answers")
 
     def template(self, tokenizer, first_id=None, prompt=NO_PROMPT):

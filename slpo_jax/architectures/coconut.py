@@ -4,7 +4,12 @@ import dataclasses
 
 import numpy as np
 
-from slpo_jax.architectures.architecture import NO_PROMPT, Architecture, Unwrapped, refuse_others
+from slpo_jax.architectures.architecture import (
+    NO_PROMPT,
+    Architecture,
+    Unwrapped,
+    refuse_others,
+)
 from slpo_jax.architectures.weights import EMBEDDING, with_prefix
 from slpo_jax.data.chat import QUESTION
 from slpo_jax.data.templates import Template, line
@@ -14,14 +19,16 @@ from slpo_jax.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class Coconut(Architecture):
-    """Nothing beside the language model.
+    """A language model alone.
 
-    Its program writes that under `base_causallm.` and the token embedding once more, as `embedding.weight`; in Hugging
-    Face's layout the names are the language model's.
+    Its program writes the model under `base_causallm.` and the token embedding once more, as `embedding.weight`; in
+    Hugging Face's layout the names are the language model's.
     """
 
-    name, title = "coconut", "COCONUT"
-    tokens, layers = COCONUT_TOKENS, ()
+    name = "coconut"
+    title = "COCONUT"
+    tokens = COCONUT_TOKENS
+    layers = ()
     prompt_keys = ("format", "closing")
 
     def template(self, tokenizer, first_id=None, prompt=NO_PROMPT):
@@ -44,10 +51,13 @@ class Coconut(Architecture):
         )
         if not prompt.closing:
             return marked
+
+        # Texts take the place of the markers.
+        closing_ids = tokenizer(prompt.closing, add_special_tokens=False)["input_ids"]
         return dataclasses.replace(
             marked,
             start_id=None,
-            closing_ids=tuple(tokenizer(prompt.closing, add_special_tokens=False)["input_ids"]),
+            closing_ids=tuple(closing_ids),
             question_text=lambda question: prompt.format.replace(QUESTION, question),
             step_text=lambda step, first: step,
             answer_text=str,
@@ -59,12 +69,17 @@ class Coconut(Architecture):
         model = with_prefix(tensors, "base_causallm.")
         if not model:
             return None
-        refuse_others(tensors, ("base_causallm.", "embedding.weight"), cls.title, source)
+        known = ("base_causallm.", "embedding.weight")
+        refuse_others(tensors, known, cls.title, source)
+
+        # The second embedding must be a copy of the model's.
         copy = tensors.get("embedding.weight")
-        original = next((model[name] for name in EMBEDDING.values() if name in model), None)
-        if copy is not None and original is not None and not np.array_equal(copy.read(), original.read()):
-            raise UserError(
-                f"{source}: tensor embedding.weight differs from {original.name}; the checkpoint is corrupt, fetch it "
-                "again"
-            )
+        originals = [model[name] for name in EMBEDDING.values() if name in model]
+        if copy is not None and originals:
+            original = originals[0]
+            if not np.array_equal(copy.read(), original.read()):
+                raise UserError(
+                    f"{source}: tensor embedding.weight differs from {original.name}; the checkpoint is corrupt, "
+                    "fetch it again"
+                )
         return Unwrapped(model, {}, original=True)

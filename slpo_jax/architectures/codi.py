@@ -1,6 +1,6 @@
-"""CODI (Shen et al., 2025): a projector of the last hidden state is the next input embedding.
+"""CODI (Shen et al., 2025): the next input embedding is a projection of the last hidden state.
 
-And in the spirit of DART (2506.11752): silent tokens of a learned embedding, which a light network lets evolve.
+And in the spirit of DART (2506.11752): silent tokens with a learned embedding, which a light network changes.
 """
 
 import dataclasses
@@ -9,21 +9,33 @@ from typing import Any
 import flax.linen as nn
 import jax.numpy as jnp
 
-from slpo_jax.architectures.architecture import NO_PROMPT, Architecture, Unwrapped, refuse_others
+from slpo_jax.architectures.architecture import (
+    NO_PROMPT,
+    Architecture,
+    Unwrapped,
+    refuse_others,
+)
 from slpo_jax.architectures.weights import Weight, linear, norm, strip_all, with_prefix
 from slpo_jax.data.templates import Template
-from slpo_jax.data.tokenizer import END_LATENT, PAD_LATENT, START_LATENT, add_reasoner_tokens, add_words
+from slpo_jax.data.tokenizer import (
+    END_LATENT,
+    PAD_LATENT,
+    START_LATENT,
+    add_reasoner_tokens,
+    add_words,
+)
 from slpo_jax.errors import UserError
 from slpo_jax.models.reasoner import LatentReasoner
 from slpo_jax.settings import setting
 
 _TOKENS = (PAD_LATENT, START_LATENT, END_LATENT)
 _ANSWER = "The answer is:"
-_LAYERS = {"1": "1", "3": "3", "ln": "4"}  # of the original's `prj.` -> of Hugging Face's `projector.`
+# The layers of the original's `prj.`, and their names in Hugging Face's `projector.`.
+_LAYERS = {"1": "1", "3": "3", "ln": "4"}
 
 
 class Projector(nn.Module):
-    """Without the dropout of probability 0 that it is published with."""
+    """A projector [B, L, D] -> [B, L, D], without the dropout of probability 0 that the published one has."""
 
     hidden: int
     width: int
@@ -31,8 +43,9 @@ class Projector(nn.Module):
 
     @nn.compact
     def __call__(self, h_BLD):
-        x_BLD = nn.gelu(nn.Dense(self.hidden, dtype=self.dtype, name="fc_in")(h_BLD), approximate=False)
-        x_BLD = nn.Dense(self.width, dtype=self.dtype, name="fc_out")(x_BLD)
+        x_BLH = nn.Dense(self.hidden, dtype=self.dtype, name="fc_in")(h_BLD)
+        x_BLH = nn.gelu(x_BLH, approximate=False)
+        x_BLD = nn.Dense(self.width, dtype=self.dtype, name="fc_out")(x_BLH)
         return nn.LayerNorm(epsilon=1e-5, dtype=self.dtype, name="norm")(x_BLD)
 
 
@@ -69,12 +82,20 @@ class Codi(Architecture):
     projector: int = setting(least=1)
     tidy: bool = True
 
-    name, title = "codi", "CODI"
+    name = "codi"
+    title = "CODI"
     default_recipe = "distil"
-    tokens, after_vocabulary = _TOKENS, True
-    head_prefix, first_of_head = "projector.", "projector.1.weight"
+    tokens = _TOKENS
+    after_vocabulary = True
+    head_prefix = "projector."
+    first_of_head = "projector.1.weight"
     about_head = "`projector.{1,3,4}.*`: Linear, GELU, Linear, LayerNorm, from the last hidden state to the next latent"
-    layers = ("linear", "projector.1"), ("gelu", "none"), ("linear", "projector.3"), ("norm", "projector.4")
+    layers = (
+        ("linear", "projector.1"),
+        ("gelu", "none"),
+        ("linear", "projector.3"),
+        ("norm", "projector.4"),
+    )
 
     def module(self, backbone):
         return Projecting(backbone, self.projector)
@@ -83,12 +104,16 @@ class Codi(Architecture):
         """Lay out question + start (bot) | latents | end (eot) + steps, a space between + "The answer is: 72" + eos."""
         add_words(tokenizer, _ANSWER)
         tokens = add_reasoner_tokens(tokenizer, _TOKENS, first_id)
+        # The chat template of an export must write questions as `question_text` does.
+        in_jinja = "question"
+        if self.tidy:
+            in_jinja = "question.strip().replace('  ', ' ')"
         return Template(
             **tokens,
             tokenizer=tokenizer,
             answer_style=prompt.marked_style("last_number"),
-            question_text=_tidied if self.tidy else str,
-            question_in_jinja="question.strip().replace('  ', ' ')" if self.tidy else "question",
+            question_text=_tidy if self.tidy else str,
+            question_in_jinja=in_jinja,
             step_text=lambda step, first: step if first else " " + step,
             answer_text=lambda answer: f"{_ANSWER} {answer}",
             banned_ids=tokens["closing_ids"] if self.tidy else (),
@@ -106,7 +131,9 @@ class Codi(Architecture):
         model = with_prefix(tensors, "codi.")
         if model:
             refuse_others(tensors, ("codi.", "prj."), cls.title, source)
-            head = {_hugging_face_name(name, source): tensor for name, tensor in with_prefix(tensors, "prj.").items()}
+            head = {}
+            for name, tensor in with_prefix(tensors, "prj.").items():
+                head[_hugging_face_name(name, source)] = tensor
             return Unwrapped(strip_all(model, "base_model.model."), head, original=True)
         return super().unwrap(tensors, source)
 
@@ -118,16 +145,18 @@ class Codi(Architecture):
 def _hugging_face_name(name: str, source: str) -> str:
     number, _, part = name.partition(".")
     if number not in _LAYERS:
-        raise UserError(f"{source}: tensor prj.{name} is unexpected; CODI's projector has prj.1, prj.3 and prj.ln")
+        raise UserError(
+            f"{source}: tensor prj.{name} is unexpected; CODI's projector has prj.1, prj.3 and prj.ln"
+        )
     return f"projector.{_LAYERS[number]}.{part}"
 
 
-def _tidied(question: str) -> str:
+def _tidy(question: str) -> str:
     return question.strip().replace("  ", " ")
 
 
 class Evolution(nn.Module):
-    """A silent token's input: the learned embedding, and what an MLP makes of the state before, at first nothing."""
+    """A silent token's input: a learned embedding plus an MLP of the state before, which begins at zero."""
 
     hidden: int
     width: int
@@ -136,9 +165,11 @@ class Evolution(nn.Module):
     @nn.compact
     def __call__(self, h_BLD):
         silent_D = self.param("silent", nn.initializers.normal(0.02), (self.width,))
-        x_BLD = nn.gelu(nn.Dense(self.hidden, dtype=self.dtype, name="fc_in")(h_BLD), approximate=False)
+        x_BLH = nn.Dense(self.hidden, dtype=self.dtype, name="fc_in")(h_BLD)
+        x_BLH = nn.gelu(x_BLH, approximate=False)
         zeros = nn.initializers.zeros
-        x_BLD = nn.Dense(self.width, dtype=self.dtype, kernel_init=zeros, name="fc_out")(x_BLD)
+        out = nn.Dense(self.width, dtype=self.dtype, kernel_init=zeros, name="fc_out")
+        x_BLD = out(x_BLH)
         return x_BLD + jnp.asarray(silent_D, self.dtype)[None, None]
 
 
@@ -169,11 +200,14 @@ class Dart(Architecture):
 
     projector: int = setting(least=1)
 
-    name, title = "dart", "DART"
+    name = "dart"
+    title = "DART"
     default_recipe = "silent"
     latents = 20
-    tokens, after_vocabulary = Codi.tokens, True
-    head_prefix, first_of_head = "silent.", "silent.fc_in.weight"
+    tokens = Codi.tokens
+    after_vocabulary = True
+    head_prefix = "silent."
+    first_of_head = "silent.fc_in.weight"
     about_head = "`silent.*`: a learned embedding, and Linear, GELU, Linear of the last hidden state, added to it"
 
     def module(self, backbone):

@@ -1,6 +1,6 @@
 """CoLaR (Tan et al., 2025): a head on the last hidden state predicts the next, compressed, input embedding.
 
-The head is a Gaussian; of its checkpoints in Hugging Face's layout the mean alone is there.
+The head is a Gaussian; its checkpoints in Hugging Face's layout have only the mean.
 """
 
 import dataclasses
@@ -9,7 +9,13 @@ from typing import Any
 import flax.linen as nn
 import jax.numpy as jnp
 
-from slpo_jax.architectures.architecture import NO_PROMPT, NO_SHAPES, Architecture, Unwrapped, refuse_others
+from slpo_jax.architectures.architecture import (
+    NO_PROMPT,
+    NO_SHAPES,
+    Architecture,
+    Unwrapped,
+    refuse_others,
+)
 from slpo_jax.architectures.weights import linear, norm, with_prefix
 from slpo_jax.data.chat import MOST_SPEED, Asked
 from slpo_jax.data.templates import Template
@@ -21,7 +27,8 @@ from slpo_jax.settings import setting
 _MARK = "###"  # begins the thought and ends it
 _ANSWER = "Answer:"
 _SCALE = "latent_embedding_std"  # in config.json
-_SCALES = {768: 0.12, 1536: 0.03, 2048: 0.018, 3072: 0.018, 4096: 0.008}  # by D: GPT-2's, a Qwen2's, Llama 3's
+# By D: of GPT-2, a Qwen2 and the Llama 3s.
+_SCALES = {768: 0.12, 1536: 0.03, 2048: 0.018, 3072: 0.018, 4096: 0.008}
 
 
 class Head(nn.Module):
@@ -30,7 +37,7 @@ class Head(nn.Module):
     Attributes:
         hidden: width of its hidden layers.
         width: D.
-        gaussian: False leaves the second out.
+        gaussian: whether there is a standard deviation.
         dtype: of activations.
     """
 
@@ -41,18 +48,22 @@ class Head(nn.Module):
 
     @nn.compact
     def __call__(self, h_BLD):
-        x_BLH = nn.gelu(nn.Dense(self.hidden, dtype=self.dtype, name="fc_in")(h_BLD), approximate=False)
+        x_BLH = nn.Dense(self.hidden, dtype=self.dtype, name="fc_in")(h_BLD)
+        x_BLH = nn.gelu(x_BLH, approximate=False)
         x_BLH = nn.Dense(self.hidden, dtype=self.dtype, name="fc_out")(x_BLH)
         x_BLH = nn.LayerNorm(epsilon=1e-5, dtype=self.dtype, name="norm")(x_BLH)
         names = ("mean", "log_std") if self.gaussian else ("mean",)
-        return [nn.Dense(self.width, dtype=jnp.float32, name=name)(x_BLH) for name in names]
+        return [
+            nn.Dense(self.width, dtype=jnp.float32, name=name)(x_BLH) for name in names
+        ]
 
 
 class Predicting(LatentReasoner):
-    """A reasoner whose latent is the head's; attributes as there.
+    """A reasoner whose latent is the scaled mean of the head.
 
     Attributes:
-        scale: what the head's outputs are multiplied by, the standard deviation of the base model's embeddings.
+        hidden, gaussian: as of `Head`.
+        scale: the factor of the head's outputs, the standard deviation of the base model's embeddings.
     """
 
     hidden: int
@@ -68,35 +79,39 @@ class Predicting(LatentReasoner):
 
     def law(self, hidden_BLD):
         """Return `LatentLaw` of the latent at the next slot."""
-        mean_BLD, *log_std_BLD = self.head(hidden_BLD)
-        return LatentLaw(mean_BLD, jnp.exp(*log_std_BLD) if log_std_BLD else jnp.zeros_like(mean_BLD))
+        outputs = self.head(hidden_BLD)
+        mean_BLD = outputs[0]
+        std_BLD = jnp.exp(outputs[1]) if self.gaussian else jnp.zeros_like(mean_BLD)
+        return LatentLaw(mean_BLD, std_BLD)
 
 
 @dataclasses.dataclass(frozen=True)
 class Colar(Architecture):
     """A head beside the language model, `lt_head.*` in Hugging Face's layout; no tokens of its own.
 
-    Its own program writes what it has trained: `latent_policy.*`, the head, and adapters under `llm.`, for which the
-    base model is needed.
+    Its own program writes the parts that it has trained: the head as `latent_policy.*`, and adapters under `llm.`,
+    which need the base model.
 
     Attributes:
         projector: width of the head's hidden layers.
-        scale: of its latents.
-        gaussian: whether the head has a standard deviation; without one latents are what it predicts.
+        scale: the factor of its latents.
+        gaussian: whether the head has a standard deviation; without one its mean is the latent.
     """
 
     projector: int = setting(least=1)
     scale: float = setting(0.018, above=0)
     gaussian: bool = False
 
-    name, title = "colar", "CoLaR"
+    name = "colar"
+    title = "CoLaR"
     default_recipe = "colar"
-    # Neither the head's sigma, nor where a thought ends.
+    # These recipes teach neither the head's sigma nor when a thought ends.
     not_taught_by = ("curriculum", "distil", "silent", "latent_sft")
     prompt_keys = ("speed",)
     needs_words = True
     latents = 64  # published; "###" ends a thought
-    head_prefix, first_of_head = "lt_head.", "lt_head.fc.0.weight"
+    head_prefix = "lt_head."
+    first_of_head = "lt_head.fc.0.weight"
     about_head = (
         "`lt_head.*`: Linear, GELU, Linear, LayerNorm, and from there one Linear each to the mean of the next latent "
         "and to the logarithm of its standard deviation, if there is one"
@@ -105,7 +120,12 @@ class Colar(Architecture):
     @property
     def layers(self):
         """The layers up to the mean."""
-        hidden = ("linear", "lt_head.fc.0"), ("gelu", "none"), ("linear", "lt_head.fc.2"), ("norm", "lt_head.fc.3")
+        hidden = (
+            ("linear", "lt_head.fc.0"),
+            ("gelu", "none"),
+            ("linear", "lt_head.fc.2"),
+            ("norm", "lt_head.fc.3"),
+        )
         return *hidden, ("linear", "lt_head.mean"), ("scale", self.scale)
 
     def module(self, backbone):
@@ -113,7 +133,8 @@ class Colar(Architecture):
 
     def template(self, tokenizer, first_id=None, prompt=NO_PROMPT):
         """Lay out question, as it asks + "###" | latents | "###" + steps, a line each + "Answer:72" + eos; no bos."""
-        add_words(tokenizer, " ".join(Asked(speed)("") for speed in range(1, MOST_SPEED + 1)))
+        requests = [Asked(speed)("") for speed in range(1, MOST_SPEED + 1)]
+        add_words(tokenizer, " ".join(requests))
         add_words(tokenizer, _ANSWER, apart=False)
         mark = tokenizer(_MARK, add_special_tokens=False)["input_ids"]
         if len(mark) != 1:
@@ -135,17 +156,21 @@ class Colar(Architecture):
         )
 
     def heads(self, width):
-        lasts = ("mean", "log_std") if self.gaussian else ("mean",)
-        return [
-            *linear(("head", "fc_in"), "lt_head.fc.0", (self.projector, width)),
-            *linear(("head", "fc_out"), "lt_head.fc.2", (self.projector, self.projector)),
-            *norm(("head", "norm"), "lt_head.fc.3", self.projector),
-            *(out for last in lasts for out in linear(("head", last), f"lt_head.{last}", (width, self.projector))),
+        hidden = self.projector
+        weights = [
+            *linear(("head", "fc_in"), "lt_head.fc.0", (hidden, width)),
+            *linear(("head", "fc_out"), "lt_head.fc.2", (hidden, hidden)),
+            *norm(("head", "norm"), "lt_head.fc.3", hidden),
+            *linear(("head", "mean"), "lt_head.mean", (width, hidden)),
         ]
+        if self.gaussian:
+            weights += linear(("head", "log_std"), "lt_head.log_std", (width, hidden))
+        return weights
 
     @classmethod
     def unwrap(cls, tensors, source):
-        if policy := with_prefix(tensors, "latent_policy."):
+        policy = with_prefix(tensors, "latent_policy.")
+        if policy:
             refuse_others(tensors, ("latent_policy.", "llm."), cls.title, source)
             head = {f"lt_head.{name}": tensor for name, tensor in policy.items()}
             return Unwrapped(with_prefix(tensors, "llm."), head, original=True)
@@ -153,15 +178,20 @@ class Colar(Architecture):
 
     @classmethod
     def drawn(cls, width, shapes=NO_SHAPES):
-        return cls(shapes.projector or width, shapes.scale or _SCALES.get(width, cls.scale), gaussian=True)
+        scale = shapes.scale or _SCALES.get(width, cls.scale)
+        return cls(shapes.projector or width, scale, gaussian=True)
 
     @classmethod
     def published_settings(cls, unwrapped, config):
-        return {"latent_policy.name": "colar", "latent_policy.colar.least": int(unwrapped.original)}
+        return {
+            "latent_policy.name": "colar",
+            "latent_policy.colar.least": int(unwrapped.original),
+        }
 
     @classmethod
     def found(cls, unwrapped, config, source):
-        hidden, scale = cls.hidden(unwrapped, source), config.get(_SCALE)
+        hidden = cls.hidden(unwrapped, source)
+        scale = config.get(_SCALE)
         if unwrapped.original and scale is None:
             scale = _SCALES.get(unwrapped.head[cls.first_of_head].shape[1])
         if type(scale) not in (int, float) or scale <= 0:

@@ -1,4 +1,4 @@
-"""LoRA adapters, merged: beside the base weights in a checkpoint's own file, or alone in a folder of PEFT's."""
+"""Merge LoRA adapters, which lie beside the base weights in a checkpoint's file or alone in a folder of PEFT's."""
 
 import json
 import math
@@ -20,7 +20,9 @@ from slpo_jax.models.reasoner import BackboneConfig
 CONFIG = "adapter_config.json"
 WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 _THE_BASE = "give the base model that the adapters were trained on"
-_A, _B, _BASE = ".lora_A.default.weight", ".lora_B.default.weight", ".base_layer."
+_A = ".lora_A.default.weight"
+_B = ".lora_B.default.weight"
+_BASE = ".base_layer."
 # Of PEFT's settings those that change nothing in W + s B A, or are seen in the tensors; any other one must be off.
 _HARMLESS = {
     "auto_mapping", "base_model_name_or_path", "bias", "corda_config", "ensure_weight_tying", "eva_config",
@@ -29,7 +31,8 @@ _HARMLESS = {
     "modules_to_save", "peft_type", "peft_version", "qalora_group_size", "r", "rank_pattern", "revision",
     "runtime_config", "target_modules", "task_type", "use_rslora",
 }  # fmt: skip
-_INITS = (None, True, False, "gaussian", "eva", "orthogonal")  # of B and A; the others also change the base
+# Initialisations of A and B alone; PEFT's others also change the base.
+_INITS = (None, True, False, "gaussian", "eva", "orthogonal")
 
 
 class Lora(NamedTuple):
@@ -37,8 +40,8 @@ class Lora(NamedTuple):
 
     Attributes:
         alpha: the scale is alpha / rank.
-        by_root: it is alpha / sqrt(rank).
-        ties: a head that the base ties to an embedding is tied to the one that is saved with the adapters.
+        by_root: the scale is alpha / sqrt(rank).
+        ties: whether a head that the base ties to its embedding is tied to the embedding saved with the adapters.
     """
 
     alpha: float
@@ -46,13 +49,14 @@ class Lora(NamedTuple):
     ties: bool = False
 
 
-def lora_of(folder: Path, alpha: float | None) -> Lora | None:
-    """Read PEFT's own word for LoRA's scale where a folder has it, else what was given; None where nothing says it.
+def read_lora(folder: Path, alpha: float | None) -> Lora | None:
+    """Read LoRA's scale from PEFT's settings where a folder has them, else take `alpha`; None without either.
 
     Args:
-        folder: or a checkpoint's file, which is given its scale.
+        folder: of adapters, or a checkpoint's file, which has no settings.
+        alpha: the scale times the rank, as the user gave it; None for none.
     Raises:
-        UserError: the settings hold one that is not understood.
+        UserError: a setting isn't supported.
     """
     path = folder / CONFIG
     if not path.is_file():
@@ -65,11 +69,17 @@ def lora_of(folder: Path, alpha: float | None) -> Lora | None:
                 f"{path}: {key}={value} is not supported; merge the adapters with peft's merge_and_unload()"
             )
     scale = values.get("lora_alpha", alpha)
-    return Lora(scale, bool(values.get("use_rslora")), bool(values.get("ensure_weight_tying"))) if scale else None
+    if not scale:
+        return None
+    by_root = bool(values.get("use_rslora"))
+    return Lora(scale, by_root, ties=bool(values.get("ensure_weight_tying")))
 
 
-def adapted(
-    model: Mapping[str, Stored], adapter: Mapping[str, Stored], lora: Lora | None, source: str
+def add_adapters(
+    model: Mapping[str, Stored],
+    adapter: Mapping[str, Stored],
+    lora: Lora | None,
+    source: str,
 ) -> dict[str, Stored]:
     """Put PEFT's adapters beside a base model's tensors, for `merge_lora`, with the tensors that PEFT saved whole.
 
@@ -79,23 +89,37 @@ def adapted(
         lora: how they are scaled.
         source: the adapters' file, for messages.
     Raises:
-        UserError: a tensor that is of no weight of the model's, or doesn't fit it.
+        UserError: a tensor that belongs to no weight of the model, or doesn't fit it.
     """
     added = {_hugging_face_name(name): tensor for name, tensor in adapter.items()}
+    has_head = "lm_head.weight" in model or "lm_head.weight" in added
+    ties = has_head or bool(lora and lora.ties)
     tensors = dict(model)
     for name, tensor in added.items():
+        # Find the base's weight. An adapter may be of a weight that PEFT saved whole.
         module, is_lora, _ = name.partition(".lora_")
         weight = f"{module}.weight" if is_lora else name
-        base = added.get(weight, model.get(weight)) if is_lora else model.get(weight)
-        if base is None and weight != "lm_head.weight":  # which the file of a tied model need not have
-            raise UserError(f"{source}: tensor {tensor.name} is of no weight of the base's; {_THE_BASE}")
+        base = model.get(weight)
+        if is_lora:
+            base = added.get(weight, base)
+        # The file of a tied model need not have its head.
+        if base is None and weight != "lm_head.weight":
+            raise UserError(
+                f"{source}: tensor {tensor.name} is of no weight of the base's; {_THE_BASE}"
+            )
+
+        # An adapted weight moves to the name that `merge_lora` looks for. A saved one replaces the
+        # base's; its rows may be more, since a vocabulary may have grown.
         if is_lora:
             tensors.pop(weight, None)
-            tensors |= {f"{module}{_BASE}weight": base} if base else {}
-        elif base and tensor.shape[1:] != base.shape[1:]:  # a vocabulary may have grown
+            if base:
+                tensors[f"{module}{_BASE}weight"] = base
+        elif base and tensor.shape[1:] != base.shape[1:]:
             shapes = f"{list(tensor.shape)}, the base's {list(base.shape)}"
-            raise UserError(f"{source}: tensor {tensor.name} has shape {shapes}; {_THE_BASE}")
-        elif name in EMBEDDING.values() and "lm_head.weight" not in {**model, **added} and not (lora and lora.ties):
+            raise UserError(
+                f"{source}: tensor {tensor.name} has shape {shapes}; {_THE_BASE}"
+            )
+        elif name in EMBEDDING.values() and not ties:
             raise UserError(
                 f"{source}: {tensor.name} is trained apart from the head, which the base ties to it; merge the "
                 "adapters with peft's merge_and_unload(), or train them with ensure_weight_tying=True"
@@ -104,11 +128,16 @@ def adapted(
 
 
 def _hugging_face_name(name: str) -> str:
-    short = name.removeprefix("base_model.model.").replace(".modules_to_save.default.", ".").replace(_BASE, ".")
-    return with_head(re.sub(r"\.lora_([AB])\.weight$", r".lora_\1.default.weight", short))
+    """Return the name under which the base model's file would have a tensor of PEFT's."""
+    name = name.removeprefix("base_model.model.")
+    name = name.replace(".modules_to_save.default.", ".").replace(_BASE, ".")
+    name = re.sub(r"\.lora_([AB])\.weight$", r".lora_\1.default.weight", name)
+    return with_head(name)
 
 
-def merge_lora(tensors: dict[str, Stored], lora: Lora | None, source: str) -> dict[str, Stored]:
+def merge_lora(
+    tensors: dict[str, Stored], lora: Lora | None, source: str
+) -> dict[str, Stored]:
     """Replace every weight W that has an adapter by W + s B A.
 
     Args:
@@ -118,34 +147,47 @@ def merge_lora(tensors: dict[str, Stored], lora: Lora | None, source: str) -> di
     Raises:
         UserError: adapters without their scale, half an adapter, one of another kind, or one that doesn't fit.
     """
-    modules = {name.split(".lora_")[0] for name in tensors if ".lora_" in name}
+    adapters = [name for name in tensors if ".lora_" in name]
+    others = [name for name in tensors if ".lora_" not in name]
+    modules = {name.split(".lora_")[0] for name in adapters}
     if modules and lora is None:
         raise UserError(
             f"{source}: {len(modules)} weights have LoRA adapters whose scale is not in the file; give their alpha "
             f"({key_name('config.lora_alpha')}, published: 32)"
         )
-    out = {name.replace(_BASE, "."): tensor for name, tensor in tensors.items() if ".lora_" not in name}
+    out = {name.replace(_BASE, "."): tensors[name] for name in others}
     for module in modules:
-        names = (f"{module}{_BASE}weight", module + _A, module + _B)
-        present = {name for name in tensors if name == names[0] or name.startswith(f"{module}.lora_")}
-        for name in sorted(present.symmetric_difference(names), key=lambda name: name not in tensors):
-            problem = "unexpected" if name in tensors else "missing"
+        assert lora is not None
+        # An adapted module must have exactly these three tensors. Unexpected ones are named before missing ones.
+        base_name = f"{module}{_BASE}weight"
+        wanted = {base_name, module + _A, module + _B}
+        present = {name for name in adapters if name.startswith(f"{module}.lora_")}
+        if base_name in tensors:
+            present.add(base_name)
+        unexpected = sorted(present - wanted)
+        missing = sorted(wanted - present)
+        if unexpected or missing:
+            name = [*unexpected, *missing][0]
+            problem = "unexpected" if unexpected else "missing"
             raise UserError(
                 f"{source}: tensor {name} is {problem}; only whole adapters named 'default' of rank r are known"
             )
-        assert lora is not None
-        base, lora_a, lora_b = (tensors[name] for name in names)
-        out[f"{module}.weight"] = _merged(base, lora_a, lora_b, lora, source)
+        lora_a = tensors[module + _A]
+        lora_b = tensors[module + _B]
+        merged = _merge_when_read(tensors[base_name], lora_a, lora_b, lora, source)
+        out[f"{module}.weight"] = merged
     return out
 
 
-def _merged(base: Stored, lora_a: Stored, lora_b: Stored, lora: Lora, source: str) -> Stored:
-    """Add the adapter A [r, in], B [out, r] to a weight [out, in], or Conv1D's [in, out], when it is read."""
-    (rank, inputs), (outputs, rank_b) = lora_a.shape, lora_b.shape
-    linear, conv1d = (outputs, inputs), (inputs, outputs)
+def _merge_when_read(
+    base: Stored, lora_a: Stored, lora_b: Stored, lora: Lora, source: str
+) -> Stored:
+    """Return a weight [out, in], or Conv1D's [in, out], with the adapter A [r, in], B [out, r] added on reading."""
+    rank, inputs = lora_a.shape
+    outputs, rank_b = lora_b.shape
     # A square Conv1D looks like a square Linear: the names tell.
-    is_conv1d = any(f".{name}." in f"{base.name}." for name in ("c_attn", "c_proj", "c_fc"))
-    shape = conv1d if is_conv1d else linear
+    is_conv1d = re.search(r"\.(c_attn|c_proj|c_fc)\.", f"{base.name}.") is not None
+    shape = (inputs, outputs) if is_conv1d else (outputs, inputs)
     if rank != rank_b or tuple(base.shape) != shape:
         raise UserError(
             f"{source}: tensor {lora_b.name} {list(lora_b.shape)} and {lora_a.name} {list(lora_a.shape)} don't fit "
@@ -154,14 +196,22 @@ def _merged(base: Stored, lora_a: Stored, lora_b: Stored, lora: Lora, source: st
     scale = lora.alpha / (math.sqrt(rank) if lora.by_root else rank)
 
     def read() -> np.ndarray:
-        delta = np.asarray(lora_b.read(), np.float32) @ np.asarray(lora_a.read(), np.float32)
+        b = np.asarray(lora_b.read(), np.float32)
+        a = np.asarray(lora_a.read(), np.float32)
+        delta = b @ a
         weight = np.asarray(base.read(), np.float32)
         return weight + np.float32(scale) * (delta.T if is_conv1d else delta)
 
     return Stored(base.name, shape, read)
 
 
-def write_adapters(folder: Path, adapters: dict[str, Any], config: BackboneConfig, alpha: float, base: str) -> None:
+def write_adapters(
+    folder: Path,
+    adapters: dict[str, Any],
+    config: BackboneConfig,
+    alpha: float,
+    base: str,
+) -> None:
     """Write adapters as PEFT saves them.
 
     Args:
@@ -169,10 +219,13 @@ def write_adapters(folder: Path, adapters: dict[str, Any], config: BackboneConfi
         adapters: of `models.lora.init`, on the host.
         config: of the backbone whose kernels they are of.
         alpha: their scale times their rank.
-        base: where the model lies, with which they go together.
+        base: the place of the model that they were trained on.
     """
-    tensors, settings = dict[str, np.ndarray](), dict[str, Any]()
-    targets, leaves = set[str](), flatten_dict(adapters)
+    # PEFT keeps A as [r, in] and B as [out, r], our kernels are the other way round.
+    tensors = dict[str, np.ndarray]()
+    settings = dict[str, Any]()
+    targets = set[str]()
+    leaves = flatten_dict(adapters)
     for weight in backbone_weights(config):
         *place, last = weight.path
         if last == "kernel" and (*place, "A") in leaves:
@@ -180,11 +233,20 @@ def write_adapters(folder: Path, adapters: dict[str, Any], config: BackboneConfi
                 name = f"base_model.model.{weight.name.removesuffix('weight')}lora_{part}.weight"
                 tensors[name] = np.ascontiguousarray(np.asarray(leaves[*place, part]).T)
             targets.add(place[-1])
-            settings = {"r": leaves[*place, "A"].shape[1], "fan_in_fan_out": not weight.transposed}
+            settings = {
+                "r": leaves[*place, "A"].shape[1],
+                "fan_in_fan_out": not weight.transposed,
+            }
+
+    # All modules have the same rank and layout.
     settings |= {
         "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": base, "bias": "none",
         "lora_alpha": alpha, "lora_dropout": 0.0, "target_modules": sorted(targets), "inference_mode": True,
     }  # fmt: skip
-    (folder / CONFIG).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+    (folder / CONFIG).write_text(
+        json.dumps(settings, indent=2) + "\n", encoding="utf-8"
+    )
     save_file(tensors, folder / WEIGHTS[0], metadata={"format": "pt"})
-    (folder / WEIGHTS[0]).chmod((folder / CONFIG).stat().st_mode)  # safetensors makes its files private
+    # safetensors makes its files private.
+    mode = (folder / CONFIG).stat().st_mode
+    (folder / WEIGHTS[0]).chmod(mode)

@@ -1,9 +1,9 @@
-"""`generate` and `forward` of a latent reasoner in PyTorch and transformers alone: an export of slpo_jax has this file.
+"""`generate` and `forward` of a latent reasoner in PyTorch and transformers alone; each export of slpo_jax has a copy.
 
-There it is custom_generate/generate.py, which `from_pretrained(…, trust_remote_code=True)` makes the model's own
-`generate`, and whose classes `AutoModelForCausalLM` then opens (`auto_map` in config.json). They are transformers' own
+The copy is custom_generate/generate.py. `from_pretrained(…, trust_remote_code=True)` makes it the model's own
+`generate`, and `AutoModelForCausalLM` then opens its classes (`auto_map` in config.json). They are transformers' own
 classes, by the same names, with another `forward`: the folder stays a GPT-2 or Llama that every program opens. Where
-the file is not trusted, generation_config.json has transformers' `generate` fail, not answer without a thought.
+the file is not trusted, generation_config.json makes transformers' `generate` fail, not answer without a thought.
 
 Array names end with axes: B rows, P slots of prompts, L positions, T latents, E tokens that close a thought, S slots of
 prompt, latents, closing tokens and text, D width, V vocabulary.
@@ -28,8 +28,12 @@ from torch.nn import functional
 from transformers import DynamicCache
 from transformers.utils import ModelOutput, cached_file
 
-SIDE_FILE = "reasoner.safetensors"  # weights of the gate and of what makes latents
-_side_files: weakref.WeakKeyDictionary[Any, dict[str, torch.Tensor]] = weakref.WeakKeyDictionary()
+SIDE_FILE = (
+    "reasoner.safetensors"  # weights of the gate and of the layers that make latents
+)
+_side_files: weakref.WeakKeyDictionary[Any, dict[str, torch.Tensor]] = (
+    weakref.WeakKeyDictionary()
+)
 
 
 @dataclasses.dataclass
@@ -37,7 +41,7 @@ class Thought(ModelOutput):
     """A thought and the text after it; with num_return_sequences=N each prompt has N rows one after the other.
 
     Attributes:
-        sequences: int [B, P + A], prompts and answers; what follows an end token is padding. Latents are no tokens.
+        sequences: int [B, P + A], prompts and answers; after an end token comes padding. Latents are not tokens.
         latents: [B, T, D], zeros where a row had stopped.
         lengths: int [B], each row's number of latents.
         stop_probabilities: [B, T] of the gate at each latent, nan where a row had stopped; None without a gate.
@@ -57,11 +61,26 @@ class Thought(ModelOutput):
     beam_indices: torch.Tensor | None = None
 
 
-_OF_THE_ANSWERS = ("scores", "logits", "hidden_states", "attentions", "sequences_scores", "beam_indices")
+_OF_THE_ANSWERS = (
+    "scores",
+    "logits",
+    "hidden_states",
+    "attentions",
+    "sequences_scores",
+    "beam_indices",
+)
 
 
 @torch.no_grad()
-def generate(inputs=None, generation_config=None, *, model, input_ids=None, attention_mask=None, **others):
+def generate(
+    inputs=None,
+    generation_config=None,
+    *,
+    model,
+    input_ids=None,
+    attention_mask=None,
+    **others,
+):
     """Think and stop without noise, and have transformers' own `generate` write the answer, greedily unless told to.
 
     Args:
@@ -70,89 +89,145 @@ def generate(inputs=None, generation_config=None, *, model, input_ids=None, atte
         attention_mask: [B, P], 0 where there is padding; by default where a row begins with the pad token.
         others: `max_latents`; `stop_threshold` of the gate's stop probability, None for `max_latents` in every row;
             `max_new_tokens` of an answer, at most as many as there are positions for; `return_dict_in_generate`; and
-            what transformers' `generate` takes to write. generation_config.json has their defaults.
+            the arguments of transformers' `generate` for writing. generation_config.json has their defaults.
     Returns:
         int [B, P + A], prompts and answers, or with return_dict_in_generate=True a `Thought`.
     Raises:
-        ValueError: the prompt is none of the chat template's, too long, or has a word that the tokenizer doesn't know;
-            or the weights give what is no finite number.
+        ValueError: the prompt isn't the chat template's, is too long, or has a word that the tokenizer doesn't know;
+            or the weights give values that aren't finite.
     """
-    settings, model_settings = copy.deepcopy(model.generation_config), model.generation_config
-    arguments = ({} if generation_config is None else generation_config.to_diff_dict()) | others
+    # The caller's settings go over the export's.
+    settings = copy.deepcopy(model.generation_config)
+    model_settings = model.generation_config
+    arguments: dict[str, Any] = {}
+    if generation_config is not None:
+        arguments = generation_config.to_diff_dict()
+    arguments |= others
     arguments |= dict.fromkeys(("custom_generate", "trust_remote_code"))
+    # A text makes transformers' own `generate` fail; this one needs no such guard.
     for name in ("sequence_bias", "bad_words_ids"):
-        if isinstance(arguments.get(name, ""), str):  # the text with which transformers' own `generate` fails
+        if isinstance(arguments.get(name, ""), str):
             arguments[name] = None
     more = settings.update(**arguments)
+    # Sampling is from all tokens, which is not transformers' default.
     if settings.do_sample:
-        settings.top_k = arguments.get("top_k") or 0  # where transformers' default is not all tokens
-    as_thought, settings.return_dict_in_generate = settings.return_dict_in_generate, True
+        settings.top_k = arguments.get("top_k") or 0
+    as_thought = settings.return_dict_in_generate
+    settings.return_dict_in_generate = True
+
+    # Where weights are offloaded, the inputs tell on which device the model computes.
     ids_BP = inputs if input_ids is None else input_ids
-    if model.device.type != "meta":  # where weights are offloaded, the inputs say where the model computes
+    if model.device.type != "meta":
         ids_BP = ids_BP.to(model.device)
     if attention_mask is None:
         attention_mask = (ids_BP != settings.pad_token_id).cumsum(dim=1) > 0
     valid_BP = attention_mask.to(ids_BP.device).bool()
     _check(model, settings, ids_BP, valid_BP)
-    embed = model.get_input_embeddings()
+
+    # Think, then put prompt, latents and closing tokens in a row.
     latents_BTD, stops_BT, lengths_B = _think(model, settings, ids_BP, valid_BP)
-    closing_BE = ids_BP.new_tensor(settings.closing_ids, dtype=torch.long).expand(len(ids_BP), -1)
-    thinking_BT = torch.arange(latents_BTD.shape[1], device=ids_BP.device) < lengths_B[:, None]
+    closing_E = ids_BP.new_tensor(settings.closing_ids, dtype=torch.long)
+    closing_BE = closing_E.expand(len(ids_BP), -1)
+    steps_T = torch.arange(latents_BTD.shape[1], device=ids_BP.device)
+    thinking_BT = steps_T < lengths_B[:, None]
+    embed = model.get_input_embeddings()
+    inputs_BSD = torch.cat([embed(ids_BP), latents_BTD, embed(closing_BE)], dim=1)
+    valid_BS = torch.cat([valid_BP, thinking_BT, torch.ones_like(closing_BE)], dim=1)
+
+    # Have transformers write the answer, with the settings that it doesn't keep in its config.
+    given = {name: more[name] for name in more if name in others}
+    given = {name: value for name, value in given.items() if value is not None}
     model.generation_config = settings
     try:
         answers = type(model).generate(
-            model,
-            inputs_embeds=torch.cat([embed(ids_BP), latents_BTD, embed(closing_BE)], dim=1),
-            attention_mask=torch.cat([valid_BP, thinking_BT, torch.ones_like(closing_BE)], dim=1).long(),
-            **{name: value for name, value in more.items() if value is not None and name in others},
+            model, inputs_embeds=inputs_BSD, attention_mask=valid_BS.long(), **given
         )
     finally:
         model.generation_config = model_settings
-    rows = ids_BP, latents_BTD, lengths_B, stops_BT
-    ids_BP, *thought = (x.repeat_interleave(len(answers.sequences) // len(ids_BP), dim=0) for x in rows)
+
+    # A prompt may have several answers, each with the same thought.
+    times = len(answers.sequences) // len(ids_BP)
+    ids_BP = ids_BP.repeat_interleave(times, dim=0)
     sequences = torch.cat([ids_BP, answers.sequences], dim=1)
     if not as_thought:
         return sequences
-    stops_BT = thought[2] if settings.gate_layers else None
-    return Thought(sequences, *thought[:2], stops_BT, **{name: answers.get(name) for name in _OF_THE_ANSWERS})
+    stop_probabilities = None
+    if settings.gate_layers:
+        stop_probabilities = stops_BT.repeat_interleave(times, dim=0)
+    return Thought(
+        sequences,
+        latents=latents_BTD.repeat_interleave(times, dim=0),
+        lengths=lengths_B.repeat_interleave(times, dim=0),
+        stop_probabilities=stop_probabilities,
+        **{name: answers.get(name) for name in _OF_THE_ANSWERS},
+    )
 
 
-def _refused(message: str) -> ValueError:
-    """Return the error of a request that can't be answered: in a server one that it answers with status 400."""
+def _request_error(message: str) -> ValueError:
+    """Make the error of a request that can't be answered; a server answers it with status 400."""
     text = f"generate: {message}"
     server = sys.modules.get("starlette.exceptions")
     if server is None:
         return ValueError(text)
-    both = type("RefusedRequest", (server.HTTPException, ValueError), {"__str__": lambda error: error.detail})
+    both = type(
+        "RefusedRequest",
+        (server.HTTPException, ValueError),
+        {"__str__": lambda error: error.detail},
+    )
     return both(status_code=400, detail=text)
 
 
 def _check(model, settings, ids_BP, valid_BP) -> None:
-    """Fail on what would be answered wrongly without a word; lower max_new_tokens where there are too few positions."""
-    start, most = settings.prompt_end_id, model.config.max_position_embeddings
+    """Refuse requests whose answer would be wrong; lower max_new_tokens to the positions that are left."""
+    start = settings.prompt_end_id
+    most = model.config.max_position_embeddings
     if settings.max_latents < 0 or not 0 <= (settings.stop_threshold or 0) <= 1:
-        raise _refused("max_latents is at least 0, and stop_threshold from 0 to 1")
+        raise _request_error(
+            "max_latents is at least 0, and stop_threshold from 0 to 1"
+        )
     if settings.stop_threshold is not None and not settings.gate_layers:
-        raise _refused("stop_threshold has no effect without a gate; leave it out, or set max_latents")
-    if not (valid_BP[:, -1] & ((ids_BP[:, -1] == start) | (start is None))).all():
-        raise _refused(
-            f"a prompt ends with {'no padding' if start is None else f'token {start}'}, after which latents "
-            "come; make it with "
+        raise _request_error(
+            "stop_threshold has no effect without a gate; leave it out, or set max_latents"
+        )
+
+    # Latents come after the last token, so prompts are padded on the left.
+    ends_B = valid_BP[:, -1]
+    end = "no padding"
+    if start is not None:
+        ends_B = ends_B & (ids_BP[:, -1] == start)
+        end = f"token {start}"
+    if not ends_B.all():
+        raise _request_error(
+            f"a prompt ends with {end}, after which latents come; make it with "
             "tokenizer.apply_chat_template, of several ones with padding=True"
         )
-    if settings.unknown_token_id is not None and (valid_BP & (ids_BP == settings.unknown_token_id)).any():
-        raise _refused("a prompt has a word that the tokenizer doesn't know; use words that it knows")
-    if settings.stop_strings and settings.unknown_token_id is not None:
-        raise _refused("transformers finds stop strings with tokenizers that spell every text alone; leave them out")
-    slots = int(valid_BP.sum(dim=1).max()) + settings.max_latents + max(len(settings.closing_ids) - 1, 0)
+
+    # A tokenizer of words doesn't spell every text.
+    unknown = settings.unknown_token_id
+    if unknown is not None:
+        if (valid_BP & (ids_BP == unknown)).any():
+            raise _request_error(
+                "a prompt has a word that the tokenizer doesn't know; use words that it knows"
+            )
+        if settings.stop_strings:
+            raise _request_error(
+                "transformers finds stop strings with tokenizers that spell every text alone; leave them out"
+            )
+
+    # An answer's last token isn't fed, so that one closing token costs no position.
+    closing = max(len(settings.closing_ids) - 1, 0)
+    slots = int(valid_BP.sum(dim=1).max()) + settings.max_latents + closing
     if slots >= most:
-        raise _refused(
+        raise _request_error(
             f"prompt and {settings.max_latents} latents take {slots} positions, the model has {most} with "
             "the answer's; shorten the prompt"
         )
     if settings.max_new_tokens is None or settings.max_new_tokens > most - slots:
         settings.max_new_tokens = most - slots
-        warnings.warn(f"generate: max_new_tokens is {most - slots}, for which the model has positions", stacklevel=3)
+        warnings.warn(
+            f"generate: max_new_tokens is {most - slots}, for which the model has positions",
+            stacklevel=3,
+        )
 
 
 @contextlib.contextmanager
@@ -170,11 +245,16 @@ def _without_noise(model) -> Iterator[None]:
             module.training = mode
 
 
-def _reader(model, rows: int, device: torch.device) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+def _reader(
+    model, rows: int, device: torch.device
+) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
     """Return (inputs [B, L, D], valid [B, L]) -> hidden state [B, D] of the last position; calls go on."""
     valid_BS = torch.zeros(rows, 0, dtype=torch.bool, device=device)
     parameters = inspect.signature(model.base_model.forward).parameters
-    cached = {"cache" if "cache" in parameters else "past_key_values": DynamicCache(), "use_cache": True}
+    cached = {
+        "cache" if "cache" in parameters else "past_key_values": DynamicCache(),
+        "use_cache": True,
+    }
 
     def feed(inputs_BLD, valid_BL):
         nonlocal valid_BS
@@ -192,7 +272,7 @@ def _reader(model, rows: int, device: torch.device) -> Callable[[torch.Tensor, t
 
 
 def _finite(values: torch.Tensor) -> torch.Tensor:
-    """Refuse NaN, which reaches no threshold and is the likeliest token, and infinity: both mean nothing."""
+    """Refuse infinity and NaN, which would never reach a threshold and would be the likeliest token."""
     if not values.isfinite().all():
         raise ValueError("generate: a hidden state or stop logit is no finite number; the weights are damaged, or too "
                          "large for their dtype")  # fmt: skip
@@ -207,30 +287,44 @@ def _think(model, settings, ids_BP, valid_BP):
 
 def _latents(model, settings, ids_BP, valid_BP):
     """Think as `_think`, in the mode that the model is in."""
-    weights, feed = _side_weights(model, settings), _reader(model, len(ids_BP), ids_BP.device)
+    weights = _side_weights(model, settings)
+    feed = _reader(model, len(ids_BP), ids_BP.device)
+
+    # Read the prompts; a thought may end before its first latent.
     hidden_BD = feed(model.get_input_embeddings()(ids_BP), valid_BP)
     lengths_B = torch.zeros(len(hidden_BD), dtype=torch.long, device=hidden_BD.device)
-    active_B = (lengths_B < settings.max_latents) & ~_halts(model, settings, hidden_BD, lengths_B)
-    latents, stops = [hidden_BD[:, None][:, :0]], [hidden_BD[:, :0].float()]
+    halts_B = _halts(model, settings, hidden_BD, lengths_B)
+    active_B = (lengths_B < settings.max_latents) & ~halts_B
+
+    # The empty slices give `cat` its shape and type where nothing is thought.
+    latents = [hidden_BD[:, None][:, :0]]
+    stops = [hidden_BD[:, :0].float()]
     while active_B.any():
+        # Make the next latent of rows that go on, zeros of others.
         latent_BD = _through(settings.latent_layers, weights, hidden_BD)
         latents.append((latent_BD * active_B[:, None])[:, None])
         lengths_B = lengths_B + active_B
+
+        # A thought ends at most latents, or where the gate says so.
         stopping_B = lengths_B == settings.max_latents
         if settings.gate_layers:
-            stop_B1 = _finite(_through(settings.gate_layers, weights, latent_BD.float())).sigmoid()
+            logit_B1 = _through(settings.gate_layers, weights, latent_BD.float())
+            stop_B1 = _finite(logit_B1).sigmoid()
             stops.append(stop_B1.masked_fill(~active_B[:, None], torch.nan))
             if settings.stop_threshold is not None:
                 stopping_B = stopping_B | (stop_B1[:, 0] >= settings.stop_threshold)
+
+        # The last latent is fed too; after it the model may ask to halt.
         hidden_BD = feed(latent_BD[:, None], active_B[:, None])
-        active_B = active_B & ~stopping_B & ~_halts(model, settings, hidden_BD, lengths_B)
+        halts_B = _halts(model, settings, hidden_BD, lengths_B)
+        active_B = active_B & ~stopping_B & ~halts_B
     return torch.cat(latents, dim=1), torch.cat(stops, dim=1), lengths_B
 
 
 def _halts(model, settings, hidden_BD, lengths_B) -> torch.Tensor:
-    """Tell whether thoughts of these lengths are over: where the likeliest token is the one that ends them.
+    """Tell whether thoughts of these lengths are over, because the token that ends them is likeliest.
 
-    CoLaR's compares it with all tokens, AdaLR's with one alone.
+    CoLaR compares it with all tokens, AdaLR with one.
     """
     if settings.halting_token_id is None:
         return torch.zeros_like(lengths_B, dtype=torch.bool)
@@ -238,33 +332,47 @@ def _halts(model, settings, hidden_BD, lengths_B) -> torch.Tensor:
     if settings.going_on_token_id is None:
         says_B = logits_BV.argmax(dim=-1) == settings.halting_token_id
     else:
-        says_B = logits_BV[:, settings.halting_token_id] > logits_BV[:, settings.going_on_token_id]
+        says_B = (
+            logits_BV[:, settings.halting_token_id]
+            > logits_BV[:, settings.going_on_token_id]
+        )
     return says_B & (lengths_B >= settings.halting_least)
 
 
-def _through(layers: list[list[Any]], weights: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
-    """Run [B, D] through layers, each a kind and the name of its weights or its setting."""
+def _through(
+    layers: list[list[Any]], weights: dict[str, torch.Tensor], x: torch.Tensor
+) -> torch.Tensor:
+    """Run [B, D] through layers; each is a kind and the name of its weights, or its setting."""
     for kind, detail in layers:
         if kind == "gelu":
             x = functional.gelu(x, approximate=detail)
-        elif kind == "scale":
+            continue
+        if kind == "scale":
             x = x * detail
+            continue
+        weight = weights[f"{detail}.weight"].to(x)
+        bias = weights[f"{detail}.bias"].to(x)
+        if kind == "norm":
+            x = functional.layer_norm(x, weight.shape, weight, bias)
         else:
-            weight, bias = (weights[f"{detail}.{part}"].to(x) for part in ("weight", "bias"))
-            norms = kind == "norm"
-            x = functional.layer_norm(x, weight.shape, weight, bias) if norms else functional.linear(x, weight, bias)
+            x = functional.linear(x, weight, bias)
     return x
 
 
 def _side_weights(model, settings) -> dict[str, torch.Tensor]:
     """Read the tensors beside the language model's, of the same revision, once."""
-    if model not in _side_files:
-        needed = settings.latent_layers or settings.gate_layers
-        commit = re.search("[0-9a-f]{40}", __file__)  # of this very file, if it is the hub's
-        path = cached_file(model.name_or_path, SIDE_FILE, revision=commit and commit[0]) if needed else None
+    if model in _side_files:
+        return _side_files[model]
+    weights: dict[str, torch.Tensor] = {}
+    if settings.latent_layers or settings.gate_layers:
+        # The path of this very file has the hub's commit, if it is from there.
+        commit = re.search("[0-9a-f]{40}", __file__)
+        revision = commit and commit[0]
+        path = cached_file(model.name_or_path, SIDE_FILE, revision=revision)
         device = "cpu" if model.device.type == "meta" else str(model.device)
-        _side_files[model] = load_file(path, device=device) if path else {}
-    return _side_files[model]
+        weights = load_file(path, device=device)
+    _side_files[model] = weights
+    return weights
 
 
 _PLAIN = (
@@ -274,16 +382,32 @@ _PLAIN = (
 )
 
 
-def _thinking(base: type) -> type:
-    """Return transformers' class of a language model, by its own name, whose `forward` knows of thoughts."""
+def _thinking(base: Any) -> Any:
+    """Derive from transformers' class of a language model one of the same name, whose `forward` knows of thoughts."""
     names = list(inspect.signature(base.forward).parameters)[1:]
 
     @functools.wraps(base.forward)
-    def forward(self, *arguments, latents=None, latent_lengths=None, allow_plain_forward=None, **named):
+    def forward(
+        self,
+        *arguments,
+        latents=None,
+        latent_lengths=None,
+        allow_plain_forward=None,
+        **named,
+    ):
         named |= dict(zip(names, arguments, strict=False))
-        if latents is not None or (self.config.think_in_forward and _has_prompts(self, named)):
-            return _forward_with_thought(base.forward, self, named, latents, latent_lengths)
-        allowed = self.config.allow_plain_forward if allow_plain_forward is None else allow_plain_forward
+        thinks = latents is not None
+        if self.config.think_in_forward and not thinks:
+            thinks = _has_prompts(self, named)
+        if thinks:
+            return _forward_with_thought(
+                base.forward, self, named, latents, latent_lengths
+            )
+
+        # A pass without a thought fails in training, and warns once elsewhere.
+        allowed = allow_plain_forward
+        if allowed is None:
+            allowed = self.config.allow_plain_forward
         if not allowed and _has_prompts(self, named):
             if self.training:
                 raise ValueError(_PLAIN)
@@ -293,10 +417,17 @@ def _thinking(base: type) -> type:
         return base.forward(self, **named)
 
     def init_continuous_batching(self, *_, **__):
-        raise ValueError("continuous batching gives no room for a thought; use generate, of several prompts at once")
+        raise ValueError(
+            "continuous batching gives no room for a thought; use generate, of several prompts at once"
+        )
 
-    methods = {"forward": forward, "init_continuous_batching": init_continuous_batching}
-    return type(base.__name__, (base,), methods | {"__module__": __name__, "__doc__": base.__doc__})
+    members = {
+        "forward": forward,
+        "init_continuous_batching": init_continuous_batching,
+        "__module__": __name__,
+        "__doc__": base.__doc__,
+    }
+    return type(base.__name__, (base,), members)
 
 
 GPT2LMHeadModel = _thinking(transformers.GPT2LMHeadModel)
@@ -311,16 +442,19 @@ def _cache(named: dict[str, Any]):
 
 
 def _has_prompts(model, named: dict[str, Any]) -> bool:
-    """Tell whether a thought belongs after some of the tokens: a prompt's, and no further ones of an answer."""
-    ids_BL, cache = named.get("input_ids"), _cache(named)
+    """Tell whether a thought belongs after some of the tokens, which are then a prompt's and not an answer's."""
+    ids_BL = named.get("input_ids")
+    cache = _cache(named)
     if ids_BL is None or (cache is not None and cache.get_seq_length() > 0):
         return False
     marker = getattr(model.config, "latent_start_id", None)
     return ids_BL.shape[1] > 1 if marker is None else bool((ids_BL == marker).any())
 
 
-def _forward_with_thought(forward, model, named: dict[str, Any], latents_BTD, lengths_B):
-    """Run `forward` with a thought after each row's marker, which is one of the row's tokens and no padding.
+def _forward_with_thought(
+    forward, model, named: dict[str, Any], latents_BTD, lengths_B
+):
+    """Run `forward` with a thought after the marker that each row has among its tokens.
 
     Args:
         forward: the base class's.
@@ -328,24 +462,36 @@ def _forward_with_thought(forward, model, named: dict[str, Any], latents_BTD, le
         latents_BTD: [B, T, D]; None to think of them, without noise and without a gradient through them.
         lengths_B: int [B], each row's number of latents; None for T.
     Returns:
-        what `forward` returns, with logits and hidden states at the positions of `input_ids`: those of the marker are
+        the output of `forward`, with logits and hidden states at the positions of `input_ids`: those of the marker are
         of the last slot before the answer. It has no cache; attentions are between all slots.
     """
-    settings, embed = model.generation_config, model.get_input_embeddings()
-    ids_BL, labels, keep = named.pop("input_ids"), named.pop("labels", None), named.pop("logits_to_keep", 0)
+    settings = model.generation_config
+    embed = model.get_input_embeddings()
+    ids_BL = named.pop("input_ids")
+    labels = named.pop("labels", None)
+    keep = named.pop("logits_to_keep", 0)
     if ids_BL is None or _cache(named) is not None:
-        raise ValueError("forward with a thought: takes input_ids, and no cache or inputs_embeds; use generate")
-    named = {name: value for name, value in named.items() if name not in ("position_ids", "use_cache", "inputs_embeds")}
+        raise ValueError(
+            "forward with a thought: takes input_ids, and no cache or inputs_embeds; use generate"
+        )
+    for name in ("position_ids", "use_cache", "inputs_embeds"):
+        named.pop(name, None)
     mask_BL = named.pop("attention_mask", None)
-    valid_BL = torch.ones_like(ids_BL, dtype=torch.bool) if mask_BL is None else mask_BL.bool()
+    valid_BL = (
+        torch.ones_like(ids_BL, dtype=torch.bool) if mask_BL is None else mask_BL.bool()
+    )
 
     # Find the marker of each row.
     marker = getattr(model.config, "latent_start_id", None)
     if marker is None:
-        raise ValueError("forward with a thought: no token marks the end of this model's prompts; use generate")
+        raise ValueError(
+            "forward with a thought: no token marks the end of this model's prompts; use generate"
+        )
     is_marker_BL = (ids_BL == marker) & valid_BL
     if not (is_marker_BL.sum(dim=1) == 1).all():
-        raise ValueError(f"forward with a thought: each row has one token {marker}, which ends its prompt")
+        raise ValueError(
+            f"forward with a thought: each row has one token {marker}, which ends its prompt"
+        )
     place_B1 = is_marker_BL.int().argmax(dim=1, keepdim=True)
 
     # Think, of prompts that end together.
@@ -361,22 +507,37 @@ def _forward_with_thought(forward, model, named: dict[str, Any], latents_BTD, le
         latents_BTD, _, lengths_B = _think(model, settings, ids_BP, valid_BP)
     steps = latents_BTD.shape[1]
     steps_T = torch.arange(steps, device=ids_BL.device)
-    lengths_B = torch.full_like(ids_BL[:, 0], steps) if lengths_B is None else lengths_B.to(ids_BL.device)
+    if lengths_B is None:
+        lengths_B = torch.full_like(ids_BL[:, 0], steps)
+    lengths_B = lengths_B.to(ids_BL.device)
 
-    # Put latents and closing tokens after the marker, and run everything.
-    closing_BE = ids_BL.new_tensor(settings.closing_ids, dtype=torch.long).expand(len(ids_BL), -1)
+    # Find the place of each slot: the thought goes after the marker, the text after it moves back.
+    closing_E = ids_BL.new_tensor(settings.closing_ids, dtype=torch.long)
+    closing_BE = closing_E.expand(len(ids_BL), -1)
     more = steps + closing_BE.shape[1]
     slots_S = torch.arange(len(slots_L) + more, device=ids_BL.device)
     in_thought_BS = (slots_S > place_B1) & (slots_S <= place_B1 + more)
     text_BS = torch.where(slots_S > place_B1, slots_S - more, slots_S)
-    order_BS = torch.where(in_thought_BS, len(slots_L) + slots_S - place_B1 - 1, text_BS)
+    thought_BS = len(slots_L) + slots_S - place_B1 - 1
+    order_BS = torch.where(in_thought_BS, thought_BS, text_BS)
+
+    # Gather the inputs in this order.
     inputs_BLD = embed(ids_BL)
-    inputs_BSD = torch.cat([inputs_BLD, latents_BTD.to(inputs_BLD), embed(closing_BE)], dim=1)
-    inputs_BSD = inputs_BSD.gather(1, order_BS[..., None].expand(-1, -1, inputs_BSD.shape[2]))
-    valid_BS = torch.cat([valid_BL, steps_T < lengths_B[:, None], torch.ones_like(closing_BE).bool()], dim=1)
+    inputs_BSD = torch.cat(
+        [inputs_BLD, latents_BTD.to(inputs_BLD), embed(closing_BE)], dim=1
+    )
+    order_BSD = order_BS[..., None].expand(-1, -1, inputs_BSD.shape[2])
+    inputs_BSD = inputs_BSD.gather(1, order_BSD)
+    thinking_BT = steps_T < lengths_B[:, None]
+    closes_BE = torch.ones_like(closing_BE).bool()
+    valid_BS = torch.cat([valid_BL, thinking_BT, closes_BE], dim=1)
     valid_BS = valid_BS.gather(1, order_BS)
     if valid_BS.sum(dim=1).max() > model.config.max_position_embeddings:
-        raise ValueError("forward with a thought: a row has more tokens and latents than the model has positions")
+        raise ValueError(
+            "forward with a thought: a row has more tokens and latents than the model has positions"
+        )
+
+    # Run everything at once.
     as_tuple = named.pop("return_dict", None) is False
     out = forward(
         model,
@@ -388,19 +549,24 @@ def _forward_with_thought(forward, model, named: dict[str, Any], latents_BTD, le
         **named,
     )
 
-    # Read it where the tokens stand, and after the thought in the marker's place.
+    # Read the results where the tokens stand, and the marker's after the thought.
     last_B1 = place_B1 + (more if settings.closing_ids else lengths_B[:, None])
     read_BL = torch.where(slots_L > place_B1, slots_L + more, slots_L)
     read_BL = torch.where(slots_L == place_B1, last_B1, read_BL)
 
     def at_tokens(values_BSX):
-        return values_BSX.gather(1, read_BL[..., None].expand(-1, -1, values_BSX.shape[2]))
+        read_BLX = read_BL[..., None].expand(-1, -1, values_BSX.shape[2])
+        return values_BSX.gather(1, read_BLX)
 
-    logits_BLV = at_tokens(out.logits)
-    out.logits = logits_BLV[:, -keep or None :] if isinstance(keep, int) else logits_BLV[:, keep]
+    # `keep` is a number of last positions (0 is all), or the positions themselves.
+    if isinstance(keep, int):
+        keep = slice(-keep or None, None)
+    out.logits = at_tokens(out.logits)[:, keep]
     if out.hidden_states is not None:
         out.hidden_states = tuple(map(at_tokens, out.hidden_states))
     if labels is not None:
         vocabulary = model.config.vocab_size
-        out.loss = model.loss_function(logits=out.logits, labels=labels, vocab_size=vocabulary, **named)
+        out.loss = model.loss_function(
+            logits=out.logits, labels=labels, vocab_size=vocabulary, **named
+        )
     return out.to_tuple() if as_tuple else out

@@ -1,6 +1,6 @@
-"""What a reasoner is, beside its weights: the files in which a folder says so.
+"""Read and write the files that describe a reasoner, beside its weights.
 
-Such a folder is a Hugging Face model directory: `config.json` (the language model's shapes), the tokenizer's files, and
+They make a Hugging Face model directory: `config.json` (the language model's shapes), the tokenizer's files, and
 `reasoner.json` (below). Without weights it lies beside our Orbax checkpoints; with `model.safetensors` it is an export.
 """
 
@@ -26,7 +26,7 @@ FILE = "reasoner.json"
 MODEL_FILE = "config.json"
 REMEDY = "give the model's whole directory, or fetch it again"  # for one of its files
 _FACTS = ("gate", "source", "config", "rule")
-# What our backbones compute; another value in config.json would load and then decode wrongly.
+# The values that our backbones compute; another one in config.json would load and then decode wrongly.
 _FIXED = {
     "gpt2": {
         "activation_function": "gelu_new", "scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False,
@@ -37,7 +37,8 @@ _FIXED = {
     "qwen3": {"hidden_act": "silu", "use_sliding_window": False, "attention_bias": False},
 }  # fmt: skip
 _EACH_LAYER = {"layer_types": "full_attention"}
-_DEFAULTS = {"qwen3": {"head_dim": 128}}  # transformers', where they aren't those of the others
+# Of transformers, where they differ between the models of the Llama family.
+_DEFAULTS = {"qwen3": {"head_dim": 128}}
 BACKBONE_OF = {kind: "llama" if kind in LLAMAS else kind for kind in BACKBONES}
 # Our fields, and Hugging Face's keys of them, as they follow each other in a config.json.
 _GPT2_KEYS = {
@@ -57,16 +58,16 @@ class Description:
     """A reasoner's architecture and shapes.
 
     Attributes:
-        architecture: with what is to be known beside the backbone's shapes.
+        architecture: with its own settings beside the backbone's shapes.
         model: the backbone's shapes.
-        gate: hidden width of the stopping gate (0 is linear), None where there is no gate.
+        gate: the hidden width of the stopping gate (0 is linear), None without a gate.
         gate_trained: False for a gate that is still random, which exports don't have.
-        source: what the weights were converted from; "" for a run's.
-        eos_ids: of the tokens that end what it writes, which lie in config.json; () for the tokenizer's.
-        config: of an export, the whole config to use it with (`checkpoints.saved_config`); {} where that lies in a
+        source: the checkpoint that the weights were converted from; "" for a run's.
+        eos_ids: the tokens that end its texts, from config.json; () for the tokenizer's.
+        config: of an export, the whole config to use it with (`checkpoints.saved_config`); {} where the config has a
             file of its own.
-        rule: of an export or import, the threshold of its gate, or without a gate its number of latents; None where
-            that is not known.
+        rule: of an export or import, the threshold of its gate, or without a gate its number of latents; None if
+            unknown.
     """
 
     architecture: Architecture
@@ -79,25 +80,40 @@ class Description:
     rule: float | int | None = None
 
 
-def write_description(folder: Path, description: Description, template: Template) -> None:
+def write_description(
+    folder: Path, description: Description, template: Template
+) -> None:
     """Write the files of a reasoner's folder, without weights.
 
     Args:
         folder: exists.
         template: with the tokenizer, and the ids that transformers and other latent-reasoning programs look for.
     """
-    tokenizer, closing = template.tokenizer, template.closing_ids
-    end = closing[0] if len(closing) == 1 and template.start_id is not None else None
-    latent = {"latent_start_id": template.start_id, "latent_end_id": end, "latent_id": template.latent_id}
-    config = to_hugging_face(description.model) | {key: index for key, index in latent.items() if index is not None}
+    # config.json has the shapes and the ids of special tokens.
+    config = to_hugging_face(description.model)
+    closing = template.closing_ids
+    if template.start_id is not None:
+        config["latent_start_id"] = template.start_id
+        if len(closing) == 1:
+            config["latent_end_id"] = closing[0]
+    if template.latent_id is not None:
+        config["latent_id"] = template.latent_id
     eos_ids = list(dict.fromkeys([template.eos_id, *description.eos_ids]))
-    config |= {"eos_token_id": eos_ids if len(eos_ids) > 1 else eos_ids[0], "pad_token_id": template.pad_id}
-    config["bos_token_id"] = tokenizer.bos_token_id
-    facts = {"format": 1, "architecture": description.architecture.name} | dataclasses.asdict(description.architecture)
+    config["eos_token_id"] = eos_ids if len(eos_ids) > 1 else eos_ids[0]
+    config["pad_token_id"] = template.pad_id
+    config["bos_token_id"] = template.tokenizer.bos_token_id
+    _write_json(folder / MODEL_FILE, config)
+
+    # reasoner.json has all that only this project knows.
+    facts = {"format": 1, "architecture": description.architecture.name}
+    facts |= dataclasses.asdict(description.architecture)
     facts |= {name: getattr(description, name) for name in _FACTS}
-    for name, values in ((MODEL_FILE, config), (FILE, facts)):
-        (folder / name).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
-    save_tokenizer(tokenizer, folder)
+    _write_json(folder / FILE, facts)
+    save_tokenizer(template.tokenizer, folder)
+
+
+def _write_json(path: Path, values: dict[str, Any]) -> None:
+    path.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
 
 
 def read_description(folder: Path) -> Description | None:
@@ -109,10 +125,12 @@ def read_description(folder: Path) -> Description | None:
     path = folder / FILE
     if not path.is_file():
         return None
-    values, config = read_json(path, REMEDY), read_json(folder / MODEL_FILE, REMEDY)
+    values = read_json(path, REMEDY)
+    config = read_json(folder / MODEL_FILE, REMEDY)
     try:
         architecture = ARCHITECTURES[values["architecture"]]
-        instance = architecture(**{field.name: values[field.name] for field in dataclasses.fields(architecture)})
+        names = [field.name for field in dataclasses.fields(architecture)]
+        instance = architecture(**{name: values[name] for name in names})
         facts = {name: values[name] for name in _FACTS}
     except KeyError as error:
         raise UserError(
@@ -122,27 +140,37 @@ def read_description(folder: Path) -> Description | None:
         raise UserError(f"{path}: key {error.field}: {error.problem}") from None
     model = from_hugging_face(config, str(folder / MODEL_FILE))
     eos_ids = end_tokens(str(folder), config)
-    return Description(instance, model, eos_ids=eos_ids, gate_trained=facts["gate"] is not None, **facts)
+    return Description(
+        instance,
+        model,
+        eos_ids=eos_ids,
+        gate_trained=facts["gate"] is not None,
+        **facts,
+    )
 
 
 def end_tokens(source: str, config: Mapping[str, Any]) -> tuple[int, ...]:
-    """Read the ids of the tokens that end what a model writes; () where nothing is said.
+    """Read the ids of the tokens that end a model's texts; () where its config names none.
 
     Args:
         source: the model's directory or file, for messages.
         config: its config.json.
     Raises:
-        UserError: what is there can't be ids.
+        UserError: the value isn't an id or a list of ids.
     """
     value = config.get("eos_token_id")
-    ids = value if isinstance(value, list) else [] if value is None else [value]
+    if value is None:
+        return ()
+    ids = value if isinstance(value, list) else [value]
     if not all(type(number) is int and number >= 0 for number in ids):
-        raise UserError(f"{source}: its eos_token_id is {value!r}, neither a token's id nor a list of ids; mend it")
+        raise UserError(
+            f"{source}: its eos_token_id is {value!r}, neither a token's id nor a list of ids; mend it"
+        )
     return tuple(ids)
 
 
 def from_hugging_face(values: dict[str, Any], source: str) -> BackboneConfig:
-    """Read our config of a Hugging Face config.json.
+    """Read a backbone's config from a Hugging Face config.json.
 
     Args:
         values: its contents.
@@ -150,26 +178,50 @@ def from_hugging_face(values: dict[str, Any], source: str) -> BackboneConfig:
     Raises:
         UserError: another architecture, a missing key, or a value that our backbones don't compute.
     """
-    kind = supported_kind(values, source)
+    # Refuse settings that our backbones would ignore.
+    kind = read_model_type(values, source)
     for key, supported in (_FIXED[kind] | _EACH_LAYER).items():
         setting = values.get(key, supported)
         for value in setting if isinstance(setting, list) else [setting]:
             if value != supported:
-                raise UserError(f"{source}: {key} = {value!r} is not supported, only {supported!r}; give another model")
-    is_ours = Path(source).with_name(FILE).is_file()  # the code of an export does what we do
+                raise UserError(
+                    f"{source}: {key} = {value!r} is not supported, only {supported!r}; give another model"
+                )
+    # The code of an export does the same as ours.
+    is_ours = Path(source).with_name(FILE).is_file()
     if values.get("auto_map") and not is_ours:
-        logging.warning("%s: its own code (auto_map) is not run; the model is taken as a plain %s", source, kind)
+        logging.warning(
+            "%s: its own code (auto_map) is not run; the model is taken as a plain %s",
+            source,
+            kind,
+        )
     if kind == "gpt2":
-        gpt2: GPT2Config = _read_fields(GPT2Config, _GPT2_KEYS, values, source, n_inner=0, norm_epsilon=1e-5, tied=True)
+        defaults: dict[str, Any] = {"n_inner": 0, "norm_epsilon": 1e-5, "tied": True}
+        gpt2: GPT2Config = _read_fields(
+            GPT2Config, _GPT2_KEYS, values, source, **defaults
+        )
         return gpt2
+
+    # The settings of rope lie in an object of their own, or beside the others.
     rope = values.get("rope_parameters") or values.get("rope_scaling") or {}
     if not isinstance(rope, dict):
         raise UserError(f"{source}: rope_parameters is {rope!r}, no object; mend it")
-    values = _DEFAULTS.get(kind, {}) | values | {"rope_theta": rope.get("rope_theta", values.get("rope_theta"))}
+    values = _DEFAULTS.get(kind, {}) | values
+    values["rope_theta"] = rope.get("rope_theta", values.get("rope_theta"))
     values["rope_scaling"] = _rope_scaling(rope, source)
-    defaults = {"n_kv_head": values.get("num_attention_heads"), "norm_epsilon": 1e-6, "rope_theta": 10_000.0}
-    defaults |= {"head_dim": 2, "rope_scaling": None, "tied": False}
-    llama: LlamaConfig = _read_fields(LLAMAS[kind], _LLAMA_KEYS, values, source, **defaults)
+    defaults = {
+        "n_kv_head": values.get("num_attention_heads"),
+        "norm_epsilon": 1e-6,
+        "rope_theta": 10_000.0,
+        "head_dim": 2,
+        "rope_scaling": None,
+        "tied": False,
+    }
+    llama: LlamaConfig = _read_fields(
+        LLAMAS[kind], _LLAMA_KEYS, values, source, **defaults
+    )
+
+    # Without a width of its own, a head gets an equal part; rope turns pairs, so the part is even.
     if values.get("head_dim") is not None:
         return llama
     if llama.n_embd % (2 * llama.n_head):
@@ -180,27 +232,39 @@ def from_hugging_face(values: dict[str, Any], source: str) -> BackboneConfig:
     return dataclasses.replace(llama, head_dim=llama.n_embd // llama.n_head)
 
 
-def supported_kind(values: Mapping[str, Any], source: str) -> str:
+def read_model_type(values: Mapping[str, Any], source: str) -> str:
     """Read the model_type of a config.json.
 
     Raises:
-        UserError: it is none of `BACKBONES`.
+        UserError: it isn't one of `BACKBONES`.
     """
     kind = values.get("model_type")
     if kind not in _FIXED:
-        raise UserError(f"{source}: model_type {kind!r} is not supported; give one of {', '.join(BACKBONES)}")
+        raise UserError(
+            f"{source}: model_type {kind!r} is not supported; give one of {', '.join(BACKBONES)}"
+        )
     return str(kind)
 
 
-def _read_fields(cls: Any, keys: Mapping[str, str], values: Mapping[str, Any], source: str, **defaults: Any) -> Any:
-    """Make a dataclass of what a file has under the keys of its fields; null is as good as missing."""
+def _read_fields(
+    cls: Any,
+    keys: Mapping[str, str],
+    values: Mapping[str, Any],
+    source: str,
+    **defaults: Any,
+) -> Any:
+    """Make a dataclass of a file's values, which lie under other keys; null counts as missing."""
     fields = defaults
     for name, key in keys.items():
         value = values.get(key)
         if value is not None:
-            fields[name] = float(value) if type(value) is int and type(getattr(cls, name)) is float else value
+            # JSON may have an int for a float.
+            is_float = type(getattr(cls, name, None)) is float
+            fields[name] = float(value) if is_float and type(value) is int else value
         elif name not in fields:
-            raise UserError(f"{source}: key {key!r} is missing; give the model's whole config.json")
+            raise UserError(
+                f"{source}: key {key!r} is missing; give the model's whole config.json"
+            )
     try:
         return cls(**fields)
     except FieldError as error:
@@ -212,9 +276,11 @@ def _rope_scaling(rope: Mapping[str, Any], source: str) -> RopeScaling | None:
     if kind == "default":
         return None
     if kind != "llama3":
-        raise UserError(f"{source}: rope scaling {kind!r} is not supported; give a model with default or llama3 rope")
-    names = [field.name for field in dataclasses.fields(RopeScaling)]
-    scaling: RopeScaling = _read_fields(RopeScaling, dict(zip(names, names, strict=True)), rope, source)
+        raise UserError(
+            f"{source}: rope scaling {kind!r} is not supported; give a model with default or llama3 rope"
+        )
+    keys = {field.name: field.name for field in dataclasses.fields(RopeScaling)}
+    scaling: RopeScaling = _read_fields(RopeScaling, keys, rope, source)
     return scaling
 
 
@@ -226,7 +292,14 @@ def to_hugging_face(config: BackboneConfig) -> dict[str, Any]:
         name = "GPT2LMHeadModel"
         values |= {"n_inner": config.n_inner or None, "activation_function": "gelu_new"}
     else:
-        name, scaling = f"{config.title}ForCausalLM", config.rope_scaling
-        scaled = scaling and {"rope_type": "llama3"} | dataclasses.asdict(scaling)
-        values |= {"rope_scaling": scaled, **_FIXED[config.model_type]}
-    return {"architectures": [name], "model_type": config.model_type, **values, "torch_dtype": "float32"}
+        name = f"{config.title}ForCausalLM"
+        if config.rope_scaling:
+            scaling = dataclasses.asdict(config.rope_scaling)
+            values["rope_scaling"] = {"rope_type": "llama3"} | scaling
+        values |= _FIXED[config.model_type]
+    return {
+        "architectures": [name],
+        "model_type": config.model_type,
+        **values,
+        "torch_dtype": "float32",
+    }

@@ -1,4 +1,4 @@
-"""Exports: directories that transformers opens, and thinks with in plain PyTorch by `custom_generate` and settings."""
+"""Write exports: directories that transformers opens, and thinks with in plain PyTorch by `custom_generate`."""
 
 import dataclasses
 import json
@@ -16,13 +16,18 @@ from safetensors.numpy import save_file
 from slpo_jax.architectures.weights import backbone_weights, gate_weights, write_tree
 from slpo_jax.checkpoints.checkpoint import Checkpoint
 from slpo_jax.checkpoints.description import FILE, MODEL_FILE, Description
-from slpo_jax.checkpoints.foreign import GENERATION_FILE, SIDE_FILE
-from slpo_jax.checkpoints.foreign_layouts import DECODER_FILE, write_decoder
+from slpo_jax.checkpoints.external import GENERATION_FILE, SIDE_FILE
+from slpo_jax.checkpoints.external_layouts import DECODER_FILE, write_decoder
 from slpo_jax.config.config import Config
 from slpo_jax.data.chat import PromptConfig
 from slpo_jax.data.templates import Template
 from slpo_jax.errors import UserError
-from slpo_jax.io.artifact import CHECKSUMS, matches_checksums, read_checksums, write_checksums
+from slpo_jax.io.artifact import (
+    CHECKSUMS,
+    matches_checksums,
+    read_checksums,
+    write_checksums,
+)
 from slpo_jax.io.files import check_free, flatten, whole_folder, write_text
 from slpo_jax.io.orbax import is_checkpoint
 from slpo_jax.io.workdir import StageFolder, Workdir
@@ -33,9 +38,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 REFUSING = ("sequence_bias", "bad_words_ids")
-"""What transformers' own `generate` and continuous batching fail with, where our code is not trusted.
+"""Settings that make transformers' own `generate` and continuous batching fail where our code is not trusted.
 
-The first says so everywhere, and the second where a caller gives a bias of its own.
+The first works everywhere, the second where a caller gives a bias of its own.
 """
 CODE = "custom_generate/generate.py"  # where transformers looks for it
 _UNTRUSTED = (
@@ -49,12 +54,12 @@ _UNKNOWN = "set to have this fail: the model thinks before it answers, in a way 
 def replaced_by_export(
     target: Path, overwrite: bool = False, remedy: str = "give another directory"
 ) -> Collection[str] | None:
-    """Return what of a folder an export there takes the place of; None where it is not in use.
+    """Return the names in a folder that a new export replaces; None where the folder is not in use.
 
-    An export that nobody has changed since is replaced without being asked.
+    An export that nobody has changed is replaced without `overwrite`.
 
     Raises:
-        UserError: it is in use, and not to be overwritten, or by a run.
+        UserError: the folder is in use and must not be overwritten, or it is a run's.
     """
     names = {CHECKSUMS} | {name.partition("/")[0] for name in read_checksums(target)}
     if (target / FILE).is_file() and matches_checksums(target):
@@ -71,18 +76,18 @@ def write_export(
     target: Path, source: Path, params: dict[str, Any], checkpoint: Checkpoint, config: Config, rule: float | int,
     replaces: Collection[str] | None,
 ) -> Checkpoint:  # fmt: skip
-    """Write a Hugging Face directory of a reasoner, with what is needed to think in PyTorch.
+    """Write a Hugging Face directory of a reasoner, with the code and settings to think in PyTorch.
 
     Args:
-        target: not in use, but for what it replaces.
-        source: where it is from, for the model card.
+        target: not in use, but for the files that the export replaces.
+        source: the checkpoint's place, for the model card.
         params: all parts, on the host.
-        checkpoint: what they are of; its tokenizer is changed.
-        config: what it is used with, whose gate is enabled where it stops the rollouts.
+        checkpoint: describes the parameters; its tokenizer is changed.
+        config: the config to use it with; its gate is enabled if it stops the rollouts.
         rule: the gate's threshold, or without a gate the number of latents.
         replaces: see `replaced_by_export`.
     Returns:
-        what was written: without the random gate of a run that has none.
+        the checkpoint as it was written, without a gate that no stage has trained.
     Raises:
         UserError: no other program knows its latents, or the target is in use.
     """
@@ -92,23 +97,29 @@ def write_export(
         )
     # A run's parameters always have a gate, which may be random still.
     if not checkpoint.description.gate_trained:
-        checkpoint = dataclasses.replace(checkpoint, description=dataclasses.replace(checkpoint.description, gate=None))
+        without_gate = dataclasses.replace(checkpoint.description, gate=None)
+        checkpoint = dataclasses.replace(checkpoint, description=without_gate)
+
+    # Beside the weights go code, settings, the chat template and the card.
     can_think = thinks(config, checkpoint)
     files = thinking_files(config, checkpoint, rule, can_think)
     if can_think:
         write_chat_template(checkpoint.template)
-    files["README.md"] = model_card(source, checkpoint.description, target.name, can_think, DECODER in params)
+    files["README.md"] = model_card(
+        source, checkpoint.description, target.name, can_think, DECODER in params
+    )
     export_reasoner(target, params, checkpoint, files, str(source), replaces)
     _check_tokenizer(target, checkpoint.template.tokenizer)
     return checkpoint
 
 
 def _check_tokenizer(folder: Path, tokenizer: "PreTrainedTokenizerFast") -> None:
-    """Warn where transformers opens another tokenizer: of a Qwen2 it takes its own, whatever the files name."""
+    """Warn where transformers opens another tokenizer: for a Qwen2 it takes its own, whatever the files name."""
     from transformers import AutoTokenizer
 
     text = "Tom has 15 apples, she's 7 ."
-    if AutoTokenizer.from_pretrained(folder)(text)["input_ids"] != tokenizer(text)["input_ids"]:
+    opened = AutoTokenizer.from_pretrained(folder)
+    if opened(text)["input_ids"] != tokenizer(text)["input_ids"]:
         logging.warning(
             "%s: transformers' AutoTokenizer cuts texts in another way than its tokenizer.json; open that with "
             "PreTrainedTokenizerFast.from_pretrained",
@@ -123,11 +134,13 @@ def export_adapters(source: Path, target: Path) -> None:
         source: WORKDIR/checkpoints/STAGE.
         target: must not exist, or be empty.
     Raises:
-        UserError: it has none, or the target is in use.
+        UserError: the stage keeps none, or the target is in use.
     """
     folder = StageFolder.of(source).adapters
     if not folder.is_dir():
-        raise UserError(f"adapters: {source} has none apart; train them with config.rl.lora.rank, or leave it out")
+        raise UserError(
+            f"adapters: {source} has none apart; train them with config.rl.lora.rank, or leave it out"
+        )
     with whole_folder(target) as temporary:
         shutil.copytree(folder, temporary, dirs_exist_ok=True)
 
@@ -136,46 +149,56 @@ def export_reasoner(
     folder: Path, params: dict[str, Any], checkpoint: Checkpoint, texts: Mapping[str, str], source: str = "checkpoint",
     replaces: Collection[str] | None = None,
 ) -> None:  # fmt: skip
-    """Write a directory that transformers opens: language model, tokenizer, and what only we know beside them.
+    """Write a directory that transformers opens: language model, tokenizer, and our own parts beside them.
 
     Args:
-        folder: not in use, but for what it replaces; it appears whole or not at all.
-        params: the reasoner's part, and the gate's and SIM-CoT's decoder's as far as there are some.
-        checkpoint: what they are of.
-        texts: of further files, by their places in the folder.
-        source: where they are from, for messages.
+        folder: not in use, but for the files that the export replaces; it appears whole or not at all.
+        params: the reasoner's part, and those of the gate and SIM-CoT's decoder if it has them.
+        checkpoint: describes the parameters.
+        texts: the texts of further files, by their places in the folder.
+        source: the checkpoint's place, for messages.
         replaces: see `replaced_by_export`.
     Raises:
         UserError: a tensor has another shape than the description says, the folder is in use, or the disk is full.
     """
-    description, width = checkpoint.description, checkpoint.description.model.n_embd
+    # Name all tensors before anything is written: shapes that don't fit are refused here.
+    description = checkpoint.description
+    width = description.model.n_embd
     heads = {name: part for name, part in params[REASONER].items() if name != BACKBONE}
     side = write_tree(description.architecture.heads(width), heads, source)
     if description.gate is not None:
         side |= write_tree(gate_weights(width, description.gate), params[GATE], source)
-    model = write_tree(backbone_weights(description.model), params[REASONER][BACKBONE], source)
+    weights = backbone_weights(description.model)
+    model = write_tree(weights, params[REASONER][BACKBONE], source)
+
     with whole_folder(folder, replaces) as temporary:
         try:
             checkpoint.write(temporary)
             if CODE in texts:
                 _name_class(temporary / MODEL_FILE)
-            save_file(model, temporary / "model.safetensors", metadata={"format": "pt"})  # transformers wants to know
+            # transformers wants to know whose layout the file has.
+            metadata = {"format": "pt"}
+            save_file(model, temporary / "model.safetensors", metadata=metadata)
             if side:
                 save_file(side, temporary / SIDE_FILE)
             if DECODER in params:
-                save_file(write_decoder(params, description.model), temporary / DECODER_FILE)
+                decoder = write_decoder(params, description.model)
+                save_file(decoder, temporary / DECODER_FILE)
         except (SafetensorError, OSError) as error:
-            raise UserError(f"{folder}: can't be written ({error}); make room, and run the command again") from None
+            raise UserError(
+                f"{folder}: can't be written ({error}); make room, and run the command again"
+            ) from None
         for name, text in texts.items():
             write_text(temporary / name, text)
+        # safetensors makes its files private.
         mode = (temporary / FILE).stat().st_mode
         for file in temporary.glob("*.safetensors"):
-            file.chmod(mode)  # safetensors makes its files private
+            file.chmod(mode)
         write_checksums(temporary)
 
 
 def _name_class(path: Path) -> None:
-    """Name in a config.json the class of the export's code, and what its `forward` goes by.
+    """Name the class of the export's code in a config.json, with the settings of its `forward`.
 
     The class has the name of transformers' own, so that programs which don't run the code open that.
     """
@@ -193,111 +216,155 @@ def thinks(config: Config, checkpoint: Checkpoint) -> bool:
         config: to evaluate it with.
     """
     template = checkpoint.template
-    if checkpoint.description.architecture.layers is None or not config.latent_policy.selected.is_the_reasoners:
+    if (
+        checkpoint.description.architecture.layers is None
+        or not config.latent_policy.selected.is_the_reasoners
+    ):
         return False
     # Not every tokenizer tells the marker at the end of a prompt from the text before it.
-    chat, options = [{"role": "user", "content": "?"}], {"chat_template": template.chat_template, "return_dict": True}
+    chat = [{"role": "user", "content": "?"}]
+    options = {"chat_template": template.chat_template, "return_dict": True}
     ids = template.tokenizer.apply_chat_template(chat, **options)["input_ids"]
     return bool([ids] == template.prompts(["?"], Counter()))
 
 
 def write_chat_template(template: Template) -> None:
-    """Have the tokenizer itself write prompts: `apply_chat_template` of a question, padded on the left in a batch."""
+    """Have the tokenizer write prompts by `apply_chat_template` of a question, padded on the left in a batch."""
     tokenizer = template.tokenizer
-    tokenizer.chat_template, tokenizer.padding_side = template.chat_template, "left"
-    tokenizer.init_kwargs |= {"padding_side": "left", "model_input_names": ["input_ids", "attention_mask"]}  # are saved
+    tokenizer.chat_template = template.chat_template
+    tokenizer.padding_side = "left"
+    # These are the settings that are saved.
+    tokenizer.init_kwargs["padding_side"] = "left"
+    tokenizer.init_kwargs["model_input_names"] = ["input_ids", "attention_mask"]
 
 
-def thinking_files(config: Config, checkpoint: Checkpoint, rule: float | int, thinks: bool) -> dict[str, str]:
-    """Return the code and its settings; of latents that PyTorch can't think in, settings that have transformers say so.
+def thinking_files(
+    config: Config, checkpoint: Checkpoint, rule: float | int, thinks: bool
+) -> dict[str, str]:
+    """Return the code and its settings; if PyTorch can't think in its latents, settings that make transformers fail.
 
     Args:
-        config: to evaluate it with.
-        rule: how its rollouts end, see `export.write_export`.
+        config: the config to evaluate it with.
+        rule: the rule that ends its rollouts, see `write_export`.
         thinks: of `thinks`.
     Returns:
-        texts by their files in the export; {} for what transformers generates as it is.
+        texts by their files in the export; {} for a reasoner in words, with which transformers generates as it is.
     """
-    if not checkpoint.description.architecture.has_latents:
+    described = checkpoint.description
+    if not described.architecture.has_latents:
         return {}
     template = checkpoint.template
-    eos_ids = list(dict.fromkeys([template.eos_id, *checkpoint.description.eos_ids]))
-    settings: dict[str, Any] = {"eos_token_id": eos_ids, "pad_token_id": template.pad_id, "do_sample": False}
+    settings: dict[str, Any] = {
+        "eos_token_id": list(dict.fromkeys([template.eos_id, *described.eos_ids])),
+        "pad_token_id": template.pad_id,
+        "do_sample": False,
+    }
     if not thinks:
         return {GENERATION_FILE: _json(settings | dict.fromkeys(REFUSING, _UNKNOWN))}
-    described = checkpoint.description
-    has_side = described.gate is not None or bool(described.architecture.heads(described.model.n_embd))
-    left_out = " and ".join([CODE, *([SIDE_FILE] if has_side else []), FILE])
+
+    # A thought may end at tokens of the latent policy.
     latent_policy = config.latent_policy.selected
     ended_by, least = latent_policy.ended_by
     halting = template.token(ended_by) if ended_by else None
-    going_on = template.token(latent_policy.goes_on_by) if latent_policy.goes_on_by else None
+    goes_on_by = latent_policy.goes_on_by
+    going_on = template.token(goes_on_by) if goes_on_by else None
+
+    # The gate ends it at the threshold, or without a gate the number of latents does.
+    most = config.max_latents
+    threshold = None
+    gate_layers: list[tuple[str, str]] = []
+    if config.gate.enabled:
+        threshold = rule
+        gate_layers = [("linear", "gate.out")]
+        if described.gate:
+            gate_layers = [("linear", "gate.hidden"), ("gelu", "tanh"), *gate_layers]
+    else:
+        least_number = 1 if halting is None else 0
+        most = min(most, max(least_number, int(rule)))
     settings |= {
         "max_new_tokens": config.evaluate.max_answer_tokens or config.max_answer_tokens,
         "suppress_tokens": [*template.banned_ids, *template.impossible_ids] or None,
         "prompt_end_id": template.prompt_end,
         "unknown_token_id": template.unknown_id,
         "closing_ids": list(template.closing_ids),
-        "max_latents": config.max_latents,
-        "stop_threshold": rule,
-        "latent_layers": checkpoint.description.architecture.layers,
-        "gate_layers": _gate_layers(described.gate),
+        "max_latents": most,
+        "stop_threshold": threshold,
+        "latent_layers": described.architecture.layers,
+        "gate_layers": gate_layers,
         "halting_token_id": halting,
         "going_on_token_id": going_on,
         "halting_least": least,
     }
-    settings |= dict.fromkeys(REFUSING, _UNTRUSTED.format(left_out))
-    if not config.gate.enabled:
-        most = min(config.max_latents, max(1 if halting is None else 0, int(rule)))
-        settings |= {"max_latents": most, "stop_threshold": None, "gate_layers": []}
-    code = (Path(__file__).parent / "custom_generate.py").read_text(encoding="utf-8")
+
+    # Where the code isn't trusted, transformers fails and names the files that a copy lacks.
+    heads = described.architecture.heads(described.model.n_embd)
+    has_side_file = described.gate is not None or heads
+    files = [CODE, SIDE_FILE, FILE] if has_side_file else [CODE, FILE]
+    untrusted = _UNTRUSTED.format(" and ".join(files))
+    settings |= dict.fromkeys(REFUSING, untrusted)
+    code = Path(__file__).with_name("custom_generate.py").read_text(encoding="utf-8")
     return {CODE: code, GENERATION_FILE: _json(settings)}
-
-
-def _gate_layers(hidden: int | None) -> list[tuple[str, str]]:
-    """Return layers as `Architecture.layers`, from a latent to the stop logit."""
-    return [*([("linear", "gate.hidden"), ("gelu", "tanh")] if hidden else []), ("linear", "gate.out")]
 
 
 def _json(settings: dict[str, Any]) -> str:
     return json.dumps(settings, indent=2) + "\n"
 
 
-def model_card(checkpoint: Path, description: Description, name: str, thinks: bool, explains: bool = False) -> str:
+def model_card(
+    checkpoint: Path,
+    description: Description,
+    name: str,
+    thinks: bool,
+    explains: bool = False,
+) -> str:
     """Fill in `card.md`, the README.md of an exported checkpoint.
 
     Args:
-        checkpoint: WORKDIR/checkpoints/STAGE or a step's directory in it, or what was imported.
+        checkpoint: WORKDIR/checkpoints/STAGE or a step's directory in it, or an imported checkpoint.
+        description: the checkpoint's.
         name: the title.
         thinks: whether it thinks in plain PyTorch.
         explains: whether SIM-CoT's decoder goes along.
     """
-    stage, source = StageFolder.of(checkpoint), description.source
+    # Say where the weights are from.
+    stage = StageFolder.of(checkpoint)
+    source = description.source
     origin = "These weights are not from a finished stage of slpo_jax: they were converted, or saved on the way."
     if source and stage.workdir is None:
         origin = f"These weights were converted by slpo_jax from `{source}`."
     elif stage.is_finished:
         init = stage.read_config()["init"]
-        start = f"`{short(init)}`" if init else "random weights"
-        origin = f"Trained by slpo_jax from {start}, to the end of the stage `{stage.name}`."
+        start = f"`{shorten_source(init)}`" if init else "random weights"
+        origin = (
+            f"Trained by slpo_jax from {start}, to the end of the stage `{stage.name}`."
+        )
+
+    settings = flatten(description.config)
     template = jinja2.Template(
         Path(__file__).with_name("card.md").read_text(encoding="utf-8"),
-        trim_blocks=True, keep_trailing_newline=True, undefined=jinja2.StrictUndefined,
-    )  # fmt: skip
-    fields = {field.name: getattr(description, field.name) for field in dataclasses.fields(description)}
-    settings = flatten(description.config)
-    use = _use(settings, description.rule)
-    options = {"settings": settings, "how": use, "thinks": thinks, "explains": explains}
-    return template.render(fields, name=name, origin=origin, **options)
+        trim_blocks=True,
+        keep_trailing_newline=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    return template.render(
+        vars(description),
+        name=name,
+        origin=origin,
+        settings=settings,
+        how=_describe_use(settings, description.rule),
+        thinks=thinks,
+        explains=explains,
+    )
 
 
-def short(source: str) -> str:
-    """Return a local path's last part, or a hub id as it is: what a card may say of where something is from."""
-    return Path(source).name if Path(source).suffix or Path(source).is_absolute() else source
+def shorten_source(source: str) -> str:
+    """Return a local path's last part, or a hub id as it is, so that a card doesn't show private folders."""
+    path = Path(source)
+    return path.name if path.suffix or path.is_absolute() else source
 
 
-def _use(settings: Mapping[str, Any], rule: float | int | None) -> str:
-    """Tell how it thinks and answers in slpo_jax; "" where it has no config.
+def _describe_use(settings: Mapping[str, Any], rule: float | int | None) -> str:
+    """Describe its thoughts and answers in slpo_jax; "" where it has no config.
 
     Args:
         settings: its config by dotted key.
@@ -305,12 +372,18 @@ def _use(settings: Mapping[str, Any], rule: float | int | None) -> str:
     """
     if not settings:
         return ""
-    tokens = settings["evaluate.max_answer_tokens"] or settings["max_answer_tokens"]
-    defaults = flatten({"prompt": vars(PromptConfig())})
-    changed = [key for key, value in defaults.items() if settings.get(key, value) != value]
-    prompt = ", ".join(f"{key}={settings[key]!r}" for key in changed)
     thought = f"{rule} latents"
     if settings.get("gate.enabled"):
         limit = "0.5, as none was chosen," if rule is None else rule
         thought = f"at most {settings.get('max_latents')} latents, until the gate's stop probability reaches {limit}"
-    return f"{thought} and answers of at most {tokens} tokens" + f", asked with `{prompt}`" * bool(prompt)
+    tokens = settings["evaluate.max_answer_tokens"] or settings["max_answer_tokens"]
+    use = f"{thought} and answers of at most {tokens} tokens"
+
+    # The prompt is worth a word only where it is not the default.
+    prompt = []
+    for key, value in flatten({"prompt": vars(PromptConfig())}).items():
+        if settings.get(key, value) != value:
+            prompt.append(f"{key}={settings[key]!r}")
+    if prompt:
+        use += f", asked with `{', '.join(prompt)}`"
+    return use

@@ -1,7 +1,7 @@
-"""The config that a checkpoint is used with: it lies beside the parameters, so no config file is needed.
+"""Read the config that a checkpoint is used with. It lies beside the parameters, so no config file is needed.
 
-A stage of a run and `slpo import` write it whole, as `config.json`; an export has it in `reasoner.json`. What another
-program's checkpoint means is written here in the same form, by `published_config`.
+A stage of a run and `slpo import` write it whole, as `config.json`; an export has it in `reasoner.json`. For another
+program's checkpoint `published_config` makes a config of the same form.
 """
 
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from typing import Any
 from absl import logging
 
 from slpo_jax.architectures import Architecture, architecture_of
-from slpo_jax.checkpoints.foreign import Foreign
+from slpo_jax.checkpoints.external import ExternalCheckpoint
 from slpo_jax.checkpoints.identity import Identity
 from slpo_jax.config.config import Config, own_latents
 from slpo_jax.config.keys import rollout_settings
@@ -36,18 +36,19 @@ def config_of(identity: Identity, reasoner: str = "", tokenizer: str = "") -> Co
     """Return the config to use a checkpoint with: its own, whose weights begin at the checkpoint.
 
     Args:
-        reasoner: a name in `REASONERS`; "" is what the checkpoint itself says.
+        reasoner: a name in `REASONERS`; "" is the checkpoint's own.
         tokenizer: see `slpo_jax.config`.
     Raises:
         UserError: its config is not whole, or a value can't be used.
     """
     reasoner = reasoner or identity.reasoner
-    if isinstance(identity, Foreign) and not identity.description:
+    if isinstance(identity, ExternalCheckpoint) and not identity.description:
         config = published_config(identity, architecture_of(reasoner))
     else:
         config = read_config_of(identity)
-    # A reward model is the run's, and isn't loaded with the reasoner.
-    scorers = [name for name in config.evaluate.scorers if name not in SCORERS or not SCORERS[name].part]
+    # A reward model belongs to the run, and isn't loaded with the reasoner.
+    models = {name for name, scorer in SCORERS.items() if scorer.part}
+    scorers = [name for name in config.evaluate.scorers if name not in models]
     use = {
         "reasoner": reasoner, "stages": (EVALUATE,), "init": identity.source, "base": identity.base,
         "tokenizer": tokenizer, "lora_alpha": identity.lora_alpha, "sharding": Config.sharding,
@@ -64,13 +65,19 @@ def read_config_of(identity: Identity) -> Config:
     Raises:
         UserError: it is not whole, as one of another version, or a value can't be used.
     """
-    saved, where, default = identity.config, identity.config_place, values(Config())
+    saved = identity.config
+    where = identity.config_place
+    default = values(Config())
+
+    # A config of another version lacks keys.
     missing = [key for key in default if key not in saved]
     if missing:
         raise UserError(
             f"{where}: key {missing[0]}: is missing, as in what other versions of slpo_jax wrote; train or convert it "
             "again, or use that version"
         )
+
+    # Rewards that aren't registered here can't be used.
     layer = _without_unknown(saved, default)
     unknown = _unknown_rewards(saved)
     if unknown:
@@ -82,8 +89,11 @@ def read_config_of(identity: Identity) -> Config:
     try:
         return changed(Config(), layer)
     except UserError as error:
-        problem = ": ".join(filter(None, (error.key.removeprefix("config."), error.problem)))
-        raise UserError(f"{where}: key {problem}; register it (a command's --register), or mend the file") from None
+        key = error.key.removeprefix("config.")
+        problem = f"{key}: {error.problem}" if key else error.problem
+        raise UserError(
+            f"{where}: key {problem}; register it (a command's --register), or mend the file"
+        ) from None
 
 
 def _unknown_rewards(saved: Mapping[str, Any]) -> list[str]:
@@ -94,19 +104,26 @@ def _unknown_rewards(saved: Mapping[str, Any]) -> list[str]:
     return sorted({*names} - {*REWARDS})
 
 
-def _without_unknown(saved: Mapping[str, Any], tree: Mapping[str, Any]) -> dict[str, Any]:
+def _without_unknown(
+    saved: Mapping[str, Any], tree: Mapping[str, Any]
+) -> dict[str, Any]:
     """Leave out the keys that no config has here, such as the section of a recipe that is not registered."""
     known = dict[str, Any]()
     for key, value in saved.items():
         if key not in tree:
             continue
-        is_section = isinstance(value, Mapping) and isinstance(tree[key], dict) and tree[key]
-        known[key] = _without_unknown(value, tree[key]) if is_section else value
+        known[key] = value
+        # A dict that is empty by default is a value, not a section.
+        is_section = isinstance(tree[key], dict) and tree[key]
+        if is_section and isinstance(value, Mapping):
+            known[key] = _without_unknown(value, tree[key])
     return known
 
 
-def published_settings(identity: Foreign, architecture: type[Architecture]) -> dict[str, Any]:
-    """Tell how the program of another project's checkpoint thinks, by key of the config, as far as its files say."""
+def published_settings(
+    identity: ExternalCheckpoint, architecture: type[Architecture]
+) -> dict[str, Any]:
+    """Read the settings of another program's thoughts from its checkpoint's files, by key of the config."""
     latents = identity.tensors.decoder.latents if identity.tensors.decoder else 0
     if identity.tensors.gate and architecture.has_gate:
         latents = _GATED_LATENTS
@@ -116,30 +133,35 @@ def published_settings(identity: Foreign, architecture: type[Architecture]) -> d
     return {"max_latents": latents or architecture.latents, **settings}
 
 
-def published_config(identity: Foreign, architecture: type[Architecture]) -> Config:
-    """Write what another project's checkpoint means as a config: how it thinks, its gate, and its program's type."""
+def published_config(
+    identity: ExternalCheckpoint, architecture: type[Architecture]
+) -> Config:
+    """Make a config that uses another program's checkpoint as that program does: its thoughts, gate and precision."""
     settings = {
         "max_latents": architecture.latents,
         "gate.hidden": identity.gate_hidden or 0,
         "gate.enabled": architecture.has_gate and identity.gate_trained,
         "model.dtype": "float32",  # in which it gives the tokens of the program that wrote it
     }
-    return with_overrides(Config(), settings | published_settings(identity, architecture))
+    settings |= published_settings(identity, architecture)
+    return with_overrides(Config(), settings)
 
 
 def with_overrides(config: Config, layer: Mapping[str, Any]) -> Config:
-    """Return the config with other values of some keys, and no more latents at least than there are at most."""
+    """Return the config with other values of some keys; `min_latents` is lowered to a lower `max_latents`."""
     most = layer.get("max_latents", config.max_latents)
-    least = min(config.min_latents, max(most, 1)) if isinstance(most, int) else config.min_latents
+    least = config.min_latents
+    if isinstance(most, int):
+        least = min(least, max(most, 1))
     return changed(config, {"min_latents": least, **layer})
 
 
 def config_to_keep(config: Config, identity: Identity | None) -> dict[str, Any]:
-    """Return a config as it is written beside converted parameters: without the places and the machine of a run.
+    """Return a config as it is written beside converted parameters, without a run's places and machine settings.
 
     Args:
-        config: of `config_of`, with what was laid over it.
-        identity: of the checkpoint, whose reward stays, also where it isn't registered here.
+        config: of `config_of`, with overrides.
+        identity: the checkpoint's; its reward stays, even if it isn't registered here.
     """
     kept: dict[str, Any] = as_json(values(changed(config, _OF_THE_RUN)))
     rewards = [list(pair) for pair in config.weighted]
@@ -149,8 +171,10 @@ def config_to_keep(config: Config, identity: Identity | None) -> dict[str, Any]:
     return kept | stated
 
 
-def stopping_of(config: Config, identity: Identity) -> tuple[Stopping, float | int | None]:
-    """Find how rollouts of the checkpoint end: at the threshold or the number of latents chosen on validation.
+def stopping_of(
+    config: Config, identity: Identity
+) -> tuple[Stopping, float | int | None]:
+    """Find the rule that ends a checkpoint's rollouts: the threshold or the number of latents chosen on validation.
 
     Args:
         config: of `config_of`.
@@ -158,30 +182,41 @@ def stopping_of(config: Config, identity: Identity) -> tuple[Stopping, float | i
         ("threshold", the run's, None where none was chosen yet), or without a gate ("length", the run's, imitation's
         own number or T).
     Raises:
-        UserError: the rule that an export says can't be one.
+        UserError: the rule that an export names isn't valid.
     """
     stopping: Stopping = "threshold" if config.gate.enabled else "length"
-    stage, description = identity.stage_folder, identity.description
-    rule = read_rule(stage, stopping) if stage else None
-    if rule is None and description:
-        rule = description.rule
-        if rule is not None and not is_rule(stopping, rule):
-            raise UserError(f"{identity.config_place}: key rule: {rule!r} is not valid; give {RULES[stopping]}")
-    if rule is None and config.gate.enabled:
-        rule = identity.threshold
-    elif rule is None:
-        imitated = IMITATE in identity.config.get("stages", ())
-        rule = own_latents(config) if imitated else config.max_latents
-    return stopping, rule
+
+    # Validation's choice goes first.
+    stage = identity.stage_folder
+    if stage:
+        rule = read_rule(stage, stopping)
+        if rule is not None:
+            return stopping, rule
+
+    # Then the rule in the description of an export or an import.
+    description = identity.description
+    if description and description.rule is not None:
+        if not is_rule(stopping, description.rule):
+            raise UserError(
+                f"{identity.config_place}: key rule: {description.rule!r} is not valid; give {RULES[stopping]}"
+            )
+        return stopping, description.rule
+
+    # A gate without a choice may have a published threshold; without a gate the config has the number.
+    if config.gate.enabled:
+        return stopping, identity.threshold
+    if IMITATE in identity.config.get("stages", ()):
+        return stopping, own_latents(config)
+    return stopping, config.max_latents
 
 
 def stated_settings(identity: Identity, own: Config) -> dict[str, Any]:
-    """Return what decides what a checkpoint answers, as far as it says, by dotted key; {} where nothing is known.
+    """Return the settings that decide a checkpoint's answers, by dotted key; {} where its files don't say.
 
     Args:
         own: of `config_of`.
     """
-    if isinstance(identity, Foreign) and not identity.description:
+    if isinstance(identity, ExternalCheckpoint) and not identity.description:
         return published_settings(identity, architecture_of(identity.reasoner))
     return rollout_settings(own)
 
@@ -189,12 +224,14 @@ def stated_settings(identity: Identity, own: Config) -> dict[str, Any]:
 def differences(config: Config, identity: Identity) -> str:
     """Say where a config uses a checkpoint in another way than it was made for; "" where it doesn't.
 
-    Of a config that trains it further nothing is said of evaluations, whose turn has not come.
+    Settings of evaluations are compared only for a config that evaluates and doesn't train.
     """
-    own, now = config_of(identity), rollout_settings(config)
+    own = config_of(identity)
+    now = rollout_settings(config)
     stated = stated_settings(identity, own)
     if {*config.stages} != {EVALUATE}:
-        stated = {key: value for key, value in stated.items() if not key.startswith("evaluate.")}
+        learned = [key for key in stated if not key.startswith("evaluate.")]
+        stated = {key: stated[key] for key in learned}
     elif stated:
         _, rule = stopping_of(own, identity)
         if not own.gate.enabled:
@@ -205,18 +242,24 @@ def differences(config: Config, identity: Identity) -> str:
     return say_differences(identity.source, now, stated)
 
 
-def say_differences(source: str, now: Mapping[str, Any], made: Mapping[str, Any]) -> str:
+def say_differences(
+    source: str, now: Mapping[str, Any], made: Mapping[str, Any]
+) -> str:
     """Say which settings that both have differ, and how; "" where none does.
 
     Args:
-        source: what was made so.
+        source: the checkpoint.
         now: values by dotted key, as they come back from JSON.
-        made: the same of what the source was made with.
+        made: those that the source was made with, in the same form.
     """
-    others = [key for key in made if key in now and now[key] != made[key]]
-    texts = [f"config.{key}={_shown(now[key])} and not {_shown(made[key])}" for key in others]
-    return f"{source}: not used as it was made, but with {', '.join(texts)}" if texts else ""
+    texts = []
+    for key, value in made.items():
+        if key in now and now[key] != value:
+            texts.append(f"config.{key}={_show(now[key])} and not {_show(value)}")
+    if not texts:
+        return ""
+    return f"{source}: not used as it was made, but with {', '.join(texts)}"
 
 
-def _shown(value: Any) -> str:
+def _show(value: Any) -> str:
     return repr(tuple(value) if isinstance(value, list) else value)

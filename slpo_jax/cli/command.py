@@ -1,8 +1,8 @@
-"""What the commands share: flags, keys of a config, and how they end.
+"""The common parts of the commands: flags, keys of a config, and exits.
 
-What the user can mend is one line and status 2. Ctrl-C is a line and status 130. Python obeys it between two
-instructions of its own, and a compilation is one call, of up to minutes: so a thread hears of it too, says what is
-waited for, and ends the process at a second one.
+An error that the user can mend is one line and status 2. Ctrl-C is a line and status 130. Python obeys it between two
+of its own instructions, and a compilation is one call of up to minutes. So a thread listens too: it says that the
+program is waiting, and ends the process at a second Ctrl-C.
 """
 
 import _thread
@@ -31,21 +31,26 @@ from slpo_jax.runtime.progress import print_plainly
 
 _GOES_ON = "interrupted; the same command goes on from what is finished"
 _LATER = "interrupted; what is under way is finished first, and a stage saved (Ctrl-C again ends at once)"
-_MOMENT = 0.5  # seconds before that is said
-_DROPPED = b"\0"  # a signal's number is above 0
-_AGAIN = 0.05  # seconds until a dropped Ctrl-C is raised once more, when what dropped it has ended
+_MOMENT = 0.5  # seconds before `_LATER` is printed
+_DROPPED = b"\0"  # not the number of a signal, which is above 0
+_AGAIN = 0.05  # seconds until a dropped Ctrl-C is raised once more, when the callback that dropped it has ended
 _INTERRUPTED = 128 + signal.SIGINT
 
 
 class _Formatter(argparse.HelpFormatter):
-    """A formatter that fills paragraphs, but for those that are indented; its flags stand beside what they are."""
+    """A formatter that fills paragraphs, except for indented ones, and puts flags beside their help."""
 
     def __init__(self, prog: str):
         super().__init__(prog, max_help_position=28)
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
-        paragraphs = inspect.cleandoc(text).split("\n\n")
-        return "\n\n".join(part if "\n  " in part else textwrap.fill(part, width) for part in paragraphs)
+        paragraphs = []
+        for paragraph in inspect.cleandoc(text).split("\n\n"):
+            is_indented = "\n  " in paragraph
+            paragraphs.append(
+                paragraph if is_indented else textwrap.fill(paragraph, width)
+            )
+        return "\n\n".join(paragraphs)
 
 
 class CommandParser(FlagParser):
@@ -53,62 +58,94 @@ class CommandParser(FlagParser):
 
     Args:
         name: of the command.
-        about: what --help says of it, three examples among it.
-        keys: lists those of a config that may be given too.
+        about: the text of --help, with three examples.
+        keys: lists the keys of a config that may be given too.
     """
 
-    def __init__(self, name: str, about: str | None, keys: Callable[[], list[str]] = list):
-        super().__init__(prog=f"slpo {name}", usage=argparse.SUPPRESS, description=about, formatter_class=_Formatter)
+    def __init__(
+        self, name: str, about: str | None, keys: Callable[[], list[str]] = list
+    ):
+        super().__init__(
+            prog=f"slpo {name}",
+            usage=argparse.SUPPRESS,
+            description=about,
+            formatter_class=_Formatter,
+        )
         self._keys = keys
-        self._positionals.title, self._optionals.title = "arguments", "flags"
+        self._positionals.title = "arguments"
+        self._optionals.title = "flags"
         self.add_argument("--debug", action="store_true", help="show tracebacks")
-        self.add_argument("--register", action="append", default=[], metavar="FILE", help="has methods of your own")
+        self.add_argument(
+            "--register",
+            action="append",
+            default=[],
+            metavar="FILE",
+            help="has methods of your own",
+        )
 
     def error(self, message: str) -> NoReturn:
-        if unknown := re.match(r"unrecognized arguments: --?([^ =]+)", message):
-            message += nearest(unknown[1], [*self._option_string_actions, *(f"--config.{key}" for key in self._keys())])
+        unknown = re.match(r"unrecognized arguments: --?([^ =]+)", message)
+        if unknown:
+            known = [*self._option_string_actions]
+            known += [f"--config.{key}" for key in self._keys()]
+            message += nearest(unknown[1], known)
         super().error(message)
 
     def read(self, arguments: list[str]) -> argparse.Namespace:
-        """Return the arguments by name, once the files of --register were run."""
+        """Parse the arguments, and run the files of --register."""
         flags = self.parse_intermixed_args(arguments)
         for path in flags.register:
             read_registrations(path)
         return flags
 
 
-def take_keys(arguments: list[str], section: str = "config") -> tuple[list[str], dict[str, str]]:
-    """Split arguments into those without keys of a config's section, and the keys' as written, the last of each.
+def take_keys(
+    arguments: list[str], section: str = "config"
+) -> tuple[list[str], dict[str, str]]:
+    """Separate the keys of a config's section from other arguments.
 
-    A value may be the next argument.
+    Returns:
+        the other arguments; and values as written by key, the last of each. A value may be the next argument.
     """
-    rest, keys, queue = list[str](), dict[str, str](), list(arguments)
+    rest = list[str]()
+    keys = dict[str, str]()
+    queue = list(arguments)
+    pattern = re.compile(rf"--?{re.escape(section)}\.([^=]+)(?:=(.*))?", re.DOTALL)
     while queue:
         arg = queue.pop(0)
-        if match := re.fullmatch(rf"--?{re.escape(section)}\.([^=]+)(?:=(.*))?", arg, re.DOTALL):
-            follows = match[2] is None and queue and not queue[0].startswith("--")
-            keys[match[1]] = Text(queue.pop(0) if follows else match[2] or "")
-        else:
+        match = pattern.fullmatch(arg)
+        if not match:
             rest.append(arg)
+            continue
+        value = match[2]
+        if value is None and queue and not queue[0].startswith("--"):
+            value = queue.pop(0)
+        keys[match[1]] = Text(value or "")
     return rest, keys
 
 
-def run_command(command: Callable[[list[str]], None], arguments: list[str], goes_on: bool = False) -> None:
-    """Run a command; what the user can mend is printed as one line, and ends with status 2.
+def run_command(
+    command: Callable[[list[str]], None], arguments: list[str], goes_on: bool = False
+) -> None:
+    """Run a command; an error that the user can mend is printed as one line, with status 2.
 
-    That is a `UserError`, and what the operating system or a device refuses: a full disk, a place that can't be written
-    to, more memory than there is.
+    Such an error is a `UserError`, or a refusal of the operating system or a device: a full disk, a folder without
+    permission, too little memory.
 
     Args:
-        command: what to do with the arguments.
-        goes_on: whether the same command goes on from what an interrupted one has finished.
+        command: takes the arguments.
+        goes_on: whether the same command goes on where an interrupted one ended.
     """
-    logging.set_verbosity(logging.WARNING)  # Orbax tells of every file
-    # What is wrong with a file, our one line says; the variable is for a transformers that is yet to be imported.
+    # Orbax logs every file, and transformers warns of files that our one line speaks of. The variable is for a
+    # transformers that is imported later.
+    logging.set_verbosity(logging.WARNING)
     os.environ["TRANSFORMERS_VERBOSITY"] = "error"
     python_logging.getLogger("transformers").setLevel(python_logging.ERROR)
     print_plainly()
-    debug, interrupted = "--debug" in arguments, _GOES_ON if goes_on else "interrupted"
+
+    # Listen to Ctrl-C, and run.
+    debug = "--debug" in arguments
+    interrupted = _GOES_ON if goes_on else "interrupted"
     if not debug:
         _say_once()
     _listen(interrupted)
@@ -126,31 +163,34 @@ def run_command(command: Callable[[list[str]], None], arguments: list[str], goes
 
 
 def _ending(error: BaseException, interrupted: str) -> tuple[str, int]:
-    """Return what a command ends with: a line, "" where the error is ours, and the status."""
+    """Return the last line of a command, "" for an error of our own, and its status."""
     if isinstance(error, KeyboardInterrupt):
         return f"\n{interrupted}", _INTERRUPTED
     if isinstance(error, UserError):
         return f"error: {error}", 2
     if isinstance(error, OSError):
-        return f"error: {refused(error)}", 2
+        return f"error: {describe_os_error(error)}", 2
     if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error):
         return f"error: {_out_of_memory(error)}", 2
     return "", 1
 
 
-def refused(error: OSError) -> str:
-    """Tell what the operating system said, and what there is to do about it."""
-    path = error.filename2 or error.filename
+def describe_os_error(error: OSError) -> str:
+    """Describe an error of the operating system, and its remedy."""
     remedy = "check the path and its permissions"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         remedy = "make room; what was finished is kept, and the same command goes on"
     elif error.errno == errno.EMFILE:
         remedy = "raise the limit of open files (ulimit -n)"
-    return f"{f'{path}: ' if path else ''}{error.strerror or ' '.join(str(error).split())}; {remedy}"
+    problem = error.strerror or " ".join(str(error).split())
+    path = error.filename2 or error.filename
+    if path:
+        problem = f"{path}: {problem}"
+    return f"{problem}; {remedy}"
 
 
 def _out_of_memory(error: BaseException) -> str:
-    """Tell what could not be had, and the settings that change how much is asked for."""
+    """Describe a lack of memory, and the settings that lower the need."""
     reason = " ".join(str(error).split()).removeprefix("RESOURCE_EXHAUSTED: ")[:160]
     return (
         f"out of memory ({reason or 'of this machine'}); a step: raise config.STAGE.micro_batches, set "
@@ -160,13 +200,16 @@ def _out_of_memory(error: BaseException) -> str:
 
 
 def _say_once() -> None:
-    """Have nobody print what a failing save raises as well: Orbax's threads, asyncio, tensorstore's callbacks."""
+    """Silence what others print about a failing save: Orbax's threads, asyncio, tensorstore's callbacks."""
     python_logging.getLogger("asyncio").setLevel(python_logging.CRITICAL)
-    logging.get_absl_logger().addFilter(lambda record: not (record.exc_info and "orbax" in record.pathname))
+    logging.get_absl_logger().addFilter(
+        lambda record: not (record.exc_info and "orbax" in record.pathname)
+    )
     print_it = sys.unraisablehook
 
     def hook(unraisable: Any) -> None:
-        if str(unraisable.exc_value) != "Event loop is closed":  # the loop of another part of the save, which failed
+        # The loop is that of another part of the save, which failed.
+        if str(unraisable.exc_value) != "Event loop is closed":
             print_it(unraisable)
 
     sys.unraisablehook = hook
@@ -176,13 +219,15 @@ def _listen(line: str) -> None:
     """Begin to listen to Ctrl-C, in the main thread.
 
     Args:
-        line: what is said at the end.
+        line: the last line before the process ends.
     """
+    # Python writes the number of each signal into this pipe.
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
 
-    # Python drops what is raised in a callback of its garbage collector, and jax has one: then it is raised once more.
+    # Python drops an exception in a callback of its garbage collector, and jax has such a callback. The thread then
+    # interrupts the program once more.
     print_it = sys.unraisablehook
 
     def hook(unraisable: Any) -> None:
@@ -193,6 +238,7 @@ def _listen(line: str) -> None:
 
     sys.unraisablehook = hook
 
+    # The first Ctrl-C raises KeyboardInterrupt, and a line follows if the program is still busy. The second one ends.
     def listen() -> None:
         interrupted = False
         raised_again = 0
@@ -201,10 +247,11 @@ def _listen(line: str) -> None:
             if byte == _DROPPED:
                 time.sleep(_AGAIN)
                 raised_again += 1
-                _thread.interrupt_main()  # which is heard here too
+                _thread.interrupt_main()
                 continue
             if byte[0] != signal.SIGINT:
                 continue
+            # The thread hears its own interruptions too.
             if raised_again:
                 raised_again -= 1
                 continue
@@ -219,7 +266,7 @@ def _listen(line: str) -> None:
 
 
 def _leave(status: int) -> None:
-    """End the process, whatever its threads do."""
+    """End the process without waiting for its threads."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError):
             stream.flush()

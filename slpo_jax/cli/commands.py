@@ -69,9 +69,13 @@ def function_of(command: str) -> Callable[[list[str]], None]:
         UserError: there is no such command.
     """
     if command not in _COMMANDS:
-        raise UserError(f"{command}: no such command; give one of {', '.join(_COMMANDS)}")
+        raise UserError(
+            f"{command}: no such command; give one of {', '.join(_COMMANDS)}"
+        )
     module, _, name = _COMMANDS[command].partition(":")
-    function: Callable[[list[str]], None] = getattr(importlib.import_module(f"slpo_jax.{module}"), name)
+    function: Callable[[list[str]], None] = getattr(
+        importlib.import_module(f"slpo_jax.{module}"), name
+    )
     return function
 
 
@@ -89,13 +93,22 @@ def view(arguments: list[str]) -> None:
     from slpo_jax.io.workdir import Workdir
 
     parser = CommandParser("view", view.__doc__)
-    parser.add_argument("run", metavar="RUN", type=Path, help="a workdir, the folder of a report, or a page itself")
+    parser.add_argument(
+        "run",
+        metavar="RUN",
+        type=Path,
+        help="a workdir, the folder of a report, or a page itself",
+    )
     path = parser.read(arguments).run.expanduser()
     page = path if path.suffix == ".html" else Workdir(path).report_html
     if not page.is_file():
         if not Workdir(path).evaluated():
-            what = "holds no records of an evaluation" if path.exists() else "no such folder"
-            raise UserError(f"{path}: {what}; give the workdir of a run that was evaluated")
+            problem = "no such folder"
+            if path.exists():
+                problem = "holds no records of an evaluation"
+            raise UserError(
+                f"{path}: {problem}; give the workdir of a run that was evaluated"
+            )
         write_report(path)
     print(page, flush=True)
     webbrowser.open(page.resolve().as_uri())
@@ -115,13 +128,22 @@ def report(arguments: list[str]) -> None:
     from slpo_jax.evaluation.report import compare_runs, write_report
 
     parser = CommandParser("report", report.__doc__)
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="workdir of a run that was evaluated")
-    parser.add_argument("--out", metavar="DIR", help="folder for the report over several runs")
+    parser.add_argument(
+        "runs", nargs="+", metavar="RUN", help="workdir of a run that was evaluated"
+    )
+    parser.add_argument(
+        "--out", metavar="DIR", help="folder for the report over several runs"
+    )
     flags = parser.read(arguments)
     if flags.out is None and len(flags.runs) > 1:
-        raise UserError("--out: missing; name the folder for the report over several runs")
-    content = write_report(flags.runs[0]) if flags.out is None else compare_runs(flags.runs, flags.out)
-    print("".join(f"{note}\n" for note in content["notes"]), end="", file=sys.stderr)
+        raise UserError(
+            "--out: missing; name the folder for the report over several runs"
+        )
+    one = flags.out is None
+    runs = flags.runs
+    content = write_report(runs[0]) if one else compare_runs(runs, flags.out)
+    for note in content["notes"]:
+        print(note, file=sys.stderr)
     print(headline_text(content["headline"]))
     print(Path(flags.out or flags.runs[0]) / "report.html")
 
@@ -147,4 +169,5 @@ def configs(arguments: list[str]) -> None:
     if not names:
         abouts = shipped()
         width = max(map(len, abouts))
-        print("\n".join(f"{name:<{width}}  {text}" for name, text in abouts.items()))
+        for name, text in abouts.items():
+            print(f"{name:<{width}}  {text}")

@@ -1,4 +1,4 @@
-"""The commands that ask, measure and convert reasoners, or look at problems; docstrings are what --help shows."""
+"""The commands that ask, measure and convert reasoners, or look at problems; --help shows their docstrings."""
 
 import argparse
 import codecs
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _OURS = "WORKDIR/checkpoints/STAGE, WORKDIR for its newest, or what `slpo import` wrote"
 _THEIRS = "a Hugging Face directory or hub id, or a torch, safetensors or GGUF file"
-_VALUES = {str: "NAME", int: "N", float: "X"}  # what --help calls a flag's value
+_VALUES = {str: "NAME", int: "N", float: "X"}  # the names of flags' values in --help
 
 
 def solve(arguments: list[str]) -> None:
@@ -39,35 +39,80 @@ def solve(arguments: list[str]) -> None:
         slpo solve runs/quickstart --samples=16 "7 * 3 + 9 * 7 + 2"
         echo "7 * 3 + 9 * 7 + 2" | slpo solve runs/quickstart --json -
     """
-    parser = _asking("solve", solve.__doc__, samples=0)
+    parser = _make_asker("solve", solve.__doc__, samples=0)
     _add_options(parser, ["explain"])
-    parser.add_argument("question", nargs="*", metavar="QUESTION", help="in quotes, or - for standard input")
+    parser.add_argument(
+        "question",
+        nargs="*",
+        metavar="QUESTION",
+        help="in quotes, or - for standard input",
+    )
     flags = parser.read(arguments)
-    if isinstance(sys.stdin, io.TextIOWrapper) and codecs.lookup(sys.stdin.encoding).name == "ascii":
-        sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
-    question = sys.stdin.read() if flags.question == ["-"] else " ".join(flags.question)
+
+    question = " ".join(flags.question)
+    if question == "-":
+        # In the C locale, Python reads ASCII.
+        stdin = sys.stdin
+        if (
+            isinstance(stdin, io.TextIOWrapper)
+            and codecs.lookup(stdin.encoding).name == "ascii"
+        ):
+            stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
+        question = stdin.read()
     if not question.strip():
-        raise UserError('question: not given; write it in quotes, or "-" to read it from standard input')
+        raise UserError(
+            'question: not given; write it in quotes, or "-" to read it from standard input'
+        )
     reasoner = _load(flags)
     solution = reasoner.solve(question.strip(), flags.samples, flags.seed)
-    print(to_json(as_json(reasoner, solution, flags.seed), ensure_ascii=False) if flags.json else solution)
+    if flags.json:
+        values = as_json(reasoner, solution, flags.seed)
+        print(to_json(values, ensure_ascii=False))
+    else:
+        print(solution)
 
 
-def as_json(reasoner: "TrainedReasoner", solution: "Solution", seed: int) -> dict[str, Any]:
-    """Return a solution, its vote and where it is from as one JSON object."""
-    config, solver, votes = reasoner.config, reasoner.solver, solution.votes
-    names = ("stop_probability", "nearest", *(["words"] if solver.reads else []))
-    vote = votes and {
-        "samples": sum(count for _, count in votes.counts), "seed": seed, "dropout_rate": config.dropout.rate,
-        "answers": [{"answer": answer, "count": count} for answer, count in votes.counts],
-        "majority": votes.majority, "cut": votes.cut,
-    }  # fmt: skip
+def as_json(
+    reasoner: "TrainedReasoner", solution: "Solution", seed: int
+) -> dict[str, Any]:
+    """Return a solution, its vote and its reasoner as one JSON object."""
+    solver = reasoner.solver
+    latents = []
+    for latent in solution.latents:
+        facts: dict[str, Any] = {
+            "stop_probability": latent.stop_probability,
+            "nearest": latent.nearest,
+        }
+        if solver.reads:
+            facts["words"] = latent.words
+        latents.append(facts)
+
+    config = reasoner.config
+    votes = solution.votes
+    vote = None
+    if votes:
+        counts = [{"answer": text, "count": count} for text, count in votes.counts]
+        vote = {
+            "samples": sum(count for _, count in votes.counts),
+            "seed": seed,
+            "dropout_rate": config.dropout.rate,
+            "answers": counts,
+            "majority": votes.majority,
+            "cut": votes.cut,
+        }
     return {
-        "checkpoint": config.init, "reasoner": config.reasoner, "stopping": solver.stopping, "rule": solver.rule,
-        "question": solution.question, "answer": solution.answer, "text": solution.text, "cut": solution.cut,
-        "latents": [{name: getattr(latent, name) for name in names} for latent in solution.latents],
-        "latent_steps": len(solution.latents), "vote": vote,
-    }  # fmt: skip
+        "checkpoint": config.init,
+        "reasoner": config.reasoner,
+        "stopping": solver.stopping,
+        "rule": solver.rule,
+        "question": solution.question,
+        "answer": solution.answer,
+        "text": solution.text,
+        "cut": solution.cut,
+        "latents": latents,
+        "latent_steps": len(solution.latents),
+        "vote": vote,
+    }
 
 
 def evaluate(arguments: list[str]) -> None:
@@ -81,13 +126,31 @@ def evaluate(arguments: list[str]) -> None:
         slpo eval runs/quickstart/checkpoints/imitate my_test.csv --samples=64
         slpo eval ModalityDance/latent-tts-coconut openai/gsm8k --latents=6 --out=records.jsonl
     """
-    parser = _asking("eval", evaluate.__doc__, samples=16)
-    parser.add_argument("problems", metavar="PROBLEMS", help="a file, a hub id, a generated set, or a set of the run")
-    parser.add_argument("--limit", type=int, default=0, metavar="N", help="only the first problems; 0 is all")
-    parser.add_argument("--reward", metavar="NAME", help="one that --register registers; default: the run's")
-    parser.add_argument("--out", metavar="FILE", help="a .jsonl file to write the records to")
+    parser = _make_asker("eval", evaluate.__doc__, samples=16)
+    parser.add_argument(
+        "problems",
+        metavar="PROBLEMS",
+        help="a file, a hub id, a generated set, or a set of the run",
+    )
+    parser.add_argument(
+        "--limit",
+        type=int,
+        default=0,
+        metavar="N",
+        help="only the first problems; 0 is all",
+    )
+    parser.add_argument(
+        "--reward",
+        metavar="NAME",
+        help="one that --register registers; default: the run's",
+    )
+    parser.add_argument(
+        "--out", metavar="FILE", help="a .jsonl file to write the records to"
+    )
     flags = parser.read(arguments)
-    evaluation = _load(flags).evaluate(flags.problems, flags.samples, flags.seed, flags.reward, flags.limit)
+    evaluation = _load(flags).evaluate(
+        flags.problems, flags.samples, flags.seed, flags.reward, flags.limit
+    )
     if flags.out:
         from slpo_jax.evaluation.records import write_records
 
@@ -109,8 +172,10 @@ def export(arguments: list[str]) -> None:
     """
     from slpo_jax.api.conversion import export_checkpoint
 
-    flags = _converting("export", export.__doc__, _OURS, ("explain",)).read(arguments)
-    _say_converted("exported", flags.target, export_checkpoint(flags.source, flags.target, **_options(flags)))
+    parser = _make_converter("export", export.__doc__, _OURS, ("explain",))
+    flags = parser.read(arguments)
+    checkpoint = export_checkpoint(flags.source, flags.target, **_options(flags))
+    _say_converted("exported", flags.target, checkpoint)
 
 
 def import_(arguments: list[str]) -> None:
@@ -127,8 +192,10 @@ def import_(arguments: list[str]) -> None:
     from slpo_jax.api.conversion import import_checkpoint
 
     options = ("reasoner", "base", "tokenizer", "lora_alpha", "explain")
-    flags = _converting("import", import_.__doc__, _THEIRS, options).read(arguments)
-    _say_converted("imported", flags.target, import_checkpoint(flags.source, flags.target, **_options(flags)))
+    parser = _make_converter("import", import_.__doc__, _THEIRS, options)
+    flags = parser.read(arguments)
+    checkpoint = import_checkpoint(flags.source, flags.target, **_options(flags))
+    _say_converted("imported", flags.target, checkpoint)
 
 
 def data(arguments: list[str]) -> None:
@@ -146,49 +213,99 @@ def data(arguments: list[str]) -> None:
     """
     arguments, fields = take_keys(arguments, "config.data.fields")
     parser = CommandParser("data", data.__doc__)
-    parser.add_argument("problems", metavar="PROBLEMS", help="a file, a directory, a hub id, a generated set; or a run")
-    parser.add_argument("set", nargs="?", metavar="SET", help="of that run: test, train, valid, or another source")
-    parser.add_argument("--answers", default="", metavar="STYLE", help="how they are read; default: as the data say")
-    parser.add_argument("--limit", type=int, default=3, metavar="N", help="how many are shown; default: 3")
-    parser.add_argument("--out", metavar="FILE", help="a .jsonl file to write the problems to")
+    parser.add_argument(
+        "problems",
+        metavar="PROBLEMS",
+        help="a file, a directory, a hub id, a generated set; or a run",
+    )
+    parser.add_argument(
+        "set",
+        nargs="?",
+        metavar="SET",
+        help="of that run: test, train, valid, or another source",
+    )
+    parser.add_argument(
+        "--answers",
+        default="",
+        metavar="STYLE",
+        help="how they are read; default: as the data say",
+    )
+    parser.add_argument(
+        "--limit",
+        type=int,
+        default=3,
+        metavar="N",
+        help="how many are shown; default: 3",
+    )
+    parser.add_argument(
+        "--out", metavar="FILE", help="a .jsonl file to write the problems to"
+    )
     flags = parser.read(arguments)
     if flags.limit < 0:
-        raise UserError(f"--limit: {flags.limit} is not valid; give a whole number, 0 or more")
+        raise UserError(
+            f"--limit: {flags.limit} is not valid; give a whole number, 0 or more"
+        )
     from slpo_jax.data.record_files import check_name, write_problems
     from slpo_jax.run.sources import problem_lines
 
+    # Read the problems, as a run does or as a new one would.
     if flags.out:
         check_name(flags.out)
     if flags.set is None:
         from slpo_jax.api.training import read
 
         if Workdir(Path(flags.problems).expanduser()).checkpoints.is_dir():
-            raise UserError(f"{flags.problems}: is a run; name one of its sets too: slpo data {flags.problems} SET")
+            raise UserError(
+                f"{flags.problems}: is a run; name one of its sets too: slpo data {flags.problems} SET"
+            )
 
         problems = read(flags.problems, flags.answers, fields, with_columns=False)
     else:
         from slpo_jax.api.trained_reasoner import load
 
         if flags.answers or fields:
-            raise UserError("--answers: a run has its own way to read answers and fields; leave these flags out")
+            raise UserError(
+                "--answers: a run has its own way to read answers and fields; leave these flags out"
+            )
         problems = load(flags.problems).problems(flags.set)
-    print("\n".join([str(problems), *problem_lines(problems[: flags.limit])]))
+
+    print(problems)
+    for line in problem_lines(problems[: flags.limit]):
+        print(line)
     if flags.out:
         write_problems(flags.out, problems)
 
 
-def _asking(name: str, about: str | None, samples: int) -> CommandParser:
-    """Make the parser of asking a checkpoint; `samples` is the default of --samples."""
+def _make_asker(name: str, about: str | None, samples: int) -> CommandParser:
+    """Make the parser of a command that asks a checkpoint; `samples` is the default of --samples."""
     parser = CommandParser(name, about)
-    parser.add_argument("checkpoint", metavar="RUN", help="a workdir, WORKDIR/checkpoints/STAGE, a directory, a hub id")
-    parser.add_argument("--samples", type=int, default=samples, metavar="N", help=f"noisy rollouts; default: {samples}")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of that noise")
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead")
-    _add_options(parser, [name for name in get_type_hints(LoadOptions) if name != "explain"])
+    parser.add_argument(
+        "checkpoint",
+        metavar="RUN",
+        help="a workdir, WORKDIR/checkpoints/STAGE, a directory, a hub id",
+    )
+    parser.add_argument(
+        "--samples",
+        type=int,
+        default=samples,
+        metavar="N",
+        help=f"noisy rollouts; default: {samples}",
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="of that noise"
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object instead"
+    )
+    names = [name for name in get_type_hints(LoadOptions) if name != "explain"]
+    _add_options(parser, names)
     return parser
 
 
-def _converting(name: str, about: str | None, source: str, options: tuple[str, ...]) -> CommandParser:
+def _make_converter(
+    name: str, about: str | None, source: str, options: tuple[str, ...]
+) -> CommandParser:
+    """Make the parser of a command that converts a checkpoint."""
     parser = CommandParser(name, about)
     parser.add_argument("source", metavar="SRC", help=source)
     parser.add_argument("target", metavar="DST", help="a new folder")
@@ -200,12 +317,18 @@ def _add_options(parser: CommandParser, names: list[str] | tuple[str, ...]) -> N
     """Add a flag for each of these fields of `LoadOptions`, which checks their values."""
     hints = get_type_hints(LoadOptions)
     for field in dataclasses.fields(LoadOptions):
-        kinds = get_args(hints[field.name]) or (hints[field.name],)
-        kind = next((kind for kind in (int, float) if kind in kinds), str)
-        valued = {"default": field.default, "type": kind, "metavar": _VALUES[kind]}
-        options: dict[str, Any] = {"action": "store_true"} if bool in kinds else valued
-        if field.name in names:
-            parser.add_argument(f"--{field.name}", help=field.metadata["about"], **options)
+        if field.name not in names:
+            continue
+        flag = f"--{field.name}"
+        about = field.metadata["about"]
+        types = get_args(hints[field.name]) or (hints[field.name],)
+        if bool in types:
+            parser.add_argument(flag, action="store_true", help=about)
+            continue
+        kind = next((kind for kind in (int, float) if kind in types), str)
+        parser.add_argument(
+            flag, default=field.default, type=kind, metavar=_VALUES[kind], help=about
+        )
 
 
 def _load(flags: argparse.Namespace) -> "TrainedReasoner":
@@ -216,12 +339,18 @@ def _load(flags: argparse.Namespace) -> "TrainedReasoner":
 
 def _options(flags: argparse.Namespace) -> dict[str, Any]:
     """Pick the values of the flags that are fields of `LoadOptions`."""
-    return {name: value for name, value in vars(flags).items() if name in get_type_hints(LoadOptions)}
+    names = get_type_hints(LoadOptions)
+    return {name: value for name, value in vars(flags).items() if name in names}
 
 
 def _say_converted(verb: str, target: str, checkpoint: "Checkpoint") -> None:
-    description, model = checkpoint.description, checkpoint.description.model
-    gate = "no gate" if description.gate is None else f"a {'trained' if description.gate_trained else 'random'} gate"
-    name = f"{checkpoint.description.architecture.name}_{model.model_type}"
+    """Print what was converted, as a line."""
+    description = checkpoint.description
+    model = description.model
+    name = f"{description.architecture.name}_{model.model_type}"
+    size = f"{model.n_layer} x {model.n_embd}"
+    gate = "a trained gate" if description.gate_trained else "a random gate"
+    if description.gate is None:
+        gate = "no gate"
     source = checkpoint.opened.source if checkpoint.opened else ""
-    print(f"{verb}: {target}, from {source}: {name}, {model.n_layer} x {model.n_embd}, with {gate}")
+    print(f"{verb}: {target}, from {source}: {name}, {size}, with {gate}")

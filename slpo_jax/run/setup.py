@@ -13,7 +13,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from slpo_jax.checkpoints.checkpoint import Checkpoint, find_checkpoint
-from slpo_jax.checkpoints.identity import Identity, Ours
+from slpo_jax.checkpoints.identity import Identity, NativeCheckpoint
 from slpo_jax.config.config import Config
 from slpo_jax.config.overrides import changed
 from slpo_jax.data.batches import EncodedProblems, encode_problems
@@ -168,7 +168,7 @@ class Setup:
             UserError: it can't be gone on from with this latent policy.
         """
         opened, init, name = self.checkpoint.opened, self.config.init, self.config.latent_policy.name
-        stored = opened.stored.shapes if isinstance(opened, Ours) else {}
+        stored = opened.stored.shapes if isinstance(opened, NativeCheckpoint) else {}
         trees = self.abstract_params(), stored
         here, there = (jax.tree.map(lambda x: x.shape, tree.get(LATENT_POLICY)) for tree in trees)
         if init and there is not None and there != here:
@@ -187,7 +187,7 @@ class Setup:
         """Return the parameters that `config.init` names, and random ones, the same for a seed, for what it lacks.
 
         Args:
-            explain: also SIM-CoT's decoder of a foreign checkpoint, if there is one; ours always have theirs.
+            explain: also SIM-CoT's decoder of an external checkpoint, if there is one; ours always have theirs.
         """
         stored = self.stored_shapes()
         shapes = self.abstract_params(stored) if stored else {}

@@ -43,20 +43,25 @@ def reasoner(tmp_path_factory):
 def test_importing_the_package_imports_nothing_else():
     heavy = "{name.partition('.')[0] for name in sys.modules} & {'jax', 'numpy', 'absl', 'transformers', 'matplotlib'}"
     code = f"import sys, slpo_jax as slpo; print({heavy} or slpo.__version__, sorted(dir(slpo)) > [])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
     assert done.stdout == f"{slpo.__version__} True\n"
 
 
 def test_every_public_name_is_there():
     assert all(getattr(slpo, name).__doc__ for name in slpo.__all__)
-    assert {name for name in vars(registry) if name.startswith("register_")} < set(slpo.__all__)
+    assert {name for name in vars(registry) if name.startswith("register_")} < set(
+        slpo.__all__
+    )
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = slpo.nothing
 
 
 def test_the_files_of_parameters_are_hashed_once(reasoner, monkeypatch):
     """However often `load` looks whether they are damaged."""
-    hashed, read = Counter(), hashlib.file_digest
+    hashed = Counter()
+    read = hashlib.file_digest
 
     def count(file, kind):
         hashed[Path(file.name)] += 1
@@ -74,7 +79,11 @@ def test_the_files_of_parameters_are_hashed_once(reasoner, monkeypatch):
 
 @pytest.mark.slow
 def test_a_list_is_solved_as_its_questions_alone(reasoner):
-    questions = [QUESTION, QUESTION.replace("5", "4") + " How many ?", QUESTION.replace("3", "2")]
+    questions = [
+        QUESTION,
+        QUESTION.replace("5", "4") + " How many ?",
+        QUESTION.replace("3", "2"),
+    ]
     alone = [reasoner.solve(question, samples=2, seed=1) for question in questions]
     together = reasoner.solve(questions, samples=2, seed=1)
     assert [(each.answer, each.text, each.votes) for each in together] == [
@@ -84,7 +93,9 @@ def test_a_list_is_solved_as_its_questions_alone(reasoner):
         for a, b in zip(one.latents, other.latents, strict=True):
             np.testing.assert_allclose(a.vector, b.vector, rtol=1e-4, atol=1e-5)
             assert a.stop_probability == pytest.approx(b.stop_probability, abs=1e-5)
-            assert [token for token, _ in a.nearest] == [token for token, _ in b.nearest]
+            assert [token for token, _ in a.nearest] == [
+                token for token, _ in b.nearest
+            ]
             assert a.vector.shape == (reasoner.config.model.n_embd,)
     assert f"question  {questions[1]}\n" in str(together[1])
     assert "vote of 2 rollouts" in str(together[1])
@@ -101,14 +112,23 @@ def test_a_pure_function_solves_in_one_s_own_jit_and_as_an_export(reasoner):
     assert [row[real].tolist() for row, real in zip(tokens, valid, strict=True)] == ids
     function = jax.jit(reasoner.solve_function())
     exported = jax.export.export(function)(reasoner.params, tokens, valid)
-    for found in (function(reasoner.params, tokens, valid), exported.call(reasoner.params, tokens, valid)):
+    for found in (
+        function(reasoner.params, tokens, valid),
+        exported.call(reasoner.params, tokens, valid),
+    ):
         for row, solution in enumerate(reasoner.solve(questions)):
             assert found["lengths"][row] == len(solution.latents)
             vectors = np.stack([latent.vector for latent in solution.latents])
-            np.testing.assert_allclose(found["latents"][row, : len(vectors)], vectors, rtol=1e-4, atol=1e-5)
+            np.testing.assert_allclose(
+                found["latents"][row, : len(vectors)], vectors, rtol=1e-4, atol=1e-5
+            )
             stops = [latent.stop_probability for latent in solution.latents]
-            np.testing.assert_allclose(found["stop"][row, : len(stops)], stops, atol=1e-5)
-            text = reasoner.tokenizer.decode(found["tokens"][row], skip_special_tokens=True)
+            np.testing.assert_allclose(
+                found["stop"][row, : len(stops)], stops, atol=1e-5
+            )
+            text = reasoner.tokenizer.decode(
+                found["tokens"][row], skip_special_tokens=True
+            )
             assert text.split() == solution.text.split()
 
 
@@ -118,7 +138,9 @@ def test_a_reasoner_comes_back_from_a_pickle(reasoner, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     read = pickle.loads(written)
     assert repr(read) == repr(fixed)
-    for ours, theirs in zip(jax.tree.leaves(read.params), jax.tree.leaves(fixed.params), strict=True):
+    for ours, theirs in zip(
+        jax.tree.leaves(read.params), jax.tree.leaves(fixed.params), strict=True
+    ):
         np.testing.assert_array_equal(ours, theirs)
 
 
@@ -136,7 +158,10 @@ def test_problems_in_every_form_are_the_same(reasoner, tmp_path):
     records = [{"question": QUESTION, "answer": n, "steps": []} for n in range(4)]
     path = tmp_path / "problems.jsonl"
     path.write_text("".join(json.dumps(each) + "\n" for each in records))
-    found = [reasoner.evaluate(problems, samples=3, seed=2) for problems in (records, path, slpo.read(path))]
+    found = [
+        reasoner.evaluate(problems, samples=3, seed=2)
+        for problems in (records, path, slpo.read(path))
+    ]
     first = found[0]
     assert all(each.records == first.records for each in found)
     assert first.summary["n"] == 4
@@ -145,7 +170,9 @@ def test_problems_in_every_form_are_the_same(reasoner, tmp_path):
     assert len(first.to_pandas()) == 4
     assert f"Acc     {100 * np.mean(right):.1f}" in str(first)
     assert len(first.plot(found[1]).axes[0].lines) == 2
-    assert reasoner.evaluate(path, samples=0, limit=2).records == [{**row, "samples": []} for row in first.records[:2]]
+    assert reasoner.evaluate(path, samples=0, limit=2).records == [
+        {**row, "samples": []} for row in first.records[:2]
+    ]
     assert first.compare(found[1])["acc"] == (0.0, 0.0, 0.0)
     with pytest.raises(slpo.UserError, match="no samples"):
         reasoner.evaluate(path, samples=0).plot()
@@ -153,26 +180,39 @@ def test_problems_in_every_form_are_the_same(reasoner, tmp_path):
 
 def test_a_comparison_prints_a_table_in_percent():
     """The difference in points with its interval; values stay fractions, and labels differ."""
-    after = slpo.Evaluation([problem(i, i != 1, [[1, i < 2]], 2 + i) for i in range(4)], label="slpo")
-    before = slpo.Evaluation([problem(i, i == 0, [[0, 0]], 3) for i in range(4)], label="slpo")
+    after = slpo.Evaluation(
+        [problem(i, i != 1, [[1, i < 2]], 2 + i) for i in range(4)], label="slpo"
+    )
+    before = slpo.Evaluation(
+        [problem(i, i == 0, [[0, 0]], 3) for i in range(4)], label="slpo"
+    )
     found = after.compare(before)
     assert found["pass@1"].difference == 0.75
     title, *lines = [re.split(r"  +", line.strip()) for line in str(found).splitlines()]
     assert title == ["difference", "95 % from", "to"]
     by_name = {line[0]: line[1:] for line in lines}
     assert (by_name["Acc"][0], by_name["P@1"][0]) == ("+50.00", "+75.00")
-    assert by_name["#L"] == ["+0.50", *(f"{value:+.2f}" for value in found["latent_steps"][1:])]
+    assert by_name["#L"] == [
+        "+0.50",
+        *(f"{value:+.2f}" for value in found["latent_steps"][1:]),
+    ]
     legend = after.plot(before).legends[0]
     assert [text.get_text() for text in legend.get_texts()] == ["slpo (1)", "slpo (2)"]
 
 
 def test_evaluations_of_other_questions_are_not_compared():
     """Whatever their answers."""
-    first, other = (slpo.Evaluation([problem(0, True, [[1, 0]]) | {"question": text}]) for text in ("2 + 6", "9 - 1"))
+    first, other = (
+        slpo.Evaluation([problem(0, True, [[1, 0]]) | {"question": text}])
+        for text in ("2 + 6", "9 - 1")
+    )
     assert first.compare(first)["acc"] == (0.0, 0.0, 0.0)
     with pytest.raises(slpo.UserError, match=r"compare: "):
         first.compare(other)
-    first, other = (slpo.Evaluation([problem(0, True, hits)]) for hits in ([[1, 0], [0, 1]], [[1, 0]]))
+    first, other = (
+        slpo.Evaluation([problem(0, True, hits)])
+        for hits in ([[1, 0], [0, 1]], [[1, 0]])
+    )
     with pytest.raises(slpo.UserError, match="samples or seeds"):
         first.compare(other)
     with pytest.raises(slpo.UserError, match=r"compare: 3"):
@@ -199,7 +239,9 @@ def test_a_reward_of_one_s_own_says_what_is_right(reasoner):
     found = reasoner.evaluate(asked, samples=2, reward=long_enough)
     assert set(seen) <= {(QUESTION, "pens")}
     cut = found.records[0]["cut"]
-    assert found.records[0]["correct"] == (not cut and len(found.records[0]["completion"]) > 1)
+    assert found.records[0]["correct"] == (
+        not cut and len(found.records[0]["completion"]) > 1
+    )
     with pytest.raises(slpo.UserError, match=r"reward: 'nothing'.*correct"):
         reasoner.evaluate(asked, reward="nothing")
 
@@ -210,19 +252,40 @@ def test_a_reward_of_one_s_own_says_what_is_right(reasoner):
         (lambda r: r.solve(None), "question: None is neither a text nor a list"),
         (lambda r: r.solve([QUESTION, 5]), "neither a text nor a list"),
         (lambda r: r.solve({QUESTION: 1}), "neither a text nor a list"),
-        (lambda r: r.solve(QUESTION, samples=-1), "samples: -1 is not valid; give a whole number from 0"),
+        (
+            lambda r: r.solve(QUESTION, samples=-1),
+            "samples: -1 is not valid; give a whole number from 0",
+        ),
         (lambda r: r.solve(QUESTION, samples=2, seed=2**70), "seed: .* is not valid"),
         (lambda r: r.evaluate([], limit=1.5), "limit: 1.5 is not valid"),
-        (lambda r: r.evaluate(None), "problems: NoneType holds no records; give a file, "),
-        (lambda r: slpo.load(r.source, treshold=0.5), "treshold: is no argument; give some of threshold, latents, "),
+        (
+            lambda r: r.evaluate(None),
+            "problems: NoneType holds no records; give a file, ",
+        ),
+        (
+            lambda r: slpo.load(r.source, treshold=0.5),
+            "treshold: is no argument; give some of threshold, latents, ",
+        ),
         (lambda r: slpo.load(r.source, threshold=5), "threshold: 5 is not valid"),
-        (lambda r: slpo.load(r.source, explain=True), "explain: .* with config.imitate.recipe=simcot"),
+        (
+            lambda r: slpo.load(r.source, explain=True),
+            "explain: .* with config.imitate.recipe=simcot",
+        ),
         (lambda r: slpo.load(None), "checkpoint: None is not valid; give a path"),
-        (lambda r: slpo.load(""), r"^\.: has no weights; .* or of a run a stage that is finished$"),
+        (
+            lambda r: slpo.load(""),
+            r"^\.: has no weights; .* or of a run a stage that is finished$",
+        ),
         (lambda r: r.export(5), "folder: 5 is not valid; give a path"),
-        (lambda r: slpo.load(r.source, speed=3), "speed: changes nothing of .*; leave it out"),
+        (
+            lambda r: slpo.load(r.source, speed=3),
+            "speed: changes nothing of .*; leave it out",
+        ),
         (lambda r: slpo.load(r.source, base="gpt2"), "base: changes nothing of "),
-        (lambda r: slpo.load(r.source, lora_alpha=32.0), "lora_alpha: changes nothing of "),
+        (
+            lambda r: slpo.load(r.source, lora_alpha=32.0),
+            "lora_alpha: changes nothing of ",
+        ),
     ],
 )
 def test_a_wrong_value_is_a_line_that_names_the_argument(reasoner, call, message):
@@ -237,7 +300,11 @@ def test_questions_longer_than_the_run_s_are_evaluated(reasoner, caplog):
     longer = " ".join([QUESTION] * 2)
     assert len(reasoner.solver.setup.template.prompt(longer)) > most
     found = reasoner.evaluate(
-        [{"id": 1, "question": each, "answer": 5} for each in (longer, QUESTION, " ".join([QUESTION] * 40))], samples=1
+        [
+            {"id": 1, "question": each, "answer": 5}
+            for each in (longer, QUESTION, " ".join([QUESTION] * 40))
+        ],
+        samples=1,
     )
     assert [row["question"] for row in found.records] == [longer, QUESTION]
     assert found.records[0]["completion"].strip() == reasoner.solve(longer).text.strip()
@@ -245,21 +312,34 @@ def test_questions_longer_than_the_run_s_are_evaluated(reasoner, caplog):
     assert "problems: not used: id" in caplog.text
 
 
-def test_an_export_overwrites_what_it_wrote_and_else_only_when_asked(reasoner, tmp_path):
+def test_an_export_overwrites_what_it_wrote_and_else_only_when_asked(
+    reasoner, tmp_path
+):
     folder = tmp_path / "exported"
     reasoner.export(folder)
     written = contents(folder)
-    slpo.load(reasoner.source, latents=2).export(folder)  # of other settings, and with no gate to go by
+    slpo.load(reasoner.source, latents=2).export(
+        folder
+    )  # of other settings, and with no gate to go by
     assert contents(folder).keys() == written.keys()
     said = json.loads(contents(folder)["generation_config.json"])
-    assert (said["max_latents"], said["stop_threshold"], said["gate_layers"]) == (2, None, [])
+    assert (said["max_latents"], said["stop_threshold"], said["gate_layers"]) == (
+        2,
+        None,
+        [],
+    )
     export_checkpoint(Path(reasoner.source), folder)
     assert contents(folder) == written
     refused = "exported: exists and is not empty; give another directory"
     changes = [
         lambda: (folder / "README.md").write_text("mine"),
-        lambda: (folder / "model.safetensors").write_bytes(written["model.safetensors"][:-1] + b"\x01"),
-        lambda: (folder / "notes").mkdir() or (folder / "notes" / "a.txt").write_text("mine"),
+        lambda: (folder / "model.safetensors").write_bytes(
+            written["model.safetensors"][:-1] + b"\x01"
+        ),
+        lambda: (
+            (folder / "notes").mkdir()
+            or (folder / "notes" / "a.txt").write_text("mine")
+        ),
         lambda: (folder / "chat_template.jinja").unlink(),
     ]
     for change in changes:
@@ -289,7 +369,11 @@ def test_an_export_leaves_nothing_of_the_one_before_it(reasoner, tmp_path):
 def test_a_run_is_not_overwritten_by_an_export(reasoner, tmp_path):
     shutil.copytree(Path(reasoner.source).parents[1], tmp_path / "work")
     before = contents(tmp_path / "work")
-    for folder in ("work", "work/checkpoints/cold_start", "work/checkpoints/cold_start/0"):
+    for folder in (
+        "work",
+        "work/checkpoints/cold_start",
+        "work/checkpoints/cold_start/0",
+    ):
         with pytest.raises(slpo.UserError, match=f"{folder}: "):
             reasoner.export(tmp_path / folder, overwrite=True)
     (tmp_path / "file").write_text("mine")
@@ -302,28 +386,57 @@ def test_a_run_is_not_overwritten_by_an_export(reasoner, tmp_path):
 def test_an_export_is_the_reasoner_as_it_was_loaded(reasoner, tmp_path):
     assert reasoner.export(tmp_path / "api") == tmp_path / "api"
     export_checkpoint(Path(reasoner.source), tmp_path / "command")
-    ours, theirs = contents(tmp_path / "api"), contents(tmp_path / "command")
+    ours = contents(tmp_path / "api")
+    theirs = contents(tmp_path / "command")
     assert ours.keys() == theirs.keys()
     differ = [file for file, text in ours.items() if text != theirs[file]]
-    assert sorted(differ) == ["README.md", "checksums.json"]  # the title is the folder's name
-    for name, how in {"other": {"threshold": 0.9, "max_answer_tokens": 3}, "fixed": {"latents": 2}}.items():
+    assert sorted(differ) == [
+        "README.md",
+        "checksums.json",
+    ]  # the title is the folder's name
+    for name, how in {
+        "other": {"threshold": 0.9, "max_answer_tokens": 3},
+        "fixed": {"latents": 2},
+    }.items():
         changed = slpo.load(reasoner.source, **how)
         changed.export(tmp_path / name)
         again = slpo.load(tmp_path / name)
-        assert (again.solver.stopping, again.solver.rule) == (changed.solver.stopping, changed.solver.rule)
-        before, after = changed.solve(QUESTION), again.solve(QUESTION)
-        assert (after.answer, after.text, len(after.latents)) == (before.answer, before.text, len(before.latents))
+        assert (again.solver.stopping, again.solver.rule) == (
+            changed.solver.stopping,
+            changed.solver.rule,
+        )
+        before = changed.solve(QUESTION)
+        after = again.solve(QUESTION)
+        assert (after.answer, after.text, len(after.latents)) == (
+            before.answer,
+            before.text,
+            len(before.latents),
+        )
 
 
-@pytest.mark.parametrize("given", [{"train": 3}, {"valid": [4]}, {"eval": {"mine": {"a": 1}}}])
+@pytest.mark.parametrize(
+    "given", [{"train": 3}, {"valid": [4]}, {"eval": {"mine": {"a": 1}}}]
+)
 def test_what_holds_no_records_is_a_line_and_leaves_nothing(given, tmp_path):
     key = "mine" if "eval" in given else next(iter(given))
-    with pytest.raises(slpo.UserError, match=rf"^{key}: .*; (expected question|give a file, a list of dicts)"):
+    with pytest.raises(
+        slpo.UserError,
+        match=rf"^{key}: .*; (expected question|give a file, a list of dicts)",
+    ):
         slpo.train("quickstart", **given, workdir=tmp_path / "work")
     assert not (tmp_path / "work").exists()
 
 
-@pytest.mark.parametrize("given", [{"config": 3}, {"eval": 3}, {"workdir": 3}, {"config": {3: 4}}, {"eval": {3: "a"}}])
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"config": 3},
+        {"eval": 3},
+        {"workdir": 3},
+        {"config": {3: 4}},
+        {"eval": {3: "a"}},
+    ],
+)
 def test_a_wrong_argument_of_a_run_is_a_line(given):
     (key,) = given
     with pytest.raises(slpo.UserError, match=rf"^{key}: {{?3"):
@@ -335,12 +448,23 @@ def test_a_run_from_python_is_the_command_s(tmp_path):
     config = load_config()
     config.stages = ("imitate", "evaluate")
     config.gate.enabled = False
-    run = slpo.train(config, workdir=tmp_path / "api", config={"seed": 5}, eval={"mine": "synthetic:test"})
-    config.seed, config.data.eval = 5, {"mine": "synthetic:test"}
+    run = slpo.train(
+        config,
+        workdir=tmp_path / "api",
+        config={"seed": 5},
+        eval={"mine": "synthetic:test"},
+    )
+    config.seed = 5
+    config.data.eval = {"mine": "synthetic:test"}
     run_stages(check(config), tmp_path / "command")
-    assert (tmp_path / "api" / "config.json").read_text() == (tmp_path / "command" / "config.json").read_text()
+    assert (tmp_path / "api" / "config.json").read_text() == (
+        tmp_path / "command" / "config.json"
+    ).read_text()
     assert list(run) == ["imitate", "imitate_control"]
-    assert run.report["eval"] == json.loads((tmp_path / "command" / "report.json").read_text())["eval"]
+    assert (
+        run.report["eval"]
+        == json.loads((tmp_path / "command" / "report.json").read_text())["eval"]
+    )
     assert run["imitate"].source == str(tmp_path / "api" / "checkpoints" / "imitate")
     with pytest.raises(slpo.UserError, match=r"'slpo'.*imitate, imitate_control"):
         run["slpo"]
@@ -374,22 +498,47 @@ RECORDS = [{"question": f"{n} + {n}", "steps": [f"{n} + {n} = {2 * n}"], "answer
 def test_a_run_takes_records_for_its_problems(form, tmp_path, monkeypatch):
     """The run's config names the files in which they are then, with their columns."""
     seen = []
-    monkeypatch.setattr("slpo_jax.run.run_stages.run_stages", lambda config, *_: seen.append(config.data))
-    make = {"records": list, "problems": slpo.read, "pandas": pd.DataFrame, "datasets": datasets.Dataset.from_list}
-    train, valid, test = (make[form](RECORDS[part]) for part in (slice(24), slice(24, 32), slice(32, 40)))
-    slpo.train("quickstart", train=train, valid=valid, eval={"mine": test}, workdir=tmp_path)
+    monkeypatch.setattr(
+        "slpo_jax.run.run_stages.run_stages",
+        lambda config, *_: seen.append(config.data),
+    )
+    make = {
+        "records": list,
+        "problems": slpo.read,
+        "pandas": pd.DataFrame,
+        "datasets": datasets.Dataset.from_list,
+    }
+    train, valid, test = (
+        make[form](RECORDS[part]) for part in (slice(24), slice(24, 32), slice(32, 40))
+    )
+    slpo.train(
+        "quickstart", train=train, valid=valid, eval={"mine": test}, workdir=tmp_path
+    )
     (data,) = seen
-    written = {data.train: RECORDS[:24], data.valid: RECORDS[24:32], data.eval["mine"]: RECORDS[32:]}
+    written = {
+        data.train: RECORDS[:24],
+        data.valid: RECORDS[24:32],
+        data.eval["mine"]: RECORDS[32:],
+    }
     columns = frozenset({"kind"})
     for source, records in written.items():
-        assert load_problems(source, columns=columns) == load_problems(records, columns=columns)
+        assert load_problems(source, columns=columns) == load_problems(
+            records, columns=columns
+        )
 
 
-def test_a_dict_of_splits_gives_the_sets_that_are_not_given(tmp_path, monkeypatch, capsys):
+def test_a_dict_of_splits_gives_the_sets_that_are_not_given(
+    tmp_path, monkeypatch, capsys
+):
     seen = []
-    monkeypatch.setattr("slpo_jax.run.run_stages.run_stages", lambda config, *_: seen.append(config.data))
+    monkeypatch.setattr(
+        "slpo_jax.run.run_stages.run_stages",
+        lambda config, *_: seen.append(config.data),
+    )
     parts = {"train": RECORDS[:24], "validation": RECORDS[24:32], "test": RECORDS[32:]}
-    splits = datasets.DatasetDict({name: datasets.Dataset.from_list(part) for name, part in parts.items()})
+    splits = datasets.DatasetDict(
+        {name: datasets.Dataset.from_list(part) for name, part in parts.items()}
+    )
     slpo.train("quickstart", train=splits, workdir=tmp_path / "all")
     slpo.train(
         "quickstart",
@@ -398,26 +547,40 @@ def test_a_dict_of_splits_gives_the_sets_that_are_not_given(tmp_path, monkeypatc
         eval={"mine": splits},
         workdir=tmp_path / "some",
     )
-    read = [[len(load_problems(source)) for source in (data.train, data.valid, *data.eval.values())] for data in seen]
+    read = []
+    for data in seen:
+        sources = (data.train, data.valid, *data.eval.values())
+        read.append([len(load_problems(source)) for source in sources])
     assert read == [[24, 8, 8], [24, 3, 8]]
-    assert "splits train, validation, test of train, validation, test" in capsys.readouterr().err
+    assert (
+        "splits train, validation, test of train, validation, test"
+        in capsys.readouterr().err
+    )
 
 
 def test_a_run_does_not_go_on_with_other_records(tmp_path, monkeypatch):
     monkeypatch.setattr("slpo_jax.run.run_stages.run_stages", lambda *_: None)
-    run = slpo.train("quickstart", train=RECORDS, eval={"mine": RECORDS}, workdir=tmp_path)
+    run = slpo.train(
+        "quickstart", train=RECORDS, eval={"mine": RECORDS}, workdir=tmp_path
+    )
     path = run.workdir / "data" / "train.jsonl"
     before = path.read_text()
     (tmp_path / "checkpoints" / "imitate" / "5").mkdir(parents=True)
-    slpo.train("quickstart", train=RECORDS, eval={"mine": RECORDS[1:]}, workdir=tmp_path)  # other tests may be asked
-    with pytest.raises(slpo.UserError, match=r"^train: the records are not those that .* began with"):
+    slpo.train(
+        "quickstart", train=RECORDS, eval={"mine": RECORDS[1:]}, workdir=tmp_path
+    )  # other tests may be asked
+    with pytest.raises(
+        slpo.UserError, match=r"^train: the records are not those that .* began with"
+    ):
         slpo.train("quickstart", train=RECORDS[1:], workdir=tmp_path)
     assert path.read_text() == before
 
 
 def test_a_path_that_is_not_utf8_is_a_line(tmp_path):
     path = tmp_path / os.fsdecode(b"caf\xe9")
-    with pytest.raises(slpo.UserError, match=r"is not UTF-8, as a checkpoint's has to be"):
+    with pytest.raises(
+        slpo.UserError, match=r"is not UTF-8, as a checkpoint's has to be"
+    ):
         slpo.load(path)
     with pytest.raises(slpo.UserError, match=r"^--workdir=.* is not UTF-8"):
         slpo.train(load_config(), workdir=path)
@@ -447,7 +610,10 @@ def test_the_sets_of_a_run_are_read_as_the_run_does(tmp_path):
 def test_a_run_takes_a_function_as_its_reward(tmp_path, monkeypatch):
     """It goes by its name, beside no other reward."""
     seen = []
-    monkeypatch.setattr("slpo_jax.run.run_stages.run_stages", lambda config, *_: seen.append(config.weighted))
+    monkeypatch.setattr(
+        "slpo_jax.run.run_stages.run_stages",
+        lambda config, *_: seen.append(config.weighted),
+    )
     how = {"train": "synthetic:train", "workdir": tmp_path / "work"}
 
     def near(completion):
@@ -457,9 +623,13 @@ def test_a_run_takes_a_function_as_its_reward(tmp_path, monkeypatch):
     del REWARDS["near"]  # what is there at a first registration is ours
     for reward in (near, "near"):
         slpo.train("quickstart", **how, reward=reward)
-    slpo.train("quickstart", **how, config={"rewards": (("near", 0.5), ("correct", 1.0))})
+    slpo.train(
+        "quickstart", **how, config={"rewards": (("near", 0.5), ("correct", 1.0))}
+    )
     assert seen == [(("near", 1.0),)] * 2 + [(("near", 0.5), ("correct", 1.0))]
     with pytest.raises(slpo.UserError, match=r"^reward: "):
-        slpo.train("quickstart", **how, reward=near, config={"rewards": (("near", 0.5),)})
+        slpo.train(
+            "quickstart", **how, reward=near, config={"rewards": (("near", 0.5),)}
+        )
     with pytest.raises(slpo.UserError, match=r"^config\.reward: 3"):
         slpo.train("quickstart", **how, reward=3)

@@ -22,7 +22,10 @@ FOUND = (
     Problem("How much?", (), "6 pens"),
     Problem("Why?", (), "because"),
 )
-FIELDS = ["  question from question, context; answer from answer; steps from rationale", "  not used: id, subject"]
+FIELDS = [
+    "  question from question, context; answer from answer; steps from rationale",
+    "  not used: id, subject",
+]
 
 
 @pytest.fixture
@@ -38,7 +41,9 @@ def test_what_is_read_says_how_it_was_understood(path, warnings):
     why = "2 of 3 answers are no numbers, '6 pens' for one; compared as texts"
     said = f"{path}: 3 problems, 0.7 steps each, 2 without steps, answers are texts ({why})"
     assert str(problems).splitlines() == [said, *FIELDS]
-    assert slpo.read(problems)[0].question == problems[0].question  # what it gives, it takes
+    assert (
+        slpo.read(problems)[0].question == problems[0].question
+    )  # what it gives, it takes
     assert slpo.read(problems)[0].columns["subject"] == "math"
     assert warnings == []
     path.write_text(TABLE.replace("answer", "final_answer").replace("because", "7"))
@@ -52,19 +57,40 @@ def test_what_is_read_says_how_it_was_understood(path, warnings):
 def test_records_and_generators_are_read_too():
     records = [{"task": "Q?", "gold": 5.0, "answer": 7}]
     problems = slpo.read(iter(records), fields={"question": "task", "answer": "gold"})
-    assert problems == (Problem("Q?", (), "5", {"task": "Q?", "gold": 5.0, "answer": 7}),)
+    assert problems == (
+        Problem("Q?", (), "5", {"task": "Q?", "gold": 5.0, "answer": 7}),
+    )
     said = "records: 1 problems, 0.0 steps each, 1 without steps, answers are numbers (1 of 1 answers are numbers)"
-    assert str(problems).splitlines() == [said, "  question from task; answer from gold", "  not used: answer"]
-    assert slpo.read(pandas.DataFrame(records), "boxed", {"question": "task"})[0].answer == "7"
+    assert str(problems).splitlines() == [
+        said,
+        "  question from task; answer from gold",
+        "  not used: answer",
+    ]
+    assert (
+        slpo.read(pandas.DataFrame(records), "boxed", {"question": "task"})[0].answer
+        == "7"
+    )
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"answers": "number"}, "^answers: 'number' is not valid; .* last_number, boxed, texts, choice$"),
-        ({"fields": {"prompt": "Question"}}, "^fields: .* is not valid; give texts as question, answer, steps and so"),
-        ({"fields": {"question": 5}}, "^fields: .* is not valid; give texts as question, answer, steps and so"),
-        ({"fields": {"answer": "gold"}}, r"has no field 'gold' \(config\.data\.fields\.answer\), only id, question, "),
+        (
+            {"answers": "number"},
+            "^answers: 'number' is not valid; .* last_number, boxed, texts, choice$",
+        ),
+        (
+            {"fields": {"prompt": "Question"}},
+            "^fields: .* is not valid; give texts as question, answer, steps and so",
+        ),
+        (
+            {"fields": {"question": 5}},
+            "^fields: .* is not valid; give texts as question, answer, steps and so",
+        ),
+        (
+            {"fields": {"answer": "gold"}},
+            r"has no field 'gold' \(config\.data\.fields\.answer\), only id, question, ",
+        ),
     ],
 )
 def test_what_can_not_be_read_is_a_line_in_the_words_of_the_call(path, given, message):

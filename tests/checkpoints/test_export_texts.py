@@ -18,7 +18,13 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 from tokenizers import models, processors
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, dynamic_module_utils, pipeline
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    dynamic_module_utils,
+    pipeline,
+)
 
 from asked import ANSWER, QUESTION, T, checkpoint, run_config, workdir
 from slpo_jax.api.conversion import export_checkpoint
@@ -34,16 +40,31 @@ from slpo_jax.policy.policy import Policy, Prompts
 from slpo_jax.policy.rollout import sample
 from tiny import compiled
 
-QUESTIONS = [QUESTION, "How many ?", "Tom has 5 apples . He buys 3 . How many now ?", "Tom has 20 pens ."]
+QUESTIONS = [
+    QUESTION,
+    "How many ?",
+    "Tom has 5 apples . He buys 3 . How many now ?",
+    "Tom has 20 pens .",
+]
 ASKED = " asked in another way"
-REASONERS = ("coconut_gpt2", "coconut_llama", "codi_gpt2", "codi_llama", f"coconut_gpt2{ASKED}")
+REASONERS = (
+    "coconut_gpt2",
+    "coconut_llama",
+    "codi_gpt2",
+    "codi_llama",
+    f"coconut_gpt2{ASKED}",
+)
 
 
 @pytest.fixture(scope="module", params=REASONERS)
 def work(request, tmp_path_factory):
     """A run's workdir, with the exports `cold_start`, which has a gate, and `imitate` beside it."""
     folder = tmp_path_factory.mktemp(request.param)
-    own = {"prompt": {"format": "Tom ? {question} How many", "closing": "He buys"}} if ASKED in request.param else {}
+    own = (
+        {"prompt": {"format": "Tom ? {question} How many", "closing": "He buys"}}
+        if ASKED in request.param
+        else {}
+    )
     work = workdir(request.param.removesuffix(ASKED), folder / "work", **own)
     for stage in ("cold_start", "imitate"):
         export_checkpoint(work / "checkpoints" / stage, folder / stage)
@@ -52,7 +73,9 @@ def work(request, tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def _code_is_kept_here(tmp_path, monkeypatch):
-    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.setattr(
+        dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules")
+    )
     monkeypatch.setattr(sys, "path", sys.path[:])
 
 
@@ -61,45 +84,73 @@ def _chats(questions):
 
 
 def _asked(tokenizer, questions=QUESTIONS):
-    return tokenizer.apply_chat_template(_chats(questions), padding=True, return_tensors="pt", return_dict=True)
+    return tokenizer.apply_chat_template(
+        _chats(questions), padding=True, return_tensors="pt", return_dict=True
+    )
 
 
 def _open(folder):
     pytest.importorskip("torch")
-    return AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True), AutoTokenizer.from_pretrained(folder)
+    return AutoModelForCausalLM.from_pretrained(
+        folder, trust_remote_code=True
+    ), AutoTokenizer.from_pretrained(folder)
 
 
 def _ours(policy: Policy, params, prompts: Prompts, rule_B):
-    out = sample(policy, params, prompts, noise.row_keys(jax.random.key(0), jnp.zeros(len(rule_B), int)), rule_B)
+    out = sample(
+        policy,
+        params,
+        prompts,
+        noise.row_keys(jax.random.key(0), jnp.zeros(len(rule_B), int)),
+        rule_B,
+    )
     return out, jax.nn.sigmoid(policy.latent_policy.stop_logits(params, out.actions))
 
 
 @pytest.mark.parametrize("stage", ["cold_start", "imitate"])
 def test_latents_stops_and_answers_are_ours(work, stage):
     solver = load_solver(str(work / "checkpoints" / stage))
-    policy = solver.setup.evaluator.policy.without_noise().having(stopping=solver.stopping)
+    policy = solver.setup.evaluator.policy.without_noise().having(
+        stopping=solver.stopping
+    )
     ids = solver.setup.template.prompts(QUESTIONS)
-    prompts = Prompts(*pad_prompts(ids, [max(map(len, ids))], solver.setup.template.pad_id))
-    rule_B = np.full(len(ids), solver.rule, np.float32 if solver.stopping == "threshold" else np.int32)
+    prompts = Prompts(
+        *pad_prompts(ids, [max(map(len, ids))], solver.setup.template.pad_id)
+    )
+    rule_B = np.full(
+        len(ids),
+        solver.rule,
+        np.float32 if solver.stopping == "threshold" else np.int32,
+    )
     ours, rho_BT = compiled(_ours, policy)(solver.params, prompts, rule_B)
 
     model, tokenizer = _open(work.parent / stage)
     asked = _asked(tokenizer)
     np.testing.assert_array_equal(asked["input_ids"], prompts.tokens)
     np.testing.assert_array_equal(asked["attention_mask"], prompts.valid)
-    assert (model.generation_config.suppress_tokens or []) == list(policy.config.banned_ids)
+    assert (model.generation_config.suppress_tokens or []) == list(
+        policy.config.banned_ids
+    )
     thought = model.generate(**asked, return_dict_in_generate=True)
     np.testing.assert_array_equal(thought.lengths, ours.lengths)
     steps = thought.latents.shape[1]
     assert steps == ours.lengths.max()
-    np.testing.assert_allclose(thought.latents, ours.actions[:, :steps], rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(
+        thought.latents, ours.actions[:, :steps], rtol=1e-4, atol=1e-4
+    )
     new = thought.sequences[:, asked["input_ids"].shape[1] :].numpy()
-    padded = np.pad(new, ((0, 0), (0, ANSWER - new.shape[1])), constant_values=tokenizer.pad_token_id)
+    padded = np.pad(
+        new,
+        ((0, 0), (0, ANSWER - new.shape[1])),
+        constant_values=tokenizer.pad_token_id,
+    )
     np.testing.assert_array_equal(padded, ours.tokens)
     if stage == "imitate":
         assert thought.stop_probabilities is None
         return
-    assert len(set(ours.lengths.tolist())) > 1, "rows must stop at different times in this test"
+    assert len(set(ours.lengths.tolist())) > 1, (
+        "rows must stop at different times in this test"
+    )
     thinking_BT = np.arange(steps) < np.asarray(ours.lengths)[:, None]
     expected = np.where(thinking_BT, rho_BT[:, :steps], np.nan)
     np.testing.assert_allclose(thought.stop_probabilities, expected, rtol=0, atol=1e-5)
@@ -110,29 +161,45 @@ def test_solve_says_the_same_and_so_does_a_pipeline(work):
     folder = work.parent / "cold_start"
     ask = pipeline("text-generation", str(folder), trust_remote_code=True)
     # Before transformers 5.20 a pipeline samples if it isn't told otherwise, and has its own number of tokens.
-    said = ask(_chats([QUESTION]), do_sample=False, max_new_tokens=ANSWER)[0][0]["generated_text"]
+    said = ask(_chats([QUESTION]), do_sample=False, max_new_tokens=ANSWER)[0][0][
+        "generated_text"
+    ]
     solution = solve(load_solver(str(folder)), QUESTION)
-    assert (said[-1]["role"], said[-1]["content"].split()) == ("assistant", solution.text.split())
+    assert (said[-1]["role"], said[-1]["content"].split()) == (
+        "assistant",
+        solution.text.split(),
+    )
 
 
 def test_the_card_s_lines_run_as_they_are_printed(work, monkeypatch):
     pytest.importorskip("torch")
     monkeypatch.chdir(work.parent)
-    (lines,) = re.findall(r"```python\n(.*?)```", Path("cold_start/README.md").read_text(), flags=re.DOTALL)
+    (lines,) = re.findall(
+        r"```python\n(.*?)```",
+        Path("cold_start/README.md").read_text(),
+        flags=re.DOTALL,
+    )
     assert '"content": "QUESTION"' in lines
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         exec(lines.replace('"QUESTION"', repr(QUESTION)), {})
     solution = solve(load_solver("cold_start"), QUESTION)
     said, stops = printed.getvalue().rsplit("tensor", 1)
-    assert said.split("?")[-1].removeprefix(" How many").split() == solution.text.split()
+    assert (
+        said.split("?")[-1].removeprefix(" How many").split() == solution.text.split()
+    )
     stop_B = [float(number) for number in re.findall(r"[\d.e+-]+", stops)]
-    assert stop_B == pytest.approx([latent.stop_probability for latent in solution.latents], abs=1e-3)
+    assert stop_B == pytest.approx(
+        [latent.stop_probability for latent in solution.latents], abs=1e-3
+    )
 
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory):
     folder = tmp_path_factory.mktemp("refusing")
-    export_checkpoint(workdir("coconut_gpt2", folder / "work") / "checkpoints" / "cold_start", folder / "exported")
+    export_checkpoint(
+        workdir("coconut_gpt2", folder / "work") / "checkpoints" / "cold_start",
+        folder / "exported",
+    )
     return folder / "exported"
 
 
@@ -141,23 +208,35 @@ def test_arguments_change_what_the_export_says(exported):
     asked = _asked(tokenizer)
     prompts = asked["input_ids"].shape[1]
     given = GenerationConfig(max_new_tokens=1)
-    short = model.generate(asked["input_ids"], generation_config=given)  # what is padding is found out
+    short = model.generate(
+        asked["input_ids"], generation_config=given
+    )  # what is padding is found out
     np.testing.assert_array_equal(short, model.generate(**asked)[:, : prompts + 1])
-    fixed = model.generate(**asked, stop_threshold=None, max_latents=2, return_dict_in_generate=True)
+    fixed = model.generate(
+        **asked, stop_threshold=None, max_latents=2, return_dict_in_generate=True
+    )
     assert fixed.lengths.tolist() == [2] * len(QUESTIONS)
     silent = model.generate(**asked, max_latents=0, return_dict_in_generate=True)
     assert silent.latents.shape == (len(QUESTIONS), 0, 16)
-    eager = model.generate(**asked, stop_threshold=0.0, num_beams=1, return_dict_in_generate=True)
+    eager = model.generate(
+        **asked, stop_threshold=0.0, num_beams=1, return_dict_in_generate=True
+    )
     assert eager.lengths.tolist() == [1] * len(QUESTIONS)
     np.testing.assert_allclose(eager.latents[:, 0], fixed.latents[:, 0])
-    equal = model.generate(**asked, stop_threshold=fixed.stop_probabilities[0, 0].item(), return_dict_in_generate=True)
+    equal = model.generate(
+        **asked,
+        stop_threshold=fixed.stop_probabilities[0, 0].item(),
+        return_dict_in_generate=True,
+    )
     assert equal.lengths[0] == 1
     spoken = set(fixed.sequences[:, prompts:].flatten().tolist())
     model.generation_config.suppress_tokens = list(spoken)
     other = model.generate(**asked, stop_threshold=None, max_latents=2)
     assert not spoken & set(other[:, prompts:].flatten().tolist())
     half = model.half().generate(**asked, return_dict_in_generate=True)
-    np.testing.assert_allclose(half.latents[:, 0].float(), fixed.latents[:, 0], atol=0.02)
+    np.testing.assert_allclose(
+        half.latents[:, 0].float(), fixed.latents[:, 0], atol=0.02
+    )
 
 
 def _after_a_thought(model, asked, row, latents_TD):
@@ -168,35 +247,65 @@ def _after_a_thought(model, asked, row, latents_TD):
     ids = asked["input_ids"][row][asked["attention_mask"][row].bool()]
     end = torch.tensor([model.config.latent_end_id])
     inputs_LD = torch.cat([embed(ids), latents_TD, embed(end)])
-    logits_V = model(inputs_embeds=inputs_LD[None]).logits[0, -1].detach().double().numpy()
+    logits_V = (
+        model(inputs_embeds=inputs_LD[None]).logits[0, -1].detach().double().numpy()
+    )
     logits_V[model.generation_config.suppress_tokens or []] = -np.inf
     return logits_V
 
 
-@pytest.mark.parametrize(("temperature", "top_p"), [(None, None), (0.5, 1.0), (2.0, 0.6)])
-def test_sampled_answers_have_the_law_of_the_model_after_the_same_thought(exported, temperature, top_p):
+@pytest.mark.parametrize(
+    ("temperature", "top_p"), [(None, None), (0.5, 1.0), (2.0, 0.6)]
+)
+def test_sampled_answers_have_the_law_of_the_model_after_the_same_thought(
+    exported, temperature, top_p
+):
     torch = pytest.importorskip("torch")
     model, tokenizer = _open(exported)
-    asked, draws = _asked(tokenizer, QUESTIONS[:2]), 2000
+    asked = _asked(tokenizer, QUESTIONS[:2])
+    draws = 2000
     greedy = model.generate(**asked, return_dict_in_generate=True)
     torch.manual_seed(3)
-    how = {"temperature": temperature, "top_p": top_p, "num_return_sequences": draws, "max_new_tokens": 1}
+    how = {
+        "temperature": temperature,
+        "top_p": top_p,
+        "num_return_sequences": draws,
+        "max_new_tokens": 1,
+    }
     drawn = model.generate(**asked, do_sample=True, **how, return_dict_in_generate=True)
     for row in range(2):
         own = slice(row * draws, (row + 1) * draws)
-        np.testing.assert_array_equal(drawn.lengths[own], greedy.lengths[row].expand(draws))
+        np.testing.assert_array_equal(
+            drawn.lengths[own], greedy.lengths[row].expand(draws)
+        )
         thought_TD = greedy.latents[row, : greedy.lengths[row]]
-        np.testing.assert_allclose(drawn.latents[own.start, : len(thought_TD)], thought_TD, atol=1e-5)
-        np.testing.assert_array_equal(drawn.sequences[own, :-1], asked["input_ids"][row].expand(draws, -1))
-        logits_V = _after_a_thought(model, asked, row, thought_TD) / (temperature or 1.0)
-        law_V = np.exp(logits_V - logits_V.max()) / np.exp(logits_V - logits_V.max()).sum()
+        np.testing.assert_allclose(
+            drawn.latents[own.start, : len(thought_TD)], thought_TD, atol=1e-5
+        )
+        np.testing.assert_array_equal(
+            drawn.sequences[own, :-1], asked["input_ids"][row].expand(draws, -1)
+        )
+        logits_V = _after_a_thought(model, asked, row, thought_TD) / (
+            temperature or 1.0
+        )
+        law_V = (
+            np.exp(logits_V - logits_V.max()) / np.exp(logits_V - logits_V.max()).sum()
+        )
         order = np.argsort(-law_V)
-        kept = order[: np.searchsorted(np.cumsum(law_V[order]), top_p or 1.0) + 1]  # the fewest that reach top_p
-        law_V = np.where(np.isin(np.arange(len(law_V)), kept), law_V, 0) / law_V[kept].sum()
-        found_V = np.bincount(drawn.sequences[own, -1].numpy(), minlength=len(law_V)) / draws
+        kept = order[
+            : np.searchsorted(np.cumsum(law_V[order]), top_p or 1.0) + 1
+        ]  # the fewest that reach top_p
+        law_V = (
+            np.where(np.isin(np.arange(len(law_V)), kept), law_V, 0) / law_V[kept].sum()
+        )
+        found_V = (
+            np.bincount(drawn.sequences[own, -1].numpy(), minlength=len(law_V)) / draws
+        )
         assert found_V[law_V == 0].sum() == 0
         assert (found_V > 0).sum() > 1, "a law that has several answers"
-        assert (np.abs(found_V - law_V) < 5 * np.sqrt(law_V / draws) + 1e-3).all()  # standard errors
+        assert (
+            np.abs(found_V - law_V) < 5 * np.sqrt(law_V / draws) + 1e-3
+        ).all()  # standard errors
 
 
 def test_a_sampled_answer_goes_on_from_its_own_tokens(exported):
@@ -213,13 +322,20 @@ def test_a_pipeline_s_own_sampling_and_budget_are_taken(exported, recwarn):
     """As transformers before 5.20 passes them, a whole generation_config."""
     model, tokenizer = _open(exported)
     asked = _asked(tokenizer, QUESTIONS[:1])
-    given = GenerationConfig(**model.generation_config.to_diff_dict() | {"do_sample": True, "temperature": 0.7})
+    given = GenerationConfig(
+        **model.generation_config.to_diff_dict()
+        | {"do_sample": True, "temperature": 0.7}
+    )
     given.max_new_tokens = 256
     said = model.generate(**asked, generation_config=given)
     assert asked["input_ids"].shape[1] < said.shape[1] <= 40
     room = 40 - asked["input_ids"].shape[1] - T
-    assert f"max_new_tokens is {room}, for which the model has positions" in "".join(str(w.message) for w in recwarn)
-    cold = model.generate(**asked, generation_config=given, do_sample=False, max_new_tokens=ANSWER)
+    assert f"max_new_tokens is {room}, for which the model has positions" in "".join(
+        str(w.message) for w in recwarn
+    )
+    cold = model.generate(
+        **asked, generation_config=given, do_sample=False, max_new_tokens=ANSWER
+    )
     np.testing.assert_array_equal(cold, model.generate(**asked))
 
 
@@ -228,21 +344,33 @@ def test_a_copy_by_save_pretrained_says_what_it_lacks(exported, tmp_path):
     asked = _asked(tokenizer)
     for saved in (model, tokenizer):
         saved.save_pretrained(tmp_path / "copy")
-    copied = AutoModelForCausalLM.from_pretrained(tmp_path / "copy", trust_remote_code=True)
+    copied = AutoModelForCausalLM.from_pretrained(
+        tmp_path / "copy", trust_remote_code=True
+    )
     lacks = (
-        r"a copy without custom_generate/generate\.py and reasoner\.safetensors and reasoner\.json, which save_pretrain"
+        r"a copy without custom_generate/generate\.py and reasoner\.safetensors and "
+        r"reasoner\.json, which save_pretrain"
     )
     with pytest.raises(ValueError, match=lacks):
         copied.generate(**asked)
     card = (exported / "README.md").read_text()
-    for name in ("custom_generate/generate.py", "reasoner.safetensors", "reasoner.json"):
+    for name in (
+        "custom_generate/generate.py",
+        "reasoner.safetensors",
+        "reasoner.json",
+    ):
         assert f"- `{name}`" in card
         write = tmp_path / "copy" / name
         write.parent.mkdir(exist_ok=True)
         shutil.copy(exported / name, write)
-    copied = AutoModelForCausalLM.from_pretrained(tmp_path / "copy", trust_remote_code=True)
+    copied = AutoModelForCausalLM.from_pretrained(
+        tmp_path / "copy", trust_remote_code=True
+    )
     np.testing.assert_array_equal(copied.generate(**asked), model.generate(**asked))
-    assert solve(load_solver(str(tmp_path / "copy")), QUESTION).text == solve(load_solver(str(exported)), QUESTION).text
+    assert (
+        solve(load_solver(str(tmp_path / "copy")), QUESTION).text
+        == solve(load_solver(str(exported)), QUESTION).text
+    )
 
 
 @pytest.mark.parametrize(
@@ -253,7 +381,10 @@ def test_a_copy_by_save_pretrained_says_what_it_lacks(exported, tmp_path):
         ({"stop_threshold": 1.5}, "stop_threshold from 0 to 1"),
         ({"no_such_word": 1}, "no_such_word"),
         ({"stop_strings": ["pens"]}, "leave them out"),
-        ({"max_latents": 35}, "positions, the model has 40 with the answer's; shorten the prompt"),
+        (
+            {"max_latents": 35},
+            "positions, the model has 40 with the answer's; shorten the prompt",
+        ),
     ],
 )
 def test_what_it_cannot_do_is_an_error(exported, arguments, words):
@@ -263,12 +394,21 @@ def test_what_it_cannot_do_is_an_error(exported, arguments, words):
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-@pytest.mark.parametrize(("file", "tensor"), [("model.safetensors", "wte.weight"), ("reasoner.safetensors", "gate.")])
-def test_weights_that_are_no_numbers_are_an_error(exported, tmp_path, file, tensor, value):
+@pytest.mark.parametrize(
+    ("file", "tensor"),
+    [("model.safetensors", "wte.weight"), ("reasoner.safetensors", "gate.")],
+)
+def test_weights_that_are_no_numbers_are_an_error(
+    exported, tmp_path, file, tensor, value
+):
     folder = shutil.copytree(exported, tmp_path / "damaged")
     tensors = load_file(folder / file)
     name = next(name for name in tensors if tensor in name)
-    save_file(tensors | {name: np.full_like(tensors[name], value)}, folder / file, metadata={"format": "pt"})
+    save_file(
+        tensors | {name: np.full_like(tensors[name], value)},
+        folder / file,
+        metadata={"format": "pt"},
+    )
     model, tokenizer = _open(folder)
     with pytest.raises(ValueError, match=r"generate: .*finite"):
         model.generate(**_asked(tokenizer))
@@ -296,9 +436,16 @@ def test_the_last_message_of_the_user_is_the_question(exported):
     (alone,) = _chats([QUESTION])
     before = [{"role": "system", "content": "Be brief ."}, *_chats(["How many ?"])[0]]
     before.append({"role": "assistant", "content": "5"})
-    parts = [{"type": "text", "text": QUESTION[:4]}, {"type": "image"}, {"type": "text", "text": QUESTION[4:]}]
+    parts = [
+        {"type": "text", "text": QUESTION[:4]},
+        {"type": "image"},
+        {"type": "text", "text": QUESTION[4:]},
+    ]
     for chat in ([*before, *alone], [*before, {"role": "user", "content": parts}]):
-        assert tokenizer.apply_chat_template(chat)["input_ids"] == tokenizer.apply_chat_template(alone)["input_ids"]
+        assert (
+            tokenizer.apply_chat_template(chat)["input_ids"]
+            == tokenizer.apply_chat_template(alone)["input_ids"]
+        )
 
 
 def test_what_a_server_s_client_did_wrong_is_its_error(exported, monkeypatch):
@@ -306,11 +453,18 @@ def test_what_a_server_s_client_did_wrong_is_its_error(exported, monkeypatch):
 
     class HTTPException(Exception):
         def __init__(self, status_code, detail):
-            self.status_code, self.detail = status_code, detail
+            self.status_code = status_code
+            self.detail = detail
 
-    monkeypatch.setitem(sys.modules, "starlette.exceptions", SimpleNamespace(HTTPException=HTTPException))
+    monkeypatch.setitem(
+        sys.modules,
+        "starlette.exceptions",
+        SimpleNamespace(HTTPException=HTTPException),
+    )
     model, tokenizer = _open(exported)
-    asked = tokenizer.apply_chat_template(_chats(["How many aardvarks ?"]), return_tensors="pt", return_dict=True)
+    asked = tokenizer.apply_chat_template(
+        _chats(["How many aardvarks ?"]), return_tensors="pt", return_dict=True
+    )
     with pytest.raises(HTTPException) as refused:
         model.generate(**asked)
     assert isinstance(refused.value, ValueError)
@@ -319,16 +473,30 @@ def test_what_a_server_s_client_did_wrong_is_its_error(exported, monkeypatch):
 
 
 @pytest.mark.parametrize("beams", [1, 2])
-def test_a_thought_has_the_answer_s_scores_as_transformers_returns_them(exported, beams):
+def test_a_thought_has_the_answer_s_scores_as_transformers_returns_them(
+    exported, beams
+):
     torch = pytest.importorskip("torch")
     model, tokenizer = _open(exported)
     asked = _asked(tokenizer, QUESTIONS[:2])
-    wanted = {"output_scores": True, "output_logits": True, "output_hidden_states": True, "num_beams": beams}
+    wanted = {
+        "output_scores": True,
+        "output_logits": True,
+        "output_hidden_states": True,
+        "num_beams": beams,
+    }
     thought = model.generate(**asked, return_dict_in_generate=True, **wanted)
     new = thought.sequences[:, asked["input_ids"].shape[1] :]
-    assert len(thought.scores) == len(thought.logits) == len(thought.hidden_states) == new.shape[1]
+    assert (
+        len(thought.scores)
+        == len(thought.logits)
+        == len(thought.hidden_states)
+        == new.shape[1]
+    )
     plain = model.generate(**asked, return_dict_in_generate=True)
-    assert plain.scores is plain.logits is plain.hidden_states is plain.attentions is None
+    assert (
+        plain.scores is plain.logits is plain.hidden_states is plain.attentions is None
+    )
     beam_indices = thought.beam_indices
     scores = model.compute_transition_scores(
         thought.sequences, thought.scores, beam_indices, normalize_logits=beams == 1
@@ -336,19 +504,35 @@ def test_a_thought_has_the_answer_s_scores_as_transformers_returns_them(exported
     for row in range(2):
         thought_TD = thought.latents[row, : thought.lengths[row]]
         logits_V = torch.tensor(_after_a_thought(model, asked, row, thought_TD))
-        assert scores[row, 0].item() == pytest.approx(logits_V.log_softmax(-1)[new[row, 0]].item(), abs=1e-4)
+        assert scores[row, 0].item() == pytest.approx(
+            logits_V.log_softmax(-1)[new[row, 0]].item(), abs=1e-4
+        )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("reasoner", ["coconut_qwen2", "coconut_qwen3"])
 def test_a_qwen_thinks_as_itself(reasoner, tmp_path):
-    export_checkpoint(workdir(reasoner, tmp_path / "work") / "checkpoints" / "cold_start", tmp_path / "exported")
+    export_checkpoint(
+        workdir(reasoner, tmp_path / "work") / "checkpoints" / "cold_start",
+        tmp_path / "exported",
+    )
     model, tokenizer = _open(tmp_path / "exported")
-    assert type(model).__name__ == type(AutoModelForCausalLM.from_pretrained(tmp_path / "exported")).__name__
+    assert (
+        type(model).__name__
+        == type(AutoModelForCausalLM.from_pretrained(tmp_path / "exported")).__name__
+    )
     asked = _asked(tokenizer, [QUESTION])
     thought = model.generate(**asked, return_dict_in_generate=True, output_logits=True)
-    expected = model.compute_transition_scores(thought.sequences, thought.logits, normalize_logits=True)
-    found = _log_probabilities(model, thought.sequences, None, asked["input_ids"].shape[1], latents=thought.latents)
+    expected = model.compute_transition_scores(
+        thought.sequences, thought.logits, normalize_logits=True
+    )
+    found = _log_probabilities(
+        model,
+        thought.sequences,
+        None,
+        asked["input_ids"].shape[1],
+        latents=thought.latents,
+    )
     np.testing.assert_allclose(found.detach(), expected, atol=2e-4)
 
 
@@ -358,13 +542,17 @@ def test_adapters_of_peft_are_put_on_it(exported):
     model, tokenizer = _open(exported)
     asked = _asked(tokenizer)
     before = model.generate(**asked)
-    adapted = peft.get_peft_model(model, peft.LoraConfig(r=2, task_type="CAUSAL_LM", init_lora_weights=True))
+    adapted = peft.get_peft_model(
+        model, peft.LoraConfig(r=2, task_type="CAUSAL_LM", init_lora_weights=True)
+    )
     np.testing.assert_array_equal(adapted.generate(**asked), before)
     with pytest.raises(ValueError, match="has no thought"):
         adapted.train()(**asked, labels=asked["input_ids"])
     model.config.think_in_forward = True
     adapted(
-        input_ids=asked["input_ids"], attention_mask=asked["attention_mask"], labels=asked["input_ids"]
+        input_ids=asked["input_ids"],
+        attention_mask=asked["attention_mask"],
+        labels=asked["input_ids"],
     ).loss.backward()
     gradients = [p.grad.abs().sum() for p in adapted.parameters() if p.grad is not None]
     assert max(gradients) > 0
@@ -373,7 +561,9 @@ def test_adapters_of_peft_are_put_on_it(exported):
 def _log_probabilities(model, ids, mask, prompts, **given):
     """transformers' and TRL's: of each token after the prompts, at the position before it."""
     new = ids[:, prompts:]
-    logits = model(input_ids=ids, attention_mask=mask, logits_to_keep=new.shape[1] + 1, **given).logits[:, :-1]
+    logits = model(
+        input_ids=ids, attention_mask=mask, logits_to_keep=new.shape[1] + 1, **given
+    ).logits[:, :-1]
     return logits.log_softmax(dim=-1).gather(2, new[..., None])[..., 0]
 
 
@@ -385,13 +575,21 @@ def test_a_forward_that_thinks_has_the_probabilities_of_the_answers(work):
     asked = _asked(tokenizer)
     prompts = asked["input_ids"].shape[1]
     thought = model.generate(**asked, return_dict_in_generate=True, output_logits=True)
-    expected = model.compute_transition_scores(thought.sequences, thought.logits, normalize_logits=True)
+    expected = model.compute_transition_scores(
+        thought.sequences, thought.logits, normalize_logits=True
+    )
     new = thought.sequences[:, prompts:]
-    real = (new == tokenizer.eos_token_id).cumsum(dim=1) - (new == tokenizer.eos_token_id).long() == 0
+    real = (new == tokenizer.eos_token_id).cumsum(dim=1) - (
+        new == tokenizer.eos_token_id
+    ).long() == 0
     mask = torch.cat([asked["attention_mask"], real], dim=1)
-    thinking = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True, think_in_forward=True)
+    thinking = AutoModelForCausalLM.from_pretrained(
+        folder, trust_remote_code=True, think_in_forward=True
+    )
     if getattr(model.config, "latent_start_id", None) is None:
-        with pytest.raises(ValueError, match="no token marks the end of this model's prompts"):
+        with pytest.raises(
+            ValueError, match="no token marks the end of this model's prompts"
+        ):
             thinking(**asked)
         return
     for training in (False, True):
@@ -406,8 +604,12 @@ def test_a_forward_that_thinks_has_the_probabilities_of_the_answers(work):
     np.testing.assert_allclose(found[real].detach(), expected[real], atol=2e-4)
 
     rows = [thought.sequences[row][mask[row].bool()] for row in range(len(QUESTIONS))]
-    ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=tokenizer.pad_token_id)
-    right = torch.nn.utils.rnn.pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
+    ids = torch.nn.utils.rnn.pad_sequence(
+        rows, batch_first=True, padding_value=tokenizer.pad_token_id
+    )
+    right = torch.nn.utils.rnn.pad_sequence(
+        [torch.ones_like(row) for row in rows], batch_first=True
+    )
     labels = ids.masked_fill(right == 0, -100)
     for row, length in enumerate(asked["attention_mask"].sum(dim=1)):
         labels[row, :length] = -100
@@ -442,8 +644,12 @@ def test_a_forward_pass_without_a_thought_is_said_once_and_in_training_an_error(
 def test_continuous_batching_is_a_line(exported, trusted):
     pytest.importorskip("torch")
     model = AutoModelForCausalLM.from_pretrained(exported, trust_remote_code=trusted)
-    ids = AutoTokenizer.from_pretrained(exported).apply_chat_template(_chats([QUESTION]))["input_ids"]
-    with pytest.raises(ValueError, match="thought" if trusted else "thinks before it answers"):
+    ids = AutoTokenizer.from_pretrained(exported).apply_chat_template(
+        _chats([QUESTION])
+    )["input_ids"]
+    with pytest.raises(
+        ValueError, match="thought" if trusted else "thinks before it answers"
+    ):
         model.generate_batch(ids)
 
 
@@ -467,7 +673,9 @@ def test_an_export_whose_weights_are_offloaded_thinks(exported, tmp_path):
     model, tokenizer = _open(exported)
     asked = _asked(tokenizer)
     places = {"device_map": {"": "disk"}, "offload_folder": str(tmp_path)}
-    offloaded = AutoModelForCausalLM.from_pretrained(exported, trust_remote_code=True, **places)
+    offloaded = AutoModelForCausalLM.from_pretrained(
+        exported, trust_remote_code=True, **places
+    )
     assert offloaded.device.type == "meta"
     np.testing.assert_array_equal(offloaded.generate(**asked), model.generate(**asked))
 
@@ -479,8 +687,12 @@ def test_the_caller_s_max_new_tokens_wins(exported, given):
     arguments = {} if given == "config" else {"max_new_tokens": 1}
     if given != "argument":
         most = {"config": 1, "both": 2}[given]
-        arguments["generation_config"] = GenerationConfig(max_new_tokens=most, eos_token_id=-1)
-    assert model.generate(**asked, **arguments).shape[1] == asked["input_ids"].shape[1] + 1
+        arguments["generation_config"] = GenerationConfig(
+            max_new_tokens=most, eos_token_id=-1
+        )
+    assert (
+        model.generate(**asked, **arguments).shape[1] == asked["input_ids"].shape[1] + 1
+    )
 
 
 def test_files_have_the_permissions_that_the_umask_leaves(exported, tmp_path):
@@ -497,7 +709,8 @@ def test_files_have_the_permissions_that_the_umask_leaves(exported, tmp_path):
 
 def test_untrusted_it_does_not_answer_without_a_thought(exported):
     pytest.importorskip("torch")
-    model, asked = AutoModelForCausalLM.from_pretrained(exported), _asked(AutoTokenizer.from_pretrained(exported))
+    model = AutoModelForCausalLM.from_pretrained(exported)
+    asked = _asked(AutoTokenizer.from_pretrained(exported))
     for arguments in (
         {},
         {"max_new_tokens": 5},
@@ -505,9 +718,13 @@ def test_untrusted_it_does_not_answer_without_a_thought(exported):
         {"num_beams": 2},
         {"sequence_bias": {(3,): 1.0}},
     ):
-        with pytest.raises(ValueError, match=r"thinks before it answers.*trust_remote_code=True"):
+        with pytest.raises(
+            ValueError, match=r"thinks before it answers.*trust_remote_code=True"
+        ):
             model.generate(**asked, **arguments)
-    thought = model.generate(**asked, custom_generate=str(exported), trust_remote_code=True)
+    thought = model.generate(
+        **asked, custom_generate=str(exported), trust_remote_code=True
+    )
     assert thought.shape[1] > asked["input_ids"].shape[1]
 
 
@@ -531,10 +748,18 @@ def test_a_revision_of_the_hub_has_its_own_gate(exported, tmp_path):
         shutil.copytree(exported, repository / "snapshots" / commit)
         write_text(repository / "refs" / revision, commit)
     gate = repository / "snapshots" / ("b" * 40) / "reasoner.safetensors"
-    save_file({name: -100 + 0 * tensor for name, tensor in load_file(gate).items()}, gate)
-    places = {"HF_HUB_CACHE": str(tmp_path), "HF_MODULES_CACHE": str(tmp_path / "modules"), "HF_HUB_OFFLINE": "1"}
+    save_file(
+        {name: -100 + 0 * tensor for name, tensor in load_file(gate).items()}, gate
+    )
+    places = {
+        "HF_HUB_CACHE": str(tmp_path),
+        "HF_MODULES_CACHE": str(tmp_path / "modules"),
+        "HF_HUB_OFFLINE": "1",
+    }
     command = [sys.executable, "-c", _FROM_THE_HUB]
-    done = subprocess.run(command, env=os.environ | places, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        command, env=os.environ | places, capture_output=True, text=True, timeout=300
+    )
     assert done.stdout.split() == ["1", str(T)], done.stderr[-2000:]
 
 
@@ -546,9 +771,13 @@ def test_a_revision_of_the_hub_has_its_own_gate(exported, tmp_path):
         ("text_gpt2", "latent", 0, "`generate` is all that it needs"),
     ],
 )
-def test_an_export_that_cannot_think_says_so(tmp_path, reasoner, latent_policy, latents, words):
+def test_an_export_that_cannot_think_says_so(
+    tmp_path, reasoner, latent_policy, latents, words
+):
     config = run_config(reasoner)
-    config.latent_policy.name, config.max_latents, config.gate.enabled = latent_policy, latents, False
+    config.latent_policy.name = latent_policy
+    config.max_latents = latents
+    config.gate.enabled = False
     exported = tmp_path / "exported"
     export_checkpoint(checkpoint(config, tmp_path / "run"), exported)
     card = (exported / "README.md").read_text()
@@ -570,7 +799,10 @@ def test_an_export_s_own_code_is_no_news_to_us(exported, caplog):
 
 def test_the_file_needs_neither_jax_nor_this_package(exported):
     text = (exported / "custom_generate" / "generate.py").read_text()
-    found = {name.partition(".")[0] for name in re.findall(r"^ *(?:import|from) ([\w.]+)", text, re.MULTILINE)}
+    found = {
+        name.partition(".")[0]
+        for name in re.findall(r"^ *(?:import|from) ([\w.]+)", text, re.MULTILINE)
+    }
     assert found - sys.stdlib_module_names == {"torch", "transformers", "safetensors"}
 
 
@@ -579,18 +811,32 @@ def _with_a_beginning():
     tokenizer = byte_tokenizer()
     tokenizer.add_special_tokens({"bos_token": "<|begin|>"})
     bos = [("<|begin|>", tokenizer.bos_token_id)]
-    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing("<|begin|> $A", special_tokens=bos)
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        "<|begin|> $A", special_tokens=bos
+    )
     return tokenizer
 
 
-@pytest.mark.parametrize("tokenizer", [lambda: task_tokenizer("synthetic", 20), byte_tokenizer, _with_a_beginning])
-@pytest.mark.parametrize("architecture", [Coconut(), Codi(projector=1), Codi(projector=1, tidy=False)])
+@pytest.mark.parametrize(
+    "tokenizer",
+    [lambda: task_tokenizer("synthetic", 20), byte_tokenizer, _with_a_beginning],
+)
+@pytest.mark.parametrize(
+    "architecture", [Coconut(), Codi(projector=1), Codi(projector=1, tidy=False)]
+)
 def test_the_chat_template_writes_the_prompt(architecture, tokenizer):
     template = architecture.template(tokenizer())
     write_chat_template(template)
     questions = [QUESTION, f"  {QUESTION} "]
     if not isinstance(template.tokenizer.backend_tokenizer.model, models.WordLevel):
-        questions += ["", "a  b   c", "\ttab\n", '"{{ question }}" {% if %}', "Zoë's 3 \\n", "<|start-latent|>"]
+        questions += [
+            "",
+            "a  b   c",
+            "\ttab\n",
+            '"{{ question }}" {% if %}',
+            "Zoë's 3 \\n",
+            "<|start-latent|>",
+        ]
     for question in questions:
         chat = [{"role": "user", "content": question}]
         ids = template.tokenizer.apply_chat_template(chat, return_dict=True)

@@ -11,8 +11,8 @@ import slpo_jax as slpo
 from asked import RUN, T, edit, workdir
 from slpo_jax.api.conversion import export_checkpoint, import_checkpoint
 from slpo_jax.checkpoints import saved_config
-from slpo_jax.checkpoints.foreign import Foreign
-from slpo_jax.checkpoints.identity import Ours, identify, newest_checkpoint
+from slpo_jax.checkpoints.external import ExternalCheckpoint
+from slpo_jax.checkpoints.identity import NativeCheckpoint, identify, newest_checkpoint
 from slpo_jax.checkpoints.saved_config import config_of, stopping_of
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.report_rows import Row, write_row
@@ -35,8 +35,11 @@ def test_ours_and_the_run_around_it(case):
     found = identify(str(work))
     assert found.reasoner == reasoner
     folder = found.stage_folder
-    assert (folder.workdir.root, folder.path) == (work, Workdir(work).stage_folder("cold_start").path)
-    assert isinstance(found, Ours)
+    assert (folder.workdir.root, folder.path) == (
+        work,
+        Workdir(work).stage_folder("cold_start").path,
+    )
+    assert isinstance(found, NativeCheckpoint)
     assert (found.gate_hidden, found.gate_trained) == (0, True)
     assert len(found.tokenizer()) == found.description.model.vocab_size
     before = identify(str(work / "checkpoints" / "imitate"))
@@ -45,7 +48,10 @@ def test_ours_and_the_run_around_it(case):
     edit(folder.config, gate={"enabled": False})  # so it was not used
     assert not identify(str(work)).gate_trained
     folder.config.write_text(said)
-    assert identify(str(work / "checkpoints" / "imitate" / "0")).stage_folder.path == before.stage_folder.path
+    assert (
+        identify(str(work / "checkpoints" / "imitate" / "0")).stage_folder.path
+        == before.stage_folder.path
+    )
 
 
 def test_parameters_are_hashed_once_and_settings_read_once(case, monkeypatch):
@@ -54,7 +60,9 @@ def test_parameters_are_hashed_once_and_settings_read_once(case, monkeypatch):
 
     def count(module, name):
         function = getattr(module, name)
-        monkeypatch.setattr(module, name, lambda *given: calls.append(name) or function(*given))
+        monkeypatch.setattr(
+            module, name, lambda *given: calls.append(name) or function(*given)
+        )
 
     count(orbax, "damage")
     count(workdirs, "read_json")  # the stage's config.json
@@ -64,7 +72,9 @@ def test_parameters_are_hashed_once_and_settings_read_once(case, monkeypatch):
 
 
 def test_of_several_objectives_the_last_named_is_the_newest(tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps({"rl": {"objectives": ["slpo", "exact"]}}))
+    (tmp_path / "config.json").write_text(
+        json.dumps({"rl": {"objectives": ["slpo", "exact"]}})
+    )
     for stage in ("cold_start", "slpo", "exact"):
         (tmp_path / "checkpoints" / stage / "5" / "params").mkdir(parents=True)
     assert newest_checkpoint(str(tmp_path)) == str(tmp_path / "checkpoints" / "exact")
@@ -78,14 +88,23 @@ def test_of_several_objectives_the_last_named_is_the_newest(tmp_path):
         ("imitate cold_start", "exact slpo", "cold_start", "exact is not finished"),
         ("imitate", "cold_start", "imitate", "cold_start is not finished"),
         ("imitate cold_start grpo", "exact", "grpo", "exact is not finished"),
-        ("imitate cold_start grpo", "", "grpo", "what .*config.json names is not there"),
+        (
+            "imitate cold_start grpo",
+            "",
+            "grpo",
+            "what .*config.json names is not there",
+        ),
         ("imitate cold_start", "grpo", "cold_start", ""),
         ("", "imitate slpo", "slpo", ""),
     ],
 )
-def test_what_is_finished_is_newer_than_what_is_not(tmp_path, warnings, finished, unfinished, newest, said):
+def test_what_is_finished_is_newer_than_what_is_not(
+    tmp_path, warnings, finished, unfinished, newest, said
+):
     """The config names slpo and exact; grpo is of an earlier one. An unfinished one may not be a reasoner's yet."""
-    (tmp_path / "config.json").write_text(json.dumps({"rl": {"objectives": ["slpo", "exact"]}}))
+    (tmp_path / "config.json").write_text(
+        json.dumps({"rl": {"objectives": ["slpo", "exact"]}})
+    )
     work = Workdir(tmp_path)
     for name in (*finished.split(), *unfinished.split()):
         (work.stage_folder(name).path / "5" / "params").mkdir(parents=True)
@@ -95,13 +114,20 @@ def test_what_is_finished_is_newer_than_what_is_not(tmp_path, warnings, finished
     assert len(warnings) == bool(said)
     if said:
         taken = work.stage_folder(newest).path
-        assert re.match(rf"{taken}: .*{said}, so this is taken; another is given as ", warnings[0])
+        assert re.match(
+            rf"{taken}: .*{said}, so this is taken; another is given as ", warnings[0]
+        )
 
 
 def test_an_export_and_what_is_left_without_our_files(case, tmp_path):
     reasoner, _, exported = case
     found = identify(str(exported))
-    assert (type(found), found.reasoner, found.gate_trained, found.stage_folder) == (Foreign, reasoner, True, None)
+    assert (type(found), found.reasoner, found.gate_trained, found.stage_folder) == (
+        ExternalCheckpoint,
+        reasoner,
+        True,
+        None,
+    )
     plain = tmp_path / "plain"
     plain.mkdir()
     for file in exported.glob("*.*"):
@@ -117,11 +143,16 @@ def test_what_lies_near_an_import_is_not_its_run(case, tmp_path):
     imported = tmp_path / "near" / "imported"
     import_checkpoint(exported, imported)
     edit(tmp_path / "config.json", max_latents=T + 5)
-    write_row(tmp_path, Row("imported", "", stage="imported", stopping="threshold", rule=0.75))
+    write_row(
+        tmp_path, Row("imported", "", stage="imported", stopping="threshold", rule=0.75)
+    )
     found = identify(str(imported))
     assert (found.stage_folder.workdir, found.gate_trained) == (None, True)
     config = config_of(found)
-    assert (config.max_latents, stopping_of(config, found)) == (T, ("threshold", RUN[reasoner]))  # the export's own
+    assert (config.max_latents, stopping_of(config, found)) == (
+        T,
+        ("threshold", RUN[reasoner]),
+    )  # the export's own
     (imported / "reasoner" / "reasoner.json").unlink()
     with pytest.raises(UserError, match=r"reasoner/reasoner\.json"):
         identify(str(imported))
@@ -130,8 +161,14 @@ def test_what_lies_near_an_import_is_not_its_run(case, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "part"),
     [
-        ({"vocab_size": 999}, r"tensor \S+ has shape \[\d+, \d+\], the model's config says \["),
-        ({"n_layer": 1}, r"has h_1/attn/c_attn/bias too, which is no part of the model"),
+        (
+            {"vocab_size": 999},
+            r"tensor \S+ has shape \[\d+, \d+\], the model's config says \[",
+        ),
+        (
+            {"n_layer": 1},
+            r"has h_1/attn/c_attn/bias too, which is no part of the model",
+        ),
         ({"n_layer": 3}, r"tensor transformer\.h\.2\.\S+ is missing"),
     ],
 )
@@ -140,7 +177,9 @@ def test_an_edited_config_is_not_exported(case, tmp_path, changes, part):
     shutil.copytree(work, tmp_path / "work")
     edit(tmp_path / "work" / "checkpoints" / "reasoner" / "config.json", **changes)
     with pytest.raises(UserError, match=f"cold_start: {part}"):
-        export_checkpoint(tmp_path / "work" / "checkpoints" / "cold_start", tmp_path / "out")
+        export_checkpoint(
+            tmp_path / "work" / "checkpoints" / "cold_start", tmp_path / "out"
+        )
     assert not (tmp_path / "out").exists()
 
 
@@ -161,7 +200,10 @@ def test_a_run_without_a_gate_is_exported_without_one(case, tmp_path):
         assert json.loads((folder / "reasoner.json").read_text())["gate"] is None
         assert "gate" not in (folder / "README.md").read_text()
         side = folder / "reasoner.safetensors"
-        assert not (side.exists() and [name for name in load_file(side) if name.startswith("gate.")])
+        assert not (
+            side.exists()
+            and [name for name in load_file(side) if name.startswith("gate.")]
+        )
         assert slpo.load(folder).solver.stopping == "length"
 
 

@@ -52,7 +52,11 @@ def open_case(settings, folder: Path, **changes) -> Checkpoint:
     return find_checkpoint(read_config(config_of(settings | changes, folder)))
 
 
-SHIPPED = {"codi_gpt2": "codi_gpt2", "codi_llama": "codi_llama1b", "coconut_gpt2": "coconut_gpt2"}
+SHIPPED = {
+    "codi_gpt2": "codi_gpt2",
+    "codi_llama": "codi_llama1b",
+    "coconut_gpt2": "coconut_gpt2",
+}
 
 
 def shipped_config(case):
@@ -69,7 +73,9 @@ def assert_arrived(checkpoint: Checkpoint, state, tolerance: float = 0.0) -> Non
     found = load(checkpoint.read()["reasoner"], model).state_dict()
     assert found.keys() == state.keys()
     for name, tensor in state.items():
-        np.testing.assert_allclose(found[name], tensor, rtol=tolerance, atol=tolerance, err_msg=name)
+        np.testing.assert_allclose(
+            found[name], tensor, rtol=tolerance, atol=tolerance, err_msg=name
+        )
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -79,15 +85,29 @@ def test_everything_arrives(name, monkeypatch):
     write, *options = CASES[name]
     case = written(write, *options)
     checkpoint = find_checkpoint(shipped_config(case))
-    state = {key: value for key, value in case.model.state_dict().items() if not key.startswith("projector.")}
+    state = {
+        key: value
+        for key, value in case.model.state_dict().items()
+        if not key.startswith("projector.")
+    }
     # Adapters are added, and rows averaged, in another order of summation.
-    assert_arrived(checkpoint, state, 1e-6 if write in (codi_original, base_gguf) else 0.0)
+    assert_arrived(
+        checkpoint, state, 1e-6 if write in (codi_original, base_gguf) else 0.0
+    )
     template = checkpoint.template
-    assert (template.start_id, template.closing_ids, template.eos_id) == (case.start, (case.end,), case.eos)
+    assert (template.start_id, template.closing_ids, template.eos_id) == (
+        case.start,
+        (case.end,),
+        case.eos,
+    )
     assert template.banned_ids == case.banned
-    assert [template.prompt(question) for question in QUESTIONS] == [case.prompt(q) for q in QUESTIONS]
+    assert [template.prompt(question) for question in QUESTIONS] == [
+        case.prompt(q) for q in QUESTIONS
+    ]
     assert bool(checkpoint.lacks) == name.startswith(("GPT-2", "Llama", "Qwen", "GGUF"))
-    assert checkpoint.read()["reasoner"].keys() == ({"backbone", "projector"} if "CODI" in name else {"backbone"})
+    assert checkpoint.read()["reasoner"].keys() == (
+        {"backbone", "projector"} if "CODI" in name else {"backbone"}
+    )
 
 
 def test_what_older_programs_left_in_their_files(tmp_path):
@@ -103,14 +123,18 @@ def test_what_older_programs_left_in_their_files(tmp_path):
     Broken(tmp_path, case.settings).tensors(add)
     assert_arrived(open_case(case.settings, tmp_path), case.model.state_dict())
     case = copied(tmp_path / "llama", coconut_original, "llama")
-    add_one = {"base_causallm.model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}
+    add_one = {
+        "base_causallm.model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)
+    }
     Broken(tmp_path, case.settings).tensors(lambda state: state.update(add_one))
     assert_arrived(open_case(case.settings, tmp_path), case.model.state_dict())
 
 
 def test_pefts_own_word_on_the_scale_goes_first(tmp_path):
     case = copied(tmp_path, codi_original, "llama")
-    (tmp_path / "adapter_config.json").write_text(json.dumps({"lora_alpha": 16, "r": 8}))
+    (tmp_path / "adapter_config.json").write_text(
+        json.dumps({"lora_alpha": 16, "r": 8})
+    )
     settings = case.settings | {"init": str(tmp_path), "lora_alpha": 77.0}
     assert_arrived(open_case(settings, tmp_path), case.model.state_dict(), 1e-6)
 
@@ -118,7 +142,8 @@ def test_pefts_own_word_on_the_scale_goes_first(tmp_path):
 def test_an_original_state_dict_with_its_base_s_files_beside_it(tmp_path):
     """They stand for a base that is not named; with one the config is the base's, and the tokenizer still its own."""
     case = copied(tmp_path, coconut_original, "gpt2", True)
-    base, own = Path(case.settings["base"]), tmp_path / "own"
+    base = Path(case.settings["base"])
+    own = tmp_path / "own"
     shutil.copytree(base, own)
     shutil.copy(case.settings["init"], own / "model.safetensors")
     settings = {**case.settings, "init": str(own), "base": ""}
@@ -127,7 +152,10 @@ def test_an_original_state_dict_with_its_base_s_files_beside_it(tmp_path):
     (base / "tokenizer.json").write_text("{}")
     opened = open_case(settings | {"base": str(base)}, tmp_path)
     assert_arrived(opened, case.model.state_dict())
-    assert (opened.template.start_id, opened.template.closing_ids) == (case.start, (case.end,))
+    assert (opened.template.start_id, opened.template.closing_ids) == (
+        case.start,
+        (case.end,),
+    )
 
 
 def test_padded_base_models(tmp_path):
@@ -136,11 +164,24 @@ def test_padded_base_models(tmp_path):
     model = random_model("gpt2", len(texts) + 9)
     model.save_pretrained(tmp_path)
     texts.save_pretrained(tmp_path)
-    settings = {"init": str(tmp_path), "reasoner": "coconut_gpt2", "stages": ("imitate",)}
+    settings = {
+        "init": str(tmp_path),
+        "reasoner": "coconut_gpt2",
+        "stages": ("imitate",),
+    }
     coconut = open_case(settings, tmp_path)
-    assert (coconut.template.start_id, coconut.description.model.vocab_size) == (len(texts), len(texts) + 9)
+    assert (coconut.template.start_id, coconut.description.model.vocab_size) == (
+        len(texts),
+        len(texts) + 9,
+    )
     assert_arrived(coconut, model.state_dict())
     codi = open_case(settings | {"reasoner": "codi_gpt2"}, tmp_path)
     own = codi.template
-    assert (own.pad_id, own.start_id, *own.closing_ids) == tuple(range(len(texts) + 9, len(texts) + 12))
-    assert codi.description.model.vocab_size == len(codi.template.tokenizer) == len(texts) + 12
+    assert (own.pad_id, own.start_id, *own.closing_ids) == tuple(
+        range(len(texts) + 9, len(texts) + 12)
+    )
+    assert (
+        codi.description.model.vocab_size
+        == len(codi.template.tokenizer)
+        == len(texts) + 12
+    )

@@ -17,7 +17,7 @@ from published import (
 )
 from published_bases import LLAMA3_ROPE, base_gguf, base_gpt2, base_llama
 from slpo_jax.checkpoints.description import from_hugging_face
-from slpo_jax.checkpoints.foreign import fitting
+from slpo_jax.checkpoints.external import fitting
 from slpo_jax.errors import UserError
 
 
@@ -35,7 +35,9 @@ def _missing(name, said=""):
 
 
 def _unexpected(name, *shape):
-    return lambda state: state.update({name: torch.ones(shape or 16)}), (f"tensor {name} is unexpected",)
+    return lambda state: state.update({name: torch.ones(shape or 16)}), (
+        f"tensor {name} is unexpected",
+    )
 
 
 def _reshaped(name, *shape):
@@ -51,9 +53,14 @@ def _changed(name):
     return change, (name, "differs")
 
 
-WTE, C_FC = "transformer.wte.weight", "transformer.h.1.mlp.c_fc.weight"
-COCONUT, OUR_GPT2, OUR_LLAMA = (coconut_hugging_face,), (coconut_original, "gpt2"), (coconut_original, "llama")
-CODI, LLAMA, QWEN2 = (codi_original, "llama"), (base_llama,), (base_llama, "qwen2")
+WTE = "transformer.wte.weight"
+C_FC = "transformer.h.1.mlp.c_fc.weight"
+COCONUT = (coconut_hugging_face,)
+OUR_GPT2 = (coconut_original, "gpt2")
+OUR_LLAMA = (coconut_original, "llama")
+CODI = (codi_original, "llama")
+LLAMA = (base_llama,)
+QWEN2 = (base_llama, "qwen2")
 EVALUATE = {"stages": ("evaluate",)}
 # Settings of another checkpoint than that which is there.
 ASKED = [
@@ -72,7 +79,9 @@ ASKED = [
 
 
 @pytest.mark.parametrize(("write", "settings", "parts"), ASKED)
-def test_another_checkpoint_than_the_settings_ask_for(checkpoint, write, settings, parts):
+def test_another_checkpoint_than_the_settings_ask_for(
+    checkpoint, write, settings, parts
+):
     broken = checkpoint(*write)
     broken.settings |= settings
     broken.refused(str(broken.init), *parts)
@@ -87,15 +96,23 @@ def test_truncated_files(checkpoint):
     broken.refused(shard, "No such file")
 
 
-K_PROJ, OUR = "base_causallm.model.layers.1.self_attn.k_proj.weight", "base_causallm"
-LORA, UP = "codi.base_model.model", "model.layers.1.mlp.up_proj"
+K_PROJ = "base_causallm.model.layers.1.self_attn.k_proj.weight"
+OUR = "base_causallm"
+LORA = "codi.base_model.model"
+UP = "model.layers.1.mlp.up_proj"
 # Of masks only the causal constant that older transformers stored may be left out; a head is no embedding.
 SPOILT = [
     (COCONUT, *_missing(C_FC)),
     (OUR_LLAMA, *_missing(K_PROJ, "k_proj.weight")),
     (CODI, *_missing("prj.ln.bias", "projector.4.bias")),
-    (CODI, *_missing(f"{LORA}.{UP}.lora_A.default.weight", f"{UP}.lora_A.default.weight")),
-    (CODI, *_missing(f"{LORA}.{UP}.lora_B.default.weight", f"{UP}.lora_B.default.weight")),
+    (
+        CODI,
+        *_missing(f"{LORA}.{UP}.lora_A.default.weight", f"{UP}.lora_A.default.weight"),
+    ),
+    (
+        CODI,
+        *_missing(f"{LORA}.{UP}.lora_B.default.weight", f"{UP}.lora_B.default.weight"),
+    ),
     (CODI, *_missing(f"{LORA}.{UP}.base_layer.weight", f"{UP}.base_layer.weight")),
     (QWEN2, *_missing("model.norm.weight")),
     (LLAMA, *_missing("model.embed_tokens.weight")),
@@ -105,18 +122,28 @@ SPOILT = [
     (OUR_GPT2, *_unexpected("gate.weight")),
     (CODI, *_unexpected("teacher.weight")),
     (CODI, *_unexpected("prj.5.weight")),
-    (CODI, _unexpected(f"{LORA}.{UP}.lora_A.other.weight", 8, 16)[0], ("up_proj.lora_A.other.weight", "unexpected")),
+    (
+        CODI,
+        _unexpected(f"{LORA}.{UP}.lora_A.other.weight", 8, 16)[0],
+        ("up_proj.lora_A.other.weight", "unexpected"),
+    ),
     (COCONUT, *_reshaped(C_FC, 40, 16)),
     (CODI, *_reshaped("prj.ln.weight", 20)),
     (CODI, *_reshaped("codi.base_model.model.model.norm.weight", 1, 16)),
-    (CODI, _reshaped(f"{LORA}.{UP}.lora_B.default.weight", 24, 7)[0], ("lora_B.default.weight", "don't fit")),
+    (
+        CODI,
+        _reshaped(f"{LORA}.{UP}.lora_B.default.weight", 24, 7)[0],
+        ("lora_B.default.weight", "don't fit"),
+    ),
     (OUR_GPT2, *_changed("embedding.weight")),
     (OUR_GPT2, *_changed(f"{OUR}.lm_head.weight")),
 ]
 
 
 @pytest.mark.parametrize(("write", "change", "parts"), SPOILT)
-def test_a_tensor_that_is_missing_unexpected_or_another(checkpoint, write, change, parts):
+def test_a_tensor_that_is_missing_unexpected_or_another(
+    checkpoint, write, change, parts
+):
     broken = checkpoint(*write)
     if write[0] is base_llama:
         broken.gather_shards()
@@ -148,17 +175,37 @@ def test_a_key_that_is_at_fault_itself_is_no_fault_of_the_base_s(said, line):
 def test_a_wrong_base_is_named_by_its_key(checkpoint, write):
     """With tokens that are too many, of another size, of another family, or of one that is not known."""
     broken = checkpoint(write, "gpt2")
-    base, init = broken.folder / "base", str(broken.init)
-    config, fits = (base / "config.json").read_text(), f"config.base: {base} doesn't fit"
-    llama = dict(model_type="llama", hidden_size=16, num_attention_heads=4, num_hidden_layers=2, intermediate_size=24)
+    base = broken.folder / "base"
+    init = str(broken.init)
+    config = (base / "config.json").read_text()
+    fits = f"config.base: {base} doesn't fit"
+    llama = dict(
+        model_type="llama",
+        hidden_size=16,
+        num_attention_heads=4,
+        num_hidden_layers=2,
+        intermediate_size=24,
+    )
     for more, changes, parts in (
-        (2, {"vocab_size": 323}, ("has 324 rows, config.base 323 (+ 3 for the reasoner's tokens)",)),
-        (0, {"vocab_size": 321, "n_embd": 8}, (fits, init, "wte.weight has shape [324, 16]", "[324, 8]")),
+        (
+            2,
+            {"vocab_size": 323},
+            ("has 324 rows, config.base 323 (+ 3 for the reasoner's tokens)",),
+        ),
+        (
+            0,
+            {"vocab_size": 321, "n_embd": 8},
+            (fits, init, "wte.weight has shape [324, 16]", "[324, 8]"),
+        ),
         (0, {"n_layer": 3}, (fits, "transformer.h.2.")),
         (0, {"n_layer": 1}, (fits, "transformer.h.1.")),
         (0, llama | {"max_position_embeddings": 96}, (fits, "is of a llama model")),
         (0, {"model_type": "qwen3_moe"}, (fits, "qwen3_moe")),
-        (5, {}, (f"config.base: {base}", "tokens" if write is codi_original else "rows")),
+        (
+            5,
+            {},
+            (f"config.base: {base}", "tokens" if write is codi_original else "rows"),
+        ),
     ):
         texts = tokenizer("gpt2").backend_tokenizer
         texts.add_tokens(["another", "vocabulary", "of", "more", "tokens"][:more])
@@ -169,8 +216,13 @@ def test_a_wrong_base_is_named_by_its_key(checkpoint, write):
 
 
 def test_an_unknown_prefix_says_what_the_file_holds(tmp_path):
-    stored = {f"llm.model.layers.{i}.mlp.up_proj.weight": torch.ones(2, 3) for i in range(5)}
-    stored |= {"latent_head.mean.weight": torch.ones(3), "latent_head.mean.bias": torch.ones(3)}
+    stored = {
+        f"llm.model.layers.{i}.mlp.up_proj.weight": torch.ones(2, 3) for i in range(5)
+    }
+    stored |= {
+        "latent_head.mean.weight": torch.ones(3),
+        "latent_head.mean.bias": torch.ones(3),
+    }
     stored["step"] = torch.ones(1)
     torch.save(stored, tmp_path / "x.bin")
     broken = to_be_broken(tmp_path, coconut_original, "gpt2")
@@ -216,14 +268,42 @@ def test_hub_ids_without_a_network(checkpoint, monkeypatch):
         (base_gpt2, {"tie_word_embeddings": False}, ("lm_head.weight", "missing")),
         (base_llama, {"attention_bias": True}, ("attention_bias",)),
         (base_llama, {"model_type": "qwen2"}, ("self_attn.k_proj.bias", "missing")),
-        (base_llama, {"model_type": "qwen2", "layer_types": ["full_attention", "sliding_attention"]}, ("layer_types",)),
-        (base_llama, {"model_type": "qwen3_moe"}, ("model_type 'qwen3_moe' is not supported",)),
+        (
+            base_llama,
+            {
+                "model_type": "qwen2",
+                "layer_types": ["full_attention", "sliding_attention"],
+            },
+            ("layer_types",),
+        ),
+        (
+            base_llama,
+            {"model_type": "qwen3_moe"},
+            ("model_type 'qwen3_moe' is not supported",),
+        ),
         (base_llama, {"model_type": "qwen3"}, ("self_attn.k_norm.weight", "missing")),
-        (base_llama, {"model_type": "qwen3", "use_sliding_window": True}, ("use_sliding_window",)),
-        (base_llama, {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, ("yarn",)),
-        (base_llama, {"rope_parameters": LLAMA3_ROPE | {"factor": None}}, ("factor", "missing")),
+        (
+            base_llama,
+            {"model_type": "qwen3", "use_sliding_window": True},
+            ("use_sliding_window",),
+        ),
+        (
+            base_llama,
+            {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}},
+            ("yarn",),
+        ),
+        (
+            base_llama,
+            {"rope_parameters": LLAMA3_ROPE | {"factor": None}},
+            ("factor", "missing"),
+        ),
         (base_llama, {"rope_parameters": 8}, ("rope_parameters", "8")),
-        (base_llama, dict.fromkeys(("head_dim", "num_key_value_heads")) | {"num_attention_heads": 3}, ("heads: 3",)),
+        (
+            base_llama,
+            dict.fromkeys(("head_dim", "num_key_value_heads"))
+            | {"num_attention_heads": 3},
+            ("heads: 3",),
+        ),
         (base_llama, {"num_key_value_heads": 3}, ("num_key_value_heads", "3")),
         (base_llama, {"tie_word_embeddings": True}, ("lm_head.weight", "differs")),
     ],
@@ -232,7 +312,9 @@ def test_config_of_another_model(checkpoint, write, changes, parts):
     broken = checkpoint(write)
     broken.edit("config.json", **changes)
     if str(changes.get("model_type")).startswith("qwen"):
-        broken.settings["reasoner"] = f"coconut_{changes['model_type'].removesuffix('_moe')}"
+        broken.settings["reasoner"] = (
+            f"coconut_{changes['model_type'].removesuffix('_moe')}"
+        )
     broken.refused(str(broken.init), *parts)
 
 
@@ -243,7 +325,13 @@ def test_a_config_that_is_no_json(checkpoint, text):
     broken.refused(str(broken.folder / "config.json"), "JSON")
 
 
-_LLAMA = dict(hidden_size=4, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2, max_position_embeddings=8)
+_LLAMA = dict(
+    hidden_size=4,
+    intermediate_size=8,
+    num_hidden_layers=1,
+    num_attention_heads=2,
+    max_position_embeddings=8,
+)
 
 
 @pytest.mark.parametrize(
@@ -256,18 +344,31 @@ _LLAMA = dict(hidden_size=4, intermediate_size=8, num_hidden_layers=1, num_atten
     ],
 )
 def test_what_is_left_out_is_transformers_default(kind, shapes):
-    found = from_hugging_face({"model_type": kind, "vocab_size": 5, **shapes}, "config.json")
+    found = from_hugging_face(
+        {"model_type": kind, "vocab_size": 5, **shapes}, "config.json"
+    )
     default = transformers.AutoConfig.for_model(kind, vocab_size=5, **shapes)
-    assert found.norm_epsilon == (default.layer_norm_epsilon if kind == "gpt2" else default.rms_norm_eps)
+    assert found.norm_epsilon == (
+        default.layer_norm_epsilon if kind == "gpt2" else default.rms_norm_eps
+    )
     assert found.tied == default.tie_word_embeddings
     if kind != "gpt2":
-        rope = getattr(default, "rope_parameters", None) or {"rope_theta": default.rope_theta}  # 5 has the first
+        rope = getattr(default, "rope_parameters", None) or {
+            "rope_theta": default.rope_theta
+        }  # 5 has the first
         assert (found.rope_theta, found.n_kv_head) == (rope["rope_theta"], 2)
-        assert found.head_dim == (default.head_dim if hasattr(default, "head_dim") else 2)
+        assert found.head_dim == (
+            default.head_dim if hasattr(default, "head_dim") else 2
+        )
 
 
-@pytest.mark.parametrize("rope", [{"rope_theta": 5e5}, {"rope_parameters": {"rope_theta": 5e5}, "rope_theta": None}])
+@pytest.mark.parametrize(
+    "rope",
+    [{"rope_theta": 5e5}, {"rope_parameters": {"rope_theta": 5e5}, "rope_theta": None}],
+)
 def test_the_base_of_rope_s_frequencies_is_in_either_place(rope):
     """In the second since transformers 5."""
-    found = from_hugging_face({"model_type": "llama", "vocab_size": 5, **_LLAMA, **rope}, "config.json")
+    found = from_hugging_face(
+        {"model_type": "llama", "vocab_size": 5, **_LLAMA, **rope}, "config.json"
+    )
     assert found.rope_theta == 5e5

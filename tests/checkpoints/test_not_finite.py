@@ -27,7 +27,9 @@ def _hugging_face(folder, value):
     tiny_folder(folder)
     tensors = load_file(folder / "model.safetensors")
     name = "transformer.h.1.mlp.c_fc.bias"
-    save_file(tensors | {name: _spoilt(tensors[name], value)}, folder / "model.safetensors")
+    save_file(
+        tensors | {name: _spoilt(tensors[name], value)}, folder / "model.safetensors"
+    )
     return config_for(folder, "text_gpt2"), folder / "model.safetensors", name
 
 
@@ -52,7 +54,9 @@ def _adapters(folder, value):
 
 def _gguf(folder, value):
     name = "blk.1.ffn_gate.weight"
-    file = tiny_file(folder, tensors=tiny_tensors() | {name: _spoilt(tiny_tensors()[name], value)})
+    file = tiny_file(
+        folder, tensors=tiny_tensors() | {name: _spoilt(tiny_tensors()[name], value)}
+    )
     return config_for(file, "text_llama"), file, name
 
 
@@ -62,7 +66,10 @@ def test_a_tensor_that_is_not_finite_is_named_with_its_file(tmp_path, written, v
     config, file, name = written(tmp_path, value)
     with pytest.raises(UserError) as caught:
         find_checkpoint(config).read()
-    assert str(caught.value) == f"{file}: {name} holds values that are not finite; give a checkpoint that is whole"
+    assert (
+        str(caught.value)
+        == f"{file}: {name} holds values that are not finite; give a checkpoint that is whole"
+    )
 
 
 def test_a_run_and_an_export_with_a_gate_of_nan_are_not_opened(tmp_path):
@@ -70,14 +77,24 @@ def test_a_run_and_an_export_with_a_gate_of_nan_are_not_opened(tmp_path):
     stage = work / "checkpoints" / "cold_start"
     export_checkpoint(stage, tmp_path / "exported")
     side = load_file(tmp_path / "exported" / "reasoner.safetensors")
-    save_file(side | {"gate.out.bias": side["gate.out.bias"] * np.nan}, tmp_path / "exported" / "reasoner.safetensors")
-    with pytest.raises(UserError, match=r"exported/reasoner\.safetensors: gate\.out\.bias .*finite"):
+    save_file(
+        side | {"gate.out.bias": side["gate.out.bias"] * np.nan},
+        tmp_path / "exported" / "reasoner.safetensors",
+    )
+    with pytest.raises(
+        UserError, match=r"exported/reasoner\.safetensors: gate\.out\.bias .*finite"
+    ):
         slpo.load(tmp_path / "exported")
     params = run_params("coconut_gpt2")
     shutil.rmtree(stage / "0")
-    save_params(stage, params | {"gate": jax.tree.map(lambda x: x * np.nan, params["gate"])})
+    save_params(
+        stage, params | {"gate": jax.tree.map(lambda x: x * np.nan, params["gate"])}
+    )
     remedy = f"{stage}/0/params: is damaged (gate/out/bias holds values that are not finite); delete "
-    for act in (lambda: slpo.load(work), lambda: export_checkpoint(stage, tmp_path / "new")):
+    for act in (
+        lambda: slpo.load(work),
+        lambda: export_checkpoint(stage, tmp_path / "new"),
+    ):
         with pytest.raises(UserError) as caught:
             act()
         assert str(caught.value).startswith(remedy)

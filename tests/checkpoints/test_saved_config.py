@@ -58,7 +58,8 @@ def _passed_on(its, folder):
 
 
 @pytest.mark.parametrize(
-    ("stage", "stopping"), [("cold_start", ("threshold", RUN[REASONER])), ("imitate", ("length", 2))]
+    ("stage", "stopping"),
+    [("cold_start", ("threshold", RUN[REASONER])), ("imitate", ("length", 2))],
 )
 def test_t_and_threshold_go_with_a_checkpoint(work, tmp_path, stage, stopping):
     for place in _passed_on(work / "checkpoints" / stage, tmp_path):
@@ -69,13 +70,21 @@ def test_t_and_threshold_go_with_a_checkpoint(work, tmp_path, stage, stopping):
         assert config.dropout == DropoutConfig(0.3, "all")
         assert config.gate.enabled == (stage == "cold_start")
     for folder in ("exported", "again"):
-        settings = json.loads((tmp_path / folder / "generation_config.json").read_text())
-        gated, rule = stopping[0] == "threshold", stopping[1]
-        assert (settings["max_latents"], settings["stop_threshold"]) == ((T, rule) if gated else (rule, None))
+        settings = json.loads(
+            (tmp_path / folder / "generation_config.json").read_text()
+        )
+        gated = stopping[0] == "threshold"
+        rule = stopping[1]
+        assert (settings["max_latents"], settings["stop_threshold"]) == (
+            (T, rule) if gated else (rule, None)
+        )
         assert settings["max_new_tokens"] == ANSWER
         card = (tmp_path / folder / "README.md").read_text()
         how = f"at most {T} latents, until the gate's stop probability reaches {stopping[1]}"
-        assert f"{how if stage == 'cold_start' else '2 latents'} and answers of at most {ANSWER} tokens" in card
+        assert (
+            f"{how if stage == 'cold_start' else '2 latents'} and answers of at most {ANSWER} tokens"
+            in card
+        )
 
 
 @pytest.mark.parametrize("format", ["", "Tom has {question} How many ?"])
@@ -83,34 +92,54 @@ def test_t_and_threshold_go_with_a_checkpoint(work, tmp_path, stage, stopping):
 def test_format_and_closing_go_with_a_checkpoint(tmp_path, reasoner, format):
     """Every prompt, and what ends a thought."""
     config = run_config(reasoner)
-    config.gate.enabled, config.latent_policy.name = False, "latent" if reasoner == "coconut_gpt2" else "soft"
-    config.prompt.update(format=format, closing="He buys" * bool(format))
+    config.gate.enabled = False
+    config.latent_policy.name = "latent" if reasoner == "coconut_gpt2" else "soft"
+    config.prompt.update(format=format, closing="He buys" if format else "")
     config.evaluate.max_answer_tokens = ANSWER - 1
     its = checkpoint(config, tmp_path / "work")
     template = load_solver(str(its)).setup.template
     for place in list(_passed_on(its, tmp_path))[1:]:
         found = load_solver(str(place)).setup.template
-        assert (found.prompt("5 pens"), found.closing_ids) == (template.prompt("5 pens"), template.closing_ids), place
+        assert (found.prompt("5 pens"), found.closing_ids) == (
+            template.prompt("5 pens"),
+            template.closing_ids,
+        ), place
     if reasoner == "coconut_gpt2":
-        assert json.loads((tmp_path / "exported/generation_config.json").read_text())["max_new_tokens"] == ANSWER - 1
+        assert (
+            json.loads((tmp_path / "exported/generation_config.json").read_text())[
+                "max_new_tokens"
+            ]
+            == ANSWER - 1
+        )
     card = (tmp_path / "exported" / "README.md").read_text()
-    assert (f"asked with `prompt.format={format!r}, prompt.closing='He buys'`" in card) == bool(format)
+    assert (
+        f"asked with `prompt.format={format!r}, prompt.closing='He buys'`" in card
+    ) == bool(format)
 
 
 def test_latent_policy_and_prompt_go_with_a_checkpoint(tmp_path):
     config = run_config("text_gpt2")
     config.gate.enabled = False
-    config.latent_policy.name, config.latent_policy.noisy_soft.temperature = "noisy_soft", 0.7
+    config.latent_policy.name = "noisy_soft"
+    config.latent_policy.noisy_soft.temperature = 0.7
     config.prompt.update(instruction="Count .", answers="last_number")
     config.evaluate.update(max_answer_tokens=5, temperature=0.6)
     its = checkpoint(config, tmp_path / "work")
     for place in list(_passed_on(its, tmp_path))[1:]:
         identity = identify(str(place))
         found = config_of(identity)
-        assert (found.latent_policy.name, found.latent_policy.noisy_soft.temperature) == ("noisy_soft", 0.7)
+        assert (
+            found.latent_policy.name,
+            found.latent_policy.noisy_soft.temperature,
+        ) == ("noisy_soft", 0.7)
         assert stopping_of(found, identity) == ("length", T)
-        assert found.prompt == PromptConfig(instruction="Count .", answers="last_number")
-        assert (found.evaluate.max_answer_tokens, found.evaluate.temperature) == (5, 0.6)
+        assert found.prompt == PromptConfig(
+            instruction="Count .", answers="last_number"
+        )
+        assert (found.evaluate.max_answer_tokens, found.evaluate.temperature) == (
+            5,
+            0.6,
+        )
 
 
 def _evaluation(tmp_path, source, **changes):
@@ -129,10 +158,18 @@ def _evaluated(*arguments, **changes):
     return _evaluation(*arguments, **changes).config
 
 
-KEPT = {"max_latents": T, "min_latents": 1, "max_answer_tokens": ANSWER, "dropout.rate": 0.3, "dropout.where": "all"}
+KEPT = {
+    "max_latents": T,
+    "min_latents": 1,
+    "max_answer_tokens": ANSWER,
+    "dropout.rate": 0.3,
+    "dropout.where": "all",
+}
 
 
-def test_an_evaluation_alone_says_what_is_not_its_checkpoint_s(work, exported, tmp_path, caplog):
+def test_an_evaluation_alone_says_what_is_not_its_checkpoint_s(
+    work, exported, tmp_path, caplog
+):
     """A checkpoint of T = 4 and 0.92, where the config is at its T of 12 and five thresholds to choose from."""
     for source in (work, work / "checkpoints" / "cold_start", exported):
         config = _evaluated(tmp_path, source)
@@ -142,9 +179,13 @@ def test_an_evaluation_alone_says_what_is_not_its_checkpoint_s(work, exported, t
         assert f"config.max_answer_tokens=16 and not {ANSWER}" in line
         assert f"and not ({RUN[REASONER]},)" in line
         caplog.clear()
-        _evaluated(tmp_path, source, **KEPT, **{"evaluate.thresholds": (RUN[REASONER],)})
+        _evaluated(
+            tmp_path, source, **KEPT, **{"evaluate.thresholds": (RUN[REASONER],)}
+        )
         assert caplog.messages == []
-    _evaluated(tmp_path, work / "checkpoints" / "imitate", **KEPT, **{"gate.enabled": False})
+    _evaluated(
+        tmp_path, work / "checkpoints" / "imitate", **KEPT, **{"gate.enabled": False}
+    )
     assert f"config.max_latents={T} and not 2" in caplog.text  # imitation's own number
     caplog.clear()
     _evaluated(tmp_path, work, **KEPT | {"max_latents": 12, "stages": ("cold_start",)})
@@ -152,12 +193,20 @@ def test_an_evaluation_alone_says_what_is_not_its_checkpoint_s(work, exported, t
     assert line.endswith(f"but with config.max_latents=12 and not {T}")
 
 
-def test_a_base_that_is_not_needed_is_not_looked_up_and_said(work, exported, tmp_path, caplog):
+def test_a_base_that_is_not_needed_is_not_looked_up_and_said(
+    work, exported, tmp_path, caplog
+):
     for source in (work, exported):
         _evaluated(tmp_path, source, base="nobody/here")
         assert f"config.base: nobody/here is not used, {source}" in caplog.text
         caplog.clear()
-    _evaluated(tmp_path / "new", "", base="nobody/here", tokenizer="synthetic:20", reasoner=REASONER)
+    _evaluated(
+        tmp_path / "new",
+        "",
+        base="nobody/here",
+        tokenizer="synthetic:20",
+        reasoner=REASONER,
+    )
     assert "config.base: nobody/here is not used, config.init is not set" in caplog.text
 
 
@@ -169,7 +218,10 @@ def test_an_evaluation_says_what_is_not_its_workdir_s_stages(work, tmp_path, cap
     _evaluated(tmp_path, "", **its, **KEPT)
     assert caplog.messages == []
     _evaluated(tmp_path, "", **its, **KEPT | {"max_latents": 12})
-    assert [line.partition(":")[0] for line in caplog.messages] == ["cold_start", "imitate"]
+    assert [line.partition(":")[0] for line in caplog.messages] == [
+        "cold_start",
+        "imitate",
+    ]
     assert all(f"config.max_latents=12 and not {T}" in line for line in caplog.messages)
 
 
@@ -213,11 +265,16 @@ def test_a_threshold_of_what_was_there_before_is_not_the_checkpoint_s(work, tmp_
         ("dropout", None),
     ],
 )
-def test_an_export_s_settings_are_checked_where_they_are_read(exported, tmp_path, key, value):
+def test_an_export_s_settings_are_checked_where_they_are_read(
+    exported, tmp_path, key, value
+):
     shutil.copytree(exported, tmp_path / "it")
     file = tmp_path / "it" / "reasoner.json"
     said = json.loads(file.read_text())
-    edit(file, **{key: value} if key == "rule" else {"config": said["config"] | {key: value}})
+    edit(
+        file,
+        **{key: value} if key == "rule" else {"config": said["config"] | {key: value}},
+    )
     message = rf"^{tmp_path}/it: reasoner\.json: (key {key}: |null in a section)"
     with pytest.raises(UserError, match=message) as error, by_argument():
         load_solver(str(tmp_path / "it"))
@@ -225,26 +282,37 @@ def test_an_export_s_settings_are_checked_where_they_are_read(exported, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("file", "key", "value"), [("config.json", "layer_norm_epsilon", 1e-3), ("reasoner.json", "eos_ids", [])]
+    ("file", "key", "value"),
+    [("config.json", "layer_norm_epsilon", 1e-3), ("reasoner.json", "eos_ids", [])],
 )
-def test_an_export_that_was_edited_says_so(exported, tmp_path, caplog, file, key, value):
+def test_an_export_that_was_edited_says_so(
+    exported, tmp_path, caplog, file, key, value
+):
     shutil.copytree(exported, tmp_path / "it")
     with caplog.at_level("WARNING"):
         identify(str(tmp_path / "it"))
         assert "changed since" not in caplog.text
         edit(tmp_path / "it" / file, **{key: value})
         identify(str(tmp_path / "it"))
-    assert f"{tmp_path}/it: {file} changed since it was written, as its checksums.json has it" in caplog.text
+    assert (
+        f"{tmp_path}/it: {file} changed since it was written, as its checksums.json has it"
+        in caplog.text
+    )
 
 
 @pytest.mark.parametrize(
     ("value", "said"),
-    [(-2, "key max_latents: -2 is not valid"), (None, "key max_latents: is missing, as in what other versions of")],
+    [
+        (-2, "key max_latents: -2 is not valid"),
+        (None, "key max_latents: is missing, as in what other versions of"),
+    ],
 )
 def test_a_run_s_settings_are_checked_where_they_are_read(work, tmp_path, value, said):
     shutil.copytree(work, tmp_path / "work")
     edit(tmp_path / "work/checkpoints/cold_start/config.json", max_latents=value)
-    with pytest.raises(UserError, match=rf"checkpoints/cold_start/config\.json: {said}"):
+    with pytest.raises(
+        UserError, match=rf"checkpoints/cold_start/config\.json: {said}"
+    ):
         load_solver(str(tmp_path / "work"))
 
 
@@ -260,11 +328,19 @@ def test_a_checkpoint_without_its_config_is_refused(work, tmp_path):
 
 def test_a_stage_s_config_is_whole_and_what_it_ran_by(work):
     """Read as any config, it makes that stage again; a converted one names no places."""
-    whole = {stage: json.loads((work / "checkpoints" / stage / "config.json").read_text()) for stage in STAGES}
+    whole = {
+        stage: json.loads((work / "checkpoints" / stage / "config.json").read_text())
+        for stage in STAGES
+    }
     ran = {stage: read_config(saved) for stage, saved in whole.items()}
-    assert {stage: config.stages for stage, config in ran.items()} == {stage: (stage,) for stage in STAGES}
+    assert {stage: config.stages for stage, config in ran.items()} == {
+        stage: (stage,) for stage in STAGES
+    }
     assert all(values(Config()).keys() == saved.keys() for saved in whole.values())
-    assert [ran[stage].gate.enabled for stage in STAGES] == [False, True]  # imitation trains none
+    assert [ran[stage].gate.enabled for stage in STAGES] == [
+        False,
+        True,
+    ]  # imitation trains none
     assert ran["cold_start"].max_latents == T
 
 
@@ -277,25 +353,44 @@ def test_a_converted_checkpoint_names_no_places(work, exported, tmp_path):
 
 
 def test_a_gate_without_a_validation_set_names_the_way_out(work, tmp_path):
-    shutil.copytree(work, tmp_path / "work", ignore=shutil.ignore_patterns("rule.json", "eval"))
+    shutil.copytree(
+        work, tmp_path / "work", ignore=shutil.ignore_patterns("rule.json", "eval")
+    )
 
-    with pytest.raises(UserError, match=r"config\.data\.valid: not set.*--config\.evaluate\.thresholds='\(0\.5,\)'"):
+    with pytest.raises(
+        UserError,
+        match=r"config\.data\.valid: not set.*--config\.evaluate\.thresholds='\(0\.5,\)'",
+    ):
         check_stages(_evaluation(tmp_path, tmp_path / "work", **KEPT))
-    check_stages(_evaluation(tmp_path, tmp_path / "work", **KEPT, **{"evaluate.thresholds": (0.5,)}))
+    check_stages(
+        _evaluation(
+            tmp_path, tmp_path / "work", **KEPT, **{"evaluate.thresholds": (0.5,)}
+        )
+    )
 
 
 def test_solve_says_what_is_not_the_checkpoint_s(work, tmp_path, caplog):
     load_solver(str(work))
     load_solver(str(work), threshold=RUN[REASONER], max_answer_tokens=ANSWER)
     assert not caplog.messages
-    shutil.copytree(work, tmp_path / "work", ignore=shutil.ignore_patterns("rule.json", "eval"))
+    shutil.copytree(
+        work, tmp_path / "work", ignore=shutil.ignore_patterns("rule.json", "eval")
+    )
     load_solver(str(tmp_path / "work"), latents=T)  # which needs none
     assert "no threshold was chosen" not in caplog.text
     load_solver(str(tmp_path / "work"))
     assert "no threshold was chosen for its gate, so 0.5" in caplog.text
     caplog.clear()
-    assert load_solver(str(work), latents=3, max_answer_tokens=9).setup.config.evaluate.max_answer_tokens == 9
-    assert f"--latents=3 and not 'the threshold {RUN[REASONER]}', --max_answer_tokens=9 and not {ANSWER}" in caplog.text
+    assert (
+        load_solver(
+            str(work), latents=3, max_answer_tokens=9
+        ).setup.config.evaluate.max_answer_tokens
+        == 9
+    )
+    assert (
+        f"--latents=3 and not 'the threshold {RUN[REASONER]}', --max_answer_tokens=9 and not {ANSWER}"
+        in caplog.text
+    )
 
 
 # The tokens that end what a text reasoner writes: from the checkpoint's files, through Orbax and back.
@@ -305,7 +400,9 @@ ROWS = len(load_tokenizer("synthetic:20")) + 1  # and ####
 
 def _config(init="", **changes):
     config = run_config("text_llama")
-    config.update(init=str(init), tokenizer="" if init else "synthetic:20", max_latents=0)
+    config.update(
+        init=str(init), tokenizer="" if init else "synthetic:20", max_latents=0
+    )
     config.gate.enabled = False
     config.update(changes)
     return config
@@ -322,7 +419,9 @@ def published(tmp_path_factory):
 
 
 def _ends(source, base=""):
-    return find_checkpoint(read_config(_config(source, base=str(base)))).template.eos_ids
+    return find_checkpoint(
+        read_config(_config(source, base=str(base)))
+    ).template.eos_ids
 
 
 def test_end_tokens_go_there_and_back(published, tmp_path):
@@ -332,17 +431,25 @@ def test_end_tokens_go_there_and_back(published, tmp_path):
     edit(published / "config.json", eos_token_id=[7, eos])
     assert _ends(published) == (eos, 7)
     edit(published / "generation_config.json", eos_token_id=[9, eos, 5, 9])
-    assert _ends(published) == (eos, 9, 5), "generation's own words go first, and each counts once"
-    assert _ends(published / "model.safetensors", published) == (eos, 9, 5), "a file's are its base's"
+    assert _ends(published) == (eos, 9, 5), (
+        "generation's own words go first, and each counts once"
+    )
+    assert _ends(published / "model.safetensors", published) == (eos, 9, 5), (
+        "a file's are its base's"
+    )
     # A latent reasoner's answers end with its eos alone, as before.
-    latent = find_checkpoint(read_config(_config(published, reasoner="coconut_llama", max_latents=1))).template
+    latent = find_checkpoint(
+        read_config(_config(published, reasoner="coconut_llama", max_latents=1))
+    ).template
     assert latent.eos_ids == (latent.eos_id,) == (eos,)
 
     import_checkpoint(published, tmp_path / "orbax", reasoner=_config().reasoner)
     setup = assemble(read_config(_config(tmp_path / "orbax")))
     assert setup.policy.config.eos_ids == setup.template.eos_ids == (eos, 9, 5)
     export_checkpoint(tmp_path / "orbax", tmp_path / "again")
-    assert json.loads((tmp_path / "again" / "config.json").read_text())["eos_token_id"] == [eos, 9, 5]
+    assert json.loads((tmp_path / "again" / "config.json").read_text())[
+        "eos_token_id"
+    ] == [eos, 9, 5]
     assert _ends(tmp_path / "again") == (eos, 9, 5)
 
 
@@ -360,7 +467,9 @@ def test_what_is_no_end_token_is_a_line(published, value, message):
         _ends(published)
 
 
-def test_a_run_s_own_reward_judges_where_it_is_registered(work, tmp_path, monkeypatch, caplog):
+def test_a_run_s_own_reward_judges_where_it_is_registered(
+    work, tmp_path, monkeypatch, caplog
+):
     shutil.copytree(work, tmp_path / "work")
     edit(identify(str(tmp_path / "work")).stage_folder.config, reward="long")
     export_checkpoint(tmp_path / "work", tmp_path / "exported")
@@ -369,9 +478,13 @@ def test_a_run_s_own_reward_judges_where_it_is_registered(work, tmp_path, monkey
     for name in ("work", "exported", "api", "plain"):
         caplog.clear()
         assert config_of(identify(str(tmp_path / name))).weighted == (("correct", 1.0),)
-        assert ("its reward long is not registered here" in caplog.text) == (name != "plain")
+        assert ("its reward long is not registered here" in caplog.text) == (
+            name != "plain"
+        )
     caplog.clear()
-    monkeypatch.setitem(REWARDS, "long", RewardEntry(lambda completion: len(completion) > 2))
+    monkeypatch.setitem(
+        REWARDS, "long", RewardEntry(lambda completion: len(completion) > 2)
+    )
     for name in ("work", "exported", "api"):
         assert config_of(identify(str(tmp_path / name))).weighted == (("long", 1.0),)
     assert caplog.text == ""

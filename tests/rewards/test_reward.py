@@ -5,7 +5,7 @@ import pytest
 
 from data_sets import write_jsonl
 from refused import one_line
-from slpo_jax.api.solver import Solution, Solver, counted
+from slpo_jax.api.solver import Solution, Solver, count_votes
 from slpo_jax.api.trained_reasoner import describe
 from slpo_jax.config import read_config
 from slpo_jax.data.batches import encode_problems
@@ -130,10 +130,10 @@ def test_votes_go_by_what_answers_mean_and_not_by_how_they_are_written(answers, 
     assert records.sample_answers[0, 0].tolist() == votes
     found = summarise(records)
     assert (found["maj@4"], found["maj@5"], found["vote@5_likelihood"], found["distinct_answers"]) == (0, 1, 1, 2)
-    assert counted(readings, reward.style).counts == [(votes[1], 3), (votes[0], 2)]
-    assert counted(readings, reward.style).majority == votes[1]
+    assert count_votes(readings, reward.style).counts == [(votes[1], 3), (votes[0], 2)]
+    assert count_votes(readings, reward.style).majority == votes[1]
     none = reward.read(tokens[0, :1] * 0 + template.eos_id)
-    assert counted([none] * 4 + readings, reward.style).majority == votes[1], "no answer is no vote"
+    assert count_votes([none] * 4 + readings, reward.style).majority == votes[1], "no answer is no vote"
 
 
 def _text_config(answers: str):

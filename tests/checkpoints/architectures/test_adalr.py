@@ -38,25 +38,40 @@ from slpo_jax.policy.rollout import sample
 
 QUICK = (CASES[0], CASES[3])
 by_case = pytest.mark.parametrize(
-    "case", [pytest.param(case, marks=() if case in QUICK else pytest.mark.slow, id=case.name) for case in CASES]
+    "case",
+    [
+        pytest.param(
+            case, marks=() if case in QUICK else pytest.mark.slow, id=case.name
+        )
+        for case in CASES
+    ],
 )
 
 
 def _asked(solver, questions=QUESTIONS):
     """Rollouts without noise, of prompts that are padded together."""
-    policy = solver.setup.policy.without_noise().having(stopping="length", answer_slots=BUDGET)
+    policy = solver.setup.policy.without_noise().having(
+        stopping="length", answer_slots=BUDGET
+    )
     template = solver.setup.template
     prompts = template.prompts(questions)
-    padded = Prompts(*pad_prompts(prompts, [max(map(len, prompts)) + 2], template.pad_id))
+    padded = Prompts(
+        *pad_prompts(prompts, [max(map(len, prompts)) + 2], template.pad_id)
+    )
     keys = noise.row_keys(jax.random.key(0), jnp.zeros(len(prompts), jnp.int32))
-    return padded, sample(policy, solver.params, padded, keys, jnp.full(len(prompts), MOST))
+    return padded, sample(
+        policy, solver.params, padded, keys, jnp.full(len(prompts), MOST)
+    )
 
 
 @by_case
 def test_latents_and_answers_are_its_program_s(tmp_path, case):
     published(tmp_path / "adalr", case)
-    solver = load_solver(str(tmp_path / "adalr"), latents=MOST, max_answer_tokens=BUDGET)
-    template, oracle = solver.setup.template, np.load(ORACLE)
+    solver = load_solver(
+        str(tmp_path / "adalr"), latents=MOST, max_answer_tokens=BUDGET
+    )
+    template = solver.setup.template
+    oracle = np.load(ORACLE)
     assert template.prompt("2 + 3") == [*texts()("2 + 3")["input_ids"], START]
     answer = texts()(" The answer is: 72")["input_ids"]
     assert template.suffix((), "72") == [END, *answer, EOS]
@@ -72,13 +87,18 @@ def test_logits_are_its_program_s(tmp_path, case):
     """At every position of a text with latents, of which the two choices' are read as a difference."""
     published(tmp_path / "adalr", case)
     solver = load_solver(str(tmp_path / "adalr"), latents=MOST)
-    policy, params = solver.setup.policy, solver.params
+    policy = solver.setup.policy
+    params = solver.params
     expected_LV = np.load(ORACLE)[f"{case.name}.logits"]
     first = GIVEN.index(START)
-    inputs_LD = [np.asarray(policy.reasoner.embed(params, jnp.array([[token]])))[0, 0] for token in GIVEN[: first + 1]]
+    inputs_LD = [
+        np.asarray(policy.reasoner.embed(params, jnp.array([[token]])))[0, 0]
+        for token in GIVEN[: first + 1]
+    ]
 
     def hidden():
-        row, at = jnp.asarray(np.array(inputs_LD))[None], jnp.arange(len(inputs_LD))[None]
+        row = jnp.asarray(np.array(inputs_LD))[None]
+        at = jnp.arange(len(inputs_LD))[None]
         return policy.reasoner.forward(params, row, at, at >= 0)[0]
 
     choices = []
@@ -87,21 +107,31 @@ def test_logits_are_its_program_s(tmp_path, case):
             action = policy.latent_policy.draw(params, hidden()[:, -1:])
             choices.append(float(action["stop"][0, 0]))
         if token == CONTINUE:
-            inputs_LD.append(np.asarray(policy.latent_policy.feed(params, action))[0, 0])
+            inputs_LD.append(
+                np.asarray(policy.latent_policy.feed(params, action))[0, 0]
+            )
         else:
             fed = END if token == STOP else token
-            inputs_LD.append(np.asarray(policy.reasoner.embed(params, jnp.array([[fed]])))[0, 0])
+            inputs_LD.append(
+                np.asarray(policy.reasoner.embed(params, jnp.array([[fed]])))[0, 0]
+            )
     is_choice_L = np.isin(GIVEN, [START, CONTINUE])
     gap_L = expected_LV[is_choice_L, STOP] - expected_LV[is_choice_L, CONTINUE]
     np.testing.assert_allclose(choices, gap_L, atol=2e-4)
     ours_LV = np.asarray(policy.reasoner.logits(params, hidden()))[0]
-    np.testing.assert_allclose(ours_LV[~is_choice_L], expected_LV[~is_choice_L], atol=2e-4, rtol=1e-4)
+    np.testing.assert_allclose(
+        ours_LV[~is_choice_L], expected_LV[~is_choice_L], atol=2e-4, rtol=1e-4
+    )
     # Likelihoods are those of the same logits.
     tokens_L = np.array([*GIVEN[1:], EOS])
     ours_L = policy.reasoner.log_probs(params, hidden(), jnp.array([tokens_L]))[0][0]
-    expected_L = jax.nn.log_softmax(expected_LV, axis=-1)[np.arange(len(GIVEN)), tokens_L]
+    expected_L = jax.nn.log_softmax(expected_LV, axis=-1)[
+        np.arange(len(GIVEN)), tokens_L
+    ]
     said_L = ~is_choice_L & (tokens_L != STOP)
-    np.testing.assert_allclose(np.asarray(ours_L)[said_L], np.asarray(expected_L)[said_L], atol=3e-4)
+    np.testing.assert_allclose(
+        np.asarray(ours_L)[said_L], np.asarray(expected_L)[said_L], atol=3e-4
+    )
 
 
 @pytest.mark.slow
@@ -109,22 +139,30 @@ def test_logits_are_its_program_s(tmp_path, case):
 def test_its_export_thinks_the_same_in_pytorch(tmp_path, monkeypatch, case):
     """Latents, where thoughts end, and answers, of prompts padded together."""
     pytest.importorskip("torch")
-    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.setattr(
+        dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules")
+    )
     monkeypatch.setattr(sys, "path", sys.path[:])
     published(tmp_path / "adalr", case)
     reasoner = load(tmp_path / "adalr", latents=MOST, max_answer_tokens=BUDGET)
     reasoner.export(tmp_path / "exported")
     _, ours = _asked(reasoner.solver)
 
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "exported", trust_remote_code=True)
+    model = AutoModelForCausalLM.from_pretrained(
+        tmp_path / "exported", trust_remote_code=True
+    )
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "exported")
     chats = [[{"role": "user", "content": question}] for question in QUESTIONS]
-    asked = tokenizer.apply_chat_template(chats, padding=True, return_tensors="pt", return_dict=True)
+    asked = tokenizer.apply_chat_template(
+        chats, padding=True, return_tensors="pt", return_dict=True
+    )
     thought = model.generate(**asked, return_dict_in_generate=True)
     oracle = np.load(ORACLE)
     assert thought.lengths.tolist() == oracle[f"{case.name}.latents"].tolist()
     longest = thought.latents.shape[1]
-    np.testing.assert_allclose(thought.latents, ours.actions["of"][:, :longest], atol=1e-3)
+    np.testing.assert_allclose(
+        thought.latents, ours.actions["of"][:, :longest], atol=1e-3
+    )
     new = thought.sequences[:, asked["input_ids"].shape[1] :].numpy()
     filled = np.pad(new, ((0, 0), (0, BUDGET - new.shape[1])), constant_values=EOS)
     np.testing.assert_array_equal(filled, oracle[f"{case.name}.answers"])
@@ -138,25 +176,44 @@ def test_there_and_back(tmp_path, case):
     import_checkpoint(tmp_path / "adalr", tmp_path / "ours")
     export_checkpoint(tmp_path / "ours", tmp_path / "exported")
     side = load_file(tmp_path / "exported" / "reasoner.safetensors")
-    assert side.keys() == {name for name in tensors if name.startswith("recurrent_filter.")}
+    assert side.keys() == {
+        name for name in tensors if name.startswith("recurrent_filter.")
+    }
     assert all(np.array_equal(side[name], tensors[name]) for name in side)
     model = load_file(tmp_path / "exported" / "model.safetensors")
-    expected = {name.removeprefix("_base_model."): x for name, x in tensors.items() if name.startswith("_base_model.")}
-    table = "transformer.wte.weight" if case.backbone == "gpt2" else "model.embed_tokens.weight"
+    expected = {}
+    for name, tensor in tensors.items():
+        if name.startswith("_base_model."):
+            expected[name.removeprefix("_base_model.")] = tensor
+    table = (
+        "transformer.wte.weight"
+        if case.backbone == "gpt2"
+        else "model.embed_tokens.weight"
+    )
     if case.lora:
         ids = {"start": START, "end": END, "continue": CONTINUE, "stop": STOP}
         for name, array in tensors.items():
-            if name.startswith("_") and "_embed" in name and not name.startswith("_base_model."):
+            if (
+                name.startswith("_")
+                and "_embed" in name
+                and not name.startswith("_base_model.")
+            ):
                 row = ids[name.removeprefix("_").split("_")[0]]
                 expected["lm_head.weight" if "_out" in name else table][row] = array[0]
     assert model.keys() == expected.keys()
     assert all(np.array_equal(model[name], expected[name]) for name in expected)
     for place in ("adalr", "ours", "exported"):
         config = config_of(identify(str(tmp_path / place)))
-        assert (config.latent_policy.name, config.gate.enabled, config.max_latents) == ("adalr", False, 32)
+        assert (config.latent_policy.name, config.gate.enabled, config.max_latents) == (
+            "adalr",
+            False,
+            32,
+        )
         assert config.latent_policy.adalr.temperature == (case.temperature or 1.0)
     import_checkpoint(tmp_path / "exported", tmp_path / "again")
-    first, again = (load_solver(str(tmp_path / place)).params for place in ("ours", "again"))
+    first, again = (
+        load_solver(str(tmp_path / place)).params for place in ("ours", "again")
+    )
     jax.tree.map(np.testing.assert_array_equal, first, again)
 
 
@@ -191,21 +248,48 @@ def _row_left(folder):
 @pytest.mark.parametrize(
     ("write", "words"),
     [
-        (_settings(recurrent_filter_mode="linear"), "recurrent_filter_mode = 'linear' in config.json is not supported"),
-        (_settings(recurrent_filter_mode=None), "recurrent_filter_mode = None in config.json is not supported"),
-        (_settings(add_latent_to_end=True), "add_latent_to_end = True in config.json is not supported"),
+        (
+            _settings(recurrent_filter_mode="linear"),
+            "recurrent_filter_mode = 'linear' in config.json is not supported",
+        ),
+        (
+            _settings(recurrent_filter_mode=None),
+            "recurrent_filter_mode = None in config.json is not supported",
+        ),
+        (
+            _settings(add_latent_to_end=True),
+            "add_latent_to_end = True in config.json is not supported",
+        ),
         (_settings(binary_head_temp=-1.0), "binary_head_temp = -1.0 in config.json"),
         (_settings(news=1), "news in config.json is not known here"),
-        (_settings(stop_token_id=259), "stop_token_id in config.json is 259, but the tokenizer's <|STOP|> is 260"),
+        (
+            _settings(stop_token_id=259),
+            "stop_token_id in config.json is 259, but the tokenizer's <|STOP|> is 260",
+        ),
         (_settings(lora_mode=False), "_embed.weight is unexpected"),
         (_tensors("_stop_embed.weight"), "tensor _stop_embed.weight is missing"),
-        (_tensors("recurrent_filter.norm.bias"), "tensor recurrent_filter.norm.bias is missing"),
-        (_tensors(**{"recurrent_filter.more": np.zeros(2, np.float32)}), "tensor recurrent_filter.more is unexpected"),
+        (
+            _tensors("recurrent_filter.norm.bias"),
+            "tensor recurrent_filter.norm.bias is missing",
+        ),
+        (
+            _tensors(**{"recurrent_filter.more": np.zeros(2, np.float32)}),
+            "tensor recurrent_filter.more is unexpected",
+        ),
         (_tensors(more=np.zeros(2, np.float32)), "tensor more is unexpected"),
-        (_tensors(**{"_end_embed.weight": np.zeros((1, 3), np.float32)}), "_end_embed.weight has shape [1, 3]"),
-        (_tensors(**{"recurrent_filter.norm.bias": np.zeros(3, np.float32)}), "norm.bias has shape [3]"),
+        (
+            _tensors(**{"_end_embed.weight": np.zeros((1, 3), np.float32)}),
+            "_end_embed.weight has shape [1, 3]",
+        ),
+        (
+            _tensors(**{"recurrent_filter.norm.bias": np.zeros(3, np.float32)}),
+            "norm.bias has shape [3]",
+        ),
         (_without_settings, "config.json has no _inserted_LatentThinkingModelSettings"),
-        (_row_left, "row 258 (<END>) of tensor _base_model.transformer.wte.weight is not zero"),
+        (
+            _row_left,
+            "row 258 (<END>) of tensor _base_model.transformer.wte.weight is not zero",
+        ),
     ],
 )
 def test_others_are_refused_in_a_line(tmp_path, write, words):

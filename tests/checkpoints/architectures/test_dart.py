@@ -17,17 +17,26 @@ from slpo_jax.policy.rollout import sample
 from slpo_jax.training.recipes import ImitateSettings, imitate_config, recipe_of
 from tiny import compiled, keys_of, policy_of, random_prompts, real_tokens
 
-KIND, LATENTS = Dart(9), 3
-CONFIG_OF_RUN = dataclasses.replace(tiny.ROLLOUT, max_latents=LATENTS, stopping="length", dropout_rate=0.0)
+KIND = Dart(9)
+LATENTS = 3
+CONFIG_OF_RUN = dataclasses.replace(
+    tiny.ROLLOUT, max_latents=LATENTS, stopping="length", dropout_rate=0.0
+)
 
 
 def params_of(evolved: bool):
     """As they begin, where the network's last layer is 0; or with everything in use."""
-    init, rng = KIND.on(tiny.CONFIG).init(jax.random.key(1)), np.random.default_rng(2)
+    init = KIND.on(tiny.CONFIG).init(jax.random.key(1))
+    rng = np.random.default_rng(2)
     own = init["evolution"]
     if evolved:
-        own = jax.tree.map(lambda x: x + 0.3 * rng.normal(size=x.shape).astype(np.float32), own)
-    return {"reasoner": tiny.random_params() | {"evolution": own}, "gate": tiny.random_gate()}
+        own = jax.tree.map(
+            lambda x: x + 0.3 * rng.normal(size=x.shape).astype(np.float32), own
+        )
+    return {
+        "reasoner": tiny.random_params() | {"evolution": own},
+        "gate": tiny.random_gate(),
+    }
 
 
 @pytest.mark.parametrize("evolved", [False, True])
@@ -36,16 +45,25 @@ def test_a_thought_is_that_of_full_forwards(evolved):
     params = params_of(evolved)
     policy = policy_of(CONFIG_OF_RUN, KIND.on(tiny.CONFIG))
     prompts = random_prompts((4, 7), 8)
-    rolled = compiled(sample, policy)(params, prompts, keys_of(2), np.full(2, LATENTS, np.int32))
+    rolled = compiled(sample, policy)(
+        params, prompts, keys_of(2), np.full(2, LATENTS, np.int32)
+    )
     tree = jax.tree.map(lambda x: np.asarray(x, np.float64), params["reasoner"])
-    own, wte = tree["evolution"], tree["backbone"]["wte"]
+    own = tree["evolution"]
+    wte = tree["backbone"]["wte"]
     for row in range(2):
         inputs = list(wte[real_tokens(prompts, row)])
         if evolved:
             for _ in range(LATENTS):
-                x = plain_hidden(tree, np.stack(inputs), {})[-1] @ own["fc_in"]["kernel"] + own["fc_in"]["bias"]
+                x = (
+                    plain_hidden(tree, np.stack(inputs), {})[-1]
+                    @ own["fc_in"]["kernel"]
+                    + own["fc_in"]["bias"]
+                )
                 x = x * (1 + erf(x / 2**0.5)) / 2
-                inputs.append(own["silent"] + x @ own["fc_out"]["kernel"] + own["fc_out"]["bias"])
+                inputs.append(
+                    own["silent"] + x @ own["fc_out"]["kernel"] + own["fc_out"]["bias"]
+                )
         else:
             inputs += [own["silent"]] * LATENTS
         thought = np.stack(inputs[-LATENTS:])
@@ -63,8 +81,13 @@ def test_one_pathway_writes_every_step_and_the_other_none(tmp_path_factory):
     assert isinstance(settings, ImitateSettings)
     recipe = recipe_of(settings, Dart.default_recipe)
     batch = recipe.batch(problems, PHASE, 0, 1, 4, (24,), recipe.slots(problems, PHASE))
-    texts = [tokenizer.decode(row, skip_special_tokens=True) for row in batch.text.tokens]
-    silent = [tokenizer.decode(row, skip_special_tokens=True) for row in batch.student.suffix.tokens]
+    texts = [
+        tokenizer.decode(row, skip_special_tokens=True) for row in batch.text.tokens
+    ]
+    silent = [
+        tokenizer.decode(row, skip_special_tokens=True)
+        for row in batch.student.suffix.tokens
+    ]
     for question, steps, answer in ROWS:
         (text,) = (each for each in texts if each.startswith(question))
         assert text.startswith(question + " ".join(steps) + f"The answer is: {answer}")
