@@ -50,7 +50,9 @@ class Limits:
         upper = "" if self.most is None else f"{self.most}"
         upper = upper if self.below is None else f"below {self.below}"
         if self.least is not None:
-            return f" from {self.least} to {upper}" if upper else f", {self.least} or more"
+            return (
+                f" from {self.least} to {upper}" if upper else f", {self.least} or more"
+            )
         return lower + (f", up to {upper}" if upper else "")
 
 
@@ -66,11 +68,18 @@ class FieldError(UserError):
     def __init__(self, settings: Any, field: str, remedy: str):
         value = repr(getattr(settings, field))
         shown = value if len(value) <= 80 else f"{value[:77]}..."
-        super().__init__(f"{type(settings).__name__}.{field}", f"{shown} is not valid; {remedy}")
+        super().__init__(
+            f"{type(settings).__name__}.{field}", f"{shown} is not valid; {remedy}"
+        )
         self.field = field
 
 
-def setting(default: Any = dataclasses.MISSING, *, make: Callable[[], Any] | None = None, **limits: Any) -> Any:
+def setting(
+    default: Any = dataclasses.MISSING,
+    *,
+    make: Callable[[], Any] | None = None,
+    **limits: Any,
+) -> Any:
     """Return a dataclass field with a range.
 
     Args:
@@ -104,7 +113,9 @@ def selection(base: Any, field: str, default: str, registry: Mapping[str, type])
 
 
 @functools.cache
-def _selection(base: Any, field: str, default: str, members: tuple[tuple[str, type], ...]) -> Any:
+def _selection(
+    base: Any, field: str, default: str, members: tuple[tuple[str, type], ...]
+) -> Any:
     fields: list[Any] = [(name, cls, cls()) for name, cls in members]
     names = dict.fromkeys([default, *dict(members)])
     fields.insert(0, (field, Literal[*names], setting(default)))
@@ -125,7 +136,9 @@ def check_fields(settings: Any) -> None:
             limits = dataclasses.replace(limits, most=_LARGEST)
         example = f", e.g. {default!r}" if get_origin(hint) is tuple and default else ""
         note = f"; {limits.note}" if limits.note else ""
-        raise FieldError(settings, name, f"give {in_words(hint, limits)}{example}{note}")
+        raise FieldError(
+            settings, name, f"give {in_words(hint, limits)}{example}{note}"
+        )
 
 
 class Checked:
@@ -137,19 +150,25 @@ class Checked:
 
 def fields_of(cls: Any) -> tuple[tuple[str, Any, Any, Limits], ...]:
     """Return name, annotation, default (None where there is none) and limits of each field."""
-    hints, rows = get_type_hints(cls), []
+    hints = get_type_hints(cls)
+    rows = []
     for field in dataclasses.fields(cls):
         default = None if field.default is dataclasses.MISSING else field.default
         if field.default_factory is not dataclasses.MISSING:
             default = field.default_factory()
         hint = hints[field.name]
-        hint = type(default) if dataclasses.is_dataclass(default) and get_origin(hint) not in _UNIONS else hint
+        hint = (
+            type(default)
+            if dataclasses.is_dataclass(default) and get_origin(hint) not in _UNIONS
+            else hint
+        )
         rows.append((field.name, hint, default, field.metadata.get("limits", Limits())))
     return tuple(rows)
 
 
 def _accepts(hint: Any, value: Any, limits: Limits) -> bool:
-    kind, parts = get_origin(hint), get_args(hint)
+    kind = get_origin(hint)
+    parts = get_args(hint)
     if hint is Any:
         return True
     if kind in _UNIONS:
@@ -161,23 +180,40 @@ def _accepts(hint: Any, value: Any, limits: Limits) -> bool:
             return False
         expected = parts[:1] * len(value) if parts[-1] is ... else parts
         inner = dataclasses.replace(limits, fewest=0)
-        return len(expected) == len(value) and all(map(_accepts, expected, value, [inner] * len(value)))
+        return len(expected) == len(value) and all(
+            map(_accepts, expected, value, [inner] * len(value))
+        )
     if kind is dict:
-        return isinstance(value, dict) and all(_accepts(parts[1], item, limits) for item in value.values())
+        return isinstance(value, dict) and all(
+            _accepts(parts[1], item, limits) for item in value.values()
+        )
     if hint in (int, float) and isinstance(value, bool):
         return False
     if hint is int:
-        return isinstance(value, int) and limits.hold(value) and (limits.most is not None or value <= _LARGEST)
+        return (
+            isinstance(value, int)
+            and limits.hold(value)
+            and (limits.most is not None or value <= _LARGEST)
+        )
     if hint is float:
-        return isinstance(value, int | float) and -_INFINITY < value < _INFINITY and limits.hold(value)
+        return (
+            isinstance(value, int | float)
+            and -_INFINITY < value < _INFINITY
+            and limits.hold(value)
+        )
     return isinstance(value, hint)
 
 
 def in_words(hint: Any, limits: Limits) -> str:
     """Return what an annotation asks for, in words."""
-    kind, parts = get_origin(hint), get_args(hint)
+    kind = get_origin(hint)
+    parts = get_args(hint)
     if kind in _UNIONS:
-        return " or ".join(in_words(part, limits) for part in parts if limits.in_config or part is not type(None))
+        return " or ".join(
+            in_words(part, limits)
+            for part in parts
+            if limits.in_config or part is not type(None)
+        )
     if kind is Literal:
         return f"one of {', '.join(str(part) or repr(part) for part in parts)}"
     if kind is tuple and parts[-1] is ...:
@@ -186,6 +222,15 @@ def in_words(hint: Any, limits: Limits) -> str:
         return f"({', '.join(in_words(part, limits) for part in parts)})"
     if kind is dict:
         return f"NAME = {in_words(parts[1], limits)}"
-    names = {int: f"a whole number{limits}", float: f"a number{limits}", str: "a text", bool: "True or False"}
-    name = "a section with keys of its own" if dataclasses.is_dataclass(hint) else hint.__name__
+    names = {
+        int: f"a whole number{limits}",
+        float: f"a number{limits}",
+        str: "a text",
+        bool: "True or False",
+    }
+    name = (
+        "a section with keys of its own"
+        if dataclasses.is_dataclass(hint)
+        else hint.__name__
+    )
     return names.get(hint, "None" if hint is type(None) else name)

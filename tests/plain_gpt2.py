@@ -11,7 +11,9 @@ import numpy as np
 from slpo_jax.models.layers import Dropout, drop, site_number
 
 
-def dropout_factors(dropout: Dropout | None, width: int, layers: int) -> dict[int, jax.Array]:
+def dropout_factors(
+    dropout: Dropout | None, width: int, layers: int
+) -> dict[int, jax.Array]:
     """What each site multiplies the positions of one row with, [L, D] by site."""
     if dropout is None:
         return {}
@@ -22,7 +24,9 @@ def dropout_factors(dropout: Dropout | None, width: int, layers: int) -> dict[in
 def _norm(params, x_LD):
     centred = x_LD - x_LD.mean(axis=-1, keepdims=True)
     return (
-        centred / ((centred**2).mean(axis=-1, keepdims=True) + 1e-5) ** 0.5 * params["scale"][None]
+        centred
+        / ((centred**2).mean(axis=-1, keepdims=True) + 1e-5) ** 0.5
+        * params["scale"][None]
         + params["bias"][None]
     )
 
@@ -35,7 +39,9 @@ def _attention(params, x_LD, heads: int, sees_LL):
     xp = x_LD.__array_namespace__()
     q, k, v = xp.split(_dense(params["c_attn"], x_LD), 3, axis=-1)
     out = []
-    for q_, k_, v_ in zip(*(xp.split(part, heads, axis=-1) for part in (q, k, v)), strict=True):
+    for q_, k_, v_ in zip(
+        *(xp.split(part, heads, axis=-1) for part in (q, k, v)), strict=True
+    ):
         scores = xp.where(sees_LL, q_ @ k_.T / q_.shape[-1] ** 0.5, -np.inf)
         weights = xp.exp(scores - scores.max(axis=-1, keepdims=True))
         out.append(weights / weights.sum(axis=-1, keepdims=True) @ v_)
@@ -47,12 +53,15 @@ def _gelu(x):
     return 0.5 * x * (1 + xp.tanh((2 / np.pi) ** 0.5 * (x + 0.044715 * x**3)))
 
 
-def plain_hidden(params, inputs_LD, factors, heads: int = 2, positions_L=None, sees_LL=None):
+def plain_hidden(
+    params, inputs_LD, factors, heads: int = 2, positions_L=None, sees_LL=None
+):
     """Hidden states [L, D] of one row after the final norm, with the factors multiplied in at its sites.
 
     Positions are 0, 1, 2, .. and each sees itself and those before it, unless others are given.
     """
-    backbone, length = params["backbone"], len(inputs_LD)
+    backbone = params["backbone"]
+    length = len(inputs_LD)
     positions_L = np.arange(length) if positions_L is None else positions_L
     sees_LL = np.tri(length, dtype=bool) if sees_LL is None else sees_LL
 
@@ -62,7 +71,9 @@ def plain_hidden(params, inputs_LD, factors, heads: int = 2, positions_L=None, s
     x = inputs_LD + backbone["wpe"][positions_L]
     layer = 0
     while (block := backbone.get(f"h_{layer}")) is not None:
-        x = x + noise(layer, "attention") * _attention(block["attn"], _norm(block["ln_1"], x), heads, sees_LL)
+        x = x + noise(layer, "attention") * _attention(
+            block["attn"], _norm(block["ln_1"], x), heads, sees_LL
+        )
         hidden = _gelu(_dense(block["mlp"]["c_fc"], _norm(block["ln_2"], x)))
         x = x + noise(layer, "mlp") * _dense(block["mlp"]["c_proj"], hidden)
         layer += 1

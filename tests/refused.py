@@ -26,7 +26,9 @@ def refusal(command: str, *arguments: str, folder: Path) -> str:
     return said
 
 
-def one_line(action: Callable[[], object], *parts: str, match: str | None = None) -> str:
+def one_line(
+    action: Callable[[], object], *parts: str, match: str | None = None
+) -> str:
     """The line that an action fails with, which has these parts and a remedy; `match` is as pytest's."""
     with pytest.raises(UserError, match=match) as caught:
         action()

@@ -58,7 +58,9 @@ from slpo_jax.training.rejection_sampling import BestOfNConfig
 from slpo_jax.training.rl_loss import RlConfig
 
 
-def _entry(key: str, old: Objective | None, changes: Sequence[tuple[str, Any]]) -> Objective | None:
+def _entry(
+    key: str, old: Objective | None, changes: Sequence[tuple[str, Any]]
+) -> Objective | None:
     """Return the objective that an entry of `config.objective` changes: another one where its kind is another."""
     kind = None
     for below, value in changes:
@@ -70,7 +72,9 @@ def _entry(key: str, old: Objective | None, changes: Sequence[tuple[str, Any]]) 
         return old
     kind = kind or key.rpartition(".")[2]
     if kind not in OBJECTIVES:
-        raise UserError(f"{key}.kind", f"{kind!r} is not valid; give one of {', '.join(OBJECTIVES)}")
+        raise UserError(
+            f"{key}.kind", f"{kind!r} is not valid; give one of {', '.join(OBJECTIVES)}"
+        )
     return old if type(old) is OBJECTIVES[kind] else OBJECTIVES[kind]()
 
 
@@ -144,7 +148,9 @@ class Config:
     cold_start: ColdStartConfig = ColdStartConfig()
     best_of_n: BestOfNConfig = BestOfNConfig()
     rl: RlConfig = RlConfig()
-    objective: dict[str, Objective] = setting(make=lambda: {k: kind() for k, kind in OBJECTIVES.items()}, entry=_entry)
+    objective: dict[str, Objective] = setting(
+        make=lambda: {k: kind() for k, kind in OBJECTIVES.items()}, entry=_entry
+    )
     latent_rm: LatentRmConfig = LatentRmConfig()
     reward: str = ""
     rewards: tuple[tuple[str, float], ...] = ()
@@ -161,22 +167,43 @@ class Config:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        names, choices = [name for name, _ in self.rewards], ", ".join(REWARDS)
+        names = [name for name, _ in self.rewards]
+        choices = ", ".join(REWARDS)
         if self.reward not in ("", *REWARDS):
-            raise FieldError(self, "reward", f"give one of {choices}, or the file that registers it (--register)")
+            raise FieldError(
+                self,
+                "reward",
+                f"give one of {choices}, or the file that registers it (--register)",
+            )
         for place, name in enumerate(names):
             if name not in REWARDS:
-                raise FieldError(self, "rewards", f"{name!r} is none of {choices}; give the file with it (--register)")
+                raise FieldError(
+                    self,
+                    "rewards",
+                    f"{name!r} is none of {choices}; give the file with it (--register)",
+                )
             if name in names[:place]:
-                raise FieldError(self, "rewards", f"{name!r} is there twice; give it once, with one weight")
+                raise FieldError(
+                    self,
+                    "rewards",
+                    f"{name!r} is there twice; give it once, with one weight",
+                )
         if self.reward and names:
-            raise FieldError(self, "reward", "config.rewards is given too; leave one of the two out")
+            raise FieldError(
+                self, "reward", "config.rewards is given too; leave one of the two out"
+            )
         first, *_ = names or [self.reward]
         if first and REWARDS[first].follows:
             remedy = "put one that says what is right before it, e.g. (('correct', 1.0), ('relative_length', 1.0))"
-            raise FieldError(self, "rewards", f"{first} compares right completions; {remedy}")
+            raise FieldError(
+                self, "rewards", f"{first} compares right completions; {remedy}"
+            )
         if self.min_latents > max(self.max_latents, 1):
-            raise FieldError(self, "min_latents", f"it is more than max_latents ({self.max_latents}); lower it")
+            raise FieldError(
+                self,
+                "min_latents",
+                f"it is more than max_latents ({self.max_latents}); lower it",
+            )
 
     @property
     def weighted(self) -> tuple[tuple[str, float], ...]:
@@ -188,7 +215,11 @@ class Config:
         """What a result depends on of the rewards, by key of the config."""
         (name, weight), *others = self.weighted
         functions = {name: REWARDS[name].function for name, _ in self.weighted}
-        digests = {f"reward_code.{name}": code_of(function) for name, function in functions.items() if function}
+        digests = {
+            f"reward_code.{name}": code_of(function)
+            for name, function in functions.items()
+            if function
+        }
         code = {key: digest for key, digest in digests.items() if digest}
         if weight == 1 and not others:
             return {"reward": name} | code
@@ -205,7 +236,9 @@ def default_config() -> ConfigDict:
     return config
 
 
-def objective_variant(config: ConfigDict, name: str, kind: str, **settings: Any) -> None:
+def objective_variant(
+    config: ConfigDict, name: str, kind: str, **settings: Any
+) -> None:
     """Add an entry to `config.objective`: an objective with other settings, trained under a name of its own.
 
     Args:
@@ -215,8 +248,12 @@ def objective_variant(config: ConfigDict, name: str, kind: str, **settings: Any)
         UserError: unknown kind or setting.
     """
     if kind not in OBJECTIVES:
-        raise UserError(f"config.objective.{name}.kind: {kind!r} is unknown; use one of {', '.join(OBJECTIVES)}")
-    objective = changed(OBJECTIVES[kind](), {"kind": kind, **settings}, key=f"config.objective.{name}")
+        raise UserError(
+            f"config.objective.{name}.kind: {kind!r} is unknown; use one of {', '.join(OBJECTIVES)}"
+        )
+    objective = changed(
+        OBJECTIVES[kind](), {"kind": kind, **settings}, key=f"config.objective.{name}"
+    )
     config.objective[name] = section(objective)
 
 
@@ -237,7 +274,11 @@ def read_config(node: Mapping[str, Any] | ConfigDict) -> Config:
 def rl_of(rl: RlConfig, objective: Objective) -> RlConfig:
     """Return `config.rl` with what an objective has of its own instead."""
     keys = {"steps": "steps"} | {name: f"optimizer.{name}" for name in OPTIMIZER_KEYS}
-    layer = {key: getattr(objective, name) for name, key in keys.items() if getattr(objective, name)}
+    layer = {
+        key: getattr(objective, name)
+        for name, key in keys.items()
+        if getattr(objective, name)
+    }
     if objective.temperature is not None:
         layer["temperature"] = objective.temperature
     return changed(rl, layer, key="config.rl")
@@ -257,7 +298,9 @@ def stage_config(config: Config, name: str) -> Config:
     if section == IMITATE and (name == NO_THOUGHT or not config.imitate.gate_weight):
         changes["gate"] = replace(config.gate, enabled=False)
     if section == RL and name in config.objective:
-        changes["rl"] = replace(rl_of(config.rl, config.objective[name]), objectives=(name,))
+        changes["rl"] = replace(
+            rl_of(config.rl, config.objective[name]), objectives=(name,)
+        )
     (reward, weight), *others = config.weighted
     if weight == 1 and not others:
         changes |= {"reward": reward, "rewards": ()}
@@ -279,4 +322,7 @@ def own_latents(config: Config) -> int:
         return config.max_latents
     if not has_latents:
         return 0
-    return min(config.max_latents, max(1, config.imitate.c_thought * config.imitate.max_latent_stage))
+    return min(
+        config.max_latents,
+        max(1, config.imitate.c_thought * config.imitate.max_latent_stage),
+    )

@@ -52,7 +52,12 @@ def values(settings: Any) -> Any:
     return {name: values(getattr(settings, name)) for name in names}
 
 
-def changed(settings: T, *layers: Mapping[str, Any] | ConfigDict, key: str = "config", **others: Any) -> T:
+def changed(
+    settings: T,
+    *layers: Mapping[str, Any] | ConfigDict,
+    key: str = "config",
+    **others: Any,
+) -> T:
     """Merge layers of settings into a dataclass, each over those before it, and check the result.
 
     Args:
@@ -63,11 +68,18 @@ def changed(settings: T, *layers: Mapping[str, Any] | ConfigDict, key: str = "co
     Raises:
         UserError: a value is not valid, or a key unknown; the message names it.
     """
-    fields = {name: (hint, limits.entry) for name, hint, _, limits in fields_of(type(settings)) if limits.in_config}
+    fields = {
+        name: (hint, limits.entry)
+        for name, hint, _, limits in fields_of(type(settings))
+        if limits.in_config
+    }
     merged = dict(others)
     for name, changes in _by_name(layers).items():
         if name not in fields and not changes[0][0]:
-            raise UserError(f"{key}.{name}", f"unknown config key; use one of {', '.join(sorted(fields))}")
+            raise UserError(
+                f"{key}.{name}",
+                f"unknown config key; use one of {', '.join(sorted(fields))}",
+            )
         hint, entry = fields.get(name, (None, None))
         old = getattr(settings, name) if name in fields else None
         merged[name] = _merged(old, hint, changes, f"{key}.{name}", entry)
@@ -81,13 +93,18 @@ def changed(settings: T, *layers: Mapping[str, Any] | ConfigDict, key: str = "co
 
 def nearest(given: str, names: Iterable[str]) -> str:
     """Say which names an unknown one is most like, four at most, by as many of their last parts as it has."""
-    ordered, parts = sorted(names, key=lambda name: name.count(".")), given.count(".") + 1
+    ordered = sorted(names, key=lambda name: name.count("."))
+    parts = given.count(".") + 1
     ends = {name: ".".join(name.lstrip("-").split(".")[-parts:]) for name in ordered}
     alike = difflib.get_close_matches(given, ends.values(), 1, 0.7)
-    return "; nearest: " * bool(alike) + ", ".join([name for name in ordered if ends[name] in alike][:4])
+    return "; nearest: " * bool(alike) + ", ".join(
+        [name for name in ordered if ends[name] in alike][:4]
+    )
 
 
-def _by_name(layers: Iterable[Mapping[str, Any] | ConfigDict]) -> dict[str, list[tuple[str, Any]]]:
+def _by_name(
+    layers: Iterable[Mapping[str, Any] | ConfigDict],
+) -> dict[str, list[tuple[str, Any]]]:
     """Sort the layers' changes by the first name of their keys: the rest of the key, "" for the whole; the value."""
     changes: dict[str, list[tuple[str, Any]]] = {}
     for layer in layers:
@@ -97,34 +114,52 @@ def _by_name(layers: Iterable[Mapping[str, Any] | ConfigDict]) -> dict[str, list
     return changes
 
 
-def _merged(old: Any, hint: Any, changes: list[tuple[str, Any]], key: str, entry: Callable | None) -> Any:
+def _merged(
+    old: Any,
+    hint: Any,
+    changes: list[tuple[str, Any]],
+    key: str,
+    entry: Callable | None,
+) -> Any:
     """Return the value of a key after changes, see `_by_name`; `entry` is what `setting` takes.
 
     Of a file with `rl` = {steps: 5} and a flag `rl.group=16`, the section rl gets [("", {steps: 5}), ("group", 16)].
     What is given as a whole and can't be merged takes the place of all before it.
     """
-    changes = [(below, value if below else _as_field(value, _plain(hint))) for below, value in changes]
+    changes = [
+        (below, value if below else _as_field(value, _plain(hint)))
+        for below, value in changes
+    ]
     if entry and is_dataclass(hint):
         old = entry(key, old, changes)
     layers = list[Mapping[str, Any]]()
     for below, value in changes:
         is_section = is_dataclass(old) or isinstance(old, dict)
         if below and not is_section:
-            raise UserError(f"{key}.{below}", "unknown config key; there is no such section")
+            raise UserError(
+                f"{key}.{below}", "unknown config key; there is no such section"
+            )
         if below or (is_section and isinstance(value, Mapping)):
             if not below and hint == dict[str, str]:  # sources, given all at once
-                old, layers = {}, []
+                old = {}
+                layers = []
             layers.append({below: value} if below else value)
         elif is_dataclass(hint) and not is_dataclass(value):
-            raise UserError(key, f"{value!r} is not valid; give a section with keys of its own")
+            raise UserError(
+                key, f"{value!r} is not valid; give a section with keys of its own"
+            )
         else:
-            old, layers = value, []
+            old = value
+            layers = []
     if is_dataclass(old):
         return changed(old, *layers, key=key)
     part = (*get_args(hint), Any, Any)[1]
     start: dict[str, Any] | None = {} if get_origin(part) is dict else None
     for name, subkeys in _by_name(layers).items():
-        old = {**old, name: _merged(old.get(name, start), part, subkeys, f"{key}.{name}", entry)}
+        old = {
+            **old,
+            name: _merged(old.get(name, start), part, subkeys, f"{key}.{name}", entry),
+        }
     return dict(sorted(old.items())) if layers else old
 
 
@@ -151,7 +186,8 @@ def _as_field(value: Any, kind: Any) -> Any:
 
 def _plain(hint: Any) -> type:
     """Return the type of an annotation's values, for a placeholder."""
-    kind, parts = get_origin(hint), get_args(hint)
+    kind = get_origin(hint)
+    parts = get_args(hint)
     if kind in (Union, types.UnionType):
         return next(_plain(part) for part in parts if part is not type(None))
     return type(parts[0]) if kind is Literal else kind or hint

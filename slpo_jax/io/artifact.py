@@ -18,7 +18,15 @@ import numpy as np
 from absl import logging
 
 from slpo_jax.errors import UserError
-from slpo_jax.io.files import as_json, digest, file_digest, files_below, flatten, to_json, write_text
+from slpo_jax.io.files import (
+    as_json,
+    digest,
+    file_digest,
+    files_below,
+    flatten,
+    to_json,
+    write_text,
+)
 from slpo_jax.runtime import hosts
 
 CHECKSUMS = "checksums.json"
@@ -41,17 +49,25 @@ class Artifact:
     files: Mapping[str, str] = field(default_factory=dict)
 
 
-def write(path: Path, facts: Any = None, value: Any = None, files: Iterable[Path] = ()) -> None:
+def write(
+    path: Path, facts: Any = None, value: Any = None, files: Iterable[Path] = ()
+) -> None:
     """Write an artifact, whole or not at all; of several processes the first does so.
 
     Args:
         files: as far as they are there; in the same folder or below.
     """
     if hosts.is_first():
-        digests = {str(file.relative_to(path.parent)): file_digest(file) for file in files if file.is_file()}
+        digests = {
+            str(file.relative_to(path.parent)): file_digest(file)
+            for file in files
+            if file.is_file()
+        }
         # What has no word in JSON becomes null before the digest is made.
         content = json.loads(to_json(asdict(Artifact(facts, value, digests))))
-        text = json.dumps(content | {_DIGEST: digest(content)}, indent=1, ensure_ascii=False)
+        text = json.dumps(
+            content | {_DIGEST: digest(content)}, indent=1, ensure_ascii=False
+        )
         write_text(path, f"{text}\n")
 
 
@@ -82,13 +98,20 @@ def changed(folder: Path, files: Mapping[str, str]) -> dict[str, str]:
     """Return the files of a folder that are not to the byte what their digests say, and what happened to each."""
     now = {name: file_digest(folder / name) for name in files}
     others = [name for name, value in files.items() if now[name] != value]
-    return {name: "has changed since it was saved" if now[name] else "is gone" for name in others}
+    return {
+        name: "has changed since it was saved" if now[name] else "is gone"
+        for name in others
+    }
 
 
 def is_current(path: Path, facts: Any, names: Iterable[str] = ()) -> bool:
     """Tell whether an artifact is there and whole, with files of these names, and was made of these very facts."""
     artifact = read(path)
-    if artifact is None or artifact.facts != as_json(facts) or not set(names) <= artifact.files.keys():
+    if (
+        artifact is None
+        or artifact.facts != as_json(facts)
+        or not set(names) <= artifact.files.keys()
+    ):
         return False
     return not changed(path.parent, artifact.files)
 
@@ -96,7 +119,11 @@ def is_current(path: Path, facts: Any, names: Iterable[str] = ()) -> bool:
 def value_of(path: Path, facts: Any) -> Any:
     """Return the value that was made of these very facts; None where there is none."""
     artifact = read(path)
-    return artifact.value if artifact is not None and artifact.facts == as_json(facts) else None
+    return (
+        artifact.value
+        if artifact is not None and artifact.facts == as_json(facts)
+        else None
+    )
 
 
 def write_arrays(path: Path, facts: Any, arrays: Mapping[str, np.ndarray]) -> None:
@@ -123,25 +150,42 @@ def read_arrays(path: Path, facts: Any) -> dict[str, np.ndarray] | None:
         with file, np.load(file) as stored:
             arrays = dict(stored)
         return arrays if str(arrays.pop(_DIGEST)) == _digest(facts, arrays) else None
-    except Exception:  # a machine that lost power tears files, and a torn archive fails in many ways
+    except (
+        Exception
+    ):  # a machine that lost power tears files, and a torn archive fails in many ways
         return None
 
 
 def _digest(facts: Any, arrays: Mapping[str, np.ndarray]) -> str:
-    contents = {name: (x.dtype.str, x.shape, hashlib.sha256(x.tobytes()).hexdigest()) for name, x in arrays.items()}
+    contents = {
+        name: (x.dtype.str, x.shape, hashlib.sha256(x.tobytes()).hexdigest())
+        for name, x in arrays.items()
+    }
     return digest([facts, contents])
 
 
-def first_difference(now: Mapping[str, Any], then: Mapping[str, Any]) -> tuple[str, str, str] | None:
+def first_difference(
+    now: Mapping[str, Any], then: Mapping[str, Any]
+) -> tuple[str, str, str] | None:
     """Return the first key in which two sets of facts differ, and its two values as JSON of 80 letters at most.
 
     Those of `now` come first, then the rest, outer ones before inner ones.
     """
-    now, then = flatten(now), flatten(then)
-    for key in [*now, *sorted(then.keys() - now.keys(), key=lambda key: (key.count("."), key))]:
+    now = flatten(now)
+    then = flatten(then)
+    for key in [
+        *now,
+        *sorted(then.keys() - now.keys(), key=lambda key: (key.count("."), key)),
+    ]:
         if (key in now, now.get(key)) != (key in then, then.get(key)):
-            texts = [json.dumps(facts[key]) if key in facts else "unused" for facts in (now, then)]
-            is_now, was = (text if len(text) <= 80 else f"{text[:37]} .. {text[-37:]}" for text in texts)
+            texts = [
+                json.dumps(facts[key]) if key in facts else "unused"
+                for facts in (now, then)
+            ]
+            is_now, was = (
+                text if len(text) <= 80 else f"{text[:37]} .. {text[-37:]}"
+                for text in texts
+            )
             return key, is_now, was
     return None
 
@@ -163,7 +207,11 @@ def read_checksums(folder: Path) -> Mapping[str, str]:
 def matches_checksums(folder: Path) -> bool:
     """Tell whether a folder holds what its checksums are of, to the byte, and nothing else."""
     sums = read_checksums(folder)
-    return bool(sums) and {folder / name for name in sums} == set(_files(folder)) and not changed(folder, sums)
+    return (
+        bool(sums)
+        and {folder / name for name in sums} == set(_files(folder))
+        and not changed(folder, sums)
+    )
 
 
 def damage(folder: Path, part: str = "") -> str:
@@ -181,15 +229,23 @@ def damage(folder: Path, part: str = "") -> str:
         # Orbax deletes a checkpoint file by file; one that is whole always has this one.
         if not part and not (folder / _WHOLE).exists():
             return f"{folder} was being deleted"
-        logging.warning("%s: is used unchecked, without its %s nothing tells whether it is damaged", folder, CHECKSUMS)
+        logging.warning(
+            "%s: is used unchecked, without its %s nothing tells whether it is damaged",
+            folder,
+            CHECKSUMS,
+        )
         return ""
     artifact = read(path)
     if artifact is None:
         return f"{path} can't be read"
-    digests = {name: value for name, value in artifact.files.items() if name.startswith(part)}
+    digests = {
+        name: value for name, value in artifact.files.items() if name.startswith(part)
+    }
     if not digests:
         return f"{path} lists none of its files"
-    return next((f"{folder / name} {how}" for name, how in changed(folder, digests).items()), "")
+    return next(
+        (f"{folder / name} {how}" for name, how in changed(folder, digests).items()), ""
+    )
 
 
 def _files(folder: Path) -> list[Path]:

@@ -22,7 +22,8 @@ from slpo_jax.runtime import hosts
 
 _TICK = 100_000_000  # nanoseconds within which a file that changes may keep its times
 _PARTIAL = ".tmp"  # ends the names of what is being written
-_AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # of fcntl.h and stdio.h
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2  # of fcntl.h and stdio.h
 
 
 def write_text(path: str | Path, text: str) -> None:
@@ -36,7 +37,9 @@ def write_text(path: str | Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = _beside(path)
     try:
-        with temporary.open("x", encoding="utf-8") as file:  # with the permissions that the umask leaves
+        with temporary.open(
+            "x", encoding="utf-8"
+        ) as file:  # with the permissions that the umask leaves
             file.write(text)
         temporary.replace(path)
     except BaseException:
@@ -82,7 +85,9 @@ def check_free(folder: Path, remedy: str = "give another directory") -> None:
 
 
 @contextlib.contextmanager
-def whole_folder(folder: Path, replaces: Collection[str] | None = None) -> Iterator[Path]:
+def whole_folder(
+    folder: Path, replaces: Collection[str] | None = None
+) -> Iterator[Path]:
     """Yield another folder, to be filled, that becomes this one when all is written; on an error nothing is new.
 
     What it replaces stands until then: a kill leaves the one or the other, and perhaps a hidden folder beside it, which
@@ -107,7 +112,9 @@ def whole_folder(folder: Path, replaces: Collection[str] | None = None) -> Itera
     lock = os.open(new, os.O_RDONLY)
     try:
         with contextlib.suppress(OSError):  # of a file system without locks
-            fcntl.flock(lock, fcntl.LOCK_SH)  # until this process ends: nobody else removes it
+            fcntl.flock(
+                lock, fcntl.LOCK_SH
+            )  # until this process ends: nobody else removes it
         yield new
         if not folder.exists():
             new.replace(folder)
@@ -149,7 +156,9 @@ def _link(source: str, target: str) -> None:
 def _exchange(new: Path, old: Path) -> None:
     """Have two folders swap names: on Linux at once, elsewhere so that a kill leaves both under other names."""
     at_once = getattr(ctypes.CDLL(None), "renameat2", None)
-    if at_once and not at_once(_AT_FDCWD, os.fsencode(new), _AT_FDCWD, os.fsencode(old), _RENAME_EXCHANGE):
+    if at_once and not at_once(
+        _AT_FDCWD, os.fsencode(new), _AT_FDCWD, os.fsencode(old), _RENAME_EXCHANGE
+    ):
         return
     aside = new.with_name(f"{new.name}.old")
     old.rename(aside)
@@ -162,7 +171,9 @@ def _exchange(new: Path, old: Path) -> None:
 
 
 def read_json(
-    path: Path, remedy: str = "delete it and run the command again", default: dict[str, Any] | None = None
+    path: Path,
+    remedy: str = "delete it and run the command again",
+    default: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Read a JSON object.
 
@@ -180,7 +191,9 @@ def read_json(
     except (FileNotFoundError, NotADirectoryError):
         raise UserError(f"{path}: no such file; {remedy}") from None
     except ValueError as error:
-        raise UserError(f"{path}: is no JSON ({' '.join(str(error).split())}); {remedy}") from None
+        raise UserError(
+            f"{path}: is no JSON ({' '.join(str(error).split())}); {remedy}"
+        ) from None
     if not isinstance(values, dict):
         raise UserError(f"{path}: is no JSON object; {remedy}")
     return values
@@ -208,7 +221,11 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """List a nested mapping by dotted key."""
     out: dict[str, Any] = {}
     for key, value in tree.items():
-        out |= flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+        out |= (
+            flatten(value, f"{prefix}{key}.")
+            if isinstance(value, Mapping)
+            else {f"{prefix}{key}": value}
+        )
     return out
 
 
@@ -222,8 +239,15 @@ def file_digest(path: Path) -> str:
     if not path.is_file():
         return ""
     it = path.stat()
-    hashed = _hashed if time.time_ns() - max(it.st_mtime_ns, it.st_ctime_ns) > _TICK else _hashed.__wrapped__
-    return hashed(path.absolute(), (it.st_dev, it.st_ino, it.st_size, it.st_mtime_ns, it.st_ctime_ns))
+    hashed = (
+        _hashed
+        if time.time_ns() - max(it.st_mtime_ns, it.st_ctime_ns) > _TICK
+        else _hashed.__wrapped__
+    )
+    return hashed(
+        path.absolute(),
+        (it.st_dev, it.st_ino, it.st_size, it.st_mtime_ns, it.st_ctime_ns),
+    )
 
 
 @functools.lru_cache(maxsize=4096)
@@ -237,7 +261,9 @@ def files_digest(path: Path) -> str:
     """Return the SHA-256 of a file, or of names and contents of a directory's files; "" where there is neither."""
     if not path.is_dir():
         return file_digest(path)
-    return digest({str(file.relative_to(path)): file_digest(file) for file in files_below(path)})
+    return digest(
+        {str(file.relative_to(path)): file_digest(file) for file in files_below(path)}
+    )
 
 
 def entries(folder: Path) -> list[Path]:
@@ -262,7 +288,11 @@ def files_below(folder: Path) -> list[Path]:
     def refuse(error: OSError) -> None:
         raise error
 
-    paths = (Path(at) / name for at, _, names in os.walk(folder, onerror=refuse) for name in names)
+    paths = (
+        Path(at) / name
+        for at, _, names in os.walk(folder, onerror=refuse)
+        for name in names
+    )
     return sorted(path for path in paths if path.is_file())
 
 
@@ -272,7 +302,10 @@ _HUB_ID = re.compile(r"([\w.-]+/)?[\w.-]+")
 
 def is_hub_id(text: str) -> bool:
     """Tell whether a text is written as a hub id: "name" or "owner/name"."""
-    return _HUB_ID.fullmatch(text) is not None and not set(text.split("/")) & {".", ".."}
+    return _HUB_ID.fullmatch(text) is not None and not set(text.split("/")) & {
+        ".",
+        "..",
+    }
 
 
 def hub_reachable() -> bool:

@@ -49,13 +49,20 @@ class StoredParams(NamedTuple):
                 params = checkpointer.restore(self.folder, abstract_tree(like))
             except Exception as error:
                 # Orbax turns some of tensorstore's into bare ones.
-                if not isinstance(error, OSError | ValueError | KeyError) and type(error) is not Exception:
+                if (
+                    not isinstance(error, OSError | ValueError | KeyError)
+                    and type(error) is not Exception
+                ):
                     raise
-                raise _damaged(self.folder, first_line(error.__cause__ or error)) from None
+                raise _damaged(
+                    self.folder, first_line(error.__cause__ or error)
+                ) from None
         for at, leaf in jax.tree.leaves_with_path(params):
             # What is spread over processes is a running stage's own.
             if leaf.is_fully_replicated and not np.isfinite(leaf).all():
-                raise _damaged(self.folder, f"{_name(at)} holds values that are not finite")
+                raise _damaged(
+                    self.folder, f"{_name(at)} holds values that are not finite"
+                )
         return params
 
 
@@ -70,14 +77,24 @@ def _name(at: Any) -> str:
 
 def difference(stored: Any, like: Any) -> str:
     """Tell the first parameter in whose shape two trees differ, in words; "" where they don't."""
-    there, here = ({_name(at): x.shape for at, x in jax.tree.leaves_with_path(tree)} for tree in (stored, like))
+    there, here = (
+        {_name(at): x.shape for at, x in jax.tree.leaves_with_path(tree)}
+        for tree in (stored, like)
+    )
     different = (name for name in here | there if here.get(name) != there.get(name))
-    return next((f"{name} is {there.get(name)} there, {here.get(name)} here" for name in different), "")
+    return next(
+        (
+            f"{name} is {there.get(name)} there, {here.get(name)} here"
+            for name in different
+        ),
+        "",
+    )
 
 
 def _damaged(path: Path, problem: str) -> UserError:
     """Make the error of parameters that can't be read, with what there is to do about it."""
-    step, stage = path.parent, StageFolder.of(path.parent)
+    step = path.parent
+    stage = StageFolder.of(path.parent)
     remedy = f"delete {step}"
     if stage.is_finished:
         remedy += f" and {stage.finished}, and run the stage again: {_goes_on(stage, step.name)}"
@@ -89,7 +106,11 @@ def _damaged(path: Path, problem: str) -> UserError:
 def _goes_on(stage: StageFolder, lost: str) -> str:
     """Tell what a stage does that has lost the checkpoint of a step."""
     others = [step for step in stage.steps if str(step) != lost]
-    return f"it goes on from the checkpoint of step {others[-1]}" if others else "it begins anew"
+    return (
+        f"it goes on from the checkpoint of step {others[-1]}"
+        if others
+        else "it begins anew"
+    )
 
 
 def save_params(directory: Path, params: Any) -> None:
@@ -105,7 +126,9 @@ def save_params(directory: Path, params: Any) -> None:
             checkpointer.save(directory.absolute() / "0" / "params", params)
         write_checksums(directory.absolute() / "0")
     except (OSError, ValueError) as error:
-        raise unwritten(directory, error, "make room, and run the command again") from None
+        raise unwritten(
+            directory, error, "make room, and run the command again"
+        ) from None
 
 
 def unwritten(directory: Path, error: Exception | str, remedy: str) -> SaveError:
@@ -116,8 +139,14 @@ def unwritten(directory: Path, error: Exception | str, remedy: str) -> SaveError
     """
     # tensorstore names operation by operation, then what the system said, then its number and settings.
     text = re.split(r" \[\w+=", " ".join(str(error).split()))[0]
-    reason = error.strerror if isinstance(error, OSError) and error.strerror else text.rpartition(": ")[2][-200:]
-    return SaveError(f"{directory}: the checkpoint can't be written ({reason}); {remedy}")
+    reason = (
+        error.strerror
+        if isinstance(error, OSError) and error.strerror
+        else text.rpartition(": ")[2][-200:]
+    )
+    return SaveError(
+        f"{directory}: the checkpoint can't be written ({reason}); {remedy}"
+    )
 
 
 def stored_params(directory: Path) -> StoredParams:
@@ -139,7 +168,9 @@ def stored_params(directory: Path) -> StoredParams:
     except (FileNotFoundError, NotADirectoryError, ValueError, KeyError) as error:
         raise _damaged(path, first_line(error)) from None
     device = SingleDeviceSharding(jax.local_devices()[0])
-    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device), tree)
+    shapes = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device), tree
+    )
     return StoredParams(path, shapes)
 
 
@@ -150,7 +181,10 @@ def is_checkpoint(directory: Path) -> bool:
 
 def _newest(directory: Path) -> Path | None:
     """Return the parameters of one step's directory, or of a stage's newest that has any."""
-    steps = [directory, *(directory / str(step) for step in reversed(StageFolder(directory).steps))]
+    steps = [
+        directory,
+        *(directory / str(step) for step in reversed(StageFolder(directory).steps)),
+    ]
     return next((step / "params" for step in steps if (step / "params").is_dir()), None)
 
 
@@ -160,7 +194,8 @@ def params_dir(directory: Path) -> Path:
     Raises:
         UserError: there are none, or the last ones of a finished stage are gone.
     """
-    path, stage = _newest(directory.absolute()), StageFolder(directory)
+    path = _newest(directory.absolute())
+    stage = StageFolder(directory)
     last = stage.finished.read_text().strip() if stage.is_finished else ""
     if last and (path is None or path.parent.name != last):
         raise UserError(
@@ -169,7 +204,10 @@ def params_dir(directory: Path) -> Path:
         )
     if path is not None:
         return path
-    raise UserError("config.init", f"{directory} holds no checkpoint of this project; give WORKDIR/checkpoints/STAGE")
+    raise UserError(
+        "config.init",
+        f"{directory} holds no checkpoint of this project; give WORKDIR/checkpoints/STAGE",
+    )
 
 
 def abstract_tree(tree: Any) -> Any:
@@ -178,7 +216,11 @@ def abstract_tree(tree: Any) -> Any:
     import orbax.checkpoint as ocp
 
     def abstract(x):
-        return x if isinstance(x, jax.ShapeDtypeStruct) else ocp.utils.to_shape_dtype_struct(x)
+        return (
+            x
+            if isinstance(x, jax.ShapeDtypeStruct)
+            else ocp.utils.to_shape_dtype_struct(x)
+        )
 
     return jax.tree.map(abstract, tree)
 
@@ -191,6 +233,8 @@ def params_digest(params: Any) -> str:
     digest = hashlib.sha256()
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         array = np.asarray(leaf)
-        digest.update(f"{jax.tree_util.keystr(path)} {array.dtype} {array.shape}\n".encode())
+        digest.update(
+            f"{jax.tree_util.keystr(path)} {array.dtype} {array.shape}\n".encode()
+        )
         digest.update(array.tobytes())
     return digest.hexdigest()

@@ -46,7 +46,8 @@ class SetFiles:
     """
 
     def __init__(self, folder: Path, name: str):
-        self.folder, self.name = folder, name
+        self.folder = folder
+        self.name = name
         self.records = folder / f"{name}.jsonl"
         self.latents = folder / f"{name}.latents.npz"
         self.thoughts = folder / f"{name}.thoughts.json"
@@ -85,7 +86,11 @@ class StageFolder:
     @property
     def workdir(self) -> "Workdir | None":
         """The workdir around it; None for a checkpoint that lies alone."""
-        return Workdir(self.path.parent.parent) if self.path.parent.name == _CHECKPOINTS else None
+        return (
+            Workdir(self.path.parent.parent)
+            if self.path.parent.name == _CHECKPOINTS
+            else None
+        )
 
     @property
     def is_finished(self) -> bool:
@@ -116,7 +121,9 @@ class StageFolder:
     @property
     def steps(self) -> list[int]:
         """The steps that there are checkpoints of, ascending."""
-        return sorted(int(entry.name) for entry in entries(self.path) if entry.name.isdecimal())
+        return sorted(
+            int(entry.name) for entry in entries(self.path) if entry.name.isdecimal()
+        )
 
 
 class Workdir:
@@ -142,7 +149,9 @@ class Workdir:
         self.metrics = root / "metrics.jsonl"
         self.tensorboard = root / "tensorboard"
         self.trackers = root / "trackers.json"
-        self.report_json, self.report_md, self.report_html = (root / f"report.{end}" for end in ("json", "md", "html"))
+        self.report_json, self.report_md, self.report_html = (
+            root / f"report.{end}" for end in ("json", "md", "html")
+        )
         self.lock = root / ".lock"
         self.checkpoints = root / _CHECKPOINTS
         self.reasoner = self.checkpoints / REASONER_FOLDER
@@ -190,7 +199,11 @@ class Workdir:
 
     def finished_stages(self) -> list[str]:
         """List the stages that were run to their end, by name."""
-        return sorted(path.name for path in entries(self.checkpoints) if StageFolder(path).is_finished)
+        return sorted(
+            path.name
+            for path in entries(self.checkpoints)
+            if StageFolder(path).is_finished
+        )
 
     def finished_objectives(self) -> list[str]:
         """List those of the finished stages that the stage rl made."""
@@ -220,4 +233,10 @@ class Workdir:
     def evaluated(self) -> list[tuple[str, str]]:
         """List (row, data set) of all evaluations, by name; their records may be gone."""
         paths = (path for row in entries(self.eval) for path in entries(row))
-        return sorted({(path.parent.name, path.stem) for path in paths if path.suffix in (".jsonl", ".manifest")})
+        return sorted(
+            {
+                (path.parent.name, path.stem)
+                for path in paths
+                if path.suffix in (".jsonl", ".manifest")
+            }
+        )

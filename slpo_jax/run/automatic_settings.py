@@ -14,7 +14,12 @@ from slpo_jax.training.recipes import RECIPES
 _MOST_STAGES = 6  # of COCONUT's curriculum, as for ProsQA
 _LARGE = 500_000_000  # parameters from which on memory is saved, and rates are lower
 _NO_ANSWER = 14  # tokens, where nobody knows how long they are
-_BATCHES = ((8, 500), (16, 5_000), (32, 50_000), (128, math.inf))  # size, below so many problems
+_BATCHES = (
+    (8, 500),
+    (16, 5_000),
+    (32, 50_000),
+    (128, math.inf),
+)  # size, below so many problems
 
 
 @dataclass(frozen=True)
@@ -57,7 +62,9 @@ class Measured:
     @property
     def gated(self) -> bool:
         """Whether a gate is trained: not where thoughts end otherwise."""
-        enabled = self.or_given("gate.enabled", True) and self.or_given("max_latents", 1)
+        enabled = self.or_given("gate.enabled", True) and self.or_given(
+            "max_latents", 1
+        )
         return bool(enabled and self.architecture.has_gate and not self.latent_policy)
 
 
@@ -73,35 +80,56 @@ class Choice(NamedTuple):
 
 def choices(measured: Measured) -> list[Choice]:
     """Choose everything that depends on lengths and sizes."""
-    prompts, answer = measured.prompts, max(measured.answers)
+    prompts = measured.prompts
+    answer = max(measured.answers)
     longest = f"the longest answer {answer} with its end"
     if answer == 1:
-        answer, longest = _NO_ANSWER, f"none has an answer, for which there are {_NO_ANSWER}"
+        answer = _NO_ANSWER
+        longest = f"none has an answer, for which there are {_NO_ANSWER}"
     if not measured.architecture.has_latents:
         answer = max(*measured.written, answer)
         longest = f"the longest solution {answer} with its answer"
     slots = measured.or_given("prompt_slots", buckets(prompts))
     budget = measured.or_given("max_answer_tokens", answer + 2)
     lengths = Choice(
-        {"prompt_slots": slots, "max_answer_tokens": budget, "evaluate.prompt_multiple": max(slots)},
+        {
+            "prompt_slots": slots,
+            "max_answer_tokens": budget,
+            "evaluate.prompt_multiple": max(slots),
+        },
         f"the longest prompt has {max(prompts)} tokens, three of four up to {_quantile(prompts, 0.75)}; {longest}",
     )
     thought = thought_of(measured)
     latents = measured.or_given("max_latents", thought.values["max_latents"])
-    return [*stages(measured), thought, lengths, *model(measured, latents, max(slots), budget), *schedule(measured)]
+    return [
+        *stages(measured),
+        thought,
+        lengths,
+        *model(measured, latents, max(slots), budget),
+        *schedule(measured),
+    ]
 
 
 def stages(measured: Measured) -> list[Choice]:
     """Choose what is run, and how a reasoner without a gate is rewarded."""
     trained: list[str] = ["cold_start"] * measured.gated + ["rl", "evaluate"]
     if measured.latents:
-        return [Choice({"stages": tuple(trained), **_ungated(measured)}, "the base is a latent reasoner already")]
+        return [
+            Choice(
+                {"stages": tuple(trained), **_ungated(measured)},
+                "the base is a latent reasoner already",
+            )
+        ]
     why = (
         "thoughts have no gate to train, and what differs is drawn"
         if measured.architecture.has_latents
         else "it has no gate"
     )
-    return [] if measured.gated else [Choice({"stages": ("imitate", *trained), **_ungated(measured)}, why)]
+    return (
+        []
+        if measured.gated
+        else [Choice({"stages": ("imitate", *trained), **_ungated(measured)}, why)]
+    )
 
 
 def _ungated(measured: Measured) -> dict[str, Any]:
@@ -112,9 +140,13 @@ def _ungated(measured: Measured) -> dict[str, Any]:
     if not measured.latent_policy and measured.architecture.has_latents:
         return values
     values |= {"dropout.rate": 0.0, "rl.objectives": ("grpo",), "rl.temperature": 1.0}
-    values["objective.grpo.reduction"] = "sum" if measured.latent_policy else "sequence_mean"
+    values["objective.grpo.reduction"] = (
+        "sum" if measured.latent_policy else "sequence_mean"
+    )
     return values | (
-        {"latent_policy.name": measured.latent_policy} if measured.latent_policy else {"evaluate.temperature": 1.0}
+        {"latent_policy.name": measured.latent_policy}
+        if measured.latent_policy
+        else {"evaluate.temperature": 1.0}
     )
 
 
@@ -122,27 +154,51 @@ def thought_of(measured: Measured) -> Choice:
     """Choose the number of latents, and COCONUT's curriculum towards it, or what the architecture has instead."""
     if measured.latents:
         return Choice(
-            {"max_latents": measured.latents, "min_latents": max(1, measured.latents // 4)}, "those of the base"
+            {
+                "max_latents": measured.latents,
+                "min_latents": max(1, measured.latents // 4),
+            },
+            "those of the base",
         )
     if not measured.architecture.has_latents:
-        nothing = dict.fromkeys(("max_latents", "imitate.c_thought", "imitate.max_latent_stage"), 0)
+        nothing = dict.fromkeys(
+            ("max_latents", "imitate.c_thought", "imitate.max_latent_stage"), 0
+        )
         return Choice({**nothing, "min_latents": 1}, "it thinks in words")
     if measured.architecture.default_recipe == "adalr":
         return _adaptive(measured)
     if measured.latent_policy:
         speed = measured.or_given("prompt.speed", 2)
-        usual = _quantile([w - a for w, a in zip(measured.written, measured.answers, strict=False)], 0.9)
+        usual = _quantile(
+            [w - a for w, a in zip(measured.written, measured.answers, strict=False)],
+            0.9,
+        )
         most = max(-(-usual // speed), 1)
-        scale = {} if measured.parameters else {"model.scale": 0.2}  # near that of its embeddings, once trained
+        scale = (
+            {} if measured.parameters else {"model.scale": 0.2}
+        )  # near that of its embeddings, once trained
         why = f"the steps of nine of ten problems have up to {usual} tokens, {speed} of them a latent"
-        return Choice({"max_latents": most, "min_latents": 1, "prompt.speed": speed, **scale}, why)
-    usual, c_thought = _quantile(measured.steps, 0.9), 2 if measured.parameters else 1
+        return Choice(
+            {"max_latents": most, "min_latents": 1, "prompt.speed": speed, **scale}, why
+        )
+    usual = _quantile(measured.steps, 0.9)
+    c_thought = 2 if measured.parameters else 1
     c_thought = measured.or_given("imitate.c_thought", c_thought)
-    replaced = min(usual or 3, _MOST_STAGES, measured.or_given("max_latents", 99) // max(c_thought, 1))
+    replaced = min(
+        usual or 3,
+        _MOST_STAGES,
+        measured.or_given("max_latents", 99) // max(c_thought, 1),
+    )
     replaced = int(measured.or_given("imitate.max_latent_stage", replaced))
-    most = max((1 + measured.gated) * c_thought * replaced, measured.or_given("min_latents", 1))
+    most = max(
+        (1 + measured.gated) * c_thought * replaced, measured.or_given("min_latents", 1)
+    )
     most = measured.or_given("max_latents", most)
-    method = "COCONUT's curriculum" if RECIPES[measured.architecture.default_recipe].has_stages else "imitation"
+    method = (
+        "COCONUT's curriculum"
+        if RECIPES[measured.architecture.default_recipe].has_stages
+        else "imitation"
+    )
     why = (
         f"nine of ten problems have up to {usual} steps; {method} replaces {replaced}, each by {c_thought} "
         f"latent(s){', and the gate may take twice as many' if measured.gated else ''}"
@@ -153,7 +209,10 @@ def thought_of(measured: Measured) -> Choice:
     }  # fmt: skip
     values |= _distilled(measured, usual)
     return Choice(
-        values, why if usual else "problems hardly have steps: answers alone are imitated, after some latents"
+        values,
+        why
+        if usual
+        else "problems hardly have steps: answers alone are imitated, after some latents",
     )
 
 
@@ -171,17 +230,26 @@ def _adaptive(measured: Measured) -> Choice:
     }
     if usual:
         values |= _distilled(measured, usual)
-    return Choice(values, f"nine of ten problems have up to {usual} steps; there are {further} latents and one a step")
+    return Choice(
+        values,
+        f"nine of ten problems have up to {usual} steps; there are {further} latents and one a step",
+    )
 
 
 def _distilled(measured: Measured, usual: int) -> dict[str, Any]:
     """Choose for an architecture that is its own teacher: it needs a step that is written, and has no stages."""
-    recipe = measured.or_given("imitate.recipe", "") or measured.architecture.default_recipe
+    recipe = (
+        measured.or_given("imitate.recipe", "") or measured.architecture.default_recipe
+    )
     if not RECIPES[recipe].has_teacher:
         return {}
     if not usual:
         return {"imitate.recipe": "curriculum"}
-    values = {} if measured.parameters >= _LARGE else {f"imitate.{recipe}.distil_factor": 1.0}
+    values = (
+        {}
+        if measured.parameters >= _LARGE
+        else {f"imitate.{recipe}.distil_factor": 1.0}
+    )
     return values | ({f"imitate.{recipe}.last_step": True} if usual < 2 else {})
 
 
@@ -193,12 +261,26 @@ def model(measured: Measured, latents: int, slots: int, budget: int) -> list[Cho
     """
     needed = max(measured.prompts) + max(*measured.written, budget) + latents
     if not measured.parameters:
-        shapes = {"n_layer": 2 if measured.problems < 1_000 else 4, "n_head": 2, "n_embd": 64}
+        shapes = {
+            "n_layer": 2 if measured.problems < 1_000 else 4,
+            "n_head": 2,
+            "n_embd": 64,
+        }
         shapes["n_positions"] = _up(max(needed, slots + budget + latents), 64)
-        return [Choice({f"model.{key}": value for key, value in shapes.items()}, "small, for random weights")]
+        return [
+            Choice(
+                {f"model.{key}": value for key, value in shapes.items()},
+                "small, for random weights",
+            )
+        ]
     chosen = []
     if measured.parameters >= _LARGE:
-        chosen.append(Choice({"model.remat": True, "model.scan_layers": True}, "a large model: memory before speed"))
+        chosen.append(
+            Choice(
+                {"model.remat": True, "model.scan_layers": True},
+                "a large model: memory before speed",
+            )
+        )
     if needed > measured.positions:
         why = f"longer problems don't fit in its {measured.positions} positions with the latents"
         chosen.append(Choice({"imitate.max_tokens": measured.positions - latents}, why))
@@ -207,24 +289,42 @@ def model(measured: Measured, latents: int, slots: int, budget: int) -> list[Cho
 
 def schedule(measured: Measured) -> list[Choice]:
     """Choose batches, steps and rates, by the number of problems."""
-    demonstrations, pretrained, large = len(measured.steps), measured.parameters > 0, measured.parameters >= _LARGE
+    demonstrations = len(measured.steps)
+    pretrained = measured.parameters > 0
+    large = measured.parameters >= _LARGE
     batch = next(size for size, most in _BATCHES if demonstrations < most)
-    small, most = min(batch, 32), 20_000 if pretrained else 4_000
+    small = min(batch, 32)
+    most = 20_000 if pretrained else 4_000
 
     def steps(epochs: int, size: int, n: int = measured.problems) -> int:
         return min(max(epochs * n // size, 20), most)
 
     def section(name: str, why: str, size: int, rate: float, **values: Any) -> Choice:
         micro = math.gcd(size, size // 8) if large else 1
-        values |= {"batch_size": size, "micro_batches": micro, "optimizer.learning_rate": rate}
-        return Choice({f"{name}.{key.replace('__', '.')}": value for key, value in values.items()}, why)
+        values |= {
+            "batch_size": size,
+            "micro_batches": micro,
+            "optimizer.learning_rate": rate,
+        }
+        return Choice(
+            {
+                f"{name}.{key.replace('__', '.')}": value
+                for key, value in values.items()
+            },
+            why,
+        )
 
     chosen = []
     if not measured.latents:
         batch = measured.or_given("imitate.batch_size", batch)
         epochs = _epochs(measured)
-        derived = {key: steps(count, batch, demonstrations) for key, count in epochs.items()}
-        phases = {key: measured.or_given(f"imitate.{key}", count) for key, count in derived.items()}
+        derived = {
+            key: steps(count, batch, demonstrations) for key, count in epochs.items()
+        }
+        phases = {
+            key: measured.or_given(f"imitate.{key}", count)
+            for key, count in derived.items()
+        }
         phases = dict.fromkeys(("cot_steps", "stage_steps", "final_steps"), 0) | phases
         least = min((count for count in phases.values() if count), default=0)
         many = ", ".join(map(str, epochs.values()))
@@ -243,16 +343,24 @@ def schedule(measured: Measured) -> list[Choice]:
             evaluate_every=max(most_steps // 4, 1), patience=2, optimizer__name="adamw",
         ))  # fmt: skip
     size = measured.or_given("rl.batch_size", small)
-    most_steps, rl = measured.or_given("rl.steps", steps(passes, size)), "adafactor" if pretrained else "adamw"
+    most_steps = measured.or_given("rl.steps", steps(passes, size))
+    rl = "adafactor" if pretrained else "adamw"
     chosen.append(section(
         "rl", f"{passes} epochs", size, 1e-6 if pretrained else 3e-5, steps=most_steps, optimizer__name=rl,
         optimizer__warmup_steps=most_steps // 20, capacities=((1.0, 1.0),),
     ))  # fmt: skip
-    evaluate = {"evaluate.batch_size": 64 if pretrained else 256, "evaluate.samples": 8, "evaluate.seeds": 1}
+    evaluate = {
+        "evaluate.batch_size": 64 if pretrained else 256,
+        "evaluate.samples": 8,
+        "evaluate.seeds": 1,
+    }
     chosen.append(Choice(evaluate | {"checkpoint_every": 200}, "a first look"))
     return [
         *chosen,
-        Choice({"objective.slpo.latent_reduction": "mean"}, "so that the rate doesn't depend on max_latents"),
+        Choice(
+            {"objective.slpo.latent_reduction": "mean"},
+            "so that the rate doesn't depend on max_latents",
+        ),
     ]
 
 
@@ -266,12 +374,17 @@ def _epochs(measured: Measured) -> dict[str, int]:
     if not _quantile(measured.steps, 0.9):
         return {"final_steps": epochs["final_steps"]}
     has_stages = RECIPES[measured.architecture.default_recipe].has_stages
-    return {key: count for key, count in epochs.items() if has_stages or key != "stage_steps"}
+    return {
+        key: count
+        for key, count in epochs.items()
+        if has_stages or key != "stage_steps"
+    }
 
 
 def buckets(lengths: Sequence[int]) -> tuple[int, ...]:
     """Return one bucket that holds all, and one that holds three of four where much smaller; multiples of 8."""
-    usual, most = _up(_quantile(lengths, 0.75), 8), _up(max(lengths), 8)
+    usual = _up(_quantile(lengths, 0.75), 8)
+    most = _up(max(lengths), 8)
     return (usual, most) if 4 * usual <= 3 * most else (most,)
 
 

@@ -46,37 +46,56 @@ def derived_settings(config: Config, keys: Iterable[str]) -> tuple[Config, list[
     Raises:
         UserError: a source or the base model can't be used.
     """
-    now, lines = flatten(values(config)), list[str]()
+    now = flatten(values(config))
+    lines = list[str]()
     # Sources are cut into parts, and resolved.
     given = {key: now[key] for key in keys if key in now and key not in KEYS.values()}
 
     def with_choice(choice: Choice) -> Config:
         """Return the config with what a choice says, but for what is given."""
-        choice = choice._replace(values={key: value for key, value in choice.values.items() if key not in given})
+        choice = choice._replace(
+            values={
+                key: value for key, value in choice.values.items() if key not in given
+            }
+        )
         lines.extend([str(choice)] * bool(choice.values))
         return changed(config, choice.values)
 
     config = with_choice(_sets(config.data.train, config.data.valid, config.data.eval))
-    problems, data = learned_from(config, texts=True), config.data
+    problems = learned_from(config, texts=True)
+    data = config.data
     config = with_choice(answers_of(problems))
-    words = 0 if config.init or config.tokenizer else few_words(problems, architecture_of(config.reasoner).needs_words)
+    words = (
+        0
+        if config.init or config.tokenizer
+        else few_words(problems, architecture_of(config.reasoner).needs_words)
+    )
     if config.init:
         config = changed(config, {"init": newest_checkpoint(config.init)})
-    with contextlib.ExitStack() as quiet:  # the run says what is odd about what it starts from
+    with (
+        contextlib.ExitStack() as quiet
+    ):  # the run says what is odd about what it starts from
         quiet.callback(logging.set_verbosity, logging.get_verbosity())
         logging.set_verbosity(logging.ERROR)
         start, checkpoint, latents = _start(config, "reasoner" in given, words)
     token = f", one for each of the {words} words of the training data" * bool(words)
     token = token or ", a token a byte" * (start["tokenizer"] == BYTES)
     why = "as given" if config.init else f"without a base model: random weights{token}"
-    config = with_choice(Choice({key: value for key, value in start.items() if value}, why))
+    config = with_choice(
+        Choice({key: value for key, value in start.items() if value}, why)
+    )
     demos = {DEMOS: data.demos} if data.demos else {}
     sources = demos | {TRAIN: data.train, VALID: data.valid}
     sources |= {EVAL + name: source for name, source in data.eval.items()}
     sets = {key: load_set(config, key, source) for key, source in sources.items()}
-    for choice in choices(_measured(sets, checkpoint, bool(config.init), latents, given)):
+    for choice in choices(
+        _measured(sets, checkpoint, bool(config.init), latents, given)
+    ):
         config = with_choice(choice)
-    return config, [*lines, f"as given, not chosen: {', '.join(sorted(given))}"] if given else lines
+    return config, [
+        *lines,
+        f"as given, not chosen: {', '.join(sorted(given))}",
+    ] if given else lines
 
 
 def few_words(problems: Sequence[Problem], needed: bool = False) -> int:
@@ -85,19 +104,34 @@ def few_words(problems: Sequence[Problem], needed: bool = False) -> int:
     Args:
         needed: bytes can't be tokens, so that a word may have fewer problems.
     """
-    texts = (text for problem in problems for text in (problem.question, *problem.steps, problem.answer))
-    return len(words_of(texts, _FEW_WORDS if needed else min(len(problems) // 10, _FEW_WORDS)))
+    texts = (
+        text
+        for problem in problems
+        for text in (problem.question, *problem.steps, problem.answer)
+    )
+    return len(
+        words_of(texts, _FEW_WORDS if needed else min(len(problems) // 10, _FEW_WORDS))
+    )
 
 
-def _start(config: Config, is_named: bool, words: int) -> tuple[dict[str, str], Checkpoint, int]:
+def _start(
+    config: Config, is_named: bool, words: int
+) -> tuple[dict[str, str], Checkpoint, int]:
     """Return the keys of what the run starts from, that itself, and the number of a reasoner's latents, else 0.
 
     Args:
         is_named: the user has said what reasoner it is.
         words: each of which can be a token.
     """
-    quiet = {"model.dtype": "float32", "model.scan_layers": False}  # which ask no device, before jax is set up
-    start = {"init": config.init, "reasoner": config.reasoner, "tokenizer": config.tokenizer}
+    quiet = {
+        "model.dtype": "float32",
+        "model.scan_layers": False,
+    }  # which ask no device, before jax is set up
+    start = {
+        "init": config.init,
+        "reasoner": config.reasoner,
+        "tokenizer": config.tokenizer,
+    }
     if not config.init:
         start["tokenizer"] = config.tokenizer or (WORDS if words else BYTES)
         settings = changed(config, start, quiet)
@@ -120,13 +154,19 @@ def _start(config: Config, is_named: bool, words: int) -> tuple[dict[str, str], 
 
 def _sets(train: str, valid: str, eval: dict[str, str]) -> Choice:
     """Choose where problems come from; what isn't given is a split of the training data, or a tenth of it."""
-    missing = [name for name, source in (("validation", valid), ("test", eval)) if not source]
+    missing = [
+        name for name, source in (("validation", valid), ("test", eval)) if not source
+    ]
     valid = valid or _split(train, "valid")
     eval = eval or {"test": _split(train, "test")}
     why = f"no {' or '.join(missing)} set was given" if missing else "as given"
     if any(source.startswith(f"{train}[") for source in (valid, *eval.values())):
-        why += "; a tenth of the problems each is set apart, by their place in the source"
-    rest = f"{train}[train]" if f"{train}[test]" in eval.values() else train  # without `valid` it is anyhow
+        why += (
+            "; a tenth of the problems each is set apart, by their place in the source"
+        )
+    rest = (
+        f"{train}[train]" if f"{train}[test]" in eval.values() else train
+    )  # without `valid` it is anyhow
     return Choice({"data.train": rest, "data.valid": valid, "data.eval": eval}, why)
 
 
@@ -158,7 +198,10 @@ def answers_of(problems: Sequence[Problem]) -> Choice:
         return Choice({}, "no problem has an answer")
     others = [text for text in texts if not number_of(text)]
     if 10 * len(others) <= len(texts):
-        return Choice({"prompt.answers": "auto"}, f"{len(texts) - len(others):,} of {len(texts):,} answers are numbers")
+        return Choice(
+            {"prompt.answers": "auto"},
+            f"{len(texts) - len(others):,} of {len(texts):,} answers are numbers",
+        )
     why = f"{len(others):,} of {len(texts):,} answers are no numbers, {others[0][:40]!r} for one; compared as texts"
     return Choice({"prompt.answers": "texts"}, why)
 
@@ -171,17 +214,26 @@ def _measured(
     given: Mapping[str, Any],
 ) -> Measured:
     """Measure what the problems and the model tell."""
-    template, model, demos = checkpoint.template, checkpoint.description.model, next(iter(sets.values()))
-    encoded = [encode_problems(template, problems, problems is demos, Counter()) for problems in sets.values()]
+    template = checkpoint.template
+    model = checkpoint.description.model
+    demos = next(iter(sets.values()))
+    encoded = [
+        encode_problems(template, problems, problems is demos, Counter())
+        for problems in sets.values()
+    ]
     answers = [len(ids) + 1 for problems in encoded for ids in problems.answers]
     steps = encoded[0].steps
-    parameters = 12 * model.n_layer * model.n_embd**2 + model.vocab_size * model.n_embd  # roughly
+    parameters = (
+        12 * model.n_layer * model.n_embd**2 + model.vocab_size * model.n_embd
+    )  # roughly
     return Measured(
         problems=len(sets[TRAIN]),
         steps=[len(problem.steps) for problem in demos],
         prompts=[len(ids) for problems in encoded for ids in problems.prompts],
         answers=answers,
-        written=[sum(map(len, ids)) + size for ids, size in zip(steps, answers, strict=False)],
+        written=[
+            sum(map(len, ids)) + size for ids, size in zip(steps, answers, strict=False)
+        ],
         parameters=parameters if is_pretrained else 0,
         positions=model.n_positions if is_pretrained else 0,
         latents=latents,

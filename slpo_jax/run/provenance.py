@@ -36,7 +36,14 @@ from slpo_jax.policy.latent_policies import has_parameters
 from slpo_jax.run.experiment import Stage
 from slpo_jax.run.setup import Setup
 from slpo_jax.runtime import hosts
-from slpo_jax.stages import CONTROL, IMITATE, NO_THOUGHT, SECTIONS, UNFINISHED, section_of
+from slpo_jax.stages import (
+    CONTROL,
+    IMITATE,
+    NO_THOUGHT,
+    SECTIONS,
+    UNFINISHED,
+    section_of,
+)
 from slpo_jax.training.recipes import ImitateSettings
 
 _REWARDS = {"reward": "rewards", "rewards": "reward"}  # one of which is given
@@ -55,26 +62,44 @@ def bound_settings(settings: Mapping[str, Any], name: str) -> dict[str, Any]:
         settings: of `config.json`, by dotted key.
         name: of the stage's checkpoint.
     """
-    section, bound = section_of(name), dict[str, Any]()
+    section = section_of(name)
+    bound = dict[str, Any]()
     for key, value in settings.items():
         place = key.partition(".")[0]
         of_another_stage = place in SECTIONS and place != section
-        of_another_objective = place == "objective" and not is_under(key, (f"objective.{name}",))
+        of_another_objective = place == "objective" and not is_under(
+            key, (f"objective.{name}",)
+        )
         unnamed_reward = key in _REWARDS and not value
-        if of_another_stage or of_another_objective or unnamed_reward or is_under(key, MAY_DIFFER):
+        if (
+            of_another_stage
+            or of_another_objective
+            or unnamed_reward
+            or is_under(key, MAY_DIFFER)
+        ):
             continue
         if not is_of_another_policy(key, settings):
             bound[key] = value
     architecture = architecture_of(settings["reasoner"])
     # A latent policy that neither thinks nor has parameters in the checkpoint changes nothing.
-    thinks = settings["max_latents"] and (section != IMITATE or architecture.has_latents)
+    thinks = settings["max_latents"] and (
+        section != IMITATE or architecture.has_latents
+    )
     if not thinks and not has_parameters(settings["latent_policy.name"]):
-        bound = {key: value for key, value in bound.items() if not is_under(key, ("latent_policy",))}
+        bound = {
+            key: value
+            for key, value in bound.items()
+            if not is_under(key, ("latent_policy",))
+        }
     # Nor does a recipe that is not used.
     if section == IMITATE:
         shared = {field.name for field in dataclasses.fields(ImitateSettings)}
         used = {*shared, settings["imitate.recipe"], architecture.default_recipe}
-        others = [key for key in bound if is_under(key, ("imitate",)) and key.split(".")[1] not in used]
+        others = [
+            key
+            for key in bound
+            if is_under(key, ("imitate",)) and key.split(".")[1] not in used
+        ]
         for key in others:
             del bound[key]
     if name == NO_THOUGHT:  # which has no latents after which to stop
@@ -91,11 +116,18 @@ def evaluated_settings(config: Config, more_ends: Iterable[int] = ()) -> dict[st
     Args:
         more_ends: ids of tokens that end answers besides the tokenizer's eos, which only a checkpoint's files say.
     """
-    evaluate, settings = config.evaluate, model_settings(config) | rollout_settings(config)
-    tokens, rate = settings.pop("max_answer_tokens"), settings.pop("dropout.rate")
+    evaluate = config.evaluate
+    settings = model_settings(config) | rollout_settings(config)
+    tokens = settings.pop("max_answer_tokens")
+    rate = settings.pop("dropout.rate")
     settings["evaluate.max_answer_tokens"] = evaluate.max_answer_tokens or tokens
-    settings["evaluate.dropout"] = rate if evaluate.dropout is None else evaluate.dropout
-    settings |= {"seed": config.seed, "model.dtype": config.model.dtype} | config.reward_facts
+    settings["evaluate.dropout"] = (
+        rate if evaluate.dropout is None else evaluate.dropout
+    )
+    settings |= {
+        "seed": config.seed,
+        "model.dtype": config.model.dtype,
+    } | config.reward_facts
     return settings | {"more_ends": list(more_ends)}
 
 
@@ -108,8 +140,14 @@ def problems_facts(problems: EncodedProblems, limit: int) -> dict[str, Any]:
     """
     count = min(limit or len(problems), len(problems))
     first_problems = problems.problems[:count]
-    texts = [[problem.question, problem.steps, problem.answer] for problem in first_problems]
-    texts += [[repr(sorted(problem.columns.items()))] for problem in first_problems if problem.columns]
+    texts = [
+        [problem.question, problem.steps, problem.answer] for problem in first_problems
+    ]
+    texts += [
+        [repr(sorted(problem.columns.items()))]
+        for problem in first_problems
+        if problem.columns
+    ]
     prompts = [list(map(int, prompt)) for prompt in problems.prompts[:count]]
     return {"data": digest(texts), "prompts": digest(prompts), "problems": count}
 
@@ -124,7 +162,9 @@ def trained_with(stage: Stage) -> dict[str, Any]:
         folder = opened.stage_folder if opened else None
     if folder is None or not folder.inputs.is_file():
         return facts
-    facts |= {"stage": section_of(folder.name)} | bound_settings(flatten(folder.read_config()), folder.name)
+    facts |= {"stage": section_of(folder.name)} | bound_settings(
+        flatten(folder.read_config()), folder.name
+    )
     return facts | folder.read_inputs()
 
 
@@ -134,7 +174,10 @@ def is_as_trained(config: Config, facts: Mapping[str, Any]) -> bool:
     Args:
         facts: of `trained_with`.
     """
-    return all(facts.get(key, value) == value for key, value in rollout_settings(config).items())
+    return all(
+        facts.get(key, value) == value
+        for key, value in rollout_settings(config).items()
+    )
 
 
 def ensure_manifest(stage: Stage, write: bool = True) -> None:
@@ -145,20 +188,29 @@ def ensure_manifest(stage: Stage, write: bool = True) -> None:
     Raises:
         UserError: the workdir holds the same stage of another config, of other data or from another start.
     """
-    experiment, folder = stage.experiment, stage.folder
-    if stage.name in UNFINISHED and not folder.is_finished:  # it may have begun with parts of its recipe's own
-        ensure_manifest(experiment.stage(UNFINISHED[stage.name]), write and experiment.recipe.ends_apart)
+    experiment = stage.experiment
+    folder = stage.folder
+    if (
+        stage.name in UNFINISHED and not folder.is_finished
+    ):  # it may have begun with parts of its recipe's own
+        ensure_manifest(
+            experiment.stage(UNFINISHED[stage.name]),
+            write and experiment.recipe.ends_apart,
+        )
     if not folder.steps:  # what never got to its first checkpoint binds nobody
         if write:
             config = values(stage_config(experiment.config, stage.name))
             inputs = _inputs(stage)
-            hosts.barrier(f"manifest {stage.name}")  # nobody still looks for what is written now
+            hosts.barrier(
+                f"manifest {stage.name}"
+            )  # nobody still looks for what is written now
             if hosts.is_first():
                 experiment.checkpoint.write(experiment.workdir.reasoner)
             _write_facts(folder, config, inputs)
         return
     _check_settings(stage)
-    then, now = folder.read_inputs()["start"]["stage"], stage.start.name
+    then = folder.read_inputs()["start"]["stage"]
+    now = stage.start.name
     if then != now:
         raise UserError(
             f"{folder.path}: began from {then or 'config.init'}, and would now from {now or 'config.init'}; "
@@ -168,13 +220,17 @@ def ensure_manifest(stage: Stage, write: bool = True) -> None:
     if write and stage.goes_on:
         config = values(stage_config(experiment.config, stage.name))
         inputs = folder.read_inputs()
-        hosts.barrier(f"more steps of {stage.name}")  # nobody still looks for what is written now
+        hosts.barrier(
+            f"more steps of {stage.name}"
+        )  # nobody still looks for what is written now
         if hosts.is_first():
             folder.finished.unlink(missing_ok=True)
         _write_facts(folder, config, inputs)
 
 
-def _write_facts(folder: StageFolder, config: dict[str, Any], inputs: dict[str, Any]) -> None:
+def _write_facts(
+    folder: StageFolder, config: dict[str, Any], inputs: dict[str, Any]
+) -> None:
     """Write down what a stage's result depends on."""
     write_text(folder.inputs, json.dumps(inputs, indent=1) + "\n")
     write_text(folder.config, json.dumps(config, indent=1) + "\n")
@@ -189,8 +245,10 @@ def check_models(stages: Iterable[Stage]) -> None:
         UserError: the key in which one is of another model than the config's.
     """
     for stage in stages:
-        config, then = stage.experiment.config, flatten(stage.folder.read_config())
-        now, name = model_settings(config), config.latent_policy.name
+        config = stage.experiment.config
+        then = flatten(stage.folder.read_config())
+        now = model_settings(config)
+        name = config.latent_policy.name
         if has_parameters(name) or has_parameters(then.get("latent_policy.name", name)):
             now["latent_policy.name"] = name
         for key, value in now.items():
@@ -216,15 +274,22 @@ def checkpoint_digest(stage: Stage, load: Callable[[], Any]) -> str:
     Args:
         load: reads the parameters.
     """
-    folders = [params_dir(stage.folder.path)] if stage.name else initial_files(stage.experiment)
+    folders = (
+        [params_dir(stage.folder.path)]
+        if stage.name
+        else initial_files(stage.experiment)
+    )
     state: dict[str, Any] = {}
     for folder in folders:
         files = [folder] if folder.is_file() else files_below(folder)
         stats = {str(path.relative_to(folder.parent)): path.stat() for path in files}
         state |= {name: [it.st_size, it.st_mtime_ns] for name, it in stats.items()}
     if not stage.name:  # what lacks in it is drawn, and how it is read can be set
-        settings, unread = flat_values(stage.experiment.config), (*MAY_DIFFER, *SECTIONS, "objective", "data")
-        state["settings"] = {key: value for key, value in settings.items() if not is_under(key, unread)}
+        settings = flat_values(stage.experiment.config)
+        unread = (*MAY_DIFFER, *SECTIONS, "objective", "data")
+        state["settings"] = {
+            key: value for key, value in settings.items() if not is_under(key, unread)
+        }
     path_of_digest = stage.experiment.workdir.digest(stage.name)
     digest_before = artifact.value_of(path_of_digest, state)
     if hosts.agreed(digest_before is not None, path_of_digest):
@@ -236,13 +301,15 @@ def checkpoint_digest(stage: Stage, load: Callable[[], Any]) -> str:
 
 def _check_settings(stage: Stage) -> None:
     """Check a stage's settings and files. Files that are gone are no difference; whoever needs them says so."""
-    config, inputs = stage.experiment.config, stage.folder.read_inputs()
+    config = stage.experiment.config
+    inputs = stage.folder.read_inputs()
     then = bound_settings(flatten(stage.folder.read_config()), stage.name)
     now = settings_of(config, stage.name)
     names = {unfinished: name for name, unfinished in UNFINISHED.items()}
     owner = f"{stage.experiment.workdir}'s stage {names.get(stage.name, stage.name)}"
     # Files go before settings, which may have been chosen from them.
-    digests, files = _files(config), inputs["files"]
+    digests = _files(config)
+    files = inputs["files"]
     for key in digests.keys() & files.keys():
         if digests[key] == files[key]:  # whose bytes say more than its name
             now[key] = then.get(key)
@@ -256,26 +323,36 @@ def _check_settings(stage: Stage) -> None:
             if key in then:
                 now[key] = then[key]
     # The section rl of an objective has its own settings in it, whose own name is to be said.
-    now = dict(sorted(now.items(), key=lambda item: not item[0].startswith("objective.")))
+    now = dict(
+        sorted(now.items(), key=lambda item: not item[0].startswith("objective."))
+    )
     if differs := first_difference(now, then):
         key, is_now, was = differs
         raise UserError(
             f"config.{key}: is {is_now}, and {was} is what {owner} was run with; set it back, or {stage.folder.anew}"
         )
-    if differs := artifact.first_difference(_reward_code(config, stage.name), inputs["reward_code"]):
+    if differs := artifact.first_difference(
+        _reward_code(config, stage.name), inputs["reward_code"]
+    ):
         raise UserError(
             f"config.reward: {differs[0]} has changed since {owner} began; bring the old one back, or "
             f"{stage.folder.anew}"
         )
 
 
-def first_difference(now: dict[str, Any], then: dict[str, Any]) -> tuple[str, str, str] | None:
+def first_difference(
+    now: dict[str, Any], then: dict[str, Any]
+) -> tuple[str, str, str] | None:
     """Return `artifact.first_difference` of flat facts; of one reward against several, both keys are there."""
     if (differs := artifact.first_difference(now, then)) is None:
         return None
     key, is_now, was = differs
     other = _REWARDS.get(key)
-    return key, is_now, f"config.{other}={json.dumps(then[other])}" if other in then else was
+    return (
+        key,
+        is_now,
+        f"config.{other}={json.dumps(then[other])}" if other in then else was,
+    )
 
 
 def check_start(stage: Stage) -> None:
@@ -286,7 +363,9 @@ def check_start(stage: Stage) -> None:
     """
     path = stage.folder.path
     before = stage.folder.read_inputs()["start"]
-    if before["digest"] and _start(stage.experiment.stage(before["stage"]))["digest"] not in ("", before["digest"]):
+    if before["digest"] and _start(stage.experiment.stage(before["stage"]))[
+        "digest"
+    ] not in ("", before["digest"]):
         raise UserError(  # else it began from random weights, or from what is gone
             f"{path}: began from another {before['stage'] or 'config.init'} than is there now; bring that back, "
             f"use another --workdir, or delete {path} to run the stage anew"
@@ -305,7 +384,9 @@ def _reward_code(config: Config, name: str) -> dict[str, str]:
     if section_of(name) == IMITATE:
         return {}
     facts = config.reward_facts
-    return {key.removeprefix(_CODE): facts[key] for key in facts if key.startswith(_CODE)}
+    return {
+        key.removeprefix(_CODE): facts[key] for key in facts if key.startswith(_CODE)
+    }
 
 
 def _files(config: Config) -> dict[str, str]:
@@ -314,21 +395,37 @@ def _files(config: Config) -> dict[str, str]:
     sources: dict[str, tuple[str, Role]] = {
         "train": (data.train, "train"), "demos": (data.demos, "train"), "valid": (data.valid, "validation")
     }  # fmt: skip
-    places = {f"data.{name}": place_of(*source) for name, source in sources.items() if source[0]}
+    places = {
+        f"data.{name}": place_of(*source)
+        for name, source in sources.items()
+        if source[0]
+    }
     if config.tokenizer not in ("", WORDS, BYTES):
         places["tokenizer"] = Path(config.tokenizer).expanduser(), ""
-    digests = {key: (files_digest(place), part) for key, (place, part) in places.items()}
-    return {key: " ".join(source).strip() for key, source in digests.items() if source[0]}
+    digests = {
+        key: (files_digest(place), part) for key, (place, part) in places.items()
+    }
+    return {
+        key: " ".join(source).strip() for key, source in digests.items() if source[0]
+    }
 
 
 def _start(stage: Stage) -> dict[str, str]:
     """Return a stage and the digest of what it depends on, "" if it is gone; without a name, `config.init`'s files'."""
     if not stage.name:
-        digests = [files_digest(path) for path in initial_files(stage.experiment)] or [""]
-        return {"stage": "", "digest": digests[0] if len(digests) == 1 else digest(digests)}
+        digests = [files_digest(path) for path in initial_files(stage.experiment)] or [
+            ""
+        ]
+        return {
+            "stage": "",
+            "digest": digests[0] if len(digests) == 1 else digest(digests),
+        }
     if stage.folder.steps:
         inputs = stage.folder.read_inputs()
-        facts = [bound_settings(flatten(stage.folder.read_config()), stage.name), inputs]
+        facts = [
+            bound_settings(flatten(stage.folder.read_config()), stage.name),
+            inputs,
+        ]
     elif stage.wanted:
         facts = [settings_of(stage.experiment.config, stage.name), _inputs(stage)]
     else:

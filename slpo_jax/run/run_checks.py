@@ -21,10 +21,16 @@ from slpo_jax.runtime import hosts
 from slpo_jax.stages import EVALUATE, IMITATE
 
 _TRIED = 8  # problems that a reward is tried on before any work
-_OURS = {"solution_str": "completion", "response": "completion", "ground_truth": "answer"}  # by what verl calls them
+_OURS = {
+    "solution_str": "completion",
+    "response": "completion",
+    "ground_truth": "answer",
+}  # by what verl calls them
 
 
-def check_start(config: Config, checkpoint: Checkpoint, finished: Collection[str]) -> None:
+def check_start(
+    config: Config, checkpoint: Checkpoint, finished: Collection[str]
+) -> None:
     """Refuse a start that lacks what is not trained but asked for, and thoughts that are made of nothing.
 
     Args:
@@ -32,23 +38,42 @@ def check_start(config: Config, checkpoint: Checkpoint, finished: Collection[str
     """
     architecture = checkpoint.description.architecture
     prompt = config.prompt
-    name, reasoner = config.latent_policy.name, config.reasoner
-    config.latent_policy.selected.check(name, architecture, reasoner, config.max_latents, prompt.closing)
-    recipe, thinks = config.imitate.recipe or architecture.default_recipe, config.max_latents > 0
-    if IMITATE in config.stages and recipe in architecture.not_taught_by and (thinks or not architecture.has_latents):
+    name = config.latent_policy.name
+    reasoner = config.reasoner
+    config.latent_policy.selected.check(
+        name, architecture, reasoner, config.max_latents, prompt.closing
+    )
+    recipe = config.imitate.recipe or architecture.default_recipe
+    thinks = config.max_latents > 0
+    if (
+        IMITATE in config.stages
+        and recipe in architecture.not_taught_by
+        and (thinks or not architecture.has_latents)
+    ):
         raise UserError(
             f"config.imitate.recipe: {recipe} doesn't teach {config.reasoner} to think; leave it out for its own, "
             f"{architecture.default_recipe}"
         )
-    default = PromptConfig(answers=prompt.answers if prompt.marked_style("after_mark") == prompt.answers else "auto")
-    for key in [key for key, value in vars(default).items() if getattr(prompt, key) != value]:
+    default = PromptConfig(
+        answers=prompt.answers
+        if prompt.marked_style("after_mark") == prompt.answers
+        else "auto"
+    )
+    for key in [
+        key for key, value in vars(default).items() if getattr(prompt, key) != value
+    ]:
         if key not in architecture.prompt_keys:
-            others = ", ".join(name for name, (kind, _) in REASONERS.items() if key in kind.prompt_keys)
+            others = ", ".join(
+                name for name, (kind, _) in REASONERS.items() if key in kind.prompt_keys
+            )
             raise UserError(
-                f"config.prompt.{key}", f"{reasoner} asks and answers in its own way; leave it out, or use {others}"
+                f"config.prompt.{key}",
+                f"{reasoner} asks and answers in its own way; leave it out, or use {others}",
             )
     if not architecture.has_gate and config.gate.enabled:
-        raise UserError(f"config.gate.enabled: True, but a {architecture.name} reasoner has no gate; set it to False")
+        raise UserError(
+            f"config.gate.enabled: True, but a {architecture.name} reasoner has no gate; set it to False"
+        )
     if checkpoint.lacks and IMITATE not in {*config.stages, *finished}:
         raise UserError(
             f"{key_name('config.init')}: {config.init} is a base model and no {config.reasoner} yet (it lacks the "
@@ -56,21 +81,29 @@ def check_start(config: Config, checkpoint: Checkpoint, finished: Collection[str
             f"words with {key_name('config.reasoner')}={IN_WORDS}"
         )
     trains = set(config.stages) != {EVALUATE} or bool(finished)
-    if config.gate.enabled and config.init and not checkpoint.description.gate_trained and not trains:
+    if (
+        config.gate.enabled
+        and config.init
+        and not checkpoint.description.gate_trained
+        and not trains
+    ):
         raise UserError(
             f"config.gate.enabled: {config.init} comes without a trained stopping gate; set it to False for a fixed "
             "number of latents, or train a gate with the cold_start stage"
         )
 
 
-def fitting_slots(slots: Collection[int], latents: int, answers: int, positions: int, init: str) -> tuple[int, ...]:
+def fitting_slots(
+    slots: Collection[int], latents: int, answers: int, positions: int, init: str
+) -> tuple[int, ...]:
     """Return the buckets, cut to what the model's positions leave for prompts.
 
     Args:
         latents, answers: the most that there may be of each.
         init: whose positions they are; "" of random weights, which all buckets must fit.
     """
-    others, prompt = latents + answers, max(slots)
+    others = latents + answers
+    prompt = max(slots)
     if others >= positions and init:
         key = "max_latents" if latents else "max_answer_tokens"
         raise UserError(
@@ -106,12 +139,22 @@ def earnable(problems: EncodedProblems, where: str, judge: Reward) -> EncodedPro
         UserError: there is none.
     """
     unknown = problems.template.tokenizer.unk_token_id
-    places = [i for i in judge.unearned(problems.answers, problems.problems) if unknown not in problems.answers[i]]
+    places = [
+        i
+        for i in judge.unearned(problems.answers, problems.problems)
+        if unknown not in problems.answers[i]
+    ]
     if not places:
         return problems
     text = problems.template.answer_text(problems.problems[places[0]].answer)
-    answer = judge.read(np.array([*problems.answers[places[0]], problems.template.eos_id], np.int32)).answer
-    problem = f"{text!r} is read as {answer!r}" if answer else f"{text!r} has no answer when it is read"
+    answer = judge.read(
+        np.array([*problems.answers[places[0]], problems.template.eos_id], np.int32)
+    ).answer
+    problem = (
+        f"{text!r} is read as {answer!r}"
+        if answer
+        else f"{text!r} has no answer when it is read"
+    )
     if len(places) == len(problems):
         raise UserError(f"{where}: {problem}, and no answer of the {len(places)} is right itself; "
                         f"{key_name('config.prompt.answers')} says how answers are read")  # fmt: skip
@@ -120,7 +163,9 @@ def earnable(problems: EncodedProblems, where: str, judge: Reward) -> EncodedPro
                         len(problems), problem)  # fmt: skip
     rest = problems.subset(np.setdiff1d(np.arange(len(problems)), places))
     left_out = problems.problems.left_out + len(places)
-    return dataclasses.replace(rest, problems=rest.problems.with_only(rest.problems, left_out=left_out))
+    return dataclasses.replace(
+        rest, problems=rest.problems.with_only(rest.problems, left_out=left_out)
+    )
 
 
 def check_reward(key: str, encoded: EncodedProblems, judge: Reward) -> None:
@@ -134,8 +179,14 @@ def check_reward(key: str, encoded: EncodedProblems, judge: Reward) -> None:
     problems = encoded.problems
     for name, entry in judge.entries.items():
         needed = names_of(entry.function).needed if entry.function else frozenset()
-        for column in sorted(needed - GIVEN, key=lambda name: (name not in _OURS, name)):
-            places = [place for place, problem in enumerate(problems) if column not in problem.columns]
+        for column in sorted(
+            needed - GIVEN, key=lambda name: (name not in _OURS, name)
+        ):
+            places = [
+                place
+                for place, problem in enumerate(problems)
+                if column not in problem.columns
+            ]
             if places:
                 remedy = "rename the argument, give it a default, or add the column"
                 if column in _OURS:
@@ -145,18 +196,30 @@ def check_reward(key: str, encoded: EncodedProblems, judge: Reward) -> None:
                     f"of {key} don't have, the first is problem {places[0]}; {remedy}"
                 )
     tried = problems[:_TRIED]
-    texts = [encoded.template.answer_text(problem.answer) if problem.answer else problem.question for problem in tried]
+    texts = [
+        encoded.template.answer_text(problem.answer)
+        if problem.answer
+        else problem.question
+        for problem in tried
+    ]
     ids = [list(encoded.answers[place]) for place in range(len(tried))]
-    readings = [Reading(tokens, text, None, cut=False) for tokens, text in zip(ids, texts, strict=True)]
+    readings = [
+        Reading(tokens, text, None, cut=False)
+        for tokens, text in zip(ids, texts, strict=True)
+    ]
     failed = judge.judged(readings, tried).failed
-    if failed.all() and len(judge.entries) == 1:  # of several, one may be of other problems
+    if (
+        failed.all() and len(judge.entries) == 1
+    ):  # of several, one may be of other problems
         raise UserError(
             f"config.reward: {next(iter(judge.entries))} fails on the answers of the first "
             f"{len(tried)} problems of {key} themselves; mend it"
         )
 
 
-def check_answers(key: str, problems: EncodedProblems, places: Sequence[int], name: str, most: int) -> None:
+def check_answers(
+    key: str, problems: EncodedProblems, places: Sequence[int], name: str, most: int
+) -> None:
     """Fail before any work on references that no rollout has room for: whatever it says, it would be wrong.
 
     Of a set to evaluate on, or to choose on, some may be: they are counted in a warning.
@@ -191,7 +254,11 @@ def check_prompts(key: str, prompts: Sequence[Ids], most: int, is_cut: bool) -> 
     """
     lengths = [len(prompt) for prompt in prompts]
     if max(lengths) > most:
-        room = "positions that thought and answer leave" if is_cut else "of config.prompt_slots"
+        room = (
+            "positions that thought and answer leave"
+            if is_cut
+            else "of config.prompt_slots"
+        )
         lower = f"lower {key_name('config.max_latents')} or {key_name('config.max_answer_tokens')}"
         remedy = lower if is_cut else "add a larger bucket there"
         raise UserError(

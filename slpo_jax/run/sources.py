@@ -15,7 +15,10 @@ from slpo_jax.io.files import flatten
 from slpo_jax.rewards.answers import STYLES, style_of
 from slpo_jax.rewards.reward import CORRECT, REWARDS, RewardEntry
 
-TRAIN, DEMOS, VALID, EVAL = "config.data.train", "config.data.demos", "config.data.valid", "config.data.eval."
+TRAIN = "config.data.train"
+DEMOS = "config.data.demos"
+VALID = "config.data.valid"
+EVAL = "config.data.eval."
 LEARNED = (TRAIN, DEMOS)
 # Other keys are asked for their test split.
 _ROLES: dict[str, Role] = {TRAIN: "train", DEMOS: "train", VALID: "validation"}
@@ -24,7 +27,11 @@ _WHOLE = 1000  # and of a line of a problem
 
 
 def load_set(
-    config: Config, key: str, source: Any, texts: bool = False, entries: Sequence[RewardEntry] | None = None
+    config: Config,
+    key: str,
+    source: Any,
+    texts: bool = False,
+    entries: Sequence[RewardEntry] | None = None,
 ) -> Problems:
     """Read the problems of a key's source, of training problems without those that validation has too.
 
@@ -38,16 +45,37 @@ def load_set(
         UserError: the key, and what is wrong with its source.
     """
     if isinstance(source, str) and not source:
-        raise UserError(f"{key}: not set; give a file or a synthetic set such as synthetic:train")
-    entries = [REWARDS[name] for name, _ in config.weighted] if entries is None else entries
-    data, of_numbers = config.data, not texts and any(entry.function is None for entry in entries)
-    columns_of, unanswered = [entry.columns for entry in entries], not any(entry.needs_answer for entry in entries)
-    columns = None if None in columns_of else frozenset[str]().union(*filter(None, columns_of))
-    kind = STYLES[style_of(config.prompt.answers, "after_mark")].kind if of_numbers else "texts"
+        raise UserError(
+            f"{key}: not set; give a file or a synthetic set such as synthetic:train"
+        )
+    entries = (
+        [REWARDS[name] for name, _ in config.weighted] if entries is None else entries
+    )
+    data = config.data
+    of_numbers = not texts and any(entry.function is None for entry in entries)
+    columns_of = [entry.columns for entry in entries]
+    unanswered = not any(entry.needs_answer for entry in entries)
+    columns = (
+        None
+        if None in columns_of
+        else frozenset[str]().union(*filter(None, columns_of))
+    )
+    kind = (
+        STYLES[style_of(config.prompt.answers, "after_mark")].kind
+        if of_numbers
+        else "texts"
+    )
 
     def load(name, source):
         with about(name):
-            options = data.of_task(source), _ROLES.get(name, "test"), kind, data.fields, columns, unanswered
+            options = (
+                data.of_task(source),
+                _ROLES.get(name, "test"),
+                kind,
+                data.fields,
+                columns,
+                unanswered,
+            )
             return load_problems(source, *options)
 
     problems = load(key, source)
@@ -57,22 +85,36 @@ def load_set(
         valid = load(VALID, data.valid)
         rest = without(problems, valid)
         # What is set apart from the source itself is no loss.
-        count = total - len(rest) - (len(valid) if data.valid == f"{source}[valid]" else 0)
+        count = (
+            total - len(rest) - (len(valid) if data.valid == f"{source}[valid]" else 0)
+        )
         warning = f"{key}: left out {count} of {total} problems, which are also in config.data.valid"
-        problems = problems.with_only(rest, warnings=(*problems.warnings, *[warning] * (count > 0)))
+        problems = problems.with_only(
+            rest, warnings=(*problems.warnings, *[warning] * (count > 0))
+        )
     if not problems:
-        raise UserError(f"{key}: every problem of {source} is also in config.data.valid; give another set")
+        raise UserError(
+            f"{key}: every problem of {source} is also in config.data.valid; give another set"
+        )
     return problems
 
 
 def learned_from(config: Config, texts: bool = False) -> list[Problem]:
     """Read all problems that a model learns from, whose words it is to know."""
-    sources = {TRAIN: config.data.train} | ({DEMOS: config.data.demos} if config.data.demos else {})
-    return [problem for key, source in sources.items() for problem in load_set(config, key, source, texts)]
+    sources = {TRAIN: config.data.train} | (
+        {DEMOS: config.data.demos} if config.data.demos else {}
+    )
+    return [
+        problem
+        for key, source in sources.items()
+        for problem in load_set(config, key, source, texts)
+    ]
 
 
 def data_summary(
-    key: str, problems: EncodedProblems, rewards: Sequence[tuple[str, float]] = ((CORRECT, 1.0),)
+    key: str,
+    problems: EncodedProblems,
+    rewards: Sequence[tuple[str, float]] = ((CORRECT, 1.0),),
 ) -> list[str]:
     """Return one line, and others on the source's fields and, of training data, with an example.
 
@@ -94,7 +136,10 @@ def read_as(source: str, problems: Problems, answers: str) -> list[str]:
         source: what it is called.
         answers: what its answers are.
     """
-    return [*_described(source, problems, f"answers are {answers}", True), *map("  {}".format, problems.warnings)]
+    return [
+        *_described(source, problems, f"answers are {answers}", True),
+        *map("  {}".format, problems.warnings),
+    ]
 
 
 def made_with(source: Any, settings: Any = None) -> str:
@@ -111,7 +156,11 @@ def made_with(source: Any, settings: Any = None) -> str:
     if settings is None:
         return f"made with the defaults of {section}; a run may have others: r.problems(NAME), slpo data RUN NAME"
     default = flatten(values(type(settings)()))
-    changes = {key: value for key, value in flatten(values(settings)).items() if value != default.get(key)}
+    changes = {
+        key: value
+        for key, value in flatten(values(settings)).items()
+        if value != default.get(key)
+    }
     if not changes:
         return f"made with the defaults of {section}"
     return f"made with {section}: {', '.join(f'{key}={value}' for key, value in changes.items())}"
@@ -121,28 +170,49 @@ def problem_lines(problems: Iterable[Problem]) -> list[str]:
     """Write problems as prompt, steps and answer."""
     lines = []
     for number, problem in enumerate(problems, start=1):
-        steps, answer = problem.steps or ["none"], [problem.answer or "none"]
-        parts = {"prompt": problem.question.split("\n"), "steps": steps, "answer": answer}
+        steps = problem.steps or ["none"]
+        answer = [problem.answer or "none"]
+        parts = {
+            "prompt": problem.question.split("\n"),
+            "steps": steps,
+            "answer": answer,
+        }
         for name, texts in parts.items():
-            heads = [f"{number if name == 'prompt' else '':>3}  {name:<6}"] + [" " * 11] * (len(texts) - 1)
-            lines += [f"{head}  {_shortened(text, _WHOLE)}" for head, text in zip(heads, texts, strict=True)]
+            heads = [f"{number if name == 'prompt' else '':>3}  {name:<6}"] + [
+                " " * 11
+            ] * (len(texts) - 1)
+            lines += [
+                f"{head}  {_shortened(text, _WHOLE)}"
+                for head, text in zip(heads, texts, strict=True)
+            ]
     return lines
 
 
-def _described(name: str, problems: Problems, answers: str, with_steps: bool) -> list[str]:
+def _described(
+    name: str, problems: Problems, answers: str, with_steps: bool
+) -> list[str]:
     """Return a line on a set's problems, and others on its fields."""
-    counts, unanswered = [len(problem.steps) for problem in problems], sum(not problem.answer for problem in problems)
-    facts = [f"{len(counts):,} problems"] + [f"{unanswered:,} without an answer"] * bool(unanswered)
+    counts = [len(problem.steps) for problem in problems]
+    unanswered = sum(not problem.answer for problem in problems)
+    facts = [f"{len(counts):,} problems"] + [
+        f"{unanswered:,} without an answer"
+    ] * bool(unanswered)
     if with_steps:
         facts.append(f"{sum(counts) / len(counts):.1f} steps each")
         facts += [f"{counts.count(0):,} without steps"] * (0 in counts)
-    return [f"{name}: {', '.join([*facts, answers])}", *map("  {}".format, problems.field_use.lines())]
+    return [
+        f"{name}: {', '.join([*facts, answers])}",
+        *map("  {}".format, problems.field_use.lines()),
+    ]
 
 
 def _example(problems: EncodedProblems) -> str:
     """Write the first problem as the model sees it: prompt | steps | answer, as its template writes them."""
-    template, problem = problems.template, problems.problems[0]
-    steps = "".join(template.step_text(step, place == 0) for place, step in enumerate(problem.steps))
+    template = problems.template
+    problem = problems.problems[0]
+    steps = "".join(
+        template.step_text(step, place == 0) for place, step in enumerate(problem.steps)
+    )
     answer = template.answer_text(problem.answer) if problem.answer else ""
     texts = (template.question_text(problem.question), steps, answer)
     return " | ".join(_shortened(repr(text)) for text in texts)

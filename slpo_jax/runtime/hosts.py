@@ -17,8 +17,10 @@ import numpy as np
 
 from slpo_jax.errors import UserError
 
-_index, _count = 0, 1
-_begun, _last = 0, "its start"  # of what all do in the same order
+_index = 0
+_count = 1
+_begun = 0
+_last = "its start"  # of what all do in the same order
 _CHECKS = 20  # in the time after which a process is stuck
 _FOLDER = "slpo_jax/place/"
 
@@ -38,7 +40,8 @@ def join(coordinator: str | None, processes: int | None, process: int | None) ->
     import jax
 
     jax.distributed.initialize(coordinator, processes, process)
-    _index, _count = jax.process_index(), jax.process_count()
+    _index = jax.process_index()
+    _count = jax.process_count()
 
 
 def begin(what: str = "") -> None:
@@ -48,7 +51,8 @@ def begin(what: str = "") -> None:
         what: in words, if not as before.
     """
     global _begun, _last
-    _begun, _last = _begun + 1, what or _last
+    _begun = _begun + 1
+    _last = what or _last
 
 
 def count() -> int:
@@ -94,7 +98,11 @@ def agreed(number: int, where: object) -> int:
     Raises:
         UserError: this process sees less than the first.
     """
-    first = int(_together().broadcast_one_to_all(np.int32(number))) if _count > 1 else number
+    first = (
+        int(_together().broadcast_one_to_all(np.int32(number)))
+        if _count > 1
+        else number
+    )
     if first > number:
         raise UserError(
             f"{where}: process {_index} can't see what the first one does; give all processes a --workdir on storage "
@@ -130,7 +138,9 @@ def watched(seconds: float) -> Iterator[None]:
     if not seconds or _count == 1:
         yield
         return
-    from jax._src.distributed import global_state  # jax has no other way to texts that all processes see
+    from jax._src.distributed import (
+        global_state,
+    )  # jax has no other way to texts that all processes see
 
     over = threading.Event()
     watching = (seconds, global_state.client, over.wait, _leave)
@@ -141,7 +151,12 @@ def watched(seconds: float) -> Iterator[None]:
         over.set()
 
 
-def watch(seconds: float, store: Any, pause: Callable[[float], bool], end: Callable[[str], None]) -> None:
+def watch(
+    seconds: float,
+    store: Any,
+    pause: Callable[[float], bool],
+    end: Callable[[str], None],
+) -> None:
     """Watch the places of all processes until it is over, or somebody is stuck.
 
     Time is counted in pauses that were waited for: of a machine that sleeps none pass.
@@ -151,24 +166,40 @@ def watch(seconds: float, store: Any, pause: Callable[[float], bool], end: Calla
         pause: waits some seconds; True where the watch is over.
         end: what to do with the line that says who is stuck.
     """
-    before, waited = None, 0
+    before = None
+    waited = 0
     while waited < _CHECKS and not pause(seconds / _CHECKS):
-        place = json.dumps([_begun, _last, f"{socket.gethostname()}, PID {os.getpid()}"])
+        place = json.dumps(
+            [_begun, _last, f"{socket.gethostname()}, PID {os.getpid()}"]
+        )
         try:
             store.key_value_set(f"{_FOLDER}{_index}", place, allow_overwrite=True)
             texts = dict(store.key_value_dir_get(_FOLDER))
-        except RuntimeError:  # it is gone, and jax ends the others of a process that died
+        except (
+            RuntimeError
+        ):  # it is gone, and jax ends the others of a process that died
             return
-        places = [json.loads(texts.get(f"{_FOLDER}{i}", '[-1, "its start", "unknown"]')) for i in range(_count)]
-        waited, before = (waited + 1 if places == before else 0), places
+        places = [
+            json.loads(texts.get(f"{_FOLDER}{i}", '[-1, "its start", "unknown"]'))
+            for i in range(_count)
+        ]
+        waited = waited + 1 if places == before else 0
+        before = places
     if before and waited >= _CHECKS:
         end(_verdict(seconds, before))
 
 
 def _verdict(seconds: float, places: list[list[Any]]) -> str:
     """Say which processes are behind the others, and where."""
-    behind = [index for index, (number, _, _) in enumerate(places) if number == min(place[0] for place in places)]
-    where = ", ".join(f"process {index} ({places[index][2]}) after {places[index][1]}" for index in behind)
+    behind = [
+        index
+        for index, (number, _, _) in enumerate(places)
+        if number == min(place[0] for place in places)
+    ]
+    where = ", ".join(
+        f"process {index} ({places[index][2]}) after {places[index][1]}"
+        for index in behind
+    )
     waiting = "" if len(behind) == len(places) else "; the others wait for it"
     return (
         f"stuck for {seconds:g} s, of {len(places)} processes: {where}{waiting}; look there for what it does (py-spy "

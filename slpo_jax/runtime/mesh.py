@@ -21,9 +21,11 @@ from slpo_jax.errors import UserError
 from slpo_jax.runtime import hosts
 from slpo_jax.settings import Checked, setting
 
-DATA, FSDP = "data", "fsdp"
+DATA = "data"
+FSDP = "fsdp"
 AXES = (DATA, FSDP)
-ROWS, EVERYWHERE = PartitionSpec(AXES), PartitionSpec()
+ROWS = PartitionSpec(AXES)
+EVERYWHERE = PartitionSpec()
 """How a batch lies on the mesh, and what every device has all of."""
 
 
@@ -37,7 +39,9 @@ def device_mesh(devices=None, fsdp: int = 1) -> Mesh:
     """
     devices = devices or jax.devices()
     if len(devices) % fsdp:
-        raise UserError(f"config.sharding.fsdp: {fsdp} does not divide the {len(devices)} devices; give one that does")
+        raise UserError(
+            f"config.sharding.fsdp: {fsdp} does not divide the {len(devices)} devices; give one that does"
+        )
     shape = (len(devices) // fsdp, fsdp)
     return jax.make_mesh(shape, AXES, axis_types=(AxisType.Auto,) * 2, devices=devices)
 
@@ -52,13 +56,19 @@ def shard_rows(tree: Any, mesh: Mesh) -> Any:
     return jax.tree.map(put, tree)
 
 
-def over_rows(function: Callable[..., Any], mesh: Mesh, specs: tuple[PartitionSpec, ...]) -> Callable[..., Any]:
+def over_rows(
+    function: Callable[..., Any], mesh: Mesh, specs: tuple[PartitionSpec, ...]
+) -> Callable[..., Any]:
     """Compile the function so that each device has its own rows, of arguments and of results.
 
     Args:
         specs: of its arguments, `ROWS` or `EVERYWHERE`.
     """
-    return jax.jit(jax.shard_map(function, mesh=mesh, in_specs=specs, out_specs=ROWS, check_vma=False))
+    return jax.jit(
+        jax.shard_map(
+            function, mesh=mesh, in_specs=specs, out_specs=ROWS, check_vma=False
+        )
+    )
 
 
 def replicate(tree: Any, mesh: Mesh) -> Any:
@@ -69,7 +79,9 @@ def replicate(tree: Any, mesh: Mesh) -> Any:
 
     def put(x):
         if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
-            return jax.random.wrap_key_data(put(jax.random.key_data(x)), impl=jax.random.key_impl(x))
+            return jax.random.wrap_key_data(
+                put(jax.random.key_data(x)), impl=jax.random.key_impl(x)
+            )
         x = np.asarray(x)
         return jax.make_array_from_callback(x.shape, sharding, lambda index: x[index])
 
@@ -113,18 +125,31 @@ class Layout:
         parts = self.mesh.shape[FSDP]
         sizes = [size if size % parts == 0 else 0 for size in param.shape]
         longest = max(sizes, default=0)
-        if parts == 1 or not longest or jax.tree_util.keystr(path, simple=True).endswith(("bias", "scale")):
+        if (
+            parts == 1
+            or not longest
+            or jax.tree_util.keystr(path, simple=True).endswith(("bias", "scale"))
+        ):
             return EVERYWHERE
-        return PartitionSpec(*(FSDP if at == sizes.index(longest) else None for at in range(len(sizes))))
+        return PartitionSpec(
+            *(FSDP if at == sizes.index(longest) else None for at in range(len(sizes)))
+        )
 
-    def state_specs(self, optimizer: optax.GradientTransformation, trained: Any, opt_state: Any) -> Any:
+    def state_specs(
+        self, optimizer: optax.GradientTransformation, trained: Any, opt_state: Any
+    ) -> Any:
         """Return an optimizer state's specs: what has a parameter's shape is cut so, all else stays whole."""
 
         def spec(leaf, param, of_param):
             return of_param if leaf.shape == param.shape else EVERYWHERE
 
         return optax.tree_map_params(
-            optimizer, spec, opt_state, trained, self.specs(trained), transform_non_params=lambda _: EVERYWHERE
+            optimizer,
+            spec,
+            opt_state,
+            trained,
+            self.specs(trained),
+            transform_non_params=lambda _: EVERYWHERE,
         )
 
     def shardings(self, specs: Any) -> Any:
@@ -133,14 +158,22 @@ class Layout:
 
     def pinned(self, tree: Any, specs: Any) -> Any:
         """Lay a tree out so, inside jit; where nothing is cut, the compiler may as it likes."""
-        return jax.lax.with_sharding_constraint(tree, self.shardings(specs)) if self.is_sharded else tree
+        return (
+            jax.lax.with_sharding_constraint(tree, self.shardings(specs))
+            if self.is_sharded
+            else tree
+        )
 
 
 def gathered(params: Any, specs: Any) -> Any:
     """Gather whole parameters from their parts, inside shard_map."""
 
     def whole(part, spec):
-        return jax.lax.all_gather(part, FSDP, axis=_cut(spec), tiled=True) if FSDP in spec else part
+        return (
+            jax.lax.all_gather(part, FSDP, axis=_cut(spec), tiled=True)
+            if FSDP in spec
+            else part
+        )
 
     return jax.tree.map(whole, params, specs)
 
@@ -151,7 +184,9 @@ def summed(grads: Any, specs: Any) -> Any:
     def part(grad, spec):
         if FSDP not in spec:
             return total(grad)
-        shard = jax.lax.psum_scatter(grad, FSDP, scatter_dimension=_cut(spec), tiled=True)
+        shard = jax.lax.psum_scatter(
+            grad, FSDP, scatter_dimension=_cut(spec), tiled=True
+        )
         return jax.lax.psum(shard, DATA)
 
     return jax.tree.map(part, grads, specs)

@@ -33,16 +33,30 @@ class Progress:
         keep: False for what is one of many: its bar goes when it is done, and it has no lines if it is quick.
     """
 
-    def __init__(self, label: str, total: int, done: int = 0, unit: str = "step", keep: bool = True):
+    def __init__(
+        self,
+        label: str,
+        total: int,
+        done: int = 0,
+        unit: str = "step",
+        keep: bool = True,
+    ):
         self.done = done
         self._label = label
         self._unit = unit
         self._facts: Mapping[str, str] = {}
         is_terminal = sys.stderr.isatty()
         if is_terminal:
-            layout: dict[str, Any] = dict(file=sys.stderr, mininterval=1.0, dynamic_ncols=True)
+            layout: dict[str, Any] = dict(
+                file=sys.stderr, mininterval=1.0, dynamic_ncols=True
+            )
         else:
-            layout = dict(file=_Lines(sys.stderr), bar_format=_LINE, mininterval=_SECONDS, position=0)
+            layout = dict(
+                file=_Lines(sys.stderr),
+                bar_format=_LINE,
+                mininterval=_SECONDS,
+                position=0,
+            )
             layout["delay"] = 0.0 if keep else _SECONDS
         self._bar = tqdm(
             total=total, initial=done, desc=label, unit=unit, leave=keep, miniters=1, disable=not hosts.is_first(),
@@ -70,7 +84,9 @@ class Progress:
 
     def _show_compilation(self, seconds: float | None) -> None:
         """Say that something is compiled, see `backend.Say`."""
-        self._bar.set_postfix_str("compiling .." if seconds is None else f"compiled in {seconds:.0f} s")
+        self._bar.set_postfix_str(
+            "compiling .." if seconds is None else f"compiled in {seconds:.0f} s"
+        )
 
 
 class _Lines:
@@ -99,7 +115,8 @@ def if_slow(text: str, total: int) -> Callable[[int], None]:
     Args:
         total: all of it, in the units of what is done.
     """
-    start, is_told = time.monotonic(), False
+    start = time.monotonic()
+    is_told = False
 
     def tell(done: int) -> None:
         nonlocal is_told
@@ -108,7 +125,11 @@ def if_slow(text: str, total: int) -> Callable[[int], None]:
         if not is_told and min(seconds, seconds_left) >= _QUICK:
             is_told = True
             if hosts.is_first():
-                print(f"{text}, about {tqdm.format_interval(seconds_left)} left", file=sys.stderr, flush=True)
+                print(
+                    f"{text}, about {tqdm.format_interval(seconds_left)} left",
+                    file=sys.stderr,
+                    flush=True,
+                )
 
     return tell
 
@@ -121,14 +142,22 @@ def print_plainly() -> None:
 
     absl's `logging` begins with `basicConfig()` then, whose handler would put "WARNING:absl:" before them.
     """
-    if not python_logging.root.handlers and _print not in (logger := logging.get_absl_logger()).filters:
+    if (
+        not python_logging.root.handlers
+        and _print not in (logger := logging.get_absl_logger()).filters
+    ):
         logger.addFilter(_print)
 
 
 def _print(record: python_logging.LogRecord) -> bool:
     """Print it, or leave it to the handlers."""
-    layouts = [getattr(handler.formatter, "_fmt", "") for handler in python_logging.root.handlers]
-    if not record.pathname.startswith(_PACKAGE) or any(layout != python_logging.BASIC_FORMAT for layout in layouts):
+    layouts = [
+        getattr(handler.formatter, "_fmt", "")
+        for handler in python_logging.root.handlers
+    ]
+    if not record.pathname.startswith(_PACKAGE) or any(
+        layout != python_logging.BASIC_FORMAT for layout in layouts
+    ):
         return True
     print(record.getMessage(), file=sys.stderr)
     return False
@@ -146,4 +175,8 @@ def say_start(workdir: str | Path, config: str = "") -> None:
     if str(workdir) not in _begun:
         _begun.append(str(workdir))
         suffix = f", config {config}" if config else ""
-        print(f"slpo_jax {__version__}: workdir {workdir}{suffix}", file=sys.stderr, flush=True)
+        print(
+            f"slpo_jax {__version__}: workdir {workdir}{suffix}",
+            file=sys.stderr,
+            flush=True,
+        )

@@ -17,7 +17,8 @@ ARRAYS = {"tokens": np.arange(6).reshape(2, 3), "lengths": np.ones(2, np.float32
 def _made(folder):
     (folder / "below").mkdir()
     (folder / "below" / "x.txt").write_text("x")
-    path, file = folder / "it.json", folder / "below" / "x.txt"
+    path = folder / "it.json"
+    file = folder / "below" / "x.txt"
     artifact.write(path, FACTS, {"answer": 7}, [file, folder / "never there"])
     return path, file
 
@@ -30,7 +31,9 @@ CHANGES = {
     "facts edited": _replace('"seed": 1', '"seed": 2'),
     "value edited": _replace('"answer": 7', '"answer": 8'),
     "digest edited": _replace('"below/x.txt": "', '"below/x.txt": "0'),
-    "no digest": lambda path, file: path.write_text(json.dumps({"facts": FACTS, "value": 7, "files": {}})),
+    "no digest": lambda path, file: path.write_text(
+        json.dumps({"facts": FACTS, "value": 7, "files": {}})
+    ),
     "half written": lambda path, file: path.write_text(path.read_text()[:-9]),
     "empty": lambda path, file: path.write_text(""),
     "a list": lambda path, file: path.write_text("[]"),
@@ -49,7 +52,10 @@ def test_what_is_whole_and_of_these_facts_is_current(tmp_path):
     assert not artifact.is_current(path, facts, ["below/x.txt", "never there"])
     assert artifact.value_of(path, facts) == {"answer": 7}
     other = facts | {"rates": [0.5, 3]}
-    assert (artifact.is_current(path, other), artifact.value_of(path, other)) == (False, None)
+    assert (artifact.is_current(path, other), artifact.value_of(path, other)) == (
+        False,
+        None,
+    )
     assert artifact.read(tmp_path / "none.json", "make it") is None
 
 
@@ -73,9 +79,12 @@ def test_files_are_held_to_the_byte(tmp_path, how):
     assert not artifact.is_current(path, found.facts)
 
 
-@pytest.mark.parametrize("how", ["facts", "an array", "a type", "one more", "cut off", "empty", "gone"])
+@pytest.mark.parametrize(
+    "how", ["facts", "an array", "a type", "one more", "cut off", "empty", "gone"]
+)
 def test_arrays_are_those_that_were_written_of_these_facts(tmp_path, how):
-    path, facts = tmp_path / "new" / "1.npz", [1, "seed 1"]
+    path = tmp_path / "new" / "1.npz"
+    facts = [1, "seed 1"]
     artifact.write_arrays(path, facts, ARRAYS)
     found = artifact.read_arrays(path, facts)
     assert found.keys() == ARRAYS.keys()
@@ -97,7 +106,8 @@ def test_arrays_are_those_that_were_written_of_these_facts(tmp_path, how):
 @pytest.mark.parametrize("kind", ["artifact", "arrays", "a folder"])
 def test_what_can_not_be_read_is_not_taken_for_gone(tmp_path, unreadable, kind):
     """Nor for damaged: whoever makes it again would find out last of all."""
-    (path, file), arrays = _made(tmp_path), tmp_path / "1.npz"
+    (path, file) = _made(tmp_path)
+    arrays = tmp_path / "1.npz"
     artifact.write_arrays(arrays, FACTS, ARRAYS)
     facts = artifact.read(path).facts
     ways = {"artifact": (path, [lambda: artifact.read(path), lambda: artifact.read(path, "delete it"),
@@ -121,9 +131,14 @@ def test_of_several_processes_the_first_writes(tmp_path, monkeypatch):
 
 
 def test_the_first_difference_is_named():
-    now, then = {"a": {"b": 1, "c": 2}, "d": "x" * 99}, {"d": "x" * 99, "a": {"b": 1, "c": 3}, "e": 1}
+    now = {"a": {"b": 1, "c": 2}, "d": "x" * 99}
+    then = {"d": "x" * 99, "a": {"b": 1, "c": 3}, "e": 1}
     assert artifact.first_difference(now, then) == ("a.c", "2", "3")
-    assert artifact.first_difference(now | {"a": then["a"]}, then) == ("e", "unused", "1")
+    assert artifact.first_difference(now | {"a": then["a"]}, then) == (
+        "e",
+        "unused",
+        "1",
+    )
     assert artifact.first_difference(then, then) is None
     assert artifact.first_difference({"a": None}, {}) == ("a", "null", "unused")
     key, long, was = artifact.first_difference({"d": "x" * 99}, {})

@@ -55,13 +55,23 @@ def laid_out(prompt: Ids, spans: Sequence[Ids], suffix: Ids) -> Row:
     cells = [(token, at, 0, 0) for at, token in enumerate(prompt)]
     for n, span in enumerate(spans, 1):
         at = first + n - 1
-        cells += [(0, at, n, 0), *((token, place, 0, n) for place, token in enumerate(span, at + 1))]
-    return Row([*cells, *((token, at, 0, 0) for at, token in enumerate(suffix, first + len(spans)))], first)
+        cells += [
+            (0, at, n, 0),
+            *((token, place, 0, n) for place, token in enumerate(span, at + 1)),
+        ]
+    return Row(
+        [
+            *cells,
+            *((token, at, 0, 0) for at, token in enumerate(suffix, first + len(spans))),
+        ],
+        first,
+    )
 
 
 def seen_by(text: Slots) -> jax.Array:
     """Mark, bool [B, L, L], what is seen: by a span's token its span and the latent before it, by others no span."""
-    query, key = text.spans[:, :, None], text.spans[:, None]
+    query = text.spans[:, :, None]
+    key = text.spans[:, None]
     return (query == key) | ((query > 0) & (query == text.latents[:, None]))
 
 
@@ -74,7 +84,9 @@ def seen_by_encoder(read: Slots) -> jax.Array:
 def at_latents(x_BLD: jax.Array, slots: Slots, before: int, most: int) -> jax.Array:
     """Take [B, N, D]: what is `before` slots before each latent; anything where a row has fewer than `most`."""
     numbers_N = jnp.arange(1, most + 1)
-    at_BN = jnp.argmax(slots.latents[:, None] == numbers_N[None, :, None], axis=-1) - before
+    at_BN = (
+        jnp.argmax(slots.latents[:, None] == numbers_N[None, :, None], axis=-1) - before
+    )
     return jnp.take_along_axis(x_BLD, jnp.maximum(at_BN, 0)[..., None], axis=1)
 
 
@@ -86,7 +98,11 @@ def padded(rows: Sequence[Row], slots: int) -> tuple[Slots, SuffixBatch]:
     for b, row in enumerate(rows):
         length = len(row.cells)
         cells[b, :length] = row.cells
-        weights[b, : length - 1] = (np.arange(1, length) >= row.given) & (cells[b, 1:length, 2] == 0)
+        weights[b, : length - 1] = (np.arange(1, length) >= row.given) & (
+            cells[b, 1:length, 2] == 0
+        )
         cells[b, length - 1, 1] = -1  # the last is not fed
     tokens, *arrays = np.moveaxis(cells, -1, 0)
-    return Slots(tokens[:, :-1], *(x[:, :-1] for x in arrays)), SuffixBatch(tokens[:, :-1], tokens[:, 1:], weights)
+    return Slots(tokens[:, :-1], *(x[:, :-1] for x in arrays)), SuffixBatch(
+        tokens[:, :-1], tokens[:, 1:], weights
+    )
