@@ -68,21 +68,20 @@ def changed(
     Raises:
         UserError: a value is not valid, or a key unknown; the message names it.
     """
-    fields = {
-        name: (hint, limits.entry)
-        for name, hint, _, limits in fields_of(type(settings))
-        if limits.in_config
-    }
+    fields = {}
+    for name, hint, _, limits in fields_of(type(settings)):
+        if limits.in_config:
+            fields[name] = (hint, limits.entry)
+    # Merge every field that some layer changes, in the order of the layers.
     merged = dict(others)
     for name, changes in _by_name(layers).items():
         if name not in fields and not changes[0][0]:
-            raise UserError(
-                f"{key}.{name}",
-                f"unknown config key; use one of {', '.join(sorted(fields))}",
-            )
+            names = ", ".join(sorted(fields))
+            raise UserError(f"{key}.{name}", f"unknown config key; use one of {names}")
         hint, entry = fields.get(name, (None, None))
         old = getattr(settings, name) if name in fields else None
-        merged[name] = _merged(old, hint, changes, f"{key}.{name}", entry)
+        merged[name] = _merge(old, hint, changes, f"{key}.{name}", entry)
+    # The dataclass checks its fields when it is made; its errors name a field, which becomes the config's key.
     try:
         result = replace(settings, **merged)  # type: ignore[type-var]
         check_fields(result)  # also where a user's own dataclass doesn't
@@ -97,9 +96,10 @@ def nearest(given: str, names: Iterable[str]) -> str:
     parts = given.count(".") + 1
     ends = {name: ".".join(name.lstrip("-").split(".")[-parts:]) for name in ordered}
     alike = difflib.get_close_matches(given, ends.values(), 1, 0.7)
-    return "; nearest: " * bool(alike) + ", ".join(
-        [name for name in ordered if ends[name] in alike][:4]
-    )
+    if not alike:
+        return ""
+    names = [name for name in ordered if ends[name] in alike]
+    return f"; nearest: {', '.join(names[:4])}"
 
 
 def _by_name(
@@ -114,7 +114,7 @@ def _by_name(
     return changes
 
 
-def _merged(
+def _merge(
     old: Any,
     hint: Any,
     changes: list[tuple[str, Any]],
@@ -126,41 +126,46 @@ def _merged(
     Of a file with `rl` = {steps: 5} and a flag `rl.group=16`, the section rl gets [("", {steps: 5}), ("group", 16)].
     What is given as a whole and can't be merged takes the place of all before it.
     """
-    changes = [
-        (below, value if below else _as_field(value, _plain(hint)))
-        for below, value in changes
-    ]
-    if entry and is_dataclass(hint):
-        old = entry(key, old, changes)
-    layers = list[Mapping[str, Any]]()
+    # Read each value that is given as a whole; those for a key below are read where they arrive.
+    kind = _plain(hint)
+    read = []
     for below, value in changes:
+        read.append((below, value if below else _as_field(value, kind)))
+    if entry and is_dataclass(hint):
+        old = entry(key, old, read)
+    # Collect the layers of a section. A whole value that is no layer of it replaces all before.
+    layers = list[Mapping[str, Any]]()
+    for below, value in read:
         is_section = is_dataclass(old) or isinstance(old, dict)
         if below and not is_section:
-            raise UserError(
-                f"{key}.{below}", "unknown config key; there is no such section"
-            )
-        if below or (is_section and isinstance(value, Mapping)):
-            if not below and hint == dict[str, str]:  # sources, given all at once
+            problem = "unknown config key; there is no such section"
+            raise UserError(f"{key}.{below}", problem)
+        if below:
+            layers.append({below: value})
+        elif is_section and isinstance(value, Mapping):
+            # Sources that are given all at once replace the ones before.
+            if hint == dict[str, str]:
                 old = {}
                 layers = []
-            layers.append({below: value} if below else value)
+            layers.append(value)
         elif is_dataclass(hint) and not is_dataclass(value):
-            raise UserError(
-                key, f"{value!r} is not valid; give a section with keys of its own"
-            )
+            problem = f"{value!r} is not valid; give a section with keys of its own"
+            raise UserError(key, problem)
         else:
             old = value
             layers = []
     if is_dataclass(old):
         return changed(old, *layers, key=key)
+    if not layers:
+        return old
+    # A dict of sections or values is merged name by name; a new name begins empty where its values are dicts.
     part = (*get_args(hint), Any, Any)[1]
     start: dict[str, Any] | None = {} if get_origin(part) is dict else None
+    merged = dict(old)
     for name, subkeys in _by_name(layers).items():
-        old = {
-            **old,
-            name: _merged(old.get(name, start), part, subkeys, f"{key}.{name}", entry),
-        }
-    return dict(sorted(old.items())) if layers else old
+        before = merged.get(name, start)
+        merged[name] = _merge(before, part, subkeys, f"{key}.{name}", entry)
+    return dict(sorted(merged.items()))
 
 
 def _as_field(value: Any, kind: Any) -> Any:
@@ -168,6 +173,7 @@ def _as_field(value: Any, kind: Any) -> Any:
 
     A `Text` is as Python writes the value, or where it can't be read so, the text itself.
     """
+    # A command line's text becomes a Python value, unless the key holds texts.
     if isinstance(value, Text):
         if kind is str and value != "None":
             return str(value)
@@ -177,6 +183,7 @@ def _as_field(value: Any, kind: Any) -> Any:
             value = str(value)
         if kind is tuple and value is not None and not isinstance(value, tuple | list):
             return (value,)
+    # Frozen dataclasses hold tuples, also within tuples.
     if isinstance(value, list | tuple) and kind is not Any:
         return tuple(_as_field(part, None) for part in value)
     if kind is float and type(value) is int and abs(value) < _EXACT:
@@ -190,4 +197,6 @@ def _plain(hint: Any) -> type:
     parts = get_args(hint)
     if kind in (Union, types.UnionType):
         return next(_plain(part) for part in parts if part is not type(None))
-    return type(parts[0]) if kind is Literal else kind or hint
+    if kind is Literal:
+        return type(parts[0])
+    return kind or hint

@@ -101,18 +101,30 @@ class AdaptiveLength(Distillation):
         self, settings: ImitateSettings, problems: EncodedProblems
     ) -> list[Phase]:
         """Return the phases, of which the last has slots for the longest thought of these problems."""
-        slots = max(self.lengths(problems, range(len(problems))), default=0)
-        cot = Phase("cot", 0, settings.cot_steps, 0, 0, 0)
-        return consecutive(
-            [cot, Phase("adalr", 0, settings.final_steps, None, int(slots), int(slots))]
+        slots = int(max(self.lengths(problems, range(len(problems))), default=0))
+        cot = Phase(
+            name="cot",
+            start=0,
+            end=settings.cot_steps,
+            dropped=0,
+            latents=0,
+            latent_slots=0,
         )
+        adalr = Phase(
+            name="adalr",
+            start=0,
+            end=settings.final_steps,
+            dropped=None,
+            latents=slots,
+            latent_slots=slots,
+        )
+        return consecutive([cot, adalr])
 
     def lengths(self, problems: EncodedProblems, indices: Any) -> np.ndarray:
         """Return the number of latents of each of these problems, int [B]."""
         steps_B = np.array([len(problems.steps[i]) for i in indices], np.int32)
-        return np.minimum(
-            self.latents + self.latents_a_step * steps_B, self.most
-        ).astype(np.int32)
+        latents_B = self.latents + self.latents_a_step * steps_B
+        return np.minimum(latents_B, self.most).astype(np.int32)
 
     def position(self, template, ids, answer):
         """Return the index of the first token behind "The answer is:", the answer's or a lone space's."""
@@ -127,6 +139,7 @@ class AdaptiveLength(Distillation):
             return AdaptiveBatch(**vars(batch))
         latents_B = self.lengths(draw.problems, draw.indices)
         rows = len(latents_B)
+        # A row chooses before each latent to go on, and after the last one to stop.
         # Weights were scaled for tokens alone: count them again, together with the choices.
         is_token_BA = batch.student.suffix.weights > 0
         choices = np.sum(latents_B + 1)
@@ -146,6 +159,7 @@ class AdaptiveLength(Distillation):
         """
         rows = jnp.float32(batch.draws.shape[0])
         params = policy.reasoner.stacked(params)
+        # The teacher reads its written steps.
         teacher, teacher_BMD = teach(
             policy.reasoner, params, batch, key, policy.config.dropout_rate
         )
@@ -158,6 +172,7 @@ class AdaptiveLength(Distillation):
         )
         keys_B = noise.row_keys(key, batch.draws)
         inputs, thought = curriculum.after_latents(given, params, batch.student, keys_B)
+        # The student answers, and is asked for every choice that its length stands for.
         hidden_BAD, _, student_BMD = policy.reasoner.trace(
             params, at_B=batch.student_at, **inputs
         )
@@ -170,16 +185,12 @@ class AdaptiveLength(Distillation):
         distance = distillation(student_BMD[:, 1:], teacher_BMD[:, 1:]).sum()
         loss = student + self.teacher_factor * teacher + self.distil_factor * distance
         parts = {
-            "loss": loss,
-            "student": student,
-            "teacher": teacher,
-            "distil": distance,
+            "loss": (loss, rows),
+            "student": (student, rows),
+            "teacher": (teacher, rows),
+            "distil": (distance, rows),
         }
-        return (
-            loss,
-            metrics | {name: (part, rows) for name, part in parts.items()},
-            thought,
-        )
+        return loss, metrics | parts, thought
 
     def choices(
         self, policy: Policy, params, thought, latents_B: jax.Array
@@ -190,7 +201,6 @@ class AdaptiveLength(Distillation):
         stop_BT = latent_policy.stop_logits(params, thought.actions)
         is_fed_BT = jnp.arange(stop_BT.shape[1])[None] < latents_B[:, None]
         going_on_B = jnp.sum(jax.nn.log_sigmoid(-stop_BT), axis=1, where=is_fed_BT)
-        stopping_B = latent_policy.halting_log_prob(params, thought.hidden_ND[:, None])[
-            :, 0
-        ]
-        return -(going_on_B + stopping_B)
+        last_N1D = thought.hidden_ND[:, None]
+        stopping_BT = latent_policy.halting_log_prob(params, last_N1D)
+        return -(going_on_B + stopping_BT[:, 0])

@@ -68,15 +68,13 @@ class Draw:
 
     def prompts(self, rows: Sequence[Ids]) -> Prompts:
         """Pad B prompts to their smallest bucket."""
-        return Prompts(
-            *pad_prompts(rows, self.prompt_slots, self.problems.template.pad_id)
-        )
+        pad_id = self.problems.template.pad_id
+        return Prompts(*pad_prompts(rows, self.prompt_slots, pad_id))
 
     def suffixes(self, rows: Sequence[Ids]) -> SuffixBatch:
         """Pad B main texts to their smallest bucket."""
-        return pad_suffixes(
-            rows, self.fit(max(map(len, rows)) - 1), self.problems.template.pad_id
-        )
+        slots = self.fit(max(map(len, rows)) - 1)
+        return pad_suffixes(rows, slots, self.problems.template.pad_id)
 
 
 def in_fours(size: int) -> int:
@@ -86,12 +84,13 @@ def in_fours(size: int) -> int:
 
 def usable(problems: EncodedProblems, max_tokens: int) -> list[int]:
     """Return the problems whose question, steps and answer together have at most `max_tokens` tokens; 0 is no limit."""
+    indices = list[int]()
     texts = zip(problems.prompts, problems.steps, problems.answers, strict=True)
-    sizes = [
-        len(prompt) - 1 + sum(map(len, steps)) + len(answer)
-        for prompt, steps, answer in texts
-    ]
-    return [i for i, size in enumerate(sizes) if size <= max_tokens or not max_tokens]
+    for index, (prompt, steps, answer) in enumerate(texts):
+        size = len(prompt) - 1 + sum(map(len, steps)) + len(answer)
+        if size <= max_tokens or not max_tokens:
+            indices.append(index)
+    return indices
 
 
 @dataclasses.dataclass(frozen=True)
@@ -193,9 +192,8 @@ class Phase:
     def stretches(self) -> list[tuple[int, int]]:
         """The steps [start, end) from one reset of the optimizer to the next: all, or those between two rises."""
         every = self.rise or self.end - self.start
-        return [
-            (at, min(at + every, self.end)) for at in range(self.start, self.end, every)
-        ]
+        starts = range(self.start, self.end, every)
+        return [(start, min(start + every, self.end)) for start in starts]
 
 
 def consecutive(plan: Sequence[Phase]) -> list[Phase]:
@@ -203,10 +201,9 @@ def consecutive(plan: Sequence[Phase]) -> list[Phase]:
     placed = list[Phase]()
     for phase in plan:
         start = placed[-1].end if placed else 0
+        end = start + phase.end
         if phase.end:
-            placed.append(
-                dataclasses.replace(phase, start=start, end=start + phase.end)
-            )
+            placed.append(dataclasses.replace(phase, start=start, end=end))
     return placed
 
 
@@ -249,9 +246,11 @@ class Recipe:
         Args:
             buckets: of its main texts, below the first multiple of 4 that holds each of them.
         """
-        _, longest, *further = map(max, zip(*self.needs(problems, phase), strict=True))
+        sizes = self.needs(problems, phase)
+        _, longest, *further = map(max, zip(*sizes, strict=True))
         most = in_fours(longest)
-        return (*sorted(size for size in buckets if size < most), most), *further
+        smaller = sorted(size for size in buckets if size < most)
+        return (*smaller, most), *further
 
     def batch(
         self,
@@ -265,9 +264,8 @@ class Recipe:
     ) -> Any:
         """Make the batch of one step; a pure function of its arguments."""
         indices = batch_indices(seed, step, len(problems), batch_size)
-        return self.rows(
-            Draw(problems, phase, step, seed, indices, prompt_slots, slots)
-        )
+        draw = Draw(problems, phase, step, seed, indices, prompt_slots, slots)
+        return self.rows(draw)
 
     @property
     def ends_apart(self) -> bool:
@@ -341,26 +339,21 @@ def with_lora(
     """
 
     def init(key, policy, params):
-        extra = (
-            recipe.init(jax.random.fold_in(key, 1), policy, params)
-            if recipe.init
-            else {}
+        made = {}
+        if recipe.init:
+            made = recipe.init(jax.random.fold_in(key, 1), policy, params)
+        made[parts.ADAPTER] = lora.adapter(
+            key, params, config.rank, config.kernels, tokens=tokens
         )
-        return extra | {
-            parts.ADAPTER: lora.adapter(
-                key, params, config.rank, config.kernels, tokens=tokens
-            )
-        }
+        return made
+
+    def merge(params):
+        return lora.without_adapter(params, config.scale, tokens=tokens)
 
     def loss(policy, params, batch, key):
-        return recipe.loss(
-            policy,
-            lora.without_adapter(params, config.scale, tokens=tokens),
-            batch,
-            key,
-        )
+        return recipe.loss(policy, merge(params), batch, key)
 
     def finish(params):
-        return recipe.finish(lora.without_adapter(params, config.scale, tokens=tokens))
+        return recipe.finish(merge(params))
 
     return dataclasses.replace(recipe, init=init, alone=True, loss=loss, finish=finish)

@@ -151,69 +151,59 @@ class SimCot(RecipeSettings):
 
         def needs(problems: EncodedProblems, phase: Phase) -> list[Needs]:
             """Count as the recipe itself does; thoughts, and slots of the text of one."""
-            is_drawn = (
-                phase.latents is None or phase.latents_a_step
-            )  # fewer thoughts say longer texts
-            counts = range(
-                0 if is_drawn else phase.latent_slots,
-                phase.latent_slots + 1,
-                thoughts.latents,
-            )
             most = thoughts.number(phase.latent_slots)
             base = default.needs(problems, phase)
             if not most:
                 return [(*sizes, 0, 0) for sizes in base]
+            # Where rows may have fewer thoughts, these say longer texts: look at each number.
+            is_drawn = phase.latents is None or phase.latents_a_step
+            least = 0 if is_drawn else phase.latent_slots
             texts = _texts(thoughts, problems, phase, range(len(problems)))
-            longest = [
-                max((len(t) for n in counts for t in texts(i, n)), default=0)
-                for i in range(len(problems))
-            ]
-            return [
-                (*sizes, most, size) for sizes, size in zip(base, longest, strict=True)
-            ]
+            needed = list[Needs]()
+            for index, sizes in enumerate(base):
+                longest = 0
+                for latents in range(least, phase.latent_slots + 1, thoughts.latents):
+                    for text in texts(index, latents):
+                        longest = max(longest, len(text))
+                needed.append((*sizes, most, longest))
+            return needed
 
         def rows(draw: Draw) -> ExplainedBatch:
             *slots, count, text = draw.slots
             base = default.rows(dataclasses.replace(draw, slots=tuple(slots)))
             if not count:
                 return ExplainedBatch(base)
+            # CODI's student thinks in a batch of its own.
             student = getattr(base, "student", base)
             texts = _texts(thoughts, draw.problems, draw.phase, draw.indices)
-            spoken = [
-                texts(place, int(latents))
-                for place, latents in enumerate(student.latents)
-            ]
+            counts = enumerate(student.latents)
+            spoken = [texts(place, int(latents)) for place, latents in counts]
             total = float(student.suffix.weights.sum())
             pad_id = draw.problems.template.pad_id
-            return ExplainedBatch(
-                base, _padded(thoughts, spoken, (count, text), total, pad_id)
-            )
+            padded = _pad(thoughts, spoken, (count, text), total, pad_id)
+            return ExplainedBatch(base, padded)
 
         def loss(policy: Policy, params, batch: ExplainedBatch, key):
             base, metrics, thought = default.loss(policy, params, batch.base, key)
             if batch.texts is None or not self.weight:
                 return base, metrics, thought
-            explained = _explained(policy, params, batch, thoughts, thought, key)
+            explained = _explain(policy, params, batch, thoughts, thought, key)
             total = base + self.weight * explained
-            (_, count) = metrics["loss"]
-            return (
-                total,
-                {**metrics, "loss": (total, count), "explained": (explained, count)},
-                thought,
-            )
+            _, count = metrics["loss"]
+            sums = {"loss": (total, count), "explained": (explained, count)}
+            return total, metrics | sums, thought
 
-        def kept(params):
+        def keep_decoder(params):
+            # Its checkpoint says how the decoder reads latents.
             reading = jnp.array([thoughts.latents, thoughts.first], jnp.int32)
             return params | {DECODER: params[DECODER] | {READS: reading}}
 
         recipe = dataclasses.replace(
             default, needs=needs, rows=rows, loss=loss, init=_init
         )
-        return (
-            dataclasses.replace(recipe, finish=kept, keeps=(DECODER,))
-            if self.keep
-            else recipe
-        )
+        if not self.keep:
+            return recipe
+        return dataclasses.replace(recipe, finish=keep_decoder, keeps=(DECODER,))
 
 
 def _thoughts(settings: ImitateSettings, default: Recipe) -> _Thoughts:
@@ -242,26 +232,26 @@ def _texts(
     """Make (place in `indices`, latents) -> what each thought of that problem says, eos included."""
     steps, line = thoughts.steps(problems, indices)
 
-    def said(place: int, latents: int) -> list[Ids]:
+    def write(place: int, latents: int) -> list[Ids]:
         count = thoughts.number(latents)
         step_ids = steps[place]
         texts = step_ids[:count]
-        if (
-            texts and phase.dropped is None
-        ):  # the last thought says all steps that are left
-            texts[-1] = [
-                *texts[-1],
-                *(token for step in step_ids[count:] for token in (*line, *step)),
-            ]
-        texts += thoughts.beyond(problems.answers[indices[place]]) * (
-            count - len(step_ids)
-        )
+        # In the last phase the last thought says all steps that are left.
+        if texts and phase.dropped is None:
+            last = list(texts[-1])
+            for step in step_ids[count:]:
+                last += [*line, *step]
+            texts[-1] = last
+        # Thoughts beyond the steps say the answer, or nothing.
+        beyond = thoughts.beyond(problems.answers[indices[place]])
+        for _ in range(count - len(step_ids)):
+            texts += beyond
         return [[*text, problems.template.eos_id] for text in texts]
 
-    return said
+    return write
 
 
-def _padded(
+def _pad(
     thoughts: _Thoughts,
     rows: list[list[Ids]],
     shape: tuple[int, int],
@@ -275,28 +265,28 @@ def _padded(
         total: what the sum is divided by in the end.
     """
     most, slots = shape
-    flat = [[pad_id, *text] for row in rows for text in row + [[]] * (most - len(row))]
-    texts = SuffixBatch(
-        *(
-            array.reshape(len(rows), most, -1)
-            for array in pad_suffixes(flat, slots, pad_id)
-        )
+    flat = list[Ids]()
+    for row in rows:
+        flat += [[pad_id, *text] for text in row]
+        flat += [[pad_id]] * (most - len(row))
+    tokens, targets, weights = pad_suffixes(flat, slots, pad_id)
+    shape_BSL = (len(rows), most, -1)
+    weights_BSL = weights.reshape(shape_BSL)
+    divisors = thoughts.divisors(weights_BSL, [len(row) for row in rows])
+    scaled_BSL = (weights_BSL * total / divisors).astype(np.float32)
+    return SuffixBatch(
+        tokens.reshape(shape_BSL), targets.reshape(shape_BSL), scaled_BSL
     )
-    weights = (
-        texts.weights
-        * total
-        / thoughts.divisors(texts.weights, [len(row) for row in rows])
-    )
-    return texts._replace(weights=weights.astype(np.float32))
 
 
-def _explained(
+def _explain(
     policy: Policy, params, batch: ExplainedBatch, thoughts: _Thoughts, thought, key
 ) -> jax.Array:
     """Return the weighted sum of the texts' cross-entropies under the decoder."""
     texts = batch.texts
     latents_BTD = thoughts.states(thought)
     rows, count, slots = texts.tokens.shape
+    # Each thought's latents come before the words of its text, in a row of its own.
     z_NCD = latents_BTD[:, : count * thoughts.latents].reshape(
         rows * count, thoughts.latents, -1
     )
@@ -308,15 +298,15 @@ def _explained(
     keys_N = noise.row_keys(
         key, jnp.repeat(batch.base.draws, count), jnp.tile(2 + jnp.arange(count), rows)
     )
+    # The decoder reads them, and is asked for each word from the last latent on.
     decoder = decoder_of(policy.reasoner.config, params)
-    rate = policy.config.dropout_rate * thoughts.has_dropout
+    rate = policy.config.dropout_rate if thoughts.has_dropout else 0.0
+    shape = inputs_NLD.shape[:2]
     hidden_NLD, _ = decoder.forward(
         params,
         inputs_NLD,
-        jnp.broadcast_to(thoughts.first + places_L, inputs_NLD.shape[:2]),
-        jnp.ones(
-            inputs_NLD.shape[:2], bool
-        ),  # padding is on the right, where no word looks
+        jnp.broadcast_to(thoughts.first + places_L, shape),
+        jnp.ones(shape, bool),  # padding is on the right, where no word looks
         dropout=noise.answer_dropout(keys_N, places_L, rate, "all"),
     )
     log_probs_NL, _ = decoder.log_probs(
