@@ -136,13 +136,10 @@ class Setup:
         """
         trains = key in LEARNED
         stages = {*self.config.stages}
-        limit = self.config.evaluate.limit
-        copies = IMITATE in stages and key == (
-            DEMOS if self.config.data.demos else TRAIN
-        )
-        judges = not trains or (
-            key == TRAIN and stages - {IMITATE, EVALUATE}
-        )  # imitation says itself what it copies
+        imitated = DEMOS if self.config.data.demos else TRAIN
+        copies = IMITATE in stages and key == imitated
+        # Imitation says itself which problems it copies; all else asks for their answers.
+        judges = not trains or (key == TRAIN and stages - {IMITATE, EVALUATE})
         unknown = None if trains else Counter[str]()
         with about(where or key):
             encoded = encode_problems(self.template, problems, copies, unknown)
@@ -152,20 +149,16 @@ class Setup:
         if judges:
             run_checks.check_reward(key, encoded, judge)
         encoded = run_checks.earnable(encoded, where or key, judge)
+        # Every problem that is asked for needs room for its prompt and its answer.
+        limit = None if trains else self.config.evaluate.limit or None
+        places = range(len(encoded))[:limit]
         most = max(self.prompt_slots)
-        places = range(len(encoded))[: None if trains else limit or None]
-        run_checks.check_prompts(
-            key,
-            encoded.prompts[: len(places)],
-            most,
-            most < max(self.config.prompt_slots),
-        )
-        budget = (
-            ("max_answer_tokens", self.config.max_answer_tokens)
-            if trains
-            else self.evaluated_answers
-        )
+        is_cut = most < max(self.config.prompt_slots)
+        run_checks.check_prompts(key, encoded.prompts[: len(places)], most, is_cut)
         if judges:
+            budget = self.evaluated_answers
+            if trains:
+                budget = ("max_answer_tokens", self.config.max_answer_tokens)
             run_checks.check_answers(key, encoded, places, *budget)
         return encoded
 
@@ -173,11 +166,9 @@ class Setup:
     def evaluated_answers(self) -> tuple[str, int]:
         """The key of the most tokens that an answer may have in evaluations, and that number."""
         most = self.config.evaluate.max_answer_tokens
-        return (
-            ("evaluate.max_answer_tokens", most)
-            if most
-            else ("max_answer_tokens", self.config.max_answer_tokens)
-        )
+        if most:
+            return "evaluate.max_answer_tokens", most
+        return "max_answer_tokens", self.config.max_answer_tokens
 
     @functools.cached_property
     def references(self) -> Callable[[Sequence[Problem]], np.ndarray] | None:
@@ -212,10 +203,10 @@ class Setup:
         init = self.config.init
         name = self.config.latent_policy.name
         stored = opened.stored.shapes if isinstance(opened, Ours) else {}
-        trees = self.abstract_params(), stored
-        here, there = (
-            jax.tree.map(lambda x: x.shape, tree.get(LATENT_POLICY)) for tree in trees
-        )
+        # Compare the latent policy's parameters: those of the config and those of the checkpoint.
+        drawn = self.abstract_params()
+        here = jax.tree.map(lambda x: x.shape, drawn.get(LATENT_POLICY))
+        there = jax.tree.map(lambda x: x.shape, stored.get(LATENT_POLICY))
         if init and there is not None and there != here:
             raise UserError(
                 f"{key_name('config.latent_policy.name')}: {init} has parameters of another latent policy than {name}, "
@@ -236,21 +227,20 @@ class Setup:
         """
         stored = self.stored_shapes()
         shapes = self.abstract_params(stored) if stored else {}
-        stored_parts = self.checkpoint.read(
-            {name: shapes[name] for name in stored}, explain
-        )
-        missing = jax.jit(
-            lambda: parts.lacking(stored_parts, parts.drawn(self.parts))
-        )()
+        named = {name: shapes[name] for name in stored}
+        stored_parts = self.checkpoint.read(named, explain)
+
+        def draw_missing():
+            return parts.lacking(stored_parts, parts.drawn(self.parts))
+
+        # Inside jit nothing is drawn that is not missing.
+        missing = jax.jit(draw_missing)()
         return replicate(parts.merged(stored_parts, missing), self.mesh)
 
     def trained_by(self, section: str, params: dict[str, Any]) -> tuple[str, ...]:
         """Return the parts of these parameters that the optimizer of a section's stage changes."""
-        return tuple(
-            part.name
-            for part in self.parts
-            if section in part.trained_by and part.name in params
-        )
+        present = [part for part in self.parts if part.name in params]
+        return tuple(part.name for part in present if section in part.trained_by)
 
     @functools.cached_property
     def recipe(self) -> Recipe:
@@ -276,27 +266,21 @@ class Setup:
     def evaluator(self) -> Evaluator:
         """The evaluator: rollouts over whole sets, with the answer budget of evaluation."""
         evaluate = self.config.evaluate
-        (_, answer_slots) = self.evaluated_answers
-        sampling = {
-            "temperature": evaluate.temperature,
-            "top_k": evaluate.top_k,
-            "top_p": evaluate.top_p,
-        }
-        rate = (
-            self.config.dropout.rate if evaluate.dropout is None else evaluate.dropout
-        )
+        _, answer_slots = self.evaluated_answers
+        rate = evaluate.dropout
+        if rate is None:
+            rate = self.config.dropout.rate
         policy = self.policy.having(
-            answer_slots=answer_slots, dropout_rate=rate, **sampling
+            answer_slots=answer_slots,
+            dropout_rate=rate,
+            temperature=evaluate.temperature,
+            top_k=evaluate.top_k,
+            top_p=evaluate.top_p,
         )
-        slots = {
-            *self.prompt_slots,
-            *range(
-                evaluate.prompt_multiple,
-                max(self.prompt_slots),
-                evaluate.prompt_multiple,
-            ),
-        }
-        search = evaluate.beams, evaluate.candidates
+        # Evaluation has more buckets than training: each is used once, and padding costs more than compiling.
+        step = evaluate.prompt_multiple
+        slots = {*self.prompt_slots, *range(step, max(self.prompt_slots), step)}
+        search = (evaluate.beams, evaluate.candidates)
         return Evaluator(
             policy,
             self.mesh,
@@ -335,14 +319,11 @@ def assemble(
     Raises:
         UserError: a key's value can't be used.
     """
+    # Find what the run starts from.
     finished = workdir.finished_stages() if workdir else []
     read_with = config
-    if (
-        config.tokenizer == WORDS
-        and workdir
-        and finished
-        and not {*wanted(config)}.difference(finished)
-    ):
+    trains = not finished or not set(wanted(config)) <= set(finished)
+    if config.tokenizer == WORDS and workdir and not trains:
         # Once nothing is trained, the words are the workdir's, not those of the training data, which may be gone.
         read_with = changed(config, {"tokenizer": str(workdir.reasoner)})
     checkpoint = find_checkpoint(read_with, identity, lambda: learned_from(config))
@@ -352,17 +333,17 @@ def assemble(
     architecture = description.architecture
     run_checks.check_start(config, checkpoint, finished)
     # The config gets the loaded shapes, so that config.json says what was run.
-    shapes = {
-        name: getattr(model, name, getattr(architecture, name, None))
-        for name in vars(config.model)
-    }
-    shapes = {key: value for key, value in shapes.items() if value is not None} | {
-        "dtype": jnp.dtype(model.dtype).name
-    }
+    shapes = {}
+    for name in vars(config.model):
+        value = getattr(model, name, getattr(architecture, name, None))
+        if value is not None:
+            shapes[name] = value
+    shapes["dtype"] = jnp.dtype(model.dtype).name
     config = changed(config, {"model": shapes})
     if not xla_cpu.on_cpu():
         # What is float32 is computed in float32, not in a type with fewer bits that the device is quicker in.
         jax.config.update("jax_default_matmul_precision", "highest")
+    # Make the policy, and the reward that judges its answers.
     reasoner = architecture.on(model)
     gate = stopping_gate(reasoner.width, config.gate.hidden, config.gate.detached)
     policy = _policy(config, template, reasoner, gate)
@@ -372,6 +353,7 @@ def assemble(
     reward = Reward(
         config.weighted, *reads, config.reward_processes, config.reward_seconds
     )
+    # Say how each part of the parameters is drawn, and which stages train it.
     key = jax.random.key(config.seed)
     reasoner_key, gate_key = jax.random.split(jax.random.fold_in(key, Stream.REASONER))
     trains_reasoner = {IMITATE, RL}
