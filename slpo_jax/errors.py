@@ -96,9 +96,7 @@ def silent_when_unread() -> Iterator[None]:
             raise
         sys.stdout.flush()
     except BrokenPipeError:
-        for stream in (
-            sys.stdout,
-            sys.stderr,
-        ):  # what is left in them is written once more at the interpreter's end
+        # What is left in the streams is written once more at the interpreter's end.
+        for stream in (sys.stdout, sys.stderr):
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
         raise SystemExit(128 + signal.SIGPIPE) from None

@@ -183,6 +183,7 @@ def _accepts(hint: Any, value: Any, limits: Limits) -> bool:
     if kind is tuple:
         if not isinstance(value, tuple) or len(value) < limits.fewest:
             return False
+        # tuple[int, ...] repeats its one part, other tuples have one for each element.
         expected = parts[:1] * len(value) if parts[-1] is ... else parts
         if len(expected) != len(value):
             return False
@@ -198,13 +199,17 @@ def _accepts(hint: Any, value: Any, limits: Limits) -> bool:
     if hint in (int, float) and isinstance(value, bool):
         return False
     if hint is int:
-        if not isinstance(value, int) or not limits.hold(value):
+        if not isinstance(value, int):
             return False
-        return limits.most is not None or value <= _LARGEST
+        if limits.most is None and value > _LARGEST:
+            return False
+        return limits.hold(value)
     if hint is float:
-        if not isinstance(value, int | float) or not limits.hold(value):
+        if not isinstance(value, int | float):
             return False
-        return -_INFINITY < value < _INFINITY
+        if not -_INFINITY < value < _INFINITY:
+            return False
+        return limits.hold(value)
     return isinstance(value, hint)
 
 
@@ -213,12 +218,15 @@ def describe_hint(hint: Any, limits: Limits) -> str:
     kind = get_origin(hint)
     parts = get_args(hint)
     if kind in _UNIONS:
-        allowed = parts
-        if not limits.in_config:
-            allowed = tuple(part for part in parts if part is not type(None))
-        return " or ".join(describe_hint(part, limits) for part in allowed)
+        # None is no value for a user where the program fills the field.
+        words = []
+        for part in parts:
+            if limits.in_config or part is not type(None):
+                words.append(describe_hint(part, limits))
+        return " or ".join(words)
     if kind is Literal:
-        return f"one of {', '.join(str(part) or repr(part) for part in parts)}"
+        choices = [str(part) or repr(part) for part in parts]
+        return f"one of {', '.join(choices)}"
     if kind is tuple and parts[-1] is ...:
         least = " of at least one element" if limits.fewest else ""
         return f"a tuple{least}, each {describe_hint(parts[0], limits)}"

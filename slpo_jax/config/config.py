@@ -62,6 +62,7 @@ def _entry(
     key: str, old: Objective | None, changes: Sequence[tuple[str, Any]]
 ) -> Objective | None:
     """Return the objective that an entry of `config.objective` changes: another one where its kind is another."""
+    # The last change that says or implies a kind decides.
     kind = None
     for below, value in changes:
         if below == "kind":
@@ -75,7 +76,14 @@ def _entry(
         raise UserError(
             f"{key}.kind", f"{kind!r} is not valid; give one of {', '.join(OBJECTIVES)}"
         )
-    return old if type(old) is OBJECTIVES[kind] else OBJECTIVES[kind]()
+    # An objective of another kind begins with its own defaults.
+    if type(old) is OBJECTIVES[kind]:
+        return old
+    return OBJECTIVES[kind]()
+
+
+def _default_objectives() -> dict[str, Objective]:
+    return {name: kind() for name, kind in OBJECTIVES.items()}
 
 
 @dataclass(frozen=True)
@@ -148,9 +156,7 @@ class Config:
     cold_start: ColdStartConfig = ColdStartConfig()
     best_of_n: BestOfNConfig = BestOfNConfig()
     rl: RlConfig = RlConfig()
-    objective: dict[str, Objective] = setting(
-        make=lambda: {k: kind() for k, kind in OBJECTIVES.items()}, entry=_entry
-    )
+    objective: dict[str, Objective] = setting(make=_default_objectives, entry=_entry)
     latent_rm: LatentRmConfig = LatentRmConfig()
     reward: str = ""
     rewards: tuple[tuple[str, float], ...] = ()
@@ -167,6 +173,7 @@ class Config:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        # Rewards have to be registered, and stand in one of the two keys.
         names = [name for name, _ in self.rewards]
         choices = ", ".join(REWARDS)
         if self.reward not in ("", *REWARDS):
@@ -192,7 +199,8 @@ class Config:
             raise FieldError(
                 self, "reward", "config.rewards is given too; leave one of the two out"
             )
-        first, *_ = names or [self.reward]
+        # The first one says what is right, so it can't be one that compares right completions.
+        first = names[0] if names else self.reward
         if first and REWARDS[first].follows:
             remedy = "put one that says what is right before it, e.g. (('correct', 1.0), ('relative_length', 1.0))"
             raise FieldError(
@@ -213,23 +221,26 @@ class Config:
     @property
     def reward_facts(self) -> dict[str, Any]:
         """What a result depends on of the rewards, by key of the config."""
-        (name, weight), *others = self.weighted
-        functions = {name: REWARDS[name].function for name, _ in self.weighted}
-        digests = {
-            f"reward_code.{name}": code_of(function)
-            for name, function in functions.items()
-            if function
-        }
-        code = {key: digest for key, digest in digests.items() if digest}
+        facts = dict[str, Any]()
+        (only, weight), *others = self.weighted
         if weight == 1 and not others:
-            return {"reward": name} | code
-        return {"rewards": [list(pair) for pair in self.weighted]} | code
+            facts["reward"] = only
+        else:
+            facts["rewards"] = [list(pair) for pair in self.weighted]
+        # Functions of a user's own may change behind their names.
+        for name, _ in self.weighted:
+            function = REWARDS[name].function
+            digest = code_of(function) if function else ""
+            if digest:
+                facts[f"reward_code.{name}"] = digest
+        return facts
 
 
 def default_config() -> ConfigDict:
     """Return the paper's settings, without data: `configs/` say what to train on."""
     config = section(Config())
-    config.lock()  # a misspelt key in a config file is an error too
+    # A misspelt key in a config file is an error too; these sections take names that it makes up.
+    config.lock()
     config.data.eval.unlock()
     config.data.gym.settings.unlock()
     config.objective.unlock()
@@ -273,12 +284,14 @@ def read_config(node: Mapping[str, Any] | ConfigDict) -> Config:
 
 def rl_of(rl: RlConfig, objective: Objective) -> RlConfig:
     """Return `config.rl` with what an objective has of its own instead."""
-    keys = {"steps": "steps"} | {name: f"optimizer.{name}" for name in OPTIMIZER_KEYS}
-    layer = {
-        key: getattr(objective, name)
-        for name, key in keys.items()
-        if getattr(objective, name)
-    }
+    layer = dict[str, Any]()
+    if objective.steps:
+        layer["steps"] = objective.steps
+    for name in OPTIMIZER_KEYS:
+        value = getattr(objective, name)
+        if value:
+            layer[f"optimizer.{name}"] = value
+    # A temperature of 0 is one of its own, too.
     if objective.temperature is not None:
         layer["temperature"] = objective.temperature
     return changed(rl, layer, key="config.rl")

@@ -57,6 +57,7 @@ def check(node: Config | ConfigDict) -> Config:
     _check_objectives(
         settings.objective, settings.rl.objectives if "rl" in stages else ()
     )
+    # The gate is trained if there is one, and it needs latents to stop.
     trains_gate = "cold_start" in stages
     need(
         gate.enabled or not trains_gate,
@@ -81,6 +82,7 @@ def check(node: Config | ConfigDict) -> Config:
         "evaluate.by_steps: True, but the gate says when a thought ends; set it or config.gate.enabled to False",
     )
     need(
+        # What is evaluated has to be named, in names that mean one thing.
         AVERAGE not in sets,
         f"data.eval.{AVERAGE}: the report calls the mean of the sets so; use another name",
     )
@@ -106,7 +108,7 @@ def check(node: Config | ConfigDict) -> Config:
 
 
 def need(ok: Any, message: str) -> None:
-    """Refuse what is not `ok`.
+    """Raise a `UserError` unless something holds.
 
     Raises:
         UserError: the message, of a key of the config.
@@ -130,6 +132,7 @@ def _check_model(reasoner: str, model: ModelConfig) -> None:
         not llama or heads % key_heads == 0,
         f"model.n_kv_head: {key_heads} does not divide model.n_head ({heads})",
     )
+    # LLaMA rotates pairs of a head's dimensions.
     rotated = model.n_embd // heads % 2 == 0  # in pairs
     need(
         not llama or rotated,
@@ -153,10 +156,8 @@ def _check_imitation(settings: Config) -> None:
 
 def _check_stop(settings: Config, recipe: str) -> None:
     """Check that demonstrations say where a thought stops, and that there is a gate to learn it."""
-    imitate, key = (
-        settings.imitate,
-        f"imitate.gate_weight: {settings.imitate.gate_weight}",
-    )
+    imitate = settings.imitate
+    key = f"imitate.gate_weight: {imitate.gate_weight}"
     known = imitate.final_latents == "steps" and imitate.c_thought > 0
     need(
         known,

@@ -48,8 +48,11 @@ def values(settings: Any) -> Any:
         return {key: values(value) for key, value in settings.items()}
     if not is_dataclass(settings):
         return settings
-    names = [name for name, *_, limits in fields_of(type(settings)) if limits.in_config]
-    return {name: values(getattr(settings, name)) for name in names}
+    node = {}
+    for name, *_, limits in fields_of(type(settings)):
+        if limits.in_config:
+            node[name] = values(getattr(settings, name))
+    return node
 
 
 def changed(
@@ -94,7 +97,10 @@ def nearest(given: str, names: Iterable[str]) -> str:
     """Say which names an unknown one is most like, four at most, by as many of their last parts as it has."""
     ordered = sorted(names, key=lambda name: name.count("."))
     parts = given.count(".") + 1
-    ends = {name: ".".join(name.lstrip("-").split(".")[-parts:]) for name in ordered}
+    ends = {}
+    for name in ordered:
+        last = name.lstrip("-").split(".")[-parts:]
+        ends[name] = ".".join(last)
     alike = difflib.get_close_matches(given, ends.values(), 1, 0.7)
     if not alike:
         return ""
@@ -196,7 +202,8 @@ def _plain(hint: Any) -> type:
     kind = get_origin(hint)
     parts = get_args(hint)
     if kind in (Union, types.UnionType):
-        return next(_plain(part) for part in parts if part is not type(None))
+        others = [part for part in parts if part is not type(None)]
+        return _plain(others[0])
     if kind is Literal:
         return type(parts[0])
     return kind or hint

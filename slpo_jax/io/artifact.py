@@ -57,18 +57,17 @@ def write(
     Args:
         files: as far as they are there; in the same folder or below.
     """
-    if hosts.is_first():
-        digests = {
-            str(file.relative_to(path.parent)): file_digest(file)
-            for file in files
-            if file.is_file()
-        }
-        # What has no word in JSON becomes null before the digest is made.
-        content = json.loads(to_json(asdict(Artifact(facts, value, digests))))
-        text = json.dumps(
-            content | {_DIGEST: digest(content)}, indent=1, ensure_ascii=False
-        )
-        write_text(path, f"{text}\n")
+    if not hosts.is_first():
+        return
+    digests = dict[str, str]()
+    for file in files:
+        if file.is_file():
+            digests[str(file.relative_to(path.parent))] = file_digest(file)
+    # What has no word in JSON becomes null before the digest is made.
+    content = json.loads(to_json(asdict(Artifact(facts, value, digests))))
+    content[_DIGEST] = digest(content)
+    text = json.dumps(content, indent=1, ensure_ascii=False)
+    write_text(path, f"{text}\n")
 
 
 def read(path: Path, remedy: str = "") -> Artifact | None:
@@ -96,22 +95,20 @@ def read(path: Path, remedy: str = "") -> Artifact | None:
 
 def changed(folder: Path, files: Mapping[str, str]) -> dict[str, str]:
     """Return the files of a folder that are not to the byte what their digests say, and what happened to each."""
-    now = {name: file_digest(folder / name) for name in files}
-    others = [name for name, value in files.items() if now[name] != value]
-    return {
-        name: "has changed since it was saved" if now[name] else "is gone"
-        for name in others
-    }
+    damages = dict[str, str]()
+    for name, value in files.items():
+        now = file_digest(folder / name)
+        if now != value:
+            damages[name] = "has changed since it was saved" if now else "is gone"
+    return damages
 
 
 def is_current(path: Path, facts: Any, names: Iterable[str] = ()) -> bool:
     """Tell whether an artifact is there and whole, with files of these names, and was made of these very facts."""
     artifact = read(path)
-    if (
-        artifact is None
-        or artifact.facts != as_json(facts)
-        or not set(names) <= artifact.files.keys()
-    ):
+    if artifact is None or artifact.facts != as_json(facts):
+        return False
+    if not set(names) <= artifact.files.keys():
         return False
     return not changed(path.parent, artifact.files)
 
@@ -119,11 +116,9 @@ def is_current(path: Path, facts: Any, names: Iterable[str] = ()) -> bool:
 def value_of(path: Path, facts: Any) -> Any:
     """Return the value that was made of these very facts; None where there is none."""
     artifact = read(path)
-    return (
-        artifact.value
-        if artifact is not None and artifact.facts == as_json(facts)
-        else None
-    )
+    if artifact is None or artifact.facts != as_json(facts):
+        return None
+    return artifact.value
 
 
 def write_arrays(path: Path, facts: Any, arrays: Mapping[str, np.ndarray]) -> None:
@@ -149,18 +144,18 @@ def read_arrays(path: Path, facts: Any) -> dict[str, np.ndarray] | None:
     try:
         with file, np.load(file) as stored:
             arrays = dict(stored)
-        return arrays if str(arrays.pop(_DIGEST)) == _digest(facts, arrays) else None
-    except (
-        Exception
-    ):  # a machine that lost power tears files, and a torn archive fails in many ways
+        is_whole = str(arrays.pop(_DIGEST)) == _digest(facts, arrays)
+    except Exception:
+        # A machine that lost power tears files, and a torn archive fails in many ways.
         return None
+    return arrays if is_whole else None
 
 
 def _digest(facts: Any, arrays: Mapping[str, np.ndarray]) -> str:
-    contents = {
-        name: (x.dtype.str, x.shape, hashlib.sha256(x.tobytes()).hexdigest())
-        for name, x in arrays.items()
-    }
+    contents = {}
+    for name, array in arrays.items():
+        bytes_digest = hashlib.sha256(array.tobytes()).hexdigest()
+        contents[name] = (array.dtype.str, array.shape, bytes_digest)
     return digest([facts, contents])
 
 
@@ -173,21 +168,20 @@ def first_difference(
     """
     now = flatten(now)
     then = flatten(then)
-    for key in [
-        *now,
-        *sorted(then.keys() - now.keys(), key=lambda key: (key.count("."), key)),
-    ]:
-        if (key in now, now.get(key)) != (key in then, then.get(key)):
-            texts = [
-                json.dumps(facts[key]) if key in facts else "unused"
-                for facts in (now, then)
-            ]
-            is_now, was = (
-                text if len(text) <= 80 else f"{text[:37]} .. {text[-37:]}"
-                for text in texts
-            )
-            return key, is_now, was
+    gone = sorted(then.keys() - now.keys(), key=lambda key: (key.count("."), key))
+    for key in [*now, *gone]:
+        # None as a value is not the same as no value.
+        is_same = now.get(key) == then.get(key) and (key in now) == (key in then)
+        if not is_same:
+            return key, _write_value(now, key), _write_value(then, key)
     return None
+
+
+def _write_value(facts: Mapping[str, Any], key: str) -> str:
+    if key not in facts:
+        return "unused"
+    text = json.dumps(facts[key])
+    return text if len(text) <= 80 else f"{text[:37]} .. {text[-37:]}"
 
 
 def write_checksums(folder: Path) -> None:
@@ -207,11 +201,10 @@ def read_checksums(folder: Path) -> Mapping[str, str]:
 def matches_checksums(folder: Path) -> bool:
     """Tell whether a folder holds what its checksums are of, to the byte, and nothing else."""
     sums = read_checksums(folder)
-    return (
-        bool(sums)
-        and {folder / name for name in sums} == set(_files(folder))
-        and not changed(folder, sums)
-    )
+    named = {folder / name for name in sums}
+    if not sums or named != set(_files(folder)):
+        return False
+    return not changed(folder, sums)
 
 
 def damage(folder: Path, part: str = "") -> str:
@@ -238,14 +231,13 @@ def damage(folder: Path, part: str = "") -> str:
     artifact = read(path)
     if artifact is None:
         return f"{path} can't be read"
-    digests = {
-        name: value for name, value in artifact.files.items() if name.startswith(part)
-    }
-    if not digests:
+    names = [name for name in artifact.files if name.startswith(part)]
+    if not names:
         return f"{path} lists none of its files"
-    return next(
-        (f"{folder / name} {how}" for name, how in changed(folder, digests).items()), ""
-    )
+    damages = changed(folder, {name: artifact.files[name] for name in names})
+    for name, how in damages.items():
+        return f"{folder / name} {how}"
+    return ""
 
 
 def _files(folder: Path) -> list[Path]:

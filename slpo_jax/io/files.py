@@ -37,9 +37,8 @@ def write_text(path: str | Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = _beside(path)
     try:
-        with temporary.open(
-            "x", encoding="utf-8"
-        ) as file:  # with the permissions that the umask leaves
+        # An ordinary open, for the permissions that the umask leaves.
+        with temporary.open("x", encoding="utf-8") as file:
             file.write(text)
         temporary.replace(path)
     except BaseException:
@@ -102,8 +101,10 @@ def whole_folder(
     if replaces is None:
         check_free(folder)
     check_utf8(folder)
-    folder = folder.resolve()  # of a link the folder itself
+    # Of a link, the folder itself is replaced.
+    folder = folder.resolve()
     folder.parent.mkdir(parents=True, exist_ok=True)
+    # Remove hidden folders that a kill has left, but none that a living process fills.
     for left in folder.parent.glob(f".{glob.escape(folder.name)}.*{_PARTIAL}"):
         if left.is_dir() and not _locked(left):
             shutil.rmtree(left, ignore_errors=True)
@@ -111,19 +112,27 @@ def whole_folder(
     new.mkdir()
     lock = os.open(new, os.O_RDONLY)
     try:
-        with contextlib.suppress(OSError):  # of a file system without locks
-            fcntl.flock(
-                lock, fcntl.LOCK_SH
-            )  # until this process ends: nobody else removes it
+        # Locked until this process ends, so that nobody else removes it; some file systems have no locks.
+        with contextlib.suppress(OSError):
+            fcntl.flock(lock, fcntl.LOCK_SH)
         yield new
         if not folder.exists():
             new.replace(folder)
             return
+        # Files that stay get a second name in the new folder, which then takes the old one's place.
         gone = {*(replaces or ()), *(path.name for path in new.iterdir())}
+
+        def leave_out(at: str, _: list[str]) -> Collection[str]:
+            return gone if Path(at) == folder else ()
+
         shutil.copytree(
-            folder, new, symlinks=True, dirs_exist_ok=True, copy_function=_link,
-            ignore=lambda at, _: gone if Path(at) == folder else (),
-        )  # fmt: skip
+            folder,
+            new,
+            symlinks=True,
+            dirs_exist_ok=True,
+            copy_function=_link,
+            ignore=leave_out,
+        )
         _exchange(new, folder)
     finally:
         os.close(lock)
@@ -155,11 +164,13 @@ def _link(source: str, target: str) -> None:
 
 def _exchange(new: Path, old: Path) -> None:
     """Have two folders swap names: on Linux at once, elsewhere so that a kill leaves both under other names."""
-    at_once = getattr(ctypes.CDLL(None), "renameat2", None)
-    if at_once and not at_once(
-        _AT_FDCWD, os.fsencode(new), _AT_FDCWD, os.fsencode(old), _RENAME_EXCHANGE
-    ):
-        return
+    rename = getattr(ctypes.CDLL(None), "renameat2", None)
+    if rename:
+        paths = (_AT_FDCWD, os.fsencode(new), _AT_FDCWD, os.fsencode(old))
+        failed = rename(*paths, _RENAME_EXCHANGE)
+        if not failed:
+            return
+    # Not every file system can: move the old one aside, and back where that fails.
     aside = new.with_name(f"{new.name}.old")
     old.rename(aside)
     try:
@@ -219,14 +230,13 @@ def as_json(value: Any) -> Any:
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """List a nested mapping by dotted key."""
-    out: dict[str, Any] = {}
+    flat: dict[str, Any] = {}
     for key, value in tree.items():
-        out |= (
-            flatten(value, f"{prefix}{key}.")
-            if isinstance(value, Mapping)
-            else {f"{prefix}{key}": value}
-        )
-    return out
+        if isinstance(value, Mapping):
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
 
 
 def digest(value: Any) -> str:
@@ -238,16 +248,19 @@ def file_digest(path: Path) -> str:
     """Return a file's SHA-256, in hexadecimal, or "" without one. An unchanged file is read once a process."""
     if not path.is_file():
         return ""
-    it = path.stat()
-    hashed = (
-        _hashed
-        if time.time_ns() - max(it.st_mtime_ns, it.st_ctime_ns) > _TICK
-        else _hashed.__wrapped__
+    facts = path.stat()
+    changed = max(facts.st_mtime_ns, facts.st_ctime_ns)
+    identity = (
+        facts.st_dev,
+        facts.st_ino,
+        facts.st_size,
+        facts.st_mtime_ns,
+        facts.st_ctime_ns,
     )
-    return hashed(
-        path.absolute(),
-        (it.st_dev, it.st_ino, it.st_size, it.st_mtime_ns, it.st_ctime_ns),
-    )
+    # A file that has just changed may change once more within the clock's tick: don't remember it.
+    if time.time_ns() - changed > _TICK:
+        return _hashed(path.absolute(), identity)
+    return _hashed.__wrapped__(path.absolute(), identity)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -261,9 +274,10 @@ def files_digest(path: Path) -> str:
     """Return the SHA-256 of a file, or of names and contents of a directory's files; "" where there is neither."""
     if not path.is_dir():
         return file_digest(path)
-    return digest(
-        {str(file.relative_to(path)): file_digest(file) for file in files_below(path)}
-    )
+    digests = {}
+    for file in files_below(path):
+        digests[str(file.relative_to(path))] = file_digest(file)
+    return digest(digests)
 
 
 def entries(folder: Path) -> list[Path]:
@@ -288,11 +302,9 @@ def files_below(folder: Path) -> list[Path]:
     def refuse(error: OSError) -> None:
         raise error
 
-    paths = (
-        Path(at) / name
-        for at, _, names in os.walk(folder, onerror=refuse)
-        for name in names
-    )
+    paths = list[Path]()
+    for at, _, names in os.walk(folder, onerror=refuse):
+        paths += [Path(at) / name for name in names]
     return sorted(path for path in paths if path.is_file())
 
 
@@ -302,10 +314,9 @@ _HUB_ID = re.compile(r"([\w.-]+/)?[\w.-]+")
 
 def is_hub_id(text: str) -> bool:
     """Tell whether a text is written as a hub id: "name" or "owner/name"."""
-    return _HUB_ID.fullmatch(text) is not None and not set(text.split("/")) & {
-        ".",
-        "..",
-    }
+    if not _HUB_ID.fullmatch(text):
+        return False
+    return not {".", ".."} & set(text.split("/"))
 
 
 def hub_reachable() -> bool:

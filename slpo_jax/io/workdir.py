@@ -70,7 +70,8 @@ class StageFolder:
     """
 
     def __init__(self, path: Path):
-        self.path, self.name = path, path.name
+        self.path = path
+        self.name = path.name
         self.config = path / "config.json"
         self.inputs = path / "inputs.json"
         self.finished = path / "finished"
@@ -86,11 +87,10 @@ class StageFolder:
     @property
     def workdir(self) -> "Workdir | None":
         """The workdir around it; None for a checkpoint that lies alone."""
-        return (
-            Workdir(self.path.parent.parent)
-            if self.path.parent.name == _CHECKPOINTS
-            else None
-        )
+        folder = self.path.parent
+        if folder.name != _CHECKPOINTS:
+            return None
+        return Workdir(folder.parent)
 
     @property
     def is_finished(self) -> bool:
@@ -121,9 +121,9 @@ class StageFolder:
     @property
     def steps(self) -> list[int]:
         """The steps that there are checkpoints of, ascending."""
-        return sorted(
-            int(entry.name) for entry in entries(self.path) if entry.name.isdecimal()
-        )
+        # Other entries are its files, and folders that Orbax has not finished.
+        names = [entry.name for entry in entries(self.path)]
+        return sorted(int(name) for name in names if name.isdecimal())
 
 
 class Workdir:
@@ -149,9 +149,9 @@ class Workdir:
         self.metrics = root / "metrics.jsonl"
         self.tensorboard = root / "tensorboard"
         self.trackers = root / "trackers.json"
-        self.report_json, self.report_md, self.report_html = (
-            root / f"report.{end}" for end in ("json", "md", "html")
-        )
+        self.report_json = root / "report.json"
+        self.report_md = root / "report.md"
+        self.report_html = root / "report.html"
         self.lock = root / ".lock"
         self.checkpoints = root / _CHECKPOINTS
         self.reasoner = self.checkpoints / REASONER_FOLDER
@@ -199,11 +199,8 @@ class Workdir:
 
     def finished_stages(self) -> list[str]:
         """List the stages that were run to their end, by name."""
-        return sorted(
-            path.name
-            for path in entries(self.checkpoints)
-            if StageFolder(path).is_finished
-        )
+        folders = [StageFolder(path) for path in entries(self.checkpoints)]
+        return sorted(folder.name for folder in folders if folder.is_finished)
 
     def finished_objectives(self) -> list[str]:
         """List those of the finished stages that the stage rl made."""
@@ -232,11 +229,9 @@ class Workdir:
 
     def evaluated(self) -> list[tuple[str, str]]:
         """List (row, data set) of all evaluations, by name; their records may be gone."""
-        paths = (path for row in entries(self.eval) for path in entries(row))
-        return sorted(
-            {
-                (path.parent.name, path.stem)
-                for path in paths
-                if path.suffix in (".jsonl", ".manifest")
-            }
-        )
+        found = set[tuple[str, str]]()
+        for row in entries(self.eval):
+            for path in entries(row):
+                if path.suffix in (".jsonl", ".manifest"):
+                    found.add((row.name, path.stem))
+        return sorted(found)

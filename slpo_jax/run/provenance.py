@@ -254,10 +254,8 @@ def checkpoint_digest(stage: Stage, load: Callable[[], Any]) -> str:
         load: reads the parameters.
     """
     # List the files that it is of, with their sizes and times.
-    if stage.name:
-        folders = [params_dir(stage.folder.path)]
-    else:
-        folders = initial_files(stage.experiment)
+    setup = stage.experiment
+    folders = [params_dir(stage.folder.path)] if stage.name else initial_files(setup)
     state: dict[str, Any] = {}
     for folder in folders:
         files = [folder] if folder.is_file() else files_below(folder)

@@ -277,7 +277,7 @@ class Setup:
             top_k=evaluate.top_k,
             top_p=evaluate.top_p,
         )
-        # Evaluation has more buckets than training: each is used once, and padding costs more than compiling.
+        # Evaluation has further buckets of prompts, at all multiples below the largest.
         step = evaluate.prompt_multiple
         slots = {*self.prompt_slots, *range(step, max(self.prompt_slots), step)}
         search = (evaluate.beams, evaluate.candidates)

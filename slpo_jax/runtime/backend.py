@@ -77,6 +77,7 @@ def keep_freed_memory() -> None:
     with glibc this does nothing.
     """
     if platform.libc_ver()[0] == "glibc":
+        # Never trim the heap, and take large blocks from it as well.
         libc = ctypes.CDLL(None)
         libc.mallopt(_M_TRIM_THRESHOLD, -1)  # never
         if not libc.mallopt(
@@ -119,11 +120,14 @@ def _heard(event: str, duration_secs: float, **_facts: str | int) -> None:
     ):
         return
     _seconds += duration_secs
+    # The program before is compiled, or was read: say how long it took if that was told
+    # of.
     if event in (_LOWERED, _COMPILED) and _patience is not None:
         if _patience.finished.is_set() and event == _COMPILED:
             say_compilation(duration_secs)
         _patience.cancel()
         _patience = None
+    # This one is compiled from here on: say so once it takes a while.
     if event == _LOWERED:
         _patience = threading.Timer(PATIENCE, say_compilation, [None])
         _patience.daemon = True

@@ -98,11 +98,9 @@ def agreed(number: int, where: object) -> int:
     Raises:
         UserError: this process sees less than the first.
     """
-    first = (
-        int(_together().broadcast_one_to_all(np.int32(number)))
-        if _count > 1
-        else number
-    )
+    if _count == 1:
+        return number
+    first = int(_together().broadcast_one_to_all(np.int32(number)))
     if first > number:
         raise UserError(
             f"{where}: process {_index} can't see what the first one does; give all processes a --workdir on storage "
@@ -138,9 +136,8 @@ def watched(seconds: float) -> Iterator[None]:
     if not seconds or _count == 1:
         yield
         return
-    from jax._src.distributed import (
-        global_state,
-    )  # jax has no other way to texts that all processes see
+    # jax has no other way to texts that all processes see.
+    from jax._src.distributed import global_state
 
     over = threading.Event()
     watching = (seconds, global_state.client, over.wait, _leave)
@@ -169,37 +166,34 @@ def watch(
     before = None
     waited = 0
     while waited < _CHECKS and not pause(seconds / _CHECKS):
-        place = json.dumps(
-            [_begun, _last, f"{socket.gethostname()}, PID {os.getpid()}"]
-        )
+        # Tell the others where this process is, and read where they are.
+        machine = f"{socket.gethostname()}, PID {os.getpid()}"
+        place = json.dumps([_begun, _last, machine])
         try:
             store.key_value_set(f"{_FOLDER}{_index}", place, allow_overwrite=True)
             texts = dict(store.key_value_dir_get(_FOLDER))
-        except (
-            RuntimeError
-        ):  # it is gone, and jax ends the others of a process that died
+        except RuntimeError:
+            # The store is gone with a process that died, and jax ends the others.
             return
-        places = [
-            json.loads(texts.get(f"{_FOLDER}{i}", '[-1, "its start", "unknown"]'))
-            for i in range(_count)
-        ]
+        places = []
+        for index in range(_count):
+            text = texts.get(f"{_FOLDER}{index}", '[-1, "its start", "unknown"]')
+            places.append(json.loads(text))
+        # Count how often nobody has moved.
         waited = waited + 1 if places == before else 0
         before = places
     if before and waited >= _CHECKS:
-        end(_verdict(seconds, before))
+        end(_describe_stuck(seconds, before))
 
 
-def _verdict(seconds: float, places: list[list[Any]]) -> str:
+def _describe_stuck(seconds: float, places: list[list[Any]]) -> str:
     """Say which processes are behind the others, and where."""
-    behind = [
-        index
-        for index, (number, _, _) in enumerate(places)
-        if number == min(place[0] for place in places)
-    ]
-    where = ", ".join(
-        f"process {index} ({places[index][2]}) after {places[index][1]}"
-        for index in behind
-    )
+    least = min(number for number, _, _ in places)
+    behind = []
+    for index, (number, last, machine) in enumerate(places):
+        if number == least:
+            behind.append(f"process {index} ({machine}) after {last}")
+    where = ", ".join(behind)
     waiting = "" if len(behind) == len(places) else "; the others wait for it"
     return (
         f"stuck for {seconds:g} s, of {len(places)} processes: {where}{waiting}; look there for what it does (py-spy "
@@ -214,5 +208,6 @@ def _leave(line: str) -> None:
 
     print(f"error: {line}", file=sys.stderr, flush=True)
     with contextlib.suppress(RuntimeError):
-        jax.distributed.shutdown()  # waits for the others
+        # It waits for the others, which end the same way.
+        jax.distributed.shutdown()
     os._exit(2)

@@ -123,17 +123,16 @@ class Layout:
 
     def _spec(self, path: Any, param: Any) -> PartitionSpec:
         parts = self.mesh.shape[FSDP]
+        # Of the axes with equal parts, the first of the longest ones is cut.
         sizes = [size if size % parts == 0 else 0 for size in param.shape]
         longest = max(sizes, default=0)
-        if (
-            parts == 1
-            or not longest
-            or jax.tree_util.keystr(path, simple=True).endswith(("bias", "scale"))
-        ):
+        name = jax.tree_util.keystr(path, simple=True)
+        is_small = name.endswith(("bias", "scale"))
+        if parts == 1 or not longest or is_small:
             return EVERYWHERE
-        return PartitionSpec(
-            *(FSDP if at == sizes.index(longest) else None for at in range(len(sizes)))
-        )
+        axes: list[str | None] = [None] * len(sizes)
+        axes[sizes.index(longest)] = FSDP
+        return PartitionSpec(*axes)
 
     def state_specs(
         self, optimizer: optax.GradientTransformation, trained: Any, opt_state: Any
@@ -158,22 +157,18 @@ class Layout:
 
     def pinned(self, tree: Any, specs: Any) -> Any:
         """Lay a tree out so, inside jit; where nothing is cut, the compiler may as it likes."""
-        return (
-            jax.lax.with_sharding_constraint(tree, self.shardings(specs))
-            if self.is_sharded
-            else tree
-        )
+        if not self.is_sharded:
+            return tree
+        return jax.lax.with_sharding_constraint(tree, self.shardings(specs))
 
 
 def gathered(params: Any, specs: Any) -> Any:
     """Gather whole parameters from their parts, inside shard_map."""
 
     def whole(part, spec):
-        return (
-            jax.lax.all_gather(part, FSDP, axis=_cut(spec), tiled=True)
-            if FSDP in spec
-            else part
-        )
+        if FSDP not in spec:
+            return part
+        return jax.lax.all_gather(part, FSDP, axis=_cut_axis(spec), tiled=True)
 
     return jax.tree.map(whole, params, specs)
 
@@ -184,9 +179,9 @@ def summed(grads: Any, specs: Any) -> Any:
     def part(grad, spec):
         if FSDP not in spec:
             return total(grad)
-        shard = jax.lax.psum_scatter(
-            grad, FSDP, scatter_dimension=_cut(spec), tiled=True
-        )
+        # Sum and part along one axis of the mesh, then sum the parts along the other.
+        axis = _cut_axis(spec)
+        shard = jax.lax.psum_scatter(grad, FSDP, scatter_dimension=axis, tiled=True)
         return jax.lax.psum(shard, DATA)
 
     return jax.tree.map(part, grads, specs)
@@ -194,8 +189,10 @@ def summed(grads: Any, specs: Any) -> Any:
 
 def total(tree: Any) -> Any:
     """Sum over all devices, inside shard_map; one device's tree is left as it is, which a collective would copy."""
-    return jax.lax.psum(tree, AXES) if jax.lax.axis_size(AXES) > 1 else tree
+    if jax.lax.axis_size(AXES) == 1:
+        return tree
+    return jax.lax.psum(tree, AXES)
 
 
-def _cut(spec: PartitionSpec) -> int:
+def _cut_axis(spec: PartitionSpec) -> int:
     return tuple(spec).index(FSDP)

@@ -45,23 +45,28 @@ class Progress:
         self._label = label
         self._unit = unit
         self._facts: Mapping[str, str] = {}
-        is_terminal = sys.stderr.isatty()
-        if is_terminal:
-            layout: dict[str, Any] = dict(
-                file=sys.stderr, mininterval=1.0, dynamic_ncols=True
-            )
-        else:
+        # A terminal has tqdm's bar, everything else its states as lines.
+        layout: dict[str, Any] = dict(
+            file=sys.stderr, mininterval=1.0, dynamic_ncols=True
+        )
+        if not sys.stderr.isatty():
             layout = dict(
                 file=_Lines(sys.stderr),
                 bar_format=_LINE,
                 mininterval=_SECONDS,
                 position=0,
+                delay=0.0 if keep else _SECONDS,
             )
-            layout["delay"] = 0.0 if keep else _SECONDS
         self._bar = tqdm(
-            total=total, initial=done, desc=label, unit=unit, leave=keep, miniters=1, disable=not hosts.is_first(),
+            total=total,
+            initial=done,
+            desc=label,
+            unit=unit,
+            leave=keep,
+            miniters=1,
+            disable=not hosts.is_first(),
             **layout,
-        )  # fmt: skip
+        )
         self._untell = backend.tell(self._show_compilation)
 
     def update(self, done: int, facts: Mapping[str, str] | None = None) -> None:
@@ -96,7 +101,9 @@ class _Lines:
         self._file = file
 
     def write(self, text: str) -> None:
-        if state := text.strip():
+        # tqdm also writes line ends and blanks, to wipe out what stood there.
+        state = text.strip()
+        if state:
             self._file.write(state + "\n")
 
     def flush(self) -> None:
@@ -142,28 +149,25 @@ def print_plainly() -> None:
 
     absl's `logging` begins with `basicConfig()` then, whose handler would put "WARNING:absl:" before them.
     """
-    if (
-        not python_logging.root.handlers
-        and _print not in (logger := logging.get_absl_logger()).filters
-    ):
+    logger = logging.get_absl_logger()
+    if not python_logging.root.handlers and _print not in logger.filters:
         logger.addFilter(_print)
 
 
 def _print(record: python_logging.LogRecord) -> bool:
     """Print it, or leave it to the handlers."""
-    layouts = [
-        getattr(handler.formatter, "_fmt", "")
-        for handler in python_logging.root.handlers
-    ]
-    if not record.pathname.startswith(_PACKAGE) or any(
-        layout != python_logging.BASIC_FORMAT for layout in layouts
-    ):
+    # Leave it to them where it isn't ours, or somebody has said how messages look.
+    if not record.pathname.startswith(_PACKAGE):
         return True
+    for handler in python_logging.root.handlers:
+        if getattr(handler.formatter, "_fmt", "") != python_logging.BASIC_FORMAT:
+            return True
     print(record.getMessage(), file=sys.stderr)
     return False
 
 
-_begun: list[str] = []  # workdirs that were said
+# Workdirs that were named already.
+_begun: list[str] = []
 
 
 def say_start(workdir: str | Path, config: str = "") -> None:

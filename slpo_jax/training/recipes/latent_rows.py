@@ -88,8 +88,13 @@ def seen_by_encoder(read: Slots) -> jax.Array:
     return (read.latents[:, None] == 0) | itself
 
 
-def at_latents(x_BLD: jax.Array, slots: Slots, before: int, most: int) -> jax.Array:
-    """Take [B, N, D]: what is `before` slots before each latent; anything where a row has fewer than `most`."""
+def take_before_latents(
+    x_BLD: jax.Array, slots: Slots, before: int, most: int
+) -> jax.Array:
+    """Take the vectors [B, N, D] that stand `before` slots before each latent.
+
+    A row with fewer than `most` latents has anything in the places of those that it lacks.
+    """
     numbers_N = jnp.arange(1, most + 1)
     is_latent_BNL = slots.latents[:, None] == numbers_N[None, :, None]
     at_BN = jnp.argmax(is_latent_BNL, axis=-1) - before
@@ -99,24 +104,33 @@ def at_latents(x_BLD: jax.Array, slots: Slots, before: int, most: int) -> jax.Ar
 
 def pad(rows: Sequence[Row], slots: int) -> tuple[Slots, SuffixBatch]:
     """Pad B texts, whose last token is a target alone, and their targets: all tokens but those that are given."""
-    cells = np.zeros((len(rows), slots + 1, 4), np.int32)
-    cells[..., 1] = -1
-    weights = np.zeros((len(rows), slots), np.float32)
+    shape_BL = (len(rows), slots + 1)
+    tokens_BL = np.zeros(shape_BL, np.int32)
+    positions_BL = np.full(shape_BL, -1, np.int32)
+    latents_BL = np.zeros(shape_BL, np.int32)
+    spans_BL = np.zeros(shape_BL, np.int32)
+    weights_BL = np.zeros(shape_BL, np.float32)
     for b, row in enumerate(rows):
         length = len(row.cells)
-        cells[b, :length] = row.cells
-        # A slot's target is the next one, if that is a token and wasn't given.
-        is_learned = np.arange(1, length) >= row.given
-        is_token = cells[b, 1:length, 2] == 0
-        weights[b, : length - 1] = is_learned & is_token
+        tokens, positions, latents, spans = np.array(row.cells, np.int32).T
+        tokens_BL[b, :length] = tokens
         # The last token is a target alone, and is not fed.
-        cells[b, length - 1, 1] = -1
-    inputs = cells[:, :-1]
+        positions_BL[b, : length - 1] = positions[:-1]
+        latents_BL[b, :length] = latents
+        spans_BL[b, :length] = spans
+        # A slot's target is the next one, which is learned if it is a token and wasn't given.
+        is_learned = np.arange(length) >= row.given
+        is_token = latents == 0
+        weights_BL[b, :length] = is_learned & is_token
     text = Slots(
-        tokens=inputs[..., 0],
-        positions=inputs[..., 1],
-        latents=inputs[..., 2],
-        spans=inputs[..., 3],
+        tokens=tokens_BL[:, :-1],
+        positions=positions_BL[:, :-1],
+        latents=latents_BL[:, :-1],
+        spans=spans_BL[:, :-1],
     )
-    targets = cells[:, 1:, 0]
-    return text, SuffixBatch(text.tokens, targets, weights)
+    rows_BL = SuffixBatch(
+        tokens=text.tokens,
+        targets=tokens_BL[:, 1:],
+        weights=weights_BL[:, 1:],
+    )
+    return text, rows_BL

@@ -33,11 +33,11 @@ from slpo_jax.training.recipes.latent_rows import (
     Cell,
     Row,
     Slots,
-    at_latents,
     laid_out,
     pad,
     seen_by,
     seen_by_encoder,
+    take_before_latents,
 )
 from slpo_jax.training.recipes.recipe import (
     Draw,
@@ -307,7 +307,7 @@ class LatentSft(RecipeSettings):
         # Its hidden states there, against its own embeddings, say a mixture each.
         tokens_V = jnp.arange(reasoner.config.vocab_size)
         table_VD = jax.lax.stop_gradient(reasoner.embed(tree, tokens_V))
-        hidden_BND = at_latents(hidden_BLD, read, 0, batch.divergence.shape[1])
+        hidden_BND = take_before_latents(hidden_BLD, read, 0, batch.divergence.shape[1])
         logits_BNV = jnp.einsum(
             "bnd,vd->bnv", hidden_BND, table_VD, preferred_element_type=jnp.float32
         )
@@ -365,7 +365,7 @@ class LatentSft(RecipeSettings):
         if labels is None:
             return words, metrics, None
         # In the last phase it also learns to predict each label, one slot before it.
-        before_BND = at_latents(hidden_BLD, text, 1, batch.divergence.shape[1])
+        before_BND = take_before_latents(hidden_BLD, text, 1, batch.divergence.shape[1])
         logits_BNV = reasoner.logits(stacked, before_BND)
         divergence_BN = divergence(labels, ids_BNM, logits_BNV)
         away = jnp.sum(batch.divergence * divergence_BN)
