@@ -6,7 +6,7 @@
         temperature: float = setting(0.0, least=0)
         stopping: Literal["sample", "threshold"] = "sample"
 
-Annotations are checked too: numbers have to be finite, a bool is no number, a `Literal` lists the choices, a range
+Annotations are checked too: numbers have to be finite, a bool is not a number, a `Literal` lists the choices, a range
 holds for each element of a tuple, and a field may be another such dataclass, `X | None`, or a `dict[str, X]`.
 """
 
@@ -94,8 +94,8 @@ def setting(
         below: a number that it must be smaller than.
         fewest: elements that a tuple must have.
         note: what a special value means, for the error message: "0 keeps all".
-        in_config: False for what is known only when the dataclass is built: it is no key of the config's section, and
-            messages don't ask for None.
+        in_config: False for what is known only when the dataclass is built: it is not a key of the config's section,
+            and messages don't ask for None.
         entry: of a dict of sections: (key of one, what it is or None, (key in it, value) of each change) -> what the
             changes are of.
         make: makes the default when it is asked for, as what is registered by then has it.
@@ -218,7 +218,7 @@ def describe_hint(hint: Any, limits: Limits) -> str:
     kind = get_origin(hint)
     parts = get_args(hint)
     if kind in _UNIONS:
-        # None is no value for a user where the program fills the field.
+        # A user can't give None where the program fills the field.
         words = []
         for part in parts:
             if limits.in_config or part is not type(None):

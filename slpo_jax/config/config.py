@@ -91,7 +91,7 @@ class Config:
     """A whole run.
 
     Attributes:
-        stages: what is run, in this order.
+        stages: the stages to run, in this order.
         seed: seed of initialisation, input order and all noise.
         init: where the first weights come from, see docs/use.md; "" is random. Then config.model's shapes are the
             checkpoint's.
@@ -101,14 +101,14 @@ class Config:
         tokenizer: "synthetic:LARGEST_NUMBER", "graph:NODES", "nodes:LARGEST_NODE", "bytes", "words" (of the training
             data), a directory or a hub id; "" takes the checkpoint's.
         model: shapes.
-        prompt: what a reasoner without markers is asked with.
+        prompt: the text that asks a reasoner without markers.
         max_latents: T, the most latents of a thought; 0 is explicit text alone.
         min_latents: T_min, the least of the cold start's candidate lengths.
         prompt_slots: P: length buckets of prompts, one compiled program each.
         max_answer_tokens: A, the maximum of new tokens, the end-of-sequence token included.
         dropout: of rollouts and scoring.
         latent_policy: the law of a step of thought.
-        data: what to train on, and to evaluate on.
+        data: the problems to train and to evaluate on.
         gate: the stopping gate.
         imitate: the stage imitate.
         cold_start: the stage cold_start.
@@ -123,7 +123,7 @@ class Config:
         reward_processes: processes in which each reward function is asked, one completion at a time; 0 asks in the
             run's own. What can't be sent to a process is refused.
         reward_seconds: most seconds of a reward function for a completion, which else isn't judged and counts as
-            `reward_failed`; above 0 it is asked in one process at least, 0 is no limit.
+            `reward_failed`; above 0 it is asked in one process at least, 0 sets no limit.
         evaluate: the stage evaluate, and validation in the others.
         trackers: where rows of metrics.jsonl go as well, see docs/train.md.
         log_every: steps between rows of metrics.jsonl, which are means over them.
@@ -274,7 +274,7 @@ def tried(name: str, rate: float) -> str:
 
 
 def read_config(node: Mapping[str, Any] | ConfigDict) -> Config:
-    """Read a config, whose keys are some of `default_config`'s; what spans several sections is not checked.
+    """Read a config, with keys of `default_config`; relations between sections are not checked.
 
     Raises:
         UserError: one line with the key and the remedy.
@@ -283,7 +283,7 @@ def read_config(node: Mapping[str, Any] | ConfigDict) -> Config:
 
 
 def rl_of(rl: RlConfig, objective: Objective) -> RlConfig:
-    """Return `config.rl` with what an objective has of its own instead."""
+    """Return `config.rl` with the objective's own settings in place of the shared ones."""
     layer = dict[str, Any]()
     if objective.steps:
         layer["steps"] = objective.steps
@@ -298,7 +298,7 @@ def rl_of(rl: RlConfig, objective: Objective) -> RlConfig:
 
 
 def stage_config(config: Config, name: str) -> Config:
-    """Return the config that a stage runs by, alone: what a run writes beside the stage's parameters.
+    """Return the config of one stage alone, as the run writes it beside the stage's parameters.
 
     An objective has the section rl with its own settings in their place. Imitation that is not taught where to stop
     trains no gate. The reward is named.

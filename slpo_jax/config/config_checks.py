@@ -33,10 +33,10 @@ _TAKEN = {
 
 
 def check(node: Config | ConfigDict) -> Config:
-    """Fail early on values that no stage could use: each section's own, then what spans several.
+    """Fail early on values that no stage could use: first each section's own, then relations between sections.
 
     Args:
-        node: the config, or what a config file returns.
+        node: the config, or the ConfigDict of a config file.
     Returns:
         the config that a run goes by.
     Raises:

@@ -18,7 +18,7 @@ _EXACT = 2**53  # below which a float has every whole number
 
 
 class Text(str):
-    """A value as a command line has it: `changed` reads it as what its key holds."""
+    """A value as written on a command line: `changed` reads it by the type of its key."""
 
 
 def section(settings: Any) -> Any:
@@ -67,7 +67,7 @@ def changed(
         layers: values by dotted key, or nested, or sections as `section` makes them; lists may stand for tuples, and a
             `Text` for what it is read as. Entries of a section whose keys are names stay, but for those of sources.
         key: where the dataclass stands in the config.
-        **others: fields that are no keys of the config.
+        **others: fields that are not keys of the config.
     Raises:
         UserError: a value is not valid, or a key unknown; the message names it.
     """
@@ -94,7 +94,7 @@ def changed(
 
 
 def nearest(given: str, names: Iterable[str]) -> str:
-    """Say which names an unknown one is most like, four at most, by as many of their last parts as it has."""
+    """Name the four names at most that are nearest to an unknown one, compared by their last parts."""
     ordered = sorted(names, key=lambda name: name.count("."))
     parts = given.count(".") + 1
     ends = {}
@@ -127,7 +127,7 @@ def _merge(
     key: str,
     entry: Callable | None,
 ) -> Any:
-    """Return the value of a key after changes, see `_by_name`; `entry` is what `setting` takes.
+    """Return the value of a key after changes, see `_by_name`; `entry` is that of `setting`.
 
     Of a file with `rl` = {steps: 5} and a flag `rl.group=16`, the section rl gets [("", {steps: 5}), ("group", 16)].
     What is given as a whole and can't be merged takes the place of all before it.
@@ -139,7 +139,7 @@ def _merge(
         read.append((below, value if below else _as_field(value, kind)))
     if entry and is_dataclass(hint):
         old = entry(key, old, read)
-    # Collect the layers of a section. A whole value that is no layer of it replaces all before.
+    # Collect the layers of a section. A whole value that is not a layer of it replaces all before.
     layers = list[Mapping[str, Any]]()
     for below, value in read:
         is_section = is_dataclass(old) or isinstance(old, dict)
@@ -175,7 +175,7 @@ def _merge(
 
 
 def _as_field(value: Any, kind: Any) -> Any:
-    """Convert a value to what a field of this kind holds: a text read, tuples for lists, dicts for sections.
+    """Convert a value to the type of a field: a text is read, lists become tuples, sections become dicts.
 
     A `Text` is as Python writes the value, or where it can't be read so, the text itself.
     """

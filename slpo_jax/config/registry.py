@@ -155,7 +155,7 @@ def _put(registry: MutableMapping[str, Any], what: str, name: str, value: Any) -
 
 
 def read_registrations(path: str) -> None:
-    """Run a Python file for what it registers.
+    """Run a Python file that registers methods.
 
     Raises:
         UserError: there is no such file, or it fails.
@@ -175,7 +175,7 @@ def run_file(
     function: str = "",
     *arguments: str,
 ) -> Any:
-    """Run a user's Python file, and return what one of its functions returns.
+    """Run a user's Python file, and return the result of one of its functions.
 
     Args:
         flag: that names it, for messages.
@@ -240,7 +240,7 @@ def shipped_folder() -> Path:
 
 
 def shipped() -> dict[str, str]:
-    """Return the shipped configs, each with the first line of what it says of itself."""
+    """Return the names of the shipped configs, each with the first line of its docstring."""
     lines = dict[str, str]()
     for file in sorted(shipped_folder().glob("[!_]*.py")):
         # A config is read, not run: running it imports jax.
@@ -280,7 +280,7 @@ def find_config(source: str) -> str:
 
 
 def read_config_file(source: str) -> ConfigDict:
-    """Return what `get_config` of a config file returns.
+    """Call `get_config` of a config file, and return its result.
 
     Args:
         source: as `find_config` takes it.

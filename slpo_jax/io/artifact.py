@@ -40,7 +40,7 @@ class Artifact:
 
     Attributes:
         facts: what it was made of, as it comes back from JSON.
-        value: what was made, if that is no file.
+        value: what was made, if it isn't a file.
         files: digests of the files that belong to it, by name.
     """
 
@@ -55,7 +55,7 @@ def write(
     """Write an artifact, whole or not at all; of several processes the first does so.
 
     Args:
-        files: as far as they are there; in the same folder or below.
+        files: in the same folder or below; those that don't exist are left out.
     """
     if not hosts.is_first():
         return
@@ -74,7 +74,7 @@ def read(path: Path, remedy: str = "") -> Artifact | None:
     """Read an artifact as it was written; None where there is none, or a damaged one.
 
     Args:
-        remedy: what there is to do about a damaged one, which then is an error.
+        remedy: for the message of a damaged one, which is then an error; "" takes it for absent.
     Raises:
         UserError: see `remedy`.
         OSError: it is there, and can't be read.
@@ -94,7 +94,7 @@ def read(path: Path, remedy: str = "") -> Artifact | None:
 
 
 def changed(folder: Path, files: Mapping[str, str]) -> dict[str, str]:
-    """Return the files of a folder that are not to the byte what their digests say, and what happened to each."""
+    """Return the files of a folder that differ from their digests, and what happened to each."""
     damages = dict[str, str]()
     for name, value in files.items():
         now = file_digest(folder / name)
@@ -132,7 +132,7 @@ def write_arrays(path: Path, facts: Any, arrays: Mapping[str, np.ndarray]) -> No
 
 
 def read_arrays(path: Path, facts: Any) -> dict[str, np.ndarray] | None:
-    """Read what `write_arrays` wrote there of these very facts; None where there is no such thing.
+    """Read the arrays that `write_arrays` wrote of these very facts; None where there are none.
 
     Raises:
         OSError: it is there, and can't be opened.
@@ -185,7 +185,7 @@ def _write_value(facts: Mapping[str, Any], key: str) -> str:
 
 
 def write_checksums(folder: Path) -> None:
-    """Write down what the files of a finished checkpoint or export are.
+    """Write down the digests of the files of a finished checkpoint or export.
 
     Args:
         folder: WORKDIR/checkpoints/STAGE/STEP, say.
@@ -199,7 +199,7 @@ def read_checksums(folder: Path) -> Mapping[str, str]:
 
 
 def matches_checksums(folder: Path) -> bool:
-    """Tell whether a folder holds what its checksums are of, to the byte, and nothing else."""
+    """Tell whether a folder holds exactly the files of its checksums, to the byte."""
     sums = read_checksums(folder)
     named = {folder / name for name in sums}
     if not sums or named != set(_files(folder)):

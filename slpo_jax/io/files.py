@@ -67,7 +67,7 @@ def check_utf8(path: str | Path, name: str = "") -> None:
 
 
 def _beside(path: Path) -> Path:
-    """Return a new hidden name beside a file or folder, for what is going to take its place."""
+    """Return a new hidden name beside a file or folder, for a new version that will replace it."""
     return path.with_name(f".{path.name}.{secrets.token_hex(4)}{_PARTIAL}")
 
 
@@ -189,8 +189,8 @@ def read_json(
     """Read a JSON object.
 
     Args:
-        remedy: what to do where there is none, for messages.
-        default: what is returned where there is no such file; None is an error.
+        remedy: for the message where there is none.
+        default: returned where the file does not exist; None makes that an error.
     Raises:
         UserError: no such file, or it is no JSON object.
         OSError: it is there, and can't be read.

@@ -1,4 +1,4 @@
-"""Orbax checkpoints of parameters: what is in them, reading and writing.
+"""Orbax checkpoints of parameters: shapes, reading and writing.
 
 Orbax takes a second to import, so that is done where it is used.
 """
@@ -88,7 +88,7 @@ def difference(stored: Any, like: Any) -> str:
 
 
 def _damage_error(path: Path, problem: str) -> UserError:
-    """Make the error of parameters that can't be read, with what there is to do about it."""
+    """Make the error of parameters that can't be read, with the remedy."""
     step = path.parent
     stage = StageFolder.of(path.parent)
     remedy = f"delete {step}"
@@ -100,7 +100,7 @@ def _damage_error(path: Path, problem: str) -> UserError:
 
 
 def _goes_on(stage: StageFolder, lost: str) -> str:
-    """Tell what a stage does that has lost the checkpoint of a step."""
+    """Describe how a stage goes on that has lost the checkpoint of a step."""
     others = [step for step in stage.steps if str(step) != lost]
     if not others:
         return "it begins anew"

@@ -40,8 +40,8 @@ class SetFiles:
         name: of the data set.
         records: a JSON line a problem.
         latents: the clean rollouts' latents, where they were asked for.
-        thoughts: what is seen of the first problems' latents.
-        manifest: what the records were made of, and their digests.
+        thoughts: views of the first problems' latents.
+        manifest: the facts that the records were made of, and digests.
         partial: folder of the rollouts that are finished while others are not.
     """
 
@@ -62,11 +62,11 @@ class StageFolder:
         path: WORKDIR/checkpoints/STAGE.
         name: the stage's.
         config: the whole config that the stage ran by.
-        inputs: what else the stage's result depends on: digests of its data, its start and its rewards' code.
+        inputs: the stage's further dependencies: digests of its data, its start and its rewards' code.
         finished: the stage's last step; there once the stage was run to its end.
         rule: how its rollouts stop, see `evaluation.report_rows.write_rule`.
         adapters: folder of the adapters that it has merged.
-        anew: the remedy for what is wrong with the folder.
+        anew: the remedy for a folder that can't be used.
     """
 
     def __init__(self, path: Path):
@@ -106,7 +106,7 @@ class StageFolder:
         return read_json(self.config, self.anew)
 
     def read_inputs(self) -> dict[str, Any]:
-        """Read what else the stage depends on.
+        """Read the digests of the stage's further dependencies.
 
         Raises:
             UserError: it is not there, or damaged.
@@ -134,7 +134,7 @@ class Workdir:
         config: the config of the last command, resolved.
         metrics: a JSON line a logged step: means since the line before.
         tensorboard: folder of TensorBoard's events.
-        trackers: what the trackers call this workdir's run, by tracker.
+        trackers: the name of this workdir's run, by tracker.
         report_json, report_md, report_html: the report.
         lock: locked by the run that is at work here, for as long as it lives.
         checkpoints: folder of the stages' folders.
@@ -194,7 +194,7 @@ class Workdir:
         return StageFolder(self.checkpoints / name)
 
     def digest(self, stage: str) -> Path:
-        """Return the file of the digest of a stage's parameters; without a stage, of what the run started from."""
+        """Return the file of the digest of a stage's parameters; without a stage, of the run's start."""
         return self.checkpoints / f"{stage or 'init'}.digest.json"
 
     def finished_stages(self) -> list[str]:
@@ -220,7 +220,7 @@ class Workdir:
         return self.eval / "times.json"
 
     def row_facts(self, name: str) -> Path:
-        """Return the file of what the row says of itself."""
+        """Return the file of the row's own facts."""
         return self.row(name) / "row.json"
 
     def set_files(self, name: str, row: str = "") -> SetFiles:

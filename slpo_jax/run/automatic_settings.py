@@ -312,7 +312,7 @@ def schedule(measured: Measured) -> list[Choice]:
         return Choice(settings, why)
 
     chosen = []
-    # Imitation has phases of so many epochs each, and warms up for a tenth of the shortest.
+    # Imitation has phases of some epochs each, and warms up for a tenth of the shortest.
     if not measured.latents:
         batch = measured.or_given("imitate.batch_size", batch)
         epochs = _epochs(measured)

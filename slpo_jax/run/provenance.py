@@ -304,7 +304,7 @@ def _check_settings(stage: Stage) -> None:
         for key in ("rl.steps", f"objective.{stage.name}.steps"):
             if key in then:
                 now[key] = then[key]
-    # The section rl of an objective has its own settings in it, whose own name is to be said.
+    # The section rl of an objective has its own settings in it: name them by the objective's own keys first.
     by_place = sorted(now, key=lambda key: not key.startswith("objective."))
     now = {key: now[key] for key in by_place}
     differs = first_difference(now, then)
@@ -349,7 +349,7 @@ def check_start(stage: Stage) -> None:
     if not before["digest"]:
         return
     now = _digest_start(stage.experiment.stage(before["stage"]))
-    # A start that is gone is no difference.
+    # A start that is gone does not differ.
     if now["digest"] not in ("", before["digest"]):
         raise UserError(
             f"{path}: began from another {before['stage'] or 'config.init'} than is there now; bring that back, "

@@ -53,10 +53,10 @@ def check_start(
             f"{architecture.default_recipe}"
         )
     # Of config.prompt it knows some keys; the others have to be as they are by default.
-    answers = "auto"
+    default = PromptConfig()
     if prompt.marked_style("after_mark") == prompt.answers:
-        answers = prompt.answers
-    for key, value in vars(PromptConfig(answers=answers)).items():
+        default = PromptConfig(answers=prompt.answers)
+    for key, value in vars(default).items():
         if getattr(prompt, key) == value or key in architecture.prompt_keys:
             continue
         others = []

@@ -54,7 +54,7 @@ class Setup:
     Attributes:
         config: as resolved; config.model holds the shapes of what was loaded.
         checkpoint: what the run starts from.
-        prompt_slots: config.prompt_slots, as far as the model has positions for them.
+        prompt_slots: config.prompt_slots, cut to the model's positions.
         parts: of the parameters.
         policy: reasoner, latent policy, and slots, ids and noise of rollouts.
         reward: what reads and judges completions.

@@ -12,7 +12,7 @@ from slpo_jax.data.problem import Problem, Problems, without
 from slpo_jax.data.problems import Role, load_problems
 from slpo_jax.errors import UserError, about
 from slpo_jax.io.files import flatten
-from slpo_jax.rewards.answers import STYLES, style_of
+from slpo_jax.rewards.answers import STYLES, Kind, style_of
 from slpo_jax.rewards.reward import CORRECT, REWARDS, RewardEntry
 
 TRAIN = "config.data.train"
@@ -60,7 +60,7 @@ def load_set(
             columns |= entry.columns
     unanswered = not any(entry.needs_answer for entry in entries)
     # Without a function of its own, a reward compares answers of one kind.
-    kind = "texts"
+    kind: Kind = "texts"
     if not texts and any(entry.function is None for entry in entries):
         kind = STYLES[style_of(config.prompt.answers, "after_mark")].kind
 

@@ -1,4 +1,4 @@
-"""jax as our programs use it, and what it compiles: said where it takes a while, and left out of the speed of steps."""
+"""Setting up jax, and timing its compilations: long ones are announced, and none counts as a step's time."""
 
 import ctypes
 import os
@@ -72,7 +72,7 @@ def set_up_jax(cpu_devices: int = 1) -> None:
 def keep_freed_memory() -> None:
     """Have glibc keep what a program's buffers occupied, for the next step's.
 
-    By default it hands large blocks back to the system, which makes every step on a CPU fault its pages in anew. The
+    By default it hands large blocks back to the system, which makes every step on a CPU fault its pages in again. The
     heaps of threads hold no block above 64 MB all the same; one heap for all would be slower. Elsewhere than on Linux
     with glibc this does nothing.
     """

@@ -1,4 +1,4 @@
-"""Several processes that make one run, each with devices of its own: who writes, and what all agree on.
+"""Several processes that make one run, each with devices of its own: who writes, and how all agree.
 
 Every process does the same, in the same order; collectives wait for each other. The first one writes what all read.
 Alone, a process is the first, and nothing here costs anything.
@@ -45,7 +45,7 @@ def join(coordinator: str | None, processes: int | None, process: int | None) ->
 
 
 def begin(what: str = "") -> None:
-    """Note that something begins which all processes do in the same order.
+    """Note the beginning of a piece of work that all processes do in the same order.
 
     Args:
         what: in words, if not as before.
@@ -74,7 +74,7 @@ def _together() -> Any:
 
 
 def barrier(name: str) -> None:
-    """Wait for all to be here, so that what the first has written is there for the others.
+    """Wait for all to be here, so that the others find the files that the first has written.
 
     Args:
         name: the same on all, for messages.
@@ -161,7 +161,7 @@ def watch(
     Args:
         store: has `key_value_set` and `key_value_dir_get`.
         pause: waits some seconds; True where the watch is over.
-        end: what to do with the line that says who is stuck.
+        end: called with the line that says who is stuck.
     """
     before = None
     waited = 0

@@ -26,7 +26,7 @@ FSDP = "fsdp"
 AXES = (DATA, FSDP)
 ROWS = PartitionSpec(AXES)
 EVERYWHERE = PartitionSpec()
-"""How a batch lies on the mesh, and what every device has all of."""
+"""How a batch lies on the mesh, and how a copy on every device does."""
 
 
 def device_mesh(devices=None, fsdp: int = 1) -> Mesh:
@@ -137,7 +137,7 @@ class Layout:
     def state_specs(
         self, optimizer: optax.GradientTransformation, trained: Any, opt_state: Any
     ) -> Any:
-        """Return an optimizer state's specs: what has a parameter's shape is cut so, all else stays whole."""
+        """Return an optimizer state's specs: leaves of a parameter's shape are cut as it is, all others stay whole."""
 
         def spec(leaf, param, of_param):
             return of_param if leaf.shape == param.shape else EVERYWHERE

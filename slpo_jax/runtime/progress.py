@@ -1,4 +1,4 @@
-"""What is said of a run while it goes: its first line, warnings as lines, and how far a long piece of work is."""
+"""Messages of a run in progress: its first line, warnings as lines, and how far a long piece of work is."""
 
 import logging as python_logging
 import os
@@ -26,11 +26,11 @@ class Progress:
     minute, where something compiles, and at the end, so that a log file can be read.
 
     Args:
-        label: what is being done.
+        label: name of the work.
         total: steps in all.
         done: steps done before.
-        unit: what a step is.
-        keep: False for what is one of many: its bar goes when it is done, and it has no lines if it is quick.
+        unit: name of a step.
+        keep: False for one of many pieces of work: its bar goes when it is done, and it has no lines if it is quick.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Progress:
         self._untell = backend.tell(self._show_compilation)
 
     def update(self, done: int, facts: Mapping[str, str] | None = None) -> None:
-        """Say that so many steps are done in all, and what else is known now: texts by name."""
+        """Report the number of steps done in all, and further facts: texts by name."""
         hosts.begin(f"{self._label}, {self._unit} {done}")
         if facts is not None:
             self._facts = facts

@@ -1,4 +1,4 @@
-"""CoLaR's training (Tan et al., 2025): one latent stands for r tokens of the written solution, r drawn anew each step.
+"""CoLaR's training (Tan et al., 2025): one latent stands for r tokens of the written solution, r drawn again each step.
 
 First CoT-SFT on the same text, asked at speed 1. Then the solution's tokens are cut into chunks of r, whose embeddings,
 summed and divided by the root of their number, are the inputs in their place. At each the reasoner says a token of the
@@ -54,7 +54,7 @@ class ChunkBatch:
         chunks: bool [B, S], the slots that are latents at inference.
         predicted: float32 [B, S], weights of the head's prediction of the next slot's input; None while only words are
             learned.
-        draws: int [B], what randomness is drawn by.
+        draws: int [B], the numbers that randomness is drawn by.
     """
 
     prompts: Prompts
@@ -248,7 +248,7 @@ def chunk_recipe(
                 size = len(tokens)
                 ids[row, slot, :size] = tokens
                 sizes[row, slot] = size
-            # Of each chunk one token, drawn at random, is to be said.
+            # Of each chunk one token, drawn at random, is the target.
             label = [tokens[labels.integers(len(tokens))] for tokens in thought]
             texts.append(
                 [template.pad_id, mark, *label, mark, *answer, template.eos_id]

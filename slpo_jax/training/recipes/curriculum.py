@@ -52,8 +52,8 @@ class ImitationBatch:
     Attributes:
         prompts: of B problems.
         latents: int [B], the number of latents after each prompt.
-        suffix: `SuffixBatch`, what follows the latents.
-        draws: int [B], what randomness is drawn by.
+        suffix: `SuffixBatch`, the text after the latents.
+        draws: int [B], the numbers that randomness is drawn by.
         stops: float32 [B], the weight of a stop after the latents: 0 where steps are still written after them.
     """
 
@@ -216,7 +216,7 @@ def stop_term(
     """Measure how well the gate stops where the thoughts do.
 
     The likelihood of a stop after exactly tau latents is rho_tau * prod_{k < tau} (1 - rho_k), of the gate on the
-    latents themselves (paper section 4.1, as printed: the last latent that there may be is no exception).
+    latents themselves (paper section 4.1, as printed: the last latent that there may be is not an exception).
 
     Args:
         policy: as in `Recipe.loss`.
@@ -255,7 +255,7 @@ def cross_entropy(
     """Return the cross-entropy summed with its weights, and loss, by the weights, and accuracy, by rows all right.
 
     Args:
-        stops_right_B: bool [B], what else has to be right of a row.
+        stops_right_B: bool [B], which rows stop where they should.
     """
     mask_BL = rows.weights != 0
     log_probs_BL, likeliest_BL = reasoner.log_probs(

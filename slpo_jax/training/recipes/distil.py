@@ -43,7 +43,7 @@ class DistilBatch:
     """A step's rows. Weights are scaled to add up to B, so that a sum over them, divided by B, is their mean.
 
     Attributes:
-        draws: int [B], what randomness is drawn by.
+        draws: int [B], the numbers that randomness is drawn by.
         text: the teacher's `SuffixBatch` [B, L]: question, steps, answer and eos, right-padded; weights are 0 on
             targets that belong to the question.
         valid: bool [B, L], where the text has a token.
@@ -222,7 +222,7 @@ class Distillation(RecipeSettings):
         return loss, metrics | stop_metrics | parts, thought
 
     def _write(self, problems: EncodedProblems, index: int) -> tuple[Ids, int]:
-        """Return what the teacher writes of a problem, eos included, and the length of the question in it."""
+        """Write a problem as the teacher does, eos included; return it and the length of the question in it."""
         question = problems.prompts[index][:-1]
         steps = problems.steps[index] if self.last_step else problems.steps[index][:-1]
         text = [*question, *chain.from_iterable(steps), *problems.answers[index]]

@@ -2,7 +2,7 @@
 
 At stage s a problem of n steps has min(s, n) latents. Out of the last of them, or of the prompt, comes one of the nodes
 of step s + 1, by chance; where no step is left, the closing text and the answer follow. Whenever a problem comes, its
-edges are shuffled anew, and so are the two nodes that it asks about.
+edges are shuffled again, and so are the two nodes that it asks about.
 
 Apart from the published program: eos is learned after the answer, as its rows in words have it, where that one takes
 just one token; a share `mix` of the rows is at any stage up to its own, as there.

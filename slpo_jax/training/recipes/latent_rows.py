@@ -75,7 +75,7 @@ def laid_out(prompt: Ids, spans: Sequence[Ids], suffix: Ids) -> Row:
 
 
 def seen_by(text: Slots) -> jax.Array:
-    """Mark, bool [B, L, L], what is seen: by a span's token its span and the latent before it, by others no span."""
+    """Mark the visible slots, bool [B, L, L]: a span's token sees its span and its latent, others see no span."""
     query = text.spans[:, :, None]
     key = text.spans[:, None]
     is_own_latent = query == text.latents[:, None]
@@ -83,7 +83,7 @@ def seen_by(text: Slots) -> jax.Array:
 
 
 def seen_by_encoder(read: Slots) -> jax.Array:
-    """Mark, bool [B, L, L], what the encoder sees: no token another's compress token."""
+    """Mark the encoder's visible slots, bool [B, L, L]: a compress token is seen by itself alone."""
     itself = jnp.eye(read.latents.shape[1], dtype=bool)[None]
     return (read.latents[:, None] == 0) | itself
 

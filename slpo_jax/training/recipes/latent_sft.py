@@ -4,8 +4,8 @@ First an encoder, begun as a copy of the reasoner, reads the question and the st
 chunk, whose hidden state says a mixture; and the reasoner learns to write, of each mixture, the chunk that comes next,
 and of all of them the answer. These mixtures are then the labels of the reasoner's own predictions.
 
-Apart from the published program: the labels are not kept in a file, but made anew at each step by the encoder, which is
-no longer trained then; the reasoner's adapter goes through all phases; there is no dropout of the adapters' inputs; and
+Apart from the published program: the labels are not kept in a file, but made again at each step by the encoder, which
+is no longer trained then; the reasoner's adapter goes through all phases; there is no dropout of the adapters' inputs; and
 the last step counts, not the best one.
 """
 
@@ -62,10 +62,10 @@ class LatentBatch:
     """A step's rows.
 
     Attributes:
-        draws: int [B], what randomness is drawn by.
-        text: what the reasoner reads.
+        draws: int [B], the numbers that randomness is drawn by.
+        text: the reasoner's input.
         rows: `SuffixBatch` [B, L], the text's targets.
-        read: what the encoder reads; None where there are no latents.
+        read: the encoder's input; None without latents.
         divergence: float32 [B, N], weights of the divergences at the latents, which make of a sum over them what the
             loss adds to the cross-entropies' sum; None where there are no latents.
         labelled: whether the encoder's mixtures are labels, in the last phase.
@@ -225,7 +225,7 @@ class LatentSft(RecipeSettings):
     def texts(
         self, problems: EncodedProblems, phase: str, index: int
     ) -> tuple[Row, Row]:
-        """Lay out what the reasoner reads of a problem in a phase, and what the encoder does, with a last token.
+        """Lay out the inputs of the reasoner and of the encoder for a problem in a phase, each with a last token.
 
         `pad` feeds neither eos nor that.
         """
@@ -254,7 +254,7 @@ class LatentSft(RecipeSettings):
         return laid_out(prompt, spans, suffix), encoder_row
 
     def needs(self, problems: EncodedProblems, phase: Phase) -> list[Needs]:
-        """Count positions; slots of the reasoner's text, and of what the encoder reads; latents."""
+        """Count positions; slots of the reasoner's and of the encoder's text; latents."""
         sizes = list[Needs]()
         for index in range(len(problems)):
             text, read = self.texts(problems, phase.name, index)

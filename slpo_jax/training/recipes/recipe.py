@@ -55,7 +55,7 @@ class Draw:
 
     @cached_property
     def draws(self) -> np.ndarray:
-        """int [B], what the rows' randomness is drawn by."""
+        """int [B], the numbers that the rows' randomness is drawn by."""
         return draw_numbers(self.indices, len(self.problems))
 
     def rng(self, stream: Stream) -> np.random.Generator:
@@ -110,8 +110,8 @@ class ImitateSettings(Checked):
             encoder, of the reasoner after it, and of both.
         final_steps: optimizer steps of the last stage, where all steps have become latents; for iCoT, all that come
             after `cot_steps`.
-        stage_until: ends every stage, the last one too, when it is learned: when so many of the training rows have all
-            of their tokens right, in the mean of 20 steps; 0 takes all steps.
+        stage_until: ends every stage, the last one too, when it is learned: when this share of the training rows has
+            all of its tokens right, in the mean of 20 steps; 0 takes all steps.
         stage_least: fewest steps of a stage that `stage_until` ends; its most are `cot_steps`, `stage_steps` or
             `final_steps`, and those that the stages before it did not need.
         mix: share of a batch's problems that are at an earlier stage, each as likely (COCONUT's uniform_prob, which
@@ -126,7 +126,7 @@ class ImitateSettings(Checked):
         dropout: dropout rate at every position, while imitating.
         suffix_slots: buckets of written steps and answer (of CODI's whole teacher text), below the one that holds all;
             each is compiled.
-        reset_optimizer: begin the optimizer anew at every stage; for iCoT, whenever a further token is dropped.
+        reset_optimizer: reset the optimizer's state at every stage; for iCoT, whenever a further token is dropped.
         control: also train *further imitation*: as many more steps as reinforcement learning takes, as its control.
             Parts that the recipe trains beside the reasoner (SIM-CoT's decoder) and the optimizer's state go on too.
         control_rate: its learning rate, which stays as it is.
@@ -173,7 +173,7 @@ class Phase:
         learning_rate: of its own; None is the optimizer's.
         copies: (part, another) each: it begins with that part as a copy of the other.
         rise: for iCoT, steps after which one token more is dropped of those that `dropped` leaves; 0 drops none.
-        latents_a_step: where not 0, an example has at most so many for each of its steps, and one at least.
+        latents_a_step: where not 0, an example has at most this number for each of its steps, and one at least.
     """
 
     name: str
@@ -222,7 +222,7 @@ class Recipe:
         init: (key, policy, params) -> parts of its own that it trains (an auxiliary decoder, adapters); None: none.
         alone: whether these are all that it trains.
         finish: all parts, trained -> those that later stages get; what `init` made is dropped from them.
-        keeps: what of that is not dropped, of `parts.CARRIED`.
+        keeps: the parts of `parts.CARRIED` that are not dropped.
         name: in `RECIPES`.
     """
 
@@ -288,7 +288,7 @@ class RecipeSettings(Checked, abc.ABC):
         teaches_stop: whether `config.imitate.gate_weight` can teach the gate where the steps end.
         has_stages: whether latents replace steps in stages, of which `config.imitate.mix` may mix earlier ones in.
         label: what a report calls the reasoner that it leaves without a thought; "" goes by what is still written.
-        metrics: what it alone logs, with what each is.
+        metrics: names of the metrics that it alone logs, with their meaning.
     """
 
     uses_c_thought: ClassVar[bool] = True
@@ -322,7 +322,7 @@ class RecipeSettings(Checked, abc.ABC):
 
     @abc.abstractmethod
     def __call__(self, settings: ImitateSettings, default: Any) -> Recipe:
-        """Make the recipe, given what all have in common, and the reasoner's own recipe.
+        """Make the recipe, given the settings that all share, and the reasoner's own recipe.
 
         Raises:
             UserError: it can't be used with these settings.
@@ -332,7 +332,7 @@ class RecipeSettings(Checked, abc.ABC):
 def with_lora(
     recipe: Recipe, config: LoraConfig, tokens: tuple[int, ...] = ()
 ) -> Recipe:
-    """Return the recipe, of low-rank adapters of the reasoner instead, and what it has beside its backbone.
+    """Return the recipe that trains low-rank adapters of the reasoner, and what it has beside its backbone.
 
     Args:
         tokens: ids whose rows of the vocabulary are trained too.

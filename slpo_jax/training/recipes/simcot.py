@@ -37,7 +37,7 @@ from slpo_jax.training.recipes.recipe import (
 
 @struct.dataclass
 class ExplainedBatch:
-    """The recipe's own batch, and what its thoughts say.
+    """The recipe's own batch, and the texts of its thoughts.
 
     Attributes:
         base: the recipe's.
@@ -75,7 +75,7 @@ class _Thoughts:
     def steps(
         self, problems: EncodedProblems, indices: Indices
     ) -> tuple[list[list[Ids]], Ids]:
-        """Tokenise the steps of each problem at `indices`, and what stands between two steps of one thought."""
+        """Tokenise the steps of each problem at `indices`, and the text between two steps of one thought."""
         template = dataclasses.replace(
             problems.template, step_text=lambda step, first: step
         )
@@ -229,7 +229,7 @@ def _thoughts(settings: ImitateSettings, default: Recipe) -> _Thoughts:
 def _texts(
     thoughts: _Thoughts, problems: EncodedProblems, phase: Phase, indices: Indices
 ) -> Callable[[int, int], list[Ids]]:
-    """Make (place in `indices`, latents) -> what each thought of that problem says, eos included."""
+    """Make (place in `indices`, latents) -> the text of each thought of that problem, eos included."""
     steps, line = thoughts.steps(problems, indices)
 
     def write(place: int, latents: int) -> list[Ids]:
@@ -262,7 +262,7 @@ def _pad(
 
     Args:
         shape: S and L.
-        total: what the sum is divided by in the end.
+        total: the number that the sum is divided by in the end.
     """
     most, slots = shape
     flat = list[Ids]()
