@@ -5,8 +5,8 @@ chunk, whose hidden state says a mixture; and the reasoner learns to write, of e
 and of all of them the answer. These mixtures are then the labels of the reasoner's own predictions.
 
 Apart from the published program: the labels are not kept in a file, but made again at each step by the encoder, which
-is no longer trained then; the reasoner's adapter goes through all phases; there is no dropout of the adapters' inputs; and
-the last step counts, not the best one.
+is no longer trained then; the reasoner's adapter goes through all phases; there is no dropout of the adapters' inputs;
+and the last step counts, not the best one.
 """
 
 import dataclasses
