@@ -101,8 +101,9 @@ def pooled(policy: Policy, params, batch: ChunkBatch) -> jax.Array:
     used_BSR = jnp.arange(batch.ids.shape[-1])[None, None] < sizes_BS1
     embedded_BSRD = policy.reasoner.embed(params, batch.ids)
     summed_BSD = jnp.sum(embedded_BSRD, axis=2, where=used_BSR[..., None])
+    is_chunk_BS1 = batch.chunks[..., None]
     root_BS1 = jnp.sqrt(sizes_BS1) + 1e-5
-    divisor_BS1 = jnp.where(batch.chunks[..., None], root_BS1, 1)
+    divisor_BS1 = jnp.where(is_chunk_BS1, root_BS1, 1)
     return (summed_BSD / divisor_BS1).astype(embedded_BSRD.dtype)
 
 

@@ -234,8 +234,9 @@ def stop_term(
     log_probs_BT = jax.vmap(first_stop)(logits_BT)
     place_B1 = jnp.maximum(batch.latents - 1, 0)[:, None]
     # A row without latents has no stop, and what stands at its place is dropped before it could be infinite.
+    counts_B = batch.stops > 0
     there_B = jnp.take_along_axis(log_probs_BT, place_B1, axis=1)[:, 0]
-    log_probs_B = jnp.where(batch.stops > 0, there_B, 0.0)
+    log_probs_B = jnp.where(counts_B, there_B, 0.0)
     # At a threshold of 0.5 the gate fires where its logit is not negative.
     fires_BT = logits_BT >= 0
     fires_there_B = jnp.take_along_axis(fires_BT, place_B1, axis=1)[:, 0]

@@ -78,8 +78,10 @@ def seen_by(text: Slots) -> jax.Array:
     """Mark the visible slots, bool [B, L, L]: a span's token sees its span and its latent, others see no span."""
     query = text.spans[:, :, None]
     key = text.spans[:, None]
+    is_same_span = query == key
+    is_in_span = query > 0
     is_own_latent = query == text.latents[:, None]
-    return (query == key) | ((query > 0) & is_own_latent)
+    return is_same_span | (is_in_span & is_own_latent)
 
 
 def seen_by_encoder(read: Slots) -> jax.Array:
