@@ -178,6 +178,7 @@ class Workdir:
         """
         import filelock
 
+        # A lock is the operating system's, so that it ends with its process.
         if not hosts.is_first():
             yield
             return
@@ -229,6 +230,7 @@ class Workdir:
 
     def evaluated(self) -> list[tuple[str, str]]:
         """List (row, data set) of all evaluations, by name; their records may be gone."""
+        # An evaluation has left records, or at least what they were made of.
         found = set[tuple[str, str]]()
         for row in entries(self.eval):
             for path in entries(row):

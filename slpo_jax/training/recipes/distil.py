@@ -121,7 +121,7 @@ class Distillation(RecipeSettings):
         """Count positions of the teacher or the student, whoever takes more; slots of the text, and of the answer."""
         teacher = list[int]()
         for index in range(len(problems)):
-            text, _ = self._write(problems, index)
+            text, _ = self._text(problems, index)
             teacher.append(len(text) - 1)
         if phase.dropped == 0:  # the teacher alone
             return [(size, size) for size in teacher]
@@ -135,7 +135,7 @@ class Distillation(RecipeSettings):
         """Make the rows of one step."""
         problems = draw.problems
         indices = draw.indices
-        pairs = [self._write(problems, index) for index in indices]
+        pairs = [self._text(problems, index) for index in indices]
         texts = [text for text, _ in pairs]
         questions_B = np.array([question for _, question in pairs])
         text = draw.suffixes(texts)
@@ -221,7 +221,7 @@ class Distillation(RecipeSettings):
         }
         return loss, metrics | stop_metrics | parts, thought
 
-    def _write(self, problems: EncodedProblems, index: int) -> tuple[Ids, int]:
+    def _text(self, problems: EncodedProblems, index: int) -> tuple[Ids, int]:
         """Write a problem as the teacher does, eos included; return it and the length of the question in it."""
         question = problems.prompts[index][:-1]
         steps = problems.steps[index] if self.last_step else problems.steps[index][:-1]

@@ -86,6 +86,7 @@ def usable(problems: EncodedProblems, max_tokens: int) -> list[int]:
     """Return the problems whose question, steps and answer together have at most `max_tokens` tokens; 0 is no limit."""
     indices = list[int]()
     texts = zip(problems.prompts, problems.steps, problems.answers, strict=True)
+    # Of the prompt its last token, the end marker, is not counted.
     for index, (prompt, steps, answer) in enumerate(texts):
         size = len(prompt) - 1 + sum(map(len, steps)) + len(answer)
         if size <= max_tokens or not max_tokens:
@@ -247,6 +248,8 @@ class Recipe:
             buckets: of its main texts, below the first multiple of 4 that holds each of them.
         """
         sizes = self.needs(problems, phase)
+        # The largest need of each kind; the main texts may be shorter in buckets of
+        # their own.
         _, longest, *further = map(max, zip(*sizes, strict=True))
         most = in_fours(longest)
         smaller = sorted(size for size in buckets if size < most)
@@ -309,6 +312,8 @@ class RecipeSettings(Checked, abc.ABC):
         """
         imitate = config.imitate
         most = config.max_latents
+        # A thought has to have room for the latents of the last stage, or for some at
+        # all.
         latents = imitate.c_thought * imitate.max_latent_stage
         if self.uses_c_thought and latents > most:
             raise UserError(
@@ -339,6 +344,7 @@ def with_lora(
     """
 
     def init(key, policy, params):
+        # What it trains beside the reasoner is drawn by a key of its own.
         made = {}
         if recipe.init:
             made = recipe.init(jax.random.fold_in(key, 1), policy, params)
