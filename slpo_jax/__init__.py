@@ -56,7 +56,8 @@ if TYPE_CHECKING:  # of what `__getattr__` finds
 os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
 
 _REGISTER = tuple(
-    f"register_{what}" for what in ("objective", "recipe", "reward", "scorer", "latent_policy", "tracker")
+    f"register_{what}"
+    for what in ("objective", "recipe", "reward", "scorer", "latent_policy", "tracker")
 )
 _PLACES = {
     "api.evaluation": ("Difference", "Evaluation"),

@@ -57,7 +57,9 @@ def about(subject: str) -> Iterator[None]:
 
 def first_line(error: BaseException) -> str:
     """Return what a library says of a failure, for a message of one line."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")[:200]
+    return (
+        (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")[:200]
+    )
 
 
 def in_a_line(error: BaseException) -> str:
@@ -94,6 +96,7 @@ def silent_when_unread() -> Iterator[None]:
             raise
         sys.stdout.flush()
     except BrokenPipeError:
-        for stream in (sys.stdout, sys.stderr):  # what is left in them is written once more at the interpreter's end
+        # What is left in the streams is written once more at the interpreter's end.
+        for stream in (sys.stdout, sys.stderr):
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
         raise SystemExit(128 + signal.SIGPIPE) from None

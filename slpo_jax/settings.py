@@ -6,7 +6,7 @@
         temperature: float = setting(0.0, least=0)
         stopping: Literal["sample", "threshold"] = "sample"
 
-Annotations are checked too: numbers have to be finite, a bool is no number, a `Literal` lists the choices, a range
+Annotations are checked too: numbers have to be finite, a bool is not a number, a `Literal` lists the choices, a range
 holds for each element of a tuple, and a field may be another such dataclass, `X | None`, or a `dict[str, X]`.
 """
 
@@ -46,12 +46,19 @@ class Limits:
 
     def __str__(self) -> str:
         """Return the range, to come after "a number"."""
-        lower = "" if self.above is None else f" above {self.above}"
-        upper = "" if self.most is None else f"{self.most}"
-        upper = upper if self.below is None else f"below {self.below}"
+        upper = ""
+        if self.below is not None:
+            upper = f"below {self.below}"
+        elif self.most is not None:
+            upper = f"{self.most}"
+        if self.least is not None and upper:
+            return f" from {self.least} to {upper}"
         if self.least is not None:
-            return f" from {self.least} to {upper}" if upper else f", {self.least} or more"
-        return lower + (f", up to {upper}" if upper else "")
+            return f", {self.least} or more"
+        text = "" if self.above is None else f" above {self.above}"
+        if upper:
+            text += f", up to {upper}"
+        return text
 
 
 class FieldError(UserError):
@@ -66,11 +73,17 @@ class FieldError(UserError):
     def __init__(self, settings: Any, field: str, remedy: str):
         value = repr(getattr(settings, field))
         shown = value if len(value) <= 80 else f"{value[:77]}..."
-        super().__init__(f"{type(settings).__name__}.{field}", f"{shown} is not valid; {remedy}")
+        key = f"{type(settings).__name__}.{field}"
+        super().__init__(key, f"{shown} is not valid; {remedy}")
         self.field = field
 
 
-def setting(default: Any = dataclasses.MISSING, *, make: Callable[[], Any] | None = None, **limits: Any) -> Any:
+def setting(
+    default: Any = dataclasses.MISSING,
+    *,
+    make: Callable[[], Any] | None = None,
+    **limits: Any,
+) -> Any:
     """Return a dataclass field with a range.
 
     Args:
@@ -81,8 +94,8 @@ def setting(default: Any = dataclasses.MISSING, *, make: Callable[[], Any] | Non
         below: a number that it must be smaller than.
         fewest: elements that a tuple must have.
         note: what a special value means, for the error message: "0 keeps all".
-        in_config: False for what is known only when the dataclass is built: it is no key of the config's section, and
-            messages don't ask for None.
+        in_config: False for what is known only when the dataclass is built: it is not a key of the config's section,
+            and messages don't ask for None.
         entry: of a dict of sections: (key of one, what it is or None, (key in it, value) of each change) -> what the
             changes are of.
         make: makes the default when it is asked for, as what is registered by then has it.
@@ -104,7 +117,9 @@ def selection(base: Any, field: str, default: str, registry: Mapping[str, type])
 
 
 @functools.cache
-def _selection(base: Any, field: str, default: str, members: tuple[tuple[str, type], ...]) -> Any:
+def _selection(
+    base: Any, field: str, default: str, members: tuple[tuple[str, type], ...]
+) -> Any:
     fields: list[Any] = [(name, cls, cls()) for name, cls in members]
     names = dict.fromkeys([default, *dict(members)])
     fields.insert(0, (field, Literal[*names], setting(default)))
@@ -121,11 +136,15 @@ def check_fields(settings: Any) -> None:
         value = getattr(settings, name)
         if _accepts(hint, value, limits):
             continue
+        # Name the bound that every whole number has.
         if isinstance(value, int) and value > _LARGEST and limits.most is None:
             limits = dataclasses.replace(limits, most=_LARGEST)
-        example = f", e.g. {default!r}" if get_origin(hint) is tuple and default else ""
-        note = f"; {limits.note}" if limits.note else ""
-        raise FieldError(settings, name, f"give {in_words(hint, limits)}{example}{note}")
+        remedy = f"give {describe_hint(hint, limits)}"
+        if get_origin(hint) is tuple and default:
+            remedy += f", e.g. {default!r}"
+        if limits.note:
+            remedy += f"; {limits.note}"
+        raise FieldError(settings, name, remedy)
 
 
 class Checked:
@@ -137,19 +156,24 @@ class Checked:
 
 def fields_of(cls: Any) -> tuple[tuple[str, Any, Any, Limits], ...]:
     """Return name, annotation, default (None where there is none) and limits of each field."""
-    hints, rows = get_type_hints(cls), []
+    hints = get_type_hints(cls)
+    rows = []
     for field in dataclasses.fields(cls):
         default = None if field.default is dataclasses.MISSING else field.default
         if field.default_factory is not dataclasses.MISSING:
             default = field.default_factory()
         hint = hints[field.name]
-        hint = type(default) if dataclasses.is_dataclass(default) and get_origin(hint) not in _UNIONS else hint
-        rows.append((field.name, hint, default, field.metadata.get("limits", Limits())))
+        # A selection's class is made when it is asked for: it has more fields than the annotation's.
+        if dataclasses.is_dataclass(default) and get_origin(hint) not in _UNIONS:
+            hint = type(default)
+        limits = field.metadata.get("limits", Limits())
+        rows.append((field.name, hint, default, limits))
     return tuple(rows)
 
 
 def _accepts(hint: Any, value: Any, limits: Limits) -> bool:
-    kind, parts = get_origin(hint), get_args(hint)
+    kind = get_origin(hint)
+    parts = get_args(hint)
     if hint is Any:
         return True
     if kind in _UNIONS:
@@ -159,33 +183,65 @@ def _accepts(hint: Any, value: Any, limits: Limits) -> bool:
     if kind is tuple:
         if not isinstance(value, tuple) or len(value) < limits.fewest:
             return False
+        # tuple[int, ...] repeats its one part, other tuples have one for each element.
         expected = parts[:1] * len(value) if parts[-1] is ... else parts
+        if len(expected) != len(value):
+            return False
+        # The number of elements is checked; the range is one of the elements'.
         inner = dataclasses.replace(limits, fewest=0)
-        return len(expected) == len(value) and all(map(_accepts, expected, value, [inner] * len(value)))
+        pairs = zip(expected, value, strict=True)
+        return all(_accepts(part, item, inner) for part, item in pairs)
     if kind is dict:
-        return isinstance(value, dict) and all(_accepts(parts[1], item, limits) for item in value.values())
+        if not isinstance(value, dict):
+            return False
+        return all(_accepts(parts[1], item, limits) for item in value.values())
+    # Python counts a bool as a number.
     if hint in (int, float) and isinstance(value, bool):
         return False
     if hint is int:
-        return isinstance(value, int) and limits.hold(value) and (limits.most is not None or value <= _LARGEST)
+        if not isinstance(value, int):
+            return False
+        if limits.most is None and value > _LARGEST:
+            return False
+        return limits.hold(value)
     if hint is float:
-        return isinstance(value, int | float) and -_INFINITY < value < _INFINITY and limits.hold(value)
+        if not isinstance(value, int | float):
+            return False
+        if not -_INFINITY < value < _INFINITY:
+            return False
+        return limits.hold(value)
     return isinstance(value, hint)
 
 
-def in_words(hint: Any, limits: Limits) -> str:
-    """Return what an annotation asks for, in words."""
-    kind, parts = get_origin(hint), get_args(hint)
+def describe_hint(hint: Any, limits: Limits) -> str:
+    """Describe the values that an annotation allows, for a message."""
+    kind = get_origin(hint)
+    parts = get_args(hint)
     if kind in _UNIONS:
-        return " or ".join(in_words(part, limits) for part in parts if limits.in_config or part is not type(None))
+        # A user can't give None where the program fills the field.
+        words = []
+        for part in parts:
+            if limits.in_config or part is not type(None):
+                words.append(describe_hint(part, limits))
+        return " or ".join(words)
     if kind is Literal:
-        return f"one of {', '.join(str(part) or repr(part) for part in parts)}"
+        choices = [str(part) or repr(part) for part in parts]
+        return f"one of {', '.join(choices)}"
     if kind is tuple and parts[-1] is ...:
-        return f"a tuple{' of at least one element' * (limits.fewest > 0)}, each {in_words(parts[0], limits)}"
+        least = " of at least one element" if limits.fewest else ""
+        return f"a tuple{least}, each {describe_hint(parts[0], limits)}"
     if kind is tuple:
-        return f"({', '.join(in_words(part, limits) for part in parts)})"
+        elements = [describe_hint(part, limits) for part in parts]
+        return f"({', '.join(elements)})"
     if kind is dict:
-        return f"NAME = {in_words(parts[1], limits)}"
-    names = {int: f"a whole number{limits}", float: f"a number{limits}", str: "a text", bool: "True or False"}
-    name = "a section with keys of its own" if dataclasses.is_dataclass(hint) else hint.__name__
-    return names.get(hint, "None" if hint is type(None) else name)
+        return f"NAME = {describe_hint(parts[1], limits)}"
+    if dataclasses.is_dataclass(hint):
+        return "a section with keys of its own"
+    names = {
+        int: f"a whole number{limits}",
+        float: f"a number{limits}",
+        str: "a text",
+        bool: "True or False",
+        type(None): "None",
+    }
+    return names.get(hint, hint.__name__)

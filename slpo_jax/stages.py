@@ -37,26 +37,51 @@ ABOUT: dict[Section, About] = {
     "imitate": About(0),
     "cold_start": About(
         1,
-        row=("cold gate", "Imitation's reasoner with the trained gate: where the objectives start."),
+        row=(
+            "cold gate",
+            "Imitation's reasoner with the trained gate: where the objectives start.",
+        ),
     ),
     "best_of_n": About(
         5,
-        row=("best of N", "Imitation of the best right one among N samples of where it started, chosen by a scorer."),
+        row=(
+            "best of N",
+            "Imitation of the best right one among N samples of where it started, chosen by a scorer.",
+        ),
     ),
     "rl": About(2),
     "latent_rm": About(4),
     "evaluate": About(3),
 }
-_PARTS = {CONTROL, NO_THOUGHT, *UNFINISHED.values()}  # of imitation, beside its own checkpoint
+# Checkpoints of imitation beside its own one.
+_PARTS = {
+    CONTROL,
+    NO_THOUGHT,
+    *UNFINISHED.values(),
+}
 
 
 def section_of(name: str) -> Section:
     """Return the section that leaves a checkpoint of this name; a name that is nobody's own is an objective's."""
-    return next((section for section in SECTIONS if section == name), IMITATE if name in _PARTS else RL)
+    for section in SECTIONS:
+        if section == name:
+            return section
+    return IMITATE if name in _PARTS else RL
 
 
 def wanted(config: Config) -> list[str]:
     """Return the names of the checkpoints that a config asks for, in the order in which they are trained."""
-    checkpoints = {section: [section] for section in SECTIONS} | {EVALUATE: [], RL: [*config.rl.objectives]}
-    checkpoints[IMITATE] += [CONTROL] * config.imitate.control + [NO_THOUGHT] * config.imitate.no_thought
-    return [name for section in SECTIONS if section in config.stages for name in checkpoints[section]]
+    names = list[str]()
+    for section in SECTIONS:
+        # A section leaves one checkpoint of its name, but rl one for each objective, and evaluation none.
+        if section not in config.stages or section == EVALUATE:
+            continue
+        if section == RL:
+            names += config.rl.objectives
+        else:
+            names.append(section)
+        if section == IMITATE and config.imitate.control:
+            names.append(CONTROL)
+        if section == IMITATE and config.imitate.no_thought:
+            names.append(NO_THOUGHT)
+    return names

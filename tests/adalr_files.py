@@ -15,10 +15,30 @@ import numpy as np
 from safetensors.numpy import save_file
 
 ORACLE = Path(__file__).parent / "golden" / "adalr.npz"
-WIDTH, INNER, POSITIONS, MOST, BUDGET = 16, 24, 64, 5, 6
-EOS, START, END, CONTINUE, STOP, ROWS = 256, 257, 258, 259, 260, 264  # three rows pad the tables, as there
+WIDTH = 16
+INNER = 24
+POSITIONS = 64
+MOST = 5
+BUDGET = 6
+EOS = 256
+START = 257
+END = 258
+CONTINUE = 259
+STOP = 260
+ROWS = 264  # three rows pad the tables, as there
 SPECIAL = ["<|endoftext|>", "<START>", "<END>", "<|CONTINUE|>", "<|STOP|>"]
-QUESTIONS = ["2 + 3", "Tom has 3 pens. How many?", "Why?", "A", "x", "7 * 8 =", "Ben", "  Ann's 12", "ab", "Sum"]
+QUESTIONS = [
+    "2 + 3",
+    "Tom has 3 pens. How many?",
+    "Why?",
+    "A",
+    "x",
+    "7 * 8 =",
+    "Ben",
+    "  Ann's 12",
+    "ab",
+    "Sum",
+]
 GIVEN = [50, 32, 43, 32, 51, START, CONTINUE, CONTINUE, STOP, 32, 84, 104, 101, EOS]
 """A text with two latents, of which all logits are compared."""
 
@@ -54,7 +74,9 @@ def _model(case: Case, rng: np.random.Generator) -> tuple[dict, dict[str, np.nda
     """The language model's config.json and tensors."""
 
     def weights(shape):
-        return rng.normal(size=shape) * (0.4 if shape[0] in (ROWS, POSITIONS) else 1.1 / np.sqrt(shape[-1]))
+        return rng.normal(size=shape) * (
+            0.4 if shape[0] in (ROWS, POSITIONS) else 1.1 / np.sqrt(shape[-1])
+        )
 
     if case.backbone == "gpt2":
         config = dict(n_positions=POSITIONS, n_embd=WIDTH, n_layer=2, n_head=2)
@@ -108,7 +130,11 @@ def published(folder: Path, case: Case, **settings) -> dict[str, np.ndarray]:
     """Write a folder, with other settings of its program; its tensors are returned."""
     rng = np.random.default_rng([case.seed, *case.name.encode()])
     config, model = _model(case, rng)
-    table = "transformer.wte.weight" if case.backbone == "gpt2" else "model.embed_tokens.weight"
+    table = (
+        "transformer.wte.weight"
+        if case.backbone == "gpt2"
+        else "model.embed_tokens.weight"
+    )
     head = table if case.tied else "lm_head.weight"
     # The binary head is near a tie, so that thoughts have several lengths. Some answers end, and none starts to think.
     model[head][STOP] = model[head][CONTINUE] + 0.6 * rng.normal(size=WIDTH)
@@ -117,7 +143,9 @@ def published(folder: Path, case: Case, **settings) -> dict[str, np.ndarray]:
         model[head][START] *= 0.1
     tensors = {f"_base_model.{name}": array for name, array in model.items()}
     for layer in ("input_layer", "output_layer"):
-        tensors[f"recurrent_filter.{layer}.weight"] = rng.normal(size=(WIDTH, WIDTH)) / np.sqrt(WIDTH)
+        tensors[f"recurrent_filter.{layer}.weight"] = rng.normal(
+            size=(WIDTH, WIDTH)
+        ) / np.sqrt(WIDTH)
         tensors[f"recurrent_filter.{layer}.bias"] = 0.1 * rng.normal(size=WIDTH)
     tensors["recurrent_filter.norm.weight"] = 0.4 + 0.1 * rng.normal(size=WIDTH)
     tensors["recurrent_filter.norm.bias"] = 0.1 * rng.normal(size=WIDTH)
@@ -126,8 +154,13 @@ def published(folder: Path, case: Case, **settings) -> dict[str, np.ndarray]:
         if case.tied:
             places = {f"_{name}_embed": (table, rows[name]) for name in rows}
         else:
-            places = {f"_{name}_embed_in": (table, rows[name]) for name in ("start", "end")}
-            places |= {f"_{name}_embed_out": (head, rows[name]) for name in ("start", "continue", "stop")}
+            places = {
+                f"_{name}_embed_in": (table, rows[name]) for name in ("start", "end")
+            }
+            places |= {
+                f"_{name}_embed_out": (head, rows[name])
+                for name in ("start", "continue", "stop")
+            }
         for name, (of, row) in places.items():
             tensors[f"{name}.weight"] = tensors[f"_base_model.{of}"][row][None].copy()
             tensors[f"_base_model.{of}"][row] = 0
@@ -140,7 +173,9 @@ def published(folder: Path, case: Case, **settings) -> dict[str, np.ndarray]:
     } | settings  # fmt: skip
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config))
-    tensors = {name: np.ascontiguousarray(array, np.float32) for name, array in tensors.items()}
+    tensors = {
+        name: np.ascontiguousarray(array, np.float32) for name, array in tensors.items()
+    }
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     texts().save_pretrained(folder)
     return tensors
@@ -152,10 +187,14 @@ def texts():
     from transformers import PreTrainedTokenizerFast
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    backend = Tokenizer(models.BPE({each: i for i, each in enumerate(alphabet)}, merges=[]))
+    backend = Tokenizer(
+        models.BPE({each: i for i, each in enumerate(alphabet)}, merges=[])
+    )
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
-    backend.add_special_tokens([AddedToken(each, special=True, normalized=False) for each in SPECIAL])
+    backend.add_special_tokens(
+        [AddedToken(each, special=True, normalized=False) for each in SPECIAL]
+    )
     return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=SPECIAL[0])
 
 
@@ -168,18 +207,27 @@ def _ask_the_program(folder: Path, case: Case) -> dict[str, np.ndarray]:
     from src.modeling import LatentThinkingModel
 
     published(folder, case)
-    model, tokenizer = LatentThinkingModel.from_pretrained(folder).eval().requires_grad_(False), texts()
+    model = LatentThinkingModel.from_pretrained(folder).eval().requires_grad_(False)
+    tokenizer = texts()
     out = {}
     with torch.inference_mode():
         out["logits"] = model(input_ids=torch.tensor([GIVEN])).logits[0].numpy()
-        latents, answers = [], []
+        latents = []
+        answers = []
         for question in QUESTIONS:
             prompt = [*tokenizer(question)["input_ids"], START]
-            options = dict(do_sample=False, num_beams=1, pad_token_id=EOS, eos_token_id=EOS)
+            options = dict(
+                do_sample=False, num_beams=1, pad_token_id=EOS, eos_token_id=EOS
+            )
 
             def generate(ids, number, options=options):
                 ids = torch.tensor([ids])
-                made = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=number, **options)
+                made = model.generate(
+                    ids,
+                    attention_mask=torch.ones_like(ids),
+                    max_new_tokens=number,
+                    **options,
+                )
                 return made[0, ids.shape[1] :].tolist()
 
             thought = generate(prompt, MOST)

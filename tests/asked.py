@@ -18,15 +18,26 @@ from slpo_jax.run.setup import assemble
 from tiny import random_tree
 
 QUESTION = "Tom has 3 pens . He buys 2 . How many now ?"
-T, ANSWER = 4, 3
-RUN = {"coconut_gpt2": 0.92, "codi_gpt2": 0.6}  # reasoner: the threshold that its run has chosen
+T = 4
+ANSWER = 3
+RUN = {
+    "coconut_gpt2": 0.92,
+    "codi_gpt2": 0.6,
+}  # reasoner: the threshold that its run has chosen
 
 
 def run_config(reasoner: str):
     config = default_config()
-    config.reasoner, config.tokenizer = reasoner, "synthetic:20"
+    config.reasoner = reasoner
+    config.tokenizer = "synthetic:20"
     config.model.update(n_layer=2, n_head=2, n_embd=16, n_positions=40, projector=12)
-    config.update(max_latents=T, min_latents=1, prompt_slots=(16, 20), max_answer_tokens=ANSWER, seed=7)
+    config.update(
+        max_latents=T,
+        min_latents=1,
+        prompt_slots=(16, 20),
+        max_answer_tokens=ANSWER,
+        seed=7,
+    )
     config.dropout.update(rate=0.3, where="all")
     config.imitate.update(c_thought=1, max_latent_stage=2)
     config.gate.hidden = 5 if reasoner == "codi_llama" else 0
@@ -37,7 +48,8 @@ def run_config(reasoner: str):
 def run_params(reasoner: str):
     """Random weights, and a gate that hesitates."""
     parts = assembled(reasoner)
-    tree, tokenizer = jax.tree.map(np.array, random_tree(parts.reasoner, 5)), parts.template.tokenizer
+    tree = jax.tree.map(np.array, random_tree(parts.reasoner, 5))
+    tokenizer = parts.template.tokenizer
     numbers = tokenizer.convert_tokens_to_ids([str(n) for n in range(21)])
     # Many answers are to be a number, and some to end.
     table = tree["backbone"]["wte" if "gpt2" in reasoner else "embed_tokens"]
@@ -46,7 +58,10 @@ def run_params(reasoner: str):
     kernel = np.random.default_rng(26).normal(size=(16, 1)).astype(np.float32)
     gate = {"out": {"kernel": 0.5 * kernel, "bias": np.full(1, -0.3, np.float32)}}
     if hidden := parts.config.gate.hidden:
-        gate["hidden"] = {"kernel": 0.5 * kernel @ kernel[:hidden].T, "bias": kernel[-hidden:, 0]}
+        gate["hidden"] = {
+            "kernel": 0.5 * kernel @ kernel[:hidden].T,
+            "bias": kernel[-hidden:, 0],
+        }
         gate["out"]["kernel"] = kernel[5 : 5 + hidden]
     return {"reasoner": tree, "gate": gate}
 
@@ -66,7 +81,13 @@ def workdir(reasoner: str, folder: Path, **changes) -> Path:
         save_params(experiment.workdir.stage_folder(stage).path, run_params(reasoner))
     experiment.log.close()
     (folder / "config.json").write_text(json.dumps(values(experiment.config)))
-    row = Row("cold_start", "cold gate", stage="cold_start", stopping="threshold", rule=RUN.get(reasoner, 0.75))
+    row = Row(
+        "cold_start",
+        "cold gate",
+        stage="cold_start",
+        stopping="threshold",
+        rule=RUN.get(reasoner, 0.75),
+    )
     write_row(folder, row)
     write_rule(experiment.workdir.stage_folder("cold_start"), row, alike=True)
     return folder
@@ -90,10 +111,22 @@ def write_config(place: Path, config, stage: str = "grpo") -> None:
 
 def contents(folder: Path) -> dict[str, bytes]:
     """Every file of a folder."""
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 def edit(path: Path, **changes) -> None:
     """Change keys of a JSON file, which may lack; None takes one out."""
     found = (json.loads(path.read_text()) if path.exists() else {}) | changes
-    path.write_text(json.dumps({key: value for key, value in found.items() if changes.get(key, 0) is not None}))
+    path.write_text(
+        json.dumps(
+            {
+                key: value
+                for key, value in found.items()
+                if changes.get(key, 0) is not None
+            }
+        )
+    )

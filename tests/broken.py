@@ -48,7 +48,9 @@ class Broken:
 
     def gather_shards(self) -> None:
         """Make one file of the directory's shards."""
-        shards = [safetensors.torch.load_file(path) for path in self.init.glob("model-*")]
+        shards = [
+            safetensors.torch.load_file(path) for path in self.init.glob("model-*")
+        ]
         state = {name: tensor for shard in shards for name, tensor in shard.items()}
         (self.init / "model.safetensors.index.json").unlink()
         safetensors.torch.save_file(state, self.init / "model.safetensors")

@@ -38,9 +38,15 @@ def write_tokenizer(folder: Path, digits: bool) -> None:
     backend.pre_tokenizer = pre_tokenizers.Sequence(parts)
     backend.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=400, special_tokens=[EOS], initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+        vocab_size=400,
+        special_tokens=[EOS],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
     )
-    texts = [QUESTION.format(a, b) + f" <<{a}+{b}={a + b}>> The answer is: {a + b}" for a, b in SUMS]
+    texts = [
+        QUESTION.format(a, b) + f" <<{a}+{b}={a + b}>> The answer is: {a + b}"
+        for a, b in SUMS
+    ]
     backend.train_from_iterator(texts * 3, trainer)
     folder.mkdir()
     backend.save(str(folder / "tokenizer.json"))
@@ -57,7 +63,11 @@ def new_tokenizer(tmp_path_factory, digits: bool):
 
 def write_sums(path: Path, sums) -> None:
     rows = [
-        {"question": QUESTION.format(a, b), "steps": [f"<<{a}+0={a}>>", f"<<{a}+{b}={a + b}>>"], "answer": str(a + b)}
+        {
+            "question": QUESTION.format(a, b),
+            "steps": [f"<<{a}+0={a}>>", f"<<{a}+{b}={a + b}>>"],
+            "answer": str(a + b),
+        }
         for a, b in sums
     ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -76,11 +86,19 @@ def small_config(folder: Path):
     config.model.update(n_layer=1, n_head=2, n_embd=16, n_positions=64)
     config.stages = ("imitate", "evaluate")
     config.gate.enabled = False
-    config.max_latents, config.min_latents, config.max_answer_tokens, config.prompt_slots = 2, 1, 8, (32,)
-    config.data.update(train=str(folder / "train.jsonl"), valid=str(folder / "valid.jsonl"))
+    config.max_latents = 2
+    config.min_latents = 1
+    config.max_answer_tokens = 8
+    config.prompt_slots = (32,)
+    config.data.update(
+        train=str(folder / "train.jsonl"), valid=str(folder / "valid.jsonl")
+    )
     config.data.eval.sums = str(folder / "test.jsonl")
-    config.imitate.update(batch_size=4, c_thought=1, max_latent_stage=2, cot_steps=3, final_steps=6)
+    config.imitate.update(
+        batch_size=4, c_thought=1, max_latent_stage=2, cot_steps=3, final_steps=6
+    )
     config.imitate.optimizer.update(learning_rate=1e-2)
     config.evaluate.update(batch_size=16, limit=3, samples=2, seeds=1)
-    config.log_every, config.checkpoint_every = 1, 2
+    config.log_every = 1
+    config.checkpoint_every = 2
     return config

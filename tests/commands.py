@@ -43,21 +43,32 @@ def config_of(words: list[str]) -> Any:
     rest, keys = take_keys(words[2 if words[0] == "slpo" else 3 :])
     given = _parsed("slpo_jax.main", rest)
     start = given.config or given.start
-    return config_checks.check(requested_config(start, dict.fromkeys(KEYS, ""), {}, keys, lambda _: None))
+    return config_checks.check(
+        requested_config(start, dict.fromkeys(KEYS, ""), {}, keys, lambda _: None)
+    )
 
 
 def trains(words: list[str]) -> bool:
     """Whether a command trains by a config, not by settings that are chosen from files of the user's own."""
-    is_train = words[:2] == ["slpo", "train"] or words[:3] == ["python", "-m", "slpo_jax.main"]
+    is_train = words[:2] == ["slpo", "train"] or words[:3] == [
+        "python",
+        "-m",
+        "slpo_jax.main",
+    ]
     return is_train and not any(word.startswith("--train=") for word in words)
 
 
 def fault(words: list[str]) -> str:
     """What is wrong with a command's program, flags, config or table; "" if nothing is, or if it isn't one of ours."""
-    words = [re.sub(r"\b[A-Z]+\b", lambda name: _STANDS_FOR.get(name[0], name[0]), word) for word in words]
+    words = [
+        re.sub(r"\b[A-Z]+\b", lambda name: _STANDS_FOR.get(name[0], name[0]), word)
+        for word in words
+    ]
     if words[0] not in ("slpo", "python") or words[1] == "-c":
         return ""
-    name, arguments = ("slpo_jax", words[1:]) if words[0] == "slpo" else (words[1], words[2:])
+    name, arguments = (
+        ("slpo_jax", words[1:]) if words[0] == "slpo" else (words[1], words[2:])
+    )
     if name == "-m":
         name, *arguments = arguments
         if not name.startswith(("slpo_jax", "benchmarks")):
@@ -77,7 +88,9 @@ def fault(words: list[str]) -> str:
     except UserError as error:
         return f"{name}: {error}"
     only = found.only.split(",") if name == "launch/reproduce.py" and found.only else []
-    unknown = sorted({*only} - {run.name for run in TABLES[found.name].runs}) if only else []
+    unknown = (
+        sorted({*only} - {run.name for run in TABLES[found.name].runs}) if only else []
+    )
     return f"{name}: --only has {', '.join(unknown)}" if unknown else ""
 
 
@@ -99,7 +112,11 @@ def _parsed(name: str, arguments: list[str]) -> Any:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(FlagParser, "parse_args", stop(FlagParser.parse_args))
-        patch.setattr(CommandParser, "parse_intermixed_args", stop(CommandParser.parse_intermixed_args))
+        patch.setattr(
+            CommandParser,
+            "parse_intermixed_args",
+            stop(CommandParser.parse_intermixed_args),
+        )
         patch.setattr(FlagParser, "error", refuse)
         try:
             _main(name)(arguments)

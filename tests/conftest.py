@@ -35,7 +35,12 @@ def _limit_threads() -> None:
     """Shares the cores out between pytest-xdist's workers; jax, torch and the tests' subprocesses read these."""
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     cores = str(max(1, (os.cpu_count() or 1) // workers))
-    for variable in ("NPROC", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    for variable in (
+        "NPROC",
+        "OMP_NUM_THREADS",
+        "OPENBLAS_NUM_THREADS",
+        "MKL_NUM_THREADS",
+    ):
         _default(variable, cores)
     _default("TOKENIZERS_PARALLELISM", "false")
 
@@ -48,7 +53,9 @@ def _compilation_cache() -> Path:
     """
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    instructions = next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    instructions = next(
+        (line for line in lines if line.startswith(("flags", "Features"))), ""
+    )
     digest = hashlib.sha256(instructions.encode()).hexdigest()[:8]
     default = Path(tempfile.gettempdir()) / f"slpo_jax-tests-{os.getuid()}-{digest}"
     return Path(os.environ.get("SLPO_TEST_CACHE") or default)
@@ -63,7 +70,10 @@ def _compile_fast() -> None:
     flags = ["--xla_backend_optimization_level=0"]
     if version("jaxlib").startswith("0.10."):
         # XLA aborts at a flag that it does not know. A worker has one core: parts of a program gain nothing.
-        flags += ["--xla_cpu_use_fusion_emitters=false", "--xla_cpu_parallel_codegen_split_count=1"]
+        flags += [
+            "--xla_cpu_use_fusion_emitters=false",
+            "--xla_cpu_parallel_codegen_split_count=1",
+        ]
     if os.environ["JAX_PLATFORMS"] == "cpu":
         _default("XLA_FLAGS", " ".join(flags))
 
@@ -83,7 +93,9 @@ if os.environ["JAX_PLATFORMS"] != "cpu":
     _default("JAX_DEFAULT_MATMUL_PRECISION", "highest")  # as runs have it there
 _compile_fast()
 _default("JAX_COMPILATION_CACHE_DIR", str(_compilation_cache()))
-_default("JAX_COMPILATION_CACHE_MAX_SIZE", str(2**30))  # with a limit jax locks it, and no reader meets half an entry
+_default(
+    "JAX_COMPILATION_CACHE_MAX_SIZE", str(2**30)
+)  # with a limit jax locks it, and no reader meets half an entry
 _default("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.3")
 
 # The same examples in every run, however slow the machine.
@@ -94,7 +106,9 @@ import jax  # noqa: E402 - after the variables that it reads on import
 
 from slpo_jax.runtime import hosts  # noqa: E402
 
-jax.config.update("jax_numpy_rank_promotion", "raise")  # axes are added where it can be seen
+jax.config.update(
+    "jax_numpy_rank_promotion", "raise"
+)  # axes are added where it can be seen
 
 CPU_DEVICES = 4
 if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
@@ -112,7 +126,10 @@ class _SkippedTests:
     """
 
     def __init__(self, folder: Path):
-        self._path, self._lines = folder / os.environ.get("PYTEST_XDIST_WORKER", "main"), set()
+        self._path, self._lines = (
+            folder / os.environ.get("PYTEST_XDIST_WORKER", "main"),
+            set(),
+        )
 
     def pytest_collectreport(self, report) -> None:
         self._note(report)
@@ -122,7 +139,11 @@ class _SkippedTests:
 
     def _note(self, report) -> None:
         if report.skipped:
-            reason = report.longrepr[-1] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+            reason = (
+                report.longrepr[-1]
+                if isinstance(report.longrepr, tuple)
+                else str(report.longrepr)
+            )
             self._lines.add(report.nodeid + "\t" + " ".join(reason.split()))
 
     def pytest_sessionfinish(self) -> None:
@@ -144,11 +165,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("nightly"):
             item.add_marker("slow")
-    first, folders = ("test_pipeline.py", "test_hosts.py"), ("run", "benchmarks", "training", "policy", "models")
+    first = ("test_pipeline.py", "test_hosts.py")
+    folders = ("run", "benchmarks", "training", "policy", "models")
 
     def place(item: pytest.Item) -> tuple[bool, int]:
         of = item.path.parent.name
-        return item.path.name not in first, folders.index(of) if of in folders else len(folders)
+        return item.path.name not in first, folders.index(of) if of in folders else len(
+            folders
+        )
 
     items.sort(key=place)
 
@@ -156,7 +180,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _resident() -> float:
     """This process's memory in GiB, where the system tells."""
     status = Path("/proc/self/statm")
-    return int(status.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**30 if status.exists() else 0.0
+    return (
+        int(status.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**30
+        if status.exists()
+        else 0.0
+    )
 
 
 _most = [1.2]
@@ -170,9 +198,13 @@ def memory():
         return
     jax.clear_caches()
     gc.collect()
-    with contextlib.suppress(OSError, AttributeError):  # freed memory goes back to the system only with glibc's help
+    with contextlib.suppress(
+        OSError, AttributeError
+    ):  # freed memory goes back to the system only with glibc's help
         ctypes.CDLL(None).malloc_trim(0)
-    _most[0] = max(_most[0], _resident() + 0.2)  # what is left stays, torch for instance; not so after every module
+    _most[0] = max(
+        _most[0], _resident() + 0.2
+    )  # what is left stays, torch for instance; not so after every module
 
 
 @pytest.fixture(autouse=True)
@@ -211,7 +243,9 @@ def shared_data() -> Path:
 def warnings(monkeypatch) -> list[str]:
     """What is logged as a warning."""
     lines: list[str] = []
-    monkeypatch.setattr(logging, "warning", lambda message, *args: lines.append(message % args))
+    monkeypatch.setattr(
+        logging, "warning", lambda message, *args: lines.append(message % args)
+    )
     return lines
 
 
@@ -221,7 +255,9 @@ def second_process(monkeypatch):
 
     @contextlib.contextmanager
     def begun():
-        together = SimpleNamespace(broadcast_one_to_all=lambda found: max(found, 1), sync_global_devices=str)
+        together = SimpleNamespace(
+            broadcast_one_to_all=lambda found: max(found, 1), sync_global_devices=str
+        )
         with monkeypatch.context() as patch:
             patch.setattr(hosts, "_count", 2)
             patch.setattr(hosts, "_index", 1)
@@ -258,4 +294,6 @@ def datasets_cache(tmp_path_factory, monkeypatch) -> None:
     """`datasets` keeps what it prepares in a folder of the test's own."""
     import datasets
 
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path_factory.mktemp("cache")))
+    monkeypatch.setattr(
+        datasets.config, "HF_DATASETS_CACHE", str(tmp_path_factory.mktemp("cache"))
+    )

@@ -16,7 +16,8 @@ def write_parquet(path: Path, records: list[dict[str, Any]]) -> str:
 
 def write_jsonl(path: Path, records: list[dict[str, Any]]) -> str:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    lines = [json.dumps(record) + "\n" for record in records]
+    path.write_text("".join(lines))
     return str(path)
 
 

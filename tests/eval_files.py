@@ -5,7 +5,13 @@ import dataclasses
 import numpy as np
 
 from slpo_jax.evaluation import records
-from slpo_jax.evaluation.report_rows import BEST_FIXED, Row, read_row, read_rows, write_row
+from slpo_jax.evaluation.report_rows import (
+    BEST_FIXED,
+    Row,
+    read_row,
+    read_rows,
+    write_row,
+)
 from slpo_jax.io import artifact
 from slpo_jax.io.workdir import Workdir
 
@@ -24,7 +30,9 @@ ROWS = {
 """Rows as a run has them."""
 
 
-def problem(index, right, sample_right=(), latent_steps=3, problem_steps=2, reference="7"):
+def problem(
+    index, right, sample_right=(), latent_steps=3, problem_steps=2, reference="7"
+):
     """A row of eval/ROW/NAME.jsonl; sample_right: a list of hits for each seed. What is wrong was cut."""
     samples = [
         {
@@ -59,16 +67,24 @@ def write_eval(workdir, row, name, right, hits=None, lengths=None, steps=None, *
     hits = np.zeros((0, n, 0)) if hits is None else np.asarray(hits)
     lengths = [3] * n if lengths is None else lengths
     steps = [2] * n if steps is None else steps
-    rows = [problem(i, right[i], hits[:, i], int(lengths[i]), steps[i]) for i in range(n)]
+    rows = [
+        problem(i, right[i], hits[:, i], int(lengths[i]), steps[i]) for i in range(n)
+    ]
     write_row(workdir, dataclasses.replace(ROWS.get(row) or Row(row, row, 20), **facts))
     write_lines(workdir, row, name, rows)
 
 
 def write_lines(workdir, row, name, lines, **facts):
     """A set's records with their manifest, which says that they are of what the row is of; facts: what else it says."""
-    files, of = Workdir(workdir).set_files(name, row), read_row(workdir, row)
+    files = Workdir(workdir).set_files(name, row)
+    of = read_row(workdir, row)
     records.write_records(files.records, lines)
-    known = {"checkpoint": of.checkpoint, "settings": of.evaluation, "data": "", "left_out": 0}
+    known = {
+        "checkpoint": of.checkpoint,
+        "settings": of.evaluation,
+        "data": "",
+        "left_out": 0,
+    }
     artifact.write(files.manifest, known | facts, files=[files.records])
 
 

@@ -31,7 +31,8 @@ def crash(*_: Any, **__: Any) -> None:
 
 def crash_at(patch: pytest.MonkeyPatch, module: Any, *steps: int) -> None:
     """Have the real train steps that a module makes crash before each of these, once."""
-    make, left = module.make_train_step, list(steps)
+    make = module.make_train_step
+    left = list(steps)
 
     def crashing(*arguments, **settings):
         step_fn = make(*arguments, **settings)
@@ -71,7 +72,9 @@ def _update_of(optimizer):
     return update
 
 
-def fake_steps(patch: pytest.MonkeyPatch, params: Any, numbers_of: Callable[[Any], np.ndarray]) -> dict[str, Any]:
+def fake_steps(
+    patch: pytest.MonkeyPatch, params: Any, numbers_of: Callable[[Any], np.ndarray]
+) -> dict[str, Any]:
     """Have the stages take steps that read and write what real ones do, in no time.
 
     Args:
@@ -81,27 +84,44 @@ def fake_steps(patch: pytest.MonkeyPatch, params: Any, numbers_of: Callable[[Any
         what they got: (stream, number) of the steps, numbers of those with a fresh optimizer, programs, batches'
         shapes, and what came last. At the step `at`, `what` happens; with `learns` they have an accuracy.
     """
-    record = {"steps": [], "fresh": [], "slots": {}, "at": None, "what": crash, "learns": False}
+    record = {
+        "steps": [],
+        "fresh": [],
+        "slots": {},
+        "at": None,
+        "what": crash,
+        "learns": False,
+    }
 
-    def make_train_step(loss_fn, optimizer, trained, layout, stream, micro_batches=1, schedule=None):
+    def make_train_step(
+        loss_fn, optimizer, trained, layout, stream, micro_batches=1, schedule=None
+    ):
         shapes = record["slots"].setdefault(len(record["slots"]), set())
         record.update(loss_fn=loss_fn, trained=trained)
 
         @jax.transfer_guard("allow")
         def step(state, batch):
-            now, numbers = int(state.step), np.asarray(numbers_of(batch))
+            now = int(state.step)
+            numbers = np.asarray(numbers_of(batch))
             record["steps"].append((stream, now))
-            if not any(np.asarray(leaf).any() for leaf in jax.tree.leaves(state.opt_state)):
+            if not any(
+                np.asarray(leaf).any() for leaf in jax.tree.leaves(state.opt_state)
+            ):
                 record["fresh"].append(now)
             shapes.add(numbers.shape)
             if record["at"] == (stream, now):
                 record["at"] = None
                 record["what"]()
-            data, key = float(numbers.sum()), np.asarray(jax.random.key_data(state.key)).astype(np.float32)
+            data = float(numbers.sum())
+            key = np.asarray(jax.random.key_data(state.key)).astype(np.float32)
             part = {name: state.params[name] for name in trained}
-            state, width = _update_of(optimizer)(state, part, np.float32(np.sin(data + now + float(key.sum()))))
+            state, width = _update_of(optimizer)(
+                state, part, np.float32(np.sin(data + now + float(key.sum())))
+            )
             record["params"] = jax.tree.map(np.asarray, state.params)
-            accuracy = {"accuracy": np.float32(abs(np.sin(now)))} if record["learns"] else {}
+            accuracy = (
+                {"accuracy": np.float32(abs(np.sin(now)))} if record["learns"] else {}
+            )
             return state, {"loss": jnp.float32(data), "width": width, **accuracy}
 
         return step
@@ -109,7 +129,9 @@ def fake_steps(patch: pytest.MonkeyPatch, params: Any, numbers_of: Callable[[Any
     for module in (imitate, train_stage, rl_step):
         patch.setattr(module, "make_train_step", make_train_step)
     for module in (imitate, train_stage, rl):
-        patch.setattr(module, "make_optimizer", functools.cache(make_optimizer))  # for `_update_of`
+        patch.setattr(
+            module, "make_optimizer", functools.cache(make_optimizer)
+        )  # for `_update_of`
     for name in ("initial_params", "abstract_params"):
         patch.setattr(Experiment, name, lambda self, *_: replicate(params, self.mesh))
     return record

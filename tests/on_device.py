@@ -8,14 +8,17 @@ from slpo_jax.rewards.verifier import ON_DEVICE, judged, padded_table
 
 def verify(table_VL, tokens_BA, references_BR, eos_id, style):
     """bool [B]: which completions give their reference."""
-    return judged(table_VL, tokens_BA, references_BR, eos_id, ON_DEVICE[style][1])
+    _, reads = ON_DEVICE[style]
+    return judged(table_VL, tokens_BA, references_BR, eos_id, reads)
 
 
 def reference_width(references, style="after_mark") -> int:
     """Bytes of the longest, 1 at least."""
-    return max((len(STYLES[style].compared(each)) for each in references), default=1)
+    compared = STYLES[style].compared
+    return max((len(compared(each)) for each in references), default=1)
 
 
 def encode_references(references, width: int, style="after_mark") -> np.ndarray:
     """uint8 [B, width]."""
-    return padded_table([STYLES[style].compared(each) for each in references], width)
+    compared = STYLES[style].compared
+    return padded_table([compared(each) for each in references], width)

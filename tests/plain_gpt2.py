@@ -11,7 +11,9 @@ import numpy as np
 from slpo_jax.models.layers import Dropout, drop, site_number
 
 
-def dropout_factors(dropout: Dropout | None, width: int, layers: int) -> dict[int, jax.Array]:
+def dropout_factors(
+    dropout: Dropout | None, width: int, layers: int
+) -> dict[int, jax.Array]:
     """What each site multiplies the positions of one row with, [L, D] by site."""
     if dropout is None:
         return {}
@@ -21,10 +23,9 @@ def dropout_factors(dropout: Dropout | None, width: int, layers: int) -> dict[in
 
 def _norm(params, x_LD):
     centred = x_LD - x_LD.mean(axis=-1, keepdims=True)
-    return (
-        centred / ((centred**2).mean(axis=-1, keepdims=True) + 1e-5) ** 0.5 * params["scale"][None]
-        + params["bias"][None]
-    )
+    variance = (centred**2).mean(axis=-1, keepdims=True)
+    unit = centred / (variance + 1e-5) ** 0.5
+    return unit * params["scale"][None] + params["bias"][None]
 
 
 def _dense(params, x):
@@ -35,10 +36,14 @@ def _attention(params, x_LD, heads: int, sees_LL):
     xp = x_LD.__array_namespace__()
     q, k, v = xp.split(_dense(params["c_attn"], x_LD), 3, axis=-1)
     out = []
-    for q_, k_, v_ in zip(*(xp.split(part, heads, axis=-1) for part in (q, k, v)), strict=True):
+    queries = xp.split(q, heads, axis=-1)
+    keys = xp.split(k, heads, axis=-1)
+    values = xp.split(v, heads, axis=-1)
+    for q_, k_, v_ in zip(queries, keys, values, strict=True):
         scores = xp.where(sees_LL, q_ @ k_.T / q_.shape[-1] ** 0.5, -np.inf)
         weights = xp.exp(scores - scores.max(axis=-1, keepdims=True))
-        out.append(weights / weights.sum(axis=-1, keepdims=True) @ v_)
+        shares = weights / weights.sum(axis=-1, keepdims=True)
+        out.append(shares @ v_)
     return _dense(params["c_proj"], xp.concatenate(out, axis=-1))
 
 
@@ -47,12 +52,15 @@ def _gelu(x):
     return 0.5 * x * (1 + xp.tanh((2 / np.pi) ** 0.5 * (x + 0.044715 * x**3)))
 
 
-def plain_hidden(params, inputs_LD, factors, heads: int = 2, positions_L=None, sees_LL=None):
+def plain_hidden(
+    params, inputs_LD, factors, heads: int = 2, positions_L=None, sees_LL=None
+):
     """Hidden states [L, D] of one row after the final norm, with the factors multiplied in at its sites.
 
     Positions are 0, 1, 2, .. and each sees itself and those before it, unless others are given.
     """
-    backbone, length = params["backbone"], len(inputs_LD)
+    backbone = params["backbone"]
+    length = len(inputs_LD)
     positions_L = np.arange(length) if positions_L is None else positions_L
     sees_LL = np.tri(length, dtype=bool) if sees_LL is None else sees_LL
 
@@ -61,9 +69,15 @@ def plain_hidden(params, inputs_LD, factors, heads: int = 2, positions_L=None, s
 
     x = inputs_LD + backbone["wpe"][positions_L]
     layer = 0
-    while (block := backbone.get(f"h_{layer}")) is not None:
-        x = x + noise(layer, "attention") * _attention(block["attn"], _norm(block["ln_1"], x), heads, sees_LL)
-        hidden = _gelu(_dense(block["mlp"]["c_fc"], _norm(block["ln_2"], x)))
-        x = x + noise(layer, "mlp") * _dense(block["mlp"]["c_proj"], hidden)
+    while f"h_{layer}" in backbone:
+        block = backbone[f"h_{layer}"]
+        # Attention, and what it adds.
+        before = _norm(block["ln_1"], x)
+        attended = _attention(block["attn"], before, heads, sees_LL)
+        x = x + noise(layer, "attention") * attended
+        # The MLP, and what it adds.
+        mlp = block["mlp"]
+        hidden = _gelu(_dense(mlp["c_fc"], _norm(block["ln_2"], x)))
+        x = x + noise(layer, "mlp") * _dense(mlp["c_proj"], hidden)
         layer += 1
     return _norm(backbone["ln_f"], x)

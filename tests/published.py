@@ -19,8 +19,12 @@ from transformers import PreTrainedTokenizerFast
 torch = pytest.importorskip("torch")
 import safetensors.torch  # noqa: E402 - needs torch
 
-LATENTS, BUDGET, WIDTH = 6, 12, 16
-START, END, LATENT = "<|start-latent|>", "<|end-latent|>", "<|latent|>"
+LATENTS = 6
+BUDGET = 12
+WIDTH = 16
+START = "<|start-latent|>"
+END = "<|end-latent|>"
+LATENT = "<|latent|>"
 QUESTIONS = [
     "Tom has 3 pens. He buys 4. How many now?",
     " Ann's 12 eggs cost $1.50  each; what do  they cost? ",
@@ -31,7 +35,13 @@ QUESTIONS = [
     "数字 5 and 9\nhave what sum?",
     "Ben sold 48 clips in April, and half as many in May. How many clips  in all? \n",
 ]
-_CORPUS = [*QUESTIONS, "<<3+4=7>>\n### 7", "<<12*1.5=18>>", "The answer is: 18", "He buys 4 pens and eats 12 eggs."]
+_CORPUS = [
+    *QUESTIONS,
+    "<<3+4=7>>\n### 7",
+    "<<12*1.5=18>>",
+    "The answer is: 18",
+    "He buys 4 pens and eats 12 eggs.",
+]
 
 
 @functools.cache
@@ -41,7 +51,9 @@ def _bpe() -> str:
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=320, min_frequency=2, initial_alphabet=alphabet, show_progress=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=320, min_frequency=2, initial_alphabet=alphabet, show_progress=False
+    )
     backend.train_from_iterator(_CORPUS, trainer)
     return backend.to_str()
 
@@ -53,15 +65,20 @@ def tokenizer(backbone: str) -> PreTrainedTokenizerFast:
         backend.add_special_tokens(["<|endoftext|>"])
         names = dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<|endoftext|>")
         return PreTrainedTokenizerFast(tokenizer_object=backend, **names)
-    bos, eos = "<|begin_of_text|>", "<|end_of_text|>"
+    bos = "<|begin_of_text|>"
+    eos = "<|end_of_text|>"
     backend.add_special_tokens([bos, eos])
     backend.post_processor = processors.Sequence(
         [
             processors.ByteLevel(trim_offsets=False),
-            processors.TemplateProcessing(single=f"{bos} $A", special_tokens=[(bos, backend.token_to_id(bos))]),
+            processors.TemplateProcessing(
+                single=f"{bos} $A", special_tokens=[(bos, backend.token_to_id(bos))]
+            ),
         ]
     )
-    return PreTrainedTokenizerFast(tokenizer_object=backend, bos_token=bos, eos_token=eos)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend, bos_token=bos, eos_token=eos
+    )
 
 
 def random_model(backbone: str, rows: int, seed: int = 0, **changes):
@@ -92,7 +109,9 @@ def randomise(module, seed: int) -> None:
             values = rng.normal(size=tuple(weight.shape))
             if weight.ndim == 1:
                 values = 0.1 * values + (name.endswith("weight"))
-            elif any(part in name for part in ("wte", "wpe", "embed_tokens", "lm_head")):
+            elif any(
+                part in name for part in ("wte", "wpe", "embed_tokens", "lm_head")
+            ):
                 values *= 0.4
             elif "lora" in name:
                 values *= 0.2
@@ -103,8 +122,11 @@ def randomise(module, seed: int) -> None:
 
 def projector(seed: int = 7, last: str = "ln"):
     """CODI's, as its program builds it; in Hugging Face's layout the last layer is called 4."""
-    nn, hidden = torch.nn, 20
-    layers = nn.Sequential(nn.Dropout(0.0), nn.Linear(WIDTH, hidden), nn.GELU(), nn.Linear(hidden, WIDTH))
+    nn = torch.nn
+    hidden = 20
+    layers = nn.Sequential(
+        nn.Dropout(0.0), nn.Linear(WIDTH, hidden), nn.GELU(), nn.Linear(hidden, WIDTH)
+    )
     layers.add_module(last, nn.LayerNorm(WIDTH))
     randomise(layers, seed)
     return layers.eval()
@@ -144,33 +166,46 @@ class Published:
         tokens: list[int] = []
         with torch.no_grad():
             embed = self.model.get_input_embeddings()
-            inputs, latents = embed(torch.tensor(self.prompt(question))), []
+            inputs = embed(torch.tensor(self.prompt(question)))
+            latents = []
             for _ in range(LATENTS):
                 latents.append(self.transition(self._forward(inputs)[0][-1]))
                 inputs = torch.cat([inputs, latents[-1][None]])
             while len(tokens) < BUDGET and self.eos not in tokens:
-                inputs = torch.cat([inputs, embed(torch.tensor([tokens[-1] if tokens else self.end]))])
+                inputs = torch.cat(
+                    [inputs, embed(torch.tensor([tokens[-1] if tokens else self.end]))]
+                )
                 logits = self._forward(inputs)[1][-1]
                 logits[list(self.banned)] = -torch.inf
                 tokens.append(int(logits.argmax()))
         return tokens, torch.stack(latents).numpy()
 
-    def preference(self, question: str, tokens: list[int], one: int, other: int) -> float:
+    def preference(
+        self, question: str, tokens: list[int], one: int, other: int
+    ) -> float:
         """By how much the logits after these answer tokens are for `one` and not the `other`."""
         with torch.no_grad():
             embed = self.model.get_input_embeddings()
             latents = torch.tensor(self.decode(question)[1])
             inputs = torch.cat(
-                [embed(torch.tensor(self.prompt(question))), latents, embed(torch.tensor([self.end, *tokens]))]
+                [
+                    embed(torch.tensor(self.prompt(question))),
+                    latents,
+                    embed(torch.tensor([self.end, *tokens])),
+                ]
             )
             logits = self._forward(inputs)[1][-1]
         return float(logits[one] - logits[other])
 
     def _forward(self, inputs_LD):
         """(hidden states after the final norm [L, D], logits [L, V])."""
-        out = self.model(inputs_embeds=inputs_LD[None], output_hidden_states=True, use_cache=False)
+        out = self.model(
+            inputs_embeds=inputs_LD[None], output_hidden_states=True, use_cache=False
+        )
         hidden = out.hidden_states[-1]
-        torch.testing.assert_close(self.model.get_output_embeddings()(hidden), out.logits)
+        torch.testing.assert_close(
+            self.model.get_output_embeddings()(hidden), out.logits
+        )
         return hidden[0], out.logits[0]
 
 
@@ -187,11 +222,18 @@ def enliven(case: Published, *others, end: bool = True) -> Published:
     """
     for token in (case.end, case.eos) if end else (case.eos,):
         decoded = [case.decode(question)[0] for question in QUESTIONS]
-        later = [found for answer in decoded for found in set(answer[1:]) - {answer[0], case.end, case.eos}]
+        later = [
+            found
+            for answer in decoded
+            for found in set(answer[1:]) - {answer[0], case.end, case.eos}
+        ]
         like = max(sorted(set(later)), key=later.count)
         with torch.no_grad():
             for model in (case.model, *others):
-                for table in (model.get_input_embeddings().weight, model.get_output_embeddings().weight):
+                for table in (
+                    model.get_input_embeddings().weight,
+                    model.get_output_embeddings().weight,
+                ):
                     table[token] = 1.05 * table[like]
     return case
 
@@ -206,10 +248,17 @@ def _tidy(question: str) -> str:
 
 def coconut_hugging_face(folder: Path, kind: str = "safetensors") -> Published:
     """GPT-2 with three tokens more, in an order of its own; `kind` is "safetensors", "sharded" or "bin"."""
-    texts, plain = tokenizer("gpt2"), len(tokenizer("gpt2"))
+    texts = tokenizer("gpt2")
+    plain = len(tokenizer("gpt2"))
     texts.add_special_tokens({"additional_special_tokens": [LATENT, START, END]})
     model = random_model("gpt2", plain + 3, seed=1)
-    ids = dict(zip(("latent_id", "latent_start_id", "latent_end_id"), range(plain, plain + 3), strict=True))
+    ids = dict(
+        zip(
+            ("latent_id", "latent_start_id", "latent_end_id"),
+            range(plain, plain + 3),
+            strict=True,
+        )
+    )
     model.config.update(ids)
     settings = {"init": str(folder), "reasoner": "coconut_gpt2"}
     case = enliven(Published(settings, model, texts, plain + 1, plain + 2, line))
@@ -218,7 +267,9 @@ def coconut_hugging_face(folder: Path, kind: str = "safetensors") -> Published:
         model.config.save_pretrained(folder)
         torch.save(model.state_dict(), folder / "pytorch_model.bin")
     else:
-        model.save_pretrained(folder, max_shard_size="8KB" if kind == "sharded" else "1GB")
+        model.save_pretrained(
+            folder, max_shard_size="8KB" if kind == "sharded" else "1GB"
+        )
     return case
 
 
@@ -231,7 +282,9 @@ def _save_base(folder: Path, model, rows: int, texts: PreTrainedTokenizerFast) -
     return str(folder / "base")
 
 
-def coconut_original(folder: Path, backbone: str, safe: bool = False, padding: int = 0) -> Published:
+def coconut_original(
+    folder: Path, backbone: str, safe: bool = False, padding: int = 0
+) -> Published:
     """The state dict of a module that holds the model and, once more, its embedding.
 
     Args:
@@ -254,7 +307,9 @@ def coconut_original(folder: Path, backbone: str, safe: bool = False, padding: i
     return case
 
 
-def codi_original(folder: Path, backbone: str, safe: bool = False, padding: int = 0) -> Published:
+def codi_original(
+    folder: Path, backbone: str, safe: bool = False, padding: int = 0
+) -> Published:
     """The state dict of a module that holds the model with LoRA adapters of scale 16 / 8, and the projector.
 
     Padded rows stay in this one.
@@ -265,14 +320,33 @@ def codi_original(folder: Path, backbone: str, safe: bool = False, padding: int 
     model = random_model(backbone, plain, seed=33)
     base = _save_base(folder, model, plain, texts)
     model.resize_token_embeddings(plain + 3, mean_resizing=False)
-    lora = peft.LoraConfig(r=8, lora_alpha=16, target_modules="all-linear", fan_in_fan_out=backbone == "gpt2")
+    lora = peft.LoraConfig(
+        r=8,
+        lora_alpha=16,
+        target_modules="all-linear",
+        fan_in_fan_out=backbone == "gpt2",
+    )
     module = torch.nn.Module()
     module.codi, module.prj = peft.get_peft_model(model, lora).eval(), projector()
     randomise(module.codi, seed=34)
     merged = copy.deepcopy(module.codi).merge_and_unload()
     init = folder / ("model.safetensors" if safe else "pytorch_model.bin")
-    settings = {"init": str(init), "reasoner": f"codi_{backbone}", "base": base, "lora_alpha": 16.0}
-    case = Published(settings, merged, texts, plain + 1, plain + 2, _tidy, module.prj, banned=(plain + 2,))
+    settings = {
+        "init": str(init),
+        "reasoner": f"codi_{backbone}",
+        "base": base,
+        "lora_alpha": 16.0,
+    }
+    case = Published(
+        settings,
+        merged,
+        texts,
+        plain + 1,
+        plain + 2,
+        _tidy,
+        module.prj,
+        banned=(plain + 2,),
+    )
     enliven(case, module.codi)
     if safe:
         safetensors.torch.save_model(module, init)
@@ -297,7 +371,9 @@ def codi_hugging_face(folder: Path) -> Published:
     randomise(model, seed=5)
     settings = {"init": str(folder), "reasoner": "codi_gpt2"}
     start, end = (texts.convert_tokens_to_ids(token) for token in (START, END))
-    case = enliven(Published(settings, model.eval(), texts, start, end, str, model.projector))
+    case = enliven(
+        Published(settings, model.eval(), texts, start, end, str, model.projector)
+    )
     model.save_pretrained(folder)
     texts.save_pretrained(folder)
     return case

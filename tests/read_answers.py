@@ -5,7 +5,10 @@ from slpo_jax.rewards.answers import are_right, parse_completion, read_completio
 
 def is_correct(text, reference, style):
     """What the host says of a completion; None is one that was cut."""
-    return text is not None and are_right([parse_completion(text, style)], [reference], style)[0]
+    return (
+        text is not None
+        and are_right([parse_completion(text, style)], [reference], style)[0]
+    )
 
 
 def ended_text(tokens, token_bytes, eos_id):

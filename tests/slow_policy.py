@@ -33,10 +33,18 @@ class Rollout:
 
 def rollouts_of(prompts, trajectories) -> list[Rollout]:
     """The rows of `Trajectories`, of which each prompt has equally many."""
-    group, found = len(trajectories.lengths) // len(prompts.tokens), []
-    for row, (length, tokens) in enumerate(zip(trajectories.lengths, trajectories.tokens, strict=True)):
-        latents = np.asarray(trajectories.actions[row, : int(length)], np.float64)
-        found.append(Rollout(real_tokens(prompts, row // group), latents, spoken(tokens), trajectories.keys[row]))
+    group = len(trajectories.lengths) // len(prompts.tokens)
+    found = []
+    pairs = zip(trajectories.lengths, trajectories.tokens, strict=True)
+    for row, (length, tokens) in enumerate(pairs):
+        latents = trajectories.actions[row, : int(length)]
+        rollout = Rollout(
+            prompt=real_tokens(prompts, row // group),
+            latents=np.asarray(latents, np.float64),
+            spoken=spoken(tokens),
+            key=trajectories.keys[row],
+        )
+        found.append(rollout)
     return found
 
 
@@ -46,17 +54,24 @@ def spoken(tokens) -> list[int]:
     return tokens[: tokens.index(EOS) + 1] if EOS in tokens else tokens
 
 
-def factors_of(rollouts: list[Rollout], prompt_keys, keys, config: RolloutConfig) -> list[dict[int, np.ndarray]]:
+def factors_of(
+    rollouts: list[Rollout], prompt_keys, keys, config: RolloutConfig
+) -> list[dict[int, np.ndarray]]:
     """`slow_factors` of each row.
 
     Args:
         prompt_keys, keys: one a row each, of the prompts' noise and of the rest.
     """
     each = zip(rollouts, prompt_keys, keys, strict=True)
-    return [slow_factors(own, key, len(row.prompt), len(row.latents), config) for row, own, key in each]
+    return [
+        slow_factors(own, key, len(row.prompt), len(row.latents), config)
+        for row, own, key in each
+    ]
 
 
-def teacher_forced(reasoner: SlowReasoner, rollout: Rollout, latents, answer, factors) -> tuple[np.ndarray, float]:
+def teacher_forced(
+    reasoner: SlowReasoner, rollout: Rollout, latents, answer, factors
+) -> tuple[np.ndarray, float]:
     """The latents [tau, D] that one pass would have drawn at each step, and the answer's log-probability.
 
     Args:
@@ -72,7 +87,9 @@ def token_by_token(
 ) -> tuple[np.ndarray, list[float]]:
     """`teacher_forced` with each answer token's own log-probability, at a temperature."""
     reasoner.factors = factors
-    before = np.concatenate([reasoner.embed(rollout.prompt), latents, reasoner.embed([END])])
+    before = np.concatenate(
+        [reasoner.embed(rollout.prompt), latents, reasoner.embed([END])]
+    )
     first = len(rollout.prompt) - 1  # the position that produces h_1
     drawn = reasoner.hidden(before)[first : first + len(latents)]
     return drawn, list(reasoner.log_probs(before, answer, temperature))
@@ -81,7 +98,8 @@ def token_by_token(
 def think(reasoner: SlowReasoner, rollout: Rollout, factors, added=0.0) -> np.ndarray:
     """The rollout's latents [tau, D] made again, step by step, with something `added` [tau, D] to each."""
     reasoner.factors = factors
-    inputs, added = reasoner.embed(rollout.prompt), np.broadcast_to(added, rollout.latents.shape)
+    inputs = reasoner.embed(rollout.prompt)
+    added = np.broadcast_to(added, rollout.latents.shape)
     for step in added:
         inputs = np.concatenate([inputs, reasoner.hidden(inputs)[-1:] + step])
     return inputs[len(rollout.prompt) :]
@@ -89,8 +107,12 @@ def think(reasoner: SlowReasoner, rollout: Rollout, factors, added=0.0) -> np.nd
 
 def stop_log_prob(gate, latents, most: int) -> float:
     """log P(tau) of Bernoulli stops, of which there is none at T."""
-    rho = special.expit(latents @ gate["out"]["kernel"][:, 0] + gate["out"]["bias"][0])
-    return np.log1p(-rho[:-1]).sum() + (np.log(rho[-1]) if len(latents) < most else 0.0)
+    out = gate["out"]
+    rho = special.expit(latents @ out["kernel"][:, 0] + out["bias"][0])
+    going_on = np.log1p(-rho[:-1]).sum()
+    if len(latents) == most:
+        return going_on
+    return going_on + np.log(rho[-1])
 
 
 def normal_log_prob(x_D, mean_D, variance: float) -> float:
@@ -104,7 +126,8 @@ def colar_law(params, hidden_D) -> tuple[np.ndarray, np.ndarray]:
     dense = lambda name, x: x @ head[name]["kernel"] + head[name]["bias"]  # noqa: E731
     x = dense("fc_in", hidden_D)
     x = dense("fc_out", x * 0.5 * (1 + special.erf(x / np.sqrt(2))))
-    x = (x - x.mean()) / np.sqrt(x.var() + 1e-5) * head["norm"]["scale"] + head["norm"]["bias"]
+    unit = (x - x.mean()) / np.sqrt(x.var() + 1e-5)
+    x = unit * head["norm"]["scale"] + head["norm"]["bias"]
     return dense("mean", x), np.exp(dense("log_std", x))
 
 
@@ -119,26 +142,38 @@ def as_float64(tree):
     return jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), tree)
 
 
-def assert_is_gradient(gradient, value, params, step: float = 1e-5, rel: float = 2e-3) -> None:
+def assert_is_gradient(
+    gradient, value, params, step: float = 1e-5, rel: float = 2e-3
+) -> None:
     """`gradient` is that of `value` by central differences: of each array along itself, of all along random directions.
 
     Args:
         value: parameters in float64 -> float.
     """
-    params, gradient, rng = as_float64(params), as_float64(gradient), np.random.default_rng(0)
+    params = as_float64(params)
+    gradient = as_float64(gradient)
+    rng = np.random.default_rng(0)
     paths, tree = jax.tree_util.tree_flatten_with_path(gradient)
     slopes = [slope for _, slope in paths]
     scale = np.sqrt(sum(np.sum(slope**2) for slope in slopes))
     assert scale > 0.01
-    directions = {
-        jax.tree_util.keystr(path): [slope / np.linalg.norm(slope) if i == number else 0 * other
-                                     for i, (_, other) in enumerate(paths)]
-        for number, (path, slope) in enumerate(paths) if np.any(slope)
-    } | {f"direction {n}": [rng.normal(size=slope.shape) / 10 for slope in slopes] for n in range(4)}  # fmt: skip
+    directions = {}
+    # Along itself: an array's own slope, and nothing of the others.
+    for number, (path, slope) in enumerate(paths):
+        if np.any(slope):
+            direction = [np.zeros_like(other) for other in slopes]
+            direction[number] = slope / np.linalg.norm(slope)
+            directions[jax.tree_util.keystr(path)] = direction
+    for n in range(4):
+        random = [rng.normal(size=slope.shape) / 10 for slope in slopes]
+        directions[f"direction {n}"] = random
     for name, direction in directions.items():
         by_tree = jax.tree.unflatten(tree, direction)
-        up, down = (value(jax.tree.map(lambda p, d, s=s: p + s * d, params, by_tree)) for s in (step, -step))
-        found = sum(np.sum(slope * part) for slope, part in zip(slopes, direction, strict=True))
-        length = np.sqrt(sum(np.sum((slope * part) ** 2) for slope, part in zip(slopes, direction, strict=True)))
+        up = value(jax.tree.map(lambda p, d: p + step * d, params, by_tree))
+        down = value(jax.tree.map(lambda p, d: p - step * d, params, by_tree))
+        expected = (up - down) / (2 * step)
+        parts = [s * d for s, d in zip(slopes, direction, strict=True)]
+        found = sum(np.sum(part) for part in parts)
+        length = np.sqrt(sum(np.sum(part**2) for part in parts))
         tolerance = rel * max(abs(found), length) + 2e-5 * scale
-        assert abs(found - (up - down) / (2 * step)) < tolerance, f"{name}: {found} is not {(up - down) / (2 * step)}"
+        assert abs(found - expected) < tolerance, f"{name}: {found} is not {expected}"

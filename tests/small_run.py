@@ -23,7 +23,9 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[1]
 # What the package imports when it is needed; transformers imports the modules of its names when they are asked for.
 _LATE = ("tensorboardX", "orbax.checkpoint", "transformers.models.auto", "scipy.stats")
-_PATIENCE = float(os.environ.get("SLPO_TEST_PATIENCE", "800"))  # seconds for one command, on a busy machine
+_PATIENCE = float(
+    os.environ.get("SLPO_TEST_PATIENCE", "800")
+)  # seconds for one command, on a busy machine
 TOTALS = {"imitate": 44, "imitate_control": 50, "cold_start": 7, "slpo": 6}  # steps
 
 CONFIG = """
@@ -67,18 +69,32 @@ def get_config():
 
 def write_problems(folder: Path) -> None:
     """Sums of 3 or 4, so that a model is right now and then after a few steps: a .jsonl, a .txt and a .json file."""
-    people, sums = ("Tom", "Ben", "Sam", "Leo"), ((1, 2), (2, 1), (1, 3), (3, 1), (2, 2))
+    people = ("Tom", "Ben", "Sam", "Leo")
+    sums = ((1, 2), (2, 1), (1, 3), (3, 1), (2, 2))
     things = ("apples", "pens", "books", "cards", "shells", "coins", "cups", "toys")
     problems = [
         (f"{person} has {a} {thing} . He buys {b} . How many now ?", f"{a} + {b} = {a + b}", a + b)
         for person in people for thing in things for a, b in sums
     ]  # fmt: skip
-    problems = [problems[i] for i in np.random.default_rng(0).permutation(len(problems))]
-    train, valid, real = problems[:136], problems[136:148], problems[148:]
-    records = [{"question": question, "steps": [step], "answer": str(answer)} for question, step, answer in train]
-    (folder / "train.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    (folder / "valid.txt").write_text("".join(f"{question}|| #### {answer}\n" for question, _, answer in valid))
-    records = [{"question": question, "answer": f"{answer}.0"} for question, _, answer in real]
+    problems = [
+        problems[i] for i in np.random.default_rng(0).permutation(len(problems))
+    ]
+    train = problems[:136]
+    valid = problems[136:148]
+    real = problems[148:]
+    records = [
+        {"question": question, "steps": [step], "answer": str(answer)}
+        for question, step, answer in train
+    ]
+    (folder / "train.jsonl").write_text(
+        "".join(json.dumps(record) + "\n" for record in records)
+    )
+    (folder / "valid.txt").write_text(
+        "".join(f"{question}|| #### {answer}\n" for question, _, answer in valid)
+    )
+    records = [
+        {"question": question, "answer": f"{answer}.0"} for question, _, answer in real
+    ]
     (folder / "real.json").write_text(json.dumps(records))
 
 
@@ -100,7 +116,9 @@ def _child(argv: list[str], folder: str, output: str) -> None:
 @functools.cache
 def _server():
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["slpo_jax.cli.train", "slpo_jax.run.run_stages", *_LATE])
+    context.set_forkserver_preload(
+        ["slpo_jax.cli.train", "slpo_jax.run.run_stages", *_LATE]
+    )
     return context
 
 
@@ -132,7 +150,9 @@ def start_all(processes: int, *arguments: str, folder: Path, output: str) -> lis
         port = free.getsockname()[1]
     flags = [*arguments, f"--coordinator=localhost:{port}", f"--processes={processes}"]
     names = [(f"--process={index}", f"{output}_{index}") for index in range(processes)]
-    return [start(*flags, process, folder=folder, output=name) for process, name in names]
+    return [
+        start(*flags, process, folder=folder, output=name) for process, name in names
+    ]
 
 
 def run(*arguments: str, folder: Path, status: int | None = 0) -> Finished:
@@ -145,7 +165,10 @@ def run(*arguments: str, folder: Path, status: int | None = 0) -> Finished:
     process.join(_PATIENCE)
     if process.exitcode is None:
         process.kill()
-    done = Finished(process.exitcode, *((folder / f"output.{name}").read_text() for name in ("stdout", "stderr")))
+    done = Finished(
+        process.exitcode,
+        *((folder / f"output.{name}").read_text() for name in ("stdout", "stderr")),
+    )
     assert status in (None, done.status), done.stderr[-3000:]
     return done
 
@@ -160,10 +183,13 @@ def new_folder(parent: Path | None = None) -> Path:
 
 def load_config():
     """The small config in this process, with problems in a folder of its own."""
-    folder, namespace = _folder_of_this_process(), {}
+    folder = _folder_of_this_process()
+    namespace = {}
     exec(CONFIG, namespace)
     config = namespace["get_config"]()
-    config.data.update(train=str(folder / "train.jsonl"), valid=str(folder / "valid.txt"))
+    config.data.update(
+        train=str(folder / "train.jsonl"), valid=str(folder / "valid.txt")
+    )
     config.data.eval.real = str(folder / "real.json")
     return config
 
@@ -189,9 +215,22 @@ def finished_run() -> Path:
 
 
 def _finish(folder: Path) -> Path:
-    command = [sys.executable, "-m", "slpo_jax.main", "--config=small.py", "--workdir=work"]
+    command = [
+        sys.executable,
+        "-m",
+        "slpo_jax.main",
+        "--config=small.py",
+        "--workdir=work",
+    ]
     environment = os.environ | {"JAX_LOG_COMPILES": "1", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=_PATIENCE)
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=_PATIENCE,
+    )
     (folder / "stdout").write_text(done.stdout)
     (folder / "stderr").write_text(done.stderr)
     assert done.returncode == 0, done.stderr[-3000:]

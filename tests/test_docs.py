@@ -38,15 +38,39 @@ from slpo_jax.training import rl_loss
 from slpo_jax.training.metrics import TRACKERS, MetricsLog
 from slpo_jax.training.objectives import OBJECTIVES
 from slpo_jax.training.recipes import RECIPES, ImitateSettings
-from small_steps import ALWAYS, GROUP, NEVER, POLICY, REASONER, prompted_batch, rigged_reward, small_params
+from small_steps import (
+    ALWAYS,
+    GROUP,
+    NEVER,
+    POLICY,
+    REASONER,
+    prompted_batch,
+    rigged_reward,
+    small_params,
+)
 from tiny import GATE, compiled
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-METHODS, EXTEND = ROOT / "docs" / "methods.md", ROOT / "docs" / "extend.md"
-OF_A_RUN = {"checkpoints", "labels", "eval", "tensorboard", "wandb", "report.md", "runs"}  # in a workdir
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+]
+METHODS = ROOT / "docs" / "methods.md"
+EXTEND = ROOT / "docs" / "extend.md"
+OF_A_RUN = {
+    "checkpoints",
+    "labels",
+    "eval",
+    "tensorboard",
+    "wandb",
+    "report.md",
+    "runs",
+}  # in a workdir
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-_EXAMPLE = re.compile(r"`(\S+\.py)`:\n\n```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+_EXAMPLE = re.compile(
+    r"`(\S+\.py)`:\n\n```python\n(.*?)^```$", re.DOTALL | re.MULTILINE
+)
 _FILE = re.compile(r"[\w.*/-]+\.(?:py|md|sh|sbatch|ipynb|yml|toml|png)(?::\w+)?")
 
 
@@ -89,15 +113,29 @@ def found(path: str) -> bool:
 
 @of(PAGES)
 def test_links_lead_to_files(page):
-    targets = [to for to in re.findall(r"\]\(([^)\s]+)\)", prose(page)) if not to.startswith("https://")]
-    assert all((page.parent / target.partition("#")[0]).is_file() for target in targets), targets
+    targets = [
+        to
+        for to in re.findall(r"\]\(([^)\s]+)\)", prose(page))
+        if not to.startswith("https://")
+    ]
+    assert all(
+        (page.parent / target.partition("#")[0]).is_file() for target in targets
+    ), targets
     assert targets or page.parent != ROOT  # the root's pages lead to the others
 
 
 @of(PAGES)
 def test_paths_are_there(page):
-    quoted = [text for text in re.findall(r"`([^`\n]+)`", prose(page)) if text not in example_paths()]
-    files = [text for text in quoted if _FILE.fullmatch(text) and text.partition("/")[0] not in OF_A_RUN]
+    quoted = [
+        text
+        for text in re.findall(r"`([^`\n]+)`", prose(page))
+        if text not in example_paths()
+    ]
+    files = [
+        text
+        for text in quoted
+        if _FILE.fullmatch(text) and text.partition("/")[0] not in OF_A_RUN
+    ]
     folders = [text for text in quoted if re.fullmatch(r"[\w.-]+(/[\w.-]+)*/", text)]
     folders = [text for text in folders if text.partition("/")[0] not in OF_A_RUN]
     missing = [path for path in files + folders if not found(path)]
@@ -112,7 +150,9 @@ def test_names_are_in_their_files(page):
     for path, names in named:
         source = (ROOT / "slpo_jax" / path).read_text()
         for name in re.findall(r"\w+", names):
-            assert re.search(rf"^(?:def|class) {name}\b|^{name}\b.*=", source, re.MULTILINE), f"{path}: {name}"
+            assert re.search(
+                rf"^(?:def|class) {name}\b|^{name}\b.*=", source, re.MULTILINE
+            ), f"{path}: {name}"
     assert len(named) > 10 or page.name != "equations.md"
 
 
@@ -120,21 +160,41 @@ def holds(node, key: str) -> bool:
     """Whether a config has a key, in which NAME stands for any objective or data set, STAGE for any stage."""
     first, _, rest = key.partition(".")
     if first == "STAGE":
-        return all(holds(node[stage], rest) for stage in ("imitate", "cold_start", "rl"))
+        return all(
+            holds(node[stage], rest) for stage in ("imitate", "cold_start", "rl")
+        )
     if first == "NAME":
-        return all(holds(child, rest) for child in node.values() if isinstance(child, ConfigDict)) if rest else True
+        return (
+            all(
+                holds(child, rest)
+                for child in node.values()
+                if isinstance(child, ConfigDict)
+            )
+            if rest
+            else True
+        )
     return first in node and (not rest or holds(node[first], rest))
 
 
 @of(PAGES)
 def test_config_keys_exist(page):
-    config, text = default_config(), prose(page)
-    quoted = [key.partition("=")[0] for key in re.findall(r"`(?:--)?config\.(?!json`)([\w.]+(?:=\S*)?)`", text)]
-    sections = "|".join(key for key, value in config.items() if isinstance(value, ConfigDict))
+    config = default_config()
+    text = prose(page)
+    quoted = [
+        key.partition("=")[0]
+        for key in re.findall(r"`(?:--)?config\.(?!json`)([\w.]+(?:=\S*)?)`", text)
+    ]
+    sections = "|".join(
+        key for key, value in config.items() if isinstance(value, ConfigDict)
+    )
     quoted += re.findall(rf"`((?:STAGE|{sections})\.(?!py`)[\w.]+)`", text)
     quoted = [key for key in quoted if "right_answers" not in key]
     assert not [key for key in quoted if not holds(config, key)]
-    assert len(quoted) > 5 or page.name not in ("train.md", "equations.md", "methods.md")
+    assert len(quoted) > 5 or page.name not in (
+        "train.md",
+        "equations.md",
+        "methods.md",
+    )
 
 
 def commands(page: Path) -> list[list[str]]:
@@ -146,7 +206,9 @@ def commands_of(text: str) -> list[list[str]]:
     """The arguments of every command of a block."""
     lines = text.replace("\\\n", " ").splitlines()
     parts = [part for line in lines for part in line.split("&&")]
-    return [_as_module(shlex.split(part, comments=True)) for part in parts if part.strip()]
+    return [
+        _as_module(shlex.split(part, comments=True)) for part in parts if part.strip()
+    ]
 
 
 def _as_module(words: list[str]) -> list[str]:
@@ -159,8 +221,15 @@ def _as_module(words: list[str]) -> list[str]:
 
 def mentioned(page: Path) -> list[list[str]]:
     """Commands in a page's sentences, without those that stand for several: [--flag], FILE|DIR, .., COMMAND."""
-    quoted = [" ".join(text.split()) for text in re.findall(r"`((?:python|slpo) [^`]+)`", prose(page))]
-    return [shlex.split(text) for text in quoted if not re.search(r"[][|]|\.\.|COMMAND", text)]
+    quoted = [
+        " ".join(text.split())
+        for text in re.findall(r"`((?:python|slpo) [^`]+)`", prose(page))
+    ]
+    return [
+        shlex.split(text)
+        for text in quoted
+        if not re.search(r"[][|]|\.\.|COMMAND", text)
+    ]
 
 
 @of(PAGES)
@@ -172,15 +241,24 @@ def test_commands_can_be_begun(page, monkeypatch, example):
         for file in [word for word in words if word.startswith("--register=")]:
             example(Path(file.partition("=")[2]).stem)
         assert fault(words) == ""
-    assert any(map(trains, found)) or page.name not in ("README.md", "train.md", "methods.md")
+    assert any(map(trains, found)) or page.name not in (
+        "README.md",
+        "train.md",
+        "methods.md",
+    )
 
 
 @pytest.mark.nightly
 def test_methods_would_begin(tmp_path, monkeypatch):
     """Each way to imitate can use the embedded problems: nothing is missing, and phases have room for warm-ups."""
     monkeypatch.chdir(ROOT)
-    configs = [config_of(words) for words in commands(METHODS) if "slpo_jax.main" in words]
-    ways = {str((config.reasoner, config.imitate, config.prompt)): config for config in configs}
+    configs = [
+        config_of(words) for words in commands(METHODS) if "slpo_jax.main" in words
+    ]
+    ways = {
+        str((config.reasoner, config.imitate, config.prompt)): config
+        for config in configs
+    }
     for i, config in enumerate(ways.values()):
         check_stages(build(config, tmp_path / str(i)))
     assert len(ways) > 8
@@ -195,23 +273,45 @@ def test_a_second_name_can_be_given():
 
 
 def test_the_python_page_has_every_public_name():
-    (members,) = re.findall(r"members: \[(.*?)\]", (ROOT / "docs" / "api.md").read_text(), re.DOTALL)
+    (members,) = re.findall(
+        r"members: \[(.*?)\]", (ROOT / "docs" / "api.md").read_text(), re.DOTALL
+    )
     assert sorted(re.split(r",\s+", members)) == sorted(slpo_jax.__all__)
 
 
 def test_methods_are_all_there():
     said = set(re.findall(r"\w+", METHODS.read_text()))
-    assert not {*LATENT_POLICIES, *OBJECTIVES, *ADVANTAGES, *RECIPES, *ARCHITECTURES, *SOFT_METHODS} - said
+    assert (
+        not {
+            *LATENT_POLICIES,
+            *OBJECTIVES,
+            *ADVANTAGES,
+            *RECIPES,
+            *ARCHITECTURES,
+            *SOFT_METHODS,
+        }
+        - said
+    )
 
 
 def test_reference_is_current(monkeypatch):
     """docs/configuration.md is what `python docs/configuration.py` writes, and says of every key what it is."""
     monkeypatch.syspath_prepend(ROOT / "docs")
     configuration = importlib.import_module("configuration")
-    assert configuration.PAGE.read_text() == configuration.render(), "run python docs/configuration.py"
-    rows = [line for line in configuration.PAGE.read_text().splitlines() if line.startswith("|`")]
+    assert configuration.PAGE.read_text() == configuration.render(), (
+        "run python docs/configuration.py"
+    )
+    rows = [
+        line
+        for line in configuration.PAGE.read_text().splitlines()
+        if line.startswith("|`")
+    ]
     assert not [row for row in rows if row.endswith("||")]
-    keys = [key for key, value in default_config().items() if not isinstance(value, ConfigDict)]
+    keys = [
+        key
+        for key, value in default_config().items()
+        if not isinstance(value, ConfigDict)
+    ]
     assert set(keys) <= {row.split("`")[1] for row in rows}
 
 
@@ -221,9 +321,19 @@ def defined() -> set[str]:
 
 
 def test_figures_are_defined(tmp_path):
-    write_eval(tmp_path, "slpo", "same", [True, False, True], np.ones((2, 3, 8)), steps=[1, 2, 3])
+    write_eval(
+        tmp_path,
+        "slpo",
+        "same",
+        [True, False, True],
+        np.ones((2, 3, 8)),
+        steps=[1, 2, 3],
+    )
     figures = summarise(read_records(tmp_path / "eval" / "slpo" / "same.jsonl"))
-    names = {re.sub(r"@\d+", "@k", re.sub(r"(_seed)?_se$|_[rpn]$", "", name)) for name in figures}
+    names = {
+        re.sub(r"@\d+", "@k", re.sub(r"(_seed)?_se$|_[rpn]$", "", name))
+        for name in figures
+    }
     assert len(names) > 10
     assert not names - {name.removesuffix("_r") for name in defined()}
 
@@ -269,7 +379,9 @@ def _step(policy, objective):
     graded = compiled(jax.grad(loss_fn, has_aux=True))
 
     def step(references):
-        gradient, sums = graded(small_params(), prompted_batch(references), jax.random.key(1))
+        gradient, sums = graded(
+            small_params(), prompted_batch(references), jax.random.key(1)
+        )
         metrics = {name: float(total / count) for name, (total, count) in sums.items()}
         return jax.tree.map(np.asarray, gradient), metrics
 
@@ -295,8 +407,13 @@ def test_example_of_an_objective(example):
 
 def _mean_stop(policy) -> float:
     """The mean of log P(tau) by hand, of the step that `_gradient` takes."""
-    key, batch = jax.random.key(1), prompted_batch((ALWAYS,) * 4)
-    roll_out = compiled(lambda params: rl_loss.roll_out(policy, params, batch, rigged_reward, GROUP, key))
+    key = jax.random.key(1)
+    batch = prompted_batch((ALWAYS,) * 4)
+    roll_out = compiled(
+        lambda params: rl_loss.roll_out(
+            policy, params, batch, rigged_reward, GROUP, key
+        )
+    )
     trajectories, _ = roll_out(small_params())
     logits = policy.latent_policy.stop_logits(small_params(), trajectories.actions)
     rho = np.asarray(jax.nn.sigmoid(logits), np.float64)
@@ -311,11 +428,18 @@ def _mean_stop(policy) -> float:
 def test_example_of_a_latent_policy(example):
     """Its probabilities sum to one, its draws follow them, and the objective `exact` trains on it."""
     example("tokens")
-    latent_policy = LATENT_POLICIES["tokens"](temperature=2.0)(REASONER.in_tree(), GATE.in_tree())
-    params, vocabulary = small_params(), 61
-    hidden = jnp.asarray(np.random.default_rng(0).normal(size=(1, 1, REASONER.width)), jnp.float32)
+    latent_policy = LATENT_POLICIES["tokens"](temperature=2.0)(
+        REASONER.in_tree(), GATE.in_tree()
+    )
+    params = small_params()
+    vocabulary = 61
+    hidden = jnp.asarray(
+        np.random.default_rng(0).normal(size=(1, 1, REASONER.width)), jnp.float32
+    )
     every = jnp.arange(vocabulary)[:, None]
-    log_prob = compiled(latent_policy.log_prob)(params, jnp.repeat(hidden, vocabulary, axis=0), every)
+    log_prob = compiled(latent_policy.log_prob)(
+        params, jnp.repeat(hidden, vocabulary, axis=0), every
+    )
     assert float(jnp.exp(log_prob).sum()) == pytest.approx(1, abs=1e-5)
     keys = jax.random.split(jax.random.key(0), (1, 4000))
     drawn = compiled(latent_policy.draw)(params, jnp.repeat(hidden, 4000, axis=1), keys)
@@ -323,7 +447,9 @@ def test_example_of_a_latent_policy(example):
     np.testing.assert_allclose(shares, np.exp(log_prob[:, 0]), atol=0.03)
     assert int(latent_policy.draw(params, hidden)[0, 0]) == int(log_prob[:, 0].argmax())
 
-    policy = dataclasses.replace(PLAIN, latent_policy=latent_policy).having(dropout_rate=0.0)
+    policy = dataclasses.replace(PLAIN, latent_policy=latent_policy).having(
+        dropout_rate=0.0
+    )
     objective = OBJECTIVES["exact"]()
     objective.check("config.objective.exact", policy, GROUP)
     gradient, metrics = _step(policy, objective)((0, 1, 0, 1))
@@ -341,21 +467,41 @@ def test_example_of_a_recipe(example):
     own = dataclasses.replace(RECIPES["curriculum"]()(ImitateSettings()), loss=drawn)
     recipe = RECIPES["averaged"](masks=3)(ImitateSettings(), own)
     key = jax.random.key(0)
-    expected = np.mean([jax.random.normal(jax.random.fold_in(key, i)) for i in range(3)])
+    expected = np.mean(
+        [jax.random.normal(jax.random.fold_in(key, i)) for i in range(3)]
+    )
     loss, metrics, _ = recipe.loss(None, None, None, key)
-    np.testing.assert_allclose([loss, *metrics["loss"]], [expected, expected, 2.0], rtol=1e-6)
+    np.testing.assert_allclose(
+        [loss, *metrics["loss"]], [expected, expected, 2.0], rtol=1e-6
+    )
 
 
 def test_examples_of_a_scorer_and_a_reward(example):
     for name in ("sure_stop", "used"):
         example(name)
-    logits_NT, lengths_N = np.random.default_rng(0).normal(size=(3, 4)), np.array([1, 4, 2])
-    policy = SimpleNamespace(latent_policy=SimpleNamespace(stop_logits=lambda params, actions: actions))
-    trajectories = SimpleNamespace(actions=jnp.asarray(logits_NT), lengths=jnp.asarray(lengths_N))
-    expected = [1 / (1 + np.exp(-row[length - 1])) for row, length in zip(logits_NT, lengths_N, strict=True)]
-    np.testing.assert_allclose(SCORERS["sure_stop"].score(policy, None, None, trajectories), expected, rtol=1e-5)
-    used, numbers = REWARDS["used"].function, [9, 5, 18]
-    assert [used(numbers=numbers, completion=text) for text in ("### 18 - 9 * 5", "### 18 + 95", "")] == [1, 1 / 3, 0]
+    logits_NT = np.random.default_rng(0).normal(size=(3, 4))
+    lengths_N = np.array([1, 4, 2])
+    policy = SimpleNamespace(
+        latent_policy=SimpleNamespace(stop_logits=lambda params, actions: actions)
+    )
+    trajectories = SimpleNamespace(
+        actions=jnp.asarray(logits_NT), lengths=jnp.asarray(lengths_N)
+    )
+    expected = [
+        1 / (1 + np.exp(-row[length - 1]))
+        for row, length in zip(logits_NT, lengths_N, strict=True)
+    ]
+    np.testing.assert_allclose(
+        SCORERS["sure_stop"].score(policy, None, None, trajectories),
+        expected,
+        rtol=1e-5,
+    )
+    used = REWARDS["used"].function
+    numbers = [9, 5, 18]
+    assert [
+        used(numbers=numbers, completion=text)
+        for text in ("### 18 - 9 * 5", "### 18 + 95", "")
+    ] == [1, 1 / 3, 0]
 
 
 def test_example_of_a_tracker(example, tmp_path):
@@ -369,8 +515,12 @@ def test_example_of_a_tracker(example, tmp_path):
 
 def test_example_of_an_architecture(example):
     damped = example("damped").Damped(factor=0.25)
-    hidden_BLD = np.random.default_rng(0).normal(size=(1, 2, REASONER.width)).astype(np.float32)
-    np.testing.assert_allclose(damped.on(REASONER.config).transition({}, hidden_BLD), 0.25 * hidden_BLD)
+    hidden_BLD = (
+        np.random.default_rng(0).normal(size=(1, 2, REASONER.width)).astype(np.float32)
+    )
+    np.testing.assert_allclose(
+        damped.on(REASONER.config).transition({}, hidden_BLD), 0.25 * hidden_BLD
+    )
     assert damped.layers == (("scale", 0.25),)  # by which exports think in PyTorch
     assert damped.unwrap({}, "") is None
 
@@ -390,11 +540,26 @@ def test_examples_work_together(tmp_path):
         "cold_start.micro_batches": 1, "latent_policy.name": "tokens", "rl.objectives": "('exact','right_answers')",
         "evaluate.scorers": "('sure_stop',)", "evaluate.samples": 2, "evaluate.seeds": 1,
     }  # fmt: skip
-    command = [sys.executable, "-m", "slpo_jax.main", f"--config={ROOT / 'configs' / 'quickstart.py'}"]
+    command = [
+        sys.executable,
+        "-m",
+        "slpo_jax.main",
+        f"--config={ROOT / 'configs' / 'quickstart.py'}",
+    ]
     command += [f"--register={_example_file(name, tmp_path)}" for name in names]
-    command += ["--workdir=work", *(f"--config.{key}={value}" for key, value in small.items())]
+    command += [
+        "--workdir=work",
+        *(f"--config.{key}={value}" for key, value in small.items()),
+    ]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command,
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     rows = json.loads((tmp_path / "work" / "report.json").read_text())["eval"]
     assert "best@2_sure_stop" in rows["right_answers"]["test"]

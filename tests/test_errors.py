@@ -15,7 +15,11 @@ def test_a_line_has_the_key_and_the_problem_where_they_are_given():
     whole = SaveError("x.json: no such file; check the path")
     assert (str(whole), whole.key, whole.problem) == (str(whole), "", str(whole))
     again = pickle.loads(pickle.dumps(error))  # as another process raises it
-    assert (str(again), again.key, again.problem) == (str(error), error.key, error.problem)
+    assert (str(again), again.key, again.problem) == (
+        str(error),
+        error.key,
+        error.problem,
+    )
 
 
 @pytest.mark.parametrize(

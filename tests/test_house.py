@@ -24,7 +24,10 @@ FLOORS = (
 # A record's text is no architecture, and a row of tables may be named as what it is of.
 NAMES = {*ARCHITECTURES, *REASONERS, *RECIPES, *LATENT_POLICIES}
 AMBIGUOUS = {"text", "latent", "soft", "colar", "regular", "silent", "hybrid"}
-ROOMS = tuple(PACKAGE / room for room in ("architectures", "policy/latent_policies", "training/recipes"))
+ROOMS = tuple(
+    PACKAGE / room
+    for room in ("architectures", "policy/latent_policies", "training/recipes")
+)
 OWN_MODULES = re.compile(
     r"slpo_jax\.(architectures|policy\.latent_policies|training\.recipes)\."
     r"(?!architecture$|tensors$|weights$|latent_policy$|soft_tokens$|recipe$)"
@@ -53,17 +56,30 @@ DENSITY = {
     "training/recipes": 8.18,
 }
 NEW_FOLDER = 5.5
-NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+NO_CODE = {
+    tokenize.COMMENT,
+    tokenize.NL,
+    tokenize.NEWLINE,
+    tokenize.INDENT,
+    tokenize.DEDENT,
+    tokenize.ENDMARKER,
+}
 NO_NODE = (ast.expr_context, ast.operator, ast.unaryop, ast.boolop, ast.cmpop)
 
 
 def nodes_and_lines(source: str) -> tuple[int, int]:
     """Counts the nodes of a module's syntax tree, and its lines of code: no docstrings, blanks or comments."""
-    nodes = [node for node in ast.walk(ast.parse(source)) if not isinstance(node, NO_NODE)]
+    nodes = [
+        node for node in ast.walk(ast.parse(source)) if not isinstance(node, NO_NODE)
+    ]
 
     docstrings = set()
     for node in nodes:
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+        if (
+            isinstance(node, ast.Expr)
+            and isinstance(node.value, ast.Constant)
+            and isinstance(node.value.value, str)
+        ):
             docstrings.update(range(node.lineno, node.end_lineno + 1))
 
     lines = set()
@@ -92,7 +108,11 @@ def test_nodes_and_lines_of_a_module():
 
 
 def test_no_folder_is_denser_than_it_was():
-    denser = {name: density for name, density in densities().items() if density > DENSITY.get(name, NEW_FOLDER)}
+    denser = {
+        name: density
+        for name, density in densities().items()
+        if density > DENSITY.get(name, NEW_FOLDER)
+    }
     assert denser == {}
 
 
@@ -119,7 +139,11 @@ def _imports() -> dict[Path, set[Path]]:
 
 def test_imports_go_down():
     floors = {file: _floor(file) for file in FILES.values()}
-    assert {file.name for file, floor in floors.items() if floor is None} == {"__init__.py", "__main__.py", "main.py"}
+    assert {file.name for file, floor in floors.items() if floor is None} == {
+        "__init__.py",
+        "__main__.py",
+        "main.py",
+    }
     up = [f"{file} -> {other}" for file, others in _imports().items() if floors[file] is not None
           for other in others if (floors[other] or 0) > floors[file]]  # fmt: skip
     assert up == []
@@ -127,7 +151,10 @@ def test_imports_go_down():
 
 def test_no_files_import_each_other():
     # A folder's __init__ takes names of its files, and they of each other: only files of code can be in a circle.
-    files = {file: {other for other in others if other.name != "__init__.py"} for file, others in _imports().items()}
+    files = {
+        file: {other for other in others if other.name != "__init__.py"}
+        for file, others in _imports().items()
+    }
     assert len([*graphlib.TopologicalSorter(files).static_order()]) == len(FILES)
 
 
@@ -138,25 +165,50 @@ def told_apart(source: str) -> list[str]:
         asked: list[ast.expr | None] = []
         known = NAMES - AMBIGUOUS
         if isinstance(node, ast.Compare):
-            asked, known = [node.left, *node.comparators], NAMES - {"latent"}
+            asked = [node.left, *node.comparators]
+            known = NAMES - {"latent"}
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            asked = node.args if re.search("startswith|endswith|prefix|suffix|partition|get", node.func.attr) else []
+            asked = (
+                node.args
+                if re.search(
+                    "startswith|endswith|prefix|suffix|partition|get", node.func.attr
+                )
+                else []
+            )
         elif isinstance(node, ast.Dict):
             asked = list(node.keys)
         elif isinstance(node, ast.MatchValue):
             asked = [node.value]
         elif isinstance(node, ast.ImportFrom) and OWN_MODULES.match(node.module or ""):
             found.append(ast.unparse(node))
-        parts = [each.elts if isinstance(each, ast.Tuple | ast.List | ast.Set) else [each] for each in asked if each]
-        names = [each.value for part in parts for each in part if isinstance(each, ast.Constant)]
-        found += [ast.unparse(node) for name in names if isinstance(name, str) and name in known]
+        parts = [
+            each.elts if isinstance(each, ast.Tuple | ast.List | ast.Set) else [each]
+            for each in asked
+            if each
+        ]
+        names = [
+            each.value
+            for part in parts
+            for each in part
+            if isinstance(each, ast.Constant)
+        ]
+        found += [
+            ast.unparse(node)
+            for name in names
+            if isinstance(name, str) and name in known
+        ]
     return found
 
 
 def test_no_other_room_knows_one_method_from_another():
-    others = {path: name for path, name in FILES.items() if not set(ROOMS) & set(path.parents)}
+    others = {
+        path: name for path, name in FILES.items() if not set(ROOMS) & set(path.parents)
+    }
     assert len(others) > 100
-    found = {name.as_posix(): told_apart(path.read_text(encoding="utf-8")) for path, name in others.items()}
+    found = {
+        name.as_posix(): told_apart(path.read_text(encoding="utf-8"))
+        for path, name in others.items()
+    }
     assert {name: lines for name, lines in found.items() if lines} == {}
 
 
@@ -173,8 +225,14 @@ def test_what_is_looked_for_is_found(source):
 def fields_asked_for(source: str) -> list[str]:
     """Where a module asks an object by a field's name whether it has the field."""
     calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
-    asking = [node for node in calls if isinstance(node.func, ast.Name) and node.func.id in ("getattr", "hasattr")]
-    return [ast.unparse(node) for node in asking if isinstance(node.args[1], ast.Constant)]
+    asking = [
+        node
+        for node in calls
+        if isinstance(node.func, ast.Name) and node.func.id in ("getattr", "hasattr")
+    ]
+    return [
+        ast.unparse(node) for node in asking if isinstance(node.args[1], ast.Constant)
+    ]
 
 
 def test_what_an_object_has_is_not_asked_by_name():
@@ -183,11 +241,15 @@ def test_what_an_object_has_is_not_asked_by_name():
     found = {name.as_posix(): fields_asked_for(path.read_text(encoding="utf-8")) for path, name in FILES.items()
              if name.parts[0] in rooms}  # fmt: skip
     assert {name: lines for name, lines in found.items() if lines} == {}
-    assert fields_asked_for("x = getattr(stage.settings, 'patience', None) or getattr(stage, name)") == [
-        "getattr(stage.settings, 'patience', None)"
-    ]
+    assert fields_asked_for(
+        "x = getattr(stage.settings, 'patience', None) or getattr(stage, name)"
+    ) == ["getattr(stage.settings, 'patience', None)"]
 
 
 def test_linen_lies_in_models_and_architectures_alone():
-    folders = {path.parent for path in FILES if "flax.linen" in path.read_text(encoding="utf-8")}
+    folders = {
+        path.parent
+        for path in FILES
+        if "flax.linen" in path.read_text(encoding="utf-8")
+    }
     assert folders == {PACKAGE / "models", ROOMS[0]}

@@ -13,7 +13,11 @@ import pytest
 from data_sets import write_jsonl, write_set
 from test_docs import ROOT, commands_of, defined, examples, fenced
 
-PARTS = (("README.md", ""), ("docs/train.md", "Your own problems"), ("docs/use.md", "Evaluate alone"))  # page, section
+PARTS = (
+    ("README.md", ""),
+    ("docs/train.md", "Your own problems"),
+    ("docs/use.md", "Evaluate alone"),
+)  # page, section
 ASKED = "7 * 3 + 9 * 7 + 2"
 RUNS = {  # of slpo_jax.main, by config: what makes them small
     "quickstart": {
@@ -34,12 +38,37 @@ ALL = {
 
 def _run(words: list[str], folder: Path) -> str:
     """What a command says; `words` begin with "python"."""
-    config = next((Path(word.partition("=")[2]).stem for word in words if word.startswith("--config=")), "")
-    config = config or ("own" if any(word.startswith("--train=") for word in words) else "")
+    config = next(
+        (
+            Path(word.partition("=")[2]).stem
+            for word in words
+            if word.startswith("--config=")
+        ),
+        "",
+    )
+    config = config or (
+        "own" if any(word.startswith("--train=") for word in words) else ""
+    )
     small = ALL | RUNS[config] if config else {}
-    command = [sys.executable, *words[1:], *(f"--config.{key}={value}" for key, value in small.items())]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "BROWSER": "true"}
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=900)
+    command = [
+        sys.executable,
+        *words[1:],
+        *(f"--config.{key}={value}" for key, value in small.items()),
+    ]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "HF_HUB_OFFLINE": "1",
+        "BROWSER": "true",
+    }
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
     assert done.returncode == 0, f"{' '.join(words)}\n{done.stderr[-3000:]}"
     return done.stdout
 
@@ -48,10 +77,18 @@ def _own_data(folder: Path) -> None:
     """Files of one's own, with words that no tokenizer here was made for."""
     pairs = [(a, b) for a in range(2, 9) for b in range(2, 9)]
     problems = [
-        {"question": f"Zoë has {a} kiwis. She buys {b}.", "steps": [f"{a} + {b} = {a + b}"], "answer": str(a + b)}
+        {
+            "question": f"Zoë has {a} kiwis. She buys {b}.",
+            "steps": [f"{a} + {b} = {a + b}"],
+            "answer": str(a + b),
+        }
         for a, b in pairs
     ]
-    for name, part in (("train", problems[:36]), ("valid", problems[36:42]), ("test", problems[42:])):
+    for name, part in (
+        ("train", problems[:36]),
+        ("valid", problems[36:42]),
+        ("test", problems[42:]),
+    ):
         write_jsonl(folder / f"my_{name}.jsonl", part)
         rows = [{**each, "steps": each["steps"][0]} for each in part]
         pandas.DataFrame(rows).to_csv(folder / f"my_{name}.csv", index=False)
@@ -81,8 +118,18 @@ def said(tmp_path_factory):
     (folder / "close.py").write_text(files["close.py"])
     found = [block for page, section in PARTS for block in fenced(ROOT / page, section)]
     for kind, text in (block for block in found if block[1] not in files.values()):
-        for words in commands_of(text) if kind == "bash" else [["python", "-c", text]] if kind == "python" else []:
-            name = words[1] if kind == "python" else words[3 if words[2] == "slpo_jax" else 2]
+        for words in (
+            commands_of(text)
+            if kind == "bash"
+            else [["python", "-c", text]]
+            if kind == "python"
+            else []
+        ):
+            name = (
+                words[1]
+                if kind == "python"
+                else words[3 if words[2] == "slpo_jax" else 2]
+            )
             if name in ("pip", "pytest"):  # as .ci/run does
                 continue
             if "import AutoModelForCausalLM" in text:
@@ -98,7 +145,9 @@ def said(tmp_path_factory):
 @pytest.mark.slow
 def test_commands_run(said):
     folder, said = said
-    counts = {name: len(texts) for name, texts in said.items() if name != "transformers"}
+    counts = {
+        name: len(texts) for name, texts in said.items() if name != "transformers"
+    }
     assert counts == {"slpo_jax.main": 6, "view": 1, "solve": 1, "data": 1, "-c": 1}
     lines = (folder / "runs" / "quickstart" / "metrics.jsonl").read_text().splitlines()
     assert not {name for line in lines for name in json.loads(line)} - defined()
@@ -117,7 +166,9 @@ def test_commands_run(said):
     # SIM-CoT's decoder says each latent in words.
     assert said["solve"][0].count("says ") == 4
     # What was exported is asked as the run was: T and budget go with it.
-    facts = json.loads(_run(["python", "-m", "slpo_jax", "solve", "exported", "--json", ASKED], folder))
+    facts = json.loads(
+        _run(["python", "-m", "slpo_jax", "solve", "exported", "--json", ASKED], folder)
+    )
     assert (facts["stopping"], facts["rule"]) == ("length", 4)
 
 
@@ -125,5 +176,7 @@ def test_commands_run(said):
 def test_an_export_answers_in_transformers_as_here(said):
     pytest.importorskip("torch")
     folder, said = said
-    facts = json.loads(_run(["python", "-m", "slpo_jax", "solve", "exported", "--json", ASKED], folder))
+    facts = json.loads(
+        _run(["python", "-m", "slpo_jax", "solve", "exported", "--json", ASKED], folder)
+    )
     assert said["transformers"][0].split() == f"{ASKED} {facts['text']}".split()

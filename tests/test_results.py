@@ -45,7 +45,11 @@ OLDER = {
 }  # fmt: skip
 """Records whose commands are older than this checkout's: file -> what of a command has gone, and why. No new ones."""
 INTERVAL = {"value": 1.255, "low": 0.5, "high": 2.0}
-TABLE = {"columns": ["", "Acc", "pass@8"], "rows": [["SLPO", INTERVAL, None], ["cold gate", 3, 0.25]], "digits": 1}
+TABLE = {
+    "columns": ["", "Acc", "pass@8"],
+    "rows": [["SLPO", INTERVAL, None], ["cold gate", 3, 0.25]],
+    "digits": 1,
+}
 
 
 @pytest.mark.parametrize(
@@ -53,7 +57,11 @@ TABLE = {"columns": ["", "Acc", "pass@8"], "rows": [["SLPO", INTERVAL, None], ["
     [
         (INTERVAL, 1, "**+1.3** [+0.5, +2.0]"),
         (INTERVAL | {"value": -0.1, "low": -0.3, "high": 0.0}, 1, "-0.1 [-0.3, +0.0]"),
-        (INTERVAL | {"value": -0.2, "low": -0.3, "high": -0.1}, 2, "**-0.20** [-0.30, -0.10]"),
+        (
+            INTERVAL | {"value": -0.2, "low": -0.3, "high": -0.1},
+            2,
+            "**-0.20** [-0.30, -0.10]",
+        ),
         ({"value": 40.0, "se": 0.72}, 1, "40.0 ± 0.7"),
         ({"median": 2.0, "min": 1.5, "max": 2.25}, 2, "2.00 (1.50-2.25)"),
         ({"value": 667.0, "se": 34.5}, 1, "667 ± 34"),
@@ -68,7 +76,11 @@ def test_a_cell_says_what_it_is(value, digits, text):
 
 
 def test_numbers_may_have_a_sign():
-    assert [tables.cell(x, 1, signed=True) for x in (2.0, -2.0, 3)] == ["+2.0", "-2.0", "+3"]
+    assert [tables.cell(x, 1, signed=True) for x in (2.0, -2.0, 3)] == [
+        "+2.0",
+        "-2.0",
+        "+3",
+    ]
 
 
 def test_a_page_s_tables_are_those_of_results(tmp_path):
@@ -81,11 +93,23 @@ def test_a_page_s_tables_are_those_of_results(tmp_path):
     whole = whole.replace("| |", "|  |")
     page = "Before\n<!-- table: results/one.json, gains -->\nold\n<!-- end -->\nafter"
     text = tables.rendered(page, tmp_path)
-    assert text == f"Before\n<!-- table: results/one.json, gains -->\n\n{whole}\n<!-- end -->\nafter"
+    assert (
+        text
+        == f"Before\n<!-- table: results/one.json, gains -->\n\n{whole}\n<!-- end -->\nafter"
+    )
     assert tables.rendered(text, tmp_path) == text
     some = page.replace("gains", "gains; rows: cold gate | SLPO; columns: pass@8")
-    rows = [line for line in tables.rendered(some, tmp_path).splitlines() if line.startswith("|")]
-    assert rows == ["|  | pass@8 |", "| --- | ---: |", "| cold gate | 0.2 |", "| SLPO |  |"]
+    rows = [
+        line
+        for line in tables.rendered(some, tmp_path).splitlines()
+        if line.startswith("|")
+    ]
+    assert rows == [
+        "|  | pass@8 |",
+        "| --- | ---: |",
+        "| cold gate | 0.2 |",
+        "| SLPO |  |",
+    ]
     for lacking in ("losses", "gains; rows: SLP", "gains; columns: acc"):
         with pytest.raises(UserError, match=r"results/one\.json: .* has no"):
             tables.rendered(page.replace("gains", lacking), tmp_path)
@@ -130,14 +154,18 @@ def test_pages_are_rendered_from_results(page):
     assert tables.rendered(text) == text
     assert text.count("<!-- table: ") == text.count("<!-- end -->")
     # Where a figure is from stands in its file alone.
-    assert not re.search(r"\b(?=\w*\d)(?=\w*[a-f])[0-9a-f]{7,40}\b|AMD|EPYC|Intel|Xeon", text)
+    assert not re.search(
+        r"\b(?=\w*\d)(?=\w*[a-f])[0-9a-f]{7,40}\b|AMD|EPYC|Intel|Xeon", text
+    )
 
 
 @pytest.mark.parametrize("name", tables.FIGURES)
 def test_figures_are_drawn_from_results(name):
     """After a change of results/: python launch/tables.py."""
     assert (tables.ROOT / name).read_text() == tables.drawn(name)
-    assert any(f"({name.removeprefix('docs/')})" in page.read_text() for page in tables.pages())
+    assert any(
+        f"({name.removeprefix('docs/')})" in page.read_text() for page in tables.pages()
+    )
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
@@ -147,17 +175,30 @@ def test_results_say_where_they_are_from(path):
         facts = found | table
         assert set(tables.PROVENANCE) <= set(facts)
         assert facts["command"].startswith("python ")
-        assert facts["seeds"] is None or all(isinstance(seed, int) for seed in facts["seeds"])
-        assert all(len(row) == len(table["columns"]) and isinstance(row[0], str) for row in table["rows"])
-        assert all(tables.cell(value) is not None for row in table["rows"] for value in row)
-    shown = [page.name for page in tables.pages() if f"results/{path.name}" in page.read_text()]
+        assert facts["seeds"] is None or all(
+            isinstance(seed, int) for seed in facts["seeds"]
+        )
+        assert all(
+            len(row) == len(table["columns"]) and isinstance(row[0], str)
+            for row in table["rows"]
+        )
+        assert all(
+            tables.cell(value) is not None for row in table["rows"] for value in row
+        )
+    shown = [
+        page.name
+        for page in tables.pages()
+        if f"results/{path.name}" in page.read_text()
+    ]
     assert shown, "no page has it"
 
 
 def _gone(path: Path, command: str) -> str:
     """What is wrong with a record's command; a table of launch/runs.py is that of its file too."""
     words = words_of(command)
-    if words[1] == "launch/reproduce.py" and not words[2].startswith(path.stem.rstrip("s")):
+    if words[1] == "launch/reproduce.py" and not words[2].startswith(
+        path.stem.rstrip("s")
+    ):
         return f"{words[2]} is no table of {path.name}"
     return fault(words)
 
@@ -166,14 +207,22 @@ def _gone(path: Path, command: str) -> str:
 def test_commands_of_results_can_be_begun(path, monkeypatch):
     monkeypatch.chdir(tables.ROOT)
     found = json.loads(path.read_text())
-    given = dict.fromkeys((found | table)["command"] for table in found["tables"].values())
+    given = dict.fromkeys(
+        (found | table)["command"] for table in found["tables"].values()
+    )
     commands = [command for text in given for command in commands_in(text)]
     assert len(commands) >= len(given)
     gone = {command: reason for command in commands if (reason := _gone(path, command))}
-    older = {part for part in OLDER.get(path.name, {}) if any(f" {part} " in f" {command} " for command in gone)}
+    older = {
+        part
+        for part in OLDER.get(path.name, {})
+        if any(f" {part} " in f" {command} " for command in gone)
+    }
     assert {command: reason for command, reason in gone.items()
             if not any(f" {part} " in f" {command} " for part in older)} == {}  # fmt: skip
-    assert older == OLDER.get(path.name, {}).keys(), "begins again: take it out of OLDER"
+    assert older == OLDER.get(path.name, {}).keys(), (
+        "begins again: take it out of OLDER"
+    )
 
 
 @pytest.mark.parametrize(

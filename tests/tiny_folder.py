@@ -10,7 +10,8 @@ from slpo_jax.config import Config, default_config, read_config
 from slpo_jax.data.tokenizer import task_tokenizer
 from slpo_jax.data.tokenizer_files import save_tokenizer
 
-WIDTH, LAYERS = 4, 2
+WIDTH = 4
+LAYERS = 2
 Tensors = dict[str, np.ndarray]
 
 
@@ -19,17 +20,38 @@ def tiny_folder(folder: Path, **more: np.ndarray) -> Tensors:
     folder.mkdir(exist_ok=True)
     texts = task_tokenizer("synthetic", 3)
     save_tokenizer(texts, folder)
-    rows, rng = len(texts), np.random.default_rng(5)
-    config = dict(model_type="gpt2", vocab_size=rows, n_positions=64, n_embd=WIDTH, n_layer=LAYERS, n_head=2)
+    rows = len(texts)
+    rng = np.random.default_rng(5)
+    config = dict(
+        model_type="gpt2",
+        vocab_size=rows,
+        n_positions=64,
+        n_embd=WIDTH,
+        n_layer=LAYERS,
+        n_head=2,
+    )
     (folder / "config.json").write_text(json.dumps(config))
     shapes = {"wte.weight": (rows, WIDTH), "wpe.weight": (64, WIDTH)}
     for layer in range(LAYERS):
-        block = {"attn.c_attn": (WIDTH, 3 * WIDTH), "attn.c_proj": (WIDTH, WIDTH), "mlp.c_fc": (WIDTH, 4 * WIDTH)}
+        block = {
+            "attn.c_attn": (WIDTH, 3 * WIDTH),
+            "attn.c_proj": (WIDTH, WIDTH),
+            "mlp.c_fc": (WIDTH, 4 * WIDTH),
+        }
         for name, shape in (block | {"mlp.c_proj": (4 * WIDTH, WIDTH)}).items():
-            shapes |= {f"h.{layer}.{name}.weight": shape, f"h.{layer}.{name}.bias": shape[1:]}
-        shapes |= {f"h.{layer}.{norm}.{part}": (WIDTH,) for norm in ("ln_1", "ln_2") for part in ("weight", "bias")}
+            shapes |= {
+                f"h.{layer}.{name}.weight": shape,
+                f"h.{layer}.{name}.bias": shape[1:],
+            }
+        shapes |= {
+            f"h.{layer}.{norm}.{part}": (WIDTH,)
+            for norm in ("ln_1", "ln_2")
+            for part in ("weight", "bias")
+        }
     shapes |= {"ln_f.weight": (WIDTH,), "ln_f.bias": (WIDTH,)}
-    tensors = {f"transformer.{name}": draw(rng, *shape) for name, shape in shapes.items()}
+    tensors = {
+        f"transformer.{name}": draw(rng, *shape) for name, shape in shapes.items()
+    }
     save_file(tensors | more, folder / "model.safetensors")
     return tensors
 
@@ -61,5 +83,9 @@ def peft_folder(folder: Path, tensors: Tensors, **settings) -> Path:
 
 def lora_pair(place: str, inputs: int, outputs: int) -> Tensors:
     """A and B of one weight, as PEFT names them."""
-    rng, sides = np.random.default_rng(8), {"A": (2, inputs), "B": (outputs, 2)}
-    return {f"base_model.model.{place}.lora_{side}.weight": draw(rng, *shape) for side, shape in sides.items()}
+    rng = np.random.default_rng(8)
+    sides = {"A": (2, inputs), "B": (outputs, 2)}
+    return {
+        f"base_model.model.{place}.lora_{side}.weight": draw(rng, *shape)
+        for side, shape in sides.items()
+    }

@@ -24,8 +24,14 @@ TEXTS = [
     "no , clean up ! of spaces . it 's n't done ?",
     "",
 ]
-CORPUS = [*TEXTS, "the sold apples cost them 12 and they had the pears in the café", "and and  the  the 1 2 3 "]
-GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+CORPUS = [
+    *TEXTS,
+    "the sold apples cost them 12 and they had the pears in the café",
+    "and and  the  the 1 2 3 ",
+]
+GPT2_PATTERN = (
+    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+)
 LLAMA3_PATTERN = (
     r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
     r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -39,17 +45,24 @@ def bpe() -> tuple[list[str], list[str]]:
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
-        vocab_size=340, min_frequency=1, special_tokens=SPECIALS, initial_alphabet=alphabet, show_progress=False
+        vocab_size=340,
+        min_frequency=1,
+        special_tokens=SPECIALS,
+        initial_alphabet=alphabet,
+        show_progress=False,
     )
     backend.train_from_iterator(CORPUS, trainer)
     model = json.loads(backend.to_str())["model"]
-    return sorted(model["vocab"], key=model["vocab"].get), [" ".join(pair) for pair in model["merges"]]
+    return sorted(model["vocab"], key=model["vocab"].get), [
+        " ".join(pair) for pair in model["merges"]
+    ]
 
 
 def spelled(text: str) -> str:
     """The characters that byte-level BPE writes for the text's bytes."""
     visible = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    table, extra = {byte: chr(byte) for byte in visible}, 0
+    table = {byte: chr(byte) for byte in visible}
+    extra = 0
     for byte in range(256):
         if byte not in table:
             table[byte] = chr(256 + extra)
@@ -67,7 +80,9 @@ class SlowBPE:
         tokens, merges = bpe()
         self.patterns = PATTERNS[pre]
         self.ids = {token: index for index, token in enumerate(tokens)}
-        self.ranks = {tuple(merge.split(" ")): rank for rank, merge in enumerate(merges)}
+        self.ranks = {
+            tuple(merge.split(" ")): rank for rank, merge in enumerate(merges)
+        }
         self.whole = pre == "llama-bpe"
 
     def __call__(self, text: str) -> list[int]:
@@ -89,7 +104,10 @@ class SlowBPE:
             return [self.ids[word]]
         parts = list(word)
         while True:
-            ranked = [(self.ranks.get(pair, np.inf), place) for place, pair in enumerate(itertools.pairwise(parts))]
+            ranked = [
+                (self.ranks.get(pair, np.inf), place)
+                for place, pair in enumerate(itertools.pairwise(parts))
+            ]
             rank, place = min(ranked, default=(np.inf, 0))
             if rank == np.inf:
                 return [self.ids[part] for part in parts]
@@ -108,8 +126,13 @@ def llama_config(**changes) -> transformers.LlamaConfig:
 
 def llama_state(config: transformers.LlamaConfig) -> dict[str, np.ndarray]:
     """transformers' state dict with random weights, a tied head left out."""
-    rng, width, hidden = np.random.default_rng(0), config.hidden_size, config.intermediate_size
-    own, shared = (heads * config.head_dim for heads in (config.num_attention_heads, config.num_key_value_heads))
+    rng = np.random.default_rng(0)
+    width = config.hidden_size
+    hidden = config.intermediate_size
+    own, shared = (
+        heads * config.head_dim
+        for heads in (config.num_attention_heads, config.num_key_value_heads)
+    )
     shapes = {"model.embed_tokens.weight": (config.vocab_size, width)}
     for layer in range(config.num_hidden_layers):
         block = {
@@ -117,12 +140,18 @@ def llama_state(config: transformers.LlamaConfig) -> dict[str, np.ndarray]:
             "self_attn.o_proj": (width, own), "mlp.gate_proj": (hidden, width), "mlp.up_proj": (hidden, width),
             "mlp.down_proj": (width, hidden), "input_layernorm": (width,), "post_attention_layernorm": (width,),
         }  # fmt: skip
-        shapes |= {f"model.layers.{layer}.{name}.weight": shape for name, shape in block.items()}
+        shapes |= {
+            f"model.layers.{layer}.{name}.weight": shape
+            for name, shape in block.items()
+        }
     shapes["model.norm.weight"] = (width,)
     if not config.tie_word_embeddings:
         shapes["lm_head.weight"] = (config.vocab_size, width)
     draws = {name: rng.normal(size=shape) for name, shape in shapes.items()}
-    draws = {name: 1 + 0.3 * draw if draw.ndim == 1 else 0.2 * draw for name, draw in draws.items()}
+    draws = {
+        name: 1 + 0.3 * draw if draw.ndim == 1 else 0.2 * draw
+        for name, draw in draws.items()
+    }
     return {name: draw.astype(np.float32) for name, draw in draws.items()}
 
 
@@ -161,7 +190,9 @@ def fields_of(config, pre: str = "smollm") -> dict:
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": pre,
         "tokenizer.ggml.tokens": tokens,
-        "tokenizer.ggml.token_type": [3 if token in SPECIALS else 1 for token in tokens],
+        "tokenizer.ggml.token_type": [
+            3 if token in SPECIALS else 1 for token in tokens
+        ],
         "tokenizer.ggml.merges": merges,
         "tokenizer.ggml.bos_token_id": 1,
         "tokenizer.ggml.eos_token_id": 2,
@@ -173,11 +204,14 @@ def fields_of(config, pre: str = "smollm") -> dict:
 
 def interleaved(weight: np.ndarray, heads: int) -> np.ndarray:
     """Row 2i + s of a head is its row i of half s: llama.cpp's order."""
-    out, size = np.empty_like(weight), len(weight) // heads
+    out = np.empty_like(weight)
+    size = len(weight) // heads
     for head in range(heads):
         for half in range(2):
             for pair in range(size // 2):
-                out[head * size + 2 * pair + half] = weight[head * size + half * (size // 2) + pair]
+                out[head * size + 2 * pair + half] = weight[
+                    head * size + half * (size // 2) + pair
+                ]
     return out
 
 
@@ -193,13 +227,22 @@ def tensors_of(config: transformers.LlamaConfig) -> dict[str, np.ndarray]:
         parts = name.split(".")
         if name.startswith("model.layers."):
             if parts[4] in ("q_proj", "k_proj"):
-                heads = config.num_attention_heads if parts[4] == "q_proj" else config.num_key_value_heads
+                heads = (
+                    config.num_attention_heads
+                    if parts[4] == "q_proj"
+                    else config.num_key_value_heads
+                )
                 weight = interleaved(weight, heads)
             out[f"blk.{parts[2]}.{names['.'.join(parts[3:-1])]}.weight"] = weight
         else:
-            out[{"embed_tokens": "token_embd", "norm": "output_norm", "lm_head": "output"}[parts[-2]] + ".weight"] = (
-                weight
-            )
+            out[
+                {
+                    "embed_tokens": "token_embd",
+                    "norm": "output_norm",
+                    "lm_head": "output",
+                }[parts[-2]]
+                + ".weight"
+            ] = weight
     return out
 
 
@@ -230,9 +273,15 @@ def tiny_file(tmp_path, changes=None, tensors=None, **options):
     """The tiny model's file with changed fields (None leaves one out) and, if given, other tensors."""
     fields = fields_of(llama_config()) | (changes or {})
     fields = {key: value for key, value in fields.items() if value is not None}
-    return write_gguf(tmp_path / "tiny.gguf", fields, tensors or tiny_tensors(), **options)
+    return write_gguf(
+        tmp_path / "tiny.gguf", fields, tensors or tiny_tensors(), **options
+    )
 
 
 def refused(path, *parts, tokenizer=False):
     """The error of opening the file: one line that names the file, has these parts and a remedy."""
-    one_line(lambda: open_gguf(path).tokenizer() if tokenizer else open_gguf(path), str(path), *parts)
+    one_line(
+        lambda: open_gguf(path).tokenizer() if tokenizer else open_gguf(path),
+        str(path),
+        *parts,
+    )

@@ -4,7 +4,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # of what `__getattr__` finds
-    from slpo_jax.config.config import Config, default_config, objective_variant, read_config, tried
+    from slpo_jax.config.config import (
+        Config,
+        default_config,
+        objective_variant,
+        read_config,
+        tried,
+    )
 
 __all__ = ["Config", "default_config", "objective_variant", "read_config", "tried"]
 

@@ -58,8 +58,11 @@ from slpo_jax.training.rejection_sampling import BestOfNConfig
 from slpo_jax.training.rl_loss import RlConfig
 
 
-def _entry(key: str, old: Objective | None, changes: Sequence[tuple[str, Any]]) -> Objective | None:
+def _entry(
+    key: str, old: Objective | None, changes: Sequence[tuple[str, Any]]
+) -> Objective | None:
     """Return the objective that an entry of `config.objective` changes: another one where its kind is another."""
+    # The last change that says or implies a kind decides.
     kind = None
     for below, value in changes:
         if below == "kind":
@@ -70,8 +73,17 @@ def _entry(key: str, old: Objective | None, changes: Sequence[tuple[str, Any]]) 
         return old
     kind = kind or key.rpartition(".")[2]
     if kind not in OBJECTIVES:
-        raise UserError(f"{key}.kind", f"{kind!r} is not valid; give one of {', '.join(OBJECTIVES)}")
-    return old if type(old) is OBJECTIVES[kind] else OBJECTIVES[kind]()
+        raise UserError(
+            f"{key}.kind", f"{kind!r} is not valid; give one of {', '.join(OBJECTIVES)}"
+        )
+    # An objective of another kind begins with its own defaults.
+    if type(old) is OBJECTIVES[kind]:
+        return old
+    return OBJECTIVES[kind]()
+
+
+def _default_objectives() -> dict[str, Objective]:
+    return {name: kind() for name, kind in OBJECTIVES.items()}
 
 
 @dataclass(frozen=True)
@@ -79,7 +91,7 @@ class Config:
     """A whole run.
 
     Attributes:
-        stages: what is run, in this order.
+        stages: the stages to run, in this order.
         seed: seed of initialisation, input order and all noise.
         init: where the first weights come from, see docs/use.md; "" is random. Then config.model's shapes are the
             checkpoint's.
@@ -89,14 +101,14 @@ class Config:
         tokenizer: "synthetic:LARGEST_NUMBER", "graph:NODES", "nodes:LARGEST_NODE", "bytes", "words" (of the training
             data), a directory or a hub id; "" takes the checkpoint's.
         model: shapes.
-        prompt: what a reasoner without markers is asked with.
+        prompt: the text that asks a reasoner without markers.
         max_latents: T, the most latents of a thought; 0 is explicit text alone.
         min_latents: T_min, the least of the cold start's candidate lengths.
         prompt_slots: P: length buckets of prompts, one compiled program each.
         max_answer_tokens: A, the maximum of new tokens, the end-of-sequence token included.
         dropout: of rollouts and scoring.
         latent_policy: the law of a step of thought.
-        data: what to train on, and to evaluate on.
+        data: the problems to train and to evaluate on.
         gate: the stopping gate.
         imitate: the stage imitate.
         cold_start: the stage cold_start.
@@ -111,7 +123,7 @@ class Config:
         reward_processes: processes in which each reward function is asked, one completion at a time; 0 asks in the
             run's own. What can't be sent to a process is refused.
         reward_seconds: most seconds of a reward function for a completion, which else isn't judged and counts as
-            `reward_failed`; above 0 it is asked in one process at least, 0 is no limit.
+            `reward_failed`; above 0 it is asked in one process at least, 0 sets no limit.
         evaluate: the stage evaluate, and validation in the others.
         trackers: where rows of metrics.jsonl go as well, see docs/train.md.
         log_every: steps between rows of metrics.jsonl, which are means over them.
@@ -144,7 +156,7 @@ class Config:
     cold_start: ColdStartConfig = ColdStartConfig()
     best_of_n: BestOfNConfig = BestOfNConfig()
     rl: RlConfig = RlConfig()
-    objective: dict[str, Objective] = setting(make=lambda: {k: kind() for k, kind in OBJECTIVES.items()}, entry=_entry)
+    objective: dict[str, Objective] = setting(make=_default_objectives, entry=_entry)
     latent_rm: LatentRmConfig = LatentRmConfig()
     reward: str = ""
     rewards: tuple[tuple[str, float], ...] = ()
@@ -161,22 +173,45 @@ class Config:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        names, choices = [name for name, _ in self.rewards], ", ".join(REWARDS)
+        # Rewards have to be registered, and stand in one of the two keys.
+        names = [name for name, _ in self.rewards]
+        choices = ", ".join(REWARDS)
         if self.reward not in ("", *REWARDS):
-            raise FieldError(self, "reward", f"give one of {choices}, or the file that registers it (--register)")
+            raise FieldError(
+                self,
+                "reward",
+                f"give one of {choices}, or the file that registers it (--register)",
+            )
         for place, name in enumerate(names):
             if name not in REWARDS:
-                raise FieldError(self, "rewards", f"{name!r} is none of {choices}; give the file with it (--register)")
+                raise FieldError(
+                    self,
+                    "rewards",
+                    f"{name!r} is none of {choices}; give the file with it (--register)",
+                )
             if name in names[:place]:
-                raise FieldError(self, "rewards", f"{name!r} is there twice; give it once, with one weight")
+                raise FieldError(
+                    self,
+                    "rewards",
+                    f"{name!r} is there twice; give it once, with one weight",
+                )
         if self.reward and names:
-            raise FieldError(self, "reward", "config.rewards is given too; leave one of the two out")
-        first, *_ = names or [self.reward]
+            raise FieldError(
+                self, "reward", "config.rewards is given too; leave one of the two out"
+            )
+        # The first one says what is right, so it can't be one that compares right completions.
+        first = names[0] if names else self.reward
         if first and REWARDS[first].follows:
             remedy = "put one that says what is right before it, e.g. (('correct', 1.0), ('relative_length', 1.0))"
-            raise FieldError(self, "rewards", f"{first} compares right completions; {remedy}")
+            raise FieldError(
+                self, "rewards", f"{first} compares right completions; {remedy}"
+            )
         if self.min_latents > max(self.max_latents, 1):
-            raise FieldError(self, "min_latents", f"it is more than max_latents ({self.max_latents}); lower it")
+            raise FieldError(
+                self,
+                "min_latents",
+                f"it is more than max_latents ({self.max_latents}); lower it",
+            )
 
     @property
     def weighted(self) -> tuple[tuple[str, float], ...]:
@@ -186,26 +221,35 @@ class Config:
     @property
     def reward_facts(self) -> dict[str, Any]:
         """What a result depends on of the rewards, by key of the config."""
-        (name, weight), *others = self.weighted
-        functions = {name: REWARDS[name].function for name, _ in self.weighted}
-        digests = {f"reward_code.{name}": code_of(function) for name, function in functions.items() if function}
-        code = {key: digest for key, digest in digests.items() if digest}
+        facts = dict[str, Any]()
+        (only, weight), *others = self.weighted
         if weight == 1 and not others:
-            return {"reward": name} | code
-        return {"rewards": [list(pair) for pair in self.weighted]} | code
+            facts["reward"] = only
+        else:
+            facts["rewards"] = [list(pair) for pair in self.weighted]
+        # Functions of a user's own may change behind their names.
+        for name, _ in self.weighted:
+            function = REWARDS[name].function
+            digest = code_of(function) if function else ""
+            if digest:
+                facts[f"reward_code.{name}"] = digest
+        return facts
 
 
 def default_config() -> ConfigDict:
     """Return the paper's settings, without data: `configs/` say what to train on."""
     config = section(Config())
-    config.lock()  # a misspelt key in a config file is an error too
+    # A misspelt key in a config file is an error too; these sections take names that it makes up.
+    config.lock()
     config.data.eval.unlock()
     config.data.gym.settings.unlock()
     config.objective.unlock()
     return config
 
 
-def objective_variant(config: ConfigDict, name: str, kind: str, **settings: Any) -> None:
+def objective_variant(
+    config: ConfigDict, name: str, kind: str, **settings: Any
+) -> None:
     """Add an entry to `config.objective`: an objective with other settings, trained under a name of its own.
 
     Args:
@@ -215,8 +259,12 @@ def objective_variant(config: ConfigDict, name: str, kind: str, **settings: Any)
         UserError: unknown kind or setting.
     """
     if kind not in OBJECTIVES:
-        raise UserError(f"config.objective.{name}.kind: {kind!r} is unknown; use one of {', '.join(OBJECTIVES)}")
-    objective = changed(OBJECTIVES[kind](), {"kind": kind, **settings}, key=f"config.objective.{name}")
+        raise UserError(
+            f"config.objective.{name}.kind: {kind!r} is unknown; use one of {', '.join(OBJECTIVES)}"
+        )
+    objective = changed(
+        OBJECTIVES[kind](), {"kind": kind, **settings}, key=f"config.objective.{name}"
+    )
     config.objective[name] = section(objective)
 
 
@@ -226,7 +274,7 @@ def tried(name: str, rate: float) -> str:
 
 
 def read_config(node: Mapping[str, Any] | ConfigDict) -> Config:
-    """Read a config, whose keys are some of `default_config`'s; what spans several sections is not checked.
+    """Read a config, with keys of `default_config`; relations between sections are not checked.
 
     Raises:
         UserError: one line with the key and the remedy.
@@ -235,16 +283,22 @@ def read_config(node: Mapping[str, Any] | ConfigDict) -> Config:
 
 
 def rl_of(rl: RlConfig, objective: Objective) -> RlConfig:
-    """Return `config.rl` with what an objective has of its own instead."""
-    keys = {"steps": "steps"} | {name: f"optimizer.{name}" for name in OPTIMIZER_KEYS}
-    layer = {key: getattr(objective, name) for name, key in keys.items() if getattr(objective, name)}
+    """Return `config.rl` with the objective's own settings in place of the shared ones."""
+    layer = dict[str, Any]()
+    if objective.steps:
+        layer["steps"] = objective.steps
+    for name in OPTIMIZER_KEYS:
+        value = getattr(objective, name)
+        if value:
+            layer[f"optimizer.{name}"] = value
+    # A temperature of 0 is one of its own, too.
     if objective.temperature is not None:
         layer["temperature"] = objective.temperature
     return changed(rl, layer, key="config.rl")
 
 
 def stage_config(config: Config, name: str) -> Config:
-    """Return the config that a stage runs by, alone: what a run writes beside the stage's parameters.
+    """Return the config of one stage alone, as the run writes it beside the stage's parameters.
 
     An objective has the section rl with its own settings in their place. Imitation that is not taught where to stop
     trains no gate. The reward is named.
@@ -257,7 +311,9 @@ def stage_config(config: Config, name: str) -> Config:
     if section == IMITATE and (name == NO_THOUGHT or not config.imitate.gate_weight):
         changes["gate"] = replace(config.gate, enabled=False)
     if section == RL and name in config.objective:
-        changes["rl"] = replace(rl_of(config.rl, config.objective[name]), objectives=(name,))
+        changes["rl"] = replace(
+            rl_of(config.rl, config.objective[name]), objectives=(name,)
+        )
     (reward, weight), *others = config.weighted
     if weight == 1 and not others:
         changes |= {"reward": reward, "rewards": ()}
@@ -279,4 +335,7 @@ def own_latents(config: Config) -> int:
         return config.max_latents
     if not has_latents:
         return 0
-    return min(config.max_latents, max(1, config.imitate.c_thought * config.imitate.max_latent_stage))
+    return min(
+        config.max_latents,
+        max(1, config.imitate.c_thought * config.imitate.max_latent_stage),
+    )

@@ -33,17 +33,20 @@ _TAKEN = {
 
 
 def check(node: Config | ConfigDict) -> Config:
-    """Fail early on values that no stage could use: each section's own, then what spans several.
+    """Fail early on values that no stage could use: first each section's own, then relations between sections.
 
     Args:
-        node: the config, or what a config file returns.
+        node: the config, or the ConfigDict of a config file.
     Returns:
         the config that a run goes by.
     Raises:
         UserError: one line with the key and the remedy.
     """
     settings = node if isinstance(node, Config) else read_config(node)
-    stages, gate, evaluate, sets = settings.stages, settings.gate, settings.evaluate, settings.data.eval
+    stages = settings.stages
+    gate = settings.gate
+    evaluate = settings.evaluate
+    sets = settings.data.eval
     need(
         stages == tuple(stage for stage in SECTIONS if stage in stages),
         f"stages: {stages} is not valid; give each at most once, in the order {', '.join(SECTIONS)}",
@@ -51,13 +54,25 @@ def check(node: Config | ConfigDict) -> Config:
     check_trackers(settings.trackers)
     if not settings.init:  # whose shapes are its own
         _check_model(settings.reasoner, settings.model)
-    _check_objectives(settings.objective, settings.rl.objectives if "rl" in stages else ())
+    _check_objectives(
+        settings.objective, settings.rl.objectives if "rl" in stages else ()
+    )
+    # The gate is trained if there is one, and it needs latents to stop.
     trains_gate = "cold_start" in stages
-    need(gate.enabled or not trains_gate, "gate.enabled: False leaves cold_start nothing to train; take that out")
-    need(settings.max_latents or not gate.enabled, "gate.enabled: nothing to stop with max_latents=0; set it to False")
+    need(
+        gate.enabled or not trains_gate,
+        "gate.enabled: False leaves cold_start nothing to train; take that out",
+    )
+    need(
+        settings.max_latents or not gate.enabled,
+        "gate.enabled: nothing to stop with max_latents=0; set it to False",
+    )
     if "imitate" in stages:
         _check_imitation(settings)
-    need(settings.max_latents or "latent_rm" not in stages, "max_latents: 0, and the stage latent_rm judges latents")
+    need(
+        settings.max_latents or "latent_rm" not in stages,
+        "max_latents: 0, and the stage latent_rm judges latents",
+    )
     need(
         not (settings.cold_start.train_backbone and gate.detached),
         "cold_start.train_backbone: the gate's gradient reaches the backbone only with config.gate.detached=False",
@@ -66,19 +81,34 @@ def check(node: Config | ConfigDict) -> Config:
         not (evaluate.by_steps and gate.enabled),
         "evaluate.by_steps: True, but the gate says when a thought ends; set it or config.gate.enabled to False",
     )
-    need(AVERAGE not in sets, f"data.eval.{AVERAGE}: the report calls the mean of the sets so; use another name")
-    need("evaluate" not in stages or sets, "data.eval: no sets; add NAME = source to it")
+    need(
+        # What is evaluated has to be named, in names that mean one thing.
+        AVERAGE not in sets,
+        f"data.eval.{AVERAGE}: the report calls the mean of the sets so; use another name",
+    )
+    need(
+        "evaluate" not in stages or sets, "data.eval: no sets; add NAME = source to it"
+    )
     for name in evaluate.scorers:
-        need(name in SCORERS, f"evaluate.scorers: {name!r} is unknown; use {', '.join(SCORERS)}")
+        need(
+            name in SCORERS,
+            f"evaluate.scorers: {name!r} is unknown; use {', '.join(SCORERS)}",
+        )
         can = gate.enabled or not SCORERS[name].needs_gate
-        need(can, f"evaluate.scorers: {name} asks the gate, and config.gate.enabled is False; leave it out")
+        need(
+            can,
+            f"evaluate.scorers: {name} asks the gate, and config.gate.enabled is False; leave it out",
+        )
     for name in evaluate.datasets or ():
-        need(name in sets, f"evaluate.datasets: {name!r} is not under config.data.eval; it has {', '.join(sets)}")
+        need(
+            name in sets,
+            f"evaluate.datasets: {name!r} is not under config.data.eval; it has {', '.join(sets)}",
+        )
     return settings
 
 
 def need(ok: Any, message: str) -> None:
-    """Refuse what is not `ok`.
+    """Raise a `UserError` unless something holds.
 
     Raises:
         UserError: the message, of a key of the config.
@@ -90,16 +120,29 @@ def need(ok: Any, message: str) -> None:
 def _check_model(reasoner: str, model: ModelConfig) -> None:
     """Check shapes for random weights."""
     architecture_of(reasoner)
-    heads, llama = model.n_head, issubclass(BACKBONES[REASONERS[reasoner][1]], LlamaConfig)
-    key_heads, size = model.n_kv_head or heads, f"model.n_embd: {model.n_embd} is no"
-    need(model.n_embd % heads == 0, f"{size} multiple of model.n_head ({heads}); change one of them")
-    need(not llama or heads % key_heads == 0, f"model.n_kv_head: {key_heads} does not divide model.n_head ({heads})")
+    heads = model.n_head
+    llama = issubclass(BACKBONES[REASONERS[reasoner][1]], LlamaConfig)
+    key_heads = model.n_kv_head or heads
+    size = f"model.n_embd: {model.n_embd} is no"
+    need(
+        model.n_embd % heads == 0,
+        f"{size} multiple of model.n_head ({heads}); change one of them",
+    )
+    need(
+        not llama or heads % key_heads == 0,
+        f"model.n_kv_head: {key_heads} does not divide model.n_head ({heads})",
+    )
+    # LLaMA rotates pairs of a head's dimensions.
     rotated = model.n_embd // heads % 2 == 0  # in pairs
-    need(not llama or rotated, f"{size} even multiple of model.n_head ({heads}); change one of them")
+    need(
+        not llama or rotated,
+        f"{size} even multiple of model.n_head ({heads}); change one of them",
+    )
 
 
 def _check_imitation(settings: Config) -> None:
-    imitate, architecture = settings.imitate, architecture_of(settings.reasoner)
+    imitate = settings.imitate
+    architecture = architecture_of(settings.reasoner)
     name = imitate.recipe or architecture.default_recipe
     need(
         imitate.c_thought == 0 or architecture.has_latents,
@@ -113,16 +156,31 @@ def _check_imitation(settings: Config) -> None:
 
 def _check_stop(settings: Config, recipe: str) -> None:
     """Check that demonstrations say where a thought stops, and that there is a gate to learn it."""
-    imitate, key = settings.imitate, f"imitate.gate_weight: {settings.imitate.gate_weight}"
+    imitate = settings.imitate
+    key = f"imitate.gate_weight: {imitate.gate_weight}"
     known = imitate.final_latents == "steps" and imitate.c_thought > 0
-    need(known, f"{key}, but latents don't follow the steps; set imitate.final_latents to steps, or this to 0")
-    need(settings.gate.enabled, f"{key}, but there is no gate to teach; set config.gate.enabled to True, or this to 0")
+    need(
+        known,
+        f"{key}, but latents don't follow the steps; set imitate.final_latents to steps, or this to 0",
+    )
+    need(
+        settings.gate.enabled,
+        f"{key}, but there is no gate to teach; set config.gate.enabled to True, or this to 0",
+    )
     teaches = recipe not in RECIPES or RECIPES[recipe].teaches_stop
-    need(teaches, f"{key}, but the recipe {recipe} doesn't say where a thought stops; set it to 0, or use curriculum")
-    need(not imitate.lora.rank, f"{key}, but imitate.lora.rank trains adapters alone; set one of the two to 0")
+    need(
+        teaches,
+        f"{key}, but the recipe {recipe} doesn't say where a thought stops; set it to 0, or use curriculum",
+    )
+    need(
+        not imitate.lora.rank,
+        f"{key}, but imitate.lora.rank trains adapters alone; set one of the two to 0",
+    )
 
 
-def _check_objectives(objectives: Mapping[str, Objective], trained: Sequence[str]) -> None:
+def _check_objectives(
+    objectives: Mapping[str, Objective], trained: Sequence[str]
+) -> None:
     names = ", ".join(objectives)
     for name in objectives:
         need(

@@ -16,7 +16,7 @@ ROLLOUTS = (
     "prompt", "max_latents", "max_answer_tokens", "dropout", "latent_policy", "evaluate.dropout",
     "evaluate.temperature", "evaluate.top_k", "evaluate.top_p", "evaluate.max_answer_tokens", "evaluate.by_steps",
 )  # fmt: skip
-"""How a policy thinks and answers: what it is trained on, and what is measured of it."""
+"""How a policy thinks and answers, both in training and in evaluation."""
 
 CHANGES_NOTHING = (
     "model.remat", "model.scan_layers", "imitate.micro_batches", "cold_start.micro_batches", "best_of_n.micro_batches",
@@ -46,17 +46,25 @@ def is_under(key: str, names: Collection[str]) -> bool:
 def is_of_another_policy(key: str, settings: Mapping[str, Any]) -> bool:
     """Tell whether a key belongs to a latent policy that these settings, by dotted key, do not use."""
     section, _, rest = key.partition(".")
-    return section == "latent_policy" and rest.partition(".")[0] not in ("name", settings["latent_policy.name"])
+    name = rest.partition(".")[0]
+    used = settings["latent_policy.name"]
+    return section == "latent_policy" and name not in ("name", used)
 
 
 def model_settings(config: Config) -> dict[str, Any]:
-    """Return what the parameters of a config's model are, by dotted key."""
-    settings = flat_values(config)
-    return {key: settings[key] for key in settings if is_under(key, MODEL) and not is_under(key, NOT_THE_MODEL)}
+    """Return the settings that shape the model's parameters and give them their meaning, by dotted key."""
+    model = dict[str, Any]()
+    for key, value in flat_values(config).items():
+        if is_under(key, MODEL) and not is_under(key, NOT_THE_MODEL):
+            model[key] = value
+    return model
 
 
 def rollout_settings(config: Config) -> dict[str, Any]:
-    """Return what decides what a reasoner of a config answers, by dotted key."""
+    """Return the settings on which a reasoner's answers depend, by dotted key."""
     settings = flat_values(config)
-    keys = [key for key in settings if is_under(key, ROLLOUTS) and not is_of_another_policy(key, settings)]
-    return {key: settings[key] for key in keys}
+    rollouts = dict[str, Any]()
+    for key, value in settings.items():
+        if is_under(key, ROLLOUTS) and not is_of_another_policy(key, settings):
+            rollouts[key] = value
+    return rollouts

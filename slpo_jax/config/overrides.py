@@ -18,7 +18,7 @@ _EXACT = 2**53  # below which a float has every whole number
 
 
 class Text(str):
-    """A value as a command line has it: `changed` reads it as what its key holds."""
+    """A value as written on a command line: `changed` reads it by the type of its key."""
 
 
 def section(settings: Any) -> Any:
@@ -48,29 +48,43 @@ def values(settings: Any) -> Any:
         return {key: values(value) for key, value in settings.items()}
     if not is_dataclass(settings):
         return settings
-    names = [name for name, *_, limits in fields_of(type(settings)) if limits.in_config]
-    return {name: values(getattr(settings, name)) for name in names}
+    node = {}
+    for name, *_, limits in fields_of(type(settings)):
+        if limits.in_config:
+            node[name] = values(getattr(settings, name))
+    return node
 
 
-def changed(settings: T, *layers: Mapping[str, Any] | ConfigDict, key: str = "config", **others: Any) -> T:
+def changed(
+    settings: T,
+    *layers: Mapping[str, Any] | ConfigDict,
+    key: str = "config",
+    **others: Any,
+) -> T:
     """Merge layers of settings into a dataclass, each over those before it, and check the result.
 
     Args:
         layers: values by dotted key, or nested, or sections as `section` makes them; lists may stand for tuples, and a
             `Text` for what it is read as. Entries of a section whose keys are names stay, but for those of sources.
         key: where the dataclass stands in the config.
-        **others: fields that are no keys of the config.
+        **others: fields that are not keys of the config.
     Raises:
         UserError: a value is not valid, or a key unknown; the message names it.
     """
-    fields = {name: (hint, limits.entry) for name, hint, _, limits in fields_of(type(settings)) if limits.in_config}
+    fields = {}
+    for name, hint, _, limits in fields_of(type(settings)):
+        if limits.in_config:
+            fields[name] = (hint, limits.entry)
+    # Merge every field that some layer changes, in the order of the layers.
     merged = dict(others)
     for name, changes in _by_name(layers).items():
         if name not in fields and not changes[0][0]:
-            raise UserError(f"{key}.{name}", f"unknown config key; use one of {', '.join(sorted(fields))}")
+            names = ", ".join(sorted(fields))
+            raise UserError(f"{key}.{name}", f"unknown config key; use one of {names}")
         hint, entry = fields.get(name, (None, None))
         old = getattr(settings, name) if name in fields else None
-        merged[name] = _merged(old, hint, changes, f"{key}.{name}", entry)
+        merged[name] = _merge(old, hint, changes, f"{key}.{name}", entry)
+    # The dataclass checks its fields when it is made; its errors name a field, which becomes the config's key.
     try:
         result = replace(settings, **merged)  # type: ignore[type-var]
         check_fields(result)  # also where a user's own dataclass doesn't
@@ -80,14 +94,23 @@ def changed(settings: T, *layers: Mapping[str, Any] | ConfigDict, key: str = "co
 
 
 def nearest(given: str, names: Iterable[str]) -> str:
-    """Say which names an unknown one is most like, four at most, by as many of their last parts as it has."""
-    ordered, parts = sorted(names, key=lambda name: name.count(".")), given.count(".") + 1
-    ends = {name: ".".join(name.lstrip("-").split(".")[-parts:]) for name in ordered}
+    """Name the four names at most that are nearest to an unknown one, compared by their last parts."""
+    ordered = sorted(names, key=lambda name: name.count("."))
+    parts = given.count(".") + 1
+    ends = {}
+    for name in ordered:
+        last = name.lstrip("-").split(".")[-parts:]
+        ends[name] = ".".join(last)
     alike = difflib.get_close_matches(given, ends.values(), 1, 0.7)
-    return "; nearest: " * bool(alike) + ", ".join([name for name in ordered if ends[name] in alike][:4])
+    if not alike:
+        return ""
+    names = [name for name in ordered if ends[name] in alike]
+    return f"; nearest: {', '.join(names[:4])}"
 
 
-def _by_name(layers: Iterable[Mapping[str, Any] | ConfigDict]) -> dict[str, list[tuple[str, Any]]]:
+def _by_name(
+    layers: Iterable[Mapping[str, Any] | ConfigDict],
+) -> dict[str, list[tuple[str, Any]]]:
     """Sort the layers' changes by the first name of their keys: the rest of the key, "" for the whole; the value."""
     changes: dict[str, list[tuple[str, Any]]] = {}
     for layer in layers:
@@ -97,42 +120,66 @@ def _by_name(layers: Iterable[Mapping[str, Any] | ConfigDict]) -> dict[str, list
     return changes
 
 
-def _merged(old: Any, hint: Any, changes: list[tuple[str, Any]], key: str, entry: Callable | None) -> Any:
-    """Return the value of a key after changes, see `_by_name`; `entry` is what `setting` takes.
+def _merge(
+    old: Any,
+    hint: Any,
+    changes: list[tuple[str, Any]],
+    key: str,
+    entry: Callable | None,
+) -> Any:
+    """Return the value of a key after changes, see `_by_name`; `entry` is that of `setting`.
 
     Of a file with `rl` = {steps: 5} and a flag `rl.group=16`, the section rl gets [("", {steps: 5}), ("group", 16)].
     What is given as a whole and can't be merged takes the place of all before it.
     """
-    changes = [(below, value if below else _as_field(value, _plain(hint))) for below, value in changes]
-    if entry and is_dataclass(hint):
-        old = entry(key, old, changes)
-    layers = list[Mapping[str, Any]]()
+    # Read each value that is given as a whole; those for a key below are read where they arrive.
+    kind = _plain(hint)
+    read = []
     for below, value in changes:
+        read.append((below, value if below else _as_field(value, kind)))
+    if entry and is_dataclass(hint):
+        old = entry(key, old, read)
+    # Collect the layers of a section. A whole value that is not a layer of it replaces all before.
+    layers = list[Mapping[str, Any]]()
+    for below, value in read:
         is_section = is_dataclass(old) or isinstance(old, dict)
         if below and not is_section:
-            raise UserError(f"{key}.{below}", "unknown config key; there is no such section")
-        if below or (is_section and isinstance(value, Mapping)):
-            if not below and hint == dict[str, str]:  # sources, given all at once
-                old, layers = {}, []
-            layers.append({below: value} if below else value)
+            problem = "unknown config key; there is no such section"
+            raise UserError(f"{key}.{below}", problem)
+        if below:
+            layers.append({below: value})
+        elif is_section and isinstance(value, Mapping):
+            # Sources that are given all at once replace the ones before.
+            if hint == dict[str, str]:
+                old = {}
+                layers = []
+            layers.append(value)
         elif is_dataclass(hint) and not is_dataclass(value):
-            raise UserError(key, f"{value!r} is not valid; give a section with keys of its own")
+            problem = f"{value!r} is not valid; give a section with keys of its own"
+            raise UserError(key, problem)
         else:
-            old, layers = value, []
+            old = value
+            layers = []
     if is_dataclass(old):
         return changed(old, *layers, key=key)
+    if not layers:
+        return old
+    # A dict of sections or values is merged name by name; a new name begins empty where its values are dicts.
     part = (*get_args(hint), Any, Any)[1]
     start: dict[str, Any] | None = {} if get_origin(part) is dict else None
+    merged = dict(old)
     for name, subkeys in _by_name(layers).items():
-        old = {**old, name: _merged(old.get(name, start), part, subkeys, f"{key}.{name}", entry)}
-    return dict(sorted(old.items())) if layers else old
+        before = merged.get(name, start)
+        merged[name] = _merge(before, part, subkeys, f"{key}.{name}", entry)
+    return dict(sorted(merged.items()))
 
 
 def _as_field(value: Any, kind: Any) -> Any:
-    """Convert a value to what a field of this kind holds: a text read, tuples for lists, dicts for sections.
+    """Convert a value to the type of a field: a text is read, lists become tuples, sections become dicts.
 
     A `Text` is as Python writes the value, or where it can't be read so, the text itself.
     """
+    # A command line's text becomes a Python value, unless the key holds texts.
     if isinstance(value, Text):
         if kind is str and value != "None":
             return str(value)
@@ -142,6 +189,7 @@ def _as_field(value: Any, kind: Any) -> Any:
             value = str(value)
         if kind is tuple and value is not None and not isinstance(value, tuple | list):
             return (value,)
+    # Frozen dataclasses hold tuples, also within tuples.
     if isinstance(value, list | tuple) and kind is not Any:
         return tuple(_as_field(part, None) for part in value)
     if kind is float and type(value) is int and abs(value) < _EXACT:
@@ -151,7 +199,11 @@ def _as_field(value: Any, kind: Any) -> Any:
 
 def _plain(hint: Any) -> type:
     """Return the type of an annotation's values, for a placeholder."""
-    kind, parts = get_origin(hint), get_args(hint)
+    kind = get_origin(hint)
+    parts = get_args(hint)
     if kind in (Union, types.UnionType):
-        return next(_plain(part) for part in parts if part is not type(None))
-    return type(parts[0]) if kind is Literal else kind or hint
+        others = [part for part in parts if part is not type(None)]
+        return _plain(others[0])
+    if kind is Literal:
+        return type(parts[0])
+    return kind or hint

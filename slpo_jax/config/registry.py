@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 
 
 _held: list[Any] = []  # what is removed when this process ends
-_OURS: dict[int, frozenset[str]] = {}  # by a registry's identity, the names that it came with
+_OURS: dict[
+    int, frozenset[str]
+] = {}  # by a registry's identity, the names that it came with
 
 
 def register_objective(name: str, objective: type) -> None:
@@ -56,7 +58,9 @@ def register_latent_policy(name: str, settings: type) -> None:
     _register(LATENT_POLICIES, "latent_policy", name, settings, LatentPolicySettings)
 
 
-def register_reward(name: str, function: Callable[..., Any], on_device: "DeviceReward | None" = None) -> None:
+def register_reward(
+    name: str, function: Callable[..., Any], on_device: "DeviceReward | None" = None
+) -> None:
     """Have `config.reward` and `config.rewards` take a function under this name.
 
     Args:
@@ -72,7 +76,9 @@ def register_reward(name: str, function: Callable[..., Any], on_device: "DeviceR
     from slpo_jax.rewards.reward import REWARDS, RewardEntry
 
     if not callable(function):
-        raise UserError(f"register_reward: {name}: {function!r} is no function; give one")
+        raise UserError(
+            f"register_reward: {name}: {function!r} is no function; give one"
+        )
     names_of(function)
     _put(REWARDS, "reward", name, RewardEntry(function, on_device))
 
@@ -87,8 +93,11 @@ def register_recipe(name: str, settings: type) -> None:
     """
     from slpo_jax.training.recipes import RECIPES, ImitateSettings, RecipeSettings
 
-    if name in (keys := {field.name for field in dataclasses.fields(ImitateSettings)}):
-        raise UserError(f"register_recipe: {name!r} is a key of config.imitate; use another name than {sorted(keys)}")
+    keys = sorted(field.name for field in dataclasses.fields(ImitateSettings))
+    if name in keys:
+        raise UserError(
+            f"register_recipe: {name!r} is a key of config.imitate; use another name than {keys}"
+        )
     _register(RECIPES, "recipe", name, settings, RecipeSettings)
 
 
@@ -102,7 +111,12 @@ def register_scorer(name: str, scorer: Any) -> None:
     """
     from slpo_jax.policy.scorers import SCORERS, Scorer
 
-    _put(SCORERS, "scorer", name, scorer if isinstance(scorer, Scorer) else Scorer(scorer))
+    _put(
+        SCORERS,
+        "scorer",
+        name,
+        scorer if isinstance(scorer, Scorer) else Scorer(scorer),
+    )
 
 
 def register_tracker(name: str, start: Callable[[Path, dict[str, Any]], Any]) -> None:
@@ -118,9 +132,14 @@ def register_tracker(name: str, start: Callable[[Path, dict[str, Any]], Any]) ->
     _put(TRACKERS, "tracker", name, start)
 
 
-def _register(registry: MutableMapping[str, Any], what: str, name: str, cls: type, base: type) -> None:
-    if not (isinstance(cls, type) and issubclass(cls, base) and dataclasses.is_dataclass(cls)):
-        raise UserError(f"register_{what}: {name}: {cls!r} is no dataclass that extends {base.__name__}; give one")
+def _register(
+    registry: MutableMapping[str, Any], what: str, name: str, cls: type, base: type
+) -> None:
+    extends = isinstance(cls, type) and issubclass(cls, base)
+    if not (extends and dataclasses.is_dataclass(cls)):
+        raise UserError(
+            f"register_{what}: {name}: {cls!r} is no dataclass that extends {base.__name__}; give one"
+        )
     _put(registry, what, name, cls)
 
 
@@ -136,19 +155,27 @@ def _put(registry: MutableMapping[str, Any], what: str, name: str, value: Any) -
 
 
 def read_registrations(path: str) -> None:
-    """Run a Python file for what it registers.
+    """Run a Python file that registers methods.
 
     Raises:
         UserError: there is no such file, or it fails.
     """
     file = Path(path).expanduser()
     if not file.is_file():
-        raise UserError(f"--register={path}: no such file; give a Python file that calls slpo_jax.register_..")
+        raise UserError(
+            f"--register={path}: no such file; give a Python file that calls slpo_jax.register_.."
+        )
     run_file(file, f"--register={path}")
 
 
-def run_file(file: Path, flag: str, beside: Sequence[Path] = (), function: str = "", *arguments: str) -> Any:
-    """Run a user's Python file, and return what one of its functions returns.
+def run_file(
+    file: Path,
+    flag: str,
+    beside: Sequence[Path] = (),
+    function: str = "",
+    *arguments: str,
+) -> Any:
+    """Run a user's Python file, and return the result of one of its functions.
 
     Args:
         flag: that names it, for messages.
@@ -160,6 +187,7 @@ def run_file(file: Path, flag: str, beside: Sequence[Path] = (), function: str =
     module = sys.modules[loader.name] = types.ModuleType(loader.name)
     module.__file__ = str(file)
     _make_importable(loader.name, file.resolve())
+    # It may import what lies beside it.
     folders = [str(folder) for folder in (file.parent.resolve(), *beside)]
     sys.path[:0] = folders
     try:
@@ -167,15 +195,18 @@ def run_file(file: Path, flag: str, beside: Sequence[Path] = (), function: str =
         return getattr(module, function)(*arguments) if function else None
     except UserError:
         raise
-    except (Exception, SystemExit) as error:  # it is the user's code, and can raise anything
-        line = in_a_line(error).partition(" since the config is locked")[0]  # and all that it holds
+    except (Exception, SystemExit) as error:
+        # The user's code can raise anything. A locked config would list all that it holds.
+        line, _, _ = in_a_line(error).partition(" since the config is locked")
         raise UserError(f"{flag}: {line}; mend the file") from error
-    finally:  # the file may have put folders of its own anywhere
-        sys.path[:] = [entry for entry in sys.path if not any(entry is folder for folder in folders)]
+    finally:
+        # The file may have put folders of its own anywhere: take out these very texts alone.
+        added = {id(folder) for folder in folders}
+        sys.path[:] = [entry for entry in sys.path if id(entry) not in added]
 
 
 @functools.cache
-def _importable() -> Path:
+def _make_import_folder() -> Path:
     """Make the folder from which another process imports a user's files by the names that they have here.
 
     It goes with this process. A pool whose processes are spawned finds it by this process's path.
@@ -188,9 +219,15 @@ def _importable() -> Path:
 
 def _make_importable(name: str, file: Path) -> None:
     """Have a process that this one starts import a user's file as it is run here, with its folder to import from."""
-    lines = ["import sys", f"__file__ = {str(file)!r}", f"sys.path.insert(0, {str(file.parent)!r})"]
-    run = "exec(compile(open(__file__, 'rb').read(), __file__, 'exec'))"
-    (_importable() / f"{name}.py").write_text("\n".join([*lines, run, ""]), encoding="utf-8")
+    lines = [
+        "import sys",
+        f"__file__ = {str(file)!r}",
+        f"sys.path.insert(0, {str(file.parent)!r})",
+        "exec(compile(open(__file__, 'rb').read(), __file__, 'exec'))",
+        "",
+    ]
+    module = _make_import_folder() / f"{name}.py"
+    module.write_text("\n".join(lines), encoding="utf-8")
 
 
 _PACKAGE = Path(__file__).resolve().parents[1]
@@ -203,10 +240,14 @@ def shipped_folder() -> Path:
 
 
 def shipped() -> dict[str, str]:
-    """Return the shipped configs, each with the first line of what it says of itself."""
-    files = sorted(shipped_folder().glob("[!_]*.py"))
-    texts = {file.stem: ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or "" for file in files}
-    return {name: text.partition("\n")[0] for name, text in texts.items()}
+    """Return the names of the shipped configs, each with the first line of its docstring."""
+    lines = dict[str, str]()
+    for file in sorted(shipped_folder().glob("[!_]*.py")):
+        # A config is read, not run: running it imports jax.
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        docstring = ast.get_docstring(tree) or ""
+        lines[file.stem] = docstring.partition("\n")[0]
+    return lines
 
 
 def find_config(source: str) -> str:
@@ -219,20 +260,27 @@ def find_config(source: str) -> str:
     """
     path, colon, argument = source.partition(":")
     file = Path(path).expanduser()
+    # A file of this path comes before a shipped config of this name.
     name = re.fullmatch(r"(?:configs/)?([\w-]+)(?:\.py)?", path)
     if not file.is_file() and name:
         shipped_file = shipped_folder() / f"{name[1]}.py"
-        file = shipped_file if shipped_file.is_file() else file
+        if shipped_file.is_file():
+            file = shipped_file
     if not file.is_file():
-        what = "is empty" if not path else "a directory" if file.is_dir() else "no such file"
-        raise UserError(f"--config={path}: {what}; give a file, or one of {', '.join(shipped())}")
+        problem = "no such file"
+        if not path:
+            problem = "is empty"
+        elif file.is_dir():
+            problem = "a directory"
+        names = ", ".join(shipped())
+        raise UserError(f"--config={path}: {problem}; give a file, or one of {names}")
     if reader_of(file):
         raise UserError(f"--config={path}: is data, not a config; give it as --train")
     return f"{file}{colon}{argument}"
 
 
 def read_config_file(source: str) -> ConfigDict:
-    """Return what `get_config` of a config file returns.
+    """Call `get_config` of a config file, and return its result.
 
     Args:
         source: as `find_config` takes it.
@@ -240,7 +288,16 @@ def read_config_file(source: str) -> ConfigDict:
         UserError: there is no such file, or it fails.
     """
     path, _, argument = find_config(source).partition(":")
-    config = run_file(Path(path), f"--config={source}", [shipped_folder()], "get_config", *[argument] * bool(argument))
+    arguments = [argument] if argument else []
+    config = run_file(
+        Path(path),
+        f"--config={source}",
+        [shipped_folder()],
+        "get_config",
+        *arguments,
+    )
     if not isinstance(config, ConfigDict):
-        raise UserError(f"--config={source}: get_config returns no ConfigDict; begin with slpo_jax.config")
+        raise UserError(
+            f"--config={source}: get_config returns no ConfigDict; begin with slpo_jax.config"
+        )
     return config

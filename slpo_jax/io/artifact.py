@@ -18,7 +18,15 @@ import numpy as np
 from absl import logging
 
 from slpo_jax.errors import UserError
-from slpo_jax.io.files import as_json, digest, file_digest, files_below, flatten, to_json, write_text
+from slpo_jax.io.files import (
+    as_json,
+    digest,
+    file_digest,
+    files_below,
+    flatten,
+    to_json,
+    write_text,
+)
 from slpo_jax.runtime import hosts
 
 CHECKSUMS = "checksums.json"
@@ -32,7 +40,7 @@ class Artifact:
 
     Attributes:
         facts: what it was made of, as it comes back from JSON.
-        value: what was made, if that is no file.
+        value: what was made, if it isn't a file.
         files: digests of the files that belong to it, by name.
     """
 
@@ -41,25 +49,32 @@ class Artifact:
     files: Mapping[str, str] = field(default_factory=dict)
 
 
-def write(path: Path, facts: Any = None, value: Any = None, files: Iterable[Path] = ()) -> None:
+def write(
+    path: Path, facts: Any = None, value: Any = None, files: Iterable[Path] = ()
+) -> None:
     """Write an artifact, whole or not at all; of several processes the first does so.
 
     Args:
-        files: as far as they are there; in the same folder or below.
+        files: in the same folder or below; those that don't exist are left out.
     """
-    if hosts.is_first():
-        digests = {str(file.relative_to(path.parent)): file_digest(file) for file in files if file.is_file()}
-        # What has no word in JSON becomes null before the digest is made.
-        content = json.loads(to_json(asdict(Artifact(facts, value, digests))))
-        text = json.dumps(content | {_DIGEST: digest(content)}, indent=1, ensure_ascii=False)
-        write_text(path, f"{text}\n")
+    if not hosts.is_first():
+        return
+    digests = dict[str, str]()
+    for file in files:
+        if file.is_file():
+            digests[str(file.relative_to(path.parent))] = file_digest(file)
+    # What has no word in JSON becomes null before the digest is made.
+    content = json.loads(to_json(asdict(Artifact(facts, value, digests))))
+    content[_DIGEST] = digest(content)
+    text = json.dumps(content, indent=1, ensure_ascii=False)
+    write_text(path, f"{text}\n")
 
 
 def read(path: Path, remedy: str = "") -> Artifact | None:
     """Read an artifact as it was written; None where there is none, or a damaged one.
 
     Args:
-        remedy: what there is to do about a damaged one, which then is an error.
+        remedy: for the message of a damaged one, which is then an error; "" takes it for absent.
     Raises:
         UserError: see `remedy`.
         OSError: it is there, and can't be read.
@@ -79,16 +94,21 @@ def read(path: Path, remedy: str = "") -> Artifact | None:
 
 
 def changed(folder: Path, files: Mapping[str, str]) -> dict[str, str]:
-    """Return the files of a folder that are not to the byte what their digests say, and what happened to each."""
-    now = {name: file_digest(folder / name) for name in files}
-    others = [name for name, value in files.items() if now[name] != value]
-    return {name: "has changed since it was saved" if now[name] else "is gone" for name in others}
+    """Return the files of a folder that differ from their digests, and what happened to each."""
+    damages = dict[str, str]()
+    for name, value in files.items():
+        now = file_digest(folder / name)
+        if now != value:
+            damages[name] = "has changed since it was saved" if now else "is gone"
+    return damages
 
 
 def is_current(path: Path, facts: Any, names: Iterable[str] = ()) -> bool:
     """Tell whether an artifact is there and whole, with files of these names, and was made of these very facts."""
     artifact = read(path)
-    if artifact is None or artifact.facts != as_json(facts) or not set(names) <= artifact.files.keys():
+    if artifact is None or artifact.facts != as_json(facts):
+        return False
+    if not set(names) <= artifact.files.keys():
         return False
     return not changed(path.parent, artifact.files)
 
@@ -96,7 +116,9 @@ def is_current(path: Path, facts: Any, names: Iterable[str] = ()) -> bool:
 def value_of(path: Path, facts: Any) -> Any:
     """Return the value that was made of these very facts; None where there is none."""
     artifact = read(path)
-    return artifact.value if artifact is not None and artifact.facts == as_json(facts) else None
+    if artifact is None or artifact.facts != as_json(facts):
+        return None
+    return artifact.value
 
 
 def write_arrays(path: Path, facts: Any, arrays: Mapping[str, np.ndarray]) -> None:
@@ -110,7 +132,7 @@ def write_arrays(path: Path, facts: Any, arrays: Mapping[str, np.ndarray]) -> No
 
 
 def read_arrays(path: Path, facts: Any) -> dict[str, np.ndarray] | None:
-    """Read what `write_arrays` wrote there of these very facts; None where there is no such thing.
+    """Read the arrays that `write_arrays` wrote of these very facts; None where there are none.
 
     Raises:
         OSError: it is there, and can't be opened.
@@ -122,32 +144,48 @@ def read_arrays(path: Path, facts: Any) -> dict[str, np.ndarray] | None:
     try:
         with file, np.load(file) as stored:
             arrays = dict(stored)
-        return arrays if str(arrays.pop(_DIGEST)) == _digest(facts, arrays) else None
-    except Exception:  # a machine that lost power tears files, and a torn archive fails in many ways
+        is_whole = str(arrays.pop(_DIGEST)) == _digest(facts, arrays)
+    except Exception:
+        # A machine that lost power tears files, and a torn archive fails in many ways.
         return None
+    return arrays if is_whole else None
 
 
 def _digest(facts: Any, arrays: Mapping[str, np.ndarray]) -> str:
-    contents = {name: (x.dtype.str, x.shape, hashlib.sha256(x.tobytes()).hexdigest()) for name, x in arrays.items()}
+    contents = {}
+    for name, array in arrays.items():
+        bytes_digest = hashlib.sha256(array.tobytes()).hexdigest()
+        contents[name] = (array.dtype.str, array.shape, bytes_digest)
     return digest([facts, contents])
 
 
-def first_difference(now: Mapping[str, Any], then: Mapping[str, Any]) -> tuple[str, str, str] | None:
+def first_difference(
+    now: Mapping[str, Any], then: Mapping[str, Any]
+) -> tuple[str, str, str] | None:
     """Return the first key in which two sets of facts differ, and its two values as JSON of 80 letters at most.
 
     Those of `now` come first, then the rest, outer ones before inner ones.
     """
-    now, then = flatten(now), flatten(then)
-    for key in [*now, *sorted(then.keys() - now.keys(), key=lambda key: (key.count("."), key))]:
-        if (key in now, now.get(key)) != (key in then, then.get(key)):
-            texts = [json.dumps(facts[key]) if key in facts else "unused" for facts in (now, then)]
-            is_now, was = (text if len(text) <= 80 else f"{text[:37]} .. {text[-37:]}" for text in texts)
-            return key, is_now, was
+    now = flatten(now)
+    then = flatten(then)
+    gone = sorted(then.keys() - now.keys(), key=lambda key: (key.count("."), key))
+    for key in [*now, *gone]:
+        # None as a value is not the same as no value.
+        is_same = now.get(key) == then.get(key) and (key in now) == (key in then)
+        if not is_same:
+            return key, _write_value(now, key), _write_value(then, key)
     return None
 
 
+def _write_value(facts: Mapping[str, Any], key: str) -> str:
+    if key not in facts:
+        return "unused"
+    text = json.dumps(facts[key])
+    return text if len(text) <= 80 else f"{text[:37]} .. {text[-37:]}"
+
+
 def write_checksums(folder: Path) -> None:
-    """Write down what the files of a finished checkpoint or export are.
+    """Write down the digests of the files of a finished checkpoint or export.
 
     Args:
         folder: WORKDIR/checkpoints/STAGE/STEP, say.
@@ -161,9 +199,12 @@ def read_checksums(folder: Path) -> Mapping[str, str]:
 
 
 def matches_checksums(folder: Path) -> bool:
-    """Tell whether a folder holds what its checksums are of, to the byte, and nothing else."""
+    """Tell whether a folder holds exactly the files of its checksums, to the byte."""
     sums = read_checksums(folder)
-    return bool(sums) and {folder / name for name in sums} == set(_files(folder)) and not changed(folder, sums)
+    named = {folder / name for name in sums}
+    if not sums or named != set(_files(folder)):
+        return False
+    return not changed(folder, sums)
 
 
 def damage(folder: Path, part: str = "") -> str:
@@ -181,15 +222,22 @@ def damage(folder: Path, part: str = "") -> str:
         # Orbax deletes a checkpoint file by file; one that is whole always has this one.
         if not part and not (folder / _WHOLE).exists():
             return f"{folder} was being deleted"
-        logging.warning("%s: is used unchecked, without its %s nothing tells whether it is damaged", folder, CHECKSUMS)
+        logging.warning(
+            "%s: is used unchecked, without its %s nothing tells whether it is damaged",
+            folder,
+            CHECKSUMS,
+        )
         return ""
     artifact = read(path)
     if artifact is None:
         return f"{path} can't be read"
-    digests = {name: value for name, value in artifact.files.items() if name.startswith(part)}
-    if not digests:
+    names = [name for name in artifact.files if name.startswith(part)]
+    if not names:
         return f"{path} lists none of its files"
-    return next((f"{folder / name} {how}" for name, how in changed(folder, digests).items()), "")
+    damages = changed(folder, {name: artifact.files[name] for name in names})
+    for name, how in damages.items():
+        return f"{folder / name} {how}"
+    return ""
 
 
 def _files(folder: Path) -> list[Path]:

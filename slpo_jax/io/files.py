@@ -22,7 +22,8 @@ from slpo_jax.runtime import hosts
 
 _TICK = 100_000_000  # nanoseconds within which a file that changes may keep its times
 _PARTIAL = ".tmp"  # ends the names of what is being written
-_AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # of fcntl.h and stdio.h
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2  # of fcntl.h and stdio.h
 
 
 def write_text(path: str | Path, text: str) -> None:
@@ -36,7 +37,8 @@ def write_text(path: str | Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = _beside(path)
     try:
-        with temporary.open("x", encoding="utf-8") as file:  # with the permissions that the umask leaves
+        # An ordinary open, for the permissions that the umask leaves.
+        with temporary.open("x", encoding="utf-8") as file:
             file.write(text)
         temporary.replace(path)
     except BaseException:
@@ -65,7 +67,7 @@ def check_utf8(path: str | Path, name: str = "") -> None:
 
 
 def _beside(path: Path) -> Path:
-    """Return a new hidden name beside a file or folder, for what is going to take its place."""
+    """Return a new hidden name beside a file or folder, for a new version that will replace it."""
     return path.with_name(f".{path.name}.{secrets.token_hex(4)}{_PARTIAL}")
 
 
@@ -82,7 +84,9 @@ def check_free(folder: Path, remedy: str = "give another directory") -> None:
 
 
 @contextlib.contextmanager
-def whole_folder(folder: Path, replaces: Collection[str] | None = None) -> Iterator[Path]:
+def whole_folder(
+    folder: Path, replaces: Collection[str] | None = None
+) -> Iterator[Path]:
     """Yield another folder, to be filled, that becomes this one when all is written; on an error nothing is new.
 
     What it replaces stands until then: a kill leaves the one or the other, and perhaps a hidden folder beside it, which
@@ -97,8 +101,10 @@ def whole_folder(folder: Path, replaces: Collection[str] | None = None) -> Itera
     if replaces is None:
         check_free(folder)
     check_utf8(folder)
-    folder = folder.resolve()  # of a link the folder itself
+    # Of a link, the folder itself is replaced.
+    folder = folder.resolve()
     folder.parent.mkdir(parents=True, exist_ok=True)
+    # Remove hidden folders that a kill has left, but none that a living process fills.
     for left in folder.parent.glob(f".{glob.escape(folder.name)}.*{_PARTIAL}"):
         if left.is_dir() and not _locked(left):
             shutil.rmtree(left, ignore_errors=True)
@@ -106,17 +112,27 @@ def whole_folder(folder: Path, replaces: Collection[str] | None = None) -> Itera
     new.mkdir()
     lock = os.open(new, os.O_RDONLY)
     try:
-        with contextlib.suppress(OSError):  # of a file system without locks
-            fcntl.flock(lock, fcntl.LOCK_SH)  # until this process ends: nobody else removes it
+        # Locked until this process ends, so that nobody else removes it; some file systems have no locks.
+        with contextlib.suppress(OSError):
+            fcntl.flock(lock, fcntl.LOCK_SH)
         yield new
         if not folder.exists():
             new.replace(folder)
             return
+        # Files that stay get a second name in the new folder, which then takes the old one's place.
         gone = {*(replaces or ()), *(path.name for path in new.iterdir())}
+
+        def leave_out(at: str, _: list[str]) -> Collection[str]:
+            return gone if Path(at) == folder else ()
+
         shutil.copytree(
-            folder, new, symlinks=True, dirs_exist_ok=True, copy_function=_link,
-            ignore=lambda at, _: gone if Path(at) == folder else (),
-        )  # fmt: skip
+            folder,
+            new,
+            symlinks=True,
+            dirs_exist_ok=True,
+            copy_function=_link,
+            ignore=leave_out,
+        )
         _exchange(new, folder)
     finally:
         os.close(lock)
@@ -148,9 +164,13 @@ def _link(source: str, target: str) -> None:
 
 def _exchange(new: Path, old: Path) -> None:
     """Have two folders swap names: on Linux at once, elsewhere so that a kill leaves both under other names."""
-    at_once = getattr(ctypes.CDLL(None), "renameat2", None)
-    if at_once and not at_once(_AT_FDCWD, os.fsencode(new), _AT_FDCWD, os.fsencode(old), _RENAME_EXCHANGE):
-        return
+    rename = getattr(ctypes.CDLL(None), "renameat2", None)
+    if rename:
+        paths = (_AT_FDCWD, os.fsencode(new), _AT_FDCWD, os.fsencode(old))
+        failed = rename(*paths, _RENAME_EXCHANGE)
+        if not failed:
+            return
+    # Not every file system can: move the old one aside, and back where that fails.
     aside = new.with_name(f"{new.name}.old")
     old.rename(aside)
     try:
@@ -162,13 +182,15 @@ def _exchange(new: Path, old: Path) -> None:
 
 
 def read_json(
-    path: Path, remedy: str = "delete it and run the command again", default: dict[str, Any] | None = None
+    path: Path,
+    remedy: str = "delete it and run the command again",
+    default: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Read a JSON object.
 
     Args:
-        remedy: what to do where there is none, for messages.
-        default: what is returned where there is no such file; None is an error.
+        remedy: for the message where there is none.
+        default: returned where the file does not exist; None makes that an error.
     Raises:
         UserError: no such file, or it is no JSON object.
         OSError: it is there, and can't be read.
@@ -180,7 +202,9 @@ def read_json(
     except (FileNotFoundError, NotADirectoryError):
         raise UserError(f"{path}: no such file; {remedy}") from None
     except ValueError as error:
-        raise UserError(f"{path}: is no JSON ({' '.join(str(error).split())}); {remedy}") from None
+        raise UserError(
+            f"{path}: is no JSON ({' '.join(str(error).split())}); {remedy}"
+        ) from None
     if not isinstance(values, dict):
         raise UserError(f"{path}: is no JSON object; {remedy}")
     return values
@@ -206,10 +230,13 @@ def as_json(value: Any) -> Any:
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """List a nested mapping by dotted key."""
-    out: dict[str, Any] = {}
+    flat: dict[str, Any] = {}
     for key, value in tree.items():
-        out |= flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return out
+        if isinstance(value, Mapping):
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
 
 
 def digest(value: Any) -> str:
@@ -221,9 +248,19 @@ def file_digest(path: Path) -> str:
     """Return a file's SHA-256, in hexadecimal, or "" without one. An unchanged file is read once a process."""
     if not path.is_file():
         return ""
-    it = path.stat()
-    hashed = _hashed if time.time_ns() - max(it.st_mtime_ns, it.st_ctime_ns) > _TICK else _hashed.__wrapped__
-    return hashed(path.absolute(), (it.st_dev, it.st_ino, it.st_size, it.st_mtime_ns, it.st_ctime_ns))
+    facts = path.stat()
+    changed = max(facts.st_mtime_ns, facts.st_ctime_ns)
+    identity = (
+        facts.st_dev,
+        facts.st_ino,
+        facts.st_size,
+        facts.st_mtime_ns,
+        facts.st_ctime_ns,
+    )
+    # A file that has just changed may change once more within the clock's tick: don't remember it.
+    if time.time_ns() - changed > _TICK:
+        return _hashed(path.absolute(), identity)
+    return _hashed.__wrapped__(path.absolute(), identity)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -237,7 +274,10 @@ def files_digest(path: Path) -> str:
     """Return the SHA-256 of a file, or of names and contents of a directory's files; "" where there is neither."""
     if not path.is_dir():
         return file_digest(path)
-    return digest({str(file.relative_to(path)): file_digest(file) for file in files_below(path)})
+    digests = {}
+    for file in files_below(path):
+        digests[str(file.relative_to(path))] = file_digest(file)
+    return digest(digests)
 
 
 def entries(folder: Path) -> list[Path]:
@@ -262,7 +302,9 @@ def files_below(folder: Path) -> list[Path]:
     def refuse(error: OSError) -> None:
         raise error
 
-    paths = (Path(at) / name for at, _, names in os.walk(folder, onerror=refuse) for name in names)
+    paths = list[Path]()
+    for at, _, names in os.walk(folder, onerror=refuse):
+        paths += [Path(at) / name for name in names]
     return sorted(path for path in paths if path.is_file())
 
 
@@ -272,7 +314,9 @@ _HUB_ID = re.compile(r"([\w.-]+/)?[\w.-]+")
 
 def is_hub_id(text: str) -> bool:
     """Tell whether a text is written as a hub id: "name" or "owner/name"."""
-    return _HUB_ID.fullmatch(text) is not None and not set(text.split("/")) & {".", ".."}
+    if not _HUB_ID.fullmatch(text):
+        return False
+    return not {".", ".."} & set(text.split("/"))
 
 
 def hub_reachable() -> bool:

@@ -1,4 +1,4 @@
-"""Orbax checkpoints of parameters: what is in them, reading and writing.
+"""Orbax checkpoints of parameters: shapes, reading and writing.
 
 Orbax takes a second to import, so that is done where it is used.
 """
@@ -39,9 +39,10 @@ class StoredParams(NamedTuple):
         import orbax.checkpoint as ocp
 
         like = self.shapes if like is None else like
-        if what := difference(self.shapes, like):
+        problem = difference(self.shapes, like)
+        if problem:
             raise UserError(
-                f"{self.folder}: does not fit this config's model ({what}); set config.gate, config.model and "
+                f"{self.folder}: does not fit this config's model ({problem}); set config.gate, config.model and "
                 "config.latent_policy as they were"
             )
         with ocp.StandardCheckpointer() as checkpointer:
@@ -49,13 +50,16 @@ class StoredParams(NamedTuple):
                 params = checkpointer.restore(self.folder, abstract_tree(like))
             except Exception as error:
                 # Orbax turns some of tensorstore's into bare ones.
-                if not isinstance(error, OSError | ValueError | KeyError) and type(error) is not Exception:
+                is_known = isinstance(error, OSError | ValueError | KeyError)
+                if not is_known and type(error) is not Exception:
                     raise
-                raise _damaged(self.folder, first_line(error.__cause__ or error)) from None
-        for at, leaf in jax.tree.leaves_with_path(params):
+                problem = first_line(error.__cause__ or error)
+                raise _damage_error(self.folder, problem) from None
+        for path, leaf in jax.tree.leaves_with_path(params):
             # What is spread over processes is a running stage's own.
             if leaf.is_fully_replicated and not np.isfinite(leaf).all():
-                raise _damaged(self.folder, f"{_name(at)} holds values that are not finite")
+                problem = f"{_name(path)} holds values that are not finite"
+                raise _damage_error(self.folder, problem)
         return params
 
 
@@ -64,20 +68,29 @@ def load_params(directory: Path, like: Any = None) -> Any:
     return stored_params(directory).read(like)
 
 
-def _name(at: Any) -> str:
-    return jax.tree_util.keystr(at, simple=True, separator="/")
+def _name(path: Any) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
+def _list_shapes(tree: Any) -> dict[str, Any]:
+    leaves = jax.tree.leaves_with_path(tree)
+    return {_name(path): leaf.shape for path, leaf in leaves}
 
 
 def difference(stored: Any, like: Any) -> str:
-    """Tell the first parameter in whose shape two trees differ, in words; "" where they don't."""
-    there, here = ({_name(at): x.shape for at, x in jax.tree.leaves_with_path(tree)} for tree in (stored, like))
-    different = (name for name in here | there if here.get(name) != there.get(name))
-    return next((f"{name} is {there.get(name)} there, {here.get(name)} here" for name in different), "")
+    """Describe the first parameter whose shape differs between two trees; "" where none does."""
+    there = _list_shapes(stored)
+    here = _list_shapes(like)
+    for name in here | there:
+        if here.get(name) != there.get(name):
+            return f"{name} is {there.get(name)} there, {here.get(name)} here"
+    return ""
 
 
-def _damaged(path: Path, problem: str) -> UserError:
-    """Make the error of parameters that can't be read, with what there is to do about it."""
-    step, stage = path.parent, StageFolder.of(path.parent)
+def _damage_error(path: Path, problem: str) -> UserError:
+    """Make the error of parameters that can't be read, with the remedy."""
+    step = path.parent
+    stage = StageFolder.of(path.parent)
     remedy = f"delete {step}"
     if stage.is_finished:
         remedy += f" and {stage.finished}, and run the stage again: {_goes_on(stage, step.name)}"
@@ -87,9 +100,11 @@ def _damaged(path: Path, problem: str) -> UserError:
 
 
 def _goes_on(stage: StageFolder, lost: str) -> str:
-    """Tell what a stage does that has lost the checkpoint of a step."""
+    """Describe how a stage goes on that has lost the checkpoint of a step."""
     others = [step for step in stage.steps if str(step) != lost]
-    return f"it goes on from the checkpoint of step {others[-1]}" if others else "it begins anew"
+    if not others:
+        return "it begins anew"
+    return f"it goes on from the checkpoint of step {others[-1]}"
 
 
 def save_params(directory: Path, params: Any) -> None:
@@ -105,7 +120,8 @@ def save_params(directory: Path, params: Any) -> None:
             checkpointer.save(directory.absolute() / "0" / "params", params)
         write_checksums(directory.absolute() / "0")
     except (OSError, ValueError) as error:
-        raise unwritten(directory, error, "make room, and run the command again") from None
+        remedy = "make room, and run the command again"
+        raise unwritten(directory, error, remedy) from None
 
 
 def unwritten(directory: Path, error: Exception | str, remedy: str) -> SaveError:
@@ -116,8 +132,11 @@ def unwritten(directory: Path, error: Exception | str, remedy: str) -> SaveError
     """
     # tensorstore names operation by operation, then what the system said, then its number and settings.
     text = re.split(r" \[\w+=", " ".join(str(error).split()))[0]
-    reason = error.strerror if isinstance(error, OSError) and error.strerror else text.rpartition(": ")[2][-200:]
-    return SaveError(f"{directory}: the checkpoint can't be written ({reason}); {remedy}")
+    reason = text.rpartition(": ")[2][-200:]
+    if isinstance(error, OSError) and error.strerror:
+        reason = error.strerror
+    problem = f"the checkpoint can't be written ({reason})"
+    return SaveError(f"{directory}: {problem}; {remedy}")
 
 
 def stored_params(directory: Path) -> StoredParams:
@@ -131,16 +150,21 @@ def stored_params(directory: Path) -> StoredParams:
     import orbax.checkpoint as ocp
 
     path = params_dir(directory)
-    if problem := damage(path.parent, path.name):
-        raise _damaged(path, problem)
+    problem = damage(path.parent, path.name)
+    if problem:
+        raise _damage_error(path, problem)
     try:
         # Not by a checkpointer: it would warn that the parameters, one item of a checkpoint, lack the whole's metadata.
         tree = ocp.StandardCheckpointHandler().metadata(path).tree
     except (FileNotFoundError, NotADirectoryError, ValueError, KeyError) as error:
-        raise _damaged(path, first_line(error)) from None
+        raise _damage_error(path, first_line(error)) from None
+    # Whoever reads them without saying where gets them on one device.
     device = SingleDeviceSharding(jax.local_devices()[0])
-    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device), tree)
-    return StoredParams(path, shapes)
+
+    def on_one_device(x):
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device)
+
+    return StoredParams(path, jax.tree.map(on_one_device, tree))
 
 
 def is_checkpoint(directory: Path) -> bool:
@@ -150,8 +174,14 @@ def is_checkpoint(directory: Path) -> bool:
 
 def _newest(directory: Path) -> Path | None:
     """Return the parameters of one step's directory, or of a stage's newest that has any."""
-    steps = [directory, *(directory / str(step) for step in reversed(StageFolder(directory).steps))]
-    return next((step / "params" for step in steps if (step / "params").is_dir()), None)
+    folders = [directory]
+    for step in reversed(StageFolder(directory).steps):
+        folders.append(directory / str(step))
+    for folder in folders:
+        params = folder / "params"
+        if params.is_dir():
+            return params
+    return None
 
 
 def params_dir(directory: Path) -> Path:
@@ -160,7 +190,9 @@ def params_dir(directory: Path) -> Path:
     Raises:
         UserError: there are none, or the last ones of a finished stage are gone.
     """
-    path, stage = _newest(directory.absolute()), StageFolder(directory)
+    path = _newest(directory.absolute())
+    stage = StageFolder(directory)
+    # A finished stage has written down its last step, which an older one can't stand for.
     last = stage.finished.read_text().strip() if stage.is_finished else ""
     if last and (path is None or path.parent.name != last):
         raise UserError(
@@ -169,7 +201,10 @@ def params_dir(directory: Path) -> Path:
         )
     if path is not None:
         return path
-    raise UserError("config.init", f"{directory} holds no checkpoint of this project; give WORKDIR/checkpoints/STAGE")
+    raise UserError(
+        "config.init",
+        f"{directory} holds no checkpoint of this project; give WORKDIR/checkpoints/STAGE",
+    )
 
 
 def abstract_tree(tree: Any) -> Any:
@@ -178,7 +213,9 @@ def abstract_tree(tree: Any) -> Any:
     import orbax.checkpoint as ocp
 
     def abstract(x):
-        return x if isinstance(x, jax.ShapeDtypeStruct) else ocp.utils.to_shape_dtype_struct(x)
+        if isinstance(x, jax.ShapeDtypeStruct):
+            return x
+        return ocp.utils.to_shape_dtype_struct(x)
 
     return jax.tree.map(abstract, tree)
 
@@ -191,6 +228,7 @@ def params_digest(params: Any) -> str:
     digest = hashlib.sha256()
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         array = np.asarray(leaf)
-        digest.update(f"{jax.tree_util.keystr(path)} {array.dtype} {array.shape}\n".encode())
+        head = f"{jax.tree_util.keystr(path)} {array.dtype} {array.shape}\n"
+        digest.update(head.encode())
         digest.update(array.tobytes())
     return digest.hexdigest()

@@ -40,13 +40,14 @@ class SetFiles:
         name: of the data set.
         records: a JSON line a problem.
         latents: the clean rollouts' latents, where they were asked for.
-        thoughts: what is seen of the first problems' latents.
-        manifest: what the records were made of, and their digests.
+        thoughts: views of the first problems' latents.
+        manifest: the facts that the records were made of, and digests.
         partial: folder of the rollouts that are finished while others are not.
     """
 
     def __init__(self, folder: Path, name: str):
-        self.folder, self.name = folder, name
+        self.folder = folder
+        self.name = name
         self.records = folder / f"{name}.jsonl"
         self.latents = folder / f"{name}.latents.npz"
         self.thoughts = folder / f"{name}.thoughts.json"
@@ -61,15 +62,16 @@ class StageFolder:
         path: WORKDIR/checkpoints/STAGE.
         name: the stage's.
         config: the whole config that the stage ran by.
-        inputs: what else the stage's result depends on: digests of its data, its start and its rewards' code.
+        inputs: the stage's further dependencies: digests of its data, its start and its rewards' code.
         finished: the stage's last step; there once the stage was run to its end.
         rule: how its rollouts stop, see `evaluation.report_rows.write_rule`.
         adapters: folder of the adapters that it has merged.
-        anew: the remedy for what is wrong with the folder.
+        anew: the remedy for a folder that can't be used.
     """
 
     def __init__(self, path: Path):
-        self.path, self.name = path, path.name
+        self.path = path
+        self.name = path.name
         self.config = path / "config.json"
         self.inputs = path / "inputs.json"
         self.finished = path / "finished"
@@ -85,7 +87,10 @@ class StageFolder:
     @property
     def workdir(self) -> "Workdir | None":
         """The workdir around it; None for a checkpoint that lies alone."""
-        return Workdir(self.path.parent.parent) if self.path.parent.name == _CHECKPOINTS else None
+        folder = self.path.parent
+        if folder.name != _CHECKPOINTS:
+            return None
+        return Workdir(folder.parent)
 
     @property
     def is_finished(self) -> bool:
@@ -101,7 +106,7 @@ class StageFolder:
         return read_json(self.config, self.anew)
 
     def read_inputs(self) -> dict[str, Any]:
-        """Read what else the stage depends on.
+        """Read the digests of the stage's further dependencies.
 
         Raises:
             UserError: it is not there, or damaged.
@@ -116,7 +121,9 @@ class StageFolder:
     @property
     def steps(self) -> list[int]:
         """The steps that there are checkpoints of, ascending."""
-        return sorted(int(entry.name) for entry in entries(self.path) if entry.name.isdecimal())
+        # Other entries are its files, and folders that Orbax has not finished.
+        names = [entry.name for entry in entries(self.path)]
+        return sorted(int(name) for name in names if name.isdecimal())
 
 
 class Workdir:
@@ -127,7 +134,7 @@ class Workdir:
         config: the config of the last command, resolved.
         metrics: a JSON line a logged step: means since the line before.
         tensorboard: folder of TensorBoard's events.
-        trackers: what the trackers call this workdir's run, by tracker.
+        trackers: the name of this workdir's run, by tracker.
         report_json, report_md, report_html: the report.
         lock: locked by the run that is at work here, for as long as it lives.
         checkpoints: folder of the stages' folders.
@@ -142,7 +149,9 @@ class Workdir:
         self.metrics = root / "metrics.jsonl"
         self.tensorboard = root / "tensorboard"
         self.trackers = root / "trackers.json"
-        self.report_json, self.report_md, self.report_html = (root / f"report.{end}" for end in ("json", "md", "html"))
+        self.report_json = root / "report.json"
+        self.report_md = root / "report.md"
+        self.report_html = root / "report.html"
         self.lock = root / ".lock"
         self.checkpoints = root / _CHECKPOINTS
         self.reasoner = self.checkpoints / REASONER_FOLDER
@@ -169,6 +178,7 @@ class Workdir:
         """
         import filelock
 
+        # A lock is the operating system's, so that it ends with its process.
         if not hosts.is_first():
             yield
             return
@@ -185,12 +195,13 @@ class Workdir:
         return StageFolder(self.checkpoints / name)
 
     def digest(self, stage: str) -> Path:
-        """Return the file of the digest of a stage's parameters; without a stage, of what the run started from."""
+        """Return the file of the digest of a stage's parameters; without a stage, of the run's start."""
         return self.checkpoints / f"{stage or 'init'}.digest.json"
 
     def finished_stages(self) -> list[str]:
         """List the stages that were run to their end, by name."""
-        return sorted(path.name for path in entries(self.checkpoints) if StageFolder(path).is_finished)
+        folders = [StageFolder(path) for path in entries(self.checkpoints)]
+        return sorted(folder.name for folder in folders if folder.is_finished)
 
     def finished_objectives(self) -> list[str]:
         """List those of the finished stages that the stage rl made."""
@@ -210,7 +221,7 @@ class Workdir:
         return self.eval / "times.json"
 
     def row_facts(self, name: str) -> Path:
-        """Return the file of what the row says of itself."""
+        """Return the file of the row's own facts."""
         return self.row(name) / "row.json"
 
     def set_files(self, name: str, row: str = "") -> SetFiles:
@@ -219,5 +230,10 @@ class Workdir:
 
     def evaluated(self) -> list[tuple[str, str]]:
         """List (row, data set) of all evaluations, by name; their records may be gone."""
-        paths = (path for row in entries(self.eval) for path in entries(row))
-        return sorted({(path.parent.name, path.stem) for path in paths if path.suffix in (".jsonl", ".manifest")})
+        # An evaluation has left records, or at least what they were made of.
+        found = set[tuple[str, str]]()
+        for row in entries(self.eval):
+            for path in entries(row):
+                if path.suffix in (".jsonl", ".manifest"):
+                    found.add((row.name, path.stem))
+        return sorted(found)

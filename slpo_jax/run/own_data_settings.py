@@ -3,6 +3,7 @@
 import contextlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -46,37 +47,57 @@ def derived_settings(config: Config, keys: Iterable[str]) -> tuple[Config, list[
     Raises:
         UserError: a source or the base model can't be used.
     """
-    now, lines = flatten(values(config)), list[str]()
+    now = flatten(values(config))
+    lines = list[str]()
     # Sources are cut into parts, and resolved.
     given = {key: now[key] for key in keys if key in now and key not in KEYS.values()}
 
     def with_choice(choice: Choice) -> Config:
         """Return the config with what a choice says, but for what is given."""
-        choice = choice._replace(values={key: value for key, value in choice.values.items() if key not in given})
-        lines.extend([str(choice)] * bool(choice.values))
-        return changed(config, choice.values)
+        left = {key: value for key, value in choice.values.items() if key not in given}
+        if left:
+            lines.append(str(choice._replace(values=left)))
+        return changed(config, left)
 
-    config = with_choice(_sets(config.data.train, config.data.valid, config.data.eval))
-    problems, data = learned_from(config, texts=True), config.data
+    # First the sets, and how their answers are read.
+    data = config.data
+    config = with_choice(_choose_sets(data.train, data.valid, data.eval))
+    problems = learned_from(config, texts=True)
+    data = config.data
     config = with_choice(answers_of(problems))
-    words = 0 if config.init or config.tokenizer else few_words(problems, architecture_of(config.reasoner).needs_words)
+    # Then the model to start from: the base, or a small one whose tokens are the data's words, or bytes.
+    words = 0
     if config.init:
         config = changed(config, {"init": newest_checkpoint(config.init)})
-    with contextlib.ExitStack() as quiet:  # the run says what is odd about what it starts from
+    elif not config.tokenizer:
+        words = few_words(problems, architecture_of(config.reasoner).needs_words)
+    with contextlib.ExitStack() as quiet:
+        # The run itself warns of anything odd about its start.
         quiet.callback(logging.set_verbosity, logging.get_verbosity())
         logging.set_verbosity(logging.ERROR)
-        start, checkpoint, latents = _start(config, "reasoner" in given, words)
-    token = f", one for each of the {words} words of the training data" * bool(words)
-    token = token or ", a token a byte" * (start["tokenizer"] == BYTES)
-    why = "as given" if config.init else f"without a base model: random weights{token}"
-    config = with_choice(Choice({key: value for key, value in start.items() if value}, why))
-    demos = {DEMOS: data.demos} if data.demos else {}
-    sources = demos | {TRAIN: data.train, VALID: data.valid}
-    sources |= {EVAL + name: source for name, source in data.eval.items()}
+        start, checkpoint, latents = _find_start(config, "reasoner" in given, words)
+    why = "as given"
+    if not config.init:
+        why = "without a base model: random weights"
+        if words:
+            why += f", one for each of the {words} words of the training data"
+        elif start["tokenizer"] == BYTES:
+            why += ", a token a byte"
+    stated = {key: value for key, value in start.items() if value}
+    config = with_choice(Choice(stated, why))
+    # With both, all else follows from lengths and sizes.
+    sources = {DEMOS: data.demos} if data.demos else {}
+    sources[TRAIN] = data.train
+    sources[VALID] = data.valid
+    for name, source in data.eval.items():
+        sources[EVAL + name] = source
     sets = {key: load_set(config, key, source) for key, source in sources.items()}
-    for choice in choices(_measured(sets, checkpoint, bool(config.init), latents, given)):
+    measured = _measure(sets, checkpoint, bool(config.init), latents, given)
+    for choice in choices(measured):
         config = with_choice(choice)
-    return config, [*lines, f"as given, not chosen: {', '.join(sorted(given))}"] if given else lines
+    if given:
+        lines.append(f"as given, not chosen: {', '.join(sorted(given))}")
+    return config, lines
 
 
 def few_words(problems: Sequence[Problem], needed: bool = False) -> int:
@@ -85,23 +106,37 @@ def few_words(problems: Sequence[Problem], needed: bool = False) -> int:
     Args:
         needed: bytes can't be tokens, so that a word may have fewer problems.
     """
-    texts = (text for problem in problems for text in (problem.question, *problem.steps, problem.answer))
-    return len(words_of(texts, _FEW_WORDS if needed else min(len(problems) // 10, _FEW_WORDS)))
+    most = _FEW_WORDS
+    if not needed:
+        most = min(len(problems) // 10, _FEW_WORDS)
+    texts = ((problem.question, *problem.steps, problem.answer) for problem in problems)
+    return len(words_of(chain.from_iterable(texts), most))
 
 
-def _start(config: Config, is_named: bool, words: int) -> tuple[dict[str, str], Checkpoint, int]:
+def _find_start(
+    config: Config, is_named: bool, words: int
+) -> tuple[dict[str, str], Checkpoint, int]:
     """Return the keys of what the run starts from, that itself, and the number of a reasoner's latents, else 0.
 
     Args:
         is_named: the user has said what reasoner it is.
         words: each of which can be a token.
     """
-    quiet = {"model.dtype": "float32", "model.scan_layers": False}  # which ask no device, before jax is set up
-    start = {"init": config.init, "reasoner": config.reasoner, "tokenizer": config.tokenizer}
+    # These ask for no device, as jax is not set up yet.
+    quiet = {
+        "model.dtype": "float32",
+        "model.scan_layers": False,
+    }
+    start = {
+        "init": config.init,
+        "reasoner": config.reasoner,
+        "tokenizer": config.tokenizer,
+    }
     if not config.init:
         start["tokenizer"] = config.tokenizer or (WORDS if words else BYTES)
         settings = changed(config, start, quiet)
         return start, find_checkpoint(settings, None, lambda: learned_from(settings)), 0
+    # A base says itself which reasoner it is, unless the user does.
     identity = identify(config.init, config.base, config.lora_alpha)
     if not is_named:
         start["reasoner"] = identity.reasoner
@@ -114,32 +149,43 @@ def _start(config: Config, is_named: bool, words: int) -> tuple[dict[str, str], 
         )
     if checkpoint.lacks or not architecture.has_latents:
         return start, checkpoint, 0
+    # A reasoner already thinks: its own number of latents stays.
     stated = stated_settings(identity, config_of(identity))
-    return start, checkpoint, stated.get("max_latents") or 2 * architecture.latents
+    latents = stated.get("max_latents") or 2 * architecture.latents
+    return start, checkpoint, latents
 
 
-def _sets(train: str, valid: str, eval: dict[str, str]) -> Choice:
+def _choose_sets(train: str, valid: str, eval: dict[str, str]) -> Choice:
     """Choose where problems come from; what isn't given is a split of the training data, or a tenth of it."""
-    missing = [name for name, source in (("validation", valid), ("test", eval)) if not source]
-    valid = valid or _split(train, "valid")
-    eval = eval or {"test": _split(train, "test")}
+    missing = []
+    if not valid:
+        missing.append("validation")
+        valid = _choose_split(train, "valid")
+    if not eval:
+        missing.append("test")
+        eval = {"test": _choose_split(train, "test")}
     why = f"no {' or '.join(missing)} set was given" if missing else "as given"
     if any(source.startswith(f"{train}[") for source in (valid, *eval.values())):
-        why += "; a tenth of the problems each is set apart, by their place in the source"
-    rest = f"{train}[train]" if f"{train}[test]" in eval.values() else train  # without `valid` it is anyhow
+        why += (
+            "; a tenth of the problems each is set apart, by their place in the source"
+        )
+    # Training problems are never those of validation; a test part has to be named.
+    rest = f"{train}[train]" if f"{train}[test]" in eval.values() else train
     return Choice({"data.train": rest, "data.valid": valid, "data.eval": eval}, why)
 
 
-def _split(train: str, name: str) -> str:
+def _choose_split(train: str, name: str) -> str:
     """Return the source of a split of the training data's source if it has one, else a part of it.
 
     Raises:
         UserError: it can't be had, so that nobody knows.
     """
+    # Generated sets make their splits by name.
     if task := task_of(train):
         return f"{task}:{name}"
     if is_gym(train):
         return f"{train.partition('@')[0]}@{name}"
+    # A file's parts, as a folder's or a split's, are cut from it.
     source, part = part_of(train)
     path = Path(source).expanduser()
     if part or reader_of(path) or is_saved_alone(path) or "@" in source:
@@ -157,31 +203,47 @@ def answers_of(problems: Sequence[Problem]) -> Choice:
     if not texts:
         return Choice({}, "no problem has an answer")
     others = [text for text in texts if not number_of(text)]
+    numbers = len(texts) - len(others)
     if 10 * len(others) <= len(texts):
-        return Choice({"prompt.answers": "auto"}, f"{len(texts) - len(others):,} of {len(texts):,} answers are numbers")
+        why = f"{numbers:,} of {len(texts):,} answers are numbers"
+        return Choice({"prompt.answers": "auto"}, why)
     why = f"{len(others):,} of {len(texts):,} answers are no numbers, {others[0][:40]!r} for one; compared as texts"
     return Choice({"prompt.answers": "texts"}, why)
 
 
-def _measured(
+def _measure(
     sets: Mapping[str, Sequence[Problem]],
     checkpoint: Checkpoint,
     is_pretrained: bool,
     latents: int,
     given: Mapping[str, Any],
 ) -> Measured:
-    """Measure what the problems and the model tell."""
-    template, model, demos = checkpoint.template, checkpoint.description.model, next(iter(sets.values()))
-    encoded = [encode_problems(template, problems, problems is demos, Counter()) for problems in sets.values()]
-    answers = [len(ids) + 1 for problems in encoded for ids in problems.answers]
-    steps = encoded[0].steps
-    parameters = 12 * model.n_layer * model.n_embd**2 + model.vocab_size * model.n_embd  # roughly
+    """Measure lengths and sizes of the problems and the model."""
+    template = checkpoint.template
+    model = checkpoint.description.model
+    # The first set is imitated; its steps are encoded too, which the other sets need not have.
+    imitated, demos = next(iter(sets.items()))
+    prompts = list[int]()
+    answers = list[int]()
+    written = list[int]()
+    for key, problems in sets.items():
+        copies = key == imitated
+        encoded = encode_problems(template, problems, copies, Counter())
+        prompts += [len(ids) for ids in encoded.prompts]
+        lengths = [len(ids) + 1 for ids in encoded.answers]
+        answers += lengths
+        if copies:
+            for steps, answer in zip(encoded.steps, lengths, strict=False):
+                written.append(sum(map(len, steps)) + answer)
+    # A transformer has about twelve squares of its width a layer, and its embeddings.
+    blocks = 12 * model.n_layer * model.n_embd**2
+    parameters = blocks + model.vocab_size * model.n_embd
     return Measured(
         problems=len(sets[TRAIN]),
         steps=[len(problem.steps) for problem in demos],
-        prompts=[len(ids) for problems in encoded for ids in problems.prompts],
+        prompts=prompts,
         answers=answers,
-        written=[sum(map(len, ids)) + size for ids, size in zip(steps, answers, strict=False)],
+        written=written,
         parameters=parameters if is_pretrained else 0,
         positions=model.n_positions if is_pretrained else 0,
         latents=latents,

@@ -25,7 +25,7 @@ from slpo_jax.config.keys import (
 )
 from slpo_jax.config.overrides import values
 from slpo_jax.data.batches import EncodedProblems
-from slpo_jax.data.dataset_rows import Role, place_of
+from slpo_jax.data.dataset_rows import place_of
 from slpo_jax.data.tokenizer import BYTES, WORDS
 from slpo_jax.errors import UserError
 from slpo_jax.io import artifact
@@ -36,7 +36,14 @@ from slpo_jax.policy.latent_policies import has_parameters
 from slpo_jax.run.experiment import Stage
 from slpo_jax.run.setup import Setup
 from slpo_jax.runtime import hosts
-from slpo_jax.stages import CONTROL, IMITATE, NO_THOUGHT, SECTIONS, UNFINISHED, section_of
+from slpo_jax.stages import (
+    CONTROL,
+    IMITATE,
+    NO_THOUGHT,
+    SECTIONS,
+    UNFINISHED,
+    section_of,
+)
 from slpo_jax.training.recipes import ImitateSettings
 
 _REWARDS = {"reward": "rewards", "rewards": "reward"}  # one of which is given
@@ -55,28 +62,32 @@ def bound_settings(settings: Mapping[str, Any], name: str) -> dict[str, Any]:
         settings: of `config.json`, by dotted key.
         name: of the stage's checkpoint.
     """
-    section, bound = section_of(name), dict[str, Any]()
+    section = section_of(name)
+    architecture = architecture_of(settings["reasoner"])
+    # A latent policy that neither thinks nor has parameters in the checkpoint changes nothing.
+    thinks = settings["max_latents"]
+    if section == IMITATE:
+        thinks = thinks and architecture.has_latents
+    has_policy = thinks or has_parameters(settings["latent_policy.name"])
+    # Nor does a recipe that is not used.
+    shared = {field.name for field in dataclasses.fields(ImitateSettings)}
+    recipe_keys = {*shared, settings["imitate.recipe"], architecture.default_recipe}
+    bound = dict[str, Any]()
     for key, value in settings.items():
         place = key.partition(".")[0]
-        of_another_stage = place in SECTIONS and place != section
-        of_another_objective = place == "objective" and not is_under(key, (f"objective.{name}",))
-        unnamed_reward = key in _REWARDS and not value
-        if of_another_stage or of_another_objective or unnamed_reward or is_under(key, MAY_DIFFER):
+        if place in SECTIONS and place != section:
+            continue
+        if place == "objective" and not is_under(key, (f"objective.{name}",)):
+            continue
+        if place == "latent_policy" and not has_policy:
+            continue
+        if place == IMITATE and key.split(".")[1] not in recipe_keys:
+            continue
+        is_unnamed_reward = key in _REWARDS and not value
+        if is_unnamed_reward or is_under(key, MAY_DIFFER):
             continue
         if not is_of_another_policy(key, settings):
             bound[key] = value
-    architecture = architecture_of(settings["reasoner"])
-    # A latent policy that neither thinks nor has parameters in the checkpoint changes nothing.
-    thinks = settings["max_latents"] and (section != IMITATE or architecture.has_latents)
-    if not thinks and not has_parameters(settings["latent_policy.name"]):
-        bound = {key: value for key, value in bound.items() if not is_under(key, ("latent_policy",))}
-    # Nor does a recipe that is not used.
-    if section == IMITATE:
-        shared = {field.name for field in dataclasses.fields(ImitateSettings)}
-        used = {*shared, settings["imitate.recipe"], architecture.default_recipe}
-        others = [key for key in bound if is_under(key, ("imitate",)) and key.split(".")[1] not in used]
-        for key in others:
-            del bound[key]
     if name == NO_THOUGHT:  # which has no latents after which to stop
         bound["imitate.gate_weight"] = 0.0
     if name in (CONTROL, UNFINISHED[CONTROL]):  # which goes on for as many steps
@@ -91,12 +102,19 @@ def evaluated_settings(config: Config, more_ends: Iterable[int] = ()) -> dict[st
     Args:
         more_ends: ids of tokens that end answers besides the tokenizer's eos, which only a checkpoint's files say.
     """
-    evaluate, settings = config.evaluate, model_settings(config) | rollout_settings(config)
-    tokens, rate = settings.pop("max_answer_tokens"), settings.pop("dropout.rate")
+    evaluate = config.evaluate
+    settings = model_settings(config) | rollout_settings(config)
+    tokens = settings.pop("max_answer_tokens")
+    rate = settings.pop("dropout.rate")
     settings["evaluate.max_answer_tokens"] = evaluate.max_answer_tokens or tokens
-    settings["evaluate.dropout"] = rate if evaluate.dropout is None else evaluate.dropout
-    settings |= {"seed": config.seed, "model.dtype": config.model.dtype} | config.reward_facts
-    return settings | {"more_ends": list(more_ends)}
+    settings["evaluate.dropout"] = (
+        rate if evaluate.dropout is None else evaluate.dropout
+    )
+    settings["seed"] = config.seed
+    settings["model.dtype"] = config.model.dtype
+    settings |= config.reward_facts
+    settings["more_ends"] = list(more_ends)
+    return settings
 
 
 def problems_facts(problems: EncodedProblems, limit: int) -> dict[str, Any]:
@@ -108,8 +126,13 @@ def problems_facts(problems: EncodedProblems, limit: int) -> dict[str, Any]:
     """
     count = min(limit or len(problems), len(problems))
     first_problems = problems.problems[:count]
-    texts = [[problem.question, problem.steps, problem.answer] for problem in first_problems]
-    texts += [[repr(sorted(problem.columns.items()))] for problem in first_problems if problem.columns]
+    texts = list[list[Any]]()
+    for problem in first_problems:
+        texts.append([problem.question, problem.steps, problem.answer])
+    # Columns that rewards ask for come after all texts.
+    for problem in first_problems:
+        if problem.columns:
+            texts.append([repr(sorted(problem.columns.items()))])
     prompts = [list(map(int, prompt)) for prompt in problems.prompts[:count]]
     return {"data": digest(texts), "prompts": digest(prompts), "problems": count}
 
@@ -124,7 +147,8 @@ def trained_with(stage: Stage) -> dict[str, Any]:
         folder = opened.stage_folder if opened else None
     if folder is None or not folder.inputs.is_file():
         return facts
-    facts |= {"stage": section_of(folder.name)} | bound_settings(flatten(folder.read_config()), folder.name)
+    facts["stage"] = section_of(folder.name)
+    facts |= bound_settings(flatten(folder.read_config()), folder.name)
     return facts | folder.read_inputs()
 
 
@@ -134,7 +158,8 @@ def is_as_trained(config: Config, facts: Mapping[str, Any]) -> bool:
     Args:
         facts: of `trained_with`.
     """
-    return all(facts.get(key, value) == value for key, value in rollout_settings(config).items())
+    settings = rollout_settings(config)
+    return all(facts.get(key, value) == value for key, value in settings.items())
 
 
 def ensure_manifest(stage: Stage, write: bool = True) -> None:
@@ -145,36 +170,45 @@ def ensure_manifest(stage: Stage, write: bool = True) -> None:
     Raises:
         UserError: the workdir holds the same stage of another config, of other data or from another start.
     """
-    experiment, folder = stage.experiment, stage.folder
-    if stage.name in UNFINISHED and not folder.is_finished:  # it may have begun with parts of its recipe's own
-        ensure_manifest(experiment.stage(UNFINISHED[stage.name]), write and experiment.recipe.ends_apart)
-    if not folder.steps:  # what never got to its first checkpoint binds nobody
+    experiment = stage.experiment
+    folder = stage.folder
+    config = values(stage_config(experiment.config, stage.name))
+    # A stage that isn't finished may have begun with parts of its recipe's own, in a folder of their own.
+    if stage.name in UNFINISHED and not folder.is_finished:
+        scratch = experiment.stage(UNFINISHED[stage.name])
+        ensure_manifest(scratch, write and experiment.recipe.ends_apart)
+    # Without a first checkpoint there is nothing that binds this run.
+    if not folder.steps:
         if write:
-            config = values(stage_config(experiment.config, stage.name))
-            inputs = _inputs(stage)
-            hosts.barrier(f"manifest {stage.name}")  # nobody still looks for what is written now
+            inputs = _digest_inputs(stage)
+            # By now nobody still looks for the files that are about to be written.
+            hosts.barrier(f"manifest {stage.name}")
             if hosts.is_first():
                 experiment.checkpoint.write(experiment.workdir.reasoner)
             _write_facts(folder, config, inputs)
         return
+    # Otherwise settings, the stage before and its files must be those of the beginning.
     _check_settings(stage)
-    then, now = folder.read_inputs()["start"]["stage"], stage.start.name
+    then = folder.read_inputs()["start"]["stage"]
+    now = stage.start.name
     if then != now:
         raise UserError(
             f"{folder.path}: began from {then or 'config.init'}, and would now from {now or 'config.init'}; "
             f"{folder.anew}"
         )
     check_start(stage)
+    # A finished stage that takes more steps is open again, with the new number of steps.
     if write and stage.goes_on:
-        config = values(stage_config(experiment.config, stage.name))
         inputs = folder.read_inputs()
-        hosts.barrier(f"more steps of {stage.name}")  # nobody still looks for what is written now
+        hosts.barrier(f"more steps of {stage.name}")
         if hosts.is_first():
             folder.finished.unlink(missing_ok=True)
         _write_facts(folder, config, inputs)
 
 
-def _write_facts(folder: StageFolder, config: dict[str, Any], inputs: dict[str, Any]) -> None:
+def _write_facts(
+    folder: StageFolder, config: dict[str, Any], inputs: dict[str, Any]
+) -> None:
     """Write down what a stage's result depends on."""
     write_text(folder.inputs, json.dumps(inputs, indent=1) + "\n")
     write_text(folder.config, json.dumps(config, indent=1) + "\n")
@@ -189,15 +223,18 @@ def check_models(stages: Iterable[Stage]) -> None:
         UserError: the key in which one is of another model than the config's.
     """
     for stage in stages:
-        config, then = stage.experiment.config, flatten(stage.folder.read_config())
-        now, name = model_settings(config), config.latent_policy.name
+        config = stage.experiment.config
+        then = flatten(stage.folder.read_config())
+        now = model_settings(config)
+        name = config.latent_policy.name
         if has_parameters(name) or has_parameters(then.get("latent_policy.name", name)):
             now["latent_policy.name"] = name
         for key, value in now.items():
-            if then.get(key, "none") != value:
+            was = then.get(key, "none")
+            if was != value:
                 raise UserError(
                     f"config.{key}: is {value}, but the checkpoint of {stage.experiment.workdir}'s stage {stage.name} "
-                    f"has {then.get(key, 'none')}; set it back, or use another --workdir"
+                    f"has {was}; set it back, or use another --workdir"
                 )
 
 
@@ -216,15 +253,23 @@ def checkpoint_digest(stage: Stage, load: Callable[[], Any]) -> str:
     Args:
         load: reads the parameters.
     """
-    folders = [params_dir(stage.folder.path)] if stage.name else initial_files(stage.experiment)
+    # List the files that it is of, with their sizes and times.
+    setup = stage.experiment
+    folders = [params_dir(stage.folder.path)] if stage.name else initial_files(setup)
     state: dict[str, Any] = {}
     for folder in folders:
         files = [folder] if folder.is_file() else files_below(folder)
-        stats = {str(path.relative_to(folder.parent)): path.stat() for path in files}
-        state |= {name: [it.st_size, it.st_mtime_ns] for name, it in stats.items()}
-    if not stage.name:  # what lacks in it is drawn, and how it is read can be set
-        settings, unread = flat_values(stage.experiment.config), (*MAY_DIFFER, *SECTIONS, "objective", "data")
-        state["settings"] = {key: value for key, value in settings.items() if not is_under(key, unread)}
+        for path in files:
+            facts = path.stat()
+            name = str(path.relative_to(folder.parent))
+            state[name] = [facts.st_size, facts.st_mtime_ns]
+    # What `config.init` lacks is drawn, and how it is read can be set: both follow from the config.
+    if not stage.name:
+        settings = flat_values(stage.experiment.config)
+        unread = (*MAY_DIFFER, *SECTIONS, "objective", "data")
+        read = {key: settings[key] for key in settings if not is_under(key, unread)}
+        state["settings"] = read
+    # All processes read the parameters, or none: reading them is done together.
     path_of_digest = stage.experiment.workdir.digest(stage.name)
     digest_before = artifact.value_of(path_of_digest, state)
     if hosts.agreed(digest_before is not None, path_of_digest):
@@ -236,46 +281,60 @@ def checkpoint_digest(stage: Stage, load: Callable[[], Any]) -> str:
 
 def _check_settings(stage: Stage) -> None:
     """Check a stage's settings and files. Files that are gone are no difference; whoever needs them says so."""
-    config, inputs = stage.experiment.config, stage.folder.read_inputs()
+    config = stage.experiment.config
+    inputs = stage.folder.read_inputs()
     then = bound_settings(flatten(stage.folder.read_config()), stage.name)
     now = settings_of(config, stage.name)
     names = {unfinished: name for name, unfinished in UNFINISHED.items()}
     owner = f"{stage.experiment.workdir}'s stage {names.get(stage.name, stage.name)}"
     # Files go before settings, which may have been chosen from them.
-    digests, files = _files(config), inputs["files"]
+    digests = _digest_files(config)
+    files = inputs["files"]
     for key in digests.keys() & files.keys():
-        if digests[key] == files[key]:  # whose bytes say more than its name
+        if digests[key] == files[key]:
+            # Its bytes say more than its name, which may differ.
             now[key] = then.get(key)
         elif digests[key].split()[0] != files[key].split()[0]:
             raise UserError(
                 f"config.{key}: {now[key]} has changed since {owner} began; bring the old file back, or "
                 f"{stage.folder.anew}"
             )
+    # A stage that takes more steps than it had may say so.
     if stage.goes_on:
         for key in ("rl.steps", f"objective.{stage.name}.steps"):
             if key in then:
                 now[key] = then[key]
-    # The section rl of an objective has its own settings in it, whose own name is to be said.
-    now = dict(sorted(now.items(), key=lambda item: not item[0].startswith("objective.")))
-    if differs := first_difference(now, then):
+    # The section rl of an objective has its own settings in it: name them by the objective's own keys first.
+    by_place = sorted(now, key=lambda key: not key.startswith("objective."))
+    now = {key: now[key] for key in by_place}
+    differs = first_difference(now, then)
+    if differs:
         key, is_now, was = differs
         raise UserError(
             f"config.{key}: is {is_now}, and {was} is what {owner} was run with; set it back, or {stage.folder.anew}"
         )
-    if differs := artifact.first_difference(_reward_code(config, stage.name), inputs["reward_code"]):
+    # A reward's name stays when its code changes.
+    code = _digest_reward_code(config, stage.name)
+    differs = artifact.first_difference(code, inputs["reward_code"])
+    if differs:
         raise UserError(
             f"config.reward: {differs[0]} has changed since {owner} began; bring the old one back, or "
             f"{stage.folder.anew}"
         )
 
 
-def first_difference(now: dict[str, Any], then: dict[str, Any]) -> tuple[str, str, str] | None:
+def first_difference(
+    now: dict[str, Any], then: dict[str, Any]
+) -> tuple[str, str, str] | None:
     """Return `artifact.first_difference` of flat facts; of one reward against several, both keys are there."""
-    if (differs := artifact.first_difference(now, then)) is None:
+    differs = artifact.first_difference(now, then)
+    if differs is None:
         return None
     key, is_now, was = differs
     other = _REWARDS.get(key)
-    return key, is_now, f"config.{other}={json.dumps(then[other])}" if other in then else was
+    if other in then:
+        was = f"config.{other}={json.dumps(then[other])}"
+    return key, is_now, was
 
 
 def check_start(stage: Stage) -> None:
@@ -286,51 +345,75 @@ def check_start(stage: Stage) -> None:
     """
     path = stage.folder.path
     before = stage.folder.read_inputs()["start"]
-    if before["digest"] and _start(stage.experiment.stage(before["stage"]))["digest"] not in ("", before["digest"]):
-        raise UserError(  # else it began from random weights, or from what is gone
+    # Without a digest it began from random weights, which are the same again.
+    if not before["digest"]:
+        return
+    now = _digest_start(stage.experiment.stage(before["stage"]))
+    # A start that is gone does not differ.
+    if now["digest"] not in ("", before["digest"]):
+        raise UserError(
             f"{path}: began from another {before['stage'] or 'config.init'} than is there now; bring that back, "
             f"use another --workdir, or delete {path} to run the stage anew"
         )
 
 
-def _inputs(stage: Stage) -> dict[str, Any]:
+def _digest_inputs(stage: Stage) -> dict[str, Any]:
     """Return what a stage's result depends on beside its config: digests of data, start and rewards' code."""
     config = stage.experiment.config
-    code = _reward_code(config, stage.name)
-    return {"files": _files(config), "start": _start(stage.start), "reward_code": code}
+    return {
+        "files": _digest_files(config),
+        "start": _digest_start(stage.start),
+        "reward_code": _digest_reward_code(config, stage.name),
+    }
 
 
-def _reward_code(config: Config, name: str) -> dict[str, str]:
+def _digest_reward_code(config: Config, name: str) -> dict[str, str]:
     """Return digests of the code of rewards, by name; imitation only chooses problems by them."""
     if section_of(name) == IMITATE:
         return {}
-    facts = config.reward_facts
-    return {key.removeprefix(_CODE): facts[key] for key in facts if key.startswith(_CODE)}
+    digests = dict[str, str]()
+    for key, value in config.reward_facts.items():
+        if key.startswith(_CODE):
+            digests[key.removeprefix(_CODE)] = value
+    return digests
 
 
-def _files(config: Config) -> dict[str, str]:
+def _digest_files(config: Config) -> dict[str, str]:
     """Digest the local files of problems and words, and tell what of them is taken, by key of the config."""
     data = config.data
-    sources: dict[str, tuple[str, Role]] = {
-        "train": (data.train, "train"), "demos": (data.demos, "train"), "valid": (data.valid, "validation")
-    }  # fmt: skip
-    places = {f"data.{name}": place_of(*source) for name, source in sources.items() if source[0]}
+    places = dict[str, tuple[Path, str]]()
+    if data.train:
+        places["data.train"] = place_of(data.train, "train")
+    if data.demos:
+        places["data.demos"] = place_of(data.demos, "train")
+    if data.valid:
+        places["data.valid"] = place_of(data.valid, "validation")
     if config.tokenizer not in ("", WORDS, BYTES):
-        places["tokenizer"] = Path(config.tokenizer).expanduser(), ""
-    digests = {key: (files_digest(place), part) for key, (place, part) in places.items()}
-    return {key: " ".join(source).strip() for key, source in digests.items() if source[0]}
+        places["tokenizer"] = (Path(config.tokenizer).expanduser(), "")
+    # What lies nowhere on this machine has no digest, and is left out.
+    digests = dict[str, str]()
+    for key, (place, part) in places.items():
+        bytes_digest = files_digest(place)
+        if bytes_digest:
+            digests[key] = f"{bytes_digest} {part}".strip()
+    return digests
 
 
-def _start(stage: Stage) -> dict[str, str]:
+def _digest_start(stage: Stage) -> dict[str, str]:
     """Return a stage and the digest of what it depends on, "" if it is gone; without a name, `config.init`'s files'."""
     if not stage.name:
-        digests = [files_digest(path) for path in initial_files(stage.experiment)] or [""]
-        return {"stage": "", "digest": digests[0] if len(digests) == 1 else digest(digests)}
+        digests = [files_digest(path) for path in initial_files(stage.experiment)]
+        if len(digests) > 1:
+            return {"stage": "", "digest": digest(digests)}
+        return {"stage": "", "digest": digests[0] if digests else ""}
+    # A stage that has begun says itself what it depends on; one that this run makes will say so.
     if stage.folder.steps:
+        config = flatten(stage.folder.read_config())
+        settings = bound_settings(config, stage.name)
         inputs = stage.folder.read_inputs()
-        facts = [bound_settings(flatten(stage.folder.read_config()), stage.name), inputs]
     elif stage.wanted:
-        facts = [settings_of(stage.experiment.config, stage.name), _inputs(stage)]
+        settings = settings_of(stage.experiment.config, stage.name)
+        inputs = _digest_inputs(stage)
     else:
         return {"stage": stage.name, "digest": ""}
-    return {"stage": stage.name, "digest": digest(facts)}
+    return {"stage": stage.name, "digest": digest([settings, inputs])}

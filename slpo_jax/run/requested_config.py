@@ -37,23 +37,39 @@ def requested_config(
     Raises:
         UserError: a key or a file can't be used, or one is given twice.
     """
-    changes = {key.removeprefix("config."): value for key, value in changes.items()}
-    files: dict[str, Any] = {KEYS[name]: source for name, source in sources.items() if source}
-    files |= {"data.eval": tests} if tests else {}
-    set_by = {KEYS[name]: f"--{name}={source}" for name, source in sources.items() if source}
+    # What --train and its like set, and the flag that did so, by key.
+    files = dict[str, Any]()
+    set_by = dict[str, str]()
+    for name, source in sources.items():
+        if source:
+            files[KEYS[name]] = source
+            set_by[KEYS[name]] = f"--{name}={source}"
     for name, source in tests.items():
-        set_by |= dict.fromkeys((f"data.eval.{name}", "data.eval"), f"--test={name}={source}")
+        flag = f"--test={name}={source}"
+        set_by[f"data.eval.{name}"] = flag
+        set_by["data.eval"] = flag
+    if tests:
+        files["data.eval"] = tests
+    # No key may be set twice.
+    changes = {key.removeprefix("config."): value for key, value in changes.items()}
     for key in (*changes, *flatten(changes)):
         if key in set_by:
-            raise UserError(f"{set_by[key]}: config.{key} is given too; leave one of the two out")
+            raise UserError(
+                f"{set_by[key]}: config.{key} is given too; leave one of the two out"
+            )
     if start and sources["base"]:
-        raise UserError("--base: goes with --train and without a config; beside a config set config.init")
+        raise UserError(
+            "--base: goes with --train and without a config; beside a config set config.init"
+        )
     file = read_config_file(start) if start and isinstance(start, str) else start
-    # Without one the least number of latents follows from the most.
+    # Lay files and changes over the config. Without one the least number of latents follows from the most.
     config = changed(Config(), file or {"min_latents": 1}, files, changes)
     if not start and not config.data.train:
-        raise UserError(f"--config: not given; give one of {', '.join(shipped())}, a file, or --train=FILE")
+        raise UserError(
+            f"--config: not given; give one of {', '.join(shipped())}, a file, or --train=FILE"
+        )
     config = cut(config) if cut else config
+    # Without a config the data and the base model say what else is chosen.
     begin(config.cpu_devices)
     if not start:
         config, lines = derived_settings(config, flatten(changes))

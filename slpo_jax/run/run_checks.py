@@ -21,10 +21,16 @@ from slpo_jax.runtime import hosts
 from slpo_jax.stages import EVALUATE, IMITATE
 
 _TRIED = 8  # problems that a reward is tried on before any work
-_OURS = {"solution_str": "completion", "response": "completion", "ground_truth": "answer"}  # by what verl calls them
+_OURS = {
+    "solution_str": "completion",
+    "response": "completion",
+    "ground_truth": "answer",
+}  # by what verl calls them
 
 
-def check_start(config: Config, checkpoint: Checkpoint, finished: Collection[str]) -> None:
+def check_start(
+    config: Config, checkpoint: Checkpoint, finished: Collection[str]
+) -> None:
     """Refuse a start that lacks what is not trained but asked for, and thoughts that are made of nothing.
 
     Args:
@@ -32,45 +38,67 @@ def check_start(config: Config, checkpoint: Checkpoint, finished: Collection[str
     """
     architecture = checkpoint.description.architecture
     prompt = config.prompt
-    name, reasoner = config.latent_policy.name, config.reasoner
-    config.latent_policy.selected.check(name, architecture, reasoner, config.max_latents, prompt.closing)
-    recipe, thinks = config.imitate.recipe or architecture.default_recipe, config.max_latents > 0
-    if IMITATE in config.stages and recipe in architecture.not_taught_by and (thinks or not architecture.has_latents):
+    name = config.latent_policy.name
+    reasoner = config.reasoner
+    config.latent_policy.selected.check(
+        name, architecture, reasoner, config.max_latents, prompt.closing
+    )
+    # The recipe has to suit the architecture, at least where thoughts are taught.
+    recipe = config.imitate.recipe or architecture.default_recipe
+    is_taught = config.max_latents > 0 or not architecture.has_latents
+    is_unfit = recipe in architecture.not_taught_by
+    if IMITATE in config.stages and is_taught and is_unfit:
         raise UserError(
             f"config.imitate.recipe: {recipe} doesn't teach {config.reasoner} to think; leave it out for its own, "
             f"{architecture.default_recipe}"
         )
-    default = PromptConfig(answers=prompt.answers if prompt.marked_style("after_mark") == prompt.answers else "auto")
-    for key in [key for key, value in vars(default).items() if getattr(prompt, key) != value]:
-        if key not in architecture.prompt_keys:
-            others = ", ".join(name for name, (kind, _) in REASONERS.items() if key in kind.prompt_keys)
-            raise UserError(
-                f"config.prompt.{key}", f"{reasoner} asks and answers in its own way; leave it out, or use {others}"
-            )
+    # Of config.prompt it knows some keys; the others have to be as they are by default.
+    default = PromptConfig()
+    if prompt.marked_style("after_mark") == prompt.answers:
+        default = PromptConfig(answers=prompt.answers)
+    for key, value in vars(default).items():
+        if getattr(prompt, key) == value or key in architecture.prompt_keys:
+            continue
+        others = []
+        for other, (kind, _) in REASONERS.items():
+            if key in kind.prompt_keys:
+                others.append(other)
+        raise UserError(
+            f"config.prompt.{key}",
+            f"{reasoner} asks and answers in its own way; leave it out, or use {', '.join(others)}",
+        )
     if not architecture.has_gate and config.gate.enabled:
-        raise UserError(f"config.gate.enabled: True, but a {architecture.name} reasoner has no gate; set it to False")
+        raise UserError(
+            f"config.gate.enabled: True, but a {architecture.name} reasoner has no gate; set it to False"
+        )
+    # A base model becomes a reasoner by imitation alone.
     if checkpoint.lacks and IMITATE not in {*config.stages, *finished}:
         raise UserError(
             f"{key_name('config.init')}: {config.init} is a base model and no {config.reasoner} yet (it lacks the "
             f"{checkpoint.lacks}); put imitate into config.stages, give a reasoner's checkpoint, or ask it in "
             f"words with {key_name('config.reasoner')}={IN_WORDS}"
         )
+    # To evaluate alone, the gate must have been trained.
     trains = set(config.stages) != {EVALUATE} or bool(finished)
-    if config.gate.enabled and config.init and not checkpoint.description.gate_trained and not trains:
+    is_untrained = config.init and not checkpoint.description.gate_trained
+    if config.gate.enabled and is_untrained and not trains:
         raise UserError(
             f"config.gate.enabled: {config.init} comes without a trained stopping gate; set it to False for a fixed "
             "number of latents, or train a gate with the cold_start stage"
         )
 
 
-def fitting_slots(slots: Collection[int], latents: int, answers: int, positions: int, init: str) -> tuple[int, ...]:
+def fitting_slots(
+    slots: Collection[int], latents: int, answers: int, positions: int, init: str
+) -> tuple[int, ...]:
     """Return the buckets, cut to what the model's positions leave for prompts.
 
     Args:
         latents, answers: the most that there may be of each.
         init: whose positions they are; "" of random weights, which all buckets must fit.
     """
-    others, prompt = latents + answers, max(slots)
+    others = latents + answers
+    prompt = max(slots)
     if others >= positions and init:
         key = "max_latents" if latents else "max_answer_tokens"
         raise UserError(
@@ -106,21 +134,36 @@ def earnable(problems: EncodedProblems, where: str, judge: Reward) -> EncodedPro
         UserError: there is none.
     """
     unknown = problems.template.tokenizer.unk_token_id
-    places = [i for i in judge.unearned(problems.answers, problems.problems) if unknown not in problems.answers[i]]
+    unearned = judge.unearned(problems.answers, problems.problems)
+    places = [i for i in unearned if unknown not in problems.answers[i]]
     if not places:
         return problems
-    text = problems.template.answer_text(problems.problems[places[0]].answer)
-    answer = judge.read(np.array([*problems.answers[places[0]], problems.template.eos_id], np.int32)).answer
-    problem = f"{text!r} is read as {answer!r}" if answer else f"{text!r} has no answer when it is read"
+    # Say how the first of them is read.
+    first = places[0]
+    template = problems.template
+    text = template.answer_text(problems.problems[first].answer)
+    ids = np.array([*problems.answers[first], template.eos_id], np.int32)
+    answer = judge.read(ids).answer
+    problem = f"{text!r} has no answer when it is read"
+    if answer:
+        problem = f"{text!r} is read as {answer!r}"
     if len(places) == len(problems):
-        raise UserError(f"{where}: {problem}, and no answer of the {len(places)} is right itself; "
-                        f"{key_name('config.prompt.answers')} says how answers are read")  # fmt: skip
+        raise UserError(
+            f"{where}: {problem}, and no answer of the {len(places)} is right itself; "
+            f"{key_name('config.prompt.answers')} says how answers are read"
+        )
     if hosts.is_first():
-        logging.warning("%s: left out %d of %d problems, whose own answers would be wrong: %s", where, len(places),
-                        len(problems), problem)  # fmt: skip
+        logging.warning(
+            "%s: left out %d of %d problems, whose own answers would be wrong: %s",
+            where,
+            len(places),
+            len(problems),
+            problem,
+        )
     rest = problems.subset(np.setdiff1d(np.arange(len(problems)), places))
     left_out = problems.problems.left_out + len(places)
-    return dataclasses.replace(rest, problems=rest.problems.with_only(rest.problems, left_out=left_out))
+    counted = rest.problems.with_only(rest.problems, left_out=left_out)
+    return dataclasses.replace(rest, problems=counted)
 
 
 def check_reward(key: str, encoded: EncodedProblems, judge: Reward) -> None:
@@ -132,31 +175,46 @@ def check_reward(key: str, encoded: EncodedProblems, judge: Reward) -> None:
         UserError: the reward, the column and the first of these problems; or what it gave.
     """
     problems = encoded.problems
+    # Every column that a function names has to be in every record; first look for names of other programs.
     for name, entry in judge.entries.items():
-        needed = names_of(entry.function).needed if entry.function else frozenset()
-        for column in sorted(needed - GIVEN, key=lambda name: (name not in _OURS, name)):
-            places = [place for place, problem in enumerate(problems) if column not in problem.columns]
-            if places:
-                remedy = "rename the argument, give it a default, or add the column"
-                if column in _OURS:
-                    remedy = f"what other programs call so is {_OURS[column]} here, so rename the argument"
-                raise UserError(
-                    f"config.reward: {name} names {column!r}, a column that {len(places)} of {len(problems)} problems "
-                    f"of {key} don't have, the first is problem {places[0]}; {remedy}"
-                )
+        if entry.function is None:
+            continue
+        columns = names_of(entry.function).needed - GIVEN
+        for column in sorted(columns, key=lambda name: (name not in _OURS, name)):
+            places = []
+            for place, problem in enumerate(problems):
+                if column not in problem.columns:
+                    places.append(place)
+            if not places:
+                continue
+            remedy = "rename the argument, give it a default, or add the column"
+            if column in _OURS:
+                remedy = f"what other programs call so is {_OURS[column]} here, so rename the argument"
+            raise UserError(
+                f"config.reward: {name} names {column!r}, a column that {len(places)} of {len(problems)} problems "
+                f"of {key} don't have, the first is problem {places[0]}; {remedy}"
+            )
+    # Ask the reward of a few completions that should be right.
     tried = problems[:_TRIED]
-    texts = [encoded.template.answer_text(problem.answer) if problem.answer else problem.question for problem in tried]
-    ids = [list(encoded.answers[place]) for place in range(len(tried))]
-    readings = [Reading(tokens, text, None, cut=False) for tokens, text in zip(ids, texts, strict=True)]
+    readings = []
+    for place, problem in enumerate(tried):
+        text = problem.question
+        if problem.answer:
+            text = encoded.template.answer_text(problem.answer)
+        ids = list(encoded.answers[place])
+        readings.append(Reading(ids, text, None, cut=False))
     failed = judge.judged(readings, tried).failed
-    if failed.all() and len(judge.entries) == 1:  # of several, one may be of other problems
+    # Of several rewards, one may be of other problems.
+    if failed.all() and len(judge.entries) == 1:
         raise UserError(
             f"config.reward: {next(iter(judge.entries))} fails on the answers of the first "
             f"{len(tried)} problems of {key} themselves; mend it"
         )
 
 
-def check_answers(key: str, problems: EncodedProblems, places: Sequence[int], name: str, most: int) -> None:
+def check_answers(
+    key: str, problems: EncodedProblems, places: Sequence[int], name: str, most: int
+) -> None:
     """Fail before any work on references that no rollout has room for: whatever it says, it would be wrong.
 
     Of a set to evaluate on, or to choose on, some may be: they are counted in a warning.
@@ -168,6 +226,7 @@ def check_answers(key: str, problems: EncodedProblems, places: Sequence[int], na
     Raises:
         UserError: an answer takes more tokens, its end included.
     """
+    # An answer's end is one token more.
     needed = {index: len(problems.answers[index]) + 1 for index in places}
     longer = [index for index in places if needed[index] > most]
     if longer and (key in LEARNED or len(longer) == len(places)):
@@ -178,8 +237,13 @@ def check_answers(key: str, problems: EncodedProblems, places: Sequence[int], na
     if longer and hosts.is_first():
         logging.warning(
             "%s: the answers of %d of %d problems take more tokens than config.%s (%d), up to %d; they count as wrong",
-            key, len(longer), len(places), name, most, max(needed.values()),
-        )  # fmt: skip
+            key,
+            len(longer),
+            len(places),
+            name,
+            most,
+            max(needed.values()),
+        )
 
 
 def check_prompts(key: str, prompts: Sequence[Ids], most: int, is_cut: bool) -> None:
@@ -190,14 +254,18 @@ def check_prompts(key: str, prompts: Sequence[Ids], most: int, is_cut: bool) -> 
         is_cut: by the model's positions, see `fitting_slots`.
     """
     lengths = [len(prompt) for prompt in prompts]
-    if max(lengths) > most:
-        room = "positions that thought and answer leave" if is_cut else "of config.prompt_slots"
-        lower = f"lower {key_name('config.max_latents')} or {key_name('config.max_answer_tokens')}"
-        remedy = lower if is_cut else "add a larger bucket there"
-        raise UserError(
-            f"{key}: problem {lengths.index(max(lengths))} has a prompt of {max(lengths)} tokens, more than the "
-            f"{most} {room}; {remedy} or drop the problem"
-        )
+    longest = max(lengths)
+    if longest <= most:
+        return
+    room = "of config.prompt_slots"
+    remedy = "add a larger bucket there"
+    if is_cut:
+        room = "positions that thought and answer leave"
+        remedy = f"lower {key_name('config.max_latents')} or {key_name('config.max_answer_tokens')}"
+    raise UserError(
+        f"{key}: problem {lengths.index(longest)} has a prompt of {longest} tokens, more than the "
+        f"{most} {room}; {remedy} or drop the problem"
+    )
 
 
 def say_unknown(key: str, problems: EncodedProblems, unknown: Counter[str]) -> None:
@@ -208,5 +276,11 @@ def say_unknown(key: str, problems: EncodedProblems, unknown: Counter[str]) -> N
     words = [word for word, _ in unknown.most_common()]
     logging.warning(
         "%s: %d of %d problems have words that the tokenizer doesn't know, %d in all: %s; they are read as %s, and "
-        "answers with one count as wrong", key, rows, len(problems), len(words), listed(words), tokenizer.unk_token,
-    )  # fmt: skip
+        "answers with one count as wrong",
+        key,
+        rows,
+        len(problems),
+        len(words),
+        listed(words),
+        tokenizer.unk_token,
+    )

@@ -31,7 +31,15 @@ from slpo_jax.policy.noise import Stream
 from slpo_jax.policy.policy import Policy, RolloutConfig
 from slpo_jax.rewards.reward import Reward
 from slpo_jax.run import run_checks
-from slpo_jax.run.sources import DEMOS, EVAL, LEARNED, TRAIN, VALID, learned_from, load_set
+from slpo_jax.run.sources import (
+    DEMOS,
+    EVAL,
+    LEARNED,
+    TRAIN,
+    VALID,
+    learned_from,
+    load_set,
+)
 from slpo_jax.runtime import hosts
 from slpo_jax.runtime.mesh import EVERYWHERE, Layout, device_mesh, replicate
 from slpo_jax.stages import COLD_START, EVALUATE, IMITATE, RL, wanted
@@ -46,7 +54,7 @@ class Setup:
     Attributes:
         config: as resolved; config.model holds the shapes of what was loaded.
         checkpoint: what the run starts from.
-        prompt_slots: config.prompt_slots, as far as the model has positions for them.
+        prompt_slots: config.prompt_slots, cut to the model's positions.
         parts: of the parameters.
         policy: reasoner, latent policy, and slots, ids and noise of rollouts.
         reward: what reads and judges completions.
@@ -83,7 +91,11 @@ class Setup:
     @property
     def demos(self) -> EncodedProblems:
         """The problems to imitate."""
-        return self._set(DEMOS, self.config.data.demos) if self.config.data.demos else self.train
+        return (
+            self._set(DEMOS, self.config.data.demos)
+            if self.config.data.demos
+            else self.train
+        )
 
     @property
     def valid(self) -> EncodedProblems:
@@ -107,7 +119,11 @@ class Setup:
         return self.sets[key]
 
     def encode(
-        self, key: str, problems: Sequence[Problem], where: str = "", judge: Reward | None = None
+        self,
+        key: str,
+        problems: Sequence[Problem],
+        where: str = "",
+        judge: Reward | None = None,
     ) -> EncodedProblems:
         """Return problems with their token ids, without those whose own answer would be wrong, which are counted.
 
@@ -118,9 +134,12 @@ class Setup:
         Raises:
             UserError: a prompt or an answer is too long, or one to train on has a word that the tokenizer doesn't know.
         """
-        trains, stages, limit = key in LEARNED, {*self.config.stages}, self.config.evaluate.limit
-        copies = IMITATE in stages and key == (DEMOS if self.config.data.demos else TRAIN)
-        judges = not trains or (key == TRAIN and stages - {IMITATE, EVALUATE})  # imitation says itself what it copies
+        trains = key in LEARNED
+        stages = {*self.config.stages}
+        imitated = DEMOS if self.config.data.demos else TRAIN
+        copies = IMITATE in stages and key == imitated
+        # Imitation says itself which problems it copies; all else asks for their answers.
+        judges = not trains or (key == TRAIN and stages - {IMITATE, EVALUATE})
         unknown = None if trains else Counter[str]()
         with about(where or key):
             encoded = encode_problems(self.template, problems, copies, unknown)
@@ -130,10 +149,16 @@ class Setup:
         if judges:
             run_checks.check_reward(key, encoded, judge)
         encoded = run_checks.earnable(encoded, where or key, judge)
-        most, places = max(self.prompt_slots), range(len(encoded))[: None if trains else limit or None]
-        run_checks.check_prompts(key, encoded.prompts[: len(places)], most, most < max(self.config.prompt_slots))
-        budget = ("max_answer_tokens", self.config.max_answer_tokens) if trains else self.evaluated_answers
+        # Every problem that is asked for needs room for its prompt and its answer.
+        limit = None if trains else self.config.evaluate.limit or None
+        places = range(len(encoded))[:limit]
+        most = max(self.prompt_slots)
+        is_cut = most < max(self.config.prompt_slots)
+        run_checks.check_prompts(key, encoded.prompts[: len(places)], most, is_cut)
         if judges:
+            budget = self.evaluated_answers
+            if trains:
+                budget = ("max_answer_tokens", self.config.max_answer_tokens)
             run_checks.check_answers(key, encoded, places, *budget)
         return encoded
 
@@ -141,7 +166,9 @@ class Setup:
     def evaluated_answers(self) -> tuple[str, int]:
         """The key of the most tokens that an answer may have in evaluations, and that number."""
         most = self.config.evaluate.max_answer_tokens
-        return ("evaluate.max_answer_tokens", most) if most else ("max_answer_tokens", self.config.max_answer_tokens)
+        if most:
+            return "evaluate.max_answer_tokens", most
+        return "max_answer_tokens", self.config.max_answer_tokens
 
     @functools.cached_property
     def references(self) -> Callable[[Sequence[Problem]], np.ndarray] | None:
@@ -151,7 +178,9 @@ class Setup:
         width = self.reward.width(self.train.problems)
         return lambda problems: self.reward.encoded(problems, width)
 
-    def abstract_params(self, stored: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
+    def abstract_params(
+        self, stored: Mapping[str, Any] = MappingProxyType({})
+    ) -> dict[str, Any]:
         """Return shapes, types and sharding of the parameters.
 
         Args:
@@ -159,7 +188,10 @@ class Setup:
         """
         shapes = jax.eval_shape(lambda: parts.drawn(self.parts)) | parts.carried(stored)
         everywhere = NamedSharding(self.mesh, EVERYWHERE)
-        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere), shapes)
+        return jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere),
+            shapes,
+        )
 
     def stored_shapes(self) -> dict[str, Any]:
         """Return shapes and types of what a checkpoint of this project as `config.init` holds; of others {}.
@@ -167,10 +199,14 @@ class Setup:
         Raises:
             UserError: it can't be gone on from with this latent policy.
         """
-        opened, init, name = self.checkpoint.opened, self.config.init, self.config.latent_policy.name
+        opened = self.checkpoint.opened
+        init = self.config.init
+        name = self.config.latent_policy.name
         stored = opened.stored.shapes if isinstance(opened, NativeCheckpoint) else {}
-        trees = self.abstract_params(), stored
-        here, there = (jax.tree.map(lambda x: x.shape, tree.get(LATENT_POLICY)) for tree in trees)
+        # Compare the latent policy's parameters: those of the config and those of the checkpoint.
+        drawn = self.abstract_params()
+        here = jax.tree.map(lambda x: x.shape, drawn.get(LATENT_POLICY))
+        there = jax.tree.map(lambda x: x.shape, stored.get(LATENT_POLICY))
         if init and there is not None and there != here:
             raise UserError(
                 f"{key_name('config.latent_policy.name')}: {init} has parameters of another latent policy than {name}, "
@@ -191,13 +227,20 @@ class Setup:
         """
         stored = self.stored_shapes()
         shapes = self.abstract_params(stored) if stored else {}
-        stored_parts = self.checkpoint.read({name: shapes[name] for name in stored}, explain)
-        missing = jax.jit(lambda: parts.lacking(stored_parts, parts.drawn(self.parts)))()
+        named = {name: shapes[name] for name in stored}
+        stored_parts = self.checkpoint.read(named, explain)
+
+        def draw_missing():
+            return parts.lacking(stored_parts, parts.drawn(self.parts))
+
+        # Inside jit nothing is drawn that is not missing.
+        missing = jax.jit(draw_missing)()
         return replicate(parts.merged(stored_parts, missing), self.mesh)
 
     def trained_by(self, section: str, params: dict[str, Any]) -> tuple[str, ...]:
         """Return the parts of these parameters that the optimizer of a section's stage changes."""
-        return tuple(part.name for part in self.parts if section in part.trained_by and part.name in params)
+        present = [part for part in self.parts if part.name in params]
+        return tuple(part.name for part in present if section in part.trained_by)
 
     @functools.cached_property
     def recipe(self) -> Recipe:
@@ -213,23 +256,52 @@ class Setup:
     @property
     def most_prompt(self) -> int:
         """Tokens that a prompt may have in evaluations, by the model's positions."""
-        return self.reasoner.config.n_positions - self.config.max_latents - self.evaluator.policy.config.suffix_slots
+        return (
+            self.reasoner.config.n_positions
+            - self.config.max_latents
+            - self.evaluator.policy.config.suffix_slots
+        )
 
     @functools.cached_property
     def evaluator(self) -> Evaluator:
         """The evaluator: rollouts over whole sets, with the answer budget of evaluation."""
-        evaluate, (_, answer_slots) = self.config.evaluate, self.evaluated_answers
-        sampling = {"temperature": evaluate.temperature, "top_k": evaluate.top_k, "top_p": evaluate.top_p}
-        rate = self.config.dropout.rate if evaluate.dropout is None else evaluate.dropout
-        policy = self.policy.having(answer_slots=answer_slots, dropout_rate=rate, **sampling)
-        slots = {*self.prompt_slots, *range(evaluate.prompt_multiple, max(self.prompt_slots), evaluate.prompt_multiple)}
-        search = evaluate.beams, evaluate.candidates
-        return Evaluator(policy, self.mesh, evaluate.batch_size, sorted(slots), self.key, evaluate.scorers, search)
+        evaluate = self.config.evaluate
+        _, answer_slots = self.evaluated_answers
+        rate = evaluate.dropout
+        if rate is None:
+            rate = self.config.dropout.rate
+        policy = self.policy.having(
+            answer_slots=answer_slots,
+            dropout_rate=rate,
+            temperature=evaluate.temperature,
+            top_k=evaluate.top_k,
+            top_p=evaluate.top_p,
+        )
+        # Evaluation has further buckets of prompts, at all multiples below the largest.
+        step = evaluate.prompt_multiple
+        slots = {*self.prompt_slots, *range(step, max(self.prompt_slots), step)}
+        search = (evaluate.beams, evaluate.candidates)
+        return Evaluator(
+            policy,
+            self.mesh,
+            evaluate.batch_size,
+            sorted(slots),
+            self.key,
+            evaluate.scorers,
+            search,
+        )
 
-    def optimizer_config(self, section: str, total_steps: int, **overrides: Any) -> OptimizerConfig:
+    def optimizer_config(
+        self, section: str, total_steps: int, **overrides: Any
+    ) -> OptimizerConfig:
         """Return `config.SECTION.optimizer`, checked; with `overrides` values instead of some of it."""
         shared = getattr(self.config, section).optimizer
-        return changed(shared, overrides, key=f"config.{section}.optimizer", total_steps=total_steps)
+        return changed(
+            shared,
+            overrides,
+            key=f"config.{section}.optimizer",
+            total_steps=total_steps,
+        )
 
 
 def assemble(
@@ -247,29 +319,41 @@ def assemble(
     Raises:
         UserError: a key's value can't be used.
     """
+    # Find what the run starts from.
     finished = workdir.finished_stages() if workdir else []
     read_with = config
-    if config.tokenizer == WORDS and workdir and finished and not {*wanted(config)}.difference(finished):
+    trains = not finished or not set(wanted(config)) <= set(finished)
+    if config.tokenizer == WORDS and workdir and not trains:
         # Once nothing is trained, the words are the workdir's, not those of the training data, which may be gone.
         read_with = changed(config, {"tokenizer": str(workdir.reasoner)})
     checkpoint = find_checkpoint(read_with, identity, lambda: learned_from(config))
-    template, description = checkpoint.template, checkpoint.description
-    model, architecture = description.model, description.architecture
+    template = checkpoint.template
+    description = checkpoint.description
+    model = description.model
+    architecture = description.architecture
     run_checks.check_start(config, checkpoint, finished)
     # The config gets the loaded shapes, so that config.json says what was run.
-    shapes = {name: getattr(model, name, getattr(architecture, name, None)) for name in vars(config.model)}
-    shapes = {key: value for key, value in shapes.items() if value is not None} | {"dtype": jnp.dtype(model.dtype).name}
+    shapes = {}
+    for name in vars(config.model):
+        value = getattr(model, name, getattr(architecture, name, None))
+        if value is not None:
+            shapes[name] = value
+    shapes["dtype"] = jnp.dtype(model.dtype).name
     config = changed(config, {"model": shapes})
     if not xla_cpu.on_cpu():
         # What is float32 is computed in float32, not in a type with fewer bits that the device is quicker in.
         jax.config.update("jax_default_matmul_precision", "highest")
+    # Make the policy, and the reward that judges its answers.
     reasoner = architecture.on(model)
     gate = stopping_gate(reasoner.width, config.gate.hidden, config.gate.detached)
     policy = _policy(config, template, reasoner, gate)
     answers = max(config.max_answer_tokens, config.evaluate.max_answer_tokens or 0)
     positions = model.n_positions - max(len(template.closing_ids) - 1, 0)
     reads = (template.answer_style, template.token_bytes, template.eos_ids)
-    reward = Reward(config.weighted, *reads, config.reward_processes, config.reward_seconds)
+    reward = Reward(
+        config.weighted, *reads, config.reward_processes, config.reward_seconds
+    )
+    # Say how each part of the parameters is drawn, and which stages train it.
     key = jax.random.key(config.seed)
     reasoner_key, gate_key = jax.random.split(jax.random.fold_in(key, Stream.REASONER))
     trains_reasoner = {IMITATE, RL}
@@ -283,21 +367,30 @@ def assemble(
     made = (
         Part(REASONER, reasoner_key, reasoner.init, frozenset(trains_reasoner)),
         Part(GATE, gate_key, gate.init, frozenset(trains_gate)),
-        Part(LATENT_POLICY, jax.random.fold_in(key, Stream.LATENT_POLICY), policy.latent_policy.init, frozenset({RL})),
+        Part(
+            LATENT_POLICY,
+            jax.random.fold_in(key, Stream.LATENT_POLICY),
+            policy.latent_policy.init,
+            frozenset({RL}),
+        ),
     )
     return Setup(
         config=config,
         mesh=device_mesh(devices, config.sharding.fsdp),
         key=key,
         checkpoint=checkpoint,
-        prompt_slots=run_checks.fitting_slots(config.prompt_slots, config.max_latents, answers, positions, config.init),
+        prompt_slots=run_checks.fitting_slots(
+            config.prompt_slots, config.max_latents, answers, positions, config.init
+        ),
         parts=made,
         policy=policy,
         reward=reward,
     )
 
 
-def _policy(config: Config, template: Template, reasoner: Reasoner, gate: Gate) -> Policy:
+def _policy(
+    config: Config, template: Template, reasoner: Reasoner, gate: Gate
+) -> Policy:
     """Make the policy of rollouts.
 
     Raises:
@@ -305,7 +398,9 @@ def _policy(config: Config, template: Template, reasoner: Reasoner, gate: Gate) 
     """
     try:
         closing_ids = template.closing_ids if config.prompt.closing else ()
-        latent_policy = config.latent_policy.selected.with_ids(template.token, closing_ids)
+        latent_policy = config.latent_policy.selected.with_ids(
+            template.token, closing_ids
+        )
     except UserError as error:
         key = f"config.latent_policy.{config.latent_policy.name}.end_text"
         raise UserError(f"{key}: {error}, or use config.prompt.closing") from None
@@ -321,4 +416,9 @@ def _policy(config: Config, template: Template, reasoner: Reasoner, gate: Gate) 
     )
     thoughts = latent_policy(reasoner.in_tree(), gate.in_tree())
     speaking = reasoner.in_tree().never_saying(template.impossible_ids)
-    return Policy(speaking, thoughts, rollouts, layout="rows" if template.start_id is None else "packed")
+    return Policy(
+        speaking,
+        thoughts,
+        rollouts,
+        layout="rows" if template.start_id is None else "packed",
+    )

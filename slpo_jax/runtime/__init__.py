@@ -1,1 +1,1 @@
-"""The machine: its devices and processes, what is compiled, and what is said of a run while it goes."""
+"""The machine: its devices and processes, its compilations, and the messages of a run in progress."""

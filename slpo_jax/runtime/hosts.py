@@ -1,4 +1,4 @@
-"""Several processes that make one run, each with devices of its own: who writes, and what all agree on.
+"""Several processes that make one run, each with devices of its own: who writes, and how all agree.
 
 Every process does the same, in the same order; collectives wait for each other. The first one writes what all read.
 Alone, a process is the first, and nothing here costs anything.
@@ -17,8 +17,10 @@ import numpy as np
 
 from slpo_jax.errors import UserError
 
-_index, _count = 0, 1
-_begun, _last = 0, "its start"  # of what all do in the same order
+_index = 0
+_count = 1
+_begun = 0
+_last = "its start"  # of what all do in the same order
 _CHECKS = 20  # in the time after which a process is stuck
 _FOLDER = "slpo_jax/place/"
 
@@ -38,17 +40,19 @@ def join(coordinator: str | None, processes: int | None, process: int | None) ->
     import jax
 
     jax.distributed.initialize(coordinator, processes, process)
-    _index, _count = jax.process_index(), jax.process_count()
+    _index = jax.process_index()
+    _count = jax.process_count()
 
 
 def begin(what: str = "") -> None:
-    """Note that something begins which all processes do in the same order.
+    """Note the beginning of a piece of work that all processes do in the same order.
 
     Args:
         what: in words, if not as before.
     """
     global _begun, _last
-    _begun, _last = _begun + 1, what or _last
+    _begun = _begun + 1
+    _last = what or _last
 
 
 def count() -> int:
@@ -70,7 +74,7 @@ def _together() -> Any:
 
 
 def barrier(name: str) -> None:
-    """Wait for all to be here, so that what the first has written is there for the others.
+    """Wait for all to be here, so that the others find the files that the first has written.
 
     Args:
         name: the same on all, for messages.
@@ -94,7 +98,9 @@ def agreed(number: int, where: object) -> int:
     Raises:
         UserError: this process sees less than the first.
     """
-    first = int(_together().broadcast_one_to_all(np.int32(number))) if _count > 1 else number
+    if _count == 1:
+        return number
+    first = int(_together().broadcast_one_to_all(np.int32(number)))
     if first > number:
         raise UserError(
             f"{where}: process {_index} can't see what the first one does; give all processes a --workdir on storage "
@@ -130,7 +136,8 @@ def watched(seconds: float) -> Iterator[None]:
     if not seconds or _count == 1:
         yield
         return
-    from jax._src.distributed import global_state  # jax has no other way to texts that all processes see
+    # jax has no other way to texts that all processes see.
+    from jax._src.distributed import global_state
 
     over = threading.Event()
     watching = (seconds, global_state.client, over.wait, _leave)
@@ -141,7 +148,12 @@ def watched(seconds: float) -> Iterator[None]:
         over.set()
 
 
-def watch(seconds: float, store: Any, pause: Callable[[float], bool], end: Callable[[str], None]) -> None:
+def watch(
+    seconds: float,
+    store: Any,
+    pause: Callable[[float], bool],
+    end: Callable[[str], None],
+) -> None:
     """Watch the places of all processes until it is over, or somebody is stuck.
 
     Time is counted in pauses that were waited for: of a machine that sleeps none pass.
@@ -149,26 +161,39 @@ def watch(seconds: float, store: Any, pause: Callable[[float], bool], end: Calla
     Args:
         store: has `key_value_set` and `key_value_dir_get`.
         pause: waits some seconds; True where the watch is over.
-        end: what to do with the line that says who is stuck.
+        end: called with the line that says who is stuck.
     """
-    before, waited = None, 0
+    before = None
+    waited = 0
     while waited < _CHECKS and not pause(seconds / _CHECKS):
-        place = json.dumps([_begun, _last, f"{socket.gethostname()}, PID {os.getpid()}"])
+        # Tell the others where this process is, and read where they are.
+        machine = f"{socket.gethostname()}, PID {os.getpid()}"
+        place = json.dumps([_begun, _last, machine])
         try:
             store.key_value_set(f"{_FOLDER}{_index}", place, allow_overwrite=True)
             texts = dict(store.key_value_dir_get(_FOLDER))
-        except RuntimeError:  # it is gone, and jax ends the others of a process that died
+        except RuntimeError:
+            # The store is gone with a process that died, and jax ends the others.
             return
-        places = [json.loads(texts.get(f"{_FOLDER}{i}", '[-1, "its start", "unknown"]')) for i in range(_count)]
-        waited, before = (waited + 1 if places == before else 0), places
+        places = []
+        for index in range(_count):
+            text = texts.get(f"{_FOLDER}{index}", '[-1, "its start", "unknown"]')
+            places.append(json.loads(text))
+        # Count how often nobody has moved.
+        waited = waited + 1 if places == before else 0
+        before = places
     if before and waited >= _CHECKS:
-        end(_verdict(seconds, before))
+        end(_describe_stuck(seconds, before))
 
 
-def _verdict(seconds: float, places: list[list[Any]]) -> str:
+def _describe_stuck(seconds: float, places: list[list[Any]]) -> str:
     """Say which processes are behind the others, and where."""
-    behind = [index for index, (number, _, _) in enumerate(places) if number == min(place[0] for place in places)]
-    where = ", ".join(f"process {index} ({places[index][2]}) after {places[index][1]}" for index in behind)
+    least = min(number for number, _, _ in places)
+    behind = []
+    for index, (number, last, machine) in enumerate(places):
+        if number == least:
+            behind.append(f"process {index} ({machine}) after {last}")
+    where = ", ".join(behind)
     waiting = "" if len(behind) == len(places) else "; the others wait for it"
     return (
         f"stuck for {seconds:g} s, of {len(places)} processes: {where}{waiting}; look there for what it does (py-spy "
@@ -183,5 +208,6 @@ def _leave(line: str) -> None:
 
     print(f"error: {line}", file=sys.stderr, flush=True)
     with contextlib.suppress(RuntimeError):
-        jax.distributed.shutdown()  # waits for the others
+        # It waits for the others, which end the same way.
+        jax.distributed.shutdown()
     os._exit(2)

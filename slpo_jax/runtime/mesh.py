@@ -21,10 +21,12 @@ from slpo_jax.errors import UserError
 from slpo_jax.runtime import hosts
 from slpo_jax.settings import Checked, setting
 
-DATA, FSDP = "data", "fsdp"
+DATA = "data"
+FSDP = "fsdp"
 AXES = (DATA, FSDP)
-ROWS, EVERYWHERE = PartitionSpec(AXES), PartitionSpec()
-"""How a batch lies on the mesh, and what every device has all of."""
+ROWS = PartitionSpec(AXES)
+EVERYWHERE = PartitionSpec()
+"""How a batch lies on the mesh, and how a copy on every device does."""
 
 
 def device_mesh(devices=None, fsdp: int = 1) -> Mesh:
@@ -37,7 +39,9 @@ def device_mesh(devices=None, fsdp: int = 1) -> Mesh:
     """
     devices = devices or jax.devices()
     if len(devices) % fsdp:
-        raise UserError(f"config.sharding.fsdp: {fsdp} does not divide the {len(devices)} devices; give one that does")
+        raise UserError(
+            f"config.sharding.fsdp: {fsdp} does not divide the {len(devices)} devices; give one that does"
+        )
     shape = (len(devices) // fsdp, fsdp)
     return jax.make_mesh(shape, AXES, axis_types=(AxisType.Auto,) * 2, devices=devices)
 
@@ -52,13 +56,19 @@ def shard_rows(tree: Any, mesh: Mesh) -> Any:
     return jax.tree.map(put, tree)
 
 
-def over_rows(function: Callable[..., Any], mesh: Mesh, specs: tuple[PartitionSpec, ...]) -> Callable[..., Any]:
+def over_rows(
+    function: Callable[..., Any], mesh: Mesh, specs: tuple[PartitionSpec, ...]
+) -> Callable[..., Any]:
     """Compile the function so that each device has its own rows, of arguments and of results.
 
     Args:
         specs: of its arguments, `ROWS` or `EVERYWHERE`.
     """
-    return jax.jit(jax.shard_map(function, mesh=mesh, in_specs=specs, out_specs=ROWS, check_vma=False))
+    return jax.jit(
+        jax.shard_map(
+            function, mesh=mesh, in_specs=specs, out_specs=ROWS, check_vma=False
+        )
+    )
 
 
 def replicate(tree: Any, mesh: Mesh) -> Any:
@@ -69,7 +79,9 @@ def replicate(tree: Any, mesh: Mesh) -> Any:
 
     def put(x):
         if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
-            return jax.random.wrap_key_data(put(jax.random.key_data(x)), impl=jax.random.key_impl(x))
+            return jax.random.wrap_key_data(
+                put(jax.random.key_data(x)), impl=jax.random.key_impl(x)
+            )
         x = np.asarray(x)
         return jax.make_array_from_callback(x.shape, sharding, lambda index: x[index])
 
@@ -111,20 +123,32 @@ class Layout:
 
     def _spec(self, path: Any, param: Any) -> PartitionSpec:
         parts = self.mesh.shape[FSDP]
+        # Of the axes with equal parts, the first of the longest ones is cut.
         sizes = [size if size % parts == 0 else 0 for size in param.shape]
         longest = max(sizes, default=0)
-        if parts == 1 or not longest or jax.tree_util.keystr(path, simple=True).endswith(("bias", "scale")):
+        name = jax.tree_util.keystr(path, simple=True)
+        is_small = name.endswith(("bias", "scale"))
+        if parts == 1 or not longest or is_small:
             return EVERYWHERE
-        return PartitionSpec(*(FSDP if at == sizes.index(longest) else None for at in range(len(sizes))))
+        axes: list[str | None] = [None] * len(sizes)
+        axes[sizes.index(longest)] = FSDP
+        return PartitionSpec(*axes)
 
-    def state_specs(self, optimizer: optax.GradientTransformation, trained: Any, opt_state: Any) -> Any:
-        """Return an optimizer state's specs: what has a parameter's shape is cut so, all else stays whole."""
+    def state_specs(
+        self, optimizer: optax.GradientTransformation, trained: Any, opt_state: Any
+    ) -> Any:
+        """Return an optimizer state's specs: leaves of a parameter's shape are cut as it is, all others stay whole."""
 
         def spec(leaf, param, of_param):
             return of_param if leaf.shape == param.shape else EVERYWHERE
 
         return optax.tree_map_params(
-            optimizer, spec, opt_state, trained, self.specs(trained), transform_non_params=lambda _: EVERYWHERE
+            optimizer,
+            spec,
+            opt_state,
+            trained,
+            self.specs(trained),
+            transform_non_params=lambda _: EVERYWHERE,
         )
 
     def shardings(self, specs: Any) -> Any:
@@ -133,14 +157,18 @@ class Layout:
 
     def pinned(self, tree: Any, specs: Any) -> Any:
         """Lay a tree out so, inside jit; where nothing is cut, the compiler may as it likes."""
-        return jax.lax.with_sharding_constraint(tree, self.shardings(specs)) if self.is_sharded else tree
+        if not self.is_sharded:
+            return tree
+        return jax.lax.with_sharding_constraint(tree, self.shardings(specs))
 
 
 def gathered(params: Any, specs: Any) -> Any:
     """Gather whole parameters from their parts, inside shard_map."""
 
     def whole(part, spec):
-        return jax.lax.all_gather(part, FSDP, axis=_cut(spec), tiled=True) if FSDP in spec else part
+        if FSDP not in spec:
+            return part
+        return jax.lax.all_gather(part, FSDP, axis=_cut_axis(spec), tiled=True)
 
     return jax.tree.map(whole, params, specs)
 
@@ -151,7 +179,9 @@ def summed(grads: Any, specs: Any) -> Any:
     def part(grad, spec):
         if FSDP not in spec:
             return total(grad)
-        shard = jax.lax.psum_scatter(grad, FSDP, scatter_dimension=_cut(spec), tiled=True)
+        # Sum and part along one axis of the mesh, then sum the parts along the other.
+        axis = _cut_axis(spec)
+        shard = jax.lax.psum_scatter(grad, FSDP, scatter_dimension=axis, tiled=True)
         return jax.lax.psum(shard, DATA)
 
     return jax.tree.map(part, grads, specs)
@@ -159,8 +189,10 @@ def summed(grads: Any, specs: Any) -> Any:
 
 def total(tree: Any) -> Any:
     """Sum over all devices, inside shard_map; one device's tree is left as it is, which a collective would copy."""
-    return jax.lax.psum(tree, AXES) if jax.lax.axis_size(AXES) > 1 else tree
+    if jax.lax.axis_size(AXES) == 1:
+        return tree
+    return jax.lax.psum(tree, AXES)
 
 
-def _cut(spec: PartitionSpec) -> int:
+def _cut_axis(spec: PartitionSpec) -> int:
     return tuple(spec).index(FSDP)

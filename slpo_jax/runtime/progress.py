@@ -1,4 +1,4 @@
-"""What is said of a run while it goes: its first line, warnings as lines, and how far a long piece of work is."""
+"""Messages of a run in progress: its first line, warnings as lines, and how far a long piece of work is."""
 
 import logging as python_logging
 import os
@@ -26,32 +26,51 @@ class Progress:
     minute, where something compiles, and at the end, so that a log file can be read.
 
     Args:
-        label: what is being done.
+        label: name of the work.
         total: steps in all.
         done: steps done before.
-        unit: what a step is.
-        keep: False for what is one of many: its bar goes when it is done, and it has no lines if it is quick.
+        unit: name of a step.
+        keep: False for one of many pieces of work: its bar goes when it is done, and it has no lines if it is quick.
     """
 
-    def __init__(self, label: str, total: int, done: int = 0, unit: str = "step", keep: bool = True):
+    def __init__(
+        self,
+        label: str,
+        total: int,
+        done: int = 0,
+        unit: str = "step",
+        keep: bool = True,
+    ):
         self.done = done
         self._label = label
         self._unit = unit
         self._facts: Mapping[str, str] = {}
-        is_terminal = sys.stderr.isatty()
-        if is_terminal:
-            layout: dict[str, Any] = dict(file=sys.stderr, mininterval=1.0, dynamic_ncols=True)
-        else:
-            layout = dict(file=_Lines(sys.stderr), bar_format=_LINE, mininterval=_SECONDS, position=0)
-            layout["delay"] = 0.0 if keep else _SECONDS
+        # A terminal has tqdm's bar, everything else its states as lines.
+        layout: dict[str, Any] = dict(
+            file=sys.stderr, mininterval=1.0, dynamic_ncols=True
+        )
+        if not sys.stderr.isatty():
+            layout = dict(
+                file=_Lines(sys.stderr),
+                bar_format=_LINE,
+                mininterval=_SECONDS,
+                position=0,
+                delay=0.0 if keep else _SECONDS,
+            )
         self._bar = tqdm(
-            total=total, initial=done, desc=label, unit=unit, leave=keep, miniters=1, disable=not hosts.is_first(),
+            total=total,
+            initial=done,
+            desc=label,
+            unit=unit,
+            leave=keep,
+            miniters=1,
+            disable=not hosts.is_first(),
             **layout,
-        )  # fmt: skip
+        )
         self._untell = backend.tell(self._show_compilation)
 
     def update(self, done: int, facts: Mapping[str, str] | None = None) -> None:
-        """Say that so many steps are done in all, and what else is known now: texts by name."""
+        """Report the number of steps done in all, and further facts: texts by name."""
         hosts.begin(f"{self._label}, {self._unit} {done}")
         if facts is not None:
             self._facts = facts
@@ -70,7 +89,9 @@ class Progress:
 
     def _show_compilation(self, seconds: float | None) -> None:
         """Say that something is compiled, see `backend.Say`."""
-        self._bar.set_postfix_str("compiling .." if seconds is None else f"compiled in {seconds:.0f} s")
+        self._bar.set_postfix_str(
+            "compiling .." if seconds is None else f"compiled in {seconds:.0f} s"
+        )
 
 
 class _Lines:
@@ -80,7 +101,9 @@ class _Lines:
         self._file = file
 
     def write(self, text: str) -> None:
-        if state := text.strip():
+        # tqdm also writes line ends and blanks, to wipe out what stood there.
+        state = text.strip()
+        if state:
             self._file.write(state + "\n")
 
     def flush(self) -> None:
@@ -99,7 +122,8 @@ def if_slow(text: str, total: int) -> Callable[[int], None]:
     Args:
         total: all of it, in the units of what is done.
     """
-    start, is_told = time.monotonic(), False
+    start = time.monotonic()
+    is_told = False
 
     def tell(done: int) -> None:
         nonlocal is_told
@@ -108,7 +132,11 @@ def if_slow(text: str, total: int) -> Callable[[int], None]:
         if not is_told and min(seconds, seconds_left) >= _QUICK:
             is_told = True
             if hosts.is_first():
-                print(f"{text}, about {tqdm.format_interval(seconds_left)} left", file=sys.stderr, flush=True)
+                print(
+                    f"{text}, about {tqdm.format_interval(seconds_left)} left",
+                    file=sys.stderr,
+                    flush=True,
+                )
 
     return tell
 
@@ -121,20 +149,25 @@ def print_plainly() -> None:
 
     absl's `logging` begins with `basicConfig()` then, whose handler would put "WARNING:absl:" before them.
     """
-    if not python_logging.root.handlers and _print not in (logger := logging.get_absl_logger()).filters:
+    logger = logging.get_absl_logger()
+    if not python_logging.root.handlers and _print not in logger.filters:
         logger.addFilter(_print)
 
 
 def _print(record: python_logging.LogRecord) -> bool:
     """Print it, or leave it to the handlers."""
-    layouts = [getattr(handler.formatter, "_fmt", "") for handler in python_logging.root.handlers]
-    if not record.pathname.startswith(_PACKAGE) or any(layout != python_logging.BASIC_FORMAT for layout in layouts):
+    # Leave it to them where it isn't ours, or somebody has said how messages look.
+    if not record.pathname.startswith(_PACKAGE):
         return True
+    for handler in python_logging.root.handlers:
+        if getattr(handler.formatter, "_fmt", "") != python_logging.BASIC_FORMAT:
+            return True
     print(record.getMessage(), file=sys.stderr)
     return False
 
 
-_begun: list[str] = []  # workdirs that were said
+# Workdirs that were named already.
+_begun: list[str] = []
 
 
 def say_start(workdir: str | Path, config: str = "") -> None:
@@ -146,4 +179,8 @@ def say_start(workdir: str | Path, config: str = "") -> None:
     if str(workdir) not in _begun:
         _begun.append(str(workdir))
         suffix = f", config {config}" if config else ""
-        print(f"slpo_jax {__version__}: workdir {workdir}{suffix}", file=sys.stderr, flush=True)
+        print(
+            f"slpo_jax {__version__}: workdir {workdir}{suffix}",
+            file=sys.stderr,
+            flush=True,
+        )

@@ -34,7 +34,9 @@ class Outer:
     name: str = "here"
     sizes: tuple[int, ...] = setting((4, 8), least=1, fewest=1)
     sites: tuple[Literal["a", "b"], ...] | None = None
-    pairs: tuple[tuple[float, float], ...] = setting(((0.5, 0.25), (1.0, 1.0)), above=0, most=1)
+    pairs: tuple[tuple[float, float], ...] = setting(
+        ((0.5, 0.25), (1.0, 1.0)), above=0, most=1
+    )
     sources: dict[str, str] = field(default_factory=dict)
     inner: Inner = Inner(rate=0.25)
     total: int | None = setting(None, least=1, in_config=False)
@@ -57,7 +59,9 @@ TAKEN = {
 }
 
 
-@pytest.mark.parametrize(("name", "value"), [(name, value) for name in TAKEN for value in TAKEN[name]])
+@pytest.mark.parametrize(
+    ("name", "value"), [(name, value) for name in TAKEN for value in TAKEN[name]]
+)
 def test_taken(name, value):
     assert getattr(Outer(**{name: value}), name) == value
 
@@ -65,13 +69,29 @@ def test_taken(name, value):
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
-        ("count", 2**40, f"{2**40} is not valid; give a whole number from 1 to {2**31 - 1}"),
+        (
+            "count",
+            2**40,
+            f"{2**40} is not valid; give a whole number from 1 to {2**31 - 1}",
+        ),
         ("scale", math.nan, "nan is not valid; give a number above 0"),
         ("limit", 0, "give a whole number, 1 or more or None; None is no limit"),
-        ("sizes", ("a",), "give a tuple of at least one element, each a whole number, 1 or more, e.g. (4, 8)"),
-        ("sites", ("c",), "('c',) is not valid; give a tuple, each one of a, b or None"),
+        (
+            "sizes",
+            ("a",),
+            "give a tuple of at least one element, each a whole number, 1 or more, e.g. (4, 8)",
+        ),
+        (
+            "sites",
+            ("c",),
+            "('c',) is not valid; give a tuple, each one of a, b or None",
+        ),
         ("start", 5, "5 is not valid; lower it to count"),
-        ("pairs", ((0.0, 1.0),), "give a tuple, each (a number above 0, up to 1, a number above 0, up to 1), e.g. (("),
+        (
+            "pairs",
+            ((0.0, 1.0),),
+            "give a tuple, each (a number above 0, up to 1, a number above 0, up to 1), e.g. ((",
+        ),
         ("name", 1, "give a text"),
         ("sizes", "x" * 1000, "... is not valid"),
     ],
@@ -94,7 +114,8 @@ def test_section_has_the_defaults():
 
 def test_placeholders_have_the_field_s_type():
     node = section(Outer())
-    node.limit, node.sites = 4, ["a"]
+    node.limit = 4
+    node.sites = ["a"]
     assert (node.limit, node.sites) == (4, ("a",))
     with pytest.raises(TypeError):
         node.limit = "four"
@@ -103,21 +124,35 @@ def test_placeholders_have_the_field_s_type():
 def test_a_section_is_filled():
     assert changed(Outer(), section(Outer())) == Outer()
     node = section(Outer())
-    node.sizes, node.inner.rate, node.sources.mine = [2], 0.75, "file"
+    node.sizes = [2]
+    node.inner.rate = 0.75
+    node.sources.mine = "file"
     filled = changed(Outer(total=9), node)
-    assert filled == Outer(sizes=(2,), inner=Inner(rate=0.75), sources={"mine": "file"}, total=9)
+    assert filled == Outer(
+        sizes=(2,), inner=Inner(rate=0.75), sources={"mine": "file"}, total=9
+    )
     assert dataclasses.is_dataclass(filled.inner)
 
 
 def test_layers_go_over_those_before_them():
-    layers = {"count": 4, "inner": {"rate": 0.1}}, {"inner.kind": "two", "sources": {"b": "y"}}, {"sources.a": "x"}
-    merged = changed(Outer(), *layers, {"count": 5, "start": 5}, total=9)  # a start beyond the count of before
+    layers = (
+        {"count": 4, "inner": {"rate": 0.1}},
+        {"inner.kind": "two", "sources": {"b": "y"}},
+        {"sources.a": "x"},
+    )
+    merged = changed(
+        Outer(), *layers, {"count": 5, "start": 5}, total=9
+    )  # a start beyond the count of before
     assert [*merged.sources] == ["a", "b"]
-    assert merged == Outer(5, 5, inner=Inner(0.1, "two"), sources={"a": "x", "b": "y"}, total=9)
-    assert changed(merged, {"sources": {"c": "z"}}).sources == {"c": "z"}  # given all at once
-    assert changed(Whole(), {"several": {"a": {"rate": 0.1}}, "several.a.kind": "two"}).several == {
-        "a": Inner(0.1, "two")
-    }
+    assert merged == Outer(
+        5, 5, inner=Inner(0.1, "two"), sources={"a": "x", "b": "y"}, total=9
+    )
+    assert changed(merged, {"sources": {"c": "z"}}).sources == {
+        "c": "z"
+    }  # given all at once
+    assert changed(
+        Whole(), {"several": {"a": {"rate": 0.1}}, "several.a.kind": "two"}
+    ).several == {"a": Inner(0.1, "two")}
 
 
 @pytest.mark.parametrize(
@@ -160,8 +195,16 @@ def test_values_are_nested_as_sections_are():
 
 
 def test_several_values_change_at_once():
-    found = changed(Whole(), {"report.count": 5, "report.start": 4, "law.name": "two", "report.sizes": [1]})
-    assert (found.report.count, found.report.start, found.report.sizes, found.law.name) == (5, 4, (1,), "two")
+    found = changed(
+        Whole(),
+        {"report.count": 5, "report.start": 4, "law.name": "two", "report.sizes": [1]},
+    )
+    assert (
+        found.report.count,
+        found.report.start,
+        found.report.sizes,
+        found.law.name,
+    ) == (5, 4, (1,), "two")
     for key, value, said in (
         ("report.start", 4, "report.start: 4 is not valid; lower it to count"),
         ("report.nosuch", 1, "report.nosuch: unknown config key; use one of"),

@@ -25,23 +25,32 @@ def _hint(key: str) -> Any:
     owner: Any = Config()
     *names, last = key.split(".")[1:]
     if names[:1] == ["objective"]:
-        owner, names = OBJECTIVES[names[1]](), []
+        owner = OBJECTIVES[names[1]]()
+        names = []
     for name in names:
         owner = getattr(owner, name)
-    assert last in {field.name for field in dataclasses.fields(owner)}, f"{key} is in no dataclass"
+    assert last in {field.name for field in dataclasses.fields(owner)}, (
+        f"{key} is in no dataclass"
+    )
     return get_type_hints(type(owner))[last]
 
 
 def _bad_values(hint: Any) -> list[Any]:
     """Values that a field with this annotation has to refuse, whatever its range."""
-    kind, parts = get_origin(hint), get_args(hint)
+    kind = get_origin(hint)
+    parts = get_args(hint)
     if kind in (Union, types.UnionType):
         refused = [_bad_values(part) for part in parts if part is not type(None)]
         return [value for values in refused for value in values if value is not None]
     if kind is Literal:
         return [value for value in ("", f"{parts[0]}x", None, 1) if value not in parts]
     if kind is tuple:
-        return ["x", None, 1, *((value,) for value in _bad_values(parts[0]) if value is not None)]
+        return [
+            "x",
+            None,
+            1,
+            *((value,) for value in _bad_values(parts[0]) if value is not None),
+        ]
     if kind is dict:
         return [{"name": 1}, {"a/b": "file"}, {"": "file"}]
     if hint is int:
@@ -92,7 +101,10 @@ MADE = {"data.eval.made": "synthetic:test"}
     [
         ("cold_start.train_backbone", MADE | {"cold_start.train_backbone": True}),
         ("data.eval", {}),
-        ("model.n_embd", MADE | {"reasoner": "codi_llama", "model.n_embd": 30, "model.n_head": 10}),
+        (
+            "model.n_embd",
+            MADE | {"reasoner": "codi_llama", "model.n_embd": 30, "model.n_head": 10},
+        ),
         ("model.n_kv_head", MADE | {"reasoner": "coconut_llama", "model.n_kv_head": 5}),
     ],
 )
@@ -107,13 +119,41 @@ def test_what_spans_several_keys(key, changes):
 @pytest.mark.parametrize(
     ("name", "node", "said"),
     [
-        ("mine", {"kind": "nosuch"}, r"config\.objective\.mine\.kind: 'nosuch' is not valid; give one of slpo, "),
-        ("mine", 5, r"config\.objective\.mine: 5 is not valid; give a section with keys of its own"),
-        ("mine", {}, r"config\.objective\.mine\.kind: 'mine' is not valid; give one of slpo, "),
-        ("mine", {"kind": "slpo", "passess": 3}, r"config\.objective\.mine\.passess: unknown config key; use one of "),
-        ("imitate", {"kind": "slpo"}, r"config\.objective\.imitate: a stage or a row of the report has this name"),
-        ("a/b", {"kind": "slpo"}, r"config\.objective\.a/b: a stage or a row of the report has this name"),
-        ("a-b", {"kind": "slpo"}, r"config\.objective\.a-b: a stage or a row of the report has this name"),
+        (
+            "mine",
+            {"kind": "nosuch"},
+            r"config\.objective\.mine\.kind: 'nosuch' is not valid; give one of slpo, ",
+        ),
+        (
+            "mine",
+            5,
+            r"config\.objective\.mine: 5 is not valid; give a section with keys of its own",
+        ),
+        (
+            "mine",
+            {},
+            r"config\.objective\.mine\.kind: 'mine' is not valid; give one of slpo, ",
+        ),
+        (
+            "mine",
+            {"kind": "slpo", "passess": 3},
+            r"config\.objective\.mine\.passess: unknown config key; use one of ",
+        ),
+        (
+            "imitate",
+            {"kind": "slpo"},
+            r"config\.objective\.imitate: a stage or a row of the report has this name",
+        ),
+        (
+            "a/b",
+            {"kind": "slpo"},
+            r"config\.objective\.a/b: a stage or a row of the report has this name",
+        ),
+        (
+            "a-b",
+            {"kind": "slpo"},
+            r"config\.objective\.a-b: a stage or a row of the report has this name",
+        ),
     ],
 )
 def test_a_further_objective_that_is_none(name, node, said):

@@ -21,7 +21,8 @@ from slpo_jax.io.files import flatten
 from slpo_jax.training.optimizer import OptimizerConfig
 
 NAMES = sorted(shipped())
-GPT2, LLAMA = "openai-community/gpt2", "meta-llama/Llama-3.2-1B-Instruct"
+GPT2 = "openai-community/gpt2"
+LLAMA = "meta-llama/Llama-3.2-1B-Instruct"
 STARTS = {
     "coconut_gpt2": ("coconut_gpt2", "ModalityDance/latent-tts-coconut", ""),
     "codi_gpt2": ("codi_gpt2", "zen-E/CODI-gpt2", GPT2),
@@ -92,28 +93,51 @@ def test_every_config_can_be_run(name):
     check(config)
     assert config.reasoner in REASONERS
     for stage in ("imitate", "cold_start", "rl"):
-        changed(OptimizerConfig(total_steps=config[stage].get("steps", 1 << 20)), config[stage].optimizer)
-    assert config.stages == ("evaluate",) or (config.data.train, config.data.valid) != ("", "")
+        changed(
+            OptimizerConfig(total_steps=config[stage].get("steps", 1 << 20)),
+            config[stage].optimizer,
+        )
+    assert config.stages == ("evaluate",) or (config.data.train, config.data.valid) != (
+        "",
+        "",
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_config_can_be_smoked(name):
-    config = changed(read_config(_load(name)), {"rl.steps": 3_000_000})  # of a flag, which is cut as well
+    config = changed(
+        read_config(_load(name)), {"rl.steps": 3_000_000}
+    )  # of a flag, which is cut as well
     settings, line = smoke(config)
     check(settings)
-    own, judged = settings.imitate, [settings.objective[name] for name in settings.rl.objectives]
-    steps = [own.cot_steps, own.stage_steps, own.final_steps, settings.cold_start.steps, settings.rl.steps]
+    own = settings.imitate
+    judged = [settings.objective[name] for name in settings.rl.objectives]
+    steps = [
+        own.cot_steps,
+        own.stage_steps,
+        own.final_steps,
+        settings.cold_start.steps,
+        settings.rl.steps,
+    ]
     assert max([*steps, *(each.steps or 0 for each in judged)]) <= 2
     assert max(own.batch_size, settings.cold_start.batch_size) <= 8
     assert not any(settings.rl.batch_size % each.rollout_parts for each in judged)
-    assert (settings.evaluate.limit, settings.evaluate.samples <= 2, len(settings.prompt_slots)) == (8, True, 1)
+    assert (
+        settings.evaluate.limit,
+        settings.evaluate.samples <= 2,
+        len(settings.prompt_slots),
+    ) == (8, True, 1)
     assert settings.stages == config.stages
     assert line.startswith(
         "--smoke: 2 steps of each phase and objective, 8 problems of each set; nothing is learned by it"
     )
 
 
-ANSWERS = {"temperature": 1.0, "top_p": 0.9, "top_k": 50}  # of rollouts in both: there it is one generate()
+ANSWERS = {
+    "temperature": 1.0,
+    "top_p": 0.9,
+    "top_k": 50,
+}  # of rollouts in both: there it is one generate()
 COLAR = {
     "imitate": {"lora.rank": 128, "lora.alpha": 32.0, "lora.kernels": ("q_proj", "v_proj"), "optimizer.name": "adamw",
                 "optimizer.learning_rate": 1e-4, "optimizer.weight_decay": 0.01, "optimizer.clip_norm": None},
@@ -122,8 +146,14 @@ COLAR = {
     "objective.grpo": {"minibatches": 512, "reduction": "sum", "advantage": "grpo", "clip": 0.2},
     "latent_policy.colar.least": 1, "max_latents": 64, "max_answer_tokens": 16, "evaluate": ANSWERS | {"samples": 5},
 }  # fmt: skip
-SIMCOT = {"recipe": "simcot", "dropout": 0.1, "optimizer.name": "adamw", "simcot.weight": 1.0}
-SHORTER, SFT_EPOCH = -(-385_620 // 64), -(-GSM8K_AUG // 512)  # the first of 8 problems on each of 8 devices
+SIMCOT = {
+    "recipe": "simcot",
+    "dropout": 0.1,
+    "optimizer.name": "adamw",
+    "simcot.weight": 1.0,
+}
+SHORTER = -(-385_620 // 64)
+SFT_EPOCH = -(-GSM8K_AUG // 512)  # the first of 8 problems on each of 8 devices
 # By config and argument, its keys.
 PUBLISHED = {
     **{(name, ""): {"imitate": {"batch_size": 128, "optimizer.name": "adamw"} | own} for name, own in IMITATE.items()},
@@ -176,17 +206,36 @@ PUBLISHED = {
 def test_published_training(name, argument):
     config = _load(name, *[argument] * bool(argument))
     check(config)
-    published, found = flatten(PUBLISHED[name, argument]), flatten(config.to_dict())
+    published = flatten(PUBLISHED[name, argument])
+    found = flatten(config.to_dict())
     assert {key: found[key] for key in published} == published
 
 
 TUNED = ("", ",tune")
 CELLS = {
-    twelve: [reasoner + kind for reasoner in twelve.CHOSEN for kind in (*TUNED, ",falling")],
-    arena: [f"{method}_{on}{kind}" for method in arena.REASONERS for on in ("gpt2", "llama") for kind in TUNED],
-    countdown: [f"{name}_{on}{kind}" for name in countdown.REASONERS for on in ("gpt2", "llama") for kind in TUNED],
-    quickstart: ["", "tune", *(cell + kind for cell in ("no_latents", "cot") for kind in TUNED)],
-    soft_quickstart: [method + kind for method in soft_quickstart.METHODS for kind in TUNED],
+    twelve: [
+        reasoner + kind for reasoner in twelve.CHOSEN for kind in (*TUNED, ",falling")
+    ],
+    arena: [
+        f"{method}_{on}{kind}"
+        for method in arena.REASONERS
+        for on in ("gpt2", "llama")
+        for kind in TUNED
+    ],
+    countdown: [
+        f"{name}_{on}{kind}"
+        for name in countdown.REASONERS
+        for on in ("gpt2", "llama")
+        for kind in TUNED
+    ],
+    quickstart: [
+        "",
+        "tune",
+        *(cell + kind for cell in ("no_latents", "cot") for kind in TUNED),
+    ],
+    soft_quickstart: [
+        method + kind for method in soft_quickstart.METHODS for kind in TUNED
+    ],
 }
 
 
@@ -213,13 +262,20 @@ def test_cells_of_a_table_of_results(module, another):
 @pytest.mark.parametrize("cell", CELLS[arena])
 def test_the_arena_s_cells_take_their_steps(cell):
     """In whole shares."""
-    name, imitate = cell.rpartition("_")[0], arena.get_config(cell).imitate
+    name = cell.rpartition("_")[0]
+    imitate = arena.get_config(cell).imitate
     count = 3 if imitate.recipe == "latent_sft" else imitate.max_latent_stage
     stages = imitate.stage_steps * count if name != "icot" and imitate.cot_steps else 0
-    assert 0 <= arena.REASONERS[name][2] - (imitate.cot_steps + stages + imitate.final_steps) < 10
+    assert (
+        0
+        <= arena.REASONERS[name][2] - (imitate.cot_steps + stages + imitate.final_steps)
+        < 10
+    )
 
 
-@pytest.mark.parametrize(("name", "kind"), [("soft_llama3b", "text_llama"), ("soft_qwen7b", "text_qwen2")])
+@pytest.mark.parametrize(
+    ("name", "kind"), [("soft_llama3b", "text_llama"), ("soft_qwen7b", "text_qwen2")]
+)
 @pytest.mark.parametrize("method", ["slpo", "grpo", "soft_grpo"])
 def test_adapters_for_so_many_cards(name, kind, method):
     """Of rank 32, a prompt a device at a time in each update; all else is the method's own."""
@@ -229,7 +285,11 @@ def test_adapters_for_so_many_cards(name, kind, method):
         check(config)
         assert (config.rl.lora.rank, config.sharding.fsdp) == (32, cards)
         updates = 2 if method == "soft_grpo" else 1
-        assert config.rl.batch_size == config.rl.micro_batches * cards * updates == whole.rl.batch_size
+        assert (
+            config.rl.batch_size
+            == config.rl.micro_batches * cards * updates
+            == whole.rl.batch_size
+        )
         assert config.objective[method] == whole.objective[method]
         assert (config.max_answer_tokens, config.reasoner) == (2048, kind)
     for cards in ("5", "0", "four"):
@@ -247,31 +307,62 @@ def test_methods_of_the_paper_s_second_half(name):
         assert config.reasoner == "text_llama"
         assert ("rl" in config.stages) == (method not in ("cot", "latent"))
     rates = {
-        method: config.objective[method].learning_rate for method, config in found.items() if "rl" in config.stages
+        method: config.objective[method].learning_rate
+        for method, config in found.items()
+        if "rl" in config.stages
     }
     assert rates == {"grpo": 1e-6, "lepo": 1e-6, "soft_tokens": 6e-6, "hrpo": 5e-6, "slpo": 1e-6, "pathwise": 1e-6,
                      "soft_grpo": 1e-6}  # fmt: skip
-    assert [found[method].max_latents for method in ("cot", "grpo", "latent", "lepo", "slpo")] == [0, 0, 32, 32, 32]
-    assert (found["slpo"].objective.slpo.passes, found["slpo"].objective.slpo.scored_latents) == (2, 8)
-    assert {config.dropout.rate for method, config in found.items() if method != "slpo"} == {0.0}
-    assert (found["grpo"].rl.temperature, found["grpo"].rl.top_k, found["grpo"].rl.top_p) == (1.0, 30, 0.95)
+    assert [
+        found[method].max_latents
+        for method in ("cot", "grpo", "latent", "lepo", "slpo")
+    ] == [0, 0, 32, 32, 32]
+    assert (
+        found["slpo"].objective.slpo.passes,
+        found["slpo"].objective.slpo.scored_latents,
+    ) == (2, 8)
+    assert {
+        config.dropout.rate for method, config in found.items() if method != "slpo"
+    } == {0.0}
+    assert (
+        found["grpo"].rl.temperature,
+        found["grpo"].rl.top_k,
+        found["grpo"].rl.top_p,
+    ) == (1.0, 30, 0.95)
     with pytest.raises(UserError, match=r"'luck'.*cot, latent, "):
         _load(name, "luck")
 
 
 def test_methods_of_soft_tokens_start_alike():
     """Imitation knows nothing of what comes after."""
-    module, lepo = soft_quickstart, soft_quickstart.get_config("lepo")
+    module = soft_quickstart
+    lepo = soft_quickstart.get_config("lepo")
     for name in module.METHODS:
         config = module.get_config(name)
         if name in module.AFTER_LATENT_SFT:
-            assert own_latents(read_config(config)) == config.max_latents == module.CHUNKS
+            assert (
+                own_latents(read_config(config)) == config.max_latents == module.CHUNKS
+            )
             continue
         assert config.imitate == lepo.imitate
         assert config.rl.optimizer == lepo.rl.optimizer
-        assert config.max_latents == {"grpo": 0, "hrpo": module.WORDS}.get(name, module.SOFT_TOKENS)
-        assert config.rl.objectives == (name,) or (name == "cot" and "rl" not in config.stages)
-        if name in ("grpo", "lepo", "hrpo"):  # as published: stored inputs, a mean within each rollout first
+        assert config.max_latents == {"grpo": 0, "hrpo": module.WORDS}.get(
+            name, module.SOFT_TOKENS
+        )
+        assert config.rl.objectives == (name,) or (
+            name == "cot" and "rl" not in config.stages
+        )
+        if name in (
+            "grpo",
+            "lepo",
+            "hrpo",
+        ):  # as published: stored inputs, a mean within each rollout first
             tuned = module.get_config(f"{name},tune")
-            for node in [config.objective[name], *(tuned.objective[n] for n in tuned.rl.objectives)]:
-                assert (node.reduction, node.detach_inputs) == ("sequence_mean", name == "lepo")
+            for node in [
+                config.objective[name],
+                *(tuned.objective[n] for n in tuned.rl.objectives),
+            ]:
+                assert (node.reduction, node.detach_inputs) == (
+                    "sequence_mean",
+                    name == "lepo",
+                )

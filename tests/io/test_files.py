@@ -42,18 +42,28 @@ def test_json_has_no_word_for_nan(value, read):
 
 @pytest.mark.parametrize("command", [solve, evaluate])
 def test_what_the_commands_print_is_json(monkeypatch, capsys, command):
-    solution = Solution("Q?", "3", "3", [Latent(math.nan, [("3", math.nan)], np.zeros(2))], cut=False)
+    solution = Solution(
+        "Q?", "3", "3", [Latent(math.nan, [("3", math.nan)], np.zeros(2))], cut=False
+    )
     config = SimpleNamespace(init="run", reasoner="coconut_gpt2")
     solver = SimpleNamespace(stopping="threshold", rule=0.5, reads=None)
     found = SimpleNamespace(summary={"n": 1, "acc": math.nan})
-    made = SimpleNamespace(config=config, solver=solver, solve=lambda *_: solution, evaluate=lambda *_: found)
+    made = SimpleNamespace(
+        config=config,
+        solver=solver,
+        solve=lambda *_: solution,
+        evaluate=lambda *_: found,
+    )
     monkeypatch.setattr(reasoner_commands, "_load", lambda _: made)
     command(["run", "--json", "Q?"])
     printed = _strictly(capsys.readouterr().out)
-    assert printed.get("acc", 0) is None or printed["latents"] == [{"stop_probability": None, "nearest": [["3", None]]}]
+    assert printed.get("acc", 0) is None or printed["latents"] == [
+        {"stop_probability": None, "nearest": [["3", None]]}
+    ]
 
 
-OLD, NEW = {"a": "old", "b": "old", "sub/c": "old"}, {"a": "new", "d": "new", "sub/e": "new"}
+OLD = {"a": "old", "b": "old", "sub/c": "old"}
+NEW = {"a": "new", "d": "new", "sub/e": "new"}
 REST = {"notes": "mine", "more/x": "mine"}
 
 
@@ -68,7 +78,11 @@ def _fill(folder, texts):
 
 
 def _texts(folder):
-    return {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_text()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 def _replace(folder):
@@ -98,7 +112,9 @@ def _kill(patch, at):
 def test_a_kill_leaves_the_old_one_or_the_new_one(tmp_path, monkeypatch, at_once):
     if not at_once:  # as on other systems than Linux
         monkeypatch.setattr(ctypes, "CDLL", lambda _: None)
-    at, seen, whole = 0, [], [OLD | REST, NEW | REST]
+    at = 0
+    seen = []
+    whole = [OLD | REST, NEW | REST]
     while True:
         folder = tmp_path / str(at) / "out"
         _fill(folder, OLD | REST)
@@ -108,7 +124,11 @@ def test_a_kill_leaves_the_old_one_or_the_new_one(tmp_path, monkeypatch, at_once
                 _replace(folder)
             if left[0] >= 0:
                 break
-        beside = [_texts(path) for path in folder.parent.iterdir() if path.name.startswith(".out.")]
+        beside = [
+            _texts(path)
+            for path in folder.parent.iterdir()
+            if path.name.startswith(".out.")
+        ]
         assert _texts(folder) in whole if folder.exists() else OLD | REST in beside
         seen.append(whole.index(_texts(folder)) if folder.exists() else "beside")
         at += 1
@@ -120,27 +140,38 @@ def test_a_kill_leaves_the_old_one_or_the_new_one(tmp_path, monkeypatch, at_once
 @pytest.mark.parametrize("links", [True, False])
 def test_what_is_not_replaced_stays_as_it_was(tmp_path, monkeypatch, links):
     """Modes and links too, through a link to the folder, and where a file can't have two names."""
-    folder, linked = tmp_path / "out", tmp_path / "linked"
+    folder = tmp_path / "out"
+    linked = tmp_path / "linked"
     _fill(folder, OLD | REST)
     (folder / "notes").chmod(0o600)
     (folder / "gone").symlink_to("nowhere")
     folder.chmod(0o750)
     linked.symlink_to(folder)
     if not links:
-        monkeypatch.setattr(os, "link", lambda *_: (_ for _ in ()).throw(OSError("no links")))
+        monkeypatch.setattr(
+            os, "link", lambda *_: (_ for _ in ()).throw(OSError("no links"))
+        )
     _replace(linked)
     assert linked.readlink() == folder
     assert _texts(folder) == NEW | REST
     assert os.readlink(folder / "gone") == "nowhere"
-    assert [oct(path.stat().st_mode & 0o777) for path in (folder, folder / "notes")] == ["0o750", "0o600"]
+    assert [
+        oct(path.stat().st_mode & 0o777) for path in (folder, folder / "notes")
+    ] == ["0o750", "0o600"]
     assert (folder / "notes").stat().st_nlink == 1
 
 
 def test_an_error_leaves_the_old_one_and_nothing_beside_it(tmp_path):
     folder = tmp_path / "out"
     _fill(folder, OLD | REST)
-    for fails in (lambda made: 1 / 0, lambda made: (_fill(made, NEW), made.joinpath("d").rename(made))):
-        with pytest.raises((ZeroDivisionError, OSError)), files.whole_folder(folder, OLD) as made:
+    for fails in (
+        lambda made: 1 / 0,
+        lambda made: (_fill(made, NEW), made.joinpath("d").rename(made)),
+    ):
+        with (
+            pytest.raises((ZeroDivisionError, OSError)),
+            files.whole_folder(folder, OLD) as made,
+        ):
             fails(made)
     assert _texts(folder) == OLD | REST
     assert [*tmp_path.iterdir()] == [folder]
@@ -168,7 +199,9 @@ with files.whole_folder(Path(sys.argv[1])) as made:
 """
 
 
-def test_what_a_killed_process_left_is_removed_and_what_another_is_writing_is_not(tmp_path):
+def test_what_a_killed_process_left_is_removed_and_what_another_is_writing_is_not(
+    tmp_path,
+):
     folder = tmp_path / "out"
     command = [sys.executable, "-c", _KILLED, str(folder)]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}

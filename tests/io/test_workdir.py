@@ -10,12 +10,27 @@ from small_run import finished_run
 
 def _known(workdir: Workdir) -> set[Path]:
     """Every path that a workdir has a name for."""
-    paths = {workdir.config, workdir.metrics, workdir.report_json, workdir.report_md, workdir.lock}
+    paths = {
+        workdir.config,
+        workdir.metrics,
+        workdir.report_json,
+        workdir.report_md,
+        workdir.lock,
+    }
     paths |= {workdir.report_html, workdir.trackers}
     for stage in workdir.finished_stages():
         folder = workdir.stage_folder(stage)
-        paths |= {folder.config, folder.inputs, folder.finished, folder.rule, workdir.digest(stage)}
-    for row, name in [*workdir.evaluated(), *(("", name) for _, name in workdir.evaluated())]:
+        paths |= {
+            folder.config,
+            folder.inputs,
+            folder.finished,
+            folder.rule,
+            workdir.digest(stage),
+        }
+    for row, name in [
+        *workdir.evaluated(),
+        *(("", name) for _, name in workdir.evaluated()),
+    ]:
         files = workdir.set_files(name, row)
         paths |= {files.records, files.latents, files.manifest, files.thoughts}
     return paths | {workdir.row_facts(row) for row, _ in workdir.evaluated()}
@@ -28,15 +43,28 @@ def test_a_run_leaves_nothing_that_has_no_name():
     stages = [*map(workdir.stage_folder, workdir.finished_stages())]
     folders |= {stage.path / str(step) for stage in stages for step in stage.steps}
     assert all(folder.is_dir() for folder in folders)
-    files = {path for path in workdir.root.rglob("*") if path.is_file() and not folders & set(path.parents)}
+    files = {
+        path
+        for path in workdir.root.rglob("*")
+        if path.is_file() and not folders & set(path.parents)
+    }
     assert files <= _known(workdir)
-    assert {workdir.config, workdir.metrics, workdir.report_md, workdir.stage_folder("slpo").finished} <= files
+    assert {
+        workdir.config,
+        workdir.metrics,
+        workdir.report_md,
+        workdir.stage_folder("slpo").finished,
+    } <= files
     assert ("slpo", "real") in workdir.evaluated()
 
 
 def test_a_checkpoint_knows_the_run_around_it():
     stage = StageFolder(Path("work/checkpoints/slpo"))
-    assert StageFolder.of(stage.path).path == StageFolder.of(stage.path / "40").path == stage.path
+    assert (
+        StageFolder.of(stage.path).path
+        == StageFolder.of(stage.path / "40").path
+        == stage.path
+    )
     assert (stage.name, str(stage.workdir)) == ("slpo", "work")
 
 

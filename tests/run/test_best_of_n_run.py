@@ -10,18 +10,31 @@ from slpo_jax.run.experiment import build
 from small_run import load_config
 
 
-def test_every_step_draws_from_the_start_at_the_stage_s_temperature(tmp_path, monkeypatch):
+def test_every_step_draws_from_the_start_at_the_stage_s_temperature(
+    tmp_path, monkeypatch
+):
     """Not from `config.init`, nor from what the steps have made of it."""
     config = load_config()
-    own = {"data.train": "synthetic:train", "data.valid": "synthetic:valid", "best_of_n.temperature": 0.7}
-    own |= {"stages": ("imitate", "best_of_n"), "gate.enabled": False, "rl.temperature": 0.3}
+    own = {
+        "data.train": "synthetic:train",
+        "data.valid": "synthetic:valid",
+        "best_of_n.temperature": 0.7,
+    }
+    own |= {
+        "stages": ("imitate", "best_of_n"),
+        "gate.enabled": False,
+        "rl.temperature": 0.3,
+    }
     config.update_from_flattened_dict(own)
     experiment = build(read_config(config), tmp_path)
-    stage, shapes = experiment.stage("best_of_n"), experiment.abstract_params()
+    stage = experiment.stage("best_of_n")
+    shapes = experiment.abstract_params()
     imitated = jax.tree.map(lambda x: np.full(x.shape, 7, x.dtype), shapes)
     save_params(stage.start.folder.path, imitated)
     stage.start.folder.finished.touch()
-    temperatures, drawn, begun = [], [], []
+    temperatures = []
+    drawn = []
+    begun = []
 
     def make_choice(policy, *_):
         temperatures.append(policy.config.temperature)

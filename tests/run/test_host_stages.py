@@ -49,9 +49,17 @@ def folder(tmp_path_factory):
     found = new_folder(tmp_path_factory.mktemp("host"))
     (found / "own.py").write_text(CONFIG.replace("get_config", "small") + OWN)
     run("--config=own.py", "--workdir=device", folder=found)
-    host = ("--config=own.py", "--workdir=host", "--config.reward=same", "--config.reward_processes=2")
+    host = (
+        "--config=own.py",
+        "--workdir=host",
+        "--config.reward=same",
+        "--config.reward_processes=2",
+    )
     (found / "end").touch()
-    assert "cold_start: interrupted at step 1" in run(*host, folder=found, status=143).stdout
+    assert (
+        "cold_start: interrupted at step 1"
+        in run(*host, folder=found, status=143).stdout
+    )
     assert not (found / "end").exists()
     run(*host, "--config.reward_seconds=60", folder=found)
     return found
@@ -64,21 +72,34 @@ def test_stages_are_the_same_to_the_bit(folder):
     assert {row["stage"] for row in judged} == {"cold_start", "best_of_n", "slpo"}
     assert not any(row["reward_failed"] for row in judged)
     assert any(0 < row["right_share"] < 1 for row in host if "right_share" in row)
-    assert [{name: row[name] for name in row if name not in OF_HOST} for row in host] == device
+    assert [
+        {name: row[name] for name in row if name not in OF_HOST} for row in host
+    ] == device
     for stage in ("cold_start", "best_of_n", "slpo", "latent_rm"):
-        assert_same(*(checkpoint_of(folder / workdir, stage) for workdir in ("device", "host")))
+        assert_same(
+            *(checkpoint_of(folder / workdir, stage) for workdir in ("device", "host"))
+        )
     for path in sorted((folder / "device" / "eval").glob("*/*.jsonl")):
-        assert path.read_bytes() == (folder / "host" / path.relative_to(folder / "device")).read_bytes()
+        assert (
+            path.read_bytes()
+            == (folder / "host" / path.relative_to(folder / "device")).read_bytes()
+        )
 
 
 @pytest.mark.slow
 def test_a_gate_of_verdicts_of_the_host_is_used(folder, request, tmp_path):
     read_registrations(str(folder / "own.py"))
     request.addfinalizer(lambda: REWARDS.pop("same"))
-    asked, found = "Tom has 1 pens . He buys 2 . How many now ?", []
+    asked = "Tom has 1 pens . He buys 2 . How many now ?"
+    found = []
     for workdir in ("device", "host"):
         reasoner = slpo_jax.load(str(folder / workdir))
         reasoner.export(tmp_path / workdir)
-        solved = reasoner.solve(asked, samples=3), slpo_jax.load(tmp_path / workdir).solve(asked)
-        found.append([each.shown.partition("\n")[2] for each in solved])  # the first line has the place
+        solved = (
+            reasoner.solve(asked, samples=3),
+            slpo_jax.load(tmp_path / workdir).solve(asked),
+        )
+        found.append(
+            [each.shown.partition("\n")[2] for each in solved]
+        )  # the first line has the place
     assert found[0] == found[1]

@@ -59,7 +59,9 @@ def _determined(path: str, leaf):
     whole steps of. They are left out; and as Adafactor limits the steps of an array together, those of queries and
     values beside them are determined less exactly.
     """
-    if not path.endswith("['c_attn']['bias']") or len(leaf) % 3:  # Adafactor keeps sums beside the whole
+    if (
+        not path.endswith("['c_attn']['bias']") or len(leaf) % 3
+    ):  # Adafactor keeps sums beside the whole
         return leaf, 1e-5
     queries, _, values = np.split(leaf, 3)
     return np.concatenate([queries, values]), 1e-4
@@ -73,8 +75,17 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def alone(folder):
     """By the script that starts it on a machine."""
-    command = ["bash", str(ROOT / "launch" / "one_machine.sh"), *_flags(folder, "alone", 4)]
-    done = subprocess.run(command, env=os.environ | {"PYTHON": sys.executable}, capture_output=True, text=True)
+    command = [
+        "bash",
+        str(ROOT / "launch" / "one_machine.sh"),
+        *_flags(folder, "alone", 4),
+    ]
+    done = subprocess.run(
+        command,
+        env=os.environ | {"PYTHON": sys.executable},
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr
     return folder / "alone"
 
@@ -102,38 +113,61 @@ def test_a_signal_to_one_stops_all_and_nothing_is_lost(together, folder):
     """By the status of a terminated program, after one and the same step; the rest is the next test's."""
     _, stopped = together
     assert stopped == [128 + signal.SIGTERM] * 2
-    said = (folder / "first_0.stdout").read_text() + (folder / "first_0.stderr").read_text()
-    assert re.search(r"imitate: interrupted at step \d+; the same command goes on", said)
-    rows = [(row["stage"], row["step"], *sorted(row)) for row in rows_of(folder / "two")]
+    said = (folder / "first_0.stdout").read_text() + (
+        folder / "first_0.stderr"
+    ).read_text()
+    assert re.search(
+        r"imitate: interrupted at step \d+; the same command goes on", said
+    )
+    rows = [
+        (row["stage"], row["step"], *sorted(row)) for row in rows_of(folder / "two")
+    ]
     assert len(rows) == len(set(rows))
 
 
 def test_it_is_the_same_run(together, alone):
     """Trajectories and rewards exactly, sums over devices as far as their order allows, and the same report."""
     work, _ = together
-    ours, theirs = rows_of(work), rows_of(alone)
+    ours = rows_of(work)
+    theirs = rows_of(alone)
     assert [sorted(row) for row in ours] == [sorted(row) for row in theirs]
     for row, expected in zip(ours, theirs, strict=True):
-        assert {name: row[name] for name in EXACT if name in row} == {n: expected[n] for n in EXACT if n in expected}
+        assert {name: row[name] for name in EXACT if name in row} == {
+            n: expected[n] for n in EXACT if n in expected
+        }
         numbers = [name for name in row if name not in EXACT and name != "stage"]
-        np.testing.assert_allclose([row[n] for n in numbers], [expected[n] for n in numbers], rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(
+            [row[n] for n in numbers],
+            [expected[n] for n in numbers],
+            rtol=1e-4,
+            atol=1e-6,
+        )
     for stage in ("imitate", "slpo"):
         expected = checkpoint_of(alone, stage)
         for path, leaf in checkpoint_of(work, stage).items():
-            (ours, exactly), (theirs, _) = _determined(path, leaf), _determined(path, expected[path])
-            np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=exactly, err_msg=f"{stage}{path}")
+            (ours, exactly), (theirs, _) = (
+                _determined(path, leaf),
+                _determined(path, expected[path]),
+            )
+            np.testing.assert_allclose(
+                ours, theirs, rtol=1e-4, atol=exactly, err_msg=f"{stage}{path}"
+            )
 
 
 def test_it_writes_the_same_files_once(together, alone):
     work, _ = together
-    ours, theirs = texts_of(work), texts_of(alone)
+    ours = texts_of(work)
+    theirs = texts_of(alone)
     assert ours.keys() == theirs.keys()
     assert ours["report.md"] == theirs["report.md"]
     for name in ours:
         if name.endswith(".jsonl"):
             assert ours[name] == theirs[name], name
     config, expected = (json.loads(texts["config.json"]) for texts in (ours, theirs))
-    assert config == expected | {"cpu_devices": 2, "sharding": expected["sharding"] | {"fsdp": FSDP}}
+    assert config == expected | {
+        "cpu_devices": 2,
+        "sharding": expected["sharding"] | {"fsdp": FSDP},
+    }
 
 
 STUCK = """
@@ -148,9 +182,20 @@ def test_a_process_alive_but_stuck_is_named_and_all_end(folder):
     """By the same line of each process, and the status of other errors."""
     with (folder / "small.py").open() as file:
         (folder / "stuck.py").write_text(file.read() + STUCK)
-    flags = [f"--config={folder / 'stuck.py'}", f"--workdir={folder / 'stuck'}", "--config.stages=('imitate',)"]
-    flags += [f"--config.data.train={folder / 'train.jsonl'}", f"--config.data.valid={folder / 'valid.txt'}"]
-    flags += ["--config.imitate.cot_steps=0", "--config.imitate.final_steps=100000", "--config.stuck_after=60"]
+    flags = [
+        f"--config={folder / 'stuck.py'}",
+        f"--workdir={folder / 'stuck'}",
+        "--config.stages=('imitate',)",
+    ]
+    flags += [
+        f"--config.data.train={folder / 'train.jsonl'}",
+        f"--config.data.valid={folder / 'valid.txt'}",
+    ]
+    flags += [
+        "--config.imitate.cot_steps=0",
+        "--config.imitate.final_steps=100000",
+        "--config.stuck_after=60",
+    ]
     processes = start_all(2, *flags, folder=folder, output="stuck")
     _wait_for(folder / "stuck" / "metrics.jsonl", "imitate", 5, processes)
     os.kill(processes[1].pid, signal.SIGUSR1)

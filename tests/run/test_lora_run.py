@@ -23,7 +23,8 @@ from small_run import load_config, train
 from tiny_folder import tiny_folder
 
 pytestmark = pytest.mark.usefixtures("cpu_devices")
-STEPS, RANK = 4, 2
+STEPS = 4
+RANK = 2
 # A latent policy with parameters of its own, several updates a step, and the start as a reference.
 CHANGES = {
     "reasoner": "text_gpt2", "gate.enabled": False, "latent_policy.name": "hybrid", "dropout.rate": 0.0,
@@ -45,10 +46,14 @@ PROBLEMS = [
 def _built(workdir, base, **changes):
     problems = write_jsonl(base.parent / "train.jsonl", PROBLEMS)
     config = load_config()
-    config.update_from_flattened_dict(CHANGES | {"init": str(base), "data.train": problems} | changes)
+    config.update_from_flattened_dict(
+        CHANGES | {"init": str(base), "data.train": problems} | changes
+    )
     experiment = build(read_config(config), workdir)
     # Mixed, whatever so small a model says.
-    experiment.reward.on_device = lambda tokens_NA, references_NR: tokens_NA.sum(axis=1) % 2 == 0
+    experiment.reward.on_device = lambda tokens_NA, references_NR: (
+        tokens_NA.sum(axis=1) % 2 == 0
+    )
     return experiment
 
 
@@ -73,9 +78,13 @@ def run(tmp_path_factory):
 @pytest.mark.slow
 def test_what_is_left_is_the_base_but_for_a_low_rank_and_what_is_trained_whole(run):
     experiment, workdir, _ = run
-    start, left = experiment.initial_params(), checkpoint_of(workdir, "grpo")
+    start = experiment.initial_params()
+    left = checkpoint_of(workdir, "grpo")
     tensors = load_file(workdir / "checkpoints/grpo/adapters/adapter_model.safetensors")
-    before = {jax.tree_util.keystr(path): x for path, x in jax.tree_util.tree_leaves_with_path({"params": start})}
+    before = {
+        jax.tree_util.keystr(path): x
+        for path, x in jax.tree_util.tree_leaves_with_path({"params": start})
+    }
     assert {path for path in left if "params" in path} == before.keys()
     for path, old in before.items():
         if "latent_policy" in path:
@@ -86,8 +95,16 @@ def test_what_is_left_is_the_base_but_for_a_low_rank_and_what_is_trained_whole(r
             assert found[RANK] < 1e-5, path
         else:
             np.testing.assert_array_equal(left[path], old, err_msg=path)
-    a, b = (tensors[f"base_model.model.transformer.h.1.attn.c_proj.lora_{part}.weight"] for part in "AB")
-    np.testing.assert_allclose(left[KERNEL] - np.asarray(before[KERNEL]), 5.0 / RANK * (b @ a).T, rtol=0, atol=1e-5)
+    a, b = (
+        tensors[f"base_model.model.transformer.h.1.attn.c_proj.lora_{part}.weight"]
+        for part in "AB"
+    )
+    np.testing.assert_allclose(
+        left[KERNEL] - np.asarray(before[KERNEL]),
+        5.0 / RANK * (b @ a).T,
+        rtol=0,
+        atol=1e-5,
+    )
     kl = [row["kl"] for row in rows_of(workdir)]
     assert len(kl) == STEPS
     assert all(value > 1e-5 for value in kl[1:])
@@ -125,11 +142,17 @@ def test_it_is_opened_merged_and_exported_apart(run, tmp_path, warnings):
     with pytest.raises(UserError, match=r"^adapters: .*config\.rl\.lora\.rank"):
         slpo_jax.load(base).export(tmp_path / "none", adapters=True)
     assert not (tmp_path / "none").exists()
-    again = slpo_jax.load(target, base=str(base), reasoner="text_gpt2").solver.params["reasoner"]
+    again = slpo_jax.load(target, base=str(base), reasoner="text_gpt2").solver.params[
+        "reasoner"
+    ]
     ours = reasoner.solver.params["reasoner"]
-    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=0, atol=1e-5), again, ours)
+    jax.tree.map(
+        functools.partial(np.testing.assert_allclose, rtol=0, atol=1e-5), again, ours
+    )
     # tests/models/test_lora.py has that PEFT opens it too.
-    assert json.loads((target / "adapter_config.json").read_text())["base_model_name_or_path"] == str(base)
+    assert json.loads((target / "adapter_config.json").read_text())[
+        "base_model_name_or_path"
+    ] == str(base)
 
 
 def test_a_validation_is_of_merged_parameters(tmp_path, monkeypatch):
@@ -139,13 +162,19 @@ def test_a_validation_is_of_merged_parameters(tmp_path, monkeypatch):
     experiment.log.close()
     params = experiment.initial_params()
     own = jax.tree.map(lambda x: x + 0.5, rl.fresh_adapters(experiment, params))
-    monkeypatch.setattr(train_stage, "validation_accuracy", lambda experiment, params, *_: params)
+    monkeypatch.setattr(
+        train_stage, "validation_accuracy", lambda experiment, params, *_: params
+    )
     given = []
-    monkeypatch.setattr(rl, "train_stage", lambda *arguments: given.append(arguments[4]))
+    monkeypatch.setattr(
+        rl, "train_stage", lambda *arguments: given.append(arguments[4])
+    )
     rl.train(experiment.stage("grpo"))
     (accuracy,) = given
     assert accuracy(params) is params
     found = accuracy(params | own)
     wanted = lora.without_adapter(params | own, 5.0 / RANK)
     assert found.keys() == params.keys()
-    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-6), found, wanted)
+    jax.tree.map(
+        functools.partial(np.testing.assert_allclose, rtol=1e-6), found, wanted
+    )

@@ -55,8 +55,16 @@ def _table(path: Path, count: int = 40) -> str:
         writer.writerow(["task", "notes", "result"])
         for number in range(count):
             a, b, c = (draw.randint(1, 9) for _ in range(3))
-            steps = f"{a} + {b} = {a + b}\n{a + b} + {c} = {a + b + c}" if number else ""
-            writer.writerow([f"Tom {number} has {a} pens, buys {b} and finds {c}.", steps, a + b + c])
+            steps = (
+                f"{a} + {b} = {a + b}\n{a + b} + {c} = {a + b + c}" if number else ""
+            )
+            writer.writerow(
+                [
+                    f"Tom {number} has {a} pens, buys {b} and finds {c}.",
+                    steps,
+                    a + b + c,
+                ]
+            )
     return str(path)
 
 
@@ -84,17 +92,28 @@ def test_a_smoke_test_asks_a_gym_for_few_problems(monkeypatch, tmp_path):
     with pytest.raises(InterruptedError):
         train(["--train=gym:chain_sum", "--smoke", f"--workdir={tmp_path / 'work'}"])
     config, uncut = found
-    assert (config.data.gym.train_size, config.rl.steps, uncut.data) == (64, 2, config.data)
+    assert (config.data.gym.train_size, config.rl.steps, uncut.data) == (
+        64,
+        2,
+        config.data,
+    )
     assert uncut.rl.steps == 80
 
 
 @pytest.mark.slow
 def test_a_base_of_ours_on_several_devices_in_a_process_of_several(tmp_path):
-    base, train = workdir("coconut_gpt2", tmp_path / "base"), write_jsonl(tmp_path / "t.jsonl", [
+    base = workdir("coconut_gpt2", tmp_path / "base")
+    train = write_jsonl(tmp_path / "t.jsonl", [
         {"question": f"Tom has {n} pens . He buys {more} . How many now ?", "answer": f"{n + more}"}
         for n in range(10) for more in (2, 3, 4)
     ])  # fmt: skip
-    flags = [f"--train={train}", f"--base={base}", "--smoke", "--config.cpu_devices=2", "--config.sharding.fsdp=2"]
+    flags = [
+        f"--train={train}",
+        f"--base={base}",
+        "--smoke",
+        "--config.cpu_devices=2",
+        "--config.sharding.fsdp=2",
+    ]
     (process,) = start_all(1, *flags, folder=tmp_path, output="it")
     process.join()
     said = (tmp_path / "it_0.stderr").read_text()
@@ -106,38 +125,69 @@ WORDS = ["lempus", "rompus", "wumpus", "vumpus", "yumpus", "zumpus", "dumpus", "
 
 
 def _proofs(path: Path, count: int, *more: str) -> str:
-    draw, rows = random.Random(0), {}
+    draw = random.Random(0)
+    rows = {}
     while len(rows) < count:
         a, b, c = draw.sample([*WORDS, *more], 3)
-        rows[f"Every {a} is a {b}. Tom is a {a}. Is he a {b} or {c}?"] = f"Tom is a {b}."
-    return write_jsonl(path, [{"question": q, "steps": ["Tom is here."], "answer": a} for q, a in rows.items()])
+        rows[f"Every {a} is a {b}. Tom is a {a}. Is he a {b} or {c}?"] = (
+            f"Tom is a {b}."
+        )
+    return write_jsonl(
+        path,
+        [
+            {"question": q, "steps": ["Tom is here."], "answer": a}
+            for q, a in rows.items()
+        ],
+    )
 
 
 def test_few_words_are_a_token_each(tmp_path, caplog):
     """Those of the training data; others of a set to evaluate on are counted."""
-    few = [*WORDS, *["Every", "is", "a", "Tom", "Is", "he", "or", "here", ".", "?"]]  # by hand
+    few = [
+        *WORDS,
+        *["Every", "is", "a", "Tom", "Is", "he", "or", "here", ".", "?"],
+    ]  # by hand
     test = _proofs(tmp_path / "test.jsonl", 60, "pimpus", "gimpus")
     source = _proofs(tmp_path / "set.jsonl", 260)
     config, lines = _chosen(source, f"{source}[valid]", {"test": test})
     assert config.tokenizer == "words"
-    assert f"tokenizer='words' (without a base model: random weights, one for each of the {len(few)} words" in lines[2]
+    assert (
+        f"tokenizer='words' (without a base model: random weights, one for each of the {len(few)} words"
+        in lines[2]
+    )
     settings = check(config)
     assert config.prompt_slots == (24,)  # 18 words and signs, a line break, the marker
     setup = assemble(settings)
     tokens = {token.lstrip("\u0120") for token in setup.template.tokenizer.get_vocab()}
-    markers = {"<unk>", "<eos>", "<pad>", "<|start-latent|>", "<|end-latent|>", "<|latent|>"}
+    markers = {
+        "<unk>",
+        "<eos>",
+        "<pad>",
+        "<|start-latent|>",
+        "<|end-latent|>",
+        "<|latent|>",
+    }
     assert tokens == {*few, *markers, "###", "\u010a"}
     with caplog.at_level("WARNING"):
         encoded = setup.test_set("test")
-    unread = [any(word in line for word in ("pimpus", "gimpus")) for line in Path(test).read_text().splitlines()]
-    assert f"test: {sum(unread)} of 60 problems have words that the tokenizer doesn't know, 2 in all: '" in caplog.text
+    unread = [
+        any(word in line for word in ("pimpus", "gimpus"))
+        for line in Path(test).read_text().splitlines()
+    ]
+    assert (
+        f"test: {sum(unread)} of 60 problems have words that the tokenizer doesn't know, 2 in all: '"
+        in caplog.text
+    )
     assert [0 in ids for ids in encoded.prompts] == unread
     smaller = _proofs(tmp_path / "smaller.jsonl", 150)
     assert _chosen(smaller)[0].tokenizer == "bytes"  # 7 to a word
     # However few problems there are to a word, where a kind's marks are words.
     setup = assemble(check(_chosen(smaller, reasoner="colar_gpt2")[0]))
     assert setup.config.tokenizer == "words"
-    assert setup.template.tokenizer.unk_token_id not in setup.template.tokenizer("Answer:").input_ids
+    assert (
+        setup.template.tokenizer.unk_token_id
+        not in setup.template.tokenizer("Answer:").input_ids
+    )
     with pytest.raises(UserError, match=r"'###' .*config\.tokenizer=words"):
         _chosen(smaller, reasoner="colar_gpt2", tokenizer="bytes")
 
@@ -160,7 +210,11 @@ def test_settings_are_the_data_s_and_all_of_them_are_said(tmp_path, monkeypatch)
     assert not any("\n" in line for line in lines)
     # The lengths are those of the problems as the run is going to write them, by hand: a byte a token.
     problems = load_problems(source, fields=FieldsConfig(**FIELDS))
-    assert max(config.prompt_slots) - 8 < max(len(p.question) for p in problems) + 2 <= max(config.prompt_slots)
+    assert (
+        max(config.prompt_slots) - 8
+        < max(len(p.question) for p in problems) + 2
+        <= max(config.prompt_slots)
+    )
     assert config.max_answer_tokens == len("### 27") + 1 + 2
     assert config.model.n_positions < 256
 
@@ -176,15 +230,26 @@ def test_a_tenth_each_is_set_apart(tmp_path):
     questions = [{problem.question for problem in part} for part in parts]
     assert list(map(len, questions)) == [32, 4, 4]
     assert len(set.union(*questions)) == 40
-    assert "no validation or test set was given; a tenth of the problems each is set apart" in lines[0]
+    assert (
+        "no validation or test set was given; a tenth of the problems each is set apart"
+        in lines[0]
+    )
     # What is given stays as it is, and what a data set has is taken from it.
     other = _table(tmp_path / "other.csv", 45)
     config, _ = _chosen(other, source, {"mine": source}, FIELDS)
-    assert (config.data.train, config.data.valid, dict(config.data.eval)) == (other, source, {"mine": source})
+    assert (config.data.train, config.data.valid, dict(config.data.eval)) == (
+        other,
+        source,
+        {"mine": source},
+    )
     rows = [{"question": f"Q{n}?", "answer": str(n)} for n in range(10)]
     folder = write_set(tmp_path / "set", {"train": rows, "test": rows[:2]})
     data = _chosen(folder)[0].data
-    assert (data.train, data.valid, data.eval["test"]) == (folder, f"{folder}[valid]", folder)
+    assert (data.train, data.valid, data.eval["test"]) == (
+        folder,
+        f"{folder}[valid]",
+        folder,
+    )
     with pytest.raises(UserError, match=r"few.csv\[train\]: 9 .*10"):
         _chosen(_table(tmp_path / "few.csv", 9), fields=FIELDS)
 
@@ -192,8 +257,14 @@ def test_a_tenth_each_is_set_apart(tmp_path):
 def test_only_the_absence_of_a_split_is_one(tmp_path, monkeypatch):
     """Not a hub that is out of reach, nor a broken record: a tenth of the training data would become the test set."""
     records = [{"question": f"Q{n}?", "answer": str(n)} for n in range(20)]
-    folder = write_set(tmp_path / "set", {"train": records, "test": [*records[:3], {"question": " ", "answer": "1"}]})
-    with pytest.raises(UserError, match=rf"config\.data\.eval\.test: {folder}, split test, row 4: .*question"):
+    folder = write_set(
+        tmp_path / "set",
+        {"train": records, "test": [*records[:3], {"question": " ", "answer": "1"}]},
+    )
+    with pytest.raises(
+        UserError,
+        match=rf"config\.data\.eval\.test: {folder}, split test, row 4: .*question",
+    ):
         _chosen(folder)
     part = f"{_table(tmp_path / 'my.csv', 120)}[train]"
     data = _chosen(part, fields=FIELDS)[0].data
@@ -213,32 +284,64 @@ def test_only_the_absence_of_a_split_is_one(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("tokenizer", ["bytes", "words"])
-def test_a_source_is_read_encoded_and_warned_of_once(tokenizer, tmp_path, monkeypatch, warnings, capsys):
+def test_a_source_is_read_encoded_and_warned_of_once(
+    tokenizer, tmp_path, monkeypatch, warnings, capsys
+):
     """Where settings are chosen and where the run opens its data; not where the file is another."""
-    source, reads, records = _table(tmp_path / "my.csv"), [], []
-    Path(source).write_text(Path(source).read_text() + "Tom has some pens.,,many\nHas Tom one?,,\nHas Tom two?,,\n")
-    read, hashed, record = record_readers.FILE_READERS[".csv"], [], problems.read_record
-    monkeypatch.setitem(record_readers.FILE_READERS, ".csv", lambda path: reads.append(path) or read(path))
-    monkeypatch.setattr(problems, "read_record", lambda where, *asked: records.append(where) or record(where, *asked))
+    source = _table(tmp_path / "my.csv")
+    reads = []
+    records = []
+    Path(source).write_text(
+        Path(source).read_text()
+        + "Tom has some pens.,,many\nHas Tom one?,,\nHas Tom two?,,\n"
+    )
+    read = record_readers.FILE_READERS[".csv"]
+    hashed = []
+    record = problems.read_record
+    monkeypatch.setitem(
+        record_readers.FILE_READERS,
+        ".csv",
+        lambda path: reads.append(path) or read(path),
+    )
+    monkeypatch.setattr(
+        problems,
+        "read_record",
+        lambda where, *asked: records.append(where) or record(where, *asked),
+    )
     monkeypatch.setattr(files, "_TICK", 0)
-    monkeypatch.setattr(hashlib, "file_digest", lambda file, kind: hashed.append(file.name) or hash_file(file, kind))
+    monkeypatch.setattr(
+        hashlib,
+        "file_digest",
+        lambda file, kind: hashed.append(file.name) or hash_file(file, kind),
+    )
     config, _ = _chosen(source, fields=FIELDS, tokenizer=tokenizer)
     assert warnings == []
     experiment = build(check(config), tmp_path / "work")
     check_stages(experiment, uncut=experiment.config)
-    assert (len(experiment.train), experiment.tests, len(experiment.valid)) == (32, ("test",), 4)
+    assert (len(experiment.train), experiment.tests, len(experiment.valid)) == (
+        32,
+        ("test",),
+        4,
+    )
     assert [len(reads), len(records), hashed.count(source)] == [1, 43, 1]
     said = f"1 like {source}, line 81: answer 'many' is no number; 2 like {source}, line 82: no answer"
     said = f"{source}: left out 3 of 43 problems: {said}"
     assert [line for line in warnings if "left out" in line] == [said]
     table = Path(source).read_text()
     Path(source).write_text(table.replace("Tom 1 ", "Tim 1 "))  # of the same size
-    before, again = (load_set(experiment.config, "config.data.eval.test", source) for _ in range(2))
+    before, again = (
+        load_set(experiment.config, "config.data.eval.test", source) for _ in range(2)
+    )
     assert before[1].question.startswith("Tim 1 ")
     assert before is again
     assert len(reads) == 2
     capsys.readouterr()
-    data([source, *(f"--config.data.fields.{role}={name}" for role, name in FIELDS.items())])
+    data(
+        [
+            source,
+            *(f"--config.data.fields.{role}={name}" for role, name in FIELDS.items()),
+        ]
+    )
     out, err = capsys.readouterr()
     assert f"\n  {said}\n" in out, "as the run has it"
     assert err == ""
@@ -248,7 +351,10 @@ def test_answers_that_are_no_numbers_are_compared_as_texts(tmp_path):
     config, lines = _chosen(_proofs(tmp_path / "set.jsonl", 20))
     assert check(config).prompt.answers == "texts"
     assert "answers are no numbers, 'Tom is a" in lines[1]
-    rows = [{"question": f"Q{n}?", "answer": "1e999" if n == 3 else str(n)} for n in range(20)]
+    rows = [
+        {"question": f"Q{n}?", "answer": "1e999" if n == 3 else str(n)}
+        for n in range(20)
+    ]
     config, lines = _chosen(write_jsonl(tmp_path / "typo.jsonl", rows))
     assert (config.prompt.answers, config.max_answer_tokens) == ("auto", 9)
     assert "15 of 16 answers are numbers" in lines[1]
@@ -257,7 +363,11 @@ def test_answers_that_are_no_numbers_are_compared_as_texts(tmp_path):
 def _in_words(path: Path, steps: int = 3) -> str:
     """Problems in the words of the tokenizer synthetic:20, of up to so many steps."""
     rows = [
-        {"question": f"Tom has {n % 9} pens . He buys 2 .", "steps": ["1 + 2 = 3"] * (1 + n % steps), "answer": "3"}
+        {
+            "question": f"Tom has {n % 9} pens . He buys 2 .",
+            "steps": ["1 + 2 = 3"] * (1 + n % steps),
+            "answer": "3",
+        }
         for n in range(18)
     ]
     return write_jsonl(path, rows)
@@ -281,8 +391,16 @@ def test_lengths_are_measured_by_the_tokenizer_that_there_is(tmp_path):
 def test_which_checkpoint_of_a_run_is_taken_is_said(tmp_path, monkeypatch, caplog):
     """The run is told that one alone; what else is odd about it, it says itself."""
     identify = own_data_settings.identify
-    monkeypatch.setattr(own_data_settings, "newest_checkpoint", lambda source: logging.warning("taken") or source)
-    monkeypatch.setattr(own_data_settings, "identify", lambda *asked: logging.warning("odd") or identify(*asked))
+    monkeypatch.setattr(
+        own_data_settings,
+        "newest_checkpoint",
+        lambda source: logging.warning("taken") or source,
+    )
+    monkeypatch.setattr(
+        own_data_settings,
+        "identify",
+        lambda *asked: logging.warning("odd") or identify(*asked),
+    )
     tiny_folder(tmp_path / "base")
     with caplog.at_level("WARNING", logger="absl"):
         _chosen(_in_words(tmp_path / "set.jsonl", 1), init=str(tmp_path / "base"))
@@ -295,10 +413,21 @@ def test_a_latent_reasoner_may_think_for_twice_as_long_as_it_is_published_to(tmp
 
     init = written(coconut_hugging_face).settings["init"]
     config, _ = _chosen(_in_words(tmp_path / "set.jsonl", 1), init=init)
-    assert (config.stages, config.max_latents) == (("cold_start", "rl", "evaluate"), 2 * LATENTS)
+    assert (config.stages, config.max_latents) == (
+        ("cold_start", "rl", "evaluate"),
+        2 * LATENTS,
+    )
 
 
-MEASURED = Measured(7_000, [2] * 6_000 + [4] * 1_000, [40] * 90 + [200] * 10, [6, 9], [60], 124_000_000, 1024)
+MEASURED = Measured(
+    7_000,
+    [2] * 6_000 + [4] * 1_000,
+    [40] * 90 + [200] * 10,
+    [6, 9],
+    [60],
+    124_000_000,
+    1024,
+)
 
 
 @pytest.mark.parametrize(
@@ -322,7 +451,11 @@ MEASURED = Measured(7_000, [2] * 6_000 + [4] * 1_000, [40] * 90 + [200] * 10, [6
     ],
 )  # fmt: skip
 def test_choices_go_by_lengths_and_sizes(changes, expected):
-    found = {key: value for each in choices(Measured(**vars(MEASURED) | changes)) for key, value in each.values.items()}
+    found = {
+        key: value
+        for each in choices(Measured(**vars(MEASURED) | changes))
+        for key, value in each.values.items()
+    }
     assert {key: found[key] for key in expected} == expected
     assert ("imitate.batch_size" in found) == ("latents" not in changes)
 
@@ -330,15 +463,30 @@ def test_choices_go_by_lengths_and_sizes(changes, expected):
 # What flags set, and what follows from it by hand, of 32 problems to train on in batches of 8.
 FOLLOWS = {
     "few steps of a stage": ({"rl.steps": 6}, {"rl.optimizer.warmup_steps": 0}),
-    "few steps of a phase": ({"imitate.final_steps": 45}, {"imitate.optimizer.warmup_steps": 4}),
-    "a batch": ({"imitate.batch_size": 4}, {"imitate.cot_steps": 30 * 32 // 4, "imitate.stage_steps": 80}),
+    "few steps of a phase": (
+        {"imitate.final_steps": 45},
+        {"imitate.optimizer.warmup_steps": 4},
+    ),
+    "a batch": (
+        {"imitate.batch_size": 4},
+        {"imitate.cot_steps": 30 * 32 // 4, "imitate.stage_steps": 80},
+    ),
     "a cold start's steps": ({"cold_start.steps": 8}, {"cold_start.evaluate_every": 2}),
     "latents": ({"max_latents": 1}, {"imitate.max_latent_stage": 1, "min_latents": 1}),
     "a stage of the curriculum": ({"imitate.max_latent_stage": 3}, {"max_latents": 6}),
     "a budget": ({"max_answer_tokens": 200}, {"model.n_positions": 256}),
-    "a verifier of the host": ({"reward": "mine"}, {"stages": ("imitate", "cold_start", "rl", "evaluate")}),
-    "no gate": ({"gate.enabled": False}, {"stages": ("imitate", "rl", "evaluate"), "max_latents": 2}),
-    "no thought": ({"max_latents": 0}, {"gate.enabled": False, "imitate.max_latent_stage": 0}),
+    "a verifier of the host": (
+        {"reward": "mine"},
+        {"stages": ("imitate", "cold_start", "rl", "evaluate")},
+    ),
+    "no gate": (
+        {"gate.enabled": False},
+        {"stages": ("imitate", "rl", "evaluate"), "max_latents": 2},
+    ),
+    "no thought": (
+        {"max_latents": 0},
+        {"gate.enabled": False, "imitate.max_latent_stage": 0},
+    ),
 }
 
 
@@ -355,9 +503,12 @@ def test_flags_go_first_and_what_is_chosen_follows(case, tmp_path, monkeypatch):
     assert lines[-1] == f"as given, not chosen: {next(iter(given))}"
 
 
-@pytest.mark.parametrize("reasoner", [name for name in REASONERS if name.endswith("gpt2")])
+@pytest.mark.parametrize(
+    "reasoner", [name for name in REASONERS if name.endswith("gpt2")]
+)
 def test_settings_are_those_of_the_reasoner_that_is_given(reasoner, tmp_path):
-    architecture, given = architecture_of(reasoner), {"reasoner": reasoner, "tokenizer": "synthetic:20"}
+    architecture = architecture_of(reasoner)
+    given = {"reasoner": reasoner, "tokenizer": "synthetic:20"}
     config, _ = _chosen(_in_words(tmp_path / "set.jsonl"), **given)
     experiment = build(check(config), tmp_path / "work")
     check_stages(experiment)
@@ -366,11 +517,20 @@ def test_settings_are_those_of_the_reasoner_that_is_given(reasoner, tmp_path):
     assert experiment.recipe.name == architecture.default_recipe
     if not architecture.has_latents:
         assert config.max_latents == 0
-        assert config.max_answer_tokens == 3 * 6 + 3 + 2  # three steps of 5 words and a line break, and ### 2 <eos>
+        assert (
+            config.max_answer_tokens == 3 * 6 + 3 + 2
+        )  # three steps of 5 words and a line break, and ### 2 <eos>
     elif architecture.default_recipe == "colar":
-        assert (config.latent_policy.name, config.max_latents) == ("colar", 3 * 6 // 2)  # at speed 2
+        assert (config.latent_policy.name, config.max_latents) == (
+            "colar",
+            3 * 6 // 2,
+        )  # at speed 2
     elif architecture.default_recipe == "adalr":
-        assert (config.latent_policy.name, config.max_latents, config.imitate.adalr.latents_a_step) == ("adalr", 3, 1)
+        assert (
+            config.latent_policy.name,
+            config.max_latents,
+            config.imitate.adalr.latents_a_step,
+        ) == ("adalr", 3, 1)
     else:
         assert (config.latent_policy.name, config.max_latents) == ("latent", 2 * 3)
 
@@ -378,16 +538,33 @@ def test_settings_are_those_of_the_reasoner_that_is_given(reasoner, tmp_path):
 @pytest.mark.parametrize(
     ("flags", "error"),
     [
-        (["--config.data.train=te.csv"], "--train=set.jsonl: config.data.train is given too; leave one of the two out"),
-        (["--valid=va.csv", "--config.data.valid", "b.csv"], "--valid=va.csv: config.data.valid is given too; "),
+        (
+            ["--config.data.train=te.csv"],
+            "--train=set.jsonl: config.data.train is given too; leave one of the two out",
+        ),
+        (
+            ["--valid=va.csv", "--config.data.valid", "b.csv"],
+            "--valid=va.csv: config.data.valid is given too; ",
+        ),
         (["--base=gpt2", "--config.init=b"], "--base=gpt2: config.init is given too; "),
-        (["--test=te=a.csv", "--config.data.eval.te=b.csv"], "--test=te=a.csv: config.data.eval.te is given too; "),
-        (["--test=a/te.csv", "--test=b/te.csv"], "--test=b/te.csv: another set is called te too; "),
-        (["--config.data.train.limit=3"], "config.data.train.limit: unknown config key; "),
+        (
+            ["--test=te=a.csv", "--config.data.eval.te=b.csv"],
+            "--test=te=a.csv: config.data.eval.te is given too; ",
+        ),
+        (
+            ["--test=a/te.csv", "--test=b/te.csv"],
+            "--test=b/te.csv: another set is called te too; ",
+        ),
+        (
+            ["--config.data.train.limit=3"],
+            "config.data.train.limit: unknown config key; ",
+        ),
         (["--config.rl.steps.most=3"], "config.rl.steps.most: unknown config key; "),
         (["--smoke=3"], "argument --smoke: ignored explicit argument '3'; see --help"),
         (["--processes=x"], "argument --processes: invalid int value: 'x'; see --help"),
     ],
 )
 def test_a_flag_that_would_be_dropped_or_misread_is_a_line(flags, error, tmp_path):
-    assert refusal("train", "--train=set.jsonl", *flags, folder=tmp_path).startswith(error)
+    assert refusal("train", "--train=set.jsonl", *flags, folder=tmp_path).startswith(
+        error
+    )

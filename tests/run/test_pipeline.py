@@ -28,7 +28,9 @@ def _records(path):
 
 def test_a_smoke_test_is_a_whole_run_beside_the_real_one(tmp_path):
     folder = new_folder(tmp_path)
-    stale = folder / "runs" / "small_smoke" / "checkpoints" / "imitate" / "finished"  # an earlier one's, of others
+    stale = (
+        folder / "runs" / "small_smoke" / "checkpoints" / "imitate" / "finished"
+    )  # an earlier one's, of others
     stale.parent.mkdir(parents=True)
     stale.write_text("44\n")
     done = run("--config=small.py", "--smoke", folder=folder)
@@ -36,7 +38,9 @@ def test_a_smoke_test_is_a_whole_run_beside_the_real_one(tmp_path):
     assert [path.name for path in (folder / "runs").iterdir()] == ["small_smoke"]
     report = json.loads((folder / "runs" / "small_smoke" / "report.json").read_text())
     assert set(ROWS) <= report["eval"].keys()
-    steps = {row["stage"]: row["step"] for row in rows_of(folder / "runs" / "small_smoke")}
+    steps = {
+        row["stage"]: row["step"] for row in rows_of(folder / "runs" / "small_smoke")
+    }
     assert steps == {"imitate": 4, "imitate_control": 6, "cold_start": 2, "slpo": 2}
 
 
@@ -44,7 +48,11 @@ def test_metrics_have_a_row_a_step_with_every_scalar(work):
     rows = rows_of(work, timing=True)
     trained = [row for row in rows if "valid_accuracy" not in row]
     starts = {"imitate_control": TOTALS["imitate"]}
-    expected = [(stage, n) for stage, end in TOTALS.items() for n in range(starts.get(stage, 0) + 1, end + 1)]
+    expected = [
+        (stage, n)
+        for stage, end in TOTALS.items()
+        for n in range(starts.get(stage, 0) + 1, end + 1)
+    ]
     assert [(row["stage"], row["step"]) for row in trained] == expected
     scalars = {
         "imitate": {"loss", "accuracy"},
@@ -55,22 +63,39 @@ def test_metrics_have_a_row_a_step_with_every_scalar(work):
                  "tokens_per_second"},
     }  # fmt: skip
     for row in trained:
-        assert set(row) == scalars[row["stage"]] | {"step", "stage", "grad_norm", "learning_rate", "seconds"}
-        assert all(np.isfinite(value) for value in row.values() if not isinstance(value, str))
+        assert set(row) == scalars[row["stage"]] | {
+            "step",
+            "stage",
+            "grad_norm",
+            "learning_rate",
+            "seconds",
+        }
+        assert all(
+            np.isfinite(value) for value in row.values() if not isinstance(value, str)
+        )
     assert [row["step"] for row in rows if "valid_accuracy" in row] == [3, 6, 7]
 
 
 def test_every_stage_learned_something(work):
     """Or the tests of what it learned would be empty."""
-    by_stage = {stage: [row for row in rows_of(work) if row["stage"] == stage] for stage in TOTALS}
+    by_stage = {
+        stage: [row for row in rows_of(work) if row["stage"] == stage]
+        for stage in TOTALS
+    }
     assert by_stage["imitate"][-1]["loss"] < 0.5 * by_stage["imitate"][0]["loss"]
     assert max(row["mixed"] for row in by_stage["slpo"]) > 0
     leaves = {stage: checkpoint_of(work, stage) for stage in TOTALS}
     assert {stage: found["step"] for stage, found in leaves.items()} == TOTALS
-    wte, kernel = "['params']['reasoner']['backbone']['wte']", "['params']['gate']['out']['kernel']"
-    for name, stages in ((wte, {"imitate_control", "slpo"}), (kernel, {"cold_start", "slpo"})):
+    wte = "['params']['reasoner']['backbone']['wte']"
+    kernel = "['params']['gate']['out']['kernel']"
+    for name, stages in (
+        (wte, {"imitate_control", "slpo"}),
+        (kernel, {"cold_start", "slpo"}),
+    ):
         first = leaves["imitate"][name]
-        assert {stage for stage, found in leaves.items() if (found[name] != first).any()} == stages
+        assert {
+            stage for stage, found in leaves.items() if (found[name] != first).any()
+        } == stages
 
 
 def test_records_of_every_row_and_set(work):
@@ -85,12 +110,21 @@ def test_records_of_every_row_and_set(work):
             assert record["correct"] == (record["answer"] == record["reference"])
             assert [sample["seed"] for sample in record["samples"]] == [0, 0, 1, 1]
             for each in (record, *record["samples"]):
-                assert each["latent_steps"] in {"imitate_fixed_tmax": [3], "imitate": [1]}.get(row, [1, 2, 3])
+                assert each["latent_steps"] in {
+                    "imitate_fixed_tmax": [3],
+                    "imitate": [1],
+                }.get(row, [1, 2, 3])
         if name == "real":
-            assert [record["question"] for record in records] == [problem["question"] for problem in real[:6]]
-            assert [record["reference"] for record in records] == [problem["answer"][:1] for problem in real[:6]]  # 3.0
+            assert [record["question"] for record in records] == [
+                problem["question"] for problem in real[:6]
+            ]
+            assert [record["reference"] for record in records] == [
+                problem["answer"][:1] for problem in real[:6]
+            ]  # 3.0
         elif row == "slpo":  # the last row's are the run's
-            assert (work / "eval" / "made.jsonl").read_bytes() == (work / "eval/slpo/made.jsonl").read_bytes()
+            assert (work / "eval" / "made.jsonl").read_bytes() == (
+                work / "eval/slpo/made.jsonl"
+            ).read_bytes()
 
 
 def test_report_can_be_read_and_seen(work):
@@ -100,7 +134,10 @@ def test_report_can_be_read_and_seen(work):
         assert f'"label":"{label}"' in page
     assert "best@2 by likelihood" in text
     report = json.loads((work / "report.json").read_text())
-    found = {row: {name: figures["n"] for name, figures in sets.items()} for row, sets in report["eval"].items()}
+    found = {
+        row: {name: figures["n"] for name, figures in sets.items()}
+        for row, sets in report["eval"].items()
+    }
     assert found == dict.fromkeys(ROWS, SETS)
     right = [record["correct"] for row in ROWS for record in _records(work / "eval" / row / "real.jsonl")]
     assert 0 < np.mean([report["eval"][row]["real"]["acc"] for row in ROWS]) == pytest.approx(np.mean(right))
@@ -109,13 +146,23 @@ def test_report_can_be_read_and_seen(work):
     assert {row["row"]: row["control"] for row in headline["rows"]}["slpo"] == "imitate_control"
     assert all(" | ".join(row["cells"]) in text for row in headline["rows"])
     assert set(report["training"]) == set(TOTALS)
-    every = [record for path in (work / "eval").glob("*/*.jsonl") for record in _records(path)]
-    assert len(re.findall('"stop":[n01]', page)) == sum(record["latent_steps"] for record in every)
+    every = [
+        record
+        for path in (work / "eval").glob("*/*.jsonl")
+        for record in _records(path)
+    ]
+    assert len(re.findall('"stop":[n01]', page)) == sum(
+        record["latent_steps"] for record in every
+    )
 
 
 def test_thresholds_are_the_validation_s_best(work):
     sweeps = json.loads((work / "report.json").read_text())["thresholds"]
-    for name, rules in {"cold_start": ("0.5", "0.9"), "slpo": ("0.5", "0.9"), "imitate_control": ("1", "3")}.items():
+    for name, rules in {
+        "cold_start": ("0.5", "0.9"),
+        "slpo": ("0.5", "0.9"),
+        "imitate_control": ("1", "3"),
+    }.items():
         best = max(rules, key=lambda rule: (sweeps[name][rule], -float(rule)))
         assert sweeps[name]["chosen"] == float(best)
 
@@ -124,7 +171,9 @@ def test_nothing_is_compiled_twice(work):
     """One program a phase, a stage, and a kind of rollout."""
     log = (work.parent / "stderr").read_text()
     names = re.findall(r"Compiling (?:jit\()?([\w.<>]+)\)? ", log)
-    assert names.count("train_step") == 2 + 1 + 1 + 1  # imitation's phases and its control's, cold start, SLPO
+    assert (
+        names.count("train_step") == 2 + 1 + 1 + 1
+    )  # imitation's phases and its control's, cold start, SLPO
     # Thresholds and lengths, clean; the same under dropout; and watched.
     assert names.count("local") == 5
 
@@ -133,14 +182,21 @@ def test_a_run_says_what_it_does(work):
     lines = (work.parent / "stderr").read_text().splitlines()
     starts = ("slpo_jax ", "model: coconut_gpt2, 5,265 parameters", "imitate: begins at step 0 of 44",
               "imitate: 44/44 steps", "evaluate: ")  # fmt: skip
-    places = [next(n for n, line in enumerate(lines) if line.startswith(start)) for start in starts]
+    places = [
+        next(n for n, line in enumerate(lines) if line.startswith(start))
+        for start in starts
+    ]
     assert places == sorted(places)
     assert "workdir work, config small.py" in lines[places[0]]
-    assert any(line.startswith("config.data.train: 136 problems, 1.0 steps each, answers are") for line in lines)
+    assert any(
+        line.startswith("config.data.train: 136 problems, 1.0 steps each, answers are")
+        for line in lines
+    )
 
 
 def test_again_changes_nothing(work):
-    before, rows = texts_of(work), rows_of(work, timing=True)
+    before = texts_of(work)
+    rows = rows_of(work, timing=True)
     done = run(*COMMAND, folder=work.parent)
     assert done.stdout.splitlines()[-1] == "report: work/report.html"
     stages = ", ".join(f"{stage} (finished)" for stage in TOTALS)
@@ -172,9 +228,13 @@ def test_evaluation_alone(work, tmp_path):
     assert (row["label"], row["gated"]) == ("checkpoint work/checkpoints/slpo", True)
     kept = np.load(folder / "alone" / "eval" / "real.latents.npz")
     assert (kept["latents"].shape, kept["latents"].dtype) == ((5, 3, 16), np.float32)
-    for latents, steps, record in zip(kept["latents"], kept["latent_steps"], records, strict=True):
+    for latents, steps, record in zip(
+        kept["latents"], kept["latent_steps"], records, strict=True
+    ):
         assert steps == record["latent_steps"]
-        assert (np.abs(latents).max(axis=1) > 0).tolist() == [True] * steps + [False] * (3 - steps)
+        assert (np.abs(latents).max(axis=1) > 0).tolist() == [True] * steps + [
+            False
+        ] * (3 - steps)
     # The same weights, rule and noise-free pass as in the run.
     theirs = _records(work / "eval" / "slpo" / "real.jsonl")[:5]
     for key in ("completion_tokens", "latent_steps"):
@@ -203,8 +263,13 @@ if pathlib.Path("fills").exists():
 
 def test_a_disk_that_fills_during_a_save(tmp_path):
     """No file can grow beyond some bytes any more after the first checkpoint; it stays, and is gone on from."""
-    folder, flags = new_folder(tmp_path), ["--config.stages=('imitate',)", "--config.imitate.control=False"]
-    flags += ["--config.model.n_embd=64", "--config.checkpoint_every=2", "--config.imitate.cot_steps=0"]
+    folder = new_folder(tmp_path)
+    flags = ["--config.stages=('imitate',)", "--config.imitate.control=False"]
+    flags += [
+        "--config.model.n_embd=64",
+        "--config.checkpoint_every=2",
+        "--config.imitate.cot_steps=0",
+    ]
     with (folder / "small.py").open("a") as file:
         file.write(FILLING)
     (folder / "fills").touch()
@@ -226,9 +291,11 @@ def test_final_figures_and_some_completions_reach_the_tracker(work):
     """
     from tensorboardX.proto.event_pb2 import Event
 
-    figures, texts = [], []
+    figures = []
+    texts = []
     for path in (work / "tensorboard").iterdir():
-        data, place = path.read_bytes(), 0
+        data = path.read_bytes()
+        place = 0
         while place < len(data):
             (size,) = struct.unpack("<Q", data[place : place + 8])
             event = Event.FromString(data[place + 12 : place + 12 + size])

@@ -17,17 +17,31 @@ from eval_files import write_eval
 from jobs import Run, Table
 
 GROUPS = {"one": ("a",), "two": ("b", "c")}
-SEEDS, SETS, N = (0, 1), ("real", "made"), 40
+SEEDS = (0, 1)
+SETS = ("real", "made")
+N = 40
 
 
 @pytest.fixture
 def finished(tmp_path):
     """The table, its folder, and [seed, set, N] of who was right, by run and row."""
     (tmp_path / "small.py").write_text(small_run.CONFIG)
-    runs = [Run(name, f"{tmp_path}/small.py", group=group) for group, names in GROUPS.items() for name in names]
+    runs = [
+        Run(name, f"{tmp_path}/small.py", group=group)
+        for group, names in GROUPS.items()
+        for name in names
+    ]
     runs.append(Run("late", f"{tmp_path}/small.py", group="three"))
-    table = Table(tuple(runs), ("imitate", "slpo"), ("imitate",), SEEDS, ("acc", "pass@1"), beside="one")
-    rng, right = np.random.default_rng(0), {}
+    table = Table(
+        tuple(runs),
+        ("imitate", "slpo"),
+        ("imitate",),
+        SEEDS,
+        ("acc", "pass@1"),
+        beside="one",
+    )
+    rng = np.random.default_rng(0)
+    right = {}
     for place, run in enumerate(runs):
         for seed in SEEDS[: 1 if run.name == "late" else None]:
             job = jobs.make_job(table, run, tmp_path, seed, None)
@@ -36,14 +50,39 @@ def finished(tmp_path):
                     hits = rng.random(N) < share
                     right.setdefault((run.name, row), []).append(hits)
                     baselines = ("imitate",) if row == "slpo" else ()
-                    write_eval(job.workdir, row, name, hits, hits[None, :, None], baselines=baselines, stage="")
-            rows = [{"stage": row, "step": s, "seconds": 0.5 + place} for row in table.rows for s in (20, 40)]
+                    write_eval(
+                        job.workdir,
+                        row,
+                        name,
+                        hits,
+                        hits[None, :, None],
+                        baselines=baselines,
+                        stage="",
+                    )
+            rows = [
+                {"stage": row, "step": s, "seconds": 0.5 + place}
+                for row in table.rows
+                for s in (20, 40)
+            ]
             rows.append({"stage": "imitate", "step": 41, "accuracy": 0.5 + 0.2 * seed})
-            rows += [{"stage": "imitate", "step": 42, "answered": 1.0}] * (run.name in GROUPS["two"])
-            (job.workdir / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in rows))
-            (job.workdir / "config.json").write_text('{"imitate": {"max_latent_stage": 3}}')
+            rows += [{"stage": "imitate", "step": 42, "answered": 1.0}] * (
+                run.name in GROUPS["two"]
+            )
+            (job.workdir / "metrics.jsonl").write_text(
+                "".join(json.dumps(line) + "\n" for line in rows)
+            )
+            (job.workdir / "config.json").write_text(
+                '{"imitate": {"max_latent_stage": 3}}'
+            )
             (job.workdir / jobs.DONE).write_text(json.dumps(job.finished_facts()))
-    return table, tmp_path, {key: np.reshape(x, (-1, len(SETS), N)).astype(float) for key, x in right.items()}
+    return (
+        table,
+        tmp_path,
+        {
+            key: np.reshape(x, (-1, len(SETS), N)).astype(float)
+            for key, x in right.items()
+        },
+    )
 
 
 def lines(found, name):
@@ -76,7 +115,10 @@ def test_a_group_is_the_mean_of_its_runs_and_paired(finished):
 
 def test_rows_of_all_runs_are_set_beside_a_row_of_another_seed_by_seed(finished):
     table, root, right = finished
-    found = lines(pooled.pool(dataclasses.replace(table, across=(("a", "slpo"),)), root), "minus a: SLPO")
+    found = lines(
+        pooled.pool(dataclasses.replace(table, across=(("a", "slpo"),)), root),
+        "minus a: SLPO",
+    )
     assert set(found) == {
         "a: SFT",
         *(f"{run}: {row}" for run in ("b", "c", "late") for row in ("SFT", "SLPO")),
@@ -85,14 +127,20 @@ def test_rows_of_all_runs_are_set_beside_a_row_of_another_seed_by_seed(finished)
     assert found["b: SLPO"][0]["value"] == pytest.approx(100 * gain.mean())
     rng = np.random.default_rng(5)
     draws = [_draw(gain, rng) for _ in range(4000)]
-    assert found["b: SLPO"][0]["low"] == pytest.approx(100 * np.quantile(draws, 0.025), abs=1.0)
-    late = right["late", "slpo"][0] - right["a", "slpo"][0]  # the only seed that both have
+    assert found["b: SLPO"][0]["low"] == pytest.approx(
+        100 * np.quantile(draws, 0.025), abs=1.0
+    )
+    late = (
+        right["late", "slpo"][0] - right["a", "slpo"][0]
+    )  # the only seed that both have
     assert found["late: SLPO"][0]["value"] == pytest.approx(100 * late.mean())
 
 
 def _draw(difference_SKN, rng):
     seeds = rng.integers(2, size=2)
-    return np.mean([difference_SKN[seeds, s][:, rng.integers(N, size=N)] for s in range(len(SETS))])
+    return np.mean(
+        [difference_SKN[seeds, s][:, rng.integers(N, size=N)] for s in range(len(SETS))]
+    )
 
 
 def test_levels_have_training_and_what_is_not_finished_is_named(finished):
@@ -103,7 +151,9 @@ def test_levels_have_training_and_what_is_not_finished_is_named(finished):
     assert list(rows) == ["one: SFT", "one: SLPO", "two: SFT", "two: SLPO"]
     by_seed = 100 * np.mean([right[name, "slpo"].mean(axis=(1, 2)) for name in "bc"], axis=0)
     acc, _, seconds, learned = rows["two: SLPO"]
-    assert acc == pytest.approx({"value": by_seed.mean(), "se": abs(by_seed[0] - by_seed[1]) / 2})
+    assert acc == pytest.approx(
+        {"value": by_seed.mean(), "se": abs(by_seed[0] - by_seed[1]) / 2}
+    )
     assert seconds == pytest.approx({"value": 40 * (1.5 + 2.5) / 2, "se": 0.0})
     assert learned is None  # of the rows that no stage says
     assert rows["one: SFT"][-1] == pytest.approx({"value": 60.0, "se": 10.0})
@@ -133,39 +183,63 @@ def test_figures_of_each_set(finished):
         by_seed = lines(single, "Acc by seed")[f"SLPO: {name}"]
         assert by_seed == pytest.approx(100 * right["a", "slpo"][:, of].mean(axis=-1))
         for (part, row), of_sets in expected.items():
-            assert lines(found, part)[row][place]["value"] == pytest.approx(100 * of_sets[:, of].mean())
+            assert lines(found, part)[row][place]["value"] == pytest.approx(
+                100 * of_sets[:, of].mean()
+            )
 
 
 def test_points_are_where_their_figures_are():
     """A row's dot stands at its steps and its Acc, on axes that begin at 0."""
-    steps = {"columns": ["", "depth 1", "depth 5"], "rows": [["a", {}, {"value": 8.0}], ["b", {}, {"value": 33.0}]]}
+    steps = {
+        "columns": ["", "depth 1", "depth 5"],
+        "rows": [["a", {}, {"value": 8.0}], ["b", {}, {"value": 33.0}]],
+    }
     acc = {"columns": ["", "depth 1", "depth 5"], "rows": [["a", {}, {"value": 95.0, "se": 2.0}],
                                                            ["b", {}, {"value": 50.0, "se": 1.0}]]}  # fmt: skip
     drawn = figure.points(steps, acc, "depth 5", ("sequential steps", "Acc (%)"))
     dots = re.findall(r'<circle cx="([\d.]+)" cy="([\d.]+)"', drawn)
     (xa, ya), _, (xb, yb), _ = [tuple(map(float, dot)) for dot in dots]
-    ticks = {text: float(x) for x, text in re.findall(r'<text x="([\d.]+)" y="266" text-anchor="middle">(\d+)<', drawn)}
+    ticks = {
+        text: float(x)
+        for x, text in re.findall(
+            r'<text x="([\d.]+)" y="266" text-anchor="middle">(\d+)<', drawn
+        )
+    }
     assert (xb - ticks["0"]) / (xa - ticks["0"]) == pytest.approx(33 / 8, abs=0.01)
-    heights = {text: float(y) - 4 for y, text in re.findall(r'y="([\d.]+)" text-anchor="end">(\d+)<', drawn)}
+    heights = {
+        text: float(y) - 4
+        for y, text in re.findall(r'y="([\d.]+)" text-anchor="end">(\d+)<', drawn)
+    }
     for y, value in ((ya, 95), (yb, 50)):
-        assert (heights["0"] - y) / (heights["0"] - heights["100"]) == pytest.approx(value / 100, abs=0.01)
+        assert (heights["0"] - y) / (heights["0"] - heights["100"]) == pytest.approx(
+            value / 100, abs=0.01
+        )
 
 
 def test_latents_against_depth(monkeypatch, tmp_path):
     """Numpy's own correlation, of sets that are repeated until each weighs the same; none deeper than any stage."""
     rng = np.random.default_rng(0)
     sets = {
-        str(n): types.SimpleNamespace(problem_steps=np.full(n, float(n)), latent_steps=rng.integers(1, 4, n))
+        str(n): types.SimpleNamespace(
+            problem_steps=np.full(n, float(n)), latent_steps=rng.integers(1, 4, n)
+        )
         for n in (2, 3, 4)
     }
     (tmp_path / "config.json").write_text('{"imitate": {"max_latent_stage": 3}}')
     monkeypatch.setattr(comparison, "read_rows", lambda _: {})
     monkeypatch.setattr(comparison, "read_evals", lambda *_: ({"slpo": sets}, []))
     steps, latents = (
-        np.concatenate([np.repeat(getattr(sets[name], key), times) for name, times in (("2", 3), ("3", 2))])
+        np.concatenate(
+            [
+                np.repeat(getattr(sets[name], key), times)
+                for name, times in (("2", 3), ("3", 2))
+            ]
+        )
         for key in ("problem_steps", "latent_steps")
     )
-    assert comparison.depth_correlation(tmp_path, "slpo") == pytest.approx(np.corrcoef(steps, latents)[0, 1])
+    assert comparison.depth_correlation(tmp_path, "slpo") == pytest.approx(
+        np.corrcoef(steps, latents)[0, 1]
+    )
     for records in sets.values():
         records.latent_steps = np.full(len(records.latent_steps), 3)
     assert comparison.depth_correlation(tmp_path, "slpo") is None

@@ -38,11 +38,31 @@ REFUSED = [
     ("train small.py --wrokdir=x", "unrecognized arguments: --wrokdir", "--workdir"),
     ("train typo.py", "--config=typo.py", "stepz"),
     ("train small.py --config.rl.group=1", "config.rl.group", "2 or more"),
-    ("train small.py --config.data.train=broken.jsonl", "config.data.train", "broken.jsonl, line 2"),
-    ("train small.py --config.data.train=noanswer.json", "config.data.train", "config.data.fields.answer"),
-    ("train small.py --config.data.train=valid.txt", "config.data.train", "config.data.valid"),
-    ("train small.py --config.data.train=long.jsonl", "config.data.train", "config.prompt_slots"),
-    ("train small.py --config.dropout.rate=0.0", "config.objective.slpo.latent_weight", "config.dropout.rate"),
+    (
+        "train small.py --config.data.train=broken.jsonl",
+        "config.data.train",
+        "broken.jsonl, line 2",
+    ),
+    (
+        "train small.py --config.data.train=noanswer.json",
+        "config.data.train",
+        "config.data.fields.answer",
+    ),
+    (
+        "train small.py --config.data.train=valid.txt",
+        "config.data.train",
+        "config.data.valid",
+    ),
+    (
+        "train small.py --config.data.train=long.jsonl",
+        "config.data.train",
+        "config.prompt_slots",
+    ),
+    (
+        "train small.py --config.dropout.rate=0.0",
+        "config.objective.slpo.latent_weight",
+        "config.dropout.rate",
+    ),
     ("solve ./nowhere 'How many ?'", "checkpoint", "./nowhere"),
 ]
 
@@ -57,7 +77,11 @@ def folder(tmp_path_factory):
 
 
 def _files(folder: Path) -> dict[str, bytes]:
-    return {name: text for name, text in contents(folder).items() if not name.endswith((".pyc", ".lock"))}
+    return {
+        name: text
+        for name, text in contents(folder).items()
+        if not name.endswith((".pyc", ".lock"))
+    }
 
 
 @pytest.mark.parametrize(("command", "begins", "names"), REFUSED)
@@ -73,7 +97,12 @@ BEST_OF_N = {"gate.enabled": False, "stages": ("imitate", "best_of_n")}
 LATENT_RM = {"gate.enabled": False, "imitate.control": False, "stages": ("imitate", "latent_rm", "evaluate"),
              "evaluate.scorers": ("latent_rm",), "evaluate.samples": 4, "evaluate.beams": 2,
              "evaluate.candidates": 2}  # fmt: skip
-IN_WORDS = {"reasoner": "text_gpt2", "gate.enabled": False, "imitate.c_thought": 0, "stages": ("imitate",)}
+IN_WORDS = {
+    "reasoner": "text_gpt2",
+    "gate.enabled": False,
+    "imitate.c_thought": 0,
+    "stages": ("imitate",),
+}
 SOFT = {"latent_policy.name": "soft"}
 # Further settings and data of the small config that are refused: the line's key, and what else the line names.
 CHECKED = [
@@ -117,8 +146,12 @@ def _check(folder, changes):
 
 
 @pytest.mark.parametrize(("changes", "key", "names"), CHECKED)
-def test_one_line_before_the_first_stage(changes, key, names, tmp_path, cpu_devices, monkeypatch):
-    monkeypatch.setitem(REWARDS, "mine", RewardEntry(lambda completion, left=(line for line in ()): 1.0))
+def test_one_line_before_the_first_stage(
+    changes, key, names, tmp_path, cpu_devices, monkeypatch
+):
+    monkeypatch.setitem(
+        REWARDS, "mine", RewardEntry(lambda completion, left=(line for line in ()): 1.0)
+    )
     with pytest.raises(UserError) as caught:
         _check(tmp_path, changes)
     line = str(caught.value)
@@ -154,7 +187,9 @@ def test_a_coordinator_s_port_that_another_program_has(folder):
     assert line.startswith(f"--coordinator: port {port} can't be had (")
 
 
-def test_a_smoke_test_refuses_batches_and_warm_ups_that_the_run_would(folder, monkeypatch):
+def test_a_smoke_test_refuses_batches_and_warm_ups_that_the_run_would(
+    folder, monkeypatch
+):
     monkeypatch.setenv("XLA_FLAGS", os.environ.get("XLA_FLAGS", ""))  # which it changes
     flags = "--config.imitate.optimizer.warmup_steps=20", "--config.rl.micro_batches=3"
     line = refusal("train", "small.py", "--smoke", *flags, folder=folder)
@@ -174,11 +209,22 @@ def test_long_problem_of_slots_that_the_positions_cut():
 def test_that_pathwise_learns_references_whatever_the_reward_is_said_before(
     estimator, said, reward, tmp_path, warnings, monkeypatch
 ):
-    monkeypatch.setitem(REWARDS, "mine", RewardEntry(lambda completion: float(len(completion))))
-    changes = {"reward": reward, "objective.pathwise.estimator": estimator, "rl.temperature": 1.0}
-    _check(tmp_path, {"stages": ("imitate", "rl"), "rl.objectives": ("pathwise",)} | changes)
+    monkeypatch.setitem(
+        REWARDS, "mine", RewardEntry(lambda completion: float(len(completion)))
+    )
+    changes = {
+        "reward": reward,
+        "objective.pathwise.estimator": estimator,
+        "rl.temperature": 1.0,
+    }
+    _check(
+        tmp_path,
+        {"stages": ("imitate", "rl"), "rl.objectives": ("pathwise",)} | changes,
+    )
     lines = [line for line in warnings if "config.reward=mine" in line]
-    assert [line[:58] for line in lines] == ["config.objective.pathwise: learns the reference answers, wh"[:58]] * said
+    assert [line[:58] for line in lines] == [
+        "config.objective.pathwise: learns the reference answers, wh"[:58]
+    ] * said
 
 
 @pytest.mark.parametrize("changes", [
@@ -189,12 +235,18 @@ def test_that_pathwise_learns_references_whatever_the_reward_is_said_before(
 ])  # fmt: skip
 def test_pathwise_where_something_is_drawn(changes, tmp_path):
     """An answer, nothing that is compared, a thought, or its length: else it is refused, as `CHECKED` has it."""
-    undrawn = {"rl.objectives": ("pathwise",), "dropout.rate": 0.0, "gate.enabled": False, "stages": ("imitate", "rl")}
+    undrawn = {
+        "rl.objectives": ("pathwise",),
+        "dropout.rate": 0.0,
+        "gate.enabled": False,
+        "stages": ("imitate", "rl"),
+    }
     _check(tmp_path, undrawn | changes)
 
 
 def test_some_references_of_an_evaluated_set_that_are_cut_are_counted(warnings):
-    problems, budget = SimpleNamespace(answers=[[0] * n for n in (2, 4, 5, 7)]), "evaluate.max_answer_tokens"
+    problems = SimpleNamespace(answers=[[0] * n for n in (2, 4, 5, 7)])
+    budget = "evaluate.max_answer_tokens"
     check_answers("config.data.eval.hard", problems, range(2), budget, 5)
     assert not warnings
     check_answers("config.data.eval.hard", problems, range(4), budget, 5)
@@ -204,11 +256,23 @@ def test_some_references_of_an_evaluated_set_that_are_cut_are_counted(warnings):
         check_answers("config.data.train", problems, range(4), "max_answer_tokens", 7)
 
 
-@pytest.mark.parametrize(("solved", "said"), [((0, 0), True), ((0, 0.5), False), ((), False)])
-def test_a_stage_without_a_right_rollout_says_so_at_its_end(solved, said, tmp_path, warnings):
-    rows = [{"stage": "slpo", "step": step, "solved": share} for step, share in enumerate(solved)]
-    rows += [{"stage": "other", "step": 1, "solved": 0}, {"stage": "slpo", "step": 9, "loss": 1}]
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+@pytest.mark.parametrize(
+    ("solved", "said"), [((0, 0), True), ((0, 0.5), False), ((), False)]
+)
+def test_a_stage_without_a_right_rollout_says_so_at_its_end(
+    solved, said, tmp_path, warnings
+):
+    rows = [
+        {"stage": "slpo", "step": step, "solved": share}
+        for step, share in enumerate(solved)
+    ]
+    rows += [
+        {"stage": "other", "step": 1, "solved": 0},
+        {"stage": "slpo", "step": 9, "loss": 1},
+    ]
+    (tmp_path / "metrics.jsonl").write_text(
+        "".join(json.dumps(row) + "\n" for row in rows)
+    )
     state = SimpleNamespace(params={}, step=9)
     stage = Stage(SimpleNamespace(workdir=Workdir(tmp_path)), "slpo")
     close_stage(stage, SimpleNamespace(finish=lambda *_: None), state)

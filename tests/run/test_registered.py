@@ -104,28 +104,47 @@ def test_they_train_and_go_on(folder):
     assert [row["step"] for row in rows] == [1, 2, 3, 4]
     assert any(row["reward"] > 0 for row in rows)
     assert_same_run(folder / "work", folder / "whole", "answer_only")
-    assert any("shift" in path for path in checkpoint_of(folder / "work", "answer_only"))
-    facts = json.loads((folder / "work" / "checkpoints" / "answer_only" / "config.json").read_text())
+    assert any(
+        "shift" in path for path in checkpoint_of(folder / "work", "answer_only")
+    )
+    facts = json.loads(
+        (folder / "work" / "checkpoints" / "answer_only" / "config.json").read_text()
+    )
     assert facts["reward"] == "digits"
-    assert (facts["latent_policy"]["name"], facts["latent_policy"]["shifted"]) == ("shifted", {"start": 0.25})
+    assert (facts["latent_policy"]["name"], facts["latent_policy"]["shifted"]) == (
+        "shifted",
+        {"start": 0.25},
+    )
 
 
 @pytest.mark.slow
 def test_they_are_reported(folder):
     report = json.loads((folder / "work" / "report.json").read_text())
     assert list(report["eval"]) == ["imitate", "imitate_fixed_tmax", "answer_only"]
-    for line in (folder / "work" / "eval" / "answer_only" / "made.jsonl").read_text().splitlines():
+    for line in (
+        (folder / "work" / "eval" / "answer_only" / "made.jsonl")
+        .read_text()
+        .splitlines()
+    ):
         for sample in json.loads(line)["samples"]:
-            assert sample["correct"] == (any(map(str.isdigit, sample["completion"])) and not sample["cut"])
+            assert sample["correct"] == (
+                any(map(str.isdigit, sample["completion"])) and not sample["cut"]
+            )
     key = "config.latent_policy.shifted.start"
-    changed = run("--config=own.py", "--workdir=work", f"--{key}=4.0", folder=folder, status=2)
-    assert changed.stderr.splitlines()[-1].startswith(f"error: {key}: is 4.0, and 0.25 is what")
+    changed = run(
+        "--config=own.py", "--workdir=work", f"--{key}=4.0", folder=folder, status=2
+    )
+    assert changed.stderr.splitlines()[-1].startswith(
+        f"error: {key}: is 4.0, and 0.25 is what"
+    )
 
 
 @pytest.fixture
 def registries():
     """Those of this process, put back afterwards."""
-    kept = [(registry, dict(registry)) for registry in (LATENT_POLICIES, REWARDS, RECIPES)]
+    kept = [
+        (registry, dict(registry)) for registry in (LATENT_POLICIES, REWARDS, RECIPES)
+    ]
     yield
     for registry, members in kept:
         registry.clear()
@@ -138,13 +157,19 @@ def test_they_are_asked(folder, registries):
     with pytest.raises(UserError, match=said):
         load_solver(str(folder / "work"))
     read_registrations(str(folder / "own.py"))
-    assert len(solve(load_solver(str(folder / "work")), "Tom has 3 pens .").latents) == 3
+    assert (
+        len(solve(load_solver(str(folder / "work")), "Tom has 3 pens .").latents) == 3
+    )
 
 
 @pytest.mark.slow
 def test_another_config_takes_them_by_name(folder, registries):
-    line = refusal("train", "small.py", "--register=own.py", "--config.reward=none", folder=folder)
-    assert line.startswith("config.reward: 'none' is not valid; give one of correct, countdown, gym, digits")
+    line = refusal(
+        "train", "small.py", "--register=own.py", "--config.reward=none", folder=folder
+    )
+    assert line.startswith(
+        "config.reward: 'none' is not valid; give one of correct, countdown, gym, digits"
+    )
 
 
 @pytest.mark.parametrize(
@@ -178,7 +203,9 @@ def test_folders_of_a_file_s_own_stay_and_ours_go(registries, tmp_path, monkeypa
         file.write_text(f"import sys\n{own}\n")
         with monkeypatch.context() as patch:
             patch.setattr(sys, "path", [*sys.path])
-            with pytest.raises(UserError) if "1 / 0" in own else contextlib.nullcontext():
+            with (
+                pytest.raises(UserError) if "1 / 0" in own else contextlib.nullcontext()
+            ):
                 read_registrations(str(file))
             assert sys.path == expected
 

@@ -26,24 +26,48 @@ def _table(folder: Path) -> str:
 
 def test_nested_keys_leave_a_section_s_others_as_they_are():
     def asked(changes):
-        config = requested_config("quickstart", dict.fromkeys(("train", "valid", "base"), ""), {}, changes, str)
+        config = requested_config(
+            "quickstart",
+            dict.fromkeys(("train", "valid", "base"), ""),
+            {},
+            changes,
+            str,
+        )
         return flatten(values(config))
 
-    plain, nested = asked({}), asked({"rl": {"optimizer": {"warmup_steps": 1}}})
-    assert {key for key in plain if plain[key] != nested[key]} == {"rl.optimizer.warmup_steps"}
-    assert changed(Config(), {"rl": Text("{'steps': 7}")}) == changed(Config(), {"rl.steps": 7})
+    plain = asked({})
+    nested = asked({"rl": {"optimizer": {"warmup_steps": 1}}})
+    assert {key for key in plain if plain[key] != nested[key]} == {
+        "rl.optimizer.warmup_steps"
+    }
+    assert changed(Config(), {"rl": Text("{'steps': 7}")}) == changed(
+        Config(), {"rl.steps": 7}
+    )
     sets = {"data.eval": {"mine": "graph:1"}}
-    assert {key for key in asked(sets) if key.startswith("data.eval")} == {"data.eval.mine"}
-    for further in ({"objective.mine": {"kind": "grpo"}}, {"objective": {"mine": {"kind": "grpo"}}}):
-        assert asked(further) == plain | flatten({"objective": {"mine": values(OBJECTIVES["grpo"](kind="grpo"))}})
+    assert {key for key in asked(sets) if key.startswith("data.eval")} == {
+        "data.eval.mine"
+    }
+    for further in (
+        {"objective.mine": {"kind": "grpo"}},
+        {"objective": {"mine": {"kind": "grpo"}}},
+    ):
+        assert asked(further) == plain | flatten(
+            {"objective": {"mine": values(OBJECTIVES["grpo"](kind="grpo"))}}
+        )
     flags = {"objective.mine.kind": Text("grpo"), "objective.mine.clip": Text("0.5")}
-    assert changed(Config(), flags).objective["mine"] == OBJECTIVES["grpo"](kind="grpo", clip=0.5)
+    assert changed(Config(), flags).objective["mine"] == OBJECTIVES["grpo"](
+        kind="grpo", clip=0.5
+    )
 
 
 def test_what_is_given_stays_as_it_is(tmp_path):
-    sources, keys = {"train": _table(tmp_path), "valid": "", "base": ""}, {"max_latents": 1}
+    sources = {"train": _table(tmp_path), "valid": "", "base": ""}
+    keys = {"max_latents": 1}
     own = requested_config("", sources, {}, keys, str)
-    assert (own.max_latents, own.min_latents) == (1, 1)  # the least follows from what is given
+    assert (own.max_latents, own.min_latents) == (
+        1,
+        1,
+    )  # the least follows from what is given
 
 
 class Asked(Exception):
@@ -61,7 +85,9 @@ def test_jax_is_set_up_before_a_base_asks_for_devices(tmp_path, monkeypatch):
     sources = {"train": _table(tmp_path), "valid": "", "base": str(tmp_path)}
     with pytest.raises(Asked):
         requested_config("", sources, {}, {"cpu_devices": 3}, begun.append)
-    requested_config("quickstart", dict.fromkeys(sources, ""), {}, {"cpu_devices": 2}, begun.append)
+    requested_config(
+        "quickstart", dict.fromkeys(sources, ""), {}, {"cpu_devices": 2}, begun.append
+    )
     assert begun == [3, 2]
     with pytest.raises(UserError, match=r"^config\.cpu_devices: 0"):
         requested_config("", sources, {}, {"cpu_devices": 0}, begun.append)

@@ -36,7 +36,11 @@ def record():
     tiny = {"reasoner": {"w": jnp.arange(3.0)}, "gate": {"w": jnp.ones(2)}}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(train_stage, "validation_accuracy", _accuracy)
-        yield fake_steps(patch, tiny, lambda batch: np.asarray(batch.draws) * np.arange(1, len(batch.draws) + 1))
+        yield fake_steps(
+            patch,
+            tiny,
+            lambda batch: np.asarray(batch.draws) * np.arange(1, len(batch.draws) + 1),
+        )
 
 
 @pytest.fixture
@@ -55,7 +59,8 @@ def _config(**changes):
     config = load_config()
     config.imitate.update(cot_steps=4, final_steps=5)
     config.cold_start.update(steps=7, evaluate_every=2)
-    config.log_every, config.checkpoint_every = 3, 2
+    config.log_every = 3
+    config.checkpoint_every = 2
     config.update(changes)
     return config
 
@@ -81,9 +86,10 @@ def test_optimizer_is_reset_at_every_phase(fake, tmp_path, reset, counts):
     config.imitate.reset_optimizer = reset
     _run(tmp_path, config)
     found = [checkpoint_of(tmp_path, stage) for stage in ("imitate", "imitate_control")]
-    assert [{int(v) for path, v in each.items() if "rest" in path and "count" in path} for each in found] == [
-        {count} for count in counts
-    ]
+    assert [
+        {int(v) for path, v in each.items() if "rest" in path and "count" in path}
+        for each in found
+    ] == [{count} for count in counts]
 
 
 def _terminate():
@@ -96,12 +102,18 @@ def _cut(fake, at, workdir, config=None, what=crash):
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     with pytest.raises(Crash if what is crash else SystemExit) as ended:
         _run(workdir, config)
-    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+    assert [
+        signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)
+    ] == before
     assert fake["at"] is None
     return ended.value
 
 
-STOPS = [("imitate", n) for n in (0, 3, 4, 8, 9, 12)] + [("cold_start", n) for n in (1, 3, 5, 6)] + [("rl", 5)]
+STOPS = (
+    [("imitate", n) for n in (0, 3, 4, 8, 9, 12)]
+    + [("cold_start", n) for n in (1, 3, 5, 6)]
+    + [("rl", 5)]
+)
 
 
 @pytest.mark.slow
@@ -127,15 +139,22 @@ def test_interrupted_anywhere(fake, whole, tmp_path, what):
 def _learning(every):
     """Phases of at most 14 and 10 steps, which end when the accuracies of three steps say so."""
     config = _config(checkpoint_every=every, stages=("imitate",))
-    config.imitate.update(cot_steps=14, final_steps=10, stage_until=0.685, stage_least=2, no_thought=True)
+    config.imitate.update(
+        cot_steps=14, final_steps=10, stage_until=0.685, stage_least=2, no_thought=True
+    )
     return config
 
 
 def _learned():
     """The steps after which both end, by hand: a step after three whose mean of |sin(step)| is large enough."""
-    ends, start = [], 0
+    ends = []
+    start = 0
     for _ in range(2):
-        right = (n + 4 for n in range(start, 99) if np.mean([abs(np.sin(n + i)) for i in range(3)]) >= 0.685)
+        right = (
+            n + 4
+            for n in range(start, 99)
+            if np.mean([abs(np.sin(n + i)) for i in range(3)]) >= 0.685
+        )
         start = next(right)
         ends.append(start)
     return ends
@@ -143,7 +162,9 @@ def _learned():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("what", [_terminate, crash])
-def test_stages_end_when_they_are_learned_wherever_the_run_is_cut(fake, monkeypatch, tmp_path, what):
+def test_stages_end_when_they_are_learned_wherever_the_run_is_cut(
+    fake, monkeypatch, tmp_path, what
+):
     """In the middle of a window, at the end of a stage and after it, and in the control, which goes on from there.
 
     Without thoughts they end where they did with them, whatever is learned.
@@ -154,15 +175,18 @@ def test_stages_end_when_they_are_learned_wherever_the_run_is_cut(fake, monkeypa
     assert _learned() == [11, 17]
     assert fake["steps"] == [("imitate", n) for n in (*range(17 + 6), *range(17))]
     rows = [(row["stage"], row["step"]) for row in rows_of(tmp_path / "whole")]
-    assert rows == [("imitate", n) for n in (3, 6, 9, 12, 15, 17)] + [("imitate_control", n) for n in (18, 21, 23)] + [
-        ("imitate_no_thought", n) for n in (3, 6, 9, 12, 15, 17)
-    ]
+    assert rows == [("imitate", n) for n in (3, 6, 9, 12, 15, 17)] + [
+        ("imitate_control", n) for n in (18, 21, 23)
+    ] + [("imitate_no_thought", n) for n in (3, 6, 9, 12, 15, 17)]
     for at in (0, 1, 6, 9, 10, 11, 12, 14, 16, 17, 20):
         _cut(fake, ("imitate", at), tmp_path / "cut", _learning(2), what)
     _run(tmp_path / "cut", _learning(2))
     _run(tmp_path / "cut", _learning(2))
     assert_same_run(tmp_path / "cut", tmp_path / "whole", *STAGES[:2])
-    assert [checkpoint_of(tmp_path / "cut", stage)["step"] for stage in STAGES[:2]] == [17, 23]
+    assert [checkpoint_of(tmp_path / "cut", stage)["step"] for stage in STAGES[:2]] == [
+        17,
+        23,
+    ]
 
 
 @pytest.mark.slow
@@ -172,12 +196,21 @@ def test_the_cold_start_leaves_the_best_gate(fake, monkeypatch, tmp_path, every)
     accuracies = iter((0.2, 0.7, 0.7, 0.3))
     monkeypatch.setattr(train_stage, "validation_accuracy", lambda *_: next(accuracies))
     _run(tmp_path, _config(checkpoint_every=every))
-    found = {row["step"]: row["valid_accuracy"] for row in rows_of(tmp_path) if "valid_accuracy" in row}
+    found = {
+        row["step"]: row["valid_accuracy"]
+        for row in rows_of(tmp_path)
+        if "valid_accuracy" in row
+    }
     assert found == {2: 0.2, 4: 0.7, 6: 0.7, 7: 0.3}
     gate = checkpoint_of(tmp_path, "cold_start")["['params']['gate']['w']"]
     best = 4  # the first of equals
-    np.testing.assert_array_equal(gate, checkpoint_of(tmp_path, "cold_start", best)["['params']['gate']['w']"])
-    assert Workdir(tmp_path).stage_folder("cold_start").steps == [best, 6, 7][:: 2 if every == 7 else 1]
+    np.testing.assert_array_equal(
+        gate, checkpoint_of(tmp_path, "cold_start", best)["['params']['gate']['w']"]
+    )
+    assert (
+        Workdir(tmp_path).stage_folder("cold_start").steps
+        == [best, 6, 7][:: 2 if every == 7 else 1]
+    )
 
 
 @pytest.mark.slow
@@ -189,13 +222,20 @@ def test_an_objective_leaves_its_best_if_asked_to(fake, tmp_path):
     _cut(fake, ("rl", 7), tmp_path / "cut", config)
     _run(tmp_path / "cut", config)
     assert_same_run(tmp_path / "cut", tmp_path / "whole", *STAGES)
-    rows = [row for row in rows_of(tmp_path / "cut") if row["stage"] == "slpo" and "valid_accuracy" in row]
+    rows = [
+        row
+        for row in rows_of(tmp_path / "cut")
+        if row["stage"] == "slpo" and "valid_accuracy" in row
+    ]
     assert [row["step"] for row in rows] == [2, 4, 6, 8, 10]
     accuracies = [row["valid_accuracy"] for row in rows]
     step = rows[accuracies.index(max(accuracies))]["step"]
     best, left = (checkpoint_of(tmp_path / "cut", "slpo", at) for at in (step, 10))
     assert step < 10
-    assert best["['params']['reasoner']['w']"].tolist() == left["['params']['reasoner']['w']"].tolist()
+    assert (
+        best["['params']['reasoner']['w']"].tolist()
+        == left["['params']['reasoner']['w']"].tolist()
+    )
 
 
 @pytest.mark.slow
@@ -209,8 +249,14 @@ def test_raised_steps_of_rewards_go_on_where_the_stage_has_ended(fake, whole, tm
     _run(tmp_path / "raised", more)
     assert {stage for stage, _ in fake["steps"]} == {"imitate", "rl"}
     for stage in STAGES:
-        assert_same(checkpoint_of(tmp_path / "raised", stage), checkpoint_of(tmp_path / "at_once", stage))
-        rows = [[row for row in rows_of(tmp_path / name) if row["stage"] == stage] for name in ("raised", "at_once")]
+        assert_same(
+            checkpoint_of(tmp_path / "raised", stage),
+            checkpoint_of(tmp_path / "at_once", stage),
+        )
+        rows = [
+            [row for row in rows_of(tmp_path / name) if row["stage"] == stage]
+            for name in ("raised", "at_once")
+        ]
         assert rows[0] == rows[1]
     fake["steps"].clear()
     _run(tmp_path / "raised", more)
@@ -228,7 +274,9 @@ def test_raised_steps_of_rewards_go_on_where_the_stage_has_ended(fake, whole, tm
 
 @pytest.mark.slow
 def test_the_cold_start_gives_up_in_time(fake, monkeypatch, tmp_path, caplog, capsys):
-    monkeypatch.setattr(train_stage, "validation_accuracy", lambda *_: 0.5)  # never better than the first
+    monkeypatch.setattr(
+        train_stage, "validation_accuracy", lambda *_: 0.5
+    )  # never better than the first
     config = _config(checkpoint_every=100)
     config.cold_start.update(steps=100, patience=3)
     _run(tmp_path, config)
@@ -241,7 +289,8 @@ def test_the_cold_start_gives_up_in_time(fake, monkeypatch, tmp_path, caplog, ca
 @pytest.mark.slow
 def test_a_signal_between_the_steps_is_obeyed(fake, whole, monkeypatch, tmp_path):
     """While the last gate is being validated, say: no step is left that could see to it."""
-    accuracy, calls = train_stage.validation_accuracy, []
+    accuracy = train_stage.validation_accuracy
+    calls = []
 
     def validating(*arguments):
         calls.append(1)
@@ -274,4 +323,7 @@ def test_the_best_gate_so_far_is_gone_on_from(fake, whole, tmp_path):
     (best,) = Workdir(tmp_path).stage_folder("cold_start").steps
     _run(tmp_path, config)
     assert_same_run(tmp_path, whole, *STAGES)
-    assert [step for stage, step in fake["steps"] if stage == "cold_start"] == [*range(6), *range(best, 7)]
+    assert [step for stage, step in fake["steps"] if stage == "cold_start"] == [
+        *range(6),
+        *range(best, 7),
+    ]

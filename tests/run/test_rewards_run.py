@@ -1,6 +1,5 @@
 """What a run says and refuses before any work where rewards are its user's own, and what binds its results."""
 
-
 import pytest
 
 from data_sets import write_jsonl
@@ -11,13 +10,28 @@ from slpo_jax.rewards.functions import code_of
 from slpo_jax.rewards.reward import CORRECT, REWARDS, RewardEntry
 from slpo_jax.run.experiment import build
 from slpo_jax.run.imitate import imitated
-from slpo_jax.run.provenance import ensure_manifest, evaluated_settings, problems_facts, settings_of
+from slpo_jax.run.provenance import (
+    ensure_manifest,
+    evaluated_settings,
+    problems_facts,
+    settings_of,
+)
 from slpo_jax.run.run_stages import check_stages
 from slpo_jax.run.sources import data_summary
 from small_run import load_config
 
-ASKED = [{"question": f"Tom has {n} pens . How many now ?", "target": n} for n in range(1, 13)]
-ANSWERED = [row | {"answer": str(row["target"]), "steps": [f"{row['target']} + 0 = {row['target']}"]} for row in ASKED]
+ASKED = [
+    {"question": f"Tom has {n} pens . How many now ?", "target": n}
+    for n in range(1, 13)
+]
+ANSWERED = [
+    row
+    | {
+        "answer": str(row["target"]),
+        "steps": [f"{row['target']} + 0 = {row['target']}"],
+    }
+    for row in ASKED
+]
 
 
 def near(target, completion):
@@ -55,7 +69,12 @@ def made(tmp_path, monkeypatch):
         source = write_jsonl(tmp_path / "train.jsonl", records)
         config.data.update(train=source, valid="")
         config.data.eval.made = source
-        usual = {"stages": ("rl", "evaluate"), "evaluate.datasets": ("made",), "gate.enabled": False, "reward": "near"}
+        usual = {
+            "stages": ("rl", "evaluate"),
+            "evaluate.datasets": ("made",),
+            "gate.enabled": False,
+            "reward": "near",
+        }
         config.update_from_flattened_dict(usual | changes)
         return build(read_config(config), tmp_path / "work")
 
@@ -66,18 +85,28 @@ def test_problems_without_answers_are_counted_and_not_imitated(made):
     experiment = made([*ASKED, ANSWERED[0]])
     check_stages(experiment)
     assert (len(experiment.train), experiment.train.answers[0]) == (13, [])
-    first, fields, *_, example = data_summary("config.data.train", experiment.train, experiment.config.weighted)
-    assert first.startswith("config.data.train: 13 problems, 12 without an answer, 0.1 steps each, 12 without steps")
+    first, fields, *_, example = data_summary(
+        "config.data.train", experiment.train, experiment.config.weighted
+    )
+    assert first.startswith(
+        "config.data.train: 13 problems, 12 without an answer, 0.1 steps each, 12 without steps"
+    )
     assert "reward from target" in fields
     assert example.endswith(r"How many now ?\n' | '' | ''")
-    imitates = made([*ASKED, *ANSWERED], stages=("imitate", "rl"), **{"imitate.control": False})
+    imitates = made(
+        [*ASKED, *ANSWERED], stages=("imitate", "rl"), **{"imitate.control": False}
+    )
     assert len(imitates.train) == 24
     check_stages(imitates)
 
 
 def test_columns_of_a_reward_that_takes_all_are_used(made):
-    experiment = made([row | {"pair": [1, 2], "kind": "a"} for row in ANSWERED], reward="takes_all")
-    lines = data_summary("config.data.train", experiment.train, experiment.config.weighted)
+    experiment = made(
+        [row | {"pair": [1, 2], "kind": "a"} for row in ANSWERED], reward="takes_all"
+    )
+    lines = data_summary(
+        "config.data.train", experiment.train, experiment.config.weighted
+    )
     assert not any("not used" in line for line in lines)
     assert any("reward from target, pair, kind" in line for line in lines)
 
@@ -97,7 +126,9 @@ def test_columns_of_a_reward_that_takes_all_are_used(made):
         (ASKED, {"reward": "one_of_many"}, "reward: one_of_many gives 1 values for 8 completions; return a list "),
     ],
 )  # fmt: skip
-def test_what_can_not_be_trained_on_is_one_line_before_any_work(made, records, changes, says):
+def test_what_can_not_be_trained_on_is_one_line_before_any_work(
+    made, records, changes, says
+):
     if changes.get("reward") == CORRECT:
         records = [{"question": row["question"], "answer": None} for row in records]
     one_line(lambda: check_stages(made(records, **changes)), match=rf"^config\.{says}")
@@ -107,11 +138,26 @@ def test_what_can_not_be_trained_on_is_one_line_before_any_work(made, records, c
     ("changes", "says"),
     [
         ({"reward": "none"}, "reward: 'none' is not valid; give one of correct"),
-        ({"reward": "near", "rewards": (("short", 1.0),)}, "reward: 'near' is not valid; config.rewards is given too"),
-        ({"reward": "", "rewards": (("near", 1.0), ("near", 2.0))}, "rewards: .*; 'near' is there twice; give it once"),
-        ({"reward": "", "rewards": (("none", 1.0),)}, "rewards: .*; 'none' is none of correct, "),
-        ({"reward": "relative_length"}, "rewards: .*relative_length compares right completions; put one that"),
-        ({"reward": "", "rewards": ("near",)}, "rewards: .* is not valid; give a tuple"),
+        (
+            {"reward": "near", "rewards": (("short", 1.0),)},
+            "reward: 'near' is not valid; config.rewards is given too",
+        ),
+        (
+            {"reward": "", "rewards": (("near", 1.0), ("near", 2.0))},
+            "rewards: .*; 'near' is there twice; give it once",
+        ),
+        (
+            {"reward": "", "rewards": (("none", 1.0),)},
+            "rewards: .*; 'none' is none of correct, ",
+        ),
+        (
+            {"reward": "relative_length"},
+            "rewards: .*relative_length compares right completions; put one that",
+        ),
+        (
+            {"reward": "", "rewards": ("near",)},
+            "rewards: .* is not valid; give a tuple",
+        ),
     ],
 )
 def test_rewards_that_are_none(made, changes, says):
@@ -121,48 +167,88 @@ def test_rewards_that_are_none(made, changes, says):
 
 def test_results_are_bound_to_names_weights_and_columns(made):
     experiment = made(ANSWERED)
-    assert settings_of(experiment.config, "slpo")["reward"] == evaluated_settings(experiment.config)["reward"] == "near"
+    assert (
+        settings_of(experiment.config, "slpo")["reward"]
+        == evaluated_settings(experiment.config)["reward"]
+        == "near"
+    )
     both = made(ANSWERED, reward="", rewards=(("near", 1.0), ("short", 0.5))).config
     assert settings_of(both, "slpo")["rewards"] == [["near", 1.0], ["short", 0.5]]
     assert "reward" not in evaluated_settings(both)
-    default, named = (evaluated_settings(made(ANSWERED, reward=name).config) for name in ("", CORRECT))
+    default, named = (
+        evaluated_settings(made(ANSWERED, reward=name).config) for name in ("", CORRECT)
+    )
     assert default == named
     before = problems_facts(experiment.train, 0)
-    changed = problems_facts(made([row | {"target": row["target"] + 1} for row in ANSWERED]).train, 0)
+    changed = problems_facts(
+        made([row | {"target": row["target"] + 1} for row in ANSWERED]).train, 0
+    )
     assert before["data"] != changed["data"]
     assert before["prompts"] == changed["prompts"]
 
 
 def test_solutions_of_other_problems_are_imitated(made, tmp_path):
     """`config.data.demos` is copied, `train` earns rewards, and the tokenizer knows the words of both."""
-    rest = [{"question": f"Ann has {n} pears . How many now ?", "target": n} for n in range(1, 13)]
-    demos = {"data.demos": write_jsonl(tmp_path / "demos.jsonl", ANSWERED), "stages": ("imitate", "rl", "evaluate")}
+    rest = [
+        {"question": f"Ann has {n} pears . How many now ?", "target": n}
+        for n in range(1, 13)
+    ]
+    demos = {
+        "data.demos": write_jsonl(tmp_path / "demos.jsonl", ANSWERED),
+        "stages": ("imitate", "rl", "evaluate"),
+    }
     small = {"tokenizer": "words", "imitate.control": False}
     experiment = made(rest, **demos, **small)
     check_stages(experiment)
-    assert ([*map(len, experiment.demos.steps)], experiment.train.steps) == ([1] * 12, [[]] * 12)
-    copied = imitated(experiment, experiment.recipe, experiment.recipe.phases(experiment.demos, 2))
-    assert [each.question for each in copied.problems] == [row["question"] for row in ANSWERED]
-    assert all("<unk>" not in experiment.template.tokenizer.decode(ids) for ids in experiment.train.prompts)
-    first, *_, example = data_summary("config.data.demos", experiment.demos, experiment.config.weighted)
+    assert ([*map(len, experiment.demos.steps)], experiment.train.steps) == (
+        [1] * 12,
+        [[]] * 12,
+    )
+    copied = imitated(
+        experiment, experiment.recipe, experiment.recipe.phases(experiment.demos, 2)
+    )
+    assert [each.question for each in copied.problems] == [
+        row["question"] for row in ANSWERED
+    ]
+    assert all(
+        "<unk>" not in experiment.template.tokenizer.decode(ids)
+        for ids in experiment.train.prompts
+    )
+    first, *_, example = data_summary(
+        "config.data.demos", experiment.demos, experiment.config.weighted
+    )
     assert first.startswith("config.data.demos: 12 problems, 1.0 steps each")
     assert "1 + 0 = 1" in example
     ensure_manifest(experiment.stage("imitate"))
     files = experiment.stage("imitate").folder.read_inputs()["files"]
     assert {"data.train", "data.demos"} <= files.keys()
-    none = r"^config\.stages: imitate, but none of the 12 problems of config\.data\.demos"
+    none = (
+        r"^config\.stages: imitate, but none of the 12 problems of config\.data\.demos"
+    )
     with pytest.raises(UserError, match=none):
-        check_stages(made(ANSWERED, **small | demos | {"data.demos": write_jsonl(tmp_path / "bare.jsonl", ASKED)}))
+        check_stages(
+            made(
+                ANSWERED,
+                **small
+                | demos
+                | {"data.demos": write_jsonl(tmp_path / "bare.jsonl", ASKED)},
+            )
+        )
 
 
 def test_an_edited_reward_is_another(made, monkeypatch):
     """Its results are made anew, and what was trained with it is no start for what is trained with another."""
     stage = made(ASKED).stage("slpo")
-    config, before = stage.experiment.config, evaluated_settings(stage.experiment.config)
+    config, before = (
+        stage.experiment.config,
+        evaluated_settings(stage.experiment.config),
+    )
     assert {"reward", "reward_code.near"} <= before.keys()
     for name in ("imitate", "slpo"):
         ensure_manifest(stage.experiment.stage(name))
-        (stage.experiment.stage(name).folder.path / "0").mkdir()  # as if it had a checkpoint
+        (
+            stage.experiment.stage(name).folder.path / "0"
+        ).mkdir()  # as if it had a checkpoint
     ensure_manifest(stage)
 
     def near(target, completion):
@@ -171,7 +257,10 @@ def test_an_edited_reward_is_another(made, monkeypatch):
     monkeypatch.setitem(REWARDS, "near", RewardEntry(near))
     assert evaluated_settings(config)["reward_code.near"] != before["reward_code.near"]
     ensure_manifest(stage.experiment.stage("imitate"))  # which no reward teaches
-    with pytest.raises(UserError, match=r"^config\.reward: near has changed since .*slpo began; bring the old one"):
+    with pytest.raises(
+        UserError,
+        match=r"^config\.reward: near has changed since .*slpo began; bring the old one",
+    ):
         ensure_manifest(stage)
     assert code_of(REWARDS["countdown"].function) == ""
 
@@ -179,8 +268,13 @@ def test_an_edited_reward_is_another(made, monkeypatch):
 def test_repeated_rows_that_go_with_the_validation_set_are_said(made, tmp_path, caplog):
     """What is set apart from the source itself is no loss, but its repetitions are one."""
     source = write_jsonl(tmp_path / "twice.jsonl", ANSWERED * 2)
-    experiment = made(ANSWERED, **{"data.train": source, "data.valid": f"{source}[valid]"})
+    experiment = made(
+        ANSWERED, **{"data.train": source, "data.valid": f"{source}[valid]"}
+    )
     parts = len(experiment.train), len(experiment.valid)
     count = 24 - sum(parts)
     assert count > 0
-    assert f"config.data.train: left out {count} of 24 problems, which are also in config.data.valid" in caplog.text
+    assert (
+        f"config.data.train: left out {count} of 24 problems, which are also in config.data.valid"
+        in caplog.text
+    )

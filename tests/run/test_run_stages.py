@@ -36,9 +36,12 @@ RECIPES = {
 
 def _config(name: str, folder: Path):
     config = small_config(folder) if name.startswith("CODI") else load_config()
-    config.stages, config.imitate.control, config.data.valid = ("imitate",), False, ""
+    config.stages = ("imitate",)
+    config.imitate.control = False
+    config.data.valid = ""
     if name.startswith("iCoT"):
-        config.max_latents, config.gate.enabled = 0, False
+        config.max_latents = 0
+        config.gate.enabled = False
     config.imitate.optimizer.warmup_steps = 0
     config.imitate.update(RECIPES[name][0])
     config_checks.check(config)
@@ -47,20 +50,29 @@ def _config(name: str, folder: Path):
 
 def _with_steps(config, path: Path, counts: list[int]) -> None:
     """Let `config` train on its problems with other numbers of steps, as far as `counts` go."""
-    rows = [json.loads(line) for line in Path(config.data.train).read_text().splitlines()]
-    rows = [row | {"steps": (row["steps"] * 2)[:count]} for row, count in zip(rows, counts, strict=False)]
+    rows = [
+        json.loads(line) for line in Path(config.data.train).read_text().splitlines()
+    ]
+    rows = [
+        row | {"steps": (row["steps"] * 2)[:count]}
+        for row, count in zip(rows, counts, strict=False)
+    ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     config.data.train = str(path)
 
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_that_writes_steps_needs_some(name, tmp_path, monkeypatch, warnings):
-    config, fewest = _config(name, tmp_path), RECIPES[name][1]
+    config = _config(name, tmp_path)
+    fewest = RECIPES[name][1]
     _with_steps(config, tmp_path / "none.jsonl", [max(0, fewest - 1)] * 20)
     experiment = build(read_config(config), tmp_path / "none")
     if fewest:
         message = f"config.data.train: none of its 20 problems has {fewest} step(s) to imitate"
-        with pytest.raises(UserError, match=f"^{re.escape(message)}[^\n]*; give solutions in a field of docs/data.md"):
+        with pytest.raises(
+            UserError,
+            match=f"^{re.escape(message)}[^\n]*; give solutions in a field of docs/data.md",
+        ):
             check_stages(experiment)
     else:
         check_stages(experiment)
@@ -90,10 +102,16 @@ def test_problems_that_sets_share_are_counted(tmp_path, warnings):
     train = Path(config.data.train).read_text().splitlines()
     (tmp_path / "valid.jsonl").write_text("\n".join(train[:3]))
     # Of five, two are trained on and one is chosen by; white space makes no difference.
-    mine = "\n".join([*train[2:5], *(line.replace(" now ?", " now now ?") for line in train[5:7])])
+    mine = "\n".join(
+        [*train[2:5], *(line.replace(" now ?", " now now ?") for line in train[5:7])]
+    )
     (tmp_path / "mine.jsonl").write_text(mine.replace(" has", "  has"))
-    config.stages, config.data.valid = ("imitate", "evaluate"), str(tmp_path / "valid.jsonl")
-    config.data.eval.mine, config.evaluate.datasets = str(tmp_path / "mine.jsonl"), ("mine", "made", "twin")
+    config.stages, config.data.valid = (
+        ("imitate", "evaluate"),
+        str(tmp_path / "valid.jsonl"),
+    )
+    config.data.eval.mine = str(tmp_path / "mine.jsonl")
+    config.evaluate.datasets = ("mine", "made", "twin")
     (tmp_path / "twin.jsonl").write_text("\n".join(mine.splitlines()[4:]))
     config.data.eval.twin = str(tmp_path / "twin.jsonl")
     check_stages(build(read_config(config), tmp_path / "work"))
@@ -108,7 +126,9 @@ def test_problems_that_sets_share_are_counted(tmp_path, warnings):
 def test_solutions_may_have_unknown_words_where_no_step_is_written(tmp_path):
     config = load_config()
     path = tmp_path / "set.jsonl"
-    path.write_text('{"question": "Tom has 1 pens . How many now ?", "answer": "1", "rationale": "Obviously one."}\n')
+    path.write_text(
+        '{"question": "Tom has 1 pens . How many now ?", "answer": "1", "rationale": "Obviously one."}\n'
+    )
     config.data.train = config.data.eval.mine = str(path)
     config.stages = ("rl", "evaluate")
     experiment = build(read_config(config), tmp_path / "work")
@@ -122,22 +142,34 @@ def test_solutions_may_have_unknown_words_where_no_step_is_written(tmp_path):
 def test_all_that_is_too_long_is_said_at_once(tmp_path):
     config = load_config()
     config.stages = ("imitate", "rl", "evaluate")
-    warmups = {"imitate": 5, "cold_start": 8, "rl": 7}  # of 4, 7 and 6 steps; the cold start isn't asked for
+    warmups = {
+        "imitate": 5,
+        "cold_start": 8,
+        "rl": 7,
+    }  # of 4, 7 and 6 steps; the cold start isn't asked for
     for stage, steps in warmups.items():
         config[stage].optimizer.warmup_steps = steps
     settings = config_checks.check(config)
     with pytest.raises(UserError) as caught:
         check_stages(build(settings, tmp_path / "work"))
     said = [text.partition(":")[0] for text in str(caught.value).split("; and ")]
-    assert said == ["config.imitate.optimizer.warmup_steps", "config.rl.optimizer.warmup_steps"]
+    assert said == [
+        "config.imitate.optimizer.warmup_steps",
+        "config.rl.optimizer.warmup_steps",
+    ]
 
 
 def test_what_was_understood_is_said_before_training(tmp_path):
     config = _config("CoT-SFT", tmp_path)
     path = tmp_path / "set.jsonl"
     answers = [([], "4.0"), (["1 + 2 = 3", "3 + 1 = 4"], "4"), (["1 + 2 = 3"], "3")]
-    rows = [{"id": "1", "question": "Tom has 1 pens .", "steps": each, "answer": said} for each, said in answers]
-    path.write_text("".join(json.dumps(row) + "\n" for row in [rows[1], rows[0], rows[2]]))
+    rows = [
+        {"id": "1", "question": "Tom has 1 pens .", "steps": each, "answer": said}
+        for each, said in answers
+    ]
+    path.write_text(
+        "".join(json.dumps(row) + "\n" for row in [rows[1], rows[0], rows[2]])
+    )
     config.data.train = config.data.eval.mine = str(path)
     experiment = build(read_config(config), tmp_path / "work")
     answers_are = "answers are numbers, read after the last #"
@@ -148,29 +180,46 @@ def test_what_was_understood_is_said_before_training(tmp_path):
         r"  the first: 'Tom has 1 pens .\n' | '1 + 2 = 3\n3 + 1 = 4\n' | '### 4'",
     ]
     said = data_summary("config.data.eval.mine", experiment.test_set("mine"))
-    assert (said[0], len(said)) == (f"config.data.eval.mine: 3 problems, {answers_are}", 3)
+    assert (said[0], len(said)) == (
+        f"config.data.eval.mine: 3 problems, {answers_are}",
+        3,
+    )
 
 
 def test_training_rollouts_are_sampled_as_the_config_says(tmp_path):
     config = load_config()
     config.rl.update(top_k=7, top_p=0.75, temperature=0.5, stopping="threshold")
     config.objective.grpo.temperature = 1.25
-    config.evaluate.update(top_k=3, top_p=0.25, temperature=2.0)  # which is not training's
+    config.evaluate.update(
+        top_k=3, top_p=0.25, temperature=2.0
+    )  # which is not training's
     experiment = build(read_config(config), tmp_path / "work")
     for name, temperature in (("slpo", 0.5), ("grpo", 1.25)):
         found = training_policy(experiment, experiment.config.objective[name]).config
-        assert (found.top_k, found.top_p, found.temperature, found.stopping) == (7, 0.75, temperature, "threshold")
+        assert (found.top_k, found.top_p, found.temperature, found.stopping) == (
+            7,
+            0.75,
+            temperature,
+            "threshold",
+        )
 
 
 def test_an_objective_s_own_rate_and_schedule_are_its_optimizer_s(tmp_path):
     config = load_config()
-    config.rl.optimizer.update(learning_rate=0.25, schedule="linear", final_fraction=0.5)
-    config.objective.answer_only.update(learning_rate=0.125, schedule="constant", steps=50)
+    config.rl.optimizer.update(
+        learning_rate=0.25, schedule="linear", final_fraction=0.5
+    )
+    config.objective.answer_only.update(
+        learning_rate=0.125, schedule="constant", steps=50
+    )
     config.objective.grpo.update(updates=3, steps=40)
     experiment = build(read_config(config), tmp_path / "work")
     found = [optimizer_config(experiment, experiment.config.objective[name])
              for name in ("slpo", "answer_only", "grpo")]  # fmt: skip
-    assert [(each.learning_rate, each.schedule, each.total_steps, each.final_fraction) for each in found] == [
+    assert [
+        (each.learning_rate, each.schedule, each.total_steps, each.final_fraction)
+        for each in found
+    ] == [
         (0.25, "linear", config.rl.steps, 0.5),
         (0.125, "constant", 50, 0.5),
         (0.25, "linear", 3 * 40, 0.5),  # a schedule counts updates
@@ -180,7 +229,8 @@ def test_an_objective_s_own_rate_and_schedule_are_its_optimizer_s(tmp_path):
 def test_the_limit_of_evaluations_is_none_of_training():
     config = run_config("coconut_gpt2")
     config.evaluate.limit = 1
-    setup, problems = assemble(read_config(config)), [Problem(n * f"{QUESTION} ", (), "5") for n in (1, 3)]
+    setup = assemble(read_config(config))
+    problems = [Problem(n * f"{QUESTION} ", (), "5") for n in (1, 3)]
     assert len(setup.encode(VALID, problems)) == 2
     with pytest.raises(UserError, match=r"^config\.data\.train: problem 1 .*\d+"):
         setup.encode(TRAIN, problems)
@@ -188,9 +238,23 @@ def test_the_limit_of_evaluations_is_none_of_training():
 
 def test_evaluations_have_budget_noise_and_sampling_of_their_own():
     config = run_config("coconut_gpt2")
-    own = {"max_answer_tokens": 2, "dropout": 0.25, "temperature": 0.7, "top_k": 3, "top_p": 0.5}
+    own = {
+        "max_answer_tokens": 2,
+        "dropout": 0.25,
+        "temperature": 0.7,
+        "top_k": 3,
+        "top_p": 0.5,
+    }
     config.evaluate.update(own)
     setup = assemble(read_config(config))
     found = setup.evaluator.policy.config
-    assert setup.most_prompt == config.model.n_positions - T - own["max_answer_tokens"], "the last token is not fed"
-    assert (found.answer_slots, found.dropout_rate, found.temperature, found.top_k, found.top_p) == (*own.values(),)
+    assert (
+        setup.most_prompt == config.model.n_positions - T - own["max_answer_tokens"]
+    ), "the last token is not fed"
+    assert (
+        found.answer_slots,
+        found.dropout_rate,
+        found.temperature,
+        found.top_k,
+        found.top_p,
+    ) == (*own.values(),)

@@ -10,7 +10,17 @@ import numpy as np
 import pytest
 from scipy.special import erf, expit, softmax
 
-from asked import ANSWER, QUESTION, RUN, T, assembled, contents, edit, run_params, workdir
+from asked import (
+    ANSWER,
+    QUESTION,
+    RUN,
+    T,
+    assembled,
+    contents,
+    edit,
+    run_params,
+    workdir,
+)
 from refused import refusal
 from slpo_jax.api.solver import Vote, load_solver, solve, vote
 from slpo_jax.api.trained_reasoner import describe, describe_vote
@@ -24,7 +34,10 @@ from slpo_jax.evaluation.completions import thought_rows
 from tiny import SlowReasoner
 
 
-@pytest.fixture(scope="module", params=["coconut_gpt2", pytest.param("codi_gpt2", marks=pytest.mark.slow)])
+@pytest.fixture(
+    scope="module",
+    params=["coconut_gpt2", pytest.param("codi_gpt2", marks=pytest.mark.slow)],
+)
 def work(request, tmp_path_factory):
     return workdir(request.param, tmp_path_factory.mktemp(request.param) / "work")
 
@@ -34,22 +47,32 @@ def solver(work):
     return load_solver(str(work))
 
 
-def _slow(reasoner: str, threshold: float = 0.0, latents: int | None = None) -> SimpleNamespace:
+def _slow(
+    reasoner: str, threshold: float = 0.0, latents: int | None = None
+) -> SimpleNamespace:
     """rho_t, the head's probabilities at the state that made h_t, and tokens, by projector and gate in numpy.
 
     One unpadded row, every step a fresh full forward of a plain GPT-2.
     """
-    parts, params = assembled(reasoner), run_params(reasoner)
+    parts = assembled(reasoner)
+    params = run_params(reasoner)
     template = parts.template
     slow = SlowReasoner(params["reasoner"], parts.reasoner.config)
-    inputs, out = slow.embed(template.prompt(QUESTION)), SimpleNamespace(stops=[], probabilities=[], tokens=[])
+    inputs = slow.embed(template.prompt(QUESTION))
+    out = SimpleNamespace(stops=[], probabilities=[], tokens=[])
     while len(out.stops) < (T if latents is None else latents):
         hidden = slow.hidden(inputs)[-1:]
         out.probabilities.append(softmax(slow.logits(hidden)[0]))
-        latent = _project(params["reasoner"]["projector"], hidden) if "codi" in reasoner else hidden
+        latent = (
+            _project(params["reasoner"]["projector"], hidden)
+            if "codi" in reasoner
+            else hidden
+        )
         inputs = np.concatenate([inputs, latent])
         gate = params["gate"]["out"]
-        out.stops.append(float(expit(latent[0] @ gate["kernel"][:, 0] + gate["bias"][0])))
+        out.stops.append(
+            float(expit(latent[0] @ gate["kernel"][:, 0] + gate["bias"][0]))
+        )
         if latents is None and out.stops[-1] >= threshold:
             break
     while len(out.tokens) < ANSWER and template.eos_id not in out.tokens:
@@ -87,19 +110,33 @@ def test_a_thought_is_what_the_slow_oracle_thinks(work, case):
     place, flags, told, said = ASKED[case]
     solver = load_solver(str(work / place), **flags)
     tokenizer = solver.setup.template.tokenizer
-    slow = _slow(**{"reasoner": solver.setup.config.reasoner, "threshold": solver.rule, **told})
-    assert case != "the gate" or 1 < len(slow.stops) < T, "the gate's threshold must matter in this test"
-    solution, gated = solve(solver, QUESTION), case != "imitation"
+    slow = _slow(
+        **{"reasoner": solver.setup.config.reasoner, "threshold": solver.rule, **told}
+    )
+    assert case != "the gate" or 1 < len(slow.stops) < T, (
+        "the gate's threshold must matter in this test"
+    )
+    solution = solve(solver, QUESTION)
+    gated = case != "imitation"
     assert len(solution.latents) == len(slow.stops)
-    for latent, stop, probability in zip(solution.latents, slow.stops, slow.probabilities, strict=True):
-        assert latent.stop_probability == (pytest.approx(stop, abs=1e-5) if gated else None)
+    for latent, stop, probability in zip(
+        solution.latents, slow.stops, slow.probabilities, strict=True
+    ):
+        assert latent.stop_probability == (
+            pytest.approx(stop, abs=1e-5) if gated else None
+        )
         best = np.argsort(-probability)[:5]
-        np.testing.assert_allclose([p for _, p in latent.nearest], probability[best], rtol=1e-3)
+        np.testing.assert_allclose(
+            [p for _, p in latent.nearest], probability[best], rtol=1e-3
+        )
         names = [tokenizer.convert_ids_to_tokens(int(i)) for i in best]
         assert [text.strip(" ") for text, _ in latent.nearest] == names
     assert solution.cut == (tokenizer.eos_token_id not in slow.tokens)
     if not solution.cut:
-        assert solution.text.split() == tokenizer.decode(slow.tokens, skip_special_tokens=True).split()
+        assert (
+            solution.text.split()
+            == tokenizer.decode(slow.tokens, skip_special_tokens=True).split()
+        )
     shown = describe(solver, solution)
     assert said in shown
     assert ("\ntruncated " in shown) == solution.cut
@@ -113,14 +150,25 @@ def test_a_thought_is_what_the_slow_oracle_thinks(work, case):
 @pytest.mark.slow
 def test_votes_are_the_evaluation_s_samples(solver):
     """70 rollouts, in two batches here, in one there."""
-    setup, samples, seed = solver.setup, 70, 3
+    setup = solver.setup
+    samples = 70
+    seed = 3
     found = vote(solver, QUESTION, samples, seed)
     problems = encode_problems(setup.template, [Problem(QUESTION, (), "5")])
-    out = setup.evaluator.run(solver.params, problems, solver.stopping, solver.rule, seed=seed, samples=samples)
+    out = setup.evaluator.run(
+        solver.params,
+        problems,
+        solver.stopping,
+        solver.rule,
+        seed=seed,
+        samples=samples,
+    )
     answers = [setup.reward.read(tokens).answer for tokens in out["tokens"]]
     assert dict(found.counts) == Counter(answers)
     assert len(found.counts) > 2, "the samples must differ in this test"
-    assert [count for _, count in found.counts] == sorted(Counter(answers).values(), reverse=True)
+    assert [count for _, count in found.counts] == sorted(
+        Counter(answers).values(), reverse=True
+    )
     named = [answer for answer in answers if answer is not None]
     assert found.majority == max(dict.fromkeys(named), key=named.count)
     assert dict(vote(solver, QUESTION, samples, seed + 1).counts) != dict(found.counts)
@@ -129,45 +177,72 @@ def test_votes_are_the_evaluation_s_samples(solver):
 @pytest.mark.slow
 def test_thoughts_that_an_evaluation_keeps_are_those_of_whom_one_asks(solver):
     """Prompts of different lengths in one batch, each with its own number of latents."""
-    setup, questions = solver.setup, (QUESTION, "He buys 2 . How many now ?", "How many now ?")
-    problems = encode_problems(setup.template, [Problem(question, (), "5") for question in questions])
-    seen = setup.evaluator.run(solver.params, problems, solver.stopping, solver.rule, probed=True)
+    setup = solver.setup
+    questions = (QUESTION, "He buys 2 . How many now ?", "How many now ?")
+    problems = encode_problems(
+        setup.template, [Problem(question, (), "5") for question in questions]
+    )
+    seen = setup.evaluator.run(
+        solver.params, problems, solver.stopping, solver.rule, probed=True
+    )
     assert len(set(seen["latent_steps"])) > 1, "the numbers must differ in this test"
     texts = token_texts(setup.template, setup.reasoner.config.vocab_size)
-    for found, question in zip(thought_rows(setup.reward, texts, seen, gated=True), questions, strict=True):
+    for found, question in zip(
+        thought_rows(setup.reward, texts, seen, gated=True), questions, strict=True
+    ):
         alone = solve(solver, question)
         assert found["text"] == alone.text
         for latent, own in zip(found["latents"], alone.latents, strict=True):
             assert latent["stop"] == pytest.approx(own.stop_probability, abs=1e-4)
-            assert [text for text, _ in latent["nearest"]] == [text for text, _ in own.nearest]
-            assert [p for _, p in latent["nearest"]] == pytest.approx([p for _, p in own.nearest], abs=1e-4)
+            assert [text for text, _ in latent["nearest"]] == [
+                text for text, _ in own.nearest
+            ]
+            assert [p for _, p in latent["nearest"]] == pytest.approx(
+                [p for _, p in own.nearest], abs=1e-4
+            )
 
 
 @pytest.mark.slow
 def test_a_cut_answer_says_so(work):
     short = load_solver(str(work), max_answer_tokens=1)
-    solution, found = solve(short, QUESTION), vote(short, QUESTION, 3)
+    solution = solve(short, QUESTION)
+    found = vote(short, QUESTION, 3)
     assert (solution.cut, solution.answer) == (True, None)
     assert "truncated at 1 tokens" in describe(short, solution)
     assert f"no answer ({found.cut} truncated)" in describe_vote(short, found, 0)
 
 
 def test_a_vote_without_answers_is_shown(solver):
-    shown = describe_vote(solver, Vote([(None, 3), ("7", 2), ("-1.5", 1)], "7", 0), 4).splitlines()
+    shown = describe_vote(
+        solver, Vote([(None, 3), ("7", 2), ("-1.5", 1)], "7", 0), 4
+    ).splitlines()
     assert shown[0] == "vote of 6 rollouts with dropout 0.3 (seed 4)"
-    assert [line.split() for line in shown[1:]] == [["3", "no", "answer"], ["2", "7", "<-", "majority"], ["1", "-1.5"]]
+    assert [line.split() for line in shown[1:]] == [
+        ["3", "no", "answer"],
+        ["2", "7", "<-", "majority"],
+        ["1", "-1.5"],
+    ]
 
 
 def test_a_checkpoint_is_used_with_the_config_beside_it(work, tmp_path):
     """Of a stage's directory and of a step's in it; the workdir's, of its last command, is not asked."""
     shutil.copytree(work, tmp_path / "work")
     edit(tmp_path / "work" / "config.json", max_latents=9, log_every=77)
-    edit(tmp_path / "work" / "checkpoints" / "cold_start" / "config.json", of_another=1)  # registered elsewhere, say
+    edit(
+        tmp_path / "work" / "checkpoints" / "cold_start" / "config.json", of_another=1
+    )  # registered elsewhere, say
     for place in ("cold_start", "cold_start/0"):
         config = config_of(identify(str(tmp_path / "work" / "checkpoints" / place)))
-        assert (config.max_latents, config.log_every, config.gate.enabled) == (T, 10, True)
+        assert (config.max_latents, config.log_every, config.gate.enabled) == (
+            T,
+            10,
+            True,
+        )
         assert (config.dropout.rate, config.dropout.where) == (0.3, "all")
-    assert load_solver(str(work / "checkpoints" / "cold_start" / "0")).rule == RUN[config.reasoner]
+    assert (
+        load_solver(str(work / "checkpoints" / "cold_start" / "0")).rule
+        == RUN[config.reasoner]
+    )
     (tmp_path / "work" / "checkpoints" / "slpo").mkdir()  # begun, without a checkpoint
     assert newest_checkpoint(str(tmp_path / "work")).endswith("cold_start")
 
@@ -176,12 +251,18 @@ def test_a_checkpoint_is_used_with_the_config_beside_it(work, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_command_prints_what_the_functions_return(work, solver, monkeypatch, capsys):
+def test_the_command_prints_what_the_functions_return(
+    work, solver, monkeypatch, capsys
+):
     before = contents(work)
     monkeypatch.setattr("sys.stdin", io.StringIO(QUESTION + "\n"))
     command.solve([str(work), "--samples", "5", "-"])
-    solution, found = solve(solver, QUESTION), vote(solver, QUESTION, 5)
-    assert capsys.readouterr().out == f"{describe(solver, solution)}\n\n{describe_vote(solver, found, 0)}\n"
+    solution = solve(solver, QUESTION)
+    found = vote(solver, QUESTION, 5)
+    assert (
+        capsys.readouterr().out
+        == f"{describe(solver, solution)}\n\n{describe_vote(solver, found, 0)}\n"
+    )
     assert contents(work) == before
 
 
@@ -189,13 +270,26 @@ def test_the_command_prints_what_the_functions_return(work, solver, monkeypatch,
 def test_the_command_s_json(work, solver, capsys):
     command.solve([str(work), "--samples=5", QUESTION, "--seed=2", "--json"])
     said = json.loads(capsys.readouterr().out)
-    solution, found = solve(solver, QUESTION), vote(solver, QUESTION, 5, 2)
-    assert (said["question"], said["answer"], said["text"]) == (QUESTION, solution.answer, solution.text)
-    assert (said["latent_steps"], said["stopping"], said["rule"]) == (len(solution.latents), "threshold", solver.rule)
+    solution = solve(solver, QUESTION)
+    found = vote(solver, QUESTION, 5, 2)
+    assert (said["question"], said["answer"], said["text"]) == (
+        QUESTION,
+        solution.answer,
+        solution.text,
+    )
+    assert (said["latent_steps"], said["stopping"], said["rule"]) == (
+        len(solution.latents),
+        "threshold",
+        solver.rule,
+    )
     assert said["latents"][0]["nearest"][0][0] == solution.latents[0].nearest[0][0]
-    assert said["latents"][-1]["stop_probability"] == pytest.approx(solution.latents[-1].stop_probability, abs=1e-6)
+    assert said["latents"][-1]["stop_probability"] == pytest.approx(
+        solution.latents[-1].stop_probability, abs=1e-6
+    )
     assert said["vote"]["majority"] == found.majority
-    assert [(row["answer"], row["count"]) for row in said["vote"]["answers"]] == found.counts
+    assert [
+        (row["answer"], row["count"]) for row in said["vote"]["answers"]
+    ] == found.counts
     assert (said["vote"]["samples"], said["vote"]["seed"]) == (5, 2)
 
 

@@ -29,7 +29,13 @@ from slpo_jax.io.orbax import params_digest, save_params
 from slpo_jax.policy.latent_policies import LATENT_POLICIES
 from slpo_jax.run import evaluate
 from slpo_jax.run.experiment import Experiment, build
-from slpo_jax.run.provenance import check_start, checkpoint_digest, ensure_manifest, evaluated_settings, settings_of
+from slpo_jax.run.provenance import (
+    check_start,
+    checkpoint_digest,
+    ensure_manifest,
+    evaluated_settings,
+    settings_of,
+)
 from slpo_jax.run.run_stages import check_stages, run_stages
 from slpo_jax.runtime.mesh import replicate
 from slpo_jax.training.recipes import RECIPES
@@ -52,7 +58,12 @@ class Run:
 
     def __init__(self, folder, stages=STAGES, like=None):
         """A new one with these stages, or a copy of another."""
-        self.folder, self.work, self.limits, self.rules = folder, folder / "work", set(), {}
+        self.folder, self.work, self.limits, self.rules = (
+            folder,
+            folder / "work",
+            set(),
+            {},
+        )
         if like is not None:
             shutil.copytree(like.folder, folder)
             return
@@ -63,7 +74,9 @@ class Run:
 
     def config(self, **changes):
         config = load_config()
-        config.data.update(train=str(self.folder / "train.jsonl"), valid=str(self.folder / "valid.txt"))
+        config.data.update(
+            train=str(self.folder / "train.jsonl"), valid=str(self.folder / "valid.txt")
+        )
         config.data.eval.real = str(self.folder / "real.json")
         config.update_from_flattened_dict(changes)
         return config
@@ -99,7 +112,11 @@ class Run:
 
     def error(self, key, said="", **changes):
         """A run is refused before its first stage by one line, which begins with a key, or a stage, and says this."""
-        key = rf"{re.escape(str(self.work))}/checkpoints/{key}" if key in STAGES else rf"config\.{re.escape(key)}"
+        key = (
+            rf"{re.escape(str(self.work))}/checkpoints/{key}"
+            if key in STAGES
+            else rf"config\.{re.escape(key)}"
+        )
         with pytest.raises(UserError, match=f"^{key}: ") as raised:
             self.fine(**changes)
         assert "delete" in str(raised.value) or "set it back" in str(raised.value)
@@ -113,20 +130,46 @@ class Run:
         """
         seen = []
 
-        def roll_out(_, params, problems, stopping, rule, *, label, samples=1, limit=0, probed=False, name="", **asked):
+        def roll_out(
+            _,
+            params,
+            problems,
+            stopping,
+            rule,
+            *,
+            label,
+            samples=1,
+            limit=0,
+            probed=False,
+            name="",
+            **asked,
+        ):
             seen.append(label.partition(",")[0])
             self.rules.setdefault(seen[-1], rule)
-            assert name == seen[-1].partition(" on ")[2], "each set has noise of its own"
+            assert name == seen[-1].partition(" on ")[2], (
+                "each set has noise of its own"
+            )
             if not probed:
                 self.limits.add((seen[-1] == "validation", limit))
             if seen[-1] == interrupt:
                 raise KeyboardInterrupt
-            n, value = min(limit or len(problems), len(problems)) * samples, int(params["reasoner"]["w"][0])
-            found = {"tokens": np.zeros((n, 4), np.int32), "latent_steps": np.full(n, value, np.int32)}
+            n = min(limit or len(problems), len(problems)) * samples
+            value = int(params["reasoner"]["w"][0])
+            found = {
+                "tokens": np.zeros((n, 4), np.int32),
+                "latent_steps": np.full(n, value, np.int32),
+            }
             if probed:
-                found |= {"stop": np.full((n, 9), 0.25), "nearest_probability": np.ones((n, 9, 1))}
+                found |= {
+                    "stop": np.full((n, 9), 0.25),
+                    "nearest_probability": np.ones((n, 9, 1)),
+                }
                 found["nearest_token"] = np.full((n, 9, 1), 3)
-            return found | ({"latents": np.ones((n, 3, 1), np.float32)} if asked.get("keep_latents") else {})
+            return found | (
+                {"latents": np.ones((n, 3, 1), np.float32)}
+                if asked.get("keep_latents")
+                else {}
+            )
 
         experiment = self.experiment(**{"stages": ("evaluate",)} | changes)
         with monkeypatch.context() as patch, contextlib.closing(experiment.log):
@@ -140,7 +183,9 @@ class Run:
     def stopping(self, stage):
         """How the checkpoint stops for whoever asks it; three numbers don't say that they have a gate."""
         identity = identify(str(self.work / "checkpoints" / stage))
-        return stopping_of(changed(config_of(identity), {"gate.enabled": True}), identity)
+        return stopping_of(
+            changed(config_of(identity), {"gate.enabled": True}), identity
+        )
 
     def records(self, row, name="real"):
         return self.work / "eval" / row / f"{name}.jsonl"
@@ -149,14 +194,22 @@ class Run:
         return json.loads((self.work / "eval" / row / file).read_text())["value"]
 
     def files(self):
-        found = (path for path in self.work.rglob("*") if path.is_file() and "tensorboard" not in path.parts)
+        found = (
+            path
+            for path in self.work.rglob("*")
+            if path.is_file() and "tensorboard" not in path.parts
+        )
         return {path: path.read_bytes() for path in found}
 
 
 @pytest.fixture(autouse=True, scope="module")
 def _models():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Experiment, "abstract_params", lambda self, *_: replicate(_params(0), self.mesh))
+        patch.setattr(
+            Experiment,
+            "abstract_params",
+            lambda self, *_: replicate(_params(0), self.mesh),
+        )
         yield patch
 
 
@@ -189,7 +242,9 @@ def _gone(where):
     return lambda run: os.unlink(run.folder / where)
 
 
-RECORDS, MANIFEST = (f"work/eval/cold_start/real.{ending}" for ending in ("jsonl", "manifest"))
+RECORDS, MANIFEST = (
+    f"work/eval/cold_start/real.{ending}" for ending in ("jsonl", "manifest")
+)
 WRONG = ('"correct": false', '"correct": true')
 SPEED = {
     "evaluate.batch_size": 8, "evaluate.prompt_multiple": 10, "prompt_slots": (20, 25), "model.remat": True,
@@ -225,7 +280,10 @@ MADE_AGAIN = {
                         set()),
     "row gone =": (_gone("work/eval/slpo/row.json"), {}, {"validation"}),
 }  # fmt: skip
-SAID = {"another set by a name": ["config.data.eval.made"], "a test file changed": ["config.data.eval.real"]}
+SAID = {
+    "another set by a name": ["config.data.eval.made"],
+    "a test file changed": ["config.data.eval.real"],
+}
 
 
 @pytest.mark.parametrize("name", MADE_AGAIN)
@@ -235,20 +293,35 @@ def test_what_is_made_again_and_what_is_kept(finished, monkeypatch, name, warnin
     Of a set that has changed a line says so, once.
     """
     change, config, expected = MADE_AGAIN[name]
-    config = {key: str(finished.folder / "real.json") if value == "real" else value for key, value in config.items()}
+    config = {
+        key: str(finished.folder / "real.json") if value == "real" else value
+        for key, value in config.items()
+    }
     before = finished.files()
     if change:
         change(finished)
     if not expected:
-        read = (lambda *_: _params(4)) if "digest" in name else (lambda *_: pytest.fail("read"))
+        read = (
+            (lambda *_: _params(4))
+            if "digest" in name
+            else (lambda *_: pytest.fail("read"))
+        )
         monkeypatch.setattr(evaluate, "stage_params", read)
     done = finished.evaluate(monkeypatch, **config)
     assert done >= expected if "+" in name else done == expected
-    said = [line.partition(": ")[0] for line in warnings if "has changed since its evaluation" in line]
+    said = [
+        line.partition(": ")[0]
+        for line in warnings
+        if "has changed since its evaluation" in line
+    ]
     assert said == SAID.get(name, [])
     assert finished.evaluate(monkeypatch, **config) == set()
     if "=" in name:
-        others = {path.name for path, text in finished.files().items() if text != before.get(path)}
+        others = {
+            path.name
+            for path, text in finished.files().items()
+            if text != before.get(path)
+        }
         assert all(name.endswith((".digest.json", ".manifest")) for name in others)
 
 
@@ -260,18 +333,28 @@ UNREAD = (
 
 
 @pytest.mark.parametrize("where", UNREAD)
-def test_what_can_not_be_read_is_said_and_nothing_is_made_again(finished, monkeypatch, unreadable, where):
-    before, path = finished.files(), finished.folder / where
+def test_what_can_not_be_read_is_said_and_nothing_is_made_again(
+    finished, monkeypatch, unreadable, where
+):
+    before = finished.files()
+    path = finished.folder / where
     with unreadable(path), pytest.raises(PermissionError, match=re.escape(str(path))):
         finished.evaluate(monkeypatch)
     assert finished.files() == before
 
 
-@pytest.mark.parametrize("where", ["work/eval/slpo/row.json", "work/checkpoints/slpo.digest.json"])
-def test_what_the_first_process_alone_sees_is_one_line(finished, monkeypatch, second_process, where):
+@pytest.mark.parametrize(
+    "where", ["work/eval/slpo/row.json", "work/checkpoints/slpo.digest.json"]
+)
+def test_what_the_first_process_alone_sees_is_one_line(
+    finished, monkeypatch, second_process, where
+):
     """A choice, a digest; a second one's could be another."""
     os.unlink(finished.folder / where)
-    with second_process(), pytest.raises(UserError, match=rf"^{finished.folder}/{where}: process 1 "):
+    with (
+        second_process(),
+        pytest.raises(UserError, match=rf"^{finished.folder}/{where}: process 1 "),
+    ):
         finished.evaluate(monkeypatch)
 
 
@@ -288,17 +371,35 @@ def test_what_nobody_can_make_again_unasked_is_one_line(finished, monkeypatch):
 def test_thoughts_are_of_the_problems_asked_for(finished, monkeypatch):
     thoughts = {row: finished.value(row, "real.thoughts.json") for row in ROWS}
     assert [len(problem["latents"]) for problem in thoughts["slpo"]] == [4] * 6
-    stops = [{latent["stop"] for problem in thoughts[row] for latent in problem["latents"]} for row in ROWS]
-    assert stops == [{None}, {None}, {None}, {0.25}, {0.25}]  # without a gate nothing stops
+    stops = [
+        {latent["stop"] for problem in thoughts[row] for latent in problem["latents"]}
+        for row in ROWS
+    ]
+    assert stops == [
+        {None},
+        {None},
+        {None},
+        {0.25},
+        {0.25},
+    ]  # without a gate nothing stops
     finished.train("slpo", 5)
-    assert finished.evaluate(monkeypatch, **{"evaluate.probed": 2}) == EVERYTHING | {"validation"}
-    assert [len(problem["latents"]) for problem in finished.value("slpo", "real.thoughts.json")] == [5] * 2
+    assert finished.evaluate(monkeypatch, **{"evaluate.probed": 2}) == EVERYTHING | {
+        "validation"
+    }
+    assert [
+        len(problem["latents"])
+        for problem in finished.value("slpo", "real.thoughts.json")
+    ] == [5] * 2
 
 
-def test_what_else_is_asked_of_the_same_rollouts_is_evaluated_anew(finished, monkeypatch):
+def test_what_else_is_asked_of_the_same_rollouts_is_evaluated_anew(
+    finished, monkeypatch
+):
     """Scorers, a search, and the reward model that both may ask; not how many are searched where nothing is."""
     value = [1.0]
-    monkeypatch.setattr(evaluate, "_reward_model", lambda *_: {"w": jnp.full(2, value[0])})
+    monkeypatch.setattr(
+        evaluate, "_reward_model", lambda *_: {"w": jnp.full(2, value[0])}
+    )
     assert finished.evaluate(monkeypatch, **{"evaluate.candidates": 5}) == set()
     for changes, model in (
         ({"evaluate.scorers": ()}, 1.0), ({"evaluate.scorers": ("self_certainty",)}, 1.0),
@@ -314,21 +415,33 @@ def test_what_else_is_asked_of_the_same_rollouts_is_evaluated_anew(finished, mon
 def test_by_steps_a_problem_without_steps_has_all_latents(finished, monkeypatch):
     """Those of the set `real` have none; of `made` each has as many latents as steps, up to the row's."""
     finished.evaluate(monkeypatch, **{"evaluate.by_steps": True, "evaluate.samples": 3})
-    steps = [len(each.steps) for each in finished.experiment().test_set("made").problems[:6]]
+    steps = [
+        len(each.steps) for each in finished.experiment().test_set("made").problems[:6]
+    ]
     assert len(set(steps)) > 1
     assert finished.rules["imitate_fixed_tmax on real"] == [3] * 6
-    assert finished.rules["imitate_fixed_tmax on made"] == [min(count, 3) for count in steps]
+    assert finished.rules["imitate_fixed_tmax on made"] == [
+        min(count, 3) for count in steps
+    ]
 
 
 def test_most_answers_cut_at_the_limit_is_said(finished, monkeypatch, warnings):
     """Four tokens of which none is an end; validation and every set say so, and name the budget that is theirs."""
     finished.train("slpo", 7)
-    says = "100% of the answers are truncated, and wrong whatever they say; raise config."
+    says = (
+        "100% of the answers are truncated, and wrong whatever they say; raise config."
+    )
     done = finished.evaluate(monkeypatch)
-    cut = [line for line in warnings if "truncated" in line]  # each once, also of validation, which each threshold asks
-    assert sorted(cut) == sorted(f"{label}: {says}max_answer_tokens" for label in set(done))
+    cut = [
+        line for line in warnings if "truncated" in line
+    ]  # each once, also of validation, which each threshold asks
+    assert sorted(cut) == sorted(
+        f"{label}: {says}max_answer_tokens" for label in set(done)
+    )
     warnings.clear()
-    done = finished.evaluate(monkeypatch, **{"evaluate.max_answer_tokens": 4, "evaluate.seeds": 1})
+    done = finished.evaluate(
+        monkeypatch, **{"evaluate.max_answer_tokens": 4, "evaluate.seeds": 1}
+    )
     assert {line for line in warnings if "truncated" in line} >= {
         f"{label}: {says}evaluate.max_answer_tokens" for label in done
     }
@@ -340,11 +453,16 @@ def test_choices_are_made_on_no_more_problems_than_are_evaluated(finished, monke
         finished.limits.clear()
         finished.evaluate(monkeypatch, **{"evaluate.limit": limit})
         assert finished.limits == {(True, limit), (False, limit)}
-        found = {finished.value(row)["sweep"]["problems"] for row in ("imitate_control", "cold_start", "slpo")}
+        found = {
+            finished.value(row)["sweep"]["problems"]
+            for row in ("imitate_control", "cold_start", "slpo")
+        }
         assert found == {min(limit, 12)}
 
 
-def test_other_end_tokens_of_the_same_parameters_are_evaluated_anew(finished, monkeypatch):
+def test_other_end_tokens_of_the_same_parameters_are_evaluated_anew(
+    finished, monkeypatch
+):
     """A changed `generation_config.json`: neither the parameters nor the prompts tell."""
 
     def ended(self):
@@ -363,17 +481,27 @@ def test_every_part_of_the_parameters_counts():
         tree | {"b": {"d": tree["b"]["c"]}},
     ]
     assert len({params_digest(one) for one in [tree, *others]}) == len(others) + 1
-    assert params_digest(tree) == params_digest({"b": {"c": tree["b"]["c"] * 1}, "a": np.arange(4, dtype=np.float32)})
+    assert params_digest(tree) == params_digest(
+        {"b": {"c": tree["b"]["c"] * 1}, "a": np.arange(4, dtype=np.float32)}
+    )
 
 
 def test_parameters_are_read_again_where_their_files_are_others_of_the_same_size(run):
     experiment = run.experiment()
     for value in (4, 5):
-        found = checkpoint_digest(experiment.stage("slpo"), lambda value=value: _params(value))
+        found = checkpoint_digest(
+            experiment.stage("slpo"), lambda value=value: _params(value)
+        )
         assert found == params_digest(_params(4))
-    path = next(path for path in (run.work / "checkpoints/slpo/0/params").rglob("*") if path.is_file())
+    path = next(
+        path
+        for path in (run.work / "checkpoints/slpo/0/params").rglob("*")
+        if path.is_file()
+    )
     path.write_bytes(bytes(len(path.read_bytes())))
-    assert checkpoint_digest(experiment.stage("slpo"), lambda: _params(5)) == params_digest(_params(5))
+    assert checkpoint_digest(
+        experiment.stage("slpo"), lambda: _params(5)
+    ) == params_digest(_params(5))
     experiment.log.close()
 
 
@@ -393,20 +521,31 @@ def _interrupted(run, monkeypatch):
 
 
 LEFT_OUT = {
-    "its records were changed": lambda run, _: run.edit("work/eval/slpo/real.jsonl", *WRONG),
-    "its records were changed or are gone": lambda run, _: os.unlink(run.records("slpo")),
-    "its evaluation was not finished": lambda run, _: os.unlink(run.records("slpo").with_suffix(".manifest")),
+    "its records were changed": lambda run, _: run.edit(
+        "work/eval/slpo/real.jsonl", *WRONG
+    ),
+    "its records were changed or are gone": lambda run, _: os.unlink(
+        run.records("slpo")
+    ),
+    "its evaluation was not finished": lambda run, _: os.unlink(
+        run.records("slpo").with_suffix(".manifest")
+    ),
     "it is of other problems": _other_problems,
     "it is of another checkpoint or setting": _interrupted,
 }
 
 
 @pytest.mark.parametrize("why", LEFT_OUT)
-def test_what_is_not_as_its_row_says_is_left_out_of_the_report(finished, monkeypatch, why):
+def test_what_is_not_as_its_row_says_is_left_out_of_the_report(
+    finished, monkeypatch, why
+):
     """Also of a set that no command asks for any more."""
     LEFT_OUT[why](finished, monkeypatch)
     found = write_report(finished.work)
-    assert (set(found["eval"]["imitate"]), set(found["eval"]["slpo"])) == ({"real", "made"}, {"made"})
+    assert (set(found["eval"]["imitate"]), set(found["eval"]["slpo"])) == (
+        {"real", "made"},
+        {"made"},
+    )
     assert any(f"slpo on real: left out, {why}" in note for note in found["notes"])
     assert finished.evaluate(monkeypatch) == {"slpo on real"}
 
@@ -416,30 +555,47 @@ def test_rows_of_a_checkpoint_that_is_gone_are_left_out(finished, monkeypatch):
     assert finished.evaluate(monkeypatch, report=True) == set()
     found = json.loads((finished.work / "report.json").read_text())
     assert tuple(found["eval"]) == ROWS[:-1]
-    assert any(note.startswith("slpo: left out, its checkpoint is gone") for note in found["notes"])
-    shutil.rmtree(finished.work / "checkpoints")  # what was evaluated can still be looked at
+    assert any(
+        note.startswith("slpo: left out, its checkpoint is gone")
+        for note in found["notes"]
+    )
+    shutil.rmtree(
+        finished.work / "checkpoints"
+    )  # what was evaluated can still be looked at
     assert tuple(write_report(finished.work)["eval"]) == ROWS
 
 
-def test_the_report_counts_problems_whose_answers_can_not_be_compared(finished, monkeypatch):
+def test_the_report_counts_problems_whose_answers_can_not_be_compared(
+    finished, monkeypatch
+):
     path = finished.folder / "math.jsonl"
     problems = json.loads((finished.folder / "real.json").read_text())
-    records = [{"problem": each["question"], "solution": "So.", "answer": str(each["answer"])} for each in problems]
+    records = [
+        {"problem": each["question"], "solution": "So.", "answer": str(each["answer"])}
+        for each in problems
+    ]
     records.insert(2, records[0] | {"answer": "x^2"})
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
     finished.evaluate(monkeypatch, **{"data.eval.real": str(path)})
     found = write_report(finished.work)
-    assert "real: 1 problem(s) of its source are left out, as their answers can't be compared." in found["notes"]
+    assert (
+        "real: 1 problem(s) of its source are left out, as their answers can't be compared."
+        in found["notes"]
+    )
 
 
 def test_one_rule_takes_the_place_of_a_choice(finished, monkeypatch):
     """In the row and in the report, but not for whoever asks the checkpoint."""
     stopping = finished.stopping
-    finished.evaluate(monkeypatch, **{"evaluate.thresholds": (0.7, 0.6)})  # as good as each other
+    finished.evaluate(
+        monkeypatch, **{"evaluate.thresholds": (0.7, 0.6)}
+    )  # as good as each other
     assert finished.value("slpo")["sweep"]["chosen"] == 0.6
     assert stopping("slpo") == ("threshold", 0.6)
     finished.evaluate(monkeypatch, report=True, **{"evaluate.thresholds": (0.2,)})
-    assert set(json.loads((finished.work / "report.json").read_text())["thresholds"]) == {"imitate_control"}
+    assert set(
+        json.loads((finished.work / "report.json").read_text())["thresholds"]
+    ) == {"imitate_control"}
     assert stopping("slpo") == ("threshold", 0.6)
     assert finished.value("slpo")["rule"] == 0.2
     finished.evaluate(monkeypatch, **{"gate.enabled": False})
@@ -448,7 +604,9 @@ def test_one_rule_takes_the_place_of_a_choice(finished, monkeypatch):
     assert stopping("slpo") == ("threshold", None)  # this one was not evaluated yet
 
 
-@pytest.mark.parametrize(("key", "value"), [("model.n_head", 1), ("reasoner", "codi_gpt2")])
+@pytest.mark.parametrize(
+    ("key", "value"), [("model.n_head", 1), ("reasoner", "codi_gpt2")]
+)
 def test_a_checkpoint_is_evaluated_as_the_model_that_it_is(evaluated, key, value):
     """Heads can't be told by any array's shape."""
     before = evaluated.files()
@@ -467,7 +625,9 @@ def test_lost_latents_are_made_again(finished, monkeypatch):
     assert finished.evaluate(monkeypatch) == set()
     finished.train("slpo", 7)
     assert finished.evaluate(monkeypatch) == {"validation"} | SLPO
-    left = [path.parent.name for path in (finished.work / "eval").rglob("*.latents.npz")]
+    left = [
+        path.parent.name for path in (finished.work / "eval").rglob("*.latents.npz")
+    ]
     assert sorted(left) == sorted(ROWS[:-1] * 2)  # the old checkpoint's are gone
 
 
@@ -480,16 +640,27 @@ def test_what_changes_no_number_may_change(trained):
     """As docs/configuration.md lists it."""
     micro = {"imitate.micro_batches": 2, "imitate.icot.tokens_per_epoch": 3}
     capacities = {"rl.capacities": ((0.5, 0.5), (1.0, 1.0))}
-    for changes in ({}, EVALUATED, micro, {"imitate.control": False}, capacities, {"model.scan_layers": True}):
+    for changes in (
+        {},
+        EVALUATED,
+        micro,
+        {"imitate.control": False},
+        capacities,
+        {"model.scan_layers": True},
+    ):
         trained.fine(**changes)
 
 
-@pytest.mark.parametrize(("key", "file"), [("train", "train.jsonl"), ("valid", "valid.txt")])
+@pytest.mark.parametrize(
+    ("key", "file"), [("train", "train.jsonl"), ("valid", "valid.txt")]
+)
 def test_a_data_file_that_changed_under_its_name(run, key, file):
     path = run.folder / file
     before = path.read_bytes()
     path.write_bytes(before + before.splitlines(keepends=True)[0])
-    run.error(f"data.{key}", f"{path} has changed since", max_answer_tokens=9)  # chosen from it, say
+    run.error(
+        f"data.{key}", f"{path} has changed since", max_answer_tokens=9
+    )  # chosen from it, say
     run.fine(**EVALUATED)  # which trains nothing
     path.write_bytes(before)
     run.fine()
@@ -497,20 +668,31 @@ def test_a_data_file_that_changed_under_its_name(run, key, file):
 
 def _directory(folder):
     """Two configs, one of two files."""
-    lines, made = (folder / "train.jsonl").read_text().splitlines(keepends=True), folder / "set"
+    lines = (folder / "train.jsonl").read_text().splitlines(keepends=True)
+    made = folder / "set"
     for config, some in (("main", lines[:40]), ("main", lines[40:]), ("other", lines)):
         (made / config).mkdir(parents=True, exist_ok=True)
         (made / config / f"train-{len(some)}.jsonl").write_text("".join(some))
-    named = "".join(f"- config_name: {name}\n  data_files: {name}/*\n" for name in ("main", "other"))
+    named = "".join(
+        f"- config_name: {name}\n  data_files: {name}/*\n" for name in ("main", "other")
+    )
     (made / "README.md").write_text(f"---\nconfigs:\n{named}---\n")
 
 
 # A source in a folder, the file of it that is edited, and one that takes something else of the same bytes.
 FORMS = {
     "a part": ("train.jsonl[train]", "train.jsonl", "train.jsonl"),
-    "a config of a directory of several files": ("set:main", "set/main/train-40.jsonl", "set:other"),
+    "a config of a directory of several files": (
+        "set:main",
+        "set/main/train-40.jsonl",
+        "set:other",
+    ),
     "a split": ("set:main@train", "set/main/train-40.jsonl", "set:main@train+train"),
-    "a part of a directory": ("set:main[train]", "set/main/train-40.jsonl", "set:main[valid]"),
+    "a part of a directory": (
+        "set:main[train]",
+        "set/main/train-40.jsonl",
+        "set:main[valid]",
+    ),
 }
 
 
@@ -525,10 +707,15 @@ def test_a_source_of_any_form_is_held_to_its_bytes(run, form, key):
     ensure = run.experiment(**start, **{f"data.{key}": source})
     ensure_manifest(ensure.stage("imitate"), write=False)
     with pytest.raises(UserError, match=rf"^config\.data\.{key}: "):
-        ensure_manifest(run.experiment(**start, **{f"data.{key}": other}).stage("imitate"), write=False)
+        ensure_manifest(
+            run.experiment(**start, **{f"data.{key}": other}).stage("imitate"),
+            write=False,
+        )
     path = run.folder / file
     path.write_text(path.read_text().replace("1", "2", 1))  # of the same size
-    with pytest.raises(UserError, match=rf"^config\.data\.\w+: {re.escape(str(run.folder))}"):
+    with pytest.raises(
+        UserError, match=rf"^config\.data\.\w+: {re.escape(str(run.folder))}"
+    ):
         ensure_manifest(ensure.stage("imitate"), write=False)
 
 
@@ -539,7 +726,11 @@ def test_a_changed_file_is_named_before_settings_that_were_chosen_from_it(run):
 
 def test_a_tokenizer_that_changed_under_its_name(run):
     save_tokenizer(load_tokenizer("synthetic:20"), run.folder / "texts")
-    texts = {"tokenizer": str(run.folder / "texts"), "stages": ("imitate",), "imitate.control": False}
+    texts = {
+        "tokenizer": str(run.folder / "texts"),
+        "stages": ("imitate",),
+        "imitate.control": False,
+    }
     run.delete(*STAGES)
     run.train("imitate", **texts)
     run.fine(**texts)
@@ -547,7 +738,9 @@ def test_a_tokenizer_that_changed_under_its_name(run):
     run.error("tokenizer", "texts has changed since", **texts)
 
 
-def test_words_of_the_training_data_are_the_same_command_s_once_all_is_trained(run, monkeypatch):
+def test_words_of_the_training_data_are_the_same_command_s_once_all_is_trained(
+    run, monkeypatch
+):
     """Whatever is still to be evaluated, and where the training data are gone."""
     words = {"tokenizer": "words", "model.n_positions": 100, "prompt_slots": (40,)}
     run.delete(*STAGES)
@@ -558,17 +751,31 @@ def test_words_of_the_training_data_are_the_same_command_s_once_all_is_trained(r
     assert run.evaluate(monkeypatch, **every) == EVERYTHING | {"validation"}
     assert run.experiment(**words).config.tokenizer == "words"
     assert run.evaluate(monkeypatch, **every) == set()
-    assert run.evaluate(monkeypatch, **every, **{"evaluate.limit": 7}) == EVERYTHING | {"validation"}
+    assert run.evaluate(monkeypatch, **every, **{"evaluate.limit": 7}) == EVERYTHING | {
+        "validation"
+    }
     (run.folder / "train.jsonl").unlink()
-    assert run.evaluate(monkeypatch, **EVALUATED, **words, **{"evaluate.limit": 7}) == set()
+    assert (
+        run.evaluate(monkeypatch, **EVALUATED, **words, **{"evaluate.limit": 7})
+        == set()
+    )
 
 
 def test_a_stage_trained_again_with_other_settings_unbinds_what_was_made_of_it(run):
     again = {"imitate.final_steps": 7, "imitate.control": False}
     run.delete("imitate_control")
     run.train("imitate", **again)
-    for stages in (("cold_start",), ("evaluate",), ("imitate", "cold_start", "rl", "evaluate")):
-        run.error("cold_start", "began from another imitate than is there now", stages=stages, **again)
+    for stages in (
+        ("cold_start",),
+        ("evaluate",),
+        ("imitate", "cold_start", "rl", "evaluate"),
+    ):
+        run.error(
+            "cold_start",
+            "began from another imitate than is there now",
+            stages=stages,
+            **again,
+        )
     run.train("cold_start", **again)
     # The objective's start is bound to its own start in turn.
     run.error("slpo", "began from another cold_start", **again)
@@ -612,8 +819,12 @@ def test_files_of_the_first_start_that_changed(run, tmp_path):
 
 
 @pytest.mark.parametrize("file", ["config.json", "inputs.json"])
-@pytest.mark.parametrize(("text", "said"), [(None, "no such file"), ('{"seed": ', "is no JSON .*")])
-def test_facts_that_are_lost_or_damaged_name_the_folder_to_delete(run, file, text, said):
+@pytest.mark.parametrize(
+    ("text", "said"), [(None, "no such file"), ('{"seed": ', "is no JSON .*")]
+)
+def test_facts_that_are_lost_or_damaged_name_the_folder_to_delete(
+    run, file, text, said
+):
     """Nothing else says what the checkpoint was trained with, and the next run would write down its own."""
     path = run.work / "checkpoints" / "cold_start" / file
     path.unlink() if text is None else path.write_text(text)
@@ -623,21 +834,37 @@ def test_facts_that_are_lost_or_damaged_name_the_folder_to_delete(run, file, tex
 
 
 def _text(name="gumbel", **settings):
-    changes = {"reasoner": "text_gpt2", "gate.enabled": False, "imitate.c_thought": 0, "dropout.rate": 0.0}
+    changes = {
+        "reasoner": "text_gpt2",
+        "gate.enabled": False,
+        "imitate.c_thought": 0,
+        "dropout.rate": 0.0,
+    }
     settings = {f"latent_policy.{name}.{key}": value for key, value in settings.items()}
-    return changes | {"imitate.control": False, "rl.objectives": ("exact",), "latent_policy.name": name} | settings
+    return (
+        changes
+        | {
+            "imitate.control": False,
+            "rl.objectives": ("exact",),
+            "latent_policy.name": name,
+        }
+        | settings
+    )
 
 
 def test_imitation_is_bound_to_no_latent_policy_that_it_doesn_t_use(run):
     """A text's has no latents, so any latent policy may follow, but for one whose parameters are saved beside."""
     run.delete(*STAGES)
-    imitation, both = {"stages": ("imitate",)}, {"stages": ("imitate", "rl")}
+    imitation = {"stages": ("imitate",)}
+    both = {"stages": ("imitate", "rl")}
     run.train("imitate", **_text(tau=0.5), **imitation)
     run.train("exact", **_text(tau=0.5), **both)
     run.fine(**_text(tau=0.5), **both)
     run.fine(**_text(tau=0.7), **imitation)
     run.fine(**_text("noisy_soft"), **imitation)
-    run.error("latent_policy.gumbel.tau", "stage exact was run with", **_text(tau=0.7), **both)
+    run.error(
+        "latent_policy.gumbel.tau", "stage exact was run with", **_text(tau=0.7), **both
+    )
     run.error("latent_policy.name", **_text("hybrid"), **imitation)
     run.train("imitate", **_text("hybrid"), **imitation)
     run.error("latent_policy.hybrid.r_min", **_text("hybrid", r_min=0.9), **imitation)
@@ -646,9 +873,16 @@ def test_imitation_is_bound_to_no_latent_policy_that_it_doesn_t_use(run):
 
 def test_several_rewards_in_place_of_one_are_named(run):
     rewards = {"rewards": (("correct", 1.0), ("countdown", 0.5))}
-    run.error("rewards", '[["correct", 1.0], ["countdown", 0.5]], and config.reward="correct" is what', **rewards)
+    run.error(
+        "rewards",
+        '[["correct", 1.0], ["countdown", 0.5]], and config.reward="correct" is what',
+        **rewards,
+    )
     run.train("slpo", **rewards)
-    run.error("reward", 'is "correct", and config.rewards=[["correct", 1.0], ["countdown", 0.5]] is what')
+    run.error(
+        "reward",
+        'is "correct", and config.rewards=[["correct", 1.0], ["countdown", 0.5]] is what',
+    )
 
 
 def test_data_may_lie_elsewhere(run, tmp_path):
@@ -671,9 +905,13 @@ def test_data_may_lie_elsewhere(run, tmp_path):
         ("temperature", 0.5, "rl.temperature", 0.75),
     ],
 )
-def test_an_objective_does_not_care_for_what_it_has_of_its_own(run, name, own, key, shared):
+def test_an_objective_does_not_care_for_what_it_has_of_its_own(
+    run, name, own, key, shared
+):
     run.delete(*STAGES)
-    text, mine, changes = _text() | {"stages": ("rl",)}, {f"objective.exact.{name}": own}, {key: shared}
+    text = _text() | {"stages": ("rl",)}
+    mine = {f"objective.exact.{name}": own}
+    changes = {key: shared}
     run.train("exact", **text)
     run.error(key, **text, **changes)
     run.train("exact", **text, **mine)
@@ -684,18 +922,28 @@ def test_an_objective_does_not_care_for_what_it_has_of_its_own(run, name, own, k
 def test_an_objective_after_another_depends_on_it(tmp_path):
     """On what it was trained with, whether it is there, unfinished, or to be trained again."""
     run = Run(tmp_path / "new", {"imitate": 1, "cold_start": 3, "slpo": 4})
-    two = {"rl.objectives": ("slpo", "answer_only"), "objective.answer_only.after": "slpo", "stages": ("rl",)}
+    two = {
+        "rl.objectives": ("slpo", "answer_only"),
+        "objective.answer_only.after": "slpo",
+        "stages": ("rl",),
+    }
     experiment = run.experiment(**two)
-    assert tuple(experiment.stage(name).start.name for name in two["rl.objectives"]) == ("cold_start", "slpo")
+    assert tuple(
+        experiment.stage(name).start.name for name in two["rl.objectives"]
+    ) == ("cold_start", "slpo")
     run.train("answer_only", **two)
     run.fine(**two)
     run.fine(**two | {"rl.objectives": ("answer_only",)})
-    run.error("objective.answer_only.after", **two | {"objective.answer_only.after": ""})
+    run.error(
+        "objective.answer_only.after", **two | {"objective.answer_only.after": ""}
+    )
     run.delete("slpo")
     run.fine(**two)
     run.fine(**EVALUATED)
     other = two | {"objective.slpo.learning_rate": 0.25}
-    where = rf"^{re.escape(str(run.work))}/checkpoints/answer_only: began from another slpo"
+    where = (
+        rf"^{re.escape(str(run.work))}/checkpoints/answer_only: began from another slpo"
+    )
     with pytest.raises(UserError, match=where):
         run.fine(**other)
     run.train("slpo", **other | {"rl.objectives": ("slpo",)})
@@ -709,7 +957,11 @@ def test_a_refused_command_leaves_the_config_of_the_one_before(run):
     run.delete(*STAGES)
     workdir = run.experiment().workdir
     workdir.config.write_text("before")
-    wordy = {"question": "Tom has 1 pens . How many now ?", "steps": ["1 + 2 = 3"] * 7, "answer": "3"}
+    wordy = {
+        "question": "Tom has 1 pens . How many now ?",
+        "steps": ["1 + 2 = 3"] * 7,
+        "answer": "3",
+    }
     (run.folder / "wordy.jsonl").write_text(json.dumps(wordy))
 
     def refused(key, **changes):
@@ -740,11 +992,26 @@ FREE = {
 def test_every_other_key_is_bound_to_a_stage_or_an_evaluation():
     config = Config()
     found = set(evaluated_settings(config))
-    for stage in ("imitate", "imitate_control", "cold_start", "best_of_n", "latent_rm", *config.objective):
+    for stage in (
+        "imitate",
+        "imitate_control",
+        "cold_start",
+        "best_of_n",
+        "latent_rm",
+        *config.objective,
+    ):
         found |= settings_of(config, stage).keys()
-    others = [f"latent_policy.{name}" for name in LATENT_POLICIES if name != config.latent_policy.name]
+    others = [
+        f"latent_policy.{name}"
+        for name in LATENT_POLICIES
+        if name != config.latent_policy.name
+    ]
     others += [f"imitate.{name}" for name in RECIPES if name != "curriculum"]
-    every = {key for key in flatten(values(config)) if not key.startswith(tuple(others))}
+    every = {
+        key for key in flatten(values(config)) if not key.startswith(tuple(others))
+    }
     assert every - found == FREE
     icot = settings_of(changed(config, {"imitate.recipe": "icot"}), "imitate")
-    assert {key.split(".")[1] for key in icot if key.startswith("imitate.")} & RECIPES.keys() == {"icot"}
+    assert {
+        key.split(".")[1] for key in icot if key.startswith("imitate.")
+    } & RECIPES.keys() == {"icot"}

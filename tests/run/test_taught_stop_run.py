@@ -21,7 +21,9 @@ def _config():
     config.prompt.answers = "texts"
     config.prompt_slots = (16,)
     config.max_answer_tokens = 3
-    config.data.chain.update(depth=2, modulus=10, train_size=64, valid_size=16, test_size=16)
+    config.data.chain.update(
+        depth=2, modulus=10, train_size=64, valid_size=16, test_size=16
+    )
     config.data.train = "chain:train"
     config.data.valid = "chain:valid"
     config.data.eval.mixed = "chain:test"
@@ -40,19 +42,29 @@ def test_a_run_with_a_taught_gate(tmp_path):
     report = json.loads((workdir / "report.json").read_text())
     assert list(report["eval"]) == ["imitate", "imitate_by_steps"]
     rows = report["rows"]
-    assert (rows["imitate"]["stopping"], rows["imitate"]["gated"]) == ("threshold", True)
-    lines = (workdir / "eval" / "imitate_by_steps" / "mixed.jsonl").read_text().splitlines()
+    assert (rows["imitate"]["stopping"], rows["imitate"]["gated"]) == (
+        "threshold",
+        True,
+    )
+    lines = (
+        (workdir / "eval" / "imitate_by_steps" / "mixed.jsonl").read_text().splitlines()
+    )
     records = [json.loads(line) for line in lines]
     assert {record["latent_steps"] for record in records} == {1, 2}
     assert all(record["latent_steps"] == record["problem_steps"] for record in records)
     for sets in report["eval"].values():
         figures = sets["mixed"]
         assert figures["milliseconds"] > 0
-        assert figures["sequential_steps"] == pytest.approx(figures["latent_steps"] + figures["answer_tokens"])
+        assert figures["sequential_steps"] == pytest.approx(
+            figures["latent_steps"] + figures["answer_tokens"]
+        )
     # The checkpoint by itself stops by the gate that it was left with.
     loaded = slpo_jax.load(workdir / "checkpoints" / "imitate")
     found = loaded.evaluate("mixed", samples=0)
     assert loaded.solver.stopping == "threshold"
-    assert found.summary["latent_steps"] == report["eval"]["imitate"]["mixed"]["latent_steps"]
+    assert (
+        found.summary["latent_steps"]
+        == report["eval"]["imitate"]["mixed"]["latent_steps"]
+    )
     assert found.summary["milliseconds"] > 0
     assert run["imitate"].solver.rule == rows["imitate"]["rule"]

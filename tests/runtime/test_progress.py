@@ -27,7 +27,9 @@ def log(monkeypatch, capsys):
     return log
 
 
-def _ten_minutes(log, keep: bool = True, seconds_a_step: float = 10.0, done: int = 0) -> list[str]:
+def _ten_minutes(
+    log, keep: bool = True, seconds_a_step: float = 10.0, done: int = 0
+) -> list[str]:
     """The lines of 60 steps."""
     progress = Progress("imitate", done + 60, done, "step", keep)
     for step in range(done + 1, done + 61):
@@ -66,7 +68,9 @@ def test_quick_work_that_is_one_of_many_has_no_lines(log):
     assert _ten_minutes(log, keep=False, seconds_a_step=0.01) == []
 
 
-@pytest.mark.parametrize(("seconds", "said"), [(0.01, ""), (0.5, "chain: 20 problems, about 00:09 left\n")])
+@pytest.mark.parametrize(
+    ("seconds", "said"), [(0.01, ""), (0.5, "chain: 20 problems, about 00:09 left\n")]
+)
 def test_work_that_is_slow_is_said_once(log, seconds, said):
     tell = if_slow("chain: 20 problems", 20)
     for done in range(1, 21):
@@ -99,7 +103,8 @@ def test_jax_tells_what_it_compiles(monkeypatch):
             x = jnp.sort(jnp.sin(x) + i * new)
         return x
 
-    before, said = backend.seconds(), []
+    before = backend.seconds()
+    said = []
     untell = backend.tell(said.append)
     jax.jit(slow).lower(jax.ShapeDtypeStruct((5,), jnp.float32)).compile()
     untell()

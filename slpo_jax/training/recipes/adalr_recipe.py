@@ -22,8 +22,20 @@ from slpo_jax.policy import noise
 from slpo_jax.policy.policy import Policy
 from slpo_jax.settings import setting
 from slpo_jax.training.recipes import curriculum
-from slpo_jax.training.recipes.distil import DistilBatch, Distillation, distillation, teach, usable
-from slpo_jax.training.recipes.recipe import Draw, ImitateSettings, Phase, Recipe, consecutive
+from slpo_jax.training.recipes.distil import (
+    DistilBatch,
+    Distillation,
+    distillation,
+    teach,
+    usable,
+)
+from slpo_jax.training.recipes.recipe import (
+    Draw,
+    ImitateSettings,
+    Phase,
+    Recipe,
+    consecutive,
+)
 
 _LATENT_POLICY = "adalr"
 
@@ -72,7 +84,9 @@ class AdaptiveLength(Distillation):
                 f"latents; raise it, or lower config.imitate.{name}.most"
             )
 
-    def __call__(self, settings: ImitateSettings, default: Recipe | None = None) -> Recipe:
+    def __call__(
+        self, settings: ImitateSettings, default: Recipe | None = None
+    ) -> Recipe:
         """Return the recipe: the teacher alone for `cot_steps`, if any, then both for `final_steps`."""
         return Recipe(
             phases=lambda problems, max_latents: self.phases(settings, problems),
@@ -83,16 +97,34 @@ class AdaptiveLength(Distillation):
             fewest_steps=lambda plan: 1 if self.last_step else 2,
         )
 
-    def phases(self, settings: ImitateSettings, problems: EncodedProblems) -> list[Phase]:
+    def phases(
+        self, settings: ImitateSettings, problems: EncodedProblems
+    ) -> list[Phase]:
         """Return the phases, of which the last has slots for the longest thought of these problems."""
-        slots = max(self.lengths(problems, range(len(problems))), default=0)
-        cot = Phase("cot", 0, settings.cot_steps, 0, 0, 0)
-        return consecutive([cot, Phase("adalr", 0, settings.final_steps, None, int(slots), int(slots))])
+        slots = int(max(self.lengths(problems, range(len(problems))), default=0))
+        cot = Phase(
+            name="cot",
+            start=0,
+            end=settings.cot_steps,
+            dropped=0,
+            latents=0,
+            latent_slots=0,
+        )
+        adalr = Phase(
+            name="adalr",
+            start=0,
+            end=settings.final_steps,
+            dropped=None,
+            latents=slots,
+            latent_slots=slots,
+        )
+        return consecutive([cot, adalr])
 
     def lengths(self, problems: EncodedProblems, indices: Any) -> np.ndarray:
         """Return the number of latents of each of these problems, int [B]."""
         steps_B = np.array([len(problems.steps[i]) for i in indices], np.int32)
-        return np.minimum(self.latents + self.latents_a_step * steps_B, self.most).astype(np.int32)
+        latents_B = self.latents + self.latents_a_step * steps_B
+        return np.minimum(latents_B, self.most).astype(np.int32)
 
     def position(self, template, ids, answer):
         """Return the index of the first token behind "The answer is:", the answer's or a lone space's."""
@@ -107,6 +139,7 @@ class AdaptiveLength(Distillation):
             return AdaptiveBatch(**vars(batch))
         latents_B = self.lengths(draw.problems, draw.indices)
         rows = len(latents_B)
+        # A row chooses before each latent to go on, and after the last one to stop.
         # Weights were scaled for tokens alone: count them again, together with the choices.
         is_token_BA = batch.student.suffix.weights > 0
         choices = np.sum(latents_B + 1)
@@ -126,29 +159,48 @@ class AdaptiveLength(Distillation):
         """
         rows = jnp.float32(batch.draws.shape[0])
         params = policy.reasoner.stacked(params)
-        teacher, teacher_BMD = teach(policy.reasoner, params, batch, key, policy.config.dropout_rate)
+        # The teacher reads its written steps.
+        teacher, teacher_BMD = teach(
+            policy.reasoner, params, batch, key, policy.config.dropout_rate
+        )
         if batch.student is None:
             return teacher, {"loss": (teacher, rows)}, None
         # Lengths are given, so that nothing stops by itself. Without an end marker the thought's last state is kept.
-        given = dataclasses.replace(policy.having(closing_ids=()), latent_policy=policy.latent_policy.not_halting())
+        given = dataclasses.replace(
+            policy.having(closing_ids=()),
+            latent_policy=policy.latent_policy.not_halting(),
+        )
         keys_B = noise.row_keys(key, batch.draws)
         inputs, thought = curriculum.after_latents(given, params, batch.student, keys_B)
-        hidden_BAD, _, student_BMD = policy.reasoner.trace(params, at_B=batch.student_at, **inputs)
-        answers, metrics = curriculum.cross_entropy(policy.reasoner, params, hidden_BAD, batch.student.suffix)
+        # The student answers, and is asked for every choice that its length stands for.
+        hidden_BAD, _, student_BMD = policy.reasoner.trace(
+            params, at_B=batch.student_at, **inputs
+        )
+        answers, metrics = curriculum.cross_entropy(
+            policy.reasoner, params, hidden_BAD, batch.student.suffix
+        )
         choices_B = self.choices(policy, params, thought, batch.student.latents)
         student = answers + jnp.sum(batch.choice_weights * choices_B)
         # The first level is the embeddings', which the published distance leaves out.
         distance = distillation(student_BMD[:, 1:], teacher_BMD[:, 1:]).sum()
         loss = student + self.teacher_factor * teacher + self.distil_factor * distance
-        parts = {"loss": loss, "student": student, "teacher": teacher, "distil": distance}
-        return loss, metrics | {name: (part, rows) for name, part in parts.items()}, thought
+        parts = {
+            "loss": (loss, rows),
+            "student": (student, rows),
+            "teacher": (teacher, rows),
+            "distil": (distance, rows),
+        }
+        return loss, metrics | parts, thought
 
-    def choices(self, policy: Policy, params, thought, latents_B: jax.Array) -> jax.Array:
+    def choices(
+        self, policy: Policy, params, thought, latents_B: jax.Array
+    ) -> jax.Array:
         """Return the cross-entropy of going on before each latent and of stopping after the last, float32 [B]."""
         latent_policy = policy.latent_policy
         assert latent_policy.halting_log_prob is not None
         stop_BT = latent_policy.stop_logits(params, thought.actions)
         is_fed_BT = jnp.arange(stop_BT.shape[1])[None] < latents_B[:, None]
         going_on_B = jnp.sum(jax.nn.log_sigmoid(-stop_BT), axis=1, where=is_fed_BT)
-        stopping_B = latent_policy.halting_log_prob(params, thought.hidden_ND[:, None])[:, 0]
-        return -(going_on_B + stopping_B)
+        last_N1D = thought.hidden_ND[:, None]
+        stopping_BT = latent_policy.halting_log_prob(params, last_N1D)
+        return -(going_on_B + stopping_BT[:, 0])

@@ -1,4 +1,4 @@
-"""CoLaR's training (Tan et al., 2025): one latent stands for r tokens of the written solution, r drawn anew each step.
+"""CoLaR's training (Tan et al., 2025): one latent stands for r tokens of the written solution, r drawn again each step.
 
 First CoT-SFT on the same text, asked at speed 1. Then the solution's tokens are cut into chunks of r, whose embeddings,
 summed and divided by the root of their number, are the inputs in their place. At each the reasoner says a token of the
@@ -10,6 +10,7 @@ Apart from the published program: a line break ends the last step too, as in all
 import dataclasses
 import functools
 from collections.abc import Callable
+from itertools import chain
 from typing import Any, ClassVar
 
 import jax
@@ -26,7 +27,15 @@ from slpo_jax.models.reasoner import StepProjector
 from slpo_jax.policy import noise
 from slpo_jax.policy.latent_policies.latent_policy import standard_normal
 from slpo_jax.policy.policy import Policy, Prompts, encode_prompts
-from slpo_jax.training.recipes.recipe import Draw, ImitateSettings, Needs, Phase, Recipe, RecipeSettings, consecutive
+from slpo_jax.training.recipes.recipe import (
+    Draw,
+    ImitateSettings,
+    Needs,
+    Phase,
+    Recipe,
+    RecipeSettings,
+    consecutive,
+)
 
 COT = "cot"
 
@@ -45,7 +54,7 @@ class ChunkBatch:
         chunks: bool [B, S], the slots that are latents at inference.
         predicted: float32 [B, S], weights of the head's prediction of the next slot's input; None while only words are
             learned.
-        draws: int [B], what randomness is drawn by.
+        draws: int [B], the numbers that randomness is drawn by.
     """
 
     prompts: Prompts
@@ -73,14 +82,16 @@ class Compression(RecipeSettings):
         "latent": "CoLaR's loss of its head, which predicts the next chunk's embedding.",
     }
 
-    def __call__(self, settings: ImitateSettings, default: Recipe | None = None) -> Recipe:
+    def __call__(
+        self, settings: ImitateSettings, default: Recipe | None = None
+    ) -> Recipe:
         """Return the recipe: CoT-SFT for `cot_steps`, if any, then chunks for `final_steps`, without stages."""
-        return chunked(settings, "colar", chunks_of, MOST_SPEED, pooled)
+        return chunk_recipe(settings, "colar", chunks_of, MOST_SPEED, pooled)
 
 
 def chunks_of(steps: list[Ids], speed: int) -> list[Ids]:
     """Cut the tokens of all steps into chunks of so many."""
-    tokens = [token for step in steps for token in step]
+    tokens = list(chain.from_iterable(steps))
     return [tokens[at : at + speed] for at in range(0, len(tokens), speed)]
 
 
@@ -90,7 +101,10 @@ def pooled(policy: Policy, params, batch: ChunkBatch) -> jax.Array:
     used_BSR = jnp.arange(batch.ids.shape[-1])[None, None] < sizes_BS1
     embedded_BSRD = policy.reasoner.embed(params, batch.ids)
     summed_BSD = jnp.sum(embedded_BSRD, axis=2, where=used_BSR[..., None])
-    return (summed_BSD / jnp.where(batch.chunks[..., None], jnp.sqrt(sizes_BS1) + 1e-5, 1)).astype(embedded_BSRD.dtype)
+    is_chunk_BS1 = batch.chunks[..., None]
+    root_BS1 = jnp.sqrt(sizes_BS1) + 1e-5
+    divisor_BS1 = jnp.where(is_chunk_BS1, root_BS1, 1)
+    return (summed_BSD / divisor_BS1).astype(embedded_BSRD.dtype)
 
 
 def chunk_loss(vectors: VectorsFn, policy: Policy, params, batch: ChunkBatch, key):
@@ -99,9 +113,12 @@ def chunk_loss(vectors: VectorsFn, policy: Policy, params, batch: ChunkBatch, ke
     Args:
         policy, params, key: as in `Recipe.loss`.
     """
-    reasoner, rate = policy.reasoner, policy.config.dropout_rate
+    reasoner = policy.reasoner
+    rate = policy.config.dropout_rate
     params = reasoner.stacked(params)
-    keys_B, slots_S = noise.row_keys(key, batch.draws), jnp.arange(batch.sizes.shape[1])
+    keys_B = noise.row_keys(key, batch.draws)
+    slots_S = jnp.arange(batch.sizes.shape[1])
+    # Read the prompts, then the slots that follow them.
     noisy = noise.prompt_dropout(keys_B, batch.prompts.valid, rate, "all")
     first_BD, prefix = encode_prompts(reasoner, params, batch.prompts, noisy)
     inputs_BSD = vectors(policy, params, batch)
@@ -113,27 +130,41 @@ def chunk_loss(vectors: VectorsFn, policy: Policy, params, batch: ChunkBatch, ke
         prefix=prefix,
         dropout=noise.answer_dropout(keys_B, slots_S, rate, "all"),
     )
+    # The state before a slot says its token: the prompt's last one says the first.
     before_BLD = jnp.concatenate([first_BD[:, None], hidden_BSD], axis=1)
     mask_BL = batch.weights != 0
-    log_probs_BL, likeliest_BL = reasoner.log_probs(params, before_BLD, batch.targets, mask_BL, likeliest=True)
-    words = total = -jnp.sum(log_probs_BL * batch.weights)
-    wrong_BL, rows = (likeliest_BL != batch.targets) & mask_BL, jnp.float32(batch.draws.shape[0])
+    log_probs_BL, likeliest_BL = reasoner.log_probs(
+        params, before_BLD, batch.targets, mask_BL, likeliest=True
+    )
+    words = -jnp.sum(log_probs_BL * batch.weights)
+    wrong_BL = (likeliest_BL != batch.targets) & mask_BL
+    rows = jnp.float32(batch.draws.shape[0])
     if batch.predicted is None:
-        metrics = {"accuracy": (jnp.sum(~wrong_BL.any(axis=1)), rows)}
-    else:
-        # Of a chunk any of its tokens is right, so what follows the thought alone is judged.
-        wrong_BL &= jnp.pad(jnp.cumsum(batch.chunks[:, ::-1], axis=1)[:, ::-1] == 0, ((0, 0), (1, 0)))
-        assert reasoner.law is not None
-        law = reasoner.law(params, hidden_BSD)
-        aims_BSD = jax.lax.stop_gradient(jnp.roll(inputs_BSD, -1, axis=1)).astype(jnp.float32) / reasoner.unit
-        sample_BSD = law.mean + law.std * standard_normal(noise.draw_keys(keys_B, slots_S), law.mean)
-        latent = jnp.sum(jnp.square(sample_BSD - aims_BSD).mean(axis=-1) * batch.predicted)
-        total = words + latent
-        metrics = {"answered": (jnp.sum(~wrong_BL.any(axis=1)), rows), "said": (words, rows), "latent": (latent, rows)}
-    return total, metrics | {"loss": (total, rows)}, None
+        right = jnp.sum(~wrong_BL.any(axis=1))
+        return words, {"accuracy": (right, rows), "loss": (words, rows)}, None
+    # Of a chunk any of its tokens is right, so what follows the thought alone is judged.
+    chunks_left_BS = jnp.cumsum(batch.chunks[:, ::-1], axis=1)[:, ::-1]
+    wrong_BL &= jnp.pad(chunks_left_BS == 0, ((0, 0), (1, 0)))
+    # The head's draw at each slot is drawn towards the next slot's input, in the latents' unit.
+    assert reasoner.law is not None
+    law = reasoner.law(params, hidden_BSD)
+    next_BSD = jax.lax.stop_gradient(jnp.roll(inputs_BSD, -1, axis=1))
+    aims_BSD = next_BSD.astype(jnp.float32) / reasoner.unit
+    noise_BSD = standard_normal(noise.draw_keys(keys_B, slots_S), law.mean)
+    sample_BSD = law.mean + law.std * noise_BSD
+    error_BS = jnp.square(sample_BSD - aims_BSD).mean(axis=-1)
+    latent = jnp.sum(error_BS * batch.predicted)
+    total = words + latent
+    metrics = {
+        "answered": (jnp.sum(~wrong_BL.any(axis=1)), rows),
+        "said": (words, rows),
+        "latent": (latent, rows),
+        "loss": (total, rows),
+    }
+    return total, metrics, None
 
 
-def chunked(
+def chunk_recipe(
     settings: ImitateSettings,
     name: str,
     cut: Callable[[list[Ids], int], list[Ids]],
@@ -151,45 +182,102 @@ def chunked(
 
     def phases(problems: EncodedProblems, max_latents: int) -> list[Phase]:
         if speed_of(problems.template) > most:  # which only CoLaR's has
-            raise UserError(f"config.prompt.speed: the recipe {name} asks at speed {most} always; set it to {most}")
-        cot = Phase(COT, 0, settings.cot_steps, 0, 0, 0)
-        return consecutive([cot, Phase(name, 0, settings.final_steps, None, None, max_latents)])
+            raise UserError(
+                f"config.prompt.speed: the recipe {name} asks at speed {most} always; set it to {most}"
+            )
+        cot = Phase(
+            name=COT,
+            start=0,
+            end=settings.cot_steps,
+            dropped=0,
+            latents=0,
+            latent_slots=0,
+        )
+        compressed = Phase(
+            name=name,
+            start=0,
+            end=settings.final_steps,
+            dropped=None,
+            latents=None,
+            latent_slots=max_latents,
+        )
+        return consecutive([cot, compressed])
 
     def needs(problems: EncodedProblems, phase: Phase) -> list[Needs]:
         """Return positions; slots, at speed 1; tokens of one, at the highest."""
         split, highest = (chunks_of, 1) if phase.name == COT else (cut, most)
         sizes = list[Needs]()
-        for prompt, steps, answer in zip(problems.prompts, problems.steps, problems.answers, strict=True):
+        texts = zip(problems.prompts, problems.steps, problems.answers, strict=True)
+        for prompt, steps, answer in texts:
             size = len(split(steps, 1)) + 1 + len(answer) + 1
             longest = max(map(len, split(steps, highest)), default=1)
             sizes.append((len(prompt) - 1 + size, size, longest))
         return sizes
 
     def rows(draw: Draw) -> ChunkBatch:
-        problems, indices, template = draw.problems, draw.indices, draw.problems.template
+        problems = draw.problems
+        indices = draw.indices
+        template = problems.template
+        # One speed for the whole batch: words for the tokens themselves.
         in_words = draw.phase.name == COT
-        speed = 1 if in_words else int(draw.rng(noise.Stream.SPEED).integers(1, most, endpoint=True))
-        split = chunks_of if in_words else cut
-        texts_of = [(split(problems.steps[i], speed), problems.answers[i]) for i in indices]
-        prompt_ids = at_speed(template, speed).prompts([problems.problems[i].question for i in indices])
-        count, slots = len(indices), draw.fit(max(len(thought) + 2 + len(answer) for thought, answer in texts_of))
+        split = cut
+        if in_words:
+            split = chunks_of
+            speed = 1
+        else:
+            rng = draw.rng(noise.Stream.SPEED)
+            speed = int(rng.integers(1, most, endpoint=True))
+        thoughts = [split(problems.steps[i], speed) for i in indices]
+        answers = [problems.answers[i] for i in indices]
+        questions = [problems.problems[i].question for i in indices]
+        prompt_ids = at_speed(template, speed).prompts(questions)
+        pairs = list(zip(thoughts, answers, strict=True))
+        longest = max(len(thought) + 2 + len(answer) for thought, answer in pairs)
+        # Fill a row's slots: the mark, the thought's chunks, the mark, the answer.
+        count = len(indices)
+        slots = draw.fit(longest)
         ids = np.full((count, slots, draw.slots[1]), template.pad_id, np.int32)
-        sizes, chunks = np.zeros((count, slots), np.int32), np.zeros((count, slots), bool)
+        sizes = np.zeros((count, slots), np.int32)
+        chunks = np.zeros((count, slots), bool)
         predicted = np.zeros((count, slots), np.float32)
         mark: Any = template.start_id
-        labels, texts = draw.rng(noise.Stream.LABELS), []
-        for row, (thought, answer) in enumerate(texts_of):
-            for slot, ids_of in enumerate([[mark], *thought, [mark], *([token] for token in answer)]):
-                ids[row, slot, : len(ids_of)], sizes[row, slot] = ids_of, len(ids_of)
-            label = [ids_of[labels.integers(len(ids_of))] for ids_of in thought]
-            texts.append([template.pad_id, mark, *label, mark, *answer, template.eos_id])
-            chunks[row, 1 : 1 + len(thought)], predicted[row, : 1 + len(thought)] = True, 1.0
+        labels = draw.rng(noise.Stream.LABELS)
+        texts = []
+        for row, (thought, answer) in enumerate(pairs):
+            answer_slots = [[token] for token in answer]
+            for slot, tokens in enumerate([[mark], *thought, [mark], *answer_slots]):
+                size = len(tokens)
+                ids[row, slot, :size] = tokens
+                sizes[row, slot] = size
+            # Of each chunk one token, drawn at random, is the target.
+            label = [tokens[labels.integers(len(tokens))] for tokens in thought]
+            texts.append(
+                [template.pad_id, mark, *label, mark, *answer, template.eos_id]
+            )
+            chunks[row, 1 : 1 + len(thought)] = True
+            predicted[row, : 1 + len(thought)] = 1.0
+        # Weights add up to the number of rows, see `ChunkBatch`.
         _, targets, weights = pad_suffixes(texts, 1 + slots, template.pad_id)
-        weights, predicted = weights * (count / weights.sum()), predicted * (count / predicted.sum())
+        weights = weights * (count / weights.sum())
+        predicted = predicted * (count / predicted.sum())
         prompts = draw.prompts([row[:-1] for row in prompt_ids])
-        return ChunkBatch(prompts, ids, sizes, targets, weights, chunks, None if in_words else predicted, draw.draws)
+        return ChunkBatch(
+            prompts=prompts,
+            ids=ids,
+            sizes=sizes,
+            targets=targets,
+            weights=weights,
+            chunks=chunks,
+            predicted=None if in_words else predicted,
+            draws=draw.draws,
+        )
 
-    return Recipe(phases, needs, rows, functools.partial(chunk_loss, vectors))
+    return Recipe(
+        phases=phases,
+        needs=needs,
+        rows=rows,
+        loss=functools.partial(chunk_loss, vectors),
+    )
 
 
 PROJECTOR = "step_projector"
@@ -202,9 +290,13 @@ class StepPerLatent(RecipeSettings):
     uses_c_thought = False
     metrics = Compression.metrics
 
-    def __call__(self, settings: ImitateSettings, default: Recipe | None = None) -> Recipe:
+    def __call__(
+        self, settings: ImitateSettings, default: Recipe | None = None
+    ) -> Recipe:
         """Return the recipe: CoT-SFT for `cot_steps`, if any, then steps as latents for `final_steps`."""
-        recipe = chunked(settings, "regular", lambda steps, speed: steps, 1, _codes)
+        recipe = chunk_recipe(
+            settings, "regular", lambda steps, speed: steps, 1, _project
+        )
         return dataclasses.replace(recipe, init=_init)
 
 
@@ -213,12 +305,15 @@ def _init(key: jax.Array, policy: Policy, params: Params) -> Params:
     return {PROJECTOR: StepProjector(width).init(key, jnp.zeros((1, width)))["params"]}
 
 
-def _codes(policy: Policy, params: Any, batch: ChunkBatch) -> jax.Array:
+def _project(policy: Policy, params: Any, batch: ChunkBatch) -> jax.Array:
     """Return the slots' inputs [B, S, D]: embeddings, and of the thought the projector's, times the latents' unit."""
-    words_BSD, reasoner = pooled(policy, params, batch), policy.reasoner
+    words_BSD = pooled(policy, params, batch)
+    reasoner = policy.reasoner
     if batch.predicted is None:
         return words_BSD
     codes_ND = jax.lax.stop_gradient(words_BSD.reshape(-1, reasoner.width))
-    latents_ND: Any = StepProjector(reasoner.width).apply({"params": params[PROJECTOR]}, codes_ND)
-    latents_BSD = (reasoner.unit * latents_ND).astype(words_BSD.dtype).reshape(words_BSD.shape)
+    variables = {"params": params[PROJECTOR]}
+    latents_ND: Any = StepProjector(reasoner.width).apply(variables, codes_ND)
+    scaled_ND = (reasoner.unit * latents_ND).astype(words_BSD.dtype)
+    latents_BSD = scaled_ND.reshape(words_BSD.shape)
     return jnp.where(batch.chunks[..., None], latents_BSD, words_BSD)

@@ -10,6 +10,7 @@ both its loss and its states, where that has two, which differ in their dropout.
 
 import dataclasses
 import functools
+from itertools import chain
 from typing import Any, ClassVar
 
 import jax
@@ -26,7 +27,15 @@ from slpo_jax.policy.policy import Policy
 from slpo_jax.settings import setting
 from slpo_jax.training.recipes import curriculum, recipe
 from slpo_jax.training.recipes.curriculum import ImitationBatch
-from slpo_jax.training.recipes.recipe import Draw, ImitateSettings, Needs, Phase, Recipe, RecipeSettings, in_fours
+from slpo_jax.training.recipes.recipe import (
+    Draw,
+    ImitateSettings,
+    Needs,
+    Phase,
+    Recipe,
+    RecipeSettings,
+    in_fours,
+)
 
 
 @struct.dataclass
@@ -34,7 +43,7 @@ class DistilBatch:
     """A step's rows. Weights are scaled to add up to B, so that a sum over them, divided by B, is their mean.
 
     Attributes:
-        draws: int [B], what randomness is drawn by.
+        draws: int [B], the numbers that randomness is drawn by.
         text: the teacher's `SuffixBatch` [B, L]: question, steps, answer and eos, right-padded; weights are 0 on
             targets that belong to the question.
         valid: bool [B, L], where the text has a token.
@@ -61,8 +70,11 @@ def distillation(student_BMD: jax.Array, teacher_BMD: jax.Array) -> jax.Array:
         float32 [B].
     """
     teacher_BMD = jax.lax.stop_gradient(teacher_BMD).astype(jnp.float32)
-    distance_BM = optax.losses.huber_loss(student_BMD.astype(jnp.float32), teacher_BMD, delta=1.0).mean(axis=-1)
-    return (distance_BM / jnp.std(teacher_BMD, axis=-1, ddof=1)).mean(axis=-1)
+    student_BMD = student_BMD.astype(jnp.float32)
+    distance_BMD = optax.losses.huber_loss(student_BMD, teacher_BMD, delta=1.0)
+    distance_BM = distance_BMD.mean(axis=-1)
+    spread_BM = jnp.std(teacher_BMD, axis=-1, ddof=1)
+    return (distance_BM / spread_BM).mean(axis=-1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,11 +99,17 @@ class Distillation(RecipeSettings):
         "distil": "CODI's distance of the student's hidden states from the teacher's.",
     }
 
-    def __call__(self, settings: ImitateSettings, default: Recipe | None = None) -> Recipe:
+    def __call__(
+        self, settings: ImitateSettings, default: Recipe | None = None
+    ) -> Recipe:
         """Return the recipe: the teacher alone for `cot_steps`, if any, then both for `final_steps`, without stages."""
         unstaged = dataclasses.replace(settings, stage_steps=0)
+
+        def phases(problems: EncodedProblems, max_latents: int) -> list[Phase]:
+            return curriculum.phases(unstaged, max_latents, last="codi")
+
         return Recipe(
-            phases=lambda problems, max_latents: curriculum.phases(unstaged, max_latents, last="codi"),
+            phases=phases,
             needs=self.needs,
             rows=self.rows,
             loss=functools.partial(self.loss, gate_weight=settings.gate_weight),
@@ -101,29 +119,48 @@ class Distillation(RecipeSettings):
 
     def needs(self, problems: EncodedProblems, phase: Phase) -> list[Needs]:
         """Count positions of the teacher or the student, whoever takes more; slots of the text, and of the answer."""
-        texts = [len(self._text(problems, i)[0]) - 1 for i in range(len(problems))]
+        teacher = list[int]()
+        for index in range(len(problems)):
+            text, _ = self._text(problems, index)
+            teacher.append(len(text) - 1)
         if phase.dropped == 0:  # the teacher alone
-            return [(size, size) for size in texts]
-        student = zip(texts, curriculum.needs(problems, phase), strict=True)
-        return [(max(size, positions), size, in_fours(answer)) for size, (positions, answer) in student]
+            return [(size, size) for size in teacher]
+        sizes = list[Needs]()
+        student = curriculum.needs(problems, phase)
+        for size, (positions, answer) in zip(teacher, student, strict=True):
+            sizes.append((max(size, positions), size, in_fours(answer)))
+        return sizes
 
     def rows(self, draw: Draw) -> DistilBatch:
         """Make the rows of one step."""
-        problems, indices = draw.problems, draw.indices
-        texts, questions = zip(*(self._text(problems, i) for i in indices), strict=True)
+        problems = draw.problems
+        indices = draw.indices
+        pairs = [self._text(problems, index) for index in indices]
+        texts = [text for text, _ in pairs]
+        questions_B = np.array([question for _, question in pairs])
         text = draw.suffixes(texts)
         valid = text.weights > 0
-        of_question = np.arange(1, text.tokens.shape[1] + 1) < np.array(questions)[:, None]  # the target's position
-        text = _scaled(text._replace(weights=np.where(of_question, 0.0, text.weights).astype(np.float32)))
-        ids, answers = problems.answers, [problems.problems[i].answer for i in indices]
-        offsets = [self.position(problems.template, ids[i], a) for i, a in zip(indices, answers, strict=True)]
-        # Before eos, a text ends with its answer.
-        starts = [len(row) - 1 - len(ids[i]) for row, i in zip(texts, indices, strict=True)]
-        batch = DistilBatch(draw.draws, text, valid, np.add(starts, offsets).astype(np.int32))
+        # The teacher learns what follows the question.
+        targets_L = np.arange(1, text.tokens.shape[1] + 1)
+        is_question_BL = targets_L < questions_B[:, None]
+        weights_BL = np.where(is_question_BL, 0.0, text.weights).astype(np.float32)
+        text = _scale(text._replace(weights=weights_BL))
+        # The distilled position lies in the answer, with which a text ends before its eos.
+        offsets = list[int]()
+        places = list[int]()
+        for row, index in zip(texts, indices, strict=True):
+            ids = problems.answers[index]
+            answer = problems.problems[index].answer
+            offset = self.position(problems.template, ids, answer)
+            offsets.append(offset)
+            places.append(len(row) - 1 - len(ids) + offset)
+        batch = DistilBatch(draw.draws, text, valid, np.array(places, np.int32))
         if draw.phase.dropped == 0:
             return batch
-        student = curriculum.imitation_batch(dataclasses.replace(draw, slots=((draw.slots[1],),)))
-        suffix = _scaled(student.suffix)
+        # The student has its question and its answer, which have one bucket.
+        answer_draw = dataclasses.replace(draw, slots=((draw.slots[1],),))
+        student = curriculum.imitation_batch(answer_draw)
+        suffix = _scale(student.suffix)
         # A stop weighs as much as a token of an answer.
         stops_B = student.stops * suffix.weights.max()
         student = dataclasses.replace(student, suffix=suffix, stops=stops_B)
@@ -139,7 +176,9 @@ class Distillation(RecipeSettings):
         """
         return template.distilled_position(ids, answer)
 
-    def loss(self, policy: Policy, params, batch: DistilBatch, key, gate_weight: float = 0.0):
+    def loss(
+        self, policy: Policy, params, batch: DistilBatch, key, gate_weight: float = 0.0
+    ):
         """Sum over examples of student + teacher_factor * teacher + distil_factor * distillation.
 
         The gradient of the student and the distillation goes back through the latents. The student's part has the
@@ -149,12 +188,21 @@ class Distillation(RecipeSettings):
             policy: as in `Recipe.loss`; dropout, if any, is on for the teacher too.
             gate_weight: see `curriculum.stop_term`.
         """
-        rows, params = jnp.float32(batch.draws.shape[0]), policy.reasoner.stacked(params)
-        teacher, teacher_BMD = teach(policy.reasoner, params, batch, key, policy.config.dropout_rate)
+        rows = jnp.float32(batch.draws.shape[0])
+        params = policy.reasoner.stacked(params)
+        # The teacher reads its written steps.
+        teacher, teacher_BMD = teach(
+            policy.reasoner, params, batch, key, policy.config.dropout_rate
+        )
         if batch.student is None:
             return teacher, {"loss": (teacher, rows)}, None
-        inputs, thought = curriculum.after_latents(policy, params, batch.student, noise.row_keys(key, batch.draws))
-        hidden_BAD, _, student_BMD = policy.reasoner.trace(params, at_B=batch.student_at, **inputs)
+        # The student thinks, and answers after its latents.
+        inputs, thought = curriculum.after_latents(
+            policy, params, batch.student, noise.row_keys(key, batch.draws)
+        )
+        hidden_BAD, _, student_BMD = policy.reasoner.trace(
+            params, at_B=batch.student_at, **inputs
+        )
         of_stops, stops_right_B, stop_metrics = curriculum.stop_term(
             policy, params, batch.student, thought, gate_weight
         )
@@ -162,27 +210,35 @@ class Distillation(RecipeSettings):
             policy.reasoner, params, hidden_BAD, batch.student.suffix, stops_right_B
         )
         student = of_words + of_stops
+        # Its states at the distilled position are drawn towards the teacher's.
         distance = distillation(student_BMD, teacher_BMD).sum()
         loss = student + self.teacher_factor * teacher + self.distil_factor * distance
-        parts = {"loss": loss, "student": student, "teacher": teacher, "distil": distance}
-        return loss, metrics | stop_metrics | {name: (part, rows) for name, part in parts.items()}, thought
+        parts = {
+            "loss": (loss, rows),
+            "student": (student, rows),
+            "teacher": (teacher, rows),
+            "distil": (distance, rows),
+        }
+        return loss, metrics | stop_metrics | parts, thought
 
     def _text(self, problems: EncodedProblems, index: int) -> tuple[Ids, int]:
-        """Return what the teacher writes of a problem, eos included, and the length of the question in it."""
+        """Write a problem as the teacher does, eos included; return it and the length of the question in it."""
         question = problems.prompts[index][:-1]
         steps = problems.steps[index] if self.last_step else problems.steps[index][:-1]
-        written = [token for step in steps for token in step]
-        return [*question, *written, *problems.answers[index], problems.template.eos_id], len(question)
+        text = [*question, *chain.from_iterable(steps), *problems.answers[index]]
+        return [*text, problems.template.eos_id], len(question)
 
 
 def usable(problems: EncodedProblems, max_tokens: int) -> list[int]:
     """Choose problems as `recipe.usable`, without negative answers: published CODI is not trained on them."""
-    return [i for i in recipe.usable(problems, max_tokens) if not problems.problems[i].answer.startswith("-")]
+    indices = recipe.usable(problems, max_tokens)
+    return [i for i in indices if not problems.problems[i].answer.startswith("-")]
 
 
-def _scaled(rows: SuffixBatch) -> SuffixBatch:
+def _scale(rows: SuffixBatch) -> SuffixBatch:
     """Scale weights so that they add up to the number of rows."""
-    return rows._replace(weights=rows.weights * np.float32(len(rows.weights) / rows.weights.sum()))
+    factor = np.float32(len(rows.weights) / rows.weights.sum())
+    return rows._replace(weights=rows.weights * factor)
 
 
 def teach(reasoner: Reasoner, params, batch: DistilBatch, key, dropout_rate: float):
@@ -199,7 +255,9 @@ def teach(reasoner: Reasoner, params, batch: DistilBatch, key, dropout_rate: flo
         dropout=noise.answer_dropout(keys_B, slots_L, dropout_rate, "all"),
     )
     weights_BL = batch.text.weights
-    log_probs_BL, _ = reasoner.log_probs(params, hidden_BLD, batch.text.targets, weights_BL != 0)
+    log_probs_BL, _ = reasoner.log_probs(
+        params, hidden_BLD, batch.text.targets, weights_BL != 0
+    )
     return -jnp.sum(log_probs_BL * weights_BL), levels_BMD
 
 

@@ -2,7 +2,7 @@
 
 At stage s a problem of n steps has min(s, n) latents. Out of the last of them, or of the prompt, comes one of the nodes
 of step s + 1, by chance; where no step is left, the closing text and the answer follow. Whenever a problem comes, its
-edges are shuffled anew, and so are the two nodes that it asks about.
+edges are shuffled again, and so are the two nodes that it asks about.
 
 Apart from the published program: eos is learned after the answer, as its rows in words have it, where that one takes
 just one token; a share `mix` of the rows is at any stage up to its own, as there.
@@ -23,7 +23,14 @@ from slpo_jax.policy import noise
 from slpo_jax.policy.policy import Policy
 from slpo_jax.training.recipes import curriculum
 from slpo_jax.training.recipes.curriculum import ImitationBatch
-from slpo_jax.training.recipes.recipe import Draw, ImitateSettings, Phase, Recipe, RecipeSettings
+from slpo_jax.training.recipes.recipe import (
+    Draw,
+    ImitateSettings,
+    Needs,
+    Phase,
+    Recipe,
+    RecipeSettings,
+)
 
 
 @struct.dataclass
@@ -39,21 +46,34 @@ class Frontier(RecipeSettings):
 
     has_stages = True
 
-    def __call__(self, settings: ImitateSettings, default: Recipe | None = None) -> Recipe:
+    def __call__(
+        self, settings: ImitateSettings, default: Recipe | None = None
+    ) -> Recipe:
+        published = dataclasses.replace(settings, final_latents="published")
+
         def phases(problems: EncodedProblems, max_latents: int) -> list[Phase]:
+            # Questions of another kind are refused before any training.
             for prompt in problems.prompts:
-                shuffled(prompt, *_signs(problems), np.random.default_rng(0))
-            return curriculum.phases(dataclasses.replace(settings, final_latents="published"), max_latents)
+                shuffled(prompt, *_find_signs(problems), np.random.default_rng(0))
+            return curriculum.phases(published, max_latents)
+
+        def needs(problems: EncodedProblems, phase: Phase) -> list[Needs]:
+            # The suffix is the answer at every stage.
+            answers = dataclasses.replace(phase, dropped=None)
+            return curriculum.needs(problems, answers)
+
+        def rows(draw: Draw) -> FrontierBatch:
+            return frontier_batch(settings, draw)
 
         return Recipe(
             phases=phases,
-            needs=lambda problems, phase: curriculum.needs(problems, dataclasses.replace(phase, dropped=None)),
-            rows=lambda draw: frontier_batch(settings, draw),
+            needs=needs,
+            rows=rows,
             loss=loss,
         )
 
 
-def _signs(problems: EncodedProblems) -> tuple[int, int]:
+def _find_signs(problems: EncodedProblems) -> tuple[int, int]:
     """Return the tokens between edges, and behind them.
 
     Raises:
@@ -76,35 +96,57 @@ def shuffled(prompt: Ids, bar: int, mark: int, rng: np.random.Generator) -> Ids:
     Raises:
         UserError: it is no such prompt.
     """
+    # Find the edges before the mark, each of two nodes with a bar behind, but for the last.
     end = prompt.index(mark) if mark in prompt else 0
     begin = end - 3 * prompt[:end].count(bar) - 2
-    edges = np.array([*prompt[begin:end], bar]).reshape(-1, 3) if 0 <= begin < end and len(prompt) > end + 2 else None
+    edges = None
+    if 0 <= begin < end and len(prompt) > end + 2:
+        edges = np.array([*prompt[begin:end], bar]).reshape(-1, 3)
     if edges is None or (edges[:, 2] != bar).any():
-        raise UserError("config.data.train: a question is no `0 2 | 1 3 [Q] 3 2 [R] 1`, which recipe frontier asks for")
+        raise UserError(
+            "config.data.train: a question is no `0 2 | 1 3 [Q] 3 2 [R] 1`, which recipe frontier asks for"
+        )
+    # Put them in another order, and the two nodes that are asked about in either one.
     ids = rng.permutation(edges).reshape(-1)[:-1].tolist()
     ends = prompt[end + 1 : end + 3]
-    return [*prompt[:begin], *ids, mark, *(ends if rng.random() < 0.5 else ends[::-1]), *prompt[end + 3 :]]
+    if rng.random() >= 0.5:
+        ends = ends[::-1]
+    return [*prompt[:begin], *ids, mark, *ends, *prompt[end + 3 :]]
 
 
 def frontier_batch(settings: ImitateSettings, draw: Draw) -> FrontierBatch:
     """Make the rows of one step."""
-    problems, phase, indices, rng = draw.problems, draw.phase, draw.indices, draw.rng(noise.Stream.GRAPHS)
+    problems = draw.problems
+    phase = draw.phase
+    indices = draw.indices
+    rng = draw.rng(noise.Stream.GRAPHS)
     steps_B = np.array([len(problems.steps[i]) for i in indices])
-    stages_B = np.minimum(steps_B, settings.max_latent_stage if phase.dropped is None else phase.dropped)
+    stage = phase.dropped
+    if stage is None:
+        stage = settings.max_latent_stage
+    stages_B = np.minimum(steps_B, stage)
+    # Some rows are at any stage up to their own.
     draws_2B = rng.random((2, len(indices)))
-    stages_B = np.where(draws_2B[0] < settings.mix, np.floor(draws_2B[1] * (stages_B + 1)).astype(int), stages_B)
-    signs = _signs(problems)
+    any_stage_B = np.floor(draws_2B[1] * (stages_B + 1)).astype(int)
+    stages_B = np.where(draws_2B[0] < settings.mix, any_stage_B, stages_B)
+    # Shuffle each question's edges and ends.
+    signs = _find_signs(problems)
     again = [shuffled(problems.prompts[i], *signs, rng) for i in indices]
     suffix = draw.suffixes([problems.suffix(i, None) for i in indices])
+    # A row that has no step left answers; the others say a node of the next step.
     answers_B = stages_B == steps_B
-    targets = [() if ends else problems.steps[i][s] for i, s, ends in zip(indices, stages_B, answers_B, strict=True)]
+    nodes_B = np.full(len(indices), problems.template.pad_id, np.int32)
+    for row, index in enumerate(indices):
+        nodes = () if answers_B[row] else problems.steps[index][stages_B[row]]
+        if nodes:
+            nodes_B[row] = rng.choice(nodes)
     return FrontierBatch(
         prompts=draw.prompts(again),
         latents=(stages_B * settings.c_thought).astype(np.int32),
         suffix=suffix._replace(weights=suffix.weights * answers_B[:, None]),
         draws=draw.draws,
         stops=answers_B.astype(np.float32),
-        nodes=np.array([rng.choice(nodes) if nodes else problems.template.pad_id for nodes in targets], np.int32),
+        nodes=nodes_B,
     )
 
 
@@ -114,13 +156,18 @@ def loss(policy: Policy, params, batch: FrontierBatch, key):
     Args:
         policy: as in `Recipe.loss`.
     """
-    params, open_ended = policy.reasoner.stacked(params), policy.having(closing_ids=())  # so it keeps the last state
-    inputs, thought = curriculum.after_latents(open_ended, params, batch, noise.row_keys(key, batch.draws))
+    params = policy.reasoner.stacked(params)
+    open_ended = policy.having(closing_ids=())  # so it keeps the last state
+    inputs, thought = curriculum.after_latents(
+        open_ended, params, batch, noise.row_keys(key, batch.draws)
+    )
     hidden_BAD, _ = policy.reasoner.forward(params, **inputs)
     suffix: Any = batch.suffix
+    # A row says a node at the slot before its suffix, or else the suffix itself.
     says_B1 = 1.0 - suffix.weights[:, :1]
     targets: Any = jnp.concatenate([batch.nodes[:, None], suffix.targets], axis=1)
     weights: Any = jnp.concatenate([says_B1, suffix.weights], axis=1)
     rows = SuffixBatch(suffix.tokens, targets, weights)
     hidden_BLD = jnp.concatenate([thought.hidden_ND[:, None], hidden_BAD], axis=1)
-    return *curriculum.cross_entropy(policy.reasoner, params, hidden_BLD, rows), thought
+    total, metrics = curriculum.cross_entropy(policy.reasoner, params, hidden_BLD, rows)
+    return total, metrics, thought

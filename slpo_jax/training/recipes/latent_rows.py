@@ -29,21 +29,30 @@ class Slots:
     spans: Any
 
 
-class Row(NamedTuple):
-    """A text: (token, position, latent, span) of each of its slots, and how many come before what is learned."""
+class Cell(NamedTuple):
+    """One slot of a text, see `Slots`."""
 
-    cells: list[tuple[int, int, int, int]]
+    token: int
+    position: int
+    latent: int = 0
+    span: int = 0
+
+
+class Row(NamedTuple):
+    """A text, slot by slot, and how many of its slots come before what is learned."""
+
+    cells: list[Cell]
     given: int
 
     @property
     def latents(self) -> int:
         """The number of latents."""
-        return max(latent for _, _, latent, _ in self.cells)
+        return max(cell.latent for cell in self.cells)
 
     @property
     def positions(self) -> int:
         """The number of positions."""
-        return 1 + max(position for _, position, *_ in self.cells)
+        return 1 + max(cell.position for cell in self.cells)
 
 
 def laid_out(prompt: Ids, spans: Sequence[Ids], suffix: Ids) -> Row:
@@ -52,41 +61,78 @@ def laid_out(prompt: Ids, spans: Sequence[Ids], suffix: Ids) -> Row:
     Latents take consecutive positions after the prompt, as the rest does after them; a span goes on from its latent.
     """
     first = len(prompt)
-    cells = [(token, at, 0, 0) for at, token in enumerate(prompt)]
+    cells = [Cell(token, position) for position, token in enumerate(prompt)]
+    # Spans don't push the next latent away: they stand beside it, and only their own latent is before them.
     for n, span in enumerate(spans, 1):
-        at = first + n - 1
-        cells += [(0, at, n, 0), *((token, place, 0, n) for place, token in enumerate(span, at + 1))]
-    return Row([*cells, *((token, at, 0, 0) for at, token in enumerate(suffix, first + len(spans)))], first)
+        position = first + n - 1
+        cells.append(Cell(0, position, latent=n))
+        for at, token in enumerate(span, position + 1):
+            cells.append(Cell(token, at, span=n))
+    after = first + len(spans)
+    for position, token in enumerate(suffix, after):
+        cells.append(Cell(token, position))
+    return Row(cells, first)
 
 
 def seen_by(text: Slots) -> jax.Array:
-    """Mark, bool [B, L, L], what is seen: by a span's token its span and the latent before it, by others no span."""
-    query, key = text.spans[:, :, None], text.spans[:, None]
-    return (query == key) | ((query > 0) & (query == text.latents[:, None]))
+    """Mark the visible slots, bool [B, L, L]: a span's token sees its span and its latent, others see no span."""
+    query = text.spans[:, :, None]
+    key = text.spans[:, None]
+    is_same_span = query == key
+    is_in_span = query > 0
+    is_own_latent = query == text.latents[:, None]
+    return is_same_span | (is_in_span & is_own_latent)
 
 
 def seen_by_encoder(read: Slots) -> jax.Array:
-    """Mark, bool [B, L, L], what the encoder sees: no token another's compress token."""
+    """Mark the encoder's visible slots, bool [B, L, L]: a compress token is seen by itself alone."""
     itself = jnp.eye(read.latents.shape[1], dtype=bool)[None]
     return (read.latents[:, None] == 0) | itself
 
 
-def at_latents(x_BLD: jax.Array, slots: Slots, before: int, most: int) -> jax.Array:
-    """Take [B, N, D]: what is `before` slots before each latent; anything where a row has fewer than `most`."""
+def take_before_latents(
+    x_BLD: jax.Array, slots: Slots, before: int, most: int
+) -> jax.Array:
+    """Take the vectors [B, N, D] that stand `before` slots before each latent.
+
+    A row with fewer than `most` latents has anything in the places of those that it lacks.
+    """
     numbers_N = jnp.arange(1, most + 1)
-    at_BN = jnp.argmax(slots.latents[:, None] == numbers_N[None, :, None], axis=-1) - before
-    return jnp.take_along_axis(x_BLD, jnp.maximum(at_BN, 0)[..., None], axis=1)
+    is_latent_BNL = slots.latents[:, None] == numbers_N[None, :, None]
+    at_BN = jnp.argmax(is_latent_BNL, axis=-1) - before
+    at_BN1 = jnp.maximum(at_BN, 0)[..., None]
+    return jnp.take_along_axis(x_BLD, at_BN1, axis=1)
 
 
-def padded(rows: Sequence[Row], slots: int) -> tuple[Slots, SuffixBatch]:
+def pad(rows: Sequence[Row], slots: int) -> tuple[Slots, SuffixBatch]:
     """Pad B texts, whose last token is a target alone, and their targets: all tokens but those that are given."""
-    cells = np.zeros((len(rows), slots + 1, 4), np.int32)
-    cells[..., 1] = -1
-    weights = np.zeros((len(rows), slots), np.float32)
+    shape_BL = (len(rows), slots + 1)
+    tokens_BL = np.zeros(shape_BL, np.int32)
+    positions_BL = np.full(shape_BL, -1, np.int32)
+    latents_BL = np.zeros(shape_BL, np.int32)
+    spans_BL = np.zeros(shape_BL, np.int32)
+    weights_BL = np.zeros(shape_BL, np.float32)
     for b, row in enumerate(rows):
         length = len(row.cells)
-        cells[b, :length] = row.cells
-        weights[b, : length - 1] = (np.arange(1, length) >= row.given) & (cells[b, 1:length, 2] == 0)
-        cells[b, length - 1, 1] = -1  # the last is not fed
-    tokens, *arrays = np.moveaxis(cells, -1, 0)
-    return Slots(tokens[:, :-1], *(x[:, :-1] for x in arrays)), SuffixBatch(tokens[:, :-1], tokens[:, 1:], weights)
+        tokens, positions, latents, spans = np.array(row.cells, np.int32).T
+        tokens_BL[b, :length] = tokens
+        # The last token is a target alone, and is not fed.
+        positions_BL[b, : length - 1] = positions[:-1]
+        latents_BL[b, :length] = latents
+        spans_BL[b, :length] = spans
+        # A slot's target is the next one, which is learned if it is a token and wasn't given.
+        is_learned = np.arange(length) >= row.given
+        is_token = latents == 0
+        weights_BL[b, :length] = is_learned & is_token
+    text = Slots(
+        tokens=tokens_BL[:, :-1],
+        positions=positions_BL[:, :-1],
+        latents=latents_BL[:, :-1],
+        spans=spans_BL[:, :-1],
+    )
+    rows_BL = SuffixBatch(
+        tokens=text.tokens,
+        targets=tokens_BL[:, 1:],
+        weights=weights_BL[:, 1:],
+    )
+    return text, rows_BL

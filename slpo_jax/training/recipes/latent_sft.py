@@ -4,13 +4,14 @@ First an encoder, begun as a copy of the reasoner, reads the question and the st
 chunk, whose hidden state says a mixture; and the reasoner learns to write, of each mixture, the chunk that comes next,
 and of all of them the answer. These mixtures are then the labels of the reasoner's own predictions.
 
-Apart from the published program: the labels are not kept in a file, but made anew at each step by the encoder, which is
-no longer trained then; the reasoner's adapter goes through all phases; there is no dropout of the adapters' inputs; and
-the last step counts, not the best one.
+Apart from the published program: the labels are not kept in a file, but made again at each step by the encoder, which
+is no longer trained then; the reasoner's adapter goes through all phases; there is no dropout of the adapters' inputs;
+and the last step counts, not the best one.
 """
 
 import dataclasses
 import functools
+from itertools import chain
 from typing import Any, ClassVar
 
 import jax
@@ -19,6 +20,7 @@ import numpy as np
 from flax import struct
 
 from slpo_jax.data.batches import EncodedProblems, SuffixBatch
+from slpo_jax.data.templates import Ids
 from slpo_jax.errors import UserError
 from slpo_jax.models import lora
 from slpo_jax.models.parts import ADAPTER, REASONER, Params, detached
@@ -27,7 +29,16 @@ from slpo_jax.policy.latent_policies.soft_tokens import mixture
 from slpo_jax.policy.policy import Policy
 from slpo_jax.settings import setting
 from slpo_jax.training.recipes import curriculum
-from slpo_jax.training.recipes.latent_rows import Row, Slots, at_latents, laid_out, padded, seen_by, seen_by_encoder
+from slpo_jax.training.recipes.latent_rows import (
+    Cell,
+    Row,
+    Slots,
+    laid_out,
+    pad,
+    seen_by,
+    seen_by_encoder,
+    take_before_latents,
+)
 from slpo_jax.training.recipes.recipe import (
     Draw,
     ImitateSettings,
@@ -39,7 +50,9 @@ from slpo_jax.training.recipes.recipe import (
     in_fours,
 )
 
-ENCODER, ENCODER_ADAPTER, COMPRESS = "encoder", "encoder_adapter", "compress"
+ENCODER = "encoder"
+ENCODER_ADAPTER = "encoder_adapter"
+COMPRESS = "compress"
 LEAST = 1e-10  # is added to a probability before its logarithm is taken
 MOST_DRAWS = 100  # of noise, until no latent is the closing token
 
@@ -49,10 +62,10 @@ class LatentBatch:
     """A step's rows.
 
     Attributes:
-        draws: int [B], what randomness is drawn by.
-        text: what the reasoner reads.
+        draws: int [B], the numbers that randomness is drawn by.
+        text: the reasoner's input.
         rows: `SuffixBatch` [B, L], the text's targets.
-        read: what the encoder reads; None where there are no latents.
+        read: the encoder's input; None without latents.
         divergence: float32 [B, N], weights of the divergences at the latents, which make of a sum over them what the
             loss adds to the cross-entropies' sum; None where there are no latents.
         labelled: whether the encoder's mixtures are labels, in the last phase.
@@ -66,7 +79,9 @@ class LatentBatch:
     labelled: bool = struct.field(pytree_node=False, default=False)
 
 
-def perturbed(key: jax.Array, q_NM: jax.Array, ids_NM: jax.Array, mask_N: jax.Array, closing: int):
+def perturbed(
+    key: jax.Array, q_NM: jax.Array, ids_NM: jax.Array, mask_N: jax.Array, closing: int
+):
     """Perturb q: softmax(log q + clamped Gumbel noise), drawn again while a latent's likeliest token is `closing`.
 
     Args:
@@ -76,20 +91,31 @@ def perturbed(key: jax.Array, q_NM: jax.Array, ids_NM: jax.Array, mask_N: jax.Ar
 
     def draw(number):
         gumbel_NM = jax.random.gumbel(jax.random.fold_in(key, number), q_NM.shape)
-        return jax.nn.softmax(jnp.log(q_NM + LEAST) + jnp.clip(gumbel_NM, -1.5, 3.0), axis=-1)
+        logits_NM = jnp.log(q_NM + LEAST) + jnp.clip(gumbel_NM, -1.5, 3.0)
+        return jax.nn.softmax(logits_NM, axis=-1)
 
     def closes(state):
         number, drawn_NM = state
-        likeliest_N = jnp.take_along_axis(ids_NM, drawn_NM.argmax(axis=-1)[:, None], axis=-1)[:, 0]
+        places_N1 = drawn_NM.argmax(axis=-1)[:, None]
+        likeliest_N = jnp.take_along_axis(ids_NM, places_N1, axis=-1)[:, 0]
         return (number < MOST_DRAWS) & jnp.any((likeliest_N == closing) & mask_N)
 
-    return jax.lax.while_loop(closes, lambda state: (state[0] + 1, draw(state[0])), (1, draw(0)))[1]
+    def draw_again(state):
+        number, _ = state
+        return number + 1, draw(number)
+
+    _, drawn_NM = jax.lax.while_loop(closes, draw_again, (1, draw(0)))
+    return drawn_NM
 
 
-def divergence(q_BNM: jax.Array, ids_BNM: jax.Array, logits_BNV: jax.Array) -> jax.Array:
+def divergence(
+    q_BNM: jax.Array, ids_BNM: jax.Array, logits_BNV: jax.Array
+) -> jax.Array:
     """Return float32 [B, N]: KL(q || softmax(logits)), q of the tokens `ids_BNM`, all others being 0."""
-    log_p_BNM = jnp.take_along_axis(jax.nn.log_softmax(logits_BNV, axis=-1), ids_BNM, axis=-1)
-    return jnp.sum(q_BNM * (jnp.log(jnp.maximum(q_BNM, 1e-12)) - log_p_BNM), axis=-1)
+    log_p_BNV = jax.nn.log_softmax(logits_BNV, axis=-1)
+    log_p_BNM = jnp.take_along_axis(log_p_BNV, ids_BNM, axis=-1)
+    log_q_BNM = jnp.log(jnp.maximum(q_BNM, 1e-12))
+    return jnp.sum(q_BNM * (log_q_BNM - log_p_BNM), axis=-1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,7 +129,9 @@ class LatentSft(RecipeSettings):
     """
 
     uses_c_thought = False
-    metrics: ClassVar = {"divergence": "Latent-SFT's, of its labels from what it predicts at the latents."}
+    metrics: ClassVar = {
+        "divergence": "Latent-SFT's, of its labels from what it predicts at the latents."
+    }
 
     ratio: int = setting(2, least=1)
     top_k: int = setting(10, least=1)
@@ -111,19 +139,25 @@ class LatentSft(RecipeSettings):
 
     def check(self, name, config):
         super().check(name, config)
-        mixed, policy = config.latent_policy.selected.mixed, config.latent_policy.name
+        mixed = config.latent_policy.selected.mixed
+        policy = config.latent_policy.name
         if mixed not in (None, self.top_k):
             raise UserError(
                 f"config.imitate.latent_sft.top_k: {self.top_k}, but config.latent_policy.{policy} mixes "
                 f"{mixed or 'all'} tokens (the fewer of its top_k and most); give both the same"
             )
 
-    def __call__(self, settings: ImitateSettings, default: Recipe | None = None) -> Recipe:
+    def __call__(
+        self, settings: ImitateSettings, default: Recipe | None = None
+    ) -> Recipe:
         """Return the recipe: words for `cot_steps`, if any; encoder, reasoner and both, `stage_steps` each; labels."""
+        # With adapters, those of the reasoner and of the encoder are trained, and their weights stay.
         adapters = settings.lora.rank > 0
-        owned = (ADAPTER if adapters else REASONER,)
-        begun = ((ENCODER, REASONER), *([(ENCODER_ADAPTER, ADAPTER)] if adapters else []))
-        encoders = (ENCODER_ADAPTER if adapters else ENCODER, COMPRESS)
+        reasoner_parts = (ADAPTER if adapters else REASONER,)
+        encoder_parts = (ENCODER_ADAPTER if adapters else ENCODER, COMPRESS)
+        copies: tuple[tuple[str, str], ...] = ((ENCODER, REASONER),)
+        if adapters:
+            copies += ((ENCODER_ADAPTER, ADAPTER),)
 
         def phases(problems: EncodedProblems, max_latents: int) -> list[Phase]:
             if not problems.template.closing_ids:
@@ -131,20 +165,45 @@ class LatentSft(RecipeSettings):
                     "config.prompt.closing: latent_sft's thoughts end with a text, and there is none; give e.g. "
                     "</think>"
                 )
-            parts: dict[str, tuple[str, ...]] = {"encoder": encoders, "reasoner": owned, "union": owned + encoders}
-            steps = [("cot", settings.cot_steps, owned), *((n, settings.stage_steps, t) for n, t in parts.items())]
-            before = [Phase(name, 0, n, None, None, max_latents, trains=trains) for name, n, trains in steps]
-            final = Phase("final", 0, settings.final_steps, None, None, max_latents, 0, owned, self.final_learning_rate)
-            plan = consecutive([*before, final])
-            if plan and plan[0].name == "cot":
-                plan[1:2] = [dataclasses.replace(phase, copies=begun) for phase in plan[1:2]]
+
+            def phase(name: str, steps: int, trains: tuple[str, ...]) -> Phase:
+                return Phase(
+                    name=name,
+                    start=0,
+                    end=steps,
+                    dropped=None,
+                    latents=None,
+                    latent_slots=max_latents,
+                    trains=trains,
+                )
+
+            final = phase("final", settings.final_steps, reasoner_parts)
+            plan = consecutive(
+                [
+                    phase("cot", settings.cot_steps, reasoner_parts),
+                    phase("encoder", settings.stage_steps, encoder_parts),
+                    phase("reasoner", settings.stage_steps, reasoner_parts),
+                    phase(
+                        "union", settings.stage_steps, reasoner_parts + encoder_parts
+                    ),
+                    dataclasses.replace(final, learning_rate=self.final_learning_rate),
+                ]
+            )
+            # After CoT-SFT the encoder begins as a copy of what the reasoner has become.
+            if len(plan) > 1 and plan[0].name == "cot":
+                plan[1] = dataclasses.replace(plan[1], copies=copies)
             return plan
 
         def init(key: jax.Array, policy: Policy, params: Params) -> Params:
             copy = jax.tree.map(lambda x: jnp.array(x, copy=True), params[REASONER])
-            table_VD = policy.reasoner.embed(params, jnp.arange(policy.reasoner.config.vocab_size))
-            adapter = {ENCODER_ADAPTER: lora.adapter(key, params, settings.lora.rank)} if adapters else {}
-            return {ENCODER: copy, COMPRESS: {"embedding": table_VD.astype(jnp.float32).mean(axis=0)}} | adapter
+            # The compress token's embedding begins as the mean of the vocabulary's.
+            tokens_V = jnp.arange(policy.reasoner.config.vocab_size)
+            table_VD = policy.reasoner.embed(params, tokens_V)
+            mean_D = table_VD.astype(jnp.float32).mean(axis=0)
+            made: Params = {ENCODER: copy, COMPRESS: {"embedding": mean_D}}
+            if adapters:
+                made[ENCODER_ADAPTER] = lora.adapter(key, params, settings.lora.rank)
+            return made
 
         def encoder(params: Params) -> Params:
             if not adapters:
@@ -152,57 +211,86 @@ class LatentSft(RecipeSettings):
             tree = {REASONER: params[ENCODER], ADAPTER: params[ENCODER_ADAPTER]}
             return lora.without_adapter(tree, settings.lora.scale)[REASONER]
 
+        def loss(policy: Policy, params: Params, batch: LatentBatch, key: jax.Array):
+            return self.loss(policy, params, encoder(params), batch, key)
+
         return Recipe(
             phases=phases,
             needs=self.needs,
             rows=self.rows,
-            loss=lambda policy, params, batch, key: self.loss(policy, params, encoder(params), batch, key),
+            loss=loss,
             init=init,
         )
 
-    def texts(self, problems: EncodedProblems, phase: str, index: int) -> tuple[Row, Row]:
-        """Lay out what the reasoner reads of a problem in a phase, and what the encoder does, with a last token.
+    def texts(
+        self, problems: EncodedProblems, phase: str, index: int
+    ) -> tuple[Row, Row]:
+        """Lay out the inputs of the reasoner and of the encoder for a problem in a phase, each with a last token.
 
-        `padded` feeds neither eos nor that.
+        `pad` feeds neither eos nor that.
         """
-        prompt, template = problems.prompts[index], problems.template
-        written = [token for step in problems.steps[index] for token in step]
-        in_words, thought = (written, []) if phase == "cot" else ([], written)
-        suffix = [*in_words, *template.closing_ids, *problems.answers[index], template.eos_id]
-        chunks = [thought[at : at + self.ratio] for at in range(0, len(thought), self.ratio)]
-        spans = [[] for _ in chunks] if phase == "final" else [*chunks[1:], *[[]] * bool(chunks)]
-        read = [(token, 0) for token in prompt]
+        prompt = problems.prompts[index]
+        template = problems.template
+        written = list(chain.from_iterable(problems.steps[index]))
+        suffix = [*template.closing_ids, *problems.answers[index], template.eos_id]
+        # CoT-SFT writes the steps; later they are cut into chunks, one for each latent.
+        chunks = list[Ids]()
+        if phase == "cot":
+            suffix = written + suffix
+        else:
+            starts = range(0, len(written), self.ratio)
+            chunks = [written[at : at + self.ratio] for at in starts]
+        # After a latent the reasoner writes the next chunk, but in the last phase nothing.
+        spans = [list[int]() for _ in chunks]
+        if phase != "final":
+            spans[:-1] = chunks[1:]
+        # The encoder reads the question, and each chunk with its compress token behind it.
+        cells = [Cell(token, position) for position, token in enumerate(prompt)]
         for n, chunk in enumerate(chunks, 1):
-            read += [*((token, 0) for token in chunk), (0, n)]
-        cells = [(token, at, latent, 0) for at, (token, latent) in enumerate(read)]
-        return laid_out(prompt, spans, suffix), Row([*cells, (0, 0, 0, 0)], len(cells))
+            for position, token in enumerate(chunk, len(cells)):
+                cells.append(Cell(token, position))
+            cells.append(Cell(0, len(cells), latent=n))
+        encoder_row = Row([*cells, Cell(0, 0)], len(cells))
+        return laid_out(prompt, spans, suffix), encoder_row
 
     def needs(self, problems: EncodedProblems, phase: Phase) -> list[Needs]:
-        """Count positions; slots of the reasoner's text, and of what the encoder reads; latents."""
-        pairs = (self.texts(problems, phase.name, index) for index in range(len(problems)))
-        return [
-            (max(text.positions, len(read.cells) - 1), len(text.cells) - 1, in_fours(len(read.cells) - 1), read.latents)
-            for text, read in pairs
-        ]
+        """Count positions; slots of the reasoner's and of the encoder's text; latents."""
+        sizes = list[Needs]()
+        for index in range(len(problems)):
+            text, read = self.texts(problems, phase.name, index)
+            slots = len(text.cells) - 1
+            read_slots = len(read.cells) - 1
+            positions = max(text.positions, read_slots)
+            sizes.append((positions, slots, in_fours(read_slots), read.latents))
+        return sizes
 
     def rows(self, draw: Draw) -> LatentBatch:
         """Make the rows of one step."""
-        last = draw.phase.name == "final"
-        texts, read = zip(*(self.texts(draw.problems, draw.phase.name, index) for index in draw.indices), strict=True)
-        text, rows = padded(texts, draw.fit(max(len(row.cells) for row in texts) - 1))
+        phase = draw.phase.name
+        pairs = [self.texts(draw.problems, phase, index) for index in draw.indices]
+        texts = [text for text, _ in pairs]
+        longest = max(len(row.cells) for row in texts)
+        text, rows = pad(texts, draw.fit(longest - 1))
         _, read_slots, latents = draw.slots
         if not latents:
             return LatentBatch(draw.draws, text, rows)
+        read, _ = pad([row for _, row in pairs], read_slots)
+        # A divergence is the mean over a row's latents and over rows, in the scale of the cross-entropies' sum.
         counts_B = np.array([row.latents for row in texts])
         mask_BN = np.arange(latents)[None] < counts_B[:, None]
         weight_B = rows.weights.sum() / (len(texts) * np.maximum(counts_B, 1))
         weights_BN = (mask_BN * weight_B[:, None]).astype(np.float32)
-        return LatentBatch(draw.draws, text, rows, padded(read, read_slots)[0], weights_BN, last)
+        is_labelled = phase == "final"
+        return LatentBatch(draw.draws, text, rows, read, weights_BN, is_labelled)
 
-    def mixtures(self, policy: Policy, params, encoder: Params, batch: LatentBatch, keys_B):
+    def mixtures(
+        self, policy: Policy, params, encoder: Params, batch: LatentBatch, keys_B
+    ):
         """Make probabilities and token ids [B, N, M] of the mixtures that the encoder makes of its own embeddings."""
-        reasoner, read = policy.reasoner, batch.read
+        reasoner = policy.reasoner
+        read = batch.read
         assert read is not None
+        # The encoder reads its text, with the compress token's embedding at each latent.
         tree = {**params, REASONER: encoder}
         inputs_BLD = reasoner.embed(tree, read.tokens)
         compress_D = params[COMPRESS]["embedding"].astype(inputs_BLD.dtype)
@@ -216,10 +304,15 @@ class LatentSft(RecipeSettings):
             dropout=noise.answer_dropout(keys_B, slots_L, rate, "all"),
             sees_BLL=seen_by_encoder(read),
         )
-        table_VD = jax.lax.stop_gradient(reasoner.embed(tree, jnp.arange(reasoner.config.vocab_size)))
-        hidden_BND = at_latents(hidden_BLD, read, 0, batch.divergence.shape[1])
-        logits_BNV = jnp.einsum("bnd,vd->bnv", hidden_BND, table_VD, preferred_element_type=jnp.float32)
-        logits_BNM, ids_BNM = jax.lax.top_k(logits_BNV, min(self.top_k, table_VD.shape[0]))
+        # Its hidden states there, against its own embeddings, say a mixture each.
+        tokens_V = jnp.arange(reasoner.config.vocab_size)
+        table_VD = jax.lax.stop_gradient(reasoner.embed(tree, tokens_V))
+        hidden_BND = take_before_latents(hidden_BLD, read, 0, batch.divergence.shape[1])
+        logits_BNV = jnp.einsum(
+            "bnd,vd->bnv", hidden_BND, table_VD, preferred_element_type=jnp.float32
+        )
+        most = min(self.top_k, table_VD.shape[0])
+        logits_BNM, ids_BNM = jax.lax.top_k(logits_BNV, most)
         return jax.nn.softmax(logits_BNM, axis=-1), ids_BNM
 
     def loss(self, policy: Policy, params, encoder: Params, batch: LatentBatch, key):
@@ -229,27 +322,53 @@ class LatentSft(RecipeSettings):
             policy: as in `Recipe.loss`.
             encoder: its parameters, as the reasoner's.
         """
-        reasoner, text, count = policy.reasoner, batch.text, batch.rows.weights.sum()
-        stacked, keys_B = reasoner.stacked(params), noise.row_keys(key, batch.draws)
-        inputs_BLD, labels = reasoner.embed(params, text.tokens), None
+        reasoner = policy.reasoner
+        text = batch.text
+        count = batch.rows.weights.sum()
+        stacked = reasoner.stacked(params)
+        keys_B = noise.row_keys(key, batch.draws)
+        inputs_BLD = reasoner.embed(params, text.tokens)
+        labels = None
         if batch.read is not None:
-            encoder_keys_B = noise.row_keys(key, batch.draws, jnp.ones_like(batch.draws))
-            q_BNM, ids_BNM = self.mixtures(policy, params, encoder, batch, encoder_keys_B)
+            # The encoder's noise is other than the reasoner's.
+            ones_B = jnp.ones_like(batch.draws)
+            encoder_keys_B = noise.row_keys(key, batch.draws, ones_B)
+            q_BNM, ids_BNM = self.mixtures(
+                policy, params, encoder, batch, encoder_keys_B
+            )
             if batch.labelled:
-                noisy = jax.vmap(functools.partial(perturbed, closing=policy.config.closing_ids[0]))
-                q_BNM = labels = jax.lax.stop_gradient(noisy(encoder_keys_B, q_BNM, ids_BNM, batch.divergence > 0))
+                closing = policy.config.closing_ids[0]
+                perturb_rows = jax.vmap(functools.partial(perturbed, closing=closing))
+                mask_BN = batch.divergence > 0
+                noisy_BNM = perturb_rows(encoder_keys_B, q_BNM, ids_BNM, mask_BN)
+                labels = jax.lax.stop_gradient(noisy_BNM)
+                q_BNM = labels
+            # A latent's input is its mixture of the reasoner's embeddings, which get no gradient by it.
             mixed_BND = mixture(reasoner, detached(params, REASONER), ids_BNM, q_BNM)
             place_BL1 = jnp.maximum(text.latents - 1, 0)[..., None]
             latents_BLD = jnp.take_along_axis(mixed_BND, place_BL1, axis=1)
             inputs_BLD = jnp.where(text.latents[..., None] > 0, latents_BLD, inputs_BLD)
+        # The reasoner reads its text, whose tokens after the question are learned.
         slots_L = jnp.arange(text.tokens.shape[1])
+        rate = policy.config.dropout_rate
         hidden_BLD, _ = reasoner.forward(
-            stacked, inputs_BLD, text.positions, text.positions >= 0,
-            dropout=noise.answer_dropout(keys_B, slots_L, policy.config.dropout_rate, "all"), sees_BLL=seen_by(text),
-        )  # fmt: skip
-        total, metrics = curriculum.cross_entropy(reasoner, stacked, hidden_BLD, batch.rows)
+            stacked,
+            inputs_BLD,
+            text.positions,
+            text.positions >= 0,
+            dropout=noise.answer_dropout(keys_B, slots_L, rate, "all"),
+            sees_BLL=seen_by(text),
+        )
+        words, metrics = curriculum.cross_entropy(
+            reasoner, stacked, hidden_BLD, batch.rows
+        )
         if labels is None:
-            return total, metrics, None
-        before_BND = at_latents(hidden_BLD, text, 1, batch.divergence.shape[1])
-        away = jnp.sum(batch.divergence * divergence(labels, ids_BNM, reasoner.logits(stacked, before_BND)))
-        return total + away, {**metrics, "loss": (total + away, count), "divergence": (away, count)}, None
+            return words, metrics, None
+        # In the last phase it also learns to predict each label, one slot before it.
+        before_BND = take_before_latents(hidden_BLD, text, 1, batch.divergence.shape[1])
+        logits_BNV = reasoner.logits(stacked, before_BND)
+        divergence_BN = divergence(labels, ids_BNM, logits_BNV)
+        away = jnp.sum(batch.divergence * divergence_BN)
+        total = words + away
+        metrics |= {"loss": (total, count), "divergence": (away, count)}
+        return total, metrics, None

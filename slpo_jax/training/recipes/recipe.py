@@ -9,7 +9,14 @@ from typing import Any, ClassVar, Literal
 import jax
 import numpy as np
 
-from slpo_jax.data.batches import EncodedProblems, SuffixBatch, batch_indices, draw_numbers, pad_prompts, pad_suffixes
+from slpo_jax.data.batches import (
+    EncodedProblems,
+    SuffixBatch,
+    batch_indices,
+    draw_numbers,
+    pad_prompts,
+    pad_suffixes,
+)
 from slpo_jax.data.templates import Ids
 from slpo_jax.errors import UserError
 from slpo_jax.models import lora, parts
@@ -48,7 +55,7 @@ class Draw:
 
     @cached_property
     def draws(self) -> np.ndarray:
-        """int [B], what the rows' randomness is drawn by."""
+        """int [B], the numbers that the rows' randomness is drawn by."""
         return draw_numbers(self.indices, len(self.problems))
 
     def rng(self, stream: Stream) -> np.random.Generator:
@@ -61,11 +68,13 @@ class Draw:
 
     def prompts(self, rows: Sequence[Ids]) -> Prompts:
         """Pad B prompts to their smallest bucket."""
-        return Prompts(*pad_prompts(rows, self.prompt_slots, self.problems.template.pad_id))
+        pad_id = self.problems.template.pad_id
+        return Prompts(*pad_prompts(rows, self.prompt_slots, pad_id))
 
     def suffixes(self, rows: Sequence[Ids]) -> SuffixBatch:
         """Pad B main texts to their smallest bucket."""
-        return pad_suffixes(rows, self.fit(max(map(len, rows)) - 1), self.problems.template.pad_id)
+        slots = self.fit(max(map(len, rows)) - 1)
+        return pad_suffixes(rows, slots, self.problems.template.pad_id)
 
 
 def in_fours(size: int) -> int:
@@ -75,9 +84,14 @@ def in_fours(size: int) -> int:
 
 def usable(problems: EncodedProblems, max_tokens: int) -> list[int]:
     """Return the problems whose question, steps and answer together have at most `max_tokens` tokens; 0 is no limit."""
+    indices = list[int]()
     texts = zip(problems.prompts, problems.steps, problems.answers, strict=True)
-    sizes = [len(prompt) - 1 + sum(map(len, steps)) + len(answer) for prompt, steps, answer in texts]
-    return [i for i, size in enumerate(sizes) if size <= max_tokens or not max_tokens]
+    # Of the prompt its last token, the end marker, is not counted.
+    for index, (prompt, steps, answer) in enumerate(texts):
+        size = len(prompt) - 1 + sum(map(len, steps)) + len(answer)
+        if size <= max_tokens or not max_tokens:
+            indices.append(index)
+    return indices
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,8 +111,8 @@ class ImitateSettings(Checked):
             encoder, of the reasoner after it, and of both.
         final_steps: optimizer steps of the last stage, where all steps have become latents; for iCoT, all that come
             after `cot_steps`.
-        stage_until: ends every stage, the last one too, when it is learned: when so many of the training rows have all
-            of their tokens right, in the mean of 20 steps; 0 takes all steps.
+        stage_until: ends every stage, the last one too, when it is learned: when this share of the training rows has
+            all of its tokens right, in the mean of 20 steps; 0 takes all steps.
         stage_least: fewest steps of a stage that `stage_until` ends; its most are `cot_steps`, `stage_steps` or
             `final_steps`, and those that the stages before it did not need.
         mix: share of a batch's problems that are at an earlier stage, each as likely (COCONUT's uniform_prob, which
@@ -113,7 +127,7 @@ class ImitateSettings(Checked):
         dropout: dropout rate at every position, while imitating.
         suffix_slots: buckets of written steps and answer (of CODI's whole teacher text), below the one that holds all;
             each is compiled.
-        reset_optimizer: begin the optimizer anew at every stage; for iCoT, whenever a further token is dropped.
+        reset_optimizer: reset the optimizer's state at every stage; for iCoT, whenever a further token is dropped.
         control: also train *SFT, as many steps more*: as many as reinforcement learning takes, as its control.
             Parts that the recipe trains beside the reasoner (SIM-CoT's decoder) and the optimizer's state go on too.
         control_rate: its learning rate, which stays as it is.
@@ -160,7 +174,7 @@ class Phase:
         learning_rate: of its own; None is the optimizer's.
         copies: (part, another) each: it begins with that part as a copy of the other.
         rise: for iCoT, steps after which one token more is dropped of those that `dropped` leaves; 0 drops none.
-        latents_a_step: where not 0, an example has at most so many for each of its steps, and one at least.
+        latents_a_step: where not 0, an example has at most this number for each of its steps, and one at least.
     """
 
     name: str
@@ -179,7 +193,8 @@ class Phase:
     def stretches(self) -> list[tuple[int, int]]:
         """The steps [start, end) from one reset of the optimizer to the next: all, or those between two rises."""
         every = self.rise or self.end - self.start
-        return [(at, min(at + every, self.end)) for at in range(self.start, self.end, every)]
+        starts = range(self.start, self.end, every)
+        return [(start, min(start + every, self.end)) for start in starts]
 
 
 def consecutive(plan: Sequence[Phase]) -> list[Phase]:
@@ -187,8 +202,9 @@ def consecutive(plan: Sequence[Phase]) -> list[Phase]:
     placed = list[Phase]()
     for phase in plan:
         start = placed[-1].end if placed else 0
+        end = start + phase.end
         if phase.end:
-            placed.append(dataclasses.replace(phase, start=start, end=start + phase.end))
+            placed.append(dataclasses.replace(phase, start=start, end=end))
     return placed
 
 
@@ -207,7 +223,7 @@ class Recipe:
         init: (key, policy, params) -> parts of its own that it trains (an auxiliary decoder, adapters); None: none.
         alone: whether these are all that it trains.
         finish: all parts, trained -> those that later stages get; what `init` made is dropped from them.
-        keeps: what of that is not dropped, of `parts.CARRIED`.
+        keeps: the parts of `parts.CARRIED` that are not dropped.
         name: in `RECIPES`.
     """
 
@@ -223,15 +239,21 @@ class Recipe:
     keeps: tuple[str, ...] = ()
     name: str = ""
 
-    def slots(self, problems: EncodedProblems, phase: Phase, buckets: Sequence[int] = ()) -> Slots:
+    def slots(
+        self, problems: EncodedProblems, phase: Phase, buckets: Sequence[int] = ()
+    ) -> Slots:
         """Return the shapes of a phase's batches.
 
         Args:
             buckets: of its main texts, below the first multiple of 4 that holds each of them.
         """
-        _, longest, *further = map(max, zip(*self.needs(problems, phase), strict=True))
+        sizes = self.needs(problems, phase)
+        # The largest need of each kind; the main texts may be shorter in buckets of
+        # their own.
+        _, longest, *further = map(max, zip(*sizes, strict=True))
         most = in_fours(longest)
-        return (*sorted(size for size in buckets if size < most), most), *further
+        smaller = sorted(size for size in buckets if size < most)
+        return (*smaller, most), *further
 
     def batch(
         self,
@@ -245,7 +267,8 @@ class Recipe:
     ) -> Any:
         """Make the batch of one step; a pure function of its arguments."""
         indices = batch_indices(seed, step, len(problems), batch_size)
-        return self.rows(Draw(problems, phase, step, seed, indices, prompt_slots, slots))
+        draw = Draw(problems, phase, step, seed, indices, prompt_slots, slots)
+        return self.rows(draw)
 
     @property
     def ends_apart(self) -> bool:
@@ -268,7 +291,7 @@ class RecipeSettings(Checked, abc.ABC):
         teaches_stop: whether `config.imitate.gate_weight` can teach the gate where the steps end.
         has_stages: whether latents replace steps in stages, of which `config.imitate.mix` may mix earlier ones in.
         label: what a report calls the reasoner that it leaves without a thought; "" goes by what is still written.
-        metrics: what it alone logs, with what each is.
+        metrics: names of the metrics that it alone logs, with their meaning.
     """
 
     uses_c_thought: ClassVar[bool] = True
@@ -287,7 +310,10 @@ class RecipeSettings(Checked, abc.ABC):
         Raises:
             UserError: one line with the key and the remedy.
         """
-        imitate, most = config.imitate, config.max_latents
+        imitate = config.imitate
+        most = config.max_latents
+        # A thought has to have room for the latents of the last stage, or for some at
+        # all.
         latents = imitate.c_thought * imitate.max_latent_stage
         if self.uses_c_thought and latents > most:
             raise UserError(
@@ -301,28 +327,39 @@ class RecipeSettings(Checked, abc.ABC):
 
     @abc.abstractmethod
     def __call__(self, settings: ImitateSettings, default: Any) -> Recipe:
-        """Make the recipe, given what all have in common, and the reasoner's own recipe.
+        """Make the recipe, given the settings that all share, and the reasoner's own recipe.
 
         Raises:
             UserError: it can't be used with these settings.
         """
 
 
-def with_lora(recipe: Recipe, config: LoraConfig, tokens: tuple[int, ...] = ()) -> Recipe:
-    """Return the recipe, of low-rank adapters of the reasoner instead, and what it has beside its backbone.
+def with_lora(
+    recipe: Recipe, config: LoraConfig, tokens: tuple[int, ...] = ()
+) -> Recipe:
+    """Return the recipe that trains low-rank adapters of the reasoner, and what it has beside its backbone.
 
     Args:
         tokens: ids whose rows of the vocabulary are trained too.
     """
 
     def init(key, policy, params):
-        extra = recipe.init(jax.random.fold_in(key, 1), policy, params) if recipe.init else {}
-        return extra | {parts.ADAPTER: lora.adapter(key, params, config.rank, config.kernels, tokens=tokens)}
+        # What it trains beside the reasoner is drawn by a key of its own.
+        made = {}
+        if recipe.init:
+            made = recipe.init(jax.random.fold_in(key, 1), policy, params)
+        made[parts.ADAPTER] = lora.adapter(
+            key, params, config.rank, config.kernels, tokens=tokens
+        )
+        return made
+
+    def merge(params):
+        return lora.without_adapter(params, config.scale, tokens=tokens)
 
     def loss(policy, params, batch, key):
-        return recipe.loss(policy, lora.without_adapter(params, config.scale, tokens=tokens), batch, key)
+        return recipe.loss(policy, merge(params), batch, key)
 
     def finish(params):
-        return recipe.finish(lora.without_adapter(params, config.scale, tokens=tokens))
+        return recipe.finish(merge(params))
 
     return dataclasses.replace(recipe, init=init, alone=True, loss=loss, finish=finish)
