@@ -58,10 +58,15 @@ class EncodedProblems:
             parts: of equal size, that each batch is cut into.
         """
         lengths = np.array([len(prompt) for prompt in self.prompts])
-        indices = batch_indices(seed, 0, len(self), steps * batch_size)  # the order is the same for any batch size
-        return int(lengths[indices].reshape(-1, batch_size // parts).sum(axis=1).max(initial=0))
+        # the order is the same for any batch size
+        indices = batch_indices(seed, 0, len(self), steps * batch_size)
+        return int(
+            lengths[indices].reshape(-1, batch_size // parts).sum(axis=1).max(initial=0)
+        )
 
-    def suffix(self, index: int, first_step: int | None = 0, first_token: int = 0) -> Ids:
+    def suffix(
+        self, index: int, first_step: int | None = 0, first_token: int = 0
+    ) -> Ids:
         """Return ids of a problem's suffix with the steps from `first_step` on; None for the answer alone.
 
         Of these steps, what comes before their token `first_token` is left out. Without an end marker the prompt's last
@@ -70,12 +75,19 @@ class EncodedProblems:
         steps = [] if first_step is None else self.steps[index][first_step:]
         written = [token for step in steps for token in step][first_token:]
         suffix = self.template.join_suffix([written], self.answers[index])
-        return suffix if self.template.closing_ids else [self.prompts[index][-1], *suffix]
+        return (
+            suffix if self.template.closing_ids else [self.prompts[index][-1], *suffix]
+        )
 
     def suffix_size(self, index: int, first_step: int | None = 0) -> int:
         """Return how many ids such a `suffix` has."""
         steps = () if first_step is None else self.steps[index][first_step:]
-        return (len(self.template.closing_ids) or 1) + sum(map(len, steps)) + len(self.answers[index]) + 1
+        return (
+            (len(self.template.closing_ids) or 1)
+            + sum(map(len, steps))
+            + len(self.answers[index])
+            + 1
+        )
 
     def subset(self, indices: Sequence[int] | np.ndarray) -> "EncodedProblems":
         """Return the problems at `indices`, in that order."""
@@ -87,13 +99,20 @@ class EncodedProblems:
             answers=[self.answers[i] for i in indices],
         )
 
-    def prompt_batch(self, indices: Sequence[int] | np.ndarray, slots: Sequence[int]) -> Padded:
+    def prompt_batch(
+        self, indices: Sequence[int] | np.ndarray, slots: Sequence[int]
+    ) -> Padded:
         """Pad the prompts of the problems at `indices`, see `pad_prompts`."""
-        return pad_prompts([self.prompts[index] for index in indices], slots, self.template.pad_id)
+        return pad_prompts(
+            [self.prompts[index] for index in indices], slots, self.template.pad_id
+        )
 
 
 def encode_problems(
-    template: Template, problems: Sequence[Problem], with_steps: bool = True, unknown: Counter[str] | None = None
+    template: Template,
+    problems: Sequence[Problem],
+    with_steps: bool = True,
+    unknown: Counter[str] | None = None,
 ) -> EncodedProblems:
     """Tokenise a set at once.
 
@@ -108,8 +127,14 @@ def encode_problems(
         UserError: without `unknown`, a text has such a word.
     """
     prompts = template.prompts([problem.question for problem in problems], unknown)
-    steps = template.step_ids([problem.steps if with_steps else () for problem in problems])
-    answers = iter(template.answer_ids([problem.answer for problem in problems if problem.answer], unknown))
+    steps = template.step_ids(
+        [problem.steps if with_steps else () for problem in problems]
+    )
+    answers = iter(
+        template.answer_ids(
+            [problem.answer for problem in problems if problem.answer], unknown
+        )
+    )
     return EncodedProblems(
         problems=problems if isinstance(problems, Problems) else Problems(problems),
         prompts=prompts,
@@ -135,7 +160,9 @@ def batch_indices(seed: int, step: int, n: int, batch_size: int) -> np.ndarray:
     """
     epoch, start = divmod(step * batch_size, n)
     end = start + batch_size
-    order = np.concatenate([_permutation(seed, epoch + later, n) for later in range(end // n + 1)])
+    order = np.concatenate(
+        [_permutation(seed, epoch + later, n) for later in range(end // n + 1)]
+    )
     return order[start:end]
 
 
@@ -163,7 +190,9 @@ def _permutation(seed: int, epoch: int, n: int) -> np.ndarray:
     return np.random.default_rng([seed, epoch]).permutation(n)
 
 
-def pad_prompts(prompts: Sequence[Ids], slots: Sequence[int], pad_id: int = 0) -> Padded:
+def pad_prompts(
+    prompts: Sequence[Ids], slots: Sequence[int], pad_id: int = 0
+) -> Padded:
     """Left-pad prompts to the smallest bucket that holds them all.
 
     Args:

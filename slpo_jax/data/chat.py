@@ -51,12 +51,20 @@ class PromptConfig:
     def __post_init__(self) -> None:
         check_fields(self)
         if self.format and self.format.count(QUESTION) != 1:
-            raise FieldError(self, "format", f"write {QUESTION} once, where the question stands")
+            raise FieldError(
+                self, "format", f"write {QUESTION} once, where the question stands"
+            )
         if self.format and (self.system or self.instruction):
-            raise FieldError(self, "format", "it is the whole prompt; put system and instruction into it")
+            raise FieldError(
+                self,
+                "format",
+                "it is the whole prompt; put system and instruction into it",
+            )
 
 
-def text_template(tokenizer: "PreTrainedTokenizerFast", prompt: PromptConfig) -> Template:
+def text_template(
+    tokenizer: "PreTrainedTokenizerFast", prompt: PromptConfig
+) -> Template:
     r"""Lay out the question in the chat template, or question + line break | steps + "#### 72" + eos.
 
     Where answers are read from a box, "\boxed{72}" takes the place of "#### 72".
@@ -89,7 +97,11 @@ def text_template(tokenizer: "PreTrainedTokenizerFast", prompt: PromptConfig) ->
         **end_ids(tokenizer),
         answer_style=style,
         start_id=None,
-        closing_ids=tuple(tokenizer(prompt.closing, add_special_tokens=False)["input_ids"]) if prompt.closing else (),
+        closing_ids=tuple(
+            tokenizer(prompt.closing, add_special_tokens=False)["input_ids"]
+        )
+        if prompt.closing
+        else (),
         latent_id=None,
         tokenizer=tokenizer,
         question_text=ask,
@@ -100,14 +112,22 @@ def text_template(tokenizer: "PreTrainedTokenizerFast", prompt: PromptConfig) ->
 
 
 def _plain_text(prompt: PromptConfig, question: str) -> str:
-    return "".join(line(part) for part in (prompt.system, question, prompt.instruction) if part)
+    return "".join(
+        line(part) for part in (prompt.system, question, prompt.instruction) if part
+    )
 
 
-def _chat(tokenizer: "PreTrainedTokenizerFast", prompt: PromptConfig, question: str) -> str:
+def _chat(
+    tokenizer: "PreTrainedTokenizerFast", prompt: PromptConfig, question: str
+) -> str:
     content = "\n".join(part for part in (question, prompt.instruction) if part)
     messages = [{"role": "system", "content": prompt.system}] if prompt.system else []
     messages.append({"role": "user", "content": content})
-    return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+    return str(
+        tokenizer.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=True
+        )
+    )
 
 
 @dataclass(frozen=True)
@@ -127,7 +147,10 @@ def speed_of(template: Template) -> int:
         UserError: at none.
     """
     if not isinstance(template.question_text, Asked):
-        raise UserError("config.reasoner", "only CoLaR's is asked at a speed; set it to colar_gpt2 or another colar's")
+        raise UserError(
+            "config.reasoner",
+            "only CoLaR's is asked at a speed; set it to colar_gpt2 or another colar's",
+        )
     return template.question_text.speed
 
 

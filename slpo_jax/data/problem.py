@@ -53,12 +53,20 @@ class FieldUse:
     @property
     def unused(self) -> str:
         """Fields that nothing was taken from, "" without any."""
-        used = {name.strip().lower() for fields in self.used.values() for name in fields}
-        return shown(name for name in self.filled if name.strip() and name.strip().lower() not in used)
+        used = {
+            name.strip().lower() for fields in self.used.values() for name in fields
+        }
+        return shown(
+            name
+            for name in self.filled
+            if name.strip() and name.strip().lower() not in used
+        )
 
     def lines(self) -> list[str]:
         """Say what was made of the fields, and which are not used."""
-        line = "; ".join(f"{role} from {', '.join(fields)}" for role, fields in self.used.items())
+        line = "; ".join(
+            f"{role} from {', '.join(fields)}" for role, fields in self.used.items()
+        )
         return [line] * bool(line) + [f"not used: {self.unused}"] * bool(self.unused)
 
 
@@ -101,13 +109,19 @@ def shown(names: Iterable[Any]) -> str:
     return line if len(line) <= _SHOWN else f"{line[: _SHOWN - 3]}..."
 
 
-def without(problems: Iterable[Problem], held_out: Iterable[Problem]) -> tuple[Problem, ...]:
+def without(
+    problems: Iterable[Problem], held_out: Iterable[Problem]
+) -> tuple[Problem, ...]:
     """Drop the problems whose question is also in `held_out`, where runs of white space count as one space.
 
     GSM8K's training file holds all questions of the validation set: 7,473 problems become 6,973.
     """
     held_out_questions = {normalised(problem.question) for problem in held_out}
-    return tuple(problem for problem in problems if normalised(problem.question) not in held_out_questions)
+    return tuple(
+        problem
+        for problem in problems
+        if normalised(problem.question) not in held_out_questions
+    )
 
 
 def normalised(question: str) -> str:

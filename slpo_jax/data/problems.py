@@ -28,7 +28,13 @@ from slpo_jax.data.record_fields import (
     read_record,
     unknown_field,
 )
-from slpo_jax.data.record_readers import FILE_READERS, Rows, given_rows, reader_of, select_split
+from slpo_jax.data.record_readers import (
+    FILE_READERS,
+    Rows,
+    given_rows,
+    reader_of,
+    select_split,
+)
 from slpo_jax.data.record_texts import plain, written_steps
 from slpo_jax.errors import UserError, key_name
 from slpo_jax.io.files import file_digest
@@ -40,13 +46,16 @@ from slpo_jax.settings import FieldError, check_fields, setting
 _PARTS = {"train": (0, 1, 2, 3, 5, 6, 7, 8), "valid": (9,), "test": (4,)}
 _FEWEST = 10
 _CODE = re.compile(r"[+-]?0[0-9]|.*[eE]")
-_DIGITS = 100  # that a number may have: room is made in every answer for the longest, and 1e999 is a slip
+# that a number may have: room is made in every answer for the longest, and 1e999 is a slip
+_DIGITS = 100
 _KEPT = 8  # sources that are kept as they were read
 _WORD = re.compile(r"[A-Za-z]{2,}")
 
 
 _Tasks: Any = dataclasses.make_dataclass(
-    "_Tasks", [(name, task.settings, task.settings()) for name, task in GENERATED.items()], frozen=True
+    "_Tasks",
+    [(name, task.settings, task.settings()) for name, task in GENERATED.items()],
+    frozen=True,
 )
 
 
@@ -74,7 +83,9 @@ class DataConfig(_Tasks):
         check_fields(self)
         for name in self.eval:
             if not re.fullmatch(r"\w[\w-]*", name):
-                remedy = f"{name!r} is to be the name of files: use letters, digits, _ and -"
+                remedy = (
+                    f"{name!r} is to be the name of files: use letters, digits, _ and -"
+                )
                 raise FieldError(self, "eval", remedy)
 
     def of_task(self, source: Any) -> Any:
@@ -149,11 +160,24 @@ def load_problems(
         return _with_answers(name, _read.__wrapped__(rows, wanted), answers, unanswered)
     whole_set, part = part_of(source)
     if part:
-        return _part(source, part, load_problems(whole_set, settings, "train", answers, fields, columns, unanswered))
+        return _part(
+            source,
+            part,
+            load_problems(
+                whole_set, settings, "train", answers, fields, columns, unanswered
+            ),
+        )
     if is_gym(source):
-        return _of_gym(source, gym_problems(source, settings or GymConfig(), role), answers, unanswered)
+        return _of_gym(
+            source,
+            gym_problems(source, settings or GymConfig(), role),
+            answers,
+            unanswered,
+        )
     if name := task_of(source):
-        return GENERATED[name].problems(source.removeprefix(f"{name}:"), settings or GENERATED[name].settings())
+        return GENERATED[name].problems(
+            source.removeprefix(f"{name}:"), settings or GENERATED[name].settings()
+        )
     path = Path(source).expanduser()
     reader = reader_of(path)
     if reader is None and path.is_file():
@@ -163,10 +187,14 @@ def load_problems(
             "synthetic:NAME"
         )
     if reader:
-        return _cached(_Source(source, file_digest(path), lambda: reader(path)), wanted, answers)
+        return _cached(
+            _Source(source, file_digest(path), lambda: reader(path)), wanted, answers
+        )
     splits = open_splits(source, role)
     content = tuple(split.content for split in splits)
-    return _cached(_Source(source, content, lambda: split_rows(splits)), wanted, answers)
+    return _cached(
+        _Source(source, content, lambda: split_rows(splits)), wanted, answers
+    )
 
 
 def _part(source: str, name: str, problems: Problems) -> Problems:
@@ -180,40 +208,65 @@ def _part(source: str, name: str, problems: Problems) -> Problems:
             f"{source}: {len(problems)} problems are too few to set some apart; give {_FEWEST}, or other sets as "
             "config.data.valid and config.data.eval.NAME"
         )
-    some = (problem for place, problem in enumerate(problems) if place % 10 in _PARTS[name])
+    some = (
+        problem for place, problem in enumerate(problems) if place % 10 in _PARTS[name]
+    )
     return problems.with_only(some, warnings=problems.warnings * (name == "train"))
 
 
-def _of_gym(source: str, problems: Problems, answers: Kind, unanswered: bool) -> Problems:
+def _of_gym(
+    source: str, problems: Problems, answers: Kind, unanswered: bool
+) -> Problems:
     """Leave out, and count, problems whose answer can't be compared; texts stay as they are."""
     keys = [problem.answer for problem in problems]
-    pairs = zip(problems, keys if answers == "texts" else _compared(keys, answers), strict=True)
+    pairs = zip(
+        problems, keys if answers == "texts" else _compared(keys, answers), strict=True
+    )
     comparable = [dataclasses.replace(problem, answer=key) for problem, key in pairs
             if key or (unanswered and not problem.answer)]  # fmt: skip
     if not comparable:
-        raise UserError(f"{source}: no problem has an answer that can be compared; leave config.reward to the task")
+        raise UserError(
+            f"{source}: no problem has an answer that can be compared; leave config.reward to the task"
+        )
     left_out = len(problems) - len(comparable)
     line = f"{source}: left out {left_out} of {len(problems)} problems, whose answer can't be compared"
-    return Problems(comparable, left_out=left_out, warnings=(*problems.warnings, *[line] * bool(left_out)))
+    return Problems(
+        comparable,
+        left_out=left_out,
+        warnings=(*problems.warnings, *[line] * bool(left_out)),
+    )
 
 
 @functools.lru_cache(maxsize=_KEPT)
 def _read(source: _Source, wanted: Wanted) -> _Read:
-    field_use, is_collected = FieldUse(), gc.isenabled()
-    gc.disable()  # which would look for cycles among millions of new objects, again and again: there are none
+    field_use = FieldUse()
+    is_collected = gc.isenabled()
+    # which would look for cycles among millions of new objects, again and again: there are none
+    gc.disable()
     try:
         raws = list(_raw_problems(source.rows(), wanted, field_use))
         if not raws:
-            raise UserError(f"{source.name}: holds no problems; give one with at least one")
-        solutions = written_steps([(raw.where, raw.steps, raw.solution) for raw in raws])
+            raise UserError(
+                f"{source.name}: holds no problems; give one with at least one"
+            )
+        solutions = written_steps(
+            [(raw.where, raw.steps, raw.solution) for raw in raws]
+        )
         raws = _chosen(raws, wanted, field_use)
         numbers = [_number(raw.answer or "") for raw in raws]
         rows = zip(raws, solutions, numbers, strict=True)
-        problems = [Problem(raw.question, steps, number, raw.columns) for raw, steps, number in rows]
+        problems = [
+            Problem(raw.question, steps, number, raw.columns)
+            for raw, steps, number in rows
+        ]
     finally:
         if is_collected:
             gc.enable()
-    return _Read(problems, {place: raws[place] for place, number in enumerate(numbers) if not number}, field_use)
+    return _Read(
+        problems,
+        {place: raws[place] for place, number in enumerate(numbers) if not number},
+        field_use,
+    )
 
 
 @functools.lru_cache(maxsize=_KEPT)
@@ -221,9 +274,13 @@ def _cached(source: _Source, wanted: Wanted, answers: Kind) -> Problems:
     return _with_answers(source.name, _read(source, wanted), answers, wanted.unanswered)
 
 
-def _with_answers(source: str, read: _Read, answers: Kind, unanswered: bool) -> Problems:
+def _with_answers(
+    source: str, read: _Read, answers: Kind, unanswered: bool
+) -> Problems:
     """Return what was read, with answers of a kind; or without any, where none is needed."""
-    problems, others, lost = dict(enumerate(read.problems)), read.others, dict[str, list[str]]()
+    problems = dict(enumerate(read.problems))
+    others = read.others
+    lost = dict[str, list[str]]()
     compared = _compared([raw.answer or "" for raw in others.values()], answers)
     for (place, raw), answer in zip(others.items(), compared, strict=True):
         if answer or (unanswered and not raw.answer):
@@ -232,17 +289,30 @@ def _with_answers(source: str, read: _Read, answers: Kind, unanswered: bool) -> 
             fault, line = _bad_answer(raw, answers)
             lost.setdefault(fault, []).append(line)
             del problems[place]
-    count, left_out = len(read.problems), len(read.problems) - len(problems)
-    why = [f"{len(lines):,} like {lines[0]}" if left_out > 1 else lines[0] for lines in lost.values()]
+    count = len(read.problems)
+    left_out = len(read.problems) - len(problems)
+    why = [
+        f"{len(lines):,} like {lines[0]}" if left_out > 1 else lines[0]
+        for lines in lost.values()
+    ]
     if not problems:
         remedy = f"give a set with such answers, or compare others, e.g. with {key_name('config.prompt.answers')}=texts"
-        raise UserError(f"{next(iter(lost.values()))[0]}, nor is any of the {count}; {remedy}")
+        raise UserError(
+            f"{next(iter(lost.values()))[0]}, nor is any of the {count}; {remedy}"
+        )
     warnings: list[str] = []
     if why:
-        warnings.append(f"{source}: left out {left_out} of {count} problems: {'; '.join(why)}")
+        warnings.append(
+            f"{source}: left out {left_out} of {count} problems: {'; '.join(why)}"
+        )
     if line := _contradictions(problems.values()):
         warnings.append(f"{source}: {line}")
-    return Problems(problems.values(), left_out=left_out, field_use=read.field_use, warnings=tuple(warnings))
+    return Problems(
+        problems.values(),
+        left_out=left_out,
+        field_use=read.field_use,
+        warnings=tuple(warnings),
+    )
 
 
 def _contradictions(problems: Iterable[Problem]) -> str:
@@ -263,42 +333,71 @@ def _contradictions(problems: Iterable[Problem]) -> str:
     )
 
 
-def _raw_problems(rows: Rows, wanted: Wanted, field_use: FieldUse) -> Iterator[RawProblem]:
+def _raw_problems(
+    rows: Rows, wanted: Wanted, field_use: FieldUse
+) -> Iterator[RawProblem]:
     first = None
     fields, strict, columns, unanswered = wanted
     for where, record in rows:
         if not isinstance(record, Mapping):
-            raise UserError(f"{where}: not a record with fields; expected question, answer and optionally steps")
+            raise UserError(
+                f"{where}: not a record with fields; expected question, answer and optionally steps"
+            )
         first = first or (where, record)
         raw = read_record(where, record, wanted, field_use)
         if not raw.question.strip():
-            raise UserError(f"{where}: the question is empty; give its text or remove the record")
+            raise UserError(
+                f"{where}: the question is empty; give its text or remove the record"
+            )
         if columns is None or columns:
             cells = {**getattr(record, "columns", {}), **record}
-            values = {name: plain(cells[name]) for name in (cells if columns is None else columns) if name in cells}
+            values = {
+                name: plain(cells[name])
+                for name in (cells if columns is None else columns)
+                if name in cells
+            }
             others = {field for fields in field_use.used.values() for field in fields}
-            field_use.note("reward", values if columns else [name for name in values if name not in others])
+            field_use.note(
+                "reward",
+                values if columns else [name for name in values if name not in others],
+            )
             raw = raw._replace(columns=values)
         yield raw
     is_named = bool(strict and fields.answer)
     if first and "answer" not in field_use.used and (is_named or not unanswered):
         raise no_answer_field(*first, fields if is_named else FOUND)
-    if first and strict and fields.steps and fields.steps not in field_use.used.get("steps", {}):
+    if (
+        first
+        and strict
+        and fields.steps
+        and fields.steps not in field_use.used.get("steps", {})
+    ):
         raise unknown_field(*first, "steps", fields.steps)
 
 
-def _chosen(raws: list[RawProblem], wanted: Wanted, field_use: FieldUse) -> list[RawProblem]:
+def _chosen(
+    raws: list[RawProblem], wanted: Wanted, field_use: FieldUse
+) -> list[RawProblem]:
     """Make labels or texts of choices the answers, where there are choices."""
     answered = {
         place: (raw.where, raw.choices, raw.answer, raw.is_number)
         for place, raw in enumerate(raws) if raw.choices and raw.answer and raw.answer.strip()
     }  # fmt: skip
     way = way_of(answered.values(), wanted.fields.first_choice, wanted.strict)
-    answers = {place: choices.answer(where, answer, way) for place, (where, choices, answer, _) in answered.items()}
+    answers = {
+        place: choices.answer(where, answer, way)
+        for place, (where, choices, answer, _) in answered.items()
+    }
     if way.isdecimal():
         index = f"answer (an index from {way})"
-        field_use.used = {index if role == "answer" else role: names for role, names in field_use.used.items()}
-    return [raw._replace(answer=answers.get(place)) if raw.choices else raw for place, raw in enumerate(raws)]
+        field_use.used = {
+            index if role == "answer" else role: names
+            for role, names in field_use.used.items()
+        }
+    return [
+        raw._replace(answer=answers.get(place)) if raw.choices else raw
+        for place, raw in enumerate(raws)
+    ]
 
 
 def _number(answer: str) -> str:
@@ -318,7 +417,10 @@ def _compared(answers: Sequence[str], kind: Kind) -> list[str]:
         return [number_of(answer) for answer in answers]
     texts = [_written(answer, kind) for answer in answers]
     readable = are_readable(texts) if kind == "latex" else map(normal_text, texts)
-    return [answer if is_good else "" for answer, is_good in zip(texts, readable, strict=True)]
+    return [
+        answer if is_good else ""
+        for answer, is_good in zip(texts, readable, strict=True)
+    ]
 
 
 def _written(answer: str, kind: Kind) -> str:
@@ -326,15 +428,26 @@ def _written(answer: str, kind: Kind) -> str:
     text = answer.strip()
     if kind == "texts" and _CODE.match(text):
         return text
-    is_sentence = text.endswith((".", "!", "?")) and "\\" not in text and len(_WORD.findall(text)) >= 4
+    is_sentence = (
+        text.endswith((".", "!", "?"))
+        and "\\" not in text
+        and len(_WORD.findall(text)) >= 4
+    )
     return number_of(answer) or ("" if is_sentence and kind == "latex" else text)
 
 
 def _bad_answer(raw: RawProblem, kind: Kind) -> tuple[str, str]:
     """Return what is wrong with a record's answer, and the same with where it is."""
-    answer, name = raw.answer, {"numbers": "number", "latex": "LaTeX that can be compared", "texts": "text"}[kind]
+    answer = raw.answer
+    name = {
+        "numbers": "number",
+        "latex": "LaTeX that can be compared",
+        "texts": "text",
+    }[kind]
     if answer is None:
-        behind = ", nor one behind a mark such as #### in its lines" * bool(raw.solution)
+        behind = ", nor one behind a mark such as #### in its lines" * bool(
+            raw.solution
+        )
         return "no answer", f"{raw.where}: no answer{behind}"
     shown = str(answer if len(answer) <= 40 else answer[:40] + "...")
     long = f" of at most {_DIGITS} digits" * (canonical_number(answer) is not None)

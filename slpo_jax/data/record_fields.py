@@ -106,19 +106,52 @@ class RawProblem(NamedTuple):
 
 
 # Names in lower case; the first that has something in it is taken. Worked solutions come after answers alone.
-_QUESTIONS = ("question_concat", "question", "problem", "query", "instruction", "input", "prompt", "question_stem",
-              *CHATS)  # fmt: skip
+_QUESTIONS = (
+    "question_concat",
+    "question",
+    "problem",
+    "query",
+    "instruction",
+    "input",
+    "prompt",
+    "question_stem",
+    *CHATS,
+)
 _WORKED = ("solution", "response", "output", "completion", *CHATS)
-_ANSWERS = ("answer", "final_answer", "final_ans", "expected_answer", "answerkey", *RIGHT_ANSWERS, "correct_option",
-            "correct", "answer_idx", "cop", "target", "ground_truth", "reward_model", *_WORKED, "label")  # fmt: skip
+_ANSWERS = (
+    "answer",
+    "final_answer",
+    "final_ans",
+    "expected_answer",
+    "answerkey",
+    *RIGHT_ANSWERS,
+    "correct_option",
+    "correct",
+    "answer_idx",
+    "cop",
+    "target",
+    "ground_truth",
+    "reward_model",
+    *_WORKED,
+    "label",
+)
 # In the others a worked solution may stand too.
 _ALONE = set(_ANSWERS) - {"answer", *_WORKED}
-_TARGETS = ("target", "label")  # which may be what a verifier goes by, as that of a number puzzle
+# which may be what a verifier goes by, as that of a number puzzle
+_TARGETS = ("target", "label")
 # Parts of the question, before or after the field that is named so.
 _BEFORE = {"question": ("context", "passage", "body")}
 _AFTER = {"instruction": ("input",)}
 # Where steps are looked for; in the first three nothing else may be.
-_STEPS = ("steps", "cot", "rationale", "reasoning", "chain_of_thought", "explanation", "thought")
+_STEPS = (
+    "steps",
+    "cot",
+    "rationale",
+    "reasoning",
+    "chain_of_thought",
+    "explanation",
+    "thought",
+)
 
 
 _KNOWN = {
@@ -135,7 +168,9 @@ def is_known(name: str) -> bool:
     return name.strip().lower() in _KNOWN or is_column(name)
 
 
-def read_record(where: str, record: Record, wanted: Wanted, field_use: FieldUse) -> RawProblem:
+def read_record(
+    where: str, record: Record, wanted: Wanted, field_use: FieldUse
+) -> RawProblem:
     """Read a record by the names of its fields.
 
     Args:
@@ -155,27 +190,42 @@ def read_record(where: str, record: Record, wanted: Wanted, field_use: FieldUse)
             field_use.note(role, names)
         return RawProblem(where, *read_graph(where, record))
     record = {
-        name: None if is_missing(value) and not (value == "-" and is_column(name)) else value
+        name: None
+        if is_missing(value) and not (value == "-" and is_column(name))
+        else value
         for name, value in record.items()
     }
     field_use.see(record)
-    original, record = record, {str(name).strip().lower(): value for name, value in record.items()} | record
+    original = record
+    record = {
+        str(name).strip().lower(): value for name, value in record.items()
+    } | record
     named_question = fields.question if strict or fields.question in original else ""
     if named_question and named_question not in original:
         raise unknown_field(where, original, "question", named_question)
-    question_field = _first_field(record, [named_question] if named_question else _QUESTIONS)
+    question_field = _first_field(
+        record, [named_question] if named_question else _QUESTIONS
+    )
     if question_field is None:
         raise _missing_field(where, original, "question")
     named_answer = fields.answer if strict or fields.answer in original else ""
     if unanswered and not named_answer:
-        record = {name: value for name, value in record.items() if not (name in _TARGETS and name in (columns or ()))}
+        record = {
+            name: value
+            for name, value in record.items()
+            if not (name in _TARGETS and name in (columns or ()))
+        }
     # A record may lack its answer, as a cell of a table may be empty; see `no_answer_field` on those that all do.
     answer_field = _first_field(record, [named_answer] if named_answer else _ANSWERS)
-    solution, answer = ("", None) if answer_field is None else _answer(where, record, answer_field)
+    solution, answer = (
+        ("", None) if answer_field is None else _answer(where, record, answer_field)
+    )
     if strict and fields.choices and fields.choices not in original:
         raise unknown_field(where, original, "choices", fields.choices)
     question = _question(where, record, question_field, field_use)
-    choices = choices_of(where, record, fields.choices if fields.choices in original else "")
+    choices = choices_of(
+        where, record, fields.choices if fields.choices in original else ""
+    )
     if choices is None and answer and answer_field in RIGHT_ANSWERS:
         choices, answer = choices_with_wrong(record, question, answer) or (None, answer)
     if choices:
@@ -188,8 +238,12 @@ def read_record(where: str, record: Record, wanted: Wanted, field_use: FieldUse)
         texts = {answer_field or "": solution}
         for field in _WORKED:
             if record.get(field) is not None and field != answer_field:
-                texts[field] = _without_mark(message_of(where, record, field, "assistant", needed=False))
-        field, text = next(((field, text) for field, text in texts.items() if text.strip()), ("", ""))
+                texts[field] = _without_mark(
+                    message_of(where, record, field, "assistant", needed=False)
+                )
+        field, text = next(
+            ((field, text) for field, text in texts.items() if text.strip()), ("", "")
+        )
         if text:
             field_use.note("steps", [field])
     has_number = answer_field is not None and is_number(record[answer_field])
@@ -219,11 +273,16 @@ def _missing_field(where: str, record: Record, key: str) -> UserError:
     """Make the error of a record without a field of the question or the answer."""
     remedy = f"rename the one that holds it to {key}, or name it with config.data.fields.{key}"
     names = {str(name).strip().lower() for name in record}
-    if any(isinstance(value, list) and value and isinstance(value[0], Mapping) for value in record.values()):
+    if any(
+        isinstance(value, list) and value and isinstance(value[0], Mapping)
+        for value in record.values()
+    ):
         remedy += ", or give the list of records alone where one of them holds that"
     elif not {*_QUESTIONS, *_ANSWERS} & names:
         remedy += ", or begin a table with a line of names"
-    return UserError(f"{where}: field '{key}' is missing, only {shown(record)} are there; {remedy}")
+    return UserError(
+        f"{where}: field '{key}' is missing, only {shown(record)} are there; {remedy}"
+    )
 
 
 def unknown_field(where: str, record: Record, key: str, name: str) -> UserError:
@@ -234,10 +293,20 @@ def unknown_field(where: str, record: Record, key: str, name: str) -> UserError:
 
 
 def _question(where: str, record: Record, field: str, field_use: FieldUse) -> str:
-    before, after = ([name for name in around.get(field, ()) if record.get(name)] for around in (_BEFORE, _AFTER))
+    before, after = (
+        [name for name in around.get(field, ()) if record.get(name)]
+        for around in (_BEFORE, _AFTER)
+    )
     field_use.note("question", [field, *before, *after])
-    texts = [text_of(where, record, name) for name in before] + [message_of(where, record, field, "user")]
-    return "\n".join(filter(str.strip, [" ".join(texts), *(text_of(where, record, name) for name in after)]))
+    texts = [text_of(where, record, name) for name in before] + [
+        message_of(where, record, field, "user")
+    ]
+    return "\n".join(
+        filter(
+            str.strip,
+            [" ".join(texts), *(text_of(where, record, name) for name in after)],
+        )
+    )
 
 
 def _answer(where: str, record: Record, field: str) -> tuple[str, str | None]:
@@ -246,12 +315,15 @@ def _answer(where: str, record: Record, field: str) -> tuple[str, str | None]:
     if field == "reward_model" and value is not None:
         value = written(value) if isinstance(value, str) else value
         if not isinstance(value, Mapping) or "ground_truth" not in value:
-            raise UserError(f"{where}: field 'reward_model' has no ground_truth; write {{\"ground_truth\": ANSWER}}")
+            raise UserError(
+                f"{where}: field 'reward_model' has no ground_truth; write {{\"ground_truth\": ANSWER}}"
+            )
         value = value["ground_truth"]
     value = only_one(value)
     if is_missing(value):
         return "", None
-    if isinstance(value, int | Decimal | Number):  # True and False are answers of ProntoQA
+    # True and False are answers of ProntoQA
+    if isinstance(value, int | Decimal | Number):
         return "", canonical_number(str(value)) or str(value)
     text = message_of(where, {field: value}, field, "assistant")
     solution, answer = marked(text)
@@ -260,7 +332,9 @@ def _answer(where: str, record: Record, field: str) -> tuple[str, str | None]:
     return ("", bare(text)) if answer is None else (solution, answer or None)
 
 
-def _steps(where: str, record: Record, chosen: str, field_use: FieldUse) -> tuple[tuple[str, ...], str]:
+def _steps(
+    where: str, record: Record, chosen: str, field_use: FieldUse
+) -> tuple[tuple[str, ...], str]:
     """Return the steps that are listed, else a text that has them. A column that arrow filled with nulls is as none."""
     for field in [chosen] if chosen else _STEPS:
         value = record.get(field)
@@ -268,7 +342,11 @@ def _steps(where: str, record: Record, chosen: str, field_use: FieldUse) -> tupl
             value = listed(where, record, field)
         if isinstance(value, list):
             value = steps_of(value)
-        if isinstance(value, list) and value and all(isinstance(step, str) for step in value):
+        if (
+            isinstance(value, list)
+            and value
+            and all(isinstance(step, str) for step in value)
+        ):
             field_use.note("steps", [field])
             return tuple(value), ""
         if isinstance(value, str) and (text := _without_mark(value)):
@@ -288,14 +366,18 @@ def _without_mark(text: str) -> str:
 
 EDGES = "edges"
 """The field, by which `config.data.fields.question` asks for this layout."""
-BAR, ASKED, ROOT = "|", "[Q]", "[R]"
+BAR = "|"
+ASKED = "[Q]"
+ROOT = "[R]"
 _NODES = ("target", "neg_target", "root")
 _LAYERS = "neighbor_k"
 ROLES = {"question": (EDGES, *_NODES), "answer": ("target",), "steps": (_LAYERS,)}
 """The fields by what is made of them."""
 
 
-def read_graph(where: str, record: Mapping[str, Any]) -> tuple[str, tuple[str, ...], str]:
+def read_graph(
+    where: str, record: Mapping[str, Any]
+) -> tuple[str, tuple[str, ...], str]:
     """Return a record's question, steps and answer.
 
     Args:
@@ -313,7 +395,9 @@ def read_graph(where: str, record: Mapping[str, Any]) -> tuple[str, tuple[str, .
         target, other, root = (str(int(record[field])) for field in _NODES)
         layers: Any = record[_LAYERS]
         # 0 may be there, root itself.
-        distances = [layers[str(k)] for k in range(1, len(layers) + 1) if layers.get(str(k))]
+        distances = [
+            layers[str(k)] for k in range(1, len(layers) + 1) if layers.get(str(k))
+        ]
         steps = tuple(" ".join(str(int(node)) for node in layer) for layer in distances)
         if not edges or target not in steps[-1].split():
             raise ValueError("target is in no layer")
@@ -322,7 +406,9 @@ def read_graph(where: str, record: Mapping[str, Any]) -> tuple[str, tuple[str, .
             f"{where}: is no graph ({in_a_line(error)}); write edges [[0, 2], ..], target, neg_target and root, and "
             'neighbor_k {"1": [9, 5], .., "4": [TARGET]}, or leave out config.data.fields'
         ) from None
-    rng = np.random.default_rng(zlib.crc32(" ".join([*edges, target, other, root]).encode()))
+    rng = np.random.default_rng(
+        zlib.crc32(" ".join([*edges, target, other, root]).encode())
+    )
     edges = [edges[place] for place in rng.permutation(len(edges))]
     first, second = (target, other) if rng.random() < 0.5 else (other, target)
     question = f"{f' {BAR} '.join(edges)} {ASKED} {first} {second} {ROOT} {root}"

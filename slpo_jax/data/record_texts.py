@@ -13,9 +13,23 @@ from slpo_jax.rewards.texts import bare, last_boxed
 CHATS = ("messages", "conversations")
 """Fields that are chats; others may be."""
 _ROLES = {"human": "user", "gpt": "assistant"}  # of `conversations`
-_NOTHING = ("", "nan", "-nan", "<na>", "nat", "n/a", "#n/a", "null", "-", "\u2013", "\u2014", "--")
+_NOTHING = (
+    "",
+    "nan",
+    "-nan",
+    "<na>",
+    "nat",
+    "n/a",
+    "#n/a",
+    "null",
+    "-",
+    "\u2013",
+    "\u2014",
+    "--",
+)
 _LIST = re.compile(r"\s*\[\s*['\"]")  # of texts: [2, 5] may be an interval
-_SIDE_BY_SIDE = re.compile(r"['\"]\s+['\"]")  # numpy writes no commas, and Python joins such texts
+# numpy writes no commas, and Python joins such texts
+_SIDE_BY_SIDE = re.compile(r"['\"]\s+['\"]")
 
 
 class Number(str):
@@ -45,7 +59,9 @@ def is_number(value: Any) -> bool:
 
 def is_missing(value: Any) -> bool:
     """Tell whether a cell holds nothing; "None" may be an answer or a choice."""
-    return value is None or (isinstance(value, str) and value.strip().lower() in _NOTHING)
+    return value is None or (
+        isinstance(value, str) and value.strip().lower() in _NOTHING
+    )
 
 
 def written(text: str) -> list[Any] | dict[str, Any] | None:
@@ -54,7 +70,9 @@ def written(text: str) -> list[Any] | dict[str, Any] | None:
     if not text.startswith(("[", "{")):
         return None
     try:
-        return json.loads(text, parse_int=Number, parse_float=Number, parse_constant=constant)
+        return json.loads(
+            text, parse_int=Number, parse_float=Number, parse_constant=constant
+        )
     except (json.JSONDecodeError, RecursionError):
         try:
             return None if _SIDE_BY_SIDE.search(text) else ast.literal_eval(text)
@@ -62,7 +80,9 @@ def written(text: str) -> list[Any] | dict[str, Any] | None:
             return None
 
 
-def message_of(where: str, record: Mapping[str, Any], field: str, role: str, needed: bool = True) -> str:
+def message_of(
+    where: str, record: Mapping[str, Any], field: str, role: str, needed: bool = True
+) -> str:
     """Return a text, or of a chat the one message of a role; of other roles (system, tool) nothing is taken.
 
     Args:
@@ -78,12 +98,22 @@ def message_of(where: str, record: Mapping[str, Any], field: str, role: str, nee
     """
     value = record[field]
     chat = written(value) if isinstance(value, str) else value
-    if field not in CHATS and not (isinstance(chat, list) and chat and isinstance(chat[0], Mapping)):
+    if field not in CHATS and not (
+        isinstance(chat, list) and chat and isinstance(chat[0], Mapping)
+    ):
         return text_of(where, record, field)
-    messages = chat if isinstance(chat, list) and all(isinstance(message, Mapping) for message in chat) else []
+    messages = (
+        chat
+        if isinstance(chat, list)
+        and all(isinstance(message, Mapping) for message in chat)
+        else []
+    )
     names = [message.get("role", message.get("from")) for message in messages]
-    texts = [message.get("content", message.get("value")) for name, message in zip(names, messages, strict=True)
-             if _ROLES.get(name, name) == role]  # fmt: skip
+    texts = [
+        message.get("content", message.get("value"))
+        for name, message in zip(names, messages, strict=True)
+        if _ROLES.get(name, name) == role
+    ]
     if not texts and messages and not needed:
         return ""
     if len(texts) != 1 or not isinstance(texts[0], str):
@@ -102,7 +132,9 @@ def text_of(where: str, record: Mapping[str, Any], field: str) -> str:
     """
     value = record[field]
     if value is not None and not isinstance(value, str):
-        raise UserError(f"{where}: field '{field}' is {type(value).__name__}, not a text; write it as a text")
+        raise UserError(
+            f"{where}: field '{field}' is {type(value).__name__}, not a text; write it as a text"
+        )
     return value or ""
 
 
@@ -115,14 +147,22 @@ def listed(where: str, record: Mapping[str, Any], field: str) -> list[Any] | str
     text = text_of(where, record, field)
     value = written(text)
     if value is None and _LIST.match(text):
-        raise UserError(f"{where}: field '{field}' begins as a list and is none; mend it, or write a text")
+        raise UserError(
+            f"{where}: field '{field}' begins as a list and is none; mend it, or write a text"
+        )
     return value if isinstance(value, list) else text
 
 
 def only_one(value: Any) -> Any:
     """Return what stands alone in a list, also in one that a text writes; else the value."""
     items = written(value) if isinstance(value, str) and _LIST.match(value) else value
-    return items[0] if isinstance(items, list) and len(items) == 1 and not isinstance(items[0], Mapping) else value
+    return (
+        items[0]
+        if isinstance(items, list)
+        and len(items) == 1
+        and not isinstance(items[0], Mapping)
+        else value
+    )
 
 
 _ANNOTATION = re.compile(r"<<.*?>>", re.DOTALL)
@@ -136,7 +176,8 @@ _NEXT_LINE = re.compile(
 )
 _DISPLAY = re.compile(r"(\\\[|\$\$)\s*([^$\n]+?)\s*(\\\]|\$\$)\.?\Z")
 _HOPE = re.compile(r"\s*I hope (?:it|this) is correct\.?\s*\Z", re.IGNORECASE)
-_BOX_ALONE = re.compile(r"\W*\\(?:f?box|boxed|framebox)\b\s*(?:\{.*\}|\S+)\W*")  # a last line that is no step
+# a last line that is no step
+_BOX_ALONE = re.compile(r"\W*\\(?:f?box|boxed|framebox)\b\s*(?:\{.*\}|\S+)\W*")
 _MATRIX = re.compile(r"\W*\\begin\{.*\\end\{\w+\*?\}\W*", re.DOTALL)
 _THOUGHT = "think|thinking|thoughts?|reason|reasoning|reflection|scratchpad|working_out"
 _ANSWER = "answer|final_answer|solution|output"
@@ -145,7 +186,8 @@ _TAG = re.compile(
     rf"(?:<(/?)|<\|?(?:(end)|begin|start)_(?:of_)?)(?:({_THOUGHT})|{_ANSWER})\|?>|\[(/?)(THINK)\]|\u25c1(/?)(think)\u25b7",
     re.IGNORECASE,
 )
-_MAY_MARK = re.compile(r"[#\\\n]|ans|option|choice", re.IGNORECASE)  # what every mark has, and several lines
+# what every mark has, and several lines
+_MAY_MARK = re.compile(r"[#\\\n]|ans|option|choice", re.IGNORECASE)
 _BEHIND = re.compile(r"(.*)<answer>(.*?)(?:</answer>.*)?", re.DOTALL)
 _BEHIND_THOUGHT = re.compile(r"(.*)</think>(.*)", re.DOTALL)
 
@@ -160,7 +202,8 @@ def marked(text: str) -> tuple[str, str | None]:
         the solution, and the answer: without what is around it (`bare`); None of one line without a mark, "" of several
         lines in which none is found.
     """
-    if not (_MAY_MARK.search(text.strip()) or _TAG.search(text)):  # as most steps and answers of large sets
+    # as most steps and answers of large sets
+    if not (_MAY_MARK.search(text.strip()) or _TAG.search(text)):
         return text if text.strip() else "", None
     tagged = _TAG.sub(_plain_tag, text)
     match = _BEHIND.fullmatch(tagged) or _BEHIND_THOUGHT.fullmatch(tagged)
@@ -169,7 +212,9 @@ def marked(text: str) -> tuple[str, str | None]:
     if not behind.strip() or not solution.strip():
         return _marked(solution if solution.strip() else without_tags(behind))
     answer = _marked(without_tags(behind).strip())[1]
-    return _marked(solution)[0], bare(without_tags(behind)) if answer is None else answer
+    return _marked(solution)[0], bare(
+        without_tags(behind)
+    ) if answer is None else answer
 
 
 def without_tags(text: str) -> str:
@@ -178,7 +223,8 @@ def without_tags(text: str) -> str:
 
 
 def _plain_tag(match: re.Match[str]) -> str:
-    closes, thought = match[1] or match[2] or match[4] or match[6], match[3] or match[5] or match[7]
+    closes = match[1] or match[2] or match[4] or match[6]
+    thought = match[3] or match[5] or match[7]
     return f"<{'/' if closes else ''}{'think' if thought else 'answer'}>"
 
 
@@ -186,16 +232,20 @@ def _marked(text: str) -> tuple[str, str | None]:
     """Return `marked` of a text without tags."""
     before, hashes, after = text.rpartition("####")
     first, _, rest = after.strip().partition("\n")
-    if hashes and not (rest and _NEXT_LINE.match(f"{first}\n1")):  # which may also be a heading
+    # which may also be a heading
+    if hashes and not (rest and _NEXT_LINE.match(f"{first}\n1")):
         return before, bare(first)
     tail = _DISPLAY.sub(r"\1 \2 \3", _HOPE.sub("", text).rstrip())
     lines, _, last = _NEXT_LINE.sub(r"\1: \2", tail).rpartition("\n")
-    marks, boxed = list(_MARK.finditer(last)), last_boxed(text)
+    marks = list(_MARK.finditer(last))
+    boxed = last_boxed(text)
     answer = re.sub(r"[\s*]*\.?[\s*]*\Z", "", last[marks[-1].end() :]) if marks else ""
     if answer:
         sentences = _SENTENCE_END.split(last[: marks[-1].start()].rstrip("*"))
         earlier = sentences[:-1] or sentences * (not lines and "=" in sentences[0])
-        return "\n".join([lines, " ".join(earlier).strip()]).strip("\n"), boxed or bare(answer)
+        return "\n".join([lines, " ".join(earlier).strip()]).strip("\n"), boxed or bare(
+            answer
+        )
     if boxed:
         return lines if _BOX_ALONE.fullmatch(last) else text, boxed
     return text, "" if "\n" in text.strip() and not _MATRIX.fullmatch(text) else None
@@ -203,8 +253,15 @@ def _marked(text: str) -> tuple[str, str | None]:
 
 def steps_of(steps: list[Any]) -> list[Any]:
     """Clean a list of steps: none has tags, is missing or is the answer; an empty one stays, as COCONUT has it."""
-    texts = [without_tags(step).strip("\n") if isinstance(step, str) else step for step in steps]
-    return [step for step in texts if step == "" or not (is_missing(step) or _is_answer(step))]
+    texts = [
+        without_tags(step).strip("\n") if isinstance(step, str) else step
+        for step in steps
+    ]
+    return [
+        step
+        for step in texts
+        if step == "" or not (is_missing(step) or _is_answer(step))
+    ]
 
 
 def _is_answer(step: Any) -> bool:
@@ -213,7 +270,9 @@ def _is_answer(step: Any) -> bool:
     return bool(answer) and not solution.strip()
 
 
-def written_steps(solved: Sequence[tuple[str, tuple[str, ...], str]]) -> list[tuple[str, ...]]:
+def written_steps(
+    solved: Sequence[tuple[str, tuple[str, ...], str]],
+) -> list[tuple[str, ...]]:
     """Return the steps of a set's problems, all read in one way.
 
     Where at least half of the solutions have annotations, as GSM8K's, those are the steps, and nothing between them is.
@@ -234,12 +293,16 @@ def written_steps(solved: Sequence[tuple[str, tuple[str, ...], str]]) -> list[tu
 
 def _annotations(where: str, text: str) -> tuple[str, ...]:
     if "<<" in _ANNOTATION.sub("", text):
-        raise UserError(f"{where}: a step opens with << and is not closed; write <<1+2=3>>")
+        raise UserError(
+            f"{where}: a step opens with << and is not closed; write <<1+2=3>>"
+        )
     return tuple(_ANNOTATION.findall(text))
 
 
 def _lines(_: str, text: str) -> tuple[str, ...]:
-    lines = [line.strip() for line in _ANNOTATION.sub("", text).split("\n") if line.strip()]
+    lines = [
+        line.strip() for line in _ANNOTATION.sub("", text).split("\n") if line.strip()
+    ]
     if len(lines) == 1:
         lines = _SENTENCE_END.split(lines[0])
     return tuple(re.split(r";\s+", lines[0]) if len(lines) == 1 else lines)

@@ -10,12 +10,40 @@ import jax.numpy as jnp
 import numpy as np
 
 from slpo_jax.errors import UserError
-from slpo_jax.rewards.answers import STYLES, AnswerStyle, are_right, parse_completion, read_completion
-from slpo_jax.rewards.functions import Asked, Function, Written, asked_of, cant_run, name_of, names_of
+from slpo_jax.rewards.answers import (
+    STYLES,
+    AnswerStyle,
+    are_right,
+    parse_completion,
+    read_completion,
+)
+from slpo_jax.rewards.functions import (
+    Asked,
+    Function,
+    Written,
+    asked_of,
+    cant_run,
+    name_of,
+    names_of,
+)
 from slpo_jax.rewards.processes import CantRun, Failed, Limits, Processes
 from slpo_jax.rewards.relative_length import RELATIVE_LENGTH, relative_length
-from slpo_jax.rewards.task_rewards import COUNTDOWN, GYM, countdown, countdown_reference, gym, reaches_goal
-from slpo_jax.rewards.verifier import ON_DEVICE, Judge, is_end, judged, padded_table, text_table
+from slpo_jax.rewards.task_rewards import (
+    COUNTDOWN,
+    GYM,
+    countdown,
+    countdown_reference,
+    gym,
+    reaches_goal,
+)
+from slpo_jax.rewards.verifier import (
+    ON_DEVICE,
+    Judge,
+    is_end,
+    judged,
+    padded_table,
+    text_table,
+)
 
 RewardFn = Callable[[jax.Array, jax.Array], jax.Array]
 """(tokens int [N, A], references uint8 [N, R]) -> bool [N], traceable."""
@@ -54,7 +82,9 @@ class RewardEntry(NamedTuple):
     @property
     def follows(self) -> bool:
         """Whether it has to know what the rewards before it count as right."""
-        return self.function is not None and "is_right" in names_of(self.function).needed
+        return (
+            self.function is not None and "is_right" in names_of(self.function).needed
+        )
 
     @property
     def columns(self) -> frozenset[str] | None:
@@ -65,7 +95,9 @@ class RewardEntry(NamedTuple):
 CORRECT = "correct"
 REWARDS: dict[str, RewardEntry] = {
     CORRECT: RewardEntry(None),
-    COUNTDOWN: RewardEntry(countdown, DeviceReward(text_table, countdown_reference, reaches_goal)),
+    COUNTDOWN: RewardEntry(
+        countdown, DeviceReward(text_table, countdown_reference, reaches_goal)
+    ),
     GYM: RewardEntry(gym),
     RELATIVE_LENGTH: RewardEntry(relative_length),
 }
@@ -75,7 +107,8 @@ Weighted = Sequence[tuple[str, float]]
 """Names in `REWARDS`, each with its weight; the first that gives a verdict says what is right."""
 
 _MOST_SEEN = 1 << 16  # completions that are remembered
-_TRUNCATED = Failed("it is truncated")  # the verdict of a reward that is asked of whole completions alone
+# the verdict of a reward that is asked of whole completions alone
+_TRUNCATED = Failed("it is truncated")
 
 
 class Reading(NamedTuple):
@@ -142,22 +175,33 @@ class Reward:
         seconds: float = 0.0,
     ):
         weighted = [(rewards, 1.0)] if isinstance(rewards, str) else rewards
-        self.style, self._bytes, self._eos_ids = style, token_bytes, eos_ids
-        self.entries, self._weights = {name: REWARDS[name] for name, _ in weighted}, dict(weighted)
+        self.style = style
+        self._bytes = token_bytes
+        self._eos_ids = eos_ids
+        self.entries, self._weights = (
+            {name: REWARDS[name] for name, _ in weighted},
+            dict(weighted),
+        )
         self._most, self._limits = max(processes, int(seconds > 0)), Limits(seconds)
         self._processes = self._made()
         self._read = functools.lru_cache(_MOST_SEEN)(self._read_once)
         self.on_device: RewardFn | None = None
         if self._device is not None:
-            table_VL, judge = self._device.table(token_bytes), self._device.judge
+            table_VL = self._device.table(token_bytes)
+            judge = self._device.judge
             self.on_device = lambda tokens_NA, references_NR: judged(
-                table_VL, jnp.where(is_end(tokens_NA, eos_ids), eos_ids[0], tokens_NA), references_NR, eos_ids[0], judge
+                table_VL,
+                jnp.where(is_end(tokens_NA, eos_ids), eos_ids[0], tokens_NA),
+                references_NR,
+                eos_ids[0],
+                judge,
             )
 
     @property
     def _device(self) -> DeviceReward | None:
         """The verifier inside jit: of one reward of weight 1."""
-        ((name, entry), *more), compared = self.entries.items(), STYLES[self.style].compared
+        ((name, entry), *more) = self.entries.items()
+        compared = STYLES[self.style].compared
         if more or self._weights[name] != 1:
             return None
         if entry.function is None and compared is not None and self.style in ON_DEVICE:
@@ -174,12 +218,22 @@ class Reward:
             UserError: there is no such name, or it can't be asked.
         """
         if not callable(reward) and reward not in REWARDS:
-            raise UserError(f"reward: {reward!r} is unknown; give one of {', '.join(REWARDS)}, or a function")
-        name, entry = (name_of(reward), RewardEntry(reward)) if callable(reward) else (reward, REWARDS[reward])
+            raise UserError(
+                f"reward: {reward!r} is unknown; give one of {', '.join(REWARDS)}, or a function"
+            )
+        name, entry = (
+            (name_of(reward), RewardEntry(reward))
+            if callable(reward)
+            else (reward, REWARDS[reward])
+        )
         if entry.follows:
-            raise UserError(f"reward: {name} has to know what is right; give a reward that says so by itself")
+            raise UserError(
+                f"reward: {name} has to know what is right; give a reward that says so by itself"
+            )
         judge = copy.copy(self)
-        judge.entries, judge._weights, judge.on_device = {name: entry}, {name: 1.0}, None
+        judge.entries = {name: entry}
+        judge._weights = {name: 1.0}
+        judge.on_device = None
         judge._processes = judge._made()
         return judge
 
@@ -189,8 +243,13 @@ class Reward:
         Raises:
             UserError: one can't be sent there.
         """
-        functions = {name: entry.function for name, entry in self.entries.items() if entry.function and self._most}
-        functions.pop(RELATIVE_LENGTH, None)  # which compares the completions of a batch
+        functions = {
+            name: entry.function
+            for name, entry in self.entries.items()
+            if entry.function and self._most
+        }
+        # which compares the completions of a batch
+        functions.pop(RELATIVE_LENGTH, None)
         processes = {}
         for name, function in functions.items():
             try:
@@ -217,7 +276,9 @@ class Reward:
             width: R, enough for each, and the same for every batch so that shapes stay put.
         """
         assert self._device is not None
-        return padded_table([self._device.encode(problem) for problem in problems], width)
+        return padded_table(
+            [self._device.encode(problem) for problem in problems], width
+        )
 
     def on_host(self, tokens_NA: np.ndarray, problems: Sequence[Asked]) -> np.ndarray:
         """Return the rewards of N completions, float32 [N]."""
@@ -234,10 +295,19 @@ class Reward:
     def _read_once(self, tokens: tuple[int, ...]) -> Reading:
         ids = [token for token in tokens if token >= 0]
         completion = read_completion(ids, self._bytes, self._eos_ids)
-        answer = parse_completion(completion.text, self.style) if completion.ended else None
-        return Reading(ids[: completion.tokens], completion.text, answer, not completion.ended)
+        answer = (
+            parse_completion(completion.text, self.style) if completion.ended else None
+        )
+        return Reading(
+            ids[: completion.tokens], completion.text, answer, not completion.ended
+        )
 
-    def judged(self, readings: Sequence[Reading], problems: Sequence[Asked], with_truncated: bool = False) -> Verdicts:
+    def judged(
+        self,
+        readings: Sequence[Reading],
+        problems: Sequence[Asked],
+        with_truncated: bool = False,
+    ) -> Verdicts:
         """Judge completions.
 
         Args:
@@ -248,14 +318,17 @@ class Reward:
         if with_truncated:
             readings = [self._as_ended(reading) for reading in readings]
         count = len(readings)
-        total, by_name = np.zeros(count), dict[str, np.ndarray]()
+        total = np.zeros(count)
+        by_name = dict[str, np.ndarray]()
         failed, unjudged, decided, right = (np.zeros(count, bool) for _ in range(4))
         for name in self.entries:
             verdicts = self._asked(name, readings, problems, right)
             values = _values(verdicts)
             is_given = ~np.isnan(values)
             is_lost = _lost(verdicts, problems)
-            failed |= np.array([isinstance(x, Failed) and x is not _TRUNCATED for x in verdicts], bool)
+            failed |= np.array(
+                [isinstance(x, Failed) and x is not _TRUNCATED for x in verdicts], bool
+            )
             unjudged |= is_lost
             # The first reward that could say what is right has said so.
             right |= ~decided & (values >= 1)
@@ -268,11 +341,19 @@ class Reward:
         return Verdicts(total, by_name, right & ~cut, unjudged, cut, failed)
 
     def _as_ended(self, reading: Reading) -> Reading:
-        answer = parse_completion(reading.text, self.style) if reading.cut else reading.answer
+        answer = (
+            parse_completion(reading.text, self.style)
+            if reading.cut
+            else reading.answer
+        )
         return reading._replace(answer=answer, cut=False)
 
     def _asked(
-        self, name: str, readings: Sequence[Reading], problems: Sequence[Asked], right: np.ndarray
+        self,
+        name: str,
+        readings: Sequence[Reading],
+        problems: Sequence[Asked],
+        right: np.ndarray,
     ) -> list[float | Failed | None]:
         """Ask one reward; a function of many completions sees the truncated ones too, a function of one if it says so.
 
@@ -282,12 +363,25 @@ class Reward:
         function = self.entries[name].function
         if function is None:
             references = [problem.answer for problem in problems]
-            return [*map(float, are_right([reading.answer for reading in readings], references, self.style))]
+            return [
+                *map(
+                    float,
+                    are_right(
+                        [reading.answer for reading in readings], references, self.style
+                    ),
+                )
+            ]
         names = names_of(function)
         judges_cut = "truncated" in names.named
-        places = [i for i, reading in enumerate(readings) if judges_cut or names.is_batched or not reading.cut]
+        places = [
+            i
+            for i, reading in enumerate(readings)
+            if judges_cut or names.is_batched or not reading.cut
+        ]
         completions = [
-            Written(reading.text, reading.ids, reading.latents, reading.cut, bool(is_right))
+            Written(
+                reading.text, reading.ids, reading.latents, reading.cut, bool(is_right)
+            )
             for reading, is_right in zip(readings, right, strict=True)
         ]
         verdicts: list[float | Failed | None] = [_TRUNCATED] * len(readings)
@@ -299,7 +393,9 @@ class Reward:
                     verdicts[place] = verdict
         return verdicts
 
-    def unearned(self, answers: Sequence[Sequence[int]], problems: Sequence[Asked]) -> list[int]:
+    def unearned(
+        self, answers: Sequence[Sequence[int]], problems: Sequence[Asked]
+    ) -> list[int]:
         """Return places of references that their very text does not earn; none where functions alone say what is right.
 
         Args:
@@ -311,18 +407,34 @@ class Reward:
         if all(entry.function is not None for entry in self.entries.values()):
             return []
         # Most answers come many times.
-        first = {problem.answer: place for place, problem in reversed([*enumerate(problems)])}
-        readings = [self.read(np.array([*answers[place], self._eos_ids[0]], np.int32)) for place in first.values()]
-        right = are_right([reading.answer for reading in readings], [*first], self.style)
-        unread = {answer for answer, is_right in zip(first, right, strict=True) if not is_right}
-        return [place for place, problem in enumerate(problems) if problem.answer in unread]
+        first = {
+            problem.answer: place for place, problem in reversed([*enumerate(problems)])
+        }
+        readings = [
+            self.read(np.array([*answers[place], self._eos_ids[0]], np.int32))
+            for place in first.values()
+        ]
+        right = are_right(
+            [reading.answer for reading in readings], [*first], self.style
+        )
+        unread = {
+            answer
+            for answer, is_right in zip(first, right, strict=True)
+            if not is_right
+        }
+        return [
+            place for place, problem in enumerate(problems) if problem.answer in unread
+        ]
 
-    def right(self, readings: Sequence[Reading], problems: Sequence[Asked]) -> list[bool]:
+    def right(
+        self, readings: Sequence[Reading], problems: Sequence[Asked]
+    ) -> list[bool]:
         """Tell which completions count as right: those that earn 1 or more of the first reward with a verdict on them.
 
         A reward that gives None leaves it to the next one; where one fails, and of a truncated one, it is not right.
         """
-        open_, right = np.array([not reading.cut for reading in readings], bool), np.zeros(len(readings), bool)
+        open_ = np.array([not reading.cut for reading in readings], bool)
+        right = np.zeros(len(readings), bool)
         for name in self.entries:
             if not open_.any():
                 break
@@ -334,10 +446,15 @@ class Reward:
 
 def _values(verdicts: Sequence[float | Failed | None]) -> np.ndarray:
     """Return the numbers among verdicts, float64 [N], NaN for what is none."""
-    return np.array([verdict if isinstance(verdict, float) else np.nan for verdict in verdicts], np.float64)
+    return np.array(
+        [verdict if isinstance(verdict, float) else np.nan for verdict in verdicts],
+        np.float64,
+    )
 
 
-def _lost(verdicts: Sequence[float | Failed | None], problems: Sequence[Asked]) -> np.ndarray:
+def _lost(
+    verdicts: Sequence[float | Failed | None], problems: Sequence[Asked]
+) -> np.ndarray:
     """Tell, bool [N], which verdicts are missing: those that failed, and None where the problem has others."""
     pairs = zip(problems, verdicts, strict=True)
     judged = {id(problem) for problem, verdict in pairs if isinstance(verdict, float)}

@@ -13,7 +13,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from slpo_jax.rewards.answers import AnswerStyle
-from slpo_jax.rewards.texts import BESIDE, BOXES, CHOICE_MARKS, END_TAG, FOLLOWING, LETTERS, MARKS, written
+from slpo_jax.rewards.texts import (
+    BESIDE,
+    BOXES,
+    CHOICE_MARKS,
+    END_TAG,
+    FOLLOWING,
+    LETTERS,
+    MARKS,
+    written,
+)
 
 # What the table has for each byte. Beside a number, the bytes of one line are alike; see `answers.last_number`.
 _ALIKE = {
@@ -26,9 +35,15 @@ _ALIKE = {
     b"$": b"$\\\0",
     **{byte: byte for byte in (b"-", b"+", b"/", b",", b".", b":", b"#")},
     # The bytes of hyphens, of the en dash and of the minus, which are told when all three have come.
-    **{bytes([byte]): bytes([byte]) for byte in (*b"0123456789", 0xE2, 0x80, 0x88, 0x90, 0x91, 0x92, 0x93)},
+    **{
+        bytes([byte]): bytes([byte])
+        for byte in (*b"0123456789", 0xE2, 0x80, 0x88, 0x90, 0x91, 0x92, 0x93)
+    },
 }
-_KINDS = bytes(next((kind[0] for kind, alike in _ALIKE.items() if byte in alike), ord("!")) for byte in range(256))
+_KINDS = bytes(
+    next((kind[0] for kind, alike in _ALIKE.items() if byte in alike), ord("!"))
+    for byte in range(256)
+)
 _OTHER = re.compile(rb"\xe2(?!\x80[\x90-\x93]|\x88\x92)[\x80-\xbf]{2}")
 _LONG = re.compile(rb"([a*()+/ \n$!#])\1+|(([-,.:])\3)\3+")
 
@@ -42,7 +57,12 @@ def byte_table(token_bytes: Sequence[bytes]) -> np.ndarray:
     Args:
         token_bytes: the bytes of each token id; b"" for special tokens.
     """
-    return padded_table([_LONG.sub(rb"\1\2", _OTHER.sub(b"!", piece).translate(_KINDS)) for piece in token_bytes])
+    return padded_table(
+        [
+            _LONG.sub(rb"\1\2", _OTHER.sub(b"!", piece).translate(_KINDS))
+            for piece in token_bytes
+        ]
+    )
 
 
 def padded_table(pieces: Sequence[bytes], width: int = 0) -> np.ndarray:
@@ -52,10 +72,16 @@ def padded_table(pieces: Sequence[bytes], width: int = 0) -> np.ndarray:
     return np.frombuffer(joined, np.uint8).reshape(len(pieces), width)
 
 
-def completed_text(table_VL, tokens_A: jax.Array, eos_id: int | jax.Array) -> tuple[jax.Array, jax.Array]:
+def completed_text(
+    table_VL, tokens_A: jax.Array, eos_id: int | jax.Array
+) -> tuple[jax.Array, jax.Array]:
     """Return the bytes [N] of the tokens before the first `eos_id`, 0 behind them, and whether there is an end."""
     is_eos_A = tokens_A == eos_id
-    bytes_AL = jnp.asarray(table_VL).at[tokens_A].get(mode="fill", fill_value=0, wrap_negative_indices=False)
+    bytes_AL = (
+        jnp.asarray(table_VL)
+        .at[tokens_A]
+        .get(mode="fill", fill_value=0, wrap_negative_indices=False)
+    )
     bytes_N = jnp.where(jnp.cumsum(is_eos_A)[:, None] > 0, 0, bytes_AL).reshape(-1)
     return only(bytes_N, bytes_N > 0), is_eos_A.any()
 
@@ -73,11 +99,15 @@ def before(bytes_N: jax.Array, count: int = 1) -> jax.Array:
 
 def _with_minuses(text_N: jax.Array) -> jax.Array:
     """Write hyphens, en dash and minus as ASCII's sign, and leave out currency signs."""
-    before_N, before_2_N = before(text_N), before(text_N, 2)
+    before_N = before(text_N)
+    before_2_N = before(text_N, 2)
     dash_N = (before_N == 0x80) & (text_N >= 0x90) & (text_N <= 0x93)
     minus_N = (before_2_N == 0xE2) & (dash_N | ((before_N == 0x88) & (text_N == 0x92)))
     first_N = jnp.pad(minus_N, (0, 2))[2:] | jnp.pad(minus_N, (0, 1))[1:]
-    return only(jnp.where(minus_N, ord("-"), text_N), (text_N > 0) & ~first_N & (text_N != ord("$")))
+    return only(
+        jnp.where(minus_N, ord("-"), text_N),
+        (text_N > 0) & ~first_N & (text_N != ord("$")),
+    )
 
 
 def is_after_mark(text_N: jax.Array, reference_R: jax.Array) -> jax.Array:
@@ -91,30 +121,39 @@ def is_after_mark(text_N: jax.Array, reference_R: jax.Array) -> jax.Array:
 def is_last_number(text_N: jax.Array, reference_R: jax.Array) -> jax.Array:
     """Tell whether the number with the last digit is the reference, and no operator stands apart before it."""
     text_N = _with_minuses(text_N)
-    indices, last, before_N = jnp.arange(text_N.size), _last(_is_digit(text_N)), before(text_N)
+    indices = jnp.arange(text_N.size)
+    last = _last(_is_digit(text_N))
+    before_N = before(text_N)
     apart_N = _in(text_N, b" \n!#") | (text_N >= 0x80)
-    apart_N |= (text_N == ord(":")) & ~_is_digit(before_N) | (text_N == ord("(")) & (before_N != ord(")"))
+    apart_N |= (text_N == ord(":")) & ~_is_digit(before_N) | (text_N == ord("(")) & (
+        before_N != ord(")")
+    )
     word = _last(apart_N & (indices < last)) + 1
     begin = _first((indices >= word) & ~_in(text_N, b"*+,"))
     joined = _at(text_N, _last((indices < word) & ~_in(text_N, b" (")))
     return ~_in(joined, b"-+/") & _is_number(text_N, begin, last, reference_R)
 
 
-def _is_number(text_N: jax.Array, begin: jax.Array, last: jax.Array, reference_R: jax.Array) -> jax.Array:
+def _is_number(
+    text_N: jax.Array, begin: jax.Array, last: jax.Array, reference_R: jax.Array
+) -> jax.Array:
     """Tell whether what stands from `begin` to `last` is `-?NUMBER`, and the reference.
 
     A digit's place is its power of ten. The numbers are equal if each nonzero digit of the one is the other's digit
     at that place, both have as many of them, and the signs agree; zeros in front and behind need no thought.
     """
-    indices, minus = jnp.arange(text_N.size), _at(text_N, begin) == ord("-")
+    indices = jnp.arange(text_N.size)
+    minus = _at(text_N, begin) == ord("-")
     begin += minus
     within_N = (indices >= begin) & (indices <= last)
     digit_N, comma_N, point_N = (
-        within_N & kind_N for kind_N in (_is_digit(text_N), text_N == ord(","), text_N == ord("."))
+        within_N & kind_N
+        for kind_N in (_is_digit(text_N), text_N == ord(","), text_N == ord("."))
     )
     whole_N = jnp.cumsum(point_N) == 0
     size = (digit_N & whole_N).sum()
-    place_N = size - jnp.cumsum(digit_N)  # of a sign between digits: that of the digit before it
+    # of a sign between digits: that of the digit before it
+    place_N = size - jnp.cumsum(digit_N)
     grouped_N = ~comma_N | (whole_N & (place_N > 0) & (place_N % 3 == 0))
     commas = comma_N.sum()
     well_formed = (
@@ -125,10 +164,20 @@ def _is_number(text_N: jax.Array, begin: jax.Array, last: jax.Array, reference_R
 
     nonzero_N = digit_N & (text_N != ord("0"))
     point = _first((reference_R == ord(".")) | (reference_R == 0))
-    same_N = ~nonzero_N | (text_N == _at(reference_R, point - 1 - place_N + (place_N < 0)))
-    same_count = nonzero_N.sum() == (_is_digit(reference_R) & (reference_R != ord("0"))).sum()
+    same_N = ~nonzero_N | (
+        text_N == _at(reference_R, point - 1 - place_N + (place_N < 0))
+    )
+    same_count = (
+        nonzero_N.sum() == (_is_digit(reference_R) & (reference_R != ord("0"))).sum()
+    )
     same_sign = (minus & nonzero_N.any()) == (reference_R[0] == ord("-"))
-    return well_formed & _is_digit(reference_R).any() & same_N.all() & same_count & same_sign
+    return (
+        well_formed
+        & _is_digit(reference_R).any()
+        & same_N.all()
+        & same_count
+        & same_sign
+    )
 
 
 def _at(bytes_N: jax.Array, index: jax.Array) -> jax.Array:
@@ -161,7 +210,11 @@ Judge = Callable[[jax.Array, jax.Array], jax.Array]
 
 
 def judged(
-    table_VL, tokens_BA: jax.Array, references_BR: jax.Array, eos_id: int | jax.Array, judge: Judge
+    table_VL,
+    tokens_BA: jax.Array,
+    references_BR: jax.Array,
+    eos_id: int | jax.Array,
+    judge: Judge,
 ) -> jax.Array:
     """Judge completions by their bytes.
 
@@ -210,7 +263,9 @@ def said(bytes_N: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     opens_N = counted_N & (bytes_N == ord("{"))
     closes_N = counted_N & (bytes_N == ord("}"))
     depth_N = jnp.cumsum(opens_N.astype(jnp.int32) - closes_N)
-    stop = jnp.minimum(_first(depth_N < 0), _first(behind_N & _matches(bytes_N, END_TAG)))
+    stop = jnp.minimum(
+        _first(depth_N < 0), _first(behind_N & _matches(bytes_N, END_TAG))
+    )
     # What stands beside it at both ends is no part of it.
     inked_N = behind_N & (indices_N < stop) & ~_in(bytes_N, BESIDE.encode() + b"\0")
     begin = _first(inked_N)
@@ -221,20 +276,30 @@ def said(bytes_N: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
 def _last_end(bytes_N: jax.Array, marks: Sequence[bytes]) -> jax.Array:
     """Return the place behind the last of some marks, 0 without any."""
     indices_N = jnp.arange(bytes_N.size)
-    ends_MN = jnp.stack([jnp.where(_matches(bytes_N, mark), indices_N + len(mark), 0) for mark in marks])
+    ends_MN = jnp.stack(
+        [jnp.where(_matches(bytes_N, mark), indices_N + len(mark), 0) for mark in marks]
+    )
     return ends_MN.max()
 
 
 def _with_single_spaces(bytes_N: jax.Array) -> jax.Array:
     """Remove blanks that follow another one; no byte is 0."""
-    return only(bytes_N, (bytes_N > 0) & ~((bytes_N == ord(" ")) & (before(bytes_N) == ord(" "))))
+    return only(
+        bytes_N,
+        (bytes_N > 0) & ~((bytes_N == ord(" ")) & (before(bytes_N) == ord(" "))),
+    )
 
 
 def _matches(bytes_N: jax.Array, text: bytes) -> jax.Array:
     """Mark where a text begins. Behind the last byte is a blank: a # at the end is a mark too."""
     padded = jnp.pad(bytes_N, (0, len(text)))
     padded = jnp.where(padded == 0, ord(" "), padded)
-    same_MN = jnp.stack([padded[place : place + bytes_N.size] == byte for place, byte in enumerate(text)])
+    same_MN = jnp.stack(
+        [
+            padded[place : place + bytes_N.size] == byte
+            for place, byte in enumerate(text)
+        ]
+    )
     return same_MN.all(axis=0)
 
 
@@ -249,8 +314,16 @@ _TEXT_KINDS = bytes(
 
 def choice_table(token_bytes: Sequence[bytes]) -> np.ndarray:
     """Build the table that `is_choice` reads tokens with; signs that are alike are shortened, and so are long words."""
-    pieces = [re.sub(rb"[ \t\n\r\v\f]+", b" ", piece).translate(_TEXT_KINDS) for piece in token_bytes]
-    return padded_table([re.sub(rb"\.+|([\w']{8})[\w']+([\w']{8})", _shortened, piece) for piece in pieces])
+    pieces = [
+        re.sub(rb"[ \t\n\r\v\f]+", b" ", piece).translate(_TEXT_KINDS)
+        for piece in token_bytes
+    ]
+    return padded_table(
+        [
+            re.sub(rb"\.+|([\w']{8})[\w']+([\w']{8})", _shortened, piece)
+            for piece in pieces
+        ]
+    )
 
 
 def _shortened(match: re.Match[bytes]) -> bytes:
@@ -260,10 +333,18 @@ def _shortened(match: re.Match[bytes]) -> bytes:
 
 def is_choice(bytes_N: jax.Array, reference_R: jax.Array) -> jax.Array:
     """Tell whether the letter that a completion gives is the reference's first byte, see `texts.said_choice`."""
-    quote_N = (bytes_N == _QUOTE[2]) & (before(bytes_N) == _QUOTE[1]) & (before(bytes_N, 2) == _QUOTE[0])
+    quote_N = (
+        (bytes_N == _QUOTE[2])
+        & (before(bytes_N) == _QUOTE[1])
+        & (before(bytes_N, 2) == _QUOTE[0])
+    )
     bytes_N = jnp.where(quote_N, ord("'"), bytes_N)
-    bytes_N = _with_single_spaces(only(bytes_N, (bytes_N > 1) & ~_after(quote_N) & ~_after(quote_N, 2)))
-    lower_N = jnp.where((bytes_N >= ord("A")) & (bytes_N <= ord("Z")), bytes_N + 32, bytes_N)
+    bytes_N = _with_single_spaces(
+        only(bytes_N, (bytes_N > 1) & ~_after(quote_N) & ~_after(quote_N, 2))
+    )
+    lower_N = jnp.where(
+        (bytes_N >= ord("A")) & (bytes_N <= ord("Z")), bytes_N + 32, bytes_N
+    )
     alpha_N = (lower_N >= ord("a")) & (lower_N <= ord("z"))
     within_N = alpha_N | (bytes_N == ord("0")) | (bytes_N == ord("'"))
 
@@ -274,13 +355,22 @@ def is_choice(bytes_N: jax.Array, reference_R: jax.Array) -> jax.Array:
     follows_N = (bytes_N == ord(" ")) & _after(alpha_N) & _after(within_N, 2)
     follows_N &= ~jnp.stack([whole(b" " + text) for text in FOLLOWING]).any(axis=0)
     word_N = _in(bytes_N, b"AI") & _after(follows_N)
-    letter_N = _in(bytes_N, LETTERS.encode()) & ~before(within_N) & ~_after(within_N) & ~word_N
-    marks = [whole(mark) if mark.endswith(b"s") else _matches(lower_N, mark) for mark in CHOICE_MARKS]
+    letter_N = (
+        _in(bytes_N, LETTERS.encode()) & ~before(within_N) & ~_after(within_N) & ~word_N
+    )
+    marks = [
+        whole(mark) if mark.endswith(b"s") else _matches(lower_N, mark)
+        for mark in CHOICE_MARKS
+    ]
     mark_N = jnp.stack(marks).any(0)
 
     indices_N = jnp.arange(bytes_N.size)
-    last_letter_N, last_mark_N = (jax.lax.cummax(jnp.where(at_N, indices_N, -1)) for at_N in (letter_N, mark_N))
-    behind = jnp.where(letter_N & (last_mark_N > before(last_letter_N + 1) - 1), indices_N, -1).max()
+    last_letter_N, last_mark_N = (
+        jax.lax.cummax(jnp.where(at_N, indices_N, -1)) for at_N in (letter_N, mark_N)
+    )
+    behind = jnp.where(
+        letter_N & (last_mark_N > before(last_letter_N + 1) - 1), indices_N, -1
+    ).max()
     last = jnp.where(behind >= 0, behind, last_letter_N[-1])
     return (last >= 0) & (bytes_N[last] == reference_R[0])
 
@@ -305,7 +395,9 @@ def is_end(tokens: jax.Array, eos_ids: Sequence[int]) -> jax.Array:
     return functools.reduce(operator.or_, (tokens == eos_id for eos_id in eos_ids))
 
 
-def said_eos(said_NT: jax.Array, lengths_N: jax.Array, eos_ids: Sequence[int]) -> jax.Array:
+def said_eos(
+    said_NT: jax.Array, lengths_N: jax.Array, eos_ids: Sequence[int]
+) -> jax.Array:
     """Tell, bool [N], whether a thought's last step is written down as eos, so that no answer follows."""
     last_NT = jnp.arange(1, said_NT.shape[1] + 1)[None] == lengths_N[:, None]
     return jnp.any(last_NT & is_end(said_NT, eos_ids), axis=1)

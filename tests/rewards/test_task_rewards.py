@@ -21,7 +21,8 @@ BY_HAND = [
     ([3, 4, 6], 42, "3 + 4 * 6", 1), ([3, 4, 6], 42, "### 3 + 4 * 6", 1), ([3, 4, 6], 42, "3+4*6", 1),
     ([3, 4, 6], 42, " \n4  +3\t*6 . ", 1), ([3, 4, 6], 42, "The answer is: 4 + 3 * 6.", 1),
     ([3, 4, 6], 42, "7 # 4 + 3 * 6", 1), ([3, 4, 6], 42, "4 + 3 * 6 # 7", 0), ([3, 4, 6], 42, "4 + 3 * 6 #", 0),
-    ([3, 4, 6], 27, "3 + 4 * 6", 0), ([3, 4, 6], 27, "4 * 6 + 3", 1),  # from left to right
+    # from left to right
+    ([3, 4, 6], 27, "3 + 4 * 6", 0), ([3, 4, 6], 27, "4 * 6 + 3", 1),
     ([3, 4, 6], 42, "03 + 4 * 6", 0), ([3, 4, 6], 42, "+3 + 4 * 6", 0), ([3, 4, 6], 42, "3 + + 4 * 6", 0),
     ([3, 4, 6], 42, "3 + 4 * 6 =", 0), ([3, 4, 6], 42, "3 + 4 * 6 = 42", 0), ([3, 4, 6], 42, "(3 + 4) * 6", 0),
     ([3, 4, 6], 42, "6 * 7", 0), ([3, 4, 6], 42, "3 + 4 * 6 + 0", 0), ([3, 4, 6, 0], 42, "3 + 4 * 6 + 0", 1),
@@ -41,7 +42,10 @@ BY_HAND = [
 
 def on_device(cases, slots, operations):
     """Verdicts on completions that are given byte by byte and followed by eos, padding first."""
-    encoded = [encode_countdown(*case[:2], *given) for case, given in zip(cases, operations, strict=True)]
+    encoded = [
+        encode_countdown(*case[:2], *given)
+        for case, given in zip(cases, operations, strict=True)
+    ]
     references = padded_table([b"", *encoded], max(4, *map(len, encoded)))
     tokens = np.full((len(cases) + 1, slots), EOS, np.int32)
     for row, case in zip(tokens[1:], cases, strict=True):
@@ -49,7 +53,9 @@ def on_device(cases, slots, operations):
         row[: len(text)] = [*text]
 
     def judge(tokens_A, reference_R):
-        return reaches_goal(completed_text(text_table(BYTES), tokens_A, EOS)[0], reference_R)
+        return reaches_goal(
+            completed_text(text_table(BYTES), tokens_A, EOS)[0], reference_R
+        )
 
     padding, *found = jax.jit(jax.vmap(judge))(tokens, references).tolist()
     assert not padding
@@ -67,9 +73,14 @@ def test_only_allowed_operations_count():
              [(11, "6 + 3 + 2"), (1, "6 - 3 - 2"), (36, "6 * 3 * 2"), (1, "6 / 3 / 2"), (6, "6 - 3 * 2")]]  # fmt: skip
     every = [(case, "".join(allowed)) for case in cases for size in range(5)
              for allowed in itertools.combinations("+-*/", size)]  # fmt: skip
-    expected = [{*re.sub(r"[0-9 ]", "", case[2])} <= {*allowed} for case, allowed in every]
+    expected = [
+        {*re.sub(r"[0-9 ]", "", case[2])} <= {*allowed} for case, allowed in every
+    ]
     assert [countdown(*case, allowed) == 1.0 for case, allowed in every] == expected
-    assert on_device([case for case, _ in every], 40, [(allowed,) for _, allowed in every]) == expected
+    assert (
+        on_device([case for case, _ in every], 40, [(allowed,) for _, allowed in every])
+        == expected
+    )
 
 
 def _completion(rng, numbers):
@@ -83,29 +94,52 @@ def _completion(rng, numbers):
             "+", "-", "*", "/", "=", "(", ")", "#", "# ", "### ", ".", ",", "x", "\n", "\0", "\t ", "é", "0", "00", "1",
             str(BIG), "4294967296", "", "answer:", *texts, "0" + rng.choice(texts), "-" + rng.choice(texts),
         ])]  # fmt: skip
-    return rng.choice(["", "", "### ", "The answer is: ", "1 # ", "#"]) + rng.choice(["", " "]).join(parts)
+    return rng.choice(["", "", "### ", "The answer is: ", "1 # ", "#"]) + rng.choice(
+        ["", " "]
+    ).join(parts)
 
 
 def test_10_000_completions_have_the_same_verdict_on_host_and_device():
     """And, of those that are well formed, the one that Python's own evaluation of brackets gives."""
-    rng, cases, operations = random.Random(0), [], []
+    rng = random.Random(0)
+    cases = []
+    operations = []
     for place in range(10_000):
         most = rng.choice([3, 13, 999, 99_999, BIG])
         numbers = [rng.randint(0, most) for _ in range(rng.randint(1, 6))]
         text = _completion(rng, numbers)
         if place % 5 == 0:
-            text = "".join(rng.choice("0123456789+-*/ .#\n") for _ in range(rng.randrange(12)))
+            text = "".join(
+                rng.choice("0123456789+-*/ .#\n") for _ in range(rng.randrange(12))
+            )
             numbers = [int(each[:10]) for each in re.findall("[0-9]+", text)] or numbers
         allowed = rng.choice(["+-*/", "+-*", "+-"])
-        plain, value = re.sub(r".*# |.*: ", "", text, flags=re.DOTALL), None
-        if re.fullmatch(r"(?:0|[1-9]\d{0,8})( ?[-+*/] ?(?:0|[1-9]\d{0,8}))*", plain, re.ASCII):
+        plain = re.sub(r".*# |.*: ", "", text, flags=re.DOTALL)
+        value = None
+        if re.fullmatch(
+            r"(?:0|[1-9]\d{0,8})( ?[-+*/] ?(?:0|[1-9]\d{0,8}))*", plain, re.ASCII
+        ):
             value = _evaluated(plain)
-            right = value is not None and sorted(map(int, re.findall(r"\d+", plain))) == sorted(numbers)
+            right = value is not None and sorted(
+                map(int, re.findall(r"\d+", plain))
+            ) == sorted(numbers)
             right &= {*re.sub(r"[0-9 ]", "", plain)} <= {*allowed}
-            assert countdown(numbers, 0 if value is None else value, text, allowed) == right
-        cases.append((numbers, rng.randint(-9, 99) if value is None or rng.random() < 0.1 else value, text))
+            assert (
+                countdown(numbers, 0 if value is None else value, text, allowed)
+                == right
+            )
+        cases.append(
+            (
+                numbers,
+                rng.randint(-9, 99) if value is None or rng.random() < 0.1 else value,
+                text,
+            )
+        )
         operations.append((allowed,))
-    expected = [countdown(*case, *given) == 1.0 for case, given in zip(cases, operations, strict=True)]
+    expected = [
+        countdown(*case, *given) == 1.0
+        for case, given in zip(cases, operations, strict=True)
+    ]
     assert 1500 < sum(expected) < 8500
     assert on_device(cases, 96, operations) == expected
 
