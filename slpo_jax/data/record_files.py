@@ -7,8 +7,8 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+from slpo_jax.data.layouts import is_known
 from slpo_jax.data.problem import Problem
-from slpo_jax.data.record_fields import is_known
 from slpo_jax.data.record_readers import ProblemRecord, given_rows
 from slpo_jax.data.record_texts import Number
 from slpo_jax.errors import UserError

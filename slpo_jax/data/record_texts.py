@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
+from slpo_jax.data.layouts import CHATS
+from slpo_jax.data.problem import FieldUse
 from slpo_jax.errors import UserError
 from slpo_jax.rewards.texts import bare, last_boxed
 
-CHATS = ("messages", "conversations")
-"""Fields that are chats; others may be."""
 _ROLES = {"human": "user", "gpt": "assistant"}  # of `conversations`
 _NOTHING = (
     "",
@@ -270,25 +270,27 @@ def _is_answer(step: Any) -> bool:
     return bool(answer) and not solution.strip()
 
 
-def written_steps(
-    solved: Sequence[tuple[str, tuple[str, ...], str]],
-) -> list[tuple[str, ...]]:
+def written_steps(raws: Sequence[Any], field_use: FieldUse) -> list[tuple[str, ...]]:
     """Return the steps of a set's problems, all read in one way.
 
     Where at least half of the solutions have annotations, as GSM8K's, those are the steps, and nothing between them is.
     Otherwise a line is a step; of a solution that is one line, a sentence, or what semicolons part.
 
     Args:
-        solved: where each problem is, its steps where they are listed, and else its solution.
+        raws: `RawProblem`s, with the steps where they are listed, and else a solution.
+        field_use: is told which of the two ways it was, if a solution has annotations.
     Returns:
         the steps of each.
     Raises:
         UserError: an annotation isn't closed.
     """
-    texts = [solution for _, _, solution in solved if solution.strip()]
-    annotated = 2 * sum("<<" in text for text in texts) >= len(texts)
-    split = _annotations if annotated else _lines
-    return [steps or split(where, solution) for where, steps, solution in solved]
+    solutions = [raw.solution for raw in raws if raw.solution.strip()]
+    annotated = [solution for solution in solutions if "<<" in solution]
+    split = _annotations if 2 * len(annotated) >= len(solutions) else _lines
+    if annotated:
+        way = "between << and >> alone" if split is _annotations else "lines"
+        field_use.details["steps"] = way
+    return [raw.steps or split(raw.where, raw.solution) for raw in raws]
 
 
 def _annotations(where: str, text: str) -> tuple[str, ...]:

@@ -126,54 +126,58 @@ def test_a_dash_among_signs_is_a_choice():
 MMLU = {"choices": ["8", "2", "24", "120"]}
 LABELS = ["1", "2", "3", "4"]
 KMMLU = dict(zip("ABCD", ("w", "x", "y", "z"), strict=True))
-# (the choices, the answers of a set, as what they are read)
-COUNTED = [
-    (MMLU, [2], "C"), (MMLU, ["2", "0"], "CA"), (MMLU, ["24", 8, "2"], ["24", "8", "2"]), (MMLU, ["B", 2], "BC"),
-    ({"choices": {"text": ["a", "b", "3", "d"], "label": LABELS}}, ["3", "2", 4], "324"),
-    ({"choices": {"text": ["4", "3", "2", "1"], "label": [1, 2, 3, 4]}}, ["4", "1"], "41"),
-    (KMMLU, [0, 3], "AD"), (KMMLU, ["1", "2"], "BC"), ({"option1": "p", "option2": "q"}, ["1", "2", "option1"], "ABA"),
-    ({"choice1": "p", "choice2": "q"}, [0, 1], "AB"), ({"option_1": "p", "option_2": "q"}, [1], "A"),
-    ({"ending0": "p", "ending1": "q"}, ["1"], "B"), ({"endings": ["p", "q"]}, ["1", 0], "BA"),
-    ({"answerA": "p", "answerB": "q", "answerC": "r"}, ["answerC", "A"], "CA"),
-    ({"sol1": "p", "sol2": "q"}, [0, 1], "AB"),
-    # the choices themselves before indices from 1
-    ({"choices": ["3", "2", "1"]}, [3, 1], "31"),
+NUMBERS = {"choices": [8, 2, 24, 1]}
+PIQA = {"sol1": "p", "sol2": "q"}
+SOCIAL_IQA = {"answerA": "p", "answerB": "q", "answerC": "r"}
+OWN_LABELS = {"choices": {"text": ["a", "b", "3", "d"], "label": LABELS}}
+NUMBERS_AS_LABELS = {"choices": {"text": ["4", "3", "2", "1"], "label": [1, 2, 3, 4]}}
+# (the choices, an answer, as what it is read)
+ANSWERS = [
+    # A number beside texts is an index, from 0 unless the columns' names say otherwise.
+    (MMLU, 2, "C"), (KMMLU, 0, "A"), (KMMLU, 3, "D"), ({"endings": ["p", "q"]}, 0, "A"),
+    ({"option1": "p", "option2": "q"}, 2, "B"), ({"option_1": "p", "option_2": "q"}, 1, "A"),
+    ({"choice1": "p", "choice2": "q"}, 0, "A"), (PIQA, 1, "B"), ({"ending0": "p", "ending1": "q"}, 1, "B"),
+    (SOCIAL_IQA, 1, "A"), (SOCIAL_IQA, 3, "C"),
+    # A number beside numbers is one of them.
+    (NUMBERS, 24, "24"), (NUMBERS, 1, "1"),
+    # A text may be either.
+    (MMLU, "24", "24"), (MMLU, "0", "A"), (KMMLU, "1", "B"), ({"ending0": "p", "ending1": "q"}, "1", "B"),
+    (MMLU, "B", "B"), (SOCIAL_IQA, "answerC", "C"), ({"option1": "p", "option2": "q"}, "option1", "A"),
+    # Labels of the record's own come first.
+    (OWN_LABELS, "3", "3"), (OWN_LABELS, 4, "4"), (NUMBERS_AS_LABELS, "4", "4"),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("choices", "answers", "expected"), COUNTED)
-def test_what_counts_the_choices_is_told_by_all_of_a_set(
-    choices, answers, expected, tmp_path
-):
-    records = [
-        {"question": "Which?", **choices, "answer": answer} for answer in answers
-    ]
-    path = write_jsonl(tmp_path / "set.jsonl", records)
-    for source in (records, path):
-        assert [each.answer for each in load_problems(source, answers="texts")] == [
-            *expected
-        ]
+@pytest.mark.parametrize(("choices", "answer", "expected"), ANSWERS)
+def test_a_record_s_answer_is_told_by_itself(choices, answer, expected, tmp_path):
+    record = {"question": "Which?", **choices, "answer": answer}
+    path = write_jsonl(tmp_path / "set.jsonl", [record])
+    for source in ([record], path):
+        (problem,) = load_problems(source, answers="texts")
+        assert problem.answer == expected
 
 
-def test_choices_that_count_from_1_are_said_to():
-    records = [
-        {"question": "Which?", **KMMLU, "answer": answer} for answer in (1, 4, 3)
-    ]
-    with pytest.raises(UserError, match=r"record 2: answer '4'"):
+@pytest.mark.parametrize(
+    ("choices", "answer"), [(MMLU, 8), (MMLU, "2"), (NUMBERS, 3), (KMMLU, 4), (PIQA, 2)]
+)
+def test_an_answer_that_may_be_two_choices_or_none_names_the_flag(choices, answer):
+    records = [{"question": "Which?", **choices, "answer": answer}]
+    flag = r"record 1: answer .*\(A, B.*config\.data\.fields\.first_choice="
+    with pytest.raises(UserError, match=flag):
         load_problems(records, answers="texts")
-    read = load_problems(
-        records, answers="texts", fields=FieldsConfig(first_choice="1")
-    )
+
+
+def test_answers_that_are_indices_are_said_to_be():
+    records = [{"question": "Which?", **KMMLU, "answer": n} for n in (1, 4, 3)]
+    from_1 = FieldsConfig(first_choice="1")
+    read = load_problems(records, answers="texts", fields=from_1)
     assert [each.answer for each in read] == ["A", "D", "C"]
     assert "answer (an index from 1) from answer" in read.field_use.lines()[0]
-    # another set, from 0
-    others = [{"question": "Which?", **KMMLU, "answer": answer} for answer in (0, 3)]
-    read = load_problems(
-        others, role="test", answers="texts", fields=FieldsConfig(first_choice="1")
-    )
-    assert [each.answer for each in read] == ["A", "D"]
-    with pytest.raises(UserError, match="answer '2'"):
-        load_problems([{"question": "Which?", **MMLU, "answer": "2"}], answers="texts")
+    # The texts of the choices are numbers too.
+    records = [{"question": "Which?", **MMLU, "answer": "2"}]
+    from_0 = FieldsConfig(first_choice="0")
+    assert load_problems(records, answers="texts", fields=from_0)[0].answer == "C"
+    assert load_problems(records, answers="texts", fields=from_1)[0].answer == "B"
 
 
 def test_the_field_of_the_choices_may_be_named():

@@ -20,8 +20,8 @@ PROBLEMS = (
     Problem("R?\nA. 3.5\nB. 4", (), "3.5"),
 )
 RECORDS = [
-    {"question": "Q?", "steps": ["1 + 2 = 3"], "choices": ["3", "72"], "answer": 72.0},
-    {"question": "R?", "steps": [], "choices": ["3.5", "4"], "answer": 3.5},
+    {"question": "Q?", "steps": ["1 + 2 = 3"], "choices": [3, 72], "answer": 72.0},
+    {"question": "R?", "steps": [], "choices": [3.5, 4], "answer": 3.5},
 ]
 
 
@@ -130,8 +130,8 @@ def test_values_of_other_libraries_are_read(answer, expected):
         (RECORDS[0], "dict holds no records"),
         (datasets.DatasetDict(test=datasets.Dataset.from_list(RECORDS)), "records: have no split 'train', only test"),
         (["Q?"], "record 1: not a record with fields"),
-        ([{"task": 1, "answer": "5"}], "record 1: field 'question' is missing, .* rename the one that holds it to q"),
-        (pandas.DataFrame([["Q?", 5]]), "record 1: field 'question' is missing, only 0, 1 are there; rename"),
+        ([{"task": 1, "answer": "5"}], "record 1: field 'question' is missing, .* --config.data.fields.question="),
+        (pandas.DataFrame([["Q?", 5]]), "record 1: field 'question' is missing, only 0, 1 are there; name"),
         ([{"question": "Q?", "answer": np.datetime64("2020-01-01")}], "record 1: field 'answer' is datetime64, not a"),
         ([{"question": "Q?", "answer": np.timedelta64(3, "D")}], "record 1: field 'answer' is timedelta64, not a text"),
         ([{"question": jnp.ones(2), "answer": 1}], "record 1: field 'question' is list, not a text"),

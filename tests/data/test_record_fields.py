@@ -193,6 +193,8 @@ def test_a_set_finds_its_steps_in_one_way(annotated, first):
     problems = load_problems([{"question": "Q?", "answer": text} for text in texts])
     assert problems[0].steps == (first,)
     assert problems[3].steps == (() if annotated == 2 else ("It is 2.",))
+    way = "between << and >> alone" if annotated == 2 else "lines"
+    assert f"steps ({way}) from answer" in problems.field_use.lines()[0]
 
 
 def test_named_fields_have_to_be_there(tmp_path):
@@ -351,7 +353,7 @@ def test_fields_that_are_not_used_are_named_once_a_source():
         ({"context": {"title": ["T"]}, "question": "Q?", "answer": "5"}, "field 'context' is dict, not a text"),
         ({"question": "Q?", "answer": None}, "no answer"),
         ({"question": "Q?", "answer": "<<1+1=2. #### 2"}, "a step opens with << and is not closed"),
-        ({"task": "Q?", "answer": "1"}, "field 'question' is missing, only task, answer are there; rename the one"),
+        ({"task": "Q?", "answer": "1"}, "field 'question' is missing, only task, answer are there; name the one that holds it, --config.data.fields.question="),
         ({"Body": "B", "Question": "Q?"}, "field 'answer' is missing, only Body, Question"),
         ({"question": 5, "answer": "1"}, "field 'question' is int, not a text"),
         ({"question": "Q?", "answer": [1, 2]}, "field 'answer' is list, not a text"),
