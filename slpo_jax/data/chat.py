@@ -131,7 +131,7 @@ def _chat(
 
 
 @dataclass(frozen=True)
-class Asked:
+class SpeedPrompt:
     """A question's text at a thinking speed: tokens of a written solution that one latent stands for."""
 
     speed: int
@@ -146,7 +146,7 @@ def speed_of(template: Template) -> int:
     Raises:
         UserError: at none.
     """
-    if not isinstance(template.question_text, Asked):
+    if not isinstance(template.question_text, SpeedPrompt):
         raise UserError(
             "config.reasoner",
             "only CoLaR's is asked at a speed; set it to colar_gpt2 or another colar's",
@@ -156,4 +156,4 @@ def speed_of(template: Template) -> int:
 
 def at_speed(template: Template, speed: int) -> Template:
     """Return the template, asking at another speed."""
-    return replace(template, question_text=Asked(speed))
+    return replace(template, question_text=SpeedPrompt(speed))

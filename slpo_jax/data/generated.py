@@ -73,7 +73,8 @@ class CountdownConfig(SetsConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if unknown := {*self.operations} - {*OPERATORS}:
+        unknown = {*self.operations} - {*OPERATORS}
+        if unknown:
             raise FieldError(
                 self,
                 "operations",
@@ -93,7 +94,10 @@ class CountdownConfig(SetsConfig):
             )
 
     def mixed(self, name: str) -> range:
-        fewest, most = (self.demo_numbers if name == "demos" else ()) or self.numbers
+        numbers: Sequence[int] = self.numbers
+        if name == "demos" and self.demo_numbers:
+            numbers = self.demo_numbers
+        fewest, most = numbers
         return range(fewest, most + 1)
 
     @property
@@ -105,13 +109,18 @@ def _make(
     config: CountdownConfig, count: int, rng: np.random.Generator
 ) -> tuple[Problem, str] | None:
     """Return a problem with so many numbers, and its numbers in order with the goal; None where none is found."""
-    # Again until no value is out of range, which would else make problems with many numbers few.
-    return next(filter(None, (_drawn(config, count, rng) for _ in range(_TRIES))), None)
+    # Try again until no value is out of range, or problems with many numbers would be few.
+    for _ in range(_TRIES):
+        made = _draw(config, count, rng)
+        if made:
+            return made
+    return None
 
 
-def _drawn(
+def _draw(
     config: CountdownConfig, count: int, rng: np.random.Generator
 ) -> tuple[Problem, str] | None:
+    # Draw the numbers and the signs between them, and compute from left to right.
     draws = rng.random(2 * count - 1).tolist()
     numbers = [1 + int(draw * config.largest) for draw in draws[:count]]
     value = numbers[0]
@@ -132,19 +141,20 @@ def _drawn(
         steps.append(f"{value} {sign} {number} = {result}")
         answer += f" {sign} {number}"
         value = result
+
+    # The question has the numbers in another order, its content has them sorted.
     shuffled = [numbers[place] for place in rng.permutation(count)]
     question = f"{' '.join(map(str, shuffled))} = {value}"
+    content = f"{' '.join(map(str, sorted(shuffled)))} = {value}"
     columns = {
         "numbers": shuffled,
         "goal": value,
         "operations": "".join(config.operations),
     }
-    return Problem(
-        question, tuple(steps), answer, columns
-    ), f"{' '.join(map(str, sorted(shuffled)))} = {value}"
+    return Problem(question, tuple(steps), answer, columns), content
 
 
-def _counted(config: CountdownConfig, problem: Problem) -> Problem | None:
+def _count_solutions(config: CountdownConfig, problem: Problem) -> Problem | None:
     """Return the problem with the number of its right answers; None where the settings want others."""
     count = solutions(
         problem.columns["numbers"],
@@ -152,12 +162,9 @@ def _counted(config: CountdownConfig, problem: Problem) -> Problem | None:
         problem.columns["operations"],
     )
     fewest, most = config.solutions
-    is_wanted = fewest <= count <= (most or count)
-    return (
-        replace(problem, columns={**problem.columns, "solutions": count})
-        if is_wanted
-        else None
-    )
+    if not fewest <= count <= (most or count):
+        return None
+    return replace(problem, columns={**problem.columns, "solutions": count})
 
 
 def solutions(numbers: list[int], goal: int, operations: str) -> int:
@@ -172,11 +179,12 @@ def solutions(numbers: list[int], goal: int, operations: str) -> int:
             "*": lambda v, n: v * n,
             "/": _divided,
         }
-        results = [
-            _in_range(values_OE, functions[sign](values_OE, number_O1))
-            for sign in operations
-        ]
+        results: list[np.ndarray] = []
+        for sign in operations:
+            result_OE = functions[sign](values_OE, number_O1)
+            results.append(_in_range(values_OE, result_OE))
         values_OE = np.concatenate(results, axis=1)
+    # Equal numbers change places without making another expression.
     same_orders = math.prod(map(math.factorial, Counter(numbers).values()))
     return int((values_OE == goal).sum()) // same_orders
 
@@ -205,7 +213,10 @@ def countdown_words(largest: int) -> tuple[str, ...]:
 
 
 countdown_problems = sets_apart(
-    "countdown", _make, "largest or goal, or widen numbers or solutions", _counted
+    "countdown",
+    _make,
+    "largest or goal, or widen numbers or solutions",
+    _count_solutions,
 )
 
 
@@ -237,7 +248,8 @@ class ChainConfig(DepthConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if unknown := {*self.operations} - {*_CHAIN_OPERATORS}:
+        unknown = {*self.operations} - {*_CHAIN_OPERATORS}
+        if unknown:
             raise FieldError(
                 self,
                 "operations",
@@ -260,13 +272,16 @@ def _chain(
     steps = list[str]()
     for which, size in zip(draws[1::2], draws[2::2], strict=True):
         operator = config.operations[int(which * len(config.operations))]
-        operands: Sequence[int] = (
-            _factors(modulus) if operator == "*" else range(1, modulus)
-        )
+        operands: Sequence[int] = range(1, modulus)
+        if operator == "*":
+            operands = _factors(modulus)
         operand = operands[int(size * len(operands))]
-        result = {"+": value + operand, "-": value - operand, "*": value * operand}[
-            operator
-        ] % modulus
+        results = {
+            "+": value + operand,
+            "-": value - operand,
+            "*": value * operand,
+        }
+        result = results[operator] % modulus
         question += f" {operator} {operand}"
         steps.append(f"{value} {operator} {operand} = {result}")
         value = result
@@ -275,11 +290,8 @@ def _chain(
 
 def chain_words(modulus: int) -> tuple[str, ...]:
     """Return every word of problems with this modulus."""
-    return (
-        *map(str, range(ChainConfig(modulus=modulus).modulus)),
-        *_CHAIN_OPERATORS,
-        "=",
-    )
+    numbers = range(ChainConfig(modulus=modulus).modulus)
+    return (*map(str, numbers), *_CHAIN_OPERATORS, "=")
 
 
 @dataclass(frozen=True)
@@ -310,21 +322,24 @@ class GraphConfig(DepthConfig):
 def _graph(
     config: GraphConfig, depth: int, rng: np.random.Generator
 ) -> tuple[Problem, str]:
-    names = [
-        f"n{number}" for number in rng.permutation(config.nodes)[: 2 * (depth + 1)]
-    ]
-    chains = names[: depth + 1], names[depth + 1 :]
-    edges = [pair for chain in chains for pair in pairwise(chain)]
-    ends = sorted(chain[-1] for chain in chains)
-    told = [
-        f"{edges[place][0]}>{edges[place][1]}" for place in rng.permutation(len(edges))
-    ]
-    first, second = ends if rng.random() < 0.5 else ends[::-1]
-    begin, *steps = chains[0]
-    question = f"{' '.join(told)} ends {first} {second} from {begin}"
-    return Problem(question, tuple(steps), steps[-1]), " ".join(
-        [*sorted(told), *ends, begin]
-    )
+    # Two chains of as many hops; the first leads to the answer.
+    numbers = rng.permutation(config.nodes)[: 2 * (depth + 1)]
+    names = [f"n{number}" for number in numbers]
+    chain = names[: depth + 1]
+    other_chain = names[depth + 1 :]
+
+    # The question tells their edges in any order, and their ends in either.
+    edges = [*pairwise(chain), *pairwise(other_chain)]
+    texts: list[str] = []
+    for place in rng.permutation(len(edges)):
+        begin, end = edges[place]
+        texts.append(f"{begin}>{end}")
+    ends = sorted([chain[-1], other_chain[-1]])
+    asked_ends = ends if rng.random() < 0.5 else ends[::-1]
+    root, *steps = chain
+    question = f"{' '.join(texts)} ends {' '.join(asked_ends)} from {root}"
+    content = " ".join([*sorted(texts), *ends, root])
+    return Problem(question, tuple(steps), steps[-1]), content
 
 
 def graph_words(nodes: int) -> tuple[str, ...]:

@@ -135,23 +135,23 @@ def read_record(
     record.update(original)
 
     # Find the question's field.
-    names: Iterable[str] = FIELD_NAMES["question"]
+    question_names = [*FIELD_NAMES["question"]]
     if fields.question and (wanted.strict or fields.question in original):
-        names = [fields.question]
+        question_names = [fields.question]
         _check_has(where, original, "question", fields.question)
-    question_field = _first_field(record, names)
+    question_field = _first_field(record, question_names)
     if question_field is None:
         raise _missing_field(where, original, "question")
 
     # Find the answer's field, and the solution that the answer stands in. A record may lack it, as a cell of a table
     # may be empty; `no_answer_field` is for records that all do.
-    names = FIELD_NAMES["answer"]
+    answer_names = [*FIELD_NAMES["answer"]]
     if fields.answer and (wanted.strict or fields.answer in original):
-        names = [fields.answer]
+        answer_names = [fields.answer]
     elif wanted.unanswered:
         for_reward = {*VERIFIER_TARGETS} & {*(wanted.columns or ())}
-        names = [name for name in names if name not in for_reward]
-    answer_field = _first_field(record, names)
+        answer_names = [name for name in answer_names if name not in for_reward]
+    answer_field = _first_field(record, answer_names)
     solution = ""
     answer = None
     if answer_field is not None:

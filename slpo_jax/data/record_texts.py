@@ -44,7 +44,9 @@ def plain(value: Any) -> Any:
         return int(Decimal(value)) if value.lstrip("-").isdigit() else float(value)
     if isinstance(value, Mapping):
         return {key: plain(inner) for key, inner in value.items()}
-    return [plain(inner) for inner in value] if isinstance(value, list) else value
+    if isinstance(value, list):
+        return [plain(inner) for inner in value]
+    return value
 
 
 def constant(name: str) -> Number | None:
@@ -98,16 +100,14 @@ def message_of(
     """
     value = record[field]
     chat = written(value) if isinstance(value, str) else value
-    if field not in CHATS and not (
-        isinstance(chat, list) and chat and isinstance(chat[0], Mapping)
-    ):
+    messages = chat if isinstance(chat, list) else []
+    is_chat = bool(messages) and isinstance(messages[0], Mapping)
+    if field not in CHATS and not is_chat:
         return text_of(where, record, field)
-    messages = (
-        chat
-        if isinstance(chat, list)
-        and all(isinstance(message, Mapping) for message in chat)
-        else []
-    )
+
+    # Take the messages of the role, by whichever names a chat has for its fields.
+    if not all(isinstance(message, Mapping) for message in messages):
+        messages = []
     names = [message.get("role", message.get("from")) for message in messages]
     texts = [
         message.get("content", message.get("value"))
@@ -156,13 +156,9 @@ def listed(where: str, record: Mapping[str, Any], field: str) -> list[Any] | str
 def only_one(value: Any) -> Any:
     """Return what stands alone in a list, also in one that a text writes; else the value."""
     items = written(value) if isinstance(value, str) and _LIST.match(value) else value
-    return (
-        items[0]
-        if isinstance(items, list)
-        and len(items) == 1
-        and not isinstance(items[0], Mapping)
-        else value
-    )
+    if not isinstance(items, list) or len(items) != 1:
+        return value
+    return value if isinstance(items[0], Mapping) else items[0]
 
 
 _ANNOTATION = re.compile(r"<<.*?>>", re.DOTALL)
@@ -205,16 +201,17 @@ def marked(text: str) -> tuple[str, str | None]:
     # as most steps and answers of large sets
     if not (_MAY_MARK.search(text.strip()) or _TAG.search(text)):
         return text if text.strip() else "", None
+
+    # Part the text at a tag, or at the end of a thought.
     tagged = _TAG.sub(_plain_tag, text)
     match = _BEHIND.fullmatch(tagged) or _BEHIND_THOUGHT.fullmatch(tagged)
     solution, behind = match.groups() if match else (text, "")
     solution = without_tags(solution)
     if not behind.strip() or not solution.strip():
         return _marked(solution if solution.strip() else without_tags(behind))
-    answer = _marked(without_tags(behind).strip())[1]
-    return _marked(solution)[0], bare(
-        without_tags(behind)
-    ) if answer is None else answer
+    behind = without_tags(behind)
+    answer = _marked(behind.strip())[1]
+    return _marked(solution)[0], bare(behind) if answer is None else answer
 
 
 def without_tags(text: str) -> str:
@@ -230,11 +227,14 @@ def _plain_tag(match: re.Match[str]) -> str:
 
 def _marked(text: str) -> tuple[str, str | None]:
     """Return `marked` of a text without tags."""
+    # The last #### is the first choice, unless a heading follows.
     before, hashes, after = text.rpartition("####")
     first, _, rest = after.strip().partition("\n")
     # which may also be a heading
     if hashes and not (rest and _NEXT_LINE.match(f"{first}\n1")):
         return before, bare(first)
+
+    # Then "the answer is" in the last line, to which the line before it is joined where it ends with that.
     tail = _DISPLAY.sub(r"\1 \2 \3", _HOPE.sub("", text).rstrip())
     lines, _, last = _NEXT_LINE.sub(r"\1: \2", tail).rpartition("\n")
     marks = list(_MARK.finditer(last))
@@ -242,31 +242,34 @@ def _marked(text: str) -> tuple[str, str | None]:
     answer = re.sub(r"[\s*]*\.?[\s*]*\Z", "", last[marks[-1].end() :]) if marks else ""
     if answer:
         sentences = _SENTENCE_END.split(last[: marks[-1].start()].rstrip("*"))
-        earlier = sentences[:-1] or sentences * (not lines and "=" in sentences[0])
-        return "\n".join([lines, " ".join(earlier).strip()]).strip("\n"), boxed or bare(
-            answer
-        )
+        # The sentence of the mark is no step, unless it is all there is and computes something.
+        is_all = len(sentences) == 1 and not lines
+        earlier = sentences if is_all and "=" in sentences[0] else sentences[:-1]
+        solution = "\n".join([lines, " ".join(earlier).strip()]).strip("\n")
+        return solution, boxed or bare(answer)
     if boxed:
         return lines if _BOX_ALONE.fullmatch(last) else text, boxed
-    return text, "" if "\n" in text.strip() and not _MATRIX.fullmatch(text) else None
+    # Several lines without a mark are steps, but a matrix is an answer.
+    has_lines = "\n" in text.strip() and _MATRIX.fullmatch(text) is None
+    return text, "" if has_lines else None
 
 
 def steps_of(steps: list[Any]) -> list[Any]:
     """Clean a list of steps: none has tags, is missing or is the answer; an empty one stays, as COCONUT has it."""
-    texts = [
-        without_tags(step).strip("\n") if isinstance(step, str) else step
-        for step in steps
-    ]
-    return [
-        step
-        for step in texts
-        if step == "" or not (is_missing(step) or _is_answer(step))
-    ]
+    cleaned: list[Any] = []
+    for step in steps:
+        if isinstance(step, str):
+            step = without_tags(step).strip("\n")
+        if step == "" or not (is_missing(step) or _is_answer(step)):
+            cleaned.append(step)
+    return cleaned
 
 
 def _is_answer(step: Any) -> bool:
     """Tell whether a step is a marked answer and nothing else."""
-    solution, answer = marked(step) if isinstance(step, str) else (step, None)
+    if not isinstance(step, str):
+        return False
+    solution, answer = marked(step)
     return bool(answer) and not solution.strip()
 
 
@@ -302,9 +305,11 @@ def _annotations(where: str, text: str) -> tuple[str, ...]:
 
 
 def _lines(_: str, text: str) -> tuple[str, ...]:
-    lines = [
-        line.strip() for line in _ANNOTATION.sub("", text).split("\n") if line.strip()
-    ]
+    without_annotations = _ANNOTATION.sub("", text)
+    lines = [line.strip() for line in without_annotations.split("\n") if line.strip()]
+    # One line is split into sentences, one sentence by its semicolons.
     if len(lines) == 1:
         lines = _SENTENCE_END.split(lines[0])
-    return tuple(re.split(r";\s+", lines[0]) if len(lines) == 1 else lines)
+    if len(lines) == 1:
+        lines = re.split(r";\s+", lines[0])
+    return tuple(lines)

@@ -45,12 +45,13 @@ OPERATORS = ("+", "-", "x", "=")
 
 T = TypeVar("T")
 
-# problems drawn at a time; fixed, so that a smaller set is the beginning of a larger one
+# Problems drawn at a time; fixed, so that a smaller set is the beginning of a larger one
 _BLOCK = 4096
-# of problems have operands of at most max_value // 3 alone; "large" draws from above that
+# This share of problems has operands of at most max_value // 3 alone; "large" draws from above that.
 _SMALL = 0.8
-_PUZZLES = 0.2  # of problems are in the second template,
-# and of these have a number of steps from the whole range; the others have one step
+# Of all problems, this share is in the second template, and of these have a number of steps from the whole range; the
+# others have one step.
+_PUZZLES = 0.2
 _LONG_PUZZLES = 0.1
 _DRAWS_A_STEP = 3  # operation, operand, verb
 _DRAWS_A_PROBLEM = 6  # person, object, regime, template, number of steps, first value
@@ -107,19 +108,15 @@ def synthetic_problems(name: str, config: SyntheticConfig) -> tuple[Problem, ...
         raise UserError(
             f"synthetic:{name}: no such set; give one of {', '.join(NAMES)}"
         )
-    earlier = (
-        HELD_OUT_NAMES
-        if name == "train"
-        else HELD_OUT_NAMES[: HELD_OUT_NAMES.index(name)]
-    )
-    questions = {
-        problem.question
-        for other in earlier
-        for problem in synthetic_problems(other, config)
-    }
-    size = {"train": config.train_size, "valid": config.valid_size}.get(
-        name, config.test_size
-    )
+    # Leave out the questions of the sets that are made before this one, "train" last of all.
+    order = (*HELD_OUT_NAMES, "train")
+    questions: set[str] = set()
+    for other in order[: order.index(name)]:
+        others = synthetic_problems(other, config)
+        questions.update(problem.question for problem in others)
+
+    sizes = {"train": config.train_size, "valid": config.valid_size}
+    size = sizes.get(name, config.test_size)
     problems: list[Problem] = []
     most_draws = 20 * size + 10_000
     for problem in itertools.islice(_candidates(name, config), most_draws):
@@ -171,56 +168,52 @@ def _make(name: str, config: SyntheticConfig, row: list[float]) -> Problem:
     puzzle = name == "template" or (name != "large" and template < _PUZZLES)
     # Among puzzles that draw is uniform below their share, so it can decide their length too.
     short = name != "template" and template >= _PUZZLES * _LONG_PUZZLES
-    count = (
-        1
-        if puzzle and short
-        else _ranged(length, 2 if name == "template" else 1, config.max_steps)
-    )
-    value = start = _ranged(first, low, high)
+    count = 1
+    if not (puzzle and short):
+        fewest = 2 if name == "template" else 1
+        count = _ranged(length, fewest, config.max_steps)
+
+    # Each step draws from its own part of the row.
+    start = _ranged(first, low, high)
+    value = start
     steps: list[_Step] = []
     for index in range(count):
         at = _DRAWS_A_PROBLEM + _DRAWS_A_STEP * index
-        steps.append(
-            _step(value, low, high, config.max_value, row[at : at + _DRAWS_A_STEP])
-        )
+        draws = row[at : at + _DRAWS_A_STEP]
+        steps.append(_step(value, low, high, config.max_value, draws))
         value = steps[-1].value
     tell = _puzzle if puzzle else _story
     question = tell(_pick(person, tuple(_PEOPLE)), _pick(thing, _OBJECTS), start, steps)
     # By the question alone, so that the problems are the same ones at every share.
-    written = (
-        name != "train" or zlib.crc32(question.encode()) < config.written_share * 2**32
-    )
-    return Problem(question, tuple(step.text for step in steps if written), str(value))
+    is_written = zlib.crc32(question.encode()) < config.written_share * 2**32
+    texts: tuple[str, ...] = ()
+    if name != "train" or is_written:
+        texts = tuple(step.text for step in steps)
+    return Problem(question, texts, str(value))
 
 
 def _step(value: int, low: int, high: int, max_value: int, draws: list[float]) -> _Step:
     """Make a step from `value` with an operand in low..high that stays in 0..max_value; there always is one."""
     choice, operand_draw, verb = draws
-    factors = [
-        factor
-        for factor in _STORY_FACTORS
-        if value >= low and value * factor <= max_value
-    ]
-    operators = (
-        ["+"] * (2 * (value + low <= max_value))
-        + ["-"] * (2 * (value >= low))
-        + ["x"] * bool(factors)
-    )
+    factors = [factor for factor in _STORY_FACTORS if value * factor <= max_value]
+    # Sums and differences are drawn twice as often as products.
+    operators: list[str] = []
+    if value + low <= max_value:
+        operators += ["+", "+"]
+    if value >= low:
+        operators += ["-", "-"]
+        if factors:
+            operators.append("x")
     operator = _pick(choice, operators)
     if operator == "x":
         operand = _pick(operand_draw, factors)
     else:
-        operand = _ranged(
-            operand_draw,
-            low,
-            min(high, max_value - value if operator == "+" else value),
-        )
-    result = {"+": value + operand, "-": value - operand, "x": value * operand}[
-        operator
-    ]
-    return _Step(
-        operator, operand, verb, f"{value} {operator} {operand} = {result}", result
-    )
+        most = max_value - value if operator == "+" else value
+        operand = _ranged(operand_draw, low, min(high, most))
+    results = {"+": value + operand, "-": value - operand, "x": value * operand}
+    result = results[operator]
+    text = f"{value} {operator} {operand} = {result}"
+    return _Step(operator, operand, verb, text, result)
 
 
 def _story(person: str, thing: str, start: int, steps: list[_Step]) -> str:

@@ -162,10 +162,12 @@ def are_right(
     compared = STYLES[style].compared
     if compared is None:
         return _equivalent(pairs)
-    return [
-        answer is not None and compared(answer) == compared(reference) != b""
-        for answer, reference in pairs
-    ]
+    verdicts: list[bool] = []
+    for answer, reference in pairs:
+        expected = compared(reference)
+        is_given = answer is not None and expected != b""
+        verdicts.append(is_given and compared(answer or "") == expected)
+    return verdicts
 
 
 def in_one_form(
@@ -180,25 +182,31 @@ def in_one_form(
     Returns:
         N answers, equal where `are_right` says so.
     """
-    form: dict[str, str] = {}
-    if compared := STYLES[style].compared:
+    # Where bytes are compared, the first answer of the same bytes is the form.
+    compared = STYLES[style].compared
+    if compared:
         first: dict[bytes, str] = {}
-        return [
-            None if answer is None else first.setdefault(compared(answer), answer)
-            for answer in answers
-        ]
+        in_form: list[str | None] = []
+        for answer in answers:
+            if answer is not None:
+                answer = first.setdefault(compared(answer), answer)
+            in_form.append(answer)
+        return in_form
+
+    # LaTeX is compared with one form after the other, until all have one.
+    form: dict[str, str] = {}
     remaining = list(dict.fromkeys(answer for answer in answers if answer is not None))
     references = list(forms)
     while remaining:
         reference = references.pop(0) if references else remaining[0]
         verdicts = are_right(remaining, [reference] * len(remaining), style)
         # What nobody can read is at least itself.
-        same = [
-            answer
-            for answer, is_same in zip(remaining, verdicts, strict=True)
-            if is_same or answer == reference
-        ]
-        form |= dict.fromkeys(same, *same[:1])
+        same: list[str] = []
+        for answer, is_same in zip(remaining, verdicts, strict=True):
+            if is_same or answer == reference:
+                same.append(answer)
+        for answer in same:
+            form[answer] = same[0]
         remaining = [answer for answer in remaining if answer not in form]
     return [None if answer is None else form[answer] for answer in answers]
 
@@ -211,10 +219,10 @@ def are_readable(references: Sequence[str]) -> list[bool]:
     Returns:
         N verdicts.
     """
-    whole = [
-        latex if last_boxed(rf"\boxed{{{latex}}}") == latex != "" else None
-        for latex in references
-    ]
+    whole: list[str | None] = []
+    for latex in references:
+        boxed = last_boxed(rf"\boxed{{{latex}}}")
+        whole.append(latex if latex and boxed == latex else None)
     return _equivalent(list(zip(whole, references, strict=True)))
 
 
@@ -233,9 +241,9 @@ def _equivalent(pairs: Sequence[tuple[str | None, str]]) -> list[bool]:
         if verdict is None:
             # Decimals may be rounded differently; only the grammar knows an exponent or a leading plus.
             value, target = _numbers(answer, reference)
-            unsettled.append(
-                (canonical_number(value) or value, canonical_number(target) or target)
-            )
+            value = canonical_number(value) or value
+            target = canonical_number(target) or target
+            unsettled.append((value, target))
     judged = iter(are_equivalent(unsettled))
     return [next(judged) if verdict is None else verdict for verdict in verdicts]
 

@@ -35,7 +35,7 @@ GIVEN = _LISTS | {
 _CHAT = "prompt"  # the column in which TRL's data sets have a chat
 
 
-class Asked(Protocol):
+class ProblemLike(Protocol):
     """A problem, as far as a reward sees it: `slpo_jax.data.problem.Problem`."""
 
     @property
@@ -178,7 +178,7 @@ def names_of(function: Function) -> Names:
 
 def calls_of(
     function: Function,
-    problems: Sequence[Asked],
+    problems: Sequence[ProblemLike],
     completions: Sequence[Written],
     apart: bool = False,
 ) -> list[dict[str, Any]]:
@@ -204,7 +204,7 @@ def calls_of(
     ]
 
 
-def _arguments(names: Names, problem: Asked, written: Written) -> dict[str, Any]:
+def _arguments(names: Names, problem: ProblemLike, written: Written) -> dict[str, Any]:
     row: dict[str, Any] = {"steps": list(problem.steps), **problem.columns}
     row |= {"question": problem.question, "answer": problem.answer}
     row |= {"latents": written.latents, "truncated": written.truncated}
@@ -226,7 +226,7 @@ def _arguments(names: Names, problem: Asked, written: Written) -> dict[str, Any]
     )
 
 
-def _turns(names: Names, problem: Asked, text: str) -> tuple[Any, Any]:
+def _turns(names: Names, problem: ProblemLike, text: str) -> tuple[Any, Any]:
     """Return prompt and completion: chats where the record's prompt is one or the function asks for them."""
     prompt = problem.columns.get(_CHAT)
     is_chat = isinstance(prompt, list) and all(
@@ -240,7 +240,7 @@ def _turns(names: Names, problem: Asked, text: str) -> tuple[Any, Any]:
 
 def asked_of(
     function: Function,
-    problems: Sequence[Asked],
+    problems: Sequence[ProblemLike],
     completions: Sequence[Written],
     name: str = "",
     processes: Processes | None = None,
@@ -303,7 +303,10 @@ def cant_run(name: str, error: CantRun) -> UserError:
 
 
 def verdicts_of(
-    function: Function, results: Sequence[Any], problems: Sequence[Asked], name: str
+    function: Function,
+    results: Sequence[Any],
+    problems: Sequence[ProblemLike],
+    name: str,
 ) -> list[float | Failed | None]:
     """Return N verdicts from the results of `calls_of`'s calls; see `asked_of`."""
     values = list[Any]()
@@ -335,7 +338,7 @@ def _listed(name: str, values: Any, expected: int) -> list[Any]:
     return list(values)
 
 
-def _number(name: str, value: Any, problem: Asked) -> float | Failed | None:
+def _number(name: str, value: Any, problem: ProblemLike) -> float | Failed | None:
     """Read a verdict: a number, an array or tensor of one, or a dict with a `score`, as verl's functions give."""
     if isinstance(value, Mapping) and "score" in value:
         value = value["score"]

@@ -18,8 +18,8 @@ from slpo_jax.rewards.answers import (
     read_completion,
 )
 from slpo_jax.rewards.functions import (
-    Asked,
     Function,
+    ProblemLike,
     Written,
     asked_of,
     cant_run,
@@ -59,7 +59,7 @@ class DeviceReward(NamedTuple):
     """
 
     table: Callable[[Sequence[bytes]], np.ndarray]
-    encode: Callable[[Asked], bytes]
+    encode: Callable[[ProblemLike], bytes]
     judge: Judge
 
 
@@ -107,7 +107,7 @@ Weighted = Sequence[tuple[str, float]]
 """Names in `REWARDS`, each with its weight; the first that gives a verdict says what is right."""
 
 _MOST_SEEN = 1 << 16  # completions that are remembered
-# the verdict of a reward that is asked of whole completions alone
+# The verdict of a reward that is asked of whole completions alone
 _TRUNCATED = Failed("it is truncated")
 
 
@@ -178,12 +178,12 @@ class Reward:
         self.style = style
         self._bytes = token_bytes
         self._eos_ids = eos_ids
-        self.entries, self._weights = (
-            {name: REWARDS[name] for name, _ in weighted},
-            dict(weighted),
-        )
-        self._most, self._limits = max(processes, int(seconds > 0)), Limits(seconds)
-        self._processes = self._made()
+        self.entries = {name: REWARDS[name] for name, _ in weighted}
+        self._weights = dict(weighted)
+        # A limit of time needs a process of its own.
+        self._most = max(processes, 1) if seconds > 0 else processes
+        self._limits = Limits(seconds)
+        self._processes = self._start_processes()
         self._read = functools.lru_cache(_MOST_SEEN)(self._read_once)
         self.on_device: RewardFn | None = None
         if self._device is not None:
@@ -221,11 +221,12 @@ class Reward:
             raise UserError(
                 f"reward: {reward!r} is unknown; give one of {', '.join(REWARDS)}, or a function"
             )
-        name, entry = (
-            (name_of(reward), RewardEntry(reward))
-            if callable(reward)
-            else (reward, REWARDS[reward])
-        )
+        if callable(reward):
+            name = name_of(reward)
+            entry = RewardEntry(reward)
+        else:
+            name = reward
+            entry = REWARDS[reward]
         if entry.follows:
             raise UserError(
                 f"reward: {name} has to know what is right; give a reward that says so by itself"
@@ -234,26 +235,22 @@ class Reward:
         judge.entries = {name: entry}
         judge._weights = {name: 1.0}
         judge.on_device = None
-        judge._processes = judge._made()
+        judge._processes = judge._start_processes()
         return judge
 
-    def _made(self) -> dict[str, Processes]:
+    def _start_processes(self) -> dict[str, Processes]:
         """Make the processes of each function, if they are asked in some.
 
         Raises:
             UserError: one can't be sent there.
         """
-        functions = {
-            name: entry.function
-            for name, entry in self.entries.items()
-            if entry.function and self._most
-        }
-        # which compares the completions of a batch
-        functions.pop(RELATIVE_LENGTH, None)
-        processes = {}
-        for name, function in functions.items():
+        processes: dict[str, Processes] = {}
+        for name, entry in self.entries.items():
+            # The relative length compares the completions of a batch.
+            if not self._most or entry.function is None or name == RELATIVE_LENGTH:
+                continue
             try:
-                processes[name] = Processes(function, self._most, self._limits)
+                processes[name] = Processes(entry.function, self._most, self._limits)
             except CantRun as error:
                 raise cant_run(name, error) from error
         return processes
@@ -263,12 +260,12 @@ class Reward:
         """Whether it can't judge a problem without an answer."""
         return any(entry.needs_answer for entry in self.entries.values())
 
-    def width(self, problems: Iterable[Asked]) -> int:
+    def width(self, problems: Iterable[ProblemLike]) -> int:
         """Return R, the bytes that `encoded` needs for these problems, at least 1."""
         assert self._device is not None
         return max(1, max(len(self._device.encode(problem)) for problem in problems))
 
-    def encoded(self, problems: Sequence[Asked], width: int) -> np.ndarray:
+    def encoded(self, problems: Sequence[ProblemLike], width: int) -> np.ndarray:
         """Encode B problems for `on_device`: uint8 [B, R], 0 behind them.
 
         Args:
@@ -276,11 +273,12 @@ class Reward:
             width: R, enough for each, and the same for every batch so that shapes stay put.
         """
         assert self._device is not None
-        return padded_table(
-            [self._device.encode(problem) for problem in problems], width
-        )
+        references = [self._device.encode(problem) for problem in problems]
+        return padded_table(references, width)
 
-    def on_host(self, tokens_NA: np.ndarray, problems: Sequence[Asked]) -> np.ndarray:
+    def on_host(
+        self, tokens_NA: np.ndarray, problems: Sequence[ProblemLike]
+    ) -> np.ndarray:
         """Return the rewards of N completions, float32 [N]."""
         return self.judged([self.read(tokens) for tokens in tokens_NA], problems).total
 
@@ -295,17 +293,16 @@ class Reward:
     def _read_once(self, tokens: tuple[int, ...]) -> Reading:
         ids = [token for token in tokens if token >= 0]
         completion = read_completion(ids, self._bytes, self._eos_ids)
-        answer = (
-            parse_completion(completion.text, self.style) if completion.ended else None
-        )
-        return Reading(
-            ids[: completion.tokens], completion.text, answer, not completion.ended
-        )
+        answer = None
+        if completion.ended:
+            answer = parse_completion(completion.text, self.style)
+        ids = ids[: completion.tokens]
+        return Reading(ids, completion.text, answer, not completion.ended)
 
     def judged(
         self,
         readings: Sequence[Reading],
-        problems: Sequence[Asked],
+        problems: Sequence[ProblemLike],
         with_truncated: bool = False,
     ) -> Verdicts:
         """Judge completions.
@@ -320,15 +317,17 @@ class Reward:
         count = len(readings)
         total = np.zeros(count)
         by_name = dict[str, np.ndarray]()
-        failed, unjudged, decided, right = (np.zeros(count, bool) for _ in range(4))
+        failed = np.zeros(count, bool)
+        unjudged = np.zeros(count, bool)
+        decided = np.zeros(count, bool)
+        right = np.zeros(count, bool)
         for name in self.entries:
             verdicts = self._asked(name, readings, problems, right)
             values = _values(verdicts)
             is_given = ~np.isnan(values)
             is_lost = _lost(verdicts, problems)
-            failed |= np.array(
-                [isinstance(x, Failed) and x is not _TRUNCATED for x in verdicts], bool
-            )
+            for row, verdict in enumerate(verdicts):
+                failed[row] |= isinstance(verdict, Failed) and verdict is not _TRUNCATED
             unjudged |= is_lost
             # The first reward that could say what is right has said so.
             right |= ~decided & (values >= 1)
@@ -341,18 +340,16 @@ class Reward:
         return Verdicts(total, by_name, right & ~cut, unjudged, cut, failed)
 
     def _as_ended(self, reading: Reading) -> Reading:
-        answer = (
-            parse_completion(reading.text, self.style)
-            if reading.cut
-            else reading.answer
-        )
+        if not reading.cut:
+            return reading
+        answer = parse_completion(reading.text, self.style)
         return reading._replace(answer=answer, cut=False)
 
     def _asked(
         self,
         name: str,
         readings: Sequence[Reading],
-        problems: Sequence[Asked],
+        problems: Sequence[ProblemLike],
         right: np.ndarray,
     ) -> list[float | Failed | None]:
         """Ask one reward; a function of many completions sees the truncated ones too, a function of one if it says so.
@@ -363,38 +360,40 @@ class Reward:
         function = self.entries[name].function
         if function is None:
             references = [problem.answer for problem in problems]
-            return [
-                *map(
-                    float,
-                    are_right(
-                        [reading.answer for reading in readings], references, self.style
-                    ),
-                )
-            ]
+            answers = [reading.answer for reading in readings]
+            return [*map(float, are_right(answers, references, self.style))]
+
+        # Truncated completions are left out, unless the function compares a batch or asks for them.
         names = names_of(function)
         judges_cut = "truncated" in names.named
-        places = [
-            i
-            for i, reading in enumerate(readings)
-            if judges_cut or names.is_batched or not reading.cut
-        ]
-        completions = [
-            Written(
-                reading.text, reading.ids, reading.latents, reading.cut, bool(is_right)
+        takes_cut = judges_cut or names.is_batched
+        places: list[int] = []
+        asked: list[ProblemLike] = []
+        completions: list[Written] = []
+        for place, reading in enumerate(readings):
+            if reading.cut and not takes_cut:
+                continue
+            is_right = bool(right[place])
+            places.append(place)
+            asked.append(problems[place])
+            completions.append(
+                Written(
+                    reading.text, reading.ids, reading.latents, reading.cut, is_right
+                )
             )
-            for reading, is_right in zip(readings, right, strict=True)
-        ]
+
+        # Those that were left out are not judged, nor are truncated ones that were only compared with.
         verdicts: list[float | Failed | None] = [_TRUNCATED] * len(readings)
         if places:
-            asked = [problems[i] for i in places], [completions[i] for i in places]
-            given = asked_of(function, *asked, name, self._processes.get(name))
+            processes = self._processes.get(name)
+            given = asked_of(function, asked, completions, name, processes)
             for place, verdict in zip(places, given, strict=True):
                 if judges_cut or not readings[place].cut:
                     verdicts[place] = verdict
         return verdicts
 
     def unearned(
-        self, answers: Sequence[Sequence[int]], problems: Sequence[Asked]
+        self, answers: Sequence[Sequence[int]], problems: Sequence[ProblemLike]
     ) -> list[int]:
         """Return places of references that their very text does not earn; none where functions alone say what is right.
 
@@ -406,28 +405,23 @@ class Reward:
         """
         if all(entry.function is not None for entry in self.entries.values()):
             return []
-        # Most answers come many times.
-        first = {
-            problem.answer: place for place, problem in reversed([*enumerate(problems)])
-        }
-        readings = [
-            self.read(np.array([*answers[place], self._eos_ids[0]], np.int32))
-            for place in first.values()
-        ]
-        right = are_right(
-            [reading.answer for reading in readings], [*first], self.style
-        )
-        unread = {
-            answer
-            for answer, is_right in zip(first, right, strict=True)
-            if not is_right
-        }
-        return [
-            place for place, problem in enumerate(problems) if problem.answer in unread
-        ]
+        # Most answers come many times, and are read once, in the order of the last of each.
+        first: dict[str, int] = {}
+        for place, problem in reversed([*enumerate(problems)]):
+            first[problem.answer] = place
+        given: list[str | None] = []
+        for place in first.values():
+            tokens = np.array([*answers[place], self._eos_ids[0]], np.int32)
+            given.append(self.read(tokens).answer)
+        right = are_right(given, [*first], self.style)
+
+        # Return all places of those that are not read as themselves.
+        pairs = zip(first, right, strict=True)
+        unread = {answer for answer, is_right in pairs if not is_right}
+        return [n for n, problem in enumerate(problems) if problem.answer in unread]
 
     def right(
-        self, readings: Sequence[Reading], problems: Sequence[Asked]
+        self, readings: Sequence[Reading], problems: Sequence[ProblemLike]
     ) -> list[bool]:
         """Tell which completions count as right: those that earn 1 or more of the first reward with a verdict on them.
 
@@ -446,22 +440,21 @@ class Reward:
 
 def _values(verdicts: Sequence[float | Failed | None]) -> np.ndarray:
     """Return the numbers among verdicts, float64 [N], NaN for what is none."""
-    return np.array(
-        [verdict if isinstance(verdict, float) else np.nan for verdict in verdicts],
-        np.float64,
-    )
+    values = np.full(len(verdicts), np.nan)
+    for row, verdict in enumerate(verdicts):
+        if isinstance(verdict, float):
+            values[row] = verdict
+    return values
 
 
 def _lost(
-    verdicts: Sequence[float | Failed | None], problems: Sequence[Asked]
+    verdicts: Sequence[float | Failed | None], problems: Sequence[ProblemLike]
 ) -> np.ndarray:
     """Tell, bool [N], which verdicts are missing: those that failed, and None where the problem has others."""
     pairs = zip(problems, verdicts, strict=True)
     judged = {id(problem) for problem, verdict in pairs if isinstance(verdict, float)}
-    return np.array(
-        [
-            isinstance(verdict, Failed) or (verdict is None and id(problem) in judged)
-            for problem, verdict in zip(problems, verdicts, strict=True)
-        ],
-        bool,
-    )
+    lost = np.zeros(len(verdicts), bool)
+    for row, (problem, verdict) in enumerate(zip(problems, verdicts, strict=True)):
+        has_others = verdict is None and id(problem) in judged
+        lost[row] = isinstance(verdict, Failed) or has_others
+    return lost

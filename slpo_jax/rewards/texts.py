@@ -67,7 +67,8 @@ def said_text(text: str) -> str:
     text = text.replace("\0", "")
     marks = list(_MARK.finditer(text))
     answer = text[marks[-1].end() :] if marks else text
-    if end := _END_TAG.search(answer):
+    end = _END_TAG.search(answer)
+    if end:
         answer = answer[: end.start()]
     if marks and marks[-1]["box"]:
         depth = 0
@@ -89,7 +90,8 @@ def said_choice(text: str) -> str | None:
     behind = None
     is_behind = False
     for match in _CHOICE.finditer(_spaced(text.replace("\u2019", "'"))):
-        if letter := match["letter"]:
+        letter = match["letter"]
+        if letter:
             last = letter
             behind = letter if is_behind else behind
         is_behind = not letter
@@ -169,11 +171,11 @@ def last_boxed(text: str) -> str:
 def bare(text: str) -> str:
     r"""Remove the `$`, `\(`, `\[`, `**` or backquotes that are around all of an answer."""
     match = _DELIMITED.fullmatch(text.strip())
-    return (
-        bare(next(filter(None, match.groups())))
-        if match
-        else text.strip().removeprefix("\\" * ("\\$" in text))
-    )
+    if match:
+        return bare(next(filter(None, match.groups())))
+    text = text.strip()
+    # A dollar sign that is meant as one has a backslash.
+    return text.removeprefix("\\") if "\\$" in text else text
 
 
 def without_typography(latex: str) -> str:

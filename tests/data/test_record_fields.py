@@ -353,7 +353,7 @@ def test_fields_that_are_not_used_are_named_once_a_source():
         ({"context": {"title": ["T"]}, "question": "Q?", "answer": "5"}, "field 'context' is dict, not a text"),
         ({"question": "Q?", "answer": None}, "no answer"),
         ({"question": "Q?", "answer": "<<1+1=2. #### 2"}, "a step opens with << and is not closed"),
-        ({"task": "Q?", "answer": "1"}, "field 'question' is missing, only task, answer are there; name the one that holds it, --config.data.fields.question="),
+        ({"task": "Q?", "answer": "1"}, "field 'question' is missing, only task, answer are there; name the one"),
         ({"Body": "B", "Question": "Q?"}, "field 'answer' is missing, only Body, Question"),
         ({"question": 5, "answer": "1"}, "field 'question' is int, not a text"),
         ({"question": "Q?", "answer": [1, 2]}, "field 'answer' is list, not a text"),
