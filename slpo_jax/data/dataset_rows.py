@@ -89,7 +89,8 @@ def open_splits(source: str, role: Role) -> list[Split]:
             return [Split(str(place), dataset)]
         where = place if len(configs) == 1 else f"{place}:{config}"
         available = list(map(str, dataset))
-        if missing := [split for split in splits if split not in available]:
+        missing = [split for split in splits if split not in available]
+        if missing:
             raise NoSplit(
                 f"{source}: has no split '{missing[0]}', only {', '.join(available)}; name one, e.g. "
                 f"{where}@{available[0]}"
@@ -156,19 +157,18 @@ def _splits(place: Path, config: str | None) -> Any:
             f"{hub_id}: no such file or directory, and no hub id owner/name; check the path"
         )
     try:
-        # by `save_to_disk`
+        # Written by `save_to_disk`.
         if is_saved_alone(place) or (place / "dataset_dict.json").is_file():
             return datasets.load_from_disk(str(place))
         cached = hub_id and not hub_reachable()
-        return (
-            _from_cache(hub_id, config)
-            if cached
-            else datasets.load_dataset(str(place), config)
-        )
+        if cached:
+            return _from_cache(hub_id, config)
+        return datasets.load_dataset(str(place), config)
     except Exception as error:
-        # the library passes on what its readers, arrow, the file system and the hub raise
+        # The library passes on what its readers, arrow, the file system and the hub raise.
+        source = " from the Hugging Face hub" if hub_id else ""
         raise UserError(
-            f"{place}: can't be loaded as a data set{' from the Hugging Face hub' * bool(hub_id)} ({_reason(error)}); "
+            f"{place}: can't be loaded as a data set{source} ({_reason(error)}); "
             "check the path or id, or name a config as PLACE:CONFIG"
         ) from error
 
@@ -179,7 +179,7 @@ def _from_cache(hub_id: str, config: str | None) -> Mapping[Any, Any]:
     from datasets.packaged_modules.cache.cache import Cache
     from huggingface_hub import snapshot_download
 
-    # not prepared; its files may be there all the same
+    # It may not be prepared, but its files may be there all the same.
     with contextlib.suppress(ValueError, OSError):
         name = hub_id.split("/")[1]
         return Cache(

@@ -35,7 +35,7 @@ from slpo_jax.rewards.reward import CORRECT
 from slpo_jax.rewards.task_rewards import COUNTDOWN, GYM, MOST, OPERATORS
 from slpo_jax.settings import FieldError, setting
 
-# of `SetsConfig.of_ten`
+# `SetsConfig.of_ten` of tasks with demonstrations.
 _WITH_DEMOS = ("demos",) * 3 + ("train",) * 4 + ("valid", "test", "")
 _MOST_NUMBERS = 6  # which have 737,280 orders and operations
 _TRIES = 1_000
@@ -396,4 +396,5 @@ def task_reward(source: Any) -> str:
     """Return the reward of a source's problems where no other is named (`config.reward`)."""
     if is_gym(source):
         return GYM
-    return GENERATED[task].reward if (task := task_of(source)) else CORRECT
+    task = task_of(source)
+    return GENERATED[task].reward if task else CORRECT

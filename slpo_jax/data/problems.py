@@ -45,7 +45,7 @@ from slpo_jax.settings import FieldError, check_fields, setting
 _PARTS = {"train": (0, 1, 2, 3, 5, 6, 7, 8), "valid": (9,), "test": (4,)}
 _FEWEST = 10
 _CODE = re.compile(r"[+-]?0[0-9]|.*[eE]")
-# that a number may have: room is made in every answer for the longest, and 1e999 is a slip
+# The most digits of a number: room is made in every answer for the longest, and 1e999 is a slip.
 _DIGITS = 100
 _KEPT = 8  # sources that are kept as they were read
 _KIND_NAMES = {

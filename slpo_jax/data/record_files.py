@@ -64,14 +64,10 @@ def _json(value: Any) -> str:
         text = str(value)
         return text if _JSON_NUMBER.fullmatch(text) else json.dumps(text)
     if isinstance(value, Mapping):
-        return (
-            "{"
-            + ", ".join(
-                f"{json.dumps(str(name))}: {_json(inner)}"
-                for name, inner in value.items()
-            )
-            + "}"
-        )
+        fields: list[str] = []
+        for name, inner in value.items():
+            fields.append(f"{json.dumps(str(name))}: {_json(inner)}")
+        return "{" + ", ".join(fields) + "}"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(_json, value)) + "]"
     return json.dumps(value, default=str)

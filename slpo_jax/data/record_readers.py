@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import pyarrow
 
 Rows = Iterator[tuple[str, Any]]
+_TABLE_METHODS = ("to_arrow", "to_pylist", "to_dict")
 _FLOATING = re.compile("float|double")  # in the name of a type of arrow
 
 
@@ -51,7 +52,7 @@ def _read_icot(path: Path) -> Rows:
 
 def _read_csv(path: Path) -> Rows:
     """Read columns that lie between tabs, semicolons or commas, by the header; a record is where it begins."""
-    # the library's own limit is 131,072 characters a cell
+    # The library's own limit is 131,072 characters a cell.
     csv.field_size_limit(2**31 - 1)
     text = _read_text(path)
     header = text.partition("\n")[0]
@@ -70,11 +71,9 @@ def _read_csv(path: Path) -> Rows:
             if not row:
                 continue
             if len(row) != len(names):
-                remedy = (
-                    f"quote texts with {delimiter!r}"
-                    if len(row) > len(names)
-                    else "add what is missing"
-                )
+                remedy = "add what is missing"
+                if len(row) > len(names):
+                    remedy = f"quote texts with {delimiter!r}"
                 raise UserError(
                     f"{where}: {len(row)} field(s) for the header's {len(names)} ({header[:80].strip()}); {remedy}"
                 )
@@ -98,7 +97,7 @@ def _read_parquet(path: Path) -> Rows:
                 number += 1
                 yield f"{path}, row {number}", record
     except (OSError, ValueError) as error:
-        # arrow's own errors are among them, and texts that aren't UTF-8
+        # Arrow's own errors are among them, and those of texts that aren't UTF-8.
         reason = str(error).splitlines()[0]
         raise UserError(
             f"{path}: not a readable parquet file ({reason}); get or write it again"
@@ -134,11 +133,9 @@ def arrow_records(table: "pyarrow.Table") -> list[dict[str, Any]]:
 def _arrow_values(column: Any) -> list[Any]:
     """Return the values of an array or a column of arrow."""
     values = column.to_pylist()
-    return (
-        [_shortest(value, column.type) for value in values]
-        if _FLOATING.search(str(column.type))
-        else values
-    )
+    if not _FLOATING.search(str(column.type)):
+        return values
+    return [_shortest(value, column.type) for value in values]
 
 
 def _shortest(value: Any, kind: Any) -> Any:
@@ -216,14 +213,8 @@ def is_dataset_dict(records: Any) -> bool:
 
 def reusable(records: Any) -> Any:
     """Return records that can be gone through twice: the table of a stream of arrow, the list of an iterator."""
-    is_stream = hasattr(records, "__arrow_c_stream__") and not hasattr(
-        records, "to_arrow"
-    )
-    if (
-        is_stream
-        and not hasattr(records, "to_pylist")
-        and not hasattr(records, "to_dict")
-    ):
+    is_table = any(hasattr(records, name) for name in _TABLE_METHODS)
+    if hasattr(records, "__arrow_c_stream__") and not is_table:
         import pyarrow
 
         return pyarrow.table(records)
@@ -247,15 +238,15 @@ def given_rows(records: Any) -> Rows:
 
 def _records_of(records: Any) -> Iterable[Any]:
     records = reusable(records)
-    # of polars
+    # Tables of polars become those of arrow.
     records = records.to_arrow() if hasattr(records, "to_arrow") else records
-    if hasattr(records, "to_pylist"):  # of pyarrow: a table, or an array of structs
-        return (
-            arrow_records(records)
-            if hasattr(records, "schema")
-            else _arrow_values(records)
-        )
-    # of pandas, which would widen floats
+
+    # Arrow has tables, and arrays of structs.
+    if hasattr(records, "to_pylist"):
+        is_table = hasattr(records, "schema")
+        return arrow_records(records) if is_table else _arrow_values(records)
+
+    # Tables of pandas, which would widen floats.
     if hasattr(records, "columns") and hasattr(records, "to_dict"):
         _check_names(records.columns)
         columns = {name: _pandas_values(records[name]) for name in records.columns}
@@ -273,11 +264,9 @@ def _records_of(records: Any) -> Iterable[Any]:
             f"{type(records).__name__} holds no records; give a file, a list of dicts, a DataFrame or a "
             "datasets.Dataset"
         )
-    return (
-        dataset_records(records)
-        if hasattr(records, "with_format")
-        else map(_plain, records)
-    )
+    if hasattr(records, "with_format"):
+        return dataset_records(records)
+    return map(_plain, records)
 
 
 def _pandas_values(column: Any) -> Iterable[Any]:
@@ -308,19 +297,18 @@ def _plain(value: Any) -> Any:
         return _shortest(value.as_py(), value.type)
     if isinstance(value, int):
         return Number(Decimal(value))  # the texts of ints end at some 4,300 digits
-    # of NumPy, JAX, PyTorch
+    # Arrays of NumPy, JAX and PyTorch.
     if hasattr(value, "__array__") and not isinstance(value, np.generic):
         try:
             array = np.asarray(value)
         except (TypeError, RuntimeError):
-            # of a type that NumPy has not: no text, and said so where it is used
+            # NumPy does not have its type: it is no text, which is said where it is used.
             return value
         return [_plain(inner) for inner in array] if array.ndim else _plain(array[()])
     if isinstance(value, np.bool_):
         return bool(value)
-    if isinstance(value, float) or (
-        isinstance(value, np.generic) and value.dtype.kind in "iuf"
-    ):
+    is_scalar = isinstance(value, np.generic) and value.dtype.kind in "iuf"
+    if isinstance(value, float) or is_scalar:
         return _decimal(value)
     return None if str(value) in ("<NA>", "NaT") else value  # of pandas
 

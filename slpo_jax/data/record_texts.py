@@ -28,7 +28,7 @@ _NOTHING = (
     "--",
 )
 _LIST = re.compile(r"\s*\[\s*['\"]")  # of texts: [2, 5] may be an interval
-# numpy writes no commas, and Python joins such texts
+# NumPy writes no commas, and Python joins such texts.
 _SIDE_BY_SIDE = re.compile(r"['\"]\s+['\"]")
 
 
@@ -172,7 +172,7 @@ _NEXT_LINE = re.compile(
 )
 _DISPLAY = re.compile(r"(\\\[|\$\$)\s*([^$\n]+?)\s*(\\\]|\$\$)\.?\Z")
 _HOPE = re.compile(r"\s*I hope (?:it|this) is correct\.?\s*\Z", re.IGNORECASE)
-# a last line that is no step
+# A last line that is no step.
 _BOX_ALONE = re.compile(r"\W*\\(?:f?box|boxed|framebox)\b\s*(?:\{.*\}|\S+)\W*")
 _MATRIX = re.compile(r"\W*\\begin\{.*\\end\{\w+\*?\}\W*", re.DOTALL)
 _THOUGHT = "think|thinking|thoughts?|reason|reasoning|reflection|scratchpad|working_out"
@@ -182,7 +182,7 @@ _TAG = re.compile(
     rf"(?:<(/?)|<\|?(?:(end)|begin|start)_(?:of_)?)(?:({_THOUGHT})|{_ANSWER})\|?>|\[(/?)(THINK)\]|\u25c1(/?)(think)\u25b7",
     re.IGNORECASE,
 )
-# what every mark has, and several lines
+# Every mark has one of these, and so do several lines.
 _MAY_MARK = re.compile(r"[#\\\n]|ans|option|choice", re.IGNORECASE)
 _BEHIND = re.compile(r"(.*)<answer>(.*?)(?:</answer>.*)?", re.DOTALL)
 _BEHIND_THOUGHT = re.compile(r"(.*)</think>(.*)", re.DOTALL)
@@ -198,7 +198,7 @@ def marked(text: str) -> tuple[str, str | None]:
         the solution, and the answer: without what is around it (`bare`); None of one line without a mark, "" of several
         lines in which none is found.
     """
-    # as most steps and answers of large sets
+    # Most steps and answers of large sets have no mark.
     if not (_MAY_MARK.search(text.strip()) or _TAG.search(text)):
         return text if text.strip() else "", None
 
@@ -230,7 +230,6 @@ def _marked(text: str) -> tuple[str, str | None]:
     # The last #### is the first choice, unless a heading follows.
     before, hashes, after = text.rpartition("####")
     first, _, rest = after.strip().partition("\n")
-    # which may also be a heading
     if hashes and not (rest and _NEXT_LINE.match(f"{first}\n1")):
         return before, bare(first)
 

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 Ids = list[int]
 _PLACE = "\ue000"  # of a question: no text around it has this character
-# lists of texts whose ids are kept: of prompts, steps and answers of the sets of a run
+# The number of lists of texts whose ids are kept: prompts, steps and answers of the sets of a run.
 _KEPT = 12
 _AT_ONCE = 4096  # texts
-# of a surrogate pair, as which Python keeps bytes that are no UTF-8
+# Half of a surrogate pair, as which Python keeps bytes that are no UTF-8.
 _HALF = re.compile("[\ud800-\udfff]")
 
 
@@ -104,7 +104,7 @@ class Template:
             self.tokenizer("?", add_special_tokens=more)["input_ids"]
             for more in (False, not self.bare)
         )
-        # around it is what the tokenizer puts around any text (Llama's begin-of-text)
+        # Around it is what the tokenizer puts around any text (Llama's begin-of-text)
         place = framed.index(text[0])
         first, last = map(
             self.tokenizer.convert_ids_to_tokens,
@@ -112,11 +112,8 @@ class Template:
         )
         before = "".join(first) + before
         after = after + "".join(last)
-        after += (
-            ""
-            if self.start_id is None
-            else self.tokenizer.convert_ids_to_tokens(self.start_id)
-        )
+        if self.start_id is not None:
+            after += self.tokenizer.convert_ids_to_tokens(self.start_id)
         return (
             "{% if messages | length != 1 or messages[0]['role'] != 'user' %}"
             "{{ raise_exception('it is asked one question, as the only message, from the user') }}{% endif %}"
@@ -216,7 +213,7 @@ class Template:
 
         Special tokens are read in prompts alone, as transformers does.
         """
-        # most steps and answers of a set come many times
+        # Most steps and answers of a set come many times.
         distinct = tuple(dict.fromkeys(texts))
         end = () if self.start_id is None or not is_prompt else (self.start_id,)
         around = is_prompt and not self.bare
@@ -269,10 +266,11 @@ def _encoded(
     backend.no_padding()
     backend.no_truncation()
     backend.encode_special_tokens = not special
-    # what the library has of each text is large
+    # What the library has of each text is large.
     for first in range(0, len(texts), _AT_ONCE):
         some = texts[first : first + _AT_ONCE]
-        if wrong := next(filter(_HALF.search, some), ""):
+        wrong = next(filter(_HALF.search, some), "")
+        if wrong:
             raise UserError(
                 f"{wrong.strip()!r}: has bytes that are no character; write it as UTF-8"
             )
@@ -285,6 +283,7 @@ def _encoded(
             row = backend.encode(texts[place], add_special_tokens=around)
             text = texts[place]
             pairs = zip(row.ids, row.offsets, strict=True)
+            # Name the words that the unknown token stands for.
             words = [
                 text[begin:after].strip(" ") or " "
                 for token, (begin, after) in pairs

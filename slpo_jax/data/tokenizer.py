@@ -173,11 +173,9 @@ def load_tokenizer(source: str) -> "PreTrainedTokenizerFast":
                 "config.tokenizer",
                 f"{source}: its number is missing; write e.g. {kind}:30",
             )
-        return (
-            nodes_tokenizer(int(number))
-            if kind == NODES
-            else task_tokenizer(kind, int(number))
-        )
+        if kind == NODES:
+            return nodes_tokenizer(int(number))
+        return task_tokenizer(kind, int(number))
     if source == BYTES:
         return byte_tokenizer()
     if source == WORDS:

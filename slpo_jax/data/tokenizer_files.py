@@ -54,9 +54,9 @@ def read_tokenizer(directory: Path) -> "PreTrainedTokenizerFast":
     """
     settings = read_json(directory / SETTINGS, _REMEDY, default={})
     has_whole = (directory / WHOLE).is_file()
-    if not has_whole and not all(
-        (directory / name).is_file() for name in ("vocab.json", "merges.txt")
-    ):
+    has_vocabulary = (directory / "vocab.json").is_file()
+    has_merges = (directory / "merges.txt").is_file()
+    if not has_whole and not (has_vocabulary and has_merges):
         raise UserError(
             f"tokenizer {directory}: has neither {WHOLE} nor vocab.json + merges.txt; add them"
         )
@@ -72,7 +72,7 @@ def read_tokenizer(directory: Path) -> "PreTrainedTokenizerFast":
     except UserError:
         raise
     except Exception as error:
-        # the library raises a bare Exception for a malformed file
+        # The library raises a bare Exception for a malformed file.
         raise UserError(
             f"tokenizer {directory}: can't be loaded ({first_line(error)}); mend its files"
         ) from error
@@ -89,7 +89,7 @@ def save_tokenizer(tokenizer: "PreTrainedTokenizerFast", folder: Path) -> None:
     except OSError:
         raise
     except Exception as error:
-        # of tokenizer.json the library raises a bare one, which only writes the system's number
+        # For tokenizer.json the library raises a bare one, which only writes the system's number
         number = re.search(r"os error (\d+)", str(error))
         if number is None:
             raise
@@ -175,7 +175,7 @@ def _class(name: str) -> Any:
     return kind if is_tokenizer else transformers.PreTrainedTokenizerFast
 
 
-# of the format's kinds of token control and user-defined, which are found whole
+# The format's kinds of token that are found whole: control and user-defined.
 _IS_SPECIAL = {3: True, 4: False}
 # English contractions; a word with the one mark before it; up to three digits; punctuation; line ends; white space.
 LLAMA3_PATTERN = (
@@ -247,7 +247,7 @@ def build_tokenizer(
         vocab = {token: index for index, token in enumerate(tokens)}
         backend = Tokenizer(models.BPE(vocab=vocab, merges=pairs, ignore_merges=begins))
     except Exception as error:
-        # the library raises a bare one for a merge whose parts are no tokens
+        # The library raises a bare one for a merge whose parts are no tokens.
         raise UserError(
             f"{path}: tokenizer.ggml.tokens and tokenizer.ggml.merges don't fit; {advice}"
         ) from error
@@ -281,13 +281,12 @@ def build_tokenizer(
     ):
         index = token_id(path, fields, key, vocab_size)
         markers[f"{name}_token"] = None if index is None else tokens[index]
-    bos, eos = (
-        [token]
-        if fields.get(f"tokenizer.ggml.add_{name}", default)
-        and (token := markers[name])
-        else []
-        for name, default in (("bos_token", begins), ("eos_token", False))
-    )
+    bos: list[str] = []
+    if fields.get("tokenizer.ggml.add_bos_token", begins) and markers["bos_token"]:
+        bos.append(markers["bos_token"])
+    eos: list[str] = []
+    if fields.get("tokenizer.ggml.add_eos_token", False) and markers["eos_token"]:
+        eos.append(markers["eos_token"])
     specials = [(token, vocab[token]) for token in (*bos, *eos)]
     backend.post_processor = processors.TemplateProcessing(
         single=[*bos, "$A", *eos], special_tokens=specials

@@ -18,7 +18,7 @@ Pair = tuple[str, str]
 _LIMITS = Limits(processor=2.0, memory=2 << 30)
 _LONGEST = 500  # characters of an expression; longer ones are taken for wrong unseen
 _MOST_WORKERS = 8
-# requests that another one is worth starting for, which takes a second
+# The number of requests that another worker is worth starting for, which takes a second.
 _PER_WORKER = 16
 _MOST_KNOWN = 1 << 16
 

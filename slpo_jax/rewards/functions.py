@@ -157,11 +157,9 @@ def names_of(function: Function) -> Names:
         param.name for param in parameters if param.kind == param.POSITIONAL_ONLY
     ]
     if by_place or not (by_name or everything):
-        fault = (
-            f"takes {by_place[0]} by its place alone"
-            if by_place
-            else "names nothing that it is a function of"
-        )
+        fault = "names nothing that it is a function of"
+        if by_place:
+            fault = f"takes {by_place[0]} by its place alone"
         raise UserError(
             f"reward: {name} {fault}; give it arguments such as question, answer and completion, which come by name"
         )
@@ -219,11 +217,9 @@ def _arguments(names: Names, problem: ProblemLike, written: Written) -> dict[str
             "completions": completion,
             "completion_ids": list(written.ids),
         }
-    return (
-        row
-        if names.everything
-        else {name: row[name] for name in row if name in names.named}
-    )
+    if names.everything:
+        return row
+    return {name: row[name] for name in row if name in names.named}
 
 
 def _turns(names: Names, problem: ProblemLike, text: str) -> tuple[Any, Any]:
@@ -290,7 +286,7 @@ def _called(function: Function, arguments: dict[str, Any]) -> Any:
     try:
         return function(**arguments)
     except (Exception, SystemExit) as error:
-        # it is the user's code, and can raise anything
+        # It is the user's code, and can raise anything.
         return Failed(in_a_line(error))
 
 

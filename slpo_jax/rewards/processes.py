@@ -148,7 +148,7 @@ class _Worker:
                 stderr=subprocess.DEVNULL if quiet else None,
                 pass_fds=[other_end.fileno()],
                 start_new_session=True,  # Ctrl-C in a terminal is not for it
-                # which the order of a set depends on
+                # The order of a set depends on the seed of hashes.
                 env=os.environ | {"PYTHONHASHSEED": "0"},
             )
         try:
@@ -195,16 +195,12 @@ def _end(workers: set[_Worker]) -> None:
 
 def _hidden() -> dict[str, Any]:
     """Return modules that nobody else can import: a user's files, which were run under names of their own."""
-    modules = [
-        (name, module)
-        for name, module in sys.modules.items()
-        if getattr(module, "__spec__", module) is None
-    ]
-    return {
-        name: module
-        for name, module in modules
-        if name != "__main__" and getattr(module, "__file__", None)
-    }
+    hidden: dict[str, Any] = {}
+    for name, module in [*sys.modules.items()]:
+        has_no_spec = getattr(module, "__spec__", module) is None
+        if has_no_spec and name != "__main__" and getattr(module, "__file__", None):
+            hidden[name] = module
+    return hidden
 
 
 def _path() -> list[str]:
@@ -225,7 +221,7 @@ def sent(function: Callable[..., Any]) -> bytes:
 
     hidden = _hidden()
     for name in hidden:
-        # so that functions of these are taken for what can't be imported
+        # Functions of these modules are taken for what can't be imported.
         del sys.modules[name]
     try:
         return dill.dumps(function, recurse=True)

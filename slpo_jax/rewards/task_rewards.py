@@ -29,7 +29,7 @@ from slpo_jax.rewards.verifier import answer_span, before, compact
 
 COUNTDOWN = "countdown"
 OPERATORS = "+-*/"
-# of a value; numbers have a digit less, so that int32 holds whatever two of them make
+# The largest value. Numbers have a digit less, so that int32 holds whatever two of them make.
 MOST = 10**9
 _DIGITS = 9
 _NUMBER = f"(?:0|[1-9][0-9]{{0,{_DIGITS - 1}}})"

@@ -180,7 +180,7 @@ def test_prompts_of_a_run_are_end_to_end_in_as_many_slots_as_its_steps_need(part
     )
     assert problems.most_tokens(3, 0, 8, parts) == 0  # a stage may have no steps
     longest = max(len(prompt) for prompt in problems.prompts)
-    # nothing to gain
+    # There is nothing to gain.
     assert (
         make_batch(
             problems, 0, 3, 8, (longest,), None, most, parts

@@ -283,7 +283,7 @@ def test_config_keys_take_their_own_split(tmp_path):
     config.data.update(train=source, valid=source)
     config.data.eval.update(same=source, large=f"{source}@extra")
     experiment = build(read_config(config), tmp_path / "work")
-    # less those of the validation split
+    # Those of the validation split are left out.
     assert experiment.train.problems == train[:2] + train[3:]
     assert experiment.valid.problems == train[2:3]
     assert experiment.test_set("same").problems == other[:2]

@@ -88,7 +88,7 @@ def test_texts_come_in_the_smallest_bucket(case):
         for i, size in enumerate(texts)
     }
     prompts = [len(prompt) for prompt in case.problems.prompts]
-    # the end marker is fed, eos is not
+    # The end marker is fed, eos is not.
     suffixes = [len(case.problems.answers[i]) + 1 for i in range(4)]
     needed = [need[0] for need in recipe.needs(case.problems, phase)]
     assert needed == [

@@ -140,7 +140,7 @@ def test_graphs_reach_one_end_and_both_are_as_deep(name):
         ]
         assert len(edges) == 2 * len(problem.steps)
         firsts.append(first == problem.answer)
-    # five standard errors
+    # Five standard errors.
     assert abs(sum(firsts) / len(firsts) - 0.5) < 2.5 / len(firsts) ** 0.5
 
 
@@ -153,7 +153,7 @@ def test_depths_are_those_asked_for_and_the_training_s_are_alike(task, settings)
         len(problem.steps) for problem in load_problems(f"{task}:train", settings)
     )
     assert counts.keys() == {1, 2, 3}
-    assert min(counts.values()) > 1000 - 5 * 26  # five standard errors
+    assert min(counts.values()) > 1000 - 5 * 26  # Five standard errors.
     assert {
         len(problem.steps) for problem in load_problems(f"{task}:test", settings)
     } == {1, 2, 3}
@@ -197,7 +197,7 @@ def test_few_problems_are_said():
     for name in ("train", "valid", "test", "1"):
         problems = load_problems(f"chain:{name}", settings)
         questions = said[name] = {problem.question for problem in problems}
-        # few come again and again
+        # The few come again and again.
         assert len(problems) == (60_000 if name == "train" else len(questions))
         (line,) = problems.warnings
         assert line.startswith(f"chain:{name}: {len(questions)} of ")
@@ -244,7 +244,7 @@ def test_an_edge_is_a_word_of_the_graphs_tokenizer():
     for problem, prompt, steps in zip(
         problems, encoded.prompts, encoded.steps, strict=True
     ):
-        # the line break and the start marker
+        # The line break and the start marker.
         assert len(prompt) == len(problem.question.split()) + 2
         assert [len(step) for step in steps] == [2] * len(problem.steps)
     with pytest.raises(
@@ -379,7 +379,7 @@ def test_sets_are_apart_by_numbers_and_goal_whatever_the_seed_and_the_operations
     sets = {name: {_asked(each) for each in load_problems(f"countdown:{name}", config)}
             for name, config in configs.items()}  # fmt: skip
     assert all(not one & two for one, two in itertools.combinations(sets.values(), 2))
-    # none comes twice
+    # None comes twice.
     assert [len(sets[name]) for name in ("valid", "test", "3", "4")] == [
         100,
         200,

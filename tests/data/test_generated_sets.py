@@ -51,7 +51,7 @@ def test_settings_come_from_the_config_and_sets_are_apart_by_question():
     questions = [
         {problem.question for problem in problems} for problems in read.values()
     ]
-    # some questions came twice
+    # Some questions came twice.
     assert list(map(len, questions)) == list(map(len, read.values())) == [100, 197, 200]
     assert len(set.union(*questions)) == 497
     other = _set("chain_sum", "test", seed=1, test_size=200, settings=data.gym.settings)

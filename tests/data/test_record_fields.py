@@ -68,7 +68,7 @@ SOLVED = {
     "steps between semicolons": ({"question": "Q?", "steps": "2 + 1 = 3; 3 + 2 = 5", "answer": "5"}, SUMS),
     "steps as a table writes them": ({"question": "Q?", "steps": "['2 + 1 = 3', '3 + 2 = 5']", "answer": "5"}, SUMS),
     "null steps": ({"question": "Q?", "steps": None, "answer": "5"}, ()),
-    # as COCONUT's files have it
+    # As COCONUT's files have it.
     "an empty step": ({"question": "Q?", "steps": [""], "answer": "5"}, ("",)),
     "listed marks": ({"question": "Q?", "steps": ["<think>" + STEPS[0], STEPS[1], "#### 5"], "answer": "5"}, STEPS),
 }  # fmt: skip

@@ -65,7 +65,7 @@ def test_a_share_of_the_training_solutions_is_the_answer_alone():
         (a.steps == b.steps) or a.steps == () for a, b in zip(half, full, strict=True)
     } == {True}
     assert all(b.steps for b in full)
-    # four standard errors
+    # Four standard errors.
     assert abs(sum(bool(a.steps) for a in half) / len(half) - 0.5) < 0.04
     assert not any(
         a.steps for a in synthetic_problems("train", replace(SMALL, written_share=0.0))

@@ -145,7 +145,7 @@ def test_codi_on_a_word_level_tokenizer():
     known = len(tokenizer)
     template = Codi(1).template(tokenizer)
     prompt = template.prompt("  Tom has  5 apples . ")
-    # as its program does it
+    # As its program does it.
     assert template.question_text(" a  b   c\n d ") == "a b  c\n d"
     assert _tokens(template, prompt) == [
         "Tom",

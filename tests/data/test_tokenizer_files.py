@@ -363,7 +363,7 @@ def test_a_saved_tokenizer_opens_as_the_same(tmp_path, pre):
         json.dumps({k: v for k, v in opened.config.items() if v is not None})
     )
     saved = json.loads((tmp_path / "saved" / "tokenizer_config.json").read_text())
-    # which older versions would do unless told
+    # Older versions would do so unless told.
     assert saved["clean_up_tokenization_spaces"] is False
     again = transformers.AutoTokenizer.from_pretrained(tmp_path / "saved")
     assert again.chat_template == "{{ x }}"

@@ -210,7 +210,7 @@ def test_no_process_outlives_the_one_who_asked(tmp_path, end, busy, platform):
     worker.write_text(_WORKER.read_text().replace("sys.platform", repr(platform)))
     script.write_text(
         "import os, signal, sys, time, pathlib\nfrom slpo_jax.rewards import processes\n"
-        # a background job's tests ignore it
+        # A background job's tests ignore it.
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         f"processes._WORKER = pathlib.Path({str(worker)!r})\n"
         f"def busy(path):\n    open(path, 'w').write(str(os.getpid()))\n    {busy}\n"

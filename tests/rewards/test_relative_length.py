@@ -46,7 +46,7 @@ ROWS = [
 
 @pytest.mark.parametrize("settings", PUBLISHED)
 def test_it_is_the_published_program_s(settings):
-    # a group need not stand together
+    # A group need not stand together
     order = np.random.default_rng(3).permutation(len(ROWS))
     questions, latents, right = zip(*(ROWS[place] for place in order), strict=True)
     found = np.array(relative_lengths(latents, right, questions, *settings)) + right

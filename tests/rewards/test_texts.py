@@ -99,7 +99,7 @@ ROWS = [[4, 6, 0] + [6] * 9, [6, 2, 10] + [0] * 9, [11, 12, 13, 6, 10, 0] + [0] 
 )
 def test_the_device_says_what_the_host_says(style, pieces, others):
     rng = np.random.default_rng(0)
-    # the last is beyond the vocabulary
+    # The last is beyond the vocabulary
     tokens = rng.integers(1, len(pieces) + 1, (4000, 12))
     tokens[:, -1] = rng.integers(0, 2, 4000)  # and some don't end
     tokens[np.arange(4000), rng.integers(2, 12, 4000)] = 0

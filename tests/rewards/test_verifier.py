@@ -38,7 +38,7 @@ BYTE_LEVEL = byte_table([*(bytes([value]) for value in range(256)), b""])
 def verdicts(texts, references, style, slots):
     """Verifies texts, given byte by byte and followed by eos."""
     tokens = pad_tokens([[*text.encode(), EOS] for text in texts], slots, EOS)
-    # few shapes are compiled
+    # Few shapes are compiled.
     encoded = encode_references(references, max(32, reference_width(references)))
     return jitted_verify(BYTE_LEVEL, tokens, encoded, EOS, style).tolist()
 
