@@ -75,10 +75,13 @@ def text_template(
     Raises:
         UserError: the tokenizer's chat template can't be used, or it has no eos token.
     """
+    # A word-level tokenizer is given the words of the answer's mark and of the prompt.
     style = style_of(prompt.answers, "after_mark")
     before, after = around = STYLES[style].around or (f"{TEXT_ANSWER} ", "")
     add_words(tokenizer, " ".join(around), apart=not after)
     add_words(tokenizer, f"{prompt.format.replace(QUESTION, '')} {prompt.closing}")
+
+    # Ask in the prompt's own format, in the tokenizer's chat template, or with the plain question.
     chat = not prompt.format and tokenizer.chat_template is not None
     ask: Callable[[str], str] = functools.partial(_plain_text, prompt)
     if prompt.format:
@@ -93,15 +96,16 @@ def text_template(
                 f"the tokenizer's chat template can't take it ({first_line(error)}); change "
                 "config.prompt.system, or give the whole prompt as config.prompt.format",
             ) from None
+
+    closing_ids: tuple[int, ...] = ()
+    if prompt.closing:
+        encoded = tokenizer(prompt.closing, add_special_tokens=False)
+        closing_ids = tuple(encoded["input_ids"])
     return Template(
         **end_ids(tokenizer),
         answer_style=style,
         start_id=None,
-        closing_ids=tuple(
-            tokenizer(prompt.closing, add_special_tokens=False)["input_ids"]
-        )
-        if prompt.closing
-        else (),
+        closing_ids=closing_ids,
         latent_id=None,
         tokenizer=tokenizer,
         question_text=ask,

@@ -345,12 +345,10 @@ def _graph(
 def graph_words(nodes: int) -> tuple[str, ...]:
     """Return every word of problems with so many nodes: an edge is one."""
     names = [f"n{number}" for number in range(GraphConfig(depth=1, nodes=nodes).nodes)]
-    return (
-        "ends",
-        "from",
-        *names,
-        *(f"{one}>{other}" for one in names for other in names if one != other),
-    )
+    edges: list[str] = []
+    for one in names:
+        edges.extend(f"{one}>{other}" for other in names if other != one)
+    return ("ends", "from", *names, *edges)
 
 
 class Task(NamedTuple):

@@ -249,17 +249,11 @@ def _records_of(records: Any) -> Iterable[Any]:
     # Tables of pandas, which would widen floats.
     if hasattr(records, "columns") and hasattr(records, "to_dict"):
         _check_names(records.columns)
-        columns = {name: _pandas_values(records[name]) for name in records.columns}
-        rows = zip(*columns.values(), strict=True)
-        return (
-            {name: _plain(value) for name, value in zip(columns, row, strict=True)}
-            for row in rows
-        )
-    if (
-        isinstance(records, Mapping | bytes)
-        or not isinstance(records, Iterable)
-        or getattr(records, "ndim", 1) == 0
-    ):
+        return _pandas_records(records)
+
+    # What else goes through records is a list of them, or a data set of `datasets`.
+    is_one = isinstance(records, Mapping | bytes) or getattr(records, "ndim", 1) == 0
+    if is_one or not isinstance(records, Iterable):
         raise UserError(
             f"{type(records).__name__} holds no records; give a file, a list of dicts, a DataFrame or a "
             "datasets.Dataset"
@@ -267,6 +261,14 @@ def _records_of(records: Any) -> Iterable[Any]:
     if hasattr(records, "with_format"):
         return dataset_records(records)
     return map(_plain, records)
+
+
+def _pandas_records(table: Any) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a table of pandas."""
+    columns = {name: _pandas_values(table[name]) for name in table.columns}
+    for row in zip(*columns.values(), strict=True):
+        values = map(_plain, row)
+        yield dict(zip(columns, values, strict=True))
 
 
 def _pandas_values(column: Any) -> Iterable[Any]:

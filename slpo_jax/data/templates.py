@@ -2,6 +2,7 @@
 
 import functools
 import hashlib
+import itertools
 import json
 import re
 from collections import Counter
@@ -127,16 +128,13 @@ class Template:
 
     def step_ids(self, solutions: Sequence[Sequence[str]]) -> list[list[Ids]]:
         """Encode every step of each solution, one by one, so that ids don't depend on their neighbours."""
-        flat = iter(
-            self._encode(
-                [
-                    self.step_text(step, i == 0)
-                    for steps in solutions
-                    for i, step in enumerate(steps)
-                ]
-            )
-        )
-        return [[next(flat) for _ in steps] for steps in solutions]
+        # Encode the steps of all solutions at once, and part them again.
+        texts: list[str] = []
+        for steps in solutions:
+            for place, step in enumerate(steps):
+                texts.append(self.step_text(step, place == 0))
+        flat = iter(self._encode(texts))
+        return [list(itertools.islice(flat, len(steps))) for steps in solutions]
 
     def answer_ids(
         self, answers: Sequence[str], unknown: Counter[str] | None = None
@@ -146,12 +144,8 @@ class Template:
 
     def join_suffix(self, steps: Sequence[Ids], answer: Ids) -> Ids:
         """Return `suffix` from the ids of steps and answer."""
-        return [
-            *self.closing_ids,
-            *(token for step in steps for token in step),
-            *answer,
-            self.eos_id,
-        ]
+        tokens = itertools.chain(*steps)
+        return [*self.closing_ids, *tokens, *answer, self.eos_id]
 
     def token(self, text: str) -> int:
         """Return the id of a text that is one token.

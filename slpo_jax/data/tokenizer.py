@@ -124,7 +124,9 @@ def words_of(texts: Iterable[str], most: float = math.inf) -> list[str]:
         )
         if len(chunks) > 10 * most:
             return []
-    words = {word for chunk in chunks for word, _ in cut.pre_tokenize_str(chunk)}
+    words: set[str] = set()
+    for chunk in chunks:
+        words.update(word for word, _ in cut.pre_tokenize_str(chunk))
     return sorted(words) if len(words) <= most else []
 
 
@@ -221,6 +223,7 @@ def add_reasoner_tokens(
     Raises:
         UserError: the tokenizer has no eos token, or more tokens than the model.
     """
+    # Ids of the model that no token has are filled, so that the added tokens come behind them.
     has_latent = has_latent_tokens(tokenizer)
     if not has_latent and first_id is not None:
         if len(tokenizer) > first_id:
@@ -240,6 +243,8 @@ def add_reasoner_tokens(
         [AddedToken(name, special=True, normalized=False) for name in present],
         special_tokens=True,
     )
+
+    # A missing pad token becomes CODI's.
     ids = tokenizer.get_vocab()
     if tokenizer.pad_token is None and PAD_LATENT in ids:
         tokenizer.pad_token = PAD_LATENT

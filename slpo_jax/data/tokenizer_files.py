@@ -238,12 +238,11 @@ def build_tokenizer(
                         f"byte-level BPE ('gpt2') with {supported}; {advice}")  # fmt: skip
     begins = pre == "llama-bpe"  # with bos, where the file doesn't say
     try:
-        tokens, merges = (
-            fields[f"tokenizer.ggml.{key}"] for key in ("tokens", "merges")
-        )
-        pairs = [
-            (left, right) for left, right in (merge.split(" ") for merge in merges)
-        ]
+        tokens = fields["tokenizer.ggml.tokens"]
+        pairs: list[tuple[str, str]] = []
+        for merge in fields["tokenizer.ggml.merges"]:
+            left, right = merge.split(" ")
+            pairs.append((left, right))
         vocab = {token: index for index, token in enumerate(tokens)}
         backend = Tokenizer(models.BPE(vocab=vocab, merges=pairs, ignore_merges=begins))
     except Exception as error:
@@ -255,23 +254,19 @@ def build_tokenizer(
         raise UserError(
             f"{path}: tokenizer.ggml.tokens isn't {vocab_size} different tokens; {advice}"
         )
-    backend.pre_tokenizer, backend.decoder = (
-        pre_tokenizers.Sequence([*PRE_TOKENIZERS[pre]]),
-        decoders.ByteLevel(),
-    )
+    backend.pre_tokenizer = pre_tokenizers.Sequence([*PRE_TOKENIZERS[pre]])
+    backend.decoder = decoders.ByteLevel()
+
     kinds = fields.get("tokenizer.ggml.token_type", [])
     # As it goes by the text, each keeps the id that it has.
-    added = [
-        (token, _IS_SPECIAL[kind])
-        for token, kind in zip(tokens, kinds, strict=False)
-        if kind in _IS_SPECIAL
-    ]
-    backend.add_tokens(
-        [
-            AddedToken(token, special=special, normalized=False)
-            for token, special in added
-        ]
-    )
+    added: list[AddedToken] = []
+    for token, kind in zip(tokens, kinds, strict=False):
+        if kind in _IS_SPECIAL:
+            special = _IS_SPECIAL[kind]
+            added.append(AddedToken(token, special=special, normalized=False))
+    backend.add_tokens(added)
+
+    # Give it the markers, and put those in front and behind that the file asks for.
     markers: dict[str, str | None] = {}
     for name, key in (
         ("bos", "bos"),

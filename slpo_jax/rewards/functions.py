@@ -193,13 +193,18 @@ def calls_of(
     if not names.is_batched:
         return rows
     if apart:
-        return [{name: [value] for name, value in row.items()} for row in rows]
-    return [
-        {
-            name: [row.get(name) for row in rows]
-            for name in dict.fromkeys(name for row in rows for name in row)
-        }
-    ]
+        return [_columns_of([row]) for row in rows]
+    return [_columns_of(rows)]
+
+
+def _columns_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Return the values of each argument, None where a row hasn't it."""
+    columns: dict[str, list[Any]] = {}
+    for row in rows:
+        for name in row:
+            if name not in columns:
+                columns[name] = [other.get(name) for other in rows]
+    return columns
 
 
 def _arguments(names: Names, problem: ProblemLike, written: Written) -> dict[str, Any]:
