@@ -17,7 +17,7 @@ from slpo_jax.architectures.architecture import (
     refuse_others,
 )
 from slpo_jax.architectures.weights import linear, norm, with_prefix
-from slpo_jax.data.chat import MOST_SPEED, Asked
+from slpo_jax.data.chat import MOST_SPEED, SpeedPrompt
 from slpo_jax.data.templates import Template
 from slpo_jax.data.tokenizer import LATENT, add_words, end_ids
 from slpo_jax.errors import UserError, key_name
@@ -133,7 +133,7 @@ class Colar(Architecture):
 
     def template(self, tokenizer, first_id=None, prompt=NO_PROMPT):
         """Lay out question, as it asks + "###" | latents | "###" + steps, a line each + "Answer:72" + eos; no bos."""
-        requests = [Asked(speed)("") for speed in range(1, MOST_SPEED + 1)]
+        requests = [SpeedPrompt(speed)("") for speed in range(1, MOST_SPEED + 1)]
         add_words(tokenizer, " ".join(requests))
         add_words(tokenizer, _ANSWER, apart=False)
         mark = tokenizer(_MARK, add_special_tokens=False)["input_ids"]
@@ -149,7 +149,7 @@ class Colar(Architecture):
             closing_ids=(mark[0],),
             latent_id=tokenizer.get_vocab().get(LATENT),
             tokenizer=tokenizer,
-            question_text=Asked(prompt.speed),
+            question_text=SpeedPrompt(prompt.speed),
             step_text=lambda step, first: step + "\n",
             answer_text=lambda answer: f"{_ANSWER}{answer}",
             bare=True,

@@ -58,24 +58,34 @@ class EncodedProblems:
             parts: of equal size, that each batch is cut into.
         """
         lengths = np.array([len(prompt) for prompt in self.prompts])
-        indices = batch_indices(seed, 0, len(self), steps * batch_size)  # the order is the same for any batch size
-        return int(lengths[indices].reshape(-1, batch_size // parts).sum(axis=1).max(initial=0))
+        # The order is the same for any batch size, so that all steps are one batch here.
+        indices = batch_indices(seed, 0, len(self), steps * batch_size)
+        lengths_of_parts = lengths[indices].reshape(-1, batch_size // parts)
+        return int(lengths_of_parts.sum(axis=1).max(initial=0))
 
-    def suffix(self, index: int, first_step: int | None = 0, first_token: int = 0) -> Ids:
+    def suffix(
+        self, index: int, first_step: int | None = 0, first_token: int = 0
+    ) -> Ids:
         """Return ids of a problem's suffix with the steps from `first_step` on; None for the answer alone.
 
         Of these steps, what comes before their token `first_token` is left out. Without an end marker the prompt's last
         token is the first: what the suffix comes out of.
         """
         steps = [] if first_step is None else self.steps[index][first_step:]
-        written = [token for step in steps for token in step][first_token:]
-        suffix = self.template.join_suffix([written], self.answers[index])
-        return suffix if self.template.closing_ids else [self.prompts[index][-1], *suffix]
+        tokens: Ids = []
+        for step in steps:
+            tokens.extend(step)
+        suffix = self.template.join_suffix([tokens[first_token:]], self.answers[index])
+        if self.template.closing_ids:
+            return suffix
+        return [self.prompts[index][-1], *suffix]
 
     def suffix_size(self, index: int, first_step: int | None = 0) -> int:
         """Return how many ids such a `suffix` has."""
         steps = () if first_step is None else self.steps[index][first_step:]
-        return (len(self.template.closing_ids) or 1) + sum(map(len, steps)) + len(self.answers[index]) + 1
+        closing = len(self.template.closing_ids) or 1
+        eos = 1
+        return closing + sum(map(len, steps)) + len(self.answers[index]) + eos
 
     def subset(self, indices: Sequence[int] | np.ndarray) -> "EncodedProblems":
         """Return the problems at `indices`, in that order."""
@@ -87,13 +97,19 @@ class EncodedProblems:
             answers=[self.answers[i] for i in indices],
         )
 
-    def prompt_batch(self, indices: Sequence[int] | np.ndarray, slots: Sequence[int]) -> Padded:
+    def prompt_batch(
+        self, indices: Sequence[int] | np.ndarray, slots: Sequence[int]
+    ) -> Padded:
         """Pad the prompts of the problems at `indices`, see `pad_prompts`."""
-        return pad_prompts([self.prompts[index] for index in indices], slots, self.template.pad_id)
+        prompts = [self.prompts[index] for index in indices]
+        return pad_prompts(prompts, slots, self.template.pad_id)
 
 
 def encode_problems(
-    template: Template, problems: Sequence[Problem], with_steps: bool = True, unknown: Counter[str] | None = None
+    template: Template,
+    problems: Sequence[Problem],
+    with_steps: bool = True,
+    unknown: Counter[str] | None = None,
 ) -> EncodedProblems:
     """Tokenise a set at once.
 
@@ -108,13 +124,19 @@ def encode_problems(
         UserError: without `unknown`, a text has such a word.
     """
     prompts = template.prompts([problem.question for problem in problems], unknown)
-    steps = template.step_ids([problem.steps if with_steps else () for problem in problems])
-    answers = iter(template.answer_ids([problem.answer for problem in problems if problem.answer], unknown))
+    steps = template.step_ids([p.steps if with_steps else () for p in problems])
+
+    # Problems without an answer have no ids of one, and not those of an empty text.
+    written_answers = [problem.answer for problem in problems if problem.answer]
+    ids_of_answers = iter(template.answer_ids(written_answers, unknown))
+    answers: list[Ids] = []
+    for problem in problems:
+        answers.append(next(ids_of_answers) if problem.answer else [])
     return EncodedProblems(
         problems=problems if isinstance(problems, Problems) else Problems(problems),
         prompts=prompts,
         steps=steps,
-        answers=[next(answers) if problem.answer else [] for problem in problems],
+        answers=answers,
         template=template,
     )
 
@@ -135,7 +157,9 @@ def batch_indices(seed: int, step: int, n: int, batch_size: int) -> np.ndarray:
     """
     epoch, start = divmod(step * batch_size, n)
     end = start + batch_size
-    order = np.concatenate([_permutation(seed, epoch + later, n) for later in range(end // n + 1)])
+    # Lay the shuffles of as many epochs end to end as the batch reaches into.
+    epochs = range(epoch, epoch + end // n + 1)
+    order = np.concatenate([_permutation(seed, each, n) for each in epochs])
     return order[start:end]
 
 
@@ -150,11 +174,11 @@ def draw_numbers(indices: np.ndarray, n: int) -> np.ndarray:
     Returns:
         int32 [B], all different.
     """
-    times: dict[int, int] = {}
+    times = Counter[int]()
     numbers = np.empty(len(indices), np.int32)
     for row, index in enumerate(indices.tolist()):
-        numbers[row] = index + n * times.get(index, 0)
-        times[index] = times.get(index, 0) + 1
+        numbers[row] = index + n * times[index]
+        times[index] += 1
     return numbers
 
 
@@ -163,7 +187,9 @@ def _permutation(seed: int, epoch: int, n: int) -> np.ndarray:
     return np.random.default_rng([seed, epoch]).permutation(n)
 
 
-def pad_prompts(prompts: Sequence[Ids], slots: Sequence[int], pad_id: int = 0) -> Padded:
+def pad_prompts(
+    prompts: Sequence[Ids], slots: Sequence[int], pad_id: int = 0
+) -> Padded:
     """Left-pad prompts to the smallest bucket that holds them all.
 
     Args:
@@ -195,7 +221,8 @@ def end_to_end(most: int, rows: int, slots: int) -> int:
             little.
     """
     capacity = -(-most // (4 * rows)) * 4 * rows
-    return capacity if capacity <= 0.85 * rows * slots else 0
+    saves_enough = capacity <= 0.85 * rows * slots
+    return capacity if saves_enough else 0
 
 
 def pad_suffixes(suffixes: Sequence[Ids], slots: int, pad_id: int = 0) -> SuffixBatch:

@@ -51,12 +51,20 @@ class PromptConfig:
     def __post_init__(self) -> None:
         check_fields(self)
         if self.format and self.format.count(QUESTION) != 1:
-            raise FieldError(self, "format", f"write {QUESTION} once, where the question stands")
+            raise FieldError(
+                self, "format", f"write {QUESTION} once, where the question stands"
+            )
         if self.format and (self.system or self.instruction):
-            raise FieldError(self, "format", "it is the whole prompt; put system and instruction into it")
+            raise FieldError(
+                self,
+                "format",
+                "it is the whole prompt; put system and instruction into it",
+            )
 
 
-def text_template(tokenizer: "PreTrainedTokenizerFast", prompt: PromptConfig) -> Template:
+def text_template(
+    tokenizer: "PreTrainedTokenizerFast", prompt: PromptConfig
+) -> Template:
     r"""Lay out the question in the chat template, or question + line break | steps + "#### 72" + eos.
 
     Where answers are read from a box, "\boxed{72}" takes the place of "#### 72".
@@ -67,10 +75,13 @@ def text_template(tokenizer: "PreTrainedTokenizerFast", prompt: PromptConfig) ->
     Raises:
         UserError: the tokenizer's chat template can't be used, or it has no eos token.
     """
+    # A word-level tokenizer is given the words of the answer's mark and of the prompt.
     style = style_of(prompt.answers, "after_mark")
     before, after = around = STYLES[style].around or (f"{TEXT_ANSWER} ", "")
     add_words(tokenizer, " ".join(around), apart=not after)
     add_words(tokenizer, f"{prompt.format.replace(QUESTION, '')} {prompt.closing}")
+
+    # Ask in the prompt's own format, in the tokenizer's chat template, or with the plain question.
     chat = not prompt.format and tokenizer.chat_template is not None
     ask: Callable[[str], str] = functools.partial(_plain_text, prompt)
     if prompt.format:
@@ -85,11 +96,16 @@ def text_template(tokenizer: "PreTrainedTokenizerFast", prompt: PromptConfig) ->
                 f"the tokenizer's chat template can't take it ({first_line(error)}); change "
                 "config.prompt.system, or give the whole prompt as config.prompt.format",
             ) from None
+
+    closing_ids: tuple[int, ...] = ()
+    if prompt.closing:
+        encoded = tokenizer(prompt.closing, add_special_tokens=False)
+        closing_ids = tuple(encoded["input_ids"])
     return Template(
         **end_ids(tokenizer),
         answer_style=style,
         start_id=None,
-        closing_ids=tuple(tokenizer(prompt.closing, add_special_tokens=False)["input_ids"]) if prompt.closing else (),
+        closing_ids=closing_ids,
         latent_id=None,
         tokenizer=tokenizer,
         question_text=ask,
@@ -100,18 +116,26 @@ def text_template(tokenizer: "PreTrainedTokenizerFast", prompt: PromptConfig) ->
 
 
 def _plain_text(prompt: PromptConfig, question: str) -> str:
-    return "".join(line(part) for part in (prompt.system, question, prompt.instruction) if part)
+    return "".join(
+        line(part) for part in (prompt.system, question, prompt.instruction) if part
+    )
 
 
-def _chat(tokenizer: "PreTrainedTokenizerFast", prompt: PromptConfig, question: str) -> str:
+def _chat(
+    tokenizer: "PreTrainedTokenizerFast", prompt: PromptConfig, question: str
+) -> str:
     content = "\n".join(part for part in (question, prompt.instruction) if part)
     messages = [{"role": "system", "content": prompt.system}] if prompt.system else []
     messages.append({"role": "user", "content": content})
-    return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+    return str(
+        tokenizer.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=True
+        )
+    )
 
 
 @dataclass(frozen=True)
-class Asked:
+class SpeedPrompt:
     """A question's text at a thinking speed: tokens of a written solution that one latent stands for."""
 
     speed: int
@@ -126,11 +150,14 @@ def speed_of(template: Template) -> int:
     Raises:
         UserError: at none.
     """
-    if not isinstance(template.question_text, Asked):
-        raise UserError("config.reasoner", "only CoLaR's is asked at a speed; set it to colar_gpt2 or another colar's")
+    if not isinstance(template.question_text, SpeedPrompt):
+        raise UserError(
+            "config.reasoner",
+            "only CoLaR's is asked at a speed; set it to colar_gpt2 or another colar's",
+        )
     return template.question_text.speed
 
 
 def at_speed(template: Template, speed: int) -> Template:
     """Return the template, asking at another speed."""
-    return replace(template, question_text=Asked(speed))
+    return replace(template, question_text=SpeedPrompt(speed))

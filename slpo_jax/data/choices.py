@@ -3,47 +3,40 @@
 import re
 import string
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from slpo_jax.data.layouts import (
+    CHOICE_COLUMNS,
+    FIELD_NAMES,
+    WRONG_ANSWERS,
+    match_choice_column,
+)
 from slpo_jax.data.record_texts import is_missing, is_number, written
 from slpo_jax.errors import UserError
 from slpo_jax.rewards.answers import canonical_number
 
-CHOICE_FIELDS = ("choices", "options", "endings")
-Counted = Literal["", "0", "1"]
+FirstChoice = Literal["", "0", "1"]
 """`config.data.fields.first_choice`."""
 _LETTER = re.compile(r"\(?([A-Za-z])\)?[.):]?")
 _OWN_LABEL = re.compile(r"\(?([A-Z])\s*[).:]\s*")
-_COLUMN = re.compile(
-    r"([A-Z])|(?:(?i:op|opt|option|choice|ending|sol)(?![sS]\Z)[ _-]?|answer(?=[A-Z]))(?:([A-Za-z])|(\d{1,2}))"
-)
-# The wrong answers of sets that have them in fields of their own: GPQA's, SciQ's and OpenTDB's, in lower case.
-WRONG_ANSWERS = (
-    ("incorrect answer 1", "incorrect answer 2", "incorrect answer 3"),
-    ("distractor1", "distractor2", "distractor3"),
-    ("incorrect_answers",),
-)
-RIGHT_ANSWERS = ("correct answer", "correct_answer")
-"""Fields of the right answer, beside which the wrong ones may be."""
-
-
-WAYS = ("0", "1", "written")
-"""What a number may be that is an answer: an index from 0 or from 1, or a choice's text."""
+_SIGNS = re.compile(r"[^\w-]+")
+_LETTERS = string.ascii_uppercase
 
 
 class Choices(NamedTuple):
     """The choices of a question.
 
     Attributes:
-        labels, texts: of each that there is.
-        places: of each among all of the record's, from 0.
-        has_labels: whether the record has labels, which are else letters.
-        fields: of the record, that they are in.
-        are_numbers: as the record has them, and not texts that may write some.
-        first: the number in the first field's name, such as 1 of option1; "" for none.
+        labels: of each choice that there is.
+        texts: of each choice that there is.
+        places: of each among all of the record's choices, from 0.
+        has_labels: whether the record has labels of its own; they are letters otherwise.
+        fields: of the record that the choices are in.
+        are_numbers: whether the record has them as numbers, and not as texts that may write some.
+        first: the index of the first choice in sets with these fields.
     """
 
     labels: list[str]
@@ -52,176 +45,288 @@ class Choices(NamedTuple):
     has_labels: bool
     fields: Sequence[str]
     are_numbers: bool
-    first: str = ""
+    first: int = 0
 
-    def below(self, question: str) -> str:
-        """Return the question, and a line for each choice."""
-        return "\n".join([question, *map("{}. {}".format, self.labels, self.texts)])
+    def format_under(self, question: str) -> str:
+        """Return the question and, below it, a line for each choice."""
+        lines = [question]
+        for label, text in zip(self.labels, self.texts, strict=True):
+            lines.append(f"{label}. {text}")
+        return "\n".join(lines)
 
-    def answer(self, where: str, answer: str, way: str) -> str:
-        """Return the label where the record gives a label or an index, else the choice's text.
+    def answer_encoding(
+        self, answer: str, is_number: bool, first_choice: FirstChoice
+    ) -> Literal["label", "index", "text", "either"]:
+        """Tell what an answer may be: a label, an index, a choice's text, or either of the last two.
+
+        Args:
+            answer: the record's answer.
+            is_number: whether the record has it as a number, and not as a text.
+            first_choice: the index of the first choice, where the user says that answers are indices.
+        Returns:
+            "label" for words and for records with labels, where a choice's text is taken too.
+        """
+        if self.has_labels or canonical_number(answer) is None:
+            return "label"
+        if first_choice:
+            return "index"
+        if not is_number:
+            return "either"
+        return "text" if self.are_numbers else "index"
+
+    def stands_for(
+        self, where: str, answer: str, is_number: bool, first_choice: FirstChoice
+    ) -> tuple[str, int | None]:
+        """Find the choice that an answer stands for.
 
         Args:
             where: the record, for messages.
             answer: the record's answer.
-            way: what it is where it is a number: `WAYS`, or "" for a choice's text or an index, whichever it can be.
+            is_number: whether the record has it as a number, and not as a text.
+            first_choice: the index of the first choice, where the user says that answers are indices.
+        Returns:
+            the label where the record gives a label or an index, else the choice's text; and the index of the first
+            choice, where the answer was read as an index.
         Raises:
-            UserError: it is none of them, or both a choice's text and another one's label or index.
+            UserError: it is none of the choices, or both a choice's text and another one's label or index.
         """
-        label, text = self._labelled(answer), self.read(answer, "written")
-        if canonical_number(answer) is not None and not (label and self.has_labels):
-            label = self.read(answer, way or self.first or "0") if way != "written" else None
-            text = text if self.has_labels or way in ("", "written") else None
-        elif self.has_labels:
-            text = None if label else text
-        if not (label or text) or (label and text and label != text):
-            raise UserError(
-                f"{where}: answer {answer[:40]!r} is none of the choices, or one's text and another's label or index; "
-                f"give a label ({', '.join(self.labels)}), or the first one's index as config.data.fields.first_choice"
-            )
-        return label or self.texts[self.labels.index(text or "")]
+        first = int(first_choice) if first_choice else self.first
+        encoding = self.answer_encoding(answer, is_number, first_choice)
 
-    def read(self, number: str, way: str) -> str | None:
-        """Return the label of the choice whose index a number is, from 0 or 1, or that any answer is written as."""
-        canonical = canonical_number(number) or number.strip()
-        if way == "written":
-            forms = [canonical_number(text) or text for text in self.texts]
-            return self.labels[forms.index(canonical)] if canonical in forms else None
-        place = int(canonical) - int(way) if re.fullmatch("[0-9]{1,2}", canonical) and not self.has_labels else -1
+        # Look for the answer in every way that it may be meant.
+        by_label = self._with_label(answer) if encoding == "label" else None
+        by_index = None
+        if encoding in ("index", "either"):
+            by_index = self._with_index(answer, first)
+        by_text = self._with_text(answer) if encoding != "index" else None
+        if by_label and self.has_labels:
+            by_text = None
+
+        # Two ways that lead to two choices are an error, as is none.
+        label = by_label or by_index
+        found = {place for place in (label, by_text) if place}
+        if len(found) != 1:
+            fault = "is none of the choices, or one's text and another's label or index"
+            if encoding == "index":
+                fault = f"is a number beside texts, and no choice has this index, counted from {first}"
+            raise UserError(
+                f"{where}: answer {answer[:40]!r} {fault}; give a label ({', '.join(self.labels)}), or say with "
+                "config.data.fields.first_choice=0 (or 1) where indices begin"
+            )
+        if label:
+            return label, first if by_index else None
+        return self.texts[self.labels.index(found.pop())], None
+
+    def _with_label(self, answer: str) -> str | None:
+        """Return the label that an answer is, or the label of the column that it names."""
+        answer = answer.strip()
+        letter = _LETTER.fullmatch(answer)
+        number = canonical_number(answer)
+        if letter and letter[1].upper() in self.labels:
+            return letter[1].upper()
+        if number in self.labels:
+            return number
+        if answer in self.labels:
+            return answer
+        if len(self.fields) != len(self.labels):
+            return None
+        columns = [name.strip().lower() for name in self.fields]
+        if answer.lower() not in columns:
+            return None
+        return self.labels[columns.index(answer.lower())]
+
+    def _with_index(self, number: str, first: int) -> str | None:
+        """Return the label of the choice that has this index."""
+        canonical = canonical_number(number) or ""
+        if not re.fullmatch("[0-9]{1,2}", canonical):
+            return None
+        place = int(canonical) - first
         return self.labels[self.places.index(place)] if place in self.places else None
 
-    def _labelled(self, answer: str) -> str | None:
-        """Return the label that an answer is, or the name of whose column."""
-        letter, number = _LETTER.fullmatch(answer.strip()), canonical_number(answer)
-        form = letter[1].upper() if letter else number if number in self.labels else answer.strip()
-        columns = [name.strip().lower() for name in self.fields] if len(self.fields) == len(self.labels) else []
-        if form in self.labels or form.lower() not in columns:
-            return form if form in self.labels else None
-        return self.labels[columns.index(form.lower())]
+    def _with_text(self, answer: str) -> str | None:
+        """Return the label of the choice that has this text; numbers are compared as numbers."""
+        canonical = canonical_number(answer) or answer.strip()
+        for label, text in zip(self.labels, self.texts, strict=True):
+            if (canonical_number(text) or text) == canonical:
+                return label
+        return None
 
 
-def choices_of(where: str, record: Mapping[str, Any], field_name: str = "") -> Choices | None:
-    """Return the choices of a record, None without any. Missing ones are left out, and the others keep their letters.
+def read_choices(
+    where: str, record: Mapping[str, Any], field_name: str = ""
+) -> Choices | None:
+    """Read the choices of a record. Missing ones are left out, and the others keep their letters.
 
     Args:
         where: the record, for messages.
-        record: with a list of texts, with {"label": [..], "text": [..]}, or with texts by label, as one of
-            `CHOICE_FIELDS`, also written as texts; or with a column for each: A, B, C, ..; option_a, ..; opa, ..;
-            option1, ...
+        record: with a list of texts, with {"label": [..], "text": [..]}, or with texts by label, in a field of
+            `FIELD_NAMES["choices"]`, also written as texts; or with a column for each of them, see
+            `match_choice_column`.
         field_name: the field that has them.
+    Returns:
+        the choices; None of a record without any.
     Raises:
         UserError: they are something else.
     """
-    field = next((field for field in ([field_name] if field_name else CHOICE_FIELDS) if record.get(field)), None)
-    if field is None:
-        return None if field_name else _of_columns(where, record)
-    value = written(record[field]) if isinstance(record[field], str) else record[field]
-    if has_labels := isinstance(value, Mapping):
-        table = {label: text for label, text in value.items() if not _is_nothing(text)}  # of other records, for arrow
-        labels, texts = table.get("label", table), table.get("text", table.values())
-    else:
-        texts = value if isinstance(value, list | tuple) else []
-        labels = string.ascii_uppercase[: len(texts)]
-    labels, texts = [str(label) if is_number(label) else label for label in labels], list(texts)
+    names = [field_name] if field_name else FIELD_NAMES["choices"]
+    filled = [name for name in names if record.get(name)]
+    if filled:
+        return _read_field(where, record, filled[0])
+    return None if field_name else _read_columns(where, record)
+
+
+def _read_field(where: str, record: Mapping[str, Any], field: str) -> Choices:
+    """Read the choices that one field holds."""
+    value = record[field]
+    if isinstance(value, str):
+        value = written(value)
+
+    # Get the texts, and their labels: the field's own, or letters.
+    has_labels = isinstance(value, Mapping)
+    labels: Any = []
+    texts: list[Any] = []
+    if isinstance(value, Mapping):
+        # Arrow gives each record the labels of all others, with nothing as their texts.
+        table = {label: text for label, text in value.items() if not _is_nothing(text)}
+        labels = table.get("label", table)
+        texts = list(table.get("text", table.values()))
+    elif isinstance(value, list | tuple):
+        labels = _LETTERS[: len(value)]
+        texts = list(value)
+    labels = [str(label) if is_number(label) else label for label in labels]
+
+    # Every label must be a text, and every choice that is not missing a text or a number.
     present = [place for place, text in enumerate(texts) if not _is_nothing(text)]
-    is_list = len(labels) == len(texts) and all(isinstance(label, str) for label in labels)
-    are_texts = all(isinstance(texts[place], str) or is_number(texts[place]) for place in present)
-    if not (present and is_list and are_texts):
-        raise UserError(f'{where}: field \'{field}\' is no list of up to 26 texts; write ["first", "second", ...]')
-    strings, labels = [str(texts[place]) for place in present], [labels[place] for place in present]
-    matches = [_OWN_LABEL.match(text) for text in strings]
-    if [match and match[1] for match in matches] == labels:
-        strings = [text[match.end() :] for text, match in zip(strings, matches, strict=True) if match]
-    return Choices(labels, strings, present, has_labels, (field,), all(is_number(texts[place]) for place in present))
+    wrong_labels = [label for label in labels if not isinstance(label, str)]
+    numbers = [place for place in present if is_number(texts[place])]
+    strings = [place for place in present if isinstance(texts[place], str)]
+    is_complete = len({*numbers, *strings}) == len(present) > 0
+    if wrong_labels or len(labels) != len(texts) or not is_complete:
+        raise UserError(
+            f'{where}: field \'{field}\' is no list of up to 26 texts; write ["first", "second", …]'
+        )
+    labels = [labels[place] for place in present]
+    choices = _strip_labels(labels, [str(texts[place]) for place in present])
+    return Choices(
+        labels, choices, present, has_labels, (field,), len(numbers) == len(present)
+    )
 
 
-def is_column(name: Any) -> bool:
-    """Tell whether a field may be one choice."""
-    return _COLUMN.fullmatch(str(name).strip()) is not None
+def _strip_labels(labels: list[str], texts: list[str]) -> list[str]:
+    """Take their labels off the texts where each begins with its own, such as "B) 80 pens"."""
+    stripped: list[str] = []
+    for label, text in zip(labels, texts, strict=True):
+        match = _OWN_LABEL.match(text)
+        if match is None or match[1] != label:
+            return texts
+        stripped.append(text[match.end() :])
+    return stripped
 
 
-def choices_with_wrong(record: Mapping[str, Any], question: str, answer: str) -> tuple[Choices, str] | None:
-    """Return the choices of a record whose wrong answers have fields of their own, and the right one's letter.
+def choices_with_wrong(
+    record: Mapping[str, Any], question: str, answer: str
+) -> tuple[Choices, str] | None:
+    """Make choices of a right answer and the wrong ones that have fields of their own.
 
-    Their order is drawn, but the same wherever the record is read.
+    Their order is random, but the same wherever the record is read.
 
     Args:
         record: with names in lower case.
-        question: that is asked.
+        question: the question's text, a seed of the order.
         answer: the right one.
+    Returns:
+        the choices and the letter of the right one; None of a record without such fields.
     """
-    fields = next((fields for fields in WRONG_ANSWERS if any(record.get(field) for field in fields)), None)
-    if fields is None:
-        return None
     wrong: list[str] = []
+    fields: tuple[str, ...] = ()
+    for names in WRONG_ANSWERS:
+        if any(record.get(name) for name in names):
+            fields = names
+            break
+    if not fields:
+        return None
     for field in fields:
         value = record.get(field)
         texts = value if isinstance(value, list) else [value]
         wrong.extend(str(text).strip() for text in texts if not is_missing(text))
+
+    # Draw their order by a seed that depends on the question and on all of them.
     texts = [answer.strip(), *wrong]
-    rng = np.random.default_rng(zlib.crc32("\n".join([question, *sorted(texts)]).encode()))
-    order = rng.permutation(len(texts)).tolist()
-    labels = list(string.ascii_uppercase[: len(texts)])
+    seed = zlib.crc32("\n".join([question, *sorted(texts)]).encode())
+    order = np.random.default_rng(seed).permutation(len(texts)).tolist()
     shuffled = [texts[place] for place in order]
-    return Choices(labels, shuffled, list(range(len(texts))), True, fields, False), labels[order.index(0)]
+    labels = list(_LETTERS[: len(texts)])
+    places = list(range(len(texts)))
+    choices = Choices(labels, shuffled, places, True, fields, False)
+    return choices, labels[order.index(0)]
 
 
-def _of_columns(where: str, record: Mapping[str, Any]) -> Choices | None:
-    """Return the choices of columns, some of which may be empty; a problem's numbers may be A and B too."""
-    letters, numbers = dict[str, str](), dict[int, str]()
+def _read_columns(where: str, record: Mapping[str, Any]) -> Choices | None:
+    """Read choices that have a column each, some of which may be empty; a problem's numbers may be called A and B."""
+    # Collect the columns by letter and by number, and the index that sets with such names count from.
+    by_letter = dict[str, str]()
+    by_number = dict[int, str]()
+    first: int | None = 0
     for name in record:
-        if match := _COLUMN.fullmatch(str(name).strip()):
-            kind, key = (numbers, int(match[3])) if match[3] else (letters, (match[1] or match[2]).upper())
-            kind[key] = name  # type: ignore[index]
-    first = min(numbers, default=0)
-    if max(numbers, default=0) - first >= len(string.ascii_uppercase):
-        raise UserError(f"{where}: has {len(numbers)} columns of choices; give at most {len(string.ascii_uppercase)}")
-    columns = letters or {string.ascii_uppercase[number - first]: numbers[number] for number in numbers if first < 2}
-    names, labels = [columns[label] for label in sorted(columns)], list(string.ascii_uppercase[: len(columns)])
-    if sorted(columns) != labels or len(names) < 2 + ("A" in map(str.strip, names)):
+        match = match_choice_column(name)
+        if match is None:
+            continue
+        if match["number"]:
+            by_number[int(match["number"])] = name
+        else:
+            by_letter[(match["letter"] or match["suffix"]).upper()] = name
+        kind = match["name"] or match["answer"]
+        if kind:
+            first = CHOICE_COLUMNS[kind.lower()]
+    lowest = min(by_number, default=0)
+    if max(by_number, default=0) - lowest >= len(_LETTERS):
+        raise UserError(
+            f"{where}: has {len(by_number)} columns of choices; give at most {len(_LETTERS)}"
+        )
+
+    # Numbers become letters. They must begin with 0 or 1, and letters with A, and none may be left out.
+    if by_letter:
+        first = first or 0
+    else:
+        first = lowest if first is None else first
+        for number, name in by_number.items():
+            if lowest < 2:
+                by_letter[_LETTERS[number - lowest]] = name
+    labels = list(_LETTERS[: len(by_letter)])
+    if sorted(by_letter) != labels:
         return None
-    # A dash stands for nothing, but among other signs.
-    signs = any(isinstance(record[name], str) and re.fullmatch(r"[^\w-]+", record[name]) for name in names)
-    places = [n for n, name in enumerate(names) if not is_missing(record[name]) or (signs and record[name] == "-")]
+    names = [by_letter[label] for label in labels]
+    # Two columns A and B may be a problem's numbers.
+    is_bare = "A" in [name.strip() for name in names]
+    if len(names) < (3 if is_bare else 2):
+        return None
+
+    # A dash stands for nothing, except among other signs.
+    has_signs = False
+    for name in names:
+        text = record[name]
+        has_signs |= isinstance(text, str) and _SIGNS.fullmatch(text) is not None
+    places: list[int] = []
+    for place, name in enumerate(names):
+        is_sign = has_signs and record[name] == "-"
+        if is_sign or not is_missing(record[name]):
+            places.append(place)
     if len(places) < 2:
         return None
-    names, labels = [names[place] for place in places], [labels[place] for place in places]
-    are_numbers = all(is_number(record[name]) for name in names)
+    names = [names[place] for place in places]
     return Choices(
-        labels, [str(record[name]) for name in names], places, False, names, are_numbers, "" if letters else str(first)
+        labels=[labels[place] for place in places],
+        texts=[str(record[name]) for name in names],
+        places=places,
+        has_labels=False,
+        fields=names,
+        are_numbers=all(is_number(record[name]) for name in names),
+        first=first,
     )
 
 
 def _is_nothing(text: Any) -> bool:
     """Tell whether a list has nothing at a place; what is written there may be any text, such as "N/A"."""
-    return text is None or (isinstance(text, str) and text.strip() in ("", "nan", "<NA>"))
-
-
-def way_of(answered: Iterable[tuple[str, Choices, str, bool]], first: Counted, strict: bool) -> str:
-    """Tell what the numbers among the answers of a set are, by all of them: one of `WAYS`, "" where that isn't clear.
-
-    Args:
-        answered: where each problem is, its choices, its answer, and whether the record has a number as such.
-        first: the index of the first choice where it is given, else "".
-        strict: whether what is given holds where it doesn't fit.
-    Raises:
-        UserError: they are indices from 1, and nothing says so.
-    """
-    numeric = [row for row in answered if canonical_number(row[2]) is not None and not row[1].has_labels]
-    ways = [way for way in WAYS if all(choices.read(answer, way) for _, choices, answer, _ in numeric)]
-    if not numeric or (first and (strict or first in ways)):
-        return first if numeric else ""
-    if "written" in ways and len(ways) > 1:
-        if "0" not in ways or not all(is_index and not choices.are_numbers for _, choices, _, is_index in numeric):
-            return "" if "0" in ways else "written"
-        ways.remove("written")
-    firsts = {choices.first for _, choices, _, _ in numeric}
-    if len(firsts) == 1 and firsts <= {*ways}:
-        return firsts.pop()
-    if ways == ["1"]:
-        where, choices, answer, _ = next(row for row in numeric if not row[1].read(row[2], "0"))
-        raise UserError(
-            f"{where}: answer {answer!r} of {len(choices.labels)} choices can only be an index from 1; say so with "
-            "config.data.fields.first_choice=1, or give labels"
-        )
-    return ways[0] if ways else ""
+    if text is None:
+        return True
+    return isinstance(text, str) and text.strip() in ("", "nan", "<NA>")

@@ -29,7 +29,10 @@ class Split(NamedTuple):
     @property
     def content(self) -> Any:
         """Digests of the files that its rows are in; equal to nothing else where they are in memory."""
-        return tuple(file_digest(Path(file["filename"])) for file in self.rows.cache_files) or object()
+        return (
+            tuple(file_digest(Path(file["filename"])) for file in self.rows.cache_files)
+            or object()
+        )
 
 
 class _Published(NamedTuple):
@@ -71,17 +74,23 @@ def open_splits(source: str, role: Role) -> list[Split]:
     """
     place, configs, splits = _parse(source, role)
     if place.is_file():
-        raise UserError(f"{source}: a file has no configs or splits; give {place} alone")
+        raise UserError(
+            f"{source}: a file has no configs or splits; give {place} alone"
+        )
     opened = []
     for config in configs:
         with _quiet():
             dataset = _splits(place, config)
         if is_saved_alone(place):
             if not Path(source).expanduser().exists():
-                raise UserError(f"{source}: was saved without configs or splits; give {place} alone")
+                raise UserError(
+                    f"{source}: was saved without configs or splits; give {place} alone"
+                )
             return [Split(str(place), dataset)]
-        where, available = place if len(configs) == 1 else f"{place}:{config}", list(map(str, dataset))
-        if missing := [split for split in splits if split not in available]:
+        where = place if len(configs) == 1 else f"{place}:{config}"
+        available = list(map(str, dataset))
+        missing = [split for split in splits if split not in available]
+        if missing:
             raise NoSplit(
                 f"{source}: has no split '{missing[0]}', only {', '.join(available)}; name one, e.g. "
                 f"{where}@{available[0]}"
@@ -144,15 +153,22 @@ def _splits(place: Path, config: str | None) -> Any:
 
     hub_id = "" if place.is_dir() else str(place)
     if hub_id and ("/" not in hub_id or not is_hub_id(hub_id)):
-        raise UserError(f"{hub_id}: no such file or directory, and no hub id owner/name; check the path")
+        raise UserError(
+            f"{hub_id}: no such file or directory, and no hub id owner/name; check the path"
+        )
     try:
-        if is_saved_alone(place) or (place / "dataset_dict.json").is_file():  # by `save_to_disk`
+        # Written by `save_to_disk`.
+        if is_saved_alone(place) or (place / "dataset_dict.json").is_file():
             return datasets.load_from_disk(str(place))
         cached = hub_id and not hub_reachable()
-        return _from_cache(hub_id, config) if cached else datasets.load_dataset(str(place), config)
-    except Exception as error:  # the library passes on what its readers, arrow, the file system and the hub raise
+        if cached:
+            return _from_cache(hub_id, config)
+        return datasets.load_dataset(str(place), config)
+    except Exception as error:
+        # The library passes on what its readers, arrow, the file system and the hub raise.
+        source = " from the Hugging Face hub" if hub_id else ""
         raise UserError(
-            f"{place}: can't be loaded as a data set{' from the Hugging Face hub' * bool(hub_id)} ({_reason(error)}); "
+            f"{place}: can't be loaded as a data set{source} ({_reason(error)}); "
             "check the path or id, or name a config as PLACE:CONFIG"
         ) from error
 
@@ -163,11 +179,20 @@ def _from_cache(hub_id: str, config: str | None) -> Mapping[Any, Any]:
     from datasets.packaged_modules.cache.cache import Cache
     from huggingface_hub import snapshot_download
 
-    with contextlib.suppress(ValueError, OSError):  # not prepared; its files may be there all the same
+    # It may not be prepared, but its files may be there all the same.
+    with contextlib.suppress(ValueError, OSError):
         name = hub_id.split("/")[1]
-        return Cache(repo_id=hub_id, dataset_name=name, config_name=config, version="auto", hash="auto").as_dataset()
+        return Cache(
+            repo_id=hub_id,
+            dataset_name=name,
+            config_name=config,
+            version="auto",
+            hash="auto",
+        ).as_dataset()
     try:
-        directory = snapshot_download(hub_id, repo_type="dataset", local_files_only=True)
+        directory = snapshot_download(
+            hub_id, repo_type="dataset", local_files_only=True
+        )
     except (ValueError, OSError):
         raise UserError("the hub can't be reached, nor is it in its cache") from None
     return datasets.load_dataset(directory, config)
@@ -178,7 +203,8 @@ def _quiet() -> Iterator[None]:
     """Leave out progress bars, and log lines for errors that become ours."""
     import datasets
 
-    level, bars = datasets.logging.get_verbosity(), datasets.are_progress_bars_disabled()
+    level = datasets.logging.get_verbosity()
+    bars = datasets.are_progress_bars_disabled()
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)
     datasets.disable_progress_bars()
     try:

@@ -35,7 +35,8 @@ from slpo_jax.rewards.reward import CORRECT
 from slpo_jax.rewards.task_rewards import COUNTDOWN, GYM, MOST, OPERATORS
 from slpo_jax.settings import FieldError, setting
 
-_WITH_DEMOS = ("demos",) * 3 + ("train",) * 4 + ("valid", "test", "")  # of `SetsConfig.of_ten`
+# `SetsConfig.of_ten` of tasks with demonstrations.
+_WITH_DEMOS = ("demos",) * 3 + ("train",) * 4 + ("valid", "test", "")
 _MOST_NUMBERS = 6  # which have 737,280 orders and operations
 _TRIES = 1_000
 
@@ -72,17 +73,31 @@ class CountdownConfig(SetsConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if unknown := {*self.operations} - {*OPERATORS}:
-            raise FieldError(self, "operations", f"{min(unknown)!r} is none of {', '.join(OPERATORS)}")
+        unknown = {*self.operations} - {*OPERATORS}
+        if unknown:
+            raise FieldError(
+                self,
+                "operations",
+                f"{min(unknown)!r} is none of {', '.join(OPERATORS)}",
+            )
         for name in ("numbers", "demo_numbers"):
             ends = getattr(self, name)
             if len(ends) not in (2, 0) or list(ends) != sorted(ends):
-                raise FieldError(self, name, "give the fewest and the most, e.g. (3, 4)")
+                raise FieldError(
+                    self, name, "give the fewest and the most, e.g. (3, 4)"
+                )
         if 0 < self.solutions[1] < self.solutions[0]:
-            raise FieldError(self, "solutions", "give the fewest and the most, e.g. (2, 8); 0 for no limit")
+            raise FieldError(
+                self,
+                "solutions",
+                "give the fewest and the most, e.g. (2, 8); 0 for no limit",
+            )
 
     def mixed(self, name: str) -> range:
-        fewest, most = (self.demo_numbers if name == "demos" else ()) or self.numbers
+        numbers: Sequence[int] = self.numbers
+        if name == "demos" and self.demo_numbers:
+            numbers = self.demo_numbers
+        fewest, most = numbers
         return range(fewest, most + 1)
 
     @property
@@ -90,38 +105,66 @@ class CountdownConfig(SetsConfig):
         return range(2, _MOST_NUMBERS + 1)
 
 
-def _make(config: CountdownConfig, count: int, rng: np.random.Generator) -> tuple[Problem, str] | None:
+def _make(
+    config: CountdownConfig, count: int, rng: np.random.Generator
+) -> tuple[Problem, str] | None:
     """Return a problem with so many numbers, and its numbers in order with the goal; None where none is found."""
-    # Again until no value is out of range, which would else make problems with many numbers few.
-    return next(filter(None, (_drawn(config, count, rng) for _ in range(_TRIES))), None)
+    # Try again until no value is out of range, or problems with many numbers would be few.
+    for _ in range(_TRIES):
+        made = _draw(config, count, rng)
+        if made:
+            return made
+    return None
 
 
-def _drawn(config: CountdownConfig, count: int, rng: np.random.Generator) -> tuple[Problem, str] | None:
+def _draw(
+    config: CountdownConfig, count: int, rng: np.random.Generator
+) -> tuple[Problem, str] | None:
+    # Draw the numbers and the signs between them, and compute from left to right.
     draws = rng.random(2 * count - 1).tolist()
     numbers = [1 + int(draw * config.largest) for draw in draws[:count]]
-    value, answer, steps = numbers[0], str(numbers[0]), list[str]()
+    value = numbers[0]
+    answer = str(numbers[0])
+    steps = list[str]()
     for draw, number in zip(draws[count:], numbers[1:], strict=True):
         sign = config.operations[int(draw * len(config.operations))]
         if sign == "/" and value % number:
             return None
-        result = {"+": value + number, "-": value - number, "*": value * number, "/": value // number}[sign]
+        result = {
+            "+": value + number,
+            "-": value - number,
+            "*": value * number,
+            "/": value // number,
+        }[sign]
         if not 0 <= result <= config.goal:
             return None
         steps.append(f"{value} {sign} {number} = {result}")
         answer += f" {sign} {number}"
         value = result
+
+    # The question has the numbers in another order, its content has them sorted.
     shuffled = [numbers[place] for place in rng.permutation(count)]
     question = f"{' '.join(map(str, shuffled))} = {value}"
-    columns = {"numbers": shuffled, "goal": value, "operations": "".join(config.operations)}
-    return Problem(question, tuple(steps), answer, columns), f"{' '.join(map(str, sorted(shuffled)))} = {value}"
+    content = f"{' '.join(map(str, sorted(shuffled)))} = {value}"
+    columns = {
+        "numbers": shuffled,
+        "goal": value,
+        "operations": "".join(config.operations),
+    }
+    return Problem(question, tuple(steps), answer, columns), content
 
 
-def _counted(config: CountdownConfig, problem: Problem) -> Problem | None:
+def _count_solutions(config: CountdownConfig, problem: Problem) -> Problem | None:
     """Return the problem with the number of its right answers; None where the settings want others."""
-    count = solutions(problem.columns["numbers"], problem.columns["goal"], problem.columns["operations"])
+    count = solutions(
+        problem.columns["numbers"],
+        problem.columns["goal"],
+        problem.columns["operations"],
+    )
     fewest, most = config.solutions
-    is_wanted = fewest <= count <= (most or count)
-    return replace(problem, columns={**problem.columns, "solutions": count}) if is_wanted else None
+    if not fewest <= count <= (most or count):
+        return None
+    return replace(problem, columns={**problem.columns, "solutions": count})
 
 
 def solutions(numbers: list[int], goal: int, operations: str) -> int:
@@ -130,9 +173,18 @@ def solutions(numbers: list[int], goal: int, operations: str) -> int:
     values_OE = numbers_OK[:, :1]
     for place in range(1, len(numbers)):
         number_O1 = numbers_OK[:, place : place + 1]
-        functions = {"+": lambda v, n: v + n, "-": lambda v, n: v - n, "*": lambda v, n: v * n, "/": _divided}
-        results = [_in_range(values_OE, functions[sign](values_OE, number_O1)) for sign in operations]
+        functions = {
+            "+": lambda v, n: v + n,
+            "-": lambda v, n: v - n,
+            "*": lambda v, n: v * n,
+            "/": _divided,
+        }
+        results: list[np.ndarray] = []
+        for sign in operations:
+            result_OE = functions[sign](values_OE, number_O1)
+            results.append(_in_range(values_OE, result_OE))
         values_OE = np.concatenate(results, axis=1)
+    # Equal numbers change places without making another expression.
     same_orders = math.prod(map(math.factorial, Counter(numbers).values()))
     return int((values_OE == goal).sum()) // same_orders
 
@@ -160,7 +212,12 @@ def countdown_words(largest: int) -> tuple[str, ...]:
     return (*map(str, range(largest + 1)), *OPERATORS, "=")
 
 
-countdown_problems = sets_apart("countdown", _make, "largest or goal, or widen numbers or solutions", _counted)
+countdown_problems = sets_apart(
+    "countdown",
+    _make,
+    "largest or goal, or widen numbers or solutions",
+    _count_solutions,
+)
 
 
 _CHAIN_OPERATORS = ("+", "-", "*")
@@ -191,8 +248,13 @@ class ChainConfig(DepthConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if unknown := {*self.operations} - {*_CHAIN_OPERATORS}:
-            raise FieldError(self, "operations", f"{min(unknown)!r} is none of {', '.join(_CHAIN_OPERATORS)}")
+        unknown = {*self.operations} - {*_CHAIN_OPERATORS}
+        if unknown:
+            raise FieldError(
+                self,
+                "operations",
+                f"{min(unknown)!r} is none of {', '.join(_CHAIN_OPERATORS)}",
+            )
 
 
 @lru_cache
@@ -200,15 +262,26 @@ def _factors(modulus: int) -> list[int]:
     return [number for number in range(2, modulus) if math.gcd(number, modulus) == 1]
 
 
-def _chain(config: ChainConfig, depth: int, rng: np.random.Generator) -> tuple[Problem, str]:
-    modulus, draws = config.modulus, rng.random(1 + 2 * depth).tolist()
+def _chain(
+    config: ChainConfig, depth: int, rng: np.random.Generator
+) -> tuple[Problem, str]:
+    modulus = config.modulus
+    draws = rng.random(1 + 2 * depth).tolist()
     value = int(draws[0] * modulus)
-    question, steps = str(value), list[str]()
+    question = str(value)
+    steps = list[str]()
     for which, size in zip(draws[1::2], draws[2::2], strict=True):
         operator = config.operations[int(which * len(config.operations))]
-        operands: Sequence[int] = _factors(modulus) if operator == "*" else range(1, modulus)
+        operands: Sequence[int] = range(1, modulus)
+        if operator == "*":
+            operands = _factors(modulus)
         operand = operands[int(size * len(operands))]
-        result = {"+": value + operand, "-": value - operand, "*": value * operand}[operator] % modulus
+        results = {
+            "+": value + operand,
+            "-": value - operand,
+            "*": value * operand,
+        }
+        result = results[operator] % modulus
         question += f" {operator} {operand}"
         steps.append(f"{value} {operator} {operand} = {result}")
         value = result
@@ -217,7 +290,8 @@ def _chain(config: ChainConfig, depth: int, rng: np.random.Generator) -> tuple[P
 
 def chain_words(modulus: int) -> tuple[str, ...]:
     """Return every word of problems with this modulus."""
-    return (*map(str, range(ChainConfig(modulus=modulus).modulus)), *_CHAIN_OPERATORS, "=")
+    numbers = range(ChainConfig(modulus=modulus).modulus)
+    return (*map(str, numbers), *_CHAIN_OPERATORS, "=")
 
 
 @dataclass(frozen=True)
@@ -235,7 +309,9 @@ class GraphConfig(DepthConfig):
         if self.most_depth < self.depth:
             needed = 2 * (self.depth + 1)
             remedy = "raise it, or lower config.data.graph.depth"
-            raise FieldError(self, "nodes", f"{self.depth} hops need {needed}: {remedy}")
+            raise FieldError(
+                self, "nodes", f"{self.depth} hops need {needed}: {remedy}"
+            )
 
     @property
     def most_depth(self) -> int:
@@ -243,22 +319,36 @@ class GraphConfig(DepthConfig):
         return self.nodes // 2 - 1
 
 
-def _graph(config: GraphConfig, depth: int, rng: np.random.Generator) -> tuple[Problem, str]:
-    names = [f"n{number}" for number in rng.permutation(config.nodes)[: 2 * (depth + 1)]]
-    chains = names[: depth + 1], names[depth + 1 :]
-    edges = [pair for chain in chains for pair in pairwise(chain)]
-    ends = sorted(chain[-1] for chain in chains)
-    told = [f"{edges[place][0]}>{edges[place][1]}" for place in rng.permutation(len(edges))]
-    first, second = ends if rng.random() < 0.5 else ends[::-1]
-    begin, *steps = chains[0]
-    question = f"{' '.join(told)} ends {first} {second} from {begin}"
-    return Problem(question, tuple(steps), steps[-1]), " ".join([*sorted(told), *ends, begin])
+def _graph(
+    config: GraphConfig, depth: int, rng: np.random.Generator
+) -> tuple[Problem, str]:
+    # Two chains of as many hops; the first leads to the answer.
+    numbers = rng.permutation(config.nodes)[: 2 * (depth + 1)]
+    names = [f"n{number}" for number in numbers]
+    chain = names[: depth + 1]
+    other_chain = names[depth + 1 :]
+
+    # The question tells their edges in any order, and their ends in either.
+    edges = [*pairwise(chain), *pairwise(other_chain)]
+    texts: list[str] = []
+    for place in rng.permutation(len(edges)):
+        begin, end = edges[place]
+        texts.append(f"{begin}>{end}")
+    ends = sorted([chain[-1], other_chain[-1]])
+    asked_ends = ends if rng.random() < 0.5 else ends[::-1]
+    root, *steps = chain
+    question = f"{' '.join(texts)} ends {' '.join(asked_ends)} from {root}"
+    content = " ".join([*sorted(texts), *ends, root])
+    return Problem(question, tuple(steps), steps[-1]), content
 
 
 def graph_words(nodes: int) -> tuple[str, ...]:
     """Return every word of problems with so many nodes: an edge is one."""
     names = [f"n{number}" for number in range(GraphConfig(depth=1, nodes=nodes).nodes)]
-    return ("ends", "from", *names, *(f"{one}>{other}" for one in names for other in names if one != other))
+    edges: list[str] = []
+    for one in names:
+        edges.extend(f"{one}>{other}" for other in names if other != one)
+    return ("ends", "from", *names, *edges)
 
 
 class Task(NamedTuple):
@@ -279,8 +369,16 @@ class Task(NamedTuple):
 
 
 GENERATED: dict[str, Task] = {
-    "synthetic": Task(SyntheticConfig, lambda *settings: Problems(synthetic_problems(*settings)), synthetic_words),
-    "chain": Task(ChainConfig, sets_apart("chain", _chain, "modulus, or add operations"), chain_words),
+    "synthetic": Task(
+        SyntheticConfig,
+        lambda *settings: Problems(synthetic_problems(*settings)),
+        synthetic_words,
+    ),
+    "chain": Task(
+        ChainConfig,
+        sets_apart("chain", _chain, "modulus, or add operations"),
+        chain_words,
+    ),
     "graph": Task(GraphConfig, sets_apart("graph", _graph, "nodes"), graph_words),
     "countdown": Task(CountdownConfig, countdown_problems, countdown_words, COUNTDOWN),
 }
@@ -296,4 +394,5 @@ def task_reward(source: Any) -> str:
     """Return the reward of a source's problems where no other is named (`config.reward`)."""
     if is_gym(source):
         return GYM
-    return GENERATED[task].reward if (task := task_of(source)) else CORRECT
+    task = task_of(source)
+    return GENERATED[task].reward if task else CORRECT

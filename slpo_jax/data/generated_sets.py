@@ -80,7 +80,9 @@ class DepthConfig(SetsConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.least_depth > self.depth:
-            raise FieldError(self, "least_depth", f"it is more than depth ({self.depth}); lower it")
+            raise FieldError(
+                self, "least_depth", f"it is more than depth ({self.depth}); lower it"
+            )
 
     def mixed(self, name: str) -> range:
         return range(self.least_depth, self.depth + 1)
@@ -105,7 +107,10 @@ Complete = Callable[[Any, Problem], Problem | None]
 
 
 def sets_apart(
-    task: str, make: Make, more: str, complete: Complete = lambda settings, problem: problem
+    task: str,
+    make: Make,
+    more: str,
+    complete: Complete = lambda settings, problem: problem,
 ) -> Callable[[str, Any], Problems]:
     """Return the generator of a task: (name of a set, settings) -> its problems, a pure function.
 
@@ -120,30 +125,51 @@ def sets_apart(
     """
     remedy = f"for more raise config.data.{task}.{more}"
     return functools.lru_cache(maxsize=16)(
-        lambda name, settings: _generated(f"{task}:{name}", name, settings, make, complete, remedy)
+        lambda name, settings: _generated(
+            f"{task}:{name}", name, settings, make, complete, remedy
+        )
     )
 
 
-def _generated(source: str, name: str, settings: SetsConfig, make: Make, complete: Complete, remedy: str) -> Problems:
-    numbers, part = _numbers(source, name, settings), name if name in settings.of_ten else ""
+def _generated(
+    source: str,
+    name: str,
+    settings: SetsConfig,
+    make: Make,
+    complete: Complete,
+    remedy: str,
+) -> Problems:
+    numbers = _numbers(source, name, settings)
+    part = name if name in settings.of_ten else ""
     size = getattr(settings, f"{part or 'test'}_size")
     rng = np.random.default_rng([settings.seed, zlib.crc32(name.encode())])
-    problems, contents, idle, counts = list[Problem](), set[str](), 0, Counter[int]()
+    problems = list[Problem]()
+    contents = set[str]()
+    idle = 0
+    counts = Counter[int]()
     tell = if_slow(f"{source}: generating {size:,} problems", size)
-    while len(problems) < size and idle < 200 * len(contents) + 10_000:  # draws without a problem that is taken
+    # Draw until there are enough, or too many draws in a row gave no problem that is taken.
+    while len(problems) < size and idle < 200 * len(contents) + 10_000:
         number = numbers[int(rng.random() * len(numbers))]
         drawn = make(settings, number, rng)
-        idle += 1 if drawn else 1_000  # it has tried often
-        if drawn is None or part_of(drawn[1], settings.of_ten) != part:
+        # Where none is found, `make` has tried often.
+        idle += 1 if drawn else 1_000
+        if drawn is None:
             continue
-        if drawn[1] in contents and not settings.comes_again(part):
+        problem, content = drawn
+        if part_of(content, settings.of_ten) != part:
             continue
-        if (problem := complete(settings, drawn[0])) is not None:
-            problems.append(problem)
-            contents.add(drawn[1])
+        if content in contents and not settings.comes_again(part):
+            continue
+        completed = complete(settings, problem)
+        if completed is not None:
+            problems.append(completed)
+            contents.add(content)
             counts[number] += 1
             idle = 0
             tell(len(problems))
+
+    # Warn of a set that is too small, repeats itself, or has too few problems with one of the numbers.
     if not problems:
         raise UserError(f"{source}: there are no such problems; {remedy}")
     fewest = len(numbers) * min(counts[number] for number in numbers)
@@ -158,10 +184,12 @@ def _numbers(source: str, name: str, settings: SetsConfig) -> range:
     """Return the numbers of steps, or what the unit is, in a set."""
     if name and name in settings.of_ten:
         return settings.mixed(name)
-    number, alone = int(name) if name.isdecimal() else 0, settings.alone
+    number = int(name) if name.isdecimal() else 0
+    alone = settings.alone
     if number not in alone:
+        names = ", ".join(part for part in dict.fromkeys(settings.of_ten) if part)
         raise UserError(
-            f"{source}: no such set; give one of {', '.join(filter(None, dict.fromkeys(settings.of_ten)))} or a number "
+            f"{source}: no such set; give one of {names} or a number "
             f"of {settings.unit} from {alone[0]} to {alone[-1]}"
         )
     return range(number, number + 1)
@@ -169,7 +197,8 @@ def _numbers(source: str, name: str, settings: SetsConfig) -> range:
 
 def part_of(content: str, of_ten: tuple[str, ...]) -> str:
     """Return the set that a problem may be in."""
-    return of_ten[int.from_bytes(hashlib.blake2b(content.encode(), digest_size=4).digest()) % 10]
+    digest = hashlib.blake2b(content.encode(), digest_size=4).digest()
+    return of_ten[int.from_bytes(digest) % 10]
 
 
 @dataclass(frozen=True)
@@ -212,35 +241,54 @@ def gym_problems(source: str, config: GymConfig, role: str) -> Problems:
     task, at, name = source.removeprefix(f"{GYM}:").partition("@")
     part = name if at else {"validation": "valid"}.get(role, role)
     if part not in _OF_TEN:
-        raise UserError(f"{source}: no such set; give one of {', '.join(dict.fromkeys(_OF_TEN))}")
+        raise UserError(
+            f"{source}: no such set; give one of {', '.join(dict.fromkeys(_OF_TEN))}"
+        )
     size = getattr(config, f"{part}_size")
-    sizes = {"train": config.train_size, "valid": config.valid_size, "test": config.test_size}
-    draws = max(math.ceil(12 * most / _OF_TEN.count(set_name)) for set_name, most in sizes.items())
+    sizes = {
+        "train": config.train_size,
+        "valid": config.valid_size,
+        "test": config.test_size,
+    }
+    # Draw a fifth more than is needed for the set that needs the most, given its share of ten.
+    draws = 0
+    for set_name, most in sizes.items():
+        draws = max(draws, math.ceil(12 * most / _OF_TEN.count(set_name)))
     settings = json.dumps(config.settings.get(task, {}), sort_keys=True)
     entries = _entries(task, settings, config.seed, max(draws, _COMPARED))
-    before, after = common_ends([entry["question"] for entry in entries[:_COMPARED]]) if config.bare else ("", "")
-    entry_of = {entry["question"]: entry for entry in reversed(entries) if part_of(entry["question"], _OF_TEN) == part}
-    problems = [
-        Problem(
-            _without_ends(question, before, after),
-            (),
-            entry["answer"] or "",  # some tasks have none
-            {"entry": entry, "task": task, "settings": settings},
-        )
-        for question, entry in reversed(entry_of.items())
-    ][:size]
+    before = ""
+    after = ""
+    if config.bare:
+        before, after = common_ends([each["question"] for each in entries[:_COMPARED]])
+
+    # Of entries with the same question the first counts, in the place of the last.
+    entry_of: dict[str, dict[str, Any]] = {}
+    for entry in reversed(entries):
+        if part_of(entry["question"], _OF_TEN) == part:
+            entry_of[entry["question"]] = entry
+    problems: list[Problem] = []
+    for question, entry in reversed(entry_of.items()):
+        columns = {"entry": entry, "task": task, "settings": settings}
+        text = _without_ends(question, before, after)
+        # Some tasks have no answers.
+        problems.append(Problem(text, (), entry["answer"] or "", columns))
+    problems = problems[:size]
     if not problems:
-        raise UserError(f"{source}: none of {draws:,} problems is in this set; raise config.data.gym.{part}_size")
-    few = len(problems) < 0.9 * size  # a fifth more than are needed were drawn
+        raise UserError(
+            f"{source}: none of {draws:,} problems is in this set; raise config.data.gym.{part}_size"
+        )
+    if len(problems) >= 0.9 * size:
+        return Problems(problems)
     remedy = "the task repeats itself: widen config.data.gym.settings"
     line = f"{source}: {len(problems):,} of {size:,} problems; {remedy}.{task}"
-    return Problems(problems, warnings=(line,) * few)
+    return Problems(problems, warnings=(line,))
 
 
 @functools.lru_cache(maxsize=16)
 def _entries(task: str, settings: str, seed: int, count: int) -> list[dict[str, Any]]:
     """Generate entries of a task, from which all its sets are taken."""
-    dataset, entries = gym_dataset(task, settings, seed, count), list[dict[str, Any]]()
+    dataset = gym_dataset(task, settings, seed, count)
+    entries = list[dict[str, Any]]()
     tell = if_slow(f"{GYM}:{task}: generating {count:,} problems", count)
     while len(entries) < count:
         entries.append(dataset[len(entries)])
@@ -250,7 +298,8 @@ def _entries(task: str, settings: str, seed: int, count: int) -> list[dict[str, 
 
 def common_ends(texts: Sequence[str]) -> tuple[str, str]:
     """Return the whole words that all of some texts begin with, and those that they end with."""
-    before, after = _common(texts), _common([text[::-1] for text in texts])[::-1]
+    before = _common(texts)
+    after = _common([text[::-1] for text in texts])[::-1]
     before = before[: max(map(before.rfind, " \n")) + 1]
     starts = [place for place in map(after.find, " \n") if place >= 0]
     return before, after[min(starts) :] if starts else ""
@@ -258,8 +307,12 @@ def common_ends(texts: Sequence[str]) -> tuple[str, str]:
 
 def _common(texts: Sequence[str]) -> str:
     """Return the characters that all texts begin with."""
-    first, last = min(texts), max(texts)
-    return first[: next((place for place, letter in enumerate(first) if last[place : place + 1] != letter), len(first))]
+    first = min(texts)
+    last = max(texts)
+    for place, (letter, other) in enumerate(zip(first, last, strict=False)):
+        if letter != other:
+            return first[:place]
+    return first[: len(last)]
 
 
 def _without_ends(text: str, before: str, after: str) -> str:

@@ -34,10 +34,12 @@ class FieldUse:
 
     Attributes:
         used: fields by what they are: question, choices, answer, steps.
+        details: how what they hold is read, by what they are, where that isn't plain from their names.
         filled: fields that have something in them.
     """
 
     used: dict[str, dict[str, None]] = field(default_factory=dict)
+    details: dict[str, str] = field(default_factory=dict)
     filled: dict[str, None] = field(default_factory=dict)
 
     def note(self, role: str, fields: Iterable[str]) -> None:
@@ -47,19 +49,28 @@ class FieldUse:
     def see(self, record: Mapping[Any, Any]) -> None:
         """Note what a record has, as it was given, what is missing being None."""
         for name, value in record.items():
-            if not (value is None or (isinstance(value, str | list) and not value)):
+            is_empty = isinstance(value, str | list) and not value
+            if value is not None and not is_empty:
                 self.filled[str(name)] = None
 
     @property
     def unused(self) -> str:
         """Fields that nothing was taken from, "" without any."""
-        used = {name.strip().lower() for fields in self.used.values() for name in fields}
-        return shown(name for name in self.filled if name.strip() and name.strip().lower() not in used)
+        used = {""}
+        for fields in self.used.values():
+            used.update(name.strip().lower() for name in fields)
+        return shown(name for name in self.filled if name.strip().lower() not in used)
 
     def lines(self) -> list[str]:
         """Say what was made of the fields, and which are not used."""
-        line = "; ".join(f"{role} from {', '.join(fields)}" for role, fields in self.used.items())
-        return [line] * bool(line) + [f"not used: {self.unused}"] * bool(self.unused)
+        uses: list[str] = []
+        for role, fields in self.used.items():
+            detail = f" ({self.details[role]})" if role in self.details else ""
+            uses.append(f"{role}{detail} from {', '.join(fields)}")
+        lines = ["; ".join(uses)] if uses else []
+        if self.unused:
+            lines.append(f"not used: {self.unused}")
+        return lines
 
 
 class Problems(tuple[Problem, ...]):
@@ -98,16 +109,22 @@ class Problems(tuple[Problem, ...]):
 def shown(names: Iterable[Any]) -> str:
     """Return names of fields, as many as a line has room for."""
     line = ", ".join(map(str, names))
-    return line if len(line) <= _SHOWN else f"{line[: _SHOWN - 3]}..."
+    if len(line) <= _SHOWN:
+        return line
+    return f"{line[: _SHOWN - 1]}…"
 
 
-def without(problems: Iterable[Problem], held_out: Iterable[Problem]) -> tuple[Problem, ...]:
+def without(
+    problems: Iterable[Problem], held_out: Iterable[Problem]
+) -> tuple[Problem, ...]:
     """Drop the problems whose question is also in `held_out`, where runs of white space count as one space.
 
     GSM8K's training file holds all questions of the validation set: 7,473 problems become 6,973.
     """
-    held_out_questions = {normalised(problem.question) for problem in held_out}
-    return tuple(problem for problem in problems if normalised(problem.question) not in held_out_questions)
+    excluded = {normalised(problem.question) for problem in held_out}
+    return tuple(
+        problem for problem in problems if normalised(problem.question) not in excluded
+    )
 
 
 def normalised(question: str) -> str:

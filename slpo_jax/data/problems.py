@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from slpo_jax.data.choices import way_of
 from slpo_jax.data.dataset_rows import Role, open_splits, part_of, split_rows
 from slpo_jax.data.generated import GENERATED, task_of
 from slpo_jax.data.generated_sets import GymConfig, gym_problems, is_gym
@@ -28,7 +27,13 @@ from slpo_jax.data.record_fields import (
     read_record,
     unknown_field,
 )
-from slpo_jax.data.record_readers import FILE_READERS, Rows, given_rows, reader_of, select_split
+from slpo_jax.data.record_readers import (
+    FILE_READERS,
+    Rows,
+    given_rows,
+    reader_of,
+    select_split,
+)
 from slpo_jax.data.record_texts import plain, written_steps
 from slpo_jax.errors import UserError, key_name
 from slpo_jax.io.files import file_digest
@@ -40,13 +45,21 @@ from slpo_jax.settings import FieldError, check_fields, setting
 _PARTS = {"train": (0, 1, 2, 3, 5, 6, 7, 8), "valid": (9,), "test": (4,)}
 _FEWEST = 10
 _CODE = re.compile(r"[+-]?0[0-9]|.*[eE]")
-_DIGITS = 100  # that a number may have: room is made in every answer for the longest, and 1e999 is a slip
+# The most digits of a number: room is made in every answer for the longest, and 1e999 is a slip.
+_DIGITS = 100
 _KEPT = 8  # sources that are kept as they were read
+_KIND_NAMES = {
+    "numbers": "number",
+    "latex": "LaTeX that can be compared",
+    "texts": "text",
+}
 _WORD = re.compile(r"[A-Za-z]{2,}")
 
 
 _Tasks: Any = dataclasses.make_dataclass(
-    "_Tasks", [(name, task.settings, task.settings()) for name, task in GENERATED.items()], frozen=True
+    "_Tasks",
+    [(name, task.settings, task.settings()) for name, task in GENERATED.items()],
+    frozen=True,
 )
 
 
@@ -74,7 +87,9 @@ class DataConfig(_Tasks):
         check_fields(self)
         for name in self.eval:
             if not re.fullmatch(r"\w[\w-]*", name):
-                remedy = f"{name!r} is to be the name of files: use letters, digits, _ and -"
+                remedy = (
+                    f"{name!r} is to be the name of files: use letters, digits, _ and -"
+                )
                 raise FieldError(self, "eval", remedy)
 
     def of_task(self, source: Any) -> Any:
@@ -143,17 +158,32 @@ def load_problems(
             record is malformed; the message has the file and the line (or record), or the data set, the split and row.
     """
     wanted = Wanted(fields, role == "train", columns, unanswered)
+
+    # Records that a caller holds are read each time.
     if not isinstance(source, str):
         name, records = select_split(source, role)
         rows = _Source(name, None, lambda: given_rows(records))
         return _with_answers(name, _read.__wrapped__(rows, wanted), answers, unanswered)
+
+    # A part is a part of all training problems.
     whole_set, part = part_of(source)
     if part:
-        return _part(source, part, load_problems(whole_set, settings, "train", answers, fields, columns, unanswered))
+        whole = load_problems(
+            whole_set, settings, "train", answers, fields, columns, unanswered
+        )
+        return _select_part(source, part, whole)
+
+    # Tasks generate their problems.
     if is_gym(source):
-        return _of_gym(source, gym_problems(source, settings or GymConfig(), role), answers, unanswered)
-    if name := task_of(source):
-        return GENERATED[name].problems(source.removeprefix(f"{name}:"), settings or GENERATED[name].settings())
+        problems = gym_problems(source, settings or GymConfig(), role)
+        return _select_comparable(source, problems, answers, unanswered)
+    task_name = task_of(source)
+    if task_name:
+        task = GENERATED[task_name]
+        set_name = source.removeprefix(f"{task_name}:")
+        return task.problems(set_name, settings or task.settings())
+
+    # What remains is a file, a directory, or a set on the hub.
     path = Path(source).expanduser()
     reader = reader_of(path)
     if reader is None and path.is_file():
@@ -163,13 +193,15 @@ def load_problems(
             "synthetic:NAME"
         )
     if reader:
-        return _cached(_Source(source, file_digest(path), lambda: reader(path)), wanted, answers)
+        file = _Source(source, file_digest(path), lambda: reader(path))
+        return _cached(file, wanted, answers)
     splits = open_splits(source, role)
     content = tuple(split.content for split in splits)
-    return _cached(_Source(source, content, lambda: split_rows(splits)), wanted, answers)
+    dataset = _Source(source, content, lambda: split_rows(splits))
+    return _cached(dataset, wanted, answers)
 
 
-def _part(source: str, name: str, problems: Problems) -> Problems:
+def _select_part(source: str, name: str, problems: Problems) -> Problems:
     """Return the problems of a part; the warnings are those of the largest.
 
     Raises:
@@ -180,40 +212,59 @@ def _part(source: str, name: str, problems: Problems) -> Problems:
             f"{source}: {len(problems)} problems are too few to set some apart; give {_FEWEST}, or other sets as "
             "config.data.valid and config.data.eval.NAME"
         )
-    some = (problem for place, problem in enumerate(problems) if place % 10 in _PARTS[name])
-    return problems.with_only(some, warnings=problems.warnings * (name == "train"))
+    digits = _PARTS[name]
+    part = [problem for n, problem in enumerate(problems) if n % 10 in digits]
+    warnings = problems.warnings if name == "train" else ()
+    return problems.with_only(part, warnings=warnings)
 
 
-def _of_gym(source: str, problems: Problems, answers: Kind, unanswered: bool) -> Problems:
+def _select_comparable(
+    source: str, problems: Problems, answers: Kind, unanswered: bool
+) -> Problems:
     """Leave out, and count, problems whose answer can't be compared; texts stay as they are."""
     keys = [problem.answer for problem in problems]
-    pairs = zip(problems, keys if answers == "texts" else _compared(keys, answers), strict=True)
-    comparable = [dataclasses.replace(problem, answer=key) for problem, key in pairs
-            if key or (unanswered and not problem.answer)]  # fmt: skip
+    if answers != "texts":
+        keys = _compared(keys, answers)
+    comparable: list[Problem] = []
+    for problem, key in zip(problems, keys, strict=True):
+        if key or (unanswered and not problem.answer):
+            comparable.append(dataclasses.replace(problem, answer=key))
     if not comparable:
-        raise UserError(f"{source}: no problem has an answer that can be compared; leave config.reward to the task")
+        raise UserError(
+            f"{source}: no problem has an answer that can be compared; leave config.reward to the task"
+        )
     left_out = len(problems) - len(comparable)
-    line = f"{source}: left out {left_out} of {len(problems)} problems, whose answer can't be compared"
-    return Problems(comparable, left_out=left_out, warnings=(*problems.warnings, *[line] * bool(left_out)))
+    warnings = problems.warnings
+    if left_out:
+        line = f"{source}: left out {left_out} of {len(problems)} problems, whose answer can't be compared"
+        warnings = (*warnings, line)
+    return Problems(comparable, left_out=left_out, warnings=warnings)
 
 
 @functools.lru_cache(maxsize=_KEPT)
 def _read(source: _Source, wanted: Wanted) -> _Read:
-    field_use, is_collected = FieldUse(), gc.isenabled()
-    gc.disable()  # which would look for cycles among millions of new objects, again and again: there are none
+    field_use = FieldUse()
+    # The garbage collector would look for cycles among millions of new objects, again and again. There are none.
+    is_collected = gc.isenabled()
+    gc.disable()
     try:
         raws = list(_raw_problems(source.rows(), wanted, field_use))
         if not raws:
-            raise UserError(f"{source.name}: holds no problems; give one with at least one")
-        solutions = written_steps([(raw.where, raw.steps, raw.solution) for raw in raws])
-        raws = _chosen(raws, wanted, field_use)
-        numbers = [_number(raw.answer or "") for raw in raws]
-        rows = zip(raws, solutions, numbers, strict=True)
-        problems = [Problem(raw.question, steps, number, raw.columns) for raw, steps, number in rows]
+            raise UserError(
+                f"{source.name}: holds no problems; give one with at least one"
+            )
+        solutions = written_steps(raws, field_use)
+        problems: list[Problem] = []
+        others: dict[int, RawProblem] = {}
+        for place, (raw, steps) in enumerate(zip(raws, solutions, strict=True)):
+            number = _number(raw.answer or "")
+            problems.append(Problem(raw.question, steps, number, raw.columns))
+            if not number:
+                others[place] = raw
     finally:
         if is_collected:
             gc.enable()
-    return _Read(problems, {place: raws[place] for place, number in enumerate(numbers) if not number}, field_use)
+    return _Read(problems, others, field_use)
 
 
 @functools.lru_cache(maxsize=_KEPT)
@@ -221,9 +272,14 @@ def _cached(source: _Source, wanted: Wanted, answers: Kind) -> Problems:
     return _with_answers(source.name, _read(source, wanted), answers, wanted.unanswered)
 
 
-def _with_answers(source: str, read: _Read, answers: Kind, unanswered: bool) -> Problems:
+def _with_answers(
+    source: str, read: _Read, answers: Kind, unanswered: bool
+) -> Problems:
     """Return what was read, with answers of a kind; or without any, where none is needed."""
-    problems, others, lost = dict(enumerate(read.problems)), read.others, dict[str, list[str]]()
+    # Answers that are no numbers are compared as their kind is, or their problems are left out.
+    problems = dict(enumerate(read.problems))
+    others = read.others
+    lost = dict[str, list[str]]()
     compared = _compared([raw.answer or "" for raw in others.values()], answers)
     for (place, raw), answer in zip(others.items(), compared, strict=True):
         if answer or (unanswered and not raw.answer):
@@ -232,17 +288,31 @@ def _with_answers(source: str, read: _Read, answers: Kind, unanswered: bool) -> 
             fault, line = _bad_answer(raw, answers)
             lost.setdefault(fault, []).append(line)
             del problems[place]
-    count, left_out = len(read.problems), len(read.problems) - len(problems)
-    why = [f"{len(lines):,} like {lines[0]}" if left_out > 1 else lines[0] for lines in lost.values()]
+    count = len(read.problems)
+    left_out = count - len(problems)
     if not problems:
+        first_line = next(iter(lost.values()))[0]
         remedy = f"give a set with such answers, or compare others, e.g. with {key_name('config.prompt.answers')}=texts"
-        raise UserError(f"{next(iter(lost.values()))[0]}, nor is any of the {count}; {remedy}")
+        raise UserError(f"{first_line}, nor is any of the {count}; {remedy}")
+
+    # Warn of what is left out, an example for each reason, and of contradictions.
     warnings: list[str] = []
-    if why:
-        warnings.append(f"{source}: left out {left_out} of {count} problems: {'; '.join(why)}")
-    if line := _contradictions(problems.values()):
-        warnings.append(f"{source}: {line}")
-    return Problems(problems.values(), left_out=left_out, field_use=read.field_use, warnings=tuple(warnings))
+    reasons: list[str] = []
+    for lines in lost.values():
+        number = f"{len(lines):,} like " if left_out > 1 else ""
+        reasons.append(f"{number}{lines[0]}")
+    if reasons:
+        why = "; ".join(reasons)
+        warnings.append(f"{source}: left out {left_out} of {count} problems: {why}")
+    contradictions = _contradictions(problems.values())
+    if contradictions:
+        warnings.append(f"{source}: {contradictions}")
+    return Problems(
+        problems.values(),
+        left_out=left_out,
+        field_use=read.field_use,
+        warnings=tuple(warnings),
+    )
 
 
 def _contradictions(problems: Iterable[Problem]) -> str:
@@ -263,42 +333,54 @@ def _contradictions(problems: Iterable[Problem]) -> str:
     )
 
 
-def _raw_problems(rows: Rows, wanted: Wanted, field_use: FieldUse) -> Iterator[RawProblem]:
+def _raw_problems(
+    rows: Rows, wanted: Wanted, field_use: FieldUse
+) -> Iterator[RawProblem]:
+    """Read the rows one by one, then check that the fields that have to be there were."""
+    fields = wanted.fields
     first = None
-    fields, strict, columns, unanswered = wanted
     for where, record in rows:
         if not isinstance(record, Mapping):
-            raise UserError(f"{where}: not a record with fields; expected question, answer and optionally steps")
+            raise UserError(
+                f"{where}: not a record with fields; expected question, answer and optionally steps"
+            )
         first = first or (where, record)
         raw = read_record(where, record, wanted, field_use)
         if not raw.question.strip():
-            raise UserError(f"{where}: the question is empty; give its text or remove the record")
-        if columns is None or columns:
-            cells = {**getattr(record, "columns", {}), **record}
-            values = {name: plain(cells[name]) for name in (cells if columns is None else columns) if name in cells}
-            others = {field for fields in field_use.used.values() for field in fields}
-            field_use.note("reward", values if columns else [name for name in values if name not in others])
-            raw = raw._replace(columns=values)
+            raise UserError(
+                f"{where}: the question is empty; give its text or remove the record"
+            )
+        if wanted.columns is None or wanted.columns:
+            raw = raw._replace(columns=_kept_columns(record, wanted, field_use))
         yield raw
-    is_named = bool(strict and fields.answer)
-    if first and "answer" not in field_use.used and (is_named or not unanswered):
+
+    # A field of the answer or the steps may be missing in some of the records, but not in all.
+    if first is None:
+        return
+    is_named = bool(wanted.strict and fields.answer)
+    needs_answer = is_named or not wanted.unanswered
+    if needs_answer and "answer" not in field_use.used:
         raise no_answer_field(*first, fields if is_named else FOUND)
-    if first and strict and fields.steps and fields.steps not in field_use.used.get("steps", {}):
+    steps = field_use.used.get("steps", {})
+    if wanted.strict and fields.steps and fields.steps not in steps:
         raise unknown_field(*first, "steps", fields.steps)
 
 
-def _chosen(raws: list[RawProblem], wanted: Wanted, field_use: FieldUse) -> list[RawProblem]:
-    """Make labels or texts of choices the answers, where there are choices."""
-    answered = {
-        place: (raw.where, raw.choices, raw.answer, raw.is_number)
-        for place, raw in enumerate(raws) if raw.choices and raw.answer and raw.answer.strip()
-    }  # fmt: skip
-    way = way_of(answered.values(), wanted.fields.first_choice, wanted.strict)
-    answers = {place: choices.answer(where, answer, way) for place, (where, choices, answer, _) in answered.items()}
-    if way.isdecimal():
-        index = f"answer (an index from {way})"
-        field_use.used = {index if role == "answer" else role: names for role, names in field_use.used.items()}
-    return [raw._replace(answer=answers.get(place)) if raw.choices else raw for place, raw in enumerate(raws)]
+def _kept_columns(
+    record: Mapping[str, Any], wanted: Wanted, field_use: FieldUse
+) -> dict[str, Any]:
+    """Return the cells that are kept beside a problem, and note them as used by the reward."""
+    cells = {**getattr(record, "columns", {}), **record}
+    if wanted.columns is not None:
+        kept = {name: plain(cells[name]) for name in wanted.columns if name in cells}
+        field_use.note("reward", kept)
+        return kept
+    # All columns are kept; those that are used for nothing else are the reward's.
+    used: set[str] = set()
+    for fields in field_use.used.values():
+        used.update(fields)
+    field_use.note("reward", [name for name in cells if name not in used])
+    return {name: plain(cell) for name, cell in cells.items()}
 
 
 def _number(answer: str) -> str:
@@ -317,8 +399,10 @@ def _compared(answers: Sequence[str], kind: Kind) -> list[str]:
     if kind == "numbers":
         return [number_of(answer) for answer in answers]
     texts = [_written(answer, kind) for answer in answers]
-    readable = are_readable(texts) if kind == "latex" else map(normal_text, texts)
-    return [answer if is_good else "" for answer, is_good in zip(texts, readable, strict=True)]
+    if kind == "texts":
+        return [text if normal_text(text) else "" for text in texts]
+    readable = are_readable(texts)
+    return [text if good else "" for text, good in zip(texts, readable, strict=True)]
 
 
 def _written(answer: str, kind: Kind) -> str:
@@ -326,16 +410,23 @@ def _written(answer: str, kind: Kind) -> str:
     text = answer.strip()
     if kind == "texts" and _CODE.match(text):
         return text
-    is_sentence = text.endswith((".", "!", "?")) and "\\" not in text and len(_WORD.findall(text)) >= 4
-    return number_of(answer) or ("" if is_sentence and kind == "latex" else text)
+    number = number_of(answer)
+    if number:
+        return number
+    is_sentence = text.endswith((".", "!", "?")) and "\\" not in text
+    if kind == "latex" and is_sentence and len(_WORD.findall(text)) >= 4:
+        return ""
+    return text
 
 
 def _bad_answer(raw: RawProblem, kind: Kind) -> tuple[str, str]:
     """Return what is wrong with a record's answer, and the same with where it is."""
-    answer, name = raw.answer, {"numbers": "number", "latex": "LaTeX that can be compared", "texts": "text"}[kind]
+    answer = raw.answer
     if answer is None:
-        behind = ", nor one behind a mark such as #### in its lines" * bool(raw.solution)
-        return "no answer", f"{raw.where}: no answer{behind}"
-    shown = str(answer if len(answer) <= 40 else answer[:40] + "...")
-    long = f" of at most {_DIGITS} digits" * (canonical_number(answer) is not None)
-    return f"no {name}{long}", f"{raw.where}: answer {shown!r} is no {name}{long}"
+        behind = ", nor one behind a mark such as #### in its lines"
+        return "no answer", f"{raw.where}: no answer{behind if raw.solution else ''}"
+    fault = f"no {_KIND_NAMES[kind]}"
+    if canonical_number(answer) is not None:
+        fault += f" of at most {_DIGITS} digits"
+    start = answer if len(answer) <= 40 else f"{answer[:40]}…"
+    return fault, f"{raw.where}: answer {start!r} is {fault}"

@@ -7,8 +7,8 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+from slpo_jax.data.layouts import is_known
 from slpo_jax.data.problem import Problem
-from slpo_jax.data.record_fields import is_known
 from slpo_jax.data.record_readers import ProblemRecord, given_rows
 from slpo_jax.data.record_texts import Number
 from slpo_jax.errors import UserError
@@ -28,7 +28,9 @@ def records_text(records: Any) -> str:
     lines: list[str] = []
     for where, record in given_rows(records):
         if not isinstance(record, Mapping):
-            raise UserError(f"{where}: not a record with fields; expected question, answer and optionally steps")
+            raise UserError(
+                f"{where}: not a record with fields; expected question, answer and optionally steps"
+            )
         # A problem has been read already, so that none of its columns may be read as a part of it again.
         columns = record.columns if isinstance(record, ProblemRecord) else {}
         others = {name: value for name, value in columns.items() if not is_known(name)}
@@ -62,7 +64,10 @@ def _json(value: Any) -> str:
         text = str(value)
         return text if _JSON_NUMBER.fullmatch(text) else json.dumps(text)
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{json.dumps(str(name))}: {_json(inner)}" for name, inner in value.items()) + "}"
+        fields: list[str] = []
+        for name, inner in value.items():
+            fields.append(f"{json.dumps(str(name))}: {_json(inner)}")
+        return "{" + ", ".join(fields) + "}"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(_json, value)) + "]"
     return json.dumps(value, default=str)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import pyarrow
 
 Rows = Iterator[tuple[str, Any]]
+_TABLE_METHODS = ("to_arrow", "to_pylist", "to_dict")
 _FLOATING = re.compile("float|double")  # in the name of a type of arrow
 
 
@@ -43,49 +44,64 @@ def _read_icot(path: Path) -> Rows:
         before, hashes, answer = line.rpartition("####")
         question, bars, steps = before.partition("||")
         if not bars or not hashes:
-            raise UserError(f"{where}: malformed; expected 'question||steps #### answer'")
+            raise UserError(
+                f"{where}: malformed; expected 'question||steps #### answer'"
+            )
         yield where, {"question": question, "cot": steps, "answer": answer.strip()}
 
 
 def _read_csv(path: Path) -> Rows:
     """Read columns that lie between tabs, semicolons or commas, by the header; a record is where it begins."""
-    csv.field_size_limit(2**31 - 1)  # the library's own limit is 131,072 characters a cell
+    # The library's own limit is 131,072 characters a cell.
+    csv.field_size_limit(2**31 - 1)
     text = _read_text(path)
     header = text.partition("\n")[0]
-    delimiter = next((sign for sign in "\t;" if sign in header and "," not in header), ",")
-    reader, end = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True), 0
+    delimiter = next(
+        (sign for sign in "\t;" if sign in header and "," not in header), ","
+    )
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    end = 0
     try:
         names = next(reader, [])
         _check_names(names, str(path))
         end = reader.line_num
         for row in reader:
-            where, end = f"{path}, line {end + 1}", reader.line_num
+            where = f"{path}, line {end + 1}"
+            end = reader.line_num
             if not row:
                 continue
             if len(row) != len(names):
-                remedy = f"quote texts with {delimiter!r}" if len(row) > len(names) else "add what is missing"
+                remedy = "add what is missing"
+                if len(row) > len(names):
+                    remedy = f"quote texts with {delimiter!r}"
                 raise UserError(
                     f"{where}: {len(row)} field(s) for the header's {len(names)} ({header[:80].strip()}); {remedy}"
                 )
             yield where, dict(zip(names, row, strict=True))
     except csv.Error as error:
-        raise UserError(f"{path}, line {end + 1}: malformed CSV ({error}); mend or remove it") from None
+        raise UserError(
+            f"{path}, line {end + 1}: malformed CSV ({error}); mend or remove it"
+        ) from None
 
 
 def _read_parquet(path: Path) -> Rows:
     import pyarrow  # takes a while, and most files are texts
     from pyarrow import parquet
 
-    data, number = _read_bytes(path), 0
+    data = _read_bytes(path)
+    number = 0
     try:
         # A batch at a time: the rows of a large file as Python objects take ten times its memory.
         for batch in parquet.read_table(pyarrow.BufferReader(data)).to_batches():
             for record in arrow_records(pyarrow.Table.from_batches([batch])):
                 number += 1
                 yield f"{path}, row {number}", record
-    except (OSError, ValueError) as error:  # arrow's own errors are among them, and texts that aren't UTF-8
+    except (OSError, ValueError) as error:
+        # Arrow's own errors are among them, and those of texts that aren't UTF-8.
         reason = str(error).splitlines()[0]
-        raise UserError(f"{path}: not a readable parquet file ({reason}); get or write it again") from None
+        raise UserError(
+            f"{path}: not a readable parquet file ({reason}); get or write it again"
+        ) from None
 
 
 FILE_READERS: dict[str, Callable[[Path], Rows]] = {
@@ -108,13 +124,18 @@ def arrow_records(table: "pyarrow.Table") -> list[dict[str, Any]]:
     """Return the rows, floating-point numbers as the shortest decimals of their type, also within lists."""
     _check_names(table.column_names)
     columns = {name: _arrow_values(table[name]) for name in table.column_names}
-    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    return [
+        dict(zip(columns, row, strict=True))
+        for row in zip(*columns.values(), strict=True)
+    ]
 
 
 def _arrow_values(column: Any) -> list[Any]:
     """Return the values of an array or a column of arrow."""
     values = column.to_pylist()
-    return [_shortest(value, column.type) for value in values] if _FLOATING.search(str(column.type)) else values
+    if not _FLOATING.search(str(column.type)):
+        return values
+    return [_shortest(value, column.type) for value in values]
 
 
 def _shortest(value: Any, kind: Any) -> Any:
@@ -175,19 +196,25 @@ def select_split(records: Any, role: str) -> tuple[str, Any]:
         return "records", records
     if role not in records:
         names = list(records)
-        raise UserError(f"records: have no split {role!r}, only {', '.join(names)}; give one, such as [{names[0]!r}]")
+        raise UserError(
+            f"records: have no split {role!r}, only {', '.join(names)}; give one, such as [{names[0]!r}]"
+        )
     return f"records, split {role}", records[role]
 
 
 def is_dataset_dict(records: Any) -> bool:
     """Tell whether records are a `datasets.DatasetDict`, with a set by split."""
-    return isinstance(records, Mapping) and bool(records) and all(hasattr(x, "with_format") for x in records.values())
+    return (
+        isinstance(records, Mapping)
+        and bool(records)
+        and all(hasattr(x, "with_format") for x in records.values())
+    )
 
 
 def reusable(records: Any) -> Any:
     """Return records that can be gone through twice: the table of a stream of arrow, the list of an iterator."""
-    is_stream = hasattr(records, "__arrow_c_stream__") and not hasattr(records, "to_arrow")
-    if is_stream and not hasattr(records, "to_pylist") and not hasattr(records, "to_dict"):
+    is_table = any(hasattr(records, name) for name in _TABLE_METHODS)
+    if hasattr(records, "__arrow_c_stream__") and not is_table:
         import pyarrow
 
         return pyarrow.table(records)
@@ -211,20 +238,37 @@ def given_rows(records: Any) -> Rows:
 
 def _records_of(records: Any) -> Iterable[Any]:
     records = reusable(records)
-    records = records.to_arrow() if hasattr(records, "to_arrow") else records  # of polars
-    if hasattr(records, "to_pylist"):  # of pyarrow: a table, or an array of structs
-        return arrow_records(records) if hasattr(records, "schema") else _arrow_values(records)
-    if hasattr(records, "columns") and hasattr(records, "to_dict"):  # of pandas, which would widen floats
+    # Tables of polars become those of arrow.
+    records = records.to_arrow() if hasattr(records, "to_arrow") else records
+
+    # Arrow has tables, and arrays of structs.
+    if hasattr(records, "to_pylist"):
+        is_table = hasattr(records, "schema")
+        return arrow_records(records) if is_table else _arrow_values(records)
+
+    # Tables of pandas, which would widen floats.
+    if hasattr(records, "columns") and hasattr(records, "to_dict"):
         _check_names(records.columns)
-        columns = {name: _pandas_values(records[name]) for name in records.columns}
-        rows = zip(*columns.values(), strict=True)
-        return ({name: _plain(value) for name, value in zip(columns, row, strict=True)} for row in rows)
-    if isinstance(records, Mapping | bytes) or not isinstance(records, Iterable) or getattr(records, "ndim", 1) == 0:
+        return _pandas_records(records)
+
+    # What else goes through records is a list of them, or a data set of `datasets`.
+    is_one = isinstance(records, Mapping | bytes) or getattr(records, "ndim", 1) == 0
+    if is_one or not isinstance(records, Iterable):
         raise UserError(
             f"{type(records).__name__} holds no records; give a file, a list of dicts, a DataFrame or a "
             "datasets.Dataset"
         )
-    return dataset_records(records) if hasattr(records, "with_format") else map(_plain, records)
+    if hasattr(records, "with_format"):
+        return dataset_records(records)
+    return map(_plain, records)
+
+
+def _pandas_records(table: Any) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a table of pandas."""
+    columns = {name: _pandas_values(table[name]) for name in table.columns}
+    for row in zip(*columns.values(), strict=True):
+        values = map(_plain, row)
+        yield dict(zip(columns, values, strict=True))
 
 
 def _pandas_values(column: Any) -> Iterable[Any]:
@@ -240,7 +284,9 @@ def _plain(value: Any) -> Any:
     if isinstance(value, str | bool | None):
         return value
     if isinstance(value, Problem):
-        record = ProblemRecord(question=value.question, steps=list(value.steps), answer=value.answer)
+        record = ProblemRecord(
+            question=value.question, steps=list(value.steps), answer=value.answer
+        )
         record.columns = value.columns
         return record
     if isinstance(value, Mapping):
@@ -253,15 +299,18 @@ def _plain(value: Any) -> Any:
         return _shortest(value.as_py(), value.type)
     if isinstance(value, int):
         return Number(Decimal(value))  # the texts of ints end at some 4,300 digits
-    if hasattr(value, "__array__") and not isinstance(value, np.generic):  # of NumPy, JAX, PyTorch
+    # Arrays of NumPy, JAX and PyTorch.
+    if hasattr(value, "__array__") and not isinstance(value, np.generic):
         try:
             array = np.asarray(value)
-        except (TypeError, RuntimeError):  # of a type that NumPy has not: no text, and said so where it is used
+        except (TypeError, RuntimeError):
+            # NumPy does not have its type: it is no text, which is said where it is used.
             return value
         return [_plain(inner) for inner in array] if array.ndim else _plain(array[()])
     if isinstance(value, np.bool_):
         return bool(value)
-    if isinstance(value, float) or (isinstance(value, np.generic) and value.dtype.kind in "iuf"):
+    is_scalar = isinstance(value, np.generic) and value.dtype.kind in "iuf"
+    if isinstance(value, float) or is_scalar:
         return _decimal(value)
     return None if str(value) in ("<NA>", "NaT") else value  # of pandas
 
@@ -277,7 +326,9 @@ def _read_text(path: Path) -> str:
     try:
         return _read_bytes(path).decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise UserError(f"{path}: not UTF-8 text (byte {error.start}); save it as UTF-8") from None
+        raise UserError(
+            f"{path}: not UTF-8 text (byte {error.start}); save it as UTF-8"
+        ) from None
 
 
 def _read_bytes(path: Path) -> bytes:
@@ -285,17 +336,23 @@ def _read_bytes(path: Path) -> bytes:
         data = path.read_bytes()
         return gzip.decompress(data) if path.suffix.lower() == ".gz" else data
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise UserError(f"{path}: not a readable gzip file ({error}); get or write it again") from None
+        raise UserError(
+            f"{path}: not a readable gzip file ({error}); get or write it again"
+        ) from None
     except FileNotFoundError:
         raise UserError(f"{path}: no such file; check the path") from None
     except OSError as error:
-        raise UserError(f"{path}: can't be read ({error.strerror}); check the path and its permissions") from None
+        raise UserError(
+            f"{path}: can't be read ({error.strerror}); check the path and its permissions"
+        ) from None
 
 
 def _parse_json(text: str, path: Path, line: int = 0) -> Any:
     try:
         # Numbers stay as written: a float would round 3244047.0999999996 and 2.01e-06 for good.
-        return json.loads(text, parse_int=Number, parse_float=Number, parse_constant=constant)
+        return json.loads(
+            text, parse_int=Number, parse_float=Number, parse_constant=constant
+        )
     except (json.JSONDecodeError, RecursionError) as error:
         line = line or getattr(error, "lineno", 1)
         reason = getattr(error, "msg", "nested too deeply")

@@ -7,15 +7,29 @@ from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
+from slpo_jax.data.layouts import CHATS
+from slpo_jax.data.problem import FieldUse
 from slpo_jax.errors import UserError
 from slpo_jax.rewards.texts import bare, last_boxed
 
-CHATS = ("messages", "conversations")
-"""Fields that are chats; others may be."""
 _ROLES = {"human": "user", "gpt": "assistant"}  # of `conversations`
-_NOTHING = ("", "nan", "-nan", "<na>", "nat", "n/a", "#n/a", "null", "-", "\u2013", "\u2014", "--")
+_NOTHING = (
+    "",
+    "nan",
+    "-nan",
+    "<na>",
+    "nat",
+    "n/a",
+    "#n/a",
+    "null",
+    "-",
+    "\u2013",
+    "\u2014",
+    "--",
+)
 _LIST = re.compile(r"\s*\[\s*['\"]")  # of texts: [2, 5] may be an interval
-_SIDE_BY_SIDE = re.compile(r"['\"]\s+['\"]")  # numpy writes no commas, and Python joins such texts
+# NumPy writes no commas, and Python joins such texts.
+_SIDE_BY_SIDE = re.compile(r"['\"]\s+['\"]")
 
 
 class Number(str):
@@ -30,7 +44,9 @@ def plain(value: Any) -> Any:
         return int(Decimal(value)) if value.lstrip("-").isdigit() else float(value)
     if isinstance(value, Mapping):
         return {key: plain(inner) for key, inner in value.items()}
-    return [plain(inner) for inner in value] if isinstance(value, list) else value
+    if isinstance(value, list):
+        return [plain(inner) for inner in value]
+    return value
 
 
 def constant(name: str) -> Number | None:
@@ -45,7 +61,9 @@ def is_number(value: Any) -> bool:
 
 def is_missing(value: Any) -> bool:
     """Tell whether a cell holds nothing; "None" may be an answer or a choice."""
-    return value is None or (isinstance(value, str) and value.strip().lower() in _NOTHING)
+    return value is None or (
+        isinstance(value, str) and value.strip().lower() in _NOTHING
+    )
 
 
 def written(text: str) -> list[Any] | dict[str, Any] | None:
@@ -54,7 +72,9 @@ def written(text: str) -> list[Any] | dict[str, Any] | None:
     if not text.startswith(("[", "{")):
         return None
     try:
-        return json.loads(text, parse_int=Number, parse_float=Number, parse_constant=constant)
+        return json.loads(
+            text, parse_int=Number, parse_float=Number, parse_constant=constant
+        )
     except (json.JSONDecodeError, RecursionError):
         try:
             return None if _SIDE_BY_SIDE.search(text) else ast.literal_eval(text)
@@ -62,7 +82,9 @@ def written(text: str) -> list[Any] | dict[str, Any] | None:
             return None
 
 
-def message_of(where: str, record: Mapping[str, Any], field: str, role: str, needed: bool = True) -> str:
+def message_of(
+    where: str, record: Mapping[str, Any], field: str, role: str, needed: bool = True
+) -> str:
     """Return a text, or of a chat the one message of a role; of other roles (system, tool) nothing is taken.
 
     Args:
@@ -78,12 +100,20 @@ def message_of(where: str, record: Mapping[str, Any], field: str, role: str, nee
     """
     value = record[field]
     chat = written(value) if isinstance(value, str) else value
-    if field not in CHATS and not (isinstance(chat, list) and chat and isinstance(chat[0], Mapping)):
+    messages = chat if isinstance(chat, list) else []
+    is_chat = bool(messages) and isinstance(messages[0], Mapping)
+    if field not in CHATS and not is_chat:
         return text_of(where, record, field)
-    messages = chat if isinstance(chat, list) and all(isinstance(message, Mapping) for message in chat) else []
+
+    # Take the messages of the role, by whichever names a chat has for its fields.
+    if not all(isinstance(message, Mapping) for message in messages):
+        messages = []
     names = [message.get("role", message.get("from")) for message in messages]
-    texts = [message.get("content", message.get("value")) for name, message in zip(names, messages, strict=True)
-             if _ROLES.get(name, name) == role]  # fmt: skip
+    texts = [
+        message.get("content", message.get("value"))
+        for name, message in zip(names, messages, strict=True)
+        if _ROLES.get(name, name) == role
+    ]
     if not texts and messages and not needed:
         return ""
     if len(texts) != 1 or not isinstance(texts[0], str):
@@ -102,7 +132,9 @@ def text_of(where: str, record: Mapping[str, Any], field: str) -> str:
     """
     value = record[field]
     if value is not None and not isinstance(value, str):
-        raise UserError(f"{where}: field '{field}' is {type(value).__name__}, not a text; write it as a text")
+        raise UserError(
+            f"{where}: field '{field}' is {type(value).__name__}, not a text; write it as a text"
+        )
     return value or ""
 
 
@@ -115,14 +147,18 @@ def listed(where: str, record: Mapping[str, Any], field: str) -> list[Any] | str
     text = text_of(where, record, field)
     value = written(text)
     if value is None and _LIST.match(text):
-        raise UserError(f"{where}: field '{field}' begins as a list and is none; mend it, or write a text")
+        raise UserError(
+            f"{where}: field '{field}' begins as a list and is none; mend it, or write a text"
+        )
     return value if isinstance(value, list) else text
 
 
 def only_one(value: Any) -> Any:
     """Return what stands alone in a list, also in one that a text writes; else the value."""
     items = written(value) if isinstance(value, str) and _LIST.match(value) else value
-    return items[0] if isinstance(items, list) and len(items) == 1 and not isinstance(items[0], Mapping) else value
+    if not isinstance(items, list) or len(items) != 1:
+        return value
+    return value if isinstance(items[0], Mapping) else items[0]
 
 
 _ANNOTATION = re.compile(r"<<.*?>>", re.DOTALL)
@@ -136,7 +172,8 @@ _NEXT_LINE = re.compile(
 )
 _DISPLAY = re.compile(r"(\\\[|\$\$)\s*([^$\n]+?)\s*(\\\]|\$\$)\.?\Z")
 _HOPE = re.compile(r"\s*I hope (?:it|this) is correct\.?\s*\Z", re.IGNORECASE)
-_BOX_ALONE = re.compile(r"\W*\\(?:f?box|boxed|framebox)\b\s*(?:\{.*\}|\S+)\W*")  # a last line that is no step
+# A last line that is no step.
+_BOX_ALONE = re.compile(r"\W*\\(?:f?box|boxed|framebox)\b\s*(?:\{.*\}|\S+)\W*")
 _MATRIX = re.compile(r"\W*\\begin\{.*\\end\{\w+\*?\}\W*", re.DOTALL)
 _THOUGHT = "think|thinking|thoughts?|reason|reasoning|reflection|scratchpad|working_out"
 _ANSWER = "answer|final_answer|solution|output"
@@ -145,7 +182,8 @@ _TAG = re.compile(
     rf"(?:<(/?)|<\|?(?:(end)|begin|start)_(?:of_)?)(?:({_THOUGHT})|{_ANSWER})\|?>|\[(/?)(THINK)\]|\u25c1(/?)(think)\u25b7",
     re.IGNORECASE,
 )
-_MAY_MARK = re.compile(r"[#\\\n]|ans|option|choice", re.IGNORECASE)  # what every mark has, and several lines
+# Every mark has one of these, and so do several lines.
+_MAY_MARK = re.compile(r"[#\\\n]|ans|option|choice", re.IGNORECASE)
 _BEHIND = re.compile(r"(.*)<answer>(.*?)(?:</answer>.*)?", re.DOTALL)
 _BEHIND_THOUGHT = re.compile(r"(.*)</think>(.*)", re.DOTALL)
 
@@ -160,16 +198,20 @@ def marked(text: str) -> tuple[str, str | None]:
         the solution, and the answer: without what is around it (`bare`); None of one line without a mark, "" of several
         lines in which none is found.
     """
-    if not (_MAY_MARK.search(text.strip()) or _TAG.search(text)):  # as most steps and answers of large sets
+    # Most steps and answers of large sets have no mark.
+    if not (_MAY_MARK.search(text.strip()) or _TAG.search(text)):
         return text if text.strip() else "", None
+
+    # Part the text at a tag, or at the end of a thought.
     tagged = _TAG.sub(_plain_tag, text)
     match = _BEHIND.fullmatch(tagged) or _BEHIND_THOUGHT.fullmatch(tagged)
     solution, behind = match.groups() if match else (text, "")
     solution = without_tags(solution)
     if not behind.strip() or not solution.strip():
         return _marked(solution if solution.strip() else without_tags(behind))
-    answer = _marked(without_tags(behind).strip())[1]
-    return _marked(solution)[0], bare(without_tags(behind)) if answer is None else answer
+    behind = without_tags(behind)
+    answer = _marked(behind.strip())[1]
+    return _marked(solution)[0], bare(behind) if answer is None else answer
 
 
 def without_tags(text: str) -> str:
@@ -178,68 +220,95 @@ def without_tags(text: str) -> str:
 
 
 def _plain_tag(match: re.Match[str]) -> str:
-    closes, thought = match[1] or match[2] or match[4] or match[6], match[3] or match[5] or match[7]
+    closes = match[1] or match[2] or match[4] or match[6]
+    thought = match[3] or match[5] or match[7]
     return f"<{'/' if closes else ''}{'think' if thought else 'answer'}>"
 
 
 def _marked(text: str) -> tuple[str, str | None]:
     """Return `marked` of a text without tags."""
+    # The last #### is the first choice, unless a heading follows.
     before, hashes, after = text.rpartition("####")
     first, _, rest = after.strip().partition("\n")
-    if hashes and not (rest and _NEXT_LINE.match(f"{first}\n1")):  # which may also be a heading
+    if hashes and not (rest and _NEXT_LINE.match(f"{first}\n1")):
         return before, bare(first)
+
+    # Then "the answer is" in the last line, to which the line before it is joined where it ends with that.
     tail = _DISPLAY.sub(r"\1 \2 \3", _HOPE.sub("", text).rstrip())
     lines, _, last = _NEXT_LINE.sub(r"\1: \2", tail).rpartition("\n")
-    marks, boxed = list(_MARK.finditer(last)), last_boxed(text)
+    marks = list(_MARK.finditer(last))
+    boxed = last_boxed(text)
     answer = re.sub(r"[\s*]*\.?[\s*]*\Z", "", last[marks[-1].end() :]) if marks else ""
     if answer:
         sentences = _SENTENCE_END.split(last[: marks[-1].start()].rstrip("*"))
-        earlier = sentences[:-1] or sentences * (not lines and "=" in sentences[0])
-        return "\n".join([lines, " ".join(earlier).strip()]).strip("\n"), boxed or bare(answer)
+        # The sentence of the mark is no step, unless it is all there is and computes something.
+        is_all = len(sentences) == 1 and not lines
+        earlier = sentences if is_all and "=" in sentences[0] else sentences[:-1]
+        solution = "\n".join([lines, " ".join(earlier).strip()]).strip("\n")
+        return solution, boxed or bare(answer)
     if boxed:
         return lines if _BOX_ALONE.fullmatch(last) else text, boxed
-    return text, "" if "\n" in text.strip() and not _MATRIX.fullmatch(text) else None
+    # Several lines without a mark are steps, but a matrix is an answer.
+    has_lines = "\n" in text.strip() and _MATRIX.fullmatch(text) is None
+    return text, "" if has_lines else None
 
 
 def steps_of(steps: list[Any]) -> list[Any]:
     """Clean a list of steps: none has tags, is missing or is the answer; an empty one stays, as COCONUT has it."""
-    texts = [without_tags(step).strip("\n") if isinstance(step, str) else step for step in steps]
-    return [step for step in texts if step == "" or not (is_missing(step) or _is_answer(step))]
+    cleaned: list[Any] = []
+    for step in steps:
+        if isinstance(step, str):
+            step = without_tags(step).strip("\n")
+        if step == "" or not (is_missing(step) or _is_answer(step)):
+            cleaned.append(step)
+    return cleaned
 
 
 def _is_answer(step: Any) -> bool:
     """Tell whether a step is a marked answer and nothing else."""
-    solution, answer = marked(step) if isinstance(step, str) else (step, None)
+    if not isinstance(step, str):
+        return False
+    solution, answer = marked(step)
     return bool(answer) and not solution.strip()
 
 
-def written_steps(solved: Sequence[tuple[str, tuple[str, ...], str]]) -> list[tuple[str, ...]]:
+def written_steps(raws: Sequence[Any], field_use: FieldUse) -> list[tuple[str, ...]]:
     """Return the steps of a set's problems, all read in one way.
 
     Where at least half of the solutions have annotations, as GSM8K's, those are the steps, and nothing between them is.
     Otherwise a line is a step; of a solution that is one line, a sentence, or what semicolons part.
 
     Args:
-        solved: where each problem is, its steps where they are listed, and else its solution.
+        raws: `RawProblem`s, with the steps where they are listed, and else a solution.
+        field_use: is told which of the two ways it was, if a solution has annotations.
     Returns:
         the steps of each.
     Raises:
         UserError: an annotation isn't closed.
     """
-    texts = [solution for _, _, solution in solved if solution.strip()]
-    annotated = 2 * sum("<<" in text for text in texts) >= len(texts)
-    split = _annotations if annotated else _lines
-    return [steps or split(where, solution) for where, steps, solution in solved]
+    solutions = [raw.solution for raw in raws if raw.solution.strip()]
+    annotated = [solution for solution in solutions if "<<" in solution]
+    split = _annotations if 2 * len(annotated) >= len(solutions) else _lines
+    if annotated:
+        way = "between << and >> alone" if split is _annotations else "lines"
+        field_use.details["steps"] = way
+    return [raw.steps or split(raw.where, raw.solution) for raw in raws]
 
 
 def _annotations(where: str, text: str) -> tuple[str, ...]:
     if "<<" in _ANNOTATION.sub("", text):
-        raise UserError(f"{where}: a step opens with << and is not closed; write <<1+2=3>>")
+        raise UserError(
+            f"{where}: a step opens with << and is not closed; write <<1+2=3>>"
+        )
     return tuple(_ANNOTATION.findall(text))
 
 
 def _lines(_: str, text: str) -> tuple[str, ...]:
-    lines = [line.strip() for line in _ANNOTATION.sub("", text).split("\n") if line.strip()]
+    without_annotations = _ANNOTATION.sub("", text)
+    lines = [line.strip() for line in without_annotations.split("\n") if line.strip()]
+    # One line is split into sentences, one sentence by its semicolons.
     if len(lines) == 1:
         lines = _SENTENCE_END.split(lines[0])
-    return tuple(re.split(r";\s+", lines[0]) if len(lines) == 1 else lines)
+    if len(lines) == 1:
+        lines = re.split(r";\s+", lines[0])
+    return tuple(lines)

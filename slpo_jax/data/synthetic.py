@@ -30,19 +30,29 @@ _PEOPLE = {
     "Mia": "She", "Eva": "She", "Zoe": "She", "Amy": "She",
 }  # fmt: skip
 _OBJECTS = ("apples", "pens", "books", "cards", "shells", "coins", "cups", "toys")
-_STORY_VERBS = {"+": ("buys", "finds", "wins", "gets"), "-": ("loses", "sells", "drops", "uses")}
+_STORY_VERBS = {
+    "+": ("buys", "finds", "wins", "gets"),
+    "-": ("loses", "sells", "drops", "uses"),
+}
 _STORY_FACTORS = {2: "doubles", 3: "triples"}
-_PUZZLE_VERBS = {"+": ("came", "arrived", "appeared", "joined"), "-": ("left", "went", "vanished", "broke")}
+_PUZZLE_VERBS = {
+    "+": ("came", "arrived", "appeared", "joined"),
+    "-": ("left", "went", "vanished", "broke"),
+}
 _PUZZLE_FACTORS = {2: "doubled", 3: "tripled"}
 _FRAME_WORDS = ("has", "them", "How", "many", "now", "There", "were", "All", ".", "?")
 OPERATORS = ("+", "-", "x", "=")
 
 T = TypeVar("T")
 
-_BLOCK = 4096  # problems drawn at a time; fixed, so that a smaller set is the beginning of a larger one
-_SMALL = 0.8  # of problems have operands of at most max_value // 3 alone; "large" draws from above that
-_PUZZLES = 0.2  # of problems are in the second template,
-_LONG_PUZZLES = 0.1  # and of these have a number of steps from the whole range; the others have one step
+# Problems drawn at a time; fixed, so that a smaller set is the beginning of a larger one
+_BLOCK = 4096
+# This share of problems has operands of at most max_value // 3 alone; "large" draws from above that.
+_SMALL = 0.8
+# Of all problems, this share is in the second template, and of these have a number of steps from the whole range; the
+# others have one step.
+_PUZZLES = 0.2
+_LONG_PUZZLES = 0.1
 _DRAWS_A_STEP = 3  # operation, operand, verb
 _DRAWS_A_PROBLEM = 6  # person, object, regime, template, number of steps, first value
 
@@ -95,10 +105,18 @@ def synthetic_problems(name: str, config: SyntheticConfig) -> tuple[Problem, ...
         UserError: unknown name, or fewer distinct problems than asked for.
     """
     if name not in NAMES:
-        raise UserError(f"synthetic:{name}: no such set; give one of {', '.join(NAMES)}")
-    earlier = HELD_OUT_NAMES if name == "train" else HELD_OUT_NAMES[: HELD_OUT_NAMES.index(name)]
-    questions = {problem.question for other in earlier for problem in synthetic_problems(other, config)}
-    size = {"train": config.train_size, "valid": config.valid_size}.get(name, config.test_size)
+        raise UserError(
+            f"synthetic:{name}: no such set; give one of {', '.join(NAMES)}"
+        )
+    # Leave out the questions of the sets that are made before this one, "train" last of all.
+    order = (*HELD_OUT_NAMES, "train")
+    questions: set[str] = set()
+    for other in order[: order.index(name)]:
+        others = synthetic_problems(other, config)
+        questions.update(problem.question for problem in others)
+
+    sizes = {"train": config.train_size, "valid": config.valid_size}
+    size = sizes.get(name, config.test_size)
     problems: list[Problem] = []
     most_draws = 20 * size + 10_000
     for problem in itertools.islice(_candidates(name, config), most_draws):
@@ -116,7 +134,9 @@ def synthetic_problems(name: str, config: SyntheticConfig) -> tuple[Problem, ...
 
 def vocabulary() -> tuple[str, ...]:
     """Return every word of both templates and of the steps, without the numbers."""
-    verbs = itertools.chain(*_STORY_VERBS.values(), *_PUZZLE_VERBS.values(), _STORY_FACTORS.values())
+    verbs = itertools.chain(
+        *_STORY_VERBS.values(), *_PUZZLE_VERBS.values(), _STORY_FACTORS.values()
+    )
     nouns = [*_FRAME_WORDS, *OPERATORS, *_PEOPLE, *_PEOPLE.values(), *_OBJECTS]
     return tuple(dict.fromkeys([*nouns, *verbs, *_PUZZLE_FACTORS.values()]))
 
@@ -140,38 +160,60 @@ def _make(name: str, config: SyntheticConfig, row: list[float]) -> Problem:
     person, thing, regime, template, length, first = row[:_DRAWS_A_PROBLEM]
     small = config.max_value // 3
     if name == "large":
-        low, high = small + 1, config.max_value
+        low = small + 1
+        high = config.max_value
     else:
-        low, high = 1, small if regime < _SMALL else config.max_value
+        low = 1
+        high = small if regime < _SMALL else config.max_value
     puzzle = name == "template" or (name != "large" and template < _PUZZLES)
     # Among puzzles that draw is uniform below their share, so it can decide their length too.
     short = name != "template" and template >= _PUZZLES * _LONG_PUZZLES
-    count = 1 if puzzle and short else _ranged(length, 2 if name == "template" else 1, config.max_steps)
-    value = start = _ranged(first, low, high)
+    count = 1
+    if not (puzzle and short):
+        fewest = 2 if name == "template" else 1
+        count = _ranged(length, fewest, config.max_steps)
+
+    # Each step draws from its own part of the row.
+    start = _ranged(first, low, high)
+    value = start
     steps: list[_Step] = []
     for index in range(count):
         at = _DRAWS_A_PROBLEM + _DRAWS_A_STEP * index
-        steps.append(_step(value, low, high, config.max_value, row[at : at + _DRAWS_A_STEP]))
+        draws = row[at : at + _DRAWS_A_STEP]
+        steps.append(_step(value, low, high, config.max_value, draws))
         value = steps[-1].value
     tell = _puzzle if puzzle else _story
     question = tell(_pick(person, tuple(_PEOPLE)), _pick(thing, _OBJECTS), start, steps)
     # By the question alone, so that the problems are the same ones at every share.
-    written = name != "train" or zlib.crc32(question.encode()) < config.written_share * 2**32
-    return Problem(question, tuple(step.text for step in steps if written), str(value))
+    is_written = zlib.crc32(question.encode()) < config.written_share * 2**32
+    texts: tuple[str, ...] = ()
+    if name != "train" or is_written:
+        texts = tuple(step.text for step in steps)
+    return Problem(question, texts, str(value))
 
 
 def _step(value: int, low: int, high: int, max_value: int, draws: list[float]) -> _Step:
     """Make a step from `value` with an operand in low..high that stays in 0..max_value; there always is one."""
     choice, operand_draw, verb = draws
-    factors = [factor for factor in _STORY_FACTORS if value >= low and value * factor <= max_value]
-    operators = ["+"] * (2 * (value + low <= max_value)) + ["-"] * (2 * (value >= low)) + ["x"] * bool(factors)
+    factors = [factor for factor in _STORY_FACTORS if value * factor <= max_value]
+    # Sums and differences are drawn twice as often as products.
+    operators: list[str] = []
+    if value + low <= max_value:
+        operators += ["+", "+"]
+    if value >= low:
+        operators += ["-", "-"]
+        if factors:
+            operators.append("x")
     operator = _pick(choice, operators)
     if operator == "x":
         operand = _pick(operand_draw, factors)
     else:
-        operand = _ranged(operand_draw, low, min(high, max_value - value if operator == "+" else value))
-    result = {"+": value + operand, "-": value - operand, "x": value * operand}[operator]
-    return _Step(operator, operand, verb, f"{value} {operator} {operand} = {result}", result)
+        most = max_value - value if operator == "+" else value
+        operand = _ranged(operand_draw, low, min(high, most))
+    results = {"+": value + operand, "-": value - operand, "x": value * operand}
+    result = results[operator]
+    text = f"{value} {operator} {operand} = {result}"
+    return _Step(operator, operand, verb, text, result)
 
 
 def _story(person: str, thing: str, start: int, steps: list[_Step]) -> str:
@@ -182,7 +224,9 @@ def _story(person: str, thing: str, start: int, steps: list[_Step]) -> str:
             return f"{pronoun} {_STORY_FACTORS[step.operand]} them ."
         return f"{pronoun} {_pick(step.verb, _STORY_VERBS[step.operator])} {step.operand} ."
 
-    return " ".join([f"{person} has {start} {thing} .", *map(tell, steps), "How many now ?"])
+    return " ".join(
+        [f"{person} has {start} {thing} .", *map(tell, steps), "How many now ?"]
+    )
 
 
 def _puzzle(person: str, thing: str, start: int, steps: list[_Step]) -> str:
@@ -191,7 +235,9 @@ def _puzzle(person: str, thing: str, start: int, steps: list[_Step]) -> str:
             return f"All {_PUZZLE_FACTORS[step.operand]} ."
         return f"{step.operand} {_pick(step.verb, _PUZZLE_VERBS[step.operator])} ."
 
-    return " ".join([f"How many {thing} has {person} ? There were {start} .", *map(tell, steps)])
+    return " ".join(
+        [f"How many {thing} has {person} ? There were {start} .", *map(tell, steps)]
+    )
 
 
 def _pick(draw: float, items: Sequence[T]) -> T:

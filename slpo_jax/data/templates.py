@@ -2,6 +2,7 @@
 
 import functools
 import hashlib
+import itertools
 import json
 import re
 from collections import Counter
@@ -20,9 +21,11 @@ if TYPE_CHECKING:
 
 Ids = list[int]
 _PLACE = "\ue000"  # of a question: no text around it has this character
-_KEPT = 12  # lists of texts whose ids are kept: of prompts, steps and answers of the sets of a run
+# The number of lists of texts whose ids are kept: prompts, steps and answers of the sets of a run.
+_KEPT = 12
 _AT_ONCE = 4096  # texts
-_HALF = re.compile("[\ud800-\udfff]")  # of a surrogate pair, as which Python keeps bytes that are no UTF-8
+# Half of a surrogate pair, as which Python keeps bytes that are no UTF-8.
+_HALF = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,9 @@ class Template:
         """Return ids(question text) + [start]."""
         return self.prompts([question])[0]
 
-    def prompts(self, questions: Sequence[str], unknown: Counter[str] | None = None) -> list[Ids]:
+    def prompts(
+        self, questions: Sequence[str], unknown: Counter[str] | None = None
+    ) -> list[Ids]:
         """Return `prompt` of many questions, much faster than one by one.
 
         Args:
@@ -82,7 +87,11 @@ class Template:
         Raises:
             UserError: without `unknown`, a question has such a word.
         """
-        return self._encode([self.question_text(question) for question in questions], unknown, is_prompt=True)
+        return self._encode(
+            [self.question_text(question) for question in questions],
+            unknown,
+            is_prompt=True,
+        )
 
     @property
     def prompt_end(self) -> int | None:
@@ -100,11 +109,20 @@ class Template:
         the reasoner knows one question.
         """
         before, after = self.question_text(_PLACE).split(_PLACE)
-        text, framed = (self.tokenizer("?", add_special_tokens=more)["input_ids"] for more in (False, not self.bare))
-        place = framed.index(text[0])  # around it is what the tokenizer puts around any text (Llama's begin-of-text)
-        first, last = map(self.tokenizer.convert_ids_to_tokens, (framed[:place], framed[place + len(text) :]))
-        before, after = "".join(first) + before, after + "".join(last)
-        after += "" if self.start_id is None else self.tokenizer.convert_ids_to_tokens(self.start_id)
+        text, framed = (
+            self.tokenizer("?", add_special_tokens=more)["input_ids"]
+            for more in (False, not self.bare)
+        )
+        # Around it is what the tokenizer puts around any text (Llama's begin-of-text)
+        place = framed.index(text[0])
+        first, last = map(
+            self.tokenizer.convert_ids_to_tokens,
+            (framed[:place], framed[place + len(text) :]),
+        )
+        before = "".join(first) + before
+        after = after + "".join(last)
+        if self.start_id is not None:
+            after += self.tokenizer.convert_ids_to_tokens(self.start_id)
         return (
             "{% set asked = messages | selectattr('role', 'equalto', 'user') | list %}"
             "{% if not asked %}{{ raise_exception('the chat has no message from the user, whose last one is the "
@@ -122,16 +140,24 @@ class Template:
 
     def step_ids(self, solutions: Sequence[Sequence[str]]) -> list[list[Ids]]:
         """Encode every step of each solution, one by one, so that ids don't depend on their neighbours."""
-        flat = iter(self._encode([self.step_text(step, i == 0) for steps in solutions for i, step in enumerate(steps)]))
-        return [[next(flat) for _ in steps] for steps in solutions]
+        # Encode the steps of all solutions at once, and part them again.
+        texts: list[str] = []
+        for steps in solutions:
+            for place, step in enumerate(steps):
+                texts.append(self.step_text(step, place == 0))
+        flat = iter(self._encode(texts))
+        return [list(itertools.islice(flat, len(steps))) for steps in solutions]
 
-    def answer_ids(self, answers: Sequence[str], unknown: Counter[str] | None = None) -> list[Ids]:
+    def answer_ids(
+        self, answers: Sequence[str], unknown: Counter[str] | None = None
+    ) -> list[Ids]:
         """Encode each answer's text, without eos; `unknown` as for `prompts`."""
         return self._encode([self.answer_text(answer) for answer in answers], unknown)
 
     def join_suffix(self, steps: Sequence[Ids], answer: Ids) -> Ids:
         """Return `suffix` from the ids of steps and answer."""
-        return [*self.closing_ids, *(token for step in steps for token in step), *answer, self.eos_id]
+        tokens = itertools.chain(*steps)
+        return [*self.closing_ids, *tokens, *answer, self.eos_id]
 
     def token(self, text: str) -> int:
         """Return the id of a text that is one token.
@@ -142,9 +168,13 @@ class Template:
         ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         pieces = ", ".join(map(repr, self.tokenizer.convert_ids_to_tokens(ids)))
         if len(ids) != 1:
-            raise UserError(f"{text!r} is {len(ids)} tokens to this tokenizer ({pieces}); give a text that is one")
+            raise UserError(
+                f"{text!r} is {len(ids)} tokens to this tokenizer ({pieces}); give a text that is one"
+            )
         if ids[0] == self.tokenizer.unk_token_id != self.eos_id:
-            raise UserError(f"{text!r} is no token of this tokenizer; give a text that is one")
+            raise UserError(
+                f"{text!r} is no token of this tokenizer; give a text that is one"
+            )
         return ids[0]
 
     def distilled_position(self, ids: Ids, answer: str) -> int:
@@ -169,21 +199,33 @@ class Template:
     def unknown_id(self) -> int | None:
         """What stands for what the tokenizer doesn't know; None where it can spell everything."""
         token = self.tokenizer.unk_token_id
-        return None if token == self.eos_id else token  # GPT-2 calls its eos so, but every byte has a token
+        # GPT-2 calls its eos so, but every byte has a token
+        return None if token == self.eos_id else token
 
     @functools.cached_property
     def _encoder(self) -> "_Encoder":
-        return _Encoder(hashlib.sha256(self.tokenizer.backend_tokenizer.to_str().encode()).digest(), self.tokenizer)
+        return _Encoder(
+            hashlib.sha256(self.tokenizer.backend_tokenizer.to_str().encode()).digest(),
+            self.tokenizer,
+        )
 
-    def _encode(self, texts: list[str], unknown: Counter[str] | None = None, is_prompt: bool = False) -> list[Ids]:
+    def _encode(
+        self,
+        texts: list[str],
+        unknown: Counter[str] | None = None,
+        is_prompt: bool = False,
+    ) -> list[Ids]:
         """Encode each text, into ids that nobody may change; prompts with the start marker.
 
         Special tokens are read in prompts alone, as transformers does.
         """
-        distinct = tuple(dict.fromkeys(texts))  # most steps and answers of a set come many times
+        # Most steps and answers of a set come many times.
+        distinct = tuple(dict.fromkeys(texts))
         end = () if self.start_id is None or not is_prompt else (self.start_id,)
         around = is_prompt and not self.bare
-        encoded, unknown_words = _encoded(self._encoder, distinct, is_prompt, around, self.unknown_id, end)
+        encoded, unknown_words = _encoded(
+            self._encoder, distinct, is_prompt, around, self.unknown_id, end
+        )
         for row, words in unknown_words.items():
             if unknown is None:
                 raise UserError(
@@ -205,7 +247,12 @@ class _Encoder:
 
 @functools.lru_cache(maxsize=_KEPT)
 def _encoded(
-    encoder: _Encoder, texts: tuple[str, ...], special: bool, around: bool, unknown: int | None, end: tuple[int, ...]
+    encoder: _Encoder,
+    texts: tuple[str, ...],
+    special: bool,
+    around: bool,
+    unknown: int | None,
+    end: tuple[int, ...],
 ) -> tuple[list[Ids], dict[int, list[str]]]:
     """Encode each text, and return by place the words of those that have some which the tokenizer doesn't know.
 
@@ -219,20 +266,35 @@ def _encoded(
     Raises:
         UserError: a text is none.
     """
-    backend, encoded, unknown_words = encoder.tokenizer.backend_tokenizer, list[Ids](), dict[int, list[str]]()
+    backend = encoder.tokenizer.backend_tokenizer
+    encoded = list[Ids]()
+    unknown_words = dict[int, list[str]]()
     backend.no_padding()
     backend.no_truncation()
     backend.encode_special_tokens = not special
-    for first in range(0, len(texts), _AT_ONCE):  # what the library has of each text is large
+    # What the library has of each text is large.
+    for first in range(0, len(texts), _AT_ONCE):
         some = texts[first : first + _AT_ONCE]
-        if wrong := next(filter(_HALF.search, some), ""):
-            raise UserError(f"{wrong.strip()!r}: has bytes that are no character; write it as UTF-8")
-        encoded += [[*row.ids, *end] for row in backend.encode_batch_fast(some, add_special_tokens=around)]
+        wrong = next(filter(_HALF.search, some), "")
+        if wrong:
+            raise UserError(
+                f"{wrong.strip()!r}: has bytes that are no character; write it as UTF-8"
+            )
+        encoded += [
+            [*row.ids, *end]
+            for row in backend.encode_batch_fast(some, add_special_tokens=around)
+        ]
     for place, ids in enumerate(encoded) if unknown is not None else ():
         if unknown in ids:
-            row, text = backend.encode(texts[place], add_special_tokens=around), texts[place]
+            row = backend.encode(texts[place], add_special_tokens=around)
+            text = texts[place]
             pairs = zip(row.ids, row.offsets, strict=True)
-            words = [text[begin:after].strip(" ") or " " for token, (begin, after) in pairs if token == unknown]
+            # Name the words that the unknown token stands for.
+            words = [
+                text[begin:after].strip(" ") or " "
+                for token, (begin, after) in pairs
+                if token == unknown
+            ]
             unknown_words[place] = list(dict.fromkeys(words))
     return encoded, unknown_words
 
@@ -250,7 +312,9 @@ def written_texts(template: Template, problems: Iterable[Problem]) -> Iterator[s
 def listed(words: Iterable[str], most: int = 5) -> str:
     """Write some of these words, for a message."""
     items = list(words)
-    return ", ".join(map(repr, items[:most])) + (f" and {len(items) - most} more" if len(items) > most else "")
+    return ", ".join(map(repr, items[:most])) + (
+        f" and {len(items) - most} more" if len(items) > most else ""
+    )
 
 
 def token_texts(template: Template, rows: int) -> list[str]:
@@ -261,7 +325,10 @@ def token_texts(template: Template, rows: int) -> list[str]:
     """
     names = {index: name for name, index in template.tokenizer.get_vocab().items()}
     pieces = enumerate(template.token_bytes)
-    texts = [piece.decode("utf-8", "replace") or names.get(index, "") for index, piece in pieces]
+    texts = [
+        piece.decode("utf-8", "replace") or names.get(index, "")
+        for index, piece in pieces
+    ]
     return texts + [""] * (rows - len(texts))
 
 

@@ -31,7 +31,9 @@ PAD_LATENT = "[PAD]"  # CODI's own pad token, the first that it adds
 COCONUT_TOKENS = (START_LATENT, END_LATENT, LATENT)
 ANSWER_MARK = "###"
 TEXT_ANSWER = "####"  # as GSM8K's solutions have it
-PAD, UNK, EOS = "<pad>", "<unk>", "<eos>"
+PAD = "<pad>"
+UNK = "<unk>"
+EOS = "<eos>"
 
 
 def task_tokenizer(task: str, number: int) -> "PreTrainedTokenizerFast":
@@ -51,7 +53,9 @@ def task_tokenizer(task: str, number: int) -> "PreTrainedTokenizerFast":
     try:
         words = GENERATED[task].words(number)
     except FieldError as error:
-        raise UserError("config.tokenizer", f"{task}:{number}: {error.problem}") from None
+        raise UserError(
+            "config.tokenizer", f"{task}:{number}: {error.problem}"
+        ) from None
     return _word_level([PAD, UNK, EOS, "\n", ANSWER_MARK, *words, *COCONUT_TOKENS], PAD)
 
 
@@ -63,19 +67,32 @@ def nodes_tokenizer(largest: int) -> "PreTrainedTokenizerFast":
             unknown.
     """
     nodes = map(str, range(largest + 1))
-    return _word_level([*nodes, *COCONUT_TOKENS, "|", "[Q]", "[R]", "[A]", EOS, UNK], EOS)
+    return _word_level(
+        [*nodes, *COCONUT_TOKENS, "|", "[Q]", "[R]", "[A]", EOS, UNK], EOS
+    )
 
 
 def _word_level(tokens: Sequence[str], pad: str) -> "PreTrainedTokenizerFast":
-    backend = Tokenizer(models.WordLevel({token: index for index, token in enumerate(tokens)}, unk_token=UNK))
+    backend = Tokenizer(
+        models.WordLevel(
+            {token: index for index, token in enumerate(tokens)}, unk_token=UNK
+        )
+    )
     backend.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Split("\n", "isolated"), pre_tokenizers.Split(Regex(r"[^\S\n]+"), "removed")]
+        [
+            pre_tokenizers.Split("\n", "isolated"),
+            pre_tokenizers.Split(Regex(r"[^\S\n]+"), "removed"),
+        ]
     )
     specials = dict.fromkeys((pad, UNK, EOS, *COCONUT_TOKENS))
-    backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in specials])
+    backend.add_special_tokens(
+        [AddedToken(token, special=True, normalized=False) for token in specials]
+    )
     import transformers
 
-    return transformers.PreTrainedTokenizerFast(tokenizer_object=backend, pad_token=pad, unk_token=UNK, eos_token=EOS)
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=backend, pad_token=pad, unk_token=UNK, eos_token=EOS
+    )
 
 
 def byte_tokenizer() -> "PreTrainedTokenizerFast":
@@ -85,7 +102,9 @@ def byte_tokenizer() -> "PreTrainedTokenizerFast":
     backend.decoder = decoders.ByteLevel()
     import transformers
 
-    return transformers.PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=GPT2_EOS)
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=backend, eos_token=GPT2_EOS
+    )
 
 
 def words_of(texts: Iterable[str], most: float = math.inf) -> list[str]:
@@ -96,13 +115,18 @@ def words_of(texts: Iterable[str], most: float = math.inf) -> list[str]:
     Args:
         most: [] stands for more.
     """
-    chunks, cut = set[str](), pre_tokenizers.ByteLevel(add_prefix_space=False)
+    chunks = set[str]()
+    cut = pre_tokenizers.ByteLevel(add_prefix_space=False)
     for text in filter(None, texts):
         # What lies between spaces is cut alike wherever it stands, and most of it comes many times.
-        chunks.update(re.findall(r"\s*\S+|\s+", text if text[:1] == " " else f" {text}"))
+        chunks.update(
+            re.findall(r"\s*\S+|\s+", text if text[:1] == " " else f" {text}")
+        )
         if len(chunks) > 10 * most:
             return []
-    words = {word for chunk in chunks for word, _ in cut.pre_tokenize_str(chunk)}
+    words: set[str] = set()
+    for chunk in chunks:
+        words.update(word for word, _ in cut.pre_tokenize_str(chunk))
     return sorted(words) if len(words) <= most else []
 
 
@@ -116,11 +140,20 @@ def words_tokenizer(words: Sequence[str]) -> "PreTrainedTokenizerFast":
     Returns:
         a fast tokenizer with `<unk>` (id 0), the words, and then `<eos>` and `<pad>`, which are no words.
     """
-    backend = Tokenizer(models.WordLevel({word: index for index, word in enumerate([UNK, *words])}, unk_token=UNK))
-    backend.pre_tokenizer, backend.decoder = pre_tokenizers.ByteLevel(add_prefix_space=True), decoders.ByteLevel()
+    backend = Tokenizer(
+        models.WordLevel(
+            {word: index for index, word in enumerate([UNK, *words])}, unk_token=UNK
+        )
+    )
+    backend.pre_tokenizer, backend.decoder = (
+        pre_tokenizers.ByteLevel(add_prefix_space=True),
+        decoders.ByteLevel(),
+    )
     import transformers
 
-    return transformers.PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=EOS, unk_token=UNK, pad_token=PAD)
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=backend, eos_token=EOS, unk_token=UNK, pad_token=PAD
+    )
 
 
 def load_tokenizer(source: str) -> "PreTrainedTokenizerFast":
@@ -138,18 +171,29 @@ def load_tokenizer(source: str) -> "PreTrainedTokenizerFast":
     kind, colon, number = source.partition(":")
     if colon and kind in (NODES, *GENERATED):
         if not number.isdecimal():
-            raise UserError("config.tokenizer", f"{source}: its number is missing; write e.g. {kind}:30")
-        return nodes_tokenizer(int(number)) if kind == NODES else task_tokenizer(kind, int(number))
+            raise UserError(
+                "config.tokenizer",
+                f"{source}: its number is missing; write e.g. {kind}:30",
+            )
+        if kind == NODES:
+            return nodes_tokenizer(int(number))
+        return task_tokenizer(kind, int(number))
     if source == BYTES:
         return byte_tokenizer()
     if source == WORDS:
-        raise UserError("config.tokenizer", "words are the training data's, of a model that begins with random "
-                        "weights; leave it out")  # fmt: skip
+        raise UserError(
+            "config.tokenizer",
+            "words are the training data's, of a model that begins with random "
+            "weights; leave it out",
+        )
     directory = Path(source).expanduser()
     if directory.is_dir():
         return read_tokenizer(directory)
     if not is_hub_id(source):
-        raise UserError("config.tokenizer", f"{source}: no such directory; give a directory, a hub id or synthetic:N")
+        raise UserError(
+            "config.tokenizer",
+            f"{source}: no such directory; give a directory, a hub id or synthetic:N",
+        )
     return read_tokenizer(snapshot(source, "config.tokenizer"))
 
 
@@ -183,6 +227,7 @@ def add_reasoner_tokens(
     Raises:
         UserError: the tokenizer has no eos token, or more tokens than the model.
     """
+    # Ids of the model that no token has are filled, so that the added tokens come behind them.
     has_latent = has_latent_tokens(tokenizer, markers)
     if not has_latent and first_id is not None:
         if len(tokenizer) > first_id:
@@ -190,15 +235,30 @@ def add_reasoner_tokens(
                 f"tokenizer: has {len(tokenizer)} tokens, the model's vocabulary {first_id}; give the model's own "
                 f"tokenizer ({key_name('config.tokenizer')}, {key_name('config.base')})"
             )
-        tokenizer.add_tokens([f"<|unused-{index}|>" for index in range(len(tokenizer), first_id)], special_tokens=True)
+        tokenizer.add_tokens(
+            [f"<|unused-{index}|>" for index in range(len(tokenizer), first_id)],
+            special_tokens=True,
+        )
     # Checkpoints may have them as ordinary added tokens; adding a known one again keeps its id and makes it special.
-    present = [name for name in names if not has_latent or name in tokenizer.get_vocab()]
-    tokenizer.add_tokens([AddedToken(name, special=True, normalized=False) for name in present], special_tokens=True)
+    present = [
+        name for name in names if not has_latent or name in tokenizer.get_vocab()
+    ]
+    tokenizer.add_tokens(
+        [AddedToken(name, special=True, normalized=False) for name in present],
+        special_tokens=True,
+    )
+
+    # A missing pad token becomes CODI's.
     ids = tokenizer.get_vocab()
     if tokenizer.pad_token is None and PAD_LATENT in ids:
         tokenizer.pad_token = PAD_LATENT
     start, end = markers
-    return {"start_id": ids[start], "closing_ids": (ids[end],), "latent_id": ids.get(LATENT), **end_ids(tokenizer)}
+    return {
+        "start_id": ids[start],
+        "closing_ids": (ids[end],),
+        "latent_id": ids.get(LATENT),
+        **end_ids(tokenizer),
+    }
 
 
 def end_ids(tokenizer: "PreTrainedTokenizerFast") -> dict[str, Any]:
@@ -208,13 +268,17 @@ def end_ids(tokenizer: "PreTrainedTokenizerFast") -> dict[str, Any]:
         UserError: the tokenizer has no eos token.
     """
     if tokenizer.eos_token is None:
-        raise UserError("tokenizer: has no eos token, so that answers couldn't end; set eos_token in its config")
+        raise UserError(
+            "tokenizer: has no eos token, so that answers couldn't end; set eos_token in its config"
+        )
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     return {"eos_id": tokenizer.eos_token_id, "pad_id": tokenizer.pad_token_id}
 
 
-def add_words(tokenizer: "PreTrainedTokenizerFast", text: str, apart: bool = True) -> None:
+def add_words(
+    tokenizer: "PreTrainedTokenizerFast", text: str, apart: bool = True
+) -> None:
     """Give a word-level tokenizer the words of a text that it lacks, in place.
 
     Other tokenizers can spell them, or were made of them (`words_tokenizer`).
@@ -222,9 +286,17 @@ def add_words(tokenizer: "PreTrainedTokenizerFast", text: str, apart: bool = Tru
     Args:
         apart: they stand for themselves only where nothing touches them.
     """
-    if isinstance(tokenizer.backend_tokenizer.model, models.WordLevel) and tokenizer.backend_tokenizer.decoder is None:
-        words = [AddedToken(word, single_word=apart, normalized=False) for word in text.split()]
-        tokenizer.add_tokens([word for word in words if word.content not in tokenizer.get_vocab()])
+    if (
+        isinstance(tokenizer.backend_tokenizer.model, models.WordLevel)
+        and tokenizer.backend_tokenizer.decoder is None
+    ):
+        words = [
+            AddedToken(word, single_word=apart, normalized=False)
+            for word in text.split()
+        ]
+        tokenizer.add_tokens(
+            [word for word in words if word.content not in tokenizer.get_vocab()]
+        )
 
 
 def token_bytes(tokenizer: "PreTrainedTokenizerFast") -> list[bytes]:
@@ -243,17 +315,29 @@ def token_bytes(tokenizer: "PreTrainedTokenizerFast") -> list[bytes]:
         UserError: the tokenizer's decoder isn't one of those two kinds.
     """
     backend = tokenizer.backend_tokenizer
-    by_id = {index: token for token, index in backend.get_vocab(with_added_tokens=True).items()}
-    special = {index for index, token in backend.get_added_tokens_decoder().items() if token.special}
+    by_id = {
+        index: token
+        for token, index in backend.get_vocab(with_added_tokens=True).items()
+    }
+    special = {
+        index
+        for index, token in backend.get_added_tokens_decoder().items()
+        if token.special
+    }
     if isinstance(backend.decoder, decoders.ByteLevel):
         to_bytes = _byte_level_bytes
     elif isinstance(backend.model, models.WordLevel) and backend.decoder is None:
         to_bytes = _word_level_bytes
     else:
         kind = f"{type(backend.model).__name__} with decoder {type(backend.decoder).__name__}"
-        raise UserError(f"tokenizer: {kind} can't be mapped to bytes; use a byte-level BPE or a word-level tokenizer")
+        raise UserError(
+            f"tokenizer: {kind} can't be mapped to bytes; use a byte-level BPE or a word-level tokenizer"
+        )
     ids = range(max(by_id) + 1)
-    return [to_bytes(by_id[index]) if index in by_id and index not in special else b"" for index in ids]
+    return [
+        to_bytes(by_id[index]) if index in by_id and index not in special else b""
+        for index in ids
+    ]
 
 
 def _byte_alphabet() -> dict[str, int]:
@@ -261,9 +345,15 @@ def _byte_alphabet() -> dict[str, int]:
 
     Printable Latin-1 stands for itself; the other bytes, in order, are U+0100 and up.
     """
-    visible: Iterable[int] = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    visible: Iterable[int] = [
+        *range(0x21, 0x7F),
+        *range(0xA1, 0xAD),
+        *range(0xAE, 0x100),
+    ]
     hidden = [byte for byte in range(256) if byte not in set(visible)]
-    return {chr(byte): byte for byte in visible} | {chr(0x100 + rank): byte for rank, byte in enumerate(hidden)}
+    return {chr(byte): byte for byte in visible} | {
+        chr(0x100 + rank): byte for rank, byte in enumerate(hidden)
+    }
 
 
 _BYTE_OF = _byte_alphabet()

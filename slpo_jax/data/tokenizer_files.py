@@ -16,7 +16,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from absl import logging
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    pre_tokenizers,
+    processors,
+)
 
 from slpo_jax.errors import UserError, first_line, key_name
 from slpo_jax.io.files import read_json
@@ -46,16 +54,28 @@ def read_tokenizer(directory: Path) -> "PreTrainedTokenizerFast":
     """
     settings = read_json(directory / SETTINGS, _REMEDY, default={})
     has_whole = (directory / WHOLE).is_file()
-    if not has_whole and not all((directory / name).is_file() for name in ("vocab.json", "merges.txt")):
-        raise UserError(f"tokenizer {directory}: has neither {WHOLE} nor vocab.json + merges.txt; add them")
+    has_vocabulary = (directory / "vocab.json").is_file()
+    has_merges = (directory / "merges.txt").is_file()
+    if not has_whole and not (has_vocabulary and has_merges):
+        raise UserError(
+            f"tokenizer {directory}: has neither {WHOLE} nor vocab.json + merges.txt; add them"
+        )
     if "auto_map" in settings:
-        logging.warning("tokenizer %s: its own code is not run; its files are taken as they are", directory)
+        logging.warning(
+            "tokenizer %s: its own code is not run; its files are taken as they are",
+            directory,
+        )
     try:
-        return _whole(directory, settings) if has_whole else _of_class(directory, settings)
+        return (
+            _whole(directory, settings) if has_whole else _of_class(directory, settings)
+        )
     except UserError:
         raise
-    except Exception as error:  # the library raises a bare Exception for a malformed file
-        raise UserError(f"tokenizer {directory}: can't be loaded ({first_line(error)}); mend its files") from error
+    except Exception as error:
+        # The library raises a bare Exception for a malformed file.
+        raise UserError(
+            f"tokenizer {directory}: can't be loaded ({first_line(error)}); mend its files"
+        ) from error
 
 
 def save_tokenizer(tokenizer: "PreTrainedTokenizerFast", folder: Path) -> None:
@@ -68,21 +88,31 @@ def save_tokenizer(tokenizer: "PreTrainedTokenizerFast", folder: Path) -> None:
         tokenizer.save_pretrained(folder)
     except OSError:
         raise
-    except Exception as error:  # of tokenizer.json the library raises a bare one, which only writes the system's number
+    except Exception as error:
+        # For tokenizer.json the library raises a bare one, which only writes the system's number
         number = re.search(r"os error (\d+)", str(error))
         if number is None:
             raise
-        raise OSError(int(number[1]), os.strerror(int(number[1])), str(folder / WHOLE)) from error
+        raise OSError(
+            int(number[1]), os.strerror(int(number[1])), str(folder / WHOLE)
+        ) from error
     path = folder / SETTINGS
     saved = json.loads(path.read_text(encoding="utf-8"))
     settings = {key: value for key, value in saved.items() if key not in _OF_ITSELF}
     settings["tokenizer_class"] = "PreTrainedTokenizerFast"
     if tokenizer.extra_special_tokens:
-        settings["additional_special_tokens"] = [str(token) for token in tokenizer.extra_special_tokens]
-    pre_tokenizer = json.loads(tokenizer.backend_tokenizer.to_str())["pre_tokenizer"] or {}
+        settings["additional_special_tokens"] = [
+            str(token) for token in tokenizer.extra_special_tokens
+        ]
+    pre_tokenizer = (
+        json.loads(tokenizer.backend_tokenizer.to_str())["pre_tokenizer"] or {}
+    )
     if "add_prefix_space" in pre_tokenizer:  # 4.57 sets the file's to this one
         settings["add_prefix_space"] = pre_tokenizer["add_prefix_space"]
-    path.write_text(json.dumps(settings, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
+    path.write_text(
+        json.dumps(settings, indent=2, sort_keys=True, ensure_ascii=False) + "\n",
+        encoding="utf-8",
+    )
 
 
 def _whole(directory: Path, settings: dict[str, Any]) -> "PreTrainedTokenizerFast":
@@ -90,10 +120,16 @@ def _whole(directory: Path, settings: dict[str, Any]) -> "PreTrainedTokenizerFas
 
     tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(directory)
     # Marker tokens that no file names, as GPT-2's own don't, are those of the class.
-    parameters = inspect.signature(_class(_class_name(directory, settings)).__init__).parameters
+    parameters = inspect.signature(
+        _class(_class_name(directory, settings)).__init__
+    ).parameters
     for key in _NAMED:
         token = parameters[key].default if key in parameters else None
-        if key not in settings and getattr(tokenizer, key) is None and token in tokenizer.get_vocab():
+        if (
+            key not in settings
+            and getattr(tokenizer, key) is None
+            and token in tokenizer.get_vocab()
+        ):
             setattr(tokenizer, key, token)
     return tokenizer
 
@@ -104,10 +140,16 @@ def _of_class(directory: Path, settings: dict[str, Any]) -> "PreTrainedTokenizer
 
     name = _class_name(directory, settings)
     if not name and GPT2_EOS not in read_json(directory / "vocab.json", _REMEDY):
-        raise UserError(f"tokenizer {directory}: vocab.json has no {GPT2_EOS}, so isn't GPT-2's; give a {WHOLE}")
+        raise UserError(
+            f"tokenizer {directory}: vocab.json has no {GPT2_EOS}, so isn't GPT-2's; give a {WHOLE}"
+        )
     kind = _class(name or "GPT2Tokenizer")
-    if kind is transformers.PreTrainedTokenizerFast or not issubclass(kind, transformers.PreTrainedTokenizerFast):
-        raise UserError(f"tokenizer {directory}: {name} doesn't say how text is cut for vocab.json; add a {WHOLE}")
+    if kind is transformers.PreTrainedTokenizerFast or not issubclass(
+        kind, transformers.PreTrainedTokenizerFast
+    ):
+        raise UserError(
+            f"tokenizer {directory}: {name} doesn't say how text is cut for vocab.json; add a {WHOLE}"
+        )
     return kind.from_pretrained(directory)
 
 
@@ -115,19 +157,26 @@ def _class_name(directory: Path, settings: dict[str, Any]) -> str:
     """Return the class that the files name, or that GPT-2's config.json means without naming it; else ""."""
     model = read_json(directory / "config.json", _REMEDY, default={})
     default = "GPT2Tokenizer" if model.get("model_type") == "gpt2" else ""
-    return str(settings.get("tokenizer_class") or model.get("tokenizer_class") or default)
+    return str(
+        settings.get("tokenizer_class") or model.get("tokenizer_class") or default
+    )
 
 
 def _class(name: str) -> Any:
     """Return transformers' class of that name; the one that takes a tokenizer.json as it is where there is none."""
     import transformers
 
-    kind = getattr(transformers, name, None) or getattr(transformers, name.removesuffix("Fast"), None)
-    is_tokenizer = isinstance(kind, type) and issubclass(kind, transformers.PreTrainedTokenizerBase)
+    kind = getattr(transformers, name, None) or getattr(
+        transformers, name.removesuffix("Fast"), None
+    )
+    is_tokenizer = isinstance(kind, type) and issubclass(
+        kind, transformers.PreTrainedTokenizerBase
+    )
     return kind if is_tokenizer else transformers.PreTrainedTokenizerFast
 
 
-_IS_SPECIAL = {3: True, 4: False}  # of the format's kinds of token control and user-defined, which are found whole
+# The format's kinds of token that are found whole: control and user-defined.
+_IS_SPECIAL = {3: True, 4: False}
 # English contractions; a word with the one mark before it; up to three digits; punctuation; line ends; white space.
 LLAMA3_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -139,7 +188,10 @@ LLAMA3_PATTERN = (
     r"|\s+"
 )
 PRE_TOKENIZERS = {
-    "smollm": (pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)),
+    "smollm": (
+        pre_tokenizers.Digits(individual_digits=True),
+        pre_tokenizers.ByteLevel(add_prefix_space=False),
+    ),
     "llama-bpe": (
         pre_tokenizers.Split(Regex(LLAMA3_PATTERN), behavior="isolated"),
         pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
@@ -147,7 +199,9 @@ PRE_TOKENIZERS = {
 }
 
 
-def token_id(path: Path, fields: dict[str, Any], key: str, vocab_size: int) -> int | None:
+def token_id(
+    path: Path, fields: dict[str, Any], key: str, vocab_size: int
+) -> int | None:
     """Return the id that a file names as its "bos", "eos", "eot", "eom", "unknown" or "padding" token, or None.
 
     Raises:
@@ -155,11 +209,15 @@ def token_id(path: Path, fields: dict[str, Any], key: str, vocab_size: int) -> i
     """
     index = fields.get(f"tokenizer.ggml.{key}_token_id")
     if index is not None and (type(index) is not int or not 0 <= index < vocab_size):
-        raise UserError(f"{path}: tokenizer.ggml.{key}_token_id {index} is no token's id; fetch the file again")
+        raise UserError(
+            f"{path}: tokenizer.ggml.{key}_token_id {index} is no token's id; fetch the file again"
+        )
     return index
 
 
-def build_tokenizer(path: Path, fields: dict[str, Any], vocab_size: int, max_length: int) -> "PreTrainedTokenizerFast":
+def build_tokenizer(
+    path: Path, fields: dict[str, Any], vocab_size: int, max_length: int
+) -> "PreTrainedTokenizerFast":
     """Build the tokenizer of a GGUF file.
 
     Args:
@@ -172,36 +230,62 @@ def build_tokenizer(path: Path, fields: dict[str, Any], vocab_size: int, max_len
         UserError: it's no byte-level BPE, its pre-tokenizer is unknown, or its fields are missing or don't fit.
     """
     advice = f"name the model's own tokenizer in {key_name('config.tokenizer')}"
-    model, pre = fields.get("tokenizer.ggml.model"), fields.get("tokenizer.ggml.pre")
+    model = fields.get("tokenizer.ggml.model")
+    pre = fields.get("tokenizer.ggml.pre")
     if model != "gpt2" or pre not in PRE_TOKENIZERS:
         supported = ", ".join(PRE_TOKENIZERS)
         raise UserError(f"{path}: tokenizer.ggml.model {model!r} with tokenizer.ggml.pre {pre!r} isn't supported, only "
                         f"byte-level BPE ('gpt2') with {supported}; {advice}")  # fmt: skip
     begins = pre == "llama-bpe"  # with bos, where the file doesn't say
     try:
-        tokens, merges = (fields[f"tokenizer.ggml.{key}"] for key in ("tokens", "merges"))
-        pairs = [(left, right) for left, right in (merge.split(" ") for merge in merges)]
+        tokens = fields["tokenizer.ggml.tokens"]
+        pairs: list[tuple[str, str]] = []
+        for merge in fields["tokenizer.ggml.merges"]:
+            left, right = merge.split(" ")
+            pairs.append((left, right))
         vocab = {token: index for index, token in enumerate(tokens)}
         backend = Tokenizer(models.BPE(vocab=vocab, merges=pairs, ignore_merges=begins))
-    except Exception as error:  # the library raises a bare one for a merge whose parts are no tokens
-        raise UserError(f"{path}: tokenizer.ggml.tokens and tokenizer.ggml.merges don't fit; {advice}") from error
+    except Exception as error:
+        # The library raises a bare one for a merge whose parts are no tokens.
+        raise UserError(
+            f"{path}: tokenizer.ggml.tokens and tokenizer.ggml.merges don't fit; {advice}"
+        ) from error
     if len(vocab) != vocab_size:
-        raise UserError(f"{path}: tokenizer.ggml.tokens isn't {vocab_size} different tokens; {advice}")
-    backend.pre_tokenizer, backend.decoder = pre_tokenizers.Sequence([*PRE_TOKENIZERS[pre]]), decoders.ByteLevel()
+        raise UserError(
+            f"{path}: tokenizer.ggml.tokens isn't {vocab_size} different tokens; {advice}"
+        )
+    backend.pre_tokenizer = pre_tokenizers.Sequence([*PRE_TOKENIZERS[pre]])
+    backend.decoder = decoders.ByteLevel()
+
     kinds = fields.get("tokenizer.ggml.token_type", [])
     # As it goes by the text, each keeps the id that it has.
-    added = [(token, _IS_SPECIAL[kind]) for token, kind in zip(tokens, kinds, strict=False) if kind in _IS_SPECIAL]
-    backend.add_tokens([AddedToken(token, special=special, normalized=False) for token, special in added])
+    added: list[AddedToken] = []
+    for token, kind in zip(tokens, kinds, strict=False):
+        if kind in _IS_SPECIAL:
+            special = _IS_SPECIAL[kind]
+            added.append(AddedToken(token, special=special, normalized=False))
+    backend.add_tokens(added)
+
+    # Give it the markers, and put those in front and behind that the file asks for.
     markers: dict[str, str | None] = {}
-    for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
+    for name, key in (
+        ("bos", "bos"),
+        ("eos", "eos"),
+        ("unk", "unknown"),
+        ("pad", "padding"),
+    ):
         index = token_id(path, fields, key, vocab_size)
         markers[f"{name}_token"] = None if index is None else tokens[index]
-    bos, eos = (
-        [token] if fields.get(f"tokenizer.ggml.add_{name}", default) and (token := markers[name]) else []
-        for name, default in (("bos_token", begins), ("eos_token", False))
-    )
+    bos: list[str] = []
+    if fields.get("tokenizer.ggml.add_bos_token", begins) and markers["bos_token"]:
+        bos.append(markers["bos_token"])
+    eos: list[str] = []
+    if fields.get("tokenizer.ggml.add_eos_token", False) and markers["eos_token"]:
+        eos.append(markers["eos_token"])
     specials = [(token, vocab[token]) for token in (*bos, *eos)]
-    backend.post_processor = processors.TemplateProcessing(single=[*bos, "$A", *eos], special_tokens=specials)
+    backend.post_processor = processors.TemplateProcessing(
+        single=[*bos, "$A", *eos], special_tokens=specials
+    )
     import transformers
 
     return transformers.PreTrainedTokenizerFast(

@@ -57,11 +57,15 @@ class Style:
 
 _NUMBER = re.compile(r"-?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?")
 # Hyphens, the en dash and the minus; currency signs and backslashes are as not there.
-_SIGNS = str.maketrans(dict.fromkeys("\u2010\u2011\u2012\u2013\u2212", "-") | dict.fromkeys("$\\\0"))
+_SIGNS = str.maketrans(
+    dict.fromkeys("\u2010\u2011\u2012\u2013\u2212", "-") | dict.fromkeys("$\\\0")
+)
 _APART = re.compile(r"[^A-Za-z0-9.,:/^*+_'%()\[\]{}-]|(?<![0-9]):|(?<![)\]}%^])[(\[{]")
 _IN_MARKS = re.compile(rf"[*_'+,]*({_NUMBER.pattern})")
 # An exponent is written out as zeros; float64 needs at most 324.
-_REFERENCE = re.compile(r"([+-]?)[$€£]?((?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]*)(?:\.[0-9]*)?(?:[eE][+-]?0*[0-9]{1,3})?)")
+_REFERENCE = re.compile(
+    r"([+-]?)[$€£]?((?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]*)(?:\.[0-9]*)?(?:[eE][+-]?0*[0-9]{1,3})?)"
+)
 # str.strip() would also take U+00A0, U+0085 and the separators 0x1c..0x1f, which the device counts as junk.
 _WHITESPACE = " \t\n\r\v\f"
 
@@ -91,7 +95,8 @@ def canonical_number(text: str) -> str | None:
 def _canonical(number: str) -> str:
     """Return the canonical decimal of a number whose digits are written out."""
     whole, _, fraction = number.replace(",", "").removeprefix("-").partition(".")
-    whole, fraction = whole.lstrip("0") or "0", fraction.rstrip("0")
+    whole = whole.lstrip("0") or "0"
+    fraction = fraction.rstrip("0")
     unsigned = f"{whole}.{fraction}" if fraction else whole
     return f"-{unsigned}" if number.startswith("-") and unsigned != "0" else unsigned
 
@@ -141,7 +146,9 @@ def _choice(text: str) -> bytes:
     return bare_text.encode() if len(bare_text) == 1 and bare_text in LETTERS else b""
 
 
-def are_right(answers: Sequence[str | None], references: Sequence[str], style: AnswerStyle) -> list[bool]:
+def are_right(
+    answers: Sequence[str | None], references: Sequence[str], style: AnswerStyle
+) -> list[bool]:
     """Tell which answers are their references: the same decimal, text, or for "boxed" equivalent LaTeX.
 
     Args:
@@ -151,13 +158,21 @@ def are_right(answers: Sequence[str | None], references: Sequence[str], style: A
     Returns:
         N verdicts; None is never right.
     """
-    pairs, compared = list(zip(answers, references, strict=True)), STYLES[style].compared
+    pairs = list(zip(answers, references, strict=True))
+    compared = STYLES[style].compared
     if compared is None:
         return _equivalent(pairs)
-    return [answer is not None and compared(answer) == compared(reference) != b"" for answer, reference in pairs]
+    verdicts: list[bool] = []
+    for answer, reference in pairs:
+        expected = compared(reference)
+        is_given = answer is not None and expected != b""
+        verdicts.append(is_given and compared(answer or "") == expected)
+    return verdicts
 
 
-def in_one_form(answers: Sequence[str | None], style: AnswerStyle, forms: Sequence[str] = ()) -> list[str | None]:
+def in_one_form(
+    answers: Sequence[str | None], style: AnswerStyle, forms: Sequence[str] = ()
+) -> list[str | None]:
     """Write answers that are the same in one way, so that they can be counted: as the first of them is written.
 
     Args:
@@ -167,17 +182,31 @@ def in_one_form(answers: Sequence[str | None], style: AnswerStyle, forms: Sequen
     Returns:
         N answers, equal where `are_right` says so.
     """
-    form: dict[str, str] = {}
-    if compared := STYLES[style].compared:
+    # Where bytes are compared, the first answer of the same bytes is the form.
+    compared = STYLES[style].compared
+    if compared:
         first: dict[bytes, str] = {}
-        return [None if answer is None else first.setdefault(compared(answer), answer) for answer in answers]
-    remaining, references = list(dict.fromkeys(answer for answer in answers if answer is not None)), list(forms)
+        in_form: list[str | None] = []
+        for answer in answers:
+            if answer is not None:
+                answer = first.setdefault(compared(answer), answer)
+            in_form.append(answer)
+        return in_form
+
+    # LaTeX is compared with one form after the other, until all have one.
+    form: dict[str, str] = {}
+    remaining = list(dict.fromkeys(answer for answer in answers if answer is not None))
+    references = list(forms)
     while remaining:
         reference = references.pop(0) if references else remaining[0]
         verdicts = are_right(remaining, [reference] * len(remaining), style)
         # What nobody can read is at least itself.
-        same = [answer for answer, is_same in zip(remaining, verdicts, strict=True) if is_same or answer == reference]
-        form |= dict.fromkeys(same, *same[:1])
+        same: list[str] = []
+        for answer, is_same in zip(remaining, verdicts, strict=True):
+            if is_same or answer == reference:
+                same.append(answer)
+        for answer in same:
+            form[answer] = same[0]
         remaining = [answer for answer in remaining if answer not in form]
     return [None if answer is None else form[answer] for answer in answers]
 
@@ -190,7 +219,10 @@ def are_readable(references: Sequence[str]) -> list[bool]:
     Returns:
         N verdicts.
     """
-    whole = [latex if last_boxed(rf"\boxed{{{latex}}}") == latex != "" else None for latex in references]
+    whole: list[str | None] = []
+    for latex in references:
+        boxed = last_boxed(rf"\boxed{{{latex}}}")
+        whole.append(latex if latex and boxed == latex else None)
     return _equivalent(list(zip(whole, references, strict=True)))
 
 
@@ -209,7 +241,9 @@ def _equivalent(pairs: Sequence[tuple[str | None, str]]) -> list[bool]:
         if verdict is None:
             # Decimals may be rounded differently; only the grammar knows an exponent or a leading plus.
             value, target = _numbers(answer, reference)
-            unsettled.append((canonical_number(value) or value, canonical_number(target) or target))
+            value = canonical_number(value) or value
+            target = canonical_number(target) or target
+            unsettled.append((value, target))
     judged = iter(are_equivalent(unsettled))
     return [next(judged) if verdict is None else verdict for verdict in verdicts]
 
@@ -242,7 +276,12 @@ def _numbers(answer: str, reference: str) -> tuple[str, str]:
 
 
 STYLES: dict[AnswerStyle, Style] = {
-    "after_mark": Style(_number_after_mark, str.encode, "numbers, read after the last #", "no number after its last #"),
+    "after_mark": Style(
+        _number_after_mark,
+        str.encode,
+        "numbers, read after the last #",
+        "no number after its last #",
+    ),
     "last_number": Style(
         last_number,
         str.encode,
@@ -295,7 +334,9 @@ class Completion(NamedTuple):
     ended: bool
 
 
-def read_completion(token_ids: Iterable[int], token_bytes: Sequence[bytes], eos_ids: Collection[int]) -> Completion:
+def read_completion(
+    token_ids: Iterable[int], token_bytes: Sequence[bytes], eos_ids: Collection[int]
+) -> Completion:
     """Write out the tokens before the first end token.
 
     Args:
@@ -303,7 +344,8 @@ def read_completion(token_ids: Iterable[int], token_bytes: Sequence[bytes], eos_
         token_bytes: the bytes of each token; b"" for special tokens.
         eos_ids: ids of the end tokens.
     """
-    written, count = b"", 0
+    written = b""
+    count = 0
     for count, token_id in enumerate(token_ids, 1):
         if token_id in eos_ids:
             return Completion(count, written.decode("utf-8", "replace"), True)

@@ -18,7 +18,8 @@ Pair = tuple[str, str]
 _LIMITS = Limits(processor=2.0, memory=2 << 30)
 _LONGEST = 500  # characters of an expression; longer ones are taken for wrong unseen
 _MOST_WORKERS = 8
-_PER_WORKER = 16  # requests that another one is worth starting for, which takes a second
+# The number of requests that another worker is worth starting for, which takes a second.
+_PER_WORKER = 16
 _MOST_KNOWN = 1 << 16
 
 _known: dict[Pair, bool] = {}
@@ -54,7 +55,13 @@ class _Judge:
 
 @functools.cache
 def _processes() -> Processes:
-    return Processes(_Judge(), min(_MOST_WORKERS, os.cpu_count() or 1), _LIMITS, _PER_WORKER, quiet=True)
+    return Processes(
+        _Judge(),
+        min(_MOST_WORKERS, os.cpu_count() or 1),
+        _LIMITS,
+        _PER_WORKER,
+        quiet=True,
+    )
 
 
 def are_equivalent(pairs: Sequence[Pair]) -> list[bool]:
@@ -71,13 +78,17 @@ def are_equivalent(pairs: Sequence[Pair]) -> list[bool]:
     verdicts = {pair: _known[pair] for pair in short if pair in _known}
     new = [pair for pair in short if pair not in verdicts]
     try:
-        answers = _processes().ask([{"answer": answer, "reference": reference} for answer, reference in new])
+        answers = _processes().ask(
+            [{"answer": answer, "reference": reference} for answer, reference in new]
+        )
     except CantRun as error:
         raise UserError(
             f"math-verify: can't be used ({error}), which answers in \\boxed{{}} are compared with; "
             "install it (pip install 'slpo_jax[latex]')"
         ) from error
-    verdicts |= {pair: verdict is True for pair, verdict in zip(new, answers, strict=True)}
+    verdicts |= {
+        pair: verdict is True for pair, verdict in zip(new, answers, strict=True)
+    }
     if len(_known) > _MOST_KNOWN:
         _known.clear()
     _known.update(verdicts)

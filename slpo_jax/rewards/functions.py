@@ -22,12 +22,20 @@ Function = Callable[..., Any]
 _LARGEST = float(np.finfo(np.float32).max)
 _said = set[tuple[str, str]]()
 _LISTS = frozenset({"completions", "prompts", "completion_ids"})
-GIVEN = _LISTS | {"question", "answer", "steps", "completion", "latents", "truncated", "is_right"}
+GIVEN = _LISTS | {
+    "question",
+    "answer",
+    "steps",
+    "completion",
+    "latents",
+    "truncated",
+    "is_right",
+}
 """What is known of any problem and its completion; other names are columns."""
 _CHAT = "prompt"  # the column in which TRL's data sets have a chat
 
 
-class Asked(Protocol):
+class ProblemLike(Protocol):
     """A problem, as far as a reward sees it: `slpo_jax.data.problem.Problem`."""
 
     @property
@@ -114,7 +122,9 @@ def code_of(function: Function) -> str:
     if name.split(".")[0] == "slpo_jax":
         return ""
     try:
-        text = inspect.getsource(module if module and name.startswith("slpo_jax_") else function)
+        text = inspect.getsource(
+            module if module and name.startswith("slpo_jax_") else function
+        )
     except (OSError, TypeError):
         return ""
     return hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -127,29 +137,48 @@ def names_of(function: Function) -> Names:
         UserError: that can't be told, it takes arguments by their place, or it has to be awaited.
     """
     name = name_of(function)
-    if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None)):  # noqa: B004
-        raise UserError(f"reward: {name} is an async function; give a plain one, which may call asyncio.run(..)")
+    # An object may have an async __call__.
+    call = getattr(function, "__call__", None)  # noqa: B004
+    if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call):
+        raise UserError(
+            f"reward: {name} is an async function; give a plain one, which may call asyncio.run(..)"
+        )
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
         parameters = ()  # type: ignore[assignment]
-    by_name = [param for param in parameters if param.kind in (param.POSITIONAL_OR_KEYWORD, param.KEYWORD_ONLY)]
+    by_name = [
+        param
+        for param in parameters
+        if param.kind in (param.POSITIONAL_OR_KEYWORD, param.KEYWORD_ONLY)
+    ]
     everything = any(param.kind == param.VAR_KEYWORD for param in parameters)
-    by_place = [param.name for param in parameters if param.kind == param.POSITIONAL_ONLY]
+    by_place = [
+        param.name for param in parameters if param.kind == param.POSITIONAL_ONLY
+    ]
     if by_place or not (by_name or everything):
-        fault = f"takes {by_place[0]} by its place alone" if by_place else "names nothing that it is a function of"
+        fault = "names nothing that it is a function of"
+        if by_place:
+            fault = f"takes {by_place[0]} by its place alone"
         raise UserError(
             f"reward: {name} {fault}; give it arguments such as question, answer and completion, which come by name"
         )
     needed = frozenset(param.name for param in by_name if param.default is param.empty)
     optional = frozenset(param.name for param in by_name) - needed
-    annotations = [str(param.annotation) for param in by_name if param.name == "completions"]
+    annotations = [
+        str(param.annotation) for param in by_name if param.name == "completions"
+    ]
     of_chats = any("dict[" in annotation.lower() for annotation in annotations)
-    return Names(needed, optional, everything, bool((needed | optional) & _LISTS), of_chats)
+    return Names(
+        needed, optional, everything, bool((needed | optional) & _LISTS), of_chats
+    )
 
 
 def calls_of(
-    function: Function, problems: Sequence[Asked], completions: Sequence[Written], apart: bool = False
+    function: Function,
+    problems: Sequence[ProblemLike],
+    completions: Sequence[Written],
+    apart: bool = False,
 ) -> list[dict[str, Any]]:
     """Return the arguments by name of each call for N verdicts: N calls, or one of lists for a function of many.
 
@@ -157,15 +186,28 @@ def calls_of(
         apart: of such a function too N, of lists with one.
     """
     names = names_of(function)
-    rows = [_arguments(names, problem, written) for problem, written in zip(problems, completions, strict=True)]
+    rows = [
+        _arguments(names, problem, written)
+        for problem, written in zip(problems, completions, strict=True)
+    ]
     if not names.is_batched:
         return rows
     if apart:
-        return [{name: [value] for name, value in row.items()} for row in rows]
-    return [{name: [row.get(name) for row in rows] for name in dict.fromkeys(name for row in rows for name in row)}]
+        return [_columns_of([row]) for row in rows]
+    return [_columns_of(rows)]
 
 
-def _arguments(names: Names, problem: Asked, written: Written) -> dict[str, Any]:
+def _columns_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Return the values of each argument, None where a row hasn't it."""
+    columns: dict[str, list[Any]] = {}
+    for row in rows:
+        for name in row:
+            if name not in columns:
+                columns[name] = [other.get(name) for other in rows]
+    return columns
+
+
+def _arguments(names: Names, problem: ProblemLike, written: Written) -> dict[str, Any]:
     row: dict[str, Any] = {"steps": list(problem.steps), **problem.columns}
     row |= {"question": problem.question, "answer": problem.answer}
     row |= {"latents": written.latents, "truncated": written.truncated}
@@ -175,14 +217,22 @@ def _arguments(names: Names, problem: Asked, written: Written) -> dict[str, Any]
         row["completion"] = written.text
     else:
         prompt, completion = _turns(names, problem, written.text)
-        row |= {"prompts": prompt, "completions": completion, "completion_ids": list(written.ids)}
-    return row if names.everything else {name: row[name] for name in row if name in names.named}
+        row |= {
+            "prompts": prompt,
+            "completions": completion,
+            "completion_ids": list(written.ids),
+        }
+    if names.everything:
+        return row
+    return {name: row[name] for name in row if name in names.named}
 
 
-def _turns(names: Names, problem: Asked, text: str) -> tuple[Any, Any]:
+def _turns(names: Names, problem: ProblemLike, text: str) -> tuple[Any, Any]:
     """Return prompt and completion: chats where the record's prompt is one or the function asks for them."""
     prompt = problem.columns.get(_CHAT)
-    is_chat = isinstance(prompt, list) and all(isinstance(message, Mapping) for message in prompt)
+    is_chat = isinstance(prompt, list) and all(
+        isinstance(message, Mapping) for message in prompt
+    )
     if not (is_chat or names.of_chats):
         return problem.question, text
     asked = prompt if is_chat else [{"role": "user", "content": problem.question}]
@@ -191,7 +241,7 @@ def _turns(names: Names, problem: Asked, text: str) -> tuple[Any, Any]:
 
 def asked_of(
     function: Function,
-    problems: Sequence[Asked],
+    problems: Sequence[ProblemLike],
     completions: Sequence[Written],
     name: str = "",
     processes: Processes | None = None,
@@ -209,7 +259,8 @@ def asked_of(
     Raises:
         UserError: it gives something else than a finite number, or another number of them.
     """
-    calls, name = calls_of(function, problems, completions, apart=processes is not None), name or name_of(function)
+    calls = calls_of(function, problems, completions, apart=processes is not None)
+    name = name or name_of(function)
     if processes is None:
         values = [_called(function, arguments) for arguments in calls]
     else:
@@ -217,19 +268,30 @@ def asked_of(
             values = processes.ask(calls)
         except CantRun as error:
             raise cant_run(name, error) from error
-    for reason in dict.fromkeys(value.reason for value in values if isinstance(value, Failed)):
+    for reason in dict.fromkeys(
+        value.reason for value in values if isinstance(value, Failed)
+    ):
         kind = reason.partition(":")[0]
-        _say_once(name, kind, f"reward: {name} failed on a completion, which isn't judged: {reason}")
+        _say_once(
+            name,
+            kind,
+            f"reward: {name} failed on a completion, which isn't judged: {reason}",
+        )
     verdicts = verdicts_of(function, values, problems, name)
     if None in verdicts:
-        _say_once(name, "", f"reward: {name} gave None on a completion, which counts as not applicable")
+        _say_once(
+            name,
+            "",
+            f"reward: {name} gave None on a completion, which counts as not applicable",
+        )
     return verdicts
 
 
 def _called(function: Function, arguments: dict[str, Any]) -> Any:
     try:
         return function(**arguments)
-    except (Exception, SystemExit) as error:  # it is the user's code, and can raise anything
+    except (Exception, SystemExit) as error:
+        # It is the user's code, and can raise anything.
         return Failed(in_a_line(error))
 
 
@@ -242,17 +304,24 @@ def cant_run(name: str, error: CantRun) -> UserError:
 
 
 def verdicts_of(
-    function: Function, results: Sequence[Any], problems: Sequence[Asked], name: str
+    function: Function,
+    results: Sequence[Any],
+    problems: Sequence[ProblemLike],
+    name: str,
 ) -> list[float | Failed | None]:
     """Return N verdicts from the results of `calls_of`'s calls; see `asked_of`."""
-    values, size = list[Any](), len(problems) // max(len(results), 1)
+    values = list[Any]()
+    size = len(problems) // max(len(results), 1)
     is_batched = names_of(function).is_batched
     for value in results:
         if isinstance(value, Failed):
             values += [value] * size
         else:
             values += _listed(name, value, size) if is_batched else [value]
-    return [_number(name, value, problem) for value, problem in zip(values, problems, strict=True)]
+    return [
+        _number(name, value, problem)
+        for value, problem in zip(values, problems, strict=True)
+    ]
 
 
 def _listed(name: str, values: Any, expected: int) -> list[Any]:
@@ -264,11 +333,13 @@ def _listed(name: str, values: Any, expected: int) -> list[Any]:
     if count != expected:
         shown = repr(values)[:60] if count is None else f"{count} values"
         remedy = "return a list with a number for each"
-        raise UserError(f"config.reward: {name} gives {shown} for {expected} completions; {remedy}")
+        raise UserError(
+            f"config.reward: {name} gives {shown} for {expected} completions; {remedy}"
+        )
     return list(values)
 
 
-def _number(name: str, value: Any, problem: Asked) -> float | Failed | None:
+def _number(name: str, value: Any, problem: ProblemLike) -> float | Failed | None:
     """Read a verdict: a number, an array or tensor of one, or a dict with a `score`, as verl's functions give."""
     if isinstance(value, Mapping) and "score" in value:
         value = value["score"]
@@ -279,8 +350,14 @@ def _number(name: str, value: Any, problem: Asked) -> float | Failed | None:
         with contextlib.suppress(ValueError, RuntimeError):  # of several elements
             number = value.item()
     if not isinstance(number, int | float) or not abs(number) <= _LARGEST:
-        shown = "an integer beyond float32" if isinstance(value, int) else " ".join(repr(value).split())[:40]
-        raise UserError(f"config.reward: {name} gives {shown} for {problem.question[:60]!r}; return a finite number")
+        shown = (
+            "an integer beyond float32"
+            if isinstance(value, int)
+            else " ".join(repr(value).split())[:40]
+        )
+        raise UserError(
+            f"config.reward: {name} gives {shown} for {problem.question[:60]!r}; return a finite number"
+        )
     return float(number)
 
 

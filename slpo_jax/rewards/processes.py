@@ -67,11 +67,18 @@ class Processes:
     """
 
     def __init__(
-        self, function: Any, most: int, limits: Limits | None = None, per_process: int = 1, quiet: bool = False
+        self,
+        function: Any,
+        most: int,
+        limits: Limits | None = None,
+        per_process: int = 1,
+        quiet: bool = False,
     ):
         limits = limits or Limits()
         self._start = (sent(function), limits, quiet)
-        self._most, self._per_process, self._limits = most, per_process, limits
+        self._most = most
+        self._per_process = per_process
+        self._limits = limits
         self._idle, self._all = deque[_Worker](), set[_Worker]()
         weakref.finalize(self, _end, self._all)
 
@@ -81,12 +88,16 @@ class Processes:
         Raises:
             CantRun: it can't be loaded.
         """
-        most, stopped = min(self._most, -(-len(requests) // self._per_process)), list[bool]()
+        most = min(self._most, -(-len(requests) // self._per_process))
+        stopped = list[bool]()
         with ThreadPoolExecutor(max(most, 1)) as threads:
             try:
-                return list(threads.map(lambda request: self._asked(request, stopped), requests))
+                return list(
+                    threads.map(lambda request: self._asked(request, stopped), requests)
+                )
             except BaseException:
-                stopped.append(True)  # Ctrl-C, for one: nobody is to wait for what is under way
+                # Ctrl-C, for one: nobody is to wait for what is under way
+                stopped.append(True)
                 _end(self._all)
                 raise
 
@@ -123,7 +134,13 @@ class _Worker:
         self._pipe, other_end = Pipe()
         with other_end:
             # -P: the modules beside the file are not to be taken for others' of the same name.
-            command = [sys.executable, "-P", str(_WORKER), str(other_end.fileno()), str(limits.processor)]
+            command = [
+                sys.executable,
+                "-P",
+                str(_WORKER),
+                str(other_end.fileno()),
+                str(limits.processor),
+            ]
             self.process = subprocess.Popen(
                 [*command, str(limits.memory)],
                 stdin=subprocess.PIPE,
@@ -131,7 +148,8 @@ class _Worker:
                 stderr=subprocess.DEVNULL if quiet else None,
                 pass_fds=[other_end.fileno()],
                 start_new_session=True,  # Ctrl-C in a terminal is not for it
-                env=os.environ | {"PYTHONHASHSEED": "0"},  # which the order of a set depends on
+                # The order of a set depends on the seed of hashes.
+                env=os.environ | {"PYTHONHASHSEED": "0"},
             )
         try:
             self._pipe.send((_path(), function))
@@ -156,7 +174,9 @@ class _Worker:
             status = self.end()
         name = signal.Signals(-status).name if status < 0 else f"status {status}"
         if -status == signal.SIGPROF:  # its own timer's
-            return Failed(f"it took more than {self._limits.processor:g} s of processor time"), True
+            return Failed(
+                f"it took more than {self._limits.processor:g} s of processor time"
+            ), True
         return Failed(f"its process ended with {name}"), False
 
     def end(self) -> int:
@@ -175,13 +195,20 @@ def _end(workers: set[_Worker]) -> None:
 
 def _hidden() -> dict[str, Any]:
     """Return modules that nobody else can import: a user's files, which were run under names of their own."""
-    modules = [(name, module) for name, module in sys.modules.items() if getattr(module, "__spec__", module) is None]
-    return {name: module for name, module in modules if name != "__main__" and getattr(module, "__file__", None)}
+    hidden: dict[str, Any] = {}
+    for name, module in [*sys.modules.items()]:
+        has_no_spec = getattr(module, "__spec__", module) is None
+        if has_no_spec and name != "__main__" and getattr(module, "__file__", None):
+            hidden[name] = module
+    return hidden
 
 
 def _path() -> list[str]:
     """Return the folders that modules are imported from, those of a user's files among them."""
-    return [*sys.path, *(str(Path(module.__file__).resolve().parent) for module in _hidden().values())]
+    return [
+        *sys.path,
+        *(str(Path(module.__file__).resolve().parent) for module in _hidden().values()),
+    ]
 
 
 def sent(function: Callable[..., Any]) -> bytes:
@@ -194,7 +221,8 @@ def sent(function: Callable[..., Any]) -> bytes:
 
     hidden = _hidden()
     for name in hidden:
-        del sys.modules[name]  # so that functions of these are taken for what can't be imported
+        # Functions of these modules are taken for what can't be imported.
+        del sys.modules[name]
     try:
         return dill.dumps(function, recurse=True)
     except Exception as error:  # pickling runs code of all that it meets

@@ -31,7 +31,8 @@ def relative_lengths(
     Returns:
         N numbers; 0 where all right ones of a group are equally long.
     """
-    lengths_N, right_N = np.array(latents, np.float64), np.array(is_right, bool)
+    lengths_N = np.array(latents, np.float64)
+    right_N = np.array(is_right, bool)
     number_of = {group: number for number, group in enumerate(dict.fromkeys(groups))}
     group_N = np.array([number_of[group] for group in groups], int)
     earned_N = np.zeros(len(groups))
@@ -48,7 +49,10 @@ def relative_lengths(
 
 
 def relative_length(
-    completions: Sequence[str], question: Sequence[str], latents: Sequence[int], is_right: Sequence[bool]
+    completions: Sequence[str],
+    question: Sequence[str],
+    latents: Sequence[int],
+    is_right: Sequence[bool],
 ) -> list[float]:
     """Return what `relative_lengths` says of a batch, as published: the reward that stands behind one of right answers.
 

@@ -10,12 +10,40 @@ import jax.numpy as jnp
 import numpy as np
 
 from slpo_jax.errors import UserError
-from slpo_jax.rewards.answers import STYLES, AnswerStyle, are_right, parse_completion, read_completion
-from slpo_jax.rewards.functions import Asked, Function, Written, asked_of, cant_run, name_of, names_of
+from slpo_jax.rewards.answers import (
+    STYLES,
+    AnswerStyle,
+    are_right,
+    parse_completion,
+    read_completion,
+)
+from slpo_jax.rewards.functions import (
+    Function,
+    ProblemLike,
+    Written,
+    asked_of,
+    cant_run,
+    name_of,
+    names_of,
+)
 from slpo_jax.rewards.processes import CantRun, Failed, Limits, Processes
 from slpo_jax.rewards.relative_length import RELATIVE_LENGTH, relative_length
-from slpo_jax.rewards.task_rewards import COUNTDOWN, GYM, countdown, countdown_reference, gym, reaches_goal
-from slpo_jax.rewards.verifier import ON_DEVICE, Judge, is_end, judged, padded_table, text_table
+from slpo_jax.rewards.task_rewards import (
+    COUNTDOWN,
+    GYM,
+    countdown,
+    countdown_reference,
+    gym,
+    reaches_goal,
+)
+from slpo_jax.rewards.verifier import (
+    ON_DEVICE,
+    Judge,
+    is_end,
+    judged,
+    padded_table,
+    text_table,
+)
 
 RewardFn = Callable[[jax.Array, jax.Array], jax.Array]
 """(tokens int [N, A], references uint8 [N, R]) -> bool [N], traceable."""
@@ -31,7 +59,7 @@ class DeviceReward(NamedTuple):
     """
 
     table: Callable[[Sequence[bytes]], np.ndarray]
-    encode: Callable[[Asked], bytes]
+    encode: Callable[[ProblemLike], bytes]
     judge: Judge
 
 
@@ -54,7 +82,9 @@ class RewardEntry(NamedTuple):
     @property
     def follows(self) -> bool:
         """Whether it has to know what the rewards before it count as right."""
-        return self.function is not None and "is_right" in names_of(self.function).needed
+        return (
+            self.function is not None and "is_right" in names_of(self.function).needed
+        )
 
     @property
     def columns(self) -> frozenset[str] | None:
@@ -65,7 +95,9 @@ class RewardEntry(NamedTuple):
 CORRECT = "correct"
 REWARDS: dict[str, RewardEntry] = {
     CORRECT: RewardEntry(None),
-    COUNTDOWN: RewardEntry(countdown, DeviceReward(text_table, countdown_reference, reaches_goal)),
+    COUNTDOWN: RewardEntry(
+        countdown, DeviceReward(text_table, countdown_reference, reaches_goal)
+    ),
     GYM: RewardEntry(gym),
     RELATIVE_LENGTH: RewardEntry(relative_length),
 }
@@ -75,7 +107,8 @@ Weighted = Sequence[tuple[str, float]]
 """Names in `REWARDS`, each with its weight; the first that gives a verdict says what is right."""
 
 _MOST_SEEN = 1 << 16  # completions that are remembered
-_TRUNCATED = Failed("it is truncated")  # the verdict of a reward that is asked of whole completions alone
+# The verdict of a reward that is asked of whole completions alone
+_TRUNCATED = Failed("it is truncated")
 
 
 class Reading(NamedTuple):
@@ -142,22 +175,33 @@ class Reward:
         seconds: float = 0.0,
     ):
         weighted = [(rewards, 1.0)] if isinstance(rewards, str) else rewards
-        self.style, self._bytes, self._eos_ids = style, token_bytes, eos_ids
-        self.entries, self._weights = {name: REWARDS[name] for name, _ in weighted}, dict(weighted)
-        self._most, self._limits = max(processes, int(seconds > 0)), Limits(seconds)
-        self._processes = self._made()
+        self.style = style
+        self._bytes = token_bytes
+        self._eos_ids = eos_ids
+        self.entries = {name: REWARDS[name] for name, _ in weighted}
+        self._weights = dict(weighted)
+        # A limit of time needs a process of its own.
+        self._most = max(processes, 1) if seconds > 0 else processes
+        self._limits = Limits(seconds)
+        self._processes = self._start_processes()
         self._read = functools.lru_cache(_MOST_SEEN)(self._read_once)
         self.on_device: RewardFn | None = None
         if self._device is not None:
-            table_VL, judge = self._device.table(token_bytes), self._device.judge
+            table_VL = self._device.table(token_bytes)
+            judge = self._device.judge
             self.on_device = lambda tokens_NA, references_NR: judged(
-                table_VL, jnp.where(is_end(tokens_NA, eos_ids), eos_ids[0], tokens_NA), references_NR, eos_ids[0], judge
+                table_VL,
+                jnp.where(is_end(tokens_NA, eos_ids), eos_ids[0], tokens_NA),
+                references_NR,
+                eos_ids[0],
+                judge,
             )
 
     @property
     def _device(self) -> DeviceReward | None:
         """The verifier inside jit: of one reward of weight 1."""
-        ((name, entry), *more), compared = self.entries.items(), STYLES[self.style].compared
+        ((name, entry), *more) = self.entries.items()
+        compared = STYLES[self.style].compared
         if more or self._weights[name] != 1:
             return None
         if entry.function is None and compared is not None and self.style in ON_DEVICE:
@@ -174,27 +218,39 @@ class Reward:
             UserError: there is no such name, or it can't be asked.
         """
         if not callable(reward) and reward not in REWARDS:
-            raise UserError(f"reward: {reward!r} is unknown; give one of {', '.join(REWARDS)}, or a function")
-        name, entry = (name_of(reward), RewardEntry(reward)) if callable(reward) else (reward, REWARDS[reward])
+            raise UserError(
+                f"reward: {reward!r} is unknown; give one of {', '.join(REWARDS)}, or a function"
+            )
+        if callable(reward):
+            name = name_of(reward)
+            entry = RewardEntry(reward)
+        else:
+            name = reward
+            entry = REWARDS[reward]
         if entry.follows:
-            raise UserError(f"reward: {name} has to know what is right; give a reward that says so by itself")
+            raise UserError(
+                f"reward: {name} has to know what is right; give a reward that says so by itself"
+            )
         judge = copy.copy(self)
-        judge.entries, judge._weights, judge.on_device = {name: entry}, {name: 1.0}, None
-        judge._processes = judge._made()
+        judge.entries = {name: entry}
+        judge._weights = {name: 1.0}
+        judge.on_device = None
+        judge._processes = judge._start_processes()
         return judge
 
-    def _made(self) -> dict[str, Processes]:
+    def _start_processes(self) -> dict[str, Processes]:
         """Make the processes of each function, if they are asked in some.
 
         Raises:
             UserError: one can't be sent there.
         """
-        functions = {name: entry.function for name, entry in self.entries.items() if entry.function and self._most}
-        functions.pop(RELATIVE_LENGTH, None)  # which compares the completions of a batch
-        processes = {}
-        for name, function in functions.items():
+        processes: dict[str, Processes] = {}
+        for name, entry in self.entries.items():
+            # The relative length compares the completions of a batch.
+            if not self._most or entry.function is None or name == RELATIVE_LENGTH:
+                continue
             try:
-                processes[name] = Processes(function, self._most, self._limits)
+                processes[name] = Processes(entry.function, self._most, self._limits)
             except CantRun as error:
                 raise cant_run(name, error) from error
         return processes
@@ -204,12 +260,12 @@ class Reward:
         """Whether it can't judge a problem without an answer."""
         return any(entry.needs_answer for entry in self.entries.values())
 
-    def width(self, problems: Iterable[Asked]) -> int:
+    def width(self, problems: Iterable[ProblemLike]) -> int:
         """Return R, the bytes that `encoded` needs for these problems, at least 1."""
         assert self._device is not None
         return max(1, max(len(self._device.encode(problem)) for problem in problems))
 
-    def encoded(self, problems: Sequence[Asked], width: int) -> np.ndarray:
+    def encoded(self, problems: Sequence[ProblemLike], width: int) -> np.ndarray:
         """Encode B problems for `on_device`: uint8 [B, R], 0 behind them.
 
         Args:
@@ -217,9 +273,12 @@ class Reward:
             width: R, enough for each, and the same for every batch so that shapes stay put.
         """
         assert self._device is not None
-        return padded_table([self._device.encode(problem) for problem in problems], width)
+        references = [self._device.encode(problem) for problem in problems]
+        return padded_table(references, width)
 
-    def on_host(self, tokens_NA: np.ndarray, problems: Sequence[Asked]) -> np.ndarray:
+    def on_host(
+        self, tokens_NA: np.ndarray, problems: Sequence[ProblemLike]
+    ) -> np.ndarray:
         """Return the rewards of N completions, float32 [N]."""
         return self.judged([self.read(tokens) for tokens in tokens_NA], problems).total
 
@@ -234,10 +293,18 @@ class Reward:
     def _read_once(self, tokens: tuple[int, ...]) -> Reading:
         ids = [token for token in tokens if token >= 0]
         completion = read_completion(ids, self._bytes, self._eos_ids)
-        answer = parse_completion(completion.text, self.style) if completion.ended else None
-        return Reading(ids[: completion.tokens], completion.text, answer, not completion.ended)
+        answer = None
+        if completion.ended:
+            answer = parse_completion(completion.text, self.style)
+        ids = ids[: completion.tokens]
+        return Reading(ids, completion.text, answer, not completion.ended)
 
-    def judged(self, readings: Sequence[Reading], problems: Sequence[Asked], with_truncated: bool = False) -> Verdicts:
+    def judged(
+        self,
+        readings: Sequence[Reading],
+        problems: Sequence[ProblemLike],
+        with_truncated: bool = False,
+    ) -> Verdicts:
         """Judge completions.
 
         Args:
@@ -248,14 +315,19 @@ class Reward:
         if with_truncated:
             readings = [self._as_ended(reading) for reading in readings]
         count = len(readings)
-        total, by_name = np.zeros(count), dict[str, np.ndarray]()
-        failed, unjudged, decided, right = (np.zeros(count, bool) for _ in range(4))
+        total = np.zeros(count)
+        by_name = dict[str, np.ndarray]()
+        failed = np.zeros(count, bool)
+        unjudged = np.zeros(count, bool)
+        decided = np.zeros(count, bool)
+        right = np.zeros(count, bool)
         for name in self.entries:
             verdicts = self._asked(name, readings, problems, right)
             values = _values(verdicts)
             is_given = ~np.isnan(values)
             is_lost = _lost(verdicts, problems)
-            failed |= np.array([isinstance(x, Failed) and x is not _TRUNCATED for x in verdicts], bool)
+            for row, verdict in enumerate(verdicts):
+                failed[row] |= isinstance(verdict, Failed) and verdict is not _TRUNCATED
             unjudged |= is_lost
             # The first reward that could say what is right has said so.
             right |= ~decided & (values >= 1)
@@ -268,11 +340,17 @@ class Reward:
         return Verdicts(total, by_name, right & ~cut, unjudged, cut, failed)
 
     def _as_ended(self, reading: Reading) -> Reading:
-        answer = parse_completion(reading.text, self.style) if reading.cut else reading.answer
+        if not reading.cut:
+            return reading
+        answer = parse_completion(reading.text, self.style)
         return reading._replace(answer=answer, cut=False)
 
     def _asked(
-        self, name: str, readings: Sequence[Reading], problems: Sequence[Asked], right: np.ndarray
+        self,
+        name: str,
+        readings: Sequence[Reading],
+        problems: Sequence[ProblemLike],
+        right: np.ndarray,
     ) -> list[float | Failed | None]:
         """Ask one reward; a function of many completions sees the truncated ones too, a function of one if it says so.
 
@@ -282,24 +360,41 @@ class Reward:
         function = self.entries[name].function
         if function is None:
             references = [problem.answer for problem in problems]
-            return [*map(float, are_right([reading.answer for reading in readings], references, self.style))]
+            answers = [reading.answer for reading in readings]
+            return [*map(float, are_right(answers, references, self.style))]
+
+        # Truncated completions are left out, unless the function compares a batch or asks for them.
         names = names_of(function)
         judges_cut = "truncated" in names.named
-        places = [i for i, reading in enumerate(readings) if judges_cut or names.is_batched or not reading.cut]
-        completions = [
-            Written(reading.text, reading.ids, reading.latents, reading.cut, bool(is_right))
-            for reading, is_right in zip(readings, right, strict=True)
-        ]
+        takes_cut = judges_cut or names.is_batched
+        places: list[int] = []
+        asked: list[ProblemLike] = []
+        completions: list[Written] = []
+        for place, reading in enumerate(readings):
+            if reading.cut and not takes_cut:
+                continue
+            is_right = bool(right[place])
+            places.append(place)
+            asked.append(problems[place])
+            completions.append(
+                Written(
+                    reading.text, reading.ids, reading.latents, reading.cut, is_right
+                )
+            )
+
+        # Those that were left out are not judged, nor are truncated ones that were only compared with.
         verdicts: list[float | Failed | None] = [_TRUNCATED] * len(readings)
         if places:
-            asked = [problems[i] for i in places], [completions[i] for i in places]
-            given = asked_of(function, *asked, name, self._processes.get(name))
+            processes = self._processes.get(name)
+            given = asked_of(function, asked, completions, name, processes)
             for place, verdict in zip(places, given, strict=True):
                 if judges_cut or not readings[place].cut:
                     verdicts[place] = verdict
         return verdicts
 
-    def unearned(self, answers: Sequence[Sequence[int]], problems: Sequence[Asked]) -> list[int]:
+    def unearned(
+        self, answers: Sequence[Sequence[int]], problems: Sequence[ProblemLike]
+    ) -> list[int]:
         """Return places of references that their very text does not earn; none where functions alone say what is right.
 
         Args:
@@ -310,19 +405,30 @@ class Reward:
         """
         if all(entry.function is not None for entry in self.entries.values()):
             return []
-        # Most answers come many times.
-        first = {problem.answer: place for place, problem in reversed([*enumerate(problems)])}
-        readings = [self.read(np.array([*answers[place], self._eos_ids[0]], np.int32)) for place in first.values()]
-        right = are_right([reading.answer for reading in readings], [*first], self.style)
-        unread = {answer for answer, is_right in zip(first, right, strict=True) if not is_right}
-        return [place for place, problem in enumerate(problems) if problem.answer in unread]
+        # Most answers come many times, and are read once, in the order of the last of each.
+        first: dict[str, int] = {}
+        for place, problem in reversed([*enumerate(problems)]):
+            first[problem.answer] = place
+        given: list[str | None] = []
+        for place in first.values():
+            tokens = np.array([*answers[place], self._eos_ids[0]], np.int32)
+            given.append(self.read(tokens).answer)
+        right = are_right(given, [*first], self.style)
 
-    def right(self, readings: Sequence[Reading], problems: Sequence[Asked]) -> list[bool]:
+        # Return all places of those that are not read as themselves.
+        pairs = zip(first, right, strict=True)
+        unread = {answer for answer, is_right in pairs if not is_right}
+        return [n for n, problem in enumerate(problems) if problem.answer in unread]
+
+    def right(
+        self, readings: Sequence[Reading], problems: Sequence[ProblemLike]
+    ) -> list[bool]:
         """Tell which completions count as right: those that earn 1 or more of the first reward with a verdict on them.
 
         A reward that gives None leaves it to the next one; where one fails, and of a truncated one, it is not right.
         """
-        open_, right = np.array([not reading.cut for reading in readings], bool), np.zeros(len(readings), bool)
+        open_ = np.array([not reading.cut for reading in readings], bool)
+        right = np.zeros(len(readings), bool)
         for name in self.entries:
             if not open_.any():
                 break
@@ -334,17 +440,21 @@ class Reward:
 
 def _values(verdicts: Sequence[float | Failed | None]) -> np.ndarray:
     """Return the numbers among verdicts, float64 [N], NaN for what is none."""
-    return np.array([verdict if isinstance(verdict, float) else np.nan for verdict in verdicts], np.float64)
+    values = np.full(len(verdicts), np.nan)
+    for row, verdict in enumerate(verdicts):
+        if isinstance(verdict, float):
+            values[row] = verdict
+    return values
 
 
-def _lost(verdicts: Sequence[float | Failed | None], problems: Sequence[Asked]) -> np.ndarray:
+def _lost(
+    verdicts: Sequence[float | Failed | None], problems: Sequence[ProblemLike]
+) -> np.ndarray:
     """Tell, bool [N], which verdicts are missing: those that failed, and None where the problem has others."""
     pairs = zip(problems, verdicts, strict=True)
     judged = {id(problem) for problem, verdict in pairs if isinstance(verdict, float)}
-    return np.array(
-        [
-            isinstance(verdict, Failed) or (verdict is None and id(problem) in judged)
-            for problem, verdict in zip(problems, verdicts, strict=True)
-        ],
-        bool,
-    )
+    lost = np.zeros(len(verdicts), bool)
+    for row, (problem, verdict) in enumerate(zip(problems, verdicts, strict=True)):
+        has_others = verdict is None and id(problem) in judged
+        lost[row] = isinstance(verdict, Failed) or has_others
+    return lost

@@ -23,13 +23,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from slpo_jax.errors import UserError, in_a_line
-from slpo_jax.rewards.functions import Asked, names_of
+from slpo_jax.rewards.functions import ProblemLike, names_of
 from slpo_jax.rewards.texts import said_text
-from slpo_jax.rewards.verifier import before, only, said
+from slpo_jax.rewards.verifier import answer_span, before, compact
 
 COUNTDOWN = "countdown"
 OPERATORS = "+-*/"
-MOST = 10**9  # of a value; numbers have a digit less, so that int32 holds whatever two of them make
+# The largest value. Numbers have a digit less, so that int32 holds whatever two of them make.
+MOST = 10**9
 _DIGITS = 9
 _NUMBER = f"(?:0|[1-9][0-9]{{0,{_DIGITS - 1}}})"
 _ANSWER = re.compile(rf"{_NUMBER}(?: ?[-+*/] ?{_NUMBER})*")
@@ -41,7 +42,9 @@ _MARK = re.compile(r"#{3,}(?=\s|\Z)|answer(?:\s+is:|(?:\*\*)?:)", re.IGNORECASE)
 _REFUSED = {"composite": "it is made of other tasks; name one of them"}
 
 
-def countdown(numbers: Sequence[int], goal: int, completion: str, operations: str = OPERATORS) -> float:
+def countdown(
+    numbers: Sequence[int], goal: int, completion: str, operations: str = OPERATORS
+) -> float:
     """Return 1 where a completion reaches the goal, else 0.
 
     Args:
@@ -52,12 +55,16 @@ def countdown(numbers: Sequence[int], goal: int, completion: str, operations: st
     """
     answer = said_text(completion)
     parts = re.findall(r"[0-9]+|[-+*/]", answer) if _ANSWER.fullmatch(answer) else []
-    values, signs = [int(part) for part in parts[::2]], parts[1::2]
+    values = [int(part) for part in parts[::2]]
+    signs = parts[1::2]
     if not values or sorted(values) != sorted(numbers) or not {*signs} <= {*operations}:
         return 0.0
-    value: int | None = values[0]
+    value = values[0]
     for sign, number in zip(signs, values[1:], strict=True):
-        value = None if value is None else _result(value, sign, number)
+        result = _result(value, sign, number)
+        if result is None:
+            return 0.0
+        value = result
     return float(value == goal)
 
 
@@ -69,7 +76,9 @@ def _result(value: int, sign: str, number: int) -> int | None:
     return result if abs(result) <= MOST else None
 
 
-def encode_countdown(numbers: Sequence[int], goal: int, operations: str = OPERATORS) -> bytes:
+def encode_countdown(
+    numbers: Sequence[int], goal: int, operations: str = OPERATORS
+) -> bytes:
     """Encode a reference of `reaches_goal`; b"", which nothing reaches, where a number or the goal is out of its range.
 
     Returns:
@@ -78,14 +87,20 @@ def encode_countdown(numbers: Sequence[int], goal: int, operations: str = OPERAT
     """
     if abs(goal) > MOST or not all(0 <= number < 10**_DIGITS for number in numbers):
         return b""
-    allowed = sum(1 << place for place, sign in enumerate(OPERATORS) if sign in operations)
-    return np.array([1 + allowed, goal + 2 * MOST, *(number + 1 for number in numbers)], "<u4").tobytes()
+    allowed = 0
+    for place, sign in enumerate(OPERATORS):
+        if sign in operations:
+            allowed += 1 << place
+    words = [1 + allowed, goal + 2 * MOST]
+    words.extend(number + 1 for number in numbers)
+    return np.array(words, "<u4").tobytes()
 
 
-def countdown_reference(problem: Asked) -> bytes:
+def countdown_reference(problem: ProblemLike) -> bytes:
     """Encode a problem's columns, see `encode_countdown`."""
-    return encode_countdown(**{name: problem.columns[name] for name in names_of(encode_countdown).columns or ()
-                               if name in problem.columns})  # fmt: skip
+    names = names_of(encode_countdown).columns or ()
+    columns = {name: problem.columns[name] for name in names if name in problem.columns}
+    return encode_countdown(**columns)
 
 
 def reaches_goal(bytes_N: jax.Array, reference_R: jax.Array) -> jax.Array:
@@ -94,54 +109,85 @@ def reaches_goal(bytes_N: jax.Array, reference_R: jax.Array) -> jax.Array:
     parts = _parts(bytes_N, numbers_K.size)
     is_given = (jnp.sort(parts["values_K"]) == jnp.sort(numbers_K)).all()
 
-    value, ok = parts["values_K"][0], parts["well_formed"] & is_given
+    # Compute the value from left to right, all four operations at each place, of which the sign selects one.
+    value = parts["values_K"][0]
+    ok = parts["well_formed"] & is_given
     for number, sign in zip(parts["values_K"][1:], parts["signs_K"][1:], strict=True):
         is_sign = [sign == ord(operator) for operator in OPERATORS]
         divisor = jnp.maximum(number, 1)
         results = [value + number, value - number, value * number, value // divisor]
-        fits = [True, True, jnp.abs(value) <= MOST // divisor, (number > 0) & (value % divisor == 0)]
+        fits = [
+            True,
+            True,
+            jnp.abs(value) <= MOST // divisor,
+            (number > 0) & (value % divisor == 0),
+        ]
         result = jnp.select(is_sign, results, value)
-        may = [is_sign[place] & (allowed >> place & 1 > 0) & fit for place, fit in enumerate(fits)]
-        ok &= (number < 0) | (functools.reduce(jnp.logical_or, may) & (jnp.abs(result) <= MOST))
-        value = jnp.where(number < 0, value, result)  # there are no more
+        may: list[jax.Array] = []
+        for place, fit in enumerate(fits):
+            is_allowed = allowed >> place & 1 > 0
+            may.append(is_sign[place] & is_allowed & fit)
+        in_range = jnp.abs(result) <= MOST
+        # A number below 0 stands for none: there are no more.
+        ok &= (number < 0) | (functools.reduce(jnp.logical_or, may) & in_range)
+        value = jnp.where(number < 0, value, result)
     return ok & (value == goal)
 
 
 def _reference(reference_R: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Decode the bits of the operations, the goal, and the numbers [K], -1 for none."""
-    padded = jnp.pad(reference_R, (0, -reference_R.size % _WORD + (3 * _WORD if reference_R.size < 3 * _WORD else 0)))
+    # Fill it up to whole words, of which there must be three.
+    missing = -reference_R.size % _WORD
+    if reference_R.size < 3 * _WORD:
+        missing += 3 * _WORD
+    padded = jnp.pad(reference_R, (0, missing))
+
+    # Join each word's bytes, the lowest first.
     bytes_4W = padded.reshape(-1, _WORD).T.astype(jnp.uint32)
-    words_W = functools.reduce(jnp.bitwise_or, [byte_W << 8 * place for place, byte_W in enumerate(bytes_4W)])
+    shifted = [byte_W << 8 * place for place, byte_W in enumerate(bytes_4W)]
+    words_W = functools.reduce(jnp.bitwise_or, shifted)
     numbers_W = words_W.astype(jnp.int32) - 1
-    return numbers_W[0], (words_W[1] - np.uint32(2 * MOST)).astype(jnp.int32), numbers_W[2:]
+    goal = (words_W[1] - np.uint32(2 * MOST)).astype(jnp.int32)
+    return numbers_W[0], goal, numbers_W[2:]
 
 
 def _parts(bytes_N: jax.Array, most: int) -> dict[str, Any]:
     """Return the answer's numbers [K], -1 for none, the sign [K] before each, and whether it is made of at most K."""
-    bytes_N, begin, end = said(bytes_N)
+    bytes_N, begin, end = answer_span(bytes_N)
     indices_N = jnp.arange(bytes_N.size)
     bytes_N = jnp.where((indices_N >= begin) & (indices_N < end), bytes_N, 0)
     starts_N = _is_digit(bytes_N) & ~_is_digit(before(bytes_N))
 
     # Without blanks, which make no difference but between digits.
     inked_N = (bytes_N > 0) & (bytes_N != ord(" "))
-    bytes_N, starts_N = only(bytes_N, inked_N), only(starts_N.astype(jnp.uint8), inked_N) > 0
-    digit_N, sign_N = _is_digit(bytes_N), jnp.isin(bytes_N, jnp.array([*OPERATORS.encode()], jnp.uint8))
-    before_N, place_N = before(bytes_N), jnp.cumsum(starts_N) - 1
-    follows_N = jnp.where(starts_N, (indices_N == 0) | before(sign_N), _is_digit(before_N))
+    bytes_N = compact(bytes_N, inked_N)
+    starts_N = compact(starts_N.astype(jnp.uint8), inked_N) > 0
+    digit_N = _is_digit(bytes_N)
+    sign_N = jnp.isin(bytes_N, jnp.array([*OPERATORS.encode()], jnp.uint8))
+    before_N = before(bytes_N)
+    place_N = jnp.cumsum(starts_N) - 1
+    follows_N = jnp.where(
+        starts_N, (indices_N == 0) | before(sign_N), _is_digit(before_N)
+    )
     last = bytes_N[jnp.maximum((bytes_N > 0).sum() - 1, 0)]
-    well_formed = ((bytes_N == 0) | ((digit_N | sign_N) & follows_N)).all() & _is_digit(last)
+    may_stand_N = (bytes_N == 0) | ((digit_N | sign_N) & follows_N)
+    well_formed = may_stand_N.all() & _is_digit(last)
 
-    def number(index):
+    def read_number(index):
+        """Return the value of a number, the sign before it, and whether it is written as a number is."""
         within_N = digit_N & (place_N == index)
-        size, first_N = within_N.sum(), within_N & starts_N
+        size = within_N.sum()
+        first_N = within_N & starts_N
         power_N = jnp.clip(size - jnp.cumsum(within_N), 0, _DIGITS - 1)
         tens_N = jnp.asarray([10**power for power in range(_DIGITS)])[power_N]
-        value = jnp.where(within_N, (bytes_N.astype(jnp.int32) - ord("0")) * tens_N, 0).sum()
-        is_written = (size <= _DIGITS) & ((size <= 1) | ~(first_N & (bytes_N == ord("0"))).any())
-        return jnp.where(size > 0, value, -1), jnp.where(first_N, before_N, 0).sum(), is_written
+        digits_N = bytes_N.astype(jnp.int32) - ord("0")
+        value = jnp.where(within_N, digits_N * tens_N, 0).sum()
+        begins_with_0 = (first_N & (bytes_N == ord("0"))).any()
+        is_written = (size <= _DIGITS) & ((size <= 1) | ~begins_with_0)
+        sign = jnp.where(first_N, before_N, 0).sum()
+        return jnp.where(size > 0, value, -1), sign, is_written
 
-    values_K, signs_K, written_K = jax.vmap(number)(jnp.arange(most))
+    values_K, signs_K, written_K = jax.vmap(read_number)(jnp.arange(most))
     well_formed &= (starts_N.sum() <= most) & written_K.all()
     return {"values_K": values_K, "signs_K": signs_K, "well_formed": well_formed}
 
@@ -166,20 +212,31 @@ def gym_dataset(task: str, settings: str, seed: int = 0, size: int = 1) -> Any:
         import reasoning_gym
         from reasoning_gym.factory import DATASETS
     except ModuleNotFoundError:
-        raise UserError(f"gym:{task}: reasoning-gym is not installed; pip install 'slpo_jax[gym]'") from None
+        raise UserError(
+            f"gym:{task}: reasoning-gym is not installed; pip install 'slpo_jax[gym]'"
+        ) from None
     if task not in DATASETS:
         near = difflib.get_close_matches(task, DATASETS, 3, 0.5) or sorted(DATASETS)[:3]
-        raise UserError(f"gym:{task}: no such task; there are {', '.join(near)}, .. ({len(DATASETS)} in all)")
+        raise UserError(
+            f"gym:{task}: no such task; there are {', '.join(near)}, .. ({len(DATASETS)} in all)"
+        )
     if task in _REFUSED:
         raise UserError(f"gym:{task}: {_REFUSED[task]}")
-    values, key = json.loads(settings), f"config.data.gym.settings.{task}"
-    names = [field.name for field in dataclasses.fields(DATASETS[task][1]) if field.name not in ("seed", "size")]
-    if unknown := sorted({*values} - {*names}):
-        raise UserError(f"{key}.{unknown[0]}: the task has no such setting; it has {', '.join(names)}")
+    values = json.loads(settings)
+    key = f"config.data.gym.settings.{task}"
+    fields = dataclasses.fields(DATASETS[task][1])
+    names = [field.name for field in fields if field.name not in ("seed", "size")]
+    unknown = sorted({*values} - {*names})
+    if unknown:
+        raise UserError(
+            f"{key}.{unknown[0]}: the task has no such setting; it has {', '.join(names)}"
+        )
     try:
         return reasoning_gym.create_dataset(task, **values, seed=seed, size=size)
     except Exception as error:  # each task checks in its own way
-        raise UserError(f"{key}: {in_a_line(error)}; the task refuses {values or f'{size:,} problems'}") from error
+        raise UserError(
+            f"{key}: {in_a_line(error)}; the task refuses {values or f'{size:,} problems'}"
+        ) from error
 
 
 def gym(completion: str, entry: dict[str, Any], task: str, settings: str) -> float:
@@ -190,10 +247,12 @@ def gym(completion: str, entry: dict[str, Any], task: str, settings: str) -> flo
         task, settings: see `gym_dataset`.
     """
     try:
-        return float(gym_dataset(task, settings).score_answer(_answer(completion), entry))
+        dataset = gym_dataset(task, settings)
+        return float(dataset.score_answer(_answer(completion), entry))
     except UserError:
         raise
-    except Exception:  # some tasks fail on an answer that they can't read, such as prime_factorization on letters
+    except Exception:
+        # Some tasks fail on an answer that they can't read, such as prime_factorization on letters
         return 0.0
 
 

@@ -10,7 +10,15 @@ import string
 
 # Behind the last of these an answer stands: COCONUT's and GSM8K's (but not in C#), CODI's, CoLaR's, those of sentences
 # and tags.
-MARKS = (b"# ", b"answer is:", b"answer:", b"answer**:", b"answer is ", b"<answer>", b"</think>")
+MARKS = (
+    b"# ",
+    b"answer is:",
+    b"answer:",
+    b"answer**:",
+    b"answer is ",
+    b"<answer>",
+    b"</think>",
+)
 # Behind these too, as far as the brace that closes them.
 BOXES = (b"\\boxed{", b"\\boxed{\\text{")
 END_TAG = b"</answer>"
@@ -28,11 +36,17 @@ BESIDE = " *`"
 
 LETTERS = string.ascii_uppercase
 # Behind these the letter of a choice stands, in a text whose white space is single spaces.
-CHOICE_MARKS = tuple(f"answer{bold}{sign}".encode() for bold in ("", "**") for sign in (" is", ":", " :", "=", " ="))
+CHOICE_MARKS = tuple(
+    f"answer{bold}{sign}".encode()
+    for bold in ("", "**")
+    for sign in (" is", ":", " :", "=", " =")
+)
 _CHOICE_MARK = r"answer(?:\*\*)?(?: is(?![\w'])| ?[:=])"
 # "A" and "I" are words where another one follows, but these.
 FOLLOWING = (b"is", b"or", b"and", b"because", b"since", b"as", b"by", b"from")
-_IS_WORD = rf"(?=(?-i:[AI]) [A-Z][\w'])(?!. (?:{b'|'.join(FOLLOWING).decode()})(?![\w']))"
+_IS_WORD = (
+    rf"(?=(?-i:[AI]) [A-Z][\w'])(?!. (?:{b'|'.join(FOLLOWING).decode()})(?![\w']))"
+)
 # What isn't ASCII joins no words, so a letter among other scripts' signs stands alone.
 _CHOICE = re.compile(
     rf"(?P<mark>{_CHOICE_MARK})|(?<![\w'])(?!{_IS_WORD})(?P<letter>(?-i:[{LETTERS}]))(?![\w'])",
@@ -53,7 +67,8 @@ def said_text(text: str) -> str:
     text = text.replace("\0", "")
     marks = list(_MARK.finditer(text))
     answer = text[marks[-1].end() :] if marks else text
-    if end := _END_TAG.search(answer):
+    end = _END_TAG.search(answer)
+    if end:
         answer = answer[: end.start()]
     if marks and marks[-1]["box"]:
         depth = 0
@@ -71,10 +86,14 @@ def said_choice(text: str) -> str | None:
     A letter is a capital A to Z that no ASCII letter, digit, `_` or apostrophe touches, and that is no word, as in
     "A cat" and "I think".
     """
-    last, behind, is_behind = None, None, False
+    last = None
+    behind = None
+    is_behind = False
     for match in _CHOICE.finditer(_spaced(text.replace("\u2019", "'"))):
-        if letter := match["letter"]:
-            last, behind = letter, letter if is_behind else behind
+        letter = match["letter"]
+        if letter:
+            last = letter
+            behind = letter if is_behind else behind
         is_behind = not letter
     return behind or last
 
@@ -102,7 +121,9 @@ _DELIMITED = re.compile(
     r"\$\$([^$]+)\$\$|\$((?:\\\$|[^$])+)\$|\\\(((?:(?!\\[()]).)+)\\\)|\\\[((?:(?!\\[\[\]]).)+)\\\]|\*\*([^*]+)\*\*|`([^`]+)`",
     re.DOTALL,
 )
-_PREFIXED = r"(?:[kcdmnMG]|\\mu\s*)?(?:m|g|s|L|l|N|J|W|V|A|Pa|Hz|Wh|mol|eV|bar|\\Omega)|\\Omega"
+_PREFIXED = (
+    r"(?:[kcdmnMG]|\\mu\s*)?(?:m|g|s|L|l|N|J|W|V|A|Pa|Hz|Wh|mol|eV|bar|\\Omega)|\\Omega"
+)
 _WORDS = (
     r"(?:kilo|centi|milli)?(?:met(?:er|re)|gram|lit(?:er|re))s?|second|minute|hour|day|week|month|year|unit|mile|yard"
     r"|pound|gallon|degree|dollar|cent|newton|joule|watt|volt|ohm"
@@ -115,12 +136,18 @@ _WITH_UNIT = re.compile(
     r"(?P<number>-?(?:[0-9][0-9.,]*(?:/[0-9]+)?|\\[dt]?frac\{?[0-9]+\}?\{?[0-9]+\}?))(?P<apart>\s*)"
     rf"(?P<unit>{_UNIT}(?:\s*(?:[/*\u00b7]|\\cdot|\bper\b|\s)\s*{_UNIT})*)"
 )
-_ROMAN = re.compile(r"\\(?:text|textbf|mathrm|textrm|mathbf|operatorname|rm|mbox)\s*\{([^{}]*)\}")
+_ROMAN = re.compile(
+    r"\\(?:text|textbf|mathrm|textrm|mathbf|operatorname|rm|mbox)\s*\{([^{}]*)\}"
+)
 _SPACE = re.compile(r"\\[,;:! ]|~|\\quad")
 # Three digits behind a thin space, a blank or `{,}` belong to the number before them.
-_THOUSANDS = re.compile(r"(?<![0-9.,_^])[0-9]{1,3}(?:(?:\s*(?:\\[,;:! ]|~|\{,\})\s*|\s+)[0-9]{3})+(?![0-9])")
+_THOUSANDS = re.compile(
+    r"(?<![0-9.,_^])[0-9]{1,3}(?:(?:\s*(?:\\[,;:! ]|~|\{,\})\s*|\s+)[0-9]{3})+(?![0-9])"
+)
 _FINAL_PERIOD = re.compile(r"(?<![.\\\s])\s*\.\s*\Z")
-_BASE = re.compile(r"(?<![A-Za-z\\])[0-9A-F]*[0-9][0-9A-F]*\s*_\s*(?:\{\s*)?\(?([0-9]+)")
+_BASE = re.compile(
+    r"(?<![A-Za-z\\])[0-9A-F]*[0-9][0-9A-F]*\s*_\s*(?:\{\s*)?\(?([0-9]+)"
+)
 _LONGEST = 100  # characters of words
 _WORD = re.compile(r"(?:[A-Za-z]{3,}|[Nn][Oo])(?: [A-Za-z]+)*")
 
@@ -144,7 +171,11 @@ def last_boxed(text: str) -> str:
 def bare(text: str) -> str:
     r"""Remove the `$`, `\(`, `\[`, `**` or backquotes that are around all of an answer."""
     match = _DELIMITED.fullmatch(text.strip())
-    return bare(next(filter(None, match.groups()))) if match else text.strip().removeprefix("\\" * ("\\$" in text))
+    if match:
+        return bare(next(filter(None, match.groups())))
+    text = text.strip()
+    # A dollar sign that is meant as one has a backslash.
+    return text.removeprefix("\\") if "\\$" in text else text
 
 
 def without_typography(latex: str) -> str:

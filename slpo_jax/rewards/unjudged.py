@@ -41,4 +41,6 @@ class Unjudged:
             return jnp.where(unjudged, self.value, rewards)
         if self.way == "masked":
             return jnp.where(unjudged, jnp.nan, rewards)
-        return jnp.where(unjudged, jnp.min(rewards, initial=0.0, where=~unjudged), rewards)
+        return jnp.where(
+            unjudged, jnp.min(rewards, initial=0.0, where=~unjudged), rewards
+        )

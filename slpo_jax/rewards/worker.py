@@ -32,10 +32,12 @@ def main(pipe: Connection, processor: float) -> None:
             request = pipe.recv()
         except EOFError:
             return
-        signal.setitimer(signal.ITIMER_PROF, processor)  # whose signal ends a process that has no handler
+        # Its signal ends a process that has no handler.
+        signal.setitimer(signal.ITIMER_PROF, processor)
         try:
             answer = pickle.dumps((True, function(**request)))
-        except BaseException as error:  # it is the user's code, and can raise anything, SystemExit too
+        except BaseException as error:
+            # It is the user's code, and can raise anything, SystemExit too.
             answer = pickle.dumps((False, in_words(error)))
         signal.setitimer(signal.ITIMER_PROF, 0)
         pipe.send_bytes(answer)
@@ -68,7 +70,8 @@ def apart(pipe: int) -> None:
         alive = os.dup(0)
         fcntl.fcntl(alive, fcntl.F_SETOWN, -os.getpgid(0))
         fcntl.fcntl(alive, fcntl.F_SETFL, os.O_ASYNC)
-    elif os.fork() == 0:  # where its signal, SIGIO, ends no process, another one waits for that
+    elif os.fork() == 0:
+        # Where its signal, SIGIO, ends no process, another one waits for that.
         os.close(pipe)
         os.read(0, 1)
         os.killpg(0, signal.SIGKILL)

@@ -32,13 +32,17 @@ PROBLEMS = (
 
 
 def _encoded(problems):
-    return encode_problems(Coconut().template(task_tokenizer("synthetic", 30)), problems)
+    return encode_problems(
+        Coconut().template(task_tokenizer("synthetic", 30)), problems
+    )
 
 
 @given(st.integers(0, 5), st.integers(1, 13), st.integers(1, 30))
 def test_every_epoch_is_a_shuffle_without_replacement(seed, n, batch_size):
     steps = -(-3 * n // batch_size)
-    stream = np.concatenate([batch_indices(seed, step, n, batch_size) for step in range(steps)])
+    stream = np.concatenate(
+        [batch_indices(seed, step, n, batch_size) for step in range(steps)]
+    )
     for epoch in range(3):
         assert sorted(stream[epoch * n : (epoch + 1) * n]) == list(range(n))
 
@@ -47,23 +51,32 @@ def test_order_is_a_pure_function_that_doesnt_depend_on_the_batch_size():
     whole = batch_indices(7, 0, 10, 40)
     assert whole.dtype == np.int64
     for step in (3, 0, 2, 3):  # in any order, again and again
-        np.testing.assert_array_equal(batch_indices(7, step, 10, 8), whole[8 * step : 8 * step + 8])
+        np.testing.assert_array_equal(
+            batch_indices(7, step, 10, 8), whole[8 * step : 8 * step + 8]
+        )
     before = whole.copy()
     whole[:] = -1  # a caller's change must not reach the next one
     np.testing.assert_array_equal(batch_indices(7, 0, 10, 40), before)
 
 
 def test_epochs_and_seeds_differ():
-    first, second = batch_indices(0, 0, 50, 50), batch_indices(0, 1, 50, 50)
+    first = batch_indices(0, 0, 50, 50)
+    second = batch_indices(0, 1, 50, 50)
     assert not np.array_equal(first, second)
     assert not np.array_equal(first, batch_indices(1, 0, 50, 50))
     assert not np.array_equal(first, np.arange(50))
 
 
 def test_prompts_are_padded_on_the_left_to_the_smallest_bucket():
-    tokens, valid = pad_prompts([[5, 6, 7], [8], [1, 2, 3, 4]], slots=(8, 5, 2), pad_id=9)
-    np.testing.assert_array_equal(tokens, [[9, 9, 5, 6, 7], [9, 9, 9, 9, 8], [9, 1, 2, 3, 4]])
-    np.testing.assert_array_equal(valid, [[0, 0, 1, 1, 1], [0, 0, 0, 0, 1], [0, 1, 1, 1, 1]])
+    tokens, valid = pad_prompts(
+        [[5, 6, 7], [8], [1, 2, 3, 4]], slots=(8, 5, 2), pad_id=9
+    )
+    np.testing.assert_array_equal(
+        tokens, [[9, 9, 5, 6, 7], [9, 9, 9, 9, 8], [9, 1, 2, 3, 4]]
+    )
+    np.testing.assert_array_equal(
+        valid, [[0, 0, 1, 1, 1], [0, 0, 0, 0, 1], [0, 1, 1, 1, 1]]
+    )
     assert (tokens.dtype, valid.dtype) == (np.int32, np.bool_)
 
 
@@ -77,7 +90,11 @@ def test_suffixes_are_shifted_and_padded_on_the_right():
     np.testing.assert_array_equal(batch.tokens, [[50, 1, 2, 3], [50, 4, 9, 9]])
     np.testing.assert_array_equal(batch.targets, [[1, 2, 3, 60], [4, 60, 9, 9]])
     np.testing.assert_array_equal(batch.weights, [[1, 1, 1, 1], [1, 1, 0, 0]])
-    assert (batch.tokens.dtype, batch.targets.dtype, batch.weights.dtype) == (np.int32, np.int32, np.float32)
+    assert (batch.tokens.dtype, batch.targets.dtype, batch.weights.dtype) == (
+        np.int32,
+        np.int32,
+        np.float32,
+    )
 
 
 def test_a_suffix_that_doesnt_fit_is_named():
@@ -88,8 +105,13 @@ def test_a_suffix_that_doesnt_fit_is_named():
 @given(st.integers(1, 40), st.integers(1, 50))
 def test_chunks_hold_every_example_once(n, batch_size):
     chunks = list(padded_chunks(n, batch_size))
-    assert np.concatenate([indices[real] for indices, real in chunks]).tolist() == list(range(n))
-    assert all(len(indices) == len(real) == batch_size and indices.max() < n for indices, real in chunks)
+    assert np.concatenate([indices[real] for indices, real in chunks]).tolist() == list(
+        range(n)
+    )
+    assert all(
+        len(indices) == len(real) == batch_size and indices.max() < n
+        for indices, real in chunks
+    )
 
 
 def test_encoded_problems_equal_the_template_one_by_one():
@@ -100,8 +122,12 @@ def test_encoded_problems_equal_the_template_one_by_one():
     for index, problem in enumerate(PROBLEMS):
         assert encoded.prompts[index] == template.prompt(problem.question)
         for first_step in range(4):
-            assert encoded.suffix(index, first_step) == template.suffix(problem.steps[first_step:], problem.answer)
-            assert encoded.suffix_size(index, first_step) == len(encoded.suffix(index, first_step))
+            assert encoded.suffix(index, first_step) == template.suffix(
+                problem.steps[first_step:], problem.answer
+            )
+            assert encoded.suffix_size(index, first_step) == len(
+                encoded.suffix(index, first_step)
+            )
         assert encoded.suffix(index, None) == template.suffix([], problem.answer)
         assert encoded.suffix_size(index, None) == len(encoded.suffix(index, None))
 
@@ -111,7 +137,9 @@ def test_prompt_batch_of_encoded_problems():
     template = encoded.template
     tokens, valid = encoded.prompt_batch(np.array([1, 0]), slots=(7, 16))
     # "Mia has 7 ." and "Tom has 5 apples ." with line break and start marker: 6 and 7 tokens.
-    np.testing.assert_array_equal(tokens[0], [template.pad_id, *template.prompt(PROBLEMS[1].question)])
+    np.testing.assert_array_equal(
+        tokens[0], [template.pad_id, *template.prompt(PROBLEMS[1].question)]
+    )
     np.testing.assert_array_equal(tokens[1], template.prompt(PROBLEMS[0].question))
     np.testing.assert_array_equal(valid.sum(1), [6, 7])
 
@@ -133,15 +161,32 @@ def test_capacity_of_three_prompts_end_to_end(most, slots, capacity):
 @pytest.mark.parametrize("parts", [1, 4])
 def test_prompts_of_a_run_are_end_to_end_in_as_many_slots_as_its_steps_need(parts):
     """Long and short ones: in 24 slots, that is much padding."""
-    long, short = "Tom has 5 apples .", "5 ."
+    long = "Tom has 5 apples ."
+    short = "5 ."
     problems = _encoded([Problem(long, (), "5"), Problem(short, (), "5")] * 20)
     most = problems.most_tokens(3, 60, 8, parts)
-    batches = [make_batch(problems, step, 3, 8, (24,), None, most, parts).prompts for step in range(60)]
-    assert max(batch.lengths.reshape(parts, -1).sum(axis=1).max() for batch in batches) == most
-    assert {batch.packed_slots for batch in batches} == {end_to_end(most, 8 // parts, 24)} != {0}
+    batches = [
+        make_batch(problems, step, 3, 8, (24,), None, most, parts).prompts
+        for step in range(60)
+    ]
+    assert (
+        max(batch.lengths.reshape(parts, -1).sum(axis=1).max() for batch in batches)
+        == most
+    )
+    assert (
+        {batch.packed_slots for batch in batches}
+        == {end_to_end(most, 8 // parts, 24)}
+        != {0}
+    )
     assert problems.most_tokens(3, 0, 8, parts) == 0  # a stage may have no steps
     longest = max(len(prompt) for prompt in problems.prompts)
-    assert make_batch(problems, 0, 3, 8, (longest,), None, most, parts).prompts.packed_slots == 0  # nothing to gain
+    # There is nothing to gain.
+    assert (
+        make_batch(
+            problems, 0, 3, 8, (longest,), None, most, parts
+        ).prompts.packed_slots
+        == 0
+    )
     assert make_batch(problems, 0, 3, 8, (24,), None).prompts.packed_slots == 0
 
 
@@ -150,21 +195,41 @@ def test_prompts_of_a_run_are_end_to_end_in_as_many_slots_as_its_steps_need(part
     [
         ((), 8, 3, 8),  # room for the very last token
         *[(at, 14, 3, 16) for at in ((0, 1), (2, 3), (4, 5))],
-        *[(at, 8, 3, "8 is too low for a part of step 0, whose prompts have 14 tokens") for at in ((0, 1), (4, 5))],
-        ((2, 3), 24, 1, "24 is too low for a part of step 0, whose prompts have 30 tokens"),
+        *[
+            (
+                at,
+                8,
+                3,
+                "8 is too low for a part of step 0, whose prompts have 14 tokens",
+            )
+            for at in ((0, 1), (4, 5))
+        ],
+        (
+            (2, 3),
+            24,
+            1,
+            "24 is too low for a part of step 0, whose prompts have 30 tokens",
+        ),
     ],
 )
-def test_the_part_that_has_the_most_tokens_has_to_fit(long, most, parts, capacity, monkeypatch):
+def test_the_part_that_has_the_most_tokens_has_to_fit(
+    long, most, parts, capacity, monkeypatch
+):
     """Six prompts of 4 tokens, or of 7 at the places `long`, in 3 parts or as one."""
     questions = ["Tom has 5 apples ." if place in long else "5 ." for place in range(6)]
     problems = _encoded([Problem(question, (), "5") for question in questions])
     assert {len(prompt) for prompt in problems.prompts} == ({4, 7} if long else {4})
-    monkeypatch.setattr("slpo_jax.training.rl_loss.batch_indices", lambda *_: np.arange(6))
+    monkeypatch.setattr(
+        "slpo_jax.training.rl_loss.batch_indices", lambda *_: np.arange(6)
+    )
     if isinstance(capacity, str):
         with pytest.raises(ValueError, match=f"^most: {capacity}$"):
             make_batch(problems, 0, 0, 6, (40,), None, most, parts)
     else:
-        assert make_batch(problems, 0, 0, 6, (40,), None, most, parts).prompts.packed_slots == capacity
+        assert (
+            make_batch(problems, 0, 0, 6, (40,), None, most, parts).prompts.packed_slots
+            == capacity
+        )
 
 
 def test_draw_numbers_by_hand():
@@ -175,18 +240,40 @@ def test_draw_numbers_by_hand():
 
 def test_an_example_that_comes_twice_in_a_batch_has_rollouts_of_its_own(monkeypatch):
     """Five of three problems, over the borders of epochs: no two rollouts have one key."""
-    questions = ("Tom has 0 apples .", "Tom has 1 apples . He buys 3 .", "Tom has 2 apples .")
-    problems, group = _encoded([Problem(question, (), "5") for question in questions]), 4
+    questions = (
+        "Tom has 0 apples .",
+        "Tom has 1 apples . He buys 3 .",
+        "Tom has 2 apples .",
+    )
+    problems = _encoded([Problem(question, (), "5") for question in questions])
+    group = 4
     batch = make_batch(problems, 1, 0, 5, (20,), None)
     indices = batch_indices(0, 1, 3, 5)
     assert len(set(indices.tolist())) < 5
     np.testing.assert_array_equal(batch.draws % 3, indices)
     for row, index in enumerate(indices):
-        np.testing.assert_array_equal(batch.prompts.tokens[row][batch.prompts.valid[row]], problems.prompts[index])
+        np.testing.assert_array_equal(
+            batch.prompts.tokens[row][batch.prompts.valid[row]], problems.prompts[index]
+        )
 
     def sample(policy, params, prompts, keys_N, rule):
         return Trajectories(None, None, np.zeros((len(keys_N), 1), np.int32), keys_N)
 
     monkeypatch.setattr(rl_loss, "sample", sample)
-    made, _ = rl_loss.roll_out(POLICY, None, batch, lambda tokens, references: tokens[:, 0], group, jax.random.key(0))
-    assert len({tuple(words) for words in np.asarray(jax.random.key_data(made.keys)).tolist()}) == 5 * group
+    made, _ = rl_loss.roll_out(
+        POLICY,
+        None,
+        batch,
+        lambda tokens, references: tokens[:, 0],
+        group,
+        jax.random.key(0),
+    )
+    assert (
+        len(
+            {
+                tuple(words)
+                for words in np.asarray(jax.random.key_data(made.keys)).tolist()
+            }
+        )
+        == 5 * group
+    )

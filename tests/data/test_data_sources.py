@@ -52,17 +52,32 @@ def _error(source: str, role: Any = "train") -> str:
 
 def test_rows_of_all_row_groups_in_order(tmp_path):
     path = tmp_path / "set.parquet"
-    parquet.write_table(pa.Table.from_pylist(rows(*range(2500))), path, row_group_size=1000)
+    parquet.write_table(
+        pa.Table.from_pylist(rows(*range(2500))), path, row_group_size=1000
+    )
     assert _answers(load_problems(str(path))) == [str(number) for number in range(2500)]
-    parquet.write_table(pa.Table.from_pylist(rows(*range(2500)) + [{"question": " ", "answer": 1}]), path)
+    parquet.write_table(
+        pa.Table.from_pylist(rows(*range(2500)) + [{"question": " ", "answer": 1}]),
+        path,
+    )
     assert f"{path}, row 2501: the question is empty" in _error(str(path))
-    directory = write_set(tmp_path / "set", {"train": rows(*range(2500)) + [{"question": " ", "answer": 1}]})
-    assert f"{directory}, split train, row 2501: the question is empty" in _error(directory)
+    directory = write_set(
+        tmp_path / "set",
+        {"train": rows(*range(2500)) + [{"question": " ", "answer": 1}]},
+    )
+    assert f"{directory}, split train, row 2501: the question is empty" in _error(
+        directory
+    )
 
 
 def test_a_directory_gives_the_split_of_the_role(tmp_path, cache, capfd):
-    directory = write_set(tmp_path / "set", {"train": rows(1), "validation": rows(2), "test": rows(3, 4)})
-    by_role = {role: _answers(load_problems(directory, role=role)) for role in ("train", "validation", "test")}
+    directory = write_set(
+        tmp_path / "set", {"train": rows(1), "validation": rows(2), "test": rows(3, 4)}
+    )
+    by_role = {
+        role: _answers(load_problems(directory, role=role))
+        for role in ("train", "validation", "test")
+    }
     assert by_role == {"train": ["1"], "validation": ["2"], "test": ["3", "4"]}
     assert _answers(load_problems(f"{directory}@test", role="train")) == ["3", "4"]
     assert _answers(load_problems(f"{directory}@test+train")) == ["3", "4", "1"]
@@ -78,7 +93,9 @@ def test_missing_splits_list_those_there_are(tmp_path):
     assert _error(directory, "validation") == (
         f"{directory}: has no split 'validation', only train, test; name one, e.g. {directory}@train"
     )
-    assert "has no split 'tests', only train, test" in _error(f"{directory}@train+tests")
+    assert "has no split 'tests', only train, test" in _error(
+        f"{directory}@train+tests"
+    )
 
 
 def _with_configs(folder: Path) -> str:
@@ -95,15 +112,21 @@ def test_configs(tmp_path):
     assert _answers(load_problems(f"{directory}:socratic")) == ["1"]
     assert _answers(load_problems(f"{directory}:main@train", role="test")) == ["0"]
     message = _error(directory)
-    assert message.startswith(f"{directory}: can't be loaded as a data set (Config name is missing.")
+    assert message.startswith(
+        f"{directory}: can't be loaded as a data set (Config name is missing."
+    )
     assert "'main', 'socratic'" in message
     assert "PLACE:CONFIG" in message
     # A copy that is kept under its id has the id's defaults.
-    assert _answers(load_problems(_with_configs(tmp_path / "openai" / "gsm8k"))) == ["0"]
+    assert _answers(load_problems(_with_configs(tmp_path / "openai" / "gsm8k"))) == [
+        "0"
+    ]
 
 
 def test_published_test_sets(tmp_path):
-    svamp = write_set(tmp_path / "ChilleD" / "SVAMP", {"train": rows(1, 2), "test": rows(3)})
+    svamp = write_set(
+        tmp_path / "ChilleD" / "SVAMP", {"train": rows(1, 2), "test": rows(3)}
+    )
     assert _answers(load_problems(svamp, role="test")) == ["1", "2", "3"]
     assert _answers(load_problems(f"{svamp}@test", role="test")) == ["3"]
     assert _answers(load_problems(svamp, role="train")) == ["1", "2"]
@@ -126,14 +149,21 @@ def test_files_that_are_broken(tmp_path, capfd, caplog):
     for data in (b"", b"garbage", whole[: len(whole) // 2], b"\0" * 200 + whole[200:]):
         path.write_bytes(data)
         assert _error(str(path)).startswith(f"{path}: not a readable parquet file (")
-    assert _error(str(tmp_path / "none.parquet")) == f"{tmp_path}/none.parquet: no such file; check the path"
+    assert (
+        _error(str(tmp_path / "none.parquet"))
+        == f"{tmp_path}/none.parquet: no such file; check the path"
+    )
     directory = write_set(tmp_path / "set", {"train": rows(1), "test": rows(2)})
     broken = tmp_path / "set" / "data" / "test-00000-of-00001.parquet"
     broken.write_bytes(whole[:-50])
-    assert _error(directory, "test").startswith(f"{directory}: can't be loaded as a data set (")
+    assert _error(directory, "test").startswith(
+        f"{directory}: can't be loaded as a data set ("
+    )
     write_jsonl(tmp_path / "lines" / "train.jsonl", rows(1))
     (tmp_path / "lines" / "train.jsonl").write_text('{"question": "Q?", "answer"')
-    assert _error(str(tmp_path / "lines")).startswith(f"{tmp_path}/lines: can't be loaded as a data set (")
+    assert _error(str(tmp_path / "lines")).startswith(
+        f"{tmp_path}/lines: can't be loaded as a data set ("
+    )
     (tmp_path / "empty").mkdir()
     assert "empty doesn't contain any data files" in _error(str(tmp_path / "empty"))
     logging.getLogger("datasets").removeHandler(caplog.handler)
@@ -142,15 +172,22 @@ def test_files_that_are_broken(tmp_path, capfd, caplog):
 
 
 def test_sets_without_a_problem(tmp_path):
-    empty = pa.table({"question": pa.array([], pa.string()), "answer": pa.array([], pa.string())})
+    empty = pa.table(
+        {"question": pa.array([], pa.string()), "answer": pa.array([], pa.string())}
+    )
     parquet.write_table(empty, tmp_path / "set.parquet")
     assert "set.parquet: holds no problems" in _error(str(tmp_path / "set.parquet"))
 
 
 def test_sources_that_name_nothing(tmp_path):
     path = write_parquet(tmp_path / "set.parquet", rows(1))
-    assert _error(f"{path}@train") == f"{path}@train: a file has no configs or splits; give {path} alone"
-    assert _error("gsm8k").startswith("gsm8k: no such file or directory, and no hub id owner/name")
+    assert (
+        _error(f"{path}@train")
+        == f"{path}@train: a file has no configs or splits; give {path} alone"
+    )
+    assert _error("gsm8k").startswith(
+        "gsm8k: no such file or directory, and no hub id owner/name"
+    )
     for path in (f"{tmp_path}/none", "../none", "a/b/c"):
         assert "no such file or directory, and no hub id owner/name" in _error(path)
 
@@ -175,13 +212,22 @@ def test_without_a_network_the_cache_is_read(cache, tmp_path, capfd):
         "test": [write_parquet(tmp_path / "b.parquet", rows(2))],
     }
     for config in ("main", "socratic"):
-        builder = Parquet(str(cache / "datasets"), "gsm8k", config, hash="0", data_files=files, config_id=config)
+        builder = Parquet(
+            str(cache / "datasets"),
+            "gsm8k",
+            config,
+            hash="0",
+            data_files=files,
+            config_id=config,
+        )
         builder.download_and_prepare()
     (cache / "datasets" / "gsm8k").rename(cache / "datasets" / "openai___gsm8k")
     capfd.readouterr()
     assert _answers(load_problems("openai/gsm8k", role="test")) == ["2"]
     assert "can't be reached" in _error("openai/gsm8k:other")
-    assert "openai/gsm8k: has no split 'validation', only train, test" in _error("openai/gsm8k", "validation")
+    assert "openai/gsm8k: has no split 'validation', only train, test" in _error(
+        "openai/gsm8k", "validation"
+    )
     # ... and as the hub's own client keeps its files.
     repository = cache / "hub" / "datasets--zen-E--GSM8k-Aug"
     write_set(repository / "snapshots" / ("0" * 40), {"train": rows(3)})
@@ -193,7 +239,8 @@ def test_without_a_network_the_cache_is_read(cache, tmp_path, capfd):
 
 def test_hub_ids_go_to_the_library_with_config_and_split(tmp_path, monkeypatch):
     # Stands in for the hub: the library's own loader, on directories under the ids' names.
-    load, asked = datasets.load_dataset, []
+    load = datasets.load_dataset
+    asked = []
 
     def load_dataset(hub_id: str, config: str | None) -> Any:
         asked.append((hub_id, config))
@@ -206,22 +253,38 @@ def test_hub_ids_go_to_the_library_with_config_and_split(tmp_path, monkeypatch):
     assert _answers(load_problems("openai/gsm8k")) == ["0"]
     assert _answers(load_problems("openai/gsm8k:socratic@train", role="test")) == ["1"]
     assert _answers(load_problems("ChilleD/SVAMP", role="test")) == ["1", "2"]
-    assert asked == [("openai/gsm8k", "main"), ("openai/gsm8k", "socratic"), ("ChilleD/SVAMP", None)]
+    assert asked == [
+        ("openai/gsm8k", "main"),
+        ("openai/gsm8k", "socratic"),
+        ("ChilleD/SVAMP", None),
+    ]
     message = _error("nobody/nothing")
-    assert message.startswith("nobody/nothing: can't be loaded as a data set from the Hugging Face hub (")
+    assert message.startswith(
+        "nobody/nothing: can't be loaded as a data set from the Hugging Face hub ("
+    )
 
 
 def test_config_keys_take_their_own_split(tmp_path):
     config = load_config()
     synthetic = changed(SyntheticConfig(), config.data.synthetic)
-    train, other = synthetic_problems("train", synthetic)[:5], synthetic_problems("test", synthetic)
-    splits = {"train": train, "validation": train[2:3], "test": other[:2], "extra": other[2:5]}
-    records = {name: [vars(problem) | {"columns": None} for problem in split] for name, split in splits.items()}
+    train = synthetic_problems("train", synthetic)[:5]
+    other = synthetic_problems("test", synthetic)
+    splits = {
+        "train": train,
+        "validation": train[2:3],
+        "test": other[:2],
+        "extra": other[2:5],
+    }
+    records = {
+        name: [vars(problem) | {"columns": None} for problem in split]
+        for name, split in splits.items()
+    }
     source = write_set(tmp_path / "set", records)
     config.data.update(train=source, valid=source)
     config.data.eval.update(same=source, large=f"{source}@extra")
     experiment = build(read_config(config), tmp_path / "work")
-    assert experiment.train.problems == train[:2] + train[3:]  # less those of the validation split
+    # Those of the validation split are left out.
+    assert experiment.train.problems == train[:2] + train[3:]
     assert experiment.valid.problems == train[2:3]
     assert experiment.test_set("same").problems == other[:2]
     assert experiment.test_set("large").problems == other[2:5]
@@ -247,13 +310,21 @@ def test_a_cell_may_be_long(tmp_path):
 
 
 def test_folders_that_the_library_has_saved(tmp_path, capfd):
-    rows = datasets.Dataset.from_list([{"question": str(n), "answer": n} for n in range(20)])
+    rows = datasets.Dataset.from_list(
+        [{"question": str(n), "answer": n} for n in range(20)]
+    )
     rows.save_to_disk(tmp_path / "alone")
-    datasets.DatasetDict(train=rows, test=rows.select([3])).save_to_disk(tmp_path / "splits")
+    datasets.DatasetDict(train=rows, test=rows.select([3])).save_to_disk(
+        tmp_path / "splits"
+    )
     for role in ("train", "validation", "test"):
         assert len(load_problems(str(tmp_path / "alone"), role=role)) == 20
     assert len(load_problems(f"{tmp_path}/alone[test]")) == 2
-    assert [each.answer for each in load_problems(str(tmp_path / "splits"), role="test")] == ["3"]
+    assert [
+        each.answer for each in load_problems(str(tmp_path / "splits"), role="test")
+    ] == ["3"]
     assert len(load_problems(f"{tmp_path}/splits@train", role="test")) == 20
-    with pytest.raises(UserError, match="alone@test: was saved without configs or splits; give "):
+    with pytest.raises(
+        UserError, match="alone@test: was saved without configs or splits; give "
+    ):
         load_problems(f"{tmp_path}/alone@test")

@@ -39,7 +39,8 @@ def test_chains_are_what_python_makes_of_them_from_left_to_right(name):
     for problem in load_problems(f"chain:{name}", CHAIN):
         first, *rest = re.findall(r"(?:[-+*] )?\d+", problem.question)
         assert " ".join([first, *rest]) == problem.question
-        value, steps = int(first), []
+        value = int(first)
+        steps = []
         for operation in rest:
             result = eval(f"{value} {operation}") % 23
             steps.append(f"{value} {operation} = {result}")
@@ -48,15 +49,33 @@ def test_chains_are_what_python_makes_of_them_from_left_to_right(name):
 
 
 def test_chains_of_one_depth_have_demonstrations_apart_from_all_other_sets():
-    settings = ChainConfig(depth=4, least_depth=4, demos_size=450, train_size=3000, valid_size=100, test_size=200)
-    sets = {name: load_problems(f"chain:{name}", settings) for name in ("demos", "train", "valid", "test", "4")}
-    questions = {name: {problem.question for problem in problems} for name, problems in sets.items()}
+    settings = ChainConfig(
+        depth=4,
+        least_depth=4,
+        demos_size=450,
+        train_size=3000,
+        valid_size=100,
+        test_size=200,
+    )
+    sets = {
+        name: load_problems(f"chain:{name}", settings)
+        for name in ("demos", "train", "valid", "test", "4")
+    }
+    questions = {
+        name: {problem.question for problem in problems}
+        for name, problems in sets.items()
+    }
     assert {name: len(found) for name, found in questions.items()} == {
         "demos": 450, "train": 3000, "valid": 100, "test": 200, "4": 200
     }  # fmt: skip
     assert len(set().union(*questions.values())) == 450 + 3000 + 100 + 200 + 200
     assert {len(problem.steps) for problem in sets["demos"]} == {1, 2, 3, 4}
-    others = [problem for name, problems in sets.items() if name != "demos" for problem in problems]
+    others = [
+        problem
+        for name, problems in sets.items()
+        if name != "demos"
+        for problem in problems
+    ]
     assert {len(problem.steps) for problem in others} == {4}
     fewer = ChainConfig(depth=4, least_depth=4, demos_size=64)
     assert [*load_problems("chain:demos", fewer)] == [*sets["demos"]][:64]
@@ -64,18 +83,29 @@ def test_chains_of_one_depth_have_demonstrations_apart_from_all_other_sets():
 
 def test_a_product_forgets_nothing():
     """Different values stay different: the factors are coprime to the modulus, and none is 1."""
-    chains = [problem.question for problem in load_problems("chain:train", ChainConfig(train_size=3000))]
-    assert {factor for question in chains for factor in re.findall(r"\* (\d+)", question)} == {"3", "7", "9"}
+    chains = [
+        problem.question
+        for problem in load_problems("chain:train", ChainConfig(train_size=3000))
+    ]
+    assert {
+        factor for question in chains for factor in re.findall(r"\* (\d+)", question)
+    } == {"3", "7", "9"}
 
 
 def _content(question):
     edges, rest = question.split(" ends ")
     (first, second), begin = rest.split(" from ")[0].split(), rest.split(" from ")[1]
-    return frozenset(tuple(edge.split(">")) for edge in edges.split()), frozenset({first, second}), begin, first
+    return (
+        frozenset(tuple(edge.split(">")) for edge in edges.split()),
+        frozenset({first, second}),
+        begin,
+        first,
+    )
 
 
 def _distances(edges, begin):
-    found, queue = {begin: 0}, deque([begin])
+    found = {begin: 0}
+    queue = deque([begin])
     while queue:
         node = queue.popleft()
         for one, other in edges:
@@ -92,16 +122,26 @@ def test_graphs_reach_one_end_and_both_are_as_deep(name):
     for problem in problems:
         edges, ends, begin, first = _content(problem.question)
         distances = _distances(edges, begin)
-        assert [end for end in ends if end in distances] == [problem.answer] == [problem.steps[-1]]
+        assert (
+            [end for end in ends if end in distances]
+            == [problem.answer]
+            == [problem.steps[-1]]
+        )
         assert distances[problem.answer] == len(problem.steps)
         assert not {one for one, _ in edges} & ends  # it is an end
-        assert all(edge in edges for edge in zip((begin, *problem.steps), problem.steps, strict=False))
+        assert all(
+            edge in edges
+            for edge in zip((begin, *problem.steps), problem.steps, strict=False)
+        )
         (other,) = ends - {problem.answer}
         roots = {one for one, _ in edges} - {two for _, two in edges} - {begin}
-        assert [_distances(edges, root)[other] for root in roots] == [len(problem.steps)]
+        assert [_distances(edges, root)[other] for root in roots] == [
+            len(problem.steps)
+        ]
         assert len(edges) == 2 * len(problem.steps)
         firsts.append(first == problem.answer)
-    assert abs(sum(firsts) / len(firsts) - 0.5) < 2.5 / len(firsts) ** 0.5  # five standard errors
+    # Five standard errors.
+    assert abs(sum(firsts) / len(firsts) - 0.5) < 2.5 / len(firsts) ** 0.5
 
 
 @pytest.mark.parametrize(("task", "settings"), BOTH)
@@ -109,10 +149,14 @@ def test_depths_are_those_asked_for_and_the_training_s_are_alike(task, settings)
     for name in SETS[3:]:
         problems = load_problems(f"{task}:{name}", settings)
         assert {len(problem.steps) for problem in problems} == {int(name)}
-    counts = Counter(len(problem.steps) for problem in load_problems(f"{task}:train", settings))
+    counts = Counter(
+        len(problem.steps) for problem in load_problems(f"{task}:train", settings)
+    )
     assert counts.keys() == {1, 2, 3}
-    assert min(counts.values()) > 1000 - 5 * 26  # five standard errors
-    assert {len(problem.steps) for problem in load_problems(f"{task}:test", settings)} == {1, 2, 3}
+    assert min(counts.values()) > 1000 - 5 * 26  # Five standard errors.
+    assert {
+        len(problem.steps) for problem in load_problems(f"{task}:test", settings)
+    } == {1, 2, 3}
 
 
 @pytest.mark.parametrize("seed", [0, 1])
@@ -121,8 +165,14 @@ def test_no_held_out_problem_is_trained_on_whatever_the_seed(task, settings, see
     """Nor is one in two held-out sets that mix; an edge's place, or an end's, makes no other problem."""
     content = (lambda question: _content(question)[:3]) if task == "graph" else str
     other = type(settings)(**{**vars(settings), "seed": seed})
-    train = {content(problem.question) for problem in load_problems(f"{task}:train", settings)}
-    held_out = [[content(each.question) for each in load_problems(f"{task}:{name}", other)] for name in SETS[1:]]
+    train = {
+        content(problem.question)
+        for problem in load_problems(f"{task}:train", settings)
+    }
+    held_out = [
+        [content(each.question) for each in load_problems(f"{task}:{name}", other)]
+        for name in SETS[1:]
+    ]
     every = [each for found in held_out for each in found]
     assert not train & set(every)
     assert len(every) == len(set(every))
@@ -131,18 +181,24 @@ def test_no_held_out_problem_is_trained_on_whatever_the_seed(task, settings, see
 @pytest.mark.parametrize(("task", "settings"), BOTH)
 def test_sets_are_the_same_again_and_the_beginning_of_larger_ones(task, settings):
     larger = type(settings)(**{**vars(settings), "train_size": 3500})
-    assert load_problems(f"{task}:train", larger)[:3000] == load_problems(f"{task}:train", settings)
+    assert load_problems(f"{task}:train", larger)[:3000] == load_problems(
+        f"{task}:train", settings
+    )
     other = type(settings)(**{**vars(settings), "seed": 1})
-    assert load_problems(f"{task}:test", other) != load_problems(f"{task}:test", settings)
+    assert load_problems(f"{task}:test", other) != load_problems(
+        f"{task}:test", settings
+    )
 
 
 def test_few_problems_are_said():
     """Of a chain of one step modulo 7 there are 7 (6 + 5) = 77, and all are trained on or in one of three sets."""
-    settings, said = ChainConfig(depth=1, modulus=7), {}
+    settings = ChainConfig(depth=1, modulus=7)
+    said = {}
     for name in ("train", "valid", "test", "1"):
         problems = load_problems(f"chain:{name}", settings)
         questions = said[name] = {problem.question for problem in problems}
-        assert len(problems) == (60_000 if name == "train" else len(questions))  # few come again and again
+        # The few come again and again.
+        assert len(problems) == (60_000 if name == "train" else len(questions))
         (line,) = problems.warnings
         assert line.startswith(f"chain:{name}: {len(questions)} of ")
         assert line.endswith("raise config.data.chain.modulus, or add operations")
@@ -185,10 +241,15 @@ def test_an_edge_is_a_word_of_the_graphs_tokenizer():
     template = Coconut().template(load_tokenizer("graph:14"))
     problems = load_problems("graph:test", GRAPH)
     encoded = encode_problems(template, problems)
-    for problem, prompt, steps in zip(problems, encoded.prompts, encoded.steps, strict=True):
-        assert len(prompt) == len(problem.question.split()) + 2  # the line break and the start marker
+    for problem, prompt, steps in zip(
+        problems, encoded.prompts, encoded.steps, strict=True
+    ):
+        # The line break and the start marker.
+        assert len(prompt) == len(problem.question.split()) + 2
         assert [len(step) for step in steps] == [2] * len(problem.steps)
-    with pytest.raises(UserError, match=r"the tokenizer doesn't know .*config\.tokenizer"):
+    with pytest.raises(
+        UserError, match=r"the tokenizer doesn't know .*config\.tokenizer"
+    ):
         encode_problems(Coconut().template(load_tokenizer("graph:4")), problems)
 
 
@@ -203,7 +264,12 @@ def test_every_task_has_its_section():
     assert {getattr(data, name).train_size for name in GENERATED} == {512}
 
 
-COUNTDOWN_SIZES = {"demos_size": 800, "train_size": 1000, "valid_size": 100, "test_size": 200}
+COUNTDOWN_SIZES = {
+    "demos_size": 800,
+    "train_size": 1000,
+    "valid_size": 100,
+    "test_size": 200,
+}
 COUNTDOWN = CountdownConfig(operations=("+", "-", "*", "/"), **COUNTDOWN_SIZES)
 DRAWN = ("demos", "train", "valid", "test", "2", "3", "4", "5")
 
@@ -216,10 +282,12 @@ def _asked(problem):
 def test_a_demonstration_reaches_the_goal_in_its_steps(name):
     words = {*countdown_words(COUNTDOWN.goal)}
     for problem in load_problems(f"countdown:{name}", COUNTDOWN):
-        numbers, goal = problem.columns["numbers"], problem.columns["goal"]
+        numbers = problem.columns["numbers"]
+        goal = problem.columns["goal"]
         assert problem.question == f"{' '.join(map(str, numbers))} = {goal}"
         first, *rest = problem.answer.split()
-        value, steps = int(first), []
+        value = int(first)
+        steps = []
         for sign, number in zip(rest[::2], rest[1::2], strict=True):
             made = eval(f"{value} {sign} {number}")
             assert made == int(made)
@@ -228,23 +296,49 @@ def test_a_demonstration_reaches_the_goal_in_its_steps(name):
             value = int(made)
         assert (problem.steps, value) == (tuple(steps), goal)
         assert sorted(map(int, [first, *rest[1::2]])) == sorted(numbers)
-        assert countdown(numbers, goal, f"### {problem.answer}", problem.columns["operations"]) == 1.0
-        assert {*problem.question.split(), *problem.answer.split(), *" ".join(steps).split()} <= words
+        assert (
+            countdown(
+                numbers, goal, f"### {problem.answer}", problem.columns["operations"]
+            )
+            == 1.0
+        )
+        assert {
+            *problem.question.split(),
+            *problem.answer.split(),
+            *" ".join(steps).split(),
+        } <= words
         assert len(numbers) in ({int(name)} if name.isdecimal() else {3, 4})
 
 
 @pytest.mark.parametrize("operations", ["+-*", "+-*/"])
 def test_right_answers_are_those_that_the_verifier_takes(operations):
-    sets = [load_problems(f"countdown:{name}", COUNTDOWN)[:12] for name in ("test", "2")]
+    sets = [
+        load_problems(f"countdown:{name}", COUNTDOWN)[:12] for name in ("test", "2")
+    ]
     problems = [problem.columns for problems in sets for problem in problems]
-    for columns in [*problems, {"numbers": [2, 2, 4], "goal": 8}, {"numbers": [3, 3, 3], "goal": 9}]:
-        numbers, goal = columns["numbers"], columns["goal"]
+    for columns in [
+        *problems,
+        {"numbers": [2, 2, 4], "goal": 8},
+        {"numbers": [3, 3, 3], "goal": 9},
+    ]:
+        numbers = columns["numbers"]
+        goal = columns["goal"]
         answers = {
-            " ".join([str(order[0]), *(f"{sign} {number}" for sign, number in zip(signs, order[1:], strict=True))])
+            " ".join(
+                [
+                    str(order[0]),
+                    *(
+                        f"{sign} {number}"
+                        for sign, number in zip(signs, order[1:], strict=True)
+                    ),
+                ]
+            )
             for order in itertools.permutations(numbers)
             for signs in itertools.product(operations, repeat=len(numbers) - 1)
         }
-        right = sum(countdown(numbers, goal, answer, operations) == 1.0 for answer in answers)
+        right = sum(
+            countdown(numbers, goal, answer, operations) == 1.0 for answer in answers
+        )
         assert solutions(numbers, goal, operations) == right
         if operations == "+-*/" and "solutions" in columns:
             assert columns["solutions"] == right > 0
@@ -252,15 +346,27 @@ def test_right_answers_are_those_that_the_verifier_takes(operations):
 
 def test_a_reward_judges_tokens_alike_on_host_and_device():
     """Of the task's own tokenizer: demonstrations, and those with some tokens changed."""
-    template = Coconut().template(load_tokenizer("countdown:99"), prompt=PromptConfig(answers="texts"))
-    reward = Reward(task_reward("countdown:test"), template.answer_style, template.token_bytes, template.eos_ids)
-    problems, rng = load_problems("countdown:test", COUNTDOWN), np.random.default_rng(0)
+    template = Coconut().template(
+        load_tokenizer("countdown:99"), prompt=PromptConfig(answers="texts")
+    )
+    reward = Reward(
+        task_reward("countdown:test"),
+        template.answer_style,
+        template.token_bytes,
+        template.eos_ids,
+    )
+    problems = load_problems("countdown:test", COUNTDOWN)
+    rng = np.random.default_rng(0)
     ids = template.answer_ids([problem.answer for problem in problems], Counter())
     tokens_NA = np.full((len(problems), 12), template.eos_id)
     for tokens_A, own in zip(tokens_NA, ids, strict=True):
         tokens_A[: len(own)] = own
-        tokens_A[rng.integers(0, 12, rng.integers(3))] = rng.integers(0, len(template.token_bytes))
-    on_device = reward.on_device(tokens_NA, reward.encoded(problems, reward.width(problems)))
+        tokens_A[rng.integers(0, 12, rng.integers(3))] = rng.integers(
+            0, len(template.token_bytes)
+        )
+    on_device = reward.on_device(
+        tokens_NA, reward.encoded(problems, reward.width(problems))
+    )
     expected = reward.on_host(tokens_NA, problems)
     assert 50 < expected.sum() < 150
     assert on_device.tolist() == (expected == 1).tolist()
@@ -273,15 +379,27 @@ def test_sets_are_apart_by_numbers_and_goal_whatever_the_seed_and_the_operations
     sets = {name: {_asked(each) for each in load_problems(f"countdown:{name}", config)}
             for name, config in configs.items()}  # fmt: skip
     assert all(not one & two for one, two in itertools.combinations(sets.values(), 2))
-    assert [len(sets[name]) for name in ("valid", "test", "3", "4")] == [100, 200, 200, 200]  # none comes twice
+    # None comes twice.
+    assert [len(sets[name]) for name in ("valid", "test", "3", "4")] == [
+        100,
+        200,
+        200,
+        200,
+    ]
     larger = CountdownConfig(**vars(COUNTDOWN) | {"train_size": 1200})
-    assert load_problems("countdown:train", larger)[:1000] == load_problems("countdown:train", COUNTDOWN)
+    assert load_problems("countdown:train", larger)[:1000] == load_problems(
+        "countdown:train", COUNTDOWN
+    )
 
 
 def test_numbers_of_demonstrations_and_right_answers_are_as_asked_for():
-    settings = CountdownConfig(numbers=(3, 5), demo_numbers=(3, 4), solutions=(2, 8), **COUNTDOWN_SIZES)
+    settings = CountdownConfig(
+        numbers=(3, 5), demo_numbers=(3, 4), solutions=(2, 8), **COUNTDOWN_SIZES
+    )
     counts = {name: Counter(len(each.columns["numbers"]) for each in load_problems(f"countdown:{name}", settings))
               for name in ("demos", "train")}  # fmt: skip
     assert (counts["demos"].keys(), counts["train"].keys()) == ({3, 4}, {3, 4, 5})
     assert min(counts["demos"].values()) > 150
-    assert {each.columns["solutions"] for each in load_problems("countdown:train", settings)} <= {*range(2, 9)}
+    assert {
+        each.columns["solutions"] for each in load_problems("countdown:train", settings)
+    } <= {*range(2, 9)}

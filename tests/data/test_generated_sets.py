@@ -25,7 +25,12 @@ def _package():
 
 
 def _set(task, name, **changes):
-    return load_problems(f"gym:{task}@{name}", GymConfig(**SMALL | changes), answers="texts", unanswered=True)
+    return load_problems(
+        f"gym:{task}@{name}",
+        GymConfig(**SMALL | changes),
+        answers="texts",
+        unanswered=True,
+    )
 
 
 def _judged(completion, problem):
@@ -33,12 +38,21 @@ def _judged(completion, problem):
 
 
 def test_settings_come_from_the_config_and_sets_are_apart_by_question():
-    flags = {"settings.chain_sum.min_terms": "2", "settings.chain_sum.max_terms": "3", "train_size": "100"}
-    data = changed(Config(), {f"data.gym.{key}": Text(value) for key, value in flags.items()}).data
+    flags = {
+        "settings.chain_sum.min_terms": "2",
+        "settings.chain_sum.max_terms": "3",
+        "train_size": "100",
+    }
+    data = changed(
+        Config(), {f"data.gym.{key}": Text(value) for key, value in flags.items()}
+    ).data
     read = {role: load_problems("gym:chain_sum", data.of_task("gym:chain_sum"), role, "texts")
             for role in ("train", "validation", "test")}  # fmt: skip
-    questions = [{problem.question for problem in problems} for problems in read.values()]
-    assert list(map(len, questions)) == list(map(len, read.values())) == [100, 197, 200]  # some questions came twice
+    questions = [
+        {problem.question for problem in problems} for problems in read.values()
+    ]
+    # Some questions came twice.
+    assert list(map(len, questions)) == list(map(len, read.values())) == [100, 197, 200]
     assert len(set.union(*questions)) == 497
     other = _set("chain_sum", "test", seed=1, test_size=200, settings=data.gym.settings)
     assert not {problem.question for problem in other} & questions[0]
@@ -52,7 +66,9 @@ def test_settings_come_from_the_config_and_sets_are_apart_by_question():
 
 def test_what_all_questions_have_in_common_can_be_left_out():
     whole, bare = (_set("chain_sum", "train", bare=bare) for bare in (False, True))
-    assert [each.question for each in bare] == [each.columns["entry"]["metadata"]["expression"] for each in whole]
+    assert [each.question for each in bare] == [
+        each.columns["entry"]["metadata"]["expression"] for each in whole
+    ]
     assert common_ends(["a b 12 c d", "a b 13 d d"]) == ("a b ", " d")
     assert common_ends(["ab", "ac"]) == ("", "")
 
@@ -76,7 +92,10 @@ def test_lines_of_an_answer_stay_apart():
     ],
 )  # fmt: skip
 def test_bad_input_is_one_line(source, settings, said):
-    one_line(lambda: load_problems(f"gym:{source}", GymConfig(settings=settings, **SMALL)), match=said)
+    one_line(
+        lambda: load_problems(f"gym:{source}", GymConfig(settings=settings, **SMALL)),
+        match=said,
+    )
 
 
 def test_without_the_package_a_line_says_how_to_get_it(monkeypatch):
@@ -102,7 +121,9 @@ def test_every_task_generates_encodes_and_judges():
     from slpo_jax.data.tokenizer import byte_tokenizer
 
     template = Text().template(byte_tokenizer(), prompt=PromptConfig(answers="texts"))
-    without, lost, bad = set(), set(), set()
+    without = set()
+    lost = set()
+    bad = set()
     sizes = {"train_size": 8, "valid_size": 1, "test_size": 1}
     assert len(DATASETS) >= 106
     for task in sorted(DATASETS.keys() - {"composite"}):
@@ -115,5 +136,7 @@ def test_every_task_generates_encodes_and_judges():
                 without.add(task)
             elif _judged(template.answer_text(problem.answer), problem) != 1.0:
                 lost.add((task, problem.answer))
-            bad |= {(task, text) for text in JUNK if not 0 <= _judged(text, problem) <= 1}
+            bad |= {
+                (task, text) for text in JUNK if not 0 <= _judged(text, problem) <= 1
+            }
     assert (without, lost, bad) == (NO_KEY, set(), set())

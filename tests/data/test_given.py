@@ -15,10 +15,13 @@ from slpo_jax.data.problems import load_problems
 from slpo_jax.data.record_readers import given_rows
 from slpo_jax.errors import UserError
 
-PROBLEMS = (Problem("Q?\nA. 3\nB. 72", ("1 + 2 = 3",), "72"), Problem("R?\nA. 3.5\nB. 4", (), "3.5"))
+PROBLEMS = (
+    Problem("Q?\nA. 3\nB. 72", ("1 + 2 = 3",), "72"),
+    Problem("R?\nA. 3.5\nB. 4", (), "3.5"),
+)
 RECORDS = [
-    {"question": "Q?", "steps": ["1 + 2 = 3"], "choices": ["3", "72"], "answer": 72.0},
-    {"question": "R?", "steps": [], "choices": ["3.5", "4"], "answer": 3.5},
+    {"question": "Q?", "steps": ["1 + 2 = 3"], "choices": [3, 72], "answer": 72.0},
+    {"question": "R?", "steps": [], "choices": [3.5, 4], "answer": 3.5},
 ]
 
 
@@ -51,21 +54,33 @@ TENTHS = np.array([0.1, np.nan, 0.3], np.float32)
 COLUMNS = {
     "pandas": lambda: pandas.DataFrame({"answer": TENTHS}),
     "pandas, half": lambda: pandas.DataFrame({"answer": TENTHS.astype(np.float16)}),
-    "pandas, nullable": lambda: pandas.DataFrame({"answer": pandas.array(TENTHS, "Float32")}),
-    "pandas, of arrow": lambda: pandas.DataFrame({"answer": pandas.array([0.1, None, 0.3], "float32[pyarrow]")}),
+    "pandas, nullable": lambda: pandas.DataFrame(
+        {"answer": pandas.array(TENTHS, "Float32")}
+    ),
+    "pandas, of arrow": lambda: pandas.DataFrame(
+        {"answer": pandas.array([0.1, None, 0.3], "float32[pyarrow]")}
+    ),
     "pandas, objects": lambda: pandas.DataFrame({"answer": [*TENTHS]}, dtype=object),
     "arrow": lambda: pa.table({"answer": TENTHS}),
     "arrow, half": lambda: pa.table({"answer": TENTHS.astype(np.float16)}),
-    "arrow, structs": lambda: pa.chunked_array([pa.array([{"answer": 0.1}, {}, {"answer": 0.3}], NESTED)]),
+    "arrow, structs": lambda: pa.chunked_array(
+        [pa.array([{"answer": 0.1}, {}, {"answer": 0.3}], NESTED)]
+    ),
     "polars": lambda: pytest.importorskip("polars").DataFrame({"answer": TENTHS}),
-    "polars, structs": lambda: pytest.importorskip("polars").DataFrame({"answer": TENTHS}).to_struct(),
+    "polars, structs": lambda: (
+        pytest.importorskip("polars").DataFrame({"answer": TENTHS}).to_struct()
+    ),
     "a data set": lambda: datasets.Dataset.from_dict({"answer": TENTHS}),
     "NumPy scalars": lambda: [{"answer": each} for each in TENTHS],
     "JAX scalars": lambda: [{"answer": each} for each in jnp.asarray(TENTHS)],
     "arrow scalars": lambda: [{"answer": each} for each in pa.array(TENTHS)],
-    "lists in arrow": lambda: pa.table({"answer": pa.array([[0.1], [np.nan], [0.3]], pa.list_(pa.float32()))}),
+    "lists in arrow": lambda: pa.table(
+        {"answer": pa.array([[0.1], [np.nan], [0.3]], pa.list_(pa.float32()))}
+    ),
     "arrays": lambda: [{"answer": TENTHS[n : n + 1]} for n in range(3)],
-    "arrow columns": lambda: [{"answer": pa.chunked_array([TENTHS[n : n + 1]])} for n in range(3)],
+    "arrow columns": lambda: [
+        {"answer": pa.chunked_array([TENTHS[n : n + 1]])} for n in range(3)
+    ],
     "problem": lambda: [{"answer": {"ground_truth": each}} for each in TENTHS],
 }
 NESTED = pa.struct({"answer": pa.float32()})
@@ -90,11 +105,19 @@ def test_whole_numbers_in_columns_of_floats_are_shown_as_such():
 
 @pytest.mark.parametrize(
     ("answer", "expected"),
-    [(np.bool_(True), "True"), (jnp.array(False), "False"), (10**5000, "1" + "0" * 5000), (np.int8(-3), "-3")],
+    [
+        (np.bool_(True), "True"),
+        (jnp.array(False), "False"),
+        (10**5000, "1" + "0" * 5000),
+        (np.int8(-3), "-3"),
+    ],
     ids=["NumPy's bool", "JAX's bool", "a long number", "a byte"],
 )
 def test_values_of_other_libraries_are_read(answer, expected):
-    assert load_problems([{"question": "Q?", "answer": answer}], answers="texts")[0].answer == expected
+    assert (
+        load_problems([{"question": "Q?", "answer": answer}], answers="texts")[0].answer
+        == expected
+    )
 
 
 @pytest.mark.parametrize(
@@ -107,8 +130,8 @@ def test_values_of_other_libraries_are_read(answer, expected):
         (RECORDS[0], "dict holds no records"),
         (datasets.DatasetDict(test=datasets.Dataset.from_list(RECORDS)), "records: have no split 'train', only test"),
         (["Q?"], "record 1: not a record with fields"),
-        ([{"task": 1, "answer": "5"}], "record 1: field 'question' is missing, .* rename the one that holds it to q"),
-        (pandas.DataFrame([["Q?", 5]]), "record 1: field 'question' is missing, only 0, 1 are there; rename"),
+        ([{"task": 1, "answer": "5"}], "record 1: field 'question' is missing, .* --config.data.fields.question="),
+        (pandas.DataFrame([["Q?", 5]]), "record 1: field 'question' is missing, only 0, 1 are there; name"),
         ([{"question": "Q?", "answer": np.datetime64("2020-01-01")}], "record 1: field 'answer' is datetime64, not a"),
         ([{"question": "Q?", "answer": np.timedelta64(3, "D")}], "record 1: field 'answer' is timedelta64, not a text"),
         ([{"question": jnp.ones(2), "answer": 1}], "record 1: field 'question' is list, not a text"),
@@ -130,7 +153,9 @@ TYPES = [3, -2.5, "04", True, None, [1, [2.0, "a"]], {"a": 1}]
 def test_a_reward_s_columns_have_the_types_that_they_were_given(kind, tmp_path):
     """And only those that it names are kept, whatever else they are to the problem; all are where it takes all."""
     values = TYPES if kind != "parquet" else [3, -2.5, "04", True, [1, 2], {"a": 1}]
-    record = {"question": "Q?", "answer": "5", "id": 7} | {f"c{place}": value for place, value in enumerate(values)}
+    record = {"question": "Q?", "answer": "5", "id": 7} | {
+        f"c{place}": value for place, value in enumerate(values)
+    }
     source = [record]
     if kind == "jsonl":
         source = write_jsonl(tmp_path / "set.jsonl", [record])
@@ -139,7 +164,9 @@ def test_a_reward_s_columns_have_the_types_that_they_were_given(kind, tmp_path):
     named = frozenset(record) - {"question", "answer", "id"}
     (problem,) = load_problems(source, columns=named)
     assert problem.columns == {name: record[name] for name in named}
-    assert [type(problem.columns[f"c{place}"]) for place in range(len(values))] == list(map(type, values))
+    assert [type(problem.columns[f"c{place}"]) for place in range(len(values))] == list(
+        map(type, values)
+    )
     assert load_problems(source)[0].columns == {}
     assert load_problems(source, columns=None)[0].columns.keys() == record.keys()
     (again,) = load_problems([problem], columns=frozenset({"c0"}))
@@ -147,28 +174,55 @@ def test_a_reward_s_columns_have_the_types_that_they_were_given(kind, tmp_path):
 
 
 def test_problems_without_an_answer_are_kept_where_none_is_needed():
-    records = [{"question": "A?", "target": 24}, {"question": "B?", "answer": "5"}, {"question": "C?", "answer": None}]
-    kept = load_problems(records, answers="texts", columns=frozenset({"target"}), unanswered=True)
-    assert [(each.answer, dict(each.columns)) for each in kept] == [("", {"target": 24}), ("5", {}), ("", {})]
-    assert [each.answer for each in load_problems(records, answers="texts", unanswered=True)] == ["24", "5", ""]
+    records = [
+        {"question": "A?", "target": 24},
+        {"question": "B?", "answer": "5"},
+        {"question": "C?", "answer": None},
+    ]
+    kept = load_problems(
+        records, answers="texts", columns=frozenset({"target"}), unanswered=True
+    )
+    assert [(each.answer, dict(each.columns)) for each in kept] == [
+        ("", {"target": 24}),
+        ("5", {}),
+        ("", {}),
+    ]
+    assert [
+        each.answer for each in load_problems(records, answers="texts", unanswered=True)
+    ] == ["24", "5", ""]
     left = load_problems(records[1:], answers="texts")
     assert ([each.answer for each in left], left.left_out) == (["5"], 1)
-    bad = load_problems([*records[1:], {"question": "D?", "answer": "six"}], unanswered=True)
+    bad = load_problems(
+        [*records[1:], {"question": "D?", "answer": "six"}], unanswered=True
+    )
     assert ([each.answer for each in bad], bad.left_out) == (["5", ""], 1)
 
 
 def test_streams_of_arrow_are_read():
-    table = pa.Table.from_pylist([{"question": "a", "answer": 1}, {"question": "b", "answer": 2}])
+    table = pa.Table.from_pylist(
+        [{"question": "a", "answer": 1}, {"question": "b", "answer": 2}]
+    )
     for read in (load_problems, slpo_jax.read):
-        problems = read(pa.RecordBatchReader.from_batches(table.schema, table.to_batches()))
-        assert [(each.question, each.answer) for each in problems] == [("a", "1"), ("b", "2")]
+        problems = read(
+            pa.RecordBatchReader.from_batches(table.schema, table.to_batches())
+        )
+        assert [(each.question, each.answer) for each in problems] == [
+            ("a", "1"),
+            ("b", "2"),
+        ]
 
 
 def test_a_dict_of_splits_gives_the_split_of_the_role():
-    rows = datasets.Dataset.from_list([{"question": "a", "answer": 1}, {"question": "b", "answer": 2}])
+    rows = datasets.Dataset.from_list(
+        [{"question": "a", "answer": 1}, {"question": "b", "answer": 2}]
+    )
     splits = datasets.DatasetDict(train=rows, test=rows.select([1]))
     assert [each.answer for each in load_problems(splits)] == ["1", "2"]
     assert [each.answer for each in load_problems(splits, role="test")] == ["2"]
-    assert slpo_jax.read(splits).summary[0].startswith("records, split train: 2 problems")
-    with pytest.raises(UserError, match=r"^records: have no split 'validation', only train, test"):
+    assert (
+        slpo_jax.read(splits).summary[0].startswith("records, split train: 2 problems")
+    )
+    with pytest.raises(
+        UserError, match=r"^records: have no split 'validation', only train, test"
+    ):
         load_problems(splits, role="validation")

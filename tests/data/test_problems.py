@@ -25,7 +25,11 @@ def _error(source: str) -> str:
 
 def test_coconut_json(tmp_path):
     records = [
-        {"question": " Two and  one? ", "steps": ["<<2+1=3>>", "<<3*1=3>>"], "answer": "3"},
+        {
+            "question": " Two and  one? ",
+            "steps": ["<<2+1=3>>", "<<3*1=3>>"],
+            "answer": "3",
+        },
         {"question": "A lot?", "answer": "1,450,000.0", "extra": None},
     ]
     assert load_problems(_write(tmp_path / "set.json", json.dumps(records))) == (
@@ -35,8 +39,13 @@ def test_coconut_json(tmp_path):
 
 
 def test_gsm8k_jsonl(tmp_path):
-    solution = "She has 2*3 = <<2*3=6>>6.\nThen #1 gives <<6+1000=1006>>1,006.\n#### 1,006"
-    lines = json.dumps({"question": "Q\u2028?", "answer": solution}, ensure_ascii=False) + "\r\n\n"
+    solution = (
+        "She has 2*3 = <<2*3=6>>6.\nThen #1 gives <<6+1000=1006>>1,006.\n#### 1,006"
+    )
+    lines = (
+        json.dumps({"question": "Q\u2028?", "answer": solution}, ensure_ascii=False)
+        + "\r\n\n"
+    )
     lines += json.dumps({"question": "R?", "answer": "None to see.\n#### -4"}) + "\n"
     assert load_problems(_write(tmp_path / "train.jsonl", lines)) == (
         Problem("Q\u2028?", ("<<2*3=6>>", "<<6+1000=1006>>"), "1006"),
@@ -45,7 +54,9 @@ def test_gsm8k_jsonl(tmp_path):
 
 
 def test_icot_txt(tmp_path):
-    text = "A | b #1?||<<600*30/100=180>> <<600 - 180=420>> #### 420\nNo steps?||#### 7.50"
+    text = (
+        "A | b #1?||<<600*30/100=180>> <<600 - 180=420>> #### 420\nNo steps?||#### 7.50"
+    )
     assert load_problems(_write(tmp_path / "train.txt", text)) == (
         Problem("A | b #1?", ("<<600*30/100=180>>", "<<600 - 180=420>>"), "420"),
         Problem("No steps?", (), "7.5"),
@@ -53,7 +64,9 @@ def test_icot_txt(tmp_path):
 
 
 def test_words_between_annotations_are_no_steps(tmp_path):
-    (problem,) = load_problems(_write(tmp_path / "train.txt", "Q?||<<1+1=2>> so <<2 + 2=4>> #### 4"))
+    (problem,) = load_problems(
+        _write(tmp_path / "train.txt", "Q?||<<1+1=2>> so <<2 + 2=4>> #### 4")
+    )
     assert problem.steps == ("<<1+1=2>>", "<<2 + 2=4>>")
 
 
@@ -70,20 +83,48 @@ def test_byte_order_mark_is_no_text(tmp_path):
         ("a.jsonl", "\n\n", "a.jsonl: holds no problems"),
         ("a.txt", "", "a.txt: holds no problems"),
         ("a.csv", "question,answer", "a.csv: holds no problems"),
-        ("a.csv", "question,answer\nQ?,", "a.csv, line 2: no answer, nor is any of the 1"),
-        ("a.csv", "question,answer,answer\nQ?,1,2", "a.csv: has two columns 'answer'; rename one"),
-        ("a.csv", 'question,answer\n"Q,\nP?",1\n\n"R,\nS?",1,2', "a.csv, line 5: 3 field(s) for the header's 2 (quest"),
-        ("a.csv", "question,answer\nQ?", "a.csv, line 2: 1 field(s) for the header's 2 (question,answer); add what"),
-        ("a.csv", 'question,answer\n"Q?,1\nR?,2\n', "a.csv, line 2: malformed CSV (unexpected end of data)"),
+        (
+            "a.csv",
+            "question,answer\nQ?,",
+            "a.csv, line 2: no answer, nor is any of the 1",
+        ),
+        (
+            "a.csv",
+            "question,answer,answer\nQ?,1,2",
+            "a.csv: has two columns 'answer'; rename one",
+        ),
+        (
+            "a.csv",
+            'question,answer\n"Q,\nP?",1\n\n"R,\nS?",1,2',
+            "a.csv, line 5: 3 field(s) for the header's 2 (quest",
+        ),
+        (
+            "a.csv",
+            "question,answer\nQ?",
+            "a.csv, line 2: 1 field(s) for the header's 2 (question,answer); add what",
+        ),
+        (
+            "a.csv",
+            'question,answer\n"Q?,1\nR?,2\n',
+            "a.csv, line 2: malformed CSV (unexpected end of data)",
+        ),
         ("a.tsv", 'question\tanswer\n"Q?"x\t1', "a.tsv, line 2: malformed CSV"),
         ("a.xlsx", "question,answer", "a.xlsx: unknown kind of problem file"),
-        ("a.json", '[\n{"question": "Q" "answer": 1}]', "a.json, line 2: malformed JSON"),
+        (
+            "a.json",
+            '[\n{"question": "Q" "answer": 1}]',
+            "a.json, line 2: malformed JSON",
+        ),
         (
             "a.json",
             '[{"question": "Q", "answer": "1"}, {"answer": "1"}]',
             "a.json, record 2: field 'question' is missing",
         ),
-        ("a.json", '[{"question": " ", "answer": "1"}]', "a.json, record 1: the question is empty"),
+        (
+            "a.json",
+            '[{"question": " ", "answer": "1"}]',
+            "a.json, record 1: the question is empty",
+        ),
         (
             "a.json",
             '[{"question": "Q", "answer": "1", "steps": {"1": 1}}]',
@@ -92,7 +133,11 @@ def test_byte_order_mark_is_no_text(tmp_path):
         ("a.json", '["Q"]', "a.json, record 1: not a record"),
         ("a.json", '{\n"data": [{', "a.json, line 1: malformed JSON"),
         ("a.json", "[" * 100_000, "a.json, line 1: malformed JSON"),
-        ("a.jsonl", '{"question": "Q", "answer": "#### 1"}\n\n{"question"', "a.jsonl, line 3: malformed JSON"),
+        (
+            "a.jsonl",
+            '{"question": "Q", "answer": "#### 1"}\n\n{"question"',
+            "a.jsonl, line 3: malformed JSON",
+        ),
         (
             "a.jsonl",
             '{"question": "Q", "answer": "So five.\\n#### five"}',
@@ -100,7 +145,11 @@ def test_byte_order_mark_is_no_text(tmp_path):
         ),
         ("a.txt", "Q?||#### 1\nQ #### 2", "a.txt, line 2: malformed"),
         ("a.txt", "Q||<<1+1=2>> 2", "a.txt, line 1: malformed"),
-        ("a.txt", "Q||<<1+1=2>> #### two\n", "a.txt, line 1: answer 'two' is no number"),
+        (
+            "a.txt",
+            "Q||<<1+1=2>> #### two\n",
+            "a.txt, line 1: answer 'two' is no number",
+        ),
         ("a.txt", "Q||<<1+1=2 #### 2", "a.txt, line 1: a step opens with <<"),
     ],
 )
@@ -114,8 +163,12 @@ def test_a_file_without_names_is_told_to_have_some(tmp_path):
 
 
 def test_records_within_an_object_are_told_how_they_have_to_lie(tmp_path):
-    message = _error(_write(tmp_path / "a.json", '{"data": [{"question": "Q", "answer": "1"}]}'))
-    assert message.endswith("or give the list of records alone where one of them holds that")
+    message = _error(
+        _write(tmp_path / "a.json", '{"data": [{"question": "Q", "answer": "1"}]}')
+    )
+    assert message.endswith(
+        "or give the list of records alone where one of them holds that"
+    )
     message = _error(_write(tmp_path / "a.json", '{\n"data": ['))
     assert message.endswith("a file is one list of records, or a record a line")
 
@@ -130,8 +183,14 @@ def test_files_that_cant_be_read(tmp_path):
 
 
 def test_without_compares_questions_up_to_white_space():
-    kept, same, spaced = Problem("Kept?", (), "1"), Problem("The same?", (), "2"), Problem(" One\n two ", (), "3")
-    held_out = [Problem("The same?", ("a step",), "5"), Problem("One  two", (), "3"), Problem("kept?", (), "1")]
+    kept = Problem("Kept?", (), "1")
+    same = Problem("The same?", (), "2")
+    spaced = Problem(" One\n two ", (), "3")
+    held_out = [
+        Problem("The same?", ("a step",), "5"),
+        Problem("One  two", (), "3"),
+        Problem("kept?", (), "1"),
+    ]
     assert without([kept, same, spaced], held_out) == (kept,)
 
 
@@ -143,14 +202,25 @@ def test_gsm8k_train_less_validation(shared_data):
     assert train[0].answer == "72"
     # The two files tell the same problems: the readers have to agree on the answers.
     answers = {" ".join(problem.question.split()): problem.answer for problem in train}
-    assert all(answers[" ".join(problem.question.split())] == problem.answer for problem in valid)
+    assert all(
+        answers[" ".join(problem.question.split())] == problem.answer
+        for problem in valid
+    )
 
 
 @pytest.mark.parametrize(
-    ("name", "size", "first"), [("gsm_test", 1319, "18"), ("gsm_hard", 1318, "-9867630"), ("multiarith", 580, "7")]
+    ("name", "size", "first"),
+    [
+        ("gsm_test", 1319, "18"),
+        ("gsm_hard", 1318, "-9867630"),
+        ("multiarith", 580, "7"),
+    ],
 )
 def test_real_test_sets(shared_data, name, size, first):
     problems = load_problems(str(shared_data / f"{name}.json"))
     assert len(problems) == size
     assert problems[0].answer == first
-    assert problems[0].question == json.loads((shared_data / f"{name}.json").read_text())[0]["question"]
+    assert (
+        problems[0].question
+        == json.loads((shared_data / f"{name}.json").read_text())[0]["question"]
+    )

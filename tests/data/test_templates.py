@@ -28,14 +28,39 @@ def _tokens(template, ids):
 def test_coconut_prompt_suffix_and_ids():
     tokenizer = task_tokenizer("synthetic", 30)
     template = Coconut().template(tokenizer)
-    assert _tokens(template, template.prompt(QUESTION)) == [*QUESTION.split(), "\n", "<|start-latent|>"]
-    first, second = "5 + 3 = 8", "8 x 2 = 16"
-    expected = ["<|end-latent|>", *first.split(), "\n", *second.split(), "\n", "###", "16", "<eos>"]
+    assert _tokens(template, template.prompt(QUESTION)) == [
+        *QUESTION.split(),
+        "\n",
+        "<|start-latent|>",
+    ]
+    first = "5 + 3 = 8"
+    second = "8 x 2 = 16"
+    expected = [
+        "<|end-latent|>",
+        *first.split(),
+        "\n",
+        *second.split(),
+        "\n",
+        "###",
+        "16",
+        "<eos>",
+    ]
     assert _tokens(template, template.suffix([first, second], "16")) == expected
-    assert _tokens(template, template.suffix([], "16")) == ["<|end-latent|>", "###", "16", "<eos>"]
+    assert _tokens(template, template.suffix([], "16")) == [
+        "<|end-latent|>",
+        "###",
+        "16",
+        "<eos>",
+    ]
     names = ["<|start-latent|>", "<|end-latent|>", "<|latent|>", "<eos>", "<pad>"]
     expected = tokenizer.convert_tokens_to_ids(names)
-    found = template.start_id, *template.closing_ids, template.latent_id, template.eos_id, template.pad_id
+    found = (
+        template.start_id,
+        *template.closing_ids,
+        template.latent_id,
+        template.eos_id,
+        template.pad_id,
+    )
     assert [*found] == expected
     assert template.answer_style == "after_mark"
     assert template.answer_text("72") == "### 72"
@@ -58,8 +83,21 @@ def test_begin_of_text_goes_before_the_prompt_alone():
         single="<pad> $A", special_tokens=[("<pad>", 0)]
     )  # <pad> plays Llama's begin-of-text
     template = Coconut().template(tokenizer)
-    assert _tokens(template, template.prompt("He buys")) == ["<pad>", "He", "buys", "\n", "<|start-latent|>"]
-    assert _tokens(template, template.suffix(["5"], "6")) == ["<|end-latent|>", "5", "\n", "###", "6", "<eos>"]
+    assert _tokens(template, template.prompt("He buys")) == [
+        "<pad>",
+        "He",
+        "buys",
+        "\n",
+        "<|start-latent|>",
+    ]
+    assert _tokens(template, template.suffix(["5"], "6")) == [
+        "<|end-latent|>",
+        "5",
+        "\n",
+        "###",
+        "6",
+        "<eos>",
+    ]
 
 
 def test_words_that_have_no_token_are_an_error():
@@ -71,8 +109,13 @@ def test_words_that_have_no_token_are_an_error():
 
 
 def test_unknown_words_of_a_set_to_evaluate_on_are_counted():
-    template, unknown = Coconut().template(task_tokenizer("synthetic", 30)), Counter()
-    problems = [Problem("Tom has 31 pens", (), "31"), Problem("Tom has 5", (), "5"), Problem("Mia has 31", (), "5")]
+    template = Coconut().template(task_tokenizer("synthetic", 30))
+    unknown = Counter()
+    problems = [
+        Problem("Tom has 31 pens", (), "31"),
+        Problem("Tom has 5", (), "5"),
+        Problem("Mia has 31", (), "5"),
+    ]
     encoded = encode_problems(template, problems, unknown=unknown)
     assert unknown == {"31": 3}  # texts
     assert _tokens(template, encoded.prompts[0])[:4] == ["Tom", "has", "<unk>", "pens"]
@@ -86,10 +129,15 @@ def test_special_tokens_are_read_in_a_question_and_are_text_in_an_answer():
     template = Codi(1).template(tokenizer)
     expected = [*b"a", tokenizer.convert_tokens_to_ids("<|im_end|>"), template.start_id]
     assert template.prompt("a<|im_end|>") == expected
-    assert bytes(template.answer_ids(["<|im_end|>"])[0]) == template.answer_text("<|im_end|>").encode()
+    assert (
+        bytes(template.answer_ids(["<|im_end|>"])[0])
+        == template.answer_text("<|im_end|>").encode()
+    )
     write_chat_template(template)
     chat = [{"role": "user", "content": "a<|im_end|>"}]
-    assert tokenizer.apply_chat_template(chat, return_dict=True)["input_ids"] == expected
+    assert (
+        tokenizer.apply_chat_template(chat, return_dict=True)["input_ids"] == expected
+    )
 
 
 def test_codi_on_a_word_level_tokenizer():
@@ -97,9 +145,29 @@ def test_codi_on_a_word_level_tokenizer():
     known = len(tokenizer)
     template = Codi(1).template(tokenizer)
     prompt = template.prompt("  Tom has  5 apples . ")
-    assert template.question_text(" a  b   c\n d ") == "a b  c\n d"  # as its program does it
-    assert _tokens(template, prompt) == ["Tom", "has", "5", "apples", ".", "<|start-latent|>"]
-    expected = ["<|end-latent|>", "5", "+", "3", "=", "8", "The", "answer", "is:", "8", "<eos>"]
+    # As its program does it.
+    assert template.question_text(" a  b   c\n d ") == "a b  c\n d"
+    assert _tokens(template, prompt) == [
+        "Tom",
+        "has",
+        "5",
+        "apples",
+        ".",
+        "<|start-latent|>",
+    ]
+    expected = [
+        "<|end-latent|>",
+        "5",
+        "+",
+        "3",
+        "=",
+        "8",
+        "The",
+        "answer",
+        "is:",
+        "8",
+        "<eos>",
+    ]
     suffix = template.suffix(["5 + 3 = 8"], "8")
     assert _tokens(template, suffix) == expected
     pieces = token_bytes(tokenizer)
@@ -126,19 +194,44 @@ def test_text_is_the_question_and_what_is_written_after_it():
     """Without any marker: a suffix begins with what it comes out of."""
     tokenizer = task_tokenizer("synthetic", 30)
     template = text_template(tokenizer, PromptConfig(instruction="How many now ?"))
-    assert _tokens(template, template.prompt("He buys 3 .")) == ["He", "buys", *"3.\n", "How", "many", "now", *"?\n"]
-    assert _tokens(template, template.suffix(["5 + 3 = 8"], "8")) == [*"5+3=8", "\n", "####", "8", "<eos>"]
-    assert (template.start_id, template.closing_ids, template.latent_id) == (None, (), None)
-    assert (template.eos_id, template.answer_style) == (tokenizer.eos_token_id, "after_mark")
+    assert _tokens(template, template.prompt("He buys 3 .")) == [
+        "He",
+        "buys",
+        *"3.\n",
+        "How",
+        "many",
+        "now",
+        *"?\n",
+    ]
+    assert _tokens(template, template.suffix(["5 + 3 = 8"], "8")) == [
+        *"5+3=8",
+        "\n",
+        "####",
+        "8",
+        "<eos>",
+    ]
+    assert (template.start_id, template.closing_ids, template.latent_id) == (
+        None,
+        (),
+        None,
+    )
+    assert (template.eos_id, template.answer_style) == (
+        tokenizer.eos_token_id,
+        "after_mark",
+    )
     problems = encode_problems(template, [Problem("He buys 3 .", ("3 + 1 = 4",), "4")])
     prompt = problems.prompts[0]
     assert problems.suffix(0) == [prompt[-1], *template.suffix(["3 + 1 = 4"], "4")]
     assert problems.suffix(0, None) == [prompt[-1], *template.suffix([], "4")]
 
 
-@pytest.mark.parametrize(("answers", "style"), [("last_number", "last_number"), ("boxed", "boxed")])
+@pytest.mark.parametrize(
+    ("answers", "style"), [("last_number", "last_number"), ("boxed", "boxed")]
+)
 def test_text_writes_what_its_answers_are_read_from(answers, style):
-    template = text_template(task_tokenizer("synthetic", 30), PromptConfig(answers=answers))
+    template = text_template(
+        task_tokenizer("synthetic", 30), PromptConfig(answers=answers)
+    )
     assert template.answer_style == style
     written = [r"\boxed{", "8", "}"] if answers == "boxed" else ["####", "8"]
     ids = template.suffix(["5 + 3 = 8"], "8")
@@ -156,8 +249,13 @@ def test_every_architecture_s_answers_may_be_texts(architecture):
     tokenizer.add_tokens(["###"])
     template = architecture.template(tokenizer, prompt=PromptConfig(answers="texts"))
     assert template.answer_style == "texts"
-    written = "".join(template.step_text(step, step == "1") for step in ("1", "Tom is a #."))
-    assert parse_completion(written + template.answer_text("Tom is a lempus."), "texts") == "Tom is a lempus"
+    written = "".join(
+        template.step_text(step, step == "1") for step in ("1", "Tom is a #.")
+    )
+    assert (
+        parse_completion(written + template.answer_text("Tom is a lempus."), "texts")
+        == "Tom is a lempus"
+    )
 
 
 def test_text_in_a_chat():
@@ -166,8 +264,12 @@ def test_text_in_a_chat():
     tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
         single="<pad> $A", special_tokens=[("<pad>", 0)]
     )
-    template = text_template(tokenizer, PromptConfig(system="Tom has 5", instruction="How many ?"))
-    written = "<eos> system Tom has 5 \n <eos> user He buys \n How many ? \n <eos> Mia \n"
+    template = text_template(
+        tokenizer, PromptConfig(system="Tom has 5", instruction="How many ?")
+    )
+    written = (
+        "<eos> system Tom has 5 \n <eos> user He buys \n How many ? \n <eos> Mia \n"
+    )
     assert " ".join(_tokens(template, template.prompt("He buys"))) == written
     plain = text_template(tokenizer, PromptConfig(format="{question} \n"))
     assert _tokens(plain, plain.prompt("He buys")) == ["He", "buys", "\n"]
@@ -176,9 +278,14 @@ def test_text_in_a_chat():
 @pytest.mark.parametrize(
     ("chat_template", "fault"),
     [
-        ("{{ raise_exception('no user here') }}", "config.prompt: .*chat template can't take it .no user here."),
+        (
+            "{{ raise_exception('no user here') }}",
+            "config.prompt: .*chat template can't take it .no user here.",
+        ),
         ("{% if %}", "config.prompt: .*chat template can't take it"),
     ],
 )
 def test_a_chat_that_can_not_be_is_one_line(chat_template, fault):
-    one_line(lambda: text_template(_with_chat(chat_template), PromptConfig()), match=fault)
+    one_line(
+        lambda: text_template(_with_chat(chat_template), PromptConfig()), match=fault
+    )

@@ -27,7 +27,9 @@ NAMES = ["<|start-latent|>", "<|end-latent|>", "<|latent|>"]
 
 
 def _decode(tokenizer: PreTrainedTokenizerFast, ids: list[int]) -> str:
-    return tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    return tokenizer.decode(
+        ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
+    )
 
 
 def _byte_level(tokens: tuple[str, ...] = ()) -> PreTrainedTokenizerFast:
@@ -53,11 +55,30 @@ BYTE_LEVEL = _byte_level(tokens=("two words", "\u00e9\u4e2d"))
 
 def test_one_token_a_word_and_a_number():
     ids = ARITHMETIC("Tom has 30 apples .\n### 0")["input_ids"]
-    assert ARITHMETIC.convert_ids_to_tokens(ids) == ["Tom", "has", "30", "apples", ".", "\n", "###", "0"]
+    assert ARITHMETIC.convert_ids_to_tokens(ids) == [
+        "Tom",
+        "has",
+        "30",
+        "apples",
+        ".",
+        "\n",
+        "###",
+        "0",
+    ]
     assert len(ARITHMETIC) == 3 + 2 + len(vocabulary()) + 31 + 3
-    assert ARITHMETIC.convert_tokens_to_ids(["<pad>", "<unk>", "<eos>", "\n", "###"]) == [0, 1, 2, 3, 4]
-    assert ARITHMETIC.convert_tokens_to_ids(NAMES) == [len(ARITHMETIC) - 3, len(ARITHMETIC) - 2, len(ARITHMETIC) - 1]
-    assert ARITHMETIC("Tom has 31 apples .")["input_ids"][2] == ARITHMETIC.unk_token_id == 1
+    assert ARITHMETIC.convert_tokens_to_ids(
+        ["<pad>", "<unk>", "<eos>", "\n", "###"]
+    ) == [0, 1, 2, 3, 4]
+    assert ARITHMETIC.convert_tokens_to_ids(NAMES) == [
+        len(ARITHMETIC) - 3,
+        len(ARITHMETIC) - 2,
+        len(ARITHMETIC) - 1,
+    ]
+    assert (
+        ARITHMETIC("Tom has 31 apples .")["input_ids"][2]
+        == ARITHMETIC.unk_token_id
+        == 1
+    )
 
 
 @pytest.mark.parametrize("name", ["train", "large", "template"])
@@ -75,7 +96,9 @@ def test_synthetic_text_round_trips_up_to_white_space(name):
 def test_word_level_bytes_are_the_decoded_text(ids):
     table = token_bytes(ARITHMETIC)
     assert len(table) == len(ARITHMETIC)
-    assert b"".join(table[index] for index in ids).decode().removeprefix(" ") == _decode(ARITHMETIC, ids)
+    assert b"".join(table[index] for index in ids).decode().removeprefix(
+        " "
+    ) == _decode(ARITHMETIC, ids)
 
 
 @settings(max_examples=300)
@@ -87,7 +110,12 @@ def test_byte_level_bytes_are_the_decoded_text(ids):
 
 def test_ids_without_a_token_are_empty():
     backend = Tokenizer(models.WordLevel({"a": 0, "b": 3}, unk_token="a"))
-    assert token_bytes(PreTrainedTokenizerFast(tokenizer_object=backend)) == [b" a", b"", b"", b" b"]
+    assert token_bytes(PreTrainedTokenizerFast(tokenizer_object=backend)) == [
+        b" a",
+        b"",
+        b"",
+        b" b",
+    ]
 
 
 def test_bytes_of_unknown_kinds_are_refused():
@@ -121,36 +149,73 @@ def test_reasoner_tokens_are_found_by_name_and_made_special():
 
 
 def test_no_eos_is_an_error():
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"a": 0}, unk_token="a")))
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.WordLevel({"a": 0}, unk_token="a"))
+    )
     with pytest.raises(UserError, match="no eos token"):
         add_reasoner_tokens(tokenizer)
 
 
-PROOF = ["Every lempus is a rompus. Tom is a lempus.\nIs Tom a rompus or wumpus?", "Tom is a rompus.", "3.5 + x = 12"]
+PROOF = [
+    "Every lempus is a rompus. Tom is a lempus.\nIs Tom a rompus or wumpus?",
+    "Tom is a rompus.",
+    "3.5 + x = 12",
+]
 
 
 def test_words_are_those_of_the_texts(tmp_path):
     """Each once, with the space before it; a text begins as if it stood after one."""
     own = words_of(PROOF)
-    spaced = ["Every", "lempus", "is", "a", "rompus", "Tom", "or", "wumpus", "3", "+", "x", "=", "12"]
-    assert own == sorted([*(f"\u0120{word}" for word in spaced), ".", "?", "5", "\u010a", "Is"])
+    spaced = [
+        "Every",
+        "lempus",
+        "is",
+        "a",
+        "rompus",
+        "Tom",
+        "or",
+        "wumpus",
+        "3",
+        "+",
+        "x",
+        "=",
+        "12",
+    ]
+    assert own == sorted(
+        [*(f"\u0120{word}" for word in spaced), ".", "?", "5", "\u010a", "Is"]
+    )
     assert (words_of(PROOF, len(own)), words_of(PROOF, len(own) - 1)) == (own, [])
     made = words_tokenizer(own)
     add_reasoner_tokens(made)
     assert (len(made), made.unk_token_id) == (1 + len(own) + 2 + 3, 0)
     save_tokenizer(made, tmp_path)
-    for tokenizer in (made, load_tokenizer(str(tmp_path)), AutoTokenizer.from_pretrained(tmp_path)):
+    for tokenizer in (
+        made,
+        load_tokenizer(str(tmp_path)),
+        AutoTokenizer.from_pretrained(tmp_path),
+    ):
         assert tokenizer.unk_token == "<unk>"
         for text in [*PROOF, "wumpus is Tom"]:
             ids = tokenizer(text)["input_ids"]
             assert 0 not in ids
-            assert _decode(tokenizer, ids) == b"".join(token_bytes(tokenizer)[index] for index in ids).decode()
+            assert (
+                _decode(tokenizer, ids)
+                == b"".join(token_bytes(tokenizer)[index] for index in ids).decode()
+            )
             assert _decode(tokenizer, ids) == f" {text}"
-        assert tokenizer("Tom likes 35")["input_ids"] == [made.convert_tokens_to_ids("\u0120Tom"), 0, 0]
-        assert set(tokenizer("<eos> <pad>", split_special_tokens=True)["input_ids"]) == {0}
+        assert tokenizer("Tom likes 35")["input_ids"] == [
+            made.convert_tokens_to_ids("\u0120Tom"),
+            0,
+            0,
+        ]
+        assert set(
+            tokenizer("<eos> <pad>", split_special_tokens=True)["input_ids"]
+        ) == {0}
 
 
-@pytest.mark.parametrize("make", [lambda: task_tokenizer("synthetic", 9), lambda: _byte_level(("more",))])
+@pytest.mark.parametrize(
+    "make", [lambda: task_tokenizer("synthetic", 9), lambda: _byte_level(("more",))]
+)
 def test_saved_tokenizers_load_again(tmp_path, make):
     saved = make()
     ids = add_reasoner_tokens(saved)
@@ -166,7 +231,9 @@ def test_saved_tokenizers_load_again(tmp_path, make):
 def bare(tmp_path):
     """GPT-2's files in short, without tokenizer.json; the vocabulary."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocab = {token: index for index, token in enumerate([*alphabet, "ab", "<|endoftext|>"])}
+    vocab = {
+        token: index for index, token in enumerate([*alphabet, "ab", "<|endoftext|>"])
+    }
     (tmp_path / "vocab.json").write_text(json.dumps(vocab))
     (tmp_path / "merges.txt").write_text("#version: 0.2\na b\n")
     return vocab
@@ -184,11 +251,22 @@ def test_bare_vocabulary_and_merges_load(tmp_path, bare):
 def test_added_tokens_beside_vocabulary_and_merges(tmp_path, bare):
     """As older programs saved GPT-2's tokenizer: without tokenizer.json, the reasoner's tokens in another file."""
     names = {258: "<|latent|>", 259: "<|start-latent|>", 260: "<|end-latent|>"}
-    added = {str(index): {"content": name, "special": False} for index, name in names.items()}
-    config = {"tokenizer_class": "GPT2Tokenizer", "eos_token": "<|endoftext|>", "added_tokens_decoder": added}
+    added = {
+        str(index): {"content": name, "special": False} for index, name in names.items()
+    }
+    config = {
+        "tokenizer_class": "GPT2Tokenizer",
+        "eos_token": "<|endoftext|>",
+        "added_tokens_decoder": added,
+    }
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
     tokenizer = load_tokenizer(str(tmp_path))
-    assert tokenizer("ab<|latent|> a")["input_ids"] == [256, 258, bare["\u0120"], bare["a"]]
+    assert tokenizer("ab<|latent|> a")["input_ids"] == [
+        256,
+        258,
+        bare["\u0120"],
+        bare["a"],
+    ]
     assert _added(tokenizer) == (259, 260, 258, 257, 257)
     assert len(token_bytes(tokenizer)) == 261
 
@@ -203,7 +281,9 @@ def test_gpt2(shared_data):
     rng = np.random.default_rng(0)
     for _ in range(200):
         ids = rng.integers(0, 50260, size=30).tolist()
-        assert b"".join(table[index] for index in ids).decode(errors="replace") == _decode(tokenizer, ids)
+        assert b"".join(table[index] for index in ids).decode(
+            errors="replace"
+        ) == _decode(tokenizer, ids)
 
 
 @pytest.mark.parametrize(
@@ -211,8 +291,14 @@ def test_gpt2(shared_data):
     [
         ("synthetic:", "write e.g. synthetic:30"),
         ("synthetic:-3", "write e.g. synthetic:30"),
-        ("words", "words are the training data's, of a model that begins with random weights; leave it out"),
-        *((path, "no such directory") for path in ("/no/such/directory", "./nothing", "../nothing")),
+        (
+            "words",
+            "words are the training data's, of a model that begins with random weights; leave it out",
+        ),
+        *(
+            (path, "no such directory")
+            for path in ("/no/such/directory", "./nothing", "../nothing")
+        ),
         ("nobody-at-all/no-such-tokenizer", "give a local path or check the network"),
     ],
 )

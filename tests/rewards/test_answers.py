@@ -79,19 +79,40 @@ def test_canonical_number_is_exact_and_unique(left, right):
 
 @pytest.mark.parametrize("text", COMPLETIONS)
 def test_parse_completion_by_hand(text):
-    assert (parse_completion(text, "after_mark"), parse_completion(text, "last_number")) == COMPLETIONS[text]
+    assert (
+        parse_completion(text, "after_mark"),
+        parse_completion(text, "last_number"),
+    ) == COMPLETIONS[text]
 
 
 @pytest.mark.parametrize("text", LAST_NUMBERS)
 def test_signs_are_read_and_nothing_is_half_read(text):
-    assert (parse_completion(text, "last_number"), parse_completion(text, "after_mark")) == (LAST_NUMBERS[text], None)
+    assert (
+        parse_completion(text, "last_number"),
+        parse_completion(text, "after_mark"),
+    ) == (LAST_NUMBERS[text], None)
     number = LAST_NUMBERS[text]
     assert is_correct(text, "3", "last_number") is (number == "3")
 
 
 def test_long_texts_are_read_in_linear_time():
     begun = time.process_time()
-    for texture in ("-", "- ", "-*", "(", "^", "$ ", " ", ".", ",", "5-", "1,", "a*", ")$", "½^"):
+    for texture in (
+        "-",
+        "- ",
+        "-*",
+        "(",
+        "^",
+        "$ ",
+        " ",
+        ".",
+        ",",
+        "5-",
+        "1,",
+        "a*",
+        ")$",
+        "½^",
+    ):
         parse_completion(texture * 30_000 + ",5", "last_number")
         parse_completion("5" + texture * 30_000 + "5", "last_number")
     assert time.process_time() - begun < 3
@@ -109,10 +130,19 @@ def test_is_correct_compares_decimals_not_texts_or_floats(style):
     assert not is_correct(None, "72", style)
 
 
-@given(st.text("0123456789", min_size=1, max_size=60), _digits, st.booleans(), st.integers(0, 3))
+@given(
+    st.text("0123456789", min_size=1, max_size=60),
+    _digits,
+    st.booleans(),
+    st.integers(0, 3),
+)
 def test_parse_completion_keeps_the_value(whole, fraction, negative, zeros):
     text = "-" * negative + whole + (f".{fraction}" if fraction else "")
-    grouped = "-" * negative + f"{int(whole):,}" + (f".{fraction}{'0' * zeros}" if fraction else "")
+    grouped = (
+        "-" * negative
+        + f"{int(whole):,}"
+        + (f".{fraction}{'0' * zeros}" if fraction else "")
+    )
     for written in (text, grouped):
         for style in ("after_mark", "last_number"):
             answer = parse_completion(f"so # {written}", style)

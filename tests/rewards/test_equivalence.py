@@ -68,9 +68,9 @@ def fresh(monkeypatch):
 def mistaken(right, wrong):
     """The pairs that are not judged so."""
     found = are_right(*zip(*right, *wrong, strict=True), "boxed")
-    return [pair for pair, told in zip(right, found[: len(right)], strict=True) if not told] + [
-        pair for pair, told in zip(wrong, found[len(right) :], strict=True) if told
-    ]
+    return [
+        pair for pair, told in zip(right, found[: len(right)], strict=True) if not told
+    ] + [pair for pair, told in zip(wrong, found[len(right) :], strict=True) if told]
 
 
 def test_pairs_by_hand():
@@ -84,13 +84,25 @@ def test_pairs_by_hand():
 @pytest.mark.parametrize("style", ["after_mark", "last_number"])
 def test_numbers_are_never_a_matter_of_latex(style, monkeypatch):
     """Nor are whole numbers, which all agree on, in a box."""
-    monkeypatch.setattr(answers, "are_equivalent", lambda pairs: [pytest.fail("asked") for _ in pairs])
-    assert are_right(["1", "0.5", None, "1"], ["1", "0.50", "1", "2"], style) == [True, False, False, False]
+    monkeypatch.setattr(
+        answers, "are_equivalent", lambda pairs: [pytest.fail("asked") for _ in pairs]
+    )
+    assert are_right(["1", "0.5", None, "1"], ["1", "0.50", "1", "2"], style) == [
+        True,
+        False,
+        False,
+        False,
+    ]
     wholes = ["1,000", "-7", "1e2", "+3", "007", "12345678901234567890123"]
     decimals = ["1.50", "0.10"]
     for text in [*wholes, *decimals]:
         assert are_right([text], [canonical_number(text)], "boxed") == [True]
-    assert are_right(wholes, ["1001", "7", "200", "4", "8", "12345678901234567890124"], "boxed") == [False] * 6
+    assert (
+        are_right(
+            wholes, ["1001", "7", "200", "4", "8", "12345678901234567890124"], "boxed"
+        )
+        == [False] * 6
+    )
 
 
 BOXED = {
@@ -130,8 +142,28 @@ def test_the_last_box_by_hand(text):
 
 
 def test_references_that_no_box_can_hold_or_nobody_can_read():
-    bad = ["", " ", "5}", "}{", r"\frac{1", "\\", "a}b{c", "x" * 501, r"\boxed{5}", r"\frac{\frac{1}{2}}{"]
-    good = [r"\frac{1}{2}", "27.0", r"\{1,2\}", r"\text{Evelyn}", "1e9", "9" * 501, r"336^\circ", r"(-\infty,2)"]
+    bad = [
+        "",
+        " ",
+        "5}",
+        "}{",
+        r"\frac{1",
+        "\\",
+        "a}b{c",
+        "x" * 501,
+        r"\boxed{5}",
+        r"\frac{\frac{1}{2}}{",
+    ]
+    good = [
+        r"\frac{1}{2}",
+        "27.0",
+        r"\{1,2\}",
+        r"\text{Evelyn}",
+        "1e9",
+        "9" * 501,
+        r"336^\circ",
+        r"(-\infty,2)",
+    ]
     assert are_readable(bad) == [False] * len(bad)
     assert are_readable(good) == [True] * len(good)
 
@@ -150,36 +182,78 @@ OTHER = {"5": ["6 km/h", "5x/y", "5N", "5n", "5 sin x", "5 abc"], "yes": ["no", 
 @pytest.mark.parametrize(("given", "right"), [(SAME, True), (OTHER, False)])
 def test_units_are_left_out_and_words_are_read_as_words(given, right):
     pairs = [(text, reference) for reference, texts in given.items() for text in texts]
-    told = are_right([text for text, _ in pairs], [reference for _, reference in pairs], "boxed")
-    assert [pair for pair, is_right in zip(pairs, told, strict=True) if is_right is not right] == []
+    told = are_right(
+        [text for text, _ in pairs], [reference for _, reference in pairs], "boxed"
+    )
+    assert [
+        pair
+        for pair, is_right in zip(pairs, told, strict=True)
+        if is_right is not right
+    ] == []
 
 
 def test_answers_in_one_form_are_the_first_of_their_equals():
-    given = [r"\frac12", "3", "0.5", None, "3.0", r"\dfrac{1}{2}", "}{", "(x+1)^2", "x^2+2x+1", "}{"]
-    form = [r"\frac12", "3", r"\frac12", None, "3", r"\frac12", "}{", "(x+1)^2", "(x+1)^2", "}{"]
+    given = [
+        r"\frac12",
+        "3",
+        "0.5",
+        None,
+        "3.0",
+        r"\dfrac{1}{2}",
+        "}{",
+        "(x+1)^2",
+        "x^2+2x+1",
+        "}{",
+    ]
+    form = [
+        r"\frac12",
+        "3",
+        r"\frac12",
+        None,
+        "3",
+        r"\frac12",
+        "}{",
+        "(x+1)^2",
+        "(x+1)^2",
+        "}{",
+    ]
     for known in ((), ("0.5",), ("}{", "7")):
         assert in_one_form(given, "boxed", known) == form
-    assert in_one_form(["2", None, "2", "3"], "after_mark", ["3"]) == ["2", None, "2", "3"]
+    assert in_one_form(["2", None, "2", "3"], "after_mark", ["3"]) == [
+        "2",
+        None,
+        "2",
+        "3",
+    ]
     assert in_one_form([], "boxed", ["3"]) == []
 
 
-def test_what_takes_too_long_or_too_much_is_wrong_and_the_next_is_judged(fresh, monkeypatch):
+def test_what_takes_too_long_or_too_much_is_wrong_and_the_next_is_judged(
+    fresh, monkeypatch
+):
     """Also in a thread, and in C, where no exception ends it."""
     monkeypatch.setattr(equivalence, "_LIMITS", Limits(processor=0.4))
     hard = [r"10^{10^{10}}"]
     told: list[bool] = []
-    thread = threading.Thread(target=lambda: told.extend(are_equivalent([(text, "5") for text in hard])))
+    thread = threading.Thread(
+        target=lambda: told.extend(are_equivalent([(text, "5") for text in hard]))
+    )
     begun = time.monotonic()
     thread.start()
     thread.join(60)
     assert told == [False]
     assert time.monotonic() - begun < 30
     odd = ["\ud800", "\0", "\n", "５", '"', "\\" * 99, "\u202e5", "0x5", "?!", "{{5}}"]
-    assert are_equivalent([(text, "5") for text in odd]) == [text == "{{5}}" for text in odd]
+    assert are_equivalent([(text, "5") for text in odd]) == [
+        text == "{{5}}" for text in odd
+    ]
     assert are_equivalent([("10/2", "5")]) == [True]
 
 
 def test_without_the_package_it_is_one_line(fresh, monkeypatch, tmp_path):
     (tmp_path / "math_verify.py").write_text("raise ImportError('gone')")
     monkeypatch.syspath_prepend(str(tmp_path))
-    one_line(lambda: are_equivalent([("x", "y")]), match=r"ImportError: gone.*slpo_jax\[latex\]")
+    one_line(
+        lambda: are_equivalent([("x", "y")]),
+        match=r"ImportError: gone.*slpo_jax\[latex\]",
+    )

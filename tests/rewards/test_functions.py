@@ -25,8 +25,15 @@ def either(pair, completion):
 
 
 def trl_style(completions, prompts, pair, **columns):
-    own = {"completion_ids": [[4, 0], [5, 1, 0]], "latents": [2, 3], "truncated": [False, False]}
-    assert columns == {"steps": [["3"], ["7"]], "question": prompts, "answer": ["", ""]} | own
+    own = {
+        "completion_ids": [[4, 0], [5, 1, 0]],
+        "latents": [2, 3],
+        "truncated": [False, False],
+    }
+    assert (
+        columns
+        == {"steps": [["3"], ["7"]], "question": prompts, "answer": ["", ""]} | own
+    )
     return [float(c in map(str, p)) for c, p in zip(completions, pair, strict=True)]
 
 
@@ -38,7 +45,10 @@ def tokens_of(*texts):
     """One that ends with ~ has no end."""
     rows = np.full((len(texts), 12), TEMPLATE.tokenizer("~")["input_ids"][0], np.int32)
     for row, text in zip(rows, texts, strict=True):
-        ids = [*TEMPLATE.tokenizer(text)["input_ids"], *[TEMPLATE.eos_id] * (not text.endswith("~"))]
+        ids = [
+            *TEMPLATE.tokenizer(text)["input_ids"],
+            *[TEMPLATE.eos_id] * (not text.endswith("~")),
+        ]
         row[: len(ids)] = ids
     return rows
 
@@ -46,7 +56,9 @@ def tokens_of(*texts):
 @pytest.fixture
 def registered(monkeypatch):
     """A function registers under its own name."""
-    return lambda *made: [monkeypatch.setitem(REWARDS, each.__name__, RewardEntry(each)) for each in made]
+    return lambda *made: [
+        monkeypatch.setitem(REWARDS, each.__name__, RewardEntry(each)) for each in made
+    ]
 
 
 @pytest.mark.parametrize("function", [either, trl_style, lambda question, completion, other=5: other == 5 and
@@ -61,8 +73,15 @@ def test_what_a_function_names():
     assert not RewardEntry(either).needs_answer
     assert not RewardEntry(lambda completion, answer="": 1.0).needs_answer
     assert RewardEntry(lambda completion, answer: 1.0).needs_answer
-    for function in (lambda *texts: 1.0, lambda question, /, completion: 1.0, lambda: 1.0):
-        with pytest.raises(UserError, match=r"^reward: <lambda> (names nothing|takes question) .*; give it arguments"):
+    for function in (
+        lambda *texts: 1.0,
+        lambda question, /, completion: 1.0,
+        lambda: 1.0,
+    ):
+        with pytest.raises(
+            UserError,
+            match=r"^reward: <lambda> (names nothing|takes question) .*; give it arguments",
+        ):
             register_reward("mine", function)
 
 
@@ -72,7 +91,10 @@ def test_what_a_function_names():
         ("good", r"f gives 'good' for 'pick 3'; return a finite number"),
         (float("nan"), r"f gives nan for 'pick 3'; return a finite number"),
         ([1.0], r"f gives \[1.0\] for 'pick 3'; return a finite number"),
-        (10**400, r"f gives an integer beyond float32 for 'pick 3'; return a finite number"),
+        (
+            10**400,
+            r"f gives an integer beyond float32 for 'pick 3'; return a finite number",
+        ),
     ],
 )
 def test_what_is_no_number_is_one_line(given, said):
@@ -82,7 +104,13 @@ def test_what_is_no_number_is_one_line(given, said):
 
 @pytest.mark.parametrize(
     ("given", "said"),
-    [([1.0], "1 values"), ([1.0] * 3, "3 values"), (0.5, "0.5"), ("ab", "'ab'"), (["1", 2.0], "'1' for 'pick 3'")],
+    [
+        ([1.0], "1 values"),
+        ([1.0] * 3, "3 values"),
+        (0.5, "0.5"),
+        ("ab", "'ab'"),
+        (["1", 2.0], "'1' for 'pick 3'"),
+    ],
 )
 def test_a_list_has_a_number_for_each(given, said):
     with pytest.raises(UserError, match=rf"^config\.reward: f .*{said}"):
@@ -100,7 +128,11 @@ def test_a_failed_verdict_is_none_and_is_said_once(registered, warnings):
         return 1 / (int(completion) - 4)
 
     registered(fails_on_4)
-    found = judged(reward(("fails_on_4", 1.0)), ["4", "3", "4", "6~", "5"], PROBLEMS * 2 + PROBLEMS[:1])
+    found = judged(
+        reward(("fails_on_4", 1.0)),
+        ["4", "3", "4", "6~", "5"],
+        PROBLEMS * 2 + PROBLEMS[:1],
+    )
     assert found.failed.tolist() == [True, False, True, False, True]
     assert found.cut.tolist() == [False, False, False, True, False]
     assert found.unjudged.tolist() == [True, False, True, True, True]
@@ -126,13 +158,19 @@ def test_none_is_not_applicable_and_ends_nothing(registered, warnings):
 
     registered(of_threes, of_others, never)
     judge = reward(("of_threes", 1.0), ("of_others", 0.5))
-    found = judged(judge, ["3", "7", "7", "3", "7~"], [*PROBLEMS, *PROBLEMS, PROBLEMS[1]])
+    found = judged(
+        judge, ["3", "7", "7", "3", "7~"], [*PROBLEMS, *PROBLEMS, PROBLEMS[1]]
+    )
     assert found.total.tolist() == [1, 1, 0, 0, 0]
     assert found.right.tolist() == [True, True, False, False, False]
     assert found.unjudged.tolist() == [False, False, False, False, True]
-    np.testing.assert_array_equal(found.by_name["of_threes"], [1, np.nan, 0, np.nan, np.nan])
+    np.testing.assert_array_equal(
+        found.by_name["of_threes"], [1, np.nan, 0, np.nan, np.nan]
+    )
     rows = [judge.read(row) for row in tokens_of("3", "7", "7", "3", "7~")]
-    assert judge.right(rows, [*PROBLEMS, *PROBLEMS, PROBLEMS[1]]) == found.right.tolist()
+    assert (
+        judge.right(rows, [*PROBLEMS, *PROBLEMS, PROBLEMS[1]]) == found.right.tolist()
+    )
     nothing = judged(reward(("never", 1.0)), ["1"] * 40, PROBLEMS * 20)
     assert nothing.unjudged.all()
     assert not nothing.failed.any()
@@ -163,13 +201,21 @@ def test_a_function_of_many_gets_the_whole_group(registered):
         return [-1.0] * len(completions)
 
     registered(lengths, shapes)
-    texts, problems = ["4", "55~", "666"], [PROBLEMS[0]] * 3
+    texts = ["4", "55~", "666"]
+    problems = [PROBLEMS[0]] * 3
     for name, unjudged in (("lengths", [False] * 3), ("shapes", [False, True, False])):
         judge = reward((name, 1.0))
-        rows = [judge.read(row, latents) for row, latents in zip(tokens_of(*texts), (2, 3, 1), strict=True)]
+        rows = [
+            judge.read(row, latents)
+            for row, latents in zip(tokens_of(*texts), (2, 3, 1), strict=True)
+        ]
         found = judge.judged(rows, problems)
         (texts_seen, truncated, latents), *_ = seen
-        assert (len(texts_seen), truncated, latents) == (3, [False, True, False], [2, 3, 1])
+        assert (len(texts_seen), truncated, latents) == (
+            3,
+            [False, True, False],
+            [2, 3, 1],
+        )
         assert found.unjudged.tolist() == unjudged
         assert not any(judge.right(rows, problems))
         seen.clear()
@@ -179,14 +225,18 @@ def test_what_a_truncated_completion_may_be_judged_by(registered):
     judge = reward((CORRECT, 1.0))
     problems = [Problem("?", (), "4")] * 2
     assert judged(judge, ["### 4", "### 4~"], problems).total.tolist() == [1, 0]
-    as_text = judged(reward((CORRECT, 1.0)), ["### 4", "### 4"], problems, with_truncated=True)
+    as_text = judged(
+        reward((CORRECT, 1.0)), ["### 4", "### 4"], problems, with_truncated=True
+    )
     assert as_text.total.tolist() == [1, 1]
 
     def of_text(completion):
         return float(completion.startswith("4"))
 
     registered(of_text)
-    assert judged(reward(("of_text", 1.0)), ["4", "4~"], problems, with_truncated=True).total.tolist() == [1, 1]
+    assert judged(
+        reward(("of_text", 1.0)), ["4", "4~"], problems, with_truncated=True
+    ).total.tolist() == [1, 1]
 
 
 @pytest.mark.parametrize("kind", ["numpy", "jax", "torch", "verl"])
@@ -195,25 +245,38 @@ def test_numbers_of_other_programs_are_read(kind):
         value = float(completion) / 8
         if kind == "torch":
             return pytest.importorskip("torch").tensor(value)
-        return {"numpy": np.float32, "jax": jnp.float32, "verl": lambda x: {"score": x, "acc": True}}[kind](value)
+        return {
+            "numpy": np.float32,
+            "jax": jnp.float32,
+            "verl": lambda x: {"score": x, "acc": True},
+        }[kind](value)
 
     def of_lists(completions):
         return np.array([float(completion) / 8 for completion in completions])
 
-    assert asked_of(given, PROBLEMS, TEXTS) == asked_of(of_lists, PROBLEMS, TEXTS) == [0.5, 0.625]
+    assert (
+        asked_of(given, PROBLEMS, TEXTS)
+        == asked_of(of_lists, PROBLEMS, TEXTS)
+        == [0.5, 0.625]
+    )
 
 
 def test_an_async_function_is_one_line():
     async def later(completion):
         return 1.0
 
-    with pytest.raises(UserError, match=r"^reward: later is an async function; give a plain one"):
+    with pytest.raises(
+        UserError, match=r"^reward: later is an async function; give a plain one"
+    ):
         register_reward("later", later)
 
 
 def test_completions_are_chats_where_prompts_are():
     chat = [{"role": "user", "content": "pick 3"}]
-    chats = [Problem("pick 3", (), "", {"prompt": chat}), Problem("pick 7", (), "", {"prompt": chat})]
+    chats = [
+        Problem("pick 3", (), "", {"prompt": chat}),
+        Problem("pick 7", (), "", {"prompt": chat}),
+    ]
     seen = []
 
     def of_any(prompts, completions):
@@ -224,15 +287,27 @@ def test_completions_are_chats_where_prompts_are():
         return of_any(prompts, completions)
 
     said = [[{"role": "assistant", "content": text}] for text in ("4", "5")]
-    assert asked_of(of_any, chats, TEXTS) == asked_of(of_any, PROBLEMS, TEXTS) == asked_of(of_chats, PROBLEMS, TEXTS)
+    assert (
+        asked_of(of_any, chats, TEXTS)
+        == asked_of(of_any, PROBLEMS, TEXTS)
+        == asked_of(of_chats, PROBLEMS, TEXTS)
+    )
     asked = [[{"role": "user", "content": problem.question}] for problem in PROBLEMS]
-    assert seen == [([chat, chat], said), (["pick 3", "pick 7"], ["4", "5"]), (asked, said)]
+    assert seen == [
+        ([chat, chat], said),
+        (["pick 3", "pick 7"], ["4", "5"]),
+        (asked, said),
+    ]
 
 
 def test_trl_s_own_rewards_say_what_they_say_in_trl():
     rewards = pytest.importorskip("trl.rewards")
     pytest.importorskip("math_verify")
-    texts = [r"<think>a</think> \boxed{\frac{1}{3}}", r"\boxed{\frac{1}{2}}", r"\boxed{\frac{1}{3}} no"]
+    texts = [
+        r"<think>a</think> \boxed{\frac{1}{3}}",
+        r"\boxed{\frac{1}{2}}",
+        r"\boxed{\frac{1}{3}} no",
+    ]
     ids = [[1, 2, 3] * 5, [7] * 30, [9] * 12]
     problems = [Problem("?", (), "1/3", {"solution": r"\frac{1}{3}"})] * 3
     completions = [[{"role": "assistant", "content": text}] for text in texts]
@@ -242,12 +317,19 @@ def test_trl_s_own_rewards_say_what_they_say_in_trl():
         "get_repetition_penalty_reward": (),
     }
     names = [name for name in rewards._import_structure.values() for name in name]
-    assert {"accuracy_reward", "think_format_reward", "reasoning_accuracy_reward"} <= {*names}
+    assert {"accuracy_reward", "think_format_reward", "reasoning_accuracy_reward"} <= {
+        *names
+    }
     for name in names:
         function = getattr(rewards, name)
         function = function(*made[name]) if name in made else function
-        expected = function(completions=completions, solution=[r"\frac{1}{3}"] * 3, completion_ids=ids)
-        written = [Written(text, tuple(tokens)) for text, tokens in zip(texts, ids, strict=True)]
+        expected = function(
+            completions=completions, solution=[r"\frac{1}{3}"] * 3, completion_ids=ids
+        )
+        written = [
+            Written(text, tuple(tokens))
+            for text, tokens in zip(texts, ids, strict=True)
+        ]
         assert asked_of(function, problems, written) == expected, name
         assert len(set(expected)) > 1, name
 
@@ -257,23 +339,39 @@ def test_several_earn_their_weighted_sum_and_the_first_says_what_is_right(regist
         return 3.0 * (len(completion) < 2)
 
     registered(either, short)
-    asked, tokens = [*PROBLEMS, *PROBLEMS], tokens_of("3~", "8", "5", "14")
+    asked = [*PROBLEMS, *PROBLEMS]
+    tokens = tokens_of("3~", "8", "5", "14")
     judge = reward(("either", 1.0), ("short", -0.5))
     found = judge.judged([judge.read(row) for row in tokens], asked)
     np.testing.assert_array_equal(found.by_name["either"], [np.nan, 1, 0, 0])
     np.testing.assert_array_equal(found.by_name["short"], [np.nan, 3, 3, 0])
     assert found.total.tolist() == [0, -0.5, -1.5, 0]
-    assert judge.right([judge.read(row) for row in tokens], asked) == [False, True, False, False]
-    assert reward(("short", 1.0), ("either", 1.0)).right([judge.read(row) for row in tokens], asked)[2]
+    assert judge.right([judge.read(row) for row in tokens], asked) == [
+        False,
+        True,
+        False,
+        False,
+    ]
+    assert reward(("short", 1.0), ("either", 1.0)).right(
+        [judge.read(row) for row in tokens], asked
+    )[2]
     assert judge.on_device is None
 
 
 def test_only_one_reward_of_weight_1_is_judged_on_the_device(registered):
     """A verifier in both forms says the same in both: here the answers' own, of a column."""
-    column = DeviceReward(byte_table, lambda problem: str(problem.columns["pair"][0]).encode(), is_after_mark)
-    REWARDS["first"] = RewardEntry(lambda pair, completion: completion.split()[-1] == str(pair[0]), column)
+    column = DeviceReward(
+        byte_table,
+        lambda problem: str(problem.columns["pair"][0]).encode(),
+        is_after_mark,
+    )
+    REWARDS["first"] = RewardEntry(
+        lambda pair, completion: completion.split()[-1] == str(pair[0]), column
+    )
     try:
-        judge, tokens, asked = reward(("first", 1.0)), tokens_of("### 3", "### 3", "### 7", "### 7~"), PROBLEMS * 2
+        judge = reward(("first", 1.0))
+        tokens = tokens_of("### 3", "### 3", "### 7", "### 7~")
+        asked = PROBLEMS * 2
         said = judge.on_device(tokens, judge.encoded(asked, judge.width(asked)))
         assert said.tolist() == judge.on_host(tokens, asked).tolist() == [1, 0, 0, 0]
         assert reward(("first", 2.0)).on_device is None

@@ -43,7 +43,11 @@ def pooled(completions):
 
 def _said(program: str, folder) -> str:
     done = subprocess.run(
-        [sys.executable, "-c", program, str(folder)], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", program, str(folder)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
     )
     return done.stdout.splitlines()[-1]
 

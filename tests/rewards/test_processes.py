@@ -94,7 +94,8 @@ def asked(function, *requests, most=1, **limits):
 
 def test_functions_of_a_file_are_sent_with_all_they_name(own):
     """Helpers, what lies beside the file, closures, objects; without what the file imports for others."""
-    text, twice = {"completion": "1 a 22 a"}, own.twice
+    text = {"completion": "1 a 22 a"}
+    twice = own.twice
     assert asked(own.plain, text, {"completion": ""}) == [2 + 7 + 4 + 1, 8]
     assert asked(own.Judge(), text) == [17]
     assert asked(own.numbers, text) == [8]
@@ -104,15 +105,23 @@ def test_functions_of_a_file_are_sent_with_all_they_name(own):
 
 def test_a_function_may_have_a_pool_of_its_own(own):
     """Whose processes obey SIGTERM, by which it ends them."""
-    assert asked(own.pooled, {"numbers": [3, -4]}, {"numbers": [1]}, seconds=20) == [7, 1]
+    assert asked(own.pooled, {"numbers": [3, -4]}, {"numbers": [1]}, seconds=20) == [
+        7,
+        1,
+    ]
 
 
 def test_what_can_not_be_sent_or_loaded_is_said(own, monkeypatch):
     with pytest.raises(CantRun, match=r"^TypeError: cannot pickle 'generator' object$"):
         Processes(own.used_up, 1)
     processes = Processes(own.plain, 1)
-    monkeypatch.setattr("slpo_jax.rewards.processes._path", lambda: [each for each in sys.path if "own" not in each])
-    with pytest.raises(CantRun, match=r"^ModuleNotFoundError: No module named 'beside'$"):
+    monkeypatch.setattr(
+        "slpo_jax.rewards.processes._path",
+        lambda: [each for each in sys.path if "own" not in each],
+    )
+    with pytest.raises(
+        CantRun, match=r"^ModuleNotFoundError: No module named 'beside'$"
+    ):
         processes.ask([{"completion": ""}])
 
 
@@ -122,7 +131,9 @@ def test_a_script_s_function_is_sent_without_running_the_script_again(tmp_path):
         "from slpo_jax.rewards.processes import Processes\nprint('begins')\ndef once(n):\n    return n + 1\n"
         "def more(n):\n    return once(n) + 1\nprint(Processes(more, 2).ask([{'n': n} for n in range(4)]))\n"
     )
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, check=True
+    )
     assert done.stdout.splitlines() == ["begins", "[2, 3, 4, 5]"]
 
 
@@ -135,9 +146,15 @@ def test_whatever_a_function_does_costs_its_own_verdict_alone(own):
     requests = [{"case": case} for name in cases for case in (name, f"after {name}")]
     begun = time.monotonic()
     found = asked(own.odd, *requests, most=2, seconds=0.6)
-    assert found == [each for name, reason in cases.items() for each in (Failed(reason), f"after {name}")]
+    assert found == [
+        each
+        for name, reason in cases.items()
+        for each in (Failed(reason), f"after {name}")
+    ]
     assert time.monotonic() - begun < 20
-    running = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+    running = subprocess.run(
+        ["ps", "-eo", "args"], capture_output=True, text=True, check=True
+    ).stdout
     assert "sleep 60.25" not in running, "what it has started ends too"
 
 
@@ -174,7 +191,9 @@ def test_a_signal_to_all_leaves_the_verdicts_as_they_are():
     assert [*processes._idle] == [worker]
     worker.process.kill()
     worker.process.wait()
-    assert processes.ask([{"n": 3}]) == [3], "one that died without being asked is replaced"
+    assert processes.ask([{"n": 3}]) == [3], (
+        "one that died without being asked is replaced"
+    )
     pid = processes._idle[0].process.pid
     del processes, worker
     with pytest.raises(ProcessLookupError):
@@ -186,17 +205,21 @@ def test_a_signal_to_all_leaves_the_verdicts_as_they_are():
 @pytest.mark.parametrize("busy", ["time.sleep(60)", "10 ** 10 ** 10"])
 def test_no_process_outlives_the_one_who_asked(tmp_path, end, busy, platform):
     """Nor does anybody wait for it: whether Python is able to interrupt it or not."""
-    script, worker = tmp_path / "script.py", tmp_path / "worker.py"
+    script = tmp_path / "script.py"
+    worker = tmp_path / "worker.py"
     worker.write_text(_WORKER.read_text().replace("sys.platform", repr(platform)))
     script.write_text(
         "import os, signal, sys, time, pathlib\nfrom slpo_jax.rewards import processes\n"
-        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a background job's tests ignore it
+        # A background job's tests ignore it.
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         f"processes._WORKER = pathlib.Path({str(worker)!r})\n"
         f"def busy(path):\n    open(path, 'w').write(str(os.getpid()))\n    {busy}\n"
         "processes.Processes(busy, 1).ask([{'path': sys.argv[1]}])\n"
     )
     told = tmp_path / "pid"
-    with subprocess.Popen([sys.executable, str(script), str(told)], stderr=subprocess.DEVNULL) as asking:
+    with subprocess.Popen(
+        [sys.executable, str(script), str(told)], stderr=subprocess.DEVNULL
+    ) as asking:
         _wait(lambda: told.exists() and told.read_text())
         os.kill(asking.pid, end)
         asking.wait(10)
@@ -220,15 +243,25 @@ def test_a_reward_s_verdicts_are_those_of_its_processes(monkeypatch, warnings):
 
     for function in (judge, judges, sleeps):
         monkeypatch.setitem(REWARDS, function.__name__, RewardEntry(function))
-    token_bytes, problems = [b"", b"7", b"8"], [Problem("?", (), "7", {"pair": [n, 0]}) for n in range(40)]
+    token_bytes = [b"", b"7", b"8"]
+    problems = [Problem("?", (), "7", {"pair": [n, 0]}) for n in range(40)]
     tokens = np.array([[1 + (n % 4 == 2), 0] for n in range(40)])
     for name in ("judge", "judges"):
-        found = Reward(name, "last_number", token_bytes, (0,), processes=3).verdicts(tokens, problems)
+        found = Reward(name, "last_number", token_bytes, (0,), processes=3).verdicts(
+            tokens, problems
+        )
         assert found.total.tolist() == [0.0 if n % 4 == 2 else n for n in range(40)]
         assert found.failed.tolist() == [n % 4 == 2 for n in range(40)]
-        assert f"{name} failed on a completion, which earns 0: ZeroDivisionError: division by zero" in warnings[-1]
-    begun, reward = time.monotonic(), Reward("sleeps", "last_number", token_bytes, (0,), 8, 0.1)
-    with pytest.raises(UserError, match=r"^config.reward: sleeps gave no verdict .* any of its first 16 completions"):
+        assert (
+            f"{name} failed on a completion, which earns 0: ZeroDivisionError: division by zero"
+            in warnings[-1]
+        )
+    begun = time.monotonic()
+    reward = Reward("sleeps", "last_number", token_bytes, (0,), 8, 0.1)
+    with pytest.raises(
+        UserError,
+        match=r"^config.reward: sleeps gave no verdict .* any of its first 16 completions",
+    ):
         reward.verdicts(tokens, problems)
     assert warnings[-1].endswith("it took more than 0.1 s")
     assert time.monotonic() - begun < 10

@@ -37,12 +37,17 @@ PUBLISHED = {
         [0.6944444179534912, 1.1944444179534912, 1.1111111640930176, 0.0],
     ],
 }
-ROWS = [(f"problem {number}", latents, bool(right)) for number, group in enumerate(GROUPS) for latents, right in group]
+ROWS = [
+    (f"problem {number}", latents, bool(right))
+    for number, group in enumerate(GROUPS)
+    for latents, right in group
+]
 
 
 @pytest.mark.parametrize("settings", PUBLISHED)
 def test_it_is_the_published_program_s(settings):
-    order = np.random.default_rng(3).permutation(len(ROWS))  # a group need not stand together
+    # A group need not stand together
+    order = np.random.default_rng(3).permutation(len(ROWS))
     questions, latents, right = zip(*(ROWS[place] for place in order), strict=True)
     found = np.array(relative_lengths(latents, right, questions, *settings)) + right
     np.testing.assert_allclose(found, np.ravel(PUBLISHED[settings])[order], atol=2e-7)
@@ -50,12 +55,25 @@ def test_it_is_the_published_program_s(settings):
 
 def test_behind_a_reward_of_right_answers_it_is_the_published_sum():
     """A truncated rollout is not right, so that its group's right ones earn by the bonus."""
-    reward = Reward((("correct", 1.0), ("relative_length", 1.0)), "texts", [b"x"], (0,), processes=2)
-    problems = [problem for number in range(len(GROUPS)) for problem in [Problem(f"{number}", (), "yes")] * 4]
-    readings = [Reading([], "", "yes" if right else "no", cut=False, latents=n) for _, n, right in ROWS]
+    reward = Reward(
+        (("correct", 1.0), ("relative_length", 1.0)), "texts", [b"x"], (0,), processes=2
+    )
+    problems = [
+        problem
+        for number in range(len(GROUPS))
+        for problem in [Problem(f"{number}", (), "yes")] * 4
+    ]
+    readings = [
+        Reading([], "", "yes" if right else "no", cut=False, latents=n)
+        for _, n, right in ROWS
+    ]
     found = reward.judged(readings, problems)
     np.testing.assert_allclose(found.total, np.ravel(PUBLISHED[1e-4, 0.1]), atol=2e-7)
     assert found.right.tolist() == [right for *_, right in ROWS]
-    cut = reward.judged([readings[0]._replace(cut=True, answer=None), *readings[1:4]], problems[:4])
+    cut = reward.judged(
+        [readings[0]._replace(cut=True, answer=None), *readings[1:4]], problems[:4]
+    )
     assert cut.unjudged.tolist() == [True, False, False, False]
-    np.testing.assert_allclose(cut.total[1:], 1 + 0.1 * (np.array([6, 3, 1]) - 10 / 3) / 5, rtol=1e-6)
+    np.testing.assert_allclose(
+        cut.total[1:], 1 + 0.1 * (np.array([6, 3, 1]) - 10 / 3) / 5, rtol=1e-6
+    )

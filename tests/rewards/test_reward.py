@@ -73,10 +73,13 @@ READ = {
 @pytest.mark.parametrize("answers", READ)
 def test_records_and_accuracy_go_by_what_answers_mean(answers):
     template = _template(answers)
-    reward, texts = _reward(template), READ[answers]
+    reward = _reward(template)
+    texts = READ[answers]
     tokens = _tokens(template, [text for text, _, _ in texts])
     right = [hit for *_, hit in texts]
-    problems = encode_problems(template, [Problem("Tom ?", ("3 + 4 = 7",), "7")] * len(texts))
+    problems = encode_problems(
+        template, [Problem("Tom ?", ("3 + 4 = 7",), "7")] * len(texts)
+    )
     done = _done(tokens)
     assert accuracy(reward, problems, done) == pytest.approx(np.mean(right))
     assert accuracy(reward, problems, _done(tokens[:1])) == 1.0
@@ -84,10 +87,17 @@ def test_records_and_accuracy_go_by_what_answers_mean(answers):
     assert rewards.dtype == np.float32
     assert rewards.tolist() == [float(hit) for hit in right]
     twice = _done(np.repeat(tokens, 2, axis=0)[::-1])
-    for index, row in enumerate(record_rows(reward, problems, done, {5: done, 9: twice}, samples=1)):
+    for index, row in enumerate(
+        record_rows(reward, problems, done, {5: done, 9: twice}, samples=1)
+    ):
         text, answer, hit = texts[index]
         cut = "<eos>" not in text
-        assert (row["reference"], row["answer"], row["correct"], row["cut"]) == ("7", answer, hit, cut)
+        assert (row["reference"], row["answer"], row["correct"], row["cut"]) == (
+            "7",
+            answer,
+            hit,
+            cut,
+        )
         other = texts[::-1][index // 2]
         assert [list(sample) for sample in row["samples"]] == [
             ["seed", "completion", "answer", "latent_steps", "cut", "correct"]
@@ -110,9 +120,13 @@ VOTES = {
 
 @pytest.mark.parametrize("answers", VOTES)
 @pytest.mark.parametrize("judge", ["the reference", "a function"])
-def test_votes_go_by_what_answers_mean_and_not_by_how_they_are_written(answers, judge, monkeypatch):
+def test_votes_go_by_what_answers_mean_and_not_by_how_they_are_written(
+    answers, judge, monkeypatch
+):
     """Three halves win over two threes, whoever says what is right; the records keep what was written."""
-    mine = RewardEntry(lambda completion: float("3" not in completion and "no" not in completion))
+    mine = RewardEntry(
+        lambda completion: float("3" not in completion and "no" not in completion)
+    )
     monkeypatch.setitem(REWARDS, "mine", mine)
     reference, texts, votes = VOTES[answers]
     template = text_template(byte_tokenizer(), PromptConfig(answers=answers))
@@ -121,19 +135,29 @@ def test_votes_go_by_what_answers_mean_and_not_by_how_they_are_written(answers, 
     for row, text in zip(tokens, texts, strict=True):
         ids = [*template.tokenizer(text)["input_ids"], template.eos_id]
         row[: len(ids)] = ids
-    problems, done = encode_problems(template, [Problem("?", (), reference)]), _done(tokens)
+    problems = encode_problems(template, [Problem("?", (), reference)])
+    done = _done(tokens)
     scored = done | {"likelihood": np.full(5, 0.5, np.float32)}
     (row,) = record_rows(reward, problems, _done(tokens[:1]), {5: scored}, samples=5)
     readings = [reward.read(each) for each in tokens]
-    assert [sample["answer"] for sample in row["samples"]] == [reading.answer for reading in readings]
+    assert [sample["answer"] for sample in row["samples"]] == [
+        reading.answer for reading in readings
+    ]
     records = arrays_of([row])
     assert records.sample_answers[0, 0].tolist() == votes
     found = summarise(records)
-    assert (found["maj@4"], found["maj@5"], found["vote@5_likelihood"], found["distinct_answers"]) == (0, 1, 1, 2)
+    assert (
+        found["maj@4"],
+        found["maj@5"],
+        found["vote@5_likelihood"],
+        found["distinct_answers"],
+    ) == (0, 1, 1, 2)
     assert count_votes(readings, reward.style).counts == [(votes[1], 3), (votes[0], 2)]
     assert count_votes(readings, reward.style).majority == votes[1]
     none = reward.read(tokens[0, :1] * 0 + template.eos_id)
-    assert count_votes([none] * 4 + readings, reward.style).majority == votes[1], "no answer is no vote"
+    assert count_votes([none] * 4 + readings, reward.style).majority == votes[1], (
+        "no answer is no vote"
+    )
 
 
 def _text_config(answers: str):
@@ -147,7 +171,10 @@ def _text_config(answers: str):
 def test_a_setup_verifies_on_the_host_what_no_jitted_step_can(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     answers = ["2 - 1", "1 + 3", "2"]
-    records = [{"problem": f"Tom has {n} pens . How many now ?", "answer": text} for n, text in enumerate(answers)]
+    records = [
+        {"problem": f"Tom has {n} pens . How many now ?", "answer": text}
+        for n, text in enumerate(answers)
+    ]
     write_jsonl(tmp_path / "train.jsonl", records)
     config = _text_config("boxed")
     config.max_answer_tokens = 8
@@ -155,26 +182,44 @@ def test_a_setup_verifies_on_the_host_what_no_jitted_step_can(tmp_path, monkeypa
     setup = assemble(read_config(config))
     assert setup.reward.on_device is None
     assert [problem.answer for problem in setup.train.problems] == answers
-    batch = make_batch(setup.train, 0, seed=0, batch_size=4, prompt_slots=(20,), encode=setup.references)
+    batch = make_batch(
+        setup.train,
+        0,
+        seed=0,
+        batch_size=4,
+        prompt_slots=(20,),
+        encode=setup.references,
+    )
     assert batch.references.shape == (4, 0)
-    tokens = _tokens(setup.template, [r"\boxed{ 1 } <eos>", r"\boxed{ 1 } <eos>", r"\boxed{ 2 } <eos>", "1 <eos>"])
+    tokens = _tokens(
+        setup.template,
+        [r"\boxed{ 1 } <eos>", r"\boxed{ 1 } <eos>", r"\boxed{ 2 } <eos>", "1 <eos>"],
+    )
     asked = [setup.train.problems[index] for index in (0, 1, 2, 0)]
     assert setup.reward.on_host(tokens, asked).tolist() == [1.0, 0.0, 1.0, 0.0]
     solution = Solution("How many ?", None, "1", [], cut=False)
     solver = Solver(setup, None, "length", 0)
-    assert "answer    none: the text has nothing in a \\boxed{}\n" in describe(solver, solution)
+    assert "answer    none: the text has nothing in a \\boxed{}\n" in describe(
+        solver, solution
+    )
     cut_off = describe(solver, Solution("How many ?", None, r"\boxed{1}", [], cut=True))
     assert "answer    none: the text has no end" in cut_off
 
 
-def test_references_that_their_own_text_does_not_earn_are_left_out_and_counted(tmp_path, warnings):
+def test_references_that_their_own_text_does_not_earn_are_left_out_and_counted(
+    tmp_path, warnings
+):
     config = _text_config("texts")
     config.tokenizer = "bytes"
-    config.max_answer_tokens, config.prompt_slots = 40, (40,)
+    config.max_answer_tokens = 40
+    config.prompt_slots = (40,)
     config.model.update(n_positions=90)
-    lost, kept = ["5 # of", "C#", "C# developer"], ["yes", "C#.", "#1", "5#3", "is it: 3"]
+    lost = ["5 # of", "C#", "C# developer"]
+    kept = ["yes", "C#.", "#1", "5#3", "is it: 3"]
     both = [*kept[:1], *lost, *kept[1:], *lost[:1]]
-    records = [{"problem": f"What is {n}?", "answer": text} for n, text in enumerate(both)]
+    records = [
+        {"problem": f"What is {n}?", "answer": text} for n, text in enumerate(both)
+    ]
     config.data.update(train=write_jsonl(tmp_path / "train.jsonl", records), valid="")
     setup = assemble(read_config(config))
     assert [problem.answer for problem in setup.train.problems] == kept
@@ -182,7 +227,11 @@ def test_references_that_their_own_text_does_not_earn_are_left_out_and_counted(t
     assert len(setup.train.prompts) == len(setup.train.answers) == len(kept)
     text = setup.template.answer_text(lost[0])
     read = parse_completion(text, setup.template.answer_style)
-    said = f"{text!r} is read as {read!r}" if read else f"{text!r} has no answer when it is read"
+    said = (
+        f"{text!r} is read as {read!r}"
+        if read
+        else f"{text!r} has no answer when it is read"
+    )
     assert warnings[-1].endswith(
         f"left out {len(lost) + 1} of {len(both)} problems, whose own answers would be wrong: {said}"
     )
@@ -191,12 +240,19 @@ def test_references_that_their_own_text_does_not_earn_are_left_out_and_counted(t
         match="and no answer of the 2 is right itself",
     )
     judge = setup.reward.asking(lambda completion: 1.0)
-    assert len(setup.encode("problems", [Problem("What?", (), text) for text in both], judge=judge)) == len(both)
+    assert len(
+        setup.encode(
+            "problems", [Problem("What?", (), text) for text in both], judge=judge
+        )
+    ) == len(both)
 
 
 def test_how_answers_are_read_is_part_of_an_evaluation():
     for answers in READ:
-        assert evaluated_settings(read_config(_text_config(answers)))["prompt.answers"] == answers
+        assert (
+            evaluated_settings(read_config(_text_config(answers)))["prompt.answers"]
+            == answers
+        )
 
 
 def test_rollouts_are_evaluated_under_a_noise_of_their_own():
@@ -207,7 +263,9 @@ def test_rollouts_are_evaluated_under_a_noise_of_their_own():
         config.dropout.rate, config.evaluate.dropout = 0.1, rate
         found[rate] = evaluated_settings(read_config(config))
         setup = assemble(read_config(config))
-        assert setup.evaluator.policy.config.dropout_rate == (0.1 if rate is None else rate)
+        assert setup.evaluator.policy.config.dropout_rate == (
+            0.1 if rate is None else rate
+        )
         assert setup.policy.config.dropout_rate == 0.1
     assert found[None] == found[0.1]
     assert found[0.0]["evaluate.dropout"] == 0.0
@@ -216,7 +274,9 @@ def test_rollouts_are_evaluated_under_a_noise_of_their_own():
 def test_a_function_is_asked_on_the_host_of_what_ended(monkeypatch):
     """In evaluation what earns 1 or more is right; a cut completion earns nothing, unasked."""
     earned = {"7": 0.5, "8": 1, "9": np.float32(2), "10": True}
-    monkeypatch.setitem(REWARDS, "mine", RewardEntry(lambda completion: earned[completion.split()[-1]]))
+    monkeypatch.setitem(
+        REWARDS, "mine", RewardEntry(lambda completion: earned[completion.split()[-1]])
+    )
     template = _template("last_number")
     reward = _reward(template, "mine")
     assert reward.on_device is None

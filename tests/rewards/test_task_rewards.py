@@ -16,12 +16,13 @@ EOS = 256
 BYTES = [*(bytes([value]) for value in range(256)), b""]
 BIG = 999_999_999
 
-# numbers, goal, completion, whether it is right; with all operations
+# Numbers, goal, completion, whether it is right; with all operations
 BY_HAND = [
     ([3, 4, 6], 42, "3 + 4 * 6", 1), ([3, 4, 6], 42, "### 3 + 4 * 6", 1), ([3, 4, 6], 42, "3+4*6", 1),
     ([3, 4, 6], 42, " \n4  +3\t*6 . ", 1), ([3, 4, 6], 42, "The answer is: 4 + 3 * 6.", 1),
     ([3, 4, 6], 42, "7 # 4 + 3 * 6", 1), ([3, 4, 6], 42, "4 + 3 * 6 # 7", 0), ([3, 4, 6], 42, "4 + 3 * 6 #", 0),
-    ([3, 4, 6], 27, "3 + 4 * 6", 0), ([3, 4, 6], 27, "4 * 6 + 3", 1),  # from left to right
+    # From left to right.
+    ([3, 4, 6], 27, "3 + 4 * 6", 0), ([3, 4, 6], 27, "4 * 6 + 3", 1),
     ([3, 4, 6], 42, "03 + 4 * 6", 0), ([3, 4, 6], 42, "+3 + 4 * 6", 0), ([3, 4, 6], 42, "3 + + 4 * 6", 0),
     ([3, 4, 6], 42, "3 + 4 * 6 =", 0), ([3, 4, 6], 42, "3 + 4 * 6 = 42", 0), ([3, 4, 6], 42, "(3 + 4) * 6", 0),
     ([3, 4, 6], 42, "6 * 7", 0), ([3, 4, 6], 42, "3 + 4 * 6 + 0", 0), ([3, 4, 6, 0], 42, "3 + 4 * 6 + 0", 1),
@@ -41,7 +42,9 @@ BY_HAND = [
 
 def on_device(cases, slots, operations):
     """Verdicts on completions that are given byte by byte and followed by eos, padding first."""
-    encoded = [encode_countdown(*case[:2], *given) for case, given in zip(cases, operations, strict=True)]
+    encoded = []
+    for (numbers, goal, *_), given in zip(cases, operations, strict=True):
+        encoded.append(encode_countdown(numbers, goal, *given))
     references = padded_table([b"", *encoded], max(4, *map(len, encoded)))
     tokens = np.full((len(cases) + 1, slots), EOS, np.int32)
     for row, case in zip(tokens[1:], cases, strict=True):
@@ -49,7 +52,8 @@ def on_device(cases, slots, operations):
         row[: len(text)] = [*text]
 
     def judge(tokens_A, reference_R):
-        return reaches_goal(completed_text(text_table(BYTES), tokens_A, EOS)[0], reference_R)
+        bytes_N, _ = completed_text(text_table(BYTES), tokens_A, EOS)
+        return reaches_goal(bytes_N, reference_R)
 
     padding, *found = jax.jit(jax.vmap(judge))(tokens, references).tolist()
     assert not padding
@@ -63,49 +67,93 @@ def test_verdicts_by_hand_on_the_host_and_on_the_device():
 
 
 def test_only_allowed_operations_count():
-    cases = [([6, 3, 2], goal, text) for goal, text in
-             [(11, "6 + 3 + 2"), (1, "6 - 3 - 2"), (36, "6 * 3 * 2"), (1, "6 / 3 / 2"), (6, "6 - 3 * 2")]]  # fmt: skip
-    every = [(case, "".join(allowed)) for case in cases for size in range(5)
-             for allowed in itertools.combinations("+-*/", size)]  # fmt: skip
-    expected = [{*re.sub(r"[0-9 ]", "", case[2])} <= {*allowed} for case, allowed in every]
-    assert [countdown(*case, allowed) == 1.0 for case, allowed in every] == expected
-    assert on_device([case for case, _ in every], 40, [(allowed,) for _, allowed in every]) == expected
+    answers = {
+        "6 + 3 + 2": 11,
+        "6 - 3 - 2": 1,
+        "6 * 3 * 2": 36,
+        "6 / 3 / 2": 1,
+        "6 - 3 * 2": 6,
+    }
+    subsets = []
+    for size in range(5):
+        subsets += itertools.combinations("+-*/", size)
+
+    cases = []
+    operations = []
+    expected = []
+    for text, goal in answers.items():
+        used = set(text) & set("+-*/")
+        for allowed in subsets:
+            cases.append(([6, 3, 2], goal, text))
+            operations.append(("".join(allowed),))
+            expected.append(used <= set(allowed))
+
+    on_host = []
+    for case, given in zip(cases, operations, strict=True):
+        on_host.append(countdown(*case, *given) == 1.0)
+    assert on_host == expected
+    assert on_device(cases, 40, operations) == expected
+
+
+STRANGE = [
+    "+", "-", "*", "/", "=", "(", ")", "#", "# ", "### ", ".", ",", "x", "\n", "\0", "\t ", "é", "0", "00", "1",
+    str(BIG), "4294967296", "", "answer:",
+]  # fmt: skip
+NUMBER = r"(?:0|[1-9]\d{0,8})"
+WELL_FORMED = re.compile(rf"{NUMBER}( ?[-+*/] ?{NUMBER})*", re.ASCII)
 
 
 def _completion(rng, numbers):
     """Well formed or nearly: a right order of signs and numbers, of which some are changed."""
     texts = [str(number) for number in rng.sample(numbers, len(numbers))]
     signs = [rng.choice("+-*/") for _ in texts]
-    parts = [each for pair in zip(texts, signs, strict=True) for each in pair][:-1]
+    parts = []
+    for text, sign in zip(texts, signs, strict=True):
+        parts += [text, sign]
+    parts.pop()
     for _ in range(rng.choice([0, 0, 0, 1, 2])):
         place = rng.randrange(len(parts))
-        parts[place : place + rng.randrange(2)] = [rng.choice([
-            "+", "-", "*", "/", "=", "(", ")", "#", "# ", "### ", ".", ",", "x", "\n", "\0", "\t ", "é", "0", "00", "1",
-            str(BIG), "4294967296", "", "answer:", *texts, "0" + rng.choice(texts), "-" + rng.choice(texts),
-        ])]  # fmt: skip
-    return rng.choice(["", "", "### ", "The answer is: ", "1 # ", "#"]) + rng.choice(["", " "]).join(parts)
+        end = place + rng.randrange(2)
+        with_zero = "0" + rng.choice(texts)
+        with_minus = "-" + rng.choice(texts)
+        changed = rng.choice([*STRANGE, *texts, with_zero, with_minus])
+        parts[place:end] = [changed]
+    before = rng.choice(["", "", "### ", "The answer is: ", "1 # ", "#"])
+    return before + rng.choice(["", " "]).join(parts)
 
 
 def test_10_000_completions_have_the_same_verdict_on_host_and_device():
     """And, of those that are well formed, the one that Python's own evaluation of brackets gives."""
-    rng, cases, operations = random.Random(0), [], []
+    rng = random.Random(0)
+    cases = []
+    operations = []
     for place in range(10_000):
         most = rng.choice([3, 13, 999, 99_999, BIG])
         numbers = [rng.randint(0, most) for _ in range(rng.randint(1, 6))]
         text = _completion(rng, numbers)
         if place % 5 == 0:
-            text = "".join(rng.choice("0123456789+-*/ .#\n") for _ in range(rng.randrange(12)))
-            numbers = [int(each[:10]) for each in re.findall("[0-9]+", text)] or numbers
+            signs = "0123456789+-*/ .#\n"
+            text = "".join(rng.choice(signs) for _ in range(rng.randrange(12)))
+            written = re.findall("[0-9]+", text)
+            numbers = [int(each[:10]) for each in written] or numbers
         allowed = rng.choice(["+-*/", "+-*", "+-"])
-        plain, value = re.sub(r".*# |.*: ", "", text, flags=re.DOTALL), None
-        if re.fullmatch(r"(?:0|[1-9]\d{0,8})( ?[-+*/] ?(?:0|[1-9]\d{0,8}))*", plain, re.ASCII):
+        plain = re.sub(r".*# |.*: ", "", text, flags=re.DOTALL)
+        value = None
+        if WELL_FORMED.fullmatch(plain):
             value = _evaluated(plain)
-            right = value is not None and sorted(map(int, re.findall(r"\d+", plain))) == sorted(numbers)
-            right &= {*re.sub(r"[0-9 ]", "", plain)} <= {*allowed}
-            assert countdown(numbers, 0 if value is None else value, text, allowed) == right
-        cases.append((numbers, rng.randint(-9, 99) if value is None or rng.random() < 0.1 else value, text))
+            used = sorted(map(int, re.findall(r"\d+", plain)))
+            signs = {*re.sub(r"[0-9 ]", "", plain)}
+            right = value is not None and used == sorted(numbers)
+            right &= signs <= {*allowed}
+            goal = 0 if value is None else value
+            assert countdown(numbers, goal, text, allowed) == right
+        if value is None or rng.random() < 0.1:
+            value = rng.randint(-9, 99)
+        cases.append((numbers, value, text))
         operations.append((allowed,))
-    expected = [countdown(*case, *given) == 1.0 for case, given in zip(cases, operations, strict=True)]
+    expected = []
+    for case, given in zip(cases, operations, strict=True):
+        expected.append(countdown(*case, *given) == 1.0)
     assert 1500 < sum(expected) < 8500
     assert on_device(cases, 96, operations) == expected
 

@@ -73,7 +73,9 @@ CHOICES = [
 def test_the_last_letter_that_stands_alone_is_the_choice(text, letter):
     assert parse_completion(text, "choice") == letter
     for reference in ("B", "(B)", " B. ", "B: a cat", "b", "AB", ""):
-        assert is_correct(text, reference, "choice") is (letter == "B" and reference.strip() in ("B", "(B)", "B."))
+        assert is_correct(text, reference, "choice") is (
+            letter == "B" and reference.strip() in ("B", "(B)", "B.")
+        )
 
 
 TEXT_PIECES = [b"", b" ", b"\n", b"#", b"# ", b"###", b"a", b"A", b"b.", b".", b" a  \tb ", b"answer", b" is", b":",
@@ -97,7 +99,8 @@ ROWS = [[4, 6, 0] + [6] * 9, [6, 2, 10] + [0] * 9, [11, 12, 13, 6, 10, 0] + [0] 
 )
 def test_the_device_says_what_the_host_says(style, pieces, others):
     rng = np.random.default_rng(0)
-    tokens = rng.integers(1, len(pieces) + 1, (4000, 12))  # the last is beyond the vocabulary
+    # The last is beyond the vocabulary
+    tokens = rng.integers(1, len(pieces) + 1, (4000, 12))
     tokens[:, -1] = rng.integers(0, 2, 4000)  # and some don't end
     tokens[np.arange(4000), rng.integers(2, 12, 4000)] = 0
     tokens = np.concatenate([tokens, ROWS])
@@ -105,9 +108,17 @@ def test_the_device_says_what_the_host_says(style, pieces, others):
     said = [text and parse_completion(text, style) for text in completions]
     # U+FFFD is how the host shows bytes that are no text, and no reference has any.
     usable = [answer if answer and "\ufffd" not in answer else "" for answer in said]
-    references = [answer if answer and n % 2 else others[n % len(others)] for n, answer in enumerate(usable)]
-    expected = [is_correct(text, reference, style) for text, reference in zip(completions, references, strict=True)]
+    references = [
+        answer if answer and n % 2 else others[n % len(others)]
+        for n, answer in enumerate(usable)
+    ]
+    expected = [
+        is_correct(text, reference, style)
+        for text, reference in zip(completions, references, strict=True)
+    ]
     encoded = encode_references(references, reference_width(references, style), style)
-    found = jax.jit(verify, static_argnames="style")(ON_DEVICE[style][0](pieces), tokens, encoded, 0, style)
+    found = jax.jit(verify, static_argnames="style")(
+        ON_DEVICE[style][0](pieces), tokens, encoded, 0, style
+    )
     assert found.tolist() == expected
     assert 500 < sum(expected) < 3500
