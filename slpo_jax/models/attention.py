@@ -61,24 +61,38 @@ def grow(cache: KVCache, slots: int) -> KVCache:
     more = slots - cache.slots
 
     def longer(x_BGSD):
-        return jnp.pad(x_BGSD, (*((0, 0) for _ in x_BGSD.shape[:-2]), (0, more), (0, 0)))
+        return jnp.pad(
+            x_BGSD, (*((0, 0) for _ in x_BGSD.shape[:-2]), (0, more), (0, 0))
+        )
 
-    keys, values = (jax.tree.map(longer, layers) for layers in (cache.keys, cache.values))
+    keys, values = (
+        jax.tree.map(longer, layers) for layers in (cache.keys, cache.values)
+    )
     return KVCache(keys, values, jnp.pad(cache.valid, ((0, 0), (0, more))))
 
 
-def write(slots: tuple[jax.Array, jax.Array], new: tuple[jax.Array, jax.Array], start) -> tuple[jax.Array, jax.Array]:
+def write(
+    slots: tuple[jax.Array, jax.Array], new: tuple[jax.Array, jax.Array], start
+) -> tuple[jax.Array, jax.Array]:
     """Return keys and values [.., S, Dh] with slots start .. start+L-1 replaced by new ones [.., L, Dh]."""
-    put = functools.partial(jax.lax.dynamic_update_slice_in_dim, start_index=start, axis=-2)
+    put = functools.partial(
+        jax.lax.dynamic_update_slice_in_dim, start_index=start, axis=-2
+    )
     return put(slots[0], new[0]), put(slots[1], new[1])
 
 
-def own_mask(valid_BS: jax.Array, length: int, start, owner_BS: jax.Array | None = None) -> jax.Array:
+def own_mask(
+    valid_BS: jax.Array, length: int, start, owner_BS: jax.Array | None = None
+) -> jax.Array:
     """Return bool [B, L, S]: query i (slot start+i) sees its owner's (if any) valid slots up to its own."""
     slots = jnp.arange(valid_BS.shape[1])
     causal_LS = slots[None, :] <= start + jnp.arange(length)[:, None]
     mask_BLS = causal_LS[None] & valid_BS[:, None, :]
-    return mask_BLS if owner_BS is None else mask_BLS & (owner_BS[:, :, None] == owner_BS[:, None, :])
+    return (
+        mask_BLS
+        if owner_BS is None
+        else mask_BLS & (owner_BS[:, :, None] == owner_BS[:, None, :])
+    )
 
 
 class _Part(NamedTuple):
@@ -95,8 +109,11 @@ class _Part(NamedTuple):
 
     def grouped(self, x_BHL: jax.Array) -> jax.Array:
         """Return [B, H, L, ..] -> [C, G, R*H/G*L, ..]: the query heads and rows that share a key become one matrix."""
-        (rows, heads, length, *inner), (shared, groups, _, _) = x_BHL.shape, self.keys.shape
-        x = x_BHL.reshape(shared, rows // shared, groups, heads // groups * length, *inner).swapaxes(1, 2)
+        (rows, heads, length, *inner) = x_BHL.shape
+        (shared, groups, _, _) = self.keys.shape
+        x = x_BHL.reshape(
+            shared, rows // shared, groups, heads // groups * length, *inner
+        ).swapaxes(1, 2)
         return x.reshape(shared, groups, -1, *inner)
 
     def ungrouped(self, x: jax.Array, rows: int, heads: int, length: int) -> jax.Array:
@@ -107,15 +124,22 @@ class _Part(NamedTuple):
 
     def scores(self, q_BHLD: jax.Array) -> jax.Array:
         """Return float32 [C, G, R*H/G*L, S]; `MASKED` where a query doesn't see a slot."""
-        (rows, heads, length, _), (shared, groups, slots, _) = q_BHLD.shape, self.keys.shape
+        (rows, heads, length, _) = q_BHLD.shape
+        (shared, groups, slots, _) = self.keys.shape
         scores = float_product("cgqd,cgsd->cgqs", self.grouped(q_BHLD), self.keys)
         seen_CRLS = self.seen.reshape(shared, -1, *self.seen.shape[1:])
-        by_head = scores.reshape(shared, groups, rows // shared, heads // groups, length, slots)
-        return jnp.where(seen_CRLS[:, None, :, None], by_head, MASKED).reshape(scores.shape)
+        by_head = scores.reshape(
+            shared, groups, rows // shared, heads // groups, length, slots
+        )
+        return jnp.where(seen_CRLS[:, None, :, None], by_head, MASKED).reshape(
+            scores.shape
+        )
 
     def weights(self, q_BHLD: jax.Array, most_BHL: jax.Array) -> jax.Array:
         """Return e to the scores less `most_BHL`, [C, G, R*H/G*L, S] in the dtype of the values."""
-        return jnp.exp(self.scores(q_BHLD) - self.grouped(most_BHL)[..., None]).astype(self.values.dtype)
+        return jnp.exp(self.scores(q_BHLD) - self.grouped(most_BHL)[..., None]).astype(
+            self.values.dtype
+        )
 
 
 def _in_turn(function: Callable, slots: Slots, *queries: jax.Array) -> Any:
@@ -124,7 +148,8 @@ def _in_turn(function: Callable, slots: Slots, *queries: jax.Array) -> Any:
     Args:
         queries: each [B, H, L, ..], the first with a width; what comes out has heads, or those of keys, on axis 1 too.
     """
-    groups, most = slots[0][0].shape[1], max(keys.shape[2] for keys, _ in slots)
+    groups = slots[0][0].shape[1]
+    most = max(keys.shape[2] for keys, _ in slots)
     if queries[0][..., 0].size * most <= SCORES:
         return function(slots, *queries)
 
@@ -134,7 +159,10 @@ def _in_turn(function: Callable, slots: Slots, *queries: jax.Array) -> Any:
     def whole(x):
         return jnp.moveaxis(x, 0, 1).reshape(x.shape[1], -1, *x.shape[3:])
 
-    return jax.tree.map(whole, jax.lax.map(lambda part: function(*part), jax.tree.map(cut, (slots, *queries))))
+    return jax.tree.map(
+        whole,
+        jax.lax.map(lambda part: function(*part), jax.tree.map(cut, (slots, *queries))),
+    )
 
 
 @jax.custom_vjp
@@ -151,39 +179,66 @@ def _attend_backward(residuals, g_BHLD: jax.Array):
     """Make the weights again: kept for a backward pass, they would be most of its memory."""
     slots, masks, residuals = residuals
     q_BHLD, *outputs = after(g_BHLD, residuals)
-    return *_in_turn(functools.partial(_gradients, masks), slots, q_BHLD, *outputs, g_BHLD), None
+    return *_in_turn(
+        functools.partial(_gradients, masks), slots, q_BHLD, *outputs, g_BHLD
+    ), None
 
 
 def _parts(slots: Slots, masks: tuple[jax.Array, ...]) -> list[_Part]:
     return [_Part(*slot, by) for slot, by in zip(slots, masks, strict=True)]
 
 
-def _outputs(masks, slots: Slots, q_BHLD: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+def _outputs(
+    masks, slots: Slots, q_BHLD: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Return each query's greatest score, its sum of weights, and its output."""
-    shape, parts = q_BHLD.shape[:3], _parts(slots, masks)
-    most_BHL = functools.reduce(jnp.maximum, [part.ungrouped(part.scores(q_BHLD).max(-1), *shape) for part in parts])
-    whole_BHL, out_BHLD = jnp.float32(0), jnp.float32(0)
+    shape = q_BHLD.shape[:3]
+    parts = _parts(slots, masks)
+    most_BHL = functools.reduce(
+        jnp.maximum,
+        [part.ungrouped(part.scores(q_BHLD).max(-1), *shape) for part in parts],
+    )
+    whole_BHL = jnp.float32(0)
+    out_BHLD = jnp.float32(0)
     for part in parts:
         weights = part.weights(q_BHLD, most_BHL)
         whole_BHL += part.ungrouped(weights.astype(jnp.float32).sum(-1), *shape)
-        out_BHLD += part.ungrouped(float_product("cgqs,cgsd->cgqd", weights, part.values), *shape)
-    return most_BHL, whole_BHL, (out_BHLD / whole_BHL[..., None]).astype(parts[0].values.dtype)
+        out_BHLD += part.ungrouped(
+            float_product("cgqs,cgsd->cgqd", weights, part.values), *shape
+        )
+    return (
+        most_BHL,
+        whole_BHL,
+        (out_BHLD / whole_BHL[..., None]).astype(parts[0].values.dtype),
+    )
 
 
-def _gradients(masks, slots: Slots, q_BHLD, most_BHL, whole_BHL, out_BHLD, g_BHLD) -> tuple[jax.Array, Slots]:
+def _gradients(
+    masks, slots: Slots, q_BHLD, most_BHL, whole_BHL, out_BHLD, g_BHLD
+) -> tuple[jax.Array, Slots]:
     """Return the gradients of the queries, and of keys and values."""
-    shape, float32 = q_BHLD.shape[:3], jnp.float32
+    shape = q_BHLD.shape[:3]
+    float32 = jnp.float32
     g_BHLD = (g_BHLD.astype(float32) / whole_BHL[..., None]).astype(q_BHLD.dtype)
     along_BHL = jnp.sum(g_BHLD.astype(float32) * out_BHLD.astype(float32), axis=-1)
-    of_q, of_slots = float32(0), []
+    of_q = float32(0)
+    of_slots = []
     for part in _parts(slots, masks):
-        weights, g = part.weights(q_BHLD, most_BHL), part.grouped(g_BHLD)
-        of_weights = float_product("cgqd,cgsd->cgqs", g, part.values) - part.grouped(along_BHL)[..., None]
+        weights = part.weights(q_BHLD, most_BHL)
+        g = part.grouped(g_BHLD)
+        of_weights = (
+            float_product("cgqd,cgsd->cgqs", g, part.values)
+            - part.grouped(along_BHL)[..., None]
+        )
         of_scores = (weights.astype(float32) * of_weights).astype(weights.dtype)
         of_keys = float_product("cgqs,cgqd->cgsd", of_scores, part.grouped(q_BHLD))
         of_values = float_product("cgqs,cgqd->cgsd", weights, g)
-        of_q += part.ungrouped(float_product("cgqs,cgsd->cgqd", of_scores, part.keys), *shape)
-        of_slots.append((of_keys.astype(part.keys.dtype), of_values.astype(part.values.dtype)))
+        of_q += part.ungrouped(
+            float_product("cgqs,cgsd->cgqd", of_scores, part.keys), *shape
+        )
+        of_slots.append(
+            (of_keys.astype(part.keys.dtype), of_values.astype(part.values.dtype))
+        )
     return of_q.astype(q_BHLD.dtype), tuple(of_slots)
 
 

@@ -12,7 +12,15 @@ import jax.numpy as jnp
 from flax import struct
 
 from slpo_jax.models.attention import KVCache, attend, own_mask, write
-from slpo_jax.models.layers import KEPT, SITE_NUMBERS, Dropout, drop, head_logits, site_number, updated
+from slpo_jax.models.layers import (
+    KEPT,
+    SITE_NUMBERS,
+    Dropout,
+    drop,
+    head_logits,
+    site_number,
+    updated,
+)
 from slpo_jax.models.likelihood import token_log_probs
 from slpo_jax.models.packing import Packing
 from slpo_jax.models.xla_cpu import made_again
@@ -46,8 +54,12 @@ class Context:
 
     def only_last(self, last: int) -> "Context":
         """Return the context of a block of which only so many of the last positions are wanted."""
-        context = dataclasses.replace(self, mask_BLS=self.mask_BLS[:, -last:], last=last)
-        return dataclasses.replace(context, dropout=jax.tree.map(context.going_on, self.dropout))
+        context = dataclasses.replace(
+            self, mask_BLS=self.mask_BLS[:, -last:], last=last
+        )
+        return dataclasses.replace(
+            context, dropout=jax.tree.map(context.going_on, self.dropout)
+        )
 
     def of_layer(self, layer: int) -> "Context":
         """Return the context of a block that stands for this layer, with the layer's keys and values alone."""
@@ -55,8 +67,11 @@ class Context:
         def own(cache: KVCache) -> KVCache:
             return KVCache((cache.keys[layer],), (cache.values[layer],), cache.valid)
 
-        before, cache = tuple(map(own, self.before)), self.cache and own(self.cache)
-        return dataclasses.replace(self, before=before, cache=cache, first_site=layer * SITE_NUMBERS)
+        before = tuple(map(own, self.before))
+        cache = self.cache and own(self.cache)
+        return dataclasses.replace(
+            self, before=before, cache=cache, first_site=layer * SITE_NUMBERS
+        )
 
     def going_on(self, x_BL: jax.Array) -> jax.Array:
         """Return [B, L, ..] -> what belongs to the positions that go on after attention."""
@@ -64,7 +79,9 @@ class Context:
             x_BL = self.packing.unpacked(x_BL)
         return x_BL[:, -self.last :]
 
-    def attend(self, layer: int, q_BHLD, k_BGLD, v_BGLD) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    def attend(
+        self, layer: int, q_BHLD, k_BGLD, v_BGLD
+    ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
         """Write the new keys and values of G key-value heads, then attend over own slots and those before.
 
         Returns:
@@ -72,13 +89,22 @@ class Context:
         """
         if self.packing is not None:
             q_BHLD, k_BGLD, v_BGLD = (
-                self.packing.unpacked(x.swapaxes(1, 2)).swapaxes(1, 2) for x in (q_BHLD, k_BGLD, v_BGLD)
+                self.packing.unpacked(x.swapaxes(1, 2)).swapaxes(1, 2)
+                for x in (q_BHLD, k_BGLD, v_BGLD)
             )
         q_BHLD = q_BHLD[:, :, -self.last :]
-        k_BGSD, v_BGSD = k_BGLD, v_BGLD
+        k_BGSD = k_BGLD
+        v_BGSD = v_BGLD
         if self.cache is not None:
-            k_BGSD, v_BGSD = write((self.cache.keys[layer], self.cache.values[layer]), (k_BGLD, v_BGLD), self.start)
-        before = [(cache.keys[layer], cache.values[layer], cache.valid) for cache in self.before]
+            k_BGSD, v_BGSD = write(
+                (self.cache.keys[layer], self.cache.values[layer]),
+                (k_BGLD, v_BGLD),
+                self.start,
+            )
+        before = [
+            (cache.keys[layer], cache.values[layer], cache.valid)
+            for cache in self.before
+        ]
         out_BLHD = attend(q_BHLD, k_BGSD, v_BGSD, self.mask_BLS, *before).swapaxes(1, 2)
         if self.packing is not None and not self.last:
             out_BLHD = self.packing.packed(out_BLHD)
@@ -103,7 +129,11 @@ class Block(nn.Module):
         def maybe_drop(y_BLD, site):
             if site not in self.config.dropout_sites:
                 return y_BLD
-            return drop(y_BLD, context.dropout, context.first_site + site_number(self.layer, site))
+            return drop(
+                y_BLD,
+                context.dropout,
+                context.first_site + site_number(self.layer, site),
+            )
 
         y_BLD, kv = self.attention(self.norm_1(x_BLD), context)
         x_BLD = context.going_on(x_BLD) + maybe_drop(y_BLD, "attention")
@@ -121,7 +151,9 @@ def run_block(block: type[Block], config, params, x_BLD: jax.Array, context: Con
     def run(params, x_BLD, context):
         return block(config, 0, parent=None).apply({"params": params}, x_BLD, context)
 
-    return (jax.checkpoint(run) if config.remat else made_again(run, KEPT))(params, x_BLD, context)
+    return (jax.checkpoint(run) if config.remat else made_again(run, KEPT))(
+        params, x_BLD, context
+    )
 
 
 class Backbone(nn.Module):
@@ -137,14 +169,22 @@ class Backbone(nn.Module):
     @staticmethod
     def stacked(params: Mapping[str, Any]) -> dict[str, Any]:
         """Stack parameters as a loop over layers reads them: those of all blocks as one, `LAYERS`, the layers first."""
-        blocks = {int(match[1]): name for name in params if (match := re.fullmatch(r"\w+_(\d+)", name))}
+        blocks = {
+            int(match[1]): name
+            for name in params
+            if (match := re.fullmatch(r"\w+_(\d+)", name))
+        }
         if not blocks:
             return dict(params)
         layers = [params[blocks[layer]] for layer in range(len(blocks))]
-        rest = {name: tree for name, tree in params.items() if name not in blocks.values()}
+        rest = {
+            name: tree for name, tree in params.items() if name not in blocks.values()
+        }
         return rest | {LAYERS: jax.tree.map(lambda *x: jnp.stack(x), *layers)}
 
-    def enter(self, inputs_BLD, positions_BL) -> tuple[jax.Array, tuple[jax.Array, jax.Array] | None]:
+    def enter(
+        self, inputs_BLD, positions_BL
+    ) -> tuple[jax.Array, tuple[jax.Array, jax.Array] | None]:
         """Return the first block's input before dropout, and `Context.rotation`; no `positions_BL` is negative here."""
         raise NotImplementedError
 
@@ -156,16 +196,23 @@ class Backbone(nn.Module):
         """Return float32 logits [B, L, V]."""
         return head_logits(hidden_BLD, self.head)
 
-    def log_probs(self, hidden, tokens, mask=None, likeliest: bool = False) -> tuple[jax.Array, jax.Array | None]:
+    def log_probs(
+        self, hidden, tokens, mask=None, likeliest: bool = False
+    ) -> tuple[jax.Array, jax.Array | None]:
         """Return `token_log_probs` with this head."""
         return token_log_probs(hidden, self.head, tokens, mask, likeliest)
 
     def empty_cache(self, rows: int, slots: int) -> KVCache:
         """Return a `KVCache` of zeros of this model's shapes, with no valid slot."""
         c = self.config
-        shape, valid = (rows, c.n_kv_head, slots, c.head_dim), jnp.zeros((rows, slots), bool)
+        shape = (rows, c.n_kv_head, slots, c.head_dim)
+        valid = jnp.zeros((rows, slots), bool)
         if c.scan_layers:
-            return KVCache(jnp.zeros((c.n_layer, *shape), c.dtype), jnp.zeros((c.n_layer, *shape), c.dtype), valid)
+            return KVCache(
+                jnp.zeros((c.n_layer, *shape), c.dtype),
+                jnp.zeros((c.n_layer, *shape), c.dtype),
+                valid,
+            )
         zeros = tuple(jnp.zeros(shape, c.dtype) for _ in range(c.n_layer))
         return KVCache(zeros, zeros, valid)
 
@@ -209,26 +256,44 @@ class Backbone(nn.Module):
             states of all n_layer + 1 levels at `at_B`, [B, D] each: the input of the first block, then the outputs of
             the blocks, the last one's after the final norm; none without `at_B`.
         """
-        assert packing is None or (last and cache is None and prefix is None and owner_BL is None)
+        assert packing is None or (
+            last and cache is None and prefix is None and owner_BL is None
+        )
         assert sees_BLL is None or (packing is None and cache is None)
-        looped, before = self.config.scan_layers and not self.is_initializing(), () if prefix is None else (prefix,)
-        x_BLD, rotation = self.enter(inputs_BLD.astype(self.config.dtype), jnp.maximum(positions_BL, 0))
-        valid_BS, seen_BS, written = valid_BL, valid_BL, None
+        looped = self.config.scan_layers and not self.is_initializing()
+        before = () if prefix is None else (prefix,)
+        x_BLD, rotation = self.enter(
+            inputs_BLD.astype(self.config.dtype), jnp.maximum(positions_BL, 0)
+        )
+        valid_BS = valid_BL
+        seen_BS = valid_BL
+        written = None
         if cache is not None:
-            valid_BS = jax.lax.dynamic_update_slice_in_dim(cache.valid, valid_BL, start, axis=1)
+            valid_BS = jax.lax.dynamic_update_slice_in_dim(
+                cache.valid, valid_BL, start, axis=1
+            )
             if looped:
                 known_BS = cache.valid & (jnp.arange(cache.slots) < start)[None]
                 before = (*before, dataclasses.replace(cache, valid=known_BS))
             else:
-                seen_BS, written = valid_BS, cache
-        mask_BLS = own_mask(seen_BS, valid_BL.shape[1], 0 if written is None else start, owner_BL)
+                seen_BS = valid_BS
+                written = cache
+        mask_BLS = own_mask(
+            seen_BS, valid_BL.shape[1], 0 if written is None else start, owner_BL
+        )
         mask_BLS = mask_BLS if sees_BLL is None else mask_BLS & sees_BLL
         context = Context(mask_BLS, before, written, start, dropout, rotation, packing)
-        x_BLD, slots, levels = (self._stacked if looped else self._one_by_one)(x_BLD, context, at_B, last)
+        x_BLD, slots, levels = (self._stacked if looped else self._one_by_one)(
+            x_BLD, context, at_B, last
+        )
         if looped and cache is not None:  # once for all layers, in place
             slots = write((cache.keys, cache.values), slots, start)  # type: ignore[arg-type]
         hidden_BLD = self.final_norm(x_BLD)
-        return hidden_BLD, KVCache(slots[0], slots[1], valid_BS), [*levels, *_level(hidden_BLD, at_B)]
+        return (
+            hidden_BLD,
+            KVCache(slots[0], slots[1], valid_BS),
+            [*levels, *_level(hidden_BLD, at_B)],
+        )
 
     def __call__(self, *args, **kwargs) -> tuple[jax.Array, KVCache]:
         """Return `run` without levels: hidden states, and the own slots' `KVCache`."""
@@ -241,7 +306,8 @@ class Backbone(nn.Module):
 
     def _one_by_one(self, x_BLD, context: Context, at_B, last: int):
         """Return (outputs, keys and values by layer, the blocks' inputs at `at_B`)."""
-        layers, levels = list[tuple[jax.Array, jax.Array]](), list[jax.Array]()
+        layers = list[tuple[jax.Array, jax.Array]]()
+        levels = list[jax.Array]()
         for block in self.blocks:
             levels += _level(x_BLD, at_B)
             if last and block is self.blocks[-1]:
@@ -250,28 +316,54 @@ class Backbone(nn.Module):
                 x_BLD, kv = block(x_BLD, context)
             else:
                 block_context = context.of_layer(block.layer)
-                x_BLD, kv = run_block(self.block_type, self.config, block.variables["params"], x_BLD, block_context)
+                x_BLD, kv = run_block(
+                    self.block_type,
+                    self.config,
+                    block.variables["params"],
+                    x_BLD,
+                    block_context,
+                )
             layers.append(kv)
         return x_BLD, tuple(zip(*layers, strict=True)), levels
 
     def _stacked(self, x_BLD, context: Context, at_B, last: int):
         """Return `_one_by_one` by a loop over one block, compiled once; of the last block all positions are made."""
-        block, params = self.block_type(self.config, 0, parent=None), self.stacked(self.variables["params"])[LAYERS]
+        block = self.block_type(self.config, 0, parent=None)
+        params = self.stacked(self.variables["params"])[LAYERS]
 
         def body(x_BLD, layer):
             number, params, slots = layer
-            before = [KVCache((k,), (v,), cache.valid) for (k, v), cache in zip(slots, context.before, strict=True)]
-            layer_context = dataclasses.replace(context, before=tuple(before), first_site=number * SITE_NUMBERS)
+            before = [
+                KVCache((k,), (v,), cache.valid)
+                for (k, v), cache in zip(slots, context.before, strict=True)
+            ]
+            layer_context = dataclasses.replace(
+                context, before=tuple(before), first_site=number * SITE_NUMBERS
+            )
             y_BLD, kv = block.apply({"params": updated(params)}, x_BLD, layer_context)
             return y_BLD, (kv, _level(x_BLD, at_B))
 
-        keeps = None if self.config.remat else jax.checkpoint_policies.save_only_these_names(KEPT)
+        keeps = (
+            None
+            if self.config.remat
+            else jax.checkpoint_policies.save_only_these_names(KEPT)
+        )
         body = jax.checkpoint(body, prevent_cse=False, policy=keeps)
         slots = [(cache.keys, cache.values) for cache in context.before]
-        x_BLD, (kv, levels) = jax.lax.scan(body, x_BLD, (jnp.arange(self.config.n_layer), params, slots))
-        return dataclasses.replace(context, last=last).going_on(x_BLD), kv, [x for level in levels for x in level]
+        x_BLD, (kv, levels) = jax.lax.scan(
+            body, x_BLD, (jnp.arange(self.config.n_layer), params, slots)
+        )
+        return (
+            dataclasses.replace(context, last=last).going_on(x_BLD),
+            kv,
+            [x for level in levels for x in level],
+        )
 
 
 def _level(x_BLD: jax.Array, at_B: jax.Array | None) -> list[jax.Array]:
     """Return [B, D] of one position of each row, alone in a list; none without positions."""
-    return [] if at_B is None else [jnp.take_along_axis(x_BLD, at_B[:, None, None], axis=1)[:, 0]]
+    return (
+        []
+        if at_B is None
+        else [jnp.take_along_axis(x_BLD, at_B[:, None, None], axis=1)[:, 0]]
+    )

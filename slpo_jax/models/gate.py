@@ -73,7 +73,9 @@ def stopping_gate(width: int, hidden: int = 0, detached: bool = True) -> Gate:
         h_BLD = jax.lax.stop_gradient(h_BLD) if detached else h_BLD
         return module.apply({"params": params}, h_BLD, dropout)
 
-    return Gate(lambda key: module.init(key, jnp.zeros((1, 1, width)))["params"], logits)
+    return Gate(
+        lambda key: module.init(key, jnp.zeros((1, 1, width)))["params"], logits
+    )
 
 
 def first_stop_log_probs(logits_T: jax.Array, forced: bool) -> jax.Array:

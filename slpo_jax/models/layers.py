@@ -42,7 +42,9 @@ def product(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
         spec: every index is in two of the three terms.
         b: in the precision of `a`, or of float32 as parameters are: then its gradient is not rounded.
     """
-    return _low_product(spec, True, a, b) if is_low(a.dtype) else float_product(spec, a, b)
+    return (
+        _low_product(spec, True, a, b) if is_low(a.dtype) else float_product(spec, a, b)
+    )
 
 
 def float_product(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
@@ -66,8 +68,12 @@ def sums(spec: str, a: jax.Array, b: jax.Array, rounded: bool = False) -> jax.Ar
         rounded: what comes out is in the precision of `a`.
     """
     out = xla_cpu.asked_for(a.dtype) if rounded else jnp.float32
-    precision = jax.lax.Precision.DEFAULT if is_low(a.dtype) else None  # of float32 what the run has set: float32's
-    result = jnp.einsum(spec, a, b.astype(a.dtype), precision=precision, preferred_element_type=out)
+    precision = (
+        jax.lax.Precision.DEFAULT if is_low(a.dtype) else None
+    )  # of float32 what the run has set: float32's
+    result = jnp.einsum(
+        spec, a, b.astype(a.dtype), precision=precision, preferred_element_type=out
+    )
     return result.astype(a.dtype) if rounded else result
 
 
@@ -83,7 +89,8 @@ def _low_forward(spec: str, rounded: bool, a: jax.Array, b: jax.Array):
 def _low_backward(spec: str, rounded: bool, operands, g: jax.Array):
     (a, b), (first, second, out) = operands, spec.replace("->", ",").split(",")
     g = g.astype(a.dtype)
-    of_a, of_b = sums(f"{out},{second}->{first}", g, b, True), sums_over_rows(f"{first},{out}->{second}", a, g)
+    of_a = sums(f"{out},{second}->{first}", g, b, True)
+    of_b = sums_over_rows(f"{first},{out}->{second}", a, g)
     return of_a, of_b.astype(b.dtype)
 
 
@@ -100,7 +107,9 @@ def sums_over_rows(spec: str, a: jax.Array, g: jax.Array) -> jax.Array:
 _low_product.defvjp(_low_forward, _low_backward)
 
 
-def _all_but_kernel(*arrays: jax.Array | None, dtype: Any = None, inexact: bool = True) -> list[jax.Array | None]:
+def _all_but_kernel(
+    *arrays: jax.Array | None, dtype: Any = None, inexact: bool = True
+) -> list[jax.Array | None]:
     """Return inputs, kernel and bias as a layer promotes them, but for the kernel: `product` rounds that."""
     inputs, _, bias = nn.dtypes.promote_dtype(*arrays, dtype=dtype, inexact=inexact)
     return [inputs, arrays[1], bias]
@@ -127,7 +136,14 @@ def dense(features: int, dtype, std: float, name: str, use_bias: bool) -> nn.Den
     options: dict[str, Any] = {"dot_general": _kept_dot_general}
     if is_low(dtype):
         options = {"dot_general": _rows_by_kernel, "promote_dtype": _all_but_kernel}
-    return nn.Dense(features, use_bias, dtype=dtype, kernel_init=nn.initializers.normal(std), name=name, **options)
+    return nn.Dense(
+        features,
+        use_bias,
+        dtype=dtype,
+        kernel_init=nn.initializers.normal(std),
+        name=name,
+        **options,
+    )
 
 
 def updated(params: Any) -> Any:
@@ -180,7 +196,9 @@ def _bits(keys_BL: jax.Array, site: int | jax.Array, width: int) -> jax.Array:
     """
     words = jax.random.key_data(keys_BL)
     units = jnp.arange(width, dtype=jnp.uint32) + jnp.uint32(site * width)
-    x = words[..., :1] + jnp.expand_dims(units * jnp.uint32(0x9E3779B9), range(words.ndim - 1))
+    x = words[..., :1] + jnp.expand_dims(
+        units * jnp.uint32(0x9E3779B9), range(words.ndim - 1)
+    )
     x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
     x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
     x = (x ^ (x >> 16)) + words[..., 1:2]
@@ -202,10 +220,16 @@ def drop(x_BLD: jax.Array, dropout: Dropout | None, site: int | jax.Array) -> ja
     if dropout is None or dropout.rate == 0.0:
         return x_BLD
     width = x_BLD.shape[-1]
-    kept_BLD = _bits(dropout.keys_BL, site, width) >= jnp.uint32(round(dropout.rate * 2**32))
+    kept_BLD = _bits(dropout.keys_BL, site, width) >= jnp.uint32(
+        round(dropout.rate * 2**32)
+    )
     factor_BLD = jnp.where(kept_BLD, 1.0 / (1.0 - dropout.rate), 0.0)
-    factor_BLD = jnp.where(dropout.active_BL[..., None], factor_BLD, 1.0).astype(x_BLD.dtype)
+    factor_BLD = jnp.where(dropout.active_BL[..., None], factor_BLD, 1.0).astype(
+        x_BLD.dtype
+    )
     covered = factor_BLD.shape[1]
     if covered == x_BLD.shape[1]:
         return x_BLD * factor_BLD
-    return jnp.concatenate([x_BLD[:, :covered] * factor_BLD, x_BLD[:, covered:]], axis=1)
+    return jnp.concatenate(
+        [x_BLD[:, :covered] * factor_BLD, x_BLD[:, covered:]], axis=1
+    )

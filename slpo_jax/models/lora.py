@@ -77,15 +77,22 @@ def merge(tree: Tree, adapters: Tree, scale: float, apart: bool = False) -> Tree
     merged = dict(tree)
     for name, part in adapters.items():
         if "A" in part:
-            a, b = scale * part["A"], part["B"]
-            merged[name] = tree[name] | ({"A": a, "B": b} if apart else {"kernel": tree[name]["kernel"] + a @ b})
+            a = scale * part["A"]
+            b = part["B"]
+            merged[name] = tree[name] | (
+                {"A": a, "B": b} if apart else {"kernel": tree[name]["kernel"] + a @ b}
+            )
         else:
             merged[name] = merge(tree[name], part, scale, apart)
     return merged
 
 
 def adapter(
-    key: jax.Array, params: Tree, rank: int, kernels: tuple[str, ...] = (), section: str = "config.imitate.lora"
+    key: jax.Array,
+    params: Tree,
+    rank: int,
+    kernels: tuple[str, ...] = (),
+    section: str = "config.imitate.lora",
 ) -> Tree:
     """Make the part ADAPTER: adapters of the reasoner's blocks, and a copy of all else of it but the backbone.
 
@@ -96,13 +103,20 @@ def adapter(
     Raises:
         UserError: a kernel that the blocks don't have, or a rank that no kernel has itself.
     """
-    every = [([entry.key for entry in path], x) for path, x in jax.tree.leaves_with_path(params[REASONER]["backbone"])]
+    every = [
+        ([entry.key for entry in path], x)
+        for path, x in jax.tree.leaves_with_path(params[REASONER]["backbone"])
+    ]
     most = {path[-2]: min(x.shape) for path, x in every if path[-1] == "kernel"}
     for name in kernels:
         if name not in most:
-            raise UserError(f"{section}.kernels: {name!r} is no kernel of this model; it has {', '.join(sorted(most))}")
+            raise UserError(
+                f"{section}.kernels: {name!r} is no kernel of this model; it has {', '.join(sorted(most))}"
+            )
     if rank > (width := max(most[name] for name in kernels or most)):
-        raise UserError(f"{section}.rank: {rank} is above {width}, the most that a kernel of this model has; lower it")
+        raise UserError(
+            f"{section}.rank: {rank} is above {width}, the most that a kernel of this model has; lower it"
+        )
     rest = {name: part for name, part in params[REASONER].items() if name != "backbone"}
     copies = jax.tree.map(lambda x: jnp.array(x, copy=True), rest)
     return {"lora": init(key, params[REASONER]["backbone"], rank, kernels), **copies}
@@ -117,10 +131,13 @@ def without_adapter(params: Tree, scale: float, apart: bool = False) -> Tree:
             would take as much as the backbone each.
     """
     parts = {name: part for name, part in params.items() if name != ADAPTER}
-    reasoner, adapter = params[REASONER], params[ADAPTER]
+    reasoner = params[REASONER]
+    adapter = params[ADAPTER]
     trained = {name: part for name, part in adapter.items() if name != "lora"}
     looped = Backbone.stacked if apart else dict
-    backbone = merge(looped(reasoner["backbone"]), looped(adapter["lora"]), scale, apart)
+    backbone = merge(
+        looped(reasoner["backbone"]), looped(adapter["lora"]), scale, apart
+    )
     return {**parts, REASONER: {**reasoner, **trained, "backbone": backbone}}
 
 

@@ -43,7 +43,9 @@ class Packing:
 
     def packed(self, x_NX: jax.Array) -> jax.Array:
         """Return [B*G, X, ..] -> [B, S, ..]."""
-        x_BM = x_NX.reshape(self.source_BS.shape[0], self.group * self.slots, *x_NX.shape[2:])
+        x_BM = x_NX.reshape(
+            self.source_BS.shape[0], self.group * self.slots, *x_NX.shape[2:]
+        )
         return _move(x_BM, self.source_BS, self.packed_BM, self.used_BM)
 
     def unpacked(self, x_BS: jax.Array) -> jax.Array:
@@ -63,7 +65,9 @@ def pack(used_NX: jax.Array, group: int, capacity: int) -> Packing:
     used_BM = used_NX.reshape(rows // group, group * slots)
     source_BS = jnp.argsort(~used_BM, axis=1, stable=True)[:, :capacity]
     packed_BM = jnp.clip(jnp.cumsum(used_BM, axis=1) - 1, 0, capacity - 1)
-    return Packing(source_BS, _rows_take(used_BM, source_BS), packed_BM, used_BM, slots, group)
+    return Packing(
+        source_BS, _rows_take(used_BM, source_BS), packed_BM, used_BM, slots, group
+    )
 
 
 def most_used(used_NX: jax.Array, group: int) -> jax.Array:
@@ -72,7 +76,9 @@ def most_used(used_NX: jax.Array, group: int) -> jax.Array:
     return used_NX.reshape(rows // group, group * slots).sum(axis=1).max()
 
 
-def _move(x_BI: jax.Array, from_BO: jax.Array, back_BI: jax.Array, used_BI: jax.Array) -> jax.Array:
+def _move(
+    x_BI: jax.Array, from_BO: jax.Array, back_BI: jax.Array, used_BI: jax.Array
+) -> jax.Array:
     """Move [B, I, ..] -> [B, O, ..]; `back_BI` is where what is used of x went; the rest has no gradient."""
     if not jnp.issubdtype(x_BI.dtype, jnp.floating):
         return _rows_take(x_BI, from_BO)

@@ -11,7 +11,11 @@ import jax
 
 Params = dict[str, Any]
 
-REASONER, GATE, LATENT_POLICY, ADAPTER, DECODER = "reasoner", "gate", "latent_policy", "adapter", "decoder"
+REASONER = "reasoner"
+GATE = "gate"
+LATENT_POLICY = "latent_policy"
+ADAPTER = "adapter"
+DECODER = "decoder"
 OF_A_REASONER = (REASONER, GATE, LATENT_POLICY, DECODER)
 """Parts that a reasoner's checkpoint may have; that of a reward model (`latent_rm`) has others."""
 CARRIED = (DECODER,)
@@ -44,7 +48,9 @@ def drawn(parts: Iterable[Part]) -> Params:
 def lacking(params: Mapping[str, Any], rest: Params) -> Params:
     """Return what of `rest` is not found: whole parts, and modules of a part that is there (a reasoner's projector)."""
     return {
-        name: {key: tree for key, tree in part.items() if key not in params.get(name, {})}
+        name: {
+            key: tree for key, tree in part.items() if key not in params.get(name, {})
+        }
         for name, part in rest.items()
         if name not in params or part.keys() - params[name].keys()
     }
@@ -57,7 +63,10 @@ def carried(params: Mapping[str, Any]) -> Params:
 
 def merged(params: Mapping[str, Any], rest: Params) -> Params:
     """Merge what is found, and `rest` where nothing is, part by part and module by module."""
-    return {name: {**rest.get(name, {}), **params.get(name, {})} for name in {**rest, **params}}
+    return {
+        name: {**rest.get(name, {}), **params.get(name, {})}
+        for name in {**rest, **params}
+    }
 
 
 def reads(name: str, function: Callable) -> Callable:

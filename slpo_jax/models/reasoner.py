@@ -25,7 +25,10 @@ from slpo_jax.settings import Checked, setting
 Params = Any
 BACKBONE = "backbone"
 BackboneConfig = GPT2Config | LlamaConfig
-BACKBONES: dict[str, type[BackboneConfig]] = {GPT2Config.model_type: GPT2Config, **LLAMAS}
+BACKBONES: dict[str, type[BackboneConfig]] = {
+    GPT2Config.model_type: GPT2Config,
+    **LLAMAS,
+}
 
 
 class LatentLaw(NamedTuple):
@@ -54,7 +57,9 @@ class LatentReasoner(nn.Module):
 
     def initialise(self, tokens_BL):
         """Touch every parameter once."""
-        hidden_BLD, _ = self.backbone(self.backbone.embed(tokens_BL), tokens_BL, tokens_BL >= 0)
+        hidden_BLD, _ = self.backbone(
+            self.backbone.embed(tokens_BL), tokens_BL, tokens_BL >= 0
+        )
         return self.transition(hidden_BLD), self.backbone.logits(hidden_BLD)
 
 
@@ -72,10 +77,14 @@ class StepProjector(nn.Module):
     @nn.compact
     def __call__(self, code_ND):
         draw = nn.initializers.xavier_uniform()
-        groups = math.gcd(32, max(1, self.width // 8))  # of 1280 channels 32; one alone would be 0
+        groups = math.gcd(
+            32, max(1, self.width // 8)
+        )  # of 1280 channels 32; one alone would be 0
         x_ND = nn.Dense(self.width, kernel_init=draw)(code_ND.astype(jnp.float32))
         x_ND = nn.gelu(nn.GroupNorm(groups, epsilon=1e-5)(x_ND), approximate=False)
-        return nn.GroupNorm(1, epsilon=1e-5)(nn.Dense(self.width, kernel_init=draw)(x_ND))
+        return nn.GroupNorm(1, epsilon=1e-5)(
+            nn.Dense(self.width, kernel_init=draw)(x_ND)
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,36 +133,52 @@ class Reasoner:
     def in_tree(self, part: str = REASONER) -> "Reasoner":
         """Return the reasoner as functions of the whole parameter tree, but for `init`."""
         names = ("forward", "trace", "embed", "transition", "logits", "log_probs")
-        bound: dict[str, Any] = {name: reads(part, getattr(self, name)) for name in names}
+        bound: dict[str, Any] = {
+            name: reads(part, getattr(self, name)) for name in names
+        }
         bound["law"] = self.law and reads(part, self.law)
-        bound |= {name: writes(part, getattr(self, name)) for name in ("stacked", "cast")}
+        bound |= {
+            name: writes(part, getattr(self, name)) for name in ("stacked", "cast")
+        }
         return dataclasses.replace(self, **bound)
 
 
 def _stacked(config: BackboneConfig, params: Params) -> Params:
-    return params | {BACKBONE: Backbone.stacked(params[BACKBONE])} if config.scan_layers else params
+    return (
+        params | {BACKBONE: Backbone.stacked(params[BACKBONE])}
+        if config.scan_layers
+        else params
+    )
 
 
 def _cast(config: BackboneConfig, params: Params) -> Params:
     """Stack as `Reasoner.stacked`, and cast matrices to the activations' type, as every use takes them: once."""
 
     def cast(tree: Params, axes: int) -> Params:
-        return jax.tree.map(lambda x: x.astype(config.dtype) if x.ndim >= axes else x, tree)
+        return jax.tree.map(
+            lambda x: x.astype(config.dtype) if x.ndim >= axes else x, tree
+        )
 
     layers = params[BACKBONE].get(LAYERS)
     if layers is None:
         return _stacked(config, cast(params, 2))
-    return params | {BACKBONE: cast(params[BACKBONE], 2) | {LAYERS: cast(updated(layers), 3)}}
+    return params | {
+        BACKBONE: cast(params[BACKBONE], 2) | {LAYERS: cast(updated(layers), 3)}
+    }
 
 
 def as_functions(module: LatentReasoner) -> Reasoner:
     """Return the pure functions of a reasoner module."""
 
     def method(name, *first):
-        return lambda params, *args, **kwargs: module.apply({"params": params}, *first, *args, **kwargs, method=name)
+        return lambda params, *args, **kwargs: module.apply(
+            {"params": params}, *first, *args, **kwargs, method=name
+        )
 
     def init(key):
-        return module.init(key, jnp.zeros((1, 1), jnp.int32), method="initialise")["params"]
+        return module.init(key, jnp.zeros((1, 1), jnp.int32), method="initialise")[
+            "params"
+        ]
 
     names = ("trace", "embed", "logits", "log_probs")
     return Reasoner(
@@ -226,6 +251,10 @@ class ModelConfig(Checked):
     tied: bool = True
     projector: int = setting(0, least=0, note="0 is n_embd")
     scale: float | None = setting(None, above=0, note="None: the published one")
-    dtype: Literal["auto", "float32", "bfloat16"] = setting("auto", affects="parameters")
+    dtype: Literal["auto", "float32", "bfloat16"] = setting(
+        "auto", affects="parameters"
+    )
     remat: bool = setting(False, affects="nothing")
-    scan_layers: bool | None = setting(None, note="None: on accelerators", affects="nothing")
+    scan_layers: bool | None = setting(
+        None, note="None: on accelerators", affects="nothing"
+    )

@@ -60,7 +60,9 @@ def cpu_after(begins: jax.Array, tree: Any) -> Any:
     def bits_after(x: jax.Array) -> jax.Array:
         unsigned = jnp.dtype(f"uint{8 * x.dtype.itemsize}")
         bits = jax.lax.bitcast_convert_type(x, unsigned)
-        return jax.lax.bitcast_convert_type(bits | (begins != begins).astype(unsigned), x.dtype)
+        return jax.lax.bitcast_convert_type(
+            bits | (begins != begins).astype(unsigned), x.dtype
+        )
 
     return jax.tree.map(bits_after, tree)
 
@@ -87,7 +89,13 @@ def made_again(block: Callable[..., Any], kept: str) -> Callable[..., Any]:
 
     On a CPU it is the block, as XLA:CPU drops the barriers of `jax.checkpoint`.
     """
-    return block if on_cpu() else jax.checkpoint(block, policy=jax.checkpoint_policies.save_only_these_names(kept))
+    return (
+        block
+        if on_cpu()
+        else jax.checkpoint(
+            block, policy=jax.checkpoint_policies.save_only_these_names(kept)
+        )
+    )
 
 
 def _remade(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -127,12 +135,16 @@ def cpu_transposed(x: jax.Array) -> jax.Array:
     *leading, rows, columns = x.shape
     blocks = -(-columns // _BLOCK)
     x = jnp.pad(x, (*((0, 0) for _ in leading), (0, 0), (0, blocks * _BLOCK - columns)))
-    x = jax.lax.optimization_barrier(x.reshape(*leading, rows, blocks, _BLOCK).swapaxes(-3, -2))
+    x = jax.lax.optimization_barrier(
+        x.reshape(*leading, rows, blocks, _BLOCK).swapaxes(-3, -2)
+    )
     x = jax.lax.optimization_barrier(x.swapaxes(-2, -1))
     return x.reshape(*leading, blocks * _BLOCK, rows)[..., :columns, :]
 
 
-def remade_after(made: Any, condition: jax.Array, remake: Callable[[Any], Any], old: Any, new: Any) -> Any:
+def remade_after(
+    made: Any, condition: jax.Array, remake: Callable[[Any], Any], old: Any, new: Any
+) -> Any:
     """Return `new`, which is remake(old), where `old` is read by what makes `made` too.
 
     Args:
@@ -152,7 +164,17 @@ def cpu_once_made(made: Any, condition: jax.Array, old: Any) -> Any:
     """
 
     def first(tree):
-        return sum(x[(slice(1),) * x.ndim].sum(dtype=jnp.float32) for x in jax.tree.leaves(tree))
+        return sum(
+            x[(slice(1),) * x.ndim].sum(dtype=jnp.float32)
+            for x in jax.tree.leaves(tree)
+        )
 
-    is_known = condition & ~jnp.isnan(jax.lax.cond(condition, first, lambda tree: jnp.float32(0), made))
-    return jax.tree.map(lambda x: x * is_known.astype(x.dtype) if jnp.isdtype(x.dtype, "real floating") else x, old)
+    is_known = condition & ~jnp.isnan(
+        jax.lax.cond(condition, first, lambda tree: jnp.float32(0), made)
+    )
+    return jax.tree.map(
+        lambda x: (
+            x * is_known.astype(x.dtype) if jnp.isdtype(x.dtype, "real floating") else x
+        ),
+        old,
+    )

@@ -36,7 +36,9 @@ def grpo(rewards_G: jax.Array) -> jax.Array:
         [G], without gradient.
     """
     chex.assert_rank(rewards_G, 1)
-    return jax.lax.stop_gradient((rewards_G - rewards_G.mean()) / (jnp.std(rewards_G, ddof=1) + 1e-4))
+    return jax.lax.stop_gradient(
+        (rewards_G - rewards_G.mean()) / (jnp.std(rewards_G, ddof=1) + 1e-4)
+    )
 
 
 def best_positive(advantages_G: jax.Array, likelihoods_G: jax.Array) -> jax.Array:
@@ -70,7 +72,9 @@ def pkpo(rewards_G: jax.Array, k: int) -> jax.Array:
     """
     chex.assert_rank(rewards_G, 1)
     group = rewards_G.shape[0]
-    best_G = np.array([math.comb(j, k - 2) / math.comb(group, k) for j in range(group)], np.float32)  # of k - 1 others
+    best_G = np.array(
+        [math.comb(j, k - 2) / math.comb(group, k) for j in range(group)], np.float32
+    )  # of k - 1 others
     added_GG = jnp.maximum(rewards_G[:, None] - jnp.sort(rewards_G)[None], 0.0)
     return jax.lax.stop_gradient(jnp.sum(added_GG * best_G[None], axis=1))
 

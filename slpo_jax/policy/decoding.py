@@ -41,7 +41,16 @@ def cache_sizes(answer_slots: int) -> list[int]:
 
 
 def decode_answers(
-    policy: Policy, params, prefix, cache: KVCache, first_slot, before_N, keys_N, *, real_N=None, hidden_ND=None
+    policy: Policy,
+    params,
+    prefix,
+    cache: KVCache,
+    first_slot,
+    before_N,
+    keys_N,
+    *,
+    real_N=None,
+    hidden_ND=None,
 ) -> jax.Array:
     """Generate answers after the end marker, or after the thought where there is none.
 
@@ -55,16 +64,22 @@ def decode_answers(
     Returns:
         int32 [N, A]: tokens up to and including the one that ended the answer, then pad.
     """
-    reasoner, config = policy.reasoner, policy.config
-    rows, marker = before_N.shape[0], config.closing_ids
+    reasoner = policy.reasoner
+    config = policy.config
+    rows = before_N.shape[0]
+    marker = config.closing_ids
     behind = 1 - len(marker)  # of a slot, the answer's token that comes out of it
 
     def say(state: _Answers, hidden_ND, slot) -> _Answers:
         token_N = _next_token(policy, params, hidden_ND, noise.token_keys(keys_N, slot))
         token_N = jnp.where(state.ended_N, config.pad_id, token_N)
-        tokens_NA = jax.lax.dynamic_update_slice_in_dim(state.tokens_NA, token_N[:, None], slot, axis=1)
+        tokens_NA = jax.lax.dynamic_update_slice_in_dim(
+            state.tokens_NA, token_N[:, None], slot, axis=1
+        )
         ended_N = state.ended_N | is_end(token_N, config.eos_ids)
-        return dataclasses.replace(state, token_N=token_N, ended_N=ended_N, tokens_NA=tokens_NA)
+        return dataclasses.replace(
+            state, token_N=token_N, ended_N=ended_N, tokens_NA=tokens_NA
+        )
 
     def feed(state: _Answers):
         slot = state.slot
@@ -76,11 +91,14 @@ def decode_answers(
             prefix=prefix,
             cache=state.cache,
             start=first_slot + slot,
-            dropout=noise.answer_dropout(keys_N, slot[None], config.dropout_rate, config.dropout_where),
+            dropout=noise.answer_dropout(
+                keys_N, slot[None], config.dropout_rate, config.dropout_where
+            ),
         )
 
     def body(state: _Answers) -> _Answers:
-        (hidden_N1D, cache), slot = feed(state), state.slot
+        (hidden_N1D, cache) = feed(state)
+        slot = state.slot
         state = say(state, hidden_N1D[:, 0], slot + behind)
         return dataclasses.replace(state, slot=slot + 1, cache=cache)
 
@@ -94,19 +112,38 @@ def decode_answers(
     if not marker:
         state = say(state, hidden_ND, jnp.int32(0))
     for slot, token in enumerate(marker[:-1]):
-        fed = dataclasses.replace(state, slot=jnp.int32(slot), token_N=jnp.full(rows, token, jnp.int32))
+        fed = dataclasses.replace(
+            state, slot=jnp.int32(slot), token_N=jnp.full(rows, token, jnp.int32)
+        )
         state = dataclasses.replace(state, cache=feed(fed)[1])
-    return _fill(body, state, first_slot, config.answer_slots - behind, cache_sizes(config.suffix_slots))
+    return _fill(
+        body,
+        state,
+        first_slot,
+        config.answer_slots - behind,
+        cache_sizes(config.suffix_slots),
+    )
 
 
-def _next_token(policy: Policy, params, hidden_ND: jax.Array, keys_N: jax.Array) -> jax.Array:
-    config, logits_NV = policy.config, policy.reasoner.logits(params, hidden_ND[:, None])[:, 0]
+def _next_token(
+    policy: Policy, params, hidden_ND: jax.Array, keys_N: jax.Array
+) -> jax.Array:
+    config = policy.config
+    logits_NV = policy.reasoner.logits(params, hidden_ND[:, None])[:, 0]
     if config.banned_ids:
         logits_NV = logits_NV.at[:, jnp.array(config.banned_ids)].set(-jnp.inf)
-    return draw_tokens(keys_N, logits_NV, config.temperature, config.top_k, config.top_p)
+    return draw_tokens(
+        keys_N, logits_NV, config.temperature, config.top_k, config.top_p
+    )
 
 
-def _fill(body: Callable[[_Answers], _Answers], state: _Answers, first_slot, most: int, sizes: list[int]) -> jax.Array:
+def _fill(
+    body: Callable[[_Answers], _Answers],
+    state: _Answers,
+    first_slot,
+    most: int,
+    sizes: list[int],
+) -> jax.Array:
     """Run body(state) with the cache's first size, then with the others while there is more to say; the tokens.
 
     Args:
@@ -123,6 +160,10 @@ def _fill(body: Callable[[_Answers], _Answers], state: _Answers, first_slot, mos
 
     def go_on(state):
         grown = grow(state.cache, first_slot + larger[0])
-        return _fill(body, dataclasses.replace(state, cache=grown), first_slot, most, larger)
+        return _fill(
+            body, dataclasses.replace(state, cache=grown), first_slot, most, larger
+        )
 
-    return jax.lax.cond(within(most)(state), go_on, lambda state: state.tokens_NA, state)
+    return jax.lax.cond(
+        within(most)(state), go_on, lambda state: state.tokens_NA, state
+    )

@@ -11,7 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from slpo_jax.models.parts import DECODER
-from slpo_jax.models.reasoner import BackboneConfig, LatentReasoner, Reasoner, as_functions, backbone, vocabulary_rows
+from slpo_jax.models.reasoner import (
+    BackboneConfig,
+    LatentReasoner,
+    Reasoner,
+    as_functions,
+    backbone,
+    vocabulary_rows,
+)
 from slpo_jax.policy.decoding import cache_sizes, decode_answers
 from slpo_jax.policy.policy import Policy, Prompts
 
@@ -32,7 +39,9 @@ def decoder_of(config: BackboneConfig, params: Any) -> Reasoner:
         params: all parts.
     """
     rows = vocabulary_rows(params[DECODER]["backbone"])
-    return as_functions(LatentReasoner(backbone(dataclasses.replace(config, vocab_size=rows)))).in_tree(DECODER)
+    return as_functions(
+        LatentReasoner(backbone(dataclasses.replace(config, vocab_size=rows)))
+    ).in_tree(DECODER)
 
 
 def reads_of(params: Any) -> Reads | None:
@@ -43,7 +52,9 @@ def reads_of(params: Any) -> Reads | None:
     return latents, first
 
 
-def explain(policy: Policy, params: Any, latents_NTD: jax.Array, reads: Reads) -> jax.Array:
+def explain(
+    policy: Policy, params: Any, latents_NTD: jax.Array, reads: Reads
+) -> jax.Array:
     """Decode each thought, the likeliest token at every place, in the reasoner's embeddings.
 
     Args:
@@ -54,19 +65,35 @@ def explain(policy: Policy, params: Any, latents_NTD: jax.Array, reads: Reads) -
         int32 [N, S, L], of S = T // `latents` thoughts, texts up to and including eos, then pad; those of a thought
         after the last latent mean nothing.
     """
-    (count, first), (rows, steps, width) = reads, latents_NTD.shape
-    thoughts, decoder = steps // count, decoder_of(policy.reasoner.config, params)
+    (count, first) = reads
+    (rows, steps, width) = latents_NTD.shape
+    thoughts = steps // count
+    decoder = decoder_of(policy.reasoner.config, params)
     slots = min(MOST, decoder.config.n_positions - first - count)
     z_RCD = latents_NTD[:, : thoughts * count].reshape(rows * thoughts, count, width)
     places_RC = jnp.broadcast_to(first + jnp.arange(count), z_RCD.shape[:2])
     cache = decoder.empty_cache(rows * thoughts, count + cache_sizes(slots)[0])
-    hidden_RCD, cache = decoder.forward(params, z_RCD, places_RC, jnp.ones(places_RC.shape, bool), cache=cache)
+    hidden_RCD, cache = decoder.forward(
+        params, z_RCD, places_RC, jnp.ones(places_RC.shape, bool), cache=cache
+    )
     speaker = dataclasses.replace(
-        policy.without_noise().having(closing_ids=(), banned_ids=(), answer_slots=slots),
+        policy.without_noise().having(
+            closing_ids=(), banned_ids=(), answer_slots=slots
+        ),
         reasoner=dataclasses.replace(decoder, embed=policy.reasoner.embed),
     )
-    before_R, unused_R = places_RC[:, -1] + 1, jnp.broadcast_to(jax.random.key(0), rows * thoughts)
-    tokens_RL = decode_answers(speaker, params, None, cache, count, before_R, unused_R, hidden_ND=hidden_RCD[:, -1])
+    before_R = places_RC[:, -1] + 1
+    unused_R = jnp.broadcast_to(jax.random.key(0), rows * thoughts)
+    tokens_RL = decode_answers(
+        speaker,
+        params,
+        None,
+        cache,
+        count,
+        before_R,
+        unused_R,
+        hidden_ND=hidden_RCD[:, -1],
+    )
     return tokens_RL.reshape(rows, thoughts, slots)
 
 
@@ -88,11 +115,22 @@ def probe(
         rho_t [N, T], and the probabilities and ids [N, T, K] of the most probable tokens; from tau on they mean
         nothing.
     """
-    reasoner, latents_NTD = policy.reasoner, policy.latent_policy.feed(params, actions)
+    reasoner = policy.reasoner
+    latents_NTD = policy.latent_policy.feed(params, actions)
     steps = latents_NTD.shape[1]
-    inputs_NLD = jnp.concatenate([reasoner.embed(params, prompts.tokens), latents_NTD], axis=1)
-    valid_NL = jnp.concatenate([prompts.valid, jnp.arange(steps)[None] < lengths_N[:, None]], axis=1)
-    hidden_NLD, _ = reasoner.forward(params, inputs_NLD, jnp.cumsum(valid_NL, axis=1) - 1, valid_NL)
+    inputs_NLD = jnp.concatenate(
+        [reasoner.embed(params, prompts.tokens), latents_NTD], axis=1
+    )
+    valid_NL = jnp.concatenate(
+        [prompts.valid, jnp.arange(steps)[None] < lengths_N[:, None]], axis=1
+    )
+    hidden_NLD, _ = reasoner.forward(
+        params, inputs_NLD, jnp.cumsum(valid_NL, axis=1) - 1, valid_NL
+    )
     logits_NTV = reasoner.logits(params, hidden_NLD[:, -steps - 1 : -1])
     probability_NTK, token_NTK = jax.lax.top_k(jax.nn.softmax(logits_NTV), NEAREST)
-    return jax.nn.sigmoid(policy.latent_policy.stop_logits(params, actions)), probability_NTK, token_NTK
+    return (
+        jax.nn.sigmoid(policy.latent_policy.stop_logits(params, actions)),
+        probability_NTK,
+        token_NTK,
+    )

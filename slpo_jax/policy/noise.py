@@ -59,7 +59,9 @@ class Stream(enum.IntEnum):
     REASONER = 1 << 30
 
 
-_LATENT, _PROMPT, _ANSWER, _STOP, _TOKEN, _GATE, _DRAW = (kind << 20 for kind in range(7))
+_LATENT, _PROMPT, _ANSWER, _STOP, _TOKEN, _GATE, _DRAW = (
+    kind << 20 for kind in range(7)
+)
 
 
 def stream_key(key: jax.Array, stream: str, step: jax.Array | int) -> jax.Array:
@@ -81,15 +83,23 @@ def row_keys(key: jax.Array, *indices: jax.Array) -> jax.Array:
 
 def rollout_keys(key: jax.Array, index_B: jax.Array, group: int) -> jax.Array:
     """Return keys [B*G] of G rollouts of each example, an example's in a row."""
-    return row_keys(key, jnp.repeat(index_B, group), jnp.tile(jnp.arange(group), index_B.shape[0]))
+    return row_keys(
+        key, jnp.repeat(index_B, group), jnp.tile(jnp.arange(group), index_B.shape[0])
+    )
 
 
 def _position_keys(keys_N: jax.Array, positions_L: jax.Array) -> jax.Array:
-    return jax.vmap(lambda key: jax.vmap(lambda p: jax.random.fold_in(key, p))(positions_L))(keys_N)
+    return jax.vmap(
+        lambda key: jax.vmap(lambda p: jax.random.fold_in(key, p))(positions_L)
+    )(keys_N)
 
 
 def _everywhere(keys_N: jax.Array, positions_L: jax.Array, rate: float) -> Dropout:
-    return Dropout(_position_keys(keys_N, positions_L), jnp.ones((keys_N.shape[0], positions_L.shape[0]), bool), rate)
+    return Dropout(
+        _position_keys(keys_N, positions_L),
+        jnp.ones((keys_N.shape[0], positions_L.shape[0]), bool),
+        rate,
+    )
 
 
 def reaches_prompts(rate: float, where: DropoutWhere) -> bool:
@@ -97,15 +107,21 @@ def reaches_prompts(rate: float, where: DropoutWhere) -> bool:
     return rate > 0.0 and where in ("thought", "all")
 
 
-def prompt_dropout(keys_N: jax.Array, valid_NP: jax.Array, rate: float, where: DropoutWhere) -> Dropout | None:
+def prompt_dropout(
+    keys_N: jax.Array, valid_NP: jax.Array, rate: float, where: DropoutWhere
+) -> Dropout | None:
     """Return the noise of a left-padded prompt; its positions are counted back from the last."""
     if not reaches_prompts(rate, where):
         return None
     slots = valid_NP.shape[1]
-    return Dropout(_position_keys(keys_N, _PROMPT + jnp.arange(slots)[::-1]), valid_NP, rate)
+    return Dropout(
+        _position_keys(keys_N, _PROMPT + jnp.arange(slots)[::-1]), valid_NP, rate
+    )
 
 
-def latent_dropout(keys_N, steps_T, last_NT, rate: float, where: DropoutWhere) -> Dropout | None:
+def latent_dropout(
+    keys_N, steps_T, last_NT, rate: float, where: DropoutWhere
+) -> Dropout | None:
     """Return the noise of the forwards of latents h_t, t in steps_T (counted from 1).
 
     This is the law of what thought has noise on, for rollouts, scoring and the cold start's candidates alike: the last
@@ -116,8 +132,12 @@ def latent_dropout(keys_N, steps_T, last_NT, rate: float, where: DropoutWhere) -
     """
     if rate == 0.0:
         return None
-    places_T = jnp.ones_like(steps_T) if where == "rollout" else steps_T  # the first step's mask is every step's
-    return Dropout(_position_keys(keys_N, _LATENT + places_T), ~last_NT | (where == "all"), rate)
+    places_T = (
+        jnp.ones_like(steps_T) if where == "rollout" else steps_T
+    )  # the first step's mask is every step's
+    return Dropout(
+        _position_keys(keys_N, _LATENT + places_T), ~last_NT | (where == "all"), rate
+    )
 
 
 def draw_keys(keys_N: jax.Array, steps_T: jax.Array) -> jax.Array:
@@ -132,19 +152,27 @@ def gate_dropout(keys_N, steps_T, rate: float) -> Dropout | None:
 
 def answer_dropout(keys_N, slots_A, rate: float, where: DropoutWhere) -> Dropout | None:
     """Return the noise of answer slots (the end marker is slot 0): none unless `where` is "all"."""
-    return _everywhere(keys_N, _ANSWER + slots_A, rate) if rate and where == "all" else None
+    return (
+        _everywhere(keys_N, _ANSWER + slots_A, rate)
+        if rate and where == "all"
+        else None
+    )
 
 
 def followed_by(first: Dropout | None, second: Dropout | None) -> Dropout | None:
     """Return the noise of a pass over two stretches of positions; only the last stretch may be without noise."""
     if first is None or second is None:
         return first
-    return jax.tree.map(lambda a_BL, b_BL: jnp.concatenate([a_BL, b_BL], axis=1), first, second)
+    return jax.tree.map(
+        lambda a_BL, b_BL: jnp.concatenate([a_BL, b_BL], axis=1), first, second
+    )
 
 
 def stop_uniforms(keys_N: jax.Array, step: jax.Array) -> jax.Array:
     """Return one uniform number in [0, 1) a row for the stop decision at latent step `step`."""
-    return jax.vmap(lambda key: jax.random.uniform(jax.random.fold_in(key, _STOP + step)))(keys_N)
+    return jax.vmap(
+        lambda key: jax.random.uniform(jax.random.fold_in(key, _STOP + step))
+    )(keys_N)
 
 
 def token_keys(keys_N: jax.Array, slot: jax.Array) -> jax.Array:
@@ -168,7 +196,8 @@ def pass_keys(key: jax.Array, index_B: jax.Array, group: int, passes: int) -> Pa
         index_B: int, see `PromptedBatch.draws`: keys depend on it, not on places in the batch.
         group, passes: G and K.
     """
-    index_N, rollout_N = jnp.repeat(index_B, group), jnp.tile(jnp.arange(group), index_B.shape[0])
+    index_N = jnp.repeat(index_B, group)
+    rollout_N = jnp.tile(jnp.arange(group), index_B.shape[0])
 
     def one(pass_key):
         # The trajectories count from 1, so that no trajectory's key is its prompt's.
@@ -182,7 +211,9 @@ BLOCK = 256  # tokens that are drawn from together: about the root of real vocab
 LARGE = 4 * BLOCK  # tokens of a vocabulary that is drawn from in blocks
 
 
-def most_likely(logits_NV: jax.Array, top_k: int, top_p: float, least: int = 1) -> tuple[jax.Array, jax.Array | None]:
+def most_likely(
+    logits_NV: jax.Array, top_k: int, top_p: float, least: int = 1
+) -> tuple[jax.Array, jax.Array | None]:
     """Truncate a law (top-p: Holtzman et al., 2020).
 
     Args:
@@ -196,11 +227,15 @@ def most_likely(logits_NV: jax.Array, top_k: int, top_p: float, least: int = 1) 
     """
     vocabulary = logits_NV.shape[-1]
     if top_k in range(1, vocabulary) or top_p < 1.0:
-        logits_NM, ids_NM = jax.lax.top_k(logits_NV, min(top_k or vocabulary, vocabulary))
+        logits_NM, ids_NM = jax.lax.top_k(
+            logits_NV, min(top_k or vocabulary, vocabulary)
+        )
         if top_p < 1.0:
             probabilities_NM = jax.nn.softmax(logits_NM, axis=-1)
             before_NM = jnp.cumsum(probabilities_NM, axis=-1) - probabilities_NM
-            first_NM = jnp.broadcast_to(jnp.arange(logits_NM.shape[-1]) < least, logits_NM.shape)
+            first_NM = jnp.broadcast_to(
+                jnp.arange(logits_NM.shape[-1]) < least, logits_NM.shape
+            )
             logits_NM = jnp.where((before_NM < top_p) | first_NM, logits_NM, -jnp.inf)
         return logits_NM, ids_NM
     return logits_NV, None
@@ -211,7 +246,9 @@ def draw_from_blocks(key: jax.Array, logits_V: jax.Array) -> jax.Array:
 
     The law is the same, with as many random numbers as there are blocks and tokens in a block, not one for each token.
     """
-    logits_KB = jnp.pad(logits_V, (0, -logits_V.size % BLOCK), constant_values=-jnp.inf).reshape(-1, BLOCK)
+    logits_KB = jnp.pad(
+        logits_V, (0, -logits_V.size % BLOCK), constant_values=-jnp.inf
+    ).reshape(-1, BLOCK)
     block_key, token_key = jax.random.split(key)
     block = jax.random.categorical(block_key, jax.nn.logsumexp(logits_KB, axis=1))
     return block * BLOCK + jax.random.categorical(token_key, logits_KB[block])

@@ -94,7 +94,9 @@ class Policy:
 
     def having(self, **changes) -> "Policy":
         """Return the policy with changes of its `RolloutConfig`."""
-        return dataclasses.replace(self, config=dataclasses.replace(self.config, **changes))
+        return dataclasses.replace(
+            self, config=dataclasses.replace(self.config, **changes)
+        )
 
     def without_noise(self) -> "Policy":
         """Return the deterministic policy: no dropout, no noise of the latent policy's, and greedy answers."""
@@ -144,16 +146,22 @@ def repeat_rows(tree, copies: int):
     return jax.tree.map(lambda x: jnp.repeat(x, copies, axis=0), tree)
 
 
-def encode_prompts(reasoner: Reasoner, params, prompts: Prompts, dropout) -> tuple[jax.Array, KVCache]:
+def encode_prompts(
+    reasoner: Reasoner, params, prompts: Prompts, dropout
+) -> tuple[jax.Array, KVCache]:
     """Prefill: return the hidden states [N, D] of the last prompt positions and the prompts' cache.
 
     Args:
         params: all parts.
     """
-    tokens, positions, packing = prompts.tokens, jnp.cumsum(prompts.valid, axis=1) - 1, None
+    tokens = prompts.tokens
+    positions = jnp.cumsum(prompts.valid, axis=1) - 1
+    packing = None
     if prompts.packed_slots:
         packing = pack(prompts.valid, prompts.valid.shape[0], prompts.packed_slots)
-        tokens, positions, dropout = jax.tree.map(packing.packed, (tokens, positions, dropout))
+        tokens, positions, dropout = jax.tree.map(
+            packing.packed, (tokens, positions, dropout)
+        )
     hidden_N1D, prefix = reasoner.forward(
         params,
         reasoner.embed(params, tokens),
@@ -166,25 +174,36 @@ def encode_prompts(reasoner: Reasoner, params, prompts: Prompts, dropout) -> tup
     return hidden_N1D[:, 0], prefix
 
 
-def encode_for_rollouts(reasoner, params, prompts: Prompts, keys_N, config: RolloutConfig) -> tuple[jax.Array, KVCache]:
+def encode_for_rollouts(
+    reasoner, params, prompts: Prompts, keys_N, config: RolloutConfig
+) -> tuple[jax.Array, KVCache]:
     """Encode prompts for N/B rollouts each, a prompt's in a row: hidden states of N rows, a prefix of B or N.
 
     Prompts without noise are encoded once for all their rollouts; else each rollout has masks of its own, and vmap lets
     them share what no noise has reached yet: embeddings and the first attention.
     """
-    rows, rollouts = prompts.tokens.shape[0], keys_N.shape[0]
+    rows = prompts.tokens.shape[0]
+    rollouts = keys_N.shape[0]
 
     def encode(keys_B):
-        dropout = noise.prompt_dropout(keys_B, prompts.valid, config.dropout_rate, config.dropout_where)
+        dropout = noise.prompt_dropout(
+            keys_B, prompts.valid, config.dropout_rate, config.dropout_where
+        )
         return encode_prompts(reasoner, params, prompts, dropout)
 
     if not noise.reaches_prompts(config.dropout_rate, config.dropout_where):
         hidden_BD, prefix = encode(keys_N[:rows])
         return repeat_to(hidden_BD, rollouts), prefix
     axes = 0, reasoner.empty_cache(1, 1).rows_axes
-    encoded = jax.vmap(encode, in_axes=1, out_axes=jax.tree.map(lambda axis: axis + 1, axes))(keys_N.reshape(rows, -1))
+    encoded = jax.vmap(
+        encode, in_axes=1, out_axes=jax.tree.map(lambda axis: axis + 1, axes)
+    )(keys_N.reshape(rows, -1))
     axes = jax.tree.broadcast(axes, encoded)
-    return jax.tree.map(lambda x, axis: x.reshape(*x.shape[:axis], rollouts, *x.shape[axis + 2 :]), encoded, axes)
+    return jax.tree.map(
+        lambda x, axis: x.reshape(*x.shape[:axis], rollouts, *x.shape[axis + 2 :]),
+        encoded,
+        axes,
+    )
 
 
 def repeat_to(x_B: jax.Array, rollouts: int) -> jax.Array:

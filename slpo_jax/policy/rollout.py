@@ -58,10 +58,15 @@ class Trajectories:
         """
         if self.said is None:
             return self.tokens
-        written_NS, lengths_N1 = jnp.concatenate([self.said, self.tokens], axis=1), self.lengths[:, None]
+        written_NS = jnp.concatenate([self.said, self.tokens], axis=1)
+        lengths_N1 = self.lengths[:, None]
         slots_S = jnp.arange(written_NS.shape[1])[None]
-        source_NS = jnp.where(slots_S < lengths_N1, slots_S, slots_S - lengths_N1 + self.said.shape[1])
-        return jnp.take_along_axis(written_NS, source_NS, axis=1, mode="fill", fill_value=NO_TOKEN)
+        source_NS = jnp.where(
+            slots_S < lengths_N1, slots_S, slots_S - lengths_N1 + self.said.shape[1]
+        )
+        return jnp.take_along_axis(
+            written_NS, source_NS, axis=1, mode="fill", fill_value=NO_TOKEN
+        )
 
 
 @struct.dataclass
@@ -101,7 +106,11 @@ class _Thought:
 
 def _draw(policy: Policy, params, hidden_ND, keys_N, step) -> Action:
     """Draw the action of one step, leaves [N, ..]."""
-    keys_N1 = noise.draw_keys(keys_N, step[None]) if policy.config.latent_policy_noise else None
+    keys_N1 = (
+        noise.draw_keys(keys_N, step[None])
+        if policy.config.latent_policy_noise
+        else None
+    )
     action_N1 = policy.latent_policy.draw(params, hidden_ND[:, None], keys_N1)
     return jax.tree.map(lambda x: x[:, 0], action_N1)
 
@@ -112,7 +121,9 @@ def _given(given: Trajectories | None, step, draw_N: Action) -> Action:
         return draw_N
 
     def choose(action_NT, draw_N):
-        action_N = jax.lax.dynamic_index_in_dim(action_NT, step - 1, axis=1, keepdims=False)
+        action_N = jax.lax.dynamic_index_in_dim(
+            action_NT, step - 1, axis=1, keepdims=False
+        )
         is_given = (step <= given.lengths).reshape(-1, *(1,) * (draw_N.ndim - 1))
         return jnp.where(is_given, action_N, draw_N).astype(draw_N.dtype)
 
@@ -121,7 +132,8 @@ def _given(given: Trajectories | None, step, draw_N: Action) -> Action:
 
 def ends_with(policy: Policy, params, action_N1: Action, t, keys_N, rule) -> jax.Array:
     """Tell, bool [N], whether step t's action, leaves [N, 1, ..], ends a thought; arguments as in `sample`."""
-    latent_policy, config = policy.latent_policy, policy.config
+    latent_policy = policy.latent_policy
+    config = policy.config
     rho_N = jax.nn.sigmoid(latent_policy.stop_logits(params, action_N1)[:, 0])
     if config.stopping == "sample":
         ends_N = noise.stop_uniforms(keys_N, t) < rho_N
@@ -137,14 +149,24 @@ def ends_with(policy: Policy, params, action_N1: Action, t, keys_N, rule) -> jax
 def _halts(policy: Policy, params, action: Action) -> jax.Array:
     """Tell, bool [N], whether this action, leaves [N, ..], is not fed, as its thought has ended before it."""
     assert policy.latent_policy.halts is not None
-    return policy.latent_policy.halts(params, jax.tree.map(lambda x: x[:, None], action))[:, 0]
+    return policy.latent_policy.halts(
+        params, jax.tree.map(lambda x: x[:, None], action)
+    )[:, 0]
 
 
 def _latent_step(
-    policy: Policy, params, prefix, before_N, keys_N, rule, given: Trajectories | None, thought: _Thought
+    policy: Policy,
+    params,
+    prefix,
+    before_N,
+    keys_N,
+    rule,
+    given: Trajectories | None,
+    thought: _Thought,
 ) -> _Thought:
     """Decide whether step t is the last, feed its action (without noise if it is), and draw or look up the next."""
-    config, t = policy.config, thought.t
+    config = policy.config
+    t = thought.t
     action_N1 = jax.tree.map(lambda x: x[:, None], thought.action)
     ends_N = ends_with(policy, params, action_N1, t, keys_N, rule)
     if given is not None:
@@ -152,7 +174,9 @@ def _latent_step(
     stops_N = thought.active_N & (ends_N | (t == config.max_latents))
     goes_on_N = thought.active_N & ~stops_N
     last_N1 = policy.latent_policy.known_last(~goes_on_N[:, None])
-    dropout = noise.latent_dropout(keys_N, t[None], last_N1, config.dropout_rate, config.dropout_where)
+    dropout = noise.latent_dropout(
+        keys_N, t[None], last_N1, config.dropout_rate, config.dropout_where
+    )
     hidden_N1D, cache = policy.reasoner.forward(
         params,
         policy.latent_policy.feed(params, action_N1),
@@ -169,9 +193,13 @@ def _latent_step(
         fed = jnp.where(is_fed, action, 0).astype(actions.dtype)
         return jax.lax.dynamic_update_slice_in_dim(actions, fed[:, None], t - 1, axis=1)
 
-    action = _given(given, t + 1, _draw(policy, params, hidden_N1D[:, 0], keys_N, t + 1))
+    action = _given(
+        given, t + 1, _draw(policy, params, hidden_N1D[:, 0], keys_N, t + 1)
+    )
     if policy.latent_policy.halts is not None:
-        goes_on_N &= ~(_halts(policy, params, action) & (t >= policy.latent_policy.least))
+        goes_on_N &= ~(
+            _halts(policy, params, action) & (t >= policy.latent_policy.least)
+        )
         stops_N = thought.active_N & ~goes_on_N
     return _Thought(
         t=t + 1,
@@ -202,35 +230,56 @@ def think(
         given: see `sample`.
     """
     config = policy.config
-    hidden_ND, prefix = encode_for_rollouts(policy.reasoner, params, prompts, keys_N, config)
+    hidden_ND, prefix = encode_for_rollouts(
+        policy.reasoner, params, prompts, keys_N, config
+    )
     rows = hidden_ND.shape[0]
     before_N = repeat_to(prompts.lengths, rows)
-    first = _given(given, jnp.int32(1), _draw(policy, params, hidden_ND, keys_N, jnp.int32(1)))
-    active_N = jnp.full(rows, config.max_latents > 0) if real_N is None else real_N & (config.max_latents > 0)
-    if config.stopping == "length" and (not config.closing_ids or policy.latent_policy.halts is not None):
+    first = _given(
+        given, jnp.int32(1), _draw(policy, params, hidden_ND, keys_N, jnp.int32(1))
+    )
+    active_N = (
+        jnp.full(rows, config.max_latents > 0)
+        if real_N is None
+        else real_N & (config.max_latents > 0)
+    )
+    if config.stopping == "length" and (
+        not config.closing_ids or policy.latent_policy.halts is not None
+    ):
         active_N &= rule > 0  # words alone are a thought too
     if policy.latent_policy.halts is not None and not policy.latent_policy.least:
         active_N &= ~_halts(policy, params, first)
-    slots = config.suffix_slots if differentiable else cache_sizes(config.suffix_slots)[0]
+    slots = (
+        config.suffix_slots if differentiable else cache_sizes(config.suffix_slots)[0]
+    )
     thought = _Thought(
         t=jnp.int32(1),
         action=first,
         cache=policy.reasoner.empty_cache(rows, config.max_latents + slots),
-        actions=jax.tree.map(lambda x: jnp.zeros((rows, config.max_latents, *x.shape[1:]), x.dtype), first),
+        actions=jax.tree.map(
+            lambda x: jnp.zeros((rows, config.max_latents, *x.shape[1:]), x.dtype),
+            first,
+        ),
         lengths_N=jnp.zeros(rows, jnp.int32),
         active_N=active_N,
         hidden_ND=None if config.closing_ids else hidden_ND,
     )
 
     def step(thought):
-        return _latent_step(policy, params, prefix, before_N, keys_N, rule, given, thought)
+        return _latent_step(
+            policy, params, prefix, before_N, keys_N, rule, given, thought
+        )
 
     if config.max_latents == 0:
         return thought, prefix
     if differentiable:
-        thought, _ = jax.lax.scan(lambda carry, _: (step(carry), None), thought, length=config.max_latents)
+        thought, _ = jax.lax.scan(
+            lambda carry, _: (step(carry), None), thought, length=config.max_latents
+        )
     else:
-        thought = jax.lax.while_loop(lambda thought: thought.active_N.any(), step, thought)
+        thought = jax.lax.while_loop(
+            lambda thought: thought.active_N.any(), step, thought
+        )
     return thought, prefix
 
 
@@ -259,8 +308,11 @@ def sample(
         `Trajectories` of N rows.
     """
     params = policy.reasoner.cast(params)
-    thought, prefix = think(policy, params, prompts, keys_N, rule, real_N=real_N, given=given)
-    before_N, words_NT = repeat_to(prompts.lengths, keys_N.shape[0]) + thought.lengths_N, None
+    thought, prefix = think(
+        policy, params, prompts, keys_N, rule, real_N=real_N, given=given
+    )
+    before_N = repeat_to(prompts.lengths, keys_N.shape[0]) + thought.lengths_N
+    words_NT = None
     if policy.latent_policy.says is not None:
         words_NT = policy.latent_policy.says(params, thought.actions)
         goes_on_N = ~said_eos(words_NT, thought.lengths_N, policy.config.eos_ids)
@@ -269,10 +321,14 @@ def sample(
         policy, params, prefix, thought.cache, policy.config.max_latents, before_N, keys_N,
         real_N=real_N, hidden_ND=thought.hidden_ND,
     )  # fmt: skip
-    return Trajectories(thought.actions, thought.lengths_N, tokens_NA, keys_N, said=words_NT)
+    return Trajectories(
+        thought.actions, thought.lengths_N, tokens_NA, keys_N, said=words_NT
+    )
 
 
-def replay(policy: Policy, params, prompts: Prompts, trajectories: Trajectories) -> Replay:
+def replay(
+    policy: Policy, params, prompts: Prompts, trajectories: Trajectories
+) -> Replay:
     """Replay the thought of finished rollouts: the same keys, masks and lengths, differentiably.
 
     A rollout's actions are a deterministic function of parameters and keys, so a gradient of what follows goes back
@@ -281,9 +337,16 @@ def replay(policy: Policy, params, prompts: Prompts, trajectories: Trajectories)
     Returns:
         `Replay`; its actions equal those of the trajectories.
     """
-    keys_N, lengths_N = jax.random.clone(trajectories.keys), trajectories.lengths  # used again on purpose
-    latent_policy = dataclasses.replace(policy.latent_policy.not_halting(), ends=None, says=None)
-    by_length = dataclasses.replace(policy.having(stopping="length"), latent_policy=latent_policy)
-    thought, prefix = think(by_length, params, prompts, keys_N, lengths_N, differentiable=True)
+    keys_N = jax.random.clone(trajectories.keys)
+    lengths_N = trajectories.lengths  # used again on purpose
+    latent_policy = dataclasses.replace(
+        policy.latent_policy.not_halting(), ends=None, says=None
+    )
+    by_length = dataclasses.replace(
+        policy.having(stopping="length"), latent_policy=latent_policy
+    )
+    thought, prefix = think(
+        by_length, params, prompts, keys_N, lengths_N, differentiable=True
+    )
     before_N = repeat_to(prompts.lengths, keys_N.shape[0]) + lengths_N
     return Replay(thought.actions, prefix, thought.cache, before_N, thought.hidden_ND)

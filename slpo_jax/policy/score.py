@@ -38,10 +38,14 @@ def fed_tokens(tokens_NA: jax.Array, closing_ids: tuple[int, ...]) -> jax.Array:
 def fed_slots(spoken_NA: jax.Array, config: RolloutConfig) -> jax.Array:
     """Mark, bool [N, S], the slots of `fed_tokens` that are there, as the answer's tokens are marked."""
     closing_NM = [spoken_NA[:, :1]] * config.closing_slots
-    return jnp.concatenate([*closing_NM, spoken_NA], axis=1) if closing_NM else spoken_NA
+    return (
+        jnp.concatenate([*closing_NM, spoken_NA], axis=1) if closing_NM else spoken_NA
+    )
 
 
-def answer_after_replay(policy: Policy, params, replayed: Replay, trajectories: Trajectories, tokens_NA) -> jax.Array:
+def answer_after_replay(
+    policy: Policy, params, replayed: Replay, trajectories: Trajectories, tokens_NA
+) -> jax.Array:
     """Return log pi(answer | prompt, replayed thought): the gradient goes through the thought too.
 
     The answer attends to the very keys and values that the rollout's own answer did.
@@ -53,11 +57,14 @@ def answer_after_replay(policy: Policy, params, replayed: Replay, trajectories: 
     Returns:
         float32 [N], sums over the answer's tokens.
     """
-    reasoner, config = policy.reasoner, policy.config
+    reasoner = policy.reasoner
+    config = policy.config
     spoken_NA = answer_mask(tokens_NA, config.eos_ids)
     fed_NS = fed_slots(spoken_NA, config)
     slots_S = jnp.arange(fed_NS.shape[1])
-    dropout = noise.answer_dropout(trajectories.keys, slots_S, config.dropout_rate, config.dropout_where)
+    dropout = noise.answer_dropout(
+        trajectories.keys, slots_S, config.dropout_rate, config.dropout_where
+    )
     hidden_NSD, _ = reasoner.forward(
         params,
         reasoner.embed(params, fed_tokens(tokens_NA, config.closing_ids)),
@@ -112,7 +119,9 @@ class Capacity:
 def full_capacity(policy: Policy, group: int) -> Capacity:
     """Return enough slots for whatever a row's rollouts can be."""
     rollouts = policy.row_of(group)
-    return Capacity(rollouts * policy.config.max_latents, rollouts * policy.config.suffix_slots)
+    return Capacity(
+        rollouts * policy.config.max_latents, rollouts * policy.config.suffix_slots
+    )
 
 
 def capacities(policy: Policy, group: int) -> list[Capacity]:
@@ -122,12 +131,17 @@ def capacities(policy: Policy, group: int) -> list[Capacity]:
             for latent, answer in policy.capacities]  # fmt: skip
 
 
-def used_slots(policy: Policy, trajectories: Trajectories) -> tuple[jax.Array, jax.Array]:
+def used_slots(
+    policy: Policy, trajectories: Trajectories
+) -> tuple[jax.Array, jax.Array]:
     """Mark, bool [N, T] and bool [N, A], the latent slots that were fed, and the generated tokens of the answer."""
-    steps_T, config = jnp.arange(1, policy.config.max_latents + 1), policy.config
+    steps_T = jnp.arange(1, policy.config.max_latents + 1)
+    config = policy.config
     spoken_NA = answer_mask(trajectories.tokens, config.eos_ids)
     if trajectories.said is not None:
-        spoken_NA &= ~said_eos(trajectories.said, trajectories.lengths, config.eos_ids)[:, None]
+        spoken_NA &= ~said_eos(trajectories.said, trajectories.lengths, config.eos_ids)[
+            :, None
+        ]
     return steps_T[None] <= trajectories.lengths[:, None], spoken_NA
 
 
@@ -140,13 +154,19 @@ def are_cut(policy: Policy, trajectories: Trajectories) -> jax.Array:
     return ~ended_N
 
 
-def smallest_capacity(policy: Policy, choices: Sequence[Capacity], trajectories: Trajectories, group: int) -> jax.Array:
+def smallest_capacity(
+    policy: Policy, choices: Sequence[Capacity], trajectories: Trajectories, group: int
+) -> jax.Array:
     """Return the first of the ascending choices, int, that all rows' trajectories fit in; the last has to do."""
     fed_NT, spoken_NA = used_slots(policy, trajectories)
     slots = fed_NT, fed_slots(spoken_NA, policy.config)
     latents, answers = (most_used(mask, policy.row_of(group)) for mask in slots)
-    limits = jnp.array([(choice.latents, choice.answers) for choice in choices[:-1]], jnp.int32).reshape(-1, 2)
-    return jnp.sum(jnp.any(limits < jnp.stack([latents, answers])[None], axis=1), dtype=jnp.int32)
+    limits = jnp.array(
+        [(choice.latents, choice.answers) for choice in choices[:-1]], jnp.int32
+    ).reshape(-1, 2)
+    return jnp.sum(
+        jnp.any(limits < jnp.stack([latents, answers])[None], axis=1), dtype=jnp.int32
+    )
 
 
 def score(
@@ -180,13 +200,28 @@ def score(
         unused_N = jnp.broadcast_to(jax.random.key(0), trajectories.keys.shape)
         keys = PassKeys(unused_N[: prompts.tokens.shape[0]], unused_N)
     group = keys.trajectories.shape[-1] // keys.prompts.shape[-1]
-    capacity, together = capacity or full_capacity(policy, group), policy.row_of(group)
+    capacity = capacity or full_capacity(policy, group)
+    together = policy.row_of(group)
     fed_NT, spoken_NA = used_slots(policy, trajectories)
     fed_NS = fed_slots(spoken_NA, policy.config)
-    packed = _Packed(pack(fed_NT, together, capacity.latents), pack(fed_NS, together, capacity.answers), spoken_NA)
-    forward = functools.partial(_forward, policy, params, prompts, trajectories, packed, advantages_NT)
+    packed = _Packed(
+        pack(fed_NT, together, capacity.latents),
+        pack(fed_NS, together, capacity.answers),
+        spoken_NA,
+    )
+    forward = functools.partial(
+        _forward, policy, params, prompts, trajectories, packed, advantages_NT
+    )
     over_passes = jax.vmap if keys.prompts.ndim == 2 else lambda function: function
-    return _read_out(policy, params, trajectories, packed, over_passes, over_passes(forward)(keys), temperature)
+    return _read_out(
+        policy,
+        params,
+        trajectories,
+        packed,
+        over_passes,
+        over_passes(forward)(keys),
+        temperature,
+    )
 
 
 @struct.dataclass
@@ -213,68 +248,142 @@ class _Pass:
     last_ND: jax.Array | None
 
 
-def _forward(policy: Policy, params, prompts, trajectories, packed: _Packed, advantages_NT, keys: PassKeys) -> _Pass:
-    reasoner, latent_policy, thoughts = policy.reasoner, policy.latent_policy, packed.thoughts
+def _forward(
+    policy: Policy,
+    params,
+    prompts,
+    trajectories,
+    packed: _Packed,
+    advantages_NT,
+    keys: PassKeys,
+) -> _Pass:
+    reasoner = policy.reasoner
+    latent_policy = policy.latent_policy
+    thoughts = packed.thoughts
     config, steps_T = policy.config, jnp.arange(1, policy.config.max_latents + 1)
-    noisy = noise.prompt_dropout(keys.prompts, prompts.valid, config.dropout_rate, config.dropout_where)
+    noisy = noise.prompt_dropout(
+        keys.prompts, prompts.valid, config.dropout_rate, config.dropout_where
+    )
     first_BD, prefix = encode_prompts(reasoner, params, prompts, noisy)
-    first_ND = jnp.repeat(first_BD, keys.trajectories.shape[0] // keys.prompts.shape[0], axis=0)
+    first_ND = jnp.repeat(
+        first_BD, keys.trajectories.shape[0] // keys.prompts.shape[0], axis=0
+    )
     inputs = _side_by_side(policy, params, prompts, trajectories, keys, packed)
     hidden_BSD, _ = reasoner.forward(params, prefix=prefix, **inputs)
     # What comes after slot t is step t + 1's.
     of_step = functools.partial(_of_step, thoughts, first_ND[:, None], hidden_BSD)
-    actions, log_probs = trajectories.actions, None
+    actions = trajectories.actions
+    log_probs = None
     if config.max_latents:
-        draws = functools.partial(noise.draw_keys, keys.trajectories) if config.latent_policy_noise else lambda _: None
-        actions = of_step(functools.partial(latent_policy.draw, params), draws(steps_T[:1]), draws(steps_T + 1))
+        draws = (
+            functools.partial(noise.draw_keys, keys.trajectories)
+            if config.latent_policy_noise
+            else lambda _: None
+        )
+        actions = of_step(
+            functools.partial(latent_policy.draw, params),
+            draws(steps_T[:1]),
+            draws(steps_T + 1),
+        )
     if latent_policy.log_prob is not None and config.max_latents:
         log_prob: Callable[..., jax.Array] = latent_policy.log_prob
-        signs = (advantages_NT,) if latent_policy.signed and advantages_NT is not None else ()
+        signs = (
+            (advantages_NT,)
+            if latent_policy.signed and advantages_NT is not None
+            else ()
+        )
         realised = jax.lax.stop_gradient((trajectories.actions, *signs))
         first = jax.tree.map(lambda x: x[:, :1], realised)
-        later = jax.tree.map(lambda x: jnp.concatenate([x[:, 1:], x[:, -1:]], axis=1), realised)
-        log_probs = of_step(lambda hidden, action: log_prob(params, hidden, *action), first, later)
-    before, last_ND = hidden_BSD[:, thoughts.capacity :], None
+        later = jax.tree.map(
+            lambda x: jnp.concatenate([x[:, 1:], x[:, -1:]], axis=1), realised
+        )
+        log_probs = of_step(
+            lambda hidden, action: log_prob(params, hidden, *action), first, later
+        )
+    before = hidden_BSD[:, thoughts.capacity :]
+    last_ND = None
     if can_halt(policy) or not config.closing_ids:
-        last_ND = _last(first_ND, thoughts.unpacked(hidden_BSD[:, : thoughts.capacity]), trajectories.lengths)
-        before = before if config.closing_ids else one_later(last_ND, packed.answers.unpacked(before))
+        last_ND = _last(
+            first_ND,
+            thoughts.unpacked(hidden_BSD[:, : thoughts.capacity]),
+            trajectories.lengths,
+        )
+        before = (
+            before
+            if config.closing_ids
+            else one_later(last_ND, packed.answers.unpacked(before))
+        )
     return _Pass(actions, log_probs, before, last_ND if can_halt(policy) else None)
 
 
-def _read_out(policy: Policy, params, trajectories, packed: _Packed, over_passes, passes: _Pass, temperature) -> Scores:
+def _read_out(
+    policy: Policy,
+    params,
+    trajectories,
+    packed: _Packed,
+    over_passes,
+    passes: _Pass,
+    temperature,
+) -> Scores:
     """Put the head on the hidden states of all passes at once: its products, and its gradient, are one."""
-    reasoner, config, answers, tokens_NA = policy.reasoner, policy.config, packed.answers, trajectories.tokens
-    before, last = passes.before, passes.last_ND
+    reasoner = policy.reasoner
+    config = policy.config
+    answers = packed.answers
+    tokens_NA = trajectories.tokens
+    before = passes.before
+    last = passes.last_ND
     if temperature != 1.0:
-        before, last = jax.tree.map(lambda x: x / temperature, (before, last))  # logits are linear in it
+        before, last = jax.tree.map(
+            lambda x: x / temperature, (before, last)
+        )  # logits are linear in it
     if not config.closing_ids:
-        hidden_NAD, answered = before, reasoner.log_probs(params, before, tokens_NA, packed.spoken_NA)[0]
+        hidden_NAD = before
+        answered = reasoner.log_probs(params, before, tokens_NA, packed.spoken_NA)[0]
     else:
         closing = config.closing_slots
-        targets_NS = jnp.pad(tokens_NA, ((0, 0), (closing, 0))) if closing else tokens_NA
-        targeted, _ = reasoner.log_probs(params, before, answers.packed(targets_NS), answers.used_BS)
+        targets_NS = (
+            jnp.pad(tokens_NA, ((0, 0), (closing, 0))) if closing else tokens_NA
+        )
+        targeted, _ = reasoner.log_probs(
+            params, before, answers.packed(targets_NS), answers.used_BS
+        )
         answered = over_passes(answers.unpacked)(targeted)[..., closing:]
         hidden_NAD = over_passes(answers.unpacked)(before)[..., closing:, :]
     halting = None
     if last is not None and policy.latent_policy.halting_token is not None:
-        token_N1 = jnp.full((trajectories.keys.size, 1), policy.latent_policy.halting_token)
+        token_N1 = jnp.full(
+            (trajectories.keys.size, 1), policy.latent_policy.halting_token
+        )
         halting = reasoner.log_probs(params, last[..., None, :], token_N1)[0][..., 0]
     answer_log_prob = jnp.sum(answered, axis=-1, where=packed.spoken_NA)
-    return Scores(passes.actions, passes.action_log_probs, answered, answer_log_prob, hidden_NAD, halting)
+    return Scores(
+        passes.actions,
+        passes.action_log_probs,
+        answered,
+        answer_log_prob,
+        hidden_NAD,
+        halting,
+    )
 
 
 def can_halt(policy: Policy) -> bool:
     """Return whether thoughts that end before step T are chosen to by a token, which has a likelihood."""
-    return policy.latent_policy.halting_token is not None and policy.config.max_latents > 0
+    return (
+        policy.latent_policy.halting_token is not None and policy.config.max_latents > 0
+    )
 
 
-def _last(first_ND: jax.Array, hidden_NTD: jax.Array, lengths_N: jax.Array) -> jax.Array:
+def _last(
+    first_ND: jax.Array, hidden_NTD: jax.Array, lengths_N: jax.Array
+) -> jax.Array:
     """Return [N, D]: hidden states of the thoughts' last positions: of latent tau, or of the prompt where that is 0."""
     states_NTD = jnp.concatenate([first_ND[:, None], hidden_NTD], axis=1)
     return jnp.take_along_axis(states_NTD, lengths_N[:, None, None], axis=1)[:, 0]
 
 
-def _of_step(thoughts: Packing, first_N1D, hidden_BSD, function, first_argument, later_arguments):
+def _of_step(
+    thoughts: Packing, first_N1D, hidden_BSD, function, first_argument, later_arguments
+):
     """Run function(hidden state before step t, argument of step t) for all steps, leaves [N, T, ..].
 
     Args:
@@ -284,31 +393,57 @@ def _of_step(thoughts: Packing, first_N1D, hidden_BSD, function, first_argument,
         later_arguments: of steps 2 .. T + 1, leaves [N, T, ..], or None; there is no step T + 1, and anything will do.
     """
     first = function(first_N1D, first_argument)
-    later = function(hidden_BSD[:, : thoughts.capacity], jax.tree.map(thoughts.packed, later_arguments))
-    return jax.tree.map(lambda a, b: jnp.concatenate([a, thoughts.unpacked(b)[:, :-1]], axis=1), first, later)
+    later = function(
+        hidden_BSD[:, : thoughts.capacity],
+        jax.tree.map(thoughts.packed, later_arguments),
+    )
+    return jax.tree.map(
+        lambda a, b: jnp.concatenate([a, thoughts.unpacked(b)[:, :-1]], axis=1),
+        first,
+        later,
+    )
 
 
-def _side_by_side(policy: Policy, params, prompts, trajectories, keys: PassKeys, packed: _Packed) -> dict[str, Any]:
+def _side_by_side(
+    policy: Policy, params, prompts, trajectories, keys: PassKeys, packed: _Packed
+) -> dict[str, Any]:
     """Lay out the forward pass over the prompts' rows: the packed latents, then the packed answers."""
-    config, thoughts, answers = policy.config, packed.thoughts, packed.answers
+    config = policy.config
+    thoughts = packed.thoughts
+    answers = packed.answers
     group = keys.trajectories.shape[0] // keys.prompts.shape[0]
-    rate, where = config.dropout_rate, config.dropout_where
-    before_N1, lengths_N1 = jnp.repeat(prompts.lengths, group)[:, None], trajectories.lengths[:, None]
-    steps_T, slots_S = jnp.arange(1, config.max_latents + 1), jnp.arange(config.suffix_slots)
+    rate = config.dropout_rate
+    where = config.dropout_where
+    before_N1 = jnp.repeat(prompts.lengths, group)[:, None]
+    lengths_N1 = trajectories.lengths[:, None]
+    steps_T = jnp.arange(1, config.max_latents + 1)
+    slots_S = jnp.arange(config.suffix_slots)
     last_NT = policy.latent_policy.known_last(steps_T[None] >= lengths_N1)
 
     def laid_out(x_NT, x_NS):
         return jnp.concatenate([thoughts.packed(x_NT), answers.packed(x_NS)], axis=1)
 
-    latents_NTD = policy.latent_policy.feed(params, jax.lax.stop_gradient(trajectories.actions))
-    inputs_NSD = policy.reasoner.embed(params, fed_tokens(trajectories.tokens, config.closing_ids))
+    latents_NTD = policy.latent_policy.feed(
+        params, jax.lax.stop_gradient(trajectories.actions)
+    )
+    inputs_NSD = policy.reasoner.embed(
+        params, fed_tokens(trajectories.tokens, config.closing_ids)
+    )
     return {
         "inputs_BLD": laid_out(latents_NTD, inputs_NSD),
-        "positions_BL": laid_out(before_N1 + steps_T[None] - 1, before_N1 + lengths_N1 + slots_S[None]),
+        "positions_BL": laid_out(
+            before_N1 + steps_T[None] - 1, before_N1 + lengths_N1 + slots_S[None]
+        ),
         "valid_BL": jnp.concatenate([thoughts.used_BS, answers.used_BS], axis=1),
         "owner_BL": jnp.concatenate([thoughts.owner_BS, answers.owner_BS], axis=1),
         "dropout": noise.followed_by(
-            jax.tree.map(thoughts.packed, noise.latent_dropout(keys.trajectories, steps_T, last_NT, rate, where)),
-            jax.tree.map(answers.packed, noise.answer_dropout(keys.trajectories, slots_S, rate, where)),
+            jax.tree.map(
+                thoughts.packed,
+                noise.latent_dropout(keys.trajectories, steps_T, last_NT, rate, where),
+            ),
+            jax.tree.map(
+                answers.packed,
+                noise.answer_dropout(keys.trajectories, slots_S, rate, where),
+            ),
         ),
     }

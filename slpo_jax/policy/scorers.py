@@ -28,8 +28,10 @@ from slpo_jax.policy.policy import Policy, Prompts, encode_prompts, repeat_to
 from slpo_jax.policy.rollout import Trajectories, ends_with, sample, think
 from slpo_jax.policy.score import score, used_slots
 
-PART, CLASSIFIER = "latent_rm", "classifier"
-_HEAD, _TABLES = "lm_head", ("wte", "embed_tokens")
+PART = "latent_rm"
+CLASSIFIER = "classifier"
+_HEAD = "lm_head"
+_TABLES = ("wte", "embed_tokens")
 
 ScoreFn = Callable[[Policy, Any, Prompts, Trajectories], jax.Array]
 """(policy, all parts of the parameters, prompts of B rows, trajectories of N rows, N/B of each prompt in a row)
@@ -56,10 +58,14 @@ class Scorer:
 def stop_log_prob(policy, params, prompts, trajectories):
     """Return log P(tau) [N], of the gate's first stop, by which a thought of T latents has to stop."""
     logits_NT = policy.latent_policy.stop_logits(params, trajectories.actions)
-    return jax.vmap(stop_log_likelihood)(logits_NT, jnp.maximum(trajectories.lengths, 1))
+    return jax.vmap(stop_log_likelihood)(
+        logits_NT, jnp.maximum(trajectories.lengths, 1)
+    )
 
 
-def likelihood(policy: Policy, params: Any, prompts: Prompts, trajectories: Trajectories) -> jax.Array:
+def likelihood(
+    policy: Policy, params: Any, prompts: Prompts, trajectories: Trajectories
+) -> jax.Array:
     """Return the geometric mean of the probabilities of the answer's tokens, its end included; see `Scorer`.
 
     Returns:
@@ -79,12 +85,18 @@ def self_certainty(policy, params, prompts, trajectories):
     spoken_NA = used_slots(policy, trajectories)[1]
     hidden_NAD = score(policy, params, prompts, trajectories, None).hidden
 
-    def divergence(hidden_ND):  # of one slot at a time: the logits of all would take much memory
-        log_probs_NV = jax.nn.log_softmax(policy.reasoner.logits(params, hidden_ND[:, None])[:, 0])
+    def divergence(
+        hidden_ND,
+    ):  # of one slot at a time: the logits of all would take much memory
+        log_probs_NV = jax.nn.log_softmax(
+            policy.reasoner.logits(params, hidden_ND[:, None])[:, 0]
+        )
         return -math.log(log_probs_NV.shape[1]) - log_probs_NV.mean(axis=1)
 
     divergence_NA = jax.lax.map(divergence, hidden_NAD.swapaxes(0, 1)).T
-    return jnp.sum(divergence_NA, axis=1, where=spoken_NA) / jnp.maximum(spoken_NA.sum(axis=1), 1)
+    return jnp.sum(divergence_NA, axis=1, where=spoken_NA) / jnp.maximum(
+        spoken_NA.sum(axis=1), 1
+    )
 
 
 def begun(params: Params, width: int) -> Params:
@@ -94,13 +106,19 @@ def begun(params: Params, width: int) -> Params:
         params: of the policy, all parts.
         width: D.
     """
-    backbone = {name: tree for name, tree in params[REASONER][BACKBONE].items() if name != _HEAD}
+    backbone = {
+        name: tree for name, tree in params[REASONER][BACKBONE].items() if name != _HEAD
+    }
     classifier = {"kernel": jnp.zeros((width, 1)), "bias": jnp.zeros(1)}
     return {REASONER: {**params[REASONER], BACKBONE: backbone}, CLASSIFIER: classifier}
 
 
 def latent_scores(
-    policy: Policy, model: Params, prompts: Prompts, latents_NTD: jax.Array, lengths_N: jax.Array
+    policy: Policy,
+    model: Params,
+    prompts: Prompts,
+    latents_NTD: jax.Array,
+    lengths_N: jax.Array,
 ) -> jax.Array:
     """Score each latent, r_t; a thought that has ended keeps its last one, as it keeps its share of right answers.
 
@@ -113,13 +131,18 @@ def latent_scores(
     Returns:
         float32 [N, T]; 0 for a thought without latents.
     """
-    reasoner, (rows, steps, _) = policy.reasoner, latents_NTD.shape
+    reasoner = policy.reasoner
+    (rows, steps, _) = latents_NTD.shape
     if not reasoner.config.tied:  # the module has a head that is not asked
         backbone = model[REASONER][BACKBONE]
         table = next(backbone[name] for name in _TABLES if name in backbone)
-        model = {**model, REASONER: {**model[REASONER], BACKBONE: {**backbone, _HEAD: table}}}
+        model = {
+            **model,
+            REASONER: {**model[REASONER], BACKBONE: {**backbone, _HEAD: table}},
+        }
     _, prefix = encode_prompts(reasoner, model, prompts, None)
-    steps_1T, lengths_N1 = jnp.arange(steps)[None], lengths_N[:, None]
+    steps_1T = jnp.arange(steps)[None]
+    lengths_N1 = lengths_N[:, None]
     hidden_NTD, _ = reasoner.forward(
         model,
         latents_NTD,
@@ -128,25 +151,40 @@ def latent_scores(
         prefix=prefix,
     )
     read_NTD = reasoner.transition(model, hidden_NTD).astype(jnp.float32)
-    scores_NT = (read_NTD @ model[CLASSIFIER]["kernel"])[..., 0] + model[CLASSIFIER]["bias"][None]
+    scores_NT = (read_NTD @ model[CLASSIFIER]["kernel"])[..., 0] + model[CLASSIFIER][
+        "bias"
+    ][None]
     last_NT = jnp.maximum(jnp.minimum(steps_1T, lengths_N1 - 1), 0)
     return jnp.where(lengths_N1 > 0, jnp.take_along_axis(scores_NT, last_NT, axis=1), 0)
 
 
-def thought_scores(policy: Policy, params: Params, prompts: Prompts, thoughts: Trajectories, until) -> jax.Array:
+def thought_scores(
+    policy: Policy, params: Params, prompts: Prompts, thoughts: Trajectories, until
+) -> jax.Array:
     """Sum r_t up to step `until`, float32 [N]; under a gate thoughts that have ended keep their last.
 
     With a number of latents the sum is over those: all thoughts have as many.
     """
-    latents_NTD, lengths_N1 = policy.latent_policy.feed(params, thoughts.actions), thoughts.lengths[:, None]
-    scores_NT = latent_scores(policy, params[PART], prompts, latents_NTD, thoughts.lengths)
+    latents_NTD = policy.latent_policy.feed(params, thoughts.actions)
+    lengths_N1 = thoughts.lengths[:, None]
+    scores_NT = latent_scores(
+        policy, params[PART], prompts, latents_NTD, thoughts.lengths
+    )
     steps_1T = jnp.arange(scores_NT.shape[1])[None]
-    return jnp.sum(scores_NT, axis=1, where=(steps_1T < until) & (policy.stops_itself | (steps_1T < lengths_N1)))
+    return jnp.sum(
+        scores_NT,
+        axis=1,
+        where=(steps_1T < until) & (policy.stops_itself | (steps_1T < lengths_N1)),
+    )
 
 
-def latent_rm(policy: Policy, params: Params, prompts: Prompts, trajectories: Trajectories) -> jax.Array:
+def latent_rm(
+    policy: Policy, params: Params, prompts: Prompts, trajectories: Trajectories
+) -> jax.Array:
     """Score whole thoughts by `thought_scores`; see `Scorer`."""
-    return thought_scores(policy, params, prompts, trajectories, policy.config.max_latents)
+    return thought_scores(
+        policy, params, prompts, trajectories, policy.config.max_latents
+    )
 
 
 SCORERS: dict[str, Scorer] = {
@@ -158,14 +196,18 @@ SCORERS: dict[str, Scorer] = {
 """By name in `config.evaluate.scorers`."""
 
 
-def score_rollouts(name: str, policy: Policy, params: Any, prompts: Prompts, out: Trajectories) -> jax.Array:
+def score_rollouts(
+    name: str, policy: Policy, params: Any, prompts: Prompts, out: Trajectories
+) -> jax.Array:
     """Score each of N rollouts by a scorer of `SCORERS`, float32 [N].
 
     Raises:
         UserError: it fails, or says something else than a number of each.
     """
     try:
-        score_N = jnp.asarray(SCORERS[name].score(policy, params, prompts, out), jnp.float32)
+        score_N = jnp.asarray(
+            SCORERS[name].score(policy, params, prompts, out), jnp.float32
+        )
         return score_N.reshape(out.lengths.shape)
     except Exception as error:  # it may be the user's code, and can raise anything
         raise UserError(
@@ -174,7 +216,14 @@ def score_rollouts(name: str, policy: Policy, params: Any, prompts: Prompts, out
 
 
 def beam_search(
-    policy: Policy, params: Any, prompts: Prompts, key: jax.Array, index_B, rule_B, beams: int, candidates: int
+    policy: Policy,
+    params: Any,
+    prompts: Prompts,
+    key: jax.Array,
+    index_B,
+    rule_B,
+    beams: int,
+    candidates: int,
 ) -> Trajectories:
     """Roll out each prompt once, its thought searched for by beams.
 
@@ -185,25 +234,35 @@ def beam_search(
             of one candidate is a plain rollout.
         rule_B: see `sample`.
     """
-    problems, width = prompts.tokens.shape[0], beams * candidates
+    problems = prompts.tokens.shape[0]
+    width = beams * candidates
     keys_N = noise.rollout_keys(key, index_B, width)
-    rule_N, fixed = jnp.repeat(rule_B, width), policy.having(stopping="length")
+    rule_N = jnp.repeat(rule_B, width)
+    fixed = policy.having(stopping="length")
 
     def drawn(thoughts, ended_N, step):
         """Add a latent to the thoughts that have not ended, and tell whether they have now."""
         begun_N = jnp.where(ended_N, thoughts.lengths, step - 1)
-        prefix, until_N = dataclasses.replace(thoughts, lengths=begun_N), jnp.where(ended_N, begun_N, step)
+        prefix = dataclasses.replace(thoughts, lengths=begun_N)
+        until_N = jnp.where(ended_N, begun_N, step)
         thought, _ = think(fixed, params, prompts, keys_N, until_N, given=prefix)
-        last = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, step - 1, 1, axis=1), thought.actions)
+        last = jax.tree.map(
+            lambda x: jax.lax.dynamic_slice_in_dim(x, step - 1, 1, axis=1),
+            thought.actions,
+        )
         ends_N = ends_with(policy, params, last, step, keys_N, rule_N)
-        longer = dataclasses.replace(thoughts, actions=thought.actions, lengths=thought.lengths_N)
+        longer = dataclasses.replace(
+            thoughts, actions=thought.actions, lengths=thought.lengths_N
+        )
         return longer, ended_N | ends_N | (thought.lengths_N < step)
 
     def body(step, state):
         thoughts, ended_N = state
         longer, now_ended_N = drawn(thoughts, ended_N, step)
         score_N = thought_scores(policy, params, prompts, longer, step)
-        again_N = ended_N & (jnp.arange(keys_N.size) % candidates > 0)  # the same thought once more
+        again_N = ended_N & (
+            jnp.arange(keys_N.size) % candidates > 0
+        )  # the same thought once more
         score_N = jnp.where(again_N, -jnp.inf, score_N)
         _, best = jax.lax.top_k(score_N.reshape(problems, width), beams)
         rows = (best + width * jnp.arange(problems)[:, None]).reshape(-1)
@@ -211,7 +270,9 @@ def beam_search(
         return jax.tree.map(lambda x: x[rows_N], (longer, now_ended_N))
 
     none_N = jnp.zeros(problems * width, jnp.int32)
-    shapes = jax.eval_shape(lambda: think(fixed, params, prompts, keys_N, none_N + 1)[0].actions)
+    shapes = jax.eval_shape(
+        lambda: think(fixed, params, prompts, keys_N, none_N + 1)[0].actions
+    )
     actions = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
     # Neither tokens nor keys are asked for: noise stays with the place, not with the thought.
     begin = Trajectories(actions, none_N, tokens=none_N, keys=none_N)

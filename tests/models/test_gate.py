@@ -15,8 +15,11 @@ from slpo_jax.models.gate import first_stop_log_probs, stop_set_loss, stopping_g
 from slpo_jax.models.layers import Dropout, drop
 from tiny import compiled
 
-STEPS, WIDTH = 6, 8
-logits_lists = hypothesis.extra.numpy.arrays(np.float32, STEPS, elements=st.floats(-20, 20, width=32))
+STEPS = 6
+WIDTH = 8
+logits_lists = hypothesis.extra.numpy.arrays(
+    np.float32, STEPS, elements=st.floats(-20, 20, width=32)
+)
 few = hypothesis.settings(max_examples=60)
 law = compiled(first_stop_log_probs, static=("forced",))
 loss_and_gradient = compiled(jax.value_and_grad(stop_set_loss))
@@ -42,14 +45,22 @@ def _hidden(seed=0):
 @pytest.mark.parametrize("size", [0, 4])
 def test_head_is_a_linear_map_with_or_without_a_hidden_layer(size):
     gate = stopping_gate(WIDTH, hidden=size)
-    params, x = compiled(gate.init)(jax.random.key(0)), np.asarray(_hidden())
-    assert jax.tree.map(jnp.shape, params["out"]) == {"kernel": (size or WIDTH, 1), "bias": (1,)}
+    params = compiled(gate.init)(jax.random.key(0))
+    x = np.asarray(_hidden())
+    assert jax.tree.map(jnp.shape, params["out"]) == {
+        "kernel": (size or WIDTH, 1),
+        "bias": (1,),
+    }
     params["out"]["bias"] = jnp.array([0.7])
     if size:
-        x = x @ np.asarray(params["hidden"]["kernel"]) + np.asarray(params["hidden"]["bias"])
+        x = x @ np.asarray(params["hidden"]["kernel"]) + np.asarray(
+            params["hidden"]["bias"]
+        )
         x = 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
     expected = x @ np.asarray(params["out"]["kernel"])[:, 0] + 0.7
-    np.testing.assert_allclose(gate.logits(params, _hidden()), expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        gate.logits(params, _hidden()), expected, rtol=1e-4, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("detached", [True, False])
@@ -57,18 +68,26 @@ def test_gradient_reaches_the_latents_only_if_asked(detached):
     gate = stopping_gate(WIDTH, detached=detached)
     params = compiled(gate.init)(jax.random.key(0))
     to_latents = jax.grad(lambda h: gate.logits(params, h).sum())(_hidden())
-    expected = np.broadcast_to(0 if detached else np.asarray(params["out"]["kernel"])[:, 0], to_latents.shape)
+    expected = np.broadcast_to(
+        0 if detached else np.asarray(params["out"]["kernel"])[:, 0], to_latents.shape
+    )
     np.testing.assert_allclose(to_latents, expected, rtol=1e-6)
     to_params = jax.grad(lambda params: gate.logits(params, _hidden()).sum())(params)
-    np.testing.assert_allclose(to_params["out"]["kernel"][:, 0], _hidden().sum((0, 1)), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(
+        to_params["out"]["kernel"][:, 0], _hidden().sum((0, 1)), rtol=1e-4, atol=1e-4
+    )
 
 
 def test_dropout_comes_before_the_linear_map_and_logits_are_float32():
     gate = stopping_gate(WIDTH)
     params = compiled(gate.init)(jax.random.key(0))
-    noise = Dropout(jax.random.split(jax.random.key(1), (3, 5)), jnp.ones((3, 5), bool), 0.5)
+    noise = Dropout(
+        jax.random.split(jax.random.key(1), (3, 5)), jnp.ones((3, 5), bool), 0.5
+    )
     noisy = gate.logits(params, _hidden(), noise)
-    np.testing.assert_allclose(noisy, gate.logits(params, drop(_hidden(), noise, 0)), rtol=1e-6)
+    np.testing.assert_allclose(
+        noisy, gate.logits(params, drop(_hidden(), noise, 0)), rtol=1e-6
+    )
     assert np.abs(noisy - gate.logits(params, _hidden())).max() > 0.01
     assert gate.logits(params, _hidden().astype(jnp.bfloat16)).dtype == jnp.float32
 
@@ -76,7 +95,9 @@ def test_dropout_comes_before_the_linear_map_and_logits_are_float32():
 @few
 @hypothesis.given(logits_lists, st.booleans())
 def test_law_is_the_enumeration_of_all_stop_paths(logits, forced):
-    np.testing.assert_allclose(np.exp(law(logits, forced=forced)), _paths(logits, forced), rtol=1e-3, atol=1e-7)
+    np.testing.assert_allclose(
+        np.exp(law(logits, forced=forced)), _paths(logits, forced), rtol=1e-3, atol=1e-7
+    )
 
 
 def test_forced_stop_sends_no_gradient_to_the_last_decision():
@@ -84,7 +105,11 @@ def test_forced_stop_sends_no_gradient_to_the_last_decision():
     gradient = jax.grad(lambda x: first_stop_log_probs(x, True)[-1])(logits)
     np.testing.assert_allclose(gradient, [*(-special.expit(logits[:-1])), 0], rtol=1e-5)
     gradient = jax.grad(lambda x: first_stop_log_probs(x, False)[2])(logits)
-    np.testing.assert_allclose(gradient, [*(-special.expit(logits[:2])), special.expit(-logits[2]), 0, 0, 0], atol=1e-6)
+    np.testing.assert_allclose(
+        gradient,
+        [*(-special.expit(logits[:2])), special.expit(-logits[2]), 0, 0, 0],
+        atol=1e-6,
+    )
 
 
 @few
@@ -95,14 +120,22 @@ def test_stop_set_loss_by_enumeration(logits, bits):
     rho = np.asarray(logits, np.float64)
     before = np.concatenate([[0], np.cumsum(special.log_expit(-rho))[:-1]])
     log_probs = before + special.log_expit(rho)
-    np.testing.assert_allclose(loss, -special.logsumexp(log_probs[in_set]), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        loss, -special.logsumexp(log_probs[in_set]), rtol=1e-4, atol=1e-5
+    )
     assert np.isfinite(gradient).all()
     if np.abs(logits).max() < 5:
-        assert -np.log(_paths(logits, forced=False)[in_set].sum()) == pytest.approx(float(loss), rel=1e-4, abs=1e-5)
+        assert -np.log(_paths(logits, forced=False)[in_set].sum()) == pytest.approx(
+            float(loss), rel=1e-4, abs=1e-5
+        )
 
 
 def test_empty_set_gives_nothing():
-    for logits in (np.zeros(STEPS, np.float32), np.full(STEPS, 80, np.float32), np.full(STEPS, -80, np.float32)):
+    for logits in (
+        np.zeros(STEPS, np.float32),
+        np.full(STEPS, 80, np.float32),
+        np.full(STEPS, -80, np.float32),
+    ):
         loss, gradient = loss_and_gradient(logits, np.zeros(STEPS, bool))
         assert loss == 0
         np.testing.assert_array_equal(gradient, np.zeros(STEPS))

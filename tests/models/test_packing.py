@@ -11,10 +11,19 @@ from slpo_jax.models.packing import most_used, pack
 from slpo_jax.policy.rollout import Trajectories
 from slpo_jax.policy.score import Capacity, capacities, smallest_capacity
 from slpo_jax.training.rl_loss import roll_out
-from small_steps import GROUP, OBJECTIVE, POLICY, prompted_batch, rigged_reward, small_params
+from small_steps import (
+    GROUP,
+    OBJECTIVE,
+    POLICY,
+    prompted_batch,
+    rigged_reward,
+    small_params,
+)
 from tiny import EOS, PAD, assert_close, compiled, keys_of
 
-USED = np.array([[1, 1, 0], [0, 0, 0], [1, 0, 0], [1, 1, 1]], bool)  # two prompts of two rollouts
+USED = np.array(
+    [[1, 1, 0], [0, 0, 0], [1, 0, 0], [1, 1, 1]], bool
+)  # two prompts of two rollouts
 
 
 def test_used_slots_come_first_in_their_order():
@@ -39,16 +48,31 @@ def test_a_move_has_the_gradient_of_the_gather_it_is():
     """Of used slots and packed slots, which are all that may have one."""
     rng = np.random.default_rng(1)
     packing = pack(jnp.asarray(USED), 2, capacity=5)
-    x, back = (jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in ((4, 3, 2), (2, 5, 2)))
+    x, back = (
+        jnp.asarray(rng.normal(size=shape), jnp.float32)
+        for shape in ((4, 3, 2), (2, 5, 2))
+    )
     rows = jnp.arange(2)[:, None]
     for ours, plain, given, used in (
-        (packing.packed, lambda x: x.reshape(2, 6, 2)[rows, packing.source_BS], x, packing.used_BS),
-        (packing.unpacked, lambda x: x[rows, packing.packed_BM].reshape(4, 3, 2), back, jnp.asarray(USED)),
+        (
+            packing.packed,
+            lambda x: x.reshape(2, 6, 2)[rows, packing.source_BS],
+            x,
+            packing.used_BS,
+        ),
+        (
+            packing.unpacked,
+            lambda x: x[rows, packing.packed_BM].reshape(4, 3, 2),
+            back,
+            jnp.asarray(USED),
+        ),
     ):
         out, pull = jax.vjp(ours, given)
         expected, plain_pull = jax.vjp(plain, given)
         np.testing.assert_array_equal(out, expected)
-        cotangent = jnp.where(used[..., None], jnp.asarray(rng.normal(size=out.shape), jnp.float32), 0)
+        cotangent = jnp.where(
+            used[..., None], jnp.asarray(rng.normal(size=out.shape), jnp.float32), 0
+        )
         np.testing.assert_array_equal(pull(cotangent)[0], plain_pull(cotangent)[0])
 
 
@@ -58,7 +82,9 @@ def _trajectories(lengths, answers, slots=(5, 4)) -> Trajectories:
     for row, answer in enumerate(answers):
         tokens[row, answer - 1] = EOS
     latents = jnp.zeros((len(lengths), steps, 2))
-    return Trajectories(latents, jnp.array(lengths), jnp.asarray(tokens), keys_of(len(lengths)))
+    return Trajectories(
+        latents, jnp.array(lengths), jnp.asarray(tokens), keys_of(len(lengths))
+    )
 
 
 @pytest.mark.parametrize(
@@ -80,7 +106,9 @@ def test_smallest_capacity_that_is_enough(lengths, answers, choice):
     assert int(smallest_capacity(policy, choices[-1:], trajectories, 2)) == 0
 
 
-REWARDS = jnp.array([[1.0, 0.0, 0.0], [0.0, 1.0, 1.0], [1.0, 1.0, 0.0], [0.0, 0.0, 1.0]])
+REWARDS = jnp.array(
+    [[1.0, 0.0, 0.0], [0.0, 1.0, 1.0], [1.0, 1.0, 0.0], [0.0, 0.0, 1.0]]
+)
 KEY = jax.random.key(5)
 
 
@@ -90,7 +118,9 @@ def batch():
 
 
 def sampled(batch):
-    return compiled(lambda p: roll_out(POLICY, p, batch, rigged_reward, GROUP, KEY))(small_params())[0]
+    return compiled(lambda p: roll_out(POLICY, p, batch, rigged_reward, GROUP, KEY))(
+        small_params()
+    )[0]
 
 
 def grader(batch, *shares):
@@ -118,7 +148,8 @@ def plain(batch):
 
 def check_same(ours, expected):
     """Losses, terms and gradients of two graders."""
-    ((loss, terms), grads), ((expected_loss, expected_terms), expected_grads) = ours, expected
+    ((loss, terms), grads) = ours
+    ((expected_loss, expected_terms), expected_grads) = expected
     np.testing.assert_allclose(loss, expected_loss, rtol=1e-5)
     assert_close(terms, expected_terms, rtol=1e-4, atol=1e-5)
     largest = max(float(jnp.abs(g).max()) for g in jax.tree.leaves(expected_grads))
@@ -127,10 +158,14 @@ def check_same(ours, expected):
 
 
 @pytest.mark.slow
-def test_prompts_end_to_end_change_neither_rollouts_nor_gradient(batch, trajectories, plain):
+def test_prompts_end_to_end_change_neither_rollouts_nor_gradient(
+    batch, trajectories, plain
+):
     """All of a batch's prompts in one row, with slots to spare."""
     slots = int(batch.prompts.valid.sum()) + 2
-    together = dataclasses.replace(batch, prompts=batch.prompts.replace(packed_slots=slots))
+    together = dataclasses.replace(
+        batch, prompts=batch.prompts.replace(packed_slots=slots)
+    )
     again = sampled(together)
     np.testing.assert_array_equal(again.tokens, trajectories.tokens)
     np.testing.assert_array_equal(again.lengths, trajectories.lengths)
@@ -147,5 +182,8 @@ def test_capacity_changes_neither_loss_nor_gradient(batch, trajectories, plain):
     trajectories = trajectories.replace(lengths=lengths, tokens=tokens)
     shares = ((0.5, 0.5), (1.0, 1.0))
     policy = dataclasses.replace(POLICY, capacities=shares)
-    assert int(smallest_capacity(policy, capacities(policy, GROUP), trajectories, GROUP)) == 0
+    assert (
+        int(smallest_capacity(policy, capacities(policy, GROUP), trajectories, GROUP))
+        == 0
+    )
     check_same(grader(batch, *shares)(trajectories), plain(trajectories))

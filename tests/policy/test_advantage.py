@@ -26,7 +26,11 @@ from slpo_jax.policy.advantage import ADVANTAGES, grpo, pkpo, rloo
     ],
 )
 def test_advantages_by_hand(advantage, rewards, centred, deviation):
-    np.testing.assert_allclose(advantage(jnp.array(rewards, jnp.float32)), np.array(centred) / deviation, rtol=1e-4)
+    np.testing.assert_allclose(
+        advantage(jnp.array(rewards, jnp.float32)),
+        np.array(centred) / deviation,
+        rtol=1e-4,
+    )
 
 
 @pytest.mark.parametrize("advantage", [rloo, grpo, functools.partial(pkpo, k=2)])
@@ -40,21 +44,37 @@ def test_no_gradient_and_nothing_where_all_are_equal(advantage):
 def _rewards(group):
     """All of 0 and 1, then of any kind: equal ones, negative ones, and some that are neither."""
     draw = np.random.default_rng(group)
-    others = [np.full((1, group), -1.0), draw.integers(-2, 3, (20, group)), draw.normal(0, 3, (20, group))]
-    return np.concatenate([list(itertools.product((0.0, 1.0), repeat=group)), *others]).astype(np.float32)
+    others = [
+        np.full((1, group), -1.0),
+        draw.integers(-2, 3, (20, group)),
+        draw.normal(0, 3, (20, group)),
+    ]
+    return np.concatenate(
+        [list(itertools.product((0.0, 1.0), repeat=group)), *others]
+    ).astype(np.float32)
 
 
-@pytest.mark.parametrize(("group", "k"), [(4, 4), *((group, k) for group in range(3, 6) for k in range(2, group))])
+@pytest.mark.parametrize(
+    ("group", "k"),
+    [(4, 4), *((group, k) for group in range(3, 6) for k in range(2, group))],
+)
 def test_pkpo_is_what_a_rollout_adds_to_the_best_of_its_subsets(group, k):
     """Of all subsets of k: their best reward, less the best without it; nothing where none is better than another."""
-    patterns, everyone = _rewards(group), range(group)
+    patterns = _rewards(group)
+    everyone = range(group)
     subsets = list(itertools.combinations(everyone, k))
 
     def added(rewards, i):
-        return sum(max(rewards[j] for j in s) - max(rewards[j] for j in s if j != i) for s in subsets if i in s)
+        return sum(
+            max(rewards[j] for j in s) - max(rewards[j] for j in s if j != i)
+            for s in subsets
+            if i in s
+        )
 
     found = jax.vmap(ADVANTAGES["pkpo"](k))(patterns)
-    expected = [[added(rewards, i) / len(subsets) for i in everyone] for rewards in patterns]
+    expected = [
+        [added(rewards, i) / len(subsets) for i in everyone] for rewards in patterns
+    ]
     np.testing.assert_allclose(found, expected, atol=1e-5)
     assert np.abs(found).max() > 0.1
 
@@ -65,4 +85,6 @@ def test_solved_share_by_counting(n):
         subsets = list(itertools.combinations(range(n), k))
         for right in range(n + 1):
             counted = np.mean([any(i < right for i in subset) for subset in subsets])
-            assert solved_share(n, jnp.float32(right), k) == pytest.approx(counted, abs=1e-6)
+            assert solved_share(n, jnp.float32(right), k) == pytest.approx(
+                counted, abs=1e-6
+            )

@@ -5,7 +5,11 @@ import dataclasses
 from slpo_jax.policy.latent_policies.gumbel_top_k import GumbelTopK
 from slpo_jax.policy.latent_policies.hybrid import Hybrid
 from slpo_jax.policy.latent_policies.latent import Additive, Colar, Latent
-from slpo_jax.policy.latent_policies.latent_policy import Action, LatentPolicy, LatentPolicySettings
+from slpo_jax.policy.latent_policies.latent_policy import (
+    Action,
+    LatentPolicy,
+    LatentPolicySettings,
+)
 from slpo_jax.policy.latent_policies.soft_tokens import Gumbel, NoisySoft, Soft
 from slpo_jax.settings import Checked, selection
 
@@ -29,12 +33,23 @@ def with_likelihood(in_vectors: bool = False) -> str:
         in_vectors: without those whose thoughts are tokens.
     """
     settings = LATENT_POLICIES.items()
-    return ", ".join(name for name, kind in settings if kind.has_likelihood and not (in_vectors and kind.writes))
+    return ", ".join(
+        name
+        for name, kind in settings
+        if kind.has_likelihood and not (in_vectors and kind.writes)
+    )
 
 
 def own_of(architecture: str) -> str:
     """Return the name of the latent policy that is for this architecture alone; "" where there is none."""
-    return next((name for name, kind in LATENT_POLICIES.items() if kind.of_architecture == architecture), "")
+    return next(
+        (
+            name
+            for name, kind in LATENT_POLICIES.items()
+            if kind.of_architecture == architecture
+        ),
+        "",
+    )
 
 
 def has_parameters(name: str) -> bool:
@@ -57,7 +72,9 @@ class LatentPolicyConfig(Checked):
 
 def latent_policy_config() -> LatentPolicyConfig:
     """Make the defaults, with a section for each of `LATENT_POLICIES`."""
-    section: LatentPolicyConfig = selection(LatentPolicyConfig, "name", "latent", LATENT_POLICIES, alone=True)
+    section: LatentPolicyConfig = selection(
+        LatentPolicyConfig, "name", "latent", LATENT_POLICIES, alone=True
+    )
     return section
 
 

@@ -8,7 +8,10 @@ import jax.numpy as jnp
 
 from slpo_jax.models.gate import Gate
 from slpo_jax.models.reasoner import Reasoner
-from slpo_jax.policy.latent_policies.latent_policy import LatentPolicy, LatentPolicySettings
+from slpo_jax.policy.latent_policies.latent_policy import (
+    LatentPolicy,
+    LatentPolicySettings,
+)
 from slpo_jax.policy.latent_policies.soft_tokens import mixture
 from slpo_jax.policy.noise import most_likely
 from slpo_jax.settings import FieldError, setting
@@ -55,7 +58,10 @@ class GumbelTopK(LatentPolicySettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.likelihood != "clipped" and min(self.least, self.top_k or self.least) < self.most:
+        if (
+            self.likelihood != "clipped"
+            and min(self.least, self.top_k or self.least) < self.most
+        ):
             raise FieldError(
                 self, "most", f"only {min(self.least, self.top_k or self.least)} tokens are sure to have a score, and "
                 f"likelihood={self.likelihood} needs one of each that is mixed; lower it, or raise least and top_k"
@@ -69,15 +75,30 @@ class GumbelTopK(LatentPolicySettings):
             scores_BLC, ids_BLC = self.candidates(log_p_BLV)
             clean_BL = ids_BLC[..., 0]
             if keys_BL is not None:
-                scores_BLC += jax.vmap(jax.vmap(self.noise, (0, None)), (0, None))(keys_BL, scores_BLC.shape[-1])
-            scores_BLM, at_BLM = jax.lax.top_k(scores_BLC, min(self.most, scores_BLC.shape[-1]))
-            action = {"ids": jnp.take_along_axis(ids_BLC, at_BLM, axis=-1), "scores": scores_BLM}
+                scores_BLC += jax.vmap(jax.vmap(self.noise, (0, None)), (0, None))(
+                    keys_BL, scores_BLC.shape[-1]
+                )
+            scores_BLM, at_BLM = jax.lax.top_k(
+                scores_BLC, min(self.most, scores_BLC.shape[-1])
+            )
+            action = {
+                "ids": jnp.take_along_axis(ids_BLC, at_BLM, axis=-1),
+                "scores": scores_BLM,
+            }
             if self.halt_id is None:
                 return action
-            return action | {"halts": (clean_BL == self.halt_id) | (action["ids"][..., 0] == self.halt_id)}
+            return action | {
+                "halts": (clean_BL == self.halt_id)
+                | (action["ids"][..., 0] == self.halt_id)
+            }
 
         def feed(params, action):
-            return mixture(reasoner, params, action["ids"], jax.nn.softmax(action["scores"] / self.tau, axis=-1))
+            return mixture(
+                reasoner,
+                params,
+                action["ids"],
+                jax.nn.softmax(action["scores"] / self.tau, axis=-1),
+            )
 
         def log_prob(params, hidden_BLD, action, advantages_BL=None):
             log_p_BLV = jax.nn.log_softmax(reasoner.logits(params, hidden_BLD), axis=-1)
@@ -90,7 +111,9 @@ class GumbelTopK(LatentPolicySettings):
             feed,
             log_prob=log_prob,
             signed=self.likelihood == "signed",
-            halts=None if self.halt_id is None else lambda params, action: action["halts"],
+            halts=None
+            if self.halt_id is None
+            else lambda params, action: action["halts"],
             halting_token=self.halt_id,
         )
 
@@ -106,9 +129,15 @@ class GumbelTopK(LatentPolicySettings):
         log_p, ids = most_likely(log_p, self.top_k, self.top_p, self.least)
         if ids is None:
             log_p, ids = jax.lax.top_k(log_p, log_p.shape[-1])
-        return (jnp.log(jax.nn.softmax(log_p, axis=-1) + _ADDED), ids) if self.likelihood == "clipped" else (log_p, ids)
+        return (
+            (jnp.log(jax.nn.softmax(log_p, axis=-1) + _ADDED), ids)
+            if self.likelihood == "clipped"
+            else (log_p, ids)
+        )
 
-    def log_prob(self, scores: Any, log_p: jax.Array, advantages: jax.Array | None = None) -> jax.Array:
+    def log_prob(
+        self, scores: Any, log_p: jax.Array, advantages: jax.Array | None = None
+    ) -> jax.Array:
         """Return the log-likelihood, float32 [..], of scores [.., M] by their tokens' log-probabilities now.
 
         Args:
@@ -116,11 +145,15 @@ class GumbelTopK(LatentPolicySettings):
         """
         if self.likelihood == "clipped":
             log_p = jnp.log(jax.nn.softmax(log_p, axis=-1) + _ADDED)
-            return jnp.mean(_log_density(self._clipped(scores - log_p)), -1, where=log_p > _CERTAIN)
+            return jnp.mean(
+                _log_density(self._clipped(scores - log_p)), -1, where=log_p > _CERTAIN
+            )
         d = scores - log_p
         value = _log_density(d)
         if advantages is not None:
-            turned = _log_density(jnp.where((advantages[..., None] <= 0) & (d < 0), -d, d))
+            turned = _log_density(
+                jnp.where((advantages[..., None] <= 0) & (d < 0), -d, d)
+            )
             value = jax.lax.stop_gradient(value - turned) + turned
         return value.mean(axis=-1)
 

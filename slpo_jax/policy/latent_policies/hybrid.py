@@ -8,7 +8,10 @@ import jax.numpy as jnp
 from slpo_jax.models.gate import Gate
 from slpo_jax.models.parts import LATENT_POLICY
 from slpo_jax.models.reasoner import Reasoner
-from slpo_jax.policy.latent_policies.latent_policy import LatentPolicy, LatentPolicySettings
+from slpo_jax.policy.latent_policies.latent_policy import (
+    LatentPolicy,
+    LatentPolicySettings,
+)
 from slpo_jax.policy.latent_policies.soft_tokens import mixture
 from slpo_jax.policy.noise import most_likely
 from slpo_jax.settings import setting
@@ -53,7 +56,9 @@ class Hybrid(LatentPolicySettings):
 
         def init(key):
             *keys, decay_key = jax.random.split(key, 3)
-            kernels = [_SPREAD * jax.random.normal(kernel_key, (D, D)) for kernel_key in keys]
+            kernels = [
+                _SPREAD * jax.random.normal(kernel_key, (D, D)) for kernel_key in keys
+            ]
             u_D = jax.random.uniform(decay_key, (D,), minval=self.r_min, maxval=_MOST)
             return {
                 "recurrence": {"kernel": kernels[0], "bias": jnp.zeros(D)},
@@ -63,15 +68,27 @@ class Hybrid(LatentPolicySettings):
 
         def draw(params, hidden_BLD, keys_BL=None):
             logits_BLV = reasoner.logits(params, hidden_BLD)
-            logits_BLM, ids_BLM = most_likely(logits_BLV / self.temperature, self.top_k, 1.0)
+            logits_BLM, ids_BLM = most_likely(
+                logits_BLV / self.temperature, self.top_k, 1.0
+            )
             if ids_BLM is None:
-                ids_BLM = jnp.broadcast_to(jnp.arange(logits_BLM.shape[-1]), logits_BLM.shape)
+                ids_BLM = jnp.broadcast_to(
+                    jnp.arange(logits_BLM.shape[-1]), logits_BLM.shape
+                )
             if keys_BL is None:
                 place_BL = jnp.argmax(logits_BLM, axis=-1)
             else:
-                place_BL = jax.vmap(jax.vmap(jax.random.categorical))(keys_BL, logits_BLM)
-            token_BL = jnp.take_along_axis(ids_BLM, place_BL[..., None], axis=-1)[..., 0]
-            return {"token": token_BL, "ids": ids_BLM, "weights": jax.nn.softmax(logits_BLM, axis=-1)}
+                place_BL = jax.vmap(jax.vmap(jax.random.categorical))(
+                    keys_BL, logits_BLM
+                )
+            token_BL = jnp.take_along_axis(ids_BLM, place_BL[..., None], axis=-1)[
+                ..., 0
+            ]
+            return {
+                "token": token_BL,
+                "ids": ids_BLM,
+                "weights": jax.nn.softmax(logits_BLM, axis=-1),
+            }
 
         def feed(params, action):
             e_BLD = reasoner.embed(params, action["token"])
@@ -93,7 +110,9 @@ class Hybrid(LatentPolicySettings):
             feed,
             init=init,
             log_prob=log_prob,
-            ends=None if self.end_id is None else lambda params, action: action["token"] == self.end_id,
+            ends=None
+            if self.end_id is None
+            else lambda params, action: action["token"] == self.end_id,
             says=lambda params, action: action["token"],
             rates=(("decay", self.decay_rate),),
         )
@@ -110,9 +129,13 @@ def mixed(params, e_BLD: jax.Array, s_BLD: jax.Array) -> jax.Array:
     wide_BLD = e_BLD.astype(jnp.float32)
 
     def gate(name):
-        return jax.nn.sigmoid(wide_BLD @ params[name]["kernel"] + params[name]["bias"][None, None])
+        return jax.nn.sigmoid(
+            wide_BLD @ params[name]["kernel"] + params[name]["bias"][None, None]
+        )
 
     slowness_D = _SHARPNESS * jax.nn.softplus(-params["decay"])
     a_BLD = jnp.exp(-slowness_D[None, None] * gate("recurrence"))
     share_BLD = jnp.sqrt(1.0 - jnp.square(a_BLD) + _EPSILON) * gate("input")
-    return (a_BLD * wide_BLD + share_BLD * s_BLD.astype(jnp.float32)).astype(e_BLD.dtype)
+    return (a_BLD * wide_BLD + share_BLD * s_BLD.astype(jnp.float32)).astype(
+        e_BLD.dtype
+    )

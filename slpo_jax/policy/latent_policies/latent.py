@@ -93,7 +93,9 @@ class Colar(LatentPolicySettings):
             if not reasoner.gaussian or keys_BL is None:
                 return reasoner.transition(params, hidden_BLD).astype(jnp.float32)
             gaussian = law(params, hidden_BLD)
-            return reasoner.unit * (gaussian.mean + gaussian.std * standard_normal(keys_BL, gaussian.mean))
+            return reasoner.unit * (
+                gaussian.mean + gaussian.std * standard_normal(keys_BL, gaussian.mean)
+            )
 
         def halts(params, hidden_BLD, keys_BL):
             if self.end_id is None:
@@ -101,22 +103,36 @@ class Colar(LatentPolicySettings):
             logits_BLV = reasoner.logits(params, hidden_BLD)
             if keys_BL is None:
                 return jnp.argmax(logits_BLV, axis=-1) == self.end_id
-            keys_BL = jax.vmap(jax.vmap(lambda key: jax.random.fold_in(key, 1)))(keys_BL)
-            return jax.vmap(jax.vmap(jax.random.categorical))(keys_BL, logits_BLV) == self.end_id
+            keys_BL = jax.vmap(jax.vmap(lambda key: jax.random.fold_in(key, 1)))(
+                keys_BL
+            )
+            return (
+                jax.vmap(jax.vmap(jax.random.categorical))(keys_BL, logits_BLV)
+                == self.end_id
+            )
 
         def draw(params, hidden_BLD, keys_BL=None):
-            return {"of": latents(params, hidden_BLD, keys_BL), "halts": halts(params, hidden_BLD, keys_BL)}
+            return {
+                "of": latents(params, hidden_BLD, keys_BL),
+                "halts": halts(params, hidden_BLD, keys_BL),
+            }
 
         def log_prob(params, hidden_BLD, action):
-            return norm.logpdf(action["of"] / reasoner.unit, *law(params, hidden_BLD)).mean(axis=-1)
+            return norm.logpdf(
+                action["of"] / reasoner.unit, *law(params, hidden_BLD)
+            ).mean(axis=-1)
 
         return LatentPolicy(
             init=lambda key: {},
             draw=draw,
             feed=lambda params, action: action["of"].astype(reasoner.config.dtype),
-            stop_logits=lambda params, action, dropout=None: gate.logits(params, action["of"], dropout),
+            stop_logits=lambda params, action, dropout=None: gate.logits(
+                params, action["of"], dropout
+            ),
             log_prob=log_prob if reasoner.gaussian else None,
-            halts=None if self.end_id is None else lambda params, action: action["halts"],
+            halts=None
+            if self.end_id is None
+            else lambda params, action: action["halts"],
             halting_token=self.end_id,
             least=self.least,
         )

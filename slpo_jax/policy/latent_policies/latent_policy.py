@@ -69,13 +69,27 @@ class LatentPolicy:
         return last if self.halts is None else jnp.zeros_like(last)
 
     @classmethod
-    def seen_as_fed(cls, gate: Gate, draw: Callable[..., Action], feed: Callable = lambda params, x: x, **law) -> Self:
+    def seen_as_fed(
+        cls,
+        gate: Gate,
+        draw: Callable[..., Action],
+        feed: Callable = lambda params, x: x,
+        **law,
+    ) -> Self:
         """Make a law without parameters of its own, whose gate sees what is fed, by default the action itself."""
 
         def stop_logits(params, action, dropout=None):
             return gate.logits(params, feed(params, action), dropout)
 
-        return cls(**{"init": lambda key: {}, "draw": draw, "feed": feed, "stop_logits": stop_logits} | law)
+        return cls(
+            **{
+                "init": lambda key: {},
+                "draw": draw,
+                "feed": feed,
+                "stop_logits": stop_logits,
+            }
+            | law
+        )
 
     def not_halting(self) -> Self:
         """Return the law for thoughts of known length: `halts` fires nowhere."""
@@ -88,11 +102,17 @@ class LatentPolicy:
 
 def standard_normal(keys_BL: jax.Array, like_BLD: jax.Array) -> jax.Array:
     """Draw [B, L, D] of the type of `like_BLD`, a key a position."""
-    draw = jax.vmap(jax.vmap(lambda key: jax.random.normal(key, like_BLD.shape[-1:], like_BLD.dtype)))
+    draw = jax.vmap(
+        jax.vmap(
+            lambda key: jax.random.normal(key, like_BLD.shape[-1:], like_BLD.dtype)
+        )
+    )
     return draw(keys_BL)
 
 
-def gaussian_log_prob(h_D: jax.Array, mu_D: jax.Array, variance: float | jax.Array) -> jax.Array:
+def gaussian_log_prob(
+    h_D: jax.Array, mu_D: jax.Array, variance: float | jax.Array
+) -> jax.Array:
     """Return log N(h; mu, variance * I), summed over D (paper section 4.2).
 
     Args:
@@ -109,7 +129,9 @@ def gaussian_log_prob(h_D: jax.Array, mu_D: jax.Array, variance: float | jax.Arr
 
 
 def gaussian_latent_policy(
-    mean: Callable[[Params, jax.Array], jax.Array], sigma: Callable[[Params], float | jax.Array], gate: Gate
+    mean: Callable[[Params, jax.Array], jax.Array],
+    sigma: Callable[[Params], float | jax.Array],
+    gate: Gate,
 ) -> LatentPolicy:
     """Make the law mean + sigma n, n standard normal: the action is the noisy input, which the gate sees too.
 
@@ -122,7 +144,9 @@ def gaussian_latent_policy(
         mean_BLD = mean(params, hidden_BLD)
         if keys_BL is None:
             return mean_BLD
-        return mean_BLD + (sigma(params) * standard_normal(keys_BL, mean_BLD)).astype(mean_BLD.dtype)
+        return mean_BLD + (sigma(params) * standard_normal(keys_BL, mean_BLD)).astype(
+            mean_BLD.dtype
+        )
 
     def log_prob(params, hidden_BLD, x_BLD):
         return gaussian_log_prob(x_BLD, mean(params, hidden_BLD), sigma(params) ** 2)
@@ -162,7 +186,9 @@ class LatentPolicySettings(Checked, abc.ABC):
         """The number of tokens that it mixes, always the likeliest, 0 being all; None where it draws."""
         return None
 
-    def with_ids(self, token: Callable[[str], int], closing_ids: tuple[int, ...]) -> Self:
+    def with_ids(
+        self, token: Callable[[str], int], closing_ids: tuple[int, ...]
+    ) -> Self:
         """Return the settings in a vocabulary: `config.prompt.closing`, if it is there, ends thoughts by `halt_id`.
 
         Args:
@@ -178,7 +204,14 @@ class LatentPolicySettings(Checked, abc.ABC):
             ids = {"end_id": token(self.stop_token)}
         return replace(self, **ids)
 
-    def check(self, name: str, architecture: Any, reasoner: str, max_latents: int, closing: str) -> None:
+    def check(
+        self,
+        name: str,
+        architecture: Any,
+        reasoner: str,
+        max_latents: int,
+        closing: str,
+    ) -> None:
         """Refuse a run that the latent policy can't be used in.
 
         Args:
@@ -196,7 +229,9 @@ class LatentPolicySettings(Checked, abc.ABC):
                 f"{key_name('config.max_latents')}: {max_latents}, but {reasoner} has no latents for "
                 f"{key_name('config.latent_policy.name')}={name}; set it to 0, or use another latent policy"
             )
-        if self.of_architecture not in ("", architecture.name) or (in_words and architecture.has_latents):
+        if self.of_architecture not in ("", architecture.name) or (
+            in_words and architecture.has_latents
+        ):
             raise UserError(
                 f"{key_name('config.latent_policy.name')}: {name}"
                 f"{' with an end_text' * (in_words and not self.writes)} is for a "

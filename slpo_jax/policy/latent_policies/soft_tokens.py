@@ -11,7 +11,11 @@ import jax.numpy as jnp
 
 from slpo_jax.models.gate import Gate
 from slpo_jax.models.reasoner import Reasoner
-from slpo_jax.policy.latent_policies.latent_policy import LatentPolicy, LatentPolicySettings, gaussian_latent_policy
+from slpo_jax.policy.latent_policies.latent_policy import (
+    LatentPolicy,
+    LatentPolicySettings,
+    gaussian_latent_policy,
+)
 from slpo_jax.policy.noise import most_likely
 from slpo_jax.settings import setting
 
@@ -51,8 +55,16 @@ class Kept(LatentPolicySettings):
         if ids is None and self.most:
             logits, ids = jax.lax.top_k(logits, min(self.most, logits.shape[-1]))
         if self.min_p > 0.0:
-            logits = jnp.where(jnp.exp(logits - logits.max(axis=-1, keepdims=True)) >= self.min_p, logits, -jnp.inf)
-        return (logits[..., : self.most], ids[..., : self.most]) if self.most and ids is not None else (logits, ids)
+            logits = jnp.where(
+                jnp.exp(logits - logits.max(axis=-1, keepdims=True)) >= self.min_p,
+                logits,
+                -jnp.inf,
+            )
+        return (
+            (logits[..., : self.most], ids[..., : self.most])
+            if self.most and ids is not None
+            else (logits, ids)
+        )
 
     def mean(self, reasoner: Reasoner, params, hidden_BLD: jax.Array) -> jax.Array:
         """Return the mixture [B, L, D] of the kept tokens, each as likely as it is; of `params`, all parts."""
@@ -60,7 +72,9 @@ class Kept(LatentPolicySettings):
         return mixture(reasoner, params, ids_BLM, jax.nn.softmax(logits_BLM, axis=-1))
 
 
-def mixture(reasoner: Reasoner, params, ids: jax.Array | None, weights: jax.Array) -> jax.Array:
+def mixture(
+    reasoner: Reasoner, params, ids: jax.Array | None, weights: jax.Array
+) -> jax.Array:
     """Mix embeddings: sum_k weights_k E[ids_k], leaves [.., M] -> [.., D], E being the input embeddings.
 
     Args:
@@ -77,10 +91,16 @@ def mixture(reasoner: Reasoner, params, ids: jax.Array | None, weights: jax.Arra
 def log_softmax_of_kept(logits: jax.Array) -> jax.Array:
     """Return the log of the renormalised distribution [.., M], -inf where cut, with finite gradients."""
     whole = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
-    return jnp.where(jnp.isfinite(logits), jnp.where(jnp.isfinite(logits), logits, 0.0) - whole, -jnp.inf)
+    return jnp.where(
+        jnp.isfinite(logits),
+        jnp.where(jnp.isfinite(logits), logits, 0.0) - whole,
+        -jnp.inf,
+    )
 
 
-def ending_at(latent_policy: LatentPolicy, kept: Kept, reasoner: Reasoner) -> LatentPolicy:
+def ending_at(
+    latent_policy: LatentPolicy, kept: Kept, reasoner: Reasoner
+) -> LatentPolicy:
     """Return the latent policy with an end: the first step at which `kept.end_id` is the likeliest token.
 
     That step is fed as the token's own embedding (Soft Thinking, LEPO). Given the steps before, nothing about it is
@@ -104,11 +124,17 @@ def ending_at(latent_policy: LatentPolicy, kept: Kept, reasoner: Reasoner) -> La
         if kept.halt_id is not None:
             return latent_policy.feed(params, action["of"])
         end_11D = reasoner.embed(params, jnp.full((1, 1), end_id))
-        return jnp.where(action["ends"][..., None], end_11D, latent_policy.feed(params, action["of"]))
+        return jnp.where(
+            action["ends"][..., None], end_11D, latent_policy.feed(params, action["of"])
+        )
 
     def log_prob(params, hidden_BLD, action):
         assert latent_policy.log_prob is not None
-        return jnp.where(action["ends"], 0.0, latent_policy.log_prob(params, hidden_BLD, action["of"]))
+        return jnp.where(
+            action["ends"],
+            0.0,
+            latent_policy.log_prob(params, hidden_BLD, action["of"]),
+        )
 
     def ends(params, action):
         return action["ends"]
@@ -117,7 +143,9 @@ def ending_at(latent_policy: LatentPolicy, kept: Kept, reasoner: Reasoner) -> La
         latent_policy,
         draw=draw,
         feed=feed,
-        stop_logits=lambda params, action, dropout=None: latent_policy.stop_logits(params, action["of"], dropout),
+        stop_logits=lambda params, action, dropout=None: latent_policy.stop_logits(
+            params, action["of"], dropout
+        ),
         log_prob=latent_policy.log_prob and log_prob,
         ends=ends if kept.halt_id is None else None,
         halts=None if kept.halt_id is None else ends,
@@ -162,10 +190,18 @@ class NoisySoft(Kept):
         """Make the law whose action is the noisy mixture, which the gate sees too."""
 
         def sigma(params):
-            table_VD = reasoner.embed(params, jnp.arange(reasoner.config.vocab_size)).astype(jnp.float32)
-            return jax.lax.stop_gradient(self.scale * jnp.sqrt(jnp.mean(jnp.square(table_VD))))
+            table_VD = reasoner.embed(
+                params, jnp.arange(reasoner.config.vocab_size)
+            ).astype(jnp.float32)
+            return jax.lax.stop_gradient(
+                self.scale * jnp.sqrt(jnp.mean(jnp.square(table_VD)))
+            )
 
-        noisy = gaussian_latent_policy(lambda params, hidden_BLD: self.mean(reasoner, params, hidden_BLD), sigma, gate)
+        noisy = gaussian_latent_policy(
+            lambda params, hidden_BLD: self.mean(reasoner, params, hidden_BLD),
+            sigma,
+            gate,
+        )
         return ending_at(noisy, self, reasoner)
 
 
@@ -196,11 +232,22 @@ class Gumbel(Kept):
         def draw(params, hidden_BLD, keys_BL=None):
             logits_BLM, ids_BLM = self.of(reasoner.logits(params, hidden_BLD))
             if ids_BLM is None:
-                ids_BLM = jnp.broadcast_to(jnp.arange(logits_BLM.shape[-1]), logits_BLM.shape)
+                ids_BLM = jnp.broadcast_to(
+                    jnp.arange(logits_BLM.shape[-1]), logits_BLM.shape
+                )
             if keys_BL is not None:
-                noise = jax.vmap(jax.vmap(lambda key: jax.random.gumbel(key, logits_BLM.shape[-1:], logits_BLM.dtype)))
+                noise = jax.vmap(
+                    jax.vmap(
+                        lambda key: jax.random.gumbel(
+                            key, logits_BLM.shape[-1:], logits_BLM.dtype
+                        )
+                    )
+                )
                 logits_BLM = logits_BLM + noise(keys_BL)
-            return {"ids": ids_BLM, "weights": jax.nn.softmax(logits_BLM / self.tau, axis=-1)}
+            return {
+                "ids": ids_BLM,
+                "weights": jax.nn.softmax(logits_BLM / self.tau, axis=-1),
+            }
 
         def feed(params, action):
             return mixture(reasoner, params, action["ids"], action["weights"])
@@ -211,10 +258,16 @@ class Gumbel(Kept):
                 log_p_BLV = jax.nn.log_softmax(logits_BLV, axis=-1)
                 log_p_BLM = jnp.take_along_axis(log_p_BLV, action["ids"], axis=-1)
                 return jnp.sum(action["weights"] * log_p_BLM, axis=-1)
-            logits_BLM = jnp.take_along_axis(logits_BLV / self.temperature, action["ids"], axis=-1)
+            logits_BLM = jnp.take_along_axis(
+                logits_BLV / self.temperature, action["ids"], axis=-1
+            )
             return concrete_log_prob(action["weights"], logits_BLM, self.tau)
 
-        return ending_at(LatentPolicy.seen_as_fed(gate, draw, feed, log_prob=log_prob), self, reasoner)
+        return ending_at(
+            LatentPolicy.seen_as_fed(gate, draw, feed, log_prob=log_prob),
+            self,
+            reasoner,
+        )
 
 
 def concrete_log_prob(weights: Any, logits: jax.Array, tau: float) -> jax.Array:
@@ -228,7 +281,8 @@ def concrete_log_prob(weights: Any, logits: jax.Array, tau: float) -> jax.Array:
     is_mixed = weights > 0.0
     n = is_mixed.sum(axis=-1)
     log_p = log_softmax_of_kept(jnp.where(is_mixed, logits, -jnp.inf))
-    log_y, log_p = jnp.log(jnp.maximum(weights, _LEAST)), jnp.where(is_mixed, log_p, 0.0)
+    log_y = jnp.log(jnp.maximum(weights, _LEAST))
+    log_p = jnp.where(is_mixed, log_p, 0.0)
     terms = jnp.where(is_mixed, log_p - tau * log_y, -jnp.inf)
     constant = jax.lax.lgamma(n.astype(jnp.float32)) + (n - 1) * jnp.log(tau)
     product = jnp.sum(jnp.where(is_mixed, log_p - (tau + 1.0) * log_y, 0.0), axis=-1)

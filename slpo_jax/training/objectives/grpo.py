@@ -53,7 +53,9 @@ def k3(log_ratio: jax.Array) -> jax.Array:
     return jnp.expm1(log_ratio) - log_ratio
 
 
-def clipped_gains(ratio: jax.Array, advantages: jax.Array, clip: float | None, dual_clip: float | None) -> jax.Array:
+def clipped_gains(
+    ratio: jax.Array, advantages: jax.Array, clip: float | None, dual_clip: float | None
+) -> jax.Array:
     """Return min(rho A, clip(rho, 1 - clip, 1 + clip) A), where A < 0 at least dual_clip A (Ye et al., 2020).
 
     Args:
@@ -64,13 +66,16 @@ def clipped_gains(ratio: jax.Array, advantages: jax.Array, clip: float | None, d
     if clip is not None:
         gains = jnp.minimum(gains, jnp.clip(ratio, 1.0 - clip, 1.0 + clip) * advantages)
     if dual_clip is not None:
-        gains = jnp.where(advantages < 0, jnp.maximum(gains, dual_clip * advantages), gains)
+        gains = jnp.where(
+            advantages < 0, jnp.maximum(gains, dual_clip * advantages), gains
+        )
     return gains
 
 
 def with_detached_inputs(policy: Policy) -> Policy:
     """Return the policy with constant embeddings fed; a latent policy's own parameters keep their gradient."""
-    reasoner, latent_policy = policy.reasoner, policy.latent_policy
+    reasoner = policy.reasoner
+    latent_policy = policy.latent_policy
 
     def embed(params, tokens_BL):
         return jax.lax.stop_gradient(reasoner.embed(params, tokens_BL))
@@ -119,7 +124,8 @@ class Grpo(Objective):
         "ratio": "GRPO's mean ratio of a choice's probability to the rollout's.",
         "kl": "GRPO's divergence from the start.",
     }
-    of_written_thoughts, of_one_policy = True, True
+    of_written_thoughts = True
+    of_one_policy = True
 
     advantage: AdvantageName = "grpo"
     updates: int = setting(1, least=1)
@@ -152,7 +158,9 @@ class Grpo(Objective):
     def check(self, key, policy, group):
         super().check(key, policy, group)
         if self.tempered and policy.config.temperature == 0.0:
-            raise UserError(f"{key}.tempered: True, but greedy tokens have no likelihood; give a temperature above 0")
+            raise UserError(
+                f"{key}.tempered: True, but greedy tokens have no likelihood; give a temperature above 0"
+            )
         silent = policy.config.max_latents == 0 or policy.latent_policy.log_prob is None
         if policy.config.temperature == 0.0 and silent and not policy.stops_itself:
             raise UserError(
@@ -169,24 +177,42 @@ class Grpo(Objective):
 
     def reference(self, policy, params, batch, trajectories):
         """Score the choices by the model without mixtures, as `behaviour`, where the thought has tokens."""
-        latent_policy, reasoner = policy.latent_policy, policy.reasoner
+        latent_policy = policy.latent_policy
+        reasoner = policy.reasoner
         if latent_policy.says is not None:
 
             def feed(params, action):
                 return reasoner.embed(params, latent_policy.says(params, action))
 
-            policy = dataclasses.replace(policy, latent_policy=dataclasses.replace(latent_policy, feed=feed))
+            policy = dataclasses.replace(
+                policy, latent_policy=dataclasses.replace(latent_policy, feed=feed)
+            )
         return self.behaviour(policy, params, batch, trajectories)
 
     def __call__(self, policy, params, batch, trajectories, rewards_BG, key):
-        loss, (count, metrics) = at_capacity(self._loss, policy, params, batch, trajectories, rewards_BG)
+        loss, (count, metrics) = at_capacity(
+            self._loss, policy, params, batch, trajectories, rewards_BG
+        )
         return loss, count, metrics
 
-    def _loss(self, policy: Policy, capacity: Capacity, params, batch, trajectories, rewards_BG):
-        before_NC, advantages_NC = trajectories.behaviour, self.advantages(rewards_BG).reshape(-1, 1)
+    def _loss(
+        self,
+        policy: Policy,
+        capacity: Capacity,
+        params,
+        batch,
+        trajectories,
+        rewards_BG,
+    ):
+        before_NC = trajectories.behaviour
+        advantages_NC = self.advantages(rewards_BG).reshape(-1, 1)
         if self.first_choice == "best":
-            advantages_NC = self._of_best_first(policy, trajectories, self.advantages(rewards_BG))
-        choices = self._choices(policy, capacity, params, batch, trajectories, advantages_NC)
+            advantages_NC = self._of_best_first(
+                policy, trajectories, self.advantages(rewards_BG)
+            )
+        choices = self._choices(
+            policy, capacity, params, batch, trajectories, advantages_NC
+        )
         if before_NC is None:
             before_NC = jax.lax.stop_gradient(choices.log_probs)
         ratio_NC = jnp.exp(jnp.where(choices.made, choices.log_probs - before_NC, 0.0))
@@ -194,21 +220,34 @@ class Grpo(Objective):
         cut = jnp.sum(choices.made & (gains_NC != ratio_NC * advantages_NC))
         metrics: Sums = {}
         if trajectories.behaviour is not None:
-            metrics["ratio"] = (jnp.sum(ratio_NC, where=choices.made), choices.made.sum())
+            metrics["ratio"] = (
+                jnp.sum(ratio_NC, where=choices.made),
+                choices.made.sum(),
+            )
         if self.kl_weight:
-            kl_NC = k3(jnp.where(choices.made, trajectories.reference - choices.log_probs, 0.0))
+            kl_NC = k3(
+                jnp.where(choices.made, trajectories.reference - choices.log_probs, 0.0)
+            )
             gains_NC = gains_NC - self.kl_weight * kl_NC
             metrics["kl"] = (kl_NC.sum(), choices.made.sum())
         made_N = choices.made.sum(axis=1)
-        made, rollouts, prompts = made_N.sum(), jnp.float32(rewards_BG.size), jnp.float32(rewards_BG.shape[0])
+        made = made_N.sum()
+        rollouts = jnp.float32(rewards_BG.size)
+        prompts = jnp.float32(rewards_BG.shape[0])
         losses_N = -jnp.sum(choices.weights * gains_NC, axis=1)
         loss, count = {
             "token_mean": lambda: (losses_N.sum(), made.astype(jnp.float32)),
-            "sequence_mean": lambda: (jnp.sum(losses_N / jnp.maximum(made_N, 1)), rollouts),
+            "sequence_mean": lambda: (
+                jnp.sum(losses_N / jnp.maximum(made_N, 1)),
+                rollouts,
+            ),
             "sum": lambda: (losses_N.sum() / rewards_BG.shape[1], prompts),
         }[self.reduction]()
         metrics |= {
-            "log_likelihood": (jnp.sum(choices.log_probs, where=choices.made), rollouts),
+            "log_likelihood": (
+                jnp.sum(choices.log_probs, where=choices.made),
+                rollouts,
+            ),
             "answer_log_likelihood": (choices.answer.sum(), rollouts),
             "clipped": (cut, made),
         }
@@ -218,41 +257,73 @@ class Grpo(Objective):
         """Return the kinds of choices that have a weight here, in the order of `Choices`: latents come first."""
         fed_NT, spoken_NA = used_slots(policy, trajectories)
         halted_N1 = (trajectories.lengths < policy.config.max_latents)[:, None]
-        latents = policy.latent_policy.log_prob is not None and policy.config.max_latents
+        latents = (
+            policy.latent_policy.log_prob is not None and policy.config.max_latents
+        )
         kinds = [
-            Kind(lambda _, scores: scores.action_log_probs, fed_NT, self.latent_weight if latents else 0.0),
-            Kind(lambda _, scores: scores.halting_log_prob[:, None], halted_N1, 1.0 if can_halt(policy) else 0.0),
+            Kind(
+                lambda _, scores: scores.action_log_probs,
+                fed_NT,
+                self.latent_weight if latents else 0.0,
+            ),
+            Kind(
+                lambda _, scores: scores.halting_log_prob[:, None],
+                halted_N1,
+                1.0 if can_halt(policy) else 0.0,
+            ),
             Kind(lambda _, scores: scores.token_log_probs, spoken_NA, 1.0),
             Kind(
-                lambda params, _: self.stop_term(policy, params, trajectories)[1][:, None],  # type: ignore[index]
+                lambda params, _: self.stop_term(policy, params, trajectories)[1][
+                    :, None
+                ],  # type: ignore[index]
                 jnp.ones_like(spoken_NA[:, :1]),
                 self.stop_weight if policy.stops_itself else 0.0,
             ),
         ]
         return [kind for kind in kinds if kind.weight]
 
-    def _of_best_first(self, policy: Policy, trajectories, advantages_BG: jax.Array) -> jax.Array:
+    def _of_best_first(
+        self, policy: Policy, trajectories, advantages_BG: jax.Array
+    ) -> jax.Array:
         """Return [N, C]: rollouts' advantages, at their first choices after `best_positive`; 0 of those cut."""
-        made_NC = jnp.concatenate([kind.made for kind in self._kinds(policy, trajectories)], axis=1)
+        made_NC = jnp.concatenate(
+            [kind.made for kind in self._kinds(policy, trajectories)], axis=1
+        )
         mean_N = jnp.mean(trajectories.behaviour, axis=1, where=made_NC)
-        first_BG = jax.vmap(best_positive)(advantages_BG, mean_N.reshape(advantages_BG.shape))
+        first_BG = jax.vmap(best_positive)(
+            advantages_BG, mean_N.reshape(advantages_BG.shape)
+        )
         is_first_NC = made_NC & (jnp.cumsum(made_NC, axis=1) == 1)
-        advantages_NC = jnp.where(is_first_NC, first_BG.reshape(-1, 1), advantages_BG.reshape(-1, 1))
+        advantages_NC = jnp.where(
+            is_first_NC, first_BG.reshape(-1, 1), advantages_BG.reshape(-1, 1)
+        )
         return jnp.where(are_cut(policy, trajectories)[:, None], 0.0, advantages_NC)
 
     def _choices(
-        self, policy: Policy, capacity: Capacity, params, batch, trajectories, advantages_NC: jax.Array | None = None
+        self,
+        policy: Policy,
+        capacity: Capacity,
+        params,
+        batch,
+        trajectories,
+        advantages_NC: jax.Array | None = None,
     ) -> Choices:
         scored = with_detached_inputs(policy) if self.detach_inputs else policy
         kinds = self._kinds(policy, trajectories)
         made_NC = jnp.concatenate([kind.made for kind in kinds], axis=1)
         if advantages_NC is not None and self.latent_weight:  # the latents' come first
-            advantages_NC = jnp.broadcast_to(advantages_NC, made_NC.shape)[:, : policy.config.max_latents]
+            advantages_NC = jnp.broadcast_to(advantages_NC, made_NC.shape)[
+                :, : policy.config.max_latents
+            ]
         temperature = policy.config.temperature if self.tempered else 1.0
         scores = score(
             scored, params, batch.prompts, trajectories, None, capacity,
             advantages_NT=advantages_NC, temperature=temperature,
         )  # fmt: skip
-        log_probs_NC = jnp.concatenate([kind.log_probs(params, scores) for kind in kinds], axis=1)
-        weights_NC = jnp.concatenate([kind.weight * kind.made for kind in kinds], axis=1)
+        log_probs_NC = jnp.concatenate(
+            [kind.log_probs(params, scores) for kind in kinds], axis=1
+        )
+        weights_NC = jnp.concatenate(
+            [kind.weight * kind.made for kind in kinds], axis=1
+        )
         return Choices(log_probs_NC, weights_NC, made_NC, scores.answer_log_prob)

@@ -96,7 +96,13 @@ class Objective(Checked, abc.ABC):
         """Whether `behaviour` is asked for before the first update, as it is for more than one."""
         return self.updates_per_step > 1
 
-    def behaviour(self, policy: Policy, params: Params, batch: PromptedBatch, trajectories: Trajectories) -> Any:
+    def behaviour(
+        self,
+        policy: Policy,
+        params: Params,
+        batch: PromptedBatch,
+        trajectories: Trajectories,
+    ) -> Any:
         """Return what later updates need of the policy that rolled out, leaves [N, ..]: `Trajectories.behaviour`."""
         return None
 
@@ -105,7 +111,13 @@ class Objective(Checked, abc.ABC):
         """Whether it compares with the parameters that it started from: `reference` is asked for."""
         return False
 
-    def reference(self, policy: Policy, params: Params, batch: PromptedBatch, trajectories: Trajectories) -> Any:
+    def reference(
+        self,
+        policy: Policy,
+        params: Params,
+        batch: PromptedBatch,
+        trajectories: Trajectories,
+    ) -> Any:
         """Return what it needs of the policy that it started from: `Trajectories.reference`, leaves [N, ..].
 
         Args:
@@ -122,7 +134,11 @@ class Objective(Checked, abc.ABC):
         Raises:
             UserError: one line with the key and the remedy.
         """
-        if policy.config.max_latents and policy.latent_policy.says is not None and not self.of_written_thoughts:
+        if (
+            policy.config.max_latents
+            and policy.latent_policy.says is not None
+            and not self.of_written_thoughts
+        ):
             raise UserError(
                 f"{key}: is for thoughts in vectors, and those of config.latent_policy.name are sampled tokens; use "
                 "the objective grpo or exact, or another latent policy"
@@ -141,12 +157,16 @@ class Objective(Checked, abc.ABC):
         """Compute the advantages [B, G], constants."""
         return jax.vmap(ADVANTAGES[self.advantage](self.pass_k))(rewards_BG)
 
-    def stop_term(self, policy: Policy, params: Params, trajectories: Trajectories) -> tuple[float, jax.Array] | None:
+    def stop_term(
+        self, policy: Policy, params: Params, trajectories: Trajectories
+    ) -> tuple[float, jax.Array] | None:
         """Return (weight, log P(tau) float32 [N]); None where no gate decides on the length."""
         if not policy.stops_itself:
             return None
         logits_NT = policy.latent_policy.stop_logits(params, trajectories.actions)
-        return self.stop_weight, jax.vmap(stop_log_likelihood)(logits_NT, trajectories.lengths)
+        return self.stop_weight, jax.vmap(stop_log_likelihood)(
+            logits_NT, trajectories.lengths
+        )
 
 
 @dataclass(frozen=True)
@@ -166,26 +186,46 @@ class WeightedTerms(Objective):
         latent = self.latent_weight if policy.config.max_latents else 0.0
         stop = self.stop_weight if policy.stops_itself else 0.0
         if latent == self.answer_weight == stop == 0.0:
-            raise UserError(f"{key}: all weights of its terms are 0, so there is nothing to train; set one")
+            raise UserError(
+                f"{key}: all weights of its terms are 0, so there is nothing to train; set one"
+            )
 
     @abc.abstractmethod
-    def terms(self, policy: Policy, capacity: Capacity, params, batch, trajectories, key) -> dict[str, jax.Array]:
+    def terms(
+        self, policy: Policy, capacity: Capacity, params, batch, trajectories, key
+    ) -> dict[str, jax.Array]:
         """Return `answer_log_likelihood`, `latent_log_likelihood` if there is one, and what else is logged, [N]."""
 
     def __call__(self, policy, params, batch, trajectories, rewards_BG, key):
-        loss, logged = at_capacity(self._loss, policy, params, batch, trajectories, rewards_BG, key)
+        loss, logged = at_capacity(
+            self._loss, policy, params, batch, trajectories, rewards_BG, key
+        )
         return loss, len(rewards_BG), means(rewards_BG.size, **logged)
 
-    def _loss(self, policy: Policy, capacity: Capacity, params, batch, trajectories, rewards_BG, key):
+    def _loss(
+        self,
+        policy: Policy,
+        capacity: Capacity,
+        params,
+        batch,
+        trajectories,
+        rewards_BG,
+        key,
+    ):
         by_name = self.terms(policy, capacity, params, batch, trajectories, key)
-        latent_N, stop = by_name.get("latent_log_likelihood"), self.stop_term(policy, params, trajectories)
+        latent_N = by_name.get("latent_log_likelihood")
+        stop = self.stop_term(policy, params, trajectories)
         latent = None if latent_N is None else (self.latent_weight, latent_N)
         terms = (latent, (self.answer_weight, by_name["answer_log_likelihood"]), stop)
         loss = policy_gradient_loss(terms, self.advantages(rewards_BG))
-        return loss, by_name | ({} if stop is None else {"stop_log_likelihood": stop[1]})
+        return loss, by_name | (
+            {} if stop is None else {"stop_log_likelihood": stop[1]}
+        )
 
 
-def policy_gradient_loss(terms: Sequence[tuple[float, jax.Array] | None], advantages_BG: jax.Array) -> jax.Array:
+def policy_gradient_loss(
+    terms: Sequence[tuple[float, jax.Array] | None], advantages_BG: jax.Array
+) -> jax.Array:
     """Sum over prompts of -1/G sum_i A_i l(xi_i | x), l a weighted sum of log-likelihoods (paper Prop. 2).
 
     Args:
@@ -195,16 +235,28 @@ def policy_gradient_loss(terms: Sequence[tuple[float, jax.Array] | None], advant
         float32 scalar; the caller divides by the number of prompts.
     """
     # A term that is off is left out of the graph, so that it costs no backward pass and can spread no NaN.
-    total_N = sum(weight * term for weight, term in filter(None, terms) if weight != 0.0)
+    total_N = sum(
+        weight * term for weight, term in filter(None, terms) if weight != 0.0
+    )
     return -jnp.sum(advantages_BG.reshape(-1) * total_N) / advantages_BG.shape[1]
 
 
 def means(rollouts: int, **per_rollout: jax.Array) -> Sums:
     """Make metrics that are means over rollouts, of arrays [N]."""
-    return {name: (values.sum(), jnp.float32(rollouts)) for name, values in per_rollout.items()}
+    return {
+        name: (values.sum(), jnp.float32(rollouts))
+        for name, values in per_rollout.items()
+    }
 
 
-def at_capacity(branch: Callable[..., tuple[jax.Array, Any]], policy: Policy, params, batch, trajectories, *constants):
+def at_capacity(
+    branch: Callable[..., tuple[jax.Array, Any]],
+    policy: Policy,
+    params,
+    batch,
+    trajectories,
+    *constants,
+):
     """Run `branch(policy, capacity, params, batch, trajectories, *constants)` at the smallest capacity that is enough.
 
     Scoring passes are compiled for each of `Policy.capacities`; the smallest that these trajectories fit in runs, and
@@ -223,7 +275,9 @@ def at_capacity(branch: Callable[..., tuple[jax.Array, Any]], policy: Policy, pa
         return jax.lax.switch(index, branches, params, *constants)
 
     def forward(params, index, constants):
-        with_gradient = [jax.value_and_grad(branch, has_aux=True) for branch in branches]
+        with_gradient = [
+            jax.value_and_grad(branch, has_aux=True) for branch in branches
+        ]
         return jax.lax.switch(index, with_gradient, params, *constants)
 
     def backward(grads, cotangents):

@@ -17,7 +17,11 @@ from slpo_jax.policy.policy import repeat_rows
 from slpo_jax.policy.rollout import replay
 from slpo_jax.policy.score import answer_after_replay
 from slpo_jax.settings import setting
-from slpo_jax.training.objectives.objective import Objective, means, policy_gradient_loss
+from slpo_jax.training.objectives.objective import (
+    Objective,
+    means,
+    policy_gradient_loss,
+)
 
 
 def pass_at_k_log_prob(scores_G: jax.Array) -> jax.Array:
@@ -66,9 +70,15 @@ class Pathwise(Objective):
                 f"{key}.estimator: reward is biased by answers that are not sampled from the policy; set its "
                 f"temperature to 1.0, config.rl.top_k to 0 and top_p to 1.0, not {sampled}"
             )
-        weight = {"reward": 0.0, "mixture": self.mixture_weight}.get(self.estimator, 1.0)
-        is_drawn = policy.config.max_latents > 0 and policy.latent_policy.log_prob is not None
-        if weight and not (is_drawn or policy.config.dropout_rate or policy.config.stopping == "sample"):
+        weight = {"reward": 0.0, "mixture": self.mixture_weight}.get(
+            self.estimator, 1.0
+        )
+        is_drawn = (
+            policy.config.max_latents > 0 and policy.latent_policy.log_prob is not None
+        )
+        if weight and not (
+            is_drawn or policy.config.dropout_rate or policy.config.stopping == "sample"
+        ):
             raise UserError(
                 f"{key}.estimator: {self.estimator} is of {group} thoughts, which without noise are all one; raise "
                 "config.dropout.rate, use a config.latent_policy.name with noise of its own "
@@ -78,13 +88,28 @@ class Pathwise(Objective):
     def __call__(self, policy, params, batch, trajectories, rewards_BG, key):
         group = rewards_BG.shape[1]
         replayed = replay(policy, params, batch.prompts, trajectories)
-        spoken_NA = repeat_rows(batch.answers, group) if self.needs_answers else trajectories.tokens
-        scores_N = answer_after_replay(policy, params, replayed, trajectories, spoken_NA)
+        spoken_NA = (
+            repeat_rows(batch.answers, group)
+            if self.needs_answers
+            else trajectories.tokens
+        )
+        scores_N = answer_after_replay(
+            policy, params, replayed, trajectories, spoken_NA
+        )
         stop = self.stop_term(policy, params, trajectories)
-        metrics = means(rewards_BG.size, **({} if stop is None else {"stop_log_likelihood": stop[1]}))
+        metrics = means(
+            rewards_BG.size,
+            **({} if stop is None else {"stop_log_likelihood": stop[1]}),
+        )
         if self.estimator == "reward":
-            loss = policy_gradient_loss(((1.0, scores_N), stop), self.advantages(rewards_BG))
-            return loss, len(rewards_BG), metrics | means(rewards_BG.size, answer_log_likelihood=scores_N)
+            loss = policy_gradient_loss(
+                ((1.0, scores_N), stop), self.advantages(rewards_BG)
+            )
+            return (
+                loss,
+                len(rewards_BG),
+                metrics | means(rewards_BG.size, answer_log_likelihood=scores_N),
+            )
         scores_BG = scores_N.reshape(rewards_BG.shape)
         solved_B = jax.vmap(pass_at_k_log_prob)(scores_BG)
         weight = self.mixture_weight if self.estimator == "mixture" else 1.0
@@ -92,4 +117,9 @@ class Pathwise(Objective):
         if stop is not None:
             loss = loss + policy_gradient_loss((stop,), self.advantages(rewards_BG))
         metrics |= means(rewards_BG.size, reference_log_likelihood=scores_N)
-        return loss, solved_B.size, metrics | {"pass_at_k": (jnp.exp(solved_B).sum(), jnp.float32(solved_B.size))}
+        return (
+            loss,
+            solved_B.size,
+            metrics
+            | {"pass_at_k": (jnp.exp(solved_B).sum(), jnp.float32(solved_B.size))},
+        )

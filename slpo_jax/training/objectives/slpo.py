@@ -34,7 +34,9 @@ def moments(z_KD: jax.Array, epsilon: float = EPSILON) -> tuple[jax.Array, jax.A
     # Around the first sample: equal samples then have no variance at all, whatever their size and number.
     offsets_KD = z_KD - z_KD[:1]
     offset_D = offsets_KD.mean(axis=0)
-    return z_KD[0] + offset_D, jnp.mean(jnp.square(offsets_KD - offset_D[None])) + epsilon
+    return z_KD[0] + offset_D, jnp.mean(
+        jnp.square(offsets_KD - offset_D[None])
+    ) + epsilon
 
 
 def latent_log_likelihood(
@@ -64,7 +66,9 @@ def latent_log_likelihood(
     if reduction == "mean":
         log_probs_T = log_probs_T / h_TD.shape[-1]
     is_step_T = jnp.arange(1, h_TD.shape[0] + 1) <= length
-    return jnp.sum(log_probs_T, where=is_step_T), jnp.sum(variance_T, where=is_step_T) / jnp.maximum(is_step_T.sum(), 1)
+    return jnp.sum(log_probs_T, where=is_step_T), jnp.sum(
+        variance_T, where=is_step_T
+    ) / jnp.maximum(is_step_T.sum(), 1)
 
 
 @dataclass(frozen=True)
@@ -92,7 +96,9 @@ class Slpo(AnswerOnly):
     """
 
     label = "SLPO"
-    metrics: ClassVar = {"surrogate_variance": "Mean of the variance that SLPO's surrogate is fitted with."}
+    metrics: ClassVar = {
+        "surrogate_variance": "Mean of the variance that SLPO's surrogate is fitted with."
+    }
 
     latent_weight: float = setting(1.0, least=0)  # type: ignore[misc]
     passes: int = setting(4, least=1)
@@ -104,7 +110,11 @@ class Slpo(AnswerOnly):
     def check(self, key, policy, group):
         super().check(key, policy, group)
         latent = self.latent_weight if policy.config.max_latents else 0.0
-        if latent and policy.config.dropout_rate == 0.0 and policy.latent_policy.log_prob is None:
+        if (
+            latent
+            and policy.config.dropout_rate == 0.0
+            and policy.latent_policy.log_prob is None
+        ):
             raise UserError(
                 f"{key}.latent_weight: {latent:g} scores thoughts under K passes that config.dropout.rate=0 makes all "
                 "the same; raise the rate, or set the weight to 0"
@@ -123,19 +133,35 @@ class Slpo(AnswerOnly):
         scores_K = score(policy, params, batch.prompts, trajectories, keys_K, capacity)
         terms = {"answer_log_likelihood": scores_K.answer_log_prob.mean(axis=0)}
         if policy.config.max_latents:
-            latent_N, variance_N = self._latent_terms(policy, params, trajectories, scores_K.actions)
-            terms |= {"latent_log_likelihood": latent_N, "surrogate_variance": variance_N}
+            latent_N, variance_N = self._latent_terms(
+                policy, params, trajectories, scores_K.actions
+            )
+            terms |= {
+                "latent_log_likelihood": latent_N,
+                "surrogate_variance": variance_N,
+            }
         return terms
 
     def _latent_terms(self, policy: Policy, params, trajectories, actions_K):
         """Return log pi~ of the vectors that were fed, under the K passes' own ones, and sigma^2: [N] each."""
         h_NTD = policy.latent_policy.feed(params, trajectories.actions)
-        z_KNTD = jax.vmap(policy.latent_policy.feed, in_axes=(None, 0))(params, actions_K)
+        z_KNTD = jax.vmap(policy.latent_policy.feed, in_axes=(None, 0))(
+            params, actions_K
+        )
 
         def of_one(h_TD, z_KTD, length):
-            return latent_log_likelihood(h_TD, z_KTD, length, self.epsilon, self.latent_reduction, self.detach_variance)
+            return latent_log_likelihood(
+                h_TD,
+                z_KTD,
+                length,
+                self.epsilon,
+                self.latent_reduction,
+                self.detach_variance,
+            )
 
-        scored_N = jnp.minimum(trajectories.lengths, self.scored_latents or policy.config.max_latents)
+        scored_N = jnp.minimum(
+            trajectories.lengths, self.scored_latents or policy.config.max_latents
+        )
         return jax.vmap(of_one, in_axes=(0, 1, 0))(h_NTD, z_KNTD, scored_N)
 
 
@@ -143,7 +169,8 @@ class Slpo(AnswerOnly):
 class Exact(WeightedTerms):
     """-A_i log pi(xi_i | x), all of it exact: the thought's, the answer's and the stop's log-likelihood."""
 
-    of_written_thoughts, of_one_policy = True, True
+    of_written_thoughts = True
+    of_one_policy = True
 
     latent_weight: float = setting(1.0, least=0)  # type: ignore[misc]
 
@@ -162,6 +189,10 @@ class Exact(WeightedTerms):
             fed_NT, _ = used_slots(policy, trajectories)
             latent_N = jnp.sum(scores.action_log_probs, axis=1, where=fed_NT)
             if scores.halting_log_prob is not None:
-                latent_N += jnp.where(trajectories.lengths < policy.config.max_latents, scores.halting_log_prob, 0.0)
+                latent_N += jnp.where(
+                    trajectories.lengths < policy.config.max_latents,
+                    scores.halting_log_prob,
+                    0.0,
+                )
             terms["latent_log_likelihood"] = latent_N
         return terms
