@@ -160,7 +160,7 @@ def encode_prompts(
     if prompts.packed_slots:
         packing = pack(prompts.valid, prompts.valid.shape[0], prompts.packed_slots)
         tokens, positions, dropout = jax.tree.map(
-            packing.packed, (tokens, positions, dropout)
+            packing.pack, (tokens, positions, dropout)
         )
     hidden_N1D, prefix = reasoner.forward(
         params,

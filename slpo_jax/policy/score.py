@@ -305,13 +305,13 @@ def _forward(
     if can_halt(policy) or not config.closing_ids:
         last_ND = _last(
             first_ND,
-            thoughts.unpacked(hidden_BSD[:, : thoughts.capacity]),
+            thoughts.unpack(hidden_BSD[:, : thoughts.capacity]),
             trajectories.lengths,
         )
         before = (
             before
             if config.closing_ids
-            else one_later(last_ND, packed.answers.unpacked(before))
+            else one_later(last_ND, packed.answers.unpack(before))
         )
     return _Pass(actions, log_probs, before, last_ND if can_halt(policy) else None)
 
@@ -345,10 +345,10 @@ def _read_out(
             jnp.pad(tokens_NA, ((0, 0), (closing, 0))) if closing else tokens_NA
         )
         targeted, _ = reasoner.log_probs(
-            params, before, answers.packed(targets_NS), answers.used_BS
+            params, before, answers.pack(targets_NS), answers.used_BS
         )
-        answered = over_passes(answers.unpacked)(targeted)[..., closing:]
-        hidden_NAD = over_passes(answers.unpacked)(before)[..., closing:, :]
+        answered = over_passes(answers.unpack)(targeted)[..., closing:]
+        hidden_NAD = over_passes(answers.unpack)(before)[..., closing:, :]
     halting = None
     if last is not None and policy.latent_policy.halting_token is not None:
         token_N1 = jnp.full(
@@ -395,10 +395,10 @@ def _of_step(
     first = function(first_N1D, first_argument)
     later = function(
         hidden_BSD[:, : thoughts.capacity],
-        jax.tree.map(thoughts.packed, later_arguments),
+        jax.tree.map(thoughts.pack, later_arguments),
     )
     return jax.tree.map(
-        lambda a, b: jnp.concatenate([a, thoughts.unpacked(b)[:, :-1]], axis=1),
+        lambda a, b: jnp.concatenate([a, thoughts.unpack(b)[:, :-1]], axis=1),
         first,
         later,
     )
@@ -421,7 +421,7 @@ def _side_by_side(
     last_NT = policy.latent_policy.known_last(steps_T[None] >= lengths_N1)
 
     def laid_out(x_NT, x_NS):
-        return jnp.concatenate([thoughts.packed(x_NT), answers.packed(x_NS)], axis=1)
+        return jnp.concatenate([thoughts.pack(x_NT), answers.pack(x_NS)], axis=1)
 
     latents_NTD = policy.latent_policy.feed(
         params, jax.lax.stop_gradient(trajectories.actions)
@@ -438,11 +438,11 @@ def _side_by_side(
         "owner_BL": jnp.concatenate([thoughts.owner_BS, answers.owner_BS], axis=1),
         "dropout": noise.followed_by(
             jax.tree.map(
-                thoughts.packed,
+                thoughts.pack,
                 noise.latent_dropout(keys.trajectories, steps_T, last_NT, rate, where),
             ),
             jax.tree.map(
-                answers.packed,
+                answers.pack,
                 noise.answer_dropout(keys.trajectories, slots_S, rate, where),
             ),
         ),

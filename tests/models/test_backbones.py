@@ -221,8 +221,8 @@ def test_sequences_end_to_end(case, noisy, spare):
         case.embed(tokens.tokens), positions, tokens.valid, dropout=dropout
     )
     packing = pack(tokens.valid, len(LENGTHS), sum(LENGTHS) + spare)
-    places = jax.tree.map(packing.packed, (case.embed(tokens.tokens), positions))
-    noise = jax.tree.map(packing.packed, dropout)
+    places = jax.tree.map(packing.pack, (case.embed(tokens.tokens), positions))
+    noise = jax.tree.map(packing.pack, dropout)
     hidden, own = case.reasoner.forward(
         case.params, *places, tokens.valid, dropout=noise, last=1, packing=packing
     )

@@ -39,7 +39,7 @@ def test_used_slots_come_first_in_their_order():
 def test_packing_and_unpacking_gives_used_slots_back(shape):
     x = np.random.default_rng(0).normal(size=(4, 3, *shape))
     packing = pack(jnp.asarray(USED), 2, capacity=5)
-    back = packing.unpacked(packing.packed(jnp.asarray(x)))
+    back = packing.unpack(packing.pack(jnp.asarray(x)))
     assert back.shape == x.shape
     np.testing.assert_array_equal(np.asarray(back)[USED], x.astype(np.float32)[USED])
 
@@ -55,13 +55,13 @@ def test_a_move_has_the_gradient_of_the_gather_it_is():
     rows = jnp.arange(2)[:, None]
     for ours, plain, given, used in (
         (
-            packing.packed,
+            packing.pack,
             lambda x: x.reshape(2, 6, 2)[rows, packing.source_BS],
             x,
             packing.used_BS,
         ),
         (
-            packing.unpacked,
+            packing.unpack,
             lambda x: x[rows, packing.packed_BM].reshape(4, 3, 2),
             back,
             jnp.asarray(USED),

@@ -11,7 +11,7 @@ import pytest
 
 from slpo_jax.architectures.coconut import Coconut
 from slpo_jax.models import xla_cpu
-from slpo_jax.models.xla_cpu import after, remade
+from slpo_jax.models.xla_cpu import after, remat
 from slpo_jax.training import rl_loss
 from slpo_jax.training.objectives import OBJECTIVES
 from small_steps import (
@@ -113,7 +113,7 @@ def test_gradients_are_numpy_s():
     scale = rng.normal(size=5)
     g = rng.normal(size=(3, 5))
     _, pull = jax.vjp(
-        remade(_waves), *(jnp.asarray(each, jnp.float32) for each in (x, scale))
+        remat(_waves), *(jnp.asarray(each, jnp.float32) for each in (x, scale))
     )
     of_x, of_scale = pull(jnp.asarray(g, jnp.float32))
 
@@ -148,7 +148,7 @@ def _scratch(function, layers):
 
 def test_arguments_alone_are_kept():
     x_bytes = 4 * 512 * 256
-    slope = (_scratch(remade(_waves), 24) - _scratch(remade(_waves), 12)) / 12
+    slope = (_scratch(remat(_waves), 24) - _scratch(remat(_waves), 12)) / 12
     assert x_bytes <= slope < 1.5 * x_bytes
     assert (_scratch(_waves, 24) - _scratch(_waves, 12)) / 12 > 2 * x_bytes, (
         "the test must see what is kept"
@@ -163,7 +163,7 @@ def test_second_derivatives_are_not_lost():
 
     x = jnp.asarray(np.random.default_rng(2).normal(size=(3, 5)), jnp.float32)
     np.testing.assert_allclose(
-        slope(remade(_waves))(x), slope(_waves)(x), rtol=1e-4, atol=1e-5
+        slope(remat(_waves))(x), slope(_waves)(x), rtol=1e-4, atol=1e-5
     )
 
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from slpo_jax.errors import UserError
-from slpo_jax.models.parts import REASONER, Params, detached
+from slpo_jax.models.parts import REASONER, Params, detach
 from slpo_jax.policy.advantage import AdvantageName, best_positive
 from slpo_jax.policy.policy import Policy
 from slpo_jax.policy.score import Capacity, are_cut, can_halt, score, used_slots
@@ -81,7 +81,7 @@ def with_detached_inputs(policy: Policy) -> Policy:
         return jax.lax.stop_gradient(reasoner.embed(params, tokens_BL))
 
     def feed(params, action):
-        return latent_policy.feed(detached(params, REASONER), action)
+        return latent_policy.feed(detach(params, REASONER), action)
 
     return dataclasses.replace(
         policy,
