@@ -10,7 +10,7 @@ from scipy import special
 
 from slpo_jax.policy import noise
 from slpo_jax.policy.rollout import Trajectories, sample
-from slpo_jax.policy.scorers import beam_search, begun, latent_scores
+from slpo_jax.policy.scorers import beam_search, init_reward_model, latent_scores
 from tiny import (
     CONFIG,
     ROLLOUT,
@@ -33,7 +33,7 @@ BY_LENGTH = dataclasses.replace(BY_THRESHOLD, stopping="length")
 @pytest.fixture(scope="module")
 def params():
     kernel = np.random.default_rng(1).normal(size=(CONFIG.n_embd, 1)).astype(np.float32)
-    model = begun({"reasoner": random_params(9)}, CONFIG.n_embd)
+    model = init_reward_model({"reasoner": random_params(9)}, CONFIG.n_embd)
     return both_params() | {
         "latent_rm": model
         | {"classifier": {"kernel": kernel, "bias": np.zeros(1, np.float32)}}

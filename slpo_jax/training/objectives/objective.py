@@ -19,12 +19,12 @@ from slpo_jax.settings import Checked, setting
 from slpo_jax.training.state import Params, Sums
 
 OPTIMIZER_KEYS = ("learning_rate", "schedule")
-"""Settings of the stage's optimizer that an objective may have instead; None or "": it has not."""
+"""Settings of the stage's optimizer that an objective may replace; None or "" does not."""
 
 
 @dataclass(frozen=True)
 class Objective(Checked, abc.ABC):
-    """An estimator of what to improve on groups of G rollouts; a frozen dataclass that is its own config section.
+    """A policy-gradient estimator on groups of G rollouts; a frozen dataclass that is its own config section.
 
     Attributes:
         kind: a name in `OBJECTIVES`; "" is the one of its own name.
@@ -40,13 +40,13 @@ class Objective(Checked, abc.ABC):
     """
 
     label: ClassVar[str] = ""
-    """What a report calls it; "" is its name."""
+    """Its name in a report; "" is its name in the config."""
     metrics: ClassVar[Mapping[str, str]] = {}
-    """What it alone logs, with what each is; what several log is in `evaluation.curves`."""
+    """Metrics that it alone logs, and their meaning; `evaluation.curves` has those that several log."""
     of_written_thoughts: ClassVar[bool] = False
     """Whether it is for thoughts of sampled tokens too, which need their likelihood and have no other gradient."""
     of_one_policy: ClassVar[bool] = False
-    """Whether it takes likelihoods of the policy that rolled out, which dropout makes another in every pass."""
+    """Whether it takes likelihoods of the policy that rolled out; dropout would change that in every pass."""
 
     kind: str = ""
     after: str = ""
@@ -69,7 +69,7 @@ class Objective(Checked, abc.ABC):
         rewards_BG: jax.Array,
         key: jax.Array,
     ) -> tuple[jax.Array, int | jax.Array, Sums]:
-        """Return the sum of the loss, what it is divided by for the mean, such as B, and the objective's own metrics.
+        """Return the sum of the loss, its divisor for the mean, such as B, and the objective's own metrics.
 
         Args:
             trajectories: N = B*G rows, a prompt's G in a row; constants, as the rewards are.
@@ -103,7 +103,7 @@ class Objective(Checked, abc.ABC):
         batch: PromptedBatch,
         trajectories: Trajectories,
     ) -> Any:
-        """Return what later updates need of the policy that rolled out, leaves [N, ..]: `Trajectories.behaviour`."""
+        """Return the later updates' record of the policy that rolled out, leaves [N, ..]: `Trajectories.behaviour`."""
         return None
 
     @property
@@ -118,7 +118,7 @@ class Objective(Checked, abc.ABC):
         batch: PromptedBatch,
         trajectories: Trajectories,
     ) -> Any:
-        """Return what it needs of the policy that it started from: `Trajectories.reference`, leaves [N, ..].
+        """Return its record of the policy that it started from: `Trajectories.reference`, leaves [N, ..].
 
         Args:
             params: those that it started from.
@@ -134,11 +134,8 @@ class Objective(Checked, abc.ABC):
         Raises:
             UserError: one line with the key and the remedy.
         """
-        if (
-            policy.config.max_latents
-            and policy.latent_policy.says is not None
-            and not self.of_written_thoughts
-        ):
+        writes = policy.config.max_latents and policy.latent_policy.says is not None
+        if writes and not self.of_written_thoughts:
             raise UserError(
                 f"{key}: is for thoughts in vectors, and those of config.latent_policy.name are sampled tokens; use "
                 "the objective grpo or exact, or another latent policy"
@@ -155,7 +152,8 @@ class Objective(Checked, abc.ABC):
 
     def advantages(self, rewards_BG: jax.Array) -> jax.Array:
         """Compute the advantages [B, G], constants."""
-        return jax.vmap(ADVANTAGES[self.advantage](self.pass_k))(rewards_BG)
+        advantage = ADVANTAGES[self.advantage](self.pass_k)
+        return jax.vmap(advantage)(rewards_BG)
 
     def stop_term(
         self, policy: Policy, params: Params, trajectories: Trajectories
@@ -164,9 +162,8 @@ class Objective(Checked, abc.ABC):
         if not policy.stops_itself:
             return None
         logits_NT = policy.latent_policy.stop_logits(params, trajectories.actions)
-        return self.stop_weight, jax.vmap(stop_log_likelihood)(
-            logits_NT, trajectories.lengths
-        )
+        log_prob_N = jax.vmap(stop_log_likelihood)(logits_NT, trajectories.lengths)
+        return self.stop_weight, log_prob_N
 
 
 @dataclass(frozen=True)
@@ -194,7 +191,7 @@ class WeightedTerms(Objective):
     def terms(
         self, policy: Policy, capacity: Capacity, params, batch, trajectories, key
     ) -> dict[str, jax.Array]:
-        """Return `answer_log_likelihood`, `latent_log_likelihood` if there is one, and what else is logged, [N]."""
+        """Return `answer_log_likelihood`, `latent_log_likelihood` if there is one, and other metrics, [N] each."""
 
     def __call__(self, policy, params, batch, trajectories, rewards_BG, key):
         loss, logged = at_capacity(
@@ -212,41 +209,49 @@ class WeightedTerms(Objective):
         rewards_BG,
         key,
     ):
-        by_name = self.terms(policy, capacity, params, batch, trajectories, key)
-        latent_N = by_name.get("latent_log_likelihood")
-        stop = self.stop_term(policy, params, trajectories)
-        latent = None if latent_N is None else (self.latent_weight, latent_N)
-        terms = (latent, (self.answer_weight, by_name["answer_log_likelihood"]), stop)
-        loss = policy_gradient_loss(terms, self.advantages(rewards_BG))
-        return loss, by_name | (
-            {} if stop is None else {"stop_log_likelihood": stop[1]}
+        # Collect the terms that there are, each with its weight; all of them are logged.
+        logged = dict(
+            self.terms(
+                policy,
+                capacity,
+                params,
+                batch,
+                trajectories,
+                key,
+            )
         )
+        terms = []
+        if "latent_log_likelihood" in logged:
+            terms.append((self.latent_weight, logged["latent_log_likelihood"]))
+        terms.append((self.answer_weight, logged["answer_log_likelihood"]))
+        stop = self.stop_term(policy, params, trajectories)
+        if stop is not None:
+            terms.append(stop)
+            _, logged["stop_log_likelihood"] = stop
+        return policy_gradient_loss(terms, self.advantages(rewards_BG)), logged
 
 
 def policy_gradient_loss(
-    terms: Sequence[tuple[float, jax.Array] | None], advantages_BG: jax.Array
+    terms: Sequence[tuple[float, jax.Array]], advantages_BG: jax.Array
 ) -> jax.Array:
     """Sum over prompts of -1/G sum_i A_i l(xi_i | x), l a weighted sum of log-likelihoods (paper Prop. 2).
 
     Args:
-        terms: (weight, float32 [N]) each, None for what there is not; the first that there is comes first in the sum.
+        terms: (weight, float32 [N]) each, which are summed in this order.
         advantages_BG: stop-gradient advantages.
     Returns:
         float32 scalar; the caller divides by the number of prompts.
     """
     # A term that is off is left out of the graph, so that it costs no backward pass and can spread no NaN.
-    total_N = sum(
-        weight * term for weight, term in filter(None, terms) if weight != 0.0
-    )
-    return -jnp.sum(advantages_BG.reshape(-1) * total_N) / advantages_BG.shape[1]
+    total_N = sum(weight * term_N for weight, term_N in terms if weight != 0.0)
+    group = advantages_BG.shape[1]
+    return -jnp.sum(advantages_BG.reshape(-1) * total_N) / group
 
 
 def means(rollouts: int, **per_rollout: jax.Array) -> Sums:
     """Make metrics that are means over rollouts, of arrays [N]."""
-    return {
-        name: (values.sum(), jnp.float32(rollouts))
-        for name, values in per_rollout.items()
-    }
+    count = jnp.float32(rollouts)
+    return {name: (values.sum(), count) for name, values in per_rollout.items()}
 
 
 def at_capacity(
@@ -257,11 +262,11 @@ def at_capacity(
     trajectories,
     *constants,
 ):
-    """Run `branch(policy, capacity, params, batch, trajectories, *constants)` at the smallest capacity that is enough.
+    """Run `branch(policy, capacity, params, batch, trajectories, *constants)` at the smallest sufficient capacity.
 
     Scoring passes are compiled for each of `Policy.capacities`; the smallest that these trajectories fit in runs, and
-    makes loss and gradient together. Differentiating the switch itself would keep what every branch has to remember for
-    its backward pass, not only the chosen one.
+    makes loss and gradient together. Differentiating the switch itself would keep the residuals of every branch for its
+    backward pass, not only those of the chosen one.
 
     Returns:
         (loss, aux) as the branch; gradients are for params alone, and none goes through aux.
@@ -270,6 +275,7 @@ def at_capacity(
     choices = capacities(policy, group)
     branches = [functools.partial(branch, policy, choice) for choice in choices]
 
+    # A switch whose forward pass makes the gradient too, and whose backward pass only scales it.
     @jax.custom_vjp
     def choose(params, index, constants):
         return jax.lax.switch(index, branches, params, *constants)
