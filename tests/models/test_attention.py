@@ -17,7 +17,10 @@ WIDTH = 16
 
 
 def _bfloat16(rng, *shape):
-    return jnp.asarray(4 * rng.normal(size=shape), jnp.bfloat16)
+    return jnp.asarray(
+        4 * rng.normal(size=shape),
+        jnp.bfloat16,
+    )
 
 
 def _scores(q_BHLD, k_BGSD):
@@ -30,8 +33,14 @@ def _scores(q_BHLD, k_BGSD):
 
 def _slots(first, last, total):
     """Values that show each slot's weight, [B, G, last - first, total]."""
-    eye = np.eye(total, dtype=np.float32)[first:last]
-    return jnp.asarray(np.broadcast_to(eye, (ROWS, GROUPS, *eye.shape)), jnp.bfloat16)
+    eye = np.eye(
+        total,
+        dtype=np.float32,
+    )[first:last]
+    return jnp.asarray(
+        np.broadcast_to(eye, (ROWS, GROUPS, *eye.shape)),
+        jnp.bfloat16,
+    )
 
 
 @pytest.mark.parametrize("before", [pytest.param(0, marks=pytest.mark.slow), 5])
@@ -48,7 +57,10 @@ def test_scores_are_float32_where_activations_are_bfloat16(before):
         k_before = jnp.broadcast_to(
             _bfloat16(rng, 1, GROUPS, before, WIDTH), (ROWS, GROUPS, before, WIDTH)
         )
-        scores = np.concatenate([_scores(q, k_before), scores], axis=-1)
+        scores = np.concatenate(
+            [_scores(q, k_before), scores],
+            axis=-1,
+        )
         prefix = [
             (k_before[:1], _slots(0, before, total)[:1], jnp.ones((1, before), bool))
         ]
@@ -75,7 +87,11 @@ def _plain(q_BHLD, k_BGSD, v_BGSD, mask_BLS, k_CGUD, v_CGUD, valid_CU):
     """Each row's prefix and its own slots one after the other, and softmax over them."""
 
     def side_by_side(x_CGUD, x_BGSD):
-        before = jnp.repeat(x_CGUD, x_BGSD.shape[0] // x_CGUD.shape[0], axis=0)
+        before = jnp.repeat(
+            x_CGUD,
+            x_BGSD.shape[0] // x_CGUD.shape[0],
+            axis=0,
+        )
         return jnp.repeat(
             jnp.concatenate([before, x_BGSD], axis=2),
             q_BHLD.shape[1] // x_BGSD.shape[1],
@@ -113,7 +129,11 @@ def _inputs(rows_of_valid):
         )
     )
     valid = jnp.asarray(rng.random((rows_of_valid, BEFORE)) < 0.7)
-    mask = own_mask(jnp.asarray(rng.random((4, OWN)) < 0.8), 3, 2)
+    mask = own_mask(
+        jnp.asarray(rng.random((4, OWN)) < 0.8),
+        3,
+        2,
+    )
     assert not valid.all()
     assert not mask.all()
     return (q, k, v, before_k, before_v), (mask, valid), g
@@ -127,7 +147,11 @@ def test_values_and_gradients_are_the_definition_s(
     rows_of_valid, in_turn, dtype, most, monkeypatch
 ):
     """Of all heads at once, and where there are many scores, of one head of keys after the other."""
-    monkeypatch.setattr(attention, "SCORES", 4 * 4 * 3 * BEFORE - in_turn)
+    monkeypatch.setattr(
+        attention,
+        "SCORES",
+        4 * 4 * 3 * BEFORE - in_turn,
+    )
     arrays, (mask, valid), g = _inputs(rows_of_valid)
 
     @jax.jit
@@ -156,14 +180,24 @@ def test_values_and_gradients_are_the_definition_s(
     ):
         assert one.dtype == dtype
         assert np.abs(other).max() > 0.5
-        np.testing.assert_allclose(np.asarray(one, np.float64), other, atol=most)
+        np.testing.assert_allclose(
+            np.asarray(one, np.float64),
+            other,
+            atol=most,
+        )
 
 
 def test_a_query_that_sees_nothing_is_finite_and_moves_nothing():
     (q, k, v, before_k, before_v), _, g = _inputs(2)
     sees = jnp.arange(4) > 0
-    mask = jnp.broadcast_to(sees[:, None, None], (4, 3, OWN))
-    valid = jnp.broadcast_to(sees[:, None], (4, BEFORE))
+    mask = jnp.broadcast_to(
+        sees[:, None, None],
+        (4, 3, OWN),
+    )
+    valid = jnp.broadcast_to(
+        sees[:, None],
+        (4, BEFORE),
+    )
     out, pull = jax.vjp(
         lambda *x: attend(*x[:3], mask, (*x[3:], valid)), q, k, v, before_k, before_v
     )

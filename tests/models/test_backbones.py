@@ -74,7 +74,14 @@ class Case:
 
     def run(self, inputs, positions, valid, *args, **kwargs):
         """Hidden states and the own slots."""
-        return self.forward(self.params, inputs, positions, valid, *args, **kwargs)
+        return self.forward(
+            self.params,
+            inputs,
+            positions,
+            valid,
+            *args,
+            **kwargs,
+        )
 
     def logits(self, hidden):
         return np.asarray(self.reasoner.logits(self.params, hidden))
@@ -126,7 +133,10 @@ def _tokens(rows=3, length=SLOTS, seed=1):
 
 def test_prefill(case):
     tokens = _tokens()
-    hidden, _ = case.run(case.embed(tokens), *case.count(tokens))
+    hidden, _ = case.run(
+        case.embed(tokens),
+        *case.count(tokens),
+    )
     expected = case.expected(tokens, case.count(tokens)[0])
     assert np.abs(expected).max() > 2, "a test on logits near zero shows nothing"
     np.testing.assert_allclose(
@@ -166,7 +176,11 @@ def test_rows_that_share_a_left_padded_prefix(case, cached):
     prompts = random_prompts((5, 8), 8)
     own = _tokens(6, 4, seed=3)
     positions = np.cumsum(prompts.valid, axis=1) - 1
-    _, prefix = case.run(case.embed(prompts.tokens), positions, prompts.valid)
+    _, prefix = case.run(
+        case.embed(prompts.tokens),
+        positions,
+        prompts.valid,
+    )
     before = np.repeat(prompts.lengths, 3)[:, None]
     inputs = case.embed(own)
     own_positions = before + np.arange(4)[None]
@@ -177,7 +191,12 @@ def test_rows_that_share_a_left_padded_prefix(case, cached):
         for i in range(4):
             at = slice(i, i + 1)
             rows = inputs[:, at], own_positions[:, at], valid[:, at]
-            hidden, cache = case.run(*rows, prefix=prefix, cache=cache, start=i)
+            hidden, cache = case.run(
+                *rows,
+                prefix=prefix,
+                cache=cache,
+                start=i,
+            )
             parts.append(hidden)
         hidden = jnp.concatenate(parts, axis=1)
     else:
@@ -185,7 +204,10 @@ def test_rows_that_share_a_left_padded_prefix(case, cached):
     logits = case.logits(hidden)
     for row in range(6):
         alone = np.concatenate([real_tokens(prompts, row // 3), own[row]])[None]
-        expected = case.expected(alone, np.arange(alone.shape[1])[None])[0, -4:]
+        expected = case.expected(
+            alone,
+            np.arange(alone.shape[1])[None],
+        )[0, -4:]
         np.testing.assert_allclose(logits[row], expected, **TIGHT)
 
 
@@ -220,13 +242,24 @@ def test_sequences_end_to_end(case, noisy, spare):
     whole, cache = case.run(
         case.embed(tokens.tokens), positions, tokens.valid, dropout=dropout
     )
-    packing = pack(tokens.valid, len(LENGTHS), sum(LENGTHS) + spare)
-    places = jax.tree.map(packing.pack, (case.embed(tokens.tokens), positions))
+    packing = pack(
+        tokens.valid,
+        len(LENGTHS),
+        sum(LENGTHS) + spare,
+    )
+    places = jax.tree.map(
+        packing.pack,
+        (case.embed(tokens.tokens), positions),
+    )
     noise = jax.tree.map(packing.pack, dropout)
     hidden, own = case.reasoner.forward(
         case.params, *places, tokens.valid, dropout=noise, last=1, packing=packing
     )
-    np.testing.assert_allclose(hidden, whole[:, -1:], **TIGHT)
+    np.testing.assert_allclose(
+        hidden,
+        whole[:, -1:],
+        **TIGHT,
+    )
     np.testing.assert_array_equal(own.valid, cache.valid)
     real = np.asarray(tokens.valid)
     for ours, padded in zip(
@@ -289,7 +322,11 @@ def test_dropout_multiplies_masks_in_at_its_sites(name):
     noisy = case.outputs(tokens, positions)
     for hook in hooks:
         hook.remove()
-    np.testing.assert_allclose(case.logits(hidden), noisy.logits.numpy(), **TIGHT)
+    np.testing.assert_allclose(
+        case.logits(hidden),
+        noisy.logits.numpy(),
+        **TIGHT,
+    )
     expected = np.stack([level[0, 6].numpy() for level in noisy.hidden_states])
     np.testing.assert_allclose(levels[0], expected, **TIGHT)
     assert np.abs(noisy.logits.numpy() - clean).max() > 0.3
@@ -314,4 +351,9 @@ def test_trace_is_every_level_of_the_row_alone(case):
             [state[0, at[row] - (SLOTS - length)].numpy() for state in states]
         )
         np.testing.assert_allclose(levels[row], expected, **TIGHT)
-    assert_close((hidden, cache), case.run(*arguments), rtol=0, atol=1e-5)
+    assert_close(
+        (hidden, cache),
+        case.run(*arguments),
+        rtol=0,
+        atol=1e-5,
+    )

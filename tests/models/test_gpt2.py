@@ -27,7 +27,10 @@ from tiny import CONFIG, SlowReasoner, compiled, load_hf, random_params
 )
 def test_real_shapes(config, parameters):
     """The published models' numbers of parameters, without allocating one of them."""
-    tree = jax.eval_shape(Coconut().on(config).init, jax.random.key(0))["backbone"]
+    tree = jax.eval_shape(
+        Coconut().on(config).init,
+        jax.random.key(0),
+    )["backbone"]
     assert sum(leaf.size for leaf in jax.tree.leaves(tree)) == parameters
     assert ("lm_head" in tree) == (not config.tied)
     assert {leaf.dtype for leaf in jax.tree.leaves(tree)} == {jnp.dtype("float32")}
@@ -35,7 +38,13 @@ def test_real_shapes(config, parameters):
 
 def test_projections_into_the_residual_stream_begin_narrower():
     """By the root of how many are added up, two a layer (Radford et al., 2019)."""
-    reasoner = Coconut().on(dataclasses.replace(CONFIG, n_embd=64, n_layer=8))
+    reasoner = Coconut().on(
+        dataclasses.replace(
+            CONFIG,
+            n_embd=64,
+            n_layer=8,
+        )
+    )
     block = compiled(lambda key: reasoner.init(key)["backbone"]["h_0"])(
         jax.random.key(0)
     )

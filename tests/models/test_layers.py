@@ -37,14 +37,30 @@ def test_a_layer_and_its_gradients_are_numpy_s(leading):
         "kernel": jnp.asarray(kernel, jnp.float32),
         "bias": jnp.asarray(bias, jnp.float32),
     }
-    got = layer.apply({"params": params}, jnp.asarray(x, jnp.float32))
+    got = layer.apply(
+        {"params": params},
+        jnp.asarray(x, jnp.float32),
+    )
     of_params, of_x = jax.grad(loss, (0, 1))(params, jnp.asarray(x, jnp.float32))
-    np.testing.assert_allclose(got, x @ kernel + bias, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(
+        got,
+        x @ kernel + bias,
+        rtol=1e-5,
+        atol=1e-5,
+    )
     np.testing.assert_allclose(
         of_params["kernel"], np.tensordot(x, seen, [range(len(leading))] * 2), atol=1e-5
     )
-    np.testing.assert_allclose(of_params["bias"], seen.reshape(-1, 5).sum(0), atol=1e-5)
-    np.testing.assert_allclose(of_x, seen @ kernel.T, atol=1e-5)
+    np.testing.assert_allclose(
+        of_params["bias"],
+        seen.reshape(-1, 5).sum(0),
+        atol=1e-5,
+    )
+    np.testing.assert_allclose(
+        of_x,
+        seen @ kernel.T,
+        atol=1e-5,
+    )
 
 
 def test_a_layer_begins_as_it_says():
@@ -74,13 +90,22 @@ def test_gradients_of_parameters_are_not_rounded(rows):
         ),
         (lambda x, kernel: head_logits(x, kernel.T), kernel, 1e-5),
     ):
-        got, pull = jax.vjp(function, x, jnp.asarray(matrix))
+        got, pull = jax.vjp(
+            function,
+            x,
+            jnp.asarray(matrix),
+        )
         np.testing.assert_allclose(
             np.asarray(got, np.float64), x_exact @ kernel_exact, rtol=wide, atol=wide
         )
         of_x, of_kernel = pull(g.astype(got.dtype))
         assert (of_x.dtype, of_kernel.dtype) == (jnp.bfloat16, jnp.float32)
-        np.testing.assert_allclose(of_kernel, x_exact.T @ g_exact, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(
+            of_kernel,
+            x_exact.T @ g_exact,
+            rtol=1e-5,
+            atol=1e-5,
+        )
         np.testing.assert_allclose(
             np.asarray(of_x, np.float64), g_exact @ kernel_exact.T, rtol=1e-2, atol=1e-2
         )
@@ -136,7 +161,11 @@ def test_low_products_and_their_gradients_are_rounded_once(function, spec, a, b)
     """Or not at all, where results are float32."""
     rng = np.random.default_rng(2)
     (a, a_exact), (b, b_exact) = (low(rng.normal(size=size)) for size in (a, b))
-    got, pull = jax.vjp(functools.partial(function, spec), a, b)
+    got, pull = jax.vjp(
+        functools.partial(function, spec),
+        a,
+        b,
+    )
     expected = np.einsum(spec, a_exact, b_exact)
     if function is product:
         assert_rounded_once((got,), (expected,))
@@ -164,7 +193,10 @@ def test_low_layers_ask_for_sums_in_float32():
             if "dot_general" in line
         ]
 
-    lines = products(jnp.ones((4, 8), jnp.bfloat16), jnp.ones((8, 3), jnp.bfloat16))
+    lines = products(
+        jnp.ones((4, 8), jnp.bfloat16),
+        jnp.ones((8, 3), jnp.bfloat16),
+    )
     assert len(lines) == 3
     assert all(":f32[" in line for line in lines)
 
@@ -195,9 +227,22 @@ latent_dropout = compiled(noise.latent_dropout, static=("rate", "where"))
 answer_dropout = compiled(noise.answer_dropout, static=("rate", "where"))
 
 
-def _noise(rows=ROWS, length=LENGTH, seed=0, rate=RATE, active=True) -> Dropout:
-    keys = jax.random.split(jax.random.key(seed), (rows, length))
-    return Dropout(keys, jnp.full((rows, length), active), rate)
+def _noise(
+    rows=ROWS,
+    length=LENGTH,
+    seed=0,
+    rate=RATE,
+    active=True,
+) -> Dropout:
+    keys = jax.random.split(
+        jax.random.key(seed),
+        (rows, length),
+    )
+    return Dropout(
+        keys,
+        jnp.full((rows, length), active),
+        rate,
+    )
 
 
 def _kept(dropout, site=0, width=WIDTH) -> np.ndarray:
@@ -241,7 +286,10 @@ def test_values_are_zero_or_scaled(dtype):
     y = drop(x, _noise(), site=3)
     assert y.dtype == dtype
     scaled = x * jnp.asarray(1 / 0.9, dtype)
-    np.testing.assert_array_equal(y, jnp.where(y == 0, 0, scaled))
+    np.testing.assert_array_equal(
+        y,
+        jnp.where(y == 0, 0, scaled),
+    )
     assert 0 < (y == 0).mean() < 0.2
 
 
@@ -270,7 +318,11 @@ def test_positions_rows_sites_and_keys_are_independent():
 
 def test_keys_that_were_folded_from_neighbouring_numbers_are_independent():
     """As the policy makes them: nearby positions, steps, examples and rollouts."""
-    rows = row_keys(jax.random.key(0), jnp.arange(2000) // 8, jnp.arange(2000) % 8)
+    rows = row_keys(
+        jax.random.key(0),
+        jnp.arange(2000) // 8,
+        jnp.arange(2000) % 8,
+    )
     latent = _kept(
         latent_dropout(
             rows,
@@ -283,7 +335,14 @@ def test_keys_that_were_folded_from_neighbouring_numbers_are_independent():
     prompt = _kept(
         prompt_dropout(rows, jnp.ones((2000, 4), bool), rate=RATE, where="thought")
     )
-    answer = _kept(answer_dropout(rows, jnp.arange(4), rate=RATE, where="all"))
+    answer = _kept(
+        answer_dropout(
+            rows,
+            jnp.arange(4),
+            rate=RATE,
+            where="all",
+        )
+    )
     for a, b in ((latent, prompt), (latent, answer), (prompt, answer)):
         assert abs(_correlation(a, b)) < SIGMAS
         assert abs(_correlation(a[:, 1:], b[:, :-1])) < SIGMAS
@@ -323,27 +382,54 @@ def test_a_mask_depends_on_its_position_s_key_alone():
         _kept(Dropout(dropout.keys_BL[order], dropout.active_BL, RATE), site=2),
         kept[order],
     )
-    one = Dropout(dropout.keys_BL[3:4, 5:6], dropout.active_BL[:1, :1], RATE)
-    np.testing.assert_array_equal(_kept(one, site=2)[0, 0], kept[3, 5])
+    one = Dropout(
+        dropout.keys_BL[3:4, 5:6],
+        dropout.active_BL[:1, :1],
+        RATE,
+    )
+    np.testing.assert_array_equal(
+        _kept(one, site=2)[0, 0],
+        kept[3, 5],
+    )
 
 
 def test_prompt_noise_counts_from_the_end():
-    keys = row_keys(jax.random.key(0), jnp.arange(3))
-    small = prompt_dropout(keys, jnp.ones((3, 4), bool), rate=RATE, where="thought")
+    keys = row_keys(
+        jax.random.key(0),
+        jnp.arange(3),
+    )
+    small = prompt_dropout(
+        keys,
+        jnp.ones((3, 4), bool),
+        rate=RATE,
+        where="thought",
+    )
     large = prompt_dropout(
         keys, jnp.arange(7)[None] >= jnp.full((3, 1), 3), rate=RATE, where="thought"
     )
-    np.testing.assert_array_equal(_kept(small), _kept(large)[:, 3:])
+    np.testing.assert_array_equal(
+        _kept(small),
+        _kept(large)[:, 3:],
+    )
     assert _kept(large)[:, :3].all(), "pads carry no noise"
 
 
 def test_inactive_and_uncovered_positions_are_untouched():
-    x = jax.random.normal(jax.random.key(1), (ROWS, LENGTH + 3, WIDTH))
+    x = jax.random.normal(
+        jax.random.key(1),
+        (ROWS, LENGTH + 3, WIDTH),
+    )
     active = jnp.asarray(np.random.default_rng(0).random((ROWS, LENGTH)) < 0.5)
     dropout = _noise().replace(active_BL=active)
     y = np.asarray(drop(x, dropout, site=1))
-    np.testing.assert_array_equal(y[:, LENGTH:], x[:, LENGTH:])
-    np.testing.assert_array_equal(y[:, :LENGTH][~active], x[:, :LENGTH][~active])
+    np.testing.assert_array_equal(
+        y[:, LENGTH:],
+        x[:, LENGTH:],
+    )
+    np.testing.assert_array_equal(
+        y[:, :LENGTH][~active],
+        x[:, :LENGTH][~active],
+    )
     np.testing.assert_array_equal(
         y[:, :LENGTH][active], drop(x[:, :LENGTH], _noise(), site=1)[active]
     )

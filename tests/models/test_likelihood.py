@@ -57,7 +57,10 @@ def tiles(monkeypatch):
 def _work(dtype, head_dtype=jnp.float32, shape=(3, 7)):
     """(hidden, head, tokens, asked, what is seen of each), and the first two in float64 as a product takes them."""
     rng = np.random.default_rng(0)
-    hidden = jnp.asarray(3 * rng.normal(size=(*shape, D)), dtype)
+    hidden = jnp.asarray(
+        3 * rng.normal(size=(*shape, D)),
+        dtype,
+    )
     head = jnp.asarray(rng.normal(size=(V, D)), head_dtype)
     tokens = rng.integers(0, V, shape)
     tokens.flat[:3] = 0, V - 1, V - 8
@@ -78,7 +81,11 @@ def _oracle(hidden, head, tokens, seen):
     logits = hidden @ head.T
     log_p = special.log_softmax(logits, axis=-1)
     g = seen[..., None] * (np.eye(V)[tokens] - np.exp(log_p))
-    chosen = np.take_along_axis(log_p, tokens[..., None], axis=-1)[..., 0]
+    chosen = np.take_along_axis(
+        log_p,
+        tokens[..., None],
+        axis=-1,
+    )[..., 0]
     return (
         chosen,
         logits.argmax(-1),
@@ -133,12 +140,22 @@ def test_passes_of_a_vmap_are_theirs_without(tiles):
         found = jax.vmap(one)(hidden, tokens, asked)
         return jnp.sum(found[0] * seen), found
 
-    (_, expected), gradients = _gradients(hidden, head, tokens, asked, seen)
+    (_, expected), gradients = _gradients(
+        hidden,
+        head,
+        tokens,
+        asked,
+        seen,
+    )
     (_, found), ours = jax.jit(jax.value_and_grad(loss, (0, 1), has_aux=True))(
         hidden, head
     )
     for one, other in zip(found, expected, strict=True):
-        np.testing.assert_allclose(one[asked], other[asked], atol=1e-5)
+        np.testing.assert_allclose(
+            one[asked],
+            other[asked],
+            atol=1e-5,
+        )
     assert_close(ours, gradients, atol=1e-5)
 
 
@@ -160,7 +177,13 @@ def test_no_time_is_spent_on_what_nobody_asks_for(tiles):
     hidden, head, tokens, asked, seen = _work(jnp.float32)[0]
     unseen = np.flatnonzero(~np.asarray(asked))[2:]
     hidden = hidden.reshape(-1, D).at[unseen].set(jnp.nan).reshape(hidden.shape)
-    (_, found), gradients = _gradients(hidden, head, tokens, asked, seen)
+    (_, found), gradients = _gradients(
+        hidden,
+        head,
+        tokens,
+        asked,
+        seen,
+    )
     assert all(np.isfinite(x).all() for x in (*found, *gradients))
 
 
@@ -168,7 +191,11 @@ def test_what_is_not_a_number_is_not_hidden(tiles):
     """So that a step with such a loss changes nothing."""
     tiles(*SIZES["both cut"])
     hidden, head, tokens, *_ = _work(jnp.float32)[0]
-    found, _ = token_log_probs(hidden.at[1, 2, 3].set(jnp.nan), head, tokens)
+    found, _ = token_log_probs(
+        hidden.at[1, 2, 3].set(jnp.nan),
+        head,
+        tokens,
+    )
     assert np.argwhere(np.isnan(found)).tolist() == [[1, 2]]
 
 
@@ -215,7 +242,10 @@ def test_no_logits_of_a_step_are_whole(tiles, stage):
         loss = STAGES[stage][0]()
         batch = imitation_batch()
 
-    gradient = jax.grad(lambda params, batch: loss(params, batch, key), has_aux=True)
+    gradient = jax.grad(
+        lambda params, batch: loss(params, batch, key),
+        has_aux=True,
+    )
     whole = re.compile(rf"f32\[[\d,]*\b{V}\]")
     assert whole.search(str(jax.make_jaxpr(gradient)(params, batch))), (
         "the test must see them"

@@ -94,8 +94,16 @@ def test_norms_and_their_gradients_are_numpy_s(dtype, most):
     scaled = g * scale
     along = (scaled * x).mean(-1, keepdims=True)
     assert (got.dtype, of_x.dtype, of_scale.dtype) == (dtype, dtype, "float32")
-    np.testing.assert_allclose(np.asarray(got, np.float64), x / size * scale, atol=most)
+    np.testing.assert_allclose(
+        np.asarray(got, np.float64),
+        x / size * scale,
+        atol=most,
+    )
     np.testing.assert_allclose(
         np.asarray(of_x, np.float64), scaled / size - x * along / size**3, atol=most
     )
-    np.testing.assert_allclose(of_scale, (g * x / size).sum((0, 1)), atol=most)
+    np.testing.assert_allclose(
+        of_scale,
+        (g * x / size).sum((0, 1)),
+        atol=most,
+    )

@@ -25,7 +25,11 @@ MODELS = {
     "llama": (LLAMA, load_hf_llama, "model."),
     "qwen3": (QWEN3, load_hf_llama, "model."),
 }
-TOKENS = np.random.default_rng(5).integers(0, 58, size=(2, 7))
+TOKENS = np.random.default_rng(5).integers(
+    0,
+    58,
+    size=(2, 7),
+)
 
 
 def _flat(tree):
@@ -62,7 +66,10 @@ def case(request):
     config, load, prefix = MODELS[request.param]
     reasoner = Coconut().on(config)
     params = random_tree(reasoner)
-    adapters = _drawn(lora.init(jax.random.key(1), params["backbone"], RANK), 2)
+    adapters = _drawn(
+        lora.init(jax.random.key(1), params["backbone"], RANK),
+        2,
+    )
     transposed = request.param == "gpt2"
     settings = peft.LoraConfig(
         r=RANK, lora_alpha=ALPHA, target_modules="all-linear", fan_in_fan_out=transposed
@@ -108,12 +115,23 @@ def test_merged_is_peft_s_forward_and_gradient(case):
 
     (_, logits), gradient = compiled(jax.value_and_grad(loss, has_aux=True))(adapters)
     expected = model(input_ids=torch.tensor(TOKENS)).logits
-    np.testing.assert_allclose(logits, expected.detach().numpy(), rtol=0, atol=1e-4)
+    np.testing.assert_allclose(
+        logits,
+        expected.detach().numpy(),
+        rtol=0,
+        atol=1e-4,
+    )
     (expected * torch.tensor(weights)).mean().backward()
     for path, leaf in _flat(gradient).items():
         slow = theirs[_peft_name(path[:-1] + "lora_" + path[-1])].grad.numpy().T
         assert np.abs(slow).max() > 1e-4
-        np.testing.assert_allclose(leaf, slow, rtol=1e-4, atol=1e-5, err_msg=path)
+        np.testing.assert_allclose(
+            leaf,
+            slow,
+            rtol=1e-4,
+            atol=1e-5,
+            err_msg=path,
+        )
 
 
 def test_what_is_written_opens_in_peft_with_the_same_logits(case, tmp_path):
@@ -141,7 +159,13 @@ def test_what_is_written_opens_in_peft_with_the_same_logits(case, tmp_path):
 @pytest.mark.parametrize("name", MODELS)
 def test_fresh_adapters_are_uniform_and_zero(name):
     params = random_tree(Coconut().on(MODELS[name][0]))
-    ours = _flat(lora.init(jax.random.key(7), params["backbone"], 400))
+    ours = _flat(
+        lora.init(
+            jax.random.key(7),
+            params["backbone"],
+            400,
+        )
+    )
     seen = []
     for path, leaf in ours.items():
         if path.endswith("B"):
@@ -215,7 +239,13 @@ def test_adapters_of_the_kernels_that_are_named(case):
     ):  # of these the last three are parts of some, and no kernels
         said = rf"^config\.rl\.lora\.kernels: '{other}' is no .*it has (c_attn|down_proj), "
         with pytest.raises(UserError, match=said):
-            lora.adapter(jax.random.key(7), tree, RANK, (other,), "config.rl.lora")
+            lora.adapter(
+                jax.random.key(7),
+                tree,
+                RANK,
+                (other,),
+                "config.rl.lora",
+            )
     width = min(
         params["backbone"][
             "wte" if "wte" in params["backbone"] else "embed_tokens"
@@ -234,7 +264,10 @@ def test_programs_read_fresh_adapters_as_if_there_were_none(loop):
     Layers in a loop have them apart, each merged as it comes, and all at once where no gradient is taken.
     """
     plain = Coconut().on(dataclasses.replace(LLAMA, scan_layers=loop)).in_tree()
-    params = {REASONER: random_tree(Coconut().on(LLAMA)), "gate": {"bias": jnp.ones(1)}}
+    params = {
+        REASONER: random_tree(Coconut().on(LLAMA)),
+        "gate": {"bias": jnp.ones(1)},
+    }
     own = {ADAPTER: lora.adapter(jax.random.key(3), params, RANK)}
     reads = lora.merging(plain, ALPHA / RANK).stacked
     wanted = plain.stacked(params)
@@ -243,7 +276,13 @@ def test_programs_read_fresh_adapters_as_if_there_were_none(loop):
     assert len(pairs) == (14 if loop else 0), "A and B of seven kernels"
     for found in map(plain.cast, (once, reads(once), reads(params))):
         assert jax.tree.structure(found) == jax.tree.structure(wanted)
-        assert jax.tree.all(jax.tree.map(lambda a, b: (a == b).all(), found, wanted))
+        assert jax.tree.all(
+            jax.tree.map(
+                lambda a, b: (a == b).all(),
+                found,
+                wanted,
+            )
+        )
     moved = plain.cast(reads(params | jax.tree.map(lambda x: x + 1.0, own)))
     assert not jax.tree.all(jax.tree.map(lambda a, b: (a == b).all(), moved, wanted))
 
@@ -253,13 +292,22 @@ def test_a_loop_over_layers_merges_one_after_the_other(remat):
     """Outputs and gradients are those of layers one by one with merged kernels; no cotangent is of all kernels."""
     params = {REASONER: random_tree(Coconut().on(LLAMA))}
     rng = np.random.default_rng(6)
-    own = _drawn(lora.adapter(jax.random.key(3), params, RANK), 7)
-    inputs_BLD = jnp.asarray(rng.normal(size=(2, 5, LLAMA.n_embd)), jnp.float32)
+    own = _drawn(
+        lora.adapter(jax.random.key(3), params, RANK),
+        7,
+    )
+    inputs_BLD = jnp.asarray(
+        rng.normal(size=(2, 5, LLAMA.n_embd)),
+        jnp.float32,
+    )
     positions_BL = jnp.broadcast_to(jnp.arange(5), (2, 5))
 
     def gradient(loop):
         config = dataclasses.replace(LLAMA, scan_layers=loop, remat=loop and remat)
-        reasoner = lora.merging(Coconut().on(config).in_tree(), ALPHA / RANK)
+        reasoner = lora.merging(
+            Coconut().on(config).in_tree(),
+            ALPHA / RANK,
+        )
 
         def loss(own):
             found = reasoner.stacked(params | {ADAPTER: own})

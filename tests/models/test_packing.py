@@ -41,7 +41,10 @@ def test_packing_and_unpacking_gives_used_slots_back(shape):
     packing = pack(jnp.asarray(USED), 2, capacity=5)
     back = packing.unpack(packing.pack(jnp.asarray(x)))
     assert back.shape == x.shape
-    np.testing.assert_array_equal(np.asarray(back)[USED], x.astype(np.float32)[USED])
+    np.testing.assert_array_equal(
+        np.asarray(back)[USED],
+        x.astype(np.float32)[USED],
+    )
 
 
 def test_a_move_has_the_gradient_of_the_gather_it_is():
@@ -73,12 +76,19 @@ def test_a_move_has_the_gradient_of_the_gather_it_is():
         cotangent = jnp.where(
             used[..., None], jnp.asarray(rng.normal(size=out.shape), jnp.float32), 0
         )
-        np.testing.assert_array_equal(pull(cotangent)[0], plain_pull(cotangent)[0])
+        np.testing.assert_array_equal(
+            pull(cotangent)[0],
+            plain_pull(cotangent)[0],
+        )
 
 
 def _trajectories(lengths, answers, slots=(5, 4)) -> Trajectories:
     steps, width = slots
-    tokens = np.where(np.arange(width) < np.array(answers)[:, None], 1, PAD)
+    tokens = np.where(
+        np.arange(width) < np.array(answers)[:, None],
+        1,
+        PAD,
+    )
     for row, answer in enumerate(answers):
         tokens[row, answer - 1] = EOS
     latents = jnp.zeros((len(lengths), steps, 2))
@@ -100,7 +110,11 @@ def _trajectories(lengths, answers, slots=(5, 4)) -> Trajectories:
 )
 def test_smallest_capacity_that_is_enough(lengths, answers, choice):
     policy = POLICY.having(max_latents=5, answer_slots=4)
-    choices = [Capacity(5, 4), Capacity(7, 6), Capacity(10, 8)]
+    choices = [
+        Capacity(5, 4),
+        Capacity(7, 6),
+        Capacity(10, 8),
+    ]
     trajectories = _trajectories(lengths, answers)
     assert int(smallest_capacity(policy, choices, trajectories, 2)) == choice
     assert int(smallest_capacity(policy, choices[-1:], trajectories, 2)) == 0
@@ -128,7 +142,14 @@ def grader(batch, *shares):
     policy = dataclasses.replace(POLICY, capacities=shares)
 
     def loss(params, trajectories):
-        loss, _, terms = OBJECTIVE(policy, params, batch, trajectories, REWARDS, KEY)
+        loss, _, terms = OBJECTIVE(
+            policy,
+            params,
+            batch,
+            trajectories,
+            REWARDS,
+            KEY,
+        )
         return loss, terms
 
     graded = compiled(jax.value_and_grad(loss, has_aux=True))
@@ -177,7 +198,10 @@ def test_prompts_end_to_end_change_neither_rollouts_nor_gradient(
 @pytest.mark.slow
 def test_capacity_changes_neither_loss_nor_gradient(batch, trajectories, plain):
     """The same trajectories in the smallest capacity and in the one for everything."""
-    lengths = jnp.minimum(trajectories.lengths, jnp.array([1, 3, 2] * 4))
+    lengths = jnp.minimum(
+        trajectories.lengths,
+        jnp.array([1, 3, 2] * 4),
+    )
     tokens = trajectories.tokens.at[:, 2].set(EOS).at[:, 3:].set(PAD)
     trajectories = trajectories.replace(lengths=lengths, tokens=tokens)
     shares = ((0.5, 0.5), (1.0, 1.0))

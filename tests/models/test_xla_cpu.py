@@ -46,7 +46,13 @@ def _step(stage):
     else:
         make, trained = STAGES[stage]
         loss = make()
-    return step_of(loss, params, trained, batch, "rl" if stage == "grpo" else stage)
+    return step_of(
+        loss,
+        params,
+        trained,
+        batch,
+        "rl" if stage == "grpo" else stage,
+    )
 
 
 @pytest.fixture
@@ -124,8 +130,18 @@ def test_gradients_are_numpy_s():
         by_scale = np.sin(value) + scale * np.cos(value) * by_scale
         by_x = scale * np.cos(value) * by_x
         value = np.sin(value) * scale
-    np.testing.assert_allclose(of_x, g * by_x, rtol=1e-4, atol=1e-6)
-    np.testing.assert_allclose(of_scale, (g * by_scale).sum(0), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        of_x,
+        g * by_x,
+        rtol=1e-4,
+        atol=1e-6,
+    )
+    np.testing.assert_allclose(
+        of_scale,
+        (g * by_scale).sum(0),
+        rtol=1e-4,
+        atol=1e-5,
+    )
 
 
 def _scratch(function, layers):
@@ -161,7 +177,10 @@ def test_second_derivatives_are_not_lost():
             lambda x: jax.grad(lambda x: jnp.sum(function(x, 1 + x[0]) ** 2))(x).sum()
         )
 
-    x = jnp.asarray(np.random.default_rng(2).normal(size=(3, 5)), jnp.float32)
+    x = jnp.asarray(
+        np.random.default_rng(2).normal(size=(3, 5)),
+        jnp.float32,
+    )
     np.testing.assert_allclose(
         slope(remat(_waves))(x), slope(_waves)(x), rtol=1e-4, atol=1e-5
     )
@@ -169,7 +188,10 @@ def test_second_derivatives_are_not_lost():
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_what_comes_after_is_the_same_bit_for_bit(dtype):
-    x = jnp.array([1.0, -0.0, 0.0, jnp.inf, -3e-39, 257.0], dtype)
+    x = jnp.array(
+        [1.0, -0.0, 0.0, jnp.inf, -3e-39, 257.0],
+        dtype,
+    )
     for first in (
         jnp.array([[-2.0, jnp.nan]]),
         jnp.array(jnp.inf),
@@ -188,7 +210,10 @@ def test_rounding_is_not_taken_back():
     def twice(x, g):
         return after(g, x.astype(jnp.bfloat16)).astype(jnp.float32)
 
-    x = jnp.asarray(np.random.default_rng(1).normal(size=64), jnp.float32)
+    x = jnp.asarray(
+        np.random.default_rng(1).normal(size=64),
+        jnp.float32,
+    )
     np.testing.assert_array_equal(
         jax.jit(twice)(x, x), np.asarray(x.astype(jnp.bfloat16), np.float32)
     )

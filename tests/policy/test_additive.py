@@ -53,7 +53,10 @@ def means(rolled):
     found = np.zeros((ROWS, T, D))
     prompt = slow.prompt(PROMPTS, 0)
     for row, tau in enumerate(LENGTHS.tolist()):
-        fed = np.asarray(rolled[0].actions[row, : tau - 1], np.float64)
+        fed = np.asarray(
+            rolled[0].actions[row, : tau - 1],
+            np.float64,
+        )
         found[row, :tau] = slow.hidden(np.concatenate([prompt, fed]))[len(prompt) - 1 :]
     return found
 
@@ -77,7 +80,10 @@ def test_log_prob_is_the_density(rolled, means):
     assert scores.action_log_probs.shape == (ROWS, T)
     for row in range(6):
         for step in range(int(LENGTHS[row])):
-            law = stats.multivariate_normal(means[row, step], SIGMA**2 * np.eye(D))
+            law = stats.multivariate_normal(
+                means[row, step],
+                SIGMA**2 * np.eye(D),
+            )
             expected = law.logpdf(
                 np.asarray(trajectories.actions[row, step], np.float64)
             )

@@ -36,9 +36,15 @@ def test_advantages_by_hand(advantage, rewards, centred, deviation):
 @pytest.mark.parametrize("advantage", [rloo, grpo, functools.partial(pkpo, k=2)])
 def test_no_gradient_and_nothing_where_all_are_equal(advantage):
     rewards = jnp.array([1.0, 0, 0, 1])
-    np.testing.assert_array_equal(jax.jacobian(advantage)(rewards), np.zeros((4, 4)))
+    np.testing.assert_array_equal(
+        jax.jacobian(advantage)(rewards),
+        np.zeros((4, 4)),
+    )
     for value in (0.0, 1.0, -1.0, 0.5):
-        np.testing.assert_array_equal(advantage(jnp.full(8, value)), np.zeros(8))
+        np.testing.assert_array_equal(
+            advantage(jnp.full(8, value)),
+            np.zeros(8),
+        )
 
 
 def _rewards(group):
@@ -49,14 +55,12 @@ def _rewards(group):
         draw.integers(-2, 3, (20, group)),
         draw.normal(0, 3, (20, group)),
     ]
-    return np.concatenate(
-        [list(itertools.product((0.0, 1.0), repeat=group)), *others]
-    ).astype(np.float32)
+    binary = list(itertools.product((0.0, 1.0), repeat=group))
+    return np.concatenate([binary, *others]).astype(np.float32)
 
 
 @pytest.mark.parametrize(
-    ("group", "k"),
-    [(4, 4), *((group, k) for group in range(3, 6) for k in range(2, group))],
+    ("group", "k"), [(3, 2), (4, 2), (4, 3), (4, 4), (5, 2), (5, 3), (5, 4)]
 )
 def test_pkpo_is_what_a_rollout_adds_to_the_best_of_its_subsets(group, k):
     """Of all subsets of k: their best reward, less the best without it; nothing where none is better than another."""
@@ -65,16 +69,20 @@ def test_pkpo_is_what_a_rollout_adds_to_the_best_of_its_subsets(group, k):
     subsets = list(itertools.combinations(everyone, k))
 
     def added(rewards, i):
-        return sum(
-            max(rewards[j] for j in s) - max(rewards[j] for j in s if j != i)
-            for s in subsets
-            if i in s
-        )
+        gain = 0
+        for subset in subsets:
+            if i not in subset:
+                continue
+            others = [j for j in subset if j != i]
+            best = max(rewards[j] for j in subset)
+            best_of_others = max(rewards[j] for j in others)
+            gain += best - best_of_others
+        return gain / len(subsets)
 
     found = jax.vmap(ADVANTAGES["pkpo"](k))(patterns)
-    expected = [
-        [added(rewards, i) / len(subsets) for i in everyone] for rewards in patterns
-    ]
+    expected = []
+    for rewards in patterns:
+        expected.append([added(rewards, i) for i in everyone])
     np.testing.assert_allclose(found, expected, atol=1e-5)
     assert np.abs(found).max() > 0.1
 
@@ -84,7 +92,6 @@ def test_solved_share_by_counting(n):
     for k in range(n + 1):
         subsets = list(itertools.combinations(range(n), k))
         for right in range(n + 1):
-            counted = np.mean([any(i < right for i in subset) for subset in subsets])
-            assert solved_share(n, jnp.float32(right), k) == pytest.approx(
-                counted, abs=1e-6
-            )
+            solved = [any(i < right for i in subset) for subset in subsets]
+            share = solved_share(n, jnp.float32(right), k)
+            assert share == pytest.approx(np.mean(solved), abs=1e-6)

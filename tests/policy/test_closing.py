@@ -24,7 +24,11 @@ from tiny import (
 LENGTHS = (3, 7, 5, 4, 6, 2, 5, 3)
 PROMPTS = tiny.random_prompts(LENGTHS, 8)
 KEYS = keys_of(len(LENGTHS), 1)
-MARKERS = {"none": (), "one": (58,), "three": (11, 12, 58)}
+MARKERS = {
+    "none": (),
+    "one": (58,),
+    "three": (11, 12, 58),
+}
 
 
 def _plain(marker, **changes):
@@ -162,5 +166,9 @@ def test_a_row_each_is_all_in_one_row():
     largest = max(
         float(jnp.abs(x).max()) for x in jax.tree.leaves(expected["reasoner"])
     )
-    assert_close(gradient["reasoner"], expected["reasoner"], atol=1e-5 * largest)
+    assert_close(
+        gradient["reasoner"],
+        expected["reasoner"],
+        atol=1e-5 * largest,
+    )
     assert largest > 0.1

@@ -92,7 +92,10 @@ def laws(params, rolled):
         hidden = slow.hidden(np.concatenate([prompt, latents[: int(tau)]]))[
             len(prompt) - 1 :
         ]
-        ends = special.softmax(slow.logits(hidden), axis=-1)[:, END]
+        ends = special.softmax(
+            slow.logits(hidden),
+            axis=-1,
+        )[:, END]
         found.append(
             [(*colar_law(params, h), p) for h, p in zip(hidden, ends, strict=True)]
         )
@@ -104,18 +107,17 @@ def test_draws_are_the_head_s_gaussian_and_end_where_the_mark_is_drawn(rolled, l
     lengths = np.asarray(out.lengths)
     assert lengths.min() == 1  # one at least, as in its own program
     assert (lengths == T).any()
-    noise = np.concatenate([
-        (np.asarray(out.actions["of"][row, t], np.float64) / SCALE - mean) / (HEAT * std)
-        for row, tau in enumerate(lengths) for t, (mean, std, _) in enumerate(laws[row][:tau])
-    ])  # fmt: skip
-    assert stats.kstest(noise, "norm").pvalue > 1e-4
+    latents = np.asarray(out.actions["of"], np.float64) / SCALE
+    noise = []
+    chances = []
+    for row, tau in enumerate(lengths):
+        for step, (mean, std, _) in enumerate(laws[row][:tau]):
+            noise.append((latents[row, step] - mean) / (HEAT * std))
+        may_end = [p for *_, p in laws[row][1:T]]
+        chances.append(may_end[:tau])
+    assert stats.kstest(np.concatenate(noise), "norm").pvalue > 1e-4
     # Of all draws that could have ended a thought, as many did as the probabilities add up to.
-    chances = np.concatenate(
-        [
-            [p for *_, p in of_row[1:T]][:tau]
-            for tau, of_row in zip(lengths, laws, strict=True)
-        ]
-    )
+    chances = np.concatenate(chances)
     ended = (lengths < T).sum()
     sigma = np.sqrt((chances * (1 - chances)).sum())
     assert sigma > 5
@@ -170,7 +172,10 @@ def test_objectives_are_of_latents_mark_and_answer(params, rolled, name, setting
         for row, advantage in enumerate(advantages):
             tau = int(lengths[rows[row]])
             said = [END, *spoken(made.tokens[row])]
-            latents = np.asarray(made.actions["of"][row, :tau], np.float64)
+            latents = np.asarray(
+                made.actions["of"][row, :tau],
+                np.float64,
+            )
             thought = np.concatenate([prompt, latents])
             for u, hidden in zip(
                 latents, slow.hidden(thought)[len(prompt) - 1 :], strict=False
@@ -194,7 +199,11 @@ def test_objectives_are_of_latents_mark_and_answer(params, rolled, name, setting
 def test_without_noise_it_is_the_mean_until_the_mark_is_the_likeliest(params):
     """As LatentTTS's program with least=0, where the first latent may be left out too."""
     slow = SlowReasoner(params["reasoner"])
-    prompts = random_prompts((5, 4, 7, 6, 3, 5, 6, 4), 7, seed=3)
+    prompts = random_prompts(
+        (5, 4, 7, 6, 3, 5, 6, 4),
+        7,
+        seed=3,
+    )
     rows = len(prompts.tokens)
     lengths = {}
     for least in (0, 1):
@@ -236,9 +245,29 @@ def test_no_deviation_gives_the_thoughts_of_the_mean(params):
     }
     bare = {name: part for name, part in head.items() if name != "log_std"}
     of = lambda own: params | {"reasoner": params["reasoner"] | {"head": own}}  # noqa: E731
-    drawn, _ = _rolled(_policy(end_id=None), of(still), 8)
-    mean, scores = _rolled(_policy(MEAN_ONLY, end_id=None), of(bare), 8)
-    plain, _ = _rolled(policy_of(CLEAN, MEAN_ONLY, "latent"), of(bare), 8)
+    drawn, _ = _rolled(
+        _policy(end_id=None),
+        of(still),
+        8,
+    )
+    mean, scores = _rolled(
+        _policy(MEAN_ONLY, end_id=None),
+        of(bare),
+        8,
+    )
+    plain, _ = _rolled(
+        policy_of(CLEAN, MEAN_ONLY, "latent"),
+        of(bare),
+        8,
+    )
     assert scores.action_log_probs is None
-    np.testing.assert_allclose(drawn.actions["of"], mean.actions["of"], atol=1e-6)
-    np.testing.assert_allclose(plain.actions, mean.actions["of"], atol=1e-6)
+    np.testing.assert_allclose(
+        drawn.actions["of"],
+        mean.actions["of"],
+        atol=1e-6,
+    )
+    np.testing.assert_allclose(
+        plain.actions,
+        mean.actions["of"],
+        atol=1e-6,
+    )

@@ -100,9 +100,19 @@ def test_scores_are_a_loop_s(settings, soft):
     }
     reordered = 0
     for row in range(60):
-        ids, scores = _slow_draw(logits[row], noise[row], soft=soft, **known)
+        ids, scores = _slow_draw(
+            logits[row],
+            noise[row],
+            soft=soft,
+            **known,
+        )
         assert found["ids"][row].tolist() == ids
-        np.testing.assert_allclose(found["scores"][row], scores, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(
+            found["scores"][row],
+            scores,
+            rtol=1e-4,
+            atol=1e-5,
+        )
         reordered += ids[0] != logits[row].argmax()
     assert 5 < reordered < 60
     clean = jax.device_get(_drawer(**settings)(logits))
@@ -125,7 +135,13 @@ def test_the_gradient_depends_on_the_advantage_s_sign(advantage):
 
     def value(log_p, turned=False):
         d = scores.astype(np.float64) - log_p
-        return np.mean(np.where(turned & (d < 0), d - np.exp(d), -d - np.exp(-d)))
+        return np.mean(
+            np.where(
+                turned & (d < 0),
+                d - np.exp(d),
+                -d - np.exp(-d),
+            )
+        )
 
     found, gradient = jax.value_and_grad(
         lambda log_p: likelihood(scores, log_p, jnp.float32(advantage))
@@ -143,7 +159,10 @@ def test_the_gradient_depends_on_the_advantage_s_sign(advantage):
 
 def test_soft_grpo_s_likelihood_is_a_loop_s():
     rng = np.random.default_rng(0)
-    p = rng.dirichlet(np.full(8, 0.4), size=40)[:, :5]
+    p = rng.dirichlet(
+        np.full(8, 0.4),
+        size=40,
+    )[:, :5]
     scores = rng.normal(size=(40, 5)) * 3 - 2
     found = TopK(**SOFT_GRPO).log_prob(
         jnp.asarray(scores, jnp.float32), jnp.log(jnp.asarray(p, jnp.float32) + 1e-30)
@@ -178,7 +197,10 @@ def test_a_thought_halts_at_the_likeliest_token_or_the_highest_score():
     assert 0 < highest[:100].sum() < 100
     assert found["halts"][:100].all()
     assert not found["halts"][100:200].any()
-    np.testing.assert_array_equal(found["halts"][200:], highest[200:])
+    np.testing.assert_array_equal(
+        found["halts"][200:],
+        highest[200:],
+    )
     assert 0 < highest[200:].sum() < 100
     clean = jax.device_get(_drawer(halt_id=END)(logits))
     np.testing.assert_array_equal(clean["halts"], np.arange(300) < 100)
@@ -205,7 +227,10 @@ def test_rollouts_and_their_likelihoods_are_a_loop_s():
     policy = policy_of(CONFIG, REASONER, "gumbel_top_k", halt_id=END)
     params = both_params()
     prompts = repeat_rows(PROMPTS, 12)
-    advantages = jnp.asarray(np.random.default_rng(0).normal(size=(48, T)), jnp.float32)
+    advantages = jnp.asarray(
+        np.random.default_rng(0).normal(size=(48, T)),
+        jnp.float32,
+    )
 
     @compiled
     def run(params):
@@ -229,7 +254,10 @@ def test_rollouts_and_their_likelihoods_are_a_loop_s():
         for step in range(length):
             log_p = special.log_softmax(slow.logits(slow.hidden(inputs)[-1]))
             ids = made.actions["ids"][row, step]
-            values = np.asarray(made.actions["scores"][row, step], np.float64)
+            values = np.asarray(
+                made.actions["scores"][row, step],
+                np.float64,
+            )
             g = values - log_p[np.asarray(ids)]
             assert -1e-4 < g.min() < g.max() < 4.5 + 1e-4
             assert END not in (log_p.argmax(), ids[0])
@@ -241,7 +269,11 @@ def test_rollouts_and_their_likelihoods_are_a_loop_s():
                 [inputs, (special.softmax(values) @ slow.embed(ids))[None]]
             )
         said = spoken(made.tokens[row])
-        ended, *between = slow.log_probs(inputs, [*CLOSING, *said], 0.6)
+        ended, *between = slow.log_probs(
+            inputs,
+            [*CLOSING, *said],
+            0.6,
+        )
         assert float(scores.halting_log_prob[row]) == pytest.approx(ended, abs=2e-4)
         expected = between[len(CLOSING) - 1 :]
         np.testing.assert_allclose(

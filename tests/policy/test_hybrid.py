@@ -37,7 +37,10 @@ SHOWN = 15
 MARK = 7
 TOP_K = 6
 TEMPERATURE = 1.5
-PROMPTS = take_rows(tiny.random_prompts((5, 3, 7), 8), np.arange(ROWS) % 3)
+PROMPTS = take_rows(
+    tiny.random_prompts((5, 3, 7), 8),
+    np.arange(ROWS) % 3,
+)
 
 
 def _policy(steps=T, **changes) -> Policy:
@@ -58,7 +61,11 @@ def _params():
         name: {"kernel": rng.normal(size=(D, D)), "bias": rng.normal(size=D)}
         for name in ("recurrence", "input")
     }
-    own["decay"] = rng.uniform(-1, 4, size=D)
+    own["decay"] = rng.uniform(
+        -1,
+        4,
+        size=D,
+    )
     return both_params() | {"latent_policy": jax.tree.map(np.float32, own)}
 
 
@@ -77,8 +84,15 @@ def made():
             thought_N = jnp.sum(scores.action_log_probs, axis=1, where=used_NT)
             return jnp.sum((thought_N + scores.answer_log_prob)[:SHOWN]), scores
 
-        batch = PromptedBatch(take_rows(PROMPTS, range(SHOWN)), None, jnp.arange(SHOWN))
-        shown = jax.tree.map(lambda x: x[:SHOWN], drawn)
+        batch = PromptedBatch(
+            take_rows(PROMPTS, range(SHOWN)),
+            None,
+            jnp.arange(SHOWN),
+        )
+        shown = jax.tree.map(
+            lambda x: x[:SHOWN],
+            drawn,
+        )
         start = OBJECTIVES["grpo"](kl_weight=1.0).reference(
             policy, params, batch, shown
         )
@@ -93,12 +107,14 @@ def made():
 
 
 def _fed(own, e, s):
-    r, i = (
-        special.expit(e @ gate["kernel"] + gate["bias"])
-        for gate in (own["recurrence"], own["input"])
-    )
-    a = np.exp(-8 * np.log1p(np.exp(-np.asarray(own["decay"], np.float64))) * r)
-    return a * e + np.sqrt(1 - a**2 + 1e-8) * i * s
+    def gate(name):
+        return special.expit(e @ own[name]["kernel"] + own[name]["bias"])
+
+    decay = np.asarray(own["decay"], np.float64)
+    slowness = 8 * np.log1p(np.exp(-decay))
+    a = np.exp(-slowness * gate("recurrence"))
+    share = np.sqrt(1 - a**2 + 1e-8)
+    return a * e + share * gate("input") * s
 
 
 def _law(logits):
@@ -121,12 +137,14 @@ def _walk(slow, own, drawn, row, mixtures=None):
         logits = slow.logits(slow.hidden(inputs)[-1])
         laws.append(_law(logits))
         likelihoods.append(special.log_softmax(logits)[token])
-        s = laws[-1] @ slow.params["backbone"]["wte"] / np.linalg.norm(laws[-1])
-        made.append(s if mixtures is None else mixtures[step])
+        table = slow.params["backbone"]["wte"]
+        s = laws[-1] @ table / np.linalg.norm(laws[-1])
+        if mixtures is not None:
+            s = mixtures[step]
+        made.append(s)
         (e,) = slow.embed([token])
-        inputs = np.concatenate(
-            [inputs, [e if token == MARK else _fed(own, e, made[-1])]]
-        )
+        fed = e if token == MARK else _fed(own, e, s)
+        inputs = np.concatenate([inputs, [fed]])
     thought = sum(likelihoods)
     spoken = []
     while said[-1] != EOS and len(spoken) < A and EOS not in spoken:
@@ -145,25 +163,32 @@ def test_rollouts_are_the_slow_loop_s(made):
     own = _params()["latent_policy"]
     ends = set()
     for row in range(SHOWN):
-        said, spoken, laws, _, thought, answer = _walk(slow, own, drawn, row)
+        said, spoken, laws, _, thought, answer = _walk(
+            slow,
+            own,
+            drawn,
+            row,
+        )
         assert not {MARK, EOS} & set(said[:-1])
-        assert len(said) == T or said[-1] in (MARK, EOS)
-        ends.add((said[-1], len(said) == T) if said[-1] in (MARK, EOS) else "T")
+        has_end = said[-1] in (MARK, EOS)
+        assert len(said) == T or has_end
+        ends.add((said[-1], len(said) == T) if has_end else "T")
         assert drawn.tokens[row].tolist() == padded(spoken, A)
+        words = said + spoken
         written = completions[row].tolist()
-        assert written[: len(said) + len(spoken)] == said + spoken
-        assert EOS in said + spoken or set(written[len(said) + len(spoken) :]) <= {
-            NO_TOKEN
-        }
+        assert written[: len(words)] == words
+        if EOS not in words:
+            assert set(written[len(words) :]) <= {NO_TOKEN}
         for step, (token, law) in enumerate(zip(said, laws, strict=True)):
+            ids = drawn.actions["ids"][row, step]
             kept = np.zeros(V)
-            kept[drawn.actions["ids"][row, step]] = drawn.actions["weights"][row, step]
+            kept[ids] = drawn.actions["weights"][row, step]
             np.testing.assert_allclose(kept, law, atol=1e-5)
             assert law[token] > 0
-        found = scores.action_log_probs[row, : len(said)].sum()
-        assert (float(found), float(scores.answer_log_prob[row])) == pytest.approx(
-            (thought, answer), rel=1e-4
-        )
+        found = float(scores.action_log_probs[row, : len(said)].sum())
+        assert found == pytest.approx(thought, rel=1e-4)
+        found = float(scores.answer_log_prob[row])
+        assert found == pytest.approx(answer, rel=1e-4)
     assert {"T", (MARK, False), (EOS, False)} <= ends
 
 
@@ -174,8 +199,16 @@ def test_it_is_compared_with_plain_words(made):
     own = _params()["latent_policy"]
     mixed_in = []
     for row in range(SHOWN):
-        said, spoken, *_, thought, answer = _walk(slow, own, drawn, row)
-        expected = slow.log_probs(slow.prompt(PROMPTS, row), said + spoken)
+        said, spoken, *_, thought, answer = _walk(
+            slow,
+            own,
+            drawn,
+            row,
+        )
+        expected = slow.log_probs(
+            slow.prompt(PROMPTS, row),
+            said + spoken,
+        )
         found = np.concatenate(
             [start_NC[row, : len(said)], start_NC[row, T : T + len(spoken)]]
         )
@@ -188,7 +221,10 @@ def test_tokens_are_drawn_by_their_law(made):
     drawn = made[0]
     slow = SlowReasoner()
     law = _law(slow.logits(slow.hidden(slow.prompt(PROMPTS, 0))[-1]))
-    counts = np.bincount(drawn.said[::3, 0], minlength=V)
+    counts = np.bincount(
+        drawn.said[::3, 0],
+        minlength=V,
+    )
     kept = law > 0
     assert counts[~kept].sum() == 0
     assert stats.chisquare(counts[kept], counts.sum() * law[kept]).pvalue > 1e-3
@@ -197,38 +233,61 @@ def test_tokens_are_drawn_by_their_law(made):
 def test_the_gradient_goes_through_the_gates_and_not_through_the_mixture(made):
     """Along one direction of all gates and embeddings, by differences of the slow loop with s held."""
     drawn, (gradient, _), *_ = made
-    params = jax.tree.map(lambda x: np.asarray(x, np.float64), _params())
+    params = jax.tree.map(
+        lambda x: np.asarray(x, np.float64),
+        _params(),
+    )
     rng = np.random.default_rng(2)
     own = params["latent_policy"]
     backbone = params["reasoner"]["backbone"]
     slow = SlowReasoner(params["reasoner"])
     held = [_walk(slow, own, drawn, row)[3] for row in range(SHOWN)]
-    gates = jax.tree.map(lambda x: rng.normal(size=x.shape), own)
+    gates = jax.tree.map(
+        lambda x: rng.normal(size=x.shape),
+        own,
+    )
     table = rng.normal(size=backbone["wte"].shape)
 
     def total(step, gates, table):
-        moved = jax.tree.map(lambda x, d: x + step * d, own, gates)
+        moved = jax.tree.map(
+            lambda x, d: x + step * d,
+            own,
+            gates,
+        )
         slow = SlowReasoner(
             {"backbone": {**backbone, "wte": backbone["wte"] + step * table}}
         )
-        return sum(
-            sum(_walk(slow, moved, drawn, row, held[row])[4:]) for row in range(SHOWN)
-        )
+        likelihood = 0
+        for row in range(SHOWN):
+            *_, thought, answer = _walk(
+                slow,
+                moved,
+                drawn,
+                row,
+                held[row],
+            )
+            likelihood += thought + answer
+        return likelihood
 
     still = jax.tree.map(np.zeros_like, gates)
     for along in ((gates, 0 * table), (still, table)):
         expected = (total(1e-5, *along) - total(-1e-5, *along)) / 2e-5
         parts = (gradient["latent_policy"], gradient["reasoner"]["backbone"]["wte"])
-        found = sum(
-            float((g * d).sum())
-            for g, d in zip(*map(jax.tree.leaves, (parts, along)), strict=True)
+        products = jax.tree.map(
+            lambda g, d: float((g * d).sum()),
+            parts,
+            along,
         )
+        found = sum(jax.tree.leaves(products))
         assert found == pytest.approx(expected, rel=2e-3)
         assert abs(expected) > 0.5
 
 
 def test_at_the_start_it_is_nearly_the_token():
-    wide = dataclasses.replace(REASONER, config=dataclasses.replace(CONFIG, n_embd=256))
+    wide = dataclasses.replace(
+        REASONER,
+        config=dataclasses.replace(CONFIG, n_embd=256),
+    )
     rng = np.random.default_rng(0)
     e, s = 0.02 * rng.normal(size=(2, 1, 5, 256)).astype(np.float32)
 
@@ -238,14 +297,14 @@ def test_at_the_start_it_is_nearly_the_token():
         return params, mixed(params, e, s)
 
     params, x = start(e, s)
-    u = np.exp(-8 * np.log1p(np.exp(-np.asarray(params["decay"], np.float64))))
+    decay = np.asarray(params["decay"], np.float64)
+    u = np.exp(-8 * np.log1p(np.exp(-decay)))
     assert stats.kstest(u, stats.uniform(0.99, 0.009).cdf).pvalue > 1e-3
     away = np.linalg.norm(x - e, axis=-1)
-    assert (
-        away
-        <= 0.0051 * np.linalg.norm(e, axis=-1) + 0.0501 * np.linalg.norm(s, axis=-1)
-    ).all()
-    assert (away > 0.01 * np.linalg.norm(s, axis=-1)).all()
+    of_e = np.linalg.norm(e, axis=-1)
+    of_s = np.linalg.norm(s, axis=-1)
+    assert (away <= 0.0051 * of_e + 0.0501 * of_s).all()
+    assert (away > 0.01 * of_s).all()
 
 
 def test_slots_after_a_thought_that_said_eos_are_free():
@@ -260,11 +319,12 @@ def test_slots_after_a_thought_that_said_eos_are_free():
         made = Trajectories(None, lengths, tokens, None, said=said)
         return *used_slots(policy, made), made.completions
 
-    fed, spoken, completions = map(np.asarray, slots(said, lengths, tokens))
-    assert (fed.sum(axis=1).tolist(), spoken.sum(axis=1).tolist()) == (
-        [2, 1, 2],
-        [0, 0, 3],
+    fed, spoken, completions = map(
+        np.asarray,
+        slots(said, lengths, tokens),
     )
+    assert fed.sum(axis=1).tolist() == [2, 1, 2]
+    assert spoken.sum(axis=1).tolist() == [0, 0, 3]
     assert completions.tolist() == [
         [9, *[EOS] * 4],
         [*[EOS] * 4, NO_TOKEN],
@@ -276,9 +336,15 @@ def test_detached_inputs_leave_the_gates_their_gradient():
     """Of what is fed: none for the embeddings, the whole one for the latent policy's own parameters."""
     policy = _policy()
     rng = np.random.default_rng(2)
-    action = {"token": jnp.array([[3, 5]]), "ids": jnp.array([[[3, 4], [5, 6]]])}
+    action = {
+        "token": jnp.array([[3, 5]]),
+        "ids": jnp.array([[[3, 4], [5, 6]]]),
+    }
     action["weights"] = jnp.array([[[0.6, 0.4], [0.9, 0.1]]])
-    ahead_BLD = jnp.asarray(rng.normal(size=(1, 2, D)), jnp.float32)
+    ahead_BLD = jnp.asarray(
+        rng.normal(size=(1, 2, D)),
+        jnp.float32,
+    )
 
     def slopes(policy):
         return jax.grad(

@@ -48,7 +48,13 @@ def made():
 
     @compiled
     def make(params):
-        out = sample(policy, params, PROMPTS, keys_of(8), jnp.zeros(8, jnp.int32))
+        out = sample(
+            policy,
+            params,
+            PROMPTS,
+            keys_of(8),
+            jnp.zeros(8, jnp.int32),
+        )
         return out.tokens, score(policy, params, PROMPTS, out, None).answer_log_prob
 
     with pytest.MonkeyPatch.context() as patch:

@@ -12,7 +12,10 @@ from tiny import compiled
 
 DRAWS = 20_000
 SIGMAS = 4.5
-LOGITS = np.array([0.0, 1.0, -1.0, 2.0, 1.5, -3.0], np.float32)
+LOGITS = np.array(
+    [0.0, 1.0, -1.0, 2.0, 1.5, -3.0],
+    np.float32,
+)
 CUTS = [
     (0, 1.0),
     (3, 1.0),
@@ -62,7 +65,11 @@ def test_tokens_follow_the_truncated_tempered_softmax(keys, top_k, top_p):
 @pytest.mark.parametrize(("top_p", "kept"), [(0.25, 1), (0.26, 2), (0.5, 2), (0.75, 3)])
 def test_top_p_keeps_the_fewest_that_have_it_together(top_p, kept):
     """To the last bit: of four equal tokens two have one half."""
-    left, _ = most_likely(jnp.zeros((1, 4)), 0, top_p)
+    left, _ = most_likely(
+        jnp.zeros((1, 4)),
+        0,
+        top_p,
+    )
     assert np.isfinite(left).sum() == kept
 
 
@@ -71,7 +78,10 @@ def test_nothing_to_cut_is_the_untruncated_draw(keys):
     logits = jnp.broadcast_to(LOGITS, (DRAWS, len(LOGITS)))
     expected = jax.vmap(jax.random.categorical)(keys, logits / 0.5)
     np.testing.assert_array_equal(draw(keys, logits, 0.5, 0, 1.0), expected)
-    np.testing.assert_array_equal(draw(keys, logits, 0.5, len(LOGITS), 1.0), expected)
+    np.testing.assert_array_equal(
+        draw(keys, logits, 0.5, len(LOGITS), 1.0),
+        expected,
+    )
 
 
 def test_draws_from_blocks_have_the_same_law(keys, monkeypatch):
@@ -84,14 +94,20 @@ def test_draws_from_blocks_have_the_same_law(keys, monkeypatch):
     tokens = compiled(draw_tokens, static=("temperature",))(
         keys, logits, temperature=0.5
     )
-    _assert_drawn(tokens, special.softmax(logits[0].astype(np.float64) / 0.5))
+    _assert_drawn(
+        tokens,
+        special.softmax(logits[0].astype(np.float64) / 0.5),
+    )
     plain = jax.vmap(jax.random.categorical)(keys, logits / 0.5)
     assert (plain != tokens).any()
 
 
 def test_no_temperature_is_greedy_whatever_is_cut(keys):
     logits = jnp.stack([jnp.roll(LOGITS, shift) for shift in range(3)])
-    np.testing.assert_array_equal(draw(keys[:3], logits, 0.0, 2, 0.5), [3, 4, 5])
+    np.testing.assert_array_equal(
+        draw(keys[:3], logits, 0.0, 2, 0.5),
+        [3, 4, 5],
+    )
 
 
 def test_no_two_draws_of_a_row_share_a_key():
@@ -145,8 +161,17 @@ def test_truncation_is_transformers():
         expected = LogitsProcessorList(warpers)(
             torch.zeros(50, 1, dtype=torch.long), torch.tensor(logits)
         ).numpy()
-        kept, ids = most_likely(jnp.array(logits) / 0.7, top_k, top_p)
+        kept, ids = most_likely(
+            jnp.array(logits) / 0.7,
+            top_k,
+            top_p,
+        )
         found = np.full_like(logits, -np.inf)
-        np.put_along_axis(found, np.asarray(ids), np.asarray(kept), axis=1)
+        np.put_along_axis(
+            found,
+            np.asarray(ids),
+            np.asarray(kept),
+            axis=1,
+        )
         np.testing.assert_array_equal(np.isfinite(found), np.isfinite(expected))
         np.testing.assert_allclose(found, expected, rtol=1e-5)

@@ -69,7 +69,10 @@ def _assert_same_rows(ours, theirs, atol=1e-5):
     assert not np.any(ours.actions[:, steps:])
     assert not np.any(theirs.actions[:, steps:])
     slots = min(ours.tokens.shape[1], theirs.tokens.shape[1])
-    np.testing.assert_array_equal(ours.tokens[:, :slots], theirs.tokens[:, :slots])
+    np.testing.assert_array_equal(
+        ours.tokens[:, :slots],
+        theirs.tokens[:, :slots],
+    )
 
 
 def _stop_probabilities(params, latents):
@@ -122,7 +125,10 @@ def test_banned_tokens_are_never_said(params, prompts, slow):
             params, prompts, keys_of(ROWS), config=config, stop_rule=THOUGHTS
         ).tokens
     )
-    said, counts = np.unique(free[free < tiny.PAD], return_counts=True)
+    said, counts = np.unique(
+        free[free < tiny.PAD],
+        return_counts=True,
+    )
     banned = (
         EOS,
         *[int(token) for token in said[np.argsort(-counts)] if token != EOS][:2],
@@ -152,7 +158,10 @@ def test_sampled_tokens_are_drawn_each_by_its_slot_s_key(params, prompts, slow):
         slots = itertools.count()
 
         def draw(logits, row=row, slots=slots):
-            (key,) = noise.token_keys(keys[row : row + 1], next(slots))
+            (key,) = noise.token_keys(
+                keys[row : row + 1],
+                next(slots),
+            )
             return jax.random.categorical(key, jnp.asarray(logits / 1.5, jnp.float32))
 
         tokens = slow.says(
@@ -224,7 +233,10 @@ def test_a_row_does_not_know_its_company(params, prompts):
             config=config,
             stop_rule=rule[one],
         )
-        _assert_same_rows(alone, jax.tree.map(lambda x, one=one: x[one], together))
+        _assert_same_rows(
+            alone,
+            jax.tree.map(lambda x, one=one: x[one], together),
+        )
 
     bucket = tiny.pad_left(
         [real_tokens(prompts, row) for row in range(ROWS)], SLOTS + 5
@@ -304,7 +316,14 @@ def test_sampled_stops_are_drawn_each_by_its_step_s_key(params, prompts):
 
 def _continued(params, prompts, keys, made, steps, rule, config=ROLLOUT):
     prefix = dataclasses.replace(made, lengths=jnp.minimum(made.lengths, steps))
-    return sample(tiny.policy_of(config), params, prompts, keys, rule, given=prefix)
+    return sample(
+        tiny.policy_of(config),
+        params,
+        prompts,
+        keys,
+        rule,
+        given=prefix,
+    )
 
 
 continued = tiny.compiled(_continued, static=("config",))
@@ -321,8 +340,18 @@ def test_with_its_own_noise_every_prefix_of_a_rollout_goes_on_as_it_did(
         assert again.lengths.tolist() == made.lengths.tolist()
         assert again.tokens.tolist() == made.tokens.tolist()
         np.testing.assert_allclose(again.actions, made.actions, atol=1e-5)
-    other = continued(params, prompts, keys_of(ROWS, 1), made, 2, None)
-    np.testing.assert_array_equal(other.actions[:, :1], made.actions[:, :1])
+    other = continued(
+        params,
+        prompts,
+        keys_of(ROWS, 1),
+        made,
+        2,
+        None,
+    )
+    np.testing.assert_array_equal(
+        other.actions[:, :1],
+        made.actions[:, :1],
+    )
     eager = continued(
         params, prompts, keys, made, 3, 0.0, config=BY_THRESHOLD
     )  # but for the steps that are given
@@ -354,7 +383,11 @@ def test_a_foreign_prefix_is_gone_on_from(params, prompts, slow):
         while len(inputs) < len(prompt) + 3:
             inputs = np.concatenate([inputs, slow.hidden(inputs)[-1:]])
         latents = inputs[len(prompt) :]
-        np.testing.assert_allclose(ours.actions[row, :3], latents, atol=1e-5)
+        np.testing.assert_allclose(
+            ours.actions[row, :3],
+            latents,
+            atol=1e-5,
+        )
         assert ours.tokens[row].tolist() == padded(
             slow.says(_asked(slow, prompt, latents))
         )
@@ -376,7 +409,10 @@ def test_the_tokens_nearest_to_a_latent_are_of_the_state_that_made_it(
         hidden = slow.hidden(
             np.concatenate([slow.prompt(prompts, row), latents[row, :length]])
         )
-        law = special.softmax(slow.logits(hidden[-length - 1 : -1]), axis=-1)
+        law = special.softmax(
+            slow.logits(hidden[-length - 1 : -1]),
+            axis=-1,
+        )
         np.testing.assert_array_equal(
             token[row, :length], np.argsort(-law, axis=1)[:, :NEAREST]
         )

@@ -85,7 +85,14 @@ def test_a_search_is_the_slow_one_s(params, prompts, config, rule):
     steps = 4
     config = dataclasses.replace(config, max_latents=steps)
     width = beams * candidates
-    found = searched(params, prompts, config, jnp.full(rows, rule), beams, candidates)
+    found = searched(
+        params,
+        prompts,
+        config,
+        jnp.full(rows, rule),
+        beams,
+        candidates,
+    )
     fixed = policy_of(dataclasses.replace(config, stopping="length"))
     gate = params["gate"]["out"]
     roll_out = compiled(
@@ -102,7 +109,11 @@ def test_a_search_is_the_slow_one_s(params, prompts, config, rule):
     repeated = 0
     for row in range(rows):
         prompt = take_rows(prompts, [row])
-        keys = noise.row_keys(KEY, jnp.full(width, row), jnp.arange(width))
+        keys = noise.row_keys(
+            KEY,
+            jnp.full(width, row),
+            jnp.arange(width),
+        )
         h = np.zeros((width, steps, CONFIG.n_embd), np.float32)
         lengths = np.zeros(width, int)
         ended = lengths > 0
@@ -122,7 +133,10 @@ def test_a_search_is_the_slow_one_s(params, prompts, config, rule):
             total = np.asarray(score(params, prompt, h, lengths))[:, :until].sum(axis=1)
             once = [n for n in range(width) if not ended[n] or n % candidates == 0]
             repeated += len(once) < width
-            best = sorted(once, key=lambda n, total=total: -total[n])[:beams]
+            best = sorted(
+                once,
+                key=lambda n, total=total: -total[n],
+            )[:beams]
             gates = special.expit(h[:, step - 1] @ gate["kernel"][:, 0] + gate["bias"])
             ended = ended | ((gates if by_gate else step) >= rule)
             h, lengths, ended = (

@@ -86,10 +86,18 @@ def test_soft_thoughts_are_the_slow_loop_s(cuts):
                 _law(slow.logits(slow.hidden(inputs)[-1]), **cuts)
                 @ slow.params["backbone"]["wte"]
             )
-            np.testing.assert_allclose(found.actions[row, step], x, atol=2e-4)
+            np.testing.assert_allclose(
+                found.actions[row, step],
+                x,
+                atol=2e-4,
+            )
             inputs = np.concatenate([inputs, x[None]])
         assert found.tokens[row].tolist() == padded(slow.says(inputs))
-    jax.tree.map(np.testing.assert_array_equal, run(params).actions, found.actions)
+    jax.tree.map(
+        np.testing.assert_array_equal,
+        run(params).actions,
+        found.actions,
+    )
 
 
 @pytest.mark.parametrize("name", LATENT_POLICIES)
@@ -107,10 +115,18 @@ def noisy():
         "noisy_soft": {"scale": 0.5},
         "gumbel": {"top_k": 4, "top_p": 1.0, "tau": 0.4},
     }
-    prompts = jax.tree.map(lambda x: jnp.repeat(x[:1], 2000, axis=0), PROMPTS)
+    prompts = jax.tree.map(
+        lambda x: jnp.repeat(x[:1], 2000, axis=0),
+        PROMPTS,
+    )
     out = {}
     for name, each in settings.items():
-        policy = policy_of(_config(2, answer_slots=2), REASONER, name, **each)
+        policy = policy_of(
+            _config(2, answer_slots=2),
+            REASONER,
+            name,
+            **each,
+        )
 
         def run(params, policy=policy):
             drawn = sample(policy, params, prompts, keys_of(2000), 2)
@@ -242,10 +258,18 @@ def test_gumbel_weights_follow_the_law(noisy):
     weights = np.asarray(drawn.actions["weights"][:, 0])
     law = _law(logits, 1.0, 4, 1.0, 0.0, 0)
     assert set(ids.ravel()) == set(np.flatnonzero(law))
-    winners = np.take_along_axis(ids, weights.argmax(axis=1)[:, None], axis=1)[:, 0]
+    winners = np.take_along_axis(
+        ids,
+        weights.argmax(axis=1)[:, None],
+        axis=1,
+    )[:, 0]
     counts = np.bincount(winners, minlength=V)
     assert (np.abs(counts - 2000 * law) <= 4.5 * np.sqrt(2000 * law * (1 - law))).all()
-    np.testing.assert_allclose(weights.sum(axis=1), 1, rtol=1e-5)
+    np.testing.assert_allclose(
+        weights.sum(axis=1),
+        1,
+        rtol=1e-5,
+    )
     by_token = np.take_along_axis(weights, ids.argsort(axis=1), axis=1)[:, :2].astype(
         np.float64
     )
@@ -257,7 +281,11 @@ def test_gumbel_weights_follow_the_law(noisy):
     )  # the difference of two Gumbels
     log_p = special.log_softmax(logits)
     expected = (weights * log_p[ids]).sum(axis=1)
-    np.testing.assert_allclose(scores.action_log_probs[:, 0], expected, rtol=1e-4)
+    np.testing.assert_allclose(
+        scores.action_log_probs[:, 0],
+        expected,
+        rtol=1e-4,
+    )
 
 
 def _integrated(y, log_pi, tau):
@@ -273,11 +301,19 @@ def test_concrete_density_is_the_integral_over_the_gumbels():
     log_pi = np.log([0.5, 0.3, 0.2])
     tau = 0.6
     for y in ([0.2, 0.5, 0.3], [0.98, 0.01, 0.01], [1 / 3] * 3):
-        found = concrete_log_prob(jnp.array(y), jnp.asarray(log_pi + 1.7), tau)
+        found = concrete_log_prob(
+            jnp.array(y),
+            jnp.asarray(log_pi + 1.7),
+            tau,
+        )
         assert float(found) == pytest.approx(
             _integrated(np.array(y), log_pi, tau), rel=1e-4
         )
-        padded = concrete_log_prob(jnp.array([*y, 0.0]), jnp.array([*log_pi, 5.0]), tau)
+        padded = concrete_log_prob(
+            jnp.array([*y, 0.0]),
+            jnp.array([*log_pi, 5.0]),
+            tau,
+        )
         assert float(padded) == pytest.approx(float(found), rel=1e-5)
     gradient = jax.grad(
         lambda logits: concrete_log_prob(jnp.array([0.2, 0.8, 0.0]), logits, tau)
@@ -309,7 +345,10 @@ def test_a_thought_ends_where_its_likeliest_token_is_the_end():
             again.before,
         )
 
-    made, scores, fed, again, before = jax.tree.map(np.asarray, run(params))
+    made, scores, fed, again, before = jax.tree.map(
+        np.asarray,
+        run(params),
+    )
     slow = SlowReasoner()
     (e_end,) = slow.embed([end])
     sigma = np.sqrt((slow.params["backbone"]["wte"] ** 2).mean())
@@ -320,7 +359,11 @@ def test_a_thought_ends_where_its_likeliest_token_is_the_end():
             ends = logits.argmax() == end
             assert ends == (step == length - 1 < steps - 1) or step == steps - 1
             x = e_end if ends else fed[row, step]
-            np.testing.assert_allclose(fed[row, step], x, rtol=1e-6)
+            np.testing.assert_allclose(
+                fed[row, step],
+                x,
+                rtol=1e-6,
+            )
             mean = special.softmax(logits / 0.5) @ slow.params["backbone"]["wte"]
             expected = 0.0 if ends else stats.norm(mean, sigma).logpdf(x).sum()
             assert float(scores.action_log_probs[row, step]) == pytest.approx(
@@ -358,13 +401,23 @@ def test_a_thought_that_halts_is_greedy_decoding(latent_policy):
     steps = 6
     closing = (slow.says(slow.prompt(PROMPTS, 0), 3, ())[-1], 4, 9)
     config = _config(steps, closing_ids=closing, temperature=0.0)
-    policy = policy_of(config, REASONER, latent_policy, halt_id=closing[0], **HARD)
+    policy = policy_of(
+        config,
+        REASONER,
+        latent_policy,
+        halt_id=closing[0],
+        **HARD,
+    )
     made = compiled(sample, policy)(
         both_params(), PROMPTS, keys_of(3), jnp.full(3, steps)
     )
     lengths = []
     for row in range(3):
-        thought = slow.says(slow.prompt(PROMPTS, row), steps, closing[:1])
+        thought = slow.says(
+            slow.prompt(PROMPTS, row),
+            steps,
+            closing[:1],
+        )
         lengths.append(len(thought) - (thought[-1] == closing[0]))
         fed = slow.embed([*thought[: lengths[-1]], *closing])
         answer = slow.says(np.concatenate([slow.prompt(PROMPTS, row), fed]))
