@@ -91,6 +91,7 @@ def own_mask(
     valid_BS: jax.Array, length: int, start, owner_BS: jax.Array | None = None
 ) -> jax.Array:
     """Return bool [B, L, S]: query i (slot start+i) sees its owner's (if any) valid slots up to its own."""
+    # No query sees later slots, or those of another sequence in its row.
     slots_S = jnp.arange(valid_BS.shape[1])
     queries_L = start + jnp.arange(length)
     causal_LS = slots_S[None, :] <= queries_L[:, None]
@@ -173,11 +174,13 @@ def _map_heads(function: Callable, slots: Slots, *queries: jax.Array) -> Any:
     Args:
         queries: each [B, H, L, ..], the first with a width; all results have heads, or those of keys, on axis 1 too.
     """
+    # Compute all heads at once if their scores fit.
     groups = slots[0][0].shape[1]
     longest = max(keys.shape[2] for keys, _ in slots)
     if queries[0][..., 0].size * longest <= SCORES:
         return function(slots, *queries)
 
+    # Otherwise loop over the key-value heads, each with the query heads that read it.
     def split(x):
         by_group = x.reshape(x.shape[0], groups, -1, *x.shape[2:])
         return jnp.moveaxis(by_group, 1, 0)
@@ -321,6 +324,7 @@ def attend(q_BHLD, k_BGSD, v_BGSD, mask_BLS, *before) -> jax.Array:
     Returns:
         [B, H, L, Dh], in the dtype of the values; scores and sums in float32.
     """
+    # Each stretch of slots has keys, values and a mask of its own; all share one softmax.
     slots = [(k_BGSD, v_BGSD)]
     masks = [mask_BLS]
     for keys, values, valid in before:

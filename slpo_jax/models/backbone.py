@@ -108,6 +108,7 @@ class Context:
                 self.start,
             )
 
+        # Attend, and lay the heads side by side.
         before = []
         for cache in self.before:
             before.append((cache.keys[layer], cache.values[layer], cache.valid))
@@ -145,6 +146,7 @@ class Block(nn.Module):
             number = context.first_site + site_number(self.layer, site)
             return drop(y_BLD, context.dropout, number)
 
+        # Attention, then the feed-forward layer; behind attention only some positions may go on.
         y_BLD, kv = self.attention(self.norm_1(x_BLD), context)
         x_BLD = context.select_last(x_BLD) + maybe_drop(y_BLD, "attention")
         y_BLD = self.feed_forward(self.norm_2(x_BLD))
@@ -185,6 +187,7 @@ class Backbone(nn.Module):
     @staticmethod
     def stacked(params: Mapping[str, Any]) -> dict[str, Any]:
         """Stack parameters as a loop over layers reads them: those of all blocks as one, `LAYERS`, the layers first."""
+        # The names of blocks end with their layer, as in h_3 or layers_3.
         blocks = {}
         others = {}
         for name, tree in params.items():
@@ -336,8 +339,10 @@ class Backbone(nn.Module):
         levels = list[jax.Array]()
         for block in self.blocks:
             levels += _level(x_BLD, at_B)
+            # The last block's other positions would be computed for nothing.
             if last and block is self.blocks[-1]:
                 context = context.only_last(last)
+            # Parameters are made by the module itself; later one compiled program serves all blocks.
             if self.is_initializing():
                 x_BLD, kv = block(x_BLD, context)
             else:
@@ -382,6 +387,7 @@ class Backbone(nn.Module):
             policy = jax.checkpoint_policies.save_only_these_names(KEPT)
         run_layer = jax.checkpoint(run_layer, prevent_cse=False, policy=policy)
 
+        # Each layer reads its parameters, and its own slots of the caches.
         slots = [(cache.keys, cache.values) for cache in context.before]
         layers = (jnp.arange(self.config.n_layer), params, slots)
         x_BLD, (kv, levels) = jax.lax.scan(

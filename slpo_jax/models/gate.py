@@ -42,6 +42,7 @@ class GateHead(nn.Module):
 
     @nn.compact
     def __call__(self, h_BLD, dropout: Dropout | None = None):
+        # The head's noise is its own: site 0 of keys that no other layer has.
         x_BLD = drop(
             h_BLD.astype(jnp.float32),
             dropout,

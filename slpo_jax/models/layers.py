@@ -118,6 +118,7 @@ def _low_forward(
 
 
 def _low_backward(spec: str, rounded: bool, operands, g: jax.Array):
+    # Each operand's gradient is a product of the cotangent and the other operand.
     a, b = operands
     first, second, out = _terms(spec)
     g = g.astype(a.dtype)
@@ -200,6 +201,7 @@ def dense(
         dtype: of activations.
         std: of the normal distribution that the kernel starts from.
     """
+    # Results are kept for the backward pass; in low precision the product is ours, which promotes the kernel itself.
     options: dict[str, Any] = {"dot_general": _kept_dot_general}
     if is_low(dtype):
         options = {

@@ -179,6 +179,7 @@ class Attention(nn.Module):
             )
             return split_heads(dense(x_BLD), heads)
 
+        # Queries and keys have their norms before they are rotated.
         q_BHLD = project(c.n_head, "q_proj")
         k_BGLD = project(c.n_kv_head, "k_proj")
         if c.qk_norm:
@@ -225,7 +226,7 @@ class Norm(nn.Module):
 
     @nn.compact
     def __call__(self, x):
-        # Linen takes the mean of squares, and multiplies, in float32 whatever the dtype of what comes out.
+        # Linen takes the mean of squares, and multiplies, in float32, whatever the dtype of the result.
         plain = nn.RMSNorm(
             epsilon=self.epsilon,
             dtype=self.dtype,

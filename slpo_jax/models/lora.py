@@ -141,11 +141,12 @@ def adapter(
         if path[-1].key == "kernel":
             highest_rank[path[-2].key] = min(x.shape)
 
+    # Refuse names that no module has, and a rank that would make no update of low rank.
     for name in kernels:
         if name not in highest_rank:
             known = ", ".join(sorted(highest_rank))
             raise UserError(
-                f"{section}.kernels: {name!r} is no kernel of this model; it has {known}"
+                f"{section}.kernels: {name!r} is not a kernel of this model; it has {known}"
             )
     highest = max(highest_rank[name] for name in kernels or highest_rank)
     if rank > highest:
@@ -167,9 +168,12 @@ def without_adapter(params: Tree, scale: float, apart: bool = False) -> Tree:
         apart: layers are a loop, which merges those of one after the other: merged all at once, kernels and their
             cotangents would take as much memory as the backbone each.
     """
+    # Take the adapters, and the modules that were trained whole, out of the part.
     parts = dict(params)
     trained = dict(parts.pop(ADAPTER))
     adapters = trained.pop("lora")
+
+    # Merge the adapters into the kernels that they belong to.
     reasoner = parts[REASONER]
     backbone = reasoner["backbone"]
     if apart:

@@ -43,6 +43,7 @@ def init_parts(parts: Iterable[Part]) -> Params:
     """Initialise the parts at random; the same keys give the same parts."""
     params = {}
     for part in parts:
+        # A part without parameters has no place in the tree.
         tree = part.init(part.key)
         if tree or part.name == REASONER:
             params[part.name] = tree
@@ -53,6 +54,7 @@ def find_missing(params: Mapping[str, Any], complete: Params) -> Params:
     """Return the parts of `complete` that `params` lacks, and missing modules of its parts (a reasoner's projector)."""
     missing = {}
     for name, part in complete.items():
+        # A part that is there may still lack modules.
         found = params.get(name, {})
         modules = {}
         for key, tree in part.items():

@@ -158,7 +158,7 @@ def _cast(config: BackboneConfig, params: Params) -> Params:
     """Stack as `Reasoner.stacked`, and cast matrices to the activations' type, as every use takes them: once."""
 
     def cast(tree: Params, axes: int) -> Params:
-        """Cast the arrays that have at least so many axes."""
+        """Cast the arrays that have at least this number of axes."""
 
         def cast_array(x):
             return x.astype(config.dtype) if x.ndim >= axes else x

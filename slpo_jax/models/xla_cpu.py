@@ -43,7 +43,8 @@ def made_for(platform: str) -> Iterator[None]:
 def after(first: jax.Array, tree: Any) -> Any:
     """Return the arrays, on a CPU known only once `first` is.
 
-    So a backward pass recomputes what it makes of them instead of keeping it; elsewhere `remat_but` sees to that.
+    So a backward pass recomputes the results that depend on them instead of keeping those; elsewhere `remat_but` sees
+    to that.
 
     Args:
         first: float, of any shape.
@@ -60,9 +61,9 @@ def after(first: jax.Array, tree: Any) -> Any:
 def cpu_after(begins: jax.Array, tree: Any) -> Any:
     """Make the tree's bits depend on a cotangent.
 
-    XLA:CPU drops barriers. It then keeps from the forward pass what the backward pass recomputes of the same values, or
-    recomputes many layers before it comes to the first of them. With these bits it can't take back a rounding either:
-    it keeps float32 for what is rounded and cast up again.
+    XLA:CPU drops barriers. It then keeps the forward pass's results where the backward pass recomputes the same values,
+    or recomputes many layers before it comes to the first of them. With these bits it can't undo a rounding either: it
+    keeps float32 for a value that is rounded and cast up again.
     """
 
     def set_bit(x: jax.Array) -> jax.Array:
@@ -129,7 +130,7 @@ def fewer(rows: int) -> int:
 
 
 def asked_for(dtype: Any) -> Any:
-    """Return the type to ask of products, before they are rounded: XLA:CPU would cast up what it rounded."""
+    """Return the type to ask of products, before they are rounded: XLA:CPU would round them and cast them up again."""
     return jnp.float32 if on_cpu() else dtype
 
 

@@ -153,7 +153,7 @@ def used_slots(
     steps_T = jnp.arange(1, config.max_latents + 1)
     lengths_N = trajectories.lengths
     spoken_NA = answer_mask(trajectories.tokens, config.eos_ids)
-    # After a written thought that said eos there is no answer.
+    # No answer follows a written thought that said eos.
     if trajectories.said is not None:
         ended_N = said_eos(trajectories.said, lengths_N, config.eos_ids)
         spoken_NA &= ~ended_N[:, None]

@@ -1,4 +1,4 @@
-"""Hybrid thought (HRPO, Yue et al., 2025): each step is a sampled token, and a share of what it was drawn from."""
+"""Hybrid thought (HRPO, Yue et al., 2025): each step is a sampled token and a share of its law's mixture."""
 
 import dataclasses
 
@@ -108,7 +108,7 @@ class Hybrid(LatentPolicySettings):
                 axis=-1,
                 keepdims=True,
             )
-            # Where there is no action, in the slots after a thought's end, there are no weights.
+            # The slots after a thought's end have no action, and so no weights.
             s_BLD = jax.lax.stop_gradient(s_BLD / jnp.maximum(norm_BL1, _EPSILON))
             x_BLD = mixed(params[LATENT_POLICY], e_BLD, s_BLD)
             if self.end_id is None:

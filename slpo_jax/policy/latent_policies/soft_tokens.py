@@ -231,7 +231,7 @@ class Gumbel(TruncatedSoftmax):
 
     Attributes:
         tau: temperature of the mixture's weights; towards 0 it is one sampled token.
-        likelihood: a step's likelihood: "cross_entropy" is the paper's, sum_k y_k log p_k, which is no density;
+        likelihood: a step's likelihood: "cross_entropy" is the paper's, sum_k y_k log p_k, not a density;
             "concrete" is that of the weights themselves (Maddison et al., 2017).
     """
 

@@ -1,4 +1,4 @@
-"""Objectives of the stage `rl`, and what they share: advantages, the stop term, capacities."""
+"""Objectives of the stage `rl`, and their common parts: advantages, the stop term, capacities."""
 
 import abc
 import functools
