@@ -96,7 +96,10 @@ def mixture(
         ids: None is all tokens.
     """
     if ids is None:
-        table_VD = reasoner.embed(params, jnp.arange(weights.shape[-1]))
+        table_VD = reasoner.embed(
+            params,
+            jnp.arange(weights.shape[-1]),
+        )
         weights = weights.astype(table_VD.dtype)
         return jnp.einsum("...v,vd->...d", weights, table_VD)
     embeddings = reasoner.embed(params, ids)
@@ -106,7 +109,11 @@ def mixture(
 
 def log_softmax_of_kept(logits: jax.Array) -> jax.Array:
     """Return the log of the renormalised distribution [.., M], -inf where truncated, with finite gradients."""
-    whole = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
+    whole = jax.nn.logsumexp(
+        logits,
+        axis=-1,
+        keepdims=True,
+    )
     is_kept = jnp.isfinite(logits)
     log_p = jnp.where(is_kept, logits, 0.0) - whole
     return jnp.where(is_kept, log_p, -jnp.inf)
@@ -269,10 +276,18 @@ class Gumbel(TruncatedSoftmax):
             logits_BLV = reasoner.logits(params, hidden_BLD)
             if self.likelihood == "cross_entropy":
                 log_p_BLV = jax.nn.log_softmax(logits_BLV, axis=-1)
-                log_p_BLM = jnp.take_along_axis(log_p_BLV, action["ids"], axis=-1)
+                log_p_BLM = jnp.take_along_axis(
+                    log_p_BLV,
+                    action["ids"],
+                    axis=-1,
+                )
                 return jnp.sum(action["weights"] * log_p_BLM, axis=-1)
             logits_BLV = logits_BLV / self.temperature
-            logits_BLM = jnp.take_along_axis(logits_BLV, action["ids"], axis=-1)
+            logits_BLM = jnp.take_along_axis(
+                logits_BLV,
+                action["ids"],
+                axis=-1,
+            )
             return concrete_log_prob(action["weights"], logits_BLM, self.tau)
 
         noisy = LatentPolicy.seen_as_fed(gate, draw, feed, log_prob=log_prob)
@@ -293,7 +308,13 @@ def concrete_log_prob(
     """
     is_mixed = weights > 0.0
     n = is_mixed.sum(axis=-1)
-    log_p = log_softmax_of_kept(jnp.where(is_mixed, logits, -jnp.inf))
+    log_p = log_softmax_of_kept(
+        jnp.where(
+            is_mixed,
+            logits,
+            -jnp.inf,
+        )
+    )
     log_y = jnp.log(jnp.maximum(weights, _LEAST))
     log_p = jnp.where(is_mixed, log_p, 0.0)
     terms = jnp.where(
