@@ -203,11 +203,12 @@ class LatentPolicySettings(Checked, abc.ABC):
         Raises:
             UserError: `stop_token` is not one token.
         """
+        ids: dict[str, Any] = {}
         if closing_ids and hasattr(self, "halt_id"):
-            return replace(self, halt_id=closing_ids[0])
-        if self.stop_token:
-            return replace(self, end_id=token(self.stop_token))
-        return self
+            ids["halt_id"] = closing_ids[0]
+        elif self.stop_token:
+            ids["end_id"] = token(self.stop_token)
+        return replace(self, **ids)
 
     def check(
         self,
