@@ -157,7 +157,7 @@ class Setup:
         Args:
             stored: those of a checkpoint, of which parts that are carried along are among them.
         """
-        shapes = jax.eval_shape(lambda: parts.drawn(self.parts)) | parts.carried(stored)
+        shapes = jax.eval_shape(lambda: parts.init_parts(self.parts)) | parts.carried_parts(stored)
         everywhere = NamedSharding(self.mesh, EVERYWHERE)
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere), shapes)
 
@@ -192,8 +192,8 @@ class Setup:
         stored = self.stored_shapes()
         shapes = self.abstract_params(stored) if stored else {}
         stored_parts = self.checkpoint.read({name: shapes[name] for name in stored}, explain)
-        missing = jax.jit(lambda: parts.lacking(stored_parts, parts.drawn(self.parts)))()
-        return replicate(parts.merged(stored_parts, missing), self.mesh)
+        missing = jax.jit(lambda: parts.find_missing(stored_parts, parts.init_parts(self.parts)))()
+        return replicate(parts.merge_parts(stored_parts, missing), self.mesh)
 
     def trained_by(self, section: str, params: dict[str, Any]) -> tuple[str, ...]:
         """Return the parts of these parameters that the optimizer of a section's stage changes."""

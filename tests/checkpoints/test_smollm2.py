@@ -53,7 +53,7 @@ def ours():
     config.model.dtype = "float32"  # as theirs, also where bfloat16 is what a device is given
     setup = assemble(read_config(config))
     # Without `initial_params`, which puts a copy on every device of the tests.
-    return setup, setup.checkpoint.read() | parts.drawn(part for part in setup.parts if part.name == parts.GATE)
+    return setup, setup.checkpoint.read() | parts.init_parts(part for part in setup.parts if part.name == parts.GATE)
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ from flax import struct
 from slpo_jax.data.batches import EncodedProblems, SuffixBatch
 from slpo_jax.errors import UserError
 from slpo_jax.models import lora
-from slpo_jax.models.parts import ADAPTER, REASONER, Params, detached
+from slpo_jax.models.parts import ADAPTER, REASONER, Params, detach
 from slpo_jax.policy import noise
 from slpo_jax.policy.latent_policies.soft_tokens import mixture
 from slpo_jax.policy.policy import Policy
@@ -238,7 +238,7 @@ class LatentSft(RecipeSettings):
             if batch.labelled:
                 noisy = jax.vmap(functools.partial(perturbed, closing=policy.config.closing_ids[0]))
                 q_BNM = labels = jax.lax.stop_gradient(noisy(encoder_keys_B, q_BNM, ids_BNM, batch.divergence > 0))
-            mixed_BND = mixture(reasoner, detached(params, REASONER), ids_BNM, q_BNM)
+            mixed_BND = mixture(reasoner, detach(params, REASONER), ids_BNM, q_BNM)
             place_BL1 = jnp.maximum(text.latents - 1, 0)[..., None]
             latents_BLD = jnp.take_along_axis(mixed_BND, place_BL1, axis=1)
             inputs_BLD = jnp.where(text.latents[..., None] > 0, latents_BLD, inputs_BLD)

@@ -28,8 +28,8 @@ from adalr_files import (
 from slpo_jax import load
 from slpo_jax.api.conversion import export_checkpoint, import_checkpoint
 from slpo_jax.api.solver import load_solver
-from slpo_jax.checkpoints.saved_config import config_of
 from slpo_jax.checkpoints.identity import identify
+from slpo_jax.checkpoints.saved_config import config_of
 from slpo_jax.data.batches import pad_prompts
 from slpo_jax.errors import UserError
 from slpo_jax.policy import noise
