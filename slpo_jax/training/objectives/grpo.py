@@ -218,7 +218,7 @@ class Grpo(Objective):
         advantages_BG = self.advantages(rewards_BG)
         advantages_NC = advantages_BG.reshape(-1, 1)
         if self.first_choice == "best":
-            advantages_NC = self._keep_best_first(policy, trajectories, advantages_BG)
+            advantages_NC = self.keep_best_first(policy, trajectories, advantages_BG)
         choices = self._choices(
             policy, capacity, params, batch, trajectories, advantages_NC
         )
@@ -307,7 +307,7 @@ class Grpo(Objective):
             kinds.append(Kind(stop_log_probs, stopped_N1, self.stop_weight))
         return kinds
 
-    def _keep_best_first(
+    def keep_best_first(
         self, policy: Policy, trajectories, advantages_BG: jax.Array
     ) -> jax.Array:
         """Return [N, C]: rollouts' advantages, at their first choices after `best_positive`; 0 of truncated ones."""
